@@ -1,0 +1,207 @@
+#include "sim/base/json.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+namespace foretrain {
+namespace {
+
+constexpr std::size_t kDepthLimit = 64;
+constexpr std::size_t kFileLimit = std::size_t{1} << 30;
+
+/// Builds a Json from nlohmann's events; stops at the first offence.
+class Builder : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  Json root;
+  std::string problem;  ///< ours or the parser's; empty if all went well
+
+  bool null() override { return put(nullptr); }
+  bool boolean(bool v) override { return put(v); }
+  bool number_integer(number_integer_t v) override { return put(static_cast<std::int64_t>(v)); }
+  bool number_unsigned(number_unsigned_t v) override {
+    if (v > static_cast<number_unsigned_t>(std::numeric_limits<std::int64_t>::max())) {
+      return refuse("the number " + std::to_string(v) + " at " + here() +
+                    " does not fit in 64 bits");
+    }
+    return put(static_cast<std::int64_t>(v));
+  }
+  bool number_float(number_float_t v, const string_t& text) override {
+    if (!std::isfinite(v)) return refuse("the number " + text + " at " + here() + " overflows");
+    return put(v);
+  }
+  bool string(string_t& v) override { return put(std::move(v)); }
+  bool binary(binary_t&) override { return refuse("binary values are not JSON"); }
+  bool start_object(std::size_t) override { return open(Json::Object{}); }
+  bool start_array(std::size_t) override { return open(Json::Array{}); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    if (x_stack.back()->find(name) != nullptr) {
+      return refuse("duplicate key \"" + name + "\" in " + here());
+    }
+    x_keys.back() = std::move(name);
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& e) override {
+    std::string text = e.what();
+    const std::size_t bracket = text.find("] ");
+    return refuse(bracket == std::string::npos ? text : text.substr(bracket + 2));
+  }
+
+ private:
+  std::vector<Json*> x_stack;
+  std::vector<std::string> x_keys;
+
+  std::string here() const {
+    std::string pointer;
+    for (std::size_t i = 0; i < x_stack.size(); ++i) {
+      if (x_stack[i]->object() != nullptr && !x_keys[i].empty() && i + 1 < x_stack.size()) {
+        pointer += "/" + x_keys[i];
+      } else if (const Json::Array* array = x_stack[i]->array(); array && i + 1 < x_stack.size()) {
+        pointer += "/" + std::to_string(array->size() - 1);
+      }
+    }
+    return pointer.empty() ? "the top level" : pointer;
+  }
+  bool refuse(std::string text) {
+    if (problem.empty()) problem = std::move(text);
+    return false;
+  }
+  Json* add(Json item) {
+    if (x_stack.empty()) {
+      root = std::move(item);
+      return &root;
+    }
+    if (Json::Object* object = x_stack.back()->object()) {
+      object->emplace_back(x_keys.back(), std::move(item));
+      return &object->back().second;
+    }
+    auto& array = std::get<Json::Array>(x_stack.back()->value);
+    array.push_back(std::move(item));
+    return &array.back();
+  }
+  template <typename T>
+  bool put(T&& item) {
+    add(Json(std::forward<T>(item)));
+    return true;
+  }
+  template <typename T>
+  bool open(T&& empty) {
+    if (x_stack.size() >= kDepthLimit) {
+      return refuse("more than " + std::to_string(kDepthLimit) + " levels of nesting");
+    }
+    x_stack.push_back(add(Json(std::forward<T>(empty))));
+    x_keys.emplace_back();
+    return true;
+  }
+  bool close() {
+    x_stack.pop_back();
+    x_keys.pop_back();
+    return true;
+  }
+};
+
+nlohmann::ordered_json to_library(const Json& json) {
+  struct Visitor {
+    nlohmann::ordered_json operator()(std::nullptr_t) const { return nullptr; }
+    nlohmann::ordered_json operator()(bool v) const { return v; }
+    nlohmann::ordered_json operator()(std::int64_t v) const { return v; }
+    nlohmann::ordered_json operator()(double v) const { return v; }
+    nlohmann::ordered_json operator()(const std::string& v) const { return v; }
+    nlohmann::ordered_json operator()(const Json::Array& v) const {
+      nlohmann::ordered_json out = nlohmann::ordered_json::array();
+      for (const Json& item : v) out.push_back(to_library(item));
+      return out;
+    }
+    nlohmann::ordered_json operator()(const Json::Object& v) const {
+      nlohmann::ordered_json::object_t members;
+      members.reserve(v.size());
+      for (const auto& [key, item] : v) {
+        // push_back rather than operator[]: ordered_map searches linearly, and our keys are unique.
+        members.push_back({key, to_library(item)});
+      }
+      return members;
+    }
+  };
+  return std::visit(Visitor{}, json.value);
+}
+
+}  // namespace
+
+double Json::number() const {
+  if (const auto* i = std::get_if<std::int64_t>(&value)) return static_cast<double>(*i);
+  if (const auto* d = std::get_if<double>(&value)) return *d;
+  return 0;
+}
+
+const Json* Json::find(std::string_view key) const {
+  const Object* members = object();
+  if (members == nullptr) return nullptr;
+  for (const auto& member : *members) {
+    if (member.first == key) return &member.second;
+  }
+  return nullptr;
+}
+
+Json* Json::find(std::string_view key) {
+  return const_cast<Json*>(static_cast<const Json*>(this)->find(key));
+}
+
+Json& Json::set(std::string_view key, Json item) {
+  if (object() == nullptr) value = Object{};
+  if (Json* old = find(key)) {
+    *old = std::move(item);
+    return *old;
+  }
+  object()->emplace_back(std::string(key), std::move(item));
+  return object()->back().second;
+}
+
+Result<Json> parse_json(std::string_view text, const std::string& source) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+    return input_error(source + ": empty, expected a JSON document");
+  }
+  if (text.find('\0') != std::string_view::npos) {
+    return input_error(source + ": not a JSON text (it holds zero bytes)");
+  }
+  Builder builder;
+  const bool good = nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
+  if (!good || !builder.problem.empty()) {
+    return input_error(source + ": " + builder.problem);
+  }
+  return std::move(builder.root);
+}
+
+Result<std::string> read_text_file(const std::string& path) {
+  errno = 0;
+  std::FILE* file = std::fopen(path.c_str(), "rb");
+  if (file == nullptr) return input_error(path + ": cannot be read: " + std::strerror(errno));
+  std::string text;
+  std::vector<char> chunk(std::size_t{1} << 16);
+  std::size_t got = 0;
+  while ((got = std::fread(chunk.data(), 1, chunk.size(), file)) > 0) {
+    text.append(chunk.data(), got);
+    if (text.size() > kFileLimit) break;
+  }
+  const bool bad = std::ferror(file) != 0;
+  const int reason = errno;
+  std::fclose(file);
+  if (bad) return input_error(path + ": cannot be read: " + std::strerror(reason));
+  if (text.size() > kFileLimit) return input_error(path + ": larger than 1 GiB");
+  return text;
+}
+
+Result<Json> read_json_file(const std::string& path) {
+  FT_ASSIGN(const std::string text, read_text_file(path));
+  return parse_json(text, path);
+}
+
+std::string dump_json(const Json& json, int indent) {
+  return to_library(json).dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace foretrain

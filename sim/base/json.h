@@ -1,0 +1,140 @@
+// JSON as values, read strictly: duplicate keys, unknown keys and wrong types are errors that name
+// the file, the JSON pointer, what was found and what is accepted.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "sim/base/result.h"
+
+namespace foretrain {
+
+/// One JSON value. Objects keep the order of their keys.
+struct Json {
+  using Array = std::vector<Json>;
+  using Object = std::vector<std::pair<std::string, Json>>;
+  std::variant<std::nullptr_t, bool, std::int64_t, double, std::string, Array, Object> value =
+      nullptr;
+
+  Json() = default;
+  Json(std::nullptr_t) {}                                   // NOLINT: literals read as values
+  Json(bool b) : value(b) {}                                // NOLINT
+  Json(std::int64_t i) : value(i) {}                        // NOLINT
+  Json(int i) : value(static_cast<std::int64_t>(i)) {}      // NOLINT
+  Json(double d) : value(d) {}                              // NOLINT
+  Json(std::string s) : value(std::move(s)) {}              // NOLINT
+  Json(std::string_view s) : value(std::string(s)) {}       // NOLINT
+  Json(const char* s) : value(std::string(s)) {}            // NOLINT
+  Json(Array a) : value(std::move(a)) {}                    // NOLINT
+  Json(Object o) : value(std::move(o)) {}                   // NOLINT
+
+  bool operator==(const Json& other) const { return value == other.value; }
+
+  bool is_null() const { return value.index() == 0; }
+  bool is_string() const { return std::holds_alternative<std::string>(value); }
+  bool is_number() const { return value.index() == 2 || value.index() == 3; }
+  const Object* object() const { return std::get_if<Object>(&value); }
+  Object* object() { return std::get_if<Object>(&value); }
+  const Array* array() const { return std::get_if<Array>(&value); }
+  const std::string* string() const { return std::get_if<std::string>(&value); }
+  /// The number as a double; 0 if it is not one.
+  double number() const;
+
+  /// The member of that name, or nullptr (also when this is no object).
+  const Json* find(std::string_view key) const;
+  Json* find(std::string_view key);
+  /// Sets a member, at its old place or at the end. A value that is no object becomes one.
+  Json& set(std::string_view key, Json item);
+};
+
+/// Parses one document. `source` names it in messages. Fails on duplicate keys, more than 64 levels,
+/// numbers that overflow, anything after the value.
+Result<Json> parse_json(std::string_view text, const std::string& source);
+
+/// Reads and parses a file of at most 1 GiB.
+Result<Json> read_json_file(const std::string& path);
+
+/// Reads a whole file; the message names it and the system's reason.
+Result<std::string> read_text_file(const std::string& path);
+
+/// Writes `json`; `indent` < 0 gives one line. Doubles are the shortest text that reads back equal.
+std::string dump_json(const Json& json, int indent = 2);
+
+/// What a value is, for messages: `"eight"`, `3.5`, `an object`, ...
+std::string describe(const Json& json);
+
+/// The accepted name nearest to `wrong` by edit distance, or "" if none is near.
+std::string nearest_name(std::string_view wrong, const std::vector<std::string>& accepted);
+
+/// Reads the members of one object. Every `read` marks its key as known; the first error is kept
+/// and returned by `finish`, which also refuses unknown keys.
+///
+///   JsonReader reader(json, "run.json", "/parallel");
+///   reader.read("tensor", plan.tensor, {1, 1 << 20});
+///   FT_TRY(reader.finish());
+class JsonReader {
+ public:
+  struct IntRange {
+    std::int64_t low;
+    std::int64_t high;
+  };
+  struct Range {
+    double low;
+    double high;
+  };
+
+  /// `json` must outlive the reader. `where` is the JSON pointer of this object ("" at the root).
+  JsonReader(const Json& json, std::string source, std::string where);
+
+  bool has(std::string_view key);  ///< present and not null; marks the key as known
+  /// Each leaves `out` alone when the key is absent or null.
+  void read(std::string_view key, std::int64_t& out, IntRange range);
+  void read(std::string_view key, std::int32_t& out, IntRange range);
+  void read(std::string_view key, double& out, Range range);
+  void read(std::string_view key, bool& out);
+  void read(std::string_view key, std::string& out);
+  /// The index of the string in `names` goes to `out`.
+  void read_choice(std::string_view key, int& out, const std::vector<std::string>& names);
+  template <typename Enum>
+  void read_enum(std::string_view key, Enum& out, const std::vector<std::string>& names) {
+    int index = static_cast<int>(out);
+    read_choice(key, index, names);
+    out = static_cast<Enum>(index);
+  }
+  /// The member itself, for nested readers; nullptr if absent or null.
+  const Json* take(std::string_view key);
+  /// Like `take`, but absence is an error; `what` says what belongs there.
+  const Json* require(std::string_view key, std::string_view what);
+  /// Keys that may stand here and are not read; they are listed in `ignored()`.
+  void ignore(std::string_view key);
+  const std::vector<std::string>& ignored() const { return x_ignored; }
+
+  /// Records an error about `key` unless there is one already.
+  void fail(std::string_view key, const std::string& message, ErrorKind kind = ErrorKind::kInput);
+  bool failed() const { return x_error.has_value(); }
+  Status finish();
+
+  const std::string& source() const { return x_source; }
+  std::string pointer(std::string_view key) const;
+
+ private:
+  const Json* find(std::string_view key);
+  bool read_number(std::string_view key, double& out, const std::string& accepted);
+  void read_integer(std::string_view key, std::int64_t& out, IntRange range);
+
+  const Json& x_json;
+  std::string x_source;
+  std::string x_where;
+  std::vector<std::string> x_known;
+  std::vector<std::string> x_ignored;
+  std::optional<Error> x_error;
+};
+
+}  // namespace foretrain

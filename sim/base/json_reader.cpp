@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "sim/base/json.h"
+
+namespace foretrain {
+namespace {
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string join(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
+
+std::string short_number(double v) {
+  std::string text = dump_json(Json(v), -1);
+  if (text.size() > 2 && text.ends_with(".0")) text.resize(text.size() - 2);
+  return text;
+}
+
+}  // namespace
+
+std::string describe(const Json& json) {
+  if (json.object() != nullptr) return "an object";
+  if (json.array() != nullptr) return "a list";
+  std::string text = dump_json(json, -1);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+std::string nearest_name(std::string_view wrong, const std::vector<std::string>& accepted) {
+  if (wrong.size() > 200) return "";
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, wrong.size() / 3) + 1;
+  for (const std::string& name : accepted) {
+    const std::size_t distance = edit_distance(wrong, name);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = name;
+    }
+  }
+  return best;
+}
+
+JsonReader::JsonReader(const Json& json, std::string source, std::string where)
+    : x_json(json), x_source(std::move(source)), x_where(std::move(where)) {
+  if (json.object() == nullptr) {
+    x_error = input_error(x_source + ": " + (x_where.empty() ? "the document" : x_where) +
+                          ": found " + describe(json) + ", expected an object");
+  }
+}
+
+std::string JsonReader::pointer(std::string_view key) const {
+  return key.empty() ? x_where : x_where + "/" + std::string(key);
+}
+
+const Json* JsonReader::find(std::string_view key) {
+  x_known.emplace_back(key);
+  const Json* json = x_json.find(key);
+  return json == nullptr || json->is_null() ? nullptr : json;
+}
+
+bool JsonReader::has(std::string_view key) { return find(key) != nullptr; }
+
+const Json* JsonReader::take(std::string_view key) { return find(key); }
+
+const Json* JsonReader::require(std::string_view key, std::string_view what) {
+  const Json* json = find(key);
+  if (json == nullptr) fail(key, "is missing, expected " + std::string(what));
+  return json;
+}
+
+void JsonReader::ignore(std::string_view key) {
+  if (x_json.find(key) == nullptr) return;
+  x_known.emplace_back(key);
+  x_ignored.emplace_back(key);
+}
+
+bool JsonReader::read_number(std::string_view key, double& out, const std::string& accepted) {
+  const Json* json = find(key);
+  if (json == nullptr) return false;
+  if (!json->is_number()) {
+    fail(key, "found " + describe(*json) + ", expected " + accepted);
+    return false;
+  }
+  out = json->number();
+  return true;
+}
+
+void JsonReader::read(std::string_view key, double& out, Range range) {
+  const std::string accepted =
+      "a number from " + short_number(range.low) + " to " + short_number(range.high);
+  double value = 0;
+  if (!read_number(key, value, accepted)) return;
+  if (value < range.low || value > range.high) {
+    fail(key, "found " + short_number(value) + ", expected " + accepted);
+    return;
+  }
+  out = value;
+}
+
+void JsonReader::read_integer(std::string_view key, std::int64_t& out, IntRange range) {
+  const std::string accepted =
+      "a whole number from " + std::to_string(range.low) + " to " + std::to_string(range.high);
+  double value = 0;
+  if (!read_number(key, value, accepted)) return;
+  const Json& json = *x_json.find(key);
+  const auto* exact = std::get_if<std::int64_t>(&json.value);
+  const bool whole = exact != nullptr || (std::floor(value) == value && std::fabs(value) < 9e15);
+  const std::int64_t integer = exact != nullptr ? *exact : whole ? std::int64_t(value) : 0;
+  if (!whole || integer < range.low || integer > range.high) {
+    fail(key, "found " + describe(json) + ", expected " + accepted);
+    return;
+  }
+  out = integer;
+}
+
+void JsonReader::read(std::string_view key, std::int64_t& out, IntRange range) {
+  read_integer(key, out, range);
+}
+
+void JsonReader::read(std::string_view key, std::int32_t& out, IntRange range) {
+  std::int64_t wide = out;
+  read_integer(key, wide, range);
+  out = static_cast<std::int32_t>(wide);
+}
+
+void JsonReader::read(std::string_view key, bool& out) {
+  const Json* json = find(key);
+  if (json == nullptr) return;
+  if (const bool* value = std::get_if<bool>(&json->value)) {
+    out = *value;
+  } else {
+    fail(key, "found " + describe(*json) + ", expected true or false");
+  }
+}
+
+void JsonReader::read(std::string_view key, std::string& out) {
+  const Json* json = find(key);
+  if (json == nullptr) return;
+  if (const std::string* value = json->string()) {
+    out = *value;
+  } else {
+    fail(key, "found " + describe(*json) + ", expected a text");
+  }
+}
+
+void JsonReader::read_choice(std::string_view key, int& out,
+                             const std::vector<std::string>& names) {
+  const Json* json = find(key);
+  if (json == nullptr) return;
+  const std::string* value = json->string();
+  const auto it = value ? std::find(names.begin(), names.end(), *value) : names.end();
+  if (it != names.end()) {
+    out = static_cast<int>(it - names.begin());
+    return;
+  }
+  std::string message = "found " + describe(*json) + ", expected one of " + join(names);
+  const std::string near = value ? nearest_name(*value, names) : "";
+  if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
+  fail(key, message);
+}
+
+void JsonReader::fail(std::string_view key, const std::string& message, ErrorKind kind) {
+  if (x_error) return;
+  const std::string place = pointer(key);
+  x_error = Error{x_source + ": " + (place.empty() ? "" : place + ": ") + message, kind};
+}
+
+Status JsonReader::finish() {
+  if (x_error) return *x_error;
+  for (const auto& [key, value] : *x_json.object()) {
+    if (std::find(x_known.begin(), x_known.end(), key) != x_known.end()) continue;
+    std::string message = "unknown key";
+    const std::string near = nearest_name(key, x_known);
+    message += near.empty() ? "; accepted here: " + join(x_known) : " (did you mean \"" + near + "\"?)";
+    fail(key, message);
+    return *x_error;
+  }
+  return ok_status();
+}
+
+}  // namespace foretrain

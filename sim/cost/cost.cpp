@@ -1,0 +1,35 @@
+#include <algorithm>
+#include <array>
+
+#include "sim/cost/cost_model.h"
+
+namespace foretrain {
+namespace {
+
+/// ceil(a * b / c) without overflow, for non-negative values and c > 0.
+std::int64_t scaled(std::int64_t a, std::int64_t b, std::int64_t c) {
+  const __int128 product = static_cast<__int128>(a) * b;
+  return static_cast<std::int64_t>((product + c - 1) / c);
+}
+
+}  // namespace
+
+std::string_view name_of(Provenance provenance) {
+  constexpr std::array<std::string_view, 3> kNames = {"measured", "interpolated", "analytic"};
+  return kNames.at(static_cast<std::size_t>(provenance));
+}
+
+Time duration_beside(const Cost& cost, int sm_count, std::int32_t sms_held,
+                     std::int32_t memory_share) {
+  if (sms_held == 0 && memory_share == 0) return cost.duration;
+  const std::int64_t free_sms = std::max(1, sm_count - sms_held);
+  const std::int64_t free_memory = std::max(kWhole / 16, kWhole - memory_share);
+  std::int64_t busy = scaled(cost.memory.ps, kWhole, free_memory);
+  if (cost.tiles > 0) {
+    busy = std::max(busy, (cost.tiles + free_sms - 1) / free_sms * cost.tile.ps);
+  }
+  busy = std::max(busy, scaled(cost.compute.ps, sm_count, free_sms));
+  return max(cost.duration, cost.latency + Time{busy});
+}
+
+}  // namespace foretrain

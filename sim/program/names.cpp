@@ -1,0 +1,63 @@
+#include <array>
+
+#include "sim/program/dtype.h"
+#include "sim/program/program.h"
+#include "sim/program/work.h"
+
+namespace foretrain {
+
+std::string_view name_of(DType type) {
+  constexpr std::array<std::string_view, 9> kNames = {"fp32", "tf32",  "bf16",  "fp16", "fp8",
+                                                      "fp4",  "int32", "int64", "uint8"};
+  return kNames.at(static_cast<std::size_t>(type));
+}
+
+std::string_view name_of(KernelKind kind) {
+  constexpr std::array<std::string_view, static_cast<std::size_t>(KernelKind::kCount)> kNames = {
+      "embedding",       "embedding-backward", "layer-norm",   "layer-norm-backward",
+      "rms-norm",        "rms-norm-backward",  "rope",         "rope-backward",
+      "gelu",            "gelu-backward",      "swiglu",       "swiglu-backward",
+      "relu",            "relu-backward",      "relu2",        "relu2-backward",
+      "residual-add",    "residual-backward",  "add",          "bias-add",
+      "bias-grad",       "loss-max",           "loss-sum-exp", "loss-backward",
+      "fill",            "cast",               "scale",        "squared-norm",
+      "adam"};
+  return kNames.at(static_cast<std::size_t>(kind));
+}
+
+std::string_view name_of(CollectiveKind kind) {
+  constexpr std::array<std::string_view, 6> kNames = {"all-reduce", "all-gather", "reduce-scatter",
+                                                      "broadcast",  "reduce",     "all-to-all"};
+  return kNames.at(static_cast<std::size_t>(kind));
+}
+
+std::string_view name_of(AttentionKernel kernel) {
+  constexpr std::array<std::string_view, 3> kNames = {"flash", "cudnn", "unfused"};
+  return kNames.at(static_cast<std::size_t>(kernel));
+}
+
+std::string_view name_of(Memory memory) {
+  constexpr std::array<std::string_view, 3> kNames = {"device", "host", "storage"};
+  return kNames.at(static_cast<std::size_t>(memory));
+}
+
+std::string_view name_of(BufferKind kind) {
+  constexpr std::array<std::string_view, static_cast<std::size_t>(BufferKind::kCount)> kNames = {
+      "parameters",    "gradients", "optimizer", "activations",
+      "communication", "workspace", "inputs"};
+  return kNames.at(static_cast<std::size_t>(kind));
+}
+
+std::string_view name_of(Category category) {
+  constexpr std::array<std::string_view, static_cast<std::size_t>(Category::kCount)> kNames = {
+      "compute", "tensor", "pipeline", "data", "expert", "context", "memory", "host"};
+  return kNames.at(static_cast<std::size_t>(category));
+}
+
+std::string_view name_of(Phase phase) {
+  constexpr std::array<std::string_view, static_cast<std::size_t>(Phase::kCount)> kNames = {
+      "forward", "backward", "recompute", "gradients", "optimizer", "input"};
+  return kNames.at(static_cast<std::size_t>(phase));
+}
+
+}  // namespace foretrain

@@ -1,0 +1,206 @@
+// The Program: what one rank does in one training step, written once and shared by every rank that does
+// the same. Two interpreters replay it: the simulator (prices) and the executor (real kernels).
+//
+// Shape. A Program lists Calls in issue order. Each Call runs one Segment (a list of Ops, say one
+// layer's forward) on the Frames it binds. A Frame is an instance of a FrameLayout: buffers and events.
+// An op is identified by (call, index in its segment).
+//
+// Meaning, which is CUDA's. Ops of one stream run in issue order. Across streams an op waits for events;
+// an event is recorded when its op ends. The host issues ops in order and never waits, save at HostSync.
+// No two ops that are unordered by these rules touch the same bytes unless both read: `verify` checks.
+// A collective starts when every member of its group has reached it, and ends for all at once.
+//
+// Left out: control flow that depends on data; a step is a straight line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/base/id.h"
+#include "sim/program/work.h"
+
+namespace foretrain {
+
+using StreamId = Id<struct StreamTag>;
+using WorkId = Id<struct WorkTag>;
+using SegmentId = Id<struct SegmentTag>;
+using LayoutId = Id<struct LayoutTag>;
+using FrameId = Id<struct FrameTag>;
+using TensorId = Id<struct TensorTag>;
+using ProgramId = Id<struct ProgramTag>;
+using RankId = Id<struct RankTag>;
+using GroupId = Id<struct GroupTag>;
+using ChannelId = Id<struct ChannelTag>;
+
+/// What a buffer holds, as memory reports name it.
+enum class BufferKind : std::uint8_t {
+  kParameters,
+  kGradients,
+  kOptimizer,
+  kActivations,
+  kCommunication,
+  kWorkspace,
+  kInputs,
+  kCount
+};
+std::string_view name_of(BufferKind kind);
+
+/// How a logical tensor of the model starts. Values are drawn by a counter-based generator on global
+/// element indices, so that every plan starts from the same weights.
+enum class Init : std::uint8_t { kZeros, kOnes, kNormal };
+
+/// A parameter of the model as the whole model knows it: [rows, cols], row-major.
+struct Tensor {
+  std::string name;
+  std::int64_t rows = 0, cols = 0;
+  Init init = Init::kNormal;
+  double deviation = 0.02;
+  bool operator==(const Tensor&) const = default;
+};
+
+/// Part of a buffer that holds a slice of a logical tensor: rows [m row_count, (m+1) row_count) and
+/// columns [n col_count, ...) where m or n is the rank's place in `group` (0 where the dimension is
+/// not split). Elements follow each other from `offset` elements on.
+struct Piece {
+  TensorId tensor;
+  std::int64_t offset = 0, row_count = 0, col_count = 0;
+  GroupSlot rows_split_over, cols_split_over;
+  bool operator==(const Piece&) const = default;
+};
+
+struct Buffer {
+  std::string name;
+  BufferKind kind = BufferKind::kActivations;
+  DType dtype = DType::kBf16;
+  std::int64_t count = 0;      ///< elements
+  bool persistent = false;     ///< lives from the start to the end of the step; never allocated by an op
+  bool saved = false;          ///< kept from forward to backward (for the theoretical memory metric)
+  std::vector<Piece> pieces;   ///< initial content of a parameter or of its master copy
+  Bytes bytes() const { return bytes_of(dtype, count); }
+  bool operator==(const Buffer&) const = default;
+};
+
+/// The buffers and events that belong together: the weights of a layer, what a layer saves of one
+/// microbatch, a gradient bucket.
+struct FrameLayout {
+  std::string name;
+  std::vector<Buffer> buffers;
+  std::vector<std::string> events;
+  bool operator==(const FrameLayout&) const = default;
+};
+
+/// A contiguous interval of a buffer of one of the frames that the Call binds.
+struct View {
+  std::int16_t frame = 0;   ///< which of the segment's formal frames
+  std::int16_t buffer = 0;  ///< which buffer of its layout
+  Bytes offset = 0, bytes = 0;
+  bool operator==(const View&) const = default;
+};
+
+struct BufferRef {
+  std::int16_t frame = 0, buffer = 0;
+  bool operator==(const BufferRef&) const = default;
+};
+struct EventRef {
+  std::int16_t frame = -1, event = -1;
+  bool valid() const { return frame >= 0; }
+  bool operator==(const EventRef&) const = default;
+};
+
+/// What an op is for; also its colour in traces.
+enum class Category : std::uint8_t {
+  kCompute,
+  kTensor,
+  kPipeline,
+  kData,
+  kExpert,
+  kContext,
+  kMemory,
+  kHost,
+  kCount
+};
+enum class Phase : std::uint8_t { kForward, kBackward, kRecompute, kGradients, kOptimizer, kInput, kCount };
+std::string_view name_of(Category category);
+std::string_view name_of(Phase phase);
+
+struct Op {
+  StreamId stream;
+  WorkId work;
+  std::string name;  ///< module path within the segment's layer: "attention.qkv"
+  Category category = Category::kCompute;
+  Phase phase = Phase::kForward;
+  std::vector<View> reads, writes;
+  std::vector<BufferRef> allocates;  ///< before it runs
+  std::vector<BufferRef> frees;      ///< after it ran
+  std::vector<EventRef> waits;
+  EventRef records;
+  bool operator==(const Op&) const = default;
+};
+
+struct Segment {
+  std::string name;
+  std::vector<LayoutId> frames;  ///< formal frames
+  std::vector<Op> ops;
+  bool operator==(const Segment&) const = default;
+};
+
+/// One run of a segment.
+struct Call {
+  SegmentId segment;
+  std::int32_t layer = -1;       ///< global layer index, -1 where none
+  std::int32_t microbatch = -1;  ///< -1 where none
+  std::vector<FrameId> frames;   ///< actual frames, one for each formal
+  bool operator==(const Call&) const = default;
+};
+
+struct Frame {
+  LayoutId layout;
+  std::int32_t layer = -1, microbatch = -1;
+  bool operator==(const Frame&) const = default;
+};
+
+struct Program {
+  std::string name;
+  std::vector<std::string> streams;
+  std::vector<std::string> group_slots;    ///< names: "tensor", "data", ...
+  std::vector<std::string> channel_slots;  ///< names: "activations to next", ...
+  std::vector<Tensor> tensors;
+  std::vector<Work> works;  ///< interned: no two are equal
+  std::vector<FrameLayout> layouts;
+  std::vector<Segment> segments;
+  std::vector<Frame> frames;
+  std::vector<Call> calls;
+  bool operator==(const Program&) const = default;
+};
+
+/// A directed path for messages; they arrive in the order sent.
+struct Channel {
+  RankId source, destination;
+  ChannelSlot source_slot, destination_slot;
+  bool operator==(const Channel&) const = default;
+};
+
+/// What a rank's slots mean.
+struct RankBinding {
+  ProgramId program;
+  std::vector<GroupId> groups;      ///< by GroupSlot
+  std::vector<ChannelId> channels;  ///< by ChannelSlot
+  bool operator==(const RankBinding&) const = default;
+};
+
+struct Workload {
+  std::vector<Program> programs;
+  std::vector<RankBinding> ranks;
+  std::vector<std::vector<RankId>> groups;  ///< members in order; a rank's place is its index
+  std::vector<Channel> channels;
+  bool operator==(const Workload&) const = default;
+};
+
+/// Ops of one Program, counted over its calls.
+std::int64_t count_ops(const Program& program);
+
+/// A stable text of the Program, for people and goldens. Segments are printed once, then the calls.
+std::string text_of(const Program& program);
+
+}  // namespace foretrain

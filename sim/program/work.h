@@ -1,0 +1,182 @@
+// Work: what one operation does, in shapes, types and bytes. Never a duration.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "sim/base/id.h"
+#include "sim/program/dtype.h"
+
+namespace foretrain {
+
+/// Which group of ranks, or which peer, as the Program names it; each rank binds its own (Workload).
+using GroupSlot = Id<struct GroupSlotTag>;
+using ChannelSlot = Id<struct ChannelSlotTag>;
+
+/// C[m,n] = op(A) op(B), row-major, `batch` times; `accumulate` adds to C instead of replacing it.
+/// Operands: reads A, B; writes C (and reads it when accumulating). FLOPs 2 m n k batch.
+struct Gemm {
+  std::int64_t m = 0, n = 0, k = 0, batch = 1;
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+  DType in = DType::kBf16, out = DType::kBf16;
+  bool operator==(const Gemm&) const = default;
+};
+
+enum class AttentionKernel : std::uint8_t {
+  kFlash,    ///< tiled, scores never stored
+  kCudnn,    ///< cuDNN's fused graph
+  kUnfused,  ///< scores stored: batched GEMM, softmax, dropout, batched GEMM
+};
+
+/// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from one
+/// packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim].
+/// Forward: reads qkv; writes out [batch, q_len, q_heads head_dim] and the saved statistics (flash: fp32
+/// log-sum-exp per row; unfused: probabilities, and with dropout the mask and the dropped
+/// probabilities). Backward: reads d_out, qkv, out and the statistics; writes d_qkv.
+/// FLOPs (causal halves them for every kernel but the unfused, which computes the full square):
+/// forward 4 batch q_heads q_len kv_len head_dim, backward 2.5 times that (flash recomputes the
+/// scores) or 2 times (unfused).
+struct Attention {
+  bool backward = false;
+  std::int64_t batch = 1, q_heads = 1, kv_heads = 1, q_len = 1, kv_len = 1, head_dim = 1;
+  bool causal = true;
+  bool alibi = false;
+  bool dropout = false;
+  std::int64_t window = 0;  ///< keys each query sees, 0 = all
+  AttentionKernel kernel = AttentionKernel::kFlash;
+  DType dtype = DType::kBf16;
+  bool operator==(const Attention&) const = default;
+};
+
+/// Kernels bound by memory bandwidth. `rows` x `cols` is the shape of the main operand; what each reads
+/// and writes, in this order, stands in docs/program.md.
+enum class KernelKind : std::uint8_t {
+  kEmbedding,
+  kEmbeddingBackward,
+  kLayerNorm,
+  kLayerNormBackward,
+  kRmsNorm,
+  kRmsNormBackward,
+  kRope,
+  kRopeBackward,
+  kGelu,
+  kGeluBackward,
+  kSwiglu,
+  kSwigluBackward,
+  kRelu,
+  kReluBackward,
+  kRelu2,
+  kRelu2Backward,
+  kResidualAdd,          ///< out = residual + dropout(x + bias)
+  kResidualAddBackward,  ///< d_x = mask * d_out
+  kAdd,
+  kBiasAdd,
+  kBiasGrad,        ///< column sums, accumulated
+  kLossMax,         ///< per row: maximum over the local part of the vocabulary
+  kLossSumExp,      ///< per row: sum of exp(x - max), and the target's logit where it is local
+  kLossBackward,    ///< loss, and d_logits in place
+  kFill,
+  kCast,
+  kScale,
+  kSquaredNorm,     ///< sum of squares into one fp32
+  kAdam,            ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
+  kCount
+};
+
+/// One launch of a memory-bound kernel (or `launches` of them, one per tensor, for unfused forms).
+/// `bytes` is the sum of the views the op reads and writes: the builder fills it in, `verify` checks it.
+struct Kernel {
+  KernelKind kind = KernelKind::kFill;
+  std::int64_t rows = 0, cols = 0;
+  DType dtype = DType::kBf16;
+  Bytes bytes = 0;
+  std::int64_t flops = 0;
+  std::int32_t launches = 1;
+  bool operator==(const Kernel&) const = default;
+};
+
+enum class CollectiveKind : std::uint8_t {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kBroadcast,
+  kReduce,
+  kAllToAll,
+};
+
+/// A rendezvous of one group. `count` is the number of elements of the FULL array: what every member
+/// holds for all-reduce and broadcast, the gathered array for all-gather and reduce-scatter, the local
+/// buffer for all-to-all. Reductions sum (`maximum`: take the largest).
+struct Collective {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  GroupSlot group;
+  std::int64_t count = 0;
+  DType dtype = DType::kBf16;
+  bool maximum = false;
+  bool operator==(const Collective&) const = default;
+};
+
+/// One point-to-point message along a channel, which fixes both its ends.
+struct Message {
+  bool send = false;
+  ChannelSlot channel;
+  Bytes bytes = 0;
+  bool operator==(const Message&) const = default;
+};
+
+/// A group of sends and receives that make progress together, as between ncclGroupStart and
+/// ncclGroupEnd: the op ends when all of them have. Alone on a stream, a send waits for its receive.
+/// Operands: sends are read, receives written, in the order of `messages`.
+struct P2PBatch {
+  std::vector<Message> messages;
+  bool operator==(const P2PBatch&) const = default;
+};
+
+enum class Memory : std::uint8_t { kDevice, kHost, kStorage };
+
+/// A copy by an engine that takes no SMs.
+struct Copy {
+  Memory from = Memory::kHost, to = Memory::kDevice;
+  Bytes bytes = 0;
+  bool operator==(const Copy&) const = default;
+};
+
+/// The host waits until everything before it on this op's stream is done (`.item()`, `.wait()`).
+struct HostSync {
+  bool operator==(const HostSync&) const = default;
+};
+
+/// Host time that the RUN states (data preparation, Python overhead); blocks the issue of what follows.
+struct HostDelay {
+  Time time;
+  bool operator==(const HostDelay&) const = default;
+};
+
+/// Priced by bytes and FLOPs, refused by executors: layers given as numbers only.
+struct Opaque {
+  std::string name;
+  Bytes bytes = 0;
+  std::int64_t flops = 0;
+  DType dtype = DType::kBf16;
+  bool operator==(const Opaque&) const = default;
+};
+
+using Work = std::variant<Gemm, Attention, Kernel, Collective, P2PBatch, Copy, HostSync, HostDelay,
+                          Opaque>;
+
+std::string_view name_of(KernelKind kind);
+std::string_view name_of(CollectiveKind kind);
+std::string_view name_of(AttentionKernel kernel);
+std::string_view name_of(Memory memory);
+
+/// FLOPs that arithmetic units execute for this work (a multiply-add counts two); 0 for communication.
+double flops_of(const Work& work);
+
+/// One line, stable: `gemm 4096x6144x4096 nt bf16->bf16`, `all-reduce group 0 16777216 bf16`, ...
+std::string text_of(const Work& work);
+
+}  // namespace foretrain

@@ -1,0 +1,14 @@
+# Warnings for our own targets only; they are errors in the presets, not in a user's build.
+add_library(foretrain_warnings INTERFACE)
+target_compile_options(
+  foretrain_warnings
+  INTERFACE -Wall
+            -Wextra
+            -Wpedantic
+            -Wconversion
+            -Wshadow
+            -Wold-style-cast
+            -Woverloaded-virtual
+            -Wnon-virtual-dtor
+            -Wimplicit-fallthrough
+            -ffp-contract=off)
