@@ -1,0 +1,47 @@
+// The parameters of one pipeline chunk in contiguous buffers, and their gradient buckets.
+//
+// [ shared by all tensor ranks | token table | layers, first to last | output matrix ], padded so that it
+// divides among the data-parallel ranks. Gradients lie alike, in their own type. Buckets are ranges of it,
+// cut from the end, because the backward pass finishes the end first.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/ends.h"
+#include "models/layer.h"
+
+namespace foretrain {
+
+/// Where the part of one layer (or of an end) lies.
+struct PartFrames {
+  FrameId weights, gradients, shared, shared_gradients;
+  std::int64_t cut_begin = 0, cut_end = 0;  ///< elements in the buffer
+};
+
+struct Bucket {
+  std::int64_t begin = 0, end = 0;  ///< elements
+  FrameId frame;                    ///< its events: kReduced, kGathered
+  bool last = false;                ///< waits for everything: holds shared or tied parameters
+  bool issued = false;              ///< its reduction stands in the Program
+};
+inline constexpr std::int16_t kReduced = 0;
+inline constexpr std::int16_t kGathered = 1;
+
+struct Chunk {
+  std::int64_t first_layer = 0, layers = 0;
+  std::int64_t layers_before = 0;   ///< in earlier chunks of this stage
+  bool has_embedding = false, has_head = false;
+  std::int64_t elements = 0;        ///< of the whole buffer, padding included
+  std::int64_t shared_elements = 0;
+  std::int64_t state_elements = 0;  ///< what this rank updates
+  PartFrames embedding, head;
+  std::vector<PartFrames> parts;    ///< by layer of the chunk
+  FrameId parameters, gradients, optimizer;
+  std::vector<Bucket> buckets;      ///< in the order in which they become ready
+  FrameId marks;                    ///< events of the reductions over small groups
+  FrameId done_frame;               ///< and the event of its last backward pass
+  std::int16_t done_event = 0;
+};
+
+}  // namespace foretrain

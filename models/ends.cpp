@@ -1,0 +1,315 @@
+#include "models/ends.h"
+
+namespace foretrain {
+namespace {
+
+class EndWriter {
+ public:
+  EndWriter(ProgramBuilder& builder, const Model& model, const Plan& plan, const EndLayouts& layouts,
+            const char* name, std::int16_t saved, std::int16_t local)
+      : x_builder(builder),
+        x_model(model),
+        x_plan(plan),
+        x_layouts(layouts),
+        x_saved(std::string(name) + " saved", saved),
+        x_forward(std::string(name) + " forward", local),
+        x_backward(std::string(name) + " backward", local),
+        x_tensor(builder.group("tensor")),
+        x_tokens(plan.tokens()),
+        x_rows(plan.tokens() / plan.shard()) {}
+
+ protected:
+  Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
+    Kernel out;
+    out.kind = kind;
+    out.rows = rows;
+    out.cols = cols;
+    out.dtype = x_plan.precision.compute;
+    return out;
+  }
+  Ref temp(LayoutWriter& local, const char* name, DType dtype, std::int64_t count) const {
+    return local.add(name, BufferKind::kActivations, dtype, count);
+  }
+  Ref temp(LayoutWriter& local, const char* name, std::int64_t count) const {
+    return temp(local, name, x_plan.precision.compute, count);
+  }
+  Collective over_tensor(CollectiveKind kind, std::int64_t count, DType dtype,
+                         bool maximum = false) const {
+    return Collective{kind, x_tensor, count, dtype, maximum};
+  }
+  Ref hidden(std::int16_t frame) const {
+    return {frame, kHiddenBuffer, x_plan.precision.compute, x_rows * x_model.hidden};
+  }
+  Ref weight(const char* name) const {
+    return parameter_ref(x_layouts.parameters, name, 0, 2);
+  }
+  Ref gradient(const char* name) const {
+    return parameter_ref(x_layouts.parameter_gradients, name, 1, 3);
+  }
+  NormRefs norm(const std::string& name) const {
+    return {weight((name + ".weight").c_str()), weight((name + ".bias").c_str()),
+            gradient((name + ".weight").c_str()), gradient((name + ".bias").c_str())};
+  }
+  EndSegments finish(SegmentWriter& forward, SegmentWriter& backward, bool head) {
+    EndSegments out;
+    out.saved = x_builder.layout(x_saved.layout());
+    out.local_forward = x_builder.layout(x_forward.layout());
+    out.local_backward = x_builder.layout(x_backward.layout());
+    const auto add = [&](SegmentWriter& writer, LayoutId local) {
+      const EndLayouts& l = x_layouts;
+      writer.segment().frames = {l.weights,         l.gradients, l.shared, l.shared_gradients, l.hidden,
+                                 l.hidden_gradient, out.saved,   local,    l.inputs};
+      if (head) writer.segment().frames.push_back(l.scalars);
+      return x_builder.segment(std::move(writer.segment()));
+    };
+    out.forward = add(forward, out.local_forward);
+    out.backward = add(backward, out.local_backward);
+    return out;
+  }
+  void norm_gradient(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& d_out,
+                     const Ref& in, const Ref& stats, const Ref& d_in) {
+    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
+                               norm.weight_gradient.view()};
+    std::vector<View> writes = {d_in.view(), norm.weight_gradient.view()};
+    if (norm.bias.valid()) {
+      reads.push_back(norm.bias_gradient.view());
+      writes.push_back(norm.bias_gradient.view());
+    }
+    w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
+              std::move(reads), std::move(writes));
+  }
+  std::int64_t statistics() const {
+    return x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1);
+  }
+
+  ProgramBuilder& x_builder;
+  const Model& x_model;
+  const Plan& x_plan;
+  const EndLayouts& x_layouts;
+  LayoutWriter x_saved, x_forward, x_backward;
+  GroupSlot x_tensor;
+  std::int64_t x_tokens, x_rows;
+};
+
+class EmbeddingWriter : EndWriter {
+ public:
+  EmbeddingWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                  const EndLayouts& layouts)
+      : EndWriter(builder, model, plan, layouts, "embedding", kEmbeddingSaved, kEmbeddingLocal) {}
+
+  EndSegments run() {
+    SegmentWriter forward(x_builder, "embedding forward", x_forward);
+    write_forward(forward);
+    SegmentWriter backward(x_builder, "embedding backward", x_backward);
+    write_backward(backward);
+    const EventRef done = x_backward.event("embedding gradients done");
+    backward.record(done);
+    EndSegments out = finish(forward, backward, false);
+    out.done = done.event;
+    return out;
+  }
+
+ private:
+  bool positions() const { return x_model.positions > 0; }
+  std::int64_t position_elements() const {
+    return std::min(x_model.positions, x_plan.sequence_length) * x_model.hidden;
+  }
+  Ref tokens() const { return {kEmbeddingInputs, kTokens, DType::kInt64, x_tokens}; }
+
+  void write_forward(SegmentWriter& w) {
+    const Ref out = hidden(kEmbeddingHidden);
+    const std::int64_t full = x_tokens * x_model.hidden;
+    const bool more = positions() || x_model.embedding_norm;
+    const Ref looked_up =
+        x_plan.tensor > 1 || more ? temp(x_forward, "embedded tokens", full) : out;
+    w.compute("embedding.tokens", kernel(KernelKind::kEmbedding, x_tokens, x_model.hidden),
+              {weight("embedding.tokens").view(), tokens().view()}, {looked_up.view()});
+    Ref joined = looked_up;
+    if (x_plan.tensor > 1) {
+      joined = more ? temp(x_forward, "embedding joined", out.count) : out;
+      const auto kind =
+          x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+      const EventRef reduced =
+          w.async_collective("embedding.reduce", over_tensor(kind, full, x_plan.precision.compute),
+                             {looked_up.view()}, {joined.view()});
+      if (more) w.wait(reduced);
+    }
+    if (positions()) {
+      Ref sum = out;
+      if (x_model.embedding_norm) sum = temp(x_forward, "embedding sum", out.count);
+      w.compute("embedding.positions", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
+                {joined.view(), weight("embedding.positions").part(0, position_elements())},
+                {sum.view()});
+      joined = sum;
+    }
+    if (x_model.embedding_norm) {
+      x_normed = x_saved.add("embedding norm in", BufferKind::kActivations,
+                             x_plan.precision.compute, out.count, true);
+      x_stats = x_saved.add("embedding norm statistics", BufferKind::kActivations, DType::kFp32,
+                            statistics(), true);
+      w.compute("embedding.keep", kernel(KernelKind::kCast, x_rows, x_model.hidden),
+                {joined.view()}, {x_normed.view()});
+      w.compute("embedding.norm",
+                norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
+                norm_reads(x_normed, norm("embedding.norm")), {out.view(), x_stats.view()});
+    }
+    if (!more && x_plan.tensor > 1) {
+      // Nothing follows the reduction: it is the op that makes the output ready.
+      w.segment().ops.back().records = EventRef{kEmbeddingHidden, kReady};
+      return;
+    }
+    w.record(EventRef{kEmbeddingHidden, kReady});
+  }
+
+  void write_backward(SegmentWriter& w) {
+    w.phase = Phase::kBackward;
+    w.wait(EventRef{kEmbeddingHiddenGradient, kReady});
+    Ref d = hidden(kEmbeddingHiddenGradient);
+    if (x_model.embedding_norm) {
+      const Ref d_in = temp(x_backward, "d embedding norm", d.count);
+      norm_gradient(w, "embedding.norm.gradient", norm("embedding.norm"), d, x_normed, x_stats, d_in);
+      d = d_in;
+    }
+    if (positions()) {
+      const View table = gradient("embedding.positions").part(0, position_elements());
+      w.compute("embedding.positions.gradient",
+                kernel(KernelKind::kBiasGrad, x_rows, x_model.hidden), {d.view(), table}, {table});
+    }
+    if (x_plan.sequence) {
+      const Ref full = temp(x_backward, "d embedding gathered", x_tokens * x_model.hidden);
+      w.collective("embedding.gather",
+                   over_tensor(CollectiveKind::kAllGather, full.count, x_plan.precision.compute),
+                   {d.view()}, {full.view()});
+      d = full;
+    }
+    const View table = gradient("embedding.tokens").view();
+    w.compute("embedding.tokens.gradient",
+              kernel(KernelKind::kEmbeddingBackward, x_tokens, x_model.hidden),
+              {d.view(), tokens().view()}, {table});
+  }
+
+  Ref x_normed, x_stats;
+};
+
+class HeadWriter : EndWriter {
+ public:
+  HeadWriter(ProgramBuilder& builder, const Model& model, const Plan& plan, const EndLayouts& layouts,
+             std::string table)
+      : EndWriter(builder, model, plan, layouts, "head", kHeadSaved, kHeadLocal),
+        x_table(std::move(table)),
+        x_vocabulary(weight(x_table.c_str()).count / model.hidden) {}
+
+  EndSegments run() {
+    SegmentWriter forward(x_builder, "head forward", x_forward);
+    write_forward(forward);
+    SegmentWriter backward(x_builder, "head backward", x_backward);
+    write_backward(backward);
+    return finish(forward, backward, true);
+  }
+
+ private:
+  Ref keep(const char* name, DType dtype, std::int64_t count) {
+    return x_saved.add(name, BufferKind::kActivations, dtype, count, true);
+  }
+
+  void write_forward(SegmentWriter& w) {
+    const Ref in = hidden(kHeadHidden);
+    const DType type = x_plan.precision.compute;
+    x_y = keep("head.norm out", type, in.count);
+    x_stats = keep("head.norm statistics", DType::kFp32, statistics());
+    x_exp = keep("exponentials", DType::kFp32, x_tokens * x_vocabulary);
+    x_sum = keep("sum of exponentials", DType::kFp32, x_tokens);
+    const Ref maximum = temp(x_forward, "maximum", DType::kFp32, x_tokens);
+    const Ref target = temp(x_forward, "target logit", DType::kFp32, x_tokens);
+    const Ref logits = temp(x_forward, "logits", x_tokens * x_vocabulary);
+    const Ref labels{kHeadInputs, kLabels, DType::kInt64, x_tokens};
+    w.wait(EventRef{kHeadHidden, kReady});
+    w.compute("head.norm", norm_kernel(x_model, x_rows, x_model.hidden, type, false),
+              norm_reads(in, norm("head.norm")), {x_y.view(), x_stats.view()});
+    Ref y = x_y;
+    if (x_plan.sequence) {
+      y = temp(x_forward, "head input gathered", x_tokens * x_model.hidden);
+      w.collective("head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
+                   {x_y.view()}, {y.view()});
+    }
+    w.compute("head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
+              {y.view(), weight(x_table.c_str()).view()}, {logits.view()});
+    w.compute("loss.maximum", kernel(KernelKind::kLossMax, x_tokens, x_vocabulary), {logits.view()},
+              {maximum.view()});
+    join(w, "loss.maximum.reduce", maximum, true);
+    w.compute("loss.exponentials", kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary),
+              {logits.view(), maximum.view(), labels.view()},
+              {x_exp.view(), x_sum.view(), target.view()});
+    join(w, "loss.target.reduce", target, false);
+    join(w, "loss.sum.reduce", x_sum, false);
+    const Ref loss{kHeadScalars, kLoss, DType::kFp32, 1};
+    w.compute("loss.mean", kernel(KernelKind::kAdd, x_tokens, 1),
+              {target.view(), x_sum.view(), loss.view()}, {loss.view()});
+  }
+
+  void join(SegmentWriter& w, const char* name, const Ref& values, bool maximum) {
+    if (x_plan.tensor == 1) return;
+    w.collective(name, over_tensor(CollectiveKind::kAllReduce, values.count, DType::kFp32, maximum),
+                 {values.view()}, {values.view()});
+  }
+
+  void write_backward(SegmentWriter& w) {
+    const DType type = x_plan.precision.compute;
+    const Ref labels{kHeadInputs, kLabels, DType::kInt64, x_tokens};
+    const Ref d_logits = temp(x_backward, "d logits", x_tokens * x_vocabulary);
+    const Ref d_y = temp(x_backward, "d head.norm out", x_rows * x_model.hidden);
+    const Ref full = x_plan.sequence
+                         ? temp(x_backward, "d head input full", x_tokens * x_model.hidden)
+                         : d_y;
+    w.phase = Phase::kBackward;
+    w.compute("loss.gradient", kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
+              {x_exp.view(), x_sum.view(), labels.view()}, {d_logits.view()});
+    Ref y = x_y;
+    EventRef gathered;
+    if (x_plan.sequence) {
+      y = temp(x_backward, "head input gathered", x_tokens * x_model.hidden);
+      gathered = w.async_collective("head.gather",
+                                    over_tensor(CollectiveKind::kAllGather, y.count, type),
+                                    {x_y.view()}, {y.view()});
+      if (!x_plan.overlap.tensor_backward) w.wait(gathered);
+    }
+    w.compute("head.output.input_gradient",
+              input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
+              {d_logits.view(), weight(x_table.c_str()).view()}, {full.view()});
+    EventRef reduced;
+    if (x_plan.tensor > 1) {
+      const auto kind =
+          x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+      reduced = w.async_collective("head.reduce", over_tensor(kind, full.count, type),
+                                   {full.view()}, {d_y.view()});
+      if (!x_plan.overlap.tensor_backward) w.wait(reduced);
+    }
+    if (x_plan.overlap.tensor_backward && gathered.valid()) w.wait(gathered);
+    const View table = gradient(x_table.c_str()).view();
+    w.compute("head.output.weight_gradient",
+              weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
+              {d_logits.view(), y.view(), table}, {table});
+    if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
+    norm_gradient(w, "head.norm.gradient", norm("head.norm"), d_y, hidden(kHeadHidden), x_stats,
+                  hidden(kHeadHiddenGradient));
+    w.record(EventRef{kHeadHiddenGradient, kReady});
+  }
+
+  std::string x_table;
+  std::int64_t x_vocabulary;
+  Ref x_y, x_stats, x_exp, x_sum;
+};
+
+}  // namespace
+
+EndSegments write_embedding(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                            const EndLayouts& layouts) {
+  return EmbeddingWriter(builder, model, plan, layouts).run();
+}
+
+EndSegments write_head(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                       const EndLayouts& layouts, const std::string& table) {
+  return HeadWriter(builder, model, plan, layouts, table).run();
+}
+
+}  // namespace foretrain

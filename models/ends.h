@@ -1,0 +1,64 @@
+// The ends of the pipeline: the embedding before the first layer, the head and the loss after the last.
+//
+// The token table and the output matrix are cut along the vocabulary (Megatron-LM): each tensor rank looks
+// up its own rows and a reduction joins them; the loss needs three small all-reduces (maximum, target's
+// logit, sum of exponentials).
+#pragma once
+
+#include "models/layer.h"
+
+namespace foretrain {
+
+enum EmbeddingFrame : std::int16_t {
+  kEmbeddingWeights,
+  kEmbeddingGradients,
+  kEmbeddingShared,
+  kEmbeddingSharedGradients,
+  kEmbeddingHidden,
+  kEmbeddingHiddenGradient,
+  kEmbeddingSaved,
+  kEmbeddingLocal,
+  kEmbeddingInputs,
+  kEmbeddingFrames
+};
+
+enum HeadFrame : std::int16_t {
+  kHeadWeights,
+  kHeadGradients,
+  kHeadShared,
+  kHeadSharedGradients,
+  kHeadHidden,
+  kHeadHiddenGradient,
+  kHeadSaved,
+  kHeadLocal,
+  kHeadInputs,
+  kHeadScalars,
+  kHeadFrames
+};
+
+/// Buffers of a microbatch's input frame.
+inline constexpr std::int16_t kTokens = 0;
+inline constexpr std::int16_t kLabels = 1;
+/// Buffers of the scalars frame.
+inline constexpr std::int16_t kLoss = 0;
+inline constexpr std::int16_t kNormSquare = 1;
+
+struct EndLayouts {
+  LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient, inputs, scalars;
+  ParameterLayouts parameters, parameter_gradients;
+};
+
+struct EndSegments {
+  SegmentId forward, backward;
+  LayoutId saved, local_forward, local_backward;
+  /// The event in the local frame that the last op of backward records (embedding only).
+  std::int16_t done = -1;
+};
+
+EndSegments write_embedding(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                            const EndLayouts& layouts);
+/// `table` names the output matrix: "head.output", or "embedding.tokens" when tied.
+EndSegments write_head(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                       const EndLayouts& layouts, const std::string& table);
+
+}  // namespace foretrain

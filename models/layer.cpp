@@ -1,0 +1,504 @@
+#include "models/layer.h"
+
+namespace foretrain {
+namespace {
+
+/// A linear of the layer: its parameters, its size on this rank.
+struct Linear {
+  Ref weight, bias, weight_gradient, bias_gradient;
+  std::int64_t out = 0, in = 0;
+};
+
+/// Activations of one layer. Saved or local is decided by what is computed again.
+struct Buffers {
+  Ref input, output, output_gradient, input_gradient;
+  Ref y1, stats1, y1_full, qkv_raw, qkv, context, row_stats, scores, score_mask, dropped;
+  Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part, mask2;
+};
+
+class LayerWriter {
+ public:
+  LayerWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
+              const LayerLayouts& layouts, bool recompute)
+      : x_builder(builder),
+        x_model(model),
+        x_plan(plan),
+        x_layouts(layouts),
+        x_saved("saved" + suffix(recompute), kSaved),
+        x_forward("forward" + suffix(recompute), kLocal),
+        x_backward("backward" + suffix(recompute), kLocal),
+        x_again(recompute ? plan.recompute : Recompute{}),
+        x_dropout(dropout_of(model, plan)),
+        x_tensor(builder.group("tensor")),
+        x_tokens(plan.tokens()),
+        x_rows(plan.tokens() / plan.shard()) {
+    x_name_suffix = suffix(recompute);
+    set_linears();
+  }
+
+  LayerSegments run() {
+    x_b = declare(x_saved, x_forward);
+    SegmentWriter forward(x_builder, "layer forward" + x_name_suffix, x_forward);
+    write_forward(forward);
+    LayoutWriter again("", kSaved);
+    declare(again, x_backward);  // the same places as in x_forward
+    SegmentWriter backward(x_builder, "layer backward" + x_name_suffix, x_backward);
+    write_backward(backward);
+    LayerSegments out;
+    out.saved = x_builder.layout(x_saved.layout());
+    out.local_forward = x_builder.layout(x_forward.layout());
+    out.local_backward = x_builder.layout(x_backward.layout());
+    out.forward = finish(forward, out.saved, out.local_forward);
+    out.backward = finish(backward, out.saved, out.local_backward);
+    return out;
+  }
+
+ private:
+  static std::string suffix(bool recompute) { return recompute ? " recomputed" : ""; }
+
+  SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
+    const LayerLayouts& l = x_layouts;
+    writer.segment().frames = {l.weights, l.gradients, l.shared, l.shared_gradients, l.hidden,
+                               l.hidden,  saved,       local,    l.hidden_gradient,
+                               l.hidden_gradient};
+    return x_builder.segment(std::move(writer.segment()));
+  }
+
+  // --- Parameters ----------------------------------------------------------------------------------
+  Ref weight(const std::string& name) const {
+    return parameter_ref(x_layouts.parameters, name, kWeights, kShared);
+  }
+  Ref gradient(const std::string& name) const {
+    return parameter_ref(x_layouts.parameter_gradients, name, kGradients, kSharedGradients);
+  }
+  Linear linear(const std::string& name, std::int64_t out, std::int64_t in) const {
+    return {weight(name + ".weight"),   weight(name + ".bias"), gradient(name + ".weight"),
+            gradient(name + ".bias"), out,                    in};
+  }
+  NormRefs norm(const std::string& name) const {
+    return {weight(name + ".weight"), weight(name + ".bias"), gradient(name + ".weight"),
+            gradient(name + ".bias")};
+  }
+  void set_linears() {
+    const std::int64_t t = x_plan.tensor;
+    const std::int64_t h = x_model.hidden;
+    const std::int64_t f = x_model.intermediate / t;
+    x_q_heads = x_model.heads / t;
+    x_kv_heads = x_model.kv_heads / t;
+    x_qkv_width = (x_q_heads + 2 * x_kv_heads) * x_model.head_dim;
+    x_qkv = linear("attention.qkv", x_qkv_width, h);
+    x_projection = linear("attention.projection", h, x_q_heads * x_model.head_dim);
+    x_up = linear("mlp.up", x_model.gated() ? 2 * f : f, h);
+    x_down = linear("mlp.down", h, f);
+    x_norm1 = norm("attention.norm");
+    x_norm2 = norm("mlp.norm");
+  }
+
+  // --- Buffers -------------------------------------------------------------------------------------
+  Buffers declare(LayoutWriter& saved, LayoutWriter& local) const {
+    const DType type = x_plan.precision.compute;
+    const auto add = [&](const char* name, DType dtype, std::int64_t count, bool again) {
+      LayoutWriter& place = again ? local : saved;
+      return place.add(name, BufferKind::kActivations, dtype, count, !again);
+    };
+    const auto temp = [&](const char* name, DType dtype, std::int64_t count) {
+      return local.add(name, BufferKind::kActivations, dtype, count);
+    };
+    const Recompute& again = x_again;
+    const std::int64_t h = x_model.hidden;
+    const std::int64_t flat = x_rows * h;
+    const std::int64_t full = x_tokens * h;
+    const std::int64_t stat = x_model.norm == Norm::kLayerNorm ? 2 : 1;
+    const std::int64_t square =
+        x_plan.micro_batch * x_q_heads * x_plan.sequence_length * x_plan.sequence_length;
+    const bool unfused = x_plan.attention == AttentionKernel::kUnfused;
+    const bool whole = again.layer;
+    Buffers b;
+    b.input = {kInput, kHiddenBuffer, type, flat};
+    b.output = {kOutput, kHiddenBuffer, type, flat};
+    b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat};
+    b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat};
+    b.y1 = add("attention.norm out", type, flat, whole || again.norm);
+    b.stats1 = add("attention.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
+    b.qkv = add("qkv", type, x_tokens * x_qkv_width, whole);
+    if (x_model.qk_norm) b.qkv_raw = add("qkv raw", type, x_tokens * x_qkv_width, whole);
+    b.context = add("context", type, x_tokens * x_projection.in, whole);
+    const bool core = whole || again.attention;
+    if (unfused) {
+      b.scores = add("probabilities", type, square, core);
+      if (x_dropout.attention) {
+        b.score_mask = add("attention mask", DType::kUint8, square, core);
+        b.dropped = add("dropped probabilities", type, square, core);
+      }
+    } else {
+      b.row_stats = add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
+    }
+    if (x_dropout.hidden) b.mask1 = add("attention dropout mask", DType::kUint8, flat, whole);
+    b.x2 = add("attention residual", type, flat, whole);
+    b.y2 = add("mlp.norm out", type, flat, whole || again.norm);
+    b.stats2 = add("mlp.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
+    b.up = add("mlp up", type, x_tokens * x_up.out, whole || again.mlp);
+    b.act = add("mlp activation", type, x_tokens * x_down.in,
+                whole || again.mlp || again.activation);
+    if (x_dropout.hidden) b.mask2 = add("mlp dropout mask", DType::kUint8, flat, whole || again.mlp);
+    if (x_plan.sequence) {
+      b.y1_full = temp("attention input gathered", type, full);
+      b.y2_full = temp("mlp input gathered", type, full);
+      b.attention_part = temp("attention partial", type, full);
+      b.down_part = temp("mlp partial", type, full);
+    }
+    b.attention_out = temp("attention out", type, flat);
+    b.down = temp("mlp out", type, flat);
+    if (!x_plan.sequence) {
+      b.y1_full = b.y1;
+      b.y2_full = b.y2;
+      b.attention_part = b.attention_out;
+      b.down_part = b.down;
+    }
+    return b;
+  }
+
+  Ref scratch(const char* name, std::int64_t count) {
+    return x_backward.add(name, BufferKind::kActivations, x_plan.precision.compute, count);
+  }
+
+  // --- Forward -------------------------------------------------------------------------------------
+  Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
+    Kernel out;
+    out.kind = kind;
+    out.rows = rows;
+    out.cols = cols;
+    out.dtype = x_plan.precision.compute;
+    return out;
+  }
+  Collective over_tensor(CollectiveKind kind, std::int64_t count) const {
+    return Collective{kind, x_tensor, count, x_plan.precision.compute, false};
+  }
+
+  void write_forward(SegmentWriter& w) {
+    w.phase = Phase::kForward;
+    w.wait(EventRef{kInput, kReady});
+    forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
+    gather(w, "attention.gather", x_b.y1, x_b.y1_full);
+    forward_qkv(w);
+    forward_core(w);
+    forward_linear(w, "attention.projection", x_projection, x_b.context, x_b.attention_part, false);
+    reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
+    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1, x_b.x2);
+    forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
+                 x_b.stats2);
+    gather(w, "mlp.gather", x_b.y2, x_b.y2_full);
+    forward_mlp(w);
+    reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
+    residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
+    w.record(EventRef{kOutput, kReady});
+  }
+
+  /// What the backward pass needs and forward did not keep, in the order of forward.
+  void write_again(SegmentWriter& w) {
+    const Recompute& again = x_again;
+    if (!again.any()) return;
+    w.phase = Phase::kRecompute;
+    const bool whole = again.layer;
+    if (whole || again.norm) {
+      forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
+    }
+    if (whole) {
+      gather(w, "attention.gather", x_b.y1, x_b.y1_full);
+      forward_qkv(w);
+    }
+    if (whole || again.attention) forward_core(w);
+    if (whole) {
+      forward_linear(w, "attention.projection", x_projection, x_b.context, x_b.attention_part,
+                     false);
+      reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
+      residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
+               x_b.x2);
+    }
+    if (whole || again.norm) {
+      forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
+                   x_b.stats2);
+    }
+    if (whole || again.mlp) {
+      gather(w, "mlp.gather", x_b.y2, x_b.y2_full);
+      forward_mlp(w);
+      reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
+      if (whole || x_dropout.hidden) {
+        residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
+      }
+    } else if (again.activation) {
+      forward_activation(w);
+    }
+    w.phase = Phase::kBackward;
+  }
+
+  void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
+                    const Ref& out, const Ref& stats) {
+    w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
+              norm_reads(in, norm), {out.view(), stats.view()});
+  }
+
+  void gather(SegmentWriter& w, const char* name, const Ref& part, const Ref& full) {
+    if (!x_plan.sequence) return;
+    w.collective(name, over_tensor(CollectiveKind::kAllGather, full.count), {part.view()},
+                 {full.view()});
+  }
+
+  void reduce(SegmentWriter& w, const char* name, const Ref& full, const Ref& part) {
+    if (x_plan.tensor == 1) return;
+    const auto kind =
+        x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+    w.collective(name, over_tensor(kind, full.count), {full.view()}, {part.view()});
+  }
+
+  /// `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
+  void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
+                      const Ref& out, bool with_bias) {
+    std::vector<View> reads = {in.view(), l.weight.view()};
+    if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
+    w.compute(name, forward_gemm(x_plan, x_tokens, l.out, l.in), std::move(reads), {out.view()});
+  }
+
+  void forward_qkv(SegmentWriter& w) {
+    const Ref& out = x_model.qk_norm ? x_b.qkv_raw : x_b.qkv;
+    forward_linear(w, "attention.qkv", x_qkv, x_b.y1_full, out, true);
+    if (x_model.qk_norm) {
+      w.compute("attention.qk_norm",
+                kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
+                {x_b.qkv_raw.view(), weight("attention.q_norm.weight").view(),
+                 weight("attention.k_norm.weight").view()},
+                {x_b.qkv.view()});
+    }
+    if (x_model.position == Position::kRope) {
+      w.compute("attention.rope",
+                kernel(KernelKind::kRope, x_tokens, (x_q_heads + x_kv_heads) * x_model.head_dim),
+                {x_b.qkv.view()}, {x_b.qkv.view()});
+    }
+  }
+
+  Attention core(bool backward) const {
+    Attention a;
+    a.backward = backward;
+    a.batch = x_plan.micro_batch;
+    a.q_heads = x_q_heads;
+    a.kv_heads = x_kv_heads;
+    a.q_len = a.kv_len = x_plan.sequence_length;
+    a.head_dim = x_model.head_dim;
+    a.alibi = x_model.position == Position::kAlibi;
+    a.dropout = x_dropout.attention;
+    a.window = x_model.sliding_window < x_plan.sequence_length ? x_model.sliding_window : 0;
+    a.kernel = x_plan.attention;
+    a.dtype = x_plan.precision.compute;
+    return a;
+  }
+
+  std::vector<View> core_statistics() const {
+    std::vector<View> out;
+    for (const Ref* ref : {&x_b.row_stats, &x_b.scores, &x_b.score_mask, &x_b.dropped}) {
+      if (ref->valid()) out.push_back(ref->view());
+    }
+    return out;
+  }
+
+  void forward_core(SegmentWriter& w) {
+    std::vector<View> writes = core_statistics();
+    writes.insert(writes.begin(), x_b.context.view());
+    w.compute("attention.core", core(false), {x_b.qkv.view()}, std::move(writes));
+  }
+
+  void forward_mlp(SegmentWriter& w) {
+    forward_linear(w, "mlp.up", x_up, x_b.y2_full, x_b.up, x_model.gated());
+    forward_activation(w);
+    forward_linear(w, "mlp.down", x_down, x_b.act, x_b.down_part, false);
+  }
+
+  KernelKind activation_kind(bool backward) const {
+    switch (x_model.activation) {
+      case Activation::kGelu: return backward ? KernelKind::kGeluBackward : KernelKind::kGelu;
+      case Activation::kSwiglu: return backward ? KernelKind::kSwigluBackward : KernelKind::kSwiglu;
+      case Activation::kRelu: return backward ? KernelKind::kReluBackward : KernelKind::kRelu;
+      case Activation::kRelu2: return backward ? KernelKind::kRelu2Backward : KernelKind::kRelu2;
+    }
+    return KernelKind::kGelu;
+  }
+
+  void forward_activation(SegmentWriter& w) {
+    std::vector<View> reads = {x_b.up.view()};
+    if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
+    w.compute("mlp.activation", kernel(activation_kind(false), x_tokens, x_down.in),
+              std::move(reads), {x_b.act.view()});
+  }
+
+  void residual(SegmentWriter& w, const char* name, const Ref& stream, const Ref& branch,
+                const Linear& l, const Ref& mask, const Ref& out) {
+    std::vector<View> reads = {stream.view(), branch.view()};
+    if (l.bias.valid()) reads.push_back(l.bias.view());
+    std::vector<View> writes = {out.view()};
+    if (mask.valid()) writes.push_back(mask.view());
+    w.compute(name, kernel(KernelKind::kResidualAdd, x_rows, x_model.hidden), std::move(reads),
+              std::move(writes));
+  }
+
+  // --- Backward ------------------------------------------------------------------------------------
+  void write_backward(SegmentWriter& w) {
+    const std::int64_t flat = x_rows * x_model.hidden;
+    w.phase = Phase::kBackward;
+    w.wait(EventRef{kOutputGradient, kReady});
+    write_again(w);
+    const Ref d_out = x_b.output_gradient;
+    const Ref d_act = scratch("d activation", x_tokens * x_down.in);
+    const Ref d_up = scratch("d up", x_tokens * x_up.out);
+    const Ref d_x2 = scratch("d attention residual", flat);
+    const Ref d_context = scratch("d context", x_tokens * x_projection.in);
+    const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
+    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act, d_act);
+    backward_activation(w, d_act, d_up);
+    const Ref d_y2 = backward_column(w, "mlp.up", x_up, d_up, x_b.y2, x_b.y2_full);
+    const bool parallel = x_model.parallel_residual;
+    backward_norm(w, "mlp.norm", x_norm2, parallel ? x_b.input : x_b.x2, x_b.stats2, d_y2, d_out,
+                  d_x2);
+    // With parallel branches the attention branch sees the gradient of the output itself.
+    backward_row(w, "attention.projection", x_projection, parallel ? d_out : d_x2, x_b.mask1,
+                 x_b.context, d_context);
+    backward_core(w, d_context, d_qkv);
+    const Ref d_y1 = backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1, x_b.y1_full);
+    backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
+                  x_b.input_gradient);
+    w.record(EventRef{kInputGradient, kReady});
+  }
+
+  void bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
+                     std::int64_t rows) {
+    if (!l.bias.valid()) return;
+    w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, l.out),
+              {d.view(), l.bias_gradient.view()}, {l.bias_gradient.view()});
+  }
+
+  void weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
+                       const Ref& in) {
+    w.compute(name + ".weight_gradient", weight_gradient_gemm(x_plan, x_tokens, l.out, l.in),
+              {d.view(), in.view(), l.weight_gradient.view()}, {l.weight_gradient.view()});
+  }
+
+  /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
+  void backward_row(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d_out,
+                    const Ref& mask, const Ref& in, const Ref& d_in) {
+    Ref d = d_out;
+    if (mask.valid()) {
+      d = scratch((name + " d dropout").c_str(), d_out.count);
+      w.compute(name + ".dropout_gradient",
+                kernel(KernelKind::kResidualAddBackward, x_rows, x_model.hidden),
+                {d_out.view(), mask.view()}, {d.view()});
+    }
+    bias_gradient(w, name, l, d, x_rows);
+    if (x_plan.sequence) {
+      const Ref full = scratch((name + " d gathered").c_str(), x_tokens * x_model.hidden);
+      gather(w, (name + ".gather").c_str(), d, full);
+      d = full;
+    }
+    w.compute(name + ".input_gradient", input_gradient_gemm(x_plan, x_tokens, l.out, l.in),
+              {d.view(), l.weight.view()}, {d_in.view()});
+    weight_gradient(w, name, l, d, in);
+  }
+
+  void backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up) {
+    std::vector<View> reads = {d_act.view(), x_b.up.view()};
+    if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
+    w.compute("mlp.activation_gradient", kernel(activation_kind(true), x_tokens, x_down.in),
+              std::move(reads), {d_up.view()});
+  }
+
+  /// A column-parallel linear: its input is gathered and its input gradient reduced over the group.
+  Ref backward_column(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
+                      const Ref& in, const Ref& in_full) {
+    const bool async = x_plan.overlap.tensor_backward;
+    const std::int64_t flat = x_rows * x_model.hidden;
+    const Ref d_in = scratch((name + " d input").c_str(), flat);
+    const Ref d_full =
+        x_plan.sequence ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
+                        : d_in;
+    bias_gradient(w, name, l, d, x_tokens);
+    EventRef gathered;
+    if (x_plan.sequence) {
+      gathered = w.async_collective(name + ".gather",
+                                    over_tensor(CollectiveKind::kAllGather, in_full.count),
+                                    {in.view()}, {in_full.view()});
+      if (!async) w.wait(gathered);
+    }
+    w.compute(name + ".input_gradient", input_gradient_gemm(x_plan, x_tokens, l.out, l.in),
+              {d.view(), l.weight.view()}, {d_full.view()});
+    EventRef reduced;
+    if (x_plan.tensor > 1) {
+      const auto kind =
+          x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+      reduced = w.async_collective(name + ".reduce", over_tensor(kind, d_full.count),
+                                   {d_full.view()}, {d_in.view()});
+      if (!async) w.wait(reduced);
+    }
+    if (async && gathered.valid()) w.wait(gathered);
+    weight_gradient(w, name, l, d, in_full);
+    if (async && reduced.valid()) w.wait(reduced);
+    return d_in;
+  }
+
+  /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
+  void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
+                     const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in) {
+    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
+                               d_residual.view(), norm.weight_gradient.view()};
+    std::vector<View> writes = {d_in.view(), norm.weight_gradient.view()};
+    if (norm.bias.valid()) {
+      reads.push_back(norm.bias_gradient.view());
+      writes.push_back(norm.bias_gradient.view());
+    }
+    w.compute(name + ".gradient",
+              norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
+              std::move(reads), std::move(writes));
+  }
+
+  void backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
+    std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
+    const std::vector<View> statistics = core_statistics();
+    reads.insert(reads.end(), statistics.begin(), statistics.end());
+    w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
+    if (x_model.position == Position::kRope) {
+      w.compute("attention.rope_gradient",
+                kernel(KernelKind::kRopeBackward, x_tokens,
+                       (x_q_heads + x_kv_heads) * x_model.head_dim),
+                {d_qkv.view()}, {d_qkv.view()});
+    }
+    if (!x_model.qk_norm) return;
+    const Ref q = gradient("attention.q_norm.weight");
+    const Ref k = gradient("attention.k_norm.weight");
+    w.compute("attention.qk_norm_gradient",
+              kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads),
+                     x_model.head_dim),
+              {d_qkv.view(), x_b.qkv_raw.view(), weight("attention.q_norm.weight").view(),
+               weight("attention.k_norm.weight").view(), q.view(), k.view()},
+              {d_qkv.view(), q.view(), k.view()});
+  }
+
+  ProgramBuilder& x_builder;
+  const Model& x_model;
+  const Plan& x_plan;
+  const LayerLayouts& x_layouts;
+  LayoutWriter x_saved, x_forward, x_backward;
+  Recompute x_again;
+  DropoutRates x_dropout;
+  GroupSlot x_tensor;
+  std::int64_t x_tokens, x_rows;
+  std::int64_t x_q_heads = 0, x_kv_heads = 0, x_qkv_width = 0;
+  Linear x_qkv, x_projection, x_up, x_down;
+  NormRefs x_norm1, x_norm2;
+  Buffers x_b;
+  std::string x_name_suffix;
+};
+
+}  // namespace
+
+LayerSegments write_layer(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                          const LayerLayouts& layouts, bool recompute) {
+  return LayerWriter(builder, model, plan, layouts, recompute).run();
+}
+
+}  // namespace foretrain

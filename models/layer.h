@@ -1,0 +1,93 @@
+// One transformer layer as segments: forward, and backward with what it computes again.
+//
+// Each tensor-parallel rank holds T = micro x sequence tokens and 1/t of the heads and of the MLP's width.
+// With sequence parallelism (Korthikanti et al. 2022) what lies between the blocks is cut along tokens, and
+// an all-gather and a reduce-scatter replace every all-reduce. In the backward pass of a column-parallel
+// linear the gather of its input goes beside the input gradient, the reduction of the input gradient beside
+// the weight gradient (`overlap.tensor_backward`).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/plan.h"
+#include "models/segment_writer.h"
+
+namespace foretrain {
+
+/// Formal frames of a layer's segments.
+enum LayerFrame : std::int16_t {
+  kWeights,          ///< cut by tensor parallelism
+  kGradients,
+  kShared,           ///< norms and biases that every tensor rank holds
+  kSharedGradients,
+  kInput,            ///< the residual stream before the layer
+  kOutput,           ///< and after it
+  kSaved,            ///< what forward keeps for backward
+  kLocal,            ///< temporary buffers and events of one call
+  kOutputGradient,
+  kInputGradient,
+  kLayerFrames
+};
+
+/// Events of a residual-stream frame.
+inline constexpr std::int16_t kReady = 0;  ///< its content is there
+inline constexpr std::int16_t kSent = 1;   ///< it has been sent to the next stage
+inline constexpr std::int16_t kHiddenBuffer = 0;
+
+struct DropoutRates {
+  bool hidden = false, attention = false;
+};
+/// The plan's rate, else the model's, else 0.1 where attention is unfused (the default of the GPT training
+/// codes of that era) and none elsewhere. Only zero or not matters here.
+DropoutRates dropout_of(const Model& model, const Plan& plan);
+
+/// Elements of a residual activation on one rank.
+inline std::int64_t hidden_elements(const Model& model, const Plan& plan) {
+  return plan.tokens() / plan.shard() * model.hidden;
+}
+
+/// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds. With
+/// `gradients` the same shapes in the gradients' type and kind.
+struct ParameterLayouts {
+  FrameLayout cut, shared;
+  std::int64_t cut_elements = 0, shared_elements = 0;
+};
+ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& name,
+                                   const std::vector<Parameter>& parameters, const Plan& plan,
+                                   bool gradients);
+
+/// Finds a parameter's buffer in the layouts: a Ref to formal frame `cut_frame` or `shared_frame`.
+Ref parameter_ref(const ParameterLayouts& layouts, const std::string& name, std::int16_t cut_frame,
+                  std::int16_t shared_frame);
+
+struct LayerSegments {
+  SegmentId forward, backward;
+  LayoutId saved, local_forward, local_backward;
+};
+
+/// What all layers of a Program share.
+struct LayerLayouts {
+  LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
+  ParameterLayouts parameters, parameter_gradients;
+};
+
+/// Writes the segments of a layer; `recompute` says whether this layer follows plan.recompute.
+/// `name_suffix` tells variants apart.
+LayerSegments write_layer(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                          const LayerLayouts& layouts, bool recompute);
+
+/// A norm with its weights.
+struct NormRefs {
+  Ref weight, bias, weight_gradient, bias_gradient;
+};
+Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DType dtype,
+                   bool backward);
+std::vector<View> norm_reads(const Ref& input, const NormRefs& norm);
+
+/// GEMMs of y[T, out] = x[T, in] W[out, in]^T.
+Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in);
+Gemm input_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in);
+Gemm weight_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in);
+
+}  // namespace foretrain

@@ -1,0 +1,102 @@
+#include "models/layer.h"
+#include "sim/base/check.h"
+
+namespace foretrain {
+namespace {
+
+/// Rows of a vocabulary table on one rank: padded to a multiple of 128 x tensor, as Megatron-LM does.
+std::int64_t padded_rows(const Parameter& p, const Plan& plan) {
+  const bool table = p.name == "embedding.tokens" || p.name == "head.output";
+  if (!table) return p.rows;
+  const std::int64_t unit = 128 * plan.tensor;
+  return (p.rows + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& name,
+                                   const std::vector<Parameter>& parameters, const Plan& plan,
+                                   bool gradients) {
+  ParameterLayouts out;
+  out.cut.name = name + (gradients ? " gradients" : " weights");
+  out.shared.name = name + (gradients ? " shared gradients" : " shared weights");
+  for (const Parameter& p : parameters) {
+    const bool cut = p.split != Split::kNone;
+    const std::int64_t rows = padded_rows(p, plan) / (p.split == Split::kRows ? plan.tensor : 1);
+    const std::int64_t cols = p.cols / (p.split == Split::kCols ? plan.tensor : 1);
+    Buffer buffer;
+    buffer.name = p.name;
+    buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
+    buffer.dtype = gradients ? plan.precision.gradients : plan.precision.compute;
+    buffer.count = rows * cols;
+    buffer.persistent = true;
+    if (!gradients) {
+      Piece piece;
+      piece.tensor = builder.tensor(Tensor{name + "." + p.name, p.rows, p.cols, p.init, 0.02});
+      piece.row_count = rows;
+      piece.col_count = cols;
+      if (p.split == Split::kRows) piece.rows_split_over = builder.group("tensor");
+      if (p.split == Split::kCols) piece.cols_split_over = builder.group("tensor");
+      buffer.pieces.push_back(piece);
+    }
+    (cut ? out.cut_elements : out.shared_elements) += buffer.count;
+    (cut ? out.cut : out.shared).buffers.push_back(std::move(buffer));
+  }
+  return out;
+}
+
+Ref parameter_ref(const ParameterLayouts& layouts, const std::string& name, std::int16_t cut_frame,
+                  std::int16_t shared_frame) {
+  const auto search = [&name](const FrameLayout& layout, std::int16_t frame) {
+    for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
+      if (layout.buffers[b].name != name) continue;
+      return Ref{frame, static_cast<std::int16_t>(b), layout.buffers[b].dtype,
+                 layout.buffers[b].count};
+    }
+    return Ref();
+  };
+  const Ref cut = search(layouts.cut, cut_frame);
+  return cut.valid() ? cut : search(layouts.shared, shared_frame);
+}
+
+DropoutRates dropout_of(const Model& model, const Plan& plan) {
+  const auto rate = [&plan](double of_model) {
+    if (plan.dropout >= 0) return plan.dropout;
+    if (of_model >= 0) return of_model;
+    return plan.attention == AttentionKernel::kUnfused ? 0.1 : 0.0;
+  };
+  return {rate(model.hidden_dropout) > 0, rate(model.attention_dropout) > 0};
+}
+
+Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DType dtype,
+                   bool backward) {
+  Kernel kernel;
+  kernel.kind = model.norm == Norm::kLayerNorm
+                    ? (backward ? KernelKind::kLayerNormBackward : KernelKind::kLayerNorm)
+                    : (backward ? KernelKind::kRmsNormBackward : KernelKind::kRmsNorm);
+  kernel.rows = rows;
+  kernel.cols = cols;
+  kernel.dtype = dtype;
+  return kernel;
+}
+
+std::vector<View> norm_reads(const Ref& input, const NormRefs& norm) {
+  std::vector<View> reads = {input.view(), norm.weight.view()};
+  if (norm.bias.valid()) reads.push_back(norm.bias.view());
+  return reads;
+}
+
+Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {
+  return Gemm{tokens, out, in, 1, false, true, false, plan.precision.matrix, plan.precision.compute};
+}
+Gemm input_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {
+  return Gemm{tokens, in, out, 1, false, false, false, plan.precision.matrix,
+              plan.precision.compute};
+}
+Gemm weight_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out,
+                          std::int64_t in) {
+  return Gemm{out, in, tokens, 1, true, false, true, plan.precision.matrix,
+              plan.precision.gradients};
+}
+
+}  // namespace foretrain

@@ -1,0 +1,25 @@
+// The Program of one pipeline stage: every rank of that stage runs it.
+#pragma once
+
+#include <cstdint>
+
+#include "models/model.h"
+#include "models/plan.h"
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+/// Names of slots that `lower` binds.
+inline constexpr const char* kTensorGroup = "tensor";
+inline constexpr const char* kDataGroup = "data";
+inline constexpr const char* kNormGroup = "gradient norm";
+inline constexpr const char* kTiedGroup = "tied embedding";
+inline constexpr const char* kToNext = "activations to next";
+inline constexpr const char* kFromPrevious = "activations from previous";
+inline constexpr const char* kToPrevious = "gradients to previous";
+inline constexpr const char* kFromNext = "gradients from next";
+
+/// Writes the Program of `stage`, 0 .. pipeline - 1. Model and plan must fit each other (`read_plan`).
+Program write_stage(const Model& model, const Plan& plan, std::int64_t stage);
+
+}  // namespace foretrain

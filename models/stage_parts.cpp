@@ -1,0 +1,224 @@
+#include <algorithm>
+
+#include "models/stage_writer.h"
+
+namespace foretrain {
+namespace {
+
+std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+FrameLayout one_buffer(const char* name, BufferKind kind, DType dtype, std::int64_t count) {
+  FrameLayout layout;
+  layout.name = name;
+  Buffer buffer;
+  buffer.name = name;
+  buffer.kind = kind;
+  buffer.dtype = dtype;
+  buffer.count = count;
+  buffer.persistent = true;
+  layout.buffers.push_back(std::move(buffer));
+  return layout;
+}
+
+}  // namespace
+
+bool StageWriter::tied_across() const { return x_model.tied_embeddings && x_plan.pipeline > 1; }
+
+bool StageWriter::recomputed(std::int64_t layer_of_stage) const {
+  const Recompute& r = x_plan.recompute;
+  if (!r.any()) return false;
+  if (r.layers >= 0 && layer_of_stage >= r.layers) return false;
+  return layer_of_stage % r.layer_period == 0;
+}
+
+void StageWriter::write_layouts() {
+  const auto hidden = [this](const char* name) {
+    LayoutWriter writer(name, 0);
+    writer.add(name, BufferKind::kActivations, x_plan.precision.compute,
+               hidden_elements(x_model, x_plan), true);
+    writer.event("ready");
+    writer.event("sent");
+    return x_builder.layout(writer.layout());
+  };
+  x_layer.hidden = hidden("hidden");
+  x_layer.hidden_gradient = hidden("hidden gradient");
+  LayoutWriter inputs("inputs", 0);
+  inputs.add("tokens", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
+  inputs.add("labels", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
+  x_inputs = x_builder.layout(inputs.layout());
+  LayoutWriter scalars("scalars", 0);
+  scalars.add("loss", BufferKind::kWorkspace, DType::kFp32, 1);
+  scalars.add("gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
+  for (Buffer& buffer : scalars.layout().buffers) buffer.persistent = true;
+  scalars.event("update done");
+  x_scalars = x_builder.layout(scalars.layout());
+  LayoutWriter bucket("bucket", 0);
+  bucket.event("reduced");
+  bucket.event("gathered");
+  x_bucket = x_builder.layout(bucket.layout());
+  LayoutWriter marks("chunk marks", 0);
+  marks.event("shared gradients reduced");
+  marks.event("tied gradients reduced");
+  x_marks = x_builder.layout(marks.layout());
+}
+
+void StageWriter::write_segments() {
+  const auto layouts = [this](auto& out, const std::string& name,
+                              const std::vector<Parameter>& parameters) {
+    out.parameters = parameter_layouts(x_builder, name, parameters, x_plan, false);
+    out.parameter_gradients = parameter_layouts(x_builder, name, parameters, x_plan, true);
+    out.weights = x_builder.layout(out.parameters.cut);
+    out.gradients = x_builder.layout(out.parameter_gradients.cut);
+    out.shared = x_builder.layout(out.parameters.shared);
+    out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
+  };
+  layouts(x_layer, "layer", layer_parameters(x_model));
+  for (const bool again : {false, true}) {
+    if (again && !x_plan.recompute.any()) continue;
+    x_layer_segments[again] = write_layer(x_builder, x_model, x_plan, x_layer, again);
+  }
+  for (EndLayouts* end : {&x_embedding, &x_head}) {
+    end->hidden = x_layer.hidden;
+    end->hidden_gradient = x_layer.hidden_gradient;
+    end->inputs = x_inputs;
+    end->scalars = x_scalars;
+  }
+  const bool first = x_stage == 0;
+  const bool last = x_stage == x_plan.pipeline - 1;
+  const bool own_table = !x_model.tied_embeddings;
+  if (first) {
+    layouts(x_embedding, "model", embedding_parameters(x_model));
+    x_embedding_segments = write_embedding(x_builder, x_model, x_plan, x_embedding);
+  }
+  if (last) {
+    std::vector<Parameter> parameters = head_parameters(x_model);
+    // A tied matrix is the token table itself on a stage that has both ends, a copy of it elsewhere.
+    if (!own_table) parameters.push_back(embedding_parameters(x_model).front());
+    layouts(x_head, "model", parameters);
+    x_head_segments = write_head(x_builder, x_model, x_plan, x_head,
+                                 own_table ? "head.output" : "embedding.tokens");
+  }
+}
+
+PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weights,
+                              LayoutId gradients, LayoutId shared, LayoutId shared_gradients,
+                              std::int32_t layer) {
+  Chunk& chunk = x_chunks.back();
+  PartFrames part;
+  const auto alias = [&](LayoutId layout, FrameId owner, DType type, std::int64_t element) {
+    return x_builder.alias(layout, owner, 0, bytes_of(type, element), layer);
+  };
+  const DType weight_type = x_plan.precision.compute;
+  const DType gradient_type = x_plan.precision.gradients;
+  part.cut_begin = chunk.elements;
+  part.cut_end = chunk.elements + parameters.cut_elements;
+  part.weights = alias(weights, chunk.parameters, weight_type, part.cut_begin);
+  part.gradients = alias(gradients, chunk.gradients, gradient_type, part.cut_begin);
+  part.shared = alias(shared, chunk.parameters, weight_type, chunk.shared_elements);
+  part.shared_gradients = alias(shared_gradients, chunk.gradients, gradient_type,
+                                chunk.shared_elements);
+  chunk.elements = part.cut_end;
+  chunk.shared_elements += parameters.shared_elements;
+  return part;
+}
+
+void StageWriter::make_chunk(std::int64_t index) {
+  const std::int64_t global = index * x_plan.pipeline + x_stage;
+  Chunk chunk;
+  chunk.layers = x_plan.pipeline_layout[static_cast<std::size_t>(global)];
+  for (std::int64_t c = 0; c < global; ++c) {
+    chunk.first_layer += x_plan.pipeline_layout[static_cast<std::size_t>(c)];
+  }
+  for (const Chunk& earlier : x_chunks) chunk.layers_before += earlier.layers;
+  chunk.marks = x_builder.frame(x_marks);
+  chunk.has_embedding = global == 0;
+  chunk.has_head = global == x_plan.chunks() - 1;
+  x_chunks.push_back(std::move(chunk));
+  place_parts(x_chunks.back());
+  make_buckets(x_chunks.back());
+}
+
+void StageWriter::place_parts(Chunk& chunk) {
+  const bool own_table = !x_model.tied_embeddings;
+  const bool both_ends = chunk.has_embedding && chunk.has_head;
+  std::int64_t cut = chunk.layers * x_layer.parameters.cut_elements;
+  std::int64_t shared = chunk.layers * x_layer.parameters.shared_elements;
+  if (chunk.has_embedding) {
+    cut += x_embedding.parameters.cut_elements;
+    shared += x_embedding.parameters.shared_elements;
+  }
+  const bool head_table = chunk.has_head && (own_table || !both_ends);
+  if (chunk.has_head) {
+    cut += head_table ? x_head.parameters.cut_elements : 0;
+    shared += x_head.parameters.shared_elements;
+  }
+  const std::int64_t unit = sharded() ? x_plan.data * 128 : 1;
+  const std::int64_t total = round_up(cut + shared, unit);
+  const Precision& precision = x_plan.precision;
+  chunk.parameters = x_builder.frame(x_builder.layout(
+      one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
+  chunk.gradients = x_builder.frame(x_builder.layout(
+      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total)));
+  chunk.state_elements = total / (sharded() ? x_plan.data : 1);
+  FrameLayout states =
+      one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
+  states.name = "optimizer";
+  for (const char* name : {"variance", "master weights"}) {
+    if (std::string(name) == "master weights" && !precision.master) continue;
+    states.buffers.push_back(states.buffers.front());
+    states.buffers.back().name = name;
+  }
+  chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
+
+  chunk.elements = shared;  // the cut parts follow the shared ones
+  chunk.shared_elements = 0;
+  const auto put = [this](const auto& l, std::int32_t layer) {
+    return place(l.parameters, l.weights, l.gradients, l.shared, l.shared_gradients, layer);
+  };
+  if (chunk.has_embedding) chunk.embedding = put(x_embedding, -1);
+  for (std::int64_t l = 0; l < chunk.layers; ++l) {
+    chunk.parts.push_back(put(x_layer, static_cast<std::int32_t>(chunk.first_layer + l)));
+  }
+  if (chunk.has_head) {
+    const std::int64_t end = chunk.elements;
+    chunk.head = put(x_head, -1);
+    if (!head_table) {
+      // The token table is the head's only cut parameter and stands first in the embedding's part.
+      const std::int64_t at = chunk.embedding.cut_begin;
+      chunk.head.weights = x_builder.alias(x_head.weights, chunk.parameters, 0,
+                                           bytes_of(precision.compute, at));
+      chunk.head.gradients = x_builder.alias(x_head.gradients, chunk.gradients, 0,
+                                             bytes_of(precision.gradients, at));
+      chunk.head.cut_begin = at;
+      chunk.head.cut_end = at + x_head.parameters.cut_elements;
+      chunk.elements = end;
+    }
+  }
+  chunk.elements = total;
+}
+
+void StageWriter::make_buckets(Chunk& chunk) {
+  if (x_plan.data == 1) {
+    chunk.buckets.push_back(Bucket{0, chunk.elements, x_builder.frame(x_bucket), true, false});
+    return;
+  }
+  const std::int64_t unit = sharded() ? x_plan.data * 128 : 1;
+  const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
+  const std::int64_t size =
+      whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
+  for (std::int64_t end = chunk.elements; end > 0; end -= size) {
+    Bucket bucket{std::max<std::int64_t>(0, end - size), end, x_builder.frame(x_bucket), false,
+                  false};
+    bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
+    const auto overlaps = [&bucket](const PartFrames& part) {
+      return bucket.begin < part.cut_end && part.cut_begin < bucket.end;
+    };
+    if (tied_across() && chunk.has_embedding) bucket.last |= overlaps(chunk.embedding);
+    if (tied_across() && chunk.has_head) bucket.last |= overlaps(chunk.head);
+    chunk.buckets.push_back(bucket);
+  }
+}
+
+}  // namespace foretrain

@@ -1,0 +1,288 @@
+#include "models/stage_writer.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::int16_t kSharedMark = 0;
+constexpr std::int16_t kTiedMark = 1;
+constexpr std::int16_t kUpdateDone = 0;
+
+}  // namespace
+
+std::int64_t StageWriter::shard_elements(const Bucket& bucket) const {
+  return (bucket.end - bucket.begin) / (sharded() ? x_plan.data : 1);
+}
+
+View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType type) const {
+  View view{frame, 0, bytes_of(type, bucket.begin), bytes_of(type, shard_elements(bucket)), 1,
+            GroupSlot()};
+  if (!sharded()) return view;
+  view.shards = static_cast<std::int32_t>(x_plan.data);
+  view.shard_group = GroupSlot(0);
+  for (std::size_t g = 0; g < x_builder.program().group_slots.size(); ++g) {
+    if (x_builder.program().group_slots[g] == kDataGroup) view.shard_group = GroupSlot(g);
+  }
+  return view;
+}
+
+/// Everything from element `reached` on is final once `event` of `frame` is recorded.
+void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame,
+                               std::int16_t event) {
+  if (!x_plan.overlap.gradient_reduce) return;
+  for (Bucket& bucket : chunk.buckets) {
+    if (bucket.begin >= reached && !bucket.last) reduce_bucket(chunk, bucket, frame, event);
+  }
+}
+
+void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event) {
+  if (bucket.issued) return;
+  bucket.issued = true;
+  const DType type = x_plan.precision.gradients;
+  const std::int64_t count = bucket.end - bucket.begin;
+  if (x_plan.data == 1 || count == 0) return;
+  const GroupSlot data = x_builder.group(kDataGroup);
+  const bool scatter = sharded() && x_plan.reduction == GradientReduction::kReduceScatter;
+  const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
+  Op op;
+  op.stream = x_builder.stream("data");
+  op.work = x_builder.work(Collective{
+      scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, data, count, type,
+      false});
+  op.name = "gradients.reduce";
+  op.category = Category::kData;
+  op.phase = Phase::kGradients;
+  op.reads = {all};
+  op.writes = {scatter ? shard_view(0, bucket, type) : all};
+  op.records = EventRef{1, kReduced};
+  Segment segment;
+  segment.name = "reduce gradients";
+  segment.frames = {layout_of(chunk.gradients), x_bucket};
+  segment.ops.push_back(std::move(op));
+  const SegmentId id = x_builder.segment(std::move(segment));
+  const StreamId stream = x_builder.stream("data");
+  x_builder.call(
+      Call{id, -1, -1, {chunk.gradients, bucket.frame}, {StreamWait{stream, frame, event}}});
+}
+
+StreamWait StageWriter::reduce_part(const char* stream, const char* group, const Chunk& chunk,
+                                    std::int64_t begin, std::int64_t end, std::int16_t mark,
+                                    StreamWait after) {
+  const DType type = x_plan.precision.gradients;
+  const View part{0, 0, bytes_of(type, begin), bytes_of(type, end - begin), 1, GroupSlot()};
+  Op op;
+  op.stream = after.stream = x_builder.stream(stream);
+  op.work = x_builder.work(
+      Collective{CollectiveKind::kAllReduce, x_builder.group(group), end - begin, type, false});
+  op.name = mark == kTiedMark ? "gradients.tied.reduce" : "gradients.shared.reduce";
+  op.category = mark == kTiedMark ? Category::kPipeline : Category::kTensor;
+  op.phase = Phase::kGradients;
+  op.reads = op.writes = {part};
+  op.records = EventRef{1, mark};
+  Segment segment;
+  segment.name = op.name;
+  segment.frames = {layout_of(chunk.gradients), x_marks};
+  segment.ops.push_back(std::move(op));
+  const SegmentId id = x_builder.segment(std::move(segment));
+  x_builder.call(Call{id, -1, -1, {chunk.gradients, chunk.marks}, {after}});
+  return StreamWait{StreamId(std::size_t{0}), chunk.marks, mark};
+}
+
+/// After the last backward pass of a chunk: gradients that tensor ranks computed in part are summed (norms
+/// under sequence parallelism), then the buckets that waited for them go.
+void StageWriter::finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event) {
+  reduce_ready(chunk, 0, frame, event);
+  chunk.done_frame = frame;
+  chunk.done_event = event;
+  if (x_plan.sequence && chunk.shared_elements > 0) {
+    const StreamWait done = reduce_part("tensor", kTensorGroup, chunk, 0, chunk.shared_elements,
+                                        kSharedMark, StreamWait{StreamId(), frame, event});
+    chunk.done_frame = done.frame;
+    chunk.done_event = done.event;
+    x_before_update.push_back(done);
+  }
+  // Chunks whose tied table waits for another stage reduce their last buckets at the very end, so that
+  // the wait does not hold up the buckets of other chunks.
+  const bool waits = tied_across() && (chunk.has_embedding || chunk.has_head);
+  if (waits || !x_plan.overlap.gradient_reduce) return;
+  for (Bucket& bucket : chunk.buckets) {
+    reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
+  }
+}
+
+void StageWriter::reduce_rest() {
+  for (Chunk& chunk : x_chunks) {
+    if (tied_across() && (chunk.has_embedding || chunk.has_head)) {
+      const PartFrames& part = chunk.has_embedding ? chunk.embedding : chunk.head;
+      const StreamWait done =
+          reduce_part("tied embedding", kTiedGroup, chunk, part.cut_begin, part.cut_end, kTiedMark,
+                      StreamWait{StreamId(), chunk.done_frame, chunk.done_event});
+      chunk.done_frame = done.frame;
+      chunk.done_event = done.event;
+      x_before_update.push_back(done);
+    }
+  }
+  for (Chunk& chunk : x_chunks) {
+    for (Bucket& bucket : chunk.buckets) {
+      reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
+    }
+  }
+}
+
+/// Formal frames of the update: the scalars, then parameters, gradients and optimizer of every chunk.
+void StageWriter::update() {
+  LayoutWriter events("update", 0);
+  SegmentWriter w(x_builder, "update", events);
+  w.phase = Phase::kOptimizer;
+  w.segment().frames = {x_scalars};
+  Call call;
+  call.frames = {x_scalar_frame};
+  call.waits = std::move(x_before_next);
+  call.waits.insert(call.waits.end(), x_before_update.begin(), x_before_update.end());
+  for (const Chunk& chunk : x_chunks) {
+    for (const FrameId frame : {chunk.parameters, chunk.gradients, chunk.optimizer}) {
+      w.segment().frames.push_back(layout_of(frame));
+      call.frames.push_back(frame);
+    }
+    for (const Bucket& bucket : chunk.buckets) {
+      if (x_plan.data == 1 || bucket.end == bucket.begin) continue;
+      call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
+    }
+  }
+  write_clipping(w);
+  write_updates(w);
+  w.record(EventRef{0, kUpdateDone});
+  call.segment = x_builder.segment(std::move(w.segment()));
+  x_builder.call(std::move(call));
+  if (sharded() && !x_plan.overlap.parameter_gather) {
+    const StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
+    for (Chunk& chunk : x_chunks) {
+      for (Bucket& bucket : chunk.buckets) gather_bucket(chunk, bucket, done);
+    }
+  }
+  reduce_loss();
+}
+
+/// Gradient norm over all parameters, the host's check of it, and scaling by min(1, clip / norm).
+void StageWriter::write_clipping(SegmentWriter& w) {
+  if (x_plan.clip_norm <= 0) return;
+  const DType type = x_plan.precision.gradients;
+  const Ref norm{0, kNormSquare, DType::kFp32, 1};
+  Kernel clear;
+  clear.rows = clear.cols = 1;
+  clear.dtype = DType::kFp32;
+  w.compute("gradients.norm.zero", clear, {}, {norm.view()});
+  const auto each = [this](const auto& visit) {
+    for (std::size_t c = 0; c < x_chunks.size(); ++c) {
+      const auto base = static_cast<std::int16_t>(1 + 3 * c);
+      for (const Bucket& bucket : x_chunks[c].buckets) {
+        if (bucket.end > bucket.begin) visit(base, bucket);
+      }
+    }
+  };
+  const auto kernel = [&](KernelKind kind, const Bucket& bucket) {
+    Kernel out;
+    out.kind = kind;
+    out.rows = 1;
+    out.cols = shard_elements(bucket);
+    out.dtype = type;
+    return out;
+  };
+  each([&](std::int16_t base, const Bucket& bucket) {
+    const auto frame = static_cast<std::int16_t>(base + 1);
+    w.compute("gradients.norm", kernel(KernelKind::kSquaredNorm, bucket),
+              {shard_view(frame, bucket, type), norm.view()}, {norm.view()});
+  });
+  const std::int64_t ranks = sharded() ? x_plan.accelerators : x_plan.tensor * x_plan.pipeline;
+  if (ranks > 1) {
+    w.compute("gradients.norm.reduce",
+              Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32,
+                         false},
+              {norm.view()}, {norm.view()});
+    w.segment().ops.back().category = Category::kData;
+  }
+  w.compute("gradients.check", HostSync{}, {norm.view()}, {});
+  w.segment().ops.back().category = Category::kHost;
+  each([&](std::int16_t base, const Bucket& bucket) {
+    const View view = shard_view(static_cast<std::int16_t>(base + 1), bucket, type);
+    w.compute("gradients.clip", kernel(KernelKind::kScale, bucket), {view, norm.view()}, {view});
+  });
+}
+
+void StageWriter::write_updates(SegmentWriter& w) {
+  const Precision& precision = x_plan.precision;
+  for (std::size_t c = 0; c < x_chunks.size(); ++c) {
+    const auto base = static_cast<std::int16_t>(1 + 3 * c);
+    std::int64_t state = 0;
+    for (const Bucket& bucket : x_chunks[c].buckets) {
+      const std::int64_t count = shard_elements(bucket);
+      if (count == 0) continue;
+      Kernel adam;
+      adam.kind = KernelKind::kAdam;
+      adam.rows = 1;
+      adam.cols = count;
+      adam.dtype = DType::kFp32;
+      // Multi-tensor implementations launch once for many tensors; the plain one works in about a dozen
+      // passes of foreach kernels.
+      adam.launches = x_plan.fused_optimizer ? 1 : 12;
+      const auto states = static_cast<std::int16_t>(base + 2);
+      const View weights = shard_view(base, bucket, precision.compute);
+      std::vector<View> reads = {
+          shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients)};
+      std::vector<View> writes = {weights};
+      if (!precision.master) reads.push_back(weights);
+      for (std::int16_t b = 0; b < (precision.master ? 3 : 2); ++b) {
+        const View view = Ref{states, b, DType::kFp32, 0}.part(state, count);
+        reads.push_back(view);
+        writes.push_back(view);
+      }
+      w.compute("optimizer.adam", adam, std::move(reads), std::move(writes));
+      state += count;
+    }
+  }
+}
+
+void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) {
+  const DType type = x_plan.precision.compute;
+  const std::int64_t count = bucket.end - bucket.begin;
+  if (count == 0) return;
+  Op op;
+  op.stream = x_builder.stream("data");
+  op.work = x_builder.work(Collective{CollectiveKind::kAllGather, x_builder.group(kDataGroup),
+                                      count, type, false});
+  op.name = "parameters.gather";
+  op.category = Category::kData;
+  op.phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;
+  op.reads = {shard_view(0, bucket, type)};
+  op.writes = {View{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()}};
+  op.records = EventRef{1, kGathered};
+  Segment segment;
+  segment.name = "gather parameters";
+  segment.frames = {layout_of(chunk.parameters), x_bucket};
+  segment.ops.push_back(std::move(op));
+  Call call{x_builder.segment(std::move(segment)), -1, -1, {chunk.parameters, bucket.frame}, {}};
+  if (after.frame.valid()) call.waits.push_back(after);
+  x_builder.call(std::move(call));
+}
+
+/// The mean loss, for the log.
+void StageWriter::reduce_loss() {
+  if (x_stage != x_plan.pipeline - 1 || x_plan.data == 1) return;
+  const View loss{0, kLoss, 0, 4, 1, GroupSlot()};
+  Op op;
+  op.stream = x_builder.stream("data");
+  op.work = x_builder.work(
+      Collective{CollectiveKind::kAllReduce, x_builder.group(kDataGroup), 1, DType::kFp32, false});
+  op.name = "loss.reduce";
+  op.category = Category::kData;
+  op.phase = Phase::kOptimizer;
+  op.reads = op.writes = {loss};
+  Segment segment;
+  segment.name = "reduce loss";
+  segment.frames = {x_scalars};
+  segment.ops.push_back(std::move(op));
+  const SegmentId id = x_builder.segment(std::move(segment));
+  const StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
+  x_builder.call(Call{id, -1, -1, {x_scalar_frame}, {done}});
+}
+
+}  // namespace foretrain

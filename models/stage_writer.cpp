@@ -1,0 +1,300 @@
+#include "models/stage_writer.h"
+
+#include "sim/base/check.h"
+
+namespace foretrain {
+
+StageWriter::StageWriter(const Model& model, const Plan& plan, std::int64_t stage)
+    : x_model(model),
+      x_plan(plan),
+      x_stage(stage),
+      x_builder("stage " + std::to_string(stage)) {
+  x_builder.stream("compute");  // stream 0
+}
+
+Program StageWriter::run() && {
+  write_layouts();
+  write_segments();
+  for (std::int64_t c = 0; c < x_plan.virtual_pipeline; ++c) make_chunk(c);
+  x_scalar_frame = x_builder.frame(x_scalars);
+  step_begins();
+  const std::vector<Pass> passes =
+      schedule_passes(x_plan.schedule, x_stage, x_plan.pipeline, x_plan.virtual_pipeline,
+                      x_plan.microbatches());
+  std::vector<std::int64_t> forwards(x_chunks.size(), 0);
+  std::vector<std::int64_t> backwards(x_chunks.size(), 0);
+  for (const Pass& pass : passes) {
+    const auto c = static_cast<std::size_t>(pass.chunk);
+    if (pass.backward) {
+      backward(pass.chunk, pass.microbatch, ++backwards[c] == x_plan.microbatches());
+    } else {
+      x_first_pass = forwards[c]++ == 0;
+      forward(pass.chunk, pass.microbatch);
+    }
+  }
+  reduce_rest();
+  update();
+  return std::move(x_builder).build();
+}
+
+/// Zeroes the gradients; with gathers overlapped, last step's parameters come in beside the forward pass.
+void StageWriter::step_begins() {
+  for (std::size_t c = 0; c < x_chunks.size(); ++c) {
+    Chunk& chunk = x_chunks[c];
+    LayoutWriter events("zero", 1);
+    SegmentWriter w(x_builder, "zero gradients " + std::to_string(c), events);
+    w.phase = Phase::kGradients;
+    if (c == 0 && x_plan.step_time.ps > 0) {
+      w.compute("host", HostDelay{x_plan.step_time}, {}, {});
+      w.segment().ops.back().category = Category::kHost;
+    }
+    Kernel fill;
+    fill.rows = 1;
+    fill.cols = chunk.elements;
+    fill.dtype = x_plan.precision.gradients;
+    const View all{0, 0, 0, bytes_of(fill.dtype, chunk.elements), 1, GroupSlot()};
+    w.compute("gradients.zero", fill, {}, {all});
+    if (c == 0) {
+      Kernel clear;
+      clear.rows = clear.cols = 1;
+      clear.dtype = DType::kFp32;
+      w.compute("loss.zero", clear, {}, {View{1, kLoss, 0, 4, 1, GroupSlot()}});
+    }
+    const Program& program = x_builder.program();
+    w.segment().frames = {program.frames[chunk.gradients.index()].layout, x_scalars};
+    const SegmentId segment = x_builder.segment(std::move(w.segment()));
+    x_builder.call(Call{segment, -1, -1, {chunk.gradients, x_scalar_frame}, {}});
+  }
+  if (!sharded() || !x_plan.overlap.parameter_gather) return;
+  for (Chunk& chunk : x_chunks) gather_parameters(chunk);
+}
+
+/// First what the forward pass needs first: the end of the list of buckets.
+void StageWriter::gather_parameters(Chunk& chunk) {
+  for (auto bucket = chunk.buckets.rbegin(); bucket != chunk.buckets.rend(); ++bucket) {
+    gather_bucket(chunk, *bucket, StreamWait{});
+  }
+}
+
+void StageWriter::wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const {
+  if (!x_first_pass || !sharded() || !x_plan.overlap.parameter_gather) return;
+  const StreamId compute(std::size_t{0});
+  for (const Bucket& bucket : chunk.buckets) {
+    const bool cut = bucket.begin < part.cut_end && part.cut_begin < bucket.end;
+    const bool shared = bucket.begin < chunk.shared_elements;
+    if (cut || shared) call.waits.push_back(StreamWait{compute, bucket.frame, kGathered});
+  }
+}
+
+void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
+  const auto known = x_input_frames.find(microbatch);
+  if (known != x_input_frames.end()) {
+    passage.inputs = known->second;
+    return;
+  }
+  const bool first = x_stage == 0;
+  const bool last = x_stage == x_plan.pipeline - 1;
+  if (!x_load.valid()) {
+    LayoutWriter events("load", 1);
+    SegmentWriter w(x_builder, "load inputs", events);
+    w.phase = Phase::kInput;
+    if (x_plan.data_time.ps > 0) {
+      w.compute("data.prepare", HostDelay{x_plan.data_time}, {}, {});
+      w.segment().ops.back().category = Category::kHost;
+    }
+    const Bytes bytes = bytes_of(DType::kInt64, x_plan.tokens());
+    const auto copy = [&](const char* name, std::int16_t buffer) {
+      w.compute(name, Copy{Memory::kHost, Memory::kDevice, bytes}, {},
+                {View{0, buffer, 0, bytes, 1, GroupSlot()}});
+      w.segment().ops.back().category = Category::kMemory;
+    };
+    if (first) copy("data.tokens", kTokens);
+    if (last) copy("data.labels", kLabels);
+    w.segment().frames = {x_inputs};
+    x_load = x_builder.segment(std::move(w.segment()));
+  }
+  passage.inputs = x_builder.frame(x_inputs, -1, microbatch);
+  x_input_frames.emplace(microbatch, passage.inputs);
+  x_builder.call(Call{x_load, -1, microbatch, {passage.inputs}, {}});
+}
+
+SegmentId StageWriter::message_segment(const std::string& stream, const char* channel,
+                                       LayoutId layout, bool send) {
+  const Bytes bytes = bytes_of(x_plan.precision.compute, hidden_elements(x_model, x_plan));
+  const View view{0, kHiddenBuffer, 0, bytes, 1, GroupSlot()};
+  Op op;
+  op.stream = x_builder.stream(stream);
+  op.work = x_builder.work(P2PBatch{{Message{send, x_builder.channel(channel), bytes}}});
+  op.name = stream;
+  op.category = Category::kPipeline;
+  op.phase = layout == x_layer.hidden ? Phase::kForward : Phase::kBackward;
+  (send ? op.reads : op.writes).push_back(view);
+  if (send) op.waits.push_back(EventRef{0, kReady});
+  op.records = EventRef{0, send ? kSent : kReady};
+  Segment segment;
+  segment.name = stream;
+  segment.frames = {layout};
+  segment.ops.push_back(std::move(op));
+  return x_builder.segment(std::move(segment));
+}
+
+void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send) {
+  x_builder.call(Call{segment, -1, microbatch, {frame}, {}});
+  if (!send || x_plan.overlap.pipeline) return;
+  // Without overlap the next pass waits until the message is gone.
+  x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});
+}
+
+void StageWriter::forward(std::int32_t c, std::int32_t mb) {
+  Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
+  Passage& passage = x_passages[{c, mb}];
+  passage.hidden.push_back(x_builder.frame(x_layer.hidden, -1, mb));
+  if (chunk.has_embedding || chunk.has_head) load_inputs(passage, mb);
+  if (chunk.has_embedding) {
+    embedding_forward(chunk, passage, mb);
+  } else {
+    if (!x_receive_activation.valid()) {
+      x_receive_activation =
+          message_segment("receive activations", kFromPrevious, x_layer.hidden, false);
+    }
+    message(x_receive_activation, passage.hidden.front(), mb, false);
+  }
+  for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
+  if (chunk.has_head) {
+    head_forward(chunk, passage, mb);
+  } else {
+    if (!x_send_activation.valid()) {
+      x_send_activation = message_segment("send activations", kToNext, x_layer.hidden, true);
+    }
+    message(x_send_activation, passage.hidden.back(), mb, true);
+  }
+}
+
+void StageWriter::embedding_forward(const Chunk& chunk, Passage& passage, std::int32_t mb) {
+  const EndSegments& s = *x_embedding_segments;
+  passage.embedding_saved = x_builder.frame(s.saved, -1, mb);
+  const PartFrames& part = chunk.embedding;
+  Call call{s.forward, -1, mb,
+            {part.weights, part.gradients, part.shared, part.shared_gradients,
+             passage.hidden.front(), FrameId(), passage.embedding_saved,
+             x_builder.frame(s.local_forward, -1, mb), passage.inputs},
+            std::move(x_before_next)};
+  x_before_next.clear();
+  wait_gathered(chunk, part, call);
+  x_builder.call(std::move(call));
+}
+
+void StageWriter::layer_forward(const Chunk& chunk, Passage& passage, std::int64_t l,
+                                std::int32_t mb) {
+  const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
+  const LayerSegments& s = x_layer_segments.at(recomputed(chunk.layers_before + l));
+  const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
+  passage.saved.push_back(x_builder.frame(s.saved, index, mb));
+  passage.hidden.push_back(x_builder.frame(x_layer.hidden, index, mb));
+  Call call{s.forward, index, mb,
+            {part.weights, part.gradients, part.shared, part.shared_gradients,
+             passage.hidden[static_cast<std::size_t>(l)], passage.hidden.back(),
+             passage.saved.back(), x_builder.frame(s.local_forward, index, mb), FrameId(),
+             FrameId()},
+            std::move(x_before_next)};
+  x_before_next.clear();
+  wait_gathered(chunk, part, call);
+  x_builder.call(std::move(call));
+}
+
+void StageWriter::head_forward(const Chunk& chunk, Passage& passage, std::int32_t mb) {
+  const EndSegments& s = *x_head_segments;
+  passage.head_saved = x_builder.frame(s.saved, -1, mb);
+  const PartFrames& part = chunk.head;
+  Call call{s.forward, -1, mb,
+            {part.weights, part.gradients, part.shared, part.shared_gradients,
+             passage.hidden.back(), FrameId(), passage.head_saved,
+             x_builder.frame(s.local_forward, -1, mb), passage.inputs, x_scalar_frame},
+            std::move(x_before_next)};
+  x_before_next.clear();
+  wait_gathered(chunk, part, call);
+  x_builder.call(std::move(call));
+}
+
+void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
+  Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
+  const auto found = x_passages.find({c, mb});
+  FT_CHECK(found != x_passages.end(), "a backward pass before its forward");
+  Passage& passage = found->second;
+  passage.gradient = x_builder.frame(x_layer.hidden_gradient, -1, mb);
+  if (chunk.has_head) {
+    head_backward(chunk, passage, mb);
+    if (last) reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
+  } else {
+    if (!x_receive_gradient.valid()) {
+      x_receive_gradient =
+          message_segment("receive gradients", kFromNext, x_layer.hidden_gradient, false);
+    }
+    message(x_receive_gradient, passage.gradient, mb, false);
+  }
+  for (std::int64_t l = chunk.layers; l-- > 0;) {
+    layer_backward(chunk, passage, l, mb);
+    if (last) {
+      reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, passage.gradient,
+                   kReady);
+    }
+  }
+  if (chunk.has_embedding) {
+    embedding_backward(chunk, passage, mb, last);
+  } else {
+    if (last) finish_chunk(chunk, passage.gradient, kReady);
+    if (!x_send_gradient.valid()) {
+      x_send_gradient = message_segment("send gradients", kToPrevious, x_layer.hidden_gradient, true);
+    }
+    message(x_send_gradient, passage.gradient, mb, true);
+  }
+  x_passages.erase(found);
+}
+
+void StageWriter::head_backward(const Chunk& chunk, Passage& passage, std::int32_t mb) {
+  const EndSegments& s = *x_head_segments;
+  const PartFrames& part = chunk.head;
+  x_builder.call(Call{s.backward, -1, mb,
+                      {part.weights, part.gradients, part.shared, part.shared_gradients,
+                       passage.hidden.back(), passage.gradient, passage.head_saved,
+                       x_builder.frame(s.local_backward, -1, mb), passage.inputs, x_scalar_frame},
+                      std::move(x_before_next)});
+  x_before_next.clear();
+}
+
+void StageWriter::layer_backward(const Chunk& chunk, Passage& passage, std::int64_t l,
+                                 std::int32_t mb) {
+  const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
+  const LayerSegments& s = x_layer_segments.at(recomputed(chunk.layers_before + l));
+  const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
+  const FrameId below = x_builder.frame(x_layer.hidden_gradient, index, mb);
+  // What is computed again writes the layer's output a second time: into a frame of its own.
+  const FrameId output = x_builder.frame(x_layer.hidden, index, mb);
+  x_builder.call(Call{s.backward, index, mb,
+                      {part.weights, part.gradients, part.shared, part.shared_gradients,
+                       passage.hidden[static_cast<std::size_t>(l)], output,
+                       passage.saved[static_cast<std::size_t>(l)],
+                       x_builder.frame(s.local_backward, index, mb), passage.gradient, below},
+                      std::move(x_before_next)});
+  x_before_next.clear();
+  passage.gradient = below;
+}
+
+void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb,
+                                     bool last) {
+  const EndSegments& s = *x_embedding_segments;
+  const PartFrames& part = chunk.embedding;
+  const FrameId local = x_builder.frame(s.local_backward, -1, mb);
+  x_builder.call(Call{s.backward, -1, mb,
+                      {part.weights, part.gradients, part.shared, part.shared_gradients, FrameId(),
+                       passage.gradient, passage.embedding_saved, local, passage.inputs},
+                      std::move(x_before_next)});
+  x_before_next.clear();
+  if (last) finish_chunk(chunk, local, s.done);
+}
+
+Program write_stage(const Model& model, const Plan& plan, std::int64_t stage) {
+  return StageWriter(model, plan, stage).run();
+}
+
+}  // namespace foretrain
