@@ -87,24 +87,41 @@ void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement
   cost.port_share.at(static_cast<std::size_t>(Port::kNicIn)) = outside;
 }
 
-/// A is NCCL's largest over the protocols, but a mesh's is measured by the number of members.
-double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, CollectiveKind kind,
-                         NcclAlgorithm algorithm, double& latency_us) {
-  double bandwidth = 0;
-  latency_us = -1;
-  for (int p = 0; p < kNcclProtocols; ++p) {
-    const NcclTuning tuning = nccl_tuning(group, kind, algorithm, static_cast<NcclProtocol>(p));
-    if (tuning.gb_per_s <= 0) continue;
-    bandwidth = std::max(bandwidth, tuning.gb_per_s);
-    latency_us = latency_us < 0 ? tuning.latency_us : std::min(latency_us, tuning.latency_us);
-  }
-  if (cluster.scale_up == ScaleUp::kMesh && group.nodes == 1) {
-    const NcclConstants& c = nccl_constants();
-    for (std::size_t i = 0; i < c.mesh_ranks.size(); ++i) {
-      if (c.mesh_ranks[i] == group.ranks) {
-        bandwidth = c.mesh_busbw[i] / bus_factor(kind, group.ranks);
-      }
+const TimeLaw& law_of(const Cluster& cluster, const Placement& at) {
+  const NcclConstants& c = nccl_constants();
+  const bool cloud = cluster.fabric == Fabric::kEfa || cluster.fabric == Fabric::kEthernet;
+  const auto& laws = at.nodes == 1 ? c.one_node : cloud ? c.many_nodes_cloud : c.many_nodes;
+  return laws.at(nccl_row(cluster.device.architecture));
+}
+
+/// The least latency over the protocols; for NVLS and NVLSTree, which offer one protocol only and hand
+/// small messages to the others, over the algorithms as well.
+double least_latency_us(const NcclGroup& group, CollectiveKind kind, NcclAlgorithm chosen) {
+  double least = -1;
+  for (int a = 0; a < kNcclAlgorithms; ++a) {
+    const auto algorithm = static_cast<NcclAlgorithm>(a);
+    if (algorithm != chosen && !is_nvls(chosen)) continue;
+    for (int p = 0; p < kNcclProtocols; ++p) {
+      const NcclTuning tuning = nccl_tuning(group, kind, algorithm, static_cast<NcclProtocol>(p));
+      if (tuning.gb_per_s <= 0) continue;
+      if (least < 0 || tuning.latency_us < least) least = tuning.latency_us;
     }
+  }
+  return std::max(0.0, least);
+}
+
+/// A: NCCL's largest over the protocols; within a mesh, measured by the number of members.
+double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, CollectiveKind kind,
+                         NcclAlgorithm algorithm) {
+  double bandwidth = 0;
+  for (int p = 0; p < kNcclProtocols; ++p) {
+    const auto protocol = static_cast<NcclProtocol>(p);
+    bandwidth = std::max(bandwidth, nccl_tuning(group, kind, algorithm, protocol).gb_per_s);
+  }
+  if (cluster.scale_up != ScaleUp::kMesh || group.nodes > 1) return bandwidth;
+  const NcclConstants& c = nccl_constants();
+  for (std::size_t i = 0; i < c.mesh_ranks.size(); ++i) {
+    if (c.mesh_ranks[i] == group.ranks) return c.mesh_busbw[i] / bus_factor(kind, group.ranks);
   }
   return bandwidth;
 }
@@ -169,11 +186,9 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
   const NcclGroup group = nccl_group(cluster, placement.ranks, placement.nodes,
                                      placement.per_node_max, placement.nics_per_node);
   const NcclChoice choice = choose_nccl(group, work.kind, bytes);
-  double latency_us = 0;
-  const double bandwidth = largest_bandwidth(cluster, group, work.kind, choice.algorithm, latency_us);
-  const NcclConstants& c = nccl_constants();
-  const TimeLaw& law = (placement.nodes == 1 ? c.one_node : c.many_nodes)
-                           .at(nccl_row(cluster.device.architecture));
+  const double latency_us = least_latency_us(group, work.kind, choice.algorithm);
+  const double bandwidth = largest_bandwidth(cluster, group, work.kind, choice.algorithm);
+  const TimeLaw& law = law_of(cluster, placement);
   const Traffic traffic = traffic_of(placement, work.kind, choice.algorithm, size);
 
   const double alpha =

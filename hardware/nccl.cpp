@@ -16,6 +16,7 @@ constexpr double kTreeLlDivisor = 3.8;
 constexpr double kPlainTree = 0.85;
 constexpr double kPatShare = 0.75;
 constexpr std::int32_t kPatternTree = 3;
+constexpr std::int32_t kNvlsGatherRanks = 32;
 
 std::size_t index_of(NcclAlgorithm a) { return static_cast<std::size_t>(a); }
 std::size_t index_of(NcclProtocol p) { return static_cast<std::size_t>(p); }
@@ -43,8 +44,9 @@ bool offered(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclProto
     case NcclAlgorithm::kRing: return true;
     case NcclAlgorithm::kTree: return kind == CollectiveKind::kAllReduce;
     case NcclAlgorithm::kNvls:
-      return p == NcclProtocol::kSimple && kind == CollectiveKind::kAllReduce && g.nodes == 1 &&
-             g.nvls.channels >= 2;
+      return p == NcclProtocol::kSimple && g.nodes == 1 && g.nvls.channels >= 2 &&
+             (kind == CollectiveKind::kAllReduce ||
+              (gathers(kind) && g.ranks_per_node <= kNvlsGatherRanks));
     case NcclAlgorithm::kNvlsTree:
       return p == NcclProtocol::kSimple && kind == CollectiveKind::kAllReduce && g.nodes > 1 &&
              g.nvls.channels >= 2;
@@ -85,26 +87,26 @@ double tree_bandwidth(const NcclGroup& g, NcclProtocol p) {
   return bus * 0.5;
 }
 
-double nvls_bandwidth(const NcclGroup& g, bool tree) {
+double nvls_bandwidth(const NcclGroup& g, CollectiveKind kind, bool tree) {
   const NcclConstants& c = nccl_constants();
   const std::size_t row = nccl_row(g.architecture), column = node_column(g.nodes);
   const double heads = g.nvls.channels;
-  double speed = g.nvls.intra * c.nvls_efficiency.at(row) * (heads - 1) / heads * 2;
-  if (tree) {
-    speed = std::min(speed, g.nvls.inter * (g.nodes <= 2 ? 2 : 1));
-    speed = std::min(speed, c.nvls_tree.at(row).at(column));
-  }
-  return heads * speed * g.ranks / (2.0 * (g.ranks - 1));
+  const double local = g.ranks_per_node;
+  double speed = g.nvls.intra * c.nvls_efficiency.at(row) * (heads - 1) / heads;
+  speed *= gathers(kind) ? (local - 1) / local : 2;
+  speed = std::min(speed, g.nvls.inter * (tree && g.nodes <= 2 ? 2 : 1));
+  if (tree) speed = std::min(speed, c.nvls_tree.at(row).at(column));
+  return gathers(kind) ? heads * speed : heads * speed * g.ranks / (2.0 * (g.ranks - 1));
 }
 
 double bandwidth(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclProtocol p) {
   switch (a) {
     case NcclAlgorithm::kRing: return ring_bandwidth(g, kind, p);
     case NcclAlgorithm::kTree: return tree_bandwidth(g, p);
-    case NcclAlgorithm::kNvls: return nvls_bandwidth(g, false);
-    case NcclAlgorithm::kNvlsTree: return nvls_bandwidth(g, true);
+    case NcclAlgorithm::kNvls: return nvls_bandwidth(g, kind, false);
+    case NcclAlgorithm::kNvlsTree: return nvls_bandwidth(g, kind, true);
     case NcclAlgorithm::kPat:
-      return g.ring.channels * (g.nodes <= 2 ? g.ring.intra : g.ring.inter) * kPatShare;
+      return g.tree.channels * (g.nodes <= 2 ? g.tree.intra : g.tree.inter) * kPatShare;
   }
   return 0;
 }

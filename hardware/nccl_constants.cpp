@@ -105,6 +105,7 @@ NcclConstants load() {
   c.graphs = graph_rows(member(root, "graphs"));
   c.one_node = laws_of(member(member(root, "laws"), "one_node"));
   c.many_nodes = laws_of(member(member(root, "laws"), "many_nodes"));
+  c.many_nodes_cloud = laws_of(member(member(root, "laws"), "many_nodes_cloud"));
   const Json& message = member(root, "messages");
   c.message_scale_up = number_at(message, "scale_up_efficiency");
   c.message_network = number_at(message, "network_efficiency");

@@ -39,7 +39,8 @@ struct NcclConstants {
   double plateau_newer = 1, plateau_volta = 1;
   std::vector<NcclGraphRow> graphs;
 
-  std::array<TimeLaw, 4> one_node{}, many_nodes{};  ///< by row of the tables
+  /// By row of the tables; `many_nodes_cloud` is for EFA and Ethernet.
+  std::array<TimeLaw, 4> one_node{}, many_nodes{}, many_nodes_cloud{};
   double message_scale_up = 1, message_network = 1, message_pcie = 1;
   double message_scale_up_us = 0, message_network_us = 0;
   double all_to_all_scale_up = 1, all_to_all_network = 1, all_to_all_us = 0, all_to_all_peer_us = 0;

@@ -137,7 +137,7 @@ NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t no
   group.architecture = cluster.device.architecture;
   group.cpu = cluster.cpu;
   group.scale_up = cluster.scale_up;
-  const double nic_rate = cluster.nic_gb_per_s();
+  const double nic_rate = cluster.nic_port_gb_per_s();
   for (const NcclGraphRow& row : nccl_constants().graphs) {
     if (row.architecture != group.architecture || row.ranks_per_node != ranks_per_node ||
         row.many_nodes != (nodes > 1) ||
