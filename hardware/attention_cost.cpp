@@ -8,8 +8,8 @@
 namespace foretrain {
 namespace {
 
-constexpr double kQueryBlock = 128;       // queries of one thread block of the fused kernels
-constexpr double kShortLength = 0.75;     // below the shortest length the rate falls as length^0.75
+constexpr double kQueryBlock = 128;    // queries of one thread block of the fused kernels
+constexpr double kShortLength = 0.75;  // below the shortest length the rate falls as length^0.75
 
 /// Query-key pairs that a fused kernel computes.
 double pairs_of(const Attention& work) {
@@ -36,11 +36,13 @@ double rate_on_curve(const AttentionConstants& c, const AttentionCurve& curve, d
 const AttentionCurve* curve_of(const AttentionConstants& c, const Attention& work) {
   const AttentionCurve* best = nullptr;
   for (const AttentionCurve& curve : c.curves) {
-    if (curve.kernel != work.kernel || curve.backward != work.backward || curve.causal != work.causal) {
+    if (curve.kernel != work.kernel || curve.backward != work.backward ||
+        curve.causal != work.causal) {
       continue;
     }
     const auto distance = [&work](const AttentionCurve& x) {
-      return std::abs(std::log(static_cast<double>(x.head_dim) / static_cast<double>(work.head_dim)));
+      return std::abs(
+          std::log(static_cast<double>(x.head_dim) / static_cast<double>(work.head_dim)));
     };
     if (best == nullptr || distance(curve) < distance(*best)) best = &curve;
   }
@@ -57,7 +59,8 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
                        std::string(name_of(work.dtype)) + " on " + device.name);
   }
   const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
-  double rate = rate_on_curve(c, *curve, static_cast<double>(work.kv_len)) * peak / c.reference_tflops;
+  double rate =
+      rate_on_curve(c, *curve, static_cast<double>(work.kv_len)) * peak / c.reference_tflops;
   if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
   if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
     rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve->head_dim);
@@ -76,15 +79,15 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
 
   Cost cost;
   cost.latency = Time::from_us(c.latency_us);
-  cost.compute = Time::from_seconds(flops * idle / (rate * 1e12));
-  cost.memory = Time::from_seconds(
-      bytes / (device.memory_gb_per_s * 1e9 *
-               kernel_constants(device.architecture).memory.default_efficiency));
+  cost.compute = bounded(flops * idle / (rate * 1e12));
+  cost.memory = bounded(bytes / (device.memory_gb_per_s * 1e9 *
+                                 kernel_constants(device.architecture).memory.default_efficiency));
   cost.duration = cost.latency + max(cost.compute, cost.memory);
   cost.deviation = static_cast<float>(c.deviation);
   if (steps != nullptr) {
-    *steps << flops / 1e9 << " GFLOP at " << rate << " TFLOP/s (curve of head_dim " << curve->head_dim
-           << "): " << cost.compute.us() << " us; memory " << cost.memory.us() << " us\n";
+    *steps << flops / 1e9 << " GFLOP at " << rate << " TFLOP/s (curve of head_dim "
+           << curve->head_dim << "): " << cost.compute.us() << " us; memory " << cost.memory.us()
+           << " us\n";
   }
   return cost;
 }
@@ -128,7 +131,7 @@ Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostre
     FT_TRY(add_gemm(device, work, kv, d, q, sum));  // d_v
     FT_TRY(add_gemm(device, work, q, d, kv, sum));  // d_q
     FT_TRY(add_gemm(device, work, kv, d, q, sum));  // d_k
-    bytes = scores * 3 * element;                   // softmax: d_probabilities, probabilities, d_scores
+    bytes = scores * 3 * element;  // softmax: d_probabilities, probabilities, d_scores
     passes = 1;
     if (work.dropout) bytes += scores * (2 * element + 1), ++passes;
   }
@@ -141,10 +144,10 @@ Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostre
   // The kernels follow each other: the whole is the sum, and the larger part is what yields.
   const double whole = sum.arithmetic_s + sum.passes_s;
   Cost cost;
-  cost.latency = Time::from_seconds(sum.latency_s);
+  cost.latency = bounded(sum.latency_s);
   const bool arithmetic = sum.arithmetic_s > sum.passes_s;
-  cost.compute = Time::from_seconds(arithmetic ? whole : sum.arithmetic_s);
-  cost.memory = Time::from_seconds(arithmetic ? sum.passes_s : whole);
+  cost.compute = bounded(arithmetic ? whole : sum.arithmetic_s);
+  cost.memory = bounded(arithmetic ? sum.passes_s : whole);
   cost.duration = cost.latency + max(cost.compute, cost.memory);
   cost.deviation = 0.15F;
   if (steps != nullptr) {

@@ -45,7 +45,9 @@ struct Cluster {
   double storage_gb_per_s = 6;  ///< for each accelerator
   bool operator==(const Cluster&) const = default;
 
-  std::int32_t nodes() const { return (accelerators + accelerators_per_node - 1) / accelerators_per_node; }
+  std::int32_t nodes() const {
+    return (accelerators + accelerators_per_node - 1) / accelerators_per_node;
+  }
   std::int32_t node_of(RankId rank) const { return rank.value / accelerators_per_node; }
   std::int32_t local_of(RankId rank) const { return rank.value % accelerators_per_node; }
   std::int32_t leaf_of_node(std::int32_t node) const { return node / nodes_per_leaf; }
@@ -58,8 +60,8 @@ struct Cluster {
   double node_network_gb_per_s() const { return nics_per_node * nic_gb_per_s(); }
 };
 
-/// Reads the `cluster` of a RUN: a preset's name or path, {"preset": ..., overrides}, or an object with
-/// every field. Unknown keys, wrong types and numbers out of range are errors.
+/// Reads the `cluster` of a RUN: a preset's name or path, {"preset": ..., overrides}, or an object
+/// with every field. Unknown keys, wrong types and numbers out of range are errors.
 Result<Cluster> read_cluster(const Json& json, const std::string& source,
                              const std::string& pointer);
 

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
+#include "hardware/local_cost.h"
 #include "hardware/nccl_constants.h"
 
 namespace foretrain {
 namespace {
 
 constexpr double kHops = 1024;
+constexpr Bytes kMostBytes = Bytes{1} << 56;
 
 /// Bytes that a rank (scale-up) and a node (network) must send, and the NCCL ring's factor.
 struct Traffic {
@@ -17,23 +20,25 @@ struct Traffic {
   double node_least = 0;     ///< the least any algorithm can send
 };
 
-bool is_nvls(NcclAlgorithm a) {
-  return a == NcclAlgorithm::kNvls || a == NcclAlgorithm::kNvlsTree;
-}
+bool is_nvls(NcclAlgorithm a) { return a == NcclAlgorithm::kNvls || a == NcclAlgorithm::kNvlsTree; }
 
 double bus_factor(CollectiveKind kind, double n) {
   switch (kind) {
-    case CollectiveKind::kAllReduce: return 2 * (n - 1) / n;
+    case CollectiveKind::kAllReduce:
+      return 2 * (n - 1) / n;
     case CollectiveKind::kAllGather:
     case CollectiveKind::kReduceScatter:
-    case CollectiveKind::kAllToAll: return (n - 1) / n;
+    case CollectiveKind::kAllToAll:
+      return (n - 1) / n;
     case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce: return 1;
+    case CollectiveKind::kReduce:
+      return 1;
   }
   return 1;
 }
 
-Traffic traffic_of(const Placement& at, CollectiveKind kind, NcclAlgorithm algorithm, double bytes) {
+Traffic traffic_of(const Placement& at, CollectiveKind kind, NcclAlgorithm algorithm,
+                   double bytes) {
   const double n = at.ranks, nodes = at.nodes;
   Traffic traffic;
   const double ring = bytes * bus_factor(kind, n);
@@ -42,12 +47,20 @@ Traffic traffic_of(const Placement& at, CollectiveKind kind, NcclAlgorithm algor
   if (at.nodes == 1) return traffic;
   const double outside = (n - at.per_node_max) / n;
   switch (kind) {
-    case CollectiveKind::kAllReduce: traffic.node_least = bytes * 2 * (nodes - 1) / nodes; break;
+    case CollectiveKind::kAllReduce:
+      traffic.node_least = bytes * 2 * (nodes - 1) / nodes;
+      break;
     case CollectiveKind::kAllGather:
-    case CollectiveKind::kReduceScatter: traffic.node_least = bytes * outside; break;
-    case CollectiveKind::kAllToAll: traffic.node_least = bytes * at.per_node_max * outside; break;
+    case CollectiveKind::kReduceScatter:
+      traffic.node_least = bytes * outside;
+      break;
+    case CollectiveKind::kAllToAll:
+      traffic.node_least = bytes * at.per_node_max * outside;
+      break;
     case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce: traffic.node_least = bytes; break;
+    case CollectiveKind::kReduce:
+      traffic.node_least = bytes;
+      break;
   }
   const bool rings = algorithm == NcclAlgorithm::kRing;
   traffic.node_network = rings ? std::max(ring, traffic.node_least) : traffic.node_least;
@@ -57,7 +70,8 @@ Traffic traffic_of(const Placement& at, CollectiveKind kind, NcclAlgorithm algor
 /// Line rate of one rank's scale-up port.
 double scale_up_rate(const Cluster& cluster, const LinkRates& rates) {
   const DeviceSpec& device = cluster.device;
-  const double line = cluster.scale_up == ScaleUp::kPcie ? device.pcie_gb_per_s : device.scale_up_gb_per_s;
+  const double line =
+      cluster.scale_up == ScaleUp::kPcie ? device.pcie_gb_per_s : device.scale_up_gb_per_s;
   return line * rates.scale_up;
 }
 
@@ -69,7 +83,8 @@ double leaf_factor(const Cluster& cluster, const Placement& at) {
 std::int32_t share_of(double bytes, double rate_gb_per_s, double seconds, std::int32_t sharers) {
   if (bytes <= 0 || seconds <= 0) return 0;
   const double share = bytes / (rate_gb_per_s * 1e9) / seconds * kWhole;
-  return static_cast<std::int32_t>(std::min(std::ceil(share), std::floor(double{kWhole} / sharers)));
+  return static_cast<std::int32_t>(
+      std::min(std::ceil(share), std::floor(double{kWhole} / sharers)));
 }
 
 void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement& at,
@@ -94,8 +109,8 @@ const TimeLaw& law_of(const Cluster& cluster, const Placement& at) {
   return laws.at(nccl_row(cluster.device.architecture));
 }
 
-/// The least latency over the protocols; for NVLS and NVLSTree, which offer one protocol only and hand
-/// small messages to the others, over the algorithms as well.
+/// The least latency over the protocols; for NVLS and NVLSTree, which offer one protocol only and
+/// hand small messages to the others, over the algorithms as well.
 double least_latency_us(const NcclGroup& group, CollectiveKind kind, NcclAlgorithm chosen) {
   double least = -1;
   for (int a = 0; a < kNcclAlgorithms; ++a) {
@@ -126,7 +141,8 @@ double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, Collect
   return bandwidth;
 }
 
-double memory_share(const Cluster& cluster, const Traffic& traffic, const Placement& at, double seconds) {
+double memory_share(const Cluster& cluster, const Traffic& traffic, const Placement& at,
+                    double seconds) {
   const double bytes = std::max(traffic.rank_scale_up, traffic.node_network / at.per_node_max);
   const double rate = nccl_constants().memory_traffic * bytes / seconds / 1e9;
   return std::min(0.5, rate / cluster.device.memory_gb_per_s);
@@ -135,9 +151,10 @@ double memory_share(const Cluster& cluster, const Traffic& traffic, const Placem
 Cost finish(const Cluster& cluster, const LinkRates& rates, const Placement& at,
             const Traffic& traffic, double alpha_s, double seconds) {
   Cost cost;
-  cost.duration = max(Time{1}, Time::from_seconds(seconds));
-  cost.latency = min(cost.duration, Time::from_seconds(alpha_s));
-  cost.memory_share = static_cast<std::int32_t>(memory_share(cluster, traffic, at, seconds) * kWhole);
+  cost.duration = max(Time{1}, bounded(seconds));
+  cost.latency = min(cost.duration, bounded(alpha_s));
+  cost.memory_share =
+      static_cast<std::int32_t>(memory_share(cluster, traffic, at, seconds) * kWhole);
   fill_shares(cluster, rates, at, traffic, cost);
   return cost;
 }
@@ -163,7 +180,8 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
            << outside * 1e6 << " us\n";
   }
   Cost cost = finish(cluster, rates, at, traffic, start, seconds);
-  cost.sms_held = nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, at.nics_per_node).channels;
+  cost.sms_held =
+      nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, at.nics_per_node).channels;
   cost.deviation = 0.25F;
   return cost;
 }
@@ -173,7 +191,9 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
 Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
                              const Placement& placement, const Collective& work,
                              std::ostream* steps) {
-  if (work.count < 0) return input_error("a collective of a negative count");
+  if (work.count < 0 || work.count > kMostBytes) {
+    return input_error("a collective of " + std::to_string(work.count) + " elements");
+  }
   if (placement.ranks < 2 || work.count == 0) {
     if (steps != nullptr) *steps << "nothing to exchange\n";
     return Cost{};
@@ -192,7 +212,8 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
   const Traffic traffic = traffic_of(placement, work.kind, choice.algorithm, size);
 
   const double alpha =
-      (law.latency_factor * latency_us + (placement.nodes > 1 ? cluster.network_latency_us : 0)) * 1e-6;
+      (law.latency_factor * latency_us + (placement.nodes > 1 ? cluster.network_latency_us : 0)) *
+      1e-6;
   const double at_best = size / (law.efficiency * bandwidth * 1e9);
   const double link = traffic.rank_scale_up / (scale_up_rate(cluster, rates) * 1e9);
   double x = std::max(link, placement.nodes == 1 ? at_best / rates.scale_up : 0);
@@ -201,7 +222,8 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
     x = std::max(x, std::max(at_best, traffic.node_least / nics) / rates.network *
                         leaf_factor(cluster, placement));
   }
-  const double seconds = std::pow(std::pow(alpha, law.power) + std::pow(x, law.power), 1 / law.power);
+  const double seconds =
+      std::pow(std::pow(alpha, law.power) + std::pow(x, law.power), 1 / law.power);
   Cost cost = finish(cluster, rates, placement, traffic, alpha, seconds);
   cost.sms_held = nccl_channels(group, choice, bytes);
   cost.deviation = static_cast<float>(law.deviation);
@@ -211,8 +233,8 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
            << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
            << ", its own estimate " << choice.time_us << " us, bandwidth " << bandwidth
            << " GB/s of the array\n"
-           << "alpha " << alpha * 1e6 << " us, x " << x * 1e6 << " us, power " << law.power
-           << ": " << seconds * 1e6 << " us, busbw "
+           << "alpha " << alpha * 1e6 << " us, x " << x * 1e6 << " us, power " << law.power << ": "
+           << seconds * 1e6 << " us, busbw "
            << size * bus_factor(work.kind, placement.ranks) / seconds / 1e9 << " GB/s\n"
            << "SMs held " << cost.sms_held << "\n";
   }
@@ -238,7 +260,9 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   double start = 0;
   for (std::size_t i = 0; i < work.messages.size(); ++i) {
     const Message& message = work.messages[i];
-    if (message.bytes < 0) return input_error("a message of negative bytes");
+    if (message.bytes < 0 || message.bytes > kMostBytes) {
+      return input_error("a message of " + std::to_string(message.bytes) + " bytes");
+    }
     const bool across = placements[i].nodes > 1;
     const Port port = across ? (message.send ? Port::kNicOut : Port::kNicIn)
                              : (message.send ? Port::kScaleUpOut : Port::kScaleUpIn);
@@ -247,14 +271,14 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
                                : inside_share * inside_rate;
     port_bytes.at(index) += static_cast<double>(message.bytes);
     port_seconds.at(index) += static_cast<double>(message.bytes) / (rate * 1e9);
-    start = std::max(start, across ? c.message_network_us + cluster.network_latency_us
-                                   : c.message_scale_up_us);
+    start = std::max(
+        start, across ? c.message_network_us + cluster.network_latency_us : c.message_scale_up_us);
   }
   if (work.messages.empty()) return Cost{};
   const double busiest = *std::max_element(port_seconds.begin(), port_seconds.end());
   Cost cost;
   cost.latency = Time::from_us(start);
-  cost.duration = cost.latency + Time::from_seconds(busiest);
+  cost.duration = cost.latency + bounded(busiest);
   const double seconds = cost.duration.seconds();
   double moved = 0;
   for (std::size_t i = 0; i < port_bytes.size(); ++i) {

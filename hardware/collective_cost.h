@@ -9,8 +9,9 @@
 //                                          reduce-scatter, 1 broadcast, reduce and NVLS all-reduce
 //     many nodes   bytes * F / NICs of a node in use,  F = 2(N-1)/N, (n-g)/n or 1
 // and what crosses oversubscribed leaves is slowed by max(1, crossing share * oversubscription).
-// latency_factor, power and efficiency are fitted to public logs by (architecture, one node or many):
-// configs/nccl.json, residuals in docs/prices.md. The algorithm, n, N and g enter through alpha and A.
+// latency_factor, power and efficiency are fitted to public logs by (architecture, one node or
+// many): configs/nccl.json, residuals in docs/prices.md. The algorithm, n, N and g enter through
+// alpha and A.
 //
 // All-to-all: start + peers * per_peer + max(bytes to own node / NVLink, bytes to others / NIC).
 // Messages: start + network latency + the busiest port's bytes over its rate.

@@ -59,15 +59,22 @@ std::string_view name_of(Architecture architecture) {
 
 double peak_tflops(const DeviceSpec& device, DType type) {
   switch (type) {
-    case DType::kFp32: return device.fp32_tflops;
-    case DType::kTf32: return device.tf32_tflops;
-    case DType::kBf16: return device.bf16_tflops;
-    case DType::kFp16: return device.fp16_tflops;
-    case DType::kFp8: return device.fp8_tflops;
-    case DType::kFp4: return device.fp4_tflops;
+    case DType::kFp32:
+      return device.fp32_tflops;
+    case DType::kTf32:
+      return device.tf32_tflops;
+    case DType::kBf16:
+      return device.bf16_tflops;
+    case DType::kFp16:
+      return device.fp16_tflops;
+    case DType::kFp8:
+      return device.fp8_tflops;
+    case DType::kFp4:
+      return device.fp4_tflops;
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUint8: return 0;
+    case DType::kUint8:
+      return 0;
   }
   return 0;
 }

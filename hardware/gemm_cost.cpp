@@ -14,19 +14,28 @@ struct Candidate {
   double busy() const { return std::max(compute_s, memory_s); }
 };
 
+constexpr double kMostProducts = 1e19;
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 double efficiency_of(const GemmConstants& c, DType type) {
   switch (type) {
-    case DType::kFp32: return c.fp32;
-    case DType::kTf32: return c.tf32;
-    case DType::kBf16: return c.bf16;
-    case DType::kFp16: return c.fp16;
-    case DType::kFp8: return c.fp8;
-    case DType::kFp4: return c.fp4;
+    case DType::kFp32:
+      return c.fp32;
+    case DType::kTf32:
+      return c.tf32;
+    case DType::kBf16:
+      return c.bf16;
+    case DType::kFp16:
+      return c.fp16;
+    case DType::kFp8:
+      return c.fp8;
+    case DType::kFp4:
+      return c.fp4;
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUint8: return 0;
+    case DType::kUint8:
+      return 0;
   }
   return 0;
 }
@@ -49,12 +58,12 @@ double traffic(const DeviceSpec& device, const Gemm& work, const Candidate& c) {
     // A wave covers a block of tiles as square as can be; its rows and columns are read once.
     const double in_flight = static_cast<double>(std::min<std::int64_t>(device.sm_count, c.tiles));
     const auto rows = static_cast<double>(c.rows), columns = static_cast<double>(c.columns);
-    const double high = std::clamp(std::round(std::sqrt(in_flight * columns / rows)), 1.0,
-                                   std::ceil(m / rows));
+    const double high =
+        std::clamp(std::round(std::sqrt(in_flight * columns / rows)), 1.0, std::ceil(m / rows));
     const double wide = std::max(1.0, std::floor(in_flight / high));
     const double block = std::min(high * rows, m) + std::min(wide * columns, n);
-    reads = std::max(once, static_cast<double>(c.waves) * block * k /
-                               static_cast<double>(c.splits) * in);
+    reads = std::max(once,
+                     static_cast<double>(c.waves) * block * k / static_cast<double>(c.splits) * in);
   }
   const double results = batch * m * n;
   const double writes = results * out * (work.accumulate ? 2 : 1);
@@ -86,14 +95,18 @@ Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream*
       return input_error("a GEMM with an extent of " + std::to_string(extent));
     }
   }
+  const double products = static_cast<double>(work.m) * static_cast<double>(work.n) *
+                          static_cast<double>(std::max<std::int64_t>(1, work.k)) *
+                          static_cast<double>(work.batch);
+  if (products > kMostProducts) return input_error("a GEMM of more than 1e19 multiply-adds");
   if (work.m == 0 || work.n == 0 || work.batch == 0) return Cost{};
   const GemmConstants& c = kernel_constants(device.architecture).gemm;
   const double peak = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
   if (peak <= 0) {
     return unsupported("a GEMM in " + std::string(name_of(work.in)) + " on " + device.name);
   }
-  const double rate = peak * (misaligned(work) ? c.misaligned : 1) *
-                      (work.transpose_a ? c.weight_gradient : 1);
+  const double rate =
+      peak * (misaligned(work) ? c.misaligned : 1) * (work.transpose_a ? c.weight_gradient : 1);
   Candidate best;
   for (const GemmTile& tile : c.tiles) {
     for (const std::int64_t splits : c.splits) {
@@ -105,8 +118,8 @@ Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream*
   Cost cost;
   cost.latency = Time::from_us(c.latency_us);
   cost.tiles = best.tiles;
-  cost.tile = Time::from_seconds(best.compute_s / static_cast<double>(best.waves));
-  cost.memory = Time::from_seconds(best.memory_s);
+  cost.tile = bounded(best.compute_s / static_cast<double>(best.waves));
+  cost.memory = bounded(best.memory_s);
   cost.duration = cost.latency + max(Time{best.waves * cost.tile.ps}, cost.memory);
   cost.deviation = static_cast<float>(c.deviation);
   if (steps != nullptr) {

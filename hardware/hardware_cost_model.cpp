@@ -64,9 +64,9 @@ class HardwareCostModel final : public CostModel {
 
  private:
   static std::string_view text_of_kind(const Work& work) {
-    constexpr std::array<std::string_view, 9> kNames = {
-        "gemm", "attention", "kernel", "collective", "messages", "copy", "host sync", "host delay",
-        "opaque"};
+    constexpr std::array<std::string_view, 9> kNames = {"gemm",       "attention",  "kernel",
+                                                        "collective", "messages",   "copy",
+                                                        "host sync",  "host delay", "opaque"};
     static_assert(std::variant_size_v<Work> == kNames.size());
     return kNames.at(work.index());
   }
@@ -116,6 +116,10 @@ class HardwareCostModel final : public CostModel {
     }
     if (std::holds_alternative<HostSync>(work)) return cost;
     FT_ASSIGN(cost, price_device(work, placements, steps));
+    if (cost.duration.seconds() > kLongestSeconds) {
+      return input_error(std::string(text_of_kind(work)) + " takes more than 11 days on " +
+                         x_cluster.device.name + "; found a size or a rate out of proportion");
+    }
     cost.launch = Time{x_options.dispatch_per_kernel.ps * kernels_of(work)};
     return cost;
   }

@@ -18,8 +18,9 @@ struct PriceOptions {
   double host_rate = 1;      ///< PCIe, host memory, storage
 };
 
-/// All prices are analytic (Provenance::kAnalytic). NCCL's choice of algorithm does not change with the
-/// multipliers. Unsupported work is an error of kind kUnsupported; placements of another model are bugs.
+/// All prices are analytic (Provenance::kAnalytic). NCCL's choice of algorithm does not change with
+/// the multipliers. Unsupported work is an error of kind kUnsupported; placements of another model
+/// are bugs.
 std::unique_ptr<CostModel> make_cost_model(const Cluster& cluster, const PriceOptions& options);
 
 }  // namespace foretrain

@@ -18,7 +18,8 @@ struct GemmTile {
 struct GemmConstants {
   std::vector<GemmTile> tiles;
   std::vector<std::int64_t> splits;
-  double fp32 = 0, tf32 = 0, fp16 = 0, bf16 = 0, fp8 = 0, fp4 = 0;  ///< share of the peak, sustained
+  double fp32 = 0, tf32 = 0, fp16 = 0, bf16 = 0, fp8 = 0,
+         fp4 = 0;              ///< share of the peak, sustained
   double prologue_k = 0;       ///< prologue and epilogue of a tile, in units of k
   double fractional_wave = 0;  ///< 0: whole waves, 1: the tail wave costs its share only
   double weight_gradient = 1;  ///< rate where A is transposed

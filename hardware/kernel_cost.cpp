@@ -14,8 +14,8 @@ constexpr double kStorageStartUs = 100;   // from memory
 Cost untiled(double latency_us, double compute_s, double memory_s, double deviation) {
   Cost cost;
   cost.latency = Time::from_us(latency_us);
-  cost.compute = Time::from_seconds(compute_s);
-  cost.memory = Time::from_seconds(memory_s);
+  cost.compute = bounded(compute_s);
+  cost.memory = bounded(memory_s);
   cost.duration = cost.latency + max(cost.compute, cost.memory);
   cost.deviation = static_cast<float>(deviation);
   return cost;
@@ -36,9 +36,15 @@ Result<Cost> kernel_cost(const DeviceSpec& device, const Kernel& work, std::ostr
   const MemoryConstants& c = kernel_constants(device.architecture).memory;
   const double rate =
       device.memory_gb_per_s * 1e9 * c.efficiency.at(static_cast<std::size_t>(work.kind));
-  const double flops = static_cast<double>(work.flops);
-  const Cost cost = untiled(c.latency_us * work.launches,
-                            flops / (device.fp32_tflops * 1e12 * c.arithmetic_efficiency),
+  if (work.flops > 0 && device.fp32_tflops <= 0) {
+    return unsupported("arithmetic of " + std::string(name_of(work.kind)) + ": " + device.name +
+                       " has no fp32_tflops");
+  }
+  const double compute =
+      work.flops == 0
+          ? 0
+          : static_cast<double>(work.flops) / (device.fp32_tflops * 1e12 * c.arithmetic_efficiency);
+  const Cost cost = untiled(c.latency_us * work.launches, compute,
                             static_cast<double>(work.bytes) / rate, c.deviation);
   explain_roofline(cost, steps);
   return cost;
@@ -48,11 +54,12 @@ Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostr
   if (work.bytes < 0 || work.flops < 0) return input_error(work.name + ": a negative size");
   const KernelConstants& c = kernel_constants(device.architecture);
   const double peak = peak_tflops(device, work.dtype);
-  const double efficiency = work.dtype == DType::kFp32 ? c.gemm.fp32
+  const double efficiency = work.dtype == DType::kFp32  ? c.gemm.fp32
                             : work.dtype == DType::kFp8 ? c.gemm.fp8
                                                         : c.gemm.bf16;
   if (work.flops > 0 && peak * efficiency <= 0) {
-    return unsupported(work.name + " in " + std::string(name_of(work.dtype)) + " on " + device.name);
+    return unsupported(work.name + " in " + std::string(name_of(work.dtype)) + " on " +
+                       device.name);
   }
   const double compute =
       work.flops == 0 ? 0 : static_cast<double>(work.flops) / (peak * 1e12 * efficiency);
@@ -73,7 +80,8 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
   const auto touches = [&work](Memory memory) { return work.from == memory || work.to == memory; };
   double rate = 0, start = kCopyStartUs;
   if (work.from == Memory::kDevice && work.to == Memory::kDevice) {
-    rate = device.memory_gb_per_s * kernel_constants(device.architecture).memory.default_efficiency / 2;
+    rate = device.memory_gb_per_s *
+           kernel_constants(device.architecture).memory.default_efficiency / 2;
   } else if (touches(Memory::kStorage)) {
     rate = cluster.storage_gb_per_s * host_rate;
     if (touches(Memory::kDevice)) rate = std::min(rate, pcie);
@@ -86,7 +94,7 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
   if (rate <= 0) return unsupported("a copy to the host: " + device.name + " has no pcie_gb_per_s");
   Cost cost;
   cost.latency = Time::from_us(start);
-  cost.duration = cost.latency + Time::from_seconds(static_cast<double>(work.bytes) / (rate * 1e9));
+  cost.duration = cost.latency + bounded(static_cast<double>(work.bytes) / (rate * 1e9));
   if (touches(Memory::kDevice)) {
     const double streams = work.from == work.to ? 2 : 1;
     const double used = streams * static_cast<double>(work.bytes) / cost.duration.seconds();

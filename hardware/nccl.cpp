@@ -9,8 +9,8 @@
 namespace foretrain {
 namespace {
 
-constexpr double kRingLlShare = 0.5;       // half of each LL line is flags
-constexpr double kLl128Share = 0.92;       // of the bus, src/graph/tuning.cc
+constexpr double kRingLlShare = 0.5;  // half of each LL line is flags
+constexpr double kLl128Share = 0.92;  // of the bus, src/graph/tuning.cc
 constexpr double kTreeShare = 0.92;
 constexpr double kTreeLlDivisor = 3.8;
 constexpr double kPlainTree = 0.85;
@@ -21,9 +21,7 @@ constexpr std::int32_t kNvlsGatherRanks = 32;
 std::size_t index_of(NcclAlgorithm a) { return static_cast<std::size_t>(a); }
 std::size_t index_of(NcclProtocol p) { return static_cast<std::size_t>(p); }
 
-std::size_t node_column(std::int32_t nodes) {
-  return nodes == 1 ? 0U : nodes == 2 ? 1U : 2U;
-}
+std::size_t node_column(std::int32_t nodes) { return nodes == 1 ? 0U : nodes == 2 ? 1U : 2U; }
 
 std::int32_t log2_floor(std::int32_t n) {
   return std::bit_width(static_cast<std::uint32_t>(n)) - 1;
@@ -41,8 +39,10 @@ double steps_of(const NcclGroup& g, CollectiveKind kind) {
 bool offered(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclProtocol p) {
   if (p == NcclProtocol::kLl128 && g.scale_up == ScaleUp::kPcie) return false;
   switch (a) {
-    case NcclAlgorithm::kRing: return true;
-    case NcclAlgorithm::kTree: return kind == CollectiveKind::kAllReduce;
+    case NcclAlgorithm::kRing:
+      return true;
+    case NcclAlgorithm::kTree:
+      return kind == CollectiveKind::kAllReduce;
     case NcclAlgorithm::kNvls:
       return p == NcclProtocol::kSimple && g.nodes == 1 && g.nvls.channels >= 2 &&
              (kind == CollectiveKind::kAllReduce ||
@@ -101,10 +101,14 @@ double nvls_bandwidth(const NcclGroup& g, CollectiveKind kind, bool tree) {
 
 double bandwidth(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclProtocol p) {
   switch (a) {
-    case NcclAlgorithm::kRing: return ring_bandwidth(g, kind, p);
-    case NcclAlgorithm::kTree: return tree_bandwidth(g, p);
-    case NcclAlgorithm::kNvls: return nvls_bandwidth(g, kind, false);
-    case NcclAlgorithm::kNvlsTree: return nvls_bandwidth(g, kind, true);
+    case NcclAlgorithm::kRing:
+      return ring_bandwidth(g, kind, p);
+    case NcclAlgorithm::kTree:
+      return tree_bandwidth(g, p);
+    case NcclAlgorithm::kNvls:
+      return nvls_bandwidth(g, kind, false);
+    case NcclAlgorithm::kNvlsTree:
+      return nvls_bandwidth(g, kind, true);
     case NcclAlgorithm::kPat:
       return g.tree.channels * (g.nodes <= 2 ? g.tree.intra : g.tree.inter) * kPatShare;
   }
@@ -115,8 +119,9 @@ double latency(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclPro
   const NcclConstants& c = nccl_constants();
   const bool pcie = g.scale_up == ScaleUp::kPcie || g.ranks_per_node == 1;
   const double inside = (pcie ? c.pcie_us : c.nvlink_us).at(index_of(a)).at(index_of(p));
-  const std::size_t across_as =
-      a == NcclAlgorithm::kRing && g.ranks_per_node == 1 ? index_of(NcclAlgorithm::kTree) : index_of(a);
+  const std::size_t across_as = a == NcclAlgorithm::kRing && g.ranks_per_node == 1
+                                    ? index_of(NcclAlgorithm::kTree)
+                                    : index_of(a);
   const double across = c.network_us.at(across_as).at(index_of(p));
   const double base = c.base_us.at(index_of(a)).at(index_of(p));
   const double depth = log2_floor(g.nodes);
@@ -134,9 +139,12 @@ double latency(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclPro
       const double per_node = static_cast<double>(g.ranks) / g.nodes - 1;
       return base + 2 * (per_node * inside + depth * across);
     }
-    case NcclAlgorithm::kNvls: return inside;
-    case NcclAlgorithm::kNvlsTree: return base + inside + 2 * depth * across;
-    case NcclAlgorithm::kPat: return base + depth * across / 3.5 + 2.8 * g.ranks;
+    case NcclAlgorithm::kNvls:
+      return inside;
+    case NcclAlgorithm::kNvlsTree:
+      return base + inside + 2 * depth * across;
+    case NcclAlgorithm::kPat:
+      return base + depth * across / 3.5 + 2.8 * g.ranks;
   }
   return base;
 }
@@ -151,9 +159,9 @@ double estimate_us(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, Ncc
     if (step < table.size()) tuning.gb_per_s *= table[step];
   }
   if (a == NcclAlgorithm::kRing && p == NcclProtocol::kSimple && g.nodes > 1 &&
-      kind == CollectiveKind::kAllReduce && bytes / (g.channels * static_cast<double>(g.ranks)) >= 64) {
-    tuning.latency_us *=
-        g.architecture == Architecture::kVolta ? c.plateau_volta : c.plateau_newer;
+      kind == CollectiveKind::kAllReduce &&
+      bytes / (g.channels * static_cast<double>(g.ranks)) >= 64) {
+    tuning.latency_us *= g.architecture == Architecture::kVolta ? c.plateau_volta : c.plateau_newer;
   }
   return tuning.latency_us + bytes / (1000 * tuning.gb_per_s);
 }

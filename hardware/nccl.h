@@ -1,9 +1,9 @@
 // NCCL's own choice of algorithm, protocol and channels.
 //
 // For each (algorithm, protocol) NCCL keeps a latency L and a bandwidth A and picks the smallest
-// L + bytes / A (src/graph/tuning.cc, src/enqueue.cc of NCCL 2.28.9; constants in configs/nccl.json).
-// The estimate RANKS algorithms. It is 20-60 % too fast below 256 MiB, so the price is not taken from it:
-// hardware/collective_cost.h has a law fitted to measurements for that.
+// L + bytes / A (src/graph/tuning.cc, src/enqueue.cc of NCCL 2.28.9; constants in
+// configs/nccl.json). The estimate RANKS algorithms. It is 20-60 % too fast below 256 MiB, so the
+// price is not taken from it: hardware/collective_cost.h has a law fitted to measurements for that.
 // Left out: CollNet (SHARP), symmetric-memory and copy-engine kernels, tuner plugins, NCCL's own
 // environment variables.
 #pragma once
@@ -27,7 +27,8 @@ std::string_view name_of(NcclProtocol protocol);
 
 /// A result of NCCL's topology search: `channels` paths of so many GB/s each, before duplication.
 struct NcclGraph {
-  std::int32_t pattern = 0;  ///< NCCL's number: 1 balanced tree, 2 split tree, 3 tree, 4 ring, 5 NVLS
+  std::int32_t pattern =
+      0;  ///< NCCL's number: 1 balanced tree, 2 split tree, 3 tree, 4 ring, 5 NVLS
   std::int32_t channels = 0;
   double intra = 0, inter = 0;  ///< GB/s of one channel within a node and between nodes
   bool operator==(const NcclGraph&) const = default;
@@ -47,8 +48,9 @@ struct NcclGroup {
 };
 
 /// The graphs for `ranks` members on `nodes` nodes, at most `ranks_per_node` on each, which reach
-/// `nics_per_node` NICs. From the table of search results where it has the shape, else by the search's
-/// own rule: the channel speed and count that maximise the bandwidth which the links allow.
+/// `nics_per_node` NICs. From the table of search results where it has the shape, else by the
+/// search's own rule: the channel speed and count that maximise the bandwidth which the links
+/// allow.
 NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
                      std::int32_t ranks_per_node, std::int32_t nics_per_node);
 

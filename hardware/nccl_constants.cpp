@@ -132,11 +132,15 @@ const NcclConstants& nccl_constants() {
 
 std::size_t nccl_row(Architecture architecture) {
   switch (architecture) {
-    case Architecture::kVolta: return 0;
+    case Architecture::kVolta:
+      return 0;
     case Architecture::kAmpere:
-    case Architecture::kAda: return 1;
-    case Architecture::kHopper: return 2;
-    case Architecture::kBlackwell: return 3;
+    case Architecture::kAda:
+      return 1;
+    case Architecture::kHopper:
+      return 2;
+    case Architecture::kBlackwell:
+      return 3;
   }
   return 2;
 }

@@ -23,7 +23,8 @@ struct NcclGraphRow {
   std::int32_t channels = 0, nvls_channels = 0;
 };
 
-/// t = (alpha^p + x^p)^(1/p), alpha = latency_factor * NCCL's least L, x = bytes / (efficiency * A).
+/// t = (alpha^p + x^p)^(1/p), alpha = latency_factor * NCCL's least L, x = bytes / (efficiency *
+/// A).
 struct TimeLaw {
   double latency_factor = 1, power = 1, efficiency = 1, deviation = 0;
 };

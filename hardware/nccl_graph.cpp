@@ -14,7 +14,7 @@ namespace {
 constexpr std::array<double, 13> kIntraOld = {40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3};
 constexpr std::array<double, 11> kIntra90 = {60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3};
 constexpr std::array<double, 11> kIntra100 = {90, 80, 70, 60, 50, 40, 30, 24, 20, 19, 18};
-constexpr std::array<double, 19> kInterOld = {48, 30, 28, 24, 20, 18, 15,  12,  10,   9,
+constexpr std::array<double, 19> kInterOld = {48, 30, 28, 24, 20, 18,  15,  12,   10,  9,
                                               7,  6,  5,  4,  3,  2.4, 1.2, 0.24, 0.12};
 constexpr std::array<double, 17> kInter90 = {48, 45, 42, 40, 30,  24,  22,   20,  17.5,
                                              15, 12, 6,  3,  2.4, 1.2, 0.24, 0.12};
@@ -36,7 +36,8 @@ bool near(double a, double b) { return std::abs(a - b) <= 0.03 * std::max(a, b);
 
 /// Wide channels are doubled and halved in width.
 void duplicate(NcclGraph& graph, Architecture architecture, double speed) {
-  const bool newer = architecture == Architecture::kHopper || architecture == Architecture::kBlackwell;
+  const bool newer =
+      architecture == Architecture::kHopper || architecture == Architecture::kBlackwell;
   if (speed < 25 || (newer && speed < 50 && graph.channels > 4)) return;
   graph.channels *= 2;
   graph.intra /= 2;

@@ -18,8 +18,9 @@ struct NamedJson {
   std::string source;  ///< for messages: the path, or "preset NAME"
 };
 
-/// Loads `name` as a file if one exists there or if it looks like a path, else as a preset of `folder`.
-/// `source` and `pointer` say where the name stands; an unknown name offers the nearest one.
+/// Loads `name` as a file if one exists there or if it looks like a path, else as a preset of
+/// `folder`. `source` and `pointer` say where the name stands; an unknown name offers the nearest
+/// one.
 Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
                               const std::string& source, const std::string& pointer);
 

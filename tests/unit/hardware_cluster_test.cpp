@@ -33,7 +33,8 @@ TEST(Cluster, EveryPresetReads) {
 
 TEST(Cluster, OverridesReplaceThePresetsFields) {
   const Cluster cluster = read(R"({"preset": "dgx-h100", "accelerators": 16384,
-      "network": {"nics_per_node": 4, "nic_gbit_per_s": 200, "oversubscription": 2}})").value();
+      "network": {"nics_per_node": 4, "nic_gbit_per_s": 200, "oversubscription": 2}})")
+                              .value();
   EXPECT_EQ(cluster.nodes(), 2048);
   EXPECT_EQ(cluster.device.sm_count, 132);
   EXPECT_EQ(cluster.nic_ports_per_node(), 4);
@@ -55,7 +56,8 @@ TEST(Cluster, MistakesAreNamed) {
   EXPECT_NE(message(R"("dgx-h10")").find("dgx-h100"), std::string::npos);
   EXPECT_NE(message(R"({"preset": "dgx-h100", "acelerators": 8})").find("accelerators"),
             std::string::npos);
-  EXPECT_NE(message(R"({"preset": "dgx-h100", "accelerators": 99999999999})").find("/cluster/accelerators"),
+  EXPECT_NE(message(R"({"preset": "dgx-h100", "accelerators": 99999999999})")
+                .find("/cluster/accelerators"),
             std::string::npos);
   EXPECT_NE(message(R"({"preset": "dgx-h100", "network": {"nic_gbit_per_s": -1}})")
                 .find("/cluster/network/nic_gbit_per_s"),

@@ -54,7 +54,8 @@ TEST(GemmCost, TilesAndWaves) {
   EXPECT_NEAR(cost.duration.seconds(), c.latency_us * 1e-6 + flops / (312e12 * c.bf16), 1e-9);
 }
 
-// 132 tiles fit in one wave of 132 SMs, in two beside a collective that holds 24 (NVIDIA forum 337991).
+// 132 tiles fit in one wave of 132 SMs, in two beside a collective that holds 24 (NVIDIA forum
+// 337991).
 TEST(GemmCost, ASecondWaveBesideACollective) {
   const DeviceSpec device = cluster_of("dgx-h100").device;
   Cost cost = gemm_cost(device, gemm_of(256 * 11, 128 * 12, 16384), nullptr).value();
@@ -156,12 +157,31 @@ TEST(CostModel, PlacementsAreSharedAndExplained) {
   EXPECT_NE(model->explain(Work{work}, std::vector{a}).find("NCCL"), std::string::npos);
 }
 
+TEST(CostModel, SizesOutOfProportionAreErrors) {
+  const auto model = make_cost_model(cluster_of("dgx-h100"), {});
+  constexpr std::int64_t kHuge = std::int64_t{1} << 31;
+  EXPECT_FALSE(model->price(Work{gemm_of(kHuge, kHuge, kHuge)}, {}).ok());
+  Kernel kernel;
+  kernel.bytes = std::int64_t{1} << 62;
+  EXPECT_FALSE(model->price(Work{kernel}, {}).ok());
+  kernel.bytes = -1;
+  EXPECT_FALSE(model->price(Work{kernel}, {}).ok());
+  Collective collective;
+  collective.count = std::int64_t{1} << 62;
+  const PlacementId at = model->place(std::vector{RankId(0), RankId(1)}).value();
+  EXPECT_FALSE(model->price(Work{collective}, std::vector{at}).ok());
+  Copy copy;
+  copy.bytes = std::int64_t{1} << 62;
+  EXPECT_FALSE(model->price(Work{copy}, {}).ok());
+}
+
 // Two ranks that share a NIC name the same port.
 TEST(CostModel, PortsNameTheSharedNic) {
   const auto model = make_cost_model(cluster_of("aws-p4d"), {});
   EXPECT_EQ(model->port_of(RankId(8), Port::kNicOut), model->port_of(RankId(9), Port::kNicOut));
   EXPECT_NE(model->port_of(RankId(9), Port::kNicOut), model->port_of(RankId(10), Port::kNicOut));
-  EXPECT_NE(model->port_of(RankId(8), Port::kScaleUpIn), model->port_of(RankId(9), Port::kScaleUpIn));
+  EXPECT_NE(model->port_of(RankId(8), Port::kScaleUpIn),
+            model->port_of(RankId(9), Port::kScaleUpIn));
 }
 
 TEST(MessageCost, TheBusiestPortDecides) {

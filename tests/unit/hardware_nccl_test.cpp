@@ -1,5 +1,5 @@
-// Does our NCCL choose what NCCL chooses? L, A and the selection by size against an extract of the real
-// library's own results (tests/data/nccl_selection.json).
+// Does our NCCL choose what NCCL chooses? L, A and the selection by size against an extract of the
+// real library's own results (tests/data/nccl_selection.json).
 #include <gtest/gtest.h>
 
 #include <string>
@@ -24,7 +24,8 @@ std::int32_t integer(const Json& json) { return static_cast<std::int32_t>(json.n
 
 NcclGroup group_of(const std::string& preset, std::int32_t per_node, std::int32_t nodes) {
   const Cluster cluster = read_cluster(Json(preset), "test", "").value();
-  const std::int32_t nics = std::max(1, per_node * cluster.nics_per_node / cluster.accelerators_per_node);
+  const std::int32_t nics =
+      std::max(1, per_node * cluster.nics_per_node / cluster.accelerators_per_node);
   return nccl_group(cluster, per_node * nodes, nodes, per_node, nics);
 }
 
@@ -42,7 +43,8 @@ TEST(Nccl, LatencyAndBandwidthEqualTheLibrarys) {
         const auto algorithm = static_cast<NcclAlgorithm>(a);
         const auto protocol = static_cast<NcclProtocol>(p);
         if (text(algorithm, protocol) != *row[4].string()) continue;
-        const NcclTuning tuning = nccl_tuning(group, kind_of(*row[3].string()), algorithm, protocol);
+        const NcclTuning tuning =
+            nccl_tuning(group, kind_of(*row[3].string()), algorithm, protocol);
         SCOPED_TRACE(dump_json(json, -1));
         EXPECT_NEAR(tuning.latency_us, row[5].number(), 0.11);
         EXPECT_NEAR(tuning.gb_per_s, row[6].number(), 0.006 * row[6].number());
@@ -57,7 +59,8 @@ TEST(Nccl, SelectionBySizeEqualsTheLibrarys) {
   int sizes = 0;
   for (const Json& row : *extract().find("selection")->array()) {
     const NcclGroup group =
-        group_of(*row.find("cluster")->string(), integer(*row.find("ranks_per_node")), integer(*row.find("nodes")));
+        group_of(*row.find("cluster")->string(), integer(*row.find("ranks_per_node")),
+                 integer(*row.find("nodes")));
     const Json::Array& choices = *row.find("choices")->array();
     std::size_t at = 0;
     for (std::int64_t bytes = 1024; bytes <= std::int64_t{1} << 34; bytes *= 2) {
@@ -65,7 +68,8 @@ TEST(Nccl, SelectionBySizeEqualsTheLibrarys) {
              choices[at + 1].find("from_bytes")->number() <= static_cast<double>(bytes)) {
         ++at;
       }
-      const NcclChoice choice = choose_nccl(group, kind_of(*row.find("collective")->string()), bytes);
+      const NcclChoice choice =
+          choose_nccl(group, kind_of(*row.find("collective")->string()), bytes);
       SCOPED_TRACE(*row.find("cluster")->string() + " x" + dump_json(*row.find("nodes"), -1) + " " +
                    *row.find("collective")->string() + " " + std::to_string(bytes));
       EXPECT_EQ(text(choice.algorithm, choice.protocol), *choices[at].find("choice")->string());
