@@ -1,0 +1,174 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "hardware/kernel_constants.h"
+#include "hardware/local_cost.h"
+
+namespace foretrain {
+namespace {
+
+constexpr double kQueryBlock = 128;    // queries of one thread block of the fused kernels
+constexpr double kShortLength = 0.75;  // below the shortest length the rate falls as length^0.75
+
+/// Query-key pairs that a fused kernel computes.
+double pairs_of(const Attention& work) {
+  const auto q = static_cast<double>(work.q_len), kv = static_cast<double>(work.kv_len);
+  const auto window = static_cast<double>(work.window);
+  if (work.window > 0 && window < kv) {
+    return work.causal ? window * (q - std::min(q, window) / 2) : q * window;
+  }
+  return work.causal ? q * kv / 2 : q * kv;
+}
+
+double rate_on_curve(const AttentionConstants& c, const AttentionCurve& curve, double length) {
+  if (length <= c.lengths.front()) {
+    return curve.tflops.front() * std::pow(length / c.lengths.front(), kShortLength);
+  }
+  if (length >= c.lengths.back()) return curve.tflops.back();
+  std::size_t i = 1;
+  while (c.lengths[i] < length) ++i;
+  const double at = std::log(length / c.lengths[i - 1]) / std::log(c.lengths[i] / c.lengths[i - 1]);
+  return curve.tflops[i - 1] + at * (curve.tflops[i] - curve.tflops[i - 1]);
+}
+
+/// The curve of the nearest head dimension; narrower heads than any curve lose in proportion.
+const AttentionCurve* curve_of(const AttentionConstants& c, const Attention& work) {
+  const AttentionCurve* best = nullptr;
+  for (const AttentionCurve& curve : c.curves) {
+    if (curve.kernel != work.kernel || curve.backward != work.backward ||
+        curve.causal != work.causal) {
+      continue;
+    }
+    const auto distance = [&work](const AttentionCurve& x) {
+      return std::abs(
+          std::log(static_cast<double>(x.head_dim) / static_cast<double>(work.head_dim)));
+    };
+    if (best == nullptr || distance(curve) < distance(*best)) best = &curve;
+  }
+  return best;
+}
+
+Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream* steps) {
+  const AttentionConstants& c = kernel_constants(device.architecture).attention;
+  const AttentionCurve* curve = curve_of(c, work);
+  const bool fp8 = work.dtype == DType::kFp8;
+  const bool half = work.dtype == DType::kBf16 || work.dtype == DType::kFp16;
+  if (curve == nullptr || peak_tflops(device, work.dtype) <= 0 || (!half && !fp8)) {
+    return unsupported(std::string(name_of(work.kernel)) + " attention in " +
+                       std::string(name_of(work.dtype)) + " on " + device.name);
+  }
+  const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
+  double rate =
+      rate_on_curve(c, *curve, static_cast<double>(work.kv_len)) * peak / c.reference_tflops;
+  if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
+  if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
+    rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve->head_dim);
+  }
+  const double blocks = static_cast<double>(work.batch * work.q_heads) *
+                        std::ceil(static_cast<double>(work.q_len) / kQueryBlock);
+  const double idle = std::max(1.0, device.sm_count / blocks);
+  const double heads = static_cast<double>(work.batch * work.q_heads);
+  const double flops =
+      4 * heads * pairs_of(work) * static_cast<double>(work.head_dim) * (work.backward ? 2.5 : 1);
+  const double element = bits_of(work.dtype) / 8.0;
+  const double q_bytes = heads * static_cast<double>(work.q_len * work.head_dim) * element;
+  const double kv_bytes = 2 * static_cast<double>(work.batch * work.kv_heads) *
+                          static_cast<double>(work.kv_len * work.head_dim) * element;
+  const double bytes = work.backward ? 4 * q_bytes + 2 * kv_bytes : 2 * q_bytes + kv_bytes;
+
+  Cost cost;
+  cost.latency = Time::from_us(c.latency_us);
+  cost.compute = bounded(flops * idle / (rate * 1e12));
+  cost.memory = bounded(bytes / (device.memory_gb_per_s * 1e9 *
+                                 kernel_constants(device.architecture).memory.default_efficiency));
+  cost.duration = cost.latency + max(cost.compute, cost.memory);
+  cost.deviation = static_cast<float>(c.deviation);
+  if (steps != nullptr) {
+    *steps << flops / 1e9 << " GFLOP at " << rate << " TFLOP/s (curve of head_dim "
+           << curve->head_dim << "): " << cost.compute.us() << " us; memory " << cost.memory.us()
+           << " us\n";
+  }
+  return cost;
+}
+
+struct Sum {
+  double latency_s = 0, arithmetic_s = 0, passes_s = 0;
+};
+
+/// Adds one batched GEMM of an unfused attention.
+Status add_gemm(const DeviceSpec& device, const Attention& work, std::int64_t m, std::int64_t n,
+                std::int64_t k, Sum& sum) {
+  Gemm gemm;
+  gemm.m = m;
+  gemm.n = n;
+  gemm.k = k;
+  gemm.batch = work.batch * work.q_heads;
+  gemm.in = gemm.out = work.dtype;
+  FT_ASSIGN(const Cost cost, gemm_cost(device, gemm, nullptr));
+  sum.latency_s += cost.latency.seconds();
+  sum.arithmetic_s += (cost.duration - cost.latency).seconds();
+  return ok_status();
+}
+
+Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostream* steps) {
+  const MemoryConstants& memory = kernel_constants(device.architecture).memory;
+  const std::int64_t q = work.q_len, kv = work.kv_len, d = work.head_dim;
+  const double scores = static_cast<double>(work.batch * work.q_heads) * static_cast<double>(q) *
+                        static_cast<double>(kv);
+  const double element = bits_of(work.dtype) / 8.0;
+  Sum sum;
+  double bytes = 0;
+  int passes = 0;
+  if (!work.backward) {
+    FT_TRY(add_gemm(device, work, q, kv, d, sum));
+    FT_TRY(add_gemm(device, work, q, d, kv, sum));
+    bytes = scores * 2 * element;  // softmax: scores in, probabilities out
+    passes = 1;
+    if (work.dropout) bytes += scores * (2 * element + 1), ++passes;
+  } else {
+    FT_TRY(add_gemm(device, work, q, kv, d, sum));  // d_probabilities
+    FT_TRY(add_gemm(device, work, kv, d, q, sum));  // d_v
+    FT_TRY(add_gemm(device, work, q, d, kv, sum));  // d_q
+    FT_TRY(add_gemm(device, work, kv, d, q, sum));  // d_k
+    bytes = scores * 3 * element;  // softmax: d_probabilities, probabilities, d_scores
+    passes = 1;
+    if (work.dropout) bytes += scores * (2 * element + 1), ++passes;
+  }
+  if (work.alibi) bytes += scores * element;  // the bias is added to the scores as they are scaled
+  const double efficiency =
+      memory.efficiency.at(static_cast<std::size_t>(KernelKind::kResidualAdd));
+  sum.passes_s = bytes / (device.memory_gb_per_s * 1e9 * efficiency);
+  sum.latency_s += passes * memory.latency_us * 1e-6;
+
+  // The kernels follow each other: the whole is the sum, and the larger part is what yields.
+  const double whole = sum.arithmetic_s + sum.passes_s;
+  Cost cost;
+  cost.latency = bounded(sum.latency_s);
+  const bool arithmetic = sum.arithmetic_s > sum.passes_s;
+  cost.compute = bounded(arithmetic ? whole : sum.arithmetic_s);
+  cost.memory = bounded(arithmetic ? sum.passes_s : whole);
+  cost.duration = cost.latency + max(cost.compute, cost.memory);
+  cost.deviation = 0.15F;
+  if (steps != nullptr) {
+    *steps << "batched GEMMs " << sum.arithmetic_s * 1e6 << " us, " << passes
+           << " passes over the scores " << sum.passes_s * 1e6 << " us\n";
+  }
+  return cost;
+}
+
+}  // namespace
+
+Result<Cost> attention_cost(const DeviceSpec& device, const Attention& work, std::ostream* steps) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
+  for (const std::int64_t extent :
+       {work.batch, work.q_heads, work.kv_heads, work.q_len, work.kv_len, work.head_dim}) {
+    if (extent < 1 || extent > kLargest) {
+      return input_error("attention with an extent of " + std::to_string(extent));
+    }
+  }
+  return work.kernel == AttentionKernel::kUnfused ? unfused(device, work, steps)
+                                                  : fused(device, work, steps);
+}
+
+}  // namespace foretrain

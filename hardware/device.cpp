@@ -1,0 +1,121 @@
+#include "hardware/device.h"
+
+#include <vector>
+
+#include "hardware/presets.h"
+
+namespace foretrain {
+namespace {
+
+const std::vector<std::string>& architecture_names() {
+  static const std::vector<std::string> names = {"volta", "ampere", "ada", "hopper", "blackwell"};
+  return names;
+}
+
+constexpr double kTiny = 1e-6, kHuge = 1e9;
+
+Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
+                               const std::string& pointer) {
+  DeviceSpec device;
+  JsonReader reader(json, source, pointer);
+  reader.ignore("schema");
+  reader.ignore("sources");
+  reader.require("architecture", "one of volta, ampere, ada, hopper, blackwell");
+  reader.require("sm_count", "the number of SMs");
+  reader.require("memory_gib", "the capacity in GiB");
+  reader.require("memory_gb_per_s", "the memory bandwidth in GB/s");
+  reader.require("scale_up_gb_per_s", "the rate to other devices of the node in GB/s");
+  reader.read("name", device.name);
+  reader.read_enum("architecture", device.architecture, architecture_names());
+  reader.read("sm_count", device.sm_count, {1, 4096});
+  reader.read("clock_mhz", device.clock_mhz, {1, 1e5});
+  reader.read("fp32_tflops", device.fp32_tflops, {kTiny, kHuge});
+  reader.read("tf32_tflops", device.tf32_tflops, {kTiny, kHuge});
+  reader.read("fp16_tflops", device.fp16_tflops, {kTiny, kHuge});
+  reader.read("bf16_tflops", device.bf16_tflops, {kTiny, kHuge});
+  reader.read("fp8_tflops", device.fp8_tflops, {kTiny, kHuge});
+  reader.read("fp4_tflops", device.fp4_tflops, {kTiny, kHuge});
+  reader.read("memory_gib", device.memory_gib, {1e-3, 1e6});
+  reader.read("memory_gb_per_s", device.memory_gb_per_s, {1e-3, 1e7});
+  reader.read("l2_mib", device.l2_mib, {0, 1e6});
+  reader.read("scale_up_links", device.scale_up_links, {0, 4096});
+  reader.read("scale_up_gb_per_s", device.scale_up_gb_per_s, {1e-3, 1e7});
+  device.nccl_scale_up_gb_per_s = 0.82 * device.scale_up_gb_per_s;  // H100: 20.6 of 25 a link
+  reader.read("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s, {1e-3, 1e7});
+  reader.read("pcie_gb_per_s", device.pcie_gb_per_s, {1e-3, 1e6});
+  reader.read("power_w", device.power_w, {0, 1e6});
+  if (device.fp16_tflops <= 0 && device.bf16_tflops <= 0) {
+    reader.fail("bf16_tflops", "a device needs bf16_tflops or fp16_tflops");
+  }
+  FT_TRY(reader.finish());
+  return device;
+}
+
+}  // namespace
+
+std::string_view name_of(Architecture architecture) {
+  return architecture_names().at(static_cast<std::size_t>(architecture));
+}
+
+double peak_tflops(const DeviceSpec& device, DType type) {
+  switch (type) {
+    case DType::kFp32:
+      return device.fp32_tflops;
+    case DType::kTf32:
+      return device.tf32_tflops;
+    case DType::kBf16:
+      return device.bf16_tflops;
+    case DType::kFp16:
+      return device.fp16_tflops;
+    case DType::kFp8:
+      return device.fp8_tflops;
+    case DType::kFp4:
+      return device.fp4_tflops;
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUint8:
+      return 0;
+  }
+  return 0;
+}
+
+Result<DeviceSpec> read_device(const Json& json, const std::string& source,
+                               const std::string& pointer) {
+  if (const std::string* name = json.string()) {
+    FT_ASSIGN(NamedJson preset, load_preset("devices", *name, source, pointer));
+    return read_fields(preset.json, preset.source, "");
+  }
+  if (json.object() == nullptr) {
+    return input_error(source + ": " + pointer + ": found " + describe(json) +
+                       "; accepted: a device's name, a path, or an object");
+  }
+  return read_fields(json, source, pointer);
+}
+
+Json to_json(const DeviceSpec& device) {
+  Json out{Json::Object{}};
+  out.set("name", device.name);
+  out.set("architecture", name_of(device.architecture));
+  out.set("sm_count", device.sm_count);
+  out.set("clock_mhz", device.clock_mhz);
+  const auto set_rate = [&out](std::string_view key, double rate) {
+    if (rate > 0) out.set(key, rate);
+  };
+  set_rate("fp32_tflops", device.fp32_tflops);
+  set_rate("tf32_tflops", device.tf32_tflops);
+  set_rate("fp16_tflops", device.fp16_tflops);
+  set_rate("bf16_tflops", device.bf16_tflops);
+  set_rate("fp8_tflops", device.fp8_tflops);
+  set_rate("fp4_tflops", device.fp4_tflops);
+  out.set("memory_gib", device.memory_gib);
+  out.set("memory_gb_per_s", device.memory_gb_per_s);
+  out.set("l2_mib", device.l2_mib);
+  out.set("scale_up_links", device.scale_up_links);
+  out.set("scale_up_gb_per_s", device.scale_up_gb_per_s);
+  out.set("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s);
+  set_rate("pcie_gb_per_s", device.pcie_gb_per_s);
+  out.set("power_w", device.power_w);
+  return out;
+}
+
+}  // namespace foretrain

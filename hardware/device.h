@@ -1,0 +1,47 @@
+// One accelerator: what its data sheet says.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "sim/base/json.h"
+#include "sim/base/result.h"
+#include "sim/program/dtype.h"
+
+namespace foretrain {
+
+enum class Architecture : std::uint8_t { kVolta, kAmpere, kAda, kHopper, kBlackwell };
+std::string_view name_of(Architecture architecture);
+
+/// Data-sheet figures. Rates are decimal (1 GB = 1e9 B), per direction; dense arithmetic.
+/// Left out: clocks under load (the achieved rates of configs/kernels/ hold them), ECC, MIG.
+struct DeviceSpec {
+  std::string name;
+  Architecture architecture = Architecture::kHopper;
+  std::int32_t sm_count = 0;
+  double clock_mhz = 0;
+  double fp32_tflops = 0, tf32_tflops = 0, fp16_tflops = 0, bf16_tflops = 0, fp8_tflops = 0,
+         fp4_tflops = 0;  ///< 0: not supported
+  double memory_gib = 0;  ///< capacity as the driver shows it
+  double memory_gb_per_s = 0;
+  double l2_mib = 0;
+  std::int32_t scale_up_links = 0;
+  double scale_up_gb_per_s = 0;       ///< all links of one device, line rate
+  double nccl_scale_up_gb_per_s = 0;  ///< the same as NCCL's topology search counts it
+  double pcie_gb_per_s = 0;           ///< device to host, or NVLink-C2C
+  double power_w = 0;
+  bool operator==(const DeviceSpec&) const = default;
+};
+
+/// Peak dense arithmetic rate in TFLOP/s for operands of `type`; 0 where the device has none.
+double peak_tflops(const DeviceSpec& device, DType type);
+
+/// A device from a preset's name, a path, or an inline object with every field.
+/// `pointer` is the JSON pointer of `json` inside `source`, for messages.
+Result<DeviceSpec> read_device(const Json& json, const std::string& source,
+                               const std::string& pointer);
+
+Json to_json(const DeviceSpec& device);
+
+}  // namespace foretrain

@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "hardware/kernel_constants.h"
+#include "hardware/local_cost.h"
+
+namespace foretrain {
+namespace {
+
+struct Candidate {
+  std::int64_t rows = 0, columns = 0, splits = 1, tiles = 0, waves = 0;
+  double compute_s = 0, memory_s = 0;
+  double busy() const { return std::max(compute_s, memory_s); }
+};
+
+constexpr double kMostProducts = 1e19;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+double efficiency_of(const GemmConstants& c, DType type) {
+  switch (type) {
+    case DType::kFp32:
+      return c.fp32;
+    case DType::kTf32:
+      return c.tf32;
+    case DType::kBf16:
+      return c.bf16;
+    case DType::kFp16:
+      return c.fp16;
+    case DType::kFp8:
+      return c.fp8;
+    case DType::kFp4:
+      return c.fp4;
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUint8:
+      return 0;
+  }
+  return 0;
+}
+
+/// Tensor cores read 16 bytes at a time.
+bool misaligned(const Gemm& work) {
+  const std::int64_t elements = 128 / bits_of(work.in);
+  return work.n % elements != 0 || work.k % elements != 0 ||
+         (work.transpose_a && work.m % elements != 0);
+}
+
+/// Bytes through device memory, see local_cost.h.
+double traffic(const DeviceSpec& device, const Gemm& work, const Candidate& c) {
+  const double in = bits_of(work.in) / 8.0, out = bits_of(work.out) / 8.0;
+  const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n),
+             k = static_cast<double>(work.k), batch = static_cast<double>(work.batch);
+  const double once = in * batch * (m * k + k * n);
+  double reads = once;
+  if (once > device.l2_mib * kMiB) {
+    // A wave covers a block of tiles as square as can be; its rows and columns are read once.
+    const double in_flight = static_cast<double>(std::min<std::int64_t>(device.sm_count, c.tiles));
+    const auto rows = static_cast<double>(c.rows), columns = static_cast<double>(c.columns);
+    const double high =
+        std::clamp(std::round(std::sqrt(in_flight * columns / rows)), 1.0, std::ceil(m / rows));
+    const double wide = std::max(1.0, std::floor(in_flight / high));
+    const double block = std::min(high * rows, m) + std::min(wide * columns, n);
+    reads = std::max(once,
+                     static_cast<double>(c.waves) * block * k / static_cast<double>(c.splits) * in);
+  }
+  const double results = batch * m * n;
+  const double writes = results * out * (work.accumulate ? 2 : 1);
+  const double partial = c.splits > 1 ? static_cast<double>(c.splits + 1) * results * 4 : 0;
+  return reads + writes + partial;
+}
+
+Candidate evaluate(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
+                   const GemmTile& tile, std::int64_t splits, double rate) {
+  Candidate out{tile.rows, tile.columns, splits};
+  out.tiles = ceil_div(work.m, tile.rows) * ceil_div(work.n, tile.columns) * work.batch * splits;
+  out.waves = ceil_div(out.tiles, device.sm_count);
+  const double fill = static_cast<double>(out.tiles) / device.sm_count;
+  const double waves = (1 - c.fractional_wave) * static_cast<double>(out.waves) +
+                       c.fractional_wave * std::max(fill, 1.0);
+  const double depth = static_cast<double>(work.k) / static_cast<double>(splits) + c.prologue_k;
+  const double flops = 2.0 * static_cast<double>(tile.rows * tile.columns) * depth;
+  out.compute_s = waves * flops * device.sm_count / (rate * tile.relative);
+  out.memory_s = traffic(device, work, out) / (device.memory_gb_per_s * 1e9 * c.memory_efficiency);
+  return out;
+}
+
+}  // namespace
+
+Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
+  for (const std::int64_t extent : {work.m, work.n, work.k, work.batch}) {
+    if (extent < 0 || extent > kLargest) {
+      return input_error("a GEMM with an extent of " + std::to_string(extent));
+    }
+  }
+  const double products = static_cast<double>(work.m) * static_cast<double>(work.n) *
+                          static_cast<double>(std::max<std::int64_t>(1, work.k)) *
+                          static_cast<double>(work.batch);
+  if (products > kMostProducts) return input_error("a GEMM of more than 1e19 multiply-adds");
+  if (work.m == 0 || work.n == 0 || work.batch == 0) return Cost{};
+  const GemmConstants& c = kernel_constants(device.architecture).gemm;
+  const double peak = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
+  if (peak <= 0) {
+    return unsupported("a GEMM in " + std::string(name_of(work.in)) + " on " + device.name);
+  }
+  const double rate =
+      peak * (misaligned(work) ? c.misaligned : 1) * (work.transpose_a ? c.weight_gradient : 1);
+  Candidate best;
+  for (const GemmTile& tile : c.tiles) {
+    for (const std::int64_t splits : c.splits) {
+      if (splits > 1 && work.k / splits < 256) continue;
+      const Candidate next = evaluate(device, c, work, tile, splits, rate);
+      if (best.tiles == 0 || next.busy() < best.busy()) best = next;
+    }
+  }
+  Cost cost;
+  cost.latency = Time::from_us(c.latency_us);
+  cost.tiles = best.tiles;
+  cost.tile = bounded(best.compute_s / static_cast<double>(best.waves));
+  cost.memory = bounded(best.memory_s);
+  cost.duration = cost.latency + max(Time{best.waves * cost.tile.ps}, cost.memory);
+  cost.deviation = static_cast<float>(c.deviation);
+  if (steps != nullptr) {
+    const double flops = 2.0 * static_cast<double>(work.m) * static_cast<double>(work.n) *
+                         static_cast<double>(work.k) * static_cast<double>(work.batch);
+    *steps << "tile " << best.rows << "x" << best.columns << ", k split by " << best.splits << ": "
+           << best.tiles << " tiles, " << best.waves << " waves on " << device.sm_count << " SMs\n"
+           << "compute " << best.compute_s * 1e6 << " us at " << rate / 1e12
+           << " TFLOP/s sustained; memory " << best.memory_s * 1e6 << " us\n"
+           << "achieved " << flops / cost.duration.seconds() / 1e12 << " TFLOP/s\n";
+  }
+  return cost;
+}
+
+}  // namespace foretrain

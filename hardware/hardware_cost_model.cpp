@@ -1,0 +1,141 @@
+#include "hardware/hardware_cost_model.h"
+
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "hardware/collective_cost.h"
+#include "hardware/local_cost.h"
+
+namespace foretrain {
+namespace {
+
+/// Kernels that the host issues for a work.
+std::int32_t kernels_of(const Work& work) {
+  if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel->launches;
+  if (const auto* attention = std::get_if<Attention>(&work)) {
+    if (attention->kernel != AttentionKernel::kUnfused) return attention->backward ? 2 : 1;
+    return (attention->backward ? 5 : 3) + (attention->dropout ? 1 : 0);
+  }
+  return 1;
+}
+
+class HardwareCostModel final : public CostModel {
+ public:
+  HardwareCostModel(const Cluster& cluster, const PriceOptions& options)
+      : x_cluster(cluster), x_options(options) {
+    DeviceSpec& device = x_cluster.device;
+    for (double* peak : {&device.fp32_tflops, &device.tf32_tflops, &device.fp16_tflops,
+                         &device.bf16_tflops, &device.fp8_tflops, &device.fp4_tflops}) {
+      *peak *= options.compute_rate;
+    }
+    device.memory_gb_per_s *= options.memory_rate;
+  }
+
+  int sm_count() const override { return x_cluster.device.sm_count; }
+
+  Result<PlacementId> place(std::span<const RankId> ranks) override {
+    FT_ASSIGN(const Placement placement, placement_of(x_cluster, ranks));
+    const auto [found, fresh] = x_ids.try_emplace(placement, PlacementId(x_placements.size()));
+    if (fresh) x_placements.push_back(placement);
+    return found->second;
+  }
+
+  Result<Cost> price(const Work& work, std::span<const PlacementId> placements) const override {
+    return price_with(work, placements, nullptr);
+  }
+
+  std::string explain(const Work& work, std::span<const PlacementId> placements) const override {
+    std::ostringstream steps;
+    steps << text_of_kind(work) << " on " << x_cluster.device.name << "\n";
+    const Result<Cost> cost = price_with(work, placements, &steps);
+    if (!cost.ok()) return steps.str() + cost.error().message + "\n";
+    steps << "duration " << cost.value().duration.us() << " us, launch " << cost.value().launch.us()
+          << " us, " << name_of(cost.value().provenance) << ", deviation "
+          << 100 * cost.value().deviation << " %\n";
+    return steps.str();
+  }
+
+  std::int32_t port_of(RankId rank, Port port) const override {
+    if (port == Port::kScaleUpOut || port == Port::kScaleUpIn) return rank.value;
+    return x_cluster.node_of(rank) * x_cluster.nic_ports_per_node() +
+           x_cluster.nic_port_of_local(x_cluster.local_of(rank));
+  }
+
+ private:
+  static std::string_view text_of_kind(const Work& work) {
+    constexpr std::array<std::string_view, 9> kNames = {"gemm",       "attention",  "kernel",
+                                                        "collective", "messages",   "copy",
+                                                        "host sync",  "host delay", "opaque"};
+    static_assert(std::variant_size_v<Work> == kNames.size());
+    return kNames.at(work.index());
+  }
+
+  Result<Placement> placement(PlacementId id) const {
+    FT_CHECK(id.valid() && id.index() < x_placements.size(), "a placement of another cost model");
+    return x_placements[id.index()];
+  }
+
+  Result<Cost> price_messages(const P2PBatch& work, std::span<const PlacementId> placements,
+                              std::ostream* steps) const {
+    std::vector<Placement> each;
+    each.reserve(placements.size());
+    for (const PlacementId id : placements) {
+      FT_ASSIGN(const Placement one, placement(id));
+      each.push_back(one);
+    }
+    return messages_cost(x_cluster, link_rates(), each, work, steps);
+  }
+
+  Result<Cost> price_device(const Work& work, std::span<const PlacementId> placements,
+                            std::ostream* steps) const {
+    const DeviceSpec& device = x_cluster.device;
+    if (const auto* gemm = std::get_if<Gemm>(&work)) return gemm_cost(device, *gemm, steps);
+    if (const auto* a = std::get_if<Attention>(&work)) return attention_cost(device, *a, steps);
+    if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel_cost(device, *kernel, steps);
+    if (const auto* opaque = std::get_if<Opaque>(&work)) return opaque_cost(device, *opaque, steps);
+    if (const auto* copy = std::get_if<Copy>(&work)) {
+      return copy_cost(x_cluster, x_options.host_rate, *copy, steps);
+    }
+    if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+      return price_messages(*batch, placements, steps);
+    }
+    const auto* collective = std::get_if<Collective>(&work);
+    FT_CHECK(collective != nullptr, "a work of a kind that no pricer knows");
+    FT_CHECK(placements.size() == 1, "a collective has one placement");
+    FT_ASSIGN(const Placement at, placement(placements.front()));
+    return collective_cost(x_cluster, link_rates(), at, *collective, steps);
+  }
+
+  Result<Cost> price_with(const Work& work, std::span<const PlacementId> placements,
+                          std::ostream* steps) const {
+    Cost cost;
+    if (const auto* delay = std::get_if<HostDelay>(&work)) {
+      cost.launch = delay->time;
+      return cost;
+    }
+    if (std::holds_alternative<HostSync>(work)) return cost;
+    FT_ASSIGN(cost, price_device(work, placements, steps));
+    if (cost.duration.seconds() > kLongestSeconds) {
+      return input_error(std::string(text_of_kind(work)) + " takes more than 11 days on " +
+                         x_cluster.device.name + "; found a size or a rate out of proportion");
+    }
+    cost.launch = Time{x_options.dispatch_per_kernel.ps * kernels_of(work)};
+    return cost;
+  }
+
+  LinkRates link_rates() const { return {x_options.scale_up_rate, x_options.network_rate}; }
+
+  Cluster x_cluster;
+  PriceOptions x_options;
+  std::vector<Placement> x_placements;
+  std::map<Placement, PlacementId> x_ids;
+};
+
+}  // namespace
+
+std::unique_ptr<CostModel> make_cost_model(const Cluster& cluster, const PriceOptions& options) {
+  return std::make_unique<HardwareCostModel>(cluster, options);
+}
+
+}  // namespace foretrain

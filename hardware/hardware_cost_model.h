@@ -1,0 +1,26 @@
+// Prices from a cluster's description and measured tables: what the engine asks through CostModel.
+#pragma once
+
+#include <memory>
+
+#include "hardware/cluster.h"
+#include "sim/cost/cost_model.h"
+
+namespace foretrain {
+
+/// Multipliers are of a resource's rate: 2 makes it twice as fast. For "what if" and sensitivities.
+struct PriceOptions {
+  Time dispatch_per_kernel;  ///< host time to issue one kernel
+  double compute_rate = 1;   ///< arithmetic
+  double memory_rate = 1;    ///< device memory
+  double scale_up_rate = 1;  ///< links within a node
+  double network_rate = 1;   ///< NICs
+  double host_rate = 1;      ///< PCIe, host memory, storage
+};
+
+/// All prices are analytic (Provenance::kAnalytic). NCCL's choice of algorithm does not change with
+/// the multipliers. Unsupported work is an error of kind kUnsupported; placements of another model
+/// are bugs.
+std::unique_ptr<CostModel> make_cost_model(const Cluster& cluster, const PriceOptions& options);
+
+}  // namespace foretrain

@@ -1,0 +1,92 @@
+#include "hardware/kernel_constants.h"
+
+#include <string>
+
+#include "hardware/presets.h"
+
+namespace foretrain {
+namespace {
+
+GemmConstants read_gemm(const Json& json) {
+  GemmConstants gemm;
+  for (const Json& tile : *member(json, "tiles").array()) {
+    gemm.tiles.push_back({static_cast<std::int64_t>(number_at(tile, "rows")),
+                          static_cast<std::int64_t>(number_at(tile, "columns")),
+                          number_at(tile, "relative")});
+  }
+  for (const double split : numbers_at(json, "splits")) {
+    gemm.splits.push_back(static_cast<std::int64_t>(split));
+  }
+  const Json& efficiency = member(json, "efficiency");
+  const auto optional = [&efficiency](std::string_view key) {
+    const Json* value = efficiency.find(key);
+    return value == nullptr ? 0.0 : value->number();
+  };
+  gemm.fp32 = optional("fp32");
+  gemm.tf32 = optional("tf32");
+  gemm.fp16 = optional("fp16");
+  gemm.bf16 = optional("bf16");
+  gemm.fp8 = optional("fp8");
+  gemm.fp4 = optional("fp4");
+  gemm.prologue_k = number_at(json, "prologue_k");
+  gemm.fractional_wave = number_at(json, "fractional_wave");
+  gemm.weight_gradient = number_at(json, "weight_gradient");
+  gemm.memory_efficiency = number_at(json, "memory_efficiency");
+  gemm.latency_us = number_at(json, "latency_us");
+  gemm.misaligned = number_at(json, "misaligned");
+  gemm.deviation = number_at(json, "deviation");
+  return gemm;
+}
+
+AttentionConstants read_attention(const Json& json) {
+  AttentionConstants attention;
+  attention.reference_tflops = number_at(json, "reference_bf16_tflops");
+  attention.lengths = numbers_at(json, "lengths");
+  attention.fp8_forward = number_at(json, "fp8_forward");
+  attention.fp8_backward = number_at(json, "fp8_backward");
+  attention.latency_us = number_at(json, "latency_us");
+  attention.deviation = number_at(json, "deviation");
+  for (const Json& item : *member(json, "curves").array()) {
+    AttentionCurve curve;
+    curve.kernel = *member(item, "kernel").string() == "cudnn" ? AttentionKernel::kCudnn
+                                                               : AttentionKernel::kFlash;
+    curve.backward = *member(item, "pass").string() == "backward";
+    curve.causal = member(item, "causal") == Json(true);
+    curve.head_dim = static_cast<std::int64_t>(number_at(item, "head_dim"));
+    curve.tflops = numbers_at(item, "tflops");
+    FT_CHECK(curve.tflops.size() == attention.lengths.size(), "an attention curve misses lengths");
+    attention.curves.push_back(curve);
+  }
+  return attention;
+}
+
+MemoryConstants read_memory(const Json& json) {
+  MemoryConstants memory;
+  const Json& efficiency = member(json, "efficiency");
+  memory.default_efficiency = number_at(efficiency, "default");
+  for (std::size_t i = 0; i < memory.efficiency.size(); ++i) {
+    const Json* own = efficiency.find(name_of(static_cast<KernelKind>(i)));
+    memory.efficiency.at(i) = own == nullptr ? memory.default_efficiency : own->number();
+  }
+  memory.latency_us = number_at(json, "latency_us");
+  memory.deviation = number_at(json, "deviation");
+  memory.arithmetic_efficiency = number_at(json, "arithmetic_efficiency");
+  return memory;
+}
+
+KernelConstants load(Architecture architecture) {
+  const Json root = load_constants("kernels/" + std::string(name_of(architecture)) + ".json");
+  return {read_gemm(member(root, "gemm")), read_attention(member(root, "attention")),
+          read_memory(member(root, "memory"))};
+}
+
+}  // namespace
+
+const KernelConstants& kernel_constants(Architecture architecture) {
+  static const std::array<KernelConstants, 5> all = {
+      load(Architecture::kVolta), load(Architecture::kAmpere), load(Architecture::kAda),
+      load(Architecture::kHopper), load(Architecture::kBlackwell)};
+  return all.at(static_cast<std::size_t>(architecture));
+}
+
+}  // namespace foretrain

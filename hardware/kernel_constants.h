@@ -1,0 +1,61 @@
+// configs/kernels/ARCHITECTURE.json: achieved rates of kernels, read once.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "hardware/device.h"
+#include "sim/program/work.h"
+
+namespace foretrain {
+
+struct GemmTile {
+  std::int64_t rows = 128, columns = 128;
+  double relative = 1;  ///< of the best tile's rate
+};
+
+struct GemmConstants {
+  std::vector<GemmTile> tiles;
+  std::vector<std::int64_t> splits;
+  double fp32 = 0, tf32 = 0, fp16 = 0, bf16 = 0, fp8 = 0,
+         fp4 = 0;              ///< share of the peak, sustained
+  double prologue_k = 0;       ///< prologue and epilogue of a tile, in units of k
+  double fractional_wave = 0;  ///< 0: whole waves, 1: the tail wave costs its share only
+  double weight_gradient = 1;  ///< rate where A is transposed
+  double memory_efficiency = 1;
+  double latency_us = 0;
+  double misaligned = 1;  ///< rate where a dimension is no multiple of 16 bytes
+  double deviation = 0;
+};
+
+struct AttentionCurve {
+  AttentionKernel kernel = AttentionKernel::kFlash;
+  bool backward = false, causal = false;
+  std::int64_t head_dim = 128;
+  std::vector<double> tflops;  ///< at AttentionConstants::lengths
+};
+
+struct AttentionConstants {
+  double reference_tflops = 1;  ///< bf16 peak of the device the curves were taken on
+  std::vector<double> lengths;
+  std::vector<AttentionCurve> curves;
+  double fp8_forward = 1, fp8_backward = 1;
+  double latency_us = 0, deviation = 0;
+};
+
+struct MemoryConstants {
+  std::array<double, static_cast<std::size_t>(KernelKind::kCount)> efficiency{};
+  double default_efficiency = 1;
+  double latency_us = 0, deviation = 0, arithmetic_efficiency = 1;
+};
+
+struct KernelConstants {
+  GemmConstants gemm;
+  AttentionConstants attention;
+  MemoryConstants memory;
+};
+
+const KernelConstants& kernel_constants(Architecture architecture);
+
+}  // namespace foretrain

@@ -1,0 +1,48 @@
+// Prices of what one device does alone: GEMMs, attention, memory-bound kernels, copies.
+#pragma once
+
+#include <algorithm>
+#include <ostream>
+
+#include "hardware/cluster.h"
+#include "sim/base/result.h"
+#include "sim/cost/cost_model.h"
+
+namespace foretrain {
+
+/// A part of a duration, cut at 23 days so that sums cannot overflow. The cost model refuses prices
+/// above half of that.
+inline Time bounded(double seconds) { return Time::from_seconds(std::min(seconds, 2e6)); }
+inline constexpr double kLongestSeconds = 1e6;
+
+/// GEMM: the best over tiles (tm x tn) and splits s of k of latency + max(compute, memory), with
+///     T  = ceil(m/tm) ceil(n/tn) batch s                       tiles
+///     W  = (1-f) ceil(T/S) + f max(T/S, 1)                     waves on S SMs
+///     compute = W * 2 tm tn (k/s + K0) / (peak * efficiency * relative / S)
+///     memory  = bytes / (bandwidth * memory_efficiency)
+/// bytes: A and B once for each wave block of tiles (once in all if they fit in L2), C once (twice
+/// if accumulated), and (s+1) fp32 partial results when split. Efficiencies are SUSTAINED ones,
+/// with the clock that the power cap leaves. Constants: configs/kernels/, with source and residual.
+/// Left out: stream-K, grouped problem sizes, operand values, boost at the start of a burst.
+Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps);
+
+/// Attention. Flash and cuDNN: FLOPs over a measured rate, interpolated over the logarithm of the
+/// length between curves by (kernel, pass, head_dim, causal), scaled by the devices' peaks; slower
+/// where batch * heads * blocks of 128 queries leave SMs idle. Unfused: batched GEMMs over the full
+/// square and one memory pass for softmax and one for dropout (the fused scale-mask-softmax kernel
+/// of Megatron-LM). FLOPs as sim/program/work.h states them. Left out: head dims of K and V that
+/// differ, block-sparse masks other than a window.
+Result<Cost> attention_cost(const DeviceSpec& device, const Attention& work, std::ostream* steps);
+
+/// launches * latency + max(bytes / (bandwidth * efficiency(kind)), FLOPs / fp32 rate).
+Result<Cost> kernel_cost(const DeviceSpec& device, const Kernel& work, std::ostream* steps);
+
+/// Opaque: max(bytes / bandwidth, FLOPs / (peak * GEMM efficiency)).
+Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostream* steps);
+
+/// Copies: start + bytes / rate. PCIe 0.88 of line (55.4 of 63 GB/s, stas00/ml-engineering
+/// network); within device memory read and write; host memory and storage by the cluster's rates.
+Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& work,
+                       std::ostream* steps);
+
+}  // namespace foretrain

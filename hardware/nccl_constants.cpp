@@ -1,0 +1,148 @@
+#include "hardware/nccl_constants.h"
+
+#include "hardware/presets.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::array<std::string_view, 4> kRows = {"volta", "ampere", "hopper", "blackwell"};
+
+template <std::size_t N>
+std::array<double, N> array_of(const Json& json) {
+  const Json::Array* items = json.array();
+  FT_CHECK(items != nullptr && items->size() == N, "nccl.json: an array has the wrong size");
+  std::array<double, N> out{};
+  for (std::size_t i = 0; i < N; ++i) out.at(i) = (*items)[i].number();
+  return out;
+}
+
+std::array<NcclConstants::PerProtocol, kNcclAlgorithms> by_algorithm(const Json& json) {
+  std::array<NcclConstants::PerProtocol, kNcclAlgorithms> out{};
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out.at(i) = array_of<3>(member(json, name_of(static_cast<NcclAlgorithm>(i))));
+  }
+  return out;
+}
+
+NcclCeiling ceiling(const Json& root, std::string_view key) {
+  const Json::Array* rows = member(root, key).array();
+  FT_CHECK(rows != nullptr && rows->size() == 4, "nccl.json: a table needs four rows");
+  NcclCeiling out{};
+  for (std::size_t i = 0; i < 4; ++i) out.at(i) = array_of<3>((*rows)[i]);
+  return out;
+}
+
+NcclGraph graph_of(const Json& row, std::string_view key) {
+  NcclGraph graph;
+  if (row.find(key) == nullptr) return graph;
+  const std::array<double, 4> v = array_of<4>(*row.find(key));
+  graph.pattern = static_cast<std::int32_t>(v[0]);
+  graph.channels = static_cast<std::int32_t>(v[1]);
+  graph.intra = v[2];
+  graph.inter = v[3];
+  return graph;
+}
+
+std::vector<NcclGraphRow> graph_rows(const Json& json) {
+  std::vector<NcclGraphRow> rows;
+  for (const Json& item : *json.array()) {
+    NcclGraphRow row;
+    const std::string& architecture = *member(item, "architecture").string();
+    for (const Architecture a : {Architecture::kVolta, Architecture::kAmpere, Architecture::kAda,
+                                 Architecture::kHopper, Architecture::kBlackwell}) {
+      if (name_of(a) == architecture) row.architecture = a;
+    }
+    row.scale_up_gb_per_s = number_at(item, "scale_up_gb_per_s");
+    row.ranks_per_node = static_cast<std::int32_t>(number_at(item, "ranks_per_node"));
+    row.many_nodes = *member(item, "nodes").string() == "many";
+    if (row.many_nodes) {
+      row.nics_per_node = static_cast<std::int32_t>(number_at(item, "nics_per_node"));
+      row.nic_gb_per_s = number_at(item, "nic_gb_per_s");
+    }
+    row.ring = graph_of(item, "ring");
+    row.tree = graph_of(item, "tree");
+    row.nvls = graph_of(item, "nvls");
+    row.channels = static_cast<std::int32_t>(number_at(item, "channels"));
+    row.nvls_channels = static_cast<std::int32_t>(number_at(item, "nvls_channels"));
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+std::array<TimeLaw, 4> laws_of(const Json& json) {
+  std::array<TimeLaw, 4> laws{};
+  for (std::size_t i = 0; i < laws.size(); ++i) {
+    const Json& law = member(json, kRows.at(i));
+    laws.at(i) = TimeLaw{number_at(law, "latency_factor"), number_at(law, "power"),
+                         number_at(law, "efficiency"), number_at(law, "deviation")};
+  }
+  return laws;
+}
+
+NcclConstants load() {
+  const Json root = load_constants("nccl.json");
+  NcclConstants c;
+  c.base_us = by_algorithm(member(root, "base_us"));
+  const Json& hops = member(root, "hop_us");
+  c.nvlink_us = by_algorithm(member(hops, "nvlink"));
+  c.pcie_us = by_algorithm(member(hops, "pcie"));
+  c.network_us = by_algorithm(member(hops, "network"));
+  c.tree_simple = ceiling(root, "tree_simple_gb_per_s");
+  c.ring_ll128 = ceiling(root, "ring_ll128_gb_per_s");
+  c.tree_ll128 = ceiling(root, "tree_ll128_gb_per_s");
+  c.nvls_tree = ceiling(root, "nvls_tree_gb_per_s");
+  c.ll = ceiling(root, "ll_gb_per_s");
+  c.nvls_efficiency = array_of<4>(member(root, "nvls_efficiency"));
+  const Json& correction = member(root, "tree_correction");
+  c.tree_correction = {numbers_at(correction, "LL"), numbers_at(correction, "LL128"),
+                       numbers_at(correction, "Simple")};
+  const Json& overhead = member(root, "net_overhead_us");
+  for (const Cpu cpu : {Cpu::kIntel, Cpu::kAmd, Cpu::kArm}) {
+    c.net_overhead_us.at(static_cast<std::size_t>(cpu)) = number_at(overhead, name_of(cpu));
+  }
+  c.plateau_newer = number_at(member(root, "ring_plateau"), "newer");
+  c.plateau_volta = number_at(member(root, "ring_plateau"), "volta");
+  c.graphs = graph_rows(member(root, "graphs"));
+  c.one_node = laws_of(member(member(root, "laws"), "one_node"));
+  c.many_nodes = laws_of(member(member(root, "laws"), "many_nodes"));
+  c.many_nodes_cloud = laws_of(member(member(root, "laws"), "many_nodes_cloud"));
+  const Json& message = member(root, "messages");
+  c.message_scale_up = number_at(message, "scale_up_efficiency");
+  c.message_network = number_at(message, "network_efficiency");
+  c.message_pcie = number_at(message, "pcie_efficiency");
+  c.message_scale_up_us = number_at(message, "scale_up_start_us");
+  c.message_network_us = number_at(message, "network_start_us");
+  const Json& all_to_all = member(root, "all_to_all");
+  c.all_to_all_scale_up = number_at(all_to_all, "scale_up_efficiency");
+  c.all_to_all_network = number_at(all_to_all, "network_efficiency");
+  c.all_to_all_us = number_at(all_to_all, "start_us");
+  c.all_to_all_peer_us = number_at(all_to_all, "per_peer_us");
+  c.memory_traffic = number_at(root, "memory_traffic_per_byte");
+  c.mesh_ranks = numbers_at(member(root, "mesh_busbw_gb_per_s"), "ranks");
+  c.mesh_busbw = numbers_at(member(root, "mesh_busbw_gb_per_s"), "gb_per_s");
+  return c;
+}
+
+}  // namespace
+
+const NcclConstants& nccl_constants() {
+  static const NcclConstants constants = load();
+  return constants;
+}
+
+std::size_t nccl_row(Architecture architecture) {
+  switch (architecture) {
+    case Architecture::kVolta:
+      return 0;
+    case Architecture::kAmpere:
+    case Architecture::kAda:
+      return 1;
+    case Architecture::kHopper:
+      return 2;
+    case Architecture::kBlackwell:
+      return 3;
+  }
+  return 2;
+}
+
+}  // namespace foretrain

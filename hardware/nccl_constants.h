@@ -1,0 +1,57 @@
+// configs/nccl.json, read once.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "hardware/nccl.h"
+
+namespace foretrain {
+
+/// Rows of per-architecture ceilings: one node, two nodes, more.
+using NcclCeiling = std::array<std::array<double, 3>, 4>;
+
+struct NcclGraphRow {
+  Architecture architecture = Architecture::kHopper;
+  double scale_up_gb_per_s = 0;
+  std::int32_t ranks_per_node = 0;
+  bool many_nodes = false;
+  std::int32_t nics_per_node = 0;
+  double nic_gb_per_s = 0;
+  NcclGraph ring, tree, nvls;
+  std::int32_t channels = 0, nvls_channels = 0;
+};
+
+/// t = (alpha^p + x^p)^(1/p), alpha = latency_factor * NCCL's least L, x = bytes / (efficiency *
+/// A).
+struct TimeLaw {
+  double latency_factor = 1, power = 1, efficiency = 1, deviation = 0;
+};
+
+struct NcclConstants {
+  using PerProtocol = std::array<double, kNcclProtocols>;
+  std::array<PerProtocol, kNcclAlgorithms> base_us{};
+  std::array<PerProtocol, kNcclAlgorithms> nvlink_us{}, pcie_us{}, network_us{};
+  NcclCeiling tree_simple{}, ring_ll128{}, tree_ll128{}, nvls_tree{}, ll{};
+  std::array<double, 4> nvls_efficiency{};
+  std::array<std::vector<double>, kNcclProtocols> tree_correction;
+  std::array<double, 3> net_overhead_us{};
+  double plateau_newer = 1, plateau_volta = 1;
+  std::vector<NcclGraphRow> graphs;
+
+  /// By row of the tables; `many_nodes_cloud` is for EFA and Ethernet.
+  std::array<TimeLaw, 4> one_node{}, many_nodes{}, many_nodes_cloud{};
+  double message_scale_up = 1, message_network = 1, message_pcie = 1;
+  double message_scale_up_us = 0, message_network_us = 0;
+  double all_to_all_scale_up = 1, all_to_all_network = 1, all_to_all_us = 0, all_to_all_peer_us = 0;
+  double memory_traffic = 3;
+  std::vector<double> mesh_ranks, mesh_busbw;
+};
+
+const NcclConstants& nccl_constants();
+
+/// Row of the per-architecture tables (Ada counts as Ampere, as in NCCL).
+std::size_t nccl_row(Architecture architecture);
+
+}  // namespace foretrain

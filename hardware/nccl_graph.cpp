@@ -1,0 +1,163 @@
+// The graphs NCCL's topology search would find: from the table of real search results, else by the
+// search's own rule (src/graph/search.cc): try channel speeds from a fixed descending list and keep
+// the speed and count with the largest product that the links carry.
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "hardware/nccl_constants.h"
+
+namespace foretrain {
+namespace {
+
+// Channel speeds in GB/s, src/graph/search.cc: before Hopper, Hopper, Blackwell.
+constexpr std::array<double, 13> kIntraOld = {40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3};
+constexpr std::array<double, 11> kIntra90 = {60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3};
+constexpr std::array<double, 11> kIntra100 = {90, 80, 70, 60, 50, 40, 30, 24, 20, 19, 18};
+constexpr std::array<double, 19> kInterOld = {48, 30, 28, 24, 20, 18,  15,  12,   10,  9,
+                                              7,  6,  5,  4,  3,  2.4, 1.2, 0.24, 0.12};
+constexpr std::array<double, 17> kInter90 = {48, 45, 42, 40, 30,  24,  22,   20,  17.5,
+                                             15, 12, 6,  3,  2.4, 1.2, 0.24, 0.12};
+constexpr std::array<double, 18> kInter100 = {96,   48, 45.1, 42, 40, 30,  24,  22,   20,
+                                              17.5, 15, 12,   6,  3,  2.4, 1.2, 0.24, 0.12};
+
+std::span<const double> intra_speeds(Architecture a) {
+  if (a == Architecture::kBlackwell) return kIntra100;
+  if (a == Architecture::kHopper) return kIntra90;
+  return kIntraOld;
+}
+std::span<const double> inter_speeds(Architecture a) {
+  if (a == Architecture::kBlackwell) return kInter100;
+  if (a == Architecture::kHopper) return kInter90;
+  return kInterOld;
+}
+
+bool near(double a, double b) { return std::abs(a - b) <= 0.03 * std::max(a, b); }
+
+/// Wide channels are doubled and halved in width.
+void duplicate(NcclGraph& graph, Architecture architecture, double speed) {
+  const bool newer =
+      architecture == Architecture::kHopper || architecture == Architecture::kBlackwell;
+  if (speed < 25 || (newer && speed < 50 && graph.channels > 4)) return;
+  graph.channels *= 2;
+  graph.intra /= 2;
+  graph.inter /= 2;
+}
+
+NcclGraph ring_in_node(Architecture architecture, double links) {
+  NcclGraph best{4, 1, links, links};
+  double best_rate = 0;
+  for (const double speed : intra_speeds(architecture)) {
+    const auto count = static_cast<std::int32_t>(std::min(32.0, std::floor(links / speed + 1e-9)));
+    if (count * speed > best_rate) {
+      best_rate = count * speed;
+      best = NcclGraph{4, count, speed, speed};
+    }
+  }
+  duplicate(best, architecture, best.intra);
+  return best;
+}
+
+/// One channel a NIC, as fast as the NIC and the links behind it allow.
+NcclGraph ring_across(Architecture architecture, double links, std::int32_t ranks_per_node,
+                      std::int32_t nics, double nic_rate) {
+  const double inside =
+      ranks_per_node > 1 ? links * ranks_per_node / (ranks_per_node - 1) / nics : nic_rate;
+  const double limit = std::min(nic_rate, inside) * (1 + 1e-9);
+  NcclGraph graph{4, nics, std::min(limit, 0.12), std::min(limit, 0.12)};
+  for (const double speed : inter_speeds(architecture)) {
+    if (speed > limit) continue;
+    graph.intra = graph.inter = speed;
+    break;
+  }
+  duplicate(graph, architecture, graph.intra);
+  return graph;
+}
+
+NcclGraph nvls_graph(Architecture architecture, double links, std::int32_t heads, double nic_rate) {
+  NcclGraph graph{5, heads, 0, nic_rate};
+  for (const double speed : intra_speeds(architecture)) {
+    graph.intra = speed;
+    if (speed * heads <= links * (1 + 1e-9)) break;
+  }
+  if (nic_rate > 0) {
+    graph.inter = 0.12;
+    for (const double speed : inter_speeds(architecture)) {
+      if (speed > nic_rate * (1 + 1e-9)) continue;
+      graph.inter = speed;
+      break;
+    }
+  } else {
+    graph.inter = graph.intra;
+  }
+  return graph;
+}
+
+bool has_nvls(const Cluster& cluster) {
+  return cluster.scale_up == ScaleUp::kSwitch &&
+         (cluster.device.architecture == Architecture::kHopper ||
+          cluster.device.architecture == Architecture::kBlackwell);
+}
+
+std::int32_t doubled_channels(const NcclGroup& group) {
+  return std::clamp(2 * group.ring.channels, 1, 64);
+}
+
+void apply_rule(NcclGroup& group, const Cluster& cluster, double nic_rate) {
+  const Architecture a = cluster.device.architecture;
+  const double links = cluster.device.nccl_scale_up_gb_per_s;
+  const bool blackwell = a == Architecture::kBlackwell;
+  if (group.nodes == 1) {
+    group.ring = ring_in_node(a, cluster.scale_up == ScaleUp::kPcie ? 0.625 * links : links);
+    group.tree = group.ring;
+    group.tree.pattern = 1;
+    if (has_nvls(cluster) && group.ranks_per_node > 1) {
+      group.nvls = nvls_graph(a, links, std::min(group.ranks_per_node, 32), 0);
+    }
+  } else {
+    group.ring = ring_across(a, links, group.ranks_per_node, group.nics_per_node, nic_rate);
+    group.tree = group.ring;
+    group.tree.pattern = a == Architecture::kHopper || blackwell ? 3 : 1;
+    if (has_nvls(cluster) && group.ranks_per_node > 1 && group.nics_per_node > 1) {
+      group.nvls = nvls_graph(a, links, group.nics_per_node, nic_rate);
+    }
+  }
+  group.channels = doubled_channels(group);
+  if (group.nvls.channels > 0) group.nvls_channels = !blackwell ? 16 : group.nodes == 1 ? 24 : 32;
+}
+
+}  // namespace
+
+NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
+                     std::int32_t ranks_per_node, std::int32_t nics_per_node) {
+  NcclGroup group;
+  group.ranks = ranks;
+  group.nodes = nodes;
+  group.ranks_per_node = ranks_per_node;
+  group.nics_per_node = std::max(1, nics_per_node);
+  group.architecture = cluster.device.architecture;
+  group.cpu = cluster.cpu;
+  group.scale_up = cluster.scale_up;
+  const double nic_rate = cluster.nic_port_gb_per_s();
+  for (const NcclGraphRow& row : nccl_constants().graphs) {
+    if (row.architecture != group.architecture || row.ranks_per_node != ranks_per_node ||
+        row.many_nodes != (nodes > 1) ||
+        !near(row.scale_up_gb_per_s, cluster.device.nccl_scale_up_gb_per_s)) {
+      continue;
+    }
+    if (row.many_nodes &&
+        (row.nics_per_node != group.nics_per_node || !near(row.nic_gb_per_s, nic_rate))) {
+      continue;
+    }
+    group.ring = row.ring;
+    group.tree = row.tree;
+    group.nvls = row.nvls;
+    group.channels = row.channels;
+    group.nvls_channels = row.nvls_channels;
+    return group;
+  }
+  apply_rule(group, cluster, nic_rate);
+  return group;
+}
+
+}  // namespace foretrain

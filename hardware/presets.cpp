@@ -1,0 +1,75 @@
+#include "hardware/presets.h"
+
+#include <filesystem>
+
+#include "sim/base/assets.h"
+
+namespace foretrain {
+namespace {
+
+bool looks_like_path(const std::string& name) {
+  std::error_code ignored;
+  return name.find('/') != std::string::npos || name.ends_with(".json") ||
+         std::filesystem::is_regular_file(name, ignored);
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> preset_names(std::string_view folder) {
+  std::vector<std::string> names;
+  const std::string prefix = std::string(folder) + "/";
+  for (const Asset& asset : assets()) {
+    if (!asset.path.starts_with(prefix) || !asset.path.ends_with(".json")) continue;
+    names.emplace_back(asset.path.substr(prefix.size(), asset.path.size() - prefix.size() - 5));
+  }
+  return names;
+}
+
+Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
+                              const std::string& source, const std::string& pointer) {
+  if (looks_like_path(name)) {
+    FT_ASSIGN(Json json, read_json_file(name));
+    return NamedJson{std::move(json), name};
+  }
+  const std::string path = std::string(folder) + "/" + name + ".json";
+  const std::string_view text = find_asset(path);
+  if (text.empty()) {
+    const std::vector<std::string> names = preset_names(folder);
+    const std::string near = nearest_name(name, names);
+    return input_error(source + ": " + pointer + ": no preset \"" + name + "\" in " +
+                       std::string(folder) + "; accepted: a path or one of " + joined(names) +
+                       (near.empty() ? "" : "; did you mean \"" + near + "\"?"));
+  }
+  FT_ASSIGN(Json json, parse_json(text, "preset " + name));
+  return NamedJson{std::move(json), "preset " + name};
+}
+
+Json load_constants(std::string_view path) {
+  Result<Json> json = parse_json(find_asset(path), std::string(path));
+  FT_CHECK(json.ok(), "an embedded file of constants is missing or no JSON");
+  return std::move(json).value();
+}
+
+const Json& member(const Json& object, std::string_view key) {
+  const Json* found = object.find(key);
+  FT_CHECK(found != nullptr, "an embedded file of constants lacks a key");
+  return *found;
+}
+
+double number_at(const Json& object, std::string_view key) { return member(object, key).number(); }
+
+std::vector<double> numbers_at(const Json& object, std::string_view key) {
+  std::vector<double> out;
+  const Json::Array* items = member(object, key).array();
+  FT_CHECK(items != nullptr, "an embedded file of constants lacks an array");
+  for (const Json& item : *items) out.push_back(item.number());
+  return out;
+}
+
+}  // namespace foretrain

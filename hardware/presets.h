@@ -1,0 +1,35 @@
+// Finding presets: a path wins over a name; names are those embedded from `configs/`.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/json.h"
+#include "sim/base/result.h"
+
+namespace foretrain {
+
+/// Names of the embedded files of one folder of `configs/`, without ".json", sorted.
+std::vector<std::string> preset_names(std::string_view folder);
+
+struct NamedJson {
+  Json json;
+  std::string source;  ///< for messages: the path, or "preset NAME"
+};
+
+/// Loads `name` as a file if one exists there or if it looks like a path, else as a preset of
+/// `folder`. `source` and `pointer` say where the name stands; an unknown name offers the nearest
+/// one.
+Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
+                              const std::string& source, const std::string& pointer);
+
+/// An embedded file of constants of ours; aborts if it is missing or no JSON.
+Json load_constants(std::string_view path);
+
+/// A member of such a file; aborts if absent.
+const Json& member(const Json& object, std::string_view key);
+double number_at(const Json& object, std::string_view key);
+std::vector<double> numbers_at(const Json& object, std::string_view key);
+
+}  // namespace foretrain

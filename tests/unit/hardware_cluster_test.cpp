@@ -1,0 +1,120 @@
+// Is each cluster what its file says, and is bad input refused with a message that helps?
+#include <gtest/gtest.h>
+
+#include "hardware/cluster.h"
+#include "hardware/placement.h"
+
+namespace foretrain {
+namespace {
+
+Result<Cluster> read(const std::string& text) {
+  return read_cluster(parse_json(text, "run.json").value(), "run.json", "/cluster");
+}
+
+std::string message(const std::string& text) {
+  const Result<Cluster> cluster = read(text);
+  return cluster.ok() ? "" : cluster.error().message;
+}
+
+TEST(Cluster, EveryPresetReads) {
+  ASSERT_GE(cluster_preset_names().size(), 15U);
+  for (const std::string& name : cluster_preset_names()) {
+    const Result<Cluster> cluster = read_cluster(Json(name), "test", "");
+    ASSERT_TRUE(cluster.ok()) << cluster.error().message;
+    EXPECT_EQ(cluster.value().name, name);
+    EXPECT_EQ(cluster.value().nodes(), 1);
+  }
+  for (const std::string& name : device_preset_names()) {
+    const Result<DeviceSpec> device = read_device(Json(name), "test", "");
+    ASSERT_TRUE(device.ok()) << device.error().message;
+    EXPECT_EQ(device.value().name, name);
+  }
+}
+
+TEST(Cluster, OverridesReplaceThePresetsFields) {
+  const Cluster cluster = read(R"({"preset": "dgx-h100", "accelerators": 16384,
+      "network": {"nics_per_node": 4, "nic_gbit_per_s": 200, "oversubscription": 2}})")
+                              .value();
+  EXPECT_EQ(cluster.nodes(), 2048);
+  EXPECT_EQ(cluster.device.sm_count, 132);
+  EXPECT_EQ(cluster.nic_ports_per_node(), 4);
+  EXPECT_DOUBLE_EQ(cluster.nic_port_gb_per_s(), 25);
+  EXPECT_EQ(cluster.nic_port_of_local(0), cluster.nic_port_of_local(1));
+  EXPECT_NE(cluster.nic_port_of_local(1), cluster.nic_port_of_local(2));
+  EXPECT_EQ(cluster, cluster);
+  EXPECT_EQ(to_json(cluster).find("derived")->find("nodes")->number(), 2048);
+}
+
+// 32 NICs of 100 Gbit/s for 8 accelerators: each drives four as one port of 50 GB/s.
+TEST(Cluster, SeveralNicsOfOneAcceleratorAreOnePort) {
+  const Cluster cluster = read_cluster(Json("aws-p5"), "test", "").value();
+  EXPECT_EQ(cluster.nic_ports_per_node(), 8);
+  EXPECT_DOUBLE_EQ(cluster.nic_port_gb_per_s(), 50);
+}
+
+TEST(Cluster, MistakesAreNamed) {
+  EXPECT_NE(message(R"("dgx-h10")").find("dgx-h100"), std::string::npos);
+  EXPECT_NE(message(R"({"preset": "dgx-h100", "acelerators": 8})").find("accelerators"),
+            std::string::npos);
+  EXPECT_NE(message(R"({"preset": "dgx-h100", "accelerators": 99999999999})")
+                .find("/cluster/accelerators"),
+            std::string::npos);
+  EXPECT_NE(message(R"({"preset": "dgx-h100", "network": {"nic_gbit_per_s": -1}})")
+                .find("/cluster/network/nic_gbit_per_s"),
+            std::string::npos);
+  EXPECT_NE(message(R"({"accelerators": 8})").find("device"), std::string::npos);
+  EXPECT_NE(message("8").find("/cluster"), std::string::npos);
+}
+
+TEST(Cluster, AnInlineObjectNeedsNoPreset) {
+  const Result<Cluster> cluster = read(R"({"device": "a100-sxm-80gb", "accelerators": 16,
+      "accelerators_per_node": 4, "network": {"nics_per_node": 4, "nic_gbit_per_s": 200}})");
+  ASSERT_TRUE(cluster.ok()) << cluster.error().message;
+  EXPECT_EQ(cluster.value().nodes(), 4);
+}
+
+std::vector<RankId> ranks(int first, int count, int stride) {
+  std::vector<RankId> out;
+  for (int i = 0; i < count; ++i) out.emplace_back(first + i * stride);
+  return out;
+}
+
+TEST(Placement, IsTheSameWhereverTheGroupStarts) {
+  const Cluster cluster = read(R"({"preset": "dgx-h100", "accelerators": 1024})").value();
+  const Placement first = placement_of(cluster, ranks(0, 8, 1)).value();
+  EXPECT_EQ(first, placement_of(cluster, ranks(1016, 8, 1)).value());
+  EXPECT_EQ(first.nodes, 1);
+  const Placement data = placement_of(cluster, ranks(3, 16, 8)).value();
+  EXPECT_EQ(data, placement_of(cluster, ranks(5, 16, 8)).value());
+  EXPECT_EQ(data.nodes, 16);
+  EXPECT_EQ(data.per_node_max, 1);
+  EXPECT_EQ(data.nics_per_node, 1);
+}
+
+TEST(Placement, CountsUnevenGroups) {
+  const Cluster cluster = read(R"({"preset": "dgx-h100", "accelerators": 16})").value();
+  const Placement uneven = placement_of(cluster, ranks(6, 6, 1)).value();
+  EXPECT_EQ(uneven.per_node_max, 4);
+  EXPECT_EQ(uneven.per_node_min, 2);
+  EXPECT_EQ(uneven.nics_per_node, 4);
+}
+
+TEST(Placement, RefusesRanksThatDoNotFit) {
+  const Cluster cluster = read(R"({"preset": "dgx-h100", "accelerators": 8})").value();
+  EXPECT_FALSE(placement_of(cluster, ranks(0, 9, 1)).ok());
+  EXPECT_FALSE(placement_of(cluster, {}).ok());
+  EXPECT_FALSE(placement_of(cluster, ranks(0, 2, 0)).ok());
+}
+
+// Leaves of 2 nodes: a ring over 4 neighbouring nodes crosses leaves on 2 of its 4 hops.
+TEST(Placement, CountsHopsAcrossOversubscribedLeaves) {
+  Cluster cluster = read(R"({"preset": "dgx-h100", "accelerators": 64})").value();
+  cluster.nodes_per_leaf = 2;
+  EXPECT_EQ(placement_of(cluster, ranks(0, 4, 8)).value().leaf_crossings, 0);
+  cluster.oversubscription = 4;
+  EXPECT_EQ(placement_of(cluster, ranks(0, 4, 8)).value().leaf_crossings, 512);
+  EXPECT_EQ(placement_of(cluster, ranks(0, 4, 16)).value().leaf_crossings, 1024);
+}
+
+}  // namespace
+}  // namespace foretrain

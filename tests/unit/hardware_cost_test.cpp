@@ -1,0 +1,201 @@
+// Is each price the equation that its header states?
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "hardware/hardware_cost_model.h"
+#include "hardware/kernel_constants.h"
+#include "hardware/local_cost.h"
+
+namespace foretrain {
+namespace {
+
+Cluster cluster_of(const std::string& preset, std::int32_t accelerators = 64) {
+  Cluster cluster = read_cluster(Json(preset), "test", "").value();
+  cluster.accelerators = accelerators;
+  return cluster;
+}
+
+Gemm gemm_of(std::int64_t m, std::int64_t n, std::int64_t k, DType type = DType::kBf16) {
+  Gemm gemm;
+  gemm.m = m;
+  gemm.n = n;
+  gemm.k = k;
+  gemm.in = gemm.out = type;
+  return gemm;
+}
+
+/// duration = latency + max(ceil(tiles / SMs) tile, compute, memory)
+void expect_consistent(const Cost& cost, int sm_count) {
+  const std::int64_t waves = (cost.tiles + sm_count - 1) / sm_count;
+  const Time busy = max(Time{waves * cost.tile.ps}, max(cost.compute, cost.memory));
+  EXPECT_EQ(cost.duration, cost.latency + busy);
+  EXPECT_EQ(duration_beside(cost, sm_count, 0, 0), cost.duration);
+  EXPECT_GE(duration_beside(cost, sm_count, 24, kWhole / 4), cost.duration);
+}
+
+TEST(GemmCost, DurationIsTheEngineEquation) {
+  const DeviceSpec device = cluster_of("dgx-a100-80gb").device;
+  for (const std::int64_t m : {1, 100, 4096, 65536}) {
+    for (const std::int64_t k : {8, 768, 6144}) {
+      expect_consistent(gemm_cost(device, gemm_of(m, 2304, k), nullptr).value(), device.sm_count);
+    }
+  }
+}
+
+// 8192^3 on 108 SMs with tiles 256x128: 2048 tiles, 18.96 waves.
+TEST(GemmCost, TilesAndWaves) {
+  const DeviceSpec device = cluster_of("dgx-a100-80gb").device;
+  const GemmConstants& c = kernel_constants(device.architecture).gemm;
+  const Cost cost = gemm_cost(device, gemm_of(8192, 8192, 8192), nullptr).value();
+  EXPECT_EQ(cost.tiles, 2048);
+  const double waves = (1 - c.fractional_wave) * 19 + c.fractional_wave * 2048 / 108.0;
+  const double flops = waves * 2 * 256 * 128 * (8192 + c.prologue_k) * 108;
+  EXPECT_NEAR(cost.duration.seconds(), c.latency_us * 1e-6 + flops / (312e12 * c.bf16), 1e-9);
+}
+
+// 132 tiles fit in one wave of 132 SMs, in two beside a collective that holds 24 (NVIDIA forum
+// 337991).
+TEST(GemmCost, ASecondWaveBesideACollective) {
+  const DeviceSpec device = cluster_of("dgx-h100").device;
+  Cost cost = gemm_cost(device, gemm_of(256 * 11, 128 * 12, 16384), nullptr).value();
+  ASSERT_EQ(cost.tiles, 132);
+  EXPECT_EQ(duration_beside(cost, 132, 24, 0) - cost.latency, Time{2 * cost.tile.ps});
+}
+
+TEST(GemmCost, UnsupportedTypesAreErrors) {
+  const Result<Cost> cost =
+      gemm_cost(cluster_of("dgx-a100-80gb").device, gemm_of(64, 64, 64, DType::kFp8), nullptr);
+  ASSERT_FALSE(cost.ok());
+  EXPECT_EQ(cost.error().kind, ErrorKind::kUnsupported);
+  EXPECT_FALSE(gemm_cost(cluster_of("dgx-1v").device, gemm_of(64, 64, 64), nullptr).ok());
+  EXPECT_FALSE(gemm_cost(cluster_of("dgx-h100").device, gemm_of(-1, 64, 64), nullptr).ok());
+}
+
+// FlashAttention-3, H100, head_dim 128, causal, 8192: 602 TFLOP/s forward.
+TEST(AttentionCost, FlashRunsAtTheMeasuredRate) {
+  const DeviceSpec device = cluster_of("dgx-h100").device;
+  Attention work;
+  work.q_heads = work.kv_heads = 16;
+  work.q_len = work.kv_len = 8192;
+  work.head_dim = 128;
+  const Cost cost = attention_cost(device, work, nullptr).value();
+  const double flops = 4.0 * 16 * 8192 * 8192 / 2 * 128;
+  EXPECT_NEAR(flops / (cost.duration - cost.latency).seconds() / 1e12, 602, 1);
+  expect_consistent(cost, device.sm_count);
+  work.backward = true;
+  EXPECT_GT(attention_cost(device, work, nullptr).value().duration, Time{2 * cost.duration.ps});
+}
+
+TEST(AttentionCost, UnfusedPaysForTheScores) {
+  const DeviceSpec device = cluster_of("dgx-a100-80gb").device;
+  Attention work;
+  work.batch = 4;
+  work.q_heads = work.kv_heads = 8;
+  work.q_len = work.kv_len = 2048;
+  work.head_dim = 96;
+  work.dtype = DType::kFp16;
+  const Cost flash = attention_cost(device, work, nullptr).value();
+  work.kernel = AttentionKernel::kUnfused;
+  const Cost unfused = attention_cost(device, work, nullptr).value();
+  work.dropout = true;
+  const Cost dropped = attention_cost(device, work, nullptr).value();
+  EXPECT_GT(unfused.duration, Time{2 * flash.duration.ps});
+  EXPECT_GT(dropped.duration, unfused.duration);
+  expect_consistent(unfused, device.sm_count);
+  expect_consistent(dropped, device.sm_count);
+}
+
+TEST(AttentionCost, FlashNeedsAmpere) {
+  Attention work;
+  work.dtype = DType::kFp16;
+  EXPECT_FALSE(attention_cost(cluster_of("dgx-1v").device, work, nullptr).ok());
+}
+
+TEST(KernelCost, BytesOverAchievedBandwidthAndAStartForEachLaunch) {
+  const DeviceSpec device = cluster_of("dgx-a100-80gb").device;
+  const MemoryConstants& c = kernel_constants(device.architecture).memory;
+  Kernel work;
+  work.kind = KernelKind::kAdd;
+  work.bytes = 1 << 30;
+  work.launches = 3;
+  const Cost cost = kernel_cost(device, work, nullptr).value();
+  const double seconds = 3 * c.latency_us * 1e-6 + (1 << 30) / (2039e9 * c.default_efficiency);
+  EXPECT_NEAR(cost.duration.seconds(), seconds, 2e-12);
+  expect_consistent(cost, device.sm_count);
+}
+
+TEST(CostModel, LaunchCountsKernelsAndHostWorkCostsTheDeviceNothing) {
+  PriceOptions options;
+  options.dispatch_per_kernel = Time::from_us(5);
+  const auto model = make_cost_model(cluster_of("dgx-a100-80gb"), options);
+  Kernel kernel;
+  kernel.launches = 4;
+  EXPECT_EQ(model->price(Work{kernel}, {}).value().launch, Time::from_us(20));
+  EXPECT_EQ(model->price(Work{Gemm{gemm_of(64, 64, 64)}}, {}).value().launch, Time::from_us(5));
+  const Cost delay = model->price(Work{HostDelay{Time::from_us(7)}}, {}).value();
+  EXPECT_EQ(delay.launch, Time::from_us(7));
+  EXPECT_EQ(delay.duration, Time{});
+  EXPECT_EQ(model->price(Work{HostSync{}}, {}).value().duration, Time{});
+}
+
+TEST(CostModel, PlacementsAreSharedAndExplained) {
+  const auto model = make_cost_model(cluster_of("dgx-h100", 1024), {});
+  std::vector<RankId> first, second, one = {RankId(5)};
+  for (int i = 0; i < 8; ++i) {
+    first.emplace_back(i);
+    second.emplace_back(504 + i);
+  }
+  const PlacementId a = model->place(first).value();
+  EXPECT_EQ(a, model->place(second).value());
+  const PlacementId alone = model->place(one).value();
+  EXPECT_NE(a, alone);
+  Collective work;
+  work.count = 1 << 20;
+  EXPECT_GT(model->price(Work{work}, std::vector{a}).value().duration, Time{});
+  EXPECT_EQ(model->price(Work{work}, std::vector{alone}).value().duration, Time{});
+  EXPECT_NE(model->explain(Work{work}, std::vector{a}).find("NCCL"), std::string::npos);
+}
+
+TEST(CostModel, SizesOutOfProportionAreErrors) {
+  const auto model = make_cost_model(cluster_of("dgx-h100"), {});
+  constexpr std::int64_t kHuge = std::int64_t{1} << 31;
+  EXPECT_FALSE(model->price(Work{gemm_of(kHuge, kHuge, kHuge)}, {}).ok());
+  Kernel kernel;
+  kernel.bytes = std::int64_t{1} << 62;
+  EXPECT_FALSE(model->price(Work{kernel}, {}).ok());
+  kernel.bytes = -1;
+  EXPECT_FALSE(model->price(Work{kernel}, {}).ok());
+  Collective collective;
+  collective.count = std::int64_t{1} << 62;
+  const PlacementId at = model->place(std::vector{RankId(0), RankId(1)}).value();
+  EXPECT_FALSE(model->price(Work{collective}, std::vector{at}).ok());
+  Copy copy;
+  copy.bytes = std::int64_t{1} << 62;
+  EXPECT_FALSE(model->price(Work{copy}, {}).ok());
+}
+
+// Two ranks that share a NIC name the same port.
+TEST(CostModel, PortsNameTheSharedNic) {
+  const auto model = make_cost_model(cluster_of("aws-p4d"), {});
+  EXPECT_EQ(model->port_of(RankId(8), Port::kNicOut), model->port_of(RankId(9), Port::kNicOut));
+  EXPECT_NE(model->port_of(RankId(9), Port::kNicOut), model->port_of(RankId(10), Port::kNicOut));
+  EXPECT_NE(model->port_of(RankId(8), Port::kScaleUpIn),
+            model->port_of(RankId(9), Port::kScaleUpIn));
+}
+
+TEST(MessageCost, TheBusiestPortDecides) {
+  const auto model = make_cost_model(cluster_of("dgx-h100"), {});
+  const PlacementId across = model->place(std::vector{RankId(0), RankId(8)}).value();
+  P2PBatch one, both;
+  one.messages = {Message{true, ChannelSlot(0), 1 << 26}};
+  both.messages = {Message{true, ChannelSlot(0), 1 << 26}, Message{false, ChannelSlot(1), 1 << 26}};
+  const Cost single = model->price(Work{one}, std::vector{across}).value();
+  const Cost pair = model->price(Work{both}, std::vector{across, across}).value();
+  EXPECT_EQ(single.duration, pair.duration);  // full duplex
+  EXPECT_GT(pair.port_share.at(static_cast<std::size_t>(Port::kNicIn)), kWhole / 2);
+  EXPECT_EQ(single.port_share.at(static_cast<std::size_t>(Port::kNicIn)), 0);
+}
+
+}  // namespace
+}  // namespace foretrain
