@@ -1,0 +1,142 @@
+#include "models/lower.h"
+
+#include <algorithm>
+#include <map>
+
+#include "models/stage.h"
+#include "sim/base/check.h"
+
+namespace foretrain {
+namespace {
+
+std::int64_t size_of(const Plan& plan, const std::string& dimension) {
+  if (dimension == "tp") return plan.tensor;
+  if (dimension == "dp") return plan.data;
+  if (dimension == "pp") return plan.pipeline;
+  return 1;
+}
+
+class Lowering {
+ public:
+  Lowering(const Model& model, const Plan& plan) : x_model(model), x_plan(plan) {}
+
+  Workload run() {
+    for (std::int64_t s = 0; s < x_plan.pipeline; ++s) {
+      x_out.programs.push_back(write_stage(x_model, x_plan, s));
+    }
+    x_out.ranks.resize(static_cast<std::size_t>(x_plan.accelerators));
+    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
+      const Coordinates at = coordinates_of(x_plan, RankId(r));
+      RankBinding& rank = x_out.ranks[r];
+      rank.program = ProgramId(static_cast<std::size_t>(at.pipeline));
+      rank.groups.resize(program(at).group_slots.size());
+      rank.channels.resize(program(at).channel_slots.size());
+    }
+    bind_groups();
+    bind_channels();
+    return std::move(x_out);
+  }
+
+ private:
+  const Program& program(const Coordinates& at) const {
+    return x_out.programs[static_cast<std::size_t>(at.pipeline)];
+  }
+
+  static int slot_in(const std::vector<std::string>& slots, const char* name) {
+    const auto it = std::find(slots.begin(), slots.end(), name);
+    return it == slots.end() ? -1 : static_cast<int>(it - slots.begin());
+  }
+
+  /// Binds slot `name` of every rank that has it to the group of ranks with the same key.
+  template <typename Key>
+  void bind(const char* name, Key key_of) {
+    std::map<std::array<std::int64_t, 3>, GroupId> known;
+    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
+      const Coordinates at = coordinates_of(x_plan, RankId(r));
+      const int slot = slot_in(program(at).group_slots, name);
+      if (slot < 0) continue;
+      const GroupId next(x_out.groups.size());
+      const auto [it, fresh] = known.try_emplace(key_of(at), next);
+      if (fresh) x_out.groups.emplace_back();
+      x_out.groups[it->second.index()].push_back(RankId(r));
+      x_out.ranks[r].groups[static_cast<std::size_t>(slot)] = it->second;
+    }
+  }
+
+  void bind_groups() {
+    using Key = std::array<std::int64_t, 3>;
+    bind(kTensorGroup, [](const Coordinates& at) { return Key{at.data, at.pipeline, 0}; });
+    bind(kDataGroup, [](const Coordinates& at) { return Key{at.tensor, at.pipeline, 0}; });
+    bind(kTiedGroup, [](const Coordinates& at) { return Key{at.tensor, at.data, 0}; });
+    const bool world = x_plan.sharding == Sharding::kOptimizer && x_plan.data > 1;
+    bind(kNormGroup, [world](const Coordinates& at) { return Key{world ? 0 : at.data, 0, 0}; });
+  }
+
+  void join(const Coordinates& from, const char* from_slot, const Coordinates& to,
+            const char* to_slot) {
+    const int a = slot_in(program(from).channel_slots, from_slot);
+    const int b = slot_in(program(to).channel_slots, to_slot);
+    FT_CHECK((a < 0) == (b < 0), "a channel with one end");
+    if (a < 0) return;
+    const RankId source = rank_at(x_plan, from);
+    const RankId destination = rank_at(x_plan, to);
+    const auto out = static_cast<std::size_t>(a);
+    const auto in = static_cast<std::size_t>(b);
+    const ChannelId id = push_id<ChannelId>(
+        x_out.channels, Channel{source, destination, ChannelSlot(out), ChannelSlot(in)});
+    x_out.ranks[source.index()].channels[out] = id;
+    x_out.ranks[destination.index()].channels[in] = id;
+  }
+
+  /// Around the ring of stages: the last one sends to the first when chunks are interleaved.
+  void bind_channels() {
+    if (x_plan.pipeline == 1) return;
+    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
+      const Coordinates at = coordinates_of(x_plan, RankId(r));
+      Coordinates next = at;
+      next.pipeline = (at.pipeline + 1) % x_plan.pipeline;
+      join(at, kToNext, next, kFromPrevious);
+      join(next, kToPrevious, at, kFromNext);
+    }
+  }
+
+  const Model& x_model;
+  const Plan& x_plan;
+  Workload x_out;
+};
+
+}  // namespace
+
+Coordinates coordinates_of(const Plan& plan, RankId rank) {
+  Coordinates at;
+  std::int64_t rest = rank.value;
+  for (const std::string& dimension : plan.rank_order) {
+    const std::int64_t size = size_of(plan, dimension);
+    if (dimension == "tp") at.tensor = rest % size;
+    if (dimension == "dp") at.data = rest % size;
+    if (dimension == "pp") at.pipeline = rest % size;
+    rest /= size;
+  }
+  return at;
+}
+
+RankId rank_at(const Plan& plan, const Coordinates& at) {
+  std::int64_t rank = 0;
+  std::int64_t stride = 1;
+  for (const std::string& dimension : plan.rank_order) {
+    if (dimension == "tp") rank += stride * at.tensor;
+    if (dimension == "dp") rank += stride * at.data;
+    if (dimension == "pp") rank += stride * at.pipeline;
+    stride *= size_of(plan, dimension);
+  }
+  return RankId(static_cast<std::size_t>(rank));
+}
+
+std::string name_of(const Coordinates& at) {
+  return "tensor " + std::to_string(at.tensor) + ", data " + std::to_string(at.data) +
+         ", pipeline " + std::to_string(at.pipeline);
+}
+
+Workload lower(const Model& model, const Plan& plan) { return Lowering(model, plan).run(); }
+
+}  // namespace foretrain

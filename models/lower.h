@@ -1,0 +1,30 @@
+// Lowering: a model and a plan become a Workload.
+//
+// Passes, in order: coordinates of ranks from `rank_order`; groups and channels; a Program for each
+// pipeline stage; bindings. Nothing here knows hardware.
+#pragma once
+
+#include <array>
+
+#include "models/plan.h"
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+/// Place of a rank along each parallel dimension.
+struct Coordinates {
+  std::int64_t tensor = 0, data = 0, pipeline = 0;
+  bool operator==(const Coordinates&) const = default;
+};
+
+/// `plan.rank_order` lists dimensions from the fastest on: rank = sum of coordinate x product of the sizes
+/// of faster dimensions.
+Coordinates coordinates_of(const Plan& plan, RankId rank);
+RankId rank_at(const Plan& plan, const Coordinates& at);
+
+/// "tensor 3, data 0, pipeline 7".
+std::string name_of(const Coordinates& at);
+
+Workload lower(const Model& model, const Plan& plan);
+
+}  // namespace foretrain

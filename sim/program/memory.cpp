@@ -1,0 +1,77 @@
+#include "sim/program/memory.h"
+
+#include <algorithm>
+
+namespace foretrain {
+namespace {
+
+const Buffer& buffer_of(const Program& program, const Call& call, const BufferRef& ref) {
+  const Frame& frame = program.frames[call.frames[static_cast<std::size_t>(ref.frame)].index()];
+  return program.layouts[frame.layout.index()].buffers[static_cast<std::size_t>(ref.buffer)];
+}
+
+/// Calls visit(call, op, buffer, +1 or -1) for every allocation and free in issue order.
+template <typename Visit>
+void walk(const Program& program, Visit visit) {
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    const Call& call = program.calls[c];
+    const Segment& segment = program.segments[call.segment.index()];
+    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+      const Op& op = segment.ops[o];
+      for (const BufferRef& ref : op.allocates) visit(c, o, buffer_of(program, call, ref), 1);
+      for (const BufferRef& ref : op.frees) visit(c, o, buffer_of(program, call, ref), -1);
+    }
+  }
+}
+
+Bytes sum(const BytesByKind& kinds) {
+  Bytes total = 0;
+  for (const Bytes bytes : kinds) total += bytes;
+  return total;
+}
+
+}  // namespace
+
+BytesByKind persistent_bytes(const Program& program) {
+  BytesByKind out{};
+  for (const Frame& frame : program.frames) {
+    if (frame.alias_of.valid()) continue;
+    for (const Buffer& buffer : program.layouts[frame.layout.index()].buffers) {
+      if (buffer.persistent) out[static_cast<std::size_t>(buffer.kind)] += buffer.bytes();
+    }
+  }
+  return out;
+}
+
+MemoryPeak memory_peak(const Program& program) {
+  MemoryPeak peak;
+  BytesByKind live = persistent_bytes(program);
+  Bytes now = sum(live);
+  Bytes saved = 0;
+  peak.bytes = peak.persistent = now;
+  peak.by_kind = live;
+  walk(program, [&](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
+    const Bytes bytes = buffer.bytes() * sign;
+    live[static_cast<std::size_t>(buffer.kind)] += bytes;
+    now += bytes;
+    if (buffer.saved) saved += bytes;
+    peak.saved = std::max(peak.saved, saved);
+    if (now <= peak.bytes) return;
+    peak.bytes = now;
+    peak.by_kind = live;
+    peak.call = static_cast<std::int32_t>(c);
+    peak.op = static_cast<std::int32_t>(o);
+  });
+  return peak;
+}
+
+std::vector<MemoryChange> memory_changes(const Program& program) {
+  std::vector<MemoryChange> out;
+  walk(program, [&out](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
+    out.push_back(MemoryChange{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o),
+                               buffer.kind, buffer.bytes() * sign});
+  });
+  return out;
+}
+
+}  // namespace foretrain
