@@ -22,6 +22,7 @@ std::string_view name_of(Provenance provenance);
 /// link are separate ports.
 enum class Port : std::uint8_t { kScaleUpOut, kScaleUpIn, kNicOut, kNicIn };
 inline constexpr int kPortCount = 4;
+constexpr bool is_outgoing(Port port) { return port == Port::kScaleUpOut || port == Port::kNicOut; }
 
 /// Shares are in 1/65536 of the resource.
 inline constexpr std::int32_t kWhole = 1 << 16;

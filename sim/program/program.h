@@ -90,11 +90,15 @@ struct FrameLayout {
   bool operator==(const FrameLayout&) const = default;
 };
 
-/// A contiguous interval of a buffer of one of the frames that the Call binds.
+/// A contiguous interval of a buffer of one of the frames that the Call binds. With `shards` > 1 the
+/// interval is the rank's own of `shards` equal ones: it starts at offset + place * bytes, where place
+/// is the rank's index in `shard_group`.
 struct View {
   std::int16_t frame = 0;   ///< which of the segment's formal frames
   std::int16_t buffer = 0;  ///< which buffer of its layout
   Bytes offset = 0, bytes = 0;
+  std::int32_t shards = 1;
+  GroupSlot shard_group;
   bool operator==(const View&) const = default;
 };
 
@@ -145,18 +149,33 @@ struct Segment {
   bool operator==(const Segment&) const = default;
 };
 
+/// A stream waits for an event of a frame before it goes on (cudaStreamWaitEvent).
+struct StreamWait {
+  StreamId stream;
+  FrameId frame;
+  std::int16_t event = 0;
+  bool operator==(const StreamWait&) const = default;
+};
+
 /// One run of a segment.
 struct Call {
   SegmentId segment;
   std::int32_t layer = -1;       ///< global layer index, -1 where none
   std::int32_t microbatch = -1;  ///< -1 where none
-  std::vector<FrameId> frames;   ///< actual frames, one for each formal
+  std::vector<FrameId> frames;   ///< actual frames, one for each formal; none where it is not used
+  std::vector<StreamWait> waits; ///< before the first op of the call on that stream
   bool operator==(const Call&) const = default;
 };
 
+/// An instance of a layout. An alias owns no memory: its buffers lie one after another in buffer
+/// `alias_buffer` of frame `alias_of`, from byte `alias_offset` on (a layer's part of the contiguous
+/// parameter buffer). The aliased frame is not an alias itself.
 struct Frame {
   LayoutId layout;
   std::int32_t layer = -1, microbatch = -1;
+  FrameId alias_of;
+  std::int16_t alias_buffer = 0;
+  Bytes alias_offset = 0;
   bool operator==(const Frame&) const = default;
 };
 

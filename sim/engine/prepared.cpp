@@ -1,0 +1,338 @@
+#include "sim/engine/prepared.h"
+
+#include <algorithm>
+#include <map>
+
+namespace foretrain {
+namespace {
+
+OpClass class_of(const Work& work) {
+  if (std::holds_alternative<Collective>(work)) return OpClass::kCollective;
+  if (std::holds_alternative<P2PBatch>(work)) return OpClass::kMessages;
+  if (std::holds_alternative<HostSync>(work)) return OpClass::kSync;
+  if (std::holds_alternative<Copy>(work) || std::holds_alternative<HostDelay>(work)) {
+    return OpClass::kLocal;
+  }
+  return OpClass::kYielding;
+}
+
+class Flattener {
+ public:
+  explicit Flattener(const Program& program) : x_program(program) {}
+
+  PreparedProgram run() {
+    lay_out_events();
+    lay_out_segments();
+    lay_out_calls();
+    return std::move(x_out);
+  }
+
+ private:
+  void lay_out_events() {
+    for (const Frame& frame : x_program.frames) {
+      x_out.event_base.push_back(x_out.events);
+      x_out.events += static_cast<std::int32_t>(
+          x_program.layouts[frame.layout.index()].events.size());
+    }
+    x_out.event_stream.assign(static_cast<std::size_t>(x_out.events), -1);
+  }
+
+  void lay_out_segments() {
+    const std::size_t streams = x_program.streams.size();
+    x_ranges.resize(x_program.segments.size() * streams);
+    x_syncs.resize(x_program.segments.size());
+    for (std::size_t g = 0; g < x_program.segments.size(); ++g) {
+      const Segment& segment = x_program.segments[g];
+      for (std::size_t s = 0; s < streams; ++s) {
+        const auto begin = static_cast<std::int32_t>(x_out.ops.size());
+        for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+          if (segment.ops[o].stream.index() == s) add_op(segment.ops[o], o);
+        }
+        x_ranges[g * streams + s] = {begin, static_cast<std::int32_t>(x_out.ops.size())};
+      }
+      for (const Op& op : segment.ops) {
+        const bool sync = std::holds_alternative<HostSync>(x_program.works[op.work.index()]);
+        x_syncs[g] += sync ? 1 : 0;
+      }
+    }
+  }
+
+  void add_op(const Op& op, std::size_t index) {
+    PreparedOp out;
+    const Work& work = x_program.works[op.work.index()];
+    out.kind = class_of(work);
+    out.work = out.cost = op.work.value;
+    out.index = static_cast<std::int32_t>(index);
+    out.waits_begin = static_cast<std::int32_t>(x_out.wait_refs.size());
+    x_out.wait_refs.insert(x_out.wait_refs.end(), op.waits.begin(), op.waits.end());
+    out.waits_end = static_cast<std::int32_t>(x_out.wait_refs.size());
+    out.records = op.records;
+    if (const auto* collective = std::get_if<Collective>(&work)) {
+      out.group = collective->group.value;
+    }
+    x_out.ops.push_back(out);
+  }
+
+  void lay_out_calls() {
+    const std::size_t streams = x_program.streams.size();
+    x_out.entries.resize(streams);
+    std::int32_t epoch = 0;
+    for (std::size_t c = 0; c < x_program.calls.size(); ++c) {
+      const Call& call = x_program.calls[c];
+      x_out.call_epoch.push_back(epoch);
+      epoch += x_syncs[call.segment.index()];
+      for (std::size_t s = 0; s < streams; ++s) add_entry(c, s);
+    }
+    x_out.epochs = epoch + 1;
+  }
+
+  void add_entry(std::size_t c, std::size_t s) {
+    const Call& call = x_program.calls[c];
+    const auto [begin, end] = x_ranges[call.segment.index() * x_program.streams.size() + s];
+    StreamEntry entry{static_cast<std::int32_t>(c), begin, end,
+                      static_cast<std::int32_t>(x_out.call_waits.size()), 0};
+    for (const StreamWait& wait : call.waits) {
+      if (wait.stream.index() != s) continue;
+      x_out.call_waits.push_back(x_out.event_base[wait.frame.index()] + wait.event);
+    }
+    entry.waits_end = static_cast<std::int32_t>(x_out.call_waits.size());
+    if (begin == end && entry.waits_begin == entry.waits_end) return;
+    x_out.entries[s].push_back(entry);
+    for (std::int32_t o = begin; o < end; ++o) {
+      const EventRef records = x_out.ops[static_cast<std::size_t>(o)].records;
+      if (!records.valid()) continue;
+      const FrameId frame = call.frames[static_cast<std::size_t>(records.frame)];
+      x_out.event_stream[static_cast<std::size_t>(x_out.event_base[frame.index()] +
+                                                  records.event)] = static_cast<std::int16_t>(s);
+    }
+  }
+
+  const Program& x_program;
+  PreparedProgram x_out;
+  std::vector<std::pair<std::int32_t, std::int32_t>> x_ranges;
+  std::vector<std::int32_t> x_syncs;
+};
+
+Result<Cost> price_work(const Work& work, const Actor& actor, const CostModel& model,
+                        std::vector<Cost>& messages) {
+  if (const auto* collective = std::get_if<Collective>(&work)) {
+    return model.price(work, std::span(&actor.group_places[collective->group.index()], 1));
+  }
+  const auto* batch = std::get_if<P2PBatch>(&work);
+  if (batch == nullptr) return model.price(work, {});
+  Cost whole;
+  for (const Message& message : batch->messages) {
+    const PlacementId place = actor.channel_places[message.channel.index()];
+    FT_ASSIGN(const Cost cost, model.price(P2PBatch{{message}}, std::span(&place, 1)));
+    whole.launch += cost.launch;
+    whole.duration = max(whole.duration, cost.duration);
+    whole.latency = max(whole.latency, cost.latency);
+    whole.sms_held += cost.sms_held;
+    whole.memory_share += cost.memory_share;
+    whole.provenance = cost.provenance;
+    whole.deviation = std::max(whole.deviation, cost.deviation);
+    messages.push_back(cost);
+  }
+  return whole;
+}
+
+/// Host issue times: within each segment since its start or its last sync, then by call.
+void lay_out_launches(const Program& program, const PreparedProgram& flat, PreparedPrices& out) {
+  const std::size_t streams = program.streams.size();
+  out.op_issue.assign(flat.ops.size(), Time{});
+  out.op_epoch.assign(flat.ops.size(), 0);
+  std::vector<Time> tail(program.segments.size());
+  std::vector<std::uint8_t> syncs(program.segments.size());
+  std::size_t first = 0;
+  for (std::size_t g = 0; g < program.segments.size(); ++g) {
+    const Segment& segment = program.segments[g];
+    std::vector<Time> issue(segment.ops.size());
+    std::vector<std::uint8_t> epoch(segment.ops.size());
+    Time at;
+    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+      at += out.costs[segment.ops[o].work.index()].launch;
+      issue[o] = at;
+      epoch[o] = syncs[g];
+      if (std::holds_alternative<HostSync>(program.works[segment.ops[o].work.index()])) {
+        ++syncs[g];
+        at = Time{};
+      }
+    }
+    tail[g] = at;
+    std::size_t position = first;
+    for (std::size_t s = 0; s < streams; ++s) {
+      for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+        if (segment.ops[o].stream.index() != s) continue;
+        out.op_issue[position] = issue[o];
+        out.op_epoch[position] = epoch[o];
+        ++position;
+      }
+    }
+    first = position;
+  }
+  Time at;
+  out.host_total = Time{};
+  for (const Call& call : program.calls) {
+    const std::size_t g = call.segment.index();
+    out.call_issue.push_back(at);
+    at = syncs[g] > 0 ? tail[g] : at + tail[g];
+    for (const Op& op : program.segments[g].ops) {
+      out.host_total += out.costs[op.work.index()].launch;
+    }
+  }
+}
+
+void find_holds(const Program& program, PreparedPrices& out) {
+  const std::size_t streams = program.streams.size();
+  std::vector<std::uint8_t> holds(streams), yields(streams);
+  for (const Segment& segment : program.segments) {
+    for (const Op& op : segment.ops) {
+      const Cost& cost = out.costs[op.work.index()];
+      const bool yielding = class_of(program.works[op.work.index()]) == OpClass::kYielding;
+      if (yielding) {
+        yields[op.stream.index()] = 1;
+      } else if (cost.sms_held > 0 || cost.memory_share > 0) {
+        holds[op.stream.index()] = 1;
+      }
+    }
+  }
+  out.records_holds.assign(streams, 0);
+  out.heeds_holds.assign(streams, 0);
+  for (std::size_t a = 0; a < streams; ++a) {
+    for (std::size_t b = 0; b < streams; ++b) {
+      if (a == b || holds[a] == 0 || yields[b] == 0) continue;
+      out.records_holds[a] = 1;
+      out.heeds_holds[b] = 1;
+    }
+  }
+}
+
+Result<PreparedPrices> price_program(const Program& program, const PreparedProgram& flat,
+                                     const Actor& actor, const CostModel& model) {
+  PreparedPrices out;
+  out.message_costs.resize(program.works.size());
+  for (std::size_t w = 0; w < program.works.size(); ++w) {
+    const Work& work = program.works[w];
+    FT_ASSIGN(const Cost cost, price_work(work, actor, model, out.message_costs[w]));
+    out.costs.push_back(cost);
+  }
+  lay_out_launches(program, flat, out);
+  find_holds(program, out);
+  return out;
+}
+
+/// Largest share of one kind of port that a slot asks for on one stream.
+struct PortUse {
+  std::int32_t stream = 0, group_slot = -1, channel_slot = -1;
+  std::size_t port = 0;
+  std::int32_t share = 0;
+};
+
+std::vector<PortUse> port_uses(const Program& program, const PreparedPrices& prices) {
+  std::map<std::array<std::int32_t, 4>, std::int32_t> largest;
+  const auto note = [&largest](const Op& op, std::int32_t group, std::int32_t channel,
+                               std::size_t port, std::int32_t share) {
+    if (share == 0) return;
+    std::int32_t& old =
+        largest[{op.stream.value, group, channel, static_cast<std::int32_t>(port)}];
+    old = std::max(old, share);
+  };
+  for (const Segment& segment : program.segments) {
+    for (const Op& op : segment.ops) {
+      const std::size_t w = op.work.index();
+      const auto* collective = std::get_if<Collective>(&program.works[w]);
+      const auto* batch = std::get_if<P2PBatch>(&program.works[w]);
+      for (std::size_t p = 0; p < kPortCount; ++p) {
+        if (collective != nullptr) {
+          note(op, collective->group.value, -1, p, prices.costs[w].port_share[p]);
+        }
+        for (std::size_t m = 0; batch != nullptr && m < batch->messages.size(); ++m) {
+          const Message& message = batch->messages[m];
+          if (message.send != is_outgoing(static_cast<Port>(p))) continue;
+          note(op, -1, message.channel.value, p, prices.message_costs[w][m].port_share[p]);
+        }
+      }
+    }
+  }
+  std::vector<PortUse> uses;
+  for (const auto& [key, share] : largest) {
+    uses.push_back({key[0], key[1], key[2], static_cast<std::size_t>(key[3]), share});
+  }
+  return uses;
+}
+
+/// Marks the groups and channels whose transfers may meet others on a port: where the largest shares of
+/// all streams of all ranks on that port sum to more than the whole.
+void find_sharing(const Workload& workload, Prepared& prepared) {
+  const Quotient& q = prepared.quotient;
+  std::vector<std::vector<PortUse>> uses(prepared.prices.size());
+  std::vector<std::int64_t> wanted(static_cast<std::size_t>(q.ports));
+  for (std::size_t a = 0; a < q.actors.size(); ++a) {
+    const Actor& actor = q.actors[a];
+    const auto set = static_cast<std::size_t>(prepared.prices_of[a]);
+    if (uses[set].empty()) {
+      uses[set] = port_uses(workload.programs[actor.program.index()], prepared.prices[set]);
+    }
+    std::map<std::pair<std::int32_t, std::size_t>, std::int32_t> by_stream;
+    for (const PortUse& use : uses[set]) {
+      std::int32_t& share = by_stream[{use.stream, use.port}];
+      share = std::max(share, use.share);
+    }
+    for (const auto& [key, share] : by_stream) {
+      wanted[static_cast<std::size_t>(actor.ports[key.second])] +=
+          static_cast<std::int64_t>(share) * actor.port_weight[key.second];
+    }
+  }
+  prepared.group_shares.assign(q.groups.size(), 0);
+  prepared.channel_shares.assign(q.channels.size(), 0);
+  for (std::size_t a = 0; a < q.actors.size(); ++a) {
+    const Actor& actor = q.actors[a];
+    for (const PortUse& use : uses[static_cast<std::size_t>(prepared.prices_of[a])]) {
+      if (wanted[static_cast<std::size_t>(actor.ports[use.port])] <= kWhole) continue;
+      if (use.group_slot >= 0) {
+        const std::int32_t group = actor.groups[static_cast<std::size_t>(use.group_slot)];
+        prepared.group_shares[static_cast<std::size_t>(group)] = 1;
+      } else {
+        const std::int32_t channel = actor.channels[static_cast<std::size_t>(use.channel_slot)];
+        prepared.channel_shares[static_cast<std::size_t>(channel)] = 1;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Status reprice(const Workload& workload, const CostModel& model, Prepared& prepared) {
+  const std::vector<Actor>& actors = prepared.quotient.actors;
+  using Key = std::pair<std::int32_t, std::vector<PlacementId>>;
+  std::map<Key, std::int32_t> known;
+  prepared.prices.clear();
+  prepared.prices_of.clear();
+  prepared.sm_count = model.sm_count();
+  for (const Actor& actor : actors) {
+    Key key{actor.program.value, actor.group_places};
+    key.second.insert(key.second.end(), actor.channel_places.begin(), actor.channel_places.end());
+    const auto next = static_cast<std::int32_t>(prepared.prices.size());
+    const auto [it, fresh] = known.try_emplace(std::move(key), next);
+    prepared.prices_of.push_back(it->second);
+    if (!fresh) continue;
+    const std::size_t p = actor.program.index();
+    FT_ASSIGN(PreparedPrices prices,
+              price_program(workload.programs[p], prepared.programs[p], actor, model));
+    prepared.prices.push_back(std::move(prices));
+  }
+  find_sharing(workload, prepared);
+  return ok_status();
+}
+
+Result<Prepared> prepare(const Workload& workload, CostModel& model, bool full) {
+  Prepared prepared;
+  FT_ASSIGN(prepared.quotient, make_quotient(workload, model, full));
+  for (const Program& program : workload.programs) {
+    prepared.programs.push_back(Flattener(program).run());
+  }
+  FT_TRY(reprice(workload, model, prepared));
+  return prepared;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,74 @@
+// Prepared programs: a Program with its prices, flattened for the replay loop. Everything is priced here,
+// before time starts, so an unsupported operation is an input error and never a silent zero.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/base/result.h"
+#include "sim/engine/quotient.h"
+
+namespace foretrain {
+
+/// How the replay treats an op.
+enum class OpClass : std::uint8_t { kLocal, kYielding, kCollective, kMessages, kSync };
+
+struct PreparedOp {
+  OpClass kind = OpClass::kLocal;
+  std::int32_t cost = 0;     ///< index into PreparedPrices::costs
+  std::int32_t work = 0;     ///< index into Program::works
+  std::int32_t index = 0;    ///< in its segment
+  std::int32_t waits_begin = 0, waits_end = 0;  ///< into PreparedProgram::wait_refs
+  EventRef records;
+  std::int32_t group = -1;   ///< slot of a collective
+};
+
+/// The part of a call that runs on one stream: its ops there, and the waits before them.
+struct StreamEntry {
+  std::int32_t call = 0;
+  std::int32_t ops_begin = 0, ops_end = 0;      ///< into PreparedProgram::ops
+  std::int32_t waits_begin = 0, waits_end = 0;  ///< into PreparedProgram::call_waits (event ids)
+};
+
+/// What depends on the Program alone.
+struct PreparedProgram {
+  std::vector<PreparedOp> ops;  ///< grouped by (segment, stream)
+  std::vector<EventRef> wait_refs;
+  std::vector<std::int32_t> call_waits;
+  std::vector<std::vector<StreamEntry>> entries;  ///< by stream, in issue order
+  std::vector<std::int32_t> event_base;           ///< by frame
+  std::int32_t events = 0;
+  std::vector<std::int16_t> event_stream;  ///< by event id: the stream that records it, -1 none
+  std::vector<std::int32_t> call_epoch;    ///< by call: HostSyncs issued before it
+  std::int32_t epochs = 1;
+};
+
+/// What depends on prices: one for each (Program, placements of its slots).
+struct PreparedPrices {
+  std::vector<Cost> costs;            ///< by work
+  std::vector<std::vector<Cost>> message_costs;  ///< by work, by message
+  std::vector<Time> op_issue;         ///< by position in PreparedProgram::ops; since the call or sync
+  std::vector<std::uint8_t> op_epoch; ///< HostSyncs before it in its segment
+  std::vector<Time> call_issue;       ///< by call, since its epoch began
+  Time host_total;                    ///< of all launches
+  std::vector<std::uint8_t> records_holds;  ///< by stream: its holds slow kernels of another stream
+  std::vector<std::uint8_t> heeds_holds;    ///< by stream: its kernels are slowed by others' holds
+};
+
+/// The whole workload, ready to replay.
+struct Prepared {
+  Quotient quotient;
+  std::vector<PreparedProgram> programs;  ///< by ProgramId
+  std::vector<PreparedPrices> prices;
+  std::vector<std::int32_t> prices_of;    ///< by actor
+  int sm_count = 1;
+  std::vector<std::uint8_t> group_shares, channel_shares;  ///< may meet others on a port
+};
+
+/// Folds (unless `full`), flattens and prices. The workload must have passed `verify`.
+Result<Prepared> prepare(const Workload& workload, CostModel& model, bool full);
+
+/// New prices on the same quotient (another model of the same machine: what-if).
+Status reprice(const Workload& workload, const CostModel& model, Prepared& prepared);
+
+}  // namespace foretrain

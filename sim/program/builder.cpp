@@ -1,0 +1,191 @@
+#include "sim/program/builder.h"
+
+#include <algorithm>
+
+#include "sim/base/check.h"
+
+namespace foretrain {
+namespace {
+
+template <typename IdType>
+IdType find_or_add(std::vector<std::string>& names, const std::string& name) {
+  const auto it = std::find(names.begin(), names.end(), name);
+  if (it != names.end()) return IdType(static_cast<std::size_t>(it - names.begin()));
+  return push_id<IdType>(names, name);
+}
+
+/// Where a buffer is first and last touched: (call, op in its segment, formal frame).
+struct Touch {
+  std::int32_t call = -1, op = -1;
+  std::int16_t frame = -1;
+};
+struct Life {
+  Touch first, last;
+};
+
+/// The marks an op gets from one call; all calls of its segment must agree.
+struct Marks {
+  std::vector<std::vector<BufferRef>> allocates, frees;  // by op
+  bool operator==(const Marks&) const = default;
+};
+
+class LifeDeriver {
+ public:
+  explicit LifeDeriver(Program& program) : x_program(program) {
+    x_base.reserve(program.frames.size());
+    std::size_t total = 0;
+    for (const Frame& frame : program.frames) {
+      x_base.push_back(total);
+      total += program.layouts[frame.layout.index()].buffers.size();
+    }
+    x_lives.resize(total);
+  }
+
+  void run() {
+    for (std::size_t c = 0; c < x_program.calls.size(); ++c) touch_call(c);
+    std::vector<bool> seen(x_program.segments.size());
+    std::vector<Marks> marks(x_program.segments.size());
+    for (std::size_t c = 0; c < x_program.calls.size(); ++c) {
+      const std::size_t s = x_program.calls[c].segment.index();
+      Marks found = marks_of(c);
+      if (!seen[s]) {
+        marks[s] = std::move(found);
+        seen[s] = true;
+      } else {
+        FT_CHECK(marks[s] == found, "buffer lives differ between calls of one segment");
+      }
+    }
+    for (std::size_t s = 0; s < marks.size(); ++s) {
+      if (!seen[s]) continue;
+      for (std::size_t o = 0; o < x_program.segments[s].ops.size(); ++o) {
+        x_program.segments[s].ops[o].allocates = std::move(marks[s].allocates[o]);
+        x_program.segments[s].ops[o].frees = std::move(marks[s].frees[o]);
+      }
+    }
+  }
+
+ private:
+  bool owns(const Call& call, std::int16_t frame, std::int16_t buffer) const {
+    const Frame& actual = x_program.frames[call.frames[static_cast<std::size_t>(frame)].index()];
+    if (actual.alias_of.valid()) return false;
+    return !x_program.layouts[actual.layout.index()]
+                .buffers[static_cast<std::size_t>(buffer)]
+                .persistent;
+  }
+  Life& life(const Call& call, std::int16_t frame, std::int16_t buffer) {
+    const FrameId actual = call.frames[static_cast<std::size_t>(frame)];
+    return x_lives[x_base[actual.index()] + static_cast<std::size_t>(buffer)];
+  }
+  template <typename Visit>
+  void each_view(const Op& op, Visit visit) {
+    for (const View& view : op.reads) visit(view);
+    for (const View& view : op.writes) visit(view);
+  }
+  void touch_call(std::size_t c) {
+    const Call& call = x_program.calls[c];
+    const Segment& segment = x_program.segments[call.segment.index()];
+    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+      each_view(segment.ops[o], [&](const View& view) {
+        FT_CHECK(call.frames[static_cast<std::size_t>(view.frame)].valid(),
+                 "an op touches a frame that its call does not bind");
+        if (!owns(call, view.frame, view.buffer)) return;
+        Life& x = life(call, view.frame, view.buffer);
+        const Touch touch{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o), view.frame};
+        if (x.first.call < 0) x.first = touch;
+        x.last = touch;
+      });
+    }
+  }
+  Marks marks_of(std::size_t c) {
+    const Call& call = x_program.calls[c];
+    const Segment& segment = x_program.segments[call.segment.index()];
+    Marks marks;
+    marks.allocates.resize(segment.ops.size());
+    marks.frees.resize(segment.ops.size());
+    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+      each_view(segment.ops[o], [&](const View& view) {
+        if (!owns(call, view.frame, view.buffer)) return;
+        const Life& x = life(call, view.frame, view.buffer);
+        const BufferRef ref{view.frame, view.buffer};
+        const auto here = [&](const Touch& touch) {
+          return touch.call == static_cast<std::int32_t>(c) &&
+                 touch.op == static_cast<std::int32_t>(o) && touch.frame == view.frame;
+        };
+        const auto add = [&ref](std::vector<BufferRef>& list) {
+          if (std::find(list.begin(), list.end(), ref) == list.end()) list.push_back(ref);
+        };
+        if (here(x.first)) add(marks.allocates[o]);
+        if (here(x.last)) add(marks.frees[o]);
+      });
+    }
+    return marks;
+  }
+
+  Program& x_program;
+  std::vector<std::size_t> x_base;
+  std::vector<Life> x_lives;
+};
+
+}  // namespace
+
+ProgramBuilder::ProgramBuilder(std::string name) { x_program.name = std::move(name); }
+
+StreamId ProgramBuilder::stream(const std::string& name) {
+  return find_or_add<StreamId>(x_program.streams, name);
+}
+GroupSlot ProgramBuilder::group(const std::string& name) {
+  return find_or_add<GroupSlot>(x_program.group_slots, name);
+}
+ChannelSlot ProgramBuilder::channel(const std::string& name) {
+  return find_or_add<ChannelSlot>(x_program.channel_slots, name);
+}
+
+TensorId ProgramBuilder::tensor(Tensor tensor) {
+  for (std::size_t i = 0; i < x_program.tensors.size(); ++i) {
+    if (x_program.tensors[i].name != tensor.name) continue;
+    FT_CHECK(x_program.tensors[i] == tensor, "two tensors of one name differ");
+    return TensorId(i);
+  }
+  return push_id<TensorId>(x_program.tensors, std::move(tensor));
+}
+
+LayoutId ProgramBuilder::layout(FrameLayout layout) {
+  return push_id<LayoutId>(x_program.layouts, std::move(layout));
+}
+
+FrameId ProgramBuilder::frame(LayoutId layout, std::int32_t layer, std::int32_t microbatch) {
+  return push_id<FrameId>(x_program.frames, Frame{layout, layer, microbatch, FrameId(), 0, 0});
+}
+
+FrameId ProgramBuilder::alias(LayoutId layout, FrameId owner, std::int16_t buffer, Bytes offset,
+                              std::int32_t layer) {
+  return push_id<FrameId>(x_program.frames, Frame{layout, layer, -1, owner, buffer, offset});
+}
+
+WorkId ProgramBuilder::work(Work work) {
+  const auto it = std::find(x_program.works.begin(), x_program.works.end(), work);
+  if (it != x_program.works.end()) {
+    return WorkId(static_cast<std::size_t>(it - x_program.works.begin()));
+  }
+  return push_id<WorkId>(x_program.works, std::move(work));
+}
+
+SegmentId ProgramBuilder::segment(Segment segment) {
+  for (Op& op : segment.ops) {
+    const Work& work_of_op = x_program.works[op.work.index()];
+    if (!std::holds_alternative<Kernel>(work_of_op)) continue;
+    Kernel kernel = std::get<Kernel>(work_of_op);
+    kernel.bytes = 0;
+    for (const View& view : op.reads) kernel.bytes += view.bytes;
+    for (const View& view : op.writes) kernel.bytes += view.bytes;
+    op.work = work(kernel);
+  }
+  return push_id<SegmentId>(x_program.segments, std::move(segment));
+}
+
+Program ProgramBuilder::build() && {
+  LifeDeriver(x_program).run();
+  return std::move(x_program);
+}
+
+}  // namespace foretrain

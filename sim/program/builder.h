@@ -1,0 +1,43 @@
+// ProgramBuilder: writes a Program. It interns works, fills in the bytes of memory-bound kernels from
+// their operands, and derives where buffers are allocated and freed.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+class ProgramBuilder {
+ public:
+  explicit ProgramBuilder(std::string name);
+
+  StreamId stream(const std::string& name);             ///< the stream of that name, new if need be
+  GroupSlot group(const std::string& name);             ///< likewise
+  ChannelSlot channel(const std::string& name);         ///< likewise
+  TensorId tensor(Tensor tensor);                       ///< the tensor of that name, new if need be
+  LayoutId layout(FrameLayout layout);
+  FrameId frame(LayoutId layout, std::int32_t layer = -1, std::int32_t microbatch = -1);
+  /// A frame whose buffers lie in `buffer` of `owner` from `offset` on.
+  FrameId alias(LayoutId layout, FrameId owner, std::int16_t buffer, Bytes offset,
+                std::int32_t layer = -1);
+
+  /// Adds a segment; ops whose Work is a Kernel get their bytes here.
+  SegmentId segment(Segment segment);
+  WorkId work(Work work);
+  void call(Call call) { x_program.calls.push_back(std::move(call)); }
+
+  const Program& program() const { return x_program; }
+
+  /// Derives allocations and frees, and hands the Program over. A buffer that is not persistent is
+  /// allocated by the op that touches it first and freed by the one that touches it last, in issue
+  /// order; this must fall on the same ops of a segment in all of its calls (checked).
+  Program build() &&;
+
+ private:
+  Program x_program;
+};
+
+}  // namespace foretrain

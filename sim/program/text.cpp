@@ -1,0 +1,195 @@
+#include <string>
+
+#include "sim/program/program.h"
+
+namespace foretrain {
+namespace {
+
+template <typename... Fs>
+struct Overloaded : Fs... {
+  using Fs::operator()...;
+};
+template <typename... Fs>
+Overloaded(Fs...) -> Overloaded<Fs...>;
+
+std::string number(std::int64_t v) { return std::to_string(v); }
+
+std::string text_of(const Attention& w) {
+  std::string out = w.backward ? "attention-backward" : "attention";
+  out += " batch " + number(w.batch) + " heads " + number(w.q_heads) + "/" + number(w.kv_heads);
+  out += " length " + number(w.q_len) + "x" + number(w.kv_len) + " head " + number(w.head_dim);
+  if (w.causal) out += " causal";
+  if (w.alibi) out += " alibi";
+  if (w.dropout) out += " dropout";
+  if (w.window > 0) out += " window " + number(w.window);
+  return out + " " + std::string(name_of(w.kernel)) + " " + std::string(name_of(w.dtype));
+}
+
+std::string text_of(const Kernel& w) {
+  std::string out(name_of(w.kind));
+  out += " " + number(w.rows) + "x" + number(w.cols) + " " + std::string(name_of(w.dtype)) + " " +
+         number(w.bytes) + " B";
+  if (w.launches != 1) out += " in " + number(w.launches) + " launches";
+  return out;
+}
+
+std::string text_of(const P2PBatch& w) {
+  std::string out = "p2p";
+  for (const Message& m : w.messages) {
+    out += (m.send ? " send " : " receive ") + number(m.bytes) + " B on channel " +
+           number(m.channel.value);
+  }
+  return out;
+}
+
+std::string text_of(const Gemm& w) {
+  std::string out = "gemm " + number(w.m) + "x" + number(w.n) + "x" + number(w.k);
+  if (w.batch != 1) out += " batch " + number(w.batch);
+  out += std::string(" ") + (w.transpose_a ? "t" : "n") + (w.transpose_b ? "t" : "n");
+  out += " " + std::string(name_of(w.in)) + "->" + std::string(name_of(w.out));
+  return w.accumulate ? out + " accumulate" : out;
+}
+
+std::string text_of(const View& view) {
+  std::string out = number(view.frame) + "." + number(view.buffer) + "[" + number(view.offset) +
+                    "+" + number(view.bytes);
+  if (view.shards > 1) {
+    out += " shard of " + number(view.shards) + " by group " + number(view.shard_group.value);
+  }
+  return out + "]";
+}
+
+void print_op(const Op& op, const Program& program, std::string& out) {
+  out += "    " + program.streams[op.stream.index()] + ": " + op.name + " [" +
+         std::string(name_of(op.category)) + " " + std::string(name_of(op.phase)) + "] " +
+         text_of(program.works[op.work.index()]);
+  const auto list = [&out](const char* label, const auto& items, const auto& print) {
+    if (items.empty()) return;
+    out += std::string(" ") + label;
+    for (const auto& item : items) out += " " + print(item);
+  };
+  const auto view = [](const View& v) { return text_of(v); };
+  const auto ref = [](const BufferRef& b) { return number(b.frame) + "." + number(b.buffer); };
+  const auto event = [](const EventRef& e) { return number(e.frame) + "." + number(e.event); };
+  list("reads", op.reads, view);
+  list("writes", op.writes, view);
+  list("allocates", op.allocates, ref);
+  list("frees", op.frees, ref);
+  list("waits", op.waits, event);
+  if (op.records.valid()) out += " records " + event(op.records);
+  out += "\n";
+}
+
+void print_layout(const FrameLayout& layout, std::size_t index, std::string& out) {
+  out += "  layout " + std::to_string(index) + " " + layout.name + "\n";
+  for (const Buffer& buffer : layout.buffers) {
+    out += "    " + buffer.name + " " + std::string(name_of(buffer.kind)) + " " +
+           number(buffer.count) + " " + std::string(name_of(buffer.dtype));
+    if (buffer.persistent) out += " persistent";
+    if (buffer.saved) out += " saved";
+    out += "\n";
+  }
+  for (const std::string& event : layout.events) out += "    event " + event + "\n";
+}
+
+void print_call(const Call& call, const Program& program, std::string& out) {
+  out += "  " + program.segments[call.segment.index()].name;
+  if (call.layer >= 0) out += " layer " + number(call.layer);
+  if (call.microbatch >= 0) out += " microbatch " + number(call.microbatch);
+  out += " frames";
+  for (const FrameId frame : call.frames) {
+    out += frame.valid() ? " " + number(frame.value) : " -";
+  }
+  for (const StreamWait& wait : call.waits) {
+    out += " " + program.streams[wait.stream.index()] + "-waits " + number(wait.frame.value) + "." +
+           number(wait.event);
+  }
+  out += "\n";
+}
+
+}  // namespace
+
+std::string text_of(const Work& work) {
+  return std::visit(
+      Overloaded{
+          [](const Gemm& w) { return text_of(w); },
+          [](const Attention& w) { return text_of(w); },
+          [](const Kernel& w) { return text_of(w); },
+          [](const Collective& w) {
+            return std::string(name_of(w.kind)) + " group " + number(w.group.value) + " " +
+                   number(w.count) + " " + std::string(name_of(w.dtype)) +
+                   (w.maximum ? " max" : "");
+          },
+          [](const P2PBatch& w) { return text_of(w); },
+          [](const Copy& w) {
+            return "copy " + std::string(name_of(w.from)) + "->" + std::string(name_of(w.to)) +
+                   " " + number(w.bytes) + " B";
+          },
+          [](const HostSync&) { return std::string("host-sync"); },
+          [](const HostDelay& w) { return "host-delay " + number(w.time.ps) + " ps"; },
+          [](const Opaque& w) {
+            return "opaque " + w.name + " " + number(w.bytes) + " B " + number(w.flops) + " FLOP";
+          },
+      },
+      work);
+}
+
+double flops_of(const Work& work) {
+  return std::visit(
+      Overloaded{
+          [](const Gemm& w) {
+            return 2.0 * static_cast<double>(w.m) * static_cast<double>(w.n) *
+                   static_cast<double>(w.k) * static_cast<double>(w.batch);
+          },
+          [](const Attention& w) {
+            const double keys = static_cast<double>(
+                w.window > 0 && w.window < w.kv_len ? w.window : w.kv_len);
+            const bool half = w.causal && w.kernel != AttentionKernel::kUnfused &&
+                              (w.window == 0 || w.window >= w.kv_len);
+            double flops = 4.0 * static_cast<double>(w.batch) * static_cast<double>(w.q_heads) *
+                           static_cast<double>(w.q_len) * keys * static_cast<double>(w.head_dim);
+            if (half) flops *= 0.5;
+            if (!w.backward) return flops;
+            return flops * (w.kernel == AttentionKernel::kUnfused ? 2.0 : 2.5);
+          },
+          [](const Kernel& w) { return static_cast<double>(w.flops); },
+          [](const Opaque& w) { return static_cast<double>(w.flops); },
+          [](const auto&) { return 0.0; },
+      },
+      work);
+}
+
+std::int64_t count_ops(const Program& program) {
+  std::int64_t count = 0;
+  for (const Call& call : program.calls) {
+    count += static_cast<std::int64_t>(program.segments[call.segment.index()].ops.size());
+  }
+  return count;
+}
+
+std::string text_of(const Program& program) {
+  std::string out = "program " + program.name + "\n";
+  const auto names = [&out](const char* label, const std::vector<std::string>& list) {
+    out += std::string("  ") + label;
+    for (const std::string& name : list) out += " " + name;
+    out += "\n";
+  };
+  names("streams", program.streams);
+  names("groups", program.group_slots);
+  names("channels", program.channel_slots);
+  for (std::size_t i = 0; i < program.layouts.size(); ++i) {
+    print_layout(program.layouts[i], i, out);
+  }
+  for (const Segment& segment : program.segments) {
+    out += "  segment " + segment.name + " on layouts";
+    for (const LayoutId layout : segment.frames) out += " " + number(layout.value);
+    out += "\n";
+    for (const Op& op : segment.ops) print_op(op, program, out);
+  }
+  out += "  frames " + std::to_string(program.frames.size()) + ", calls " +
+         std::to_string(program.calls.size()) + ", ops " + number(count_ops(program)) + "\n";
+  for (const Call& call : program.calls) print_call(call, program, out);
+  return out;
+}
+
+}  // namespace foretrain

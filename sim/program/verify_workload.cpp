@@ -1,0 +1,152 @@
+#include <map>
+#include <set>
+
+#include "sim/base/rng.h"
+#include "sim/program/verify.h"
+
+namespace foretrain {
+namespace {
+
+/// What a Program does with its group slots and channel slots, in issue order.
+struct Traffic {
+  std::vector<std::vector<std::uint64_t>> collectives;  ///< by group slot: fingerprints
+  std::vector<std::vector<Bytes>> sent, received;        ///< by channel slot
+};
+
+std::uint64_t fingerprint(const Collective& work) {
+  std::uint64_t h = hash_u64(static_cast<std::uint64_t>(work.count));
+  h = hash_u64(h + static_cast<std::uint64_t>(work.kind));
+  h = hash_u64(h + static_cast<std::uint64_t>(work.dtype));
+  return hash_u64(h + (work.maximum ? 1 : 0));
+}
+
+Result<Traffic> traffic_of(const Program& program) {
+  Traffic out;
+  out.collectives.resize(program.group_slots.size());
+  out.sent.resize(program.channel_slots.size());
+  out.received.resize(program.channel_slots.size());
+  std::vector<StreamId> stream_of(program.group_slots.size());
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const Work& work = program.works[op.work.index()];
+      if (const auto* collective = std::get_if<Collective>(&work)) {
+        if (!collective->group.valid() || collective->group.index() >= out.collectives.size()) {
+          return input_error("program " + program.name + ": op " + op.name + " names no group");
+        }
+        StreamId& stream = stream_of[collective->group.index()];
+        if (stream.valid() && stream != op.stream) {
+          return input_error("program " + program.name + ": group " +
+                             program.group_slots[collective->group.index()] +
+                             " is used on two streams");
+        }
+        stream = op.stream;
+        out.collectives[collective->group.index()].push_back(fingerprint(*collective));
+      } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+        for (const Message& message : batch->messages) {
+          if (!message.channel.valid() || message.channel.index() >= out.sent.size()) {
+            return input_error("program " + program.name + ": op " + op.name + " names no channel");
+          }
+          (message.send ? out.sent : out.received)[message.channel.index()].push_back(
+              message.bytes);
+        }
+      }
+    }
+  }
+  return out;
+}
+
+Error at_rank(std::size_t rank, const std::string& text) {
+  return input_error("rank " + std::to_string(rank) + ": " + text);
+}
+
+Status check_bindings(const Workload& workload, const std::vector<Traffic>& traffic) {
+  for (std::size_t r = 0; r < workload.ranks.size(); ++r) {
+    const RankBinding& rank = workload.ranks[r];
+    if (rank.program.index() >= workload.programs.size()) return at_rank(r, "no such program");
+    const Program& program = workload.programs[rank.program.index()];
+    const Traffic& use = traffic[rank.program.index()];
+    for (std::size_t s = 0; s < use.collectives.size(); ++s) {
+      if (use.collectives[s].empty()) continue;
+      if (s >= rank.groups.size() || !rank.groups[s].valid() ||
+          rank.groups[s].index() >= workload.groups.size()) {
+        return at_rank(r, "group slot " + program.group_slots[s] + " is used but not bound");
+      }
+    }
+    for (std::size_t s = 0; s < use.sent.size(); ++s) {
+      if (use.sent[s].empty() && use.received[s].empty()) continue;
+      if (s >= rank.channels.size() || !rank.channels[s].valid() ||
+          rank.channels[s].index() >= workload.channels.size()) {
+        return at_rank(r, "channel slot " + program.channel_slots[s] + " is used but not bound");
+      }
+    }
+  }
+  return ok_status();
+}
+
+Status check_groups(const Workload& workload, const std::vector<Traffic>& traffic) {
+  std::vector<const std::vector<std::uint64_t>*> expected(workload.groups.size(), nullptr);
+  std::vector<std::size_t> bound(workload.groups.size(), 0);
+  for (std::size_t r = 0; r < workload.ranks.size(); ++r) {
+    const RankBinding& rank = workload.ranks[r];
+    const Traffic& use = traffic[rank.program.index()];
+    for (std::size_t s = 0; s < use.collectives.size(); ++s) {
+      if (use.collectives[s].empty()) continue;
+      const std::size_t g = rank.groups[s].index();
+      ++bound[g];
+      if (expected[g] == nullptr) {
+        expected[g] = &use.collectives[s];
+      } else if (expected[g] != &use.collectives[s] && *expected[g] != use.collectives[s]) {
+        return at_rank(r, "its collectives on group " +
+                              workload.programs[rank.program.index()].group_slots[s] +
+                              " differ from those of another member");
+      }
+    }
+  }
+  for (std::size_t g = 0; g < bound.size(); ++g) {
+    if (bound[g] != 0 && bound[g] != workload.groups[g].size()) {
+      return input_error("group " + std::to_string(g) + " has " +
+                         std::to_string(workload.groups[g].size()) + " members, but " +
+                         std::to_string(bound[g]) + " ranks use it");
+    }
+  }
+  return ok_status();
+}
+
+Status check_channels(const Workload& workload, const std::vector<Traffic>& traffic) {
+  std::set<std::pair<const void*, const void*>> equal;  // pairs already compared
+  for (std::size_t c = 0; c < workload.channels.size(); ++c) {
+    const Channel& channel = workload.channels[c];
+    if (channel.source.index() >= workload.ranks.size() ||
+        channel.destination.index() >= workload.ranks.size()) {
+      return input_error("channel " + std::to_string(c) + " joins ranks that do not exist");
+    }
+    const RankBinding& source = workload.ranks[channel.source.index()];
+    const RankBinding& destination = workload.ranks[channel.destination.index()];
+    const auto& sent = traffic[source.program.index()].sent[channel.source_slot.index()];
+    const auto& received =
+        traffic[destination.program.index()].received[channel.destination_slot.index()];
+    if (!equal.insert({&sent, &received}).second) continue;
+    if (sent == received) continue;
+    return at_rank(channel.source.index(),
+                   "sends " + std::to_string(sent.size()) + " messages to rank " +
+                       std::to_string(channel.destination.value) + ", which expects " +
+                       std::to_string(received.size()) + " or other sizes");
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Status verify(const Workload& workload) {
+  std::vector<Traffic> traffic;
+  for (const Program& program : workload.programs) {
+    FT_TRY(verify(program));
+    FT_ASSIGN(Traffic use, traffic_of(program));
+    traffic.push_back(std::move(use));
+  }
+  FT_TRY(check_bindings(workload, traffic));
+  FT_TRY(check_groups(workload, traffic));
+  return check_channels(workload, traffic);
+}
+
+}  // namespace foretrain
