@@ -71,7 +71,8 @@ void add_flows(Timeline& timeline, std::int32_t tracks, std::int32_t spans_per_s
     const std::int32_t other = first + kStreams * spans_per_stream;
     std::int32_t to = other;
     for (std::int32_t i = 0; i < spans_per_stream; i += 2) {
-      const Span& from = timeline.spans.at(static_cast<std::size_t>(first + i));
+      const Span& from =
+          timeline.spans.at(static_cast<std::size_t>(first) + static_cast<std::size_t>(i));
       while (to < other + spans_per_stream &&
              timeline.spans.at(static_cast<std::size_t>(to)).end < from.end) {
         ++to;

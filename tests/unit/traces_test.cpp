@@ -178,6 +178,8 @@ TEST_F(TracesTest, DamagedTimelinesAreRefusedWithThePlace) {
   refused([](Timeline& t) { t.spans[3].stream = StreamId(3); }, "the track has no such stream");
   refused([](Timeline& t) { t.spans[3].info = -1; }, "there is no such info");
   refused([](Timeline& t) { t.spans[3].end = Time{0}; }, "begin_ps <= start_ps <= end_ps");
+  refused([](Timeline& t) { t.spans[3].begin.ps = std::numeric_limits<std::int64_t>::min(); },
+          "times go up to 2^62 ps");
   refused([](Timeline& t) { std::swap(t.spans[3], t.spans[9]); }, "overlaps");
   refused([](Timeline& t) { t.flows[0].to = 1 << 20; }, "there is no such span");
   refused([](Timeline& t) { t.memory[0].track = 2; }, "/memory/0");

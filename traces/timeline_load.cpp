@@ -1,140 +1,21 @@
-#include "traces/timeline_json.h"
-
-#include <cmath>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "sim/cost/cost_model.h"
-#include "traces/json_text.h"
+#include "traces/timeline_format.h"
+#include "traces/timeline_json.h"
 
 namespace foretrain {
 namespace {
 
-constexpr std::string_view kSchema = "foretrain/timeline/1";
-constexpr std::size_t kBatchBytes = std::size_t{1} << 16;
 constexpr std::int64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kInt32Max = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kTimeLimit = std::int64_t{1} << 62;  // differences still fit
 constexpr double kDoubleMax = std::numeric_limits<double>::max();
 constexpr std::size_t kProvenances = 3;
-
-const std::vector<std::string> kSpanColumns = {
-    "track",      "stream",   "info",     "call",   "op",         "layer",
-    "microbatch", "begin_ps", "start_ps", "end_ps", "provenance",
-};
-const std::vector<std::string> kFlowColumns = {"from", "to"};
-const std::vector<std::string> kMemoryColumns = {"track", "at_ps", "kind", "bytes"};
-
-template <typename Enum>
-std::vector<std::string> names_up_to(std::size_t count) {
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < count; ++i) names.emplace_back(name_of(static_cast<Enum>(i)));
-  return names;
-}
-std::vector<std::string> category_names() {
-  return names_up_to<Category>(static_cast<std::size_t>(Category::kCount));
-}
-std::vector<std::string> phase_names() {
-  return names_up_to<Phase>(static_cast<std::size_t>(Phase::kCount));
-}
-std::vector<std::string> kind_names() {
-  return names_up_to<BufferKind>(static_cast<std::size_t>(BufferKind::kCount));
-}
-
-// ---- writing
-
-class Saver {
- public:
-  explicit Saver(AtomicFile& file) : x_file(file) {}
-
-  void text(std::string_view key, std::string_view value) {
-    append_string(x_out, key);
-    x_out += ':';
-    append_string(x_out, value);
-  }
-  template <typename Number>
-  void number(std::string_view key, Number value) {
-    append_string(x_out, key);
-    x_out += ':';
-    append_number(x_out, value);
-  }
-  void list(std::string_view key, const std::vector<std::string>& items) {
-    append_string(x_out, key);
-    x_out += ":[";
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      if (i > 0) x_out += ',';
-      append_string(x_out, items[i]);
-    }
-    x_out += ']';
-  }
-  void row(std::initializer_list<std::int64_t> numbers) {
-    x_out += '[';
-    bool first = true;
-    for (const std::int64_t number : numbers) {
-      if (!first) x_out += ',';
-      first = false;
-      append_number(x_out, number);
-    }
-    x_out += ']';
-  }
-  void raw(std::string_view text) { x_out += text; }
-
-  /// One element a line, written out in batches.
-  template <typename T, typename Each>
-  Status array(std::string_view key, const std::vector<T>& items, Each each) {
-    x_out += ",\n";
-    append_string(x_out, key);
-    x_out += ":[";
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      x_out += i == 0 ? "\n" : ",\n";
-      each(items[i]);
-      if (x_out.size() >= kBatchBytes) FT_TRY(flush());
-    }
-    x_out += ']';
-    return ok_status();
-  }
-  Status flush() {
-    FT_TRY(x_file.append(x_out));
-    x_out.clear();
-    return ok_status();
-  }
-
- private:
-  AtomicFile& x_file;
-  std::string x_out;
-};
-
-void save_info(Saver& out, const SpanInfo& info) {
-  out.raw("{");
-  out.text("name", info.name);
-  out.raw(",");
-  out.text("work", info.work);
-  out.raw(",");
-  out.text("category", name_of(info.category));
-  out.raw(",");
-  out.text("phase", name_of(info.phase));
-  out.raw(",");
-  out.number("bytes", info.bytes);
-  out.raw(",");
-  out.number("flops", info.flops);
-  out.raw("}");
-}
-
-void save_track(Saver& out, const Track& track) {
-  out.raw("{");
-  out.number("rank", std::int64_t{track.rank.value});
-  out.raw(",");
-  out.text("name", track.name);
-  out.raw(",");
-  out.number("ranks_alike", track.ranks_alike);
-  out.raw(",");
-  out.list("streams", track.streams);
-  out.raw("}");
-}
-
-// ---- reading
 
 /// A table: an array of rows of integers, as many as there are columns.
 class Rows {
@@ -258,8 +139,8 @@ Status Loader::info(const Json& json, const std::string& where) {
   SpanInfo info;
   reader.read("name", info.name);
   reader.read("work", info.work);
-  reader.read_enum("category", info.category, category_names());
-  reader.read_enum("phase", info.phase, phase_names());
+  reader.read_enum("category", info.category, all_names<Category>());
+  reader.read_enum("phase", info.phase, all_names<Phase>());
   reader.read("bytes", info.bytes, {0, kInt64Max});
   reader.read("flops", info.flops, {0, kDoubleMax});
   FT_TRY(reader.finish());
@@ -288,6 +169,7 @@ std::string Loader::span(const std::vector<std::int64_t>& row) {
   for (std::size_t i = 3; i < 7; ++i) {
     if (!is_label(row[i])) return kSpanColumns[i] + " must be -1 or an index";
   }
+  if (row[7] < -kTimeLimit || row[9] > kTimeLimit) return "times go up to 2^62 ps";
   if (row[7] > row[8] || row[8] > row[9]) return "begin_ps <= start_ps <= end_ps does not hold";
   if (!in_table(row[10], kProvenances)) return "provenance must be 0, 1 or 2";
   Span span;
@@ -343,9 +225,9 @@ Status Loader::table(std::string_view key, const std::vector<std::string>& colum
 Result<Timeline> Loader::load() {
   std::string schema;
   x_root.read("schema", schema);
-  if (!x_root.failed() && schema != kSchema) {
+  if (!x_root.failed() && schema != kTimelineSchema) {
     return input_error(x_source + ": /schema: found \"" + schema + "\", accepted is \"" +
-                       std::string(kSchema) + "\"");
+                       std::string(kTimelineSchema) + "\"");
   }
   x_root.read("name", x_timeline.name);
   x_root.read("end_ps", x_timeline.end.ps, {std::numeric_limits<std::int64_t>::min(), kInt64Max});
@@ -354,7 +236,7 @@ Result<Timeline> Loader::load() {
   using Row = std::vector<std::int64_t>;
   std::vector<std::string> kinds;
   FT_TRY(names(x_root, "memory_kinds", kinds));
-  if (kinds != kind_names()) {
+  if (kinds != all_names<BufferKind>()) {
     return input_error(x_source + ": /memory_kinds: these are not the kinds of this version");
   }
   FT_TRY(table("spans", kSpanColumns, [&](const Row& row) { return span(row); }));
@@ -365,36 +247,6 @@ Result<Timeline> Loader::load() {
 }
 
 }  // namespace
-
-Status save_timeline(const Timeline& timeline, AtomicFile& file) {
-  Saver out(file);
-  out.raw("{");
-  out.text("schema", kSchema);
-  out.raw(",\n");
-  out.text("name", timeline.name);
-  out.raw(",\n");
-  out.number("end_ps", timeline.end.ps);
-  out.raw(",\n");
-  out.list("memory_kinds", kind_names());
-  out.raw(",\n");
-  out.list("spans_columns", kSpanColumns);
-  out.raw(",\n");
-  out.list("flows_columns", kFlowColumns);
-  out.raw(",\n");
-  out.list("memory_columns", kMemoryColumns);
-  FT_TRY(out.array("infos", timeline.infos, [&](const SpanInfo& info) { save_info(out, info); }));
-  FT_TRY(out.array("tracks", timeline.tracks, [&](const Track& track) { save_track(out, track); }));
-  FT_TRY(out.array("spans", timeline.spans, [&](const Span& s) {
-    out.row({s.track, s.stream.value, s.info, s.call, s.op, s.layer, s.microbatch, s.begin.ps,
-             s.start.ps, s.end.ps, static_cast<std::int64_t>(s.provenance)});
-  }));
-  FT_TRY(out.array("flows", timeline.flows, [&](const Flow& f) { out.row({f.from, f.to}); }));
-  FT_TRY(out.array("memory", timeline.memory, [&](const MemorySample& m) {
-    out.row({m.track, m.at.ps, static_cast<std::int64_t>(m.kind), m.bytes});
-  }));
-  out.raw("}\n");
-  return out.flush();
-}
 
 Result<Timeline> read_timeline(const Json& json, const std::string& source) {
   if (json.object() == nullptr) {
