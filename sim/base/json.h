@@ -118,6 +118,8 @@ class JsonReader {
 
   /// Records an error about `key` unless there is one already.
   void fail(std::string_view key, const std::string& message, ErrorKind kind = ErrorKind::kInput);
+  /// Records the error of a nested reader, which names its own place.
+  void adopt(const Status& status);
   bool failed() const { return x_error.has_value(); }
   Status finish();
 

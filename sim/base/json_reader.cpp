@@ -183,6 +183,10 @@ void JsonReader::fail(std::string_view key, const std::string& message, ErrorKin
   x_error = Error{x_source + ": " + (place.empty() ? "" : place + ": ") + message, kind};
 }
 
+void JsonReader::adopt(const Status& status) {
+  if (!x_error && !status.ok()) x_error = status.error();
+}
+
 Status JsonReader::finish() {
   if (x_error) return *x_error;
   for (const auto& [key, value] : *x_json.object()) {

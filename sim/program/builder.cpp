@@ -175,9 +175,7 @@ SegmentId ProgramBuilder::segment(Segment segment) {
     const Work& work_of_op = x_program.works[op.work.index()];
     if (!std::holds_alternative<Kernel>(work_of_op)) continue;
     Kernel kernel = std::get<Kernel>(work_of_op);
-    kernel.bytes = 0;
-    for (const View& view : op.reads) kernel.bytes += view.bytes;
-    for (const View& view : op.writes) kernel.bytes += view.bytes;
+    kernel.bytes = kernel_bytes(kernel, op);
     op.work = work(kernel);
   }
   return push_id<SegmentId>(x_program.segments, std::move(segment));

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "sim/program/dtype.h"
@@ -58,6 +59,19 @@ std::string_view name_of(Phase phase) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(Phase::kCount)> kNames = {
       "forward", "backward", "recompute", "gradients", "optimizer", "input"};
   return kNames.at(static_cast<std::size_t>(phase));
+}
+
+Bytes kernel_bytes(const Kernel& kernel, const Op& op) {
+  Bytes sum = 0;
+  const auto add = [&](const std::vector<View>& views, bool table_first) {
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      const Bytes touched = bytes_of(kernel.dtype, kernel.rows * kernel.cols);
+      sum += table_first && i == 0 ? std::min(touched, views[i].bytes) : views[i].bytes;
+    }
+  };
+  add(op.reads, kernel.kind == KernelKind::kEmbedding);
+  add(op.writes, kernel.kind == KernelKind::kEmbeddingBackward);
+  return sum;
 }
 
 }  // namespace foretrain

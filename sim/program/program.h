@@ -216,6 +216,10 @@ struct Workload {
   bool operator==(const Workload&) const = default;
 };
 
+/// Bytes that a memory-bound kernel moves: the sum of its views; of a table that is looked up (the first
+/// read of an embedding, the first write of its backward) only the `rows` rows touched count.
+Bytes kernel_bytes(const Kernel& kernel, const Op& op);
+
 /// Ops of one Program, counted over its calls.
 std::int64_t count_ops(const Program& program);
 

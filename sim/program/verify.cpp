@@ -98,10 +98,7 @@ class ProgramChecker {
   Status check_bytes(const Op& op) const {
     const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
     if (kernel == nullptr) return ok_status();
-    Bytes sum = 0;
-    for (const View& view : op.reads) sum += view.bytes;
-    for (const View& view : op.writes) sum += view.bytes;
-    if (sum != kernel->bytes) return wrong("a kernel's bytes are not those of its operands");
+    if (kernel_bytes(*kernel, op) != kernel->bytes) return wrong("a kernel's bytes are not those of its operands");
     return ok_status();
   }
 

@@ -88,7 +88,8 @@ enum class KernelKind : std::uint8_t {
 };
 
 /// One launch of a memory-bound kernel (or `launches` of them, one per tensor, for unfused forms).
-/// `bytes` is the sum of the views the op reads and writes: the builder fills it in, `verify` checks it.
+/// `bytes` is what it moves, from the views the op reads and writes (`kernel_bytes` in program.h): the
+/// builder fills it in, `verify` checks it.
 struct Kernel {
   KernelKind kind = KernelKind::kFill;
   std::int64_t rows = 0, cols = 0;

@@ -1,0 +1,86 @@
+#include "models/model.h"
+
+namespace foretrain {
+namespace {
+
+void add_norm(const Model& model, const std::string& name, std::int64_t width,
+              std::vector<Parameter>& out) {
+  out.push_back({name + ".weight", width, 1, Split::kNone, Init::kOnes});
+  if (model.norm == Norm::kLayerNorm && model.norm_bias) {
+    out.push_back({name + ".bias", width, 1, Split::kNone, Init::kZeros});
+  }
+}
+
+std::int64_t count(const std::vector<Parameter>& parameters) {
+  std::int64_t sum = 0;
+  for (const Parameter& p : parameters) sum += p.count();
+  return sum;
+}
+
+}  // namespace
+
+std::vector<Parameter> layer_parameters(const Model& model) {
+  const std::int64_t h = model.hidden;
+  const std::int64_t qkv = model.query_width() + 2 * model.kv_width();
+  const std::int64_t up = model.gated() ? 2 * model.intermediate : model.intermediate;
+  std::vector<Parameter> out;
+  add_norm(model, "attention.norm", h, out);
+  out.push_back({"attention.qkv.weight", qkv, h, Split::kRows, Init::kNormal});
+  if (model.qkv_bias) out.push_back({"attention.qkv.bias", qkv, 1, Split::kRows, Init::kZeros});
+  if (model.qk_norm) {
+    out.push_back({"attention.q_norm.weight", model.head_dim, 1, Split::kNone, Init::kOnes});
+    out.push_back({"attention.k_norm.weight", model.head_dim, 1, Split::kNone, Init::kOnes});
+  }
+  out.push_back({"attention.projection.weight", h, model.query_width(), Split::kCols, Init::kNormal});
+  if (model.projection_bias) {
+    out.push_back({"attention.projection.bias", h, 1, Split::kNone, Init::kZeros});
+  }
+  add_norm(model, "mlp.norm", h, out);
+  out.push_back({"mlp.up.weight", up, h, Split::kRows, Init::kNormal});
+  if (model.mlp_bias) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros});
+  out.push_back({"mlp.down.weight", h, model.intermediate, Split::kCols, Init::kNormal});
+  if (model.mlp_bias) out.push_back({"mlp.down.bias", h, 1, Split::kNone, Init::kZeros});
+  return out;
+}
+
+std::vector<Parameter> embedding_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  out.push_back({"embedding.tokens", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
+  if (model.positions > 0) {
+    out.push_back(
+        {"embedding.positions", model.positions, model.hidden, Split::kNone, Init::kNormal});
+  }
+  if (model.embedding_norm) add_norm(model, "embedding.norm", model.hidden, out);
+  return out;
+}
+
+std::vector<Parameter> head_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  add_norm(model, "head.norm", model.hidden, out);
+  if (!model.tied_embeddings) {
+    out.push_back({"head.output", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
+  }
+  return out;
+}
+
+std::int64_t parameter_count(const Model& model) {
+  return model.layers * count(layer_parameters(model)) + count(embedding_parameters(model)) +
+         count(head_parameters(model));
+}
+
+FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence) {
+  // Matrices that every token is multiplied with: the layers' and the output matrix, tied or not.
+  std::int64_t matrices = model.vocabulary * model.hidden;
+  for (const Parameter& p : layer_parameters(model)) {
+    if (p.cols > 1) matrices += model.layers * p.count();
+  }
+  const double keys = static_cast<double>(
+      model.sliding_window > 0 && model.sliding_window < sequence ? model.sliding_window : sequence);
+  const double p = static_cast<double>(matrices);
+  const double attention =
+      static_cast<double>(model.layers) * static_cast<double>(model.query_width()) * keys;
+  const double t = static_cast<double>(tokens);
+  return {t * (6 * p + 6 * attention), t * (6 * p + 12 * attention), t * (8 * p + 16 * attention)};
+}
+
+}  // namespace foretrain

@@ -1,0 +1,419 @@
+#include "models/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace foretrain {
+namespace {
+
+using IntRange = JsonReader::IntRange;
+constexpr IntRange kDegree{1, 1 << 20};
+constexpr IntRange kCount{1, 1'000'000'000};
+
+std::string text(std::int64_t v) { return std::to_string(v); }
+
+class PlanReader {
+ public:
+  PlanReader(const Json& run, const std::string& source, const Model& model)
+      : x_reader(run, source, ""), x_model(model) {}
+
+  Result<Plan> read(std::int64_t accelerators) {
+    x_plan.accelerators = accelerators;
+    for (const char* key : {"name", "model", "cluster", "system", "profile"}) x_reader.ignore(key);
+    read_parallel();
+    read_sharding();
+    read_batch();
+    read_precision();
+    read_recompute();
+    read_overlap();
+    read_kernels();
+    read_others();
+    x_reader.read_enum("schedule", x_plan.schedule, {"gpipe", "1f1b", "interleaved-1f1b"});
+    FT_TRY(x_reader.finish());
+    check();
+    FT_TRY(x_reader.finish());
+    return x_plan;
+  }
+
+ private:
+  template <typename Body>
+  void nested(const char* key, Body body) {
+    const Json* json = x_reader.take(key);
+    if (json == nullptr) return;
+    JsonReader reader(*json, x_reader.source(), x_reader.pointer(key));
+    body(reader);
+    x_reader.adopt(reader.finish());
+  }
+
+  void later(JsonReader& reader, const char* key, bool used) {
+    if (used) reader.fail(key, "is not modelled yet", ErrorKind::kUnsupported);
+  }
+
+  void read_parallel() {
+    nested("parallel", [this](JsonReader& r) {
+      r.read("tensor", x_plan.tensor, kDegree);
+      r.read("pipeline", x_plan.pipeline, kDegree);
+      r.read("virtual_pipeline", x_plan.virtual_pipeline, kDegree);
+      std::int64_t context = 1;
+      std::int64_t expert = 1;
+      std::int64_t expert_tensor = 1;
+      r.read("context", context, kDegree);
+      r.read("expert", expert, kDegree);
+      r.read("expert_tensor", expert_tensor, kDegree);
+      later(r, "context", context > 1);
+      later(r, "expert", expert > 1);
+      later(r, "expert_tensor", expert_tensor > 1);
+      x_plan.sequence = x_plan.tensor > 1;
+      r.read("sequence", x_plan.sequence);
+      if (x_plan.tensor == 1) x_plan.sequence = false;
+      std::string order = "tp-cp-ep-dp-pp";
+      r.read("rank_order", order);
+      read_order(r, order);
+      if (const Json* layout = r.take("pipeline_layout")) read_layout(r, *layout);
+    });
+  }
+
+  void read_order(JsonReader& reader, const std::string& order) {
+    std::size_t at = 0;
+    while (at <= order.size()) {
+      const std::size_t dash = std::min(order.find('-', at), order.size());
+      x_plan.rank_order.push_back(order.substr(at, dash - at));
+      at = dash + 1;
+    }
+    std::vector<std::string> sorted = x_plan.rank_order;
+    std::sort(sorted.begin(), sorted.end());
+    std::vector<std::string> all = {"cp", "dp", "ep", "pp", "tp"};
+    // cp and ep may be left out: they are 1 here.
+    for (const char* optional : {"cp", "ep"}) {
+      if (std::find(sorted.begin(), sorted.end(), optional) == sorted.end()) {
+        std::erase(all, optional);
+      }
+    }
+    if (sorted != all) {
+      reader.fail("rank_order", "found \"" + order +
+                                    "\", expected tp, cp, ep, dp and pp once each, joined by \"-\"");
+    }
+  }
+
+  void read_layout(JsonReader& reader, const Json& json) {
+    if (json.array() == nullptr) {
+      reader.fail("pipeline_layout", "found " + describe(json) +
+                                         ", expected a list with the layers of every chunk");
+      return;
+    }
+    for (const Json& item : *json.array()) {
+      const auto* layers = std::get_if<std::int64_t>(&item.value);
+      if (layers == nullptr || *layers < 0 || *layers > kCount.high) {
+        reader.fail("pipeline_layout", "found " + describe(item) + ", expected whole numbers");
+        return;
+      }
+      x_plan.pipeline_layout.push_back(*layers);
+    }
+  }
+
+  void read_sharding() {
+    nested("sharding", [this](JsonReader& r) {
+      int level = 0;
+      r.read_choice("level", level, {"none", "optimizer", "gradients", "parameters"});
+      later(r, "level", level > 1);
+      x_plan.sharding = level == 0 ? Sharding::kNone : Sharding::kOptimizer;
+      later(r, "group_size", r.has("group_size"));
+    });
+    nested("gradients", [this](JsonReader& r) {
+      r.read_enum("reduction", x_plan.reduction, {"reduce-scatter", "all-reduce"});
+      r.read("bucket_elements", x_plan.bucket_elements, IntRange{0, std::int64_t{1} << 50});
+      std::int64_t per_rank = 0;
+      r.read("bucket_elements_per_rank", per_rank, IntRange{0, 1'000'000'000});
+      x_per_rank = per_rank;
+      r.read("clip_norm", x_plan.clip_norm, JsonReader::Range{0, 1e9});
+    });
+  }
+
+  void read_batch() {
+    nested("batch", [this](JsonReader& r) {
+      r.read("global", x_plan.global_batch, kCount);
+      r.read("micro", x_plan.micro_batch, IntRange{1, 1 << 20});
+      r.read("sequence", x_plan.sequence_length, IntRange{1, 1 << 26});
+    });
+  }
+
+  void read_precision() {
+    static const std::vector<std::string> names = {"fp32", "tf32",          "fp16",  "bf16",
+                                                   "fp8",  "fp8-blockwise", "mxfp8", "nvfp4"};
+    const Json* json = x_reader.take("precision");
+    if (json == nullptr) return;
+    int compute = 3;
+    if (json->object() != nullptr) {
+      nested("precision", [&](JsonReader& r) {
+        r.read_choice("compute", compute, names);
+        later(r, "compute", compute > 3);
+        set_compute(compute);
+        int gradients = x_plan.precision.gradients == DType::kFp32 ? 0 : 1;
+        r.read_choice("gradients", gradients, {"fp32", "compute"});
+        x_plan.precision.gradients = gradients == 0 ? DType::kFp32 : x_plan.precision.compute;
+        r.read("master_weights", x_plan.precision.master);
+      });
+      return;
+    }
+    x_reader.read_choice("precision", compute, names);
+    later(x_reader, "precision", compute > 3);
+    set_compute(compute);
+  }
+
+  void set_compute(int choice) {
+    static const DType types[] = {DType::kFp32, DType::kFp32, DType::kFp16, DType::kBf16};
+    x_plan.precision.compute = types[std::min(choice, 3)];
+    x_plan.precision.matrix = choice == 1 ? DType::kTf32 : x_plan.precision.compute;
+    x_plan.precision.master = choice > 1;
+  }
+
+  void read_recompute() {
+    const Json* json = x_reader.take("recompute");
+    if (json == nullptr) return;
+    Recompute& out = x_plan.recompute;
+    if (json->object() != nullptr) {
+      nested("recompute", [this, &out](JsonReader& r) {
+        if (const Json* modules = r.take("modules")) read_modules(r, *modules);
+        r.read("layers", out.layers, IntRange{0, kCount.high});
+        r.read("layer_period", out.layer_period, kCount);
+      });
+      return;
+    }
+    int choice = 0;
+    x_reader.read_choice("recompute", choice, {"none", "selective", "full"});
+    out.attention = choice == 1;
+    out.layer = choice == 2;
+  }
+
+  void read_modules(JsonReader& reader, const Json& modules) {
+    Recompute& out = x_plan.recompute;
+    const std::vector<std::string> names = {"core_attn", "layernorm", "mlp",   "layer",
+                                            "moe_act",   "moe",       "shared_experts", "mla_up_proj"};
+    if (modules.array() == nullptr) {
+      reader.fail("modules", "found " + describe(modules) + ", expected a list of module names");
+      return;
+    }
+    for (const Json& item : *modules.array()) {
+      const std::string name = item.string() ? *item.string() : describe(item);
+      const auto it = std::find(names.begin(), names.end(), name);
+      if (it == names.end()) {
+        std::string message = "found \"" + name + "\", expected core_attn, layernorm, mlp, layer";
+        const std::string near = nearest_name(name, names);
+        if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
+        reader.fail("modules", message);
+        return;
+      }
+      if (name == "core_attn") out.attention = true;
+      if (name == "layernorm") out.norm = true;
+      if (name == "mlp") out.mlp = true;
+      if (name == "layer") out.layer = true;
+      later(reader, "modules", it - names.begin() > 3);
+    }
+  }
+
+  void read_overlap() {
+    nested("overlap", [this](JsonReader& r) {
+      r.read("tensor", x_plan.overlap.tensor);
+      r.read("tensor_backward", x_plan.overlap.tensor_backward);
+      r.read("pipeline", x_plan.overlap.pipeline);
+      r.read("gradient_reduce", x_plan.overlap.gradient_reduce);
+      r.read("parameter_gather", x_plan.overlap.parameter_gather);
+      bool expert = false;
+      r.read("expert", expert);
+      later(r, "expert", expert);
+    });
+  }
+
+  void read_kernels() {
+    nested("kernels", [this](JsonReader& r) {
+      int attention = 0;
+      r.read_choice("attention", attention, {"flash", "cudnn", "unfused"});
+      x_plan.attention = static_cast<AttentionKernel>(attention);
+      int context = 0;
+      r.read_choice("context", context, {"ring", "allgather", "alltoall"});
+      bool compile = false;
+      r.read("compile", compile);
+      later(r, "compile", compile);
+      later(r, "fp8_recipe", r.has("fp8_recipe"));
+      int optimizer = 1;
+      r.read_choice("optimizer", optimizer,
+                    {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});
+      later(r, "optimizer", optimizer > 1);
+      x_plan.fused_optimizer = optimizer == 1;
+    });
+  }
+
+  void read_others() {
+    nested("moe", [this](JsonReader& r) {
+      for (const char* key : {"routing", "dispatcher", "imbalance", "capacity_factor"}) {
+        r.ignore(key);
+      }
+    });
+    nested("offload", [this](JsonReader& r) {
+      std::int64_t layers = 0;
+      r.read("activation_layers", layers, IntRange{0, kCount.high});
+      later(r, "activation_layers", layers > 0);
+      for (const char* key : {"optimizer", "parameters"}) {
+        int where = 0;
+        r.read_choice(key, where, {"none", "cpu", "nvme"});
+        later(r, key, where > 0);
+      }
+    });
+    nested("launch", [this](JsonReader& r) {
+      int graph = 0;
+      r.read_choice("cuda_graph", graph, {"none", "layer", "full"});
+      r.ignore("dispatch_us");
+    });
+    nested("host", [this](JsonReader& r) {
+      double data_us = 0;
+      double step_us = 0;
+      r.read("data_us", data_us, JsonReader::Range{0, 1e12});
+      r.read("step_us", step_us, JsonReader::Range{0, 1e12});
+      x_plan.data_time = Time::from_us(data_us);
+      x_plan.step_time = Time::from_us(step_us);
+    });
+    x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});
+  }
+
+  // --- What cannot be ------------------------------------------------------------------------------
+  void refuse(const char* place, const std::string& message, ErrorKind kind = ErrorKind::kInput) {
+    x_reader.fail(place, message, kind);
+  }
+
+  void check() {
+    Plan& p = x_plan;
+    const std::int64_t ranks = p.tensor * p.pipeline;
+    if (ranks > p.accelerators) {
+      return refuse("parallel", "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline) +
+                                    " needs " + text(ranks) + " accelerators, the cluster has " +
+                                    text(p.accelerators));
+    }
+    if (p.accelerators % ranks != 0) {
+      return refuse("parallel", "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline) +
+                                    " = " + text(ranks) + " does not divide " +
+                                    text(p.accelerators) + " accelerators");
+    }
+    p.data = p.accelerators / ranks;
+    if (x_per_rank > 0) p.bucket_elements = std::max(p.bucket_elements, x_per_rank * p.data);
+    check_batch();
+    check_widths();
+    check_pipeline();
+    check_recompute();
+  }
+
+  void check_batch() {
+    const Plan& p = x_plan;
+    if (p.global_batch % (p.micro_batch * p.data) != 0) {
+      refuse("batch/global", text(p.global_batch) + " sequences are not a multiple of micro " +
+                                 text(p.micro_batch) + " x data-parallel " + text(p.data));
+    }
+    const double largest = static_cast<double>(p.tokens()) *
+                           static_cast<double>(std::max({x_model.vocabulary, x_model.hidden * 8,
+                                                         x_model.intermediate * 2})) *
+                           8.0;
+    const double scores = static_cast<double>(p.tokens()) * static_cast<double>(p.sequence_length) *
+                          static_cast<double>(x_model.heads) * 8.0;
+    if (largest > 4e18 || (p.attention == AttentionKernel::kUnfused && scores > 4e18)) {
+      refuse("batch", "one microbatch would need more than 4 EB");
+    }
+    if (x_model.positions > 0 && p.sequence_length > x_model.positions) {
+      refuse("batch/sequence", text(p.sequence_length) + " is longer than the model's " +
+                                   text(x_model.positions) + " positions");
+    }
+    if (p.microbatches() * x_model.layers > 50'000'000) {
+      refuse("batch/global", "more than 50 million layer passes in one step");
+    }
+  }
+
+  void divides(const char* what, std::int64_t value) {
+    if (value % x_plan.tensor == 0) return;
+    refuse("parallel/tensor", text(x_plan.tensor) + " does not divide " + what + " " + text(value));
+  }
+
+  void check_widths() {
+    divides("the model's attention heads", x_model.heads);
+    divides("the model's key-value heads", x_model.kv_heads);
+    divides("intermediate_size", x_model.intermediate);
+    if (!x_plan.sequence) return;
+    if (x_plan.tokens() % x_plan.tensor != 0) {
+      refuse("parallel/sequence", "a microbatch of " + text(x_plan.tokens()) +
+                                      " tokens does not divide among tensor " + text(x_plan.tensor));
+    }
+  }
+
+  void check_pipeline() {
+    Plan& p = x_plan;
+    const std::int64_t chunks = p.chunks();
+    if (p.virtual_pipeline > 1 && p.schedule != Schedule::kInterleaved) {
+      return refuse("schedule", "virtual_pipeline " + text(p.virtual_pipeline) +
+                                    " needs the interleaved-1f1b schedule");
+    }
+    if (p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1) {
+      if (p.pipeline == 1) return refuse("parallel/virtual_pipeline", "needs pipeline > 1");
+      if (p.microbatches() % p.pipeline != 0) {
+        return refuse("batch/global", text(p.microbatches()) +
+                                          " microbatches per rank are not a multiple of pipeline " +
+                                          text(p.pipeline) + ", as interleaved-1f1b needs");
+      }
+    }
+    if (p.pipeline_layout.empty()) {
+      if (chunks > x_model.layers + 2) {
+        return refuse("parallel/pipeline", text(chunks) + " pipeline chunks for " +
+                                               text(x_model.layers) + " layers");
+      }
+      p.pipeline_layout = default_layout(x_model.layers, chunks);
+    }
+    const std::int64_t sum =
+        std::accumulate(p.pipeline_layout.begin(), p.pipeline_layout.end(), std::int64_t{0});
+    if (static_cast<std::int64_t>(p.pipeline_layout.size()) != chunks || sum != x_model.layers) {
+      refuse("parallel/pipeline_layout",
+             "found " + text(static_cast<std::int64_t>(p.pipeline_layout.size())) + " chunks with " +
+                 text(sum) + " layers, expected " + text(chunks) + " with " + text(x_model.layers));
+    }
+  }
+
+  void check_recompute() {
+    if (x_plan.recompute.layer_period > 1 || x_plan.recompute.layers >= 0) {
+      if (!x_plan.recompute.any()) {
+        refuse("recompute", "layers and layer_period need modules to recompute");
+      }
+    }
+  }
+
+  JsonReader x_reader;
+  const Model& x_model;
+  Plan x_plan;
+  std::int64_t x_per_rank = 0;
+};
+
+}  // namespace
+
+Result<Plan> read_plan(const Json& run, const std::string& source, const Model& model,
+                       std::int64_t accelerators) {
+  return PlanReader(run, source, model).read(accelerators);
+}
+
+const std::vector<std::string>& plan_keys() {
+  static const std::vector<std::string> keys = {
+      "parallel", "sharding", "gradients", "batch",  "precision", "recompute", "schedule",
+      "overlap",  "kernels",  "moe",       "offload", "launch",   "host",      "dropout"};
+  return keys;
+}
+
+std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(chunks), layers / chunks);
+  if (layers % chunks == 0) return out;
+  if ((layers + 2) % chunks == 0) {
+    std::fill(out.begin(), out.end(), (layers + 2) / chunks);
+    --out.front();
+    --out.back();
+    return out;
+  }
+  // The chunks that get one layer more stand in the middle.
+  const std::int64_t longer = layers % chunks;
+  const std::int64_t first = (chunks - longer) / 2;
+  for (std::int64_t c = first; c < first + longer; ++c) ++out[static_cast<std::size_t>(c)];
+  return out;
+}
+
+}  // namespace foretrain

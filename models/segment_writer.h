@@ -1,0 +1,98 @@
+// Writes the ops of one segment, with the events between the compute stream and the tensor-parallel one.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/program/builder.h"
+
+namespace foretrain {
+
+/// A whole buffer of a segment's formal frame, with its shape.
+struct Ref {
+  std::int16_t frame = -1, buffer = -1;
+  DType dtype = DType::kBf16;
+  std::int64_t count = 0;
+  bool valid() const { return frame >= 0; }
+  View view() const { return View{frame, buffer, 0, bytes_of(dtype, count), 1, GroupSlot()}; }
+  /// Elements [begin, begin + size).
+  View part(std::int64_t begin, std::int64_t size) const {
+    return View{frame, buffer, bytes_of(dtype, begin), bytes_of(dtype, size), 1, GroupSlot()};
+  }
+};
+
+/// Grows a FrameLayout and hands out Refs to it as formal frame `frame`.
+class LayoutWriter {
+ public:
+  LayoutWriter(std::string name, std::int16_t frame) : x_frame(frame) {
+    x_layout.name = std::move(name);
+  }
+  Ref add(const std::string& name, BufferKind kind, DType dtype, std::int64_t count,
+          bool saved = false) {
+    Buffer buffer;
+    buffer.name = name;
+    buffer.kind = kind;
+    buffer.dtype = dtype;
+    buffer.count = count;
+    buffer.saved = saved;
+    x_layout.buffers.push_back(std::move(buffer));
+    return Ref{x_frame, static_cast<std::int16_t>(x_layout.buffers.size() - 1), dtype, count};
+  }
+  EventRef event(const std::string& name) {
+    x_layout.events.push_back(name);
+    return EventRef{x_frame, static_cast<std::int16_t>(x_layout.events.size() - 1)};
+  }
+  FrameLayout& layout() { return x_layout; }
+
+ private:
+  FrameLayout x_layout;
+  std::int16_t x_frame;
+};
+
+/// Ops are added in issue order. A blocking collective makes the next compute op wait for it; an async one
+/// returns its event for a later `wait`.
+class SegmentWriter {
+ public:
+  SegmentWriter(ProgramBuilder& builder, std::string name, LayoutWriter& events)
+      : x_builder(builder), x_events(events), x_compute(builder.stream("compute")) {
+    x_segment.name = std::move(name);
+  }
+
+  Phase phase = Phase::kForward;
+
+  /// The next compute op (and a collective before any) waits for this event.
+  void wait(EventRef event) { x_pending.push_back(event); }
+
+  Op& compute(const std::string& name, Work work, std::vector<View> reads,
+              std::vector<View> writes);
+  /// On another stream; waits for what compute has done so far. Returns the event it records.
+  EventRef on_stream(const std::string& stream, const std::string& name, Category category,
+                     Work work, std::vector<View> reads, std::vector<View> writes);
+  void collective(const std::string& name, Collective work, std::vector<View> reads,
+                  std::vector<View> writes) {
+    wait(async_collective(name, work, std::move(reads), std::move(writes)));
+  }
+  EventRef async_collective(const std::string& name, Collective work, std::vector<View> reads,
+                            std::vector<View> writes) {
+    return on_stream("tensor", name, Category::kTensor, work, std::move(reads),
+                     std::move(writes));
+  }
+  /// The last compute op records `event` (it must not record another).
+  void record(EventRef event);
+
+  Segment& segment() { return x_segment; }
+
+ private:
+  /// The event of the last compute op of this segment; invalid if there is none.
+  EventRef last_compute();
+
+  ProgramBuilder& x_builder;
+  LayoutWriter& x_events;
+  StreamId x_compute;
+  Segment x_segment;
+  std::vector<EventRef> x_pending;
+  int x_last = -1;
+};
+
+}  // namespace foretrain
