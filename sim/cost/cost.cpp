@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 
+#include "sim/base/int128.h"
 #include "sim/cost/cost_model.h"
 
 namespace foretrain {
@@ -8,7 +9,7 @@ namespace {
 
 /// ceil(a * b / c) without overflow, for non-negative values and c > 0.
 std::int64_t scaled(std::int64_t a, std::int64_t b, std::int64_t c) {
-  const __int128 product = static_cast<__int128>(a) * b;
+  const Int128 product = static_cast<Int128>(a) * b;
   return static_cast<std::int64_t>((product + c - 1) / c);
 }
 

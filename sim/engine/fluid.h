@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "sim/base/int128.h"
 #include "sim/base/units.h"
 
 namespace foretrain {
@@ -13,26 +14,26 @@ namespace foretrain {
 class Progress {
  public:
   Progress() = default;
-  explicit Progress(Time alone) : x_left(static_cast<__int128>(alone.ps) << 16) {}
+  explicit Progress(Time alone) : x_left(static_cast<Int128>(alone.ps) << 16) {}
 
   /// When the rest ends if it goes on from `now` at `rate` units a ps (1 .. 65536).
   Time end_at(Time now, std::int64_t rate) const {
     return now + Time{static_cast<std::int64_t>((x_left + rate - 1) / rate)};
   }
   void advance(Time span, std::int64_t rate) {
-    x_left -= static_cast<__int128>(span.ps) * rate;
+    x_left -= static_cast<Int128>(span.ps) * rate;
     if (x_left < 0) x_left = 0;
   }
 
  private:
-  __int128 x_left = 0;
+  Int128 x_left = 0;
 };
 
 inline constexpr std::int64_t kOneRate = 1 << 16;
 
 /// Units a ps for work that takes `slowed` instead of `alone` (slowed >= alone > 0).
 inline std::int64_t rate_of(Time alone, Time slowed) {
-  const auto rate = static_cast<std::int64_t>((static_cast<__int128>(alone.ps) << 16) / slowed.ps);
+  const auto rate = static_cast<std::int64_t>((static_cast<Int128>(alone.ps) << 16) / slowed.ps);
   return rate < 1 ? 1 : rate;
 }
 

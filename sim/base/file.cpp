@@ -1,0 +1,249 @@
+#include "sim/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace foretrain {
+namespace {
+
+constexpr std::size_t kBufferBytes = std::size_t{1} << 18;
+constexpr std::size_t kReadLimit = std::size_t{1} << 30;
+constexpr int kGzipWindow = 15 + 16;  // zlib: 16 asks for a gzip header
+
+Error cannot(const std::string& verb, const std::string& path, const std::string& reason) {
+  return input_error(path + ": cannot be " + verb + ": " + reason);
+}
+
+Error cannot_write(const std::string& path, int reason) {
+  return cannot("written", path, std::strerror(reason));
+}
+
+std::string directory_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? std::string() : path.substr(0, slash + 1);
+}
+
+/// Where a symbolic link leads; the path itself if it is none, or leads nowhere.
+std::string follow(const std::string& path) {
+  char* real = ::realpath(path.c_str(), nullptr);
+  if (real == nullptr) return path;
+  std::string target(real);
+  std::free(real);  // NOLINT(cppcoreguidelines-no-malloc): realpath allocates with malloc
+  return target;
+}
+
+}  // namespace
+
+class AtomicFile::Impl {
+ public:
+  explicit Impl(std::string path) : x_path(std::move(path)) { x_buffer.reserve(kBufferBytes); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  Impl(Impl&&) = delete;
+  Impl& operator=(Impl&&) = delete;
+  ~Impl() { discard(); }
+
+  Status open();
+  Status append(std::string_view text);
+  Status commit();
+  const std::string& path() const { return x_path; }
+
+ private:
+  Status open_directly();
+  Status open_beside(const struct stat* existing);
+  Status flush(bool last);
+  Status compress(bool last);
+  Status put(const char* data, std::size_t size);
+  Status fail(int reason);
+  void discard();
+
+  std::string x_path;       ///< as the user wrote it, for messages
+  std::string x_target;     ///< links followed
+  std::string x_temporary;  ///< empty when writing directly
+  int x_fd = -1;
+  std::string x_buffer;
+  std::vector<char> x_packed;
+  std::unique_ptr<z_stream> x_gzip;
+  std::optional<Error> x_error;
+};
+
+Status AtomicFile::Impl::open() {
+  std::signal(SIGXFSZ, SIG_IGN);
+  if (x_path.empty()) return input_error("the name of the output file is empty");
+  const bool standard_output = x_path == "-";
+  struct stat info {};
+  const bool exists = !standard_output && ::stat(x_path.c_str(), &info) == 0;
+  if (exists && S_ISDIR(info.st_mode)) return cannot_write(x_path, EISDIR);
+  if (standard_output || x_path.rfind("/dev/", 0) == 0 || (exists && !S_ISREG(info.st_mode))) {
+    FT_TRY(open_directly());
+  } else {
+    FT_TRY(open_beside(exists ? &info : nullptr));
+  }
+  if (x_path.size() > 3 && x_path.compare(x_path.size() - 3, 3, ".gz") == 0) {
+    x_gzip = std::make_unique<z_stream>();
+    const int made = deflateInit2(x_gzip.get(), 1, Z_DEFLATED, kGzipWindow, 9, Z_DEFAULT_STRATEGY);
+    FT_CHECK(made == Z_OK, "zlib refused its own constants");
+    x_packed.resize(kBufferBytes);
+  }
+  return ok_status();
+}
+
+Status AtomicFile::Impl::open_directly() {
+  x_fd = x_path == "-" ? ::dup(STDOUT_FILENO) : ::open(x_path.c_str(), O_WRONLY | O_CLOEXEC);
+  return x_fd < 0 ? Status(cannot_write(x_path, errno)) : ok_status();
+}
+
+Status AtomicFile::Impl::open_beside(const struct stat* existing) {
+  if (x_path.back() == '/') return cannot_write(x_path, EISDIR);
+  if (existing != nullptr && ::access(x_path.c_str(), W_OK) != 0)
+    return cannot_write(x_path, errno);
+  x_target = follow(x_path);
+  static std::atomic<int> counter{0};
+  // A short name of its own: appended to the target's name it could exceed what the system allows.
+  const std::string name = directory_of(x_target) + ".foretrain-" + std::to_string(::getpid()) +
+                           "-" + std::to_string(++counter) + ".tmp";
+  x_fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (x_fd < 0) {
+    const int reason = errno;
+    const std::string directory = directory_of(x_target);
+    return cannot(
+        "written", x_path,
+        "directory " + (directory.empty() ? "." : directory) + ": " + std::strerror(reason));
+  }
+  x_temporary = name;
+  if (existing != nullptr && ::fchmod(x_fd, existing->st_mode & 07777) != 0) return fail(errno);
+  return ok_status();
+}
+
+Status AtomicFile::Impl::fail(int reason) {
+  x_error = cannot_write(x_path, reason);
+  discard();
+  return *x_error;
+}
+
+void AtomicFile::Impl::discard() {
+  if (x_gzip) deflateEnd(x_gzip.get());
+  x_gzip.reset();
+  if (x_fd >= 0) ::close(x_fd);
+  x_fd = -1;
+  if (!x_temporary.empty()) ::unlink(x_temporary.c_str());
+  x_temporary.clear();
+}
+
+Status AtomicFile::Impl::append(std::string_view text) {
+  if (x_error) return *x_error;
+  FT_CHECK(x_fd >= 0, "append to a file that was committed");
+  while (!text.empty()) {
+    const std::size_t part = std::min(text.size(), kBufferBytes - x_buffer.size());
+    x_buffer.append(text.substr(0, part));
+    text.remove_prefix(part);
+    if (x_buffer.size() == kBufferBytes) FT_TRY(flush(false));
+  }
+  return ok_status();
+}
+
+Status AtomicFile::Impl::flush(bool last) {
+  if (x_gzip) {
+    FT_TRY(compress(last));
+  } else {
+    FT_TRY(put(x_buffer.data(), x_buffer.size()));
+  }
+  x_buffer.clear();
+  return ok_status();
+}
+
+Status AtomicFile::Impl::compress(bool last) {
+  // zlib's interface predates const.
+  x_gzip->next_in = reinterpret_cast<Bytef*>(x_buffer.data());
+  x_gzip->avail_in = static_cast<uInt>(x_buffer.size());
+  int state = Z_OK;
+  do {
+    x_gzip->next_out = reinterpret_cast<Bytef*>(x_packed.data());
+    x_gzip->avail_out = static_cast<uInt>(x_packed.size());
+    state = deflate(x_gzip.get(), last ? Z_FINISH : Z_NO_FLUSH);
+    FT_CHECK(state != Z_STREAM_ERROR, "inconsistent compressor state");
+    FT_TRY(put(x_packed.data(), x_packed.size() - x_gzip->avail_out));
+  } while (last ? state != Z_STREAM_END : x_gzip->avail_in > 0);
+  return ok_status();
+}
+
+Status AtomicFile::Impl::put(const char* data, std::size_t size) {
+  while (size > 0) {
+    const ssize_t written = ::write(x_fd, data, size);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return fail(errno);
+    data += written;
+    size -= static_cast<std::size_t>(written);
+  }
+  return ok_status();
+}
+
+Status AtomicFile::Impl::commit() {
+  if (x_error) return *x_error;
+  FT_CHECK(x_fd >= 0, "commit of a file that was committed");
+  FT_TRY(flush(true));
+  const int fd = std::exchange(x_fd, -1);
+  if (::close(fd) != 0) return fail(errno);
+  if (!x_temporary.empty() && ::rename(x_temporary.c_str(), x_target.c_str()) != 0) {
+    return fail(errno);
+  }
+  x_temporary.clear();
+  return ok_status();
+}
+
+AtomicFile::AtomicFile(std::unique_ptr<Impl> impl) : x_impl(std::move(impl)) {}
+AtomicFile::AtomicFile(AtomicFile&&) noexcept = default;
+AtomicFile& AtomicFile::operator=(AtomicFile&&) noexcept = default;
+AtomicFile::~AtomicFile() = default;
+
+Result<AtomicFile> AtomicFile::create(const std::string& path) {
+  auto impl = std::make_unique<Impl>(path);
+  FT_TRY(impl->open());
+  return AtomicFile(std::move(impl));
+}
+
+Status AtomicFile::append(std::string_view text) { return x_impl->append(text); }
+Status AtomicFile::commit() { return x_impl->commit(); }
+const std::string& AtomicFile::path() const { return x_impl->path(); }
+
+Status write_text_file(const std::string& path, std::string_view text) {
+  FT_ASSIGN(AtomicFile file, AtomicFile::create(path));
+  FT_TRY(file.append(text));
+  return file.commit();
+}
+
+Result<std::string> read_compressed_file(const std::string& path) {
+  errno = 0;
+  struct Closer {
+    void operator()(gzFile file) const { gzclose(file); }
+  };
+  const std::unique_ptr<gzFile_s, Closer> file(gzopen(path.c_str(), "rb"));
+  if (!file) return cannot("read", path, std::strerror(errno));
+  std::string text;
+  std::vector<char> chunk(kBufferBytes);
+  int got = 0;
+  while ((got = gzread(file.get(), chunk.data(), static_cast<unsigned>(chunk.size()))) > 0) {
+    text.append(chunk.data(), static_cast<std::size_t>(got));
+    if (text.size() > kReadLimit) return cannot("read", path, "larger than 1 GiB");
+  }
+  int code = Z_OK;
+  const char* reason = gzerror(file.get(), &code);
+  if (code == Z_ERRNO) return cannot("read", path, std::strerror(errno));
+  // At the end of a truncated archive gzread returns what there is; gzerror tells.
+  if (code != Z_OK) return cannot("read", path, reason);
+  return text;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,37 @@
+// Timelines as Chrome trace-event JSON, for chrome://tracing, Perfetto and everything that reads
+// theirs.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/base/file.h"
+#include "sim/timeline/timeline.h"
+
+namespace foretrain {
+
+struct TraceOptions {
+  bool flows = true;   ///< arrows from sends to receives
+  bool memory = true;  ///< counters of live memory, GiB = 2^30 bytes
+  /// Shown with the trace's metadata: what was run, by which version.
+  std::vector<std::pair<std::string, std::string>> about;
+};
+
+/// Appends the whole timeline to `file` and leaves `commit` to the caller. Errors are those of the
+/// file.
+///
+/// One process per track and one thread per stream, numbered from 1 (viewers take thread 0 for the
+/// process itself). A span becomes one complete event over [begin, end]; times are microseconds
+/// with six digits, that is picoseconds. Arguments: layer, microbatch, phase, work, bytes,
+/// provenance, and `waited_us` when partners were late (start - begin). Flows leave the sender when
+/// its transfer starts and arrive just before the receiver's end. Durations are cut by less than 1
+/// ns where a viewer that rounds to nanoseconds would see an overlap. Left out: arrows from or to
+/// spans below 4 ns, which viewers cannot bind; FLOPs and the identity (call, op) of spans.
+/// `timeline_json.h` keeps everything.
+///
+/// The timeline must be consistent: indices in range, begin <= start <= end, as interpreters and
+/// `load_timeline` give it. Takes time and output linear in it, and constant memory besides.
+Status write_chrome_trace(const Timeline& timeline, const TraceOptions& options, AtomicFile& file);
+
+}  // namespace foretrain
