@@ -1,8 +1,8 @@
 // The parameters of one pipeline chunk in contiguous buffers, and their gradient buckets.
 //
-// [ shared by all tensor ranks | token table | layers, first to last | output matrix ], padded so that it
-// divides among the data-parallel ranks. Gradients lie alike, in their own type. Buckets are ranges of it,
-// cut from the end, because the backward pass finishes the end first.
+// [ shared by all tensor ranks | token table | layers, first to last | output matrix ], padded so
+// that it divides among the data-parallel ranks. Gradients lie alike, in their own type. Buckets
+// are ranges of it, cut from the end, because the backward pass finishes the end first.
 #pragma once
 
 #include <cstdint>
@@ -30,17 +30,17 @@ inline constexpr std::int16_t kGathered = 1;
 
 struct Chunk {
   std::int64_t first_layer = 0, layers = 0;
-  std::int64_t layers_before = 0;   ///< in earlier chunks of this stage
+  std::int64_t layers_before = 0;  ///< in earlier chunks of this stage
   bool has_embedding = false, has_head = false;
-  std::int64_t elements = 0;        ///< of the whole buffer, padding included
+  std::int64_t elements = 0;  ///< of the whole buffer, padding included
   std::int64_t shared_elements = 0;
   std::int64_t state_elements = 0;  ///< what this rank updates
   PartFrames embedding, head;
-  std::vector<PartFrames> parts;    ///< by layer of the chunk
+  std::vector<PartFrames> parts;  ///< by layer of the chunk
   FrameId parameters, gradients, optimizer;
-  std::vector<Bucket> buckets;      ///< in the order in which they become ready
-  FrameId marks;                    ///< events of the reductions over small groups
-  FrameId done_frame;               ///< and the event of its last backward pass
+  std::vector<Bucket> buckets;  ///< in the order in which they become ready
+  FrameId marks;                ///< events of the reductions over small groups
+  FrameId done_frame;           ///< and the event of its last backward pass
   std::int16_t done_event = 0;
 };
 

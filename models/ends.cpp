@@ -5,8 +5,8 @@ namespace {
 
 class EndWriter {
  public:
-  EndWriter(ProgramBuilder& builder, const Model& model, const Plan& plan, const EndLayouts& layouts,
-            const char* name, std::int16_t saved, std::int16_t local)
+  EndWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
+            const EndLayouts& layouts, const char* name, std::int16_t saved, std::int16_t local)
       : x_builder(builder),
         x_model(model),
         x_plan(plan),
@@ -40,9 +40,7 @@ class EndWriter {
   Ref hidden(std::int16_t frame) const {
     return {frame, kHiddenBuffer, x_plan.precision.compute, x_rows * x_model.hidden};
   }
-  Ref weight(const char* name) const {
-    return parameter_ref(x_layouts.parameters, name, 0, 2);
-  }
+  Ref weight(const char* name) const { return parameter_ref(x_layouts.parameters, name, 0, 2); }
   Ref gradient(const char* name) const {
     return parameter_ref(x_layouts.parameter_gradients, name, 1, 3);
   }
@@ -57,8 +55,9 @@ class EndWriter {
     out.local_backward = x_builder.layout(x_backward.layout());
     const auto add = [&](SegmentWriter& writer, LayoutId local) {
       const EndLayouts& l = x_layouts;
-      writer.segment().frames = {l.weights,         l.gradients, l.shared, l.shared_gradients, l.hidden,
-                                 l.hidden_gradient, out.saved,   local,    l.inputs};
+      writer.segment().frames = {l.weights,          l.gradients, l.shared,
+                                 l.shared_gradients, l.hidden,    l.hidden_gradient,
+                                 out.saved,          local,       l.inputs};
       if (head) writer.segment().frames.push_back(l.scalars);
       return x_builder.segment(std::move(writer.segment()));
     };
@@ -78,9 +77,7 @@ class EndWriter {
     w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
               std::move(reads), std::move(writes));
   }
-  std::int64_t statistics() const {
-    return x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1);
-  }
+  std::int64_t statistics() const { return x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1); }
 
   ProgramBuilder& x_builder;
   const Model& x_model;
@@ -167,7 +164,8 @@ class EmbeddingWriter : EndWriter {
     Ref d = hidden(kEmbeddingHiddenGradient);
     if (x_model.embedding_norm) {
       const Ref d_in = temp(x_backward, "d embedding norm", d.count);
-      norm_gradient(w, "embedding.norm.gradient", norm("embedding.norm"), d, x_normed, x_stats, d_in);
+      norm_gradient(w, "embedding.norm.gradient", norm("embedding.norm"), d, x_normed, x_stats,
+                    d_in);
       d = d_in;
     }
     if (positions()) {
@@ -193,8 +191,8 @@ class EmbeddingWriter : EndWriter {
 
 class HeadWriter : EndWriter {
  public:
-  HeadWriter(ProgramBuilder& builder, const Model& model, const Plan& plan, const EndLayouts& layouts,
-             std::string table)
+  HeadWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
+             const EndLayouts& layouts, std::string table)
       : EndWriter(builder, model, plan, layouts, "head", kHeadSaved, kHeadLocal),
         x_table(std::move(table)),
         x_vocabulary(weight(x_table.c_str()).count / model.hidden) {}
@@ -258,9 +256,8 @@ class HeadWriter : EndWriter {
     const Ref labels{kHeadInputs, kLabels, DType::kInt64, x_tokens};
     const Ref d_logits = temp(x_backward, "d logits", x_tokens * x_vocabulary);
     const Ref d_y = temp(x_backward, "d head.norm out", x_rows * x_model.hidden);
-    const Ref full = x_plan.sequence
-                         ? temp(x_backward, "d head input full", x_tokens * x_model.hidden)
-                         : d_y;
+    const Ref full =
+        x_plan.sequence ? temp(x_backward, "d head input full", x_tokens * x_model.hidden) : d_y;
     w.phase = Phase::kBackward;
     w.compute("loss.gradient", kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
               {x_exp.view(), x_sum.view(), labels.view()}, {d_logits.view()});
@@ -268,9 +265,9 @@ class HeadWriter : EndWriter {
     EventRef gathered;
     if (x_plan.sequence) {
       y = temp(x_backward, "head input gathered", x_tokens * x_model.hidden);
-      gathered = w.async_collective("head.gather",
-                                    over_tensor(CollectiveKind::kAllGather, y.count, type),
-                                    {x_y.view()}, {y.view()});
+      gathered =
+          w.async_collective("head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
+                             {x_y.view()}, {y.view()});
       if (!x_plan.overlap.tensor_backward) w.wait(gathered);
     }
     w.compute("head.output.input_gradient",

@@ -1,8 +1,9 @@
-// The ends of the pipeline: the embedding before the first layer, the head and the loss after the last.
+// The ends of the pipeline: the embedding before the first layer, the head and the loss after the
+// last.
 //
-// The token table and the output matrix are cut along the vocabulary (Megatron-LM): each tensor rank looks
-// up its own rows and a reduction joins them; the loss needs three small all-reduces (maximum, target's
-// logit, sum of exponentials).
+// The token table and the output matrix are cut along the vocabulary (Megatron-LM): each tensor
+// rank looks up its own rows and a reduction joins them; the loss needs three small all-reduces
+// (maximum, target's logit, sum of exponentials).
 #pragma once
 
 #include "models/layer.h"

@@ -13,7 +13,8 @@ struct Linear {
 struct Buffers {
   Ref input, output, output_gradient, input_gradient;
   Ref y1, stats1, y1_full, qkv_raw, qkv, context, row_stats, scores, score_mask, dropped;
-  Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part, mask2;
+  Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,
+      mask2;
 };
 
 class LayerWriter {
@@ -58,13 +59,14 @@ class LayerWriter {
 
   SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
     const LayerLayouts& l = x_layouts;
-    writer.segment().frames = {l.weights, l.gradients, l.shared, l.shared_gradients, l.hidden,
-                               l.hidden,  saved,       local,    l.hidden_gradient,
-                               l.hidden_gradient};
+    writer.segment().frames = {l.weights,         l.gradients,      l.shared, l.shared_gradients,
+                               l.hidden,          l.hidden,         saved,    local,
+                               l.hidden_gradient, l.hidden_gradient};
     return x_builder.segment(std::move(writer.segment()));
   }
 
-  // --- Parameters ----------------------------------------------------------------------------------
+  // --- Parameters
+  // ----------------------------------------------------------------------------------
   Ref weight(const std::string& name) const {
     return parameter_ref(x_layouts.parameters, name, kWeights, kShared);
   }
@@ -72,8 +74,12 @@ class LayerWriter {
     return parameter_ref(x_layouts.parameter_gradients, name, kGradients, kSharedGradients);
   }
   Linear linear(const std::string& name, std::int64_t out, std::int64_t in) const {
-    return {weight(name + ".weight"),   weight(name + ".bias"), gradient(name + ".weight"),
-            gradient(name + ".bias"), out,                    in};
+    return {weight(name + ".weight"),
+            weight(name + ".bias"),
+            gradient(name + ".weight"),
+            gradient(name + ".bias"),
+            out,
+            in};
   }
   NormRefs norm(const std::string& name) const {
     return {weight(name + ".weight"), weight(name + ".bias"), gradient(name + ".weight"),
@@ -94,7 +100,8 @@ class LayerWriter {
     x_norm2 = norm("mlp.norm");
   }
 
-  // --- Buffers -------------------------------------------------------------------------------------
+  // --- Buffers
+  // -------------------------------------------------------------------------------------
   Buffers declare(LayoutWriter& saved, LayoutWriter& local) const {
     const DType type = x_plan.precision.compute;
     const auto add = [&](const char* name, DType dtype, std::int64_t count, bool again) {
@@ -138,9 +145,10 @@ class LayerWriter {
     b.y2 = add("mlp.norm out", type, flat, whole || again.norm);
     b.stats2 = add("mlp.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
     b.up = add("mlp up", type, x_tokens * x_up.out, whole || again.mlp);
-    b.act = add("mlp activation", type, x_tokens * x_down.in,
-                whole || again.mlp || again.activation);
-    if (x_dropout.hidden) b.mask2 = add("mlp dropout mask", DType::kUint8, flat, whole || again.mlp);
+    b.act =
+        add("mlp activation", type, x_tokens * x_down.in, whole || again.mlp || again.activation);
+    if (x_dropout.hidden)
+      b.mask2 = add("mlp dropout mask", DType::kUint8, flat, whole || again.mlp);
     if (x_plan.sequence) {
       b.y1_full = temp("attention input gathered", type, full);
       b.y2_full = temp("mlp input gathered", type, full);
@@ -162,7 +170,8 @@ class LayerWriter {
     return x_backward.add(name, BufferKind::kActivations, x_plan.precision.compute, count);
   }
 
-  // --- Forward -------------------------------------------------------------------------------------
+  // --- Forward
+  // -------------------------------------------------------------------------------------
   Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
     Kernel out;
     out.kind = kind;
@@ -184,7 +193,8 @@ class LayerWriter {
     forward_core(w);
     forward_linear(w, "attention.projection", x_projection, x_b.context, x_b.attention_part, false);
     reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
-    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1, x_b.x2);
+    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
+             x_b.x2);
     forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                  x_b.stats2);
     gather(w, "mlp.gather", x_b.y2, x_b.y2_full);
@@ -246,8 +256,7 @@ class LayerWriter {
 
   void reduce(SegmentWriter& w, const char* name, const Ref& full, const Ref& part) {
     if (x_plan.tensor == 1) return;
-    const auto kind =
-        x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+    const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
     w.collective(name, over_tensor(kind, full.count), {full.view()}, {part.view()});
   }
 
@@ -314,10 +323,14 @@ class LayerWriter {
 
   KernelKind activation_kind(bool backward) const {
     switch (x_model.activation) {
-      case Activation::kGelu: return backward ? KernelKind::kGeluBackward : KernelKind::kGelu;
-      case Activation::kSwiglu: return backward ? KernelKind::kSwigluBackward : KernelKind::kSwiglu;
-      case Activation::kRelu: return backward ? KernelKind::kReluBackward : KernelKind::kRelu;
-      case Activation::kRelu2: return backward ? KernelKind::kRelu2Backward : KernelKind::kRelu2;
+      case Activation::kGelu:
+        return backward ? KernelKind::kGeluBackward : KernelKind::kGelu;
+      case Activation::kSwiglu:
+        return backward ? KernelKind::kSwigluBackward : KernelKind::kSwiglu;
+      case Activation::kRelu:
+        return backward ? KernelKind::kReluBackward : KernelKind::kRelu;
+      case Activation::kRelu2:
+        return backward ? KernelKind::kRelu2Backward : KernelKind::kRelu2;
     }
     return KernelKind::kGelu;
   }
@@ -339,7 +352,8 @@ class LayerWriter {
               std::move(writes));
   }
 
-  // --- Backward ------------------------------------------------------------------------------------
+  // --- Backward
+  // ------------------------------------------------------------------------------------
   void write_backward(SegmentWriter& w) {
     const std::int64_t flat = x_rows * x_model.hidden;
     w.phase = Phase::kBackward;
@@ -414,9 +428,9 @@ class LayerWriter {
     const bool async = x_plan.overlap.tensor_backward;
     const std::int64_t flat = x_rows * x_model.hidden;
     const Ref d_in = scratch((name + " d input").c_str(), flat);
-    const Ref d_full =
-        x_plan.sequence ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
-                        : d_in;
+    const Ref d_full = x_plan.sequence
+                           ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
+                           : d_in;
     bias_gradient(w, name, l, d, x_tokens);
     EventRef gathered;
     if (x_plan.sequence) {
@@ -444,8 +458,8 @@ class LayerWriter {
   /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
   void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
                      const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in) {
-    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
-                               d_residual.view(), norm.weight_gradient.view()};
+    std::vector<View> reads = {d_out.view(),       in.view(),         stats.view(),
+                               norm.weight.view(), d_residual.view(), norm.weight_gradient.view()};
     std::vector<View> writes = {d_in.view(), norm.weight_gradient.view()};
     if (norm.bias.valid()) {
       reads.push_back(norm.bias_gradient.view());
@@ -462,20 +476,20 @@ class LayerWriter {
     reads.insert(reads.end(), statistics.begin(), statistics.end());
     w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
     if (x_model.position == Position::kRope) {
-      w.compute("attention.rope_gradient",
-                kernel(KernelKind::kRopeBackward, x_tokens,
-                       (x_q_heads + x_kv_heads) * x_model.head_dim),
-                {d_qkv.view()}, {d_qkv.view()});
+      w.compute(
+          "attention.rope_gradient",
+          kernel(KernelKind::kRopeBackward, x_tokens, (x_q_heads + x_kv_heads) * x_model.head_dim),
+          {d_qkv.view()}, {d_qkv.view()});
     }
     if (!x_model.qk_norm) return;
     const Ref q = gradient("attention.q_norm.weight");
     const Ref k = gradient("attention.k_norm.weight");
-    w.compute("attention.qk_norm_gradient",
-              kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads),
-                     x_model.head_dim),
-              {d_qkv.view(), x_b.qkv_raw.view(), weight("attention.q_norm.weight").view(),
-               weight("attention.k_norm.weight").view(), q.view(), k.view()},
-              {d_qkv.view(), q.view(), k.view()});
+    w.compute(
+        "attention.qk_norm_gradient",
+        kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
+        {d_qkv.view(), x_b.qkv_raw.view(), weight("attention.q_norm.weight").view(),
+         weight("attention.k_norm.weight").view(), q.view(), k.view()},
+        {d_qkv.view(), q.view(), k.view()});
   }
 
   ProgramBuilder& x_builder;

@@ -1,10 +1,10 @@
 // One transformer layer as segments: forward, and backward with what it computes again.
 //
-// Each tensor-parallel rank holds T = micro x sequence tokens and 1/t of the heads and of the MLP's width.
-// With sequence parallelism (Korthikanti et al. 2022) what lies between the blocks is cut along tokens, and
-// an all-gather and a reduce-scatter replace every all-reduce. In the backward pass of a column-parallel
-// linear the gather of its input goes beside the input gradient, the reduction of the input gradient beside
-// the weight gradient (`overlap.tensor_backward`).
+// Each tensor-parallel rank holds T = micro x sequence tokens and 1/t of the heads and of the MLP's
+// width. With sequence parallelism (Korthikanti et al. 2022) what lies between the blocks is cut
+// along tokens, and an all-gather and a reduce-scatter replace every all-reduce. In the backward
+// pass of a column-parallel linear the gather of its input goes beside the input gradient, the
+// reduction of the input gradient beside the weight gradient (`overlap.tensor_backward`).
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ namespace foretrain {
 
 /// Formal frames of a layer's segments.
 enum LayerFrame : std::int16_t {
-  kWeights,          ///< cut by tensor parallelism
+  kWeights,  ///< cut by tensor parallelism
   kGradients,
-  kShared,           ///< norms and biases that every tensor rank holds
+  kShared,  ///< norms and biases that every tensor rank holds
   kSharedGradients,
-  kInput,            ///< the residual stream before the layer
-  kOutput,           ///< and after it
-  kSaved,            ///< what forward keeps for backward
-  kLocal,            ///< temporary buffers and events of one call
+  kInput,   ///< the residual stream before the layer
+  kOutput,  ///< and after it
+  kSaved,   ///< what forward keeps for backward
+  kLocal,   ///< temporary buffers and events of one call
   kOutputGradient,
   kInputGradient,
   kLayerFrames
@@ -38,8 +38,8 @@ inline constexpr std::int16_t kHiddenBuffer = 0;
 struct DropoutRates {
   bool hidden = false, attention = false;
 };
-/// The plan's rate, else the model's, else 0.1 where attention is unfused (the default of the GPT training
-/// codes of that era) and none elsewhere. Only zero or not matters here.
+/// The plan's rate, else the model's, else 0.1 where attention is unfused (the default of the GPT
+/// training codes of that era) and none elsewhere. Only zero or not matters here.
 DropoutRates dropout_of(const Model& model, const Plan& plan);
 
 /// Elements of a residual activation on one rank.
@@ -47,8 +47,8 @@ inline std::int64_t hidden_elements(const Model& model, const Plan& plan) {
   return plan.tokens() / plan.shard() * model.hidden;
 }
 
-/// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds. With
-/// `gradients` the same shapes in the gradients' type and kind.
+/// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds.
+/// With `gradients` the same shapes in the gradients' type and kind.
 struct ParameterLayouts {
   FrameLayout cut, shared;
   std::int64_t cut_elements = 0, shared_elements = 0;

@@ -17,8 +17,8 @@ struct Coordinates {
   bool operator==(const Coordinates&) const = default;
 };
 
-/// `plan.rank_order` lists dimensions from the fastest on: rank = sum of coordinate x product of the sizes
-/// of faster dimensions.
+/// `plan.rank_order` lists dimensions from the fastest on: rank = sum of coordinate x product of
+/// the sizes of faster dimensions.
 Coordinates coordinates_of(const Plan& plan, RankId rank);
 RankId rank_at(const Plan& plan, const Coordinates& at);
 

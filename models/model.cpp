@@ -31,7 +31,8 @@ std::vector<Parameter> layer_parameters(const Model& model) {
     out.push_back({"attention.q_norm.weight", model.head_dim, 1, Split::kNone, Init::kOnes});
     out.push_back({"attention.k_norm.weight", model.head_dim, 1, Split::kNone, Init::kOnes});
   }
-  out.push_back({"attention.projection.weight", h, model.query_width(), Split::kCols, Init::kNormal});
+  out.push_back(
+      {"attention.projection.weight", h, model.query_width(), Split::kCols, Init::kNormal});
   if (model.projection_bias) {
     out.push_back({"attention.projection.bias", h, 1, Split::kNone, Init::kZeros});
   }
@@ -75,7 +76,8 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
     if (p.cols > 1) matrices += model.layers * p.count();
   }
   const double keys = static_cast<double>(
-      model.sliding_window > 0 && model.sliding_window < sequence ? model.sliding_window : sequence);
+      model.sliding_window > 0 && model.sliding_window < sequence ? model.sliding_window
+                                                                  : sequence);
   const double p = static_cast<double>(matrices);
   const double attention =
       static_cast<double>(model.layers) * static_cast<double>(model.query_width()) * keys;

@@ -9,24 +9,89 @@ namespace {
 constexpr std::int64_t kMost = 1'000'000'000;
 
 /// Keys of hub files that change neither shapes nor costs.
-constexpr std::array kIgnored = {
-    "source", "parameters_published", "architectures", "torch_dtype", "dtype",
-    "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
-    "initializer_range", "use_cache", "rope_theta", "rope_scaling", "rms_norm_eps", "norm_eps",
-    "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "pretraining_tp", "attn_implementation",
-    "_name_or_path", "rotary_pct", "rotary_emb_base", "partial_rotary_factor", "rope_percent",
-    "max_window_layers", "use_sliding_window", "auto_map", "_from_model_config", "tokenizer_class",
-    "summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout",
-    "summary_proj_to_labels", "task_specific_params", "scale_attn_weights", "reorder_and_upcast_attn",
-    "scale_attn_by_inverse_layer_idx", "do_sample", "max_length", "prefix", "layerdrop", "init_std",
-    "enable_bias", "layer_norm_elementwise_affine", "_remove_final_layer_norm",
-    "apply_residual_connection_post_layernorm", "attention_softmax_in_fp32", "bias_dropout_fusion",
-    "masked_softmax_fusion", "offset_alibi", "seq_length", "skip_bias_add", "skip_bias_add_qkv",
-    "slow_but_exact", "unk_token_id", "n_ctx", "hidden_act_param", "init_config", "init_device",
-    "learned_pos_emb", "logit_scale", "verbose", "embedding_fraction", "use_bfloat16", "model_dtype",
-    "classifier_dropout", "head_dropout", "is_decoder", "id2label", "label2id", "gradient_checkpointing",
-    "output_attentions", "output_hidden_states", "fused_layer_norm", "quantization_config",
-    "generation_config", "license", "no_sync", "tie_encoder_decoder", "resid_pdrop_note"};
+constexpr std::array kIgnored = {"source",
+                                 "parameters_published",
+                                 "architectures",
+                                 "torch_dtype",
+                                 "dtype",
+                                 "transformers_version",
+                                 "bos_token_id",
+                                 "eos_token_id",
+                                 "pad_token_id",
+                                 "unk_token_id",
+                                 "initializer_range",
+                                 "use_cache",
+                                 "rope_theta",
+                                 "rope_scaling",
+                                 "rms_norm_eps",
+                                 "norm_eps",
+                                 "layer_norm_eps",
+                                 "layer_norm_epsilon",
+                                 "norm_epsilon",
+                                 "pretraining_tp",
+                                 "attn_implementation",
+                                 "_name_or_path",
+                                 "rotary_pct",
+                                 "rotary_emb_base",
+                                 "partial_rotary_factor",
+                                 "rope_percent",
+                                 "max_window_layers",
+                                 "use_sliding_window",
+                                 "auto_map",
+                                 "_from_model_config",
+                                 "tokenizer_class",
+                                 "summary_type",
+                                 "summary_use_proj",
+                                 "summary_activation",
+                                 "summary_first_dropout",
+                                 "summary_proj_to_labels",
+                                 "task_specific_params",
+                                 "scale_attn_weights",
+                                 "reorder_and_upcast_attn",
+                                 "scale_attn_by_inverse_layer_idx",
+                                 "do_sample",
+                                 "max_length",
+                                 "prefix",
+                                 "layerdrop",
+                                 "init_std",
+                                 "enable_bias",
+                                 "layer_norm_elementwise_affine",
+                                 "_remove_final_layer_norm",
+                                 "apply_residual_connection_post_layernorm",
+                                 "attention_softmax_in_fp32",
+                                 "bias_dropout_fusion",
+                                 "masked_softmax_fusion",
+                                 "offset_alibi",
+                                 "seq_length",
+                                 "skip_bias_add",
+                                 "skip_bias_add_qkv",
+                                 "slow_but_exact",
+                                 "unk_token_id",
+                                 "n_ctx",
+                                 "hidden_act_param",
+                                 "init_config",
+                                 "init_device",
+                                 "learned_pos_emb",
+                                 "logit_scale",
+                                 "verbose",
+                                 "embedding_fraction",
+                                 "use_bfloat16",
+                                 "model_dtype",
+                                 "classifier_dropout",
+                                 "head_dropout",
+                                 "is_decoder",
+                                 "id2label",
+                                 "label2id",
+                                 "gradient_checkpointing",
+                                 "output_attentions",
+                                 "output_hidden_states",
+                                 "fused_layer_norm",
+                                 "quantization_config",
+                                 "generation_config",
+                                 "license",
+                                 "no_sync",
+                                 "tie_encoder_decoder",
+                                 "resid_pdrop_note"};
 
 struct Spelling {
   const char* native;
@@ -70,11 +135,12 @@ class ModelReader {
 
  private:
   Status refuse_other_types() {
-    static const std::vector<std::string> known = {"gpt2",  "gpt_neox", "opt",   "bloom", "llama",
-                                                   "mistral", "qwen2",  "qwen3", "nemotron", "mpt"};
+    static const std::vector<std::string> known = {"gpt2",     "gpt_neox", "opt",   "bloom",
+                                                   "llama",    "mistral",  "qwen2", "qwen3",
+                                                   "nemotron", "mpt"};
     static const std::vector<std::string> later = {
-        "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "llama4_text",
-        "gpt_oss", "grok-1", "bert", "t5"};
+        "mixtral",     "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3",
+        "llama4_text", "gpt_oss",   "grok-1",    "bert",        "t5"};
     if (x_reader.failed()) return x_reader.finish();
     const auto is = [this](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), x_model.type) != list.end();
@@ -94,7 +160,8 @@ class ModelReader {
       return unsupported(x_reader.source() + ": " + x_reader.pointer("model_type") + ": \"" +
                          x_model.type + "\" models are not modelled yet");
     }
-    std::string text = "found \"" + x_model.type + "\", expected one of gpt2, gpt_neox, opt, bloom, "
+    std::string text = "found \"" + x_model.type +
+                       "\", expected one of gpt2, gpt_neox, opt, bloom, "
                        "llama, mistral, qwen2, qwen3, nemotron, mpt";
     const std::string near = nearest_name(x_model.type, known);
     if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
@@ -218,8 +285,9 @@ class ModelReader {
       bool alibi = true;
       reader.read("alibi", alibi);
       if (!alibi) m.position = Position::kLearned;
-      for (const char* name : {"alibi_bias_max", "attn_impl", "attn_pdrop", "attn_type", "attn_uses_sequence_id",
-                               "clip_qkv", "prefix_lm", "qk_ln", "softmax_scale", "qk_gn"}) {
+      for (const char* name :
+           {"alibi_bias_max", "attn_impl", "attn_pdrop", "attn_type", "attn_uses_sequence_id",
+            "clip_qkv", "prefix_lm", "qk_ln", "softmax_scale", "qk_gn"}) {
         reader.ignore(name);
       }
       x_reader.adopt(reader.finish());
@@ -242,9 +310,9 @@ class ModelReader {
                                                std::to_string(m.heads) + " attention heads");
     }
     // The largest product anywhere must stay far from 2^63.
-    const double biggest = static_cast<double>(m.layers) * static_cast<double>(m.hidden) *
-                           (static_cast<double>(m.intermediate) * 3 +
-                            static_cast<double>(m.query_width()) * 4);
+    const double biggest =
+        static_cast<double>(m.layers) * static_cast<double>(m.hidden) *
+        (static_cast<double>(m.intermediate) * 3 + static_cast<double>(m.query_width()) * 4);
     const double tables = static_cast<double>(m.vocabulary) * static_cast<double>(m.hidden) * 2;
     if (biggest + tables > 1e16) {
       x_reader.fail("hidden_size", "the model would have more than 10^16 parameters");

@@ -4,7 +4,8 @@
 namespace foretrain {
 namespace {
 
-/// Rows of a vocabulary table on one rank: padded to a multiple of 128 x tensor, as Megatron-LM does.
+/// Rows of a vocabulary table on one rank: padded to a multiple of 128 x tensor, as Megatron-LM
+/// does.
 std::int64_t padded_rows(const Parameter& p, const Plan& plan) {
   const bool table = p.name == "embedding.tokens" || p.name == "head.output";
   if (!table) return p.rows;
@@ -87,16 +88,17 @@ std::vector<View> norm_reads(const Ref& input, const NormRefs& norm) {
 }
 
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {
-  return Gemm{tokens, out, in, 1, false, true, false, plan.precision.matrix, plan.precision.compute};
+  return Gemm{
+      tokens, out, in, 1, false, true, false, plan.precision.matrix, plan.precision.compute};
 }
 Gemm input_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {
-  return Gemm{tokens, in, out, 1, false, false, false, plan.precision.matrix,
-              plan.precision.compute};
+  return Gemm{
+      tokens, in, out, 1, false, false, false, plan.precision.matrix, plan.precision.compute};
 }
 Gemm weight_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out,
                           std::int64_t in) {
-  return Gemm{out, in, tokens, 1, true, false, true, plan.precision.matrix,
-              plan.precision.gradients};
+  return Gemm{
+      out, in, tokens, 1, true, false, true, plan.precision.matrix, plan.precision.gradients};
 }
 
 }  // namespace foretrain

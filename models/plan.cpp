@@ -90,15 +90,16 @@ class PlanReader {
       }
     }
     if (sorted != all) {
-      reader.fail("rank_order", "found \"" + order +
-                                    "\", expected tp, cp, ep, dp and pp once each, joined by \"-\"");
+      reader.fail(
+          "rank_order",
+          "found \"" + order + "\", expected tp, cp, ep, dp and pp once each, joined by \"-\"");
     }
   }
 
   void read_layout(JsonReader& reader, const Json& json) {
     if (json.array() == nullptr) {
-      reader.fail("pipeline_layout", "found " + describe(json) +
-                                         ", expected a list with the layers of every chunk");
+      reader.fail("pipeline_layout",
+                  "found " + describe(json) + ", expected a list with the layers of every chunk");
       return;
     }
     for (const Json& item : *json.array()) {
@@ -187,8 +188,9 @@ class PlanReader {
 
   void read_modules(JsonReader& reader, const Json& modules) {
     Recompute& out = x_plan.recompute;
-    const std::vector<std::string> names = {"core_attn", "layernorm", "mlp",   "layer",
-                                            "moe_act",   "moe",       "shared_experts", "mla_up_proj"};
+    const std::vector<std::string> names = {"core_attn",      "layernorm",  "mlp",
+                                            "layer",          "moe_act",    "moe",
+                                            "shared_experts", "mla_up_proj"};
     if (modules.array() == nullptr) {
       reader.fail("modules", "found " + describe(modules) + ", expected a list of module names");
       return;
@@ -275,7 +277,8 @@ class PlanReader {
     x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});
   }
 
-  // --- What cannot be ------------------------------------------------------------------------------
+  // --- What cannot be
+  // ------------------------------------------------------------------------------
   void refuse(const char* place, const std::string& message, ErrorKind kind = ErrorKind::kInput) {
     x_reader.fail(place, message, kind);
   }
@@ -337,7 +340,8 @@ class PlanReader {
     if (!x_plan.sequence) return;
     if (x_plan.tokens() % x_plan.tensor != 0) {
       refuse("parallel/sequence", "a microbatch of " + text(x_plan.tokens()) +
-                                      " tokens does not divide among tensor " + text(x_plan.tensor));
+                                      " tokens does not divide among tensor " +
+                                      text(x_plan.tensor));
     }
   }
 
@@ -358,8 +362,8 @@ class PlanReader {
     }
     if (p.pipeline_layout.empty()) {
       if (chunks > x_model.layers + 2) {
-        return refuse("parallel/pipeline", text(chunks) + " pipeline chunks for " +
-                                               text(x_model.layers) + " layers");
+        return refuse("parallel/pipeline",
+                      text(chunks) + " pipeline chunks for " + text(x_model.layers) + " layers");
       }
       p.pipeline_layout = default_layout(x_model.layers, chunks);
     }
@@ -367,8 +371,9 @@ class PlanReader {
         std::accumulate(p.pipeline_layout.begin(), p.pipeline_layout.end(), std::int64_t{0});
     if (static_cast<std::int64_t>(p.pipeline_layout.size()) != chunks || sum != x_model.layers) {
       refuse("parallel/pipeline_layout",
-             "found " + text(static_cast<std::int64_t>(p.pipeline_layout.size())) + " chunks with " +
-                 text(sum) + " layers, expected " + text(chunks) + " with " + text(x_model.layers));
+             "found " + text(static_cast<std::int64_t>(p.pipeline_layout.size())) +
+                 " chunks with " + text(sum) + " layers, expected " + text(chunks) + " with " +
+                 text(x_model.layers));
     }
   }
 
@@ -395,8 +400,8 @@ Result<Plan> read_plan(const Json& run, const std::string& source, const Model& 
 
 const std::vector<std::string>& plan_keys() {
   static const std::vector<std::string> keys = {
-      "parallel", "sharding", "gradients", "batch",  "precision", "recompute", "schedule",
-      "overlap",  "kernels",  "moe",       "offload", "launch",   "host",      "dropout"};
+      "parallel", "sharding", "gradients", "batch",   "precision", "recompute", "schedule",
+      "overlap",  "kernels",  "moe",       "offload", "launch",    "host",      "dropout"};
   return keys;
 }
 

@@ -18,25 +18,28 @@ enum class Sharding : std::uint8_t { kNone, kOptimizer };
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
 
 struct Precision {
-  DType compute = DType::kBf16;    ///< weights and activations
-  DType gradients = DType::kFp32;  ///< the buffer that microbatches accumulate into, and its reduction
-  bool master = true;              ///< fp32 copy of the weights beside them
-  DType matrix = DType::kBf16;     ///< arithmetic of GEMMs: tf32 where compute is fp32 and it is asked for
+  DType compute = DType::kBf16;  ///< weights and activations
+  DType gradients =
+      DType::kFp32;    ///< the buffer that microbatches accumulate into, and its reduction
+  bool master = true;  ///< fp32 copy of the weights beside them
+  DType matrix =
+      DType::kBf16;  ///< arithmetic of GEMMs: tf32 where compute is fp32 and it is asked for
   bool operator==(const Precision&) const = default;
 };
 
 /// Which modules' activations are computed again in the backward pass.
 struct Recompute {
   bool layer = false, attention = false, norm = false, mlp = false, activation = false;
-  std::int64_t layers = -1;        ///< first so many layers of every stage; -1 all
-  std::int64_t layer_period = 1;   ///< every so many-th layer
+  std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
+  std::int64_t layer_period = 1;  ///< every so many-th layer
   bool any() const { return layer || attention || norm || mlp || activation; }
   bool operator==(const Recompute&) const = default;
 };
 
 struct Overlap {
-  bool tensor = false;            ///< see docs/plans.md
-  bool tensor_backward = true;    ///< all-gather and reduction of a linear's backward beside its GEMMs
+  bool tensor = false;  ///< see docs/plans.md
+  bool tensor_backward =
+      true;  ///< all-gather and reduction of a linear's backward beside its GEMMs
   bool pipeline = true;
   bool gradient_reduce = true;
   bool parameter_gather = true;
@@ -46,12 +49,12 @@ struct Overlap {
 struct Plan {
   std::int64_t accelerators = 1;
   std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, data = 1;
-  bool sequence = false;                     ///< sequence parallelism beside tensor parallelism
-  std::vector<std::string> rank_order;       ///< fastest first: tp, cp, ep, dp, pp
-  std::vector<std::int64_t> pipeline_layout; ///< layers of every chunk, chunk-major; filled in
+  bool sequence = false;                      ///< sequence parallelism beside tensor parallelism
+  std::vector<std::string> rank_order;        ///< fastest first: tp, cp, ep, dp, pp
+  std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   Sharding sharding = Sharding::kNone;
   GradientReduction reduction = GradientReduction::kReduceScatter;
-  std::int64_t bucket_elements = 0;          ///< parameters of a gradient bucket; 0 = one bucket
+  std::int64_t bucket_elements = 0;  ///< parameters of a gradient bucket; 0 = one bucket
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
   Precision precision;
   Recompute recompute;
@@ -59,10 +62,10 @@ struct Plan {
   Overlap overlap;
   AttentionKernel attention = AttentionKernel::kFlash;
   bool fused_optimizer = true;
-  double dropout = -1;                       ///< overrides the model's; -1: see `dropout_of`
-  double clip_norm = 1;                      ///< 0 = no gradient clipping
-  Time data_time;                            ///< host time to prepare one microbatch
-  Time step_time;                            ///< host time a step outside of kernels' launches
+  double dropout = -1;   ///< overrides the model's; -1: see `dropout_of`
+  double clip_norm = 1;  ///< 0 = no gradient clipping
+  Time data_time;        ///< host time to prepare one microbatch
+  Time step_time;        ///< host time a step outside of kernels' launches
 
   std::int64_t microbatches() const { return global_batch / (micro_batch * data); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
@@ -71,18 +74,18 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-/// Reads every RUN key but `name`, `model`, `cluster`, `system` and `profile` from a resolved RUN (all
-/// defaults filled in), and refuses what cannot be: degrees that do not divide, more ranks than
-/// accelerators, schedules that do not fit, features that are not modelled (as unsupported).
+/// Reads every RUN key but `name`, `model`, `cluster`, `system` and `profile` from a resolved RUN
+/// (all defaults filled in), and refuses what cannot be: degrees that do not divide, more ranks
+/// than accelerators, schedules that do not fit, features that are not modelled (as unsupported).
 Result<Plan> read_plan(const Json& run, const std::string& source, const Model& model,
                        std::int64_t accelerators);
 
 /// The keys that `read_plan` accepts, for messages.
 const std::vector<std::string>& plan_keys();
 
-/// The default division of `layers` into `chunks`: equal when they divide; else with the embedding and
-/// the loss counted as one layer each when that divides; else as equal as can be, the shorter chunks
-/// first and last.
+/// The default division of `layers` into `chunks`: equal when they divide; else with the embedding
+/// and the loss counted as one layer each when that divides; else as equal as can be, the shorter
+/// chunks first and last.
 std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks);
 
 }  // namespace foretrain

@@ -5,8 +5,8 @@
 namespace foretrain {
 namespace {
 
-/// The k-th forward pass of an interleaved stage: groups of p microbatches run through chunk 0, then
-/// through chunk 1, ... The k-th backward is the same with the chunks reversed.
+/// The k-th forward pass of an interleaved stage: groups of p microbatches run through chunk 0,
+/// then through chunk 1, ... The k-th backward is the same with the chunks reversed.
 Pass interleaved_pass(std::int64_t k, std::int64_t p, std::int64_t v, bool backward) {
   const std::int64_t group = k / (p * v);
   const std::int64_t chunk = k / p % v;

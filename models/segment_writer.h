@@ -1,4 +1,5 @@
-// Writes the ops of one segment, with the events between the compute stream and the tensor-parallel one.
+// Writes the ops of one segment, with the events between the compute stream and the tensor-parallel
+// one.
 #pragma once
 
 #include <string>
@@ -50,8 +51,8 @@ class LayoutWriter {
   std::int16_t x_frame;
 };
 
-/// Ops are added in issue order. A blocking collective makes the next compute op wait for it; an async one
-/// returns its event for a later `wait`.
+/// Ops are added in issue order. A blocking collective makes the next compute op wait for it; an
+/// async one returns its event for a later `wait`.
 class SegmentWriter {
  public:
   SegmentWriter(ProgramBuilder& builder, std::string name, LayoutWriter& events)
@@ -75,8 +76,7 @@ class SegmentWriter {
   }
   EventRef async_collective(const std::string& name, Collective work, std::vector<View> reads,
                             std::vector<View> writes) {
-    return on_stream("tensor", name, Category::kTensor, work, std::move(reads),
-                     std::move(writes));
+    return on_stream("tensor", name, Category::kTensor, work, std::move(reads), std::move(writes));
   }
   /// The last compute op records `event` (it must not record another).
   void record(EventRef event);

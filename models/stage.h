@@ -19,7 +19,8 @@ inline constexpr const char* kFromPrevious = "activations from previous";
 inline constexpr const char* kToPrevious = "gradients to previous";
 inline constexpr const char* kFromNext = "gradients from next";
 
-/// Writes the Program of `stage`, 0 .. pipeline - 1. Model and plan must fit each other (`read_plan`).
+/// Writes the Program of `stage`, 0 .. pipeline - 1. Model and plan must fit each other
+/// (`read_plan`).
 Program write_stage(const Model& model, const Plan& plan, std::int64_t stage);
 
 }  // namespace foretrain

@@ -94,7 +94,8 @@ void StageWriter::write_segments() {
   }
   if (last) {
     std::vector<Parameter> parameters = head_parameters(x_model);
-    // A tied matrix is the token table itself on a stage that has both ends, a copy of it elsewhere.
+    // A tied matrix is the token table itself on a stage that has both ends, a copy of it
+    // elsewhere.
     if (!own_table) parameters.push_back(embedding_parameters(x_model).front());
     layouts(x_head, "model", parameters);
     x_head_segments = write_head(x_builder, x_model, x_plan, x_head,
@@ -117,8 +118,8 @@ PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weigh
   part.weights = alias(weights, chunk.parameters, weight_type, part.cut_begin);
   part.gradients = alias(gradients, chunk.gradients, gradient_type, part.cut_begin);
   part.shared = alias(shared, chunk.parameters, weight_type, chunk.shared_elements);
-  part.shared_gradients = alias(shared_gradients, chunk.gradients, gradient_type,
-                                chunk.shared_elements);
+  part.shared_gradients =
+      alias(shared_gradients, chunk.gradients, gradient_type, chunk.shared_elements);
   chunk.elements = part.cut_end;
   chunk.shared_elements += parameters.shared_elements;
   return part;
@@ -187,10 +188,10 @@ void StageWriter::place_parts(Chunk& chunk) {
     if (!head_table) {
       // The token table is the head's only cut parameter and stands first in the embedding's part.
       const std::int64_t at = chunk.embedding.cut_begin;
-      chunk.head.weights = x_builder.alias(x_head.weights, chunk.parameters, 0,
-                                           bytes_of(precision.compute, at));
-      chunk.head.gradients = x_builder.alias(x_head.gradients, chunk.gradients, 0,
-                                             bytes_of(precision.gradients, at));
+      chunk.head.weights =
+          x_builder.alias(x_head.weights, chunk.parameters, 0, bytes_of(precision.compute, at));
+      chunk.head.gradients =
+          x_builder.alias(x_head.gradients, chunk.gradients, 0, bytes_of(precision.gradients, at));
       chunk.head.cut_begin = at;
       chunk.head.cut_end = at + x_head.parameters.cut_elements;
       chunk.elements = end;

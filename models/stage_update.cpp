@@ -14,8 +14,8 @@ std::int64_t StageWriter::shard_elements(const Bucket& bucket) const {
 }
 
 View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType type) const {
-  View view{frame, 0, bytes_of(type, bucket.begin), bytes_of(type, shard_elements(bucket)), 1,
-            GroupSlot()};
+  View view{frame, 0,          bytes_of(type, bucket.begin), bytes_of(type, shard_elements(bucket)),
+            1,     GroupSlot()};
   if (!sharded()) return view;
   view.shards = static_cast<std::int32_t>(x_plan.data);
   view.shard_group = GroupSlot(0);
@@ -45,9 +45,9 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
   Op op;
   op.stream = x_builder.stream("data");
-  op.work = x_builder.work(Collective{
-      scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, data, count, type,
-      false});
+  op.work = x_builder.work(
+      Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, data, count,
+                 type, false});
   op.name = "gradients.reduce";
   op.category = Category::kData;
   op.phase = Phase::kGradients;
@@ -87,8 +87,8 @@ StreamWait StageWriter::reduce_part(const char* stream, const char* group, const
   return StreamWait{StreamId(std::size_t{0}), chunk.marks, mark};
 }
 
-/// After the last backward pass of a chunk: gradients that tensor ranks computed in part are summed (norms
-/// under sequence parallelism), then the buckets that waited for them go.
+/// After the last backward pass of a chunk: gradients that tensor ranks computed in part are summed
+/// (norms under sequence parallelism), then the buckets that waited for them go.
 void StageWriter::finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event) {
   reduce_ready(chunk, 0, frame, event);
   chunk.done_frame = frame;
@@ -100,8 +100,8 @@ void StageWriter::finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event) 
     chunk.done_event = done.event;
     x_before_update.push_back(done);
   }
-  // Chunks whose tied table waits for another stage reduce their last buckets at the very end, so that
-  // the wait does not hold up the buckets of other chunks.
+  // Chunks whose tied table waits for another stage reduce their last buckets at the very end, so
+  // that the wait does not hold up the buckets of other chunks.
   const bool waits = tied_across() && (chunk.has_embedding || chunk.has_head);
   if (waits || !x_plan.overlap.gradient_reduce) return;
   for (Bucket& bucket : chunk.buckets) {
@@ -128,7 +128,8 @@ void StageWriter::reduce_rest() {
   }
 }
 
-/// Formal frames of the update: the scalars, then parameters, gradients and optimizer of every chunk.
+/// Formal frames of the update: the scalars, then parameters, gradients and optimizer of every
+/// chunk.
 void StageWriter::update() {
   LayoutWriter events("update", 0);
   SegmentWriter w(x_builder, "update", events);
@@ -194,10 +195,10 @@ void StageWriter::write_clipping(SegmentWriter& w) {
   });
   const std::int64_t ranks = sharded() ? x_plan.accelerators : x_plan.tensor * x_plan.pipeline;
   if (ranks > 1) {
-    w.compute("gradients.norm.reduce",
-              Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32,
-                         false},
-              {norm.view()}, {norm.view()});
+    w.compute(
+        "gradients.norm.reduce",
+        Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32, false},
+        {norm.view()}, {norm.view()});
     w.segment().ops.back().category = Category::kData;
   }
   w.compute("gradients.check", HostSync{}, {norm.view()}, {});
@@ -221,8 +222,8 @@ void StageWriter::write_updates(SegmentWriter& w) {
       adam.rows = 1;
       adam.cols = count;
       adam.dtype = DType::kFp32;
-      // Multi-tensor implementations launch once for many tensors; the plain one works in about a dozen
-      // passes of foreach kernels.
+      // Multi-tensor implementations launch once for many tensors; the plain one works in about a
+      // dozen passes of foreach kernels.
       adam.launches = x_plan.fused_optimizer ? 1 : 12;
       const auto states = static_cast<std::int16_t>(base + 2);
       const View weights = shard_view(base, bucket, precision.compute);
@@ -247,8 +248,8 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   if (count == 0) return;
   Op op;
   op.stream = x_builder.stream("data");
-  op.work = x_builder.work(Collective{CollectiveKind::kAllGather, x_builder.group(kDataGroup),
-                                      count, type, false});
+  op.work = x_builder.work(
+      Collective{CollectiveKind::kAllGather, x_builder.group(kDataGroup), count, type, false});
   op.name = "parameters.gather";
   op.category = Category::kData;
   op.phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;

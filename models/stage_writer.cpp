@@ -5,10 +5,7 @@
 namespace foretrain {
 
 StageWriter::StageWriter(const Model& model, const Plan& plan, std::int64_t stage)
-    : x_model(model),
-      x_plan(plan),
-      x_stage(stage),
-      x_builder("stage " + std::to_string(stage)) {
+    : x_model(model), x_plan(plan), x_stage(stage), x_builder("stage " + std::to_string(stage)) {
   x_builder.stream("compute");  // stream 0
 }
 
@@ -18,9 +15,8 @@ Program StageWriter::run() && {
   for (std::int64_t c = 0; c < x_plan.virtual_pipeline; ++c) make_chunk(c);
   x_scalar_frame = x_builder.frame(x_scalars);
   step_begins();
-  const std::vector<Pass> passes =
-      schedule_passes(x_plan.schedule, x_stage, x_plan.pipeline, x_plan.virtual_pipeline,
-                      x_plan.microbatches());
+  const std::vector<Pass> passes = schedule_passes(x_plan.schedule, x_stage, x_plan.pipeline,
+                                                   x_plan.virtual_pipeline, x_plan.microbatches());
   std::vector<std::int64_t> forwards(x_chunks.size(), 0);
   std::vector<std::int64_t> backwards(x_chunks.size(), 0);
   for (const Pass& pass : passes) {
@@ -37,7 +33,8 @@ Program StageWriter::run() && {
   return std::move(x_builder).build();
 }
 
-/// Zeroes the gradients; with gathers overlapped, last step's parameters come in beside the forward pass.
+/// Zeroes the gradients; with gathers overlapped, last step's parameters come in beside the forward
+/// pass.
 void StageWriter::step_begins() {
   for (std::size_t c = 0; c < x_chunks.size(); ++c) {
     Chunk& chunk = x_chunks[c];
@@ -174,7 +171,9 @@ void StageWriter::embedding_forward(const Chunk& chunk, Passage& passage, std::i
   const EndSegments& s = *x_embedding_segments;
   passage.embedding_saved = x_builder.frame(s.saved, -1, mb);
   const PartFrames& part = chunk.embedding;
-  Call call{s.forward, -1, mb,
+  Call call{s.forward,
+            -1,
+            mb,
             {part.weights, part.gradients, part.shared, part.shared_gradients,
              passage.hidden.front(), FrameId(), passage.embedding_saved,
              x_builder.frame(s.local_forward, -1, mb), passage.inputs},
@@ -191,12 +190,14 @@ void StageWriter::layer_forward(const Chunk& chunk, Passage& passage, std::int64
   const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
   passage.saved.push_back(x_builder.frame(s.saved, index, mb));
   passage.hidden.push_back(x_builder.frame(x_layer.hidden, index, mb));
-  Call call{s.forward, index, mb,
-            {part.weights, part.gradients, part.shared, part.shared_gradients,
-             passage.hidden[static_cast<std::size_t>(l)], passage.hidden.back(),
-             passage.saved.back(), x_builder.frame(s.local_forward, index, mb), FrameId(),
-             FrameId()},
-            std::move(x_before_next)};
+  Call call{
+      s.forward,
+      index,
+      mb,
+      {part.weights, part.gradients, part.shared, part.shared_gradients,
+       passage.hidden[static_cast<std::size_t>(l)], passage.hidden.back(), passage.saved.back(),
+       x_builder.frame(s.local_forward, index, mb), FrameId(), FrameId()},
+      std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
   x_builder.call(std::move(call));
@@ -206,7 +207,9 @@ void StageWriter::head_forward(const Chunk& chunk, Passage& passage, std::int32_
   const EndSegments& s = *x_head_segments;
   passage.head_saved = x_builder.frame(s.saved, -1, mb);
   const PartFrames& part = chunk.head;
-  Call call{s.forward, -1, mb,
+  Call call{s.forward,
+            -1,
+            mb,
             {part.weights, part.gradients, part.shared, part.shared_gradients,
              passage.hidden.back(), FrameId(), passage.head_saved,
              x_builder.frame(s.local_forward, -1, mb), passage.inputs, x_scalar_frame},
@@ -244,7 +247,8 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   } else {
     if (last) finish_chunk(chunk, passage.gradient, kReady);
     if (!x_send_gradient.valid()) {
-      x_send_gradient = message_segment("send gradients", kToPrevious, x_layer.hidden_gradient, true);
+      x_send_gradient =
+          message_segment("send gradients", kToPrevious, x_layer.hidden_gradient, true);
     }
     message(x_send_gradient, passage.gradient, mb, true);
   }
@@ -254,7 +258,9 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
 void StageWriter::head_backward(const Chunk& chunk, Passage& passage, std::int32_t mb) {
   const EndSegments& s = *x_head_segments;
   const PartFrames& part = chunk.head;
-  x_builder.call(Call{s.backward, -1, mb,
+  x_builder.call(Call{s.backward,
+                      -1,
+                      mb,
                       {part.weights, part.gradients, part.shared, part.shared_gradients,
                        passage.hidden.back(), passage.gradient, passage.head_saved,
                        x_builder.frame(s.local_backward, -1, mb), passage.inputs, x_scalar_frame},
@@ -270,7 +276,9 @@ void StageWriter::layer_backward(const Chunk& chunk, Passage& passage, std::int6
   const FrameId below = x_builder.frame(x_layer.hidden_gradient, index, mb);
   // What is computed again writes the layer's output a second time: into a frame of its own.
   const FrameId output = x_builder.frame(x_layer.hidden, index, mb);
-  x_builder.call(Call{s.backward, index, mb,
+  x_builder.call(Call{s.backward,
+                      index,
+                      mb,
                       {part.weights, part.gradients, part.shared, part.shared_gradients,
                        passage.hidden[static_cast<std::size_t>(l)], output,
                        passage.saved[static_cast<std::size_t>(l)],
@@ -280,12 +288,13 @@ void StageWriter::layer_backward(const Chunk& chunk, Passage& passage, std::int6
   passage.gradient = below;
 }
 
-void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb,
-                                     bool last) {
+void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last) {
   const EndSegments& s = *x_embedding_segments;
   const PartFrames& part = chunk.embedding;
   const FrameId local = x_builder.frame(s.local_backward, -1, mb);
-  x_builder.call(Call{s.backward, -1, mb,
+  x_builder.call(Call{s.backward,
+                      -1,
+                      mb,
                       {part.weights, part.gradients, part.shared, part.shared_gradients, FrameId(),
                        passage.gradient, passage.embedding_saved, local, passage.inputs},
                       std::move(x_before_next)});

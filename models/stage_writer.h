@@ -1,4 +1,5 @@
-// StageWriter: builds a stage's Program in three steps: frames and segments, the schedule, the update.
+// StageWriter: builds a stage's Program in three steps: frames and segments, the schedule, the
+// update.
 #pragma once
 
 #include <map>
@@ -32,11 +33,11 @@ class StageWriter {
   bool recomputed(std::int64_t layer_of_stage) const;
 
   // --- The schedule (stage_writer.cpp) ---
-  struct Passage {  ///< one microbatch in one chunk
+  struct Passage {                ///< one microbatch in one chunk
     std::vector<FrameId> hidden;  ///< residual stream: before layer 0, after layer 0, ...
     std::vector<FrameId> saved;   ///< by layer
     FrameId embedding_saved, head_saved, inputs;
-    FrameId gradient;             ///< of the residual stream, as the backward pass comes down
+    FrameId gradient;  ///< of the residual stream, as the backward pass comes down
   };
   void step_begins();
   void gather_parameters(Chunk& chunk);
@@ -67,7 +68,8 @@ class StageWriter {
   void write_updates(SegmentWriter& w);
   void gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after);
   void reduce_loss();
-  /// This rank's part of a bucket in formal frame `frame`; all of it when the optimizer is not sharded.
+  /// This rank's part of a bucket in formal frame `frame`; all of it when the optimizer is not
+  /// sharded.
   View shard_view(std::int16_t frame, const Bucket& bucket, DType type) const;
   std::int64_t shard_elements(const Bucket& bucket) const;
   LayoutId layout_of(FrameId frame) const {
@@ -89,7 +91,7 @@ class StageWriter {
   std::vector<Chunk> x_chunks;
   std::map<std::pair<std::int32_t, std::int32_t>, Passage> x_passages;
   std::map<std::int32_t, FrameId> x_input_frames;
-  std::vector<StreamWait> x_before_next;  ///< compute waits for these before its next call
+  std::vector<StreamWait> x_before_next;    ///< compute waits for these before its next call
   std::vector<StreamWait> x_before_update;  ///< gradients that are not reduced over data
   bool x_first_pass = false;
 };

@@ -1,4 +1,5 @@
-// FT_CHECK: a broken promise of ours. Stays on in every build; aborts with the place and the reason.
+// FT_CHECK: a broken promise of ours. Stays on in every build; aborts with the place and the
+// reason.
 #pragma once
 
 namespace foretrain {
@@ -8,7 +9,7 @@ namespace foretrain {
 
 }  // namespace foretrain
 
-#define FT_CHECK(condition, text)                                                    \
-  do {                                                                               \
-    if (!(condition)) ::foretrain::check_failed(__FILE__, __LINE__, text);           \
+#define FT_CHECK(condition, text)                                          \
+  do {                                                                     \
+    if (!(condition)) ::foretrain::check_failed(__FILE__, __LINE__, text); \
   } while (false)

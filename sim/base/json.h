@@ -24,16 +24,16 @@ struct Json {
       nullptr;
 
   Json() = default;
-  Json(std::nullptr_t) {}                                   // NOLINT: literals read as values
-  Json(bool b) : value(b) {}                                // NOLINT
-  Json(std::int64_t i) : value(i) {}                        // NOLINT
-  Json(int i) : value(static_cast<std::int64_t>(i)) {}      // NOLINT
-  Json(double d) : value(d) {}                              // NOLINT
-  Json(std::string s) : value(std::move(s)) {}              // NOLINT
-  Json(std::string_view s) : value(std::string(s)) {}       // NOLINT
-  Json(const char* s) : value(std::string(s)) {}            // NOLINT
-  Json(Array a) : value(std::move(a)) {}                    // NOLINT
-  Json(Object o) : value(std::move(o)) {}                   // NOLINT
+  Json(std::nullptr_t) {}                               // NOLINT: literals read as values
+  Json(bool b) : value(b) {}                            // NOLINT
+  Json(std::int64_t i) : value(i) {}                    // NOLINT
+  Json(int i) : value(static_cast<std::int64_t>(i)) {}  // NOLINT
+  Json(double d) : value(d) {}                          // NOLINT
+  Json(std::string s) : value(std::move(s)) {}          // NOLINT
+  Json(std::string_view s) : value(std::string(s)) {}   // NOLINT
+  Json(const char* s) : value(std::string(s)) {}        // NOLINT
+  Json(Array a) : value(std::move(a)) {}                // NOLINT
+  Json(Object o) : value(std::move(o)) {}               // NOLINT
 
   bool operator==(const Json& other) const { return value == other.value; }
 
@@ -54,8 +54,8 @@ struct Json {
   Json& set(std::string_view key, Json item);
 };
 
-/// Parses one document. `source` names it in messages. Fails on duplicate keys, more than 64 levels,
-/// numbers that overflow, anything after the value.
+/// Parses one document. `source` names it in messages. Fails on duplicate keys, more than 64
+/// levels, numbers that overflow, anything after the value.
 Result<Json> parse_json(std::string_view text, const std::string& source);
 
 /// Reads and parses a file of at most 1 GiB.

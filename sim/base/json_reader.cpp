@@ -193,7 +193,8 @@ Status JsonReader::finish() {
     if (std::find(x_known.begin(), x_known.end(), key) != x_known.end()) continue;
     std::string message = "unknown key";
     const std::string near = nearest_name(key, x_known);
-    message += near.empty() ? "; accepted here: " + join(x_known) : " (did you mean \"" + near + "\"?)";
+    message +=
+        near.empty() ? "; accepted here: " + join(x_known) : " (did you mean \"" + near + "\"?)";
     fail(key, message);
     return *x_error;
   }

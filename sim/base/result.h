@@ -30,7 +30,8 @@ inline Error unsupported(std::string message) {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : x_(std::in_place_index<0>, std::move(value)) {}    // NOLINT: conversion is the point
+  Result(T value)
+      : x_(std::in_place_index<0>, std::move(value)) {}  // NOLINT: conversion is the point
   Result(Error error) : x_(std::in_place_index<1>, std::move(error)) {}  // NOLINT
 
   bool ok() const { return x_.index() == 0; }
@@ -69,14 +70,15 @@ inline Status ok_status() { return Nothing{}; }
 #define FT_CONCAT(a, b) FT_CONCAT_INNER(a, b)
 
 /// Returns the error of `expr` from the enclosing function, or goes on.
-#define FT_TRY(expr)                                        \
-  do {                                                      \
-    auto ft_status = (expr);                                \
-    if (!ft_status.ok()) return ft_status.error();          \
+#define FT_TRY(expr)                               \
+  do {                                             \
+    auto ft_status = (expr);                       \
+    if (!ft_status.ok()) return ft_status.error(); \
   } while (false)
 
 /// `FT_ASSIGN(auto x, f())`: x is the value of f(), or the error is returned.
-#define FT_ASSIGN(declaration, expr) FT_ASSIGN_INNER(FT_CONCAT(ft_result_, __LINE__), declaration, expr)
+#define FT_ASSIGN(declaration, expr) \
+  FT_ASSIGN_INNER(FT_CONCAT(ft_result_, __LINE__), declaration, expr)
 #define FT_ASSIGN_INNER(temp, declaration, expr) \
   auto temp = (expr);                            \
   if (!temp.ok()) return temp.error();           \

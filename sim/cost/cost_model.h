@@ -18,8 +18,8 @@ namespace foretrain {
 enum class Provenance : std::uint8_t { kMeasured, kInterpolated, kAnalytic };
 std::string_view name_of(Provenance provenance);
 
-/// Ports of a rank that other ranks or other streams may use at the same moment. Both directions of a
-/// link are separate ports.
+/// Ports of a rank that other ranks or other streams may use at the same moment. Both directions of
+/// a link are separate ports.
 enum class Port : std::uint8_t { kScaleUpOut, kScaleUpIn, kNicOut, kNicIn };
 inline constexpr int kPortCount = 4;
 constexpr bool is_outgoing(Port port) { return port == Port::kScaleUpOut || port == Port::kNicOut; }
@@ -29,17 +29,18 @@ inline constexpr std::int32_t kWhole = 1 << 16;
 
 /// What one work costs on one rank: times when alone, and how it takes part in sharing.
 ///
-/// Local work (kernels) yields: beside communication that holds `h` of `S` SMs and a share `b` of the
-/// memory bandwidth it takes
+/// Local work (kernels) yields: beside communication that holds `h` of `S` SMs and a share `b` of
+/// the memory bandwidth it takes
 ///     latency + max( ceil(tiles / (S - h)) * tile,   compute,   memory / (1 - b) )
 /// where `compute` is scaled by S / (S - h) for work that has no tiles.
-/// Communication holds: it keeps its SMs from launch to end, and is slowed only by others on its ports:
-/// its rate is min(1, 1 / sum of shares) over the ports it uses.
-/// Left out: communication slowed by compute; two kernels of one rank on two streams.
+/// Communication holds: it keeps its SMs from launch to end, and is slowed only by others on its
+/// ports: its rate is min(1, 1 / sum of shares) over the ports it uses. Left out: communication
+/// slowed by compute; two kernels of one rank on two streams.
 struct Cost {
   Time launch;    ///< host time to issue it
   Time latency;   ///< device time that sharing does not stretch
-  Time duration;  ///< device time when alone, latency included; > 0 unless the work is free by nature
+  Time duration;  ///< device time when alone, latency included; > 0 unless the work is free by
+                  ///< nature
 
   // Yielding work.
   std::int64_t tiles = 0;  ///< output tiles, 0 if not tiled
@@ -49,8 +50,8 @@ struct Cost {
 
   // Holding work.
   std::int32_t sms_held = 0;
-  std::int32_t memory_share = 0;                       ///< of device memory bandwidth, in 1/65536
-  std::array<std::int32_t, kPortCount> port_share{};   ///< in 1/65536 of each port
+  std::int32_t memory_share = 0;                      ///< of device memory bandwidth, in 1/65536
+  std::array<std::int32_t, kPortCount> port_share{};  ///< in 1/65536 of each port
 
   Provenance provenance = Provenance::kAnalytic;
   float deviation = 0;  ///< one standard deviation of the price, relative
@@ -67,12 +68,13 @@ class CostModel {
   /// SMs of every device.
   virtual int sm_count() const = 0;
 
-  /// Classifies a group of ranks; a pair {source, destination} for a message. Called while preparing;
-  /// interns, so not const.
+  /// Classifies a group of ranks; a pair {source, destination} for a message. Called while
+  /// preparing; interns, so not const.
   virtual Result<PlacementId> place(std::span<const RankId> ranks) = 0;
 
   /// Prices work. `placements` holds the placement of a collective's group, of each message of a
-  /// P2PBatch in order, and is empty for local work. Unsupported work is an error: never a silent zero.
+  /// P2PBatch in order, and is empty for local work. Unsupported work is an error: never a silent
+  /// zero.
   virtual Result<Cost> price(const Work& work, std::span<const PlacementId> placements) const = 0;
 
   /// How that price came about, a line per step.
@@ -82,8 +84,9 @@ class CostModel {
   virtual std::int32_t port_of(RankId rank, Port port) const = 0;
 };
 
-/// Duration of yielding work beside communication that holds `sms_held` SMs and `memory_share`/65536 of
-/// the bandwidth, by the equation above. Equals `cost.duration` for 0, 0. Integers only.
+/// Duration of yielding work beside communication that holds `sms_held` SMs and
+/// `memory_share`/65536 of the bandwidth, by the equation above. Equals `cost.duration` for 0, 0.
+/// Integers only.
 Time duration_beside(const Cost& cost, int sm_count, std::int32_t sms_held,
                      std::int32_t memory_share);
 

@@ -1,7 +1,8 @@
 // Progress of work whose rate changes, in integers.
 //
-// Work of `alone` ps is alone * 2^16 units. At slowdown s >= 1 it advances floor(2^16 / s) units a ps:
-// exact at s = 1, at most 1.5e-5 slow otherwise, and never dependent on how often it is looked at.
+// Work of `alone` ps is alone * 2^16 units. At slowdown s >= 1 it advances floor(2^16 / s) units a
+// ps: exact at s = 1, at most 1.5e-5 slow otherwise, and never dependent on how often it is looked
+// at.
 #pragma once
 
 #include <cstdint>

@@ -31,8 +31,8 @@ class Flattener {
   void lay_out_events() {
     for (const Frame& frame : x_program.frames) {
       x_out.event_base.push_back(x_out.events);
-      x_out.events += static_cast<std::int32_t>(
-          x_program.layouts[frame.layout.index()].events.size());
+      x_out.events +=
+          static_cast<std::int32_t>(x_program.layouts[frame.layout.index()].events.size());
     }
     x_out.event_stream.assign(static_cast<std::size_t>(x_out.events), -1);
   }
@@ -102,8 +102,9 @@ class Flattener {
       const EventRef records = x_out.ops[static_cast<std::size_t>(o)].records;
       if (!records.valid()) continue;
       const FrameId frame = call.frames[static_cast<std::size_t>(records.frame)];
-      x_out.event_stream[static_cast<std::size_t>(x_out.event_base[frame.index()] +
-                                                  records.event)] = static_cast<std::int16_t>(s);
+      x_out
+          .event_stream[static_cast<std::size_t>(x_out.event_base[frame.index()] + records.event)] =
+          static_cast<std::int16_t>(s);
     }
   }
 
@@ -233,8 +234,7 @@ std::vector<PortUse> port_uses(const Program& program, const PreparedPrices& pri
   const auto note = [&largest](const Op& op, std::int32_t group, std::int32_t channel,
                                std::size_t port, std::int32_t share) {
     if (share == 0) return;
-    std::int32_t& old =
-        largest[{op.stream.value, group, channel, static_cast<std::int32_t>(port)}];
+    std::int32_t& old = largest[{op.stream.value, group, channel, static_cast<std::int32_t>(port)}];
     old = std::max(old, share);
   };
   for (const Segment& segment : program.segments) {
@@ -261,8 +261,8 @@ std::vector<PortUse> port_uses(const Program& program, const PreparedPrices& pri
   return uses;
 }
 
-/// Marks the groups and channels whose transfers may meet others on a port: where the largest shares of
-/// all streams of all ranks on that port sum to more than the whole.
+/// Marks the groups and channels whose transfers may meet others on a port: where the largest
+/// shares of all streams of all ranks on that port sum to more than the whole.
 void find_sharing(const Workload& workload, Prepared& prepared) {
   const Quotient& q = prepared.quotient;
   std::vector<std::vector<PortUse>> uses(prepared.prices.size());

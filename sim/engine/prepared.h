@@ -1,5 +1,5 @@
-// Prepared programs: a Program with its prices, flattened for the replay loop. Everything is priced here,
-// before time starts, so an unsupported operation is an input error and never a silent zero.
+// Prepared programs: a Program with its prices, flattened for the replay loop. Everything is priced
+// here, before time starts, so an unsupported operation is an input error and never a silent zero.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ enum class OpClass : std::uint8_t { kLocal, kYielding, kCollective, kMessages, k
 
 struct PreparedOp {
   OpClass kind = OpClass::kLocal;
-  std::int32_t cost = 0;     ///< index into PreparedPrices::costs
-  std::int32_t work = 0;     ///< index into Program::works
-  std::int32_t index = 0;    ///< in its segment
+  std::int32_t cost = 0;                        ///< index into PreparedPrices::costs
+  std::int32_t work = 0;                        ///< index into Program::works
+  std::int32_t index = 0;                       ///< in its segment
   std::int32_t waits_begin = 0, waits_end = 0;  ///< into PreparedProgram::wait_refs
   EventRef records;
-  std::int32_t group = -1;   ///< slot of a collective
+  std::int32_t group = -1;  ///< slot of a collective
 };
 
 /// The part of a call that runs on one stream: its ops there, and the waits before them.
@@ -45,12 +45,12 @@ struct PreparedProgram {
 
 /// What depends on prices: one for each (Program, placements of its slots).
 struct PreparedPrices {
-  std::vector<Cost> costs;            ///< by work
+  std::vector<Cost> costs;                       ///< by work
   std::vector<std::vector<Cost>> message_costs;  ///< by work, by message
-  std::vector<Time> op_issue;         ///< by position in PreparedProgram::ops; since the call or sync
-  std::vector<std::uint8_t> op_epoch; ///< HostSyncs before it in its segment
-  std::vector<Time> call_issue;       ///< by call, since its epoch began
-  Time host_total;                    ///< of all launches
+  std::vector<Time> op_issue;  ///< by position in PreparedProgram::ops; since the call or sync
+  std::vector<std::uint8_t> op_epoch;       ///< HostSyncs before it in its segment
+  std::vector<Time> call_issue;             ///< by call, since its epoch began
+  Time host_total;                          ///< of all launches
   std::vector<std::uint8_t> records_holds;  ///< by stream: its holds slow kernels of another stream
   std::vector<std::uint8_t> heeds_holds;    ///< by stream: its kernels are slowed by others' holds
 };
@@ -60,7 +60,7 @@ struct Prepared {
   Quotient quotient;
   std::vector<PreparedProgram> programs;  ///< by ProgramId
   std::vector<PreparedPrices> prices;
-  std::vector<std::int32_t> prices_of;    ///< by actor
+  std::vector<std::int32_t> prices_of;  ///< by actor
   int sm_count = 1;
   std::vector<std::uint8_t> group_shares, channel_shares;  ///< may meet others on a port
 };

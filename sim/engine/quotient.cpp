@@ -10,8 +10,12 @@ namespace {
 
 using Color = std::uint64_t;
 
-Color mix(Color a, Color b) { return hash_u64(a * 0x9e3779b97f4a7c15ULL + b + 0x632be59bd9b4e019ULL); }
-Color mix(Color a, std::int32_t b) { return mix(a, static_cast<Color>(static_cast<std::uint32_t>(b))); }
+Color mix(Color a, Color b) {
+  return hash_u64(a * 0x9e3779b97f4a7c15ULL + b + 0x632be59bd9b4e019ULL);
+}
+Color mix(Color a, std::int32_t b) {
+  return mix(a, static_cast<Color>(static_cast<std::uint32_t>(b)));
+}
 
 /// Replaces colours by 0, 1, 2, ... in order of first appearance; returns how many there are.
 std::int32_t renumber(std::vector<Color>& colors, std::vector<std::int32_t>& dense) {

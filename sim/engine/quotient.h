@@ -1,9 +1,9 @@
 // Folding: ranks that must behave alike become one actor.
 //
-// Colours are refined until stable (as in partition refinement of graphs): two ranks share a colour when
-// they run the same Program and every slot of theirs - group, channel, port - leads to the same colours
-// under the same placement. By induction over time their ops then start and end at the same instants, so
-// one of them stands for all, and `folded == full` holds to the picosecond.
+// Colours are refined until stable (as in partition refinement of graphs): two ranks share a colour
+// when they run the same Program and every slot of theirs - group, channel, port - leads to the
+// same colours under the same placement. By induction over time their ops then start and end at the
+// same instants, so one of them stands for all, and `folded == full` holds to the picosecond.
 #pragma once
 
 #include <array>
@@ -21,12 +21,12 @@ using ActorId = Id<struct ActorTag>;
 /// One rank, or a class of equal ones.
 struct Actor {
   ProgramId program;
-  RankId rank;             ///< the first of its ranks
-  std::int64_t ranks = 1;  ///< how many it stands for
+  RankId rank;                         ///< the first of its ranks
+  std::int64_t ranks = 1;              ///< how many it stands for
   std::vector<std::int32_t> groups;    ///< by GroupSlot: index into Quotient::groups, -1 unbound
   std::vector<std::int32_t> channels;  ///< by ChannelSlot: index into Quotient::channels
   std::vector<PlacementId> group_places, channel_places;
-  std::array<std::int32_t, kPortCount> ports{};       ///< index into the ports
+  std::array<std::int32_t, kPortCount> ports{};        ///< index into the ports
   std::array<std::int32_t, kPortCount> port_weight{};  ///< ranks of this actor on that one port
 };
 

@@ -13,16 +13,16 @@ namespace {
 enum class Wait : std::uint8_t { kNone, kEvent, kEpoch, kPartner, kQueue, kDone };
 
 struct Stream {
-  std::int32_t entry = 0;      ///< into PreparedProgram::entries
-  std::int32_t op = -1;        ///< into PreparedProgram::ops; -1: the entry's own waits come first
+  std::int32_t entry = 0;  ///< into PreparedProgram::entries
+  std::int32_t op = -1;    ///< into PreparedProgram::ops; -1: the entry's own waits come first
   Wait wait = Wait::kNone;
   std::int32_t waiting_for = 0;  ///< event id or epoch
-  Time free_at;                ///< end of the last op
-  Time ready;                  ///< of the op that waits for a partner or the queue
-  Time matched;                ///< messages: latest start so far
-  Time arrived;                ///< messages: latest end so far
+  Time free_at;                  ///< end of the last op
+  Time ready;                    ///< of the op that waits for a partner or the queue
+  Time matched;                  ///< messages: latest start so far
+  Time arrived;                  ///< messages: latest end so far
   std::int32_t open_messages = 0;
-  std::uint32_t version = 0;   ///< of queued kernel ends
+  std::uint32_t version = 0;  ///< of queued kernel ends
 };
 
 /// An interval in which communication holds SMs and memory bandwidth of an actor.
@@ -36,9 +36,9 @@ struct ActorState {
   std::size_t first_stream = 0;  ///< into Replayer::x_streams
   std::int32_t stream_count = 0;
   std::size_t first_event = 0;
-  std::vector<Time> epoch;       ///< host time at the start of each epoch; kNever while unknown
+  std::vector<Time> epoch;  ///< host time at the start of each epoch; kNever while unknown
   std::vector<Hold> holds;
-  bool queued = false;           ///< is in the list of actors to run
+  bool queued = false;  ///< is in the list of actors to run
 };
 
 struct GroupState {
@@ -215,15 +215,20 @@ class Replayer {
     const Time ready = max(stream.free_at, issue);
     const Cost& cost = prices.costs[static_cast<std::size_t>(op.cost)];
     switch (op.kind) {
-      case OpClass::kLocal: complete(a, s, ready, ready, ready + cost.duration); return true;
-      case OpClass::kYielding: return run_kernel(a, s, ready, cost);
+      case OpClass::kLocal:
+        complete(a, s, ready, ready, ready + cost.duration);
+        return true;
+      case OpClass::kYielding:
+        return run_kernel(a, s, ready, cost);
       case OpClass::kSync:
         state.epoch[static_cast<std::size_t>(epoch) + 1] = ready;
         wake_epoch(state, epoch + 1);
         complete(a, s, ready, ready, ready);
         return true;
-      case OpClass::kCollective: return join(a, s, ready, op, cost);
-      case OpClass::kMessages: return post(a, s, ready, op, cost);
+      case OpClass::kCollective:
+        return join(a, s, ready, op, cost);
+      case OpClass::kMessages:
+        return post(a, s, ready, op, cost);
     }
     return false;
   }
@@ -246,8 +251,8 @@ class Replayer {
   void complete(std::int32_t a, std::int32_t s, Time begin, Time start, Time end) {
     Stream& stream = stream_of(a, s);
     const PreparedProgram& program = program_of(a);
-    const StreamEntry& entry = program.entries[static_cast<std::size_t>(s)]
-                                              [static_cast<std::size_t>(stream.entry)];
+    const StreamEntry& entry =
+        program.entries[static_cast<std::size_t>(s)][static_cast<std::size_t>(stream.entry)];
     const PreparedOp& op = program.ops[static_cast<std::size_t>(stream.op)];
     stream.free_at = end;
     stream.wait = Wait::kNone;
@@ -260,13 +265,14 @@ class Replayer {
     }
     if (op.records.valid()) {
       ActorState& state = x_actors[static_cast<std::size_t>(a)];
-      x_events[state.first_event +
-               static_cast<std::size_t>(event_id(a, entry.call, op.records))] = end;
+      x_events[state.first_event + static_cast<std::size_t>(event_id(a, entry.call, op.records))] =
+          end;
     }
     ++stream.op;
   }
 
-  // --- Kernels beside communication ----------------------------------------------------------------
+  // --- Kernels beside communication
+  // ----------------------------------------------------------------
   bool run_kernel(std::int32_t a, std::int32_t s, Time ready, const Cost& cost) {
     const PreparedPrices& prices = prices_of(a);
     if (prices.heeds_holds[static_cast<std::size_t>(s)] == 0 || cost.duration.ps == 0) {
@@ -289,8 +295,8 @@ class Replayer {
     return false;
   }
 
-  /// Walks the holds of other streams from `ready` on. `certain` is false if something that is not known
-  /// yet could still change the answer.
+  /// Walks the holds of other streams from `ready` on. `certain` is false if something that is not
+  /// known yet could still change the answer.
   Time end_beside(std::int32_t a, std::int32_t s, Time ready, const Cost& cost, bool& certain) {
     const ActorState& state = x_actors[static_cast<std::size_t>(a)];
     Progress progress(cost.duration);
@@ -326,8 +332,8 @@ class Replayer {
     return end;
   }
 
-  /// Whether stream `h` could start a hold before the present op of `s` has ended: not if it is done, or
-  /// waits for an event that `s` itself has yet to record.
+  /// Whether stream `h` could start a hold before the present op of `s` has ended: not if it is
+  /// done, or waits for an event that `s` itself has yet to record.
   bool may_hold_soon(std::int32_t a, std::int32_t h, std::int32_t s) {
     const PreparedPrices& prices = prices_of(a);
     if (prices.records_holds[static_cast<std::size_t>(h)] == 0) return false;
@@ -353,7 +359,8 @@ class Replayer {
     }
   }
 
-  /// Drops holds that no later kernel can meet. With kernels on one stream only, those before `now`.
+  /// Drops holds that no later kernel can meet. With kernels on one stream only, those before
+  /// `now`.
   void forget_holds(std::int32_t a, Time now) {
     const PreparedPrices& prices = prices_of(a);
     if (std::count(prices.heeds_holds.begin(), prices.heeds_holds.end(), 1) > 1) return;
@@ -361,7 +368,8 @@ class Replayer {
                   [now](const Hold& hold) { return hold.end <= now; });
   }
 
-  // --- Collectives ---------------------------------------------------------------------------------
+  // --- Collectives
+  // ---------------------------------------------------------------------------------
   bool join(std::int32_t a, std::int32_t s, Time ready, const PreparedOp& op, const Cost& cost) {
     const std::int32_t g = actor_of(a).groups[static_cast<std::size_t>(op.group)];
     GroupState& group = x_groups[static_cast<std::size_t>(g)];
@@ -406,9 +414,8 @@ class Replayer {
     const Actor& actor = actor_of(a);
     for (std::size_t p = 0; p < kPortCount; ++p) {
       if (cost.port_share[p] == 0 || !(is_outgoing(static_cast<Port>(p)) ? out : in)) continue;
-      transfer.demands.push_back(
-          PortDemand{actor.ports[p],
-                     static_cast<std::int64_t>(cost.port_share[p]) * actor.port_weight[p]});
+      transfer.demands.push_back(PortDemand{
+          actor.ports[p], static_cast<std::int64_t>(cost.port_share[p]) * actor.port_weight[p]});
     }
   }
 
@@ -419,7 +426,8 @@ class Replayer {
     if (waiter.actor != running) wake(waiter.actor);
   }
 
-  // --- Messages ------------------------------------------------------------------------------------
+  // --- Messages
+  // ------------------------------------------------------------------------------------
   bool post(std::int32_t a, std::int32_t s, Time ready, const PreparedOp& op, const Cost& cost) {
     const Program& program = x_workload.programs[actor_of(a).program.index()];
     const auto& batch = std::get<P2PBatch>(program.works[static_cast<std::size_t>(op.work)]);
@@ -477,7 +485,8 @@ class Replayer {
     if (waiter.actor != x_posting || waiter.stream != x_posting_stream) wake(waiter.actor);
   }
 
-  // --- The queue -----------------------------------------------------------------------------------
+  // --- The queue
+  // -----------------------------------------------------------------------------------
   void take(const EventQueue::Event& event) {
     x_now = event.at;
     if (event.kind == EventQueue::Kind::kTransferStart) {
@@ -515,7 +524,8 @@ class Replayer {
     return std::move(x_result);
   }
 
-  // --- Deadlock ------------------------------------------------------------------------------------
+  // --- Deadlock
+  // ------------------------------------------------------------------------------------
   Error deadlock() {
     std::string text = "deadlock: no rank can go on\n";
     int shown = 0;
@@ -534,8 +544,8 @@ class Replayer {
     const Stream& stream = stream_of(a, s);
     if (stream.wait == Wait::kDone) return "";
     const Program& program = x_workload.programs[actor_of(a).program.index()];
-    const StreamEntry& entry = program_of(a).entries[static_cast<std::size_t>(s)]
-                                                    [static_cast<std::size_t>(stream.entry)];
+    const StreamEntry& entry =
+        program_of(a).entries[static_cast<std::size_t>(s)][static_cast<std::size_t>(stream.entry)];
     const Call& call = program.calls[static_cast<std::size_t>(entry.call)];
     std::string line = "rank " + std::to_string(actor_of(a).rank.value) + " stream " +
                        program.streams[static_cast<std::size_t>(s)] + " in " +
@@ -549,10 +559,14 @@ class Replayer {
               " (" + text_of(program.works[static_cast<std::size_t>(op.work)]) + ")";
     }
     switch (stream.wait) {
-      case Wait::kEvent: return line + " waits for an event that is never recorded";
-      case Wait::kEpoch: return line + " waits for the host, which is blocked in a sync";
-      case Wait::kPartner: return line + " waits for its partners";
-      default: return line + " did not run";
+      case Wait::kEvent:
+        return line + " waits for an event that is never recorded";
+      case Wait::kEpoch:
+        return line + " waits for the host, which is blocked in a sync";
+      case Wait::kPartner:
+        return line + " waits for its partners";
+      default:
+        return line + " did not run";
     }
   }
 

@@ -1,6 +1,6 @@
-// Transfers that meet on ports. Each port's bandwidth is shared in proportion to what its transfers ask
-// for: with shares d_i of the port, all of them run at rate min(1, 1 / sum d_i); a transfer runs at the
-// lowest rate of its ports.
+// Transfers that meet on ports. Each port's bandwidth is shared in proportion to what its transfers
+// ask for: with shares d_i of the port, all of them run at rate min(1, 1 / sum d_i); a transfer
+// runs at the lowest rate of its ports.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,8 @@ class Transfers {
 
   std::vector<Transfer> x_all;
   std::vector<std::int32_t> x_free;
-  std::vector<std::int64_t> x_wanted;                 ///< by port
-  std::vector<std::vector<std::int32_t>> x_active;    ///< by port
+  std::vector<std::int64_t> x_wanted;               ///< by port
+  std::vector<std::vector<std::int32_t>> x_active;  ///< by port
   EventQueue& x_queue;
 };
 

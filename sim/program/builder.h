@@ -1,5 +1,5 @@
-// ProgramBuilder: writes a Program. It interns works, fills in the bytes of memory-bound kernels from
-// their operands, and derives where buffers are allocated and freed.
+// ProgramBuilder: writes a Program. It interns works, fills in the bytes of memory-bound kernels
+// from their operands, and derives where buffers are allocated and freed.
 #pragma once
 
 #include <string>
@@ -14,10 +14,10 @@ class ProgramBuilder {
  public:
   explicit ProgramBuilder(std::string name);
 
-  StreamId stream(const std::string& name);             ///< the stream of that name, new if need be
-  GroupSlot group(const std::string& name);             ///< likewise
-  ChannelSlot channel(const std::string& name);         ///< likewise
-  TensorId tensor(Tensor tensor);                       ///< the tensor of that name, new if need be
+  StreamId stream(const std::string& name);      ///< the stream of that name, new if need be
+  GroupSlot group(const std::string& name);      ///< likewise
+  ChannelSlot channel(const std::string& name);  ///< likewise
+  TensorId tensor(Tensor tensor);                ///< the tensor of that name, new if need be
   LayoutId layout(FrameLayout layout);
   FrameId frame(LayoutId layout, std::int32_t layer = -1, std::int32_t microbatch = -1);
   /// A frame whose buffers lie in `buffer` of `owner` from `offset` on.

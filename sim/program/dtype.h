@@ -16,13 +16,18 @@ constexpr int bits_of(DType type) {
   switch (type) {
     case DType::kFp32:
     case DType::kTf32:
-    case DType::kInt32: return 32;
+    case DType::kInt32:
+      return 32;
     case DType::kBf16:
-    case DType::kFp16: return 16;
+    case DType::kFp16:
+      return 16;
     case DType::kFp8:
-    case DType::kUint8: return 8;
-    case DType::kFp4: return 4;
-    case DType::kInt64: return 64;
+    case DType::kUint8:
+      return 8;
+    case DType::kFp4:
+      return 4;
+    case DType::kInt64:
+      return 64;
   }
   return 0;
 }

@@ -1,6 +1,6 @@
-// Memory of a Program, from its allocations and frees in issue order (what a caching allocator sees: the
-// host allocates and frees as it issues, whatever the streams are doing).
-// Left out: rounding, fragmentation, and what frameworks and libraries take beside tensors.
+// Memory of a Program, from its allocations and frees in issue order (what a caching allocator
+// sees: the host allocates and frees as it issues, whatever the streams are doing). Left out:
+// rounding, fragmentation, and what frameworks and libraries take beside tensors.
 #pragma once
 
 #include <array>
@@ -15,10 +15,10 @@ using BytesByKind = std::array<Bytes, static_cast<std::size_t>(BufferKind::kCoun
 
 struct MemoryPeak {
   Bytes bytes = 0;
-  BytesByKind by_kind{};     ///< at the moment of the peak
+  BytesByKind by_kind{};            ///< at the moment of the peak
   std::int32_t call = -1, op = -1;  ///< where it is reached; -1: from the start
-  Bytes saved = 0;           ///< most bytes of buffers kept from forward to backward, at any moment
-  Bytes persistent = 0;      ///< parameters, gradients, optimizer states: live throughout
+  Bytes saved = 0;       ///< most bytes of buffers kept from forward to backward, at any moment
+  Bytes persistent = 0;  ///< parameters, gradients, optimizer states: live throughout
 };
 
 /// One walk over the Program.
@@ -28,7 +28,7 @@ MemoryPeak memory_peak(const Program& program);
 struct MemoryChange {
   std::int32_t call = 0, op = 0;
   BufferKind kind = BufferKind::kActivations;
-  Bytes bytes = 0;     ///< negative: freed
+  Bytes bytes = 0;  ///< negative: freed
 };
 /// All changes in issue order; persistent buffers are not among them.
 std::vector<MemoryChange> memory_changes(const Program& program);

@@ -1,14 +1,16 @@
-// The Program: what one rank does in one training step, written once and shared by every rank that does
-// the same. Two interpreters replay it: the simulator (prices) and the executor (real kernels).
+// The Program: what one rank does in one training step, written once and shared by every rank that
+// does the same. Two interpreters replay it: the simulator (prices) and the executor (real
+// kernels).
 //
 // Shape. A Program lists Calls in issue order. Each Call runs one Segment (a list of Ops, say one
-// layer's forward) on the Frames it binds. A Frame is an instance of a FrameLayout: buffers and events.
-// An op is identified by (call, index in its segment).
+// layer's forward) on the Frames it binds. A Frame is an instance of a FrameLayout: buffers and
+// events. An op is identified by (call, index in its segment).
 //
-// Meaning, which is CUDA's. Ops of one stream run in issue order. Across streams an op waits for events;
-// an event is recorded when its op ends. The host issues ops in order and never waits, save at HostSync.
-// No two ops that are unordered by these rules touch the same bytes unless both read: `verify` checks.
-// A collective starts when every member of its group has reached it, and ends for all at once.
+// Meaning, which is CUDA's. Ops of one stream run in issue order. Across streams an op waits for
+// events; an event is recorded when its op ends. The host issues ops in order and never waits, save
+// at HostSync. No two ops that are unordered by these rules touch the same bytes unless both read:
+// `verify` checks. A collective starts when every member of its group has reached it, and ends for
+// all at once.
 //
 // Left out: control flow that depends on data; a step is a straight line.
 #pragma once
@@ -46,8 +48,8 @@ enum class BufferKind : std::uint8_t {
 };
 std::string_view name_of(BufferKind kind);
 
-/// How a logical tensor of the model starts. Values are drawn by a counter-based generator on global
-/// element indices, so that every plan starts from the same weights.
+/// How a logical tensor of the model starts. Values are drawn by a counter-based generator on
+/// global element indices, so that every plan starts from the same weights.
 enum class Init : std::uint8_t { kZeros, kOnes, kNormal };
 
 /// A parameter of the model as the whole model knows it: [rows, cols], row-major.
@@ -73,10 +75,11 @@ struct Buffer {
   std::string name;
   BufferKind kind = BufferKind::kActivations;
   DType dtype = DType::kBf16;
-  std::int64_t count = 0;      ///< elements
-  bool persistent = false;     ///< lives from the start to the end of the step; never allocated by an op
-  bool saved = false;          ///< kept from forward to backward (for the theoretical memory metric)
-  std::vector<Piece> pieces;   ///< initial content of a parameter or of its master copy
+  std::int64_t count = 0;  ///< elements
+  bool persistent =
+      false;           ///< lives from the start to the end of the step; never allocated by an op
+  bool saved = false;  ///< kept from forward to backward (for the theoretical memory metric)
+  std::vector<Piece> pieces;  ///< initial content of a parameter or of its master copy
   Bytes bytes() const { return bytes_of(dtype, count); }
   bool operator==(const Buffer&) const = default;
 };
@@ -90,9 +93,9 @@ struct FrameLayout {
   bool operator==(const FrameLayout&) const = default;
 };
 
-/// A contiguous interval of a buffer of one of the frames that the Call binds. With `shards` > 1 the
-/// interval is the rank's own of `shards` equal ones: it starts at offset + place * bytes, where place
-/// is the rank's index in `shard_group`.
+/// A contiguous interval of a buffer of one of the frames that the Call binds. With `shards` > 1
+/// the interval is the rank's own of `shards` equal ones: it starts at offset + place * bytes,
+/// where place is the rank's index in `shard_group`.
 struct View {
   std::int16_t frame = 0;   ///< which of the segment's formal frames
   std::int16_t buffer = 0;  ///< which buffer of its layout
@@ -124,7 +127,15 @@ enum class Category : std::uint8_t {
   kHost,
   kCount
 };
-enum class Phase : std::uint8_t { kForward, kBackward, kRecompute, kGradients, kOptimizer, kInput, kCount };
+enum class Phase : std::uint8_t {
+  kForward,
+  kBackward,
+  kRecompute,
+  kGradients,
+  kOptimizer,
+  kInput,
+  kCount
+};
 std::string_view name_of(Category category);
 std::string_view name_of(Phase phase);
 
@@ -160,16 +171,16 @@ struct StreamWait {
 /// One run of a segment.
 struct Call {
   SegmentId segment;
-  std::int32_t layer = -1;       ///< global layer index, -1 where none
-  std::int32_t microbatch = -1;  ///< -1 where none
-  std::vector<FrameId> frames;   ///< actual frames, one for each formal; none where it is not used
-  std::vector<StreamWait> waits; ///< before the first op of the call on that stream
+  std::int32_t layer = -1;        ///< global layer index, -1 where none
+  std::int32_t microbatch = -1;   ///< -1 where none
+  std::vector<FrameId> frames;    ///< actual frames, one for each formal; none where it is not used
+  std::vector<StreamWait> waits;  ///< before the first op of the call on that stream
   bool operator==(const Call&) const = default;
 };
 
 /// An instance of a layout. An alias owns no memory: its buffers lie one after another in buffer
-/// `alias_buffer` of frame `alias_of`, from byte `alias_offset` on (a layer's part of the contiguous
-/// parameter buffer). The aliased frame is not an alias itself.
+/// `alias_buffer` of frame `alias_of`, from byte `alias_offset` on (a layer's part of the
+/// contiguous parameter buffer). The aliased frame is not an alias itself.
 struct Frame {
   LayoutId layout;
   std::int32_t layer = -1, microbatch = -1;
@@ -216,8 +227,8 @@ struct Workload {
   bool operator==(const Workload&) const = default;
 };
 
-/// Bytes that a memory-bound kernel moves: the sum of its views; of a table that is looked up (the first
-/// read of an embedding, the first write of its backward) only the `rows` rows touched count.
+/// Bytes that a memory-bound kernel moves: the sum of its views; of a table that is looked up (the
+/// first read of an embedding, the first write of its backward) only the `rows` rows touched count.
 Bytes kernel_bytes(const Kernel& kernel, const Op& op);
 
 /// Ops of one Program, counted over its calls.

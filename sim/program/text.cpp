@@ -142,8 +142,8 @@ double flops_of(const Work& work) {
                    static_cast<double>(w.k) * static_cast<double>(w.batch);
           },
           [](const Attention& w) {
-            const double keys = static_cast<double>(
-                w.window > 0 && w.window < w.kv_len ? w.window : w.kv_len);
+            const double keys =
+                static_cast<double>(w.window > 0 && w.window < w.kv_len ? w.window : w.kv_len);
             const bool half = w.causal && w.kernel != AttentionKernel::kUnfused &&
                               (w.window == 0 || w.window >= w.kv_len);
             double flops = 4.0 * static_cast<double>(w.batch) * static_cast<double>(w.q_heads) *

@@ -98,7 +98,8 @@ class ProgramChecker {
   Status check_bytes(const Op& op) const {
     const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
     if (kernel == nullptr) return ok_status();
-    if (kernel_bytes(*kernel, op) != kernel->bytes) return wrong("a kernel's bytes are not those of its operands");
+    if (kernel_bytes(*kernel, op) != kernel->bytes)
+      return wrong("a kernel's bytes are not those of its operands");
     return ok_status();
   }
 
@@ -139,8 +140,8 @@ class ProgramChecker {
     for (std::int16_t b = 0; b < view.buffer; ++b) {
       base += layout.buffers[static_cast<std::size_t>(b)].bytes();
     }
-    const std::size_t owner = x_buffer_base[frame.alias_of.index()] +
-                              static_cast<std::size_t>(frame.alias_buffer);
+    const std::size_t owner =
+        x_buffer_base[frame.alias_of.index()] + static_cast<std::size_t>(frame.alias_buffer);
     return {owner, base + begin, base + end};
   }
 
@@ -149,8 +150,8 @@ class ProgramChecker {
     const Segment& segment = x_program.segments[call.segment.index()];
     x_where = "call " + std::to_string(c) + " of " + segment.name + ": ";
     for (const StreamWait& wait : call.waits) {
-      FT_TRY(wait_for(wait.stream, x_event_base[wait.frame.index()] +
-                                       static_cast<std::size_t>(wait.event)));
+      FT_TRY(wait_for(wait.stream,
+                      x_event_base[wait.frame.index()] + static_cast<std::size_t>(wait.event)));
     }
     for (const Op& op : segment.ops) {
       x_where = "call " + std::to_string(c) + " of " + segment.name + " layer " +
@@ -235,7 +236,8 @@ class ProgramChecker {
     FT_TRY(ordered(state.writes, now, "is read while it may still be written"));
     // One entry a stream and interval is enough: a later read of the same bytes covers the earlier.
     for (Access& access : state.reads) {
-      if (access.stream != now.stream || access.begin != now.begin || access.end != now.end) continue;
+      if (access.stream != now.stream || access.begin != now.begin || access.end != now.end)
+        continue;
       access.sequence = sequence;
       return ok_status();
     }

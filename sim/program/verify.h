@@ -10,9 +10,11 @@ namespace foretrain {
 /// - every id is in range, views lie inside their buffers, aliases inside theirs;
 /// - events are recorded once, and before (in issue order) anything waits for them;
 /// - buffers are live when touched, not allocated twice, and gone at the end unless persistent;
-/// - no race: any two ops that touch common bytes, one of them writing, are ordered by streams and events;
+/// - no race: any two ops that touch common bytes, one of them writing, are ordered by streams and
+/// events;
 ///   an op that allocates or frees counts as a writer of the whole buffer;
-/// - no read of bytes that nothing has written since they were allocated (persistent ones start written);
+/// - no read of bytes that nothing has written since they were allocated (persistent ones start
+/// written);
 /// - memory-bound kernels state the bytes of their operands.
 Status verify(const Program& program);
 

@@ -10,7 +10,7 @@ namespace {
 /// What a Program does with its group slots and channel slots, in issue order.
 struct Traffic {
   std::vector<std::vector<std::uint64_t>> collectives;  ///< by group slot: fingerprints
-  std::vector<std::vector<Bytes>> sent, received;        ///< by channel slot
+  std::vector<std::vector<Bytes>> sent, received;       ///< by channel slot
 };
 
 std::uint64_t fingerprint(const Collective& work) {

@@ -13,7 +13,8 @@
 
 namespace foretrain {
 
-/// Which group of ranks, or which peer, as the Program names it; each rank binds its own (Workload).
+/// Which group of ranks, or which peer, as the Program names it; each rank binds its own
+/// (Workload).
 using GroupSlot = Id<struct GroupSlotTag>;
 using ChannelSlot = Id<struct ChannelSlotTag>;
 
@@ -32,14 +33,13 @@ enum class AttentionKernel : std::uint8_t {
   kUnfused,  ///< scores stored: batched GEMM, softmax, dropout, batched GEMM
 };
 
-/// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from one
-/// packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim].
-/// Forward: reads qkv; writes out [batch, q_len, q_heads head_dim] and the saved statistics (flash: fp32
-/// log-sum-exp per row; unfused: probabilities, and with dropout the mask and the dropped
-/// probabilities). Backward: reads d_out, qkv, out and the statistics; writes d_qkv.
-/// FLOPs (causal halves them for every kernel but the unfused, which computes the full square):
-/// forward 4 batch q_heads q_len kv_len head_dim, backward 2.5 times that (flash recomputes the
-/// scores) or 2 times (unfused).
+/// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from
+/// one packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim]. Forward: reads qkv; writes
+/// out [batch, q_len, q_heads head_dim] and the saved statistics (flash: fp32 log-sum-exp per row;
+/// unfused: probabilities, and with dropout the mask and the dropped probabilities). Backward:
+/// reads d_out, qkv, out and the statistics; writes d_qkv. FLOPs (causal halves them for every
+/// kernel but the unfused, which computes the full square): forward 4 batch q_heads q_len kv_len
+/// head_dim, backward 2.5 times that (flash recomputes the scores) or 2 times (unfused).
 struct Attention {
   bool backward = false;
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1, q_len = 1, kv_len = 1, head_dim = 1;
@@ -52,8 +52,8 @@ struct Attention {
   bool operator==(const Attention&) const = default;
 };
 
-/// Kernels bound by memory bandwidth. `rows` x `cols` is the shape of the main operand; what each reads
-/// and writes, in this order, stands in docs/program.md.
+/// Kernels bound by memory bandwidth. `rows` x `cols` is the shape of the main operand; what each
+/// reads and writes, in this order, stands in docs/program.md.
 enum class KernelKind : std::uint8_t {
   kEmbedding,
   kEmbeddingBackward,
@@ -75,21 +75,21 @@ enum class KernelKind : std::uint8_t {
   kResidualAddBackward,  ///< d_x = mask * d_out
   kAdd,
   kBiasAdd,
-  kBiasGrad,        ///< column sums, accumulated
-  kLossMax,         ///< per row: maximum over the local part of the vocabulary
-  kLossSumExp,      ///< per row: sum of exp(x - max), and the target's logit where it is local
-  kLossBackward,    ///< loss, and d_logits in place
+  kBiasGrad,      ///< column sums, accumulated
+  kLossMax,       ///< per row: maximum over the local part of the vocabulary
+  kLossSumExp,    ///< per row: sum of exp(x - max), and the target's logit where it is local
+  kLossBackward,  ///< loss, and d_logits in place
   kFill,
   kCast,
   kScale,
-  kSquaredNorm,     ///< sum of squares into one fp32
-  kAdam,            ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
+  kSquaredNorm,  ///< sum of squares into one fp32
+  kAdam,         ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
   kCount
 };
 
 /// One launch of a memory-bound kernel (or `launches` of them, one per tensor, for unfused forms).
-/// `bytes` is what it moves, from the views the op reads and writes (`kernel_bytes` in program.h): the
-/// builder fills it in, `verify` checks it.
+/// `bytes` is what it moves, from the views the op reads and writes (`kernel_bytes` in program.h):
+/// the builder fills it in, `verify` checks it.
 struct Kernel {
   KernelKind kind = KernelKind::kFill;
   std::int64_t rows = 0, cols = 0;
@@ -109,9 +109,9 @@ enum class CollectiveKind : std::uint8_t {
   kAllToAll,
 };
 
-/// A rendezvous of one group. `count` is the number of elements of the FULL array: what every member
-/// holds for all-reduce and broadcast, the gathered array for all-gather and reduce-scatter, the local
-/// buffer for all-to-all. Reductions sum (`maximum`: take the largest).
+/// A rendezvous of one group. `count` is the number of elements of the FULL array: what every
+/// member holds for all-reduce and broadcast, the gathered array for all-gather and reduce-scatter,
+/// the local buffer for all-to-all. Reductions sum (`maximum`: take the largest).
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   GroupSlot group;
@@ -130,8 +130,8 @@ struct Message {
 };
 
 /// A group of sends and receives that make progress together, as between ncclGroupStart and
-/// ncclGroupEnd: the op ends when all of them have. Alone on a stream, a send waits for its receive.
-/// Operands: sends are read, receives written, in the order of `messages`.
+/// ncclGroupEnd: the op ends when all of them have. Alone on a stream, a send waits for its
+/// receive. Operands: sends are read, receives written, in the order of `messages`.
 struct P2PBatch {
   std::vector<Message> messages;
   bool operator==(const P2PBatch&) const = default;
@@ -151,7 +151,8 @@ struct HostSync {
   bool operator==(const HostSync&) const = default;
 };
 
-/// Host time that the RUN states (data preparation, Python overhead); blocks the issue of what follows.
+/// Host time that the RUN states (data preparation, Python overhead); blocks the issue of what
+/// follows.
 struct HostDelay {
   Time time;
   bool operator==(const HostDelay&) const = default;
@@ -166,15 +167,16 @@ struct Opaque {
   bool operator==(const Opaque&) const = default;
 };
 
-using Work = std::variant<Gemm, Attention, Kernel, Collective, P2PBatch, Copy, HostSync, HostDelay,
-                          Opaque>;
+using Work =
+    std::variant<Gemm, Attention, Kernel, Collective, P2PBatch, Copy, HostSync, HostDelay, Opaque>;
 
 std::string_view name_of(KernelKind kind);
 std::string_view name_of(CollectiveKind kind);
 std::string_view name_of(AttentionKernel kernel);
 std::string_view name_of(Memory memory);
 
-/// FLOPs that arithmetic units execute for this work (a multiply-add counts two); 0 for communication.
+/// FLOPs that arithmetic units execute for this work (a multiply-add counts two); 0 for
+/// communication.
 double flops_of(const Work& work);
 
 /// One line, stable: `gemm 4096x6144x4096 nt bf16->bf16`, `all-reduce group 0 16777216 bf16`, ...

@@ -14,21 +14,21 @@ enum class Provenance : std::uint8_t;
 
 /// What a span executes, shared by all spans of that kind.
 struct SpanInfo {
-  std::string name;   ///< module path: "attention.qkv"
-  std::string work;   ///< `text_of` of its Work
+  std::string name;  ///< module path: "attention.qkv"
+  std::string work;  ///< `text_of` of its Work
   Category category = Category::kCompute;
   Phase phase = Phase::kForward;
-  Bytes bytes = 0;    ///< moved by communication, copies and memory-bound kernels; 0 for others
+  Bytes bytes = 0;  ///< moved by communication, copies and memory-bound kernels; 0 for others
   double flops = 0;
   bool operator==(const SpanInfo&) const = default;
 };
 
-/// One op on one rank. `begin`: it was launched and held its stream; `start`: all partners were there
-/// (equals begin for local work); `end`. No two spans of a stream overlap.
+/// One op on one rank. `begin`: it was launched and held its stream; `start`: all partners were
+/// there (equals begin for local work); `end`. No two spans of a stream overlap.
 struct Span {
   std::int32_t track = 0;  ///< index into Timeline::tracks
   StreamId stream;
-  std::int32_t info = 0;   ///< index into Timeline::infos
+  std::int32_t info = 0;            ///< index into Timeline::infos
   std::int32_t call = -1, op = -1;  ///< identity in the Program; -1 in imported traces
   std::int32_t layer = -1, microbatch = -1;
   Time begin, start, end;
