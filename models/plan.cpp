@@ -28,7 +28,7 @@ class PlanReader {
     read_overlap();
     read_kernels();
     read_others();
-    x_reader.read_enum("schedule", x_plan.schedule, {"gpipe", "1f1b", "interleaved-1f1b"});
+    read_schedule();
     FT_TRY(x_reader.finish());
     check();
     FT_TRY(x_reader.finish());
@@ -47,6 +47,16 @@ class PlanReader {
 
   void later(JsonReader& reader, const char* key, bool used) {
     if (used) reader.fail(key, "is not modelled yet", ErrorKind::kUnsupported);
+  }
+
+  void read_schedule() {
+    static const std::vector<std::string> names = {
+        "gpipe",   "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe",
+        "chimera", "bfs",  "1f1b-interlaced",  "3f1b"};
+    int choice = x_plan.virtual_pipeline > 1 ? 2 : 1;
+    x_reader.read_choice("schedule", choice, names);
+    later(x_reader, "schedule", choice > 2);
+    x_plan.schedule = static_cast<Schedule>(std::min(choice, 2));
   }
 
   void read_parallel() {
@@ -121,6 +131,9 @@ class PlanReader {
       later(r, "group_size", r.has("group_size"));
     });
     nested("gradients", [this](JsonReader& r) {
+      int type = 0;
+      r.read_choice("dtype", type, {"fp32", "compute"});
+      x_gradients_as_compute = type == 1;
       r.read_enum("reduction", x_plan.reduction, {"reduce-scatter", "all-reduce"});
       r.read("bucket_elements", x_plan.bucket_elements, IntRange{0, std::int64_t{1} << 50});
       std::int64_t per_rank = 0;
@@ -132,6 +145,7 @@ class PlanReader {
 
   void read_batch() {
     nested("batch", [this](JsonReader& r) {
+      x_plan.global_batch = 0;  // one microbatch for every data-parallel rank, once that is known
       r.read("global", x_plan.global_batch, kCount);
       r.read("micro", x_plan.micro_batch, IntRange{1, 1 << 20});
       r.read("sequence", x_plan.sequence_length, IntRange{1, 1 << 26});
@@ -166,6 +180,7 @@ class PlanReader {
     x_plan.precision.compute = types[std::min(choice, 3)];
     x_plan.precision.matrix = choice == 1 ? DType::kTf32 : x_plan.precision.compute;
     x_plan.precision.master = choice > 1;
+    x_plan.precision.gradients = x_gradients_as_compute ? x_plan.precision.compute : DType::kFp32;
   }
 
   void read_recompute() {
@@ -231,12 +246,11 @@ class PlanReader {
       int attention = 0;
       r.read_choice("attention", attention, {"flash", "cudnn", "unfused"});
       x_plan.attention = static_cast<AttentionKernel>(attention);
-      int context = 0;
-      r.read_choice("context", context, {"ring", "allgather", "alltoall"});
+      if (r.has("context")) r.fail("context", "needs parallel.context > 1");
       bool compile = false;
       r.read("compile", compile);
       later(r, "compile", compile);
-      later(r, "fp8_recipe", r.has("fp8_recipe"));
+      if (r.has("fp8_recipe")) r.fail("fp8_recipe", "needs an fp8 precision");
       int optimizer = 1;
       r.read_choice("optimizer", optimizer,
                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});
@@ -246,11 +260,7 @@ class PlanReader {
   }
 
   void read_others() {
-    nested("moe", [this](JsonReader& r) {
-      for (const char* key : {"routing", "dispatcher", "imbalance", "capacity_factor"}) {
-        r.ignore(key);
-      }
-    });
+    if (x_reader.has("moe")) x_reader.fail("moe", "the model has no experts");
     nested("offload", [this](JsonReader& r) {
       std::int64_t layers = 0;
       r.read("activation_layers", layers, IntRange{0, kCount.high});
@@ -263,8 +273,10 @@ class PlanReader {
     });
     nested("launch", [this](JsonReader& r) {
       int graph = 0;
+      double us = 0;
       r.read_choice("cuda_graph", graph, {"none", "layer", "full"});
-      r.ignore("dispatch_us");
+      r.read("dispatch_us", us, JsonReader::Range{0, 1e6});
+      r.read("graph_dispatch_us", us, JsonReader::Range{0, 1e6});
     });
     nested("host", [this](JsonReader& r) {
       double data_us = 0;
@@ -297,6 +309,7 @@ class PlanReader {
                                     text(p.accelerators) + " accelerators");
     }
     p.data = p.accelerators / ranks;
+    if (p.global_batch == 0) p.global_batch = p.micro_batch * p.data;
     if (x_per_rank > 0) p.bucket_elements = std::max(p.bucket_elements, x_per_rank * p.data);
     check_batch();
     check_widths();
@@ -389,6 +402,7 @@ class PlanReader {
   const Model& x_model;
   Plan x_plan;
   std::int64_t x_per_rank = 0;
+  bool x_gradients_as_compute = false;
 };
 
 }  // namespace

@@ -300,9 +300,7 @@ void find_sharing(const Workload& workload, Prepared& prepared) {
   }
 }
 
-}  // namespace
-
-Status reprice(const Workload& workload, const CostModel& model, Prepared& prepared) {
+Status price_all(const Workload& workload, const CostModel& model, Prepared& prepared) {
   const std::vector<Actor>& actors = prepared.quotient.actors;
   using Key = std::pair<std::int32_t, std::vector<PlacementId>>;
   std::map<Key, std::int32_t> known;
@@ -325,13 +323,15 @@ Status reprice(const Workload& workload, const CostModel& model, Prepared& prepa
   return ok_status();
 }
 
+}  // namespace
+
 Result<Prepared> prepare(const Workload& workload, CostModel& model, bool full) {
   Prepared prepared;
   FT_ASSIGN(prepared.quotient, make_quotient(workload, model, full));
   for (const Program& program : workload.programs) {
     prepared.programs.push_back(Flattener(program).run());
   }
-  FT_TRY(reprice(workload, model, prepared));
+  FT_TRY(price_all(workload, model, prepared));
   return prepared;
 }
 

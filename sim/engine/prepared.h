@@ -68,7 +68,4 @@ struct Prepared {
 /// Folds (unless `full`), flattens and prices. The workload must have passed `verify`.
 Result<Prepared> prepare(const Workload& workload, CostModel& model, bool full);
 
-/// New prices on the same quotient (another model of the same machine: what-if).
-Status reprice(const Workload& workload, const CostModel& model, Prepared& prepared);
-
 }  // namespace foretrain

@@ -1,0 +1,85 @@
+#include "sim/timeline/breakdown.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace foretrain {
+namespace {
+
+struct Edge {
+  Time at;
+  Part part = Part::kHost;
+  int change = 0;
+};
+
+}  // namespace
+
+std::string_view name_of(Part part) {
+  constexpr std::array<std::string_view, static_cast<std::size_t>(Part::kCount)> kNames = {
+      "gemm",           "attention",       "memory_bound",
+      "recompute",      "optimizer",       "copy",
+      "exposed_tensor", "exposed_data",    "exposed_pipeline",
+      "exposed_other",  "pipeline_bubble", "host"};
+  return kNames.at(static_cast<std::size_t>(part));
+}
+
+Part part_of(const SpanInfo& info) {
+  switch (info.category) {
+    case Category::kTensor:
+      return Part::kExposedTensor;
+    case Category::kData:
+      return Part::kExposedData;
+    case Category::kPipeline:
+      return Part::kExposedPipeline;
+    case Category::kExpert:
+    case Category::kContext:
+      return Part::kExposedOther;
+    case Category::kMemory:
+      return Part::kCopy;
+    case Category::kHost:
+    case Category::kCount:
+      return Part::kHost;
+    case Category::kCompute:
+      break;
+  }
+  if (info.phase == Phase::kRecompute) return Part::kRecompute;
+  if (info.phase == Phase::kOptimizer) return Part::kOptimizer;
+  if (info.work.starts_with("gemm")) return Part::kGemm;
+  if (info.work.starts_with("attention")) return Part::kAttention;
+  return Part::kMemoryBound;
+}
+
+Breakdown break_down(const Timeline& timeline, std::int32_t track) {
+  std::vector<Edge> edges;
+  const auto add = [&edges](Part part, Time from, Time to) {
+    if (to <= from) return;
+    edges.push_back({from, part, 1});
+    edges.push_back({to, part, -1});
+  };
+  Time last;
+  for (const Span& span : timeline.spans) {
+    if (span.track != track) continue;
+    add(Part::kBubble, span.begin, span.start);
+    add(part_of(timeline.infos[static_cast<std::size_t>(span.info)]), span.start, span.end);
+    last = max(last, span.end);
+  }
+  add(Part::kBubble, last, timeline.end);
+  std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
+  Breakdown out{};
+  std::array<int, static_cast<std::size_t>(Part::kCount)> active{};
+  Time now;
+  std::size_t i = 0;
+  while (now < timeline.end) {
+    for (; i < edges.size() && edges[i].at <= now; ++i) {
+      active[static_cast<std::size_t>(edges[i].part)] += edges[i].change;
+    }
+    const Time next = i < edges.size() ? min(edges[i].at, timeline.end) : timeline.end;
+    std::size_t part = 0;
+    while (part < static_cast<std::size_t>(Part::kHost) && active[part] == 0) ++part;
+    out[part] += next - now;
+    now = next;
+  }
+  return out;
+}
+
+}  // namespace foretrain

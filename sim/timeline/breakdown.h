@@ -1,0 +1,40 @@
+// Where the time of one rank goes. The parts add up to the step exactly.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "sim/timeline/timeline.h"
+
+namespace foretrain {
+
+/// At every instant the first that applies: a kernel runs (its family; what is computed again and
+/// the optimizer apart), else a transfer runs (exposed communication), else a partner is awaited
+/// (bubble), else the host has not issued the next op.
+enum class Part : std::uint8_t {
+  kGemm,
+  kAttention,
+  kMemoryBound,
+  kRecompute,
+  kOptimizer,
+  kCopy,
+  kExposedTensor,
+  kExposedData,
+  kExposedPipeline,
+  kExposedOther,
+  kBubble,  ///< waiting for another rank, or done before the others are
+  kHost,
+  kCount
+};
+std::string_view name_of(Part part);
+
+using Breakdown = std::array<Time, static_cast<std::size_t>(Part::kCount)>;
+
+/// Breakdown of one track over [0, timeline.end].
+Breakdown break_down(const Timeline& timeline, std::int32_t track);
+
+/// The part that a span counts for while it runs.
+Part part_of(const SpanInfo& info);
+
+}  // namespace foretrain

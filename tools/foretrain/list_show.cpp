@@ -1,0 +1,228 @@
+#include <algorithm>
+
+#include "hardware/cluster.h"
+#include "hardware/device.h"
+#include "hardware/hardware_cost_model.h"
+#include "models/lower.h"
+#include "sim/engine/quotient.h"
+#include "tools/foretrain/verbs.h"
+#include "tools/report.h"
+#include "tools/run_file.h"
+
+namespace foretrain {
+namespace {
+
+const std::vector<std::string>& kinds() {
+  static const std::vector<std::string> names = {"models",  "clusters", "devices",
+                                                 "systems", "profiles", "runs"};
+  return names;
+}
+
+Json model_json(const Model& m) {
+  Json out{Json::Object{}};
+  out.set("name", m.name);
+  out.set("model_type", m.type);
+  out.set("num_hidden_layers", m.layers);
+  out.set("hidden_size", m.hidden);
+  out.set("num_attention_heads", m.heads);
+  out.set("num_key_value_heads", m.kv_heads);
+  out.set("head_dim", m.head_dim);
+  out.set("intermediate_size", m.intermediate);
+  out.set("vocab_size", m.vocabulary);
+  out.set("learned_positions", m.positions);
+  out.set("sliding_window", m.sliding_window);
+  out.set("norm", m.norm == Norm::kLayerNorm ? "layer-norm" : "rms-norm");
+  static const char* const activations[] = {"gelu", "silu (gated)", "relu", "relu2"};
+  out.set("activation", activations[static_cast<std::size_t>(m.activation)]);
+  static const char* const positions[] = {"learned", "rope", "alibi"};
+  out.set("position", positions[static_cast<std::size_t>(m.position)]);
+  out.set("tie_word_embeddings", m.tied_embeddings);
+  out.set("qkv_bias", m.qkv_bias);
+  out.set("projection_bias", m.projection_bias);
+  out.set("mlp_bias", m.mlp_bias);
+  out.set("norm_bias", m.norm_bias);
+  out.set("qk_norm", m.qk_norm);
+  out.set("use_parallel_residual", m.parallel_residual);
+  out.set("parameters", parameter_count(m));
+  return out;
+}
+
+/// "pointer = value   (origin)" for every leaf.
+void print_fields(const Json& json, const std::string& pointer,
+                  const std::map<std::string, std::string>& origins, const std::string& inherited,
+                  std::string& out) {
+  const auto own = origins.find(pointer);
+  const std::string& origin = own != origins.end() ? own->second : inherited;
+  const Json::Object* object = json.object();
+  if (object != nullptr && !object->empty()) {
+    for (const auto& [key, value] : *object) {
+      print_fields(value, pointer + "/" + key, origins, origin, out);
+    }
+    return;
+  }
+  std::string line = pointer.substr(1);
+  std::replace(line.begin(), line.end(), '/', '.');
+  if (line.size() < 40) line.append(40 - line.size(), ' ');
+  out += line + " " + dump_json(json, -1);
+  if (!origin.empty()) out += "   (" + origin + ")";
+  out += "\n";
+}
+
+Status print_object(const Json& json, const ShowArgs& args) {
+  if (!args.json.empty()) return write_output(args.json, dump_json(json) + "\n");
+  std::string out;
+  print_fields(json, "", {}, "", out);
+  return write_output("-", out);
+}
+
+Status show_run(const Run& run, const ShowArgs& args) {
+  if (!args.json.empty()) {
+    Json origins{Json::Object{}};
+    for (const auto& [pointer, origin] : run.origins) origins.set(pointer, origin);
+    Json out{Json::Object{}};
+    out.set("run", run.resolved);
+    out.set("origins", std::move(origins));
+    out.set("model", model_json(run.model));
+    out.set("cluster", to_json(run.cluster));
+    return write_output(args.json, dump_json(out) + "\n");
+  }
+  std::string out;
+  print_fields(run.resolved, "", run.origins, "RUN", out);
+  out += "\nmodel\n";
+  print_fields(model_json(run.model), "", {}, "", out);
+  out += "\ncluster\n";
+  print_fields(to_json(run.cluster), "", {}, "", out);
+  out += "\nresolved plan\n  data-parallel " + std::to_string(run.plan.data) + ", microbatches " +
+         std::to_string(run.plan.microbatches()) + ", layers of each chunk";
+  for (const std::int64_t layers : run.plan.pipeline_layout) out += " " + std::to_string(layers);
+  out += "\n";
+  for (const std::string& note : run.notes) out += "Note: " + note + "\n";
+  return write_output("-", out);
+}
+
+Status show_program(const Run& run, const ShowArgs& args) {
+  if (args.program_rank >= run.cluster.accelerators) {
+    return input_error("--program " + std::to_string(args.program_rank) + ": there are " +
+                       std::to_string(run.cluster.accelerators) + " ranks, from 0");
+  }
+  const Workload workload = lower(run.model, run.plan);
+  const RankBinding& rank = workload.ranks[static_cast<std::size_t>(args.program_rank)];
+  std::string out =
+      "rank " + std::to_string(args.program_rank) + ": " +
+      name_of(coordinates_of(run.plan, RankId(static_cast<std::size_t>(args.program_rank)))) + "\n";
+  return write_output("-", out + text_of(workload.programs[rank.program.index()]));
+}
+
+/// How each distinct work of the ops named `args.why` is priced on the first rank of every Program.
+Status show_why(const Run& run, const ShowArgs& args) {
+  const Workload workload = lower(run.model, run.plan);
+  PriceOptions options;
+  options.dispatch_per_kernel = run.dispatch;
+  const std::unique_ptr<CostModel> model = make_cost_model(run.cluster, options);
+  FT_ASSIGN(const Quotient quotient, make_quotient(workload, *model, false));
+  std::vector<std::string> shown;
+  std::vector<std::string> names;
+  std::string out;
+  for (const Actor& actor : quotient.actors) {
+    const Program& program = workload.programs[actor.program.index()];
+    for (const Segment& segment : program.segments) {
+      for (const Op& op : segment.ops) {
+        if (std::find(names.begin(), names.end(), op.name) == names.end()) names.push_back(op.name);
+        if (op.name != args.why) continue;
+        const Work& work = program.works[op.work.index()];
+        std::vector<PlacementId> places;
+        if (const auto* collective = std::get_if<Collective>(&work)) {
+          places.push_back(actor.group_places[collective->group.index()]);
+        } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+          for (const Message& m : batch->messages) {
+            places.push_back(actor.channel_places[m.channel.index()]);
+          }
+        }
+        const std::string text = segment.name + ": " + op.name + ": " + text_of(work) + "\n" +
+                                 model->explain(work, places) + "\n";
+        if (std::find(shown.begin(), shown.end(), text) != shown.end()) continue;
+        shown.push_back(text);
+        out += text;
+      }
+    }
+  }
+  if (!out.empty()) return write_output("-", out);
+  const std::string near = nearest_name(args.why, names);
+  return input_error("--why " + args.why + ": no operation of that name" +
+                     (near.empty() ? "" : " (did you mean \"" + near + "\"?)") +
+                     "; `show RUN --program 0` lists them");
+}
+
+bool has(const std::string& kind, const std::string& name) {
+  const std::vector<std::string> names = preset_names(kind);
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+Status list(const ListArgs& args) {
+  std::vector<std::string> wanted = kinds();
+  if (!args.kind.empty()) {
+    if (std::find(wanted.begin(), wanted.end(), args.kind) == wanted.end()) {
+      const std::string near = nearest_name(args.kind, wanted);
+      return input_error("list: found \"" + args.kind +
+                         "\", expected models, clusters, devices, systems, profiles or runs" +
+                         (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
+    }
+    wanted = {args.kind};
+  }
+  Json json{Json::Object{}};
+  std::string out;
+  for (const std::string& kind : wanted) {
+    Json::Array names;
+    out += kind + "\n";
+    for (const std::string& name : preset_names(kind)) {
+      names.emplace_back(name);
+      out += "  " + name + "\n";
+    }
+    if (names.empty()) out += "  (none yet)\n";
+    json.set(kind, std::move(names));
+  }
+  return write_output(args.json.empty() ? "-" : args.json,
+                      args.json.empty() ? out : dump_json(json) + "\n");
+}
+
+Status show(const ShowArgs& args) {
+  const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
+  if (!wants_run) {
+    if (has("models", args.name)) {
+      FT_ASSIGN(const Json json, load_preset("models", args.name, "show"));
+      FT_ASSIGN(const Model model, read_model(json, "model " + args.name, ""));
+      return print_object(model_json(model), args);
+    }
+    if (has("clusters", args.name)) {
+      FT_ASSIGN(const Cluster cluster, read_cluster(Json(args.name), "show", ""));
+      return print_object(to_json(cluster), args);
+    }
+    for (const char* kind : {"devices", "systems"}) {
+      if (!has(kind, args.name)) continue;
+      FT_ASSIGN(const Json json, load_preset(kind, args.name, "show"));
+      return print_object(json, args);
+    }
+    const std::vector<std::string> all = [] {
+      std::vector<std::string> names;
+      for (const std::string& kind : kinds()) {
+        for (const std::string& name : preset_names(kind)) names.push_back(name);
+      }
+      return names;
+    }();
+    const Result<Json> run = load_preset("runs", args.name, "show");
+    if (!run.ok() && !has("runs", args.name)) {
+      const std::string near = nearest_name(args.name, all);
+      return input_error(near.empty() ? run.error().message
+                                      : "show: no preset \"" + args.name +
+                                            "\" and no such file (did you mean \"" + near + "\"?)");
+    }
+  }
+  FT_ASSIGN(const Run run, load_run(args.name, args.sets));
+  if (args.program_rank >= 0) return show_program(run, args);
+  if (!args.why.empty()) return show_why(run, args);
+  return show_run(run, args);
+}
+
+}  // namespace foretrain

@@ -1,0 +1,132 @@
+// foretrain: predicts pre-training runs. One verb a job; CLI11 is used here only.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+
+#include "tools/foretrain/verbs.h"
+#include "tools/version.h"
+
+namespace {
+
+using foretrain::Status;
+
+struct Verb {
+  CLI::App* app = nullptr;
+  std::function<Status()> run;
+};
+
+void add_json(CLI::App* app, std::string& path) {
+  app->add_option("--json", path, "Write the machine-readable result to FILE (- for stdout)")
+      ->type_name("FILE");
+}
+
+Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
+  CLI::App* verb = app.add_subcommand("simulate", "Predict one run: time, memory, where both go");
+  verb->footer(
+      "Example:\n  foretrain simulate llama-3.1-405b-16384-h100 --set parallel.tensor=4 --trace "
+      "out.json.gz");
+  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("--set", args.sets, "Override a field, e.g. parallel.tensor=4 (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("--trace", args.trace, "Write a Chrome trace (.json or .json.gz)")
+      ->type_name("FILE");
+  verb->add_option("--timeline", args.timeline, "Write the lossless timeline (.json or .json.gz)")
+      ->type_name("FILE");
+  verb->add_option("--trace-ranks", args.trace_ranks,
+                   "Ranks to trace (default: one of each class of equal ranks)")
+      ->delimiter(',')
+      ->type_name("RANK,...");
+  verb->add_flag("--full", args.full, "Simulate every rank instead of one of each class");
+  verb->add_flag("--verify", args.verify,
+                 "Check the programs for races, leaks and mismatched communication first");
+  verb->add_flag("--quiet", args.quiet, "No report, no progress");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::simulate(args); }};
+}
+
+Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
+  CLI::App* verb =
+      app.add_subcommand("score", "Predict every published run of a rows file; print the errors");
+  verb->footer("Example:\n  foretrain score configs/published --worst 10 --csv errors.csv");
+  verb->add_option("ROWS", args.rows, "Rows files, or folders of them")->required();
+  verb->add_option("--worst", args.worst, "Also list the N rows with the largest time error")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1000000));
+  verb->add_option("--csv", args.csv, "Write a table of all rows")->type_name("FILE");
+  verb->add_option("--only", args.only, "Only rows whose id or group contains TEXT")
+      ->type_name("TEXT");
+  verb->add_option("--threads", args.threads, "Rows predicted at once (default: all cores)")
+      ->check(CLI::Range(1, 1024));
+  verb->add_flag("--quiet", args.quiet, "No table, no progress");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::score(args); }};
+}
+
+Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
+  CLI::App* verb = app.add_subcommand("list", "What ships: models, clusters, systems, runs");
+  verb->footer("Example:\n  foretrain list models");
+  verb->add_option("KIND", args.kind, "models, clusters, devices, systems, profiles or runs");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::list(args); }};
+}
+
+Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "show", "Every resolved field of a preset or a RUN, and where it came from");
+  verb->footer(
+      "Examples:\n  foretrain show dgx-h100\n  foretrain show run.json --program 0\n"
+      "  foretrain show run.json --why mlp.up");
+  verb->add_option("NAME", args.name, "A preset's name, or a RUN file")->required();
+  verb->add_option("--set", args.sets, "Override a field of a RUN (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("--program", args.program_rank, "Print the Program of RANK")
+      ->type_name("RANK")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--why", args.why, "Print how the operations of that name are priced")
+      ->type_name("OP");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::show(args); }};
+}
+
+Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
+  CLI::App* verb =
+      app.add_subcommand("doctor", "What this machine has, and what each missing piece costs");
+  verb->footer("Example:\n  foretrain doctor");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::doctor(args); }};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Predicts LLM pre-training runs before the money is spent.", "foretrain");
+  app.set_version_flag("--version",
+                       std::string(foretrain::kVersion) + " (" + foretrain::kRevision + ")");
+  app.require_subcommand(1);
+  app.footer("Example:\n  foretrain simulate llama-3-8b-8-h100");
+  foretrain::SimulateArgs simulate_args;
+  foretrain::ScoreArgs score_args;
+  foretrain::ListArgs list_args;
+  foretrain::ShowArgs show_args;
+  foretrain::DoctorArgs doctor_args;
+  const Verb verbs[] = {add_simulate(app, simulate_args), add_score(app, score_args),
+                        add_list(app, list_args), add_show(app, show_args),
+                        add_doctor(app, doctor_args)};
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  for (const Verb& verb : verbs) {
+    if (!verb.app->parsed()) continue;
+    const Status status = verb.run();
+    if (status.ok()) return 0;
+    std::fprintf(stderr, "foretrain: %s\n", status.error().message.c_str());
+    return 1;
+  }
+  return 2;
+}

@@ -1,0 +1,55 @@
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <thread>
+
+#include "tools/foretrain/verbs.h"
+#include "tools/score.h"
+
+namespace foretrain {
+namespace {
+
+std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool progress) {
+  std::vector<RowResult> results(rows.size());
+  std::atomic<std::size_t> next{0};
+  std::atomic<std::size_t> done{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < rows.size(); i = next++) {
+      results[i] = score_row(rows[i]);
+      const std::size_t count = ++done;
+      if (progress) std::fprintf(stderr, "\r%zu of %zu rows", count, rows.size());
+    }
+  };
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
+  if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
+  return results;
+}
+
+}  // namespace
+
+Status score(const ScoreArgs& args) {
+  FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
+  if (!args.only.empty()) {
+    std::erase_if(rows, [&args](const Row& row) {
+      return row.id.find(args.only) == std::string::npos &&
+             row.group.find(args.only) == std::string::npos;
+    });
+    if (rows.empty()) return input_error("--only " + args.only + ": no row has it in id or group");
+  }
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  const int threads = args.threads > 0 ? args.threads : static_cast<int>(cores);
+  const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
+  const std::vector<RowResult> results = score_all(rows, threads, progress);
+  if (!args.json.empty()) {
+    FT_TRY(write_output(args.json, dump_json(score_json(rows, results)) + "\n"));
+  }
+  if (!args.csv.empty()) FT_TRY(write_output(args.csv, score_csv(rows, results)));
+  if (args.quiet || args.json == "-" || args.csv == "-") return ok_status();
+  return write_output("-", score_table(rows, results, static_cast<std::size_t>(args.worst)));
+}
+
+}  // namespace foretrain

@@ -1,0 +1,51 @@
+#include <cstdio>
+
+#include "sim/base/file.h"
+#include "tools/foretrain/verbs.h"
+#include "tools/predict.h"
+#include "tools/report.h"
+#include "tools/version.h"
+#include "traces/chrome_trace.h"
+#include "traces/timeline_json.h"
+
+namespace foretrain {
+
+Status write_output(const std::string& path, const std::string& text) {
+  return write_text_file(path, text);
+}
+
+Status simulate(const SimulateArgs& args) {
+  FT_ASSIGN(const Run run, load_run(args.run, args.sets));
+  PredictOptions options;
+  options.full = args.full;
+  options.verify = args.verify;
+  options.timeline = !args.trace.empty() || !args.timeline.empty();
+  options.trace_ranks = args.trace_ranks;
+  FT_ASSIGN(const Prediction prediction, predict(run, options));
+  if (!args.trace.empty()) {
+    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
+    TraceOptions trace;
+    trace.about = {{"run", run.name}, {"foretrain", kVersion}, {"revision", kRevision}};
+    FT_TRY(write_chrome_trace(*prediction.timeline, trace, file));
+    FT_TRY(file.commit());
+  }
+  if (!args.timeline.empty()) {
+    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.timeline));
+    FT_TRY(save_timeline(*prediction.timeline, file));
+    FT_TRY(file.commit());
+  }
+  if (!args.json.empty()) {
+    FT_TRY(write_output(args.json, dump_json(json_report(run, prediction)) + "\n"));
+  }
+  const bool stdout_taken = args.json == "-" || args.trace == "-" || args.timeline == "-";
+  if (!args.quiet && !stdout_taken) {
+    FT_TRY(write_output("-", text_report(run, prediction)));
+    if (!args.trace.empty()) {
+      std::printf("Trace: %s (open it at https://ui.perfetto.dev or chrome://tracing)\n",
+                  args.trace.c_str());
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace foretrain

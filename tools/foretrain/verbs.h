@@ -1,0 +1,52 @@
+// The verbs of the command line. Each returns the exit code: 0 done, 1 input or environment at
+// fault.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/base/result.h"
+
+namespace foretrain {
+
+struct SimulateArgs {
+  std::string run;
+  std::vector<std::string> sets;
+  std::string json, trace, timeline;  ///< output paths, "" = none, "-" = stdout
+  std::vector<std::int64_t> trace_ranks;
+  bool full = false, quiet = false, verify = false;
+};
+Status simulate(const SimulateArgs& args);
+
+struct ScoreArgs {
+  std::vector<std::string> rows;  ///< rows files
+  std::string json, csv, only;    ///< `only`: rows whose id or group contains it
+  std::int64_t worst = 0;
+  int threads = 0;  ///< 0: as many as there are cores
+  bool quiet = false;
+};
+Status score(const ScoreArgs& args);
+
+struct ListArgs {
+  std::string kind, json;
+};
+Status list(const ListArgs& args);
+
+struct ShowArgs {
+  std::string name, json;
+  std::vector<std::string> sets;
+  std::int64_t program_rank = -1;  ///< >= 0: print the Program of that rank
+  std::string why;                 ///< print how this op was priced
+};
+Status show(const ShowArgs& args);
+
+struct DoctorArgs {
+  std::string json;
+};
+Status doctor(const DoctorArgs& args);
+
+/// Writes `text` to a path, or to stdout for "-".
+Status write_output(const std::string& path, const std::string& text);
+
+}  // namespace foretrain

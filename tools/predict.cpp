@@ -1,0 +1,306 @@
+#include "tools/predict.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "hardware/hardware_cost_model.h"
+#include "models/lower.h"
+#include "sim/base/assets.h"
+#include "sim/engine/recorder.h"
+#include "sim/program/verify.h"
+
+namespace foretrain {
+namespace {
+
+/// Busy time of an actor's compute stream by its prices: who has most is critical.
+double compute_seconds(const Workload& workload, const Prepared& prepared, std::size_t actor) {
+  const Program& program = workload.programs[prepared.quotient.actors[actor].program.index()];
+  const PreparedPrices& prices =
+      prepared.prices[static_cast<std::size_t>(prepared.prices_of[actor])];
+  std::vector<double> of_segment(program.segments.size());
+  for (std::size_t s = 0; s < program.segments.size(); ++s) {
+    for (const Op& op : program.segments[s].ops) {
+      if (op.stream.value != 0) continue;
+      of_segment[s] += prices.costs[op.work.index()].duration.seconds();
+    }
+  }
+  double sum = 0;
+  for (const Call& call : program.calls) sum += of_segment[call.segment.index()];
+  return sum;
+}
+
+std::size_t critical_actor(const Workload& workload, const Prepared& prepared) {
+  // All actors with one Program and one set of prices are equally busy.
+  std::vector<double> known(prepared.prices.size(), -1);
+  std::size_t best = 0;
+  double most = -1;
+  for (std::size_t a = 0; a < prepared.quotient.actors.size(); ++a) {
+    double& busy = known[static_cast<std::size_t>(prepared.prices_of[a])];
+    if (busy < 0) busy = compute_seconds(workload, prepared, a);
+    if (busy <= most) continue;
+    most = busy;
+    best = a;
+  }
+  return best;
+}
+
+/// FLOPs that one rank's tensor cores execute in a step.
+double executed_flops(const Program& program) {
+  std::vector<double> of_segment(program.segments.size());
+  for (std::size_t s = 0; s < program.segments.size(); ++s) {
+    for (const Op& op : program.segments[s].ops) {
+      of_segment[s] += flops_of(program.works[op.work.index()]);
+    }
+  }
+  double sum = 0;
+  for (const Call& call : program.calls) sum += of_segment[call.segment.index()];
+  return sum;
+}
+
+double peak_tflops(const Run& run) {
+  return foretrain::peak_tflops(run.cluster.device, run.plan.precision.matrix);
+}
+
+struct LibraryMemory {
+  double context = 0, first = 0, next = 0, workspace = 0, reserved = 1;
+};
+
+Result<LibraryMemory> library_memory() {
+  FT_ASSIGN(const Json json, parse_json(find_asset("memory.json"), "memory.json"));
+  LibraryMemory out;
+  JsonReader reader(json, "memory.json", "");
+  const JsonReader::Range gib{0, 1e3};
+  reader.read("context_gib", out.context, gib);
+  reader.read("nccl_first_gib", out.first, gib);
+  reader.read("nccl_next_gib", out.next, gib);
+  reader.read("blas_workspace_gib", out.workspace, gib);
+  reader.read("reserved_over_allocated", out.reserved, gib);
+  reader.ignore("sources");
+  FT_TRY(reader.finish());
+  return out;
+}
+
+double gib(Bytes bytes) { return static_cast<double>(bytes) / kGiB; }
+
+Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
+  FT_ASSIGN(const LibraryMemory library, library_memory());
+  MemoryReport out;
+  MemoryPeak worst;
+  std::size_t program = 0;
+  for (std::size_t p = 0; p < workload.programs.size(); ++p) {
+    const MemoryPeak peak = memory_peak(workload.programs[p]);
+    if (p == 0) out.theoretical_gib = gib(peak.persistent + peak.saved);
+    if (p > 0 && peak.bytes <= worst.bytes) continue;
+    worst = peak;
+    program = p;
+  }
+  for (std::size_t k = 0; k < worst.by_kind.size(); ++k) out.by_kind_gib[k] = gib(worst.by_kind[k]);
+  std::size_t groups = 0;
+  for (std::size_t r = 0; r < workload.ranks.size(); ++r) {
+    if (workload.ranks[r].program.index() != program) continue;
+    out.peak_rank = static_cast<std::int64_t>(r);
+    for (const GroupId group : workload.ranks[r].groups) {
+      if (group.valid() && workload.groups[group.index()].size() > 1) ++groups;
+    }
+    if (!workload.ranks[r].channels.empty()) ++groups;
+    break;
+  }
+  out.allocated_gib = gib(worst.bytes) + library.workspace;
+  out.reserved_gib = out.allocated_gib * library.reserved;
+  out.workspace_gib = library.workspace;
+  out.communication_gib =
+      groups == 0 ? 0 : library.first + library.next * static_cast<double>(groups - 1);
+  out.framework_gib = library.context + out.reserved_gib - out.allocated_gib;
+  out.peak_gib = out.reserved_gib + out.communication_gib + library.context;
+  out.capacity_gib = run.cluster.device.memory_gib;
+  out.fits = out.peak_gib <= out.capacity_gib;
+  out.peak_at = "the start";
+  if (worst.call >= 0) {
+    const Program& p = workload.programs[program];
+    const Call& call = p.calls[static_cast<std::size_t>(worst.call)];
+    const Segment& segment = p.segments[call.segment.index()];
+    out.peak_at = segment.name + ", " + segment.ops[static_cast<std::size_t>(worst.op)].name;
+    if (call.layer >= 0) out.peak_at += ", layer " + std::to_string(call.layer);
+    if (call.microbatch >= 0) out.peak_at += ", microbatch " + std::to_string(call.microbatch);
+  }
+  return out;
+}
+
+PriceOptions price_options(const Run& run) {
+  PriceOptions out;
+  out.dispatch_per_kernel = run.dispatch;
+  return out;
+}
+
+/// Gains from one resource at a time at 11/10 of its rate.
+Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& workload,
+                                               Time base) {
+  constexpr double kFaster = 1.1;
+  struct Case {
+    const char* name;
+    double PriceOptions::*rate;
+  };
+  constexpr Case kCases[] = {{"arithmetic", &PriceOptions::compute_rate},
+                             {"device memory", &PriceOptions::memory_rate},
+                             {"links in the node", &PriceOptions::scale_up_rate},
+                             {"network", &PriceOptions::network_rate}};
+  std::vector<Sensitivity> out;
+  const auto add = [&](const char* name, const PriceOptions& options) -> Status {
+    const std::unique_ptr<CostModel> model = make_cost_model(run.cluster, options);
+    FT_ASSIGN(const Prepared prepared, prepare(workload, *model, false));
+    FT_ASSIGN(const Replay faster, replay(workload, prepared, nullptr));
+    out.push_back({name, (base - faster.end).seconds()});
+    return ok_status();
+  };
+  for (const Case& one : kCases) {
+    PriceOptions options = price_options(run);
+    options.*one.rate = kFaster;
+    FT_TRY(add(one.name, options));
+  }
+  PriceOptions host = price_options(run);
+  host.dispatch_per_kernel = Time{static_cast<std::int64_t>(
+      std::llround(static_cast<double>(host.dispatch_per_kernel.ps) / kFaster))};
+  FT_TRY(add("host launches", host));
+  return out;
+}
+
+/// 5th and 95th percentile: within a family of work errors go together, between families they do
+/// not. The share of a family is its part of the critical rank's time; waiting follows the rest.
+void set_interval(const Workload& workload, const Prepared& prepared, const Timeline& timeline,
+                  std::size_t actor, Prediction& out) {
+  const PreparedPrices& prices =
+      prepared.prices[static_cast<std::size_t>(prepared.prices_of[actor])];
+  const Program& program = workload.programs[prepared.quotient.actors[actor].program.index()];
+  std::array<double, static_cast<std::size_t>(Part::kCount)> busy{};
+  std::array<double, static_cast<std::size_t>(Part::kCount)> error{};
+  double total = 0;
+  for (const Span& span : timeline.spans) {
+    const Call& call = program.calls[static_cast<std::size_t>(span.call)];
+    const Op& op = program.segments[call.segment.index()].ops[static_cast<std::size_t>(span.op)];
+    const double seconds = (span.end - span.start).seconds();
+    out.provenance[static_cast<std::size_t>(span.provenance)] += seconds;
+    total += seconds;
+    const auto part =
+        static_cast<std::size_t>(part_of(timeline.infos[static_cast<std::size_t>(span.info)]));
+    busy[part] += seconds;
+    error[part] += seconds * static_cast<double>(prices.costs[op.work.index()].deviation);
+  }
+  double busy_share = 0;
+  double variance = 0;
+  for (std::size_t part = 0; part < busy.size(); ++part) {
+    const double exposed = out.breakdown[part].seconds();
+    if (busy[part] <= 0) continue;
+    busy_share += exposed;
+    variance += std::pow(exposed * error[part] / busy[part], 2);
+  }
+  const double relative = busy_share > 0 ? std::sqrt(variance) / busy_share : 0;
+  constexpr double kSpread = 1.645;  // 95th percentile of a normal distribution
+  out.interval_s[0] = out.iteration_time_s * std::exp(-kSpread * relative);
+  out.interval_s[1] = out.iteration_time_s * std::exp(kSpread * relative);
+  for (double& share : out.provenance) share = total > 0 ? share / total : 0;
+}
+
+/// Hands every span to two sinks.
+class Tee : public SpanSink {
+ public:
+  Tee(SpanSink& a, SpanSink& b) : x_a(a), x_b(b) {}
+  void span(const OpTimes& times) override {
+    x_a.span(times);
+    x_b.span(times);
+  }
+
+ private:
+  SpanSink& x_a;
+  SpanSink& x_b;
+};
+
+Status choose_actors(const Prepared& prepared, const PredictOptions& options,
+                     std::vector<std::uint8_t>& wanted) {
+  wanted.assign(prepared.quotient.actors.size(), 0);
+  if (!options.timeline) return ok_status();
+  if (options.trace_ranks.empty()) {
+    std::fill(wanted.begin(), wanted.end(), 1);
+    return ok_status();
+  }
+  const auto ranks = static_cast<std::int64_t>(prepared.quotient.actor_of.size());
+  for (const std::int64_t rank : options.trace_ranks) {
+    if (rank < 0 || rank >= ranks) {
+      return input_error("--trace-ranks: no rank " + std::to_string(rank) + "; there are " +
+                         std::to_string(ranks));
+    }
+    wanted[static_cast<std::size_t>(prepared.quotient.actor_of[static_cast<std::size_t>(rank)])] =
+        1;
+  }
+  return ok_status();
+}
+
+void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
+  const double seconds = out.iteration_time_s;
+  const double tokens =
+      static_cast<double>(run.plan.global_batch) * static_cast<double>(run.plan.sequence_length);
+  const auto accelerators = static_cast<double>(run.cluster.accelerators);
+  const FlopConventions flops = model_flops(
+      run.model, run.plan.global_batch * run.plan.sequence_length, run.plan.sequence_length);
+  out.parameters = parameter_count(run.model);
+  out.tokens_per_s = tokens / seconds;
+  out.model_tflops_per_accelerator = flops.causal / seconds / accelerators / 1e12;
+  out.mfu = out.model_tflops_per_accelerator / peak_tflops(run);
+  double executed = 0;
+  for (const Program& program : workload.programs) executed += executed_flops(program);
+  executed *= accelerators / static_cast<double>(workload.programs.size());
+  out.hfu = executed / seconds / accelerators / 1e12 / peak_tflops(run);
+}
+
+}  // namespace
+
+Result<Prediction> predict(const Run& run, const PredictOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  Prediction out;
+  const Workload workload = lower(run.model, run.plan);
+  if (options.verify) {
+    if (const Status status = verify(workload); !status.ok()) {
+      return input_error(
+          "the lowered program is not well-formed (a bug of foretrain, please report): " +
+          status.error().message);
+    }
+  }
+  const std::unique_ptr<CostModel> model = make_cost_model(run.cluster, price_options(run));
+  FT_ASSIGN(const Prepared prepared, prepare(workload, *model, options.full));
+  const std::size_t critical = critical_actor(workload, prepared);
+  std::vector<std::uint8_t> wanted;
+  FT_TRY(choose_actors(prepared, options, wanted));
+  std::vector<std::uint8_t> only_critical(wanted.size(), 0);
+  only_critical[critical] = 1;
+  Recorder of_critical(only_critical);
+  Recorder of_shown(wanted);
+  Tee tee(of_critical, of_shown);
+  SpanSink& sink = options.timeline ? static_cast<SpanSink&>(tee) : of_critical;
+  FT_ASSIGN(const Replay result, replay(workload, prepared, &sink));
+  const Plan& plan = run.plan;
+  const auto track_name = [&plan](RankId rank) {
+    return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(plan, rank));
+  };
+  const Timeline own = of_critical.take(workload, prepared, result, track_name);
+  out.iteration_time_s = result.end.seconds();
+  out.critical_rank = prepared.quotient.actors[critical].rank.value;
+  out.breakdown = break_down(own, 0);
+  fill_rates(run, workload, out);
+  FT_ASSIGN(out.memory, report_memory(run, workload));
+  set_interval(workload, prepared, own, critical, out);
+  if (options.sensitivity && !options.full) {
+    FT_ASSIGN(out.sensitivity, sensitivities(run, workload, result.end));
+  }
+  out.ranks = run.cluster.accelerators;
+  out.ranks_simulated = static_cast<std::int64_t>(prepared.quotient.actors.size());
+  out.operations = result.operations;
+  out.events = result.events;
+  if (options.timeline) {
+    out.timeline = of_shown.take(workload, prepared, result, track_name);
+    out.timeline->name = run.name;
+  }
+  out.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return out;
+}
+
+}  // namespace foretrain

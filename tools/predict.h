@@ -1,0 +1,68 @@
+// The main job: a RUN goes in, a Prediction comes out.
+//
+// Passes: lower (models) -> verify -> fold, flatten and price (sim/engine, hardware) -> replay ->
+// what the Timeline of the critical rank says -> memory.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/program/memory.h"
+#include "sim/program/program.h"
+#include "sim/timeline/breakdown.h"
+#include "sim/timeline/timeline.h"
+#include "tools/run_file.h"
+
+namespace foretrain {
+
+struct PredictOptions {
+  bool full = false;                      ///< every rank unfolded
+  bool verify = true;                     ///< check the Workload before replaying it
+  bool sensitivity = true;                ///< replay again with each resource 10 % faster
+  bool timeline = false;                  ///< keep a Timeline of `trace_ranks`
+  std::vector<std::int64_t> trace_ranks;  ///< empty: the first rank of each class
+};
+
+/// GiB on the device of the rank with the highest peak. `by_kind` follows BufferKind, then what
+/// libraries take.
+struct MemoryReport {
+  double peak_gib = 0, capacity_gib = 0;
+  bool fits = true;
+  std::array<double, static_cast<std::size_t>(BufferKind::kCount)> by_kind_gib{};
+  double communication_gib = 0;  ///< NCCL's buffers
+  double workspace_gib = 0;      ///< BLAS workspaces
+  double framework_gib = 0;  ///< CUDA context and what the allocator holds beyond what is allocated
+  double allocated_gib = 0;  ///< tensors at the peak: torch.cuda.max_memory_allocated
+  double reserved_gib = 0;   ///< torch.cuda.max_memory_reserved
+  double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
+  std::int64_t peak_rank = 0;
+  std::string peak_at;  ///< the op at which it is reached
+};
+
+struct Sensitivity {
+  std::string resource;
+  double gain_s = 0;  ///< what the step gains if this resource's rate is 10 % higher
+};
+
+struct Prediction {
+  double iteration_time_s = 0;
+  double interval_s[2] = {0, 0};  ///< 5th and 95th percentile
+  double tokens_per_s = 0;
+  double model_tflops_per_accelerator = 0;
+  double mfu = 0, hfu = 0;
+  std::int64_t parameters = 0;
+  MemoryReport memory;
+  std::int64_t critical_rank = 0;
+  Breakdown breakdown{};
+  std::vector<Sensitivity> sensitivity;
+  std::array<double, 3> provenance{};  ///< share of the critical rank's busy time by Provenance
+  std::int64_t ranks = 0, ranks_simulated = 0, operations = 0, events = 0;
+  double wall_s = 0;
+  std::optional<Timeline> timeline;
+};
+
+Result<Prediction> predict(const Run& run, const PredictOptions& options);
+
+}  // namespace foretrain

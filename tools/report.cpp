@@ -1,0 +1,223 @@
+#include "tools/report.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "sim/base/rng.h"
+#include "sim/cost/cost_model.h"
+#include "tools/version.h"
+
+namespace foretrain {
+namespace {
+
+std::string pad(std::string text, std::size_t width) {
+  if (text.size() < width) text.append(width - text.size(), ' ');
+  return text;
+}
+
+std::string pad_left(const std::string& text, std::size_t width) {
+  return text.size() < width ? std::string(width - text.size(), ' ') + text : text;
+}
+
+std::string percent(double share) { return fixed(100 * share, 1) + " %"; }
+
+/// A bar of `share` of 30 characters.
+std::string bar(double share) {
+  const auto full = static_cast<std::size_t>(std::lround(std::clamp(share, 0.0, 1.0) * 30));
+  std::string out;
+  for (std::size_t i = 0; i < full; ++i) out += "\u2588";
+  return out;
+}
+
+struct PartName {
+  Part part;
+  const char* text;
+};
+constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = {{
+    {Part::kGemm, "matrix multiplication"},
+    {Part::kAttention, "attention"},
+    {Part::kMemoryBound, "memory-bound kernels"},
+    {Part::kRecompute, "recomputation"},
+    {Part::kOptimizer, "optimizer"},
+    {Part::kCopy, "input copies"},
+    {Part::kExposedTensor, "exposed tensor communication"},
+    {Part::kExposedData, "exposed data communication"},
+    {Part::kExposedPipeline, "exposed pipeline transfers"},
+    {Part::kExposedOther, "other exposed communication"},
+    {Part::kBubble, "pipeline bubble and waiting"},
+    {Part::kHost, "host (launches, data)"},
+}};
+
+std::string plan_text(const Run& run) {
+  const Plan& p = run.plan;
+  std::string out = "tensor " + std::to_string(p.tensor);
+  if (p.sequence) out += " with sequence parallelism";
+  out += ", pipeline " + std::to_string(p.pipeline);
+  if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
+  out += ", data " + std::to_string(p.data);
+  if (p.sharding == Sharding::kOptimizer && p.data > 1) out += " (optimizer sharded)";
+  out += ", " + std::to_string(p.microbatches()) + " microbatches of " +
+         std::to_string(p.micro_batch) + " x " + std::to_string(p.sequence_length) + " tokens";
+  return out;
+}
+
+std::string memory_text(const MemoryReport& m) {
+  std::string out = "Memory      " + fixed(m.peak_gib, 1) + " of " + fixed(m.capacity_gib, 1) +
+                    " GiB on rank " + std::to_string(m.peak_rank) + ": " +
+                    (m.fits ? "fits" : "DOES NOT FIT") + "\n";
+  const auto line = [&out, &m](const std::string& name, double gib) {
+    if (gib < 0.005) return;
+    out += "  " + pad(name, 30) + pad_left(fixed(gib, 2), 9) + " GiB  " +
+           bar(gib / std::max(m.peak_gib, 1e-9)) + "\n";
+  };
+  for (std::size_t k = 0; k < m.by_kind_gib.size(); ++k) {
+    line(std::string(name_of(static_cast<BufferKind>(k))), m.by_kind_gib[k]);
+  }
+  line("NCCL buffers", m.communication_gib);
+  line("BLAS workspace", m.workspace_gib);
+  line("CUDA context and allocator", m.framework_gib);
+  out += "  peak at " + m.peak_at + "\n";
+  return out;
+}
+
+std::string time_text(const Prediction& p) {
+  std::string out = "Time of rank " + std::to_string(p.critical_rank) + ", the busiest\n";
+  for (const PartName& part : kParts) {
+    const double seconds = p.breakdown[static_cast<std::size_t>(part.part)].seconds();
+    if (seconds <= 0) continue;
+    const double share = seconds / p.iteration_time_s;
+    out += "  " + pad(part.text, 30) + pad_left(seconds_text(seconds), 9) +
+           pad_left(percent(share), 9) + "  " + bar(share) + "\n";
+  }
+  return out;
+}
+
+std::string hash_text(const Json& json) {
+  std::uint64_t hash = 0x9e3779b97f4a7c15ULL;
+  for (const char c : dump_json(json, -1)) hash = hash_u64(hash ^ static_cast<unsigned char>(c));
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(hash));
+  return text.data();
+}
+
+Json memory_json(const MemoryReport& m) {
+  Json kinds{Json::Object{}};
+  for (std::size_t k = 0; k < m.by_kind_gib.size(); ++k) {
+    kinds.set(name_of(static_cast<BufferKind>(k)), m.by_kind_gib[k]);
+  }
+  const auto add = [&kinds](BufferKind kind, double more) {
+    Json& value = *kinds.find(name_of(kind));
+    value = Json(value.number() + more);
+  };
+  add(BufferKind::kCommunication, m.communication_gib);
+  add(BufferKind::kWorkspace, m.workspace_gib);
+  kinds.set("framework", m.framework_gib);
+  Json out{Json::Object{}};
+  out.set("peak_gib", m.peak_gib);
+  out.set("capacity_gib", m.capacity_gib);
+  out.set("fits", m.fits);
+  out.set("by_kind_gib", std::move(kinds));
+  out.set("peak_rank", m.peak_rank);
+  out.set("peak_at", m.peak_at);
+  out.set("allocated_gib", m.allocated_gib);
+  out.set("reserved_gib", m.reserved_gib);
+  out.set("theoretical_gib", m.theoretical_gib);
+  return out;
+}
+
+}  // namespace
+
+std::string fixed(double value, int decimals) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", decimals, value);
+  return text.data();
+}
+
+std::string seconds_text(double seconds) {
+  const double size = std::fabs(seconds);
+  if (size >= 100) return fixed(seconds, 1) + " s";
+  if (size >= 1) return fixed(seconds, 3) + " s";
+  if (size >= 1e-3) return fixed(seconds * 1e3, 2) + " ms";
+  return fixed(seconds * 1e6, 1) + " us";
+}
+
+std::string count_text(std::int64_t count) {
+  std::string digits = std::to_string(count < 0 ? -count : count);
+  for (std::size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
+  return count < 0 ? "-" + digits : digits;
+}
+
+std::string text_report(const Run& run, const Prediction& p) {
+  std::string out = run.name + "\n";
+  out += "  " + run.model.name + ", " + count_text(p.parameters) + " parameters, on " +
+         count_text(p.ranks) + " " + run.cluster.device.name + "\n";
+  out += "  " + plan_text(run) + "\n\n";
+  out += "Step        " + seconds_text(p.iteration_time_s) + "   (90 % interval " +
+         seconds_text(p.interval_s[0]) + " to " + seconds_text(p.interval_s[1]) + ")\n";
+  out += "Throughput  " + count_text(std::llround(p.tokens_per_s)) + " tokens/s, " +
+         fixed(p.tokens_per_s / static_cast<double>(p.ranks), 1) + " per accelerator\n";
+  out += "Efficiency  " + fixed(p.model_tflops_per_accelerator, 1) +
+         " model TFLOP/s per accelerator, MFU " + percent(p.mfu) + ", HFU " + percent(p.hfu) +
+         "\n\n";
+  out += memory_text(p.memory) + "\n" + time_text(p);
+  if (!p.sensitivity.empty()) {
+    out += "\nA step gains, if 10 % faster\n";
+    for (const Sensitivity& s : p.sensitivity) {
+      out += "  " + pad(s.resource, 30) + pad_left(seconds_text(s.gain_s), 9) +
+             pad_left(percent(s.gain_s / p.iteration_time_s), 9) + "\n";
+    }
+  }
+  out += "\nPrices: " + percent(p.provenance[0]) + " of the busy time measured, " +
+         percent(p.provenance[1]) + " interpolated, " + percent(p.provenance[2]) + " analytic\n";
+  out += "Simulated " + count_text(p.ranks) + " ranks as " + count_text(p.ranks_simulated) + ", " +
+         count_text(p.operations) + " operations, in " + seconds_text(p.wall_s) + "\n";
+  for (const std::string& note : run.notes) out += "Note: " + note + "\n";
+  return out;
+}
+
+Json json_report(const Run& run, const Prediction& p) {
+  Json out{Json::Object{}};
+  out.set("schema", "foretrain/prediction/1");
+  out.set("name", run.name);
+  out.set("iteration_time_s", p.iteration_time_s);
+  out.set("iteration_time_interval_s", Json::Array{p.interval_s[0], p.interval_s[1]});
+  out.set("tokens_per_s", p.tokens_per_s);
+  out.set("tokens_per_s_per_accelerator", p.tokens_per_s / static_cast<double>(p.ranks));
+  out.set("model_tflops_per_accelerator", p.model_tflops_per_accelerator);
+  out.set("mfu", p.mfu);
+  out.set("hfu", p.hfu);
+  out.set("parameters", p.parameters);
+  out.set("memory", memory_json(p.memory));
+  Json parts{Json::Object{}};
+  for (const PartName& part : kParts) {
+    parts.set(name_of(part.part), p.breakdown[static_cast<std::size_t>(part.part)].seconds());
+  }
+  out.set("breakdown_s", std::move(parts));
+  out.set("critical_rank", p.critical_rank);
+  Json gains{Json::Object{}};
+  for (const Sensitivity& s : p.sensitivity) gains.set(s.resource, s.gain_s);
+  out.set("sensitivity", std::move(gains));
+  Json provenance{Json::Object{}};
+  for (std::size_t i = 0; i < p.provenance.size(); ++i) {
+    provenance.set(name_of(static_cast<Provenance>(i)), p.provenance[i]);
+  }
+  out.set("provenance", std::move(provenance));
+  Json simulation{Json::Object{}};
+  simulation.set("ranks", p.ranks);
+  simulation.set("ranks_simulated", p.ranks_simulated);
+  simulation.set("operations", p.operations);
+  simulation.set("events", p.events);
+  simulation.set("wall_s", p.wall_s);
+  simulation.set("seed", 0);
+  simulation.set("revision", kRevision);
+  simulation.set("config_hash", hash_text(run.resolved));
+  out.set("simulation", std::move(simulation));
+  Json::Array notes;
+  for (const std::string& note : run.notes) notes.emplace_back(note);
+  out.set("notes", std::move(notes));
+  return out;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,24 @@
+// What `simulate` prints and what it writes as JSON.
+#pragma once
+
+#include <string>
+
+#include "tools/predict.h"
+
+namespace foretrain {
+
+/// The report for a terminal: a few lines of verdict, where the time goes, memory, what would help.
+std::string text_report(const Run& run, const Prediction& prediction);
+
+/// The result JSON (INTERFACE: "Result JSON of simulate"). All but simulation.wall_s is the same on
+/// every run of one version.
+Json json_report(const Run& run, const Prediction& prediction);
+
+/// "12.3 ms", "4.56 s", "18.7 us".
+std::string seconds_text(double seconds);
+/// A number with thousands separated by commas.
+std::string count_text(std::int64_t count);
+/// Fixed decimals.
+std::string fixed(double value, int decimals);
+
+}  // namespace foretrain

@@ -1,0 +1,210 @@
+#include "tools/run_file.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "sim/base/assets.h"
+
+namespace foretrain {
+namespace {
+
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored) && !std::filesystem::is_directory(path, ignored);
+}
+
+/// Lays `over` onto `base`: objects member by member, everything else whole. Notes where values
+/// come from.
+void overlay(Json& base, const Json& over, const std::string& origin, const std::string& pointer,
+             std::map<std::string, std::string>& origins) {
+  if (over.object() == nullptr || base.object() == nullptr) {
+    base = over;
+    // Values below are no longer what they were.
+    for (auto it = origins.lower_bound(pointer); it != origins.end();) {
+      it = it->first.starts_with(pointer + "/") ? origins.erase(it) : std::next(it);
+    }
+    origins[pointer] = origin;
+    return;
+  }
+  for (const auto& [key, value] : *over.object()) {
+    const std::string at = pointer + "/" + key;
+    if (Json* old = base.find(key)) {
+      overlay(*old, value, origin, at, origins);
+    } else {
+      base.set(key, value);
+      origins[at] = origin;
+    }
+  }
+}
+
+Status apply_set(Json& run, const std::string& text, std::map<std::string, std::string>& origins) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return input_error("--set " + text + ": expected KEY=VALUE, for example parallel.tensor=4");
+  }
+  const std::string value_text = text.substr(equals + 1);
+  const Result<Json> parsed = parse_json(value_text, "--set");
+  const Json value = parsed.ok() ? parsed.value() : Json(value_text);
+  std::string path = text.substr(0, equals);
+  Json* at = &run;
+  std::string pointer;
+  while (true) {
+    const std::size_t dot = path.find('.');
+    const std::string key = path.substr(0, dot);
+    pointer += "/" + key;
+    if (key.empty()) return input_error("--set " + text + ": an empty key");
+    if (dot == std::string::npos) {
+      at->set(key, value);
+      break;
+    }
+    Json* next = at->find(key);
+    if (next == nullptr) next = &at->set(key, Json(Json::Object{}));
+    if (next->string() != nullptr && (key == "cluster" || key == "model")) {
+      // A preset's name becomes an object, so that a field of it can be set.
+      Json object{Json::Object{}};
+      object.set("preset", *next);
+      *next = std::move(object);
+    } else if (next->object() == nullptr) {
+      return input_error("--set " + text + ": " + pointer + " is " + describe(*next) +
+                         ", not an object");
+    }
+    at = next;
+    path = path.substr(dot + 1);
+  }
+  origins[pointer] = "--set";
+  return ok_status();
+}
+
+/// The keys a RUN may have, refused early so that a misspelt one is not taken for a preset's.
+Status check_keys(const Json& json, const std::string& source) {
+  JsonReader reader(json, source, "");
+  for (const char* key : {"name", "model", "cluster", "system", "profile", "$schema", "schema"}) {
+    reader.ignore(key);
+    reader.take(key);
+  }
+  for (const std::string& key : plan_keys()) reader.take(key);
+  return reader.finish();
+}
+
+Result<Model> load_model(const Json& json, const std::string& source) {
+  if (const std::string* name = json.string()) {
+    FT_ASSIGN(const Json preset, load_preset("models", *name, source + ": /model"));
+    return read_model(preset, is_file(*name) ? *name : "model " + *name, "");
+  }
+  const Json* preset = json.find("preset");
+  if (preset == nullptr) return read_model(json, source, "/model");
+  if (preset->string() == nullptr) {
+    return input_error(source + ": /model/preset: found " + describe(*preset) +
+                       ", expected a name or a path");
+  }
+  FT_ASSIGN(Json whole, load_preset("models", *preset->string(), source + ": /model/preset"));
+  for (const auto& [key, value] : *json.object()) {
+    if (key != "preset") whole.set(key, value);
+  }
+  return read_model(whole, source, "/model");
+}
+
+/// Host time of one launch: inside a CUDA graph the device's own pace.
+double dispatch_us(const Json& run) {
+  const Json* launch = run.find("launch");
+  if (launch == nullptr) return 0;
+  const Json* graph = launch->find("cuda_graph");
+  const bool none = graph == nullptr || graph->string() == nullptr || *graph->string() == "none";
+  const Json* us = launch->find(none ? "dispatch_us" : "graph_dispatch_us");
+  return us == nullptr ? 0 : us->number();
+}
+
+void note_limits(Run& run) {
+  for (const std::string& key : run.model.ignored) {
+    if (key == "source" || key == "parameters_published") continue;
+    run.notes.push_back("model key " + key + " does not matter here and was ignored");
+  }
+  if (run.plan.overlap.tensor && run.plan.tensor > 1) {
+    run.notes.emplace_back(
+        "overlap.tensor: forward collectives in chunks under their GEMMs are not modelled yet; "
+        "the prediction is too slow by what they hide");
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> preset_names(const std::string& kind) {
+  std::vector<std::string> out;
+  const std::string prefix = kind + "/";
+  for (const Asset& asset : assets()) {
+    if (!asset.path.starts_with(prefix)) continue;
+    const std::string_view file = asset.path.substr(prefix.size());
+    out.emplace_back(file.substr(0, file.size() - std::string_view(".json").size()));
+  }
+  return out;
+}
+
+Result<Json> load_preset(const std::string& kind, const std::string& name_or_path,
+                         const std::string& where) {
+  if (is_file(name_or_path)) return read_json_file(name_or_path);
+  const std::string_view text = find_asset(kind + "/" + name_or_path + ".json");
+  if (!text.empty()) return parse_json(text, name_or_path);
+  const std::string one = kind.substr(0, kind.size() - 1);
+  std::string message = where + ": no " + one + " \"" + name_or_path + "\" and no such file";
+  const std::string near = nearest_name(name_or_path, preset_names(kind));
+  if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
+  return input_error(message + "; `foretrain list " + kind + "` lists them");
+}
+
+Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets) {
+  FT_ASSIGN(const Json json, load_preset("runs", name_or_path, "RUN"));
+  return resolve_run(json, name_or_path, sets);
+}
+
+Result<Run> resolve_run(const Json& json, const std::string& source,
+                        const std::vector<std::string>& sets) {
+  Run run;
+  run.source = source;
+  Json user = json;
+  FT_TRY(check_keys(user, source));
+  std::map<std::string, std::string> set_origins;
+  for (const std::string& set : sets) FT_TRY(apply_set(user, set, set_origins));
+  FT_TRY(check_keys(user, sets.empty() ? source : source + " with --set"));
+
+  FT_ASSIGN(run.resolved, parse_json(find_asset("defaults.json"), "defaults"));
+  for (const auto& [key, value] : *run.resolved.object()) {
+    Json empty{Json::Object{}};
+    overlay(empty, value, "default", "/" + key, run.origins);
+    if (value.object() == nullptr) continue;
+    run.origins.erase("/" + key);
+    for (const auto& [inner, unused] : *value.object()) {
+      run.origins["/" + key + "/" + inner] = "default";
+    }
+  }
+  const Json* system = user.find("system");
+  run.system = system != nullptr && system->string() ? *system->string() : "megatron-lm";
+  if (system != nullptr && system->string() == nullptr && !system->is_null()) {
+    return input_error(source + ": /system: found " + describe(*system) + ", expected a name");
+  }
+  FT_ASSIGN(const Json system_file, load_preset("systems", run.system, source + ": /system"));
+  if (const Json* defaults = system_file.find("defaults")) {
+    overlay(run.resolved, *defaults, "system " + run.system, "", run.origins);
+  }
+  overlay(run.resolved, user, "RUN", "", run.origins);
+  for (const auto& [pointer, origin] : set_origins) run.origins[pointer] = origin;
+
+  if (const Json* name = user.find("name"); name && name->string()) run.name = *name->string();
+  if (run.name.empty()) run.name = source;
+  for (const char* key : {"model", "cluster"}) {
+    if (user.find(key) == nullptr) {
+      return input_error(source + ": /" + key +
+                         ": is missing, expected a preset's name or an object");
+    }
+  }
+  if (const Json* profile = user.find("profile"); profile && !profile->is_null()) {
+    return unsupported(source + ": /profile: measured profiles are not read yet");
+  }
+  FT_ASSIGN(run.model, load_model(*user.find("model"), source));
+  FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
+  FT_ASSIGN(run.plan, read_plan(run.resolved, source, run.model, run.cluster.accelerators));
+  run.dispatch = Time::from_us(dispatch_us(run.resolved));
+  note_limits(run);
+  return run;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,45 @@
+// RUN files: what the user writes, merged with the defaults of its system, with the origin of every
+// value.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "hardware/cluster.h"
+#include "models/model.h"
+#include "models/plan.h"
+#include "sim/base/json.h"
+
+namespace foretrain {
+
+/// A RUN, resolved and read.
+struct Run {
+  std::string name;
+  std::string source;  ///< file or preset, for messages
+  std::string system;
+  Json resolved;                               ///< all defaults filled in
+  std::map<std::string, std::string> origins;  ///< by JSON pointer: "default", "system NAME", ...
+  Model model;
+  Cluster cluster;
+  Plan plan;
+  Time dispatch;                   ///< host time of one kernel launch
+  std::vector<std::string> notes;  ///< what was ignored or is not modelled
+};
+
+/// Loads a RUN: a path, or the name of a shipped one. `sets` are "pointer.path=value" overrides,
+/// applied last; the value is JSON, or else a text.
+Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets);
+
+/// The same from a value; `source` names it in messages.
+Result<Run> resolve_run(const Json& json, const std::string& source,
+                        const std::vector<std::string>& sets);
+
+/// Names of presets of a kind: "models", "clusters", "systems", "runs", "devices".
+std::vector<std::string> preset_names(const std::string& kind);
+
+/// A preset by name, or the file at a path; a path that exists wins.
+Result<Json> load_preset(const std::string& kind, const std::string& name_or_path,
+                         const std::string& where);
+
+}  // namespace foretrain

@@ -1,0 +1,52 @@
+// Scoring: predicts published runs and compares.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sim/base/json.h"
+#include "sim/base/result.h"
+
+namespace foretrain {
+
+/// One published run (INTERFACE: "Rows file of score").
+struct Row {
+  std::string id, group, source, trust;
+  bool bulk = false;
+  Json run;
+  double step_time_s = 0;      ///< 0: not measured
+  double peak_memory_gib = 0;  ///< 0: not measured
+  std::string memory_metric;   ///< allocated, reserved, device, logged, theoretical
+};
+
+struct RowResult {
+  enum class State : std::uint8_t { kOk, kUnsupported, kError };
+  State state = State::kOk;
+  std::string reason;
+  double step_time_s = 0, peak_memory_gib = 0;
+  double interval_s[2] = {0, 0};
+  double time_error = 0, memory_error = 0;  ///< (predicted - measured) / measured
+};
+
+/// Reads rows from files, or from all .json files of folders (sorted by name).
+Result<std::vector<Row>> read_rows(const std::vector<std::string>& paths);
+
+/// Predicts one row.
+RowResult score_row(const Row& row);
+
+/// Median, mean and 90th percentile of absolute errors and the mean signed error, plain or with
+/// each row weighted. Quantiles of weighted values: the smallest value at which the weights reach
+/// the share.
+struct ErrorStatistics {
+  std::size_t count = 0;
+  double median = 0, mean = 0, p90 = 0, bias = 0;
+};
+ErrorStatistics statistics(const std::vector<double>& errors, const std::vector<double>& weights);
+
+/// The table that `score` prints.
+std::string score_table(const std::vector<Row>& rows, const std::vector<RowResult>& results,
+                        std::size_t worst);
+Json score_json(const std::vector<Row>& rows, const std::vector<RowResult>& results);
+std::string score_csv(const std::vector<Row>& rows, const std::vector<RowResult>& results);
+
+}  // namespace foretrain
