@@ -227,7 +227,9 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   passage.gradient = x_builder.frame(x_layer.hidden_gradient, -1, mb);
   if (chunk.has_head) {
     head_backward(chunk, passage, mb);
-    if (last) reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
+    // A table that it shares with the embedding is not final yet, nor does anything lie behind it.
+    const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
+    if (last && own_table) reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
   } else {
     if (!x_receive_gradient.valid()) {
       x_receive_gradient =

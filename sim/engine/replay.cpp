@@ -184,7 +184,8 @@ class Replayer {
       stream.waiting_for = event;
       return false;
     }
-    stream.wait = Wait::kNone;
+    // A kernel that the queue holds comes here again: it stays queued.
+    if (stream.wait == Wait::kEvent) stream.wait = Wait::kNone;
     stream.free_at = max(stream.free_at, at);
     return true;
   }
@@ -339,11 +340,18 @@ class Replayer {
     if (prices.records_holds[static_cast<std::size_t>(h)] == 0) return false;
     const Stream& other = stream_of(a, h);
     if (other.wait == Wait::kDone) return false;
-    if (other.wait == Wait::kPartner) return false;  // its hold is listed
+    if (other.wait == Wait::kPartner) return !has_open_hold(a, h);  // else it is listed
     if (other.wait != Wait::kEvent) return true;
     const std::int16_t recorder =
         program_of(a).event_stream[static_cast<std::size_t>(other.waiting_for)];
     return recorder != s;
+  }
+
+  bool has_open_hold(std::int32_t a, std::int32_t s) const {
+    const std::vector<Hold>& holds = x_actors[static_cast<std::size_t>(a)].holds;
+    return std::any_of(holds.begin(), holds.end(), [s](const Hold& hold) {
+      return hold.stream == s && hold.end == kNever;
+    });
   }
 
   void hold(std::int32_t a, std::int32_t s, Time begin, const Cost& cost) {

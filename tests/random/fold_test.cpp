@@ -1,0 +1,85 @@
+// Does a folded replay equal the full one, op by op, on plans that nobody thought of?
+#include <gtest/gtest.h>
+
+#include "models/lower.h"
+#include "sim/program/verify.h"
+#include "support/recording.h"
+#include "support/small_plans.h"
+#include "support/test_prices.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::uint64_t kFirstSeed = 20260;
+constexpr int kPlans = 200;
+
+/// Every op of every rank runs exactly when its actor's does.
+void expect_equal(const Replayed& folded, const Replayed& full) {
+  ASSERT_EQ(folded.replay.end.ps, full.replay.end.ps);
+  const Quotient& quotient = folded.prepared.quotient;
+  std::vector<std::vector<OpTimes>> of_actor;
+  for (std::size_t a = 0; a < quotient.actors.size(); ++a) {
+    of_actor.push_back(folded.sink.of(static_cast<std::int32_t>(a)));
+  }
+  for (std::size_t r = 0; r < quotient.actor_of.size(); ++r) {
+    const std::vector<OpTimes>& actor = of_actor[static_cast<std::size_t>(quotient.actor_of[r])];
+    const std::vector<OpTimes> rank = full.sink.of(static_cast<std::int32_t>(r));
+    ASSERT_EQ(actor.size(), rank.size());
+    for (std::size_t i = 0; i < rank.size(); ++i) {
+      ASSERT_EQ(actor[i].call, rank[i].call);
+      ASSERT_EQ(actor[i].op, rank[i].op);
+      ASSERT_EQ(actor[i].begin.ps, rank[i].begin.ps) << "rank " << r << " op " << i;
+      ASSERT_EQ(actor[i].start.ps, rank[i].start.ps) << "rank " << r << " op " << i;
+      ASSERT_EQ(actor[i].end.ps, rank[i].end.ps) << "rank " << r << " op " << i;
+    }
+  }
+}
+
+Rates draw_rates(Rng& rng, bool holds, bool ports) {
+  Rates r = plain_rates();
+  r.launch = Time{rng.below(3) * 1'300'001};
+  r.latency = Time{1 + rng.below(5'000'000)};
+  r.kiloflop = 1 + rng.below(40);
+  r.kilobyte = 1 + rng.below(3'000);
+  r.link_kilobyte = 1 + rng.below(20'000);
+  r.nic_kilobyte = 1 + rng.below(100'000);
+  r.node = 1 << rng.below(4);
+  r.tiles = rng.below(2) == 0;
+  if (holds) {
+    r.sms_held = static_cast<std::int32_t>(1 + rng.below(6));
+    r.memory_share = static_cast<std::int32_t>(rng.below(20'000));
+  }
+  if (ports) {
+    r.port_share = static_cast<std::int32_t>(1 + rng.below(kWhole));
+    r.ranks_per_nic = 1 << rng.below(3);
+  }
+  return r;
+}
+
+class Folding : public ::testing::TestWithParam<int> {};
+
+TEST_P(Folding, EqualsFull) {
+  const std::uint64_t seed = kFirstSeed + static_cast<std::uint64_t>(GetParam());
+  Rng rng(seed);
+  const Drawn drawn = draw_plan(rng);
+  SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
+  const Workload workload = lower(drawn.model, drawn.plan);
+  const Status status = verify(workload);
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  for (int kind = 0; kind < 4; ++kind) {
+    SCOPED_TRACE(kind);
+    const Rates rates = draw_rates(rng, (kind & 1) != 0, (kind & 2) != 0);
+    TestPrices of_folded(rates);
+    TestPrices of_full(rates);
+    const Result<Replayed> folded = replay_all(workload, of_folded, false);
+    ASSERT_TRUE(folded.ok()) << folded.error().message;
+    const Result<Replayed> full = replay_all(workload, of_full, true);
+    ASSERT_TRUE(full.ok()) << full.error().message;
+    expect_equal(folded.value(), full.value());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, Folding, ::testing::Range(0, kPlans));
+
+}  // namespace
+}  // namespace foretrain

@@ -1,0 +1,162 @@
+#include "support/small_plans.h"
+
+namespace foretrain {
+
+Model small_gpt() {
+  Model m;
+  m.name = m.type = "gpt2";
+  m.layers = 8;
+  m.hidden = 256;
+  m.heads = m.kv_heads = 4;
+  m.head_dim = 64;
+  m.intermediate = 1024;
+  m.vocabulary = 1000;
+  m.positions = 128;
+  m.norm = Norm::kLayerNorm;
+  m.activation = Activation::kGelu;
+  m.position = Position::kLearned;
+  m.qkv_bias = m.projection_bias = m.mlp_bias = m.norm_bias = true;
+  return m;
+}
+
+Model small_llama() {
+  Model m;
+  m.name = m.type = "llama";
+  m.layers = 8;
+  m.hidden = 256;
+  m.heads = 4;
+  m.kv_heads = 4;
+  m.head_dim = 64;
+  m.intermediate = 512;
+  m.vocabulary = 1000;
+  return m;
+}
+
+Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches) {
+  Plan p;
+  p.tensor = degrees.tensor;
+  p.pipeline = degrees.pipeline;
+  p.virtual_pipeline = degrees.virtual_pipeline;
+  p.data = degrees.data;
+  p.accelerators = p.tensor * p.pipeline * p.data;
+  p.rank_order = {"tp", "cp", "ep", "dp", "pp"};
+  p.pipeline_layout = default_layout(model.layers, p.chunks());
+  p.global_batch = p.data * microbatches;
+  p.sequence_length = 128;
+  p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
+  p.dropout = 0;
+  return p;
+}
+
+namespace {
+
+Model draw_model(Rng& rng) {
+  Model m = rng.below(2) == 0 ? small_gpt() : small_llama();
+  m.layers = 1 + rng.below(9);
+  m.head_dim = 8 * (1 + rng.below(4));
+  m.heads = 4 * (1 + rng.below(2));
+  m.kv_heads = rng.below(2) == 0 ? m.heads : 4;
+  m.hidden = rng.below(3) == 0 ? 40 * (1 + rng.below(5)) : m.heads * m.head_dim;
+  m.intermediate = 4 * (3 + rng.below(100));
+  m.vocabulary = 50 + rng.below(1000);
+  m.tied_embeddings = rng.below(2) == 0;
+  m.qk_norm = rng.below(4) == 0;
+  m.parallel_residual = rng.below(4) == 0;
+  m.embedding_norm = rng.below(4) == 0;
+  m.norm_bias = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
+  if (rng.below(4) == 0) m.position = Position::kAlibi;
+  if (m.position != Position::kLearned) m.positions = 0;
+  if (rng.below(4) == 0) m.sliding_window = 8;
+  return m;
+}
+
+void draw_layout(Rng& rng, const Model& model, Plan& plan) {
+  plan.pipeline_layout = default_layout(model.layers, plan.chunks());
+  if (rng.below(2) == 0) return;
+  // Moves layers about; any chunk may end up empty.
+  for (std::int64_t moves = rng.below(6); moves > 0; --moves) {
+    auto& from = plan.pipeline_layout[static_cast<std::size_t>(rng.below(plan.chunks()))];
+    auto& to = plan.pipeline_layout[static_cast<std::size_t>(rng.below(plan.chunks()))];
+    if (from == 0) continue;
+    --from;
+    ++to;
+  }
+}
+
+void draw_switches(Rng& rng, Plan& p) {
+  const auto coin = [&rng] { return rng.below(2) == 0; };
+  p.sharding = coin() ? Sharding::kOptimizer : Sharding::kNone;
+  p.reduction = coin() ? GradientReduction::kReduceScatter : GradientReduction::kAllReduce;
+  p.bucket_elements = coin() ? 0 : 1 + rng.below(200'000);
+  p.precision.master = coin();
+  p.precision.gradients = coin() ? DType::kFp32 : DType::kBf16;
+  p.overlap = Overlap{coin(), coin(), coin(), coin(), coin()};
+  p.attention = coin() ? AttentionKernel::kFlash : AttentionKernel::kUnfused;
+  p.fused_optimizer = coin();
+  p.dropout = coin() ? 0.1 : 0.0;
+  p.clip_norm = coin() ? 1.0 : 0.0;
+  p.recompute.layer = rng.below(4) == 0;
+  p.recompute.attention = rng.below(3) == 0;
+  p.recompute.norm = rng.below(3) == 0;
+  p.recompute.mlp = rng.below(3) == 0;
+  p.recompute.activation = rng.below(3) == 0;
+  p.recompute.layers = coin() ? -1 : rng.below(4);
+  p.recompute.layer_period = 1 + rng.below(3);
+  p.data_time = Time{rng.below(3) * 1'000'000};
+  p.step_time = Time{rng.below(3) * 3'000'000};
+}
+
+}  // namespace
+
+Drawn draw_plan(Rng& rng) {
+  Drawn out;
+  out.model = draw_model(rng);
+  Plan& p = out.plan;
+  p.tensor = std::int64_t{1} << rng.below(3);
+  p.pipeline = 1 + rng.below(4);
+  p.data = 1 + rng.below(32 / (p.tensor * p.pipeline) < 4 ? 32 / (p.tensor * p.pipeline) : 4);
+  p.accelerators = p.tensor * p.pipeline * p.data;
+  p.sequence = p.tensor > 1 && rng.below(2) == 0;
+  p.schedule = static_cast<Schedule>(rng.below(3));
+  std::int64_t microbatches = 1 + rng.below(6);
+  if (p.schedule == Schedule::kInterleaved && p.pipeline > 1) {
+    p.virtual_pipeline = 1 + rng.below(3);
+    if (p.virtual_pipeline > 1) microbatches = p.pipeline * (1 + rng.below(3));
+  }
+  p.micro_batch = 1 + rng.below(2);
+  p.sequence_length = 8 * (1 + rng.below(16));
+  p.global_batch = p.micro_batch * p.data * microbatches;
+  const std::vector<std::vector<std::string>> orders = {
+      {"tp", "cp", "ep", "dp", "pp"}, {"tp", "pp", "dp"}, {"dp", "tp", "pp"}, {"pp", "dp", "tp"}};
+  p.rank_order = orders[static_cast<std::size_t>(rng.below(4))];
+  draw_layout(rng, out.model, p);
+  draw_switches(rng, p);
+  return out;
+}
+
+std::string describe(const Model& model, const Plan& plan) {
+  const auto n = [](std::int64_t v) { return std::to_string(v); };
+  std::string out = model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
+                    (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
+                    n(plan.virtual_pipeline) + " data " + n(plan.data) + " microbatches " +
+                    n(plan.microbatches()) + " schedule " + n(static_cast<int>(plan.schedule)) +
+                    " sharding " + n(static_cast<int>(plan.sharding)) + " reduction " +
+                    n(static_cast<int>(plan.reduction)) + " bucket " + n(plan.bucket_elements) +
+                    " order " + plan.rank_order.front() + " dropout " +
+                    (plan.dropout > 0 ? "on" : "off") + " overlap";
+  const Overlap& o = plan.overlap;
+  for (const bool flag :
+       {o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather}) {
+    out += flag ? " 1" : " 0";
+  }
+  const Recompute& r = plan.recompute;
+  out += " recompute";
+  for (const bool flag : {r.layer, r.attention, r.norm, r.mlp, r.activation}) {
+    out += flag ? " 1" : " 0";
+  }
+  out += " layout";
+  for (const std::int64_t layers : plan.pipeline_layout) out += " " + n(layers);
+  return out + (model.tied_embeddings ? " tied" : "");
+}
+
+}  // namespace foretrain

@@ -1,0 +1,33 @@
+// Small models and plans, filled in by hand, for tests of the lowering and the engine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/plan.h"
+#include "sim/base/rng.h"
+
+namespace foretrain {
+
+/// h 256, 4 heads, 8 layers, f 1024, vocabulary 1000, LayerNorm, GELU, biases, learned positions.
+Model small_gpt();
+/// h 256, 4 heads of which 2 for keys, 8 layers, f 512, RMSNorm, SwiGLU, RoPE, no biases.
+Model small_llama();
+
+struct Degrees {
+  std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, data = 1;
+};
+/// Sequence 128, micro 1, `microbatches` on every data rank, the default layout, no dropout.
+Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches);
+
+/// A model and a plan that fit each other, drawn with `rng`; at most 32 ranks.
+struct Drawn {
+  Model model;
+  Plan plan;
+};
+Drawn draw_plan(Rng& rng);
+
+/// One line that tells two plans apart, for messages.
+std::string describe(const Model& model, const Plan& plan);
+
+}  // namespace foretrain
