@@ -34,16 +34,16 @@ bool StageWriter::recomputed(std::int64_t layer_of_stage) const {
 }
 
 void StageWriter::write_layouts() {
-  const auto hidden = [this](const char* name) {
+  const auto hidden = [this](const char* name, bool saved) {
     LayoutWriter writer(name, 0);
     writer.add(name, BufferKind::kActivations, x_plan.precision.compute,
-               hidden_elements(x_model, x_plan), true);
+               hidden_elements(x_model, x_plan), saved);
     writer.event("ready");
     writer.event("sent");
     return x_builder.layout(writer.layout());
   };
-  x_layer.hidden = hidden("hidden");
-  x_layer.hidden_gradient = hidden("hidden gradient");
+  x_layer.hidden = hidden("hidden", true);
+  x_layer.hidden_gradient = hidden("hidden gradient", false);
   LayoutWriter inputs("inputs", 0);
   inputs.add("tokens", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
   inputs.add("labels", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
