@@ -34,16 +34,16 @@ bool StageWriter::recomputed(std::int64_t layer_of_stage) const {
 }
 
 void StageWriter::write_layouts() {
-  const auto hidden = [this](const char* name) {
+  const auto hidden = [this](const char* name, bool saved) {
     LayoutWriter writer(name, 0);
     writer.add(name, BufferKind::kActivations, x_plan.precision.compute,
-               hidden_elements(x_model, x_plan), true);
+               hidden_elements(x_model, x_plan), saved);
     writer.event("ready");
     writer.event("sent");
     return x_builder.layout(writer.layout());
   };
-  x_layer.hidden = hidden("hidden");
-  x_layer.hidden_gradient = hidden("hidden gradient");
+  x_layer.hidden = hidden("hidden", true);
+  x_layer.hidden_gradient = hidden("hidden gradient", false);
   LayoutWriter inputs("inputs", 0);
   inputs.add("tokens", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
   inputs.add("labels", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
@@ -183,19 +183,10 @@ void StageWriter::place_parts(Chunk& chunk) {
     chunk.parts.push_back(put(x_layer, static_cast<std::int32_t>(chunk.first_layer + l)));
   }
   if (chunk.has_head) {
-    const std::int64_t end = chunk.elements;
+    // A table that is not the head's own is its only cut parameter and stands first in the
+    // embedding's part.
+    if (!head_table) chunk.elements = chunk.embedding.cut_begin;
     chunk.head = put(x_head, -1);
-    if (!head_table) {
-      // The token table is the head's only cut parameter and stands first in the embedding's part.
-      const std::int64_t at = chunk.embedding.cut_begin;
-      chunk.head.weights =
-          x_builder.alias(x_head.weights, chunk.parameters, 0, bytes_of(precision.compute, at));
-      chunk.head.gradients =
-          x_builder.alias(x_head.gradients, chunk.gradients, 0, bytes_of(precision.gradients, at));
-      chunk.head.cut_begin = at;
-      chunk.head.cut_end = at + x_head.parameters.cut_elements;
-      chunk.elements = end;
-    }
   }
   chunk.elements = total;
 }

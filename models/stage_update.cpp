@@ -151,7 +151,8 @@ void StageWriter::update() {
   }
   write_clipping(w);
   write_updates(w);
-  w.record(EventRef{0, kUpdateDone});
+  // A stage without layers or ends has nothing to update, and nothing waits for it.
+  if (!w.segment().ops.empty()) w.record(EventRef{0, kUpdateDone});
   call.segment = x_builder.segment(std::move(w.segment()));
   x_builder.call(std::move(call));
   if (sharded() && !x_plan.overlap.parameter_gather) {

@@ -47,7 +47,12 @@ class ProgramChecker {
   }
 
   Status check_ids() {
+    FT_TRY(check_frames());
     for (const Segment& segment : x_program.segments) {
+      x_where = "segment " + segment.name + ": ";
+      for (const LayoutId layout : segment.frames) {
+        if (layout.index() >= x_program.layouts.size()) return wrong("no such layout");
+      }
       for (const Op& op : segment.ops) {
         x_where = "segment " + segment.name + " op " + op.name + ": ";
         if (op.stream.index() >= x_program.streams.size()) return wrong("no such stream");
@@ -55,9 +60,46 @@ class ProgramChecker {
         for (const auto* views : {&op.reads, &op.writes}) {
           for (const View& view : *views) FT_TRY(check_view(segment, view));
         }
+        FT_TRY(check_refs(segment, op));
         FT_TRY(check_bytes(op));
       }
     }
+    return check_calls();
+  }
+
+  Status check_frames() {
+    const auto bytes_of = [this](const Frame& frame) {
+      Bytes sum = 0;
+      for (const Buffer& buffer : x_program.layouts[frame.layout.index()].buffers) {
+        sum += buffer.bytes();
+      }
+      return sum;
+    };
+    for (std::size_t f = 0; f < x_program.frames.size(); ++f) {
+      if (x_program.frames[f].layout.index() >= x_program.layouts.size()) {
+        return wrong("frame " + std::to_string(f) + " has no such layout");
+      }
+    }
+    for (std::size_t f = 0; f < x_program.frames.size(); ++f) {
+      const Frame& frame = x_program.frames[f];
+      if (!frame.alias_of.valid()) continue;
+      x_where = "frame " + std::to_string(f) + ": ";
+      if (frame.alias_of.index() >= x_program.frames.size() ||
+          x_program.frames[frame.alias_of.index()].alias_of.valid()) {
+        return wrong("is an alias of no frame that owns memory");
+      }
+      const FrameLayout& owner =
+          x_program.layouts[x_program.frames[frame.alias_of.index()].layout.index()];
+      const auto b = static_cast<std::size_t>(frame.alias_buffer);
+      if (frame.alias_buffer < 0 || b >= owner.buffers.size() || frame.alias_offset < 0 ||
+          frame.alias_offset + bytes_of(frame) > owner.buffers[b].bytes()) {
+        return wrong("an alias leaves the buffer that it lies in");
+      }
+    }
+    return ok_status();
+  }
+
+  Status check_calls() {
     for (const Call& call : x_program.calls) {
       x_where = "call: ";
       if (call.segment.index() >= x_program.segments.size()) return wrong("no such segment");
@@ -71,8 +113,66 @@ class ProgramChecker {
           return wrong("frame " + std::to_string(f) + " has another layout than its segment's");
         }
       }
+      FT_TRY(check_bound(segment, call));
+      for (const StreamWait& wait : call.waits) {
+        if (wait.stream.index() >= x_program.streams.size()) return wrong("no such stream");
+        if (wait.frame.index() >= x_program.frames.size()) return wrong("no such frame");
+        const LayoutId layout = x_program.frames[wait.frame.index()].layout;
+        if (!has_event(layout, wait.event)) return wrong("waits for an event that does not exist");
+      }
     }
     x_where.clear();
+    return ok_status();
+  }
+
+  bool has_event(LayoutId layout, std::int16_t event) const {
+    return event >= 0 &&
+           static_cast<std::size_t>(event) < x_program.layouts[layout.index()].events.size();
+  }
+
+  /// Events and buffers that an op names beside its views.
+  Status check_refs(const Segment& segment, const Op& op) const {
+    const auto has_frame = [&segment](std::int16_t frame) {
+      return frame >= 0 && static_cast<std::size_t>(frame) < segment.frames.size();
+    };
+    const auto layout_of = [&segment](std::int16_t frame) {
+      return segment.frames[static_cast<std::size_t>(frame)];
+    };
+    for (const auto* buffers : {&op.allocates, &op.frees}) {
+      for (const BufferRef& ref : *buffers) {
+        if (!has_frame(ref.frame) || ref.buffer < 0 ||
+            static_cast<std::size_t>(ref.buffer) >=
+                x_program.layouts[layout_of(ref.frame).index()].buffers.size()) {
+          return wrong("allocates or frees a buffer that does not exist");
+        }
+      }
+    }
+    for (const EventRef& ref : op.waits) {
+      if (!has_frame(ref.frame) || !has_event(layout_of(ref.frame), ref.event)) {
+        return wrong("waits for an event that does not exist");
+      }
+    }
+    if (op.records.valid() && (!has_frame(op.records.frame) ||
+                               !has_event(layout_of(op.records.frame), op.records.event))) {
+      return wrong("records an event that does not exist");
+    }
+    return ok_status();
+  }
+
+  /// Every formal frame that the segment's ops use is bound by the call.
+  Status check_bound(const Segment& segment, const Call& call) const {
+    const auto bound = [&call](std::int16_t frame) {
+      return call.frames[static_cast<std::size_t>(frame)].valid();
+    };
+    for (const Op& op : segment.ops) {
+      bool all = !op.records.valid() || bound(op.records.frame);
+      for (const View& view : op.reads) all = all && bound(view.frame);
+      for (const View& view : op.writes) all = all && bound(view.frame);
+      for (const BufferRef& ref : op.allocates) all = all && bound(ref.frame);
+      for (const BufferRef& ref : op.frees) all = all && bound(ref.frame);
+      for (const EventRef& ref : op.waits) all = all && bound(ref.frame);
+      if (!all) return wrong("op " + op.name + " uses a frame that the call does not bind");
+    }
     return ok_status();
   }
 
@@ -86,7 +186,8 @@ class ProgramChecker {
       return wrong("a view names a buffer that layout " + layout.name + " does not have");
     }
     const Bytes size = layout.buffers[static_cast<std::size_t>(view.buffer)].bytes();
-    if (view.offset < 0 || view.bytes < 0 || view.offset + view.bytes * view.shards > size) {
+    if (view.offset < 0 || view.bytes < 0 || view.shards < 1 ||
+        view.offset + view.bytes * view.shards > size) {
       return wrong("a view [" + std::to_string(view.offset) + " + " + std::to_string(view.bytes) +
                    " x " + std::to_string(view.shards) + "] leaves buffer " +
                    layout.buffers[static_cast<std::size_t>(view.buffer)].name + " of " +
@@ -205,6 +306,11 @@ class ProgramChecker {
   Status release(const Call& call, const BufferRef& ref, std::size_t s, std::int32_t sequence) {
     BufferState& state = state_of(call, ref);
     if (!state.live) return wrong("frees a buffer that is not live");
+    const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
+    const FrameLayout& layout = x_program.layouts[x_program.frames[frame.index()].layout.index()];
+    if (layout.buffers[static_cast<std::size_t>(ref.buffer)].persistent) {
+      return wrong("frees a persistent buffer");
+    }
     const Access whole{static_cast<std::int32_t>(s), sequence, 0,
                        std::numeric_limits<Bytes>::max()};
     FT_TRY(ordered(state.writes, whole, "is freed while it may still be written"));

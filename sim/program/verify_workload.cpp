@@ -83,6 +83,31 @@ Status check_bindings(const Workload& workload, const std::vector<Traffic>& traf
   return ok_status();
 }
 
+/// Groups name existing ranks, each once; a rank that uses a group is one of its members.
+Status check_members(const Workload& workload, const std::vector<Traffic>& traffic) {
+  std::set<std::pair<GroupId, RankId>> members;
+  for (std::size_t g = 0; g < workload.groups.size(); ++g) {
+    for (const RankId rank : workload.groups[g]) {
+      const std::string text =
+          "group " + std::to_string(g) + ": rank " + std::to_string(rank.value);
+      if (rank.index() >= workload.ranks.size()) return input_error(text + " does not exist");
+      if (!members.insert({GroupId(g), rank}).second) {
+        return input_error(text + " stands twice among its members");
+      }
+    }
+  }
+  for (std::size_t r = 0; r < workload.ranks.size(); ++r) {
+    const RankBinding& rank = workload.ranks[r];
+    const Traffic& use = traffic[rank.program.index()];
+    for (std::size_t s = 0; s < use.collectives.size(); ++s) {
+      if (use.collectives[s].empty() || members.count({rank.groups[s], RankId(r)}) > 0) continue;
+      return at_rank(r, "uses group " + std::to_string(rank.groups[s].value) +
+                            ", which does not have it among its members");
+    }
+  }
+  return ok_status();
+}
+
 Status check_groups(const Workload& workload, const std::vector<Traffic>& traffic) {
   std::vector<const std::vector<std::uint64_t>*> expected(workload.groups.size(), nullptr);
   std::vector<std::size_t> bound(workload.groups.size(), 0);
@@ -122,6 +147,12 @@ Status check_channels(const Workload& workload, const std::vector<Traffic>& traf
     }
     const RankBinding& source = workload.ranks[channel.source.index()];
     const RankBinding& destination = workload.ranks[channel.destination.index()];
+    const auto binds = [c](const RankBinding& rank, ChannelSlot slot) {
+      return slot.index() < rank.channels.size() && rank.channels[slot.index()] == ChannelId(c);
+    };
+    if (!binds(source, channel.source_slot) || !binds(destination, channel.destination_slot)) {
+      return input_error("channel " + std::to_string(c) + " is not bound by both of its ends");
+    }
     const auto& sent = traffic[source.program.index()].sent[channel.source_slot.index()];
     const auto& received =
         traffic[destination.program.index()].received[channel.destination_slot.index()];
@@ -145,6 +176,7 @@ Status verify(const Workload& workload) {
     traffic.push_back(std::move(use));
   }
   FT_TRY(check_bindings(workload, traffic));
+  FT_TRY(check_members(workload, traffic));
   FT_TRY(check_groups(workload, traffic));
   return check_channels(workload, traffic);
 }

@@ -11,7 +11,7 @@ namespace foretrain {
 namespace {
 
 constexpr std::uint64_t kFirstSeed = 20260;
-constexpr int kPlans = 200;
+constexpr int kPlans = 300;
 
 /// Every op of every rank runs exactly when its actor's does.
 void expect_equal(const Replayed& folded, const Replayed& full) {
@@ -56,6 +56,50 @@ Rates draw_rates(Rng& rng, bool holds, bool ports) {
   return r;
 }
 
+/// The same workload with its ranks numbered anew: rank r of `workload` is `renamed[r]`.
+Workload rename(const Workload& workload, const std::vector<RankId>& renamed) {
+  Workload out = workload;
+  for (std::size_t r = 0; r < renamed.size(); ++r) {
+    out.ranks[renamed[r].index()] = workload.ranks[r];
+  }
+  for (std::vector<RankId>& group : out.groups) {
+    for (RankId& rank : group) rank = renamed[rank.index()];
+  }
+  for (Channel& channel : out.channels) {
+    channel.source = renamed[channel.source.index()];
+    channel.destination = renamed[channel.destination.index()];
+  }
+  return out;
+}
+
+/// Ranks are processed in order of their numbers: other numbers, another order, the same times.
+void expect_order_irrelevant(const Workload& workload, const Rates& rates, const Replayed& full,
+                             Rng& rng) {
+  std::vector<RankId> renamed;
+  for (std::size_t r = 0; r < workload.ranks.size(); ++r) renamed.emplace_back(r);
+  for (std::size_t r = renamed.size(); r > 1; --r) {
+    std::swap(renamed[r - 1],
+              renamed[static_cast<std::size_t>(rng.below(static_cast<std::int64_t>(r)))]);
+  }
+  std::vector<RankId> original(renamed.size());
+  for (std::size_t r = 0; r < renamed.size(); ++r) original[renamed[r].index()] = RankId(r);
+  TestPrices base(rates);
+  DerivedPrices prices(base, original, 1);
+  const Result<Replayed> other = replay_all(rename(workload, renamed), prices, true);
+  ASSERT_TRUE(other.ok()) << other.error().message;
+  ASSERT_EQ(other.value().replay.end.ps, full.replay.end.ps);
+  for (std::size_t r = 0; r < renamed.size(); ++r) {
+    const std::vector<OpTimes> here = other.value().sink.of(renamed[r].value);
+    const std::vector<OpTimes> there = full.sink.of(static_cast<std::int32_t>(r));
+    ASSERT_EQ(here.size(), there.size());
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      ASSERT_EQ(here[i].begin.ps, there[i].begin.ps) << "rank " << r << " op " << i;
+      ASSERT_EQ(here[i].start.ps, there[i].start.ps) << "rank " << r << " op " << i;
+      ASSERT_EQ(here[i].end.ps, there[i].end.ps) << "rank " << r << " op " << i;
+    }
+  }
+}
+
 class Folding : public ::testing::TestWithParam<int> {};
 
 TEST_P(Folding, EqualsFull) {
@@ -76,6 +120,7 @@ TEST_P(Folding, EqualsFull) {
     const Result<Replayed> full = replay_all(workload, of_full, true);
     ASSERT_TRUE(full.ok()) << full.error().message;
     expect_equal(folded.value(), full.value());
+    expect_order_irrelevant(workload, rates, full.value(), rng);
   }
 }
 

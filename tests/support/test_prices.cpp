@@ -79,6 +79,21 @@ std::int32_t TestPrices::port_of(RankId rank, Port port) const {
   return shared * kPortCount + static_cast<std::int32_t>(port);
 }
 
+Result<PlacementId> DerivedPrices::place(std::span<const RankId> ranks) {
+  std::vector<RankId> there;
+  for (const RankId rank : ranks) there.push_back(x_original[rank.index()]);
+  return x_base.place(there);
+}
+
+Result<Cost> DerivedPrices::price(const Work& work, std::span<const PlacementId> placements) const {
+  FT_ASSIGN(Cost cost, x_base.price(work, placements));
+  for (Time* time :
+       {&cost.launch, &cost.latency, &cost.duration, &cost.tile, &cost.compute, &cost.memory}) {
+    time->ps *= x_factor;
+  }
+  return cost;
+}
+
 Rates plain_rates() {
   Rates r;
   r.launch = Time{700'000};

@@ -47,6 +47,27 @@ class TestPrices : public CostModel {
   std::vector<Shape> x_shapes;
 };
 
+/// The prices of another model for other rank numbers and times: rank r here is rank `original[r]`
+/// there, and every time is `factor` times as long.
+class DerivedPrices : public CostModel {
+ public:
+  DerivedPrices(CostModel& base, std::vector<RankId> original, std::int64_t factor)
+      : x_base(base), x_original(std::move(original)), x_factor(factor) {}
+
+  int sm_count() const override { return x_base.sm_count(); }
+  Result<PlacementId> place(std::span<const RankId> ranks) override;
+  Result<Cost> price(const Work& work, std::span<const PlacementId> placements) const override;
+  std::string explain(const Work&, std::span<const PlacementId>) const override { return "test"; }
+  std::int32_t port_of(RankId rank, Port port) const override {
+    return x_base.port_of(x_original[rank.index()], port);
+  }
+
+ private:
+  CostModel& x_base;
+  std::vector<RankId> x_original;
+  std::int64_t x_factor;
+};
+
 /// Everything costs something, nothing shares.
 Rates plain_rates();
 /// Communication holds SMs and memory bandwidth.

@@ -1,0 +1,137 @@
+// Do activations and model states take the bytes that the papers count?
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "models/lower.h"
+#include "sim/program/memory.h"
+#include "support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+/// Bytes that one layer keeps for one microbatch: its input and the buffers marked saved, without
+/// the statistics of norms and of flash attention, which the formula leaves out.
+Bytes kept(const Model& model, const Plan& plan, const char* layout_name) {
+  const Program program = lower(model, plan).programs[0];
+  Bytes sum = 0;
+  Bytes statistics = 0;
+  for (const FrameLayout& layout : program.layouts) {
+    if (layout.name != layout_name && layout.name != "hidden") continue;
+    for (const Buffer& buffer : layout.buffers) {
+      const bool statistic =
+          buffer.name.find("statistics") != std::string::npos || buffer.name == "log-sum-exp";
+      (statistic ? statistics : sum) += buffer.saved ? buffer.bytes() : 0;
+    }
+  }
+  // LayerNorm: mean and deviation in fp32 twice, 16 bytes a token; log-sum-exp 4 a a token.
+  EXPECT_LE(statistics, plan.tokens() * (16 + 4 * model.heads));
+  return sum;
+}
+
+// Korthikanti et al. 2022, table 2, bytes a layer of a GPT with f = 4 h in 16 bits with dropout:
+// tensor parallelism alone s b h (10 + 24 / t + 5 a s / (h t)), with sequence parallelism
+// s b h / t (34 + 5 a s / h), with the attention core computed again 34 s b h / t, all again 2 s b
+// h.
+TEST(Activations, Korthikanti) {
+  const Model model = small_gpt();
+  for (const std::int64_t t : {1, 2, 4}) {
+    for (const std::int64_t b : {1, 2}) {
+      Plan plan = small_plan(model, {t, 1, 1, 1}, 1);
+      plan.micro_batch = plan.global_batch = b;
+      plan.attention = AttentionKernel::kUnfused;
+      plan.dropout = 0.1;
+      const Bytes sbh = plan.tokens() * model.hidden;
+      const Bytes scores = 5 * model.heads * plan.tokens() * plan.sequence_length / t;
+      EXPECT_EQ(kept(model, plan, "saved"), 10 * sbh + 24 * sbh / t + scores);
+      plan.recompute.attention = true;
+      EXPECT_EQ(kept(model, plan, "saved recomputed"), 10 * sbh + 24 * sbh / t);
+      plan.sequence = t > 1;
+      if (plan.sequence) {
+        EXPECT_EQ(kept(model, plan, "saved recomputed"), 34 * sbh / t);
+        plan.recompute.attention = false;
+        EXPECT_EQ(kept(model, plan, "saved"), 34 * sbh / t + scores);
+        plan.sequence = false;
+      }
+      plan.recompute = Recompute{};
+      plan.recompute.layer = true;
+      EXPECT_EQ(kept(model, plan, "saved recomputed"), 2 * sbh);
+      plan.sequence = t > 1;
+      EXPECT_EQ(kept(model, plan, "saved recomputed"), 2 * sbh / (plan.sequence ? t : 1));
+    }
+  }
+}
+
+// Flash attention keeps no scores: 34 s b h / t without any recomputation.
+TEST(Activations, Flash) {
+  const Model model = small_gpt();
+  for (const std::int64_t t : {2, 4}) {
+    Plan plan = small_plan(model, {t, 1, 1, 1}, 1);
+    plan.sequence = true;
+    plan.dropout = 0.1;
+    EXPECT_EQ(kept(model, plan, "saved"), 34 * plan.tokens() * model.hidden / t);
+  }
+}
+
+// Bytes a parameter: 2 weights + 4 gradients + 12 optimizer on every rank, or 6 + 12 / d; with
+// gradients in 16 bits 4 + 12 / d (ZeRO stage 1). Parameters are padded to 128 d.
+TEST(ModelStates, BytesPerParameter) {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  const std::int64_t p = parameter_count(model);
+  for (const std::int64_t d : {1, 2, 4}) {
+    for (const bool narrow : {false, true}) {
+      Plan plan = small_plan(model, {1, 1, 1, d}, 1);
+      plan.precision.gradients = narrow ? DType::kBf16 : DType::kFp32;
+      const Bytes scalars = 8;  // the loss and the gradient norm
+      const Bytes each = narrow ? 4 : 6;
+      EXPECT_EQ(memory_peak(lower(model, plan).programs[0]).persistent, (each + 12) * p + scalars);
+      plan.sharding = Sharding::kOptimizer;
+      const std::int64_t padded = d == 1 ? p : (p + 128 * d - 1) / (128 * d) * (128 * d);
+      const Program program = lower(model, plan).programs[0];
+      EXPECT_EQ(memory_peak(program).persistent, each * padded + 12 * padded / d + scalars);
+      const BytesByKind kinds = persistent_bytes(program);
+      EXPECT_EQ(kinds[static_cast<std::size_t>(BufferKind::kOptimizer)], 12 * padded / d);
+      EXPECT_EQ(kinds[static_cast<std::size_t>(BufferKind::kParameters)], 2 * padded);
+    }
+  }
+}
+
+// Tensor and pipeline parallelism together hold every parameter once, but for norms, row-parallel
+// biases and positions, which every tensor rank holds, and a tied table, which both ends hold.
+TEST(ModelStates, EveryParameterOnce) {
+  Model model = small_llama();
+  model.vocabulary = 1024;
+  for (const bool tied : {false, true}) {
+    model.tied_embeddings = tied;
+    const Plan plan = small_plan(model, {2, 4, 1, 1}, 4);
+    Bytes held = 0;
+    for (const Program& program : lower(model, plan).programs) {
+      held += 2 * persistent_bytes(program)[static_cast<std::size_t>(BufferKind::kParameters)];
+    }
+    const std::int64_t norms = (2 * model.layers + 1) * model.hidden;
+    const std::int64_t twice = tied ? model.vocabulary * model.hidden : 0;
+    EXPECT_EQ(held, 2 * (parameter_count(model) + norms + twice));
+  }
+}
+
+TEST(Presets, HaveTheParametersPublished) {
+  int checked = 0;
+  const std::filesystem::path folder = std::string(FORETRAIN_SOURCE_DIR) + "/configs/models";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string path = entry.path().string();
+    const Result<Json> json = read_json_file(path);
+    ASSERT_TRUE(json.ok()) << json.error().message;
+    const Result<Model> model = read_model(json.value(), path, "");
+    ASSERT_TRUE(model.ok()) << model.error().message;
+    const Json* published = json.value().find("parameters_published");
+    if (published == nullptr) continue;
+    ++checked;
+    EXPECT_EQ(parameter_count(model.value()), static_cast<std::int64_t>(published->number()))
+        << path;
+  }
+  EXPECT_GT(checked, 20);
+}
+
+}  // namespace
+}  // namespace foretrain

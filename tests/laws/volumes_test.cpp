@@ -1,0 +1,198 @@
+// Does a step move the bytes and do the arithmetic that the papers count?
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "models/lower.h"
+#include "models/stage.h"
+#include "support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+/// Bytes of the full arrays of a Program's collectives in one step, by group and kind, and of its
+/// messages by channel.
+struct Traffic {
+  std::map<std::pair<std::string, CollectiveKind>, Bytes> collectives;
+  std::map<std::string, Bytes> sent, received;
+  Bytes of(const char* group, CollectiveKind kind) const {
+    const auto it = collectives.find({group, kind});
+    return it == collectives.end() ? 0 : it->second;
+  }
+};
+
+Traffic traffic_of(const Program& program, bool layers_only) {
+  Traffic out;
+  for (const Call& call : program.calls) {
+    if (layers_only && call.layer < 0) continue;
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const Work& work = program.works[op.work.index()];
+      if (const auto* c = std::get_if<Collective>(&work)) {
+        out.collectives[{program.group_slots[c->group.index()], c->kind}] +=
+            bytes_of(c->dtype, c->count);
+      } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+        for (const Message& m : batch->messages) {
+          (m.send ? out.sent : out.received)[program.channel_slots[m.channel.index()]] += m.bytes;
+        }
+      }
+    }
+  }
+  return out;
+}
+
+/// A vocabulary that needs no padding for any tensor degree here.
+Model unpadded(Model model) {
+  model.vocabulary = 1024;
+  return model;
+}
+
+constexpr auto kReduce = CollectiveKind::kAllReduce;
+constexpr auto kGather = CollectiveKind::kAllGather;
+constexpr auto kScatter = CollectiveKind::kReduceScatter;
+
+// DDP: one all-reduce of all gradients, 2 x 4 P (d - 1) / d bytes a rank in a ring: the full arrays
+// sum to 4 P. The all-reduce of the loss adds 4 bytes.
+TEST(DataParallelVolume, AllReduce) {
+  const Model model = unpadded(small_gpt());
+  const std::int64_t parameters = parameter_count(model);
+  for (const std::int64_t d : {2, 3, 4}) {
+    for (const std::int64_t bucket : {0, 100'000, 1}) {
+      Plan plan = small_plan(model, {1, 1, 1, d}, 2);
+      plan.bucket_elements = bucket == 1 ? 1 << 16 : bucket;
+      const Traffic t = traffic_of(lower(model, plan).programs[0], false);
+      EXPECT_EQ(t.of(kDataGroup, kReduce), 4 * parameters + 4);
+      EXPECT_EQ(t.of(kDataGroup, kGather), 0);
+      EXPECT_EQ(t.of(kDataGroup, kScatter), 0);
+    }
+  }
+}
+
+// Distributed optimizer: reduce-scatter of fp32 gradients and all-gather of bf16 parameters,
+// (4 + 2) P / t (d - 1) / d; P is what a tensor rank holds, padded to 128 d elements.
+TEST(DataParallelVolume, DistributedOptimizer) {
+  const Model model = unpadded(small_gpt());
+  for (const std::int64_t t : {1, 2}) {
+    for (const std::int64_t d : {2, 4}) {
+      std::int64_t held = 0;
+      for (const auto& list :
+           {layer_parameters(model), embedding_parameters(model), head_parameters(model)}) {
+        const bool layer = list.front().name == "attention.norm.weight";
+        for (const Parameter& p : list) {
+          held += p.count() / (p.split == Split::kNone ? 1 : t) * (layer ? model.layers : 1);
+        }
+      }
+      const std::int64_t padded = (held + 128 * d - 1) / (128 * d) * (128 * d);
+      for (const bool overlap : {false, true}) {
+        Plan plan = small_plan(model, {t, 1, 1, d}, 2);
+        plan.sharding = Sharding::kOptimizer;
+        plan.overlap.gradient_reduce = plan.overlap.parameter_gather = overlap;
+        plan.bucket_elements = 100'000;
+        const Traffic traffic = traffic_of(lower(model, plan).programs[0], false);
+        EXPECT_EQ(traffic.of(kDataGroup, kScatter), 4 * padded);
+        EXPECT_EQ(traffic.of(kDataGroup, kGather), 2 * padded);
+        EXPECT_EQ(traffic.of(kDataGroup, kReduce), 4);  // the loss
+      }
+      // ZeRO as DeepSpeed reduces: (2 x 4 + 2) P with fp32 gradients.
+      Plan plan = small_plan(model, {t, 1, 1, d}, 2);
+      plan.sharding = Sharding::kOptimizer;
+      plan.reduction = GradientReduction::kAllReduce;
+      const Traffic traffic = traffic_of(lower(model, plan).programs[0], false);
+      EXPECT_EQ(traffic.of(kDataGroup, kReduce), 4 * padded + 4);
+      EXPECT_EQ(traffic.of(kDataGroup, kGather), 2 * padded);
+    }
+  }
+}
+
+// Megatron-LM, a layer and microbatch: 4 all-reduces of 2 b s h bytes, 2 forward and 2 backward.
+// With sequence parallelism each is an all-gather and a reduce-scatter, and the backward pass
+// gathers the two inputs of column-parallel linears again: 6 and 4 (Korthikanti et al. 2022).
+TEST(TensorParallelVolume, PerLayer) {
+  const Model model = unpadded(small_llama());
+  for (const std::int64_t t : {2, 4}) {
+    for (const bool overlap : {false, true}) {
+      Plan plan = small_plan(model, {t, 1, 1, 1}, 3);
+      plan.micro_batch = 2;
+      plan.global_batch *= 2;
+      plan.overlap.tensor_backward = overlap;
+      const Bytes array = 2 * plan.tokens() * model.hidden;
+      const std::int64_t passes = model.layers * plan.microbatches();
+      Traffic traffic = traffic_of(lower(model, plan).programs[0], true);
+      EXPECT_EQ(traffic.of(kTensorGroup, kReduce), 4 * array * passes);
+      EXPECT_EQ(traffic.of(kTensorGroup, kGather), 0);
+      plan.sequence = true;
+      traffic = traffic_of(lower(model, plan).programs[0], true);
+      EXPECT_EQ(traffic.of(kTensorGroup, kReduce), 0);
+      EXPECT_EQ(traffic.of(kTensorGroup, kGather), 6 * array * passes);
+      EXPECT_EQ(traffic.of(kTensorGroup, kScatter), 4 * array * passes);
+      // Full recomputation repeats the forward pass: 2 more of each.
+      plan.recompute.layer = true;
+      traffic = traffic_of(lower(model, plan).programs[0], true);
+      EXPECT_EQ(traffic.of(kTensorGroup, kGather), 8 * array * passes);
+      EXPECT_EQ(traffic.of(kTensorGroup, kScatter), 6 * array * passes);
+    }
+  }
+}
+
+// Every boundary between chunks carries 2 b s h bytes (/ t with sequence parallelism) forward and
+// as many back, a microbatch.
+TEST(PipelineVolume, Messages) {
+  const Model model = small_llama();
+  for (const bool sequence : {false, true}) {
+    for (const std::int64_t v : {1, 2}) {
+      Plan plan = small_plan(model, {2, 2, v, 1}, 4);
+      plan.sequence = sequence;
+      const Bytes each = 2 * plan.tokens() * model.hidden / (sequence ? 2 : 1) * 4;
+      const Workload workload = lower(model, plan);
+      const Traffic first = traffic_of(workload.programs[0], false);
+      const Traffic last = traffic_of(workload.programs[1], false);
+      EXPECT_EQ(first.sent.at(kToNext), v * each);
+      EXPECT_EQ(last.received.at(kFromPrevious), v * each);
+      EXPECT_EQ(last.sent.at(kToPrevious), v * each);
+      EXPECT_EQ(first.received.at(kFromNext), v * each);
+      EXPECT_EQ(first.sent.count(kToPrevious), v == 1 ? 0U : 1U);
+      if (v == 2) {  // chunk 1 on the last stage to chunk 2 on the first
+        EXPECT_EQ(last.sent.at(kToNext), each);
+        EXPECT_EQ(first.sent.at(kToPrevious), each);
+      }
+    }
+  }
+}
+
+double flops_of(const Workload& workload, const Plan& plan) {
+  double sum = 0;
+  for (const Program& program : workload.programs) {
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        sum += foretrain::flops_of(program.works[op.work.index()]);
+      }
+    }
+  }
+  return sum * static_cast<double>(plan.tensor * plan.data);
+}
+
+// All ranks together: 6 P + 12 L q s FLOPs a token with unfused attention, whatever the plan. Flash
+// attention does half the scores, and a fifth matrix product in the backward pass: 7 L q s. Full
+// recomputation adds the layers' forward pass, not the output matrix': 2 V h less a token than the
+// convention.
+TEST(Flops, MatchTheConventions) {
+  const Model model = unpadded(small_llama());
+  for (const Degrees degrees : {Degrees{1, 1, 1, 1}, {2, 2, 1, 2}, {4, 2, 2, 1}}) {
+    Plan plan = small_plan(model, degrees, 4);
+    plan.attention = AttentionKernel::kUnfused;
+    const std::int64_t tokens = plan.global_batch * plan.sequence_length;
+    const FlopConventions c = model_flops(model, tokens, plan.sequence_length);
+    EXPECT_EQ(flops_of(lower(model, plan), plan), c.full);
+    plan.recompute.layer = true;
+    const double head = 2.0 * static_cast<double>(model.vocabulary * model.hidden * tokens);
+    EXPECT_EQ(flops_of(lower(model, plan), plan), c.recomputed - head);
+    plan.recompute.layer = false;
+    plan.attention = AttentionKernel::kFlash;
+    const double scores =
+        static_cast<double>(model.layers * model.query_width() * plan.sequence_length * tokens);
+    EXPECT_EQ(c.full - c.causal, 6 * scores);
+    EXPECT_EQ(flops_of(lower(model, plan), plan), c.full - 5 * scores);
+  }
+}
+
+}  // namespace
+}  // namespace foretrain
