@@ -74,13 +74,15 @@ class Folder {
   }
 
   void number_ports() {
-    std::unordered_map<std::int32_t, std::int32_t> seen;
+    // The same number names different ports in each direction and on each kind of link.
+    std::unordered_map<std::int64_t, std::int32_t> seen;
     x_port.resize(x_workload.ranks.size());
     for (std::size_t r = 0; r < x_port.size(); ++r) {
       for (int p = 0; p < kPortCount; ++p) {
-        const std::int32_t id = x_model.port_of(RankId(r), static_cast<Port>(p));
-        const std::int32_t next = static_cast<std::int32_t>(seen.size());
-        x_port[r][static_cast<std::size_t>(p)] = seen.try_emplace(id, next).first->second;
+        const std::int64_t id = x_model.port_of(RankId(r), static_cast<Port>(p));
+        const auto next = static_cast<std::int32_t>(seen.size());
+        x_port[r][static_cast<std::size_t>(p)] =
+            seen.try_emplace(id * kPortCount + p, next).first->second;
       }
     }
     x_ports = seen.size();
