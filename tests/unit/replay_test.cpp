@@ -1,0 +1,308 @@
+// Does the replay follow each of its rules to the picosecond?
+#include "sim/engine/replay.h"
+
+#include <gtest/gtest.h>
+
+#include "sim/engine/fluid.h"
+#include "sim/program/verify.h"
+#include "support/hand_workload.h"
+#include "support/recording.h"
+
+namespace foretrain {
+namespace {
+
+struct Times {
+  std::int64_t begin, start, end;
+  bool operator==(const Times&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Times& t) {
+  return out << "{" << t.begin << ", " << t.start << ", " << t.end << "}";
+}
+
+/// The times of every op, by rank.
+std::vector<std::vector<Times>> run(const Workload& workload, HandPrices& prices) {
+  const Status status = verify(workload);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  const Result<Replayed> result = replay_all(workload, prices, true);
+  EXPECT_TRUE(result.ok()) << result.error().message;
+  std::vector<std::vector<Times>> out(workload.ranks.size());
+  if (!result.ok()) return out;
+  for (std::size_t r = 0; r < out.size(); ++r) {
+    for (const OpTimes& t : result.value().sink.of(static_cast<std::int32_t>(r))) {
+      out[r].push_back({t.begin.ps, t.start.ps, t.end.ps});
+    }
+  }
+  return out;
+}
+
+using Row = std::vector<Times>;
+
+// Ops of a stream follow each other; across streams they wait for events.
+TEST(Replay, StreamsAndEvents) {
+  HandPrices prices;
+  for (const auto& [name, ps] :
+       std::map<std::string, int>{{"a", 10}, {"b", 5}, {"c", 3}, {"d", 2}}) {
+    prices.kernel(name, ps);
+  }
+  HandProgram p("one");
+  p.kernel("a", {}, 0);
+  p.op("side", Opaque{"b", 0, 0, DType::kBf16}, {0}, 1);
+  p.kernel("c").kernel("d", {1});
+  EXPECT_EQ(run(workload_of({p.build()}), prices)[0],
+            (Row{{0, 0, 10}, {10, 10, 15}, {10, 10, 13}, {15, 15, 17}}));
+}
+
+// The host issues op k at the sum of the launches up to and with it. Launch 4: short ops wait for
+// the host, long ones for their stream.
+TEST(Replay, HostIssueTimes) {
+  HandPrices prices;
+  prices.launch = Time{4};
+  prices.kernel("short", 1);
+  prices.kernel("long", 10);
+  HandProgram p("one");
+  p.kernel("short").kernel("short").kernel("long").kernel("long").kernel("short");
+  EXPECT_EQ(run(workload_of({p.build()}), prices)[0],
+            (Row{{4, 4, 5}, {8, 8, 9}, {12, 12, 22}, {22, 22, 32}, {32, 32, 33}}));
+}
+
+// A sync ends when its stream is done; the host goes on from there. Issue of `a` 2, its end 12;
+// sync issued at 4, over at 12; `b` issued at 12 + 2.
+TEST(Replay, HostSync) {
+  HandPrices prices;
+  prices.launch = Time{2};
+  prices.kernel("a", 10);
+  prices.kernel("b", 1);
+  HandProgram p("one");
+  p.kernel("a").op("compute", HostSync{});
+  p.op("side", Opaque{"b", 0, 0, DType::kBf16}).op("side", HostSync{}).kernel("b");
+  EXPECT_EQ(run(workload_of({p.build()}), prices)[0],
+            (Row{{2, 2, 12}, {12, 12, 12}, {14, 14, 15}, {16, 16, 16}, {18, 18, 19}}));
+}
+
+// A host delay of 100 holds up the issue of what follows, not what was issued.
+TEST(Replay, HostDelay) {
+  HandPrices prices;
+  prices.launch = Time{2};
+  prices.kernel("a", 10);
+  HandProgram p("one");
+  p.kernel("a").op("compute", HostDelay{Time{100}}).kernel("a");
+  EXPECT_EQ(run(workload_of({p.build()}), prices)[0],
+            (Row{{2, 2, 12}, {102, 102, 102}, {104, 104, 114}}));
+}
+
+// A collective starts at the latest arrival and ends everywhere at once: max(10, 30) + 5.
+TEST(Replay, CollectiveStartsWithTheLast) {
+  HandPrices prices;
+  prices.kernel("a", 10);
+  prices.kernel("b", 30);
+  HandProgram p("zero");
+  p.kernel("a", {}, 0).all_reduce("data", "g", 5, {0}, 1).kernel("a", {1});
+  HandProgram q("one");
+  q.kernel("b", {}, 0).all_reduce("data", "g", 5, {0}, 1).kernel("b", {1});
+  Workload w = workload_of({p.build(), q.build()});
+  bind_group(w, {0, 1}, 0);
+  const auto times = run(w, prices);
+  EXPECT_EQ(times[0], (Row{{0, 0, 10}, {10, 30, 35}, {35, 35, 45}}));
+  EXPECT_EQ(times[1], (Row{{0, 0, 30}, {30, 30, 35}, {35, 35, 65}}));
+}
+
+// A message starts when both ends are there and ends at both at once.
+TEST(Replay, MessageStartsWithBothEnds) {
+  HandPrices prices;
+  prices.kernel("a", 10);
+  HandProgram p("zero");
+  p.kernel("a", {}, 0).op("send", P2PBatch{{p.message(true, "out", 7)}}, {0});
+  p.op("send", P2PBatch{{p.message(true, "out", 7)}});
+  HandProgram q("one");
+  q.op("receive", P2PBatch{{q.message(false, "in", 7)}}, {}, 0).kernel("a", {0}, 1);
+  q.op("receive", P2PBatch{{q.message(false, "in", 7)}}, {1});
+  Workload w = workload_of({p.build(), q.build()});
+  bind_channel(w, 0, 0, 1, 0);
+  const auto times = run(w, prices);
+  // The first meets at 10; the sender is ready for the second at 17, the receiver at 27.
+  EXPECT_EQ(times[0], (Row{{0, 0, 10}, {10, 10, 17}, {17, 27, 34}}));
+  EXPECT_EQ(times[1], (Row{{0, 10, 17}, {17, 17, 27}, {27, 27, 34}}));
+}
+
+// A batch ends with the last of its messages: an exchange of 7 and 9 does not deadlock.
+TEST(Replay, BatchOfMessages) {
+  HandPrices prices;
+  prices.kernel("a", 10);
+  HandProgram p("zero");
+  p.op("pipe", P2PBatch{{p.message(true, "out", 7), p.message(false, "in", 9)}});
+  HandProgram q("one");
+  q.kernel("a", {}, 0);
+  q.op("pipe", P2PBatch{{q.message(true, "out", 9), q.message(false, "in", 7)}}, {0});
+  Workload w = workload_of({p.build(), q.build()});
+  bind_channel(w, 0, 0, 1, 1);
+  bind_channel(w, 1, 0, 0, 1);
+  const auto times = run(w, prices);
+  EXPECT_EQ(times[0], (Row{{0, 10, 19}}));
+  EXPECT_EQ(times[1], (Row{{0, 0, 10}, {10, 10, 19}}));
+}
+
+// S = 16 SMs of which a collective holds 4 from 0 to 60: a kernel of 100 ps takes
+// ceil(100 x 16 / 12) = 134 at that rate, floor(2^16 x 100 / 134) = 48907 units a ps. After 60 ps
+// 6553600 - 60 x 48907 = 3619180 units are left: ceil(3619180 / 65536) = 56 ps more.
+TEST(Replay, KernelBesideACollective) {
+  HandPrices prices;
+  prices.sms_held = 4;
+  prices.kernel("a", 100);
+  HandProgram p("one");
+  p.all_reduce("data", "g", 60).kernel("a");
+  Workload w = workload_of({p.build()});
+  bind_group(w, {0}, 0);
+  EXPECT_EQ(run(w, prices)[0], (Row{{0, 0, 60}, {0, 0, 116}}));
+}
+
+// The same with a partner that comes at 20: the collective holds from 0 to 20 + 60, and its end is
+// not known when the kernel starts. 6553600 - 80 x 48907 = 2641040: 41 ps more.
+TEST(Replay, KernelBesideACollectiveThatWaits) {
+  HandPrices prices;
+  prices.sms_held = 4;
+  prices.kernel("a", 100);
+  prices.kernel("b", 20);
+  HandProgram p("zero");
+  p.all_reduce("data", "g", 60).kernel("a");
+  HandProgram q("one");
+  q.kernel("b", {}, 0).all_reduce("data", "g", 60, {0}).kernel("b", {});
+  Workload w = workload_of({p.build(), q.build()});
+  bind_group(w, {0, 1}, 0);
+  const auto times = run(w, prices);
+  EXPECT_EQ(times[0], (Row{{0, 20, 80}, {0, 0, 121}}));
+  // On rank 1 the second kernel runs from 20 to 47 beside it: ceil(20 x 16 / 12) = 27 alone at
+  // rate floor(2^16 x 20 / 27) = 48545; 20 x 2^16 / 48545 = 27.0003, so 28 ps.
+  EXPECT_EQ(times[1], (Row{{0, 0, 20}, {20, 20, 80}, {20, 20, 48}}));
+}
+
+// Two messages that ask for 3/4 of one port: together at rate 2^16 / (3/4 + 3/4) = 43690 units a
+// ps. The first runs alone from 0 to 40, then needs ceil(60 x 2^16 / 43690) = 91 ps: 131. The
+// second has 100 x 2^16 - 91 x 43690 = 2577810 units left then: ceil(.. / 2^16) = 40 ps: 171.
+TEST(Replay, TransfersShareAPort) {
+  HandPrices prices;
+  prices.port_share = 49152;
+  prices.ranks_per_nic = 2;
+  prices.kernel("wait", 40);
+  const auto sender = [](bool late) {
+    HandProgram p(late ? "late" : "early");
+    if (late) p.kernel("wait", {}, 0);
+    p.op("send", P2PBatch{{p.message(true, "out", 100)}},
+         late ? std::vector<int>{0} : std::vector<int>{});
+    return p.build();
+  };
+  const auto receiver = [](const char* name) {
+    HandProgram p(name);
+    p.op("receive", P2PBatch{{p.message(false, "in", 100)}});
+    return p.build();
+  };
+  // Ranks 0 and 1 share a NIC; the receivers 2 and 4 do not.
+  Workload w = workload_of({sender(false), sender(true), receiver("two"),
+                            HandProgram("three").build(), receiver("four")});
+  bind_channel(w, 0, 0, 2, 0);
+  bind_channel(w, 1, 0, 4, 0);
+  const auto times = run(w, prices);
+  EXPECT_EQ(times[0], (Row{{0, 0, 131}}));
+  EXPECT_EQ(times[1], (Row{{0, 0, 40}, {40, 40, 171}}));
+  EXPECT_EQ(times[2], (Row{{0, 0, 131}}));
+  EXPECT_EQ(times[4], (Row{{0, 40, 171}}));
+  // With half of the port each there is room for both.
+  prices.port_share = 32768;
+  EXPECT_EQ(run(w, prices)[1], (Row{{0, 0, 40}, {40, 40, 140}}));
+}
+
+// Two groups in opposite orders on one stream: each rank waits for the other in another group.
+TEST(Replay, DeadlockNamesRanksOpsAndReasons) {
+  HandPrices prices;
+  HandProgram p("zero");
+  p.all_reduce("data", "first", 5).all_reduce("data", "second", 5, {}, 0).kernel("a", {0});
+  HandProgram q("one");
+  q.all_reduce("data", "second", 5).all_reduce("data", "first", 5);
+  prices.kernel("a", 1);
+  Workload w = workload_of({p.build(), q.build()});
+  bind_group(w, {0, 1}, 0);
+  bind_group(w, {0, 1}, 1);
+  std::swap(w.ranks[1].groups[0], w.ranks[1].groups[1]);
+  const Result<Replayed> result = replay_all(w, prices, true);
+  ASSERT_FALSE(result.ok());
+  const std::string& text = result.error().message;
+  for (const char* part :
+       {"deadlock", "rank 0", "rank 1", "stream data", "stream compute", "op 0", "all-reduce",
+        "waits for rank 1", "waits for rank 0", "waits for event 0"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+  }
+}
+
+TEST(Replay, DeadlockOfMessages) {
+  HandPrices prices;
+  HandProgram p("zero");
+  p.op("pipe", P2PBatch{{p.message(true, "out", 7)}})
+      .op("pipe", P2PBatch{{p.message(false, "in", 7)}});
+  HandProgram q("one");
+  q.op("pipe", P2PBatch{{q.message(true, "out", 7)}})
+      .op("pipe", P2PBatch{{q.message(false, "in", 7)}});
+  Workload w = workload_of({p.build(), q.build()});
+  bind_channel(w, 0, 0, 1, 1);
+  bind_channel(w, 1, 0, 0, 1);
+  const Result<Replayed> result = replay_all(w, prices, true);
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.error().message.find("waits for rank 1 to receive"), std::string::npos)
+      << result.error().message;
+}
+
+TEST(Prepare, UnsupportedWorkIsAnError) {
+  HandPrices prices;
+  HandProgram p("one");
+  p.kernel("unknown");
+  const Result<Replayed> result = replay_all(workload_of({p.build()}), prices, false);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().kind, ErrorKind::kUnsupported);
+}
+
+// latency + max(ceil(tiles / (S - h)) tile, compute S / (S - h), memory / (1 - b)), never less than
+// alone.
+TEST(DurationBeside, Equation) {
+  Cost tiled;
+  tiled.latency = Time{5};
+  tiled.tiles = 20;
+  tiled.tile = Time{100};
+  tiled.duration = Time{205};  // 20 tiles on 16 SMs: 2 waves
+  EXPECT_EQ(duration_beside(tiled, 16, 0, 0).ps, 205);
+  EXPECT_EQ(duration_beside(tiled, 16, 6, 0).ps, 205);    // 10 SMs: still 2 waves
+  EXPECT_EQ(duration_beside(tiled, 16, 7, 0).ps, 305);    // 9 SMs: 3 waves
+  EXPECT_EQ(duration_beside(tiled, 16, 99, 0).ps, 2005);  // at least one SM is left
+  Cost bound;
+  bound.latency = Time{5};
+  bound.memory = Time{1000};
+  bound.duration = Time{1005};
+  EXPECT_EQ(duration_beside(bound, 16, 8, 0).ps, 1005);
+  EXPECT_EQ(duration_beside(bound, 16, 0, kWhole / 4).ps, 1339);  // 5 + ceil(1000 / (3/4))
+  EXPECT_EQ(duration_beside(bound, 16, 0, kWhole).ps, 16005);     // a sixteenth is left
+  Cost plain;
+  plain.compute = plain.duration = Time{1000};
+  EXPECT_EQ(duration_beside(plain, 16, 4, 0).ps, 1334);  // ceil(1000 x 16 / 12)
+  EXPECT_EQ(duration_beside(plain, 16, 4, kWhole / 2).ps, 1334);
+}
+
+TEST(Progress, RatesAreExactAtOneAndRoundDown) {
+  EXPECT_EQ(rate_of(Time{100}, Time{100}), 65536);
+  EXPECT_EQ(rate_of(Time{100}, Time{134}), 48907);
+  EXPECT_EQ(rate_of(Time{1}, Time{1'000'000}), 1);
+  EXPECT_EQ(rate_on_port(65536), 65536);
+  EXPECT_EQ(rate_on_port(1), 65536);
+  EXPECT_EQ(rate_on_port(65537), 65535);
+  EXPECT_EQ(rate_on_port(98304), 43690);
+}
+
+TEST(Progress, DoesNotDependOnHowOftenItIsLookedAt) {
+  const std::int64_t rate = 43690;
+  Progress once(Time{1'000'000});
+  Progress often(Time{1'000'000});
+  once.advance(Time{777'777}, rate);
+  for (int i = 0; i < 777'777; i += 7) often.advance(Time{7}, rate);
+  EXPECT_EQ(once.end_at(Time{777'777}, rate).ps, often.end_at(Time{777'777}, rate).ps);
+  EXPECT_EQ(Progress(Time{1'000'000}).end_at(Time{}, rate).ps, once.end_at(Time{777'777}, rate).ps);
+  EXPECT_EQ(Progress(Time{12345}).end_at(Time{5}, kOneRate).ps, 12350);
+}
+
+}  // namespace
+}  // namespace foretrain
