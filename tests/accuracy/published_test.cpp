@@ -1,0 +1,64 @@
+// How wrong are we? Predictions of published runs against what was measured.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tools/score.h"
+
+namespace foretrain {
+namespace {
+
+std::vector<Row> rows_of(const std::string& group) {
+  Result<std::vector<Row>> rows =
+      read_rows({std::string(FORETRAIN_SOURCE_DIR) + "/configs/published"});
+  EXPECT_TRUE(rows.ok()) << (rows.ok() ? "" : rows.error().message);
+  std::vector<Row> out;
+  if (!rows.ok()) return out;
+  for (const Row& row : rows.value()) {
+    if (row.group == group) out.push_back(row);
+  }
+  return out;
+}
+
+// Korthikanti et al. 2022, 22B and 530B, full and selective recomputation: step time within 15 %.
+TEST(Accuracy, KorthikantiStepTimesWithin15Percent) {
+  const std::vector<Row> rows = rows_of("korthikanti");
+  ASSERT_EQ(rows.size(), 4U);
+  for (const Row& row : rows) {
+    const RowResult result = score_row(row);
+    ASSERT_EQ(result.state, RowResult::State::kOk) << row.id << ": " << result.reason;
+    EXPECT_LT(std::fabs(result.time_error), 0.15) << row.id;
+  }
+}
+
+// The same paper, figure 1: model states and activations of the first stage within 5 %.
+TEST(Accuracy, KorthikantiMemoryWithin5Percent) {
+  const std::vector<Row> rows = rows_of("korthikanti-mem");
+  ASSERT_EQ(rows.size(), 4U);
+  for (const Row& row : rows) {
+    const RowResult result = score_row(row);
+    ASSERT_EQ(result.state, RowResult::State::kOk) << row.id << ": " << result.reason;
+    EXPECT_LT(std::fabs(result.memory_error), 0.05) << row.id;
+  }
+}
+
+// Weighted quantiles: of {1, 2, 3} with weights {1, 1, 2}, half of the weight is reached at 2.
+TEST(Accuracy, StatisticsWeighRows) {
+  const ErrorStatistics s = statistics({-0.01, 0.02, 0.03}, {1, 1, 2});
+  EXPECT_DOUBLE_EQ(s.median, 0.02);
+  EXPECT_DOUBLE_EQ(s.p90, 0.03);
+  EXPECT_DOUBLE_EQ(s.bias, (-0.01 + 0.02 + 0.06) / 4);
+  EXPECT_DOUBLE_EQ(s.mean, (0.01 + 0.02 + 0.06) / 4);
+}
+
+// Every shipped row has a verdict: predicted, or a reason why not.
+TEST(Accuracy, EveryRowIsReadable) {
+  const Result<std::vector<Row>> rows =
+      read_rows({std::string(FORETRAIN_SOURCE_DIR) + "/configs/published"});
+  ASSERT_TRUE(rows.ok());
+  EXPECT_EQ(rows.value().size(), 934U);
+  for (const Row& row : rows.value()) EXPECT_TRUE(row.step_time_s > 0 || row.peak_memory_gib > 0);
+}
+
+}  // namespace
+}  // namespace foretrain
