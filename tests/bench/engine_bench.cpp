@@ -1,0 +1,69 @@
+// How many operations does the replay do in a second?
+#include <benchmark/benchmark.h>
+
+#include "models/lower.h"
+#include "sim/engine/replay.h"
+#include "support/small_plans.h"
+#include "support/test_prices.h"
+
+namespace foretrain {
+namespace {
+
+Workload many_layers(Degrees degrees, std::int64_t microbatches) {
+  Model model = small_llama();
+  model.layers = 64;
+  Plan plan = small_plan(model, degrees, microbatches);
+  plan.sequence = plan.tensor > 1;
+  plan.sharding = Sharding::kOptimizer;
+  plan.bucket_elements = 4'000'000;
+  return lower(model, plan);
+}
+
+void run(benchmark::State& state, const Workload& workload, const Rates& rates, bool full) {
+  TestPrices prices(rates);
+  const Result<Prepared> prepared = prepare(workload, prices, full);
+  if (!prepared.ok()) return state.SkipWithError(prepared.error().message.c_str());
+  std::int64_t operations = 0;
+  std::int64_t events = 0;
+  for (auto step : state) {
+    const Result<Replay> result = replay(workload, prepared.value(), nullptr);
+    if (!result.ok()) return state.SkipWithError(result.error().message.c_str());
+    benchmark::DoNotOptimize(result.value().end);
+    operations += result.value().operations;
+    events += result.value().events;
+  }
+  state.SetItemsProcessed(operations);
+  state.counters["events"] =
+      benchmark::Counter(static_cast<double>(events), benchmark::Counter::kAvgIterations);
+}
+
+void one_actor(benchmark::State& state) {
+  run(state, many_layers({1, 1, 1, 1}, 64), plain_rates(), false);
+}
+void many_actors(benchmark::State& state) {
+  run(state, many_layers({2, 8, 1, 4}, 64), plain_rates(), true);
+}
+void held_sms(benchmark::State& state) {
+  run(state, many_layers({2, 8, 1, 4}, 64), holding_rates(), true);
+}
+void shared_ports(benchmark::State& state) {
+  Rates rates = sharing_rates();
+  rates.node = 1;
+  run(state, many_layers({2, 8, 1, 4}, 64), rates, true);
+}
+void preparation(benchmark::State& state) {
+  const Workload workload = many_layers({8, 8, 1, 64}, 64);
+  for (auto step : state) {
+    TestPrices prices(plain_rates());
+    benchmark::DoNotOptimize(prepare(workload, prices, false).ok());
+  }
+}
+
+BENCHMARK(one_actor)->Unit(benchmark::kMillisecond);
+BENCHMARK(many_actors)->Unit(benchmark::kMillisecond);
+BENCHMARK(held_sms)->Unit(benchmark::kMillisecond);
+BENCHMARK(shared_ports)->Unit(benchmark::kMillisecond);
+BENCHMARK(preparation)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace foretrain
