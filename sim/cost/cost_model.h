@@ -80,8 +80,8 @@ class CostModel {
   /// How that price came about, a line per step.
   virtual std::string explain(const Work& work, std::span<const PlacementId> placements) const = 0;
 
-  /// The identity of a rank's port among the ports of that kind and direction: ranks that share a NIC
-  /// name the same one.
+  /// The identity of a rank's port among the ports of that kind and direction: ranks that share a
+  /// NIC name the same one.
   virtual std::int32_t port_of(RankId rank, Port port) const = 0;
 };
 
