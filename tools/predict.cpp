@@ -215,6 +215,31 @@ class Tee : public SpanSink {
   SpanSink& x_b;
 };
 
+/// Passes spans on and reports progress every million.
+class Counter : public SpanSink {
+ public:
+  Counter(SpanSink& next, std::int64_t total,
+          const std::function<void(std::int64_t, std::int64_t)>& report)
+      : x_next(next), x_total(total), x_report(report) {}
+  void span(const OpTimes& times) override {
+    x_next.span(times);
+    if ((++x_done & 0xfffff) == 0) x_report(x_done, x_total);
+  }
+
+ private:
+  SpanSink& x_next;
+  std::int64_t x_total, x_done = 0;
+  const std::function<void(std::int64_t, std::int64_t)>& x_report;
+};
+
+std::int64_t operations_in_all(const Workload& workload, const Prepared& prepared) {
+  std::vector<std::int64_t> of_program;
+  for (const Program& program : workload.programs) of_program.push_back(count_ops(program));
+  std::int64_t sum = 0;
+  for (const Actor& actor : prepared.quotient.actors) sum += of_program[actor.program.index()];
+  return sum;
+}
+
 Status choose_actors(const Prepared& prepared, const PredictOptions& options,
                      std::vector<std::uint8_t>& wanted) {
   wanted.assign(prepared.quotient.actors.size(), 0);
@@ -276,7 +301,8 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   Recorder of_shown(wanted);
   Tee tee(of_critical, of_shown);
   SpanSink& sink = options.timeline ? static_cast<SpanSink&>(tee) : of_critical;
-  FT_ASSIGN(const Replay result, replay(workload, prepared, &sink));
+  Counter counter(sink, operations_in_all(workload, prepared), options.progress);
+  FT_ASSIGN(const Replay result, replay(workload, prepared, options.progress ? &counter : &sink));
   const Plan& plan = run.plan;
   const auto track_name = [&plan](RankId rank) {
     return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(plan, rank));

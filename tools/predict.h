@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ struct PredictOptions {
   bool sensitivity = true;                ///< replay again with each resource 10 % faster
   bool timeline = false;                  ///< keep a Timeline of `trace_ranks`
   std::vector<std::int64_t> trace_ranks;  ///< empty: the first rank of each class
+  /// Called now and then during a replay with (operations done, operations in all); may be empty.
+  std::function<void(std::int64_t, std::int64_t)> progress;
 };
 
 /// GiB on the device of the rank with the highest peak. `by_kind` follows BufferKind, then what

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <cstdio>
 
 #include "sim/base/file.h"
@@ -21,7 +23,15 @@ Status simulate(const SimulateArgs& args) {
   options.verify = args.verify;
   options.timeline = !args.trace.empty() || !args.timeline.empty();
   options.trace_ranks = args.trace_ranks;
+  const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
+  if (progress) {
+    options.progress = [](std::int64_t done, std::int64_t all) {
+      std::fprintf(stderr, "\r%3d %% of %lld million operations",
+                   static_cast<int>(100 * done / all), static_cast<long long>(all / 1'000'000));
+    };
+  }
   FT_ASSIGN(const Prediction prediction, predict(run, options));
+  if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   if (!args.trace.empty()) {
     FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
     TraceOptions trace;
