@@ -3,8 +3,8 @@
 
 #include "models/lower.h"
 #include "sim/engine/replay.h"
-#include "support/small_plans.h"
-#include "support/test_prices.h"
+#include "tests/support/small_plans.h"
+#include "tests/support/test_prices.h"
 
 namespace foretrain {
 namespace {

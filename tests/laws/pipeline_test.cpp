@@ -4,9 +4,9 @@
 #include "models/lower.h"
 #include "models/schedule.h"
 #include "sim/program/memory.h"
-#include "support/recording.h"
-#include "support/small_plans.h"
-#include "support/test_prices.h"
+#include "tests/support/recording.h"
+#include "tests/support/small_plans.h"
+#include "tests/support/test_prices.h"
 
 namespace foretrain {
 namespace {

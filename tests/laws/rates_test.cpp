@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "models/lower.h"
-#include "support/recording.h"
-#include "support/small_plans.h"
-#include "support/test_prices.h"
+#include "tests/support/recording.h"
+#include "tests/support/small_plans.h"
+#include "tests/support/test_prices.h"
 
 namespace foretrain {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "models/lower.h"
 #include "models/stage.h"
-#include "support/small_plans.h"
+#include "tests/support/small_plans.h"
 
 namespace foretrain {
 namespace {

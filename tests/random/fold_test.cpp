@@ -3,9 +3,9 @@
 
 #include "models/lower.h"
 #include "sim/program/verify.h"
-#include "support/recording.h"
-#include "support/small_plans.h"
-#include "support/test_prices.h"
+#include "tests/support/recording.h"
+#include "tests/support/small_plans.h"
+#include "tests/support/test_prices.h"
 
 namespace foretrain {
 namespace {

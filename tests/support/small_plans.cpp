@@ -1,4 +1,4 @@
-#include "support/small_plans.h"
+#include "tests/support/small_plans.h"
 
 namespace foretrain {
 

@@ -1,4 +1,4 @@
-#include "support/test_prices.h"
+#include "tests/support/test_prices.h"
 
 #include <algorithm>
 

@@ -5,8 +5,8 @@
 
 #include "sim/engine/fluid.h"
 #include "sim/program/verify.h"
-#include "support/hand_workload.h"
-#include "support/recording.h"
+#include "tests/support/hand_workload.h"
+#include "tests/support/recording.h"
 
 namespace foretrain {
 namespace {
