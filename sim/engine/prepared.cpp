@@ -81,16 +81,24 @@ class Flattener {
       const Call& call = x_program.calls[c];
       x_out.call_epoch.push_back(epoch);
       epoch += x_syncs[call.segment.index()];
-      for (std::size_t s = 0; s < streams; ++s) add_entry(c, s);
+      const auto frames = static_cast<std::int32_t>(x_out.call_frames.size());
+      for (const FrameId frame : call.frames) {
+        x_out.call_frames.push_back(frame.valid() ? x_out.event_base[frame.index()] : -1);
+      }
+      for (std::size_t s = 0; s < streams; ++s) add_entry(c, s, frames);
     }
     x_out.epochs = epoch + 1;
   }
 
-  void add_entry(std::size_t c, std::size_t s) {
+  void add_entry(std::size_t c, std::size_t s, std::int32_t frames) {
     const Call& call = x_program.calls[c];
     const auto [begin, end] = x_ranges[call.segment.index() * x_program.streams.size() + s];
-    StreamEntry entry{static_cast<std::int32_t>(c), begin, end,
-                      static_cast<std::int32_t>(x_out.call_waits.size()), 0};
+    StreamEntry entry{static_cast<std::int32_t>(c),
+                      begin,
+                      end,
+                      static_cast<std::int32_t>(x_out.call_waits.size()),
+                      0,
+                      frames};
     for (const StreamWait& wait : call.waits) {
       if (wait.stream.index() != s) continue;
       x_out.call_waits.push_back(x_out.event_base[wait.frame.index()] + wait.event);
@@ -101,9 +109,7 @@ class Flattener {
     for (std::int32_t o = begin; o < end; ++o) {
       const EventRef records = x_out.ops[static_cast<std::size_t>(o)].records;
       if (!records.valid()) continue;
-      const FrameId frame = call.frames[static_cast<std::size_t>(records.frame)];
-      x_out
-          .event_stream[static_cast<std::size_t>(x_out.event_base[frame.index()] + records.event)] =
+      x_out.event_stream[static_cast<std::size_t>(x_out.event_id(entry, records))] =
           static_cast<std::int16_t>(s);
     }
   }

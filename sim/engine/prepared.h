@@ -28,6 +28,7 @@ struct StreamEntry {
   std::int32_t call = 0;
   std::int32_t ops_begin = 0, ops_end = 0;      ///< into PreparedProgram::ops
   std::int32_t waits_begin = 0, waits_end = 0;  ///< into PreparedProgram::call_waits (event ids)
+  std::int32_t frames = 0;                      ///< its first one in PreparedProgram::call_frames
 };
 
 /// What depends on the Program alone.
@@ -37,10 +38,16 @@ struct PreparedProgram {
   std::vector<std::int32_t> call_waits;
   std::vector<std::vector<StreamEntry>> entries;  ///< by stream, in issue order
   std::vector<std::int32_t> event_base;           ///< by frame
+  std::vector<std::int32_t> call_frames;  ///< event_base of the frames of every call; -1 unbound
   std::int32_t events = 0;
   std::vector<std::int16_t> event_stream;  ///< by event id: the stream that records it, -1 none
   std::vector<std::int32_t> call_epoch;    ///< by call: HostSyncs issued before it
   std::int32_t epochs = 1;
+
+  /// The id of an event that an op of the entry's call names.
+  std::int32_t event_id(const StreamEntry& entry, EventRef ref) const {
+    return call_frames[static_cast<std::size_t>(entry.frames + ref.frame)] + ref.event;
+  }
 };
 
 /// What depends on prices: one for each (Program, placements of its slots).

@@ -1,0 +1,100 @@
+#include "models/layer_parts.h"
+
+namespace foretrain {
+
+LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                       const LayerLayouts& layouts, bool recompute)
+    : x_builder(builder),
+      x_model(model),
+      x_plan(plan),
+      x_layouts(layouts),
+      x_saved("saved" + suffix(recompute), kSaved),
+      x_forward("forward" + suffix(recompute), kLocal),
+      x_backward("backward" + suffix(recompute), kLocal),
+      x_again(recompute ? plan.recompute : Recompute{}),
+      x_dropout(dropout_of(model, plan)),
+      x_tensor(builder.group("tensor")),
+      x_tokens(plan.tokens()),
+      x_rows(plan.tokens() / plan.shard()) {
+  x_name_suffix = suffix(recompute);
+  set_linears();
+}
+
+void LayerParts::set_linears() {
+  const std::int64_t t = x_plan.tensor;
+  const std::int64_t h = x_model.hidden;
+  const std::int64_t f = x_model.intermediate / t;
+  x_q_heads = x_model.heads / t;
+  x_kv_heads = x_model.kv_heads / t;
+  x_qkv_width = (x_q_heads + 2 * x_kv_heads) * x_model.head_dim;
+  x_qkv = linear("attention.qkv", x_qkv_width, h);
+  x_projection = linear("attention.projection", h, x_q_heads * x_model.head_dim);
+  x_up = linear("mlp.up", x_model.gated() ? 2 * f : f, h);
+  x_down = linear("mlp.down", h, f);
+  x_norm1 = norm("attention.norm");
+  x_norm2 = norm("mlp.norm");
+}
+
+Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) const {
+  const DType type = x_plan.precision.compute;
+  const auto add = [&](const char* name, DType dtype, std::int64_t count, bool again) {
+    LayoutWriter& place = again ? local : saved;
+    return place.add(name, BufferKind::kActivations, dtype, count, !again);
+  };
+  const auto temp = [&](const char* name, DType dtype, std::int64_t count) {
+    return local.add(name, BufferKind::kActivations, dtype, count);
+  };
+  const Recompute& again = x_again;
+  const std::int64_t h = x_model.hidden;
+  const std::int64_t flat = x_rows * h;
+  const std::int64_t full = x_tokens * h;
+  const std::int64_t stat = x_model.norm == Norm::kLayerNorm ? 2 : 1;
+  const std::int64_t square =
+      x_plan.micro_batch * x_q_heads * x_plan.sequence_length * x_plan.sequence_length;
+  const bool unfused = x_plan.attention == AttentionKernel::kUnfused;
+  const bool whole = again.layer;
+  Buffers b;
+  b.input = {kInput, kHiddenBuffer, type, flat};
+  b.output = {kOutput, kHiddenBuffer, type, flat};
+  b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat};
+  b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat};
+  b.y1 = add("attention.norm out", type, flat, whole || again.norm);
+  b.stats1 = add("attention.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
+  b.qkv = add("qkv", type, x_tokens * x_qkv_width, whole);
+  if (x_model.qk_norm) b.qkv_raw = add("qkv raw", type, x_tokens * x_qkv_width, whole);
+  b.context = add("context", type, x_tokens * x_projection.in, whole);
+  const bool core = whole || again.attention;
+  if (unfused) {
+    b.scores = add("probabilities", type, square, core);
+    if (x_dropout.attention) {
+      b.score_mask = add("attention mask", DType::kUint8, square, core);
+      b.dropped = add("dropped probabilities", type, square, core);
+    }
+  } else {
+    b.row_stats = add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
+  }
+  if (x_dropout.hidden) b.mask1 = add("attention dropout mask", DType::kUint8, flat, whole);
+  b.x2 = add("attention residual", type, flat, whole);
+  b.y2 = add("mlp.norm out", type, flat, whole || again.norm);
+  b.stats2 = add("mlp.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
+  b.up = add("mlp up", type, x_tokens * x_up.out, whole || again.mlp);
+  b.act = add("mlp activation", type, x_tokens * x_down.in, whole || again.mlp || again.activation);
+  if (x_dropout.hidden) b.mask2 = add("mlp dropout mask", DType::kUint8, flat, whole || again.mlp);
+  if (x_plan.sequence) {
+    b.y1_full = temp("attention input gathered", type, full);
+    b.y2_full = temp("mlp input gathered", type, full);
+    b.attention_part = temp("attention partial", type, full);
+    b.down_part = temp("mlp partial", type, full);
+  }
+  b.attention_out = temp("attention out", type, flat);
+  b.down = temp("mlp out", type, flat);
+  if (!x_plan.sequence) {
+    b.y1_full = b.y1;
+    b.y2_full = b.y2;
+    b.attention_part = b.attention_out;
+    b.down_part = b.down;
+  }
+  return b;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,72 @@
+// What a layer is made of: its linears and norms on one rank, and its activations.
+#pragma once
+
+#include <string>
+
+#include "models/layer.h"
+
+namespace foretrain {
+
+/// A linear of the layer: its parameters, its size on this rank.
+struct Linear {
+  Ref weight, bias, weight_gradient, bias_gradient;
+  std::int64_t out = 0, in = 0;
+};
+
+/// Activations of one layer. Saved or local is decided by what is computed again.
+struct Buffers {
+  Ref input, output, output_gradient, input_gradient;
+  Ref y1, stats1, y1_full, qkv_raw, qkv, context, row_stats, scores, score_mask, dropped;
+  Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,
+      mask2;
+};
+
+/// The parts of one layer, for the writer of its segments.
+class LayerParts {
+ protected:
+  LayerParts(ProgramBuilder& builder, const Model& model, const Plan& plan,
+             const LayerLayouts& layouts, bool recompute);
+
+  static std::string suffix(bool recompute) { return recompute ? " recomputed" : ""; }
+  Ref weight(const std::string& name) const {
+    return parameter_ref(x_layouts.parameters, name, kWeights, kShared);
+  }
+  Ref gradient(const std::string& name) const {
+    return parameter_ref(x_layouts.parameter_gradients, name, kGradients, kSharedGradients);
+  }
+  Linear linear(const std::string& name, std::int64_t out, std::int64_t in) const {
+    return {weight(name + ".weight"),
+            weight(name + ".bias"),
+            gradient(name + ".weight"),
+            gradient(name + ".bias"),
+            out,
+            in};
+  }
+  NormRefs norm(const std::string& name) const {
+    return {weight(name + ".weight"), weight(name + ".bias"), gradient(name + ".weight"),
+            gradient(name + ".bias")};
+  }
+  /// Declares all activations in the layout they belong to: kept from forward to backward, or
+  /// local.
+  Buffers declare(LayoutWriter& saved, LayoutWriter& local) const;
+
+  ProgramBuilder& x_builder;
+  const Model& x_model;
+  const Plan& x_plan;
+  const LayerLayouts& x_layouts;
+  LayoutWriter x_saved, x_forward, x_backward;
+  Recompute x_again;
+  DropoutRates x_dropout;
+  GroupSlot x_tensor;
+  std::int64_t x_tokens, x_rows;
+  std::int64_t x_q_heads = 0, x_kv_heads = 0, x_qkv_width = 0;
+  Linear x_qkv, x_projection, x_up, x_down;
+  NormRefs x_norm1, x_norm2;
+  Buffers x_b;
+  std::string x_name_suffix;
+
+ private:
+  void set_linears();
+};
+
+}  // namespace foretrain

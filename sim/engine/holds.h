@@ -1,0 +1,46 @@
+// What communication holds of one actor's SMs and memory bandwidth, and how long a kernel takes
+// beside it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/cost/cost_model.h"
+
+namespace foretrain {
+
+class Holds {
+ public:
+  /// From `begin` on, until `end`; a stream has at most one open hold.
+  void open(std::int32_t stream, Time begin, const Cost& cost) {
+    x_all.push_back(Hold{stream, begin, kNever, cost.sms_held, cost.memory_share});
+  }
+  void close(std::int32_t stream, Time end) {
+    for (Hold& hold : x_all) {
+      if (hold.stream == stream && hold.end == kNever) hold.end = end;
+    }
+  }
+  bool is_open(std::int32_t stream) const;
+
+  struct Answer {
+    Time end;
+    bool certain = true;  ///< false if a hold of unknown end reaches into it
+  };
+  /// The end of a kernel of `stream` that starts at `ready`, beside the holds of other streams.
+  Answer end_beside(const Cost& cost, int sm_count, std::int32_t stream, Time ready) const;
+
+  /// Drops what no kernel that starts at `now` or later can meet.
+  void forget(Time now) {
+    std::erase_if(x_all, [now](const Hold& hold) { return hold.end <= now; });
+  }
+
+ private:
+  struct Hold {
+    std::int32_t stream = 0;
+    Time begin, end;  ///< end is kNever while unknown
+    std::int32_t sms = 0, memory_share = 0;
+  };
+  std::vector<Hold> x_all;
+};
+
+}  // namespace foretrain

@@ -1,0 +1,212 @@
+// Do the readers of models and plans take what is right and name what is wrong?
+#include <gtest/gtest.h>
+
+#include "models/plan.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+Result<Model> model_of(const std::string& text) {
+  const Result<Json> json = parse_json(text, "model.json");
+  if (!json.ok()) return json.error();
+  return read_model(json.value(), "model.json", "");
+}
+
+template <typename T>
+void expect_error(const Result<T>& result, const std::vector<std::string>& parts,
+                  ErrorKind kind = ErrorKind::kInput) {
+  ASSERT_FALSE(result.ok()) << "expected an error with " << parts.front();
+  EXPECT_EQ(result.error().kind, kind) << result.error().message;
+  for (const std::string& part : parts) {
+    EXPECT_NE(result.error().message.find(part), std::string::npos) << result.error().message;
+  }
+}
+
+const char* const kNative =
+    "\"num_hidden_layers\":4,\"hidden_size\":64,\"num_attention_heads\":4,\"vocab_size\":100,"
+    "\"intermediate_size\":128,\"max_position_embeddings\":32";
+
+std::string native(const std::string& type, const std::string& more = "") {
+  return "{\"model_type\":\"" + type + "\"," + kNative + more + "}";
+}
+
+TEST(ReadModel, EveryType) {
+  struct Case {
+    const char* type;
+    Norm norm;
+    Activation activation;
+    Position position;
+    bool tied, bias;
+  };
+  const std::vector<Case> cases = {
+      {"gpt2", Norm::kLayerNorm, Activation::kGelu, Position::kLearned, true, true},
+      {"gpt_neox", Norm::kLayerNorm, Activation::kGelu, Position::kRope, false, true},
+      {"opt", Norm::kLayerNorm, Activation::kRelu, Position::kLearned, true, true},
+      {"bloom", Norm::kLayerNorm, Activation::kGelu, Position::kAlibi, true, true},
+      {"llama", Norm::kRmsNorm, Activation::kSwiglu, Position::kRope, false, false},
+      {"mistral", Norm::kRmsNorm, Activation::kSwiglu, Position::kRope, false, false},
+      {"qwen2", Norm::kRmsNorm, Activation::kSwiglu, Position::kRope, false, true},
+      {"qwen3", Norm::kRmsNorm, Activation::kSwiglu, Position::kRope, false, false},
+      {"nemotron", Norm::kLayerNorm, Activation::kRelu2, Position::kRope, false, false},
+      {"mpt", Norm::kLayerNorm, Activation::kGelu, Position::kAlibi, true, false}};
+  for (const Case& c : cases) {
+    const Result<Model> model = model_of(native(c.type));
+    ASSERT_TRUE(model.ok()) << model.error().message;
+    const Model& m = model.value();
+    EXPECT_EQ(m.norm, c.norm) << c.type;
+    EXPECT_EQ(m.activation, c.activation) << c.type;
+    EXPECT_EQ(m.position, c.position) << c.type;
+    EXPECT_EQ(m.tied_embeddings, c.tied) << c.type;
+    EXPECT_EQ(m.qkv_bias, c.bias) << c.type;
+    EXPECT_EQ(m.layers, 4);
+    EXPECT_EQ(m.head_dim, 16);
+  }
+  // OPT's table has two rows more.
+  EXPECT_EQ(model_of(native("opt")).value().positions, 34);
+  EXPECT_TRUE(model_of(native("qwen3")).value().qk_norm);
+  EXPECT_TRUE(model_of(native("gpt_neox")).value().parallel_residual);
+  EXPECT_TRUE(model_of(native("bloom")).value().embedding_norm);
+}
+
+TEST(ReadModel, OtherSpellings) {
+  const Result<Model> model = model_of(
+      "{\"model_type\":\"gpt2\",\"n_layer\":3,\"n_embd\":48,\"n_head\":3,\"vocab_size\":9,"
+      "\"n_positions\":16,\"resid_pdrop\":0.5}");
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  EXPECT_EQ(model.value().layers, 3);
+  EXPECT_EQ(model.value().hidden, 48);
+  EXPECT_EQ(model.value().intermediate, 192);
+  EXPECT_EQ(model.value().positions, 16);
+  EXPECT_EQ(model.value().hidden_dropout, 0.5);
+}
+
+TEST(ReadModel, Errors) {
+  expect_error(model_of(native("llama", ",\"hiden_size\":3")),
+               {"model.json", "hiden_size", "hidden_size"});
+  expect_error(model_of(native("lama")), {"lama", "did you mean \"llama\""});
+  expect_error(model_of("{}"), {"model_type"});
+  expect_error(model_of("[]"), {"model.json"});
+  expect_error(model_of("{\"model_type\":\"llama\"}"), {"num_hidden_layers"});
+  expect_error(model_of("{\"model_type\":\"llama\",\"num_hidden_layers\":\"eight\"}"),
+               {"num_hidden_layers", "\"eight\""});
+  expect_error(model_of("{\"model_type\":\"llama\",\"num_hidden_layers\":0}"),
+               {"num_hidden_layers", "0"});
+  expect_error(model_of("{\"model_type\":\"llama\",\"num_hidden_layers\":1e300}"),
+               {"num_hidden_layers"});
+  expect_error(model_of(native("llama", ",\"num_key_value_heads\":3")),
+               {"num_key_value_heads", "3 does not divide 4"});
+  expect_error(model_of("{\"model_type\":\"llama\",\"num_hidden_layers\":4,\"hidden_size\":65,"
+                        "\"num_attention_heads\":4,\"vocab_size\":9,\"intermediate_size\":8}"),
+               {"4 heads do not divide hidden_size 65"});
+  expect_error(model_of("{\"model_type\":\"llama\",\"num_hidden_layers\":1000000000,"
+                        "\"hidden_size\":1000000000,\"num_attention_heads\":1,"
+                        "\"vocab_size\":9,\"intermediate_size\":1000000000}"),
+               {"10^16"});
+  expect_error(model_of(native("llama", ",\"attention_dropout\":1.5")), {"attention_dropout"});
+}
+
+TEST(ReadModel, WhatIsNotModelledIsUnsupported) {
+  for (const char* type : {"mixtral", "deepseek_v3", "qwen3_moe", "bert"}) {
+    expect_error(model_of(native(type)), {type}, ErrorKind::kUnsupported);
+  }
+  expect_error(model_of(native("llama", ",\"num_local_experts\":8")), {"mixture of experts"},
+               ErrorKind::kUnsupported);
+}
+
+Result<Plan> plan_of(const std::string& text, std::int64_t accelerators) {
+  const Result<Json> json = parse_json(text, "run.json");
+  if (!json.ok()) return json.error();
+  return read_plan(json.value(), "run.json", small_llama(), accelerators);
+}
+
+TEST(ReadPlan, AGoodOne) {
+  const Result<Plan> plan = plan_of(
+      "{\"parallel\":{\"tensor\":2,\"pipeline\":2,\"virtual_pipeline\":2},"
+      "\"batch\":{\"global\":32,\"micro\":2,\"sequence\":64},\"schedule\":\"interleaved-1f1b\","
+      "\"sharding\":{\"level\":\"optimizer\"},\"recompute\":\"full\",\"precision\":\"fp16\"}",
+      16);
+  ASSERT_TRUE(plan.ok()) << plan.error().message;
+  const Plan& p = plan.value();
+  EXPECT_EQ(p.data, 4);
+  EXPECT_EQ(p.microbatches(), 4);
+  EXPECT_TRUE(p.sequence);
+  EXPECT_EQ(p.pipeline_layout, (std::vector<std::int64_t>{2, 2, 2, 2}));
+  EXPECT_EQ(p.schedule, Schedule::kInterleaved);
+  EXPECT_EQ(p.sharding, Sharding::kOptimizer);
+  EXPECT_TRUE(p.recompute.layer);
+  EXPECT_EQ(p.precision.compute, DType::kFp16);
+}
+
+TEST(ReadPlan, Errors) {
+  expect_error(plan_of("{\"parallel\":{\"tensor\":4,\"pipeline\":4}}", 8),
+               {"needs 16 accelerators", "has 8"});
+  expect_error(plan_of("{\"parallel\":{\"tensor\":3}}", 8), {"does not divide 8"});
+  expect_error(plan_of("{\"parallel\":{\"tensor\":8},\"batch\":{\"global\":1,\"sequence\":8}}", 8),
+               {"8 does not divide", "attention heads 4"});
+  expect_error(plan_of("{\"batch\":{\"global\":3,\"micro\":2}}", 1), {"batch/global", "micro 2"});
+  expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"virtual_pipeline\":2},"
+                       "\"schedule\":\"interleaved-1f1b\",\"batch\":{\"global\":3}}",
+                       2),
+               {"3 microbatches", "multiple of pipeline 2"});
+  expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"virtual_pipeline\":2}}", 2),
+               {"needs the interleaved-1f1b schedule"});
+  expect_error(plan_of("{\"parallel\":{\"pipeline\":11}}", 11), {"11 pipeline chunks", "8 layers"});
+  expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"pipeline_layout\":[4,3]}}", 2),
+               {"pipeline_layout", "7 layers", "2 with 8"});
+  expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"pipeline_layout\":[8]}}", 2),
+               {"pipeline_layout"});
+  expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"pipeline_layout\":[9,-1]}}", 2),
+               {"pipeline_layout", "-1"});
+  expect_error(plan_of("{\"parallel\":{\"rank_order\":\"tp-tp-pp\"}}", 1), {"rank_order"});
+  expect_error(plan_of("{\"parallel\":{\"tensr\":2}}", 2), {"/parallel", "tensr", "tensor"});
+  expect_error(plan_of("{\"paralel\":{}}", 2), {"paralel", "parallel"});
+  expect_error(plan_of("{\"parallel\":{\"tensor\":-1}}", 2), {"tensor", "-1"});
+  expect_error(plan_of("{\"parallel\":{\"tensor\":2.5}}", 2), {"tensor", "2.5"});
+  expect_error(plan_of("{\"schedule\":\"1f1\"}", 1), {"schedule", "1f1b"});
+  expect_error(plan_of("{\"recompute\":{\"layers\":2}}", 1), {"recompute"});
+  expect_error(plan_of("{\"batch\":{\"global\":9223372036854775807}}", 1), {"global"});
+  expect_error(plan_of("{\"parallel\":{\"tensor\":1048576,\"pipeline\":1048576}}", 8),
+               {"needs 1099511627776 accelerators"});
+  expect_error(plan_of("{\"batch\":{\"global\":1000000000}}", 1), {"50 million"});
+}
+
+TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {
+  expect_error(plan_of("{\"batch\":{\"global\":1048576,\"micro\":1048576,\"sequence\":67108864},"
+                       "\"kernels\":{\"attention\":\"unfused\"}}",
+                       1),
+               {"more than 4 EB"});
+}
+
+TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
+  const std::vector<std::string> runs = {"{\"parallel\":{\"context\":2}}",
+                                         "{\"parallel\":{\"expert\":2}}",
+                                         "{\"sharding\":{\"level\":\"parameters\"}}",
+                                         "{\"precision\":\"fp8\"}",
+                                         "{\"kernels\":{\"optimizer\":\"sgd\"}}",
+                                         "{\"offload\":{\"optimizer\":\"cpu\"}}"};
+  for (const std::string& run : runs) {
+    expect_error(plan_of(run, 2), {"not modelled yet"}, ErrorKind::kUnsupported);
+  }
+}
+
+TEST(ParseJson, Errors) {
+  expect_error(parse_json("{\"a\":1,\"a\":2}", "f"), {"f", "\"a\""});
+  expect_error(parse_json("{\"a\":", "f"), {"f"});
+  expect_error(parse_json("", "f"), {"f"});
+  expect_error(parse_json("{} {}", "f"), {"f"});
+  expect_error(parse_json("{\"a\":1e999}", "f"), {"f"});
+  expect_error(parse_json("{\"a\":99999999999999999999999}", "f"), {"f"});
+  expect_error(parse_json(std::string("{\"a\":1}\0", 8), "f"), {"f"});
+  expect_error(parse_json(std::string(100'000, '['), "f"), {"f"});
+  expect_error(parse_json("{'a':1}", "f"), {"f"});
+  expect_error(parse_json("[1,]", "f"), {"f"});
+  expect_error(parse_json("[NaN]", "f"), {"f"});
+  expect_error(parse_json("[\"\xff\"]", "f"), {"f"});
+  const std::string deep = std::string(64, '[') + std::string(64, ']');
+  EXPECT_TRUE(parse_json(deep, "f").ok());
+  EXPECT_FALSE(parse_json("[" + deep + "]", "f").ok());
+}
+
+}  // namespace
+}  // namespace foretrain
