@@ -64,38 +64,61 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
       Call{id, -1, -1, {chunk.gradients, bucket.frame}, {StreamWait{stream, frame, event}}});
 }
 
-StreamWait StageWriter::reduce_part(const char* stream, const char* group, const Chunk& chunk,
-                                    std::int64_t begin, std::int64_t end, std::int16_t mark,
-                                    StreamWait after) {
+StreamWait StageWriter::reduce_parts(const char* stream, const char* group, const Chunk& chunk,
+                                     const std::vector<Range>& parts, std::int16_t mark,
+                                     StreamWait after) {
   const DType type = x_plan.precision.gradients;
-  const View part{0, 0, bytes_of(type, begin), bytes_of(type, end - begin), 1, GroupSlot()};
-  Op op;
-  op.stream = after.stream = x_builder.stream(stream);
-  op.work = x_builder.work(
-      Collective{CollectiveKind::kAllReduce, x_builder.group(group), end - begin, type, false});
-  op.name = mark == kTiedMark ? "gradients.tied.reduce" : "gradients.shared.reduce";
-  op.category = mark == kTiedMark ? Category::kPipeline : Category::kTensor;
-  op.phase = Phase::kGradients;
-  op.reads = op.writes = {part};
-  op.records = EventRef{1, mark};
+  after.stream = x_builder.stream(stream);
   Segment segment;
-  segment.name = op.name;
+  segment.name = mark == kTiedMark ? "gradients.tied.reduce" : "gradients.shared.reduce";
   segment.frames = {layout_of(chunk.gradients), x_marks};
-  segment.ops.push_back(std::move(op));
+  for (const auto& [begin, end] : parts) {
+    Op op;
+    op.stream = after.stream;
+    op.work = x_builder.work(
+        Collective{CollectiveKind::kAllReduce, x_builder.group(group), end - begin, type, false});
+    op.name = segment.name;
+    op.category = mark == kTiedMark ? Category::kPipeline : Category::kTensor;
+    op.phase = Phase::kGradients;
+    op.reads = op.writes = {
+        View{0, 0, bytes_of(type, begin), bytes_of(type, end - begin), 1, GroupSlot()}};
+    segment.ops.push_back(std::move(op));
+  }
+  segment.ops.back().records = EventRef{1, mark};
   const SegmentId id = x_builder.segment(std::move(segment));
   x_builder.call(Call{id, -1, -1, {chunk.gradients, chunk.marks}, {after}});
   return StreamWait{StreamId(std::size_t{0}), chunk.marks, mark};
 }
 
-/// After the last backward pass of a chunk: gradients that tensor ranks computed in part are summed
-/// (norms under sequence parallelism), then the buckets that waited for them go.
+/// What tensor ranks hold alike but computed in part: with sequence parallelism everything, from
+/// their own tokens; without it the norms of queries and keys, from their own heads.
+std::vector<StageWriter::Range> StageWriter::partial_gradients(const Chunk& chunk) const {
+  if (x_plan.tensor == 1 || chunk.shared_elements == 0) return {};
+  if (x_plan.sequence) return {{0, chunk.shared_elements}};
+  std::vector<Range> out;
+  if (!x_model.qk_norm) return out;
+  std::int64_t begin = 0;
+  for (const Buffer& buffer : x_layer.parameter_gradients.shared.buffers) {
+    if (buffer.name == "attention.q_norm.weight") break;
+    begin += buffer.count;
+  }
+  if (chunk.has_embedding) begin += x_embedding.parameters.shared_elements;
+  for (std::int64_t l = 0; l < chunk.layers; ++l) {
+    out.emplace_back(begin, begin + 2 * x_model.head_dim);
+    begin += x_layer.parameters.shared_elements;
+  }
+  return out;
+}
+
+/// After the last backward pass of a chunk: gradients that tensor ranks computed in part are
+/// summed, then the buckets that waited for them go.
 void StageWriter::finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event) {
   reduce_ready(chunk, 0, frame, event);
   chunk.done_frame = frame;
   chunk.done_event = event;
-  if (x_plan.sequence && chunk.shared_elements > 0) {
-    const StreamWait done = reduce_part("tensor", kTensorGroup, chunk, 0, chunk.shared_elements,
-                                        kSharedMark, StreamWait{StreamId(), frame, event});
+  if (const std::vector<Range> parts = partial_gradients(chunk); !parts.empty()) {
+    const StreamWait done = reduce_parts("tensor", kTensorGroup, chunk, parts, kSharedMark,
+                                         StreamWait{StreamId(), frame, event});
     chunk.done_frame = done.frame;
     chunk.done_event = done.event;
     x_before_update.push_back(done);
@@ -114,8 +137,8 @@ void StageWriter::reduce_rest() {
     if (tied_across() && (chunk.has_embedding || chunk.has_head)) {
       const PartFrames& part = chunk.has_embedding ? chunk.embedding : chunk.head;
       const StreamWait done =
-          reduce_part("tied embedding", kTiedGroup, chunk, part.cut_begin, part.cut_end, kTiedMark,
-                      StreamWait{StreamId(), chunk.done_frame, chunk.done_event});
+          reduce_parts("tied embedding", kTiedGroup, chunk, {{part.cut_begin, part.cut_end}},
+                       kTiedMark, StreamWait{StreamId(), chunk.done_frame, chunk.done_event});
       chunk.done_frame = done.frame;
       chunk.done_event = done.event;
       x_before_update.push_back(done);

@@ -59,9 +59,12 @@ class StageWriter {
   void reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame, std::int16_t event);
   void reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event);
   void finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event);
-  /// All-reduces part of the gradients over a small group; returns where its event is.
-  StreamWait reduce_part(const char* stream, const char* group, const Chunk& chunk,
-                         std::int64_t begin, std::int64_t end, std::int16_t mark, StreamWait after);
+  /// Elements [begin, end) of a chunk's gradients.
+  using Range = std::pair<std::int64_t, std::int64_t>;
+  /// All-reduces parts of the gradients over a small group; returns where the last one's event is.
+  StreamWait reduce_parts(const char* stream, const char* group, const Chunk& chunk,
+                          const std::vector<Range>& parts, std::int16_t mark, StreamWait after);
+  std::vector<Range> partial_gradients(const Chunk& chunk) const;
   void reduce_rest();
   void update();
   void write_clipping(SegmentWriter& w);

@@ -31,6 +31,9 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool number_float(number_float_t v, const string_t& text) override {
     if (!std::isfinite(v)) return refuse("the number " + text + " at " + here() + " overflows");
+    if (text.find_first_of(".eE") == string_t::npos) {
+      return refuse("the number " + text + " at " + here() + " does not fit in 64 bits");
+    }
     return put(v);
   }
   bool string(string_t& v) override { return put(std::move(v)); }

@@ -133,6 +133,24 @@ TEST(TensorParallelVolume, PerLayer) {
   }
 }
 
+// Tensor ranks compute the gradients of the norms of queries and keys from their own heads: without
+// sequence parallelism these alone are summed, 2 x head_dim fp32 elements a layer; with it all that
+// is held alike, which they are part of.
+TEST(TensorParallelVolume, NormsOfQueriesAndKeys) {
+  Model model = unpadded(small_llama());
+  const Plan plan = small_plan(model, {2, 1, 1, 1}, 1);
+  const Bytes without = traffic_of(lower(model, plan).programs[0], false).of(kTensorGroup, kReduce);
+  model.qk_norm = true;
+  const Bytes with = traffic_of(lower(model, plan).programs[0], false).of(kTensorGroup, kReduce);
+  EXPECT_EQ(with - without, model.layers * 2 * model.head_dim * 4);
+  Plan sequence = plan;
+  sequence.sequence = true;
+  const std::int64_t alike = model.layers * (2 * model.hidden + 2 * model.head_dim) + model.hidden;
+  const Bytes losses = 3 * 4 * plan.tokens();  // maximum, target, sum of the loss
+  EXPECT_EQ(traffic_of(lower(model, sequence).programs[0], false).of(kTensorGroup, kReduce),
+            4 * alike + losses);
+}
+
 // Every boundary between chunks carries 2 b s h bytes (/ t with sequence parallelism) forward and
 // as many back, a microbatch.
 TEST(PipelineVolume, Messages) {
