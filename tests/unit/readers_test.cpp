@@ -149,8 +149,9 @@ TEST(ReadPlan, Errors) {
                        "\"schedule\":\"interleaved-1f1b\",\"batch\":{\"global\":3}}",
                        2),
                {"3 microbatches", "multiple of pipeline 2"});
-  expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"virtual_pipeline\":2}}", 2),
-               {"needs the interleaved-1f1b schedule"});
+  expect_error(
+      plan_of("{\"parallel\":{\"pipeline\":2,\"virtual_pipeline\":2},\"schedule\":\"1f1b\"}", 2),
+      {"needs the interleaved-1f1b schedule"});
   expect_error(plan_of("{\"parallel\":{\"pipeline\":11}}", 11), {"11 pipeline chunks", "8 layers"});
   expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"pipeline_layout\":[4,3]}}", 2),
                {"pipeline_layout", "7 layers", "2 with 8"});
