@@ -10,6 +10,8 @@ using IntRange = JsonReader::IntRange;
 constexpr IntRange kDegree{1, 1 << 20};
 constexpr IntRange kCount{1, 1'000'000'000};
 
+const std::string kNotYet = "is not modelled yet";
+
 std::string text(std::int64_t v) { return std::to_string(v); }
 
 class PlanReader {
@@ -46,7 +48,10 @@ class PlanReader {
   }
 
   void later(JsonReader& reader, const char* key, bool used) {
-    if (used) reader.fail(key, "is not modelled yet", ErrorKind::kUnsupported);
+    if (!used) return;
+    const Json* found = reader.take(key);
+    reader.fail(key, (found == nullptr ? "" : "found " + describe(*found) + ", which ") + kNotYet,
+                ErrorKind::kUnsupported);
   }
 
   void read_schedule() {
@@ -167,6 +172,8 @@ class PlanReader {
         r.read_choice("gradients", gradients, {"fp32", "compute"});
         x_plan.precision.gradients = gradients == 0 ? DType::kFp32 : x_plan.precision.compute;
         r.read("master_weights", x_plan.precision.master);
+        later(r, "optimizer_states", r.has("optimizer_states"));
+        later(r, "communication", r.has("communication"));
       });
       return;
     }
@@ -224,7 +231,9 @@ class PlanReader {
       if (name == "layernorm") out.norm = true;
       if (name == "mlp") out.mlp = true;
       if (name == "layer") out.layer = true;
-      later(reader, "modules", it - names.begin() > 3);
+      if (it - names.begin() > 3) {
+        reader.fail("modules", "found \"" + name + "\", which " + kNotYet, ErrorKind::kUnsupported);
+      }
     }
   }
 

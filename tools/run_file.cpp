@@ -8,9 +8,14 @@
 namespace foretrain {
 namespace {
 
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
 bool is_file(const std::string& path) {
   std::error_code ignored;
-  return std::filesystem::exists(path, ignored) && !std::filesystem::is_directory(path, ignored);
+  return std::filesystem::exists(path, ignored) && !is_folder(path);
 }
 
 /// Lays `over` onto `base`: objects member by member, everything else whole. Notes where values
@@ -91,6 +96,10 @@ Result<Model> load_model(const Json& json, const std::string& source) {
     FT_ASSIGN(const Json preset, load_preset("models", *name, source + ": /model"));
     return read_model(preset, is_file(*name) ? *name : "model " + *name, "");
   }
+  if (json.object() == nullptr) {
+    return input_error(source + ": /model: found " + describe(json) +
+                       ", expected a name, a path or an object");
+  }
   const Json* preset = json.find("preset");
   if (preset == nullptr) return read_model(json, source, "/model");
   if (preset->string() == nullptr) {
@@ -158,9 +167,16 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
   if (is_file(name_or_path)) return read_json_file(name_or_path);
   const std::string_view text = find_asset(kind + "/" + name_or_path + ".json");
   if (!text.empty()) return parse_json(text, name_or_path);
+  if (is_folder(name_or_path)) {
+    return input_error(where + ": " + name_or_path + " is a directory, expected a file or a name");
+  }
   const std::string one = kind.substr(0, kind.size() - 1);
   std::string message = where + ": no " + one + " \"" + name_or_path + "\" and no such file";
-  const std::string near = nearest_name(name_or_path, preset_names(kind));
+  const std::vector<std::string> names = preset_names(kind);
+  std::string near = nearest_name(name_or_path, names);
+  for (const std::string& name : names) {
+    if (near.empty() && !name_or_path.empty() && name.starts_with(name_or_path)) near = name;
+  }
   if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
   return input_error(message + "; `foretrain list " + kind + "` lists them");
 }
@@ -203,7 +219,12 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   overlay(run.resolved, user, "RUN", "", run.origins);
   for (const auto& [pointer, origin] : set_origins) run.origins[pointer] = origin;
 
-  if (const Json* name = user.find("name"); name && name->string()) run.name = *name->string();
+  if (const Json* name = user.find("name"); name != nullptr && !name->is_null()) {
+    if (name->string() == nullptr) {
+      return input_error(source + ": /name: found " + describe(*name) + ", expected a text");
+    }
+    run.name = *name->string();
+  }
   if (run.name.empty()) run.name = source;
   for (const char* key : {"model", "cluster"}) {
     if (user.find(key) == nullptr) {

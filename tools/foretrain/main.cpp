@@ -100,6 +100,16 @@ Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
   return {verb, [&args] { return foretrain::doctor(args); }};
 }
 
+/// Says which verb `word` may have meant, if it is none.
+void suggest_verb(CLI::App& app, const std::string& word) {
+  if (word.empty() || word.front() == '-' || app.get_subcommand_no_throw(word) != nullptr) return;
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : app.get_subcommands({})) verbs.push_back(verb->get_name());
+  const std::string near = foretrain::nearest_name(word, verbs);
+  std::fprintf(stderr, "No verb \"%s\"%s.\n", word.c_str(),
+               near.empty() ? "" : ("; did you mean \"" + near + "\"?").c_str());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -119,7 +129,9 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    const int code = app.exit(error) == 0 ? 0 : 2;
+    if (code != 0 && argc > 1) suggest_verb(app, argv[1]);
+    return code;
   }
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;

@@ -1,0 +1,238 @@
+// Whatever is wrong with the input: exit 1, one message that helps, nothing left behind.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+/// What every refusal owes the user; `parts` must stand in the message.
+void expect_refused(const Workplace& place, const CommandResult& result,
+                    const std::vector<std::string>& parts,
+                    const std::vector<std::string>& files = {"run.json"}) {
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_EQ(result.out, "");
+  EXPECT_TRUE(result.err.starts_with("foretrain: ")) << result.err;
+  EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << "not one line: " << result.err;
+  EXPECT_LT(result.err.size(), 1200U);
+  for (const std::string& part : parts) {
+    EXPECT_NE(result.err.find(part), std::string::npos) << part << " is not in: " << result.err;
+  }
+  EXPECT_EQ(place.files(), files);
+}
+
+struct BadSet {
+  const char* set;
+  std::vector<std::string> parts;
+};
+
+class BadSets : public testing::TestWithParam<BadSet> {};
+
+TEST_P(BadSets, AreRefused) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const CommandResult result = place.run(
+      {"simulate", "run.json", "--json", "out.json", "--trace", "t.json", "--set", GetParam().set});
+  expect_refused(place, result, GetParam().parts);
+  EXPECT_LT(result.wall_s, 5) << "a refusal must not take long";
+}
+
+const BadSet kUnknownNames[] = {
+    {"paralel.tensor=2", {"run.json", "/paralel", "unknown key", "\"parallel\""}},
+    {"parallel.tensr=2", {"run.json", "/parallel/tensr", "unknown key", "\"tensor\""}},
+    {"cluster.network.nic_gbps=3", {"/cluster/network/nic_gbps", "nic_gbit_per_s"}},
+    {"model=llama-3-8", {"/model", "llama-3-8", "did you mean \"llama-3-8b\""}},
+    {"cluster=dgx-h10", {"/cluster", "dgx-h10", "did you mean \"dgx-h100\""}},
+    {"cluster.preset=dgx-h10", {"/cluster/preset", "dgx-h10", "did you mean \"dgx-h100\""}},
+    {"cluster.device=h100", {"/cluster/device", "h100-sxm-80gb"}},
+    {"system=megatron-ml", {"/system", "megatron-ml", "did you mean \"megatron-lm\""}},
+    {"system=megatron", {"/system", "\"megatron\"", "megatron-lm"}},
+    {"launch.cuda_graph=layers", {"/launch/cuda_graph", "\"layers\"", "none, layer, full"}},
+    {"recompute={\"modules\":[\"cor_attn\"]}", {"/recompute/modules", "cor_attn", "core_attn"}},
+    {"model={\"model_type\":\"lama\"}", {"/model/model_type", "lama", "llama"}},
+};
+INSTANTIATE_TEST_SUITE_P(UnknownNames, BadSets, testing::ValuesIn(kUnknownNames));
+
+const BadSet kWrongTypes[] = {
+    {"parallel.tensor=two", {"/parallel/tensor", "\"two\"", "a whole number"}},
+    {"parallel.tensor=1.5", {"/parallel/tensor", "1.5", "a whole number"}},
+    {"parallel.sequence=1", {"/parallel/sequence", "1", "true"}},
+    {"parallel=3", {"/parallel", "3", "an object"}},
+    {"parallel.pipeline_layout=6", {"/parallel/pipeline_layout", "6", "a list"}},
+    {"model=3", {"/model", "found 3", "a name"}},
+    {"model=null", {"/model", "null", "a name"}},
+    {"cluster=[]", {"/cluster", "a cluster's name"}},
+    {"name=3", {"/name", "found 3", "a text"}},
+    {"system=3", {"/system", "found 3", "a name"}},
+    {"parallel.tensor.x=3", {"--set parallel.tensor.x=3", "/parallel/tensor", "not an object"}},
+    {"nothing", {"--set nothing", "KEY=VALUE"}},
+    {"=3", {"--set =3", "KEY=VALUE"}},
+    {"parallel..tensor=3", {"--set parallel..tensor=3", "an empty key"}},
+};
+INSTANTIATE_TEST_SUITE_P(WrongTypes, BadSets, testing::ValuesIn(kWrongTypes));
+
+const BadSet kImpossible[] = {
+    {"parallel.tensor=3", {"/parallel", "tensor 3", "does not divide", "8 accelerators"}},
+    {"parallel.tensor=16", {"/parallel", "tensor 16", "32 accelerators", "has 8"}},
+    {"parallel.tensor=8", {"/parallel", "tensor 8", "16 accelerators"}},
+    {"model.num_attention_heads=9", {"/model", "9 heads do not divide hidden_size 768"}},
+    {"batch.global=3", {"/batch/global", "3", "a multiple"}},
+    {"batch.sequence=4096", {"/batch/sequence", "4096", "2048 positions"}},
+    {"parallel.virtual_pipeline=8", {"/parallel/pipeline", "16 pipeline chunks", "12 layers"}},
+    {"parallel.pipeline_layout=[5,6]", {"/parallel/pipeline_layout", "11 layers", "12"}},
+    {"parallel.rank_order=tp-pp", {"/parallel/rank_order", "\"tp-pp\"", "dp"}},
+    {"batch.micro=-1", {"/batch/micro", "found -1", "from 1"}},
+    {"batch.global=0", {"/batch/global", "found 0", "from 1"}},
+    {"cluster.accelerators=-8", {"/cluster/accelerators", "found -8", "from 1"}},
+    {"host.step_us=-1", {"/host/step_us", "found -1", "from 0"}},
+};
+INSTANTIATE_TEST_SUITE_P(Impossible, BadSets, testing::ValuesIn(kImpossible));
+
+const BadSet kAbsurd[] = {
+    {"model.n_layer=1000000000000000000", {"/model/n_layer", "1000000000000000000", "from 1"}},
+    {"model.n_layer=1000000000", {"/model", "layer"}},
+    {"model.n_embd=1000000000", {"/model", "parameters"}},
+    {"cluster.accelerators=1000000000000", {"/cluster/accelerators", "1000000000000", "1048576"}},
+    {"parallel.tensor=1000000000000000000000", {"/parallel/tensor", "1e+21", "1048576"}},
+    {"batch.global=1000000000", {"/batch/global", "layer passes"}},
+    {"batch.micro=1048576", {"/batch"}},
+    {"host.step_us=1e13", {"/host/step_us", "1e+13"}},
+};
+INSTANTIATE_TEST_SUITE_P(Absurd, BadSets, testing::ValuesIn(kAbsurd));
+
+const BadSet kUnsupported[] = {
+    {"parallel.context=2", {"/parallel/context", "2", "not modelled yet"}},
+    {"parallel.expert=2", {"/parallel/expert", "2", "not modelled yet"}},
+    {"precision=fp8", {"/precision", "\"fp8\"", "not modelled yet"}},
+    {"precision={\"compute\":\"mxfp8\"}", {"/precision/compute", "mxfp8", "not modelled yet"}},
+    {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
+    {"schedule=zb-h1", {"/schedule", "\"zb-h1\"", "not modelled yet"}},
+    {"sharding.level=parameters", {"/sharding/level", "\"parameters\"", "not modelled yet"}},
+    {"sharding.group_size=2", {"/sharding/group_size", "2", "not modelled yet"}},
+    {"offload.optimizer=cpu", {"/offload/optimizer", "\"cpu\"", "not modelled yet"}},
+    {"offload.activation_layers=1", {"/offload/activation_layers", "1", "not modelled yet"}},
+    {"kernels.compile=true", {"/kernels/compile", "true", "not modelled yet"}},
+    {"kernels.optimizer=lamb", {"/kernels/optimizer", "\"lamb\"", "not modelled yet"}},
+    {"overlap.expert=true", {"/overlap/expert", "true", "not modelled yet"}},
+    {"recompute={\"modules\":[\"moe\"]}", {"/recompute/modules", "\"moe\"", "not modelled yet"}},
+    {"profile=mine.json", {"/profile", "not read yet"}},
+    {"moe={}", {"/moe", "no experts"}},
+    {"model={\"model_type\":\"mixtral\",\"num_local_experts\":8}",
+     {"/model/model_type", "\"mixtral\"", "not modelled yet"}},
+};
+INSTANTIATE_TEST_SUITE_P(Unsupported, BadSets, testing::ValuesIn(kUnsupported));
+
+struct BadFile {
+  const char* name;
+  std::string text;
+  std::vector<std::string> parts;
+};
+
+std::vector<BadFile> bad_files() {
+  const std::string small = kSmallRun;
+  return {
+      {"empty", "", {"run.json", "empty"}},
+      {"blank", " \n\n", {"run.json", "empty"}},
+      {"truncated", small.substr(0, small.size() / 2), {"run.json", "parse error"}},
+      {"duplicate",
+       R"({"model": "gpt2", "model": "gpt2"})",
+       {"run.json", "duplicate key", "model"}},
+      {"list", "[1, 2]", {"run.json", "an object"}},
+      {"text", "hello", {"run.json"}},
+      {"tail", small + "}", {"run.json", "parse error"}},
+      {"no_model", R"({"cluster": "dgx-h100"})", {"run.json", "/model", "missing", "preset"}},
+      {"no_cluster", R"({"model": "gpt2"})", {"run.json", "/cluster", "missing", "preset"}},
+      {"deep_lists", std::string(100000, '['), {"run.json", "64 levels"}},
+      {"binary", std::string("\x7f\x45\x4c\x46\0\1\2\3\xff\xfe", 10), {"run.json", "not a JSON"}},
+      {"not_utf8", "{\"name\": \"\xff\xfe\"}", {"run.json"}},
+      {"huge_number", R"({"batch": {"global": 1e999}})", {"run.json", "/batch", "overflow"}},
+      {"garbage", "{\"name\": " + std::string(std::size_t{50} << 20, 'x'), {"run.json", "parse"}},
+  };
+}
+
+class BadFiles : public testing::TestWithParam<BadFile> {};
+
+TEST_P(BadFiles, AreRefused) {
+  const Workplace place;
+  place.write("run.json", GetParam().text);
+  const CommandResult result = place.run({"simulate", "run.json", "--json", "out.json"});
+  expect_refused(place, result, GetParam().parts);
+  EXPECT_LT(result.wall_s, 5);
+}
+INSTANTIATE_TEST_SUITE_P(All, BadFiles, testing::ValuesIn(bad_files()),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+TEST(BadInput, ADeepObjectIsRefused) {
+  const Workplace place;
+  std::string deep;
+  for (int i = 0; i < 100000; ++i) deep += "{\"a\":";
+  place.write("run.json", deep);
+  expect_refused(place, place.run({"simulate", "run.json"}), {"run.json", "64 levels"});
+}
+
+TEST(BadInput, FilesThatCannotBeReadAreNamed) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  expect_refused(place, place.run({"simulate", "absent.json"}), {"absent.json", "no such file"});
+  expect_refused(place, place.run({"simulate", "/"}), {"/", "directory"});
+  expect_refused(place, place.run({"simulate", ""}), {"RUN", "no run \"\""});
+  expect_refused(place, place.run({"simulate", "run.json", "--set", "model=/"}),
+                 {"/model", "directory"});
+  expect_refused(place, place.run({"simulate", "llama-3-8b-8-h10"}),
+                 {"did you mean \"llama-3-8b-8-h100\""});
+  expect_refused(place, place.run({"score", "absent.json"}), {"absent.json"});
+  expect_refused(place, place.run({"show", "dgx-h10"}), {"did you mean \"dgx-h100\""});
+  expect_refused(place, place.run({"list", "model"}), {"\"model\"", "did you mean \"models\""});
+}
+
+TEST(BadInput, OutputsThatCannotBeWrittenAreNamed) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  for (const char* flag : {"--json", "--trace", "--timeline"}) {
+    const auto write_to = [&](const std::string& path) {
+      return place.run({"simulate", "run.json", flag, path});
+    };
+    expect_refused(place, write_to("absent/out.json"), {"absent/out.json", "No such file"});
+    expect_refused(place, write_to("/dev/full"), {"/dev/full", "No space left"});
+    expect_refused(place, write_to("/"), {"/", "directory"});
+  }
+}
+
+TEST(BadInput, TraceRanksMustExist) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  for (const char* rank : {"8", "-1", "0,99"}) {
+    expect_refused(place,
+                   place.run({"simulate", "run.json", "--trace", "t.json", "--trace-ranks", rank}),
+                   {"--trace-ranks", "8"});
+  }
+  expect_refused(place, place.run({"show", "run.json", "--program", "8"}), {"--program 8", "8"});
+}
+
+TEST(BadUsage, ExitsWithTwo) {
+  const Workplace place;
+  const std::vector<std::vector<std::string>> wrong = {
+      {},
+      {"simulat", "x"},
+      {"simulate"},
+      {"simulate", "a", "b"},
+      {"simulate", "a", "--foo"},
+      {"simulate", "a", "--trace-ranks", "x"},
+      {"score"},
+      {"score", "a", "--threads", "0"},
+      {"show"},
+      {"show", "a", "--program", "-1"},
+  };
+  for (const std::vector<std::string>& arguments : wrong) {
+    const CommandResult result = place.run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_NE(result.err.find("--help"), std::string::npos) << result.err;
+  }
+  EXPECT_NE(place.run({"simulat", "x"}).err.find("\"simulate\""), std::string::npos);
+}
+
+}  // namespace
+}  // namespace foretrain

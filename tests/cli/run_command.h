@@ -1,0 +1,55 @@
+// Runs the foretrain binary as a user's shell would.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "sim/base/json.h"
+
+namespace foretrain {
+
+struct CommandResult {
+  int exit_code = -1;  ///< 128 + the signal's number if one ended it; -1 if it did not start
+  std::string out, err;
+  double wall_s = 0;
+};
+
+/// A folder of its own that goes away with the test; `run` starts foretrain inside it.
+class Workplace {
+ public:
+  Workplace();
+  ~Workplace();
+  Workplace(const Workplace&) = delete;
+  Workplace& operator=(const Workplace&) = delete;
+
+  /// Standard input is empty, standard output and error are files (so nothing is a terminal).
+  CommandResult run(const std::vector<std::string>& arguments) const;
+
+  /// Writes a file into the folder.
+  void write(const std::string& name, const std::string& text) const;
+  bool has(const std::string& name) const;
+  std::string read(const std::string& name) const;
+  std::filesystem::path path(const std::string& name) const { return x_folder / name; }
+  /// Names of all that lies in the folder, sorted.
+  std::vector<std::string> files() const;
+
+ private:
+  std::filesystem::path x_folder;
+};
+
+/// `simulate RUN --json - --set ...`, parsed; a failure of the test if it does not succeed.
+Json simulated(const Workplace& place, const std::string& run,
+               const std::vector<std::string>& sets = {},
+               const std::vector<std::string>& more = {});
+
+/// The member at a path such as "memory/peak_gib"; null if there is none.
+Json at(const Json& json, const std::string& path);
+
+/// `json` without the members of that name at its top level.
+Json without(const Json& json, const std::vector<std::string>& keys);
+
+/// A small run, the base of most tests: 2 x 2 x 2 accelerators, GPT-3 125M.
+extern const char* const kSmallRun;
+
+}  // namespace foretrain
