@@ -1,4 +1,5 @@
-// Any RUN either resolves or is refused with a message. Small ones are lowered, and must then be well-formed.
+// Any RUN either resolves or is refused with a message. Small ones are lowered, and must then be
+// well-formed.
 #include <cstddef>
 #include <cstdint>
 #include <string>
