@@ -9,6 +9,7 @@
 #include "sim/base/assets.h"
 #include "sim/engine/recorder.h"
 #include "sim/program/verify.h"
+#include "tools/report.h"
 
 namespace foretrain {
 namespace {
@@ -43,6 +44,34 @@ std::size_t critical_actor(const Workload& workload, const Prepared& prepared) {
     best = a;
   }
   return best;
+}
+
+/// Refuses steps that Time, an integer number of picoseconds, may not hold: were every operation of
+/// every stage to run after the other, they must take less than a million seconds.
+Status check_length(const Run& run, const Workload& workload, const Prepared& prepared) {
+  constexpr double kLongest = 1e6;
+  std::vector<std::uint8_t> known(prepared.prices.size());
+  for (std::size_t a = 0; a < prepared.quotient.actors.size(); ++a) {
+    const auto prices_of = static_cast<std::size_t>(prepared.prices_of[a]);
+    if (known[prices_of]++ > 0) continue;
+    known[prices_of] = 1;
+    const PreparedPrices& prices = prepared.prices[prices_of];
+    const Program& program = workload.programs[prepared.quotient.actors[a].program.index()];
+    std::vector<double> of_segment(program.segments.size());
+    for (std::size_t s = 0; s < program.segments.size(); ++s) {
+      for (const Op& op : program.segments[s].ops) {
+        const Cost& cost = prices.costs[op.work.index()];
+        of_segment[s] += cost.duration.seconds() + cost.launch.seconds();
+      }
+    }
+    double sum = 0;
+    for (const Call& call : program.calls) sum += of_segment[call.segment.index()];
+    if (sum * static_cast<double>(run.plan.pipeline) < kLongest) continue;
+    return input_error(run.source + ": a step would take up to " +
+                       seconds_text(sum * static_cast<double>(run.plan.pipeline)) +
+                       ", more than 11 days; found a size or a rate out of proportion");
+  }
+  return ok_status();
 }
 
 /// FLOPs that one rank's tensor cores execute in a step.
@@ -292,6 +321,7 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   }
   const std::unique_ptr<CostModel> model = make_cost_model(run.cluster, price_options(run));
   FT_ASSIGN(const Prepared prepared, prepare(workload, *model, options.full));
+  FT_TRY(check_length(run, workload, prepared));
   const std::size_t critical = critical_actor(workload, prepared);
   std::vector<std::uint8_t> wanted;
   FT_TRY(choose_actors(prepared, options, wanted));

@@ -92,19 +92,26 @@ INSTANTIATE_TEST_SUITE_P(Impossible, BadSets, testing::ValuesIn(kImpossible));
 
 const BadSet kAbsurd[] = {
     {"model.n_layer=1000000000000000000", {"/model/n_layer", "1000000000000000000", "from 1"}},
-    {"model.n_layer=1000000000", {"/model", "layer"}},
-    {"model.n_embd=1000000000", {"/model", "parameters"}},
+    {"model.n_layer=1000000000", {"/batch/global", "layer passes"}},
+    {"model.n_embd=120000000", {"/model", "10^16 parameters"}},
     {"cluster.accelerators=1000000000000", {"/cluster/accelerators", "1000000000000", "1048576"}},
     {"parallel.tensor=1000000000000000000000", {"/parallel/tensor", "1e+21", "1048576"}},
     {"batch.global=1000000000", {"/batch/global", "layer passes"}},
     {"batch.micro=1048576", {"/batch"}},
-    {"host.step_us=1e13", {"/host/step_us", "1e+13"}},
+    {"host.step_us=1e13", {"/host/step_us", "10000000000000"}},
+    {"host.step_us=999999999999", {"run.json", "more than 11 days"}},
+    {"model.vocab_size=1000000000000", {"/model/vocab_size", "1000000000"}},
+    {"cluster.network.latency_us=1e7", {"/cluster/network/latency_us", "1000000"}},
 };
 INSTANTIATE_TEST_SUITE_P(Absurd, BadSets, testing::ValuesIn(kAbsurd));
 
 const BadSet kUnsupported[] = {
     {"parallel.context=2", {"/parallel/context", "2", "not modelled yet"}},
     {"parallel.expert=2", {"/parallel/expert", "2", "not modelled yet"}},
+    {"parallel.expert_tensor=2", {"/parallel/expert_tensor", "2", "not modelled yet"}},
+    {"offload.parameters=nvme", {"/offload/parameters", "\"nvme\"", "not modelled yet"}},
+    {"kernels.context=ring", {"/kernels/context", "parallel.context > 1"}},
+    {"kernels.fp8_recipe=delayed", {"/kernels/fp8_recipe", "fp8 precision"}},
     {"precision=fp8", {"/precision", "\"fp8\"", "not modelled yet"}},
     {"precision={\"compute\":\"mxfp8\"}", {"/precision/compute", "mxfp8", "not modelled yet"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
@@ -147,7 +154,7 @@ std::vector<BadFile> bad_files() {
       {"deep_lists", std::string(100000, '['), {"run.json", "64 levels"}},
       {"binary", std::string("\x7f\x45\x4c\x46\0\1\2\3\xff\xfe", 10), {"run.json", "not a JSON"}},
       {"not_utf8", "{\"name\": \"\xff\xfe\"}", {"run.json"}},
-      {"huge_number", R"({"batch": {"global": 1e999}})", {"run.json", "/batch", "overflow"}},
+      {"huge_number", R"({"batch": {"global": 1e999}})", {"run.json", "1e999", "overflow"}},
       {"garbage", "{\"name\": " + std::string(std::size_t{50} << 20, 'x'), {"run.json", "parse"}},
   };
 }
@@ -198,6 +205,13 @@ TEST(BadInput, OutputsThatCannotBeWrittenAreNamed) {
     expect_refused(place, write_to("/dev/full"), {"/dev/full", "No space left"});
     expect_refused(place, write_to("/"), {"/", "directory"});
   }
+}
+
+TEST(BadInput, AStepThatTimeCannotHoldIsRefused) {
+  const Workplace place;
+  const CommandResult result =
+      place.run({"simulate", "llama-3-8b-8-h100", "--set", "batch.sequence=67108864"});
+  expect_refused(place, result, {"11 days", "out of proportion"}, {});
 }
 
 TEST(BadInput, TraceRanksMustExist) {

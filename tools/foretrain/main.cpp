@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <functional>
 
+#include "sim/base/json.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/version.h"
 
@@ -102,9 +103,12 @@ Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
 
 /// Says which verb `word` may have meant, if it is none.
 void suggest_verb(CLI::App& app, const std::string& word) {
-  if (word.empty() || word.front() == '-' || app.get_subcommand_no_throw(word) != nullptr) return;
+  if (word.empty() || word.front() == '-') return;
   std::vector<std::string> verbs;
-  for (const CLI::App* verb : app.get_subcommands({})) verbs.push_back(verb->get_name());
+  for (const CLI::App* verb : app.get_subcommands({})) {
+    if (verb->get_name() == word) return;
+    verbs.push_back(verb->get_name());
+  }
   const std::string near = foretrain::nearest_name(word, verbs);
   std::fprintf(stderr, "No verb \"%s\"%s.\n", word.c_str(),
                near.empty() ? "" : ("; did you mean \"" + near + "\"?").c_str());

@@ -1,0 +1,228 @@
+// What the command answers: whole, consistent, repeatable, and moved by every field of a RUN.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cli/run_command.h"
+#include "sim/base/json.h"
+
+namespace foretrain {
+namespace {
+
+Workplace& small_place() {
+  static Workplace place;
+  if (!place.has("run.json")) place.write("run.json", kSmallRun);
+  return place;
+}
+
+TEST(Result, HasEveryPromisedKey) {
+  const Json json = simulated(small_place(), "run.json");
+  for (const char* path : {"iteration_time_s",
+                           "iteration_time_interval_s",
+                           "tokens_per_s",
+                           "tokens_per_s_per_accelerator",
+                           "model_tflops_per_accelerator",
+                           "mfu",
+                           "hfu",
+                           "memory/peak_gib",
+                           "memory/capacity_gib",
+                           "memory/fits",
+                           "memory/by_kind_gib/parameters",
+                           "memory/by_kind_gib/gradients",
+                           "memory/by_kind_gib/optimizer",
+                           "memory/by_kind_gib/activations",
+                           "memory/by_kind_gib/communication",
+                           "memory/by_kind_gib/workspace",
+                           "memory/by_kind_gib/framework",
+                           "memory/peak_rank",
+                           "breakdown_s",
+                           "sensitivity",
+                           "provenance/measured",
+                           "provenance/interpolated",
+                           "provenance/analytic",
+                           "simulation/ranks",
+                           "simulation/ranks_simulated",
+                           "simulation/operations",
+                           "simulation/events",
+                           "simulation/wall_s",
+                           "simulation/seed",
+                           "simulation/revision",
+                           "simulation/config_hash",
+                           "schema"}) {
+    EXPECT_FALSE(at(json, path).is_null()) << path;
+  }
+}
+
+TEST(Result, ThePartsAddUp) {
+  const Json json = simulated(small_place(), "run.json");
+  const double step = at(json, "iteration_time_s").number();
+  const auto sum_of = [&json](const char* path) {
+    const Json parts = at(json, path);
+    double sum = 0;
+    for (const auto& [name, part] : *parts.object()) {
+      EXPECT_GE(part.number(), 0) << path << "/" << name;
+      sum += part.number();
+    }
+    return sum;
+  };
+  EXPECT_GT(step, 0);
+  EXPECT_NEAR(sum_of("breakdown_s") / step, 1, 1e-9);
+  EXPECT_NEAR(sum_of("provenance"), 1, 1e-9);
+  EXPECT_NEAR(sum_of("memory/by_kind_gib") / at(json, "memory/peak_gib").number(), 1, 1e-9);
+  EXPECT_NEAR(at(json, "tokens_per_s").number() * step / (16 * 512), 1, 1e-9);
+}
+
+TEST(Result, IsTheSameTwice) {
+  Json first = simulated(small_place(), "run.json");
+  Json second = simulated(small_place(), "run.json");
+  for (Json* json : {&first, &second}) json->find("simulation")->set("wall_s", 0);
+  EXPECT_EQ(dump_json(first), dump_json(second));
+}
+
+TEST(Result, FullSaysWhatFoldedSays) {
+  const std::vector<std::string> sets = {"cluster.accelerators=16"};
+  // The gains are left out of a full simulation.
+  const std::vector<std::string> apart = {"simulation", "sensitivity"};
+  const Json folded = simulated(small_place(), "run.json", sets);
+  const Json full = simulated(small_place(), "run.json", sets, {"--full"});
+  EXPECT_EQ(dump_json(without(folded, apart)), dump_json(without(full, apart)));
+  EXPECT_EQ(at(full, "simulation/ranks_simulated").number(), 16);
+  EXPECT_LT(at(folded, "simulation/ranks_simulated").number(), 16);
+}
+
+TEST(Result, ScoreDoesNotDependOnThreads) {
+  Workplace& place = small_place();
+  std::string rows;
+  for (int i = 0; i < 4; ++i) {
+    rows += std::string(i == 0 ? "[" : ",") + R"({"id": "row)" + std::to_string(i) +
+            R"(", "source": "none", "trust": "A", "group": "g", "run": )" + kSmallRun +
+            R"(, "measured": {"step_time_s": 0.0)" + std::to_string(i + 1) + "}}";
+  }
+  place.write("rows.json", rows + "]");
+  const CommandResult one = place.run({"score", "rows.json", "--json", "-", "--threads", "1"});
+  const CommandResult two = place.run({"score", "rows.json", "--json", "-", "--threads", "2"});
+  EXPECT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_EQ(one.err + two.err, "");
+  EXPECT_EQ(one.out, two.out);
+  const Result<Json> json = parse_json(one.out, "stdout");
+  ASSERT_TRUE(json.ok());
+  const Json all = at(json.value(), "rows");
+  ASSERT_TRUE(all.array() != nullptr);
+  EXPECT_EQ(all.array()->size(), 4U);
+}
+
+struct Field {
+  const char* set;
+  std::vector<std::string> base = {};  ///< overrides of both runs, where the field matters
+};
+
+class Fields : public testing::TestWithParam<Field> {};
+
+TEST_P(Fields, MovesTheResult) {
+  const Workplace& place = small_place();
+  std::vector<std::string> sets = GetParam().base;
+  const Json base = simulated(place, "run.json", sets);
+  sets.emplace_back(GetParam().set);
+  const Json other = simulated(place, "run.json", sets);
+  // A note alone is no effect.
+  const std::vector<std::string> apart = {"simulation", "notes"};
+  EXPECT_NE(dump_json(without(base, apart)), dump_json(without(other, apart))) << GetParam().set;
+}
+
+const Field kFields[] = {
+    {"system=deepspeed"},
+    {"model=gpt3-350m"},
+    {"cluster.preset=dgx-h100"},
+    {"parallel.tensor=1"},
+    {"parallel.pipeline=1"},
+    {"parallel.virtual_pipeline=2"},
+    {"parallel.sequence=false"},
+    {"parallel.rank_order=tp-pp-dp", {"cluster.accelerators=16"}},
+    {"parallel.pipeline_layout=[5,7]"},
+    {"sharding.level=none"},
+    {"gradients.dtype=compute"},
+    {"gradients.reduction=all-reduce"},
+    {"gradients.bucket_elements=10000000"},
+    {"gradients.bucket_elements_per_rank=100000000", {"gradients.bucket_elements=1000000"}},
+    {"gradients.clip_norm=0"},
+    {"batch.global=32"},
+    {"batch.micro=1"},
+    {"batch.sequence=1024"},
+    {"precision=fp32", {"kernels.attention=unfused"}},
+    {"precision=tf32", {"kernels.attention=unfused", "precision=fp32"}},
+    {"precision={\"compute\":\"bf16\",\"gradients\":\"compute\"}"},
+    {"precision={\"compute\":\"bf16\",\"master_weights\":false}"},
+    {"recompute=selective", {"kernels.attention=unfused"}},
+    {"recompute=full"},
+    {"recompute={\"modules\":[\"layernorm\"]}"},
+    {"recompute={\"modules\":[\"mlp\"]}"},
+    {"recompute={\"modules\":[\"layer\"],\"layers\":1}", {"recompute=full"}},
+    {"recompute={\"modules\":[\"layer\"],\"layer_period\":2}", {"recompute=full"}},
+    {"schedule=gpipe"},
+    {"overlap.tensor_backward=false"},
+    {"overlap.pipeline=false"},
+    {"overlap.gradient_reduce=false"},
+    {"overlap.parameter_gather=false"},
+    {"kernels.attention=unfused"},
+    {"kernels.optimizer=adam"},
+    {"launch.cuda_graph=full"},
+    {"launch.dispatch_us=50"},
+    {"launch.graph_dispatch_us=50", {"launch.cuda_graph=full"}},
+    {"host.data_us=100000"},
+    {"host.step_us=1000"},
+    {"dropout=0.1"},
+    {"cluster.network.nic_gbit_per_s=50", {"cluster.accelerators=16"}},
+    {"cluster.network.nics_per_node=1", {"cluster.accelerators=16"}},
+    {"cluster.network.fabric=efa", {"cluster.accelerators=16"}},
+    {"cluster.network.latency_us=50", {"cluster.accelerators=16"}},
+    {"cluster.accelerators_per_node=4"},
+};
+INSTANTIATE_TEST_SUITE_P(Each, Fields, testing::ValuesIn(kFields));
+
+/// A rate that a cluster's description holds, and where it can limit.
+class Rates : public testing::TestWithParam<Field> {};
+
+TEST_P(Rates, TwiceTheRateIsNeverSlower) {
+  const Workplace& place = small_place();
+  std::vector<std::string> sets = GetParam().base;
+  sets.emplace_back("cluster.accelerators=32");
+  const Json base = simulated(place, "run.json", sets);
+  sets.emplace_back(GetParam().set);
+  const Json faster = simulated(place, "run.json", sets);
+  EXPECT_LE(at(faster, "iteration_time_s").number(), at(base, "iteration_time_s").number());
+}
+
+const Field kRates[] = {
+    {"cluster.network.nic_gbit_per_s=400"},
+    {"cluster.network.nic_gbit_per_s=400", {"parallel.rank_order=dp-tp-pp"}},
+    {"cluster.network.nic_gbit_per_s=2", {"cluster.network.nic_gbit_per_s=1"}},
+    {"cluster.network.nics_per_node=16"},
+    {"cluster.network.nics_per_node=4", {"cluster.network.nics_per_node=2"}},
+    {"cluster.network.oversubscription=2", {"cluster.network.oversubscription=4"}},
+    {"cluster.host_memory_gb_per_s=400", {"cluster.host_memory_gb_per_s=200"}},
+    {"cluster.storage_gb_per_s=12", {"cluster.storage_gb_per_s=6"}},
+};
+INSTANTIATE_TEST_SUITE_P(Each, Rates, testing::ValuesIn(kRates));
+
+TEST(Result, AFasterDeviceMemoryOrLinkIsNeverSlower) {
+  const Workplace& place = small_place();
+  const CommandResult shown = place.run({"show", "a100-sxm-80gb", "--json", "-"});
+  const Result<Json> device = parse_json(shown.out, "stdout");
+  ASSERT_TRUE(device.ok()) << shown.err;
+  const double base = at(simulated(place, "run.json"), "iteration_time_s").number();
+  for (const char* rate : {"memory_gb_per_s", "scale_up_gb_per_s", "nccl_scale_up_gb_per_s",
+                           "pcie_gb_per_s", "bf16_tflops", "fp32_tflops"}) {
+    const Json* old = device.value().find(rate);
+    if (old == nullptr) continue;
+    Json faster = device.value();
+    faster.set(rate, old->number() * 2);
+    const Json json = simulated(place, "run.json", {"cluster.device=" + dump_json(faster, -1)});
+    // Collectives on faster links take more memory bandwidth from the kernels beside them, and
+    // which kernels those are shifts with every microbatch: steps may grow a little.
+    const double slack = std::string_view(rate).ends_with("scale_up_gb_per_s") ? 1.005 : 1;
+    EXPECT_LE(at(json, "iteration_time_s").number(), base * slack) << rate;
+  }
+}
+
+}  // namespace
+}  // namespace foretrain

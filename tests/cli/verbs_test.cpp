@@ -1,0 +1,114 @@
+// Every verb: help with an example, the same answer from any folder, silence where nobody looks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+TEST(Verbs, HelpHasAnExample) {
+  const Workplace place;
+  for (const char* verb : {"", "simulate", "score", "list", "show", "doctor"}) {
+    std::vector<std::string> arguments = {"--help"};
+    if (*verb != '\0') arguments.insert(arguments.begin(), verb);
+    const CommandResult result = place.run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << verb;
+    EXPECT_EQ(result.err, "") << verb;
+    const std::size_t example = result.out.find("Example");
+    ASSERT_NE(example, std::string::npos) << verb;
+    EXPECT_NE(result.out.find(std::string("foretrain ") + verb, example), std::string::npos);
+  }
+  EXPECT_EQ(place.run({"--version"}).exit_code, 0);
+  EXPECT_NE(place.run({"--version"}).out, "");
+}
+
+TEST(Verbs, StartAtOnce) {
+  const Workplace place;
+  const std::vector<std::vector<std::string>> commands = {
+      {"--help"}, {"list"}, {"simulate", "--help"}};
+  for (const std::vector<std::string>& arguments : commands) {
+    double best = 1e9;  // of five: others may keep the machine busy
+    for (int i = 0; i < 5; ++i) best = std::min(best, place.run(arguments).wall_s);
+    RecordProperty(arguments.front(), std::to_string(best));
+    EXPECT_LT(best, 0.1) << arguments.front();
+  }
+}
+
+TEST(Verbs, ListAndDoctorAnswerInJsonToo) {
+  const Workplace place;
+  for (const char* verb : {"list", "doctor"}) {
+    const CommandResult text = place.run({verb});
+    EXPECT_EQ(text.exit_code, 0) << text.err;
+    EXPECT_NE(text.out, "");
+    const CommandResult json = place.run({verb, "--json", "-"});
+    EXPECT_EQ(json.exit_code, 0) << json.err;
+    EXPECT_TRUE(parse_json(json.out, "stdout").ok()) << json.out;
+    EXPECT_EQ(text.err + json.err, "");
+  }
+}
+
+TEST(Verbs, EveryPresetCanBeShown) {
+  const Workplace place;
+  for (const char* kind : {"models", "clusters", "devices", "systems", "runs"}) {
+    const CommandResult list = place.run({"list", kind, "--json", "-"});
+    const Result<Json> json = parse_json(list.out, "stdout");
+    ASSERT_TRUE(json.ok()) << kind;
+    const Json names = at(json.value(), kind);
+    ASSERT_TRUE(names.array() != nullptr && !names.array()->empty()) << kind;
+    for (const Json& name : *names.array()) {
+      const CommandResult shown = place.run({"show", *name.string()});
+      EXPECT_EQ(shown.exit_code, 0) << *name.string() << ": " << shown.err;
+      EXPECT_NE(shown.out, "") << *name.string();
+    }
+  }
+}
+
+TEST(Verbs, ShowProgramIsStable) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const CommandResult first = place.run({"show", "run.json", "--program", "0"});
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_NE(first.out.find("mlp"), std::string::npos);
+  EXPECT_EQ(first.out, place.run({"show", "run.json", "--program", "0"}).out);
+}
+
+TEST(Verbs, ShowWhyOffersTheNearestName) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const CommandResult hit = place.run({"show", "run.json", "--why", "mlp.up"});
+  EXPECT_EQ(hit.exit_code, 0) << hit.err;
+  EXPECT_NE(hit.out, "");
+  const CommandResult miss = place.run({"show", "run.json", "--why", "mlp.upp"});
+  EXPECT_EQ(miss.exit_code, 1);
+  EXPECT_NE(miss.err.find("did you mean \"mlp.up\""), std::string::npos) << miss.err;
+}
+
+TEST(Verbs, APathWinsOverAName) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  place.write("gpt3-125m", R"({"name": "mine", "model_type": "gpt2", "n_layer": 4, "n_embd": 768,
+                               "n_head": 12, "n_positions": 2048, "vocab_size": 50304})");
+  const CommandResult result = place.run({"simulate", "run.json"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("mine"), std::string::npos) << result.out;
+}
+
+TEST(Verbs, PipedOutputHoldsTheResultAlone) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const CommandResult quiet =
+      place.run({"simulate", "run.json", "--quiet", "--json", "out.json", "--trace", "t.json"});
+  EXPECT_EQ(quiet.exit_code, 0);
+  EXPECT_EQ(quiet.out + quiet.err, "");
+  EXPECT_TRUE(parse_json(place.read("out.json"), "out.json").ok());
+  EXPECT_TRUE(parse_json(place.read("t.json"), "t.json").ok());
+  const CommandResult loud = place.run({"simulate", "run.json"});
+  EXPECT_NE(loud.out, "");
+  EXPECT_EQ(loud.err, "");
+  EXPECT_EQ(place.files(), (std::vector<std::string>{"out.json", "run.json", "t.json"}));
+}
+
+}  // namespace
+}  // namespace foretrain
