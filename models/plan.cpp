@@ -324,6 +324,20 @@ class PlanReader {
     check_widths();
     check_pipeline();
     check_recompute();
+    check_buckets();
+  }
+
+  /// Buckets are ops; more of them than this describe no real run and would only fill memory.
+  void check_buckets() {
+    constexpr std::int64_t kMostBuckets = 4096;
+    const Plan& p = x_plan;
+    if (p.bucket_elements == 0 || p.data == 1) return;
+    const std::int64_t elements = parameter_count(x_model) / (p.tensor * p.pipeline);
+    if (elements / p.bucket_elements <= kMostBuckets) return;
+    refuse("gradients/bucket_elements", text(elements) + " parameters of a rank in buckets of " +
+                                            text(p.bucket_elements) + " make more than " +
+                                            text(kMostBuckets) + " buckets; expected at least " +
+                                            text(elements / kMostBuckets + 1));
   }
 
   void check_batch() {

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "cli/run_command.h"
 #include "sim/base/json.h"
+#include "tests/cli/run_command.h"
 
 namespace foretrain {
 namespace {

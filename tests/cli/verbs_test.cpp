@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cli/run_command.h"
+#include "tests/cli/run_command.h"
 
 namespace foretrain {
 namespace {
