@@ -39,7 +39,7 @@ struct Model {
   bool gated() const { return activation == Activation::kSwiglu; }
 };
 
-/// Reads the keys of a `config.json` (see INTERFACE: `model`). Mixture-of-experts and encoder types
+/// Reads the keys of a `config.json` (see configs/README.md). Mixture-of-experts and encoder types
 /// are refused as unsupported.
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer);
 

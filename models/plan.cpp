@@ -325,6 +325,7 @@ class PlanReader {
     check_pipeline();
     check_recompute();
     check_buckets();
+    check_kernels();
   }
 
   /// Buckets are ops; more of them than this describe no real run and would only fill memory.
@@ -338,6 +339,16 @@ class PlanReader {
                                             text(p.bucket_elements) + " make more than " +
                                             text(kMostBuckets) + " buckets; expected at least " +
                                             text(elements / kMostBuckets + 1));
+  }
+
+  void check_kernels() {
+    if (x_plan.precision.compute != DType::kFp32 || x_plan.attention == AttentionKernel::kUnfused)
+      return;
+    refuse("kernels/attention",
+           "fused attention needs fp16 or bf16; under " +
+               std::string(name_of(x_plan.precision.matrix)) +
+               " set kernels.attention to \"unfused\"",
+           ErrorKind::kUnsupported);
   }
 
   void check_batch() {
@@ -359,8 +370,16 @@ class PlanReader {
       refuse("batch/sequence", text(p.sequence_length) + " is longer than the model's " +
                                    text(x_model.positions) + " positions");
     }
-    if (p.microbatches() * x_model.layers > 50'000'000) {
-      refuse("batch/global", "more than 50 million layer passes in one step");
+    // A pass of a layer takes about 10 kB of Program.
+    constexpr std::int64_t kMostPasses = 1'000'000;
+    if (p.microbatches() * x_model.layers / p.pipeline > kMostPasses) {
+      refuse("batch/global", text(p.microbatches()) + " microbatches through " +
+                                 text(x_model.layers / p.pipeline) +
+                                 " layers of a stage are more than a million layer passes");
+    }
+    const double waits = p.data_time.seconds() * static_cast<double>(p.microbatches());
+    if (waits + p.step_time.seconds() > 1e6) {
+      refuse("host", "a step would wait more than 11 days for its host");
     }
   }
 
@@ -384,6 +403,10 @@ class PlanReader {
   void check_pipeline() {
     Plan& p = x_plan;
     const std::int64_t chunks = p.chunks();
+    if (p.virtual_pipeline > 4096) {
+      return refuse("parallel/virtual_pipeline",
+                    "found " + text(p.virtual_pipeline) + ", expected at most 4096");
+    }
     if (p.virtual_pipeline > 1 && p.schedule != Schedule::kInterleaved) {
       return refuse("schedule", "virtual_pipeline " + text(p.virtual_pipeline) +
                                     " needs the interleaved-1f1b schedule");

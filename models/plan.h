@@ -41,8 +41,8 @@ struct Overlap {
   bool tensor_backward =
       true;  ///< all-gather and reduction of a linear's backward beside its GEMMs
   bool pipeline = true;
-  bool gradient_reduce = true;
-  bool parameter_gather = true;
+  bool gradient_reduce = false;
+  bool parameter_gather = false;
   bool operator==(const Overlap&) const = default;
 };
 

@@ -344,7 +344,7 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   fill_rates(run, workload, out);
   FT_ASSIGN(out.memory, report_memory(run, workload));
   set_interval(workload, prepared, own, critical, out);
-  if (options.sensitivity && !options.full) {
+  if (options.sensitivity) {
     FT_ASSIGN(out.sensitivity, sensitivities(run, workload, result.end));
   }
   out.ranks = run.cluster.accelerators;

@@ -102,6 +102,22 @@ std::string hash_text(const Json& json) {
   return text.data();
 }
 
+/// What a prediction depends on: the resolved RUN, and what its presets say.
+Json hashed(const Run& run) {
+  Json out{Json::Object{}};
+  out.set("run", run.resolved);
+  out.set("cluster", to_json(run.cluster));
+  out.set("parameters", parameter_count(run.model));
+  Json::Array shape;
+  const Model& m = run.model;
+  for (const std::int64_t size :
+       {m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocabulary}) {
+    shape.emplace_back(size);
+  }
+  out.set("shape", std::move(shape));
+  return out;
+}
+
 Json memory_json(const MemoryReport& m) {
   Json kinds{Json::Object{}};
   for (std::size_t k = 0; k < m.by_kind_gib.size(); ++k) {
@@ -212,7 +228,7 @@ Json json_report(const Run& run, const Prediction& p) {
   simulation.set("wall_s", p.wall_s);
   simulation.set("seed", 0);
   simulation.set("revision", kRevision);
-  simulation.set("config_hash", hash_text(run.resolved));
+  simulation.set("config_hash", hash_text(hashed(run)));
   out.set("simulation", std::move(simulation));
   Json::Array notes;
   for (const std::string& note : run.notes) notes.emplace_back(note);

@@ -10,7 +10,7 @@ namespace foretrain {
 /// The report for a terminal: a few lines of verdict, where the time goes, memory, what would help.
 std::string text_report(const Run& run, const Prediction& prediction);
 
-/// The result JSON (INTERFACE: "Result JSON of simulate"). All but simulation.wall_s is the same on
+/// The result JSON (keys are listed in docs/formats.md). All but simulation.wall_s is the same on
 /// every run of one version.
 Json json_report(const Run& run, const Prediction& prediction);
 

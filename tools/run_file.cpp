@@ -22,6 +22,7 @@ bool is_file(const std::string& path) {
 /// come from.
 void overlay(Json& base, const Json& over, const std::string& origin, const std::string& pointer,
              std::map<std::string, std::string>& origins) {
+  if (over.is_null() && base.object() != nullptr) return;  // null: not given
   if (over.object() == nullptr || base.object() == nullptr) {
     base = over;
     // Values below are no longer what they were.
@@ -49,6 +50,13 @@ Status apply_set(Json& run, const std::string& text, std::map<std::string, std::
   }
   const std::string value_text = text.substr(equals + 1);
   const Result<Json> parsed = parse_json(value_text, "--set");
+  // What starts like a number or a structure was meant as JSON; anything else is a text.
+  const bool meant_as_json =
+      !value_text.empty() &&
+      std::string_view("-0123456789{[\"").find(value_text[0]) != std::string_view::npos;
+  if (!parsed.ok() && meant_as_json && !is_file(value_text)) {
+    return input_error("--set " + text + ": " + parsed.error().message);
+  }
   const Json value = parsed.ok() ? parsed.value() : Json(value_text);
   std::string path = text.substr(0, equals);
   Json* at = &run;
@@ -238,6 +246,11 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
   FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
   FT_ASSIGN(run.plan, read_plan(run.resolved, source, run.model, run.cluster.accelerators));
+  if (peak_tflops(run.cluster.device, run.plan.precision.matrix) <= 0) {
+    return unsupported(source + ": /precision: " + std::string(name_of(run.plan.precision.matrix)) +
+                       " is not what " + run.cluster.device.name +
+                       " can multiply in; expected another precision");
+  }
   run.dispatch = Time::from_us(dispatch_us(run.resolved));
   note_limits(run);
   return run;

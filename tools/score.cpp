@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <new>
 
 #include "tools/predict.h"
 
@@ -76,7 +77,9 @@ Result<std::vector<Row>> read_rows(const std::vector<std::string>& paths) {
   return rows;
 }
 
-RowResult score_row(const Row& row) {
+namespace {
+
+RowResult score_unguarded(const Row& row) {
   RowResult out;
   const auto refuse = [&out](const Error& error) {
     out.state = error.kind == ErrorKind::kUnsupported ? RowResult::State::kUnsupported
@@ -99,6 +102,19 @@ RowResult score_row(const Row& row) {
   if (row.step_time_s > 0) out.time_error = out.step_time_s / row.step_time_s - 1;
   if (row.peak_memory_gib > 0) out.memory_error = out.peak_memory_gib / row.peak_memory_gib - 1;
   return out;
+}
+
+}  // namespace
+
+RowResult score_row(const Row& row) {
+  try {
+    return score_unguarded(row);
+  } catch (const std::bad_alloc&) {
+    RowResult out;
+    out.state = RowResult::State::kError;
+    out.reason = row.id + ": needs more memory than the machine gives";
+    return out;
+  }
 }
 
 ErrorStatistics statistics(const std::vector<double>& errors, const std::vector<double>& weights) {

@@ -9,7 +9,7 @@
 
 namespace foretrain {
 
-/// One published run (INTERFACE: "Rows file of score").
+/// One published run (configs/published/README.md).
 struct Row {
   std::string id, group, source, trust;
   bool bulk = false;

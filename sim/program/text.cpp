@@ -135,28 +135,30 @@ std::string text_of(const Work& work) {
 }
 
 double flops_of(const Work& work) {
-  return std::visit(
-      Overloaded{
-          [](const Gemm& w) {
-            return 2.0 * static_cast<double>(w.m) * static_cast<double>(w.n) *
-                   static_cast<double>(w.k) * static_cast<double>(w.batch);
-          },
-          [](const Attention& w) {
-            const double keys =
-                static_cast<double>(w.window > 0 && w.window < w.kv_len ? w.window : w.kv_len);
-            const bool half = w.causal && w.kernel != AttentionKernel::kUnfused &&
-                              (w.window == 0 || w.window >= w.kv_len);
-            double flops = 4.0 * static_cast<double>(w.batch) * static_cast<double>(w.q_heads) *
-                           static_cast<double>(w.q_len) * keys * static_cast<double>(w.head_dim);
-            if (half) flops *= 0.5;
-            if (!w.backward) return flops;
-            return flops * (w.kernel == AttentionKernel::kUnfused ? 2.0 : 2.5);
-          },
-          [](const Kernel& w) { return static_cast<double>(w.flops); },
-          [](const Opaque& w) { return static_cast<double>(w.flops); },
-          [](const auto&) { return 0.0; },
-      },
-      work);
+  return std::visit(Overloaded{
+                        [](const Gemm& w) {
+                          return 2.0 * static_cast<double>(w.m) * static_cast<double>(w.n) *
+                                 static_cast<double>(w.k) * static_cast<double>(w.batch);
+                        },
+                        [](const Attention& w) {
+                          const bool windowed = w.window > 0 && w.window < w.kv_len;
+                          const auto length = static_cast<double>(w.kv_len);
+                          const double keys = windowed ? static_cast<double>(w.window) : length;
+                          // The unfused kernels compute the full square; the others what the causal
+                          // mask leaves.
+                          const bool masked = w.causal && w.kernel != AttentionKernel::kUnfused;
+                          const double seen = masked ? keys - keys * keys / (2 * length) : keys;
+                          const double flops =
+                              4.0 * static_cast<double>(w.batch) * static_cast<double>(w.q_heads) *
+                              static_cast<double>(w.q_len) * seen * static_cast<double>(w.head_dim);
+                          if (!w.backward) return flops;
+                          return flops * (w.kernel == AttentionKernel::kUnfused ? 2.0 : 2.5);
+                        },
+                        [](const Kernel& w) { return static_cast<double>(w.flops); },
+                        [](const Opaque& w) { return static_cast<double>(w.flops); },
+                        [](const auto&) { return 0.0; },
+                    },
+                    work);
 }
 
 std::int64_t count_ops(const Program& program) {

@@ -153,6 +153,12 @@ Status check_channels(const Workload& workload, const std::vector<Traffic>& traf
     if (!binds(source, channel.source_slot) || !binds(destination, channel.destination_slot)) {
       return input_error("channel " + std::to_string(c) + " is not bound by both of its ends");
     }
+    const auto known = [&workload](const RankBinding& rank, ChannelSlot slot) {
+      return slot.index() < workload.programs[rank.program.index()].channel_slots.size();
+    };
+    if (!known(source, channel.source_slot) || !known(destination, channel.destination_slot)) {
+      return input_error("channel " + std::to_string(c) + " ends at slots that do not exist");
+    }
     const auto& sent = traffic[source.program.index()].sent[channel.source_slot.index()];
     const auto& received =
         traffic[destination.program.index()].received[channel.destination_slot.index()];

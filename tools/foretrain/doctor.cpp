@@ -71,7 +71,7 @@ Status doctor(const DoctorArgs& args) {
     out += "\n";
   }
   out += "Simulating needs none of these. This version does not execute or calibrate yet.\n";
-  return write_output("-", out);
+  return print(args.quiet, out);
 }
 
 }  // namespace foretrain

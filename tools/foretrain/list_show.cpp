@@ -72,7 +72,7 @@ Status print_object(const Json& json, const ShowArgs& args) {
   if (!args.json.empty()) return write_output(args.json, dump_json(json) + "\n");
   std::string out;
   print_fields(json, "", {}, "", out);
-  return write_output("-", out);
+  return print(args.quiet, out);
 }
 
 Status show_run(const Run& run, const ShowArgs& args) {
@@ -97,7 +97,7 @@ Status show_run(const Run& run, const ShowArgs& args) {
   for (const std::int64_t layers : run.plan.pipeline_layout) out += " " + std::to_string(layers);
   out += "\n";
   for (const std::string& note : run.notes) out += "Note: " + note + "\n";
-  return write_output("-", out);
+  return print(args.quiet, out);
 }
 
 Status show_program(const Run& run, const ShowArgs& args) {
@@ -110,7 +110,7 @@ Status show_program(const Run& run, const ShowArgs& args) {
   std::string out =
       "rank " + std::to_string(args.program_rank) + ": " +
       name_of(coordinates_of(run.plan, RankId(static_cast<std::size_t>(args.program_rank)))) + "\n";
-  return write_output("-", out + text_of(workload.programs[rank.program.index()]));
+  return print(args.quiet, out + text_of(workload.programs[rank.program.index()]));
 }
 
 /// How each distinct work of the ops named `args.why` is priced on the first rank of every Program.
@@ -146,7 +146,7 @@ Status show_why(const Run& run, const ShowArgs& args) {
       }
     }
   }
-  if (!out.empty()) return write_output("-", out);
+  if (!out.empty()) return print(args.quiet, out);
   const std::string near = nearest_name(args.why, names);
   return input_error("--why " + args.why + ": no operation of that name" +
                      (near.empty() ? "" : " (did you mean \"" + near + "\"?)") +
@@ -183,8 +183,8 @@ Status list(const ListArgs& args) {
     if (names.empty()) out += "  (none yet)\n";
     json.set(kind, std::move(names));
   }
-  return write_output(args.json.empty() ? "-" : args.json,
-                      args.json.empty() ? out : dump_json(json) + "\n");
+  if (args.json.empty()) return print(args.quiet, out);
+  return write_output(args.json, dump_json(json) + "\n");
 }
 
 Status show(const ShowArgs& args) {

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
+#include <new>
 
 #include "sim/base/json.h"
 #include "tools/foretrain/verbs.h"
@@ -17,6 +18,15 @@ struct Verb {
   CLI::App* app = nullptr;
   std::function<Status()> run;
 };
+
+/// Out of memory is the input's fault like any other: one message.
+Status run_guarded(const Verb& verb) {
+  try {
+    return verb.run();
+  } catch (const std::bad_alloc&) {
+    return foretrain::input_error("this needs more memory than the machine gives");
+  }
+}
 
 void add_json(CLI::App* app, std::string& path) {
   app->add_option("--json", path, "Write the machine-readable result to FILE (- for stdout)")
@@ -71,6 +81,7 @@ Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
   verb->footer("Example:\n  foretrain list models");
   verb->add_option("KIND", args.kind, "models, clusters, devices, systems, profiles or runs");
   add_json(verb, args.json);
+  verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::list(args); }};
 }
 
@@ -90,6 +101,7 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
   verb->add_option("--why", args.why, "Print how the operations of that name are priced")
       ->type_name("OP");
   add_json(verb, args.json);
+  verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::show(args); }};
 }
 
@@ -98,6 +110,7 @@ Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
       app.add_subcommand("doctor", "What this machine has, and what each missing piece costs");
   verb->footer("Example:\n  foretrain doctor");
   add_json(verb, args.json);
+  verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::doctor(args); }};
 }
 
@@ -139,7 +152,7 @@ int main(int argc, char** argv) {
   }
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;
-    const Status status = verb.run();
+    const Status status = run_guarded(verb);
     if (status.ok()) return 0;
     std::fprintf(stderr, "foretrain: %s\n", status.error().message.c_str());
     return 1;

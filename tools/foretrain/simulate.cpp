@@ -16,7 +16,16 @@ Status write_output(const std::string& path, const std::string& text) {
   return write_text_file(path, text);
 }
 
+Status print(bool quiet, const std::string& text) {
+  return quiet ? ok_status() : write_output("-", text);
+}
+
 Status simulate(const SimulateArgs& args) {
+  const int on_stdout =
+      (args.json == "-" ? 1 : 0) + (args.trace == "-" ? 1 : 0) + (args.timeline == "-" ? 1 : 0);
+  if (on_stdout > 1) {
+    return input_error("--json, --trace, --timeline: only one of them can be - (stdout)");
+  }
   FT_ASSIGN(const Run run, load_run(args.run, args.sets));
   PredictOptions options;
   options.full = args.full;

@@ -30,6 +30,7 @@ Status score(const ScoreArgs& args);
 
 struct ListArgs {
   std::string kind, json;
+  bool quiet = false;  ///< as everywhere: nothing but what --json asks for
 };
 Status list(const ListArgs& args);
 
@@ -38,15 +39,20 @@ struct ShowArgs {
   std::vector<std::string> sets;
   std::int64_t program_rank = -1;  ///< >= 0: print the Program of that rank
   std::string why;                 ///< print how this op was priced
+  bool quiet = false;
 };
 Status show(const ShowArgs& args);
 
 struct DoctorArgs {
   std::string json;
+  bool quiet = false;
 };
 Status doctor(const DoctorArgs& args);
 
 /// Writes `text` to a path, or to stdout for "-".
 Status write_output(const std::string& path, const std::string& text);
+
+/// Writes `text` to stdout unless `quiet`.
+Status print(bool quiet, const std::string& text);
 
 }  // namespace foretrain
