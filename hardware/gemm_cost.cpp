@@ -126,8 +126,11 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
   }
   GemmEstimate best;
   for (const GemmTile& tile : c.tiles) {
+    const std::int64_t tiles =
+        ceil_div(work.m, tile.rows) * ceil_div(work.n, tile.columns) * work.batch;
     for (const std::int64_t splits : c.splits) {
-      if (splits > 1 && work.k / splits < 256) continue;
+      // cuBLAS splits k where a third of the SMs would idle and the parts stay deep.
+      if (splits > 1 && (work.k / splits < 256 || 3 * tiles > 2 * device.sm_count)) continue;
       const GemmEstimate next = evaluate(device, c, work, tile, splits, rate);
       if (best.tiles == 0 || next.busy_s() < best.busy_s()) best = next;
     }

@@ -15,9 +15,10 @@ namespace foretrain {
 inline Time bounded(double seconds) { return Time::from_seconds(std::min(seconds, 2e6)); }
 inline constexpr double kLongestSeconds = 1e6;
 
-/// GEMM: the best over tiles (tm x tn) and splits s of k of latency + max(compute, memory), with
+/// GEMM: the best over tiles (tm x tn) and splits s of k (where a third of the SMs would idle) of
+/// latency + max(compute, memory), with
 ///     T  = ceil(m/tm) ceil(n/tn) batch s                       tiles
-///     W  = (1-f) ceil(T/S) + f max(T/S, 1)                     waves on S SMs
+///     W  = (1-f) ceil(T/S) + f T/S                             waves on S SMs
 ///     compute = W * 2 tm tn (k/s + K0) / (peak * efficiency * relative / S)
 ///     memory  = bytes / (bandwidth * memory_efficiency)
 /// bytes: A and B once for each wave block of tiles (once in all if they fit in L2), C once (twice

@@ -280,7 +280,7 @@ class PlanReader {
         later(r, key, where > 0);
       }
     });
-    nested("launch", [this](JsonReader& r) {
+    nested("launch", [](JsonReader& r) {
       int graph = 0;
       double us = 0;
       r.read_choice("cuda_graph", graph, {"none", "layer", "full"});

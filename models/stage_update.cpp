@@ -255,7 +255,8 @@ void StageWriter::write_updates(SegmentWriter& w) {
           shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients)};
       std::vector<View> writes = {weights};
       if (!precision.master) reads.push_back(weights);
-      for (std::int16_t b = 0; b < (precision.master ? 3 : 2); ++b) {
+      const std::int16_t state_buffers = precision.master ? 3 : 2;
+      for (std::int16_t b = 0; b < state_buffers; ++b) {
         const View view = Ref{states, b, DType::kFp32, 0}.part(state, count);
         reads.push_back(view);
         writes.push_back(view);

@@ -160,7 +160,7 @@ const Field kFields[] = {
     {"recompute={\"modules\":[\"layer\"],\"layer_period\":2}", {"recompute=full"}},
     {"schedule=gpipe"},
     {"overlap.tensor_backward=false"},
-    {"overlap.pipeline=false"},
+    {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},
     {"overlap.parameter_gather=false"},
     {"kernels.attention=unfused"},

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -59,16 +60,20 @@ Errors errors_of(const std::string& architecture, const std::string& device_name
   return errors;
 }
 
-// Constants refitted without the shape in question: 5.1 % rms on A100, 13.8 % on B200; here the
+// Constants refitted without the shape in question: 4.7 % rms on A100, 13.7 % on B200; here the
 // shipped constants, and samples of the shape itself left out.
 TEST(KernelTables, Gemm) {
   const Errors a100 = errors_of("ampere", "a100-sxm-80gb");
   ASSERT_EQ(a100.law.size(), 183U);
+  std::printf("A100: law %.4f %.4f, samples of others: %.4f %.4f\n", rms(a100.law),
+              median(a100.law), rms(a100.left_out), median(a100.left_out));
   EXPECT_LT(rms(a100.law), 0.05);
-  EXPECT_LT(rms(a100.left_out), 0.05);
+  EXPECT_LT(rms(a100.left_out), 0.045);
   EXPECT_LT(median(a100.left_out), 0.015);
   const Errors b200 = errors_of("blackwell", "b200-sxm-180gb");
   ASSERT_EQ(b200.law.size(), 514U);
+  std::printf("B200: law %.4f %.4f, samples of others: %.4f %.4f\n", rms(b200.law),
+              median(b200.law), rms(b200.left_out), median(b200.left_out));
   EXPECT_LT(rms(b200.law), 0.14);
   EXPECT_LT(rms(b200.left_out), 0.135);
   EXPECT_LT(median(b200.left_out), 0.06);

@@ -113,6 +113,18 @@ Status show_program(const Run& run, const ShowArgs& args) {
   return print(args.quiet, out + text_of(workload.programs[rank.program.index()]));
 }
 
+std::vector<PlacementId> places_of(const Actor& actor, const Work& work) {
+  std::vector<PlacementId> places;
+  if (const auto* collective = std::get_if<Collective>(&work)) {
+    places.push_back(actor.group_places[collective->group.index()]);
+  } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+    for (const Message& m : batch->messages) {
+      places.push_back(actor.channel_places[m.channel.index()]);
+    }
+  }
+  return places;
+}
+
 /// How each distinct work of the ops named `args.why` is priced on the first rank of every Program.
 Status show_why(const Run& run, const ShowArgs& args) {
   const Workload workload = lower(run.model, run.plan);
@@ -130,16 +142,8 @@ Status show_why(const Run& run, const ShowArgs& args) {
         if (std::find(names.begin(), names.end(), op.name) == names.end()) names.push_back(op.name);
         if (op.name != args.why) continue;
         const Work& work = program.works[op.work.index()];
-        std::vector<PlacementId> places;
-        if (const auto* collective = std::get_if<Collective>(&work)) {
-          places.push_back(actor.group_places[collective->group.index()]);
-        } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
-          for (const Message& m : batch->messages) {
-            places.push_back(actor.channel_places[m.channel.index()]);
-          }
-        }
         const std::string text = segment.name + ": " + op.name + ": " + text_of(work) + "\n" +
-                                 model->explain(work, places) + "\n";
+                                 model->explain(work, places_of(actor, work)) + "\n";
         if (std::find(shown.begin(), shown.end(), text) != shown.end()) continue;
         shown.push_back(text);
         out += text;
@@ -156,6 +160,41 @@ Status show_why(const Run& run, const ShowArgs& args) {
 bool has(const std::string& kind, const std::string& name) {
   const std::vector<std::string> names = preset_names(kind);
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// A model, cluster, device or system: what a RUN is made of.
+bool is_part(const std::string& name) {
+  return has("models", name) || has("clusters", name) || has("devices", name) ||
+         has("systems", name);
+}
+
+Status show_part(const ShowArgs& args) {
+  if (has("models", args.name)) {
+    FT_ASSIGN(const Json json, load_preset("models", args.name, "show"));
+    FT_ASSIGN(const Model model, read_model(json, "model " + args.name, ""));
+    return print_object(model_json(model), args);
+  }
+  if (has("clusters", args.name)) {
+    FT_ASSIGN(const Cluster cluster, read_cluster(Json(args.name), "show", ""));
+    return print_object(to_json(cluster), args);
+  }
+  const char* kind = has("devices", args.name) ? "devices" : "systems";
+  FT_ASSIGN(const Json json, load_preset(kind, args.name, "show"));
+  return print_object(json, args);
+}
+
+/// For a name that is no preset and no file, offers the nearest of all presets.
+Status check_run_name(const std::string& name) {
+  const Result<Json> run = load_preset("runs", name, "show");
+  if (run.ok() || has("runs", name)) return ok_status();
+  std::vector<std::string> all;
+  for (const std::string& kind : kinds()) {
+    for (const std::string& preset : preset_names(kind)) all.push_back(preset);
+  }
+  const std::string near = nearest_name(name, all);
+  return input_error(near.empty() ? run.error().message
+                                  : "show: no preset \"" + name +
+                                        "\" and no such file (did you mean \"" + near + "\"?)");
 }
 
 }  // namespace
@@ -190,34 +229,8 @@ Status list(const ListArgs& args) {
 Status show(const ShowArgs& args) {
   const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
   if (!wants_run) {
-    if (has("models", args.name)) {
-      FT_ASSIGN(const Json json, load_preset("models", args.name, "show"));
-      FT_ASSIGN(const Model model, read_model(json, "model " + args.name, ""));
-      return print_object(model_json(model), args);
-    }
-    if (has("clusters", args.name)) {
-      FT_ASSIGN(const Cluster cluster, read_cluster(Json(args.name), "show", ""));
-      return print_object(to_json(cluster), args);
-    }
-    for (const char* kind : {"devices", "systems"}) {
-      if (!has(kind, args.name)) continue;
-      FT_ASSIGN(const Json json, load_preset(kind, args.name, "show"));
-      return print_object(json, args);
-    }
-    const std::vector<std::string> all = [] {
-      std::vector<std::string> names;
-      for (const std::string& kind : kinds()) {
-        for (const std::string& name : preset_names(kind)) names.push_back(name);
-      }
-      return names;
-    }();
-    const Result<Json> run = load_preset("runs", args.name, "show");
-    if (!run.ok() && !has("runs", args.name)) {
-      const std::string near = nearest_name(args.name, all);
-      return input_error(near.empty() ? run.error().message
-                                      : "show: no preset \"" + args.name +
-                                            "\" and no such file (did you mean \"" + near + "\"?)");
-    }
+    if (is_part(args.name)) return show_part(args);
+    FT_TRY(check_run_name(args.name));
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
   if (args.program_rank >= 0) return show_program(run, args);

@@ -129,6 +129,7 @@ void suggest_verb(CLI::App& app, const std::string& word) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(bugprone-exception-escape): a broken command description should end the program
 int main(int argc, char** argv) {
   CLI::App app("Predicts LLM pre-training runs before the money is spent.", "foretrain");
   app.set_version_flag("--version",
