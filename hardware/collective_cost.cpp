@@ -20,8 +20,6 @@ struct Traffic {
   double node_least = 0;     ///< the least any algorithm can send
 };
 
-bool is_nvls(NcclAlgorithm a) { return a == NcclAlgorithm::kNvls || a == NcclAlgorithm::kNvlsTree; }
-
 double bus_factor(CollectiveKind kind, double n) {
   switch (kind) {
     case CollectiveKind::kAllReduce:
@@ -225,7 +223,7 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
   const double seconds =
       std::pow(std::pow(alpha, law.power) + std::pow(x, law.power), 1 / law.power);
   Cost cost = finish(cluster, rates, placement, traffic, alpha, seconds);
-  cost.sms_held = nccl_channels(group, choice, bytes);
+  cost.sms_held = nccl_channels(group, choice, work.kind, bytes);
   cost.deviation = static_cast<float>(law.deviation);
   if (steps != nullptr) {
     *steps << "group: " << placement.ranks << " ranks on " << placement.nodes << " nodes, "

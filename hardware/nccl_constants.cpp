@@ -52,6 +52,10 @@ std::vector<NcclGraphRow> graph_rows(const Json& json) {
                                  Architecture::kHopper, Architecture::kBlackwell}) {
       if (name_of(a) == architecture) row.architecture = a;
     }
+    const std::string& scale_up = *member(item, "scale_up").string();
+    for (const ScaleUp s : {ScaleUp::kSwitch, ScaleUp::kMesh, ScaleUp::kPcie}) {
+      if (name_of(s) == scale_up) row.scale_up = s;
+    }
     row.scale_up_gb_per_s = number_at(item, "scale_up_gb_per_s");
     row.ranks_per_node = static_cast<std::int32_t>(number_at(item, "ranks_per_node"));
     row.many_nodes = *member(item, "nodes").string() == "many";
@@ -64,6 +68,7 @@ std::vector<NcclGraphRow> graph_rows(const Json& json) {
     row.nvls = graph_of(item, "nvls");
     row.channels = static_cast<std::int32_t>(number_at(item, "channels"));
     row.nvls_channels = static_cast<std::int32_t>(number_at(item, "nvls_channels"));
+    row.equal_channels = std::get<bool>(member(item, "equal_channels").value);
     rows.push_back(row);
   }
   return rows;

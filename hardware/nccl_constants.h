@@ -14,6 +14,7 @@ using NcclCeiling = std::array<std::array<double, 3>, 4>;
 
 struct NcclGraphRow {
   Architecture architecture = Architecture::kHopper;
+  ScaleUp scale_up = ScaleUp::kSwitch;
   double scale_up_gb_per_s = 0;
   std::int32_t ranks_per_node = 0;
   bool many_nodes = false;
@@ -21,6 +22,7 @@ struct NcclGraphRow {
   double nic_gb_per_s = 0;
   NcclGraph ring, tree, nvls;
   std::int32_t channels = 0, nvls_channels = 0;
+  bool equal_channels = false;
 };
 
 /// t = (alpha^p + x^p)^(1/p), alpha = latency_factor * NCCL's least L, x = bytes / (efficiency *
