@@ -78,8 +78,9 @@ std::array<TimeLaw, 4> laws_of(const Json& json) {
   std::array<TimeLaw, 4> laws{};
   for (std::size_t i = 0; i < laws.size(); ++i) {
     const Json& law = member(json, kRows.at(i));
-    laws.at(i) = TimeLaw{number_at(law, "latency_factor"), number_at(law, "power"),
-                         number_at(law, "efficiency"), number_at(law, "deviation")};
+    laws.at(i) = TimeLaw{number_at(law, "latency_factor"),  number_at(law, "power"),
+                         number_at(law, "per_rank_us"),     number_at(law, "efficiency"),
+                         number_at(law, "nvls_efficiency"), number_at(law, "deviation")};
   }
   return laws;
 }
@@ -111,6 +112,8 @@ NcclConstants load() {
   c.one_node = laws_of(member(member(root, "laws"), "one_node"));
   c.many_nodes = laws_of(member(member(root, "laws"), "many_nodes"));
   c.many_nodes_cloud = laws_of(member(member(root, "laws"), "many_nodes_cloud"));
+  c.network_line_share = number_at(root, "network_line_share");
+  c.nvls_tree_heads = static_cast<std::int32_t>(number_at(root, "nvls_tree_heads"));
   const Json& message = member(root, "messages");
   c.message_scale_up = number_at(message, "scale_up_efficiency");
   c.message_network = number_at(message, "network_efficiency");
@@ -122,6 +125,7 @@ NcclConstants load() {
   c.all_to_all_network = number_at(all_to_all, "network_efficiency");
   c.all_to_all_us = number_at(all_to_all, "start_us");
   c.all_to_all_peer_us = number_at(all_to_all, "per_peer_us");
+  c.all_to_all_power = number_at(all_to_all, "power");
   c.memory_traffic = number_at(root, "memory_traffic_per_byte");
   c.mesh_ranks = numbers_at(member(root, "mesh_busbw_gb_per_s"), "ranks");
   c.mesh_busbw = numbers_at(member(root, "mesh_busbw_gb_per_s"), "gb_per_s");

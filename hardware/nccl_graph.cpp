@@ -32,6 +32,8 @@ std::span<const double> inter_speeds(Architecture a) {
   return kInterOld;
 }
 
+constexpr std::int32_t kMostHeads = 32;  // of NVLS
+
 bool near(double a, double b) { return std::abs(a - b) <= 0.03 * std::max(a, b); }
 
 /// Wide channels are doubled and halved in width.
@@ -58,17 +60,24 @@ NcclGraph ring_in_node(Architecture architecture, double links) {
   return best;
 }
 
-/// One channel a NIC, as fast as the NIC and the links behind it allow.
+/// One channel a NIC, as fast as the NIC and the links behind it allow; where nodes have more NICs
+/// than that many channels (NVL72), the speed and count that carry most.
 NcclGraph ring_across(Architecture architecture, double links, std::int32_t ranks_per_node,
                       std::int32_t nics, double nic_rate) {
+  constexpr std::int32_t kMostRings = 16;
   const double inside =
-      ranks_per_node > 1 ? links * ranks_per_node / (ranks_per_node - 1) / nics : nic_rate;
-  const double limit = std::min(nic_rate, inside) * (1 + 1e-9);
-  NcclGraph graph{4, nics, std::min(limit, 0.12), std::min(limit, 0.12)};
+      ranks_per_node > 1 ? links * ranks_per_node / (ranks_per_node - 1) : nic_rate * nics;
+  NcclGraph graph{4, 0, 0, 0};
   for (const double speed : inter_speeds(architecture)) {
-    if (speed > limit) continue;
-    graph.intra = graph.inter = speed;
-    break;
+    if (speed > nic_rate * (1 + 1e-9)) continue;
+    const auto most = static_cast<std::int32_t>(std::min(64.0, inside / speed + 1e-9));
+    const std::int32_t count = nics > kMostRings ? std::min(kMostRings, most) : nics;
+    if (count > most || count * speed <= graph.channels * graph.intra) continue;
+    graph = NcclGraph{4, count, speed, speed};
+  }
+  if (graph.channels == 0) {
+    const double least = std::min({nic_rate, inside / nics, 0.12});
+    graph = NcclGraph{4, nics, least, least};
   }
   duplicate(graph, architecture, graph.intra);
   return graph;
@@ -121,14 +130,14 @@ void apply_rule(NcclGroup& group, const Cluster& cluster, double nic_rate) {
     group.tree = group.ring;
     group.tree.pattern = 1;
     if (has_nvls(cluster) && group.ranks_per_node > 1) {
-      group.nvls = nvls_graph(a, links, std::min(group.ranks_per_node, 32), 0);
+      group.nvls = nvls_graph(a, links, std::min(group.ranks_per_node, kMostHeads), 0);
     }
   } else {
     group.ring = ring_across(a, links, group.ranks_per_node, group.nics_per_node, nic_rate);
     group.tree = group.ring;
     group.tree.pattern = a == Architecture::kHopper || blackwell ? 3 : 1;
     if (has_nvls(cluster) && group.ranks_per_node > 1 && group.nics_per_node > 1) {
-      group.nvls = nvls_graph(a, links, group.nics_per_node, nic_rate);
+      group.nvls = nvls_graph(a, links, std::min(group.nics_per_node, kMostHeads), nic_rate);
     }
   }
   group.equal_channels =

@@ -190,37 +190,6 @@ Json measured(const std::string& file) {
   return read_json_file(std::string(FORETRAIN_TEST_DATA) + "/" + file).value();
 }
 
-// Residuals as docs/prices.md states them, natural logarithms of predicted over measured.
-TEST(Prices, CollectivesAreAsCloseToMeasurementsAsStated) {
-  std::map<std::string, std::vector<double>> errors;
-  const Json data = measured("collectives_measured.json");
-  for (const Json& series : *data.find("series")->array()) {
-    const auto ranks = static_cast<int>(series.find("ranks")->number());
-    Cluster cluster = cluster_of(*series.find("cluster")->string(), ranks);
-    if (*series.find("fabric")->string() == "efa") cluster.fabric = Fabric::kEfa;
-    const bool one = series.find("nodes")->number() == 1;
-    const std::string& name = *series.find("collective")->string();
-    const CollectiveKind kind = name == "all-reduce"   ? CollectiveKind::kAllReduce
-                                : name == "all-gather" ? CollectiveKind::kAllGather
-                                                       : CollectiveKind::kReduceScatter;
-    std::vector<double> own;
-    for (const Json& point : *series.find("bytes_us")->array()) {
-      const double bytes = (*point.array())[0].number(), us = (*point.array())[1].number();
-      const Cost cost = price(cluster, {}, {"", ranks, ranks, 1}, kind, static_cast<Bytes>(bytes));
-      const double error = std::log(cost.duration.us() / us);
-      own.push_back(error);
-      errors[std::string(one ? "one node" : "many nodes") +
-             (bytes < 268435456 ? ", below" : ", above")]
-          .push_back(error);
-    }
-    RecordProperty(*series.find("id")->string(), std::to_string(rms(own)));
-  }
-  EXPECT_LT(rms(errors["one node, above"]), 0.10);
-  EXPECT_LT(rms(errors["one node, below"]), 0.22);
-  EXPECT_LT(rms(errors["many nodes, above"]), 0.12);
-  EXPECT_LT(rms(errors["many nodes, below"]), 0.25);
-}
-
 TEST(Prices, GemmsAreAsCloseToMeasurementsAsStated) {
   std::vector<double> large, small;
   const Json data = measured("gemm_measured.json");
