@@ -26,8 +26,13 @@ struct Transfers {
     if (widest == nullptr || at.nodes > widest->nodes) widest = &at;
   }
 
+  /// The communicator is not known: across nodes that of the pair, within a node one of the whole
+  /// node, as of a pipeline with a stage on every device.
   std::int32_t channels(const Cluster& cluster) const {
-    return nccl_p2p_channels(nccl_group_of(cluster, *widest), std::max(sends, receives), largest);
+    const std::int32_t node = cluster.accelerators_per_node;
+    const NcclGroup group =
+        widest->nodes > 1 ? nccl_group_of(cluster, *widest) : nccl_group(cluster, node, 1, node, 0);
+    return nccl_p2p_channels(group, std::max(sends, receives), largest);
   }
 };
 

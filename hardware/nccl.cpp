@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kNarrowRing = 12;  // GB/s: half the threads
 constexpr double kLeastTraffic = 16384;
-constexpr std::int32_t kMostP2p = 64, kFarChannels = 2;
+constexpr std::int32_t kMostP2p = 64, kFewChannels = 2;
 constexpr Bytes kNearChunk = Bytes{512} << 10, kFarChunk = Bytes{128} << 10;
 
 std::size_t index_of(NcclAlgorithm a) { return static_cast<std::size_t>(a); }
@@ -86,11 +86,14 @@ std::int32_t nccl_channels(const NcclGroup& group, const NcclChoice& choice, Col
 std::int32_t nccl_p2p_channels(const NcclGroup& group, std::int32_t peers, Bytes bytes_each) {
   const auto all = static_cast<std::int32_t>(
       std::bit_ceil(static_cast<std::uint32_t>(std::clamp(group.channels, 1, kMostP2p))));
-  const bool far = group.nodes > 1;
+  const bool far = group.nodes > 1, linked = group.scale_up == ScaleUp::kSwitch;
+  const std::int32_t most = far || !linked ? std::min(all, kFewChannels) : all;
   const Bytes chunk = far || group.scale_up == ScaleUp::kPcie ? kFarChunk : kNearChunk;
-  const std::int32_t most = far ? std::min(all, kFarChannels) : all;
-  std::int32_t each = 1;
-  while (each < most && bytes_each / each > chunk) each *= 2;
+  const Bytes smallest = chunk / (far ? 2 : 8), largest = far ? chunk : chunk * 32;
+  std::int32_t each = most;
+  while (each > 1 && static_cast<std::int64_t>(each) * group.ranks > all) each /= 2;
+  each = static_cast<std::int32_t>(std::clamp<Bytes>((bytes_each - 1) / smallest + 1, 1, each));
+  while (bytes_each / each > largest && each <= most / 2) each *= 2;
   return static_cast<std::int32_t>(
       std::min<std::int64_t>(all, static_cast<std::int64_t>(each) * std::max(1, peers)));
 }

@@ -92,11 +92,13 @@ NcclChoice choose_nccl(const NcclGroup& group, CollectiveKind kind, Bytes bytes)
 std::int32_t nccl_channels(const NcclGroup& group, const NcclChoice& choice, CollectiveKind kind,
                            Bytes bytes);
 
-/// SMs that point-to-point transfers hold: `each` channels for every one of `peers` peers that are
-/// served at once, at most the communicator's point-to-point channels (its channels rounded up to a
-/// power of two). `each`: the power of two that leaves a channel no more than a chunk (512 KiB over
-/// NVLink, 128 KiB over PCIe or once any peer is on another node), at most 2 in that last case.
-/// A channel serves up to 8 transfers. Source: NCCL 2.28.9 src/graph/paths.cc, src/enqueue.cc.
+/// SMs that point-to-point transfers hold: some channels for each of `peers` peers that are served
+/// at once, at most the communicator's (its channels rounded up to a power of two). For each peer
+/// as many as leave every rank of the communicator its own, no fewer bytes a channel than 1/8 chunk
+/// (1/2 across nodes), doubled while a channel would carry more than 32 chunks (1 across nodes); at
+/// most 2 without NVSwitch or once any peer is on another node. Chunk: 512 KiB over NVLink, 128 KiB
+/// over PCIe and across nodes. A channel serves up to 8 transfers. Source: NCCL 2.28.9,
+/// src/graph/paths.cc, src/enqueue.cc.
 std::int32_t nccl_p2p_channels(const NcclGroup& group, std::int32_t peers, Bytes bytes_each);
 
 /// Whether the algorithm reduces in NVSwitch.

@@ -150,9 +150,10 @@ TEST(Nccl, TransfersHoldTwoChannelsAPeerAcrossNodes) {
   EXPECT_EQ(nccl_p2p_channels(far, 1, 1024), 1);
   EXPECT_EQ(nccl_p2p_channels(far, 31, Bytes{1} << 26), 16);
   const NcclGroup near = group_of(cluster_of(Json("dgx-h100")), 8, 1);
-  EXPECT_EQ(nccl_p2p_channels(near, 1, Bytes{1} << 26), 32);
-  EXPECT_EQ(nccl_p2p_channels(near, 1, Bytes{1} << 20), 2);
-  EXPECT_EQ(nccl_p2p_channels(near, 7, Bytes{1} << 20), 14);
+  EXPECT_EQ(nccl_p2p_channels(near, 1, Bytes{1} << 16), 1);
+  EXPECT_EQ(nccl_p2p_channels(near, 1, Bytes{1} << 20), 4);  // 8 ranks share 32
+  EXPECT_EQ(nccl_p2p_channels(near, 1, Bytes{1} << 28), 16);
+  EXPECT_EQ(nccl_p2p_channels(near, 7, Bytes{1} << 20), 28);
 }
 
 // The rule for shapes that the table lacks finds what the search found: rings of all systems whose
