@@ -66,6 +66,8 @@ struct Transfer {
   double algorithm = 0;  ///< at the bandwidth that the algorithm reaches
   double scale_up = 0;   ///< a rank's port
   double network = 0;    ///< a node's NICs
+  double bandwidth = 0;  ///< A, GB/s of the array; 0 where only the port counts
+  double share = 0;      ///< efficiency, of A or of the port
   double longest() const { return std::max({algorithm, scale_up, network}); }
 };
 
@@ -79,18 +81,20 @@ Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Place
   const double size = static_cast<double>(bytes_of(work.dtype, work.count));
   const double line = scale_up_rate(cluster, rates) * 1e9;
   Transfer out;
-  out.scale_up = traffic.rank_scale_up / (multicast ? inside.nvls_efficiency * line : line);
+  out.share = multicast ? inside.nvls_efficiency : 1;
+  out.scale_up = traffic.rank_scale_up / (out.share * line);
   if (multicast && at.nodes == 1) return out;
-  const double reached = (is_nvls(algorithm) ? law.nvls_efficiency : law.efficiency) *
-                         largest_bandwidth(cluster, group, work.kind, algorithm) * 1e9;
+  const bool nvls_across = is_nvls(algorithm) && at.nodes > 1;
+  out.share = nvls_across ? law.nvls_efficiency : law.efficiency;
+  out.bandwidth = largest_bandwidth(cluster, group, work.kind, algorithm);
+  const double reached = size / (out.share * out.bandwidth * 1e9);
   if (at.nodes == 1) {
-    out.algorithm =
-        size / (is_nvls(algorithm) ? reached / law.nvls_efficiency : reached) / rates.scale_up;
+    out.algorithm = reached / rates.scale_up;
     return out;
   }
   const double slower = leaf_factor(cluster, at) / rates.network;
   const double nics = cluster.nic_port_gb_per_s() * group.nics_per_node * 1e9;
-  out.algorithm = size / reached * slower;
+  out.algorithm = reached * slower;
   out.network = traffic.node_network / (c.network_line_share * nics) * slower;
   return out;
 }
@@ -167,24 +171,41 @@ struct Derivation {
   const NcclChoice& choice;
   const TimeLaw& law;
   const Transfer& transfer;
+  const Traffic& traffic;
+  Bytes bytes = 0;
   double latency_us = 0, alpha_s = 0, seconds = 0, busbw = 0;
 
   void write(const Cluster& cluster, const Cost& cost, std::ostream& out) const {
     const bool far = at.nodes > 1;
     out << "group: " << at.ranks << " ranks on " << at.nodes << " nodes, " << at.per_node_min
-        << " to " << at.per_node_max << " a node, " << group.nics_per_node << " NICs a node\n"
+        << " to " << at.per_node_max << " a node";
+    if (far) {
+      out << ", " << group.nics_per_node << " NICs a node, slowed by leaves "
+          << leaf_factor(cluster, at) << " times";
+    }
+    out << "\n"
         << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
-        << ", its own estimate " << choice.time_us << " us\n"
+        << ", its own estimate " << choice.time_us << " us of " << bytes << " bytes\n"
         << "alpha: " << law.latency_factor << " * " << latency_us << " us";
     if (is_nvls(choice.algorithm) && law.per_rank_us > 0) {
       out << " + " << law.per_rank_us << " us * " << at.ranks << " ranks";
     }
     if (far) out << " + " << cluster.network_latency_us << " us of network";
     out << " = " << alpha_s * 1e6 << " us\n"
-        << "x: the longest of " << transfer.algorithm * 1e6 << " us (algorithm), "
-        << transfer.scale_up * 1e6 << " us (a device's port), " << transfer.network * 1e6
-        << " us (a node's NICs)\n"
-        << "(alpha^p + x^p)^(1/p) with p " << law.power << ": " << seconds * 1e6 << " us, busbw "
+        << "x: the longest of\n";
+    if (transfer.bandwidth > 0) {
+      out << "  " << transfer.algorithm * 1e6 << " us: " << transfer.share << " of the "
+          << transfer.bandwidth << " GB/s of the array that NCCL counts on\n";
+    }
+    out << "  " << transfer.scale_up * 1e6 << " us: " << traffic.rank_scale_up
+        << " bytes out of a device";
+    if (transfer.bandwidth <= 0) out << ", at " << transfer.share << " of its port's line rate";
+    out << "\n";
+    if (far) {
+      out << "  " << transfer.network * 1e6 << " us: " << traffic.node_network
+          << " bytes out of a node\n";
+    }
+    out << "(alpha^p + x^p)^(1/p) with p " << law.power << ": " << seconds * 1e6 << " us, busbw "
         << busbw << " GB/s\n"
         << "SMs held " << cost.sms_held << "\n";
   }
@@ -238,8 +259,8 @@ Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& 
   cost.deviation = static_cast<float>(law.deviation);
   if (steps != nullptr) {
     const double busbw = size * bus_factor(work.kind, at.ranks) / seconds / 1e9;
-    Derivation{at, group, choice, law, transfer, latency_us, alpha, seconds, busbw}.write(
-        cluster, cost, *steps);
+    Derivation{at, group, choice, law, transfer, traffic, bytes, latency_us, alpha, seconds, busbw}
+        .write(cluster, cost, *steps);
   }
   return cost;
 }

@@ -13,7 +13,7 @@
 // bytes that Simple does, chunks shrink with the message and fill the pipeline worse.
 // latency_factor, p and the efficiencies are fitted to public logs by (architecture, one node, many
 // nodes by fabric): configs/nccl.json; n, N and g enter through L, A and the traffic. The floor is
-// that of nccl-tests, launched from C++ on a busy stream: PyTorch's own launch, 10 to 25 us in logs
+// that of nccl-tests, launched from C++ on a busy stream: PyTorch's own launch, 8 to 25 us in logs
 // of small messages, is host time and not in the price.
 //
 // All-to-all: the same mean of start + peers * per_peer and
