@@ -33,6 +33,7 @@ Status read_network(const Json& json, const std::string& source, const std::stri
   reader.read("nodes_per_leaf", cluster.nodes_per_leaf, {1, 1 << 20});
   reader.read("oversubscription", cluster.oversubscription, {1, 1e4});
   reader.read("latency_us", cluster.network_latency_us, {0, 1e6});
+  reader.read("sharp", cluster.sharp);
   return reader.finish();
 }
 
@@ -135,6 +136,7 @@ Json to_json(const Cluster& cluster) {
   network.set("nodes_per_leaf", cluster.nodes_per_leaf);
   network.set("oversubscription", cluster.oversubscription);
   network.set("latency_us", cluster.network_latency_us);
+  network.set("sharp", cluster.sharp);
 
   Json derived{Json::Object{}};
   derived.set("nodes", cluster.nodes());

@@ -41,6 +41,7 @@ struct Cluster {
   std::int32_t nodes_per_leaf = 32;
   double oversubscription = 1;      ///< of a leaf's uplinks: downlink rate / uplink rate
   double network_latency_us = 2.8;  ///< one way
+  bool sharp = false;               ///< switches reduce (SHARP), and the job may use it
   double host_memory_gb_per_s = 200;
   double storage_gb_per_s = 6;  ///< for each accelerator
   bool operator==(const Cluster&) const = default;

@@ -10,102 +10,17 @@
 namespace foretrain {
 namespace {
 
-constexpr double kHops = 1024;
 constexpr Bytes kMostBytes = Bytes{1} << 56;
 
-/// Bytes that a rank (scale-up) and a node (network) must send, and the NCCL ring's factor.
-struct Traffic {
-  double rank_scale_up = 0;  ///< bytes out of one rank over its scale-up port
-  double node_network = 0;   ///< bytes out of one node that the algorithm sends
-  double node_least = 0;     ///< the least any algorithm can send
-};
-
-bool is_nvls(NcclAlgorithm a) { return a == NcclAlgorithm::kNvls || a == NcclAlgorithm::kNvlsTree; }
-
-double bus_factor(CollectiveKind kind, double n) {
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return 2 * (n - 1) / n;
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kReduceScatter:
-    case CollectiveKind::kAllToAll:
-      return (n - 1) / n;
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce:
-      return 1;
-  }
-  return 1;
+bool in_cloud(const Cluster& cluster) {
+  return cluster.fabric == Fabric::kEfa || cluster.fabric == Fabric::kEthernet;
 }
 
-Traffic traffic_of(const Placement& at, CollectiveKind kind, NcclAlgorithm algorithm,
-                   double bytes) {
-  const double n = at.ranks, nodes = at.nodes;
-  Traffic traffic;
-  const double ring = bytes * bus_factor(kind, n);
-  traffic.rank_scale_up = at.per_node_max > 1 ? ring : 0;
-  if (kind == CollectiveKind::kAllReduce && is_nvls(algorithm)) traffic.rank_scale_up = bytes;
-  if (at.nodes == 1) return traffic;
-  const double outside = (n - at.per_node_max) / n;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      traffic.node_least = bytes * 2 * (nodes - 1) / nodes;
-      break;
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kReduceScatter:
-      traffic.node_least = bytes * outside;
-      break;
-    case CollectiveKind::kAllToAll:
-      traffic.node_least = bytes * at.per_node_max * outside;
-      break;
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce:
-      traffic.node_least = bytes;
-      break;
-  }
-  const bool rings = algorithm == NcclAlgorithm::kRing;
-  traffic.node_network = rings ? std::max(ring, traffic.node_least) : traffic.node_least;
-  return traffic;
-}
-
-/// Line rate of one rank's scale-up port.
-double scale_up_rate(const Cluster& cluster, const LinkRates& rates) {
-  const DeviceSpec& device = cluster.device;
-  const double line =
-      cluster.scale_up == ScaleUp::kPcie ? device.pcie_gb_per_s : device.scale_up_gb_per_s;
-  return line * rates.scale_up;
-}
-
-/// What is left of the network for traffic that crosses oversubscribed leaves.
-double leaf_factor(const Cluster& cluster, const Placement& at) {
-  return std::max(1.0, at.leaf_crossings / kHops * cluster.oversubscription);
-}
-
-std::int32_t share_of(double bytes, double rate_gb_per_s, double seconds, std::int32_t sharers) {
-  if (bytes <= 0 || seconds <= 0) return 0;
-  const double share = bytes / (rate_gb_per_s * 1e9) / seconds * kWhole;
-  return static_cast<std::int32_t>(
-      std::min(std::ceil(share), std::floor(double{kWhole} / sharers)));
-}
-
-void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement& at,
-                 const Traffic& traffic, Cost& cost) {
-  const double seconds = cost.duration.seconds();
-  const std::int32_t inside =
-      share_of(traffic.rank_scale_up, scale_up_rate(cluster, rates), seconds, 1);
-  cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpOut)) = inside;
-  cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpIn)) = inside;
-  if (at.nodes == 1) return;
-  const double rate = cluster.nic_port_gb_per_s() * rates.network / leaf_factor(cluster, at);
-  const std::int32_t outside = share_of(traffic.node_network / at.per_node_max, rate, seconds,
-                                        std::max(1, at.ranks_per_nic));
-  cost.port_share.at(static_cast<std::size_t>(Port::kNicOut)) = outside;
-  cost.port_share.at(static_cast<std::size_t>(Port::kNicIn)) = outside;
-}
-
-const TimeLaw& law_of(const Cluster& cluster, const Placement& at) {
+const TimeLaw& law_of(const Cluster& cluster, std::int32_t nodes) {
   const NcclConstants& c = nccl_constants();
-  const bool cloud = cluster.fabric == Fabric::kEfa || cluster.fabric == Fabric::kEthernet;
-  const auto& laws = at.nodes == 1 ? c.one_node : cloud ? c.many_nodes_cloud : c.many_nodes;
+  const auto& laws = nodes == 1          ? c.one_node
+                     : in_cloud(cluster) ? c.many_nodes_cloud
+                                         : c.many_nodes;
   return laws.at(nccl_row(cluster.device.architecture));
 }
 
@@ -125,20 +40,63 @@ double least_latency_us(const NcclGroup& group, CollectiveKind kind, NcclAlgorit
   return std::max(0.0, least);
 }
 
-/// A: NCCL's largest over the protocols; within a mesh, measured by the number of members.
+/// A: NCCL's largest over the protocols; within a mesh, measured by the number of members; NVLSTree
+/// no more than its ceiling for nodes of 8 heads.
 double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, CollectiveKind kind,
                          NcclAlgorithm algorithm) {
+  const NcclConstants& c = nccl_constants();
   double bandwidth = 0;
   for (int p = 0; p < kNcclProtocols; ++p) {
     const auto protocol = static_cast<NcclProtocol>(p);
     bandwidth = std::max(bandwidth, nccl_tuning(group, kind, algorithm, protocol).gb_per_s);
   }
+  if (algorithm == NcclAlgorithm::kNvlsTree && group.nvls.channels > c.nvls_tree_heads) {
+    const double head = c.nvls_tree.at(nccl_row(group.architecture)).at(group.nodes == 2 ? 1 : 2);
+    return std::min(bandwidth, c.nvls_tree_heads * head / bus_factor(kind, group.ranks));
+  }
   if (cluster.scale_up != ScaleUp::kMesh || group.nodes > 1) return bandwidth;
-  const NcclConstants& c = nccl_constants();
   for (std::size_t i = 0; i < c.mesh_ranks.size(); ++i) {
     if (c.mesh_ranks[i] == group.ranks) return c.mesh_busbw[i] / bus_factor(kind, group.ranks);
   }
   return bandwidth;
+}
+
+/// Seconds at full rate, by what limits them.
+struct Transfer {
+  double algorithm = 0;  ///< at the bandwidth that the algorithm reaches
+  double scale_up = 0;   ///< a rank's port
+  double network = 0;    ///< a node's NICs
+  double bandwidth = 0;  ///< A, GB/s of the array; 0 where only the port counts
+  double share = 0;      ///< efficiency, of A or of the port
+  double longest() const { return std::max({algorithm, scale_up, network}); }
+};
+
+Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+                     const NcclGroup& group, const Collective& work, NcclAlgorithm algorithm,
+                     const Traffic& traffic) {
+  const NcclConstants& c = nccl_constants();
+  const TimeLaw& law = law_of(cluster, at.nodes);
+  const TimeLaw& inside = law_of(cluster, 1);
+  const bool multicast = is_nvls(algorithm) && work.kind == CollectiveKind::kAllReduce;
+  const double size = static_cast<double>(bytes_of(work.dtype, work.count));
+  const double line = scale_up_rate(cluster, rates) * 1e9;
+  Transfer out;
+  out.share = multicast ? inside.nvls_efficiency : 1;
+  out.scale_up = traffic.rank_scale_up / (out.share * line);
+  if (multicast && at.nodes == 1) return out;
+  const bool nvls_across = is_nvls(algorithm) && at.nodes > 1;
+  out.share = nvls_across ? law.nvls_efficiency : law.efficiency;
+  out.bandwidth = largest_bandwidth(cluster, group, work.kind, algorithm);
+  const double reached = size / (out.share * out.bandwidth * 1e9);
+  if (at.nodes == 1) {
+    out.algorithm = reached / rates.scale_up;
+    return out;
+  }
+  const double slower = leaf_factor(cluster, at) / rates.network;
+  const double nics = cluster.nic_port_gb_per_s() * group.nics_per_node * 1e9;
+  out.algorithm = reached * slower;
+  out.network = traffic.node_network / (c.network_line_share * nics) * slower;
+  return out;
 }
 
 double memory_share(const Cluster& cluster, const Traffic& traffic, const Placement& at,
@@ -146,6 +104,25 @@ double memory_share(const Cluster& cluster, const Traffic& traffic, const Placem
   const double bytes = std::max(traffic.rank_scale_up, traffic.node_network / at.per_node_max);
   const double rate = nccl_constants().memory_traffic * bytes / seconds / 1e9;
   return std::min(0.5, rate / cluster.device.memory_gb_per_s);
+}
+
+void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+                 const Traffic& traffic, Cost& cost) {
+  const double seconds = cost.duration.seconds();
+  const std::int32_t inside =
+      share_of(traffic.rank_scale_up, scale_up_rate(cluster, rates), seconds, 1);
+  cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpOut)) = inside;
+  cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpIn)) = inside;
+  if (at.nodes == 1) return;
+  const double rate = cluster.nic_port_gb_per_s() * rates.network / leaf_factor(cluster, at);
+  const std::int32_t outside = share_of(traffic.node_network / at.per_node_max, rate, seconds,
+                                        std::max(1, at.ranks_per_nic));
+  cost.port_share.at(static_cast<std::size_t>(Port::kNicOut)) = outside;
+  cost.port_share.at(static_cast<std::size_t>(Port::kNicIn)) = outside;
+}
+
+double power_mean(double a, double b, double power) {
+  return std::pow(std::pow(a, power) + std::pow(b, power), 1 / power);
 }
 
 Cost finish(const Cluster& cluster, const LinkRates& rates, const Placement& at,
@@ -159,14 +136,14 @@ Cost finish(const Cluster& cluster, const LinkRates& rates, const Placement& at,
   return cost;
 }
 
-Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement& at, double bytes,
+Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement& at, Bytes bytes,
                 std::ostream* steps) {
   const NcclConstants& c = nccl_constants();
-  const double n = at.ranks;
-  Traffic traffic = traffic_of(at, CollectiveKind::kAllToAll, NcclAlgorithm::kRing, bytes);
-  traffic.rank_scale_up = bytes * (at.per_node_max - 1) / n;
-  traffic.node_network = traffic.node_least;
-  const double start = (c.all_to_all_us + c.all_to_all_peer_us * (n - 1)) * 1e-6;
+  const Traffic traffic =
+      traffic_of(at, CollectiveKind::kAllToAll, NcclAlgorithm::kRing, static_cast<double>(bytes));
+  const double network_us = at.nodes > 1 ? cluster.network_latency_us : 0;
+  const double start =
+      (c.all_to_all_us + c.all_to_all_peer_us * (at.ranks - 1) + network_us) * 1e-6;
   const double inside =
       traffic.rank_scale_up / (c.all_to_all_scale_up * scale_up_rate(cluster, rates) * 1e9);
   double outside = 0;
@@ -174,19 +151,75 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
     const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * rates.network;
     outside = traffic.node_least * leaf_factor(cluster, at) / (c.all_to_all_network * nics * 1e9);
   }
-  const double seconds = start + std::max(inside, outside);
-  if (steps != nullptr) {
-    *steps << "start " << start * 1e6 << " us; NVLink " << inside * 1e6 << " us; NIC "
-           << outside * 1e6 << " us\n";
-  }
+  const double seconds = power_mean(start, std::max(inside, outside), c.all_to_all_power);
   Cost cost = finish(cluster, rates, at, traffic, start, seconds);
-  cost.sms_held =
-      nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, at.nics_per_node).channels;
+  cost.sms_held = nccl_p2p_channels(nccl_group_of(cluster, at), at.ranks - 1, bytes / at.ranks);
   cost.deviation = 0.25F;
+  if (steps != nullptr) {
+    *steps << "all-to-all of " << at.ranks << " ranks on " << at.nodes << " nodes: start "
+           << start * 1e6 << " us; NVLink " << inside * 1e6 << " us; NIC " << outside * 1e6
+           << " us; power " << c.all_to_all_power << ": " << seconds * 1e6 << " us\n"
+           << "SMs held " << cost.sms_held << "\n";
+  }
   return cost;
 }
 
+/// The numbers of one price, for the reader.
+struct Derivation {
+  const Placement& at;
+  const NcclGroup& group;
+  const NcclChoice& choice;
+  const TimeLaw& law;
+  const Transfer& transfer;
+  const Traffic& traffic;
+  Bytes bytes = 0;
+  double latency_us = 0, alpha_s = 0, seconds = 0, busbw = 0;
+
+  void write(const Cluster& cluster, const Cost& cost, std::ostream& out) const {
+    const bool far = at.nodes > 1;
+    out << "group: " << at.ranks << " ranks on " << at.nodes << " nodes, " << at.per_node_min
+        << " to " << at.per_node_max << " a node";
+    if (far) {
+      out << ", " << group.nics_per_node << " NICs a node, slowed by leaves "
+          << leaf_factor(cluster, at) << " times";
+    }
+    out << "\n"
+        << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
+        << ", its own estimate " << choice.time_us << " us of " << bytes << " bytes\n"
+        << "alpha: " << law.latency_factor << " * " << latency_us << " us";
+    if (is_nvls(choice.algorithm) && law.per_rank_us > 0) {
+      out << " + " << law.per_rank_us << " us * " << at.ranks << " ranks";
+    }
+    if (far) out << " + " << cluster.network_latency_us << " us of network";
+    out << " = " << alpha_s * 1e6 << " us\n"
+        << "x: the longest of\n";
+    if (transfer.bandwidth > 0) {
+      out << "  " << transfer.algorithm * 1e6 << " us: " << transfer.share << " of the "
+          << transfer.bandwidth << " GB/s of the array that NCCL counts on\n";
+    }
+    out << "  " << transfer.scale_up * 1e6 << " us: " << traffic.rank_scale_up
+        << " bytes out of a device";
+    if (transfer.bandwidth <= 0) out << ", at " << transfer.share << " of its port's line rate";
+    out << "\n";
+    if (far) {
+      out << "  " << transfer.network * 1e6 << " us: " << traffic.node_network
+          << " bytes out of a node\n";
+    }
+    out << "(alpha^p + x^p)^(1/p) with p " << law.power << ": " << seconds * 1e6 << " us, busbw "
+        << busbw << " GB/s\n"
+        << "SMs held " << cost.sms_held << "\n";
+  }
+};
+
 }  // namespace
+
+NcclGroup nccl_group_of(const Cluster& cluster, const Placement& at) {
+  std::int32_t nics = at.nics_per_node;
+  if (at.per_node_min < at.per_node_max) {  // NCCL takes the fewest channels of any node
+    nics = std::max(1, nics * at.per_node_min / at.per_node_max);
+  }
+  return nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, nics);
+}
 
 Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
                              const Placement& placement, const Collective& work,
@@ -199,99 +232,35 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
     return Cost{};
   }
   const Bytes bytes = bytes_of(work.dtype, work.count);
-  const auto size = static_cast<double>(bytes);
   if (work.kind == CollectiveKind::kAllToAll) {
-    return all_to_all(cluster, rates, placement, size, steps);
+    return all_to_all(cluster, rates, placement, bytes, steps);
   }
-  const NcclGroup group = nccl_group(cluster, placement.ranks, placement.nodes,
-                                     placement.per_node_max, placement.nics_per_node);
-  const NcclChoice choice = choose_nccl(group, work.kind, bytes);
-  const double latency_us = least_latency_us(group, work.kind, choice.algorithm);
-  const double bandwidth = largest_bandwidth(cluster, group, work.kind, choice.algorithm);
-  const TimeLaw& law = law_of(cluster, placement);
-  const Traffic traffic = traffic_of(placement, work.kind, choice.algorithm, size);
-
-  const double alpha =
-      (law.latency_factor * latency_us + (placement.nodes > 1 ? cluster.network_latency_us : 0)) *
-      1e-6;
-  const double at_best = size / (law.efficiency * bandwidth * 1e9);
-  const double link = traffic.rank_scale_up / (scale_up_rate(cluster, rates) * 1e9);
-  double x = std::max(link, placement.nodes == 1 ? at_best / rates.scale_up : 0);
-  if (placement.nodes > 1) {
-    const double nics = cluster.nic_port_gb_per_s() * placement.nics_per_node * 1e9;
-    x = std::max(x, std::max(at_best, traffic.node_least / nics) / rates.network *
-                        leaf_factor(cluster, placement));
-  }
-  const double seconds =
-      std::pow(std::pow(alpha, law.power) + std::pow(x, law.power), 1 / law.power);
-  Cost cost = finish(cluster, rates, placement, traffic, alpha, seconds);
-  cost.sms_held = nccl_channels(group, choice, bytes);
-  cost.deviation = static_cast<float>(law.deviation);
-  if (steps != nullptr) {
-    *steps << "group: " << placement.ranks << " ranks on " << placement.nodes << " nodes, "
-           << placement.nics_per_node << " NICs a node\n"
-           << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
-           << ", its own estimate " << choice.time_us << " us, bandwidth " << bandwidth
-           << " GB/s of the array\n"
-           << "alpha " << alpha * 1e6 << " us, x " << x * 1e6 << " us, power " << law.power << ": "
-           << seconds * 1e6 << " us, busbw "
-           << size * bus_factor(work.kind, placement.ranks) / seconds / 1e9 << " GB/s\n"
-           << "SMs held " << cost.sms_held << "\n";
-  }
-  return cost;
+  const NcclGroup group = nccl_group_of(cluster, placement);
+  return nccl_cost(cluster, rates, placement, work, choose_nccl(group, work.kind, bytes), steps);
 }
 
-Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
-                           std::span<const Placement> placements, const P2PBatch& work,
-                           std::ostream* steps) {
-  if (placements.size() != work.messages.size()) {
-    return input_error("a batch of messages needs the placement of each");
-  }
-  const NcclConstants& c = nccl_constants();
-  const DeviceSpec& device = cluster.device;
-  double inside_rate = scale_up_rate(cluster, rates);
-  double inside_share = c.message_scale_up;
-  if (cluster.scale_up == ScaleUp::kPcie) inside_share = c.message_pcie;
-  if (cluster.scale_up == ScaleUp::kMesh) inside_share /= std::max(1, device.scale_up_links);
-  const double nic = cluster.nic_port_gb_per_s() * rates.network;
+Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+               const Collective& work, const NcclChoice& choice, std::ostream* steps) {
+  const Bytes bytes = bytes_of(work.dtype, work.count);
+  const auto size = static_cast<double>(bytes);
+  const NcclGroup group = nccl_group_of(cluster, at);
+  const TimeLaw& law = law_of(cluster, at.nodes);
+  const Traffic traffic = traffic_of(at, work.kind, choice.algorithm, size);
+  const Transfer transfer = transfer_of(cluster, rates, at, group, work, choice.algorithm, traffic);
 
-  std::array<double, kPortCount> port_bytes{};
-  std::array<double, kPortCount> port_seconds{};
-  double start = 0;
-  for (std::size_t i = 0; i < work.messages.size(); ++i) {
-    const Message& message = work.messages[i];
-    if (message.bytes < 0 || message.bytes > kMostBytes) {
-      return input_error("a message of " + std::to_string(message.bytes) + " bytes");
-    }
-    const bool across = placements[i].nodes > 1;
-    const Port port = across ? (message.send ? Port::kNicOut : Port::kNicIn)
-                             : (message.send ? Port::kScaleUpOut : Port::kScaleUpIn);
-    const auto index = static_cast<std::size_t>(port);
-    const double rate = across ? c.message_network * nic / leaf_factor(cluster, placements[i])
-                               : inside_share * inside_rate;
-    port_bytes.at(index) += static_cast<double>(message.bytes);
-    port_seconds.at(index) += static_cast<double>(message.bytes) / (rate * 1e9);
-    start = std::max(
-        start, across ? c.message_network_us + cluster.network_latency_us : c.message_scale_up_us);
-  }
-  if (work.messages.empty()) return Cost{};
-  const double busiest = *std::max_element(port_seconds.begin(), port_seconds.end());
-  Cost cost;
-  cost.latency = Time::from_us(start);
-  cost.duration = cost.latency + bounded(busiest);
-  const double seconds = cost.duration.seconds();
-  double moved = 0;
-  for (std::size_t i = 0; i < port_bytes.size(); ++i) {
-    const bool network = i >= static_cast<std::size_t>(Port::kNicOut);
-    cost.port_share.at(i) = share_of(port_bytes.at(i), network ? nic : inside_rate, seconds, 1);
-    moved += port_bytes.at(i);
-  }
-  cost.memory_share = static_cast<std::int32_t>(
-      std::min(0.5, moved / seconds / (device.memory_gb_per_s * 1e9)) * kWhole);
-  cost.deviation = 0.15F;
+  const double latency_us = least_latency_us(group, work.kind, choice.algorithm);
+  double alpha_us = law.latency_factor * latency_us;
+  if (is_nvls(choice.algorithm)) alpha_us += law.per_rank_us * at.ranks;
+  if (at.nodes > 1) alpha_us += cluster.network_latency_us;
+  const double alpha = alpha_us * 1e-6;
+  const double seconds = power_mean(alpha, transfer.longest(), law.power);
+  Cost cost = finish(cluster, rates, at, traffic, alpha, seconds);
+  cost.sms_held = nccl_channels(group, choice, work.kind, bytes);
+  cost.deviation = static_cast<float>(law.deviation);
   if (steps != nullptr) {
-    *steps << work.messages.size() << " messages: start " << start << " us, busiest port "
-           << busiest * 1e6 << " us\n";
+    const double busbw = size * bus_factor(work.kind, at.ranks) / seconds / 1e9;
+    Derivation{at, group, choice, law, transfer, traffic, bytes, latency_us, alpha, seconds, busbw}
+        .write(cluster, cost, *steps);
   }
   return cost;
 }

@@ -1,42 +1,48 @@
-// Prices of collectives and messages.
+// Prices of collectives and messages: device time, from the arrival of the last member to the end.
 //
 // A collective: NCCL's choice of algorithm (hardware/nccl.h), then
 //     t = (alpha^p + x^p)^(1/p)
-//     alpha = latency_factor * the algorithm's least latency over the protocols
-//     x     = max( bytes / (efficiency * A),  wire )
-// where A is the algorithm's largest bandwidth and `wire` the time that the links cannot beat:
-//     one node     bytes * f / link        f = 2(n-1)/n all-reduce, (n-1)/n all-gather and
-//                                          reduce-scatter, 1 broadcast, reduce and NVLS all-reduce
-//     many nodes   bytes * F / NICs of a node in use,  F = 2(N-1)/N, (n-g)/n or 1
-// and what crosses oversubscribed leaves is slowed by max(1, crossing share * oversubscription).
-// latency_factor, power and efficiency are fitted to public logs by (architecture, one node or
-// many): configs/nccl.json, residuals in docs/prices.md. The algorithm, n, N and g enter through
-// alpha and A.
+//     alpha = latency_factor * L  (+ per_rank * n for NVLS across nodes)  (+ network latency)
+//     x     = max( bytes / (efficiency * A),  port,  NICs )
+// L: the algorithm's least latency over the protocols, A: its largest bandwidth, both NCCL's own.
+// port: what a rank sends over its line rate; an all-reduce by NVLS, which is limited by nothing
+// else, reaches nvls_efficiency of it. NICs: what the algorithm sends out of a node
+// (hardware/link_traffic.h) over 0.97 of the line rate of the NICs that its members reach. What
+// crosses oversubscribed leaves is slowed by max(1, crossing share * oversubscription).
+// The power mean with p < 1 stands for the slow middle: LL and LL128 move half and 0.92 of the
+// bytes that Simple does, chunks shrink with the message and fill the pipeline worse.
+// latency_factor, p and the efficiencies are fitted to public logs by (architecture, one node, many
+// nodes by fabric): configs/nccl.json; n, N and g enter through L, A and the traffic. The floor is
+// that of nccl-tests, launched from C++ on a busy stream: PyTorch's own launch, 8 to 25 us in logs
+// of small messages, is host time and not in the price.
 //
-// All-to-all: start + peers * per_peer + max(bytes to own node / NVLink, bytes to others / NIC).
+// All-to-all: the same mean of start + peers * per_peer and
+//     max(bytes to own node / (share of NVLink), bytes to others / (share of NICs)).
 // Messages: start + network latency + the busiest port's bytes over its rate.
-// Left out: SHARP, RCCL, jitter, congestion between groups (the engine shares ports), SMs held by
-// messages (0; NCCL takes about 2 a peer).
+// Left out: other libraries than NCCL, jitter, congestion between groups (the engine shares ports).
 #pragma once
 
 #include <ostream>
 #include <span>
 
-#include "hardware/nccl.h"
-#include "hardware/placement.h"
-#include "sim/cost/cost_model.h"
+#include "hardware/link_traffic.h"
+#include "sim/base/result.h"
 
 namespace foretrain {
 
-/// Multipliers of the links' rates, for "what if".
-struct LinkRates {
-  double scale_up = 1, network = 1;
-};
+/// What NCCL would see of a placed group. Where nodes hold unequal numbers of members the NICs are
+/// those of the emptiest: NCCL uses as many channels as every node can.
+NcclGroup nccl_group_of(const Cluster& cluster, const Placement& placement);
 
 /// `steps`, where given, gets the price's derivation. A group of one member costs nothing.
 Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
                              const Placement& placement, const Collective& work,
                              std::ostream* steps);
+
+/// The price with a given choice, as where NCCL_ALGO forces one. Not for all-to-all; two members or
+/// more.
+Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& placement,
+               const Collective& work, const NcclChoice& choice, std::ostream* steps);
 
 /// `placements` holds one for each message.
 Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,

@@ -52,6 +52,10 @@ std::vector<NcclGraphRow> graph_rows(const Json& json) {
                                  Architecture::kHopper, Architecture::kBlackwell}) {
       if (name_of(a) == architecture) row.architecture = a;
     }
+    const std::string& scale_up = *member(item, "scale_up").string();
+    for (const ScaleUp s : {ScaleUp::kSwitch, ScaleUp::kMesh, ScaleUp::kPcie}) {
+      if (name_of(s) == scale_up) row.scale_up = s;
+    }
     row.scale_up_gb_per_s = number_at(item, "scale_up_gb_per_s");
     row.ranks_per_node = static_cast<std::int32_t>(number_at(item, "ranks_per_node"));
     row.many_nodes = *member(item, "nodes").string() == "many";
@@ -64,6 +68,7 @@ std::vector<NcclGraphRow> graph_rows(const Json& json) {
     row.nvls = graph_of(item, "nvls");
     row.channels = static_cast<std::int32_t>(number_at(item, "channels"));
     row.nvls_channels = static_cast<std::int32_t>(number_at(item, "nvls_channels"));
+    row.equal_channels = std::get<bool>(member(item, "equal_channels").value);
     rows.push_back(row);
   }
   return rows;
@@ -73,8 +78,9 @@ std::array<TimeLaw, 4> laws_of(const Json& json) {
   std::array<TimeLaw, 4> laws{};
   for (std::size_t i = 0; i < laws.size(); ++i) {
     const Json& law = member(json, kRows.at(i));
-    laws.at(i) = TimeLaw{number_at(law, "latency_factor"), number_at(law, "power"),
-                         number_at(law, "efficiency"), number_at(law, "deviation")};
+    laws.at(i) = TimeLaw{number_at(law, "latency_factor"),  number_at(law, "power"),
+                         number_at(law, "per_rank_us"),     number_at(law, "efficiency"),
+                         number_at(law, "nvls_efficiency"), number_at(law, "deviation")};
   }
   return laws;
 }
@@ -106,6 +112,8 @@ NcclConstants load() {
   c.one_node = laws_of(member(member(root, "laws"), "one_node"));
   c.many_nodes = laws_of(member(member(root, "laws"), "many_nodes"));
   c.many_nodes_cloud = laws_of(member(member(root, "laws"), "many_nodes_cloud"));
+  c.network_line_share = number_at(root, "network_line_share");
+  c.nvls_tree_heads = static_cast<std::int32_t>(number_at(root, "nvls_tree_heads"));
   const Json& message = member(root, "messages");
   c.message_scale_up = number_at(message, "scale_up_efficiency");
   c.message_network = number_at(message, "network_efficiency");
@@ -117,6 +125,7 @@ NcclConstants load() {
   c.all_to_all_network = number_at(all_to_all, "network_efficiency");
   c.all_to_all_us = number_at(all_to_all, "start_us");
   c.all_to_all_peer_us = number_at(all_to_all, "per_peer_us");
+  c.all_to_all_power = number_at(all_to_all, "power");
   c.memory_traffic = number_at(root, "memory_traffic_per_byte");
   c.mesh_ranks = numbers_at(member(root, "mesh_busbw_gb_per_s"), "ranks");
   c.mesh_busbw = numbers_at(member(root, "mesh_busbw_gb_per_s"), "gb_per_s");

@@ -14,6 +14,7 @@ using NcclCeiling = std::array<std::array<double, 3>, 4>;
 
 struct NcclGraphRow {
   Architecture architecture = Architecture::kHopper;
+  ScaleUp scale_up = ScaleUp::kSwitch;
   double scale_up_gb_per_s = 0;
   std::int32_t ranks_per_node = 0;
   bool many_nodes = false;
@@ -21,12 +22,14 @@ struct NcclGraphRow {
   double nic_gb_per_s = 0;
   NcclGraph ring, tree, nvls;
   std::int32_t channels = 0, nvls_channels = 0;
+  bool equal_channels = false;
 };
 
-/// t = (alpha^p + x^p)^(1/p), alpha = latency_factor * NCCL's least L, x = bytes / (efficiency *
-/// A).
+/// The time law of hardware/collective_cost.h. `nvls_efficiency` is a share of a device's line rate
+/// on one node and of NCCL's bandwidth on many.
 struct TimeLaw {
-  double latency_factor = 1, power = 1, efficiency = 1, deviation = 0;
+  double latency_factor = 1, power = 1, per_rank_us = 0, efficiency = 1, nvls_efficiency = 1,
+         deviation = 0;
 };
 
 struct NcclConstants {
@@ -42,9 +45,12 @@ struct NcclConstants {
 
   /// By row of the tables; `many_nodes_cloud` is for EFA and Ethernet.
   std::array<TimeLaw, 4> one_node{}, many_nodes{}, many_nodes_cloud{};
+  double network_line_share = 1;
+  std::int32_t nvls_tree_heads = 8;
   double message_scale_up = 1, message_network = 1, message_pcie = 1;
   double message_scale_up_us = 0, message_network_us = 0;
   double all_to_all_scale_up = 1, all_to_all_network = 1, all_to_all_us = 0, all_to_all_peer_us = 0;
+  double all_to_all_power = 1;
   double memory_traffic = 3;
   std::vector<double> mesh_ranks, mesh_busbw;
 };

@@ -32,6 +32,8 @@ std::span<const double> inter_speeds(Architecture a) {
   return kInterOld;
 }
 
+constexpr std::int32_t kMostHeads = 32;  // of NVLS
+
 bool near(double a, double b) { return std::abs(a - b) <= 0.03 * std::max(a, b); }
 
 /// Wide channels are doubled and halved in width.
@@ -48,7 +50,7 @@ NcclGraph ring_in_node(Architecture architecture, double links) {
   NcclGraph best{4, 1, links, links};
   double best_rate = 0;
   for (const double speed : intra_speeds(architecture)) {
-    const auto count = static_cast<std::int32_t>(std::min(32.0, std::floor(links / speed + 1e-9)));
+    const auto count = static_cast<std::int32_t>(std::min(16.0, std::floor(links / speed + 1e-9)));
     if (count * speed > best_rate) {
       best_rate = count * speed;
       best = NcclGraph{4, count, speed, speed};
@@ -58,38 +60,54 @@ NcclGraph ring_in_node(Architecture architecture, double links) {
   return best;
 }
 
-/// One channel a NIC, as fast as the NIC and the links behind it allow.
+/// One channel a NIC, as fast as the NIC and the links behind it allow; where nodes have more NICs
+/// than that many channels (NVL72), the speed and count that carry most.
 NcclGraph ring_across(Architecture architecture, double links, std::int32_t ranks_per_node,
                       std::int32_t nics, double nic_rate) {
+  constexpr std::int32_t kMostRings = 16;
   const double inside =
-      ranks_per_node > 1 ? links * ranks_per_node / (ranks_per_node - 1) / nics : nic_rate;
-  const double limit = std::min(nic_rate, inside) * (1 + 1e-9);
-  NcclGraph graph{4, nics, std::min(limit, 0.12), std::min(limit, 0.12)};
+      ranks_per_node > 1 ? links * ranks_per_node / (ranks_per_node - 1) : nic_rate * nics;
+  NcclGraph graph{4, 0, 0, 0};
   for (const double speed : inter_speeds(architecture)) {
-    if (speed > limit) continue;
-    graph.intra = graph.inter = speed;
-    break;
+    if (speed > nic_rate * (1 + 1e-9)) continue;
+    const auto most = static_cast<std::int32_t>(std::min(64.0, inside / speed + 1e-9));
+    const std::int32_t count = nics > kMostRings ? std::min(kMostRings, most) : nics;
+    if (count > most || count * speed <= graph.channels * graph.intra) continue;
+    graph = NcclGraph{4, count, speed, speed};
+  }
+  if (graph.channels == 0) {
+    const double least = std::min({nic_rate, inside / nics, 0.12});
+    graph = NcclGraph{4, nics, least, least};
   }
   duplicate(graph, architecture, graph.intra);
   return graph;
 }
 
+double fastest(std::span<const double> speeds, double limit) {
+  for (const double speed : speeds) {
+    if (speed <= limit * (1 + 1e-9)) return speed;
+  }
+  return std::min(limit, speeds.back());
+}
+
+/// A head carries one share more than the others; what crosses the node passes it half as often.
 NcclGraph nvls_graph(Architecture architecture, double links, std::int32_t heads, double nic_rate) {
-  NcclGraph graph{5, heads, 0, nic_rate};
-  for (const double speed : intra_speeds(architecture)) {
-    graph.intra = speed;
-    if (speed * heads <= links * (1 + 1e-9)) break;
+  if (nic_rate <= 0) {
+    const std::span<const double> speeds = intra_speeds(architecture);
+    return {5, heads, fastest(speeds, links / (heads + 1)),
+            fastest(speeds, 2 * links / (heads + 1))};
   }
-  if (nic_rate > 0) {
-    graph.inter = 0.12;
-    for (const double speed : inter_speeds(architecture)) {
-      if (speed > nic_rate * (1 + 1e-9)) continue;
-      graph.inter = speed;
-      break;
-    }
-  } else {
-    graph.inter = graph.intra;
-  }
+  const std::span<const double> speeds = inter_speeds(architecture);
+  return {5, heads, fastest(speeds, std::min(nic_rate, links / (heads + 1))),
+          fastest(speeds, std::min(nic_rate, 2 * links / heads))};
+}
+
+/// CollNet: a channel for each NIC, as wide within the node as its links carry for all channels.
+NcclGraph collnet_graph(Architecture architecture, double links, std::int32_t nics,
+                        double nic_rate) {
+  NcclGraph graph = nvls_graph(architecture, links, nics, nic_rate);
+  graph.pattern = 6;
+  graph.intra = std::min(graph.intra, graph.inter);
   return graph;
 }
 
@@ -112,24 +130,28 @@ void apply_rule(NcclGroup& group, const Cluster& cluster, double nic_rate) {
     group.tree = group.ring;
     group.tree.pattern = 1;
     if (has_nvls(cluster) && group.ranks_per_node > 1) {
-      group.nvls = nvls_graph(a, links, std::min(group.ranks_per_node, 32), 0);
+      group.nvls = nvls_graph(a, links, std::min(group.ranks_per_node, kMostHeads), 0);
     }
   } else {
     group.ring = ring_across(a, links, group.ranks_per_node, group.nics_per_node, nic_rate);
     group.tree = group.ring;
     group.tree.pattern = a == Architecture::kHopper || blackwell ? 3 : 1;
     if (has_nvls(cluster) && group.ranks_per_node > 1 && group.nics_per_node > 1) {
-      group.nvls = nvls_graph(a, links, group.nics_per_node, nic_rate);
+      group.nvls = nvls_graph(a, links, std::min(group.nics_per_node, kMostHeads), nic_rate);
     }
   }
+  group.equal_channels =
+      group.ranks_per_node == 1 || (group.nodes == 1 && cluster.scale_up != ScaleUp::kMesh);
   group.channels = doubled_channels(group);
   if (group.nvls.channels > 0) group.nvls_channels = !blackwell ? 16 : group.nodes == 1 ? 24 : 32;
 }
 
 }  // namespace
 
-NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
-                     std::int32_t ranks_per_node, std::int32_t nics_per_node) {
+namespace {
+
+NcclGroup described(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
+                    std::int32_t ranks_per_node, std::int32_t nics_per_node) {
   NcclGroup group;
   group.ranks = ranks;
   group.nodes = nodes;
@@ -138,10 +160,30 @@ NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t no
   group.architecture = cluster.device.architecture;
   group.cpu = cluster.cpu;
   group.scale_up = cluster.scale_up;
+  group.sharp = cluster.sharp;
+  if (group.sharp && nodes > 1) {
+    group.collnet = collnet_graph(group.architecture, cluster.device.nccl_scale_up_gb_per_s,
+                                  group.nics_per_node, cluster.nic_port_gb_per_s());
+  }
+  return group;
+}
+
+}  // namespace
+
+NcclGroup nccl_group_by_rule(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
+                             std::int32_t ranks_per_node, std::int32_t nics_per_node) {
+  NcclGroup group = described(cluster, ranks, nodes, ranks_per_node, nics_per_node);
+  apply_rule(group, cluster, cluster.nic_port_gb_per_s());
+  return group;
+}
+
+NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
+                     std::int32_t ranks_per_node, std::int32_t nics_per_node) {
+  NcclGroup group = described(cluster, ranks, nodes, ranks_per_node, nics_per_node);
   const double nic_rate = cluster.nic_port_gb_per_s();
   for (const NcclGraphRow& row : nccl_constants().graphs) {
-    if (row.architecture != group.architecture || row.ranks_per_node != ranks_per_node ||
-        row.many_nodes != (nodes > 1) ||
+    if (row.architecture != group.architecture || row.scale_up != group.scale_up ||
+        row.ranks_per_node != ranks_per_node || row.many_nodes != (nodes > 1) ||
         !near(row.scale_up_gb_per_s, cluster.device.nccl_scale_up_gb_per_s)) {
       continue;
     }
@@ -154,6 +196,7 @@ NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t no
     group.nvls = row.nvls;
     group.channels = row.channels;
     group.nvls_channels = row.nvls_channels;
+    group.equal_channels = row.equal_channels;
     return group;
   }
   apply_rule(group, cluster, nic_rate);

@@ -23,98 +23,6 @@ std::vector<RankId> strided(int count, int stride) {
   return out;
 }
 
-double factor(CollectiveKind kind, double n) {
-  return kind == CollectiveKind::kAllReduce ? 2 * (n - 1) / n : (n - 1) / n;
-}
-
-const std::vector<CollectiveKind>& kinds() {
-  static const std::vector<CollectiveKind> all = {
-      CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter};
-  return all;
-}
-
-struct Layout {
-  const char* preset;
-  int accelerators, count, stride;
-};
-const std::vector<Layout>& layouts() {
-  static const std::vector<Layout> all = {
-      {"dgx-a100-80gb", 8, 8, 1}, {"dgx-a100-80gb", 128, 16, 8}, {"dgx-a100-80gb", 512, 512, 1},
-      {"dgx-h100", 8, 2, 1},      {"dgx-h100", 8, 8, 1},         {"dgx-h100", 128, 16, 8},
-      {"dgx-h100", 1024, 256, 4}, {"dgx-h100", 1024, 1024, 1},   {"hgx-h800", 64, 64, 1},
-      {"dgx-b200", 64, 32, 2},    {"gb200-nvl72", 144, 72, 1},   {"gb200-nvl72", 144, 144, 1},
-      {"aws-p4d", 64, 8, 8},      {"aws-p5", 64, 64, 1},         {"l40s", 16, 16, 1},
-      {"dgx-1v", 32, 4, 1},       {"dgx-2", 32, 32, 1},
-  };
-  return all;
-}
-
-Cost price(const Cluster& cluster, const LinkRates& rates, const Layout& layout,
-           CollectiveKind kind, Bytes bytes) {
-  Collective work;
-  work.kind = kind;
-  work.count = bytes / 2;
-  const Placement at = placement_of(cluster, strided(layout.count, layout.stride)).value();
-  return collective_cost(cluster, rates, at, work, nullptr).value();
-}
-
-NcclAlgorithm algorithm_of(const Cluster& cluster, const Layout& layout, CollectiveKind kind,
-                           Bytes bytes) {
-  const Placement at = placement_of(cluster, strided(layout.count, layout.stride)).value();
-  return choose_nccl(nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, at.nics_per_node),
-                     kind, bytes)
-      .algorithm;
-}
-
-TEST(Prices, MoreBytesAreNeverCheaperWithinAnAlgorithm) {
-  for (const Layout& layout : layouts()) {
-    const Cluster cluster = cluster_of(layout.preset, layout.accelerators);
-    for (const CollectiveKind kind : kinds()) {
-      std::map<NcclAlgorithm, Time> last;
-      for (Bytes bytes = 1024; bytes <= Bytes{1} << 34; bytes = bytes * 5 / 4) {
-        const Time now = price(cluster, {}, layout, kind, bytes).duration;
-        Time& before = last[algorithm_of(cluster, layout, kind, bytes)];
-        EXPECT_GE(now, before) << layout.preset << " " << layout.count << " " << bytes;
-        before = now;
-      }
-    }
-  }
-}
-
-// What leaves a node, or a rank, cannot leave faster than its NICs or its links.
-TEST(Prices, NothingBeatsTheWire) {
-  for (const Layout& layout : layouts()) {
-    const Cluster cluster = cluster_of(layout.preset, layout.accelerators);
-    const Placement at = placement_of(cluster, strided(layout.count, layout.stride)).value();
-    for (const CollectiveKind kind : kinds()) {
-      for (Bytes bytes = 1024; bytes <= Bytes{1} << 34; bytes *= 4) {
-        const Cost cost = price(cluster, {}, layout, kind, bytes);
-        const double seconds = cost.duration.seconds(), n = at.ranks, nodes = at.nodes;
-        const double size = static_cast<double>(bytes);
-        if (nodes > 1) {
-          const double out = kind == CollectiveKind::kAllReduce ? 2 * (nodes - 1) / nodes
-                                                                : (n - at.per_node_max) / n;
-          const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * 1e9;
-          EXPECT_GE(seconds * 1.000001, size * out / nics) << layout.preset << " " << bytes;
-        } else {
-          const double line = cluster.scale_up == ScaleUp::kPcie ? cluster.device.pcie_gb_per_s
-                                                                 : cluster.device.scale_up_gb_per_s;
-          // NVLS halves what a rank sends for an all-reduce.
-          const double least = kind == CollectiveKind::kAllReduce ? 1 : factor(kind, n);
-          EXPECT_GE(seconds * 1.000001, size * least / (line * 1e9)) << layout.preset;
-        }
-        for (const std::int32_t share : cost.port_share) {
-          EXPECT_GE(share, 0);
-          EXPECT_LE(share, kWhole);
-        }
-        EXPECT_LE(cost.latency, cost.duration);
-        EXPECT_LE(cost.memory_share, kWhole / 2);
-        EXPECT_LT(cost.sms_held, cluster.device.sm_count);
-      }
-    }
-  }
-}
-
 TEST(Prices, NoGemmBeatsThePeak) {
   for (const char* preset : {"dgx-a100-80gb", "dgx-h100", "dgx-b200", "l40s"}) {
     const DeviceSpec device = cluster_of(preset, 8).device;
@@ -188,37 +96,6 @@ double rms(const std::vector<double>& errors) {
 
 Json measured(const std::string& file) {
   return read_json_file(std::string(FORETRAIN_TEST_DATA) + "/" + file).value();
-}
-
-// Residuals as docs/prices.md states them, natural logarithms of predicted over measured.
-TEST(Prices, CollectivesAreAsCloseToMeasurementsAsStated) {
-  std::map<std::string, std::vector<double>> errors;
-  const Json data = measured("collectives_measured.json");
-  for (const Json& series : *data.find("series")->array()) {
-    const auto ranks = static_cast<int>(series.find("ranks")->number());
-    Cluster cluster = cluster_of(*series.find("cluster")->string(), ranks);
-    if (*series.find("fabric")->string() == "efa") cluster.fabric = Fabric::kEfa;
-    const bool one = series.find("nodes")->number() == 1;
-    const std::string& name = *series.find("collective")->string();
-    const CollectiveKind kind = name == "all-reduce"   ? CollectiveKind::kAllReduce
-                                : name == "all-gather" ? CollectiveKind::kAllGather
-                                                       : CollectiveKind::kReduceScatter;
-    std::vector<double> own;
-    for (const Json& point : *series.find("bytes_us")->array()) {
-      const double bytes = (*point.array())[0].number(), us = (*point.array())[1].number();
-      const Cost cost = price(cluster, {}, {"", ranks, ranks, 1}, kind, static_cast<Bytes>(bytes));
-      const double error = std::log(cost.duration.us() / us);
-      own.push_back(error);
-      errors[std::string(one ? "one node" : "many nodes") +
-             (bytes < 268435456 ? ", below" : ", above")]
-          .push_back(error);
-    }
-    RecordProperty(*series.find("id")->string(), std::to_string(rms(own)));
-  }
-  EXPECT_LT(rms(errors["one node, above"]), 0.10);
-  EXPECT_LT(rms(errors["one node, below"]), 0.22);
-  EXPECT_LT(rms(errors["many nodes, above"]), 0.12);
-  EXPECT_LT(rms(errors["many nodes, below"]), 0.25);
 }
 
 TEST(Prices, GemmsAreAsCloseToMeasurementsAsStated) {

@@ -1,0 +1,99 @@
+// Prices of point-to-point messages; the equation stands in hardware/collective_cost.h.
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "hardware/collective_cost.h"
+#include "hardware/local_cost.h"
+#include "hardware/nccl_constants.h"
+
+namespace foretrain {
+namespace {
+
+constexpr Bytes kMostBytes = Bytes{1} << 56;
+
+/// What the channels of a batch depend on. NCCL's rounds pair the send to rank + i with the receive
+/// from rank - i on the same channels, so that a batch needs those of its sends or of its receives,
+/// whichever are more.
+struct Transfers {
+  std::int32_t sends = 0, receives = 0;
+  Bytes largest = 0;
+  const Placement* widest = nullptr;  ///< decides whether the batch is one across nodes
+
+  void add(const Placement& at, const Message& message) {
+    ++(message.send ? sends : receives);
+    largest = std::max(largest, message.bytes);
+    if (widest == nullptr || at.nodes > widest->nodes) widest = &at;
+  }
+
+  /// The communicator is not known: across nodes that of the pair, within a node one of the whole
+  /// node, as of a pipeline with a stage on every device.
+  std::int32_t channels(const Cluster& cluster) const {
+    const std::int32_t node = cluster.accelerators_per_node;
+    const NcclGroup group =
+        widest->nodes > 1 ? nccl_group_of(cluster, *widest) : nccl_group(cluster, node, 1, node, 0);
+    return nccl_p2p_channels(group, std::max(sends, receives), largest);
+  }
+};
+
+}  // namespace
+
+Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
+                           std::span<const Placement> placements, const P2PBatch& work,
+                           std::ostream* steps) {
+  if (placements.size() != work.messages.size()) {
+    return input_error("a batch of messages needs the placement of each");
+  }
+  const NcclConstants& c = nccl_constants();
+  const DeviceSpec& device = cluster.device;
+  double inside_rate = scale_up_rate(cluster, rates);
+  double inside_share = c.message_scale_up;
+  if (cluster.scale_up == ScaleUp::kPcie) inside_share = c.message_pcie;
+  if (cluster.scale_up == ScaleUp::kMesh) inside_share /= std::max(1, device.scale_up_links);
+  const double nic = cluster.nic_port_gb_per_s() * rates.network;
+
+  std::array<double, kPortCount> port_bytes{};
+  std::array<double, kPortCount> port_seconds{};
+  double start = 0;
+  Transfers transfers;
+  for (std::size_t i = 0; i < work.messages.size(); ++i) {
+    const Message& message = work.messages[i];
+    if (message.bytes < 0 || message.bytes > kMostBytes) {
+      return input_error("a message of " + std::to_string(message.bytes) + " bytes");
+    }
+    const bool across = placements[i].nodes > 1;
+    const Port port = across ? (message.send ? Port::kNicOut : Port::kNicIn)
+                             : (message.send ? Port::kScaleUpOut : Port::kScaleUpIn);
+    const auto index = static_cast<std::size_t>(port);
+    transfers.add(placements[i], message);
+    const double rate = across ? c.message_network * nic / leaf_factor(cluster, placements[i])
+                               : inside_share * inside_rate;
+    port_bytes.at(index) += static_cast<double>(message.bytes);
+    port_seconds.at(index) += static_cast<double>(message.bytes) / (rate * 1e9);
+    start = std::max(
+        start, across ? c.message_network_us + cluster.network_latency_us : c.message_scale_up_us);
+  }
+  if (work.messages.empty()) return Cost{};
+  const double busiest = *std::max_element(port_seconds.begin(), port_seconds.end());
+  Cost cost;
+  cost.latency = Time::from_us(start);
+  cost.duration = cost.latency + bounded(busiest);
+  const double seconds = cost.duration.seconds();
+  double moved = 0;
+  for (std::size_t i = 0; i < port_bytes.size(); ++i) {
+    const bool network = i >= static_cast<std::size_t>(Port::kNicOut);
+    cost.port_share.at(i) = share_of(port_bytes.at(i), network ? nic : inside_rate, seconds, 1);
+    moved += port_bytes.at(i);
+  }
+  cost.memory_share = static_cast<std::int32_t>(
+      std::min(0.5, moved / seconds / (device.memory_gb_per_s * 1e9)) * kWhole);
+  cost.sms_held = transfers.channels(cluster);
+  cost.deviation = 0.15F;
+  if (steps != nullptr) {
+    *steps << work.messages.size() << " messages: start " << start << " us, busiest port "
+           << busiest * 1e6 << " us; SMs held " << cost.sms_held << "\n";
+  }
+  return cost;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,230 @@
+// Do prices of collectives obey physics, over clusters, kinds, groups and sizes?
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "hardware/collective_cost.h"
+
+namespace foretrain {
+namespace {
+
+constexpr Bytes kSmallest = 1024, kLargest = Bytes{1} << 34;
+
+struct Layout {
+  const char* preset;
+  std::int32_t accelerators, count, stride;
+};
+
+// Inside a node, across nodes, strided (one member a node, or some), less than a node.
+const std::vector<Layout>& layouts() {
+  static const std::vector<Layout> all = {
+      {"dgx-a100-80gb", 8, 8, 1},   {"dgx-a100-80gb", 8, 3, 1},   {"dgx-a100-80gb", 128, 16, 8},
+      {"dgx-a100-80gb", 64, 32, 2}, {"dgx-a100-80gb", 64, 12, 1}, {"dgx-a100-80gb", 512, 512, 1},
+      {"dgx-h100", 8, 2, 1},        {"dgx-h100", 8, 8, 1},        {"dgx-h100", 128, 16, 8},
+      {"dgx-h100", 1024, 256, 4},   {"dgx-h100", 1024, 1024, 1},  {"hgx-h800", 64, 64, 1},
+      {"dgx-b200", 64, 32, 2},      {"gb200-nvl72", 144, 72, 1},  {"gb200-nvl72", 144, 144, 1},
+      {"aws-p4d", 64, 8, 8},        {"aws-p5", 64, 64, 1},        {"l40s", 16, 16, 1},
+      {"dgx-1v", 32, 4, 1},         {"dgx-1v", 64, 64, 1},        {"dgx-2", 32, 32, 1},
+  };
+  return all;
+}
+
+const std::vector<CollectiveKind>& kinds() {
+  static const std::vector<CollectiveKind> all = {
+      CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
+      CollectiveKind::kBroadcast, CollectiveKind::kReduce,    CollectiveKind::kAllToAll};
+  return all;
+}
+
+Cluster cluster_of(const Layout& layout, bool sharp = false) {
+  Cluster cluster = read_cluster(Json(layout.preset), "test", "").value();
+  cluster.accelerators = layout.accelerators;
+  cluster.sharp = sharp;
+  return cluster;
+}
+
+Placement placed(const Cluster& cluster, std::int32_t count, std::int32_t stride) {
+  std::vector<RankId> ranks;
+  for (std::int32_t i = 0; i < count; ++i) ranks.emplace_back(i * stride);
+  return placement_of(cluster, ranks).value();
+}
+
+Collective work_of(CollectiveKind kind, Bytes bytes) {
+  Collective work;
+  work.kind = kind;
+  work.dtype = DType::kUint8;
+  work.count = bytes;
+  return work;
+}
+
+Cost price(const Cluster& cluster, const Placement& at, CollectiveKind kind, Bytes bytes,
+           const LinkRates& rates = {}) {
+  return collective_cost(cluster, rates, at, work_of(kind, bytes), nullptr).value();
+}
+
+template <typename Body>
+void for_each_price(Body body) {
+  for (const bool sharp : {false, true}) {
+    for (const Layout& layout : layouts()) {
+      const Cluster cluster = cluster_of(layout, sharp);
+      const Placement at = placed(cluster, layout.count, layout.stride);
+      for (const CollectiveKind kind : kinds()) {
+        SCOPED_TRACE(std::string(layout.preset) + " " + std::to_string(layout.count) + "/" +
+                     std::to_string(layout.stride) + " kind " +
+                     std::to_string(static_cast<int>(kind)) + (sharp ? " SHARP" : ""));
+        body(cluster, at, kind);
+      }
+    }
+  }
+}
+
+TEST(CollectiveLaws, MoreBytesAreNeverCheaperWithinAChoice) {
+  for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+    std::map<std::pair<NcclAlgorithm, NcclProtocol>, Time> last;
+    for (Bytes bytes = kSmallest; bytes <= kLargest; bytes = bytes * 5 / 4) {
+      NcclChoice choice;
+      if (kind != CollectiveKind::kAllToAll) {
+        choice = choose_nccl(nccl_group_of(cluster, at), kind, bytes);
+      }
+      Time& before = last[{choice.algorithm, choice.protocol}];
+      const Time now = price(cluster, at, kind, bytes).duration;
+      EXPECT_GE(now, before) << bytes;
+      before = now;
+    }
+  });
+}
+
+// A change of algorithm may make more bytes cheaper, as on real machines, but never by much.
+TEST(CollectiveLaws, MoreBytesAreHardlyCheaperAcrossChoices) {
+  for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+    Time most;
+    for (Bytes bytes = kSmallest; bytes <= kLargest; bytes = bytes * 5 / 4) {
+      const Time now = price(cluster, at, kind, bytes).duration;
+      EXPECT_GE(now.us(), 0.5 * most.us()) << bytes;
+      most = max(most, now);
+    }
+  });
+}
+
+// Equal groups: all members in one node against one member a node.
+TEST(CollectiveLaws, AGroupInsideANodeIsNeverSlowerThanSpread) {
+  for (const char* preset : {"dgx-a100-80gb", "hgx-a800", "dgx-h100", "hgx-h800", "dgx-b200",
+                             "dgx-1v", "aws-p4d", "aws-p5", "gb200-nvl72"}) {
+    Cluster cluster = read_cluster(Json(preset), "test", "").value();
+    cluster.accelerators = 8 * cluster.accelerators_per_node;
+    for (const std::int32_t count : {2, 4, 8}) {
+      const Placement inside = placed(cluster, count, 1);
+      const Placement spread = placed(cluster, count, cluster.accelerators_per_node);
+      for (const CollectiveKind kind : kinds()) {
+        for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 2) {
+          EXPECT_LE(price(cluster, inside, kind, bytes).duration,
+                    price(cluster, spread, kind, bytes).duration)
+              << preset << " " << count << " kind " << static_cast<int>(kind) << " " << bytes;
+        }
+      }
+    }
+  }
+}
+
+// What a rank or a node sends cannot leave faster than its links' line rate.
+TEST(CollectiveLaws, NothingBeatsTheWire) {
+  for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+    for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
+      const Cost cost = price(cluster, at, kind, bytes);
+      const double seconds = cost.duration.seconds() * 1.000001;
+      const double size = static_cast<double>(bytes), n = at.ranks, nodes = at.nodes;
+      const bool all_reduce = kind == CollectiveKind::kAllReduce;
+      if (at.nodes == 1) {
+        // NVLS halves what a rank sends for an all-reduce; a broadcast passes every byte once.
+        const double least = all_reduce ? 1 : bus_factor(kind, n);
+        EXPECT_GE(seconds, size * least / (scale_up_rate(cluster, {}) * 1e9)) << bytes;
+      } else {
+        double least = (n - at.per_node_max) / n;
+        if (all_reduce) least = cluster.sharp ? 1 : 2 * (nodes - 1) / nodes;
+        if (kind == CollectiveKind::kAllToAll) least *= at.per_node_max;
+        if (kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce) least = 1;
+        const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * 1e9;
+        EXPECT_GE(seconds, size * least / nics) << bytes;
+      }
+      for (const std::int32_t share : cost.port_share) {
+        EXPECT_GE(share, 0);
+        EXPECT_LE(share, kWhole);
+      }
+      EXPECT_LE(cost.latency, cost.duration);
+      EXPECT_LE(cost.memory_share, kWhole / 2);
+      EXPECT_GT(cost.sms_held, 0);
+      EXPECT_LT(cost.sms_held, cluster.device.sm_count);
+    }
+  });
+}
+
+// Twice the rates: never slower, and never more than twice as fast.
+TEST(CollectiveLaws, DoublingTheLinksAtMostHalvesAPrice) {
+  for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+    for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 8) {
+      const double slow = price(cluster, at, kind, bytes).duration.us();
+      const double fast = price(cluster, at, kind, bytes, {2, 2}).duration.us();
+      EXPECT_LE(fast, slow) << bytes;
+      EXPECT_GE(fast * 2.000001, slow) << bytes;
+      EXPECT_LE(price(cluster, at, kind, bytes, {2, 1}).duration.us(), slow) << bytes;
+      EXPECT_LE(price(cluster, at, kind, bytes, {1, 2}).duration.us(), slow) << bytes;
+    }
+  });
+}
+
+// With no latency left a price is proportional to the bytes over the rate: twice the bytes on twice
+// the links take as long.
+TEST(CollectiveLaws, LargePricesScaleWithBytesOverRate) {
+  for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+    NcclChoice choice{NcclAlgorithm::kRing, NcclProtocol::kSimple, 0};
+    if (kind == CollectiveKind::kAllToAll) return;
+    const Bytes bytes = kLargest;
+    const Cost once = nccl_cost(cluster, {}, at, work_of(kind, bytes), choice, nullptr);
+    const Cost twice = nccl_cost(cluster, {2, 2}, at, work_of(kind, 2 * bytes), choice, nullptr);
+    EXPECT_NEAR(twice.duration.us(), once.duration.us(), 1e-6 * once.duration.us());
+  });
+}
+
+// More channels of the same width: no algorithm gets less bandwidth or more latency.
+TEST(CollectiveLaws, MoreChannelsNeverSlowALoneCollective) {
+  for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+    if (kind == CollectiveKind::kAllToAll) return;
+    const NcclGroup group = nccl_group_of(cluster, at);
+    NcclGroup wider = group;
+    for (NcclGraph* graph : {&wider.ring, &wider.tree, &wider.nvls, &wider.collnet}) {
+      if (graph->channels > 0) ++graph->channels;
+    }
+    ++wider.channels;
+    for (int a = 0; a < kNcclAlgorithms; ++a) {
+      for (int p = 0; p < kNcclProtocols; ++p) {
+        const auto algorithm = static_cast<NcclAlgorithm>(a);
+        const auto protocol = static_cast<NcclProtocol>(p);
+        const NcclTuning before = nccl_tuning(group, kind, algorithm, protocol);
+        const NcclTuning after = nccl_tuning(wider, kind, algorithm, protocol);
+        EXPECT_GE(after.gb_per_s, before.gb_per_s);
+        EXPECT_EQ(after.latency_us, before.latency_us);
+      }
+    }
+    for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
+      EXPECT_LE(choose_nccl(wider, kind, bytes).time_us, choose_nccl(group, kind, bytes).time_us);
+    }
+  });
+}
+
+// A reduction in the switches moves half of what a ring does: large all-reduces gain.
+TEST(CollectiveLaws, SharpSpeedsUpLargeAllReduces) {
+  for (const char* preset : {"dgx-a100-80gb", "dgx-h100"}) {
+    Cluster cluster = read_cluster(Json(preset), "test", "").value();
+    cluster.accelerators = 64;
+    const Placement at = placed(cluster, 64, 1);
+    const Time plain = price(cluster, at, CollectiveKind::kAllReduce, Bytes{1} << 32).duration;
+    cluster.sharp = true;
+    EXPECT_LT(price(cluster, at, CollectiveKind::kAllReduce, Bytes{1} << 32).duration, plain);
+  }
+}
+
+}  // namespace
+}  // namespace foretrain
