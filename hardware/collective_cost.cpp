@@ -4,13 +4,15 @@
 #include <cmath>
 #include <string>
 
+#include "hardware/direct_messages.h"
 #include "hardware/local_cost.h"
+#include "hardware/mesh_collectives.h"
 #include "hardware/nccl_constants.h"
+#include "hardware/torus_collectives.h"
 
 namespace foretrain {
 namespace {
 
-constexpr double kHops = 1024;
 constexpr Bytes kMostBytes = Bytes{1} << 56;
 
 /// Bytes that a rank (scale-up) and a node (network) must send, and the NCCL ring's factor.
@@ -75,11 +77,6 @@ double scale_up_rate(const Cluster& cluster, const LinkRates& rates) {
   return line * rates.scale_up;
 }
 
-/// What is left of the network for traffic that crosses oversubscribed leaves.
-double leaf_factor(const Cluster& cluster, const Placement& at) {
-  return std::max(1.0, at.leaf_crossings / kHops * cluster.oversubscription);
-}
-
 std::int32_t share_of(double bytes, double rate_gb_per_s, double seconds, std::int32_t sharers) {
   if (bytes <= 0 || seconds <= 0) return 0;
   const double share = bytes / (rate_gb_per_s * 1e9) / seconds * kWhole;
@@ -90,12 +87,18 @@ std::int32_t share_of(double bytes, double rate_gb_per_s, double seconds, std::i
 void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement& at,
                  const Traffic& traffic, Cost& cost) {
   const double seconds = cost.duration.seconds();
+  const bool pcie = cluster.scale_up == ScaleUp::kPcie && cluster.accelerators_per_pcie_switch > 1;
+  // Behind a PCIe switch the members of a ring use its uplink once between them, or not at all.
   const std::int32_t inside =
-      share_of(traffic.rank_scale_up, scale_up_rate(cluster, rates), seconds, 1);
+      pcie && !at.across_switches
+          ? 0
+          : share_of(traffic.rank_scale_up, scale_up_rate(cluster, rates), seconds,
+                     pcie ? cluster.accelerators_per_pcie_switch : 1);
   cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpOut)) = inside;
   cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpIn)) = inside;
   if (at.nodes == 1) return;
-  const double rate = cluster.nic_port_gb_per_s() * rates.network / leaf_factor(cluster, at);
+  const double rate =
+      cluster.nic_port_gb_per_s() * rates.network / network_slowdown(cluster.topology, at);
   const std::int32_t outside = share_of(traffic.node_network / at.per_node_max, rate, seconds,
                                         std::max(1, at.ranks_per_nic));
   cost.port_share.at(static_cast<std::size_t>(Port::kNicOut)) = outside;
@@ -172,7 +175,8 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   double outside = 0;
   if (at.nodes > 1) {
     const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * rates.network;
-    outside = traffic.node_least * leaf_factor(cluster, at) / (c.all_to_all_network * nics * 1e9);
+    outside = traffic.node_least * network_slowdown(cluster.topology, at) /
+              (c.all_to_all_network * nics * 1e9);
   }
   const double seconds = start + std::max(inside, outside);
   if (steps != nullptr) {
@@ -200,6 +204,12 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
   }
   const Bytes bytes = bytes_of(work.dtype, work.count);
   const auto size = static_cast<double>(bytes);
+  if (cluster.scale_up == ScaleUp::kTorus) {
+    return torus_collective_cost(cluster, rates, placement, work.kind, size, steps);
+  }
+  if (!is_nvidia(cluster.device.architecture)) {
+    return mesh_collective_cost(cluster, rates, placement, work.kind, size, steps);
+  }
   if (work.kind == CollectiveKind::kAllToAll) {
     return all_to_all(cluster, rates, placement, size, steps);
   }
@@ -211,16 +221,18 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
   const TimeLaw& law = law_of(cluster, placement);
   const Traffic traffic = traffic_of(placement, work.kind, choice.algorithm, size);
 
-  const double alpha =
-      (law.latency_factor * latency_us + (placement.nodes > 1 ? cluster.network_latency_us : 0)) *
-      1e-6;
+  const double alpha = (law.latency_factor * latency_us +
+                        (placement.nodes > 1 ? cluster.network_latency_us +
+                                                   network_detour_us(cluster.topology, placement)
+                                             : 0)) *
+                       1e-6;
   const double at_best = size / (law.efficiency * bandwidth * 1e9);
   const double link = traffic.rank_scale_up / (scale_up_rate(cluster, rates) * 1e9);
   double x = std::max(link, placement.nodes == 1 ? at_best / rates.scale_up : 0);
   if (placement.nodes > 1) {
     const double nics = cluster.nic_port_gb_per_s() * placement.nics_per_node * 1e9;
     x = std::max(x, std::max(at_best, traffic.node_least / nics) / rates.network *
-                        leaf_factor(cluster, placement));
+                        network_slowdown(cluster.topology, placement));
   }
   const double seconds =
       std::pow(std::pow(alpha, law.power) + std::pow(x, law.power), 1 / law.power);
@@ -247,6 +259,14 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   if (placements.size() != work.messages.size()) {
     return input_error("a batch of messages needs the placement of each");
   }
+  for (const Message& message : work.messages) {
+    if (message.bytes < 0 || message.bytes > kMostBytes) {
+      return input_error("a message of " + std::to_string(message.bytes) + " bytes");
+    }
+  }
+  if (!is_nvidia(cluster.device.architecture)) {
+    return direct_messages_cost(cluster, rates, placements, work, steps);
+  }
   const NcclConstants& c = nccl_constants();
   const DeviceSpec& device = cluster.device;
   double inside_rate = scale_up_rate(cluster, rates);
@@ -260,19 +280,18 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   double start = 0;
   for (std::size_t i = 0; i < work.messages.size(); ++i) {
     const Message& message = work.messages[i];
-    if (message.bytes < 0 || message.bytes > kMostBytes) {
-      return input_error("a message of " + std::to_string(message.bytes) + " bytes");
-    }
     const bool across = placements[i].nodes > 1;
     const Port port = across ? (message.send ? Port::kNicOut : Port::kNicIn)
                              : (message.send ? Port::kScaleUpOut : Port::kScaleUpIn);
     const auto index = static_cast<std::size_t>(port);
-    const double rate = across ? c.message_network * nic / leaf_factor(cluster, placements[i])
-                               : inside_share * inside_rate;
+    const double rate =
+        across ? c.message_network * nic / network_slowdown(cluster.topology, placements[i])
+               : inside_share * inside_rate;
     port_bytes.at(index) += static_cast<double>(message.bytes);
     port_seconds.at(index) += static_cast<double>(message.bytes) / (rate * 1e9);
-    start = std::max(
-        start, across ? c.message_network_us + cluster.network_latency_us : c.message_scale_up_us);
+    start = std::max(start, across ? c.message_network_us + cluster.network_latency_us +
+                                         network_detour_us(cluster.topology, placements[i])
+                                   : c.message_scale_up_us);
   }
   if (work.messages.empty()) return Cost{};
   const double busiest = *std::max_element(port_seconds.begin(), port_seconds.end());

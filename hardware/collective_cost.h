@@ -1,5 +1,8 @@
 // Prices of collectives and messages.
 //
+// NVIDIA devices: NCCL, below. On a torus: hardware/torus_collectives.h. Other devices:
+// hardware/mesh_collectives.h and hardware/direct_messages.h.
+//
 // A collective: NCCL's choice of algorithm (hardware/nccl.h), then
 //     t = (alpha^p + x^p)^(1/p)
 //     alpha = latency_factor * the algorithm's least latency over the protocols
@@ -8,14 +11,14 @@
 //     one node     bytes * f / link        f = 2(n-1)/n all-reduce, (n-1)/n all-gather and
 //                                          reduce-scatter, 1 broadcast, reduce and NVLS all-reduce
 //     many nodes   bytes * F / NICs of a node in use,  F = 2(N-1)/N, (n-g)/n or 1
-// and what crosses oversubscribed leaves is slowed by max(1, crossing share * oversubscription).
+// and what crosses oversubscribed levels of the network is slowed as hardware/topology.h says.
 // latency_factor, power and efficiency are fitted to public logs by (architecture, one node or
 // many): configs/nccl.json, residuals in docs/prices.md. The algorithm, n, N and g enter through
 // alpha and A.
 //
 // All-to-all: start + peers * per_peer + max(bytes to own node / NVLink, bytes to others / NIC).
 // Messages: start + network latency + the busiest port's bytes over its rate.
-// Left out: SHARP, RCCL, jitter, congestion between groups (the engine shares ports), SMs held by
+// Left out: SHARP, jitter, congestion between groups (the engine shares ports), SMs held by
 // messages (0; NCCL takes about 2 a peer).
 #pragma once
 

@@ -8,8 +8,16 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& architecture_names() {
-  static const std::vector<std::string> names = {"volta", "ampere", "ada", "hopper", "blackwell"};
+  static const std::vector<std::string> names = {"volta",     "ampere", "ada",    "hopper",
+                                                 "blackwell", "cdna2",  "cdna3",  "cdna4",
+                                                 "tpu",       "tpu-v6", "ascend", "cpu"};
   return names;
+}
+
+std::string joined_architectures() {
+  std::string text;
+  for (const std::string& name : architecture_names()) text += (text.empty() ? "" : ", ") + name;
+  return text;
 }
 
 constexpr double kTiny = 1e-6, kHuge = 1e9;
@@ -20,8 +28,8 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   JsonReader reader(json, source, pointer);
   reader.ignore("schema");
   reader.ignore("sources");
-  reader.require("architecture", "one of volta, ampere, ada, hopper, blackwell");
-  reader.require("sm_count", "the number of SMs");
+  reader.require("architecture", "one of " + joined_architectures());
+  reader.require("sm_count", "the number of SMs (compute units, AI cores, TensorCores)");
   reader.require("memory_gib", "the capacity in GiB");
   reader.require("memory_gb_per_s", "the memory bandwidth in GB/s");
   reader.require("scale_up_gb_per_s", "the rate to other devices of the node in GB/s");

@@ -13,7 +13,7 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& kinds() {
-  static const std::vector<std::string> names = {"models",  "clusters", "devices",
+  static const std::vector<std::string> names = {"models",  "clusters", "devices", "fabrics",
                                                  "systems", "profiles", "runs"};
   return names;
 }
@@ -68,11 +68,18 @@ void print_fields(const Json& json, const std::string& pointer,
   out += "\n";
 }
 
-Status print_object(const Json& json, const ShowArgs& args) {
-  if (!args.json.empty()) return write_output(args.json, dump_json(json) + "\n");
-  std::string out;
-  print_fields(json, "", {}, "", out);
-  return print(args.quiet, out);
+/// With `sources` beside the fields, or as a member `sources` of the JSON.
+Status print_object(Json json, const ShowArgs& args,
+                    const std::map<std::string, std::string>& sources = {}) {
+  if (args.json.empty()) {
+    std::string out;
+    print_fields(json, "", sources, "", out);
+    return print(args.quiet, out);
+  }
+  Json listed{Json::Object{}};
+  for (const auto& [pointer, source] : sources) listed.set(pointer, source);
+  if (!sources.empty()) json.set("sources", std::move(listed));
+  return write_output(args.json, dump_json(json) + "\n");
 }
 
 Status show_run(const Run& run, const ShowArgs& args) {
@@ -165,9 +172,10 @@ Status list(const ListArgs& args) {
   if (!args.kind.empty()) {
     if (std::find(wanted.begin(), wanted.end(), args.kind) == wanted.end()) {
       const std::string near = nearest_name(args.kind, wanted);
-      return input_error("list: found \"" + args.kind +
-                         "\", expected models, clusters, devices, systems, profiles or runs" +
-                         (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
+      return input_error(
+          "list: found \"" + args.kind +
+          "\", expected models, clusters, devices, fabrics, systems, profiles or runs" +
+          (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
     }
     wanted = {args.kind};
   }
@@ -197,11 +205,24 @@ Status show(const ShowArgs& args) {
     }
     if (has("clusters", args.name)) {
       FT_ASSIGN(const Cluster cluster, read_cluster(Json(args.name), "show", ""));
-      return print_object(to_json(cluster), args);
+      std::map<std::string, std::string> sources = cluster_sources(args.name);
+      sources["/derived"] = "derived";
+      return print_object(to_json(cluster), args, sources);
     }
-    for (const char* kind : {"devices", "systems"}) {
-      if (!has(kind, args.name)) continue;
-      FT_ASSIGN(const Json json, load_preset(kind, args.name, "show"));
+    if (has("devices", args.name)) {
+      FT_ASSIGN(const DeviceSpec device, read_device(Json(args.name), "show", ""));
+      return print_object(to_json(device), args, device_sources(args.name));
+    }
+    if (has("fabrics", args.name)) {
+      Topology topology;
+      double latency_us = 0;
+      FT_TRY(read_topology(Json(args.name), "show", "", topology, latency_us));
+      Json json = to_json(topology);
+      json.set("latency_us", latency_us);
+      return print_object(std::move(json), args, fabric_sources(args.name));
+    }
+    if (has("systems", args.name)) {
+      FT_ASSIGN(const Json json, load_preset("systems", args.name, "show"));
       return print_object(json, args);
     }
     const std::vector<std::string> all = [] {
