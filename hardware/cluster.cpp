@@ -22,6 +22,19 @@ const Names& fabric_names() {
   return names;
 }
 
+/// Links that each device must have for the scale-up to be what it says.
+Status check_links(const Cluster& cluster, const std::string& source, const std::string& pointer) {
+  std::int64_t needed = 0;
+  if (cluster.scale_up == ScaleUp::kFullMesh) needed = cluster.accelerators_per_node - 1;
+  for (const std::int32_t extent : cluster.topology.dims) needed += extent > 1 ? 2 : 0;
+  if (needed <= cluster.device.scale_up_links) return ok_status();
+  return input_error(source + ": " + pointer + ": scale_up " +
+                     std::string(name_of(cluster.scale_up)) + " needs " + std::to_string(needed) +
+                     " links a device (a peer each, or two an axis), and " + cluster.device.name +
+                     " has scale_up_links " + std::to_string(cluster.device.scale_up_links) +
+                     "; accepted: fewer accelerators_per_node, fewer axes, or another device");
+}
+
 constexpr int kMaxPresetDepth = 8;  // a preset file may build on another, but not on itself
 
 /// Short for the first level of switches.
@@ -159,6 +172,7 @@ Result<Cluster> read_cluster(const Json& json, const std::string& source,
   FT_ASSIGN(Cluster cluster, read_at_depth(json, source, pointer, 0));
   FT_TRY(
       resolve_torus(source, pointer + "/network/topology", cluster.accelerators, cluster.topology));
+  FT_TRY(check_links(cluster, source, pointer));
   return cluster;
 }
 
@@ -226,6 +240,9 @@ std::map<std::string, std::string> cluster_sources(const std::string& preset) {
   }
   if (const Json* network = file.value().json.find("network")) {
     add("fabrics", network->find("topology"), "/network/topology");
+    for (const char* key : {"dims", "wrap"}) {
+      sources.try_emplace(std::string("/network/topology/") + key, "derived");
+    }
   }
   return sources;
 }

@@ -277,7 +277,9 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
 
   std::array<double, kPortCount> port_bytes{};
   std::array<double, kPortCount> port_seconds{};
-  double start = 0;
+  double start = 0, moved = 0;
+  const bool behind_switches =
+      cluster.scale_up == ScaleUp::kPcie && cluster.accelerators_per_pcie_switch > 1;
   for (std::size_t i = 0; i < work.messages.size(); ++i) {
     const Message& message = work.messages[i];
     const bool across = placements[i].nodes > 1;
@@ -287,7 +289,10 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
     const double rate =
         across ? c.message_network * nic / network_slowdown(cluster.topology, placements[i])
                : inside_share * inside_rate;
-    port_bytes.at(index) += static_cast<double>(message.bytes);
+    if (across || !behind_switches || placements[i].across_switches) {
+      port_bytes.at(index) += static_cast<double>(message.bytes);
+    }
+    moved += static_cast<double>(message.bytes);
     port_seconds.at(index) += static_cast<double>(message.bytes) / (rate * 1e9);
     start = std::max(start, across ? c.message_network_us + cluster.network_latency_us +
                                          network_detour_us(cluster.topology, placements[i])
@@ -299,11 +304,9 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   cost.latency = Time::from_us(start);
   cost.duration = cost.latency + bounded(busiest);
   const double seconds = cost.duration.seconds();
-  double moved = 0;
   for (std::size_t i = 0; i < port_bytes.size(); ++i) {
     const bool network = i >= static_cast<std::size_t>(Port::kNicOut);
     cost.port_share.at(i) = share_of(port_bytes.at(i), network ? nic : inside_rate, seconds, 1);
-    moved += port_bytes.at(i);
   }
   cost.memory_share = static_cast<std::int32_t>(
       std::min(0.5, moved / seconds / (device.memory_gb_per_s * 1e9)) * kWhole);

@@ -120,7 +120,9 @@ Json to_json(const DeviceSpec& device) {
   out.set("l2_mib", device.l2_mib);
   out.set("scale_up_links", device.scale_up_links);
   out.set("scale_up_gb_per_s", device.scale_up_gb_per_s);
-  out.set("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s);
+  if (is_nvidia(device.architecture)) {
+    out.set("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s);
+  }
   set_rate("pcie_gb_per_s", device.pcie_gb_per_s);
   out.set("power_w", device.power_w);
   return out;

@@ -292,7 +292,7 @@ Json to_json(const Topology& topology) {
   if (topology.kind == TopologyKind::kTorus) {
     const auto extents = [](const Dims& dims) { return Json::Array(dims.begin(), dims.end()); };
     out.set("pod", extents(topology.pod));
-    out.set("cube", topology.cube);
+    if (topology.cube > 0) out.set("cube", topology.cube);
     out.set("dims", extents(topology.dims));
     Json::Array wrap;
     for (const bool closes : topology.wrap) wrap.emplace_back(closes);

@@ -57,6 +57,15 @@ TEST(Topology, ATorusMustHoldTheAccelerators) {
   EXPECT_TRUE(holds(message("tpu-v5e", 16, R"("oversubscription": 2)"), "oversubscription"));
 }
 
+TEST(Topology, DevicesMustHaveTheLinks) {
+  const std::string two = R"({"preset": "mi300x", "accelerators_per_node": 16})";
+  const Result<Cluster> wide = read_cluster(parse_json(two, "t").value(), "run.json", "/cluster");
+  ASSERT_FALSE(wide.ok());
+  EXPECT_TRUE(holds(wide.error().message, "needs 15 links"));
+  EXPECT_TRUE(holds(message("tpu-v5e", 8, R"("topology": {"pod": [4, 4, 4], "dims": [2, 2, 2]})"),
+                    "needs 6 links"));
+}
+
 using Dims = std::vector<std::int32_t>;
 using Wrap = std::vector<bool>;
 
