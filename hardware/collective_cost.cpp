@@ -175,7 +175,7 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   double outside = 0;
   if (at.nodes > 1) {
     const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * rates.network;
-    outside = traffic.node_least * network_slowdown(cluster.topology, at) /
+    outside = traffic.node_least * network_slowdown(cluster.topology, at, true) /
               (c.all_to_all_network * nics * 1e9);
   }
   const double seconds = start + std::max(inside, outside);

@@ -104,9 +104,9 @@ Cost mesh_collective_cost(const Cluster& cluster, const LinkRates& rates,
   const double outside = outside_bytes(placement, kind, bytes);
 
   const double inside_s = inside <= 0 ? 0 : inside / (law.scale_up_efficiency * inside_rate * 1e9);
-  double outside_s = 0, alpha_us = law.alpha_us;
+  double outside_s = 0, alpha_us = law.alpha_us, slowdown = 1;
   if (placement.nodes > 1) {
-    const double slowdown = network_slowdown(cluster.topology, placement);
+    slowdown = network_slowdown(cluster.topology, placement, kind == CollectiveKind::kAllToAll);
     outside_s = outside * slowdown / (law.network_efficiency * nics * 1e9);
     const double hop =
         law.step_us + cluster.network_latency_us + network_detour_us(cluster.topology, placement);
@@ -120,7 +120,7 @@ Cost mesh_collective_cost(const Cluster& cluster, const LinkRates& rates,
   traffic.scale_up_bytes = inside;
   traffic.scale_up_gb_per_s = std::max(port_gb_per_s(cluster, rates), inside_rate);
   traffic.nic_bytes = outside / placement.per_node_max;
-  traffic.nic_gb_per_s = cluster.nic_port_gb_per_s() * rates.network;
+  traffic.nic_gb_per_s = cluster.nic_port_gb_per_s() * rates.network / slowdown;
   traffic.nic_sharers = placement.ranks_per_nic;
   Cost cost = held_cost(cluster.device, traffic, alpha_us * 1e-6, seconds, law.memory_passes);
   cost.sms_held = law.sms_held;

@@ -35,6 +35,36 @@ std::int32_t crossings(const Cluster& cluster, std::span<const RankId> ranks, st
   return hops == 0 ? 0 : static_cast<std::int32_t>((crossing * kHops + hops / 2) / hops);
 }
 
+/// Ordered pairs of members that share a domain of `nodes` nodes; the members are sorted.
+std::int64_t pairs_together(const Cluster& cluster, std::span<const RankId> sorted,
+                            std::int32_t nodes) {
+  std::int64_t pairs = 0, count = 0;
+  std::int32_t current = -1;
+  for (const RankId rank : sorted) {
+    const std::int32_t domain = cluster.node_of(rank) / nodes;
+    if (domain != current) count = 0;
+    current = domain;
+    pairs += 2 * count++ + 1;
+  }
+  return pairs;
+}
+
+/// Fills in what leaves the domains of each level of a switched network.
+void count_crossings(const Cluster& cluster, std::span<const RankId> ranks,
+                     std::span<const RankId> sorted, Placement& placement) {
+  const auto all =
+      static_cast<std::int64_t>(sorted.size()) * static_cast<std::int64_t>(sorted.size());
+  for (std::size_t level = 0; level < cluster.topology.levels.size(); ++level) {
+    if (!matters(cluster.topology, level)) continue;
+    placement.crossings.at(level) = crossings(cluster, ranks, level);
+    const std::int64_t between = all - pairs_together(cluster, sorted, 1);
+    const std::int64_t leaving =
+        all - pairs_together(cluster, sorted, cluster.topology.levels[level].nodes);
+    placement.pair_crossings.at(level) =
+        static_cast<std::int32_t>((leaving * kHops + between / 2) / between);
+  }
+}
+
 /// Counts the members of one scale-up domain, sorted.
 void count_domain(const Cluster& cluster, std::span<const RankId> members, Placement& placement) {
   const auto count = static_cast<std::int32_t>(members.size());
@@ -104,19 +134,17 @@ Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> r
   if (cluster.topology.slice_size() > 0) {
     placement.axes = axes_of(cluster, fullest);
   } else if (placement.nodes > 1) {
-    for (std::size_t level = 0; level < cluster.topology.levels.size(); ++level) {
-      if (!matters(cluster.topology, level)) continue;
-      placement.crossings.at(level) = crossings(cluster, ranks, level);
-    }
+    count_crossings(cluster, ranks, sorted, placement);
   }
   if (placement.nodes == 1) placement.nics_per_node = placement.ranks_per_nic = 0;
   return placement;
 }
 
-double network_slowdown(const Topology& topology, const Placement& placement) {
+double network_slowdown(const Topology& topology, const Placement& placement, bool all_to_all) {
+  const auto& crossings = all_to_all ? placement.pair_crossings : placement.crossings;
   double slowdown = 1;
   for (std::size_t level = 0; level < topology.levels.size(); ++level) {
-    const double share = placement.crossings.at(level) / double{kHops};
+    const double share = crossings.at(level) / double{kHops};
     slowdown = std::max(slowdown, share * topology.oversubscription_through(level));
   }
   return slowdown;

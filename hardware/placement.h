@@ -21,6 +21,9 @@ struct Placement {
   /// Of 1024 node-to-node hops in member order, those that leave a domain of each network level; 0
   /// where it cannot matter because the level is neither oversubscribed nor slow.
   std::array<std::int32_t, kMaxLevels> crossings{};
+  /// Of 1024 ordered pairs on different nodes, those in different domains of each level: what an
+  /// all-to-all sends across. 0 where it cannot matter.
+  std::array<std::int32_t, kMaxLevels> pair_crossings{};
   bool one_package = false;      ///< the members lie in one package (two levels of scale-up)
   bool across_switches = false;  ///< they lie behind several PCIe switches of a node
   TorusAxes axes{};              ///< of the fullest slice
@@ -31,8 +34,10 @@ struct Placement {
 /// the cluster and members named twice.
 Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> ranks);
 
-/// How much longer the network takes for what crosses its levels (hardware/topology.h), >= 1.
-double network_slowdown(const Topology& topology, const Placement& placement);
+/// How much longer the network takes for what crosses its levels (hardware/topology.h), >= 1: by
+/// hops in member order, or for all-to-all by pairs.
+double network_slowdown(const Topology& topology, const Placement& placement,
+                        bool all_to_all = false);
 
 /// One-way latency that the levels add to the cluster's own.
 double network_detour_us(const Topology& topology, const Placement& placement);

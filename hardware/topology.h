@@ -34,7 +34,8 @@ struct NetworkLevel {
 
 /// Traffic of a group of which a share f of the hops leaves domains of level l is slowed by
 ///     max over l of max(1, f_l * R_l / utilisation),   R_l = product of oversubscription, 0 to l
-/// since what leaves level l has passed every level below. Other groups are assumed to lie alike.
+/// since what leaves level l has passed every level below; for all-to-all f counts pairs of members
+/// on different nodes instead of hops in member order. Other groups are assumed to lie alike.
 /// A dragonfly is one level: its group, with oversubscription 1 / taper.
 /// Left out: single switches and ports, adaptive detours (a dragonfly's take two global links),
 /// transients, unequal domains; the network between the slices of a torus is non-blocking.

@@ -232,6 +232,21 @@ TEST(Fabrics, SpreadingAGroupOverLeavesNeverHelps) {
   }
 }
 
+// All-to-all of 4 nodes in leaves of 2 sends two thirds across leaves; its ring would half.
+TEST(Fabrics, AllToAllCrossesByPairs) {
+  for (const char* preset : {"dgx-h100", "mi300x"}) {
+    const std::string levels = R"("topology": {"kind": "fat-tree", "levels": [{"nodes": 2,
+        "oversubscription": )";
+    const Cluster full = cluster_of(preset, 64, levels + "1}]}");
+    const Cluster thin = cluster_of(preset, 64, levels + "6}]}");
+    const Cost fast = cost_of(full, ranks(4, 8), kExchange);
+    const Cost slow = cost_of(thin, ranks(4, 8), kExchange);
+    EXPECT_NEAR((slow.duration - slow.latency).seconds(),
+                4 * (fast.duration - fast.latency).seconds(), 0.01 * slow.duration.seconds())
+        << preset;
+  }
+}
+
 // 1:4 leaves, every hop across: the wire part takes four times as long.
 TEST(Fabrics, OversubscriptionStretchesWhatCrosses) {
   const std::string levels = R"("topology": {"kind": "fat-tree", "levels": [{"nodes": 1,
