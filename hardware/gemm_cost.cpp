@@ -2,17 +2,12 @@
 #include <cmath>
 #include <string>
 
+#include "hardware/gemm_formula.h"
 #include "hardware/kernel_constants.h"
 #include "hardware/local_cost.h"
 
 namespace foretrain {
 namespace {
-
-struct Candidate {
-  std::int64_t rows = 0, columns = 0, splits = 1, tiles = 0, waves = 0;
-  double compute_s = 0, memory_s = 0;
-  double busy() const { return std::max(compute_s, memory_s); }
-};
 
 constexpr double kMostProducts = 1e19;
 
@@ -48,7 +43,7 @@ bool misaligned(const Gemm& work) {
 }
 
 /// Bytes through device memory, see local_cost.h.
-double traffic(const DeviceSpec& device, const Gemm& work, const Candidate& c) {
+double traffic(const DeviceSpec& device, const Gemm& work, const GemmEstimate& c) {
   const double in = bits_of(work.in) / 8.0, out = bits_of(work.out) / 8.0;
   const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n),
              k = static_cast<double>(work.k), batch = static_cast<double>(work.batch);
@@ -71,66 +66,93 @@ double traffic(const DeviceSpec& device, const Gemm& work, const Candidate& c) {
   return reads + writes + partial;
 }
 
-Candidate evaluate(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
-                   const GemmTile& tile, std::int64_t splits, double rate) {
-  Candidate out{tile.rows, tile.columns, splits};
+GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
+                      const GemmTile& tile, std::int64_t splits, double rate) {
+  GemmEstimate out{tile.rows, tile.columns, splits};
   out.tiles = ceil_div(work.m, tile.rows) * ceil_div(work.n, tile.columns) * work.batch * splits;
   out.waves = ceil_div(out.tiles, device.sm_count);
+  out.rate = rate * tile.relative;
   const double fill = static_cast<double>(out.tiles) / device.sm_count;
-  const double waves = (1 - c.fractional_wave) * static_cast<double>(out.waves) +
-                       c.fractional_wave * std::max(fill, 1.0);
+  const double waves =
+      (1 - c.fractional_wave) * static_cast<double>(out.waves) + c.fractional_wave * fill;
   const double depth = static_cast<double>(work.k) / static_cast<double>(splits) + c.prologue_k;
   const double flops = 2.0 * static_cast<double>(tile.rows * tile.columns) * depth;
-  out.compute_s = waves * flops * device.sm_count / (rate * tile.relative);
+  out.compute_s = waves * flops * device.sm_count / out.rate;
   out.memory_s = traffic(device, work, out) / (device.memory_gb_per_s * 1e9 * c.memory_efficiency);
+  out.latency_s = c.latency_us * 1e-6;
   return out;
 }
 
-}  // namespace
+double products_of(const Gemm& work) {
+  return static_cast<double>(work.m) * static_cast<double>(work.n) *
+         static_cast<double>(std::max<std::int64_t>(1, work.k)) * static_cast<double>(work.batch);
+}
 
-Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
+Status check_extents(const Gemm& work) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 31;
   for (const std::int64_t extent : {work.m, work.n, work.k, work.batch}) {
     if (extent < 0 || extent > kLargest) {
       return input_error("a GEMM with an extent of " + std::to_string(extent));
     }
   }
-  const double products = static_cast<double>(work.m) * static_cast<double>(work.n) *
-                          static_cast<double>(std::max<std::int64_t>(1, work.k)) *
-                          static_cast<double>(work.batch);
-  if (products > kMostProducts) return input_error("a GEMM of more than 1e19 multiply-adds");
-  if (work.m == 0 || work.n == 0 || work.batch == 0) return Cost{};
-  const GemmConstants& c = kernel_constants(device.architecture).gemm;
-  const double peak = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
-  if (peak <= 0) {
-    return unsupported("a GEMM in " + std::string(name_of(work.in)) + " on " + device.name);
+  if (products_of(work) > kMostProducts) {
+    return input_error("a GEMM of more than 1e19 multiply-adds");
   }
-  const double rate =
-      peak * (misaligned(work) ? c.misaligned : 1) * (work.transpose_a ? c.weight_gradient : 1);
-  Candidate best;
+  return ok_status();
+}
+
+void explain(const DeviceSpec& device, const Gemm& work, const GemmEstimate& best,
+             const GemmCorrection& correction, const Cost& cost, std::ostream& steps) {
+  steps << "tile " << best.rows << "x" << best.columns << ", k split by " << best.splits << ": "
+        << best.tiles << " tiles, " << best.waves << " waves on " << device.sm_count << " SMs\n"
+        << "compute " << best.compute_s * 1e6 << " us at " << best.rate / 1e12
+        << " TFLOP/s sustained; memory " << best.memory_s * 1e6 << " us\n";
+  if (correction.factor != 1) {
+    steps << "samples of " << name_of(device.architecture) << " nearby: times " << correction.factor
+          << "\n";
+  }
+  steps << "achieved " << flops_of(Work{work}) / cost.duration.seconds() / 1e12 << " TFLOP/s\n";
+}
+
+}  // namespace
+
+GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
+                           ClockState clock) {
+  double rate = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
+  if (misaligned(work)) rate *= c.misaligned;
+  if (work.transpose_a) rate *= c.weight_gradient;
+  if (clock == ClockState::kBurst) {
+    rate *= 1 + c.boost * std::exp(-2e-9 * products_of(work) / c.boost_gflop);
+  }
+  GemmEstimate best;
   for (const GemmTile& tile : c.tiles) {
     for (const std::int64_t splits : c.splits) {
       if (splits > 1 && work.k / splits < 256) continue;
-      const Candidate next = evaluate(device, c, work, tile, splits, rate);
-      if (best.tiles == 0 || next.busy() < best.busy()) best = next;
+      const GemmEstimate next = evaluate(device, c, work, tile, splits, rate);
+      if (best.tiles == 0 || next.busy_s() < best.busy_s()) best = next;
     }
   }
+  return best;
+}
+
+Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
+  FT_TRY(check_extents(work));
+  if (work.m == 0 || work.n == 0 || work.batch == 0) return Cost{};
+  const GemmConstants& c = kernel_constants(device.architecture).gemm;
+  if (peak_tflops(device, work.in) * efficiency_of(c, work.in) <= 0) {
+    return unsupported("a GEMM in " + std::string(name_of(work.in)) + " on " + device.name);
+  }
+  const GemmEstimate best = estimate_gemm(device, c, work, ClockState::kSustained);
+  const GemmCorrection correction = measured_correction(device, work);
   Cost cost;
   cost.latency = Time::from_us(c.latency_us);
   cost.tiles = best.tiles;
-  cost.tile = bounded(best.compute_s / static_cast<double>(best.waves));
-  cost.memory = bounded(best.memory_s);
+  cost.tile = bounded(best.compute_s * correction.factor / static_cast<double>(best.waves));
+  cost.memory = bounded(best.memory_s * correction.factor);
   cost.duration = cost.latency + max(Time{best.waves * cost.tile.ps}, cost.memory);
+  cost.provenance = correction.provenance;
   cost.deviation = static_cast<float>(c.deviation);
-  if (steps != nullptr) {
-    const double flops = 2.0 * static_cast<double>(work.m) * static_cast<double>(work.n) *
-                         static_cast<double>(work.k) * static_cast<double>(work.batch);
-    *steps << "tile " << best.rows << "x" << best.columns << ", k split by " << best.splits << ": "
-           << best.tiles << " tiles, " << best.waves << " waves on " << device.sm_count << " SMs\n"
-           << "compute " << best.compute_s * 1e6 << " us at " << rate / 1e12
-           << " TFLOP/s sustained; memory " << best.memory_s * 1e6 << " us\n"
-           << "achieved " << flops / cost.duration.seconds() / 1e12 << " TFLOP/s\n";
-  }
+  if (steps != nullptr) explain(device, work, best, correction, cost, *steps);
   return cost;
 }
 

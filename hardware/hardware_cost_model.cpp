@@ -22,8 +22,8 @@ std::int32_t kernels_of(const Work& work) {
 
 class HardwareCostModel final : public CostModel {
  public:
-  HardwareCostModel(const Cluster& cluster, const PriceOptions& options)
-      : x_cluster(cluster), x_options(options) {
+  HardwareCostModel(Cluster cluster, const PriceOptions& options)
+      : x_cluster(std::move(cluster)), x_options(options) {
     DeviceSpec& device = x_cluster.device;
     for (double* peak : {&device.fp32_tflops, &device.tf32_tflops, &device.fp16_tflops,
                          &device.bf16_tflops, &device.fp8_tflops, &device.fp4_tflops}) {

@@ -30,6 +30,8 @@ GemmConstants read_gemm(const Json& json) {
   gemm.fp4 = optional("fp4");
   gemm.prologue_k = number_at(json, "prologue_k");
   gemm.fractional_wave = number_at(json, "fractional_wave");
+  gemm.boost = number_at(json, "boost");
+  gemm.boost_gflop = number_at(json, "boost_gflop");
   gemm.weight_gradient = number_at(json, "weight_gradient");
   gemm.memory_efficiency = number_at(json, "memory_efficiency");
   gemm.latency_us = number_at(json, "latency_us");

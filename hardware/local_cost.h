@@ -28,7 +28,9 @@ Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream*
 
 /// Attention. Flash and cuDNN: FLOPs over a measured rate, interpolated over the logarithm of the
 /// length between curves by (kernel, pass, head_dim, causal), scaled by the devices' peaks; slower
-/// where batch * heads * blocks of 128 queries leave SMs idle. Unfused: batched GEMMs over the full
+/// where batch * heads * blocks of 128 queries are few: max(longest, P + 1/2) / P / 1.03 with P
+/// blocks an SM and a longest of 2 mean blocks where causal (B200, 4096 tokens, 4 to 64 heads:
+/// within 8 %, docs/prices.md). Unfused: batched GEMMs over the full
 /// square and one memory pass for softmax and one for dropout (the fused scale-mask-softmax kernel
 /// of Megatron-LM). FLOPs as sim/program/work.h states them. Left out: head dims of K and V that
 /// differ, block-sparse masks other than a window.

@@ -24,7 +24,7 @@ std::size_t index_of(NcclProtocol p) { return static_cast<std::size_t>(p); }
 std::size_t node_column(std::int32_t nodes) { return nodes == 1 ? 0U : nodes == 2 ? 1U : 2U; }
 
 std::int32_t log2_floor(std::int32_t n) {
-  return std::bit_width(static_cast<std::uint32_t>(n)) - 1;
+  return static_cast<std::int32_t>(std::bit_width(static_cast<std::uint32_t>(n))) - 1;
 }
 
 bool gathers(CollectiveKind kind) {

@@ -82,7 +82,7 @@ class Lowering {
     const RankId destination = rank_at(x_plan, to);
     const auto out = static_cast<std::size_t>(a);
     const auto in = static_cast<std::size_t>(b);
-    const ChannelId id = push_id<ChannelId>(
+    const auto id = push_id<ChannelId>(
         x_out.channels, Channel{source, destination, ChannelSlot(out), ChannelSlot(in)});
     x_out.ranks[source.index()].channels[out] = id;
     x_out.ranks[destination.index()].channels[in] = id;

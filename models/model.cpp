@@ -79,9 +79,9 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
   const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
   // Keys that a query sees on average under the causal mask: s/2 without a window.
   const double seen = keys - keys * keys / (2 * static_cast<double>(sequence));
-  const double p = static_cast<double>(matrices);
+  const auto p = static_cast<double>(matrices);
   const double width = static_cast<double>(model.layers) * static_cast<double>(model.query_width());
-  const double t = static_cast<double>(tokens);
+  const auto t = static_cast<double>(tokens);
   return {t * (6 * p + 12 * width * seen), t * (6 * p + 12 * width * keys),
           t * (8 * p + 16 * width * keys)};
 }

@@ -30,9 +30,11 @@ inline Error unsupported(std::string message) {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value)
-      : x_(std::in_place_index<0>, std::move(value)) {}  // NOLINT: conversion is the point
-  Result(Error error) : x_(std::in_place_index<1>, std::move(error)) {}  // NOLINT
+  // A function returns a value or an error as it is: conversion is the point.
+  // NOLINTBEGIN(google-explicit-constructor)
+  Result(T value) : x_(std::in_place_index<0>, std::move(value)) {}
+  Result(Error error) : x_(std::in_place_index<1>, std::move(error)) {}
+  // NOLINTEND(google-explicit-constructor)
 
   bool ok() const { return x_.index() == 0; }
   explicit operator bool() const { return ok(); }

@@ -261,6 +261,7 @@ std::vector<PortUse> port_uses(const Program& program, const PreparedPrices& pri
     }
   }
   std::vector<PortUse> uses;
+  uses.reserve(largest.size());
   for (const auto& [key, share] : largest) {
     uses.push_back({key[0], key[1], key[2], static_cast<std::size_t>(key[3]), share});
   }

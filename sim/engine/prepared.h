@@ -46,7 +46,8 @@ struct PreparedProgram {
 
   /// The id of an event that an op of the entry's call names.
   std::int32_t event_id(const StreamEntry& entry, EventRef ref) const {
-    return call_frames[static_cast<std::size_t>(entry.frames + ref.frame)] + ref.event;
+    const std::int32_t at = entry.frames + ref.frame;
+    return call_frames[static_cast<std::size_t>(at)] + ref.event;
   }
 };
 

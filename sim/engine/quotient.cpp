@@ -94,7 +94,7 @@ class Folder {
     x_port_color.assign(x_ports, 0);
     for (std::size_t r = 0; r < x_color.size(); ++r) {
       const RankBinding& rank = x_workload.ranks[r];
-      const Color color = static_cast<Color>(x_dense[r]);
+      const auto color = static_cast<Color>(x_dense[r]);
       for (std::size_t s = 0; s < rank.groups.size(); ++s) {
         if (!rank.groups[s].valid()) continue;
         // A sum, so that the order of members does not matter.

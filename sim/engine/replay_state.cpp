@@ -82,9 +82,7 @@ class DeadlockReport {
     if (const auto* collective = std::get_if<Collective>(&work)) {
       const std::int32_t group = actor.groups[collective->group.index()];
       for (const ActorState& other : x_state.actors) {
-        const auto& groups = other.actor->groups;
-        if (std::find(groups.begin(), groups.end(), group) == groups.end()) continue;
-        if (!has_arrived(group, other)) add(rank_name(*other.actor));
+        if (is_missing(group, other)) add(rank_name(*other.actor));
       }
     } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
       for (const Message& message : batch->messages) {
@@ -100,9 +98,12 @@ class DeadlockReport {
     return out.empty() ? "its partners" : out;
   }
 
-  bool has_arrived(std::int32_t group, const ActorState& actor) const {
+  /// A member that has not come.
+  bool is_missing(std::int32_t group, const ActorState& actor) const {
+    const auto& groups = actor.actor->groups;
+    if (std::find(groups.begin(), groups.end(), group) == groups.end()) return false;
     const auto& waiters = x_state.groups[static_cast<std::size_t>(group)].waiters;
-    return std::any_of(waiters.begin(), waiters.end(), [&](const Waiter& waiter) {
+    return std::none_of(waiters.begin(), waiters.end(), [&](const Waiter& waiter) {
       return &x_state.actors[static_cast<std::size_t>(waiter.actor)] == &actor;
     });
   }

@@ -106,13 +106,7 @@ class ProgramChecker {
       const Segment& segment = x_program.segments[call.segment.index()];
       x_where = "call of " + segment.name + ": ";
       if (call.frames.size() != segment.frames.size()) return wrong("wrong number of frames");
-      for (std::size_t f = 0; f < call.frames.size(); ++f) {
-        if (!call.frames[f].valid()) continue;
-        if (call.frames[f].index() >= x_program.frames.size()) return wrong("no such frame");
-        if (x_program.frames[call.frames[f].index()].layout != segment.frames[f]) {
-          return wrong("frame " + std::to_string(f) + " has another layout than its segment's");
-        }
-      }
+      FT_TRY(check_call_frames(segment, call));
       FT_TRY(check_bound(segment, call));
       for (const StreamWait& wait : call.waits) {
         if (wait.stream.index() >= x_program.streams.size()) return wrong("no such stream");
@@ -122,6 +116,17 @@ class ProgramChecker {
       }
     }
     x_where.clear();
+    return ok_status();
+  }
+
+  Status check_call_frames(const Segment& segment, const Call& call) const {
+    for (std::size_t f = 0; f < call.frames.size(); ++f) {
+      if (!call.frames[f].valid()) continue;
+      if (call.frames[f].index() >= x_program.frames.size()) return wrong("no such frame");
+      if (x_program.frames[call.frames[f].index()].layout != segment.frames[f]) {
+        return wrong("frame " + std::to_string(f) + " has another layout than its segment's");
+      }
+    }
     return ok_status();
   }
 

@@ -20,39 +20,66 @@ std::uint64_t fingerprint(const Collective& work) {
   return hash_u64(h + (work.maximum ? 1 : 0));
 }
 
-Result<Traffic> traffic_of(const Program& program) {
-  Traffic out;
-  out.collectives.resize(program.group_slots.size());
-  out.sent.resize(program.channel_slots.size());
-  out.received.resize(program.channel_slots.size());
-  std::vector<StreamId> stream_of(program.group_slots.size());
-  for (const Call& call : program.calls) {
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      const Work& work = program.works[op.work.index()];
-      if (const auto* collective = std::get_if<Collective>(&work)) {
-        if (!collective->group.valid() || collective->group.index() >= out.collectives.size()) {
-          return input_error("program " + program.name + ": op " + op.name + " names no group");
-        }
-        StreamId& stream = stream_of[collective->group.index()];
-        if (stream.valid() && stream != op.stream) {
-          return input_error("program " + program.name + ": group " +
-                             program.group_slots[collective->group.index()] +
-                             " is used on two streams");
-        }
-        stream = op.stream;
-        out.collectives[collective->group.index()].push_back(fingerprint(*collective));
-      } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
-        for (const Message& message : batch->messages) {
-          if (!message.channel.valid() || message.channel.index() >= out.sent.size()) {
-            return input_error("program " + program.name + ": op " + op.name + " names no channel");
-          }
-          (message.send ? out.sent : out.received)[message.channel.index()].push_back(
-              message.bytes);
-        }
-      }
-    }
+/// Collects a Program's traffic, op by op.
+class TrafficReader {
+ public:
+  explicit TrafficReader(const Program& program)
+      : x_program(program), x_stream_of(program.group_slots.size()) {
+    x_traffic.collectives.resize(program.group_slots.size());
+    x_traffic.sent.resize(program.channel_slots.size());
+    x_traffic.received.resize(program.channel_slots.size());
   }
-  return out;
+
+  Status add(const Op& op) {
+    const Work& work = x_program.works[op.work.index()];
+    if (const auto* collective = std::get_if<Collective>(&work)) return add(op, *collective);
+    if (const auto* batch = std::get_if<P2PBatch>(&work)) return add(op, *batch);
+    return ok_status();
+  }
+
+  Traffic take() { return std::move(x_traffic); }
+
+ private:
+  Error wrong(const std::string& text) const {
+    return input_error("program " + x_program.name + ": " + text);
+  }
+
+  Status add(const Op& op, const Collective& work) {
+    const std::size_t slot = work.group.index();
+    if (!work.group.valid() || slot >= x_traffic.collectives.size()) {
+      return wrong("op " + op.name + " names no group");
+    }
+    StreamId& stream = x_stream_of[slot];
+    if (stream.valid() && stream != op.stream) {
+      return wrong("group " + x_program.group_slots[slot] + " is used on two streams");
+    }
+    stream = op.stream;
+    x_traffic.collectives[slot].push_back(fingerprint(work));
+    return ok_status();
+  }
+
+  Status add(const Op& op, const P2PBatch& work) {
+    for (const Message& message : work.messages) {
+      if (!message.channel.valid() || message.channel.index() >= x_traffic.sent.size()) {
+        return wrong("op " + op.name + " names no channel");
+      }
+      auto& side = message.send ? x_traffic.sent : x_traffic.received;
+      side[message.channel.index()].push_back(message.bytes);
+    }
+    return ok_status();
+  }
+
+  const Program& x_program;
+  std::vector<StreamId> x_stream_of;  ///< by group slot
+  Traffic x_traffic;
+};
+
+Result<Traffic> traffic_of(const Program& program) {
+  TrafficReader reader(program);
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) FT_TRY(reader.add(op));
+  }
+  return reader.take();
 }
 
 Error at_rank(std::size_t rank, const std::string& text) {

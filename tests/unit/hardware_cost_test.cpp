@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "hardware/gemm_formula.h"
 #include "hardware/hardware_cost_model.h"
 #include "hardware/kernel_constants.h"
 #include "hardware/local_cost.h"
@@ -43,15 +44,47 @@ TEST(GemmCost, DurationIsTheEngineEquation) {
   }
 }
 
-// 8192^3 on 108 SMs with tiles 256x128: 2048 tiles, 18.96 waves.
+// 8192^3 on 108 SMs with tiles 128x256: 2048 tiles, 18.96 waves.
 TEST(GemmCost, TilesAndWaves) {
   const DeviceSpec device = cluster_of("dgx-a100-80gb").device;
   const GemmConstants& c = kernel_constants(device.architecture).gemm;
-  const Cost cost = gemm_cost(device, gemm_of(8192, 8192, 8192), nullptr).value();
-  EXPECT_EQ(cost.tiles, 2048);
+  const GemmEstimate law =
+      estimate_gemm(device, c, gemm_of(8192, 8192, 8192), ClockState::kSustained);
+  EXPECT_EQ(law.tiles, 2048);
+  EXPECT_EQ(law.waves, 19);
   const double waves = (1 - c.fractional_wave) * 19 + c.fractional_wave * 2048 / 108.0;
   const double flops = waves * 2 * 256 * 128 * (8192 + c.prologue_k) * 108;
-  EXPECT_NEAR(cost.duration.seconds(), c.latency_us * 1e-6 + flops / (312e12 * c.bf16), 1e-9);
+  const double rate = 312e12 * c.bf16 * c.tiles.at(1).relative;
+  EXPECT_NEAR(law.seconds(), c.latency_us * 1e-6 + flops / rate, 1e-9);
+}
+
+// At a sample's shape the price is the sample, but for the boost of the burst in which it was
+// taken.
+TEST(GemmCost, SamplesAreReproduced) {
+  const DeviceSpec device = cluster_of("dgx-b200").device;
+  Gemm work = gemm_of(4096, 10240, 8192);
+  work.transpose_b = true;
+  const GemmConstants& c = kernel_constants(device.architecture).gemm;
+  const GemmCorrection correction = measured_correction(device, work);
+  EXPECT_EQ(correction.provenance, Provenance::kMeasured);
+  const double burst =
+      estimate_gemm(device, c, work, ClockState::kBurst).seconds() * correction.factor;
+  EXPECT_NEAR(burst, 2.0 * 4096 * 10240 * 8192 / (0.6452 * 2250e12), 1e-9);
+  const Cost cost = gemm_cost(device, work, nullptr).value();
+  EXPECT_EQ(cost.provenance, Provenance::kMeasured);
+  EXPECT_GT(cost.duration.seconds(), burst);
+}
+
+// Nearby shapes are interpolated, far ones and other devices priced by the law alone.
+TEST(GemmCost, SamplesReachNearbyShapesOnly) {
+  const DeviceSpec b200 = cluster_of("dgx-b200").device;
+  Gemm work = gemm_of(4096, 10300, 8200);
+  EXPECT_EQ(measured_correction(b200, work).provenance, Provenance::kInterpolated);
+  work = gemm_of(16, 16, 16);
+  EXPECT_EQ(measured_correction(b200, work).provenance, Provenance::kAnalytic);
+  EXPECT_NEAR(measured_correction(b200, work).factor, 1, 1e-6);
+  work = gemm_of(4096, 10240, 8192);
+  EXPECT_EQ(measured_correction(cluster_of("dgx-h100").device, work).factor, 1);
 }
 
 // 132 tiles fit in one wave of 132 SMs, in two beside a collective that holds 24 (NVIDIA forum
@@ -98,12 +131,13 @@ TEST(GemmCost, UnsupportedTypesAreErrors) {
 TEST(AttentionCost, FlashRunsAtTheMeasuredRate) {
   const DeviceSpec device = cluster_of("dgx-h100").device;
   Attention work;
+  work.batch = 2;  // 16384 tokens of 2048 elements, as the benchmark ran
   work.q_heads = work.kv_heads = 16;
   work.q_len = work.kv_len = 8192;
   work.head_dim = 128;
   const Cost cost = attention_cost(device, work, nullptr).value();
-  const double flops = 4.0 * 16 * 8192 * 8192 / 2 * 128;
-  EXPECT_NEAR(flops / (cost.duration - cost.latency).seconds() / 1e12, 602, 1);
+  const double flops = 4.0 * 2 * 16 * 8192 * 8192 / 2 * 128;
+  EXPECT_NEAR(flops / (cost.duration - cost.latency).seconds() / 1e12, 602, 2);
   expect_consistent(cost, device.sm_count);
   work.backward = true;
   EXPECT_GT(attention_cost(device, work, nullptr).value().duration, Time{2 * cost.duration.ps});

@@ -1,0 +1,45 @@
+// The GEMM law and what measurements say about it.
+#pragma once
+
+#include <cstdint>
+
+#include "hardware/device.h"
+#include "hardware/kernel_constants.h"
+#include "sim/cost/cost_model.h"
+
+namespace foretrain {
+
+/// The state of the clock: burst, the first 10 to 100 ms of load, before the power cap bites (how
+/// tables of single kernels are taken); sustained, as in training.
+enum class ClockState : std::uint8_t { kBurst, kSustained };
+
+/// The best tile and split of k for one GEMM, with its times in seconds.
+struct GemmEstimate {
+  std::int64_t rows = 0, columns = 0, splits = 1, tiles = 0, waves = 0;
+  double rate = 0;  ///< FLOP/s of whole waves of the best tile
+  double compute_s = 0, memory_s = 0, latency_s = 0;
+  double busy_s() const { return compute_s > memory_s ? compute_s : memory_s; }
+  double seconds() const { return latency_s + busy_s(); }
+};
+
+/// The law of local_cost.h. `work` has positive extents and a type that the device supports.
+GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& constants,
+                           const Gemm& work, ClockState clock);
+
+/// What the samples in configs/gemm/ say of a GEMM: a factor on the law's busy time.
+struct GemmCorrection {
+  double factor = 1;
+  Provenance provenance = Provenance::kAnalytic;
+};
+
+/// With r_i = ln(measured / law) of the samples of the same architecture, number of SMs, pass and
+/// batch, 16-bit operands, and d_i their distance in (ln m, ln n, ln k):
+///     factor = exp( sum w_i r_i / (1 + sum w_i) ),   w_i = exp(-d_i^2 / (2 * 0.5^2))
+/// and exp(r_i) at a sample's own shape. Samples are compared with the law in the burst state, in
+/// which they were taken. Interpolated where the weights sum to 1 and above; else analytic.
+/// `own_shape` false leaves out samples with the same extents in any order: for tests of how well
+/// shapes are predicted that nobody measured.
+GemmCorrection measured_correction(const DeviceSpec& device, const Gemm& work,
+                                   bool own_shape = true);
+
+}  // namespace foretrain
