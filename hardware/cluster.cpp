@@ -10,7 +10,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 const Names& scale_up_names() {
-  static const Names names = {"switch", "mesh", "pcie"};
+  static const Names names = {"switch", "mesh", "pcie", "full-mesh", "torus"};
   return names;
 }
 const Names& cpu_names() {
@@ -22,16 +22,49 @@ const Names& fabric_names() {
   return names;
 }
 
+/// Links that each device must have for the scale-up to be what it says.
+Status check_links(const Cluster& cluster, const std::string& source, const std::string& pointer) {
+  std::int64_t needed = 0;
+  if (cluster.scale_up == ScaleUp::kFullMesh) needed = cluster.accelerators_per_node - 1;
+  for (const std::int32_t extent : cluster.topology.dims) needed += extent > 1 ? 2 : 0;
+  if (needed <= cluster.device.scale_up_links) return ok_status();
+  return input_error(source + ": " + pointer + ": scale_up " +
+                     std::string(name_of(cluster.scale_up)) + " needs " + std::to_string(needed) +
+                     " links a device (a peer each, or two an axis), and " + cluster.device.name +
+                     " has scale_up_links " + std::to_string(cluster.device.scale_up_links) +
+                     "; accepted: fewer accelerators_per_node, fewer axes, or another device");
+}
+
 constexpr int kMaxPresetDepth = 8;  // a preset file may build on another, but not on itself
+
+/// Short for the first level of switches.
+Status read_first_level(JsonReader& reader, Topology& topology) {
+  for (const char* key : {"nodes_per_leaf", "oversubscription"}) {
+    if (reader.has(key) && topology.kind == TopologyKind::kTorus) {
+      reader.fail(key,
+                  "is of the leaves of a switched network, and this one is a torus; accepted: "
+                  "\"topology\" with another kind, or leave it out");
+    }
+  }
+  if (reader.failed()) return reader.finish();
+  if (topology.levels.empty()) return ok_status();
+  NetworkLevel& leaf = topology.levels.front();
+  reader.read("nodes_per_leaf", leaf.nodes, {1, 1 << 20});
+  reader.read("oversubscription", leaf.oversubscription, {1, 1e4});
+  return ok_status();
+}
 
 Status read_network(const Json& json, const std::string& source, const std::string& pointer,
                     Cluster& cluster) {
   JsonReader reader(json, source, pointer);
+  if (const Json* topology = reader.take("topology")) {
+    FT_TRY(read_topology(*topology, source, reader.pointer("topology"), cluster.topology,
+                         cluster.network_latency_us));
+  }
   reader.read("nics_per_node", cluster.nics_per_node, {1, 4096});
   reader.read("nic_gbit_per_s", cluster.nic_gbit_per_s, {1e-3, 1e6});
   reader.read_enum("fabric", cluster.fabric, fabric_names());
-  reader.read("nodes_per_leaf", cluster.nodes_per_leaf, {1, 1 << 20});
-  reader.read("oversubscription", cluster.oversubscription, {1, 1e4});
+  FT_TRY(read_first_level(reader, cluster.topology));
   reader.read("latency_us", cluster.network_latency_us, {0, 1e6});
   reader.read("sharp", cluster.sharp);
   return reader.finish();
@@ -61,6 +94,15 @@ Status check_complete(const Cluster& cluster, const std::string& source,
   if (cluster.device.sm_count == 0) return lacks("device");
   if (cluster.accelerators == 0) return lacks("accelerators");
   if (cluster.accelerators_per_node == 0) return lacks("accelerators_per_node");
+  if ((cluster.scale_up == ScaleUp::kTorus) != (cluster.topology.kind == TopologyKind::kTorus)) {
+    return input_error(source + ": " + pointer + ": scale_up is " +
+                       std::string(name_of(cluster.scale_up)) + " and network/topology is " +
+                       std::string(name_of(cluster.topology.kind)) +
+                       "; accepted: \"torus\" for both or for neither");
+  }
+  if (cluster.accelerators_per_package > 1 && cluster.package_gb_per_s <= 0) {
+    return lacks("package_gb_per_s");
+  }
   if (cluster.nodes() > 1 && (cluster.nics_per_node == 0 || cluster.nic_gbit_per_s <= 0)) {
     return lacks("network");
   }
@@ -91,6 +133,9 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   reader.read("accelerators", cluster.accelerators, {1, 1 << 20});
   reader.read("accelerators_per_node", cluster.accelerators_per_node, {1, 1 << 16});
   reader.read_enum("scale_up", cluster.scale_up, scale_up_names());
+  reader.read("accelerators_per_package", cluster.accelerators_per_package, {1, 4096});
+  reader.read("package_gb_per_s", cluster.package_gb_per_s, {1e-3, 1e7});
+  reader.read("accelerators_per_pcie_switch", cluster.accelerators_per_pcie_switch, {1, 4096});
   reader.read_enum("cpu", cluster.cpu, cpu_names());
   reader.read("host_memory_gb_per_s", cluster.host_memory_gb_per_s, {1e-3, 1e6});
   reader.read("storage_gb_per_s", cluster.storage_gb_per_s, {1e-3, 1e6});
@@ -125,7 +170,11 @@ double Cluster::nic_port_gb_per_s() const { return node_network_gb_per_s() / nic
 
 Result<Cluster> read_cluster(const Json& json, const std::string& source,
                              const std::string& pointer) {
-  return read_at_depth(json, source, pointer, 0);
+  FT_ASSIGN(Cluster cluster, read_at_depth(json, source, pointer, 0));
+  FT_TRY(
+      resolve_torus(source, pointer + "/network/topology", cluster.accelerators, cluster.topology));
+  FT_TRY(check_links(cluster, source, pointer));
+  return cluster;
 }
 
 Json to_json(const Cluster& cluster) {
@@ -133,14 +182,17 @@ Json to_json(const Cluster& cluster) {
   network.set("nics_per_node", cluster.nics_per_node);
   network.set("nic_gbit_per_s", cluster.nic_gbit_per_s);
   network.set("fabric", name_of(cluster.fabric));
-  network.set("nodes_per_leaf", cluster.nodes_per_leaf);
-  network.set("oversubscription", cluster.oversubscription);
   network.set("latency_us", cluster.network_latency_us);
   network.set("sharp", cluster.sharp);
+  network.set("topology", to_json(cluster.topology));
 
   Json derived{Json::Object{}};
   derived.set("nodes", cluster.nodes());
-  derived.set("leaves", (cluster.nodes() + cluster.nodes_per_leaf - 1) / cluster.nodes_per_leaf);
+  if (!cluster.topology.levels.empty()) {
+    const std::int32_t per_leaf = cluster.topology.levels.front().nodes;
+    derived.set("leaves", (cluster.nodes() + per_leaf - 1) / per_leaf);
+  }
+  derived.set("scale_up_domain", cluster.domain_size());
   derived.set("nic_ports_per_node", cluster.nic_ports_per_node());
   derived.set("nic_port_gb_per_s", cluster.nic_port_gb_per_s());
   derived.set("node_network_gb_per_s", cluster.node_network_gb_per_s());
@@ -151,12 +203,50 @@ Json to_json(const Cluster& cluster) {
   out.set("accelerators", cluster.accelerators);
   out.set("accelerators_per_node", cluster.accelerators_per_node);
   out.set("scale_up", name_of(cluster.scale_up));
+  if (cluster.accelerators_per_package > 1) {
+    out.set("accelerators_per_package", cluster.accelerators_per_package);
+    out.set("package_gb_per_s", cluster.package_gb_per_s);
+  }
+  if (cluster.accelerators_per_pcie_switch > 1) {
+    out.set("accelerators_per_pcie_switch", cluster.accelerators_per_pcie_switch);
+  }
   out.set("cpu", name_of(cluster.cpu));
   out.set("host_memory_gb_per_s", cluster.host_memory_gb_per_s);
   out.set("storage_gb_per_s", cluster.storage_gb_per_s);
   out.set("network", std::move(network));
   out.set("derived", std::move(derived));
   return out;
+}
+
+std::map<std::string, std::string> device_sources(const std::string& preset) {
+  return preset_sources("devices", preset);
+}
+
+std::map<std::string, std::string> cluster_sources(const std::string& preset) {
+  std::map<std::string, std::string> sources = preset_sources("clusters", preset);
+  const Result<NamedJson> file = load_preset("clusters", preset, "", "");
+  if (!file.ok()) return sources;
+  const auto add = [&sources](const std::string& folder, const Json* name,
+                              const std::string& under) {
+    if (name == nullptr || name->string() == nullptr) return;
+    for (auto& [pointer, text] : preset_sources(folder, *name->string())) {
+      sources.try_emplace(under + pointer, text);
+    }
+  };
+  add("devices", file.value().json.find("device"), "/device");
+  for (const char* key : {"/network/nodes_per_leaf", "/network/oversubscription"}) {
+    const auto found = sources.find(key);
+    if (found == sources.end()) continue;
+    std::string& text = sources["/network/topology"];
+    text += (text.empty() ? "" : "; ") + found->second;
+  }
+  if (const Json* network = file.value().json.find("network")) {
+    add("fabrics", network->find("topology"), "/network/topology");
+    for (const char* key : {"dims", "wrap"}) {
+      sources.try_emplace(std::string("/network/topology/") + key, "derived");
+    }
+  }
+  return sources;
 }
 
 std::vector<std::string> cluster_preset_names() { return preset_names("clusters"); }

@@ -1,11 +1,13 @@
-// A cluster: equal nodes of equal accelerators on a leaf-and-spine network.
+// A cluster: equal nodes of equal accelerators on a network.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "hardware/device.h"
+#include "hardware/topology.h"
 #include "sim/base/json.h"
 #include "sim/base/result.h"
 #include "sim/program/program.h"
@@ -14,9 +16,11 @@ namespace foretrain {
 
 /// How the accelerators of a node reach each other.
 enum class ScaleUp : std::uint8_t {
-  kSwitch,  ///< NVSwitch: every pair at full rate
-  kMesh,    ///< hybrid cube mesh of V100: the rate depends on how many take part
-  kPcie,    ///< PCIe switches and sockets
+  kSwitch,    ///< NVSwitch, Unified Bus: every pair at full rate
+  kMesh,      ///< hybrid cube mesh of V100: the rate depends on how many take part
+  kPcie,      ///< PCIe switches and sockets
+  kFullMesh,  ///< one link for each pair: Infinity Fabric of MI300X, HCCS
+  kTorus,     ///< links to the neighbours on 1 to 3 axes: ICI of TPUs
 };
 enum class Cpu : std::uint8_t { kIntel, kAmd, kArm };
 enum class Fabric : std::uint8_t { kInfiniBand, kRoce, kEfa, kEthernet };
@@ -27,7 +31,10 @@ std::string_view name_of(Fabric fabric);
 /// Rank r is on node r / accelerators_per_node with local index r % accelerators_per_node.
 /// NICs are shared evenly: with fewer NICs than accelerators, neighbours share one; with more, each
 /// accelerator drives several. Rates are decimal, one direction.
-/// Left out: unequal nodes, more than two switch levels, rail-only fabrics (PXN is assumed).
+/// A scale-up domain is a node, or for a torus a slice of many nodes (hosts); it may hold packages
+/// of neighbouring accelerators whose own links are faster (two levels of scale-up).
+/// Left out: unequal nodes; on a rail network messages between rails are relayed over the scale-up
+/// switch (PXN) where there is one, else they cross the leaves.
 struct Cluster {
   std::string name;
   DeviceSpec device;
@@ -38,10 +45,12 @@ struct Cluster {
   std::int32_t nics_per_node = 0;
   double nic_gbit_per_s = 0;
   Fabric fabric = Fabric::kInfiniBand;
-  std::int32_t nodes_per_leaf = 32;
-  double oversubscription = 1;      ///< of a leaf's uplinks: downlink rate / uplink rate
-  double network_latency_us = 2.8;  ///< one way
-  bool sharp = false;               ///< switches reduce (SHARP), and the job may use it
+  Topology topology;
+  double network_latency_us = 2.8;  ///< one way, below one leaf
+  std::int32_t accelerators_per_package = 1;
+  double package_gb_per_s = 0;  ///< between accelerators of one package; 0 where they have no own
+  std::int32_t accelerators_per_pcie_switch = 1;  ///< that share one uplink to host and peers
+  bool sharp = false;  ///< switches reduce (SHARP), and the job may use it
   double host_memory_gb_per_s = 200;
   double storage_gb_per_s = 6;  ///< for each accelerator
   bool operator==(const Cluster&) const = default;
@@ -51,7 +60,12 @@ struct Cluster {
   }
   std::int32_t node_of(RankId rank) const { return rank.value / accelerators_per_node; }
   std::int32_t local_of(RankId rank) const { return rank.value % accelerators_per_node; }
-  std::int32_t leaf_of_node(std::int32_t node) const { return node / nodes_per_leaf; }
+  /// Accelerators of a scale-up domain, and which one a rank belongs to.
+  std::int32_t domain_size() const {
+    const std::int32_t slice = topology.slice_size();
+    return slice > 0 ? slice : accelerators_per_node;
+  }
+  std::int32_t domain_of(RankId rank) const { return rank.value / domain_size(); }
 
   /// NIC ports as ranks see them: several NICs driven by one accelerator count as one port.
   std::int32_t nic_ports_per_node() const;
@@ -71,5 +85,10 @@ Json to_json(const Cluster& cluster);
 
 std::vector<std::string> cluster_preset_names();
 std::vector<std::string> device_preset_names();
+
+/// Where each field of a shipped cluster comes from, by JSON pointer ("/network/fabric",
+/// "/device/sm_count").
+std::map<std::string, std::string> cluster_sources(const std::string& preset);
+std::map<std::string, std::string> device_sources(const std::string& preset);
 
 }  // namespace foretrain

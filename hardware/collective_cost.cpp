@@ -5,7 +5,9 @@
 #include <string>
 
 #include "hardware/local_cost.h"
+#include "hardware/mesh_collectives.h"
 #include "hardware/nccl_constants.h"
+#include "hardware/torus_collectives.h"
 
 namespace foretrain {
 namespace {
@@ -92,7 +94,7 @@ Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Place
     out.algorithm = reached / rates.scale_up;
     return out;
   }
-  const double slower = leaf_factor(cluster, at) / rates.network;
+  const double slower = network_slowdown(cluster.topology, at) / rates.network;
   const double nics = cluster.nic_port_gb_per_s() * group.nics_per_node * 1e9;
   out.algorithm = reached * slower;
   out.network = traffic.node_network / (c.network_line_share * nics) * slower;
@@ -109,12 +111,18 @@ double memory_share(const Cluster& cluster, const Traffic& traffic, const Placem
 void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement& at,
                  const Traffic& traffic, Cost& cost) {
   const double seconds = cost.duration.seconds();
+  const bool pcie = cluster.scale_up == ScaleUp::kPcie && cluster.accelerators_per_pcie_switch > 1;
+  // Behind a PCIe switch the members of a ring use its uplink once between them, or not at all.
   const std::int32_t inside =
-      share_of(traffic.rank_scale_up, scale_up_rate(cluster, rates), seconds, 1);
+      pcie && !at.across_switches
+          ? 0
+          : share_of(traffic.rank_scale_up, scale_up_rate(cluster, rates), seconds,
+                     pcie ? cluster.accelerators_per_pcie_switch : 1);
   cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpOut)) = inside;
   cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpIn)) = inside;
   if (at.nodes == 1) return;
-  const double rate = cluster.nic_port_gb_per_s() * rates.network / leaf_factor(cluster, at);
+  const double rate =
+      cluster.nic_port_gb_per_s() * rates.network / network_slowdown(cluster.topology, at);
   const std::int32_t outside = share_of(traffic.node_network / at.per_node_max, rate, seconds,
                                         std::max(1, at.ranks_per_nic));
   cost.port_share.at(static_cast<std::size_t>(Port::kNicOut)) = outside;
@@ -141,7 +149,7 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   const NcclConstants& c = nccl_constants();
   const Traffic traffic =
       traffic_of(at, CollectiveKind::kAllToAll, NcclAlgorithm::kRing, static_cast<double>(bytes));
-  const double network_us = at.nodes > 1 ? cluster.network_latency_us : 0;
+  const double network_us = network_latency_us(cluster, at);
   const double start =
       (c.all_to_all_us + c.all_to_all_peer_us * (at.ranks - 1) + network_us) * 1e-6;
   const double inside =
@@ -149,7 +157,8 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   double outside = 0;
   if (at.nodes > 1) {
     const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * rates.network;
-    outside = traffic.node_least * leaf_factor(cluster, at) / (c.all_to_all_network * nics * 1e9);
+    outside = traffic.node_least * network_slowdown(cluster.topology, at, true) /
+              (c.all_to_all_network * nics * 1e9);
   }
   const double seconds = power_mean(start, std::max(inside, outside), c.all_to_all_power);
   Cost cost = finish(cluster, rates, at, traffic, start, seconds);
@@ -180,8 +189,8 @@ struct Derivation {
     out << "group: " << at.ranks << " ranks on " << at.nodes << " nodes, " << at.per_node_min
         << " to " << at.per_node_max << " a node";
     if (far) {
-      out << ", " << group.nics_per_node << " NICs a node, slowed by leaves "
-          << leaf_factor(cluster, at) << " times";
+      out << ", " << group.nics_per_node << " NICs a node, slowed by the network's levels "
+          << network_slowdown(cluster.topology, at) << " times";
     }
     out << "\n"
         << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
@@ -190,7 +199,7 @@ struct Derivation {
     if (is_nvls(choice.algorithm) && law.per_rank_us > 0) {
       out << " + " << law.per_rank_us << " us * " << at.ranks << " ranks";
     }
-    if (far) out << " + " << cluster.network_latency_us << " us of network";
+    if (far) out << " + " << network_latency_us(cluster, at) << " us of network";
     out << " = " << alpha_s * 1e6 << " us\n"
         << "x: the longest of\n";
     if (transfer.bandwidth > 0) {
@@ -232,6 +241,13 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
     return Cost{};
   }
   const Bytes bytes = bytes_of(work.dtype, work.count);
+  const auto size = static_cast<double>(bytes);
+  if (cluster.scale_up == ScaleUp::kTorus) {
+    return torus_collective_cost(cluster, rates, placement, work.kind, size, steps);
+  }
+  if (!is_nvidia(cluster.device.architecture)) {
+    return mesh_collective_cost(cluster, rates, placement, work.kind, size, steps);
+  }
   if (work.kind == CollectiveKind::kAllToAll) {
     return all_to_all(cluster, rates, placement, bytes, steps);
   }
@@ -251,7 +267,7 @@ Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& 
   const double latency_us = least_latency_us(group, work.kind, choice.algorithm);
   double alpha_us = law.latency_factor * latency_us;
   if (is_nvls(choice.algorithm)) alpha_us += law.per_rank_us * at.ranks;
-  if (at.nodes > 1) alpha_us += cluster.network_latency_us;
+  alpha_us += network_latency_us(cluster, at);
   const double alpha = alpha_us * 1e-6;
   const double seconds = power_mean(alpha, transfer.longest(), law.power);
   Cost cost = finish(cluster, rates, at, traffic, alpha, seconds);

@@ -1,5 +1,8 @@
 // Prices of collectives and messages: device time, from the arrival of the last member to the end.
 //
+// NVIDIA devices: NCCL, below. On a torus: hardware/torus_collectives.h. Other devices:
+// hardware/mesh_collectives.h and hardware/direct_messages.h.
+//
 // A collective: NCCL's choice of algorithm (hardware/nccl.h), then
 //     t = (alpha^p + x^p)^(1/p)
 //     alpha = latency_factor * L  (+ per_rank * n for NVLS across nodes)  (+ network latency)
@@ -8,7 +11,7 @@
 // port: what a rank sends over its line rate; an all-reduce by NVLS, which is limited by nothing
 // else, reaches nvls_efficiency of it. NICs: what the algorithm sends out of a node
 // (hardware/link_traffic.h) over 0.97 of the line rate of the NICs that its members reach. What
-// crosses oversubscribed leaves is slowed by max(1, crossing share * oversubscription).
+// crosses oversubscribed levels of the network is slowed as hardware/topology.h says.
 // The power mean with p < 1 stands for the slow middle: LL and LL128 move half and 0.92 of the
 // bytes that Simple does, chunks shrink with the message and fill the pipeline worse.
 // latency_factor, p and the efficiencies are fitted to public logs by (architecture, one node, many
@@ -19,7 +22,7 @@
 // All-to-all: the same mean of start + peers * per_peer and
 //     max(bytes to own node / (share of NVLink), bytes to others / (share of NICs)).
 // Messages: start + network latency + the busiest port's bytes over its rate.
-// Left out: other libraries than NCCL, jitter, congestion between groups (the engine shares ports).
+// Left out: jitter, congestion between groups (the engine shares ports).
 #pragma once
 
 #include <ostream>

@@ -8,8 +8,16 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& architecture_names() {
-  static const std::vector<std::string> names = {"volta", "ampere", "ada", "hopper", "blackwell"};
+  static const std::vector<std::string> names = {"volta",     "ampere", "ada",    "hopper",
+                                                 "blackwell", "cdna2",  "cdna3",  "cdna4",
+                                                 "tpu",       "tpu-v6", "ascend", "cpu"};
   return names;
+}
+
+std::string joined_architectures() {
+  std::string text;
+  for (const std::string& name : architecture_names()) text += (text.empty() ? "" : ", ") + name;
+  return text;
 }
 
 constexpr double kTiny = 1e-6, kHuge = 1e9;
@@ -20,8 +28,8 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   JsonReader reader(json, source, pointer);
   reader.ignore("schema");
   reader.ignore("sources");
-  reader.require("architecture", "one of volta, ampere, ada, hopper, blackwell");
-  reader.require("sm_count", "the number of SMs");
+  reader.require("architecture", "one of " + joined_architectures());
+  reader.require("sm_count", "the number of SMs (compute units, AI cores, TensorCores)");
   reader.require("memory_gib", "the capacity in GiB");
   reader.require("memory_gb_per_s", "the memory bandwidth in GB/s");
   reader.require("scale_up_gb_per_s", "the rate to other devices of the node in GB/s");
@@ -112,7 +120,9 @@ Json to_json(const DeviceSpec& device) {
   out.set("l2_mib", device.l2_mib);
   out.set("scale_up_links", device.scale_up_links);
   out.set("scale_up_gb_per_s", device.scale_up_gb_per_s);
-  out.set("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s);
+  if (is_nvidia(device.architecture)) {
+    out.set("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s);
+  }
   set_rate("pcie_gb_per_s", device.pcie_gb_per_s);
   out.set("power_w", device.power_w);
   return out;

@@ -11,7 +11,23 @@
 
 namespace foretrain {
 
-enum class Architecture : std::uint8_t { kVolta, kAmpere, kAda, kHopper, kBlackwell };
+enum class Architecture : std::uint8_t {
+  kVolta,
+  kAmpere,
+  kAda,
+  kHopper,
+  kBlackwell,
+  kCdna2,   ///< MI250X; a device is one of its two dies
+  kCdna3,   ///< MI300X, MI325X
+  kCdna4,   ///< MI355X
+  kTpu,     ///< TPU v3 to v5p: systolic arrays of 128 x 128
+  kTpuV6,   ///< TPU v6e, v7x: 256 x 256
+  kAscend,  ///< Ascend 910B, 910C
+  kCpu,
+};
+inline constexpr std::size_t kArchitectures = 12;
+/// Whether collectives are NCCL's.
+constexpr bool is_nvidia(Architecture a) { return a <= Architecture::kBlackwell; }
 std::string_view name_of(Architecture architecture);
 
 /// Data-sheet figures. Rates are decimal (1 GB = 1e9 B), per direction; dense arithmetic.
@@ -19,7 +35,8 @@ std::string_view name_of(Architecture architecture);
 struct DeviceSpec {
   std::string name;
   Architecture architecture = Architecture::kHopper;
-  std::int32_t sm_count = 0;
+  std::int32_t sm_count = 0;  ///< SMs, compute units, AI cores, TPU TensorCores, CPU cores: what
+                              ///< computes one output tile at a time
   double clock_mhz = 0;
   double fp32_tflops = 0, tf32_tflops = 0, fp16_tflops = 0, bf16_tflops = 0, fp8_tflops = 0,
          fp4_tflops = 0;  ///< 0: not supported

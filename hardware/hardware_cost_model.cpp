@@ -57,7 +57,12 @@ class HardwareCostModel final : public CostModel {
   }
 
   std::int32_t port_of(RankId rank, Port port) const override {
-    if (port == Port::kScaleUpOut || port == Port::kScaleUpIn) return rank.value;
+    if (port == Port::kScaleUpOut || port == Port::kScaleUpIn) {
+      if (x_cluster.scale_up != ScaleUp::kPcie) return rank.value;
+      const std::int32_t behind = x_cluster.accelerators_per_pcie_switch;
+      const std::int32_t switches = (x_cluster.accelerators_per_node + behind - 1) / behind;
+      return x_cluster.node_of(rank) * switches + x_cluster.local_of(rank) / behind;
+    }
     return x_cluster.node_of(rank) * x_cluster.nic_ports_per_node() +
            x_cluster.nic_port_of_local(x_cluster.local_of(rank));
   }

@@ -85,9 +85,11 @@ KernelConstants load(Architecture architecture) {
 }  // namespace
 
 const KernelConstants& kernel_constants(Architecture architecture) {
-  static const std::array<KernelConstants, 5> all = {
-      load(Architecture::kVolta), load(Architecture::kAmpere), load(Architecture::kAda),
-      load(Architecture::kHopper), load(Architecture::kBlackwell)};
+  static const std::array<KernelConstants, kArchitectures> all = {
+      load(Architecture::kVolta),  load(Architecture::kAmpere),    load(Architecture::kAda),
+      load(Architecture::kHopper), load(Architecture::kBlackwell), load(Architecture::kCdna2),
+      load(Architecture::kCdna3),  load(Architecture::kCdna4),     load(Architecture::kTpu),
+      load(Architecture::kTpuV6),  load(Architecture::kAscend),    load(Architecture::kCpu)};
   return all.at(static_cast<std::size_t>(architecture));
 }
 

@@ -76,7 +76,8 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
   if (work.bytes < 0) return input_error("a copy of negative bytes");
   if (work.bytes == 0) return Cost{};
   const DeviceSpec& device = cluster.device;
-  const double pcie = device.pcie_gb_per_s * kPcieEfficiency * host_rate;
+  const double pcie = device.pcie_gb_per_s * kPcieEfficiency * host_rate /
+                      cluster.accelerators_per_pcie_switch;  // all that share it copy at once
   const auto touches = [&work](Memory memory) { return work.from == memory || work.to == memory; };
   double rate = 0, start = kCopyStartUs;
   if (work.from == Memory::kDevice && work.to == Memory::kDevice) {

@@ -6,8 +6,6 @@
 namespace foretrain {
 namespace {
 
-constexpr double kHops = 1024;
-
 double node_all_reduce(const Placement& at, NcclAlgorithm algorithm, double bytes) {
   const double nodes = at.nodes, ranks = at.ranks;
   switch (algorithm) {
@@ -83,8 +81,9 @@ double scale_up_rate(const Cluster& cluster, const LinkRates& rates) {
   return line * rates.scale_up;
 }
 
-double leaf_factor(const Cluster& cluster, const Placement& at) {
-  return std::max(1.0, at.leaf_crossings / kHops * cluster.oversubscription);
+double network_latency_us(const Cluster& cluster, const Placement& at) {
+  if (at.nodes < 2) return 0;
+  return cluster.network_latency_us + network_detour_us(cluster.topology, at);
 }
 
 std::int32_t share_of(double bytes, double rate_gb_per_s, double seconds, std::int32_t sharers) {

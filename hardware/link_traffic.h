@@ -31,8 +31,8 @@ Traffic traffic_of(const Placement& at, CollectiveKind kind, NcclAlgorithm algor
 /// Line rate of one rank's scale-up port, GB/s.
 double scale_up_rate(const Cluster& cluster, const LinkRates& rates);
 
-/// How much slower traffic gets that crosses oversubscribed leaves.
-double leaf_factor(const Cluster& cluster, const Placement& at);
+/// One-way latency of the network between members; 0 within a node.
+double network_latency_us(const Cluster& cluster, const Placement& at);
 
 /// Share of kWhole of a port of that rate which `bytes` take over `seconds`, averaged; with several
 /// sharers of the port at most an equal part.

@@ -44,7 +44,8 @@ Result<Cost> kernel_cost(const DeviceSpec& device, const Kernel& work, std::ostr
 Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostream* steps);
 
 /// Copies: start + bytes / rate. PCIe 0.88 of line (55.4 of 63 GB/s, stas00/ml-engineering
-/// network); within device memory read and write; host memory and storage by the cluster's rates.
+/// network), divided among the accelerators behind one PCIe switch; within device memory read and
+/// write; host memory and storage by the cluster's rates.
 Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& work,
                        std::ostream* steps);
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "hardware/collective_cost.h"
+#include "hardware/direct_messages.h"
 #include "hardware/local_cost.h"
 #include "hardware/nccl_constants.h"
 
@@ -44,6 +45,14 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   if (placements.size() != work.messages.size()) {
     return input_error("a batch of messages needs the placement of each");
   }
+  for (const Message& message : work.messages) {
+    if (message.bytes < 0 || message.bytes > kMostBytes) {
+      return input_error("a message of " + std::to_string(message.bytes) + " bytes");
+    }
+  }
+  if (!is_nvidia(cluster.device.architecture)) {
+    return direct_messages_cost(cluster, rates, placements, work, steps);
+  }
   const NcclConstants& c = nccl_constants();
   const DeviceSpec& device = cluster.device;
   double inside_rate = scale_up_rate(cluster, rates);
@@ -54,24 +63,28 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
 
   std::array<double, kPortCount> port_bytes{};
   std::array<double, kPortCount> port_seconds{};
-  double start = 0;
+  double start = 0, moved = 0;
+  const bool behind_switches =
+      cluster.scale_up == ScaleUp::kPcie && cluster.accelerators_per_pcie_switch > 1;
   Transfers transfers;
   for (std::size_t i = 0; i < work.messages.size(); ++i) {
     const Message& message = work.messages[i];
-    if (message.bytes < 0 || message.bytes > kMostBytes) {
-      return input_error("a message of " + std::to_string(message.bytes) + " bytes");
-    }
     const bool across = placements[i].nodes > 1;
     const Port port = across ? (message.send ? Port::kNicOut : Port::kNicIn)
                              : (message.send ? Port::kScaleUpOut : Port::kScaleUpIn);
     const auto index = static_cast<std::size_t>(port);
     transfers.add(placements[i], message);
-    const double rate = across ? c.message_network * nic / leaf_factor(cluster, placements[i])
-                               : inside_share * inside_rate;
-    port_bytes.at(index) += static_cast<double>(message.bytes);
+    const double rate =
+        across ? c.message_network * nic / network_slowdown(cluster.topology, placements[i])
+               : inside_share * inside_rate;
+    if (across || !behind_switches || placements[i].across_switches) {
+      port_bytes.at(index) += static_cast<double>(message.bytes);
+    }
+    moved += static_cast<double>(message.bytes);
     port_seconds.at(index) += static_cast<double>(message.bytes) / (rate * 1e9);
-    start = std::max(
-        start, across ? c.message_network_us + cluster.network_latency_us : c.message_scale_up_us);
+    start =
+        std::max(start, across ? c.message_network_us + network_latency_us(cluster, placements[i])
+                               : c.message_scale_up_us);
   }
   if (work.messages.empty()) return Cost{};
   const double busiest = *std::max_element(port_seconds.begin(), port_seconds.end());
@@ -79,11 +92,9 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   cost.latency = Time::from_us(start);
   cost.duration = cost.latency + bounded(busiest);
   const double seconds = cost.duration.seconds();
-  double moved = 0;
   for (std::size_t i = 0; i < port_bytes.size(); ++i) {
     const bool network = i >= static_cast<std::size_t>(Port::kNicOut);
     cost.port_share.at(i) = share_of(port_bytes.at(i), network ? nic : inside_rate, seconds, 1);
-    moved += port_bytes.at(i);
   }
   cost.memory_share = static_cast<std::int32_t>(
       std::min(0.5, moved / seconds / (device.memory_gb_per_s * 1e9)) * kWhole);

@@ -150,8 +150,17 @@ std::size_t nccl_row(Architecture architecture) {
       return 2;
     case Architecture::kBlackwell:
       return 3;
+    case Architecture::kCdna2:
+    case Architecture::kCdna3:
+    case Architecture::kCdna4:
+    case Architecture::kTpu:
+    case Architecture::kTpuV6:
+    case Architecture::kAscend:
+    case Architecture::kCpu:
+      break;
   }
-  return 2;
+  FT_CHECK(false, "NCCL's tables hold NVIDIA devices only");
+  return 0;
 }
 
 }  // namespace foretrain

@@ -1,28 +1,45 @@
 // How a group of ranks lies on the machine, as far as prices can tell.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <span>
 
 #include "hardware/cluster.h"
+#include "hardware/torus.h"
 
 namespace foretrain {
 
 /// Translation-invariant: equal for all groups of the same pattern, wherever they start.
 struct Placement {
   std::int32_t ranks = 0;
-  std::int32_t nodes = 0;
+  std::int32_t nodes = 0;  ///< scale-up domains: nodes, or slices of a torus
   std::int32_t per_node_max = 0, per_node_min = 0;
-  std::int32_t nics_per_node = 0;   ///< NIC ports that the members of the fullest node reach
-  std::int32_t ranks_per_nic = 0;   ///< members that share the busiest port
-  std::int32_t leaf_crossings = 0;  ///< of 1024 node-to-node hops in member order; 0 where the
-                                    ///< leaves are not oversubscribed and it cannot matter
+  std::int32_t nics_per_node = 0;  ///< NIC ports that the members of the fullest node reach
+  std::int32_t ranks_per_nic = 0;  ///< members that share the busiest port
+  /// Of 1024 node-to-node hops in member order, those that leave a domain of each network level; 0
+  /// where it cannot matter because the level is neither oversubscribed nor slow.
+  std::array<std::int32_t, kMaxLevels> crossings{};
+  /// Of 1024 ordered pairs on different nodes, those in different domains of each level: what an
+  /// all-to-all sends across. 0 where it cannot matter.
+  std::array<std::int32_t, kMaxLevels> pair_crossings{};
+  bool one_package = false;      ///< the members lie in one package (two levels of scale-up)
+  bool across_switches = false;  ///< they lie behind several PCIe switches of a node
+  TorusAxes axes{};              ///< of the fullest slice
   std::strong_ordering operator<=>(const Placement&) const = default;
 };
 
 /// Linear in the number of members when they come in rank order. Refuses empty groups, ranks beyond
 /// the cluster and members named twice.
 Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> ranks);
+
+/// How much longer the network takes for what crosses its levels (hardware/topology.h), >= 1: by
+/// hops in member order, or for all-to-all by pairs.
+double network_slowdown(const Topology& topology, const Placement& placement,
+                        bool all_to_all = false);
+
+/// One-way latency that the levels add to the cluster's own.
+double network_detour_us(const Topology& topology, const Placement& placement);
 
 }  // namespace foretrain

@@ -50,6 +50,23 @@ Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
   return NamedJson{std::move(json), "preset " + name};
 }
 
+std::map<std::string, std::string> preset_sources(const std::string& folder,
+                                                  const std::string& name) {
+  std::map<std::string, std::string> out;
+  const Result<NamedJson> file = load_preset(folder, name, "", "");
+  const Json* sources = file.ok() ? file.value().json.find("sources") : nullptr;
+  if (sources == nullptr || sources->object() == nullptr) return out;
+  for (const auto& [key, text] : *sources->object()) {
+    if (text.string() == nullptr) continue;
+    out["/" + key] = *text.string();
+    if (key != "peaks") continue;
+    for (const auto& [field, unused] : *file.value().json.object()) {
+      if (field.ends_with("_tflops")) out["/" + field] = *text.string();
+    }
+  }
+  return out;
+}
+
 Json load_constants(std::string_view path) {
   Result<Json> json = parse_json(find_asset(path), std::string(path));
   FT_CHECK(json.ok(), "an embedded file of constants is missing or no JSON");

@@ -1,6 +1,7 @@
 // Finding presets: a path wins over a name; names are those embedded from `configs/`.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,11 @@ struct NamedJson {
 /// one.
 Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
                               const std::string& source, const std::string& pointer);
+
+/// The `sources` of a shipped file, by JSON pointer: "sm_count" becomes "/sm_count"; "peaks" stands
+/// for every key that ends in _tflops.
+std::map<std::string, std::string> preset_sources(const std::string& folder,
+                                                  const std::string& name);
 
 /// An embedded file of constants of ours; aborts if it is missing or no JSON.
 Json load_constants(std::string_view path);

@@ -146,6 +146,16 @@ double dispatch_us(const Json& run) {
 }
 
 void note_limits(Run& run) {
+  if (run.cluster.device.architecture == Architecture::kCpu) {
+    run.notes.emplace_back(
+        "the figures of " + run.cluster.device.name +
+        " are generic, not of this machine; `foretrain calibrate --device host` measures it");
+  }
+  if (!is_nvidia(run.cluster.device.architecture)) {
+    run.notes.emplace_back(
+        "communication buffers, context and allocator are taken as CUDA's; what " +
+        run.cluster.device.name + " needs is not known");
+  }
   for (const std::string& key : run.model.ignored) {
     if (key == "source" || key == "parameters_published") continue;
     run.notes.push_back("model key " + key + " does not matter here and was ignored");

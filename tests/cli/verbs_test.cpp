@@ -51,7 +51,7 @@ TEST(Verbs, ListAndDoctorAnswerInJsonToo) {
 
 TEST(Verbs, EveryPresetCanBeShown) {
   const Workplace place;
-  for (const char* kind : {"models", "clusters", "devices", "systems", "runs"}) {
+  for (const char* kind : {"models", "clusters", "devices", "fabrics", "systems", "runs"}) {
     const CommandResult list = place.run({"list", kind, "--json", "-"});
     const Result<Json> json = parse_json(list.out, "stdout");
     ASSERT_TRUE(json.ok()) << kind;

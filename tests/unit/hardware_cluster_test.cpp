@@ -108,12 +108,24 @@ TEST(Placement, RefusesRanksThatDoNotFit) {
 
 // Leaves of 2 nodes: a ring over 4 neighbouring nodes crosses leaves on 2 of its 4 hops.
 TEST(Placement, CountsHopsAcrossOversubscribedLeaves) {
-  Cluster cluster = read(R"({"preset": "dgx-h100", "accelerators": 64})").value();
-  cluster.nodes_per_leaf = 2;
-  EXPECT_EQ(placement_of(cluster, ranks(0, 4, 8)).value().leaf_crossings, 0);
-  cluster.oversubscription = 4;
-  EXPECT_EQ(placement_of(cluster, ranks(0, 4, 8)).value().leaf_crossings, 512);
-  EXPECT_EQ(placement_of(cluster, ranks(0, 4, 16)).value().leaf_crossings, 1024);
+  const auto crossings = [](const std::string& network, int stride) {
+    const Cluster cluster =
+        read(R"({"preset": "dgx-h100", "accelerators": 64, "network": {)" + network + "}}").value();
+    return placement_of(cluster, ranks(0, 4, stride)).value().crossings;
+  };
+  using Levels = std::array<std::int32_t, kMaxLevels>;
+  EXPECT_EQ(crossings(R"("nodes_per_leaf": 2)", 8), (Levels{0, 0, 0}));
+  EXPECT_EQ(crossings(R"("nodes_per_leaf": 2, "oversubscription": 4)", 8), (Levels{512, 0, 0}));
+  EXPECT_EQ(crossings(R"("nodes_per_leaf": 2, "oversubscription": 4)", 16), (Levels{1024, 0, 0}));
+  // Pairs: each of 4 nodes in leaves of 2 has one neighbour below its leaf and two beyond.
+  const Cluster thin = read(R"({"preset": "dgx-h100", "accelerators": 64,
+      "network": {"nodes_per_leaf": 2, "oversubscription": 4}})")
+                           .value();
+  EXPECT_EQ(placement_of(thin, ranks(0, 4, 8)).value().pair_crossings, (Levels{683, 0, 0}));
+  EXPECT_EQ(placement_of(thin, ranks(0, 32, 1)).value().pair_crossings, (Levels{683, 0, 0}));
+  const std::string two = R"("topology": {"kind": "fat-tree",
+      "levels": [{"nodes": 1}, {"nodes": 2, "oversubscription": 3}]})";
+  EXPECT_EQ(crossings(two, 8), (Levels{0, 512, 0}));
 }
 
 }  // namespace

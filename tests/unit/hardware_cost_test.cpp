@@ -96,6 +96,28 @@ TEST(GemmCost, ASecondWaveBesideACollective) {
   EXPECT_EQ(duration_beside(cost, 132, 24, 0) - cost.latency, Time{2 * cost.tile.ps});
 }
 
+// Columns are padded to the systolic array, 128 wide and from v6e on 256; no waves on its cores.
+TEST(GemmCost, TpusPadToTheSystolicArray) {
+  const auto seconds = [](const char* preset, std::int64_t n) {
+    const DeviceSpec device = cluster_of(preset).device;
+    return gemm_cost(device, gemm_of(16384, n, 8192), nullptr).value().duration.seconds();
+  };
+  EXPECT_NEAR(seconds("tpu-v5p", 4104), seconds("tpu-v5p", 4224), 1e-6);
+  EXPECT_GT(seconds("tpu-v5p", 4232), 1.02 * seconds("tpu-v5p", 4224));
+  EXPECT_NEAR(seconds("tpu-v6e", 4104), seconds("tpu-v6e", 4352), 1e-6);
+  EXPECT_NEAR(seconds("tpu-v5p", 8192), 2 * seconds("tpu-v5p", 4096), 2e-6);
+}
+
+// stas00/ml-engineering, best found in bf16: MI300X 668, MI355X 1565 TFLOP/s.
+TEST(GemmCost, LargeProductsReachWhatWasFoundOnInstinct) {
+  for (const auto& [preset, tflops] : {std::pair{"mi300x", 668.0}, std::pair{"mi355x", 1565.0}}) {
+    const DeviceSpec device = cluster_of(preset, 8).device;
+    const Cost cost = gemm_cost(device, gemm_of(16384, 16384, 16384), nullptr).value();
+    const double flops = 2.0 * 16384 * 16384 * 16384;
+    EXPECT_NEAR(flops / cost.duration.seconds() / 1e12, tflops, 0.05 * tflops) << preset;
+  }
+}
+
 TEST(GemmCost, UnsupportedTypesAreErrors) {
   const Result<Cost> cost =
       gemm_cost(cluster_of("dgx-a100-80gb").device, gemm_of(64, 64, 64, DType::kFp8), nullptr);

@@ -13,7 +13,7 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& kinds() {
-  static const std::vector<std::string> names = {"models",  "clusters", "devices",
+  static const std::vector<std::string> names = {"models",  "clusters", "devices", "fabrics",
                                                  "systems", "profiles", "runs"};
   return names;
 }
@@ -68,11 +68,18 @@ void print_fields(const Json& json, const std::string& pointer,
   out += "\n";
 }
 
-Status print_object(const Json& json, const ShowArgs& args) {
-  if (!args.json.empty()) return write_output(args.json, dump_json(json) + "\n");
-  std::string out;
-  print_fields(json, "", {}, "", out);
-  return print(args.quiet, out);
+/// With `sources` beside the fields, or as a member `sources` of the JSON.
+Status print_object(Json json, const ShowArgs& args,
+                    const std::map<std::string, std::string>& sources = {}) {
+  if (args.json.empty()) {
+    std::string out;
+    print_fields(json, "", sources, "", out);
+    return print(args.quiet, out);
+  }
+  Json listed{Json::Object{}};
+  for (const auto& [pointer, source] : sources) listed.set(pointer, source);
+  if (!sources.empty()) json.set("sources", std::move(listed));
+  return write_output(args.json, dump_json(json) + "\n");
 }
 
 Status show_run(const Run& run, const ShowArgs& args) {
@@ -162,10 +169,19 @@ bool has(const std::string& kind, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// A model, cluster, device or system: what a RUN is made of.
+/// A model, cluster, device, fabric or system: what a RUN is made of.
 bool is_part(const std::string& name) {
-  return has("models", name) || has("clusters", name) || has("devices", name) ||
-         has("systems", name);
+  const std::array<const char*, 5> parts = {"models", "clusters", "devices", "fabrics", "systems"};
+  return std::any_of(parts.begin(), parts.end(), [&](const char* kind) { return has(kind, name); });
+}
+
+Status show_fabric(const ShowArgs& args) {
+  Topology topology;
+  double latency_us = 0;
+  FT_TRY(read_topology(Json(args.name), "show", "", topology, latency_us));
+  Json json = to_json(topology);
+  json.set("latency_us", latency_us);
+  return print_object(std::move(json), args, fabric_sources(args.name));
 }
 
 Status show_part(const ShowArgs& args) {
@@ -176,10 +192,16 @@ Status show_part(const ShowArgs& args) {
   }
   if (has("clusters", args.name)) {
     FT_ASSIGN(const Cluster cluster, read_cluster(Json(args.name), "show", ""));
-    return print_object(to_json(cluster), args);
+    std::map<std::string, std::string> sources = cluster_sources(args.name);
+    sources["/derived"] = "derived";
+    return print_object(to_json(cluster), args, sources);
   }
-  const char* kind = has("devices", args.name) ? "devices" : "systems";
-  FT_ASSIGN(const Json json, load_preset(kind, args.name, "show"));
+  if (has("devices", args.name)) {
+    FT_ASSIGN(const DeviceSpec device, read_device(Json(args.name), "show", ""));
+    return print_object(to_json(device), args, device_sources(args.name));
+  }
+  if (has("fabrics", args.name)) return show_fabric(args);
+  FT_ASSIGN(const Json json, load_preset("systems", args.name, "show"));
   return print_object(json, args);
 }
 
@@ -204,9 +226,10 @@ Status list(const ListArgs& args) {
   if (!args.kind.empty()) {
     if (std::find(wanted.begin(), wanted.end(), args.kind) == wanted.end()) {
       const std::string near = nearest_name(args.kind, wanted);
-      return input_error("list: found \"" + args.kind +
-                         "\", expected models, clusters, devices, systems, profiles or runs" +
-                         (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
+      return input_error(
+          "list: found \"" + args.kind +
+          "\", expected models, clusters, devices, fabrics, systems, profiles or runs" +
+          (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
     }
     wanted = {args.kind};
   }

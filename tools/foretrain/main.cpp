@@ -79,7 +79,8 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
 Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
   CLI::App* verb = app.add_subcommand("list", "What ships: models, clusters, systems, runs");
   verb->footer("Example:\n  foretrain list models");
-  verb->add_option("KIND", args.kind, "models, clusters, devices, systems, profiles or runs");
+  verb->add_option("KIND", args.kind,
+                   "models, clusters, devices, fabrics, systems, profiles or runs");
   add_json(verb, args.json);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::list(args); }};
