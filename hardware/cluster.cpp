@@ -137,6 +137,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   reader.read("package_gb_per_s", cluster.package_gb_per_s, {1e-3, 1e7});
   reader.read("accelerators_per_pcie_switch", cluster.accelerators_per_pcie_switch, {1, 4096});
   reader.read_enum("cpu", cluster.cpu, cpu_names());
+  reader.read("host_speed", cluster.host_speed, {1e-2, 1e2});
   reader.read("host_memory_gb_per_s", cluster.host_memory_gb_per_s, {1e-3, 1e6});
   reader.read("storage_gb_per_s", cluster.storage_gb_per_s, {1e-3, 1e6});
   if (const Json* network = reader.take("network")) {
@@ -211,6 +212,7 @@ Json to_json(const Cluster& cluster) {
     out.set("accelerators_per_pcie_switch", cluster.accelerators_per_pcie_switch);
   }
   out.set("cpu", name_of(cluster.cpu));
+  out.set("host_speed", cluster.host_speed);
   out.set("host_memory_gb_per_s", cluster.host_memory_gb_per_s);
   out.set("storage_gb_per_s", cluster.storage_gb_per_s);
   out.set("network", std::move(network));

@@ -125,7 +125,8 @@ class HardwareCostModel final : public CostModel {
       return input_error(std::string(text_of_kind(work)) + " takes more than 11 days on " +
                          x_cluster.device.name + "; found a size or a rate out of proportion");
     }
-    cost.launch = Time{x_options.dispatch_per_kernel.ps * kernels_of(work)};
+    const double dispatch_s = x_options.dispatch_per_kernel.seconds() / x_cluster.host_speed;
+    cost.launch = Time{bounded(dispatch_s).ps * kernels_of(work)};
     return cost;
   }
 

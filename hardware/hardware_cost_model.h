@@ -10,7 +10,7 @@ namespace foretrain {
 
 /// Multipliers are of a resource's rate: 2 makes it twice as fast. For "what if" and sensitivities.
 struct PriceOptions {
-  Time dispatch_per_kernel;  ///< host time to issue one kernel
+  Time dispatch_per_kernel;  ///< host time to issue one kernel at host_speed 1
   double compute_rate = 1;   ///< arithmetic
   double memory_rate = 1;    ///< device memory
   double scale_up_rate = 1;  ///< links within a node

@@ -78,6 +78,10 @@ class LayerWriter : LayerParts {
     const Recompute& again = x_again;
     if (!again.any()) return;
     w.phase = Phase::kRecompute;
+    if (x_plan.checkpoint_time.ps > 0) {
+      w.compute("checkpoint.state", HostDelay{x_plan.checkpoint_time}, {}, {});
+      w.segment().ops.back().category = Category::kHost;
+    }
     const bool whole = again.layer;
     if (whole || again.norm) {
       forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);

@@ -280,10 +280,12 @@ class PlanReader {
         later(r, key, where > 0);
       }
     });
-    nested("launch", [](JsonReader& r) {
+    nested("launch", [this](JsonReader& r) {
       int graph = 0;
       double us = 0;
       r.read_choice("cuda_graph", graph, {"none", "layer", "full"});
+      r.read("checkpoint_us", us, JsonReader::Range{0, 1e9});
+      if (graph == 0) x_plan.checkpoint_time = Time::from_us(us);
       r.read("dispatch_us", us, JsonReader::Range{0, 1e6});
       r.read("graph_dispatch_us", us, JsonReader::Range{0, 1e6});
     });

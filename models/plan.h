@@ -66,6 +66,7 @@ struct Plan {
   double clip_norm = 1;  ///< 0 = no gradient clipping
   Time data_time;        ///< host time to prepare one microbatch
   Time step_time;        ///< host time a step outside of kernels' launches
+  Time checkpoint_time;  ///< host time that recomputing a layer adds
 
   std::int64_t microbatches() const { return global_batch / (micro_batch * data); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }

@@ -167,6 +167,7 @@ const Field kFields[] = {
     {"kernels.optimizer=adam"},
     {"launch.cuda_graph=full"},
     {"launch.dispatch_us=50"},
+    {"launch.checkpoint_us=5000", {"recompute=full"}},
     {"launch.graph_dispatch_us=50", {"launch.cuda_graph=full"}},
     {"host.data_us=100000"},
     {"host.step_us=1000"},

@@ -187,8 +187,10 @@ TEST(CostModel, LaunchCountsKernelsAndHostWorkCostsTheDeviceNothing) {
   const auto model = make_cost_model(cluster_of("dgx-a100-80gb"), options);
   Kernel kernel;
   kernel.launches = 4;
-  EXPECT_EQ(model->price(Work{kernel}, {}).value().launch, Time::from_us(20));
-  EXPECT_EQ(model->price(Work{Gemm{gemm_of(64, 64, 64)}}, {}).value().launch, Time::from_us(5));
+  const double speed = cluster_of("dgx-a100-80gb").host_speed;
+  EXPECT_EQ(model->price(Work{kernel}, {}).value().launch, Time::from_us(20 / speed));
+  const Time once = model->price(Work{Gemm{gemm_of(64, 64, 64)}}, {}).value().launch;
+  EXPECT_EQ(once, Time::from_us(5 / speed));
   const Cost delay = model->price(Work{HostDelay{Time::from_us(7)}}, {}).value();
   EXPECT_EQ(delay.launch, Time::from_us(7));
   EXPECT_EQ(delay.duration, Time{});
