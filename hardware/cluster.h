@@ -50,7 +50,7 @@ struct Cluster {
   std::int32_t accelerators_per_package = 1;
   double package_gb_per_s = 0;  ///< between accelerators of one package; 0 where they have no own
   std::int32_t accelerators_per_pcie_switch = 1;  ///< that share one uplink to host and peers
-  bool sharp = false;  ///< switches reduce (SHARP), and the job may use it
+  bool sharp = false;     ///< switches reduce (SHARP), and the job may use it
   double host_speed = 1;  ///< of one thread, relative to an EPYC 7003: scales launches
   double host_memory_gb_per_s = 200;
   double storage_gb_per_s = 6;  ///< for each accelerator
