@@ -1,13 +1,13 @@
-#include "models/layer_parts.h"
+#include "models/context_parts.h"
 
 namespace foretrain {
 namespace {
 
-class LayerWriter : LayerParts {
+class LayerWriter : ContextParts {
  public:
   LayerWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
               const LayerLayouts& layouts, bool recompute)
-      : LayerParts(builder, model, plan, layouts, recompute) {}
+      : ContextParts(builder, model, plan, layouts, recompute) {}
 
   LayerSegments run() {
     x_b = declare(x_saved, x_forward);
@@ -41,14 +41,6 @@ class LayerWriter : LayerParts {
 
   // --- Forward
   // -------------------------------------------------------------------------------------
-  Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
-    Kernel out;
-    out.kind = kind;
-    out.rows = rows;
-    out.cols = cols;
-    out.dtype = x_plan.precision.compute;
-    return out;
-  }
   Collective over_tensor(CollectiveKind kind, std::int64_t count) const {
     return Collective{kind, x_tensor, count, x_plan.precision.compute, false};
   }
@@ -158,31 +150,8 @@ class LayerWriter : LayerParts {
     }
   }
 
-  Attention core(bool backward) const {
-    Attention a;
-    a.backward = backward;
-    a.batch = x_plan.micro_batch;
-    a.q_heads = x_q_heads;
-    a.kv_heads = x_kv_heads;
-    a.q_len = a.kv_len = x_plan.sequence_length;
-    a.head_dim = x_model.head_dim;
-    a.alibi = x_model.position == Position::kAlibi;
-    a.dropout = x_dropout.attention;
-    a.window = x_model.sliding_window < x_plan.sequence_length ? x_model.sliding_window : 0;
-    a.kernel = x_plan.attention;
-    a.dtype = x_plan.precision.compute;
-    return a;
-  }
-
-  std::vector<View> core_statistics() const {
-    std::vector<View> out;
-    for (const Ref* ref : {&x_b.row_stats, &x_b.scores, &x_b.score_mask, &x_b.dropped}) {
-      if (ref->valid()) out.push_back(ref->view());
-    }
-    return out;
-  }
-
   void forward_core(SegmentWriter& w) {
+    if (x_plan.context > 1) return context_forward(w);
     std::vector<View> writes = core_statistics();
     writes.insert(writes.begin(), x_b.context.view());
     w.compute("attention.core", core(false), {x_b.qkv.view()}, std::move(writes));
@@ -344,10 +313,14 @@ class LayerWriter : LayerParts {
   }
 
   void backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
-    std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
-    const std::vector<View> statistics = core_statistics();
-    reads.insert(reads.end(), statistics.begin(), statistics.end());
-    w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
+    if (x_plan.context > 1) {
+      context_backward(w, d_context, d_qkv);
+    } else {
+      std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
+      const std::vector<View> statistics = core_statistics();
+      reads.insert(reads.end(), statistics.begin(), statistics.end());
+      w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
+    }
     if (x_model.position == Position::kRope) {
       w.compute(
           "attention.rope_gradient",

@@ -69,13 +69,11 @@ class PlanReader {
       r.read("tensor", x_plan.tensor, kDegree);
       r.read("pipeline", x_plan.pipeline, kDegree);
       r.read("virtual_pipeline", x_plan.virtual_pipeline, kDegree);
-      std::int64_t context = 1;
       std::int64_t expert = 1;
       std::int64_t expert_tensor = 1;
-      r.read("context", context, kDegree);
+      r.read("context", x_plan.context, kDegree);
       r.read("expert", expert, kDegree);
       r.read("expert_tensor", expert_tensor, kDegree);
-      later(r, "context", context > 1);
       later(r, "expert", expert > 1);
       later(r, "expert_tensor", expert_tensor > 1);
       x_plan.sequence = x_plan.tensor > 1;
@@ -255,7 +253,8 @@ class PlanReader {
       int attention = 0;
       r.read_choice("attention", attention, {"flash", "cudnn", "unfused"});
       x_plan.attention = static_cast<AttentionKernel>(attention);
-      if (r.has("context")) r.fail("context", "needs parallel.context > 1");
+      if (r.has("context") && x_plan.context == 1) r.fail("context", "needs parallel.context > 1");
+      r.read_enum("context", x_plan.context_exchange, {"ring", "allgather", "alltoall"});
       bool compile = false;
       r.read("compile", compile);
       later(r, "compile", compile);
@@ -308,19 +307,20 @@ class PlanReader {
 
   void check() {
     Plan& p = x_plan;
-    const std::int64_t ranks = p.tensor * p.pipeline;
+    const std::int64_t ranks = p.tensor * p.pipeline * p.context;
+    std::string degrees = "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline);
+    if (p.context > 1) degrees += " x context " + text(p.context);
     if (ranks > p.accelerators) {
-      return refuse("parallel", "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline) +
-                                    " needs " + text(ranks) + " accelerators, the cluster has " +
-                                    text(p.accelerators));
+      return refuse("parallel", degrees + " needs " + text(ranks) +
+                                    " accelerators, the cluster has " + text(p.accelerators));
     }
     if (p.accelerators % ranks != 0) {
-      return refuse("parallel", "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline) +
-                                    " = " + text(ranks) + " does not divide " +
+      return refuse("parallel", degrees + " = " + text(ranks) + " does not divide " +
                                     text(p.accelerators) + " accelerators");
     }
-    p.data = p.accelerators / ranks;
-    if (p.global_batch == 0) p.global_batch = p.micro_batch * p.data;
+    p.data = p.accelerators / (p.tensor * p.pipeline);
+    if (p.global_batch == 0) p.global_batch = p.micro_batch * p.replicas();
+    check_context();
     if (x_per_rank > 0) p.bucket_elements = std::max(p.bucket_elements, x_per_rank * p.data);
     check_batch();
     check_widths();
@@ -353,11 +353,36 @@ class PlanReader {
            ErrorKind::kUnsupported);
   }
 
+  void check_context() {
+    const Plan& p = x_plan;
+    if (p.context == 1) return;
+    if (std::find(p.rank_order.begin(), p.rank_order.end(), "cp") == p.rank_order.end()) {
+      refuse("parallel/rank_order", "lacks cp, which is " + text(p.context));
+    }
+    if (p.sequence_length % (2 * p.context) != 0) {
+      refuse("batch/sequence", text(p.sequence_length) + " tokens are not a multiple of twice " +
+                                   "context " + text(p.context) + ", as balanced chunks need");
+    }
+    const bool heads = p.context_exchange == ContextExchange::kAllToAll;
+    if (heads && x_model.kv_heads % (p.tensor * p.context) != 0) {
+      refuse("parallel/context", text(p.context) + " x tensor " + text(p.tensor) +
+                                     " does not divide the model's key-value heads " +
+                                     text(x_model.kv_heads) + ", as alltoall needs");
+    }
+    if (p.attention == AttentionKernel::kUnfused) {
+      refuse("kernels/attention", "context parallelism needs fused attention");
+    }
+    if (x_model.sliding_window > 0 && x_model.sliding_window < p.sequence_length) {
+      refuse("parallel/context", "sliding windows under context parallelism are not modelled yet",
+             ErrorKind::kUnsupported);
+    }
+  }
+
   void check_batch() {
     const Plan& p = x_plan;
-    if (p.global_batch % (p.micro_batch * p.data) != 0) {
+    if (p.global_batch % (p.micro_batch * p.replicas()) != 0) {
       refuse("batch/global", text(p.global_batch) + " sequences are not a multiple of micro " +
-                                 text(p.micro_batch) + " x data-parallel " + text(p.data));
+                                 text(p.micro_batch) + " x data-parallel " + text(p.replicas()));
     }
     const double largest = static_cast<double>(p.tokens()) *
                            static_cast<double>(std::max({x_model.vocabulary, x_model.hidden * 8,

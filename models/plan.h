@@ -13,6 +13,8 @@
 namespace foretrain {
 
 enum class Schedule : std::uint8_t { kGpipe, k1F1B, kInterleaved };
+/// How queries meet the keys of other context-parallel ranks: models/context_parts.h.
+enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll };
 enum class Sharding : std::uint8_t { kNone, kOptimizer };
 /// How gradients of a bucket travel when the optimizer is sharded.
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
@@ -48,8 +50,9 @@ struct Overlap {
 
 struct Plan {
   std::int64_t accelerators = 1;
-  std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, data = 1;
-  bool sequence = false;                      ///< sequence parallelism beside tensor parallelism
+  std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
+  std::int64_t data = 1;  ///< ranks that hold the same parameters: data- times context-parallel
+  bool sequence = false;  ///< sequence parallelism beside tensor parallelism
   std::vector<std::string> rank_order;        ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   Sharding sharding = Sharding::kNone;
@@ -61,6 +64,7 @@ struct Plan {
   Schedule schedule = Schedule::k1F1B;
   Overlap overlap;
   AttentionKernel attention = AttentionKernel::kFlash;
+  ContextExchange context_exchange = ContextExchange::kRing;
   bool fused_optimizer = true;
   double dropout = -1;   ///< overrides the model's; -1: see `dropout_of`
   double clip_norm = 1;  ///< 0 = no gradient clipping
@@ -68,9 +72,12 @@ struct Plan {
   Time step_time;        ///< host time a step outside of kernels' launches
   Time checkpoint_time;  ///< host time that recomputing a layer adds
 
-  std::int64_t microbatches() const { return global_batch / (micro_batch * data); }
+  /// Parts of the global batch: data-parallel ranks proper.
+  std::int64_t replicas() const { return data / context; }
+  std::int64_t microbatches() const { return global_batch / (micro_batch * replicas()); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
-  std::int64_t tokens() const { return micro_batch * sequence_length; }
+  /// Of a microbatch, on one rank (before sequence parallelism).
+  std::int64_t tokens() const { return micro_batch * sequence_length / context; }
   std::int64_t shard() const { return sequence ? tensor : 1; }  ///< parts of a residual activation
   bool operator==(const Plan&) const = default;
 };

@@ -106,7 +106,7 @@ const BadSet kAbsurd[] = {
 INSTANTIATE_TEST_SUITE_P(Absurd, BadSets, testing::ValuesIn(kAbsurd));
 
 const BadSet kUnsupported[] = {
-    {"parallel.context=2", {"/parallel/context", "2", "not modelled yet"}},
+    {"parallel.context=3", {"/parallel", "context 3", "accelerators"}},
     {"parallel.expert=2", {"/parallel/expert", "2", "not modelled yet"}},
     {"parallel.expert_tensor=2", {"/parallel/expert_tensor", "2", "not modelled yet"}},
     {"offload.parameters=nvme", {"/offload/parameters", "\"nvme\"", "not modelled yet"}},

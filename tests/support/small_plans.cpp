@@ -106,6 +106,17 @@ void draw_switches(Rng& rng, Plan& p) {
   p.step_time = Time{rng.below(3) * 3'000'000};
 }
 
+/// Cuts sequences among pairs of data-parallel ranks where the plan allows it.
+void draw_context(Rng& rng, const Model& model, Plan& p) {
+  const bool possible = p.attention != AttentionKernel::kUnfused && model.sliding_window == 0 &&
+                        p.rank_order.size() == 5 && p.data % 2 == 0;
+  if (!possible || rng.below(2) == 0) return;
+  p.context = 2;
+  p.global_batch /= 2;
+  const bool heads = model.kv_heads % (2 * p.tensor) == 0;
+  p.context_exchange = static_cast<ContextExchange>(rng.below(heads ? 3 : 2));
+}
+
 }  // namespace
 
 Drawn draw_plan(Rng& rng) {
@@ -131,6 +142,7 @@ Drawn draw_plan(Rng& rng) {
   p.rank_order = orders[static_cast<std::size_t>(rng.below(4))];
   draw_layout(rng, out.model, p);
   draw_switches(rng, p);
+  draw_context(rng, out.model, p);
   return out;
 }
 
@@ -138,7 +150,8 @@ std::string describe(const Model& model, const Plan& plan) {
   const auto n = [](std::int64_t v) { return std::to_string(v); };
   std::string out = model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
                     (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
-                    n(plan.virtual_pipeline) + " data " + n(plan.data) + " microbatches " +
+                    n(plan.virtual_pipeline) + " context " + n(plan.context) + " data " +
+                    n(plan.data) + " microbatches " +
                     n(plan.microbatches()) + " schedule " + n(static_cast<int>(plan.schedule)) +
                     " sharding " + n(static_cast<int>(plan.sharding)) + " reduction " +
                     n(static_cast<int>(plan.reduction)) + " bucket " + n(plan.bucket_elements) +
