@@ -53,13 +53,12 @@ Ref ContextParts::temporary(SegmentWriter& w, const std::string& name, std::int6
   return place.add(name, BufferKind::kActivations, x_plan.precision.compute, count);
 }
 
-EventRef ContextParts::exchange(SegmentWriter& w, const std::string& name, const Ref& out,
-                                const Ref& in) {
-  const Bytes bytes = bytes_of(out.dtype, out.count);
+EventRef ContextParts::exchange(SegmentWriter& w, const std::string& name, const View& out,
+                                const View& in) {
+  const Bytes bytes = out.bytes;
   P2PBatch batch{{Message{true, x_builder.channel(kContextToNext), bytes},
                   Message{false, x_builder.channel(kContextFromPrevious), bytes}}};
-  return w.on_stream("context", name, Category::kContext, std::move(batch), {out.view()},
-                     {in.view()});
+  return w.on_stream("context", name, Category::kContext, std::move(batch), {out}, {in});
 }
 
 EventRef ContextParts::over_context(SegmentWriter& w, const std::string& name, CollectiveKind kind,
@@ -69,16 +68,24 @@ EventRef ContextParts::over_context(SegmentWriter& w, const std::string& name, C
   return w.on_stream("context", name, Category::kContext, work, {in.view()}, {out.view()});
 }
 
-void ContextParts::move(SegmentWriter& w, const std::string& name, const Ref& from, const Ref& to) {
-  const Ref part{from.frame, from.buffer, from.dtype, std::min(from.count, to.count)};
-  w.compute(name, kernel(KernelKind::kCast, x_tokens, part.count / x_tokens), {part.view()},
-            {to.view()});
+/// Elements of the compute type in a view.
+std::int64_t ContextParts::elements(const View& view) const {
+  return view.bytes * 8 / bits_of(x_plan.precision.compute);
 }
 
-void ContextParts::add(SegmentWriter& w, const std::string& name, const Ref& part, const Ref& sum) {
-  const Ref target{sum.frame, sum.buffer, sum.dtype, part.count};
-  w.compute(name, kernel(KernelKind::kAdd, x_tokens, part.count / x_tokens),
-            {target.view(), part.view()}, {target.view()});
+void ContextParts::move(SegmentWriter& w, const std::string& name, const View& from,
+                        const View& to) {
+  View part = from;
+  part.bytes = std::min(from.bytes, to.bytes);
+  w.compute(name, kernel(KernelKind::kCast, x_tokens, elements(part) / x_tokens), {part}, {to});
+}
+
+void ContextParts::add(SegmentWriter& w, const std::string& name, const View& part,
+                       const View& sum) {
+  View target = sum;
+  target.bytes = part.bytes;
+  w.compute(name, kernel(KernelKind::kAdd, x_tokens, elements(part) / x_tokens), {target, part},
+            {target});
 }
 
 void ContextParts::context_forward(SegmentWriter& w) {
@@ -109,25 +116,21 @@ void ContextParts::context_backward(SegmentWriter& w, const Ref& d_context, cons
 void ContextParts::ring_forward(SegmentWriter& w) {
   const std::int64_t kv = x_tokens * kv_width();
   const std::int64_t pieces = x_plan.context;
-  std::vector<Ref> keys;
-  for (std::int64_t i = 0; i < pieces; ++i) {
-    keys.push_back(temporary(w, "context kv " + std::to_string(i), kv));
-  }
+  // One buffer, so that a block lives until its compute and its exchange are both done.
+  const Ref ring = temporary(w, "context kv", kv * pieces);
+  const auto block = [&ring, kv](std::int64_t i) { return ring.part(i * kv, kv); };
   const Ref part = temporary(w, "context partial", x_b.context.count);
-  move(w, "attention.context.pack", x_b.qkv, keys[0]);
+  move(w, "attention.context.pack", x_b.qkv.view(), block(0));
   for (std::int64_t i = 0; i < pieces; ++i) {
-    const auto at = static_cast<std::size_t>(i);
     EventRef next;
-    if (i + 1 < pieces) {
-      next = exchange(w, "attention.context.exchange", keys[at], keys[at + 1]);
-    }
+    if (i + 1 < pieces) next = exchange(w, "attention.context.exchange", block(i), block(i + 1));
     std::vector<View> writes = core_statistics();
     writes.insert(writes.begin(), i == 0 ? x_b.context.view() : part.view());
     std::vector<View> reads = {x_b.qkv.view()};
-    if (i > 0) reads.push_back(keys[at].view());
+    if (i > 0) reads.push_back(block(i));
     w.compute("attention.core", i == 0 ? core(false) : later_piece(false), std::move(reads),
               std::move(writes));
-    if (i > 0) add(w, "attention.context.merge", part, x_b.context);
+    if (i > 0) add(w, "attention.context.merge", part.view(), x_b.context.view());
     if (next.valid()) w.wait(next);
   }
 }
@@ -135,24 +138,21 @@ void ContextParts::ring_forward(SegmentWriter& w) {
 void ContextParts::ring_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
   const std::int64_t kv = x_tokens * kv_width();
   const std::int64_t pieces = x_plan.context;
-  std::vector<Ref> keys, sums;
-  for (std::int64_t i = 0; i < pieces; ++i) {
-    keys.push_back(temporary(w, "context kv again " + std::to_string(i), kv));
-    sums.push_back(temporary(w, "context d kv " + std::to_string(i), kv));
-  }
-  const Ref home = temporary(w, "context d kv home", kv);
+  const Ref ring = temporary(w, "context kv again", kv * pieces);
+  const Ref sums = temporary(w, "context d kv", kv * (pieces + 1));
+  const auto block = [&ring, kv](std::int64_t i) { return ring.part(i * kv, kv); };
+  const auto sum = [&sums, kv](std::int64_t i) { return sums.part(i * kv, kv); };
   const Ref d_q = temporary(w, "context d q", x_b.context.count);
   const Ref d_kv = temporary(w, "context d kv partial", kv);
-  move(w, "attention.context.pack_again", x_b.qkv, keys[0]);
-  EventRef sum_here;
+  move(w, "attention.context.pack_again", x_b.qkv.view(), block(0));
+  EventRef arrived;
   for (std::int64_t i = 0; i < pieces; ++i) {
-    const auto at = static_cast<std::size_t>(i);
     EventRef next;
     if (i + 1 < pieces) {
-      next = exchange(w, "attention.context.exchange_again", keys[at], keys[at + 1]);
+      next = exchange(w, "attention.context.exchange_again", block(i), block(i + 1));
     }
     std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
-    if (i > 0) reads.push_back(keys[at].view());
+    if (i > 0) reads.push_back(block(i));
     const std::vector<View> statistics = core_statistics();
     reads.insert(reads.end(), statistics.begin(), statistics.end());
     std::vector<View> writes = {d_qkv.view()};
@@ -160,18 +160,17 @@ void ContextParts::ring_backward(SegmentWriter& w, const Ref& d_context, const R
     w.compute("attention.core_gradient", i == 0 ? core(true) : later_piece(true), std::move(reads),
               std::move(writes));
     if (i == 0) {
-      move(w, "attention.context.pack_gradient", d_qkv, sums[0]);
+      move(w, "attention.context.pack_gradient", d_qkv.view(), sum(0));
     } else {
-      add(w, "attention.context.merge_gradient", d_q, d_qkv);
-      w.wait(sum_here);
-      add(w, "attention.context.merge_kv_gradient", d_kv, sums[at]);
+      add(w, "attention.context.merge_gradient", d_q.view(), d_qkv.view());
+      w.wait(arrived);
+      add(w, "attention.context.merge_kv_gradient", d_kv.view(), sum(i));
     }
-    const Ref& target = i + 1 < pieces ? sums[at + 1] : home;
-    sum_here = exchange(w, "attention.context.exchange_gradient", sums[at], target);
+    arrived = exchange(w, "attention.context.exchange_gradient", sum(i), sum(i + 1));
     if (next.valid()) w.wait(next);
   }
-  w.wait(sum_here);
-  add(w, "attention.context.unpack_gradient", home, d_qkv);
+  w.wait(arrived);
+  add(w, "attention.context.unpack_gradient", sum(pieces), d_qkv.view());
 }
 
 // --- All-gather
@@ -182,7 +181,7 @@ void ContextParts::gather_forward(SegmentWriter& w) {
   const std::int64_t kv = x_tokens * kv_width();
   const Ref own = temporary(w, "context kv", kv);
   const Ref all = temporary(w, "context kv gathered", kv * x_plan.context);
-  move(w, "attention.context.pack", x_b.qkv, own);
+  move(w, "attention.context.pack", x_b.qkv.view(), own.view());
   w.wait(
       over_context(w, "attention.context.gather", CollectiveKind::kAllGather, all.count, own, all));
   Attention piece = later_piece(false);
@@ -198,7 +197,7 @@ void ContextParts::gather_backward(SegmentWriter& w, const Ref& d_context, const
   const Ref all = temporary(w, "context kv gathered again", kv * x_plan.context);
   const Ref d_all = temporary(w, "context d kv", kv * x_plan.context);
   const Ref d_own = temporary(w, "context d kv own", kv);
-  move(w, "attention.context.pack_again", x_b.qkv, own);
+  move(w, "attention.context.pack_again", x_b.qkv.view(), own.view());
   w.wait(over_context(w, "attention.context.gather_again", CollectiveKind::kAllGather, all.count,
                       own, all));
   Attention piece = later_piece(true);
@@ -209,7 +208,7 @@ void ContextParts::gather_backward(SegmentWriter& w, const Ref& d_context, const
   w.compute("attention.core_gradient", piece, std::move(reads), {d_qkv.view(), d_all.view()});
   w.wait(over_context(w, "attention.context.reduce_gradient", CollectiveKind::kReduceScatter,
                       d_all.count, d_all, d_own));
-  add(w, "attention.context.unpack_gradient", d_own, d_qkv);
+  add(w, "attention.context.unpack_gradient", d_own.view(), d_qkv.view());
 }
 
 // --- All-to-all

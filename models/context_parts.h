@@ -36,11 +36,12 @@ class ContextParts : public LayerParts {
   Attention later_piece(bool backward) const;
   Attention by_heads(bool backward) const;
   Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count);
-  EventRef exchange(SegmentWriter& w, const std::string& name, const Ref& out, const Ref& in);
+  EventRef exchange(SegmentWriter& w, const std::string& name, const View& out, const View& in);
   EventRef over_context(SegmentWriter& w, const std::string& name, CollectiveKind kind,
                         std::int64_t count, const Ref& in, const Ref& out);
-  void move(SegmentWriter& w, const std::string& name, const Ref& from, const Ref& to);
-  void add(SegmentWriter& w, const std::string& name, const Ref& part, const Ref& sum);
+  std::int64_t elements(const View& view) const;
+  void move(SegmentWriter& w, const std::string& name, const View& from, const View& to);
+  void add(SegmentWriter& w, const std::string& name, const View& part, const View& sum);
 
   void ring_forward(SegmentWriter& w);
   void ring_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);

@@ -59,7 +59,8 @@ TEST_P(Context, SharesTheWorkOfAttentionEqually) {
     const Plan plan = context_plan(model, c, exchange);
     const Workload workload = lower(model, plan);
     ASSERT_EQ(workload.ranks.size(), static_cast<std::size_t>(c));
-    ASSERT_TRUE(verify(workload).ok());
+    const Status status = verify(workload);
+    ASSERT_TRUE(status.ok()) << status.error().message;
     const Sums part = sums_of(workload.programs[0]);
     EXPECT_DOUBLE_EQ(part.forward_flops * static_cast<double>(c), whole.forward_flops);
     EXPECT_DOUBLE_EQ(part.backward_flops * static_cast<double>(c), whole.backward_flops);

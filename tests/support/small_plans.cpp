@@ -151,9 +151,9 @@ std::string describe(const Model& model, const Plan& plan) {
   std::string out = model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
                     (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
                     n(plan.virtual_pipeline) + " context " + n(plan.context) + " data " +
-                    n(plan.data) + " microbatches " +
-                    n(plan.microbatches()) + " schedule " + n(static_cast<int>(plan.schedule)) +
-                    " sharding " + n(static_cast<int>(plan.sharding)) + " reduction " +
+                    n(plan.data) + " microbatches " + n(plan.microbatches()) + " schedule " +
+                    n(static_cast<int>(plan.schedule)) + " sharding " +
+                    n(static_cast<int>(plan.sharding)) + " reduction " +
                     n(static_cast<int>(plan.reduction)) + " bucket " + n(plan.bucket_elements) +
                     " order " + plan.rank_order.front() + " dropout " +
                     (plan.dropout > 0 ? "on" : "off") + " overlap";
