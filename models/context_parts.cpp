@@ -29,6 +29,7 @@ Attention ContextParts::core(bool backward) const {
   a.window = x_model.sliding_window < x_plan.sequence_length ? x_model.sliding_window : 0;
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.compute;
+  if (x_plan.tensor > 1) a.heads_split_over = x_tensor;
   return a;
 }
 

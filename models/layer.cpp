@@ -144,12 +144,16 @@ class LayerWriter : ContextParts {
                 {x_b.qkv.view()});
     }
     if (x_model.position == Position::kRope) {
-      w.compute("attention.rope",
-                kernel(KernelKind::kRope, x_tokens, (x_q_heads + x_kv_heads) * x_model.head_dim),
-                {x_b.qkv.view()}, {x_b.qkv.view()});
+      w.compute("attention.rope", rope(false), {x_b.qkv.view()}, {x_b.qkv.view()});
     }
   }
 
+  Kernel rope(bool backward) const {
+    Kernel out = kernel(backward ? KernelKind::kRopeBackward : KernelKind::kRope, x_tokens,
+                        (x_q_heads + x_kv_heads) * x_model.head_dim);
+    out.head_dim = x_model.head_dim;
+    return out;
+  }
   void forward_core(SegmentWriter& w) {
     if (x_plan.context > 1) return context_forward(w);
     std::vector<View> writes = core_statistics();
@@ -184,14 +188,20 @@ class LayerWriter : ContextParts {
               std::move(reads), {x_b.act.view()});
   }
 
+  Kernel dropout(KernelKind kind) const {
+    Kernel out = kernel(kind, x_rows, x_model.hidden);
+    out.value = x_dropout.hidden;
+    if (x_plan.sequence) out.split_over = x_tensor;
+    return out;
+  }
+
   void residual(SegmentWriter& w, const char* name, const Ref& stream, const Ref& branch,
                 const Linear& l, const Ref& mask, const Ref& out) {
     std::vector<View> reads = {stream.view(), branch.view()};
     if (l.bias.valid()) reads.push_back(l.bias.view());
     std::vector<View> writes = {out.view()};
     if (mask.valid()) writes.push_back(mask.view());
-    w.compute(name, kernel(KernelKind::kResidualAdd, x_rows, x_model.hidden), std::move(reads),
-              std::move(writes));
+    w.compute(name, dropout(KernelKind::kResidualAdd), std::move(reads), std::move(writes));
   }
 
   // --- Backward
@@ -242,8 +252,7 @@ class LayerWriter : ContextParts {
     Ref d = d_out;
     if (mask.valid()) {
       d = scratch((name + " d dropout").c_str(), d_out.count);
-      w.compute(name + ".dropout_gradient",
-                kernel(KernelKind::kResidualAddBackward, x_rows, x_model.hidden),
+      w.compute(name + ".dropout_gradient", dropout(KernelKind::kResidualAddBackward),
                 {d_out.view(), mask.view()}, {d.view()});
     }
     bias_gradient(w, name, l, d, x_rows);
@@ -322,10 +331,7 @@ class LayerWriter : ContextParts {
       w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
     }
     if (x_model.position == Position::kRope) {
-      w.compute(
-          "attention.rope_gradient",
-          kernel(KernelKind::kRopeBackward, x_tokens, (x_q_heads + x_kv_heads) * x_model.head_dim),
-          {d_qkv.view()}, {d_qkv.view()});
+      w.compute("attention.rope_gradient", rope(true), {d_qkv.view()}, {d_qkv.view()});
     }
     if (!x_model.qk_norm) return;
     const Ref q = gradient("attention.q_norm.weight");

@@ -36,10 +36,10 @@ inline constexpr std::int16_t kSent = 1;   ///< it has been sent to the next sta
 inline constexpr std::int16_t kHiddenBuffer = 0;
 
 struct DropoutRates {
-  bool hidden = false, attention = false;
+  double hidden = 0, attention = 0;
 };
 /// The plan's rate, else the model's, else 0.1 where attention is unfused (the default of the GPT
-/// training codes of that era) and none elsewhere. Only zero or not matters here.
+/// training codes of that era) and none elsewhere.
 DropoutRates dropout_of(const Model& model, const Plan& plan);
 
 /// Elements of a residual activation on one rank.

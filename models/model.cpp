@@ -37,8 +37,9 @@ std::vector<Parameter> layer_parameters(const Model& model) {
     out.push_back({"attention.projection.bias", h, 1, Split::kNone, Init::kZeros});
   }
   add_norm(model, "mlp.norm", h, out);
-  out.push_back({"mlp.up.weight", up, h, Split::kRows, Init::kNormal});
-  if (model.mlp_bias) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros});
+  const std::int64_t parts = model.gated() ? 2 : 1;
+  out.push_back({"mlp.up.weight", up, h, Split::kRows, Init::kNormal, parts});
+  if (model.mlp_bias) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros, parts});
   out.push_back({"mlp.down.weight", h, model.intermediate, Split::kCols, Init::kNormal});
   if (model.mlp_bias) out.push_back({"mlp.down.bias", h, 1, Split::kNone, Init::kZeros});
   return out;

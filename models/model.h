@@ -53,6 +53,8 @@ struct Parameter {
   std::int64_t rows = 0, cols = 1;
   Split split = Split::kNone;
   Init init = Init::kNormal;
+  /// Equal matrices one above the other, each cut alone: gate and up.
+  std::int64_t parts = 1;
   std::int64_t count() const { return rows * cols; }
   bool operator==(const Parameter&) const = default;
 };

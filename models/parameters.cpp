@@ -32,13 +32,18 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     buffer.count = rows * cols;
     buffer.persistent = true;
     if (!gradients) {
-      Piece piece;
-      piece.tensor = builder.tensor(Tensor{name + "." + p.name, p.rows, p.cols, p.init, 0.02});
-      piece.row_count = rows;
-      piece.col_count = cols;
-      if (p.split == Split::kRows) piece.rows_split_over = builder.group("tensor");
-      if (p.split == Split::kCols) piece.cols_split_over = builder.group("tensor");
-      buffer.pieces.push_back(piece);
+      for (std::int64_t part = 0; part < p.parts; ++part) {
+        const std::string of_part = p.parts > 1 ? "." + std::to_string(part) : "";
+        Piece piece;
+        piece.tensor = builder.tensor(
+            Tensor{name + "." + p.name + of_part, p.rows / p.parts, p.cols, p.init, 0.02});
+        piece.row_count = rows / p.parts;
+        piece.col_count = cols;
+        piece.offset = part * piece.row_count * cols;
+        if (p.split == Split::kRows) piece.rows_split_over = builder.group("tensor");
+        if (p.split == Split::kCols) piece.cols_split_over = builder.group("tensor");
+        buffer.pieces.push_back(piece);
+      }
     }
     (cut ? out.cut_elements : out.shared_elements) += buffer.count;
     (cut ? out.cut : out.shared).buffers.push_back(std::move(buffer));
@@ -66,7 +71,7 @@ DropoutRates dropout_of(const Model& model, const Plan& plan) {
     if (of_model >= 0) return of_model;
     return plan.attention == AttentionKernel::kUnfused ? 0.1 : 0.0;
   };
-  return {rate(model.hidden_dropout) > 0, rate(model.attention_dropout) > 0};
+  return {rate(model.hidden_dropout), rate(model.attention_dropout)};
 }
 
 Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DType dtype,

@@ -141,6 +141,24 @@ void StageWriter::make_chunk(std::int64_t index) {
   make_buckets(x_chunks.back());
 }
 
+/// What other ranks hold too: the norms and biases of a tensor-parallel group, a table that is tied
+/// to the one of another stage. `cut_begin`, `cut_end`: where the cut parameters lie.
+std::vector<Replica> StageWriter::replicas(const Chunk& chunk, std::int64_t cut_begin,
+                                           std::int64_t cut_end) {
+  std::vector<Replica> out;
+  if (x_plan.tensor > 1 && cut_begin > 0) {
+    out.push_back({0, cut_begin, x_builder.group(kTensorGroup)});
+  }
+  if (!tied_across() || !(chunk.has_embedding || chunk.has_head)) return out;
+  const GroupSlot tied = x_builder.group(kTiedGroup);
+  // The table is the embedding's only cut parameter and the first, or the head's and the last.
+  const std::int64_t table =
+      chunk.has_embedding ? x_embedding.parameters.cut_elements : x_head.parameters.cut_elements;
+  if (chunk.has_embedding) out.push_back({cut_begin, cut_begin + table, tied});
+  if (chunk.has_head) out.push_back({cut_end - table, cut_end, tied});
+  return out;
+}
+
 void StageWriter::place_parts(Chunk& chunk) {
   const bool own_table = !x_model.tied_embeddings;
   const bool both_ends = chunk.has_embedding && chunk.has_head;
@@ -160,8 +178,10 @@ void StageWriter::place_parts(Chunk& chunk) {
   const Precision& precision = x_plan.precision;
   chunk.parameters = x_builder.frame(x_builder.layout(
       one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
-  chunk.gradients = x_builder.frame(x_builder.layout(
-      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total)));
+  FrameLayout gradients =
+      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
+  gradients.buffers.front().replicas = replicas(chunk, shared, shared + cut);
+  chunk.gradients = x_builder.frame(x_builder.layout(std::move(gradients)));
   chunk.state_elements = total / (sharded() ? x_plan.data : 1);
   FrameLayout states =
       one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);

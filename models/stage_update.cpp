@@ -229,7 +229,9 @@ void StageWriter::write_clipping(SegmentWriter& w) {
   w.segment().ops.back().category = Category::kHost;
   each([&](std::int16_t base, const Bucket& bucket) {
     const View view = shard_view(static_cast<std::int16_t>(base + 1), bucket, type);
-    w.compute("gradients.clip", kernel(KernelKind::kScale, bucket), {view, norm.view()}, {view});
+    Kernel clip = kernel(KernelKind::kScale, bucket);
+    clip.value = x_plan.clip_norm;
+    w.compute("gradients.clip", clip, {view, norm.view()}, {view});
   });
 }
 

@@ -30,6 +30,9 @@ Program StageWriter::run() && {
   }
   reduce_rest();
   update();
+  x_builder.batch({x_plan.micro_batch, x_plan.sequence_length, x_plan.microbatches(),
+                   x_model.vocabulary,
+                   x_plan.data > 1 ? x_builder.group(kDataGroup) : GroupSlot()});
   return std::move(x_builder).build();
 }
 

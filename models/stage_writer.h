@@ -25,6 +25,7 @@ class StageWriter {
   void write_segments();
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
+  std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
   void make_buckets(Chunk& chunk);
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);

@@ -29,6 +29,8 @@ class ProgramBuilder {
   WorkId work(Work work);
   void call(Call call) { x_program.calls.push_back(std::move(call)); }
 
+  void batch(const Batch& batch) { x_program.batch = batch; }
+
   const Program& program() const { return x_program; }
 
   /// Derives allocations and frees, and hands the Program over. A buffer that is not persistent is

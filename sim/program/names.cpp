@@ -15,20 +15,22 @@ std::string_view name_of(DType type) {
 
 std::string_view name_of(KernelKind kind) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(KernelKind::kCount)> kNames = {
-      "embedding",    "embedding-backward",
-      "layer-norm",   "layer-norm-backward",
-      "rms-norm",     "rms-norm-backward",
-      "rope",         "rope-backward",
-      "gelu",         "gelu-backward",
-      "swiglu",       "swiglu-backward",
-      "relu",         "relu-backward",
-      "relu2",        "relu2-backward",
-      "residual-add", "residual-backward",
-      "add",          "bias-add",
-      "bias-grad",    "loss-max",
-      "loss-sum-exp", "loss-backward",
-      "fill",         "cast",
-      "scale",        "squared-norm",
+      "embedding",     "embedding-backward",
+      "layer-norm",    "layer-norm-backward",
+      "rms-norm",      "rms-norm-backward",
+      "rope",          "rope-backward",
+      "gelu",          "gelu-backward",
+      "swiglu",        "swiglu-backward",
+      "relu",          "relu-backward",
+      "relu2",         "relu2-backward",
+      "residual-add",  "residual-backward",
+      "dropout",       "add",
+      "positions-add", "positions-grad",
+      "bias-add",      "bias-grad",
+      "loss-max",      "loss-sum-exp",
+      "loss-mean",     "loss-backward",
+      "fill",          "cast",
+      "scale",         "squared-norm",
       "adam"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
