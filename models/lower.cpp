@@ -11,7 +11,7 @@ namespace {
 
 std::int64_t size_of(const Plan& plan, const std::string& dimension) {
   if (dimension == "tp") return plan.tensor;
-  if (dimension == "dp") return plan.replicas();
+  if (dimension == "dp") return plan.batch_ranks();
   if (dimension == "cp") return plan.context;
   if (dimension == "pp") return plan.pipeline;
   return 1;

@@ -319,7 +319,7 @@ class PlanReader {
                                     text(p.accelerators) + " accelerators");
     }
     p.data = p.accelerators / (p.tensor * p.pipeline);
-    if (p.global_batch == 0) p.global_batch = p.micro_batch * p.replicas();
+    if (p.global_batch == 0) p.global_batch = p.micro_batch * p.batch_ranks();
     check_context();
     if (x_per_rank > 0) p.bucket_elements = std::max(p.bucket_elements, x_per_rank * p.data);
     check_batch();
@@ -380,9 +380,9 @@ class PlanReader {
 
   void check_batch() {
     const Plan& p = x_plan;
-    if (p.global_batch % (p.micro_batch * p.replicas()) != 0) {
+    if (p.global_batch % (p.micro_batch * p.batch_ranks()) != 0) {
       refuse("batch/global", text(p.global_batch) + " sequences are not a multiple of micro " +
-                                 text(p.micro_batch) + " x data-parallel " + text(p.replicas()));
+                                 text(p.micro_batch) + " x data-parallel " + text(p.batch_ranks()));
     }
     const double largest = static_cast<double>(p.tokens()) *
                            static_cast<double>(std::max({x_model.vocabulary, x_model.hidden * 8,

@@ -73,8 +73,8 @@ struct Plan {
   Time checkpoint_time;  ///< host time that recomputing a layer adds
 
   /// Parts of the global batch: data-parallel ranks proper.
-  std::int64_t replicas() const { return data / context; }
-  std::int64_t microbatches() const { return global_batch / (micro_batch * replicas()); }
+  std::int64_t batch_ranks() const { return data / context; }
+  std::int64_t microbatches() const { return global_batch / (micro_batch * batch_ranks()); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
   /// Of a microbatch, on one rank (before sequence parallelism).
   std::int64_t tokens() const { return micro_batch * sequence_length / context; }
