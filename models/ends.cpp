@@ -71,6 +71,10 @@ class EndWriter {
                                  l.shared_gradients, l.hidden,    l.hidden_gradient,
                                  out.saved,          local,       l.inputs};
       if (head) writer.segment().frames.push_back(l.scalars);
+      if (l.unit_weights.valid()) {
+        writer.segment().frames.push_back(l.unit_weights);
+        writer.segment().frames.push_back(l.unit_gradients);
+      }
       return x_builder.segment(std::move(writer.segment()));
     };
     out.forward = add(forward, out.local_forward);
@@ -79,13 +83,9 @@ class EndWriter {
   }
   void norm_gradient(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& d_out,
                      const Ref& in, const Ref& stats, const Ref& d_in) {
-    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
-                               norm.weight_gradient.view()};
-    std::vector<View> writes = {d_in.view(), norm.weight_gradient.view()};
-    if (norm.bias.valid()) {
-      reads.push_back(norm.bias_gradient.view());
-      writes.push_back(norm.bias_gradient.view());
-    }
+    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view()};
+    std::vector<View> writes = {d_in.view()};
+    add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
     w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
               std::move(reads), std::move(writes));
   }
@@ -199,9 +199,14 @@ class EmbeddingWriter : EndWriter {
       d = d_in;
     }
     if (positions()) {
-      const View table = gradient("embedding.positions").part(0, position_elements());
+      const Ref whole = gradient("embedding.positions");
+      const Ref used{whole.frame, whole.buffer, whole.dtype, position_elements()};
+      if (used.count < whole.count) clear(w, "embedding.positions.zero", whole);
+      std::vector<View> reads = {d.view()};
+      std::vector<View> writes;
+      add_gradients(x_plan, {used}, reads, writes);
       w.compute("embedding.positions.gradient", token_kernel(KernelKind::kPositionsGrad),
-                {d.view(), table}, {table});
+                std::move(reads), std::move(writes));
     }
     if (x_plan.sequence) {
       const Ref full = temp(x_backward, "d embedding gathered", x_tokens * x_model.hidden);
@@ -210,6 +215,8 @@ class EmbeddingWriter : EndWriter {
                    {d.view()}, {full.view()});
       d = full;
     }
+    // A tied table already holds the head's part of its gradient.
+    if (!x_model.tied_embeddings) clear(w, "embedding.tokens.zero", gradient("embedding.tokens"));
     const View table = gradient("embedding.tokens").view();
     w.compute("embedding.tokens.gradient",
               vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_model.hidden),
@@ -220,6 +227,14 @@ class EmbeddingWriter : EndWriter {
     Kernel out = token_kernel(kind);
     out.value = x_dropout;
     return out;
+  }
+
+  /// Fresh gradients that are added to, or written in part, start from zero.
+  void clear(SegmentWriter& w, const char* name, const Ref& ref) {
+    if (!x_plan.fresh_gradients()) return;
+    Kernel fill = kernel(KernelKind::kFill, 1, ref.count);
+    fill.dtype = ref.dtype;
+    w.compute(name, fill, {}, {ref.view()});
   }
 
   double x_dropout;
@@ -320,10 +335,12 @@ class HeadWriter : EndWriter {
       if (!x_plan.overlap.tensor_backward) w.wait(reduced);
     }
     if (x_plan.overlap.tensor_backward && gathered.valid()) w.wait(gathered);
-    const View table = gradient(x_table.c_str()).view();
+    std::vector<View> reads = {d_logits.view(), y.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {gradient(x_table.c_str())}, reads, writes);
     w.compute("head.output.weight_gradient",
               weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
-              {d_logits.view(), y.view(), table}, {table});
+              std::move(reads), std::move(writes));
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
     norm_gradient(w, "head.norm.gradient", norm("head.norm"), d_y, hidden(kHeadHidden), x_stats,
                   hidden(kHeadHiddenGradient));

@@ -32,6 +32,10 @@ class LayerWriter : ContextParts {
     writer.segment().frames = {l.weights,         l.gradients,      l.shared, l.shared_gradients,
                                l.hidden,          l.hidden,         saved,    local,
                                l.hidden_gradient, l.hidden_gradient};
+    if (l.unit_weights.valid()) {
+      writer.segment().frames.push_back(l.unit_weights);
+      writer.segment().frames.push_back(l.unit_gradients);
+    }
     return x_builder.segment(std::move(writer.segment()));
   }
 
@@ -236,14 +240,20 @@ class LayerWriter : ContextParts {
   void bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                      std::int64_t rows) {
     if (!l.bias.valid()) return;
-    w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, l.out),
-              {d.view(), l.bias_gradient.view()}, {l.bias_gradient.view()});
+    std::vector<View> reads = {d.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {l.bias_gradient}, reads, writes);
+    w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, l.out), std::move(reads),
+              std::move(writes));
   }
 
   void weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                        const Ref& in) {
+    std::vector<View> reads = {d.view(), in.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {l.weight_gradient}, reads, writes);
     w.compute(name + ".weight_gradient", weight_gradient_gemm(x_plan, x_tokens, l.out, l.in),
-              {d.view(), in.view(), l.weight_gradient.view()}, {l.weight_gradient.view()});
+              std::move(reads), std::move(writes));
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -309,13 +319,10 @@ class LayerWriter : ContextParts {
   /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
   void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
                      const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in) {
-    std::vector<View> reads = {d_out.view(),       in.view(),         stats.view(),
-                               norm.weight.view(), d_residual.view(), norm.weight_gradient.view()};
-    std::vector<View> writes = {d_in.view(), norm.weight_gradient.view()};
-    if (norm.bias.valid()) {
-      reads.push_back(norm.bias_gradient.view());
-      writes.push_back(norm.bias_gradient.view());
-    }
+    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
+                               d_residual.view()};
+    std::vector<View> writes = {d_in.view()};
+    add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
     w.compute(name + ".gradient",
               norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
               std::move(reads), std::move(writes));
@@ -336,12 +343,15 @@ class LayerWriter : ContextParts {
     if (!x_model.qk_norm) return;
     const Ref q = gradient("attention.q_norm.weight");
     const Ref k = gradient("attention.k_norm.weight");
+    std::vector<View> normed = {d_qkv.view(), x_b.qkv_raw.view(),
+                                weight("attention.q_norm.weight").view(),
+                                weight("attention.k_norm.weight").view()};
+    std::vector<View> writes = {d_qkv.view()};
+    add_gradients(x_plan, {q, k}, normed, writes);
     w.compute(
         "attention.qk_norm_gradient",
         kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
-        {d_qkv.view(), x_b.qkv_raw.view(), weight("attention.q_norm.weight").view(),
-         weight("attention.k_norm.weight").view(), q.view(), k.view()},
-        {d_qkv.view(), q.view(), k.view()});
+        std::move(normed), std::move(writes));
   }
 };
 

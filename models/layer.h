@@ -27,7 +27,10 @@ enum LayerFrame : std::int16_t {
   kLocal,   ///< temporary buffers and events of one call
   kOutputGradient,
   kInputGradient,
-  kLayerFrames
+  kLayerFrames,
+  /// With sharded units the frames that own what kWeights and kGradients lie in.
+  kUnitWeights = kLayerFrames,
+  kUnitGradients
 };
 
 /// Events of a residual-stream frame.
@@ -69,6 +72,7 @@ struct LayerSegments {
 /// What all layers of a Program share.
 struct LayerLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
+  LayoutId unit_weights, unit_gradients;  ///< with sharded units
   ParameterLayouts parameters, parameter_gradients;
 };
 
@@ -84,6 +88,9 @@ struct NormRefs {
 Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DType dtype,
                    bool backward);
 std::vector<View> norm_reads(const Ref& input, const NormRefs& norm);
+/// Writes gradients of parameters, and reads them where the pass adds to them.
+void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vector<View>& reads,
+                   std::vector<View>& writes);
 
 /// GEMMs of y[T, out] = x[T, in] W[out, in]^T.
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in);

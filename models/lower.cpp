@@ -74,8 +74,14 @@ class Lowering {
       return Key{at.tensor, at.pipeline, at.data / context};
     });
     bind(kTiedGroup, [](const Coordinates& at) { return Key{at.tensor, at.data, 0}; });
-    const bool world = x_plan.sharding == Sharding::kOptimizer && x_plan.data > 1;
-    bind(kNormGroup, [world](const Coordinates& at) { return Key{world ? 0 : at.data, 0, 0}; });
+    const std::int64_t shards = x_plan.shards();
+    bind(kShardGroup, [shards](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / shards};
+    });
+    bind(kReplicaGroup, [shards](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data % shards};
+    });
+    bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
   }
 
   void join(const Coordinates& from, const char* from_slot, const Coordinates& to,

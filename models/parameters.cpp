@@ -28,7 +28,7 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     Buffer buffer;
     buffer.name = p.name;
     buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
-    buffer.dtype = gradients ? plan.precision.gradients : plan.precision.compute;
+    buffer.dtype = gradients ? plan.local_gradients() : plan.precision.compute;
     buffer.count = rows * cols;
     buffer.persistent = true;
     if (!gradients) {
@@ -92,6 +92,15 @@ std::vector<View> norm_reads(const Ref& input, const NormRefs& norm) {
   return reads;
 }
 
+void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vector<View>& reads,
+                   std::vector<View>& writes) {
+  for (const Ref& gradient : gradients) {
+    if (!gradient.valid()) continue;
+    if (!plan.fresh_gradients()) reads.push_back(gradient.view());
+    writes.push_back(gradient.view());
+  }
+}
+
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {
   return Gemm{
       tokens, out, in, 1, false, true, false, plan.precision.matrix, plan.precision.compute};
@@ -102,8 +111,15 @@ Gemm input_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out
 }
 Gemm weight_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out,
                           std::int64_t in) {
-  return Gemm{
-      out, in, tokens, 1, true, false, true, plan.precision.matrix, plan.precision.gradients};
+  return Gemm{out,
+              in,
+              tokens,
+              1,
+              true,
+              false,
+              !plan.fresh_gradients(),
+              plan.precision.matrix,
+              plan.local_gradients()};
 }
 
 }  // namespace foretrain

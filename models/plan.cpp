@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/plan_sharding.h"
+
 namespace foretrain {
 namespace {
 
@@ -23,7 +25,7 @@ class PlanReader {
     x_plan.accelerators = accelerators;
     for (const char* key : {"name", "model", "cluster", "system", "profile"}) x_reader.ignore(key);
     read_parallel();
-    read_sharding();
+    read_states();
     read_batch();
     read_precision();
     read_recompute();
@@ -125,25 +127,9 @@ class PlanReader {
     }
   }
 
-  void read_sharding() {
-    nested("sharding", [this](JsonReader& r) {
-      int level = 0;
-      r.read_choice("level", level, {"none", "optimizer", "gradients", "parameters"});
-      later(r, "level", level > 1);
-      x_plan.sharding = level == 0 ? Sharding::kNone : Sharding::kOptimizer;
-      later(r, "group_size", r.has("group_size"));
-    });
-    nested("gradients", [this](JsonReader& r) {
-      int type = 0;
-      r.read_choice("dtype", type, {"fp32", "compute"});
-      x_gradients_as_compute = type == 1;
-      r.read_enum("reduction", x_plan.reduction, {"reduce-scatter", "all-reduce"});
-      r.read("bucket_elements", x_plan.bucket_elements, IntRange{0, std::int64_t{1} << 50});
-      std::int64_t per_rank = 0;
-      r.read("bucket_elements_per_rank", per_rank, IntRange{0, 1'000'000'000});
-      x_per_rank = per_rank;
-      r.read("clip_norm", x_plan.clip_norm, JsonReader::Range{0, 1e9});
-    });
+  void read_states() {
+    nested("sharding", [this](JsonReader& r) { read_sharding(r, x_plan); });
+    nested("gradients", [this](JsonReader& r) { read_gradients(r, x_plan, x_gradients); });
   }
 
   void read_batch() {
@@ -185,7 +171,8 @@ class PlanReader {
     x_plan.precision.compute = types[std::min(choice, 3)];
     x_plan.precision.matrix = choice == 1 ? DType::kTf32 : x_plan.precision.compute;
     x_plan.precision.master = choice > 1;
-    x_plan.precision.gradients = x_gradients_as_compute ? x_plan.precision.compute : DType::kFp32;
+    x_plan.precision.gradients =
+        x_gradients.stored_as_compute ? x_plan.precision.compute : DType::kFp32;
   }
 
   void read_recompute() {
@@ -321,26 +308,18 @@ class PlanReader {
     p.data = p.accelerators / (p.tensor * p.pipeline);
     if (p.global_batch == 0) p.global_batch = p.micro_batch * p.batch_ranks();
     check_context();
-    if (x_per_rank > 0) p.bucket_elements = std::max(p.bucket_elements, x_per_rank * p.data);
+    if (const std::int64_t each = x_gradients.bucket_elements_per_rank; each > 0) {
+      p.bucket_elements = std::max(p.bucket_elements, each * p.data);
+    }
+    p.units.reduce = x_gradients.reduced_as_compute ? p.precision.compute : DType::kFp32;
     check_batch();
     check_widths();
     check_pipeline();
     check_recompute();
-    check_buckets();
+    if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {
+      refuse(no->place, no->message, no->kind);
+    }
     check_kernels();
-  }
-
-  /// Buckets are ops; more of them than this describe no real run and would only fill memory.
-  void check_buckets() {
-    constexpr std::int64_t kMostBuckets = 4096;
-    const Plan& p = x_plan;
-    if (p.bucket_elements == 0 || p.data == 1) return;
-    const std::int64_t elements = parameter_count(x_model) / (p.tensor * p.pipeline);
-    if (elements / p.bucket_elements <= kMostBuckets) return;
-    refuse("gradients/bucket_elements", text(elements) + " parameters of a rank in buckets of " +
-                                            text(p.bucket_elements) + " make more than " +
-                                            text(kMostBuckets) + " buckets; expected at least " +
-                                            text(elements / kMostBuckets + 1));
   }
 
   void check_kernels() {
@@ -474,8 +453,7 @@ class PlanReader {
   JsonReader x_reader;
   const Model& x_model;
   Plan x_plan;
-  std::int64_t x_per_rank = 0;
-  bool x_gradients_as_compute = false;
+  GradientKeys x_gradients;
 };
 
 }  // namespace

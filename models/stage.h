@@ -12,6 +12,8 @@ namespace foretrain {
 /// Names of slots that `lower` binds.
 inline constexpr const char* kTensorGroup = "tensor";
 inline constexpr const char* kDataGroup = "data";
+inline constexpr const char* kShardGroup = "shards";      ///< where it is not all of "data"
+inline constexpr const char* kReplicaGroup = "replicas";  ///< same shard, other groups
 inline constexpr const char* kNormGroup = "gradient norm";
 inline constexpr const char* kTiedGroup = "tied embedding";
 inline constexpr const char* kContextGroup = "context";

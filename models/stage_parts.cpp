@@ -57,6 +57,7 @@ void StageWriter::write_layouts() {
   LayoutWriter bucket("bucket", 0);
   bucket.event("reduced");
   bucket.event("gathered");
+  if (sharded() && x_plan.replicas() > 1) bucket.event("scattered");
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");
@@ -77,7 +78,8 @@ void StageWriter::write_segments() {
   layouts(x_layer, "layer", layer_parameters(x_model));
   for (const bool again : {false, true}) {
     if (again && !x_plan.recompute.any()) continue;
-    x_layer_segments[again] = write_layer(x_builder, x_model, x_plan, x_layer, again);
+    if (by_units()) continue;  // see layer_segments
+    x_layer_segments[{again, 0}] = write_layer(x_builder, x_model, x_plan, x_layer, again);
   }
   for (EndLayouts* end : {&x_embedding, &x_head}) {
     end->hidden = x_layer.hidden;
@@ -90,7 +92,7 @@ void StageWriter::write_segments() {
   const bool own_table = !x_model.tied_embeddings;
   if (first) {
     layouts(x_embedding, "model", embedding_parameters(x_model));
-    x_embedding_segments = write_embedding(x_builder, x_model, x_plan, x_embedding);
+    if (!by_units()) write_ends(true, false);
   }
   if (last) {
     std::vector<Parameter> parameters = head_parameters(x_model);
@@ -98,8 +100,17 @@ void StageWriter::write_segments() {
     // elsewhere.
     if (!own_table) parameters.push_back(embedding_parameters(x_model).front());
     layouts(x_head, "model", parameters);
+    if (!by_units()) write_ends(false, true);
+  }
+}
+
+void StageWriter::write_ends(bool embedding, bool head) {
+  if (embedding) {
+    x_embedding_segments = write_embedding(x_builder, x_model, x_plan, x_embedding);
+  }
+  if (head) {
     x_head_segments = write_head(x_builder, x_model, x_plan, x_head,
-                                 own_table ? "head.output" : "embedding.tokens");
+                                 x_model.tied_embeddings ? "embedding.tokens" : "head.output");
   }
 }
 
@@ -137,6 +148,7 @@ void StageWriter::make_chunk(std::int64_t index) {
   chunk.has_embedding = global == 0;
   chunk.has_head = global == x_plan.chunks() - 1;
   x_chunks.push_back(std::move(chunk));
+  if (by_units()) return make_units(x_chunks.back());
   place_parts(x_chunks.back());
   make_buckets(x_chunks.back());
 }
@@ -173,7 +185,7 @@ void StageWriter::place_parts(Chunk& chunk) {
     cut += head_table ? x_head.parameters.cut_elements : 0;
     shared += x_head.parameters.shared_elements;
   }
-  const std::int64_t unit = sharded() ? x_plan.data * 128 : 1;
+  const std::int64_t unit = sharded() ? x_plan.shards() * 128 : 1;
   const std::int64_t total = round_up(cut + shared, unit);
   const Precision& precision = x_plan.precision;
   chunk.parameters = x_builder.frame(x_builder.layout(
@@ -182,7 +194,7 @@ void StageWriter::place_parts(Chunk& chunk) {
       one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
   gradients.buffers.front().replicas = replicas(chunk, shared, shared + cut);
   chunk.gradients = x_builder.frame(x_builder.layout(std::move(gradients)));
-  chunk.state_elements = total / (sharded() ? x_plan.data : 1);
+  chunk.state_elements = total / (sharded() ? x_plan.shards() : 1);
   FrameLayout states =
       one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
   states.name = "optimizer";
@@ -216,7 +228,7 @@ void StageWriter::make_buckets(Chunk& chunk) {
     chunk.buckets.push_back(Bucket{0, chunk.elements, x_builder.frame(x_bucket), true, false});
     return;
   }
-  const std::int64_t unit = sharded() ? x_plan.data * 128 : 1;
+  const std::int64_t unit = sharded() ? x_plan.shards() * 128 : 1;
   const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
   const std::int64_t size =
       whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);

@@ -23,6 +23,7 @@ class StageWriter {
   // --- Frames and segments (stage_parts.cpp) ---
   void write_layouts();
   void write_segments();
+  void write_ends(bool embedding, bool head);
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
   std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
@@ -30,7 +31,8 @@ class StageWriter {
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
   bool tied_across() const;
-  bool sharded() const { return x_plan.sharding == Sharding::kOptimizer && x_plan.data > 1; }
+  bool sharded() const { return x_plan.sharding == Sharding::kOptimizer && x_plan.shards() > 1; }
+  const char* shard_group() const { return x_plan.replicas() > 1 ? kShardGroup : kDataGroup; }
   bool recomputed(std::int64_t layer_of_stage) const;
 
   // --- The schedule (stage_writer.cpp) ---
@@ -45,12 +47,13 @@ class StageWriter {
   void forward(std::int32_t chunk, std::int32_t microbatch);
   void backward(std::int32_t chunk, std::int32_t microbatch, bool last);
   void load_inputs(Passage& passage, std::int32_t microbatch);
-  void embedding_forward(const Chunk& chunk, Passage& passage, std::int32_t mb);
-  void head_forward(const Chunk& chunk, Passage& passage, std::int32_t mb);
-  void head_backward(const Chunk& chunk, Passage& passage, std::int32_t mb);
+  void embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  void head_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  void head_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
-  void layer_forward(const Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
-  void layer_backward(const Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
+  void layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
+  void layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
+  void finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
   void wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const;
   void message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send);
   SegmentId message_segment(const std::string& stream, const char* channel, LayoutId layout,
@@ -68,8 +71,19 @@ class StageWriter {
   std::vector<Range> partial_gradients(const Chunk& chunk) const;
   void reduce_rest();
   void update();
-  void write_clipping(SegmentWriter& w);
-  void write_updates(SegmentWriter& w);
+  void reduce_over_replicas(Segment& segment, const View& shard, std::int64_t count, DType type,
+                            EventRef before, EventRef after);
+  /// What one kernel of the update touches, in formal frames of the update's segment.
+  struct Updated {
+    View gradient, weights;
+    std::int16_t states = 0;            ///< frame of the optimizer states
+    std::int16_t first = 0;             ///< its first buffer that is a state
+    std::int64_t begin = 0, count = 0;  ///< elements of the states
+    bool master = false;                ///< the last state is a copy of the weights
+  };
+  void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
+  void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
+  void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
   void gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after);
   void reduce_loss();
   /// This rank's part of a bucket in formal frame `frame`; all of it when the optimizer is not
@@ -80,6 +94,38 @@ class StageWriter {
     return x_builder.program().frames[frame.index()].layout;
   }
 
+  // --- Sharded units (stage_units.cpp, stage_shapes.cpp) ---
+  bool by_units() const { return x_plan.by_units(); }
+  bool sharded_parameters() const { return x_plan.sharding == Sharding::kParameters; }
+  void make_units(Chunk& chunk);
+  void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last);
+  void add_root(Chunk& chunk);
+  void push_unit(Chunk& chunk, std::size_t shape, std::int64_t first, std::int64_t last);
+  std::size_t shape_of(bool root, std::int64_t layers, std::int64_t shared, std::int64_t cut);
+  void write_shape(UnitShape& shape);
+  SegmentId write_gather(const UnitShape& shape);
+  SegmentId write_reduction(const UnitShape& shape, bool first);
+  void sum_shared(const UnitShape& shape, Segment& segment);
+  std::vector<Range> partial_of_unit(const UnitShape& shape) const;
+  Op unit_op(const char* stream, const char* name, Work work, Phase phase);
+  Unit& unit_of(Chunk& chunk, std::int64_t layer);
+  Unit* root_of(Chunk& chunk);
+  void open_unit(Unit& unit);
+  void close_unit(Unit& unit, FrameId frame, std::int16_t event);
+  void zero_units();
+  void gather_weights(Unit& unit, StreamWait after);
+  void gather_all_weights(StreamWait after);
+  bool keeps(const Chunk& chunk, const Unit& unit, bool backward) const;
+  void unit_opens(Chunk& chunk, std::int64_t layer, bool backward);
+  void unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, bool backward, bool last);
+  void reduce_unit(Unit& unit, StreamWait after, bool last);
+  /// Binds the parameters of a layer of the chunk, or of the end whose layouts are `end`.
+  void bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* end, bool backward,
+                 Call& call);
+  void bind_units(SegmentWriter& w, Call& call, std::vector<Updated>& out);
+  const LayerSegments& layer_segments(Chunk& chunk, std::int64_t layer);
+  View own_shard(std::int16_t frame, std::int16_t buffer, std::int64_t elements, DType type) const;
+
   const Model& x_model;
   const Plan& x_plan;
   std::int64_t x_stage;
@@ -87,7 +133,9 @@ class StageWriter {
   LayerLayouts x_layer;
   EndLayouts x_embedding, x_head;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
-  std::map<bool, LayerSegments> x_layer_segments;
+  std::map<std::pair<bool, std::size_t>, LayerSegments> x_layer_segments;  ///< by shape of unit
+  std::vector<UnitShape> x_shapes;
+  std::vector<StreamWait> x_let_go;  ///< by number of the gather: when its arrays were let go
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
   SegmentId x_load;
   SegmentId x_send_activation, x_receive_activation, x_send_gradient, x_receive_gradient;

@@ -146,6 +146,28 @@ Drawn draw_plan(Rng& rng) {
   return out;
 }
 
+Drawn draw_sharded_plan(Rng& rng) {
+  Drawn out = draw_plan(rng);
+  const auto coin = [&rng] { return rng.below(2) == 0; };
+  Plan& p = out.plan;
+  p.sharding = rng.below(4) == 0 ? Sharding::kGradients : Sharding::kParameters;
+  if (p.pipeline > 1) out.model.tied_embeddings = false;
+  std::int64_t group = 1 + rng.below(p.data);
+  while (p.data % group != 0 || (group == 1 && p.data > 1)) group = 1 + rng.below(p.data);
+  p.shard_group = coin() ? 0 : group;
+  Units& u = p.units;
+  u.layers = 1 + rng.below(3);
+  u.reshard = rng.below(3) > 0;
+  u.reshard_last = coin();
+  u.forward_prefetch = coin();
+  u.backward_prefetch = static_cast<Prefetch>(rng.below(3));
+  u.gathers_in_flight = rng.below(4);
+  u.narrow_shards = coin();
+  u.reduce_each = rng.below(3) > 0;
+  u.reduce = coin() ? DType::kFp32 : DType::kBf16;
+  return out;
+}
+
 std::string describe(const Model& model, const Plan& plan) {
   const auto n = [](std::int64_t v) { return std::to_string(v); };
   std::string out = model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
@@ -169,6 +191,16 @@ std::string describe(const Model& model, const Plan& plan) {
   }
   out += " layout";
   for (const std::int64_t layers : plan.pipeline_layout) out += " " + n(layers);
+  const Units& u = plan.units;
+  out += " group " + n(plan.shards()) + " units";
+  for (const std::int64_t value :
+       {u.layers, u.gathers_in_flight, static_cast<std::int64_t>(u.backward_prefetch)}) {
+    out += " " + n(value);
+  }
+  for (const bool flag :
+       {u.reshard, u.reshard_last, u.forward_prefetch, u.narrow_shards, u.reduce_each}) {
+    out += flag ? " 1" : " 0";
+  }
   return out + (model.tied_embeddings ? " tied" : "");
 }
 
