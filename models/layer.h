@@ -30,7 +30,9 @@ enum LayerFrame : std::int16_t {
   kLayerFrames,
   /// With sharded units the frames that own what kWeights and kGradients lie in.
   kUnitWeights = kLayerFrames,
-  kUnitGradients
+  kUnitGradients,
+  /// Without them copies of the weights in a type of less than 16 bits.
+  kQuantized = kLayerFrames
 };
 
 /// Events of a residual-stream frame.
@@ -66,6 +68,7 @@ Ref parameter_ref(const ParameterLayouts& layouts, const std::string& name, std:
 
 struct LayerSegments {
   SegmentId forward, backward;
+  SegmentId quantize;  ///< writes kQuantized, where the layer has it
   LayoutId saved, local_forward, local_backward;
 };
 
@@ -73,6 +76,7 @@ struct LayerSegments {
 struct LayerLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
   LayoutId unit_weights, unit_gradients;  ///< with sharded units
+  LayoutId quantized;
   ParameterLayouts parameters, parameter_gradients;
 };
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "models/quantized_parts.h"
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -76,6 +77,10 @@ void StageWriter::write_segments() {
     out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
   };
   layouts(x_layer, "layer", layer_parameters(x_model));
+  if (x_plan.precision.low() && !by_units()) {
+    x_layer.quantized =
+        x_builder.layout(quantized_layout(x_layer.parameters, x_plan.precision.linear));
+  }
   for (const bool again : {false, true}) {
     if (again && !x_plan.recompute.any()) continue;
     if (by_units()) continue;  // see layer_segments

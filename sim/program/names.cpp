@@ -31,6 +31,7 @@ std::string_view name_of(KernelKind kind) {
       "loss-mean",     "loss-backward",
       "fill",          "cast",
       "scale",         "squared-norm",
+      "largest",       "quantize",
       "adam"};
   return kNames.at(static_cast<std::size_t>(kind));
 }

@@ -90,6 +90,8 @@ enum class KernelKind : std::uint8_t {
   kCast,
   kScale,
   kSquaredNorm,  ///< sum of squares into one fp32
+  kLargest,      ///< largest magnitude into one fp32
+  kQuantize,     ///< scaled copies in fewer bits, by rows or by columns
   kAdam,         ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
   kCount
 };

@@ -143,6 +143,10 @@ Drawn draw_plan(Rng& rng) {
   draw_layout(rng, out.model, p);
   draw_switches(rng, p);
   draw_context(rng, out.model, p);
+  if (rng.below(4) == 0) {
+    p.precision.linear = rng.below(4) == 0 ? DType::kFp4 : DType::kFp8;
+    p.precision.current_scaling = rng.below(2) == 0;
+  }
   return out;
 }
 
