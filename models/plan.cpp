@@ -239,6 +239,12 @@ class PlanReader {
       int attention = 0;
       r.read_choice("attention", attention, {"flash", "cudnn", "unfused"});
       x_plan.attention = static_cast<AttentionKernel>(attention);
+      int flash = 0;
+      r.read_choice("flash", flash, {"newest", "flash2", "flash1", "triton"});
+      if (attention == 0 && flash > 0) {
+        x_plan.attention =
+            static_cast<AttentionKernel>(static_cast<int>(AttentionKernel::kFlash2) + flash - 1);
+      }
       if (r.has("context") && x_plan.context == 1) r.fail("context", "needs parallel.context > 1");
       r.read_enum("context", x_plan.context_exchange, {"ring", "allgather", "alltoall"});
       bool compile = false;
