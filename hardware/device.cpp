@@ -1,5 +1,6 @@
 #include "hardware/device.h"
 
+#include <cmath>
 #include <vector>
 
 #include "hardware/presets.h"
@@ -52,6 +53,7 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   reader.read("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s, {1e-3, 1e7});
   reader.read("pcie_gb_per_s", device.pcie_gb_per_s, {1e-3, 1e6});
   reader.read("power_w", device.power_w, {0, 1e6});
+  reader.read("power_limit_w", device.power_limit_w, {0, 1e6});
   if (device.fp16_tflops <= 0 && device.bf16_tflops <= 0) {
     reader.fail("bf16_tflops", "a device needs bf16_tflops or fp16_tflops");
   }
@@ -63,6 +65,11 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
 
 std::string_view name_of(Architecture architecture) {
   return architecture_names().at(static_cast<std::size_t>(architecture));
+}
+
+double power_factor(const DeviceSpec& device) {
+  if (device.power_limit_w <= 0 || device.power_limit_w >= device.power_w) return 1;
+  return std::pow(device.power_limit_w / device.power_w, 0.4);
 }
 
 double peak_tflops(const DeviceSpec& device, DType type) {
@@ -125,6 +132,7 @@ Json to_json(const DeviceSpec& device) {
   }
   set_rate("pcie_gb_per_s", device.pcie_gb_per_s);
   out.set("power_w", device.power_w);
+  set_rate("power_limit_w", device.power_limit_w);
   return out;
 }
 

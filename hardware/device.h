@@ -47,12 +47,18 @@ struct DeviceSpec {
   double scale_up_gb_per_s = 0;       ///< all links of one device, line rate
   double nccl_scale_up_gb_per_s = 0;  ///< the same as NCCL's topology search counts it
   double pcie_gb_per_s = 0;           ///< device to host, or NVLink-C2C
-  double power_w = 0;
+  double power_w = 0;                 ///< what the product may draw
+  double power_limit_w = 0;           ///< what an operator lets it draw, 0 = all
   bool operator==(const DeviceSpec&) const = default;
 };
 
 /// Peak dense arithmetic rate in TFLOP/s for operands of `type`; 0 where the device has none.
 double peak_tflops(const DeviceSpec& device, DType type);
+
+/// What a power limit leaves of the sustained rate of tensor cores: min(1, (limit / power)^0.4).
+/// Dynamic power grows as the 2nd to 3rd power of the clock where voltage follows it; 0.4 is the
+/// middle of 1/3 and 1/2 (from memory).
+double power_factor(const DeviceSpec& device);
 
 /// A device from a preset's name, a path, or an inline object with every field.
 /// `pointer` is the JSON pointer of `json` inside `source`, for messages.

@@ -120,6 +120,7 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
                            ClockState clock) {
   double rate = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
   if (misaligned(work)) rate *= c.misaligned;
+  if (clock == ClockState::kSustained) rate *= power_factor(device);
   if (work.transpose_a) rate *= c.weight_gradient;
   if (clock == ClockState::kBurst) {
     rate *= 1 + c.boost * std::exp(-2e-9 * products_of(work) / c.boost_gflop);

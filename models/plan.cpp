@@ -247,9 +247,14 @@ class PlanReader {
       }
       if (r.has("context") && x_plan.context == 1) r.fail("context", "needs parallel.context > 1");
       r.read_enum("context", x_plan.context_exchange, {"ring", "allgather", "alltoall"});
+      r.read_enum("fusion", x_plan.fusion, {"fused", "eager"});
+      r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
       bool compile = false;
       r.read("compile", compile);
-      later(r, "compile", compile);
+      if (compile) {
+        x_plan.fusion = Fusion::kCompiled;
+        x_plan.loss = LossForm::kFused;
+      }
       if (r.has("fp8_recipe") && !x_plan.precision.low()) {
         r.fail("fp8_recipe", "needs an fp8 precision");
       }
@@ -284,6 +289,7 @@ class PlanReader {
       r.read("checkpoint_us", us, JsonReader::Range{0, 1e9});
       if (graph == 0) x_plan.checkpoint_time = Time::from_us(us);
       r.read("dispatch_us", us, JsonReader::Range{0, 1e6});
+      r.read("compiled_dispatch_us", us, JsonReader::Range{0, 1e6});
       r.read("graph_dispatch_us", us, JsonReader::Range{0, 1e6});
     });
     nested("host", [this](JsonReader& r) {

@@ -24,6 +24,12 @@ enum class Prefetch : std::uint8_t { kNone, kAfter, kBefore };
 /// How gradients of a bucket travel when the optimizer is sharded.
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
 
+/// How elementwise work is composed: models/kernel_forms.h.
+enum class Fusion : std::uint8_t { kFused, kEager, kCompiled };
+/// One kernel a pass; Megatron-LM's vocabulary-parallel operations; PyTorch's cross_entropy in
+/// fp32.
+enum class LossForm : std::uint8_t { kFused, kParallel, kTorch };
+
 struct Precision {
   DType compute = DType::kBf16;  ///< weights and activations
   DType gradients =
@@ -89,6 +95,8 @@ struct Plan {
   Schedule schedule = Schedule::k1F1B;
   Overlap overlap;
   AttentionKernel attention = AttentionKernel::kFlash;
+  Fusion fusion = Fusion::kFused;
+  LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;
   bool fused_optimizer = true;
   double dropout = -1;   ///< overrides the model's; -1: see `dropout_of`

@@ -1,5 +1,6 @@
 #include "models/stage_writer.h"
 
+#include "models/kernel_forms.h"
 #include "sim/base/check.h"
 
 namespace foretrain {
@@ -33,7 +34,9 @@ Program StageWriter::run() && {
   x_builder.batch({x_plan.micro_batch, x_plan.sequence_length, x_plan.microbatches(),
                    x_model.vocabulary,
                    x_plan.data > 1 ? x_builder.group(kDataGroup) : GroupSlot()});
-  return std::move(x_builder).build();
+  Program program = std::move(x_builder).build();
+  form_kernels(x_plan, program);
+  return program;
 }
 
 /// Zeroes the gradients; with gathers overlapped, last step's parameters come in beside the forward

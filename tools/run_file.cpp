@@ -135,13 +135,18 @@ Status refuse_later_system(const std::string& name, const std::string& source) {
   return unsupported(source + ": /system: " + name + " is not modelled yet");
 }
 
-/// Host time of one launch: inside a CUDA graph the device's own pace.
+/// Host time of one launch: inside a CUDA graph the device's own pace, in compiled code without the
+/// framework's dispatcher.
 double dispatch_us(const Json& run) {
   const Json* launch = run.find("launch");
   if (launch == nullptr) return 0;
   const Json* graph = launch->find("cuda_graph");
   const bool none = graph == nullptr || graph->string() == nullptr || *graph->string() == "none";
-  const Json* us = launch->find(none ? "dispatch_us" : "graph_dispatch_us");
+  const Json* kernels = run.find("kernels");
+  const Json* compile = kernels == nullptr ? nullptr : kernels->find("compile");
+  const bool compiled = compile != nullptr && *compile == Json(true);
+  const char* key = !none ? "graph_dispatch_us" : compiled ? "compiled_dispatch_us" : "dispatch_us";
+  const Json* us = launch->find(key);
   return us == nullptr ? 0 : us->number();
 }
 

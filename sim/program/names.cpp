@@ -73,7 +73,7 @@ std::string_view name_of(Phase phase) {
 }
 
 Bytes kernel_bytes(const Kernel& kernel, const Op& op) {
-  Bytes sum = 0;
+  Bytes sum = kernel.rows * kernel.cols * kernel.intermediate_bytes;
   const auto add = [&](const std::vector<View>& views, bool table_first) {
     for (std::size_t i = 0; i < views.size(); ++i) {
       const Bytes touched = bytes_of(kernel.dtype, kernel.rows * kernel.cols);

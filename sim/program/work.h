@@ -109,8 +109,9 @@ struct Kernel {
   Bytes bytes = 0;
   std::int64_t flops = 0;
   std::int32_t launches = 1;
-  std::int64_t head_dim = 0;  ///< of rope
-  double value = 0;           ///< the rate of a dropout, the norm that `scale` clips to
+  std::int64_t intermediate_bytes = 0;  ///< moved besides the operands, for each of rows x cols
+  std::int64_t head_dim = 0;            ///< of rope
+  double value = 0;                     ///< the rate of a dropout, the norm that `scale` clips to
   /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions), the
   /// vocabulary (embedding, loss). None = all of them.
   GroupSlot split_over;

@@ -119,7 +119,6 @@ const BadSet kUnsupported[] = {
     {"sharding.group_size=\"all\"", {"/sharding/group_size", "\"all\"", "or null"}},
     {"offload.optimizer=cpu", {"/offload/optimizer", "\"cpu\"", "not modelled yet"}},
     {"offload.activation_layers=1", {"/offload/activation_layers", "1", "not modelled yet"}},
-    {"kernels.compile=true", {"/kernels/compile", "true", "not modelled yet"}},
     {"kernels.optimizer=lamb", {"/kernels/optimizer", "\"lamb\"", "not modelled yet"}},
     {"overlap.expert=true", {"/overlap/expert", "true", "not modelled yet"}},
     {"recompute={\"modules\":[\"moe\"]}", {"/recompute/modules", "\"moe\"", "not modelled yet"}},

@@ -1,0 +1,24 @@
+// What memory-bound kernels cost in the form that a framework runs them in.
+//
+// A kernel of a Program reads its operands once and writes its results once: the form of hand-fused
+// kernels (Megatron-LM, Apex, Transformer Engine) and of torch.compile. Eager PyTorch composes RMS
+// norm, rotary embedding, gated activations and the loss from elementwise operations whose results
+// pass through memory; `kernel_form` counts the bytes that they move besides, for each element, and
+// the launches, in operations of a Program (two to three kernels each, see docs/prices.md).
+#pragma once
+
+#include "models/plan.h"
+
+namespace foretrain {
+
+struct KernelForm {
+  std::int32_t launches = 1;
+  std::int64_t intermediate_bytes = 0;  ///< for every element of rows x cols
+};
+
+KernelForm kernel_form(const Plan& plan, KernelKind kind);
+
+/// Gives every kernel of the Program its form.
+void form_kernels(const Plan& plan, Program& program);
+
+}  // namespace foretrain
