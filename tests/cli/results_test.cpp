@@ -129,6 +129,8 @@ TEST_P(Fields, MovesTheResult) {
   EXPECT_NE(dump_json(without(base, apart)), dump_json(without(other, apart))) << GetParam().set;
 }
 
+const std::vector<std::string> kSharded = {"sharding.level=parameters", "parallel.pipeline=1"};
+
 const Field kFields[] = {
     {"system=deepspeed"},
     {"model=gpt3-350m"},
@@ -165,6 +167,31 @@ const Field kFields[] = {
     {"overlap.parameter_gather=false"},
     {"kernels.attention=unfused"},
     {"kernels.optimizer=adam"},
+    {"kernels.flash=flash1"},
+    {"kernels.fusion=eager"},
+    {"kernels.loss=parallel"},
+    {"kernels.loss=torch"},
+    {"kernels.compile=true"},
+    {"launch.compiled_dispatch_us=50", {"kernels.compile=true"}},
+    {"parallel.context=2"},
+    {"kernels.context=allgather", {"parallel.context=2"}},
+    {"kernels.context=alltoall", {"parallel.context=2"}},
+    {"precision=fp8", {"cluster.preset=dgx-h100"}},
+    {"kernels.fp8_recipe=current", {"cluster.preset=dgx-h100", "precision=fp8"}},
+    {"sharding.level=gradients", {"parallel.pipeline=1"}},
+    {"sharding.level=parameters", {"parallel.pipeline=1"}},
+    {"sharding.group_size=2", kSharded},
+    {"sharding.unit_layers=3", kSharded},
+    {"sharding.reshard_after_forward=false", kSharded},
+    {"sharding.reshard_last_unit=false", kSharded},
+    {"sharding.forward_prefetch=true", kSharded},
+    {"sharding.backward_prefetch=post", kSharded},
+    {"sharding.gathers_in_flight=1",
+     {"sharding.level=parameters", "parallel.pipeline=1", "sharding.forward_prefetch=true",
+      "launch.dispatch_us=1"}},
+    {"sharding.shard_dtype=compute", kSharded},
+    {"gradients.reduce=last-microbatch", kSharded},
+    {"gradients.reduce_dtype=compute", kSharded},
     {"launch.cuda_graph=full"},
     {"launch.dispatch_us=50"},
     {"launch.checkpoint_us=5000", {"recompute=full"}},
