@@ -122,6 +122,7 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
   if (misaligned(work)) rate *= c.misaligned;
   if (clock == ClockState::kSustained) rate *= power_factor(device);
   if (work.transpose_a) rate *= c.weight_gradient;
+  if (work.split_accumulator) rate *= c.split_accumulator;
   if (clock == ClockState::kBurst) {
     rate *= 1 + c.boost * std::exp(-2e-9 * products_of(work) / c.boost_gflop);
   }

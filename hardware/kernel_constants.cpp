@@ -33,6 +33,7 @@ GemmConstants read_gemm(const Json& json) {
   gemm.boost = number_at(json, "boost");
   gemm.boost_gflop = number_at(json, "boost_gflop");
   gemm.weight_gradient = number_at(json, "weight_gradient");
+  if (const Json* split = json.find("split_accumulator")) gemm.split_accumulator = split->number();
   gemm.memory_efficiency = number_at(json, "memory_efficiency");
   gemm.latency_us = number_at(json, "latency_us");
   gemm.misaligned = number_at(json, "misaligned");

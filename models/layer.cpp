@@ -152,7 +152,7 @@ class LayerWriter : QuantizedParts {
                       const Ref& out, bool with_bias) {
     std::vector<View> reads = {in.view(), l.by_rows.view()};
     if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
-    w.compute(name, in_low(forward_gemm(x_plan, x_tokens, l.out, l.in)), std::move(reads),
+    w.compute(name, in_low(forward_gemm(x_plan, x_tokens, l.out, l.in), false), std::move(reads),
               {out.view()});
   }
 
@@ -279,7 +279,7 @@ class LayerWriter : QuantizedParts {
     std::vector<View> writes;
     add_gradients(x_plan, {l.weight_gradient}, reads, writes);
     w.compute(name + ".weight_gradient",
-              in_low(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in)), std::move(reads),
+              in_low(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), true), std::move(reads),
               std::move(writes));
   }
 
@@ -295,7 +295,8 @@ class LayerWriter : QuantizedParts {
     bias_gradient(w, name, l, d, x_rows);
     const Copies copies =
         x_plan.sequence ? gathered_gradient(w, name, d) : quantized_gradient(w, name, d, x_rows);
-    w.compute(name + ".input_gradient", in_low(input_gradient_gemm(x_plan, x_tokens, l.out, l.in)),
+    w.compute(name + ".input_gradient",
+              in_low(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
               {copies.rows.view(), l.by_columns.view()}, {d_in.view()});
     weight_gradient(w, name, l, copies.columns, in);
   }
@@ -324,7 +325,8 @@ class LayerWriter : QuantizedParts {
           w.async_collective(name + ".gather", gather_of(in_full), {in.view()}, {in_full.view()});
       if (!async) w.wait(gathered);
     }
-    w.compute(name + ".input_gradient", in_low(input_gradient_gemm(x_plan, x_tokens, l.out, l.in)),
+    w.compute(name + ".input_gradient",
+              in_low(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
               {copies.rows.view(), l.by_columns.view()}, {d_full.view()});
     EventRef reduced;
     if (x_plan.tensor > 1) {

@@ -29,8 +29,9 @@ Ref QuantizedParts::local(SegmentWriter& w, const std::string& name, DType type,
   return place.add(name, BufferKind::kActivations, type, count);
 }
 
-Gemm QuantizedParts::in_low(Gemm gemm) const {
+Gemm QuantizedParts::in_low(Gemm gemm, bool backward) const {
   if (low()) gemm.in = x_plan.precision.linear;
+  gemm.split_accumulator = backward && gemm.in == DType::kFp8;
   return gemm;
 }
 

@@ -46,7 +46,8 @@ class QuantizedParts : protected ContextParts {
   /// Casts the weights into them: for the forward GEMMs, for those of the input gradients.
   void quantize_weights(SegmentWriter& w, bool forward, bool backward);
   Ref local(SegmentWriter& w, const std::string& name, DType type, std::int64_t count);
-  Gemm in_low(Gemm gemm) const;
+  /// Backward GEMMs of Transformer Engine and torchao use the split accumulator by default.
+  Gemm in_low(Gemm gemm, bool backward) const;
 
  private:
   Linear* const x_linears[4];

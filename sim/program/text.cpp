@@ -48,6 +48,7 @@ std::string text_of(const Gemm& w) {
   if (w.batch != 1) out += " batch " + number(w.batch);
   out += std::string(" ") + (w.transpose_a ? "t" : "n") + (w.transpose_b ? "t" : "n");
   out += " " + std::string(name_of(w.in)) + "->" + std::string(name_of(w.out));
+  if (w.split_accumulator) out += " split accumulator";
   return w.accumulate ? out + " accumulate" : out;
 }
 

@@ -24,6 +24,8 @@ struct Gemm {
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
   bool transpose_a = false, transpose_b = false, accumulate = false;
   DType in = DType::kBf16, out = DType::kBf16;
+  /// fp8 products are added up outside the tensor cores every few steps, as backward passes do.
+  bool split_accumulator = false;
   bool operator==(const Gemm&) const = default;
 };
 
