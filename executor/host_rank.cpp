@@ -347,6 +347,13 @@ Status check_executable(const Workload& workload) {
                            ": set precision to fp32");
       }
     }
+    for (const Segment& segment : program.segments) {
+      for (const Op& op : segment.ops) {
+        if (op.category != Category::kContext) continue;
+        return unsupported("the host backend cannot execute context parallelism (" + op.name +
+                           "): masks and positions depend on the rank; set parallel.context to 1");
+      }
+    }
     for (const Work& work : program.works) {
       if (const auto* opaque = std::get_if<Opaque>(&work)) {
         return unsupported("the host backend cannot execute " + opaque->name +

@@ -26,7 +26,7 @@ struct OpRecord {
 };
 
 /// What the host backend cannot execute, by name: element types other than fp32, opaque work,
-/// copies to storage.
+/// pieces of attention (context parallelism), copies to storage.
 Status check_executable(const Workload& workload);
 
 template <typename T>
