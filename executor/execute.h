@@ -51,6 +51,7 @@ struct MpiWorld {
   std::function<void()> finish;
 };
 /// Loads the MPI module that lies beside the program, or in ../lib/foretrain, and joins the job.
+/// May be called again for another Workload of as many ranks; `finish` once, last.
 Result<MpiWorld> join_mpi(const Workload& workload);
 
 /// Whether `join_mpi` would find its module and `mpirun` is on the path.

@@ -1,6 +1,7 @@
 // Joining and starting MPI jobs without linking MPI: a module beside the program holds all of it.
 #include <dlfcn.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -117,6 +118,8 @@ Result<int> run_under_mpirun(std::int64_t ranks, const std::vector<std::string>&
   const pid_t child = fork();
   if (child < 0) return input_error(std::string("mpirun cannot be started: ") + strerror(errno));
   if (child == 0) {
+    // Whatever ends this process must not leave ranks behind.
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
     execv(argv[0], argv.data());
     _exit(127);
   }

@@ -177,7 +177,13 @@ class MpiTransport : public Transport {
 extern "C" void foretrain_join_mpi(const foretrain::Workload& workload, foretrain::MpiWorld& world,
                                    std::string& problem) {
   int provided = 0;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  int joined = 0;
+  MPI_Initialized(&joined);
+  if (joined == 0) {
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  } else {
+    MPI_Query_thread(&provided);
+  }
   if (provided < MPI_THREAD_MULTIPLE) {
     problem = "this MPI serves one thread at a time; one with MPI_THREAD_MULTIPLE is needed";
     return;
