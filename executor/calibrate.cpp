@@ -52,7 +52,7 @@ void fill(HostRank<float>& rank, const MicroOp& micro, std::int64_t sets) {
   }
 }
 
-/// Times in us, of those that nobody disturbed and of all.
+/// Times in us, of those that nobody disturbed and of all (CPU time where disturbed).
 struct Times {
   std::vector<double> clean, all;
 };
@@ -124,7 +124,7 @@ class Bench {
     return out;
   }
 
-  /// By operation: its time, negative where it was disturbed.
+  /// By operation: its time; where it was disturbed its CPU time, negative.
   std::vector<std::int64_t> pack(const HostRank<float>& rank, bool gaps) const {
     std::vector<std::int64_t> out;
     if (!gaps) {
@@ -133,7 +133,7 @@ class Bench {
         const bool clean =
             r.cpu.ps == 0 || static_cast<double>(r.cpu.ps) >= kClean * static_cast<double>(wall);
         // Reading the two clocks takes part of a microsecond.
-        out.push_back(clean || wall < kClockLimit ? wall : -wall);
+        out.push_back(clean || wall < kClockLimit ? wall : -r.cpu.ps);
       }
       return out;
     }
@@ -155,6 +155,7 @@ class Bench {
       for (std::size_t i = 0; i < gathered[r].size(); ++i) {
         std::int64_t least = gathered[r][i];
         for (std::size_t m = 1; m < group; ++m) least = std::min(least, gathered[r + m][i]);
+        if (least == 0) continue;
         const double us = std::abs(static_cast<double>(least)) * 1e-6;
         out.all.push_back(us);
         if (least > 0) out.clean.push_back(us);

@@ -14,8 +14,8 @@ namespace foretrain {
 /// larger than a core's own cache; the first step (every set once or more) warms up. Steps repeat
 /// until the distance between the quartiles is below `spread` of the median, or `seconds` are over.
 /// Kernels in which others used the core (CPU time over wall time below 0.98) count only when there
-/// are too few others; the sample says so. A collective's or message's time is that of the rank
-/// that waits least; a disturbed one cannot be told.
+/// are too few others, and then with their CPU time; the sample says so (`clean`). A collective's
+/// or message's time is that of the rank that waits least; a disturbed one cannot be told.
 struct CalibrateOptions {
   double seconds = 0.3;  ///< for one operation
   double spread = 0.03;

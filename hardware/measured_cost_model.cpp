@@ -28,7 +28,9 @@ class MeasuredCostModel final : public CostModel {
     if (std::holds_alternative<HostDelay>(work) || std::holds_alternative<HostSync>(work)) {
       return x_base->price(work, placements);
     }
-    FT_ASSIGN(const MeasuredPrice price, x_table.price(work, ranks_of(work, placements)));
+    const Result<MeasuredPrice> found = x_table.price(work, ranks_of(work, placements));
+    if (!found.ok()) return x_base->price(work, placements);
+    const MeasuredPrice& price = found.value();
     Cost cost;
     double seconds = price.seconds + x_dispatch;
     const bool talks =
@@ -50,7 +52,7 @@ class MeasuredCostModel final : public CostModel {
     }
     std::ostringstream steps;
     const auto price = x_table.price(work, ranks_of(work, placements));
-    if (!price.ok()) return price.error().message + "\n";
+    if (!price.ok()) return price.error().message + "\n" + x_base->explain(work, placements);
     steps << "profile: " << price.value().seconds * 1e6 << " us, "
           << name_of(price.value().provenance) << " from " << price.value().from << "\n"
           << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us\n";

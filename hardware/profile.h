@@ -70,7 +70,8 @@ struct MeasuredPrice {
 ///   all else   linear in ln t over ln size between the neighbours; above the largest by its rate,
 ///              below the smallest its time
 /// else (kAnalytic) at the mean rate of its family: GEMMs, attention, memory-bound kernels,
-/// communication. Of samples with several `ranks` those nearest to what is asked for.
+/// communication. A family without samples is an error. Of samples with several `ranks` those
+/// nearest to what is asked for.
 class ProfileTable {
  public:
   explicit ProfileTable(const Profile& profile);
@@ -92,7 +93,7 @@ class ProfileTable {
 
 /// A host rank's prices: those of the table, and beside them what the executor needs to hand ops to
 /// streams. A rank's streams share one core, so a collective that runs leaves 1/16 of it to
-/// kernels. Placements, ports and host delays are `base`'s.
+/// kernels. What the profile has no samples for, placements, ports and host delays are `base`'s.
 std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,
                                                     const Profile& profile,
                                                     std::int64_t ranks_at_once);

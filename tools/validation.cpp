@@ -66,11 +66,12 @@ Status measure_missing(const HostRun& host, Job& job, const ValidateOptions& opt
   return ok_status();
 }
 
-void add_families(const Timeline& timeline, double FamilyTimes::*to,
-                  std::map<Part, FamilyTimes>& out) {
+void add_times(const Timeline& timeline, double FamilyTimes::*to, Validation& out) {
   for (const Span& span : timeline.spans) {
-    const Part part = part_of(timeline.infos[static_cast<std::size_t>(span.info)]);
-    out[part].*to += (span.end - span.start).seconds();
+    const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
+    const double seconds = (span.end - span.start).seconds();
+    out.families[part_of(info)].*to += seconds;
+    out.operations[info.work].*to += seconds;
   }
 }
 
@@ -120,8 +121,8 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
   out.predicted_s = prediction.iteration_time_s;
   out.provenance = prediction.provenance;
   out.executed = count_steps(executed);
-  add_families(*prediction.timeline, &FamilyTimes::predicted_s, out.families);
-  add_families(executed.timeline, &FamilyTimes::executed_s, out.families);
+  add_times(*prediction.timeline, &FamilyTimes::predicted_s, out);
+  add_times(executed.timeline, &FamilyTimes::executed_s, out);
   for (const StepMeasure& step : executed.steps) out.losses.push_back(step.loss);
   FT_ASSIGN(out.losses_of_one_rank,
             train_on_one(host, std::min<std::size_t>(3, out.losses.size())));
@@ -175,6 +176,15 @@ Json validation_json(const HostRun& host, const Validation& result) {
   Json error = object();
   error.set("step_time_s", result.step_error());
   error.set("by_family", std::move(families));
+  Json::Array operations;
+  for (const auto& [work, times] : result.operations) {
+    Json one = object();
+    one.set("work", work);
+    one.set("predicted_s", times.predicted_s);
+    one.set("executed_s", times.executed_s);
+    operations.push_back(std::move(one));
+  }
+  error.set("by_operation", std::move(operations));
   Json numerics = object();
   numerics.set("matches_one_rank", result.loss_difference() < 1e-3);
   Json::Array losses;

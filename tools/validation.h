@@ -25,6 +25,7 @@ struct Validation {
   double predicted_s = 0;
   CountedSteps executed;
   std::map<Part, FamilyTimes> families;
+  std::map<std::string, FamilyTimes> operations;  ///< by the text of their work
   std::array<double, 3> provenance{};
   std::int64_t measured_now = 0;  ///< operations that the profile lacked
   std::int64_t measured_clean = 0;
