@@ -58,7 +58,8 @@ Result<MpiWorld> join_mpi(const Workload& workload);
 Status check_mpi();
 
 /// Starts this program again under mpirun with the same arguments, waits for it, and returns its
-/// exit code (128 + the signal that ended it).
+/// exit code (128 + the signal that ended it). SIGINT, SIGTERM and SIGHUP go to the job first, then
+/// to this process.
 Result<int> run_under_mpirun(std::int64_t ranks, const std::vector<std::string>& arguments);
 
 }  // namespace foretrain
