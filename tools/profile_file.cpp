@@ -39,6 +39,10 @@ Status use_profile(Run& run, const std::string& name_or_path, const std::string&
   std::erase_if(run.notes, [](const std::string& note) {
     return note.find("are generic, not of this machine") != std::string::npos;
   });
+  std::erase_if(run.notes,
+                [](const std::string& note) { return note.starts_with("priced from "); });
+  run.notes.push_back("priced from " + name_or_path + ", measured on " +
+                      profile.about("processor") + ", " + profile.about("date"));
   run.profile = std::make_shared<const Profile>(std::move(profile));
   run.profile_source = name_or_path;
   return ok_status();

@@ -121,6 +121,7 @@ TEST_F(Execution, InterruptedCalibrationKeepsWhatItHas) {
   const Json without_it = simulated(x_place, "run.json");
   EXPECT_NE(at(with, "iteration_time_s"), at(without_it, "iteration_time_s"));
   EXPECT_EQ(at(without_it, "provenance/analytic").number(), 1);
+  EXPECT_NE(dump_json(at(with, "notes")).find("priced from p.json"), std::string::npos);
   EXPECT_LT(at(with, "provenance/analytic").number(), 1);
   // Another machine's is not gone on with.
   Json other = profile.value();
