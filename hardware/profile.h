@@ -92,8 +92,10 @@ class ProfileTable {
 };
 
 /// A host rank's prices: those of the table, and beside them what the executor needs to hand ops to
-/// streams. A rank's streams share one core, so a collective that runs leaves 1/16 of it to
+/// streams. A rank's streams share one core, so a collective that is under way leaves half of it to
 /// kernels. What the profile has no samples for, placements, ports and host delays are `base`'s.
+/// Left out: a collective that waits for its partners takes less than half, one beside kernels
+/// takes longer.
 std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,
                                                     const Profile& profile,
                                                     std::int64_t ranks_at_once);
