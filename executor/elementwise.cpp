@@ -90,17 +90,19 @@ void bias_gradient(const Kernel& w, const Operands<T>& x) {
 template <typename T>
 void squared_norm(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   const Operand& view = x.reads[0];
+  const Buffer& buffer = *view.buffer;
+  const std::int64_t first =
+      view.begin + (buffer.shards > 1 ? context.place(buffer.shard_group).index * buffer.count : 0);
   const auto squares = [&](std::int64_t begin, std::int64_t end) {
     double sum = 0;
-    for (std::int64_t i = std::max(begin, view.begin); i < std::min(end, view.begin + w.cols);
-         ++i) {
-      const double v = x.in(0)[i - view.begin];
+    for (std::int64_t i = std::max(begin, first); i < std::min(end, first + w.cols); ++i) {
+      const double v = x.in(0)[i - first];
       sum += v * v;
     }
     return sum;
   };
-  double sum = squares(view.begin, view.begin + w.cols);
-  for (const Replica& r : view.buffer->replicas) {
+  double sum = squares(first, first + w.cols);
+  for (const Replica& r : buffer.replicas) {
     const auto copies = static_cast<double>(context.place(r.group).size);
     sum -= squares(r.begin, r.end) * (1 - 1 / copies);
   }
@@ -171,8 +173,20 @@ void run_update(const Kernel& w, const OpContext& context, const Operands<T>& x)
   }
 }
 
+/// Gradients of parameters are added to where the op reads them too, else written: from zero.
+template <typename T>
+void start_gradients(const Kernel& w, const Operands<T>& x) {
+  std::size_t first = x.writes.size();
+  if (w.kind == KernelKind::kBiasGrad || w.kind == KernelKind::kPositionsGrad) first = 0;
+  if (w.kind == KernelKind::kLayerNormBackward || w.kind == KernelKind::kRmsNormBackward) first = 1;
+  for (std::size_t i = first; i < x.writes.size(); ++i) {
+    if (!x.reads_back(i)) std::fill_n(x.out(i), x.writes[i].count, T(0));
+  }
+}
+
 template <typename T>
 void run_kernel(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  start_gradients(w, x);
   if (w.kind <= KernelKind::kEmbeddingBackward || w.kind == KernelKind::kPositionsAdd ||
       w.kind == KernelKind::kPositionsGrad ||
       (w.kind >= KernelKind::kLossMax && w.kind <= KernelKind::kLossBackward)) {

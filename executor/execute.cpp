@@ -46,7 +46,7 @@ Step unpack(const Workload& workload, const std::vector<std::vector<std::int64_t
     for (std::size_t i = 3; i + 4 < values.size(); i += 5) {
       const OpRecord record{static_cast<std::int32_t>(values[i + 1]),
                             static_cast<std::int32_t>(values[i + 2]), Time{values[i + 3]},
-                            Time{values[i + 4]}};
+                            Time{values[i + 4]}, Time{}};
       records[static_cast<std::size_t>(values[i])].push_back(record);
       end = max(end, record.end);
     }

@@ -51,13 +51,15 @@ struct MpiWorld {
   std::function<void()> finish;
 };
 /// Loads the MPI module that lies beside the program, or in ../lib/foretrain, and joins the job.
+/// May be called again for another Workload of as many ranks; `finish` once, last.
 Result<MpiWorld> join_mpi(const Workload& workload);
 
 /// Whether `join_mpi` would find its module and `mpirun` is on the path.
 Status check_mpi();
 
 /// Starts this program again under mpirun with the same arguments, waits for it, and returns its
-/// exit code (128 + the signal that ended it).
+/// exit code (128 + the signal that ended it). SIGINT, SIGTERM and SIGHUP go to the job first, then
+/// to this process.
 Result<int> run_under_mpirun(std::int64_t ranks, const std::vector<std::string>& arguments);
 
 }  // namespace foretrain

@@ -54,27 +54,41 @@ HostMemory<T>::HostMemory(const Program& program, const std::vector<Place>& plac
 template <typename T>
 void HostMemory<T>::collect_slices() {
   for (std::size_t f = 0; f < x_program.frames.size(); ++f) {
-    const Frame& frame = x_program.frames[f];
-    const FrameLayout& layout = x_program.layouts[frame.layout.index()];
+    const FrameLayout& layout = x_program.layouts[x_program.frames[f].layout.index()];
     for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
       const Home& home = x_homes[x_base[f] + b];
-      for (const Piece& piece : layout.buffers[b].pieces) {
-        const auto place = [this](GroupSlot slot) {
-          return slot.valid() ? x_places[slot.index()].index : 0;
-        };
-        Slice slice;
-        slice.tensor = &x_program.tensors[piece.tensor.index()];
-        slice.layer = frame.layer;
-        slice.rows = piece.row_count;
-        slice.cols = piece.col_count;
-        slice.first_row = place(piece.rows_split_over) * piece.row_count;
-        slice.first_col = place(piece.cols_split_over) * piece.col_count;
-        slice.owner = frame.alias_of.valid() ? frame.alias_of : FrameId(f);
-        slice.element = home.offset / 4 + piece.offset;
-        x_slices.push_back(slice);
-      }
+      if (!x_slots[home.buffer].buffer->persistent) continue;  // gathered from where they are kept
+      for (const Piece& piece : layout.buffers[b].pieces) add_slice(piece, f, home);
     }
   }
+}
+
+template <typename T>
+void HostMemory<T>::add_slice(const Piece& piece, std::size_t f, const Home& home) {
+  const auto place = [this](GroupSlot slot) {
+    return slot.valid() ? x_places[slot.index()].index : 0;
+  };
+  const Frame& frame = x_program.frames[f];
+  const Buffer& owner = *x_slots[home.buffer].buffer;
+  Slice slice;
+  slice.tensor = &x_program.tensors[piece.tensor.index()];
+  slice.layer = frame.layer + piece.layer;
+  slice.rows = piece.row_count;
+  slice.cols = piece.col_count;
+  slice.first_row = place(piece.rows_split_over) * piece.row_count;
+  slice.first_col = place(piece.cols_split_over) * piece.col_count;
+  slice.owner = frame.alias_of.valid() ? frame.alias_of : FrameId(f);
+  slice.element = home.offset / 4 + piece.offset;
+  if (owner.shards > 1) slice.element -= place(owner.shard_group) * owner.count;
+  slice.begin = std::max<std::int64_t>(0, -slice.element);
+  slice.end = std::min(slice.rows * slice.cols, owner.count - slice.element);
+  if (slice.begin >= slice.end) return;
+  // Aliases come and go with the calls that bind them; the first one will do.
+  const auto same = [&slice](const Slice& known) {
+    return known.owner == slice.owner && known.element == slice.element &&
+           known.tensor == slice.tensor;
+  };
+  if (std::none_of(x_slices.begin(), x_slices.end(), same)) x_slices.push_back(slice);
 }
 
 template <typename T>
@@ -121,16 +135,15 @@ void HostMemory<T>::draw(const Slice& slice, std::uint64_t seed) {
   const Tensor& tensor = *slice.tensor;
   const std::uint64_t key = mix(mix(mix(seed, "parameters"), tensor.name),
                                 static_cast<std::uint64_t>(std::int64_t{slice.layer}));
-  T* out = values(slice.owner) + slice.element;
-  for (std::int64_t r = 0; r < slice.rows; ++r) {
-    for (std::int64_t c = 0; c < slice.cols; ++c, ++out) {
-      const std::int64_t row = slice.first_row + r;
-      if (row >= tensor.rows) continue;  // padding stays zero
-      if (tensor.init == Init::kOnes) *out = T(1);
-      if (tensor.init != Init::kNormal) continue;
-      const std::int64_t index = row * tensor.cols + slice.first_col + c;
-      *out = static_cast<T>(static_cast<float>(tensor.deviation * normal_at(key, index)));
-    }
+  T* const out = values(slice.owner);
+  for (std::int64_t i = slice.begin; i < slice.end; ++i) {
+    const std::int64_t row = slice.first_row + i / slice.cols;
+    if (row >= tensor.rows) continue;  // padding stays zero
+    T& value = out[slice.element + i];
+    if (tensor.init == Init::kOnes) value = T(1);
+    if (tensor.init != Init::kNormal) continue;
+    const std::int64_t index = row * tensor.cols + slice.first_col + i % slice.cols;
+    value = static_cast<T>(static_cast<float>(tensor.deviation * normal_at(key, index)));
   }
 }
 

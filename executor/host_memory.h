@@ -27,13 +27,15 @@ class HostMemory {
   void release(const Call& call, const BufferRef& ref);
   Operand at(const Call& call, const View& view) const;
 
-  /// One slice of a logical tensor in a persistent buffer.
+  /// One slice of a logical tensor in a persistent buffer: its elements [begin, end), row-major,
+  /// are there, element i at `element` + i.
   struct Slice {
     const Tensor* tensor = nullptr;
     std::int32_t layer = -1;
     std::int64_t first_row = 0, first_col = 0, rows = 0, cols = 0;
-    FrameId owner;             ///< frame of the buffer that holds it
-    std::int64_t element = 0;  ///< its first element there
+    FrameId owner;  ///< frame of the buffer that holds it
+    std::int64_t element = 0;
+    std::int64_t begin = 0, end = 0;
   };
   const std::vector<Slice>& slices() const { return x_slices; }
   /// The first buffer of a frame that owns memory.
@@ -56,6 +58,7 @@ class HostMemory {
   std::byte* take(std::size_t bytes);
   void draw(const Slice& slice, std::uint64_t seed);
   void collect_slices();
+  void add_slice(const Piece& piece, std::size_t frame, const Home& home);
 
   const Program& x_program;
   const std::vector<Place>& x_places;

@@ -225,7 +225,7 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
     });
     if (x_failed) return false;
   }
-  OpRecord record{task.call, task.op, now(), Time{}};
+  OpRecord record{task.call, task.op, now(), Time{}, Time{}};
   const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
   const Op& op = op_of(task);
   const Work& work = x_program.works[op.work.index()];
@@ -240,6 +240,7 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
     return false;
   }
   record.end = now();
+  record.cpu = Time::from_seconds(cpu);
   x_records[stream].push_back(record);
   const std::lock_guard lock(x_mutex);
   x_cpu_seconds += cpu;
@@ -345,6 +346,13 @@ Status check_executable(const Workload& workload) {
         return unsupported("the host backend stores fp32; buffer " + layout.name + "." +
                            buffer.name + " is " + std::string(name_of(t)) +
                            ": set precision to fp32");
+      }
+    }
+    for (const Segment& segment : program.segments) {
+      for (const Op& op : segment.ops) {
+        if (op.category != Category::kContext) continue;
+        return unsupported("the host backend cannot execute context parallelism (" + op.name +
+                           "): masks and positions depend on the rank; set parallel.context to 1");
       }
     }
     for (const Work& work : program.works) {

@@ -19,14 +19,14 @@ struct HostOptions {
   bool check = false;
 };
 
-/// When an op ran, on the clock that starts with the step.
+/// When an op ran, on the clock that starts with the step. `cpu`: of its thread, for kernels.
 struct OpRecord {
   std::int32_t call = 0, op = 0;
-  Time begin, end;
+  Time begin, end, cpu;
 };
 
 /// What the host backend cannot execute, by name: element types other than fp32, opaque work,
-/// copies to storage.
+/// pieces of attention (context parallelism), copies to storage.
 Status check_executable(const Workload& workload);
 
 template <typename T>

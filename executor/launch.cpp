@@ -1,6 +1,7 @@
 // Joining and starting MPI jobs without linking MPI: a module beside the program holds all of it.
 #include <dlfcn.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,7 +50,9 @@ std::string find_program(const std::string& name) {
 
 /// The child that SIGINT and SIGTERM are passed on to.
 volatile sig_atomic_t running_child = 0;
+volatile sig_atomic_t passed_on = 0;
 void pass_on(int signal) {
+  passed_on = signal;
   if (running_child > 0) kill(static_cast<pid_t>(running_child), signal);
 }
 
@@ -117,17 +120,29 @@ Result<int> run_under_mpirun(std::int64_t ranks, const std::vector<std::string>&
   const pid_t child = fork();
   if (child < 0) return input_error(std::string("mpirun cannot be started: ") + strerror(errno));
   if (child == 0) {
+    // Whatever ends this process must not leave ranks behind.
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
     execv(argv[0], argv.data());
     _exit(127);
   }
   running_child = child;
   struct sigaction action {};
   action.sa_handler = pass_on;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+  constexpr std::array<int, 3> kPassed = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, 3> before{};
+  passed_on = 0;
+  for (std::size_t i = 0; i < kPassed.size(); ++i) {
+    sigaction(kPassed.at(i), &action, &before.at(i));
+  }
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   running_child = 0;
+  for (std::size_t i = 0; i < kPassed.size(); ++i) {
+    sigaction(kPassed.at(i), &before.at(i), nullptr);
+  }
+  // What it would have done to this process it does now.
+  if (passed_on != 0) raise(passed_on);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 

@@ -87,9 +87,10 @@ void norm_row_backward(const NormRow<T>& x, std::int64_t cols) {
 
 template <typename T>
 void norm_backward(const Kernel& w, const Operands<T>& x, bool centred) {
-  // reads: d_y, x, statistics, weight, [residual], weight gradient, [bias gradient]
+  // reads: d_y, x, statistics, weight, [residual], [gradients that are added to]
   const bool bias = x.writes.size() > 2;
-  const bool residual = x.reads.size() == (bias ? 7U : 6U);
+  const std::size_t added = x.reads_back(1) ? x.writes.size() - 1 : 0;
+  const bool residual = x.reads.size() == 5 + added;
   for (std::int64_t r = 0; r < w.rows; ++r) {
     NormRow<T> row{};
     row.d_y = x.in(0) + r * w.cols;

@@ -3,6 +3,7 @@
 // T is the type that fp32 buffers are stored in: float, or double for tests of the mathematics.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -23,6 +24,11 @@ template <typename T>
 struct Operands {
   std::vector<Operand> reads, writes;
 
+  /// Whether operand i of the writes is read as well.
+  bool reads_back(std::size_t i) const {
+    return std::any_of(reads.begin(), reads.end(),
+                       [&](const Operand& read) { return read.data == writes[i].data; });
+  }
   const T* in(std::size_t i) const { return reinterpret_cast<const T*>(reads[i].data); }
   T* out(std::size_t i) const { return reinterpret_cast<T*>(writes[i].data); }
   const std::int64_t* ids(std::size_t i) const {

@@ -60,7 +60,7 @@ WholeModel ThreadRun<T>::weights(double* worst_copy) const {
         have.resize(whole.values.size());
       }
       const T* values = rank->memory().values(slice.owner);
-      for (std::int64_t i = 0; i < slice.rows * slice.cols; ++i) {
+      for (std::int64_t i = slice.begin; i < slice.end; ++i) {
         const std::int64_t row = slice.first_row + i / slice.cols;
         const std::int64_t element = slice.element + i;
         const bool own = std::any_of(updated.begin(), updated.end(), [&](const auto& u) {

@@ -36,7 +36,7 @@ Kernel kernel_of(KernelKind kind, std::int64_t count, DType type) {
 }  // namespace
 
 std::size_t StageWriter::shape_of(bool root, std::int64_t layers, std::int64_t shared,
-                                  std::int64_t cut) {
+                                  std::int64_t cut, const std::vector<Piece>& pieces) {
   const std::int64_t shards = x_plan.shards();
   UnitShape shape;
   shape.root = root;
@@ -48,15 +48,23 @@ std::size_t StageWriter::shape_of(bool root, std::int64_t layers, std::int64_t s
     const UnitShape& known = x_shapes[s];
     if (known.root == root && known.layers == layers && known.filled == shape.filled) return s;
   }
-  write_shape(shape);
+  write_shape(shape, pieces);
   x_shapes.push_back(shape);
   return x_shapes.size() - 1;
 }
 
-void StageWriter::write_shape(UnitShape& shape) {
+/// The buffer holds the rank's part of a unit.
+void StageWriter::mark_shard(Buffer& buffer) const {
+  const View own = own_shard(0, 0, buffer.count * x_plan.shards(), buffer.dtype);
+  buffer.shards = own.shards;
+  buffer.shard_group = own.shard_group;
+}
+
+void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces) {
   const Precision& p = x_plan.precision;
   const std::int64_t own = shape.elements / x_plan.shards();
   const bool sharded = sharded_parameters();
+  if (x_plan.shards() > 1) (void)x_builder.group(shard_group());
   const DType stored = x_plan.shard_type();
   FrameLayout weights;
   weights.name = "unit weights";
@@ -78,11 +86,19 @@ void StageWriter::write_shape(UnitShape& shape) {
   FrameLayout shards;
   shards.name = "unit gradient shard";
   add(shards, "shard", BufferKind::kGradients, p.gradients, own, true);
+  mark_shard(shards.buffers[0]);
+  if (x_plan.tensor > 1 && shape.shared_elements > 0) {
+    shards.buffers[0].replicas = {{0, shape.shared_elements, x_builder.group(kTensorGroup)}};
+  }
   shape.shards = x_builder.layout(std::move(shards));
 
   FrameLayout states;
   states.name = "unit states";
-  if (sharded) add(states, "weights shard", BufferKind::kParameters, stored, own, true);
+  if (sharded) {
+    add(states, "weights shard", BufferKind::kParameters, stored, own, true);
+    mark_shard(states.buffers[0]);
+    states.buffers[0].pieces = pieces;
+  }
   for (const char* name : {"momentum", "variance"}) {
     add(states, name, BufferKind::kOptimizer, DType::kFp32, own, true);
   }

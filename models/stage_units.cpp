@@ -7,6 +7,23 @@
 
 namespace foretrain {
 
+namespace {
+
+/// The pieces of `layout` as they lie in a unit from element `begin` on.
+void append_pieces(const FrameLayout& layout, std::int64_t begin, std::int64_t layer,
+                   std::vector<Piece>& out) {
+  for (const Buffer& buffer : layout.buffers) {
+    for (Piece piece : buffer.pieces) {
+      piece.offset += begin;
+      piece.layer = static_cast<std::int32_t>(layer);
+      out.push_back(piece);
+    }
+    begin += buffer.count;
+  }
+}
+
+}  // namespace
+
 void StageWriter::make_units(Chunk& chunk) {
   for (std::int64_t l = 0; l < chunk.layers; l += x_plan.units.layers) {
     add_unit(chunk, l, std::min(l + x_plan.units.layers, chunk.layers));
@@ -18,15 +35,18 @@ void StageWriter::make_units(Chunk& chunk) {
 void StageWriter::add_unit(Chunk& chunk, std::int64_t first, std::int64_t last) {
   const ParameterLayouts& p = x_layer.parameters;
   const std::int64_t layers = last - first;
-  const std::size_t shape =
-      shape_of(false, layers, layers * p.shared_elements, layers * p.cut_elements);
+  std::vector<Piece> pieces;
   for (std::int64_t l = 0; l < layers; ++l) {
     PartFrames part;
     part.shared_begin = l * p.shared_elements;
     part.cut_begin = layers * p.shared_elements + l * p.cut_elements;
     part.cut_end = part.cut_begin + p.cut_elements;
     chunk.parts.push_back(part);
+    append_pieces(p.shared, part.shared_begin, l, pieces);
+    append_pieces(p.cut, part.cut_begin, l, pieces);
   }
+  const std::size_t shape =
+      shape_of(false, layers, layers * p.shared_elements, layers * p.cut_elements, pieces);
   push_unit(chunk, shape, first, last);
 }
 
@@ -46,7 +66,14 @@ void StageWriter::add_root(Chunk& chunk) {
   chunk.embedding.cut_begin = shared;
   chunk.head.cut_begin = own_table ? shared + cut : shared;
   if (own_table) cut += x_head.parameters.cut_elements;
-  const std::size_t shape = shape_of(true, 0, shared, cut);
+  std::vector<Piece> pieces;
+  if (chunk.has_embedding) {
+    append_pieces(x_embedding.parameters.shared, 0, 0, pieces);
+    append_pieces(x_embedding.parameters.cut, chunk.embedding.cut_begin, 0, pieces);
+  }
+  if (chunk.has_head) append_pieces(x_head.parameters.shared, chunk.head.shared_begin, 0, pieces);
+  if (own_table) append_pieces(x_head.parameters.cut, chunk.head.cut_begin, 0, pieces);
+  const std::size_t shape = shape_of(true, 0, shared, cut, pieces);
   for (EndLayouts* end : {&x_embedding, &x_head}) {
     end->unit_weights = x_shapes[shape].weights;
     end->unit_gradients = x_shapes[shape].gradients;
@@ -62,7 +89,9 @@ void StageWriter::push_unit(Chunk& chunk, std::size_t shape, std::int64_t first,
   unit.shape = shape;
   unit.first = first;
   unit.last = last;
-  unit.states = x_builder.frame(s.states);
+  const bool layers = last > first;
+  unit.states =
+      x_builder.frame(s.states, layers ? static_cast<std::int32_t>(chunk.first_layer + first) : -1);
   unit.shards = x_builder.frame(s.shards);
   unit.waited = true;
   if (!sharded_parameters()) unit.weights = x_builder.frame(s.weights);

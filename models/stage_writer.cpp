@@ -265,6 +265,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   FT_CHECK(found != x_passages.end(), "a backward pass before its forward");
   Passage& passage = found->second;
   passage.gradient = x_builder.frame(x_layer.hidden_gradient, -1, mb);
+  if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.layers > 0 && x_plan.units.backward_prefetch == Prefetch::kBefore) {
     if (by_units()) open_unit(unit_of(chunk, chunk.layers - 1));
   }

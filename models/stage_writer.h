@@ -103,8 +103,10 @@ class StageWriter {
   void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last);
   void add_root(Chunk& chunk);
   void push_unit(Chunk& chunk, std::size_t shape, std::int64_t first, std::int64_t last);
-  std::size_t shape_of(bool root, std::int64_t layers, std::int64_t shared, std::int64_t cut);
-  void write_shape(UnitShape& shape);
+  std::size_t shape_of(bool root, std::int64_t layers, std::int64_t shared, std::int64_t cut,
+                       const std::vector<Piece>& pieces);
+  void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
+  void mark_shard(Buffer& buffer) const;
   SegmentId write_gather(const UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
   void sum_shared(const UnitShape& shape, Segment& segment);

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 
-#include "hardware/hardware_cost_model.h"
 #include "models/lower.h"
 #include "sim/base/assets.h"
 #include "sim/engine/recorder.h"
@@ -176,7 +175,7 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
                              {"network", &PriceOptions::network_rate}};
   std::vector<Sensitivity> out;
   const auto add = [&](const char* name, const PriceOptions& options) -> Status {
-    const std::unique_ptr<CostModel> model = make_cost_model(run.cluster, options);
+    const std::unique_ptr<CostModel> model = cost_model_of(run, options);
     FT_ASSIGN(const Prepared prepared, prepare(workload, *model, false));
     FT_ASSIGN(const Replay faster, replay(workload, prepared, nullptr));
     out.push_back({name, (base - faster.end).seconds()});
@@ -319,7 +318,7 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
           status.error().message);
     }
   }
-  const std::unique_ptr<CostModel> model = make_cost_model(run.cluster, price_options(run));
+  const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Prepared prepared, prepare(workload, *model, options.full));
   FT_TRY(check_length(run, workload, prepared));
   const std::size_t critical = critical_actor(workload, prepared);

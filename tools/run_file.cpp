@@ -150,8 +150,22 @@ double dispatch_us(const Json& run) {
   return us == nullptr ? 0 : us->number();
 }
 
+/// The RUN's profile, else for the host that of the user's folder, if there is one.
+Status find_profile(Run& run, const Json& user, const std::string& source) {
+  if (const Json* profile = user.find("profile"); profile != nullptr && !profile->is_null()) {
+    if (profile->string() == nullptr) {
+      return input_error(source + ": /profile: found " + describe(*profile) +
+                         ", expected a name or a path");
+    }
+    return use_profile(run, *profile->string(), source + ": /profile");
+  }
+  const std::string own = profile_folder() + "/host.json";
+  if (run.cluster.device.name != "host" || !is_file(own)) return ok_status();
+  return use_profile(run, own, own);
+}
+
 void note_limits(Run& run) {
-  if (run.cluster.device.architecture == Architecture::kCpu) {
+  if (run.cluster.device.architecture == Architecture::kCpu && run.profile == nullptr) {
     run.notes.emplace_back(
         "the figures of " + run.cluster.device.name +
         " are generic, not of this machine; `foretrain calibrate --device host` measures it");
@@ -255,9 +269,6 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
                          ": is missing, expected a preset's name or an object");
     }
   }
-  if (const Json* profile = user.find("profile"); profile && !profile->is_null()) {
-    return unsupported(source + ": /profile: measured profiles are not read yet");
-  }
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
   FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
   FT_ASSIGN(run.plan, read_plan(run.resolved, source, run.model, run.cluster.accelerators));
@@ -267,6 +278,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
                        " can multiply in; expected another precision");
   }
   run.dispatch = Time::from_us(dispatch_us(run.resolved));
+  FT_TRY(find_profile(run, user, source));
   note_limits(run);
   return run;
 }

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "hardware/cluster.h"
+#include "hardware/hardware_cost_model.h"
+#include "hardware/profile.h"
 #include "models/model.h"
 #include "models/plan.h"
 #include "sim/base/json.h"
@@ -23,7 +26,10 @@ struct Run {
   Model model;
   Cluster cluster;
   Plan plan;
-  Time dispatch;                   ///< host time of one kernel launch
+  Time dispatch;  ///< host time of one kernel launch
+  /// Measured prices of the host, from `profile_source`; may be none.
+  std::shared_ptr<const Profile> profile;
+  std::string profile_source;
   std::vector<std::string> notes;  ///< what was ignored or is not modelled
 };
 
@@ -34,6 +40,19 @@ Result<Run> load_run(const std::string& name_or_path, const std::vector<std::str
 /// The same from a value; `source` names it in messages.
 Result<Run> resolve_run(const Json& json, const std::string& source,
                         const std::vector<std::string>& sets);
+
+/// The folder of the user's profiles: $XDG_DATA_HOME/foretrain/profiles, else below ~/.local/share;
+/// "" where the environment names neither.
+std::string profile_folder();
+
+/// A profile by path, or by name in the user's folder. `where` stands in messages.
+Result<Profile> load_profile(const std::string& name_or_path, const std::string& where);
+
+/// Prices the run from a profile; its cluster must be of the device that was measured.
+Status use_profile(Run& run, const std::string& name_or_path, const std::string& where);
+
+/// Prices of the run's cluster and profile.
+std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options);
 
 /// Names of presets of a kind: "models", "clusters", "systems", "runs", "devices".
 std::vector<std::string> preset_names(const std::string& kind);

@@ -181,6 +181,7 @@ FrameId ProgramBuilder::frame(LayoutId layout, std::int32_t layer, std::int32_t 
 
 FrameId ProgramBuilder::alias(LayoutId layout, FrameId owner, std::int16_t buffer, Bytes offset,
                               std::int32_t layer) {
+  FT_CHECK(owner.valid(), "an alias of no frame");
   return push_id<FrameId>(x_program.frames, Frame{layout, layer, -1, owner, buffer, offset});
 }
 

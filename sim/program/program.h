@@ -63,9 +63,11 @@ struct Tensor {
 
 /// Part of a buffer that holds a slice of a logical tensor: rows [m row_count, (m+1) row_count) and
 /// columns [n col_count, ...) where m or n is the rank's place in `group` (0 where the dimension is
-/// not split). Elements follow each other from `offset` elements on.
+/// not split). Elements follow each other from `offset` elements on. The tensor is that of the
+/// frame's layer plus `layer`.
 struct Piece {
   TensorId tensor;
+  std::int32_t layer = 0;
   std::int64_t offset = 0, row_count = 0, col_count = 0;
   GroupSlot rows_split_over, cols_split_over;
   bool operator==(const Piece&) const = default;
@@ -87,6 +89,10 @@ struct Buffer {
   bool persistent =
       false;           ///< lives from the start to the end of the step; never allocated by an op
   bool saved = false;  ///< kept from forward to backward (for the theoretical memory metric)
+  /// With `shards` > 1 the buffer is the rank's own of so many equal parts of an array, by its
+  /// place in `shard_group`; pieces and replicas count elements of the whole array.
+  std::int32_t shards = 1;
+  GroupSlot shard_group;
   std::vector<Piece> pieces;      ///< initial content of a parameter
   std::vector<Replica> replicas;  ///< of gradients
   Bytes bytes() const { return bytes_of(dtype, count); }

@@ -89,6 +89,9 @@ void print_layout(const FrameLayout& layout, std::size_t index, std::string& out
            number(buffer.count) + " " + std::string(name_of(buffer.dtype));
     if (buffer.persistent) out += " persistent";
     if (buffer.saved) out += " saved";
+    if (buffer.shards > 1) {
+      out += " own of " + number(buffer.shards) + " in group " + number(buffer.shard_group.value);
+    }
     for (const Replica& r : buffer.replicas) {
       out += " alike in group " + number(r.group.value) + " [" + number(r.begin) + ", " +
              number(r.end) + ")";

@@ -122,7 +122,7 @@ const BadSet kUnsupported[] = {
     {"kernels.optimizer=lamb", {"/kernels/optimizer", "\"lamb\"", "not modelled yet"}},
     {"overlap.expert=true", {"/overlap/expert", "true", "not modelled yet"}},
     {"recompute={\"modules\":[\"moe\"]}", {"/recompute/modules", "\"moe\"", "not modelled yet"}},
-    {"profile=mine.json", {"/profile", "not read yet"}},
+    {"profile=mine.json", {"/profile", "no profile \"mine.json\"", "foretrain calibrate"}},
     {"moe={}", {"/moe", "no experts"}},
     {"model={\"model_type\":\"mixtral\",\"num_local_experts\":8}",
      {"/model/model_type", "\"mixtral\"", "not modelled yet"}},

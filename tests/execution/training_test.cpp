@@ -31,8 +31,8 @@ HostOptions options_for_tests() {
 }
 
 /// A drawn model and plan, made small enough to run, in fp32.
-Drawn draw_small(Rng& rng) {
-  Drawn out = draw_plan(rng);
+Drawn draw_small(Rng& rng, bool units) {
+  Drawn out = units ? draw_sharded_plan(rng) : draw_plan(rng);
   Model& m = out.model;
   m.layers = 1 + rng.below(4);
   m.head_dim = 4;
@@ -64,6 +64,8 @@ Drawn draw_small(Rng& rng) {
   if (p.tensor == 1) p.sequence = false;
   if (p.virtual_pipeline > 1)
     p.global_batch = p.micro_batch * p.data * p.pipeline * (1 + rng.below(2));
+  if (p.shard_group > 0 && p.data % p.shard_group != 0) p.shard_group = 0;
+  p.units.reduce = DType::kFp32;
   p.sequence_length = 4 * (1 + rng.below(4));
   while (p.chunks() > m.layers + 2) ++m.layers;
   p.pipeline_layout = default_layout(m.layers, p.chunks());
@@ -150,12 +152,9 @@ void expect_same(const Trained& one, const Trained& many, double tolerance) {
   }
 }
 
-class Training : public ::testing::TestWithParam<int> {};
-
-TEST_P(Training, EqualsOneRank) {
-  const std::uint64_t seed = kFirstSeed + static_cast<std::uint64_t>(GetParam());
+void expect_trains_equally(std::uint64_t seed, bool units) {
   Rng rng(seed);
-  const Drawn drawn = draw_small(rng);
+  const Drawn drawn = draw_small(rng, units);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
   const Plan one = on_one_rank(drawn.plan);
   const auto in_double = [&](const Plan& plan) { return train<double>(drawn.model, plan); };
@@ -170,6 +169,33 @@ TEST_P(Training, EqualsOneRank) {
   const Result<Trained> rounded = in_float(drawn.plan);
   ASSERT_TRUE(rounded.ok()) << rounded.error().message;
   expect_same(reference_float.value(), rounded.value(), 2e-4);
+}
+
+class Training : public ::testing::TestWithParam<int> {};
+
+TEST_P(Training, EqualsOneRank) {
+  expect_trains_equally(kFirstSeed + static_cast<std::uint64_t>(GetParam()), false);
+}
+
+// Sharded gradients and parameters: units, groups with replicas, prefetches.
+TEST_P(Training, InShardsEqualsOneRank) {
+  expect_trains_equally(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), true);
+}
+
+// Refused by name before anything starts, for every exchange.
+TEST(Refusals, ContextParallelism) {
+  for (const ContextExchange exchange :
+       {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+    const Model model = small_gpt();
+    Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
+    plan.context = 2;
+    plan.global_batch = 1;
+    plan.context_exchange = exchange;
+    plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
+    const Status status = check_executable(lower(model, plan));
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.error().message.find("context parallelism"), std::string::npos);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, Training, ::testing::Range(0, kPlans));

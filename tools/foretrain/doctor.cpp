@@ -70,7 +70,7 @@ Status doctor(const DoctorArgs& args) {
     if (!f.costs.empty()) out += " - " + f.costs;
     out += "\n";
   }
-  out += "Simulating needs none of these. This version does not execute or calibrate yet.\n";
+  out += "Simulating needs none of these; the host executes with or without MPI.\n";
   return print(args.quiet, out);
 }
 

@@ -137,7 +137,7 @@ Status show_why(const Run& run, const ShowArgs& args) {
   const Workload workload = lower(run.model, run.plan);
   PriceOptions options;
   options.dispatch_per_kernel = run.dispatch;
-  const std::unique_ptr<CostModel> model = make_cost_model(run.cluster, options);
+  const std::unique_ptr<CostModel> model = cost_model_of(run, options);
   FT_ASSIGN(const Quotient quotient, make_quotient(workload, *model, false));
   std::vector<std::string> shown;
   std::vector<std::string> names;

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <new>
@@ -50,12 +51,88 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
                    "Ranks to trace (default: one of each class of equal ranks)")
       ->delimiter(',')
       ->type_name("RANK,...");
+  verb->add_option("--profile", args.profile, "Prices that `foretrain calibrate` measured")
+      ->type_name("FILE");
   verb->add_flag("--full", args.full, "Simulate every rank instead of one of each class");
   verb->add_flag("--verify", args.verify,
                  "Check the programs for races, leaks and mismatched communication first");
   verb->add_flag("--quiet", args.quiet, "No report, no progress");
   add_json(verb, args.json);
   return {verb, [&args] { return foretrain::simulate(args); }};
+}
+
+void add_device(CLI::App* verb, std::string& device) {
+  verb->add_option("--device", device, "host or cuda")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+}
+
+void add_execution(CLI::App* verb, foretrain::ExecuteArgs& args) {
+  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  add_device(verb, args.device);
+  verb->add_option("--set", args.sets, "Override a field, e.g. parallel.tensor=2 (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("--steps", args.steps, "Training steps; the first one warms up")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  verb->add_option("--ranks", args.ranks, "Ranks to run (default: the RUN's accelerators)")
+      ->check(CLI::Range(1, 4096));
+  verb->add_flag("--threads", args.threads, "Ranks as threads of one process, without MPI");
+  verb->add_flag("--quiet", args.quiet, "No report, no progress");
+  add_json(verb, args.json);
+}
+
+Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
+  CLI::App* verb = app.add_subcommand("execute", "Really run the Program that simulate replays");
+  verb->footer(
+      "More than one rank: starts itself under mpirun, or joins the job it is started in.\n"
+      "Example:\n  foretrain execute configs/runs/gpt-host.json --ranks 2 --set parallel.tensor=2 "
+      "--trace out.json.gz");
+  add_execution(verb, args);
+  verb->add_option("--trace", args.trace, "Write a Chrome trace of the median step")
+      ->type_name("FILE");
+  verb->add_option("--timeline", args.timeline, "Write the lossless timeline of that step")
+      ->type_name("FILE");
+  return {verb, [&args] { return foretrain::execute(args); }};
+}
+
+Verb add_validate(CLI::App& app, foretrain::ValidateArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "validate", "Measure the RUN's operations, predict it, execute it, compare");
+  verb->footer(
+      "Example:\n  foretrain validate configs/runs/gpt-host.json --steps 10 --max-error 15");
+  add_execution(verb, args.execute);
+  verb->add_option("--profile", args.profile,
+                   "Start from these prices and measure only what they lack")
+      ->type_name("FILE");
+  verb->add_option("--seconds-per-op", args.seconds_per_op, "Time to measure one operation")
+      ->check(CLI::Range(0.001, 60.0))
+      ->capture_default_str();
+  verb->add_option("--max-error", args.max_error,
+                   "Exit 1 if the step is predicted worse than this, in percent")
+      ->type_name("PERCENT")
+      ->check(CLI::Range(0.0, 1e6));
+  return {verb, [&args] { return foretrain::validate(args); }};
+}
+
+Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
+  CLI::App* verb = app.add_subcommand("calibrate", "Measure this machine into a profile");
+  verb->footer(
+      "Interrupt it at any time: what is measured is kept, --resume goes on.\n"
+      "Example:\n  foretrain calibrate --quick --out here.json\n"
+      "  foretrain simulate configs/runs/gpt-host.json --profile here.json");
+  add_device(verb, args.device);
+  verb->add_option("--out", args.out, "The profile (default: host.json in the user's data folder)")
+      ->type_name("FILE");
+  verb->add_flag("--quick", args.quick, "Fewer shapes, less time for each");
+  verb->add_flag("--resume", args.resume, "Keep what the profile has, measure what it lacks");
+  verb->add_flag("--force", args.force, "Resume the profile of another machine all the same");
+  verb->add_flag("--threads", args.threads, "Ranks as threads of one process, without MPI");
+  verb->add_flag("--quiet", args.quiet, "No report, no progress");
+  verb->add_option("--worker-ranks", args.worker_ranks, "")->group("");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::calibrate(args); }};
 }
 
 Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
@@ -138,13 +215,19 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Example:\n  foretrain simulate llama-3-8b-8-h100");
   foretrain::SimulateArgs simulate_args;
+  foretrain::ExecuteArgs execute_args;
+  foretrain::CalibrateArgs calibrate_args;
+  foretrain::ValidateArgs validate_args;
+  execute_args.command_line.assign(argv + std::min(argc, 1), argv + argc);
+  validate_args.execute.command_line = execute_args.command_line;
   foretrain::ScoreArgs score_args;
   foretrain::ListArgs list_args;
   foretrain::ShowArgs show_args;
   foretrain::DoctorArgs doctor_args;
-  const Verb verbs[] = {add_simulate(app, simulate_args), add_score(app, score_args),
-                        add_list(app, list_args), add_show(app, show_args),
-                        add_doctor(app, doctor_args)};
+  const Verb verbs[] = {add_simulate(app, simulate_args), add_calibrate(app, calibrate_args),
+                        add_execute(app, execute_args),   add_validate(app, validate_args),
+                        add_score(app, score_args),       add_list(app, list_args),
+                        add_show(app, show_args),         add_doctor(app, doctor_args)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -26,7 +26,8 @@ Status simulate(const SimulateArgs& args) {
   if (on_stdout > 1) {
     return input_error("--json, --trace, --timeline: only one of them can be - (stdout)");
   }
-  FT_ASSIGN(const Run run, load_run(args.run, args.sets));
+  FT_ASSIGN(Run run, load_run(args.run, args.sets));
+  if (!args.profile.empty()) FT_TRY(use_profile(run, args.profile, "--profile"));
   PredictOptions options;
   options.full = args.full;
   options.verify = args.verify;

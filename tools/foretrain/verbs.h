@@ -14,10 +14,36 @@ struct SimulateArgs {
   std::string run;
   std::vector<std::string> sets;
   std::string json, trace, timeline;  ///< output paths, "" = none, "-" = stdout
+  std::string profile;                ///< measured prices: a path or a name
   std::vector<std::int64_t> trace_ranks;
   bool full = false, quiet = false, verify = false;
 };
 Status simulate(const SimulateArgs& args);
+
+struct ExecuteArgs {
+  std::string run, device = "host";
+  std::vector<std::string> sets;
+  std::string json, trace, timeline;
+  std::int64_t steps = 6, ranks = 0;  ///< ranks 0: as many as the RUN has accelerators
+  bool threads = false, quiet = false;
+  std::vector<std::string> command_line;  ///< of this process, less its name; for mpirun
+};
+Status execute(const ExecuteArgs& args);
+
+struct CalibrateArgs {
+  std::string device = "host", out, json;
+  bool quick = false, resume = false, force = false, threads = false, quiet = false;
+  std::int64_t worker_ranks = 0;  ///< > 0: one of so many ranks that measure together
+};
+Status calibrate(const CalibrateArgs& args);
+
+struct ValidateArgs {
+  ExecuteArgs execute;
+  std::string profile;
+  double seconds_per_op = 0.3;
+  double max_error = -1;  ///< < 0: report only; else the largest error of the step, in percent
+};
+Status validate(const ValidateArgs& args);
 
 struct ScoreArgs {
   std::vector<std::string> rows;  ///< rows files

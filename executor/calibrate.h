@@ -1,0 +1,49 @@
+// Measures operations one by one with the very kernels and transports that execute Programs.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "executor/micro.h"
+#include "executor/transport.h"
+
+namespace foretrain {
+
+/// How one operation is timed. Operands are random and turn through several sets that together are
+/// larger than a core's own cache; the first step (every set once or more) warms up. Steps repeat
+/// until the distance between the quartiles is below `spread` of the median, or `seconds` are over.
+/// Kernels in which others used the core (CPU time over wall time below 0.98) count only when there
+/// are too few others, and then with their CPU time; the sample says so (`clean`). A collective's
+/// or message's time is that of the rank that waits least; a disturbed one cannot be told.
+struct CalibrateOptions {
+  double seconds = 0.3;  ///< for one operation
+  double spread = 0.03;
+  Bytes rotation = 4 << 20;  ///< of a rank
+  bool again = false;        ///< measure what the profile has already
+  std::function<bool()> interrupted;
+  /// Operations done, in all, and the next one's shape; on rank 0.
+  std::function<void(std::size_t, std::size_t, const std::string&)> progress;
+  std::function<Status()> save;  ///< on rank 0, about every second and at the end
+};
+
+/// Adds samples of `ops` to rank 0's `profile`, dispatch and event costs first. All ranks call it
+/// with the same ops; `transport` was made from `micro_ranks(ranks)`. False when interrupted.
+Result<bool> calibrate_rank(const std::vector<MicroOp>& ops, std::int64_t ranks, RankId self,
+                            Transport& transport, const CalibrateOptions& options,
+                            Profile& profile);
+
+/// All ranks as threads of this process.
+Result<bool> calibrate_threads(const std::vector<MicroOp>& ops, std::int64_t ranks,
+                               const CalibrateOptions& options, Profile& profile);
+
+/// Bytes of a core's own (second level) cache; 1 MiB where the system does not say.
+Bytes private_cache_bytes();
+
+/// What this machine is and what measures on it: `Profile::machine`, without the command.
+Json machine_identity();
+
+/// Whether two identities are of one machine: processor, cores, libraries.
+bool same_machine(const Json& a, const Json& b);
+
+}  // namespace foretrain

@@ -1,0 +1,46 @@
+// One operation lifted out of its Program, and small Programs that do nothing but repeat it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "hardware/profile.h"
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+/// An op with buffers of its own that lie as its operands did. Views are of frame 0.
+struct MicroOp {
+  SampleKey key;
+  Work work;
+  Op op;
+  std::vector<Buffer> buffers;
+  Batch batch;
+  Bytes bytes() const;
+};
+
+/// The distinct operations of a Workload, each once, that take time of their own; `ranks` of the
+/// keys is that of the Workload, or of the group of a collective.
+std::vector<MicroOp> distinct_ops(const Workload& workload);
+
+/// A GEMM of its own, fp32.
+MicroOp micro_gemm(const Gemm& work, std::int64_t ranks);
+/// A collective of fp32 over `ranks` ranks, out of place; a message.
+MicroOp micro_collective(CollectiveKind kind, std::int64_t count, std::int64_t ranks);
+MicroOp micro_message(Bytes bytes);
+
+/// Ranks, groups and channels of all micro workloads of that many ranks, without Programs: groups
+/// of every size that divides `ranks`, channels from even ranks to the next.
+Workload micro_ranks(std::int64_t ranks);
+
+/// Every rank runs the op `repeats` times on one stream, turning through `sets` sets of buffers.
+/// Messages go from even ranks to the next.
+Workload micro_workload(const MicroOp& op, std::int64_t ranks, std::int64_t sets,
+                        std::int64_t repeats);
+
+/// Two streams hand an op that does next to nothing back and forth.
+Workload event_workload(std::int64_t ranks, std::int64_t repeats);
+/// The same op on one stream.
+Workload dispatch_workload(std::int64_t ranks, std::int64_t repeats);
+
+}  // namespace foretrain

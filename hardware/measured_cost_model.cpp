@@ -1,0 +1,89 @@
+#include <sstream>
+#include <utility>
+
+#include "hardware/profile.h"
+
+namespace foretrain {
+namespace {
+
+class MeasuredCostModel final : public CostModel {
+ public:
+  MeasuredCostModel(std::unique_ptr<CostModel> base, const Profile& profile,
+                    std::int64_t ranks_at_once)
+      : x_base(std::move(base)), x_table(profile), x_ranks(ranks_at_once) {
+    x_dispatch = x_table.overhead_seconds(kDispatchSample, x_ranks);
+    x_event = x_table.overhead_seconds(kEventSample, x_ranks);
+  }
+
+  int sm_count() const override { return x_base->sm_count(); }
+
+  Result<PlacementId> place(std::span<const RankId> ranks) override {
+    FT_ASSIGN(const PlacementId id, x_base->place(ranks));
+    if (x_sizes.size() <= id.index()) x_sizes.resize(id.index() + 1);
+    x_sizes[id.index()] = static_cast<std::int64_t>(ranks.size());
+    return id;
+  }
+
+  Result<Cost> price(const Work& work, std::span<const PlacementId> placements) const override {
+    if (std::holds_alternative<HostDelay>(work) || std::holds_alternative<HostSync>(work)) {
+      return x_base->price(work, placements);
+    }
+    const Result<MeasuredPrice> found = x_table.price(work, ranks_of(work, placements));
+    if (!found.ok()) return x_base->price(work, placements);
+    const MeasuredPrice& price = found.value();
+    Cost cost;
+    double seconds = price.seconds + x_dispatch;
+    const bool talks =
+        std::holds_alternative<Collective>(work) || std::holds_alternative<P2PBatch>(work);
+    // Other streams hand over to a communication stream, and it to them.
+    if (talks) seconds += 2 * x_event;
+    cost.duration = Time::from_seconds(seconds);
+    if (!talks) cost.memory = cost.duration;
+    // A collective's thread takes its half of the core; a message mostly sleeps.
+    if (std::holds_alternative<Collective>(work)) cost.memory_share = kWhole / 2;
+    cost.provenance = price.provenance;
+    cost.deviation = static_cast<float>(price.deviation);
+    return cost;
+  }
+
+  std::string explain(const Work& work, std::span<const PlacementId> placements) const override {
+    if (std::holds_alternative<HostDelay>(work) || std::holds_alternative<HostSync>(work)) {
+      return x_base->explain(work, placements);
+    }
+    std::ostringstream steps;
+    const auto price = x_table.price(work, ranks_of(work, placements));
+    if (!price.ok()) return price.error().message + "\n" + x_base->explain(work, placements);
+    steps << "profile: " << price.value().seconds * 1e6 << " us, "
+          << name_of(price.value().provenance) << " from " << price.value().from << "\n"
+          << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us\n";
+    return steps.str();
+  }
+
+  std::int32_t port_of(RankId rank, Port port) const override {
+    return x_base->port_of(rank, port);
+  }
+
+ private:
+  std::int64_t ranks_of(const Work& work, std::span<const PlacementId> placements) const {
+    if (!std::holds_alternative<Collective>(work)) return x_ranks;
+    FT_CHECK(placements.size() == 1 && placements[0].index() < x_sizes.size(),
+             "a collective has one placement");
+    return x_sizes[placements[0].index()];
+  }
+
+  std::unique_ptr<CostModel> x_base;
+  ProfileTable x_table;
+  std::int64_t x_ranks;
+  double x_dispatch = 0, x_event = 0;
+  std::vector<std::int64_t> x_sizes;  ///< by PlacementId
+};
+
+}  // namespace
+
+std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,
+                                                    const Profile& profile,
+                                                    std::int64_t ranks_at_once) {
+  return std::make_unique<MeasuredCostModel>(std::move(base), profile, ranks_at_once);
+}
+
+}  // namespace foretrain

@@ -1,0 +1,103 @@
+// A Profile: what was measured on one machine, and prices looked up in it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sim/base/json.h"
+#include "sim/cost/cost_model.h"
+
+namespace foretrain {
+
+/// What a sample measures, the same for a work of any Program. Local work: alone on its rank while
+/// `ranks` ranks do the same. Collectives: over `ranks` ranks.
+struct SampleKey {
+  std::string op;     ///< "gemm nt", "layer-norm", "all-reduce", ...: samples of one op interpolate
+  std::string shape;  ///< exact: the text of the work without its groups and channels
+  std::int64_t ranks = 1;
+  bool operator==(const SampleKey&) const = default;
+  auto operator<=>(const SampleKey&) const = default;
+};
+
+/// Nothing for what takes no time of its own (host delays and synchronisation) and for what cannot
+/// be measured (opaque work): an empty `op`. `ranks`: see SampleKey.
+SampleKey sample_key(const Work& work, std::int64_t ranks);
+
+/// FLOPs of GEMMs and attention, bytes of all else.
+double sample_size(const Work& work);
+
+struct Sample {
+  SampleKey key;
+  std::string dtype;
+  double size = 0;         ///< FLOPs or bytes
+  std::int64_t count = 0;  ///< operations that were timed
+  double median_us = 0, p10_us = 0, p90_us = 0;
+  bool clean = true;    ///< nobody else used the core meanwhile (CPU over wall time >= 0.98)
+  std::string stopped;  ///< the rule that ended it: "spread" or "time"
+};
+
+/// Names of samples that are no works: host time from the end of one op to the begin of the next on
+/// a stream, and on another stream that waits for its event.
+inline constexpr const char* kDispatchSample = "dispatch";
+inline constexpr const char* kEventSample = "event";
+
+struct Profile {
+  Json machine;  ///< device, cores, libraries, date, command
+  std::map<SampleKey, Sample> samples;
+
+  const Sample* find(const SampleKey& key) const;
+  void add(Sample sample) { samples[sample.key] = std::move(sample); }
+  /// The member of `machine` of that name, or "".
+  std::string about(const char* name) const;
+};
+
+Json to_json(const Profile& profile);
+Result<Profile> read_profile(const Json& json, const std::string& source);
+
+struct MeasuredPrice {
+  double seconds = 0;
+  Provenance provenance = Provenance::kMeasured;
+  double deviation = 0;  ///< relative
+  std::string from;      ///< which samples, for `explain`
+};
+
+/// Prices from a Profile. The sample of that shape; else between samples of the op:
+///   GEMM       FLOPs over the rate r, ln r = sum w_i ln r_i / sum w_i over samples of that layout,
+///              w = 1 / (d^2 + 0.01), d the distance in (ln m, ln n, ln k)
+///   all else   linear in ln t over ln size between the neighbours; above the largest by its rate,
+///              below the smallest its time
+/// else (kAnalytic) at the mean rate of its family: GEMMs, attention, memory-bound kernels,
+/// communication. A family without samples is an error. Of samples with several `ranks` those
+/// nearest to what is asked for.
+class ProfileTable {
+ public:
+  explicit ProfileTable(const Profile& profile);
+
+  Result<MeasuredPrice> price(const Work& work, std::int64_t ranks) const;
+  /// Of kDispatchSample and kEventSample; 0 where they were not measured.
+  double overhead_seconds(const char* op, std::int64_t ranks) const;
+
+ private:
+  using Samples = std::vector<const Sample*>;
+  MeasuredPrice between(const Samples& samples, double size) const;
+  MeasuredPrice gemm(const Samples& samples, const Gemm& work) const;
+  Samples nearest_ranks(const Samples& samples, std::int64_t ranks) const;
+
+  Profile x_profile;
+  std::map<std::string, Samples> x_by_op;      ///< by size
+  std::map<std::string, Samples> x_by_family;  ///< likewise
+};
+
+/// A host rank's prices: those of the table, and beside them what the executor needs to hand ops to
+/// streams. A rank's streams share one core, so a collective that is under way leaves half of it to
+/// kernels. What the profile has no samples for, placements, ports and host delays are `base`'s.
+/// Left out: a collective that waits for its partners takes less than half, one beside kernels
+/// takes longer.
+std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,
+                                                    const Profile& profile,
+                                                    std::int64_t ranks_at_once);
+
+}  // namespace foretrain

@@ -1,0 +1,161 @@
+// execute, calibrate, validate: what they write, and how they refuse.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+constexpr const char* kTiny = R"({
+  "name": "tiny",
+  "model": {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 16,
+            "vocab_size": 96, "attn_pdrop": 0, "resid_pdrop": 0},
+  "cluster": {"preset": "host", "accelerators": 1},
+  "batch": {"global": 4, "micro": 1, "sequence": 16},
+  "precision": "fp32",
+  "kernels": {"attention": "unfused"}
+})";
+
+class Execution : public ::testing::Test {
+ protected:
+  Execution() {
+    x_place.write("run.json", kTiny);
+    // No profile of the user's own plays a part.
+    setenv("XDG_DATA_HOME", x_place.path("data").c_str(), 1);
+  }
+  Json executed(std::vector<std::string> more) const {
+    more.insert(more.begin(), {"execute", "run.json", "--steps", "3", "--json", "-"});
+    const CommandResult result = x_place.run(more);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const Result<Json> json = parse_json(result.out, "stdout");
+    EXPECT_TRUE(json.ok()) << result.out;
+    return json.ok() ? json.value() : Json();
+  }
+  void expect_refused(std::vector<std::string> arguments, const std::vector<std::string>& said) {
+    const std::vector<std::string> before = x_place.files();
+    const CommandResult result = x_place.run(arguments);
+    EXPECT_EQ(result.exit_code, 1) << arguments[0];
+    for (const std::string& text : said) {
+      EXPECT_NE(result.err.find(text), std::string::npos) << text << " in " << result.err;
+    }
+    EXPECT_EQ(x_place.files(), before);
+  }
+  Workplace x_place;
+};
+
+std::vector<double> losses(const Json& json) {
+  std::vector<double> out;
+  const Json steps = at(json, "steps");
+  for (const Json& step : *steps.array()) out.push_back(at(step, "loss").number());
+  return out;
+}
+
+void expect_equal_losses(const Json& a, const Json& b) {
+  const std::vector<double> x = losses(a);
+  const std::vector<double> y = losses(b);
+  ASSERT_EQ(x.size(), 3);
+  ASSERT_EQ(y.size(), 3);
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i] / y[i], 1, 1e-5);
+}
+
+TEST_F(Execution, OneRankLearnsAndIsTraced) {
+  const Json json = executed({"--trace", "t.json", "--timeline", "line.json.gz"});
+  const std::vector<double> loss = losses(json);
+  ASSERT_EQ(loss.size(), 3);
+  EXPECT_NEAR(loss[0], std::log(96.0), 0.3);  // drawn labels from small weights
+  EXPECT_LT(loss[2], loss[0]);
+  EXPECT_GT(at(json, "step_time_s").number(), 0);
+  const Result<Json> trace = parse_json(x_place.read("t.json"), "t.json");
+  ASSERT_TRUE(trace.ok());
+  EXPECT_GT(at(trace.value(), "traceEvents").array()->size(), 100);
+  EXPECT_TRUE(x_place.has("line.json.gz"));
+}
+
+TEST_F(Execution, ThreadsAndProcessesTrainLikeOneRank) {
+  const Json one = executed({});
+  const std::vector<std::string> tensor = {"--ranks", "2", "--set", "parallel.tensor=2"};
+  std::vector<std::string> threads = tensor;
+  threads.push_back("--threads");
+  const Json by_threads = executed(threads);
+  EXPECT_EQ(at(by_threads, "transport"), Json("threads"));
+  expect_equal_losses(one, by_threads);
+  const Json by_default = executed(tensor);
+  expect_equal_losses(one, by_default);
+  if (at(by_default, "transport") != Json("mpi")) GTEST_SKIP() << "no MPI here: threads only";
+}
+
+TEST_F(Execution, RefusesByNameBeforeAnythingStarts) {
+  expect_refused({"execute", "run.json", "--set", "precision=bf16", "--set",
+                  "kernels.attention=flash", "--trace", "t.json"},
+                 {"stores fp32", "bf16", "set precision to fp32"});
+  expect_refused({"execute", "run.json", "--set", "model.n_embd=65536", "--set",
+                  "model.n_layer=400", "--json", "out.json"},
+                 {"out of memory", "GiB", "this machine has"});
+  expect_refused({"execute", "run.json", "--ranks", "3", "--set", "parallel.tensor=2"}, {"3"});
+  expect_refused({"simulate", "run.json", "--profile", "none.json"}, {"--profile", "none.json"});
+  EXPECT_EQ(x_place.run({"execute", "run.json", "--device", "abacus"}).exit_code, 2);
+  EXPECT_EQ(x_place.run({"execute"}).exit_code, 2);
+}
+
+TEST_F(Execution, CudaNeedsADevice) {
+  for (const char* verb : {"execute", "validate"}) {
+    expect_refused({verb, "run.json", "--device", "cuda"}, {"--device cuda", "--device host"});
+  }
+  expect_refused({"calibrate", "--device", "cuda"}, {"--device cuda", "--device host"});
+}
+
+TEST_F(Execution, InterruptedCalibrationKeepsWhatItHas) {
+  const std::string command = "cd '" + x_place.path("in").string() + "' && timeout -s INT 3 " +
+                              FORETRAIN_BINARY + " calibrate --out p.json 2> err";
+  const int status = std::system(command.c_str());
+  EXPECT_NE(status, 0);
+  EXPECT_NE(x_place.read("err").find("--resume goes on"), std::string::npos) << x_place.read("err");
+  const Result<Json> profile = parse_json(x_place.read("p.json"), "p.json");
+  ASSERT_TRUE(profile.ok());
+  ASSERT_GT(at(profile.value(), "samples").array()->size(), 3);
+  // It prices a simulation, and says for how much of it.
+  const Json with = simulated(x_place, "run.json", {}, {"--profile", "p.json"});
+  const Json without_it = simulated(x_place, "run.json");
+  EXPECT_NE(at(with, "iteration_time_s"), at(without_it, "iteration_time_s"));
+  EXPECT_EQ(at(without_it, "provenance/analytic").number(), 1);
+  EXPECT_NE(dump_json(at(with, "notes")).find("priced from p.json"), std::string::npos);
+  EXPECT_LT(at(with, "provenance/analytic").number(), 1);
+  // Another machine's is not gone on with.
+  Json other = profile.value();
+  other.find("machine")->set("processor", "abacus");
+  x_place.write("other.json", dump_json(other));
+  expect_refused({"calibrate", "--resume", "--out", "other.json"},
+                 {"other.json", "another machine", "abacus", "--force"});
+  // Nor is it a price for other devices.
+  expect_refused({"simulate", "llama-3-8b-8-h100", "--profile", "p.json"}, {"--profile", "host"});
+}
+
+TEST_F(Execution, ValidationComparesAndGates) {
+  const std::vector<std::string> base = {
+      "validate",         "run.json", "--ranks", "2", "--set",    "parallel.tensor=2",
+      "--seconds-per-op", "0.005",    "--steps", "3", "--threads"};
+  std::vector<std::string> open = base;
+  open.insert(open.end(), {"--json", "v.json"});
+  const CommandResult result = x_place.run(open);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("gemm"), std::string::npos);
+  const Result<Json> json = parse_json(x_place.read("v.json"), "v.json");
+  ASSERT_TRUE(json.ok());
+  EXPECT_EQ(at(json.value(), "numerics/matches_one_rank"), Json(true));
+  EXPECT_LT(at(json.value(), "numerics/max_relative_difference").number(), 1e-5);
+  const double predicted = at(json.value(), "predicted/step_time_s").number();
+  const double executed = at(json.value(), "executed/step_time_s").number();
+  EXPECT_GT(predicted, 0);
+  EXPECT_NEAR(at(json.value(), "error/step_time_s").number(), predicted / executed - 1, 1e-9);
+  std::vector<std::string> gated = base;
+  gated.insert(gated.end(), {"--max-error", "0", "--quiet"});
+  const CommandResult failed = x_place.run(gated);
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_NE(failed.err.find("--max-error"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace foretrain

@@ -1,0 +1,127 @@
+#include "tools/calibration.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <set>
+
+#include "models/lower.h"
+
+namespace foretrain {
+namespace {
+
+volatile sig_atomic_t stop_asked = 0;
+void ask_to_stop(int) { stop_asked = 1; }
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Changes of a small RUN: its sizes, then a plan of so many ranks.
+std::vector<std::vector<std::string>> plans_of(std::int64_t ranks) {
+  if (ranks == 1) return {{}, {"recompute=\"full\""}};
+  return {{"parallel.tensor=2"},
+          {"parallel.tensor=2", "parallel.sequence=true"},
+          {"parallel.pipeline=2"},
+          {"sharding.level=\"none\""},
+          {"sharding.level=\"optimizer\"", "overlap.gradient_reduce=true",
+           "gradients.bucket_elements=1000000"}};
+}
+
+Result<std::vector<MicroOp>> model_ops(std::int64_t ranks, bool quick) {
+  std::vector<MicroOp> out;
+  std::vector<std::int64_t> widths = {256};
+  if (!quick) widths = {128, 256, 512};
+  for (const std::int64_t width : widths) {
+    const std::string h = std::to_string(width);
+    const std::string heads = std::to_string(width / 64);
+    const std::vector<std::string> gpt = {"gpt-small-host", "model.n_embd=" + h,
+                                          "model.n_head=" + heads, "model.n_layer=2"};
+    const std::vector<std::string> llama = {
+        "llama-small-host", "model.hidden_size=" + h, "model.num_attention_heads=" + heads,
+        "model.intermediate_size=" + std::to_string(3 * width), "model.num_hidden_layers=2"};
+    for (const std::vector<std::string>& model : {gpt, llama}) {
+      for (const std::vector<std::string>& plan : plans_of(ranks)) {
+        std::vector<std::string> sets(model.begin() + 1, model.end());
+        sets.insert(sets.end(), plan.begin(), plan.end());
+        sets.push_back("cluster.accelerators=" + std::to_string(ranks));
+        FT_ASSIGN(const Run run, load_run(model.front(), sets));
+        append_ops(out, distinct_ops(lower(run.model, run.plan)));
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<MicroOp> gemm_grid(std::int64_t ranks, bool quick) {
+  std::vector<std::int64_t> sizes = {64, 256, 1024};
+  if (quick) sizes = {64, 512};
+  std::vector<MicroOp> out;
+  for (const std::int64_t m : sizes) {
+    for (const std::int64_t n : sizes) {
+      for (const std::int64_t k : sizes) {
+        for (int pass = 0; pass < 3; ++pass) {
+          Gemm work{m, n, k, 1, pass == 2, pass == 0, pass == 2, DType::kFp32, DType::kFp32};
+          out.push_back(micro_gemm(work, ranks));
+        }
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<MicroOp> communication_grid(std::int64_t ranks, bool quick) {
+  std::vector<MicroOp> out;
+  for (std::int64_t count = 64; count <= 4 << 20; count *= quick ? 64 : 8) {
+    out.push_back(micro_message(4 * count));
+    for (const CollectiveKind kind :
+         {CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter}) {
+      out.push_back(micro_collective(kind, count, ranks));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<MicroOp>> calibration_ops(std::int64_t ranks, bool quick) {
+  FT_ASSIGN(std::vector<MicroOp> out, model_ops(ranks, quick));
+  append_ops(out, gemm_grid(ranks, quick));
+  if (ranks > 1) append_ops(out, communication_grid(ranks, quick));
+  return out;
+}
+
+void append_ops(std::vector<MicroOp>& ops, std::vector<MicroOp> more) {
+  std::set<SampleKey> known;
+  for (const MicroOp& op : ops) known.insert(op.key);
+  for (MicroOp& op : more) {
+    if (known.insert(op.key).second) ops.push_back(std::move(op));
+  }
+}
+
+ProgressLine::ProgressLine(bool quiet)
+    : x_on(!quiet && isatty(STDERR_FILENO) != 0), x_begin(now_seconds()) {}
+
+ProgressLine::~ProgressLine() {
+  if (x_on) std::fprintf(stderr, "\r%*s\r", 78, "");
+}
+
+void ProgressLine::show(std::size_t done, std::size_t all, const std::string& what) {
+  if (!x_on) return;
+  const double passed = now_seconds() - x_begin;
+  const double left =
+      done == 0 ? 0 : passed / static_cast<double>(done) * static_cast<double>(all - done);
+  std::fprintf(stderr, "\r%4zu of %zu, %3.0f s left: %-44.44s", done, all, left, what.c_str());
+}
+
+void note_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = ask_to_stop;
+  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+}
+
+bool interrupted() { return stop_asked != 0; }
+
+}  // namespace foretrain

@@ -1,0 +1,36 @@
+// What `calibrate` measures, and where ranks measure together.
+#pragma once
+
+#include <vector>
+
+#include "executor/calibrate.h"
+#include "tools/host_run.h"
+
+namespace foretrain {
+
+/// Operations of small GPT and Llama models under plans of that many ranks, and grids of GEMMs in
+/// the three layouts of a linear, of collectives and of messages. Each once.
+Result<std::vector<MicroOp>> calibration_ops(std::int64_t ranks, bool quick);
+
+/// Appends what `more` has and `ops` has not.
+void append_ops(std::vector<MicroOp>& ops, std::vector<MicroOp> more);
+
+/// "12 of 340, 2 min left: gemm 256x..." on one line of a terminal; nothing elsewhere.
+class ProgressLine {
+ public:
+  explicit ProgressLine(bool quiet);
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void show(std::size_t done, std::size_t all, const std::string& what);
+
+ private:
+  bool x_on;
+  double x_begin;
+};
+
+/// SIGINT and SIGTERM are noted instead of ending the process, from the first call on.
+void note_interrupts();
+bool interrupted();
+
+}  // namespace foretrain

@@ -1,0 +1,41 @@
+#include "tools/validation.h"
+
+#include <cstdio>
+
+#include "tools/foretrain/verbs.h"
+#include "tools/report.h"
+
+namespace foretrain {
+
+Status validate(const ValidateArgs& args) {
+  const ExecuteArgs& e = args.execute;
+  FT_TRY(check_device(e.device));
+  FT_ASSIGN(HostRun host, prepare_host_run(e.run, e.sets, e.ranks));
+  ValidateOptions options;
+  options.steps = e.steps;
+  options.seconds_per_op = args.seconds_per_op;
+  options.quiet = e.quiet;
+  if (!args.profile.empty()) FT_TRY(use_profile(host.run, args.profile, "--profile"));
+  FT_ASSIGN(Job job, start_job(host.workload, e.threads, e.command_line));
+  if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
+  if (!job.note.empty() && !e.quiet) std::fprintf(stderr, "foretrain: %s\n", job.note.c_str());
+  FT_ASSIGN(const Validation result, validate_here(host, job, options));
+  Status status = ok_status();
+  if (job.speaks()) {
+    if (!e.json.empty()) {
+      status = write_output(e.json, dump_json(validation_json(host, result)) + "\n");
+    }
+    if (status.ok() && e.json != "-") {
+      status = print(e.quiet, validation_table(host, job, result));
+    }
+    const double percent = 100 * std::abs(result.step_error());
+    if (status.ok() && args.max_error >= 0 && percent > args.max_error) {
+      status = input_error("the step is predicted " + fixed(percent, 1) +
+                           " % off, more than --max-error " + fixed(args.max_error, 1));
+    }
+  }
+  if (job.world.finish) job.world.finish();
+  return status;
+}
+
+}  // namespace foretrain

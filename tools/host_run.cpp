@@ -1,0 +1,103 @@
+#include "tools/host_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "models/lower.h"
+#include "sim/program/verify.h"
+
+namespace foretrain {
+
+Status check_device(const std::string& device) {
+  if (device == "host") return ok_status();
+  std::error_code ignored;
+  const bool gpu = std::filesystem::exists("/dev/nvidia0", ignored);
+  return input_error(std::string("--device cuda: ") +
+                     (gpu ? "this build has no CUDA backend"
+                          : "no CUDA device here (no /dev/nvidia0), and this build has no CUDA "
+                            "backend") +
+                     "; use --device host");
+}
+
+Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<std::string> sets,
+                                 std::int64_t ranks) {
+  if (ranks > 0) sets.push_back("cluster.accelerators=" + std::to_string(ranks));
+  FT_ASSIGN(Run run, load_run(name_or_path, sets));
+  HostRun out{std::move(run), {}};
+  out.workload = lower(out.run.model, out.run.plan);
+  FT_TRY(check_memory(out.workload, static_cast<std::int64_t>(out.workload.ranks.size())));
+  if (const Status status = check_executable(out.workload); !status.ok()) {
+    return unsupported(out.run.source + ": " + status.error().message);
+  }
+  if (const Status status = verify(out.workload); !status.ok()) {
+    return input_error(
+        "the lowered program is not well-formed (a bug of foretrain, please report): " +
+        status.error().message);
+  }
+  return out;
+}
+
+Result<Job> start_job(const Workload& workload, bool threads,
+                      const std::vector<std::string>& arguments) {
+  Job job;
+  job.ranks = static_cast<std::int64_t>(workload.ranks.size());
+  if (!threads && launched_ranks() > 0) {
+    FT_ASSIGN(job.world, join_mpi(workload));
+    job.kind = Job::Kind::kMpi;
+    return job;
+  }
+  if (job.ranks == 1) return job;
+  job.kind = Job::Kind::kThreads;
+  if (threads) return job;
+  if (const Status mpi = check_mpi(); !mpi.ok()) {
+    job.note = mpi.error().message + "; going on with threads";
+    return job;
+  }
+  job.kind = Job::Kind::kRelaunched;
+  FT_ASSIGN(job.exit_code, run_under_mpirun(job.ranks, arguments));
+  return job;
+}
+
+Status relaunched_status(const Job& job) {
+  if (job.exit_code == 0) return ok_status();
+  return input_error("the MPI job ended with exit code " + std::to_string(job.exit_code) +
+                     " (see above); no result was written");
+}
+
+Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps) {
+  ExecuteOptions options;
+  options.steps = steps;
+  const Plan& plan = host.run.plan;
+  options.name_of = [&plan](RankId rank) {
+    return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(plan, rank));
+  };
+  if (job.kind != Job::Kind::kMpi) return execute_threads(host.workload, options);
+  return execute_rank(host.workload, job.world.rank, *job.world.transport, options);
+}
+
+CountedSteps count_steps(const Executed& executed) {
+  constexpr double kClean = 0.98;
+  CountedSteps out;
+  std::vector<double> clean;
+  std::vector<double> all;
+  for (std::size_t s = executed.steps.size() > 1 ? 1 : 0; s < executed.steps.size(); ++s) {
+    all.push_back(executed.steps[s].seconds);
+    if (executed.steps[s].clean >= kClean) clean.push_back(executed.steps[s].seconds);
+  }
+  out.clean = static_cast<std::int64_t>(clean.size());
+  out.busy = clean.empty();
+  std::vector<double>& counted = out.busy ? all : clean;
+  out.counted = static_cast<std::int64_t>(counted.size());
+  if (counted.empty()) return out;
+  std::sort(counted.begin(), counted.end());
+  const auto at = [&counted](double share) {
+    return counted[static_cast<std::size_t>(
+        std::lround(share * static_cast<double>(counted.size() - 1)))];
+  };
+  out.median_s = at(0.5);
+  out.spread = (at(0.9) - at(0.1)) / std::max(out.median_s, 1e-12);
+  return out;
+}
+
+}  // namespace foretrain

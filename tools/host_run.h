@@ -1,0 +1,60 @@
+// Running Workloads on this machine: as one process, as ranks of an MPI job, or as threads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "executor/execute.h"
+#include "tools/run_file.h"
+
+namespace foretrain {
+
+/// A RUN that is ready to run here.
+struct HostRun {
+  Run run;
+  Workload workload;
+};
+
+/// Reads, lowers and verifies; refuses what does not fit into memory or cannot be executed, before
+/// anything starts. `ranks` > 0 overrides the accelerators of the cluster.
+Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<std::string> sets,
+                                 std::int64_t ranks);
+
+/// The host, or why there is none of that kind. "cuda" is refused: with what is missing.
+Status check_device(const std::string& device);
+
+/// How the ranks of this invocation run.
+struct Job {
+  enum class Kind : std::uint8_t { kAlone, kThreads, kMpi, kRelaunched };
+  Kind kind = Kind::kAlone;
+  std::int64_t ranks = 1;
+  MpiWorld world;     ///< of kMpi
+  int exit_code = 0;  ///< of kRelaunched: what mpirun returned
+  std::string note;   ///< what the user should know, or ""
+  bool speaks() const { return kind != Kind::kMpi || world.rank.value == 0; }
+  const char* transport() const {
+    return kind == Kind::kMpi ? "mpi" : kind == Kind::kThreads ? "threads" : "none";
+  }
+};
+
+/// One rank: alone. Several: joins the MPI job that this process is part of; else starts
+/// `arguments` under mpirun and waits (kRelaunched); else, without MPI or with `threads`, threads.
+Result<Job> start_job(const Workload& workload, bool threads,
+                      const std::vector<std::string>& arguments);
+
+/// The error of a job that mpirun ended with a code other than 0.
+Status relaunched_status(const Job& job);
+
+/// Executes as the job says; rank 0's result is whole.
+Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps);
+
+/// Median and number of the steps that count: the clean ones (CPU over wall time >= 0.98), all when
+/// there are none.
+struct CountedSteps {
+  double median_s = 0, spread = 0;
+  std::int64_t clean = 0, counted = 0;
+  bool busy = false;  ///< no step was clean
+};
+CountedSteps count_steps(const Executed& executed);
+
+}  // namespace foretrain

@@ -1,0 +1,57 @@
+// Where measured profiles are found, and how they price a run.
+#include <cstdlib>
+#include <filesystem>
+
+#include "tools/run_file.h"
+
+namespace foretrain {
+
+std::string profile_folder() {
+  const char* data = std::getenv("XDG_DATA_HOME");
+  if (data != nullptr && *data != '\0') return std::string(data) + "/foretrain/profiles";
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || *home == '\0') return "";
+  return std::string(home) + "/.local/share/foretrain/profiles";
+}
+
+Result<Profile> load_profile(const std::string& name_or_path, const std::string& where) {
+  std::error_code ignored;
+  std::string path = name_or_path;
+  if (!std::filesystem::exists(path, ignored)) {
+    const std::string named = profile_folder() + "/" + name_or_path + ".json";
+    if (!std::filesystem::exists(named, ignored)) {
+      return input_error(where + ": no profile \"" + name_or_path +
+                         "\" and no such file; `foretrain calibrate --out FILE` measures one");
+    }
+    path = named;
+  }
+  FT_ASSIGN(const Json json, read_json_file(path));
+  return read_profile(json, path);
+}
+
+Status use_profile(Run& run, const std::string& name_or_path, const std::string& where) {
+  FT_ASSIGN(Profile profile, load_profile(name_or_path, where));
+  const std::string device = profile.about("device");
+  if (device != run.cluster.device.name) {
+    return input_error(where + ": the profile is of device \"" + device + "\", the cluster has " +
+                       run.cluster.device.name);
+  }
+  std::erase_if(run.notes, [](const std::string& note) {
+    return note.find("are generic, not of this machine") != std::string::npos;
+  });
+  std::erase_if(run.notes,
+                [](const std::string& note) { return note.starts_with("priced from "); });
+  run.notes.push_back("priced from " + name_or_path + ", measured on " +
+                      profile.about("processor") + ", " + profile.about("date"));
+  run.profile = std::make_shared<const Profile>(std::move(profile));
+  run.profile_source = name_or_path;
+  return ok_status();
+}
+
+std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options) {
+  std::unique_ptr<CostModel> base = make_cost_model(run.cluster, options);
+  if (run.profile == nullptr) return base;
+  return make_measured_cost_model(std::move(base), *run.profile, run.cluster.accelerators);
+}
+
+}  // namespace foretrain

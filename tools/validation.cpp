@@ -1,0 +1,206 @@
+#include "tools/validation.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "models/lower.h"
+#include "tools/calibration.h"
+#include "tools/report.h"
+#include "tools/version.h"
+
+namespace foretrain {
+namespace {
+
+/// The same training on one rank.
+Plan on_one_rank(const Plan& plan, const Model& model) {
+  Plan one = plan;
+  one.tensor = one.pipeline = one.virtual_pipeline = one.context = one.data = one.accelerators = 1;
+  one.sequence = false;
+  one.pipeline_layout = default_layout(model.layers, 1);
+  one.sharding = Sharding::kNone;
+  one.shard_group = 0;
+  one.recompute = Recompute{};
+  one.schedule = Schedule::kGpipe;
+  return one;
+}
+
+Result<std::vector<double>> train_on_one(const HostRun& host, std::size_t steps) {
+  const Workload workload = lower(host.run.model, on_one_rank(host.run.plan, host.run.model));
+  FT_TRY(check_memory(workload, 1));
+  ExecuteOptions options;
+  options.steps = static_cast<std::int64_t>(steps);
+  options.name_of = [](RankId) { return std::string("one rank"); };
+  FT_ASSIGN(const Executed executed, execute_threads(workload, options));
+  std::vector<double> out;
+  for (const StepMeasure& step : executed.steps) out.push_back(step.loss);
+  return out;
+}
+
+Status measure_missing(const HostRun& host, Job& job, const ValidateOptions& options,
+                       Profile& profile, Validation& out) {
+  const std::vector<MicroOp> ops = distinct_ops(host.workload);
+  CalibrateOptions how;
+  how.seconds = options.seconds_per_op;
+  how.rotation = 4 * private_cache_bytes();
+  ProgressLine line(options.quiet || !job.speaks());
+  how.progress = [&](std::size_t done, std::size_t all, const std::string& what) {
+    line.show(done, all, what);
+    ++out.measured_now;
+  };
+  if (job.kind == Job::Kind::kMpi) {
+    const Workload world = micro_ranks(job.ranks);
+    FT_ASSIGN(const MpiWorld micro, join_mpi(world));
+    FT_ASSIGN(const bool whole,
+              calibrate_rank(ops, job.ranks, micro.rank, *micro.transport, how, profile));
+    (void)whole;
+  } else {
+    FT_ASSIGN(const bool whole, calibrate_threads(ops, job.ranks, how, profile));
+    (void)whole;
+  }
+  for (const MicroOp& op : ops) {
+    const Sample* sample = profile.find(op.key);
+    if (sample != nullptr && sample->clean) ++out.measured_clean;
+  }
+  return ok_status();
+}
+
+void add_times(const Timeline& timeline, double FamilyTimes::*to, Validation& out) {
+  for (const Span& span : timeline.spans) {
+    const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
+    const double seconds = (span.end - span.start).seconds();
+    out.families[part_of(info)].*to += seconds;
+    out.operations[info.work].*to += seconds;
+  }
+}
+
+std::string share(double predicted, double executed) {
+  if (executed <= 0) return "";
+  return (predicted >= executed ? "+" : "") + fixed(100 * (predicted / executed - 1), 1) + " %";
+}
+
+std::string row(const std::string& name, const std::string& a, const std::string& b,
+                const std::string& c) {
+  char line[160];
+  std::snprintf(line, sizeof line, "  %-32s %11s %11s %9s\n", name.c_str(), a.c_str(), b.c_str(),
+                c.c_str());
+  return line;
+}
+
+}  // namespace
+
+double Validation::loss_difference() const {
+  double worst = 0;
+  for (std::size_t i = 0; i < std::min(losses.size(), losses_of_one_rank.size()); ++i) {
+    worst = std::max(worst, std::abs(losses[i] / losses_of_one_rank[i] - 1));
+  }
+  return worst;
+}
+
+Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions& options) {
+  Validation out;
+  Profile profile;
+  if (host.run.profile != nullptr) profile = *host.run.profile;
+  if (!same_machine(profile.machine, machine_identity())) {
+    if (host.run.profile != nullptr && job.speaks() && !options.quiet) {
+      std::fprintf(stderr, "foretrain: %s is of another machine; everything is measured anew\n",
+                   host.run.profile_source.c_str());
+    }
+    profile = Profile{};
+    profile.machine = machine_identity();
+  }
+  FT_TRY(measure_missing(host, job, options, profile, out));
+  FT_ASSIGN(const Executed executed, execute_job(host, job, options.steps));
+  if (!job.speaks()) return out;
+  host.run.profile = std::make_shared<const Profile>(std::move(profile));
+  PredictOptions how;
+  how.full = how.timeline = true;
+  how.verify = how.sensitivity = false;
+  FT_ASSIGN(const Prediction prediction, predict(host.run, how));
+  out.predicted_s = prediction.iteration_time_s;
+  out.provenance = prediction.provenance;
+  out.executed = count_steps(executed);
+  add_times(*prediction.timeline, &FamilyTimes::predicted_s, out);
+  add_times(executed.timeline, &FamilyTimes::executed_s, out);
+  for (const StepMeasure& step : executed.steps) out.losses.push_back(step.loss);
+  FT_ASSIGN(out.losses_of_one_rank,
+            train_on_one(host, std::min<std::size_t>(3, out.losses.size())));
+  return out;
+}
+
+std::string validation_table(const HostRun& host, const Job& job, const Validation& result) {
+  std::string out = host.run.name + ": " + std::to_string(job.ranks) +
+                    (job.ranks == 1 ? " rank" : " ranks") + "\n" +
+                    row("", "predicted", "executed", "error");
+  for (const auto& [part, times] : result.families) {
+    if (times.predicted_s <= 0 && times.executed_s <= 0) continue;
+    out += row(std::string(name_of(part)), seconds_text(times.predicted_s),
+               seconds_text(times.executed_s), share(times.predicted_s, times.executed_s));
+  }
+  const CountedSteps& e = result.executed;
+  out += row("step", seconds_text(result.predicted_s), seconds_text(e.median_s),
+             share(result.predicted_s, e.median_s));
+  out += "Families are sums over all ranks; the step is the median of " +
+         std::to_string(e.counted) + (e.busy ? "" : " clean") + " steps, spread " +
+         fixed(100 * e.spread, 1) + " %.\n" + std::to_string(result.measured_now) +
+         " operations were measured now, " + std::to_string(result.measured_clean) +
+         " prices are of undisturbed repeats.\nLoss against one rank: " +
+         (result.loss_difference() < 1e-3 ? "equal" : "DIFFERENT") +
+         " (largest relative difference ";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1e).\n", result.loss_difference());
+  out += text;
+  if (e.busy) {
+    out +=
+        "Machine busy: CPU time over wall time was below 0.98 in every step; judge the error "
+        "on a quiet machine.\n";
+  }
+  return out;
+}
+
+Json validation_json(const HostRun& host, const Validation& result) {
+  const auto object = [] { return Json{Json::Object{}}; };
+  Json families = object();
+  for (const auto& [part, times] : result.families) {
+    if (times.executed_s <= 0) continue;
+    families.set(name_of(part), times.predicted_s / times.executed_s - 1);
+  }
+  Json predicted = object();
+  predicted.set("step_time_s", result.predicted_s);
+  Json executed = object();
+  executed.set("step_time_s", result.executed.median_s);
+  executed.set("spread", result.executed.spread);
+  executed.set("clean_repeats", result.executed.clean);
+  executed.set("machine_busy", result.executed.busy);
+  Json error = object();
+  error.set("step_time_s", result.step_error());
+  error.set("by_family", std::move(families));
+  Json::Array operations;
+  for (const auto& [work, times] : result.operations) {
+    Json one = object();
+    one.set("work", work);
+    one.set("predicted_s", times.predicted_s);
+    one.set("executed_s", times.executed_s);
+    operations.push_back(std::move(one));
+  }
+  error.set("by_operation", std::move(operations));
+  Json numerics = object();
+  numerics.set("matches_one_rank", result.loss_difference() < 1e-3);
+  Json::Array losses;
+  for (const double loss : result.losses) losses.emplace_back(loss);
+  numerics.set("loss", std::move(losses));
+  numerics.set("max_relative_difference", result.loss_difference());
+  Json out = object();
+  out.set("schema", "foretrain/validation/1");
+  out.set("run", host.run.name);
+  out.set("predicted", std::move(predicted));
+  out.set("executed", std::move(executed));
+  out.set("error", std::move(error));
+  out.set("numerics", std::move(numerics));
+  out.set("machine", machine_identity());
+  out.set("revision", kRevision);
+  return out;
+}
+
+}  // namespace foretrain
