@@ -32,6 +32,10 @@ class LayerWriter : LayerParts {
     writer.segment().frames = {l.weights,         l.gradients,      l.shared, l.shared_gradients,
                                l.hidden,          l.hidden,         saved,    local,
                                l.hidden_gradient, l.hidden_gradient};
+    if (l.sparse) {
+      writer.segment().frames.push_back(l.experts);
+      writer.segment().frames.push_back(l.expert_gradients);
+    }
     return x_builder.segment(std::move(writer.segment()));
   }
 
@@ -57,8 +61,7 @@ class LayerWriter : LayerParts {
     w.phase = Phase::kForward;
     w.wait(EventRef{kInput, kReady});
     forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
-    gather(w, "attention.gather", x_b.y1, x_b.y1_full);
-    forward_qkv(w);
+    forward_heads(w);
     forward_core(w);
     forward_linear(w, "attention.projection", x_projection, x_b.context, x_b.attention_part, false);
     reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
@@ -66,9 +69,7 @@ class LayerWriter : LayerParts {
              x_b.x2);
     forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                  x_b.stats2);
-    gather(w, "mlp.gather", x_b.y2, x_b.y2_full);
-    forward_mlp(w);
-    reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
+    forward_branch(w);
     residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
     w.record(EventRef{kOutput, kReady});
   }
@@ -87,8 +88,9 @@ class LayerWriter : LayerParts {
       forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
     }
     if (whole) {
-      gather(w, "attention.gather", x_b.y1, x_b.y1_full);
-      forward_qkv(w);
+      forward_heads(w);
+    } else if (again.latent_up) {
+      x_latent->up(w, x_b.y1, x_b.qkv);
     }
     if (whole || again.attention) forward_core(w);
     if (whole) {
@@ -102,13 +104,13 @@ class LayerWriter : LayerParts {
       forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                    x_b.stats2);
     }
-    if (whole || again.mlp) {
-      gather(w, "mlp.gather", x_b.y2, x_b.y2_full);
-      forward_mlp(w);
-      reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
+    if (whole || again.mlp || again.moe) {
+      forward_branch(w);
       if (whole || x_dropout.hidden) {
         residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
       }
+    } else if (x_moe) {
+      x_moe->again(w, x_b.y2, x_b.down);
     } else if (again.activation) {
       forward_activation(w);
     }
@@ -141,6 +143,21 @@ class LayerWriter : LayerParts {
     w.compute(name, forward_gemm(x_plan, x_tokens, l.out, l.in), std::move(reads), {out.view()});
   }
 
+  /// From the normed input to queries, keys and values.
+  void forward_heads(SegmentWriter& w) {
+    if (x_latent) return x_latent->forward(w, x_b.y1, x_b.qkv);
+    gather(w, "attention.gather", x_b.y1, x_b.y1_full);
+    forward_qkv(w);
+  }
+
+  /// The MLP or the experts, with their collectives.
+  void forward_branch(SegmentWriter& w) {
+    if (x_moe) return x_moe->forward(w, x_b.y2, x_b.down);
+    gather(w, "mlp.gather", x_b.y2, x_b.y2_full);
+    forward_mlp(w);
+    reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
+  }
+
   void forward_qkv(SegmentWriter& w) {
     const Ref& out = x_model.qk_norm ? x_b.qkv_raw : x_b.qkv;
     forward_linear(w, "attention.qkv", x_qkv, x_b.y1_full, out, true);
@@ -166,6 +183,7 @@ class LayerWriter : LayerParts {
     a.kv_heads = x_kv_heads;
     a.q_len = a.kv_len = x_plan.sequence_length;
     a.head_dim = x_model.head_dim;
+    if (x_latent) a.value_dim = x_model.latent.value;
     a.alibi = x_model.position == Position::kAlibi;
     a.dropout = x_dropout.attention;
     a.window = x_model.sliding_window < x_plan.sequence_length ? x_model.sliding_window : 0;
@@ -233,14 +251,10 @@ class LayerWriter : LayerParts {
     w.wait(EventRef{kOutputGradient, kReady});
     write_again(w);
     const Ref d_out = x_b.output_gradient;
-    const Ref d_act = scratch("d activation", x_tokens * x_down.in);
-    const Ref d_up = scratch("d up", x_tokens * x_up.out);
     const Ref d_x2 = scratch("d attention residual", flat);
     const Ref d_context = scratch("d context", x_tokens * x_projection.in);
     const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
-    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act, d_act);
-    backward_activation(w, d_act, d_up);
-    const Ref d_y2 = backward_column(w, "mlp.up", x_up, d_up, x_b.y2, x_b.y2_full);
+    const Ref d_y2 = backward_branch(w, d_out);
     const bool parallel = x_model.parallel_residual;
     backward_norm(w, "mlp.norm", x_norm2, parallel ? x_b.input : x_b.x2, x_b.stats2, d_y2, d_out,
                   d_x2);
@@ -248,10 +262,32 @@ class LayerWriter : LayerParts {
     backward_row(w, "attention.projection", x_projection, parallel ? d_out : d_x2, x_b.mask1,
                  x_b.context, d_context);
     backward_core(w, d_context, d_qkv);
-    const Ref d_y1 = backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1, x_b.y1_full);
+    const Ref d_y1 = x_latent ? x_latent->backward(w, x_b.y1, d_qkv)
+                              : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1,
+                                                x_b.y1_full);
     backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
                   x_b.input_gradient);
     w.record(EventRef{kInputGradient, kReady});
+  }
+
+  /// From the gradient of the residual stream to that of the branch's normed input.
+  Ref backward_branch(SegmentWriter& w, const Ref& d_out) {
+    if (x_moe) return x_moe->backward(w, x_b.y2, dropped(w, "moe", d_out, x_b.mask2));
+    const Ref d_act = scratch("d activation", x_tokens * x_down.in);
+    const Ref d_up = scratch("d up", x_tokens * x_up.out);
+    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act, d_act);
+    backward_activation(w, d_act, d_up);
+    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2, x_b.y2_full);
+  }
+
+  /// The gradient before dropout.
+  Ref dropped(SegmentWriter& w, const std::string& name, const Ref& d_out, const Ref& mask) {
+    if (!mask.valid()) return d_out;
+    const Ref d = scratch((name + " d dropout").c_str(), d_out.count);
+    w.compute(name + ".dropout_gradient",
+              kernel(KernelKind::kResidualAddBackward, x_rows, x_model.hidden),
+              {d_out.view(), mask.view()}, {d.view()});
+    return d;
   }
 
   void bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
@@ -270,13 +306,7 @@ class LayerWriter : LayerParts {
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
   void backward_row(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d_out,
                     const Ref& mask, const Ref& in, const Ref& d_in) {
-    Ref d = d_out;
-    if (mask.valid()) {
-      d = scratch((name + " d dropout").c_str(), d_out.count);
-      w.compute(name + ".dropout_gradient",
-                kernel(KernelKind::kResidualAddBackward, x_rows, x_model.hidden),
-                {d_out.view(), mask.view()}, {d.view()});
-    }
+    Ref d = dropped(w, name, d_out, mask);
     bias_gradient(w, name, l, d, x_rows);
     if (x_plan.sequence) {
       const Ref full = scratch((name + " d gathered").c_str(), x_tokens * x_model.hidden);
@@ -348,6 +378,7 @@ class LayerWriter : LayerParts {
     const std::vector<View> statistics = core_statistics();
     reads.insert(reads.end(), statistics.begin(), statistics.end());
     w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
+    if (x_latent) return;
     if (x_model.position == Position::kRope) {
       w.compute(
           "attention.rope_gradient",

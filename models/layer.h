@@ -27,6 +27,8 @@ enum LayerFrame : std::int16_t {
   kLocal,   ///< temporary buffers and events of one call
   kOutputGradient,
   kInputGradient,
+  kExpertWeights,  ///< only layers with experts have these two
+  kExpertGradients,
   kLayerFrames
 };
 
@@ -47,11 +49,12 @@ inline std::int64_t hidden_elements(const Model& model, const Plan& plan) {
   return plan.tokens() / plan.shard() * model.hidden;
 }
 
-/// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds.
+/// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds,
+/// one with the experts.
 /// With `gradients` the same shapes in the gradients' type and kind.
 struct ParameterLayouts {
-  FrameLayout cut, shared;
-  std::int64_t cut_elements = 0, shared_elements = 0;
+  FrameLayout cut, shared, experts;
+  std::int64_t cut_elements = 0, shared_elements = 0, expert_elements = 0;
 };
 ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& name,
                                    const std::vector<Parameter>& parameters, const Plan& plan,
@@ -66,8 +69,10 @@ struct LayerSegments {
   LayoutId saved, local_forward, local_backward;
 };
 
-/// What all layers of a Program share.
+/// What all layers of a kind share, with experts or without.
 struct LayerLayouts {
+  bool sparse = false;
+  LayoutId experts, expert_gradients;
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
   ParameterLayouts parameters, parameter_gradients;
 };

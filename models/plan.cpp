@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/expert_plan.h"
+
 namespace foretrain {
 namespace {
 
@@ -70,14 +72,10 @@ class PlanReader {
       r.read("pipeline", x_plan.pipeline, kDegree);
       r.read("virtual_pipeline", x_plan.virtual_pipeline, kDegree);
       std::int64_t context = 1;
-      std::int64_t expert = 1;
-      std::int64_t expert_tensor = 1;
       r.read("context", context, kDegree);
-      r.read("expert", expert, kDegree);
-      r.read("expert_tensor", expert_tensor, kDegree);
+      r.read("expert", x_plan.experts.expert, kDegree);
+      r.read("expert_tensor", x_plan.experts.tensor, kDegree);
       later(r, "context", context > 1);
-      later(r, "expert", expert > 1);
-      later(r, "expert_tensor", expert_tensor > 1);
       x_plan.sequence = x_plan.tensor > 1;
       r.read("sequence", x_plan.sequence);
       if (x_plan.tensor == 1) x_plan.sequence = false;
@@ -231,9 +229,7 @@ class PlanReader {
       if (name == "layernorm") out.norm = true;
       if (name == "mlp") out.mlp = true;
       if (name == "layer") out.layer = true;
-      if (it - names.begin() > 3) {
-        reader.fail("modules", "found \"" + name + "\", which " + kNotYet, ErrorKind::kUnsupported);
-      }
+      read_expert_module(reader, name, x_model, out);
     }
   }
 
@@ -269,7 +265,7 @@ class PlanReader {
   }
 
   void read_others() {
-    if (x_reader.has("moe")) x_reader.fail("moe", "the model has no experts");
+    read_expert_plan(x_reader, x_model, x_plan.experts);
     nested("offload", [this](JsonReader& r) {
       std::int64_t layers = 0;
       r.read("activation_layers", layers, IntRange{0, kCount.high});
@@ -328,6 +324,7 @@ class PlanReader {
     check_recompute();
     check_buckets();
     check_kernels();
+    check_expert_plan(x_reader, x_model, x_plan);
   }
 
   /// Buckets are ops; more of them than this describe no real run and would only fill memory.

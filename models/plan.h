@@ -17,6 +17,23 @@ enum class Sharding : std::uint8_t { kNone, kOptimizer };
 /// How gradients of a bucket travel when the optimizer is sharded.
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
 
+/// Who brings tokens to their experts; see models/moe_block.h.
+enum class Dispatcher : std::uint8_t { kAllGather, kAllToAll, kDeepEp, kHybridEp };
+enum class Routing : std::uint8_t {
+  kBalanced,  ///< every expert gets the same
+  kNatural,   ///< the busiest rank gets `factor` times the mean, and every rank is taken as it
+  kCapacity,  ///< every expert gets `factor` times the mean, padded or dropped
+};
+
+/// How experts are spread over the ranks of a stage.
+struct ExpertPlan {
+  std::int64_t expert = 1, tensor = 1;  ///< ranks that share the experts; that cut each of them
+  Dispatcher dispatcher = Dispatcher::kAllToAll;
+  Routing routing = Routing::kBalanced;
+  double factor = 1;
+  bool operator==(const ExpertPlan&) const = default;
+};
+
 struct Precision {
   DType compute = DType::kBf16;  ///< weights and activations
   DType gradients =
@@ -30,9 +47,13 @@ struct Precision {
 /// Which modules' activations are computed again in the backward pass.
 struct Recompute {
   bool layer = false, attention = false, norm = false, mlp = false, activation = false;
+  bool moe = false, expert_activation = false, shared_experts = false, latent_up = false;
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
-  bool any() const { return layer || attention || norm || mlp || activation; }
+  bool any() const {
+    return layer || attention || norm || mlp || activation || moe || expert_activation ||
+           shared_experts || latent_up;
+  }
   bool operator==(const Recompute&) const = default;
 };
 
@@ -58,6 +79,7 @@ struct Plan {
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
   Precision precision;
   Recompute recompute;
+  ExpertPlan experts;
   Schedule schedule = Schedule::k1F1B;
   Overlap overlap;
   AttentionKernel attention = AttentionKernel::kFlash;
@@ -71,6 +93,10 @@ struct Plan {
   std::int64_t microbatches() const { return global_batch / (micro_batch * data); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
   std::int64_t tokens() const { return micro_batch * sequence_length; }
+  /// Ranks that hold the same experts.
+  std::int64_t expert_data() const {
+    return accelerators / (pipeline * experts.expert * experts.tensor);
+  }
   std::int64_t shard() const { return sequence ? tensor : 1; }  ///< parts of a residual activation
   bool operator==(const Plan&) const = default;
 };

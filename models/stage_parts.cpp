@@ -51,6 +51,9 @@ void StageWriter::write_layouts() {
   LayoutWriter scalars("scalars", 0);
   scalars.add("loss", BufferKind::kWorkspace, DType::kFp32, 1);
   scalars.add("gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
+  if (own_expert_norm()) {
+    scalars.add("expert gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
+  }
   for (Buffer& buffer : scalars.layout().buffers) buffer.persistent = true;
   scalars.event("update done");
   x_scalars = x_builder.layout(scalars.layout());
@@ -74,10 +77,23 @@ void StageWriter::write_segments() {
     out.shared = x_builder.layout(out.parameters.shared);
     out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
   };
-  layouts(x_layer, "layer", layer_parameters(x_model));
-  for (const bool again : {false, true}) {
-    if (again && !x_plan.recompute.any()) continue;
-    x_layer_segments[again] = write_layer(x_builder, x_model, x_plan, x_layer, again);
+  x_sparse_layer.hidden = x_layer.hidden;
+  x_sparse_layer.hidden_gradient = x_layer.hidden_gradient;
+  x_sparse_layer.sparse = true;
+  for (LayerLayouts* layer : {&x_layer, &x_sparse_layer}) {
+    if (x_model.layers > 0 && x_model.sparse_layers() == (layer->sparse ? 0 : x_model.layers)) {
+      continue;
+    }
+    layouts(*layer, "layer", layer_parameters(x_model, layer->sparse));
+    if (layer->sparse) {
+      layer->experts = x_builder.layout(layer->parameters.experts);
+      layer->expert_gradients = x_builder.layout(layer->parameter_gradients.experts);
+    }
+    for (const bool again : {false, true}) {
+      if (again && !x_plan.recompute.any()) continue;
+      x_layer_segments[{layer->sparse, again}] =
+          write_layer(x_builder, x_model, x_plan, *layer, again);
+    }
   }
   for (EndLayouts* end : {&x_embedding, &x_head}) {
     end->hidden = x_layer.hidden;
@@ -134,6 +150,7 @@ void StageWriter::make_chunk(std::int64_t index) {
   }
   for (const Chunk& earlier : x_chunks) chunk.layers_before += earlier.layers;
   chunk.marks = x_builder.frame(x_marks);
+  chunk.replicas = Replicas{kDataGroup, "data", x_plan.data};
   chunk.has_embedding = global == 0;
   chunk.has_head = global == x_plan.chunks() - 1;
   x_chunks.push_back(std::move(chunk));
@@ -144,8 +161,12 @@ void StageWriter::make_chunk(std::int64_t index) {
 void StageWriter::place_parts(Chunk& chunk) {
   const bool own_table = !x_model.tied_embeddings;
   const bool both_ends = chunk.has_embedding && chunk.has_head;
-  std::int64_t cut = chunk.layers * x_layer.parameters.cut_elements;
-  std::int64_t shared = chunk.layers * x_layer.parameters.shared_elements;
+  std::int64_t cut = 0;
+  std::int64_t shared = 0;
+  for (std::int64_t l = 0; l < chunk.layers; ++l) {
+    cut += kind_of(chunk, l).parameters.cut_elements;
+    shared += kind_of(chunk, l).parameters.shared_elements;
+  }
   if (chunk.has_embedding) {
     cut += x_embedding.parameters.cut_elements;
     shared += x_embedding.parameters.shared_elements;
@@ -155,23 +176,8 @@ void StageWriter::place_parts(Chunk& chunk) {
     cut += head_table ? x_head.parameters.cut_elements : 0;
     shared += x_head.parameters.shared_elements;
   }
-  const std::int64_t unit = sharded() ? x_plan.data * 128 : 1;
-  const std::int64_t total = round_up(cut + shared, unit);
-  const Precision& precision = x_plan.precision;
-  chunk.parameters = x_builder.frame(x_builder.layout(
-      one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
-  chunk.gradients = x_builder.frame(x_builder.layout(
-      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total)));
-  chunk.state_elements = total / (sharded() ? x_plan.data : 1);
-  FrameLayout states =
-      one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
-  states.name = "optimizer";
-  for (const char* name : {"variance", "master weights"}) {
-    if (std::string(name) == "master weights" && !precision.master) continue;
-    states.buffers.push_back(states.buffers.front());
-    states.buffers.back().name = name;
-  }
-  chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
+  own_buffers(chunk, cut + shared);
+  const std::int64_t total = chunk.elements;
 
   chunk.elements = shared;  // the cut parts follow the shared ones
   chunk.shared_elements = 0;
@@ -180,7 +186,8 @@ void StageWriter::place_parts(Chunk& chunk) {
   };
   if (chunk.has_embedding) chunk.embedding = put(x_embedding, -1);
   for (std::int64_t l = 0; l < chunk.layers; ++l) {
-    chunk.parts.push_back(put(x_layer, static_cast<std::int32_t>(chunk.first_layer + l)));
+    chunk.parts.push_back(
+        put(kind_of(chunk, l), static_cast<std::int32_t>(chunk.first_layer + l)));
   }
   if (chunk.has_head) {
     // A table that is not the head's own is its only cut parameter and stands first in the
@@ -191,18 +198,43 @@ void StageWriter::place_parts(Chunk& chunk) {
   chunk.elements = total;
 }
 
+/// The contiguous buffers of a chunk with so many parameters, padded to what its ranks share.
+void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements) {
+  const std::int64_t ranks = chunk.replicas.ranks;
+  const bool split = sharded(chunk.replicas);
+  const std::int64_t total = round_up(elements, split ? ranks * 128 : 1);
+  chunk.elements = total;
+  const Precision& precision = x_plan.precision;
+  chunk.parameters = x_builder.frame(x_builder.layout(
+      one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
+  chunk.gradients = x_builder.frame(x_builder.layout(
+      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total)));
+  chunk.state_elements = total / (split ? ranks : 1);
+  FrameLayout states =
+      one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
+  states.name = "optimizer";
+  for (const char* name : {"variance", "master weights"}) {
+    if (std::string(name) == "master weights" && !precision.master) continue;
+    states.buffers.push_back(states.buffers.front());
+    states.buffers.back().name = name;
+  }
+  chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
+}
+
 void StageWriter::make_buckets(Chunk& chunk) {
-  if (x_plan.data == 1) {
-    chunk.buckets.push_back(Bucket{0, chunk.elements, x_builder.frame(x_bucket), true, false});
+  const Replicas& replicas = chunk.replicas;
+  if (replicas.ranks == 1) {
+    chunk.buckets.push_back(
+        Bucket{0, chunk.elements, replicas, x_builder.frame(x_bucket), true, false});
     return;
   }
-  const std::int64_t unit = sharded() ? x_plan.data * 128 : 1;
+  const std::int64_t unit = sharded(replicas) ? replicas.ranks * 128 : 1;
   const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
   const std::int64_t size =
       whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
   for (std::int64_t end = chunk.elements; end > 0; end -= size) {
-    Bucket bucket{std::max<std::int64_t>(0, end - size), end, x_builder.frame(x_bucket), false,
-                  false};
+    Bucket bucket{std::max<std::int64_t>(0, end - size), end,   replicas,
+                  x_builder.frame(x_bucket),             false, false};
     bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
     const auto overlaps = [&bucket](const PartFrames& part) {
       return bucket.begin < part.cut_end && part.cut_begin < bucket.end;

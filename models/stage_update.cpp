@@ -10,17 +10,17 @@ constexpr std::int16_t kUpdateDone = 0;
 }  // namespace
 
 std::int64_t StageWriter::shard_elements(const Bucket& bucket) const {
-  return (bucket.end - bucket.begin) / (sharded() ? x_plan.data : 1);
+  return (bucket.end - bucket.begin) / (sharded(bucket.replicas) ? bucket.replicas.ranks : 1);
 }
 
 View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType type) const {
   View view{frame, 0,          bytes_of(type, bucket.begin), bytes_of(type, shard_elements(bucket)),
             1,     GroupSlot()};
-  if (!sharded()) return view;
-  view.shards = static_cast<std::int32_t>(x_plan.data);
+  if (!sharded(bucket.replicas)) return view;
+  view.shards = static_cast<std::int32_t>(bucket.replicas.ranks);
   view.shard_group = GroupSlot(0);
   for (std::size_t g = 0; g < x_builder.program().group_slots.size(); ++g) {
-    if (x_builder.program().group_slots[g] == kDataGroup) view.shard_group = GroupSlot(g);
+    if (x_builder.program().group_slots[g] == bucket.replicas.group) view.shard_group = GroupSlot(g);
   }
   return view;
 }
@@ -39,12 +39,12 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   bucket.issued = true;
   const DType type = x_plan.precision.gradients;
   const std::int64_t count = bucket.end - bucket.begin;
-  if (x_plan.data == 1 || count == 0) return;
-  const GroupSlot data = x_builder.group(kDataGroup);
-  const bool scatter = sharded() && x_plan.reduction == GradientReduction::kReduceScatter;
+  if (bucket.replicas.ranks == 1 || count == 0) return;
+  const GroupSlot data = x_builder.group(bucket.replicas.group);
+  const bool scatter = sharded(bucket.replicas) && x_plan.reduction == GradientReduction::kReduceScatter;
   const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
   Op op;
-  op.stream = x_builder.stream("data");
+  op.stream = x_builder.stream(bucket.replicas.stream);
   op.work = x_builder.work(
       Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, data, count,
                  type, false});
@@ -59,7 +59,7 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   segment.frames = {layout_of(chunk.gradients), x_bucket};
   segment.ops.push_back(std::move(op));
   const SegmentId id = x_builder.segment(std::move(segment));
-  const StreamId stream = x_builder.stream("data");
+  const StreamId stream = x_builder.stream(bucket.replicas.stream);
   x_builder.call(
       Call{id, -1, -1, {chunk.gradients, bucket.frame}, {StreamWait{stream, frame, event}}});
 }
@@ -168,7 +168,7 @@ void StageWriter::update() {
       call.frames.push_back(frame);
     }
     for (const Bucket& bucket : chunk.buckets) {
-      if (x_plan.data == 1 || bucket.end == bucket.begin) continue;
+      if (bucket.replicas.ranks == 1 || bucket.end == bucket.begin) continue;
       call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
     }
   }
@@ -178,9 +178,10 @@ void StageWriter::update() {
   if (!w.segment().ops.empty()) w.record(EventRef{0, kUpdateDone});
   call.segment = x_builder.segment(std::move(w.segment()));
   x_builder.call(std::move(call));
-  if (sharded() && !x_plan.overlap.parameter_gather) {
-    const StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
+  if (!x_plan.overlap.parameter_gather) {
     for (Chunk& chunk : x_chunks) {
+      if (!sharded(chunk.replicas)) continue;
+      const StreamWait done{x_builder.stream(chunk.replicas.stream), x_scalar_frame, kUpdateDone};
       for (Bucket& bucket : chunk.buckets) gather_bucket(chunk, bucket, done);
     }
   }
@@ -196,6 +197,8 @@ void StageWriter::write_clipping(SegmentWriter& w) {
   clear.rows = clear.cols = 1;
   clear.dtype = DType::kFp32;
   w.compute("gradients.norm.zero", clear, {}, {norm.view()});
+  const Ref expert_norm{0, kExpertNormSquare, DType::kFp32, 1};
+  if (own_expert_norm()) w.compute("gradients.norm.zero", clear, {}, {expert_norm.view()});
   const auto each = [this](const auto& visit) {
     for (std::size_t c = 0; c < x_chunks.size(); ++c) {
       const auto base = static_cast<std::int16_t>(1 + 3 * c);
@@ -214,10 +217,13 @@ void StageWriter::write_clipping(SegmentWriter& w) {
   };
   each([&](std::int16_t base, const Bucket& bucket) {
     const auto frame = static_cast<std::int16_t>(base + 1);
+    const bool apart = own_expert_norm() && bucket.replicas.group == kExpertDataGroup;
+    const Ref& sum = apart ? expert_norm : norm;
     w.compute("gradients.norm", kernel(KernelKind::kSquaredNorm, bucket),
-              {shard_view(frame, bucket, type), norm.view()}, {norm.view()});
+              {shard_view(frame, bucket, type), sum.view()}, {sum.view()});
   });
-  const std::int64_t ranks = sharded() ? x_plan.accelerators : x_plan.tensor * x_plan.pipeline;
+  const bool all = x_plan.sharding == Sharding::kOptimizer && x_plan.data > 1;
+  const std::int64_t ranks = all ? x_plan.accelerators : x_plan.tensor * x_plan.pipeline;
   if (ranks > 1) {
     w.compute(
         "gradients.norm.reduce",
@@ -225,6 +231,7 @@ void StageWriter::write_clipping(SegmentWriter& w) {
         {norm.view()}, {norm.view()});
     w.segment().ops.back().category = Category::kData;
   }
+  if (own_expert_norm()) add_expert_norm(w);
   w.compute("gradients.check", HostSync{}, {norm.view()}, {});
   w.segment().ops.back().category = Category::kHost;
   each([&](std::int16_t base, const Bucket& bucket) {
@@ -272,9 +279,9 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   const std::int64_t count = bucket.end - bucket.begin;
   if (count == 0) return;
   Op op;
-  op.stream = x_builder.stream("data");
-  op.work = x_builder.work(
-      Collective{CollectiveKind::kAllGather, x_builder.group(kDataGroup), count, type, false});
+  op.stream = x_builder.stream(bucket.replicas.stream);
+  op.work = x_builder.work(Collective{CollectiveKind::kAllGather,
+                                      x_builder.group(bucket.replicas.group), count, type, false});
   op.name = "parameters.gather";
   op.category = Category::kData;
   op.phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;

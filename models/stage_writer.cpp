@@ -13,6 +13,8 @@ Program StageWriter::run() && {
   write_layouts();
   write_segments();
   for (std::int64_t c = 0; c < x_plan.virtual_pipeline; ++c) make_chunk(c);
+  const std::size_t own = x_chunks.size();
+  for (std::size_t c = 0; c < own; ++c) make_experts(c);
   x_scalar_frame = x_builder.frame(x_scalars);
   step_begins();
   const std::vector<Pass> passes = schedule_passes(x_plan.schedule, x_stage, x_plan.pipeline,
@@ -62,8 +64,10 @@ void StageWriter::step_begins() {
     const SegmentId segment = x_builder.segment(std::move(w.segment()));
     x_builder.call(Call{segment, -1, -1, {chunk.gradients, x_scalar_frame}, {}});
   }
-  if (!sharded() || !x_plan.overlap.parameter_gather) return;
-  for (Chunk& chunk : x_chunks) gather_parameters(chunk);
+  if (!x_plan.overlap.parameter_gather) return;
+  for (Chunk& chunk : x_chunks) {
+    if (sharded(chunk.replicas)) gather_parameters(chunk);
+  }
 }
 
 /// First what the forward pass needs first: the end of the list of buckets.
@@ -74,7 +78,7 @@ void StageWriter::gather_parameters(Chunk& chunk) {
 }
 
 void StageWriter::wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const {
-  if (!x_first_pass || !sharded() || !x_plan.overlap.parameter_gather) return;
+  if (!x_first_pass || !sharded(chunk.replicas) || !x_plan.overlap.parameter_gather) return;
   const StreamId compute(std::size_t{0});
   for (const Bucket& bucket : chunk.buckets) {
     const bool cut = bucket.begin < part.cut_end && part.cut_begin < bucket.end;
@@ -186,7 +190,8 @@ void StageWriter::embedding_forward(const Chunk& chunk, Passage& passage, std::i
 void StageWriter::layer_forward(const Chunk& chunk, Passage& passage, std::int64_t l,
                                 std::int32_t mb) {
   const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
-  const LayerSegments& s = x_layer_segments.at(recomputed(chunk.layers_before + l));
+  const LayerSegments& s = x_layer_segments.at(
+      {kind_of(chunk, l).sparse, recomputed(chunk.layers_before + l)});
   const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
   passage.saved.push_back(x_builder.frame(s.saved, index, mb));
   passage.hidden.push_back(x_builder.frame(x_layer.hidden, index, mb));
@@ -200,6 +205,7 @@ void StageWriter::layer_forward(const Chunk& chunk, Passage& passage, std::int64
       std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
+  add_experts(chunk, l, call);
   x_builder.call(std::move(call));
 }
 
@@ -242,6 +248,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     if (last) {
       reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, passage.gradient,
                    kReady);
+      reduce_experts_ready(chunk, l, passage.gradient, kReady);
     }
   }
   if (chunk.has_embedding) {
@@ -273,20 +280,23 @@ void StageWriter::head_backward(const Chunk& chunk, Passage& passage, std::int32
 void StageWriter::layer_backward(const Chunk& chunk, Passage& passage, std::int64_t l,
                                  std::int32_t mb) {
   const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
-  const LayerSegments& s = x_layer_segments.at(recomputed(chunk.layers_before + l));
+  const LayerSegments& s = x_layer_segments.at(
+      {kind_of(chunk, l).sparse, recomputed(chunk.layers_before + l)});
   const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
   const FrameId below = x_builder.frame(x_layer.hidden_gradient, index, mb);
   // What is computed again writes the layer's output a second time: into a frame of its own.
   const FrameId output = x_builder.frame(x_layer.hidden, index, mb);
-  x_builder.call(Call{s.backward,
-                      index,
-                      mb,
-                      {part.weights, part.gradients, part.shared, part.shared_gradients,
-                       passage.hidden[static_cast<std::size_t>(l)], output,
-                       passage.saved[static_cast<std::size_t>(l)],
-                       x_builder.frame(s.local_backward, index, mb), passage.gradient, below},
-                      std::move(x_before_next)});
+  Call call{s.backward,
+            index,
+            mb,
+            {part.weights, part.gradients, part.shared, part.shared_gradients,
+             passage.hidden[static_cast<std::size_t>(l)], output,
+             passage.saved[static_cast<std::size_t>(l)],
+             x_builder.frame(s.local_backward, index, mb), passage.gradient, below},
+            std::move(x_before_next)};
   x_before_next.clear();
+  add_experts(chunk, l, call);
+  x_builder.call(std::move(call));
   passage.gradient = below;
 }
 

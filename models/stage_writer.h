@@ -29,7 +29,21 @@ class StageWriter {
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
   bool tied_across() const;
-  bool sharded() const { return x_plan.sharding == Sharding::kOptimizer && x_plan.data > 1; }
+  bool sharded(const Replicas& replicas) const {
+    return x_plan.sharding == Sharding::kOptimizer && replicas.ranks > 1;
+  }
+  const LayerLayouts& kind_of(const Chunk& chunk, std::int64_t l) const {
+    return x_model.sparse(chunk.first_layer + l) ? x_sparse_layer : x_layer;
+  }
+  void own_buffers(Chunk& chunk, std::int64_t elements);
+  /// The chunk of experts that belongs to chunk `index` (stage_experts.cpp).
+  void make_experts(std::size_t index);
+  void add_experts(const Chunk& chunk, std::int64_t l, Call& call) const;
+  void reduce_experts_ready(const Chunk& chunk, std::int64_t l, FrameId frame, std::int16_t event);
+  void add_expert_norm(SegmentWriter& w);
+  bool own_expert_norm() const {
+    return x_model.has_experts() && x_plan.sharding == Sharding::kNone;
+  }
   bool recomputed(std::int64_t layer_of_stage) const;
 
   // --- The schedule (stage_writer.cpp) ---
@@ -83,10 +97,10 @@ class StageWriter {
   const Plan& x_plan;
   std::int64_t x_stage;
   ProgramBuilder x_builder;
-  LayerLayouts x_layer;
+  LayerLayouts x_layer, x_sparse_layer;
   EndLayouts x_embedding, x_head;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
-  std::map<bool, LayerSegments> x_layer_segments;
+  std::map<std::pair<bool, bool>, LayerSegments> x_layer_segments;  ///< by experts, recomputed
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
   SegmentId x_load;
   SegmentId x_send_activation, x_receive_activation, x_send_gradient, x_receive_gradient;

@@ -29,7 +29,10 @@ std::string_view name_of(KernelKind kind) {
       "loss-sum-exp", "loss-backward",
       "fill",         "cast",
       "scale",        "squared-norm",
-      "adam"};
+      "adam",         "route",
+      "route-backward", "permute",
+      "unpermute",    "latent-heads",
+      "latent-heads-backward"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 

@@ -43,12 +43,14 @@ enum class AttentionKernel : std::uint8_t {
 struct Attention {
   bool backward = false;
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1, q_len = 1, kv_len = 1, head_dim = 1;
+  std::int64_t value_dim = 0;  ///< of a value where it is not head_dim
   bool causal = true;
   bool alibi = false;
   bool dropout = false;
   std::int64_t window = 0;  ///< keys each query sees, 0 = all
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
+  std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const Attention&) const = default;
 };
 
@@ -84,6 +86,12 @@ enum class KernelKind : std::uint8_t {
   kScale,
   kSquaredNorm,  ///< sum of squares into one fp32
   kAdam,         ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
+  kRoute,        ///< scores of all experts and the choice of the best, from logits
+  kRouteBackward,
+  kPermute,      ///< rows copied into the order of their experts
+  kUnpermute,    ///< and back, rows of one token summed
+  kLatentHeads,  ///< latent attention: heads packed, rotated, with the part of keys that they share
+  kLatentHeadsBackward,
   kCount
 };
 
