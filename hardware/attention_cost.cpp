@@ -139,7 +139,7 @@ Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostre
     FT_TRY(add_gemm(device, work, q, d, kv, sum));
     bytes = scores * 2 * element;  // softmax: scores in, probabilities out
     passes = 1;
-    if (work.dropout) bytes += scores * (2 * element + 1), ++passes;
+    if (work.dropout > 0) bytes += scores * (2 * element + 1), ++passes;
   } else {
     FT_TRY(add_gemm(device, work, q, kv, d, sum));  // d_probabilities
     FT_TRY(add_gemm(device, work, kv, d, q, sum));  // d_v
@@ -147,7 +147,7 @@ Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostre
     FT_TRY(add_gemm(device, work, kv, d, q, sum));  // d_k
     bytes = scores * 3 * element;  // softmax: d_probabilities, probabilities, d_scores
     passes = 1;
-    if (work.dropout) bytes += scores * (2 * element + 1), ++passes;
+    if (work.dropout > 0) bytes += scores * (2 * element + 1), ++passes;
   }
   if (work.alibi) bytes += scores * element;  // the bias is added to the scores as they are scaled
   const double efficiency =

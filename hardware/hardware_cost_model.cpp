@@ -15,7 +15,7 @@ std::int32_t kernels_of(const Work& work) {
   if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel->launches;
   if (const auto* attention = std::get_if<Attention>(&work)) {
     if (attention->kernel != AttentionKernel::kUnfused) return attention->backward ? 2 : 1;
-    return (attention->backward ? 5 : 3) + (attention->dropout ? 1 : 0);
+    return (attention->backward ? 5 : 3) + (attention->dropout > 0 ? 1 : 0);
   }
   return 1;
 }

@@ -41,8 +41,11 @@ void Block::linear(SegmentWriter& w, const std::string& name, const Matrix& m, s
 
 void Block::weight_gradient(SegmentWriter& w, const std::string& name, const Matrix& m,
                             std::int64_t tokens, const Ref& d_out, const Ref& in) {
+  std::vector<View> reads = {d_out.view(), in.view()};
+  std::vector<View> writes;
+  add_gradients(x_plan, {m.gradient}, reads, writes);
   w.compute(name + ".weight_gradient", weight_gradient_gemm(x_plan, tokens, m.out, m.in),
-            {d_out.view(), in.view(), m.gradient.view()}, {m.gradient.view()});
+            std::move(reads), std::move(writes));
 }
 
 Ref Block::linear_backward(SegmentWriter& w, const std::string& name, const Matrix& m,

@@ -20,27 +20,56 @@ namespace foretrain {
 struct PartFrames {
   FrameId weights, gradients, shared, shared_gradients;
   std::int64_t cut_begin = 0, cut_end = 0;  ///< elements in the buffer
+  std::int64_t shared_begin = 0;            ///< in a unit, whose frames come and go
 };
 
 /// The ranks that hold the same parameters: their gradients are summed, their states sharded.
-struct Replicas {
+struct Holders {
   const char* group = nullptr;
+  const char* shard_group = nullptr;  ///< those that share one copy of the states
   const char* stream = nullptr;
-  std::int64_t ranks = 1;
+  std::int64_t ranks = 1, shards = 1;
+  bool expert = false;
 };
 
 struct Bucket {
   std::int64_t begin = 0, end = 0;  ///< elements
-  Replicas replicas;
+  Holders holders;
   FrameId frame;                    ///< its events: kReduced, kGathered
   bool last = false;                ///< waits for everything: holds shared or tied parameters
   bool issued = false;              ///< its reduction stands in the Program
 };
 inline constexpr std::int16_t kReduced = 0;
 inline constexpr std::int16_t kGathered = 1;
+inline constexpr std::int16_t kScattered = 2;  ///< where shards have replicas
+
+/// Event of a unit's gathered weights; its gradients record kReduced.
+inline constexpr std::int16_t kGatheredUnit = 0;
+
+/// Layouts and segments of the units of one shape; see stage_units.cpp.
+struct UnitShape {
+  Holders holders;
+  bool root = false;
+  std::int64_t layers = 0;
+  std::int64_t filled = 0, elements = 0;  ///< parameters; with padding up to equal shards
+  std::int64_t shared_elements = 0;       ///< stand first
+  LayoutId weights, gradients, shards, states;
+  SegmentId gather, reduce_first, reduce_next;
+};
+
+/// Parameters that are gathered and reduced together: a run of layers, or the ends of a chunk.
+struct Unit {
+  std::size_t shape = 0;             ///< in the stage's list of shapes
+  std::int64_t first = 0, last = 0;  ///< layers [first, last) of the chunk; none of the root
+  FrameId states, shards;            ///< the rank's part: optimizer states, gradients
+  FrameId weights, gradients;        ///< the whole arrays as long as they live
+  FrameId reduced;                   ///< where the event of the last reduction is
+  std::size_t gather = 0;            ///< its last gather's number
+  bool waited = false;               ///< compute has waited for it
+};
 
 struct Chunk {
-  Replicas replicas;
+  Holders holders;
   std::int64_t first_layer = 0, layers = 0;
   std::int64_t layers_before = 0;  ///< in earlier chunks of this stage
   bool has_embedding = false, has_head = false;
@@ -52,6 +81,7 @@ struct Chunk {
   int experts = -1;               ///< which chunk of the stage holds its experts
   FrameId parameters, gradients, optimizer;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
+  std::vector<Unit> units;      ///< by their layers, then the root
   FrameId marks;                ///< events of the reductions over small groups
   FrameId done_frame;           ///< and the event of its last backward pass
   std::int16_t done_event = 0;

@@ -27,6 +27,18 @@ class EndWriter {
     out.dtype = x_plan.precision.compute;
     return out;
   }
+  /// Its rank holds a part of the vocabulary.
+  Kernel vocabulary_kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
+    Kernel out = kernel(kind, rows, cols);
+    if (x_plan.tensor > 1) out.split_over = x_tensor;
+    return out;
+  }
+  /// One row a token of the residual stream.
+  Kernel token_kernel(KernelKind kind) const {
+    Kernel out = kernel(kind, x_rows, x_model.hidden);
+    if (x_plan.sequence) out.split_over = x_tensor;
+    return out;
+  }
   Ref temp(LayoutWriter& local, const char* name, DType dtype, std::int64_t count) const {
     return local.add(name, BufferKind::kActivations, dtype, count);
   }
@@ -59,6 +71,10 @@ class EndWriter {
                                  l.shared_gradients, l.hidden,    l.hidden_gradient,
                                  out.saved,          local,       l.inputs};
       if (head) writer.segment().frames.push_back(l.scalars);
+      if (l.unit_weights.valid()) {
+        writer.segment().frames.push_back(l.unit_weights);
+        writer.segment().frames.push_back(l.unit_gradients);
+      }
       return x_builder.segment(std::move(writer.segment()));
     };
     out.forward = add(forward, out.local_forward);
@@ -67,13 +83,9 @@ class EndWriter {
   }
   void norm_gradient(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& d_out,
                      const Ref& in, const Ref& stats, const Ref& d_in) {
-    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
-                               norm.weight_gradient.view()};
-    std::vector<View> writes = {d_in.view(), norm.weight_gradient.view()};
-    if (norm.bias.valid()) {
-      reads.push_back(norm.bias_gradient.view());
-      writes.push_back(norm.bias_gradient.view());
-    }
+    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view()};
+    std::vector<View> writes = {d_in.view()};
+    add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
     w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
               std::move(reads), std::move(writes));
   }
@@ -92,7 +104,8 @@ class EmbeddingWriter : EndWriter {
  public:
   EmbeddingWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
                   const EndLayouts& layouts)
-      : EndWriter(builder, model, plan, layouts, "embedding", kEmbeddingSaved, kEmbeddingLocal) {}
+      : EndWriter(builder, model, plan, layouts, "embedding", kEmbeddingSaved, kEmbeddingLocal),
+        x_dropout(dropout_of(model, plan).hidden) {}
 
   EndSegments run() {
     SegmentWriter forward(x_builder, "embedding forward", x_forward);
@@ -116,10 +129,11 @@ class EmbeddingWriter : EndWriter {
   void write_forward(SegmentWriter& w) {
     const Ref out = hidden(kEmbeddingHidden);
     const std::int64_t full = x_tokens * x_model.hidden;
-    const bool more = positions() || x_model.embedding_norm;
+    const bool more = positions() || x_model.embedding_norm || x_dropout > 0;
     const Ref looked_up =
         x_plan.tensor > 1 || more ? temp(x_forward, "embedded tokens", full) : out;
-    w.compute("embedding.tokens", kernel(KernelKind::kEmbedding, x_tokens, x_model.hidden),
+    w.compute("embedding.tokens",
+              vocabulary_kernel(KernelKind::kEmbedding, x_tokens, x_model.hidden),
               {weight("embedding.tokens").view(), tokens().view()}, {looked_up.view()});
     Ref joined = looked_up;
     if (x_plan.tensor > 1) {
@@ -133,8 +147,10 @@ class EmbeddingWriter : EndWriter {
     }
     if (positions()) {
       Ref sum = out;
-      if (x_model.embedding_norm) sum = temp(x_forward, "embedding sum", out.count);
-      w.compute("embedding.positions", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
+      if (x_model.embedding_norm || x_dropout > 0) {
+        sum = temp(x_forward, "embedding sum", out.count);
+      }
+      w.compute("embedding.positions", token_kernel(KernelKind::kPositionsAdd),
                 {joined.view(), weight("embedding.positions").part(0, position_elements())},
                 {sum.view()});
       joined = sum;
@@ -144,11 +160,19 @@ class EmbeddingWriter : EndWriter {
                              x_plan.precision.compute, out.count, true);
       x_stats = x_saved.add("embedding norm statistics", BufferKind::kActivations, DType::kFp32,
                             statistics(), true);
+      const Ref normed = x_dropout > 0 ? temp(x_forward, "embedding normed", out.count) : out;
       w.compute("embedding.keep", kernel(KernelKind::kCast, x_rows, x_model.hidden),
                 {joined.view()}, {x_normed.view()});
       w.compute("embedding.norm",
                 norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
-                norm_reads(x_normed, norm("embedding.norm")), {out.view(), x_stats.view()});
+                norm_reads(x_normed, norm("embedding.norm")), {normed.view(), x_stats.view()});
+      joined = normed;
+    }
+    if (x_dropout > 0) {
+      x_mask = x_saved.add("embedding dropout mask", BufferKind::kActivations, DType::kUint8,
+                           out.count, true);
+      w.compute("embedding.dropout", dropout(KernelKind::kDropout), {joined.view()},
+                {out.view(), x_mask.view()});
     }
     if (!more && x_plan.tensor > 1) {
       // Nothing follows the reduction: it is the op that makes the output ready.
@@ -162,6 +186,12 @@ class EmbeddingWriter : EndWriter {
     w.phase = Phase::kBackward;
     w.wait(EventRef{kEmbeddingHiddenGradient, kReady});
     Ref d = hidden(kEmbeddingHiddenGradient);
+    if (x_dropout > 0) {
+      const Ref d_in = temp(x_backward, "d embedding dropout", d.count);
+      w.compute("embedding.dropout_gradient", dropout(KernelKind::kResidualAddBackward),
+                {d.view(), x_mask.view()}, {d_in.view()});
+      d = d_in;
+    }
     if (x_model.embedding_norm) {
       const Ref d_in = temp(x_backward, "d embedding norm", d.count);
       norm_gradient(w, "embedding.norm.gradient", norm("embedding.norm"), d, x_normed, x_stats,
@@ -169,9 +199,14 @@ class EmbeddingWriter : EndWriter {
       d = d_in;
     }
     if (positions()) {
-      const View table = gradient("embedding.positions").part(0, position_elements());
-      w.compute("embedding.positions.gradient",
-                kernel(KernelKind::kBiasGrad, x_rows, x_model.hidden), {d.view(), table}, {table});
+      const Ref whole = gradient("embedding.positions");
+      const Ref used{whole.frame, whole.buffer, whole.dtype, position_elements()};
+      if (used.count < whole.count) clear(w, "embedding.positions.zero", whole);
+      std::vector<View> reads = {d.view()};
+      std::vector<View> writes;
+      add_gradients(x_plan, {used}, reads, writes);
+      w.compute("embedding.positions.gradient", token_kernel(KernelKind::kPositionsGrad),
+                std::move(reads), std::move(writes));
     }
     if (x_plan.sequence) {
       const Ref full = temp(x_backward, "d embedding gathered", x_tokens * x_model.hidden);
@@ -180,13 +215,30 @@ class EmbeddingWriter : EndWriter {
                    {d.view()}, {full.view()});
       d = full;
     }
+    // A tied table already holds the head's part of its gradient.
+    if (!x_model.tied_embeddings) clear(w, "embedding.tokens.zero", gradient("embedding.tokens"));
     const View table = gradient("embedding.tokens").view();
     w.compute("embedding.tokens.gradient",
-              kernel(KernelKind::kEmbeddingBackward, x_tokens, x_model.hidden),
+              vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_model.hidden),
               {d.view(), tokens().view()}, {table});
   }
 
-  Ref x_normed, x_stats;
+  Kernel dropout(KernelKind kind) const {
+    Kernel out = token_kernel(kind);
+    out.value = x_dropout;
+    return out;
+  }
+
+  /// Fresh gradients that are added to, or written in part, start from zero.
+  void clear(SegmentWriter& w, const char* name, const Ref& ref) {
+    if (!x_plan.fresh_gradients()) return;
+    Kernel fill = kernel(KernelKind::kFill, 1, ref.count);
+    fill.dtype = ref.dtype;
+    w.compute(name, fill, {}, {ref.view()});
+  }
+
+  double x_dropout;
+  Ref x_normed, x_stats, x_mask;
 };
 
 class HeadWriter : EndWriter {
@@ -232,16 +284,17 @@ class HeadWriter : EndWriter {
     }
     w.compute("head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
               {y.view(), weight(x_table.c_str()).view()}, {logits.view()});
-    w.compute("loss.maximum", kernel(KernelKind::kLossMax, x_tokens, x_vocabulary), {logits.view()},
-              {maximum.view()});
+    w.compute("loss.maximum", vocabulary_kernel(KernelKind::kLossMax, x_tokens, x_vocabulary),
+              {logits.view()}, {maximum.view()});
     join(w, "loss.maximum.reduce", maximum, true);
-    w.compute("loss.exponentials", kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary),
+    w.compute("loss.exponentials",
+              vocabulary_kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary),
               {logits.view(), maximum.view(), labels.view()},
               {x_exp.view(), x_sum.view(), target.view()});
     join(w, "loss.target.reduce", target, false);
     join(w, "loss.sum.reduce", x_sum, false);
     const Ref loss{kHeadScalars, kLoss, DType::kFp32, 1};
-    w.compute("loss.mean", kernel(KernelKind::kAdd, x_tokens, 1),
+    w.compute("loss.mean", kernel(KernelKind::kLossMean, x_tokens, 1),
               {target.view(), x_sum.view(), loss.view()}, {loss.view()});
   }
 
@@ -259,7 +312,7 @@ class HeadWriter : EndWriter {
     const Ref full =
         x_plan.sequence ? temp(x_backward, "d head input full", x_tokens * x_model.hidden) : d_y;
     w.phase = Phase::kBackward;
-    w.compute("loss.gradient", kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
+    w.compute("loss.gradient", vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
               {x_exp.view(), x_sum.view(), labels.view()}, {d_logits.view()});
     Ref y = x_y;
     EventRef gathered;
@@ -282,10 +335,12 @@ class HeadWriter : EndWriter {
       if (!x_plan.overlap.tensor_backward) w.wait(reduced);
     }
     if (x_plan.overlap.tensor_backward && gathered.valid()) w.wait(gathered);
-    const View table = gradient(x_table.c_str()).view();
+    std::vector<View> reads = {d_logits.view(), y.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {gradient(x_table.c_str())}, reads, writes);
     w.compute("head.output.weight_gradient",
               weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
-              {d_logits.view(), y.view(), table}, {table});
+              std::move(reads), std::move(writes));
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
     norm_gradient(w, "head.norm.gradient", norm("head.norm"), d_y, hidden(kHeadHidden), x_stats,
                   hidden(kHeadHiddenGradient));

@@ -20,7 +20,7 @@ enum EmbeddingFrame : std::int16_t {
   kEmbeddingSaved,
   kEmbeddingLocal,
   kEmbeddingInputs,
-  kEmbeddingFrames
+  kEmbeddingFrames,  ///< with sharded units the owners of weights and gradients follow
 };
 
 enum HeadFrame : std::int16_t {
@@ -34,7 +34,7 @@ enum HeadFrame : std::int16_t {
   kHeadLocal,
   kHeadInputs,
   kHeadScalars,
-  kHeadFrames
+  kHeadFrames,  ///< likewise
 };
 
 /// Buffers of a microbatch's input frame.
@@ -47,6 +47,7 @@ inline constexpr std::int16_t kExpertNormSquare = 2;
 
 struct EndLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient, inputs, scalars;
+  LayoutId unit_weights, unit_gradients;  ///< with sharded units
   ParameterLayouts parameters, parameter_gradients;
 };
 

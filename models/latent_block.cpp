@@ -72,9 +72,12 @@ Ref LatentBlock::norm_backward(SegmentWriter& w, const std::string& name, std::i
                                const Ref& d, const Ref& in, const Ref& statistics) {
   const Ref out = temporary(name + " d input", x_rows * width);
   const Ref g = gradient(name);
+  std::vector<View> reads = {d.view(), in.part(0, x_rows * width), statistics.view(),
+                             weight(name).view()};
+  std::vector<View> writes = {out.view()};
+  add_gradients(x_plan, {g}, reads, writes);
   w.compute(name + ".gradient", kernel(KernelKind::kRmsNormBackward, x_rows, width),
-            {d.view(), in.part(0, x_rows * width), statistics.view(), weight(name).view(), g.view()},
-            {out.view(), g.view()});
+            std::move(reads), std::move(writes));
   return out;
 }
 

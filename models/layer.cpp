@@ -1,13 +1,13 @@
-#include "models/layer_parts.h"
+#include "models/context_parts.h"
 
 namespace foretrain {
 namespace {
 
-class LayerWriter : LayerParts {
+class LayerWriter : ContextParts {
  public:
   LayerWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
               const LayerLayouts& layouts, bool recompute)
-      : LayerParts(builder, model, plan, layouts, recompute) {}
+      : ContextParts(builder, model, plan, layouts, recompute) {}
 
   LayerSegments run() {
     x_b = declare(x_saved, x_forward);
@@ -36,6 +36,14 @@ class LayerWriter : LayerParts {
       writer.segment().frames.push_back(l.experts);
       writer.segment().frames.push_back(l.expert_gradients);
     }
+    if (l.unit_weights.valid()) {
+      writer.segment().frames.push_back(l.unit_weights);
+      writer.segment().frames.push_back(l.unit_gradients);
+    }
+    if (l.expert_unit_weights.valid()) {
+      writer.segment().frames.push_back(l.expert_unit_weights);
+      writer.segment().frames.push_back(l.expert_unit_gradients);
+    }
     return x_builder.segment(std::move(writer.segment()));
   }
 
@@ -45,14 +53,6 @@ class LayerWriter : LayerParts {
 
   // --- Forward
   // -------------------------------------------------------------------------------------
-  Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
-    Kernel out;
-    out.kind = kind;
-    out.rows = rows;
-    out.cols = cols;
-    out.dtype = x_plan.precision.compute;
-    return out;
-  }
   Collective over_tensor(CollectiveKind kind, std::int64_t count) const {
     return Collective{kind, x_tensor, count, x_plan.precision.compute, false};
   }
@@ -169,38 +169,18 @@ class LayerWriter : LayerParts {
                 {x_b.qkv.view()});
     }
     if (x_model.position == Position::kRope) {
-      w.compute("attention.rope",
-                kernel(KernelKind::kRope, x_tokens, (x_q_heads + x_kv_heads) * x_model.head_dim),
-                {x_b.qkv.view()}, {x_b.qkv.view()});
+      w.compute("attention.rope", rope(false), {x_b.qkv.view()}, {x_b.qkv.view()});
     }
   }
 
-  Attention core(bool backward) const {
-    Attention a;
-    a.backward = backward;
-    a.batch = x_plan.micro_batch;
-    a.q_heads = x_q_heads;
-    a.kv_heads = x_kv_heads;
-    a.q_len = a.kv_len = x_plan.sequence_length;
-    a.head_dim = x_model.head_dim;
-    if (x_latent) a.value_dim = x_model.latent.value;
-    a.alibi = x_model.position == Position::kAlibi;
-    a.dropout = x_dropout.attention;
-    a.window = x_model.sliding_window < x_plan.sequence_length ? x_model.sliding_window : 0;
-    a.kernel = x_plan.attention;
-    a.dtype = x_plan.precision.compute;
-    return a;
-  }
-
-  std::vector<View> core_statistics() const {
-    std::vector<View> out;
-    for (const Ref* ref : {&x_b.row_stats, &x_b.scores, &x_b.score_mask, &x_b.dropped}) {
-      if (ref->valid()) out.push_back(ref->view());
-    }
+  Kernel rope(bool backward) const {
+    Kernel out = kernel(backward ? KernelKind::kRopeBackward : KernelKind::kRope, x_tokens,
+                        (x_q_heads + x_kv_heads) * x_model.head_dim);
+    out.head_dim = x_model.head_dim;
     return out;
   }
-
   void forward_core(SegmentWriter& w) {
+    if (x_plan.context > 1) return context_forward(w);
     std::vector<View> writes = core_statistics();
     writes.insert(writes.begin(), x_b.context.view());
     w.compute("attention.core", core(false), {x_b.qkv.view()}, std::move(writes));
@@ -233,14 +213,20 @@ class LayerWriter : LayerParts {
               std::move(reads), {x_b.act.view()});
   }
 
+  Kernel dropout(KernelKind kind) const {
+    Kernel out = kernel(kind, x_rows, x_model.hidden);
+    out.value = x_dropout.hidden;
+    if (x_plan.sequence) out.split_over = x_tensor;
+    return out;
+  }
+
   void residual(SegmentWriter& w, const char* name, const Ref& stream, const Ref& branch,
                 const Linear& l, const Ref& mask, const Ref& out) {
     std::vector<View> reads = {stream.view(), branch.view()};
     if (l.bias.valid()) reads.push_back(l.bias.view());
     std::vector<View> writes = {out.view()};
     if (mask.valid()) writes.push_back(mask.view());
-    w.compute(name, kernel(KernelKind::kResidualAdd, x_rows, x_model.hidden), std::move(reads),
-              std::move(writes));
+    w.compute(name, dropout(KernelKind::kResidualAdd), std::move(reads), std::move(writes));
   }
 
   // --- Backward
@@ -293,14 +279,20 @@ class LayerWriter : LayerParts {
   void bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                      std::int64_t rows) {
     if (!l.bias.valid()) return;
-    w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, l.out),
-              {d.view(), l.bias_gradient.view()}, {l.bias_gradient.view()});
+    std::vector<View> reads = {d.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {l.bias_gradient}, reads, writes);
+    w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, l.out), std::move(reads),
+              std::move(writes));
   }
 
   void weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                        const Ref& in) {
+    std::vector<View> reads = {d.view(), in.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {l.weight_gradient}, reads, writes);
     w.compute(name + ".weight_gradient", weight_gradient_gemm(x_plan, x_tokens, l.out, l.in),
-              {d.view(), in.view(), l.weight_gradient.view()}, {l.weight_gradient.view()});
+              std::move(reads), std::move(writes));
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -361,39 +353,40 @@ class LayerWriter : LayerParts {
   /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
   void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
                      const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in) {
-    std::vector<View> reads = {d_out.view(),       in.view(),         stats.view(),
-                               norm.weight.view(), d_residual.view(), norm.weight_gradient.view()};
-    std::vector<View> writes = {d_in.view(), norm.weight_gradient.view()};
-    if (norm.bias.valid()) {
-      reads.push_back(norm.bias_gradient.view());
-      writes.push_back(norm.bias_gradient.view());
-    }
+    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
+                               d_residual.view()};
+    std::vector<View> writes = {d_in.view()};
+    add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
     w.compute(name + ".gradient",
               norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
               std::move(reads), std::move(writes));
   }
 
   void backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
-    std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
-    const std::vector<View> statistics = core_statistics();
-    reads.insert(reads.end(), statistics.begin(), statistics.end());
-    w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
+    if (x_plan.context > 1) {
+      context_backward(w, d_context, d_qkv);
+    } else {
+      std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
+      const std::vector<View> statistics = core_statistics();
+      reads.insert(reads.end(), statistics.begin(), statistics.end());
+      w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
+    }
     if (x_latent) return;
     if (x_model.position == Position::kRope) {
-      w.compute(
-          "attention.rope_gradient",
-          kernel(KernelKind::kRopeBackward, x_tokens, (x_q_heads + x_kv_heads) * x_model.head_dim),
-          {d_qkv.view()}, {d_qkv.view()});
+      w.compute("attention.rope_gradient", rope(true), {d_qkv.view()}, {d_qkv.view()});
     }
     if (!x_model.qk_norm) return;
     const Ref q = gradient("attention.q_norm.weight");
     const Ref k = gradient("attention.k_norm.weight");
+    std::vector<View> normed = {d_qkv.view(), x_b.qkv_raw.view(),
+                                weight("attention.q_norm.weight").view(),
+                                weight("attention.k_norm.weight").view()};
+    std::vector<View> writes = {d_qkv.view()};
+    add_gradients(x_plan, {q, k}, normed, writes);
     w.compute(
         "attention.qk_norm_gradient",
         kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
-        {d_qkv.view(), x_b.qkv_raw.view(), weight("attention.q_norm.weight").view(),
-         weight("attention.k_norm.weight").view(), q.view(), k.view()},
-        {d_qkv.view(), q.view(), k.view()});
+        std::move(normed), std::move(writes));
   }
 };
 

@@ -27,9 +27,10 @@ enum LayerFrame : std::int16_t {
   kLocal,   ///< temporary buffers and events of one call
   kOutputGradient,
   kInputGradient,
-  kExpertWeights,  ///< only layers with experts have these two
-  kExpertGradients,
-  kLayerFrames
+  kLayerFrames,
+  kExpertWeights = kLayerFrames,  ///< only layers with experts have these two
+  kExpertGradients
+  // With sharded units the frames follow that own what these weights and gradients lie in.
 };
 
 /// Events of a residual-stream frame.
@@ -38,10 +39,10 @@ inline constexpr std::int16_t kSent = 1;   ///< it has been sent to the next sta
 inline constexpr std::int16_t kHiddenBuffer = 0;
 
 struct DropoutRates {
-  bool hidden = false, attention = false;
+  double hidden = 0, attention = 0;
 };
 /// The plan's rate, else the model's, else 0.1 where attention is unfused (the default of the GPT
-/// training codes of that era) and none elsewhere. Only zero or not matters here.
+/// training codes of that era) and none elsewhere.
 DropoutRates dropout_of(const Model& model, const Plan& plan);
 
 /// Elements of a residual activation on one rank.
@@ -74,6 +75,8 @@ struct LayerLayouts {
   bool sparse = false;
   LayoutId experts, expert_gradients;
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
+  LayoutId unit_weights, unit_gradients;  ///< with sharded units
+  LayoutId expert_unit_weights, expert_unit_gradients;
   ParameterLayouts parameters, parameter_gradients;
 };
 
@@ -89,6 +92,9 @@ struct NormRefs {
 Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DType dtype,
                    bool backward);
 std::vector<View> norm_reads(const Ref& input, const NormRefs& norm);
+/// Writes gradients of parameters, and reads them where the pass adds to them.
+void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vector<View>& reads,
+                   std::vector<View>& writes);
 
 /// GEMMs of y[T, out] = x[T, in] W[out, in]^T.
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in);

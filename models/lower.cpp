@@ -11,7 +11,8 @@ namespace {
 
 std::int64_t size_of(const Plan& plan, const std::string& dimension) {
   if (dimension == "tp") return plan.tensor;
-  if (dimension == "dp") return plan.data;
+  if (dimension == "dp") return plan.batch_ranks();
+  if (dimension == "cp") return plan.context;
   if (dimension == "pp") return plan.pipeline;
   return 1;
 }
@@ -23,7 +24,8 @@ std::int64_t number_of(const Plan& plan, const Coordinates& at, bool stages) {
   for (const std::string& dimension : plan.rank_order) {
     if (dimension == "pp" && !stages) continue;
     if (dimension == "tp") rank += stride * at.tensor;
-    if (dimension == "dp") rank += stride * at.data;
+    if (dimension == "dp") rank += stride * (at.data / plan.context);
+    if (dimension == "cp") rank += stride * (at.data % plan.context);
     if (dimension == "pp") rank += stride * at.pipeline;
     stride *= size_of(plan, dimension);
   }
@@ -48,6 +50,7 @@ class Lowering {
     }
     bind_groups();
     bind_channels();
+    bind_context();
     return std::move(x_out);
   }
 
@@ -81,10 +84,20 @@ class Lowering {
     using Key = std::array<std::int64_t, 3>;
     bind(kTensorGroup, [](const Coordinates& at) { return Key{at.data, at.pipeline, 0}; });
     bind(kDataGroup, [](const Coordinates& at) { return Key{at.tensor, at.pipeline, 0}; });
+    const std::int64_t context = x_plan.context;
+    bind(kContextGroup, [context](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / context};
+    });
     bind(kTiedGroup, [](const Coordinates& at) { return Key{at.tensor, at.data, 0}; });
-    const bool world = x_plan.sharding == Sharding::kOptimizer && x_plan.data > 1;
+    const std::int64_t shards = x_plan.shards();
+    bind(kShardGroup, [shards](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / shards};
+    });
+    bind(kReplicaGroup, [shards](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data % shards};
+    });
     bind_expert_groups();
-    bind(kNormGroup, [world](const Coordinates& at) { return Key{world ? 0 : at.data, 0, 0}; });
+    bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
   }
 
   void bind_expert_groups() {
@@ -124,6 +137,18 @@ class Lowering {
     x_out.ranks[destination.index()].channels[in] = id;
   }
 
+  /// Around the ring of each context-parallel group.
+  void bind_context() {
+    if (x_plan.context == 1) return;
+    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
+      const Coordinates at = coordinates_of(x_plan, RankId(r));
+      const std::int64_t place = at.data % x_plan.context;
+      Coordinates next = at;
+      next.data = at.data - place + (place + 1) % x_plan.context;
+      join(at, kContextToNext, next, kContextFromPrevious);
+    }
+  }
+
   /// Around the ring of stages: the last one sends to the first when chunks are interleaved.
   void bind_channels() {
     if (x_plan.pipeline == 1) return;
@@ -149,7 +174,8 @@ Coordinates coordinates_of(const Plan& plan, RankId rank) {
   for (const std::string& dimension : plan.rank_order) {
     const std::int64_t size = size_of(plan, dimension);
     if (dimension == "tp") at.tensor = rest % size;
-    if (dimension == "dp") at.data = rest % size;
+    if (dimension == "dp") at.data += rest % size * plan.context;
+    if (dimension == "cp") at.data += rest % size;
     if (dimension == "pp") at.pipeline = rest % size;
     rest /= size;
   }

@@ -62,8 +62,9 @@ void add_latent_attention(const Model& model, std::vector<Parameter>& out) {
 void add_mlp(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t h = model.hidden;
   const std::int64_t up = model.gated() ? 2 * model.intermediate : model.intermediate;
-  out.push_back({"mlp.up.weight", up, h, Split::kRows, Init::kNormal});
-  if (model.mlp_bias) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros});
+  const std::int64_t parts = model.gated() ? 2 : 1;
+  out.push_back({"mlp.up.weight", up, h, Split::kRows, Init::kNormal, parts});
+  if (model.mlp_bias) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros, parts});
   out.push_back({"mlp.down.weight", h, model.intermediate, Split::kCols, Init::kNormal});
   if (model.mlp_bias) out.push_back({"mlp.down.bias", h, 1, Split::kNone, Init::kZeros});
 }
@@ -75,13 +76,13 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t h = model.hidden;
   out.push_back({"moe.router.weight", e.count, h, Split::kNone, Init::kNormal});
   if (e.shared_width > 0) {
-    out.push_back({"moe.shared.up.weight", 2 * e.shared_width, h, Split::kRows, Init::kNormal});
+    out.push_back({"moe.shared.up.weight", 2 * e.shared_width, h, Split::kRows, Init::kNormal, 2});
     out.push_back({"moe.shared.down.weight", h, e.shared_width, Split::kCols, Init::kNormal});
   }
   out.push_back(
-      {"moe.experts.up.weight", e.count * h, 2 * e.width, Split::kCols, Init::kNormal, true});
+      {"moe.experts.up.weight", e.count * h, 2 * e.width, Split::kCols, Init::kNormal, 1, true});
   out.push_back(
-      {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, true});
+      {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, 1, true});
 }
 
 }  // namespace

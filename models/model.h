@@ -83,6 +83,8 @@ struct Parameter {
   std::int64_t rows = 0, cols = 1;
   Split split = Split::kNone;
   Init init = Init::kNormal;
+  /// Equal matrices one above the other, each cut alone: gate and up.
+  std::int64_t parts = 1;
   bool expert = false;  ///< of all experts: rows are cut over expert, columns over expert_tensor
   std::int64_t count() const { return rows * cols; }
   bool operator==(const Parameter&) const = default;

@@ -248,7 +248,9 @@ void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm,
                        std::vector<View> reads, const Ref& out) {
   gemm.batch = x_sizes.local;
   gemm.in = x_plan.precision.matrix;
-  gemm.out = gemm.accumulate ? x_plan.precision.gradients : x_plan.precision.compute;
+  const bool of_weights = gemm.accumulate;
+  gemm.accumulate = of_weights && !x_plan.fresh_gradients();
+  gemm.out = of_weights ? x_plan.local_gradients() : x_plan.precision.compute;
   if (gemm.accumulate) reads.push_back(out.view());
   w.compute(name, gemm, std::move(reads), {out.view()});
 }

@@ -34,19 +34,24 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     Buffer buffer;
     buffer.name = p.name;
     buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
-    buffer.dtype = gradients ? plan.precision.gradients : plan.precision.compute;
+    buffer.dtype = gradients ? plan.local_gradients() : plan.precision.compute;
     buffer.count = rows * cols;
     buffer.persistent = true;
     if (!gradients) {
-      Piece piece;
-      piece.tensor = builder.tensor(Tensor{name + "." + p.name, p.rows, p.cols, p.init, 0.02});
-      piece.row_count = rows;
-      piece.col_count = cols;
-      if (by_rows) piece.rows_split_over = builder.group(p.expert ? kExpertGroup : kTensorGroup);
-      if (by_cols) {
-        piece.cols_split_over = builder.group(p.expert ? kExpertTensorGroup : kTensorGroup);
+      for (std::int64_t part = 0; part < p.parts; ++part) {
+        const std::string of_part = p.parts > 1 ? "." + std::to_string(part) : "";
+        Piece piece;
+        piece.tensor = builder.tensor(
+            Tensor{name + "." + p.name + of_part, p.rows / p.parts, p.cols, p.init, 0.02});
+        piece.row_count = rows / p.parts;
+        piece.col_count = cols;
+        piece.offset = part * piece.row_count * cols;
+        if (by_rows) piece.rows_split_over = builder.group(p.expert ? kExpertGroup : kTensorGroup);
+        if (by_cols) {
+          piece.cols_split_over = builder.group(p.expert ? kExpertTensorGroup : kTensorGroup);
+        }
+        buffer.pieces.push_back(piece);
       }
-      buffer.pieces.push_back(piece);
     }
     if (p.expert) {
       out.expert_elements += buffer.count;
@@ -79,7 +84,7 @@ DropoutRates dropout_of(const Model& model, const Plan& plan) {
     if (of_model >= 0) return of_model;
     return plan.attention == AttentionKernel::kUnfused ? 0.1 : 0.0;
   };
-  return {rate(model.hidden_dropout) > 0, rate(model.attention_dropout) > 0};
+  return {rate(model.hidden_dropout), rate(model.attention_dropout)};
 }
 
 Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DType dtype,
@@ -100,6 +105,15 @@ std::vector<View> norm_reads(const Ref& input, const NormRefs& norm) {
   return reads;
 }
 
+void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vector<View>& reads,
+                   std::vector<View>& writes) {
+  for (const Ref& gradient : gradients) {
+    if (!gradient.valid()) continue;
+    if (!plan.fresh_gradients()) reads.push_back(gradient.view());
+    writes.push_back(gradient.view());
+  }
+}
+
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {
   return Gemm{
       tokens, out, in, 1, false, true, false, plan.precision.matrix, plan.precision.compute};
@@ -110,8 +124,15 @@ Gemm input_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out
 }
 Gemm weight_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out,
                           std::int64_t in) {
-  return Gemm{
-      out, in, tokens, 1, true, false, true, plan.precision.matrix, plan.precision.gradients};
+  return Gemm{out,
+              in,
+              tokens,
+              1,
+              true,
+              false,
+              !plan.fresh_gradients(),
+              plan.precision.matrix,
+              plan.local_gradients()};
 }
 
 }  // namespace foretrain

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "models/expert_plan.h"
+#include "models/plan_sharding.h"
 
 namespace foretrain {
 namespace {
@@ -25,7 +26,7 @@ class PlanReader {
     x_plan.accelerators = accelerators;
     for (const char* key : {"name", "model", "cluster", "system", "profile"}) x_reader.ignore(key);
     read_parallel();
-    read_sharding();
+    read_states();
     read_batch();
     read_precision();
     read_recompute();
@@ -71,11 +72,9 @@ class PlanReader {
       r.read("tensor", x_plan.tensor, kDegree);
       r.read("pipeline", x_plan.pipeline, kDegree);
       r.read("virtual_pipeline", x_plan.virtual_pipeline, kDegree);
-      std::int64_t context = 1;
-      r.read("context", context, kDegree);
+      r.read("context", x_plan.context, kDegree);
       r.read("expert", x_plan.experts.expert, kDegree);
       r.read("expert_tensor", x_plan.experts.tensor, kDegree);
-      later(r, "context", context > 1);
       x_plan.sequence = x_plan.tensor > 1;
       r.read("sequence", x_plan.sequence);
       if (x_plan.tensor == 1) x_plan.sequence = false;
@@ -125,25 +124,9 @@ class PlanReader {
     }
   }
 
-  void read_sharding() {
-    nested("sharding", [this](JsonReader& r) {
-      int level = 0;
-      r.read_choice("level", level, {"none", "optimizer", "gradients", "parameters"});
-      later(r, "level", level > 1);
-      x_plan.sharding = level == 0 ? Sharding::kNone : Sharding::kOptimizer;
-      later(r, "group_size", r.has("group_size"));
-    });
-    nested("gradients", [this](JsonReader& r) {
-      int type = 0;
-      r.read_choice("dtype", type, {"fp32", "compute"});
-      x_gradients_as_compute = type == 1;
-      r.read_enum("reduction", x_plan.reduction, {"reduce-scatter", "all-reduce"});
-      r.read("bucket_elements", x_plan.bucket_elements, IntRange{0, std::int64_t{1} << 50});
-      std::int64_t per_rank = 0;
-      r.read("bucket_elements_per_rank", per_rank, IntRange{0, 1'000'000'000});
-      x_per_rank = per_rank;
-      r.read("clip_norm", x_plan.clip_norm, JsonReader::Range{0, 1e9});
-    });
+  void read_states() {
+    nested("sharding", [this](JsonReader& r) { read_sharding(r, x_plan); });
+    nested("gradients", [this](JsonReader& r) { read_gradients(r, x_plan, x_gradients); });
   }
 
   void read_batch() {
@@ -185,7 +168,8 @@ class PlanReader {
     x_plan.precision.compute = types[std::min(choice, 3)];
     x_plan.precision.matrix = choice == 1 ? DType::kTf32 : x_plan.precision.compute;
     x_plan.precision.master = choice > 1;
-    x_plan.precision.gradients = x_gradients_as_compute ? x_plan.precision.compute : DType::kFp32;
+    x_plan.precision.gradients =
+        x_gradients.stored_as_compute ? x_plan.precision.compute : DType::kFp32;
   }
 
   void read_recompute() {
@@ -251,7 +235,8 @@ class PlanReader {
       int attention = 0;
       r.read_choice("attention", attention, {"flash", "cudnn", "unfused"});
       x_plan.attention = static_cast<AttentionKernel>(attention);
-      if (r.has("context")) r.fail("context", "needs parallel.context > 1");
+      if (r.has("context") && x_plan.context == 1) r.fail("context", "needs parallel.context > 1");
+      r.read_enum("context", x_plan.context_exchange, {"ring", "allgather", "alltoall"});
       bool compile = false;
       r.read("compile", compile);
       later(r, "compile", compile);
@@ -304,40 +289,33 @@ class PlanReader {
 
   void check() {
     Plan& p = x_plan;
-    const std::int64_t ranks = p.tensor * p.pipeline;
+    const std::int64_t ranks = p.tensor * p.pipeline * p.context;
+    std::string degrees = "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline);
+    if (p.context > 1) degrees += " x context " + text(p.context);
     if (ranks > p.accelerators) {
-      return refuse("parallel", "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline) +
-                                    " needs " + text(ranks) + " accelerators, the cluster has " +
-                                    text(p.accelerators));
+      return refuse("parallel", degrees + " needs " + text(ranks) +
+                                    " accelerators, the cluster has " + text(p.accelerators));
     }
     if (p.accelerators % ranks != 0) {
-      return refuse("parallel", "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline) +
-                                    " = " + text(ranks) + " does not divide " +
+      return refuse("parallel", degrees + " = " + text(ranks) + " does not divide " +
                                     text(p.accelerators) + " accelerators");
     }
-    p.data = p.accelerators / ranks;
-    if (p.global_batch == 0) p.global_batch = p.micro_batch * p.data;
-    if (x_per_rank > 0) p.bucket_elements = std::max(p.bucket_elements, x_per_rank * p.data);
+    p.data = p.accelerators / (p.tensor * p.pipeline);
+    if (p.global_batch == 0) p.global_batch = p.micro_batch * p.batch_ranks();
+    check_context();
+    if (const std::int64_t each = x_gradients.bucket_elements_per_rank; each > 0) {
+      p.bucket_elements = std::max(p.bucket_elements, each * p.data);
+    }
+    p.units.reduce = x_gradients.reduced_as_compute ? p.precision.compute : DType::kFp32;
     check_batch();
     check_widths();
     check_pipeline();
     check_recompute();
-    check_buckets();
+    if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {
+      refuse(no->place, no->message, no->kind);
+    }
     check_kernels();
     check_expert_plan(x_reader, x_model, x_plan);
-  }
-
-  /// Buckets are ops; more of them than this describe no real run and would only fill memory.
-  void check_buckets() {
-    constexpr std::int64_t kMostBuckets = 4096;
-    const Plan& p = x_plan;
-    if (p.bucket_elements == 0 || p.data == 1) return;
-    const std::int64_t elements = parameter_count(x_model) / (p.tensor * p.pipeline);
-    if (elements / p.bucket_elements <= kMostBuckets) return;
-    refuse("gradients/bucket_elements", text(elements) + " parameters of a rank in buckets of " +
-                                            text(p.bucket_elements) + " make more than " +
-                                            text(kMostBuckets) + " buckets; expected at least " +
-                                            text(elements / kMostBuckets + 1));
   }
 
   void check_kernels() {
@@ -350,11 +328,36 @@ class PlanReader {
            ErrorKind::kUnsupported);
   }
 
+  void check_context() {
+    const Plan& p = x_plan;
+    if (p.context == 1) return;
+    if (std::find(p.rank_order.begin(), p.rank_order.end(), "cp") == p.rank_order.end()) {
+      refuse("parallel/rank_order", "lacks cp, which is " + text(p.context));
+    }
+    if (p.sequence_length % (2 * p.context) != 0) {
+      refuse("batch/sequence", text(p.sequence_length) + " tokens are not a multiple of twice " +
+                                   "context " + text(p.context) + ", as balanced chunks need");
+    }
+    const bool heads = p.context_exchange == ContextExchange::kAllToAll;
+    if (heads && x_model.kv_heads % (p.tensor * p.context) != 0) {
+      refuse("parallel/context", text(p.context) + " x tensor " + text(p.tensor) +
+                                     " does not divide the model's key-value heads " +
+                                     text(x_model.kv_heads) + ", as alltoall needs");
+    }
+    if (p.attention == AttentionKernel::kUnfused) {
+      refuse("kernels/attention", "context parallelism needs fused attention");
+    }
+    if (x_model.sliding_window > 0 && x_model.sliding_window < p.sequence_length) {
+      refuse("parallel/context", "sliding windows under context parallelism are not modelled yet",
+             ErrorKind::kUnsupported);
+    }
+  }
+
   void check_batch() {
     const Plan& p = x_plan;
-    if (p.global_batch % (p.micro_batch * p.data) != 0) {
+    if (p.global_batch % (p.micro_batch * p.batch_ranks()) != 0) {
       refuse("batch/global", text(p.global_batch) + " sequences are not a multiple of micro " +
-                                 text(p.micro_batch) + " x data-parallel " + text(p.data));
+                                 text(p.micro_batch) + " x data-parallel " + text(p.batch_ranks()));
     }
     const double largest = static_cast<double>(p.tokens()) *
                            static_cast<double>(std::max({x_model.vocabulary, x_model.hidden * 8,
@@ -446,8 +449,7 @@ class PlanReader {
   JsonReader x_reader;
   const Model& x_model;
   Plan x_plan;
-  std::int64_t x_per_rank = 0;
-  bool x_gradients_as_compute = false;
+  GradientKeys x_gradients;
 };
 
 }  // namespace
@@ -462,22 +464,6 @@ const std::vector<std::string>& plan_keys() {
       "parallel", "sharding", "gradients", "batch",   "precision", "recompute", "schedule",
       "overlap",  "kernels",  "moe",       "offload", "launch",    "host",      "dropout"};
   return keys;
-}
-
-std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks) {
-  std::vector<std::int64_t> out(static_cast<std::size_t>(chunks), layers / chunks);
-  if (layers % chunks == 0) return out;
-  if ((layers + 2) % chunks == 0) {
-    std::fill(out.begin(), out.end(), (layers + 2) / chunks);
-    --out.front();
-    --out.back();
-    return out;
-  }
-  // The chunks that get one layer more stand in the middle.
-  const std::int64_t longer = layers % chunks;
-  const std::int64_t first = (chunks - longer) / 2;
-  for (std::int64_t c = first; c < first + longer; ++c) ++out[static_cast<std::size_t>(c)];
-  return out;
 }
 
 }  // namespace foretrain

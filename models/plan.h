@@ -13,7 +13,14 @@
 namespace foretrain {
 
 enum class Schedule : std::uint8_t { kGpipe, k1F1B, kInterleaved };
-enum class Sharding : std::uint8_t { kNone, kOptimizer };
+/// How queries meet the keys of other context-parallel ranks: models/context_parts.h.
+enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll };
+/// What is held in parts by the ranks of a shard group: nothing; optimizer states (ZeRO-1);
+/// gradients too (ZeRO-2); parameters too (ZeRO-3, FSDP).
+enum class Sharding : std::uint8_t { kNone, kOptimizer, kGradients, kParameters };
+/// When the backward pass issues the gather of the unit that comes next: as it gets there, after
+/// the current unit's gradients, before them.
+enum class Prefetch : std::uint8_t { kNone, kAfter, kBefore };
 /// How gradients of a bucket travel when the optimizer is sharded.
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
 
@@ -67,13 +74,31 @@ struct Overlap {
   bool operator==(const Overlap&) const = default;
 };
 
+/// How sharded gradients and parameters are handled. A unit is a run of layers of a chunk; the
+/// ends of the chunk are one more, which stays gathered until its backward pass is over.
+struct Units {
+  std::int64_t layers = 1;        ///< of a unit
+  bool reshard = true;            ///< parameters are let go after the forward pass
+  bool reshard_last = true;       ///< those of the last unit of a chunk as well
+  bool forward_prefetch = false;  ///< the next unit's gather is issued before this one's pass
+  Prefetch backward_prefetch = Prefetch::kBefore;
+  std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit
+  bool narrow_shards = false;          ///< shards in the compute type; else fp32, cast to gather
+  bool reduce_each = true;             ///< gradients of every microbatch; else of the last one
+  DType reduce = DType::kFp32;         ///< type in which gradients are reduced
+  bool operator==(const Units&) const = default;
+};
+
 struct Plan {
   std::int64_t accelerators = 1;
-  std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, data = 1;
-  bool sequence = false;                      ///< sequence parallelism beside tensor parallelism
+  std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
+  std::int64_t data = 1;  ///< ranks that hold the same parameters: data- times context-parallel
+  bool sequence = false;  ///< sequence parallelism beside tensor parallelism
   std::vector<std::string> rank_order;        ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   Sharding sharding = Sharding::kNone;
+  std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
+  Units units;
   GradientReduction reduction = GradientReduction::kReduceScatter;
   std::int64_t bucket_elements = 0;  ///< parameters of a gradient bucket; 0 = one bucket
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
@@ -83,6 +108,7 @@ struct Plan {
   Schedule schedule = Schedule::k1F1B;
   Overlap overlap;
   AttentionKernel attention = AttentionKernel::kFlash;
+  ContextExchange context_exchange = ContextExchange::kRing;
   bool fused_optimizer = true;
   double dropout = -1;   ///< overrides the model's; -1: see `dropout_of`
   double clip_norm = 1;  ///< 0 = no gradient clipping
@@ -90,14 +116,35 @@ struct Plan {
   Time step_time;        ///< host time a step outside of kernels' launches
   Time checkpoint_time;  ///< host time that recomputing a layer adds
 
-  std::int64_t microbatches() const { return global_batch / (micro_batch * data); }
+  /// Parts of the global batch: data-parallel ranks proper.
+  std::int64_t batch_ranks() const { return data / context; }
+  std::int64_t microbatches() const { return global_batch / (micro_batch * batch_ranks()); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
-  std::int64_t tokens() const { return micro_batch * sequence_length; }
+  /// Of a microbatch, on one rank (before sequence parallelism).
+  std::int64_t tokens() const { return micro_batch * sequence_length / context; }
   /// Ranks that hold the same experts.
   std::int64_t expert_data() const {
     return accelerators / (pipeline * experts.expert * experts.tensor);
   }
   std::int64_t shard() const { return sequence ? tensor : 1; }  ///< parts of a residual activation
+  /// Ranks that share one copy of what is sharded.
+  std::int64_t shards() const {
+    if (sharding == Sharding::kNone) return 1;
+    return shard_group == 0 ? data : shard_group;
+  }
+  std::int64_t replicas() const { return data / shards(); }  ///< copies of what is sharded
+  /// Type of a shard of parameters, and whether optimizer states hold an fp32 copy of it.
+  DType shard_type() const { return units.narrow_shards ? precision.compute : DType::kFp32; }
+  bool master_shards() const {
+    return precision.master && (sharding != Sharding::kParameters || units.narrow_shards);
+  }
+  bool by_units() const { return sharding >= Sharding::kGradients; }
+  /// The backward pass of each microbatch writes gradients instead of adding to them.
+  bool fresh_gradients() const { return by_units() && units.reduce_each; }
+  /// Type of gradients as the backward pass writes them.
+  DType local_gradients() const {
+    return fresh_gradients() ? precision.compute : precision.gradients;
+  }
   bool operator==(const Plan&) const = default;
 };
 

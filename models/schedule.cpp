@@ -47,4 +47,20 @@ std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::in
   return out;
 }
 
+std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(chunks), layers / chunks);
+  if (layers % chunks == 0) return out;
+  if ((layers + 2) % chunks == 0) {
+    std::fill(out.begin(), out.end(), (layers + 2) / chunks);
+    --out.front();
+    --out.back();
+    return out;
+  }
+  // The chunks that get one layer more stand in the middle.
+  const std::int64_t longer = layers % chunks;
+  const std::int64_t first = (chunks - longer) / 2;
+  for (std::int64_t c = first; c < first + longer; ++c) ++out[static_cast<std::size_t>(c)];
+  return out;
+}
+
 }  // namespace foretrain

@@ -12,6 +12,8 @@ namespace foretrain {
 /// Names of slots that `lower` binds.
 inline constexpr const char* kTensorGroup = "tensor";
 inline constexpr const char* kDataGroup = "data";
+inline constexpr const char* kShardGroup = "shards";      ///< where it is not all of "data"
+inline constexpr const char* kReplicaGroup = "replicas";  ///< same shard, other groups
 inline constexpr const char* kNormGroup = "gradient norm";
 inline constexpr const char* kTiedGroup = "tied embedding";
 inline constexpr const char* kExpertGroup = "expert";
@@ -19,6 +21,9 @@ inline constexpr const char* kExpertTensorGroup = "expert tensor";
 inline constexpr const char* kExpertModelGroup = "expert model";  ///< both together
 inline constexpr const char* kExpertDataGroup = "expert data";
 inline constexpr const char* kExpertNormGroup = "expert gradient norm";
+inline constexpr const char* kContextGroup = "context";
+inline constexpr const char* kContextToNext = "context to next";
+inline constexpr const char* kContextFromPrevious = "context from previous";
 inline constexpr const char* kToNext = "activations to next";
 inline constexpr const char* kFromPrevious = "activations from previous";
 inline constexpr const char* kToPrevious = "gradients to previous";

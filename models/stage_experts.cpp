@@ -9,9 +9,17 @@ void StageWriter::make_experts(std::size_t index) {
   }
   if (elements == 0) return;
   Chunk chunk;
-  chunk.replicas = Replicas{kExpertDataGroup, "expert data", x_plan.expert_data()};
+  const std::int64_t ranks = x_plan.expert_data();
+  const std::int64_t shards = x_plan.sharding == Sharding::kNone ? 1 : ranks;
+  chunk.holders = Holders{kExpertDataGroup, kExpertDataGroup, "expert data", ranks, shards, true};
   chunk.marks = x_builder.frame(x_marks);
-  own_buffers(chunk, elements);
+  x_chunks[index].experts = static_cast<int>(x_chunks.size());
+  if (by_units()) {
+    make_expert_units(chunk, x_chunks[index]);
+    x_chunks.push_back(std::move(chunk));
+    return;
+  }
+  own_buffers(chunk, elements, {});
   const Chunk& owner = x_chunks[index];
   std::int64_t at = 0;
   for (std::int64_t l = 0; l < owner.layers; ++l) {
@@ -30,18 +38,54 @@ void StageWriter::make_experts(std::size_t index) {
     chunk.parts.push_back(part);
   }
   make_buckets(chunk);
-  x_chunks[index].experts = static_cast<int>(x_chunks.size());
   x_chunks.push_back(std::move(chunk));
 }
 
+/// The experts of every unit of the owner, where it has any.
+void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
+  experts.parts.resize(static_cast<std::size_t>(owner.layers));
+  for (const Unit& unit : owner.units) {
+    std::int64_t elements = 0;
+    for (std::int64_t l = unit.first; l < unit.last; ++l) {
+      experts.parts[static_cast<std::size_t>(l)].cut_begin = elements;
+      elements += kind_of(owner, l).parameters.expert_elements;
+    }
+    if (elements == 0) continue;
+    const std::size_t shape =
+        shape_of(experts.holders, false, unit.last - unit.first, 0, elements);
+    push_unit(experts, shape, unit.first, unit.last);
+  }
+}
+
+Unit* StageWriter::expert_unit(const Chunk& chunk, std::int64_t layer) {
+  if (chunk.experts < 0) return nullptr;
+  for (Unit& unit : x_chunks[static_cast<std::size_t>(chunk.experts)].units) {
+    if (unit.first <= layer && layer < unit.last) return &unit;
+  }
+  return nullptr;
+}
+
 /// Binds the experts of layer `l` to its call; in the first pass they must have been gathered.
-void StageWriter::add_experts(const Chunk& chunk, std::int64_t l, Call& call) const {
-  if (!kind_of(chunk, l).sparse) return;
+void StageWriter::bind_experts(const Chunk& chunk, std::int64_t l, bool backward, Call& call) {
+  const LayerLayouts& kind = kind_of(chunk, l);
+  if (!kind.sparse) return;
   const Chunk& experts = x_chunks[static_cast<std::size_t>(chunk.experts)];
   const PartFrames& part = experts.parts[static_cast<std::size_t>(l)];
-  call.frames.push_back(part.weights);
-  call.frames.push_back(part.gradients);
-  wait_gathered(experts, part, call);
+  if (!by_units()) {
+    call.frames.push_back(part.weights);
+    call.frames.push_back(part.gradients);
+    wait_gathered(experts, part, call);
+    return;
+  }
+  Unit& unit = *expert_unit(chunk, l);
+  if (backward) need_gradients(unit);
+  const auto bind = [&](LayoutId layout, FrameId owner, DType type) {
+    return x_builder.alias(layout, owner, 0, bytes_of(type, part.cut_begin), call.layer);
+  };
+  call.frames.push_back(bind(kind.experts, unit.weights, x_plan.precision.compute));
+  call.frames.push_back(backward ? bind(kind.expert_gradients, unit.gradients,
+                                        x_plan.local_gradients())
+                                 : FrameId());
 }
 
 /// After the backward pass of layer `l`; at the first layer all experts of the chunk are done.

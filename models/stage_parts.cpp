@@ -60,6 +60,9 @@ void StageWriter::write_layouts() {
   LayoutWriter bucket("bucket", 0);
   bucket.event("reduced");
   bucket.event("gathered");
+  if (x_plan.sharding == Sharding::kOptimizer && x_plan.shards() > 1 && x_plan.replicas() > 1) {
+    bucket.event("scattered");
+  }
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");
@@ -81,9 +84,8 @@ void StageWriter::write_segments() {
   x_sparse_layer.hidden_gradient = x_layer.hidden_gradient;
   x_sparse_layer.sparse = true;
   for (LayerLayouts* layer : {&x_layer, &x_sparse_layer}) {
-    if (x_model.layers > 0 && x_model.sparse_layers() == (layer->sparse ? 0 : x_model.layers)) {
-      continue;
-    }
+    const std::int64_t sparse = x_model.sparse_layers();
+    if (layer->sparse ? sparse == 0 : sparse == x_model.layers) continue;
     layouts(*layer, "layer", layer_parameters(x_model, layer->sparse));
     if (layer->sparse) {
       layer->experts = x_builder.layout(layer->parameters.experts);
@@ -91,7 +93,8 @@ void StageWriter::write_segments() {
     }
     for (const bool again : {false, true}) {
       if (again && !x_plan.recompute.any()) continue;
-      x_layer_segments[{layer->sparse, again}] =
+      if (by_units()) continue;  // see layer_segments
+      x_layer_segments[{layer->sparse, again, 0}] =
           write_layer(x_builder, x_model, x_plan, *layer, again);
     }
   }
@@ -106,7 +109,7 @@ void StageWriter::write_segments() {
   const bool own_table = !x_model.tied_embeddings;
   if (first) {
     layouts(x_embedding, "model", embedding_parameters(x_model));
-    x_embedding_segments = write_embedding(x_builder, x_model, x_plan, x_embedding);
+    if (!by_units()) write_ends(true, false);
   }
   if (last) {
     std::vector<Parameter> parameters = head_parameters(x_model);
@@ -114,8 +117,17 @@ void StageWriter::write_segments() {
     // elsewhere.
     if (!own_table) parameters.push_back(embedding_parameters(x_model).front());
     layouts(x_head, "model", parameters);
+    if (!by_units()) write_ends(false, true);
+  }
+}
+
+void StageWriter::write_ends(bool embedding, bool head) {
+  if (embedding) {
+    x_embedding_segments = write_embedding(x_builder, x_model, x_plan, x_embedding);
+  }
+  if (head) {
     x_head_segments = write_head(x_builder, x_model, x_plan, x_head,
-                                 own_table ? "head.output" : "embedding.tokens");
+                                 x_model.tied_embeddings ? "embedding.tokens" : "head.output");
   }
 }
 
@@ -150,12 +162,31 @@ void StageWriter::make_chunk(std::int64_t index) {
   }
   for (const Chunk& earlier : x_chunks) chunk.layers_before += earlier.layers;
   chunk.marks = x_builder.frame(x_marks);
-  chunk.replicas = Replicas{kDataGroup, "data", x_plan.data};
+  chunk.holders = Holders{kDataGroup, shard_group(), "data", x_plan.data, x_plan.shards()};
   chunk.has_embedding = global == 0;
   chunk.has_head = global == x_plan.chunks() - 1;
   x_chunks.push_back(std::move(chunk));
+  if (by_units()) return make_units(x_chunks.back());
   place_parts(x_chunks.back());
   make_buckets(x_chunks.back());
+}
+
+/// What other ranks hold too: the norms and biases of a tensor-parallel group, a table that is tied
+/// to the one of another stage. `cut_begin`, `cut_end`: where the cut parameters lie.
+std::vector<Replica> StageWriter::replicas(const Chunk& chunk, std::int64_t cut_begin,
+                                           std::int64_t cut_end) {
+  std::vector<Replica> out;
+  if (x_plan.tensor > 1 && cut_begin > 0) {
+    out.push_back({0, cut_begin, x_builder.group(kTensorGroup)});
+  }
+  if (!tied_across() || !(chunk.has_embedding || chunk.has_head)) return out;
+  const GroupSlot tied = x_builder.group(kTiedGroup);
+  // The table is the embedding's only cut parameter and the first, or the head's and the last.
+  const std::int64_t table =
+      chunk.has_embedding ? x_embedding.parameters.cut_elements : x_head.parameters.cut_elements;
+  if (chunk.has_embedding) out.push_back({cut_begin, cut_begin + table, tied});
+  if (chunk.has_head) out.push_back({cut_end - table, cut_end, tied});
+  return out;
 }
 
 void StageWriter::place_parts(Chunk& chunk) {
@@ -176,7 +207,7 @@ void StageWriter::place_parts(Chunk& chunk) {
     cut += head_table ? x_head.parameters.cut_elements : 0;
     shared += x_head.parameters.shared_elements;
   }
-  own_buffers(chunk, cut + shared);
+  own_buffers(chunk, cut + shared, replicas(chunk, shared, shared + cut));
   const std::int64_t total = chunk.elements;
 
   chunk.elements = shared;  // the cut parts follow the shared ones
@@ -199,17 +230,18 @@ void StageWriter::place_parts(Chunk& chunk) {
 }
 
 /// The contiguous buffers of a chunk with so many parameters, padded to what its ranks share.
-void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements) {
-  const std::int64_t ranks = chunk.replicas.ranks;
-  const bool split = sharded(chunk.replicas);
-  const std::int64_t total = round_up(elements, split ? ranks * 128 : 1);
+void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas) {
+  const bool split = sharded(chunk.holders);
+  const std::int64_t total = round_up(elements, split ? chunk.holders.shards * 128 : 1);
   chunk.elements = total;
   const Precision& precision = x_plan.precision;
   chunk.parameters = x_builder.frame(x_builder.layout(
       one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
-  chunk.gradients = x_builder.frame(x_builder.layout(
-      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total)));
-  chunk.state_elements = total / (split ? ranks : 1);
+  FrameLayout gradients =
+      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
+  gradients.buffers.front().replicas = std::move(replicas);
+  chunk.gradients = x_builder.frame(x_builder.layout(std::move(gradients)));
+  chunk.state_elements = total / (split ? chunk.holders.shards : 1);
   FrameLayout states =
       one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
   states.name = "optimizer";
@@ -222,18 +254,18 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements) {
 }
 
 void StageWriter::make_buckets(Chunk& chunk) {
-  const Replicas& replicas = chunk.replicas;
-  if (replicas.ranks == 1) {
+  const Holders& holders = chunk.holders;
+  if (holders.ranks == 1) {
     chunk.buckets.push_back(
-        Bucket{0, chunk.elements, replicas, x_builder.frame(x_bucket), true, false});
+        Bucket{0, chunk.elements, holders, x_builder.frame(x_bucket), true, false});
     return;
   }
-  const std::int64_t unit = sharded(replicas) ? replicas.ranks * 128 : 1;
+  const std::int64_t unit = sharded(holders) ? holders.shards * 128 : 1;
   const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
   const std::int64_t size =
       whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
   for (std::int64_t end = chunk.elements; end > 0; end -= size) {
-    Bucket bucket{std::max<std::int64_t>(0, end - size), end,   replicas,
+    Bucket bucket{std::max<std::int64_t>(0, end - size), end,   holders,
                   x_builder.frame(x_bucket),             false, false};
     bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
     const auto overlaps = [&bucket](const PartFrames& part) {

@@ -10,17 +10,18 @@ constexpr std::int16_t kUpdateDone = 0;
 }  // namespace
 
 std::int64_t StageWriter::shard_elements(const Bucket& bucket) const {
-  return (bucket.end - bucket.begin) / (sharded(bucket.replicas) ? bucket.replicas.ranks : 1);
+  return (bucket.end - bucket.begin) / (sharded(bucket.holders) ? bucket.holders.shards : 1);
 }
 
 View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType type) const {
   View view{frame, 0,          bytes_of(type, bucket.begin), bytes_of(type, shard_elements(bucket)),
             1,     GroupSlot()};
-  if (!sharded(bucket.replicas)) return view;
-  view.shards = static_cast<std::int32_t>(bucket.replicas.ranks);
+  if (!sharded(bucket.holders)) return view;
+  view.shards = static_cast<std::int32_t>(bucket.holders.shards);
   view.shard_group = GroupSlot(0);
-  for (std::size_t g = 0; g < x_builder.program().group_slots.size(); ++g) {
-    if (x_builder.program().group_slots[g] == bucket.replicas.group) view.shard_group = GroupSlot(g);
+  const std::vector<std::string>& slots = x_builder.program().group_slots;
+  for (std::size_t g = 0; g < slots.size(); ++g) {
+    if (slots[g] == bucket.holders.shard_group) view.shard_group = GroupSlot(g);
   }
   return view;
 }
@@ -39,29 +40,52 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   bucket.issued = true;
   const DType type = x_plan.precision.gradients;
   const std::int64_t count = bucket.end - bucket.begin;
-  if (bucket.replicas.ranks == 1 || count == 0) return;
-  const GroupSlot data = x_builder.group(bucket.replicas.group);
-  const bool scatter = sharded(bucket.replicas) && x_plan.reduction == GradientReduction::kReduceScatter;
+  if (bucket.holders.ranks == 1 || count == 0) return;
+  const Holders& holders = bucket.holders;
+  const bool scatter =
+      sharded(holders) && x_plan.reduction == GradientReduction::kReduceScatter;
+  const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
   const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
   Op op;
-  op.stream = x_builder.stream(bucket.replicas.stream);
+  op.stream = x_builder.stream(bucket.holders.stream);
   op.work = x_builder.work(
-      Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, data, count,
-                 type, false});
+      Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, group,
+                 count, type, false});
   op.name = "gradients.reduce";
   op.category = Category::kData;
   op.phase = Phase::kGradients;
   op.reads = {all};
   op.writes = {scatter ? shard_view(0, bucket, type) : all};
-  op.records = EventRef{1, kReduced};
+  const bool again = scatter && holders.shards < holders.ranks;
+  op.records = EventRef{1, again ? kScattered : kReduced};
   Segment segment;
   segment.name = "reduce gradients";
   segment.frames = {layout_of(chunk.gradients), x_bucket};
   segment.ops.push_back(std::move(op));
+  if (again) {
+    reduce_over_replicas(segment, shard_view(0, bucket, type), shard_elements(bucket), type,
+                         EventRef{1, kScattered}, EventRef{1, kReduced});
+  }
   const SegmentId id = x_builder.segment(std::move(segment));
-  const StreamId stream = x_builder.stream(bucket.replicas.stream);
+  const StreamId stream = x_builder.stream(bucket.holders.stream);
   x_builder.call(
       Call{id, -1, -1, {chunk.gradients, bucket.frame}, {StreamWait{stream, frame, event}}});
+}
+
+/// Sums what the ranks hold that have the same shard in other groups.
+void StageWriter::reduce_over_replicas(Segment& segment, const View& shard, std::int64_t count,
+                                       DType type, EventRef before, EventRef after) {
+  Op op;
+  op.stream = x_builder.stream("replicas");
+  op.work = x_builder.work(
+      Collective{CollectiveKind::kAllReduce, x_builder.group(kReplicaGroup), count, type, false});
+  op.name = "gradients.replicas.reduce";
+  op.category = Category::kData;
+  op.phase = Phase::kGradients;
+  op.reads = op.writes = {shard};
+  op.waits = {before};
+  op.records = after;
+  segment.ops.push_back(std::move(op));
 }
 
 StreamWait StageWriter::reduce_parts(const char* stream, const char* group, const Chunk& chunk,
@@ -162,34 +186,57 @@ void StageWriter::update() {
   call.frames = {x_scalar_frame};
   call.waits = std::move(x_before_next);
   call.waits.insert(call.waits.end(), x_before_update.begin(), x_before_update.end());
-  for (const Chunk& chunk : x_chunks) {
-    for (const FrameId frame : {chunk.parameters, chunk.gradients, chunk.optimizer}) {
-      w.segment().frames.push_back(layout_of(frame));
-      call.frames.push_back(frame);
-    }
-    for (const Bucket& bucket : chunk.buckets) {
-      if (bucket.replicas.ranks == 1 || bucket.end == bucket.begin) continue;
-      call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
-    }
+  std::vector<Updated> updated;
+  if (by_units()) {
+    bind_units(w, call, updated);
+  } else {
+    bind_update(w, call, updated);
   }
-  write_clipping(w);
-  write_updates(w);
+  write_clipping(w, updated);
+  write_updates(w, updated);
   // A stage without layers or ends has nothing to update, and nothing waits for it.
   if (!w.segment().ops.empty()) w.record(EventRef{0, kUpdateDone});
   call.segment = x_builder.segment(std::move(w.segment()));
   x_builder.call(std::move(call));
-  if (!x_plan.overlap.parameter_gather) {
+  if (by_units() && !x_plan.overlap.parameter_gather) {
+    gather_all_weights(StreamWait{StreamId(), x_scalar_frame, kUpdateDone});
+  }
+  if (!by_units() && !x_plan.overlap.parameter_gather) {
     for (Chunk& chunk : x_chunks) {
-      if (!sharded(chunk.replicas)) continue;
-      const StreamWait done{x_builder.stream(chunk.replicas.stream), x_scalar_frame, kUpdateDone};
+      if (!sharded(chunk.holders)) continue;
+      const StreamWait done{x_builder.stream(chunk.holders.stream), x_scalar_frame, kUpdateDone};
       for (Bucket& bucket : chunk.buckets) gather_bucket(chunk, bucket, done);
     }
   }
   reduce_loss();
 }
 
+void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out) {
+  const Precision& precision = x_plan.precision;
+  for (const Chunk& chunk : x_chunks) {
+    const auto base = static_cast<std::int16_t>(call.frames.size());
+    for (const FrameId frame : {chunk.parameters, chunk.gradients, chunk.optimizer}) {
+      w.segment().frames.push_back(layout_of(frame));
+      call.frames.push_back(frame);
+    }
+    std::int64_t state = 0;
+    for (const Bucket& bucket : chunk.buckets) {
+      if (bucket.end == bucket.begin) continue;
+      if (bucket.holders.ranks > 1) {
+        call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
+      }
+      const std::int64_t count = shard_elements(bucket);
+      out.push_back(
+          Updated{shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients),
+                  shard_view(base, bucket, precision.compute), static_cast<std::int16_t>(base + 2),
+                  0, state, count, precision.master, chunk.holders.expert});
+      state += count;
+    }
+  }
+}
+
 /// Gradient norm over all parameters, the host's check of it, and scaling by min(1, clip / norm).
-void StageWriter::write_clipping(SegmentWriter& w) {
+void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& updated) {
   if (x_plan.clip_norm <= 0) return;
   const DType type = x_plan.precision.gradients;
   const Ref norm{0, kNormSquare, DType::kFp32, 1};
@@ -199,31 +246,20 @@ void StageWriter::write_clipping(SegmentWriter& w) {
   w.compute("gradients.norm.zero", clear, {}, {norm.view()});
   const Ref expert_norm{0, kExpertNormSquare, DType::kFp32, 1};
   if (own_expert_norm()) w.compute("gradients.norm.zero", clear, {}, {expert_norm.view()});
-  const auto each = [this](const auto& visit) {
-    for (std::size_t c = 0; c < x_chunks.size(); ++c) {
-      const auto base = static_cast<std::int16_t>(1 + 3 * c);
-      for (const Bucket& bucket : x_chunks[c].buckets) {
-        if (bucket.end > bucket.begin) visit(base, bucket);
-      }
-    }
-  };
-  const auto kernel = [&](KernelKind kind, const Bucket& bucket) {
+  const auto kernel = [&](KernelKind kind, std::int64_t count) {
     Kernel out;
     out.kind = kind;
     out.rows = 1;
-    out.cols = shard_elements(bucket);
+    out.cols = count;
     out.dtype = type;
     return out;
   };
-  each([&](std::int16_t base, const Bucket& bucket) {
-    const auto frame = static_cast<std::int16_t>(base + 1);
-    const bool apart = own_expert_norm() && bucket.replicas.group == kExpertDataGroup;
-    const Ref& sum = apart ? expert_norm : norm;
-    w.compute("gradients.norm", kernel(KernelKind::kSquaredNorm, bucket),
-              {shard_view(frame, bucket, type), sum.view()}, {sum.view()});
-  });
-  const bool all = x_plan.sharding == Sharding::kOptimizer && x_plan.data > 1;
-  const std::int64_t ranks = all ? x_plan.accelerators : x_plan.tensor * x_plan.pipeline;
+  for (const Updated& u : updated) {
+    const Ref& sum = u.expert && own_expert_norm() ? expert_norm : norm;
+    w.compute("gradients.norm", kernel(KernelKind::kSquaredNorm, u.count), {u.gradient, sum.view()},
+              {sum.view()});
+  }
+  const std::int64_t ranks = x_plan.shards() * x_plan.tensor * x_plan.pipeline;
   if (ranks > 1) {
     w.compute(
         "gradients.norm.reduce",
@@ -234,43 +270,34 @@ void StageWriter::write_clipping(SegmentWriter& w) {
   if (own_expert_norm()) add_expert_norm(w);
   w.compute("gradients.check", HostSync{}, {norm.view()}, {});
   w.segment().ops.back().category = Category::kHost;
-  each([&](std::int16_t base, const Bucket& bucket) {
-    const View view = shard_view(static_cast<std::int16_t>(base + 1), bucket, type);
-    w.compute("gradients.clip", kernel(KernelKind::kScale, bucket), {view, norm.view()}, {view});
-  });
+  for (const Updated& u : updated) {
+    Kernel clip = kernel(KernelKind::kScale, u.count);
+    clip.value = x_plan.clip_norm;
+    w.compute("gradients.clip", clip, {u.gradient, norm.view()}, {u.gradient});
+  }
 }
 
-void StageWriter::write_updates(SegmentWriter& w) {
-  const Precision& precision = x_plan.precision;
-  for (std::size_t c = 0; c < x_chunks.size(); ++c) {
-    const auto base = static_cast<std::int16_t>(1 + 3 * c);
-    std::int64_t state = 0;
-    for (const Bucket& bucket : x_chunks[c].buckets) {
-      const std::int64_t count = shard_elements(bucket);
-      if (count == 0) continue;
-      Kernel adam;
-      adam.kind = KernelKind::kAdam;
-      adam.rows = 1;
-      adam.cols = count;
-      adam.dtype = DType::kFp32;
-      // Multi-tensor implementations launch once for many tensors; the plain one works in about a
-      // dozen passes of foreach kernels.
-      adam.launches = x_plan.fused_optimizer ? 1 : 12;
-      const auto states = static_cast<std::int16_t>(base + 2);
-      const View weights = shard_view(base, bucket, precision.compute);
-      std::vector<View> reads = {
-          shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients)};
-      std::vector<View> writes = {weights};
-      if (!precision.master) reads.push_back(weights);
-      const std::int16_t state_buffers = precision.master ? 3 : 2;
-      for (std::int16_t b = 0; b < state_buffers; ++b) {
-        const View view = Ref{states, b, DType::kFp32, 0}.part(state, count);
-        reads.push_back(view);
-        writes.push_back(view);
-      }
-      w.compute("optimizer.adam", adam, std::move(reads), std::move(writes));
-      state += count;
+void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& updated) {
+  for (const Updated& u : updated) {
+    Kernel adam;
+    adam.kind = KernelKind::kAdam;
+    adam.rows = 1;
+    adam.cols = u.count;
+    adam.dtype = DType::kFp32;
+    // Multi-tensor implementations launch once for many tensors; the plain one works in about a
+    // dozen passes of foreach kernels.
+    adam.launches = x_plan.fused_optimizer ? 1 : 12;
+    std::vector<View> reads = {u.gradient};
+    std::vector<View> writes = {u.weights};
+    if (!u.master) reads.push_back(u.weights);
+    const std::int16_t buffers = u.master ? 3 : 2;
+    for (std::int16_t b = 0; b < buffers; ++b) {
+      const auto buffer = static_cast<std::int16_t>(u.first + b);
+      const View view = Ref{u.states, buffer, DType::kFp32, 0}.part(u.begin, u.count);
+      reads.push_back(view);
+      writes.push_back(view);
     }
+    w.compute("optimizer.adam", adam, std::move(reads), std::move(writes));
   }
 }
 
@@ -279,9 +306,10 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   const std::int64_t count = bucket.end - bucket.begin;
   if (count == 0) return;
   Op op;
-  op.stream = x_builder.stream(bucket.replicas.stream);
+  op.stream = x_builder.stream(bucket.holders.stream);
   op.work = x_builder.work(Collective{CollectiveKind::kAllGather,
-                                      x_builder.group(bucket.replicas.group), count, type, false});
+                                      x_builder.group(bucket.holders.shard_group), count, type,
+                                      false});
   op.name = "parameters.gather";
   op.category = Category::kData;
   op.phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;

@@ -30,14 +30,18 @@ Program StageWriter::run() && {
       forward(pass.chunk, pass.microbatch);
     }
   }
-  reduce_rest();
+  if (!by_units()) reduce_rest();
   update();
+  x_builder.batch({x_plan.micro_batch, x_plan.sequence_length, x_plan.microbatches(),
+                   x_model.vocabulary,
+                   x_plan.data > 1 ? x_builder.group(kDataGroup) : GroupSlot()});
   return std::move(x_builder).build();
 }
 
 /// Zeroes the gradients; with gathers overlapped, last step's parameters come in beside the forward
 /// pass.
 void StageWriter::step_begins() {
+  if (by_units()) return zero_units();
   for (std::size_t c = 0; c < x_chunks.size(); ++c) {
     Chunk& chunk = x_chunks[c];
     LayoutWriter events("zero", 1);
@@ -66,7 +70,7 @@ void StageWriter::step_begins() {
   }
   if (!x_plan.overlap.parameter_gather) return;
   for (Chunk& chunk : x_chunks) {
-    if (sharded(chunk.replicas)) gather_parameters(chunk);
+    if (sharded(chunk.holders)) gather_parameters(chunk);
   }
 }
 
@@ -78,12 +82,24 @@ void StageWriter::gather_parameters(Chunk& chunk) {
 }
 
 void StageWriter::wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const {
-  if (!x_first_pass || !sharded(chunk.replicas) || !x_plan.overlap.parameter_gather) return;
+  if (!x_first_pass || !sharded(chunk.holders) || !x_plan.overlap.parameter_gather) return;
   const StreamId compute(std::size_t{0});
   for (const Bucket& bucket : chunk.buckets) {
     const bool cut = bucket.begin < part.cut_end && part.cut_begin < bucket.end;
     const bool shared = bucket.begin < chunk.shared_elements;
     if (cut || shared) call.waits.push_back(StreamWait{compute, bucket.frame, kGathered});
+  }
+}
+
+/// After a microbatch's backward pass through the whole chunk.
+void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last) {
+  if (by_units()) {
+    if (Unit* root = root_of(chunk)) {
+      if (last || !keeps(chunk, *root, true)) close_unit(*root, frame, event);
+      reduce_unit(*root, StreamWait{StreamId(), frame, event}, last);
+    }
+  } else if (last) {
+    finish_chunk(chunk, frame, event);
   }
 }
 
@@ -150,6 +166,7 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
   Passage& passage = x_passages[{c, mb}];
   passage.hidden.push_back(x_builder.frame(x_layer.hidden, -1, mb));
+  if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.has_embedding || chunk.has_head) load_inputs(passage, mb);
   if (chunk.has_embedding) {
     embedding_forward(chunk, passage, mb);
@@ -171,7 +188,7 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   }
 }
 
-void StageWriter::embedding_forward(const Chunk& chunk, Passage& passage, std::int32_t mb) {
+void StageWriter::embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb) {
   const EndSegments& s = *x_embedding_segments;
   passage.embedding_saved = x_builder.frame(s.saved, -1, mb);
   const PartFrames& part = chunk.embedding;
@@ -184,14 +201,14 @@ void StageWriter::embedding_forward(const Chunk& chunk, Passage& passage, std::i
             std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
+  bind_part(chunk, -1, &x_embedding, false, call);
   x_builder.call(std::move(call));
 }
 
-void StageWriter::layer_forward(const Chunk& chunk, Passage& passage, std::int64_t l,
-                                std::int32_t mb) {
+void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb) {
   const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
-  const LayerSegments& s = x_layer_segments.at(
-      {kind_of(chunk, l).sparse, recomputed(chunk.layers_before + l)});
+  unit_opens(chunk, l, false);
+  const LayerSegments& s = layer_segments(chunk, l);
   const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
   passage.saved.push_back(x_builder.frame(s.saved, index, mb));
   passage.hidden.push_back(x_builder.frame(x_layer.hidden, index, mb));
@@ -205,11 +222,13 @@ void StageWriter::layer_forward(const Chunk& chunk, Passage& passage, std::int64
       std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
-  add_experts(chunk, l, call);
+  bind_experts(chunk, l, false, call);
+  bind_part(chunk, l, nullptr, false, call);
   x_builder.call(std::move(call));
+  unit_ends(chunk, l, passage.hidden.back(), false, false);
 }
 
-void StageWriter::head_forward(const Chunk& chunk, Passage& passage, std::int32_t mb) {
+void StageWriter::head_forward(Chunk& chunk, Passage& passage, std::int32_t mb) {
   const EndSegments& s = *x_head_segments;
   passage.head_saved = x_builder.frame(s.saved, -1, mb);
   const PartFrames& part = chunk.head;
@@ -222,6 +241,7 @@ void StageWriter::head_forward(const Chunk& chunk, Passage& passage, std::int32_
             std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
+  bind_part(chunk, -1, &x_head, false, call);
   x_builder.call(std::move(call));
 }
 
@@ -231,11 +251,15 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   FT_CHECK(found != x_passages.end(), "a backward pass before its forward");
   Passage& passage = found->second;
   passage.gradient = x_builder.frame(x_layer.hidden_gradient, -1, mb);
+  if (chunk.layers > 0 && x_plan.units.backward_prefetch == Prefetch::kBefore) {
+    if (by_units()) open_units(chunk, chunk.layers - 1);
+  }
   if (chunk.has_head) {
     head_backward(chunk, passage, mb);
     // A table that it shares with the embedding is not final yet, nor does anything lie behind it.
     const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
-    if (last && own_table) reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
+    if (last && own_table && !by_units())
+      reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
   } else {
     if (!x_receive_gradient.valid()) {
       x_receive_gradient =
@@ -245,7 +269,8 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   }
   for (std::int64_t l = chunk.layers; l-- > 0;) {
     layer_backward(chunk, passage, l, mb);
-    if (last) {
+    unit_ends(chunk, l, passage.gradient, true, last);
+    if (last && !by_units()) {
       reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, passage.gradient,
                    kReady);
       reduce_experts_ready(chunk, l, passage.gradient, kReady);
@@ -254,7 +279,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   if (chunk.has_embedding) {
     embedding_backward(chunk, passage, mb, last);
   } else {
-    if (last) finish_chunk(chunk, passage.gradient, kReady);
+    finish_pass(chunk, passage.gradient, kReady, last);
     if (!x_send_gradient.valid()) {
       x_send_gradient =
           message_segment("send gradients", kToPrevious, x_layer.hidden_gradient, true);
@@ -264,24 +289,25 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   x_passages.erase(found);
 }
 
-void StageWriter::head_backward(const Chunk& chunk, Passage& passage, std::int32_t mb) {
+void StageWriter::head_backward(Chunk& chunk, Passage& passage, std::int32_t mb) {
   const EndSegments& s = *x_head_segments;
   const PartFrames& part = chunk.head;
-  x_builder.call(Call{s.backward,
-                      -1,
-                      mb,
-                      {part.weights, part.gradients, part.shared, part.shared_gradients,
-                       passage.hidden.back(), passage.gradient, passage.head_saved,
-                       x_builder.frame(s.local_backward, -1, mb), passage.inputs, x_scalar_frame},
-                      std::move(x_before_next)});
+  Call call{s.backward,
+            -1,
+            mb,
+            {part.weights, part.gradients, part.shared, part.shared_gradients,
+             passage.hidden.back(), passage.gradient, passage.head_saved,
+             x_builder.frame(s.local_backward, -1, mb), passage.inputs, x_scalar_frame},
+            std::move(x_before_next)};
   x_before_next.clear();
+  bind_part(chunk, -1, &x_head, true, call);
+  x_builder.call(std::move(call));
 }
 
-void StageWriter::layer_backward(const Chunk& chunk, Passage& passage, std::int64_t l,
-                                 std::int32_t mb) {
+void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb) {
   const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
-  const LayerSegments& s = x_layer_segments.at(
-      {kind_of(chunk, l).sparse, recomputed(chunk.layers_before + l)});
+  unit_opens(chunk, l, true);
+  const LayerSegments& s = layer_segments(chunk, l);
   const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
   const FrameId below = x_builder.frame(x_layer.hidden_gradient, index, mb);
   // What is computed again writes the layer's output a second time: into a frame of its own.
@@ -295,7 +321,8 @@ void StageWriter::layer_backward(const Chunk& chunk, Passage& passage, std::int6
              x_builder.frame(s.local_backward, index, mb), passage.gradient, below},
             std::move(x_before_next)};
   x_before_next.clear();
-  add_experts(chunk, l, call);
+  bind_experts(chunk, l, true, call);
+  bind_part(chunk, l, nullptr, true, call);
   x_builder.call(std::move(call));
   passage.gradient = below;
 }
@@ -304,14 +331,16 @@ void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_
   const EndSegments& s = *x_embedding_segments;
   const PartFrames& part = chunk.embedding;
   const FrameId local = x_builder.frame(s.local_backward, -1, mb);
-  x_builder.call(Call{s.backward,
-                      -1,
-                      mb,
-                      {part.weights, part.gradients, part.shared, part.shared_gradients, FrameId(),
-                       passage.gradient, passage.embedding_saved, local, passage.inputs},
-                      std::move(x_before_next)});
+  Call call{s.backward,
+            -1,
+            mb,
+            {part.weights, part.gradients, part.shared, part.shared_gradients, FrameId(),
+             passage.gradient, passage.embedding_saved, local, passage.inputs},
+            std::move(x_before_next)};
   x_before_next.clear();
-  if (last) finish_chunk(chunk, local, s.done);
+  bind_part(chunk, -1, &x_embedding, true, call);
+  x_builder.call(std::move(call));
+  finish_pass(chunk, local, s.done, last);
 }
 
 Program write_stage(const Model& model, const Plan& plan, std::int64_t stage) {

@@ -2,9 +2,11 @@
 // update.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,22 +25,29 @@ class StageWriter {
   // --- Frames and segments (stage_parts.cpp) ---
   void write_layouts();
   void write_segments();
+  void write_ends(bool embedding, bool head);
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
+  std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
   void make_buckets(Chunk& chunk);
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
   bool tied_across() const;
-  bool sharded(const Replicas& replicas) const {
-    return x_plan.sharding == Sharding::kOptimizer && replicas.ranks > 1;
+  bool sharded(const Holders& holders) const {
+    return x_plan.sharding == Sharding::kOptimizer && holders.shards > 1;
   }
+  const char* shard_group() const { return x_plan.replicas() > 1 ? kShardGroup : kDataGroup; }
   const LayerLayouts& kind_of(const Chunk& chunk, std::int64_t l) const {
     return x_model.sparse(chunk.first_layer + l) ? x_sparse_layer : x_layer;
   }
-  void own_buffers(Chunk& chunk, std::int64_t elements);
-  /// The chunk of experts that belongs to chunk `index` (stage_experts.cpp).
+  void own_buffers(Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas);
+
+  // --- The experts of a chunk (stage_experts.cpp) ---
   void make_experts(std::size_t index);
-  void add_experts(const Chunk& chunk, std::int64_t l, Call& call) const;
+  void make_expert_units(Chunk& experts, const Chunk& owner);
+  /// The unit that holds the experts of `layer`; null without experts or units.
+  Unit* expert_unit(const Chunk& chunk, std::int64_t layer);
+  void bind_experts(const Chunk& chunk, std::int64_t l, bool backward, Call& call);
   void reduce_experts_ready(const Chunk& chunk, std::int64_t l, FrameId frame, std::int16_t event);
   void add_expert_norm(SegmentWriter& w);
   bool own_expert_norm() const {
@@ -58,12 +67,13 @@ class StageWriter {
   void forward(std::int32_t chunk, std::int32_t microbatch);
   void backward(std::int32_t chunk, std::int32_t microbatch, bool last);
   void load_inputs(Passage& passage, std::int32_t microbatch);
-  void embedding_forward(const Chunk& chunk, Passage& passage, std::int32_t mb);
-  void head_forward(const Chunk& chunk, Passage& passage, std::int32_t mb);
-  void head_backward(const Chunk& chunk, Passage& passage, std::int32_t mb);
+  void embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  void head_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  void head_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
-  void layer_forward(const Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
-  void layer_backward(const Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
+  void layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
+  void layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
+  void finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
   void wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const;
   void message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send);
   SegmentId message_segment(const std::string& stream, const char* channel, LayoutId layout,
@@ -81,8 +91,20 @@ class StageWriter {
   std::vector<Range> partial_gradients(const Chunk& chunk) const;
   void reduce_rest();
   void update();
-  void write_clipping(SegmentWriter& w);
-  void write_updates(SegmentWriter& w);
+  void reduce_over_replicas(Segment& segment, const View& shard, std::int64_t count, DType type,
+                            EventRef before, EventRef after);
+  /// What one kernel of the update touches, in formal frames of the update's segment.
+  struct Updated {
+    View gradient, weights;
+    std::int16_t states = 0;            ///< frame of the optimizer states
+    std::int16_t first = 0;             ///< its first buffer that is a state
+    std::int64_t begin = 0, count = 0;  ///< elements of the states
+    bool master = false;                ///< the last state is a copy of the weights
+    bool expert = false;
+  };
+  void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
+  void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
+  void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
   void gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after);
   void reduce_loss();
   /// This rank's part of a bucket in formal frame `frame`; all of it when the optimizer is not
@@ -93,6 +115,42 @@ class StageWriter {
     return x_builder.program().frames[frame.index()].layout;
   }
 
+  // --- Sharded units (stage_units.cpp, stage_shapes.cpp) ---
+  bool by_units() const { return x_plan.by_units(); }
+  bool sharded_parameters() const { return x_plan.sharding == Sharding::kParameters; }
+  void make_units(Chunk& chunk);
+  void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last);
+  void add_root(Chunk& chunk);
+  void push_unit(Chunk& chunk, std::size_t shape, std::int64_t first, std::int64_t last);
+  std::size_t shape_of(const Holders& holders, bool root, std::int64_t layers, std::int64_t shared,
+                       std::int64_t cut);
+  void write_shape(UnitShape& shape);
+  SegmentId write_gather(const UnitShape& shape);
+  SegmentId write_reduction(const UnitShape& shape, bool first);
+  void sum_shared(const UnitShape& shape, Segment& segment);
+  std::vector<Range> partial_of_unit(const UnitShape& shape) const;
+  Op unit_op(const char* stream, const char* name, Work work, Phase phase);
+  Unit& unit_of(Chunk& chunk, std::int64_t layer);
+  Unit* root_of(Chunk& chunk);
+  void open_unit(Unit& unit);
+  void close_unit(Unit& unit, FrameId frame, std::int16_t event);
+  void zero_units();
+  void gather_weights(Unit& unit, StreamWait after);
+  void gather_all_weights(StreamWait after);
+  bool keeps(const Chunk& chunk, const Unit& unit, bool backward) const;
+  void unit_opens(Chunk& chunk, std::int64_t layer, bool backward);
+  void unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, bool backward, bool last);
+  void reduce_unit(Unit& unit, StreamWait after, bool last);
+  /// Binds the parameters of a layer of the chunk, or of the end whose layouts are `end`.
+  void bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* end, bool backward,
+                 Call& call);
+  void bind_units(SegmentWriter& w, Call& call, std::vector<Updated>& out);
+  const LayerSegments& layer_segments(Chunk& chunk, std::int64_t layer);
+  View own_shard(std::int16_t frame, std::int16_t buffer, const UnitShape& shape, DType type) const;
+  void open_units(Chunk& chunk, std::int64_t layer);
+  void bind_unit(Unit& unit, bool backward, Call& call) const;
+  void need_gradients(Unit& unit);
+
   const Model& x_model;
   const Plan& x_plan;
   std::int64_t x_stage;
@@ -100,7 +158,11 @@ class StageWriter {
   LayerLayouts x_layer, x_sparse_layer;
   EndLayouts x_embedding, x_head;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
-  std::map<std::pair<bool, bool>, LayerSegments> x_layer_segments;  ///< by experts, recomputed
+  /// By experts, recomputed, shape of the unit.
+  std::map<std::tuple<bool, bool, std::size_t>, LayerSegments> x_layer_segments;
+  std::vector<UnitShape> x_shapes;
+  /// By number of the gather: when its arrays were let go. Of layers, of experts.
+  std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
   SegmentId x_load;
   SegmentId x_send_activation, x_receive_activation, x_send_gradient, x_receive_gradient;

@@ -56,7 +56,8 @@ std::string plan_text(const Run& run) {
   if (p.sequence) out += " with sequence parallelism";
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
-  out += ", data " + std::to_string(p.data);
+  if (p.context > 1) out += ", context " + std::to_string(p.context);
+  out += ", data " + std::to_string(p.batch_ranks());
   if (p.sharding == Sharding::kOptimizer && p.data > 1) out += " (optimizer sharded)";
   out += ", " + std::to_string(p.microbatches()) + " microbatches of " +
          std::to_string(p.micro_batch) + " x " + std::to_string(p.sequence_length) + " tokens";

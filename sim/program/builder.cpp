@@ -43,38 +43,59 @@ class LifeDeriver {
 
   void run() {
     for (std::size_t c = 0; c < x_program.calls.size(); ++c) touch_call(c);
-    std::vector<bool> seen(x_program.segments.size());
-    std::vector<Marks> marks(x_program.segments.size());
+    std::vector<std::vector<Variant>> variants(x_program.segments.size());
     for (std::size_t c = 0; c < x_program.calls.size(); ++c) {
-      const std::size_t s = x_program.calls[c].segment.index();
-      Marks found = marks_of(c);
-      if (!seen[s]) {
-        marks[s] = std::move(found);
-        seen[s] = true;
-      } else {
-        FT_CHECK(marks[s] == found, "buffer lives differ between calls of one segment");
-      }
-    }
-    for (std::size_t s = 0; s < marks.size(); ++s) {
-      if (!seen[s]) continue;
-      for (std::size_t o = 0; o < x_program.segments[s].ops.size(); ++o) {
-        x_program.segments[s].ops[o].allocates = std::move(marks[s].allocates[o]);
-        x_program.segments[s].ops[o].frees = std::move(marks[s].frees[o]);
-      }
+      Call& call = x_program.calls[c];
+      call.segment = variant_of(variants[call.segment.index()], call.segment, marks_of(c));
     }
   }
 
  private:
-  bool owns(const Call& call, std::int16_t frame, std::int16_t buffer) const {
-    const Frame& actual = x_program.frames[call.frames[static_cast<std::size_t>(frame)].index()];
-    if (actual.alias_of.valid()) return false;
-    return !x_program.layouts[actual.layout.index()]
-                .buffers[static_cast<std::size_t>(buffer)]
-                .persistent;
+  /// A segment with the marks of some of its calls.
+  struct Variant {
+    Marks marks;
+    SegmentId segment;
+  };
+
+  /// The first marks go to the segment itself, others to copies of it.
+  SegmentId variant_of(std::vector<Variant>& variants, SegmentId segment, Marks marks) {
+    for (const Variant& known : variants) {
+      if (known.marks == marks) return known.segment;
+    }
+    SegmentId id = segment;
+    if (!variants.empty()) {
+      Segment copy = x_program.segments[segment.index()];
+      id = push_id<SegmentId>(x_program.segments, std::move(copy));
+    }
+    std::vector<Op>& ops = x_program.segments[id.index()].ops;
+    for (std::size_t o = 0; o < ops.size(); ++o) {
+      ops[o].allocates = marks.allocates[o];
+      ops[o].frees = marks.frees[o];
+    }
+    variants.push_back(Variant{std::move(marks), id});
+    return id;
   }
-  Life& life(const Call& call, std::int16_t frame, std::int16_t buffer) {
-    const FrameId actual = call.frames[static_cast<std::size_t>(frame)];
-    return x_lives[x_base[actual.index()] + static_cast<std::size_t>(buffer)];
+
+  /// The buffer that a view touches: that of the frame itself, or the one an alias lies in. Invalid
+  /// where it is persistent.
+  BufferRef owned(const Call& call, const View& view) const {
+    const FrameId id = call.frames[static_cast<std::size_t>(view.frame)];
+    const Frame& actual = x_program.frames[id.index()];
+    const bool alias = actual.alias_of.valid();
+    const FrameId owner = alias ? actual.alias_of : id;
+    const std::int16_t buffer = alias ? actual.alias_buffer : view.buffer;
+    const LayoutId layout = x_program.frames[owner.index()].layout;
+    if (x_program.layouts[layout.index()].buffers[static_cast<std::size_t>(buffer)].persistent) {
+      return BufferRef{-1, -1};
+    }
+    if (!alias) return BufferRef{view.frame, view.buffer};
+    const auto it = std::find(call.frames.begin(), call.frames.end(), owner);
+    FT_CHECK(it != call.frames.end(), "a call touches an alias but does not bind its owner");
+    return BufferRef{static_cast<std::int16_t>(it - call.frames.begin()), buffer};
+  }
+  Life& life(const Call& call, BufferRef ref) {
+    const FrameId actual = call.frames[static_cast<std::size_t>(ref.frame)];
+    return x_lives[x_base[actual.index()] + static_cast<std::size_t>(ref.buffer)];
   }
   template <typename Visit>
   void each_view(const Op& op, Visit visit) {
@@ -88,9 +109,10 @@ class LifeDeriver {
       each_view(segment.ops[o], [&](const View& view) {
         FT_CHECK(call.frames[static_cast<std::size_t>(view.frame)].valid(),
                  "an op touches a frame that its call does not bind");
-        if (!owns(call, view.frame, view.buffer)) return;
-        Life& x = life(call, view.frame, view.buffer);
-        const Touch touch{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o), view.frame};
+        const BufferRef ref = owned(call, view);
+        if (ref.frame < 0) return;
+        Life& x = life(call, ref);
+        const Touch touch{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o), ref.frame};
         if (x.first.call < 0) x.first = touch;
         x.last = touch;
       });
@@ -104,12 +126,12 @@ class LifeDeriver {
     marks.frees.resize(segment.ops.size());
     for (std::size_t o = 0; o < segment.ops.size(); ++o) {
       each_view(segment.ops[o], [&](const View& view) {
-        if (!owns(call, view.frame, view.buffer)) return;
-        const Life& x = life(call, view.frame, view.buffer);
-        const BufferRef ref{view.frame, view.buffer};
+        const BufferRef ref = owned(call, view);
+        if (ref.frame < 0) return;
+        const Life& x = life(call, ref);
         const auto here = [&](const Touch& touch) {
           return touch.call == static_cast<std::int32_t>(c) &&
-                 touch.op == static_cast<std::int32_t>(o) && touch.frame == view.frame;
+                 touch.op == static_cast<std::int32_t>(o) && touch.frame == ref.frame;
         };
         const auto add = [&ref](std::vector<BufferRef>& list) {
           if (std::find(list.begin(), list.end(), ref) == list.end()) list.push_back(ref);

@@ -29,11 +29,14 @@ class ProgramBuilder {
   WorkId work(Work work);
   void call(Call call) { x_program.calls.push_back(std::move(call)); }
 
+  void batch(const Batch& batch) { x_program.batch = batch; }
+
   const Program& program() const { return x_program; }
 
   /// Derives allocations and frees, and hands the Program over. A buffer that is not persistent is
   /// allocated by the op that touches it first and freed by the one that touches it last, in issue
-  /// order; this must fall on the same ops of a segment in all of its calls (checked).
+  /// order. A view of an alias touches the buffer that the alias lies in; its call must bind the
+  /// owner too (checked). Calls of one segment that differ in this get copies of it.
   Program build() &&;
 
  private:

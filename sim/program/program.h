@@ -71,6 +71,14 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
+/// Elements [begin, end) of a gradient buffer that every rank of `group` holds alike: the norm of
+/// the whole gradient counts them once.
+struct Replica {
+  std::int64_t begin = 0, end = 0;
+  GroupSlot group;
+  bool operator==(const Replica&) const = default;
+};
+
 struct Buffer {
   std::string name;
   BufferKind kind = BufferKind::kActivations;
@@ -79,7 +87,8 @@ struct Buffer {
   bool persistent =
       false;           ///< lives from the start to the end of the step; never allocated by an op
   bool saved = false;  ///< kept from forward to backward (for the theoretical memory metric)
-  std::vector<Piece> pieces;  ///< initial content of a parameter or of its master copy
+  std::vector<Piece> pieces;      ///< initial content of a parameter
+  std::vector<Replica> replicas;  ///< of gradients
   Bytes bytes() const { return bytes_of(dtype, count); }
   bool operator==(const Buffer&) const = default;
 };
@@ -190,6 +199,17 @@ struct Frame {
   bool operator==(const Frame&) const = default;
 };
 
+/// What a step trains on. Of the sequences of the global batch, rank place d of n data-parallel
+/// ones takes, as its microbatch m, those from (m n + d) sequences on.
+struct Batch {
+  std::int64_t sequences = 1;  ///< of a microbatch
+  std::int64_t length = 1;     ///< tokens of a sequence
+  std::int64_t microbatches = 1;
+  std::int64_t vocabulary = 0;  ///< without padding
+  GroupSlot split_over;         ///< the data-parallel group; none when there is one rank
+  bool operator==(const Batch&) const = default;
+};
+
 struct Program {
   std::string name;
   std::vector<std::string> streams;
@@ -201,6 +221,7 @@ struct Program {
   std::vector<Segment> segments;
   std::vector<Frame> frames;
   std::vector<Call> calls;
+  Batch batch;
   bool operator==(const Program&) const = default;
 };
 

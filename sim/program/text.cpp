@@ -21,7 +21,7 @@ std::string text_of(const Attention& w) {
   if (w.value_dim > 0) out += "/" + number(w.value_dim);
   if (w.causal) out += " causal";
   if (w.alibi) out += " alibi";
-  if (w.dropout) out += " dropout";
+  if (w.dropout > 0) out += " dropout";
   if (w.window > 0) out += " window " + number(w.window);
   return out + " " + std::string(name_of(w.kernel)) + " " + std::string(name_of(w.dtype));
 }
@@ -31,6 +31,7 @@ std::string text_of(const Kernel& w) {
   out += " " + number(w.rows) + "x" + number(w.cols) + " " + std::string(name_of(w.dtype)) + " " +
          number(w.bytes) + " B";
   if (w.launches != 1) out += " in " + number(w.launches) + " launches";
+  if (w.split_over.valid()) out += " split over group " + number(w.split_over.value);
   return out;
 }
 
@@ -88,6 +89,10 @@ void print_layout(const FrameLayout& layout, std::size_t index, std::string& out
            number(buffer.count) + " " + std::string(name_of(buffer.dtype));
     if (buffer.persistent) out += " persistent";
     if (buffer.saved) out += " saved";
+    for (const Replica& r : buffer.replicas) {
+      out += " alike in group " + number(r.group.value) + " [" + number(r.begin) + ", " +
+             number(r.end) + ")";
+    }
     out += "\n";
   }
   for (const std::string& event : layout.events) out += "    event " + event + "\n";

@@ -34,22 +34,25 @@ enum class AttentionKernel : std::uint8_t {
 };
 
 /// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from
-/// one packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim]. Forward: reads qkv; writes
-/// out [batch, q_len, q_heads head_dim] and the saved statistics (flash: fp32 log-sum-exp per row;
-/// unfused: probabilities, and with dropout the mask and the dropped probabilities). Backward:
-/// reads d_out, qkv, out and the statistics; writes d_qkv. FLOPs (causal halves them for every
-/// kernel but the unfused, which computes the full square): forward 4 batch q_heads q_len kv_len
-/// head_dim, backward 2.5 times that (flash recomputes the scores) or 2 times (unfused).
+/// one packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim]: for each key-value head its
+/// q_heads / kv_heads queries, its key, its value, so that a cut by heads is contiguous. Forward:
+/// reads qkv; writes out [batch, q_len, q_heads head_dim] and the saved statistics (flash: fp32
+/// log-sum-exp per row; unfused: probabilities, and with dropout the mask and the dropped
+/// probabilities). Backward: reads d_out, qkv, out and the statistics; writes d_qkv. FLOPs (causal
+/// halves them for every kernel but the unfused, which computes the full square): forward 4 batch
+/// q_heads q_len kv_len head_dim, backward 2.5 times that (flash recomputes the scores) or 2 times
+/// (unfused).
 struct Attention {
   bool backward = false;
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1, q_len = 1, kv_len = 1, head_dim = 1;
   std::int64_t value_dim = 0;  ///< of a value where it is not head_dim
   bool causal = true;
   bool alibi = false;
-  bool dropout = false;
+  double dropout = 0;       ///< rate
   std::int64_t window = 0;  ///< keys each query sees, 0 = all
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
+  GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all
   std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const Attention&) const = default;
 };
@@ -75,12 +78,16 @@ enum class KernelKind : std::uint8_t {
   kRelu2Backward,
   kResidualAdd,          ///< out = residual + dropout(x + bias)
   kResidualAddBackward,  ///< d_x = mask * d_out
+  kDropout,              ///< y = dropout(x), and the mask
   kAdd,
+  kPositionsAdd,   ///< out = x + row (position) of the table
+  kPositionsGrad,  ///< rows of d_y added to their position's row of the table gradient
   kBiasAdd,
   kBiasGrad,      ///< column sums, accumulated
   kLossMax,       ///< per row: maximum over the local part of the vocabulary
   kLossSumExp,    ///< per row: sum of exp(x - max), and the target's logit where it is local
-  kLossBackward,  ///< loss, and d_logits in place
+  kLossMean,      ///< sum over rows of log(sum) - target, over the tokens of the batch; added
+  kLossBackward,  ///< d_logits
   kFill,
   kCast,
   kScale,
@@ -105,6 +112,11 @@ struct Kernel {
   Bytes bytes = 0;
   std::int64_t flops = 0;
   std::int32_t launches = 1;
+  std::int64_t head_dim = 0;  ///< of rope
+  double value = 0;           ///< the rate of a dropout, the norm that `scale` clips to
+  /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions), the
+  /// vocabulary (embedding, loss). None = all of them.
+  GroupSlot split_over;
   bool operator==(const Kernel&) const = default;
 };
 

@@ -106,7 +106,7 @@ const BadSet kAbsurd[] = {
 INSTANTIATE_TEST_SUITE_P(Absurd, BadSets, testing::ValuesIn(kAbsurd));
 
 const BadSet kUnsupported[] = {
-    {"parallel.context=2", {"/parallel/context", "2", "not modelled yet"}},
+    {"parallel.context=3", {"/parallel", "context 3", "accelerators"}},
     {"parallel.expert=2", {"/parallel/expert", "2", "not modelled yet"}},
     {"parallel.expert_tensor=2", {"/parallel/expert_tensor", "2", "not modelled yet"}},
     {"offload.parameters=nvme", {"/offload/parameters", "\"nvme\"", "not modelled yet"}},
@@ -116,8 +116,9 @@ const BadSet kUnsupported[] = {
     {"precision={\"compute\":\"mxfp8\"}", {"/precision/compute", "mxfp8", "not modelled yet"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
     {"schedule=zb-h1", {"/schedule", "\"zb-h1\"", "not modelled yet"}},
-    {"sharding.level=parameters", {"/sharding/level", "\"parameters\"", "not modelled yet"}},
-    {"sharding.group_size=2", {"/sharding/group_size", "2", "not modelled yet"}},
+    {"sharding.level=parameters", {"/sharding/level", "tied across pipeline stages"}},
+    {"sharding.group_size=3", {"/sharding/group_size", "3", "does not divide"}},
+    {"sharding.group_size=\"all\"", {"/sharding/group_size", "\"all\"", "or null"}},
     {"offload.optimizer=cpu", {"/offload/optimizer", "\"cpu\"", "not modelled yet"}},
     {"offload.activation_layers=1", {"/offload/activation_layers", "1", "not modelled yet"}},
     {"kernels.compile=true", {"/kernels/compile", "true", "not modelled yet"}},

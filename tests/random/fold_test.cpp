@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::uint64_t kFirstSeed = 20260;
 constexpr int kPlans = 300;
+constexpr int kShardedPlans = 120;
 
 /// Every op of every rank runs exactly when its actor's does.
 void expect_equal(const Replayed& folded, const Replayed& full) {
@@ -102,10 +103,9 @@ void expect_order_irrelevant(const Workload& workload, const Rates& rates, const
 
 class Folding : public ::testing::TestWithParam<int> {};
 
-TEST_P(Folding, EqualsFull) {
-  const std::uint64_t seed = kFirstSeed + static_cast<std::uint64_t>(GetParam());
+void expect_folds(std::uint64_t seed, Drawn (*draw)(Rng&)) {
   Rng rng(seed);
-  const Drawn drawn = draw_plan(rng);
+  const Drawn drawn = draw(rng);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
   const Workload workload = lower(drawn.model, drawn.plan);
   const Status status = verify(workload);
@@ -124,7 +124,19 @@ TEST_P(Folding, EqualsFull) {
   }
 }
 
+TEST_P(Folding, EqualsFull) {
+  expect_folds(kFirstSeed + static_cast<std::uint64_t>(GetParam()), draw_plan);
+}
+
+class ShardedFolding : public ::testing::TestWithParam<int> {};
+
+// Gathered parameters and reduced gradients, in units, groups and replicas.
+TEST_P(ShardedFolding, EqualsFull) {
+  expect_folds(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), draw_sharded_plan);
+}
+
 INSTANTIATE_TEST_SUITE_P(Plans, Folding, ::testing::Range(0, kPlans));
+INSTANTIATE_TEST_SUITE_P(Plans, ShardedFolding, ::testing::Range(0, kShardedPlans));
 
 }  // namespace
 }  // namespace foretrain

@@ -106,6 +106,17 @@ void draw_switches(Rng& rng, Plan& p) {
   p.step_time = Time{rng.below(3) * 3'000'000};
 }
 
+/// Cuts sequences among pairs of data-parallel ranks where the plan allows it.
+void draw_context(Rng& rng, const Model& model, Plan& p) {
+  const bool possible = p.attention != AttentionKernel::kUnfused && model.sliding_window == 0 &&
+                        p.rank_order.size() == 5 && p.data % 2 == 0;
+  if (!possible || rng.below(2) == 0) return;
+  p.context = 2;
+  p.global_batch /= 2;
+  const bool heads = model.kv_heads % (2 * p.tensor) == 0;
+  p.context_exchange = static_cast<ContextExchange>(rng.below(heads ? 3 : 2));
+}
+
 }  // namespace
 
 Drawn draw_plan(Rng& rng) {
@@ -131,6 +142,29 @@ Drawn draw_plan(Rng& rng) {
   p.rank_order = orders[static_cast<std::size_t>(rng.below(4))];
   draw_layout(rng, out.model, p);
   draw_switches(rng, p);
+  draw_context(rng, out.model, p);
+  return out;
+}
+
+Drawn draw_sharded_plan(Rng& rng) {
+  Drawn out = draw_plan(rng);
+  const auto coin = [&rng] { return rng.below(2) == 0; };
+  Plan& p = out.plan;
+  p.sharding = rng.below(4) == 0 ? Sharding::kGradients : Sharding::kParameters;
+  if (p.pipeline > 1) out.model.tied_embeddings = false;
+  std::int64_t group = 1 + rng.below(p.data);
+  while (p.data % group != 0 || (group == 1 && p.data > 1)) group = 1 + rng.below(p.data);
+  p.shard_group = coin() ? 0 : group;
+  Units& u = p.units;
+  u.layers = 1 + rng.below(3);
+  u.reshard = rng.below(3) > 0;
+  u.reshard_last = coin();
+  u.forward_prefetch = coin();
+  u.backward_prefetch = static_cast<Prefetch>(rng.below(3));
+  u.gathers_in_flight = rng.below(4);
+  u.narrow_shards = coin();
+  u.reduce_each = rng.below(3) > 0;
+  u.reduce = coin() ? DType::kFp32 : DType::kBf16;
   return out;
 }
 
@@ -138,9 +172,10 @@ std::string describe(const Model& model, const Plan& plan) {
   const auto n = [](std::int64_t v) { return std::to_string(v); };
   std::string out = model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
                     (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
-                    n(plan.virtual_pipeline) + " data " + n(plan.data) + " microbatches " +
-                    n(plan.microbatches()) + " schedule " + n(static_cast<int>(plan.schedule)) +
-                    " sharding " + n(static_cast<int>(plan.sharding)) + " reduction " +
+                    n(plan.virtual_pipeline) + " context " + n(plan.context) + " data " +
+                    n(plan.data) + " microbatches " + n(plan.microbatches()) + " schedule " +
+                    n(static_cast<int>(plan.schedule)) + " sharding " +
+                    n(static_cast<int>(plan.sharding)) + " reduction " +
                     n(static_cast<int>(plan.reduction)) + " bucket " + n(plan.bucket_elements) +
                     " order " + plan.rank_order.front() + " dropout " +
                     (plan.dropout > 0 ? "on" : "off") + " overlap";
@@ -156,6 +191,16 @@ std::string describe(const Model& model, const Plan& plan) {
   }
   out += " layout";
   for (const std::int64_t layers : plan.pipeline_layout) out += " " + n(layers);
+  const Units& u = plan.units;
+  out += " group " + n(plan.shards()) + " units";
+  for (const std::int64_t value :
+       {u.layers, u.gathers_in_flight, static_cast<std::int64_t>(u.backward_prefetch)}) {
+    out += " " + n(value);
+  }
+  for (const bool flag :
+       {u.reshard, u.reshard_last, u.forward_prefetch, u.narrow_shards, u.reduce_each}) {
+    out += flag ? " 1" : " 0";
+  }
   return out + (model.tied_embeddings ? " tied" : "");
 }
 

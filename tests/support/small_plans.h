@@ -27,6 +27,9 @@ struct Drawn {
 };
 Drawn draw_plan(Rng& rng);
 
+/// The same with sharded gradients or parameters, in units.
+Drawn draw_sharded_plan(Rng& rng);
+
 /// One line that tells two plans apart, for messages.
 std::string describe(const Model& model, const Plan& plan);
 

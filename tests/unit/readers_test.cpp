@@ -180,10 +180,7 @@ TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {
 }
 
 TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
-  const std::vector<std::string> runs = {"{\"parallel\":{\"context\":2}}",
-                                         "{\"parallel\":{\"expert\":2}}",
-                                         "{\"sharding\":{\"level\":\"parameters\"}}",
-                                         "{\"precision\":\"fp8\"}",
+  const std::vector<std::string> runs = {"{\"parallel\":{\"expert\":2}}", "{\"precision\":\"fp8\"}",
                                          "{\"kernels\":{\"optimizer\":\"sgd\"}}",
                                          "{\"offload\":{\"optimizer\":\"cpu\"}}"};
   for (const std::string& run : runs) {

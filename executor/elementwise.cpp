@@ -1,0 +1,191 @@
+// Dropout and residual additions, biases, fills, and the update of the weights.
+#include <algorithm>
+#include <cmath>
+
+#include "executor/kernels.h"
+
+namespace foretrain {
+namespace {
+
+/// Draws of one dropout: a function of the op's name, its layer and the element's place in the
+/// global batch.
+class Mask {
+ public:
+  Mask(const Kernel& w, const OpContext& context)
+      : x_key(context.key(context.op->name)),
+        x_first((context.first_sequence() * context.batch.length +
+                 context.place(w.split_over).index * w.rows) *
+                w.cols),
+        x_rate(w.value) {}
+  bool keeps(std::int64_t element) const { return uniform_at(x_key, x_first + element) >= x_rate; }
+
+ private:
+  std::uint64_t x_key;
+  std::int64_t x_first;
+  double x_rate;
+};
+
+template <typename T>
+T keep_scale(const Kernel& w) {
+  return static_cast<T>(1.0 / (1.0 - w.value));
+}
+
+template <typename T>
+void residual_add(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  const T* bias = x.reads.size() > 2 ? x.in(2) : nullptr;
+  const bool drops = x.writes.size() > 1;
+  const Mask mask(w, context);
+  const T scale = keep_scale<T>(w);
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      const std::int64_t i = r * w.cols + c;
+      T branch = x.in(1)[i] + (bias != nullptr ? bias[c] : T(0));
+      if (drops) {
+        const bool kept = mask.keeps(i);
+        x.flags_out(1)[i] = kept ? 1 : 0;
+        branch = kept ? branch * scale : T(0);
+      }
+      x.out(0)[i] = x.in(0)[i] + branch;
+    }
+  }
+}
+
+template <typename T>
+void dropout(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  const Mask mask(w, context);
+  const T scale = keep_scale<T>(w);
+  for (std::int64_t i = 0; i < w.rows * w.cols; ++i) {
+    const bool kept = mask.keeps(i);
+    x.flags_out(1)[i] = kept ? 1 : 0;
+    x.out(0)[i] = kept ? x.in(0)[i] * scale : T(0);
+  }
+}
+
+template <typename T>
+void dropout_backward(const Kernel& w, const Operands<T>& x) {
+  const T scale = keep_scale<T>(w);
+  for (std::int64_t i = 0; i < w.rows * w.cols; ++i) {
+    x.out(0)[i] = x.flags_in(1)[i] != 0 ? x.in(0)[i] * scale : T(0);
+  }
+}
+
+template <typename T>
+void add(const Kernel& w, const Operands<T>& x) {
+  const bool columns = w.kind == KernelKind::kBiasAdd;
+  for (std::int64_t i = 0; i < w.rows * w.cols; ++i) {
+    x.out(0)[i] = x.in(0)[i] + x.in(1)[columns ? i % w.cols : i];
+  }
+}
+
+template <typename T>
+void bias_gradient(const Kernel& w, const Operands<T>& x) {
+  T* out = x.out(0);
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const T* d = x.in(0) + r * w.cols;
+    for (std::int64_t c = 0; c < w.cols; ++c) out[c] += d[c];
+  }
+}
+
+/// Sum of squares of an interval of a gradient buffer; what n ranks hold alike counts 1/n on each.
+template <typename T>
+void squared_norm(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  const Operand& view = x.reads[0];
+  const auto squares = [&](std::int64_t begin, std::int64_t end) {
+    double sum = 0;
+    for (std::int64_t i = std::max(begin, view.begin); i < std::min(end, view.begin + w.cols);
+         ++i) {
+      const double v = x.in(0)[i - view.begin];
+      sum += v * v;
+    }
+    return sum;
+  };
+  double sum = squares(view.begin, view.begin + w.cols);
+  for (const Replica& r : view.buffer->replicas) {
+    const auto copies = static_cast<double>(context.place(r.group).size);
+    sum -= squares(r.begin, r.end) * (1 - 1 / copies);
+  }
+  *x.out(0) += static_cast<T>(sum);
+}
+
+template <typename T>
+void clip(const Kernel& w, const Operands<T>& x) {
+  const T norm = std::sqrt(*x.in(1));
+  const T scale = norm > static_cast<T>(w.value) ? static_cast<T>(w.value) / norm : T(1);
+  for (std::int64_t i = 0; i < w.cols; ++i) x.out(0)[i] = x.in(0)[i] * scale;
+}
+
+/// AdamW (Loshchilov and Hutter 2019). reads: gradients, [weights], momentum, variance, [master].
+template <typename T>
+void adam(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  const Training& t = context.training;
+  const auto step = static_cast<double>(context.step + 1);
+  const auto beta1 = static_cast<T>(t.beta1);
+  const auto beta2 = static_cast<T>(t.beta2);
+  const auto rate = static_cast<T>(t.learning_rate / (1 - std::pow(t.beta1, step)));
+  const auto correct = static_cast<T>(1 / (1 - std::pow(t.beta2, step)));
+  const auto decay = static_cast<T>(1 - t.learning_rate * t.weight_decay);
+  const auto epsilon = static_cast<T>(t.epsilon);
+  const bool master = x.writes.size() > 3;
+  const T* gradient = x.in(0);
+  T* weights = x.out(0);
+  T* momentum = x.out(1);
+  T* variance = x.out(2);
+  T* kept = master ? x.out(3) : weights;
+  for (std::int64_t i = 0; i < w.cols; ++i) {
+    const T g = gradient[i];
+    momentum[i] = beta1 * momentum[i] + (T(1) - beta1) * g;
+    variance[i] = beta2 * variance[i] + (T(1) - beta2) * g * g;
+    kept[i] = decay * kept[i] - rate * momentum[i] / (std::sqrt(variance[i] * correct) + epsilon);
+    weights[i] = kept[i];
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void run_update(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  switch (w.kind) {
+    case KernelKind::kResidualAdd:
+      return residual_add(w, context, x);
+    case KernelKind::kResidualAddBackward:
+      return dropout_backward(w, x);
+    case KernelKind::kDropout:
+      return dropout(w, context, x);
+    case KernelKind::kAdd:
+    case KernelKind::kBiasAdd:
+      return add(w, x);
+    case KernelKind::kBiasGrad:
+      return bias_gradient(w, x);
+    case KernelKind::kFill:
+      std::fill_n(x.out(0), x.writes[0].count, T(0));
+      return;
+    case KernelKind::kCast:
+      std::copy_n(x.in(0), x.writes[0].count, x.out(0));
+      return;
+    case KernelKind::kScale:
+      return clip(w, x);
+    case KernelKind::kSquaredNorm:
+      return squared_norm(w, context, x);
+    default:
+      return adam(w, context, x);
+  }
+}
+
+template <typename T>
+void run_kernel(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  if (w.kind <= KernelKind::kEmbeddingBackward || w.kind == KernelKind::kPositionsAdd ||
+      w.kind == KernelKind::kPositionsGrad ||
+      (w.kind >= KernelKind::kLossMax && w.kind <= KernelKind::kLossBackward)) {
+    return run_ends(w, context, x);
+  }
+  if (w.kind <= KernelKind::kRopeBackward) return run_norm(w, context, x);
+  if (w.kind <= KernelKind::kRelu2Backward) return run_activation(w, x);
+  run_update(w, context, x);
+}
+
+template void run_update(const Kernel&, const OpContext&, const Operands<float>&);
+template void run_update(const Kernel&, const OpContext&, const Operands<double>&);
+template void run_kernel(const Kernel&, const OpContext&, const Operands<float>&);
+template void run_kernel(const Kernel&, const OpContext&, const Operands<double>&);
+
+}  // namespace foretrain

@@ -1,0 +1,138 @@
+#include "executor/execute.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <fstream>
+#include <thread>
+
+#include "executor/kernels.h"
+#include "executor/measured.h"
+#include "sim/program/memory.h"
+
+namespace foretrain {
+namespace {
+
+/// A rank's step as numbers, for `gather`.
+std::vector<std::int64_t> pack(const HostRank<float>& rank) {
+  std::vector<std::int64_t> out = {std::bit_cast<std::int64_t>(rank.loss()),
+                                   std::bit_cast<std::int64_t>(rank.cpu_seconds()),
+                                   std::bit_cast<std::int64_t>(rank.wall_seconds())};
+  for (std::size_t s = 0; s < rank.records().size(); ++s) {
+    for (const OpRecord& r : rank.records()[s]) {
+      out.insert(out.end(), {static_cast<std::int64_t>(s), r.call, r.op, r.begin.ps, r.end.ps});
+    }
+  }
+  return out;
+}
+
+struct Step {
+  StepMeasure measure;
+  std::vector<RankRecords> ranks;
+};
+
+Step unpack(const Workload& workload, const std::vector<std::vector<std::int64_t>>& gathered) {
+  Step out;
+  Time end;
+  for (std::size_t r = 0; r < gathered.size(); ++r) {
+    const std::vector<std::int64_t>& values = gathered[r];
+    const auto loss = std::bit_cast<double>(values[0]);
+    const auto cpu = std::bit_cast<double>(values[1]);
+    const auto wall = std::bit_cast<double>(values[2]);
+    if (!std::isnan(loss)) out.measure.loss = loss;
+    if (wall > 0) out.measure.clean = std::min(out.measure.clean, cpu / wall);
+    const Program& program = workload.programs[workload.ranks[r].program.index()];
+    RankRecords records(program.streams.size());
+    for (std::size_t i = 3; i + 4 < values.size(); i += 5) {
+      const OpRecord record{static_cast<std::int32_t>(values[i + 1]),
+                            static_cast<std::int32_t>(values[i + 2]), Time{values[i + 3]},
+                            Time{values[i + 4]}};
+      records[static_cast<std::size_t>(values[i])].push_back(record);
+      end = max(end, record.end);
+    }
+    out.ranks.push_back(std::move(records));
+  }
+  out.measure.seconds = end.seconds();
+  return out;
+}
+
+void summarize(const Workload& workload, const std::vector<Step>& steps,
+               const ExecuteOptions& options, Executed& out) {
+  std::vector<std::size_t> counted;
+  for (std::size_t s = steps.size() > 1 ? 1 : 0; s < steps.size(); ++s) counted.push_back(s);
+  std::sort(counted.begin(), counted.end(), [&](std::size_t a, std::size_t b) {
+    return steps[a].measure.seconds < steps[b].measure.seconds;
+  });
+  const auto at = [&](double share) {
+    const double place = share * static_cast<double>(counted.size() - 1);
+    return counted[static_cast<std::size_t>(std::lround(place))];
+  };
+  out.median = at(0.5);
+  out.median_seconds = steps[out.median].measure.seconds;
+  out.spread = (steps[at(0.9)].measure.seconds - steps[at(0.1)].measure.seconds) /
+               std::max(out.median_seconds, 1e-12);
+  out.timeline = measured_timeline(workload, steps[out.median].ranks, options.name_of);
+}
+
+}  // namespace
+
+Result<Executed> execute_rank(const Workload& workload, RankId rank, Transport& transport,
+                              const ExecuteOptions& options) {
+  use_one_blas_thread();
+  HostRank<float> host(workload, rank, transport, options.host);
+  if (const Status ready = host.set_up(); !ready.ok()) {
+    transport.abort("rank " + std::to_string(rank.value) + ": " + ready.error().message);
+    return ready.error();
+  }
+  Executed out;
+  std::vector<Step> steps;
+  for (std::int64_t s = 0; s < options.steps; ++s) {
+    FT_TRY(host.step());
+    FT_ASSIGN(const auto gathered, transport.gather(rank, pack(host)));
+    if (rank.value != 0) continue;
+    steps.push_back(unpack(workload, gathered));
+    out.steps.push_back(steps.back().measure);
+  }
+  if (rank.value == 0) summarize(workload, steps, options, out);
+  return out;
+}
+
+Result<Executed> execute_threads(const Workload& workload, const ExecuteOptions& options) {
+  const std::unique_ptr<Transport> transport = make_thread_transport(workload);
+  std::vector<Result<Executed>> results(workload.ranks.size(), Executed{});
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    threads.emplace_back(
+        [&, r] { results[r] = execute_rank(workload, RankId(r), *transport, options); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Result<Executed>& result : results) {
+    if (!result.ok()) return result.error();
+  }
+  return std::move(results[0]);
+}
+
+Status check_memory(const Workload& workload, std::int64_t ranks_here) {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  std::string rest;
+  double available = 0;
+  while (file >> key) {
+    if (key == "MemAvailable:") file >> available;
+    std::getline(file, rest);
+  }
+  if (available <= 0) return ok_status();
+  double largest = 0;
+  for (const Program& program : workload.programs) {
+    largest = std::max(largest, static_cast<double>(memory_peak(program).bytes));
+  }
+  const double needed = largest * static_cast<double>(ranks_here) / kGiB;
+  const double have = available * 1024 / kGiB;
+  if (needed <= have) return ok_status();
+  const auto text = [](double gib) { return std::to_string(std::lround(gib * 10) / 10) + " GiB"; };
+  return input_error("out of memory: " + std::to_string(ranks_here) + " ranks need " +
+                     text(needed) + ", this machine has " + text(have) +
+                     " free; use a smaller model or a smaller batch");
+}
+
+}  // namespace foretrain

@@ -1,0 +1,63 @@
+// Runs a Workload on host ranks and measures it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "executor/host_rank.h"
+#include "sim/timeline/timeline.h"
+
+namespace foretrain {
+
+struct ExecuteOptions {
+  HostOptions host;
+  std::int64_t steps = 5;  ///< the first warms up and is not counted when there are more
+  std::function<std::string(RankId)> name_of;
+};
+
+struct StepMeasure {
+  double seconds = 0;  ///< from the barrier to the end of the last op of any rank
+  double loss = 0;
+  double clean = 1;  ///< CPU time over wall time of the kernels, of the rank where it is lowest
+};
+
+struct Executed {
+  std::vector<StepMeasure> steps;         ///< empty on ranks other than 0
+  std::size_t median = 0;                 ///< the step that `timeline` shows
+  double median_seconds = 0, spread = 0;  ///< of the counted steps; (p90 - p10) / median
+  Timeline timeline;
+};
+
+/// This process' part. All ranks call it.
+Result<Executed> execute_rank(const Workload& workload, RankId rank, Transport& transport,
+                              const ExecuteOptions& options);
+
+/// All ranks as threads of this process.
+Result<Executed> execute_threads(const Workload& workload, const ExecuteOptions& options);
+
+/// Whether the ranks that run on this machine fit into its free memory.
+Status check_memory(const Workload& workload, std::int64_t ranks_here);
+
+/// Ranks that a launcher (mpirun, srun) started this process among; 0 when none did.
+std::int64_t launched_ranks();
+
+/// One process of an MPI job.
+struct MpiWorld {
+  RankId rank;
+  std::int64_t size = 0;
+  std::unique_ptr<Transport> transport;
+  std::function<void()> finish;
+};
+/// Loads the MPI module that lies beside the program, or in ../lib/foretrain, and joins the job.
+Result<MpiWorld> join_mpi(const Workload& workload);
+
+/// Whether `join_mpi` would find its module and `mpirun` is on the path.
+Status check_mpi();
+
+/// Starts this program again under mpirun with the same arguments, waits for it, and returns its
+/// exit code (128 + the signal that ended it).
+Result<int> run_under_mpirun(std::int64_t ranks, const std::vector<std::string>& arguments);
+
+}  // namespace foretrain

@@ -1,0 +1,98 @@
+#include <string>
+
+#include "executor/kernels.h"
+#include "sim/base/check.h"
+
+#ifdef FORETRAIN_OPENBLAS
+#include <cblas.h>
+#endif
+
+namespace foretrain {
+namespace {
+
+#ifdef FORETRAIN_OPENBLAS
+blasint size(std::int64_t v) { return static_cast<blasint>(v); }
+CBLAS_TRANSPOSE flag(bool transpose) { return transpose ? CblasTrans : CblasNoTrans; }
+
+void blas(const Matrices<float>& x) {
+  cblas_sgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
+              size(x.k), x.alpha, x.a, size(x.lda), x.b, size(x.ldb), x.beta, x.c, size(x.ldc));
+}
+void blas(const Matrices<double>& x) {
+  cblas_dgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
+              size(x.k), x.alpha, x.a, size(x.lda), x.b, size(x.ldb), x.beta, x.c, size(x.ldc));
+}
+#else
+template <typename T>
+void blas(const Matrices<T>& x) {
+  for (std::int64_t i = 0; i < x.m; ++i) {
+    T* row = x.c + i * x.ldc;
+    for (std::int64_t j = 0; j < x.n; ++j) row[j] = x.beta == T(0) ? T(0) : x.beta * row[j];
+    for (std::int64_t l = 0; l < x.k; ++l) {
+      const T a = x.alpha * (x.transpose_a ? x.a[l * x.lda + i] : x.a[i * x.lda + l]);
+      for (std::int64_t j = 0; j < x.n; ++j) {
+        row[j] += a * (x.transpose_b ? x.b[j * x.ldb + l] : x.b[l * x.ldb + j]);
+      }
+    }
+  }
+}
+#endif
+
+}  // namespace
+
+template <typename T>
+void multiply(const Matrices<T>& x) {
+  if (x.m > 0 && x.n > 0) blas(x);
+}
+
+std::string blas_name() {
+#ifdef FORETRAIN_OPENBLAS
+  return openblas_get_config();
+#else
+  return "plain loops";
+#endif
+}
+
+void use_one_blas_thread() {
+#ifdef FORETRAIN_OPENBLAS
+  openblas_set_num_threads(1);
+#endif
+}
+
+template <typename T>
+void run_gemm(const Gemm& w, const Operands<T>& x) {
+  const bool bias = x.reads.size() > (w.accumulate ? 3U : 2U);
+  T* c = x.out(0);
+  for (std::int64_t b = 0; b < w.batch; ++b) {
+    T* block = c + b * w.m * w.n;
+    if (bias) {
+      const T* columns = x.in(2);
+      for (std::int64_t i = 0; i < w.m; ++i) {
+        for (std::int64_t j = 0; j < w.n; ++j) {
+          block[i * w.n + j] = columns[j] + (w.accumulate ? block[i * w.n + j] : T(0));
+        }
+      }
+    }
+    Matrices<T> matrices;
+    matrices.transpose_a = w.transpose_a;
+    matrices.transpose_b = w.transpose_b;
+    matrices.m = w.m;
+    matrices.n = w.n;
+    matrices.k = w.k;
+    matrices.a = x.in(0) + b * w.m * w.k;
+    matrices.b = x.in(1) + b * w.k * w.n;
+    matrices.c = block;
+    matrices.lda = w.transpose_a ? w.m : w.k;
+    matrices.ldb = w.transpose_b ? w.k : w.n;
+    matrices.ldc = w.n;
+    matrices.beta = w.accumulate || bias ? T(1) : T(0);
+    multiply(matrices);
+  }
+}
+
+template void multiply(const Matrices<float>&);
+template void multiply(const Matrices<double>&);
+template void run_gemm(const Gemm&, const Operands<float>&);
+template void run_gemm(const Gemm&, const Operands<double>&);
+
+}  // namespace foretrain

@@ -1,0 +1,372 @@
+#include "executor/host_rank.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "executor/kernels.h"
+#include "executor/token_data.h"
+#include "sim/base/check.h"
+
+namespace foretrain {
+namespace {
+
+std::vector<Place> places_of(const Workload& workload, RankId rank) {
+  std::vector<Place> out;
+  for (const GroupId id : workload.ranks[rank.index()].groups) {
+    Place place;
+    if (id.valid()) {
+      const std::vector<RankId>& members = workload.groups[id.index()];
+      const auto at = std::find(members.begin(), members.end(), rank);
+      FT_CHECK(at != members.end(), "a rank is bound to a group that it is no member of");
+      place.index = at - members.begin();
+      place.size = static_cast<std::int64_t>(members.size());
+    }
+    out.push_back(place);
+  }
+  return out;
+}
+
+double cpu_now() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace
+
+template <typename T>
+HostRank<T>::HostRank(const Workload& workload, RankId rank, Transport& transport,
+                      const HostOptions& options)
+    : x_workload(workload),
+      x_program(workload.programs[workload.ranks[rank.index()].program.index()]),
+      x_binding(workload.ranks[rank.index()]),
+      x_rank(rank),
+      x_transport(transport),
+      x_options(options),
+      x_places(places_of(workload, rank)),
+      x_memory(x_program, x_places, options.check) {
+  std::size_t events = 0;
+  for (const Frame& frame : x_program.frames) {
+    x_event_base.push_back(events);
+    events += x_program.layouts[frame.layout.index()].events.size();
+  }
+  x_events.resize(events);
+  list_tasks();
+}
+
+template <typename T>
+std::size_t HostRank<T>::event_of(const Call& call, EventRef ref) const {
+  return x_event_base[call.frames[static_cast<std::size_t>(ref.frame)].index()] +
+         static_cast<std::size_t>(ref.event);
+}
+
+template <typename T>
+void HostRank<T>::list_tasks() {
+  const std::size_t streams = x_program.streams.size();
+  x_tasks.resize(streams);
+  std::vector<std::vector<std::size_t>> pending(streams);  // waits of calls, until the next op
+  for (std::size_t c = 0; c < x_program.calls.size(); ++c) {
+    const Call& call = x_program.calls[c];
+    for (const StreamWait& wait : call.waits) {
+      pending[wait.stream.index()].push_back(x_event_base[wait.frame.index()] +
+                                             static_cast<std::size_t>(wait.event));
+    }
+    const Segment& segment = x_program.segments[call.segment.index()];
+    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+      const Op& op = segment.ops[o];
+      Task task;
+      task.call = static_cast<std::int32_t>(c);
+      task.op = static_cast<std::int32_t>(o);
+      task.waits = std::move(pending[op.stream.index()]);
+      pending[op.stream.index()].clear();
+      for (const EventRef& ref : op.waits) task.waits.push_back(event_of(call, ref));
+      if (op.records.valid()) task.event = static_cast<std::int64_t>(event_of(call, op.records));
+      const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
+      if (kernel != nullptr && kernel->kind == KernelKind::kLossMean) {
+        x_loss_frame = call.frames[static_cast<std::size_t>(op.writes[0].frame)];
+        x_loss_buffer = op.writes[0].buffer;
+      }
+      x_issue.emplace_back(op.stream.value, x_tasks[op.stream.index()].size());
+      x_tasks[op.stream.index()].push_back(std::move(task));
+    }
+  }
+}
+
+template <typename T>
+Status HostRank<T>::set_up() {
+  FT_TRY(x_memory.set_up(x_options.training.seed));
+  start_masters();
+  return ok_status();
+}
+
+/// A master copy starts as the weights that the same optimizer op writes.
+template <typename T>
+void HostRank<T>::start_masters() {
+  for (const auto& [stream, index] : x_issue) {
+    const Task& task = x_tasks[static_cast<std::size_t>(stream)][index];
+    const Op& op = op_of(task);
+    const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
+    if (kernel == nullptr || kernel->kind != KernelKind::kAdam || op.writes.size() < 4) continue;
+    const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
+    const Operand weights = x_memory.at(call, op.writes[0]);
+    const Operand master = x_memory.at(call, op.writes[3]);
+    std::copy_n(reinterpret_cast<const T*>(weights.data), weights.count,
+                reinterpret_cast<T*>(master.data));
+  }
+}
+
+template <typename T>
+std::vector<typename HostRank<T>::Updated> HostRank<T>::updated() const {
+  std::vector<Updated> out;
+  for (const auto& [stream, index] : x_issue) {
+    const Task& task = x_tasks[static_cast<std::size_t>(stream)][index];
+    const Op& op = op_of(task);
+    const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
+    if (kernel == nullptr || kernel->kind != KernelKind::kAdam) continue;
+    const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
+    const Operand weights = x_memory.at(call, op.writes[0]);
+    out.push_back({call.frames[static_cast<std::size_t>(op.writes[0].frame)], weights.begin,
+                   weights.begin + weights.count});
+  }
+  return out;
+}
+
+template <typename T>
+double HostRank<T>::loss() const {
+  if (!x_loss_frame.valid()) return std::numeric_limits<double>::quiet_NaN();
+  Call call;
+  call.frames = {x_loss_frame};
+  const View view{0, x_loss_buffer, 0, 4, 1, GroupSlot()};
+  return static_cast<double>(*reinterpret_cast<const T*>(x_memory.at(call, view).data));
+}
+
+template <typename T>
+Time HostRank<T>::now() const {
+  const auto passed = std::chrono::steady_clock::now() - x_start;
+  return Time{std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count() * 1000};
+}
+
+template <typename T>
+void HostRank<T>::fail(const std::string& what) {
+  {
+    const std::lock_guard lock(x_mutex);
+    if (!x_failed) x_failure = what;
+    x_failed = true;
+    x_changed.notify_all();
+  }
+  x_transport.abort(what);
+}
+
+template <typename T>
+Status HostRank<T>::step() {
+  const std::size_t streams = x_tasks.size();
+  std::fill(x_events.begin(), x_events.end(), false);
+  x_issued.assign(streams, 0);
+  x_done.assign(streams, 0);
+  x_records.assign(streams, {});
+  for (std::size_t s = 0; s < streams; ++s) x_records[s].reserve(x_tasks[s].size());
+  x_cpu_seconds = x_wall_seconds = 0;
+  std::vector<std::thread> workers;
+  for (std::size_t s = 0; s < streams; ++s) {
+    if (!x_tasks[s].empty()) workers.emplace_back([this, s] { run_stream(s); });
+  }
+  const Status together = x_transport.barrier(x_rank);
+  x_start = std::chrono::steady_clock::now();
+  if (together.ok()) {
+    issue();
+  } else {
+    fail(together.error().message);
+  }
+  for (std::thread& worker : workers) worker.join();
+  ++x_step;
+  return x_failed ? Status(input_error(x_failure)) : ok_status();
+}
+
+/// The host: hands ops to their streams in order; blocks at HostSync and HostDelay only.
+template <typename T>
+void HostRank<T>::issue() {
+  for (const auto& [stream, index] : x_issue) {
+    const auto s = static_cast<std::size_t>(stream);
+    const Work& work = x_program.works[op_of(x_tasks[s][index]).work.index()];
+    if (const auto* delay = std::get_if<HostDelay>(&work)) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(delay->time.ps / 1000));
+    }
+    std::unique_lock lock(x_mutex);
+    x_issued[s] = index + 1;
+    x_changed.notify_all();
+    if (std::holds_alternative<HostSync>(work)) {
+      x_changed.wait(lock, [&] { return x_failed || x_done[s] > index; });
+    }
+    if (x_failed) return;
+  }
+}
+
+template <typename T>
+void HostRank<T>::run_stream(std::size_t stream) {
+  for (std::size_t i = 0; i < x_tasks[stream].size(); ++i) {
+    if (!run_task(stream, i)) return;
+  }
+}
+
+template <typename T>
+bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
+  const Task& task = x_tasks[stream][index];
+  {
+    std::unique_lock lock(x_mutex);
+    x_changed.wait(lock, [&] {
+      return x_failed || (x_issued[stream] > index &&
+                          std::all_of(task.waits.begin(), task.waits.end(),
+                                      [this](std::size_t e) { return bool{x_events[e]}; }));
+    });
+    if (x_failed) return false;
+  }
+  OpRecord record{task.call, task.op, now(), Time{}};
+  const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
+  const Op& op = op_of(task);
+  const Work& work = x_program.works[op.work.index()];
+  const bool kernel = std::holds_alternative<Gemm>(work) ||
+                      std::holds_alternative<Attention>(work) ||
+                      std::holds_alternative<Kernel>(work);
+  const double cpu_before = kernel ? cpu_now() : 0;
+  const Status status = execute(call, op);
+  const double cpu = kernel ? cpu_now() - cpu_before : 0;
+  if (!status.ok()) {
+    fail("rank " + std::to_string(x_rank.value) + ", " + op.name + ": " + status.error().message);
+    return false;
+  }
+  record.end = now();
+  x_records[stream].push_back(record);
+  const std::lock_guard lock(x_mutex);
+  x_cpu_seconds += cpu;
+  if (kernel) x_wall_seconds += (record.end - record.begin).seconds();
+  if (task.event >= 0) x_events[static_cast<std::size_t>(task.event)] = true;
+  x_done[stream] = index + 1;
+  x_changed.notify_all();
+  return !x_failed;
+}
+
+template <typename T>
+Status HostRank<T>::execute(const Call& call, const Op& op) {
+  for (const BufferRef& ref : op.allocates) FT_TRY(x_memory.allocate(call, ref));
+  FT_TRY(dispatch(call, op));
+  for (const BufferRef& ref : op.frees) x_memory.release(call, ref);
+  return ok_status();
+}
+
+template <typename T>
+Status HostRank<T>::dispatch(const Call& call, const Op& op) {
+  Operands<T> x;
+  for (const View& view : op.reads) x.reads.push_back(x_memory.at(call, view));
+  for (const View& view : op.writes) x.writes.push_back(x_memory.at(call, view));
+  const Work& work = x_program.works[op.work.index()];
+  OpContext context;
+  context.batch = x_program.batch;
+  context.training = x_options.training;
+  context.step = x_step;
+  context.layer = call.layer;
+  context.microbatch = call.microbatch;
+  context.op = &op;
+  context.places = &x_places;
+  if (const auto* gemm = std::get_if<Gemm>(&work)) {
+    run_gemm(*gemm, x);
+  } else if (const auto* attention = std::get_if<Attention>(&work)) {
+    run_attention(*attention, context, x);
+  } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
+    run_kernel(*kernel, context, x);
+  } else if (const auto* collective = std::get_if<Collective>(&work)) {
+    FT_TRY(communicate(*collective, x));
+  } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+    FT_TRY(exchange(*batch, x));
+  } else if (std::holds_alternative<Copy>(work)) {
+    if (x.reads.empty()) {
+      load_tokens(context, x.writes[0]);
+    } else {
+      std::memcpy(x.writes[0].data, x.reads[0].data,
+                  static_cast<std::size_t>(x.reads[0].count) *
+                      (x.reads[0].buffer->dtype == DType::kFp32 ? sizeof(T) : 1));
+    }
+  }
+  return x_options.check ? check_written(op, x) : ok_status();
+}
+
+template <typename T>
+Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x) {
+  CollectiveCall call;
+  call.kind = work.kind;
+  call.maximum = work.maximum;
+  call.doubles = sizeof(T) == sizeof(double);
+  call.count = work.count;
+  call.send = x.reads[0].data;
+  call.receive = x.writes[0].data;
+  return x_transport.collective(x_rank, x_binding.groups[work.group.index()], call);
+}
+
+template <typename T>
+Status HostRank<T>::exchange(const P2PBatch& work, const Operands<T>& x) {
+  std::vector<MessageCall> messages;
+  std::size_t read = 0;
+  std::size_t write = 0;
+  for (const Message& message : work.messages) {
+    const Operand& operand = message.send ? x.reads[read++] : x.writes[write++];
+    messages.push_back({message.send, x_binding.channels[message.channel.index()],
+                        message.bytes * static_cast<Bytes>(sizeof(T) / sizeof(float)),
+                        operand.data});
+  }
+  return x_transport.exchange(x_rank, messages);
+}
+
+/// NaN in what an op wrote: it read what nothing wrote, left a part unwritten, or diverged.
+template <typename T>
+Status HostRank<T>::check_written(const Op& op, const Operands<T>& x) const {
+  for (std::size_t w = 0; w < x.writes.size(); ++w) {
+    if (x.writes[w].buffer->dtype != DType::kFp32) continue;
+    const T* values = x.out(w);
+    const std::int64_t count = x.writes[w].count;
+    const T* bad = std::find_if(values, values + count, [](T v) { return std::isnan(v); });
+    if (bad == values + count) continue;
+    return input_error("writes NaN to " + x.writes[w].buffer->name + "[" +
+                       std::to_string(bad - values) + "] (operand " + std::to_string(w) + " of " +
+                       text_of(x_program.works[op.work.index()]) + ")");
+  }
+  return ok_status();
+}
+
+Status check_executable(const Workload& workload) {
+  for (const Program& program : workload.programs) {
+    for (const FrameLayout& layout : program.layouts) {
+      for (const Buffer& buffer : layout.buffers) {
+        const DType t = buffer.dtype;
+        if (t == DType::kFp32 || t == DType::kInt64 || t == DType::kUint8) continue;
+        return unsupported("the host backend stores fp32; buffer " + layout.name + "." +
+                           buffer.name + " is " + std::string(name_of(t)) +
+                           ": set precision to fp32");
+      }
+    }
+    for (const Work& work : program.works) {
+      if (const auto* opaque = std::get_if<Opaque>(&work)) {
+        return unsupported("the host backend cannot execute " + opaque->name +
+                           ": the model gives its bytes and FLOPs only");
+      }
+      const auto* kernel = std::get_if<Kernel>(&work);
+      if (kernel != nullptr && kernel->kind >= KernelKind::kRoute) {
+        return unsupported("the host backend cannot execute " + text_of(work) +
+                           ": models with experts are only simulated");
+      }
+      const auto* copy = std::get_if<Copy>(&work);
+      if (copy != nullptr && (copy->from == Memory::kStorage || copy->to == Memory::kStorage)) {
+        return unsupported("the host backend cannot execute " + text_of(work));
+      }
+    }
+  }
+  return ok_status();
+}
+
+template class HostRank<float>;
+template class HostRank<double>;
+
+}  // namespace foretrain

@@ -1,0 +1,47 @@
+// Host kernels: every Work of the IR that computes. Operands stand in docs/program.md.
+//
+// Left out: bf16 and fp16 storage, more than one thread for one op.
+#pragma once
+
+#include "executor/operands.h"
+
+namespace foretrain {
+
+/// C = alpha op(A) op(B) + beta C, row-major, leading dimensions in elements. OpenBLAS where the
+/// build found it, else a plain loop. C is not read when beta is 0.
+template <typename T>
+struct Matrices {
+  bool transpose_a = false, transpose_b = false;
+  std::int64_t m = 0, n = 0, k = 0;
+  const T* a = nullptr;
+  const T* b = nullptr;
+  T* c = nullptr;
+  std::int64_t lda = 0, ldb = 0, ldc = 0;
+  T alpha = 1, beta = 0;
+};
+template <typename T>
+void multiply(const Matrices<T>& x);
+
+/// "OpenBLAS 0.3.21 ..." or "plain loops".
+std::string blas_name();
+/// One thread for each rank: ranks and streams are the parallelism here.
+void use_one_blas_thread();
+
+template <typename T>
+void run_gemm(const Gemm& work, const Operands<T>& x);
+template <typename T>
+void run_attention(const Attention& work, const OpContext& context, const Operands<T>& x);
+template <typename T>
+void run_kernel(const Kernel& work, const OpContext& context, const Operands<T>& x);
+
+// By file; `run_kernel` picks.
+template <typename T>
+void run_norm(const Kernel& work, const OpContext& context, const Operands<T>& x);
+template <typename T>
+void run_activation(const Kernel& work, const Operands<T>& x);
+template <typename T>
+void run_ends(const Kernel& work, const OpContext& context, const Operands<T>& x);
+template <typename T>
+void run_update(const Kernel& work, const OpContext& context, const Operands<T>& x);
+
+}  // namespace foretrain

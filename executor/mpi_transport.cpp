@@ -1,0 +1,199 @@
+// Ranks as MPI processes. Every group has a communicator of its own; messages between two ranks
+// are told apart by their channel, as the tag. Non-blocking calls with a polite wait, so that a
+// stream that communicates does not take its core from one that computes.
+#include <mpi.h>
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+
+#include "executor/mpi_module.h"
+#include "sim/base/check.h"
+
+namespace foretrain {
+namespace {
+
+class MpiTransport : public Transport {
+ public:
+  explicit MpiTransport(const Workload& workload)
+      : x_workload(workload), x_groups(workload.groups.size(), MPI_COMM_NULL) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &x_rank);
+    MPI_Comm_dup(MPI_COMM_WORLD, &x_messages);
+    MPI_Comm_dup(MPI_COMM_WORLD, &x_control);
+    MPI_Group world = MPI_GROUP_NULL;
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    for (std::size_t g = 0; g < workload.groups.size(); ++g) {
+      std::vector<int> members;
+      for (const RankId rank : workload.groups[g]) members.push_back(rank.value);
+      if (std::find(members.begin(), members.end(), x_rank) == members.end()) continue;
+      MPI_Group group = MPI_GROUP_NULL;
+      MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group);
+      MPI_Comm_create_group(MPI_COMM_WORLD, group, static_cast<int>(g % 30'000), &x_groups[g]);
+      MPI_Group_free(&group);
+    }
+    MPI_Group_free(&world);
+  }
+
+  Status collective(RankId, GroupId group, const CollectiveCall& call) override {
+    MPI_Comm comm = x_groups[group.index()];
+    int size = 1;
+    MPI_Comm_size(comm, &size);
+    const MPI_Datatype type = call.doubles ? MPI_DOUBLE : MPI_FLOAT;
+    const MPI_Op op = call.maximum ? MPI_MAX : MPI_SUM;
+    const auto count = static_cast<int>(call.count);
+    const int part = count / size;
+    if (call.count > (std::int64_t{1} << 31) - 1) {
+      return input_error("a collective of more than 2^31 elements");
+    }
+    const auto bytes = static_cast<std::size_t>(call.count) * call.element();
+    MPI_Request request = MPI_REQUEST_NULL;
+    switch (call.kind) {
+      case CollectiveKind::kAllReduce:
+        MPI_Iallreduce(call.send == call.receive ? MPI_IN_PLACE : call.send, call.receive, count,
+                       type, op, comm, &request);
+        return wait({&request, 1});
+      case CollectiveKind::kAllGather: {
+        // A part that already lies in its place within the whole is gathered in place.
+        const auto* begin = static_cast<const std::byte*>(call.receive);
+        const auto* own = static_cast<const std::byte*>(call.send);
+        const bool in_place = own >= begin && own < begin + bytes;
+        MPI_Iallgather(in_place ? MPI_IN_PLACE : call.send, part, type, call.receive, part, type,
+                       comm, &request);
+        return wait({&request, 1});
+      }
+      case CollectiveKind::kReduceScatter: {
+        // The result may overlap the input, which MPI forbids.
+        std::vector<std::byte> result(bytes / static_cast<std::size_t>(size));
+        MPI_Ireduce_scatter_block(call.send, result.data(), part, type, op, comm, &request);
+        FT_TRY(wait({&request, 1}));
+        std::memcpy(call.receive, result.data(), result.size());
+        return ok_status();
+      }
+      case CollectiveKind::kBroadcast:
+        if (call.send != call.receive) std::memmove(call.receive, call.send, bytes);
+        MPI_Ibcast(call.receive, count, type, call.root, comm, &request);
+        return wait({&request, 1});
+      case CollectiveKind::kReduce: {
+        std::vector<std::byte> result(bytes);
+        MPI_Ireduce(call.send, result.data(), count, type, op, call.root, comm, &request);
+        FT_TRY(wait({&request, 1}));
+        int place = 0;
+        MPI_Comm_rank(comm, &place);
+        if (place == call.root) std::memcpy(call.receive, result.data(), bytes);
+        return ok_status();
+      }
+      case CollectiveKind::kAllToAll:
+        MPI_Ialltoall(call.send, part, type, call.receive, part, type, comm, &request);
+        return wait({&request, 1});
+    }
+    return ok_status();
+  }
+
+  Status exchange(RankId, std::span<const MessageCall> messages) override {
+    std::vector<MPI_Request> requests(messages.size(), MPI_REQUEST_NULL);
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      const MessageCall& m = messages[i];
+      const Channel& channel = x_workload.channels[m.channel.index()];
+      const int tag = m.channel.value % 30'000;
+      if (m.bytes > (std::int64_t{1} << 31) - 1) return input_error("a message over 2 GiB");
+      const auto bytes = static_cast<int>(m.bytes);
+      // Synchronous: a send ends when its receive has begun, as in NCCL.
+      if (m.send) {
+        MPI_Issend(m.data, bytes, MPI_BYTE, channel.destination.value, tag, x_messages,
+                   &requests[i]);
+      } else {
+        MPI_Irecv(m.data, bytes, MPI_BYTE, channel.source.value, tag, x_messages, &requests[i]);
+      }
+    }
+    return wait(requests);
+  }
+
+  Status barrier(RankId) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Ibarrier(x_control, &request);
+    return wait({&request, 1});
+  }
+
+  Result<std::vector<std::vector<std::int64_t>>> gather(
+      RankId, const std::vector<std::int64_t>& values) override {
+    int size = 1;
+    MPI_Comm_size(x_control, &size);
+    const auto count = static_cast<int>(values.size());
+    std::vector<int> counts(static_cast<std::size_t>(size));
+    MPI_Gather(&count, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, x_control);
+    std::vector<int> starts(counts.size());
+    int total = 0;
+    for (std::size_t r = 0; r < counts.size(); ++r) {
+      starts[r] = total;
+      total += counts[r];
+    }
+    std::vector<std::int64_t> all(x_rank == 0 ? static_cast<std::size_t>(total) : 0);
+    MPI_Gatherv(values.data(), count, MPI_INT64_T, all.data(), counts.data(), starts.data(),
+                MPI_INT64_T, 0, x_control);
+    std::vector<std::vector<std::int64_t>> out;
+    for (std::size_t r = 0; x_rank == 0 && r < counts.size(); ++r) {
+      out.emplace_back(all.begin() + starts[r], all.begin() + starts[r] + counts[r]);
+    }
+    return out;
+  }
+
+  /// Ends every process of the job.
+  void abort(const std::string& reason) override {
+    if (x_aborted.exchange(true)) return;
+    std::fprintf(stderr, "foretrain: %s\n", reason.c_str());
+    std::fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+
+ private:
+  Status wait(std::span<MPI_Request> requests) {
+    constexpr int kSpins = 200;
+    for (int spin = 0;; ++spin) {
+      int done = 0;
+      MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+      if (done != 0) return ok_status();
+      if (spin < kSpins) {
+        sched_yield();
+        continue;
+      }
+      const timespec pause{0, 20'000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+
+  const Workload& x_workload;
+  int x_rank = 0;
+  MPI_Comm x_messages = MPI_COMM_NULL, x_control = MPI_COMM_NULL;
+  std::vector<MPI_Comm> x_groups;
+  std::atomic<bool> x_aborted{false};
+};
+
+}  // namespace
+}  // namespace foretrain
+
+extern "C" void foretrain_join_mpi(const foretrain::Workload& workload, foretrain::MpiWorld& world,
+                                   std::string& problem) {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  if (provided < MPI_THREAD_MULTIPLE) {
+    problem = "this MPI serves one thread at a time; one with MPI_THREAD_MULTIPLE is needed";
+    return;
+  }
+  int rank = 0;
+  int size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  world.rank = foretrain::RankId(rank);
+  world.size = size;
+  world.finish = [] { MPI_Finalize(); };
+  if (size != static_cast<int>(workload.ranks.size())) {
+    problem = "the run has " + std::to_string(workload.ranks.size()) + " ranks, the MPI job " +
+              std::to_string(size);
+    MPI_Finalize();
+    return;
+  }
+  world.transport = std::make_unique<foretrain::MpiTransport>(workload);
+}

@@ -1,0 +1,215 @@
+// LayerNorm, RMSNorm, RMSNorm of query and key heads, rotary positions.
+#include <algorithm>
+#include <cmath>
+
+#include "executor/kernels.h"
+
+namespace foretrain {
+namespace {
+
+template <typename T>
+void layer_norm(const Kernel& w, const Operands<T>& x) {
+  const T* weight = x.in(1);
+  const T* bias = x.reads.size() > 2 ? x.in(2) : nullptr;
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const T* in = x.in(0) + r * w.cols;
+    T* out = x.out(0) + r * w.cols;
+    double sum = 0;
+    for (std::int64_t c = 0; c < w.cols; ++c) sum += in[c];
+    const double mean = sum / static_cast<double>(w.cols);
+    double square = 0;
+    for (std::int64_t c = 0; c < w.cols; ++c) square += (in[c] - mean) * (in[c] - mean);
+    const double scale = 1 / std::sqrt(square / static_cast<double>(w.cols) + kNormEpsilon);
+    const auto m = static_cast<T>(mean);
+    const auto s = static_cast<T>(scale);
+    x.out(1)[2 * r] = m;
+    x.out(1)[2 * r + 1] = s;
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      out[c] = (in[c] - m) * s * weight[c] + (bias != nullptr ? bias[c] : T(0));
+    }
+  }
+}
+
+/// Reciprocal of the root mean square.
+template <typename T>
+T reciprocal_rms(const T* in, std::int64_t cols) {
+  double square = 0;
+  for (std::int64_t c = 0; c < cols; ++c) square += static_cast<double>(in[c]) * in[c];
+  return static_cast<T>(1 / std::sqrt(square / static_cast<double>(cols) + kNormEpsilon));
+}
+
+template <typename T>
+void rms_norm(const Kernel& w, const Operands<T>& x) {
+  const T* weight = x.in(1);
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const T* in = x.in(0) + r * w.cols;
+    T* out = x.out(0) + r * w.cols;
+    const T scale = reciprocal_rms(in, w.cols);
+    x.out(1)[r] = scale;
+    for (std::int64_t c = 0; c < w.cols; ++c) out[c] = in[c] * scale * weight[c];
+  }
+}
+
+/// One row of a norm's backward pass. With x^ = (x - mean) scale and g = d_y weight:
+/// d_x = scale (g - mean(g) [LayerNorm only] - x^ mean(g x^)); d_weight += d_y x^; d_bias += d_y.
+template <typename T>
+struct NormRow {
+  const T* d_y;
+  const T* in;
+  const T* weight;
+  const T* residual;  ///< added to d_x; may be none
+  T* d_x;
+  T* d_weight;
+  T* d_bias;  ///< may be none
+  T mean, scale;
+  bool centred;
+};
+template <typename T>
+void norm_row_backward(const NormRow<T>& x, std::int64_t cols) {
+  double sum = 0;
+  double dot = 0;
+  for (std::int64_t c = 0; c < cols; ++c) {
+    const T hat = (x.in[c] - x.mean) * x.scale;
+    const T g = x.d_y[c] * x.weight[c];
+    sum += g;
+    dot += static_cast<double>(g) * hat;
+    x.d_weight[c] += x.d_y[c] * hat;
+    if (x.d_bias != nullptr) x.d_bias[c] += x.d_y[c];
+  }
+  const T mean_g = x.centred ? static_cast<T>(sum / static_cast<double>(cols)) : T(0);
+  const T mean_dot = static_cast<T>(dot / static_cast<double>(cols));
+  for (std::int64_t c = 0; c < cols; ++c) {
+    const T hat = (x.in[c] - x.mean) * x.scale;
+    const T d = x.scale * (x.d_y[c] * x.weight[c] - mean_g - hat * mean_dot);
+    x.d_x[c] = d + (x.residual != nullptr ? x.residual[c] : T(0));
+  }
+}
+
+template <typename T>
+void norm_backward(const Kernel& w, const Operands<T>& x, bool centred) {
+  // reads: d_y, x, statistics, weight, [residual], weight gradient, [bias gradient]
+  const bool bias = x.writes.size() > 2;
+  const bool residual = x.reads.size() == (bias ? 7U : 6U);
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    NormRow<T> row{};
+    row.d_y = x.in(0) + r * w.cols;
+    row.in = x.in(1) + r * w.cols;
+    row.weight = x.in(3);
+    row.residual = residual ? x.in(4) + r * w.cols : nullptr;
+    row.d_x = x.out(0) + r * w.cols;
+    row.d_weight = x.out(1);
+    row.d_bias = bias ? x.out(2) : nullptr;
+    row.mean = centred ? x.in(2)[2 * r] : T(0);
+    row.scale = centred ? x.in(2)[2 * r + 1] : x.in(2)[r];
+    row.centred = centred;
+    norm_row_backward(row, w.cols);
+  }
+}
+
+/// How a row of qkv is cut: for each key-value head `group` queries, a key, a value.
+struct Heads {
+  std::int64_t groups = 0, group = 0, width = 0;
+};
+Heads heads_of(std::int64_t elements, std::int64_t tokens, std::int64_t rotated_heads,
+               std::int64_t head_dim) {
+  const std::int64_t width = elements / tokens;
+  const std::int64_t kv = width / head_dim - rotated_heads;
+  return {kv, (rotated_heads - kv) / kv, width};
+}
+
+template <typename T>
+void head_norm(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  const std::int64_t tokens = context.tokens();
+  const std::int64_t d = w.cols;
+  const Heads heads = heads_of(x.reads[0].count, tokens, w.rows / tokens, d);
+  for (std::int64_t at = 0; at < tokens * heads.width; at += d) {
+    const std::int64_t place = at % heads.width / d % (heads.group + 2);
+    const T* in = x.in(0) + at;
+    T* out = x.out(0) + at;
+    const bool value = place > heads.group;
+    const T* weight = x.in(place < heads.group ? 1 : 2);
+    const T scale = value ? T(1) : reciprocal_rms(in, d);
+    for (std::int64_t c = 0; c < d; ++c) out[c] = value ? in[c] : in[c] * scale * weight[c];
+  }
+}
+
+template <typename T>
+void head_norm_backward(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  // reads: d_qkv, qkv, query weight, key weight, gradients; writes: d_qkv, gradients
+  const std::int64_t tokens = context.tokens();
+  const std::int64_t d = w.cols;
+  const Heads heads = heads_of(x.reads[0].count, tokens, w.rows / tokens, d);
+  std::vector<T> d_y(static_cast<std::size_t>(d));
+  for (std::int64_t at = 0; at < tokens * heads.width; at += d) {
+    const std::int64_t place = at % heads.width / d % (heads.group + 2);
+    if (place > heads.group) continue;
+    std::copy_n(x.in(0) + at, d, d_y.data());
+    const bool query = place < heads.group;
+    NormRow<T> row{};
+    row.d_y = d_y.data();
+    row.in = x.in(1) + at;
+    row.weight = x.in(query ? 2 : 3);
+    row.d_x = x.out(0) + at;
+    row.d_weight = x.out(query ? 1 : 2);
+    row.scale = reciprocal_rms(row.in, d);
+    norm_row_backward(row, d);
+  }
+}
+
+/// Pairs (i, i + d/2) of every query and key turn by position / base^(2i/d) (Su et al. 2021, in the
+/// order of GPT-NeoX); backward turns back.
+template <typename T>
+void rope(const Kernel& w, const OpContext& context, const Operands<T>& x, double direction) {
+  const std::int64_t d = w.head_dim;
+  const std::int64_t half = d / 2;
+  const std::int64_t length = context.batch.length;
+  const Heads heads = heads_of(x.reads[0].count, w.rows, w.cols / d, d);
+  std::vector<T> cosine(static_cast<std::size_t>(length * half));
+  std::vector<T> sine(cosine.size());
+  for (std::int64_t i = 0; i < half; ++i) {
+    const double rate = std::pow(kRopeBase, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+    for (std::int64_t t = 0; t < length; ++t) {
+      const double angle = static_cast<double>(t) * rate;
+      cosine[static_cast<std::size_t>(t * half + i)] = static_cast<T>(std::cos(angle));
+      sine[static_cast<std::size_t>(t * half + i)] = static_cast<T>(direction * std::sin(angle));
+    }
+  }
+  for (std::int64_t at = 0; at < w.rows * heads.width; at += d) {
+    if (at % heads.width / d % (heads.group + 2) > heads.group) continue;
+    const auto angles = static_cast<std::size_t>(at / heads.width % length * half);
+    T* head = x.out(0) + at;
+    for (std::int64_t i = 0; i < half; ++i) {
+      const T c = cosine[angles + static_cast<std::size_t>(i)];
+      const T s = sine[angles + static_cast<std::size_t>(i)];
+      const T a = head[i];
+      const T b = head[i + half];
+      head[i] = a * c - b * s;
+      head[i + half] = a * s + b * c;
+    }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void run_norm(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  switch (w.kind) {
+    case KernelKind::kLayerNorm:
+      return layer_norm(w, x);
+    case KernelKind::kLayerNormBackward:
+      return norm_backward(w, x, true);
+    case KernelKind::kRmsNorm:
+      return x.writes.size() > 1 ? rms_norm(w, x) : head_norm(w, context, x);
+    case KernelKind::kRmsNormBackward:
+      return x.writes.size() == 2 ? norm_backward(w, x, false) : head_norm_backward(w, context, x);
+    case KernelKind::kRope:
+      return rope(w, context, x, 1);
+    default:
+      return rope(w, context, x, -1);
+  }
+}
+
+template void run_norm(const Kernel&, const OpContext&, const Operands<float>&);
+template void run_norm(const Kernel&, const OpContext&, const Operands<double>&);
+
+}  // namespace foretrain

@@ -1,0 +1,79 @@
+// What a host kernel is given: memory for the views of its op, and where the op stands.
+//
+// T is the type that fp32 buffers are stored in: float, or double for tests of the mathematics.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "executor/random.h"
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+/// A view in memory. `begin`: its first element within the buffer that owns it.
+struct Operand {
+  std::byte* data = nullptr;
+  std::int64_t count = 0, begin = 0;  ///< elements
+  const Buffer* buffer = nullptr;     ///< the owner
+};
+
+template <typename T>
+struct Operands {
+  std::vector<Operand> reads, writes;
+
+  const T* in(std::size_t i) const { return reinterpret_cast<const T*>(reads[i].data); }
+  T* out(std::size_t i) const { return reinterpret_cast<T*>(writes[i].data); }
+  const std::int64_t* ids(std::size_t i) const {
+    return reinterpret_cast<const std::int64_t*>(reads[i].data);
+  }
+  const std::uint8_t* flags_in(std::size_t i) const {
+    return reinterpret_cast<const std::uint8_t*>(reads[i].data);
+  }
+  std::uint8_t* flags_out(std::size_t i) const {
+    return reinterpret_cast<std::uint8_t*>(writes[i].data);
+  }
+};
+
+/// A rank's place in a group.
+struct Place {
+  std::int64_t index = 0, size = 1;
+};
+
+/// How the executor trains; part of no Program because it costs no time.
+struct Training {
+  std::uint64_t seed = 1;
+  double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
+};
+
+struct OpContext {
+  Batch batch;
+  Training training;
+  std::int64_t step = 0;
+  std::int32_t layer = -1, microbatch = -1;
+  const Op* op = nullptr;
+  const std::vector<Place>* places = nullptr;  ///< by group slot
+
+  Place place(GroupSlot slot) const { return slot.valid() ? (*places)[slot.index()] : Place{}; }
+  std::int64_t tokens() const { return batch.sequences * batch.length; }
+  std::int64_t global_tokens() const {
+    return tokens() * batch.microbatches * place(batch.split_over).size;
+  }
+  /// First sequence of this microbatch in the global batch.
+  std::int64_t first_sequence() const {
+    const Place data = place(batch.split_over);
+    return (microbatch * data.size + data.index) * batch.sequences;
+  }
+  /// The key of random draws of this op's purpose.
+  std::uint64_t key(std::string_view purpose) const {
+    std::uint64_t out = mix(training.seed, purpose);
+    out = mix(out, static_cast<std::uint64_t>(step));
+    return mix(out, static_cast<std::uint64_t>(static_cast<std::int64_t>(layer)));
+  }
+};
+
+inline constexpr double kNormEpsilon = 1e-5;
+inline constexpr double kRopeBase = 10'000;
+
+}  // namespace foretrain

@@ -1,0 +1,35 @@
+// Random numbers as functions of what they are for, so that every plan draws the same ones: a key
+// (seed, purpose, layer, step) and a global index give one value.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
+#include "sim/base/rng.h"
+
+namespace foretrain {
+
+inline std::uint64_t mix(std::uint64_t key, std::uint64_t value) {
+  return hash_u64(key ^ (value + 0x9e3779b97f4a7c15ULL + (key << 6) + (key >> 2)));
+}
+
+inline std::uint64_t mix(std::uint64_t key, std::string_view text) {
+  for (const char c : text) key = mix(key, static_cast<unsigned char>(c));
+  return key;
+}
+
+/// Uniform on [0, 1), element `index` of the sequence named `key`.
+inline double uniform_at(std::uint64_t key, std::int64_t index) {
+  return static_cast<double>(mix(key, static_cast<std::uint64_t>(index)) >> 11) * 0x1.0p-53;
+}
+
+/// Standard normal (Box and Muller 1958).
+inline double normal_at(std::uint64_t key, std::int64_t index) {
+  const double u = 1.0 - uniform_at(key, 2 * index);  // never 0
+  const double v = uniform_at(key, 2 * index + 1);
+  constexpr double kTwoPi = 6.283185307179586;
+  return std::sqrt(-2.0 * std::log(u)) * std::cos(kTwoPi * v);
+}
+
+}  // namespace foretrain

@@ -1,0 +1,62 @@
+// How ranks talk: the meaning of NCCL's collectives and grouped send/receive, for memory of the
+// host. Two implementations: threads of one process, and MPI.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "sim/base/result.h"
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+/// One rank's part in a rendezvous of its group. `count`: elements of the full array, as in
+/// Collective. `send` and `receive` may overlap. `root`: place in the group, of broadcast and
+/// reduce.
+struct CollectiveCall {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  bool maximum = false;
+  bool doubles = false;  ///< elements are double, else float
+  std::int64_t count = 0;
+  const void* send = nullptr;
+  void* receive = nullptr;
+  int root = 0;
+  std::size_t element() const { return doubles ? sizeof(double) : sizeof(float); }
+};
+
+struct MessageCall {
+  bool send = false;
+  ChannelId channel;
+  Bytes bytes = 0;
+  void* data = nullptr;
+};
+
+/// Calls block the calling thread until the operation is done for this rank. Threads of one rank
+/// may call at the same time, for different groups and channels. After `abort` every call of every
+/// rank returns an error.
+class Transport {
+ public:
+  Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+  Transport(Transport&&) = delete;
+  Transport& operator=(Transport&&) = delete;
+  virtual ~Transport() = default;
+
+  virtual Status collective(RankId self, GroupId group, const CollectiveCall& call) = 0;
+  /// All messages progress together; returns when all are done.
+  virtual Status exchange(RankId self, std::span<const MessageCall> messages) = 0;
+  /// Of all ranks.
+  virtual Status barrier(RankId self) = 0;
+  /// What every rank gives, by rank; empty but on rank 0. Of all ranks.
+  virtual Result<std::vector<std::vector<std::int64_t>>> gather(
+      RankId self, const std::vector<std::int64_t>& values) = 0;
+  virtual void abort(const std::string& reason) = 0;
+};
+
+/// Ranks are threads of this process.
+std::unique_ptr<Transport> make_thread_transport(const Workload& workload);
+
+}  // namespace foretrain

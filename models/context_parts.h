@@ -1,0 +1,57 @@
+// Attention over sequences that are cut among context-parallel ranks.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/layer_parts.h"
+
+namespace foretrain {
+
+/// Each of c ranks holds s/c tokens of a sequence: chunks i and 2c-1-i of 2c, so that the causal
+/// mask gives all ranks the same work, s^2 / 2c query-key pairs. `kernels.context` says how keys
+/// and values meet the queries:
+///   ring       c-1 exchanges with the neighbours beside the c pieces of attention; the first piece
+///              is the rank's own causal square, every later one half a square. Backward the
+///              gradients of keys and values travel along, and home at the end.
+///   allgather  keys and values are gathered before, their gradients reduce-scattered after.
+///   alltoall   heads instead of tokens are cut within the attention: two exchanges each way.
+/// Partial results of a ring are merged by a memory-bound kernel each.
+/// Left out: the copy of row statistics in a merge, two compute streams for the pieces (which hide
+/// their launch), windows. Executors refuse the pieces: their masks depend on the rank.
+class ContextParts : public LayerParts {
+ protected:
+  using LayerParts::LayerParts;
+
+  void context_forward(SegmentWriter& w);
+  void context_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
+  /// The whole attention of this rank, or its own square where keys go around a ring.
+  Attention core(bool backward) const;
+  std::vector<View> core_statistics() const;
+  Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const;
+
+ private:
+  std::int64_t local_length() const { return x_plan.sequence_length / x_plan.context; }
+  /// Elements of a token's keys and values.
+  std::int64_t kv_width() const {
+    return x_kv_heads * (x_model.head_dim + x_model.value_width() / x_model.heads);
+  }
+  Attention later_piece(bool backward) const;
+  Attention by_heads(bool backward) const;
+  Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count);
+  EventRef exchange(SegmentWriter& w, const std::string& name, const View& out, const View& in);
+  EventRef over_context(SegmentWriter& w, const std::string& name, CollectiveKind kind,
+                        std::int64_t count, const Ref& in, const Ref& out);
+  std::int64_t elements(const View& view) const;
+  void move(SegmentWriter& w, const std::string& name, const View& from, const View& to);
+  void add(SegmentWriter& w, const std::string& name, const View& part, const View& sum);
+
+  void ring_forward(SegmentWriter& w);
+  void ring_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
+  void gather_forward(SegmentWriter& w);
+  void gather_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
+  void heads_forward(SegmentWriter& w);
+  void heads_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
+};
+
+}  // namespace foretrain

@@ -1,0 +1,96 @@
+#include "models/plan_sharding.h"
+
+namespace foretrain {
+namespace {
+
+using IntRange = JsonReader::IntRange;
+constexpr IntRange kCount{1, 1'000'000'000};
+
+std::string text(std::int64_t v) { return std::to_string(v); }
+
+/// null: all data-parallel ranks.
+void read_group(JsonReader& reader, Plan& plan) {
+  const Json* json = reader.take("group_size");
+  if (json == nullptr || json->is_null()) return;
+  const auto* size = std::get_if<std::int64_t>(&json->value);
+  if (size == nullptr || *size < 1) {
+    reader.fail("group_size", "found " + describe(*json) + ", expected a number of ranks or null");
+    return;
+  }
+  plan.shard_group = *size;
+}
+
+std::optional<Refusal> refused_group(const Plan& p) {
+  if (p.shard_group == 0) return std::nullopt;
+  if (p.sharding == Sharding::kNone) {
+    return Refusal{"sharding/group_size", "sharding.level is none: nothing is shared"};
+  }
+  if (p.data % p.shard_group != 0) {
+    return Refusal{"sharding/group_size", text(p.shard_group) + " does not divide " + text(p.data) +
+                                              " data-parallel ranks"};
+  }
+  if (p.by_units() && p.shard_group == 1 && p.data > 1) {
+    return Refusal{"sharding/group_size",
+                   "a group of one rank shares nothing: set sharding.level to none"};
+  }
+  return std::nullopt;
+}
+
+/// Buckets are ops; more of them than this describe no real run and would only fill memory.
+std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
+  constexpr std::int64_t kMostBuckets = 4096;
+  if (p.bucket_elements == 0 || p.data == 1) return std::nullopt;
+  const std::int64_t elements = parameter_count(model) / (p.tensor * p.pipeline);
+  if (elements / p.bucket_elements <= kMostBuckets) return std::nullopt;
+  return Refusal{"gradients/bucket_elements",
+                 text(elements) + " parameters of a rank in buckets of " + text(p.bucket_elements) +
+                     " make more than " + text(kMostBuckets) + " buckets; expected at least " +
+                     text(elements / kMostBuckets + 1)};
+}
+
+}  // namespace
+
+void read_sharding(JsonReader& reader, Plan& plan) {
+  reader.read_enum("level", plan.sharding, {"none", "optimizer", "gradients", "parameters"});
+  read_group(reader, plan);
+  Units& units = plan.units;
+  reader.read("unit_layers", units.layers, kCount);
+  reader.read("reshard_after_forward", units.reshard);
+  reader.read("reshard_last_unit", units.reshard_last);
+  reader.read("forward_prefetch", units.forward_prefetch);
+  reader.read_enum("backward_prefetch", units.backward_prefetch, {"none", "post", "pre"});
+  reader.read("gathers_in_flight", units.gathers_in_flight, IntRange{0, 1 << 20});
+  int shards = 0;
+  reader.read_choice("shard_dtype", shards, {"fp32", "compute"});
+  units.narrow_shards = shards == 1;
+}
+
+void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
+  int type = 0;
+  reader.read_choice("dtype", type, {"fp32", "compute"});
+  keys.stored_as_compute = type == 1;
+  reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce"});
+  int reduce = 0;
+  reader.read_choice("reduce_dtype", reduce, {"fp32", "compute"});
+  keys.reduced_as_compute = reduce == 1;
+  int when = 0;
+  reader.read_choice("reduce", when, {"every-microbatch", "last-microbatch"});
+  plan.units.reduce_each = when == 0;
+  reader.read("bucket_elements", plan.bucket_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("bucket_elements_per_rank", keys.bucket_elements_per_rank,
+              IntRange{0, 1'000'000'000});
+  reader.read("clip_norm", plan.clip_norm, JsonReader::Range{0, 1e9});
+}
+
+std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
+  if (auto group = refused_group(plan)) return group;
+  if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {
+    return Refusal{"sharding/level",
+                   "a table that is tied across pipeline stages is not modelled with sharded "
+                   "gradients",
+                   ErrorKind::kUnsupported};
+  }
+  return refused_buckets(model, plan);
+}
+
+}  // namespace foretrain

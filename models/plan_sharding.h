@@ -1,0 +1,28 @@
+// The keys `sharding` and `gradients` of a RUN, and what they cannot be.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "models/plan.h"
+
+namespace foretrain {
+
+/// What `gradients` says that the rest of the plan decides on.
+struct GradientKeys {
+  bool stored_as_compute = false, reduced_as_compute = false;
+  std::int64_t bucket_elements_per_rank = 0;
+};
+
+void read_sharding(JsonReader& reader, Plan& plan);
+void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys);
+
+/// The first thing that cannot be, once all degrees are known.
+struct Refusal {
+  const char* place = "";
+  std::string message;
+  ErrorKind kind = ErrorKind::kInput;
+};
+std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan);
+
+}  // namespace foretrain

@@ -1,0 +1,255 @@
+// Layouts and segments of sharded units: the gather of their parameters, the reduction of their
+// gradients.
+#include <algorithm>
+
+#include "models/stage_writer.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::int16_t kWhole = 0;     ///< buffer of gathered weights, of whole gradients
+constexpr std::int16_t kNarrowed = 1;  ///< the shard in the type that travels
+constexpr std::int16_t kWidened = 1;   ///< whole gradients in the type that is reduced
+constexpr std::int16_t kPart = 2;      ///< the rank's part of one microbatch's sum
+constexpr std::int16_t kSummed = 1;    ///< event: parts of tensor ranks are added
+
+void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std::int64_t count,
+         bool persistent) {
+  Buffer buffer;
+  buffer.name = name;
+  buffer.kind = kind;
+  buffer.dtype = type;
+  buffer.count = count;
+  buffer.persistent = persistent;
+  layout.buffers.push_back(std::move(buffer));
+}
+
+Kernel kernel_of(KernelKind kind, std::int64_t count, DType type) {
+  Kernel out;
+  out.kind = kind;
+  out.rows = 1;
+  out.cols = count;
+  out.dtype = type;
+  return out;
+}
+
+}  // namespace
+
+std::size_t StageWriter::shape_of(const Holders& holders, bool root, std::int64_t layers,
+                                  std::int64_t shared, std::int64_t cut) {
+  const std::int64_t shards = holders.shards;
+  UnitShape shape;
+  shape.holders = holders;
+  shape.root = root;
+  shape.layers = layers;
+  shape.filled = shared + cut;
+  shape.elements = (shape.filled + shards - 1) / shards * shards;
+  shape.shared_elements = shared;
+  for (std::size_t s = 0; s < x_shapes.size(); ++s) {
+    const UnitShape& known = x_shapes[s];
+    if (known.holders.expert != holders.expert || known.root != root) continue;
+    if (known.layers == layers && known.filled == shape.filled) return s;
+  }
+  write_shape(shape);
+  x_shapes.push_back(shape);
+  return x_shapes.size() - 1;
+}
+
+void StageWriter::write_shape(UnitShape& shape) {
+  const Precision& p = x_plan.precision;
+  const std::int64_t own = shape.elements / shape.holders.shards;
+  const bool sharded = sharded_parameters();
+  const DType stored = x_plan.shard_type();
+  FrameLayout weights;
+  weights.name = "unit weights";
+  add(weights, "whole", BufferKind::kParameters, p.compute, shape.elements, !sharded);
+  if (sharded) add(weights, "shard to gather", BufferKind::kCommunication, p.compute, own, false);
+  weights.events = {"gathered"};
+  shape.weights = x_builder.layout(std::move(weights));
+
+  FrameLayout gradients;
+  gradients.name = "unit gradients";
+  add(gradients, "whole", BufferKind::kGradients, x_plan.local_gradients(), shape.elements,
+      !x_plan.fresh_gradients());
+  add(gradients, "to reduce", BufferKind::kCommunication, x_plan.units.reduce, shape.elements,
+      false);
+  add(gradients, "part", BufferKind::kCommunication, x_plan.units.reduce, own, false);
+  gradients.events = {"reduced", "summed over tensor ranks", "scattered"};
+  shape.gradients = x_builder.layout(std::move(gradients));
+
+  FrameLayout shards;
+  shards.name = "unit gradient shard";
+  add(shards, "shard", BufferKind::kGradients, p.gradients, own, true);
+  shape.shards = x_builder.layout(std::move(shards));
+
+  FrameLayout states;
+  states.name = "unit states";
+  if (sharded) add(states, "weights shard", BufferKind::kParameters, stored, own, true);
+  for (const char* name : {"momentum", "variance"}) {
+    add(states, name, BufferKind::kOptimizer, DType::kFp32, own, true);
+  }
+  if (x_plan.master_shards()) {
+    add(states, "master weights", BufferKind::kOptimizer, DType::kFp32, own, true);
+  }
+  shape.states = x_builder.layout(std::move(states));
+
+  shape.gather = write_gather(shape);
+  shape.reduce_first = write_reduction(shape, true);
+  if (x_plan.fresh_gradients() && x_plan.microbatches() > 1) {
+    shape.reduce_next = write_reduction(shape, false);
+  }
+}
+
+Op StageWriter::unit_op(const char* stream, const char* name, Work work, Phase phase) {
+  Op op;
+  op.stream = x_builder.stream(stream);
+  op.work = x_builder.work(std::move(work));
+  op.name = name;
+  op.category = Category::kData;
+  op.phase = phase;
+  return op;
+}
+
+View StageWriter::own_shard(std::int16_t frame, std::int16_t buffer, const UnitShape& shape,
+                            DType type) const {
+  const std::int64_t shards = shape.holders.shards;
+  View view{frame, buffer, 0, bytes_of(type, shape.elements / shards), 1, GroupSlot()};
+  if (shards == 1) return view;
+  view.shards = static_cast<std::int32_t>(shards);
+  const std::vector<std::string>& slots = x_builder.program().group_slots;
+  const auto it = std::find(slots.begin(), slots.end(), shape.holders.shard_group);
+  view.shard_group = GroupSlot(static_cast<std::size_t>(it - slots.begin()));
+  return view;
+}
+
+/// Formal frames: the whole weights, the states. The shard is cast where it is wider than what
+/// travels; ranks that share with nobody only cast.
+SegmentId StageWriter::write_gather(const UnitShape& shape) {
+  const DType type = x_plan.precision.compute;
+  const std::int64_t own = shape.elements / shape.holders.shards;
+  const Ref whole{0, kWhole, type, shape.elements};
+  Segment segment;
+  segment.name = "gather unit";
+  segment.frames = {shape.weights, shape.states};
+  View part = sharded_parameters() ? Ref{1, 0, x_plan.shard_type(), own}.view()
+                                   : own_shard(0, kWhole, shape, type);
+  const bool alone = shape.holders.shards == 1;
+  if (sharded_parameters() && (alone || x_plan.shard_type() != type)) {
+    const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
+    Op cast = unit_op(shape.holders.stream, "parameters.cast", kernel_of(KernelKind::kCast, own, type),
+                      Phase::kForward);
+    cast.reads = {part};
+    cast.writes = {narrowed.view()};
+    segment.ops.push_back(std::move(cast));
+    part = narrowed.view();
+  }
+  if (!alone) {
+    (void)x_builder.group(shape.holders.shard_group);
+    Op gather = unit_op(shape.holders.stream, "parameters.gather",
+                        Collective{CollectiveKind::kAllGather, x_builder.group(shape.holders.shard_group),
+                                   shape.elements, type, false},
+                        Phase::kForward);
+    gather.reads = {sharded_parameters() ? part : own_shard(0, kWhole, shape, type)};
+    gather.writes = {whole.view()};
+    segment.ops.push_back(std::move(gather));
+  }
+  if (segment.ops.empty()) return SegmentId();
+  segment.ops.back().records = EventRef{0, kGatheredUnit};
+  return x_builder.segment(std::move(segment));
+}
+
+/// Gradients that every tensor rank holds but computed in part: their sum over tensor ranks.
+void StageWriter::sum_shared(const UnitShape& shape, Segment& segment) {
+  const DType type = x_plan.local_gradients();
+  for (const auto& [begin, end] : partial_of_unit(shape)) {
+    Op op = unit_op("tensor", "gradients.shared.reduce",
+                    Collective{CollectiveKind::kAllReduce, x_builder.group(kTensorGroup),
+                               end - begin, type, false},
+                    Phase::kGradients);
+    op.category = Category::kTensor;
+    op.reads = op.writes = {
+        View{0, kWhole, bytes_of(type, begin), bytes_of(type, end - begin), 1, GroupSlot()}};
+    segment.ops.push_back(std::move(op));
+  }
+  if (!segment.ops.empty()) segment.ops.back().records = EventRef{0, kSummed};
+}
+
+/// What `partial_gradients` says, for the elements of a unit.
+std::vector<StageWriter::Range> StageWriter::partial_of_unit(const UnitShape& shape) const {
+  if (x_plan.tensor == 1 || shape.shared_elements == 0) return {};
+  if (x_plan.sequence) return {{0, shape.shared_elements}};
+  std::vector<Range> out;
+  if (!x_model.qk_norm) return out;
+  std::int64_t begin = 0;
+  for (const Buffer& buffer : x_layer.parameter_gradients.shared.buffers) {
+    if (buffer.name == "attention.q_norm.weight") break;
+    begin += buffer.count;
+  }
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    out.emplace_back(begin, begin + 2 * x_model.head_dim);
+    begin += x_layer.parameters.shared_elements;
+  }
+  return out;
+}
+
+/// Formal frames: the whole gradients, the shard. The first reduction of a step sets the shard,
+/// later ones add to it.
+SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
+  const std::int64_t own = shape.elements / shape.holders.shards;
+  const DType reduced = x_plan.units.reduce;
+  Segment segment;
+  segment.name = first ? "reduce unit" : "reduce unit and add";
+  segment.frames = {shape.gradients, shape.shards};
+  sum_shared(shape, segment);
+  std::vector<EventRef> waits;
+  if (!segment.ops.empty()) waits.push_back(EventRef{0, kSummed});
+  const auto push = [&](Op op, std::vector<View> reads, const View& write) {
+    op.reads = std::move(reads);
+    op.writes = {write};
+    op.waits = std::move(waits);
+    waits.clear();
+    segment.ops.push_back(std::move(op));
+  };
+  Ref whole{0, kWhole, x_plan.local_gradients(), shape.elements};
+  if (const std::int64_t rest = shape.elements - shape.filled; rest > 0) {
+    push(unit_op(shape.holders.stream, "gradients.pad", kernel_of(KernelKind::kFill, rest, whole.dtype),
+                 Phase::kGradients),
+         {}, whole.part(shape.filled, rest));
+  }
+  const Ref shard{1, 0, x_plan.precision.gradients, own};
+  const bool alone = shape.holders.shards == 1;
+  if (!alone && reduced != whole.dtype) {
+    const Ref wide{0, kWidened, reduced, shape.elements};
+    push(unit_op(shape.holders.stream, "gradients.cast", kernel_of(KernelKind::kCast, shape.elements, reduced),
+                 Phase::kGradients),
+         {whole.view()}, wide.view());
+    whole = wide;
+  }
+  Ref part = whole;
+  const char* stream = shape.holders.stream;
+  if (!alone) {
+    part = first && reduced == shard.dtype ? shard : Ref{0, kPart, reduced, own};
+    push(unit_op(shape.holders.stream, "gradients.reduce",
+                 Collective{CollectiveKind::kReduceScatter, x_builder.group(shape.holders.shard_group),
+                            shape.elements, reduced, false},
+                 Phase::kGradients),
+         {whole.view()}, part.view());
+  }
+  if (shape.holders.shards < shape.holders.ranks) {
+    stream = "replicas";
+    segment.ops.back().records = EventRef{0, kScattered};
+    reduce_over_replicas(segment, part.view(), own, reduced, EventRef{0, kScattered}, EventRef());
+  }
+  if (!(part.frame == shard.frame)) {
+    std::vector<View> reads = {part.view()};
+    if (!first) reads.push_back(shard.view());
+    const KernelKind kind = first ? KernelKind::kCast : KernelKind::kAdd;
+    push(unit_op(stream, first ? "gradients.keep" : "gradients.accumulate",
+                 kernel_of(kind, own, shard.dtype), Phase::kGradients),
+         std::move(reads), shard.view());
+  }
+  segment.ops.back().records = EventRef{0, kReduced};
+  return x_builder.segment(std::move(segment));
+}
+
+}  // namespace foretrain

@@ -1,0 +1,177 @@
+// Does the real thing compute the step that the Program describes? Every plan of a model must give
+// the losses and the weights of one rank; one rank's gradients are the derivatives of its loss.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "executor/thread_run.h"
+#include "models/lower.h"
+#include "sim/program/verify.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::uint64_t kFirstSeed = 40'000;
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kPlans = 16;  // ten times slower
+#else
+constexpr int kPlans = 70;
+#endif
+constexpr int kSteps = 3;
+
+/// A large epsilon: Adam divides by the gradient's size, so where a gradient is zero but for
+/// rounding (the bias of the keys, say) a small one would blow rounding up to whole updates.
+HostOptions options_for_tests() {
+  HostOptions options;
+  options.training.learning_rate = 0.01;
+  options.training.epsilon = 1e-3;
+  options.check = true;
+  return options;
+}
+
+/// A drawn model and plan, made small enough to run, in fp32.
+Drawn draw_small(Rng& rng) {
+  Drawn out = draw_plan(rng);
+  Model& m = out.model;
+  m.layers = 1 + rng.below(4);
+  m.head_dim = 4;
+  m.hidden = rng.below(3) == 0 ? 20 : m.heads * m.head_dim;
+  m.intermediate = 4 * (3 + rng.below(6));
+  m.vocabulary = 40 + rng.below(250);
+  m.positions = m.position == Position::kLearned ? 16 : 0;
+  if (m.sliding_window > 0) m.sliding_window = 3 + rng.below(8);
+  if (!m.gated()) {
+    const Activation kinds[] = {Activation::kGelu, Activation::kRelu, Activation::kRelu2};
+    m.activation = kinds[rng.below(3)];
+  }
+  m.norm = rng.below(2) == 0 ? Norm::kLayerNorm : Norm::kRmsNorm;
+  m.norm_bias = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
+  Plan& p = out.plan;
+  if (p.context > 1) {  // not executed yet
+    const std::int64_t microbatches = p.microbatches();
+    p.context = 1;
+    p.global_batch = p.micro_batch * p.data * microbatches;
+  }
+  while (p.accelerators > 8) {
+    std::int64_t& largest = p.data > 2 ? p.data : p.pipeline > 2 ? p.pipeline : p.tensor;
+    const std::int64_t microbatches = p.microbatches();
+    largest = std::max<std::int64_t>(1, largest / 2);
+    p.accelerators = p.tensor * p.pipeline * p.data;
+    p.global_batch = p.micro_batch * p.data * microbatches;
+  }
+  if (p.pipeline == 1) p.virtual_pipeline = 1;
+  if (p.tensor == 1) p.sequence = false;
+  if (p.virtual_pipeline > 1)
+    p.global_batch = p.micro_batch * p.data * p.pipeline * (1 + rng.below(2));
+  p.sequence_length = 4 * (1 + rng.below(4));
+  while (p.chunks() > m.layers + 2) ++m.layers;
+  p.pipeline_layout = default_layout(m.layers, p.chunks());
+  p.bucket_elements = rng.below(2) == 0 ? 0 : 1 + rng.below(20'000);
+  p.precision.compute = p.precision.gradients = p.precision.matrix = DType::kFp32;
+  p.clip_norm = rng.below(3) == 0 ? 0.0 : 0.3;
+  p.data_time = p.step_time = Time{};
+  return out;
+}
+
+/// The same training on one rank.
+Plan on_one_rank(const Plan& plan) {
+  Plan one = plan;
+  one.tensor = one.pipeline = one.virtual_pipeline = one.data = one.accelerators = 1;
+  one.sequence = false;
+  one.pipeline_layout.clear();
+  one.sharding = Sharding::kNone;
+  one.recompute = Recompute{};
+  one.schedule = Schedule::kGpipe;
+  one.attention = AttentionKernel::kFlash;
+  one.precision.master = false;
+  return one;
+}
+
+Workload lowered(const Model& model, Plan plan) {
+  if (plan.pipeline_layout.empty()) plan.pipeline_layout = default_layout(model.layers, 1);
+  Workload workload = lower(model, plan);
+  const Status status = verify(workload);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return workload;
+}
+
+struct Trained {
+  std::vector<double> losses;
+  WholeModel before, after;
+};
+
+template <typename T>
+Result<Trained> train(const Model& model, const Plan& plan) {
+  const Workload workload = lowered(model, plan);
+  FT_ASSIGN(const auto run, ThreadRun<T>::create(workload, options_for_tests()));
+  Trained out;
+  out.before = run->weights();
+  for (int step = 0; step < kSteps; ++step) {
+    FT_ASSIGN(const double loss, run->step());
+    out.losses.push_back(loss);
+  }
+  double worst = 0;
+  out.after = run->weights(&worst);
+  // What several ranks hold alike they must have updated alike.
+  EXPECT_LE(worst, sizeof(T) == sizeof(double) ? 1e-10 : 1e-5);
+  return out;
+}
+
+double norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double v : values) sum += v * v;
+  return std::sqrt(sum);
+}
+
+std::vector<double> difference(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> out(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) out[i] = a[i] - b[i];
+  return out;
+}
+
+/// Losses relative to each other, weights relative to how far training moved them: an update that
+/// is missing or doubled shows as 1, not as a small change of a large weight.
+void expect_same(const Trained& one, const Trained& many, double tolerance) {
+  for (std::size_t s = 0; s < one.losses.size(); ++s) {
+    EXPECT_NEAR(many.losses[s] / one.losses[s], 1.0, tolerance) << "loss of step " << s;
+  }
+  ASSERT_EQ(one.after.size(), many.after.size());
+  for (const auto& [key, tensor] : one.after) {
+    const WholeTensor& other = many.after.at(key);
+    ASSERT_EQ(tensor.values.size(), other.values.size());
+    const std::vector<double> start = one.before.at(key).values;
+    ASSERT_LE(norm(difference(many.before.at(key).values, start)), 1e-12) << key.first;
+    const double least = 1e-4 * std::sqrt(static_cast<double>(tensor.values.size()));
+    const double moved = std::max(least, norm(difference(tensor.values, start)));
+    EXPECT_LE(norm(difference(tensor.values, other.values)) / moved, tolerance)
+        << key.first << " of layer " << key.second << ", moved " << moved;
+  }
+}
+
+class Training : public ::testing::TestWithParam<int> {};
+
+TEST_P(Training, EqualsOneRank) {
+  const std::uint64_t seed = kFirstSeed + static_cast<std::uint64_t>(GetParam());
+  Rng rng(seed);
+  const Drawn drawn = draw_small(rng);
+  SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
+  const Plan one = on_one_rank(drawn.plan);
+  const auto in_double = [&](const Plan& plan) { return train<double>(drawn.model, plan); };
+  const auto in_float = [&](const Plan& plan) { return train<float>(drawn.model, plan); };
+  const Result<Trained> reference = in_double(one);
+  ASSERT_TRUE(reference.ok()) << reference.error().message;
+  const Result<Trained> exact = in_double(drawn.plan);
+  ASSERT_TRUE(exact.ok()) << exact.error().message;
+  expect_same(reference.value(), exact.value(), 1e-8);
+  const Result<Trained> reference_float = in_float(one);
+  ASSERT_TRUE(reference_float.ok()) << reference_float.error().message;
+  const Result<Trained> rounded = in_float(drawn.plan);
+  ASSERT_TRUE(rounded.ok()) << rounded.error().message;
+  expect_same(reference_float.value(), rounded.value(), 2e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, Training, ::testing::Range(0, kPlans));
+
+}  // namespace
+}  // namespace foretrain

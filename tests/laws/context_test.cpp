@@ -1,0 +1,114 @@
+// Does context parallelism share the work of attention equally and move the keys it has to?
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "models/lower.h"
+#include "models/stage.h"
+#include "sim/program/verify.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+Plan context_plan(const Model& model, std::int64_t context, ContextExchange exchange) {
+  Plan plan = small_plan(model, {1, 1, 1, context}, 1);
+  plan.context = context;
+  plan.context_exchange = exchange;
+  plan.global_batch = 1;
+  return plan;
+}
+
+struct Sums {
+  double forward_flops = 0, backward_flops = 0;
+  Bytes sent = 0;
+  double collective = 0;  ///< bytes of full arrays
+};
+
+Sums sums_of(const Program& program) {
+  Sums out;
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const Work& work = program.works[op.work.index()];
+      if (const auto* a = std::get_if<Attention>(&work)) {
+        (a->backward ? out.backward_flops : out.forward_flops) += flops_of(work);
+      }
+      if (op.category != Category::kContext) continue;
+      if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+        for (const Message& m : batch->messages) out.sent += m.send ? m.bytes : 0;
+      }
+      if (const auto* c = std::get_if<Collective>(&work)) {
+        out.collective += static_cast<double>(bytes_of(c->dtype, c->count));
+      }
+    }
+  }
+  return out;
+}
+
+class Context : public testing::TestWithParam<std::int64_t> {};
+
+// s^2 / 2c pairs a rank, whatever the exchange; one rank has s^2 / 2.
+TEST_P(Context, SharesTheWorkOfAttentionEqually) {
+  const Model model = small_llama();
+  const std::int64_t c = GetParam();
+  const Plan alone = small_plan(model, {1, 1, 1, 1}, 1);
+  const Sums whole = sums_of(lower(model, alone).programs[0]);
+  for (const auto exchange :
+       {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+    if (exchange == ContextExchange::kAllToAll && model.kv_heads % c != 0) continue;
+    const Plan plan = context_plan(model, c, exchange);
+    const Workload workload = lower(model, plan);
+    ASSERT_EQ(workload.ranks.size(), static_cast<std::size_t>(c));
+    const Status status = verify(workload);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    const Sums part = sums_of(workload.programs[0]);
+    EXPECT_DOUBLE_EQ(part.forward_flops * static_cast<double>(c), whole.forward_flops);
+    EXPECT_DOUBLE_EQ(part.backward_flops * static_cast<double>(c), whole.backward_flops);
+  }
+}
+
+// Ring: keys and values c-1 times forward and again backward, their gradients c times.
+// All-gather: gathered twice, reduced once. All-to-all: forward qkv and out, backward qkv, out and
+// both gradients.
+TEST_P(Context, MovesKeysValuesAndTheirGradients) {
+  const Model model = small_llama();
+  const std::int64_t c = GetParam();
+  const std::int64_t tokens = 128 / c;
+  const Bytes kv = 2 * tokens * 2 * model.kv_heads * model.head_dim;
+  const Bytes q = 2 * tokens * model.heads * model.head_dim;
+  const Sums ring =
+      sums_of(lower(model, context_plan(model, c, ContextExchange::kRing)).programs[0]);
+  EXPECT_EQ(ring.sent, model.layers * kv * (3 * c - 2));
+  const Sums gather =
+      sums_of(lower(model, context_plan(model, c, ContextExchange::kAllGather)).programs[0]);
+  EXPECT_EQ(gather.collective, static_cast<double>(model.layers * kv * c * 3));
+  EXPECT_EQ(gather.sent, 0);
+  if (model.kv_heads % c != 0) return;
+  const Sums heads =
+      sums_of(lower(model, context_plan(model, c, ContextExchange::kAllToAll)).programs[0]);
+  EXPECT_EQ(heads.collective, static_cast<double>(model.layers * (3 * (q + kv) + 3 * q)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Degrees, Context, testing::Values(2, 4, 8));
+
+// Gradients are reduced, and optimizer states cut, over data- and context-parallel ranks together.
+TEST(ContextGroups, ParametersAreSharedWithDataParallelRanks) {
+  const Model model = small_llama();
+  Plan plan = small_plan(model, {2, 1, 1, 4}, 2);
+  plan.context = 2;
+  plan.global_batch = 4;
+  EXPECT_EQ(plan.microbatches(), 2);
+  plan.rank_order = {"tp", "cp", "ep", "dp", "pp"};
+  const Workload workload = lower(model, plan);
+  const auto& slots = workload.programs[0].group_slots;
+  const auto slot = [&slots](const char* name) {
+    return static_cast<std::size_t>(std::find(slots.begin(), slots.end(), name) - slots.begin());
+  };
+  ASSERT_LT(slot(kDataGroup), slots.size());
+  const GroupId data = workload.ranks[0].groups[slot(kDataGroup)];
+  const std::vector<RankId> expected = {RankId(0), RankId(2), RankId(4), RankId(6)};
+  EXPECT_EQ(workload.groups[data.index()], expected);
+}
+
+}  // namespace
+}  // namespace foretrain
