@@ -237,10 +237,16 @@ class LayerWriter : ContextParts {
     w.wait(EventRef{kOutputGradient, kReady});
     write_again(w);
     const Ref d_out = x_b.output_gradient;
+    Ref d_act;
+    Ref d_up;
+    if (!x_moe) {
+      d_act = scratch("d activation", x_tokens * x_down.in);
+      d_up = scratch("d up", x_tokens * x_up.out);
+    }
     const Ref d_x2 = scratch("d attention residual", flat);
     const Ref d_context = scratch("d context", x_tokens * x_projection.in);
     const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
-    const Ref d_y2 = backward_branch(w, d_out);
+    const Ref d_y2 = backward_branch(w, d_out, d_act, d_up);
     const bool parallel = x_model.parallel_residual;
     backward_norm(w, "mlp.norm", x_norm2, parallel ? x_b.input : x_b.x2, x_b.stats2, d_y2, d_out,
                   d_x2);
@@ -257,10 +263,8 @@ class LayerWriter : ContextParts {
   }
 
   /// From the gradient of the residual stream to that of the branch's normed input.
-  Ref backward_branch(SegmentWriter& w, const Ref& d_out) {
+  Ref backward_branch(SegmentWriter& w, const Ref& d_out, const Ref& d_act, const Ref& d_up) {
     if (x_moe) return x_moe->backward(w, x_b.y2, dropped(w, "moe", d_out, x_b.mask2));
-    const Ref d_act = scratch("d activation", x_tokens * x_down.in);
-    const Ref d_up = scratch("d up", x_tokens * x_up.out);
     backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act, d_act);
     backward_activation(w, d_act, d_up);
     return backward_column(w, "mlp.up", x_up, d_up, x_b.y2, x_b.y2_full);
