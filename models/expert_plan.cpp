@@ -93,8 +93,13 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
            "experts with tensor parallelism need sequence parallelism: without it every tensor "
            "rank would send the same tokens");
   }
-  if (model.predict_layers > 0) {
-    refuse("model/num_nextn_predict_layers", "multi-token prediction is not modelled yet",
+  if (model.predict_layers > 0 && model.tied_embeddings) {
+    refuse("model/num_nextn_predict_layers",
+           "multi-token prediction with tied embeddings is not modelled yet",
+           ErrorKind::kUnsupported);
+  }
+  if (plan.shard_group > 0 && plan.shard_group != plan.data) {
+    refuse("sharding/group_size", "groups of shards with experts are not modelled yet",
            ErrorKind::kUnsupported);
   }
   if (plan.attention == AttentionKernel::kUnfused && model.is_latent()) {

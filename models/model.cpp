@@ -129,6 +129,18 @@ std::vector<Parameter> head_parameters(const Model& model) {
   return out;
 }
 
+std::vector<Parameter> prediction_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  const std::int64_t h = model.hidden;
+  for (std::int64_t d = 1; d <= model.predict_layers; ++d) {
+    const std::string at = "predict" + std::to_string(d) + ".";
+    out.push_back({at + "norms.weight", 2 * h, 1, Split::kNone, Init::kOnes});
+    out.push_back({at + "join.weight", h, 2 * h, Split::kNone, Init::kNormal});
+    add_norm(model, at + "head.norm", h, out);
+  }
+  return out;
+}
+
 std::int64_t parameter_count(const Model& model) {
   const std::int64_t sparse = model.sparse_layers();
   std::int64_t sum = count(embedding_parameters(model)) + count(head_parameters(model));
@@ -149,18 +161,23 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
   std::int64_t matrices = model.vocabulary * model.hidden;
   const std::int64_t sparse = model.sparse_layers();
   for (const bool experts : {false, true}) {
-    const std::int64_t layers = experts ? sparse : model.layers - sparse;
+    const std::int64_t layers =
+        experts ? sparse + model.predict_layers : model.layers - sparse;
     if (layers == 0) continue;
     for (const Parameter& p : layer_parameters(model, experts)) {
       if (p.cols > 1) matrices += layers * active(model, p);
     }
+  }
+  matrices += model.predict_layers * model.vocabulary * model.hidden;
+  for (const Parameter& p : prediction_parameters(model)) {
+    if (p.cols > 1) matrices += p.count();
   }
   const bool windowed = model.sliding_window > 0 && model.sliding_window < sequence;
   const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
   // Keys that a query sees on average under the causal mask: s/2 without a window.
   const double seen = keys - keys * keys / (2 * static_cast<double>(sequence));
   const auto p = static_cast<double>(matrices);
-  const double width = static_cast<double>(model.layers) *
+  const double width = static_cast<double>(model.layers + model.predict_layers) *
                        static_cast<double>(model.query_width() + model.value_width()) / 2;
   const auto t = static_cast<double>(tokens);
   return {t * (6 * p + 12 * width * seen), t * (6 * p + 12 * width * keys),

@@ -64,6 +64,7 @@ struct Model {
   bool has_experts() const { return experts.count > 0; }
   /// Whether layer `index` has experts.
   bool sparse(std::int64_t index) const {
+    if (index >= layers) return has_experts();  // of multi-token prediction
     return has_experts() && index >= experts.first_dense && (index + 1) % experts.step == 0;
   }
   std::int64_t sparse_layers() const;
@@ -96,6 +97,11 @@ std::vector<Parameter> layer_parameters(const Model& model, bool sparse = false)
 std::vector<Parameter> embedding_parameters(const Model& model);
 /// Final norm, and the output matrix unless tied.
 std::vector<Parameter> head_parameters(const Model& model);
+
+/// What multi-token prediction adds to the head: for each later token the norms of its two inputs,
+/// the matrix that joins them and a final norm. Its layers are `predict_layers` more, its embedding
+/// and its output matrix the model's.
+std::vector<Parameter> prediction_parameters(const Model& model);
 
 /// Parameters of the whole model; a tied matrix counts once. Layers for multi-token prediction are
 /// left out, as in published counts.

@@ -85,7 +85,8 @@ void StageWriter::write_segments() {
   x_sparse_layer.sparse = true;
   for (LayerLayouts* layer : {&x_layer, &x_sparse_layer}) {
     const std::int64_t sparse = x_model.sparse_layers();
-    if (layer->sparse ? sparse == 0 : sparse == x_model.layers) continue;
+    const std::int64_t predict = x_model.predict_layers;
+    if (layer->sparse ? sparse + predict == 0 : sparse == x_model.layers) continue;
     layouts(*layer, "layer", layer_parameters(x_model, layer->sparse));
     if (layer->sparse) {
       layer->experts = x_builder.layout(layer->parameters.experts);
@@ -113,6 +114,7 @@ void StageWriter::write_segments() {
   }
   if (last) {
     std::vector<Parameter> parameters = head_parameters(x_model);
+    for (Parameter& p : prediction_parameters(x_model)) parameters.push_back(std::move(p));
     // A tied matrix is the token table itself on a stage that has both ends, a copy of it
     // elsewhere.
     if (!own_table) parameters.push_back(embedding_parameters(x_model).front());
@@ -165,6 +167,7 @@ void StageWriter::make_chunk(std::int64_t index) {
   chunk.holders = Holders{kDataGroup, shard_group(), "data", x_plan.data, x_plan.shards()};
   chunk.has_embedding = global == 0;
   chunk.has_head = global == x_plan.chunks() - 1;
+  if (chunk.has_head) chunk.layers += x_model.predict_layers;
   x_chunks.push_back(std::move(chunk));
   if (by_units()) return make_units(x_chunks.back());
   place_parts(x_chunks.back());
