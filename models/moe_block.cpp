@@ -158,8 +158,9 @@ void MoeBlock::take_step(SegmentWriter& w, const std::string& name, Step step,
     const std::int64_t most = (x_sizes.sent > x_sizes.received ? x_sizes.sent : x_sizes.received);
     const std::int64_t count =
         swap ? most * rows.width : std::max(rows.from.count, rows.to.count);
-    const Collective work{swap ? CollectiveKind::kAllToAll : gather, x_builder.group(group), count,
-                          rows.from.dtype, false};
+    Collective work{swap ? CollectiveKind::kAllToAll : gather, x_builder.group(group), count,
+                    rows.from.dtype, false};
+    if (swap && fused()) work.fan_out = static_cast<std::int32_t>(x_model.experts.top_k);
     std::vector<View> reads = {rows.from.view()};
     std::vector<View> writes = {rows.to.view()};
     if (i == 0 && swap && fused() && payload.size() > 1) {

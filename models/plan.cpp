@@ -307,6 +307,9 @@ class PlanReader {
       p.bucket_elements = std::max(p.bucket_elements, each * p.data);
     }
     p.units.reduce = x_gradients.reduced_as_compute ? p.precision.compute : DType::kFp32;
+    if (p.pipeline > 1 && !p.units.reshard_in_pipeline) {
+      p.units.reshard = p.units.reduce_each = false;
+    }
     check_batch();
     check_widths();
     check_pipeline();

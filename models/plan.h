@@ -80,6 +80,7 @@ struct Units {
   std::int64_t layers = 1;        ///< of a unit
   bool reshard = true;            ///< parameters are let go after the forward pass
   bool reshard_last = true;       ///< those of the last unit of a chunk as well
+  bool reshard_in_pipeline = true;  ///< else stages gather and reduce once a step
   bool forward_prefetch = false;  ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
   std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit

@@ -124,7 +124,8 @@ std::string text_of(const Work& work) {
           [](const Collective& w) {
             return std::string(name_of(w.kind)) + " group " + number(w.group.value) + " " +
                    number(w.count) + " " + std::string(name_of(w.dtype)) +
-                   (w.maximum ? " max" : "");
+                   (w.maximum ? " max" : "") +
+                   (w.fan_out > 0 ? " once a node of " + number(w.fan_out) : "");
           },
           [](const P2PBatch& w) { return text_of(w); },
           [](const Copy& w) {

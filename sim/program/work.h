@@ -138,6 +138,9 @@ struct Collective {
   std::int64_t count = 0;
   DType dtype = DType::kBf16;
   bool maximum = false;
+  /// All-to-all whose rows each go to so many members, drawn alike: sent once to a node, and spread
+  /// there over its own links (DeepEP). 0: every member gets its own rows.
+  std::int32_t fan_out = 0;
   bool operator==(const Collective&) const = default;
 };
 
