@@ -27,7 +27,8 @@ Attention ContextParts::core(bool backward) const {
   if (x_latent) a.value_dim = x_model.latent.value;
   a.alibi = x_model.position == Position::kAlibi;
   a.dropout = x_dropout.attention;
-  a.window = x_model.sliding_window < x_plan.sequence_length ? x_model.sliding_window : 0;
+  const bool windowed = x_layouts.windowed && x_model.sliding_window < x_plan.sequence_length;
+  a.window = windowed ? x_model.sliding_window : 0;
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.compute;
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;

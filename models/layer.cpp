@@ -376,6 +376,13 @@ class LayerWriter : ContextParts {
       w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
     }
     if (x_latent) return;
+    if (x_model.attention_sinks) {
+      std::vector<View> reads = {d_context.view()};
+      std::vector<View> writes;
+      add_gradients(x_plan, {gradient("attention.sinks.weight")}, reads, writes);
+      w.compute("attention.sinks.gradient", kernel(KernelKind::kBiasGrad, x_tokens, x_q_heads),
+                std::move(reads), std::move(writes));
+    }
     if (x_model.position == Position::kRope) {
       w.compute("attention.rope_gradient", rope(true), {d_qkv.view()}, {d_qkv.view()});
     }

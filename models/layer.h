@@ -73,6 +73,7 @@ struct LayerSegments {
 /// What all layers of a kind share, with experts or without.
 struct LayerLayouts {
   bool sparse = false;
+  bool windowed = false;  ///< its queries see only the model's window of keys
   LayoutId experts, expert_gradients;
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
   LayoutId unit_weights, unit_gradients;  ///< with sharded units

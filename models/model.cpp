@@ -36,6 +36,9 @@ void add_attention(const Model& model, std::vector<Parameter>& out) {
   if (model.projection_bias) {
     out.push_back({"attention.projection.bias", h, 1, Split::kNone, Init::kZeros});
   }
+  if (model.attention_sinks) {
+    out.push_back({"attention.sinks.weight", model.heads, 1, Split::kRows, Init::kZeros});
+  }
 }
 
 /// Latent attention: q and kv go down to their ranks, are normed, and come up to all heads.
@@ -75,6 +78,7 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
   const Experts& e = model.experts;
   const std::int64_t h = model.hidden;
   out.push_back({"moe.router.weight", e.count, h, Split::kNone, Init::kNormal});
+  if (e.bias) out.push_back({"moe.router.bias", e.count, 1, Split::kNone, Init::kZeros});
   if (e.shared_width > 0) {
     out.push_back({"moe.shared.up.weight", 2 * e.shared_width, h, Split::kRows, Init::kNormal, 2});
     out.push_back({"moe.shared.down.weight", h, e.shared_width, Split::kCols, Init::kNormal});
@@ -83,6 +87,10 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
       {"moe.experts.up.weight", e.count * h, 2 * e.width, Split::kCols, Init::kNormal, 1, true});
   out.push_back(
       {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, 1, true});
+  if (!e.bias) return;
+  out.push_back(
+      {"moe.experts.up.bias", e.count, 2 * e.width, Split::kCols, Init::kZeros, 1, true});
+  out.push_back({"moe.experts.down.bias", e.count, h, Split::kNone, Init::kZeros, 1, true});
 }
 
 }  // namespace
@@ -90,6 +98,13 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
 std::int64_t Model::sparse_layers() const {
   if (!has_experts() || experts.first_dense >= layers) return 0;
   return layers / experts.step - experts.first_dense / experts.step;
+}
+
+bool Model::has_windowed(bool windowed) const {
+  for (std::int64_t l = 0; l < layers + predict_layers; ++l) {
+    if (this->windowed(l) == windowed) return true;
+  }
+  return false;
 }
 
 std::vector<Parameter> layer_parameters(const Model& model, bool sparse) {
@@ -165,23 +180,33 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
         experts ? sparse + model.predict_layers : model.layers - sparse;
     if (layers == 0) continue;
     for (const Parameter& p : layer_parameters(model, experts)) {
-      if (p.cols > 1) matrices += layers * active(model, p);
+      if (p.cols > 1 && !p.name.ends_with(".bias")) matrices += layers * active(model, p);
     }
   }
   matrices += model.predict_layers * model.vocabulary * model.hidden;
   for (const Parameter& p : prediction_parameters(model)) {
     if (p.cols > 1) matrices += p.count();
   }
-  const bool windowed = model.sliding_window > 0 && model.sliding_window < sequence;
-  const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
-  // Keys that a query sees on average under the causal mask: s/2 without a window.
-  const double seen = keys - keys * keys / (2 * static_cast<double>(sequence));
+  double causal = 0;
+  double full = 0;
+  double again = 0;
+  const std::int64_t all = model.layers + model.predict_layers;
+  std::int64_t with_window = 0;
+  for (std::int64_t l = 0; l < all; ++l) with_window += model.windowed(l) ? 1 : 0;
+  for (const bool narrow : {false, true}) {
+    const bool windowed = narrow && model.sliding_window < sequence;
+    const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
+    // Keys that a query sees on average under the causal mask: s/2 without a window.
+    const double seen = keys - keys * keys / (2 * static_cast<double>(sequence));
+    const double width = static_cast<double>(narrow ? with_window : all - with_window) *
+                         static_cast<double>(model.query_width() + model.value_width()) / 2;
+    causal += 12 * width * seen;
+    full += 12 * width * keys;
+    again += 16 * width * keys;
+  }
   const auto p = static_cast<double>(matrices);
-  const double width = static_cast<double>(model.layers + model.predict_layers) *
-                       static_cast<double>(model.query_width() + model.value_width()) / 2;
   const auto t = static_cast<double>(tokens);
-  return {t * (6 * p + 12 * width * seen), t * (6 * p + 12 * width * keys),
-          t * (8 * p + 16 * width * keys)};
+  return {t * (6 * p + causal), t * (6 * p + full), t * (8 * p + again)};
 }
 
 }  // namespace foretrain

@@ -21,6 +21,7 @@ struct Experts {
   std::int64_t count = 0, top_k = 0, width = 0, shared_width = 0;
   std::int64_t first_dense = 0;  ///< the first so many layers keep their MLP
   std::int64_t step = 1;         ///< of the others, every so many-th layer has experts
+  bool bias = false;             ///< of the router's and of the experts' matrices
   bool operator==(const Experts&) const = default;
 };
 
@@ -38,12 +39,14 @@ struct Model {
   std::int64_t intermediate = 0, vocabulary = 0;
   std::int64_t positions = 0;       ///< rows of the learned position table; 0 without one
   std::int64_t sliding_window = 0;  ///< keys each query sees, 0 = all
+  std::vector<bool> full_attention;  ///< by layer: it sees all keys nevertheless; empty: none does
   Norm norm = Norm::kRmsNorm;
   Activation activation = Activation::kSwiglu;
   Position position = Position::kRope;
   bool tied_embeddings = false;
   bool qkv_bias = false, projection_bias = false, mlp_bias = false, norm_bias = false;
   bool qk_norm = false;            ///< RMSNorm of every query and key head
+  bool attention_sinks = false;    ///< one logit a head beside those of the keys
   bool parallel_residual = false;  ///< attention and MLP both read the layer's input
   bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
   Experts experts;
@@ -68,6 +71,13 @@ struct Model {
     return has_experts() && index >= experts.first_dense && (index + 1) % experts.step == 0;
   }
   std::int64_t sparse_layers() const;
+  /// Whether layer `index` sees only `sliding_window` keys.
+  bool windowed(std::int64_t index) const {
+    const auto i = static_cast<std::size_t>(index);
+    return sliding_window > 0 && (i >= full_attention.size() || !full_attention[i]);
+  }
+  /// Whether any layer is windowed, or any is not.
+  bool has_windowed(bool windowed) const;
 };
 
 /// Reads the keys of a `config.json` (see configs/README.md). Encoder types are refused as

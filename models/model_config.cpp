@@ -138,9 +138,9 @@ class ModelReader {
   Status refuse_other_types() {
     static const std::vector<std::string> known = {
         "gpt2",  "gpt_neox", "opt", "bloom",   "llama",     "mistral",     "qwen2",
-        "qwen3", "nemotron", "mpt", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"};
-    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "gpt_oss",
-                                                   "grok-1",    "bert",        "t5"};
+        "qwen3", "nemotron", "mpt", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
+        "gpt_oss"};
+    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1",    "bert",        "t5"};
     if (x_reader.failed()) return x_reader.finish();
     const auto is = [this](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), x_model.type) != list.end();
@@ -153,7 +153,7 @@ class ModelReader {
           return unsupported(x_reader.source() + ": " + x_reader.pointer(key) +
                              ": " + x_model.type +
                              " models with experts are not modelled yet; expected model_type "
-                             "mixtral, qwen3_moe, deepseek_v2 or deepseek_v3");
+                             "mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or gpt_oss");
         }
         x_reader.ignore(key);
       }
@@ -166,7 +166,7 @@ class ModelReader {
     std::string text = "found \"" + x_model.type +
                        "\", expected one of gpt2, gpt_neox, opt, bloom, "
                        "llama, mistral, qwen2, qwen3, nemotron, mpt, mixtral, qwen3_moe, "
-                       "deepseek_v2, deepseek_v3";
+                       "deepseek_v2, deepseek_v3, gpt_oss";
     const std::string near = nearest_name(x_model.type, known);
     if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
     x_reader.fail("model_type", text);
@@ -189,7 +189,8 @@ class ModelReader {
     m.tied_embeddings = type == "gpt2" || type == "opt" || type == "bloom" || type == "mpt";
     m.parallel_residual = type == "gpt_neox";
     m.embedding_norm = type == "bloom";
-    m.qkv_bias = m.qkv_bias || type == "qwen2";
+    m.qkv_bias = m.qkv_bias || type == "qwen2" || type == "gpt_oss";
+    m.projection_bias = m.projection_bias || type == "gpt_oss";
     m.qk_norm = type == "qwen3" || type == "qwen3_moe";
   }
 
@@ -232,6 +233,25 @@ class ModelReader {
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;
     }
+    read_layer_types();
+  }
+
+  /// Which layers have the window; without a list all of them.
+  void read_layer_types() {
+    const Json* types = x_reader.take("layer_types");
+    if (types == nullptr) return;
+    const Json::Array* list = types->array();
+    bool good = list != nullptr && static_cast<std::int64_t>(list->size()) == x_model.layers;
+    for (std::size_t l = 0; good && l < list->size(); ++l) {
+      const std::string* type = (*list)[l].string();
+      good = type != nullptr && (*type == "full_attention" || *type == "sliding_attention");
+      if (good) x_model.full_attention.push_back(*type == "full_attention");
+    }
+    if (!good) {
+      x_reader.fail("layer_types",
+                    "expected \"full_attention\" or \"sliding_attention\" for each layer");
+    }
+    if (x_model.sliding_window == 0) x_model.full_attention.clear();
   }
 
   void read_switches() {

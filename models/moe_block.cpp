@@ -79,12 +79,12 @@ bool MoeBlock::sorts() const {
   return gathers() || fused() || (group_size() > 1 && x_sizes.local > 1);
 }
 
-Ref MoeBlock::expert(const std::string& name, bool of_gradients) const {
+Ref MoeBlock::expert(const std::string& name, bool of_gradients, const char* part) const {
   const ParameterLayouts& all =
       of_gradients ? x_layouts.parameter_gradients : x_layouts.parameters;
   for (std::size_t b = 0; b < all.experts.buffers.size(); ++b) {
     const Buffer& buffer = all.experts.buffers[b];
-    if (buffer.name != name + ".weight") continue;
+    if (buffer.name != name + part) continue;
     return Ref{of_gradients ? kExpertGradients : kExpertWeights, static_cast<std::int16_t>(b),
                buffer.dtype, buffer.count};
   }
@@ -110,6 +110,15 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
   if (x_shared == 0) return;
   x_s_up = add("shared expert up", type, x_tokens * 2 * x_shared, x_again.shared_experts);
   x_s_act = add("shared expert activation", type, x_tokens * x_shared, x_again.shared_experts);
+}
+
+void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
+                             std::int64_t cols, const Ref& d_out, const Ref& bias) {
+  std::vector<View> reads = {d_out.view()};
+  std::vector<View> writes;
+  add_gradients(x_plan, {bias}, reads, writes);
+  w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, cols), std::move(reads),
+            std::move(writes));
 }
 
 // --- Ways --------------------------------------------------------------------------------------
@@ -350,6 +359,11 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
   grouped(w, "moe.experts.up.weight_gradient", {h, 2 * x_width, m, 1, true, false, true},
           {x_input.view(), d_up.view()}, expert("moe.experts.up", true));
 
+  if (x_model.experts.bias) {
+    bias_gradient(w, "moe.experts.down", rows, h, d_down, expert("moe.experts.down", true, ".bias"));
+    bias_gradient(w, "moe.experts.up", rows, 2 * x_width, d_up,
+                  expert("moe.experts.up", true, ".bias"));
+  }
   const Ref d_tokens = temporary("d dispatched", x_rows * h);
   const Ref d_scores =
       temporary("d scores", x_rows * (gathers() ? x_model.experts.count : x_model.experts.top_k),
@@ -379,6 +393,11 @@ Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_prob
   choose.launches = kRouteGradientLaunches;
   w.compute("moe.route_gradient", choose,
             {d_probabilities.view(), x_scores.view(), x_map.view()}, {d_logits.view()});
+  if (x_model.experts.bias) {
+    bias_gradient(w, "moe.router", x_rows, x_router.out, d_logits,
+                  parameter_ref(x_layouts.parameter_gradients, "moe.router.bias", kGradients,
+                                kSharedGradients));
+  }
   return linear_backward(w, "moe.router", x_router, x_rows, d_logits, in);
 }
 

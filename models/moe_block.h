@@ -44,7 +44,10 @@ class MoeBlock : public Block {
   bool exchanges() const { return x_plan.experts.expert > 1; }
   std::int64_t group_size() const { return x_plan.experts.expert * x_plan.experts.tensor; }
   bool sorts() const;
-  Ref expert(const std::string& name, bool of_gradients) const;
+  Ref expert(const std::string& name, bool of_gradients, const char* part = ".weight") const;
+  /// Biases are added by the kernels of their GEMMs; their gradients are not.
+  void bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
+                     std::int64_t cols, const Ref& d_out, const Ref& bias);
   void grouped(SegmentWriter& w, const std::string& name, Gemm gemm, std::vector<View> reads,
                const Ref& out);
   void route(SegmentWriter& w, const Ref& in);

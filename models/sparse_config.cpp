@@ -20,7 +20,10 @@ constexpr std::array kRouting = {"norm_topk_prob",
                                  "router_aux_loss_coef",
                                  "router_jitter_noise",
                                  "output_router_logits",
-                                 "rope_interleave"};
+                                 "rope_interleave",
+                                 "experts_per_token",
+                                 "swiglu_limit",
+                                 "initial_context_length"};
 
 void read_experts(const Json& json, JsonReader& reader, Model& m) {
   Experts& e = m.experts;
@@ -33,7 +36,9 @@ void read_experts(const Json& json, JsonReader& reader, Model& m) {
   reader.require("num_experts_per_tok", "the experts of a token");
   reader.read("num_experts_per_tok", e.top_k, kSize);
   e.width = m.intermediate;
-  if (m.type != "mixtral") reader.require("moe_intermediate_size", "the width of an expert");
+  e.bias = m.attention_sinks = m.type == "gpt_oss";
+  const bool one_width = m.type == "mixtral" || m.type == "gpt_oss";
+  if (!one_width) reader.require("moe_intermediate_size", "the width of an expert");
   reader.read("moe_intermediate_size", e.width, kSize);
   std::int64_t shared = 0;
   reader.read("n_shared_experts", shared, JsonReader::IntRange{0, 1 << 16});
@@ -76,7 +81,8 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
 }  // namespace
 
 bool has_expert_type(const std::string& type) {
-  return type == "mixtral" || type == "qwen3_moe" || type == "deepseek_v2" || type == "deepseek_v3";
+  return type == "mixtral" || type == "qwen3_moe" || type == "deepseek_v2" ||
+         type == "deepseek_v3" || type == "gpt_oss";
 }
 
 void read_sparse(const Json& json, JsonReader& reader, Model& model) {

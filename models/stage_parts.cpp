@@ -95,8 +95,12 @@ void StageWriter::write_segments() {
     for (const bool again : {false, true}) {
       if (again && !x_plan.recompute.any()) continue;
       if (by_units()) continue;  // see layer_segments
-      x_layer_segments[{layer->sparse, again, 0}] =
-          write_layer(x_builder, x_model, x_plan, *layer, again);
+      for (const bool windowed : {false, true}) {
+        if (!x_model.has_windowed(windowed)) continue;
+        layer->windowed = windowed;
+        x_layer_segments[{layer->sparse, windowed, again, 0}] =
+            write_layer(x_builder, x_model, x_plan, *layer, again);
+      }
     }
   }
   for (EndLayouts* end : {&x_embedding, &x_head}) {

@@ -279,18 +279,20 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
 const LayerSegments& StageWriter::layer_segments(Chunk& chunk, std::int64_t layer) {
   const bool again = recomputed(chunk.layers_before + layer);
   const LayerLayouts& kind = kind_of(chunk, layer);
-  if (!by_units()) return x_layer_segments.at({kind.sparse, again, 0});
+  const bool windowed = x_model.windowed(chunk.first_layer + layer);
+  if (!by_units()) return x_layer_segments.at({kind.sparse, windowed, again, 0});
   const std::size_t shape = unit_of(chunk, layer).shape;
-  const auto known = x_layer_segments.find({kind.sparse, again, shape});
+  const auto known = x_layer_segments.find({kind.sparse, windowed, again, shape});
   if (known != x_layer_segments.end()) return known->second;
   LayerLayouts layouts = kind;
+  layouts.windowed = windowed;
   layouts.unit_weights = x_shapes[shape].weights;
   layouts.unit_gradients = x_shapes[shape].gradients;
   if (const Unit* experts = expert_unit(chunk, layer)) {
     layouts.expert_unit_weights = x_shapes[experts->shape].weights;
     layouts.expert_unit_gradients = x_shapes[experts->shape].gradients;
   }
-  return x_layer_segments[{kind.sparse, again, shape}] =
+  return x_layer_segments[{kind.sparse, windowed, again, shape}] =
              write_layer(x_builder, x_model, x_plan, layouts, again);
 }
 

@@ -158,8 +158,8 @@ class StageWriter {
   LayerLayouts x_layer, x_sparse_layer;
   EndLayouts x_embedding, x_head;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
-  /// By experts, recomputed, shape of the unit.
-  std::map<std::tuple<bool, bool, std::size_t>, LayerSegments> x_layer_segments;
+  /// By experts, window, recomputed, shape of the unit.
+  std::map<std::tuple<bool, bool, bool, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
   std::array<std::vector<StreamWait>, 2> x_let_go;
