@@ -66,9 +66,9 @@ Ref Block::column_backward(SegmentWriter& w, const std::string& name, const Matr
   const Ref d_in = x_plan.sequence ? temporary(name + " d input", x_rows * m.in) : d_full;
   EventRef gathered;
   if (x_plan.sequence) {
-    gathered = w.async_collective(name + ".gather",
-                                  over_tensor(CollectiveKind::kAllGather, full.count), {in.view()},
-                                  {full.view()});
+    gathered =
+        w.async_collective(name + ".gather", over_tensor(CollectiveKind::kAllGather, full.count),
+                           {in.view()}, {full.view()});
     if (!async) w.wait(gathered);
   }
   w.compute(name + ".input_gradient", input_gradient_gemm(x_plan, x_tokens, m.out, m.in),

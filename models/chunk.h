@@ -35,9 +35,9 @@ struct Holders {
 struct Bucket {
   std::int64_t begin = 0, end = 0;  ///< elements
   Holders holders;
-  FrameId frame;                    ///< its events: kReduced, kGathered
-  bool last = false;                ///< waits for everything: holds shared or tied parameters
-  bool issued = false;              ///< its reduction stands in the Program
+  FrameId frame;        ///< its events: kReduced, kGathered
+  bool last = false;    ///< waits for everything: holds shared or tied parameters
+  bool issued = false;  ///< its reduction stands in the Program
 };
 inline constexpr std::int16_t kReduced = 0;
 inline constexpr std::int16_t kGathered = 1;
@@ -77,8 +77,9 @@ struct Chunk {
   std::int64_t shared_elements = 0;
   std::int64_t state_elements = 0;  ///< what this rank updates
   PartFrames embedding, head;
-  std::vector<PartFrames> parts;  ///< by layer of the chunk; of experts' chunks empty where none are
-  int experts = -1;               ///< which chunk of the stage holds its experts
+  std::vector<PartFrames>
+      parts;         ///< by layer of the chunk; of experts' chunks empty where none are
+  int experts = -1;  ///< which chunk of the stage holds its experts
   FrameId parameters, gradients, optimizer;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
   std::vector<Unit> units;      ///< by their layers, then the root

@@ -81,8 +81,8 @@ class EndWriter {
     out.backward = add(backward, out.local_backward);
     return out;
   }
-  void norm_gradient(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& d_out,
-                     const Ref& in, const Ref& stats, const Ref& d_in) {
+  void norm_gradient(SegmentWriter& w, const std::string& name, const NormRefs& norm,
+                     const Ref& d_out, const Ref& in, const Ref& stats, const Ref& d_in) {
     std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view()};
     std::vector<View> writes = {d_in.view()};
     add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
@@ -309,8 +309,8 @@ class HeadWriter : EndWriter {
     writes = {d_in.view()};
     add_gradients(x_plan, {gradient((at + "norms.weight").c_str())}, reads, writes);
     w.compute(at + "norms.gradient",
-              norm_kernel(x_model, x_rows, 2 * h, x_plan.precision.compute, true),
-              std::move(reads), std::move(writes));
+              norm_kernel(x_model, x_rows, 2 * h, x_plan.precision.compute, true), std::move(reads),
+              std::move(writes));
     const View sum = hidden(kHeadHiddenGradient).view();
     w.compute(at + "add_gradient", kernel(KernelKind::kAdd, x_rows, h), {sum, d_in.view()}, {sum});
   }
@@ -366,9 +366,9 @@ class HeadWriter : EndWriter {
     const Ref labels{kHeadInputs, kLabels, DType::kInt64, x_tokens};
     const Ref d_logits = temp(x_backward, at + "d logits", x_tokens * x_vocabulary);
     const Ref d_y = temp(x_backward, at + "d head.norm out", x_rows * x_model.hidden);
-    const Ref full =
-        x_plan.sequence ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
-                        : d_y;
+    const Ref full = x_plan.sequence
+                         ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
+                         : d_y;
     w.compute(at + "loss.gradient",
               vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
               {p.exp.view(), p.sum.view(), labels.view()}, {d_logits.view()});

@@ -63,7 +63,8 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
     run.fail(place, message, kind);
   };
   if (!model.has_experts()) {
-    if (expert > 1) refuse("parallel/expert", "found " + text(expert) + ": the model has no experts");
+    if (expert > 1)
+      refuse("parallel/expert", "found " + text(expert) + ": the model has no experts");
     if (cut > 1) {
       refuse("parallel/expert_tensor", "found " + text(cut) + ": the model has no experts");
     }

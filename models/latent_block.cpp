@@ -86,10 +86,10 @@ Ref LatentBlock::reduced(SegmentWriter& w, const std::string& name, const Ref& f
   if (x_plan.tensor == 1) return full;
   const bool scatter = x_plan.sequence;
   const Ref part = scatter ? temporary(name + " reduced", full.count / x_plan.tensor) : full;
-  w.collective(
-      name + ".reduce",
-      over_tensor(scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, full.count),
-      {full.view()}, {part.view()});
+  w.collective(name + ".reduce",
+               over_tensor(scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
+                           full.count),
+               {full.view()}, {part.view()});
   return part;
 }
 
@@ -109,10 +109,11 @@ Ref LatentBlock::backward(SegmentWriter& w, const Ref& in, const Ref& d_qkv) {
   w.compute("attention.kv_down.join", kernel(KernelKind::kCast, x_rows, l.kv_rank + l.rope),
             {d_rank.view(), d_key.view()}, {d_low.view()});
   const Ref d_in = linear_backward(w, "attention.kv_down", x_kv_down, x_rows, d_low, in);
-  Ref d_of_q = column_backward(w, "attention.q_up", x_q_up, d_q, narrow_queries() ? x_q_normed : in);
+  Ref d_of_q =
+      column_backward(w, "attention.q_up", x_q_up, d_q, narrow_queries() ? x_q_normed : in);
   if (narrow_queries()) {
-    const Ref d_q_low = norm_backward(w, "attention.q_down_norm", l.q_rank, d_of_q, x_q_low,
-                                      x_q_statistics);
+    const Ref d_q_low =
+        norm_backward(w, "attention.q_down_norm", l.q_rank, d_of_q, x_q_low, x_q_statistics);
     d_of_q = linear_backward(w, "attention.q_down", x_q_down, x_rows, d_q_low, in);
   }
   w.compute("attention.input_gradient", kernel(KernelKind::kAdd, x_rows, x_model.hidden),

@@ -254,9 +254,9 @@ class LayerWriter : ContextParts {
     backward_row(w, "attention.projection", x_projection, parallel ? d_out : d_x2, x_b.mask1,
                  x_b.context, d_context);
     backward_core(w, d_context, d_qkv);
-    const Ref d_y1 = x_latent ? x_latent->backward(w, x_b.y1, d_qkv)
-                              : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1,
-                                                x_b.y1_full);
+    const Ref d_y1 = x_latent
+                         ? x_latent->backward(w, x_b.y1, d_qkv)
+                         : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1, x_b.y1_full);
     backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
                   x_b.input_gradient);
     w.record(EventRef{kInputGradient, kReady});

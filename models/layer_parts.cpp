@@ -25,8 +25,7 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
       x_saved("saved" + suffix(recompute), kSaved),
       x_forward("forward" + suffix(recompute), kLocal),
       x_backward("backward" + suffix(recompute), kLocal),
-      x_again(recompute ? of_kind(plan.recompute, layouts.sparse, model.is_latent())
-                        : Recompute{}),
+      x_again(recompute ? of_kind(plan.recompute, layouts.sparse, model.is_latent()) : Recompute{}),
       x_dropout(dropout_of(model, plan)),
       x_tensor(builder.group("tensor")),
       x_tokens(plan.tokens()),

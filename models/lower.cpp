@@ -195,8 +195,8 @@ ExpertCoordinates expert_coordinates(const Plan& plan, const Coordinates& at) {
     rest /= size;
     return place;
   };
-  const bool named = std::find(plan.rank_order.begin(), plan.rank_order.end(), "ep") !=
-                     plan.rank_order.end();
+  const bool named =
+      std::find(plan.rank_order.begin(), plan.rank_order.end(), "ep") != plan.rank_order.end();
   for (const std::string& dimension : plan.rank_order) {
     if (dimension == "tp") out.tensor = take(plan.experts.tensor);
     if (dimension == "ep" || (dimension == "dp" && !named)) out.expert = take(plan.experts.expert);

@@ -88,8 +88,7 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
   out.push_back(
       {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, 1, true});
   if (!e.bias) return;
-  out.push_back(
-      {"moe.experts.up.bias", e.count, 2 * e.width, Split::kCols, Init::kZeros, 1, true});
+  out.push_back({"moe.experts.up.bias", e.count, 2 * e.width, Split::kCols, Init::kZeros, 1, true});
   out.push_back({"moe.experts.down.bias", e.count, h, Split::kNone, Init::kZeros, 1, true});
 }
 
@@ -176,8 +175,7 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
   std::int64_t matrices = model.vocabulary * model.hidden;
   const std::int64_t sparse = model.sparse_layers();
   for (const bool experts : {false, true}) {
-    const std::int64_t layers =
-        experts ? sparse + model.predict_layers : model.layers - sparse;
+    const std::int64_t layers = experts ? sparse + model.predict_layers : model.layers - sparse;
     if (layers == 0) continue;
     for (const Parameter& p : layer_parameters(model, experts)) {
       if (p.cols > 1 && !p.name.ends_with(".bias")) matrices += layers * active(model, p);

@@ -37,8 +37,8 @@ struct Model {
   std::string name, type;
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
   std::int64_t intermediate = 0, vocabulary = 0;
-  std::int64_t positions = 0;       ///< rows of the learned position table; 0 without one
-  std::int64_t sliding_window = 0;  ///< keys each query sees, 0 = all
+  std::int64_t positions = 0;        ///< rows of the learned position table; 0 without one
+  std::int64_t sliding_window = 0;   ///< keys each query sees, 0 = all
   std::vector<bool> full_attention;  ///< by layer: it sees all keys nevertheless; empty: none does
   Norm norm = Norm::kRmsNorm;
   Activation activation = Activation::kSwiglu;

@@ -137,10 +137,11 @@ class ModelReader {
  private:
   Status refuse_other_types() {
     static const std::vector<std::string> known = {
-        "gpt2",  "gpt_neox", "opt", "bloom",   "llama",     "mistral",     "qwen2",
-        "qwen3", "nemotron", "mpt", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
-        "gpt_oss"};
-    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1",    "bert",        "t5"};
+        "gpt2",    "gpt_neox",  "opt",         "bloom",       "llama",
+        "mistral", "qwen2",     "qwen3",       "nemotron",    "mpt",
+        "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"};
+    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1", "bert",
+                                                   "t5"};
     if (x_reader.failed()) return x_reader.finish();
     const auto is = [this](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), x_model.type) != list.end();
@@ -150,8 +151,8 @@ class ModelReader {
       for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
         const Json* experts = x_json.find(key);
         if (experts != nullptr && experts->number() > 1) {
-          return unsupported(x_reader.source() + ": " + x_reader.pointer(key) +
-                             ": " + x_model.type +
+          return unsupported(x_reader.source() + ": " + x_reader.pointer(key) + ": " +
+                             x_model.type +
                              " models with experts are not modelled yet; expected model_type "
                              "mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or gpt_oss");
         }

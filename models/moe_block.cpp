@@ -80,8 +80,7 @@ bool MoeBlock::sorts() const {
 }
 
 Ref MoeBlock::expert(const std::string& name, bool of_gradients, const char* part) const {
-  const ParameterLayouts& all =
-      of_gradients ? x_layouts.parameter_gradients : x_layouts.parameters;
+  const ParameterLayouts& all = of_gradients ? x_layouts.parameter_gradients : x_layouts.parameters;
   for (std::size_t b = 0; b < all.experts.buffers.size(); ++b) {
     const Buffer& buffer = all.experts.buffers[b];
     if (buffer.name != name + part) continue;
@@ -165,8 +164,7 @@ void MoeBlock::take_step(SegmentWriter& w, const std::string& name, Step step,
     // The kernels of DeepEP carry the probabilities beside their tokens.
     if (i > 0 && swap && fused()) continue;
     const std::int64_t most = (x_sizes.sent > x_sizes.received ? x_sizes.sent : x_sizes.received);
-    const std::int64_t count =
-        swap ? most * rows.width : std::max(rows.from.count, rows.to.count);
+    const std::int64_t count = swap ? most * rows.width : std::max(rows.from.count, rows.to.count);
     Collective work{swap ? CollectiveKind::kAllToAll : gather, x_builder.group(group), count,
                     rows.from.dtype, false};
     if (swap && fused()) work.fan_out = static_cast<std::int32_t>(x_model.experts.top_k);
@@ -192,10 +190,10 @@ void MoeBlock::walk(SegmentWriter& w, const std::string& name, const Payload& pa
     for (std::size_t p = 0; p < payload.size(); ++p) {
       if (i > 0) now[p].from = now[p].to;
       const bool last = i + 1 == n;
-      now[p].to = last ? payload[p].to
-                       : temporary(name + (p > 0 ? " probabilities " : " rows ") +
-                                       std::to_string(i),
-                                   rows * now[p].width, payload[p].from.dtype);
+      now[p].to = last
+                      ? payload[p].to
+                      : temporary(name + (p > 0 ? " probabilities " : " rows ") + std::to_string(i),
+                                  rows * now[p].width, payload[p].from.dtype);
     }
     take_step(w, name, back ? all.steps[n - 1 - i] : all.steps[i], now, back);
   }
@@ -239,8 +237,8 @@ void MoeBlock::count_tokens(SegmentWriter& w) {
 void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
   const std::int64_t h = x_model.hidden;
   if (fused() || gathers()) {
-    to_experts(w, "moe.dispatch", {{in, x_input, h}, {x_scores, x_probabilities,
-                                                      probability_width()}});
+    to_experts(w, "moe.dispatch",
+               {{in, x_input, h}, {x_scores, x_probabilities, probability_width()}});
     return;
   }
   const bool here = way().steps.empty();
@@ -288,8 +286,8 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
     back = temporary("combined", path.rows.front() * h);
     from_experts(w, "moe.combine", {{down, back, h}});
   }
-  w.compute("moe.unpermute", kernel(KernelKind::kUnpermute, x_rows, h),
-            {back.view(), x_map.view()}, {out.view()});
+  w.compute("moe.unpermute", kernel(KernelKind::kUnpermute, x_rows, h), {back.view(), x_map.view()},
+            {out.view()});
 }
 
 void MoeBlock::shared_up(SegmentWriter& w, const Ref& in) {
@@ -360,7 +358,8 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
           {x_input.view(), d_up.view()}, expert("moe.experts.up", true));
 
   if (x_model.experts.bias) {
-    bias_gradient(w, "moe.experts.down", rows, h, d_down, expert("moe.experts.down", true, ".bias"));
+    bias_gradient(w, "moe.experts.down", rows, h, d_down,
+                  expert("moe.experts.down", true, ".bias"));
     bias_gradient(w, "moe.experts.up", rows, 2 * x_width, d_up,
                   expert("moe.experts.up", true, ".bias"));
   }
@@ -391,8 +390,8 @@ Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_prob
   const Ref d_logits = temporary("d router logits", x_rows * x_router.out);
   Kernel choose = kernel(KernelKind::kRouteBackward, x_rows, x_router.out);
   choose.launches = kRouteGradientLaunches;
-  w.compute("moe.route_gradient", choose,
-            {d_probabilities.view(), x_scores.view(), x_map.view()}, {d_logits.view()});
+  w.compute("moe.route_gradient", choose, {d_probabilities.view(), x_scores.view(), x_map.view()},
+            {d_logits.view()});
   if (x_model.experts.bias) {
     bias_gradient(w, "moe.router", x_rows, x_router.out, d_logits,
                   parameter_ref(x_layouts.parameter_gradients, "moe.router.bias", kGradients,

@@ -77,11 +77,11 @@ struct Overlap {
 /// How sharded gradients and parameters are handled. A unit is a run of layers of a chunk; the
 /// ends of the chunk are one more, which stays gathered until its backward pass is over.
 struct Units {
-  std::int64_t layers = 1;        ///< of a unit
-  bool reshard = true;            ///< parameters are let go after the forward pass
-  bool reshard_last = true;       ///< those of the last unit of a chunk as well
+  std::int64_t layers = 1;          ///< of a unit
+  bool reshard = true;              ///< parameters are let go after the forward pass
+  bool reshard_last = true;         ///< those of the last unit of a chunk as well
   bool reshard_in_pipeline = true;  ///< else stages gather and reduce once a step
-  bool forward_prefetch = false;  ///< the next unit's gather is issued before this one's pass
+  bool forward_prefetch = false;    ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
   std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit
   bool narrow_shards = false;          ///< shards in the compute type; else fp32, cast to gather

@@ -8,22 +8,11 @@ namespace {
 constexpr JsonReader::IntRange kSize{1, 1'000'000'000};
 
 /// Keys of hub files that choose among experts or weigh losses, but cost nothing.
-constexpr std::array kRouting = {"norm_topk_prob",
-                                 "scoring_func",
-                                 "topk_method",
-                                 "topk_group",
-                                 "n_group",
-                                 "routed_scaling_factor",
-                                 "aux_loss_alpha",
-                                 "seq_aux",
-                                 "ep_size",
-                                 "router_aux_loss_coef",
-                                 "router_jitter_noise",
-                                 "output_router_logits",
-                                 "rope_interleave",
-                                 "experts_per_token",
-                                 "swiglu_limit",
-                                 "initial_context_length"};
+constexpr std::array kRouting = {
+    "norm_topk_prob",  "scoring_func",          "topk_method",         "topk_group",
+    "n_group",         "routed_scaling_factor", "aux_loss_alpha",      "seq_aux",
+    "ep_size",         "router_aux_loss_coef",  "router_jitter_noise", "output_router_logits",
+    "rope_interleave", "experts_per_token",     "swiglu_limit",        "initial_context_length"};
 
 void read_experts(const Json& json, JsonReader& reader, Model& m) {
   Experts& e = m.experts;

@@ -51,8 +51,7 @@ void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
       elements += kind_of(owner, l).parameters.expert_elements;
     }
     if (elements == 0) continue;
-    const std::size_t shape =
-        shape_of(experts.holders, false, unit.last - unit.first, 0, elements);
+    const std::size_t shape = shape_of(experts.holders, false, unit.last - unit.first, 0, elements);
     push_unit(experts, shape, unit.first, unit.last);
   }
 }
@@ -83,9 +82,8 @@ void StageWriter::bind_experts(const Chunk& chunk, std::int64_t l, bool backward
     return x_builder.alias(layout, owner, 0, bytes_of(type, part.cut_begin), call.layer);
   };
   call.frames.push_back(bind(kind.experts, unit.weights, x_plan.precision.compute));
-  call.frames.push_back(backward ? bind(kind.expert_gradients, unit.gradients,
-                                        x_plan.local_gradients())
-                                 : FrameId());
+  call.frames.push_back(
+      backward ? bind(kind.expert_gradients, unit.gradients, x_plan.local_gradients()) : FrameId());
 }
 
 /// After the backward pass of layer `l`; at the first layer all experts of the chunk are done.

@@ -224,8 +224,7 @@ void StageWriter::place_parts(Chunk& chunk) {
   };
   if (chunk.has_embedding) chunk.embedding = put(x_embedding, -1);
   for (std::int64_t l = 0; l < chunk.layers; ++l) {
-    chunk.parts.push_back(
-        put(kind_of(chunk, l), static_cast<std::int32_t>(chunk.first_layer + l)));
+    chunk.parts.push_back(put(kind_of(chunk, l), static_cast<std::int32_t>(chunk.first_layer + l)));
   }
   if (chunk.has_head) {
     // A table that is not the head's own is its only cut parameter and stands first in the
@@ -272,8 +271,12 @@ void StageWriter::make_buckets(Chunk& chunk) {
   const std::int64_t size =
       whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
   for (std::int64_t end = chunk.elements; end > 0; end -= size) {
-    Bucket bucket{std::max<std::int64_t>(0, end - size), end,   holders,
-                  x_builder.frame(x_bucket),             false, false};
+    Bucket bucket{std::max<std::int64_t>(0, end - size),
+                  end,
+                  holders,
+                  x_builder.frame(x_bucket),
+                  false,
+                  false};
     bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
     const auto overlaps = [&bucket](const PartFrames& part) {
       return bucket.begin < part.cut_end && part.cut_begin < bucket.end;

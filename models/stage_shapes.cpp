@@ -136,8 +136,8 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
   const bool alone = shape.holders.shards == 1;
   if (sharded_parameters() && (alone || x_plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
-    Op cast = unit_op(shape.holders.stream, "parameters.cast", kernel_of(KernelKind::kCast, own, type),
-                      Phase::kForward);
+    Op cast = unit_op(shape.holders.stream, "parameters.cast",
+                      kernel_of(KernelKind::kCast, own, type), Phase::kForward);
     cast.reads = {part};
     cast.writes = {narrowed.view()};
     segment.ops.push_back(std::move(cast));
@@ -145,10 +145,11 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
   }
   if (!alone) {
     (void)x_builder.group(shape.holders.shard_group);
-    Op gather = unit_op(shape.holders.stream, "parameters.gather",
-                        Collective{CollectiveKind::kAllGather, x_builder.group(shape.holders.shard_group),
-                                   shape.elements, type, false},
-                        Phase::kForward);
+    Op gather =
+        unit_op(shape.holders.stream, "parameters.gather",
+                Collective{CollectiveKind::kAllGather, x_builder.group(shape.holders.shard_group),
+                           shape.elements, type, false},
+                Phase::kForward);
     gather.reads = {sharded_parameters() ? part : own_shard(0, kWhole, shape, type)};
     gather.writes = {whole.view()};
     segment.ops.push_back(std::move(gather));
@@ -212,16 +213,16 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   };
   Ref whole{0, kWhole, x_plan.local_gradients(), shape.elements};
   if (const std::int64_t rest = shape.elements - shape.filled; rest > 0) {
-    push(unit_op(shape.holders.stream, "gradients.pad", kernel_of(KernelKind::kFill, rest, whole.dtype),
-                 Phase::kGradients),
+    push(unit_op(shape.holders.stream, "gradients.pad",
+                 kernel_of(KernelKind::kFill, rest, whole.dtype), Phase::kGradients),
          {}, whole.part(shape.filled, rest));
   }
   const Ref shard{1, 0, x_plan.precision.gradients, own};
   const bool alone = shape.holders.shards == 1;
   if (!alone && reduced != whole.dtype) {
     const Ref wide{0, kWidened, reduced, shape.elements};
-    push(unit_op(shape.holders.stream, "gradients.cast", kernel_of(KernelKind::kCast, shape.elements, reduced),
-                 Phase::kGradients),
+    push(unit_op(shape.holders.stream, "gradients.cast",
+                 kernel_of(KernelKind::kCast, shape.elements, reduced), Phase::kGradients),
          {whole.view()}, wide.view());
     whole = wide;
   }
@@ -229,10 +230,11 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   const char* stream = shape.holders.stream;
   if (!alone) {
     part = first && reduced == shard.dtype ? shard : Ref{0, kPart, reduced, own};
-    push(unit_op(shape.holders.stream, "gradients.reduce",
-                 Collective{CollectiveKind::kReduceScatter, x_builder.group(shape.holders.shard_group),
-                            shape.elements, reduced, false},
-                 Phase::kGradients),
+    push(unit_op(
+             shape.holders.stream, "gradients.reduce",
+             Collective{CollectiveKind::kReduceScatter, x_builder.group(shape.holders.shard_group),
+                        shape.elements, reduced, false},
+             Phase::kGradients),
          {whole.view()}, part.view());
   }
   if (shape.holders.shards < shape.holders.ranks) {

@@ -318,8 +318,8 @@ void StageWriter::bind_units(SegmentWriter& w, Call& call, std::vector<Updated>&
         u.weights = Ref{u.states, 0, x_plan.shard_type(), own}.view();
         u.first = 1;
       } else {
-        u.weights = own_shard(bind(shape.weights, unit.weights), 0, shape,
-                              x_plan.precision.compute);
+        u.weights =
+            own_shard(bind(shape.weights, unit.weights), 0, shape, x_plan.precision.compute);
       }
       out.push_back(u);
       FT_CHECK(unit.reduced.valid(), "a unit without gradients");

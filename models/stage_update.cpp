@@ -42,8 +42,7 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   const std::int64_t count = bucket.end - bucket.begin;
   if (bucket.holders.ranks == 1 || count == 0) return;
   const Holders& holders = bucket.holders;
-  const bool scatter =
-      sharded(holders) && x_plan.reduction == GradientReduction::kReduceScatter;
+  const bool scatter = sharded(holders) && x_plan.reduction == GradientReduction::kReduceScatter;
   const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
   const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
   Op op;
@@ -307,9 +306,8 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   if (count == 0) return;
   Op op;
   op.stream = x_builder.stream(bucket.holders.stream);
-  op.work = x_builder.work(Collective{CollectiveKind::kAllGather,
-                                      x_builder.group(bucket.holders.shard_group), count, type,
-                                      false});
+  op.work = x_builder.work(Collective{
+      CollectiveKind::kAllGather, x_builder.group(bucket.holders.shard_group), count, type, false});
   op.name = "parameters.gather";
   op.category = Category::kData;
   op.phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;
