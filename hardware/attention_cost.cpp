@@ -83,8 +83,8 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   const auto keys = static_cast<double>(work.head_dim);
   const auto values = static_cast<double>(work.value_width());
   // Forward multiplies by keys and by values; backward three times by keys, twice by values.
-  const double flops = 2 * heads * pairs_of(work) *
-                       (work.backward ? 3 * keys + 2 * values : keys + values);
+  const double flops =
+      2 * heads * pairs_of(work) * (work.backward ? 3 * keys + 2 * values : keys + values);
   const double element = bits_of(work.dtype) / 8.0;
   const double q_bytes = heads * static_cast<double>(work.q_len * work.head_dim) * element;
   const double kv_bytes = 2 * static_cast<double>(work.batch * work.kv_heads) *
