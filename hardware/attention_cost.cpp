@@ -35,11 +35,11 @@ double rate_on_curve(const AttentionConstants& c, const AttentionCurve& curve, d
 }
 
 /// The curve of the nearest head dimension; narrower heads than any curve lose in proportion.
-const AttentionCurve* curve_of(const AttentionConstants& c, const Attention& work) {
+const AttentionCurve* curve_of(const AttentionConstants& c, const Attention& work,
+                               AttentionKernel kernel) {
   const AttentionCurve* best = nullptr;
   for (const AttentionCurve& curve : c.curves) {
-    if (curve.kernel != work.kernel || curve.backward != work.backward ||
-        curve.causal != work.causal) {
+    if (curve.kernel != kernel || curve.backward != work.backward || curve.causal != work.causal) {
       continue;
     }
     const auto distance = [&work](const AttentionCurve& x) {
@@ -64,7 +64,14 @@ double imbalance(const DeviceSpec& device, const Attention& work) {
 
 Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream* steps) {
   const AttentionConstants& c = kernel_constants(device.architecture).attention;
-  const AttentionCurve* curve = curve_of(c, work);
+  AttentionKernel kernel = work.kernel;
+  double relative = 1;
+  for (const AttentionRelative& r : c.relatives) {
+    if (r.kernel != kernel) continue;
+    kernel = r.to;
+    relative *= work.backward ? r.backward : r.forward;
+  }
+  const AttentionCurve* curve = curve_of(c, work, kernel);
   const bool fp8 = work.dtype == DType::kFp8;
   const bool half = work.dtype == DType::kBf16 || work.dtype == DType::kFp16;
   if (curve == nullptr || peak_tflops(device, work.dtype) <= 0 || (!half && !fp8)) {
@@ -74,6 +81,7 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
   double rate =
       rate_on_curve(c, *curve, static_cast<double>(work.kv_len)) * peak / c.reference_tflops;
+  rate *= relative;
   if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
   if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
     rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve->head_dim);
@@ -99,9 +107,9 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   cost.duration = cost.latency + max(cost.compute, cost.memory);
   cost.deviation = static_cast<float>(c.deviation);
   if (steps != nullptr) {
-    *steps << flops / 1e9 << " GFLOP at " << rate << " TFLOP/s (curve of head_dim "
-           << curve->head_dim << "): " << cost.compute.us() << " us; memory " << cost.memory.us()
-           << " us\n";
+    *steps << flops / 1e9 << " GFLOP at " << rate << " TFLOP/s (" << name_of(kernel) << " curve of "
+           << "head_dim " << curve->head_dim << "): " << cost.compute.us() << " us; memory "
+           << cost.memory.us() << " us\n";
   }
   return cost;
 }

@@ -40,6 +40,14 @@ GemmConstants read_gemm(const Json& json) {
   return gemm;
 }
 
+AttentionKernel attention_kernel(const std::string& name) {
+  for (int i = 0; i <= static_cast<int>(AttentionKernel::kTriton); ++i) {
+    if (name_of(static_cast<AttentionKernel>(i)) == name) return static_cast<AttentionKernel>(i);
+  }
+  FT_CHECK(false, "an unknown attention kernel");
+  return AttentionKernel::kFlash;
+}
+
 AttentionConstants read_attention(const Json& json) {
   AttentionConstants attention;
   attention.reference_tflops = number_at(json, "reference_bf16_tflops");
@@ -50,14 +58,20 @@ AttentionConstants read_attention(const Json& json) {
   attention.deviation = number_at(json, "deviation");
   for (const Json& item : *member(json, "curves").array()) {
     AttentionCurve curve;
-    curve.kernel = *member(item, "kernel").string() == "cudnn" ? AttentionKernel::kCudnn
-                                                               : AttentionKernel::kFlash;
+    curve.kernel = attention_kernel(*member(item, "kernel").string());
     curve.backward = *member(item, "pass").string() == "backward";
     curve.causal = member(item, "causal") == Json(true);
     curve.head_dim = static_cast<std::int64_t>(number_at(item, "head_dim"));
     curve.tflops = numbers_at(item, "tflops");
     FT_CHECK(curve.tflops.size() == attention.lengths.size(), "an attention curve misses lengths");
     attention.curves.push_back(curve);
+  }
+  const Json* relatives = json.find("relative");
+  if (relatives == nullptr) return attention;
+  for (const Json& item : *relatives->array()) {
+    attention.relatives.push_back({attention_kernel(*member(item, "kernel").string()),
+                                   attention_kernel(*member(item, "to").string()),
+                                   number_at(item, "forward"), number_at(item, "backward")});
   }
   return attention;
 }

@@ -38,10 +38,17 @@ struct AttentionCurve {
   std::vector<double> tflops;  ///< at AttentionConstants::lengths
 };
 
+/// A kernel family without curves of its own: those of another one, slower by a factor.
+struct AttentionRelative {
+  AttentionKernel kernel = AttentionKernel::kFlash, to = AttentionKernel::kFlash;
+  double forward = 1, backward = 1;
+};
+
 struct AttentionConstants {
   double reference_tflops = 1;  ///< bf16 peak of the device the curves were taken on
   std::vector<double> lengths;
   std::vector<AttentionCurve> curves;
+  std::vector<AttentionRelative> relatives;
   double fp8_forward = 1, fp8_backward = 1;
   double latency_us = 0, deviation = 0;
 };

@@ -19,6 +19,7 @@ namespace foretrain {
 /// Where the part of one layer (or of an end) lies.
 struct PartFrames {
   FrameId weights, gradients, shared, shared_gradients;
+  FrameId quantized;  ///< copies of the weights in less than 16 bits, once they are cast
   std::int64_t cut_begin = 0, cut_end = 0;  ///< elements in the buffer
   std::int64_t shared_begin = 0;            ///< in a unit, whose frames come and go
 };

@@ -1,32 +1,46 @@
-#include "models/context_parts.h"
+#include "models/quantized_parts.h"
 
 namespace foretrain {
 namespace {
 
-class LayerWriter : ContextParts {
+class LayerWriter : QuantizedParts {
  public:
   LayerWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
               const LayerLayouts& layouts, bool recompute)
-      : ContextParts(builder, model, plan, layouts, recompute) {}
+      : QuantizedParts(builder, model, plan, layouts, recompute) {}
 
   LayerSegments run() {
     x_b = declare(x_saved, x_forward);
-    SegmentWriter forward(x_builder, "layer forward" + x_name_suffix, x_forward);
-    write_forward(forward);
     LayoutWriter again("", kSaved);
     declare(again, x_backward);  // the same places as in x_forward
+    declare_weights();
+    SegmentWriter forward(x_builder, "layer forward" + x_name_suffix, x_forward);
+    blocks_write_to(x_forward);
+    write_forward(forward);
     SegmentWriter backward(x_builder, "layer backward" + x_name_suffix, x_backward);
+    blocks_write_to(x_backward);
     write_backward(backward);
+    SegmentWriter weights(x_builder, "quantize weights" + x_name_suffix, x_forward);
+    if (x_layouts.quantized.valid()) quantize_weights(weights, true, true);
     LayerSegments out;
     out.saved = x_builder.layout(x_saved.layout());
     out.local_forward = x_builder.layout(x_forward.layout());
     out.local_backward = x_builder.layout(x_backward.layout());
     out.forward = finish(forward, out.saved, out.local_forward);
     out.backward = finish(backward, out.saved, out.local_backward);
+    if (x_layouts.quantized.valid()) {
+      out.quantize = finish(weights, out.saved, out.local_forward);
+    }
     return out;
   }
 
  private:
+  /// Where the experts and latent attention put their temporary buffers from now on.
+  void blocks_write_to(LayoutWriter& local) {
+    if (x_moe) x_moe->write_to(local);
+    if (x_latent) x_latent->write_to(local);
+  }
+
   SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
     const LayerLayouts& l = x_layouts;
     writer.segment().frames = {l.weights,         l.gradients,      l.shared, l.shared_gradients,
@@ -39,6 +53,8 @@ class LayerWriter : ContextParts {
     if (l.unit_weights.valid()) {
       writer.segment().frames.push_back(l.unit_weights);
       writer.segment().frames.push_back(l.unit_gradients);
+    } else if (l.quantized.valid()) {
+      writer.segment().frames.push_back(l.quantized);
     }
     if (l.expert_unit_weights.valid()) {
       writer.segment().frames.push_back(l.expert_unit_weights);
@@ -60,15 +76,19 @@ class LayerWriter : ContextParts {
   void write_forward(SegmentWriter& w) {
     w.phase = Phase::kForward;
     w.wait(EventRef{kInput, kReady});
+    if (by_pass()) quantize_weights(w, true, false);
     forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
+    quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_in, x_b.y1_kept);
     forward_heads(w);
     forward_core(w);
-    forward_linear(w, "attention.projection", x_projection, x_b.context, x_b.attention_part, false);
+    forward_linear(w, "attention.projection", x_projection, x_b.context_in, x_b.attention_part,
+                   false);
     reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
     residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
              x_b.x2);
     forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                  x_b.stats2);
+    quantize_mlp_input(w);
     forward_branch(w);
     residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
     w.record(EventRef{kOutput, kReady});
@@ -86,6 +106,7 @@ class LayerWriter : ContextParts {
     const bool whole = again.layer;
     if (whole || again.norm) {
       forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
+      quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_in, x_b.y1_kept);
     }
     if (whole) {
       forward_heads(w);
@@ -94,7 +115,7 @@ class LayerWriter : ContextParts {
     }
     if (whole || again.attention) forward_core(w);
     if (whole) {
-      forward_linear(w, "attention.projection", x_projection, x_b.context, x_b.attention_part,
+      forward_linear(w, "attention.projection", x_projection, x_b.context_in, x_b.attention_part,
                      false);
       reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
       residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
@@ -103,7 +124,9 @@ class LayerWriter : ContextParts {
     if (whole || again.norm) {
       forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                    x_b.stats2);
+      quantize_mlp_input(w);
     }
+    if (again.mlp && !whole && !again.norm) quantize_mlp_input(w);
     if (whole || again.mlp || again.moe) {
       forward_branch(w);
       if (whole || x_dropout.hidden) {
@@ -117,6 +140,10 @@ class LayerWriter : ContextParts {
     w.phase = Phase::kBackward;
   }
 
+  void quantize_mlp_input(SegmentWriter& w) {
+    quantize(w, "mlp.norm.quantize", x_b.y2, x_rows, x_b.y2_in, x_b.y2_kept);
+  }
+
   void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
                     const Ref& out, const Ref& stats) {
     w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
@@ -125,8 +152,7 @@ class LayerWriter : ContextParts {
 
   void gather(SegmentWriter& w, const char* name, const Ref& part, const Ref& full) {
     if (!x_plan.sequence) return;
-    w.collective(name, over_tensor(CollectiveKind::kAllGather, full.count), {part.view()},
-                 {full.view()});
+    w.collective(name, gather_of(full), {part.view()}, {full.view()});
   }
 
   void reduce(SegmentWriter& w, const char* name, const Ref& full, const Ref& part) {
@@ -138,22 +164,23 @@ class LayerWriter : ContextParts {
   /// `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
   void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
                       const Ref& out, bool with_bias) {
-    std::vector<View> reads = {in.view(), l.weight.view()};
+    std::vector<View> reads = {in.view(), l.by_rows.view()};
     if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
-    w.compute(name, forward_gemm(x_plan, x_tokens, l.out, l.in), std::move(reads), {out.view()});
+    w.compute(name, in_low(forward_gemm(x_plan, x_tokens, l.out, l.in)), std::move(reads),
+              {out.view()});
   }
 
   /// From the normed input to queries, keys and values.
   void forward_heads(SegmentWriter& w) {
     if (x_latent) return x_latent->forward(w, x_b.y1, x_b.qkv);
-    gather(w, "attention.gather", x_b.y1, x_b.y1_full);
+    gather(w, "attention.gather", x_b.y1_in, x_b.y1_full);
     forward_qkv(w);
   }
 
   /// The MLP or the experts, with their collectives.
   void forward_branch(SegmentWriter& w) {
     if (x_moe) return x_moe->forward(w, x_b.y2, x_b.down);
-    gather(w, "mlp.gather", x_b.y2, x_b.y2_full);
+    gather(w, "mlp.gather", x_b.y2_in, x_b.y2_full);
     forward_mlp(w);
     reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
   }
@@ -180,16 +207,21 @@ class LayerWriter : ContextParts {
     return out;
   }
   void forward_core(SegmentWriter& w) {
-    if (x_plan.context > 1) return context_forward(w);
-    std::vector<View> writes = core_statistics();
-    writes.insert(writes.begin(), x_b.context.view());
-    w.compute("attention.core", core(false), {x_b.qkv.view()}, std::move(writes));
+    if (x_plan.context > 1) {
+      context_forward(w);
+    } else {
+      std::vector<View> writes = core_statistics();
+      writes.insert(writes.begin(), x_b.context.view());
+      w.compute("attention.core", core(false), {x_b.qkv.view()}, std::move(writes));
+    }
+    quantize(w, "attention.projection.quantize", x_b.context, x_tokens, x_b.context_in,
+             x_b.context_kept);
   }
 
   void forward_mlp(SegmentWriter& w) {
     forward_linear(w, "mlp.up", x_up, x_b.y2_full, x_b.up, x_model.gated());
     forward_activation(w);
-    forward_linear(w, "mlp.down", x_down, x_b.act, x_b.down_part, false);
+    forward_linear(w, "mlp.down", x_down, x_b.act_in, x_b.down_part, false);
   }
 
   KernelKind activation_kind(bool backward) const {
@@ -211,6 +243,7 @@ class LayerWriter : ContextParts {
     if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
     w.compute("mlp.activation", kernel(activation_kind(false), x_tokens, x_down.in),
               std::move(reads), {x_b.act.view()});
+    quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_in, x_b.act_kept);
   }
 
   Kernel dropout(KernelKind kind) const {
@@ -235,6 +268,7 @@ class LayerWriter : ContextParts {
     const std::int64_t flat = x_rows * x_model.hidden;
     w.phase = Phase::kBackward;
     w.wait(EventRef{kOutputGradient, kReady});
+    if (by_pass()) quantize_weights(w, x_again.layer || x_again.mlp, true);
     write_again(w);
     const Ref d_out = x_b.output_gradient;
     Ref d_act;
@@ -252,11 +286,11 @@ class LayerWriter : ContextParts {
                   d_x2);
     // With parallel branches the attention branch sees the gradient of the output itself.
     backward_row(w, "attention.projection", x_projection, parallel ? d_out : d_x2, x_b.mask1,
-                 x_b.context, d_context);
+                 x_b.context_kept, d_context);
     backward_core(w, d_context, d_qkv);
-    const Ref d_y1 = x_latent
-                         ? x_latent->backward(w, x_b.y1, d_qkv)
-                         : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1, x_b.y1_full);
+    const Ref d_y1 =
+        x_latent ? x_latent->backward(w, x_b.y1, d_qkv)
+                 : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_kept, x_b.y1_full);
     backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
                   x_b.input_gradient);
     w.record(EventRef{kInputGradient, kReady});
@@ -265,9 +299,9 @@ class LayerWriter : ContextParts {
   /// From the gradient of the residual stream to that of the branch's normed input.
   Ref backward_branch(SegmentWriter& w, const Ref& d_out, const Ref& d_act, const Ref& d_up) {
     if (x_moe) return x_moe->backward(w, x_b.y2, dropped(w, "moe", d_out, x_b.mask2));
-    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act, d_act);
+    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_kept, d_act);
     backward_activation(w, d_act, d_up);
-    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2, x_b.y2_full);
+    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2_kept, x_b.y2_full);
   }
 
   /// The gradient before dropout.
@@ -295,8 +329,9 @@ class LayerWriter : ContextParts {
     std::vector<View> reads = {d.view(), in.view()};
     std::vector<View> writes;
     add_gradients(x_plan, {l.weight_gradient}, reads, writes);
-    w.compute(name + ".weight_gradient", weight_gradient_gemm(x_plan, x_tokens, l.out, l.in),
-              std::move(reads), std::move(writes));
+    w.compute(name + ".weight_gradient",
+              in_low(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in)), std::move(reads),
+              std::move(writes));
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -304,14 +339,11 @@ class LayerWriter : ContextParts {
                     const Ref& mask, const Ref& in, const Ref& d_in) {
     Ref d = dropped(w, name, d_out, mask);
     bias_gradient(w, name, l, d, x_rows);
-    if (x_plan.sequence) {
-      const Ref full = scratch((name + " d gathered").c_str(), x_tokens * x_model.hidden);
-      gather(w, (name + ".gather").c_str(), d, full);
-      d = full;
-    }
-    w.compute(name + ".input_gradient", input_gradient_gemm(x_plan, x_tokens, l.out, l.in),
-              {d.view(), l.weight.view()}, {d_in.view()});
-    weight_gradient(w, name, l, d, in);
+    const Copies copies =
+        x_plan.sequence ? gathered_gradient(w, name, d) : quantized_gradient(w, name, d, x_rows);
+    w.compute(name + ".input_gradient", in_low(input_gradient_gemm(x_plan, x_tokens, l.out, l.in)),
+              {copies.rows.view(), l.by_columns.view()}, {d_in.view()});
+    weight_gradient(w, name, l, copies.columns, in);
   }
 
   void backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up) {
@@ -331,15 +363,15 @@ class LayerWriter : ContextParts {
                            ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
                            : d_in;
     bias_gradient(w, name, l, d, x_tokens);
+    const Copies copies = quantized_gradient(w, name, d, x_tokens);
     EventRef gathered;
     if (x_plan.sequence) {
-      gathered = w.async_collective(name + ".gather",
-                                    over_tensor(CollectiveKind::kAllGather, in_full.count),
-                                    {in.view()}, {in_full.view()});
+      gathered =
+          w.async_collective(name + ".gather", gather_of(in_full), {in.view()}, {in_full.view()});
       if (!async) w.wait(gathered);
     }
-    w.compute(name + ".input_gradient", input_gradient_gemm(x_plan, x_tokens, l.out, l.in),
-              {d.view(), l.weight.view()}, {d_full.view()});
+    w.compute(name + ".input_gradient", in_low(input_gradient_gemm(x_plan, x_tokens, l.out, l.in)),
+              {copies.rows.view(), l.by_columns.view()}, {d_full.view()});
     EventRef reduced;
     if (x_plan.tensor > 1) {
       const auto kind =
@@ -349,7 +381,7 @@ class LayerWriter : ContextParts {
       if (!async) w.wait(reduced);
     }
     if (async && gathered.valid()) w.wait(gathered);
-    weight_gradient(w, name, l, d, in_full);
+    weight_gradient(w, name, l, copies.columns, x_plan.sequence ? in_full : in);
     if (async && reduced.valid()) w.wait(reduced);
     return d_in;
   }

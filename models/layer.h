@@ -28,9 +28,14 @@ enum LayerFrame : std::int16_t {
   kOutputGradient,
   kInputGradient,
   kLayerFrames,
-  kExpertWeights = kLayerFrames,  ///< only layers with experts have these two
+  /// With sharded units the frames that own what kWeights and kGradients lie in.
+  kUnitWeights = kLayerFrames,
+  kUnitGradients,
+  /// Without them copies of the weights in a type of less than 16 bits.
+  kQuantized = kLayerFrames,
+  /// Of layers with experts, which come before those of units and know no such copies.
+  kExpertWeights = kLayerFrames,
   kExpertGradients
-  // With sharded units the frames follow that own what these weights and gradients lie in.
 };
 
 /// Events of a residual-stream frame.
@@ -67,6 +72,7 @@ Ref parameter_ref(const ParameterLayouts& layouts, const std::string& name, std:
 
 struct LayerSegments {
   SegmentId forward, backward;
+  SegmentId quantize;  ///< writes kQuantized, where the layer has it
   LayoutId saved, local_forward, local_backward;
 };
 
@@ -78,6 +84,7 @@ struct LayerLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
   LayoutId unit_weights, unit_gradients;  ///< with sharded units
   LayoutId expert_unit_weights, expert_unit_gradients;
+  LayoutId quantized;
   ParameterLayouts parameters, parameter_gradients;
 };
 

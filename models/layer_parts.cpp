@@ -59,33 +59,38 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
     LayoutWriter& place = again ? local : saved;
     return place.add(name, BufferKind::kActivations, dtype, count, !again);
   };
-  const auto temp = [&](const char* name, DType dtype, std::int64_t count) {
-    return local.add(name, BufferKind::kActivations, dtype, count);
-  };
   const Recompute& again = x_again;
   const std::int64_t h = x_model.hidden;
   const std::int64_t flat = x_rows * h;
-  const std::int64_t full = x_tokens * h;
   const std::int64_t stat = x_model.norm == Norm::kLayerNorm ? 2 : 1;
   const std::int64_t square =
       x_plan.micro_batch * x_q_heads * x_plan.sequence_length * x_plan.sequence_length;
   const bool unfused = x_plan.attention == AttentionKernel::kUnfused;
   const bool whole = again.layer;
+  const bool low = x_plan.precision.low();
   Buffers b;
+  // What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
+  // columns, in place of the activation.
+  const auto operand = [&](const char* name, const Ref& x, bool computed_again, Ref& in,
+                           Ref& kept) {
+    in = kept = x;
+    if (!low) return;
+    in = local.add(name, BufferKind::kActivations, x_plan.precision.linear, x.count);
+    kept = add(name, x_plan.precision.linear, x.count, computed_again);
+  };
   b.input = {kInput, kHiddenBuffer, type, flat};
   b.output = {kOutput, kHiddenBuffer, type, flat};
   b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat};
   b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat};
-  b.y1 = add("attention.norm out", type, flat, whole || again.norm);
+  b.y1 = add("attention.norm out", type, flat, low || whole || again.norm);
+  operand("attention.norm out quantized", b.y1, whole || again.norm, b.y1_in, b.y1_kept);
   b.stats1 = add("attention.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
-  if (x_latent) {
-    x_latent->declare(saved, local, whole);
-    x_latent->write_to(local);
-  }
+  if (x_latent) x_latent->declare(saved, local, whole);
   b.qkv = add("qkv", type, x_tokens * x_qkv_width, whole || again.latent_up);
   if (x_model.qk_norm) b.qkv_raw = add("qkv raw", type, x_tokens * x_qkv_width, whole);
   b.context = add("context", type, x_tokens * x_projection.in, whole);
   const bool core = whole || again.attention;
+  operand("context quantized", b.context, core, b.context_in, b.context_kept);
   if (unfused) {
     b.scores = add("probabilities", type, square, core);
     if (x_dropout.attention) {
@@ -97,32 +102,45 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   }
   if (x_dropout.hidden) b.mask1 = add("attention dropout mask", DType::kUint8, flat, whole);
   b.x2 = add("attention residual", type, flat, whole);
-  b.y2 = add("mlp.norm out", type, flat, whole || again.norm);
+  // A module that is computed again alone starts from its input.
+  b.y2 = add("mlp.norm out", type, flat, (low && !again.mlp) || whole || again.norm);
+  operand("mlp.norm out quantized", b.y2, whole || again.norm || again.mlp, b.y2_in, b.y2_kept);
   b.stats2 = add("mlp.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
   if (x_moe) {
     x_moe->declare(saved, local);
-    x_moe->write_to(local);
   } else {
     b.up = add("mlp up", type, x_tokens * x_up.out, whole || again.mlp);
-    b.act =
-        add("mlp activation", type, x_tokens * x_down.in, whole || again.mlp || again.activation);
+    const bool activation = whole || again.mlp || again.activation;
+    b.act = add("mlp activation", type, x_tokens * x_down.in, low || activation);
+    operand("mlp activation quantized", b.act, activation, b.act_in, b.act_kept);
   }
   if (x_dropout.hidden) b.mask2 = add("mlp dropout mask", DType::kUint8, flat, whole || again.mlp);
+  declare_partial(b, local);
+  return b;
+}
+
+/// What tensor-parallel collectives give and take.
+void LayerParts::declare_partial(Buffers& b, LayoutWriter& local) const {
+  const std::int64_t flat = x_rows * x_model.hidden;
+  const std::int64_t full = x_tokens * x_model.hidden;
+  const auto temp = [&](const char* name, DType dtype, std::int64_t count) {
+    return local.add(name, BufferKind::kActivations, dtype, count);
+  };
+  const DType type = x_plan.precision.compute;
   if (x_plan.sequence) {
-    b.y1_full = temp("attention input gathered", type, full);
-    b.y2_full = temp("mlp input gathered", type, full);
+    b.y1_full = temp("attention input gathered", b.y1_in.dtype, full);
+    b.y2_full = temp("mlp input gathered", b.y2_in.dtype, full);
     b.attention_part = temp("attention partial", type, full);
     b.down_part = temp("mlp partial", type, full);
   }
   b.attention_out = temp("attention out", type, flat);
   b.down = temp("mlp out", type, flat);
   if (!x_plan.sequence) {
-    b.y1_full = b.y1;
-    b.y2_full = b.y2;
+    b.y1_full = b.y1_in;
+    b.y2_full = b.y2_in;
     b.attention_part = b.attention_out;
     b.down_part = b.down;
   }
-  return b;
 }
 
 }  // namespace foretrain

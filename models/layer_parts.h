@@ -13,6 +13,8 @@ namespace foretrain {
 /// A linear of the layer: its parameters, its size on this rank.
 struct Linear {
   Ref weight, bias, weight_gradient, bias_gradient;
+  /// What forward GEMMs and those of input gradients read: quantized copies, or the weight itself.
+  Ref by_rows, by_columns;
   std::int64_t out = 0, in = 0;
 };
 
@@ -20,6 +22,9 @@ struct Linear {
 struct Buffers {
   Ref input, output, output_gradient, input_gradient;
   Ref y1, stats1, y1_full, qkv_raw, qkv, context, row_stats, scores, score_mask, dropped;
+  /// Operands of the linears: quantized copies for forward, and what is kept for the weight
+  /// gradients. Under 16 bits and more both are the activation itself.
+  Ref y1_in, y1_kept, y2_in, y2_kept, context_in, context_kept, act_in, act_kept;
   Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,
       mask2;
 };
@@ -42,6 +47,8 @@ class LayerParts {
             weight(name + ".bias"),
             gradient(name + ".weight"),
             gradient(name + ".bias"),
+            Ref{},
+            Ref{},
             out,
             in};
   }
@@ -72,6 +79,7 @@ class LayerParts {
 
  private:
   void set_linears();
+  void declare_partial(Buffers& b, LayoutWriter& local) const;
 };
 
 }  // namespace foretrain

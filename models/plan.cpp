@@ -147,7 +147,6 @@ class PlanReader {
     if (json->object() != nullptr) {
       nested("precision", [&](JsonReader& r) {
         r.read_choice("compute", compute, names);
-        later(r, "compute", compute > 3);
         set_compute(compute);
         int gradients = x_plan.precision.gradients == DType::kFp32 ? 0 : 1;
         r.read_choice("gradients", gradients, {"fp32", "compute"});
@@ -159,17 +158,17 @@ class PlanReader {
       return;
     }
     x_reader.read_choice("precision", compute, names);
-    later(x_reader, "precision", compute > 3);
     set_compute(compute);
   }
 
   void set_compute(int choice) {
     static const DType types[] = {DType::kFp32, DType::kFp32, DType::kFp16, DType::kBf16};
-    x_plan.precision.compute = types[std::min(choice, 3)];
-    x_plan.precision.matrix = choice == 1 ? DType::kTf32 : x_plan.precision.compute;
-    x_plan.precision.master = choice > 1;
-    x_plan.precision.gradients =
-        x_gradients.stored_as_compute ? x_plan.precision.compute : DType::kFp32;
+    Precision& p = x_plan.precision;
+    p.compute = types[std::min(choice, 3)];
+    p.matrix = choice == 1 ? DType::kTf32 : p.compute;
+    p.linear = choice < 4 ? p.matrix : choice == 7 ? DType::kFp4 : DType::kFp8;
+    p.master = choice > 1;
+    p.gradients = x_gradients.stored_as_compute ? p.compute : DType::kFp32;
   }
 
   void read_recompute() {
@@ -235,12 +234,24 @@ class PlanReader {
       int attention = 0;
       r.read_choice("attention", attention, {"flash", "cudnn", "unfused"});
       x_plan.attention = static_cast<AttentionKernel>(attention);
+      int flash = 0;
+      r.read_choice("flash", flash, {"newest", "flash2", "flash1", "triton"});
+      if (attention == 0 && flash > 0) {
+        x_plan.attention =
+            static_cast<AttentionKernel>(static_cast<int>(AttentionKernel::kFlash2) + flash - 1);
+      }
       if (r.has("context") && x_plan.context == 1) r.fail("context", "needs parallel.context > 1");
       r.read_enum("context", x_plan.context_exchange, {"ring", "allgather", "alltoall"});
       bool compile = false;
       r.read("compile", compile);
       later(r, "compile", compile);
-      if (r.has("fp8_recipe")) r.fail("fp8_recipe", "needs an fp8 precision");
+      if (r.has("fp8_recipe") && !x_plan.precision.low()) {
+        r.fail("fp8_recipe", "needs an fp8 precision");
+      }
+      int recipe = 0;
+      r.read_choice("fp8_recipe", recipe,
+                    {"delayed", "current", "tensorwise", "rowwise", "blockwise"});
+      x_plan.precision.current_scaling = recipe == 1 || recipe == 2;
       int optimizer = 1;
       r.read_choice("optimizer", optimizer,
                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "models/quantized_parts.h"
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -92,16 +93,11 @@ void StageWriter::write_segments() {
       layer->experts = x_builder.layout(layer->parameters.experts);
       layer->expert_gradients = x_builder.layout(layer->parameter_gradients.experts);
     }
-    for (const bool again : {false, true}) {
-      if (again && !x_plan.recompute.any()) continue;
-      if (by_units()) continue;  // see layer_segments
-      for (const bool windowed : {false, true}) {
-        if (!x_model.has_windowed(windowed)) continue;
-        layer->windowed = windowed;
-        x_layer_segments[{layer->sparse, windowed, again, 0}] =
-            write_layer(x_builder, x_model, x_plan, *layer, again);
-      }
+    if (x_plan.precision.low() && !by_units()) {
+      layer->quantized =
+          x_builder.layout(quantized_layout(layer->parameters, x_plan.precision.linear));
     }
+    write_layer_kinds(*layer);
   }
   for (EndLayouts* end : {&x_embedding, &x_head}) {
     end->hidden = x_layer.hidden;
@@ -124,6 +120,20 @@ void StageWriter::write_segments() {
     if (!own_table) parameters.push_back(embedding_parameters(x_model).front());
     layouts(x_head, "model", parameters);
     if (!by_units()) write_ends(false, true);
+  }
+}
+
+/// The segments of a kind of layer: recomputed or not, with the window or not.
+void StageWriter::write_layer_kinds(LayerLayouts& layer) {
+  for (const bool again : {false, true}) {
+    if (again && !x_plan.recompute.any()) continue;
+    if (by_units()) continue;  // see layer_segments
+    for (const bool windowed : {false, true}) {
+      if (!x_model.has_windowed(windowed)) continue;
+      layer.windowed = windowed;
+      x_layer_segments[{layer.sparse, windowed, again, 0}] =
+          write_layer(x_builder, x_model, x_plan, layer, again);
+    }
   }
 }
 

@@ -211,7 +211,8 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
   unit_opens(chunk, l, false);
   const LayerSegments& s = layer_segments(chunk, l);
-  const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
+  PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
+  if (s.quantize.valid() && !part.quantized.valid()) quantize_weights(chunk, part, s, index, mb);
   passage.saved.push_back(x_builder.frame(s.saved, index, mb));
   passage.hidden.push_back(x_builder.frame(x_layer.hidden, index, mb));
   Call call{
@@ -224,10 +225,25 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
       std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
+  if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_experts(chunk, l, false, call);
   bind_part(chunk, l, nullptr, false, call);
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
+}
+
+/// Before the first use of a layer's weights in a step.
+void StageWriter::quantize_weights(const Chunk& chunk, PartFrames& part, const LayerSegments& s,
+                                   std::int32_t layer, std::int32_t mb) {
+  part.quantized = x_builder.frame(x_layer.quantized, layer);
+  Call call{s.quantize, layer, mb, std::vector<FrameId>(kLayerFrames + 1),
+            std::move(x_before_next)};
+  x_before_next.clear();
+  call.frames[kWeights] = part.weights;
+  call.frames[kLocal] = x_builder.frame(s.local_forward, layer, mb);
+  call.frames[kQuantized] = part.quantized;
+  wait_gathered(chunk, part, call);
+  x_builder.call(std::move(call));
 }
 
 void StageWriter::head_forward(Chunk& chunk, Passage& passage, std::int32_t mb) {
@@ -323,6 +339,7 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
              x_builder.frame(s.local_backward, index, mb), passage.gradient, below},
             std::move(x_before_next)};
   x_before_next.clear();
+  if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_experts(chunk, l, true, call);
   bind_part(chunk, l, nullptr, true, call);
   x_builder.call(std::move(call));

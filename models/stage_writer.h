@@ -25,6 +25,7 @@ class StageWriter {
   // --- Frames and segments (stage_parts.cpp) ---
   void write_layouts();
   void write_segments();
+  void write_layer_kinds(LayerLayouts& layer);
   void write_ends(bool embedding, bool head);
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
@@ -71,6 +72,8 @@ class StageWriter {
   void head_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void head_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
+  void quantize_weights(const Chunk& chunk, PartFrames& part, const LayerSegments& s,
+                        std::int32_t layer, std::int32_t mb);
   void layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
   void layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
   void finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last);

@@ -47,6 +47,8 @@ std::string_view name_of(KernelKind kind) {
       "cast",
       "scale",
       "squared-norm",
+      "largest",
+      "quantize",
       "adam",
       "route",
       "route-backward",
@@ -64,7 +66,8 @@ std::string_view name_of(CollectiveKind kind) {
 }
 
 std::string_view name_of(AttentionKernel kernel) {
-  constexpr std::array<std::string_view, 3> kNames = {"flash", "cudnn", "unfused"};
+  constexpr std::array<std::string_view, 6> kNames = {"flash",  "cudnn",  "unfused",
+                                                      "flash2", "flash1", "triton"};
   return kNames.at(static_cast<std::size_t>(kernel));
 }
 

@@ -28,9 +28,12 @@ struct Gemm {
 };
 
 enum class AttentionKernel : std::uint8_t {
-  kFlash,    ///< tiled, scores never stored
+  kFlash,    ///< tiled, scores never stored; the newest generation for the GPU
   kCudnn,    ///< cuDNN's fused graph
   kUnfused,  ///< scores stored: batched GEMM, softmax, dropout, batched GEMM
+  kFlash2,   ///< FlashAttention 2, wherever it runs
+  kFlash1,   ///< FlashAttention 1
+  kTriton,   ///< FlashAttention 1 as Triton compiles it
 };
 
 /// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from
@@ -92,6 +95,8 @@ enum class KernelKind : std::uint8_t {
   kCast,
   kScale,
   kSquaredNorm,  ///< sum of squares into one fp32
+  kLargest,      ///< largest magnitude into one fp32
+  kQuantize,     ///< scaled copies in fewer bits, by rows or by columns
   kAdam,         ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
   kRoute,        ///< scores of all experts and the choice of the best, from logits
   kRouteBackward,

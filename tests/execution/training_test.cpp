@@ -69,6 +69,7 @@ Drawn draw_small(Rng& rng) {
   p.pipeline_layout = default_layout(m.layers, p.chunks());
   p.bucket_elements = rng.below(2) == 0 ? 0 : 1 + rng.below(20'000);
   p.precision.compute = p.precision.gradients = p.precision.matrix = DType::kFp32;
+  p.precision.linear = DType::kFp32;
   p.clip_norm = rng.below(3) == 0 ? 0.0 : 0.3;
   p.data_time = p.step_time = Time{};
   return out;

@@ -161,6 +161,10 @@ Drawn draw_plan(Rng& rng) {
   draw_layout(rng, out.model, p);
   draw_switches(rng, p);
   draw_context(rng, out.model, p);
+  if (rng.below(4) == 0) {
+    p.precision.linear = rng.below(4) == 0 ? DType::kFp4 : DType::kFp8;
+    p.precision.current_scaling = rng.below(2) == 0;
+  }
   return out;
 }
 
@@ -240,6 +244,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   Drawn out = rng.below(2) == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
   Plan& p = out.plan;
   p.shard_group = 0;
+  p.precision.linear = Precision{}.linear;
   p.sequence = p.tensor > 1;
   if (p.tokens() % p.tensor != 0) {
     p.tensor = 1;
