@@ -19,9 +19,9 @@ void read_routing(JsonReader& r, ExpertPlan& plan) {
     return;
   }
   if (r.has(other)) r.fail(other, std::string("this routing reads ") + key);
-  r.require(key, plan.routing == Routing::kNatural
-                     ? "the tokens of the busiest rank over the mean"
-                     : "the tokens that an expert takes over the mean");
+  if (plan.routing == Routing::kNatural) {
+    r.require(key, "the tokens of the busiest rank over the mean");
+  }
   const double least = plan.routing == Routing::kNatural ? 1 : 1e-3;
   r.read(key, plan.factor, JsonReader::Range{least, 1e3});
 }
