@@ -360,6 +360,11 @@ Status check_executable(const Workload& workload) {
         return unsupported("the host backend cannot execute " + opaque->name +
                            ": the model gives its bytes and FLOPs only");
       }
+      const auto* kernel = std::get_if<Kernel>(&work);
+      if (kernel != nullptr && kernel->kind >= KernelKind::kRoute) {
+        return unsupported("the host backend cannot execute " + text_of(work) +
+                           ": models with experts are only simulated");
+      }
       const auto* copy = std::get_if<Copy>(&work);
       if (copy != nullptr && (copy->from == Memory::kStorage || copy->to == Memory::kStorage)) {
         return unsupported("the host backend cannot execute " + text_of(work));

@@ -88,8 +88,11 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   }
   const double idle = imbalance(device, work);
   const auto heads = static_cast<double>(work.batch * work.q_heads);
+  const auto keys = static_cast<double>(work.head_dim);
+  const auto values = static_cast<double>(work.value_width());
+  // Forward multiplies by keys and by values; backward three times by keys, twice by values.
   const double flops =
-      4 * heads * pairs_of(work) * static_cast<double>(work.head_dim) * (work.backward ? 2.5 : 1);
+      2 * heads * pairs_of(work) * (work.backward ? 3 * keys + 2 * values : keys + values);
   const double element = bits_of(work.dtype) / 8.0;
   const double q_bytes = heads * static_cast<double>(work.q_len * work.head_dim) * element;
   const double kv_bytes = 2 * static_cast<double>(work.batch * work.kv_heads) *

@@ -132,6 +132,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   }
   reader.read("accelerators", cluster.accelerators, {1, 1 << 20});
   reader.read("accelerators_per_node", cluster.accelerators_per_node, {1, 1 << 16});
+  reader.read("accelerators_per_tray", cluster.accelerators_per_tray, {1, 1 << 16});
   reader.read_enum("scale_up", cluster.scale_up, scale_up_names());
   reader.read("accelerators_per_package", cluster.accelerators_per_package, {1, 4096});
   reader.read("package_gb_per_s", cluster.package_gb_per_s, {1e-3, 1e7});
@@ -169,9 +170,28 @@ std::int32_t Cluster::nic_port_of_local(std::int32_t local) const {
 
 double Cluster::nic_port_gb_per_s() const { return node_network_gb_per_s() / nic_ports_per_node(); }
 
+namespace {
+
+/// A job of more than one rack takes the same number of trays of every rack: as many as divide its
+/// own (NVIDIA's launchers ask their scheduler for such segments: NeMo and Megatron-Bridge,
+/// scripts/performance, `segment`). Its racks are then nodes of so many accelerators.
+void take_trays(Cluster& cluster) {
+  const std::int32_t tray = cluster.accelerators_per_tray;
+  if (tray == 0 || cluster.accelerators <= cluster.accelerators_per_node) return;
+  if (cluster.accelerators % tray != 0 || cluster.accelerators_per_node % tray != 0) return;
+  const std::int32_t trays = cluster.accelerators / tray;
+  std::int32_t taken = cluster.accelerators_per_node / tray;
+  while (trays % taken != 0) --taken;
+  cluster.nics_per_node = cluster.nics_per_node * taken * tray / cluster.accelerators_per_node;
+  cluster.accelerators_per_node = taken * tray;
+}
+
+}  // namespace
+
 Result<Cluster> read_cluster(const Json& json, const std::string& source,
                              const std::string& pointer) {
   FT_ASSIGN(Cluster cluster, read_at_depth(json, source, pointer, 0));
+  take_trays(cluster);
   FT_TRY(
       resolve_torus(source, pointer + "/network/topology", cluster.accelerators, cluster.topology));
   FT_TRY(check_links(cluster, source, pointer));
@@ -203,6 +223,9 @@ Json to_json(const Cluster& cluster) {
   out.set("device", to_json(cluster.device));
   out.set("accelerators", cluster.accelerators);
   out.set("accelerators_per_node", cluster.accelerators_per_node);
+  if (cluster.accelerators_per_tray > 0) {
+    out.set("accelerators_per_tray", cluster.accelerators_per_tray);
+  }
   out.set("scale_up", name_of(cluster.scale_up));
   if (cluster.accelerators_per_package > 1) {
     out.set("accelerators_per_package", cluster.accelerators_per_package);

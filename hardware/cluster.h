@@ -40,6 +40,7 @@ struct Cluster {
   DeviceSpec device;
   std::int32_t accelerators = 0;
   std::int32_t accelerators_per_node = 0;
+  std::int32_t accelerators_per_tray = 0;  ///< of a rack that jobs get tray by tray; 0: whole nodes
   ScaleUp scale_up = ScaleUp::kSwitch;
   Cpu cpu = Cpu::kIntel;
   std::int32_t nics_per_node = 0;

@@ -144,11 +144,27 @@ Cost finish(const Cluster& cluster, const LinkRates& rates, const Placement& at,
   return cost;
 }
 
-Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement& at, Bytes bytes,
-                std::ostream* steps) {
+/// Of `parts` equal parts, those that hold at least one of `drawn` members drawn alike.
+double parts_hit(double parts, double drawn) {
+  return parts * (1 - std::pow(1 - 1 / parts, drawn));
+}
+
+/// Rows that go to several members cross the network once a node, then the node's own links.
+void send_once_a_node(const Placement& at, double bytes, std::int32_t fan_out, Traffic& traffic) {
+  if (fan_out == 0 || at.nodes == 1) return;
+  const double share = parts_hit(at.nodes, fan_out) / parts_hit(at.ranks, fan_out);
+  traffic.node_network *= share;
+  traffic.node_least *= share;
+  traffic.rank_scale_up = bytes * (at.per_node_max - 1) / at.per_node_max;
+}
+
+Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+                const Collective& work, std::ostream* steps) {
+  const Bytes bytes = bytes_of(work.dtype, work.count);
   const NcclConstants& c = nccl_constants();
-  const Traffic traffic =
+  Traffic traffic =
       traffic_of(at, CollectiveKind::kAllToAll, NcclAlgorithm::kRing, static_cast<double>(bytes));
+  send_once_a_node(at, static_cast<double>(bytes), work.fan_out, traffic);
   const double network_us = network_latency_us(cluster, at);
   const double start =
       (c.all_to_all_us + c.all_to_all_peer_us * (at.ranks - 1) + network_us) * 1e-6;
@@ -249,7 +265,7 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
     return mesh_collective_cost(cluster, rates, placement, work.kind, size, steps);
   }
   if (work.kind == CollectiveKind::kAllToAll) {
-    return all_to_all(cluster, rates, placement, bytes, steps);
+    return all_to_all(cluster, rates, placement, work, steps);
   }
   const NcclGroup group = nccl_group_of(cluster, placement);
   return nccl_cost(cluster, rates, placement, work, choose_nccl(group, work.kind, bytes), steps);

@@ -1,5 +1,6 @@
 #include "hardware/hardware_cost_model.h"
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -10,9 +11,18 @@
 namespace foretrain {
 namespace {
 
+/// A grouped GEMM is issued product by product: docs/prices.md, host time.
+std::int32_t grouped_kernels(const Gemm& work) {
+  constexpr double kOfOne = 0.28;
+  if (work.batch <= 1) return 1;
+  return 1 + static_cast<std::int32_t>(kOfOne * static_cast<double>(std::min<std::int64_t>(
+                                                    work.batch, std::int64_t{1} << 20)));
+}
+
 /// Kernels that the host issues for a work.
 std::int32_t kernels_of(const Work& work) {
   if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel->launches;
+  if (const auto* gemm = std::get_if<Gemm>(&work)) return grouped_kernels(*gemm);
   if (const auto* attention = std::get_if<Attention>(&work)) {
     if (attention->kernel != AttentionKernel::kUnfused) return attention->backward ? 2 : 1;
     return (attention->backward ? 5 : 3) + (attention->dropout > 0 ? 1 : 0);

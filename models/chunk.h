@@ -3,6 +3,9 @@
 // [ shared by all tensor ranks | token table | layers, first to last | output matrix ], padded so
 // that it divides among the data-parallel ranks. Gradients lie alike, in their own type. Buckets
 // are ranges of it, cut from the end, because the backward pass finishes the end first.
+//
+// The experts of a chunk are a Chunk of their own, without ends: their gradients are summed over
+// other ranks.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +24,21 @@ struct PartFrames {
   std::int64_t shared_begin = 0;            ///< in a unit, whose frames come and go
 };
 
+/// The ranks that hold the same parameters: their gradients are summed, their states sharded.
+struct Holders {
+  const char* group = nullptr;
+  const char* shard_group = nullptr;  ///< those that share one copy of the states
+  const char* stream = nullptr;
+  std::int64_t ranks = 1, shards = 1;
+  bool expert = false;
+};
+
 struct Bucket {
   std::int64_t begin = 0, end = 0;  ///< elements
-  FrameId frame;                    ///< its events: kReduced, kGathered
-  bool last = false;                ///< waits for everything: holds shared or tied parameters
-  bool issued = false;              ///< its reduction stands in the Program
+  Holders holders;
+  FrameId frame;        ///< its events: kReduced, kGathered
+  bool last = false;    ///< waits for everything: holds shared or tied parameters
+  bool issued = false;  ///< its reduction stands in the Program
 };
 inline constexpr std::int16_t kReduced = 0;
 inline constexpr std::int16_t kGathered = 1;
@@ -36,6 +49,7 @@ inline constexpr std::int16_t kGatheredUnit = 0;
 
 /// Layouts and segments of the units of one shape; see stage_units.cpp.
 struct UnitShape {
+  Holders holders;
   bool root = false;
   std::int64_t layers = 0;
   std::int64_t filled = 0, elements = 0;  ///< parameters; with padding up to equal shards
@@ -56,6 +70,7 @@ struct Unit {
 };
 
 struct Chunk {
+  Holders holders;
   std::int64_t first_layer = 0, layers = 0;
   std::int64_t layers_before = 0;  ///< in earlier chunks of this stage
   bool has_embedding = false, has_head = false;
@@ -63,7 +78,9 @@ struct Chunk {
   std::int64_t shared_elements = 0;
   std::int64_t state_elements = 0;  ///< what this rank updates
   PartFrames embedding, head;
-  std::vector<PartFrames> parts;  ///< by layer of the chunk
+  std::vector<PartFrames>
+      parts;         ///< by layer of the chunk; of experts' chunks empty where none are
+  int experts = -1;  ///< which chunk of the stage holds its experts
   FrameId parameters, gradients, optimizer;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
   std::vector<Unit> units;      ///< by their layers, then the root

@@ -24,9 +24,11 @@ Attention ContextParts::core(bool backward) const {
   a.kv_heads = x_kv_heads;
   a.q_len = a.kv_len = local_length();
   a.head_dim = x_model.head_dim;
+  if (x_latent) a.value_dim = x_model.latent.value;
   a.alibi = x_model.position == Position::kAlibi;
   a.dropout = x_dropout.attention;
-  a.window = x_model.sliding_window < x_plan.sequence_length ? x_model.sliding_window : 0;
+  const bool windowed = x_layouts.windowed && x_model.sliding_window < x_plan.sequence_length;
+  a.window = windowed ? x_model.sliding_window : 0;
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.compute;
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;
@@ -143,7 +145,7 @@ void ContextParts::ring_backward(SegmentWriter& w, const Ref& d_context, const R
   const Ref sums = temporary(w, "context d kv", kv * (pieces + 1));
   const auto block = [&ring, kv](std::int64_t i) { return ring.part(i * kv, kv); };
   const auto sum = [&sums, kv](std::int64_t i) { return sums.part(i * kv, kv); };
-  const Ref d_q = temporary(w, "context d q", x_b.context.count);
+  const Ref d_q = temporary(w, "context d q", x_tokens * x_q_heads * x_model.head_dim);
   const Ref d_kv = temporary(w, "context d kv partial", kv);
   move(w, "attention.context.pack_again", x_b.qkv.view(), block(0));
   EventRef arrived;

@@ -32,7 +32,10 @@ class ContextParts : public LayerParts {
 
  private:
   std::int64_t local_length() const { return x_plan.sequence_length / x_plan.context; }
-  std::int64_t kv_width() const { return 2 * x_kv_heads * x_model.head_dim; }
+  /// Elements of a token's keys and values.
+  std::int64_t kv_width() const {
+    return x_kv_heads * (x_model.head_dim + x_model.value_width() / x_model.heads);
+  }
   Attention later_piece(bool backward) const;
   Attention by_heads(bool backward) const;
   Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count);

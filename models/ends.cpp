@@ -39,10 +39,10 @@ class EndWriter {
     if (x_plan.sequence) out.split_over = x_tensor;
     return out;
   }
-  Ref temp(LayoutWriter& local, const char* name, DType dtype, std::int64_t count) const {
+  Ref temp(LayoutWriter& local, const std::string& name, DType dtype, std::int64_t count) const {
     return local.add(name, BufferKind::kActivations, dtype, count);
   }
-  Ref temp(LayoutWriter& local, const char* name, std::int64_t count) const {
+  Ref temp(LayoutWriter& local, const std::string& name, std::int64_t count) const {
     return temp(local, name, x_plan.precision.compute, count);
   }
   Collective over_tensor(CollectiveKind kind, std::int64_t count, DType dtype,
@@ -81,8 +81,8 @@ class EndWriter {
     out.backward = add(backward, out.local_backward);
     return out;
   }
-  void norm_gradient(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& d_out,
-                     const Ref& in, const Ref& stats, const Ref& d_in) {
+  void norm_gradient(SegmentWriter& w, const std::string& name, const NormRefs& norm,
+                     const Ref& d_out, const Ref& in, const Ref& stats, const Ref& d_in) {
     std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view()};
     std::vector<View> writes = {d_in.view()};
     add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
@@ -251,105 +251,180 @@ class HeadWriter : EndWriter {
 
   EndSegments run() {
     SegmentWriter forward(x_builder, "head forward", x_forward);
-    write_forward(forward);
+    forward.wait(EventRef{kHeadHidden, kReady});
+    for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
+      x_predictions.push_back(predict(forward, prefix(d), d > 0));
+    }
     SegmentWriter backward(x_builder, "head backward", x_backward);
-    write_backward(backward);
+    backward.phase = Phase::kBackward;
+    for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
+      write_backward(backward, prefix(d), x_predictions[static_cast<std::size_t>(d)]);
+    }
+    backward.record(EventRef{kHeadHiddenGradient, kReady});
     return finish(forward, backward, true);
   }
 
  private:
-  Ref keep(const char* name, DType dtype, std::int64_t count) {
+  /// What one prediction keeps for its backward pass: of the next token, then of later ones.
+  struct Prediction {
+    Ref pair, joined;  ///< of later tokens: both inputs, and what comes of them
+    Ref y, stats, exp, sum;
+  };
+
+  static std::string prefix(std::int64_t d) {
+    return d == 0 ? "" : "predict" + std::to_string(d) + ".";
+  }
+
+  Ref keep(const std::string& name, DType dtype, std::int64_t count) {
     return x_saved.add(name, BufferKind::kActivations, dtype, count, true);
   }
 
-  void write_forward(SegmentWriter& w) {
-    const Ref in = hidden(kHeadHidden);
-    const DType type = x_plan.precision.compute;
-    x_y = keep("head.norm out", type, in.count);
-    x_stats = keep("head.norm statistics", DType::kFp32, statistics());
-    x_exp = keep("exponentials", DType::kFp32, x_tokens * x_vocabulary);
-    x_sum = keep("sum of exponentials", DType::kFp32, x_tokens);
-    const Ref maximum = temp(x_forward, "maximum", DType::kFp32, x_tokens);
-    const Ref target = temp(x_forward, "target logit", DType::kFp32, x_tokens);
-    const Ref logits = temp(x_forward, "logits", x_tokens * x_vocabulary);
-    const Ref labels{kHeadInputs, kLabels, DType::kInt64, x_tokens};
-    w.wait(EventRef{kHeadHidden, kReady});
-    w.compute("head.norm", norm_kernel(x_model, x_rows, x_model.hidden, type, false),
-              norm_reads(in, norm("head.norm")), {x_y.view(), x_stats.view()});
-    Ref y = x_y;
-    if (x_plan.sequence) {
-      y = temp(x_forward, "head input gathered", x_tokens * x_model.hidden);
-      w.collective("head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
-                   {x_y.view()}, {y.view()});
-    }
-    w.compute("head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
-              {y.view(), weight(x_table.c_str()).view()}, {logits.view()});
-    w.compute("loss.maximum", vocabulary_kernel(KernelKind::kLossMax, x_tokens, x_vocabulary),
-              {logits.view()}, {maximum.view()});
-    join(w, "loss.maximum.reduce", maximum, true);
-    w.compute("loss.exponentials",
-              vocabulary_kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary),
-              {logits.view(), maximum.view(), labels.view()},
-              {x_exp.view(), x_sum.view(), target.view()});
-    join(w, "loss.target.reduce", target, false);
-    join(w, "loss.sum.reduce", x_sum, false);
-    const Ref loss{kHeadScalars, kLoss, DType::kFp32, 1};
-    w.compute("loss.mean", kernel(KernelKind::kLossMean, x_tokens, 1),
-              {target.view(), x_sum.view(), loss.view()}, {loss.view()});
+  Ref weight_of(const std::string& name) const { return weight((name + ".weight").c_str()); }
+
+  /// The hidden state and the embedding of the next token, each normed, side by side and through a
+  /// matrix. Every tensor rank does its own tokens.
+  void join_inputs(SegmentWriter& w, const std::string& at, Prediction& p) {
+    const std::int64_t h = x_model.hidden;
+    p.pair = keep(at + "pair", x_plan.precision.compute, x_rows * 2 * h);
+    p.joined = keep(at + "joined", x_plan.precision.compute, x_rows * h);
+    w.compute(at + "norms", norm_kernel(x_model, x_rows, 2 * h, x_plan.precision.compute, false),
+              {hidden(kHeadHidden).view(), weight_of(at + "norms").view()}, {p.pair.view()});
+    w.compute(at + "join", forward_gemm(x_plan, x_rows, h, 2 * h),
+              {p.pair.view(), weight_of(at + "join").view()}, {p.joined.view()});
   }
 
-  void join(SegmentWriter& w, const char* name, const Ref& values, bool maximum) {
+  void join_backward(SegmentWriter& w, const std::string& at, const Prediction& p,
+                     const Ref& d_joined) {
+    const std::int64_t h = x_model.hidden;
+    const Ref d_pair = temp(x_backward, at + "d pair", x_rows * 2 * h);
+    const Ref d_in = temp(x_backward, at + "d hidden", x_rows * h);
+    w.compute(at + "join.input_gradient", input_gradient_gemm(x_plan, x_rows, h, 2 * h),
+              {d_joined.view(), weight_of(at + "join").view()}, {d_pair.view()});
+    std::vector<View> reads = {d_joined.view(), p.pair.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {gradient((at + "join.weight").c_str())}, reads, writes);
+    w.compute(at + "join.weight_gradient", weight_gradient_gemm(x_plan, x_rows, h, 2 * h),
+              std::move(reads), std::move(writes));
+    reads = {d_pair.view(), hidden(kHeadHidden).view(), weight_of(at + "norms").view()};
+    writes = {d_in.view()};
+    add_gradients(x_plan, {gradient((at + "norms.weight").c_str())}, reads, writes);
+    w.compute(at + "norms.gradient",
+              norm_kernel(x_model, x_rows, 2 * h, x_plan.precision.compute, true), std::move(reads),
+              std::move(writes));
+    const View sum = hidden(kHeadHiddenGradient).view();
+    w.compute(at + "add_gradient", kernel(KernelKind::kAdd, x_rows, h), {sum, d_in.view()}, {sum});
+  }
+
+  Prediction predict(SegmentWriter& w, const std::string& at, bool later) {
+    Prediction p;
+    Ref in = hidden(kHeadHidden);
+    if (later) {
+      join_inputs(w, at, p);
+      in = p.joined;
+    }
+    const DType type = x_plan.precision.compute;
+    p.y = keep(at + "head.norm out", type, in.count);
+    p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
+    p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
+    p.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
+    const Ref maximum = temp(x_forward, at + "maximum", DType::kFp32, x_tokens);
+    const Ref target = temp(x_forward, at + "target logit", DType::kFp32, x_tokens);
+    const Ref logits = temp(x_forward, at + "logits", x_tokens * x_vocabulary);
+    const Ref labels{kHeadInputs, kLabels, DType::kInt64, x_tokens};
+    w.compute(at + "head.norm", norm_kernel(x_model, x_rows, x_model.hidden, type, false),
+              norm_reads(in, norm(at + "head.norm")), {p.y.view(), p.stats.view()});
+    Ref y = p.y;
+    if (x_plan.sequence) {
+      y = temp(x_forward, at + "head input gathered", x_tokens * x_model.hidden);
+      w.collective(at + "head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
+                   {p.y.view()}, {y.view()});
+    }
+    w.compute(at + "head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
+              {y.view(), weight(x_table.c_str()).view()}, {logits.view()});
+    w.compute(at + "loss.maximum", vocabulary_kernel(KernelKind::kLossMax, x_tokens, x_vocabulary),
+              {logits.view()}, {maximum.view()});
+    join(w, at + "loss.maximum.reduce", maximum, true);
+    w.compute(at + "loss.exponentials",
+              vocabulary_kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary),
+              {logits.view(), maximum.view(), labels.view()},
+              {p.exp.view(), p.sum.view(), target.view()});
+    join(w, at + "loss.target.reduce", target, false);
+    join(w, at + "loss.sum.reduce", p.sum, false);
+    const Ref loss{kHeadScalars, kLoss, DType::kFp32, 1};
+    w.compute(at + "loss.mean", kernel(KernelKind::kLossMean, x_tokens, 1),
+              {target.view(), p.sum.view(), loss.view()}, {loss.view()});
+    return p;
+  }
+
+  void join(SegmentWriter& w, const std::string& name, const Ref& values, bool maximum) {
     if (x_plan.tensor == 1) return;
     w.collective(name, over_tensor(CollectiveKind::kAllReduce, values.count, DType::kFp32, maximum),
                  {values.view()}, {values.view()});
   }
 
-  void write_backward(SegmentWriter& w) {
-    const DType type = x_plan.precision.compute;
+  void write_backward(SegmentWriter& w, const std::string& at, const Prediction& p) {
     const Ref labels{kHeadInputs, kLabels, DType::kInt64, x_tokens};
-    const Ref d_logits = temp(x_backward, "d logits", x_tokens * x_vocabulary);
-    const Ref d_y = temp(x_backward, "d head.norm out", x_rows * x_model.hidden);
-    const Ref full =
-        x_plan.sequence ? temp(x_backward, "d head input full", x_tokens * x_model.hidden) : d_y;
-    w.phase = Phase::kBackward;
-    w.compute("loss.gradient", vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
-              {x_exp.view(), x_sum.view(), labels.view()}, {d_logits.view()});
-    Ref y = x_y;
+    const Ref d_logits = temp(x_backward, at + "d logits", x_tokens * x_vocabulary);
+    const Ref d_y = temp(x_backward, at + "d head.norm out", x_rows * x_model.hidden);
+    const Ref full = x_plan.sequence
+                         ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
+                         : d_y;
+    w.compute(at + "loss.gradient",
+              vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
+              {p.exp.view(), p.sum.view(), labels.view()}, {d_logits.view()});
+    output_backward(w, at, p, d_logits, full, d_y);
+    if (!p.joined.valid()) {
+      norm_gradient(w, "head.norm.gradient", norm("head.norm"), d_y, hidden(kHeadHidden), p.stats,
+                    hidden(kHeadHiddenGradient));
+      return;
+    }
+    const Ref d_joined = temp(x_backward, at + "d joined", x_rows * x_model.hidden);
+    norm_gradient(w, at + "head.norm.gradient", norm(at + "head.norm"), d_y, p.joined, p.stats,
+                  d_joined);
+    join_backward(w, at, p, d_joined);
+  }
+
+  /// Both gradients of the output matrix' GEMM. A second prediction adds to the matrix' gradient.
+  void output_backward(SegmentWriter& w, const std::string& at, const Prediction& p,
+                       const Ref& d_logits, const Ref& full, const Ref& d_y) {
+    const DType type = x_plan.precision.compute;
+    Ref y = p.y;
     EventRef gathered;
     if (x_plan.sequence) {
-      y = temp(x_backward, "head input gathered", x_tokens * x_model.hidden);
-      gathered =
-          w.async_collective("head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
-                             {x_y.view()}, {y.view()});
+      y = temp(x_backward, at + "head input gathered", x_tokens * x_model.hidden);
+      gathered = w.async_collective(at + "head.gather",
+                                    over_tensor(CollectiveKind::kAllGather, y.count, type),
+                                    {p.y.view()}, {y.view()});
       if (!x_plan.overlap.tensor_backward) w.wait(gathered);
     }
-    w.compute("head.output.input_gradient",
+    w.compute(at + "head.output.input_gradient",
               input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
               {d_logits.view(), weight(x_table.c_str()).view()}, {full.view()});
     EventRef reduced;
     if (x_plan.tensor > 1) {
       const auto kind =
           x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
-      reduced = w.async_collective("head.reduce", over_tensor(kind, full.count, type),
+      reduced = w.async_collective(at + "head.reduce", over_tensor(kind, full.count, type),
                                    {full.view()}, {d_y.view()});
       if (!x_plan.overlap.tensor_backward) w.wait(reduced);
     }
     if (x_plan.overlap.tensor_backward && gathered.valid()) w.wait(gathered);
+    const Ref table = gradient(x_table.c_str());
+    Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden);
     std::vector<View> reads = {d_logits.view(), y.view()};
     std::vector<View> writes;
-    add_gradients(x_plan, {gradient(x_table.c_str())}, reads, writes);
-    w.compute("head.output.weight_gradient",
-              weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
-              std::move(reads), std::move(writes));
+    add_gradients(x_plan, {table}, reads, writes);
+    if (p.joined.valid() && !gemm.accumulate) {
+      gemm.accumulate = true;
+      reads.push_back(table.view());
+    }
+    w.compute(at + "head.output.weight_gradient", gemm, std::move(reads), std::move(writes));
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
-    norm_gradient(w, "head.norm.gradient", norm("head.norm"), d_y, hidden(kHeadHidden), x_stats,
-                  hidden(kHeadHiddenGradient));
-    w.record(EventRef{kHeadHiddenGradient, kReady});
   }
 
   std::string x_table;
   std::int64_t x_vocabulary;
-  Ref x_y, x_stats, x_exp, x_sum;
+  std::vector<Prediction> x_predictions;
 };
 
 }  // namespace

@@ -43,6 +43,7 @@ inline constexpr std::int16_t kLabels = 1;
 /// Buffers of the scalars frame.
 inline constexpr std::int16_t kLoss = 0;
 inline constexpr std::int16_t kNormSquare = 1;
+inline constexpr std::int16_t kExpertNormSquare = 2;
 
 struct EndLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient, inputs, scalars;

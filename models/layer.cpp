@@ -15,8 +15,10 @@ class LayerWriter : QuantizedParts {
     declare(again, x_backward);  // the same places as in x_forward
     declare_weights();
     SegmentWriter forward(x_builder, "layer forward" + x_name_suffix, x_forward);
+    blocks_write_to(x_forward);
     write_forward(forward);
     SegmentWriter backward(x_builder, "layer backward" + x_name_suffix, x_backward);
+    blocks_write_to(x_backward);
     write_backward(backward);
     SegmentWriter weights(x_builder, "quantize weights" + x_name_suffix, x_forward);
     if (x_layouts.quantized.valid()) quantize_weights(weights, true, true);
@@ -33,16 +35,30 @@ class LayerWriter : QuantizedParts {
   }
 
  private:
+  /// Where the experts and latent attention put their temporary buffers from now on.
+  void blocks_write_to(LayoutWriter& local) {
+    if (x_moe) x_moe->write_to(local);
+    if (x_latent) x_latent->write_to(local);
+  }
+
   SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
     const LayerLayouts& l = x_layouts;
     writer.segment().frames = {l.weights,         l.gradients,      l.shared, l.shared_gradients,
                                l.hidden,          l.hidden,         saved,    local,
                                l.hidden_gradient, l.hidden_gradient};
+    if (l.sparse) {
+      writer.segment().frames.push_back(l.experts);
+      writer.segment().frames.push_back(l.expert_gradients);
+    }
     if (l.unit_weights.valid()) {
       writer.segment().frames.push_back(l.unit_weights);
       writer.segment().frames.push_back(l.unit_gradients);
     } else if (l.quantized.valid()) {
       writer.segment().frames.push_back(l.quantized);
+    }
+    if (l.expert_unit_weights.valid()) {
+      writer.segment().frames.push_back(l.expert_unit_weights);
+      writer.segment().frames.push_back(l.expert_unit_gradients);
     }
     return x_builder.segment(std::move(writer.segment()));
   }
@@ -63,8 +79,7 @@ class LayerWriter : QuantizedParts {
     if (by_pass()) quantize_weights(w, true, false);
     forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
     quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_in, x_b.y1_kept);
-    gather(w, "attention.gather", x_b.y1_in, x_b.y1_full);
-    forward_qkv(w);
+    forward_heads(w);
     forward_core(w);
     forward_linear(w, "attention.projection", x_projection, x_b.context_in, x_b.attention_part,
                    false);
@@ -74,9 +89,7 @@ class LayerWriter : QuantizedParts {
     forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                  x_b.stats2);
     quantize_mlp_input(w);
-    gather(w, "mlp.gather", x_b.y2_in, x_b.y2_full);
-    forward_mlp(w);
-    reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
+    forward_branch(w);
     residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
     w.record(EventRef{kOutput, kReady});
   }
@@ -96,8 +109,9 @@ class LayerWriter : QuantizedParts {
       quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_in, x_b.y1_kept);
     }
     if (whole) {
-      gather(w, "attention.gather", x_b.y1_in, x_b.y1_full);
-      forward_qkv(w);
+      forward_heads(w);
+    } else if (again.latent_up) {
+      x_latent->up(w, x_b.y1, x_b.qkv);
     }
     if (whole || again.attention) forward_core(w);
     if (whole) {
@@ -113,13 +127,13 @@ class LayerWriter : QuantizedParts {
       quantize_mlp_input(w);
     }
     if (again.mlp && !whole && !again.norm) quantize_mlp_input(w);
-    if (whole || again.mlp) {
-      gather(w, "mlp.gather", x_b.y2_in, x_b.y2_full);
-      forward_mlp(w);
-      reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
+    if (whole || again.mlp || again.moe) {
+      forward_branch(w);
       if (whole || x_dropout.hidden) {
         residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
       }
+    } else if (x_moe) {
+      x_moe->again(w, x_b.y2, x_b.down);
     } else if (again.activation) {
       forward_activation(w);
     }
@@ -154,6 +168,21 @@ class LayerWriter : QuantizedParts {
     if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
     w.compute(name, in_low(forward_gemm(x_plan, x_tokens, l.out, l.in), false), std::move(reads),
               {out.view()});
+  }
+
+  /// From the normed input to queries, keys and values.
+  void forward_heads(SegmentWriter& w) {
+    if (x_latent) return x_latent->forward(w, x_b.y1, x_b.qkv);
+    gather(w, "attention.gather", x_b.y1_in, x_b.y1_full);
+    forward_qkv(w);
+  }
+
+  /// The MLP or the experts, with their collectives.
+  void forward_branch(SegmentWriter& w) {
+    if (x_moe) return x_moe->forward(w, x_b.y2, x_b.down);
+    gather(w, "mlp.gather", x_b.y2_in, x_b.y2_full);
+    forward_mlp(w);
+    reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
   }
 
   void forward_qkv(SegmentWriter& w) {
@@ -242,14 +271,16 @@ class LayerWriter : QuantizedParts {
     if (by_pass()) quantize_weights(w, x_again.layer || x_again.mlp, true);
     write_again(w);
     const Ref d_out = x_b.output_gradient;
-    const Ref d_act = scratch("d activation", x_tokens * x_down.in);
-    const Ref d_up = scratch("d up", x_tokens * x_up.out);
+    Ref d_act;
+    Ref d_up;
+    if (!x_moe) {
+      d_act = scratch("d activation", x_tokens * x_down.in);
+      d_up = scratch("d up", x_tokens * x_up.out);
+    }
     const Ref d_x2 = scratch("d attention residual", flat);
     const Ref d_context = scratch("d context", x_tokens * x_projection.in);
     const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
-    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_kept, d_act);
-    backward_activation(w, d_act, d_up);
-    const Ref d_y2 = backward_column(w, "mlp.up", x_up, d_up, x_b.y2_kept, x_b.y2_full);
+    const Ref d_y2 = backward_branch(w, d_out, d_act, d_up);
     const bool parallel = x_model.parallel_residual;
     backward_norm(w, "mlp.norm", x_norm2, parallel ? x_b.input : x_b.x2, x_b.stats2, d_y2, d_out,
                   d_x2);
@@ -257,10 +288,30 @@ class LayerWriter : QuantizedParts {
     backward_row(w, "attention.projection", x_projection, parallel ? d_out : d_x2, x_b.mask1,
                  x_b.context_kept, d_context);
     backward_core(w, d_context, d_qkv);
-    const Ref d_y1 = backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_kept, x_b.y1_full);
+    const Ref d_y1 =
+        x_latent ? x_latent->backward(w, x_b.y1, d_qkv)
+                 : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_kept, x_b.y1_full);
     backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
                   x_b.input_gradient);
     w.record(EventRef{kInputGradient, kReady});
+  }
+
+  /// From the gradient of the residual stream to that of the branch's normed input.
+  Ref backward_branch(SegmentWriter& w, const Ref& d_out, const Ref& d_act, const Ref& d_up) {
+    if (x_moe) return x_moe->backward(w, x_b.y2, dropped(w, "moe", d_out, x_b.mask2));
+    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_kept, d_act);
+    backward_activation(w, d_act, d_up);
+    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2_kept, x_b.y2_full);
+  }
+
+  /// The gradient before dropout.
+  Ref dropped(SegmentWriter& w, const std::string& name, const Ref& d_out, const Ref& mask) {
+    if (!mask.valid()) return d_out;
+    const Ref d = scratch((name + " d dropout").c_str(), d_out.count);
+    w.compute(name + ".dropout_gradient",
+              kernel(KernelKind::kResidualAddBackward, x_rows, x_model.hidden),
+              {d_out.view(), mask.view()}, {d.view()});
+    return d;
   }
 
   void bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
@@ -286,12 +337,7 @@ class LayerWriter : QuantizedParts {
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
   void backward_row(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d_out,
                     const Ref& mask, const Ref& in, const Ref& d_in) {
-    Ref d = d_out;
-    if (mask.valid()) {
-      d = scratch((name + " d dropout").c_str(), d_out.count);
-      w.compute(name + ".dropout_gradient", dropout(KernelKind::kResidualAddBackward),
-                {d_out.view(), mask.view()}, {d.view()});
-    }
+    Ref d = dropped(w, name, d_out, mask);
     bias_gradient(w, name, l, d, x_rows);
     const Copies copies =
         x_plan.sequence ? gathered_gradient(w, name, d) : quantized_gradient(w, name, d, x_rows);
@@ -362,6 +408,14 @@ class LayerWriter : QuantizedParts {
       const std::vector<View> statistics = core_statistics();
       reads.insert(reads.end(), statistics.begin(), statistics.end());
       w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
+    }
+    if (x_latent) return;
+    if (x_model.attention_sinks) {
+      std::vector<View> reads = {d_context.view()};
+      std::vector<View> writes;
+      add_gradients(x_plan, {gradient("attention.sinks.weight")}, reads, writes);
+      w.compute("attention.sinks.gradient", kernel(KernelKind::kBiasGrad, x_tokens, x_q_heads),
+                std::move(reads), std::move(writes));
     }
     if (x_model.position == Position::kRope) {
       w.compute("attention.rope_gradient", rope(true), {d_qkv.view()}, {d_qkv.view()});

@@ -32,7 +32,10 @@ enum LayerFrame : std::int16_t {
   kUnitWeights = kLayerFrames,
   kUnitGradients,
   /// Without them copies of the weights in a type of less than 16 bits.
-  kQuantized = kLayerFrames
+  kQuantized = kLayerFrames,
+  /// Of layers with experts, which come before those of units and know no such copies.
+  kExpertWeights = kLayerFrames,
+  kExpertGradients
 };
 
 /// Events of a residual-stream frame.
@@ -52,11 +55,12 @@ inline std::int64_t hidden_elements(const Model& model, const Plan& plan) {
   return plan.tokens() / plan.shard() * model.hidden;
 }
 
-/// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds.
+/// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds,
+/// one with the experts.
 /// With `gradients` the same shapes in the gradients' type and kind.
 struct ParameterLayouts {
-  FrameLayout cut, shared;
-  std::int64_t cut_elements = 0, shared_elements = 0;
+  FrameLayout cut, shared, experts;
+  std::int64_t cut_elements = 0, shared_elements = 0, expert_elements = 0;
 };
 ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& name,
                                    const std::vector<Parameter>& parameters, const Plan& plan,
@@ -72,10 +76,14 @@ struct LayerSegments {
   LayoutId saved, local_forward, local_backward;
 };
 
-/// What all layers of a Program share.
+/// What all layers of a kind share, with experts or without.
 struct LayerLayouts {
+  bool sparse = false;
+  bool windowed = false;  ///< its queries see only the model's window of keys
+  LayoutId experts, expert_gradients;
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
   LayoutId unit_weights, unit_gradients;  ///< with sharded units
+  LayoutId expert_unit_weights, expert_unit_gradients;
   LayoutId quantized;
   ParameterLayouts parameters, parameter_gradients;
 };

@@ -1,6 +1,20 @@
 #include "models/layer_parts.h"
 
 namespace foretrain {
+namespace {
+
+/// What of `again` a layer of this kind has.
+Recompute of_kind(Recompute again, bool sparse, bool latent) {
+  if (!latent) again.latent_up = false;
+  if (sparse) {
+    again.mlp = again.activation = false;
+  } else {
+    again.moe = again.expert_activation = again.shared_experts = false;
+  }
+  return again;
+}
+
+}  // namespace
 
 LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& plan,
                        const LayerLayouts& layouts, bool recompute)
@@ -11,13 +25,17 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
       x_saved("saved" + suffix(recompute), kSaved),
       x_forward("forward" + suffix(recompute), kLocal),
       x_backward("backward" + suffix(recompute), kLocal),
-      x_again(recompute ? plan.recompute : Recompute{}),
+      x_again(recompute ? of_kind(plan.recompute, layouts.sparse, model.is_latent()) : Recompute{}),
       x_dropout(dropout_of(model, plan)),
       x_tensor(builder.group("tensor")),
       x_tokens(plan.tokens()),
       x_rows(plan.tokens() / plan.shard()) {
-  x_name_suffix = suffix(recompute);
+  x_name_suffix = (layouts.sparse ? " with experts" : "") + suffix(recompute);
   set_linears();
+  if (layouts.sparse) x_moe.emplace(builder, model, plan, layouts, x_again);
+  if (!model.is_latent()) return;
+  x_latent.emplace(builder, model, plan, layouts);
+  x_qkv_width = x_latent->packed_width();
 }
 
 void LayerParts::set_linears() {
@@ -28,14 +46,14 @@ void LayerParts::set_linears() {
   x_kv_heads = x_model.kv_heads / t;
   x_qkv_width = (x_q_heads + 2 * x_kv_heads) * x_model.head_dim;
   x_qkv = linear("attention.qkv", x_qkv_width, h);
-  x_projection = linear("attention.projection", h, x_q_heads * x_model.head_dim);
+  x_projection = linear("attention.projection", h, x_model.value_width() / t);
   x_up = linear("mlp.up", x_model.gated() ? 2 * f : f, h);
   x_down = linear("mlp.down", h, f);
   x_norm1 = norm("attention.norm");
   x_norm2 = norm("mlp.norm");
 }
 
-Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) const {
+Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   const DType type = x_plan.precision.compute;
   const auto add = [&](const char* name, DType dtype, std::int64_t count, bool again) {
     LayoutWriter& place = again ? local : saved;
@@ -67,7 +85,8 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) const {
   b.y1 = add("attention.norm out", type, flat, low || whole || again.norm);
   operand("attention.norm out quantized", b.y1, whole || again.norm, b.y1_in, b.y1_kept);
   b.stats1 = add("attention.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
-  b.qkv = add("qkv", type, x_tokens * x_qkv_width, whole);
+  if (x_latent) x_latent->declare(saved, local, whole);
+  b.qkv = add("qkv", type, x_tokens * x_qkv_width, whole || again.latent_up);
   if (x_model.qk_norm) b.qkv_raw = add("qkv raw", type, x_tokens * x_qkv_width, whole);
   b.context = add("context", type, x_tokens * x_projection.in, whole);
   const bool core = whole || again.attention;
@@ -87,10 +106,14 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) const {
   b.y2 = add("mlp.norm out", type, flat, (low && !again.mlp) || whole || again.norm);
   operand("mlp.norm out quantized", b.y2, whole || again.norm || again.mlp, b.y2_in, b.y2_kept);
   b.stats2 = add("mlp.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
-  b.up = add("mlp up", type, x_tokens * x_up.out, whole || again.mlp);
-  const bool activation = whole || again.mlp || again.activation;
-  b.act = add("mlp activation", type, x_tokens * x_down.in, low || activation);
-  operand("mlp activation quantized", b.act, activation, b.act_in, b.act_kept);
+  if (x_moe) {
+    x_moe->declare(saved, local);
+  } else {
+    b.up = add("mlp up", type, x_tokens * x_up.out, whole || again.mlp);
+    const bool activation = whole || again.mlp || again.activation;
+    b.act = add("mlp activation", type, x_tokens * x_down.in, low || activation);
+    operand("mlp activation quantized", b.act, activation, b.act_in, b.act_kept);
+  }
   if (x_dropout.hidden) b.mask2 = add("mlp dropout mask", DType::kUint8, flat, whole || again.mlp);
   declare_partial(b, local);
   return b;

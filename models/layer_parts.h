@@ -1,9 +1,12 @@
 // What a layer is made of: its linears and norms on one rank, and its activations.
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "models/latent_block.h"
 #include "models/layer.h"
+#include "models/moe_block.h"
 
 namespace foretrain {
 
@@ -55,7 +58,7 @@ class LayerParts {
   }
   /// Declares all activations in the layout they belong to: kept from forward to backward, or
   /// local.
-  Buffers declare(LayoutWriter& saved, LayoutWriter& local) const;
+  Buffers declare(LayoutWriter& saved, LayoutWriter& local);
 
   ProgramBuilder& x_builder;
   const Model& x_model;
@@ -69,6 +72,8 @@ class LayerParts {
   std::int64_t x_q_heads = 0, x_kv_heads = 0, x_qkv_width = 0;
   Linear x_qkv, x_projection, x_up, x_down;
   NormRefs x_norm1, x_norm2;
+  std::optional<MoeBlock> x_moe;        ///< in place of the MLP
+  std::optional<LatentBlock> x_latent;  ///< in place of one linear to queries, keys and values
   Buffers x_b;
   std::string x_name_suffix;
 

@@ -17,6 +17,21 @@ std::int64_t size_of(const Plan& plan, const std::string& dimension) {
   return 1;
 }
 
+/// The rank's number; without the stages, among the ranks of its stage.
+std::int64_t number_of(const Plan& plan, const Coordinates& at, bool stages) {
+  std::int64_t rank = 0;
+  std::int64_t stride = 1;
+  for (const std::string& dimension : plan.rank_order) {
+    if (dimension == "pp" && !stages) continue;
+    if (dimension == "tp") rank += stride * at.tensor;
+    if (dimension == "dp") rank += stride * (at.data / plan.context);
+    if (dimension == "cp") rank += stride * (at.data % plan.context);
+    if (dimension == "pp") rank += stride * at.pipeline;
+    stride *= size_of(plan, dimension);
+  }
+  return rank;
+}
+
 class Lowering {
  public:
   Lowering(const Model& model, const Plan& plan) : x_model(model), x_plan(plan) {}
@@ -81,7 +96,29 @@ class Lowering {
     bind(kReplicaGroup, [shards](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data % shards};
     });
+    bind_expert_groups();
     bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
+  }
+
+  void bind_expert_groups() {
+    using Key = std::array<std::int64_t, 3>;
+    const auto place = [this](const Coordinates& at) { return expert_coordinates(x_plan, at); };
+    bind(kExpertGroup, [place](const Coordinates& at) {
+      const ExpertCoordinates e = place(at);
+      return Key{e.tensor, e.data, at.pipeline};
+    });
+    bind(kExpertTensorGroup, [place](const Coordinates& at) {
+      const ExpertCoordinates e = place(at);
+      return Key{e.expert, e.data, at.pipeline};
+    });
+    bind(kExpertModelGroup, [place](const Coordinates& at) {
+      return Key{place(at).data, at.pipeline, 0};
+    });
+    bind(kExpertDataGroup, [place](const Coordinates& at) {
+      const ExpertCoordinates e = place(at);
+      return Key{e.tensor, e.expert, at.pipeline};
+    });
+    bind(kExpertNormGroup, [place](const Coordinates& at) { return Key{place(at).data, 0, 0}; });
   }
 
   void join(const Coordinates& from, const char* from_slot, const Coordinates& to,
@@ -146,16 +183,26 @@ Coordinates coordinates_of(const Plan& plan, RankId rank) {
 }
 
 RankId rank_at(const Plan& plan, const Coordinates& at) {
-  std::int64_t rank = 0;
-  std::int64_t stride = 1;
+  return RankId(static_cast<std::size_t>(number_of(plan, at, true)));
+}
+
+ExpertCoordinates expert_coordinates(const Plan& plan, const Coordinates& at) {
+  // The rank's number within its stage, then that number read with the experts' degrees.
+  std::int64_t rest = number_of(plan, at, false);
+  ExpertCoordinates out;
+  const auto take = [&rest](std::int64_t size) {
+    const std::int64_t place = rest % size;
+    rest /= size;
+    return place;
+  };
+  const bool named =
+      std::find(plan.rank_order.begin(), plan.rank_order.end(), "ep") != plan.rank_order.end();
   for (const std::string& dimension : plan.rank_order) {
-    if (dimension == "tp") rank += stride * at.tensor;
-    if (dimension == "dp") rank += stride * (at.data / plan.context);
-    if (dimension == "cp") rank += stride * (at.data % plan.context);
-    if (dimension == "pp") rank += stride * at.pipeline;
-    stride *= size_of(plan, dimension);
+    if (dimension == "tp") out.tensor = take(plan.experts.tensor);
+    if (dimension == "ep" || (dimension == "dp" && !named)) out.expert = take(plan.experts.expert);
+    if (dimension == "dp") out.data = take(plan.expert_data());
   }
-  return RankId(static_cast<std::size_t>(rank));
+  return out;
 }
 
 std::string name_of(const Coordinates& at) {

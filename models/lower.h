@@ -22,6 +22,14 @@ struct Coordinates {
 Coordinates coordinates_of(const Plan& plan, RankId rank);
 RankId rank_at(const Plan& plan, const Coordinates& at);
 
+/// Place of a rank among the experts of its stage: which part of each, which experts, which copy.
+/// As in Megatron-LM the order of ranks is that of `rank_order`, with the experts' degrees in place
+/// of the others'; "ep" stands before "dp" where the order does not name it.
+struct ExpertCoordinates {
+  std::int64_t tensor = 0, expert = 0, data = 0;
+};
+ExpertCoordinates expert_coordinates(const Plan& plan, const Coordinates& at);
+
 /// "tensor 3, data 0, pipeline 7".
 std::string name_of(const Coordinates& at);
 

@@ -17,14 +17,14 @@ std::int64_t count(const std::vector<Parameter>& parameters) {
   return sum;
 }
 
-}  // namespace
+/// Of `p`, what one token passes through.
+std::int64_t active(const Model& model, const Parameter& p) {
+  return p.expert ? p.count() / model.experts.count * model.experts.top_k : p.count();
+}
 
-std::vector<Parameter> layer_parameters(const Model& model) {
+void add_attention(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t h = model.hidden;
   const std::int64_t qkv = model.query_width() + 2 * model.kv_width();
-  const std::int64_t up = model.gated() ? 2 * model.intermediate : model.intermediate;
-  std::vector<Parameter> out;
-  add_norm(model, "attention.norm", h, out);
   out.push_back({"attention.qkv.weight", qkv, h, Split::kRows, Init::kNormal});
   if (model.qkv_bias) out.push_back({"attention.qkv.bias", qkv, 1, Split::kRows, Init::kZeros});
   if (model.qk_norm) {
@@ -36,12 +36,90 @@ std::vector<Parameter> layer_parameters(const Model& model) {
   if (model.projection_bias) {
     out.push_back({"attention.projection.bias", h, 1, Split::kNone, Init::kZeros});
   }
-  add_norm(model, "mlp.norm", h, out);
+  if (model.attention_sinks) {
+    out.push_back({"attention.sinks.weight", model.heads, 1, Split::kRows, Init::kZeros});
+  }
+}
+
+/// Latent attention: q and kv go down to their ranks, are normed, and come up to all heads.
+void add_latent_attention(const Model& model, std::vector<Parameter>& out) {
+  const LatentAttention& l = model.latent;
+  const std::int64_t h = model.hidden;
+  const auto norm = [&out](const char* name, std::int64_t width) {
+    out.push_back({name, width, 1, Split::kNone, Init::kOnes});
+  };
+  if (l.q_rank > 0) {
+    out.push_back({"attention.q_down.weight", l.q_rank, h, Split::kNone, Init::kNormal});
+    norm("attention.q_down_norm.weight", l.q_rank);
+  }
+  const std::int64_t q_in = l.q_rank > 0 ? l.q_rank : h;
+  out.push_back({"attention.q_up.weight", model.query_width(), q_in, Split::kRows, Init::kNormal});
+  out.push_back({"attention.kv_down.weight", l.kv_rank + l.rope, h, Split::kNone, Init::kNormal});
+  norm("attention.kv_down_norm.weight", l.kv_rank);
+  out.push_back({"attention.kv_up.weight", model.heads * (l.nope + l.value), l.kv_rank,
+                 Split::kRows, Init::kNormal});
+  out.push_back(
+      {"attention.projection.weight", h, model.value_width(), Split::kCols, Init::kNormal});
+}
+
+void add_mlp(const Model& model, std::vector<Parameter>& out) {
+  const std::int64_t h = model.hidden;
+  const std::int64_t up = model.gated() ? 2 * model.intermediate : model.intermediate;
   const std::int64_t parts = model.gated() ? 2 : 1;
   out.push_back({"mlp.up.weight", up, h, Split::kRows, Init::kNormal, parts});
   if (model.mlp_bias) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros, parts});
   out.push_back({"mlp.down.weight", h, model.intermediate, Split::kCols, Init::kNormal});
   if (model.mlp_bias) out.push_back({"mlp.down.bias", h, 1, Split::kNone, Init::kZeros});
+}
+
+/// Experts' matrices lie one below the other, [inputs, outputs] of the first, so that ranks hold
+/// rows of whole experts and expert_tensor cuts columns of both.
+void add_experts(const Model& model, std::vector<Parameter>& out) {
+  const Experts& e = model.experts;
+  const std::int64_t h = model.hidden;
+  out.push_back({"moe.router.weight", e.count, h, Split::kNone, Init::kNormal});
+  if (e.bias) out.push_back({"moe.router.bias", e.count, 1, Split::kNone, Init::kZeros});
+  if (e.shared_width > 0) {
+    out.push_back({"moe.shared.up.weight", 2 * e.shared_width, h, Split::kRows, Init::kNormal, 2});
+    out.push_back({"moe.shared.down.weight", h, e.shared_width, Split::kCols, Init::kNormal});
+  }
+  out.push_back(
+      {"moe.experts.up.weight", e.count * h, 2 * e.width, Split::kCols, Init::kNormal, 1, true});
+  out.push_back(
+      {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, 1, true});
+  if (!e.bias) return;
+  out.push_back({"moe.experts.up.bias", e.count, 2 * e.width, Split::kCols, Init::kZeros, 1, true});
+  out.push_back({"moe.experts.down.bias", e.count, h, Split::kNone, Init::kZeros, 1, true});
+}
+
+}  // namespace
+
+std::int64_t Model::sparse_layers() const {
+  if (!has_experts() || experts.first_dense >= layers) return 0;
+  return layers / experts.step - experts.first_dense / experts.step;
+}
+
+bool Model::has_windowed(bool windowed) const {
+  for (std::int64_t l = 0; l < layers + predict_layers; ++l) {
+    if (this->windowed(l) == windowed) return true;
+  }
+  return false;
+}
+
+std::vector<Parameter> layer_parameters(const Model& model, bool sparse) {
+  std::vector<Parameter> out;
+  add_norm(model, "attention.norm", model.hidden, out);
+  if (model.is_latent()) {
+    add_latent_attention(model, out);
+  } else {
+    add_attention(model, out);
+  }
+  add_norm(model, "mlp.norm", model.hidden, out);
+  if (sparse) {
+    add_experts(model, out);
+  } else {
+    add_mlp(model, out);
+  }
   return out;
 }
 
@@ -65,26 +143,68 @@ std::vector<Parameter> head_parameters(const Model& model) {
   return out;
 }
 
+std::vector<Parameter> prediction_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  const std::int64_t h = model.hidden;
+  for (std::int64_t d = 1; d <= model.predict_layers; ++d) {
+    const std::string at = "predict" + std::to_string(d) + ".";
+    out.push_back({at + "norms.weight", 2 * h, 1, Split::kNone, Init::kOnes});
+    out.push_back({at + "join.weight", h, 2 * h, Split::kNone, Init::kNormal});
+    add_norm(model, at + "head.norm", h, out);
+  }
+  return out;
+}
+
 std::int64_t parameter_count(const Model& model) {
-  return model.layers * count(layer_parameters(model)) + count(embedding_parameters(model)) +
-         count(head_parameters(model));
+  const std::int64_t sparse = model.sparse_layers();
+  std::int64_t sum = count(embedding_parameters(model)) + count(head_parameters(model));
+  if (sparse < model.layers) sum += (model.layers - sparse) * count(layer_parameters(model));
+  if (sparse > 0) sum += sparse * count(layer_parameters(model, true));
+  return sum;
+}
+
+std::int64_t active_parameter_count(const Model& model) {
+  std::int64_t idle = 0;
+  if (!model.has_experts()) return parameter_count(model);
+  for (const Parameter& p : layer_parameters(model, true)) idle += p.count() - active(model, p);
+  return parameter_count(model) - model.sparse_layers() * idle;
 }
 
 FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence) {
   // Matrices that every token is multiplied with: the layers' and the output matrix, tied or not.
   std::int64_t matrices = model.vocabulary * model.hidden;
-  for (const Parameter& p : layer_parameters(model)) {
-    if (p.cols > 1) matrices += model.layers * p.count();
+  const std::int64_t sparse = model.sparse_layers();
+  for (const bool experts : {false, true}) {
+    const std::int64_t layers = experts ? sparse + model.predict_layers : model.layers - sparse;
+    if (layers == 0) continue;
+    for (const Parameter& p : layer_parameters(model, experts)) {
+      if (p.cols > 1 && !p.name.ends_with(".bias")) matrices += layers * active(model, p);
+    }
   }
-  const bool windowed = model.sliding_window > 0 && model.sliding_window < sequence;
-  const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
-  // Keys that a query sees on average under the causal mask: s/2 without a window.
-  const double seen = keys - keys * keys / (2 * static_cast<double>(sequence));
+  matrices += model.predict_layers * model.vocabulary * model.hidden;
+  for (const Parameter& p : prediction_parameters(model)) {
+    if (p.cols > 1) matrices += p.count();
+  }
+  double causal = 0;
+  double full = 0;
+  double again = 0;
+  const std::int64_t all = model.layers + model.predict_layers;
+  std::int64_t with_window = 0;
+  for (std::int64_t l = 0; l < all; ++l) with_window += model.windowed(l) ? 1 : 0;
+  for (const bool narrow : {false, true}) {
+    const bool windowed = narrow && model.sliding_window < sequence;
+    const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
+    // Keys that a query sees on average under the causal mask: s/2 without a window.
+    const double seen = keys - keys * keys / (2 * static_cast<double>(sequence));
+    const double width = static_cast<double>(narrow ? with_window : all - with_window) *
+                         static_cast<double>(model.query_width() + model.value_width()) / 2;
+    causal += 12 * width * seen;
+    full += 12 * width * keys;
+    again += 16 * width * keys;
+  }
   const auto p = static_cast<double>(matrices);
-  const double width = static_cast<double>(model.layers) * static_cast<double>(model.query_width());
   const auto t = static_cast<double>(tokens);
-  return {t * (6 * p + 12 * width * seen), t * (6 * p + 12 * width * keys),
-          t * (8 * p + 16 * width * keys)};
+  return {t * (6 * p + causal), t * (6 * p + full), t * (8 * p + again)};
 }
 
 }  // namespace foretrain

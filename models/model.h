@@ -15,32 +15,73 @@ enum class Norm : std::uint8_t { kLayerNorm, kRmsNorm };
 enum class Activation : std::uint8_t { kGelu, kSwiglu, kRelu, kRelu2 };
 enum class Position : std::uint8_t { kLearned, kRope, kAlibi };
 
-/// A decoder-only transformer with equal layers.
+/// Mixture of experts in place of the MLP: every token goes through `top_k` of `experts` gated MLPs
+/// of `width`, and through `shared_width` more that all tokens share.
+struct Experts {
+  std::int64_t count = 0, top_k = 0, width = 0, shared_width = 0;
+  std::int64_t first_dense = 0;  ///< the first so many layers keep their MLP
+  std::int64_t step = 1;         ///< of the others, every so many-th layer has experts
+  bool bias = false;             ///< of the router's and of the experts' matrices
+  bool operator==(const Experts&) const = default;
+};
+
+/// Multi-head latent attention (DeepSeek-V2): queries and keys-values pass through narrow
+/// projections; `rope` elements of a key are shared by all heads. kv_rank 0: plain attention.
+struct LatentAttention {
+  std::int64_t q_rank = 0, kv_rank = 0, nope = 0, rope = 0, value = 0;
+  bool operator==(const LatentAttention&) const = default;
+};
+
+/// A decoder-only transformer. Layers are equal, but for those with experts.
 struct Model {
   std::string name, type;
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
   std::int64_t intermediate = 0, vocabulary = 0;
-  std::int64_t positions = 0;       ///< rows of the learned position table; 0 without one
-  std::int64_t sliding_window = 0;  ///< keys each query sees, 0 = all
+  std::int64_t positions = 0;        ///< rows of the learned position table; 0 without one
+  std::int64_t sliding_window = 0;   ///< keys each query sees, 0 = all
+  std::vector<bool> full_attention;  ///< by layer: it sees all keys nevertheless; empty: none does
   Norm norm = Norm::kRmsNorm;
   Activation activation = Activation::kSwiglu;
   Position position = Position::kRope;
   bool tied_embeddings = false;
   bool qkv_bias = false, projection_bias = false, mlp_bias = false, norm_bias = false;
   bool qk_norm = false;            ///< RMSNorm of every query and key head
+  bool attention_sinks = false;    ///< one logit a head beside those of the keys
   bool parallel_residual = false;  ///< attention and MLP both read the layer's input
   bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
+  Experts experts;
+  LatentAttention latent;
+  std::int64_t predict_layers = 0;  ///< layers for multi-token prediction, beside `layers`
   double hidden_dropout = -1, attention_dropout = -1;  ///< -1: the file does not say
   std::vector<std::string> ignored;                    ///< keys of the file that do not matter here
   bool operator==(const Model&) const = default;
 
   std::int64_t query_width() const { return heads * head_dim; }
   std::int64_t kv_width() const { return kv_heads * head_dim; }
+  /// Width of the values of all heads: what the output projection reads.
+  std::int64_t value_width() const {
+    return latent.kv_rank > 0 ? heads * latent.value : query_width();
+  }
   bool gated() const { return activation == Activation::kSwiglu; }
+  bool is_latent() const { return latent.kv_rank > 0; }
+  bool has_experts() const { return experts.count > 0; }
+  /// Whether layer `index` has experts.
+  bool sparse(std::int64_t index) const {
+    if (index >= layers) return has_experts();  // of multi-token prediction
+    return has_experts() && index >= experts.first_dense && (index + 1) % experts.step == 0;
+  }
+  std::int64_t sparse_layers() const;
+  /// Whether layer `index` sees only `sliding_window` keys.
+  bool windowed(std::int64_t index) const {
+    const auto i = static_cast<std::size_t>(index);
+    return sliding_window > 0 && (i >= full_attention.size() || !full_attention[i]);
+  }
+  /// Whether any layer is windowed, or any is not.
+  bool has_windowed(bool windowed) const;
 };
 
-/// Reads the keys of a `config.json` (see configs/README.md). Mixture-of-experts and encoder types
-/// are refused as unsupported.
+/// Reads the keys of a `config.json` (see configs/README.md). Encoder types are refused as
+/// unsupported.
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer);
 
 /// How tensor parallelism cuts a parameter.
@@ -55,23 +96,33 @@ struct Parameter {
   Init init = Init::kNormal;
   /// Equal matrices one above the other, each cut alone: gate and up.
   std::int64_t parts = 1;
+  bool expert = false;  ///< of all experts: rows are cut over expert, columns over expert_tensor
   std::int64_t count() const { return rows * cols; }
   bool operator==(const Parameter&) const = default;
 };
 
-/// Parameters of one transformer layer, in the order of use.
-std::vector<Parameter> layer_parameters(const Model& model);
+/// Parameters of one transformer layer, in the order of use; of one with experts if `sparse`.
+std::vector<Parameter> layer_parameters(const Model& model, bool sparse = false);
 /// Token table, position table, embedding norm.
 std::vector<Parameter> embedding_parameters(const Model& model);
 /// Final norm, and the output matrix unless tied.
 std::vector<Parameter> head_parameters(const Model& model);
 
-/// Parameters of the whole model; a tied matrix counts once.
+/// What multi-token prediction adds to the head: for each later token the norms of its two inputs,
+/// the matrix that joins them and a final norm. Its layers are `predict_layers` more, its embedding
+/// and its output matrix the model's.
+std::vector<Parameter> prediction_parameters(const Model& model);
+
+/// Parameters of the whole model; a tied matrix counts once. Layers for multi-token prediction are
+/// left out, as in published counts.
 std::int64_t parameter_count(const Model& model);
+/// The same, of the experts only those that one token passes through.
+std::int64_t active_parameter_count(const Model& model);
 
 /// FLOPs of one step over `tokens` tokens in sequences of `sequence`, by the three conventions that
-/// published figures use. With P = parameters without the tables that are only looked up, the
-/// output matrix included, L layers and q = heads * head_dim:
+/// published figures use. With P = matrices that a token is multiplied with (the output matrix and
+/// `top_k` experts included, tables that are only looked up not), L layers and q = heads * head_dim
+/// (latent attention: the mean of the widths of queries and values):
 struct FlopConventions {
   double causal = 0;      ///< 6 P + 6 L q s a token: attention halved (what `mfu` uses)
   double full = 0;        ///< 6 P + 12 L q s a token: as Megatron-LM and PaLM print it

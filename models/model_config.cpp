@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <array>
 
-#include "models/model.h"
+#include "models/model_config.h"
 
 namespace foretrain {
 namespace {
@@ -121,6 +121,7 @@ class ModelReader {
     set_type_defaults();
     read_shapes();
     read_switches();
+    if (has_expert_type(x_model.type)) read_sparse(x_json, x_reader, x_model);
     if (x_model.type == "mpt") read_mpt();
     for (const char* key : kIgnored) x_reader.ignore(key);
     x_reader.ignore("embd_pdrop");
@@ -135,22 +136,25 @@ class ModelReader {
 
  private:
   Status refuse_other_types() {
-    static const std::vector<std::string> known = {"gpt2",     "gpt_neox", "opt",   "bloom",
-                                                   "llama",    "mistral",  "qwen2", "qwen3",
-                                                   "nemotron", "mpt"};
-    static const std::vector<std::string> later = {
-        "mixtral",     "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3",
-        "llama4_text", "gpt_oss",   "grok-1",    "bert",        "t5"};
+    static const std::vector<std::string> known = {
+        "gpt2",    "gpt_neox",  "opt",         "bloom",       "llama",
+        "mistral", "qwen2",     "qwen3",       "nemotron",    "mpt",
+        "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"};
+    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1", "bert",
+                                                   "t5"};
     if (x_reader.failed()) return x_reader.finish();
     const auto is = [this](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), x_model.type) != list.end();
     };
     if (is(known)) {
+      if (has_expert_type(x_model.type)) return ok_status();
       for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
         const Json* experts = x_json.find(key);
         if (experts != nullptr && experts->number() > 1) {
-          return unsupported(x_reader.source() + ": " + x_reader.pointer(key) +
-                             ": mixture of experts is not modelled yet");
+          return unsupported(x_reader.source() + ": " + x_reader.pointer(key) + ": " +
+                             x_model.type +
+                             " models with experts are not modelled yet; expected model_type "
+                             "mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or gpt_oss");
         }
         x_reader.ignore(key);
       }
@@ -162,7 +166,8 @@ class ModelReader {
     }
     std::string text = "found \"" + x_model.type +
                        "\", expected one of gpt2, gpt_neox, opt, bloom, "
-                       "llama, mistral, qwen2, qwen3, nemotron, mpt";
+                       "llama, mistral, qwen2, qwen3, nemotron, mpt, mixtral, qwen3_moe, "
+                       "deepseek_v2, deepseek_v3, gpt_oss";
     const std::string near = nearest_name(x_model.type, known);
     if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
     x_reader.fail("model_type", text);
@@ -185,8 +190,9 @@ class ModelReader {
     m.tied_embeddings = type == "gpt2" || type == "opt" || type == "bloom" || type == "mpt";
     m.parallel_residual = type == "gpt_neox";
     m.embedding_norm = type == "bloom";
-    m.qkv_bias = m.qkv_bias || type == "qwen2";
-    m.qk_norm = type == "qwen3";
+    m.qkv_bias = m.qkv_bias || type == "qwen2" || type == "gpt_oss";
+    m.projection_bias = m.projection_bias || type == "gpt_oss";
+    m.qk_norm = type == "qwen3" || type == "qwen3_moe";
   }
 
   /// The spelling of `native` that this file uses.
@@ -228,6 +234,25 @@ class ModelReader {
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;
     }
+    read_layer_types();
+  }
+
+  /// Which layers have the window; without a list all of them.
+  void read_layer_types() {
+    const Json* types = x_reader.take("layer_types");
+    if (types == nullptr) return;
+    const Json::Array* list = types->array();
+    bool good = list != nullptr && static_cast<std::int64_t>(list->size()) == x_model.layers;
+    for (std::size_t l = 0; good && l < list->size(); ++l) {
+      const std::string* type = (*list)[l].string();
+      good = type != nullptr && (*type == "full_attention" || *type == "sliding_attention");
+      if (good) x_model.full_attention.push_back(*type == "full_attention");
+    }
+    if (!good) {
+      x_reader.fail("layer_types",
+                    "expected \"full_attention\" or \"sliding_attention\" for each layer");
+    }
+    if (x_model.sliding_window == 0) x_model.full_attention.clear();
   }
 
   void read_switches() {
@@ -312,7 +337,9 @@ class ModelReader {
     // The largest product anywhere must stay far from 2^63.
     const double biggest =
         static_cast<double>(m.layers) * static_cast<double>(m.hidden) *
-        (static_cast<double>(m.intermediate) * 3 + static_cast<double>(m.query_width()) * 4);
+        (static_cast<double>(m.intermediate) * 3 + static_cast<double>(m.query_width()) * 4 +
+         static_cast<double>(m.experts.count) * static_cast<double>(m.experts.width) * 3 +
+         static_cast<double>(m.experts.shared_width) * 3);
     const double tables = static_cast<double>(m.vocabulary) * static_cast<double>(m.hidden) * 2;
     if (biggest + tables > 1e16) {
       x_reader.fail("hidden_size", "the model would have more than 10^16 parameters");

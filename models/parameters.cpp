@@ -1,4 +1,5 @@
 #include "models/layer.h"
+#include "models/stage.h"
 #include "sim/base/check.h"
 
 namespace foretrain {
@@ -21,10 +22,15 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
   ParameterLayouts out;
   out.cut.name = name + (gradients ? " gradients" : " weights");
   out.shared.name = name + (gradients ? " shared gradients" : " shared weights");
+  out.experts.name = name + (gradients ? " expert gradients" : " expert weights");
   for (const Parameter& p : parameters) {
     const bool cut = p.split != Split::kNone;
-    const std::int64_t rows = padded_rows(p, plan) / (p.split == Split::kRows ? plan.tensor : 1);
-    const std::int64_t cols = p.cols / (p.split == Split::kCols ? plan.tensor : 1);
+    const bool by_rows = p.expert || p.split == Split::kRows;
+    const bool by_cols = p.split == Split::kCols;
+    const std::int64_t row_parts = p.expert ? plan.experts.expert : plan.tensor;
+    const std::int64_t col_parts = p.expert ? plan.experts.tensor : plan.tensor;
+    const std::int64_t rows = padded_rows(p, plan) / (by_rows ? row_parts : 1);
+    const std::int64_t cols = p.cols / (by_cols ? col_parts : 1);
     Buffer buffer;
     buffer.name = p.name;
     buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
@@ -40,10 +46,17 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
         piece.row_count = rows / p.parts;
         piece.col_count = cols;
         piece.offset = part * piece.row_count * cols;
-        if (p.split == Split::kRows) piece.rows_split_over = builder.group("tensor");
-        if (p.split == Split::kCols) piece.cols_split_over = builder.group("tensor");
+        if (by_rows) piece.rows_split_over = builder.group(p.expert ? kExpertGroup : kTensorGroup);
+        if (by_cols) {
+          piece.cols_split_over = builder.group(p.expert ? kExpertTensorGroup : kTensorGroup);
+        }
         buffer.pieces.push_back(piece);
       }
+    }
+    if (p.expert) {
+      out.expert_elements += buffer.count;
+      out.experts.buffers.push_back(std::move(buffer));
+      continue;
     }
     (cut ? out.cut_elements : out.shared_elements) += buffer.count;
     (cut ? out.cut : out.shared).buffers.push_back(std::move(buffer));

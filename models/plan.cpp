@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/expert_plan.h"
 #include "models/plan_sharding.h"
 
 namespace foretrain {
@@ -71,13 +72,9 @@ class PlanReader {
       r.read("tensor", x_plan.tensor, kDegree);
       r.read("pipeline", x_plan.pipeline, kDegree);
       r.read("virtual_pipeline", x_plan.virtual_pipeline, kDegree);
-      std::int64_t expert = 1;
-      std::int64_t expert_tensor = 1;
       r.read("context", x_plan.context, kDegree);
-      r.read("expert", expert, kDegree);
-      r.read("expert_tensor", expert_tensor, kDegree);
-      later(r, "expert", expert > 1);
-      later(r, "expert_tensor", expert_tensor > 1);
+      r.read("expert", x_plan.experts.expert, kDegree);
+      r.read("expert_tensor", x_plan.experts.tensor, kDegree);
       x_plan.sequence = x_plan.tensor > 1;
       r.read("sequence", x_plan.sequence);
       if (x_plan.tensor == 1) x_plan.sequence = false;
@@ -215,9 +212,7 @@ class PlanReader {
       if (name == "layernorm") out.norm = true;
       if (name == "mlp") out.mlp = true;
       if (name == "layer") out.layer = true;
-      if (it - names.begin() > 3) {
-        reader.fail("modules", "found \"" + name + "\", which " + kNotYet, ErrorKind::kUnsupported);
-      }
+      read_expert_module(reader, name, x_model, out);
     }
   }
 
@@ -271,7 +266,7 @@ class PlanReader {
   }
 
   void read_others() {
-    if (x_reader.has("moe")) x_reader.fail("moe", "the model has no experts");
+    read_expert_plan(x_reader, x_model, x_plan.experts);
     nested("offload", [this](JsonReader& r) {
       std::int64_t layers = 0;
       r.read("activation_layers", layers, IntRange{0, kCount.high});
@@ -329,6 +324,9 @@ class PlanReader {
       p.bucket_elements = std::max(p.bucket_elements, each * p.data);
     }
     p.units.reduce = x_gradients.reduced_as_compute ? p.precision.compute : DType::kFp32;
+    if (p.pipeline > 1 && !p.units.reshard_in_pipeline) {
+      p.units.reshard = p.units.reduce_each = false;
+    }
     check_batch();
     check_widths();
     check_pipeline();
@@ -337,6 +335,7 @@ class PlanReader {
       refuse(no->place, no->message, no->kind);
     }
     check_kernels();
+    check_expert_plan(x_reader, x_model, x_plan);
   }
 
   void check_kernels() {

@@ -30,6 +30,23 @@ enum class Fusion : std::uint8_t { kFused, kEager, kCompiled };
 /// fp32.
 enum class LossForm : std::uint8_t { kFused, kParallel, kTorch };
 
+/// Who brings tokens to their experts; see models/moe_block.h.
+enum class Dispatcher : std::uint8_t { kAllGather, kAllToAll, kDeepEp, kHybridEp };
+enum class Routing : std::uint8_t {
+  kBalanced,  ///< every expert gets the same
+  kNatural,   ///< the busiest rank gets `factor` times the mean, and every rank is taken as it
+  kCapacity,  ///< every expert gets `factor` times the mean, padded or dropped
+};
+
+/// How experts are spread over the ranks of a stage.
+struct ExpertPlan {
+  std::int64_t expert = 1, tensor = 1;  ///< ranks that share the experts; that cut each of them
+  Dispatcher dispatcher = Dispatcher::kAllToAll;
+  Routing routing = Routing::kBalanced;
+  double factor = 1;
+  bool operator==(const ExpertPlan&) const = default;
+};
+
 struct Precision {
   DType compute = DType::kBf16;  ///< weights and activations
   DType gradients =
@@ -46,9 +63,13 @@ struct Precision {
 /// Which modules' activations are computed again in the backward pass.
 struct Recompute {
   bool layer = false, attention = false, norm = false, mlp = false, activation = false;
+  bool moe = false, expert_activation = false, shared_experts = false, latent_up = false;
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
-  bool any() const { return layer || attention || norm || mlp || activation; }
+  bool any() const {
+    return layer || attention || norm || mlp || activation || moe || expert_activation ||
+           shared_experts || latent_up;
+  }
   bool operator==(const Recompute&) const = default;
 };
 
@@ -65,10 +86,11 @@ struct Overlap {
 /// How sharded gradients and parameters are handled. A unit is a run of layers of a chunk; the
 /// ends of the chunk are one more, which stays gathered until its backward pass is over.
 struct Units {
-  std::int64_t layers = 1;        ///< of a unit
-  bool reshard = true;            ///< parameters are let go after the forward pass
-  bool reshard_last = true;       ///< those of the last unit of a chunk as well
-  bool forward_prefetch = false;  ///< the next unit's gather is issued before this one's pass
+  std::int64_t layers = 1;          ///< of a unit
+  bool reshard = true;              ///< parameters are let go after the forward pass
+  bool reshard_last = true;         ///< those of the last unit of a chunk as well
+  bool reshard_in_pipeline = true;  ///< else stages gather and reduce once a step
+  bool forward_prefetch = false;    ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
   std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit
   bool narrow_shards = false;          ///< shards in the compute type; else fp32, cast to gather
@@ -92,6 +114,7 @@ struct Plan {
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
   Precision precision;
   Recompute recompute;
+  ExpertPlan experts;
   Schedule schedule = Schedule::k1F1B;
   Overlap overlap;
   AttentionKernel attention = AttentionKernel::kFlash;
@@ -111,6 +134,10 @@ struct Plan {
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
   /// Of a microbatch, on one rank (before sequence parallelism).
   std::int64_t tokens() const { return micro_batch * sequence_length / context; }
+  /// Ranks that hold the same experts.
+  std::int64_t expert_data() const {
+    return accelerators / (pipeline * experts.expert * experts.tensor);
+  }
   std::int64_t shard() const { return sequence ? tensor : 1; }  ///< parts of a residual activation
   /// Ranks that share one copy of what is sharded.
   std::int64_t shards() const {

@@ -52,13 +52,18 @@ void StageWriter::write_layouts() {
   LayoutWriter scalars("scalars", 0);
   scalars.add("loss", BufferKind::kWorkspace, DType::kFp32, 1);
   scalars.add("gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
+  if (own_expert_norm()) {
+    scalars.add("expert gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
+  }
   for (Buffer& buffer : scalars.layout().buffers) buffer.persistent = true;
   scalars.event("update done");
   x_scalars = x_builder.layout(scalars.layout());
   LayoutWriter bucket("bucket", 0);
   bucket.event("reduced");
   bucket.event("gathered");
-  if (sharded() && x_plan.replicas() > 1) bucket.event("scattered");
+  if (x_plan.sharding == Sharding::kOptimizer && x_plan.shards() > 1 && x_plan.replicas() > 1) {
+    bucket.event("scattered");
+  }
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");
@@ -76,15 +81,23 @@ void StageWriter::write_segments() {
     out.shared = x_builder.layout(out.parameters.shared);
     out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
   };
-  layouts(x_layer, "layer", layer_parameters(x_model));
-  if (x_plan.precision.low() && !by_units()) {
-    x_layer.quantized =
-        x_builder.layout(quantized_layout(x_layer.parameters, x_plan.precision.linear));
-  }
-  for (const bool again : {false, true}) {
-    if (again && !x_plan.recompute.any()) continue;
-    if (by_units()) continue;  // see layer_segments
-    x_layer_segments[{again, 0}] = write_layer(x_builder, x_model, x_plan, x_layer, again);
+  x_sparse_layer.hidden = x_layer.hidden;
+  x_sparse_layer.hidden_gradient = x_layer.hidden_gradient;
+  x_sparse_layer.sparse = true;
+  for (LayerLayouts* layer : {&x_layer, &x_sparse_layer}) {
+    const std::int64_t sparse = x_model.sparse_layers();
+    const std::int64_t predict = x_model.predict_layers;
+    if (layer->sparse ? sparse + predict == 0 : sparse == x_model.layers) continue;
+    layouts(*layer, "layer", layer_parameters(x_model, layer->sparse));
+    if (layer->sparse) {
+      layer->experts = x_builder.layout(layer->parameters.experts);
+      layer->expert_gradients = x_builder.layout(layer->parameter_gradients.experts);
+    }
+    if (x_plan.precision.low() && !by_units()) {
+      layer->quantized =
+          x_builder.layout(quantized_layout(layer->parameters, x_plan.precision.linear));
+    }
+    write_layer_kinds(*layer);
   }
   for (EndLayouts* end : {&x_embedding, &x_head}) {
     end->hidden = x_layer.hidden;
@@ -101,11 +114,26 @@ void StageWriter::write_segments() {
   }
   if (last) {
     std::vector<Parameter> parameters = head_parameters(x_model);
+    for (Parameter& p : prediction_parameters(x_model)) parameters.push_back(std::move(p));
     // A tied matrix is the token table itself on a stage that has both ends, a copy of it
     // elsewhere.
     if (!own_table) parameters.push_back(embedding_parameters(x_model).front());
     layouts(x_head, "model", parameters);
     if (!by_units()) write_ends(false, true);
+  }
+}
+
+/// The segments of a kind of layer: recomputed or not, with the window or not.
+void StageWriter::write_layer_kinds(LayerLayouts& layer) {
+  for (const bool again : {false, true}) {
+    if (again && !x_plan.recompute.any()) continue;
+    if (by_units()) continue;  // see layer_segments
+    for (const bool windowed : {false, true}) {
+      if (!x_model.has_windowed(windowed)) continue;
+      layer.windowed = windowed;
+      x_layer_segments[{layer.sparse, windowed, again, 0}] =
+          write_layer(x_builder, x_model, x_plan, layer, again);
+    }
   }
 }
 
@@ -150,8 +178,10 @@ void StageWriter::make_chunk(std::int64_t index) {
   }
   for (const Chunk& earlier : x_chunks) chunk.layers_before += earlier.layers;
   chunk.marks = x_builder.frame(x_marks);
+  chunk.holders = Holders{kDataGroup, shard_group(), "data", x_plan.data, x_plan.shards()};
   chunk.has_embedding = global == 0;
   chunk.has_head = global == x_plan.chunks() - 1;
+  if (chunk.has_head) chunk.layers += x_model.predict_layers;
   x_chunks.push_back(std::move(chunk));
   if (by_units()) return make_units(x_chunks.back());
   place_parts(x_chunks.back());
@@ -179,8 +209,12 @@ std::vector<Replica> StageWriter::replicas(const Chunk& chunk, std::int64_t cut_
 void StageWriter::place_parts(Chunk& chunk) {
   const bool own_table = !x_model.tied_embeddings;
   const bool both_ends = chunk.has_embedding && chunk.has_head;
-  std::int64_t cut = chunk.layers * x_layer.parameters.cut_elements;
-  std::int64_t shared = chunk.layers * x_layer.parameters.shared_elements;
+  std::int64_t cut = 0;
+  std::int64_t shared = 0;
+  for (std::int64_t l = 0; l < chunk.layers; ++l) {
+    cut += kind_of(chunk, l).parameters.cut_elements;
+    shared += kind_of(chunk, l).parameters.shared_elements;
+  }
   if (chunk.has_embedding) {
     cut += x_embedding.parameters.cut_elements;
     shared += x_embedding.parameters.shared_elements;
@@ -190,25 +224,8 @@ void StageWriter::place_parts(Chunk& chunk) {
     cut += head_table ? x_head.parameters.cut_elements : 0;
     shared += x_head.parameters.shared_elements;
   }
-  const std::int64_t unit = sharded() ? x_plan.shards() * 128 : 1;
-  const std::int64_t total = round_up(cut + shared, unit);
-  const Precision& precision = x_plan.precision;
-  chunk.parameters = x_builder.frame(x_builder.layout(
-      one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
-  FrameLayout gradients =
-      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
-  gradients.buffers.front().replicas = replicas(chunk, shared, shared + cut);
-  chunk.gradients = x_builder.frame(x_builder.layout(std::move(gradients)));
-  chunk.state_elements = total / (sharded() ? x_plan.shards() : 1);
-  FrameLayout states =
-      one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
-  states.name = "optimizer";
-  for (const char* name : {"variance", "master weights"}) {
-    if (std::string(name) == "master weights" && !precision.master) continue;
-    states.buffers.push_back(states.buffers.front());
-    states.buffers.back().name = name;
-  }
-  chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
+  own_buffers(chunk, cut + shared, replicas(chunk, shared, shared + cut));
+  const std::int64_t total = chunk.elements;
 
   chunk.elements = shared;  // the cut parts follow the shared ones
   chunk.shared_elements = 0;
@@ -217,7 +234,7 @@ void StageWriter::place_parts(Chunk& chunk) {
   };
   if (chunk.has_embedding) chunk.embedding = put(x_embedding, -1);
   for (std::int64_t l = 0; l < chunk.layers; ++l) {
-    chunk.parts.push_back(put(x_layer, static_cast<std::int32_t>(chunk.first_layer + l)));
+    chunk.parts.push_back(put(kind_of(chunk, l), static_cast<std::int32_t>(chunk.first_layer + l)));
   }
   if (chunk.has_head) {
     // A table that is not the head's own is its only cut parameter and stands first in the
@@ -228,17 +245,47 @@ void StageWriter::place_parts(Chunk& chunk) {
   chunk.elements = total;
 }
 
+/// The contiguous buffers of a chunk with so many parameters, padded to what its ranks share.
+void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas) {
+  const bool split = sharded(chunk.holders);
+  const std::int64_t total = round_up(elements, split ? chunk.holders.shards * 128 : 1);
+  chunk.elements = total;
+  const Precision& precision = x_plan.precision;
+  chunk.parameters = x_builder.frame(x_builder.layout(
+      one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
+  FrameLayout gradients =
+      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
+  gradients.buffers.front().replicas = std::move(replicas);
+  chunk.gradients = x_builder.frame(x_builder.layout(std::move(gradients)));
+  chunk.state_elements = total / (split ? chunk.holders.shards : 1);
+  FrameLayout states =
+      one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
+  states.name = "optimizer";
+  for (const char* name : {"variance", "master weights"}) {
+    if (std::string(name) == "master weights" && !precision.master) continue;
+    states.buffers.push_back(states.buffers.front());
+    states.buffers.back().name = name;
+  }
+  chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
+}
+
 void StageWriter::make_buckets(Chunk& chunk) {
-  if (x_plan.data == 1) {
-    chunk.buckets.push_back(Bucket{0, chunk.elements, x_builder.frame(x_bucket), true, false});
+  const Holders& holders = chunk.holders;
+  if (holders.ranks == 1) {
+    chunk.buckets.push_back(
+        Bucket{0, chunk.elements, holders, x_builder.frame(x_bucket), true, false});
     return;
   }
-  const std::int64_t unit = sharded() ? x_plan.shards() * 128 : 1;
+  const std::int64_t unit = sharded(holders) ? holders.shards * 128 : 1;
   const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
   const std::int64_t size =
       whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
   for (std::int64_t end = chunk.elements; end > 0; end -= size) {
-    Bucket bucket{std::max<std::int64_t>(0, end - size), end, x_builder.frame(x_bucket), false,
+    Bucket bucket{std::max<std::int64_t>(0, end - size),
+                  end,
+                  holders,
+                  x_builder.frame(x_bucket),
+                  false,
                   false};
     bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
     const auto overlaps = [&bucket](const PartFrames& part) {

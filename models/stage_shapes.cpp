@@ -35,10 +35,12 @@ Kernel kernel_of(KernelKind kind, std::int64_t count, DType type) {
 
 }  // namespace
 
-std::size_t StageWriter::shape_of(bool root, std::int64_t layers, std::int64_t shared,
-                                  std::int64_t cut, const std::vector<Piece>& pieces) {
-  const std::int64_t shards = x_plan.shards();
+std::size_t StageWriter::shape_of(const Holders& holders, bool root, std::int64_t layers,
+                                  std::int64_t shared, std::int64_t cut,
+                                  const std::vector<Piece>& pieces) {
+  const std::int64_t shards = holders.shards;
   UnitShape shape;
+  shape.holders = holders;
   shape.root = root;
   shape.layers = layers;
   shape.filled = shared + cut;
@@ -46,7 +48,8 @@ std::size_t StageWriter::shape_of(bool root, std::int64_t layers, std::int64_t s
   shape.shared_elements = shared;
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
     const UnitShape& known = x_shapes[s];
-    if (known.root == root && known.layers == layers && known.filled == shape.filled) return s;
+    if (known.holders.expert != holders.expert || known.root != root) continue;
+    if (known.layers == layers && known.filled == shape.filled) return s;
   }
   write_shape(shape, pieces);
   x_shapes.push_back(shape);
@@ -54,17 +57,17 @@ std::size_t StageWriter::shape_of(bool root, std::int64_t layers, std::int64_t s
 }
 
 /// The buffer holds the rank's part of a unit.
-void StageWriter::mark_shard(Buffer& buffer) const {
-  const View own = own_shard(0, 0, buffer.count * x_plan.shards(), buffer.dtype);
+void StageWriter::mark_shard(Buffer& buffer, const UnitShape& shape) const {
+  const View own = own_shard(0, 0, shape, buffer.dtype);
   buffer.shards = own.shards;
   buffer.shard_group = own.shard_group;
 }
 
 void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces) {
   const Precision& p = x_plan.precision;
-  const std::int64_t own = shape.elements / x_plan.shards();
+  const std::int64_t own = shape.elements / shape.holders.shards;
   const bool sharded = sharded_parameters();
-  if (x_plan.shards() > 1) (void)x_builder.group(shard_group());
+  if (shape.holders.shards > 1) (void)x_builder.group(shape.holders.shard_group);
   const DType stored = x_plan.shard_type();
   FrameLayout weights;
   weights.name = "unit weights";
@@ -86,7 +89,7 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   FrameLayout shards;
   shards.name = "unit gradient shard";
   add(shards, "shard", BufferKind::kGradients, p.gradients, own, true);
-  mark_shard(shards.buffers[0]);
+  mark_shard(shards.buffers[0], shape);
   if (x_plan.tensor > 1 && shape.shared_elements > 0) {
     shards.buffers[0].replicas = {{0, shape.shared_elements, x_builder.group(kTensorGroup)}};
   }
@@ -96,7 +99,7 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   states.name = "unit states";
   if (sharded) {
     add(states, "weights shard", BufferKind::kParameters, stored, own, true);
-    mark_shard(states.buffers[0]);
+    mark_shard(states.buffers[0], shape);
     states.buffers[0].pieces = pieces;
   }
   for (const char* name : {"momentum", "variance"}) {
@@ -124,14 +127,14 @@ Op StageWriter::unit_op(const char* stream, const char* name, Work work, Phase p
   return op;
 }
 
-View StageWriter::own_shard(std::int16_t frame, std::int16_t buffer, std::int64_t elements,
+View StageWriter::own_shard(std::int16_t frame, std::int16_t buffer, const UnitShape& shape,
                             DType type) const {
-  const std::int64_t shards = x_plan.shards();
-  View view{frame, buffer, 0, bytes_of(type, elements / shards), 1, GroupSlot()};
+  const std::int64_t shards = shape.holders.shards;
+  View view{frame, buffer, 0, bytes_of(type, shape.elements / shards), 1, GroupSlot()};
   if (shards == 1) return view;
   view.shards = static_cast<std::int32_t>(shards);
   const std::vector<std::string>& slots = x_builder.program().group_slots;
-  const auto it = std::find(slots.begin(), slots.end(), shard_group());
+  const auto it = std::find(slots.begin(), slots.end(), shape.holders.shard_group);
   view.shard_group = GroupSlot(static_cast<std::size_t>(it - slots.begin()));
   return view;
 }
@@ -140,30 +143,31 @@ View StageWriter::own_shard(std::int16_t frame, std::int16_t buffer, std::int64_
 /// travels; ranks that share with nobody only cast.
 SegmentId StageWriter::write_gather(const UnitShape& shape) {
   const DType type = x_plan.precision.compute;
-  const std::int64_t own = shape.elements / x_plan.shards();
+  const std::int64_t own = shape.elements / shape.holders.shards;
   const Ref whole{0, kWhole, type, shape.elements};
   Segment segment;
   segment.name = "gather unit";
   segment.frames = {shape.weights, shape.states};
   View part = sharded_parameters() ? Ref{1, 0, x_plan.shard_type(), own}.view()
-                                   : own_shard(0, kWhole, shape.elements, type);
-  const bool alone = x_plan.shards() == 1;
+                                   : own_shard(0, kWhole, shape, type);
+  const bool alone = shape.holders.shards == 1;
   if (sharded_parameters() && (alone || x_plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
-    Op cast = unit_op("data", "parameters.cast", kernel_of(KernelKind::kCast, own, type),
-                      Phase::kForward);
+    Op cast = unit_op(shape.holders.stream, "parameters.cast",
+                      kernel_of(KernelKind::kCast, own, type), Phase::kForward);
     cast.reads = {part};
     cast.writes = {narrowed.view()};
     segment.ops.push_back(std::move(cast));
     part = narrowed.view();
   }
   if (!alone) {
-    (void)x_builder.group(shard_group());
-    Op gather = unit_op("data", "parameters.gather",
-                        Collective{CollectiveKind::kAllGather, x_builder.group(shard_group()),
-                                   shape.elements, type, false},
-                        Phase::kForward);
-    gather.reads = {sharded_parameters() ? part : own_shard(0, kWhole, shape.elements, type)};
+    (void)x_builder.group(shape.holders.shard_group);
+    Op gather =
+        unit_op(shape.holders.stream, "parameters.gather",
+                Collective{CollectiveKind::kAllGather, x_builder.group(shape.holders.shard_group),
+                           shape.elements, type, false},
+                Phase::kForward);
+    gather.reads = {sharded_parameters() ? part : own_shard(0, kWhole, shape, type)};
     gather.writes = {whole.view()};
     segment.ops.push_back(std::move(gather));
   }
@@ -209,7 +213,7 @@ std::vector<StageWriter::Range> StageWriter::partial_of_unit(const UnitShape& sh
 /// Formal frames: the whole gradients, the shard. The first reduction of a step sets the shard,
 /// later ones add to it.
 SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
-  const std::int64_t own = shape.elements / x_plan.shards();
+  const std::int64_t own = shape.elements / shape.holders.shards;
   const DType reduced = x_plan.units.reduce;
   Segment segment;
   segment.name = first ? "reduce unit" : "reduce unit and add";
@@ -226,30 +230,31 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   };
   Ref whole{0, kWhole, x_plan.local_gradients(), shape.elements};
   if (const std::int64_t rest = shape.elements - shape.filled; rest > 0) {
-    push(unit_op("data", "gradients.pad", kernel_of(KernelKind::kFill, rest, whole.dtype),
-                 Phase::kGradients),
+    push(unit_op(shape.holders.stream, "gradients.pad",
+                 kernel_of(KernelKind::kFill, rest, whole.dtype), Phase::kGradients),
          {}, whole.part(shape.filled, rest));
   }
   const Ref shard{1, 0, x_plan.precision.gradients, own};
-  const bool alone = x_plan.shards() == 1;
+  const bool alone = shape.holders.shards == 1;
   if (!alone && reduced != whole.dtype) {
     const Ref wide{0, kWidened, reduced, shape.elements};
-    push(unit_op("data", "gradients.cast", kernel_of(KernelKind::kCast, shape.elements, reduced),
-                 Phase::kGradients),
+    push(unit_op(shape.holders.stream, "gradients.cast",
+                 kernel_of(KernelKind::kCast, shape.elements, reduced), Phase::kGradients),
          {whole.view()}, wide.view());
     whole = wide;
   }
   Ref part = whole;
-  const char* stream = "data";
+  const char* stream = shape.holders.stream;
   if (!alone) {
     part = first && reduced == shard.dtype ? shard : Ref{0, kPart, reduced, own};
-    push(unit_op("data", "gradients.reduce",
-                 Collective{CollectiveKind::kReduceScatter, x_builder.group(shard_group()),
-                            shape.elements, reduced, false},
-                 Phase::kGradients),
+    push(unit_op(
+             shape.holders.stream, "gradients.reduce",
+             Collective{CollectiveKind::kReduceScatter, x_builder.group(shape.holders.shard_group),
+                        shape.elements, reduced, false},
+             Phase::kGradients),
          {whole.view()}, part.view());
   }
-  if (x_plan.replicas() > 1) {
+  if (shape.holders.shards < shape.holders.ranks) {
     stream = "replicas";
     segment.ops.back().records = EventRef{0, kScattered};
     reduce_over_replicas(segment, part.view(), own, reduced, EventRef{0, kScattered}, EventRef());

@@ -33,20 +33,25 @@ void StageWriter::make_units(Chunk& chunk) {
 
 /// [ shared by tensor ranks, by layers | cut, by layers ].
 void StageWriter::add_unit(Chunk& chunk, std::int64_t first, std::int64_t last) {
-  const ParameterLayouts& p = x_layer.parameters;
-  const std::int64_t layers = last - first;
+  std::int64_t shared = 0;
+  std::int64_t cut = 0;
+  for (std::int64_t l = first; l < last; ++l) {
+    shared += kind_of(chunk, l).parameters.shared_elements;
+    cut += kind_of(chunk, l).parameters.cut_elements;
+  }
   std::vector<Piece> pieces;
-  for (std::int64_t l = 0; l < layers; ++l) {
-    PartFrames part;
-    part.shared_begin = l * p.shared_elements;
-    part.cut_begin = layers * p.shared_elements + l * p.cut_elements;
+  PartFrames part;
+  part.cut_end = shared;
+  for (std::int64_t l = first; l < last; ++l) {
+    const ParameterLayouts& p = kind_of(chunk, l).parameters;
+    part.cut_begin = part.cut_end;
     part.cut_end = part.cut_begin + p.cut_elements;
     chunk.parts.push_back(part);
-    append_pieces(p.shared, part.shared_begin, l, pieces);
-    append_pieces(p.cut, part.cut_begin, l, pieces);
+    append_pieces(p.shared, part.shared_begin, l - first, pieces);
+    append_pieces(p.cut, part.cut_begin, l - first, pieces);
+    part.shared_begin += p.shared_elements;
   }
-  const std::size_t shape =
-      shape_of(false, layers, layers * p.shared_elements, layers * p.cut_elements, pieces);
+  const std::size_t shape = shape_of(chunk.holders, false, last - first, shared, cut, pieces);
   push_unit(chunk, shape, first, last);
 }
 
@@ -73,7 +78,7 @@ void StageWriter::add_root(Chunk& chunk) {
   }
   if (chunk.has_head) append_pieces(x_head.parameters.shared, chunk.head.shared_begin, 0, pieces);
   if (own_table) append_pieces(x_head.parameters.cut, chunk.head.cut_begin, 0, pieces);
-  const std::size_t shape = shape_of(true, 0, shared, cut, pieces);
+  const std::size_t shape = shape_of(chunk.holders, true, 0, shared, cut, pieces);
   for (EndLayouts* end : {&x_embedding, &x_head}) {
     end->unit_weights = x_shapes[shape].weights;
     end->unit_gradients = x_shapes[shape].gradients;
@@ -147,8 +152,9 @@ void StageWriter::zero_units() {
 /// With sharded gradients alone every rank holds all parameters and gathers what others updated:
 /// first what the forward pass needs first.
 void StageWriter::gather_all_weights(StreamWait after) {
-  if (sharded_parameters() || x_plan.shards() == 1) return;
+  if (sharded_parameters()) return;
   for (Chunk& chunk : x_chunks) {
+    if (chunk.holders.shards == 1) continue;
     if (Unit* root = root_of(chunk)) gather_weights(*root, after);
     for (Unit& unit : chunk.units) {
       if (unit.last > unit.first) gather_weights(unit, after);
@@ -158,6 +164,7 @@ void StageWriter::gather_all_weights(StreamWait after) {
 
 void StageWriter::gather_weights(Unit& unit, StreamWait after) {
   Call call{x_shapes[unit.shape].gather, -1, -1, {unit.weights, unit.states}, {}};
+  after.stream = x_builder.stream(x_shapes[unit.shape].holders.stream);
   if (after.frame.valid()) call.waits.push_back(after);
   unit.waited = after.frame.valid();
   x_builder.call(std::move(call));
@@ -172,21 +179,23 @@ void StageWriter::open_unit(Unit& unit) {
   unit.waited = false;
   Call call{shape.gather, -1, -1, {unit.weights, unit.states}, {}};
   if (!shape.root) {
-    unit.gather = x_let_go.size();
+    std::vector<StreamWait>& let_go = x_let_go[shape.holders.expert ? 1 : 0];
+    unit.gather = let_go.size();
     const auto limit = static_cast<std::size_t>(x_plan.units.gathers_in_flight);
     if (limit > 0 && unit.gather >= limit) {
-      const StreamWait& wait = x_let_go[unit.gather - limit];
+      const StreamWait& wait = let_go[unit.gather - limit];
       if (wait.frame.valid()) call.waits.push_back(wait);
     }
-    x_let_go.emplace_back();
+    let_go.emplace_back();
   }
   x_builder.call(std::move(call));
 }
 
 void StageWriter::close_unit(Unit& unit, FrameId frame, std::int16_t event) {
   if (!sharded_parameters()) return;
-  if (!x_shapes[unit.shape].root) {
-    x_let_go[unit.gather] = StreamWait{x_builder.stream("data"), frame, event};
+  if (const UnitShape& shape = x_shapes[unit.shape]; !shape.root) {
+    x_let_go[shape.holders.expert ? 1 : 0][unit.gather] =
+        StreamWait{x_builder.stream(shape.holders.stream), frame, event};
   }
   unit.weights = FrameId();
 }
@@ -201,16 +210,22 @@ bool StageWriter::keeps(const Chunk& chunk, const Unit& unit, bool backward) con
   return root || !x_plan.units.reshard || (last && !x_plan.units.reshard_last);
 }
 
+/// Gathers what the pass of `layer` needs: its unit, and that of its experts.
+void StageWriter::open_units(Chunk& chunk, std::int64_t layer) {
+  open_unit(unit_of(chunk, layer));
+  if (Unit* experts = expert_unit(chunk, layer)) open_unit(*experts);
+}
+
 /// Before the pass of `layer`.
 void StageWriter::unit_opens(Chunk& chunk, std::int64_t layer, bool backward) {
   if (!sharded_parameters()) return;
-  Unit& unit = unit_of(chunk, layer);
-  open_unit(unit);
+  open_units(chunk, layer);
+  const Unit& unit = unit_of(chunk, layer);
   if (!backward && x_plan.units.forward_prefetch && unit.last < chunk.layers) {
-    open_unit(unit_of(chunk, unit.last));
+    open_units(chunk, unit.last);
   }
   if (backward && x_plan.units.backward_prefetch == Prefetch::kBefore && unit.first > 0) {
-    open_unit(unit_of(chunk, unit.first - 1));
+    open_units(chunk, unit.first - 1);
   }
 }
 
@@ -220,12 +235,17 @@ void StageWriter::unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, boo
   if (!by_units()) return;
   Unit& unit = unit_of(chunk, layer);
   if (layer != (backward ? unit.first : unit.last - 1)) return;
-  if (!keeps(chunk, unit, backward) || (backward && last)) close_unit(unit, frame, kReady);
+  Unit* experts = expert_unit(chunk, layer);
+  for (Unit* ended : {&unit, experts}) {
+    if (ended == nullptr) continue;
+    if (!keeps(chunk, *ended, backward) || (backward && last)) close_unit(*ended, frame, kReady);
+  }
   if (!backward) return;
   if (x_plan.units.backward_prefetch == Prefetch::kAfter && unit.first > 0) {
-    open_unit(unit_of(chunk, unit.first - 1));
+    open_units(chunk, unit.first - 1);
   }
   reduce_unit(unit, StreamWait{StreamId(), frame, kReady}, last);
+  if (experts != nullptr) reduce_unit(*experts, StreamWait{StreamId(), frame, kReady}, last);
 }
 
 void StageWriter::reduce_unit(Unit& unit, StreamWait after, bool last) {
@@ -238,15 +258,27 @@ void StageWriter::reduce_unit(Unit& unit, StreamWait after, bool last) {
   if (x_plan.fresh_gradients()) unit.gradients = FrameId();
 }
 
+/// Binds the frames that own a unit's arrays to a call; its gathered weights must be there.
+void StageWriter::bind_unit(Unit& unit, bool backward, Call& call) const {
+  call.frames.push_back(unit.weights);
+  call.frames.push_back(backward ? unit.gradients : FrameId());
+  if (unit.waited) return;
+  unit.waited = true;
+  call.waits.push_back(StreamWait{StreamId(std::size_t{0}), unit.weights, kGatheredUnit});
+}
+
+/// Frames of whole gradients come with the first backward pass that writes them.
+void StageWriter::need_gradients(Unit& unit) {
+  if (!unit.gradients.valid()) unit.gradients = x_builder.frame(x_shapes[unit.shape].gradients);
+}
+
 /// Binds the parameters that a call of a layer's or an end's segment uses; a part's frames of
 /// shared parameters lie before those of cut ones in the unit.
 void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* end, bool backward,
                             Call& call) {
   if (!by_units()) return;
   Unit& unit = end == nullptr ? unit_of(chunk, layer) : *root_of(chunk);
-  if (backward && !unit.gradients.valid()) {
-    unit.gradients = x_builder.frame(x_shapes[unit.shape].gradients);
-  }
+  if (backward) need_gradients(unit);
   const PartFrames& part = end == &x_embedding ? chunk.embedding
                            : end == &x_head    ? chunk.head
                                                : chunk.parts[static_cast<std::size_t>(layer)];
@@ -264,27 +296,33 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
     bind(kSharedGradients, layouts.shared_gradients, unit.gradients, local, part.shared_begin);
   };
   if (end == nullptr) {
-    all(x_layer);
+    all(kind_of(chunk, layer));
   } else {
     all(*end);
   }
-  call.frames.push_back(unit.weights);
-  call.frames.push_back(backward ? unit.gradients : FrameId());
-  if (unit.waited) return;
-  unit.waited = true;
-  call.waits.push_back(StreamWait{StreamId(std::size_t{0}), unit.weights, kGatheredUnit});
+  bind_unit(unit, backward, call);
+  if (end != nullptr) return;
+  if (Unit* experts = expert_unit(chunk, layer)) bind_unit(*experts, backward, call);
 }
 
 const LayerSegments& StageWriter::layer_segments(Chunk& chunk, std::int64_t layer) {
   const bool again = recomputed(chunk.layers_before + layer);
-  if (!by_units()) return x_layer_segments.at({again, 0});
+  const LayerLayouts& kind = kind_of(chunk, layer);
+  const bool windowed = x_model.windowed(chunk.first_layer + layer);
+  if (!by_units()) return x_layer_segments.at({kind.sparse, windowed, again, 0});
   const std::size_t shape = unit_of(chunk, layer).shape;
-  const auto known = x_layer_segments.find({again, shape});
+  const auto known = x_layer_segments.find({kind.sparse, windowed, again, shape});
   if (known != x_layer_segments.end()) return known->second;
-  LayerLayouts layouts = x_layer;
+  LayerLayouts layouts = kind;
+  layouts.windowed = windowed;
   layouts.unit_weights = x_shapes[shape].weights;
   layouts.unit_gradients = x_shapes[shape].gradients;
-  return x_layer_segments[{again, shape}] = write_layer(x_builder, x_model, x_plan, layouts, again);
+  if (const Unit* experts = expert_unit(chunk, layer)) {
+    layouts.expert_unit_weights = x_shapes[experts->shape].weights;
+    layouts.expert_unit_gradients = x_shapes[experts->shape].gradients;
+  }
+  return x_layer_segments[{kind.sparse, windowed, again, shape}] =
+             write_layer(x_builder, x_model, x_plan, layouts, again);
 }
 
 /// Formal frames of every unit in the update: whole weights where they are updated in place, the
@@ -298,8 +336,9 @@ void StageWriter::bind_units(SegmentWriter& w, Call& call, std::vector<Updated>&
   for (const Chunk& chunk : x_chunks) {
     for (const Unit& unit : chunk.units) {
       const UnitShape& shape = x_shapes[unit.shape];
-      const std::int64_t own = shape.elements / x_plan.shards();
+      const std::int64_t own = shape.elements / shape.holders.shards;
       Updated u;
+      u.expert = shape.holders.expert;
       u.count = own;
       u.master = x_plan.master_shards();
       u.gradient = Ref{bind(shape.shards, unit.shards), 0, x_plan.precision.gradients, own}.view();
@@ -308,8 +347,8 @@ void StageWriter::bind_units(SegmentWriter& w, Call& call, std::vector<Updated>&
         u.weights = Ref{u.states, 0, x_plan.shard_type(), own}.view();
         u.first = 1;
       } else {
-        u.weights = own_shard(bind(shape.weights, unit.weights), 0, shape.elements,
-                              x_plan.precision.compute);
+        u.weights =
+            own_shard(bind(shape.weights, unit.weights), 0, shape, x_plan.precision.compute);
       }
       out.push_back(u);
       FT_CHECK(unit.reduced.valid(), "a unit without gradients");

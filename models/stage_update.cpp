@@ -10,17 +10,18 @@ constexpr std::int16_t kUpdateDone = 0;
 }  // namespace
 
 std::int64_t StageWriter::shard_elements(const Bucket& bucket) const {
-  return (bucket.end - bucket.begin) / (sharded() ? x_plan.shards() : 1);
+  return (bucket.end - bucket.begin) / (sharded(bucket.holders) ? bucket.holders.shards : 1);
 }
 
 View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType type) const {
   View view{frame, 0,          bytes_of(type, bucket.begin), bytes_of(type, shard_elements(bucket)),
             1,     GroupSlot()};
-  if (!sharded()) return view;
-  view.shards = static_cast<std::int32_t>(x_plan.shards());
+  if (!sharded(bucket.holders)) return view;
+  view.shards = static_cast<std::int32_t>(bucket.holders.shards);
   view.shard_group = GroupSlot(0);
-  for (std::size_t g = 0; g < x_builder.program().group_slots.size(); ++g) {
-    if (x_builder.program().group_slots[g] == shard_group()) view.shard_group = GroupSlot(g);
+  const std::vector<std::string>& slots = x_builder.program().group_slots;
+  for (std::size_t g = 0; g < slots.size(); ++g) {
+    if (slots[g] == bucket.holders.shard_group) view.shard_group = GroupSlot(g);
   }
   return view;
 }
@@ -39,12 +40,13 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   bucket.issued = true;
   const DType type = x_plan.precision.gradients;
   const std::int64_t count = bucket.end - bucket.begin;
-  if (x_plan.data == 1 || count == 0) return;
-  const bool scatter = sharded() && x_plan.reduction == GradientReduction::kReduceScatter;
-  const GroupSlot group = x_builder.group(scatter ? shard_group() : kDataGroup);
+  if (bucket.holders.ranks == 1 || count == 0) return;
+  const Holders& holders = bucket.holders;
+  const bool scatter = sharded(holders) && x_plan.reduction == GradientReduction::kReduceScatter;
+  const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
   const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
   Op op;
-  op.stream = x_builder.stream("data");
+  op.stream = x_builder.stream(bucket.holders.stream);
   op.work = x_builder.work(
       Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, group,
                  count, type, false});
@@ -53,7 +55,7 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   op.phase = Phase::kGradients;
   op.reads = {all};
   op.writes = {scatter ? shard_view(0, bucket, type) : all};
-  const bool again = scatter && x_plan.replicas() > 1;
+  const bool again = scatter && holders.shards < holders.ranks;
   op.records = EventRef{1, again ? kScattered : kReduced};
   Segment segment;
   segment.name = "reduce gradients";
@@ -64,7 +66,7 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
                          EventRef{1, kScattered}, EventRef{1, kReduced});
   }
   const SegmentId id = x_builder.segment(std::move(segment));
-  const StreamId stream = x_builder.stream("data");
+  const StreamId stream = x_builder.stream(bucket.holders.stream);
   x_builder.call(
       Call{id, -1, -1, {chunk.gradients, bucket.frame}, {StreamWait{stream, frame, event}}});
 }
@@ -195,10 +197,13 @@ void StageWriter::update() {
   if (!w.segment().ops.empty()) w.record(EventRef{0, kUpdateDone});
   call.segment = x_builder.segment(std::move(w.segment()));
   x_builder.call(std::move(call));
-  const StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
-  if (by_units() && !x_plan.overlap.parameter_gather) gather_all_weights(done);
-  if (sharded() && !x_plan.overlap.parameter_gather) {
+  if (by_units() && !x_plan.overlap.parameter_gather) {
+    gather_all_weights(StreamWait{StreamId(), x_scalar_frame, kUpdateDone});
+  }
+  if (!by_units() && !x_plan.overlap.parameter_gather) {
     for (Chunk& chunk : x_chunks) {
+      if (!sharded(chunk.holders)) continue;
+      const StreamWait done{x_builder.stream(chunk.holders.stream), x_scalar_frame, kUpdateDone};
       for (Bucket& bucket : chunk.buckets) gather_bucket(chunk, bucket, done);
     }
   }
@@ -216,14 +221,14 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
     std::int64_t state = 0;
     for (const Bucket& bucket : chunk.buckets) {
       if (bucket.end == bucket.begin) continue;
-      if (x_plan.data > 1) {
+      if (bucket.holders.ranks > 1) {
         call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
       }
       const std::int64_t count = shard_elements(bucket);
       out.push_back(
           Updated{shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients),
                   shard_view(base, bucket, precision.compute), static_cast<std::int16_t>(base + 2),
-                  0, state, count, precision.master});
+                  0, state, count, precision.master, chunk.holders.expert});
       state += count;
     }
   }
@@ -238,6 +243,8 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
   clear.rows = clear.cols = 1;
   clear.dtype = DType::kFp32;
   w.compute("gradients.norm.zero", clear, {}, {norm.view()});
+  const Ref expert_norm{0, kExpertNormSquare, DType::kFp32, 1};
+  if (own_expert_norm()) w.compute("gradients.norm.zero", clear, {}, {expert_norm.view()});
   const auto kernel = [&](KernelKind kind, std::int64_t count) {
     Kernel out;
     out.kind = kind;
@@ -247,8 +254,9 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
     return out;
   };
   for (const Updated& u : updated) {
-    w.compute("gradients.norm", kernel(KernelKind::kSquaredNorm, u.count),
-              {u.gradient, norm.view()}, {norm.view()});
+    const Ref& sum = u.expert && own_expert_norm() ? expert_norm : norm;
+    w.compute("gradients.norm", kernel(KernelKind::kSquaredNorm, u.count), {u.gradient, sum.view()},
+              {sum.view()});
   }
   const std::int64_t ranks = x_plan.shards() * x_plan.tensor * x_plan.pipeline;
   if (ranks > 1) {
@@ -258,6 +266,7 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
         {norm.view()}, {norm.view()});
     w.segment().ops.back().category = Category::kData;
   }
+  if (own_expert_norm()) add_expert_norm(w);
   w.compute("gradients.check", HostSync{}, {norm.view()}, {});
   w.segment().ops.back().category = Category::kHost;
   for (const Updated& u : updated) {
@@ -296,9 +305,9 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   const std::int64_t count = bucket.end - bucket.begin;
   if (count == 0) return;
   Op op;
-  op.stream = x_builder.stream("data");
-  op.work = x_builder.work(
-      Collective{CollectiveKind::kAllGather, x_builder.group(shard_group()), count, type, false});
+  op.stream = x_builder.stream(bucket.holders.stream);
+  op.work = x_builder.work(Collective{
+      CollectiveKind::kAllGather, x_builder.group(bucket.holders.shard_group), count, type, false});
   op.name = "parameters.gather";
   op.category = Category::kData;
   op.phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;

@@ -14,6 +14,8 @@ Program StageWriter::run() && {
   write_layouts();
   write_segments();
   for (std::int64_t c = 0; c < x_plan.virtual_pipeline; ++c) make_chunk(c);
+  const std::size_t own = x_chunks.size();
+  for (std::size_t c = 0; c < own; ++c) make_experts(c);
   x_scalar_frame = x_builder.frame(x_scalars);
   step_begins();
   const std::vector<Pass> passes = schedule_passes(x_plan.schedule, x_stage, x_plan.pipeline,
@@ -69,8 +71,10 @@ void StageWriter::step_begins() {
     const SegmentId segment = x_builder.segment(std::move(w.segment()));
     x_builder.call(Call{segment, -1, -1, {chunk.gradients, x_scalar_frame}, {}});
   }
-  if (!sharded() || !x_plan.overlap.parameter_gather) return;
-  for (Chunk& chunk : x_chunks) gather_parameters(chunk);
+  if (!x_plan.overlap.parameter_gather) return;
+  for (Chunk& chunk : x_chunks) {
+    if (sharded(chunk.holders)) gather_parameters(chunk);
+  }
 }
 
 /// First what the forward pass needs first: the end of the list of buckets.
@@ -81,7 +85,7 @@ void StageWriter::gather_parameters(Chunk& chunk) {
 }
 
 void StageWriter::wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const {
-  if (!x_first_pass || !sharded() || !x_plan.overlap.parameter_gather) return;
+  if (!x_first_pass || !sharded(chunk.holders) || !x_plan.overlap.parameter_gather) return;
   const StreamId compute(std::size_t{0});
   for (const Bucket& bucket : chunk.buckets) {
     const bool cut = bucket.begin < part.cut_end && part.cut_begin < bucket.end;
@@ -156,7 +160,9 @@ SegmentId StageWriter::message_segment(const std::string& stream, const char* ch
 
 void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send) {
   x_builder.call(Call{segment, -1, microbatch, {frame}, {}});
-  if (!send || x_plan.overlap.pipeline) return;
+  // Hosts that wait for counts of tokens post their receives late: compute that waited for its
+  // messages could then wait for ever.
+  if (!send || x_plan.overlap.pipeline || x_model.has_experts()) return;
   // Without overlap the next pass waits until the message is gone.
   x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});
 }
@@ -223,6 +229,7 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   x_before_next.clear();
   wait_gathered(chunk, part, call);
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
+  bind_experts(chunk, l, false, call);
   bind_part(chunk, l, nullptr, false, call);
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
@@ -267,7 +274,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   passage.gradient = x_builder.frame(x_layer.hidden_gradient, -1, mb);
   if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.layers > 0 && x_plan.units.backward_prefetch == Prefetch::kBefore) {
-    if (by_units()) open_unit(unit_of(chunk, chunk.layers - 1));
+    if (by_units()) open_units(chunk, chunk.layers - 1);
   }
   if (chunk.has_head) {
     head_backward(chunk, passage, mb);
@@ -288,6 +295,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     if (last && !by_units()) {
       reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, passage.gradient,
                    kReady);
+      reduce_experts_ready(chunk, l, passage.gradient, kReady);
     }
   }
   if (chunk.has_embedding) {
@@ -336,6 +344,7 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
             std::move(x_before_next)};
   x_before_next.clear();
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
+  bind_experts(chunk, l, true, call);
   bind_part(chunk, l, nullptr, true, call);
   x_builder.call(std::move(call));
   passage.gradient = below;

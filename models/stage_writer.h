@@ -2,9 +2,11 @@
 // update.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,7 @@ class StageWriter {
   // --- Frames and segments (stage_parts.cpp) ---
   void write_layouts();
   void write_segments();
+  void write_layer_kinds(LayerLayouts& layer);
   void write_ends(bool embedding, bool head);
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
@@ -31,8 +34,26 @@ class StageWriter {
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
   bool tied_across() const;
-  bool sharded() const { return x_plan.sharding == Sharding::kOptimizer && x_plan.shards() > 1; }
+  bool sharded(const Holders& holders) const {
+    return x_plan.sharding == Sharding::kOptimizer && holders.shards > 1;
+  }
   const char* shard_group() const { return x_plan.replicas() > 1 ? kShardGroup : kDataGroup; }
+  const LayerLayouts& kind_of(const Chunk& chunk, std::int64_t l) const {
+    return x_model.sparse(chunk.first_layer + l) ? x_sparse_layer : x_layer;
+  }
+  void own_buffers(Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas);
+
+  // --- The experts of a chunk (stage_experts.cpp) ---
+  void make_experts(std::size_t index);
+  void make_expert_units(Chunk& experts, const Chunk& owner);
+  /// The unit that holds the experts of `layer`; null without experts or units.
+  Unit* expert_unit(const Chunk& chunk, std::int64_t layer);
+  void bind_experts(const Chunk& chunk, std::int64_t l, bool backward, Call& call);
+  void reduce_experts_ready(const Chunk& chunk, std::int64_t l, FrameId frame, std::int16_t event);
+  void add_expert_norm(SegmentWriter& w);
+  bool own_expert_norm() const {
+    return x_model.has_experts() && x_plan.sharding == Sharding::kNone;
+  }
   bool recomputed(std::int64_t layer_of_stage) const;
 
   // --- The schedule (stage_writer.cpp) ---
@@ -82,6 +103,7 @@ class StageWriter {
     std::int16_t first = 0;             ///< its first buffer that is a state
     std::int64_t begin = 0, count = 0;  ///< elements of the states
     bool master = false;                ///< the last state is a copy of the weights
+    bool expert = false;
   };
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
@@ -103,10 +125,10 @@ class StageWriter {
   void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last);
   void add_root(Chunk& chunk);
   void push_unit(Chunk& chunk, std::size_t shape, std::int64_t first, std::int64_t last);
-  std::size_t shape_of(bool root, std::int64_t layers, std::int64_t shared, std::int64_t cut,
-                       const std::vector<Piece>& pieces);
+  std::size_t shape_of(const Holders& holders, bool root, std::int64_t layers, std::int64_t shared,
+                       std::int64_t cut, const std::vector<Piece>& pieces);
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
-  void mark_shard(Buffer& buffer) const;
+  void mark_shard(Buffer& buffer, const UnitShape& shape) const;
   SegmentId write_gather(const UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
   void sum_shared(const UnitShape& shape, Segment& segment);
@@ -128,18 +150,23 @@ class StageWriter {
                  Call& call);
   void bind_units(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   const LayerSegments& layer_segments(Chunk& chunk, std::int64_t layer);
-  View own_shard(std::int16_t frame, std::int16_t buffer, std::int64_t elements, DType type) const;
+  View own_shard(std::int16_t frame, std::int16_t buffer, const UnitShape& shape, DType type) const;
+  void open_units(Chunk& chunk, std::int64_t layer);
+  void bind_unit(Unit& unit, bool backward, Call& call) const;
+  void need_gradients(Unit& unit);
 
   const Model& x_model;
   const Plan& x_plan;
   std::int64_t x_stage;
   ProgramBuilder x_builder;
-  LayerLayouts x_layer;
+  LayerLayouts x_layer, x_sparse_layer;
   EndLayouts x_embedding, x_head;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
-  std::map<std::pair<bool, std::size_t>, LayerSegments> x_layer_segments;  ///< by shape of unit
+  /// By experts, window, recomputed, shape of the unit.
+  std::map<std::tuple<bool, bool, bool, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;
-  std::vector<StreamWait> x_let_go;  ///< by number of the gather: when its arrays were let go
+  /// By number of the gather: when its arrays were let go. Of layers, of experts.
+  std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
   SegmentId x_load;
   SegmentId x_send_activation, x_receive_activation, x_send_gradient, x_receive_gradient;

@@ -18,6 +18,7 @@ std::string text_of(const Attention& w) {
   std::string out = w.backward ? "attention-backward" : "attention";
   out += " batch " + number(w.batch) + " heads " + number(w.q_heads) + "/" + number(w.kv_heads);
   out += " length " + number(w.q_len) + "x" + number(w.kv_len) + " head " + number(w.head_dim);
+  if (w.value_dim > 0) out += "/" + number(w.value_dim);
   if (w.causal) out += " causal";
   if (w.alibi) out += " alibi";
   if (w.dropout > 0) out += " dropout";
@@ -127,7 +128,8 @@ std::string text_of(const Work& work) {
           [](const Collective& w) {
             return std::string(name_of(w.kind)) + " group " + number(w.group.value) + " " +
                    number(w.count) + " " + std::string(name_of(w.dtype)) +
-                   (w.maximum ? " max" : "");
+                   (w.maximum ? " max" : "") +
+                   (w.fan_out > 0 ? " once a node of " + number(w.fan_out) : "");
           },
           [](const P2PBatch& w) { return text_of(w); },
           [](const Copy& w) {
@@ -157,11 +159,14 @@ double flops_of(const Work& work) {
                           // mask leaves.
                           const bool masked = w.causal && w.kernel != AttentionKernel::kUnfused;
                           const double seen = masked ? keys - keys * keys / (2 * length) : keys;
-                          const double flops =
-                              4.0 * static_cast<double>(w.batch) * static_cast<double>(w.q_heads) *
-                              static_cast<double>(w.q_len) * seen * static_cast<double>(w.head_dim);
-                          if (!w.backward) return flops;
-                          return flops * (w.kernel == AttentionKernel::kUnfused ? 2.0 : 2.5);
+                          const double pairs = static_cast<double>(w.batch) *
+                                               static_cast<double>(w.q_heads) *
+                                               static_cast<double>(w.q_len) * seen;
+                          const auto k = static_cast<double>(w.head_dim);
+                          const auto v = static_cast<double>(w.value_width());
+                          if (!w.backward) return 2.0 * pairs * (k + v);
+                          const bool kept = w.kernel == AttentionKernel::kUnfused;
+                          return 2.0 * pairs * (kept ? 2 * k + 2 * v : 3 * k + 2 * v);
                         },
                         [](const Kernel& w) { return static_cast<double>(w.flops); },
                         [](const Opaque& w) { return static_cast<double>(w.flops); },

@@ -50,6 +50,7 @@ enum class AttentionKernel : std::uint8_t {
 struct Attention {
   bool backward = false;
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1, q_len = 1, kv_len = 1, head_dim = 1;
+  std::int64_t value_dim = 0;  ///< of a value where it is not head_dim
   bool causal = true;
   bool alibi = false;
   double dropout = 0;       ///< rate
@@ -57,6 +58,7 @@ struct Attention {
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all
+  std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const Attention&) const = default;
 };
 
@@ -98,6 +100,12 @@ enum class KernelKind : std::uint8_t {
   kLargest,      ///< largest magnitude into one fp32
   kQuantize,     ///< scaled copies in fewer bits, by rows or by columns
   kAdam,         ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
+  kRoute,        ///< scores of all experts and the choice of the best, from logits
+  kRouteBackward,
+  kPermute,      ///< rows copied into the order of their experts
+  kUnpermute,    ///< and back, rows of one token summed
+  kLatentHeads,  ///< latent attention: heads packed, rotated, with the part of keys that they share
+  kLatentHeadsBackward,
   kCount
 };
 
@@ -138,6 +146,9 @@ struct Collective {
   std::int64_t count = 0;
   DType dtype = DType::kBf16;
   bool maximum = false;
+  /// All-to-all whose rows each go to so many members, drawn alike: sent once to a node, and spread
+  /// there over its own links (DeepEP). 0: every member gets its own rows.
+  std::int32_t fan_out = 0;
   bool operator==(const Collective&) const = default;
 };
 

@@ -13,6 +13,7 @@ namespace {
 constexpr std::uint64_t kFirstSeed = 20260;
 constexpr int kPlans = 300;
 constexpr int kShardedPlans = 120;
+constexpr int kSparsePlans = 160;
 
 /// Every op of every rank runs exactly when its actor's does.
 void expect_equal(const Replayed& folded, const Replayed& full) {
@@ -135,6 +136,14 @@ TEST_P(ShardedFolding, EqualsFull) {
   expect_folds(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), draw_sharded_plan);
 }
 
+class SparseFolding : public ::testing::TestWithParam<int> {};
+
+// Experts over expert, tensor and data ranks; latent attention; multi-token prediction.
+TEST_P(SparseFolding, EqualsFull) {
+  expect_folds(kFirstSeed + 2000 + static_cast<std::uint64_t>(GetParam()), draw_sparse_plan);
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, SparseFolding, ::testing::Range(0, kSparsePlans));
 INSTANTIATE_TEST_SUITE_P(Plans, Folding, ::testing::Range(0, kPlans));
 INSTANTIATE_TEST_SUITE_P(Plans, ShardedFolding, ::testing::Range(0, kShardedPlans));
 

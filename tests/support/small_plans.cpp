@@ -32,6 +32,24 @@ Model small_llama() {
   return m;
 }
 
+Model small_moe() {
+  Model m = small_llama();
+  m.name = m.type = "deepseek_v3";
+  m.layers = 4;
+  m.hidden = 128;
+  m.head_dim = 32;
+  m.experts = Experts{8, 2, 64, 64, 1, 1, false};
+  return m;
+}
+
+Model small_latent() {
+  Model m = small_moe();
+  m.latent = LatentAttention{48, 32, 16, 8, 24};
+  m.head_dim = 24;
+  m.kv_heads = m.heads;
+  return m;
+}
+
 Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches) {
   Plan p;
   p.tensor = degrees.tensor;
@@ -172,6 +190,72 @@ Drawn draw_sharded_plan(Rng& rng) {
   return out;
 }
 
+namespace {
+
+/// A divisor of `whole`, at most `most`.
+std::int64_t draw_divisor(Rng& rng, std::int64_t whole, std::int64_t most) {
+  std::int64_t out = 1 + rng.below(most);
+  while (whole % out != 0) out = 1 + rng.below(most);
+  return out;
+}
+
+void draw_experts(Rng& rng, Model& m, Plan& p) {
+  const auto coin = [&rng] { return rng.below(2) == 0; };
+  m.activation = Activation::kSwiglu;
+  m.parallel_residual = false;
+  Experts& e = m.experts;
+  e.count = std::int64_t{1} << rng.below(5);
+  e.top_k = 1 + rng.below(std::min<std::int64_t>(e.count, 4));
+  e.width = 16 * (1 + rng.below(4));
+  e.shared_width = coin() ? 0 : 16 * (1 + rng.below(4));
+  e.first_dense = rng.below(3);
+  e.step = 1 + rng.below(2);
+  e.bias = rng.below(4) == 0;
+  if (!m.tied_embeddings && coin()) m.predict_layers = rng.below(3);
+  const std::int64_t ranks = p.accelerators / p.pipeline;
+  p.experts.expert = std::int64_t{1} << rng.below(5);
+  while (ranks % p.experts.expert != 0 || e.count % p.experts.expert != 0) p.experts.expert /= 2;
+  p.experts.tensor = draw_divisor(rng, ranks / p.experts.expert, 4);
+  if (e.width % p.experts.tensor != 0) p.experts.tensor = 1;
+  p.experts.dispatcher = static_cast<Dispatcher>(rng.below(4));
+  p.experts.routing = static_cast<Routing>(rng.below(3));
+  if (p.experts.routing != Routing::kBalanced) p.experts.factor = coin() ? 1 : 1.5;
+  Recompute& r = p.recompute;
+  r.moe = rng.below(4) == 0;
+  r.expert_activation = rng.below(3) == 0;
+  r.shared_experts = rng.below(3) == 0;
+}
+
+void draw_latent(Rng& rng, Model& m, Plan& p) {
+  m.latent = LatentAttention{rng.below(2) == 0 ? 0 : 8 * (1 + rng.below(6)), 8 * (1 + rng.below(6)),
+                             8 * (1 + rng.below(3)), 8, 8 * (1 + rng.below(3))};
+  m.head_dim = m.latent.nope + m.latent.rope;
+  m.kv_heads = m.heads;
+  m.qk_norm = false;
+  m.position = Position::kRope;
+  m.positions = 0;
+  p.attention = AttentionKernel::kFlash;
+  p.recompute.latent_up = rng.below(3) == 0;
+}
+
+}  // namespace
+
+Drawn draw_sparse_plan(Rng& rng) {
+  Drawn out = rng.below(2) == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
+  Plan& p = out.plan;
+  p.shard_group = 0;
+  p.precision.linear = Precision{}.linear;
+  p.sequence = p.tensor > 1;
+  if (p.tokens() % p.tensor != 0) {
+    p.tensor = 1;
+    p.sequence = false;
+    p.accelerators = p.pipeline * p.data;
+  }
+  draw_experts(rng, out.model, p);
+  if (rng.below(2) == 0) draw_latent(rng, out.model, p);
+  return out;
+}
+
 std::string describe(const Model& model, const Plan& plan) {
   const auto n = [](std::int64_t v) { return std::to_string(v); };
   std::string out = model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
@@ -204,6 +288,20 @@ std::string describe(const Model& model, const Plan& plan) {
   for (const bool flag :
        {u.reshard, u.reshard_last, u.forward_prefetch, u.narrow_shards, u.reduce_each}) {
     out += flag ? " 1" : " 0";
+  }
+  if (model.has_experts()) {
+    const Experts& e = model.experts;
+    out += " experts";
+    for (const std::int64_t value :
+         {e.count, e.top_k, e.width, e.shared_width, e.first_dense, e.step, plan.experts.expert,
+          plan.experts.tensor, static_cast<std::int64_t>(plan.experts.dispatcher),
+          static_cast<std::int64_t>(plan.experts.routing), model.predict_layers}) {
+      out += " " + n(value);
+    }
+    out += model.is_latent() ? " latent " + n(model.latent.q_rank) : "";
+    for (const bool flag : {r.moe, r.expert_activation, r.shared_experts, r.latent_up}) {
+      out += flag ? " 1" : " 0";
+    }
   }
   return out + (model.tied_embeddings ? " tied" : "");
 }

@@ -30,6 +30,14 @@ Drawn draw_plan(Rng& rng);
 /// The same with sharded gradients or parameters, in units.
 Drawn draw_sharded_plan(Rng& rng);
 
+/// h 128, 4 heads, 4 layers of which the first keeps its MLP; 8 experts of width 64, 2 a token, one
+/// shared.
+Model small_moe();
+/// The same with latent attention.
+Model small_latent();
+/// `draw_plan` with experts in some layers, all dispatchers and routings; half by units.
+Drawn draw_sparse_plan(Rng& rng);
+
 /// One line that tells two plans apart, for messages.
 std::string describe(const Model& model, const Plan& plan);
 

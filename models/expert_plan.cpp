@@ -1,0 +1,120 @@
+#include "models/expert_plan.h"
+
+#include <algorithm>
+
+namespace foretrain {
+namespace {
+
+std::string text(std::int64_t v) { return std::to_string(v); }
+
+void read_routing(JsonReader& r, ExpertPlan& plan) {
+  r.read_enum("routing", plan.routing, {"balanced", "natural", "capacity"});
+  r.read_enum("dispatcher", plan.dispatcher, {"allgather", "alltoall", "deepep", "hybridep"});
+  const char* key = plan.routing == Routing::kNatural ? "imbalance" : "capacity_factor";
+  const char* other = plan.routing == Routing::kNatural ? "capacity_factor" : "imbalance";
+  if (plan.routing == Routing::kBalanced) {
+    for (const char* name : {key, other}) {
+      if (r.has(name)) r.fail(name, "routing \"balanced\" has none");
+    }
+    return;
+  }
+  if (r.has(other)) r.fail(other, std::string("this routing reads ") + key);
+  if (plan.routing == Routing::kNatural) {
+    r.require(key, "the tokens of the busiest rank over the mean");
+  }
+  const double least = plan.routing == Routing::kNatural ? 1 : 1e-3;
+  r.read(key, plan.factor, JsonReader::Range{least, 1e3});
+}
+
+}  // namespace
+
+void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
+  const Json* json = run.take("moe");
+  if (json == nullptr) return;
+  if (!model.has_experts()) return run.fail("moe", "the model has no experts");
+  JsonReader reader(*json, run.source(), run.pointer("moe"));
+  read_routing(reader, plan);
+  run.adopt(reader.finish());
+}
+
+void read_expert_module(JsonReader& reader, const std::string& name, const Model& model,
+                        Recompute& out) {
+  if (name == "mla_up_proj") {
+    out.latent_up = true;
+    if (!model.is_latent()) {
+      reader.fail("modules", "found \"mla_up_proj\", but the model's attention is not latent");
+    }
+    return;
+  }
+  if (name == "moe") out.moe = true;
+  if (name == "moe_act") out.expert_activation = true;
+  if (name == "shared_experts") out.shared_experts = true;
+  const bool experts = name == "moe" || name == "moe_act" || name == "shared_experts";
+  if (experts && !model.has_experts()) {
+    reader.fail("modules", "found \"" + name + "\", but the model has no experts");
+  }
+}
+
+void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
+  const std::int64_t expert = plan.experts.expert;
+  const std::int64_t cut = plan.experts.tensor;
+  const auto refuse = [&run](const char* place, const std::string& message,
+                             ErrorKind kind = ErrorKind::kInput) {
+    run.fail(place, message, kind);
+  };
+  if (!model.has_experts()) {
+    if (expert > 1)
+      refuse("parallel/expert", "found " + text(expert) + ": the model has no experts");
+    if (cut > 1) {
+      refuse("parallel/expert_tensor", "found " + text(cut) + ": the model has no experts");
+    }
+    return;
+  }
+  const Experts& e = model.experts;
+  const std::int64_t ranks = plan.accelerators / plan.pipeline;
+  if (ranks % (expert * cut) != 0) {
+    return refuse("parallel/expert", "expert " + text(expert) + " x expert_tensor " + text(cut) +
+                                         " does not divide the " + text(ranks) +
+                                         " ranks of a pipeline stage");
+  }
+  if (e.count % expert != 0) {
+    refuse("parallel/expert",
+           text(expert) + " does not divide the model's " + text(e.count) + " experts");
+  }
+  if (e.width % cut != 0) {
+    refuse("parallel/expert_tensor",
+           text(cut) + " does not divide the experts' width " + text(e.width));
+  }
+  if (e.shared_width % plan.tensor != 0) {
+    refuse("parallel/tensor", text(plan.tensor) + " does not divide the shared experts' width " +
+                                  text(e.shared_width));
+  }
+  if (plan.tensor > 1 && !plan.sequence) {
+    refuse("parallel/sequence",
+           "experts with tensor parallelism need sequence parallelism: without it every tensor "
+           "rank would send the same tokens");
+  }
+  if (model.predict_layers > 0 && model.tied_embeddings) {
+    refuse("model/num_nextn_predict_layers",
+           "multi-token prediction with tied embeddings is not modelled yet",
+           ErrorKind::kUnsupported);
+  }
+  if (plan.precision.low()) {
+    refuse("precision", "fp8 and fp4 with experts are not modelled yet", ErrorKind::kUnsupported);
+  }
+  if (plan.shard_group > 0 && plan.shard_group != plan.data) {
+    refuse("sharding/group_size", "groups of shards with experts are not modelled yet",
+           ErrorKind::kUnsupported);
+  }
+  if (plan.attention == AttentionKernel::kUnfused && model.is_latent()) {
+    refuse("kernels/attention", "unfused latent attention is not modelled yet",
+           ErrorKind::kUnsupported);
+  }
+  const double rows = static_cast<double>(plan.tokens()) * static_cast<double>(e.top_k) *
+                      static_cast<double>(expert * cut) * plan.experts.factor;
+  if (rows * static_cast<double>(std::max({model.hidden, 2 * e.width, e.count})) * 8 > 4e18) {
+    refuse("batch", "one microbatch would send more than 4 EB to its experts");
+  }
+}
+
+}  // namespace foretrain

@@ -1,0 +1,425 @@
+#include "models/moe_block.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "models/stage.h"
+#include "sim/base/check.h"
+
+namespace foretrain {
+namespace {
+
+// Launches of Megatron-LM's unfused router: softmax, choice, two dense tables of zeros scattered
+// into and converted, sums of tokens; and of its gradient.
+constexpr std::int32_t kRouteLaunches = 10;
+constexpr std::int32_t kRouteGradientLaunches = 5;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Ranks that a token goes to when its experts are drawn alike from all: each rank is missed with
+/// probability C(E - e, k) / C(E, k).
+double distinct_ranks(const Experts& e, std::int64_t ranks) {
+  const std::int64_t local = e.count / ranks;
+  double missed = 1;
+  for (std::int64_t i = 0; i < e.top_k; ++i) {
+    missed *= static_cast<double>(std::max<std::int64_t>(0, e.count - local - i)) /
+              static_cast<double>(e.count - i);
+  }
+  return static_cast<double>(ranks) * (1 - missed);
+}
+
+}  // namespace
+
+MoeSizes moe_sizes(const Model& model, const Plan& plan) {
+  const Experts& e = model.experts;
+  const ExpertPlan& p = plan.experts;
+  const std::int64_t tokens = plan.tokens() / plan.shard();
+  const auto scaled = [](std::int64_t count, double factor) {
+    return static_cast<std::int64_t>(std::ceil(static_cast<double>(count) * factor));
+  };
+  MoeSizes out;
+  out.local = e.count / p.expert;
+  if (p.routing == Routing::kCapacity) {
+    const std::int64_t capacity =
+        scaled(1, static_cast<double>(tokens * e.top_k) * p.factor / static_cast<double>(e.count));
+    out.sent = capacity * e.count;
+    out.per_expert = capacity * p.expert * p.tensor;
+  } else {
+    const double load = p.routing == Routing::kNatural ? p.factor : 1;
+    out.sent = tokens * e.top_k;
+    out.per_expert =
+        ceil_div(scaled(tokens * e.top_k * p.tensor, load), out.local * p.tensor) * p.tensor;
+  }
+  out.received = out.worked() / p.tensor;
+  if (p.dispatcher == Dispatcher::kAllGather) {
+    out.sent = tokens;
+    out.received = tokens * p.expert * p.tensor;
+  } else if (p.dispatcher != Dispatcher::kAllToAll) {
+    const double load = p.routing == Routing::kNatural ? p.factor : 1;
+    out.sent = scaled(tokens, distinct_ranks(e, p.expert));
+    out.received = scaled(out.sent, load);
+  }
+  return out;
+}
+
+MoeBlock::MoeBlock(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                   const LayerLayouts& layouts, const Recompute& again)
+    : Block(builder, model, plan, layouts),
+      x_sizes(moe_sizes(model, plan)),
+      x_again(again),
+      x_width(model.experts.width / plan.experts.tensor),
+      x_shared(model.experts.shared_width / plan.tensor) {
+  x_router = matrix("moe.router", model.experts.count, model.hidden);
+  if (x_shared == 0) return;
+  x_shared_up = matrix("moe.shared.up", 2 * x_shared, model.hidden);
+  x_shared_down = matrix("moe.shared.down", model.hidden, x_shared);
+}
+
+bool MoeBlock::sorts() const {
+  return gathers() || fused() || (group_size() > 1 && x_sizes.local > 1);
+}
+
+Ref MoeBlock::expert(const std::string& name, bool of_gradients, const char* part) const {
+  const ParameterLayouts& all = of_gradients ? x_layouts.parameter_gradients : x_layouts.parameters;
+  for (std::size_t b = 0; b < all.experts.buffers.size(); ++b) {
+    const Buffer& buffer = all.experts.buffers[b];
+    if (buffer.name != name + part) continue;
+    return Ref{of_gradients ? kExpertGradients : kExpertWeights, static_cast<std::int16_t>(b),
+               buffer.dtype, buffer.count};
+  }
+  FT_CHECK(false, "no such parameter of the experts");
+  return Ref();
+}
+
+void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
+  const bool whole = x_again.layer || x_again.moe;
+  const auto add = [&](const char* name, DType type, std::int64_t count, bool again) {
+    LayoutWriter& place = whole || again ? local : saved;
+    return place.add(name, BufferKind::kActivations, type, count, !(whole || again));
+  };
+  const DType type = x_plan.precision.compute;
+  const std::int64_t experts = x_model.experts.count;
+  const std::int64_t rows = x_sizes.worked();
+  x_scores = add("router scores", DType::kFp32, x_rows * experts, false);
+  x_map = add("routing map", DType::kUint8, x_rows * experts, false);
+  x_input = add("expert input", type, rows * x_model.hidden, false);
+  x_probabilities = add("expert probabilities", DType::kFp32, rows, false);
+  x_up = add("expert up", type, rows * 2 * x_width, false);
+  x_act = add("expert activation", type, rows * x_width, x_again.expert_activation);
+  if (x_shared == 0) return;
+  x_s_up = add("shared expert up", type, x_tokens * 2 * x_shared, x_again.shared_experts);
+  x_s_act = add("shared expert activation", type, x_tokens * x_shared, x_again.shared_experts);
+}
+
+void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
+                             std::int64_t cols, const Ref& d_out, const Ref& bias) {
+  std::vector<View> reads = {d_out.view()};
+  std::vector<View> writes;
+  add_gradients(x_plan, {bias}, reads, writes);
+  w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, cols), std::move(reads),
+            std::move(writes));
+}
+
+// --- Ways --------------------------------------------------------------------------------------
+MoeBlock::Way MoeBlock::way() const {
+  Way out;
+  out.rows.push_back(exchanges() || direct() ? x_sizes.sent : x_sizes.received);
+  if (exchanges() || (gathers() && group_size() > 1)) {
+    out.steps.push_back(Step::kExchange);
+    out.rows.push_back(x_sizes.received);
+  }
+  if (!gathers() && x_plan.experts.tensor > 1) {
+    out.steps.push_back(Step::kExpertTensor);
+    out.rows.push_back(out.rows.back() * x_plan.experts.tensor);
+  }
+  if (sorts()) {
+    out.steps.push_back(Step::kSort);
+    out.rows.push_back(x_sizes.worked());
+  }
+  return out;
+}
+
+void MoeBlock::take_step(SegmentWriter& w, const std::string& name, Step step,
+                         const Payload& payload, bool back) {
+  if (step == Step::kSort) {
+    std::vector<View> reads;
+    std::vector<View> writes;
+    for (const Rows& rows : payload) {
+      reads.push_back(rows.from.view());
+      writes.push_back(rows.to.view());
+    }
+    w.compute(name + (back ? ".unsort" : ".sort"),
+              kernel(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
+                     x_model.hidden),
+              std::move(reads), std::move(writes));
+    return;
+  }
+  const bool swap = step == Step::kExchange && !gathers();
+  const CollectiveKind gather = back ? CollectiveKind::kReduceScatter : CollectiveKind::kAllGather;
+  const char* group = step == Step::kExpertTensor ? kExpertTensorGroup
+                      : gathers()                 ? kExpertModelGroup
+                                                  : kExpertGroup;
+  for (std::size_t i = 0; i < payload.size(); ++i) {
+    const Rows& rows = payload[i];
+    // The kernels of DeepEP carry the probabilities beside their tokens.
+    if (i > 0 && swap && fused()) continue;
+    const std::int64_t most = (x_sizes.sent > x_sizes.received ? x_sizes.sent : x_sizes.received);
+    const std::int64_t count = swap ? most * rows.width : std::max(rows.from.count, rows.to.count);
+    Collective work{swap ? CollectiveKind::kAllToAll : gather, x_builder.group(group), count,
+                    rows.from.dtype, false};
+    if (swap && fused()) work.fan_out = static_cast<std::int32_t>(x_model.experts.top_k);
+    std::vector<View> reads = {rows.from.view()};
+    std::vector<View> writes = {rows.to.view()};
+    if (i == 0 && swap && fused() && payload.size() > 1) {
+      reads.push_back(payload[1].from.view());
+      writes.push_back(payload[1].to.view());
+    }
+    const char* what = step == Step::kExpertTensor ? ".expert_tensor" : ".exchange";
+    w.wait(w.on_stream("expert", name + what + (i > 0 ? ".probabilities" : ""), Category::kExpert,
+                       work, std::move(reads), std::move(writes)));
+  }
+}
+
+void MoeBlock::walk(SegmentWriter& w, const std::string& name, const Payload& payload, bool back) {
+  const Way all = way();
+  const std::size_t n = all.steps.size();
+  FT_CHECK(n > 0, "a way without steps");
+  Payload now = payload;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int64_t rows = back ? all.rows[n - 1 - i] : all.rows[i + 1];
+    for (std::size_t p = 0; p < payload.size(); ++p) {
+      if (i > 0) now[p].from = now[p].to;
+      const bool last = i + 1 == n;
+      now[p].to = last
+                      ? payload[p].to
+                      : temporary(name + (p > 0 ? " probabilities " : " rows ") + std::to_string(i),
+                                  rows * now[p].width, payload[p].from.dtype);
+    }
+    take_step(w, name, back ? all.steps[n - 1 - i] : all.steps[i], now, back);
+  }
+}
+
+void MoeBlock::to_experts(SegmentWriter& w, const std::string& name, const Payload& payload) {
+  walk(w, name, payload, false);
+}
+
+void MoeBlock::from_experts(SegmentWriter& w, const std::string& name, const Payload& payload) {
+  walk(w, name, payload, true);
+}
+
+// --- Forward -----------------------------------------------------------------------------------
+void MoeBlock::route(SegmentWriter& w, const Ref& in) {
+  const Ref logits = temporary("router logits", x_rows * x_router.out);
+  linear(w, "moe.router", x_router, x_rows, in, logits);
+  Kernel choose = kernel(KernelKind::kRoute, x_rows, x_router.out);
+  choose.launches = kRouteLaunches;
+  w.compute("moe.route", choose, {logits.view()}, {x_scores.view(), x_map.view()});
+}
+
+/// The host sizes buffers and GEMMs by the counts, unless a capacity fixes them.
+void MoeBlock::count_tokens(SegmentWriter& w) {
+  if (x_plan.experts.routing == Routing::kCapacity) return;
+  const std::int64_t experts = x_router.out;
+  Ref counts = temporary("token counts", experts, DType::kInt64);
+  w.compute("moe.counts", kernel(KernelKind::kAdd, x_rows, experts), {x_map.view()},
+            {counts.view()});
+  if (group_size() > 1) {
+    const Ref all = temporary("token counts of all", experts * group_size(), DType::kInt64);
+    w.wait(w.on_stream("expert", "moe.counts.gather", Category::kExpert,
+                       Collective{CollectiveKind::kAllGather, x_builder.group(kExpertModelGroup),
+                                  all.count, DType::kInt64, false},
+                       {counts.view()}, {all.view()}));
+    counts = all;
+  }
+  w.compute("moe.counts.check", HostSync{}, {counts.view()}, {}).category = Category::kHost;
+}
+
+void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
+  const std::int64_t h = x_model.hidden;
+  if (fused() || gathers()) {
+    to_experts(w, "moe.dispatch",
+               {{in, x_input, h}, {x_scores, x_probabilities, probability_width()}});
+    return;
+  }
+  const bool here = way().steps.empty();
+  const std::int64_t rows = way().rows.front();
+  const Ref tokens = here ? x_input : temporary("permuted", rows * h);
+  const Ref chances =
+      here ? x_probabilities : temporary("permuted probabilities", rows, DType::kFp32);
+  w.compute("moe.permute", kernel(KernelKind::kPermute, rows, h),
+            {in.view(), x_scores.view(), x_map.view()}, {tokens.view(), chances.view()});
+  if (here) return;
+  to_experts(w, "moe.dispatch", {{tokens, x_input, h}, {chances, x_probabilities, 1}});
+}
+
+void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm,
+                       std::vector<View> reads, const Ref& out) {
+  gemm.batch = x_sizes.local;
+  gemm.in = x_plan.precision.matrix;
+  const bool of_weights = gemm.accumulate;
+  gemm.accumulate = of_weights && !x_plan.fresh_gradients();
+  gemm.out = of_weights ? x_plan.local_gradients() : x_plan.precision.compute;
+  if (gemm.accumulate) reads.push_back(out.view());
+  w.compute(name, gemm, std::move(reads), {out.view()});
+}
+
+void MoeBlock::activation(SegmentWriter& w) {
+  w.compute("moe.experts.activation", kernel(KernelKind::kSwiglu, x_sizes.worked(), x_width),
+            {x_up.view(), x_probabilities.view()}, {x_act.view()});
+}
+
+void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
+  const std::int64_t h = x_model.hidden;
+  const std::int64_t m = x_sizes.per_expert;
+  grouped(w, "moe.experts.up", {m, 2 * x_width, h},
+          {x_input.view(), expert("moe.experts.up", false).view()}, x_up);
+  activation(w);
+  const Ref down = temporary("expert output", x_sizes.worked() * h);
+  grouped(w, "moe.experts.down", {m, h, x_width, 1, false, true},
+          {x_act.view(), expert("moe.experts.down", false).view()}, down);
+  if (direct()) {
+    from_experts(w, "moe.combine", {{down, out, h}});
+    return;
+  }
+  Ref back = down;
+  if (const Way path = way(); !path.steps.empty()) {
+    back = temporary("combined", path.rows.front() * h);
+    from_experts(w, "moe.combine", {{down, back, h}});
+  }
+  w.compute("moe.unpermute", kernel(KernelKind::kUnpermute, x_rows, h), {back.view(), x_map.view()},
+            {out.view()});
+}
+
+void MoeBlock::shared_up(SegmentWriter& w, const Ref& in) {
+  linear(w, "moe.shared.up", x_shared_up, x_tokens, gathered(w, "moe.shared", in), x_s_up);
+  w.compute("moe.shared.activation", kernel(KernelKind::kSwiglu, x_tokens, x_shared),
+            {x_s_up.view()}, {x_s_act.view()});
+}
+
+Ref MoeBlock::shared_forward(SegmentWriter& w, const Ref& in) {
+  shared_up(w, in);
+  const Ref full = temporary("shared expert output", x_tokens * x_model.hidden);
+  linear(w, "moe.shared.down", x_shared_down, x_tokens, x_s_act, full);
+  if (!x_plan.sequence) return full;
+  const Ref part = temporary("shared expert reduced", x_rows * x_model.hidden);
+  w.collective("moe.shared.reduce", over_tensor(CollectiveKind::kReduceScatter, full.count),
+               {full.view()}, {part.view()});
+  return part;
+}
+
+void MoeBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {
+  route(w, in);
+  count_tokens(w);
+  dispatch(w, in);
+  if (x_shared == 0) return experts_forward(w, out);
+  const Ref routed = temporary("routed output", out.count);
+  experts_forward(w, routed);
+  const Ref shared = shared_forward(w, in);
+  w.compute("moe.add", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
+            {routed.view(), shared.view()}, {out.view()});
+}
+
+void MoeBlock::again(SegmentWriter& w, const Ref& in, const Ref& out) {
+  if (x_again.layer || x_again.moe) return forward(w, in, out);
+  if (x_again.expert_activation) activation(w);
+  if (x_again.shared_experts && x_shared > 0) shared_up(w, in);
+}
+
+// --- Backward ----------------------------------------------------------------------------------
+MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref& d_out) {
+  const std::int64_t h = x_model.hidden;
+  const std::int64_t m = x_sizes.per_expert;
+  const std::int64_t rows = x_sizes.worked();
+  const Way path = way();
+  Ref d_back = d_out;
+  if (!direct()) {
+    d_back = temporary("d combined", path.rows.front() * h);
+    w.compute("moe.unpermute_gradient", kernel(KernelKind::kPermute, path.rows.front(), h),
+              {d_out.view(), x_map.view()}, {d_back.view()});
+  }
+  Ref d_down = d_back;
+  if (!path.steps.empty()) {
+    d_down = temporary("d expert output", rows * h);
+    to_experts(w, "moe.combine_gradient", {{d_back, d_down, h}});
+  }
+  const Ref d_act = temporary("d expert activation", rows * x_width);
+  grouped(w, "moe.experts.down.input_gradient", {m, x_width, h},
+          {d_down.view(), expert("moe.experts.down", false).view()}, d_act);
+  grouped(w, "moe.experts.down.weight_gradient", {h, x_width, m, 1, true, false, true},
+          {d_down.view(), x_act.view()}, expert("moe.experts.down", true));
+  const Ref d_up = temporary("d expert up", rows * 2 * x_width);
+  const Ref d_chances = temporary("d expert probabilities", rows, DType::kFp32);
+  w.compute("moe.experts.activation_gradient", kernel(KernelKind::kSwigluBackward, rows, x_width),
+            {d_act.view(), x_up.view(), x_probabilities.view()}, {d_up.view(), d_chances.view()});
+  const Ref d_input = temporary("d expert input", rows * h);
+  grouped(w, "moe.experts.up.input_gradient", {m, h, 2 * x_width, 1, false, true},
+          {d_up.view(), expert("moe.experts.up", false).view()}, d_input);
+  grouped(w, "moe.experts.up.weight_gradient", {h, 2 * x_width, m, 1, true, false, true},
+          {x_input.view(), d_up.view()}, expert("moe.experts.up", true));
+
+  if (x_model.experts.bias) {
+    bias_gradient(w, "moe.experts.down", rows, h, d_down,
+                  expert("moe.experts.down", true, ".bias"));
+    bias_gradient(w, "moe.experts.up", rows, 2 * x_width, d_up,
+                  expert("moe.experts.up", true, ".bias"));
+  }
+  const Ref d_tokens = temporary("d dispatched", x_rows * h);
+  const Ref d_scores =
+      temporary("d scores", x_rows * (gathers() ? x_model.experts.count : x_model.experts.top_k),
+                DType::kFp32);
+  if (direct()) {
+    from_experts(w, "moe.dispatch_gradient",
+                 {{d_input, d_tokens, h}, {d_chances, d_scores, probability_width()}});
+    return {d_tokens, d_scores};
+  }
+  Ref d_sent = d_input;
+  Ref d_sent_chances = d_chances;
+  if (!path.steps.empty()) {
+    d_sent = temporary("d permuted", path.rows.front() * h);
+    d_sent_chances = temporary("d permuted probabilities", path.rows.front(), DType::kFp32);
+    from_experts(w, "moe.dispatch_gradient",
+                 {{d_input, d_sent, h}, {d_chances, d_sent_chances, 1}});
+  }
+  w.compute("moe.permute_gradient", kernel(KernelKind::kUnpermute, x_rows, h),
+            {d_sent.view(), d_sent_chances.view(), x_map.view()},
+            {d_tokens.view(), d_scores.view()});
+  return {d_tokens, d_scores};
+}
+
+Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_probabilities) {
+  const Ref d_logits = temporary("d router logits", x_rows * x_router.out);
+  Kernel choose = kernel(KernelKind::kRouteBackward, x_rows, x_router.out);
+  choose.launches = kRouteGradientLaunches;
+  w.compute("moe.route_gradient", choose, {d_probabilities.view(), x_scores.view(), x_map.view()},
+            {d_logits.view()});
+  if (x_model.experts.bias) {
+    bias_gradient(w, "moe.router", x_rows, x_router.out, d_logits,
+                  parameter_ref(x_layouts.parameter_gradients, "moe.router.bias", kGradients,
+                                kSharedGradients));
+  }
+  return linear_backward(w, "moe.router", x_router, x_rows, d_logits, in);
+}
+
+Ref MoeBlock::shared_backward(SegmentWriter& w, const Ref& in, const Ref& d_out) {
+  const Ref d = gathered(w, "moe.shared.d_output", d_out);
+  const Ref d_act = linear_backward(w, "moe.shared.down", x_shared_down, x_tokens, d, x_s_act);
+  const Ref d_up = temporary("d shared expert up", x_tokens * 2 * x_shared);
+  w.compute("moe.shared.activation_gradient",
+            kernel(KernelKind::kSwigluBackward, x_tokens, x_shared), {d_act.view(), x_s_up.view()},
+            {d_up.view()});
+  return column_backward(w, "moe.shared.up", x_shared_up, d_up, in);
+}
+
+Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const Ref& d_out) {
+  Ref d_shared;
+  if (x_shared > 0) d_shared = shared_backward(w, in, d_out);
+  const InputGradients d = experts_backward(w, d_out);
+  const Ref d_router = router_backward(w, in, d.probabilities);
+  std::vector<View> reads = {d.tokens.view(), d_router.view()};
+  if (d_shared.valid()) reads.push_back(d_shared.view());
+  w.compute("moe.input_gradient", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
+            std::move(reads), {d.tokens.view()});
+  return d.tokens;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,94 @@
+// Experts in place of a layer's MLP, as Megatron-LM dispatches tokens to them.
+//
+// Forward: router (a narrow linear), choice of the top experts, the counts of tokens to all ranks
+// and to the host; permutation by expert, all-to-all over the expert group, all-gather over
+// expert_tensor, a second permutation where a rank holds several experts, the grouped GEMMs with
+// the gated activation times the router's probabilities between them, and the way back. Experts
+// that all tokens share are an MLP cut over tensor ranks. Dispatch by all-gather brings every rank
+// the tokens of all and picks its experts' out of them.
+#pragma once
+
+#include "models/block.h"
+
+namespace foretrain {
+
+/// Tokens (one for every expert that a token goes to) on the ways of a microbatch.
+struct MoeSizes {
+  std::int64_t sent = 0;        ///< by a rank to the expert group; what comes back
+  std::int64_t received = 0;    ///< by a rank from the expert group
+  std::int64_t per_expert = 0;  ///< rows of one group of the grouped GEMMs
+  std::int64_t local = 0;       ///< experts of a rank
+  std::int64_t worked() const { return per_expert * local; }
+};
+MoeSizes moe_sizes(const Model& model, const Plan& plan);
+
+class MoeBlock : public Block {
+ public:
+  MoeBlock(ProgramBuilder& builder, const Model& model, const Plan& plan,
+           const LayerLayouts& layouts, const Recompute& again);
+
+  void declare(LayoutWriter& saved, LayoutWriter& local);
+  /// From the normed `in` of this rank's tokens to the branch `out` of the same tokens.
+  void forward(SegmentWriter& w, const Ref& in, const Ref& out);
+  /// Computes again what forward did not keep.
+  void again(SegmentWriter& w, const Ref& in, const Ref& out);
+  /// Returns the gradient of `in`.
+  Ref backward(SegmentWriter& w, const Ref& in, const Ref& d_out);
+
+ private:
+  bool gathers() const { return x_plan.experts.dispatcher == Dispatcher::kAllGather; }
+  bool fused() const {
+    return x_plan.experts.dispatcher == Dispatcher::kDeepEp ||
+           x_plan.experts.dispatcher == Dispatcher::kHybridEp;
+  }
+  bool exchanges() const { return x_plan.experts.expert > 1; }
+  std::int64_t group_size() const { return x_plan.experts.expert * x_plan.experts.tensor; }
+  bool sorts() const;
+  Ref expert(const std::string& name, bool of_gradients, const char* part = ".weight") const;
+  /// Biases are added by the kernels of their GEMMs; their gradients are not.
+  void bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
+                     std::int64_t cols, const Ref& d_out, const Ref& bias);
+  void grouped(SegmentWriter& w, const std::string& name, Gemm gemm, std::vector<View> reads,
+               const Ref& out);
+  void route(SegmentWriter& w, const Ref& in);
+  void count_tokens(SegmentWriter& w);
+  /// Rows on their way to the experts and back: tokens, and the probabilities beside them.
+  struct Rows {
+    Ref from, to;
+    std::int64_t width = 1;  ///< elements of a row
+  };
+  using Payload = std::vector<Rows>;
+  /// Where rows are after each step of the way: the first entry is before the first step.
+  enum class Step : std::uint8_t { kExchange, kExpertTensor, kSort };
+  struct Way {
+    std::vector<Step> steps;
+    std::vector<std::int64_t> rows;
+  };
+  Way way() const;
+  void to_experts(SegmentWriter& w, const std::string& name, const Payload& payload);
+  void from_experts(SegmentWriter& w, const std::string& name, const Payload& payload);
+  void walk(SegmentWriter& w, const std::string& name, const Payload& payload, bool back);
+  void take_step(SegmentWriter& w, const std::string& name, Step step, const Payload& payload,
+                 bool back);
+  bool direct() const { return gathers() || (fused() && !exchanges()); }
+  std::int64_t probability_width() const { return gathers() ? x_model.experts.count : 1; }
+  void dispatch(SegmentWriter& w, const Ref& in);
+  void activation(SegmentWriter& w);
+  void experts_forward(SegmentWriter& w, const Ref& out);
+  void shared_up(SegmentWriter& w, const Ref& in);
+  Ref shared_forward(SegmentWriter& w, const Ref& in);
+  Ref shared_backward(SegmentWriter& w, const Ref& in, const Ref& d_out);
+  struct InputGradients {
+    Ref tokens, probabilities;
+  };
+  InputGradients experts_backward(SegmentWriter& w, const Ref& d_out);
+  Ref router_backward(SegmentWriter& w, const Ref& in, const Ref& d_probabilities);
+
+  MoeSizes x_sizes;
+  Recompute x_again;
+  std::int64_t x_width, x_shared;
+  Matrix x_router, x_shared_up, x_shared_down;
+  Ref x_scores, x_map, x_input, x_probabilities, x_up, x_act, x_s_up, x_s_act;
+};
+
+}  // namespace foretrain

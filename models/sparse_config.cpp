@@ -1,0 +1,87 @@
+#include <array>
+
+#include "models/model_config.h"
+
+namespace foretrain {
+namespace {
+
+constexpr JsonReader::IntRange kSize{1, 1'000'000'000};
+
+/// Keys of hub files that choose among experts or weigh losses, but cost nothing.
+constexpr std::array kRouting = {
+    "norm_topk_prob",  "scoring_func",          "topk_method",         "topk_group",
+    "n_group",         "routed_scaling_factor", "aux_loss_alpha",      "seq_aux",
+    "ep_size",         "router_aux_loss_coef",  "router_jitter_noise", "output_router_logits",
+    "rope_interleave", "experts_per_token",     "swiglu_limit",        "initial_context_length"};
+
+void read_experts(const Json& json, JsonReader& reader, Model& m) {
+  Experts& e = m.experts;
+  const char* key = "n_routed_experts";
+  for (const char* name : {"num_experts", "num_local_experts"}) {
+    if (json.find(name) != nullptr) key = name;
+  }
+  reader.require(key, "a number of experts");
+  reader.read(key, e.count, JsonReader::IntRange{1, 1 << 16});
+  reader.require("num_experts_per_tok", "the experts of a token");
+  reader.read("num_experts_per_tok", e.top_k, kSize);
+  e.width = m.intermediate;
+  e.bias = m.attention_sinks = m.type == "gpt_oss";
+  const bool one_width = m.type == "mixtral" || m.type == "gpt_oss";
+  if (!one_width) reader.require("moe_intermediate_size", "the width of an expert");
+  reader.read("moe_intermediate_size", e.width, kSize);
+  std::int64_t shared = 0;
+  reader.read("n_shared_experts", shared, JsonReader::IntRange{0, 1 << 16});
+  e.shared_width = shared * e.width;
+  reader.read("shared_expert_intermediate_size", e.shared_width,
+              JsonReader::IntRange{0, kSize.high});
+  reader.read("first_k_dense_replace", e.first_dense, JsonReader::IntRange{0, kSize.high});
+  for (const char* name : {"decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"}) {
+    reader.read(name, e.step, kSize);
+  }
+  reader.read("num_nextn_predict_layers", m.predict_layers, JsonReader::IntRange{0, 1 << 10});
+  if (const Json* dense = reader.take("mlp_only_layers")) {
+    if (dense->array() == nullptr || !dense->array()->empty()) {
+      reader.fail("mlp_only_layers", "single layers without experts are not modelled yet",
+                  ErrorKind::kUnsupported);
+    }
+  }
+  if (e.top_k > e.count) {
+    reader.fail("num_experts_per_tok",
+                std::to_string(e.top_k) + " experts of " + std::to_string(e.count));
+  }
+}
+
+void read_latent(const Json& json, JsonReader& reader, Model& m) {
+  LatentAttention& l = m.latent;
+  const Json* rank = json.find("q_lora_rank");
+  if (rank != nullptr && rank->is_null()) reader.ignore("q_lora_rank");
+  if (rank != nullptr && !rank->is_null()) reader.read("q_lora_rank", l.q_rank, kSize);
+  reader.require("kv_lora_rank", "the rank of keys and values");
+  reader.read("kv_lora_rank", l.kv_rank, kSize);
+  l.nope = l.value = 128;
+  l.rope = 64;
+  reader.read("qk_nope_head_dim", l.nope, kSize);
+  reader.read("qk_rope_head_dim", l.rope, kSize);
+  reader.read("v_head_dim", l.value, kSize);
+  m.head_dim = l.nope + l.rope;
+  m.kv_heads = m.heads;
+}
+
+}  // namespace
+
+bool has_expert_type(const std::string& type) {
+  return type == "mixtral" || type == "qwen3_moe" || type == "deepseek_v2" ||
+         type == "deepseek_v3" || type == "gpt_oss";
+}
+
+void read_sparse(const Json& json, JsonReader& reader, Model& model) {
+  read_experts(json, reader, model);
+  if (model.type.starts_with("deepseek")) read_latent(json, reader, model);
+  for (const char* key : kRouting) reader.ignore(key);
+  if (!model.gated()) {
+    reader.fail("hidden_act", "experts that are not gated (silu) are not modelled yet",
+                ErrorKind::kUnsupported);
+  }
+}
+
+}  // namespace foretrain

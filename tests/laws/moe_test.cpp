@@ -1,0 +1,227 @@
+// Do experts get the tokens, the bytes and the arithmetic that their degrees say?
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "models/lower.h"
+#include "models/moe_block.h"
+#include "models/stage.h"
+#include "sim/base/file.h"
+#include "sim/program/memory.h"
+#include "sim/program/verify.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+/// One sparse layer: its MLP's place is taken by experts in every layer.
+Model all_sparse() {
+  Model model = small_moe();
+  model.experts.first_dense = 0;
+  model.experts.shared_width = 0;
+  return model;
+}
+
+Plan expert_plan(const Model& model, Degrees degrees, std::int64_t expert, std::int64_t cut = 1) {
+  Plan plan = small_plan(model, degrees, 1);
+  plan.sequence = plan.tensor > 1;
+  plan.experts.expert = expert;
+  plan.experts.tensor = cut;
+  return plan;
+}
+
+template <typename Visit>
+void each_op(const Program& program, Visit visit) {
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      visit(op, program.works[op.work.index()], call);
+    }
+  }
+}
+
+/// Bytes of the full arrays of all collectives over `group`.
+Bytes collective_bytes(const Program& program, const char* group, CollectiveKind kind) {
+  Bytes out = 0;
+  each_op(program, [&](const Op&, const Work& work, const Call&) {
+    const auto* c = std::get_if<Collective>(&work);
+    if (c == nullptr || c->kind != kind) return;
+    if (program.group_slots[c->group.index()] == group) out += bytes_of(c->dtype, c->count);
+  });
+  return out;
+}
+
+/// FLOPs of the GEMMs of one rank whose op's name begins with `prefix`.
+double gemm_flops(const Program& program, const std::string& prefix) {
+  double out = 0;
+  each_op(program, [&](const Op& op, const Work& work, const Call&) {
+    if (std::holds_alternative<Gemm>(work) && std::string(op.name).starts_with(prefix)) {
+      out += flops_of(work);
+    }
+  });
+  return out;
+}
+
+Bytes persistent(const Program& program, BufferKind kind) {
+  return persistent_bytes(program)[static_cast<std::size_t>(kind)];
+}
+
+// A token goes to k experts and comes back, forward and backward: 4 x 2 k h bytes, and its
+// probabilities there and back: 2 x 4 k.
+TEST(ExpertVolume, AllToAll) {
+  const Model model = all_sparse();
+  for (const std::int64_t t : {1, 2}) {
+    for (const std::int64_t e : {2, 4, 8}) {
+      const Plan plan = expert_plan(model, {t, 1, 1, 8 / t}, e);
+      const Workload workload = lower(model, plan);
+      ASSERT_TRUE(verify(workload).ok());
+      const std::int64_t rows = plan.tokens() / t * model.experts.top_k;
+      EXPECT_EQ(collective_bytes(workload.programs[0], kExpertGroup, CollectiveKind::kAllToAll),
+                model.layers * rows * (4 * 2 * model.hidden + 2 * 4));
+    }
+  }
+}
+
+// Every expert is held once in an expert-data group: its matrices are cut over expert_tensor, its
+// optimizer states over the ranks that hold the same.
+TEST(ExpertStates, BytesOfARank) {
+  Model model = all_sparse();
+  model.vocabulary = 1024;
+  const Experts& e = model.experts;
+  const std::int64_t experts = model.layers * 3 * e.count * e.width * model.hidden;
+  // Padded to 128 elements of each rank that shares their states.
+  const std::int64_t others = (parameter_count(model) - experts + 1023) / 1024 * 1024;
+  for (const auto& [expert, cut] : {std::pair{1, 1}, {2, 1}, {4, 2}, {8, 1}, {1, 8}}) {
+    Plan plan = expert_plan(model, {1, 1, 1, 8}, expert, cut);
+    plan.sharding = Sharding::kOptimizer;
+    const Program program = lower(model, plan).programs[0];
+    const std::int64_t held = experts / (expert * cut);
+    EXPECT_EQ(persistent(program, BufferKind::kParameters), 2 * (others + held));
+    EXPECT_EQ(persistent(program, BufferKind::kGradients), 4 * (others + held));
+    EXPECT_EQ(persistent(program, BufferKind::kOptimizer),
+              12 * (others / 8 + held / plan.expert_data()));
+  }
+}
+
+// Whatever the degrees, all ranks together multiply 2 x 3 h f for each of a token's k experts,
+// three times (forward, both gradients); a capacity factor c of that which every expert has room
+// for.
+TEST(ExpertFlops, SumToThoseOfTheTokens) {
+  const Model model = all_sparse();
+  const Experts& e = model.experts;
+  for (const auto dispatcher :
+       {Dispatcher::kAllGather, Dispatcher::kAllToAll, Dispatcher::kDeepEp}) {
+    for (const auto& [expert, cut] : {std::pair{1, 1}, {4, 1}, {2, 2}, {8, 1}}) {
+      for (const double factor : {0.5, 1.0, 2.0}) {
+        Plan plan = expert_plan(model, {2, 1, 1, 4}, expert, cut);
+        plan.experts.dispatcher = dispatcher;
+        plan.experts.routing = Routing::kCapacity;
+        plan.experts.factor = factor;
+        const double rank = gemm_flops(lower(model, plan).programs[0], "moe.experts");
+        const double tokens = static_cast<double>(plan.tokens() * plan.global_batch);
+        const double each = 3.0 * 2.0 * 3.0 * static_cast<double>(model.hidden * e.width);
+        const double all = tokens * static_cast<double>(e.top_k * model.layers) * each;
+        EXPECT_DOUBLE_EQ(rank * static_cast<double>(plan.accelerators), factor * all);
+      }
+    }
+  }
+}
+
+// One expert for every token is an MLP: the same GEMMs, and the router's beside them.
+TEST(ExpertFlops, OneExpertIsAnMlp) {
+  Model model = all_sparse();
+  model.experts = Experts{1, 1, model.intermediate, 0, 0, 1, false};
+  Model dense = model;
+  dense.experts = Experts{};
+  const Plan plan = expert_plan(model, {1, 1, 1, 1}, 1);
+  const Program sparse = lower(model, plan).programs[0];
+  const Program plain = lower(dense, plan).programs[0];
+  EXPECT_DOUBLE_EQ(gemm_flops(sparse, "moe.experts"), gemm_flops(plain, "mlp."));
+  EXPECT_EQ(parameter_count(model), parameter_count(dense) + model.layers * model.hidden);
+  EXPECT_EQ(active_parameter_count(model), parameter_count(model));
+}
+
+// A natural imbalance makes the busiest rank's work so many times the mean.
+TEST(ExpertFlops, ImbalanceOfTheBusiestRank) {
+  const Model model = all_sparse();
+  Plan plan = expert_plan(model, {1, 1, 1, 4}, 4);
+  const double even = gemm_flops(lower(model, plan).programs[0], "moe.experts");
+  plan.experts.routing = Routing::kNatural;
+  plan.experts.factor = 1.5;
+  EXPECT_DOUBLE_EQ(gemm_flops(lower(model, plan).programs[0], "moe.experts"), 1.5 * even);
+}
+
+std::vector<std::int32_t> members(const Workload& workload, std::int32_t rank, const char* name) {
+  const RankBinding& binding = workload.ranks[static_cast<std::size_t>(rank)];
+  const auto& slots = workload.programs[binding.program.index()].group_slots;
+  const auto at = std::find(slots.begin(), slots.end(), name) - slots.begin();
+  std::vector<std::int32_t> out;
+  for (const RankId r : workload.groups[binding.groups[static_cast<std::size_t>(at)].index()]) {
+    out.push_back(r.value);
+  }
+  return out;
+}
+
+// Megatron-LM's order "tp-cp-ep-dp-pp" with the experts' own degrees: expert_tensor fastest, then
+// expert, then the ranks that hold the same experts; context ranks among them.
+TEST(ExpertGroups, AsMegatronOrdersThem) {
+  const Model model = all_sparse();
+  for (const std::int64_t context : {1, 2}) {
+    Plan plan = expert_plan(model, {2, 1, 1, 8}, 4);
+    plan.sharding = Sharding::kOptimizer;
+    plan.context = context;
+    plan.global_batch = plan.batch_ranks();
+    const Workload workload = lower(model, plan);
+    EXPECT_EQ(members(workload, 5, kExpertGroup), (std::vector<std::int32_t>{4, 5, 6, 7}));
+    EXPECT_EQ(members(workload, 5, kExpertDataGroup), (std::vector<std::int32_t>{1, 5, 9, 13}));
+    plan.experts.tensor = 2;
+    const Workload cut = lower(model, plan);
+    EXPECT_EQ(members(cut, 5, kExpertGroup), (std::vector<std::int32_t>{1, 3, 5, 7}));
+    EXPECT_EQ(members(cut, 5, kExpertTensorGroup), (std::vector<std::int32_t>{4, 5}));
+    EXPECT_EQ(members(cut, 5, kExpertDataGroup), (std::vector<std::int32_t>{5, 13}));
+  }
+}
+
+// Prediction of a second token: one more layer, one more pass of the output matrix, and the matrix
+// [h, 2h] that joins its inputs.
+TEST(MultiTokenPrediction, CostsALayerAndAHead) {
+  Model model = small_latent();
+  const Plan plan = expert_plan(model, {1, 1, 1, 1}, 1);
+  const Program plain = lower(model, plan).programs[0];
+  model.predict_layers = 1;
+  const Program more = lower(model, plan).programs[0];
+  const double tokens = static_cast<double>(plan.tokens());
+  const auto h = static_cast<double>(model.hidden);
+  EXPECT_DOUBLE_EQ(gemm_flops(more, "predict1.head"), gemm_flops(plain, "head."));
+  EXPECT_DOUBLE_EQ(gemm_flops(more, "predict1.join"), 3 * 2 * tokens * 2 * h * h);
+  EXPECT_DOUBLE_EQ(gemm_flops(more, "moe.") / gemm_flops(plain, "moe."), 4.0 / 3.0);
+  EXPECT_DOUBLE_EQ(gemm_flops(more, "attention.") / gemm_flops(plain, "attention."), 5.0 / 4.0);
+}
+
+// What a token passes through, in billions, as the models' authors print it.
+TEST(Presets, ActiveParameters) {
+  const std::string folder = std::string(FORETRAIN_SOURCE_DIR) + "/configs/models/";
+  for (const auto& [name, billions] : {std::pair{"mixtral-8x7b", 12.9},
+                                       {"mixtral-8x22b", 39.1},
+                                       {"qwen3-30b-a3b", 3.3},
+                                       {"qwen3-235b-a22b", 22.0},
+                                       {"deepseek-v2", 21.0},
+                                       {"deepseek-v3", 37.0},
+                                       {"gpt-oss-20b", 3.6},
+                                       {"gpt-oss-120b", 5.1}}) {
+    const Result<Json> json = read_json_file(folder + name + ".json");
+    ASSERT_TRUE(json.ok()) << json.error().message;
+    const Result<Model> model = read_model(json.value(), name, "");
+    ASSERT_TRUE(model.ok()) << model.error().message;
+    const Model& m = model.value();
+    // OpenAI leaves the token table out.
+    const std::int64_t left_out = m.type == "gpt_oss" ? m.vocabulary * m.hidden : 0;
+    const auto active = static_cast<double>(active_parameter_count(m) - left_out);
+    EXPECT_NEAR(active / 1e9 / billions, 1, 0.025) << name;
+  }
+}
+
+}  // namespace
+}  // namespace foretrain
