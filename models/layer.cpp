@@ -308,8 +308,7 @@ class LayerWriter : QuantizedParts {
   Ref dropped(SegmentWriter& w, const std::string& name, const Ref& d_out, const Ref& mask) {
     if (!mask.valid()) return d_out;
     const Ref d = scratch((name + " d dropout").c_str(), d_out.count);
-    w.compute(name + ".dropout_gradient",
-              kernel(KernelKind::kResidualAddBackward, x_rows, x_model.hidden),
+    w.compute(name + ".dropout_gradient", dropout(KernelKind::kResidualAddBackward),
               {d_out.view(), mask.view()}, {d.view()});
     return d;
   }
