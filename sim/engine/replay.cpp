@@ -74,7 +74,7 @@ class Replayer {
   bool step(std::int32_t a, ActorState& actor, std::int32_t s) {
     Stream& stream = actor.streams[static_cast<std::size_t>(s)];
     if (stream.wait == Wait::kPartner || stream.wait == Wait::kDone) return false;
-    if (stream.wait == Wait::kEvent && !recorded(actor, stream.waiting_for)) return false;
+    if (stream.wait == Wait::kEvent) return false;  // `record` ends that
     const auto& entries = actor.program->entries[static_cast<std::size_t>(s)];
     while (static_cast<std::size_t>(stream.entry) < entries.size()) {
       const StreamEntry& entry = entries[static_cast<std::size_t>(stream.entry)];
@@ -93,8 +93,12 @@ class Replayer {
     return false;
   }
 
-  static bool recorded(const ActorState& actor, std::int32_t event) {
-    return actor.events[static_cast<std::size_t>(event)] != kNever;
+  /// Wakes the streams that wait for the event: they do not poll, whose memory is rarely cached.
+  static void record(ActorState& actor, std::int32_t event, Time at) {
+    actor.events[static_cast<std::size_t>(event)] = at;
+    for (Stream& stream : actor.streams) {
+      if (stream.wait == Wait::kEvent && stream.waiting_for == event) stream.wait = Wait::kNone;
+    }
   }
 
   static bool wait_event(const ActorState& actor, Stream& stream, std::int32_t event) {
@@ -169,7 +173,7 @@ class Replayer {
       x_sink->span(OpTimes{a, entry.call, op.index, op.work, s, begin, start, end});
     }
     if (op.records.valid()) {
-      actor.events[static_cast<std::size_t>(program.event_id(entry, op.records))] = end;
+      record(actor, program.event_id(entry, op.records), end);
     }
     ++stream.op;
   }
