@@ -1,0 +1,104 @@
+// Is a training system data? Its file selects mechanisms; what it selects shows in the Program.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+constexpr const char* kRun =
+    R"({"model": "gpt2", "cluster": {"preset": "dgx-a100-80gb", "accelerators": 4},
+        "batch": {"global": 8, "micro": 1, "sequence": 512}})";
+
+/// Kinds of collective in the listing of rank 0's Program, without repetition of neighbours.
+std::vector<std::string> communication(const Workplace& place,
+                                       const std::vector<std::string>& sets) {
+  std::vector<std::string> command = {"show", "run.json", "--program", "0"};
+  for (const std::string& set : sets) {
+    command.emplace_back("--set");
+    command.push_back(set);
+  }
+  const CommandResult shown = place.run(command);
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  std::vector<std::string> out;
+  std::istringstream lines(shown.out);
+  for (std::string line; std::getline(lines, line);) {
+    for (const char* kind : {"all-reduce", "all-gather", "reduce-scatter"}) {
+      if (line.find(kind) == std::string::npos || line.find("group") == std::string::npos) continue;
+      if (out.empty() || out.back() != kind) out.emplace_back(kind);
+    }
+  }
+  return out;
+}
+
+bool has(const std::vector<std::string>& list, const char* what) {
+  return std::find(list.begin(), list.end(), what) != list.end();
+}
+
+class Shipped : public testing::TestWithParam<std::string> {};
+
+TEST_P(Shipped, RunIsPredicted) {
+  const Workplace place;
+  const Json out = simulated(place, GetParam(), {});
+  EXPECT_GT(at(out, "iteration_time_s").number(), 0);
+}
+
+std::vector<std::string> shipped_runs() {
+  std::vector<std::string> out;
+  const std::filesystem::path folder = std::string(FORETRAIN_SOURCE_DIR) + "/configs/runs";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".json") out.push_back(entry.path().stem().string());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Runs, Shipped, testing::ValuesIn(shipped_runs()));
+
+// Nothing but a file makes a system: this one shards parameters, in eager PyTorch.
+TEST(Systems, AFileIsASystem) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  place.write("mine.json", R"({"name": "mine", "description": "made of what is there",
+      "sources": {}, "defaults": {"sharding": {"level": "parameters", "forward_prefetch": true},
+      "kernels": {"fusion": "eager", "loss": "torch"}}})");
+  const Json base = simulated(place, "run.json", {});
+  const Json mine = simulated(place, "run.json", {"system=mine.json"});
+  EXPECT_NE(at(base, "iteration_time_s").number(), at(mine, "iteration_time_s").number());
+  EXPECT_LT(at(at(mine, "memory"), "peak_gib").number(),
+            at(at(base, "memory"), "peak_gib").number());
+  const std::vector<std::string> moved = communication(place, {"system=mine.json"});
+  EXPECT_TRUE(has(moved, "all-gather"));
+  EXPECT_TRUE(has(moved, "reduce-scatter"));
+}
+
+// How gradients and parameters travel in each system, as its documentation says.
+TEST(Systems, MoveGradientsAsTheyDo) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  for (const char* system : {"composer", "torchtitan", "pytorch-fsdp", "maxtext"}) {
+    const auto moved = communication(place, {std::string("system=") + system});
+    EXPECT_TRUE(has(moved, "all-gather")) << system;
+    EXPECT_TRUE(has(moved, "reduce-scatter")) << system;
+  }
+  for (const char* system : {"megatron-lm", "megascale", "megatron-llama"}) {
+    const auto moved = communication(place, {std::string("system=") + system});
+    EXPECT_TRUE(has(moved, "reduce-scatter")) << system;
+    EXPECT_TRUE(has(moved, "all-gather")) << system;
+  }
+  // ZeRO-1 of DeepSpeed reduces whole buckets to everyone, then gathers what was updated.
+  const auto zero = communication(place, {"system=deepspeed", "sharding.level=optimizer"});
+  EXPECT_TRUE(has(zero, "all-reduce"));
+  EXPECT_TRUE(has(zero, "all-gather"));
+  EXPECT_FALSE(has(zero, "reduce-scatter"));
+  // Plain data parallelism reduces and gathers nothing.
+  const auto plain = communication(place, {"system=gpipe"});
+  EXPECT_TRUE(has(plain, "all-reduce"));
+  EXPECT_FALSE(has(plain, "all-gather"));
+}
+
+}  // namespace
+}  // namespace foretrain
