@@ -212,8 +212,11 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
   std::string message = where + ": no " + one + " \"" + name_or_path + "\" and no such file";
   const std::vector<std::string> names = preset_names(kind);
   std::string near = nearest_name(name_or_path, names);
-  for (const std::string& name : names) {
-    if (near.empty() && !name_or_path.empty() && name.starts_with(name_or_path)) near = name;
+  if (near.empty() && !name_or_path.empty()) {
+    for (const std::string& name : names) {  // the shortest that begins like it
+      if (name.starts_with(name_or_path) && (near.empty() || name.size() < near.size()))
+        near = name;
+    }
   }
   if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
   return input_error(message + "; `foretrain list " + kind + "` lists them");
