@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "models/layer.h"
+#include "models/quantizer.h"
 
 namespace foretrain {
 
@@ -16,8 +16,11 @@ struct Matrix {
 
 class Block {
  public:
-  /// Temporary buffers made from now on belong to `local`.
-  void write_to(LayoutWriter& local) { x_local = &local; }
+  /// Temporary buffers made from now on belong to `local`; operands are cast by `quantizer`.
+  void write_to(LayoutWriter& local, Quantizer& quantizer) {
+    x_local = &local;
+    x_quantizer = &quantizer;
+  }
 
  protected:
   Block(ProgramBuilder& builder, const Model& model, const Plan& plan, const LayerLayouts& layouts);
@@ -41,6 +44,10 @@ class Block {
   Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const;
   Collective over_tensor(CollectiveKind kind, std::int64_t count) const;
 
+  /// Declares the copies of the activation `x` that a linear reads; `again`: both are computed
+  /// again, so none is kept.
+  Operand operand(LayoutWriter& saved, LayoutWriter& local, const std::string& name, const Ref& x,
+                  bool again) const;
   /// All tokens of `part`, which holds this rank's: gathered with sequence parallelism.
   Ref gathered(SegmentWriter& w, const std::string& name, const Ref& part);
   void linear(SegmentWriter& w, const std::string& name, const Matrix& m, std::int64_t tokens,
@@ -48,6 +55,10 @@ class Block {
   /// Both gradients of a matrix that every tensor rank holds whole; returns that of the input.
   Ref linear_backward(SegmentWriter& w, const std::string& name, const Matrix& m,
                       std::int64_t tokens, const Ref& d_out, const Ref& in);
+  Ref linear_backward(SegmentWriter& w, const std::string& name, const Matrix& m,
+                      std::int64_t tokens, const Quantizer::Copies& d, const Ref& in);
+  void input_gradient(SegmentWriter& w, const std::string& name, const Matrix& m,
+                      std::int64_t tokens, const Ref& d_out, const Ref& d_in);
   void weight_gradient(SegmentWriter& w, const std::string& name, const Matrix& m,
                        std::int64_t tokens, const Ref& d_out, const Ref& in);
   /// Both gradients of a matrix cut by output: as LayerWriter::backward_column, for any width.
@@ -61,6 +72,7 @@ class Block {
   GroupSlot x_tensor;
   std::int64_t x_tokens, x_rows;  ///< of a microbatch; those of them that this rank holds alone
   LayoutWriter* x_local = nullptr;
+  Quantizer* x_quantizer = nullptr;
 };
 
 }  // namespace foretrain

@@ -99,9 +99,6 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
            "multi-token prediction with tied embeddings is not modelled yet",
            ErrorKind::kUnsupported);
   }
-  if (plan.precision.low()) {
-    refuse("precision", "fp8 and fp4 with experts are not modelled yet", ErrorKind::kUnsupported);
-  }
   if (plan.shard_group > 0 && plan.shard_group != plan.data) {
     refuse("sharding/group_size", "groups of shards with experts are not modelled yet",
            ErrorKind::kUnsupported);

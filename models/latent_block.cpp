@@ -17,20 +17,28 @@ std::int64_t LatentBlock::packed_width() const {
   return x_heads * (2 * x_model.head_dim + x_model.latent.value);
 }
 
-void LatentBlock::declare(LayoutWriter& saved, LayoutWriter& local, bool again) {
+void LatentBlock::declare(LayoutWriter& saved, LayoutWriter& local, bool again, bool up_again) {
   const auto add = [&](const char* name, DType type, std::int64_t width) {
     LayoutWriter& place = again ? local : saved;
     return place.add(name, BufferKind::kActivations, type, x_rows * width, !again);
   };
   const LatentAttention& l = x_model.latent;
   const DType type = x_plan.precision.compute;
+  // Under fp8 the way up computed again starts from the normed ranks themselves.
+  const bool low = x_plan.precision.low();
+  const auto normed = [&](const char* name, std::int64_t width) {
+    LayoutWriter& place = again || (low && !up_again) ? local : saved;
+    return place.add(name, BufferKind::kActivations, type, x_rows * width, &place == &saved);
+  };
   if (narrow_queries()) {
     x_q_low = add("q low", type, l.q_rank);
-    x_q_normed = add("q low normed", type, l.q_rank);
+    x_q_normed = normed("q low normed", l.q_rank);
+    x_q = operand(saved, local, "q low normed quantized", x_q_normed, again || up_again);
     x_q_statistics = add("q low statistics", DType::kFp32, 1);
   }
   x_kv_low = add("kv low", type, l.kv_rank + l.rope);
-  x_kv_normed = add("kv low normed", type, l.kv_rank);
+  x_kv_normed = normed("kv low normed", l.kv_rank);
+  x_kv = operand(saved, local, "kv low normed quantized", x_kv_normed, again || up_again);
   x_kv_statistics = add("kv low statistics", DType::kFp32, 1);
 }
 
@@ -40,21 +48,26 @@ void LatentBlock::norm(SegmentWriter& w, const std::string& name, std::int64_t w
             {in.part(0, x_rows * width), weight(name).view()}, {out.view(), statistics.view()});
 }
 
-void LatentBlock::forward(SegmentWriter& w, const Ref& in, const Ref& qkv) {
+void LatentBlock::forward(SegmentWriter& w, const Operand& x, const Ref& qkv) {
+  const Ref& in = x.in;
   if (narrow_queries()) {
     linear(w, "attention.q_down", x_q_down, x_rows, in, x_q_low);
     norm(w, "attention.q_down_norm", x_q_down.out, x_q_low, x_q_normed, x_q_statistics);
   }
   linear(w, "attention.kv_down", x_kv_down, x_rows, in, x_kv_low);
   norm(w, "attention.kv_down_norm", x_kv_up.in, x_kv_low, x_kv_normed, x_kv_statistics);
-  up(w, in, qkv);
+  up(w, x, qkv);
 }
 
-void LatentBlock::up(SegmentWriter& w, const Ref& in, const Ref& qkv) {
+void LatentBlock::up(SegmentWriter& w, const Operand& x, const Ref& qkv) {
+  if (narrow_queries()) {
+    x_quantizer->quantize(w, "attention.q_up.quantize", x_q_normed, x_rows, x_q);
+  }
+  x_quantizer->quantize(w, "attention.kv_up.quantize", x_kv_normed, x_rows, x_kv);
   const Ref q = temporary("q", x_tokens * x_q_up.out);
   const Ref kv = temporary("kv", x_tokens * x_kv_up.out);
   linear(w, "attention.q_up", x_q_up, x_tokens,
-         gathered(w, "attention.q_up", narrow_queries() ? x_q_normed : in), q);
+         gathered(w, "attention.q_up", narrow_queries() ? x_q.in : x.in), q);
   Ref shared = x_kv_low;
   if (x_plan.sequence) {
     const std::int64_t rope = x_model.latent.rope;
@@ -63,7 +76,7 @@ void LatentBlock::up(SegmentWriter& w, const Ref& in, const Ref& qkv) {
               {x_kv_low.part(0, part.count)}, {part.view()});
     shared = gathered(w, "attention.shared_key", part);
   }
-  linear(w, "attention.kv_up", x_kv_up, x_tokens, gathered(w, "attention.kv_up", x_kv_normed), kv);
+  linear(w, "attention.kv_up", x_kv_up, x_tokens, gathered(w, "attention.kv_up", x_kv.in), kv);
   w.compute("attention.heads", kernel(KernelKind::kLatentHeads, x_tokens, packed_width()),
             {q.view(), kv.view(), shared.view()}, {qkv.view()});
 }
@@ -93,7 +106,8 @@ Ref LatentBlock::reduced(SegmentWriter& w, const std::string& name, const Ref& f
   return part;
 }
 
-Ref LatentBlock::backward(SegmentWriter& w, const Ref& in, const Ref& d_qkv) {
+Ref LatentBlock::backward(SegmentWriter& w, const Operand& x, const Ref& d_qkv) {
+  const Ref& in = x.kept;
   const LatentAttention& l = x_model.latent;
   const Ref d_q = temporary("d q", x_tokens * x_q_up.out);
   const Ref d_kv = temporary("d kv", x_tokens * x_kv_up.out);
@@ -101,7 +115,7 @@ Ref LatentBlock::backward(SegmentWriter& w, const Ref& in, const Ref& d_qkv) {
   w.compute("attention.heads_gradient",
             kernel(KernelKind::kLatentHeadsBackward, x_tokens, packed_width()), {d_qkv.view()},
             {d_q.view(), d_kv.view(), d_shared.view()});
-  const Ref d_kv_normed = column_backward(w, "attention.kv_up", x_kv_up, d_kv, x_kv_normed);
+  const Ref d_kv_normed = column_backward(w, "attention.kv_up", x_kv_up, d_kv, x_kv.kept);
   const Ref d_key = reduced(w, "attention.shared_key", d_shared);
   const Ref d_rank =
       norm_backward(w, "attention.kv_down_norm", l.kv_rank, d_kv_normed, x_kv_low, x_kv_statistics);
@@ -109,8 +123,7 @@ Ref LatentBlock::backward(SegmentWriter& w, const Ref& in, const Ref& d_qkv) {
   w.compute("attention.kv_down.join", kernel(KernelKind::kCast, x_rows, l.kv_rank + l.rope),
             {d_rank.view(), d_key.view()}, {d_low.view()});
   const Ref d_in = linear_backward(w, "attention.kv_down", x_kv_down, x_rows, d_low, in);
-  Ref d_of_q =
-      column_backward(w, "attention.q_up", x_q_up, d_q, narrow_queries() ? x_q_normed : in);
+  Ref d_of_q = column_backward(w, "attention.q_up", x_q_up, d_q, narrow_queries() ? x_q.kept : in);
   if (narrow_queries()) {
     const Ref d_q_low =
         norm_backward(w, "attention.q_down_norm", l.q_rank, d_of_q, x_q_low, x_q_statistics);

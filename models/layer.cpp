@@ -1,19 +1,19 @@
-#include "models/quantized_parts.h"
+#include "models/context_parts.h"
 
 namespace foretrain {
 namespace {
 
-class LayerWriter : QuantizedParts {
+class LayerWriter : ContextParts {
  public:
   LayerWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
               const LayerLayouts& layouts, bool recompute)
-      : QuantizedParts(builder, model, plan, layouts, recompute) {}
+      : ContextParts(builder, model, plan, layouts, recompute) {}
 
   LayerSegments run() {
     x_b = declare(x_saved, x_forward);
     LayoutWriter again("", kSaved);
     declare(again, x_backward);  // the same places as in x_forward
-    declare_weights();
+    x_quantizer.declare_weights(x_forward, x_backward);
     SegmentWriter forward(x_builder, "layer forward" + x_name_suffix, x_forward);
     blocks_write_to(x_forward);
     write_forward(forward);
@@ -21,7 +21,10 @@ class LayerWriter : QuantizedParts {
     blocks_write_to(x_backward);
     write_backward(backward);
     SegmentWriter weights(x_builder, "quantize weights" + x_name_suffix, x_forward);
-    if (x_layouts.quantized.valid()) quantize_weights(weights, true, true);
+    if (x_layouts.quantized.valid()) {
+      blocks_write_to(x_forward);
+      x_quantizer.quantize_weights(weights, true, true);
+    }
     LayerSegments out;
     out.saved = x_builder.layout(x_saved.layout());
     out.local_forward = x_builder.layout(x_forward.layout());
@@ -35,10 +38,11 @@ class LayerWriter : QuantizedParts {
   }
 
  private:
-  /// Where the experts and latent attention put their temporary buffers from now on.
+  /// Where casts, the experts and latent attention put their temporary buffers from now on.
   void blocks_write_to(LayoutWriter& local) {
-    if (x_moe) x_moe->write_to(local);
-    if (x_latent) x_latent->write_to(local);
+    x_quantizer.write_to(local);
+    if (x_moe) x_moe->write_to(local, x_quantizer);
+    if (x_latent) x_latent->write_to(local, x_quantizer);
   }
 
   SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
@@ -53,9 +57,8 @@ class LayerWriter : QuantizedParts {
     if (l.unit_weights.valid()) {
       writer.segment().frames.push_back(l.unit_weights);
       writer.segment().frames.push_back(l.unit_gradients);
-    } else if (l.quantized.valid()) {
-      writer.segment().frames.push_back(l.quantized);
     }
+    if (l.quantized.valid()) writer.segment().frames.push_back(l.quantized);
     if (l.expert_unit_weights.valid()) {
       writer.segment().frames.push_back(l.expert_unit_weights);
       writer.segment().frames.push_back(l.expert_unit_gradients);
@@ -76,12 +79,12 @@ class LayerWriter : QuantizedParts {
   void write_forward(SegmentWriter& w) {
     w.phase = Phase::kForward;
     w.wait(EventRef{kInput, kReady});
-    if (by_pass()) quantize_weights(w, true, false);
+    if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, true, false);
     forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
-    quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_in, x_b.y1_kept);
+    x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
     forward_heads(w);
     forward_core(w);
-    forward_linear(w, "attention.projection", x_projection, x_b.context_in, x_b.attention_part,
+    forward_linear(w, "attention.projection", x_projection, x_b.context_x.in, x_b.attention_part,
                    false);
     reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
     residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
@@ -106,16 +109,19 @@ class LayerWriter : QuantizedParts {
     const bool whole = again.layer;
     if (whole || again.norm) {
       forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
-      quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_in, x_b.y1_kept);
+      x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
     }
     if (whole) {
       forward_heads(w);
     } else if (again.latent_up) {
-      x_latent->up(w, x_b.y1, x_b.qkv);
+      if (!x_latent->narrow_queries() && !again.norm) {
+        x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x.in, Ref{});
+      }
+      x_latent->up(w, x_b.y1_x, x_b.qkv);
     }
     if (whole || again.attention) forward_core(w);
     if (whole) {
-      forward_linear(w, "attention.projection", x_projection, x_b.context_in, x_b.attention_part,
+      forward_linear(w, "attention.projection", x_projection, x_b.context_x.in, x_b.attention_part,
                      false);
       reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
       residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
@@ -126,14 +132,15 @@ class LayerWriter : QuantizedParts {
                    x_b.stats2);
       quantize_mlp_input(w);
     }
-    if (again.mlp && !whole && !again.norm) quantize_mlp_input(w);
+    const bool branch = again.mlp || again.moe || again.shared_experts;
+    if (branch && !whole && !again.norm) quantize_mlp_input(w);
     if (whole || again.mlp || again.moe) {
       forward_branch(w);
       if (whole || x_dropout.hidden) {
         residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
       }
     } else if (x_moe) {
-      x_moe->again(w, x_b.y2, x_b.down);
+      x_moe->again(w, x_b.y2, x_b.y2_x, x_b.down);
     } else if (again.activation) {
       forward_activation(w);
     }
@@ -141,7 +148,8 @@ class LayerWriter : QuantizedParts {
   }
 
   void quantize_mlp_input(SegmentWriter& w) {
-    quantize(w, "mlp.norm.quantize", x_b.y2, x_rows, x_b.y2_in, x_b.y2_kept);
+    if (x_moe && !x_moe->shares()) return;
+    x_quantizer.quantize(w, "mlp.norm.quantize", x_b.y2, x_rows, x_b.y2_x);
   }
 
   void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
@@ -152,7 +160,7 @@ class LayerWriter : QuantizedParts {
 
   void gather(SegmentWriter& w, const char* name, const Ref& part, const Ref& full) {
     if (!x_plan.sequence) return;
-    w.collective(name, gather_of(full), {part.view()}, {full.view()});
+    w.collective(name, x_quantizer.gather_of(full), {part.view()}, {full.view()});
   }
 
   void reduce(SegmentWriter& w, const char* name, const Ref& full, const Ref& part) {
@@ -164,23 +172,23 @@ class LayerWriter : QuantizedParts {
   /// `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
   void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
                       const Ref& out, bool with_bias) {
-    std::vector<View> reads = {in.view(), l.by_rows.view()};
+    std::vector<View> reads = {in.view(), x_quantizer.by_rows(l.weight).view()};
     if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
-    w.compute(name, in_low(forward_gemm(x_plan, x_tokens, l.out, l.in), false), std::move(reads),
-              {out.view()});
+    w.compute(name, x_quantizer.typed(forward_gemm(x_plan, x_tokens, l.out, l.in), l.weight, false),
+              std::move(reads), {out.view()});
   }
 
   /// From the normed input to queries, keys and values.
   void forward_heads(SegmentWriter& w) {
-    if (x_latent) return x_latent->forward(w, x_b.y1, x_b.qkv);
-    gather(w, "attention.gather", x_b.y1_in, x_b.y1_full);
+    if (x_latent) return x_latent->forward(w, x_b.y1_x, x_b.qkv);
+    gather(w, "attention.gather", x_b.y1_x.in, x_b.y1_full);
     forward_qkv(w);
   }
 
   /// The MLP or the experts, with their collectives.
   void forward_branch(SegmentWriter& w) {
-    if (x_moe) return x_moe->forward(w, x_b.y2, x_b.down);
-    gather(w, "mlp.gather", x_b.y2_in, x_b.y2_full);
+    if (x_moe) return x_moe->forward(w, x_b.y2, x_b.y2_x, x_b.down);
+    gather(w, "mlp.gather", x_b.y2_x.in, x_b.y2_full);
     forward_mlp(w);
     reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
   }
@@ -214,14 +222,13 @@ class LayerWriter : QuantizedParts {
       writes.insert(writes.begin(), x_b.context.view());
       w.compute("attention.core", core(false), {x_b.qkv.view()}, std::move(writes));
     }
-    quantize(w, "attention.projection.quantize", x_b.context, x_tokens, x_b.context_in,
-             x_b.context_kept);
+    x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens, x_b.context_x);
   }
 
   void forward_mlp(SegmentWriter& w) {
     forward_linear(w, "mlp.up", x_up, x_b.y2_full, x_b.up, x_model.gated());
     forward_activation(w);
-    forward_linear(w, "mlp.down", x_down, x_b.act_in, x_b.down_part, false);
+    forward_linear(w, "mlp.down", x_down, x_b.act_x.in, x_b.down_part, false);
   }
 
   KernelKind activation_kind(bool backward) const {
@@ -243,7 +250,7 @@ class LayerWriter : QuantizedParts {
     if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
     w.compute("mlp.activation", kernel(activation_kind(false), x_tokens, x_down.in),
               std::move(reads), {x_b.act.view()});
-    quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_in, x_b.act_kept);
+    x_quantizer.quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_x);
   }
 
   Kernel dropout(KernelKind kind) const {
@@ -262,13 +269,19 @@ class LayerWriter : QuantizedParts {
     w.compute(name, dropout(KernelKind::kResidualAdd), std::move(reads), std::move(writes));
   }
 
+  /// Forward GEMMs are among what is computed again.
+  bool multiplies_again() const {
+    const Recompute& again = x_again;
+    return again.layer || again.mlp || again.moe || again.shared_experts || again.latent_up;
+  }
+
   // --- Backward
   // ------------------------------------------------------------------------------------
   void write_backward(SegmentWriter& w) {
     const std::int64_t flat = x_rows * x_model.hidden;
     w.phase = Phase::kBackward;
     w.wait(EventRef{kOutputGradient, kReady});
-    if (by_pass()) quantize_weights(w, x_again.layer || x_again.mlp, true);
+    if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, multiplies_again(), true);
     write_again(w);
     const Ref d_out = x_b.output_gradient;
     Ref d_act;
@@ -286,11 +299,11 @@ class LayerWriter : QuantizedParts {
                   d_x2);
     // With parallel branches the attention branch sees the gradient of the output itself.
     backward_row(w, "attention.projection", x_projection, parallel ? d_out : d_x2, x_b.mask1,
-                 x_b.context_kept, d_context);
+                 x_b.context_x.kept, d_context);
     backward_core(w, d_context, d_qkv);
     const Ref d_y1 =
-        x_latent ? x_latent->backward(w, x_b.y1, d_qkv)
-                 : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_kept, x_b.y1_full);
+        x_latent ? x_latent->backward(w, x_b.y1_x, d_qkv)
+                 : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_x.kept, x_b.y1_full);
     backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
                   x_b.input_gradient);
     w.record(EventRef{kInputGradient, kReady});
@@ -298,10 +311,10 @@ class LayerWriter : QuantizedParts {
 
   /// From the gradient of the residual stream to that of the branch's normed input.
   Ref backward_branch(SegmentWriter& w, const Ref& d_out, const Ref& d_act, const Ref& d_up) {
-    if (x_moe) return x_moe->backward(w, x_b.y2, dropped(w, "moe", d_out, x_b.mask2));
-    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_kept, d_act);
+    if (x_moe) return x_moe->backward(w, x_b.y2, x_b.y2_x, dropped(w, "moe", d_out, x_b.mask2));
+    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_x.kept, d_act);
     backward_activation(w, d_act, d_up);
-    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2_kept, x_b.y2_full);
+    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full);
   }
 
   /// The gradient before dropout.
@@ -328,9 +341,10 @@ class LayerWriter : QuantizedParts {
     std::vector<View> reads = {d.view(), in.view()};
     std::vector<View> writes;
     add_gradients(x_plan, {l.weight_gradient}, reads, writes);
-    w.compute(name + ".weight_gradient",
-              in_low(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), true), std::move(reads),
-              std::move(writes));
+    w.compute(
+        name + ".weight_gradient",
+        x_quantizer.typed(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
+        std::move(reads), std::move(writes));
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -338,11 +352,12 @@ class LayerWriter : QuantizedParts {
                     const Ref& mask, const Ref& in, const Ref& d_in) {
     Ref d = dropped(w, name, d_out, mask);
     bias_gradient(w, name, l, d, x_rows);
-    const Copies copies =
-        x_plan.sequence ? gathered_gradient(w, name, d) : quantized_gradient(w, name, d, x_rows);
+    const Quantizer::Copies copies = x_plan.sequence
+                                         ? x_quantizer.gathered_gradient(w, name, d, x_rows)
+                                         : x_quantizer.gradient(w, name, l.weight, d, x_rows);
     w.compute(name + ".input_gradient",
-              in_low(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
-              {copies.rows.view(), l.by_columns.view()}, {d_in.view()});
+              x_quantizer.typed(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
+              {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_in.view()});
     weight_gradient(w, name, l, copies.columns, in);
   }
 
@@ -363,16 +378,16 @@ class LayerWriter : QuantizedParts {
                            ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
                            : d_in;
     bias_gradient(w, name, l, d, x_tokens);
-    const Copies copies = quantized_gradient(w, name, d, x_tokens);
+    const Quantizer::Copies copies = x_quantizer.gradient(w, name, l.weight, d, x_tokens);
     EventRef gathered;
     if (x_plan.sequence) {
-      gathered =
-          w.async_collective(name + ".gather", gather_of(in_full), {in.view()}, {in_full.view()});
+      gathered = w.async_collective(name + ".gather", x_quantizer.gather_of(in_full), {in.view()},
+                                    {in_full.view()});
       if (!async) w.wait(gathered);
     }
     w.compute(name + ".input_gradient",
-              in_low(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
-              {copies.rows.view(), l.by_columns.view()}, {d_full.view()});
+              x_quantizer.typed(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
+              {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_full.view()});
     EventRef reduced;
     if (x_plan.tensor > 1) {
       const auto kind =

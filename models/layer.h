@@ -31,9 +31,7 @@ enum LayerFrame : std::int16_t {
   /// With sharded units the frames that own what kWeights and kGradients lie in.
   kUnitWeights = kLayerFrames,
   kUnitGradients,
-  /// Without them copies of the weights in a type of less than 16 bits.
-  kQuantized = kLayerFrames,
-  /// Of layers with experts, which come before those of units and know no such copies.
+  /// Of layers with experts, which come before those of units and before `quantized_frame`.
   kExpertWeights = kLayerFrames,
   kExpertGradients
 };
@@ -72,7 +70,7 @@ Ref parameter_ref(const ParameterLayouts& layouts, const std::string& name, std:
 
 struct LayerSegments {
   SegmentId forward, backward;
-  SegmentId quantize;  ///< writes kQuantized, where the layer has it
+  SegmentId quantize;  ///< writes the copies of weights, where the layer has it
   LayoutId saved, local_forward, local_backward;
 };
 
@@ -87,6 +85,11 @@ struct LayerLayouts {
   LayoutId quantized;
   ParameterLayouts parameters, parameter_gradients;
 };
+
+/// Formal frame of copies of the weights in a type of less than 16 bits, without sharded units.
+inline std::int16_t quantized_frame(const LayerLayouts& layouts) {
+  return static_cast<std::int16_t>(kLayerFrames + (layouts.sparse ? 2 : 0));
+}
 
 /// Writes the segments of a layer; `recompute` says whether this layer follows plan.recompute.
 /// `name_suffix` tells variants apart.

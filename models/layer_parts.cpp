@@ -29,7 +29,8 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
       x_dropout(dropout_of(model, plan)),
       x_tensor(builder.group("tensor")),
       x_tokens(plan.tokens()),
-      x_rows(plan.tokens() / plan.shard()) {
+      x_rows(plan.tokens() / plan.shard()),
+      x_quantizer(builder, plan, layouts) {
   x_name_suffix = (layouts.sparse ? " with experts" : "") + suffix(recompute);
   set_linears();
   if (layouts.sparse) x_moe.emplace(builder, model, plan, layouts, x_again);
@@ -71,26 +72,27 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   Buffers b;
   // What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
   // columns, in place of the activation.
-  const auto operand = [&](const char* name, const Ref& x, bool computed_again, Ref& in,
-                           Ref& kept) {
-    in = kept = x;
-    if (!low) return;
-    in = local.add(name, BufferKind::kActivations, x_plan.precision.linear, x.count);
-    kept = add(name, x_plan.precision.linear, x.count, computed_again);
+  const auto operand = [&](const char* name, const Ref& x, bool computed_again) {
+    if (!low) return Operand{x, x};
+    const DType narrow = x_plan.precision.linear;
+    const Ref in = local.add(name, BufferKind::kActivations, narrow, x.count);
+    return Operand{in, add(name, narrow, x.count, computed_again)};
   };
   b.input = {kInput, kHiddenBuffer, type, flat};
   b.output = {kOutput, kHiddenBuffer, type, flat};
   b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat};
   b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat};
-  b.y1 = add("attention.norm out", type, flat, low || whole || again.norm);
-  operand("attention.norm out quantized", b.y1, whole || again.norm, b.y1_in, b.y1_kept);
+  // Queries that the way up computes again start from the normed input itself.
+  const bool queries = again.latent_up && !x_latent->narrow_queries();
+  b.y1 = add("attention.norm out", type, flat, (low && !queries) || whole || again.norm);
+  b.y1_x = operand("attention.norm out quantized", b.y1, whole || again.norm);
   b.stats1 = add("attention.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
-  if (x_latent) x_latent->declare(saved, local, whole);
+  if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
   b.qkv = add("qkv", type, x_tokens * x_qkv_width, whole || again.latent_up);
   if (x_model.qk_norm) b.qkv_raw = add("qkv raw", type, x_tokens * x_qkv_width, whole);
   b.context = add("context", type, x_tokens * x_projection.in, whole);
   const bool core = whole || again.attention;
-  operand("context quantized", b.context, core, b.context_in, b.context_kept);
+  b.context_x = operand("context quantized", b.context, core);
   if (unfused) {
     b.scores = add("probabilities", type, square, core);
     if (x_dropout.attention) {
@@ -103,8 +105,13 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   if (x_dropout.hidden) b.mask1 = add("attention dropout mask", DType::kUint8, flat, whole);
   b.x2 = add("attention residual", type, flat, whole);
   // A module that is computed again alone starts from its input.
-  b.y2 = add("mlp.norm out", type, flat, (low && !again.mlp) || whole || again.norm);
-  operand("mlp.norm out quantized", b.y2, whole || again.norm || again.mlp, b.y2_in, b.y2_kept);
+  const bool start = again.mlp || again.moe || again.shared_experts;
+  const bool y2_again = whole || again.norm;
+  b.y2 = add("mlp.norm out", type, flat, (low && !start && !x_moe) || y2_again);
+  b.y2_x = {b.y2, b.y2};
+  if (!x_moe || x_moe->shares()) {
+    b.y2_x = operand("mlp.norm out quantized", b.y2, y2_again || start);
+  }
   b.stats2 = add("mlp.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
   if (x_moe) {
     x_moe->declare(saved, local);
@@ -112,7 +119,7 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
     b.up = add("mlp up", type, x_tokens * x_up.out, whole || again.mlp);
     const bool activation = whole || again.mlp || again.activation;
     b.act = add("mlp activation", type, x_tokens * x_down.in, low || activation);
-    operand("mlp activation quantized", b.act, activation, b.act_in, b.act_kept);
+    b.act_x = operand("mlp activation quantized", b.act, activation);
   }
   if (x_dropout.hidden) b.mask2 = add("mlp dropout mask", DType::kUint8, flat, whole || again.mlp);
   declare_partial(b, local);
@@ -128,16 +135,16 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& local) const {
   };
   const DType type = x_plan.precision.compute;
   if (x_plan.sequence) {
-    b.y1_full = temp("attention input gathered", b.y1_in.dtype, full);
-    b.y2_full = temp("mlp input gathered", b.y2_in.dtype, full);
+    b.y1_full = temp("attention input gathered", b.y1_x.in.dtype, full);
+    b.y2_full = temp("mlp input gathered", b.y2_x.in.dtype, full);
     b.attention_part = temp("attention partial", type, full);
     b.down_part = temp("mlp partial", type, full);
   }
   b.attention_out = temp("attention out", type, flat);
   b.down = temp("mlp out", type, flat);
   if (!x_plan.sequence) {
-    b.y1_full = b.y1_in;
-    b.y2_full = b.y2_in;
+    b.y1_full = b.y1_x.in;
+    b.y2_full = b.y2_x.in;
     b.attention_part = b.attention_out;
     b.down_part = b.down;
   }

@@ -13,8 +13,6 @@ namespace foretrain {
 /// A linear of the layer: its parameters, its size on this rank.
 struct Linear {
   Ref weight, bias, weight_gradient, bias_gradient;
-  /// What forward GEMMs and those of input gradients read: quantized copies, or the weight itself.
-  Ref by_rows, by_columns;
   std::int64_t out = 0, in = 0;
 };
 
@@ -24,7 +22,7 @@ struct Buffers {
   Ref y1, stats1, y1_full, qkv_raw, qkv, context, row_stats, scores, score_mask, dropped;
   /// Operands of the linears: quantized copies for forward, and what is kept for the weight
   /// gradients. Under 16 bits and more both are the activation itself.
-  Ref y1_in, y1_kept, y2_in, y2_kept, context_in, context_kept, act_in, act_kept;
+  Operand y1_x, y2_x, context_x, act_x;
   Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,
       mask2;
 };
@@ -47,8 +45,6 @@ class LayerParts {
             weight(name + ".bias"),
             gradient(name + ".weight"),
             gradient(name + ".bias"),
-            Ref{},
-            Ref{},
             out,
             in};
   }
@@ -72,6 +68,7 @@ class LayerParts {
   std::int64_t x_q_heads = 0, x_kv_heads = 0, x_qkv_width = 0;
   Linear x_qkv, x_projection, x_up, x_down;
   NormRefs x_norm1, x_norm2;
+  Quantizer x_quantizer;
   std::optional<MoeBlock> x_moe;        ///< in place of the MLP
   std::optional<LatentBlock> x_latent;  ///< in place of one linear to queries, keys and values
   Buffers x_b;

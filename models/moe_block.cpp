@@ -102,13 +102,21 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
   const std::int64_t rows = x_sizes.worked();
   x_scores = add("router scores", DType::kFp32, x_rows * experts, false);
   x_map = add("routing map", DType::kUint8, x_rows * experts, false);
-  x_input = add("expert input", type, rows * x_model.hidden, false);
+  const bool low = x_plan.precision.low();
+  const auto cast = [&](const char* name, const Ref& x, bool again) {
+    return operand(saved, local, name, x, whole || again);
+  };
+  x_input = add("expert input", type, rows * x_model.hidden, low);
+  x_in = cast("expert input quantized", x_input, false);
   x_probabilities = add("expert probabilities", DType::kFp32, rows, false);
   x_up = add("expert up", type, rows * 2 * x_width, false);
-  x_act = add("expert activation", type, rows * x_width, x_again.expert_activation);
+  x_act = add("expert activation", type, rows * x_width, low || x_again.expert_activation);
+  x_activated = cast("expert activation quantized", x_act, x_again.expert_activation);
   if (x_shared == 0) return;
   x_s_up = add("shared expert up", type, x_tokens * 2 * x_shared, x_again.shared_experts);
-  x_s_act = add("shared expert activation", type, x_tokens * x_shared, x_again.shared_experts);
+  x_s_act =
+      add("shared expert activation", type, x_tokens * x_shared, low || x_again.shared_experts);
+  x_s_activated = cast("shared expert activation quantized", x_s_act, x_again.shared_experts);
 }
 
 void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
@@ -252,10 +260,12 @@ void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
   to_experts(w, "moe.dispatch", {{tokens, x_input, h}, {chances, x_probabilities, 1}});
 }
 
-void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm,
-                       std::vector<View> reads, const Ref& out) {
+void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, const Ref& of,
+                       bool backward, const Ref& a, const Ref& b, const Ref& out) {
+  std::vector<View> reads = {a.view(), b.view()};
   gemm.batch = x_sizes.local;
   gemm.in = x_plan.precision.matrix;
+  gemm = x_quantizer->typed(gemm, of, backward);
   const bool of_weights = gemm.accumulate;
   gemm.accumulate = of_weights && !x_plan.fresh_gradients();
   gemm.out = of_weights ? x_plan.local_gradients() : x_plan.precision.compute;
@@ -266,17 +276,21 @@ void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm,
 void MoeBlock::activation(SegmentWriter& w) {
   w.compute("moe.experts.activation", kernel(KernelKind::kSwiglu, x_sizes.worked(), x_width),
             {x_up.view(), x_probabilities.view()}, {x_act.view()});
+  x_quantizer->quantize(w, "moe.experts.down.quantize", x_act, x_sizes.worked(), x_activated);
 }
 
 void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   const std::int64_t h = x_model.hidden;
   const std::int64_t m = x_sizes.per_expert;
-  grouped(w, "moe.experts.up", {m, 2 * x_width, h},
-          {x_input.view(), expert("moe.experts.up", false).view()}, x_up);
+  const Ref up = expert("moe.experts.up", false);
+  const Ref narrow = expert("moe.experts.down", false);
+  x_quantizer->quantize(w, "moe.experts.up.quantize", x_input, x_sizes.worked(), x_in);
+  grouped(w, "moe.experts.up", {m, 2 * x_width, h}, up, false, x_in.in, x_quantizer->by_rows(up),
+          x_up);
   activation(w);
   const Ref down = temporary("expert output", x_sizes.worked() * h);
-  grouped(w, "moe.experts.down", {m, h, x_width, 1, false, true},
-          {x_act.view(), expert("moe.experts.down", false).view()}, down);
+  grouped(w, "moe.experts.down", {m, h, x_width, 1, false, true}, narrow, false, x_activated.in,
+          x_quantizer->by_rows(narrow), down);
   if (direct()) {
     from_experts(w, "moe.combine", {{down, out, h}});
     return;
@@ -290,16 +304,17 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
             {out.view()});
 }
 
-void MoeBlock::shared_up(SegmentWriter& w, const Ref& in) {
-  linear(w, "moe.shared.up", x_shared_up, x_tokens, gathered(w, "moe.shared", in), x_s_up);
+void MoeBlock::shared_up(SegmentWriter& w, const Operand& x) {
+  linear(w, "moe.shared.up", x_shared_up, x_tokens, gathered(w, "moe.shared", x.in), x_s_up);
   w.compute("moe.shared.activation", kernel(KernelKind::kSwiglu, x_tokens, x_shared),
             {x_s_up.view()}, {x_s_act.view()});
+  x_quantizer->quantize(w, "moe.shared.down.quantize", x_s_act, x_tokens, x_s_activated);
 }
 
-Ref MoeBlock::shared_forward(SegmentWriter& w, const Ref& in) {
-  shared_up(w, in);
+Ref MoeBlock::shared_forward(SegmentWriter& w, const Operand& x) {
+  shared_up(w, x);
   const Ref full = temporary("shared expert output", x_tokens * x_model.hidden);
-  linear(w, "moe.shared.down", x_shared_down, x_tokens, x_s_act, full);
+  linear(w, "moe.shared.down", x_shared_down, x_tokens, x_s_activated.in, full);
   if (!x_plan.sequence) return full;
   const Ref part = temporary("shared expert reduced", x_rows * x_model.hidden);
   w.collective("moe.shared.reduce", over_tensor(CollectiveKind::kReduceScatter, full.count),
@@ -307,25 +322,37 @@ Ref MoeBlock::shared_forward(SegmentWriter& w, const Ref& in) {
   return part;
 }
 
-void MoeBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {
+void MoeBlock::forward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out) {
   route(w, in);
   count_tokens(w);
   dispatch(w, in);
   if (x_shared == 0) return experts_forward(w, out);
   const Ref routed = temporary("routed output", out.count);
   experts_forward(w, routed);
-  const Ref shared = shared_forward(w, in);
+  const Ref shared = shared_forward(w, x);
   w.compute("moe.add", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
             {routed.view(), shared.view()}, {out.view()});
 }
 
-void MoeBlock::again(SegmentWriter& w, const Ref& in, const Ref& out) {
-  if (x_again.layer || x_again.moe) return forward(w, in, out);
+void MoeBlock::again(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out) {
+  if (x_again.layer || x_again.moe) return forward(w, in, x, out);
   if (x_again.expert_activation) activation(w);
-  if (x_again.shared_experts && x_shared > 0) shared_up(w, in);
+  if (x_again.shared_experts && x_shared > 0) shared_up(w, x);
 }
 
 // --- Backward ----------------------------------------------------------------------------------
+/// Both gradients of the experts' matrix `name` as grouped GEMMs of these sizes.
+void MoeBlock::expert_linear_backward(SegmentWriter& w, const std::string& name, Gemm of_input,
+                                      Gemm of_weight, const Ref& d_out, const Ref& in,
+                                      const Ref& d_in) {
+  const Ref matrix = expert(name, false);
+  const Quantizer::Copies d = x_quantizer->gradient(w, name, matrix, d_out, x_sizes.worked());
+  grouped(w, name + ".input_gradient", of_input, matrix, true, d.rows,
+          x_quantizer->by_columns(matrix), d_in);
+  of_weight.transpose_a = of_weight.accumulate = true;
+  grouped(w, name + ".weight_gradient", of_weight, matrix, true, d.columns, in, expert(name, true));
+}
+
 MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref& d_out) {
   const std::int64_t h = x_model.hidden;
   const std::int64_t m = x_sizes.per_expert;
@@ -343,20 +370,15 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
     to_experts(w, "moe.combine_gradient", {{d_back, d_down, h}});
   }
   const Ref d_act = temporary("d expert activation", rows * x_width);
-  grouped(w, "moe.experts.down.input_gradient", {m, x_width, h},
-          {d_down.view(), expert("moe.experts.down", false).view()}, d_act);
-  grouped(w, "moe.experts.down.weight_gradient", {h, x_width, m, 1, true, false, true},
-          {d_down.view(), x_act.view()}, expert("moe.experts.down", true));
+  expert_linear_backward(w, "moe.experts.down", {m, x_width, h}, {h, x_width, m}, d_down,
+                         x_activated.kept, d_act);
   const Ref d_up = temporary("d expert up", rows * 2 * x_width);
   const Ref d_chances = temporary("d expert probabilities", rows, DType::kFp32);
   w.compute("moe.experts.activation_gradient", kernel(KernelKind::kSwigluBackward, rows, x_width),
             {d_act.view(), x_up.view(), x_probabilities.view()}, {d_up.view(), d_chances.view()});
   const Ref d_input = temporary("d expert input", rows * h);
-  grouped(w, "moe.experts.up.input_gradient", {m, h, 2 * x_width, 1, false, true},
-          {d_up.view(), expert("moe.experts.up", false).view()}, d_input);
-  grouped(w, "moe.experts.up.weight_gradient", {h, 2 * x_width, m, 1, true, false, true},
-          {x_input.view(), d_up.view()}, expert("moe.experts.up", true));
-
+  expert_linear_backward(w, "moe.experts.up", {m, h, 2 * x_width, 1, false, true},
+                         {h, 2 * x_width, m}, d_up, x_in.kept, d_input);
   if (x_model.experts.bias) {
     bias_gradient(w, "moe.experts.down", rows, h, d_down,
                   expert("moe.experts.down", true, ".bias"));
@@ -400,19 +422,23 @@ Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_prob
   return linear_backward(w, "moe.router", x_router, x_rows, d_logits, in);
 }
 
-Ref MoeBlock::shared_backward(SegmentWriter& w, const Ref& in, const Ref& d_out) {
-  const Ref d = gathered(w, "moe.shared.d_output", d_out);
-  const Ref d_act = linear_backward(w, "moe.shared.down", x_shared_down, x_tokens, d, x_s_act);
+Ref MoeBlock::shared_backward(SegmentWriter& w, const Operand& x, const Ref& d_out) {
+  const Quantizer::Copies d =
+      x_plan.sequence
+          ? x_quantizer->gathered_gradient(w, "moe.shared.d_output", d_out, x_rows)
+          : x_quantizer->gradient(w, "moe.shared.down", x_shared_down.weight, d_out, x_tokens);
+  const Ref d_act =
+      linear_backward(w, "moe.shared.down", x_shared_down, x_tokens, d, x_s_activated.kept);
   const Ref d_up = temporary("d shared expert up", x_tokens * 2 * x_shared);
   w.compute("moe.shared.activation_gradient",
             kernel(KernelKind::kSwigluBackward, x_tokens, x_shared), {d_act.view(), x_s_up.view()},
             {d_up.view()});
-  return column_backward(w, "moe.shared.up", x_shared_up, d_up, in);
+  return column_backward(w, "moe.shared.up", x_shared_up, d_up, x.kept);
 }
 
-Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const Ref& d_out) {
+Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& d_out) {
   Ref d_shared;
-  if (x_shared > 0) d_shared = shared_backward(w, in, d_out);
+  if (x_shared > 0) d_shared = shared_backward(w, x, d_out);
   const InputGradients d = experts_backward(w, d_out);
   const Ref d_router = router_backward(w, in, d.probabilities);
   std::vector<View> reads = {d.tokens.view(), d_router.view()};

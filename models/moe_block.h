@@ -28,12 +28,14 @@ class MoeBlock : public Block {
            const LayerLayouts& layouts, const Recompute& again);
 
   void declare(LayoutWriter& saved, LayoutWriter& local);
-  /// From the normed `in` of this rank's tokens to the branch `out` of the same tokens.
-  void forward(SegmentWriter& w, const Ref& in, const Ref& out);
+  /// From the normed `in` of this rank's tokens to the branch `out` of the same tokens; `x` is `in`
+  /// as the shared experts read it.
+  void forward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out);
   /// Computes again what forward did not keep.
-  void again(SegmentWriter& w, const Ref& in, const Ref& out);
+  void again(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out);
   /// Returns the gradient of `in`.
-  Ref backward(SegmentWriter& w, const Ref& in, const Ref& d_out);
+  Ref backward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& d_out);
+  bool shares() const { return x_shared > 0; }
 
  private:
   bool gathers() const { return x_plan.experts.dispatcher == Dispatcher::kAllGather; }
@@ -48,8 +50,9 @@ class MoeBlock : public Block {
   /// Biases are added by the kernels of their GEMMs; their gradients are not.
   void bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
                      std::int64_t cols, const Ref& d_out, const Ref& bias);
-  void grouped(SegmentWriter& w, const std::string& name, Gemm gemm, std::vector<View> reads,
-               const Ref& out);
+  /// A grouped GEMM of the experts' matrix `of`, forward or backward; reads `a` and `b`.
+  void grouped(SegmentWriter& w, const std::string& name, Gemm gemm, const Ref& of, bool backward,
+               const Ref& a, const Ref& b, const Ref& out);
   void route(SegmentWriter& w, const Ref& in);
   void count_tokens(SegmentWriter& w);
   /// Rows on their way to the experts and back: tokens, and the probabilities beside them.
@@ -75,9 +78,11 @@ class MoeBlock : public Block {
   void dispatch(SegmentWriter& w, const Ref& in);
   void activation(SegmentWriter& w);
   void experts_forward(SegmentWriter& w, const Ref& out);
-  void shared_up(SegmentWriter& w, const Ref& in);
-  Ref shared_forward(SegmentWriter& w, const Ref& in);
-  Ref shared_backward(SegmentWriter& w, const Ref& in, const Ref& d_out);
+  void shared_up(SegmentWriter& w, const Operand& x);
+  Ref shared_forward(SegmentWriter& w, const Operand& x);
+  Ref shared_backward(SegmentWriter& w, const Operand& x, const Ref& d_out);
+  void expert_linear_backward(SegmentWriter& w, const std::string& name, Gemm of_input,
+                              Gemm of_weight, const Ref& d_out, const Ref& in, const Ref& d_in);
   struct InputGradients {
     Ref tokens, probabilities;
   };
@@ -89,6 +94,7 @@ class MoeBlock : public Block {
   std::int64_t x_width, x_shared;
   Matrix x_router, x_shared_up, x_shared_down;
   Ref x_scores, x_map, x_input, x_probabilities, x_up, x_act, x_s_up, x_s_act;
+  Operand x_in, x_activated, x_s_activated;  ///< as the linears read them
 };
 
 }  // namespace foretrain

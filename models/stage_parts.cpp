@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "models/quantized_parts.h"
+#include "models/quantizer.h"
 #include "models/stage_writer.h"
 
 namespace foretrain {

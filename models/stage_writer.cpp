@@ -215,7 +215,7 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   unit_opens(chunk, l, false);
   const LayerSegments& s = layer_segments(chunk, l);
   PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
-  if (s.quantize.valid() && !part.quantized.valid()) quantize_weights(chunk, part, s, index, mb);
+  if (s.quantize.valid() && !part.quantized.valid()) quantize_weights(chunk, l, s, mb);
   passage.saved.push_back(x_builder.frame(s.saved, index, mb));
   passage.hidden.push_back(x_builder.frame(x_layer.hidden, index, mb));
   Call call{
@@ -228,24 +228,27 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
       std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
-  if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_experts(chunk, l, false, call);
+  if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_part(chunk, l, nullptr, false, call);
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
 }
 
 /// Before the first use of a layer's weights in a step.
-void StageWriter::quantize_weights(const Chunk& chunk, PartFrames& part, const LayerSegments& s,
-                                   std::int32_t layer, std::int32_t mb) {
-  part.quantized = x_builder.frame(x_layer.quantized, layer);
-  Call call{s.quantize, layer, mb, std::vector<FrameId>(kLayerFrames + 1),
-            std::move(x_before_next)};
+void StageWriter::quantize_weights(Chunk& chunk, std::int64_t l, const LayerSegments& s,
+                                   std::int32_t mb) {
+  PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
+  const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
+  part.quantized = x_builder.frame(kind_of(chunk, l).quantized, layer);
+  Call call{s.quantize, layer, mb, std::vector<FrameId>(kLayerFrames), std::move(x_before_next)};
   x_before_next.clear();
   call.frames[kWeights] = part.weights;
+  call.frames[kShared] = part.shared;
   call.frames[kLocal] = x_builder.frame(s.local_forward, layer, mb);
-  call.frames[kQuantized] = part.quantized;
   wait_gathered(chunk, part, call);
+  bind_experts(chunk, l, false, call);
+  call.frames.push_back(part.quantized);
   x_builder.call(std::move(call));
 }
 
@@ -343,8 +346,8 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
              x_builder.frame(s.local_backward, index, mb), passage.gradient, below},
             std::move(x_before_next)};
   x_before_next.clear();
-  if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_experts(chunk, l, true, call);
+  if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_part(chunk, l, nullptr, true, call);
   x_builder.call(std::move(call));
   passage.gradient = below;

@@ -72,8 +72,7 @@ class StageWriter {
   void head_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void head_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
-  void quantize_weights(const Chunk& chunk, PartFrames& part, const LayerSegments& s,
-                        std::int32_t layer, std::int32_t mb);
+  void quantize_weights(Chunk& chunk, std::int64_t l, const LayerSegments& s, std::int32_t mb);
   void layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
   void layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
   void finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last);

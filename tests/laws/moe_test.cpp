@@ -200,6 +200,62 @@ TEST(MultiTokenPrediction, CostsALayerAndAHead) {
   EXPECT_DOUBLE_EQ(gemm_flops(more, "attention.") / gemm_flops(plain, "attention."), 5.0 / 4.0);
 }
 
+Bytes kept_by_layer(const Program& program) {
+  Bytes sum = 0;
+  for (const FrameLayout& layout : program.layouts) {
+    if (layout.name != "saved") continue;
+    for (const Buffer& buffer : layout.buffers) sum += buffer.saved ? buffer.bytes() : 0;
+  }
+  return sum;
+}
+
+// fp8: two copies of a byte of every matrix but the router's; the inputs of the experts' linears
+// and of the projections to queries, keys and values are kept in a byte instead of two, that of the
+// attention's output beside the two that attention reads; the router keeps its own in two. Dispatch
+// carries what it carried.
+TEST(ExpertPrecision, BytesOfFp8) {
+  for (const bool shared : {false, true}) {
+    Model model = all_sparse();
+    if (shared) model.experts.shared_width = 64;
+    const Experts& e = model.experts;
+    Plan plan = expert_plan(model, {1, 1, 1, 4}, 2);
+    const Program plain = lower(model, plan).programs[0];
+    plan.precision.linear = DType::kFp8;
+    const Workload workload = lower(model, plan);
+    ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
+    const Program& low = workload.programs[0];
+    const std::int64_t h = model.hidden;
+    const std::int64_t matrices = 4 * h * h + 3 * h * (e.count / 2 * e.width + e.shared_width);
+    EXPECT_EQ(persistent(low, BufferKind::kParameters) - persistent(plain, BufferKind::kParameters),
+              2 * model.layers * matrices);
+    const std::int64_t tokens = plan.tokens();
+    // y1, the experts' input and activation: a byte less; the attention's output: one more. Shared
+    // experts: the activation a byte less, their input a byte beside the router's.
+    const std::int64_t routed = tokens * e.top_k * (h + e.width);
+    const std::int64_t of_shared = shared ? tokens * (h - e.shared_width) : 0;
+    EXPECT_EQ(kept_by_layer(low) - kept_by_layer(plain),
+              -tokens * h - routed + tokens * h + of_shared);
+    const auto exchanged = [](const Program& p) {
+      return collective_bytes(p, kExpertGroup, CollectiveKind::kAllToAll);
+    };
+    EXPECT_EQ(exchanged(low), exchanged(plain));
+    each_op(low, [](const Op& op, const Work& work, const Call&) {
+      const auto* gemm = std::get_if<Gemm>(&work);
+      if (gemm == nullptr) return;
+      const std::string name = op.name;
+      const bool cast = !name.starts_with("head.") && !name.starts_with("moe.router");
+      EXPECT_EQ(gemm->in, cast ? DType::kFp8 : DType::kBf16) << name;
+      EXPECT_EQ(gemm->split_accumulator, cast && name.ends_with("_gradient")) << name;
+    });
+    plan.sharding = Sharding::kParameters;  // copies live as long as a pass
+    const auto sharded = [&](DType linear) {
+      plan.precision.linear = linear;
+      return persistent(lower(model, plan).programs[0], BufferKind::kParameters);
+    };
+    EXPECT_EQ(sharded(DType::kFp8), sharded(DType::kBf16));
+  }
+}
+
 // What a token passes through, in billions, as the models' authors print it.
 TEST(Presets, ActiveParameters) {
   const std::string folder = std::string(FORETRAIN_SOURCE_DIR) + "/configs/models/";

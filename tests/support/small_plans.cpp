@@ -244,7 +244,6 @@ Drawn draw_sparse_plan(Rng& rng) {
   Drawn out = rng.below(2) == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
   Plan& p = out.plan;
   p.shard_group = 0;
-  p.precision.linear = Precision{}.linear;
   p.sequence = p.tensor > 1;
   if (p.tokens() % p.tensor != 0) {
     p.tensor = 1;

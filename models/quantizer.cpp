@@ -1,0 +1,177 @@
+#include "models/quantizer.h"
+
+#include <algorithm>
+#include <array>
+
+namespace foretrain {
+namespace {
+
+/// Matrices that are cast; of a kind of layer those that it has.
+constexpr std::array<const char*, 12> kNames = {
+    "attention.qkv",   "attention.q_down",     "attention.q_up", "attention.kv_down",
+    "attention.kv_up", "attention.projection", "mlp.up",         "mlp.down",
+    "moe.experts.up",  "moe.experts.down",     "moe.shared.up",  "moe.shared.down"};
+
+struct Found {
+  std::string name;
+  Ref weight;
+  std::int64_t rows = 0;
+};
+
+/// Every matrix of a layer that is cast, with its rows on this rank.
+std::vector<Found> matrices_of(const ParameterLayouts& parameters) {
+  std::vector<Found> out;
+  const std::pair<const FrameLayout*, std::int16_t> places[] = {
+      {&parameters.cut, kWeights},
+      {&parameters.shared, kShared},
+      {&parameters.experts, kExpertWeights}};
+  for (const char* name : kNames) {
+    for (const auto& [layout, frame] : places) {
+      for (std::size_t b = 0; b < layout->buffers.size(); ++b) {
+        const Buffer& buffer = layout->buffers[b];
+        if (buffer.name != std::string(name) + ".weight") continue;
+        Found found{name, {frame, static_cast<std::int16_t>(b), buffer.dtype, buffer.count}, 0};
+        for (const Piece& piece : buffer.pieces) found.rows += piece.row_count;
+        out.push_back(std::move(found));
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Quantizer::Quantizer(ProgramBuilder& builder, const Plan& plan, const LayerLayouts& layouts)
+    : x_plan(plan), x_tensor(builder.group("tensor")) {
+  if (!low()) return;
+  std::int16_t buffer = 0;
+  for (Found& found : matrices_of(layouts.parameters)) {
+    Cast cast{found.name, found.weight, Ref{}, Ref{}, found.rows};
+    cast.by_rows = cast.by_columns = found.weight;
+    if (!plan.by_units()) {
+      for (Ref* copy : {&cast.by_rows, &cast.by_columns}) {
+        *copy = Ref{quantized_frame(layouts), buffer++, plan.precision.linear, found.weight.count};
+      }
+    }
+    x_casts.push_back(std::move(cast));
+  }
+}
+
+const Quantizer::Cast* Quantizer::find(const Ref& weight) const {
+  for (const Cast& cast : x_casts) {
+    if (cast.weight.frame == weight.frame && cast.weight.buffer == weight.buffer) return &cast;
+  }
+  return nullptr;
+}
+
+Ref Quantizer::by_rows(const Ref& weight) const {
+  const Cast* cast = find(weight);
+  return cast == nullptr ? weight : cast->by_rows;
+}
+
+Ref Quantizer::by_columns(const Ref& weight) const {
+  const Cast* cast = find(weight);
+  return cast == nullptr ? weight : cast->by_columns;
+}
+
+Gemm Quantizer::typed(Gemm gemm, const Ref& weight, bool backward) const {
+  if (find(weight) != nullptr) gemm.in = x_plan.precision.linear;
+  gemm.split_accumulator = backward && gemm.in == DType::kFp8;
+  return gemm;
+}
+
+void Quantizer::quantize(SegmentWriter& w, const std::string& name, const Ref& x, std::int64_t rows,
+                         const Ref& by_rows, const Ref& by_columns) {
+  if (!low()) return;
+  const std::int64_t width = std::max<std::int64_t>(1, x.count / rows);
+  const auto kernel = [&](KernelKind kind) {
+    Kernel out;
+    out.kind = kind;
+    out.rows = rows;
+    out.cols = width;
+    out.dtype = x_plan.precision.compute;
+    return out;
+  };
+  std::vector<View> reads = {x.view()};
+  if (x_plan.precision.current_scaling) {
+    const Ref largest = local(name + " largest", DType::kFp32, 1);
+    w.compute(name + ".largest", kernel(KernelKind::kLargest), reads, {largest.view()});
+    reads.push_back(largest.view());
+  }
+  std::vector<View> writes;
+  for (const Ref& copy : {by_rows, by_columns}) {
+    if (copy.valid()) writes.push_back(copy.view());
+  }
+  w.compute(name, kernel(KernelKind::kQuantize), std::move(reads), std::move(writes));
+}
+
+Quantizer::Copies Quantizer::gradient(SegmentWriter& w, const std::string& name, const Ref& weight,
+                                      const Ref& d, std::int64_t rows) {
+  if (find(weight) == nullptr) return {d, d};
+  const DType type = x_plan.precision.linear;
+  const Copies out = {local(name + " d by rows", type, d.count),
+                      local(name + " d by columns", type, d.count)};
+  quantize(w, name + ".quantize_gradient", d, rows, out.rows, out.columns);
+  return out;
+}
+
+Quantizer::Copies Quantizer::gathered_gradient(SegmentWriter& w, const std::string& name,
+                                               const Ref& d, std::int64_t rows) {
+  const DType type = low() ? x_plan.precision.linear : d.dtype;
+  Ref part = d;
+  if (low()) {
+    part = local(name + " d by rows", type, d.count);
+    quantize(w, name + ".quantize_gradient", d, rows, part, Ref{});
+  }
+  const Ref full = local(name + " d gathered", type, d.count * x_plan.tensor);
+  w.collective(name + ".gather", gather_of(full), {part.view()}, {full.view()});
+  if (!low()) return {full, full};
+  const Ref columns = local(name + " d by columns", type, full.count);
+  Kernel turn;
+  turn.kind = KernelKind::kQuantize;
+  turn.rows = rows * x_plan.tensor;
+  turn.cols = full.count / turn.rows;
+  turn.dtype = x_plan.precision.compute;
+  w.compute(name + ".turn_gradient", turn, {full.view()}, {columns.view()});
+  return {full, columns};
+}
+
+void Quantizer::declare_weights(LayoutWriter& forward, LayoutWriter& backward) {
+  if (!by_pass()) return;
+  for (LayoutWriter* place : {&forward, &backward}) {
+    for (Cast& cast : x_casts) {
+      const auto copy = [&](const char* which) {
+        return place->add(cast.name + which, BufferKind::kParameters, x_plan.precision.linear,
+                          cast.weight.count);
+      };
+      cast.by_rows = copy(" weights by rows");
+      cast.by_columns = copy(" weights by columns");
+    }
+  }
+}
+
+void Quantizer::quantize_weights(SegmentWriter& w, bool forward, bool backward) {
+  for (const Cast& cast : x_casts) {
+    quantize(w, cast.name + ".quantize_weights", cast.weight, cast.rows,
+             forward ? cast.by_rows : Ref{}, backward ? cast.by_columns : Ref{});
+  }
+}
+
+FrameLayout quantized_layout(const ParameterLayouts& parameters, DType type) {
+  FrameLayout out;
+  out.name = "quantized weights";
+  for (const Found& found : matrices_of(parameters)) {
+    for (const char* which : {" by rows", " by columns"}) {
+      Buffer buffer;
+      buffer.name = found.name + which;
+      buffer.kind = BufferKind::kParameters;
+      buffer.dtype = type;
+      buffer.count = found.weight.count;
+      buffer.persistent = true;
+      out.buffers.push_back(std::move(buffer));
+    }
+  }
+  return out;
+}
+
+}  // namespace foretrain
