@@ -33,9 +33,7 @@ struct TaskList {
   const Op& op_of(const Task& task) const {
     return program->segments[call_of(task).segment.index()].ops[static_cast<std::size_t>(task.op)];
   }
-  const Work& work_of(const Task& task) const {
-    return program->works[op_of(task).work.index()];
-  }
+  const Work& work_of(const Task& task) const { return program->works[op_of(task).work.index()]; }
 };
 
 /// A rank's places in the groups that its slots are bound to.
