@@ -14,7 +14,7 @@ namespace foretrain {
 namespace {
 
 /// A rank's step as numbers, for `gather`.
-std::vector<std::int64_t> pack(const HostRank<float>& rank) {
+std::vector<std::int64_t> pack(const RankRunner& rank) {
   std::vector<std::int64_t> out = {std::bit_cast<std::int64_t>(rank.loss()),
                                    std::bit_cast<std::int64_t>(rank.cpu_seconds()),
                                    std::bit_cast<std::int64_t>(rank.wall_seconds())};
@@ -74,21 +74,31 @@ void summarize(const Workload& workload, const std::vector<Step>& steps,
   out.timeline = measured_timeline(workload, steps[out.median].ranks, options.name_of);
 }
 
+Result<std::unique_ptr<RankRunner>> make_host_rank(const Workload& workload, RankId rank,
+                                                   Transport& transport,
+                                                   const HostOptions& options) {
+  use_one_blas_thread();
+  return std::unique_ptr<RankRunner>(
+      std::make_unique<HostRank<float>>(workload, rank, transport, options));
+}
+
 }  // namespace
 
 Result<Executed> execute_rank(const Workload& workload, RankId rank, Transport& transport,
                               const ExecuteOptions& options) {
-  use_one_blas_thread();
-  HostRank<float> host(workload, rank, transport, options.host);
-  if (const Status ready = host.set_up(); !ready.ok()) {
+  auto made = options.make_rank ? options.make_rank(workload, rank, transport, options.host)
+                                : make_host_rank(workload, rank, transport, options.host);
+  const Status ready = made.ok() ? made.value()->set_up() : Status(made.error());
+  if (!ready.ok()) {
     transport.abort("rank " + std::to_string(rank.value) + ": " + ready.error().message);
     return ready.error();
   }
+  RankRunner& runner = *made.value();
   Executed out;
   std::vector<Step> steps;
   for (std::int64_t s = 0; s < options.steps; ++s) {
-    FT_TRY(host.step());
-    FT_ASSIGN(const auto gathered, transport.gather(rank, pack(host)));
+    FT_TRY(runner.step());
+    FT_ASSIGN(const auto gathered, transport.gather(rank, pack(runner)));
     if (rank.value != 0) continue;
     steps.push_back(unpack(workload, gathered));
     out.steps.push_back(steps.back().measure);

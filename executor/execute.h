@@ -11,8 +11,13 @@
 
 namespace foretrain {
 
+/// Makes a rank of a Workload; nothing is started yet.
+using MakeRank = std::function<Result<std::unique_ptr<RankRunner>>(const Workload&, RankId,
+                                                                   Transport&, const HostOptions&)>;
+
 struct ExecuteOptions {
   HostOptions host;
+  MakeRank make_rank;      ///< none: on the host
   std::int64_t steps = 5;  ///< the first warms up and is not counted when there are more
   std::function<std::string(RankId)> name_of;
 };

@@ -27,69 +27,10 @@ std::size_t HostMemory<T>::size_of(const Buffer& buffer) {
 
 template <typename T>
 HostMemory<T>::HostMemory(const Program& program, const std::vector<Place>& places, bool poison)
-    : x_program(program), x_places(places), x_poison(poison) {
-  std::size_t total = 0;
-  for (const Frame& frame : program.frames) {
-    x_base.push_back(total);
-    total += program.layouts[frame.layout.index()].buffers.size();
-  }
-  x_homes.resize(total);
-  x_slots.resize(total);
-  for (std::size_t f = 0; f < program.frames.size(); ++f) {
-    const Frame& frame = program.frames[f];
-    Bytes offset = frame.alias_offset;
-    const FrameLayout& layout = program.layouts[frame.layout.index()];
-    for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
-      const std::size_t own = x_base[f] + b;
-      x_slots[own].buffer = &layout.buffers[b];
-      x_homes[own] = frame.alias_of.valid()
-                         ? Home{own_index(frame.alias_of, frame.alias_buffer), offset}
-                         : Home{own, 0};
-      offset += layout.buffers[b].bytes();
-    }
-  }
-  collect_slices();
-}
-
-template <typename T>
-void HostMemory<T>::collect_slices() {
-  for (std::size_t f = 0; f < x_program.frames.size(); ++f) {
-    const FrameLayout& layout = x_program.layouts[x_program.frames[f].layout.index()];
-    for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
-      const Home& home = x_homes[x_base[f] + b];
-      if (!x_slots[home.buffer].buffer->persistent) continue;  // gathered from where they are kept
-      for (const Piece& piece : layout.buffers[b].pieces) add_slice(piece, f, home);
-    }
-  }
-}
-
-template <typename T>
-void HostMemory<T>::add_slice(const Piece& piece, std::size_t f, const Home& home) {
-  const auto place = [this](GroupSlot slot) {
-    return slot.valid() ? x_places[slot.index()].index : 0;
-  };
-  const Frame& frame = x_program.frames[f];
-  const Buffer& owner = *x_slots[home.buffer].buffer;
-  Slice slice;
-  slice.tensor = &x_program.tensors[piece.tensor.index()];
-  slice.layer = frame.layer + piece.layer;
-  slice.rows = piece.row_count;
-  slice.cols = piece.col_count;
-  slice.first_row = place(piece.rows_split_over) * piece.row_count;
-  slice.first_col = place(piece.cols_split_over) * piece.col_count;
-  slice.owner = frame.alias_of.valid() ? frame.alias_of : FrameId(f);
-  slice.element = home.offset / 4 + piece.offset;
-  if (owner.shards > 1) slice.element -= place(owner.shard_group) * owner.count;
-  slice.begin = std::max<std::int64_t>(0, -slice.element);
-  slice.end = std::min(slice.rows * slice.cols, owner.count - slice.element);
-  if (slice.begin >= slice.end) return;
-  // Aliases come and go with the calls that bind them; the first one will do.
-  const auto same = [&slice](const Slice& known) {
-    return known.owner == slice.owner && known.element == slice.element &&
-           known.tensor == slice.tensor;
-  };
-  if (std::none_of(x_slices.begin(), x_slices.end(), same)) x_slices.push_back(slice);
-}
+    : x_program(program),
+      x_layout(program, places),
+      x_poison(poison),
+      x_data(x_layout.size(), nullptr) {}
 
 template <typename T>
 std::byte* HostMemory<T>::take(std::size_t bytes) {
@@ -123,82 +64,66 @@ Status HostMemory<T>::set_up(std::uint64_t seed) {
                            std::to_string(bytes >> 20) + " MiB; use a smaller model or more ranks");
       }
       std::memset(data, 0, bytes);
-      x_slots[x_base[f] + b].data = data;
+      x_data[x_layout.index_of(FrameId(f), static_cast<std::int16_t>(b))] = data;
     }
   }
-  for (const Slice& slice : x_slices) draw(slice, seed);
+  for (const TensorSlice& slice : x_layout.slices()) {
+    T* const out = values(slice.owner);
+    draw_parameters(slice, seed, [out](std::int64_t element, float value) {
+      out[element] = static_cast<T>(value);
+    });
+  }
   return ok_status();
 }
 
 template <typename T>
-void HostMemory<T>::draw(const Slice& slice, std::uint64_t seed) {
-  const Tensor& tensor = *slice.tensor;
-  const std::uint64_t key = mix(mix(mix(seed, "parameters"), tensor.name),
-                                static_cast<std::uint64_t>(std::int64_t{slice.layer}));
-  T* const out = values(slice.owner);
-  for (std::int64_t i = slice.begin; i < slice.end; ++i) {
-    const std::int64_t row = slice.first_row + i / slice.cols;
-    if (row >= tensor.rows) continue;  // padding stays zero
-    T& value = out[slice.element + i];
-    if (tensor.init == Init::kOnes) value = T(1);
-    if (tensor.init != Init::kNormal) continue;
-    const std::int64_t index = row * tensor.cols + slice.first_col + i % slice.cols;
-    value = static_cast<T>(static_cast<float>(tensor.deviation * normal_at(key, index)));
-  }
-}
-
-template <typename T>
 T* HostMemory<T>::values(FrameId frame) const {
-  return reinterpret_cast<T*>(x_slots[x_base[frame.index()]].data);
+  return reinterpret_cast<T*>(x_data[x_layout.index_of(frame, 0)]);
 }
 
 template <typename T>
 Status HostMemory<T>::allocate(const Call& call, const BufferRef& ref) {
-  const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
-  Slot& slot = x_slots[own_index(frame, ref.buffer)];
-  const std::size_t bytes = size_of(*slot.buffer);
-  slot.data = take(bytes);
-  if (slot.data == nullptr) {
-    return input_error("out of memory: " + slot.buffer->name + " needs " +
-                       std::to_string(bytes >> 20) + " MiB");
+  const std::size_t index = x_layout.index_of(call, ref);
+  const Buffer& buffer = x_layout.buffer(index);
+  const std::size_t bytes = size_of(buffer);
+  std::byte* const data = take(bytes);
+  if (data == nullptr) {
+    return input_error("out of memory: " + buffer.name + " needs " + std::to_string(bytes >> 20) +
+                       " MiB");
   }
+  x_data[index] = data;
   if (!x_poison) return ok_status();
-  if (is_real(slot.buffer->dtype)) {
-    std::fill_n(reinterpret_cast<T*>(slot.data), slot.buffer->count,
-                std::numeric_limits<T>::quiet_NaN());
+  if (is_real(buffer.dtype)) {
+    std::fill_n(reinterpret_cast<T*>(data), buffer.count, std::numeric_limits<T>::quiet_NaN());
   } else {
-    std::memset(slot.data, 0xff, bytes);
+    std::memset(data, 0xff, bytes);
   }
   return ok_status();
 }
 
 template <typename T>
 void HostMemory<T>::release(const Call& call, const BufferRef& ref) {
-  const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
-  Slot& slot = x_slots[own_index(frame, ref.buffer)];
-  FT_CHECK(slot.data != nullptr, "a buffer is freed that is not allocated");
+  const std::size_t index = x_layout.index_of(call, ref);
+  FT_CHECK(x_data[index] != nullptr, "a buffer is freed that is not allocated");
   constexpr std::size_t kPage = 4096;
-  const std::size_t bytes = size_of(*slot.buffer);
+  const std::size_t bytes = size_of(x_layout.buffer(index));
   const std::size_t size = std::max(kPage, (bytes + kPage - 1) / kPage * kPage);
   const std::lock_guard lock(x_mutex);
-  x_free.emplace(size, slot.data);
-  slot.data = nullptr;
+  x_free.emplace(size, x_data[index]);
+  x_data[index] = nullptr;
 }
 
 template <typename T>
 Operand HostMemory<T>::at(const Call& call, const View& view) const {
-  const FrameId frame = call.frames[static_cast<std::size_t>(view.frame)];
-  const Home& home = x_homes[own_index(frame, view.buffer)];
-  const Slot& slot = x_slots[home.buffer];
-  Bytes offset = home.offset + view.offset;
-  if (view.shards > 1) offset += view.bytes * x_places[view.shard_group.index()].index;
-  const Bytes element = bytes_of(slot.buffer->dtype, 1);
-  FT_CHECK(slot.data != nullptr, "an op touches a buffer that is not allocated");
+  const MemoryLayout::Home home = x_layout.home(call, view);
+  const Buffer& owner = x_layout.buffer(home.buffer);
+  const Bytes element = bytes_of(owner.dtype, 1);
+  FT_CHECK(x_data[home.buffer] != nullptr, "an op touches a buffer that is not allocated");
   Operand out;
-  out.data = slot.data + static_cast<std::size_t>(offset) * scale(slot.buffer->dtype);
+  out.data = x_data[home.buffer] + static_cast<std::size_t>(home.offset) * scale(owner.dtype);
   out.count = view.bytes / element;
-  out.begin = offset / element;
-  out.buffer = slot.buffer;
+  out.begin = home.offset / element;
+  out.buffer = &owner;
   return out;
 }
 

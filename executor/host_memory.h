@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "executor/memory_layout.h"
 #include "executor/operands.h"
 #include "sim/base/result.h"
 #include "sim/program/program.h"
@@ -27,47 +28,20 @@ class HostMemory {
   void release(const Call& call, const BufferRef& ref);
   Operand at(const Call& call, const View& view) const;
 
-  /// One slice of a logical tensor in a persistent buffer: its elements [begin, end), row-major,
-  /// are there, element i at `element` + i.
-  struct Slice {
-    const Tensor* tensor = nullptr;
-    std::int32_t layer = -1;
-    std::int64_t first_row = 0, first_col = 0, rows = 0, cols = 0;
-    FrameId owner;  ///< frame of the buffer that holds it
-    std::int64_t element = 0;
-    std::int64_t begin = 0, end = 0;
-  };
-  const std::vector<Slice>& slices() const { return x_slices; }
+  const std::vector<TensorSlice>& slices() const { return x_layout.slices(); }
   /// The first buffer of a frame that owns memory.
   T* values(FrameId frame) const;
 
  private:
-  struct Home {
-    std::size_t buffer = 0;  ///< index of the buffer that owns the memory
-    Bytes offset = 0;        ///< program bytes
-  };
-  struct Slot {
-    const Buffer* buffer = nullptr;
-    std::byte* data = nullptr;
-  };
   static std::size_t scale(DType type);
   static std::size_t size_of(const Buffer& buffer);
-  std::size_t own_index(FrameId frame, std::int16_t buffer) const {
-    return x_base[frame.index()] + static_cast<std::size_t>(buffer);
-  }
   std::byte* take(std::size_t bytes);
-  void draw(const Slice& slice, std::uint64_t seed);
-  void collect_slices();
-  void add_slice(const Piece& piece, std::size_t frame, const Home& home);
 
   const Program& x_program;
-  const std::vector<Place>& x_places;
+  MemoryLayout x_layout;
   bool x_poison;
-  std::vector<std::size_t> x_base;  ///< by frame
-  std::vector<Home> x_homes;        ///< by frame and buffer
-  std::vector<Slot> x_slots;
-  std::vector<Slice> x_slices;
-  std::mutex x_mutex;  ///< of the pool
+  std::vector<std::byte*> x_data;  ///< by buffer; none where it is not allocated
+  std::mutex x_mutex;              ///< of the pool
   std::multimap<std::size_t, std::byte*> x_free;
   std::vector<std::unique_ptr<std::byte[]>> x_blocks;
 };

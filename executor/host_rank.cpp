@@ -15,22 +15,6 @@
 namespace foretrain {
 namespace {
 
-std::vector<Place> places_of(const Workload& workload, RankId rank) {
-  std::vector<Place> out;
-  for (const GroupId id : workload.ranks[rank.index()].groups) {
-    Place place;
-    if (id.valid()) {
-      const std::vector<RankId>& members = workload.groups[id.index()];
-      const auto at = std::find(members.begin(), members.end(), rank);
-      FT_CHECK(at != members.end(), "a rank is bound to a group that it is no member of");
-      place.index = at - members.begin();
-      place.size = static_cast<std::int64_t>(members.size());
-    }
-    out.push_back(place);
-  }
-  return out;
-}
-
 double cpu_now() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -42,59 +26,15 @@ double cpu_now() {
 template <typename T>
 HostRank<T>::HostRank(const Workload& workload, RankId rank, Transport& transport,
                       const HostOptions& options)
-    : x_workload(workload),
-      x_program(workload.programs[workload.ranks[rank.index()].program.index()]),
+    : x_program(workload.programs[workload.ranks[rank.index()].program.index()]),
       x_binding(workload.ranks[rank.index()]),
       x_rank(rank),
       x_transport(transport),
       x_options(options),
       x_places(places_of(workload, rank)),
-      x_memory(x_program, x_places, options.check) {
-  std::size_t events = 0;
-  for (const Frame& frame : x_program.frames) {
-    x_event_base.push_back(events);
-    events += x_program.layouts[frame.layout.index()].events.size();
-  }
-  x_events.resize(events);
-  list_tasks();
-}
-
-template <typename T>
-std::size_t HostRank<T>::event_of(const Call& call, EventRef ref) const {
-  return x_event_base[call.frames[static_cast<std::size_t>(ref.frame)].index()] +
-         static_cast<std::size_t>(ref.event);
-}
-
-template <typename T>
-void HostRank<T>::list_tasks() {
-  const std::size_t streams = x_program.streams.size();
-  x_tasks.resize(streams);
-  std::vector<std::vector<std::size_t>> pending(streams);  // waits of calls, until the next op
-  for (std::size_t c = 0; c < x_program.calls.size(); ++c) {
-    const Call& call = x_program.calls[c];
-    for (const StreamWait& wait : call.waits) {
-      pending[wait.stream.index()].push_back(x_event_base[wait.frame.index()] +
-                                             static_cast<std::size_t>(wait.event));
-    }
-    const Segment& segment = x_program.segments[call.segment.index()];
-    for (std::size_t o = 0; o < segment.ops.size(); ++o) {
-      const Op& op = segment.ops[o];
-      Task task;
-      task.call = static_cast<std::int32_t>(c);
-      task.op = static_cast<std::int32_t>(o);
-      task.waits = std::move(pending[op.stream.index()]);
-      pending[op.stream.index()].clear();
-      for (const EventRef& ref : op.waits) task.waits.push_back(event_of(call, ref));
-      if (op.records.valid()) task.event = static_cast<std::int64_t>(event_of(call, op.records));
-      const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
-      if (kernel != nullptr && kernel->kind == KernelKind::kLossMean) {
-        x_loss_frame = call.frames[static_cast<std::size_t>(op.writes[0].frame)];
-        x_loss_buffer = op.writes[0].buffer;
-      }
-      x_issue.emplace_back(op.stream.value, x_tasks[op.stream.index()].size());
-      x_tasks[op.stream.index()].push_back(std::move(task));
-    }
-  }
+      x_memory(x_program, x_places, options.check),
+      x_list(x_program) {
+  x_events.resize(x_list.events);
 }
 
 template <typename T>
@@ -107,9 +47,9 @@ Status HostRank<T>::set_up() {
 /// A master copy starts as the weights that the same optimizer op writes.
 template <typename T>
 void HostRank<T>::start_masters() {
-  for (const auto& [stream, index] : x_issue) {
-    const Task& task = x_tasks[static_cast<std::size_t>(stream)][index];
-    const Op& op = op_of(task);
+  for (const auto& [stream, index] : x_list.issue) {
+    const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
+    const Op& op = x_list.op_of(task);
     const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
     if (kernel == nullptr || kernel->kind != KernelKind::kAdam || op.writes.size() < 4) continue;
     const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
@@ -123,9 +63,9 @@ void HostRank<T>::start_masters() {
 template <typename T>
 std::vector<typename HostRank<T>::Updated> HostRank<T>::updated() const {
   std::vector<Updated> out;
-  for (const auto& [stream, index] : x_issue) {
-    const Task& task = x_tasks[static_cast<std::size_t>(stream)][index];
-    const Op& op = op_of(task);
+  for (const auto& [stream, index] : x_list.issue) {
+    const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
+    const Op& op = x_list.op_of(task);
     const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
     if (kernel == nullptr || kernel->kind != KernelKind::kAdam) continue;
     const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
@@ -138,10 +78,10 @@ std::vector<typename HostRank<T>::Updated> HostRank<T>::updated() const {
 
 template <typename T>
 double HostRank<T>::loss() const {
-  if (!x_loss_frame.valid()) return std::numeric_limits<double>::quiet_NaN();
+  if (!x_list.loss_frame.valid()) return std::numeric_limits<double>::quiet_NaN();
   Call call;
-  call.frames = {x_loss_frame};
-  const View view{0, x_loss_buffer, 0, 4, 1, GroupSlot()};
+  call.frames = {x_list.loss_frame};
+  const View view{0, x_list.loss_buffer, 0, 4, 1, GroupSlot()};
   return static_cast<double>(*reinterpret_cast<const T*>(x_memory.at(call, view).data));
 }
 
@@ -164,16 +104,16 @@ void HostRank<T>::fail(const std::string& what) {
 
 template <typename T>
 Status HostRank<T>::step() {
-  const std::size_t streams = x_tasks.size();
+  const std::size_t streams = x_list.tasks.size();
   std::fill(x_events.begin(), x_events.end(), false);
   x_issued.assign(streams, 0);
   x_done.assign(streams, 0);
   x_records.assign(streams, {});
-  for (std::size_t s = 0; s < streams; ++s) x_records[s].reserve(x_tasks[s].size());
+  for (std::size_t s = 0; s < streams; ++s) x_records[s].reserve(x_list.tasks[s].size());
   x_cpu_seconds = x_wall_seconds = 0;
   std::vector<std::thread> workers;
   for (std::size_t s = 0; s < streams; ++s) {
-    if (!x_tasks[s].empty()) workers.emplace_back([this, s] { run_stream(s); });
+    if (!x_list.tasks[s].empty()) workers.emplace_back([this, s] { run_stream(s); });
   }
   const Status together = x_transport.barrier(x_rank);
   x_start = std::chrono::steady_clock::now();
@@ -190,9 +130,9 @@ Status HostRank<T>::step() {
 /// The host: hands ops to their streams in order; blocks at HostSync and HostDelay only.
 template <typename T>
 void HostRank<T>::issue() {
-  for (const auto& [stream, index] : x_issue) {
+  for (const auto& [stream, index] : x_list.issue) {
     const auto s = static_cast<std::size_t>(stream);
-    const Work& work = x_program.works[op_of(x_tasks[s][index]).work.index()];
+    const Work& work = x_program.works[x_list.op_of(x_list.tasks[s][index]).work.index()];
     if (const auto* delay = std::get_if<HostDelay>(&work)) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(delay->time.ps / 1000));
     }
@@ -208,14 +148,14 @@ void HostRank<T>::issue() {
 
 template <typename T>
 void HostRank<T>::run_stream(std::size_t stream) {
-  for (std::size_t i = 0; i < x_tasks[stream].size(); ++i) {
+  for (std::size_t i = 0; i < x_list.tasks[stream].size(); ++i) {
     if (!run_task(stream, i)) return;
   }
 }
 
 template <typename T>
 bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
-  const Task& task = x_tasks[stream][index];
+  const Task& task = x_list.tasks[stream][index];
   {
     std::unique_lock lock(x_mutex);
     x_changed.wait(lock, [&] {
@@ -227,7 +167,7 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
   }
   OpRecord record{task.call, task.op, now(), Time{}, Time{}};
   const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
-  const Op& op = op_of(task);
+  const Op& op = x_list.op_of(task);
   const Work& work = x_program.works[op.work.index()];
   const bool kernel = std::holds_alternative<Gemm>(work) ||
                       std::holds_alternative<Attention>(work) ||

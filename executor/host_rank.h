@@ -9,43 +9,27 @@
 #include <vector>
 
 #include "executor/host_memory.h"
+#include "executor/rank_runner.h"
+#include "executor/task_list.h"
 #include "executor/transport.h"
 
 namespace foretrain {
-
-struct HostOptions {
-  Training training;
-  /// Allocated buffers are poisoned, and what ops wrote is searched for NaN.
-  bool check = false;
-};
-
-/// When an op ran, on the clock that starts with the step. `cpu`: of its thread, for kernels.
-struct OpRecord {
-  std::int32_t call = 0, op = 0;
-  Time begin, end, cpu;
-};
 
 /// What the host backend cannot execute, by name: element types other than fp32, opaque work,
 /// pieces of attention (context parallelism), copies to storage.
 Status check_executable(const Workload& workload);
 
 template <typename T>
-class HostRank {
+class HostRank final : public RankRunner {
  public:
   /// The workload must outlive it, and be verified and executable.
   HostRank(const Workload& workload, RankId rank, Transport& transport, const HostOptions& options);
-  Status set_up();
-
-  /// One training step; the caller's thread is the host that issues. All ranks must step.
-  Status step();
-
-  /// Of the last step, by stream, in issue order.
-  const std::vector<std::vector<OpRecord>>& records() const { return x_records; }
-  /// CPU and wall time of the kernels of the last step: equal when nobody else used the cores.
-  double cpu_seconds() const { return x_cpu_seconds; }
-  double wall_seconds() const { return x_wall_seconds; }
-  /// Mean loss of the last step; NaN on ranks that have none.
-  double loss() const;
+  Status set_up() override;
+  Status step() override;
+  const std::vector<std::vector<OpRecord>>& records() const override { return x_records; }
+  double cpu_seconds() const override { return x_cpu_seconds; }
+  double wall_seconds() const override { return x_wall_seconds; }
+  double loss() const override;
   std::int64_t steps() const { return x_step; }
 
   HostMemory<T>& memory() { return x_memory; }
@@ -59,14 +43,6 @@ class HostRank {
   std::vector<Updated> updated() const;
 
  private:
-  struct Task {
-    std::int32_t call = 0, op = 0;
-    std::vector<std::size_t> waits;
-    std::int64_t event = -1;
-  };
-  void list_tasks();
-  void find_inputs();
-  std::size_t event_of(const Call& call, EventRef ref) const;
   void issue();
   void run_stream(std::size_t stream);
   bool run_task(std::size_t stream, std::size_t index);
@@ -79,12 +55,7 @@ class HostRank {
   void start_masters();
   void fail(const std::string& what);
   Time now() const;
-  const Op& op_of(const Task& task) const {
-    const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
-    return x_program.segments[call.segment.index()].ops[static_cast<std::size_t>(task.op)];
-  }
 
-  const Workload& x_workload;
   const Program& x_program;
   const RankBinding& x_binding;
   RankId x_rank;
@@ -92,11 +63,7 @@ class HostRank {
   HostOptions x_options;
   std::vector<Place> x_places;
   HostMemory<T> x_memory;
-  std::vector<std::size_t> x_event_base;
-  std::vector<std::vector<Task>> x_tasks;                     ///< by stream
-  std::vector<std::pair<std::int32_t, std::size_t>> x_issue;  ///< (stream, task) in issue order
-  FrameId x_loss_frame;
-  std::int16_t x_loss_buffer = 0;
+  TaskList x_list;
   std::int64_t x_step = 0;
 
   std::mutex x_mutex;

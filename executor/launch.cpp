@@ -13,28 +13,13 @@
 #include <thread>
 
 #include "executor/execute.h"
+#include "executor/module_file.h"
 #include "executor/mpi_module.h"
 
 namespace foretrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string own_path() {
-  std::error_code error;
-  const fs::path path = fs::read_symlink("/proc/self/exe", error);
-  return error ? "" : path.string();
-}
-
-std::string module_path() {
-  const fs::path folder = fs::path(own_path()).parent_path();
-  for (const fs::path& place : {folder, folder / "../executor", folder / "../lib/foretrain"}) {
-    std::error_code error;
-    const fs::path file = place / kMpiModuleFile;
-    if (fs::exists(file, error)) return file.string();
-  }
-  return "";
-}
 
 std::string find_program(const std::string& name) {
   const char* path = std::getenv("PATH");
@@ -73,6 +58,22 @@ std::vector<std::string> command_line(const std::string& mpirun, std::int64_t ra
 
 }  // namespace
 
+std::string own_path() {
+  std::error_code error;
+  const fs::path path = fs::read_symlink("/proc/self/exe", error);
+  return error ? "" : path.string();
+}
+
+std::string find_module(const std::string& module) {
+  const fs::path folder = fs::path(own_path()).parent_path();
+  for (const fs::path& place : {folder, folder / "../executor", folder / "../lib/foretrain"}) {
+    std::error_code error;
+    const fs::path file = place / module;
+    if (fs::exists(file, error)) return file.string();
+  }
+  return "";
+}
+
 std::int64_t launched_ranks() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
     if (const char* value = std::getenv(name)) return std::max(1LL, std::atoll(value));
@@ -83,7 +84,7 @@ std::int64_t launched_ranks() {
 }
 
 Status check_mpi() {
-  if (module_path().empty()) {
+  if (find_module(kMpiModuleFile).empty()) {
     return input_error(
         "more than one rank needs MPI, and this build has none: install libopenmpi-dev and build "
         "again, or use --threads (ranks as threads of one process)");
@@ -97,7 +98,7 @@ Status check_mpi() {
 }
 
 Result<MpiWorld> join_mpi(const Workload& workload) {
-  const std::string path = module_path();
+  const std::string path = find_module(kMpiModuleFile);
   if (path.empty()) return check_mpi().error();
   // Open MPI's own plug-ins look its symbols up globally.
   void* const module = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);

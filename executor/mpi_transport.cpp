@@ -141,6 +141,11 @@ class MpiTransport : public Transport {
     return out;
   }
 
+  Status broadcast(RankId, std::vector<std::int64_t>& values) override {
+    MPI_Bcast(values.data(), static_cast<int>(values.size()), MPI_INT64_T, 0, x_control);
+    return ok_status();
+  }
+
   /// Ends every process of the job.
   void abort(const std::string& reason) override {
     if (x_aborted.exchange(true)) return;

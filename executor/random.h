@@ -10,7 +10,7 @@
 
 namespace foretrain {
 
-inline std::uint64_t mix(std::uint64_t key, std::uint64_t value) {
+constexpr std::uint64_t mix(std::uint64_t key, std::uint64_t value) {
   return hash_u64(key ^ (value + 0x9e3779b97f4a7c15ULL + (key << 6) + (key >> 2)));
 }
 
@@ -19,9 +19,19 @@ inline std::uint64_t mix(std::uint64_t key, std::string_view text) {
   return key;
 }
 
+/// The same draw as `uniform_at`, as an integer below 2^53.
+constexpr std::uint64_t bits_at(std::uint64_t key, std::int64_t index) {
+  return mix(key, static_cast<std::uint64_t>(index)) >> 11;
+}
+
+/// `uniform_at(key, i) >= rate` exactly where `bits_at(key, i) >= threshold_of(rate)`.
+inline std::uint64_t threshold_of(double rate) {
+  return static_cast<std::uint64_t>(std::ceil(rate * 0x1.0p53));
+}
+
 /// Uniform on [0, 1), element `index` of the sequence named `key`.
 inline double uniform_at(std::uint64_t key, std::int64_t index) {
-  return static_cast<double>(mix(key, static_cast<std::uint64_t>(index)) >> 11) * 0x1.0p-53;
+  return static_cast<double>(bits_at(key, index)) * 0x1.0p-53;
 }
 
 /// Standard normal (Box and Muller 1958).

@@ -106,6 +106,16 @@ class ThreadTransport : public Transport {
     return out;
   }
 
+  Status broadcast(RankId self, std::vector<std::int64_t>& values) override {
+    if (self.value == 0) {
+      const std::lock_guard lock(x_mutex);
+      x_broadcast = values;
+    }
+    FT_TRY(barrier(self));
+    if (self.value != 0) values = x_broadcast;
+    return barrier(self);
+  }
+
   void abort(const std::string& reason) override {
     {
       const std::lock_guard lock(x_mutex);
@@ -231,10 +241,11 @@ class ThreadTransport : public Transport {
   }
 
   const Workload& x_workload;
-  std::mutex x_mutex;                ///< of the reason and of what `gather` collects
+  std::mutex x_mutex;                ///< of the reason, of what `gather` and `broadcast` carry
   std::vector<Rendezvous> x_groups;  ///< the last: all ranks, for `barrier`
   std::vector<Mailbox> x_channels;
   std::vector<std::vector<std::int64_t>> x_gathered;
+  std::vector<std::int64_t> x_broadcast;
   std::atomic<bool> x_aborted{false};
   std::string x_reason;
 };

@@ -53,6 +53,8 @@ class Transport {
   /// What every rank gives, by rank; empty but on rank 0. Of all ranks.
   virtual Result<std::vector<std::vector<std::int64_t>>> gather(
       RankId self, const std::vector<std::int64_t>& values) = 0;
+  /// Rank 0's values on every rank; there are as many of them on each. Of all ranks.
+  virtual Status broadcast(RankId self, std::vector<std::int64_t>& values) = 0;
   virtual void abort(const std::string& reason) = 0;
 };
 

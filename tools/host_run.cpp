@@ -2,34 +2,39 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
+#include "executor/cuda/device.h"
 #include "models/lower.h"
 #include "sim/program/verify.h"
 
 namespace foretrain {
 
-Status check_device(const std::string& device) {
+Result<CudaModule> open_device(const std::string& device) {
+  if (device == "host") return CudaModule{};
+  Result<CudaModule> cuda = open_cuda();
+  if (cuda.ok()) return cuda;
+  return input_error("--device cuda: " + cuda.error().message + "; or use --device host");
+}
+
+Status check_device(const std::string& device, const std::string& verb) {
   if (device == "host") return ok_status();
-  std::error_code ignored;
-  const bool gpu = std::filesystem::exists("/dev/nvidia0", ignored);
-  return input_error(std::string("--device cuda: ") +
-                     (gpu ? "this build has no CUDA backend"
-                          : "no CUDA device here (no /dev/nvidia0), and this build has no CUDA "
-                            "backend") +
-                     "; use --device host");
+  return unsupported("--device cuda: `" + verb +
+                     "` measures on the host only so far, `execute` runs on devices; use --device "
+                     "host");
 }
 
 Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<std::string> sets,
-                                 std::int64_t ranks) {
+                                 std::int64_t ranks, CudaModule cuda) {
   if (ranks > 0) sets.push_back("cluster.accelerators=" + std::to_string(ranks));
   FT_ASSIGN(Run run, load_run(name_or_path, sets));
-  HostRun out{std::move(run), {}};
+  HostRun out{std::move(run), {}, std::move(cuda)};
   out.workload = lower(out.run.model, out.run.plan);
-  FT_TRY(check_memory(out.workload, static_cast<std::int64_t>(out.workload.ranks.size())));
-  if (const Status status = check_executable(out.workload); !status.ok()) {
-    return unsupported(out.run.source + ": " + status.error().message);
+  if (!out.on_cuda()) {
+    FT_TRY(check_memory(out.workload, static_cast<std::int64_t>(out.workload.ranks.size())));
   }
+  const Status possible =
+      out.on_cuda() ? check_device_executable(out.workload) : check_executable(out.workload);
+  if (!possible.ok()) return unsupported(out.run.source + ": " + possible.error().message);
   if (const Status status = verify(out.workload); !status.ok()) {
     return input_error(
         "the lowered program is not well-formed (a bug of foretrain, please report): " +
@@ -68,6 +73,7 @@ Status relaunched_status(const Job& job) {
 Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps) {
   ExecuteOptions options;
   options.steps = steps;
+  options.make_rank = host.cuda.make_rank;
   const Plan& plan = host.run.plan;
   options.name_of = [&plan](RankId rank) {
     return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(plan, rank));

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "executor/cuda_module.h"
 #include "executor/execute.h"
 #include "tools/run_file.h"
 
@@ -13,15 +14,20 @@ namespace foretrain {
 struct HostRun {
   Run run;
   Workload workload;
+  CudaModule cuda;  ///< of `--device cuda`
+  bool on_cuda() const { return cuda.devices > 0; }
 };
 
 /// Reads, lowers and verifies; refuses what does not fit into memory or cannot be executed, before
 /// anything starts. `ranks` > 0 overrides the accelerators of the cluster.
+/// On a device `cuda` is open.
 Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<std::string> sets,
-                                 std::int64_t ranks);
+                                 std::int64_t ranks, CudaModule cuda = {});
 
-/// The host, or why there is none of that kind. "cuda" is refused: with what is missing.
-Status check_device(const std::string& device);
+/// What a verb runs on: nothing for "host", the CUDA module for "cuda", or what is missing.
+Result<CudaModule> open_device(const std::string& device);
+/// Of verbs that do not work on devices yet: refuses "cuda".
+Status check_device(const std::string& device, const std::string& verb);
 
 /// How the ranks of this invocation run.
 struct Job {

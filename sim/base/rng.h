@@ -7,7 +7,7 @@ namespace foretrain {
 
 /// SplitMix64 (Steele, Lea, Flood 2014): one 64-bit state, equidistributed, good enough for tests
 /// and jitter. `hash_u64` is its finaliser, used for counter-based draws.
-inline std::uint64_t hash_u64(std::uint64_t z) {
+constexpr std::uint64_t hash_u64(std::uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
   return z ^ (z >> 31);

@@ -8,7 +8,9 @@ function(foretrain_module name)
   target_compile_features(foretrain_${name} PUBLIC cxx_std_20)
   set_target_properties(
     foretrain_${name} PROPERTIES CXX_EXTENSIONS OFF VERIFY_INTERFACE_HEADER_SETS ON EXPORT_NAME
-                                                                                   ${name})
+                                                                                   ${name}
+                                  # modules that are loaded at run time are made of them
+                                  POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(
     foretrain_${name} PUBLIC ${ARG_DEPENDS} PRIVATE $<BUILD_INTERFACE:foretrain_warnings>
                                                    ${ARG_PRIVATE_DEPENDS})

@@ -117,7 +117,7 @@ std::string summary(const Profile& profile, const std::string& path) {
 }  // namespace
 
 Status calibrate(const CalibrateArgs& args) {
-  FT_TRY(check_device(args.device));
+  FT_TRY(check_device(args.device, "calibrate"));
   FT_ASSIGN(const std::string path, output_path(args));
   note_interrupts();
   FT_ASSIGN(Profile profile, begin_profile(args, path));

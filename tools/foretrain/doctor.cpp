@@ -1,6 +1,8 @@
 #include <filesystem>
 #include <thread>
 
+#include "executor/cuda_module.h"
+#include "executor/module_file.h"
 #include "sim/base/json.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/version.h"
@@ -32,6 +34,7 @@ std::vector<Finding> examine() {
   add("CUDA device", first_of({"/dev/nvidia0"}), "nothing can be executed or calibrated on a GPU");
   add("CUDA toolkit", first_of({"/usr/local/cuda/bin/nvcc", "/usr/bin/nvcc"}),
       "CUDA programs cannot be built here");
+  add("CUDA backend", find_module(kCudaModuleFile), "`execute --device cuda` is refused");
   add("NCCL",
       first_of({"/usr/local/cuda/lib64/libnccl.so.2", "/usr/local/cuda/lib/libnccl.so.2",
                 "/usr/lib/x86_64-linux-gnu/libnccl.so.2"}),

@@ -18,6 +18,7 @@ Json to_json(const HostRun& host, const Job& job, const Executed& executed) {
   out.set("run", host.run.name);
   out.set("ranks", job.ranks);
   out.set("transport", job.transport());
+  out.set("device", host.on_cuda() ? "cuda" : "host");
   out.set("step_time_s", counted.median_s);
   out.set("spread", counted.spread);
   out.set("clean_repeats", counted.clean);
@@ -27,11 +28,17 @@ Json to_json(const HostRun& host, const Job& job, const Executed& executed) {
     Json one{Json::Object{}};
     one.set("step_time_s", step.seconds);
     one.set("loss", step.loss);
-    one.set("clean", step.clean);
+    if (!host.on_cuda()) one.set("clean", step.clean);
     steps.push_back(std::move(one));
   }
   out.set("steps", std::move(steps));
   out.set("machine", machine_identity());
+  if (host.on_cuda()) {
+    Json::Array names;
+    for (const std::string& name : host.cuda.device_names) names.emplace_back(name);
+    out.set("cuda_devices", std::move(names));
+    out.set("cuda_versions", host.cuda.versions);
+  }
   out.set("revision", kRevision);
   return out;
 }
@@ -43,18 +50,23 @@ std::string report(const HostRun& host, const Job& job, const Executed& executed
   if (job.ranks > 1) {
     out += job.kind == Job::Kind::kMpi ? " (MPI processes)" : " (threads of one process)";
   }
-  out += "\n  step         loss        time   CPU/wall of kernels\n";
+  const bool cuda = host.on_cuda();
+  if (cuda && !host.cuda.device_names.empty()) out += " on " + host.cuda.device_names.front();
+  out += "\n  step         loss        time";
+  out += cuda ? "\n" : "   CPU/wall of kernels\n";
   for (std::size_t s = 0; s < executed.steps.size(); ++s) {
     const StepMeasure& step = executed.steps[s];
     char line[128];
-    std::snprintf(line, sizeof line, "  %4zu %12.6f %11s   %.3f%s\n", s + 1, step.loss,
-                  seconds_text(step.seconds).c_str(), step.clean,
-                  s == 0 && executed.steps.size() > 1 ? "  (warms up)" : "");
+    const int end = std::snprintf(line, sizeof line, "  %4zu %12.6f %11s", s + 1, step.loss,
+                                  seconds_text(step.seconds).c_str());
+    FT_CHECK(end > 0 && end < 100, "a line of the report");
+    if (!cuda) std::snprintf(line + end, sizeof line - 100, "   %.3f", step.clean);
     out += line;
+    out += s == 0 && executed.steps.size() > 1 ? "  (warms up)\n" : "\n";
   }
   out += "Step        " + seconds_text(counted.median_s) + " (median of " +
-         std::to_string(counted.counted) + (counted.busy ? "" : " clean") + " steps, spread " +
-         fixed(100 * counted.spread, 1) + " %)\n";
+         std::to_string(counted.counted) + (counted.busy || cuda ? "" : " clean") +
+         " steps, spread " + fixed(100 * counted.spread, 1) + " %)\n";
   if (counted.busy) {
     out +=
         "Machine busy: others used the cores in every step (CPU time over wall time below "
@@ -84,8 +96,8 @@ Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
 }  // namespace
 
 Status execute(const ExecuteArgs& args) {
-  FT_TRY(check_device(args.device));
-  FT_ASSIGN(const HostRun host, prepare_host_run(args.run, args.sets, args.ranks));
+  FT_ASSIGN(CudaModule cuda, open_device(args.device));
+  FT_ASSIGN(const HostRun host, prepare_host_run(args.run, args.sets, args.ranks, std::move(cuda)));
   FT_ASSIGN(Job job, start_job(host.workload, args.threads, args.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (!job.note.empty() && !args.quiet) std::fprintf(stderr, "foretrain: %s\n", job.note.c_str());

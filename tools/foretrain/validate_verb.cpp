@@ -9,7 +9,7 @@ namespace foretrain {
 
 Status validate(const ValidateArgs& args) {
   const ExecuteArgs& e = args.execute;
-  FT_TRY(check_device(e.device));
+  FT_TRY(check_device(e.device, "validate"));
   FT_ASSIGN(HostRun host, prepare_host_run(e.run, e.sets, e.ranks));
   ValidateOptions options;
   options.steps = e.steps;

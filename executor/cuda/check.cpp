@@ -1,0 +1,200 @@
+// What devices refuse, found before anything starts.
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "executor/cuda/device.h"
+#include "executor/cuda/flash_kernels.h"
+
+namespace foretrain {
+namespace {
+
+/// The types that a kernel's operands must have, by letter; the last one repeats. w: the work type,
+/// g: of gradients (the work type or fp32), ?: w, or an operand that is written too, f: fp32,
+/// i: ids, m: a mask, *: any real type.
+struct Pattern {
+  KernelKind kind;
+  std::string_view reads, writes;
+};
+constexpr std::array kPatterns = {
+    Pattern{KernelKind::kEmbedding, "wi", "w"},
+    Pattern{KernelKind::kEmbeddingBackward, "wi?", "g"},
+    Pattern{KernelKind::kLayerNorm, "w", "wf"},
+    Pattern{KernelKind::kLayerNormBackward, "wwfw?", "wg"},
+    Pattern{KernelKind::kRmsNorm, "w", "wf"},
+    Pattern{KernelKind::kRmsNormBackward, "wwfw?", "wg"},
+    Pattern{KernelKind::kRope, "w", "w"},
+    Pattern{KernelKind::kRopeBackward, "w", "w"},
+    Pattern{KernelKind::kGelu, "w", "w"},
+    Pattern{KernelKind::kGeluBackward, "w", "w"},
+    Pattern{KernelKind::kSwiglu, "w", "w"},
+    Pattern{KernelKind::kSwigluBackward, "w", "w"},
+    Pattern{KernelKind::kRelu, "w", "w"},
+    Pattern{KernelKind::kReluBackward, "w", "w"},
+    Pattern{KernelKind::kRelu2, "w", "w"},
+    Pattern{KernelKind::kRelu2Backward, "w", "w"},
+    Pattern{KernelKind::kResidualAdd, "w", "wm"},
+    Pattern{KernelKind::kResidualAddBackward, "wm", "w"},
+    Pattern{KernelKind::kDropout, "w", "wm"},
+    Pattern{KernelKind::kAdd, "*", "*"},
+    Pattern{KernelKind::kPositionsAdd, "w", "w"},
+    Pattern{KernelKind::kPositionsGrad, "w?", "g"},
+    Pattern{KernelKind::kBiasAdd, "w", "w"},
+    Pattern{KernelKind::kBiasGrad, "w?", "g"},
+    Pattern{KernelKind::kLossMax, "w", "f"},
+    Pattern{KernelKind::kLossSumExp, "wfi", "f"},
+    Pattern{KernelKind::kLossMean, "f", "f"},
+    Pattern{KernelKind::kLossBackward, "ffi", "*"},
+    Pattern{KernelKind::kFill, "", "*"},
+    Pattern{KernelKind::kCast, "*", "*"},
+    Pattern{KernelKind::kScale, "wf", "w"},
+    Pattern{KernelKind::kSquaredNorm, "*f", "f"},
+};
+
+/// Types of an op's operands; a call that runs the op tells which frames they are in.
+class OpTypes {
+ public:
+  OpTypes(const Program& program, const Call& call, const Op& op)
+      : x_program(program), x_call(call), x_op(op) {}
+
+  DType of(const View& view) const {
+    const FrameId id = x_call.frames[static_cast<std::size_t>(view.frame)];
+    const Frame& frame = x_program.frames[id.index()];
+    const Frame& home = frame.alias_of.valid() ? x_program.frames[frame.alias_of.index()] : frame;
+    const auto buffer =
+        static_cast<std::size_t>(frame.alias_of.valid() ? frame.alias_buffer : view.buffer);
+    return x_program.layouts[home.layout.index()].buffers[buffer].dtype;
+  }
+  bool fits(const Pattern& pattern) const {
+    const DType work = stored_as(of(x_op.reads.empty() ? x_op.writes[0] : x_op.reads[0]));
+    return fit(x_op.reads, pattern.reads, work) && fit(x_op.writes, pattern.writes, work);
+  }
+
+ private:
+  static DType stored_as(DType type) { return type == DType::kTf32 ? DType::kFp32 : type; }
+
+  bool fit(const std::vector<View>& views, std::string_view letters, DType work) const {
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      if (letters.empty()) return false;
+      if (!fit(views[i], letters[std::min(i, letters.size() - 1)], work)) return false;
+    }
+    return true;
+  }
+  bool fit(const View& view, char letter, DType work) const {
+    const DType type = stored_as(of(view));
+    switch (letter) {
+      case 'w':
+        return is_real(type) && type == work;
+      case 'g':
+        return is_real(type) && (type == work || type == DType::kFp32);
+      case '?':
+        return type == work ||
+               std::find(x_op.writes.begin(), x_op.writes.end(), view) != x_op.writes.end();
+      case 'f':
+        return type == DType::kFp32;
+      case 'i':
+        return type == DType::kInt64;
+      case 'm':
+        return type == DType::kUint8;
+      default:
+        return is_real(type);
+    }
+  }
+
+  const Program& x_program;
+  const Call& x_call;
+  const Op& x_op;
+};
+
+bool gemm_fits(const Gemm& w, const Op& op, const OpTypes& types) {
+  const auto bits = [](DType type) { return type == DType::kTf32 ? DType::kFp32 : type; };
+  const DType in = bits(types.of(op.reads[0]));
+  const DType out = bits(types.of(op.writes[0]));
+  const bool same = is_real(in) && in == bits(types.of(op.reads[1])) && in == bits(w.in);
+  for (std::size_t i = 2; i < op.reads.size(); ++i) {
+    if (bits(types.of(op.reads[i])) != out) return false;
+  }
+  return same && (out == in || out == DType::kFp32);
+}
+
+bool kernel_fits(const Kernel& w, const Op& op, const OpTypes& types) {
+  if (w.kind == KernelKind::kAdam) {
+    // gradients, [weights], momentum, variance, [master] -> weights, momentum, variance, [master]
+    return types.fits({w.kind, "*", "*"}) &&
+           types.fits({w.kind, "*", op.writes.size() > 3 ? "*fff" : "*ff"}) &&
+           (types.of(op.reads[0]) == types.of(op.writes[0]) ||
+            types.of(op.reads[0]) == DType::kFp32);
+  }
+  if (w.kind == KernelKind::kRmsNormBackward && op.writes.size() == 3) {
+    return types.fits({w.kind, "wwww?", "wg"});  // of heads
+  }
+  if (w.kind == KernelKind::kRmsNorm && op.writes.size() == 1)
+    return types.fits({w.kind, "w", "w"});
+  return std::any_of(kPatterns.begin(), kPatterns.end(), [&](const Pattern& pattern) {
+    return pattern.kind == w.kind && types.fits(pattern);
+  });
+}
+
+Status check_attention(const Attention& w, const Op& op) {
+  if (op.category == Category::kContext) {
+    return unsupported("the CUDA backend cannot execute context parallelism (" + op.name +
+                       "): set parallel.context to 1");
+  }
+  if (w.kernel == AttentionKernel::kUnfused) return ok_status();
+  if (w.kernel != AttentionKernel::kFlash) {
+    return unsupported("the CUDA backend has no " + std::string(name_of(w.kernel)) +
+                       " attention: set kernels.attention to flash (its own) or unfused");
+  }
+  if (w.head_dim > device::kWidestHead) {
+    return unsupported("the CUDA backend's flash attention takes heads of up to " +
+                       std::to_string(device::kWidestHead) + ", " + op.name + " has " +
+                       std::to_string(w.head_dim) + ": set kernels.attention to unfused");
+  }
+  return ok_status();
+}
+
+Status check_op(const Program& program, const Call& call, const Op& op) {
+  const Work& work = program.works[op.work.index()];
+  const auto refused = [&](const std::string& why) {
+    return unsupported("the CUDA backend cannot execute " + op.name + " (" + text_of(work) +
+                       "): " + why);
+  };
+  const OpTypes types(program, call, op);
+  if (op.category == Category::kContext) return check_attention(Attention{}, op);
+  if (const auto* attention = std::get_if<Attention>(&work)) return check_attention(*attention, op);
+  if (const auto* gemm = std::get_if<Gemm>(&work)) {
+    if (!gemm_fits(*gemm, op, types)) return refused("no product of these types");
+  } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
+    if (!kernel_fits(*kernel, op, types)) return refused("no kernel for these types");
+  } else if (std::holds_alternative<Copy>(work)) {
+    if (!op.reads.empty()) return refused("offloading is not executed");
+  } else if (std::holds_alternative<Opaque>(work)) {
+    return refused("the model gives its bytes and FLOPs only");
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Status check_device_executable(const Workload& workload) {
+  for (const Program& program : workload.programs) {
+    for (const FrameLayout& layout : program.layouts) {
+      for (const Buffer& buffer : layout.buffers) {
+        const DType t = buffer.dtype;
+        if (is_real(t) || t == DType::kInt64 || t == DType::kUint8) continue;
+        return unsupported("the CUDA backend computes in fp32, tf32, bf16 and fp16; buffer " +
+                           layout.name + "." + buffer.name + " is " + std::string(name_of(t)) +
+                           ": set precision to one of these");
+      }
+    }
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        FT_TRY(check_op(program, call, op));
+      }
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace foretrain

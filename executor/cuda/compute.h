@@ -1,0 +1,72 @@
+// Work that computes, on any launcher (device_view.h): what the functors' headers put together.
+#pragma once
+
+#include "executor/cuda/activation_kernels.h"
+#include "executor/cuda/attention_kernels.h"
+#include "executor/cuda/end_kernels.h"
+#include "executor/cuda/norm_kernels.h"
+#include "executor/cuda/update_kernels.h"
+
+namespace foretrain::device {
+
+/// The product of a Gemm. tf32 is what the Gemm asks for; everything else is as stored.
+inline Product product_of(const Gemm& w, const DeviceOperands& x) {
+  Product out;
+  out.transpose_a = w.transpose_a;
+  out.transpose_b = w.transpose_b;
+  out.m = w.m;
+  out.n = w.n;
+  out.k = w.k;
+  out.batch = w.batch;
+  out.in = w.in == DType::kTf32 ? DType::kTf32 : x.type_in(0);
+  out.out = x.type_out(0);
+  out.a = x.reads[0].data;
+  out.b = x.reads[1].data;
+  out.c = x.writes[0].data;
+  out.bias = x.reads.size() > (w.accumulate ? 3U : 2U) ? x.reads[2].data : nullptr;
+  out.lda = w.transpose_a ? w.m : w.k;
+  out.ldb = w.transpose_b ? w.k : w.n;
+  out.ldc = w.n;
+  out.stride_a = w.m * w.k;
+  out.stride_b = w.k * w.n;
+  out.stride_c = w.m * w.n;
+  out.beta = w.accumulate ? 1.0F : 0.0F;
+  return out;
+}
+
+/// Gradients of parameters are added to where the op reads them too, else start from zero.
+template <typename L>
+void start_gradients(L& launcher, const Kernel& w, const DeviceOperands& x) {
+  std::size_t first = x.writes.size();
+  if (w.kind == KernelKind::kBiasGrad || w.kind == KernelKind::kPositionsGrad) first = 0;
+  if (w.kind == KernelKind::kLayerNormBackward || w.kind == KernelKind::kRmsNormBackward) first = 1;
+  for (std::size_t i = first; i < x.writes.size(); ++i) {
+    if (!x.reads_back(i)) launcher.clear(x.writes[i]);
+  }
+}
+
+template <typename L>
+void run_kernel(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
+  start_gradients(launcher, w, x);
+  if (w.kind <= KernelKind::kEmbeddingBackward || w.kind == KernelKind::kPositionsAdd ||
+      w.kind == KernelKind::kPositionsGrad ||
+      (w.kind >= KernelKind::kLossMax && w.kind <= KernelKind::kLossBackward)) {
+    return run_ends(launcher, w, context, x);
+  }
+  if (w.kind <= KernelKind::kRopeBackward) return run_norm(launcher, w, context, x);
+  if (w.kind <= KernelKind::kRelu2Backward) return run_activation(launcher, w, x);
+  run_update(launcher, w, context, x);
+}
+
+template <typename L>
+void compute(L& launcher, const Work& work, const OpContext& context, const DeviceOperands& x) {
+  if (const auto* gemm = std::get_if<Gemm>(&work)) {
+    launcher.product(product_of(*gemm, x));
+  } else if (const auto* attention = std::get_if<Attention>(&work)) {
+    run_attention(launcher, *attention, context, x);
+  } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
+    run_kernel(launcher, *kernel, context, x);
+  }
+}
+
+}  // namespace foretrain::device

@@ -1,0 +1,204 @@
+#include "executor/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "executor/cuda/cuda_check.h"
+#include "executor/cuda/rope_table.h"
+
+namespace foretrain {
+Result<int> count_cuda_devices() {
+  int count = 0;  // not written on errors
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return count;
+  int driver = 0;
+  int runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  const auto version = [](int v) {
+    return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10);
+  };
+  if (driver == 0) {
+    return input_error("no CUDA driver here (" + std::string(cudaGetErrorName(error)) +
+                       "): install NVIDIA's");
+  }
+  if (error == cudaErrorInsufficientDriver) {
+    return input_error("the CUDA driver serves CUDA " + version(driver) + ", this build needs " +
+                       version(runtime) + ": install a newer driver");
+  }
+  return input_error("no CUDA device here (" + std::string(cudaGetErrorName(error)) +
+                     ", driver for CUDA " + version(driver) + ")");
+}
+
+CudaDevice::~CudaDevice() {
+  cudaSetDevice(x_number);
+  cudaDeviceSynchronize();
+  x_nccl.reset();
+  x_blas.reset();
+  for (cudaEvent_t event : x_marks) cudaEventDestroy(event);
+  if (x_origin != nullptr) cudaEventDestroy(x_origin);
+  for (cudaStream_t stream : x_streams) cudaStreamDestroy(stream);
+  for (void* block : x_blocks) cudaFree(block);
+  for (void* block : x_host_blocks) cudaFreeHost(block);
+}
+
+Status CudaDevice::open(std::size_t streams, std::size_t marks) {
+  FT_TRY(cuda_status(cudaSetDevice(x_number), "device"));
+  x_streams.assign(streams, nullptr);
+  for (cudaStream_t& stream : x_streams) {
+    FT_TRY(cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream"));
+  }
+  FT_TRY(cuda_status(cudaEventCreate(&x_origin), "event"));
+  x_marks.reserve(marks);
+  while (x_marks.size() < marks) {
+    cudaEvent_t event = nullptr;
+    FT_TRY(cuda_status(cudaEventCreate(&event), "event"));
+    x_marks.push_back(event);
+  }
+  FT_ASSIGN(x_blas, Blas::create());
+  FT_ASSIGN(x_nccl, NcclGroups::create(x_workload, x_rank, x_transport));
+  return ok_status();
+}
+
+Result<std::size_t> CudaDevice::free_bytes() {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  FT_TRY(cuda_status(cudaMemGetInfo(&free, &total), "free memory"));
+  return free;
+}
+
+Result<std::byte*> CudaDevice::take(std::size_t bytes) {
+  void* out = nullptr;
+  FT_TRY(cuda_status(cudaMalloc(&out, std::max<std::size_t>(bytes, 1)), "memory"));
+  x_blocks.push_back(out);
+  FT_TRY(cuda_status(cudaMemset(out, 0, bytes), "memory"));
+  FT_TRY(cuda_status(cudaDeviceSynchronize(), "memory"));
+  return static_cast<std::byte*>(out);
+}
+
+Result<std::byte*> CudaDevice::take_host(std::size_t bytes) {
+  void* out = nullptr;
+  FT_TRY(cuda_status(cudaMallocHost(&out, bytes), "memory of the host"));
+  x_host_blocks.push_back(out);
+  return static_cast<std::byte*>(out);
+}
+
+/// Waits for its own stream alone: others may be waiting for ranks that wait for this one.
+Status CudaDevice::write(std::byte* to, const void* from, std::size_t bytes) {
+  FT_TRY(cuda_status(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy"));
+  return cuda_status(cudaStreamSynchronize(nullptr), "copy");
+}
+
+Status CudaDevice::read(void* to, const std::byte* from, std::size_t bytes) {
+  FT_TRY(cuda_status(cudaDeviceSynchronize(), "copy"));
+  return cuda_status(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy");
+}
+
+Status CudaDevice::begin() {
+  FT_TRY(cuda_status(cudaSetDevice(x_number), "device"));
+  if (x_streams.empty()) return ok_status();
+  FT_TRY(cuda_status(cudaEventRecord(x_origin, x_streams[0]), "event"));
+  for (cudaStream_t stream : x_streams) {
+    FT_TRY(cuda_status(cudaStreamWaitEvent(stream, x_origin, 0), "event"));
+  }
+  return ok_status();
+}
+
+Status CudaDevice::mark(std::size_t stream, std::size_t mark) {
+  return cuda_status(cudaEventRecord(x_marks[mark], x_streams[stream]), "event");
+}
+
+Status CudaDevice::wait(std::size_t stream, std::size_t mark) {
+  return cuda_status(cudaStreamWaitEvent(x_streams[stream], x_marks[mark], 0), "event");
+}
+
+Status CudaDevice::wait_on_host(std::size_t mark) {
+  return cuda_status(cudaEventSynchronize(x_marks[mark]), "event");
+}
+
+Status CudaDevice::finish() { return cuda_status(cudaDeviceSynchronize(), "step"); }
+
+Result<Time> CudaDevice::time_of(std::size_t mark) {
+  float milliseconds = 0;
+  FT_TRY(cuda_status(cudaEventElapsedTime(&milliseconds, x_origin, x_marks[mark]), "time"));
+  return Time{std::llround(static_cast<double>(milliseconds) * 1e9)};
+}
+
+Status CudaDevice::upload(std::size_t stream, std::byte* to, const std::byte* from,
+                          std::size_t bytes) {
+  return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, x_streams[stream]),
+                     "copy");
+}
+
+Status CudaDevice::fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) {
+  return cuda_status(cudaMemsetAsync(to, byte, bytes, x_streams[stream]), "fill");
+}
+
+Status CudaDevice::compute(std::size_t stream, const Work& work, const OpContext& context,
+                           const DeviceOperands& x) {
+  x_problem.clear();
+  device::compute_on_cuda(x_streams[stream], stream, *this, work, context, x);
+  return x_problem.empty() ? ok_status() : Status(input_error(x_problem));
+}
+
+Status CudaDevice::collective(std::size_t stream, GroupId group, const DeviceCollective& call) {
+  return x_nccl->collective(group, call, x_streams[stream]);
+}
+
+Status CudaDevice::exchange(std::size_t stream, std::span<const MessageCall> messages) {
+  return x_nccl->exchange(messages, x_streams[stream]);
+}
+
+/// Grows; the old block stays until the end, what is queued may still use it.
+void* CudaDevice::scratch(std::size_t stream, int which, std::size_t bytes) {
+  Scratch& own = x_scratch[{stream, which}];
+  if (own.bytes >= bytes) return own.data;
+  const std::size_t size = std::max(bytes, 2 * own.bytes);
+  void* data = nullptr;
+  const Status taken = cuda_status(cudaMalloc(&data, size), "scratch memory");
+  if (!taken.ok()) {
+    fail(taken.error().message);
+    return nullptr;
+  }
+  x_blocks.push_back(data);
+  own = {data, size};
+  return data;
+}
+
+const float* CudaDevice::rope_table(std::int64_t length, std::int64_t head_dim) {
+  const float*& known = x_tables[{length, head_dim}];
+  if (known != nullptr) return known;
+  const std::vector<float> table = make_rope_table(length, head_dim);
+  void* data = nullptr;
+  const std::size_t bytes = table.size() * sizeof(float);
+  const Status taken = cuda_status(cudaMalloc(&data, bytes), "table of rotary positions");
+  if (!taken.ok()) {
+    fail(taken.error().message);
+    return nullptr;
+  }
+  x_blocks.push_back(data);
+  const Status copied = write(static_cast<std::byte*>(data), table.data(), bytes);
+  if (!copied.ok()) fail(copied.error().message);
+  known = static_cast<const float*>(data);
+  return known;
+}
+
+void CudaDevice::product(cudaStream_t stream, std::size_t index, const Product& product) {
+  constexpr int kOfProducts = 2;
+  void* const workspace = scratch(index, kOfProducts, Blas::kWorkspace);
+  if (workspace == nullptr) return;
+  Status done = x_blas->multiply(product, workspace, stream);
+  if (!done.ok() && product.bias != nullptr && product.ldc == product.n) {
+    Product plain = product;
+    plain.bias = nullptr;
+    done = x_blas->multiply(plain, workspace, stream);
+    if (done.ok()) device::add_bias_on_cuda(stream, index, *this, product);
+  }
+  if (!done.ok()) fail(done.error().message);
+}
+
+void CudaDevice::fail(const std::string& what) {
+  if (x_problem.empty()) x_problem = what;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,77 @@
+// Device on CUDA: a stream for each stream of the Program, an event for each mark.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "executor/cuda/blas.h"
+#include "executor/cuda/device.h"
+#include "executor/cuda/launch_support.h"
+#include "executor/cuda/nccl_groups.h"
+
+namespace foretrain {
+
+/// Why no device can be used here, or their number.
+Result<int> count_cuda_devices();
+
+class CudaDevice final : public Device, private device::LaunchSupport {
+ public:
+  CudaDevice(const Workload& workload, RankId rank, Transport& transport, int number)
+      : x_workload(workload), x_rank(rank), x_transport(transport), x_number(number) {}
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+  CudaDevice(CudaDevice&&) = delete;
+  CudaDevice& operator=(CudaDevice&&) = delete;
+  ~CudaDevice() override;
+
+  Status open(std::size_t streams, std::size_t marks) override;
+  Result<std::size_t> free_bytes() override;
+  Result<std::byte*> take(std::size_t bytes) override;
+  Result<std::byte*> take_host(std::size_t bytes) override;
+  Status write(std::byte* to, const void* from, std::size_t bytes) override;
+  Status read(void* to, const std::byte* from, std::size_t bytes) override;
+  Status begin() override;
+  Status mark(std::size_t stream, std::size_t mark) override;
+  Status wait(std::size_t stream, std::size_t mark) override;
+  Status wait_on_host(std::size_t mark) override;
+  Status finish() override;
+  Result<Time> time_of(std::size_t mark) override;
+  Status upload(std::size_t stream, std::byte* to, const std::byte* from,
+                std::size_t bytes) override;
+  Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override;
+  Status compute(std::size_t stream, const Work& work, const OpContext& context,
+                 const DeviceOperands& x) override;
+  Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) override;
+  Status exchange(std::size_t stream, std::span<const MessageCall> messages) override;
+
+ private:
+  struct Scratch {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  void* scratch(std::size_t stream, int which, std::size_t bytes) override;
+  const float* rope_table(std::int64_t length, std::int64_t head_dim) override;
+  void product(cudaStream_t stream, std::size_t index, const Product& product) override;
+  void fail(const std::string& what) override;
+
+  const Workload& x_workload;
+  RankId x_rank;
+  Transport& x_transport;
+  int x_number;
+  std::vector<cudaStream_t> x_streams;
+  std::vector<cudaEvent_t> x_marks;
+  cudaEvent_t x_origin = nullptr;
+  std::vector<void*> x_blocks, x_host_blocks;
+  std::map<std::pair<std::size_t, int>, Scratch> x_scratch;  ///< by stream and which
+  std::map<std::pair<std::int64_t, std::int64_t>, const float*> x_tables;
+  std::unique_ptr<Blas> x_blas;
+  std::unique_ptr<NcclGroups> x_nccl;
+  std::string x_problem;  ///< the first of this op
+};
+
+}  // namespace foretrain

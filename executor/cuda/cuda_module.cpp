@@ -1,0 +1,58 @@
+// The CUDA module's one way in.
+#include "executor/cuda_module.h"
+
+#include <cublasLt.h>
+#include <nccl.h>
+
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "executor/cuda/cuda_device.h"
+#include "executor/cuda/device_rank.h"
+
+namespace foretrain {
+namespace {
+
+std::string versions() {
+  int driver = 0;
+  int runtime = 0;
+  int nccl = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  ncclGetVersion(&nccl);
+  return "CUDA driver " + std::to_string(driver) + ", runtime " + std::to_string(runtime) +
+         ", cuBLASLt " + std::to_string(cublasLtGetVersion()) + ", NCCL " + std::to_string(nccl);
+}
+
+Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload, RankId rank,
+                                              Transport& transport, const HostOptions& options) {
+  FT_ASSIGN(const int devices, count_cuda_devices());
+  FT_ASSIGN(const int number, device_of(rank, devices));
+  auto device = std::make_unique<CudaDevice>(workload, rank, transport, number);
+  return std::unique_ptr<RankRunner>(
+      std::make_unique<DeviceRank>(workload, rank, transport, options, std::move(device)));
+}
+
+}  // namespace
+}  // namespace foretrain
+
+extern "C" __attribute__((visibility("default"))) void foretrain_open_cuda(
+    foretrain::CudaModule& module, std::string& problem) {
+  // Kernels that are loaded at their first launch wait for the whole device, and so for NCCL.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  const auto devices = foretrain::count_cuda_devices();
+  if (!devices.ok()) {
+    problem = devices.error().message;
+    return;
+  }
+  module.devices = devices.value();
+  for (int i = 0; i < module.devices; ++i) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, i) == cudaSuccess) {
+      module.device_names.emplace_back(properties.name);
+    }
+  }
+  module.versions = foretrain::versions();
+  module.make_rank = foretrain::make_rank;
+}

@@ -1,0 +1,71 @@
+// A device as a rank sees it: streams, marks on them, memory, and the work it does. Two
+// implementations: CUDA (a module that is loaded at run time), and a loop on the host for tests.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "executor/cuda/device_view.h"
+#include "executor/transport.h"
+#include "sim/base/result.h"
+
+namespace foretrain {
+
+/// Like CollectiveCall, of any element type.
+struct DeviceCollective {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  bool maximum = false;
+  DType type = DType::kFp32;
+  std::int64_t count = 0;
+  const void* send = nullptr;
+  void* receive = nullptr;
+};
+
+/// Calls of one thread, in issue order. Work is queued on its stream and ends later.
+class Device {
+ public:
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  Device(Device&&) = delete;
+  Device& operator=(Device&&) = delete;
+  virtual ~Device() = default;
+
+  /// Before everything else. A mark is a point on a stream that others can wait for and that has a
+  /// time.
+  virtual Status open(std::size_t streams, std::size_t marks) = 0;
+  /// Bytes that can still be taken.
+  virtual Result<std::size_t> free_bytes() = 0;
+  /// Zeroed; given back with the device.
+  virtual Result<std::byte*> take(std::size_t bytes) = 0;
+  /// Memory of the host that `upload` may read later.
+  virtual Result<std::byte*> take_host(std::size_t bytes) = 0;
+  /// Between steps; done on return.
+  virtual Status write(std::byte* to, const void* from, std::size_t bytes) = 0;
+  virtual Status read(void* to, const std::byte* from, std::size_t bytes) = 0;
+
+  /// Streams start together, at time zero.
+  virtual Status begin() = 0;
+  virtual Status mark(std::size_t stream, std::size_t mark) = 0;
+  virtual Status wait(std::size_t stream, std::size_t mark) = 0;
+  virtual Status wait_on_host(std::size_t mark) = 0;
+  /// All streams are done.
+  virtual Status finish() = 0;
+  virtual Result<Time> time_of(std::size_t mark) = 0;
+
+  virtual Status upload(std::size_t stream, std::byte* to, const std::byte* from,
+                        std::size_t bytes) = 0;
+  virtual Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) = 0;
+  virtual Status compute(std::size_t stream, const Work& work, const OpContext& context,
+                         const DeviceOperands& x) = 0;
+  virtual Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) = 0;
+  virtual Status exchange(std::size_t stream, std::span<const MessageCall> messages) = 0;
+};
+
+/// What the CUDA backend cannot execute, by name, before anything starts: element types other than
+/// fp32, tf32, bf16, fp16, quantised work, context parallelism, offloading, heads that are too
+/// wide, operands of types that no kernel combines.
+Status check_device_executable(const Workload& workload);
+
+}  // namespace foretrain

@@ -1,0 +1,271 @@
+// The ends of a model: token and position tables, the loss over a vocabulary that may be cut. The
+// mathematics is ends.cpp's. Rows of a table's gradient are added in the order of the tokens.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "executor/cuda/device_view.h"
+
+namespace foretrain::device {
+
+/// The local rows of a table that is cut along the vocabulary.
+struct Slice {
+  std::int64_t first = 0, count = 0;
+  FT_DEVICE bool has(std::int64_t id) const { return id >= first && id < first + count; }
+};
+inline Slice slice_of(const Kernel& w, const OpContext& context, std::int64_t local) {
+  return {context.place(w.split_over).index * local, local};
+}
+
+template <typename T>
+struct Embedding {
+  const T* table;
+  const std::int64_t* tokens;
+  T* out;
+  std::int64_t cols;
+  Slice slice;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const bool here = slice.has(tokens[r]);
+    const T* row = table + (here ? tokens[r] - slice.first : 0) * cols;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      out[r * cols + c] = here ? row[c] : stored<T>(0.0F);
+    }
+  }
+};
+
+/// The row before that holds the same token, -1 where there is none; `next` starts as -1.
+struct SameTokenBefore {
+  const std::int64_t* tokens;
+  std::int32_t* before;
+  std::int32_t* next;
+  FT_DEVICE void operator()(std::int64_t r) const {
+    const std::int64_t token = tokens[r];
+    std::int64_t at = r - 1;
+    while (at >= 0 && tokens[at] != token) --at;
+    before[r] = static_cast<std::int32_t>(at);
+    next[r] = -1;
+  }
+};
+struct LinkTokens {
+  const std::int32_t* before;
+  std::int32_t* next;
+  FT_DEVICE void operator()(std::int64_t r) const {
+    if (before[r] >= 0) next[before[r]] = static_cast<std::int32_t>(r);
+  }
+};
+/// The first row of a token adds up all of them.
+template <typename T, typename G>
+struct EmbeddingBackward {
+  const T* d;
+  const std::int64_t* tokens;
+  const std::int32_t* before;
+  const std::int32_t* next;
+  G* table;
+  std::int64_t cols;
+  Slice slice;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t first) const {
+    if (before[first] >= 0 || !slice.has(tokens[first])) return;
+    G* const row = table + (tokens[first] - slice.first) * cols;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      float sum = to_float(row[c]);
+      for (std::int64_t r = first; r >= 0; r = next[r]) sum += to_float(d[r * cols + c]);
+      row[c] = stored<G>(sum);
+    }
+  }
+};
+
+template <typename T>
+struct PositionsAdd {
+  const T* in;
+  const T* table;
+  T* out;
+  std::int64_t cols, first, length;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const T* row = table + (first + r) % length * cols;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      out[r * cols + c] = stored<T>(to_float(in[r * cols + c]) + to_float(row[c]));
+    }
+  }
+};
+
+/// Team p: all rows whose position is p.
+template <typename T, typename G>
+struct PositionsGradient {
+  const T* d;
+  G* table;
+  std::int64_t rows, cols, first, length;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t p) const {
+    const std::int64_t begin = (p - first % length + length) % length;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      float sum = to_float(table[p * cols + c]);
+      for (std::int64_t r = begin; r < rows; r += length) sum += to_float(d[r * cols + c]);
+      table[p * cols + c] = stored<G>(sum);
+    }
+  }
+};
+
+template <typename T>
+struct LossMax {
+  const T* logits;
+  float* out;
+  std::int64_t cols, real;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    float top = -3.402823466e+38F;
+    for (std::int64_t c = team.rank(); c < real; c += team.size()) {
+      const float v = to_float(logits[r * cols + c]);
+      top = v > top ? v : top;
+    }
+    top = team.max(top);
+    if (team.rank() == 0) out[r] = top;
+  }
+};
+
+template <typename T>
+struct LossSumExp {
+  const T* logits;
+  const float* tops;
+  const std::int64_t* labels;
+  float* exponentials;
+  float* sums;
+  float* targets;
+  std::int64_t cols, real;
+  Slice slice;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const T* in = logits + r * cols;
+    float* out = exponentials + r * cols;
+    const float top = tops[r];
+    float sum = 0;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      const float e = c < real ? std::exp(to_float(in[c]) - top) : 0.0F;
+      out[c] = e;
+      sum += e;
+    }
+    sum = team.sum(sum);
+    if (team.rank() != 0) return;
+    sums[r] = sum;
+    targets[r] = slice.has(labels[r]) ? to_float(in[labels[r] - slice.first]) - top : 0.0F;
+  }
+};
+
+struct LossMean {
+  const float* targets;
+  const float* sums;
+  float* loss;
+  std::int64_t rows;
+  double tokens;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t) const {
+    double sum = 0;
+    for (std::int64_t r = team.rank(); r < rows; r += team.size()) {
+      sum += std::log(static_cast<double>(sums[r])) - static_cast<double>(targets[r]);
+    }
+    sum = team.sum(sum);
+    if (team.rank() == 0) *loss += static_cast<float>(sum / tokens);
+  }
+};
+
+template <typename T>
+struct LossBackward {
+  const float* exponentials;
+  const float* sums;
+  const std::int64_t* labels;
+  T* out;
+  std::int64_t cols;
+  float share;
+  Slice slice;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const float scale = share / sums[r];
+    const std::int64_t label = slice.has(labels[r]) ? labels[r] - slice.first : -1;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      const float p = exponentials[r * cols + c] * scale;
+      out[r * cols + c] = stored<T>(c == label ? p - share : p);
+    }
+  }
+};
+
+template <typename L>
+void embedding_backward(L& launcher, const Kernel& w, const OpContext& context,
+                        const DeviceOperands& x) {
+  const Slice slice = slice_of(w, context, x.writes[0].count / w.cols);
+  auto* const before = static_cast<std::int32_t*>(
+      launcher.scratch(2 * sizeof(std::int32_t) * static_cast<std::size_t>(w.rows)));
+  std::int32_t* const next = before + w.rows;
+  const auto* const tokens = x.in<std::int64_t>(1);
+  launcher.elements(w.rows, SameTokenBefore{tokens, before, next});
+  launcher.elements(w.rows, LinkTokens{before, next});
+  with_types(x.type_in(0), x.type_out(0), [&](auto work, auto gradients) {
+    using T = typename decltype(work)::Type;
+    using G = typename decltype(gradients)::Type;
+    launcher.rows(w.rows, EmbeddingBackward<T, G>{x.in<T>(0), tokens, before, next, x.out<G>(0),
+                                                  w.cols, slice});
+  });
+}
+
+template <typename L>
+void run_table(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
+  const std::int64_t first = context.place(w.split_over).index * w.rows;
+  const std::int64_t length = context.batch.length;
+  if (w.kind == KernelKind::kPositionsGrad) {
+    return with_types(x.type_in(0), x.type_out(0), [&](auto work, auto gradients) {
+      using T = typename decltype(work)::Type;
+      using G = typename decltype(gradients)::Type;
+      launcher.rows(
+          length, PositionsGradient<T, G>{x.in<T>(0), x.out<G>(0), w.rows, w.cols, first, length});
+    });
+  }
+  with_type(x.type_out(0), [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    if (w.kind == KernelKind::kPositionsAdd) {
+      launcher.rows(w.rows,
+                    PositionsAdd<T>{x.in<T>(0), x.in<T>(1), x.out<T>(0), w.cols, first, length});
+    } else {
+      launcher.rows(w.rows, Embedding<T>{x.in<T>(0), x.in<std::int64_t>(1), x.out<T>(0), w.cols,
+                                         slice_of(w, context, x.reads[0].count / w.cols)});
+    }
+  });
+}
+
+template <typename L>
+void run_loss(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
+  if (w.kind == KernelKind::kLossMean) {
+    return launcher.rows(1, LossMean{x.in<float>(0), x.in<float>(1), x.out<float>(0), w.rows,
+                                     static_cast<double>(context.global_tokens())});
+  }
+  const Slice slice = slice_of(w, context, w.cols);
+  const std::int64_t real =
+      std::clamp<std::int64_t>(context.batch.vocabulary - slice.first, 0, w.cols);
+  const bool backward = w.kind == KernelKind::kLossBackward;
+  with_type(backward ? x.type_out(0) : x.type_in(0), [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    if (w.kind == KernelKind::kLossMax) {
+      launcher.rows(w.rows, LossMax<T>{x.in<T>(0), x.out<float>(0), w.cols, real});
+    } else if (backward) {
+      const float share = 1.0F / static_cast<float>(context.global_tokens());
+      launcher.rows(w.rows, LossBackward<T>{x.in<float>(0), x.in<float>(1), x.in<std::int64_t>(2),
+                                            x.out<T>(0), w.cols, share, slice});
+    } else {
+      launcher.rows(
+          w.rows, LossSumExp<T>{x.in<T>(0), x.in<float>(1), x.in<std::int64_t>(2), x.out<float>(0),
+                                x.out<float>(1), x.out<float>(2), w.cols, real, slice});
+    }
+  });
+}
+
+template <typename L>
+void run_ends(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
+  if (w.kind == KernelKind::kEmbeddingBackward) {
+    return embedding_backward(launcher, w, context, x);
+  }
+  const bool loss = w.kind >= KernelKind::kLossMax && w.kind <= KernelKind::kLossBackward;
+  loss ? run_loss(launcher, w, context, x) : run_table(launcher, w, context, x);
+}
+
+}  // namespace foretrain::device

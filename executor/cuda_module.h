@@ -1,0 +1,34 @@
+// The seam between the program and its CUDA module, a shared library that is loaded when a run is
+// for devices. Both are built together; nothing here is stable across versions.
+#pragma once
+
+#include <string>
+
+#include "executor/execute.h"
+
+namespace foretrain {
+
+inline constexpr const char* kCudaModuleFile = "libforetrain_cuda.so";
+inline constexpr const char* kOpenCudaSymbol = "foretrain_open_cuda";
+
+struct CudaModule {
+  int devices = 0;       ///< of this process
+  std::string versions;  ///< device, driver, runtime, libraries
+  std::vector<std::string> device_names;
+  MakeRank make_rank;  ///< rank r on device `device_of(r)`
+};
+
+/// Fills in `module`, or says in `problem` why no device can be used. Needs no device itself: where
+/// there is no driver it says so.
+using OpenCuda = void(CudaModule& module, std::string& problem);
+
+/// Loads the module that lies beside the program, or in ../lib/foretrain, and opens it: what is
+/// missing (module, library, driver, device) is the error.
+Result<CudaModule> open_cuda();
+
+/// The device of this process that a rank takes: where ranks are processes the launcher's local
+/// number, else the rank's own. An error where there are fewer devices than ranks: NCCL refuses two
+/// ranks on one.
+Result<int> device_of(RankId rank, int devices);
+
+}  // namespace foretrain

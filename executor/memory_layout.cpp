@@ -1,0 +1,95 @@
+#include "executor/memory_layout.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace foretrain {
+
+MemoryLayout::MemoryLayout(const Program& program, std::vector<Place> places)
+    : x_program(program), x_places(std::move(places)) {
+  std::size_t total = 0;
+  for (const Frame& frame : program.frames) {
+    x_base.push_back(total);
+    total += program.layouts[frame.layout.index()].buffers.size();
+  }
+  x_homes.resize(total);
+  x_buffers.resize(total);
+  for (std::size_t f = 0; f < program.frames.size(); ++f) {
+    const Frame& frame = program.frames[f];
+    Bytes offset = frame.alias_offset;
+    const FrameLayout& layout = program.layouts[frame.layout.index()];
+    for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
+      const std::size_t own = x_base[f] + b;
+      x_buffers[own] = &layout.buffers[b];
+      x_homes[own] = frame.alias_of.valid()
+                         ? Home{index_of(frame.alias_of, frame.alias_buffer), offset}
+                         : Home{own, 0};
+      offset += layout.buffers[b].bytes();
+    }
+  }
+  collect_slices();
+}
+
+MemoryLayout::Home MemoryLayout::home(const Call& call, const View& view) const {
+  const FrameId frame = call.frames[static_cast<std::size_t>(view.frame)];
+  Home out = x_homes[index_of(frame, view.buffer)];
+  out.offset += view.offset;
+  if (view.shards > 1) out.offset += view.bytes * x_places[view.shard_group.index()].index;
+  return out;
+}
+
+void MemoryLayout::collect_slices() {
+  for (std::size_t f = 0; f < x_program.frames.size(); ++f) {
+    const FrameLayout& layout = x_program.layouts[x_program.frames[f].layout.index()];
+    for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
+      const Home& home = x_homes[x_base[f] + b];
+      if (!x_buffers[home.buffer]->persistent) continue;  // gathered from where they are kept
+      for (const Piece& piece : layout.buffers[b].pieces) add_slice(piece, f, home);
+    }
+  }
+}
+
+void MemoryLayout::add_slice(const Piece& piece, std::size_t f, const Home& home) {
+  const auto place = [this](GroupSlot slot) {
+    return slot.valid() ? x_places[slot.index()].index : 0;
+  };
+  const Frame& frame = x_program.frames[f];
+  const Buffer& owner = *x_buffers[home.buffer];
+  TensorSlice slice;
+  slice.tensor = &x_program.tensors[piece.tensor.index()];
+  slice.layer = frame.layer + piece.layer;
+  slice.rows = piece.row_count;
+  slice.cols = piece.col_count;
+  slice.first_row = place(piece.rows_split_over) * piece.row_count;
+  slice.first_col = place(piece.cols_split_over) * piece.col_count;
+  slice.owner = frame.alias_of.valid() ? frame.alias_of : FrameId(f);
+  slice.element = home.offset / bytes_of(owner.dtype, 1) + piece.offset;
+  if (owner.shards > 1) slice.element -= place(owner.shard_group) * owner.count;
+  slice.begin = std::max<std::int64_t>(0, -slice.element);
+  slice.end = std::min(slice.rows * slice.cols, owner.count - slice.element);
+  if (slice.begin >= slice.end) return;
+  // Aliases come and go with the calls that bind them; the first one will do.
+  const auto same = [&slice](const TensorSlice& known) {
+    return known.owner == slice.owner && known.element == slice.element &&
+           known.tensor == slice.tensor;
+  };
+  if (std::none_of(x_slices.begin(), x_slices.end(), same)) x_slices.push_back(slice);
+}
+
+void draw_parameters(const TensorSlice& slice, std::uint64_t seed,
+                     const std::function<void(std::int64_t, float)>& take) {
+  const Tensor& tensor = *slice.tensor;
+  if (tensor.init == Init::kZeros) return;
+  const std::uint64_t key = mix(mix(mix(seed, "parameters"), tensor.name),
+                                static_cast<std::uint64_t>(std::int64_t{slice.layer}));
+  for (std::int64_t i = slice.begin; i < slice.end; ++i) {
+    const std::int64_t row = slice.first_row + i / slice.cols;
+    if (row >= tensor.rows) continue;  // padding stays zero
+    const std::int64_t index = row * tensor.cols + slice.first_col + i % slice.cols;
+    const bool ones = tensor.init == Init::kOnes;
+    take(slice.element + i,
+         ones ? 1.0F : static_cast<float>(tensor.deviation * normal_at(key, index)));
+  }
+}
+
+}  // namespace foretrain

@@ -1,0 +1,46 @@
+// One rank of a run, whatever executes it.
+#pragma once
+
+#include <vector>
+
+#include "executor/operands.h"
+#include "sim/base/result.h"
+#include "sim/base/units.h"
+
+namespace foretrain {
+
+struct HostOptions {
+  Training training;
+  /// Allocated buffers are poisoned, and what ops wrote is searched for NaN.
+  bool check = false;
+};
+
+/// When an op ran, on the clock that starts with the step. `cpu`: of its thread, for kernels.
+struct OpRecord {
+  std::int32_t call = 0, op = 0;
+  Time begin, end, cpu;
+};
+
+class RankRunner {
+ public:
+  RankRunner() = default;
+  RankRunner(const RankRunner&) = delete;
+  RankRunner& operator=(const RankRunner&) = delete;
+  RankRunner(RankRunner&&) = delete;
+  RankRunner& operator=(RankRunner&&) = delete;
+  virtual ~RankRunner() = default;
+
+  virtual Status set_up() = 0;
+  /// One training step; the caller's thread is the host that issues. All ranks must step.
+  virtual Status step() = 0;
+  /// Of the last step, by stream, in issue order.
+  virtual const std::vector<std::vector<OpRecord>>& records() const = 0;
+  /// CPU and wall time of the kernels of the last step: equal when nobody else used the cores, and
+  /// where that is no question (0).
+  virtual double cpu_seconds() const { return 0; }
+  virtual double wall_seconds() const { return 0; }
+  /// Mean loss of the last step; NaN on ranks that have none.
+  virtual double loss() const = 0;
+};
+
+}  // namespace foretrain

@@ -1,0 +1,42 @@
+// A Program as an executor runs it: every stream's ops in issue order, with the events they wait
+// for.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "executor/operands.h"
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+/// An op of a call. Events are numbered over all frames of the Program.
+struct Task {
+  std::int32_t call = 0, op = 0;
+  std::vector<std::size_t> waits;
+  std::int64_t event = -1;  ///< that it records
+};
+
+struct TaskList {
+  explicit TaskList(const Program& program);
+
+  const Program* program;
+  std::size_t events = 0;
+  std::vector<std::vector<Task>> tasks;                     ///< by stream
+  std::vector<std::pair<std::int32_t, std::size_t>> issue;  ///< (stream, task) in issue order
+  FrameId loss_frame;                                       ///< invalid where no loss is computed
+  std::int16_t loss_buffer = 0;
+
+  const Call& call_of(const Task& task) const {
+    return program->calls[static_cast<std::size_t>(task.call)];
+  }
+  const Op& op_of(const Task& task) const {
+    return program->segments[call_of(task).segment.index()].ops[static_cast<std::size_t>(task.op)];
+  }
+  const Work& work_of(const Task& task) const { return program->works[op_of(task).work.index()]; }
+};
+
+/// A rank's places in the groups that its slots are bound to.
+std::vector<Place> places_of(const Workload& workload, RankId rank);
+
+}  // namespace foretrain

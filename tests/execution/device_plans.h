@@ -1,0 +1,46 @@
+// Trains small plans on a device and on the host and compares: what the tests with and without a
+// GPU share.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "executor/cuda/device_rank.h"
+#include "models/plan.h"
+
+namespace foretrain {
+
+using MakeDevice =
+    std::function<Result<std::unique_ptr<Device>>(const Workload&, RankId, Transport&)>;
+
+struct DeviceCase {
+  std::string name;
+  Model model;
+  Plan plan;  ///< in fp32
+};
+
+/// Small models of every kind of layer, on one rank.
+std::vector<DeviceCase> single_rank_cases();
+/// The same with drawn sizes.
+std::vector<DeviceCase> drawn_cases(std::uint64_t seed, int count);
+/// Plans of two and four ranks.
+std::vector<DeviceCase> many_rank_cases();
+
+/// How far a device may be from the host: of the loss, of how far training moved the weights, and
+/// of the weights themselves where they are stored in fewer bits.
+struct DeviceTolerance {
+  double loss = 1e-5, weights = 1e-3, rounding = 0;
+};
+inline constexpr DeviceTolerance kBf16Tolerance{0.005, 0.15, 0x1.0p-9};
+inline constexpr DeviceTolerance kFp16Tolerance{0.001, 0.05, 0x1.0p-12};
+
+/// The Workload of a case with its matrices and activations in `type`.
+Workload lowered(const DeviceCase& device_case, DType type);
+
+/// Three steps of the plan, with its matrices and activations in `type`.
+void expect_trains_like_host(const DeviceCase& device_case, DType type, const MakeDevice& make,
+                             const DeviceTolerance& tolerance);
+
+}  // namespace foretrain

@@ -1,0 +1,117 @@
+// Is everything of the CUDA backend right that needs no GPU? Its ranks, memory plans and the
+// functors of its kernels run on a device that is a loop, and must train as the host backend does.
+#include <gtest/gtest.h>
+
+#include "models/lower.h"
+#include "tests/execution/device_ops.h"
+#include "tests/execution/device_plans.h"
+#include "tests/execution/loop_device.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+Result<std::unique_ptr<Device>> loop(const Workload&, RankId rank, Transport& transport) {
+  return make_loop_device(rank, transport);
+}
+
+TEST(LoopDevice, EveryOperationIsTheHosts) {
+  for (const DeviceCase& one : drawn_cases(3, 12)) {
+    SCOPED_TRACE(one.name);
+    const Workload workload = lowered(one, DType::kFp32);
+    const auto transport = make_thread_transport(workload);
+    const auto host = make_host_kernels_device();
+    const auto loops = make_loop_device(RankId(0), *transport);
+    ASSERT_TRUE(loops->open(1, 0).ok());
+    expect_ops_alike(workload, *host, *loops, 2e-5, false);
+  }
+}
+
+TEST(LoopDevice, TrainsLikeTheHostInFp32) {
+  for (const DeviceCase& one : single_rank_cases()) {
+    expect_trains_like_host(one, DType::kFp32, loop, {});
+  }
+}
+
+TEST(LoopDevice, DrawnSizesTrainLikeTheHost) {
+  for (const DeviceCase& one : drawn_cases(1, 8)) {
+    expect_trains_like_host(one, DType::kFp32, loop, {});
+  }
+}
+
+TEST(LoopDevice, TrainsLikeTheHostInHalves) {
+  for (const DeviceCase& one : single_rank_cases()) {
+    expect_trains_like_host(one, DType::kBf16, loop, kBf16Tolerance);
+    expect_trains_like_host(one, DType::kFp16, loop, kFp16Tolerance);
+  }
+}
+
+TEST(LoopDevice, ManyRanksTrainLikeTheHost) {
+  for (const DeviceCase& one : many_rank_cases()) {
+    expect_trains_like_host(one, DType::kFp32, loop, {});
+  }
+}
+
+/// Memory is used again, yet never while another op may still touch it: the plan of a Program with
+/// several streams is no more than a few times its peak, and blocks that are there at the same
+/// time do not overlap.
+TEST(MemoryPlan, BlocksThatAreThereTogetherDoNotOverlap) {
+  Rng rng(7);
+  for (int i = 0; i < 40; ++i) {
+    const Drawn drawn = i % 2 == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
+    const Workload workload = lower(drawn.model, drawn.plan);
+    const Program& program = workload.programs[0];
+    const TaskList list(program);
+    const MemoryLayout layout(program, places_of(workload, RankId(0)));
+    const MemoryPlan plan(list, layout);
+    std::map<std::size_t, PlannedBlock> live;  // by buffer
+    std::size_t most = 0;
+    for (std::size_t at = 0; at < list.issue.size(); ++at) {
+      const Task& task =
+          list.tasks[static_cast<std::size_t>(list.issue[at].first)][list.issue[at].second];
+      const Call& call = list.call_of(task);
+      const Op& op = list.op_of(task);
+      for (std::size_t a = 0; a < op.allocates.size(); ++a) {
+        const PlannedBlock block = plan.allocates[at][a];
+        EXPECT_GE(block.offset, plan.persistent);
+        EXPECT_LE(block.offset + block.bytes, plan.bytes);
+        for (const auto& [buffer, other] : live) {
+          EXPECT_TRUE(block.offset + block.bytes <= other.offset ||
+                      other.offset + other.bytes <= block.offset);
+        }
+        live[layout.index_of(call, op.allocates[a])] = block;
+      }
+      std::size_t now = 0;
+      for (const auto& [buffer, block] : live) now += block.bytes;
+      most = std::max(most, now);
+      for (const BufferRef& ref : op.frees) live.erase(layout.index_of(call, ref));
+    }
+    EXPECT_TRUE(live.empty());
+    EXPECT_LE(plan.bytes - plan.persistent, 6 * most + 4096) << describe(drawn.model, drawn.plan);
+  }
+}
+
+TEST(DeviceRefusals, ByName) {
+  const Model model = small_llama();
+  const auto refusal = [&](const auto& change) {
+    Plan plan = small_plan(model, {}, 2);
+    plan.sequence_length = 64;
+    plan.attention = AttentionKernel::kFlash;
+    change(plan);
+    const Status status = check_device_executable(lower(model, plan));
+    return status.ok() ? std::string() : status.error().message;
+  };
+  EXPECT_EQ(refusal([](Plan&) {}), "");
+  EXPECT_NE(
+      refusal([](Plan& p) { p.attention = AttentionKernel::kCudnn; }).find("kernels.attention"),
+      std::string::npos);
+  Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
+  plan.context = 2;
+  plan.global_batch = 1;
+  const Status status = check_device_executable(lower(model, plan));
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("parallel.context"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace foretrain

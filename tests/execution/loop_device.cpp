@@ -1,0 +1,273 @@
+#include "tests/execution/loop_device.h"
+
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "executor/cuda/compute.h"
+#include "executor/cuda/rope_table.h"
+#include "executor/kernels.h"
+
+namespace foretrain {
+namespace {
+
+/// The launcher of device_view.h.
+class Loops {
+ public:
+  template <typename F>
+  void elements(std::int64_t n, const F& f) {
+    for (std::int64_t i = 0; i < n; ++i) f(i);
+  }
+  template <typename F>
+  void rows(std::int64_t n, const F& f, std::size_t floats = 0) {
+    std::vector<float> memory(floats, std::nanf(""));
+    SoloTeam team{memory.data()};
+    for (std::int64_t i = 0; i < n; ++i) f(team, i);
+  }
+  void* scratch(std::size_t bytes) { return grow(x_scratch, bytes); }
+  void* kept_scratch(std::size_t bytes) { return grow(x_kept, bytes); }
+  void clear(const Operand& x) {
+    std::memset(x.data, 0, static_cast<std::size_t>(bytes_of(x.buffer->dtype, x.count)));
+  }
+  const float* rope_table(std::int64_t length, std::int64_t head_dim) {
+    std::vector<float>& table = x_tables[{length, head_dim}];
+    if (table.empty()) table = make_rope_table(length, head_dim);
+    return table.data();
+  }
+  void product(const Product& p) {
+    with_type(p.in, [&](auto in) {
+      with_type(p.out, [&](auto out) {
+        using A = typename decltype(in)::Type;
+        using C = typename decltype(out)::Type;
+        for (std::int64_t b = 0; b < p.batch; ++b) one_product<A, C>(p, b);
+      });
+    });
+  }
+
+ private:
+  static void* grow(std::vector<double>& memory, std::size_t bytes) {
+    memory.assign(bytes / 8 + 1, std::nan(""));
+    return memory.data();
+  }
+  template <typename T>
+  static std::vector<float> widen(const T* from, std::int64_t rows, std::int64_t cols,
+                                  std::int64_t pitch) {
+    std::vector<float> out;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) out.push_back(to_float(from[r * pitch + c]));
+    }
+    return out;
+  }
+  template <typename A, typename C>
+  static void one_product(const Product& p, std::int64_t b) {
+    const auto a_rows = p.transpose_a ? p.k : p.m;
+    const auto a_cols = p.transpose_a ? p.m : p.k;
+    const auto b_rows = p.transpose_b ? p.n : p.k;
+    const auto b_cols = p.transpose_b ? p.k : p.n;
+    const auto left = widen(static_cast<const A*>(p.a) + b * p.stride_a, a_rows, a_cols, p.lda);
+    const auto right = widen(static_cast<const A*>(p.b) + b * p.stride_b, b_rows, b_cols, p.ldb);
+    std::vector<float> sums(static_cast<std::size_t>(p.m * p.n));
+    multiply(Matrices<float>{p.transpose_a, p.transpose_b, p.m, p.n, p.k, left.data(), right.data(),
+                             sums.data(), a_cols, b_cols, p.n, p.alpha, 0.0F});
+    C* const out = static_cast<C*>(p.c) + b * p.stride_c;
+    const auto* const bias = static_cast<const C*>(p.bias);
+    for (std::int64_t i = 0; i < p.m; ++i) {
+      for (std::int64_t j = 0; j < p.n; ++j) {
+        float v = sums[static_cast<std::size_t>(i * p.n + j)];
+        if (p.beta != 0) v += p.beta * to_float(out[i * p.ldc + j]);
+        if (bias != nullptr) v += to_float(bias[j]);
+        out[i * p.ldc + j] = stored<C>(v);
+      }
+    }
+  }
+
+  std::vector<double> x_scratch, x_kept;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>> x_tables;
+};
+
+/// A stream: a thread that does what is queued, in order.
+class Worker {
+ public:
+  using Item = std::function<Status()>;
+  Worker() : x_thread([this] { run(); }) {}
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  Worker(Worker&&) = delete;
+  Worker& operator=(Worker&&) = delete;
+  ~Worker() {
+    push({});
+    x_thread.join();
+  }
+  void push(Item item) {
+    const std::lock_guard lock(x_mutex);
+    x_items.push_back(std::move(item));
+    x_changed.notify_all();
+  }
+  /// Waits until all is done; the first error since the last call.
+  Status drain() {
+    std::unique_lock lock(x_mutex);
+    x_changed.wait(lock, [this] { return x_items.empty(); });
+    return std::exchange(x_status, ok_status());
+  }
+  Loops& loops() { return x_loops; }
+
+ private:
+  void run() {
+    std::unique_lock lock(x_mutex);
+    for (;;) {
+      x_changed.wait(lock, [this] { return !x_items.empty(); });
+      const Item item = x_items.front();
+      if (!item) return;
+      lock.unlock();
+      const Status status = item();
+      lock.lock();
+      if (!status.ok() && x_status.ok()) x_status = status;
+      x_items.pop_front();
+      x_changed.notify_all();
+    }
+  }
+
+  Loops x_loops;
+  std::mutex x_mutex;
+  std::condition_variable x_changed;
+  std::deque<Item> x_items;
+  Status x_status = ok_status();
+  std::thread x_thread;
+};
+
+class LoopDevice final : public Device {
+ public:
+  LoopDevice(RankId rank, Transport& transport) : x_rank(rank), x_transport(transport) {}
+
+  Status open(std::size_t streams, std::size_t marks) override {
+    x_marked.assign(marks, 0);
+    x_queued.assign(marks, false);
+    while (x_workers.size() < streams) x_workers.push_back(std::make_unique<Worker>());
+    return ok_status();
+  }
+  Result<std::size_t> free_bytes() override { return std::size_t{1} << 30; }
+  Result<std::byte*> take(std::size_t bytes) override {
+    x_blocks.emplace_back(bytes / sizeof(std::uint64_t) + 1);
+    return reinterpret_cast<std::byte*>(x_blocks.back().data());
+  }
+  Result<std::byte*> take_host(std::size_t bytes) override { return take(bytes); }
+  Status write(std::byte* to, const void* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return ok_status();
+  }
+  Status read(void* to, const std::byte* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return ok_status();
+  }
+  Status begin() override {
+    x_marked.assign(x_marked.size(), 0);
+    x_queued.assign(x_queued.size(), false);
+    x_now = 0;
+    return ok_status();
+  }
+  Status mark(std::size_t stream, std::size_t mark) override {
+    x_queued[mark] = true;
+    return queue(stream, [this, mark] {
+      const std::lock_guard lock(x_mutex);
+      x_marked[mark] = ++x_now;
+      x_changed.notify_all();
+      return ok_status();
+    });
+  }
+  Status wait(std::size_t stream, std::size_t mark) override {
+    // CUDA takes an event that is not recorded yet for one that is over.
+    if (!x_queued[mark]) return input_error("a wait for what is not queued yet");
+    return queue(stream, [this, mark] { return wait_on_host(mark); });
+  }
+  Status wait_on_host(std::size_t mark) override {
+    std::unique_lock lock(x_mutex);
+    x_changed.wait(lock, [&] { return x_marked[mark] > 0; });
+    return ok_status();
+  }
+  Status finish() override {
+    Status first = ok_status();
+    for (const auto& worker : x_workers) {
+      Status status = worker->drain();
+      if (first.ok()) first = std::move(status);
+    }
+    return first;
+  }
+  Result<Time> time_of(std::size_t mark) override { return Time{x_marked[mark] * 1'000'000}; }
+  Status upload(std::size_t stream, std::byte* to, const std::byte* from,
+                std::size_t bytes) override {
+    return queue(stream, [=, this] { return write(to, from, bytes); });
+  }
+  Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override {
+    return queue(stream, [=] {
+      std::memset(to, byte, bytes);
+      return ok_status();
+    });
+  }
+  Status compute(std::size_t stream, const Work& work, const OpContext& context,
+                 const DeviceOperands& x) override {
+    return queue(stream, [this, stream, &work, context, x] {
+      device::compute(x_workers[stream]->loops(), work, context, x);
+      for (const Operand& out : x.writes) {
+        if (is_real(out.buffer->dtype) && any_nan(out)) {
+          const std::string what = "writes NaN to " + out.buffer->name + " (" + text_of(work) + ")";
+          x_transport.abort(what);
+          return Status(input_error(what));
+        }
+      }
+      return ok_status();
+    });
+  }
+  Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) override {
+    if (call.type != DType::kFp32) return input_error("collectives of fp32 only");
+    CollectiveCall out;
+    out.kind = call.kind;
+    out.maximum = call.maximum;
+    out.count = call.count;
+    out.send = call.send;
+    out.receive = call.receive;
+    return queue(stream, [this, group, out] { return x_transport.collective(x_rank, group, out); });
+  }
+  Status exchange(std::size_t stream, std::span<const MessageCall> messages) override {
+    const std::vector<MessageCall> all(messages.begin(), messages.end());
+    return queue(stream, [this, all] { return x_transport.exchange(x_rank, all); });
+  }
+
+ private:
+  Status queue(std::size_t stream, Worker::Item item) {
+    x_workers[stream]->push(std::move(item));
+    return ok_status();
+  }
+  static bool any_nan(const Operand& x) {
+    bool out = false;
+    with_type(x.buffer->dtype, [&](auto tag) {
+      const auto* const values = reinterpret_cast<const typename decltype(tag)::Type*>(x.data);
+      for (std::int64_t i = 0; i < x.count; ++i) out = out || std::isnan(to_float(values[i]));
+    });
+    return out;
+  }
+
+  RankId x_rank;
+  Transport& x_transport;
+  std::deque<std::vector<std::uint64_t>> x_blocks;
+  std::vector<bool> x_queued;  ///< of the thread that issues
+  std::mutex x_mutex;          ///< of the marks
+  std::condition_variable x_changed;
+  std::vector<std::int64_t> x_marked;
+  std::int64_t x_now = 0;
+  std::vector<std::unique_ptr<Worker>> x_workers;  ///< last: they end first
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport) {
+  return std::make_unique<LoopDevice>(rank, transport);
+}
+
+}  // namespace foretrain

@@ -1,0 +1,16 @@
+// A device that is made of loops on the host: a thread for each stream, which runs the functors of
+// the CUDA kernels one after another. For tests of everything that needs no GPU: streams run ahead
+// of each other as far as the Program lets them.
+#pragma once
+
+#include <memory>
+
+#include "executor/cuda/device.h"
+
+namespace foretrain {
+
+/// Collectives and messages go through `transport`, collectives in fp32 only. What an op writes is
+/// searched for NaN.
+std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport);
+
+}  // namespace foretrain
