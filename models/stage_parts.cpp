@@ -105,8 +105,8 @@ void StageWriter::write_segments() {
     end->inputs = x_inputs;
     end->scalars = x_scalars;
   }
-  const bool first = x_stage == 0;
-  const bool last = x_stage == x_plan.pipeline - 1;
+  const bool first = x_stage == x_plan.stage_of(0);
+  const bool last = x_stage == x_plan.stage_of(x_plan.chunks() - 1);
   const bool own_table = !x_model.tied_embeddings;
   if (first) {
     layouts(x_embedding, "model", embedding_parameters(x_model));
@@ -170,7 +170,7 @@ PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weigh
 }
 
 void StageWriter::make_chunk(std::int64_t index) {
-  const std::int64_t global = index * x_plan.pipeline + x_stage;
+  const std::int64_t global = x_plan.chunk_at(x_stage, index);
   Chunk chunk;
   chunk.layers = x_plan.pipeline_layout[static_cast<std::size_t>(global)];
   for (std::int64_t c = 0; c < global; ++c) {

@@ -60,7 +60,10 @@ Drawn draw_small(Rng& rng, bool units) {
     p.accelerators = p.tensor * p.pipeline * p.data;
     p.global_batch = p.micro_batch * p.data * microbatches;
   }
-  if (p.pipeline == 1) p.virtual_pipeline = 1;
+  if (p.pipeline == 1) {
+    p.virtual_pipeline = 1;
+    if (p.schedule == Schedule::kZbV) p.schedule = Schedule::k1F1B;
+  }
   if (p.tensor == 1) p.sequence = false;
   if (p.virtual_pipeline > 1)
     p.global_batch = p.micro_batch * p.data * p.pipeline * (1 + rng.below(2));
