@@ -50,10 +50,12 @@ Status apply_set(Json& run, const std::string& text, std::map<std::string, std::
   }
   const std::string value_text = text.substr(equals + 1);
   const Result<Json> parsed = parse_json(value_text, "--set");
-  // What starts like a number or a structure was meant as JSON; anything else is a text.
+  // What starts like a structure or is written like a number was meant as JSON; anything else is a
+  // text, "1f1b" among them.
   const bool meant_as_json =
       !value_text.empty() &&
-      std::string_view("-0123456789{[\"").find(value_text[0]) != std::string_view::npos;
+      (std::string_view("{[\"").find(value_text[0]) != std::string_view::npos ||
+       value_text.find_first_not_of("+-.0123456789eE") == std::string::npos);
   if (!parsed.ok() && meant_as_json && !is_file(value_text)) {
     return input_error("--set " + text + ": " + parsed.error().message);
   }

@@ -57,6 +57,7 @@ INSTANTIATE_TEST_SUITE_P(UnknownNames, BadSets, testing::ValuesIn(kUnknownNames)
 
 const BadSet kWrongTypes[] = {
     {"parallel.tensor=two", {"/parallel/tensor", "\"two\"", "a whole number"}},
+    {"parallel.tensor=2x", {"/parallel/tensor", "\"2x\"", "a whole number"}},
     {"parallel.tensor=1.5", {"/parallel/tensor", "1.5", "a whole number"}},
     {"parallel.sequence=1", {"/parallel/sequence", "1", "true"}},
     {"parallel=3", {"/parallel", "3", "an object"}},

@@ -161,6 +161,7 @@ const Field kFields[] = {
     {"recompute={\"modules\":[\"layer\"],\"layers\":1}", {"recompute=full"}},
     {"recompute={\"modules\":[\"layer\"],\"layer_period\":2}", {"recompute=full"}},
     {"schedule=gpipe"},
+    {"schedule=1f1b", {"schedule=gpipe"}},
     {"schedule=zb-h2"},
     {"overlap.tensor_backward=false"},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
