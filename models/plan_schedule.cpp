@@ -62,7 +62,7 @@ void read_schedule(JsonReader& run, Plan& plan) {
   if (plan.schedule == Schedule::kZbV && plan.virtual_pipeline == 1) plan.virtual_pipeline = 2;
 }
 
-void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
+void check_schedule(JsonReader& run, Plan& plan) {
   check_chunks(run, plan);
   if (run.failed()) return;
   if (plan.schedule == Schedule::kFile) {
@@ -75,9 +75,6 @@ void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
              "separate passes for gradients of weights with sharded gradients or parameters are "
              "not modelled yet",
              ErrorKind::kUnsupported);
-  }
-  if (plan.schedule == Schedule::kZbV && model.tied_embeddings) {
-    run.fail("schedule", "zb-v with tied embeddings is not modelled yet", ErrorKind::kUnsupported);
   }
 }
 

@@ -10,6 +10,6 @@ namespace foretrain {
 void read_schedule(JsonReader& run, Plan& plan);
 
 /// Refuses degrees and features that the schedule does not go with, and reads its file.
-void check_schedule(JsonReader& run, const Model& model, Plan& plan);
+void check_schedule(JsonReader& run, Plan& plan);
 
 }  // namespace foretrain

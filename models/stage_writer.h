@@ -31,6 +31,7 @@ class StageWriter {
   void place_parts(Chunk& chunk);
   std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
   void make_buckets(Chunk& chunk);
+  PartFrames head_with_table_of(const Chunk& owner, std::int64_t total);
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
   bool tied_across() const;

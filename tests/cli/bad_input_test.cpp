@@ -148,7 +148,6 @@ const BadSet kUnsupported[] = {
     {"kernels.fp8_recipe=delayed", {"/kernels/fp8_recipe", "fp8 precision"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
     {"schedule=chimera", {"/schedule", "\"chimera\"", "not modelled yet"}},
-    {"schedule=zb-v", {"/schedule", "zb-v with tied embeddings", "not modelled yet"}},
     {"schedule=mine.json", {"mine.json", "No such file"}},
     {"sharding.level=parameters", {"/sharding/level", "tied across pipeline stages"}},
     {"sharding.group_size=3", {"/sharding/group_size", "3", "does not divide"}},

@@ -163,6 +163,7 @@ const Field kFields[] = {
     {"schedule=gpipe"},
     {"schedule=1f1b", {"schedule=gpipe"}},
     {"schedule=zb-h2"},
+    {"schedule=zb-v"},
     {"overlap.tensor_backward=false"},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},

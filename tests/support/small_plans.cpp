@@ -136,11 +136,11 @@ void draw_context(Rng& rng, const Model& model, Plan& p) {
 }
 
 /// Gives gradients of weights passes of their own.
-void draw_weight_passes(Rng& rng, const Model& model, Plan& p) {
+void draw_weight_passes(Rng& rng, Plan& p) {
   if (p.virtual_pipeline == 1 && rng.below(3) == 0) {
     p.schedule = rng.below(2) == 0 ? Schedule::kZbH1 : Schedule::kZbH2;
   }
-  if (p.virtual_pipeline == 2 && !model.tied_embeddings && rng.below(2) == 0) {
+  if (p.virtual_pipeline == 2 && rng.below(2) == 0) {
     p.schedule = Schedule::kZbV;
   }
 }
@@ -175,7 +175,7 @@ Drawn draw_plan(Rng& rng) {
     p.precision.linear = rng.below(4) == 0 ? DType::kFp4 : DType::kFp8;
     p.precision.current_scaling = rng.below(2) == 0;
   }
-  draw_weight_passes(rng, out.model, p);
+  draw_weight_passes(rng, p);
   return out;
 }
 
