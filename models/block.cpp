@@ -53,9 +53,10 @@ void Block::weight_gradient(SegmentWriter& w, const std::string& name, const Mat
   std::vector<View> reads = {d_out.view(), in.view()};
   std::vector<View> writes;
   add_gradients(x_plan, {m.gradient}, reads, writes);
-  w.compute(name + ".weight_gradient",
-            x_quantizer->typed(weight_gradient_gemm(x_plan, tokens, m.out, m.in), m.weight, true),
-            std::move(reads), std::move(writes));
+  w.of_weights().compute(
+      name + ".weight_gradient",
+      x_quantizer->typed(weight_gradient_gemm(x_plan, tokens, m.out, m.in), m.weight, true),
+      std::move(reads), std::move(writes));
 }
 
 Ref Block::linear_backward(SegmentWriter& w, const std::string& name, const Matrix& m,
@@ -88,17 +89,18 @@ Ref Block::column_backward(SegmentWriter& w, const std::string& name, const Matr
   const Ref d_in = x_plan.sequence ? temporary(name + " d input", x_rows * m.in) : d_full;
   const Quantizer::Copies d = x_quantizer->gradient(w, name, m.weight, d_out, x_tokens);
   EventRef gathered;
+  SegmentWriter& later = w.of_weights();
   if (x_plan.sequence) {
-    gathered = w.async_collective(name + ".gather", x_quantizer->gather_of(full), {in.view()},
-                                  {full.view()});
-    if (!async) w.wait(gathered);
+    gathered = later.async_collective(name + ".gather", x_quantizer->gather_of(full), {in.view()},
+                                      {full.view()});
+    if (!async) later.wait(gathered);
   }
   input_gradient(w, name, m, x_tokens, d.rows, d_full);
   const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
   const EventRef reduced = w.async_collective(name + ".reduce", over_tensor(kind, d_full.count),
                                               {d_full.view()}, {d_in.view()});
   if (!async) w.wait(reduced);
-  if (async && gathered.valid()) w.wait(gathered);
+  if (async && gathered.valid()) later.wait(gathered);
   weight_gradient(w, name, m, x_tokens, d.columns, full);
   if (async) w.wait(reduced);
   return d_in;

@@ -60,7 +60,9 @@ class EndWriter {
     return {weight((name + ".weight").c_str()), weight((name + ".bias").c_str()),
             gradient((name + ".weight").c_str()), gradient((name + ".bias").c_str())};
   }
-  EndSegments finish(SegmentWriter& forward, SegmentWriter& backward, bool head) {
+  /// `weights`: the head's pass of its own for the gradients of its matrices, or null.
+  EndSegments finish(SegmentWriter& forward, SegmentWriter& backward, bool head,
+                     SegmentWriter* weights = nullptr) {
     EndSegments out;
     out.saved = x_builder.layout(x_saved.layout());
     out.local_forward = x_builder.layout(x_forward.layout());
@@ -79,6 +81,7 @@ class EndWriter {
     };
     out.forward = add(forward, out.local_forward);
     out.backward = add(backward, out.local_backward);
+    if (weights != nullptr) out.weights = add(*weights, out.local_backward);
     return out;
   }
   void norm_gradient(SegmentWriter& w, const std::string& name, const NormRefs& norm,
@@ -257,11 +260,20 @@ class HeadWriter : EndWriter {
     }
     SegmentWriter backward(x_builder, "head backward", x_backward);
     backward.phase = Phase::kBackward;
+    SegmentWriter weights(x_builder, "head weights", x_backward);
+    weights.phase = Phase::kBackward;
+    weights.wait(EventRef{kHeadHiddenGradient, kReady});
+    if (x_plan.splits_backward()) backward.weight_pass = &weights;
     for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
       write_backward(backward, prefix(d), x_predictions[static_cast<std::size_t>(d)]);
     }
     backward.record(EventRef{kHeadHiddenGradient, kReady});
-    return finish(forward, backward, true);
+    if (backward.weight_pass == nullptr) return finish(forward, backward, true);
+    const EventRef done = x_backward.event("head gradients done");
+    weights.record(done);
+    EndSegments out = finish(forward, backward, true, &weights);
+    out.done = done.event;
+    return out;
   }
 
  private:
@@ -303,8 +315,9 @@ class HeadWriter : EndWriter {
     std::vector<View> reads = {d_joined.view(), p.pair.view()};
     std::vector<View> writes;
     add_gradients(x_plan, {gradient((at + "join.weight").c_str())}, reads, writes);
-    w.compute(at + "join.weight_gradient", weight_gradient_gemm(x_plan, x_rows, h, 2 * h),
-              std::move(reads), std::move(writes));
+    w.of_weights().compute(at + "join.weight_gradient",
+                           weight_gradient_gemm(x_plan, x_rows, h, 2 * h), std::move(reads),
+                           std::move(writes));
     reads = {d_pair.view(), hidden(kHeadHidden).view(), weight_of(at + "norms").view()};
     writes = {d_in.view()};
     add_gradients(x_plan, {gradient((at + "norms.weight").c_str())}, reads, writes);
@@ -390,12 +403,13 @@ class HeadWriter : EndWriter {
     const DType type = x_plan.precision.compute;
     Ref y = p.y;
     EventRef gathered;
+    SegmentWriter& later = w.of_weights();
     if (x_plan.sequence) {
       y = temp(x_backward, at + "head input gathered", x_tokens * x_model.hidden);
-      gathered = w.async_collective(at + "head.gather",
-                                    over_tensor(CollectiveKind::kAllGather, y.count, type),
-                                    {p.y.view()}, {y.view()});
-      if (!x_plan.overlap.tensor_backward) w.wait(gathered);
+      gathered = later.async_collective(at + "head.gather",
+                                        over_tensor(CollectiveKind::kAllGather, y.count, type),
+                                        {p.y.view()}, {y.view()});
+      if (!x_plan.overlap.tensor_backward) later.wait(gathered);
     }
     w.compute(at + "head.output.input_gradient",
               input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden),
@@ -408,7 +422,7 @@ class HeadWriter : EndWriter {
                                    {full.view()}, {d_y.view()});
       if (!x_plan.overlap.tensor_backward) w.wait(reduced);
     }
-    if (x_plan.overlap.tensor_backward && gathered.valid()) w.wait(gathered);
+    if (x_plan.overlap.tensor_backward && gathered.valid()) later.wait(gathered);
     const Ref table = gradient(x_table.c_str());
     Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden);
     std::vector<View> reads = {d_logits.view(), y.view()};
@@ -418,7 +432,7 @@ class HeadWriter : EndWriter {
       gemm.accumulate = true;
       reads.push_back(table.view());
     }
-    w.compute(at + "head.output.weight_gradient", gemm, std::move(reads), std::move(writes));
+    later.compute(at + "head.output.weight_gradient", gemm, std::move(reads), std::move(writes));
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
   }
 

@@ -53,8 +53,9 @@ struct EndLayouts {
 
 struct EndSegments {
   SegmentId forward, backward;
+  SegmentId weights;  ///< gradients of weights, where they have a pass of their own (head only)
   LayoutId saved, local_forward, local_backward;
-  /// The event in the local frame that the last op of backward records (embedding only).
+  /// The event in the local frame that the last op of backward (embedding) or of weights records.
   std::int16_t done = -1;
 };
 

@@ -19,7 +19,19 @@ class LayerWriter : ContextParts {
     write_forward(forward);
     SegmentWriter backward(x_builder, "layer backward" + x_name_suffix, x_backward);
     blocks_write_to(x_backward);
+    SegmentWriter of_weights(x_builder, "layer weights" + x_name_suffix, x_backward);
+    std::int16_t done = -1;
+    if (x_plan.splits_backward()) {
+      backward.weight_pass = &of_weights;
+      of_weights.phase = Phase::kBackward;
+      of_weights.wait(EventRef{kInputGradient, kReady});
+    }
     write_backward(backward);
+    if (backward.weight_pass != nullptr) {
+      const EventRef last = x_backward.event("gradients of weights done");
+      of_weights.record(last);
+      done = last.event;
+    }
     SegmentWriter weights(x_builder, "quantize weights" + x_name_suffix, x_forward);
     if (x_layouts.quantized.valid()) {
       blocks_write_to(x_forward);
@@ -31,6 +43,8 @@ class LayerWriter : ContextParts {
     out.local_backward = x_builder.layout(x_backward.layout());
     out.forward = finish(forward, out.saved, out.local_forward);
     out.backward = finish(backward, out.saved, out.local_backward);
+    out.done = done;
+    if (done >= 0) out.weights = finish(of_weights, out.saved, out.local_backward);
     if (x_layouts.quantized.valid()) {
       out.quantize = finish(weights, out.saved, out.local_forward);
     }
@@ -341,7 +355,7 @@ class LayerWriter : ContextParts {
     std::vector<View> reads = {d.view(), in.view()};
     std::vector<View> writes;
     add_gradients(x_plan, {l.weight_gradient}, reads, writes);
-    w.compute(
+    w.of_weights().compute(
         name + ".weight_gradient",
         x_quantizer.typed(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
         std::move(reads), std::move(writes));
@@ -380,10 +394,11 @@ class LayerWriter : ContextParts {
     bias_gradient(w, name, l, d, x_tokens);
     const Quantizer::Copies copies = x_quantizer.gradient(w, name, l.weight, d, x_tokens);
     EventRef gathered;
+    SegmentWriter& later = w.of_weights();
     if (x_plan.sequence) {
-      gathered = w.async_collective(name + ".gather", x_quantizer.gather_of(in_full), {in.view()},
-                                    {in_full.view()});
-      if (!async) w.wait(gathered);
+      gathered = later.async_collective(name + ".gather", x_quantizer.gather_of(in_full),
+                                        {in.view()}, {in_full.view()});
+      if (!async) later.wait(gathered);
     }
     w.compute(name + ".input_gradient",
               x_quantizer.typed(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
@@ -396,7 +411,7 @@ class LayerWriter : ContextParts {
                                    {d_full.view()}, {d_in.view()});
       if (!async) w.wait(reduced);
     }
-    if (async && gathered.valid()) w.wait(gathered);
+    if (async && gathered.valid()) later.wait(gathered);
     weight_gradient(w, name, l, copies.columns, x_plan.sequence ? in_full : in);
     if (async && reduced.valid()) w.wait(reduced);
     return d_in;

@@ -70,7 +70,9 @@ Ref parameter_ref(const ParameterLayouts& layouts, const std::string& name, std:
 
 struct LayerSegments {
   SegmentId forward, backward;
-  SegmentId quantize;  ///< writes the copies of weights, where the layer has it
+  SegmentId weights;       ///< gradients of weights, where they have a pass of their own
+  std::int16_t done = -1;  ///< event of the local frame that its last op records
+  SegmentId quantize;      ///< writes the copies of weights, where the layer has it
   LayoutId saved, local_forward, local_backward;
 };
 

@@ -158,6 +158,8 @@ class Lowering {
       next.pipeline = (at.pipeline + 1) % x_plan.pipeline;
       join(at, kToNext, next, kFromPrevious);
       join(next, kToPrevious, at, kFromNext);
+      join(next, kUpToPrevious, at, kUpFromNext);
+      join(at, kUpToNext, next, kUpFromPrevious);
     }
   }
 

@@ -270,7 +270,8 @@ void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, con
   gemm.accumulate = of_weights && !x_plan.fresh_gradients();
   gemm.out = of_weights ? x_plan.local_gradients() : x_plan.precision.compute;
   if (gemm.accumulate) reads.push_back(out.view());
-  w.compute(name, gemm, std::move(reads), {out.view()});
+  SegmentWriter& target = of_weights ? w.of_weights() : w;
+  target.compute(name, gemm, std::move(reads), {out.view()});
 }
 
 void MoeBlock::activation(SegmentWriter& w) {

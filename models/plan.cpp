@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "models/expert_plan.h"
+#include "models/plan_schedule.h"
 #include "models/plan_sharding.h"
 
 namespace foretrain {
@@ -33,7 +34,7 @@ class PlanReader {
     read_overlap();
     read_kernels();
     read_others();
-    read_schedule();
+    read_schedule(x_reader, x_plan);
     FT_TRY(x_reader.finish());
     check();
     FT_TRY(x_reader.finish());
@@ -55,16 +56,6 @@ class PlanReader {
     const Json* found = reader.take(key);
     reader.fail(key, (found == nullptr ? "" : "found " + describe(*found) + ", which ") + kNotYet,
                 ErrorKind::kUnsupported);
-  }
-
-  void read_schedule() {
-    static const std::vector<std::string> names = {
-        "gpipe",   "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe",
-        "chimera", "bfs",  "1f1b-interlaced",  "3f1b"};
-    int choice = x_plan.virtual_pipeline > 1 ? 2 : 1;
-    x_reader.read_choice("schedule", choice, names);
-    later(x_reader, "schedule", choice > 2);
-    x_plan.schedule = static_cast<Schedule>(std::min(choice, 2));
   }
 
   void read_parallel() {
@@ -429,18 +420,8 @@ class PlanReader {
       return refuse("parallel/virtual_pipeline",
                     "found " + text(p.virtual_pipeline) + ", expected at most 4096");
     }
-    if (p.virtual_pipeline > 1 && p.schedule != Schedule::kInterleaved) {
-      return refuse("schedule", "virtual_pipeline " + text(p.virtual_pipeline) +
-                                    " needs the interleaved-1f1b schedule");
-    }
-    if (p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1) {
-      if (p.pipeline == 1) return refuse("parallel/virtual_pipeline", "needs pipeline > 1");
-      if (p.microbatches() % p.pipeline != 0) {
-        return refuse("batch/global", text(p.microbatches()) +
-                                          " microbatches per rank are not a multiple of pipeline " +
-                                          text(p.pipeline) + ", as interleaved-1f1b needs");
-      }
-    }
+    check_schedule(x_reader, p);
+    if (x_reader.failed()) return;
     if (p.pipeline_layout.empty()) {
       if (chunks > x_model.layers + 2) {
         return refuse("parallel/pipeline",

@@ -12,7 +12,21 @@
 
 namespace foretrain {
 
-enum class Schedule : std::uint8_t { kGpipe, k1F1B, kInterleaved };
+enum class Schedule : std::uint8_t { kGpipe, k1F1B, kInterleaved, kZbH1, kZbH2, kZbV, kFile };
+
+enum class PassKind : std::uint8_t {
+  kForward,
+  kBackward,         ///< both gradients
+  kInputGradients,   ///< what the stage before waits for
+  kWeightGradients,  ///< the rest, at any later time
+};
+/// One pass of a microbatch through one chunk. `chunk` counts on its stage: `Plan::chunk_at`.
+struct Pass {
+  std::int32_t chunk = 0;
+  std::int32_t microbatch = 0;
+  PassKind kind = PassKind::kForward;
+  bool operator==(const Pass&) const = default;
+};
 /// How queries meet the keys of other context-parallel ranks: models/context_parts.h.
 enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll };
 /// What is held in parts by the ranks of a shard group: nothing; optimizer states (ZeRO-1);
@@ -116,6 +130,8 @@ struct Plan {
   Recompute recompute;
   ExpertPlan experts;
   Schedule schedule = Schedule::k1F1B;
+  std::string schedule_file;
+  std::vector<std::vector<Pass>> passes;  ///< by stage, where the schedule is a file's
   Overlap overlap;
   AttentionKernel attention = AttentionKernel::kFlash;
   Fusion fusion = Fusion::kFused;
@@ -132,6 +148,17 @@ struct Plan {
   std::int64_t batch_ranks() const { return data / context; }
   std::int64_t microbatches() const { return global_batch / (micro_batch * batch_ranks()); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
+  /// Chunks of the pipeline go round the stages, or in zb-v down and up again.
+  std::int64_t chunk_at(std::int64_t stage, std::int64_t index) const {
+    const bool up = schedule == Schedule::kZbV && index == 1;
+    return up ? 2 * pipeline - 1 - stage : index * pipeline + stage;
+  }
+  std::int64_t stage_of(std::int64_t chunk) const {
+    const bool up = schedule == Schedule::kZbV && chunk >= pipeline;
+    return up ? 2 * pipeline - 1 - chunk : chunk % pipeline;
+  }
+  /// Gradients of weights have passes of their own.
+  bool splits_backward() const;
   /// Of a microbatch, on one rank (before sequence parallelism).
   std::int64_t tokens() const { return micro_batch * sequence_length / context; }
   /// Ranks that hold the same experts.

@@ -61,6 +61,9 @@ class SegmentWriter {
   }
 
   Phase phase = Phase::kForward;
+  /// Where gradients of weights go when they have a pass of their own.
+  SegmentWriter* weight_pass = nullptr;
+  SegmentWriter& of_weights() { return weight_pass == nullptr ? *this : *weight_pass; }
 
   /// The next compute op (and a collective before any) waits for this event.
   void wait(EventRef event) { x_pending.push_back(event); }

@@ -28,6 +28,11 @@ inline constexpr const char* kToNext = "activations to next";
 inline constexpr const char* kFromPrevious = "activations from previous";
 inline constexpr const char* kToPrevious = "gradients to previous";
 inline constexpr const char* kFromNext = "gradients from next";
+// Of chunks that go up the stages again.
+inline constexpr const char* kUpToPrevious = "activations to previous";
+inline constexpr const char* kUpFromNext = "activations from next";
+inline constexpr const char* kUpToNext = "gradients to next";
+inline constexpr const char* kUpFromPrevious = "gradients from previous";
 
 /// Writes the Program of `stage`, 0 .. pipeline - 1. Model and plan must fit each other
 /// (`read_plan`).

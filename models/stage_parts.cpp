@@ -25,7 +25,9 @@ FrameLayout one_buffer(const char* name, BufferKind kind, DType dtype, std::int6
 
 }  // namespace
 
-bool StageWriter::tied_across() const { return x_model.tied_embeddings && x_plan.pipeline > 1; }
+bool StageWriter::tied_across() const {
+  return x_model.tied_embeddings && x_plan.stage_of(0) != x_plan.stage_of(x_plan.chunks() - 1);
+}
 
 bool StageWriter::recomputed(std::int64_t layer_of_stage) const {
   const Recompute& r = x_plan.recompute;
@@ -105,8 +107,8 @@ void StageWriter::write_segments() {
     end->inputs = x_inputs;
     end->scalars = x_scalars;
   }
-  const bool first = x_stage == 0;
-  const bool last = x_stage == x_plan.pipeline - 1;
+  const bool first = x_stage == x_plan.stage_of(0);
+  const bool last = x_stage == x_plan.stage_of(x_plan.chunks() - 1);
   const bool own_table = !x_model.tied_embeddings;
   if (first) {
     layouts(x_embedding, "model", embedding_parameters(x_model));
@@ -170,7 +172,7 @@ PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weigh
 }
 
 void StageWriter::make_chunk(std::int64_t index) {
-  const std::int64_t global = index * x_plan.pipeline + x_stage;
+  const std::int64_t global = x_plan.chunk_at(x_stage, index);
   Chunk chunk;
   chunk.layers = x_plan.pipeline_layout[static_cast<std::size_t>(global)];
   for (std::int64_t c = 0; c < global; ++c) {
@@ -219,7 +221,9 @@ void StageWriter::place_parts(Chunk& chunk) {
     cut += x_embedding.parameters.cut_elements;
     shared += x_embedding.parameters.shared_elements;
   }
-  const bool head_table = chunk.has_head && (own_table || !both_ends);
+  // In zb-v a tied table lies in the stage's first chunk, the head in its second.
+  const bool borrowed = chunk.has_head && !own_table && !both_ends && !tied_across();
+  const bool head_table = chunk.has_head && !borrowed && (own_table || !both_ends);
   if (chunk.has_head) {
     cut += head_table ? x_head.parameters.cut_elements : 0;
     shared += x_head.parameters.shared_elements;
@@ -236,13 +240,37 @@ void StageWriter::place_parts(Chunk& chunk) {
   for (std::int64_t l = 0; l < chunk.layers; ++l) {
     chunk.parts.push_back(put(kind_of(chunk, l), static_cast<std::int32_t>(chunk.first_layer + l)));
   }
-  if (chunk.has_head) {
+  if (borrowed) {
+    chunk.head = head_with_table_of(x_chunks.front(), total);
+  } else if (chunk.has_head) {
     // A table that is not the head's own is its only cut parameter and stands first in the
     // embedding's part.
     if (!head_table) chunk.elements = chunk.embedding.cut_begin;
     chunk.head = put(x_head, -1);
   }
   chunk.elements = total;
+}
+
+/// The head of the last chunk, whose table is that of `owner`. Nothing of its own is cut, so what
+/// it has ends where the chunk does, at `total`. The owner's last pass for gradients of weights
+/// comes after this chunk's.
+PartFrames StageWriter::head_with_table_of(const Chunk& owner, std::int64_t total) {
+  Chunk& chunk = x_chunks.back();
+  const DType weight_type = x_plan.precision.compute;
+  const DType gradient_type = x_plan.precision.gradients;
+  const std::int64_t table = owner.embedding.cut_begin;
+  PartFrames part;
+  part.cut_begin = part.cut_end = total;
+  part.weights =
+      x_builder.alias(x_head.weights, owner.parameters, 0, bytes_of(weight_type, table), -1);
+  part.gradients =
+      x_builder.alias(x_head.gradients, owner.gradients, 0, bytes_of(gradient_type, table), -1);
+  part.shared = x_builder.alias(x_head.shared, chunk.parameters, 0,
+                                bytes_of(weight_type, chunk.shared_elements), -1);
+  part.shared_gradients = x_builder.alias(x_head.shared_gradients, chunk.gradients, 0,
+                                          bytes_of(gradient_type, chunk.shared_elements), -1);
+  chunk.shared_elements += x_head.parameters.shared_elements;
+  return part;
 }
 
 /// The contiguous buffers of a chunk with so many parameters, padded to what its ranks share.

@@ -325,7 +325,7 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
 
 /// The mean loss, for the log.
 void StageWriter::reduce_loss() {
-  if (x_stage != x_plan.pipeline - 1 || x_plan.data == 1) return;
+  if (x_stage != x_plan.stage_of(x_plan.chunks() - 1) || x_plan.data == 1) return;
   const View loss{0, kLoss, 0, 4, 1, GroupSlot()};
   Op op;
   op.stream = x_builder.stream("data");

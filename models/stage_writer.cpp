@@ -18,19 +18,7 @@ Program StageWriter::run() && {
   for (std::size_t c = 0; c < own; ++c) make_experts(c);
   x_scalar_frame = x_builder.frame(x_scalars);
   step_begins();
-  const std::vector<Pass> passes = schedule_passes(x_plan.schedule, x_stage, x_plan.pipeline,
-                                                   x_plan.virtual_pipeline, x_plan.microbatches());
-  std::vector<std::int64_t> forwards(x_chunks.size(), 0);
-  std::vector<std::int64_t> backwards(x_chunks.size(), 0);
-  for (const Pass& pass : passes) {
-    const auto c = static_cast<std::size_t>(pass.chunk);
-    if (pass.backward) {
-      backward(pass.chunk, pass.microbatch, ++backwards[c] == x_plan.microbatches());
-    } else {
-      x_first_pass = forwards[c]++ == 0;
-      forward(pass.chunk, pass.microbatch);
-    }
-  }
+  write_passes();
   if (!by_units()) reduce_rest();
   update();
   x_builder.batch({x_plan.micro_batch, x_plan.sequence_length, x_plan.microbatches(),
@@ -39,6 +27,31 @@ Program StageWriter::run() && {
   Program program = std::move(x_builder).build();
   form_kernels(x_plan, program);
   return program;
+}
+
+void StageWriter::write_passes() {
+  const std::int64_t all = x_plan.microbatches();
+  std::vector<std::int64_t> forwards(x_chunks.size(), 0);
+  std::vector<std::int64_t> backwards(x_chunks.size(), 0);
+  const std::vector<std::vector<Pass>> passes = passes_of(x_plan);
+  for (const Pass& pass : passes[static_cast<std::size_t>(x_stage)]) {
+    const auto c = static_cast<std::size_t>(pass.chunk);
+    switch (pass.kind) {
+      case PassKind::kForward:
+        x_first_pass = forwards[c]++ == 0;
+        forward(pass.chunk, pass.microbatch);
+        break;
+      case PassKind::kBackward:
+        backward(pass.chunk, pass.microbatch, ++backwards[c] == all);
+        break;
+      case PassKind::kInputGradients:
+        backward(pass.chunk, pass.microbatch, false);
+        break;
+      case PassKind::kWeightGradients:
+        weight_gradients(pass.chunk, pass.microbatch, ++backwards[c] == all);
+        break;
+    }
+  }
 }
 
 /// Zeroes the gradients; with gathers overlapped, last step's parameters come in beside the forward
@@ -112,8 +125,8 @@ void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
     passage.inputs = known->second;
     return;
   }
-  const bool first = x_stage == 0;
-  const bool last = x_stage == x_plan.pipeline - 1;
+  const bool first = x_stage == x_plan.stage_of(0);
+  const bool last = x_stage == x_plan.stage_of(x_plan.chunks() - 1);
   if (!x_load.valid()) {
     LayoutWriter events("load", 1);
     SegmentWriter w(x_builder, "load inputs", events);
@@ -167,29 +180,48 @@ void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microba
   x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});
 }
 
+void StageWriter::receive(SegmentId& segment, FrameId frame, std::int32_t mb, bool up,
+                          bool gradient) {
+  if (!segment.valid()) {
+    const char* channel =
+        gradient ? (up ? kUpFromPrevious : kFromNext) : (up ? kUpFromNext : kFromPrevious);
+    const std::string name = gradient ? "receive gradients" : "receive activations";
+    segment = message_segment(name + (up ? " up" : ""), channel,
+                              gradient ? x_layer.hidden_gradient : x_layer.hidden, false);
+  }
+  message(segment, frame, mb, false);
+}
+
+void StageWriter::send(SegmentId& segment, FrameId frame, std::int32_t mb, bool up, bool gradient) {
+  if (!segment.valid()) {
+    const char* channel =
+        gradient ? (up ? kUpToNext : kToPrevious) : (up ? kUpToPrevious : kToNext);
+    const std::string name = gradient ? "send gradients" : "send activations";
+    segment = message_segment(name + (up ? " up" : ""), channel,
+                              gradient ? x_layer.hidden_gradient : x_layer.hidden, true);
+  }
+  message(segment, frame, mb, true);
+}
+
 void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
   Passage& passage = x_passages[{c, mb}];
-  passage.hidden.push_back(x_builder.frame(x_layer.hidden, -1, mb));
+  Messages& messages = x_messages[goes_up(c) ? 1 : 0];
+  const bool turned = !chunk.has_embedding && turns(c, -1);
+  passage.hidden.push_back(turned ? x_passages.at({c - 1, mb}).hidden.back()
+                                  : x_builder.frame(x_layer.hidden, -1, mb));
   if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.has_embedding || chunk.has_head) load_inputs(passage, mb);
   if (chunk.has_embedding) {
     embedding_forward(chunk, passage, mb);
-  } else {
-    if (!x_receive_activation.valid()) {
-      x_receive_activation =
-          message_segment("receive activations", kFromPrevious, x_layer.hidden, false);
-    }
-    message(x_receive_activation, passage.hidden.front(), mb, false);
+  } else if (!turned) {
+    receive(messages.receive_activation, passage.hidden.front(), mb, goes_up(c), false);
   }
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
   if (chunk.has_head) {
     head_forward(chunk, passage, mb);
-  } else {
-    if (!x_send_activation.valid()) {
-      x_send_activation = message_segment("send activations", kToNext, x_layer.hidden, true);
-    }
-    message(x_send_activation, passage.hidden.back(), mb, true);
+  } else if (!turns(c, 1)) {
+    send(messages.send_activation, passage.hidden.back(), mb, goes_up(c), false);
   }
 }
 
@@ -274,7 +306,9 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   const auto found = x_passages.find({c, mb});
   FT_CHECK(found != x_passages.end(), "a backward pass before its forward");
   Passage& passage = found->second;
-  passage.gradient = x_builder.frame(x_layer.hidden_gradient, -1, mb);
+  Messages& messages = x_messages[goes_up(c) ? 1 : 0];
+  const bool turned = !chunk.has_head && turns(c, 1);
+  passage.gradient = turned ? x_turned.at(mb) : x_builder.frame(x_layer.hidden_gradient, -1, mb);
   if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.layers > 0 && x_plan.units.backward_prefetch == Prefetch::kBefore) {
     if (by_units()) open_units(chunk, chunk.layers - 1);
@@ -285,12 +319,8 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
     if (last && own_table && !by_units())
       reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
-  } else {
-    if (!x_receive_gradient.valid()) {
-      x_receive_gradient =
-          message_segment("receive gradients", kFromNext, x_layer.hidden_gradient, false);
-    }
-    message(x_receive_gradient, passage.gradient, mb, false);
+  } else if (!turned) {
+    receive(messages.receive_gradient, passage.gradient, mb, goes_up(c), true);
   }
   for (std::int64_t l = chunk.layers; l-- > 0;) {
     layer_backward(chunk, passage, l, mb);
@@ -304,13 +334,44 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   if (chunk.has_embedding) {
     embedding_backward(chunk, passage, mb, last);
   } else {
+    passage.done_frame = passage.gradient;
+    passage.done_event = kReady;
     finish_pass(chunk, passage.gradient, kReady, last);
-    if (!x_send_gradient.valid()) {
-      x_send_gradient =
-          message_segment("send gradients", kToPrevious, x_layer.hidden_gradient, true);
+    if (turns(c, -1)) {
+      x_turned[mb] = passage.gradient;
+    } else {
+      send(messages.send_gradient, passage.gradient, mb, goes_up(c), true);
     }
-    message(x_send_gradient, passage.gradient, mb, true);
   }
+  if (!x_plan.splits_backward()) x_passages.erase(found);
+}
+
+/// What the backward pass of this microbatch left: the gradients of the chunk's matrices. The last
+/// such pass finishes the chunk.
+void StageWriter::weight_gradients(std::int32_t c, std::int32_t mb, bool last) {
+  Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
+  const auto found = x_passages.find({c, mb});
+  FT_CHECK(found != x_passages.end(), "gradients of weights before those of inputs");
+  Passage& passage = found->second;
+  const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
+  for (auto& [layer, call] : passage.weights) {
+    const bool head = layer < 0;
+    passage.done_frame = call.frames[head ? std::size_t{kHeadLocal} : std::size_t{kLocal}];
+    passage.done_event = head ? x_head_segments->done : layer_segments(chunk, layer).done;
+    call.waits = std::move(x_before_next);
+    x_before_next.clear();
+    x_builder.call(std::move(call));
+    if (!last) continue;
+    const FrameId frame = passage.done_frame;
+    if (head) {
+      if (own_table) reduce_ready(chunk, chunk.head.cut_begin, frame, passage.done_event);
+      continue;
+    }
+    reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(layer)].cut_begin, frame,
+                 passage.done_event);
+    reduce_experts_ready(chunk, layer, frame, passage.done_event);
+  }
+  finish_pass(chunk, passage.done_frame, passage.done_event, last);
   x_passages.erase(found);
 }
 
@@ -326,6 +387,10 @@ void StageWriter::head_backward(Chunk& chunk, Passage& passage, std::int32_t mb)
             std::move(x_before_next)};
   x_before_next.clear();
   bind_part(chunk, -1, &x_head, true, call);
+  if (s.weights.valid()) {
+    passage.weights.emplace_back(-1, call);
+    passage.weights.back().second.segment = s.weights;
+  }
   x_builder.call(std::move(call));
 }
 
@@ -349,6 +414,10 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
   bind_experts(chunk, l, true, call);
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_part(chunk, l, nullptr, true, call);
+  if (s.weights.valid()) {
+    passage.weights.emplace_back(l, call);
+    passage.weights.back().second.segment = s.weights;
+  }
   x_builder.call(std::move(call));
   passage.gradient = below;
 }
@@ -366,6 +435,8 @@ void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_
   x_before_next.clear();
   bind_part(chunk, -1, &x_embedding, true, call);
   x_builder.call(std::move(call));
+  passage.done_frame = local;
+  passage.done_event = s.done;
   finish_pass(chunk, local, s.done, last);
 }
 

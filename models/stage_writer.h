@@ -31,6 +31,7 @@ class StageWriter {
   void place_parts(Chunk& chunk);
   std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
   void make_buckets(Chunk& chunk);
+  PartFrames head_with_table_of(const Chunk& owner, std::int64_t total);
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
   bool tied_across() const;
@@ -62,6 +63,14 @@ class StageWriter {
     std::vector<FrameId> saved;   ///< by layer
     FrameId embedding_saved, head_saved, inputs;
     FrameId gradient;  ///< of the residual stream, as the backward pass comes down
+    /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
+    std::vector<std::pair<std::int64_t, Call>> weights;
+    FrameId done_frame;  ///< and the event of the last pass
+    std::int16_t done_event = 0;
+  };
+  /// The messages of chunks that go down the stages, or up again.
+  struct Messages {
+    SegmentId send_activation, receive_activation, send_gradient, receive_gradient;
   };
   void step_begins();
   void gather_parameters(Chunk& chunk);
@@ -77,6 +86,16 @@ class StageWriter {
   void layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
   void finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
   void wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const;
+  void weight_gradients(std::int32_t chunk, std::int32_t microbatch, bool last);
+  void write_passes();
+  bool goes_up(std::int32_t chunk) const { return x_plan.schedule == Schedule::kZbV && chunk == 1; }
+  /// The chunk before or after this one in the pipeline stands on this stage too.
+  bool turns(std::int32_t chunk, std::int64_t step) const {
+    const std::int64_t at = x_plan.chunk_at(x_stage, chunk);
+    return x_plan.schedule == Schedule::kZbV && x_plan.stage_of(at + step) == x_stage;
+  }
+  void receive(SegmentId& segment, FrameId frame, std::int32_t mb, bool up, bool gradient);
+  void send(SegmentId& segment, FrameId frame, std::int32_t mb, bool up, bool gradient);
   void message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send);
   SegmentId message_segment(const std::string& stream, const char* channel, LayoutId layout,
                             bool send);
@@ -168,7 +187,9 @@ class StageWriter {
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
   SegmentId x_load;
-  SegmentId x_send_activation, x_receive_activation, x_send_gradient, x_receive_gradient;
+  std::array<Messages, 2> x_messages;  ///< down, up
+  /// Gradients of the residual stream between two chunks of this stage that follow each other.
+  std::map<std::int32_t, FrameId> x_turned;
   FrameId x_scalar_frame;
   std::vector<Chunk> x_chunks;
   std::map<std::pair<std::int32_t, std::int32_t>, Passage> x_passages;

@@ -57,6 +57,7 @@ INSTANTIATE_TEST_SUITE_P(UnknownNames, BadSets, testing::ValuesIn(kUnknownNames)
 
 const BadSet kWrongTypes[] = {
     {"parallel.tensor=two", {"/parallel/tensor", "\"two\"", "a whole number"}},
+    {"parallel.tensor=2x", {"/parallel/tensor", "\"2x\"", "a whole number"}},
     {"parallel.tensor=1.5", {"/parallel/tensor", "1.5", "a whole number"}},
     {"parallel.sequence=1", {"/parallel/sequence", "1", "true"}},
     {"parallel=3", {"/parallel", "3", "an object"}},
@@ -105,6 +106,39 @@ const BadSet kAbsurd[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Absurd, BadSets, testing::ValuesIn(kAbsurd));
 
+struct BadSchedule {
+  const char* text;
+  std::vector<std::string> parts;
+};
+
+class BadSchedules : public testing::TestWithParam<BadSchedule> {};
+
+TEST_P(BadSchedules, AreRefused) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  place.write("order.json", GetParam().text);
+  const CommandResult result = place.run({"simulate", "run.json", "--json", "out.json", "--set",
+                                          "schedule=order.json", "--set", "batch.global=4"});
+  expect_refused(place, result, GetParam().parts, {"order.json", "run.json"});
+}
+
+// Two stages, one microbatch.
+const BadSchedule kBadSchedules[] = {
+    {"[[[0,0,\"F\"]]]", {"order.json", "a list for each of 2 stages"}},
+    {"[[[0,0,\"F\"],[0,0,\"B\"]],[[1,0,\"F\"]]]",
+     {"order.json", "B of microbatch 0 on chunk 1 is missing on stage 1"}},
+    {"[[[0,0,\"F\"],[0,0,\"B\"],[0,0,\"W\"]],[[1,0,\"F\"],[1,0,\"B\"]]]",
+     {"order.json", "W of microbatch 0 on chunk 1 is missing on stage 1"}},
+    {"[[[0,0,\"B\"],[0,0,\"F\"]],[[1,0,\"F\"],[1,0,\"B\"]]]",
+     {"order.json", "wait for each other", "stage 0 stops before pass 0",
+      "needs B of microbatch 0 on chunk 1"}},
+    {"[[[1,0,\"F\"]],[]]", {"order.json: /0/0/0", "no chunk of 2 on stage 0"}},
+    {"[[[0,1,\"F\"]],[]]", {"order.json: /0/0/1", "1 microbatches"}},
+    {"[[[0,0,\"X\"]],[]]", {"order.json: /0/0/2", "\"X\"", "F, B or W"}},
+    {"[[0],1]", {"order.json: /0/0", "expected [stage, microbatch"}},
+};
+INSTANTIATE_TEST_SUITE_P(Files, BadSchedules, testing::ValuesIn(kBadSchedules));
+
 const BadSet kUnsupported[] = {
     {"parallel.context=3", {"/parallel", "context 3", "accelerators"}},
     {"parallel.expert=2", {"/parallel/expert", "2", "no experts"}},
@@ -113,7 +147,8 @@ const BadSet kUnsupported[] = {
     {"kernels.context=ring", {"/kernels/context", "parallel.context > 1"}},
     {"kernels.fp8_recipe=delayed", {"/kernels/fp8_recipe", "fp8 precision"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
-    {"schedule=zb-h1", {"/schedule", "\"zb-h1\"", "not modelled yet"}},
+    {"schedule=chimera", {"/schedule", "\"chimera\"", "not modelled yet"}},
+    {"schedule=mine.json", {"mine.json", "No such file"}},
     {"sharding.level=parameters", {"/sharding/level", "tied across pipeline stages"}},
     {"sharding.group_size=3", {"/sharding/group_size", "3", "does not divide"}},
     {"sharding.group_size=\"all\"", {"/sharding/group_size", "\"all\"", "or null"}},

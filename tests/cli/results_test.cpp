@@ -162,6 +162,8 @@ const Field kFields[] = {
     {"recompute={\"modules\":[\"layer\"],\"layer_period\":2}", {"recompute=full"}},
     {"schedule=gpipe"},
     {"schedule=1f1b", {"schedule=gpipe"}},
+    {"schedule=zb-h2"},
+    {"schedule=zb-v"},
     {"overlap.tensor_backward=false"},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},

@@ -60,7 +60,10 @@ Drawn draw_small(Rng& rng, bool units) {
     p.accelerators = p.tensor * p.pipeline * p.data;
     p.global_batch = p.micro_batch * p.data * microbatches;
   }
-  if (p.pipeline == 1) p.virtual_pipeline = 1;
+  if (p.pipeline == 1) {
+    p.virtual_pipeline = 1;
+    if (p.schedule == Schedule::kZbV) p.schedule = Schedule::k1F1B;
+  }
   if (p.tensor == 1) p.sequence = false;
   if (p.virtual_pipeline > 1)
     p.global_batch = p.micro_batch * p.data * p.pipeline * (1 + rng.below(2));
@@ -180,6 +183,41 @@ TEST_P(Training, EqualsOneRank) {
 // Sharded gradients and parameters: units, groups with replicas, prefetches.
 TEST_P(Training, InShardsEqualsOneRank) {
   expect_trains_equally(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), true);
+}
+
+// Gradients of weights in passes of their own; with a table at both ends of the V.
+TEST(WeightPasses, TrainAsOneRank) {
+  Model model = small_gpt();
+  model.layers = 4;
+  model.head_dim = 4;
+  model.hidden = 16;
+  model.intermediate = 24;
+  model.vocabulary = 60;
+  model.positions = 8;
+  for (const Schedule schedule : {Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV}) {
+    for (const bool tied : {false, true}) {
+      for (const std::int64_t tensor : {1, 2}) {
+        model.tied_embeddings = tied;
+        const bool v = schedule == Schedule::kZbV;
+        Plan plan = small_plan(model, {tensor, 2, v ? 2 : 1, 2}, 3);
+        plan.schedule = schedule;
+        plan.sequence_length = 8;
+        plan.sequence = tensor > 1;
+        plan.sharding = Sharding::kOptimizer;
+        plan.bucket_elements = 500;
+        plan.overlap.gradient_reduce = plan.overlap.parameter_gather = true;
+        plan.recompute.layer = tied;
+        plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
+        plan.precision.linear = DType::kFp32;
+        SCOPED_TRACE(describe(model, plan));
+        const Result<Trained> one = train<double>(model, on_one_rank(plan));
+        ASSERT_TRUE(one.ok()) << one.error().message;
+        const Result<Trained> many = train<double>(model, plan);
+        ASSERT_TRUE(many.ok()) << many.error().message;
+        expect_same(one.value(), many.value(), 1e-8);
+      }
+    }
+  }
 }
 
 // Refused by name before anything starts, for every exchange.

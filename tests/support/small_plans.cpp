@@ -135,6 +135,16 @@ void draw_context(Rng& rng, const Model& model, Plan& p) {
   p.context_exchange = static_cast<ContextExchange>(rng.below(heads ? 3 : 2));
 }
 
+/// Gives gradients of weights passes of their own.
+void draw_weight_passes(Rng& rng, Plan& p) {
+  if (p.virtual_pipeline == 1 && rng.below(3) == 0) {
+    p.schedule = rng.below(2) == 0 ? Schedule::kZbH1 : Schedule::kZbH2;
+  }
+  if (p.virtual_pipeline == 2 && rng.below(2) == 0) {
+    p.schedule = Schedule::kZbV;
+  }
+}
+
 }  // namespace
 
 Drawn draw_plan(Rng& rng) {
@@ -165,6 +175,7 @@ Drawn draw_plan(Rng& rng) {
     p.precision.linear = rng.below(4) == 0 ? DType::kFp4 : DType::kFp8;
     p.precision.current_scaling = rng.below(2) == 0;
   }
+  draw_weight_passes(rng, p);
   return out;
 }
 
@@ -173,6 +184,9 @@ Drawn draw_sharded_plan(Rng& rng) {
   const auto coin = [&rng] { return rng.below(2) == 0; };
   Plan& p = out.plan;
   p.sharding = rng.below(4) == 0 ? Sharding::kGradients : Sharding::kParameters;
+  if (p.splits_backward()) {
+    p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
+  }
   if (p.pipeline > 1) out.model.tied_embeddings = false;
   std::int64_t group = 1 + rng.below(p.data);
   while (p.data % group != 0 || (group == 1 && p.data > 1)) group = 1 + rng.below(p.data);

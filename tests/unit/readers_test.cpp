@@ -180,7 +180,7 @@ TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {
 }
 
 TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
-  const std::vector<std::string> runs = {"{\"schedule\":\"zb-h1\"}",
+  const std::vector<std::string> runs = {"{\"schedule\":\"dualpipe\"}",
                                          "{\"kernels\":{\"optimizer\":\"sgd\"}}",
                                          "{\"offload\":{\"optimizer\":\"cpu\"}}"};
   for (const std::string& run : runs) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 namespace foretrain {
@@ -14,7 +15,9 @@ std::string text(Schedule schedule, std::int64_t stage, std::int64_t p, std::int
   std::string out;
   for (const Pass& pass : schedule_passes(schedule, stage, p, v, m)) {
     out += out.empty() ? "" : " ";
-    out += pass.backward ? "B" : "F";
+    out += pass.kind == PassKind::kForward           ? "F"
+           : pass.kind == PassKind::kWeightGradients ? "W"
+                                                     : "B";
     if (v > 1) out += std::to_string(pass.chunk) + ".";
     out += std::to_string(pass.microbatch);
   }
@@ -44,6 +47,84 @@ TEST(Schedule, Interleaved) {
             "F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 F0.2 B0.0 F0.3 B0.1 F1.2 B1.2 F1.3 B1.3 B0.2 B0.3");
   // m = p: all forwards first, as Megatron-LM does.
   EXPECT_EQ(text(Schedule::kInterleaved, 1, 2, 2, 2), "F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1");
+}
+
+// 1F1B with W `stage` (h2: 2 stage) microbatches behind B.
+TEST(Schedule, ZeroBubble) {
+  EXPECT_EQ(text(Schedule::kZbH1, 0, 3, 1, 3), "F0 F1 F2 B0 W0 B1 W1 B2 W2");
+  EXPECT_EQ(text(Schedule::kZbH1, 2, 3, 1, 4), "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3");
+  EXPECT_EQ(text(Schedule::kZbH2, 0, 2, 1, 4), "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3");
+  EXPECT_EQ(text(Schedule::kZbH2, 1, 2, 1, 3), "F0 B0 F1 B1 F2 B2 W0 W1 W2");
+}
+
+Plan plan_of(Schedule schedule, std::int64_t p, std::int64_t v, std::int64_t m) {
+  Plan plan;
+  plan.schedule = schedule;
+  plan.pipeline = p;
+  plan.virtual_pipeline = v;
+  plan.global_batch = m;
+  return plan;
+}
+
+/// Most passes whose gradients of weights are still to come.
+std::int64_t in_flight(const std::vector<Pass>& passes) {
+  std::int64_t now = 0;
+  std::int64_t most = 0;
+  for (const Pass& pass : passes) {
+    if (pass.kind == PassKind::kForward) most = std::max(most, ++now);
+    if (pass.kind == PassKind::kWeightGradients) --now;
+  }
+  return most;
+}
+
+// Complete, free of deadlock, messages in order, whatever the sizes; and no more in flight than
+// the papers say.
+TEST(Schedule, AllRunThrough) {
+  for (std::int64_t p = 1; p <= 9; ++p) {
+    for (std::int64_t m = 1; m <= 24; ++m) {
+      for (const Schedule schedule :
+           {Schedule::kGpipe, Schedule::k1F1B, Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV}) {
+        const bool v = schedule == Schedule::kZbV;
+        if (v && p == 1) continue;
+        const Plan plan = plan_of(schedule, p, v ? 2 : 1, m);
+        const auto passes = passes_of(plan);
+        const Status status = check_passes(plan, passes);
+        ASSERT_TRUE(status.ok()) << status.error().message << " p " << p << " m " << m;
+        if (!plan.splits_backward()) continue;
+        for (const auto& list : passes) {
+          const std::int64_t most = v                             ? std::min(2 * m, 2 * p)
+                                    : schedule == Schedule::kZbH1 ? std::min(m, p)
+                                                                  : std::min(m, 2 * p - 1);
+          EXPECT_EQ(in_flight(list), most) << "p " << p << " m " << m;
+        }
+      }
+    }
+  }
+}
+
+TEST(Schedule, FaultsAreNamed) {
+  const Plan plan = plan_of(Schedule::kZbH1, 2, 1, 3);
+  const auto message = [&plan](const std::vector<std::vector<Pass>>& passes) {
+    const Status status = check_passes(plan, passes);
+    return status.ok() ? std::string() : status.error().message;
+  };
+  auto passes = passes_of(plan);
+  EXPECT_EQ(message(passes), "");
+  passes[1].pop_back();
+  EXPECT_EQ(message(passes), "W of microbatch 2 on chunk 1 is missing on stage 1");
+  passes = passes_of(plan);
+  passes[0].push_back(passes[0].front());
+  EXPECT_EQ(message(passes), "F of microbatch 0 on chunk 0 stands twice");
+  passes = passes_of(plan);
+  std::swap(passes[0][0], passes[0][2]);  // F0 F1 B0 -> B0 F1 F0
+  EXPECT_EQ(message(passes),
+            "stages wait for each other: stage 0 stops before pass 0, B of microbatch 0 on chunk "
+            "0, which needs B of microbatch 0 on chunk 1");
+  passes = passes_of(plan);
+  std::swap(passes[0][0], passes[0][1]);  // F1 before F0
+  EXPECT_EQ(message(passes),
+            "stage 1 runs F of microbatch 0 on chunk 1 where stage 0 sends it the input of F of "
+            "microbatch 1 on chunk 1: messages keep their order");
 }
 
 using Layout = std::vector<std::int64_t>;

@@ -1,0 +1,224 @@
+#include <array>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "models/schedule.h"
+#include "sim/base/json.h"
+
+namespace foretrain {
+namespace {
+
+std::string text(std::int64_t v) { return std::to_string(v); }
+
+const char* letter(PassKind kind) {
+  if (kind == PassKind::kForward) return "F";
+  return kind == PassKind::kWeightGradients ? "W" : "B";
+}
+
+/// A pass of the whole pipeline.
+struct Global {
+  std::int64_t chunk = 0, microbatch = 0;
+  PassKind kind = PassKind::kForward;
+  auto operator<=>(const Global&) const = default;
+  std::string name() const {
+    return std::string(letter(kind)) + " of microbatch " + text(microbatch) + " on chunk " +
+           text(chunk);
+  }
+};
+
+Global global(const Plan& plan, std::size_t stage, const Pass& pass) {
+  return {plan.chunk_at(static_cast<std::int64_t>(stage), pass.chunk), pass.microbatch, pass.kind};
+}
+
+using Lists = std::vector<std::vector<Pass>>;
+
+PassKind backward_kind(const Lists& lists) {
+  for (const auto& list : lists) {
+    for (const Pass& pass : list) {
+      if (pass.kind == PassKind::kWeightGradients) return PassKind::kInputGradients;
+    }
+  }
+  return PassKind::kBackward;
+}
+
+Status check_complete(const Plan& plan, const Lists& lists) {
+  std::set<Global> found;
+  for (std::size_t s = 0; s < lists.size(); ++s) {
+    for (const Pass& pass : lists[s]) {
+      const Global g = global(plan, s, pass);
+      if (!found.insert(g).second) return input_error(g.name() + " stands twice");
+    }
+  }
+  const PassKind backward = backward_kind(lists);
+  for (std::int64_t c = 0; c < plan.chunks(); ++c) {
+    for (std::int64_t mb = 0; mb < plan.microbatches(); ++mb) {
+      for (const PassKind kind : {PassKind::kForward, backward, PassKind::kWeightGradients}) {
+        const bool none = kind == PassKind::kWeightGradients && backward == PassKind::kBackward;
+        if (!none && !found.contains(Global{c, mb, kind})) {
+          return input_error(Global{c, mb, kind}.name() + " is missing on stage " +
+                             text(plan.stage_of(c)));
+        }
+      }
+    }
+  }
+  return ok_status();
+}
+
+/// The pass that must be over before `g` can begin; false where none.
+bool needs(const Plan& plan, const Global& g, PassKind backward, Global& out) {
+  out = g;
+  if (g.kind == PassKind::kForward) {
+    --out.chunk;
+    return g.chunk > 0;
+  }
+  if (g.kind == PassKind::kWeightGradients) {
+    out.kind = backward;
+    return true;
+  }
+  if (g.chunk + 1 == plan.chunks()) {
+    out.kind = PassKind::kForward;
+  } else {
+    ++out.chunk;
+  }
+  return true;
+}
+
+Status check_no_deadlock(const Plan& plan, const Lists& lists) {
+  const PassKind backward = backward_kind(lists);
+  std::set<Global> done;
+  std::vector<std::size_t> at(lists.size(), 0);
+  const auto blocked = [&](std::size_t s, Global& on) {
+    const Global g = global(plan, s, lists[s][at[s]]);
+    if (needs(plan, g, backward, on) && !done.contains(on)) return true;
+    on = {g.chunk, g.microbatch, PassKind::kForward};
+    return g.kind != PassKind::kForward && !done.contains(on);
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t s = 0; s < lists.size(); ++s) {
+      for (Global on; at[s] < lists[s].size() && !blocked(s, on); ++at[s]) {
+        done.insert(global(plan, s, lists[s][at[s]]));
+        moved = true;
+      }
+    }
+  }
+  for (std::size_t s = 0; s < lists.size(); ++s) {
+    Global on;
+    if (at[s] == lists[s].size() || !blocked(s, on)) continue;
+    return input_error("stages wait for each other: stage " + text(static_cast<std::int64_t>(s)) +
+                       " stops before pass " + text(static_cast<std::int64_t>(at[s])) + ", " +
+                       global(plan, s, lists[s][at[s]]).name() + ", which needs " + on.name());
+  }
+  return ok_status();
+}
+
+/// What one stage sends another must be taken in the order in which it is sent.
+Status check_messages(const Plan& plan, const Lists& lists) {
+  // By sender, receiver and whether they are gradients: what is sent, what is taken.
+  using Key = std::tuple<std::int64_t, std::int64_t, bool>;
+  std::map<Key, std::array<std::vector<Global>, 2>> ways;
+  for (std::size_t s = 0; s < lists.size(); ++s) {
+    for (const Pass& pass : lists[s]) {
+      if (pass.kind == PassKind::kWeightGradients) continue;
+      const Global g = global(plan, s, pass);
+      const bool gradients = pass.kind != PassKind::kForward;
+      const std::int64_t step = gradients ? -1 : 1;
+      const auto stage = static_cast<std::int64_t>(s);
+      Global sent = g;
+      sent.chunk += step;
+      if (sent.chunk >= 0 && sent.chunk < plan.chunks()) {
+        ways[{stage, plan.stage_of(sent.chunk), gradients}][0].push_back(sent);
+      }
+      const std::int64_t from = g.chunk - step;
+      if (from >= 0 && from < plan.chunks()) {
+        ways[{plan.stage_of(from), stage, gradients}][1].push_back(g);
+      }
+    }
+  }
+  for (const auto& [key, orders] : ways) {
+    for (std::size_t i = 0; i < orders[0].size(); ++i) {
+      if (orders[0][i] == orders[1][i]) continue;
+      return input_error("stage " + text(std::get<1>(key)) + " runs " + orders[1][i].name() +
+                         " where stage " + text(std::get<0>(key)) + " sends it the input of " +
+                         orders[0][i].name() + ": messages keep their order");
+    }
+  }
+  return ok_status();
+}
+
+Result<Pass> read_pass(const Json& json, const Plan& plan, std::size_t stage,
+                       const std::string& place) {
+  const Json::Array* items = json.array();
+  if (items == nullptr || items->size() != 3 || !(*items)[0].is_number() ||
+      !(*items)[1].is_number() || (*items)[2].string() == nullptr) {
+    return input_error(place + ": found " + describe(json) +
+                       ", expected [stage, microbatch, \"F\", \"B\" or \"W\"]");
+  }
+  const double chunk = (*items)[0].number();
+  const double microbatch = (*items)[1].number();
+  const auto within = [](double x, std::int64_t count) {
+    return x >= 0 && x < static_cast<double>(count) &&
+           x == static_cast<double>(static_cast<std::int64_t>(x));
+  };
+  if (!within(chunk, plan.chunks()) ||
+      plan.stage_of(static_cast<std::int64_t>(chunk)) != static_cast<std::int64_t>(stage)) {
+    return input_error(place + "/0: found " + describe((*items)[0]) + ", which is no chunk of " +
+                       text(plan.chunks()) + " on stage " + text(static_cast<std::int64_t>(stage)));
+  }
+  if (!within(microbatch, plan.microbatches())) {
+    return input_error(place + "/1: found " + describe((*items)[1]) + ", expected one of " +
+                       text(plan.microbatches()) + " microbatches, the first is 0");
+  }
+  Pass pass;
+  pass.chunk = static_cast<std::int32_t>(static_cast<std::int64_t>(chunk) / plan.pipeline);
+  pass.microbatch = static_cast<std::int32_t>(microbatch);
+  const std::string& kind = *(*items)[2].string();
+  if (kind == "B") pass.kind = PassKind::kBackward;
+  if (kind == "W") pass.kind = PassKind::kWeightGradients;
+  if (kind != "F" && kind != "B" && kind != "W") {
+    return input_error(place + "/2: found \"" + kind + "\", expected F, B or W");
+  }
+  return pass;
+}
+
+}  // namespace
+
+Status check_passes(const Plan& plan, const Lists& passes) {
+  FT_TRY(check_complete(plan, passes));
+  FT_TRY(check_no_deadlock(plan, passes));
+  return check_messages(plan, passes);
+}
+
+Result<Lists> read_schedule_file(const std::string& path, const Plan& plan) {
+  FT_ASSIGN(const Json json, read_json_file(path));
+  const Json::Array* ranks = json.array();
+  if (ranks == nullptr || static_cast<std::int64_t>(ranks->size()) != plan.pipeline) {
+    return input_error(path + ": found " + describe(json) + ", expected a list for each of " +
+                       text(plan.pipeline) + " stages");
+  }
+  Lists out(ranks->size());
+  for (std::size_t s = 0; s < ranks->size(); ++s) {
+    const std::string place = path + ": /" + text(static_cast<std::int64_t>(s));
+    const Json::Array* list = (*ranks)[s].array();
+    if (list == nullptr) {
+      return input_error(place + ": found " + describe((*ranks)[s]) + ", expected a list");
+    }
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      FT_ASSIGN(const Pass pass,
+                read_pass((*list)[i], plan, s, place + "/" + text(static_cast<std::int64_t>(i))));
+      out[s].push_back(pass);
+    }
+  }
+  const PassKind backward = backward_kind(out);
+  for (auto& list : out) {
+    for (Pass& pass : list) {
+      if (pass.kind == PassKind::kBackward) pass.kind = backward;
+    }
+  }
+  const Status status = check_passes(plan, out);
+  if (!status.ok()) return input_error(path + ": " + status.error().message);
+  return out;
+}
+
+}  // namespace foretrain
