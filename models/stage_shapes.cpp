@@ -179,7 +179,7 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
 /// Gradients that every tensor rank holds but computed in part: their sum over tensor ranks.
 void StageWriter::sum_shared(const UnitShape& shape, Segment& segment) {
   const DType type = x_plan.local_gradients();
-  for (const auto& [begin, end] : partial_of_unit(shape)) {
+  for (const auto& [begin, end] : partial_gradients(shape.shared_elements, 0, shape.layers)) {
     Op op = unit_op("tensor", "gradients.shared.reduce",
                     Collective{CollectiveKind::kAllReduce, x_builder.group(kTensorGroup),
                                end - begin, type, false},
@@ -190,24 +190,6 @@ void StageWriter::sum_shared(const UnitShape& shape, Segment& segment) {
     segment.ops.push_back(std::move(op));
   }
   if (!segment.ops.empty()) segment.ops.back().records = EventRef{0, kSummed};
-}
-
-/// What `partial_gradients` says, for the elements of a unit.
-std::vector<StageWriter::Range> StageWriter::partial_of_unit(const UnitShape& shape) const {
-  if (x_plan.tensor == 1 || shape.shared_elements == 0) return {};
-  if (x_plan.sequence) return {{0, shape.shared_elements}};
-  std::vector<Range> out;
-  if (!x_model.qk_norm) return out;
-  std::int64_t begin = 0;
-  for (const Buffer& buffer : x_layer.parameter_gradients.shared.buffers) {
-    if (buffer.name == "attention.q_norm.weight") break;
-    begin += buffer.count;
-  }
-  for (std::int64_t l = 0; l < shape.layers; ++l) {
-    out.emplace_back(begin, begin + 2 * x_model.head_dim);
-    begin += x_layer.parameters.shared_elements;
-  }
-  return out;
 }
 
 /// Formal frames: the whole gradients, the shard. The first reduction of a step sets the shard,

@@ -114,19 +114,21 @@ StreamWait StageWriter::reduce_parts(const char* stream, const char* group, cons
 }
 
 /// What tensor ranks hold alike but computed in part: with sequence parallelism everything, from
-/// their own tokens; without it the norms of queries and keys, from their own heads.
-std::vector<StageWriter::Range> StageWriter::partial_gradients(const Chunk& chunk) const {
-  if (x_plan.tensor == 1 || chunk.shared_elements == 0) return {};
-  if (x_plan.sequence) return {{0, chunk.shared_elements}};
+/// their own tokens; without it the norms of queries and keys, from their own heads. Of the first
+/// `shared` elements of a chunk or a unit, in which `before` stand before those of its `layers`.
+std::vector<StageWriter::Range> StageWriter::partial_gradients(std::int64_t shared,
+                                                               std::int64_t before,
+                                                               std::int64_t layers) const {
+  if (x_plan.tensor == 1 || shared == 0) return {};
+  if (x_plan.sequence) return {{0, shared}};
   std::vector<Range> out;
   if (!x_model.qk_norm) return out;
-  std::int64_t begin = 0;
+  std::int64_t begin = before;
   for (const Buffer& buffer : x_layer.parameter_gradients.shared.buffers) {
     if (buffer.name == "attention.q_norm.weight") break;
     begin += buffer.count;
   }
-  if (chunk.has_embedding) begin += x_embedding.parameters.shared_elements;
-  for (std::int64_t l = 0; l < chunk.layers; ++l) {
+  for (std::int64_t l = 0; l < layers; ++l) {
     out.emplace_back(begin, begin + 2 * x_model.head_dim);
     begin += x_layer.parameters.shared_elements;
   }
@@ -139,7 +141,9 @@ void StageWriter::finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event) 
   reduce_ready(chunk, 0, frame, event);
   chunk.done_frame = frame;
   chunk.done_event = event;
-  if (const std::vector<Range> parts = partial_gradients(chunk); !parts.empty()) {
+  const std::int64_t before = chunk.has_embedding ? x_embedding.parameters.shared_elements : 0;
+  const std::vector<Range> parts = partial_gradients(chunk.shared_elements, before, chunk.layers);
+  if (!parts.empty()) {
     const StreamWait done = reduce_parts("tensor", kTensorGroup, chunk, parts, kSharedMark,
                                          StreamWait{StreamId(), frame, event});
     chunk.done_frame = done.frame;

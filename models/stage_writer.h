@@ -109,7 +109,8 @@ class StageWriter {
   /// All-reduces parts of the gradients over a small group; returns where the last one's event is.
   StreamWait reduce_parts(const char* stream, const char* group, const Chunk& chunk,
                           const std::vector<Range>& parts, std::int16_t mark, StreamWait after);
-  std::vector<Range> partial_gradients(const Chunk& chunk) const;
+  std::vector<Range> partial_gradients(std::int64_t shared, std::int64_t before,
+                                       std::int64_t layers) const;
   void reduce_rest();
   void update();
   void reduce_over_replicas(Segment& segment, const View& shard, std::int64_t count, DType type,
@@ -150,7 +151,6 @@ class StageWriter {
   SegmentId write_gather(const UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
   void sum_shared(const UnitShape& shape, Segment& segment);
-  std::vector<Range> partial_of_unit(const UnitShape& shape) const;
   Op unit_op(const char* stream, const char* name, Work work, Phase phase);
   Unit& unit_of(Chunk& chunk, std::int64_t layer);
   Unit* root_of(Chunk& chunk);
