@@ -13,12 +13,7 @@ Block::Block(ProgramBuilder& builder, const Model& model, const Plan& plan,
       x_rows(plan.tokens() / plan.shard()) {}
 
 Kernel Block::kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
-  Kernel out;
-  out.kind = kind;
-  out.rows = rows;
-  out.cols = cols;
-  out.dtype = x_plan.precision.compute;
-  return out;
+  return kernel_of(kind, rows, cols, x_plan.precision.compute);
 }
 
 Collective Block::over_tensor(CollectiveKind kind, std::int64_t count) const {

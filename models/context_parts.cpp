@@ -8,12 +8,7 @@
 namespace foretrain {
 
 Kernel ContextParts::kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
-  Kernel out;
-  out.kind = kind;
-  out.rows = rows;
-  out.cols = cols;
-  out.dtype = x_plan.precision.compute;
-  return out;
+  return kernel_of(kind, rows, cols, x_plan.precision.compute);
 }
 
 Attention ContextParts::core(bool backward) const {

@@ -20,12 +20,7 @@ class EndWriter {
 
  protected:
   Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
-    Kernel out;
-    out.kind = kind;
-    out.rows = rows;
-    out.cols = cols;
-    out.dtype = x_plan.precision.compute;
-    return out;
+    return kernel_of(kind, rows, cols, x_plan.precision.compute);
   }
   /// Its rank holds a part of the vocabulary.
   Kernel vocabulary_kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {

@@ -85,12 +85,7 @@ void Quantizer::quantize(SegmentWriter& w, const std::string& name, const Ref& x
   if (!low()) return;
   const std::int64_t width = std::max<std::int64_t>(1, x.count / rows);
   const auto kernel = [&](KernelKind kind) {
-    Kernel out;
-    out.kind = kind;
-    out.rows = rows;
-    out.cols = width;
-    out.dtype = x_plan.precision.compute;
-    return out;
+    return kernel_of(kind, rows, width, x_plan.precision.compute);
   };
   std::vector<View> reads = {x.view()};
   if (x_plan.precision.current_scaling) {

@@ -10,6 +10,17 @@
 
 namespace foretrain {
 
+/// A memory-bound kernel over rows x cols elements of `dtype`; its bytes follow from the op's
+/// views.
+inline Kernel kernel_of(KernelKind kind, std::int64_t rows, std::int64_t cols, DType dtype) {
+  Kernel out;
+  out.kind = kind;
+  out.rows = rows;
+  out.cols = cols;
+  out.dtype = dtype;
+  return out;
+}
+
 /// A whole buffer of a segment's formal frame, with its shape.
 struct Ref {
   std::int16_t frame = -1, buffer = -1;

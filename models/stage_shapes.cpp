@@ -24,15 +24,6 @@ void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std
   layout.buffers.push_back(std::move(buffer));
 }
 
-Kernel kernel_of(KernelKind kind, std::int64_t count, DType type) {
-  Kernel out;
-  out.kind = kind;
-  out.rows = 1;
-  out.cols = count;
-  out.dtype = type;
-  return out;
-}
-
 }  // namespace
 
 std::size_t StageWriter::shape_of(const Holders& holders, bool root, std::int64_t layers,
@@ -154,7 +145,7 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
   if (sharded_parameters() && (alone || x_plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
     Op cast = unit_op(shape.holders.stream, "parameters.cast",
-                      kernel_of(KernelKind::kCast, own, type), Phase::kForward);
+                      kernel_of(KernelKind::kCast, 1, own, type), Phase::kForward);
     cast.reads = {part};
     cast.writes = {narrowed.view()};
     segment.ops.push_back(std::move(cast));
@@ -213,7 +204,7 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   Ref whole{0, kWhole, x_plan.local_gradients(), shape.elements};
   if (const std::int64_t rest = shape.elements - shape.filled; rest > 0) {
     push(unit_op(shape.holders.stream, "gradients.pad",
-                 kernel_of(KernelKind::kFill, rest, whole.dtype), Phase::kGradients),
+                 kernel_of(KernelKind::kFill, 1, rest, whole.dtype), Phase::kGradients),
          {}, whole.part(shape.filled, rest));
   }
   const Ref shard{1, 0, x_plan.precision.gradients, own};
@@ -221,7 +212,7 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   if (!alone && reduced != whole.dtype) {
     const Ref wide{0, kWidened, reduced, shape.elements};
     push(unit_op(shape.holders.stream, "gradients.cast",
-                 kernel_of(KernelKind::kCast, shape.elements, reduced), Phase::kGradients),
+                 kernel_of(KernelKind::kCast, 1, shape.elements, reduced), Phase::kGradients),
          {whole.view()}, wide.view());
     whole = wide;
   }
@@ -246,7 +237,7 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
     if (!first) reads.push_back(shard.view());
     const KernelKind kind = first ? KernelKind::kCast : KernelKind::kAdd;
     push(unit_op(stream, first ? "gradients.keep" : "gradients.accumulate",
-                 kernel_of(kind, own, shard.dtype), Phase::kGradients),
+                 kernel_of(kind, 1, own, shard.dtype), Phase::kGradients),
          std::move(reads), shard.view());
   }
   segment.ops.back().records = EventRef{0, kReduced};

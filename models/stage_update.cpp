@@ -250,12 +250,7 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
   const Ref expert_norm{0, kExpertNormSquare, DType::kFp32, 1};
   if (own_expert_norm()) w.compute("gradients.norm.zero", clear, {}, {expert_norm.view()});
   const auto kernel = [&](KernelKind kind, std::int64_t count) {
-    Kernel out;
-    out.kind = kind;
-    out.rows = 1;
-    out.cols = count;
-    out.dtype = type;
-    return out;
+    return kernel_of(kind, 1, count, type);
   };
   for (const Updated& u : updated) {
     const Ref& sum = u.expert && own_expert_norm() ? expert_norm : norm;
