@@ -283,6 +283,7 @@ class PlanReader {
       double step_us = 0;
       r.read("data_us", data_us, JsonReader::Range{0, 1e12});
       r.read("step_us", step_us, JsonReader::Range{0, 1e12});
+      r.read_enum("synchronize", x_plan.host_waits, {"none", "forward", "transfers", "passes"});
       x_plan.data_time = Time::from_us(data_us);
       x_plan.step_time = Time::from_us(step_us);
     });

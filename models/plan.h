@@ -34,6 +34,10 @@ enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll };
 enum class Sharding : std::uint8_t { kNone, kOptimizer, kGradients, kParameters };
 /// When the backward pass issues the gather of the unit that comes next: as it gets there, after
 /// the current unit's gradients, before them.
+/// Where the host stops until the device has done what it was given, beside what a Program needs:
+/// before forward passes (timers of throughput), when a transfer that blocks has arrived, or around
+/// every pass (timers of passes).
+enum class HostWaits : std::uint8_t { kNone, kForward, kTransfers, kPasses };
 enum class Prefetch : std::uint8_t { kNone, kAfter, kBefore };
 /// How gradients of a bucket travel when the optimizer is sharded.
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
@@ -141,6 +145,7 @@ struct Plan {
   double dropout = -1;   ///< overrides the model's; -1: see `dropout_of`
   double clip_norm = 1;  ///< 0 = no gradient clipping
   Time data_time;        ///< host time to prepare one microbatch
+  HostWaits host_waits = HostWaits::kNone;
   Time step_time;        ///< host time a step outside of kernels' launches
   Time checkpoint_time;  ///< host time that recomputing a layer adds
 

@@ -203,6 +203,44 @@ void StageWriter::send(SegmentId& segment, FrameId frame, std::int32_t mb, bool 
   message(segment, frame, mb, true);
 }
 
+/// `arrived`: the frame that this pass received, if any.
+void StageWriter::pass_begins(bool backward, std::int32_t mb, FrameId arrived) {
+  const bool blocks = x_plan.virtual_pipeline == 1 || !x_plan.overlap.pipeline;
+  switch (x_plan.host_waits) {
+    case HostWaits::kNone:
+      return;
+    case HostWaits::kForward:
+      if (!backward) wait_on_host(backward, mb, arrived);
+      return;
+    case HostWaits::kTransfers:
+      if (arrived.valid() && blocks) wait_on_host(backward, mb, arrived);
+      return;
+    case HostWaits::kPasses:
+      wait_on_host(backward, mb, arrived);
+      return;
+  }
+}
+
+void StageWriter::pass_ends(bool backward, std::int32_t mb) {
+  if (x_plan.host_waits == HostWaits::kPasses) wait_on_host(backward, mb, FrameId());
+}
+
+/// The host stops until compute, all it would wait for next, and `arrived` are done.
+void StageWriter::wait_on_host(bool backward, std::int32_t mb, FrameId arrived) {
+  SegmentId& segment = x_host_waits[backward ? 1 : 0];
+  if (!segment.valid()) {
+    LayoutWriter events("host waits", 1);
+    SegmentWriter w(x_builder, backward ? "host waits, backward" : "host waits, forward", events);
+    w.phase = backward ? Phase::kBackward : Phase::kForward;
+    w.compute("host.wait", HostSync{}, {}, {}).category = Category::kHost;
+    segment = x_builder.segment(std::move(w.segment()));
+  }
+  Call call{segment, -1, mb, {}, std::move(x_before_next)};
+  x_before_next.clear();
+  if (arrived.valid()) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), arrived, kReady});
+  x_builder.call(std::move(call));
+}
+
 void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
   Passage& passage = x_passages[{c, mb}];
@@ -212,15 +250,16 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
                                   : x_builder.frame(x_layer.hidden, -1, mb));
   if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.has_embedding || chunk.has_head) load_inputs(passage, mb);
-  if (chunk.has_embedding) {
-    embedding_forward(chunk, passage, mb);
-  } else if (!turned) {
+  const bool receives = !chunk.has_embedding && !turned;
+  if (receives) {
     receive(messages.receive_activation, passage.hidden.front(), mb, goes_up(c), false);
   }
+  pass_begins(false, mb, receives ? passage.hidden.front() : FrameId());
+  if (chunk.has_embedding) embedding_forward(chunk, passage, mb);
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
-  if (chunk.has_head) {
-    head_forward(chunk, passage, mb);
-  } else if (!turns(c, 1)) {
+  if (chunk.has_head) head_forward(chunk, passage, mb);
+  pass_ends(false, mb);
+  if (!chunk.has_head && !turns(c, 1)) {
     send(messages.send_activation, passage.hidden.back(), mb, goes_up(c), false);
   }
 }
@@ -313,14 +352,15 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   if (chunk.layers > 0 && x_plan.units.backward_prefetch == Prefetch::kBefore) {
     if (by_units()) open_units(chunk, chunk.layers - 1);
   }
+  const bool receives = !chunk.has_head && !turned;
+  if (receives) receive(messages.receive_gradient, passage.gradient, mb, goes_up(c), true);
+  pass_begins(true, mb, receives ? passage.gradient : FrameId());
   if (chunk.has_head) {
     head_backward(chunk, passage, mb);
     // A table that it shares with the embedding is not final yet, nor does anything lie behind it.
     const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
     if (last && own_table && !by_units())
       reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
-  } else if (!turned) {
-    receive(messages.receive_gradient, passage.gradient, mb, goes_up(c), true);
   }
   for (std::int64_t l = chunk.layers; l-- > 0;) {
     layer_backward(chunk, passage, l, mb);
@@ -337,6 +377,9 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     passage.done_frame = passage.gradient;
     passage.done_event = kReady;
     finish_pass(chunk, passage.gradient, kReady, last);
+  }
+  pass_ends(true, mb);
+  if (!chunk.has_embedding) {
     if (turns(c, -1)) {
       x_turned[mb] = passage.gradient;
     } else {

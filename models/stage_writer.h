@@ -94,6 +94,9 @@ class StageWriter {
     const std::int64_t at = x_plan.chunk_at(x_stage, chunk);
     return x_plan.schedule == Schedule::kZbV && x_plan.stage_of(at + step) == x_stage;
   }
+  void pass_begins(bool backward, std::int32_t mb, FrameId arrived);
+  void pass_ends(bool backward, std::int32_t mb);
+  void wait_on_host(bool backward, std::int32_t mb, FrameId arrived);
   void receive(SegmentId& segment, FrameId frame, std::int32_t mb, bool up, bool gradient);
   void send(SegmentId& segment, FrameId frame, std::int32_t mb, bool up, bool gradient);
   void message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send);
@@ -187,7 +190,8 @@ class StageWriter {
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
   SegmentId x_load;
-  std::array<Messages, 2> x_messages;  ///< down, up
+  std::array<SegmentId, 2> x_host_waits;  ///< forward, backward
+  std::array<Messages, 2> x_messages;     ///< down, up
   /// Gradients of the residual stream between two chunks of this stage that follow each other.
   std::map<std::int32_t, FrameId> x_turned;
   FrameId x_scalar_frame;

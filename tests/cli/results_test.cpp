@@ -201,6 +201,7 @@ const Field kFields[] = {
     {"launch.graph_dispatch_us=50", {"launch.cuda_graph=full"}},
     {"host.data_us=100000"},
     {"host.step_us=1000"},
+    {"host.synchronize=passes", {"launch.dispatch_us=1000"}},
     {"dropout=0.1"},
     {"cluster.network.nic_gbit_per_s=50", {"cluster.accelerators=16"}},
     {"cluster.network.nics_per_node=1", {"cluster.accelerators=16"}},

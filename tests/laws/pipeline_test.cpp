@@ -25,6 +25,31 @@ Time iteration(const Model& model, const Plan& plan) {
   return result.ok() ? result.value().replay.end : Time{};
 }
 
+constexpr HostWaits kHostWaits[] = {HostWaits::kNone, HostWaits::kForward, HostWaits::kTransfers,
+                                    HostWaits::kPasses};
+
+// Where only launches cost time, stages launch side by side, one microbatch or not; a host that
+// waits for what it receives launches after the stages before it: p stages take p times as long.
+TEST(PipelineBubble, HostsThatWaitLaunchOneAfterAnother) {
+  const Model model = small_llama();
+  Rates rates;
+  rates.launch = Time{kForwardPs};
+  const auto time_of = [&](HostWaits waits) {
+    Plan plan = small_plan(model, {1, 8, 1, 1}, 1);
+    plan.host_waits = waits;
+    TestPrices prices(rates);
+    const Result<Replayed> result = replay_all(lower(model, plan), prices, true);
+    EXPECT_TRUE(result.ok()) << result.error().message;
+    return result.ok() ? result.value().replay.end.ps : 0;
+  };
+  const std::int64_t ahead = time_of(HostWaits::kNone);
+  const std::int64_t chain = time_of(HostWaits::kTransfers);
+  EXPECT_GT(chain, 5 * ahead);
+  EXPECT_GE(time_of(HostWaits::kPasses), chain);
+  EXPECT_GT(time_of(HostWaits::kForward), ahead);
+  EXPECT_LT(time_of(HostWaits::kForward), chain);
+}
+
 // p stages of F + B each, m microbatches: (m + p - 1) (F + B), for GPipe and 1F1B alike
 // (Huang et al. 2019; Narayanan et al. 2019).
 TEST(PipelineBubble, GpipeAnd1f1b) {
@@ -33,12 +58,15 @@ TEST(PipelineBubble, GpipeAnd1f1b) {
     for (const std::int64_t p : {1, 2, 4, 8}) {
       for (const std::int64_t m : {1, 2, 3, 4, 7, 8, 16}) {
         for (const bool overlap : {false, true}) {
-          Plan plan = small_plan(model, {1, p, 1, 1}, m);
-          plan.schedule = schedule;
-          plan.overlap.pipeline = overlap;
-          const std::int64_t stage = model.layers / p * (kForwardPs + kBackwardPs);
-          EXPECT_EQ(iteration(model, plan).ps, (m + p - 1) * stage)
-              << describe(model, plan) << " m " << m;
+          for (const HostWaits waits : kHostWaits) {
+            Plan plan = small_plan(model, {1, p, 1, 1}, m);
+            plan.schedule = schedule;
+            plan.overlap.pipeline = overlap;
+            plan.host_waits = waits;
+            const std::int64_t stage = model.layers / p * (kForwardPs + kBackwardPs);
+            EXPECT_EQ(iteration(model, plan).ps, (m + p - 1) * stage)
+                << describe(model, plan) << " m " << m;
+          }
         }
       }
     }
@@ -54,9 +82,12 @@ TEST(PipelineBubble, Interleaved) {
       if (p * v > model.layers) continue;
       for (const std::int64_t groups : {1, 2, 3, 4}) {
         const std::int64_t m = p * groups;
-        const Plan plan = small_plan(model, {1, p, v, 1}, m);
-        const std::int64_t chunk = model.layers / (p * v) * (kForwardPs + kBackwardPs);
-        EXPECT_EQ(iteration(model, plan).ps, (m * v + p - 1) * chunk) << describe(model, plan);
+        for (const HostWaits waits : kHostWaits) {
+          Plan plan = small_plan(model, {1, p, v, 1}, m);
+          plan.host_waits = waits;
+          const std::int64_t chunk = model.layers / (p * v) * (kForwardPs + kBackwardPs);
+          EXPECT_EQ(iteration(model, plan).ps, (m * v + p - 1) * chunk) << describe(model, plan);
+        }
       }
     }
   }
