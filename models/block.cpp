@@ -45,13 +45,10 @@ void Block::linear(SegmentWriter& w, const std::string& name, const Matrix& m, s
 
 void Block::weight_gradient(SegmentWriter& w, const std::string& name, const Matrix& m,
                             std::int64_t tokens, const Ref& d_out, const Ref& in) {
-  std::vector<View> reads = {d_out.view(), in.view()};
-  std::vector<View> writes;
-  add_gradients(x_plan, {m.gradient}, reads, writes);
-  w.of_weights().compute(
-      name + ".weight_gradient",
-      x_quantizer->typed(weight_gradient_gemm(x_plan, tokens, m.out, m.in), m.weight, true),
-      std::move(reads), std::move(writes));
+  write_weight_gradient(
+      w, x_plan, name,
+      x_quantizer->typed(weight_gradient_gemm(x_plan, tokens, m.out, m.in), m.weight, true), d_out,
+      in, m.gradient);
 }
 
 Ref Block::linear_backward(SegmentWriter& w, const std::string& name, const Matrix& m,

@@ -214,11 +214,22 @@ class EmbeddingWriter : EndWriter {
       d = full;
     }
     // A tied table already holds the head's part of its gradient.
-    if (!x_model.tied_embeddings) clear(w, "embedding.tokens.zero", gradient("embedding.tokens"));
-    const View table = gradient("embedding.tokens").view();
-    w.compute("embedding.tokens.gradient",
-              vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_model.hidden),
-              {d.view(), tokens().view()}, {table});
+    const Ref table = gradient("embedding.tokens");
+    if (!x_model.tied_embeddings) clear(w, "embedding.tokens.zero", table);
+    const Kernel scatter =
+        vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_model.hidden);
+    if (x_plan.fresh_gradients() || x_plan.fused_accumulation) {
+      w.compute("embedding.tokens.gradient", scatter, {d.view(), tokens().view()}, {table.view()});
+      return;
+    }
+    // A whole table of its own, as autograd makes it, then added.
+    const Ref part = temp(x_backward, "d table", table.count);
+    w.compute("embedding.tokens.zero", kernel(KernelKind::kFill, 1, table.count), {},
+              {part.view()});
+    w.compute("embedding.tokens.gradient", scatter, {d.view(), tokens().view()}, {part.view()});
+    w.compute("embedding.tokens.accumulate",
+              kernel(KernelKind::kAdd, table.count / x_model.hidden, x_model.hidden),
+              {table.view(), part.view()}, {table.view()});
   }
 
   Kernel dropout(KernelKind kind) const {
@@ -307,14 +318,11 @@ class HeadWriter : EndWriter {
     const Ref d_in = temp(x_backward, at + "d hidden", x_rows * h);
     w.compute(at + "join.input_gradient", input_gradient_gemm(x_plan, x_rows, h, 2 * h),
               {d_joined.view(), weight_of(at + "join").view()}, {d_pair.view()});
-    std::vector<View> reads = {d_joined.view(), p.pair.view()};
-    std::vector<View> writes;
-    add_gradients(x_plan, {gradient((at + "join.weight").c_str())}, reads, writes);
-    w.of_weights().compute(at + "join.weight_gradient",
-                           weight_gradient_gemm(x_plan, x_rows, h, 2 * h), std::move(reads),
-                           std::move(writes));
-    reads = {d_pair.view(), hidden(kHeadHidden).view(), weight_of(at + "norms").view()};
-    writes = {d_in.view()};
+    write_weight_gradient(w, x_plan, at + "join", weight_gradient_gemm(x_plan, x_rows, h, 2 * h),
+                          d_joined, p.pair, gradient((at + "join.weight").c_str()));
+    std::vector<View> reads = {d_pair.view(), hidden(kHeadHidden).view(),
+                               weight_of(at + "norms").view()};
+    std::vector<View> writes = {d_in.view()};
     add_gradients(x_plan, {gradient((at + "norms.weight").c_str())}, reads, writes);
     w.compute(at + "norms.gradient",
               norm_kernel(x_model, x_rows, 2 * h, x_plan.precision.compute, true), std::move(reads),
@@ -420,14 +428,8 @@ class HeadWriter : EndWriter {
     if (x_plan.overlap.tensor_backward && gathered.valid()) later.wait(gathered);
     const Ref table = gradient(x_table.c_str());
     Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_model.hidden);
-    std::vector<View> reads = {d_logits.view(), y.view()};
-    std::vector<View> writes;
-    add_gradients(x_plan, {table}, reads, writes);
-    if (p.joined.valid() && !gemm.accumulate) {
-      gemm.accumulate = true;
-      reads.push_back(table.view());
-    }
-    later.compute(at + "head.output.weight_gradient", gemm, std::move(reads), std::move(writes));
+    gemm.accumulate = p.joined.valid();
+    write_weight_gradient(later, x_plan, at + "head.output", gemm, d_logits, y, table);
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
   }
 

@@ -352,13 +352,10 @@ class LayerWriter : ContextParts {
 
   void weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                        const Ref& in) {
-    std::vector<View> reads = {d.view(), in.view()};
-    std::vector<View> writes;
-    add_gradients(x_plan, {l.weight_gradient}, reads, writes);
-    w.of_weights().compute(
-        name + ".weight_gradient",
-        x_quantizer.typed(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
-        std::move(reads), std::move(writes));
+    write_weight_gradient(
+        w, x_plan, name,
+        x_quantizer.typed(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true), d,
+        in, l.weight_gradient);
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.

@@ -109,6 +109,12 @@ std::vector<View> norm_reads(const Ref& input, const NormRefs& norm);
 void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vector<View>& reads,
                    std::vector<View>& writes);
 
+/// The gradient of a matrix, d^T in, added to what earlier microbatches left: by the GEMM itself
+/// or, with `gradients.accumulation` = `separate`, by a kernel of its own, as autograd does. Goes
+/// to the pass of weights of `w`; `gemm.accumulate` and `gemm.out` follow from the plan.
+void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string& name, Gemm gemm,
+                           const Ref& d, const Ref& in, const Ref& gradient);
+
 /// GEMMs of y[T, out] = x[T, in] W[out, in]^T.
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in);
 Gemm input_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in);

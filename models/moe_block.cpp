@@ -262,16 +262,12 @@ void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
 
 void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, const Ref& of,
                        bool backward, const Ref& a, const Ref& b, const Ref& out) {
-  std::vector<View> reads = {a.view(), b.view()};
   gemm.batch = x_sizes.local;
   gemm.in = x_plan.precision.matrix;
   gemm = x_quantizer->typed(gemm, of, backward);
-  const bool of_weights = gemm.accumulate;
-  gemm.accumulate = of_weights && !x_plan.fresh_gradients();
-  gemm.out = of_weights ? x_plan.local_gradients() : x_plan.precision.compute;
-  if (gemm.accumulate) reads.push_back(out.view());
-  SegmentWriter& target = of_weights ? w.of_weights() : w;
-  target.compute(name, gemm, std::move(reads), {out.view()});
+  if (gemm.transpose_a) return write_weight_gradient(w, x_plan, name, gemm, a, b, out);
+  gemm.out = x_plan.precision.compute;
+  w.compute(name, gemm, {a.view(), b.view()}, {out.view()});
 }
 
 void MoeBlock::activation(SegmentWriter& w) {
@@ -350,8 +346,8 @@ void MoeBlock::expert_linear_backward(SegmentWriter& w, const std::string& name,
   const Quantizer::Copies d = x_quantizer->gradient(w, name, matrix, d_out, x_sizes.worked());
   grouped(w, name + ".input_gradient", of_input, matrix, true, d.rows,
           x_quantizer->by_columns(matrix), d_in);
-  of_weight.transpose_a = of_weight.accumulate = true;
-  grouped(w, name + ".weight_gradient", of_weight, matrix, true, d.columns, in, expert(name, true));
+  of_weight.transpose_a = true;
+  grouped(w, name, of_weight, matrix, true, d.columns, in, expert(name, true));
 }
 
 MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref& d_out) {

@@ -128,6 +128,7 @@ struct Plan {
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
   Units units;
   GradientReduction reduction = GradientReduction::kReduceScatter;
+  bool fused_accumulation = true;    ///< GEMMs add to the gradients of earlier microbatches
   std::int64_t bucket_elements = 0;  ///< parameters of a gradient bucket; 0 = one bucket
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
   Precision precision;

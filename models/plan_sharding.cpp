@@ -71,6 +71,9 @@ void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   reader.read_choice("dtype", type, {"fp32", "compute"});
   keys.stored_as_compute = type == 1;
   reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce"});
+  int accumulation = 0;
+  reader.read_choice("accumulation", accumulation, {"fused", "separate"});
+  plan.fused_accumulation = accumulation == 0;
   int reduce = 0;
   reader.read_choice("reduce_dtype", reduce, {"fp32", "compute"});
   keys.reduced_as_compute = reduce == 1;

@@ -96,6 +96,8 @@ class SegmentWriter {
   void record(EventRef event);
 
   Segment& segment() { return x_segment; }
+  /// The frame of this segment's own buffers and events.
+  LayoutWriter& local() { return x_events; }
 
  private:
   /// The event of the last compute op of this segment; invalid if there is none.

@@ -173,9 +173,10 @@ SegmentId StageWriter::message_segment(const std::string& stream, const char* ch
 
 void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send) {
   x_builder.call(Call{segment, -1, microbatch, {frame}, {}});
-  // Hosts that wait for counts of tokens post their receives late: compute that waited for its
-  // messages could then wait for ever.
-  if (!send || x_plan.overlap.pipeline || x_model.has_experts()) return;
+  // Hosts that wait, for counts of tokens or between several chunks, post their receives late:
+  // compute that waited for its messages could then wait for ever.
+  const bool late = x_plan.host_waits != HostWaits::kNone && x_plan.virtual_pipeline > 1;
+  if (!send || x_plan.overlap.pipeline || x_model.has_experts() || late) return;
   // Without overlap the next pass waits until the message is gone.
   x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});
 }
@@ -225,7 +226,8 @@ void StageWriter::pass_ends(bool backward, std::int32_t mb) {
   if (x_plan.host_waits == HostWaits::kPasses) wait_on_host(backward, mb, FrameId());
 }
 
-/// The host stops until compute, all it would wait for next, and `arrived` are done.
+/// The host stops until compute and `arrived` are done. Not for sends: another stage may post their
+/// receives only after this one has gone on.
 void StageWriter::wait_on_host(bool backward, std::int32_t mb, FrameId arrived) {
   SegmentId& segment = x_host_waits[backward ? 1 : 0];
   if (!segment.valid()) {
@@ -235,8 +237,7 @@ void StageWriter::wait_on_host(bool backward, std::int32_t mb, FrameId arrived) 
     w.compute("host.wait", HostSync{}, {}, {}).category = Category::kHost;
     segment = x_builder.segment(std::move(w.segment()));
   }
-  Call call{segment, -1, mb, {}, std::move(x_before_next)};
-  x_before_next.clear();
+  Call call{segment, -1, mb, {}, {}};
   if (arrived.valid()) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), arrived, kReady});
   x_builder.call(std::move(call));
 }

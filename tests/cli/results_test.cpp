@@ -195,6 +195,7 @@ const Field kFields[] = {
     {"sharding.shard_dtype=compute", kSharded},
     {"gradients.reduce=last-microbatch", kSharded},
     {"gradients.reduce_dtype=compute", kSharded},
+    {"gradients.accumulation=separate"},
     {"launch.cuda_graph=full"},
     {"launch.dispatch_us=50"},
     {"launch.checkpoint_us=5000", {"recompute=full"}},

@@ -91,6 +91,8 @@ Plan on_one_rank(const Plan& plan) {
   one.schedule = Schedule::kGpipe;
   one.attention = AttentionKernel::kFlash;
   one.precision.master = false;
+  one.fused_accumulation = true;
+  one.host_waits = HostWaits::kNone;
   return one;
 }
 

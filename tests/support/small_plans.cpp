@@ -176,6 +176,8 @@ Drawn draw_plan(Rng& rng) {
     p.precision.current_scaling = rng.below(2) == 0;
   }
   draw_weight_passes(rng, p);
+  p.host_waits = static_cast<HostWaits>(rng.below(4));
+  p.fused_accumulation = rng.below(3) > 0;
   return out;
 }
 
