@@ -80,7 +80,7 @@ Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Place
   const TimeLaw& law = law_of(cluster, at.nodes);
   const TimeLaw& inside = law_of(cluster, 1);
   const bool multicast = is_nvls(algorithm) && work.kind == CollectiveKind::kAllReduce;
-  const double size = static_cast<double>(bytes_of(work.dtype, work.count));
+  const auto size = static_cast<double>(bytes_of(work.dtype, work.count));
   const double line = scale_up_rate(cluster, rates) * 1e9;
   Transfer out;
   out.share = multicast ? inside.nvls_efficiency : 1;

@@ -37,11 +37,7 @@ struct Transfers {
   }
 };
 
-}  // namespace
-
-Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
-                           std::span<const Placement> placements, const P2PBatch& work,
-                           std::ostream* steps) {
+Status check(std::span<const Placement> placements, const P2PBatch& work) {
   if (placements.size() != work.messages.size()) {
     return input_error("a batch of messages needs the placement of each");
   }
@@ -50,15 +46,30 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
       return input_error("a message of " + std::to_string(message.bytes) + " bytes");
     }
   }
+  return ok_status();
+}
+
+/// Part of the scale-up rate that one message reaches.
+double share_inside(const Cluster& cluster) {
+  const NcclConstants& c = nccl_constants();
+  if (cluster.scale_up == ScaleUp::kPcie) return c.message_pcie;
+  if (cluster.scale_up != ScaleUp::kMesh) return c.message_scale_up;
+  return c.message_scale_up / std::max(1, cluster.device.scale_up_links);
+}
+
+}  // namespace
+
+Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
+                           std::span<const Placement> placements, const P2PBatch& work,
+                           std::ostream* steps) {
+  FT_TRY(check(placements, work));
   if (!is_nvidia(cluster.device.architecture)) {
     return direct_messages_cost(cluster, rates, placements, work, steps);
   }
   const NcclConstants& c = nccl_constants();
   const DeviceSpec& device = cluster.device;
-  double inside_rate = scale_up_rate(cluster, rates);
-  double inside_share = c.message_scale_up;
-  if (cluster.scale_up == ScaleUp::kPcie) inside_share = c.message_pcie;
-  if (cluster.scale_up == ScaleUp::kMesh) inside_share /= std::max(1, device.scale_up_links);
+  const double inside_rate = scale_up_rate(cluster, rates);
+  const double inside_share = share_inside(cluster);
   const double nic = cluster.nic_port_gb_per_s() * rates.network;
 
   std::array<double, kPortCount> port_bytes{};

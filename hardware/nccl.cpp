@@ -69,7 +69,7 @@ bool is_nvls(NcclAlgorithm algorithm) {
 std::int32_t nccl_channels(const NcclGroup& group, const NcclChoice& choice, CollectiveKind kind,
                            Bytes bytes) {
   if (is_nvls(choice.algorithm)) return std::max(1, group.nvls_channels);
-  const double size = static_cast<double>(bytes);
+  const auto size = static_cast<double>(bytes);
   double threads = group.ring.channels * group.ring.intra <= kNarrowRing ? 256 : 512;
   double per_thread = 64;
   if (choice.protocol == NcclProtocol::kLl128) threads = 640, per_thread = 8;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace foretrain {
 namespace {
@@ -177,7 +178,7 @@ Result<Profile> read_profile(const Json& json, const std::string& source) {
   return out;
 }
 
-ProfileTable::ProfileTable(const Profile& profile) : x_profile(profile) {
+ProfileTable::ProfileTable(Profile profile) : x_profile(std::move(profile)) {
   for (const auto& [key, sample] : x_profile.samples) {
     if (sample.size <= 0 || sample.median_us <= 0) continue;
     x_by_op[key.op].push_back(&sample);

@@ -74,7 +74,7 @@ struct MeasuredPrice {
 /// nearest to what is asked for.
 class ProfileTable {
  public:
-  explicit ProfileTable(const Profile& profile);
+  explicit ProfileTable(Profile profile);
 
   Result<MeasuredPrice> price(const Work& work, std::int64_t ranks) const;
   /// Of kDispatchSample and kEventSample; 0 where they were not measured.

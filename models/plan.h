@@ -122,22 +122,23 @@ struct Plan {
   std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
   std::int64_t data = 1;  ///< ranks that hold the same parameters: data- times context-parallel
   bool sequence = false;  ///< sequence parallelism beside tensor parallelism
-  std::vector<std::string> rank_order;        ///< fastest first: tp, cp, ep, dp, pp
-  std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   Sharding sharding = Sharding::kNone;
+  GradientReduction reduction = GradientReduction::kReduceScatter;
+  bool fused_accumulation = true;       ///< GEMMs add to the gradients of earlier microbatches
+  std::vector<std::string> rank_order;  ///< fastest first: tp, cp, ep, dp, pp
+  std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
   Units units;
-  GradientReduction reduction = GradientReduction::kReduceScatter;
-  bool fused_accumulation = true;    ///< GEMMs add to the gradients of earlier microbatches
   std::int64_t bucket_elements = 0;  ///< parameters of a gradient bucket; 0 = one bucket
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
   Precision precision;
   Recompute recompute;
   ExpertPlan experts;
-  Schedule schedule = Schedule::k1F1B;
   std::string schedule_file;
   std::vector<std::vector<Pass>> passes;  ///< by stage, where the schedule is a file's
+  Schedule schedule = Schedule::k1F1B;
   Overlap overlap;
+  HostWaits host_waits = HostWaits::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;
   Fusion fusion = Fusion::kFused;
   LossForm loss = LossForm::kFused;
@@ -146,7 +147,6 @@ struct Plan {
   double dropout = -1;   ///< overrides the model's; -1: see `dropout_of`
   double clip_norm = 1;  ///< 0 = no gradient clipping
   Time data_time;        ///< host time to prepare one microbatch
-  HostWaits host_waits = HostWaits::kNone;
   Time step_time;        ///< host time a step outside of kernels' launches
   Time checkpoint_time;  ///< host time that recomputing a layer adds
 
