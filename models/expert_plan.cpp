@@ -1,13 +1,25 @@
 #include "models/expert_plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace foretrain {
 namespace {
 
 std::string text(std::int64_t v) { return std::to_string(v); }
 
-void read_routing(JsonReader& r, ExpertPlan& plan) {
+/// x with P(X < x) = p for a normal variable; 0.5 <= p < 1.
+double normal_quantile(double p) {
+  double low = 0;
+  double high = 10;
+  for (int i = 0; i < 60; ++i) {
+    const double x = (low + high) / 2;
+    (std::erfc(-x / std::sqrt(2.0)) / 2 < p ? low : high) = x;
+  }
+  return low;
+}
+
+void read_routing(JsonReader& r, const Model& model, ExpertPlan& plan) {
   r.read_enum("routing", plan.routing, {"balanced", "natural", "capacity"});
   r.read_enum("dispatcher", plan.dispatcher, {"allgather", "alltoall", "deepep", "hybridep"});
   const char* key = plan.routing == Routing::kNatural ? "imbalance" : "capacity_factor";
@@ -20,7 +32,7 @@ void read_routing(JsonReader& r, ExpertPlan& plan) {
   }
   if (r.has(other)) r.fail(other, std::string("this routing reads ") + key);
   if (plan.routing == Routing::kNatural) {
-    r.require(key, "the tokens of the busiest rank over the mean");
+    plan.factor = natural_imbalance(model.experts.count, plan.expert);
   }
   const double least = plan.routing == Routing::kNatural ? 1 : 1e-3;
   r.read(key, plan.factor, JsonReader::Range{least, 1e3});
@@ -28,12 +40,22 @@ void read_routing(JsonReader& r, ExpertPlan& plan) {
 
 }  // namespace
 
+double natural_imbalance(std::int64_t experts, std::int64_t ranks) {
+  constexpr double kSpread = 0.26;
+  if (ranks <= 1 || experts <= 1) return 1;
+  const auto all = static_cast<double>(experts);
+  const auto n = static_cast<double>(ranks);
+  const double own = std::max(1.0, all / n);
+  const double spread = kSpread * std::sqrt((1 - (own - 1) / (all - 1)) / own);
+  return 1 + spread * normal_quantile((n - 0.375) / (n + 0.25));
+}
+
 void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
   const Json* json = run.take("moe");
   if (json == nullptr) return;
   if (!model.has_experts()) return run.fail("moe", "the model has no experts");
   JsonReader reader(*json, run.source(), run.pointer("moe"));
-  read_routing(reader, plan);
+  read_routing(reader, model, plan);
   run.adopt(reader.finish());
 }
 

@@ -3,9 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "models/expert_plan.h"
 #include "models/lower.h"
 #include "models/moe_block.h"
 #include "models/stage.h"
@@ -151,6 +155,31 @@ TEST(ExpertFlops, ImbalanceOfTheBusiestRank) {
   plan.experts.routing = Routing::kNatural;
   plan.experts.factor = 1.5;
   EXPECT_DOUBLE_EQ(gemm_flops(lower(model, plan).programs[0], "moe.experts"), 1.5 * even);
+}
+
+// Against simulated loads: normal, with a fixed sum, the largest of the ranks' sums.
+TEST(ExpertFlops, NaturalImbalanceIsTheExpectedMaximum) {
+  EXPECT_EQ(natural_imbalance(64, 1), 1);
+  EXPECT_NEAR(natural_imbalance(64, 64), 1.62, 0.02);
+  std::mt19937_64 random(7);
+  std::normal_distribution<double> load(1, 0.26);
+  for (const auto& [experts, ranks] : {std::pair{8, 2}, {8, 8}, {64, 8}, {128, 64}, {256, 64}}) {
+    double sum = 0;
+    constexpr int kDraws = 4000;
+    for (int d = 0; d < kDraws; ++d) {
+      std::vector<double> loads(static_cast<std::size_t>(experts));
+      for (double& x : loads) x = load(random);
+      const double mean = std::accumulate(loads.begin(), loads.end(), 0.0) / experts;
+      const int own = experts / ranks;
+      double most = -1;
+      for (int r = 0; r < ranks; ++r) {
+        const auto first = loads.begin() + r * own;
+        most = std::max(most, std::accumulate(first, first + own, 0.0) / own - mean);
+      }
+      sum += 1 + most;
+    }
+    EXPECT_NEAR(natural_imbalance(experts, ranks), sum / kDraws, 0.02) << experts << " " << ranks;
+  }
 }
 
 std::vector<std::int32_t> members(const Workload& workload, std::int32_t rank, const char* name) {
