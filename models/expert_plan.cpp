@@ -24,6 +24,7 @@ void read_routing(JsonReader& r, const Model& model, ExpertPlan& plan) {
   r.read_enum("dispatcher", plan.dispatcher, {"allgather", "alltoall", "deepep", "hybridep"});
   const char* key = plan.routing == Routing::kNatural ? "imbalance" : "capacity_factor";
   const char* other = plan.routing == Routing::kNatural ? "capacity_factor" : "imbalance";
+  plan.factor = 1;
   if (plan.routing == Routing::kBalanced) {
     for (const char* name : {key, other}) {
       if (r.has(name)) r.fail(name, "routing \"balanced\" has none");
@@ -52,6 +53,10 @@ double natural_imbalance(std::int64_t experts, std::int64_t ranks) {
 
 void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
   const Json* json = run.take("moe");
+  if (model.has_experts()) {  // what training does unless told to force the balance
+    plan.routing = Routing::kNatural;
+    plan.factor = natural_imbalance(model.experts.count, plan.expert);
+  }
   if (json == nullptr) return;
   if (!model.has_experts()) return run.fail("moe", "the model has no experts");
   JsonReader reader(*json, run.source(), run.pointer("moe"));
