@@ -223,6 +223,8 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op) {
     FT_TRY(communicate(*collective, x));
   } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
     FT_TRY(exchange(*batch, x));
+  } else if (const auto* pause = std::get_if<Pause>(&work)) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(pause->time.ps / 1000));
   } else if (std::holds_alternative<Copy>(work)) {
     if (x.reads.empty()) {
       load_tokens(context, x.writes[0]);

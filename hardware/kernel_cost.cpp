@@ -71,6 +71,17 @@ Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostr
   return cost;
 }
 
+Result<Cost> host_work_cost(const Cluster& cluster, double host_rate, const Opaque& work,
+                            std::ostream* steps) {
+  const double rate =
+      cluster.host_memory_gb_per_s * host_rate / cluster.accelerators_per_node;  // all at once
+  Cost cost;
+  cost.duration = bounded(static_cast<double>(work.bytes) / (rate * 1e9));
+  cost.deviation = 0.3F;
+  if (steps != nullptr) *steps << rate << " GB/s of host memory for each accelerator\n";
+  return cost;
+}
+
 Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& work,
                        std::ostream* steps) {
   if (work.bytes < 0) return input_error("a copy of negative bytes");

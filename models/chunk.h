@@ -33,16 +33,30 @@ struct Holders {
   bool expert = false;
 };
 
+/// A parameter of a chunk, as a matrix on this rank.
+struct ParameterRange {
+  std::int64_t begin = 0, rows = 0, cols = 1;
+};
+
+/// Elements [begin, begin + count) of a buffer of the staging frame.
+struct Staged {
+  std::int64_t begin = 0, count = 0;
+};
+
 struct Bucket {
   std::int64_t begin = 0, end = 0;  ///< elements
   Holders holders;
-  FrameId frame;        ///< its events: kReduced, kGathered
-  bool last = false;    ///< waits for everything: holds shared or tied parameters
-  bool issued = false;  ///< its reduction stands in the Program
+  FrameId frame;          ///< its events: kReduced, kGathered
+  bool last = false;      ///< waits for everything: holds shared or tied parameters
+  bool issued = false;    ///< its reduction stands in the Program
+  Staged staged;          ///< its copy, padded; count 0: it travels where it lies
+  Staged left, right;     ///< the factors of its matrices, where they travel instead
+  std::int64_t work = 0;  ///< multiply-adds of one factor
 };
 inline constexpr std::int16_t kReduced = 0;
 inline constexpr std::int16_t kGathered = 1;
 inline constexpr std::int16_t kScattered = 2;  ///< where shards have replicas
+inline constexpr std::int16_t kCopied = 2;     ///< where compute copies gradients into buckets
 
 /// Event of a unit's gathered weights; its gradients record kReduced.
 inline constexpr std::int16_t kGatheredUnit = 0;
@@ -82,6 +96,10 @@ struct Chunk {
       parts;         ///< by layer of the chunk; of experts' chunks empty where none are
   int experts = -1;  ///< which chunk of the stage holds its experts
   FrameId parameters, gradients, optimizer;
+  FrameId summed;   ///< the sum of all microbatches' gradients where each is reduced alone
+  FrameId staging;  ///< copies of buckets, and what a coordinator exchanges
+  bool summed_once = false;
+  std::vector<ParameterRange> ranges;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
   std::vector<Unit> units;      ///< by their layers, then the root
   FrameId marks;                ///< events of the reductions over small groups

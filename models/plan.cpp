@@ -252,7 +252,7 @@ class PlanReader {
       r.read_choice("optimizer", optimizer,
                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});
       later(r, "optimizer", optimizer > 1);
-      x_plan.fused_optimizer = optimizer == 1;
+      x_plan.optimizer = static_cast<Optimizer>(optimizer);
     });
   }
 

@@ -23,6 +23,15 @@ FrameLayout one_buffer(const char* name, BufferKind kind, DType dtype, std::int6
   return layout;
 }
 
+/// The parameters of a layout that lies from element `begin` of its chunk on.
+void note_ranges(const FrameLayout& layout, std::int64_t begin, std::vector<ParameterRange>& out) {
+  for (const Buffer& buffer : layout.buffers) {
+    const std::int64_t cols = buffer.pieces.empty() ? 1 : buffer.pieces.front().col_count;
+    out.push_back({begin, buffer.count / cols, cols});
+    begin += buffer.count;
+  }
+}
+
 }  // namespace
 
 bool StageWriter::tied_across() const {
@@ -66,6 +75,7 @@ void StageWriter::write_layouts() {
   if (x_plan.sharding == Sharding::kOptimizer && x_plan.shards() > 1 && x_plan.replicas() > 1) {
     bucket.event("scattered");
   }
+  if (copies_on_compute()) bucket.event("copied");
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");
@@ -166,6 +176,8 @@ PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weigh
   part.shared = alias(shared, chunk.parameters, weight_type, chunk.shared_elements);
   part.shared_gradients =
       alias(shared_gradients, chunk.gradients, gradient_type, chunk.shared_elements);
+  note_ranges(parameters.cut, part.cut_begin, chunk.ranges);
+  note_ranges(parameters.shared, chunk.shared_elements, chunk.ranges);
   chunk.elements = part.cut_end;
   chunk.shared_elements += parameters.shared_elements;
   return part;
@@ -285,6 +297,10 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<R
       one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
   gradients.buffers.front().replicas = std::move(replicas);
   chunk.gradients = x_builder.frame(x_builder.layout(std::move(gradients)));
+  if (x_plan.reduces_each_pass() && chunk.holders.ranks > 1) {
+    chunk.summed = x_builder.frame(x_builder.layout(
+        one_buffer("gradient sum", BufferKind::kGradients, precision.gradients, total)));
+  }
   chunk.state_elements = total / (split ? chunk.holders.shards : 1);
   FrameLayout states =
       one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
@@ -295,34 +311,6 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<R
     states.buffers.back().name = name;
   }
   chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
-}
-
-void StageWriter::make_buckets(Chunk& chunk) {
-  const Holders& holders = chunk.holders;
-  if (holders.ranks == 1) {
-    chunk.buckets.push_back(
-        Bucket{0, chunk.elements, holders, x_builder.frame(x_bucket), true, false});
-    return;
-  }
-  const std::int64_t unit = sharded(holders) ? holders.shards * 128 : 1;
-  const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
-  const std::int64_t size =
-      whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
-  for (std::int64_t end = chunk.elements; end > 0; end -= size) {
-    Bucket bucket{std::max<std::int64_t>(0, end - size),
-                  end,
-                  holders,
-                  x_builder.frame(x_bucket),
-                  false,
-                  false};
-    bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
-    const auto overlaps = [&bucket](const PartFrames& part) {
-      return bucket.begin < part.cut_end && part.cut_begin < bucket.end;
-    };
-    if (tied_across() && chunk.has_embedding) bucket.last |= overlaps(chunk.embedding);
-    if (tied_across() && chunk.has_head) bucket.last |= overlaps(chunk.head);
-    chunk.buckets.push_back(bucket);
-  }
 }
 
 }  // namespace foretrain

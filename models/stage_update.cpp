@@ -26,51 +26,6 @@ View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType typ
   return view;
 }
 
-/// Everything from element `reached` on is final once `event` of `frame` is recorded.
-void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame,
-                               std::int16_t event) {
-  if (!x_plan.overlap.gradient_reduce) return;
-  for (Bucket& bucket : chunk.buckets) {
-    if (bucket.begin >= reached && !bucket.last) reduce_bucket(chunk, bucket, frame, event);
-  }
-}
-
-void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event) {
-  if (bucket.issued) return;
-  bucket.issued = true;
-  const DType type = x_plan.precision.gradients;
-  const std::int64_t count = bucket.end - bucket.begin;
-  if (bucket.holders.ranks == 1 || count == 0) return;
-  const Holders& holders = bucket.holders;
-  const bool scatter = sharded(holders) && x_plan.reduction == GradientReduction::kReduceScatter;
-  const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
-  const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
-  Op op;
-  op.stream = x_builder.stream(bucket.holders.stream);
-  op.work = x_builder.work(
-      Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, group,
-                 count, type, false});
-  op.name = "gradients.reduce";
-  op.category = Category::kData;
-  op.phase = Phase::kGradients;
-  op.reads = {all};
-  op.writes = {scatter ? shard_view(0, bucket, type) : all};
-  const bool again = scatter && holders.shards < holders.ranks;
-  op.records = EventRef{1, again ? kScattered : kReduced};
-  Segment segment;
-  segment.name = "reduce gradients";
-  segment.frames = {layout_of(chunk.gradients), x_bucket};
-  segment.ops.push_back(std::move(op));
-  if (again) {
-    reduce_over_replicas(segment, shard_view(0, bucket, type), shard_elements(bucket), type,
-                         EventRef{1, kScattered}, EventRef{1, kReduced});
-  }
-  const SegmentId id = x_builder.segment(std::move(segment));
-  const StreamId stream = x_builder.stream(bucket.holders.stream);
-  x_builder.call(
-      Call{id, -1, -1, {chunk.gradients, bucket.frame}, {StreamWait{stream, frame, event}}});
-}
-
 /// Sums what the ranks hold that have the same shard in other groups.
 void StageWriter::reduce_over_replicas(Segment& segment, const View& shard, std::int64_t count,
                                        DType type, EventRef before, EventRef after) {
@@ -176,6 +131,9 @@ void StageWriter::reduce_rest() {
       reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
     }
   }
+  for (Chunk& chunk : x_chunks) {
+    if (!chunk.summed.valid()) copy_back(chunk);
+  }
 }
 
 /// Formal frames of the update: the scalars, then parameters, gradients and optimizer of every
@@ -218,7 +176,8 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
   const Precision& precision = x_plan.precision;
   for (const Chunk& chunk : x_chunks) {
     const auto base = static_cast<std::int16_t>(call.frames.size());
-    for (const FrameId frame : {chunk.parameters, chunk.gradients, chunk.optimizer}) {
+    const FrameId gradients = chunk.summed.valid() ? chunk.summed : chunk.gradients;
+    for (const FrameId frame : {chunk.parameters, gradients, chunk.optimizer}) {
       w.segment().frames.push_back(layout_of(frame));
       call.frames.push_back(frame);
     }
@@ -284,7 +243,7 @@ void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& up
     adam.dtype = DType::kFp32;
     // Multi-tensor implementations launch once for many tensors; the plain one works in about a
     // dozen passes of foreach kernels.
-    adam.launches = x_plan.fused_optimizer ? 1 : 12;
+    adam.launches = x_plan.optimizer == Optimizer::kFusedAdam ? 1 : 12;
     std::vector<View> reads = {u.gradient};
     std::vector<View> writes = {u.weights};
     if (!u.master) reads.push_back(u.weights);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -30,7 +31,6 @@ class StageWriter {
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
   std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
-  void make_buckets(Chunk& chunk);
   PartFrames head_with_table_of(const Chunk& owner, std::int64_t total);
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
@@ -100,9 +100,33 @@ class StageWriter {
   SegmentId message_segment(const std::string& stream, const char* channel, LayoutId layout,
                             bool send);
 
-  // --- Reductions and the update (stage_update.cpp) ---
+  // --- Buckets (stage_buckets.cpp, stage_compression.cpp) ---
+  using AddBuffer = std::function<void(const char*, DType, std::int64_t)>;
+  void make_buckets(Chunk& chunk);
+  Bucket new_bucket(const Chunk& chunk, std::int64_t begin, std::int64_t end);
+  std::vector<std::int64_t> bucket_begins(const Chunk& chunk) const;
+  void make_staging(Chunk& chunk);
+  DType travelling_type() const;
+  bool copies_on_compute() const;
   void reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame, std::int16_t event);
   void reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event);
+  Op& bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
+                std::vector<View> reads, std::vector<View> writes);
+  View gradients_of(const Bucket& bucket) const;
+  void write_in_place(Bucket& bucket, Segment& segment);
+  void coordinate(const Chunk& chunk, const Bucket& bucket, Segment& segment);
+  void sum_copies(const Bucket& bucket, const View& copy, std::int64_t count, DType type,
+                  Segment& segment);
+  void write_copied(Bucket& bucket, Segment& segment);
+  void copy_back(Chunk& chunk);
+  void collect_pass(Chunk& chunk, bool last);
+  void stage_factors(Chunk& chunk, const AddBuffer& add);
+  void write_factors(Bucket& bucket, Segment& segment);
+  std::int64_t sign_bytes(const Bucket& bucket) const;
+  void stage_signs(Chunk& chunk, const AddBuffer& add);
+  void write_signs(Bucket& bucket, Segment& segment);
+
+  // --- Reductions and the update (stage_update.cpp) ---
   void finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event);
   /// Elements [begin, end) of a chunk's gradients.
   using Range = std::pair<std::int64_t, std::int64_t>;

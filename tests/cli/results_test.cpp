@@ -131,6 +131,10 @@ TEST_P(Fields, MovesTheResult) {
 
 const std::vector<std::string> kSharded = {"sharding.level=parameters", "parallel.pipeline=1"};
 
+const std::vector<std::string> kWholeParameters = {
+    "sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
+    "gradients.bucketing=parameters", "gradients.bucket_mib=5"};
+
 const Field kFields[] = {
     {"system=deepspeed"},
     {"model=gpt3-350m"},
@@ -147,6 +151,19 @@ const Field kFields[] = {
     {"gradients.bucket_elements=10000000"},
     {"gradients.bucket_elements_per_rank=100000000", {"gradients.bucket_elements=1000000"}},
     {"gradients.clip_norm=0"},
+    {"gradients.bucketing=ready", kWholeParameters},
+    {"gradients.bucket_mib=20", kWholeParameters},
+    {"gradients.first_bucket_mib=1", kWholeParameters},
+    {"gradients.bucket_copy=true", kWholeParameters},
+    {"gradients.no_sync=false", kWholeParameters},
+    {"gradients.inner_group=2", kWholeParameters},
+    {"gradients.compression=fp16", kWholeParameters},
+    {"gradients.compression=onebit", kWholeParameters},
+    {"gradients.compression_rank=8",
+     {"sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
+      "gradients.bucketing=parameters", "gradients.bucket_mib=5", "gradients.compression=powersgd",
+      "gradients.compression_rank=4"}},
+    {"gradients.cycle_us=1000", kWholeParameters},
     {"batch.global=32"},
     {"batch.micro=1"},
     {"batch.sequence=1024"},
