@@ -305,7 +305,7 @@ Status check_executable(const Workload& workload) {
       const auto* kernel = std::get_if<Kernel>(&work);
       if (kernel != nullptr && kernel->kind >= KernelKind::kRoute) {
         return unsupported("the host backend cannot execute " + text_of(work) +
-                           ": models with experts are only simulated");
+                           ": models with experts or masked tokens are only simulated");
       }
       const auto* copy = std::get_if<Copy>(&work);
       if (copy != nullptr && (copy->from == Memory::kStorage || copy->to == Memory::kStorage)) {

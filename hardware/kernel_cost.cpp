@@ -73,8 +73,9 @@ Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostr
 
 Result<Cost> host_work_cost(const Cluster& cluster, double host_rate, const Opaque& work,
                             std::ostream* steps) {
+  const auto ranks = std::min<std::int64_t>(cluster.accelerators, cluster.accelerators_per_node);
   const double rate =
-      cluster.host_memory_gb_per_s * host_rate / cluster.accelerators_per_node;  // all at once
+      cluster.host_memory_gb_per_s * host_rate / static_cast<double>(ranks);  // all at once
   Cost cost;
   cost.duration = bounded(static_cast<double>(work.bytes) / (rate * 1e9));
   cost.deviation = 0.3F;

@@ -135,15 +135,16 @@ struct GradientBuckets {
   bool operator==(const GradientBuckets&) const = default;
 };
 
-/// The rule of the update: what it keeps for each parameter, what it moves.
+/// The rule of the update: models/optimizer.h.
 enum class Optimizer : std::uint8_t { kAdam, kFusedAdam, kLamb, kAdafactor, kAdam8bit, kSgd };
 
 /// What lives in host memory or storage instead of the device's; see models/stage_offload.cpp.
 struct Offload {
   Memory optimizer = Memory::kDevice;   ///< states, with the gradients that they need
   Memory parameters = Memory::kDevice;  ///< shards of parameters
+  std::int64_t activation_layers = 0;   ///< first so many of a stage: what they keep
   bool delayed_update = false;          ///< the host updates beside the next step's passes
-  bool any() const { return optimizer != Memory::kDevice || parameters != Memory::kDevice; }
+  bool states() const { return optimizer != Memory::kDevice || parameters != Memory::kDevice; }
   bool operator==(const Offload&) const = default;
 };
 
@@ -208,6 +209,7 @@ struct Plan {
     return shard_group == 0 ? data : shard_group;
   }
   std::int64_t replicas() const { return data / shards(); }  ///< copies of what is sharded
+  bool updates_on_host() const { return offload.optimizer != Memory::kDevice; }
   /// Type of a shard of parameters, and whether optimizer states hold an fp32 copy of it.
   DType shard_type() const { return units.narrow_shards ? precision.compute : DType::kFp32; }
   bool master_shards() const {

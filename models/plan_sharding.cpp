@@ -162,4 +162,39 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   return refused_buckets(model, plan);
 }
 
+void read_offload(JsonReader& reader, Offload& offload) {
+  const std::vector<std::string> places = {"none", "cpu", "nvme"};
+  reader.read("activation_layers", offload.activation_layers, IntRange{0, kCount.high});
+  reader.read_enum("optimizer", offload.optimizer, places);
+  reader.read_enum("parameters", offload.parameters, places);
+  reader.read("delayed_update", offload.delayed_update);
+}
+
+std::optional<Refusal> refused_offload(const Plan& p) {
+  const Offload& o = p.offload;
+  const bool parameters = o.parameters != Memory::kDevice;
+  if (o.states() && !p.by_units()) {
+    return Refusal{"offload/optimizer",
+                   "states are offloaded unit by unit: set sharding.level to gradients or "
+                   "parameters (on one accelerator as well)",
+                   ErrorKind::kUnsupported};
+  }
+  if (parameters && (p.sharding != Sharding::kParameters || !p.updates_on_host())) {
+    return Refusal{"offload/parameters",
+                   "needs sharding.level parameters, and offload.optimizer cpu or nvme",
+                   ErrorKind::kUnsupported};
+  }
+  if (o.delayed_update && (parameters || !p.updates_on_host())) {
+    return Refusal{"offload/delayed_update",
+                   "needs offload.optimizer cpu or nvme, and parameters on the device",
+                   ErrorKind::kUnsupported};
+  }
+  if (o.activation_layers > 0 && p.splits_backward()) {
+    return Refusal{"offload/activation_layers",
+                   "is not modelled with gradients of weights in passes of their own",
+                   ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
 }  // namespace foretrain

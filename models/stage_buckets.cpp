@@ -190,6 +190,9 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   call.segment = x_builder.segment(std::move(segment));
   const StreamId stream = x_builder.stream(bucket.holders.stream);
   call.waits.push_back(StreamWait{stream, frame, event});
+  if (bucket.staged.count > 0 && copies_on_compute()) {
+    call.waits.push_back(StreamWait{StreamId(std::size_t{0}), frame, event});
+  }
   x_builder.call(std::move(call));
 }
 

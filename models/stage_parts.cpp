@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "models/optimizer.h"
 #include "models/quantizer.h"
 #include "models/stage_writer.h"
 
@@ -30,6 +31,16 @@ void note_ranges(const FrameLayout& layout, std::int64_t begin, std::vector<Para
     out.push_back({begin, buffer.count / cols, cols});
     begin += buffer.count;
   }
+}
+
+/// Rows and columns of matrices, elements of vectors.
+std::int64_t factor_elements(const ParameterLayouts& parameters) {
+  std::vector<ParameterRange> ranges;
+  note_ranges(parameters.cut, 0, ranges);
+  note_ranges(parameters.shared, 0, ranges);
+  std::int64_t sum = 0;
+  for (const ParameterRange& r : ranges) sum += r.cols > 1 ? r.rows + r.cols : r.rows;
+  return sum;
 }
 
 }  // namespace
@@ -68,6 +79,7 @@ void StageWriter::write_layouts() {
   }
   for (Buffer& buffer : scalars.layout().buffers) buffer.persistent = true;
   scalars.event("update done");
+  if (x_plan.updates_on_host()) scalars.event("norms done");
   x_scalars = x_builder.layout(scalars.layout());
   LayoutWriter bucket("bucket", 0);
   bucket.event("reduced");
@@ -228,15 +240,18 @@ void StageWriter::place_parts(Chunk& chunk) {
   for (std::int64_t l = 0; l < chunk.layers; ++l) {
     cut += kind_of(chunk, l).parameters.cut_elements;
     shared += kind_of(chunk, l).parameters.shared_elements;
+    chunk.factor_elements += factor_elements(kind_of(chunk, l).parameters);
   }
   if (chunk.has_embedding) {
     cut += x_embedding.parameters.cut_elements;
     shared += x_embedding.parameters.shared_elements;
+    chunk.factor_elements += factor_elements(x_embedding.parameters);
   }
   // In zb-v a tied table lies in the stage's first chunk, the head in its second.
   const bool borrowed = chunk.has_head && !own_table && !both_ends && !tied_across();
   const bool head_table = chunk.has_head && !borrowed && (own_table || !both_ends);
   if (chunk.has_head) {
+    chunk.factor_elements += factor_elements(x_head.parameters);
     cut += head_table ? x_head.parameters.cut_elements : 0;
     shared += x_head.parameters.shared_elements;
   }
@@ -302,13 +317,13 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<R
         one_buffer("gradient sum", BufferKind::kGradients, precision.gradients, total)));
   }
   chunk.state_elements = total / (split ? chunk.holders.shards : 1);
-  FrameLayout states =
-      one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
+  FrameLayout states;
   states.name = "optimizer";
-  for (const char* name : {"variance", "master weights"}) {
-    if (std::string(name) == "master weights" && !precision.master) continue;
-    states.buffers.push_back(states.buffers.front());
-    states.buffers.back().name = name;
+  for (const OptimizerState& state : optimizer_states(x_plan.optimizer, precision.master)) {
+    const std::int64_t count =
+        state.factored ? chunk.factor_elements : state.elements(chunk.state_elements);
+    states.buffers.push_back(
+        one_buffer(state.name.c_str(), BufferKind::kOptimizer, state.type, count).buffers.front());
   }
   chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
 }

@@ -1,3 +1,4 @@
+#include "models/optimizer.h"
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -139,6 +140,7 @@ void StageWriter::reduce_rest() {
 /// Formal frames of the update: the scalars, then parameters, gradients and optimizer of every
 /// chunk.
 void StageWriter::update() {
+  if (x_plan.updates_on_host()) return finish_host_update();
   LayoutWriter events("update", 0);
   SegmentWriter w(x_builder, "update", events);
   w.phase = Phase::kOptimizer;
@@ -191,7 +193,7 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
       out.push_back(
           Updated{shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients),
                   shard_view(base, bucket, precision.compute), static_cast<std::int16_t>(base + 2),
-                  0, state, count, precision.master, chunk.holders.expert});
+                  0, state, count, precision.master, chunk.holders.expert, chunk.factor_elements});
       state += count;
     }
   }
@@ -234,8 +236,37 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
   }
 }
 
+/// The operands of one update: the gradient, the weights unless a copy of them is a state, states.
+void StageWriter::update_operands(const Updated& u, std::vector<View>& reads,
+                                  std::vector<View>& writes) const {
+  reads = {u.gradient};
+  writes = {u.weights};
+  if (!u.master) reads.push_back(u.weights);
+  std::int16_t buffer = u.first;
+  for (const OptimizerState& state : optimizer_states(x_plan.optimizer, u.master)) {
+    const std::int64_t begin = state.factored ? 0 : u.begin / state.block;
+    const std::int64_t end = state.factored ? u.factors : state.elements(u.begin + u.count);
+    const View view = Ref{u.states, buffer++, state.type, 0}.part(begin, end - begin);
+    reads.push_back(view);
+    writes.push_back(view);
+  }
+}
+
 void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& updated) {
   for (const Updated& u : updated) {
+    std::vector<View> reads;
+    std::vector<View> writes;
+    update_operands(u, reads, writes);
+    const std::string name = update_name(x_plan.optimizer);
+    if (!is_adam(x_plan.optimizer)) {
+      Bytes bytes = update_bytes_beside(x_plan.optimizer) * u.count;
+      for (const std::vector<View>* views : {&reads, &writes}) {
+        for (const View& view : *views) bytes += view.bytes;
+      }
+      w.compute(name, Opaque{name, bytes, 0, DType::kFp32, Memory::kDevice}, std::move(reads),
+                std::move(writes));
+      continue;
+    }
     Kernel adam;
     adam.kind = KernelKind::kAdam;
     adam.rows = 1;
@@ -244,17 +275,7 @@ void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& up
     // Multi-tensor implementations launch once for many tensors; the plain one works in about a
     // dozen passes of foreach kernels.
     adam.launches = x_plan.optimizer == Optimizer::kFusedAdam ? 1 : 12;
-    std::vector<View> reads = {u.gradient};
-    std::vector<View> writes = {u.weights};
-    if (!u.master) reads.push_back(u.weights);
-    const std::int16_t buffers = u.master ? 3 : 2;
-    for (std::int16_t b = 0; b < buffers; ++b) {
-      const auto buffer = static_cast<std::int16_t>(u.first + b);
-      const View view = Ref{u.states, buffer, DType::kFp32, 0}.part(u.begin, u.count);
-      reads.push_back(view);
-      writes.push_back(view);
-    }
-    w.compute("optimizer.adam", adam, std::move(reads), std::move(writes));
+    w.compute(name, adam, std::move(reads), std::move(writes));
   }
 }
 
@@ -298,7 +319,11 @@ void StageWriter::reduce_loss() {
   segment.frames = {x_scalars};
   segment.ops.push_back(std::move(op));
   const SegmentId id = x_builder.segment(std::move(segment));
-  const StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
+  StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
+  if (x_plan.updates_on_host()) {
+    const Chunk& chunk = x_chunks[static_cast<std::size_t>(x_plan.virtual_pipeline - 1)];
+    done = StreamWait{done.stream, chunk.done_frame, chunk.done_event};
+  }
   x_builder.call(Call{id, -1, -1, {x_scalar_frame}, {done}});
 }
 

@@ -114,6 +114,8 @@ void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, b
       if (last || !keeps(chunk, *root, true)) close_unit(*root, frame, event);
       reduce_unit(*root, StreamWait{StreamId(), frame, event}, last);
     }
+    chunk.done_frame = frame;
+    chunk.done_event = event;
   } else if (last || x_plan.reduces_each_pass()) {
     finish_chunk(chunk, frame, event);
     if (chunk.summed.valid()) collect_pass(chunk, last);
@@ -266,6 +268,7 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   bind_part(chunk, l, nullptr, false, call);
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
+  keep_on_host(chunk, passage, l);
 }
 
 /// Before the first use of a layer's weights in a step.
@@ -324,7 +327,9 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   } else if (!turned) {
     receive(messages.receive_gradient, passage.gradient, mb, goes_up(c), true);
   }
+  load_from_host(chunk, passage, chunk.layers - 1);
   for (std::int64_t l = chunk.layers; l-- > 0;) {
+    load_from_host(chunk, passage, l - 1);
     layer_backward(chunk, passage, l, mb);
     unit_ends(chunk, l, passage.gradient, true, last);
     if (reduces && !by_units()) {
@@ -413,6 +418,7 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
              x_builder.frame(s.local_backward, index, mb), passage.gradient, below},
             std::move(x_before_next)};
   x_before_next.clear();
+  wait_loaded(passage, l, call);
   bind_experts(chunk, l, true, call);
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_part(chunk, l, nullptr, true, call);

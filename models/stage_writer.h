@@ -65,6 +65,8 @@ class StageWriter {
     FrameId gradient;  ///< of the residual stream, as the backward pass comes down
     /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
     std::vector<std::pair<std::int64_t, Call>> weights;
+    /// Copies on the host of what layer `first` keeps: of its input where `second`.
+    std::map<std::pair<std::int64_t, bool>, FrameId> on_host;
     FrameId done_frame;  ///< and the event of the last pass
     std::int16_t done_event = 0;
   };
@@ -147,7 +149,9 @@ class StageWriter {
     std::int64_t begin = 0, count = 0;  ///< elements of the states
     bool master = false;                ///< the last state is a copy of the weights
     bool expert = false;
+    std::int64_t factors = 0;  ///< elements of states that matrices share by row and column
   };
+  void update_operands(const Updated& u, std::vector<View>& reads, std::vector<View>& writes) const;
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
   void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
@@ -171,6 +175,7 @@ class StageWriter {
   std::size_t shape_of(const Holders& holders, bool root, std::int64_t layers, std::int64_t shared,
                        std::int64_t cut, const std::vector<Piece>& pieces);
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
+  void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
   SegmentId write_gather(const UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
@@ -197,6 +202,31 @@ class StageWriter {
   void bind_unit(Unit& unit, bool backward, Call& call) const;
   void need_gradients(Unit& unit);
 
+  // --- Host memory and storage (stage_offload.cpp) ---
+  struct HostCopies {
+    LayoutId layout;
+    SegmentId out, in;
+  };
+  Op& side_op(Segment& segment, const char* stream, const std::string& name, Work work,
+              std::vector<View> reads, std::vector<View> writes);
+  Op& host_op(Segment& segment, const std::string& name, std::vector<View> reads,
+              std::vector<View> writes);
+  void gradients_to_host(Segment& segment, const View& part, std::int64_t own, bool first);
+  void shard_from_host(Segment& segment, const View& shard, const View& to);
+  std::vector<View> state_views(std::int16_t frame, std::int16_t first, std::int64_t own) const;
+  void update_on_host(bool at_begin);
+  void write_host_norm(Segment& segment,
+                       const std::vector<std::pair<const UnitShape*, std::int16_t>>& units);
+  void write_host_update(Segment& segment, const UnitShape& shape, std::int16_t frame);
+  void load_weights();
+  void finish_host_update();
+  LayoutId host_layout(LayoutId device);
+  SegmentId copy_segment(LayoutId device, LayoutId host, bool out);
+  bool keeps_on_host(const Chunk& chunk, std::int64_t l) const;
+  void keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l);
+  void load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l);
+  void wait_loaded(const Passage& passage, std::int64_t l, Call& call) const;
+
   const Model& x_model;
   const Plan& x_plan;
   std::int64_t x_stage;
@@ -207,6 +237,7 @@ class StageWriter {
   /// By experts, window, recomputed, shape of the unit.
   std::map<std::tuple<bool, bool, bool, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;
+  std::map<std::int32_t, HostCopies> x_host_copies;  ///< by layout on the device
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;

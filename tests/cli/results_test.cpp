@@ -131,6 +131,8 @@ TEST_P(Fields, MovesTheResult) {
 
 const std::vector<std::string> kSharded = {"sharding.level=parameters", "parallel.pipeline=1"};
 
+const std::vector<std::string> kOffloaded = {"sharding.level=parameters", "parallel.pipeline=1",
+                                             "offload.optimizer=cpu"};
 const std::vector<std::string> kWholeParameters = {
     "sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
     "gradients.bucketing=parameters", "gradients.bucket_mib=5"};
@@ -187,6 +189,10 @@ const Field kFields[] = {
     {"overlap.parameter_gather=false"},
     {"kernels.attention=unfused"},
     {"kernels.optimizer=adam"},
+    {"kernels.optimizer=lamb"},
+    {"kernels.optimizer=sgd"},
+    {"kernels.optimizer=adam8bit"},
+    {"kernels.optimizer=adafactor", {"sharding.level=none"}},
     {"kernels.flash=flash1"},
     {"kernels.fusion=eager"},
     {"kernels.loss=parallel"},
@@ -212,6 +218,11 @@ const Field kFields[] = {
     {"sharding.shard_dtype=compute", kSharded},
     {"gradients.reduce=last-microbatch", kSharded},
     {"gradients.reduce_dtype=compute", kSharded},
+    {"offload.optimizer=cpu", kSharded},
+    {"offload.optimizer=nvme", kOffloaded},
+    {"offload.parameters=cpu", kOffloaded},
+    {"offload.delayed_update=true", kOffloaded},
+    {"offload.activation_layers=2"},
     {"launch.cuda_graph=full"},
     {"launch.dispatch_us=50"},
     {"launch.checkpoint_us=5000", {"recompute=full"}},

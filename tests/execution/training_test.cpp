@@ -77,6 +77,7 @@ Drawn draw_small(Rng& rng, bool units) {
   p.precision.linear = DType::kFp32;
   p.clip_norm = rng.below(3) == 0 ? 0.0 : 0.3;
   p.data_time = p.step_time = Time{};
+  p.offload = Offload();  // only simulated
   GradientBuckets& b = p.buckets;
   b.compression = Compression::kNone;  // not the same gradients
   b.bytes = 1 + b.bytes % 20'000;

@@ -200,6 +200,22 @@ Drawn draw_plan(Rng& rng) {
   return out;
 }
 
+namespace {
+
+/// States, parameters or activations outside of the device.
+void draw_offload(Rng& rng, Plan& p) {
+  Offload& o = p.offload;
+  if (rng.below(3) == 0) o.activation_layers = rng.below(6);
+  if (rng.below(2) == 0) return;
+  o.optimizer = rng.below(2) == 0 ? Memory::kHost : Memory::kStorage;
+  p.units.narrow_shards = true;
+  const bool parameters = p.sharding == Sharding::kParameters && rng.below(2) == 0;
+  if (parameters) o.parameters = rng.below(2) == 0 ? Memory::kHost : Memory::kStorage;
+  o.delayed_update = !parameters && rng.below(2) == 0;
+}
+
+}  // namespace
+
 Drawn draw_sharded_plan(Rng& rng) {
   Drawn out = draw_plan(rng);
   const auto coin = [&rng] { return rng.below(2) == 0; };
@@ -223,6 +239,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   u.narrow_shards = coin();
   u.reduce_each = rng.below(3) > 0;
   u.reduce = coin() ? DType::kFp32 : DType::kBf16;
+  draw_offload(rng, p);
   return out;
 }
 
@@ -341,6 +358,10 @@ std::string describe(const Model& model, const Plan& plan) {
       out += flag ? " 1" : " 0";
     }
   }
+  const Offload& away = plan.offload;
+  out += " offload " + n(static_cast<int>(away.optimizer)) + " " +
+         n(static_cast<int>(away.parameters)) + " " + n(away.activation_layers) +
+         (away.delayed_update ? " delayed" : "");
   return out + (model.tied_embeddings ? " tied" : "");
 }
 
