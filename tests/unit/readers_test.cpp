@@ -190,24 +190,32 @@ TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
 // Ways of plain data parallelism, and what offloading needs.
 TEST(ReadPlan, BucketsAndOffloadThatDoNotFit) {
   expect_error(
-      plan_of("{\"batch\":{\"global\":8},\"gradients\":{\"bucketing\":\"parameters\"}}", 2),
+      plan_of(
+          "{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"bucketing\":\"parameters\"}}",
+          2),
       {"/gradients/bucket_mib", "above 0"});
-  expect_error(plan_of("{\"batch\":{\"global\":8},\"gradients\":{\"inner_group\":3}}", 4),
-               {"/gradients/inner_group", "3", "does not divide"});
   expect_error(
-      plan_of("{\"batch\":{\"global\":8},\"gradients\":{\"compression\":\"powersgd\"}}", 2),
+      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"inner_group\":3}}", 4),
+      {"/gradients/inner_group", "3", "does not divide"});
+  expect_error(
+      plan_of(
+          "{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"compression\":\"powersgd\"}}",
+          2),
       {"/gradients/compression_rank", "above 0"});
-  expect_error(plan_of("{\"batch\":{\"global\":8},\"gradients\":{\"no_sync\":false},\"parallel\":{"
+  expect_error(plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"no_sync\":false}"
+                       ",\"parallel\":{"
                        "\"tensor\":2}}",
                        4),
                {"/gradients/no_sync"}, ErrorKind::kUnsupported);
-  expect_error(plan_of("{\"batch\":{\"global\":8},\"offload\":{\"optimizer\":\"cpu\"}}", 2),
-               {"/offload/optimizer", "sharding.level"}, ErrorKind::kUnsupported);
-  expect_error(plan_of("{\"batch\":{\"global\":8},\"sharding\":{\"level\":\"gradients\"},"
-                       "\"offload\":{\"optimizer\":"
-                       "\"cpu\",\"parameters\":\"cpu\"}}",
-                       2),
-               {"/offload/parameters", "level parameters"}, ErrorKind::kUnsupported);
+  expect_error(
+      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"offload\":{\"optimizer\":\"cpu\"}}", 2),
+      {"/offload/optimizer", "sharding.level"}, ErrorKind::kUnsupported);
+  expect_error(
+      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"sharding\":{\"level\":\"gradients\"},"
+              "\"offload\":{\"optimizer\":"
+              "\"cpu\",\"parameters\":\"cpu\"}}",
+              2),
+      {"/offload/parameters", "level parameters"}, ErrorKind::kUnsupported);
 }
 
 TEST(ParseJson, Errors) {
