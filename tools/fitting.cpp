@@ -43,6 +43,25 @@ Kind more_ranks(const char* key, std::int64_t now, std::int64_t most) {
   return out;
 }
 
+/// Layers of the stage with most of them.
+std::int64_t layers_of_stage(const Plan& plan) {
+  return plan.virtual_pipeline *
+         *std::max_element(plan.pipeline_layout.begin(), plan.pipeline_layout.end());
+}
+
+/// A quarter and half of a stage's layers, then all of them.
+Kind more_recomputation(const Plan& plan) {
+  Kind out;
+  if (plan.recompute.layer) return out;
+  for (const std::int64_t part : {4, 2}) {
+    if (layers_of_stage(plan) < part) continue;
+    out.push_back({"recompute={\"modules\":[\"layer\"],\"layers\":" +
+                   std::to_string(layers_of_stage(plan) / part) + "}"});
+  }
+  out.push_back({"recompute=full"});
+  return out;
+}
+
 Kind offloading(const Plan& plan) {
   Kind out;
   if (!plan.updates_on_host()) {
@@ -54,10 +73,9 @@ Kind offloading(const Plan& plan) {
   if (plan.offload.parameters == Memory::kDevice) {
     out.push_back({"sharding.level=parameters", "offload.optimizer=cpu", "offload.parameters=cpu"});
   }
-  const std::int64_t layers =
-      *std::max_element(plan.pipeline_layout.begin(), plan.pipeline_layout.end()) *
-      plan.virtual_pipeline;
-  if (plan.offload.activation_layers < layers) {
+  for (const std::int64_t part : {4, 2, 1}) {
+    const std::int64_t layers = layers_of_stage(plan) / part;
+    if (layers <= plan.offload.activation_layers) continue;
     out.push_back({set_of("offload.activation_layers", layers)});
   }
   return out;
@@ -66,7 +84,7 @@ Kind offloading(const Plan& plan) {
 std::vector<Kind> kinds_of(const Run& run) {
   const Plan& plan = run.plan;
   std::vector<Kind> out;
-  if (!plan.recompute.layer) out.push_back({{"recompute=full"}});
+  out.push_back(more_recomputation(plan));
   out.push_back(more_sharding(plan));
   out.push_back(smaller_microbatches(plan));
   out.push_back(more_ranks("parallel.tensor", plan.tensor, run.cluster.accelerators_per_node));
