@@ -63,4 +63,8 @@ Bytes update_bytes_beside(Optimizer optimizer) {
   }
 }
 
+double host_update_factor(Optimizer optimizer) {
+  return optimizer == Optimizer::kAdam ? 14.76 / 2.57 : 1;
+}
+
 }  // namespace foretrain

@@ -50,11 +50,12 @@ Op& StageWriter::side_op(Segment& segment, const char* stream, const std::string
 
 /// Work of the host's processor on these operands.
 Op& StageWriter::host_op(Segment& segment, const std::string& name, std::vector<View> reads,
-                         std::vector<View> writes) {
+                         std::vector<View> writes, double factor) {
   Bytes bytes = 0;
   for (const std::vector<View>* views : {&reads, &writes}) {
     for (const View& view : *views) bytes += view.bytes;
   }
+  bytes = static_cast<Bytes>(static_cast<double>(bytes) * factor);
   return side_op(segment, kHostStream, name, Opaque{name, bytes, 0, DType::kFp32, Memory::kHost},
                  std::move(reads), std::move(writes));
 }
@@ -185,7 +186,8 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   std::vector<View> writes = staged;
   writes.push_back(
       Ref{states_frame, stays ? std::int16_t{0} : fresh, x_plan.precision.compute, own}.view());
-  Op& update = host_op(segment, update_name(x_plan.optimizer), std::move(reads), std::move(writes));
+  Op& update = host_op(segment, update_name(x_plan.optimizer), std::move(reads), std::move(writes),
+                       host_update_factor(x_plan.optimizer));
   update.waits = std::move(waits);
   update.records = EventRef{states_frame, kUpdated};
   if (!storage) return;

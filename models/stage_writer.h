@@ -210,7 +210,7 @@ class StageWriter {
   Op& side_op(Segment& segment, const char* stream, const std::string& name, Work work,
               std::vector<View> reads, std::vector<View> writes);
   Op& host_op(Segment& segment, const std::string& name, std::vector<View> reads,
-              std::vector<View> writes);
+              std::vector<View> writes, double factor = 1);
   void gradients_to_host(Segment& segment, const View& part, std::int64_t own, bool first);
   void shard_from_host(Segment& segment, const View& shard, const View& to);
   std::vector<View> state_views(std::int16_t frame, std::int16_t first, std::int64_t own) const;
