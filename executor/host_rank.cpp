@@ -223,6 +223,8 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op) {
     FT_TRY(communicate(*collective, x));
   } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
     FT_TRY(exchange(*batch, x));
+  } else if (const auto* pause = std::get_if<Pause>(&work)) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(pause->time.ps / 1000));
   } else if (std::holds_alternative<Copy>(work)) {
     if (x.reads.empty()) {
       load_tokens(context, x.writes[0]);
@@ -303,7 +305,7 @@ Status check_executable(const Workload& workload) {
       const auto* kernel = std::get_if<Kernel>(&work);
       if (kernel != nullptr && kernel->kind >= KernelKind::kRoute) {
         return unsupported("the host backend cannot execute " + text_of(work) +
-                           ": models with experts are only simulated");
+                           ": models with experts or masked tokens are only simulated");
       }
       const auto* copy = std::get_if<Copy>(&work);
       if (copy != nullptr && (copy->from == Memory::kStorage || copy->to == Memory::kStorage)) {

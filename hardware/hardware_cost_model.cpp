@@ -79,9 +79,9 @@ class HardwareCostModel final : public CostModel {
 
  private:
   static std::string_view text_of_kind(const Work& work) {
-    constexpr std::array<std::string_view, 9> kNames = {"gemm",       "attention",  "kernel",
-                                                        "collective", "messages",   "copy",
-                                                        "host sync",  "host delay", "opaque"};
+    constexpr std::array<std::string_view, 10> kNames = {
+        "gemm", "attention", "kernel",     "collective", "messages",
+        "copy", "host sync", "host delay", "pause",      "opaque"};
     static_assert(std::variant_size_v<Work> == kNames.size());
     return kNames.at(work.index());
   }
@@ -108,7 +108,10 @@ class HardwareCostModel final : public CostModel {
     if (const auto* gemm = std::get_if<Gemm>(&work)) return gemm_cost(device, *gemm, steps);
     if (const auto* a = std::get_if<Attention>(&work)) return attention_cost(device, *a, steps);
     if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel_cost(device, *kernel, steps);
-    if (const auto* opaque = std::get_if<Opaque>(&work)) return opaque_cost(device, *opaque, steps);
+    if (const auto* opaque = std::get_if<Opaque>(&work)) {
+      if (opaque->where == Memory::kDevice) return opaque_cost(device, *opaque, steps);
+      return host_work_cost(x_cluster, x_options.host_rate, *opaque, steps);
+    }
     if (const auto* copy = std::get_if<Copy>(&work)) {
       return copy_cost(x_cluster, x_options.host_rate, *copy, steps);
     }
@@ -130,6 +133,10 @@ class HardwareCostModel final : public CostModel {
       return cost;
     }
     if (std::holds_alternative<HostSync>(work)) return cost;
+    if (const auto* pause = std::get_if<Pause>(&work)) {
+      cost.duration = pause->time;
+      return cost;
+    }
     FT_ASSIGN(cost, price_device(work, placements, steps));
     if (cost.duration.seconds() > kLongestSeconds) {
       return input_error(std::string(text_of_kind(work)) + " takes more than 11 days on " +

@@ -10,6 +10,9 @@ namespace {
 constexpr double kPcieEfficiency = 0.88;  // 55.4 of 63 GB/s, stas00/ml-engineering network
 constexpr double kCopyStartUs = 5;        // from memory
 constexpr double kStorageStartUs = 100;   // from memory
+// CPU-Adam, 2.57 s for 10e9 parameters on a DGX-2 (arXiv 2101.06840, table 4, from memory), 28
+// bytes each, of the 200 GB/s that its cluster's file says.
+constexpr double kHostEfficiency = 0.545;
 
 Cost untiled(double latency_us, double compute_s, double memory_s, double deviation) {
   Cost cost;
@@ -68,6 +71,18 @@ Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostr
                                 (device.memory_gb_per_s * 1e9 * c.memory.default_efficiency),
                             0.3);
   explain_roofline(cost, steps);
+  return cost;
+}
+
+Result<Cost> host_work_cost(const Cluster& cluster, double host_rate, const Opaque& work,
+                            std::ostream* steps) {
+  const auto ranks = std::min<std::int64_t>(cluster.accelerators, cluster.accelerators_per_node);
+  const double rate = cluster.host_memory_gb_per_s * kHostEfficiency * host_rate /
+                      static_cast<double>(ranks);  // all at once
+  Cost cost;
+  cost.duration = bounded(static_cast<double>(work.bytes) / (rate * 1e9));
+  cost.deviation = 0.3F;
+  if (steps != nullptr) *steps << rate << " GB/s of host memory for each accelerator\n";
   return cost;
 }
 

@@ -6,6 +6,12 @@
 namespace foretrain {
 namespace {
 
+/// Work whose time the RUN states: nothing to measure.
+bool is_free(const Work& work) {
+  return std::holds_alternative<HostDelay>(work) || std::holds_alternative<HostSync>(work) ||
+         std::holds_alternative<Pause>(work);
+}
+
 class MeasuredCostModel final : public CostModel {
  public:
   MeasuredCostModel(std::unique_ptr<CostModel> base, const Profile& profile,
@@ -25,7 +31,7 @@ class MeasuredCostModel final : public CostModel {
   }
 
   Result<Cost> price(const Work& work, std::span<const PlacementId> placements) const override {
-    if (std::holds_alternative<HostDelay>(work) || std::holds_alternative<HostSync>(work)) {
+    if (is_free(work)) {
       return x_base->price(work, placements);
     }
     const Result<MeasuredPrice> found = x_table.price(work, ranks_of(work, placements));
@@ -47,7 +53,7 @@ class MeasuredCostModel final : public CostModel {
   }
 
   std::string explain(const Work& work, std::span<const PlacementId> placements) const override {
-    if (std::holds_alternative<HostDelay>(work) || std::holds_alternative<HostSync>(work)) {
+    if (is_free(work)) {
       return x_base->explain(work, placements);
     }
     std::ostringstream steps;

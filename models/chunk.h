@@ -33,19 +33,39 @@ struct Holders {
   bool expert = false;
 };
 
+/// A parameter of a chunk, as a matrix on this rank.
+struct ParameterRange {
+  std::int64_t begin = 0, rows = 0, cols = 1;
+};
+
+/// Elements [begin, begin + count) of a buffer of the staging frame.
+struct Staged {
+  std::int64_t begin = 0, count = 0;
+};
+
 struct Bucket {
   std::int64_t begin = 0, end = 0;  ///< elements
   Holders holders;
-  FrameId frame;        ///< its events: kReduced, kGathered
-  bool last = false;    ///< waits for everything: holds shared or tied parameters
-  bool issued = false;  ///< its reduction stands in the Program
+  FrameId frame;          ///< its events: kReduced, kGathered
+  bool last = false;      ///< waits for everything: holds shared or tied parameters
+  bool issued = false;    ///< its reduction stands in the Program
+  Staged staged;          ///< its copy, padded; count 0: it travels where it lies
+  Staged left, right;     ///< the factors of its matrices, where they travel instead
+  std::int64_t work = 0;  ///< multiply-adds of one factor
 };
 inline constexpr std::int16_t kReduced = 0;
 inline constexpr std::int16_t kGathered = 1;
 inline constexpr std::int16_t kScattered = 2;  ///< where shards have replicas
+inline constexpr std::int16_t kCopied = 2;     ///< where compute copies gradients into buckets
 
-/// Event of a unit's gathered weights; its gradients record kReduced.
+/// Events of a unit's weights; its gradients record kReduced.
 inline constexpr std::int16_t kGatheredUnit = 0;
+inline constexpr std::int16_t kFromHost = 1;  ///< the rank's part is on the device
+/// Events of a unit's gradients on their way to the host, after those of a bucket.
+inline constexpr std::int16_t kPartReady = 3;
+inline constexpr std::int16_t kAtHost = 4;
+/// Event of a unit's states: what the host updated is on the device.
+inline constexpr std::int16_t kWeightsLoaded = 2;
 
 /// Layouts and segments of the units of one shape; see stage_units.cpp.
 struct UnitShape {
@@ -62,6 +82,7 @@ struct UnitShape {
 struct Unit {
   std::size_t shape = 0;             ///< in the stage's list of shapes
   std::int64_t first = 0, last = 0;  ///< layers [first, last) of the chunk; none of the root
+  FrameId previous;                  ///< the last step's gradients, with a delayed update
   FrameId states, shards;            ///< the rank's part: optimizer states, gradients
   FrameId weights, gradients;        ///< the whole arrays as long as they live
   FrameId reduced;                   ///< where the event of the last reduction is
@@ -76,12 +97,17 @@ struct Chunk {
   bool has_embedding = false, has_head = false;
   std::int64_t elements = 0;  ///< of the whole buffer, padding included
   std::int64_t shared_elements = 0;
-  std::int64_t state_elements = 0;  ///< what this rank updates
+  std::int64_t state_elements = 0;   ///< what this rank updates
+  std::int64_t factor_elements = 0;  ///< rows and columns of its matrices
   PartFrames embedding, head;
   std::vector<PartFrames>
       parts;         ///< by layer of the chunk; of experts' chunks empty where none are
   int experts = -1;  ///< which chunk of the stage holds its experts
   FrameId parameters, gradients, optimizer;
+  FrameId summed;   ///< the sum of all microbatches' gradients where each is reduced alone
+  FrameId staging;  ///< copies of buckets, and what a coordinator exchanges
+  bool summed_once = false;
+  std::vector<ParameterRange> ranges;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
   std::vector<Unit> units;      ///< by their layers, then the root
   FrameId marks;                ///< events of the reductions over small groups

@@ -20,6 +20,7 @@ Attention ContextParts::core(bool backward) const {
   a.q_len = a.kv_len = local_length();
   a.head_dim = x_model.head_dim;
   if (x_latent) a.value_dim = x_model.latent.value;
+  a.causal = !x_model.bidirectional;
   a.alibi = x_model.position == Position::kAlibi;
   a.dropout = x_dropout.attention;
   const bool windowed = x_layouts.windowed && x_model.sliding_window < x_plan.sequence_length;

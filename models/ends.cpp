@@ -256,7 +256,10 @@ class HeadWriter : EndWriter {
              const EndLayouts& layouts, std::string table)
       : EndWriter(builder, model, plan, layouts, "head", kHeadSaved, kHeadLocal),
         x_table(std::move(table)),
-        x_vocabulary(weight(x_table.c_str()).count / model.hidden) {}
+        x_vocabulary(weight(x_table.c_str()).count / model.hidden),
+        x_all_rows(x_rows) {
+    if (model.masked > 0) x_tokens = x_rows = plan.micro_batch * model.masked;
+  }
 
   EndSegments run() {
     SegmentWriter forward(x_builder, "head forward", x_forward);
@@ -333,7 +336,8 @@ class HeadWriter : EndWriter {
 
   Prediction predict(SegmentWriter& w, const std::string& at, bool later) {
     Prediction p;
-    Ref in = hidden(kHeadHidden);
+    Ref in = later ? Ref() : select_rows(w);
+    if (!later) x_selected = in;
     if (later) {
       join_inputs(w, at, p);
       in = p.joined;
@@ -390,8 +394,11 @@ class HeadWriter : EndWriter {
               {p.exp.view(), p.sum.view(), labels.view()}, {d_logits.view()});
     output_backward(w, at, p, d_logits, full, d_y);
     if (!p.joined.valid()) {
-      norm_gradient(w, "head.norm.gradient", norm("head.norm"), d_y, hidden(kHeadHidden), p.stats,
-                    hidden(kHeadHiddenGradient));
+      const bool some = x_model.masked > 0;
+      const Ref d_in = some ? temp(x_backward, "d masked rows", x_rows * x_model.hidden)
+                            : hidden(kHeadHiddenGradient);
+      norm_gradient(w, "head.norm.gradient", norm("head.norm"), d_y, x_selected, p.stats, d_in);
+      if (some) scatter_rows(w, d_in);
       return;
     }
     const Ref d_joined = temp(x_backward, at + "d joined", x_rows * x_model.hidden);
@@ -433,8 +440,29 @@ class HeadWriter : EndWriter {
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
   }
 
+  /// The rows of masked tokens: where only these are predicted, the head's tokens.
+  Ref select_rows(SegmentWriter& w) {
+    if (x_model.masked == 0) return hidden(kHeadHidden);
+    const Ref out = keep("masked rows", x_plan.precision.compute, x_rows * x_model.hidden);
+    w.compute("head.select", kernel(KernelKind::kPermute, x_rows, x_model.hidden),
+              {hidden(kHeadHidden).view()}, {out.view()});
+    return out;
+  }
+
+  /// Their gradients among those of all tokens, which are zero.
+  void scatter_rows(SegmentWriter& w, const Ref& rows) {
+    const Ref some = hidden(kHeadHiddenGradient);
+    const Ref all{some.frame, some.buffer, some.dtype, x_all_rows * x_model.hidden};
+    w.compute("head.select.zero", kernel(KernelKind::kFill, x_all_rows, x_model.hidden), {},
+              {all.view()});
+    w.compute("head.select.gradient", kernel(KernelKind::kUnpermute, x_rows, x_model.hidden),
+              {rows.view()}, {some.view()});
+  }
+
   std::string x_table;
   std::int64_t x_vocabulary;
+  std::int64_t x_all_rows;  ///< of the residual stream; x_rows are those that the head predicts
+  Ref x_selected;
   std::vector<Prediction> x_predictions;
 };
 

@@ -63,7 +63,12 @@ bool of_loss(KernelKind kind) {
 
 }  // namespace
 
-KernelForm kernel_form(const Plan& plan, KernelKind kind) {
+KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
+  const KernelKind kind = kernel.kind;
+  // dropout r2 w2 and its mask, sum r4 w2: what passes through memory is the dropped branch.
+  if (kind == KernelKind::kResidualAdd && kernel.value > 0 && plan.fusion == Fusion::kEager) {
+    return {2, 4};
+  }
   if (of_loss(kind)) {
     return plan.loss == LossForm::kFused ? KernelForm{} : loss_form(plan.loss, kind);
   }
@@ -74,7 +79,7 @@ void form_kernels(const Plan& plan, Program& program) {
   for (Work& work : program.works) {
     auto* kernel = std::get_if<Kernel>(&work);
     if (kernel == nullptr) continue;
-    const KernelForm form = kernel_form(plan, kernel->kind);
+    const KernelForm form = kernel_form(plan, *kernel);
     kernel->launches = std::max(kernel->launches, form.launches);
     kernel->intermediate_bytes = form.intermediate_bytes;
     kernel->bytes += kernel->rows * kernel->cols * form.intermediate_bytes;

@@ -2,9 +2,10 @@
 //
 // A kernel of a Program reads its operands once and writes its results once: the form of hand-fused
 // kernels (Megatron-LM, Apex, Transformer Engine) and of torch.compile. Eager PyTorch composes RMS
-// norm, rotary embedding, gated activations and the loss from elementwise operations whose results
-// pass through memory; `kernel_form` counts the bytes that they move besides, for each element, and
-// the launches, in operations of a Program (two to three kernels each, see docs/prices.md).
+// norm, rotary embedding, gated activations, dropout and the loss from elementwise operations whose
+// results pass through memory; `kernel_form` counts the bytes that they move besides, for each
+// element, and the launches, in operations of a Program (two to three kernels each, see
+// docs/prices.md).
 #pragma once
 
 #include "models/plan.h"
@@ -16,7 +17,7 @@ struct KernelForm {
   std::int64_t intermediate_bytes = 0;  ///< for every element of rows x cols
 };
 
-KernelForm kernel_form(const Plan& plan, KernelKind kind);
+KernelForm kernel_form(const Plan& plan, const Kernel& kernel);
 
 /// Gives every kernel of the Program its form.
 void form_kernels(const Plan& plan, Program& program);

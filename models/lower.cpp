@@ -96,6 +96,13 @@ class Lowering {
     bind(kReplicaGroup, [shards](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data % shards};
     });
+    const std::int64_t inner = x_plan.buckets.inner_group;
+    bind(kInnerGroup, [inner](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / inner};
+    });
+    bind(kOuterGroup, [inner](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data % inner};
+    });
     bind_expert_groups();
     bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
   }

@@ -172,7 +172,9 @@ std::int64_t active_parameter_count(const Model& model) {
 
 FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence) {
   // Matrices that every token is multiplied with: the layers' and the output matrix, tied or not.
+  const bool few = model.masked > 0 && model.masked < sequence;
   std::int64_t matrices = model.vocabulary * model.hidden;
+  if (few) matrices = matrices * model.masked / sequence;
   const std::int64_t sparse = model.sparse_layers();
   for (const bool experts : {false, true}) {
     const std::int64_t layers = experts ? sparse + model.predict_layers : model.layers - sparse;
@@ -195,7 +197,8 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
     const bool windowed = narrow && model.sliding_window < sequence;
     const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
     // Keys that a query sees on average under the causal mask: s/2 without a window.
-    const double seen = keys - keys * keys / (2 * static_cast<double>(sequence));
+    const double hidden = keys * keys / (2 * static_cast<double>(sequence));
+    const double seen = model.bidirectional ? keys : keys - hidden;
     const double width = static_cast<double>(narrow ? with_window : all - with_window) *
                          static_cast<double>(model.query_width() + model.value_width()) / 2;
     causal += 12 * width * seen;

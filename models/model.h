@@ -32,7 +32,8 @@ struct LatentAttention {
   bool operator==(const LatentAttention&) const = default;
 };
 
-/// A decoder-only transformer. Layers are equal, but for those with experts.
+/// A decoder-only transformer, or an encoder that predicts masked tokens (BERT). Layers are equal,
+/// but for those with experts.
 struct Model {
   std::string name, type;
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -51,6 +52,8 @@ struct Model {
   bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
   Experts experts;
   LatentAttention latent;
+  bool bidirectional = false;       ///< tokens see those after them too
+  std::int64_t masked = 0;          ///< tokens of a sequence that the head predicts; 0 = all
   std::int64_t predict_layers = 0;  ///< layers for multi-token prediction, beside `layers`
   double hidden_dropout = -1, attention_dropout = -1;  ///< -1: the file does not say
   std::vector<std::string> ignored;                    ///< keys of the file that do not matter here
@@ -80,8 +83,9 @@ struct Model {
   bool has_windowed(bool windowed) const;
 };
 
-/// Reads the keys of a `config.json` (see configs/README.md). Encoder types are refused as
-/// unsupported.
+/// Reads the keys of a `config.json` (see configs/README.md). Encoder-decoders are refused as
+/// unsupported. Of BERT's parameters the pooler, the transform before the output matrix and the
+/// bias after it are left out (0.6 % of bert-large), and norms stand before what they stand after.
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer);
 
 /// How tensor parallelism cuts a parameter.

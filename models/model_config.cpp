@@ -10,6 +10,7 @@ constexpr std::int64_t kMost = 1'000'000'000;
 
 /// Keys of hub files that change neither shapes nor costs.
 constexpr std::array kIgnored = {"source",
+                                 "position_embedding_type",
                                  "parameters_published",
                                  "architectures",
                                  "torch_dtype",
@@ -104,8 +105,8 @@ constexpr Spelling kSpellings[] = {
     {"intermediate_size", {"n_inner", "ffn_dim", "ffn_hidden_size"}},
     {"max_position_embeddings", {"n_positions", "max_seq_len", nullptr}},
     {"hidden_act", {"activation_function", nullptr, nullptr}},
-    {"attention_dropout", {"attn_pdrop", nullptr, nullptr}},
-    {"hidden_dropout", {"resid_pdrop", "dropout", nullptr}},
+    {"attention_dropout", {"attn_pdrop", "attention_probs_dropout_prob", nullptr}},
+    {"hidden_dropout", {"resid_pdrop", "dropout", "hidden_dropout_prob"}},
 };
 
 class ModelReader {
@@ -137,11 +138,10 @@ class ModelReader {
  private:
   Status refuse_other_types() {
     static const std::vector<std::string> known = {
-        "gpt2",    "gpt_neox",  "opt",         "bloom",       "llama",
-        "mistral", "qwen2",     "qwen3",       "nemotron",    "mpt",
-        "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"};
-    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1", "bert",
-                                                   "t5"};
+        "gpt2",        "gpt_neox",    "opt",      "bloom", "llama",   "mistral",
+        "qwen2",       "qwen3",       "nemotron", "mpt",   "mixtral", "qwen3_moe",
+        "deepseek_v2", "deepseek_v3", "gpt_oss",  "bert"};
+    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1", "t5"};
     if (x_reader.failed()) return x_reader.finish();
     const auto is = [this](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), x_model.type) != list.end();
@@ -167,7 +167,7 @@ class ModelReader {
     std::string text = "found \"" + x_model.type +
                        "\", expected one of gpt2, gpt_neox, opt, bloom, "
                        "llama, mistral, qwen2, qwen3, nemotron, mpt, mixtral, qwen3_moe, "
-                       "deepseek_v2, deepseek_v3, gpt_oss";
+                       "deepseek_v2, deepseek_v3, gpt_oss, bert";
     const std::string near = nearest_name(x_model.type, known);
     if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
     x_reader.fail("model_type", text);
@@ -178,18 +178,21 @@ class ModelReader {
   void set_type_defaults() {
     Model& m = x_model;
     const std::string& type = m.type;
-    const bool classic = type == "gpt2" || type == "gpt_neox" || type == "opt" || type == "bloom";
+    const bool bert = type == "bert";
+    const bool classic =
+        type == "gpt2" || type == "gpt_neox" || type == "opt" || type == "bloom" || bert;
     if (classic || type == "mpt" || type == "nemotron") m.norm = Norm::kLayerNorm;
     m.norm_bias = classic || type == "nemotron";
     if (classic) m.qkv_bias = m.projection_bias = m.mlp_bias = true;
     m.activation = classic || type == "mpt" ? Activation::kGelu : Activation::kSwiglu;
     if (type == "nemotron") m.activation = Activation::kRelu2;
     if (type == "opt") m.activation = Activation::kRelu;
-    if (type == "gpt2" || type == "opt") m.position = Position::kLearned;
+    if (type == "gpt2" || type == "opt" || bert) m.position = Position::kLearned;
     if (type == "bloom" || type == "mpt") m.position = Position::kAlibi;
-    m.tied_embeddings = type == "gpt2" || type == "opt" || type == "bloom" || type == "mpt";
+    m.tied_embeddings = type == "gpt2" || type == "opt" || type == "bloom" || type == "mpt" || bert;
+    m.bidirectional = bert;
     m.parallel_residual = type == "gpt_neox";
-    m.embedding_norm = type == "bloom";
+    m.embedding_norm = type == "bloom" || bert;
     m.qkv_bias = m.qkv_bias || type == "qwen2" || type == "gpt_oss";
     m.projection_bias = m.projection_bias || type == "gpt_oss";
     m.qk_norm = type == "qwen3" || type == "qwen3_moe";
@@ -230,11 +233,21 @@ class ModelReader {
     size("max_position_embeddings", positions, m.position == Position::kLearned);
     // OPT's table has two more rows than positions (its padding offset).
     if (m.position == Position::kLearned) m.positions = positions + (m.type == "opt" ? 2 : 0);
+    if (m.type == "bert") read_bert();
     x_reader.read("sliding_window", m.sliding_window, JsonReader::IntRange{1, kMost});
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;
     }
     read_layer_types();
+  }
+
+  /// The table of segments lies behind that of positions; `max_predictions_per_seq` is the key of
+  /// BERT's own pre-training scripts.
+  void read_bert() {
+    std::int64_t segments = 2;
+    x_reader.read("type_vocab_size", segments, JsonReader::IntRange{0, kMost});
+    x_model.positions += segments;
+    x_reader.read("max_predictions_per_seq", x_model.masked, JsonReader::IntRange{0, kMost});
   }
 
   /// Which layers have the window; without a list all of them.

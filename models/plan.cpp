@@ -251,23 +251,13 @@ class PlanReader {
       int optimizer = 1;
       r.read_choice("optimizer", optimizer,
                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});
-      later(r, "optimizer", optimizer > 1);
-      x_plan.fused_optimizer = optimizer == 1;
+      x_plan.optimizer = static_cast<Optimizer>(optimizer);
     });
   }
 
   void read_others() {
     read_expert_plan(x_reader, x_model, x_plan.experts);
-    nested("offload", [this](JsonReader& r) {
-      std::int64_t layers = 0;
-      r.read("activation_layers", layers, IntRange{0, kCount.high});
-      later(r, "activation_layers", layers > 0);
-      for (const char* key : {"optimizer", "parameters"}) {
-        int where = 0;
-        r.read_choice(key, where, {"none", "cpu", "nvme"});
-        later(r, key, where > 0);
-      }
-    });
+    nested("offload", [this](JsonReader& r) { read_offload(r, x_plan.offload); });
     nested("launch", [this](JsonReader& r) {
       int graph = 0;
       double us = 0;
@@ -320,10 +310,15 @@ class PlanReader {
       p.units.reshard = p.units.reduce_each = false;
     }
     check_batch();
+    check_masked();
     check_widths();
     check_pipeline();
     check_recompute();
     if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {
+      refuse(no->place, no->message, no->kind);
+    }
+    if (x_plan.offload.states()) p.units.narrow_shards = true;
+    if (const std::optional<Refusal> no = refused_offload(p)) {
       refuse(no->place, no->message, no->kind);
     }
     check_kernels();
@@ -331,6 +326,13 @@ class PlanReader {
   }
 
   void check_kernels() {
+    const bool factored = x_plan.optimizer == Optimizer::kAdafactor;
+    if (factored && (x_plan.sharding != Sharding::kNone || x_model.has_experts())) {
+      refuse("kernels/optimizer",
+             "adafactor keeps rows and columns of whole matrices: set sharding.level to none and "
+             "use no experts",
+             ErrorKind::kUnsupported);
+    }
     if (x_plan.precision.compute != DType::kFp32 || x_plan.attention == AttentionKernel::kUnfused)
       return;
     refuse("kernels/attention",
@@ -394,6 +396,22 @@ class PlanReader {
     const double waits = p.data_time.seconds() * static_cast<double>(p.microbatches());
     if (waits + p.step_time.seconds() > 1e6) {
       refuse("host", "a step would wait more than 11 days for its host");
+    }
+  }
+
+  void check_masked() {
+    if (x_model.masked > x_plan.sequence_length) {
+      refuse("batch/sequence", text(x_plan.sequence_length) + " tokens are fewer than the " +
+                                   text(x_model.masked) + " that the model predicts of a sequence");
+    }
+    if (x_model.masked > 0 && (x_plan.sequence || x_plan.context > 1)) {
+      refuse("parallel/sequence",
+             "the head of masked tokens is not modelled with sequence or "
+             "context parallelism",
+             ErrorKind::kUnsupported);
+    }
+    if (x_model.bidirectional && x_plan.context > 1) {
+      refuse("parallel/context", "is modelled for causal attention", ErrorKind::kUnsupported);
     }
   }
 

@@ -42,6 +42,15 @@ enum class Prefetch : std::uint8_t { kNone, kAfter, kBefore };
 /// How gradients of a bucket travel when the optimizer is sharded.
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
 
+/// How gradients that are not sharded are cut into buckets, from the end of the list.
+enum class Bucketing : std::uint8_t {
+  kRanges,      ///< equal ranges of elements (Megatron-LM)
+  kParameters,  ///< whole parameters until the bucket is full (PyTorch DDP)
+  kReady,       ///< whole parameters that one layer's backward pass makes ready (Horovod)
+};
+/// What travels in place of a bucket's gradients; see models/stage_compression.cpp.
+enum class Compression : std::uint8_t { kNone, kFp16, kBf16, kPowerSgd, kOneBit };
+
 /// How elementwise work is composed: models/kernel_forms.h.
 enum class Fusion : std::uint8_t { kFused, kEager, kCompiled };
 /// One kernel a pass; Megatron-LM's vocabulary-parallel operations; PyTorch's cross_entropy in
@@ -117,6 +126,32 @@ struct Units {
   bool operator==(const Units&) const = default;
 };
 
+/// How gradients that are not sharded travel; see models/stage_buckets.cpp.
+struct GradientBuckets {
+  Bucketing cut = Bucketing::kRanges;
+  Bytes bytes = 0, first_bytes = 0;  ///< of a bucket of whole parameters; of the first one
+  bool copy = false;                 ///< gradients are copied into buckets and back
+  bool last_pass_only = true;        ///< reduced once a step; else with every microbatch
+  std::int64_t inner_group = 1;      ///< all-reduce in groups of so many ranks, then among them
+  Compression compression = Compression::kNone;
+  std::int64_t rank = 0;  ///< of the factors that PowerSGD sends
+  Time cycle;             ///< of a coordinator that lists what is ready; 0 = none
+  bool operator==(const GradientBuckets&) const = default;
+};
+
+/// The rule of the update: models/optimizer.h.
+enum class Optimizer : std::uint8_t { kAdam, kFusedAdam, kLamb, kAdafactor, kAdam8bit, kSgd };
+
+/// What lives in host memory or storage instead of the device's; see models/stage_offload.cpp.
+struct Offload {
+  Memory optimizer = Memory::kDevice;   ///< states, with the gradients that they need
+  Memory parameters = Memory::kDevice;  ///< shards of parameters
+  std::int64_t activation_layers = 0;   ///< first so many of a stage: what they keep
+  bool delayed_update = false;          ///< the host updates beside the next step's passes
+  bool states() const { return optimizer != Memory::kDevice || parameters != Memory::kDevice; }
+  bool operator==(const Offload&) const = default;
+};
+
 struct Plan {
   std::int64_t accelerators = 1;
   std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
@@ -130,6 +165,8 @@ struct Plan {
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
   Units units;
   std::int64_t bucket_elements = 0;  ///< parameters of a gradient bucket; 0 = one bucket
+  GradientBuckets buckets;
+  Offload offload;
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
   Precision precision;
   Recompute recompute;
@@ -143,7 +180,7 @@ struct Plan {
   Fusion fusion = Fusion::kFused;
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;
-  bool fused_optimizer = true;
+  Optimizer optimizer = Optimizer::kFusedAdam;
   double dropout = -1;   ///< overrides the model's; -1: see `dropout_of`
   double clip_norm = 1;  ///< 0 = no gradient clipping
   Time data_time;        ///< host time to prepare one microbatch
@@ -178,6 +215,7 @@ struct Plan {
     return shard_group == 0 ? data : shard_group;
   }
   std::int64_t replicas() const { return data / shards(); }  ///< copies of what is sharded
+  bool updates_on_host() const { return offload.optimizer != Memory::kDevice; }
   /// Type of a shard of parameters, and whether optimizer states hold an fp32 copy of it.
   DType shard_type() const { return units.narrow_shards ? precision.compute : DType::kFp32; }
   bool master_shards() const {
@@ -186,6 +224,15 @@ struct Plan {
   bool by_units() const { return sharding >= Sharding::kGradients; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.
   bool fresh_gradients() const { return by_units() && units.reduce_each; }
+  /// Every microbatch's gradients are reduced on their own and then added up.
+  bool reduces_each_pass() const {
+    return sharding == Sharding::kNone && !buckets.last_pass_only && data > 1 && microbatches() > 1;
+  }
+  /// Buckets are copied before they travel.
+  bool stages_buckets() const {
+    return sharding == Sharding::kNone &&
+           (buckets.copy || buckets.inner_group > 1 || buckets.compression != Compression::kNone);
+  }
   /// Type of gradients as the backward pass writes them.
   DType local_gradients() const {
     return fresh_gradients() ? precision.compute : precision.gradients;

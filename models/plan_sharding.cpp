@@ -36,6 +36,72 @@ std::optional<Refusal> refused_group(const Plan& p) {
   return std::nullopt;
 }
 
+void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
+  constexpr JsonReader::Range kMib{0, 1e9};
+  reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready"});
+  const auto bytes = [&reader](const char* key, Bytes& out) {
+    double mib = 0;
+    reader.read(key, mib, kMib);
+    out = static_cast<Bytes>(mib * 1048576);
+  };
+  bytes("bucket_mib", buckets.bytes);
+  bytes("first_bucket_mib", buckets.first_bytes);
+  if (buckets.first_bytes == 0) buckets.first_bytes = buckets.bytes;
+  reader.read("bucket_copy", buckets.copy);
+  reader.read("no_sync", buckets.last_pass_only);
+  reader.read("inner_group", buckets.inner_group, IntRange{1, 1 << 20});
+  reader.read_enum("compression", buckets.compression,
+                   {"none", "fp16", "bf16", "powersgd", "onebit"});
+  reader.read("compression_rank", buckets.rank, IntRange{0, 4096});
+  double cycle_us = 0;
+  reader.read("cycle_us", cycle_us, JsonReader::Range{0, 1e9});
+  buckets.cycle = Time::from_us(cycle_us);
+}
+
+/// Buckets of whole parameters, copies and compression are ways of plain data parallelism.
+std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
+  const GradientBuckets& b = p.buckets;
+  const auto unsupported = [](const char* place, const std::string& message) {
+    return Refusal{place, message, ErrorKind::kUnsupported};
+  };
+  GradientBuckets plain;
+  plain.bytes = b.bytes;
+  plain.first_bytes = b.first_bytes;
+  if (p.sharding != Sharding::kNone) {
+    if (b == plain) return std::nullopt;
+    return unsupported("gradients",
+                       "bucketing, bucket_copy, no_sync, inner_group, compression "
+                       "and cycle_us are modelled where sharding.level is none");
+  }
+  if (b.cut != Bucketing::kRanges && b.bytes == 0) {
+    return Refusal{"gradients/bucket_mib", "buckets of whole parameters need a size above 0"};
+  }
+  if (p.data % b.inner_group != 0) {
+    return Refusal{"gradients/inner_group", text(b.inner_group) + " does not divide " +
+                                                text(p.data) + " data-parallel ranks"};
+  }
+  const bool factors = b.compression == Compression::kPowerSgd;
+  if (factors && (b.rank == 0 || b.cut == Bucketing::kRanges)) {
+    return Refusal{"gradients/compression_rank",
+                   "powersgd needs a rank above 0, and bucketing by whole parameters"};
+  }
+  if ((factors || b.compression == Compression::kOneBit) && b.inner_group > 1) {
+    return unsupported("gradients/inner_group", "goes with compression none, fp16 and bf16");
+  }
+  if (b.compression != Compression::kNone && p.precision.gradients != DType::kFp32) {
+    return unsupported("gradients/compression", "needs gradients.dtype fp32");
+  }
+  if (model.has_experts() && (factors || b.inner_group > 1)) {
+    return unsupported("gradients", "inner_group and powersgd are modelled without experts");
+  }
+  if (!b.last_pass_only && (p.pipeline > 1 || p.tensor > 1 || model.has_experts())) {
+    return unsupported("gradients/no_sync",
+                       "a reduction in every microbatch is modelled for "
+                       "pipeline 1 and tensor 1, without experts");
+  }
+  return std::nullopt;
+}
+
 /// Buckets are ops; more of them than this describe no real run and would only fill memory.
 std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
   constexpr std::int64_t kMostBuckets = 4096;
@@ -84,10 +150,12 @@ void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   reader.read("bucket_elements_per_rank", keys.bucket_elements_per_rank,
               IntRange{0, 1'000'000'000});
   reader.read("clip_norm", plan.clip_norm, JsonReader::Range{0, 1e9});
+  read_buckets(reader, plan.buckets);
 }
 
 std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   if (auto group = refused_group(plan)) return group;
+  if (auto kinds = refused_kinds(model, plan)) return kinds;
   if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {
     return Refusal{"sharding/level",
                    "a table that is tied across pipeline stages is not modelled with sharded "
@@ -95,6 +163,41 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
                    ErrorKind::kUnsupported};
   }
   return refused_buckets(model, plan);
+}
+
+void read_offload(JsonReader& reader, Offload& offload) {
+  const std::vector<std::string> places = {"none", "cpu", "nvme"};
+  reader.read("activation_layers", offload.activation_layers, IntRange{0, kCount.high});
+  reader.read_enum("optimizer", offload.optimizer, places);
+  reader.read_enum("parameters", offload.parameters, places);
+  reader.read("delayed_update", offload.delayed_update);
+}
+
+std::optional<Refusal> refused_offload(const Plan& p) {
+  const Offload& o = p.offload;
+  const bool parameters = o.parameters != Memory::kDevice;
+  if (o.states() && !p.by_units()) {
+    return Refusal{"offload/optimizer",
+                   "states are offloaded unit by unit: set sharding.level to gradients or "
+                   "parameters (on one accelerator as well)",
+                   ErrorKind::kUnsupported};
+  }
+  if (parameters && (p.sharding != Sharding::kParameters || !p.updates_on_host())) {
+    return Refusal{"offload/parameters",
+                   "needs sharding.level parameters, and offload.optimizer cpu or nvme",
+                   ErrorKind::kUnsupported};
+  }
+  if (o.delayed_update && (parameters || !p.updates_on_host())) {
+    return Refusal{"offload/delayed_update",
+                   "needs offload.optimizer cpu or nvme, and parameters on the device",
+                   ErrorKind::kUnsupported};
+  }
+  if (o.activation_layers > 0 && p.splits_backward()) {
+    return Refusal{"offload/activation_layers",
+                   "is not modelled with gradients of weights in passes of their own",
+                   ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
 }
 
 }  // namespace foretrain

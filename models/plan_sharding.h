@@ -1,4 +1,4 @@
-// The keys `sharding` and `gradients` of a RUN, and what they cannot be.
+// The keys `sharding`, `gradients` and `offload` of a RUN, and what they cannot be.
 #pragma once
 
 #include <optional>
@@ -24,5 +24,9 @@ struct Refusal {
   ErrorKind kind = ErrorKind::kInput;
 };
 std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan);
+
+/// The key `offload`.
+void read_offload(JsonReader& reader, Offload& offload);
+std::optional<Refusal> refused_offload(const Plan& plan);
 
 }  // namespace foretrain

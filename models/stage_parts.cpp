@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "models/optimizer.h"
 #include "models/quantizer.h"
 #include "models/stage_writer.h"
 
@@ -21,6 +22,25 @@ FrameLayout one_buffer(const char* name, BufferKind kind, DType dtype, std::int6
   buffer.persistent = true;
   layout.buffers.push_back(std::move(buffer));
   return layout;
+}
+
+/// The parameters of a layout that lies from element `begin` of its chunk on.
+void note_ranges(const FrameLayout& layout, std::int64_t begin, std::vector<ParameterRange>& out) {
+  for (const Buffer& buffer : layout.buffers) {
+    const std::int64_t cols = buffer.pieces.empty() ? 1 : buffer.pieces.front().col_count;
+    out.push_back({begin, buffer.count / cols, cols});
+    begin += buffer.count;
+  }
+}
+
+/// Rows and columns of matrices, elements of vectors.
+std::int64_t factor_elements(const ParameterLayouts& parameters) {
+  std::vector<ParameterRange> ranges;
+  note_ranges(parameters.cut, 0, ranges);
+  note_ranges(parameters.shared, 0, ranges);
+  std::int64_t sum = 0;
+  for (const ParameterRange& r : ranges) sum += r.cols > 1 ? r.rows + r.cols : r.rows;
+  return sum;
 }
 
 }  // namespace
@@ -59,6 +79,7 @@ void StageWriter::write_layouts() {
   }
   for (Buffer& buffer : scalars.layout().buffers) buffer.persistent = true;
   scalars.event("update done");
+  if (x_plan.updates_on_host()) scalars.event("norms done");
   x_scalars = x_builder.layout(scalars.layout());
   LayoutWriter bucket("bucket", 0);
   bucket.event("reduced");
@@ -66,6 +87,7 @@ void StageWriter::write_layouts() {
   if (x_plan.sharding == Sharding::kOptimizer && x_plan.shards() > 1 && x_plan.replicas() > 1) {
     bucket.event("scattered");
   }
+  if (copies_on_compute()) bucket.event("copied");
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");
@@ -166,6 +188,8 @@ PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weigh
   part.shared = alias(shared, chunk.parameters, weight_type, chunk.shared_elements);
   part.shared_gradients =
       alias(shared_gradients, chunk.gradients, gradient_type, chunk.shared_elements);
+  note_ranges(parameters.cut, part.cut_begin, chunk.ranges);
+  note_ranges(parameters.shared, chunk.shared_elements, chunk.ranges);
   chunk.elements = part.cut_end;
   chunk.shared_elements += parameters.shared_elements;
   return part;
@@ -216,15 +240,18 @@ void StageWriter::place_parts(Chunk& chunk) {
   for (std::int64_t l = 0; l < chunk.layers; ++l) {
     cut += kind_of(chunk, l).parameters.cut_elements;
     shared += kind_of(chunk, l).parameters.shared_elements;
+    chunk.factor_elements += factor_elements(kind_of(chunk, l).parameters);
   }
   if (chunk.has_embedding) {
     cut += x_embedding.parameters.cut_elements;
     shared += x_embedding.parameters.shared_elements;
+    chunk.factor_elements += factor_elements(x_embedding.parameters);
   }
   // In zb-v a tied table lies in the stage's first chunk, the head in its second.
   const bool borrowed = chunk.has_head && !own_table && !both_ends && !tied_across();
   const bool head_table = chunk.has_head && !borrowed && (own_table || !both_ends);
   if (chunk.has_head) {
+    chunk.factor_elements += factor_elements(x_head.parameters);
     cut += head_table ? x_head.parameters.cut_elements : 0;
     shared += x_head.parameters.shared_elements;
   }
@@ -285,44 +312,20 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<R
       one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
   gradients.buffers.front().replicas = std::move(replicas);
   chunk.gradients = x_builder.frame(x_builder.layout(std::move(gradients)));
+  if (x_plan.reduces_each_pass() && chunk.holders.ranks > 1) {
+    chunk.summed = x_builder.frame(x_builder.layout(
+        one_buffer("gradient sum", BufferKind::kGradients, precision.gradients, total)));
+  }
   chunk.state_elements = total / (split ? chunk.holders.shards : 1);
-  FrameLayout states =
-      one_buffer("momentum", BufferKind::kOptimizer, DType::kFp32, chunk.state_elements);
+  FrameLayout states;
   states.name = "optimizer";
-  for (const char* name : {"variance", "master weights"}) {
-    if (std::string(name) == "master weights" && !precision.master) continue;
-    states.buffers.push_back(states.buffers.front());
-    states.buffers.back().name = name;
+  for (const OptimizerState& state : optimizer_states(x_plan.optimizer, precision.master)) {
+    const std::int64_t count =
+        state.factored ? chunk.factor_elements : state.elements(chunk.state_elements);
+    states.buffers.push_back(
+        one_buffer(state.name.c_str(), BufferKind::kOptimizer, state.type, count).buffers.front());
   }
   chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
-}
-
-void StageWriter::make_buckets(Chunk& chunk) {
-  const Holders& holders = chunk.holders;
-  if (holders.ranks == 1) {
-    chunk.buckets.push_back(
-        Bucket{0, chunk.elements, holders, x_builder.frame(x_bucket), true, false});
-    return;
-  }
-  const std::int64_t unit = sharded(holders) ? holders.shards * 128 : 1;
-  const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
-  const std::int64_t size =
-      whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
-  for (std::int64_t end = chunk.elements; end > 0; end -= size) {
-    Bucket bucket{std::max<std::int64_t>(0, end - size),
-                  end,
-                  holders,
-                  x_builder.frame(x_bucket),
-                  false,
-                  false};
-    bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
-    const auto overlaps = [&bucket](const PartFrames& part) {
-      return bucket.begin < part.cut_end && part.cut_begin < bucket.end;
-    };
-    if (tied_across() && chunk.has_embedding) bucket.last |= overlaps(chunk.embedding);
-    if (tied_across() && chunk.has_head) bucket.last |= overlaps(chunk.head);
-    chunk.buckets.push_back(bucket);
-  }
 }
 
 }  // namespace foretrain

@@ -2,6 +2,7 @@
 // gradients.
 #include <algorithm>
 
+#include "models/optimizer.h"
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -65,6 +66,7 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   add(weights, "whole", BufferKind::kParameters, p.compute, shape.elements, !sharded);
   if (sharded) add(weights, "shard to gather", BufferKind::kCommunication, p.compute, own, false);
   weights.events = {"gathered"};
+  if (x_plan.offload.parameters != Memory::kDevice) weights.events.emplace_back("from host");
   shape.weights = x_builder.layout(std::move(weights));
 
   FrameLayout gradients;
@@ -74,12 +76,20 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   add(gradients, "to reduce", BufferKind::kCommunication, x_plan.units.reduce, shape.elements,
       false);
   add(gradients, "part", BufferKind::kCommunication, x_plan.units.reduce, own, false);
+  const bool on_host = x_plan.updates_on_host();
   gradients.events = {"reduced", "summed over tensor ranks", "scattered"};
+  if (on_host) gradients.events.insert(gradients.events.end(), {"part ready", "at host"});
+  if (on_host && x_plan.fresh_gradients() && x_plan.microbatches() > 1) {
+    add(gradients, "arrived on the host", BufferKind::kGradients, x_plan.units.reduce, own, false);
+    gradients.buffers.back().memory = Memory::kHost;
+  }
   shape.gradients = x_builder.layout(std::move(gradients));
 
   FrameLayout shards;
   shards.name = "unit gradient shard";
-  add(shards, "shard", BufferKind::kGradients, p.gradients, own, true);
+  add(shards, "shard", BufferKind::kGradients, on_host ? x_plan.units.reduce : p.gradients, own,
+      true);
+  if (on_host) shards.buffers[0].memory = Memory::kHost;
   mark_shard(shards.buffers[0], shape);
   if (x_plan.tensor > 1 && shape.shared_elements > 0) {
     shards.buffers[0].replicas = {{0, shape.shared_elements, x_builder.group(kTensorGroup)}};
@@ -92,13 +102,13 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
     add(states, "weights shard", BufferKind::kParameters, stored, own, true);
     mark_shard(states.buffers[0], shape);
     states.buffers[0].pieces = pieces;
+    states.buffers[0].memory = x_plan.offload.parameters;
   }
-  for (const char* name : {"momentum", "variance"}) {
-    add(states, name, BufferKind::kOptimizer, DType::kFp32, own, true);
+  for (const OptimizerState& state : optimizer_states(x_plan.optimizer, x_plan.master_shards())) {
+    add(states, state.name.c_str(), BufferKind::kOptimizer, state.type, state.elements(own), true);
+    states.buffers.back().memory = x_plan.offload.optimizer;
   }
-  if (x_plan.master_shards()) {
-    add(states, "master weights", BufferKind::kOptimizer, DType::kFp32, own, true);
-  }
+  if (on_host) add_host_states(states, own);
   shape.states = x_builder.layout(std::move(states));
 
   shape.gather = write_gather(shape);
@@ -106,6 +116,24 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   if (x_plan.fresh_gradients() && x_plan.microbatches() > 1) {
     shape.reduce_next = write_reduction(shape, false);
   }
+}
+
+/// What the host needs beside the states: those that lie in storage while it updates them, and new
+/// weights on their way to the device.
+void StageWriter::add_host_states(FrameLayout& states, std::int64_t own) const {
+  states.events = {"updated", "states read", "weights loaded"};
+  const std::size_t first = sharded_parameters() ? 1 : 0;
+  const std::size_t count = states.buffers.size();
+  for (std::size_t b = first; x_plan.offload.optimizer == Memory::kStorage && b < count; ++b) {
+    Buffer buffer = states.buffers[b];
+    buffer.name += " read";
+    buffer.persistent = false;
+    buffer.memory = Memory::kHost;
+    states.buffers.push_back(std::move(buffer));
+  }
+  if (x_plan.offload.parameters != Memory::kDevice) return;
+  add(states, "new weights", BufferKind::kParameters, x_plan.precision.compute, own, false);
+  states.buffers.back().memory = Memory::kHost;
 }
 
 Op StageWriter::unit_op(const char* stream, const char* name, Work work, Phase phase) {
@@ -142,7 +170,13 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
   View part = sharded_parameters() ? Ref{1, 0, x_plan.shard_type(), own}.view()
                                    : own_shard(0, kWhole, shape, type);
   const bool alone = shape.holders.shards == 1;
-  if (sharded_parameters() && (alone || x_plan.shard_type() != type)) {
+  const bool offloaded = x_plan.offload.parameters != Memory::kDevice;
+  if (offloaded) {
+    const View here = alone ? whole.view() : Ref{0, kNarrowed, type, own}.view();
+    shard_from_host(segment, part, here);
+    part = here;
+  }
+  if (sharded_parameters() && !offloaded && (alone || x_plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
     Op cast = unit_op(shape.holders.stream, "parameters.cast",
                       kernel_of(KernelKind::kCast, 1, own, type), Phase::kForward);
@@ -160,6 +194,10 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
                 Phase::kForward);
     gather.reads = {sharded_parameters() ? part : own_shard(0, kWhole, shape, type)};
     gather.writes = {whole.view()};
+    if (offloaded) {
+      segment.ops.back().records = EventRef{0, kFromHost};
+      gather.waits = {EventRef{0, kFromHost}};
+    }
     segment.ops.push_back(std::move(gather));
   }
   if (segment.ops.empty()) return SegmentId();
@@ -209,7 +247,8 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   }
   const Ref shard{1, 0, x_plan.precision.gradients, own};
   const bool alone = shape.holders.shards == 1;
-  if (!alone && reduced != whole.dtype) {
+  const bool on_host = x_plan.updates_on_host();
+  if ((!alone || on_host) && reduced != whole.dtype) {
     const Ref wide{0, kWidened, reduced, shape.elements};
     push(unit_op(shape.holders.stream, "gradients.cast",
                  kernel_of(KernelKind::kCast, 1, shape.elements, reduced), Phase::kGradients),
@@ -219,7 +258,7 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   Ref part = whole;
   const char* stream = shape.holders.stream;
   if (!alone) {
-    part = first && reduced == shard.dtype ? shard : Ref{0, kPart, reduced, own};
+    part = first && reduced == shard.dtype && !on_host ? shard : Ref{0, kPart, reduced, own};
     push(unit_op(
              shape.holders.stream, "gradients.reduce",
              Collective{CollectiveKind::kReduceScatter, x_builder.group(shape.holders.shard_group),
@@ -231,6 +270,10 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
     stream = "replicas";
     segment.ops.back().records = EventRef{0, kScattered};
     reduce_over_replicas(segment, part.view(), own, reduced, EventRef{0, kScattered}, EventRef());
+  }
+  if (on_host) {
+    gradients_to_host(segment, part.view(), own, first);
+    return x_builder.segment(std::move(segment));
   }
   if (!(part.frame == shard.frame)) {
     std::vector<View> reads = {part.view()};

@@ -98,6 +98,7 @@ void StageWriter::push_unit(Chunk& chunk, std::size_t shape, std::int64_t first,
   unit.states =
       x_builder.frame(s.states, layers ? static_cast<std::int32_t>(chunk.first_layer + first) : -1);
   unit.shards = x_builder.frame(s.shards);
+  if (x_plan.offload.delayed_update) unit.previous = x_builder.frame(s.shards);
   unit.waited = true;
   if (!sharded_parameters()) unit.weights = x_builder.frame(s.weights);
   if (!x_plan.fresh_gradients()) unit.gradients = x_builder.frame(s.gradients);
@@ -147,6 +148,7 @@ void StageWriter::zero_units() {
   call.segment = x_builder.segment(std::move(w.segment()));
   x_builder.call(std::move(call));
   if (x_plan.overlap.parameter_gather) gather_all_weights(StreamWait{});
+  if (x_plan.offload.delayed_update) update_on_host(true);
 }
 
 /// With sharded gradients alone every rank holds all parameters and gathers what others updated:
@@ -184,7 +186,11 @@ void StageWriter::open_unit(Unit& unit) {
     const auto limit = static_cast<std::size_t>(x_plan.units.gathers_in_flight);
     if (limit > 0 && unit.gather >= limit) {
       const StreamWait& wait = let_go[unit.gather - limit];
-      if (wait.frame.valid()) call.waits.push_back(wait);
+      if (wait.frame.valid()) {
+        call.waits.push_back(wait);
+        // The copy from the host stands on a stream of its own.
+        call.waits.back().stream = x_builder.program().segments[shape.gather.index()].ops[0].stream;
+      }
     }
     let_go.emplace_back();
   }

@@ -1,3 +1,4 @@
+#include "models/optimizer.h"
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -24,51 +25,6 @@ View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType typ
     if (slots[g] == bucket.holders.shard_group) view.shard_group = GroupSlot(g);
   }
   return view;
-}
-
-/// Everything from element `reached` on is final once `event` of `frame` is recorded.
-void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame,
-                               std::int16_t event) {
-  if (!x_plan.overlap.gradient_reduce) return;
-  for (Bucket& bucket : chunk.buckets) {
-    if (bucket.begin >= reached && !bucket.last) reduce_bucket(chunk, bucket, frame, event);
-  }
-}
-
-void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event) {
-  if (bucket.issued) return;
-  bucket.issued = true;
-  const DType type = x_plan.precision.gradients;
-  const std::int64_t count = bucket.end - bucket.begin;
-  if (bucket.holders.ranks == 1 || count == 0) return;
-  const Holders& holders = bucket.holders;
-  const bool scatter = sharded(holders) && x_plan.reduction == GradientReduction::kReduceScatter;
-  const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
-  const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
-  Op op;
-  op.stream = x_builder.stream(bucket.holders.stream);
-  op.work = x_builder.work(
-      Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, group,
-                 count, type, false});
-  op.name = "gradients.reduce";
-  op.category = Category::kData;
-  op.phase = Phase::kGradients;
-  op.reads = {all};
-  op.writes = {scatter ? shard_view(0, bucket, type) : all};
-  const bool again = scatter && holders.shards < holders.ranks;
-  op.records = EventRef{1, again ? kScattered : kReduced};
-  Segment segment;
-  segment.name = "reduce gradients";
-  segment.frames = {layout_of(chunk.gradients), x_bucket};
-  segment.ops.push_back(std::move(op));
-  if (again) {
-    reduce_over_replicas(segment, shard_view(0, bucket, type), shard_elements(bucket), type,
-                         EventRef{1, kScattered}, EventRef{1, kReduced});
-  }
-  const SegmentId id = x_builder.segment(std::move(segment));
-  const StreamId stream = x_builder.stream(bucket.holders.stream);
-  x_builder.call(
-      Call{id, -1, -1, {chunk.gradients, bucket.frame}, {StreamWait{stream, frame, event}}});
 }
 
 /// Sums what the ranks hold that have the same shard in other groups.
@@ -176,11 +132,15 @@ void StageWriter::reduce_rest() {
       reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
     }
   }
+  for (Chunk& chunk : x_chunks) {
+    if (!chunk.summed.valid()) copy_back(chunk);
+  }
 }
 
 /// Formal frames of the update: the scalars, then parameters, gradients and optimizer of every
 /// chunk.
 void StageWriter::update() {
+  if (x_plan.updates_on_host()) return finish_host_update();
   LayoutWriter events("update", 0);
   SegmentWriter w(x_builder, "update", events);
   w.phase = Phase::kOptimizer;
@@ -218,7 +178,8 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
   const Precision& precision = x_plan.precision;
   for (const Chunk& chunk : x_chunks) {
     const auto base = static_cast<std::int16_t>(call.frames.size());
-    for (const FrameId frame : {chunk.parameters, chunk.gradients, chunk.optimizer}) {
+    const FrameId gradients = chunk.summed.valid() ? chunk.summed : chunk.gradients;
+    for (const FrameId frame : {chunk.parameters, gradients, chunk.optimizer}) {
       w.segment().frames.push_back(layout_of(frame));
       call.frames.push_back(frame);
     }
@@ -232,7 +193,7 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
       out.push_back(
           Updated{shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients),
                   shard_view(base, bucket, precision.compute), static_cast<std::int16_t>(base + 2),
-                  0, state, count, precision.master, chunk.holders.expert});
+                  0, state, count, precision.master, chunk.holders.expert, chunk.factor_elements});
       state += count;
     }
   }
@@ -275,8 +236,37 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
   }
 }
 
+/// The operands of one update: the gradient, the weights unless a copy of them is a state, states.
+void StageWriter::update_operands(const Updated& u, std::vector<View>& reads,
+                                  std::vector<View>& writes) const {
+  reads = {u.gradient};
+  writes = {u.weights};
+  if (!u.master) reads.push_back(u.weights);
+  std::int16_t buffer = u.first;
+  for (const OptimizerState& state : optimizer_states(x_plan.optimizer, u.master)) {
+    const std::int64_t begin = state.factored ? 0 : u.begin / state.block;
+    const std::int64_t end = state.factored ? u.factors : state.elements(u.begin + u.count);
+    const View view = Ref{u.states, buffer++, state.type, 0}.part(begin, end - begin);
+    reads.push_back(view);
+    writes.push_back(view);
+  }
+}
+
 void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& updated) {
   for (const Updated& u : updated) {
+    std::vector<View> reads;
+    std::vector<View> writes;
+    update_operands(u, reads, writes);
+    const std::string name = update_name(x_plan.optimizer);
+    if (!is_adam(x_plan.optimizer)) {
+      Bytes bytes = update_bytes_beside(x_plan.optimizer) * u.count;
+      for (const std::vector<View>* views : {&reads, &writes}) {
+        for (const View& view : *views) bytes += view.bytes;
+      }
+      w.compute(name, Opaque{name, bytes, 0, DType::kFp32, Memory::kDevice}, std::move(reads),
+                std::move(writes));
+      continue;
+    }
     Kernel adam;
     adam.kind = KernelKind::kAdam;
     adam.rows = 1;
@@ -284,18 +274,8 @@ void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& up
     adam.dtype = DType::kFp32;
     // Multi-tensor implementations launch once for many tensors; the plain one works in about a
     // dozen passes of foreach kernels.
-    adam.launches = x_plan.fused_optimizer ? 1 : 12;
-    std::vector<View> reads = {u.gradient};
-    std::vector<View> writes = {u.weights};
-    if (!u.master) reads.push_back(u.weights);
-    const std::int16_t buffers = u.master ? 3 : 2;
-    for (std::int16_t b = 0; b < buffers; ++b) {
-      const auto buffer = static_cast<std::int16_t>(u.first + b);
-      const View view = Ref{u.states, buffer, DType::kFp32, 0}.part(u.begin, u.count);
-      reads.push_back(view);
-      writes.push_back(view);
-    }
-    w.compute("optimizer.adam", adam, std::move(reads), std::move(writes));
+    adam.launches = x_plan.optimizer == Optimizer::kFusedAdam ? 1 : 12;
+    w.compute(name, adam, std::move(reads), std::move(writes));
   }
 }
 
@@ -339,7 +319,11 @@ void StageWriter::reduce_loss() {
   segment.frames = {x_scalars};
   segment.ops.push_back(std::move(op));
   const SegmentId id = x_builder.segment(std::move(segment));
-  const StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
+  StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
+  if (x_plan.updates_on_host()) {
+    const Chunk& chunk = x_chunks[static_cast<std::size_t>(x_plan.virtual_pipeline - 1)];
+    done = StreamWait{done.stream, chunk.done_frame, chunk.done_event};
+  }
   x_builder.call(Call{id, -1, -1, {x_scalar_frame}, {done}});
 }
 

@@ -114,8 +114,11 @@ void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, b
       if (last || !keeps(chunk, *root, true)) close_unit(*root, frame, event);
       reduce_unit(*root, StreamWait{StreamId(), frame, event}, last);
     }
-  } else if (last) {
+    chunk.done_frame = frame;
+    chunk.done_event = event;
+  } else if (last || x_plan.reduces_each_pass()) {
     finish_chunk(chunk, frame, event);
+    if (chunk.summed.valid()) collect_pass(chunk, last);
   }
 }
 
@@ -305,6 +308,7 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   bind_part(chunk, l, nullptr, false, call);
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
+  keep_on_host(chunk, passage, l);
 }
 
 /// Before the first use of a layer's weights in a step.
@@ -348,6 +352,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   Passage& passage = found->second;
   Messages& messages = x_messages[goes_up(c) ? 1 : 0];
   const bool turned = !chunk.has_head && turns(c, 1);
+  const bool reduces = last || x_plan.reduces_each_pass();
   passage.gradient = turned ? x_turned.at(mb) : x_builder.frame(x_layer.hidden_gradient, -1, mb);
   if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.layers > 0 && x_plan.units.backward_prefetch == Prefetch::kBefore) {
@@ -360,13 +365,15 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     head_backward(chunk, passage, mb);
     // A table that it shares with the embedding is not final yet, nor does anything lie behind it.
     const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
-    if (last && own_table && !by_units())
+    if (reduces && own_table && !by_units())
       reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
   }
+  load_from_host(chunk, passage, chunk.layers - 1);
   for (std::int64_t l = chunk.layers; l-- > 0;) {
+    load_from_host(chunk, passage, l - 1);
     layer_backward(chunk, passage, l, mb);
     unit_ends(chunk, l, passage.gradient, true, last);
-    if (last && !by_units()) {
+    if (reduces && !by_units()) {
       reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, passage.gradient,
                    kReady);
       reduce_experts_ready(chunk, l, passage.gradient, kReady);
@@ -455,6 +462,7 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
              x_builder.frame(s.local_backward, index, mb), passage.gradient, below},
             std::move(x_before_next)};
   x_before_next.clear();
+  wait_loaded(passage, l, call);
   bind_experts(chunk, l, true, call);
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_part(chunk, l, nullptr, true, call);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -30,7 +31,6 @@ class StageWriter {
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
   std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
-  void make_buckets(Chunk& chunk);
   PartFrames head_with_table_of(const Chunk& owner, std::int64_t total);
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
@@ -65,6 +65,8 @@ class StageWriter {
     FrameId gradient;  ///< of the residual stream, as the backward pass comes down
     /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
     std::vector<std::pair<std::int64_t, Call>> weights;
+    /// Copies on the host of what layer `first` keeps: of its input where `second`.
+    std::map<std::pair<std::int64_t, bool>, FrameId> on_host;
     FrameId done_frame;  ///< and the event of the last pass
     std::int16_t done_event = 0;
   };
@@ -103,9 +105,33 @@ class StageWriter {
   SegmentId message_segment(const std::string& stream, const char* channel, LayoutId layout,
                             bool send);
 
-  // --- Reductions and the update (stage_update.cpp) ---
+  // --- Buckets (stage_buckets.cpp, stage_compression.cpp) ---
+  using AddBuffer = std::function<void(const char*, DType, std::int64_t)>;
+  void make_buckets(Chunk& chunk);
+  Bucket new_bucket(const Chunk& chunk, std::int64_t begin, std::int64_t end);
+  std::vector<std::int64_t> bucket_begins(const Chunk& chunk) const;
+  void make_staging(Chunk& chunk);
+  DType travelling_type() const;
+  bool copies_on_compute() const;
   void reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame, std::int16_t event);
   void reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event);
+  Op& bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
+                std::vector<View> reads, std::vector<View> writes);
+  View gradients_of(const Bucket& bucket) const;
+  void write_in_place(Bucket& bucket, Segment& segment);
+  void coordinate(const Chunk& chunk, const Bucket& bucket, Segment& segment);
+  void sum_copies(const Bucket& bucket, const View& copy, std::int64_t count, DType type,
+                  Segment& segment);
+  void write_copied(Bucket& bucket, Segment& segment);
+  void copy_back(Chunk& chunk);
+  void collect_pass(Chunk& chunk, bool last);
+  void stage_factors(Chunk& chunk, const AddBuffer& add);
+  void write_factors(Bucket& bucket, Segment& segment);
+  std::int64_t sign_bytes(const Bucket& bucket) const;
+  void stage_signs(Chunk& chunk, const AddBuffer& add);
+  void write_signs(Bucket& bucket, Segment& segment);
+
+  // --- Reductions and the update (stage_update.cpp) ---
   void finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event);
   /// Elements [begin, end) of a chunk's gradients.
   using Range = std::pair<std::int64_t, std::int64_t>;
@@ -126,7 +152,9 @@ class StageWriter {
     std::int64_t begin = 0, count = 0;  ///< elements of the states
     bool master = false;                ///< the last state is a copy of the weights
     bool expert = false;
+    std::int64_t factors = 0;  ///< elements of states that matrices share by row and column
   };
+  void update_operands(const Updated& u, std::vector<View>& reads, std::vector<View>& writes) const;
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
   void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
@@ -150,6 +178,7 @@ class StageWriter {
   std::size_t shape_of(const Holders& holders, bool root, std::int64_t layers, std::int64_t shared,
                        std::int64_t cut, const std::vector<Piece>& pieces);
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
+  void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
   SegmentId write_gather(const UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
@@ -176,6 +205,31 @@ class StageWriter {
   void bind_unit(Unit& unit, bool backward, Call& call) const;
   void need_gradients(Unit& unit);
 
+  // --- Host memory and storage (stage_offload.cpp) ---
+  struct HostCopies {
+    LayoutId layout;
+    SegmentId out, in;
+  };
+  Op& side_op(Segment& segment, const char* stream, const std::string& name, Work work,
+              std::vector<View> reads, std::vector<View> writes);
+  Op& host_op(Segment& segment, const std::string& name, std::vector<View> reads,
+              std::vector<View> writes, double factor = 1);
+  void gradients_to_host(Segment& segment, const View& part, std::int64_t own, bool first);
+  void shard_from_host(Segment& segment, const View& shard, const View& to);
+  std::vector<View> state_views(std::int16_t frame, std::int16_t first, std::int64_t own) const;
+  void update_on_host(bool at_begin);
+  void write_host_norm(Segment& segment,
+                       const std::vector<std::pair<const UnitShape*, std::int16_t>>& units);
+  void write_host_update(Segment& segment, const UnitShape& shape, std::int16_t frame);
+  void load_weights();
+  void finish_host_update();
+  LayoutId host_layout(LayoutId device);
+  SegmentId copy_segment(LayoutId device, LayoutId host, bool out);
+  bool keeps_on_host(const Chunk& chunk, std::int64_t l) const;
+  void keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l);
+  void load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l);
+  void wait_loaded(const Passage& passage, std::int64_t l, Call& call) const;
+
   const Model& x_model;
   const Plan& x_plan;
   std::int64_t x_stage;
@@ -186,6 +240,7 @@ class StageWriter {
   /// By experts, window, recomputed, shape of the unit.
   std::map<std::tuple<bool, bool, bool, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;
+  std::map<std::int32_t, HostCopies> x_host_copies;  ///< by layout on the device
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;

@@ -40,6 +40,7 @@ struct MemoryReport {
   double allocated_gib = 0;  ///< tensors at the peak: torch.cuda.max_memory_allocated
   double reserved_gib = 0;   ///< torch.cuda.max_memory_reserved
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
+  double host_gib = 0, storage_gib = 0;  ///< offloaded by that rank, throughout the step
   std::int64_t peak_rank = 0;
   std::string peak_at;  ///< the op at which it is reached
 };
@@ -47,6 +48,16 @@ struct MemoryReport {
 struct Sensitivity {
   std::string resource;
   double gain_s = 0;  ///< what the step gains if this resource's rate is 10 % higher
+};
+
+/// Changes of a RUN with which it fits: tools/fitting.h.
+struct Change {
+  std::vector<std::string> sets;
+  double iteration_time_s = 0, peak_gib = 0;
+};
+struct Fitting {
+  std::vector<Change> changes;  ///< the fastest first
+  std::int64_t tried = 0;       ///< changes, alone and in pairs
 };
 
 struct Prediction {
@@ -64,6 +75,7 @@ struct Prediction {
   std::int64_t ranks = 0, ranks_simulated = 0, operations = 0, events = 0;
   double wall_s = 0;
   std::optional<Timeline> timeline;
+  std::optional<Fitting> fitting;  ///< of what does not fit
 };
 
 Result<Prediction> predict(const Run& run, const PredictOptions& options);

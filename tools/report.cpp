@@ -80,6 +80,45 @@ std::string memory_text(const MemoryReport& m) {
   line("BLAS workspace", m.workspace_gib);
   line("CUDA context and allocator", m.framework_gib);
   out += "  peak at " + m.peak_at + "\n";
+  if (m.host_gib > 0) out += "  on the host for each rank " + fixed(m.host_gib, 2) + " GiB\n";
+  if (m.storage_gib > 0) out += "  in storage for each rank " + fixed(m.storage_gib, 2) + " GiB\n";
+  return out;
+}
+
+/// What would make it fit, the fastest first.
+std::string fitting_text(const Prediction& p) {
+  if (!p.fitting) return "";
+  const Fitting& f = *p.fitting;
+  std::string out = "Would fit, of " + std::to_string(f.tried) + " changes tried\n";
+  if (f.changes.empty()) {
+    return out + "  none: recompute, sharding, microbatch, tensor, pipeline, offload, in pairs\n";
+  }
+  for (std::size_t c = 0; c < f.changes.size() && c < 5; ++c) {
+    const Change& change = f.changes[c];
+    std::string sets;
+    for (const std::string& set : change.sets) sets += (sets.empty() ? "" : " ") + set;
+    const double more = change.iteration_time_s / p.iteration_time_s - 1;
+    out += "  " + pad(sets, 58) + pad_left(seconds_text(change.iteration_time_s), 9) +
+           pad_left((more < 0 ? "" : "+") + percent(more), 10) +
+           pad_left(fixed(change.peak_gib, 1), 7) + " GiB\n";
+  }
+  return out;
+}
+
+Json fitting_json(const Fitting& fitting) {
+  Json out{Json::Object{}};
+  out.set("tried", fitting.tried);
+  Json::Array changes;
+  for (const Change& change : fitting.changes) {
+    Json one{Json::Object{}};
+    Json::Array sets;
+    for (const std::string& set : change.sets) sets.emplace_back(set);
+    one.set("set", std::move(sets));
+    one.set("iteration_time_s", change.iteration_time_s);
+    one.set("peak_gib", change.peak_gib);
+    changes.push_back(std::move(one));
+  }
+  out.set("changes", std::move(changes));
   return out;
 }
 
@@ -141,6 +180,8 @@ Json memory_json(const MemoryReport& m) {
   out.set("allocated_gib", m.allocated_gib);
   out.set("reserved_gib", m.reserved_gib);
   out.set("theoretical_gib", m.theoretical_gib);
+  out.set("host_gib", m.host_gib);
+  out.set("storage_gib", m.storage_gib);
   return out;
 }
 
@@ -178,7 +219,7 @@ std::string text_report(const Run& run, const Prediction& p) {
   out += "Efficiency  " + fixed(p.model_tflops_per_accelerator, 1) +
          " model TFLOP/s per accelerator, MFU " + percent(p.mfu) + ", HFU " + percent(p.hfu) +
          "\n\n";
-  out += memory_text(p.memory) + "\n" + time_text(p);
+  out += memory_text(p.memory) + fitting_text(p) + "\n" + time_text(p);
   if (!p.sensitivity.empty()) {
     out += "\nA step gains, if 10 % faster\n";
     for (const Sensitivity& s : p.sensitivity) {
@@ -207,6 +248,7 @@ Json json_report(const Run& run, const Prediction& p) {
   out.set("hfu", p.hfu);
   out.set("parameters", p.parameters);
   out.set("memory", memory_json(p.memory));
+  if (p.fitting) out.set("would_fit", fitting_json(*p.fitting));
   Json parts{Json::Object{}};
   for (const PartName& part : kParts) {
     parts.set(name_of(part.part), p.breakdown[static_cast<std::size_t>(part.part)].seconds());

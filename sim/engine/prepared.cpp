@@ -10,9 +10,12 @@ OpClass class_of(const Work& work) {
   if (std::holds_alternative<Collective>(work)) return OpClass::kCollective;
   if (std::holds_alternative<P2PBatch>(work)) return OpClass::kMessages;
   if (std::holds_alternative<HostSync>(work)) return OpClass::kSync;
-  if (std::holds_alternative<Copy>(work) || std::holds_alternative<HostDelay>(work)) {
+  if (std::holds_alternative<Copy>(work) || std::holds_alternative<HostDelay>(work) ||
+      std::holds_alternative<Pause>(work)) {
     return OpClass::kLocal;
   }
+  const auto* opaque = std::get_if<Opaque>(&work);
+  if (opaque != nullptr && opaque->where == Memory::kHost) return OpClass::kLocal;
   return OpClass::kYielding;
 }
 

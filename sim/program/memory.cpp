@@ -18,8 +18,14 @@ void walk(const Program& program, Visit visit) {
     const Segment& segment = program.segments[call.segment.index()];
     for (std::size_t o = 0; o < segment.ops.size(); ++o) {
       const Op& op = segment.ops[o];
-      for (const BufferRef& ref : op.allocates) visit(c, o, buffer_of(program, call, ref), 1);
-      for (const BufferRef& ref : op.frees) visit(c, o, buffer_of(program, call, ref), -1);
+      const auto each = [&](const std::vector<BufferRef>& refs, int sign) {
+        for (const BufferRef& ref : refs) {
+          const Buffer& buffer = buffer_of(program, call, ref);
+          if (buffer.memory == Memory::kDevice) visit(c, o, buffer, sign);
+        }
+      };
+      each(op.allocates, 1);
+      each(op.frees, -1);
     }
   }
 }
@@ -37,7 +43,9 @@ BytesByKind persistent_bytes(const Program& program) {
   for (const Frame& frame : program.frames) {
     if (frame.alias_of.valid()) continue;
     for (const Buffer& buffer : program.layouts[frame.layout.index()].buffers) {
-      if (buffer.persistent) out[static_cast<std::size_t>(buffer.kind)] += buffer.bytes();
+      if (buffer.persistent && buffer.memory == Memory::kDevice) {
+        out[static_cast<std::size_t>(buffer.kind)] += buffer.bytes();
+      }
     }
   }
   return out;

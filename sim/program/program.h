@@ -89,6 +89,7 @@ struct Buffer {
   bool persistent =
       false;           ///< lives from the start to the end of the step; never allocated by an op
   bool saved = false;  ///< kept from forward to backward (for the theoretical memory metric)
+  Memory memory = Memory::kDevice;  ///< where it lives
   /// With `shards` > 1 the buffer is the rank's own of so many equal parts of an array, by its
   /// place in `shard_group`; pieces and replicas count elements of the whole array.
   std::int32_t shards = 1;

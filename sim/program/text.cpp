@@ -89,6 +89,7 @@ void print_layout(const FrameLayout& layout, std::size_t index, std::string& out
     out += "    " + buffer.name + " " + std::string(name_of(buffer.kind)) + " " +
            number(buffer.count) + " " + std::string(name_of(buffer.dtype));
     if (buffer.persistent) out += " persistent";
+    if (buffer.memory != Memory::kDevice) out += " in " + std::string(name_of(buffer.memory));
     if (buffer.saved) out += " saved";
     if (buffer.shards > 1) {
       out += " own of " + number(buffer.shards) + " in group " + number(buffer.shard_group.value);
@@ -138,8 +139,10 @@ std::string text_of(const Work& work) {
           },
           [](const HostSync&) { return std::string("host-sync"); },
           [](const HostDelay& w) { return "host-delay " + number(w.time.ps) + " ps"; },
+          [](const Pause& w) { return "pause " + number(w.time.ps) + " ps"; },
           [](const Opaque& w) {
-            return "opaque " + w.name + " " + number(w.bytes) + " B " + number(w.flops) + " FLOP";
+            return "opaque " + w.name + " " + number(w.bytes) + " B " + number(w.flops) + " FLOP" +
+                   (w.where == Memory::kHost ? " on the host" : "");
           },
       },
       work);

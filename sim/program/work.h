@@ -189,17 +189,25 @@ struct HostDelay {
   bool operator==(const HostDelay&) const = default;
 };
 
-/// Priced by bytes and FLOPs, refused by executors: layers given as numbers only.
+/// The stream does nothing for so long and takes no SMs: a background thread's cycle.
+struct Pause {
+  Time time;
+  bool operator==(const Pause&) const = default;
+};
+
+/// Priced by bytes and FLOPs, refused by executors: work given as numbers only. `where` is the
+/// memory that it moves the bytes in; on the host it takes nothing of the device.
 struct Opaque {
   std::string name;
   Bytes bytes = 0;
   std::int64_t flops = 0;
   DType dtype = DType::kBf16;
+  Memory where = Memory::kDevice;
   bool operator==(const Opaque&) const = default;
 };
 
-using Work =
-    std::variant<Gemm, Attention, Kernel, Collective, P2PBatch, Copy, HostSync, HostDelay, Opaque>;
+using Work = std::variant<Gemm, Attention, Kernel, Collective, P2PBatch, Copy, HostSync, HostDelay,
+                          Pause, Opaque>;
 
 std::string_view name_of(KernelKind kind);
 std::string_view name_of(CollectiveKind kind);

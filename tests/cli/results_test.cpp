@@ -131,6 +131,12 @@ TEST_P(Fields, MovesTheResult) {
 
 const std::vector<std::string> kSharded = {"sharding.level=parameters", "parallel.pipeline=1"};
 
+const std::vector<std::string> kOffloaded = {"sharding.level=parameters", "parallel.pipeline=1",
+                                             "offload.optimizer=cpu"};
+const std::vector<std::string> kWholeParameters = {
+    "sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
+    "gradients.bucketing=parameters", "gradients.bucket_mib=5"};
+
 const Field kFields[] = {
     {"system=deepspeed"},
     {"model=gpt3-350m"},
@@ -147,6 +153,20 @@ const Field kFields[] = {
     {"gradients.bucket_elements=10000000"},
     {"gradients.bucket_elements_per_rank=100000000", {"gradients.bucket_elements=1000000"}},
     {"gradients.clip_norm=0"},
+    {"gradients.bucketing=ready", kWholeParameters},
+    {"gradients.bucket_mib=20", kWholeParameters},
+    {"gradients.first_bucket_mib=90", kWholeParameters},
+    {"gradients.bucket_copy=true", kWholeParameters},
+    {"gradients.no_sync=false",
+     {"sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1", "batch.global=64"}},
+    {"gradients.inner_group=2", kWholeParameters},
+    {"gradients.compression=fp16", kWholeParameters},
+    {"gradients.compression=onebit", kWholeParameters},
+    {"gradients.compression_rank=8",
+     {"sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
+      "gradients.bucketing=parameters", "gradients.bucket_mib=5", "gradients.compression=powersgd",
+      "gradients.compression_rank=4"}},
+    {"gradients.cycle_us=1000", kWholeParameters},
     {"batch.global=32"},
     {"batch.micro=1"},
     {"batch.sequence=1024"},
@@ -170,6 +190,10 @@ const Field kFields[] = {
     {"overlap.parameter_gather=false"},
     {"kernels.attention=unfused"},
     {"kernels.optimizer=adam"},
+    {"kernels.optimizer=lamb"},
+    {"kernels.optimizer=sgd"},
+    {"kernels.optimizer=adam8bit"},
+    {"kernels.optimizer=adafactor", {"sharding.level=none"}},
     {"kernels.flash=flash1"},
     {"kernels.fusion=eager"},
     {"kernels.loss=parallel"},
@@ -196,6 +220,11 @@ const Field kFields[] = {
     {"gradients.reduce=last-microbatch", kSharded},
     {"gradients.reduce_dtype=compute", kSharded},
     {"gradients.accumulation=separate"},
+    {"offload.optimizer=cpu", kSharded},
+    {"offload.optimizer=nvme", kOffloaded},
+    {"offload.parameters=cpu", kOffloaded},
+    {"offload.delayed_update=true", kOffloaded},
+    {"offload.activation_layers=2"},
     {"launch.cuda_graph=full"},
     {"launch.dispatch_us=50"},
     {"launch.checkpoint_us=5000", {"recompute=full"}},

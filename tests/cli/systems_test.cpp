@@ -98,6 +98,58 @@ TEST(Systems, MoveGradientsAsTheyDo) {
   const auto plain = communication(place, {"system=gpipe"});
   EXPECT_TRUE(has(plain, "all-reduce"));
   EXPECT_FALSE(has(plain, "all-gather"));
+  for (const char* system : {"pytorch-ddp", "transformers", "horovod", "lightseq", "mindnlp"}) {
+    const auto reduced = communication(place, {std::string("system=") + system});
+    EXPECT_EQ(reduced, std::vector<std::string>{"all-reduce"}) << system;
+  }
+  for (const char* system : {"fairscale", "angel-ptm"}) {
+    const auto moved = communication(place, {std::string("system=") + system});
+    EXPECT_TRUE(has(moved, "all-gather")) << system;
+    EXPECT_TRUE(has(moved, "reduce-scatter")) << system;
+  }
+}
+
+/// How often `what` stands in the listing of rank 0's Program.
+std::int64_t occurrences(const Workplace& place, const std::string& system, const char* what) {
+  const CommandResult shown =
+      place.run({"show", "run.json", "--program", "0", "--set", "system=" + system});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  std::int64_t count = 0;
+  for (std::size_t at = shown.out.find(what); at != std::string::npos;
+       at = shown.out.find(what, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+// What sets each system apart from plain data parallelism.
+TEST(Systems, HaveTheirOwnMechanisms) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  // DDP: a bucket's copy stands before its all-reduce; a coordinator is Horovod's alone.
+  EXPECT_GT(occurrences(place, "pytorch-ddp", " gradients.copy "), 1);
+  EXPECT_EQ(occurrences(place, "pytorch-ddp", "pause "), 0);
+  EXPECT_GT(occurrences(place, "horovod", "pause 500000000 ps"), 1);
+  EXPECT_GT(occurrences(place, "horovod", "coordinator.ready"), 2);
+  // LightSeq updates what is in 16 bits; Angel-PTM works on the host.
+  EXPECT_EQ(occurrences(place, "lightseq", "master weights"), 0);
+  EXPECT_GT(occurrences(place, "angel-ptm", "parameters.from_host"), 1);
+  EXPECT_GT(occurrences(place, "angel-ptm", "on the host"), 1);
+}
+
+// An eager framework's host takes longer than one whose layers are few kernels.
+TEST(Systems, DifferInHostTime) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const auto step = [&place](const std::string& system) {
+    return at(simulated(place, "run.json",
+                        {"system=" + system, "precision=fp16", "batch.micro=1", "batch.sequence=64",
+                         "batch.global=4"}),
+              "iteration_time_s")
+        .number();
+  };
+  EXPECT_LT(step("lightseq"), step("transformers"));
+  EXPECT_LT(step("transformers"), step("mindnlp"));
 }
 
 }  // namespace

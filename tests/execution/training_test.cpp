@@ -77,6 +77,13 @@ Drawn draw_small(Rng& rng, bool units) {
   p.precision.linear = DType::kFp32;
   p.clip_norm = rng.below(3) == 0 ? 0.0 : 0.3;
   p.data_time = p.step_time = Time{};
+  p.offload = Offload();  // only simulated
+  GradientBuckets& b = p.buckets;
+  b.compression = Compression::kNone;  // not the same gradients
+  b.bytes = 1 + b.bytes % 20'000;
+  b.first_bytes = 1 + b.first_bytes % 2'000;
+  if (p.data % b.inner_group != 0) b.inner_group = 1;
+  if (p.pipeline > 1 || p.tensor > 1) b.last_pass_only = true;
   return out;
 }
 
@@ -87,6 +94,7 @@ Plan on_one_rank(const Plan& plan) {
   one.sequence = false;
   one.pipeline_layout.clear();
   one.sharding = Sharding::kNone;
+  one.buckets = GradientBuckets();
   one.recompute = Recompute{};
   one.schedule = Schedule::kGpipe;
   one.attention = AttentionKernel::kFlash;

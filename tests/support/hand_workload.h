@@ -31,6 +31,9 @@ class HandPrices : public CostModel {
       cost.launch = launch;
     } else if (const auto* delay = std::get_if<HostDelay>(&work)) {
       cost.launch = delay->time;
+    } else if (const auto* pause = std::get_if<Pause>(&work)) {
+      cost.launch = Time{};
+      cost.duration = pause->time;
     } else if (const auto* collective = std::get_if<Collective>(&work)) {
       transfer(cost, collective->count);
     } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {

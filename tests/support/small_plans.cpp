@@ -110,7 +110,7 @@ void draw_switches(Rng& rng, Plan& p) {
   p.precision.gradients = coin() ? DType::kFp32 : DType::kBf16;
   p.overlap = Overlap{coin(), coin(), coin(), coin(), coin()};
   p.attention = coin() ? AttentionKernel::kFlash : AttentionKernel::kUnfused;
-  p.fused_optimizer = coin();
+  p.optimizer = coin() ? Optimizer::kFusedAdam : Optimizer::kAdam;
   p.dropout = coin() ? 0.1 : 0.0;
   p.clip_norm = coin() ? 1.0 : 0.0;
   p.recompute.layer = rng.below(4) == 0;
@@ -143,6 +143,26 @@ void draw_weight_passes(Rng& rng, Plan& p) {
   if (p.virtual_pipeline == 2 && rng.below(2) == 0) {
     p.schedule = Schedule::kZbV;
   }
+}
+
+/// Buckets of plain data parallelism, how they travel and when.
+void draw_buckets(Rng& rng, Plan& p) {
+  if (p.sharding != Sharding::kNone) return;
+  GradientBuckets& b = p.buckets;
+  b.cut = static_cast<Bucketing>(rng.below(3));
+  b.bytes = 1 + rng.below(2'000'000);
+  b.first_bytes = 1 + rng.below(100'000);
+  b.copy = rng.below(2) == 0;
+  b.last_pass_only = p.pipeline > 1 || p.tensor > 1 || rng.below(2) == 0;
+  if (p.data % 2 == 0 && rng.below(2) == 0) b.inner_group = rng.below(2) == 0 ? 2 : p.data;
+  if (rng.below(3) == 0) b.cycle = Time{1 + rng.below(1'000'000)};
+  if (p.precision.gradients != DType::kFp32 || rng.below(2) == 0) return;
+  b.compression = static_cast<Compression>(rng.below(5));
+  b.rank = 1 + rng.below(4);
+  if (b.compression == Compression::kPowerSgd && b.cut == Bucketing::kRanges) {
+    b.cut = Bucketing::kParameters;
+  }
+  if (b.compression >= Compression::kPowerSgd) b.inner_group = 1;
 }
 
 }  // namespace
@@ -178,14 +198,32 @@ Drawn draw_plan(Rng& rng) {
   draw_weight_passes(rng, p);
   p.host_waits = static_cast<HostWaits>(rng.below(4));
   p.fused_accumulation = rng.below(3) > 0;
+  draw_buckets(rng, p);
   return out;
 }
+
+namespace {
+
+/// States, parameters or activations outside of the device.
+void draw_offload(Rng& rng, Plan& p) {
+  Offload& o = p.offload;
+  if (rng.below(3) == 0) o.activation_layers = rng.below(6);
+  if (rng.below(2) == 0) return;
+  o.optimizer = rng.below(2) == 0 ? Memory::kHost : Memory::kStorage;
+  p.units.narrow_shards = true;
+  const bool parameters = p.sharding == Sharding::kParameters && rng.below(2) == 0;
+  if (parameters) o.parameters = rng.below(2) == 0 ? Memory::kHost : Memory::kStorage;
+  o.delayed_update = !parameters && rng.below(2) == 0;
+}
+
+}  // namespace
 
 Drawn draw_sharded_plan(Rng& rng) {
   Drawn out = draw_plan(rng);
   const auto coin = [&rng] { return rng.below(2) == 0; };
   Plan& p = out.plan;
   p.sharding = rng.below(4) == 0 ? Sharding::kGradients : Sharding::kParameters;
+  p.buckets = GradientBuckets();
   if (p.splits_backward()) {
     p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
   }
@@ -203,6 +241,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   u.narrow_shards = coin();
   u.reduce_each = rng.below(3) > 0;
   u.reduce = coin() ? DType::kFp32 : DType::kBf16;
+  draw_offload(rng, p);
   return out;
 }
 
@@ -260,6 +299,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   Drawn out = rng.below(2) == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
   Plan& p = out.plan;
   p.shard_group = 0;
+  p.buckets = GradientBuckets();
   p.sequence = p.tensor > 1;
   if (p.tokens() % p.tensor != 0) {
     p.tensor = 1;
@@ -273,15 +313,17 @@ Drawn draw_sparse_plan(Rng& rng) {
 
 std::string describe(const Model& model, const Plan& plan) {
   const auto n = [](std::int64_t v) { return std::to_string(v); };
-  std::string out = model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
-                    (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
-                    n(plan.virtual_pipeline) + " context " + n(plan.context) + " data " +
-                    n(plan.data) + " microbatches " + n(plan.microbatches()) + " schedule " +
-                    n(static_cast<int>(plan.schedule)) + " sharding " +
-                    n(static_cast<int>(plan.sharding)) + " reduction " +
-                    n(static_cast<int>(plan.reduction)) + " bucket " + n(plan.bucket_elements) +
-                    " order " + plan.rank_order.front() + " dropout " +
-                    (plan.dropout > 0 ? "on" : "off") + " overlap";
+  std::string out =
+      model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
+      (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
+      n(plan.virtual_pipeline) + " context " + n(plan.context) + " data " + n(plan.data) +
+      " microbatches " + n(plan.microbatches()) + " schedule " +
+      n(static_cast<int>(plan.schedule)) + " sharding " + n(static_cast<int>(plan.sharding)) +
+      " reduction " + n(static_cast<int>(plan.reduction)) + " bucket " + n(plan.bucket_elements) +
+      " cut " + n(static_cast<int>(plan.buckets.cut)) + (plan.buckets.copy ? " copied" : "") +
+      (plan.buckets.last_pass_only ? "" : " every pass") + " inner " + n(plan.buckets.inner_group) +
+      " compression " + n(static_cast<int>(plan.buckets.compression)) + " order " +
+      plan.rank_order.front() + " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap";
   const Overlap& o = plan.overlap;
   for (const bool flag :
        {o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather}) {
@@ -318,6 +360,10 @@ std::string describe(const Model& model, const Plan& plan) {
       out += flag ? " 1" : " 0";
     }
   }
+  const Offload& away = plan.offload;
+  out += " offload " + n(static_cast<int>(away.optimizer)) + " " +
+         n(static_cast<int>(away.parameters)) + " " + n(away.activation_layers) +
+         (away.delayed_update ? " delayed" : "");
   return out + (model.tied_embeddings ? " tied" : "");
 }
 

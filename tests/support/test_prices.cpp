@@ -32,6 +32,8 @@ Result<Cost> TestPrices::price(const Work& work, std::span<const PlacementId> pl
   cost.launch = x_rates.launch;
   if (const auto* delay = std::get_if<HostDelay>(&work)) {
     cost.launch = delay->time;
+  } else if (const auto* pause = std::get_if<Pause>(&work)) {
+    cost.duration = pause->time;
   } else if (const auto* attention = std::get_if<Attention>(&work)) {
     const Time fixed = attention->backward ? x_rates.attention_backward : x_rates.attention_forward;
     cost.latency = x_rates.latency;
@@ -55,6 +57,10 @@ Result<Cost> TestPrices::price(const Work& work, std::span<const PlacementId> pl
   } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
     cost.latency = x_rates.latency;
     cost.memory = Time{kernel->bytes * x_rates.kilobyte / 1000};
+    cost.duration = cost.latency + cost.memory;
+  } else if (const auto* opaque = std::get_if<Opaque>(&work)) {
+    cost.latency = x_rates.latency;
+    cost.memory = Time{opaque->bytes * x_rates.kilobyte / 1000};
     cost.duration = cost.latency + cost.memory;
   } else if (const auto* copy = std::get_if<Copy>(&work)) {
     cost.duration = x_rates.latency + Time{copy->bytes * x_rates.kilobyte / 1000};

@@ -197,6 +197,24 @@ TEST(CostModel, LaunchCountsKernelsAndHostWorkCostsTheDeviceNothing) {
   EXPECT_EQ(model->price(Work{HostSync{}}, {}).value().duration, Time{});
 }
 
+// The host's work takes bytes over its part of the node's memory bandwidth, and nothing of the
+// device: 28 bytes a parameter, 1e9 parameters, 0.545 of 200 GB/s among 8 ranks. One rank has all
+// of it. A pause takes its time and no launch.
+TEST(CostModel, WorkOnTheHost) {
+  const Opaque update{"update", 28'000'000'000, 0, DType::kFp32, Memory::kHost};
+  Cluster cluster = cluster_of("dgx-a100-80gb");
+  cluster.host_memory_gb_per_s = 200;
+  const Cost all = make_cost_model(cluster, {})->price(Work{update}, {}).value();
+  EXPECT_NEAR(all.duration.seconds(), 28.0 / (0.545 * 200) * 8, 1e-9);
+  EXPECT_EQ(all.memory_share + all.sms_held, 0);
+  cluster.accelerators = 1;
+  const Cost one = make_cost_model(cluster, {})->price(Work{update}, {}).value();
+  EXPECT_NEAR(one.duration.seconds(), 28.0 / (0.545 * 200), 1e-9);
+  const Cost pause = make_cost_model(cluster, {})->price(Work{Pause{Time::from_us(3)}}, {}).value();
+  EXPECT_EQ(pause.duration, Time::from_us(3));
+  EXPECT_EQ(pause.launch, Time{});
+}
+
 TEST(CostModel, PlacementsAreSharedAndExplained) {
   const auto model = make_cost_model(cluster_of("dgx-h100", 1024), {});
   std::vector<RankId> first, second, one = {RankId(5)};

@@ -107,7 +107,7 @@ TEST(ReadModel, Errors) {
 }
 
 TEST(ReadModel, WhatIsNotModelledIsUnsupported) {
-  for (const char* type : {"qwen2_moe", "llama4_text", "grok-1", "bert"}) {
+  for (const char* type : {"qwen2_moe", "llama4_text", "grok-1", "t5"}) {
     expect_error(model_of(native(type)), {type}, ErrorKind::kUnsupported);
   }
   expect_error(model_of(native("llama", ",\"num_local_experts\":8")), {"models with experts"},
@@ -181,11 +181,41 @@ TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {
 
 TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
   const std::vector<std::string> runs = {"{\"schedule\":\"dualpipe\"}",
-                                         "{\"kernels\":{\"optimizer\":\"sgd\"}}",
-                                         "{\"offload\":{\"optimizer\":\"cpu\"}}"};
+                                         "{\"overlap\":{\"expert\":true}}"};
   for (const std::string& run : runs) {
     expect_error(plan_of(run, 2), {"not modelled yet"}, ErrorKind::kUnsupported);
   }
+}
+
+// Ways of plain data parallelism, and what offloading needs.
+TEST(ReadPlan, BucketsAndOffloadThatDoNotFit) {
+  expect_error(
+      plan_of(
+          "{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"bucketing\":\"parameters\"}}",
+          2),
+      {"/gradients/bucket_mib", "above 0"});
+  expect_error(
+      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"inner_group\":3}}", 4),
+      {"/gradients/inner_group", "3", "does not divide"});
+  expect_error(
+      plan_of(
+          "{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"compression\":\"powersgd\"}}",
+          2),
+      {"/gradients/compression_rank", "above 0"});
+  expect_error(plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"no_sync\":false}"
+                       ",\"parallel\":{"
+                       "\"tensor\":2}}",
+                       4),
+               {"/gradients/no_sync"}, ErrorKind::kUnsupported);
+  expect_error(
+      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"offload\":{\"optimizer\":\"cpu\"}}", 2),
+      {"/offload/optimizer", "sharding.level"}, ErrorKind::kUnsupported);
+  expect_error(
+      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"sharding\":{\"level\":\"gradients\"},"
+              "\"offload\":{\"optimizer\":"
+              "\"cpu\",\"parameters\":\"cpu\"}}",
+              2),
+      {"/offload/parameters", "level parameters"}, ErrorKind::kUnsupported);
 }
 
 TEST(ParseJson, Errors) {

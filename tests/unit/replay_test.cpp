@@ -90,6 +90,19 @@ TEST(Replay, HostDelay) {
             (Row{{2, 2, 12}, {102, 102, 102}, {104, 104, 114}}));
 }
 
+// A pause of 100 holds up its stream, and neither the host nor other streams.
+TEST(Replay, Pause) {
+  HandPrices prices;
+  prices.launch = Time{2};
+  prices.kernel("a", 10);
+  prices.kernel("b", 1);
+  HandProgram p("one");
+  p.op("side", Pause{Time{100}}).op("side", Opaque{"b", 0, 0, DType::kBf16}).kernel("a");
+  const auto rows = run(workload_of({p.build()}), prices)[0];
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(rows, (Row{{0, 0, 100}, {100, 100, 101}, {4, 4, 14}}));
+}
+
 // A collective starts at the latest arrival and ends everywhere at once: max(10, 30) + 5.
 TEST(Replay, CollectiveStartsWithTheLast) {
   HandPrices prices;

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "sim/base/file.h"
+#include "tools/fitting.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/predict.h"
 #include "tools/report.h"
@@ -40,7 +41,9 @@ Status simulate(const SimulateArgs& args) {
                    static_cast<int>(100 * done / all), static_cast<long long>(all / 1'000'000));
     };
   }
-  FT_ASSIGN(const Prediction prediction, predict(run, options));
+  FT_ASSIGN(Prediction prediction, predict(run, options));
+  const bool reported = !args.quiet || !args.json.empty();
+  if (!prediction.memory.fits && reported) prediction.fitting = find_fitting(run, prediction);
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   if (!args.trace.empty()) {
     FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));

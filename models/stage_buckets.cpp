@@ -1,0 +1,373 @@
+// Gradient buckets: where they are cut, and how those that are copied travel.
+//
+// Three cuts, all from the end of the parameters, which the backward pass finishes first. Equal
+// ranges (Megatron-LM). Whole parameters until a size is reached, with another size for the first
+// bucket (PyTorch DDP, compute_bucket_assignment_by_size). What one layer's backward pass makes
+// ready, as long as it fits (Horovod: the list of a coordinator's cycle, taken to be shorter than a
+// layer's backward pass, fused greedily into a buffer).
+//
+// A copied bucket goes: copy in, reduction, copy out. With Horovod's one buffer all of it is on the
+// bucket's stream; DDP's buckets have memory of their own, and compute copies. Left out: norms and
+// biases, which lie at the begin of the buffer, go last instead of with their layer; a bucket waits
+// for the end of its layer's backward pass; a coordinator's requests that miss its response cache.
+#include <algorithm>
+
+#include "models/stage_writer.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::int16_t kCopies = 0;  ///< buffer of the staging frame
+/// A bit for each of the 1024 entries of Horovod's response cache (HOROVOD_CACHE_CAPACITY), as
+/// fp32 words; one vector of what is ready and one of what is invalid are exchanged in a cycle.
+constexpr std::int64_t kReadinessWords = 1024 / 32;
+
+std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+/// Where parameters begin, in falling order, element 0 last.
+std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
+  std::vector<std::int64_t> out = {0};
+  for (const ParameterRange& range : chunk.ranges) out.push_back(range.begin);
+  for (const PartFrames& part : chunk.parts) out.push_back(part.cut_begin);
+  std::erase_if(out, [&chunk](std::int64_t begin) { return begin >= chunk.elements; });
+  std::sort(out.rbegin(), out.rend());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+/// Whether a layer or an end begins at this element.
+bool begins_part(const Chunk& chunk, std::int64_t at) {
+  const auto here = [at](const PartFrames& part) { return part.cut_begin == at; };
+  return (chunk.has_embedding && here(chunk.embedding)) || (chunk.has_head && here(chunk.head)) ||
+         std::any_of(chunk.parts.begin(), chunk.parts.end(), here);
+}
+
+}  // namespace
+
+/// Begins of the buckets, in the order in which they become ready.
+std::vector<std::int64_t> StageWriter::bucket_begins(const Chunk& chunk) const {
+  const GradientBuckets& b = x_plan.buckets;
+  std::vector<std::int64_t> out;
+  if (b.cut == Bucketing::kRanges) {
+    const std::int64_t unit = sharded(chunk.holders) ? chunk.holders.shards * 128 : 1;
+    const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
+    const std::int64_t size =
+        whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
+    for (std::int64_t end = chunk.elements; end > 0; end -= size) {
+      out.push_back(std::max<std::int64_t>(0, end - size));
+    }
+    return out;
+  }
+  const DType type = x_plan.precision.gradients;
+  std::int64_t end = chunk.elements;   // of the bucket that is being filled
+  std::int64_t from = chunk.elements;  // where it begins so far
+  for (const std::int64_t begin : parameter_begins(chunk)) {
+    const Bytes limit = out.empty() ? b.first_bytes : b.bytes;
+    const bool full = bytes_of(type, end - begin) > limit;
+    if (b.cut == Bucketing::kReady && full && from < end) {
+      out.push_back(from);
+      end = from;
+    }
+    from = begin;
+    const bool closes = b.cut == Bucketing::kReady ? begins_part(chunk, begin)
+                                                   : bytes_of(type, end - begin) >= limit;
+    if (begin > 0 && !closes) continue;
+    out.push_back(begin);
+    end = begin;
+  }
+  return out;
+}
+
+Bucket StageWriter::new_bucket(const Chunk& chunk, std::int64_t begin, std::int64_t end) {
+  Bucket bucket;
+  bucket.begin = begin;
+  bucket.end = end;
+  bucket.holders = chunk.holders;
+  bucket.frame = x_builder.frame(x_bucket);
+  return bucket;
+}
+
+void StageWriter::make_buckets(Chunk& chunk) {
+  const Holders& holders = chunk.holders;
+  if (holders.ranks == 1) {
+    chunk.buckets.push_back(new_bucket(chunk, 0, chunk.elements));
+    chunk.buckets.back().last = true;
+    return;
+  }
+  std::int64_t end = chunk.elements;
+  for (const std::int64_t begin : bucket_begins(chunk)) {
+    Bucket bucket = new_bucket(chunk, begin, end);
+    end = begin;
+    bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
+    const auto overlaps = [&bucket](const PartFrames& part) {
+      return bucket.begin < part.cut_end && part.cut_begin < bucket.end;
+    };
+    if (tied_across() && chunk.has_embedding) bucket.last |= overlaps(chunk.embedding);
+    if (tied_across() && chunk.has_head) bucket.last |= overlaps(chunk.head);
+    chunk.buckets.push_back(bucket);
+  }
+  make_staging(chunk);
+}
+
+DType StageWriter::travelling_type() const {
+  switch (x_plan.buckets.compression) {
+    case Compression::kFp16:
+      return DType::kFp16;
+    case Compression::kBf16:
+      return DType::kBf16;
+    default:
+      return x_plan.precision.gradients;
+  }
+}
+
+/// The buffers that buckets are copied into, and the words that a coordinator exchanges.
+void StageWriter::make_staging(Chunk& chunk) {
+  const GradientBuckets& b = x_plan.buckets;
+  if (!x_plan.stages_buckets() && b.cycle.ps == 0) return;
+  LayoutWriter layout("buckets", 0);
+  const auto add = [&layout](const char* name, DType type, std::int64_t count) {
+    layout.add(name, BufferKind::kCommunication, type, count);
+    layout.layout().buffers.back().persistent = true;
+  };
+  if (b.compression == Compression::kPowerSgd) {
+    stage_factors(chunk, add);
+  } else if (b.compression == Compression::kOneBit) {
+    stage_signs(chunk, add);
+  } else {
+    std::int64_t total = 0;
+    const bool one_buffer = b.cut == Bucketing::kReady;
+    const bool always = b.inner_group > 1 || b.compression != Compression::kNone;
+    const std::vector<std::int64_t> begins = parameter_begins(chunk);
+    for (Bucket& bucket : chunk.buckets) {
+      const auto inside = std::count_if(begins.begin(), begins.end(), [&bucket](std::int64_t at) {
+        return bucket.begin <= at && at < bucket.end;
+      });
+      // A tensor alone needs no fusion.
+      if (!x_plan.stages_buckets() || (one_buffer && inside < 2 && !always)) continue;
+      bucket.staged.count = round_up(bucket.end - bucket.begin, b.inner_group);
+      bucket.staged.begin = one_buffer ? 0 : total;
+      total = std::max(total, bucket.staged.begin + bucket.staged.count);
+    }
+    add("copies", travelling_type(), std::max<std::int64_t>(total, 1));
+  }
+  if (b.cycle.ps > 0) add("readiness", DType::kFp32, 2 * kReadinessWords);
+  chunk.staging = x_builder.frame(x_builder.layout(layout.layout()));
+}
+
+/// Everything from element `reached` on is final once `event` of `frame` is recorded.
+void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame,
+                               std::int16_t event) {
+  if (!x_plan.overlap.gradient_reduce) return;
+  for (Bucket& bucket : chunk.buckets) {
+    if (bucket.begin >= reached && !bucket.last) reduce_bucket(chunk, bucket, frame, event);
+  }
+}
+
+void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event) {
+  if (bucket.issued) return;
+  bucket.issued = true;
+  if (bucket.holders.ranks == 1 || bucket.begin == bucket.end) return;
+  Segment segment;
+  segment.name = "reduce gradients";
+  segment.frames = {layout_of(chunk.gradients), x_bucket};
+  Call call{SegmentId(), -1, -1, {chunk.gradients, bucket.frame}, {}};
+  if (chunk.staging.valid()) {
+    segment.frames.push_back(layout_of(chunk.staging));
+    call.frames.push_back(chunk.staging);
+  }
+  if (x_plan.buckets.cycle.ps > 0) coordinate(chunk, bucket, segment);
+  if (bucket.left.count + bucket.right.count > 0) {
+    write_factors(bucket, segment);
+  } else if (x_plan.buckets.compression == Compression::kOneBit) {
+    write_signs(bucket, segment);
+  } else if (bucket.staged.count > 0) {
+    write_copied(bucket, segment);
+  } else {
+    write_in_place(bucket, segment);
+  }
+  call.segment = x_builder.segment(std::move(segment));
+  const StreamId stream = x_builder.stream(bucket.holders.stream);
+  call.waits.push_back(StreamWait{stream, frame, event});
+  if (bucket.staged.count > 0 && copies_on_compute()) {
+    call.waits.push_back(StreamWait{StreamId(std::size_t{0}), frame, event});
+  }
+  x_builder.call(std::move(call));
+}
+
+Op& StageWriter::bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
+                           std::vector<View> reads, std::vector<View> writes) {
+  Op op = unit_op(bucket.holders.stream, name, std::move(work), Phase::kGradients);
+  op.reads = std::move(reads);
+  op.writes = std::move(writes);
+  segment.ops.push_back(std::move(op));
+  return segment.ops.back();
+}
+
+View StageWriter::gradients_of(const Bucket& bucket) const {
+  const DType type = x_plan.precision.gradients;
+  return View{
+      0, 0,          bytes_of(type, bucket.begin), bytes_of(type, bucket.end - bucket.begin),
+      1, GroupSlot()};
+}
+
+void StageWriter::write_in_place(Bucket& bucket, Segment& segment) {
+  const DType type = x_plan.precision.gradients;
+  const Holders& holders = bucket.holders;
+  const bool scatter = sharded(holders) && x_plan.reduction == GradientReduction::kReduceScatter;
+  const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
+  const View all = gradients_of(bucket);
+  const bool again = scatter && holders.shards < holders.ranks;
+  bucket_op(bucket, segment, "gradients.reduce",
+            Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, group,
+                       bucket.end - bucket.begin, type, false},
+            {all}, {scatter ? shard_view(0, bucket, type) : all})
+      .records = EventRef{1, again ? kScattered : kReduced};
+  if (!again) return;
+  reduce_over_replicas(segment, shard_view(0, bucket, type), shard_elements(bucket), type,
+                       EventRef{1, kScattered}, EventRef{1, kReduced});
+}
+
+/// The coordinator's cycle: half of it passes on average before it looks, then two bit vectors are
+/// combined over all ranks (Horovod's response cache).
+void StageWriter::coordinate(const Chunk& chunk, const Bucket& bucket, Segment& segment) {
+  bucket_op(bucket, segment, "coordinator.cycle", Pause{Time{x_plan.buckets.cycle.ps / 2}}, {}, {});
+  const FrameLayout& layout = x_builder.program().layouts[layout_of(chunk.staging).index()];
+  const Ref words{2, static_cast<std::int16_t>(layout.buffers.size() - 1), DType::kFp32,
+                  2 * kReadinessWords};
+  for (std::int64_t v = 0; v < 2; ++v) {
+    const View view = words.part(v * kReadinessWords, kReadinessWords);
+    bucket_op(bucket, segment, "coordinator.ready",
+              Collective{CollectiveKind::kAllReduce, x_builder.group(bucket.holders.group),
+                         kReadinessWords, DType::kFp32, true},
+              {view}, {view});
+  }
+}
+
+/// Factors and signs are made on the bucket's stream.
+bool StageWriter::copies_on_compute() const {
+  const Compression c = x_plan.buckets.compression;
+  return x_plan.stages_buckets() && x_plan.buckets.cut != Bucketing::kReady &&
+         c != Compression::kPowerSgd && c != Compression::kOneBit;
+}
+
+/// Sums a copied array of `count` elements over the bucket's ranks: at once, or within inner
+/// groups, then what each rank got there over the ranks at the same place, and back.
+void StageWriter::sum_copies(const Bucket& bucket, const View& copy, std::int64_t count, DType type,
+                             Segment& segment) {
+  const std::int64_t inner = x_plan.buckets.inner_group;
+  if (inner == 1) {
+    bucket_op(bucket, segment, "gradients.reduce",
+              Collective{CollectiveKind::kAllReduce, x_builder.group(bucket.holders.group), count,
+                         type, false},
+              {copy}, {copy});
+    return;
+  }
+  const GroupSlot group = x_builder.group(kInnerGroup);
+  View own = copy;
+  own.bytes /= inner;
+  own.shards = static_cast<std::int32_t>(inner);
+  own.shard_group = group;
+  bucket_op(bucket, segment, "gradients.inner.reduce",
+            Collective{CollectiveKind::kReduceScatter, group, count, type, false}, {copy}, {own});
+  if (inner < bucket.holders.ranks) {
+    bucket_op(bucket, segment, "gradients.outer.reduce",
+              Collective{CollectiveKind::kAllReduce, x_builder.group(kOuterGroup), count / inner,
+                         type, false},
+              {own}, {own});
+  }
+  bucket_op(bucket, segment, "gradients.inner.gather",
+            Collective{CollectiveKind::kAllGather, group, count, type, false}, {own}, {copy});
+}
+
+void StageWriter::write_copied(Bucket& bucket, Segment& segment) {
+  const std::int64_t count = bucket.end - bucket.begin;
+  const DType type = travelling_type();
+  const Ref copies{2, kCopies, type, 0};
+  const View filled = copies.part(bucket.staged.begin, count);
+  Op& in =
+      bucket_op(bucket, segment, "gradients.copy", kernel_of(KernelKind::kCast, 1, count, type),
+                {gradients_of(bucket)}, {filled});
+  if (copies_on_compute()) {
+    in.stream = StreamId(std::size_t{0});
+    in.category = Category::kCompute;
+    in.records = EventRef{1, kCopied};
+  }
+  const std::size_t next = segment.ops.size();
+  if (const std::int64_t rest = bucket.staged.count - count; rest > 0) {
+    bucket_op(bucket, segment, "gradients.pad", kernel_of(KernelKind::kFill, 1, rest, type), {},
+              {copies.part(bucket.staged.begin + count, rest)});
+  }
+  const View copy = copies.part(bucket.staged.begin, bucket.staged.count);
+  sum_copies(bucket, copy, bucket.staged.count, type, segment);
+  if (copies_on_compute()) {
+    segment.ops[next].waits = {EventRef{1, kCopied}};
+  } else {
+    bucket_op(bucket, segment, "gradients.copy_back",
+              kernel_of(KernelKind::kCast, 1, count, x_plan.precision.gradients), {filled},
+              {gradients_of(bucket)});
+  }
+  segment.ops.back().records = EventRef{1, kReduced};
+}
+
+/// Compute takes back what it copied, bucket by bucket, once it is reduced.
+void StageWriter::copy_back(Chunk& chunk) {
+  if (!chunk.staging.valid() || !copies_on_compute()) return;
+  for (Bucket& bucket : chunk.buckets) {
+    if (bucket.staged.count == 0) continue;
+    const std::int64_t count = bucket.end - bucket.begin;
+    Segment segment;
+    segment.name = "copy buckets back";
+    segment.frames = {layout_of(chunk.gradients), layout_of(chunk.staging)};
+    Op op = unit_op("compute", "gradients.copy_back",
+                    kernel_of(KernelKind::kCast, 1, count, x_plan.precision.gradients),
+                    Phase::kGradients);
+    op.category = Category::kCompute;
+    op.reads = {Ref{1, kCopies, travelling_type(), 0}.part(bucket.staged.begin, count)};
+    op.writes = {gradients_of(bucket)};
+    segment.ops.push_back(std::move(op));
+    x_builder.call(Call{x_builder.segment(std::move(segment)),
+                        -1,
+                        -1,
+                        {chunk.gradients, chunk.staging},
+                        {StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced}}});
+  }
+}
+
+/// After a microbatch's backward pass whose gradients are reduced alone: adds them to the sum and
+/// clears them for the next one.
+void StageWriter::collect_pass(Chunk& chunk, bool last) {
+  for (Bucket& bucket : chunk.buckets) {
+    reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
+  }
+  copy_back(chunk);
+  LayoutWriter events("collect", 0);
+  SegmentWriter w(x_builder, "collect gradients", events);
+  w.phase = Phase::kGradients;
+  w.segment().frames = {layout_of(chunk.gradients), layout_of(chunk.summed)};
+  const DType type = x_plan.precision.gradients;
+  const Ref fresh{0, 0, type, chunk.elements};
+  const Ref sum{1, 0, type, chunk.elements};
+  const KernelKind kind = chunk.summed_once ? KernelKind::kAdd : KernelKind::kCast;
+  std::vector<View> reads = {fresh.view()};
+  if (chunk.summed_once) reads.push_back(sum.view());
+  w.compute(chunk.summed_once ? "gradients.accumulate" : "gradients.keep",
+            kernel_of(kind, 1, chunk.elements, type), std::move(reads), {sum.view()});
+  if (!last) {
+    w.compute("gradients.zero", kernel_of(KernelKind::kFill, 1, chunk.elements, type), {},
+              {fresh.view()});
+  }
+  chunk.summed_once = true;
+  Call call{x_builder.segment(std::move(w.segment())), -1, -1, {chunk.gradients, chunk.summed}, {}};
+  for (Bucket& bucket : chunk.buckets) {
+    if (bucket.begin == bucket.end) continue;
+    call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
+    if (last) continue;
+    bucket.frame = x_builder.frame(x_bucket);
+    bucket.issued = false;
+  }
+  x_builder.call(std::move(call));
+}
+
+}  // namespace foretrain

@@ -1,0 +1,72 @@
+// Is what `simulate` says would make a run fit true, sorted, and bounded?
+#include <gtest/gtest.h>
+
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+/// 20 bytes of states for each of 1.3 G parameters on every rank, and the activations of 16
+/// sequences.
+constexpr const char* kTooBig =
+    R"({"model": "gpt3-1.3b", "cluster": {"preset": "dgx-a100-40gb", "accelerators": 8},
+        "sharding": {"level": "none"}, "batch": {"global": 128, "micro": 16, "sequence": 2048}})";
+
+std::vector<Json> changes_of(const Json& result) {
+  const Json* found = result.find("would_fit");
+  if (found == nullptr) return {};
+  const Json changes = at(*found, "changes");
+  return changes.array() == nullptr ? std::vector<Json>() : *changes.array();
+}
+
+TEST(Fitting, WhatIsSaidIsTrue) {
+  const Workplace place;
+  place.write("run.json", kTooBig);
+  const Json base = simulated(place, "run.json", {});
+  ASSERT_EQ(at(at(base, "memory"), "fits"), Json(false));
+  const std::vector<Json> changes = changes_of(base);
+  ASSERT_GE(changes.size(), 2U);
+  double before = 0;
+  for (const Json& change : changes) {
+    const double seconds = at(change, "iteration_time_s").number();
+    EXPECT_GE(seconds, before);
+    before = seconds;
+  }
+  // Applied, the best and the worst fit, in the time said.
+  for (const std::size_t which : {std::size_t{0}, changes.size() - 1}) {
+    const Json& change = changes[which];
+    std::vector<std::string> sets;
+    const Json list = at(change, "set");
+    for (const Json& set : *list.array()) sets.push_back(*set.string());
+    const Json other = simulated(place, "run.json", sets);
+    EXPECT_EQ(at(at(other, "memory"), "fits"), Json(true));
+    EXPECT_EQ(at(other, "iteration_time_s"), at(change, "iteration_time_s"));
+    EXPECT_EQ(at(at(other, "memory"), "peak_gib"), at(change, "peak_gib"));
+    EXPECT_TRUE(other.find("would_fit") == nullptr);
+  }
+}
+
+TEST(Fitting, IsPrinted) {
+  const Workplace place;
+  place.write("run.json", kTooBig);
+  const CommandResult shown = place.run({"simulate", "run.json"});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  EXPECT_NE(shown.out.find("DOES NOT FIT"), std::string::npos);
+  EXPECT_NE(shown.out.find("Would fit, of "), std::string::npos);
+  EXPECT_NE(shown.out.find("batch.micro=1"), std::string::npos);
+}
+
+// A run that nothing of this helps says so, after a bounded number of tries.
+TEST(Fitting, MayNotExist) {
+  const Workplace place;
+  place.write("run.json",
+              R"({"model": "gpt3-175b", "cluster": {"preset": "dgx-1v", "accelerators": 1}})");
+  const Json result = simulated(place, "run.json", {"precision=fp16", "kernels.attention=unfused"});
+  EXPECT_TRUE(changes_of(result).empty());
+  const double tried = at(at(result, "would_fit"), "tried").number();
+  EXPECT_GT(tried, 0);
+  EXPECT_LE(tried, 100);
+}
+
+}  // namespace
+}  // namespace foretrain

@@ -1,0 +1,171 @@
+// Does offloading move what the papers count, keep what they keep, and work beside the passes?
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "models/lower.h"
+#include "sim/program/memory.h"
+#include "sim/program/verify.h"
+#include "tests/support/recording.h"
+#include "tests/support/small_plans.h"
+#include "tests/support/test_prices.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::int64_t kRanks = 4;
+
+/// Every unit divides among the ranks without padding.
+Model model_here() {
+  Model model = small_llama();
+  model.vocabulary = 1024;
+  return model;
+}
+
+Plan plan_here(Sharding sharding, std::int64_t microbatches) {
+  Plan plan = small_plan(model_here(), {1, 1, 1, kRanks}, microbatches);
+  plan.sharding = sharding;
+  plan.units.reduce = plan.precision.gradients = DType::kBf16;
+  plan.units.narrow_shards = true;
+  plan.offload.optimizer = Memory::kHost;
+  return plan;
+}
+
+Workload lowered(const Plan& plan) {
+  Workload out = lower(model_here(), plan);
+  const Status status = verify(out);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return out;
+}
+
+/// Bytes of copies by op name.
+std::map<std::string, Bytes> copied(const Workload& workload) {
+  std::map<std::string, Bytes> out;
+  const Program& program = workload.programs[0];
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const auto* copy = std::get_if<Copy>(&program.works[op.work.index()]);
+      if (copy != nullptr) out[op.name] += copy->bytes;
+    }
+  }
+  return out;
+}
+
+/// Persistent bytes outside of the device.
+std::map<Memory, Bytes> held(const Workload& workload) {
+  std::map<Memory, Bytes> out;
+  const Program& program = workload.programs[0];
+  for (const Frame& frame : program.frames) {
+    if (frame.alias_of.valid()) continue;
+    for (const Buffer& buffer : program.layouts[frame.layout.index()].buffers) {
+      if (buffer.persistent) out[buffer.memory] += buffer.bytes();
+    }
+  }
+  return out;
+}
+
+// ZeRO-Offload (arXiv 2101.06840, section 3): of P parameters a rank sends the gradients of its
+// part and gets back its weights, 2 P / d bytes each way; the host keeps 12 P / d of states and the
+// gradients, the device weights alone.
+TEST(Offload, StatesAndGradients) {
+  const std::int64_t own = parameter_count(model_here()) / kRanks;
+  for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
+    for (const std::int64_t microbatches : {1, 3}) {
+      const Workload workload = lowered(plan_here(sharding, microbatches));
+      const auto bytes = copied(workload);
+      EXPECT_EQ(bytes.at("gradients.to_host"), microbatches * 2 * own);
+      EXPECT_EQ(bytes.at("parameters.load"), 2 * own);
+      EXPECT_EQ(held(workload)[Memory::kHost], (12 + 2) * own);
+      const BytesByKind device = persistent_bytes(workload.programs[0]);
+      EXPECT_EQ(device[static_cast<std::size_t>(BufferKind::kOptimizer)], 0);
+      EXPECT_EQ(device[static_cast<std::size_t>(BufferKind::kGradients)], 0);
+    }
+  }
+}
+
+// ZeRO-Infinity (arXiv 2104.07857): offloaded shards are copied in before every gather, each rank
+// its own part, and new weights stay on the host. Units are gathered in both passes, the root once.
+TEST(Offload, Parameters) {
+  Plan plan = plan_here(Sharding::kParameters, 1);
+  plan.offload.parameters = Memory::kHost;
+  const Workload workload = lowered(plan);
+  const Model model = model_here();
+  std::int64_t layer = 0;
+  for (const Parameter& p : layer_parameters(model)) layer += p.count();
+  const std::int64_t all = parameter_count(model);
+  const auto bytes = copied(workload);
+  EXPECT_EQ(bytes.at("parameters.from_host"), 2 * (all + model.layers * layer) / kRanks);
+  EXPECT_EQ(bytes.count("parameters.load"), 0U);
+  EXPECT_EQ(held(workload)[Memory::kHost], (12 + 2 + 2) * all / kRanks);
+}
+
+// States in storage are read and written once a step, 12 P / d bytes each.
+TEST(Offload, Storage) {
+  Plan plan = plan_here(Sharding::kParameters, 1);
+  plan.offload.optimizer = Memory::kStorage;
+  const Workload workload = lowered(plan);
+  const std::int64_t own = parameter_count(model_here()) / kRanks;
+  const auto bytes = copied(workload);
+  EXPECT_EQ(bytes.at("optimizer.read"), 12 * own);
+  EXPECT_EQ(bytes.at("optimizer.write"), 12 * own);
+  EXPECT_EQ(held(workload)[Memory::kStorage], 12 * own);
+}
+
+struct Times {
+  Time first_copy{INT64_MAX}, last_backward, first_update{INT64_MAX}, last_load;
+};
+
+Times times_of(const Plan& plan) {
+  const Workload workload = lowered(plan);
+  TestPrices prices(plain_rates());
+  const Result<Replayed> result = replay_all(workload, prices, false);
+  EXPECT_TRUE(result.ok()) << result.error().message;
+  Times out;
+  const Program& program = workload.programs[0];
+  for (const OpTimes& t : result.value().sink.of(0)) {
+    const Call& call = program.calls[static_cast<std::size_t>(t.call)];
+    const Op& op = program.segments[call.segment.index()].ops[static_cast<std::size_t>(t.op)];
+    if (op.phase == Phase::kBackward) out.last_backward = max(out.last_backward, t.end);
+    if (op.name == "gradients.to_host" && t.start < out.first_copy) out.first_copy = t.start;
+    if (op.name == "optimizer.adam" && t.start < out.first_update) out.first_update = t.start;
+    if (op.name == "parameters.load") out.last_load = max(out.last_load, t.end);
+  }
+  return out;
+}
+
+// Gradients leave beside the backward pass. The update waits for the norm of all of them; delayed,
+// it runs beside the passes, and what it made is loaded after them.
+TEST(Offload, WorksBesideThePasses) {
+  Plan plan = plan_here(Sharding::kGradients, 1);
+  const Times now = times_of(plan);
+  EXPECT_LT(now.first_copy, now.last_backward);
+  EXPECT_GE(now.first_update, now.last_backward);
+  plan.offload.delayed_update = true;
+  const Times delayed = times_of(plan);
+  EXPECT_LT(delayed.first_update, delayed.last_backward);
+  EXPECT_GT(delayed.last_load, delayed.last_backward);
+  EXPECT_EQ(held(lowered(plan))[Memory::kHost],
+            (12 + 2 + 2) * parameter_count(model_here()) / kRanks);
+}
+
+// What the first layers keep, with their inputs, goes out and comes back once a microbatch; the
+// device keeps it no longer.
+TEST(Offload, Activations) {
+  const Model model = model_here();
+  Plan plan = small_plan(model, {1, 1, 1, 1}, 2);
+  const Bytes before = memory_peak(lowered(plan).programs[0]).saved;
+  plan.offload.activation_layers = model.layers / 2;
+  const Workload workload = lowered(plan);
+  const Bytes moved = copied(workload).at("activations.copy");
+  const Bytes after = memory_peak(workload.programs[0]).saved;
+  EXPECT_EQ(moved % (2 * 2 * model.layers / 2), 0);
+  const Bytes layer = moved / (2 * 2 * model.layers / 2);
+  // All but those of one layer, on their way, are away when the last layers compute.
+  EXPECT_LE(after, before - layer * (model.layers / 2 - 2));
+  plan.recompute.layer = true;
+  const Bytes input = 2 * plan.tokens() * model.hidden;
+  EXPECT_EQ(copied(lowered(plan)).at("activations.copy"), 2 * 2 * model.layers / 2 * input);
+}
+
+}  // namespace
+}  // namespace foretrain

@@ -1,0 +1,100 @@
+// Do optimizers keep and move what their papers say?
+#include <gtest/gtest.h>
+
+#include "models/lower.h"
+#include "models/optimizer.h"
+#include "sim/program/memory.h"
+#include "sim/program/verify.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+Model model_here() {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  return model;
+}
+
+Program program_of(Plan plan) {
+  const Workload workload = lower(model_here(), plan);
+  const Status status = verify(workload);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return workload.programs[0];
+}
+
+Plan plan_with(Optimizer optimizer, Sharding sharding, std::int64_t data) {
+  Plan plan = small_plan(model_here(), {1, 1, 1, data}, 1);
+  plan.optimizer = optimizer;
+  plan.sharding = sharding;
+  plan.precision.master = false;
+  plan.units.narrow_shards = false;
+  return plan;
+}
+
+Bytes state_bytes(const Plan& plan) {
+  return persistent_bytes(program_of(plan))[static_cast<std::size_t>(BufferKind::kOptimizer)];
+}
+
+/// Rows and columns of matrices, elements of vectors.
+std::int64_t factors() {
+  const Model model = model_here();
+  const auto of = [](const std::vector<Parameter>& list) {
+    std::int64_t sum = 0;
+    for (const Parameter& p : list) sum += p.cols > 1 ? p.rows + p.cols : p.rows;
+    return sum;
+  };
+  return of(embedding_parameters(model)) + model.layers * of(layer_parameters(model)) +
+         of(head_parameters(model));
+}
+
+// Bytes of states for P parameters, without a copy of the weights: 8 P, 8 P, 4 P, 2 P and two
+// scales a block of 256, 4 (n + m) a matrix.
+TEST(OptimizerStates, Bytes) {
+  const std::int64_t p = parameter_count(model_here());
+  const auto bytes = [](Optimizer o) { return state_bytes(plan_with(o, Sharding::kNone, 1)); };
+  EXPECT_EQ(bytes(Optimizer::kFusedAdam), 8 * p);
+  EXPECT_EQ(bytes(Optimizer::kAdam), 8 * p);
+  EXPECT_EQ(bytes(Optimizer::kLamb), 8 * p);
+  EXPECT_EQ(bytes(Optimizer::kSgd), 4 * p);
+  EXPECT_EQ(bytes(Optimizer::kAdam8bit), 2 * p + 2 * 4 * ((p + 255) / 256));
+  EXPECT_EQ(bytes(Optimizer::kAdafactor), 4 * factors());
+}
+
+// Sharded states divide among the ranks, up to padding of a unit; a copy of the weights is 4 P
+// more.
+TEST(OptimizerStates, Shards) {
+  for (const Optimizer o : {Optimizer::kLamb, Optimizer::kSgd, Optimizer::kAdam8bit}) {
+    for (const Sharding s : {Sharding::kOptimizer, Sharding::kGradients, Sharding::kParameters}) {
+      Plan plan = plan_with(o, s, 4);
+      const auto whole = static_cast<double>(state_bytes(plan_with(o, Sharding::kNone, 1)));
+      EXPECT_NEAR(static_cast<double>(state_bytes(plan)), whole / 4, 0.01 * whole);
+      const Bytes before = state_bytes(plan);
+      plan.precision.master = plan.units.narrow_shards = true;
+      const auto copies = static_cast<double>(state_bytes(plan) - before);
+      EXPECT_NEAR(copies, static_cast<double>(parameter_count(model_here())), 0.01 * copies);
+    }
+  }
+}
+
+// With fp32 weights and gradients (r4 and w4, r4): SGD reads and writes 4 P of momentum; LAMB
+// writes the update, reads it twice, and reads the weights twice more.
+TEST(OptimizerUpdate, Bytes) {
+  const std::int64_t p = parameter_count(model_here());
+  const auto moved = [](Optimizer optimizer) {
+    Plan plan = plan_with(optimizer, Sharding::kNone, 1);
+    plan.precision.compute = DType::kFp32;
+    const Program program = program_of(plan);
+    Bytes sum = 0;
+    for (const Work& work : program.works) {
+      if (const auto* opaque = std::get_if<Opaque>(&work)) sum += opaque->bytes;
+    }
+    return sum;
+  };
+  EXPECT_EQ(moved(Optimizer::kSgd), (12 + 8) * p);
+  EXPECT_EQ(moved(Optimizer::kLamb), (12 + 16 + 20) * p);
+  EXPECT_EQ(moved(Optimizer::kAdam8bit), 12 * p + 2 * 2 * p + 2 * 2 * 4 * ((p + 255) / 256));
+}
+
+}  // namespace
+}  // namespace foretrain

@@ -1,0 +1,157 @@
+#include "tools/fitting.h"
+
+#include <algorithm>
+
+namespace foretrain {
+namespace {
+
+/// Operations of all replays together, and changes that are tried in any case.
+constexpr std::int64_t kMostOperations = 4'000'000;
+constexpr std::int64_t kLeastTries = 16;
+constexpr std::size_t kEnough = 3;  ///< changes alone, before pairs are tried
+
+using Sets = std::vector<std::string>;
+/// Changes of one kind, the mildest first.
+using Kind = std::vector<Sets>;
+
+std::string set_of(const char* key, std::int64_t value) {
+  return std::string(key) + "=" + std::to_string(value);
+}
+
+Kind more_sharding(const Plan& plan) {
+  Kind out;
+  if (plan.data == 1) return out;
+  const char* const levels[] = {"none", "optimizer", "gradients", "parameters"};
+  for (int level = static_cast<int>(plan.sharding) + 1; level < 4; ++level) {
+    out.push_back({std::string("sharding.level=") + levels[level]});
+  }
+  return out;
+}
+
+Kind smaller_microbatches(const Plan& plan) {
+  Kind out;
+  if (plan.micro_batch % 2 == 0) out.push_back({set_of("batch.micro", plan.micro_batch / 2)});
+  if (plan.micro_batch > 2) out.push_back({set_of("batch.micro", 1)});
+  return out;
+}
+
+Kind more_ranks(const char* key, std::int64_t now, std::int64_t most) {
+  Kind out;
+  for (const std::int64_t times : {2, 4}) {
+    if (now * times <= most) out.push_back({set_of(key, now * times)});
+  }
+  return out;
+}
+
+/// Layers of the stage with most of them.
+std::int64_t layers_of_stage(const Plan& plan) {
+  return plan.virtual_pipeline *
+         *std::max_element(plan.pipeline_layout.begin(), plan.pipeline_layout.end());
+}
+
+/// A quarter and half of a stage's layers, then all of them.
+Kind more_recomputation(const Plan& plan) {
+  Kind out;
+  if (plan.recompute.layer) return out;
+  for (const std::int64_t part : {4, 2}) {
+    if (layers_of_stage(plan) < part) continue;
+    out.push_back({"recompute={\"modules\":[\"layer\"],\"layers\":" +
+                   std::to_string(layers_of_stage(plan) / part) + "}"});
+  }
+  out.push_back({"recompute=full"});
+  return out;
+}
+
+Kind offloading(const Plan& plan) {
+  Kind out;
+  if (!plan.updates_on_host()) {
+    Sets sets;
+    if (!plan.by_units()) sets.emplace_back("sharding.level=gradients");
+    sets.emplace_back("offload.optimizer=cpu");
+    out.push_back(sets);
+  }
+  if (plan.offload.parameters == Memory::kDevice) {
+    out.push_back({"sharding.level=parameters", "offload.optimizer=cpu", "offload.parameters=cpu"});
+  }
+  for (const std::int64_t part : {4, 2, 1}) {
+    const std::int64_t layers = layers_of_stage(plan) / part;
+    if (layers <= plan.offload.activation_layers) continue;
+    out.push_back({set_of("offload.activation_layers", layers)});
+  }
+  return out;
+}
+
+std::vector<Kind> kinds_of(const Run& run) {
+  const Plan& plan = run.plan;
+  std::vector<Kind> out;
+  out.push_back(more_recomputation(plan));
+  out.push_back(more_sharding(plan));
+  out.push_back(smaller_microbatches(plan));
+  out.push_back(more_ranks("parallel.tensor", plan.tensor, run.cluster.accelerators_per_node));
+  out.push_back(more_ranks("parallel.pipeline", plan.pipeline, run.model.layers));
+  out.push_back(offloading(plan));
+  return out;
+}
+
+class Search {
+ public:
+  Search(const Run& run, const Prediction& prediction) : x_run(run) {
+    const std::int64_t each = std::max<std::int64_t>(1, prediction.operations);
+    x_most = std::max(kLeastTries, kMostOperations / each);
+    x_options.verify = x_options.sensitivity = false;
+  }
+
+  Fitting run() && {
+    const std::vector<Kind> kinds = kinds_of(x_run);
+    for (const Kind& kind : kinds) {
+      for (const Sets& sets : kind) attempt(sets);
+    }
+    if (x_out.changes.size() < kEnough) try_pairs(kinds);
+    std::stable_sort(
+        x_out.changes.begin(), x_out.changes.end(),
+        [](const Change& a, const Change& b) { return a.iteration_time_s < b.iteration_time_s; });
+    return std::move(x_out);
+  }
+
+ private:
+  void try_pairs(const std::vector<Kind>& kinds) {
+    for (std::size_t a = 0; a < kinds.size(); ++a) {
+      for (std::size_t b = a + 1; b < kinds.size(); ++b) {
+        for (const Sets& one : kinds[a]) {
+          for (const Sets& other : kinds[b]) {
+            Sets both = one;
+            both.insert(both.end(), other.begin(), other.end());
+            attempt(both);
+          }
+        }
+      }
+    }
+  }
+
+  void attempt(const Sets& sets) {
+    if (x_out.tried >= x_most) return;
+    const Result<Run> changed = resolve_run(x_run.resolved, x_run.source, sets);
+    if (!changed.ok()) return;
+    ++x_out.tried;
+    Run run = changed.value();
+    run.profile = x_run.profile;
+    run.profile_source = x_run.profile_source;
+    const Result<Prediction> prediction = predict(run, x_options);
+    if (!prediction.ok() || !prediction.value().memory.fits) return;
+    x_out.changes.push_back(
+        {sets, prediction.value().iteration_time_s, prediction.value().memory.peak_gib});
+  }
+
+  const Run& x_run;
+  PredictOptions x_options;
+  std::int64_t x_most = 0;
+  Fitting x_out;
+};
+
+}  // namespace
+
+Fitting find_fitting(const Run& run, const Prediction& prediction) {
+  return Search(run, prediction).run();
+}
+
+}  // namespace foretrain
