@@ -54,7 +54,7 @@ void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
                    {"none", "fp16", "bf16", "powersgd", "onebit"});
   reader.read("compression_rank", buckets.rank, IntRange{0, 4096});
   double cycle_us = 0;
-  reader.read("cycle_us", cycle_us, JsonReader::Range{0, 1e9});
+  reader.read("cycle_us", cycle_us, JsonReader::Range{0, 1e6});
   buckets.cycle = Time::from_us(cycle_us);
 }
 
@@ -93,6 +93,11 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   }
   if (model.has_experts() && (factors || b.inner_group > 1)) {
     return unsupported("gradients", "inner_group and powersgd are modelled without experts");
+  }
+  constexpr std::int64_t kMostPasses = 4096;
+  if (!b.last_pass_only && p.microbatches() > kMostPasses) {
+    return Refusal{"gradients/no_sync", "a reduction in each of " + text(p.microbatches()) +
+                                            " microbatches; expected at most " + text(kMostPasses)};
   }
   if (!b.last_pass_only && (p.pipeline > 1 || p.tensor > 1 || model.has_experts())) {
     return unsupported("gradients/no_sync",

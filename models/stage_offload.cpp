@@ -67,16 +67,12 @@ void StageWriter::gradients_to_host(Segment& segment, const View& part, std::int
   const Ref sum{1, kHostSum, type, own};
   const Ref arrived{0, kArrived, type, own};
   const View to = first ? sum.view() : arrived.view();
-  if (segment.ops.empty()) {
-    side_op(segment, kOut, "gradients.to_host", Copy{Memory::kDevice, Memory::kHost, part.bytes},
-            {part}, {to});
-  } else {
-    segment.ops.back().records = EventRef{0, kPartReady};
-    side_op(segment, kOut, "gradients.to_host", Copy{Memory::kDevice, Memory::kHost, part.bytes},
-            {part}, {to})
-        .waits = {EventRef{0, kPartReady}};
-  }
-  segment.ops.back().phase = Phase::kGradients;
+  const bool reduced = !segment.ops.empty();
+  if (reduced) segment.ops.back().records = EventRef{0, kPartReady};
+  Op& out = side_op(segment, kOut, "gradients.to_host",
+                    Copy{Memory::kDevice, Memory::kHost, part.bytes}, {part}, {to});
+  if (reduced) out.waits = {EventRef{0, kPartReady}};
+  out.phase = Phase::kGradients;
   if (!first) {
     segment.ops.back().records = EventRef{0, kAtHost};
     host_op(segment, "gradients.accumulate", {sum.view(), arrived.view()}, {sum.view()}).waits = {

@@ -41,7 +41,7 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
     {Part::kMemoryBound, "memory-bound kernels"},
     {Part::kRecompute, "recomputation"},
     {Part::kOptimizer, "optimizer"},
-    {Part::kCopy, "input copies"},
+    {Part::kCopy, "copies to and from the host"},
     {Part::kExposedTensor, "exposed tensor communication"},
     {Part::kExposedData, "exposed data communication"},
     {Part::kExposedPipeline, "exposed pipeline transfers"},

@@ -189,33 +189,25 @@ TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
 
 // Ways of plain data parallelism, and what offloading needs.
 TEST(ReadPlan, BucketsAndOffloadThatDoNotFit) {
-  expect_error(
-      plan_of(
-          "{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"bucketing\":\"parameters\"}}",
-          2),
-      {"/gradients/bucket_mib", "above 0"});
-  expect_error(
-      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"inner_group\":3}}", 4),
-      {"/gradients/inner_group", "3", "does not divide"});
-  expect_error(
-      plan_of(
-          "{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"compression\":\"powersgd\"}}",
-          2),
-      {"/gradients/compression_rank", "above 0"});
-  expect_error(plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"gradients\":{\"no_sync\":false}"
-                       ",\"parallel\":{"
-                       "\"tensor\":2}}",
-                       4),
+  const auto with = [](const std::string& more, std::int64_t accelerators) {
+    return plan_of(R"({"batch":{"global":20000,"sequence":64},)" + more + "}", accelerators);
+  };
+  expect_error(with(R"("gradients":{"bucketing":"parameters"})", 2),
+               {"/gradients/bucket_mib", "above 0"});
+  expect_error(with(R"("gradients":{"inner_group":3})", 4),
+               {"/gradients/inner_group", "3", "does not divide"});
+  expect_error(with(R"("gradients":{"compression":"powersgd"})", 2),
+               {"/gradients/compression_rank", "above 0"});
+  expect_error(with(R"("gradients":{"no_sync":false})", 2),
+               {"/gradients/no_sync", "10000", "at most 4096"});
+  expect_error(with(R"("gradients":{"no_sync":false},"parallel":{"tensor":2})", 16),
                {"/gradients/no_sync"}, ErrorKind::kUnsupported);
-  expect_error(
-      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"offload\":{\"optimizer\":\"cpu\"}}", 2),
-      {"/offload/optimizer", "sharding.level"}, ErrorKind::kUnsupported);
-  expect_error(
-      plan_of("{\"batch\":{\"global\":8,\"sequence\":64},\"sharding\":{\"level\":\"gradients\"},"
-              "\"offload\":{\"optimizer\":"
-              "\"cpu\",\"parameters\":\"cpu\"}}",
-              2),
-      {"/offload/parameters", "level parameters"}, ErrorKind::kUnsupported);
+  expect_error(with(R"("offload":{"optimizer":"cpu"})", 2),
+               {"/offload/optimizer", "sharding.level"}, ErrorKind::kUnsupported);
+  expect_error(with(R"("sharding":{"level":"gradients"},
+                       "offload":{"optimizer":"cpu","parameters":"cpu"})",
+                    2),
+               {"/offload/parameters", "level parameters"}, ErrorKind::kUnsupported);
 }
 
 TEST(ParseJson, Errors) {
