@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "executor/host_rank.h"
 #include "executor/micro.h"
 #include "executor/transport.h"
 
@@ -25,6 +26,42 @@ struct CalibrateOptions {
   /// Operations done, in all, and the next one's shape; on rank 0.
   std::function<void(std::size_t, std::size_t, const std::string&)> progress;
   std::function<Status()> save;  ///< on rank 0, about every second and at the end
+};
+
+/// Times of one operation in us: of the repeats that nobody disturbed, and of all (CPU time where
+/// disturbed).
+struct OpTimings {
+  std::vector<double> clean, all;
+};
+
+/// Measures a list of operations, dispatch and event costs first, in one round or in several with
+/// other work between: each round times every op again, and samples are of all rounds together. So
+/// a machine whose speed drifts is the same for what is measured and for what runs between.
+class Calibration {
+ public:
+  /// All ranks make one with the same ops; `transport` was made from `micro_ranks(ranks)`. Both
+  /// must outlive it.
+  Calibration(const std::vector<MicroOp>& ops, std::int64_t ranks, RankId self,
+              Transport& transport, CalibrateOptions options);
+
+  /// Adds samples to rank 0's `profile`; what it had at the first round is not measured (unless
+  /// `again`). All ranks call it. False when interrupted.
+  Result<bool> round(Profile& profile);
+
+ private:
+  SampleKey key_of(std::size_t i) const;
+  Result<bool> agree(bool value);
+  Result<Sample> measure(std::size_t i);
+  Status repeat(HostRank<float>& rank, std::size_t i, std::int64_t members, Sample& out);
+
+  const std::vector<MicroOp>& x_ops;
+  std::int64_t x_ranks;
+  RankId x_self;
+  Transport& x_transport;
+  CalibrateOptions x_options;
+  GroupId x_everyone;
+  std::vector<OpTimings> x_timings;  ///< dispatch, event, ops
+  std::vector<bool> x_known;         ///< likewise; empty before the first round
 };
 
 /// Adds samples of `ops` to rank 0's `profile`, dispatch and event costs first. All ranks call it

@@ -15,10 +15,19 @@ struct HostOptions {
   bool check = false;
 };
 
-/// When an op ran, on the clock that starts with the step. `cpu`: of its thread, for kernels.
+/// When an op ran, on the clock that starts with the step.
 struct OpRecord {
   std::int32_t call = 0, op = 0;
-  Time begin, end, cpu;
+  Time begin, end;
+  /// Time that was spent working, and CPU time in it: all of a kernel; of communication from when
+  /// all partners were there. 0 where it is not known.
+  Time work, cpu;
+  /// Whether others used the core meanwhile: CPU time over wall time below 0.98. What is shorter
+  /// than 10 us cannot be told: reading the two clocks takes part of a microsecond.
+  bool disturbed() const {
+    constexpr std::int64_t kClockLimit = 10'000'000;  // ps
+    return work.ps >= kClockLimit && 50 * cpu.ps < 49 * work.ps;
+  }
 };
 
 class RankRunner {
@@ -35,8 +44,8 @@ class RankRunner {
   virtual Status step() = 0;
   /// Of the last step, by stream, in issue order.
   virtual const std::vector<std::vector<OpRecord>>& records() const = 0;
-  /// CPU and wall time of the kernels of the last step: equal when nobody else used the cores, and
-  /// where that is no question (0).
+  /// CPU and wall time of the work in the ops of the last step: equal when nobody else used the
+  /// cores, and where that is no question (0).
   virtual double cpu_seconds() const { return 0; }
   virtual double wall_seconds() const { return 0; }
   /// Mean loss of the last step; NaN on ranks that have none.

@@ -39,8 +39,8 @@ class MeasuredCostModel final : public CostModel {
     if (talks) seconds += 2 * x_event;
     cost.duration = Time::from_seconds(seconds);
     if (!talks) cost.memory = cost.duration;
-    // A collective's thread takes its half of the core; a message mostly sleeps.
-    if (std::holds_alternative<Collective>(work)) cost.memory_share = kWhole / 2;
+    // One core: what a collective does, kernels do not. A message mostly waits.
+    if (std::holds_alternative<Collective>(work)) cost.memory_share = kWhole;
     cost.provenance = price.provenance;
     cost.deviation = static_cast<float>(price.deviation);
     return cost;

@@ -32,11 +32,15 @@ double sample_size(const Work& work);
 struct Sample {
   SampleKey key;
   std::string dtype;
+  std::string library;     ///< that multiplied matrices, as in the machine's `blas`; or ""
   double size = 0;         ///< FLOPs or bytes
   std::int64_t count = 0;  ///< operations that were timed
   double median_us = 0, p10_us = 0, p90_us = 0;
+  double mean_us = 0;   ///< of what took at most three times the median; 0: not known
   bool clean = true;    ///< nobody else used the core meanwhile (CPU over wall time >= 0.98)
   std::string stopped;  ///< the rule that ended it: "spread" or "time"
+  /// What one of many takes: a step adds up means.
+  double price_us() const { return mean_us > 0 ? mean_us : median_us; }
 };
 
 /// Names of samples that are no works: host time from the end of one op to the begin of the next on
@@ -70,7 +74,8 @@ struct MeasuredPrice {
 ///   all else   linear in ln t over ln size between the neighbours; above the largest by its rate,
 ///              below the smallest its time
 /// else (kAnalytic) at the mean rate of its family: GEMMs, attention, memory-bound kernels,
-/// communication. A family without samples is an error. Of samples with several `ranks` those
+/// communication. A family without samples is an error. Products of another library than the
+/// profile's machine names are no samples. Of samples with several `ranks` those
 /// nearest to what is asked for.
 class ProfileTable {
  public:

@@ -70,7 +70,7 @@ Status relaunched_status(const Job& job) {
                      " (see above); no result was written");
 }
 
-Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps) {
+ExecuteOptions execute_options(const HostRun& host, std::int64_t steps) {
   ExecuteOptions options;
   options.steps = steps;
   options.make_rank = host.cuda.make_rank;
@@ -78,6 +78,11 @@ Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps) 
   options.name_of = [&plan](RankId rank) {
     return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(plan, rank));
   };
+  return options;
+}
+
+Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps) {
+  const ExecuteOptions options = execute_options(host, steps);
   if (job.kind != Job::Kind::kMpi) return execute_threads(host.workload, options);
   return execute_rank(host.workload, job.world.rank, *job.world.transport, options);
 }

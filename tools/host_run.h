@@ -51,6 +51,9 @@ Result<Job> start_job(const Workload& workload, bool threads,
 /// The error of a job that mpirun ended with a code other than 0.
 Status relaunched_status(const Job& job);
 
+/// How the run executes: on what, how often, and its ranks' names. `host` must outlive it.
+ExecuteOptions execute_options(const HostRun& host, std::int64_t steps);
+
 /// Executes as the job says; rank 0's result is whole.
 Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "executor/side_by_side.h"
 #include "models/lower.h"
 #include "tools/calibration.h"
 #include "tools/report.h"
@@ -38,32 +39,36 @@ Result<std::vector<double>> train_on_one(const HostRun& host, std::size_t steps)
   return out;
 }
 
-Status measure_missing(const HostRun& host, Job& job, const ValidateOptions& options,
-                       Profile& profile, Validation& out) {
+/// Measures what the profile lacks and executes, in turns.
+Result<Executed> measure_and_execute(const HostRun& host, Job& job, const ValidateOptions& options,
+                                     Profile& profile, Validation& out) {
   const std::vector<MicroOp> ops = distinct_ops(host.workload);
-  CalibrateOptions how;
-  how.seconds = options.seconds_per_op;
-  how.rotation = 4 * private_cache_bytes();
+  SideBySideOptions how;
+  how.execute = execute_options(host, options.steps);
+  how.calibrate.seconds = options.seconds_per_op;
+  how.calibrate.rotation = 4 * private_cache_bytes();
+  std::int64_t shown = 0;
   ProgressLine line(options.quiet || !job.speaks());
-  how.progress = [&](std::size_t done, std::size_t all, const std::string& what) {
+  how.calibrate.progress = [&](std::size_t done, std::size_t all, const std::string& what) {
     line.show(done, all, what);
-    ++out.measured_now;
+    ++shown;
   };
+  const Workload world = micro_ranks(job.ranks);
+  Result<Executed> executed = Executed{};
   if (job.kind == Job::Kind::kMpi) {
-    const Workload world = micro_ranks(job.ranks);
     FT_ASSIGN(const MpiWorld micro, join_mpi(world));
-    FT_ASSIGN(const bool whole,
-              calibrate_rank(ops, job.ranks, micro.rank, *micro.transport, how, profile));
-    (void)whole;
+    executed = measure_and_execute_rank(ops, host.workload, micro.rank, *micro.transport,
+                                        *job.world.transport, how, profile);
   } else {
-    FT_ASSIGN(const bool whole, calibrate_threads(ops, job.ranks, how, profile));
-    (void)whole;
+    executed = measure_and_execute_threads(ops, host.workload, how, profile);
   }
+  if (!executed.ok()) return executed;
+  out.measured_now = shown / how.rounds;
   for (const MicroOp& op : ops) {
     const Sample* sample = profile.find(op.key);
     if (sample != nullptr && sample->clean) ++out.measured_clean;
   }
-  return ok_status();
+  return executed;
 }
 
 void add_times(const Timeline& timeline, double FamilyTimes::*to, Validation& out) {
@@ -104,14 +109,14 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
   if (host.run.profile != nullptr) profile = *host.run.profile;
   if (!same_machine(profile.machine, machine_identity())) {
     if (host.run.profile != nullptr && job.speaks() && !options.quiet) {
-      std::fprintf(stderr, "foretrain: %s is of another machine; everything is measured anew\n",
+      std::fprintf(stderr,
+                   "foretrain: %s is of another machine or library; everything is measured anew\n",
                    host.run.profile_source.c_str());
     }
     profile = Profile{};
     profile.machine = machine_identity();
   }
-  FT_TRY(measure_missing(host, job, options, profile, out));
-  FT_ASSIGN(const Executed executed, execute_job(host, job, options.steps));
+  FT_ASSIGN(const Executed executed, measure_and_execute(host, job, options, profile, out));
   if (!job.speaks()) return out;
   host.run.profile = std::make_shared<const Profile>(std::move(profile));
   PredictOptions how;

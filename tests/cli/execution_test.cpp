@@ -62,6 +62,21 @@ void expect_equal_losses(const Json& a, const Json& b) {
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i] / y[i], 1, 1e-5);
 }
 
+// The library that multiplies is the user's choice, and said; a price is of one library.
+TEST_F(Execution, TheLibraryOfProducts) {
+  const Json plain = executed({"--blas", "plain"});
+  EXPECT_EQ(*at(at(plain, "machine"), "blas").string(), "plain loops");
+  expect_equal_losses(executed({}), plain);
+  const CommandResult known = x_place.run({"execute", "run.json", "--blas", "onednn", "--quiet"});
+  if (known.exit_code != 0) {
+    EXPECT_NE(known.err.find("libdnnl-dev"), std::string::npos) << known.err;
+    return;
+  }
+  const Json onednn = executed({"--blas", "onednn"});
+  EXPECT_EQ(at(at(onednn, "machine"), "blas").string()->substr(0, 6), "oneDNN");
+  expect_equal_losses(onednn, plain);
+}
+
 TEST_F(Execution, OneRankLearnsAndIsTraced) {
   const Json json = executed({"--trace", "t.json", "--timeline", "line.json.gz"});
   const std::vector<double> loss = losses(json);

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "executor/kernels.h"
 #include "tools/calibration.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/report.h"
@@ -29,12 +30,13 @@ Result<std::string> output_path(const CalibrateArgs& args) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return input_error(folder + ": " + error.message());
-  return folder + "/host.json";
+  return folder + "/host" + (args.blas.empty() ? "" : "-" + args.blas) + ".json";
 }
 
 Json identity(const CalibrateArgs& args) {
   Json out = machine_identity();
-  out.set("command", std::string("foretrain calibrate") + (args.quick ? " --quick" : ""));
+  out.set("command", std::string("foretrain calibrate") + (args.quick ? " --quick" : "") +
+                         (args.blas.empty() ? "" : " --blas " + args.blas));
   out.set("foretrain", std::string(kVersion) + " (" + kRevision + ")");
   out.set("rotation_kib", static_cast<std::int64_t>(options_of(args).rotation / 1024));
   return out;
@@ -49,7 +51,8 @@ Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path
   FT_ASSIGN(Profile old, load_profile(path, "--out"));
   if (!args.force && !same_machine(old.machine, fresh.machine)) {
     return input_error(path + ": is the profile of another machine (" + old.about("processor") +
-                       ", here " + fresh.about("processor") +
+                       " with " + old.about("blas") + ", here " + fresh.about("processor") +
+                       " with " + fresh.about("blas") +
                        "); choose another file, or --force to mix them");
   }
   old.machine = fresh.machine;
@@ -90,6 +93,7 @@ Status measure_pair(const CalibrateArgs& args, const std::string& path, Profile&
   }
   std::vector<std::string> words = {"calibrate", "--worker-ranks", "2",      "--out",
                                     path,        "--resume",       "--force"};
+  if (!args.blas.empty()) words.insert(words.end(), {"--blas", args.blas});
   if (args.quick) words.emplace_back("--quick");
   if (args.quiet) words.emplace_back("--quiet");
   FT_ASSIGN(const int code, run_under_mpirun(2, words));
@@ -117,6 +121,7 @@ std::string summary(const Profile& profile, const std::string& path) {
 }  // namespace
 
 Status calibrate(const CalibrateArgs& args) {
+  FT_TRY(choose_blas(args.blas));
   FT_TRY(check_device(args.device, "calibrate"));
   FT_ASSIGN(const std::string path, output_path(args));
   note_interrupts();

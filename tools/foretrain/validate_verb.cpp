@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "executor/kernels.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/report.h"
 
@@ -9,6 +10,7 @@ namespace foretrain {
 
 Status validate(const ValidateArgs& args) {
   const ExecuteArgs& e = args.execute;
+  FT_TRY(choose_blas(e.blas));
   FT_TRY(check_device(e.device, "validate"));
   FT_ASSIGN(HostRun host, prepare_host_run(e.run, e.sets, e.ranks));
   ValidateOptions options;
