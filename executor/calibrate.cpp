@@ -12,6 +12,8 @@
 namespace foretrain {
 namespace {
 
+constexpr std::size_t kOverheads = 3;  ///< samples that are no works: dispatch, event, launch
+constexpr std::size_t kOfLaunch = 2;
 constexpr std::size_t kFewest = 10;  ///< operations
 
 using Clock = std::chrono::steady_clock;
@@ -20,39 +22,40 @@ double seconds_since(Clock::time_point begin) {
 }
 
 /// Positive numbers near one half, so that no kernel meets a NaN or a denormal.
-void fill(HostRank<float>& rank, const MicroOp& micro, std::int64_t sets) {
+Status fill(RankRunner& rank, const MicroOp& micro, std::int64_t sets) {
   std::uint64_t state = 88172645463325252ULL;
   const auto next = [&state] {
     state ^= state << 13;
     state ^= state >> 7;
-    return state ^= state << 17;
+    return (state ^= state << 17) >> 11;
   };
-  Call call;
+  const auto vocabulary =
+      static_cast<std::uint64_t>(std::max<std::int64_t>(1, micro.batch.vocabulary));
   for (std::int64_t s = 0; s < sets; ++s) {
-    call.frames = {FrameId(static_cast<std::size_t>(s))};
     for (std::size_t b = 0; b < micro.buffers.size(); ++b) {
-      const Buffer& buffer = micro.buffers[b];
-      const View view{0, static_cast<std::int16_t>(b), 0, buffer.bytes(), 1, GroupSlot()};
-      const Operand x = rank.memory().at(call, view);
-      for (std::int64_t i = 0; i < x.count; ++i) {
-        const std::uint64_t bits = next() >> 11;
-        if (buffer.dtype == DType::kInt64) {
-          reinterpret_cast<std::int64_t*>(x.data)[i] = static_cast<std::int64_t>(
-              bits % static_cast<std::uint64_t>(std::max<std::int64_t>(1, micro.batch.vocabulary)));
-        } else if (buffer.dtype == DType::kUint8) {
-          reinterpret_cast<std::uint8_t*>(x.data)[i] = static_cast<std::uint8_t>(bits & 1);
-        } else {
-          reinterpret_cast<float*>(x.data)[i] =
-              0.25F + 0.5F * static_cast<float>(static_cast<double>(bits) * 0x1.0p-53);
-        }
-      }
+      const DType type = micro.buffers[b].dtype;
+      const FrameId frame(static_cast<std::size_t>(s));
+      FT_TRY(rank.set_values(frame, static_cast<std::int16_t>(b), [&](std::int64_t) {
+        const std::uint64_t bits = next();
+        if (type == DType::kInt64) return static_cast<double>(bits % vocabulary);
+        if (type == DType::kUint8) return static_cast<double>(bits & 1);
+        return 0.25 + 0.5 * static_cast<double>(bits) * 0x1.0p-53;
+      }));
     }
   }
+  return ok_status();
 }
 
 /// Whether the library of matrix products works in it.
 bool multiplies(const Work& work) {
   return std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work);
+}
+
+/// Of what the op works on: its first operand.
+std::string dtype_of(const MicroOp& micro) {
+  const std::vector<View>& views = micro.op.reads.empty() ? micro.op.writes : micro.op.reads;
+  if (views.empty()) return "";
+  return std::string(name_of(micro.buffers[static_cast<std::size_t>(views[0].buffer)].dtype));
 }
 
 /// The value below which that share lies; `us` is sorted.
@@ -91,7 +94,7 @@ double summarize(const OpTimings& times, Sample& out) {
 }
 
 /// By operation of the last step: its time; where it was disturbed its CPU time, negative.
-std::vector<std::int64_t> durations(const HostRank<float>& rank) {
+std::vector<std::int64_t> durations(const RankRunner& rank) {
   std::vector<std::int64_t> out;
   for (const OpRecord& r : rank.records()[0]) {
     const std::int64_t wall = (r.work.ps > 0 ? r.work : r.end - r.begin).ps;
@@ -102,7 +105,7 @@ std::vector<std::int64_t> durations(const HostRank<float>& rank) {
 }
 
 /// From the end of one op to the begin of the next.
-std::vector<std::int64_t> gaps(const HostRank<float>& rank) {
+std::vector<std::int64_t> gaps(const RankRunner& rank) {
   std::vector<OpRecord> all;
   for (const auto& stream : rank.records()) all.insert(all.end(), stream.begin(), stream.end());
   std::sort(all.begin(), all.end(),
@@ -112,6 +115,15 @@ std::vector<std::int64_t> gaps(const HostRank<float>& rank) {
     out.push_back(std::max<std::int64_t>(1, (all[i].begin - all[i - 1].end).ps));
   }
   return out;
+}
+
+/// Host time of a launch, on average; none where the host runs the ops itself.
+std::vector<std::int64_t> launches(const RankRunner& rank) {
+  std::size_t ops = 0;
+  for (const auto& stream : rank.records()) ops += stream.size();
+  const double seconds = rank.issue_seconds();
+  if (seconds <= 0 || ops == 0) return {};
+  return {std::max<std::int64_t>(1, Time::from_seconds(seconds / static_cast<double>(ops)).ps)};
 }
 
 /// Of a group's `members` ranks the shortest.
@@ -139,7 +151,8 @@ Calibration::Calibration(const std::vector<MicroOp>& ops, std::int64_t ranks, Ra
       x_self(self),
       x_transport(transport),
       x_options(std::move(options)),
-      x_timings(ops.size() + 2) {
+      x_timings(ops.size() + kOverheads) {
+  if (x_options.library.empty()) x_options.library = blas_name();
   use_one_blas_thread();
   const Workload world = micro_ranks(ranks);
   x_everyone = GroupId(world.groups.empty() ? 0 : world.groups.size() - 1);
@@ -160,51 +173,61 @@ Result<bool> Calibration::agree(bool value) {
 SampleKey Calibration::key_of(std::size_t i) const {
   if (i == 0) return {kDispatchSample, "on one stream", x_ranks};
   if (i == 1) return {kEventSample, "to another stream", x_ranks};
-  return x_ops[i - 2].key;
+  if (i == kOfLaunch) return {kLaunchSample, "by the host", x_ranks};
+  return x_ops[i - kOverheads].key;
+}
+
+Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workload) {
+  Result<std::unique_ptr<RankRunner>> made =
+      x_options.make_rank ? x_options.make_rank(workload, x_self, x_transport, HostOptions{})
+                          : std::unique_ptr<RankRunner>(std::make_unique<HostRank<float>>(
+                                workload, x_self, x_transport, HostOptions{}));
+  if (made.ok()) FT_TRY(made.value()->set_up());
+  return made;
 }
 
 Result<Sample> Calibration::measure(std::size_t i) {
   constexpr std::int64_t kHandOvers = 400;
   Sample out;
   out.key = key_of(i);
-  out.dtype = "fp32";
-  if (i < 2) {
+  out.dtype = i < kOverheads ? "fp32" : dtype_of(x_ops[i - kOverheads]);
+  if (i < kOverheads) {
     const Workload workload =
-        i == 0 ? dispatch_workload(x_ranks, kHandOvers) : event_workload(x_ranks, kHandOvers);
-    HostRank<float> rank(workload, x_self, x_transport, HostOptions{});
-    FT_TRY(rank.set_up());
+        i == 1 ? event_workload(x_ranks, kHandOvers) : dispatch_workload(x_ranks, kHandOvers);
+    FT_ASSIGN(const auto rank, make_rank(workload));
     out.size = 1;
-    FT_TRY(repeat(rank, i, 1, out));
+    FT_TRY(repeat(*rank, i, 1, out));
     return out;
   }
-  const MicroOp& micro = x_ops[i - 2];
+  const MicroOp& micro = x_ops[i - kOverheads];
   out.size = sample_size(micro.work);
-  if (multiplies(micro.work)) out.library = blas_name();
-  const double guess = std::max(1e-7, out.size / (multiplies(micro.work) ? 5e10 : 4e9));
+  if (multiplies(micro.work)) out.library = x_options.library;
+  const double guess = std::max(
+      1e-7, out.size / (multiplies(micro.work) ? x_options.gemm_rate : x_options.byte_rate));
   const Bytes bytes = std::max<Bytes>(1, micro.bytes());
-  const std::int64_t sets = std::clamp<std::int64_t>(x_options.rotation / bytes + 1, 2, 64);
-  const auto repeats =
-      static_cast<std::int64_t>(std::clamp(0.02 / guess, static_cast<double>(sets), 200.0));
+  const std::int64_t sets =
+      std::clamp<std::int64_t>(x_options.rotation / bytes + 1, 2, x_options.most_sets);
+  const auto repeats = static_cast<std::int64_t>(std::clamp(
+      0.02 / guess, static_cast<double>(sets), std::max(200.0, static_cast<double>(sets))));
   const Workload workload = micro_workload(micro, x_ranks, sets, repeats);
-  HostRank<float> rank(workload, x_self, x_transport, HostOptions{});
-  FT_TRY(rank.set_up());
-  fill(rank, micro, sets);
+  FT_ASSIGN(const auto rank, make_rank(workload));
+  FT_TRY(fill(*rank, micro, sets));
   const bool talks = std::holds_alternative<Collective>(micro.work) ||
                      std::holds_alternative<P2PBatch>(micro.work);
-  FT_TRY(repeat(rank, i, talks ? micro.key.ranks : 1, out));
+  FT_TRY(repeat(*rank, i, talks ? micro.key.ranks : 1, out));
   return out;
 }
 
-Status Calibration::repeat(HostRank<float>& rank, std::size_t i, std::int64_t members,
-                           Sample& out) {
+Status Calibration::repeat(RankRunner& rank, std::size_t i, std::int64_t members, Sample& out) {
   OpTimings& timings = x_timings[i];
   const std::size_t before = timings.all.size();
   const auto begin = Clock::now();
   bool more = true;
   for (int step = 0; more; ++step) {
     FT_TRY(rank.step());
-    FT_ASSIGN(const auto gathered,
-              x_transport.gather(x_self, i < 2 ? gaps(rank) : durations(rank)));
+    FT_ASSIGN(const auto gathered, x_transport.gather(x_self, i == kOfLaunch   ? launches(rank)
+                                                              : i < kOverheads ? gaps(rank)
+                                                                               : durations(rank)));
     if (x_self.value == 0 && step > 0) unpack(gathered, members, timings);
     if (x_self.value == 0 && step > 1) {
       const double quartiles = summarize(timings, out);
@@ -227,8 +250,10 @@ Result<bool> Calibration::round(Profile& profile) {
   if (x_known.empty()) {
     for (std::size_t i = 0; i < all; ++i) {
       const Sample* known = x_options.again ? nullptr : profile.find(key_of(i));
-      x_known.push_back(known != nullptr &&
-                        (known->library.empty() || known->library == blas_name()));
+      const bool is_no_device = i == kOfLaunch && !x_options.make_rank;
+      x_known.push_back(
+          is_no_device ||
+          (known != nullptr && (known->library.empty() || known->library == x_options.library)));
     }
   }
   const auto stop = [this] { return x_options.interrupted && x_options.interrupted(); };
@@ -239,7 +264,7 @@ Result<bool> Calibration::round(Profile& profile) {
     if (skip) continue;
     if (x_self.value == 0 && x_options.progress) x_options.progress(i, all, key_of(i).shape);
     FT_ASSIGN(Sample sample, measure(i));
-    if (x_self.value != 0) continue;
+    if (x_self.value != 0 || sample.count == 0) continue;
     profile.add(std::move(sample));
     if (x_options.save && seconds_since(saved) > 1) {
       FT_TRY(x_options.save());

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "executor/host_rank.h"
 #include "executor/micro.h"
+#include "executor/rank_runner.h"
 #include "executor/transport.h"
 
 namespace foretrain {
@@ -20,8 +20,12 @@ namespace foretrain {
 struct CalibrateOptions {
   double seconds = 0.3;  ///< for one operation
   double spread = 0.03;
-  Bytes rotation = 4 << 20;  ///< of a rank
-  bool again = false;        ///< measure what the profile has already
+  Bytes rotation = 4 << 20;                  ///< of a rank
+  bool again = false;                        ///< measure what the profile has already
+  MakeRank make_rank;                        ///< what measures; none: host ranks
+  std::string library;                       ///< that multiplies; "": the host's own
+  double gemm_rate = 5e10, byte_rate = 4e9;  ///< FLOP/s and B/s, roughly: how often to repeat
+  std::int64_t most_sets = 64;               ///< of operands
   std::function<bool()> interrupted;
   /// Operations done, in all, and the next one's shape; on rank 0.
   std::function<void(std::size_t, std::size_t, const std::string&)> progress;
@@ -52,7 +56,8 @@ class Calibration {
   SampleKey key_of(std::size_t i) const;
   Result<bool> agree(bool value);
   Result<Sample> measure(std::size_t i);
-  Status repeat(HostRank<float>& rank, std::size_t i, std::int64_t members, Sample& out);
+  Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload);
+  Status repeat(RankRunner& rank, std::size_t i, std::int64_t members, Sample& out);
 
   const std::vector<MicroOp>& x_ops;
   std::int64_t x_ranks;

@@ -11,10 +11,6 @@
 
 namespace foretrain {
 
-/// Makes a rank of a Workload; nothing is started yet.
-using MakeRank = std::function<Result<std::unique_ptr<RankRunner>>(const Workload&, RankId,
-                                                                   Transport&, const HostOptions&)>;
-
 struct ExecuteOptions {
   HostOptions host;
   MakeRank make_rank;      ///< none: on the host

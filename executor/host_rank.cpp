@@ -89,6 +89,26 @@ double HostRank<T>::loss() const {
 }
 
 template <typename T>
+Status HostRank<T>::set_values(FrameId frame, std::int16_t buffer,
+                               const std::function<double(std::int64_t)>& value) {
+  Call call;
+  call.frames = {frame};
+  const FrameLayout& layout = x_program.layouts[x_program.frames[frame.index()].layout.index()];
+  const Buffer& shape = layout.buffers[static_cast<std::size_t>(buffer)];
+  const Operand x = x_memory.at(call, View{0, buffer, 0, shape.bytes(), 1, GroupSlot()});
+  for (std::int64_t i = 0; i < x.count; ++i) {
+    if (shape.dtype == DType::kInt64) {
+      reinterpret_cast<std::int64_t*>(x.data)[i] = static_cast<std::int64_t>(value(i));
+    } else if (shape.dtype == DType::kUint8) {
+      reinterpret_cast<std::uint8_t*>(x.data)[i] = static_cast<std::uint8_t>(value(i));
+    } else {
+      reinterpret_cast<T*>(x.data)[i] = static_cast<T>(value(i));
+    }
+  }
+  return ok_status();
+}
+
+template <typename T>
 Time HostRank<T>::now() const {
   return time_of(std::chrono::steady_clock::now());
 }

@@ -33,6 +33,8 @@ class HostRank final : public RankRunner {
   double cpu_seconds() const override { return x_cpu_seconds; }
   double wall_seconds() const override { return x_wall_seconds; }
   double loss() const override;
+  Status set_values(FrameId frame, std::int16_t buffer,
+                    const std::function<double(std::int64_t)>& value) override;
   std::int64_t steps() const { return x_step; }
 
   HostMemory<T>& memory() { return x_memory; }

@@ -23,7 +23,7 @@ std::string family_of_op(const std::string& op) {
   if (op.starts_with("gemm")) return "gemm";
   if (op.starts_with("attention")) return "attention";
   if (op.starts_with("copy")) return "copy";
-  if (op == kDispatchSample || op == kEventSample) return op;
+  if (op == kDispatchSample || op == kEventSample || op == kLaunchSample) return op;
   const bool talks =
       std::find(communication.begin(), communication.end(), op) != communication.end();
   return talks ? "communication" : "kernel";

@@ -47,6 +47,8 @@ struct Sample {
 /// a stream, and on another stream that waits for its event.
 inline constexpr const char* kDispatchSample = "dispatch";
 inline constexpr const char* kEventSample = "event";
+/// Host time to queue an op, of devices.
+inline constexpr const char* kLaunchSample = "launch";
 
 struct Profile {
   Json machine;  ///< device, cores, libraries, date, command
@@ -96,9 +98,10 @@ class ProfileTable {
   std::map<std::string, Samples> x_by_family;  ///< likewise
 };
 
-/// A host rank's prices: those of the table, and beside them what the executor needs to hand ops to
-/// streams. A rank's streams share one core, so a collective that is under way leaves half of it to
-/// kernels. What the profile has no samples for, placements, ports and host delays are `base`'s.
+/// Of devices: the price of `base` scaled to what was measured, and the measured host time of a
+/// launch. Of a host rank: those of the table, and beside them what the executor needs to hand ops
+/// to streams. A rank's streams share one core, so a collective that is under way leaves half of it
+/// to kernels. What the profile has no samples for, placements, ports and host delays are `base`'s.
 /// Left out: a collective that waits for its partners takes less than half, one beside kernels
 /// takes longer.
 std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,

@@ -16,13 +16,6 @@ Result<CudaModule> open_device(const std::string& device) {
   return input_error("--device cuda: " + cuda.error().message + "; or use --device host");
 }
 
-Status check_device(const std::string& device, const std::string& verb) {
-  if (device == "host") return ok_status();
-  return unsupported("--device cuda: `" + verb +
-                     "` measures on the host only so far, `execute` runs on devices; use --device "
-                     "host");
-}
-
 Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<std::string> sets,
                                  std::int64_t ranks, CudaModule cuda) {
   if (ranks > 0) sets.push_back("cluster.accelerators=" + std::to_string(ranks));
@@ -34,6 +27,11 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
   }
   const Status possible =
       out.on_cuda() ? check_device_executable(out.workload) : check_executable(out.workload);
+  if (out.on_cuda() && out.run.graphs && out.run.graphs_by_layer) {
+    return unsupported(out.run.source +
+                       ": /launch/cuda_graph: the CUDA backend captures whole "
+                       "steps; set it to full or none");
+  }
   if (!possible.ok()) return unsupported(out.run.source + ": " + possible.error().message);
   if (const Status status = verify(out.workload); !status.ok()) {
     return input_error(
@@ -74,6 +72,7 @@ ExecuteOptions execute_options(const HostRun& host, std::int64_t steps) {
   ExecuteOptions options;
   options.steps = steps;
   options.make_rank = host.cuda.make_rank;
+  options.host.graphs = host.run.graphs;
   const Plan& plan = host.run.plan;
   options.name_of = [&plan](RankId rank) {
     return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(plan, rank));

@@ -26,9 +26,6 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
 
 /// What a verb runs on: nothing for "host", the CUDA module for "cuda", or what is missing.
 Result<CudaModule> open_device(const std::string& device);
-/// Of verbs that do not work on devices yet: refuses "cuda".
-Status check_device(const std::string& device, const std::string& verb);
-
 /// How the ranks of this invocation run.
 struct Job {
   enum class Kind : std::uint8_t { kAlone, kThreads, kMpi, kRelaunched };

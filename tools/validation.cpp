@@ -14,6 +14,12 @@
 namespace foretrain {
 namespace {
 
+/// Of what measures and executes; a device's profile is of the cluster's device.
+Json identity_of(const HostRun& host) {
+  if (!host.on_cuda()) return machine_identity();
+  return device_identity(host.cuda, host.run.cluster.device.name);
+}
+
 /// The same training on one rank.
 Plan on_one_rank(const Plan& plan, const Model& model) {
   Plan one = plan;
@@ -29,9 +35,10 @@ Plan on_one_rank(const Plan& plan, const Model& model) {
 
 Result<std::vector<double>> train_on_one(const HostRun& host, std::size_t steps) {
   const Workload workload = lower(host.run.model, on_one_rank(host.run.plan, host.run.model));
-  FT_TRY(check_memory(workload, 1));
+  if (!host.on_cuda()) FT_TRY(check_memory(workload, 1));
   ExecuteOptions options;
   options.steps = static_cast<std::int64_t>(steps);
+  options.make_rank = host.cuda.make_rank;
   options.name_of = [](RankId) { return std::string("one rank"); };
   FT_ASSIGN(const Executed executed, execute_threads(workload, options));
   std::vector<double> out;
@@ -45,8 +52,12 @@ Result<Executed> measure_and_execute(const HostRun& host, Job& job, const Valida
   const std::vector<MicroOp> ops = distinct_ops(host.workload);
   SideBySideOptions how;
   how.execute = execute_options(host, options.steps);
+  if (host.on_cuda()) {
+    how.calibrate = options_on_device(host.cuda);
+  } else {
+    how.calibrate.rotation = 4 * private_cache_bytes();
+  }
   how.calibrate.seconds = options.seconds_per_op;
-  how.calibrate.rotation = 4 * private_cache_bytes();
   std::int64_t shown = 0;
   ProgressLine line(options.quiet || !job.speaks());
   how.calibrate.progress = [&](std::size_t done, std::size_t all, const std::string& what) {
@@ -107,14 +118,15 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
   Validation out;
   Profile profile;
   if (host.run.profile != nullptr) profile = *host.run.profile;
-  if (!same_machine(profile.machine, machine_identity())) {
+  const Json here = identity_of(host);
+  if (!same_machine(profile.machine, here)) {
     if (host.run.profile != nullptr && job.speaks() && !options.quiet) {
       std::fprintf(stderr,
                    "foretrain: %s is of another machine or library; everything is measured anew\n",
                    host.run.profile_source.c_str());
     }
     profile = Profile{};
-    profile.machine = machine_identity();
+    profile.machine = here;
   }
   FT_ASSIGN(const Executed executed, measure_and_execute(host, job, options, profile, out));
   if (!job.speaks()) return out;
@@ -203,7 +215,7 @@ Json validation_json(const HostRun& host, const Validation& result) {
   out.set("executed", std::move(executed));
   out.set("error", std::move(error));
   out.set("numerics", std::move(numerics));
-  out.set("machine", machine_identity());
+  out.set("machine", identity_of(host));
   out.set("revision", kRevision);
   return out;
 }

@@ -51,6 +51,7 @@ extern "C" __attribute__((visibility("default"))) void foretrain_open_cuda(
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, i) == cudaSuccess) {
       module.device_names.emplace_back(properties.name);
+      if (i == 0) module.cache_bytes = properties.l2CacheSize;
     }
   }
   module.versions = foretrain::versions();

@@ -121,9 +121,10 @@ TEST_F(Execution, RefusesByNameBeforeAnythingStarts) {
 }
 
 TEST_F(Execution, CudaNeedsADevice) {
+  expect_refused({"calibrate", "--name", "h100-sxm-80gb"}, {"--name", "host"});
+  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "here is a device";
   expect_refused({"validate", "run.json", "--device", "cuda"}, {"--device cuda", "--device host"});
   expect_refused({"calibrate", "--device", "cuda"}, {"--device cuda", "--device host"});
-  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "here is a device";
   expect_refused({"execute", "run.json", "--device", "cuda"},
                  {"--device cuda", "CUDA", "--device host"});
 }

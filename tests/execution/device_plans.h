@@ -41,6 +41,6 @@ Workload lowered(const DeviceCase& device_case, DType type);
 
 /// Three steps of the plan, with its matrices and activations in `type`.
 void expect_trains_like_host(const DeviceCase& device_case, DType type, const MakeDevice& make,
-                             const DeviceTolerance& tolerance);
+                             const DeviceTolerance& tolerance, bool graphs = false);
 
 }  // namespace foretrain

@@ -132,10 +132,14 @@ Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
       "  foretrain simulate configs/runs/gpt-host.json --profile here.json");
   add_device(verb, args.device);
   add_blas(verb, args.blas);
-  verb->add_option("--out", args.out,
-                   "The profile (default: host.json in the user's data folder, host-NAME.json with "
-                   "--blas NAME)")
+  verb->add_option(
+          "--out", args.out,
+          "The profile (default, in the user's data folder: host.json, host-NAME.json with "
+          "--blas NAME, or cuda.json)")
       ->type_name("FILE");
+  verb->add_option("--name", args.name,
+                   "With --device cuda: the device preset that the profile is of, e.g. "
+                   "h100-sxm-80gb (default: what the driver calls it)");
   verb->add_flag("--quick", args.quick, "Fewer shapes, less time for each");
   verb->add_flag("--resume", args.resume, "Keep what the profile has, measure what it lacks");
   verb->add_flag("--force", args.force, "Resume the profile of another machine all the same");

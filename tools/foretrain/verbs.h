@@ -32,6 +32,7 @@ Status execute(const ExecuteArgs& args);
 
 struct CalibrateArgs {
   std::string device = "host", blas, out, json;
+  std::string name;  ///< the device of clusters that a CUDA profile prices
   bool quick = false, resume = false, force = false, threads = false, quiet = false;
   std::int64_t worker_ranks = 0;  ///< > 0: one of so many ranks that measure together
 };
