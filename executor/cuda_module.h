@@ -16,6 +16,7 @@ struct CudaModule {
   std::string versions;  ///< device, driver, runtime, libraries
   std::vector<std::string> device_names;
   Bytes cache_bytes = 0;  ///< L2 of the first device
+  bool cudnn = false;     ///< whether it was built with cuDNN
   MakeRank make_rank;     ///< rank r on device `device_of(r)`
 };
 

@@ -32,6 +32,11 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
                        ": /launch/cuda_graph: the CUDA backend captures whole "
                        "steps; set it to full or none");
   }
+  if (out.on_cuda() && !out.cuda.cudnn && out.run.plan.attention == AttentionKernel::kCudnn) {
+    return unsupported(out.run.source +
+                       ": /kernels/attention: this build's CUDA backend has no cuDNN; set it to "
+                       "flash or unfused");
+  }
   if (!possible.ok()) return unsupported(out.run.source + ": " + possible.error().message);
   if (const Status status = verify(out.workload); !status.ok()) {
     return input_error(

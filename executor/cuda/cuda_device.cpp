@@ -4,6 +4,9 @@
 #include <cmath>
 
 #include "executor/cuda/cuda_check.h"
+#ifdef FORETRAIN_CUDNN
+#include "executor/cuda/cudnn_attention.h"
+#endif
 #include "executor/cuda/rope_table.h"
 
 namespace foretrain {
@@ -35,6 +38,7 @@ CudaDevice::~CudaDevice() {
   cudaDeviceSynchronize();
   x_nccl.reset();
   x_blas.reset();
+  x_cudnn.reset();
   for (cudaGraphExec_t piece : x_pieces) {
     if (piece != nullptr) cudaGraphExecDestroy(piece);
   }
@@ -201,9 +205,31 @@ Status CudaDevice::fill(std::size_t stream, std::byte* to, int byte, std::size_t
 Status CudaDevice::compute(std::size_t stream, const Work& work, const OpContext& context,
                            const DeviceOperands& x) {
   x_problem.clear();
+  const auto* attention = std::get_if<Attention>(&work);
+  if (attention != nullptr && attention->kernel == AttentionKernel::kCudnn) {
+    return cudnn_attention(stream, *attention, x);
+  }
   device::compute_on_cuda(x_streams[stream], stream, *this, work, context, x);
   return x_problem.empty() ? ok_status() : Status(input_error(x_problem));
 }
+
+#ifdef FORETRAIN_CUDNN
+Status CudaDevice::cudnn_attention(std::size_t stream, const Attention& work,
+                                   const DeviceOperands& x) {
+  constexpr int kOfAttention = 3;
+  if (x_cudnn == nullptr) {
+    FT_ASSIGN(x_cudnn, Cudnn::create());
+  }
+  FT_ASSIGN(const CudnnAttention* const made, x_cudnn->attention(work));
+  void* const memory = scratch(stream, kOfAttention, Cudnn::scratch_bytes(*made));
+  if (memory == nullptr) return input_error(x_problem);
+  return x_cudnn->run(work, *made, x, memory, x_streams[stream]);
+}
+#else
+Status CudaDevice::cudnn_attention(std::size_t, const Attention&, const DeviceOperands&) {
+  return unsupported("this build has no cuDNN: set kernels.attention to flash or unfused");
+}
+#endif
 
 Status CudaDevice::collective(std::size_t stream, GroupId group, const DeviceCollective& call) {
   return x_nccl->collective(group, call, x_streams[stream]);

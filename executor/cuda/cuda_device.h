@@ -16,6 +16,8 @@
 
 namespace foretrain {
 
+class Cudnn;
+
 /// Why no device can be used here, or their number.
 Result<int> count_cuda_devices();
 
@@ -60,6 +62,7 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   const float* rope_table(std::int64_t length, std::int64_t head_dim) override;
   void product(cudaStream_t stream, std::size_t index, const Product& product) override;
   void fail(const std::string& what) override;
+  Status cudnn_attention(std::size_t stream, const Attention& work, const DeviceOperands& x);
 
   const Workload& x_workload;
   RankId x_rank;
@@ -80,7 +83,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   std::map<std::pair<std::int64_t, std::int64_t>, const float*> x_tables;
   std::unique_ptr<Blas> x_blas;
   std::unique_ptr<NcclGroups> x_nccl;
-  std::string x_problem;  ///< the first of this op
+  std::shared_ptr<Cudnn> x_cudnn;  ///< made by the first op that asks for it
+  std::string x_problem;           ///< the first of this op
 };
 
 }  // namespace foretrain

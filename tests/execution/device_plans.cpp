@@ -217,6 +217,21 @@ std::vector<DeviceCase> single_rank_cases() {
   return out;
 }
 
+std::vector<DeviceCase> cudnn_cases() {
+  std::vector<DeviceCase> out;
+  for (DeviceCase one : single_rank_cases()) {
+    one.name += ", cudnn";
+    one.model.head_dim = 64;
+    one.plan.attention = AttentionKernel::kCudnn;
+    if (!check_device_executable(lowered(one, DType::kBf16)).ok()) continue;
+    for (const std::int64_t group : {1, 2}) {
+      one.model.kv_heads = one.model.heads / group;
+      out.push_back(one);
+    }
+  }
+  return out;
+}
+
 std::vector<DeviceCase> drawn_cases(std::uint64_t seed, int count) {
   Rng rng(seed);
   const std::vector<DeviceCase> all = single_rank_cases();

@@ -167,6 +167,16 @@ TEST(MemoryPlan, BlocksThatAreThereTogetherDoNotOverlap) {
   }
 }
 
+// The cases that test cuDNN's attention on a device: there are some, with and without grouped
+// heads.
+TEST(DeviceRefusals, LeaveCasesForCudnn) {
+  std::set<bool> grouped;
+  for (const DeviceCase& one : cudnn_cases()) {
+    grouped.insert(one.model.kv_heads < one.model.heads);
+  }
+  EXPECT_EQ(grouped.size(), 2);
+}
+
 TEST(DeviceRefusals, ByName) {
   const Model model = small_llama();
   const auto refusal = [&](const auto& change) {
@@ -178,9 +188,14 @@ TEST(DeviceRefusals, ByName) {
     return status.ok() ? std::string() : status.error().message;
   };
   EXPECT_EQ(refusal([](Plan&) {}), "");
-  EXPECT_NE(
-      refusal([](Plan& p) { p.attention = AttentionKernel::kCudnn; }).find("kernels.attention"),
-      std::string::npos);
+  EXPECT_EQ(refusal([](Plan& p) { p.attention = AttentionKernel::kCudnn; }), "");
+  const std::string fp32 = refusal([](Plan& p) {
+    p.attention = AttentionKernel::kCudnn;
+    p.precision.compute = p.precision.gradients = p.precision.matrix = DType::kFp32;
+    p.precision.linear = DType::kFp32;
+  });
+  EXPECT_NE(fp32.find("bf16 and fp16 only"), std::string::npos) << fp32;
+  EXPECT_NE(fp32.find("kernels.attention to flash"), std::string::npos) << fp32;
   Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
   plan.context = 2;
   plan.global_batch = 1;
