@@ -96,8 +96,10 @@ CountedSteps count_steps(const Executed& executed) {
   CountedSteps out;
   std::vector<double> clean;
   std::vector<double> all;
+  std::vector<double> cpu;
   for (std::size_t s = executed.steps.size() > 1 ? 1 : 0; s < executed.steps.size(); ++s) {
     all.push_back(executed.steps[s].seconds);
+    cpu.push_back(executed.steps[s].seconds * executed.steps[s].clean);
     if (executed.steps[s].clean >= kClean) clean.push_back(executed.steps[s].seconds);
   }
   out.clean = static_cast<std::int64_t>(clean.size());
@@ -106,6 +108,8 @@ CountedSteps count_steps(const Executed& executed) {
   out.counted = static_cast<std::int64_t>(counted.size());
   if (counted.empty()) return out;
   std::sort(counted.begin(), counted.end());
+  std::sort(cpu.begin(), cpu.end());
+  out.cpu_s = cpu[cpu.size() / 2];
   const auto at = [&counted](double share) {
     return counted[static_cast<std::size_t>(
         std::lround(share * static_cast<double>(counted.size() - 1)))];

@@ -60,6 +60,9 @@ struct CountedSteps {
   double median_s = 0, spread = 0;
   std::int64_t clean = 0, counted = 0;
   bool busy = false;  ///< no step was clean
+  /// Median of the CPU time of the steps: on one rank what a step would take if nobody else used
+  /// its core (but for what others leave in caches).
+  double cpu_s = 0;
 };
 CountedSteps count_steps(const Executed& executed);
 

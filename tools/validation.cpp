@@ -172,6 +172,10 @@ std::string validation_table(const HostRun& host, const Job& job, const Validati
     out +=
         "Machine busy: CPU time over wall time was below 0.98 in every step; judge the error "
         "on a quiet machine.\n";
+    if (job.ranks == 1 && !host.on_cuda()) {
+      out += "By its CPU time the step takes " + seconds_text(e.cpu_s) + " (" +
+             share(result.predicted_s, e.cpu_s) + "): what it may take undisturbed.\n";
+    }
   }
   return out;
 }
@@ -190,6 +194,7 @@ Json validation_json(const HostRun& host, const Validation& result) {
   executed.set("spread", result.executed.spread);
   executed.set("clean_repeats", result.executed.clean);
   executed.set("machine_busy", result.executed.busy);
+  executed.set("cpu_time_s", result.executed.cpu_s);
   Json error = object();
   error.set("step_time_s", result.step_error());
   error.set("by_family", std::move(families));

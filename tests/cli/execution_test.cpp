@@ -171,6 +171,7 @@ TEST_F(Execution, ValidationComparesAndGates) {
   const double predicted = at(json.value(), "predicted/step_time_s").number();
   const double executed = at(json.value(), "executed/step_time_s").number();
   EXPECT_GT(predicted, 0);
+  EXPECT_GT(at(json.value(), "executed/cpu_time_s").number(), 0);
   EXPECT_NEAR(at(json.value(), "error/step_time_s").number(), predicted / executed - 1, 1e-9);
   std::vector<std::string> gated = base;
   gated.insert(gated.end(), {"--max-error", "0", "--quiet"});
