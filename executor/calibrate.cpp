@@ -207,13 +207,15 @@ Result<Sample> Calibration::measure(std::size_t i) {
   const Bytes bytes = std::max<Bytes>(1, micro.bytes());
   const std::int64_t sets =
       std::clamp<std::int64_t>(x_options.rotation / bytes + 1, 2, x_options.most_sets);
-  const auto repeats = static_cast<std::int64_t>(std::clamp(
-      0.02 / guess, static_cast<double>(sets), std::max(200.0, static_cast<double>(sets))));
+  const bool talks = std::holds_alternative<Collective>(micro.work) ||
+                     std::holds_alternative<P2PBatch>(micro.work);
+  // On a busy machine every transfer waits for a partner that has lost its core.
+  const double most = std::max(talks ? 50.0 : 200.0, static_cast<double>(sets));
+  const auto repeats =
+      static_cast<std::int64_t>(std::clamp(0.02 / guess, static_cast<double>(sets), most));
   const Workload workload = micro_workload(micro, x_ranks, sets, repeats);
   FT_ASSIGN(const auto rank, make_rank(workload));
   FT_TRY(fill(*rank, micro, sets));
-  const bool talks = std::holds_alternative<Collective>(micro.work) ||
-                     std::holds_alternative<P2PBatch>(micro.work);
   FT_TRY(repeat(*rank, i, talks ? micro.key.ranks : 1, out));
   return out;
 }
@@ -229,12 +231,12 @@ Status Calibration::repeat(RankRunner& rank, std::size_t i, std::int64_t members
                                                               : i < kOverheads ? gaps(rank)
                                                                                : durations(rank)));
     if (x_self.value == 0 && step > 0) unpack(gathered, members, timings);
-    if (x_self.value == 0 && step > 1) {
+    if (x_self.value == 0 && step > 0) {
       const double quartiles = summarize(timings, out);
       const double passed = seconds_since(begin);
       // A busy machine may calm down.
       const bool over = passed > (out.clean ? 1 : 2) * x_options.seconds;
-      const bool close = quartiles >= 0 && timings.all.size() >= before + kFewest &&
+      const bool close = step > 1 && quartiles >= 0 && timings.all.size() >= before + kFewest &&
                          quartiles <= x_options.spread * out.median_us;
       if (close && !over) out.stopped = "spread";
       more = !over && !close;
