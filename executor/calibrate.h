@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "executor/micro.h"
+#include "executor/rank_runner.h"
 #include "executor/transport.h"
 
 namespace foretrain {
@@ -19,12 +20,53 @@ namespace foretrain {
 struct CalibrateOptions {
   double seconds = 0.3;  ///< for one operation
   double spread = 0.03;
-  Bytes rotation = 4 << 20;  ///< of a rank
-  bool again = false;        ///< measure what the profile has already
+  Bytes rotation = 4 << 20;                  ///< of a rank
+  bool again = false;                        ///< measure what the profile has already
+  MakeRank make_rank;                        ///< what measures; none: host ranks
+  std::string library;                       ///< that multiplies; "": the host's own
+  double gemm_rate = 5e10, byte_rate = 4e9;  ///< FLOP/s and B/s, roughly: how often to repeat
+  std::int64_t most_sets = 64;               ///< of operands
   std::function<bool()> interrupted;
   /// Operations done, in all, and the next one's shape; on rank 0.
   std::function<void(std::size_t, std::size_t, const std::string&)> progress;
   std::function<Status()> save;  ///< on rank 0, about every second and at the end
+};
+
+/// Times of one operation in us: of the repeats that nobody disturbed, and of all (CPU time where
+/// disturbed).
+struct OpTimings {
+  std::vector<double> clean, all;
+};
+
+/// Measures a list of operations, dispatch and event costs first, in one round or in several with
+/// other work between: each round times every op again, and samples are of all rounds together. So
+/// a machine whose speed drifts is the same for what is measured and for what runs between.
+class Calibration {
+ public:
+  /// All ranks make one with the same ops; `transport` was made from `micro_ranks(ranks)`. Both
+  /// must outlive it.
+  Calibration(const std::vector<MicroOp>& ops, std::int64_t ranks, RankId self,
+              Transport& transport, CalibrateOptions options);
+
+  /// Adds samples to rank 0's `profile`; what it had at the first round is not measured (unless
+  /// `again`). All ranks call it. False when interrupted.
+  Result<bool> round(Profile& profile);
+
+ private:
+  SampleKey key_of(std::size_t i) const;
+  Result<bool> agree(bool value);
+  Result<Sample> measure(std::size_t i);
+  Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload);
+  Status repeat(RankRunner& rank, std::size_t i, std::int64_t members, Sample& out);
+
+  const std::vector<MicroOp>& x_ops;
+  std::int64_t x_ranks;
+  RankId x_self;
+  Transport& x_transport;
+  CalibrateOptions x_options;
+  GroupId x_everyone;
+  std::vector<OpTimings> x_timings;  ///< dispatch, event, ops
+  std::vector<bool> x_known;         ///< likewise; empty before the first round
 };
 
 /// Adds samples of `ops` to rank 0's `profile`, dispatch and event costs first. All ranks call it

@@ -26,52 +26,33 @@ std::vector<std::int64_t> pack(const RankRunner& rank) {
   return out;
 }
 
-struct Step {
-  StepMeasure measure;
-  std::vector<RankRecords> ranks;
-};
-
-Step unpack(const Workload& workload, const std::vector<std::vector<std::int64_t>>& gathered) {
-  Step out;
+StepMeasure unpack(const Workload& workload, const std::vector<std::vector<std::int64_t>>& gathered,
+                   std::vector<RankRecords>& ranks) {
+  StepMeasure out;
   Time end;
   for (std::size_t r = 0; r < gathered.size(); ++r) {
     const std::vector<std::int64_t>& values = gathered[r];
     const auto loss = std::bit_cast<double>(values[0]);
     const auto cpu = std::bit_cast<double>(values[1]);
     const auto wall = std::bit_cast<double>(values[2]);
-    if (!std::isnan(loss)) out.measure.loss = loss;
-    if (wall > 0) out.measure.clean = std::min(out.measure.clean, cpu / wall);
+    if (!std::isnan(loss)) out.loss = loss;
+    if (wall > 0) out.clean = std::min(out.clean, cpu / wall);
     const Program& program = workload.programs[workload.ranks[r].program.index()];
     RankRecords records(program.streams.size());
     for (std::size_t i = 3; i + 4 < values.size(); i += 5) {
       const OpRecord record{static_cast<std::int32_t>(values[i + 1]),
-                            static_cast<std::int32_t>(values[i + 2]), Time{values[i + 3]},
-                            Time{values[i + 4]}, Time{}};
+                            static_cast<std::int32_t>(values[i + 2]),
+                            Time{values[i + 3]},
+                            Time{values[i + 4]},
+                            Time{},
+                            Time{}};
       records[static_cast<std::size_t>(values[i])].push_back(record);
       end = max(end, record.end);
     }
-    out.ranks.push_back(std::move(records));
+    ranks.push_back(std::move(records));
   }
-  out.measure.seconds = end.seconds();
+  out.seconds = end.seconds();
   return out;
-}
-
-void summarize(const Workload& workload, const std::vector<Step>& steps,
-               const ExecuteOptions& options, Executed& out) {
-  std::vector<std::size_t> counted;
-  for (std::size_t s = steps.size() > 1 ? 1 : 0; s < steps.size(); ++s) counted.push_back(s);
-  std::sort(counted.begin(), counted.end(), [&](std::size_t a, std::size_t b) {
-    return steps[a].measure.seconds < steps[b].measure.seconds;
-  });
-  const auto at = [&](double share) {
-    const double place = share * static_cast<double>(counted.size() - 1);
-    return counted[static_cast<std::size_t>(std::lround(place))];
-  };
-  out.median = at(0.5);
-  out.median_seconds = steps[out.median].measure.seconds;
-  out.spread = (steps[at(0.9)].measure.seconds - steps[at(0.1)].measure.seconds) /
-               std::max(out.median_seconds, 1e-12);
-  out.timeline = measured_timeline(workload, steps[out.median].ranks, options.name_of);
 }
 
 Result<std::unique_ptr<RankRunner>> make_host_rank(const Workload& workload, RankId rank,
@@ -84,8 +65,20 @@ Result<std::unique_ptr<RankRunner>> make_host_rank(const Workload& workload, Ran
 
 }  // namespace
 
-Result<Executed> execute_rank(const Workload& workload, RankId rank, Transport& transport,
-                              const ExecuteOptions& options) {
+struct Execution::Step {
+  StepMeasure measure;
+  std::vector<RankRecords> ranks;
+};
+
+Execution::Execution(const Workload& workload, RankId rank, Transport& transport,
+                     const ExecuteOptions& options)
+    : x_workload(workload), x_rank(rank), x_transport(transport), x_options(options) {}
+
+Execution::~Execution() = default;
+
+Result<std::unique_ptr<Execution>> Execution::create(const Workload& workload, RankId rank,
+                                                     Transport& transport,
+                                                     const ExecuteOptions& options) {
   auto made = options.make_rank ? options.make_rank(workload, rank, transport, options.host)
                                 : make_host_rank(workload, rank, transport, options.host);
   const Status ready = made.ok() ? made.value()->set_up() : Status(made.error());
@@ -93,18 +86,49 @@ Result<Executed> execute_rank(const Workload& workload, RankId rank, Transport& 
     transport.abort("rank " + std::to_string(rank.value) + ": " + ready.error().message);
     return ready.error();
   }
-  RankRunner& runner = *made.value();
-  Executed out;
-  std::vector<Step> steps;
-  for (std::int64_t s = 0; s < options.steps; ++s) {
-    FT_TRY(runner.step());
-    FT_ASSIGN(const auto gathered, transport.gather(rank, pack(runner)));
-    if (rank.value != 0) continue;
-    steps.push_back(unpack(workload, gathered));
-    out.steps.push_back(steps.back().measure);
-  }
-  if (rank.value == 0) summarize(workload, steps, options, out);
+  std::unique_ptr<Execution> out(new Execution(workload, rank, transport, options));
+  out->x_runner = std::move(made).value();
   return out;
+}
+
+Status Execution::run(std::int64_t steps) {
+  for (std::int64_t s = 0; s < steps; ++s) {
+    FT_TRY(x_runner->step());
+    FT_ASSIGN(const auto gathered, x_transport.gather(x_rank, pack(*x_runner)));
+    if (x_rank.value != 0) continue;
+    Step step;
+    step.measure = unpack(x_workload, gathered, step.ranks);
+    x_steps.push_back(std::move(step));
+  }
+  return ok_status();
+}
+
+Executed Execution::result() const {
+  Executed out;
+  if (x_steps.empty()) return out;
+  for (const Step& step : x_steps) out.steps.push_back(step.measure);
+  std::vector<std::size_t> counted;
+  for (std::size_t s = x_steps.size() > 1 ? 1 : 0; s < x_steps.size(); ++s) counted.push_back(s);
+  std::sort(counted.begin(), counted.end(), [&](std::size_t a, std::size_t b) {
+    return out.steps[a].seconds < out.steps[b].seconds;
+  });
+  const auto at = [&](double share) {
+    const double place = share * static_cast<double>(counted.size() - 1);
+    return counted[static_cast<std::size_t>(std::lround(place))];
+  };
+  out.median = at(0.5);
+  out.median_seconds = out.steps[out.median].seconds;
+  out.spread = (out.steps[at(0.9)].seconds - out.steps[at(0.1)].seconds) /
+               std::max(out.median_seconds, 1e-12);
+  out.timeline = measured_timeline(x_workload, x_steps[out.median].ranks, x_options.name_of);
+  return out;
+}
+
+Result<Executed> execute_rank(const Workload& workload, RankId rank, Transport& transport,
+                              const ExecuteOptions& options) {
+  FT_ASSIGN(const auto execution, Execution::create(workload, rank, transport, options));
+  FT_TRY(execution->run(options.steps));
+  return execution->result();
 }
 
 Result<Executed> execute_threads(const Workload& workload, const ExecuteOptions& options) {

@@ -11,10 +11,6 @@
 
 namespace foretrain {
 
-/// Makes a rank of a Workload; nothing is started yet.
-using MakeRank = std::function<Result<std::unique_ptr<RankRunner>>(const Workload&, RankId,
-                                                                   Transport&, const HostOptions&)>;
-
 struct ExecuteOptions {
   HostOptions host;
   MakeRank make_rank;      ///< none: on the host
@@ -33,6 +29,35 @@ struct Executed {
   std::size_t median = 0;                 ///< the step that `timeline` shows
   double median_seconds = 0, spread = 0;  ///< of the counted steps; (p90 - p10) / median
   Timeline timeline;
+};
+
+/// A run in several goes, with other work between. All ranks make one and call the same.
+class Execution {
+ public:
+  /// The workload, transport and options must outlive it.
+  static Result<std::unique_ptr<Execution>> create(const Workload& workload, RankId rank,
+                                                   Transport& transport,
+                                                   const ExecuteOptions& options);
+  ~Execution();
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
+  Execution(Execution&&) = delete;
+  Execution& operator=(Execution&&) = delete;
+
+  Status run(std::int64_t steps);
+  /// Of all steps so far; whole on rank 0.
+  Executed result() const;
+
+ private:
+  struct Step;
+  Execution(const Workload& workload, RankId rank, Transport& transport,
+            const ExecuteOptions& options);
+  const Workload& x_workload;
+  RankId x_rank;
+  Transport& x_transport;
+  const ExecuteOptions& x_options;
+  std::unique_ptr<RankRunner> x_runner;
+  std::vector<Step> x_steps;
 };
 
 /// This process' part. All ranks call it.

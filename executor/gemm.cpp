@@ -1,6 +1,7 @@
 #include <string>
 
 #include "executor/kernels.h"
+#include "executor/onednn_module.h"
 #include "sim/base/check.h"
 
 #ifdef FORETRAIN_OPENBLAS
@@ -10,21 +11,8 @@
 namespace foretrain {
 namespace {
 
-#ifdef FORETRAIN_OPENBLAS
-blasint size(std::int64_t v) { return static_cast<blasint>(v); }
-CBLAS_TRANSPOSE flag(bool transpose) { return transpose ? CblasTrans : CblasNoTrans; }
-
-void blas(const Matrices<float>& x) {
-  cblas_sgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
-              size(x.k), x.alpha, x.a, size(x.lda), x.b, size(x.ldb), x.beta, x.c, size(x.ldc));
-}
-void blas(const Matrices<double>& x) {
-  cblas_dgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
-              size(x.k), x.alpha, x.a, size(x.lda), x.b, size(x.ldb), x.beta, x.c, size(x.ldc));
-}
-#else
 template <typename T>
-void blas(const Matrices<T>& x) {
+void plain_loops(const Matrices<T>& x) {
   for (std::int64_t i = 0; i < x.m; ++i) {
     T* row = x.c + i * x.ldc;
     for (std::int64_t j = 0; j < x.n; ++j) row[j] = x.beta == T(0) ? T(0) : x.beta * row[j];
@@ -36,22 +24,82 @@ void blas(const Matrices<T>& x) {
     }
   }
 }
+
+#ifdef FORETRAIN_OPENBLAS
+blasint size(std::int64_t v) { return static_cast<blasint>(v); }
+CBLAS_TRANSPOSE flag(bool transpose) { return transpose ? CblasTrans : CblasNoTrans; }
+
+void open_blas(const Matrices<float>& x) {
+  cblas_sgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
+              size(x.k), x.alpha, x.a, size(x.lda), x.b, size(x.ldb), x.beta, x.c, size(x.ldc));
+}
+void blas(const Matrices<double>& x) {
+  cblas_dgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
+              size(x.k), x.alpha, x.a, size(x.lda), x.b, size(x.ldb), x.beta, x.c, size(x.ldc));
+}
+std::string open_blas_name() { return openblas_get_config(); }
+constexpr bool kOpenBlas = true;
+#else
+void open_blas(const Matrices<float>& x) { plain_loops(x); }
+void blas(const Matrices<double>& x) { plain_loops(x); }
+std::string open_blas_name() { return "plain loops"; }
+constexpr bool kOpenBlas = false;
 #endif
 
+/// What multiplies fp32 in this process.
+struct Chosen {
+  Multiply multiply = open_blas;
+  std::string name = open_blas_name();
+};
+Chosen& chosen() {
+  static Chosen only;
+  return only;
+}
+void blas(const Matrices<float>& x) { chosen().multiply(x); }
+
+Status choose_onednn(bool bf16) {
+  FT_ASSIGN(const OneDnn module, open_onednn());
+  if (!bf16) {
+    chosen() = {module.multiply_fp32, module.name};
+    return ok_status();
+  }
+  if (!module.has_bf16 || module.multiply_bf16 == nullptr) {
+    return unsupported(
+        "--blas onednn-bf16: this processor has neither AVX512_BF16 nor AMX-BF16, "
+        "so " +
+        module.name + " cannot multiply bf16 fast; use --blas onednn");
+  }
+  chosen() = {module.multiply_bf16, module.name + ", bf16"};
+  return ok_status();
+}
+
 }  // namespace
+
+Status choose_blas(const std::string& name) {
+  if (name == "onednn" || name == "onednn-bf16") return choose_onednn(name == "onednn-bf16");
+  if (name == "plain") {
+    chosen() = {plain_loops<float>, "plain loops"};
+    return ok_status();
+  }
+  if (name == "openblas" && !kOpenBlas) {
+    return input_error(
+        "--blas openblas: this build has no OpenBLAS; install libopenblas-dev and "
+        "build again, or use --blas plain");
+  }
+  if (!name.empty() && name != "openblas") {
+    return input_error("--blas: found \"" + name +
+                       "\"; accepted: openblas, onednn, onednn-bf16, plain");
+  }
+  chosen() = Chosen{};
+  return ok_status();
+}
 
 template <typename T>
 void multiply(const Matrices<T>& x) {
   if (x.m > 0 && x.n > 0) blas(x);
 }
 
-std::string blas_name() {
-#ifdef FORETRAIN_OPENBLAS
-  return openblas_get_config();
-#else
-  return "plain loops";
-#endif
-}
+std::string blas_name() { return chosen().name; }
 
 void use_one_blas_thread() {
 #ifdef FORETRAIN_OPENBLAS

@@ -15,9 +15,9 @@
 namespace foretrain {
 namespace {
 
-double cpu_now() {
+double cpu_now(clockid_t clock) {
   timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
@@ -33,8 +33,11 @@ HostRank<T>::HostRank(const Workload& workload, RankId rank, Transport& transpor
       x_options(options),
       x_places(places_of(workload, rank)),
       x_memory(x_program, x_places, options.check),
-      x_list(x_program) {
+      x_list(x_program),
+      x_wake(x_program.streams.size()) {
   x_events.resize(x_list.events);
+  const bool own = workload.ranks.size() == 1 || transport.ranks_are_processes();
+  x_clock = own ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_THREAD_CPUTIME_ID;
 }
 
 template <typename T>
@@ -86,8 +89,33 @@ double HostRank<T>::loss() const {
 }
 
 template <typename T>
+Status HostRank<T>::set_values(FrameId frame, std::int16_t buffer,
+                               const std::function<double(std::int64_t)>& value) {
+  Call call;
+  call.frames = {frame};
+  const FrameLayout& layout = x_program.layouts[x_program.frames[frame.index()].layout.index()];
+  const Buffer& shape = layout.buffers[static_cast<std::size_t>(buffer)];
+  const Operand x = x_memory.at(call, View{0, buffer, 0, shape.bytes(), 1, GroupSlot()});
+  for (std::int64_t i = 0; i < x.count; ++i) {
+    if (shape.dtype == DType::kInt64) {
+      reinterpret_cast<std::int64_t*>(x.data)[i] = static_cast<std::int64_t>(value(i));
+    } else if (shape.dtype == DType::kUint8) {
+      reinterpret_cast<std::uint8_t*>(x.data)[i] = static_cast<std::uint8_t>(value(i));
+    } else {
+      reinterpret_cast<T*>(x.data)[i] = static_cast<T>(value(i));
+    }
+  }
+  return ok_status();
+}
+
+template <typename T>
 Time HostRank<T>::now() const {
-  const auto passed = std::chrono::steady_clock::now() - x_start;
+  return time_of(std::chrono::steady_clock::now());
+}
+
+template <typename T>
+Time HostRank<T>::time_of(std::chrono::steady_clock::time_point at) const {
+  const auto passed = at - x_start;
   return Time{std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count() * 1000};
 }
 
@@ -97,7 +125,8 @@ void HostRank<T>::fail(const std::string& what) {
     const std::lock_guard lock(x_mutex);
     if (!x_failed) x_failure = what;
     x_failed = true;
-    x_changed.notify_all();
+    x_host.notify_all();
+    for (std::condition_variable& stream : x_wake) stream.notify_all();
   }
   x_transport.abort(what);
 }
@@ -108,6 +137,7 @@ Status HostRank<T>::step() {
   std::fill(x_events.begin(), x_events.end(), false);
   x_issued.assign(streams, 0);
   x_done.assign(streams, 0);
+  x_asleep.assign(streams, std::nullopt);
   x_records.assign(streams, {});
   for (std::size_t s = 0; s < streams; ++s) x_records[s].reserve(x_list.tasks[s].size());
   x_cpu_seconds = x_wall_seconds = 0;
@@ -130,19 +160,42 @@ Status HostRank<T>::step() {
 /// The host: hands ops to their streams in order; blocks at HostSync and HostDelay only.
 template <typename T>
 void HostRank<T>::issue() {
+  std::unique_lock lock(x_mutex);
   for (const auto& [stream, index] : x_list.issue) {
     const auto s = static_cast<std::size_t>(stream);
     const Work& work = x_program.works[x_list.op_of(x_list.tasks[s][index]).work.index()];
     if (const auto* delay = std::get_if<HostDelay>(&work)) {
+      wake_streams();
+      lock.unlock();
       std::this_thread::sleep_for(std::chrono::nanoseconds(delay->time.ps / 1000));
+      lock.lock();
     }
-    std::unique_lock lock(x_mutex);
     x_issued[s] = index + 1;
-    x_changed.notify_all();
     if (std::holds_alternative<HostSync>(work)) {
-      x_changed.wait(lock, [&] { return x_failed || x_done[s] > index; });
+      wake_streams();
+      x_host.wait(lock, [&] { return x_failed || x_done[s] > index; });
     }
     if (x_failed) return;
+  }
+  wake_streams();
+}
+
+template <typename T>
+bool HostRank<T>::is_ready(std::size_t stream, std::size_t index) const {
+  const std::vector<std::size_t>& waits = x_list.tasks[stream][index].waits;
+  return x_issued[stream] > index && std::all_of(waits.begin(), waits.end(), [this](std::size_t e) {
+           return bool{x_events[e]};
+         });
+}
+
+/// Wakes the streams whose next op can start, and no others: a thread that wakes for nothing takes
+/// the core from a kernel. With the lock.
+template <typename T>
+void HostRank<T>::wake_streams() {
+  for (std::size_t s = 0; s < x_asleep.size(); ++s) {
+    if (!x_asleep[s] || !is_ready(s, *x_asleep[s])) continue;
+    x_asleep[s].reset();
+    x_wake[s].notify_one();
   }
 }
 
@@ -158,49 +211,57 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
   const Task& task = x_list.tasks[stream][index];
   {
     std::unique_lock lock(x_mutex);
-    x_changed.wait(lock, [&] {
-      return x_failed || (x_issued[stream] > index &&
-                          std::all_of(task.waits.begin(), task.waits.end(),
-                                      [this](std::size_t e) { return bool{x_events[e]}; }));
-    });
+    while (!x_failed && !is_ready(stream, index)) {
+      x_asleep[stream] = index;
+      x_wake[stream].wait(lock);
+    }
+    x_asleep[stream].reset();
     if (x_failed) return false;
   }
-  OpRecord record{task.call, task.op, now(), Time{}, Time{}};
+  OpRecord record{task.call, task.op, now(), Time{}, Time{}, Time{}};
   const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
   const Op& op = x_list.op_of(task);
   const Work& work = x_program.works[op.work.index()];
   const bool kernel = std::holds_alternative<Gemm>(work) ||
                       std::holds_alternative<Attention>(work) ||
                       std::holds_alternative<Kernel>(work);
-  const double cpu_before = kernel ? cpu_now() : 0;
-  const Status status = execute(call, op);
-  const double cpu = kernel ? cpu_now() - cpu_before : 0;
+  if (kernel) x_transport.kernel_begins(x_rank);
+  const double cpu_before = kernel ? cpu_now(x_clock) : 0;
+  Arrival there;
+  const Status status = execute(call, op, there);
+  const double cpu_after = kernel || there ? cpu_now(x_clock) : 0;
+  if (kernel) x_transport.kernel_ends(x_rank);
   if (!status.ok()) {
     fail("rank " + std::to_string(x_rank.value) + ", " + op.name + ": " + status.error().message);
     return false;
   }
   record.end = now();
-  record.cpu = Time::from_seconds(cpu);
+  if (kernel || there) {
+    record.work = record.end - (there ? time_of(there->at) : record.begin);
+    record.cpu =
+        min(Time::from_seconds(cpu_after - (there ? there->cpu_seconds : cpu_before)), record.work);
+  }
   x_records[stream].push_back(record);
   const std::lock_guard lock(x_mutex);
-  x_cpu_seconds += cpu;
-  if (kernel) x_wall_seconds += (record.end - record.begin).seconds();
+  x_cpu_seconds += record.cpu.seconds();
+  x_wall_seconds += record.work.seconds();
   if (task.event >= 0) x_events[static_cast<std::size_t>(task.event)] = true;
   x_done[stream] = index + 1;
-  x_changed.notify_all();
+  if (std::holds_alternative<HostSync>(work)) x_host.notify_all();
+  if (task.event >= 0) wake_streams();
   return !x_failed;
 }
 
 template <typename T>
-Status HostRank<T>::execute(const Call& call, const Op& op) {
+Status HostRank<T>::execute(const Call& call, const Op& op, Arrival& there) {
   for (const BufferRef& ref : op.allocates) FT_TRY(x_memory.allocate(call, ref));
-  FT_TRY(dispatch(call, op));
+  FT_TRY(dispatch(call, op, there));
   for (const BufferRef& ref : op.frees) x_memory.release(call, ref);
   return ok_status();
 }
 
 template <typename T>
-Status HostRank<T>::dispatch(const Call& call, const Op& op) {
+Status HostRank<T>::dispatch(const Call& call, const Op& op, Arrival& there) {
   Operands<T> x;
   for (const View& view : op.reads) x.reads.push_back(x_memory.at(call, view));
   for (const View& view : op.writes) x.writes.push_back(x_memory.at(call, view));
@@ -220,9 +281,9 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op) {
   } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
     run_kernel(*kernel, context, x);
   } else if (const auto* collective = std::get_if<Collective>(&work)) {
-    FT_TRY(communicate(*collective, x));
+    FT_TRY(communicate(*collective, x, there));
   } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
-    FT_TRY(exchange(*batch, x));
+    FT_TRY(exchange(*batch, x, there));
   } else if (const auto* pause = std::get_if<Pause>(&work)) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause->time.ps / 1000));
   } else if (std::holds_alternative<Copy>(work)) {
@@ -238,7 +299,7 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op) {
 }
 
 template <typename T>
-Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x) {
+Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x, Arrival& there) {
   CollectiveCall call;
   call.kind = work.kind;
   call.maximum = work.maximum;
@@ -246,11 +307,11 @@ Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x) {
   call.count = work.count;
   call.send = x.reads[0].data;
   call.receive = x.writes[0].data;
-  return x_transport.collective(x_rank, x_binding.groups[work.group.index()], call);
+  return x_transport.collective(x_rank, x_binding.groups[work.group.index()], call, &there);
 }
 
 template <typename T>
-Status HostRank<T>::exchange(const P2PBatch& work, const Operands<T>& x) {
+Status HostRank<T>::exchange(const P2PBatch& work, const Operands<T>& x, Arrival& there) {
   std::vector<MessageCall> messages;
   std::size_t read = 0;
   std::size_t write = 0;
@@ -260,7 +321,7 @@ Status HostRank<T>::exchange(const P2PBatch& work, const Operands<T>& x) {
                         message.bytes * static_cast<Bytes>(sizeof(T) / sizeof(float)),
                         operand.data});
   }
-  return x_transport.exchange(x_rank, messages);
+  return x_transport.exchange(x_rank, messages, &there);
 }
 
 /// NaN in what an op wrote: it read what nothing wrote, left a part unwritten, or diverged.

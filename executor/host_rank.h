@@ -2,9 +2,12 @@
 // CUDA does, and notes when every op began and ended.
 #pragma once
 
+#include <time.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +33,8 @@ class HostRank final : public RankRunner {
   double cpu_seconds() const override { return x_cpu_seconds; }
   double wall_seconds() const override { return x_wall_seconds; }
   double loss() const override;
+  Status set_values(FrameId frame, std::int16_t buffer,
+                    const std::function<double(std::int64_t)>& value) override;
   std::int64_t steps() const { return x_step; }
 
   HostMemory<T>& memory() { return x_memory; }
@@ -45,16 +50,19 @@ class HostRank final : public RankRunner {
  private:
   void issue();
   void run_stream(std::size_t stream);
+  bool is_ready(std::size_t stream, std::size_t index) const;
+  void wake_streams();
   bool run_task(std::size_t stream, std::size_t index);
-  Status execute(const Call& call, const Op& op);
-  Status dispatch(const Call& call, const Op& op);
-  Status communicate(const Collective& work, const Operands<T>& x);
-  Status exchange(const P2PBatch& work, const Operands<T>& x);
+  Status execute(const Call& call, const Op& op, Arrival& there);
+  Status dispatch(const Call& call, const Op& op, Arrival& there);
+  Status communicate(const Collective& work, const Operands<T>& x, Arrival& there);
+  Status exchange(const P2PBatch& work, const Operands<T>& x, Arrival& there);
   Status copy(const Call& call, const Operands<T>& x);
   Status check_written(const Op& op, const Operands<T>& x) const;
   void start_masters();
   void fail(const std::string& what);
   Time now() const;
+  Time time_of(std::chrono::steady_clock::time_point at) const;
 
   const Program& x_program;
   const RankBinding& x_binding;
@@ -65,9 +73,14 @@ class HostRank final : public RankRunner {
   HostMemory<T> x_memory;
   TaskList x_list;
   std::int64_t x_step = 0;
+  /// CPU time of this rank: of all its threads where it is a process of its own, since kernels give
+  /// way to its communication; else of one thread.
+  clockid_t x_clock;
 
   std::mutex x_mutex;
-  std::condition_variable x_changed;
+  std::condition_variable x_host;                    ///< waits for an op of HostSync
+  std::vector<std::condition_variable> x_wake;       ///< by stream
+  std::vector<std::optional<std::size_t>> x_asleep;  ///< by stream: the task that it waits to start
   std::vector<bool> x_events;
   std::vector<std::size_t> x_issued, x_done;  ///< by stream: number of tasks
   bool x_failed = false;

@@ -3,12 +3,16 @@
 // Left out: bf16 and fp16 storage, more than one thread for one op.
 #pragma once
 
+#include <string>
+
 #include "executor/operands.h"
+#include "sim/base/result.h"
 
 namespace foretrain {
 
-/// C = alpha op(A) op(B) + beta C, row-major, leading dimensions in elements. OpenBLAS where the
-/// build found it, else a plain loop. C is not read when beta is 0.
+/// C = alpha op(A) op(B) + beta C, row-major, leading dimensions in elements. C is not read when
+/// beta is 0. float: by the library that was chosen; double: OpenBLAS where the build found it,
+/// else a plain loop.
 template <typename T>
 struct Matrices {
   bool transpose_a = false, transpose_b = false;
@@ -22,7 +26,16 @@ struct Matrices {
 template <typename T>
 void multiply(const Matrices<T>& x);
 
-/// "OpenBLAS 0.3.21 ..." or "plain loops".
+using Multiply = void (*)(const Matrices<float>&);
+
+/// What multiplies fp32 from now on, in the whole process: "openblas", "plain" (a loop), "onednn",
+/// or "onednn-bf16" (operands rounded to bf16, on processors that multiply bf16); "" is OpenBLAS
+/// where the build found it, else the loop. To be called before any rank runs. Says what is
+/// missing.
+Status choose_blas(const std::string& name);
+
+/// Of what was chosen: "OpenBLAS 0.3.21 ...", "oneDNN 2.6.3", "oneDNN 2.6.3, bf16" or
+/// "plain loops".
 std::string blas_name();
 /// One thread for each rank: ranks and streams are the parallelism here.
 void use_one_blas_thread();

@@ -93,17 +93,17 @@ MicroOp lift(const Program& program, const Segment& segment, const Op& op, Sampl
   return out;
 }
 
-Buffer fp32(const char* name, std::int64_t count) {
+Buffer typed(const char* name, std::int64_t count, DType type) {
   Buffer out;
   out.name = name;
-  out.dtype = DType::kFp32;
+  out.dtype = type;
   out.count = count;
   out.persistent = true;
   return out;
 }
 
-View whole(std::int16_t buffer, std::int64_t count) {
-  return View{0, buffer, 0, bytes_of(DType::kFp32, count), 1, GroupSlot()};
+View whole(std::int16_t buffer, std::int64_t count, DType type = DType::kFp32) {
+  return View{0, buffer, 0, bytes_of(type, count), 1, GroupSlot()};
 }
 
 /// One stream's ops, call by call, over frames of one layout.
@@ -167,7 +167,7 @@ Workload hand_over(std::int64_t ranks, std::int64_t repeats, bool across) {
   (void)builder.channel("pair");
   FrameLayout layout;
   layout.name = "marks";
-  layout.buffers = {fp32("here", 1), fp32("there", 1)};
+  layout.buffers = {typed("here", 1, DType::kFp32), typed("there", 1, DType::kFp32)};
   layout.events = {"there and", "back"};
   const LayoutId marks = builder.layout(std::move(layout));
   Segment segment;
@@ -241,30 +241,30 @@ MicroOp micro_gemm(const Gemm& work, std::int64_t ranks) {
   MicroOp out;
   out.work = work;
   out.key = sample_key(work, ranks);
-  out.buffers = {fp32("a", work.m * work.k), fp32("b", work.k * work.n),
-                 fp32("c", work.m * work.n)};
+  out.buffers = {typed("a", work.m * work.k, work.in), typed("b", work.k * work.n, work.in),
+                 typed("c", work.m * work.n, work.out)};
   out.op.name = "gemm";
-  out.op.reads = {whole(0, work.m * work.k), whole(1, work.k * work.n)};
-  out.op.writes = {whole(2, work.m * work.n)};
+  out.op.reads = {whole(0, work.m * work.k, work.in), whole(1, work.k * work.n, work.in)};
+  out.op.writes = {whole(2, work.m * work.n, work.out)};
   if (work.accumulate) out.op.reads.push_back(out.op.writes[0]);
   return out;
 }
 
-MicroOp micro_collective(CollectiveKind kind, std::int64_t count, std::int64_t ranks) {
+MicroOp micro_collective(CollectiveKind kind, std::int64_t count, std::int64_t ranks, DType type) {
   MicroOp out;
   Collective work;
   work.kind = kind;
   work.group = GroupSlot(std::size_t{0});
   work.count = count;
-  work.dtype = DType::kFp32;
+  work.dtype = type;
   out.work = work;
   out.key = sample_key(work, ranks);
   const std::int64_t in = kind == CollectiveKind::kAllGather ? count / ranks : count;
   const std::int64_t result = kind == CollectiveKind::kReduceScatter ? count / ranks : count;
-  out.buffers = {fp32("in", in), fp32("out", result)};
+  out.buffers = {typed("in", in, type), typed("out", result, type)};
   out.op.name = out.key.op;
-  out.op.reads = {whole(0, in)};
-  out.op.writes = {whole(1, result)};
+  out.op.reads = {whole(0, in, type)};
+  out.op.writes = {whole(1, result, type)};
   return out;
 }
 
@@ -273,7 +273,7 @@ MicroOp micro_message(Bytes bytes) {
   out.work = P2PBatch{{Message{true, ChannelSlot(std::size_t{0}), bytes}}};
   out.key = sample_key(out.work, 2);
   const std::int64_t count = (bytes + 3) / 4;
-  out.buffers = {fp32("message", count)};
+  out.buffers = {typed("message", count, DType::kFp32)};
   out.op.name = out.key.op;
   out.op.reads = {View{0, 0, 0, bytes, 1, GroupSlot()}};
   return out;

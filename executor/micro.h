@@ -23,10 +23,11 @@ struct MicroOp {
 /// keys is that of the Workload, or of the group of a collective.
 std::vector<MicroOp> distinct_ops(const Workload& workload);
 
-/// A GEMM of its own, fp32.
+/// A GEMM of its own, of its types.
 MicroOp micro_gemm(const Gemm& work, std::int64_t ranks);
-/// A collective of fp32 over `ranks` ranks, out of place; a message.
-MicroOp micro_collective(CollectiveKind kind, std::int64_t count, std::int64_t ranks);
+/// A collective over `ranks` ranks, out of place; a message.
+MicroOp micro_collective(CollectiveKind kind, std::int64_t count, std::int64_t ranks,
+                         DType type = DType::kFp32);
 MicroOp micro_message(Bytes bytes);
 
 /// Ranks, groups and channels of all micro workloads of that many ranks, without Programs: groups

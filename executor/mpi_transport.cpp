@@ -1,6 +1,10 @@
 // Ranks as MPI processes. Every group has a communicator of its own; messages between two ranks
-// are told apart by their channel, as the tag. Non-blocking calls with a polite wait, so that a
-// stream that communicates does not take its core from one that computes.
+// are told apart by their channel, as the tag.
+//
+// Every transfer has two phases. First the partners wait for the last of them: a thread that waits
+// naps while another of its rank computes, and looks without pause otherwise. Then all are there,
+// and they transfer without a nap: MPI moves large data in many pieces, of which each needs both
+// ends to look.
 #include <mpi.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -10,6 +14,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 
 #include "executor/mpi_module.h"
 #include "sim/base/check.h"
@@ -22,7 +27,9 @@ class MpiTransport : public Transport {
   explicit MpiTransport(const Workload& workload)
       : x_workload(workload), x_groups(workload.groups.size(), MPI_COMM_NULL) {
     MPI_Comm_rank(MPI_COMM_WORLD, &x_rank);
+    x_crowded = workload.ranks.size() > std::thread::hardware_concurrency();
     MPI_Comm_dup(MPI_COMM_WORLD, &x_messages);
+    MPI_Comm_dup(MPI_COMM_WORLD, &x_tokens);
     MPI_Comm_dup(MPI_COMM_WORLD, &x_control);
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Comm_group(MPI_COMM_WORLD, &world);
@@ -38,7 +45,7 @@ class MpiTransport : public Transport {
     MPI_Group_free(&world);
   }
 
-  Status collective(RankId, GroupId group, const CollectiveCall& call) override {
+  Status collective(RankId, GroupId group, const CollectiveCall& call, Arrival* there) override {
     MPI_Comm comm = x_groups[group.index()];
     int size = 1;
     MPI_Comm_size(comm, &size);
@@ -50,73 +57,94 @@ class MpiTransport : public Transport {
       return input_error("a collective of more than 2^31 elements");
     }
     const auto bytes = static_cast<std::size_t>(call.count) * call.element();
-    MPI_Request request = MPI_REQUEST_NULL;
+    FT_TRY(meet(comm));
+    if (there != nullptr) *there = now();
     switch (call.kind) {
       case CollectiveKind::kAllReduce:
-        MPI_Iallreduce(call.send == call.receive ? MPI_IN_PLACE : call.send, call.receive, count,
-                       type, op, comm, &request);
-        return wait({&request, 1});
+        MPI_Allreduce(call.send == call.receive ? MPI_IN_PLACE : call.send, call.receive, count,
+                      type, op, comm);
+        return ok_status();
       case CollectiveKind::kAllGather: {
         // A part that already lies in its place within the whole is gathered in place.
         const auto* begin = static_cast<const std::byte*>(call.receive);
         const auto* own = static_cast<const std::byte*>(call.send);
         const bool in_place = own >= begin && own < begin + bytes;
-        MPI_Iallgather(in_place ? MPI_IN_PLACE : call.send, part, type, call.receive, part, type,
-                       comm, &request);
-        return wait({&request, 1});
+        MPI_Allgather(in_place ? MPI_IN_PLACE : call.send, part, type, call.receive, part, type,
+                      comm);
+        return ok_status();
       }
       case CollectiveKind::kReduceScatter: {
         // The result may overlap the input, which MPI forbids.
         std::vector<std::byte> result(bytes / static_cast<std::size_t>(size));
-        MPI_Ireduce_scatter_block(call.send, result.data(), part, type, op, comm, &request);
-        FT_TRY(wait({&request, 1}));
+        MPI_Reduce_scatter_block(call.send, result.data(), part, type, op, comm);
         std::memcpy(call.receive, result.data(), result.size());
         return ok_status();
       }
       case CollectiveKind::kBroadcast:
         if (call.send != call.receive) std::memmove(call.receive, call.send, bytes);
-        MPI_Ibcast(call.receive, count, type, call.root, comm, &request);
-        return wait({&request, 1});
+        MPI_Bcast(call.receive, count, type, call.root, comm);
+        return ok_status();
       case CollectiveKind::kReduce: {
         std::vector<std::byte> result(bytes);
-        MPI_Ireduce(call.send, result.data(), count, type, op, call.root, comm, &request);
-        FT_TRY(wait({&request, 1}));
+        MPI_Reduce(call.send, result.data(), count, type, op, call.root, comm);
         int place = 0;
         MPI_Comm_rank(comm, &place);
         if (place == call.root) std::memcpy(call.receive, result.data(), bytes);
         return ok_status();
       }
       case CollectiveKind::kAllToAll:
-        MPI_Ialltoall(call.send, part, type, call.receive, part, type, comm, &request);
-        return wait({&request, 1});
+        MPI_Alltoall(call.send, part, type, call.receive, part, type, comm);
+        return ok_status();
     }
     return ok_status();
   }
 
-  Status exchange(RankId, std::span<const MessageCall> messages) override {
-    std::vector<MPI_Request> requests(messages.size(), MPI_REQUEST_NULL);
+  /// Both ends of a message send each other a token, so that each knows when the other is there.
+  Status exchange(RankId, std::span<const MessageCall> messages, Arrival* all_there) override {
+    std::vector<MPI_Request> data(messages.size(), MPI_REQUEST_NULL);
+    std::vector<MPI_Request> tokens(messages.size(), MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < messages.size(); ++i) {
       const MessageCall& m = messages[i];
       const Channel& channel = x_workload.channels[m.channel.index()];
       const int tag = m.channel.value % 30'000;
       if (m.bytes > (std::int64_t{1} << 31) - 1) return input_error("a message over 2 GiB");
       const auto bytes = static_cast<int>(m.bytes);
+      const int partner = m.send ? channel.destination.value : channel.source.value;
+      MPI_Irecv(nullptr, 0, MPI_BYTE, partner, tag, x_tokens, &tokens[i]);
+      MPI_Send(nullptr, 0, MPI_BYTE, partner, tag, x_tokens);
       // Synchronous: a send ends when its receive has begun, as in NCCL.
       if (m.send) {
-        MPI_Issend(m.data, bytes, MPI_BYTE, channel.destination.value, tag, x_messages,
-                   &requests[i]);
+        MPI_Issend(m.data, bytes, MPI_BYTE, partner, tag, x_messages, &data[i]);
       } else {
-        MPI_Irecv(m.data, bytes, MPI_BYTE, channel.source.value, tag, x_messages, &requests[i]);
+        MPI_Irecv(m.data, bytes, MPI_BYTE, partner, tag, x_messages, &data[i]);
       }
     }
-    return wait(requests);
+    for (int spin = 0;; ++spin) {
+      bool open = false;
+      bool moving = false;
+      bool waits = false;
+      for (std::size_t i = 0; i < messages.size(); ++i) {
+        int there = 0;
+        int done = 0;
+        MPI_Test(&tokens[i], &there, MPI_STATUS_IGNORE);
+        MPI_Test(&data[i], &done, MPI_STATUS_IGNORE);
+        open = open || there == 0 || done == 0;
+        moving = moving || (there != 0 && done == 0);
+        waits = waits || there == 0;
+      }
+      if (!waits && all_there != nullptr && !*all_there) {
+        *all_there = now();
+      }
+      if (!open) return ok_status();
+      if (!moving) {
+        pause();
+      } else if (spin % kPatience == kPatience - 1) {
+        sched_yield();
+      }
+    }
   }
 
-  Status barrier(RankId) override {
-    MPI_Request request = MPI_REQUEST_NULL;
-    MPI_Ibarrier(x_control, &request);
-    return wait({&request, 1});
-  }
+  Status barrier(RankId) override { return meet(x_control); }
 
   Result<std::vector<std::vector<std::int64_t>>> gather(
       RankId, const std::vector<std::int64_t>& values) override {
@@ -154,28 +182,50 @@ class MpiTransport : public Transport {
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
 
+  void kernel_begins(RankId) override { ++x_kernels; }
+  void kernel_ends(RankId) override { --x_kernels; }
+  bool ranks_are_processes() const override { return true; }
+
  private:
-  Status wait(std::span<MPI_Request> requests) {
-    constexpr int kSpins = 200;
+  static AllThere now() {
+    timespec cpu{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+    return {std::chrono::steady_clock::now(),
+            static_cast<double>(cpu.tv_sec) + 1e-9 * static_cast<double>(cpu.tv_nsec)};
+  }
+
+  static constexpr int kPatience = 1000;  ///< looks
+
+  /// Returns when all of the group are there.
+  Status meet(MPI_Comm comm) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Ibarrier(comm, &request);
+    while (true) {
+      int done = 0;
+      MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (done != 0) return ok_status();
+      pause();
+    }
+  }
+
+  /// Between two looks for a partner that is not there yet.
+  void pause() {
+    if (x_kernels == 0 && !x_crowded) {
+      sched_yield();
+      return;
+    }
     // By default Linux stretches every sleep by 50 us.
     thread_local const int exact = prctl(PR_SET_TIMERSLACK, 1);
     (void)exact;
-    for (int spin = 0;; ++spin) {
-      int done = 0;
-      MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
-      if (done != 0) return ok_status();
-      if (spin < kSpins) {
-        sched_yield();
-        continue;
-      }
-      const timespec pause{0, 20'000};
-      nanosleep(&pause, nullptr);
-    }
+    const timespec nap{0, 50'000};
+    nanosleep(&nap, nullptr);
   }
 
   const Workload& x_workload;
   int x_rank = 0;
-  MPI_Comm x_messages = MPI_COMM_NULL, x_control = MPI_COMM_NULL;
+  bool x_crowded = false;         ///< more ranks than cores
+  std::atomic<int> x_kernels{0};  ///< that run now
+  MPI_Comm x_messages = MPI_COMM_NULL, x_tokens = MPI_COMM_NULL, x_control = MPI_COMM_NULL;
   std::vector<MPI_Comm> x_groups;
   std::atomic<bool> x_aborted{false};
 };

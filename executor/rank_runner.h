@@ -1,6 +1,8 @@
 // One rank of a run, whatever executes it.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "executor/operands.h"
@@ -13,12 +15,23 @@ struct HostOptions {
   Training training;
   /// Allocated buffers are poisoned, and what ops wrote is searched for NaN.
   bool check = false;
+  /// Devices: the ops between two host syncs go as one CUDA graph (`launch.cuda_graph: full`).
+  bool graphs = false;
 };
 
-/// When an op ran, on the clock that starts with the step. `cpu`: of its thread, for kernels.
+/// When an op ran, on the clock that starts with the step.
 struct OpRecord {
   std::int32_t call = 0, op = 0;
-  Time begin, end, cpu;
+  Time begin, end;
+  /// Time that was spent working, and CPU time in it: all of a kernel; of communication from when
+  /// all partners were there. 0 where it is not known.
+  Time work, cpu;
+  /// Whether others used the core meanwhile: CPU time over wall time below 0.98. What is shorter
+  /// than 10 us cannot be told: reading the two clocks takes part of a microsecond.
+  bool disturbed() const {
+    constexpr std::int64_t kClockLimit = 10'000'000;  // ps
+    return work.ps >= kClockLimit && 50 * cpu.ps < 49 * work.ps;
+  }
 };
 
 class RankRunner {
@@ -35,12 +48,24 @@ class RankRunner {
   virtual Status step() = 0;
   /// Of the last step, by stream, in issue order.
   virtual const std::vector<std::vector<OpRecord>>& records() const = 0;
-  /// CPU and wall time of the kernels of the last step: equal when nobody else used the cores, and
-  /// where that is no question (0).
+  /// Element i of a buffer that owns memory becomes value(i), stored in the buffer's type. Between
+  /// steps.
+  virtual Status set_values(FrameId frame, std::int16_t buffer,
+                            const std::function<double(std::int64_t)>& value) = 0;
+  /// Host time to queue the ops of the last step; 0 where the host runs them itself.
+  virtual double issue_seconds() const { return 0; }
+  /// CPU and wall time of the work in the ops of the last step: equal when nobody else used the
+  /// cores, and where that is no question (0).
   virtual double cpu_seconds() const { return 0; }
   virtual double wall_seconds() const { return 0; }
   /// Mean loss of the last step; NaN on ranks that have none.
   virtual double loss() const = 0;
 };
+
+class Transport;
+
+/// Makes a rank of a Workload; nothing is started yet.
+using MakeRank = std::function<Result<std::unique_ptr<RankRunner>>(const Workload&, RankId,
+                                                                   Transport&, const HostOptions&)>;
 
 }  // namespace foretrain

@@ -59,7 +59,7 @@ class ThreadTransport : public Transport {
     x_groups.back().calls.resize(workload.ranks.size());
   }
 
-  Status collective(RankId self, GroupId group, const CollectiveCall& call) override {
+  Status collective(RankId self, GroupId group, const CollectiveCall& call, Arrival*) override {
     const std::vector<RankId>& members = x_workload.groups[group.index()];
     const auto at = std::find(members.begin(), members.end(), self);
     FT_CHECK(at != members.end(), "a rank uses a group that it is no member of");
@@ -70,7 +70,7 @@ class ThreadTransport : public Transport {
     return meet(x_groups.back(), self.index(), CollectiveCall{});
   }
 
-  Status exchange(RankId self, std::span<const MessageCall> messages) override {
+  Status exchange(RankId self, std::span<const MessageCall> messages, Arrival*) override {
     std::unique_ptr<bool[]> done = std::make_unique<bool[]>(messages.size());
     for (std::size_t i = 0; i < messages.size(); ++i) {
       const Channel& channel = x_workload.channels[messages[i].channel.index()];

@@ -2,8 +2,10 @@
 // host. Two implementations: threads of one process, and MPI.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,6 +13,14 @@
 #include "sim/program/program.h"
 
 namespace foretrain {
+
+/// When the last of the partners had come and the transfer began, and the CPU time that this
+/// process had used by then; none where that is not known.
+struct AllThere {
+  std::chrono::steady_clock::time_point at;
+  double cpu_seconds = 0;
+};
+using Arrival = std::optional<AllThere>;
 
 /// One rank's part in a rendezvous of its group. `count`: elements of the full array, as in
 /// Collective. `send` and `receive` may overlap. `root`: place in the group, of broadcast and
@@ -45,9 +55,11 @@ class Transport {
   Transport& operator=(Transport&&) = delete;
   virtual ~Transport() = default;
 
-  virtual Status collective(RankId self, GroupId group, const CollectiveCall& call) = 0;
+  virtual Status collective(RankId self, GroupId group, const CollectiveCall& call,
+                            Arrival* there = nullptr) = 0;
   /// All messages progress together; returns when all are done.
-  virtual Status exchange(RankId self, std::span<const MessageCall> messages) = 0;
+  virtual Status exchange(RankId self, std::span<const MessageCall> messages,
+                          Arrival* there = nullptr) = 0;
   /// Of all ranks.
   virtual Status barrier(RankId self) = 0;
   /// What every rank gives, by rank; empty but on rank 0. Of all ranks.
@@ -56,6 +68,13 @@ class Transport {
   /// Rank 0's values on every rank; there are as many of them on each. Of all ranks.
   virtual Status broadcast(RankId self, std::vector<std::int64_t>& values) = 0;
   virtual void abort(const std::string& reason) = 0;
+
+  /// A thread of the rank begins or ends a kernel: while one runs, those that wait for other ranks
+  /// leave it the core.
+  virtual void kernel_begins(RankId) {}
+  virtual void kernel_ends(RankId) {}
+  /// Whether every rank is a process: its CPU time is then that of its threads together.
+  virtual bool ranks_are_processes() const { return false; }
 };
 
 /// Ranks are threads of this process.

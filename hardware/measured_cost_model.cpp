@@ -19,6 +19,7 @@ class MeasuredCostModel final : public CostModel {
       : x_base(std::move(base)), x_table(profile), x_ranks(ranks_at_once) {
     x_dispatch = x_table.overhead_seconds(kDispatchSample, x_ranks);
     x_event = x_table.overhead_seconds(kEventSample, x_ranks);
+    x_launch = Time::from_seconds(x_table.overhead_seconds(kLaunchSample, x_ranks));
   }
 
   int sm_count() const override { return x_base->sm_count(); }
@@ -37,6 +38,7 @@ class MeasuredCostModel final : public CostModel {
     const Result<MeasuredPrice> found = x_table.price(work, ranks_of(work, placements));
     if (!found.ok()) return x_base->price(work, placements);
     const MeasuredPrice& price = found.value();
+    if (x_launch.ps > 0) return on_device(work, placements, price);
     Cost cost;
     double seconds = price.seconds + x_dispatch;
     const bool talks =
@@ -45,8 +47,8 @@ class MeasuredCostModel final : public CostModel {
     if (talks) seconds += 2 * x_event;
     cost.duration = Time::from_seconds(seconds);
     if (!talks) cost.memory = cost.duration;
-    // A collective's thread takes its half of the core; a message mostly sleeps.
-    if (std::holds_alternative<Collective>(work)) cost.memory_share = kWhole / 2;
+    // One core: what a collective does, kernels do not. A message mostly waits.
+    if (std::holds_alternative<Collective>(work)) cost.memory_share = kWhole;
     cost.provenance = price.provenance;
     cost.deviation = static_cast<float>(price.deviation);
     return cost;
@@ -61,7 +63,8 @@ class MeasuredCostModel final : public CostModel {
     if (!price.ok()) return price.error().message + "\n" + x_base->explain(work, placements);
     steps << "profile: " << price.value().seconds * 1e6 << " us, "
           << name_of(price.value().provenance) << " from " << price.value().from << "\n"
-          << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us\n";
+          << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us, launch "
+          << x_launch.us() << " us\n";
     return steps.str();
   }
 
@@ -70,6 +73,24 @@ class MeasuredCostModel final : public CostModel {
   }
 
  private:
+  /// What shares a device shares it as `base` says.
+  Result<Cost> on_device(const Work& work, std::span<const PlacementId> placements,
+                         const MeasuredPrice& price) const {
+    FT_ASSIGN(Cost cost, x_base->price(work, placements));
+    const Time measured = Time::from_seconds(price.seconds + x_dispatch);
+    if (cost.duration.ps > 0) {
+      const double scale = measured.seconds() / cost.duration.seconds();
+      for (Time* part : {&cost.latency, &cost.tile, &cost.compute, &cost.memory}) {
+        *part = Time::from_seconds(part->seconds() * scale);
+      }
+    }
+    cost.duration = measured;
+    cost.launch = x_launch;
+    cost.provenance = price.provenance;
+    cost.deviation = static_cast<float>(price.deviation);
+    return cost;
+  }
+
   std::int64_t ranks_of(const Work& work, std::span<const PlacementId> placements) const {
     if (!std::holds_alternative<Collective>(work)) return x_ranks;
     FT_CHECK(placements.size() == 1 && placements[0].index() < x_sizes.size(),
@@ -81,6 +102,7 @@ class MeasuredCostModel final : public CostModel {
   ProfileTable x_table;
   std::int64_t x_ranks;
   double x_dispatch = 0, x_event = 0;
+  Time x_launch;                      ///< > 0: a device
   std::vector<std::int64_t> x_sizes;  ///< by PlacementId
 };
 

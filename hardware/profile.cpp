@@ -24,7 +24,7 @@ std::string family_of_op(const std::string& op) {
   if (op.starts_with("gemm")) return "gemm";
   if (op.starts_with("attention")) return "attention";
   if (op.starts_with("copy")) return "copy";
-  if (op == kDispatchSample || op == kEventSample) return op;
+  if (op == kDispatchSample || op == kEventSample || op == kLaunchSample) return op;
   const bool talks =
       std::find(communication.begin(), communication.end(), op) != communication.end();
   return talks ? "communication" : "kernel";
@@ -32,7 +32,7 @@ std::string family_of_op(const std::string& op) {
 
 std::string first_word(const std::string& text) { return text.substr(0, text.find(' ')); }
 
-double rate_of_sample(const Sample& s) { return s.size / (s.median_us * 1e-6); }
+double rate_of_sample(const Sample& s) { return s.size / (s.price_us() * 1e-6); }
 
 double deviation_of(const Sample& s) {
   // The distance from the 10th to the 90th percentile of a normal distribution is 2.56 deviations.
@@ -45,11 +45,13 @@ Json to_json(const Sample& s) {
   out.set("shape", s.key.shape);
   out.set("ranks", s.key.ranks);
   out.set("dtype", s.dtype);
+  if (!s.library.empty()) out.set("library", s.library);
   out.set("size", s.size);
   out.set("count", s.count);
   out.set("median_us", s.median_us);
   out.set("p10_us", s.p10_us);
   out.set("p90_us", s.p90_us);
+  if (s.mean_us > 0) out.set("mean_us", s.mean_us);
   out.set("clean", s.clean);
   out.set("stopped", s.stopped);
   return out;
@@ -66,11 +68,13 @@ Status read_sample(const Json& json, const std::string& source, const std::strin
   reader.read("shape", s.key.shape);
   reader.read("ranks", s.key.ranks, {1, 1 << 20});
   reader.read("dtype", s.dtype);
+  reader.read("library", s.library);
   reader.read("size", s.size, {0, 1e30});
   reader.read("count", s.count, {1, std::int64_t{1} << 40});
   reader.read("median_us", s.median_us, {0, kLongest});
   reader.read("p10_us", s.p10_us, {0, kLongest});
   reader.read("p90_us", s.p90_us, {0, kLongest});
+  reader.read("mean_us", s.mean_us, {0, kLongest});
   reader.read("clean", s.clean);
   reader.read("stopped", s.stopped);
   FT_TRY(reader.finish());
@@ -179,8 +183,10 @@ Result<Profile> read_profile(const Json& json, const std::string& source) {
 }
 
 ProfileTable::ProfileTable(Profile profile) : x_profile(std::move(profile)) {
+  const std::string library = x_profile.about("blas");
   for (const auto& [key, sample] : x_profile.samples) {
     if (sample.size <= 0 || sample.median_us <= 0) continue;
+    if (!sample.library.empty() && sample.library != library) continue;
     x_by_op[key.op].push_back(&sample);
     x_by_family[family_of_op(key.op)].push_back(&sample);
   }
@@ -208,7 +214,7 @@ ProfileTable::Samples ProfileTable::nearest_ranks(const Samples& samples,
 double ProfileTable::overhead_seconds(const char* op, std::int64_t ranks) const {
   const auto found = x_by_op.find(op);
   if (found == x_by_op.end()) return 0;
-  return nearest_ranks(found->second, ranks).front()->median_us * 1e-6;
+  return nearest_ranks(found->second, ranks).front()->price_us() * 1e-6;
 }
 
 MeasuredPrice ProfileTable::between(const Samples& samples, double size) const {
@@ -219,7 +225,7 @@ MeasuredPrice ProfileTable::between(const Samples& samples, double size) const {
   if (above == samples.begin() || above == samples.end()) {
     const Sample& edge = above == samples.end() ? *samples.back() : **above;
     const double scale = above == samples.end() ? size / edge.size : 1;
-    out.seconds = edge.median_us * 1e-6 * scale;
+    out.seconds = edge.price_us() * 1e-6 * scale;
     out.deviation = deviation_of(edge);
     out.from = edge.key.shape;
     return out;
@@ -229,7 +235,7 @@ MeasuredPrice ProfileTable::between(const Samples& samples, double size) const {
   const double width = std::log(b.size / a.size);
   const double place = width > 0 ? std::log(size / a.size) / width : 1;
   out.seconds =
-      std::exp((1 - place) * std::log(a.median_us) + place * std::log(b.median_us)) * 1e-6;
+      std::exp((1 - place) * std::log(a.price_us()) + place * std::log(b.price_us())) * 1e-6;
   out.deviation = std::max(deviation_of(a), deviation_of(b));
   out.from = a.key.shape + " and " + b.key.shape;
   return out;
@@ -266,7 +272,7 @@ Result<MeasuredPrice> ProfileTable::price(const Work& work, std::int64_t ranks) 
     const Samples near = nearest_ranks(found->second, key.ranks);
     for (const Sample* s : near) {
       if (s->key.shape != key.shape) continue;
-      return MeasuredPrice{s->median_us * 1e-6, Provenance::kMeasured, deviation_of(*s),
+      return MeasuredPrice{s->price_us() * 1e-6, Provenance::kMeasured, deviation_of(*s),
                            "measured " + std::to_string(s->count) + " times"};
     }
     if (const auto* work_gemm = std::get_if<Gemm>(&work)) return gemm(near, *work_gemm);

@@ -32,17 +32,23 @@ double sample_size(const Work& work);
 struct Sample {
   SampleKey key;
   std::string dtype;
+  std::string library;     ///< that multiplied matrices, as in the machine's `blas`; or ""
   double size = 0;         ///< FLOPs or bytes
   std::int64_t count = 0;  ///< operations that were timed
   double median_us = 0, p10_us = 0, p90_us = 0;
+  double mean_us = 0;   ///< of what took at most three times the median; 0: not known
   bool clean = true;    ///< nobody else used the core meanwhile (CPU over wall time >= 0.98)
   std::string stopped;  ///< the rule that ended it: "spread" or "time"
+  /// What one of many takes: a step adds up means.
+  double price_us() const { return mean_us > 0 ? mean_us : median_us; }
 };
 
 /// Names of samples that are no works: host time from the end of one op to the begin of the next on
 /// a stream, and on another stream that waits for its event.
 inline constexpr const char* kDispatchSample = "dispatch";
 inline constexpr const char* kEventSample = "event";
+/// Host time to queue an op, of devices.
+inline constexpr const char* kLaunchSample = "launch";
 
 struct Profile {
   Json machine;  ///< device, cores, libraries, date, command
@@ -70,7 +76,8 @@ struct MeasuredPrice {
 ///   all else   linear in ln t over ln size between the neighbours; above the largest by its rate,
 ///              below the smallest its time
 /// else (kAnalytic) at the mean rate of its family: GEMMs, attention, memory-bound kernels,
-/// communication. A family without samples is an error. Of samples with several `ranks` those
+/// communication. A family without samples is an error. Products of another library than the
+/// profile's machine names are no samples. Of samples with several `ranks` those
 /// nearest to what is asked for.
 class ProfileTable {
  public:
@@ -91,9 +98,10 @@ class ProfileTable {
   std::map<std::string, Samples> x_by_family;  ///< likewise
 };
 
-/// A host rank's prices: those of the table, and beside them what the executor needs to hand ops to
-/// streams. A rank's streams share one core, so a collective that is under way leaves half of it to
-/// kernels. What the profile has no samples for, placements, ports and host delays are `base`'s.
+/// Of devices: the price of `base` scaled to what was measured, and the measured host time of a
+/// launch. Of a host rank: those of the table, and beside them what the executor needs to hand ops
+/// to streams. A rank's streams share one core, so a collective that is under way leaves half of it
+/// to kernels. What the profile has no samples for, placements, ports and host delays are `base`'s.
 /// Left out: a collective that waits for its partners takes less than half, one beside kernels
 /// takes longer.
 std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,

@@ -30,19 +30,38 @@ std::vector<std::vector<std::string>> plans_of(std::int64_t ranks) {
            "gradients.bucket_elements=1000000"}};
 }
 
-Result<std::vector<MicroOp>> model_ops(std::int64_t ranks, bool quick) {
+/// What a small model of that width is made of, and its plan's common part.
+std::vector<std::vector<std::string>> models_of(std::int64_t width, bool on_device) {
+  const std::string h = std::to_string(width);
+  const std::string heads = std::to_string(width / 64);
+  std::vector<std::string> gpt = {"gpt-small-host", "model.n_embd=" + h, "model.n_head=" + heads,
+                                  "model.n_layer=2"};
+  std::vector<std::string> llama = {
+      "llama-small-host", "model.hidden_size=" + h, "model.num_attention_heads=" + heads,
+      "model.intermediate_size=" + std::to_string(3 * width), "model.num_hidden_layers=2"};
+  if (!on_device) return {gpt, llama};
+  std::vector<std::vector<std::string>> out;
+  for (std::vector<std::string> model : {gpt, llama}) {
+    model.insert(model.end(),
+                 {"precision=\"bf16\"", "batch.sequence=2048", "batch.micro=2", "batch.global=8"});
+    model.push_back(model[0] == "gpt-small-host" ? "model.n_positions=2048"
+                                                 : "model.max_position_embeddings=2048");
+    for (const char* attention : {"flash", "unfused"}) {
+      out.push_back(model);
+      out.back().push_back(std::string("kernels.attention=\"") + attention + "\"");
+    }
+  }
+  return out;
+}
+
+Result<std::vector<MicroOp>> model_ops(std::int64_t ranks, bool quick, bool on_device) {
   std::vector<MicroOp> out;
   std::vector<std::int64_t> widths = {256};
   if (!quick) widths = {128, 256, 512};
+  if (on_device)
+    widths = quick ? std::vector<std::int64_t>{1024} : std::vector<std::int64_t>{1024, 4096};
   for (const std::int64_t width : widths) {
-    const std::string h = std::to_string(width);
-    const std::string heads = std::to_string(width / 64);
-    const std::vector<std::string> gpt = {"gpt-small-host", "model.n_embd=" + h,
-                                          "model.n_head=" + heads, "model.n_layer=2"};
-    const std::vector<std::string> llama = {
-        "llama-small-host", "model.hidden_size=" + h, "model.num_attention_heads=" + heads,
-        "model.intermediate_size=" + std::to_string(3 * width), "model.num_hidden_layers=2"};
-    for (const std::vector<std::string>& model : {gpt, llama}) {
+    for (const std::vector<std::string>& model : models_of(width, on_device)) {
       for (const std::vector<std::string>& plan : plans_of(ranks)) {
         std::vector<std::string> sets(model.begin() + 1, model.end());
         sets.insert(sets.end(), plan.begin(), plan.end());
@@ -55,16 +74,24 @@ Result<std::vector<MicroOp>> model_ops(std::int64_t ranks, bool quick) {
   return out;
 }
 
-std::vector<MicroOp> gemm_grid(std::int64_t ranks, bool quick) {
-  std::vector<std::int64_t> sizes = {64, 256, 1024};
+std::vector<MicroOp> gemm_grid(std::int64_t ranks, bool quick, bool on_device) {
+  using Sizes = std::vector<std::int64_t>;
+  Sizes sizes = {64, 256, 1024};
   if (quick) sizes = {64, 512};
+  if (on_device) sizes = quick ? Sizes{512, 4096} : Sizes{256, 1024, 4096, 8192};
   std::vector<MicroOp> out;
-  for (const std::int64_t m : sizes) {
-    for (const std::int64_t n : sizes) {
-      for (const std::int64_t k : sizes) {
-        for (int pass = 0; pass < 3; ++pass) {
-          Gemm work{m, n, k, 1, pass == 2, pass == 0, pass == 2, DType::kFp32, DType::kFp32};
-          out.push_back(micro_gemm(work, ranks));
+  for (const DType type : {DType::kFp32, DType::kBf16}) {
+    if (type != DType::kFp32 && !on_device) continue;
+    for (const std::int64_t m : sizes) {
+      for (const std::int64_t n : sizes) {
+        for (const std::int64_t k : sizes) {
+          // fp32 on tensor cores is not what anybody trains in.
+          if (on_device && type == DType::kFp32 && std::max({m, n, k}) > 4096) continue;
+          for (int pass = 0; pass < 3; ++pass) {
+            Gemm work{m,    n,   k, 1, pass == 2, pass == 0, pass == 2 && type == DType::kFp32,
+                      type, type};
+            out.push_back(micro_gemm(work, ranks));
+          }
         }
       }
     }
@@ -72,13 +99,17 @@ std::vector<MicroOp> gemm_grid(std::int64_t ranks, bool quick) {
   return out;
 }
 
-std::vector<MicroOp> communication_grid(std::int64_t ranks, bool quick) {
+std::vector<MicroOp> communication_grid(std::int64_t ranks, bool quick, bool on_device) {
   std::vector<MicroOp> out;
-  for (std::int64_t count = 64; count <= 4 << 20; count *= quick ? 64 : 8) {
+  const std::int64_t most = on_device ? 64 << 20 : 4 << 20;
+  for (std::int64_t count = 64; count <= most; count *= quick ? 64 : 8) {
     out.push_back(micro_message(4 * count));
-    for (const CollectiveKind kind :
-         {CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter}) {
-      out.push_back(micro_collective(kind, count, ranks));
+    for (const DType type : {DType::kFp32, DType::kBf16}) {
+      if (type != DType::kFp32 && !on_device) continue;
+      for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kAllGather,
+                                        CollectiveKind::kReduceScatter}) {
+        out.push_back(micro_collective(kind, count, ranks, type));
+      }
     }
   }
   return out;
@@ -86,10 +117,33 @@ std::vector<MicroOp> communication_grid(std::int64_t ranks, bool quick) {
 
 }  // namespace
 
-Result<std::vector<MicroOp>> calibration_ops(std::int64_t ranks, bool quick) {
-  FT_ASSIGN(std::vector<MicroOp> out, model_ops(ranks, quick));
-  append_ops(out, gemm_grid(ranks, quick));
-  if (ranks > 1) append_ops(out, communication_grid(ranks, quick));
+Result<std::vector<MicroOp>> calibration_ops(std::int64_t ranks, bool quick, bool on_device) {
+  FT_ASSIGN(std::vector<MicroOp> out, model_ops(ranks, quick, on_device));
+  append_ops(out, gemm_grid(ranks, quick, on_device));
+  if (ranks > 1) append_ops(out, communication_grid(ranks, quick, on_device));
+  return out;
+}
+
+CalibrateOptions options_on_device(const CudaModule& cuda) {
+  CalibrateOptions out;
+  out.make_rank = cuda.make_rank;
+  out.library = cuda.versions;
+  out.rotation = 4 * std::max<Bytes>(cuda.cache_bytes, 4 << 20);
+  // Slower than any device that is worth it: fewer repeats, not more.
+  out.gemm_rate = 5e13;
+  out.byte_rate = 1e12;
+  out.most_sets = 256;
+  return out;
+}
+
+Json device_identity(const CudaModule& cuda, const std::string& name) {
+  Json out = machine_identity();
+  const std::string first = cuda.device_names.empty() ? "" : cuda.device_names.front();
+  out.set("device", name.empty() ? first : name);
+  out.set("processor", first);
+  out.set("cores", static_cast<std::int64_t>(cuda.devices));
+  out.set("blas", cuda.versions);
+  out.set("private_cache_kib", static_cast<std::int64_t>(cuda.cache_bytes / 1024));
   return out;
 }
 

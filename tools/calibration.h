@@ -10,7 +10,15 @@ namespace foretrain {
 
 /// Operations of small GPT and Llama models under plans of that many ranks, and grids of GEMMs in
 /// the three layouts of a linear, of collectives and of messages. Each once.
-Result<std::vector<MicroOp>> calibration_ops(std::int64_t ranks, bool quick);
+/// On devices the models are larger, in bf16 with flash and unfused attention, and so are the
+/// grids.
+Result<std::vector<MicroOp>> calibration_ops(std::int64_t ranks, bool quick, bool on_device);
+
+/// What measures on CUDA devices: operands turn through four times the L2.
+CalibrateOptions options_on_device(const CudaModule& cuda);
+
+/// What a profile of CUDA devices says of them; `name` is the device of clusters that it prices.
+Json device_identity(const CudaModule& cuda, const std::string& name);
 
 /// Appends what `more` has and `ops` has not.
 void append_ops(std::vector<MicroOp>& ops, std::vector<MicroOp> more);

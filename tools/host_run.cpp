@@ -16,13 +16,6 @@ Result<CudaModule> open_device(const std::string& device) {
   return input_error("--device cuda: " + cuda.error().message + "; or use --device host");
 }
 
-Status check_device(const std::string& device, const std::string& verb) {
-  if (device == "host") return ok_status();
-  return unsupported("--device cuda: `" + verb +
-                     "` measures on the host only so far, `execute` runs on devices; use --device "
-                     "host");
-}
-
 Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<std::string> sets,
                                  std::int64_t ranks, CudaModule cuda) {
   if (ranks > 0) sets.push_back("cluster.accelerators=" + std::to_string(ranks));
@@ -34,6 +27,16 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
   }
   const Status possible =
       out.on_cuda() ? check_device_executable(out.workload) : check_executable(out.workload);
+  if (out.on_cuda() && out.run.graphs && out.run.graphs_by_layer) {
+    return unsupported(out.run.source +
+                       ": /launch/cuda_graph: the CUDA backend captures whole "
+                       "steps; set it to full or none");
+  }
+  if (out.on_cuda() && !out.cuda.cudnn && out.run.plan.attention == AttentionKernel::kCudnn) {
+    return unsupported(out.run.source +
+                       ": /kernels/attention: this build's CUDA backend has no cuDNN; set it to "
+                       "flash or unfused");
+  }
   if (!possible.ok()) return unsupported(out.run.source + ": " + possible.error().message);
   if (const Status status = verify(out.workload); !status.ok()) {
     return input_error(
@@ -70,14 +73,20 @@ Status relaunched_status(const Job& job) {
                      " (see above); no result was written");
 }
 
-Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps) {
+ExecuteOptions execute_options(const HostRun& host, std::int64_t steps) {
   ExecuteOptions options;
   options.steps = steps;
   options.make_rank = host.cuda.make_rank;
+  options.host.graphs = host.run.graphs;
   const Plan& plan = host.run.plan;
   options.name_of = [&plan](RankId rank) {
     return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(plan, rank));
   };
+  return options;
+}
+
+Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps) {
+  const ExecuteOptions options = execute_options(host, steps);
   if (job.kind != Job::Kind::kMpi) return execute_threads(host.workload, options);
   return execute_rank(host.workload, job.world.rank, *job.world.transport, options);
 }
@@ -87,8 +96,10 @@ CountedSteps count_steps(const Executed& executed) {
   CountedSteps out;
   std::vector<double> clean;
   std::vector<double> all;
+  std::vector<double> cpu;
   for (std::size_t s = executed.steps.size() > 1 ? 1 : 0; s < executed.steps.size(); ++s) {
     all.push_back(executed.steps[s].seconds);
+    cpu.push_back(executed.steps[s].seconds * executed.steps[s].clean);
     if (executed.steps[s].clean >= kClean) clean.push_back(executed.steps[s].seconds);
   }
   out.clean = static_cast<std::int64_t>(clean.size());
@@ -97,6 +108,8 @@ CountedSteps count_steps(const Executed& executed) {
   out.counted = static_cast<std::int64_t>(counted.size());
   if (counted.empty()) return out;
   std::sort(counted.begin(), counted.end());
+  std::sort(cpu.begin(), cpu.end());
+  out.cpu_s = cpu[cpu.size() / 2];
   const auto at = [&counted](double share) {
     return counted[static_cast<std::size_t>(
         std::lround(share * static_cast<double>(counted.size() - 1)))];

@@ -26,9 +26,6 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
 
 /// What a verb runs on: nothing for "host", the CUDA module for "cuda", or what is missing.
 Result<CudaModule> open_device(const std::string& device);
-/// Of verbs that do not work on devices yet: refuses "cuda".
-Status check_device(const std::string& device, const std::string& verb);
-
 /// How the ranks of this invocation run.
 struct Job {
   enum class Kind : std::uint8_t { kAlone, kThreads, kMpi, kRelaunched };
@@ -51,6 +48,9 @@ Result<Job> start_job(const Workload& workload, bool threads,
 /// The error of a job that mpirun ended with a code other than 0.
 Status relaunched_status(const Job& job);
 
+/// How the run executes: on what, how often, and its ranks' names. `host` must outlive it.
+ExecuteOptions execute_options(const HostRun& host, std::int64_t steps);
+
 /// Executes as the job says; rank 0's result is whole.
 Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps);
 
@@ -60,6 +60,9 @@ struct CountedSteps {
   double median_s = 0, spread = 0;
   std::int64_t clean = 0, counted = 0;
   bool busy = false;  ///< no step was clean
+  /// Median of the CPU time of the steps: on one rank what a step would take if nobody else used
+  /// its core (but for what others leave in caches).
+  double cpu_s = 0;
 };
 CountedSteps count_steps(const Executed& executed);
 

@@ -136,13 +136,19 @@ Status refuse_later_system(const std::string& name, const std::string& source) {
   return unsupported(source + ": /system: " + name + " is not modelled yet");
 }
 
+/// launch.cuda_graph: none, layer or full.
+std::string cuda_graph(const Json& run) {
+  const Json* launch = run.find("launch");
+  const Json* graph = launch == nullptr ? nullptr : launch->find("cuda_graph");
+  return graph == nullptr || graph->string() == nullptr ? "none" : *graph->string();
+}
+
 /// Host time of one launch: inside a CUDA graph the device's own pace, in compiled code without the
 /// framework's dispatcher.
 double dispatch_us(const Json& run) {
   const Json* launch = run.find("launch");
   if (launch == nullptr) return 0;
-  const Json* graph = launch->find("cuda_graph");
-  const bool none = graph == nullptr || graph->string() == nullptr || *graph->string() == "none";
+  const bool none = cuda_graph(run) == "none";
   const Json* kernels = run.find("kernels");
   const Json* compile = kernels == nullptr ? nullptr : kernels->find("compile");
   const bool compiled = compile != nullptr && *compile == Json(true);
@@ -282,6 +288,8 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
                        " can multiply in; expected another precision");
   }
   run.dispatch = Time::from_us(dispatch_us(run.resolved));
+  run.graphs = cuda_graph(run.resolved) != "none";
+  run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
   FT_TRY(find_profile(run, user, source));
   note_limits(run);
   return run;

@@ -26,7 +26,8 @@ struct Run {
   Model model;
   Cluster cluster;
   Plan plan;
-  Time dispatch;  ///< host time of one kernel launch
+  Time dispatch;                                 ///< host time of one kernel launch
+  bool graphs = false, graphs_by_layer = false;  ///< launch.cuda_graph: not none, layer
   /// Measured prices of the host, from `profile_source`; may be none.
   std::shared_ptr<const Profile> profile;
   std::string profile_source;

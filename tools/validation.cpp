@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "executor/side_by_side.h"
 #include "models/lower.h"
 #include "tools/calibration.h"
 #include "tools/report.h"
@@ -12,6 +13,12 @@
 
 namespace foretrain {
 namespace {
+
+/// Of what measures and executes; a device's profile is of the cluster's device.
+Json identity_of(const HostRun& host) {
+  if (!host.on_cuda()) return machine_identity();
+  return device_identity(host.cuda, host.run.cluster.device.name);
+}
 
 /// The same training on one rank.
 Plan on_one_rank(const Plan& plan, const Model& model) {
@@ -28,9 +35,10 @@ Plan on_one_rank(const Plan& plan, const Model& model) {
 
 Result<std::vector<double>> train_on_one(const HostRun& host, std::size_t steps) {
   const Workload workload = lower(host.run.model, on_one_rank(host.run.plan, host.run.model));
-  FT_TRY(check_memory(workload, 1));
+  if (!host.on_cuda()) FT_TRY(check_memory(workload, 1));
   ExecuteOptions options;
   options.steps = static_cast<std::int64_t>(steps);
+  options.make_rank = host.cuda.make_rank;
   options.name_of = [](RankId) { return std::string("one rank"); };
   FT_ASSIGN(const Executed executed, execute_threads(workload, options));
   std::vector<double> out;
@@ -38,32 +46,40 @@ Result<std::vector<double>> train_on_one(const HostRun& host, std::size_t steps)
   return out;
 }
 
-Status measure_missing(const HostRun& host, Job& job, const ValidateOptions& options,
-                       Profile& profile, Validation& out) {
+/// Measures what the profile lacks and executes, in turns.
+Result<Executed> measure_and_execute(const HostRun& host, Job& job, const ValidateOptions& options,
+                                     Profile& profile, Validation& out) {
   const std::vector<MicroOp> ops = distinct_ops(host.workload);
-  CalibrateOptions how;
-  how.seconds = options.seconds_per_op;
-  how.rotation = 4 * private_cache_bytes();
-  ProgressLine line(options.quiet || !job.speaks());
-  how.progress = [&](std::size_t done, std::size_t all, const std::string& what) {
-    line.show(done, all, what);
-    ++out.measured_now;
-  };
-  if (job.kind == Job::Kind::kMpi) {
-    const Workload world = micro_ranks(job.ranks);
-    FT_ASSIGN(const MpiWorld micro, join_mpi(world));
-    FT_ASSIGN(const bool whole,
-              calibrate_rank(ops, job.ranks, micro.rank, *micro.transport, how, profile));
-    (void)whole;
+  SideBySideOptions how;
+  how.execute = execute_options(host, options.steps);
+  if (host.on_cuda()) {
+    how.calibrate = options_on_device(host.cuda);
   } else {
-    FT_ASSIGN(const bool whole, calibrate_threads(ops, job.ranks, how, profile));
-    (void)whole;
+    how.calibrate.rotation = 4 * private_cache_bytes();
   }
+  how.calibrate.seconds = options.seconds_per_op;
+  std::int64_t shown = 0;
+  ProgressLine line(options.quiet || !job.speaks());
+  how.calibrate.progress = [&](std::size_t done, std::size_t all, const std::string& what) {
+    line.show(done, all, what);
+    ++shown;
+  };
+  const Workload world = micro_ranks(job.ranks);
+  Result<Executed> executed = Executed{};
+  if (job.kind == Job::Kind::kMpi) {
+    FT_ASSIGN(const MpiWorld micro, join_mpi(world));
+    executed = measure_and_execute_rank(ops, host.workload, micro.rank, *micro.transport,
+                                        *job.world.transport, how, profile);
+  } else {
+    executed = measure_and_execute_threads(ops, host.workload, how, profile);
+  }
+  if (!executed.ok()) return executed;
+  out.measured_now = shown / how.rounds;
   for (const MicroOp& op : ops) {
     const Sample* sample = profile.find(op.key);
     if (sample != nullptr && sample->clean) ++out.measured_clean;
   }
-  return ok_status();
+  return executed;
 }
 
 void add_times(const Timeline& timeline, double FamilyTimes::*to, Validation& out) {
@@ -102,16 +118,17 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
   Validation out;
   Profile profile;
   if (host.run.profile != nullptr) profile = *host.run.profile;
-  if (!same_machine(profile.machine, machine_identity())) {
+  const Json here = identity_of(host);
+  if (!same_machine(profile.machine, here)) {
     if (host.run.profile != nullptr && job.speaks() && !options.quiet) {
-      std::fprintf(stderr, "foretrain: %s is of another machine; everything is measured anew\n",
+      std::fprintf(stderr,
+                   "foretrain: %s is of another machine or library; everything is measured anew\n",
                    host.run.profile_source.c_str());
     }
     profile = Profile{};
-    profile.machine = machine_identity();
+    profile.machine = here;
   }
-  FT_TRY(measure_missing(host, job, options, profile, out));
-  FT_ASSIGN(const Executed executed, execute_job(host, job, options.steps));
+  FT_ASSIGN(const Executed executed, measure_and_execute(host, job, options, profile, out));
   if (!job.speaks()) return out;
   host.run.profile = std::make_shared<const Profile>(std::move(profile));
   PredictOptions how;
@@ -155,6 +172,10 @@ std::string validation_table(const HostRun& host, const Job& job, const Validati
     out +=
         "Machine busy: CPU time over wall time was below 0.98 in every step; judge the error "
         "on a quiet machine.\n";
+    if (job.ranks == 1 && !host.on_cuda()) {
+      out += "By its CPU time the step takes " + seconds_text(e.cpu_s) + " (" +
+             share(result.predicted_s, e.cpu_s) + "): what it may take undisturbed.\n";
+    }
   }
   return out;
 }
@@ -173,6 +194,7 @@ Json validation_json(const HostRun& host, const Validation& result) {
   executed.set("spread", result.executed.spread);
   executed.set("clean_repeats", result.executed.clean);
   executed.set("machine_busy", result.executed.busy);
+  executed.set("cpu_time_s", result.executed.cpu_s);
   Json error = object();
   error.set("step_time_s", result.step_error());
   error.set("by_family", std::move(families));
@@ -198,7 +220,7 @@ Json validation_json(const HostRun& host, const Validation& result) {
   out.set("executed", std::move(executed));
   out.set("error", std::move(error));
   out.set("numerics", std::move(numerics));
-  out.set("machine", machine_identity());
+  out.set("machine", identity_of(host));
   out.set("revision", kRevision);
   return out;
 }

@@ -136,15 +136,33 @@ bool kernel_fits(const Kernel& w, const Op& op, const OpTypes& types) {
   });
 }
 
+/// What its graph describes.
+Status check_cudnn(const Attention& w, const Op& op) {
+  const auto refused = [&op](const std::string& why) {
+    return unsupported("the CUDA backend's cuDNN attention takes " + why + " (" + op.name +
+                       "): set kernels.attention to flash or unfused");
+  };
+  if (w.dtype != DType::kBf16 && w.dtype != DType::kFp16) return refused("bf16 and fp16 only");
+  if (w.head_dim % 8 != 0 || w.head_dim > 128 || w.value_width() != w.head_dim) {
+    return refused("heads of a multiple of 8 up to 128, not " + std::to_string(w.head_dim));
+  }
+  if (w.window > 0 || w.alibi || w.dropout > 0) {
+    return refused("neither windows nor ALiBi nor dropout");
+  }
+  if (w.q_len != w.kv_len) return refused("as many keys as queries only");
+  return ok_status();
+}
+
 Status check_attention(const Attention& w, const Op& op) {
   if (op.category == Category::kContext) {
     return unsupported("the CUDA backend cannot execute context parallelism (" + op.name +
                        "): set parallel.context to 1");
   }
   if (w.kernel == AttentionKernel::kUnfused) return ok_status();
+  if (w.kernel == AttentionKernel::kCudnn) return check_cudnn(w, op);
   if (w.kernel != AttentionKernel::kFlash) {
     return unsupported("the CUDA backend has no " + std::string(name_of(w.kernel)) +
-                       " attention: set kernels.attention to flash (its own) or unfused");
+                       " attention: set kernels.attention to flash (its own), cudnn or unfused");
   }
   if (w.head_dim > device::kWidestHead) {
     return unsupported("the CUDA backend's flash attention takes heads of up to " +

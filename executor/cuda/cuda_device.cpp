@@ -4,6 +4,9 @@
 #include <cmath>
 
 #include "executor/cuda/cuda_check.h"
+#ifdef FORETRAIN_CUDNN
+#include "executor/cuda/cudnn_attention.h"
+#endif
 #include "executor/cuda/rope_table.h"
 
 namespace foretrain {
@@ -35,7 +38,13 @@ CudaDevice::~CudaDevice() {
   cudaDeviceSynchronize();
   x_nccl.reset();
   x_blas.reset();
+  x_cudnn.reset();
+  for (cudaGraphExec_t piece : x_pieces) {
+    if (piece != nullptr) cudaGraphExecDestroy(piece);
+  }
   for (cudaEvent_t event : x_marks) cudaEventDestroy(event);
+  for (cudaEvent_t event : x_orders) cudaEventDestroy(event);
+  if (x_fork != nullptr) cudaEventDestroy(x_fork);
   if (x_origin != nullptr) cudaEventDestroy(x_origin);
   for (cudaStream_t stream : x_streams) cudaStreamDestroy(stream);
   for (void* block : x_blocks) cudaFree(block);
@@ -104,12 +113,71 @@ Status CudaDevice::begin() {
   return ok_status();
 }
 
+/// In a captured piece an event that is recorded as external takes the time; only another one can
+/// order streams.
 Status CudaDevice::mark(std::size_t stream, std::size_t mark) {
-  return cuda_status(cudaEventRecord(x_marks[mark], x_streams[stream]), "event");
+  if (!x_capturing) return cuda_status(cudaEventRecord(x_marks[mark], x_streams[stream]), "event");
+  FT_TRY(cuda_status(
+      cudaEventRecordWithFlags(x_marks[mark], x_streams[stream], cudaEventRecordExternal),
+      "event of a graph"));
+  x_ordered[mark] = true;
+  return cuda_status(cudaEventRecord(x_orders[mark], x_streams[stream]), "event of a graph");
 }
 
 Status CudaDevice::wait(std::size_t stream, std::size_t mark) {
-  return cuda_status(cudaStreamWaitEvent(x_streams[stream], x_marks[mark], 0), "event");
+  if (!x_capturing) {
+    return cuda_status(cudaStreamWaitEvent(x_streams[stream], x_marks[mark], 0), "event");
+  }
+  // Pieces follow each other on one stream: what an earlier one did is over.
+  if (!x_ordered[mark]) return ok_status();
+  return cuda_status(cudaStreamWaitEvent(x_streams[stream], x_orders[mark], 0), "event of a graph");
+}
+
+Status CudaDevice::begin_piece(std::size_t piece) {
+  if (x_fork == nullptr) {
+    FT_TRY(cuda_status(cudaEventCreateWithFlags(&x_fork, cudaEventDisableTiming), "event"));
+  }
+  while (x_orders.size() < x_marks.size()) {
+    cudaEvent_t event = nullptr;
+    FT_TRY(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event"));
+    x_orders.push_back(event);
+  }
+  if (x_pieces.size() <= piece) x_pieces.resize(piece + 1, nullptr);
+  x_ordered.assign(x_marks.size(), false);
+  // Relaxed: a kernel may still ask for scratch memory.
+  FT_TRY(cuda_status(cudaStreamBeginCapture(x_streams[0], cudaStreamCaptureModeRelaxed), "graph"));
+  x_capturing = true;
+  FT_TRY(cuda_status(cudaEventRecord(x_fork, x_streams[0]), "graph"));
+  for (std::size_t s = 1; s < x_streams.size(); ++s) {
+    FT_TRY(cuda_status(cudaStreamWaitEvent(x_streams[s], x_fork, 0), "graph"));
+  }
+  return ok_status();
+}
+
+/// What changes from step to step (the number of the step, the seeds of dropout) is in the kernels'
+/// arguments, so every step is captured and updates the graph of the step before.
+Status CudaDevice::end_piece(std::size_t piece) {
+  for (std::size_t s = 1; s < x_streams.size(); ++s) {
+    FT_TRY(cuda_status(cudaEventRecord(x_fork, x_streams[s]), "graph"));
+    FT_TRY(cuda_status(cudaStreamWaitEvent(x_streams[0], x_fork, 0), "graph"));
+  }
+  x_capturing = false;
+  cudaGraph_t graph = nullptr;
+  FT_TRY(cuda_status(cudaStreamEndCapture(x_streams[0], &graph), "graph"));
+  cudaGraphExec_t& made = x_pieces[piece];
+  if (made != nullptr) {
+    cudaGraphExecUpdateResultInfo info{};
+    if (cudaGraphExecUpdate(made, graph, &info) != cudaSuccess) {
+      (void)cudaGetLastError();
+      FT_TRY(cuda_status(cudaGraphExecDestroy(made), "graph"));
+      made = nullptr;
+    }
+  }
+  Status done = ok_status();
+  if (made == nullptr) done = cuda_status(cudaGraphInstantiate(&made, graph, 0), "graph");
+  cudaGraphDestroy(graph);
+  FT_TRY(done);
+  return cuda_status(cudaGraphLaunch(made, x_streams[0]), "graph");
 }
 
 Status CudaDevice::wait_on_host(std::size_t mark) {
@@ -137,9 +205,31 @@ Status CudaDevice::fill(std::size_t stream, std::byte* to, int byte, std::size_t
 Status CudaDevice::compute(std::size_t stream, const Work& work, const OpContext& context,
                            const DeviceOperands& x) {
   x_problem.clear();
+  const auto* attention = std::get_if<Attention>(&work);
+  if (attention != nullptr && attention->kernel == AttentionKernel::kCudnn) {
+    return cudnn_attention(stream, *attention, x);
+  }
   device::compute_on_cuda(x_streams[stream], stream, *this, work, context, x);
   return x_problem.empty() ? ok_status() : Status(input_error(x_problem));
 }
+
+#ifdef FORETRAIN_CUDNN
+Status CudaDevice::cudnn_attention(std::size_t stream, const Attention& work,
+                                   const DeviceOperands& x) {
+  constexpr int kOfAttention = 3;
+  if (x_cudnn == nullptr) {
+    FT_ASSIGN(x_cudnn, Cudnn::create());
+  }
+  FT_ASSIGN(const CudnnAttention* const made, x_cudnn->attention(work));
+  void* const memory = scratch(stream, kOfAttention, Cudnn::scratch_bytes(*made));
+  if (memory == nullptr) return input_error(x_problem);
+  return x_cudnn->run(work, *made, x, memory, x_streams[stream]);
+}
+#else
+Status CudaDevice::cudnn_attention(std::size_t, const Attention&, const DeviceOperands&) {
+  return unsupported("this build has no cuDNN: set kernels.attention to flash or unfused");
+}
+#endif
 
 Status CudaDevice::collective(std::size_t stream, GroupId group, const DeviceCollective& call) {
   return x_nccl->collective(group, call, x_streams[stream]);

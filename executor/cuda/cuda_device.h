@@ -16,6 +16,8 @@
 
 namespace foretrain {
 
+class Cudnn;
+
 /// Why no device can be used here, or their number.
 Result<int> count_cuda_devices();
 
@@ -39,6 +41,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   Status mark(std::size_t stream, std::size_t mark) override;
   Status wait(std::size_t stream, std::size_t mark) override;
   Status wait_on_host(std::size_t mark) override;
+  Status begin_piece(std::size_t piece) override;
+  Status end_piece(std::size_t piece) override;
   Status finish() override;
   Result<Time> time_of(std::size_t mark) override;
   Status upload(std::size_t stream, std::byte* to, const std::byte* from,
@@ -58,6 +62,7 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   const float* rope_table(std::int64_t length, std::int64_t head_dim) override;
   void product(cudaStream_t stream, std::size_t index, const Product& product) override;
   void fail(const std::string& what) override;
+  Status cudnn_attention(std::size_t stream, const Attention& work, const DeviceOperands& x);
 
   const Workload& x_workload;
   RankId x_rank;
@@ -66,12 +71,20 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   std::vector<cudaStream_t> x_streams;
   std::vector<cudaEvent_t> x_marks;
   cudaEvent_t x_origin = nullptr;
+  // Of graphs: the events that order streams within a piece (those of x_marks take the time), which
+  // of them this piece has recorded, and what is launched again.
+  std::vector<cudaEvent_t> x_orders;
+  std::vector<bool> x_ordered;
+  std::vector<cudaGraphExec_t> x_pieces;
+  cudaEvent_t x_fork = nullptr;
+  bool x_capturing = false;
   std::vector<void*> x_blocks, x_host_blocks;
   std::map<std::pair<std::size_t, int>, Scratch> x_scratch;  ///< by stream and which
   std::map<std::pair<std::int64_t, std::int64_t>, const float*> x_tables;
   std::unique_ptr<Blas> x_blas;
   std::unique_ptr<NcclGroups> x_nccl;
-  std::string x_problem;  ///< the first of this op
+  std::shared_ptr<Cudnn> x_cudnn;  ///< made by the first op that asks for it
+  std::string x_problem;           ///< the first of this op
 };
 
 }  // namespace foretrain

@@ -4,6 +4,10 @@
 #include <cublasLt.h>
 #include <nccl.h>
 
+#ifdef FORETRAIN_CUDNN
+#include <cudnn.h>
+#endif
+
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -14,6 +18,14 @@
 namespace foretrain {
 namespace {
 
+#ifdef FORETRAIN_CUDNN
+constexpr bool kCudnn = true;
+std::string cudnn_version() { return ", cuDNN " + std::to_string(cudnnGetVersion()); }
+#else
+constexpr bool kCudnn = false;
+std::string cudnn_version() { return ""; }
+#endif
+
 std::string versions() {
   int driver = 0;
   int runtime = 0;
@@ -22,7 +34,8 @@ std::string versions() {
   cudaRuntimeGetVersion(&runtime);
   ncclGetVersion(&nccl);
   return "CUDA driver " + std::to_string(driver) + ", runtime " + std::to_string(runtime) +
-         ", cuBLASLt " + std::to_string(cublasLtGetVersion()) + ", NCCL " + std::to_string(nccl);
+         ", cuBLASLt " + std::to_string(cublasLtGetVersion()) + ", NCCL " + std::to_string(nccl) +
+         cudnn_version();
 }
 
 Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload, RankId rank,
@@ -51,8 +64,10 @@ extern "C" __attribute__((visibility("default"))) void foretrain_open_cuda(
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, i) == cudaSuccess) {
       module.device_names.emplace_back(properties.name);
+      if (i == 0) module.cache_bytes = properties.l2CacheSize;
     }
   }
   module.versions = foretrain::versions();
+  module.cudnn = foretrain::kCudnn;
   module.make_rank = foretrain::make_rank;
 }

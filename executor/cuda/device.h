@@ -50,6 +50,11 @@ class Device {
   virtual Status mark(std::size_t stream, std::size_t mark) = 0;
   virtual Status wait(std::size_t stream, std::size_t mark) = 0;
   virtual Status wait_on_host(std::size_t mark) = 0;
+  /// What is queued between the two is handed to the device as one, again in one piece in later
+  /// steps; it starts when the piece before it has ended. `piece` counts them from the step's
+  /// begin.
+  virtual Status begin_piece(std::size_t piece) = 0;
+  virtual Status end_piece(std::size_t piece) = 0;
   /// All streams are done.
   virtual Status finish() = 0;
   virtual Result<Time> time_of(std::size_t mark) = 0;

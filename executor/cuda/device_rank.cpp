@@ -1,5 +1,6 @@
 #include "executor/cuda/device_rank.h"
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -135,6 +136,27 @@ Status DeviceRank::start_masters() {
   return ok_status();
 }
 
+Status DeviceRank::set_values(FrameId frame, std::int16_t buffer,
+                              const std::function<double(std::int64_t)>& value) {
+  const std::size_t b = x_layout.index_of(frame, buffer);
+  const Buffer& shape = x_layout.buffer(b);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(shape.bytes()));
+  if (is_real(shape.dtype)) {
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < shape.count; ++i) values.push_back(static_cast<float>(value(i)));
+    bytes = pack(values, shape.dtype);
+  } else {
+    for (std::int64_t i = 0; i < shape.count; ++i) {
+      if (shape.dtype == DType::kInt64) {
+        reinterpret_cast<std::int64_t*>(bytes.data())[i] = static_cast<std::int64_t>(value(i));
+      } else {
+        bytes[static_cast<std::size_t>(i)] = static_cast<std::byte>(value(i));
+      }
+    }
+  }
+  return x_device->write(x_memory + x_plan.buffers[b].offset, bytes.data(), bytes.size());
+}
+
 Result<std::vector<float>> DeviceRank::values(FrameId frame) {
   const std::size_t b = x_layout.index_of(frame, 0);
   std::vector<std::byte> bytes(static_cast<std::size_t>(x_layout.buffer(b).bytes()));
@@ -173,14 +195,28 @@ Status DeviceRank::run() {
   }
   FT_TRY(x_transport.barrier(x_rank));
   FT_TRY(x_device->begin());
+  const auto begin = std::chrono::steady_clock::now();
+  FT_TRY(queue_all());
+  x_issue_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  FT_TRY(x_device->finish());
+  return read_results();
+}
+
+Status DeviceRank::queue_all() {
+  const bool graphs = x_options.graphs && x_step > 0;
+  std::size_t piece = 0;
+  if (graphs) FT_TRY(x_device->begin_piece(piece));
   for (std::size_t i = 0; i < x_launches.size(); ++i) {
     const Status queued = queue(i);
     if (!queued.ok()) {
       return input_error(x_list.op_of(*x_launches[i].task).name + ": " + queued.error().message);
     }
+    if (!std::holds_alternative<HostSync>(x_list.work_of(*x_launches[i].task))) continue;
+    if (graphs) FT_TRY(x_device->end_piece(piece));
+    FT_TRY(x_device->wait_on_host(end_of(i)));
+    if (graphs) FT_TRY(x_device->begin_piece(++piece));
   }
-  FT_TRY(x_device->finish());
-  return read_results();
+  return graphs ? x_device->end_piece(piece) : ok_status();
 }
 
 Status DeviceRank::queue(std::size_t i) {
@@ -198,9 +234,7 @@ Status DeviceRank::queue(std::size_t i) {
   }
   FT_TRY(x_device->mark(launch.stream, begin_of(i)));
   FT_TRY(dispatch(launch));
-  FT_TRY(x_device->mark(launch.stream, end_of(i)));
-  if (std::holds_alternative<HostSync>(work)) FT_TRY(x_device->wait_on_host(end_of(i)));
-  return ok_status();
+  return x_device->mark(launch.stream, end_of(i));
 }
 
 Status DeviceRank::dispatch(const Launch& launch) {

@@ -62,6 +62,21 @@ void expect_equal_losses(const Json& a, const Json& b) {
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i] / y[i], 1, 1e-5);
 }
 
+// The library that multiplies is the user's choice, and said; a price is of one library.
+TEST_F(Execution, TheLibraryOfProducts) {
+  const Json plain = executed({"--blas", "plain"});
+  EXPECT_EQ(*at(at(plain, "machine"), "blas").string(), "plain loops");
+  expect_equal_losses(executed({}), plain);
+  const CommandResult known = x_place.run({"execute", "run.json", "--blas", "onednn", "--quiet"});
+  if (known.exit_code != 0) {
+    EXPECT_NE(known.err.find("libdnnl-dev"), std::string::npos) << known.err;
+    return;
+  }
+  const Json onednn = executed({"--blas", "onednn"});
+  EXPECT_EQ(at(at(onednn, "machine"), "blas").string()->substr(0, 6), "oneDNN");
+  expect_equal_losses(onednn, plain);
+}
+
 TEST_F(Execution, OneRankLearnsAndIsTraced) {
   const Json json = executed({"--trace", "t.json", "--timeline", "line.json.gz"});
   const std::vector<double> loss = losses(json);
@@ -106,9 +121,10 @@ TEST_F(Execution, RefusesByNameBeforeAnythingStarts) {
 }
 
 TEST_F(Execution, CudaNeedsADevice) {
+  expect_refused({"calibrate", "--name", "h100-sxm-80gb"}, {"--name", "host"});
+  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "here is a device";
   expect_refused({"validate", "run.json", "--device", "cuda"}, {"--device cuda", "--device host"});
   expect_refused({"calibrate", "--device", "cuda"}, {"--device cuda", "--device host"});
-  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "here is a device";
   expect_refused({"execute", "run.json", "--device", "cuda"},
                  {"--device cuda", "CUDA", "--device host"});
 }
@@ -155,6 +171,7 @@ TEST_F(Execution, ValidationComparesAndGates) {
   const double predicted = at(json.value(), "predicted/step_time_s").number();
   const double executed = at(json.value(), "executed/step_time_s").number();
   EXPECT_GT(predicted, 0);
+  EXPECT_GT(at(json.value(), "executed/cpu_time_s").number(), 0);
   EXPECT_NEAR(at(json.value(), "error/step_time_s").number(), predicted / executed - 1, 1e-9);
   std::vector<std::string> gated = base;
   gated.insert(gated.end(), {"--max-error", "0", "--quiet"});

@@ -2,8 +2,8 @@
 // of it?
 #include <gtest/gtest.h>
 
-#include "executor/calibrate.h"
 #include "executor/host_rank.h"
+#include "executor/side_by_side.h"
 #include "models/lower.h"
 #include "tests/support/small_plans.h"
 
@@ -41,6 +41,7 @@ void expect_all_measured(const Model& model, const Plan& plan) {
     return ok_status();
   };
   Profile profile;
+  profile.machine = machine_identity();
   const Result<bool> whole = calibrate_threads(ops, ranks, options, profile);
   ASSERT_TRUE(whole.ok()) << whole.error().message;
   EXPECT_TRUE(whole.value());
@@ -93,6 +94,41 @@ TEST(Calibrate, ShardedParametersAndBuckets) {
   plan.bucket_elements = 5'000;
   plan.overlap.gradient_reduce = true;
   expect_all_measured(model, plan);
+}
+
+// Operations and steps in turns: every round adds to the samples, and the steps are those of a run
+// in one go.
+TEST(Calibrate, RoundsBetweenSteps) {
+  const Model model = tiny(small_llama());
+  const Plan plan = fp32(small_plan(model, {2, 1, 1, 1}, 2));
+  const Workload workload = lower(model, plan);
+  ASSERT_TRUE(check_executable(workload).ok());
+  const std::vector<MicroOp> ops = distinct_ops(workload);
+  SideBySideOptions options;
+  options.calibrate.seconds = 0.0005;
+  options.calibrate.rotation = 1 << 16;
+  options.execute.steps = 5;
+  options.execute.name_of = [](RankId) { return std::string("rank"); };
+  std::int64_t samples[2] = {0, 0};
+  for (const std::int64_t rounds : {1, 4}) {
+    options.rounds = rounds;
+    Profile profile;
+    const auto executed = measure_and_execute_threads(ops, workload, options, profile);
+    ASSERT_TRUE(executed.ok()) << executed.error().message;
+    ASSERT_EQ(executed.value().steps.size(), 5);
+    const auto at_once = execute_threads(workload, options.execute);
+    ASSERT_TRUE(at_once.ok());
+    for (std::size_t s = 0; s < 5; ++s) {
+      EXPECT_EQ(executed.value().steps[s].loss, at_once.value().steps[s].loss);
+    }
+    ASSERT_EQ(profile.samples.size(), ops.size() + 2);
+    for (const auto& [key, sample] : profile.samples) {
+      EXPECT_GT(sample.price_us(), 0) << key.shape;
+      EXPECT_LE(sample.mean_us, 3 * sample.median_us) << key.shape;
+    }
+    samples[rounds == 1 ? 0 : 1] = profile.find(ops.front().key)->count;
+  }
+  EXPECT_GT(samples[1], samples[0]);
 }
 
 }  // namespace

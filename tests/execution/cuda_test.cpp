@@ -96,6 +96,23 @@ TEST(Cuda, TrainsLikeTheHostInHalves) {
   }
 }
 
+// The ops of a step as CUDA graphs.
+TEST(Cuda, GraphsTrainLikeTheHost) {
+  FT_NEEDS_DEVICE();
+  for (const DeviceCase& one : single_rank_cases()) {
+    expect_trains_like_host(one, DType::kFp32, cuda, {}, true);
+  }
+}
+
+TEST(Cuda, CudnnAttentionTrainsLikeTheHost) {
+  FT_NEEDS_DEVICE();
+  if (!open_cuda().value().cudnn) GTEST_SKIP() << "built without cuDNN";
+  for (const DeviceCase& one : cudnn_cases()) {
+    expect_trains_like_host(one, DType::kBf16, cuda, kBf16Tolerance);
+    expect_trains_like_host(one, DType::kFp16, cuda, kFp16Tolerance);
+  }
+}
+
 TEST(Cuda, RanksOnSeveralDevicesTrainLikeTheHost) {
   FT_NEEDS_DEVICE();
   const int devices = count_cuda_devices().value();

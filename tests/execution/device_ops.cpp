@@ -143,6 +143,8 @@ class HostKernels final : public Device {
   Status mark(std::size_t, std::size_t) override { return ok_status(); }
   Status wait(std::size_t, std::size_t) override { return ok_status(); }
   Status wait_on_host(std::size_t) override { return ok_status(); }
+  Status begin_piece(std::size_t) override { return ok_status(); }
+  Status end_piece(std::size_t) override { return ok_status(); }
   Status finish() override { return ok_status(); }
   Result<Time> time_of(std::size_t) override { return Time{}; }
   Status upload(std::size_t, std::byte* to, const std::byte* from, std::size_t bytes) override {

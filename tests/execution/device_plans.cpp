@@ -115,7 +115,7 @@ bool all(const Ranks& ranks, const std::function<Status(DeviceRank&)>& act) {
   return good;
 }
 
-Outcome on_device(const Workload& workload, const MakeDevice& make) {
+Outcome on_device(const Workload& workload, const MakeDevice& make, bool graphs) {
   Outcome out;
   const auto transport = make_thread_transport(workload);
   Ranks ranks;
@@ -125,8 +125,10 @@ Outcome on_device(const Workload& workload, const MakeDevice& make) {
       ADD_FAILURE() << device.error().message;
       return out;
     }
-    ranks.push_back(std::make_unique<DeviceRank>(workload, RankId(r), *transport,
-                                                 options_for_tests(), std::move(device).value()));
+    HostOptions options = options_for_tests();
+    options.graphs = graphs;
+    ranks.push_back(std::make_unique<DeviceRank>(workload, RankId(r), *transport, options,
+                                                 std::move(device).value()));
   }
   const auto read = [&](Weights& to) {
     for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -215,6 +217,21 @@ std::vector<DeviceCase> single_rank_cases() {
   return out;
 }
 
+std::vector<DeviceCase> cudnn_cases() {
+  std::vector<DeviceCase> out;
+  for (DeviceCase one : single_rank_cases()) {
+    one.name += ", cudnn";
+    one.model.head_dim = 64;
+    one.plan.attention = AttentionKernel::kCudnn;
+    if (!check_device_executable(lowered(one, DType::kBf16)).ok()) continue;
+    for (const std::int64_t group : {1, 2}) {
+      one.model.kv_heads = one.model.heads / group;
+      out.push_back(one);
+    }
+  }
+  return out;
+}
+
 std::vector<DeviceCase> drawn_cases(std::uint64_t seed, int count) {
   Rng rng(seed);
   const std::vector<DeviceCase> all = single_rank_cases();
@@ -282,7 +299,7 @@ Workload lowered(const DeviceCase& device_case, DType type) {
 }
 
 void expect_trains_like_host(const DeviceCase& device_case, DType type, const MakeDevice& make,
-                             const DeviceTolerance& tolerance) {
+                             const DeviceTolerance& tolerance, bool graphs) {
   SCOPED_TRACE(device_case.name);
   const Workload reference = lower(device_case.model, device_case.plan);
   const Workload workload = lowered(device_case, type);
@@ -290,7 +307,7 @@ void expect_trains_like_host(const DeviceCase& device_case, DType type, const Ma
   ASSERT_TRUE(well_formed.ok()) << well_formed.error().message;
   const Status possible = check_device_executable(workload);
   ASSERT_TRUE(possible.ok()) << possible.error().message;
-  expect_close(on_host(reference), on_device(workload, make), tolerance);
+  expect_close(on_host(reference), on_device(workload, make, graphs), tolerance);
 }
 
 }  // namespace foretrain

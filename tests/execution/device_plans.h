@@ -23,6 +23,8 @@ struct DeviceCase {
 
 /// Small models of every kind of layer, on one rank.
 std::vector<DeviceCase> single_rank_cases();
+/// Those of them, with heads of 64, that cuDNN's attention takes in bf16 and fp16.
+std::vector<DeviceCase> cudnn_cases();
 /// The same with drawn sizes.
 std::vector<DeviceCase> drawn_cases(std::uint64_t seed, int count);
 /// Plans of two and four ranks.
@@ -41,6 +43,6 @@ Workload lowered(const DeviceCase& device_case, DType type);
 
 /// Three steps of the plan, with its matrices and activations in `type`.
 void expect_trains_like_host(const DeviceCase& device_case, DType type, const MakeDevice& make,
-                             const DeviceTolerance& tolerance);
+                             const DeviceTolerance& tolerance, bool graphs = false);
 
 }  // namespace foretrain

@@ -2,11 +2,16 @@
 // functors of its kernels run on a device that is a loop, and must train as the host backend does.
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "executor/cuda/device_rank.h"
+#include "executor/side_by_side.h"
 #include "models/lower.h"
 #include "tests/execution/device_ops.h"
 #include "tests/execution/device_plans.h"
 #include "tests/execution/loop_device.h"
 #include "tests/support/small_plans.h"
+#include "tools/calibration.h"
 
 namespace foretrain {
 namespace {
@@ -52,6 +57,77 @@ TEST(LoopDevice, ManyRanksTrainLikeTheHost) {
   }
 }
 
+// Pieces between host syncs, handed over as one (as CUDA graphs are), train the same.
+TEST(LoopDevice, PiecesTrainLikeTheHost) {
+  const std::vector<DeviceCase> single = single_rank_cases();
+  for (std::size_t i = 0; i < 4; ++i) {
+    expect_trains_like_host(single[i], DType::kFp32, loop, {}, true);
+  }
+  for (const DeviceCase& one : many_rank_cases()) {
+    expect_trains_like_host(one, DType::kFp32, loop, {}, true);
+  }
+}
+
+// Operations are measured, and steps executed between them, on a device as on the host.
+TEST(LoopDevice, MeasuresAndExecutes) {
+  for (const DType type : {DType::kFp32, DType::kBf16}) {
+    const Workload workload = lowered(single_rank_cases().front(), type);
+    const std::vector<MicroOp> ops = distinct_ops(workload);
+    SideBySideOptions options;
+    options.calibrate.seconds = options.calibrate.spread = 0.001;
+    options.calibrate.rotation = 1 << 16;
+    options.calibrate.library = "loops";
+    options.calibrate.gemm_rate = options.calibrate.byte_rate = 1e8;
+    options.execute.steps = 4;
+    options.execute.make_rank = [](const Workload& of, RankId rank, Transport& transport,
+                                   const HostOptions& how) {
+      return Result<std::unique_ptr<RankRunner>>(std::make_unique<DeviceRank>(
+          of, rank, transport, how, make_loop_device(rank, transport)));
+    };
+    options.calibrate.make_rank = options.execute.make_rank;
+    options.execute.name_of = [](RankId) { return std::string("rank"); };
+    options.rounds = 2;
+    Profile profile;
+    profile.machine = Json{Json::Object{}};
+    profile.machine.set("blas", "loops");
+    const auto executed = measure_and_execute_threads(ops, workload, options, profile);
+    ASSERT_TRUE(executed.ok()) << executed.error().message;
+    ASSERT_EQ(executed.value().steps.size(), 4);
+    EXPECT_GT(executed.value().steps[0].loss, executed.value().steps[3].loss);
+    // Besides the ops: dispatch, event, and the host's time to launch.
+    EXPECT_EQ(profile.samples.size(), ops.size() + 3);
+    const ProfileTable table(profile);
+    EXPECT_GT(table.overhead_seconds(kLaunchSample, 1), 0);
+    std::set<std::string> types;
+    for (const MicroOp& op : ops) {
+      const auto price = table.price(op.work, 1);
+      ASSERT_TRUE(price.ok()) << op.key.shape;
+      EXPECT_EQ(price.value().provenance, Provenance::kMeasured) << op.key.shape;
+      types.insert(profile.find(op.key)->dtype);
+    }
+    EXPECT_EQ(types.contains("bf16"), type == DType::kBf16);
+  }
+}
+
+// What `calibrate --device cuda` measures can be executed there, one by one.
+TEST(LoopDevice, WhatIsCalibratedIsExecutable) {
+  for (const std::int64_t ranks : {1, 2}) {
+    const auto ops = calibration_ops(ranks, true, true);
+    ASSERT_TRUE(ops.ok()) << ops.error().message;
+    std::set<std::string> kinds;
+    for (const MicroOp& op : ops.value()) {
+      const Status possible = check_device_executable(micro_workload(op, ranks, 2, 1));
+      EXPECT_TRUE(possible.ok()) << possible.error().message;
+      kinds.insert(op.key.op);
+    }
+    for (const char* kind : {"gemm nt", "gemm tn", "attention causal flash",
+                             "attention-backward causal unfused", "adam", "layer-norm"}) {
+      EXPECT_TRUE(kinds.contains(kind)) << kind;
+    }
+    EXPECT_EQ(kinds.contains("all-reduce"), ranks == 2);
+  }
+}
+
 /// Memory is used again, yet never while another op may still touch it: the plan of a Program with
 /// several streams is no more than a few times its peak, and blocks that are there at the same
 /// time do not overlap.
@@ -92,6 +168,16 @@ TEST(MemoryPlan, BlocksThatAreThereTogetherDoNotOverlap) {
   }
 }
 
+// The cases that test cuDNN's attention on a device: there are some, with and without grouped
+// heads.
+TEST(DeviceRefusals, LeaveCasesForCudnn) {
+  std::set<bool> grouped;
+  for (const DeviceCase& one : cudnn_cases()) {
+    grouped.insert(one.model.kv_heads < one.model.heads);
+  }
+  EXPECT_EQ(grouped.size(), 2);
+}
+
 TEST(DeviceRefusals, ByName) {
   const Model model = small_llama();
   const auto refusal = [&](const auto& change) {
@@ -103,9 +189,14 @@ TEST(DeviceRefusals, ByName) {
     return status.ok() ? std::string() : status.error().message;
   };
   EXPECT_EQ(refusal([](Plan&) {}), "");
-  EXPECT_NE(
-      refusal([](Plan& p) { p.attention = AttentionKernel::kCudnn; }).find("kernels.attention"),
-      std::string::npos);
+  EXPECT_EQ(refusal([](Plan& p) { p.attention = AttentionKernel::kCudnn; }), "");
+  const std::string fp32 = refusal([](Plan& p) {
+    p.attention = AttentionKernel::kCudnn;
+    p.precision.compute = p.precision.gradients = p.precision.matrix = DType::kFp32;
+    p.precision.linear = DType::kFp32;
+  });
+  EXPECT_NE(fp32.find("bf16 and fp16 only"), std::string::npos) << fp32;
+  EXPECT_NE(fp32.find("kernels.attention to flash"), std::string::npos) << fp32;
   Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
   plan.context = 2;
   plan.global_batch = 1;

@@ -170,6 +170,7 @@ class LoopDevice final : public Device {
     x_marked.assign(x_marked.size(), 0);
     x_queued.assign(x_queued.size(), false);
     x_now = 0;
+    x_pieces = 0;
     return ok_status();
   }
   Status mark(std::size_t stream, std::size_t mark) override {
@@ -182,6 +183,7 @@ class LoopDevice final : public Device {
     });
   }
   Status wait(std::size_t stream, std::size_t mark) override {
+    if (!x_queued[mark] && x_capturing && x_pieces > 0) return ok_status();
     // CUDA takes an event that is not recorded yet for one that is over.
     if (!x_queued[mark]) return input_error("a wait for what is not queued yet");
     return queue(stream, [this, mark] { return wait_on_host(mark); });
@@ -191,7 +193,25 @@ class LoopDevice final : public Device {
     x_changed.wait(lock, [&] { return x_marked[mark] > 0; });
     return ok_status();
   }
-  Status finish() override {
+  Status begin_piece(std::size_t piece) override {
+    if (x_capturing || piece != x_pieces) return input_error("pieces out of order");
+    x_capturing = true;
+    // What an earlier piece marked is over: waits for it are none.
+    x_queued.assign(x_queued.size(), false);
+    return ok_status();
+  }
+  /// A piece starts when the one before has ended.
+  Status end_piece(std::size_t piece) override {
+    if (!x_capturing || piece != x_pieces) return input_error("pieces out of order");
+    ++x_pieces;
+    x_capturing = false;
+    FT_TRY(drain());
+    for (auto& [stream, item] : x_captured) x_workers[stream]->push(std::move(item));
+    x_captured.clear();
+    return ok_status();
+  }
+  Status finish() override { return drain(); }
+  Status drain() {
     Status first = ok_status();
     for (const auto& worker : x_workers) {
       Status status = worker->drain();
@@ -241,7 +261,11 @@ class LoopDevice final : public Device {
 
  private:
   Status queue(std::size_t stream, Worker::Item item) {
-    x_workers[stream]->push(std::move(item));
+    if (x_capturing) {
+      x_captured.emplace_back(stream, std::move(item));
+    } else {
+      x_workers[stream]->push(std::move(item));
+    }
     return ok_status();
   }
   static bool any_nan(const Operand& x) {
@@ -256,6 +280,9 @@ class LoopDevice final : public Device {
   RankId x_rank;
   Transport& x_transport;
   std::deque<std::vector<std::uint64_t>> x_blocks;
+  bool x_capturing = false;
+  std::size_t x_pieces = 0;  ///< that this step has ended
+  std::vector<std::pair<std::size_t, Worker::Item>> x_captured;
   std::vector<bool> x_queued;  ///< of the thread that issues
   std::mutex x_mutex;          ///< of the marks
   std::condition_variable x_changed;

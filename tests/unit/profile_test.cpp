@@ -106,5 +106,34 @@ TEST(Profile, ReadsBackAndRefuses) {
   EXPECT_NE(negative.error().message.find("/samples/0/median_us"), std::string::npos);
 }
 
+// A product's price is never that of another library than the machine's.
+TEST(Profile, OtherLibrariesDoNotCount) {
+  Profile profile;
+  profile.machine = Json{Json::Object{}};
+  profile.machine.set("blas", "one");
+  Sample sample;
+  sample.key = sample_key(gemm(64, 64, 64), 1);
+  sample.size = sample_size(gemm(64, 64, 64));
+  sample.count = 10;
+  sample.median_us = 5;
+  sample.library = "other";
+  profile.add(sample);
+  EXPECT_FALSE(ProfileTable(profile).price(gemm(64, 64, 64), 1).ok());
+  const Result<Profile> read = read_profile(to_json(profile), "here");
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(read.value().samples.begin()->second.library, "other");
+  profile.machine.set("blas", "other");
+  EXPECT_TRUE(ProfileTable(profile).price(gemm(64, 64, 64), 1).ok());
+}
+
+// t = mean where it is known: a step of n equal operations takes n means, not n medians.
+TEST(Profile, PricesAreMeans) {
+  Sample sample;
+  sample.median_us = 10;
+  EXPECT_EQ(sample.price_us(), 10);
+  sample.mean_us = 12;
+  EXPECT_EQ(sample.price_us(), 12);
+}
+
 }  // namespace
 }  // namespace foretrain

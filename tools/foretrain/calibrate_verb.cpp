@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "executor/kernels.h"
 #include "tools/calibration.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/report.h"
@@ -10,11 +11,12 @@
 namespace foretrain {
 namespace {
 
-CalibrateOptions options_of(const CalibrateArgs& args) {
+CalibrateOptions options_of(const CalibrateArgs& args, const CudaModule& cuda) {
   CalibrateOptions out;
+  out.rotation = 4 * private_cache_bytes();
+  if (cuda.devices > 0) out = options_on_device(cuda);
   out.seconds = args.quick ? 0.05 : 0.25;
   out.spread = args.quick ? 0.1 : 0.03;
-  out.rotation = 4 * private_cache_bytes();
   out.interrupted = interrupted;
   return out;
 }
@@ -29,27 +31,31 @@ Result<std::string> output_path(const CalibrateArgs& args) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return input_error(folder + ": " + error.message());
-  return folder + "/host.json";
+  const std::string kind = args.device == "host" ? args.blas : "";
+  return folder + "/" + args.device + (kind.empty() ? "" : "-" + kind) + ".json";
 }
 
-Json identity(const CalibrateArgs& args) {
-  Json out = machine_identity();
-  out.set("command", std::string("foretrain calibrate") + (args.quick ? " --quick" : ""));
+Json identity(const CalibrateArgs& args, const CudaModule& cuda) {
+  Json out = cuda.devices > 0 ? device_identity(cuda, args.name) : machine_identity();
+  out.set("command", std::string("foretrain calibrate") + (args.quick ? " --quick" : "") +
+                         (args.blas.empty() ? "" : " --blas " + args.blas));
   out.set("foretrain", std::string(kVersion) + " (" + kRevision + ")");
-  out.set("rotation_kib", static_cast<std::int64_t>(options_of(args).rotation / 1024));
+  out.set("rotation_kib", static_cast<std::int64_t>(options_of(args, cuda).rotation / 1024));
   return out;
 }
 
 /// What there is to go on from.
-Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path) {
+Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path,
+                              const CudaModule& cuda) {
   std::error_code ignored;
   Profile fresh;
-  fresh.machine = identity(args);
+  fresh.machine = identity(args, cuda);
   if (!args.resume || !std::filesystem::exists(path, ignored)) return fresh;
   FT_ASSIGN(Profile old, load_profile(path, "--out"));
   if (!args.force && !same_machine(old.machine, fresh.machine)) {
     return input_error(path + ": is the profile of another machine (" + old.about("processor") +
-                       ", here " + fresh.about("processor") +
+                       " with " + old.about("blas") + ", here " + fresh.about("processor") +
+                       " with " + fresh.about("blas") +
                        "); choose another file, or --force to mix them");
   }
   old.machine = fresh.machine;
@@ -57,10 +63,10 @@ Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path
 }
 
 Status measure(const CalibrateArgs& args, std::int64_t ranks, const std::string& path,
-               Profile& profile) {
-  FT_ASSIGN(const std::vector<MicroOp> ops, calibration_ops(ranks, args.quick));
+               const CudaModule& cuda, Profile& profile) {
+  FT_ASSIGN(const std::vector<MicroOp> ops, calibration_ops(ranks, args.quick, cuda.devices > 0));
   ProgressLine line(args.quiet);
-  CalibrateOptions options = options_of(args);
+  CalibrateOptions options = options_of(args, cuda);
   options.progress = [&line](std::size_t done, std::size_t all, const std::string& what) {
     line.show(done, all, what);
   };
@@ -80,16 +86,22 @@ Status measure(const CalibrateArgs& args, std::int64_t ranks, const std::string&
 }
 
 /// Two ranks at once: what they do to each other, and how they talk.
-Status measure_pair(const CalibrateArgs& args, const std::string& path, Profile& profile) {
+Status measure_pair(const CalibrateArgs& args, const std::string& path, const CudaModule& cuda,
+                    Profile& profile) {
+  if (args.device == "cuda" && cuda.devices < 2) return ok_status();
+
   const Status mpi = check_mpi();
   if (args.threads || !mpi.ok()) {
     if (!mpi.ok() && !args.quiet) {
       std::fprintf(stderr, "foretrain: %s; going on with threads\n", mpi.error().message.c_str());
     }
-    return measure(args, 2, path, profile);
+    return measure(args, 2, path, cuda, profile);
   }
   std::vector<std::string> words = {"calibrate", "--worker-ranks", "2",      "--out",
                                     path,        "--resume",       "--force"};
+  if (cuda.devices > 0) words.insert(words.end(), {"--device", "cuda"});
+  if (!args.name.empty()) words.insert(words.end(), {"--name", args.name});
+  if (!args.blas.empty()) words.insert(words.end(), {"--blas", args.blas});
   if (args.quick) words.emplace_back("--quick");
   if (args.quiet) words.emplace_back("--quiet");
   FT_ASSIGN(const int code, run_under_mpirun(2, words));
@@ -117,13 +129,17 @@ std::string summary(const Profile& profile, const std::string& path) {
 }  // namespace
 
 Status calibrate(const CalibrateArgs& args) {
-  FT_TRY(check_device(args.device, "calibrate"));
+  FT_TRY(choose_blas(args.blas));
+  FT_ASSIGN(const CudaModule cuda, open_device(args.device));
+  if (!args.name.empty() && cuda.devices == 0) {
+    return input_error("--name: the host's profile is of device \"host\"; leave it out");
+  }
   FT_ASSIGN(const std::string path, output_path(args));
   note_interrupts();
-  FT_ASSIGN(Profile profile, begin_profile(args, path));
-  if (args.worker_ranks > 0) return measure(args, args.worker_ranks, path, profile);
-  FT_TRY(measure(args, 1, path, profile));
-  if (!interrupted()) FT_TRY(measure_pair(args, path, profile));
+  FT_ASSIGN(Profile profile, begin_profile(args, path, cuda));
+  if (args.worker_ranks > 0) return measure(args, args.worker_ranks, path, cuda, profile);
+  FT_TRY(measure(args, 1, path, cuda, profile));
+  if (!interrupted()) FT_TRY(measure_pair(args, path, cuda, profile));
   if (interrupted()) {
     return input_error("interrupted; " + std::to_string(profile.samples.size()) +
                        " operations are in " + path + ", --resume goes on");

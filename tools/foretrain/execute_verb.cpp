@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "executor/calibrate.h"
+#include "executor/kernels.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/host_run.h"
 #include "tools/report.h"
@@ -96,6 +97,7 @@ Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
 }  // namespace
 
 Status execute(const ExecuteArgs& args) {
+  FT_TRY(choose_blas(args.blas));
   FT_ASSIGN(CudaModule cuda, open_device(args.device));
   FT_ASSIGN(const HostRun host, prepare_host_run(args.run, args.sets, args.ranks, std::move(cuda)));
   FT_ASSIGN(Job job, start_job(host.workload, args.threads, args.command_line));

@@ -67,9 +67,17 @@ void add_device(CLI::App* verb, std::string& device) {
       ->capture_default_str();
 }
 
+void add_blas(CLI::App* verb, std::string& blas) {
+  verb->add_option("--blas", blas,
+                   "What multiplies on the host: openblas (default where it is installed), onednn, "
+                   "onednn-bf16 or plain")
+      ->check(CLI::IsMember({"openblas", "onednn", "onednn-bf16", "plain"}));
+}
+
 void add_execution(CLI::App* verb, foretrain::ExecuteArgs& args) {
   verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
   add_device(verb, args.device);
+  add_blas(verb, args.blas);
   verb->add_option("--set", args.sets, "Override a field, e.g. parallel.tensor=2 (repeatable)")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
@@ -123,8 +131,15 @@ Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
       "Example:\n  foretrain calibrate --quick --out here.json\n"
       "  foretrain simulate configs/runs/gpt-host.json --profile here.json");
   add_device(verb, args.device);
-  verb->add_option("--out", args.out, "The profile (default: host.json in the user's data folder)")
+  add_blas(verb, args.blas);
+  verb->add_option(
+          "--out", args.out,
+          "The profile (default, in the user's data folder: host.json, host-NAME.json with "
+          "--blas NAME, or cuda.json)")
       ->type_name("FILE");
+  verb->add_option("--name", args.name,
+                   "With --device cuda: the device preset that the profile is of, e.g. "
+                   "h100-sxm-80gb (default: what the driver calls it)");
   verb->add_flag("--quick", args.quick, "Fewer shapes, less time for each");
   verb->add_flag("--resume", args.resume, "Keep what the profile has, measure what it lacks");
   verb->add_flag("--force", args.force, "Resume the profile of another machine all the same");

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "executor/kernels.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/report.h"
 
@@ -9,8 +10,9 @@ namespace foretrain {
 
 Status validate(const ValidateArgs& args) {
   const ExecuteArgs& e = args.execute;
-  FT_TRY(check_device(e.device, "validate"));
-  FT_ASSIGN(HostRun host, prepare_host_run(e.run, e.sets, e.ranks));
+  FT_TRY(choose_blas(e.blas));
+  FT_ASSIGN(CudaModule cuda, open_device(e.device));
+  FT_ASSIGN(HostRun host, prepare_host_run(e.run, e.sets, e.ranks, std::move(cuda)));
   ValidateOptions options;
   options.steps = e.steps;
   options.seconds_per_op = args.seconds_per_op;

@@ -21,7 +21,7 @@ struct SimulateArgs {
 Status simulate(const SimulateArgs& args);
 
 struct ExecuteArgs {
-  std::string run, device = "host";
+  std::string run, device = "host", blas;
   std::vector<std::string> sets;
   std::string json, trace, timeline;
   std::int64_t steps = 6, ranks = 0;  ///< ranks 0: as many as the RUN has accelerators
@@ -31,7 +31,8 @@ struct ExecuteArgs {
 Status execute(const ExecuteArgs& args);
 
 struct CalibrateArgs {
-  std::string device = "host", out, json;
+  std::string device = "host", blas, out, json;
+  std::string name;  ///< the device of clusters that a CUDA profile prices
   bool quick = false, resume = false, force = false, threads = false, quiet = false;
   std::int64_t worker_ranks = 0;  ///< > 0: one of so many ranks that measure together
 };
