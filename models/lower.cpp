@@ -42,7 +42,8 @@ class Lowering {
     }
     x_out.ranks.resize(static_cast<std::size_t>(x_plan.accelerators));
     for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      const Coordinates at = coordinates_of(x_plan, RankId(r));
+      x_at.push_back(coordinates_of(x_plan, RankId(r)));
+      const Coordinates& at = x_at.back();
       RankBinding& rank = x_out.ranks[r];
       rank.program = ProgramId(static_cast<std::size_t>(at.pipeline));
       rank.groups.resize(program(at).group_slots.size());
@@ -67,10 +68,15 @@ class Lowering {
   /// Binds slot `name` of every rank that has it to the group of ranks with the same key.
   template <typename Key>
   void bind(const char* name, Key key_of) {
+    std::vector<int> slots;  // by stage
+    for (const Program& program : x_out.programs) {
+      slots.push_back(slot_in(program.group_slots, name));
+    }
+    if (*std::max_element(slots.begin(), slots.end()) < 0) return;
     std::map<std::array<std::int64_t, 3>, GroupId> known;
     for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      const Coordinates at = coordinates_of(x_plan, RankId(r));
-      const int slot = slot_in(program(at).group_slots, name);
+      const Coordinates& at = x_at[r];
+      const int slot = slots[static_cast<std::size_t>(at.pipeline)];
       if (slot < 0) continue;
       const GroupId next(x_out.groups.size());
       const auto [it, fresh] = known.try_emplace(key_of(at), next);
@@ -148,7 +154,7 @@ class Lowering {
   void bind_context() {
     if (x_plan.context == 1) return;
     for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      const Coordinates at = coordinates_of(x_plan, RankId(r));
+      const Coordinates& at = x_at[r];
       const std::int64_t place = at.data % x_plan.context;
       Coordinates next = at;
       next.data = at.data - place + (place + 1) % x_plan.context;
@@ -160,7 +166,7 @@ class Lowering {
   void bind_channels() {
     if (x_plan.pipeline == 1) return;
     for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      const Coordinates at = coordinates_of(x_plan, RankId(r));
+      const Coordinates& at = x_at[r];
       Coordinates next = at;
       next.pipeline = (at.pipeline + 1) % x_plan.pipeline;
       join(at, kToNext, next, kFromPrevious);
@@ -173,6 +179,7 @@ class Lowering {
   const Model& x_model;
   const Plan& x_plan;
   Workload x_out;
+  std::vector<Coordinates> x_at;  ///< by rank
 };
 
 }  // namespace

@@ -73,6 +73,11 @@ Kind offloading(const Plan& plan) {
   if (plan.offload.parameters == Memory::kDevice) {
     out.push_back({"sharding.level=parameters", "offload.optimizer=cpu", "offload.parameters=cpu"});
   }
+  return out;
+}
+
+Kind offloaded_activations(const Plan& plan) {
+  Kind out;
   for (const std::int64_t part : {4, 2, 1}) {
     const std::int64_t layers = layers_of_stage(plan) / part;
     if (layers <= plan.offload.activation_layers) continue;
@@ -90,6 +95,7 @@ std::vector<Kind> kinds_of(const Run& run) {
   out.push_back(more_ranks("parallel.tensor", plan.tensor, run.cluster.accelerators_per_node));
   out.push_back(more_ranks("parallel.pipeline", plan.pipeline, run.model.layers));
   out.push_back(offloading(plan));
+  out.push_back(offloaded_activations(plan));
   return out;
 }
 
@@ -99,12 +105,15 @@ class Search {
     const std::int64_t each = std::max<std::int64_t>(1, prediction.operations);
     x_most = std::max(kLeastTries, kMostOperations / each);
     x_options.verify = x_options.sensitivity = false;
+    x_options.only_if_fits = true;
   }
 
   Fitting run() && {
     const std::vector<Kind> kinds = kinds_of(x_run);
     for (const Kind& kind : kinds) {
-      for (const Sets& sets : kind) attempt(sets);
+      for (const Sets& sets : kind) {
+        if (attempt(sets)) break;
+      }
     }
     if (x_out.changes.size() < kEnough) try_pairs(kinds);
     std::stable_sort(
@@ -128,18 +137,19 @@ class Search {
     }
   }
 
-  void attempt(const Sets& sets) {
-    if (x_out.tried >= x_most) return;
+  bool attempt(const Sets& sets) {
+    if (x_out.tried >= x_most) return false;
     const Result<Run> changed = resolve_run(x_run.resolved, x_run.source, sets);
-    if (!changed.ok()) return;
+    if (!changed.ok()) return false;
     ++x_out.tried;
     Run run = changed.value();
     run.profile = x_run.profile;
     run.profile_source = x_run.profile_source;
     const Result<Prediction> prediction = predict(run, x_options);
-    if (!prediction.ok() || !prediction.value().memory.fits) return;
+    if (!prediction.ok() || !prediction.value().memory.fits) return false;
     x_out.changes.push_back(
         {sets, prediction.value().iteration_time_s, prediction.value().memory.peak_gib});
+    return true;
   }
 
   const Run& x_run;

@@ -331,6 +331,8 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
           status.error().message);
     }
   }
+  FT_ASSIGN(out.memory, report_memory(run, workload));
+  if (options.only_if_fits && !out.memory.fits) return out;
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Prepared prepared, prepare(workload, *model, options.full));
   FT_TRY(check_length(run, workload, prepared));
@@ -354,7 +356,6 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   out.critical_rank = prepared.quotient.actors[critical].rank.value;
   out.breakdown = break_down(own, 0);
   fill_rates(run, workload, out);
-  FT_ASSIGN(out.memory, report_memory(run, workload));
   set_interval(workload, prepared, own, critical, out);
   if (options.sensitivity) {
     FT_ASSIGN(out.sensitivity, sensitivities(run, workload, result.end));

@@ -22,6 +22,7 @@ struct PredictOptions {
   bool full = false;                      ///< every rank unfolded
   bool verify = true;                     ///< check the Workload before replaying it
   bool sensitivity = true;                ///< replay again with each resource 10 % faster
+  bool only_if_fits = false;              ///< else memory is all that is predicted
   bool timeline = false;                  ///< keep a Timeline of `trace_ranks`
   std::vector<std::int64_t> trace_ranks;  ///< empty: the first rank of each class
   /// Called now and then during a replay with (operations done, operations in all); may be empty.
