@@ -119,6 +119,7 @@ class MpiTransport : public Transport {
         MPI_Irecv(m.data, bytes, MPI_BYTE, partner, tag, x_messages, &data[i]);
       }
     }
+    std::int64_t nap = kFirstNap;
     for (int spin = 0;; ++spin) {
       bool open = false;
       bool moving = false;
@@ -137,7 +138,9 @@ class MpiTransport : public Transport {
       }
       if (!open) return ok_status();
       if (!moving) {
-        pause();
+        pause(nap);
+      } else if (computing()) {
+        sleep(kFirstNap);  // the partner may nap, too
       } else if (spin % kPatience == kPatience - 1) {
         sched_yield();
       }
@@ -183,7 +186,10 @@ class MpiTransport : public Transport {
   }
 
   void kernel_begins(RankId) override { ++x_kernels; }
-  void kernel_ends(RankId) override { --x_kernels; }
+  void kernel_ends(RankId) override {
+    x_idle_since = nanoseconds();
+    --x_kernels;
+  }
   bool ranks_are_processes() const override { return true; }
 
  private:
@@ -194,37 +200,54 @@ class MpiTransport : public Transport {
             static_cast<double>(cpu.tv_sec) + 1e-9 * static_cast<double>(cpu.tv_nsec)};
   }
 
-  static constexpr int kPatience = 1000;  ///< looks
+  static constexpr int kPatience = 1000;                                    ///< looks
+  static constexpr std::int64_t kBetweenKernels = 100'000;                  ///< ns
+  static constexpr std::int64_t kFirstNap = 20'000, kLongestNap = 320'000;  ///< ns
 
   /// Returns when all of the group are there.
   Status meet(MPI_Comm comm) {
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Ibarrier(comm, &request);
+    std::int64_t nap = kFirstNap;
     while (true) {
       int done = 0;
       MPI_Test(&request, &done, MPI_STATUS_IGNORE);
       if (done != 0) return ok_status();
-      pause();
+      pause(nap);
     }
   }
 
-  /// Between two looks for a partner that is not there yet.
-  void pause() {
-    if (x_kernels == 0 && !x_crowded) {
+  static std::int64_t nanoseconds() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  }
+
+  /// A kernel runs, or ended so shortly ago that the next one is about to.
+  bool computing() const { return x_kernels > 0 || nanoseconds() - x_idle_since < kBetweenKernels; }
+
+  /// Between two looks for a partner that is not there yet; naps grow, for each costs the kernel
+  /// beside it a few microseconds.
+  void pause(std::int64_t& nap) {
+    if (!x_crowded && !computing()) {
       sched_yield();
       return;
     }
+    sleep(nap);
+    nap = std::min(2 * nap, kLongestNap);
+  }
+
+  static void sleep(std::int64_t nap) {
     // By default Linux stretches every sleep by 50 us.
     thread_local const int exact = prctl(PR_SET_TIMERSLACK, 1);
     (void)exact;
-    const timespec nap{0, 50'000};
-    nanosleep(&nap, nullptr);
+    const timespec time{0, nap};
+    nanosleep(&time, nullptr);
   }
 
   const Workload& x_workload;
   int x_rank = 0;
-  bool x_crowded = false;         ///< more ranks than cores
-  std::atomic<int> x_kernels{0};  ///< that run now
+  bool x_crowded = false;                     ///< more ranks than cores
+  std::atomic<int> x_kernels{0};              ///< that run now
+  std::atomic<std::int64_t> x_idle_since{0};  ///< ns
   MPI_Comm x_messages = MPI_COMM_NULL, x_tokens = MPI_COMM_NULL, x_control = MPI_COMM_NULL;
   std::vector<MPI_Comm> x_groups;
   std::atomic<bool> x_aborted{false};

@@ -48,7 +48,10 @@ class MeasuredCostModel final : public CostModel {
     cost.duration = Time::from_seconds(seconds);
     if (!talks) cost.memory = cost.duration;
     // One core: what a collective does, kernels do not. A message mostly waits.
-    if (std::holds_alternative<Collective>(work)) cost.memory_share = kWhole;
+    if (std::holds_alternative<Collective>(work)) {
+      cost.memory_share = kWhole;
+      cost.waits_idle = true;
+    }
     cost.provenance = price.provenance;
     cost.deviation = static_cast<float>(price.deviation);
     return cost;

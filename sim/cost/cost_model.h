@@ -52,6 +52,7 @@ struct Cost {
   std::int32_t sms_held = 0;
   std::int32_t memory_share = 0;                      ///< of device memory bandwidth, in 1/65536
   std::array<std::int32_t, kPortCount> port_share{};  ///< in 1/65536 of each port
+  bool waits_idle = false;  ///< holds SMs and memory only once its partners are there (not NCCL)
 
   Provenance provenance = Provenance::kAnalytic;
   float deviation = 0;  ///< one standard deviation of the price, relative

@@ -225,6 +225,15 @@ class Replayer {
     if (cost.sms_held > 0 || cost.memory_share > 0) actor.holds.open(s, begin, cost);
   }
 
+  /// What the communication of stream `s`, under way since `matched`, holds ends.
+  static void close_hold(ActorState& actor, std::int32_t s, Time matched, Time end) {
+    const Stream& stream = actor.streams[static_cast<std::size_t>(s)];
+    const PreparedOp& op = actor.program->ops[static_cast<std::size_t>(stream.op)];
+    const Cost& cost = actor.prices->costs[static_cast<std::size_t>(op.cost)];
+    if (cost.waits_idle) open_hold(actor, s, matched, cost);
+    actor.holds.close(s, end);
+  }
+
   /// Kernels to come start when their streams are free, or later.
   static void forget_holds(ActorState& actor) {
     Time earliest = kNever;
@@ -243,9 +252,9 @@ class Replayer {
         static_cast<std::size_t>(actor.actor->groups[static_cast<std::size_t>(op.group)]);
     const auto members = static_cast<std::size_t>(x_prepared.quotient.groups[g].members);
     const bool shares = x_prepared.group_shares[g] != 0 && cost.duration.ps > 0;
-    open_hold(actor, s, ready, cost);
+    if (!cost.waits_idle) open_hold(actor, s, ready, cost);
     if (members == 1 && !shares) {
-      actor.holds.close(s, ready + cost.duration);
+      close_hold(actor, s, ready, ready + cost.duration);
       complete(a, actor, s, ready, ready, ready + cost.duration);
       return true;
     }
@@ -292,7 +301,7 @@ class Replayer {
   void end_collective(const Waiter& waiter, Time end, std::int32_t running) {
     ActorState& actor = actor_state(waiter.actor);
     const Stream& stream = x_state.stream(waiter);
-    actor.holds.close(waiter.stream, end);
+    close_hold(actor, waiter.stream, stream.matched, end);
     complete(waiter.actor, actor, waiter.stream, stream.ready, stream.matched, end);
     if (waiter.actor != running) wake(waiter.actor);
   }
@@ -308,7 +317,7 @@ class Replayer {
     stream.wait = Wait::kPartner;
     stream.ready = stream.matched = stream.arrived = ready;
     stream.open_messages = static_cast<std::int32_t>(batch.messages.size());
-    open_hold(actor, s, ready, cost);
+    if (!cost.waits_idle) open_hold(actor, s, ready, cost);
     x_posting = Waiter{a, s, 0};
     for (std::size_t m = 0; m < batch.messages.size(); ++m) {
       const Message& message = batch.messages[m];
@@ -350,7 +359,7 @@ class Replayer {
     stream.arrived = max(stream.arrived, end);
     if (--stream.open_messages > 0) return;
     ActorState& actor = actor_state(waiter.actor);
-    actor.holds.close(waiter.stream, stream.arrived);
+    close_hold(actor, waiter.stream, stream.matched, stream.arrived);
     complete(waiter.actor, actor, waiter.stream, stream.ready, stream.matched, stream.arrived);
     if (waiter.actor != x_posting.actor || waiter.stream != x_posting.stream) wake(waiter.actor);
   }

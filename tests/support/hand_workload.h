@@ -17,6 +17,7 @@ class HandPrices : public CostModel {
   std::map<std::string, Cost> kernels;
   Time launch;                                ///< of every op but host delays
   std::int32_t sms_held = 0, port_share = 0;  ///< of communication
+  bool waits_idle = false;                    ///< likewise
   std::int32_t ranks_per_nic = 1;
 
   int sm_count() const override { return 16; }
@@ -55,6 +56,7 @@ class HandPrices : public CostModel {
   void transfer(Cost& cost, std::int64_t ps) const {
     cost.duration = Time{ps};
     cost.sms_held = sms_held;
+    cost.waits_idle = waits_idle;
     cost.port_share[static_cast<std::size_t>(Port::kNicOut)] = port_share;
     cost.port_share[static_cast<std::size_t>(Port::kNicIn)] = port_share;
   }

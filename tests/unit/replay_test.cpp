@@ -170,6 +170,9 @@ TEST(Replay, KernelBesideACollective) {
 
 // The same with a partner that comes at 20: the collective holds from 0 to 20 + 60, and its end is
 // not known when the kernel starts. 6553600 - 80 x 48907 = 2641040: 41 ps more.
+//
+// One that holds nothing while it waits leaves the kernel alone until 20:
+// 6553600 - 20 x 65536 - 60 x 48907 = 2308460 units are left at 80: 36 ps more.
 TEST(Replay, KernelBesideACollectiveThatWaits) {
   HandPrices prices;
   prices.sms_held = 4;
@@ -182,6 +185,8 @@ TEST(Replay, KernelBesideACollectiveThatWaits) {
   Workload w = workload_of({p.build(), q.build()});
   bind_group(w, {0, 1}, 0);
   const auto times = run(w, prices);
+  prices.waits_idle = true;
+  EXPECT_EQ(run(w, prices)[0], (Row{{0, 20, 80}, {0, 0, 116}}));
   EXPECT_EQ(times[0], (Row{{0, 20, 80}, {0, 0, 121}}));
   // On rank 1 the second kernel runs from 20 to 47 beside it: ceil(20 x 16 / 12) = 27 alone at
   // rate floor(2^16 x 20 / 27) = 48545; 20 x 2^16 / 48545 = 27.0003, so 28 ps.
