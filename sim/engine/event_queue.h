@@ -1,8 +1,8 @@
 // The global queue: a total order by (time, sequence), so ties never depend on the heap's shape.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <queue>
 #include <vector>
 
 #include "sim/base/units.h"
@@ -25,17 +25,44 @@ class EventQueue {
   };
 
   void push(Time at, Kind kind, std::int32_t subject, std::int32_t detail, std::uint32_t version) {
-    x_heap.push(Event{at, x_sequence++, kind, subject, detail, version});
+    const Event event{at, x_sequence++, kind, subject, detail, version};
+    std::size_t hole = x_heap.size();
+    x_heap.push_back(event);
+    while (hole > 0) {
+      const std::size_t parent = (hole - 1) / kChildren;
+      if (event > x_heap[parent]) break;
+      x_heap[hole] = x_heap[parent];
+      hole = parent;
+    }
+    x_heap[hole] = event;
   }
   bool empty() const { return x_heap.empty(); }
   Event pop() {
-    const Event event = x_heap.top();
-    x_heap.pop();
-    return event;
+    const Event first = x_heap.front();
+    const Event last = x_heap.back();
+    x_heap.pop_back();
+    if (x_heap.empty()) return first;
+    std::size_t hole = 0;
+    while (true) {
+      const std::size_t begin = hole * kChildren + 1;
+      const std::size_t end = std::min(begin + kChildren, x_heap.size());
+      if (begin >= end) break;
+      std::size_t least = begin;
+      for (std::size_t c = begin + 1; c < end; ++c) {
+        if (x_heap[least] > x_heap[c]) least = c;
+      }
+      if (x_heap[least] > last) break;
+      x_heap[hole] = x_heap[least];
+      hole = least;
+    }
+    x_heap[hole] = last;
+    return first;
   }
 
  private:
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> x_heap;
+  /// Four children lie in few cache lines: half the misses of a binary heap.
+  static constexpr std::size_t kChildren = 4;
+  std::vector<Event> x_heap;
   std::uint64_t x_sequence = 0;
 };
 
