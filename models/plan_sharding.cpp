@@ -37,11 +37,10 @@ std::optional<Refusal> refused_group(const Plan& p) {
 }
 
 void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
-  constexpr JsonReader::Range kMib{0, 1e9};
   reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready"});
   const auto bytes = [&reader](const char* key, Bytes& out) {
     double mib = 0;
-    reader.read(key, mib, kMib);
+    reader.read(key, mib, JsonReader::Range{0, 1e9});
     out = static_cast<Bytes>(mib * 1048576);
   };
   bytes("bucket_mib", buckets.bytes);

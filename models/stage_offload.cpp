@@ -160,7 +160,8 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   const auto states_frame = static_cast<std::int16_t>(frame + 1);
   const std::int16_t first = sharded_parameters() ? 1 : 0;
   std::vector<View> states = state_views(states_frame, first, own);
-  const auto after = static_cast<std::int16_t>(first + states.size());
+  const auto count = static_cast<std::int16_t>(states.size());
+  const auto after = static_cast<std::int16_t>(first + count);
   const bool storage = x_plan.offload.optimizer == Memory::kStorage;
   Bytes bytes = 0;
   for (const View& view : states) bytes += view.bytes;
@@ -168,7 +169,7 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   if (x_plan.clip_norm > 0) waits.push_back(EventRef{0, kUpdateDone});
   std::vector<View> staged = states;
   if (storage) {
-    for (View& view : staged) view.buffer = static_cast<std::int16_t>(view.buffer + states.size());
+    for (View& view : staged) view.buffer = static_cast<std::int16_t>(view.buffer + count);
     side_op(segment, "storage read", "optimizer.read", Copy{Memory::kStorage, Memory::kHost, bytes},
             states, staged)
         .records = EventRef{states_frame, kStatesRead};
@@ -177,7 +178,7 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   std::vector<View> reads = staged;
   reads.insert(reads.begin(), Ref{frame, kHostSum, x_plan.units.reduce, own}.view());
   // New weights in the type that travels: in place where shards are offloaded, else to be loaded.
-  const auto fresh = static_cast<std::int16_t>(after + (storage ? states.size() : 0));
+  const auto fresh = static_cast<std::int16_t>(after + (storage ? count : 0));
   const bool stays = x_plan.offload.parameters != Memory::kDevice;
   std::vector<View> writes = staged;
   writes.push_back(
