@@ -19,12 +19,12 @@ double normal_quantile(double p) {
   return low;
 }
 
-void read_routing(JsonReader& r, const Model& model, ExpertPlan& plan) {
+void read_routing(JsonReader& r, ExpertPlan& plan) {
   r.read_enum("routing", plan.routing, {"balanced", "natural", "capacity"});
   r.read_enum("dispatcher", plan.dispatcher, {"allgather", "alltoall", "deepep", "hybridep"});
   const char* key = plan.routing == Routing::kNatural ? "imbalance" : "capacity_factor";
   const char* other = plan.routing == Routing::kNatural ? "capacity_factor" : "imbalance";
-  plan.factor = 1;
+  if (plan.routing != Routing::kNatural) plan.factor = 1;
   if (plan.routing == Routing::kBalanced) {
     for (const char* name : {key, other}) {
       if (r.has(name)) r.fail(name, "routing \"balanced\" has none");
@@ -32,9 +32,6 @@ void read_routing(JsonReader& r, const Model& model, ExpertPlan& plan) {
     return;
   }
   if (r.has(other)) r.fail(other, std::string("this routing reads ") + key);
-  if (plan.routing == Routing::kNatural) {
-    plan.factor = natural_imbalance(model.experts.count, plan.expert);
-  }
   const double least = plan.routing == Routing::kNatural ? 1 : 1e-3;
   r.read(key, plan.factor, JsonReader::Range{least, 1e3});
 }
@@ -60,7 +57,7 @@ void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
   if (json == nullptr) return;
   if (!model.has_experts()) return run.fail("moe", "the model has no experts");
   JsonReader reader(*json, run.source(), run.pointer("moe"));
-  read_routing(reader, model, plan);
+  read_routing(reader, plan);
   run.adopt(reader.finish());
 }
 

@@ -143,15 +143,8 @@ Gemm input_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out
 }
 Gemm weight_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out,
                           std::int64_t in) {
-  return Gemm{out,
-              in,
-              tokens,
-              1,
-              true,
-              false,
-              !plan.fresh_gradients(),
-              plan.precision.matrix,
-              plan.local_gradients()};
+  return Gemm{
+      out, in, tokens, 1, true, false, false, plan.precision.matrix, plan.precision.compute};
 }
 
 }  // namespace foretrain

@@ -99,6 +99,15 @@ std::vector<View> StageWriter::state_views(std::int16_t frame, std::int16_t firs
   return out;
 }
 
+/// Buffer of a unit's states frame that holds its new weights: after the states and, where they lie
+/// in storage, their copies at the host.
+std::int16_t StageWriter::fresh_weights() const {
+  const std::size_t states = optimizer_states(x_plan.optimizer, x_plan.master_shards()).size();
+  const std::size_t copies = x_plan.offload.optimizer == Memory::kStorage ? 2 : 1;
+  const std::size_t first = sharded_parameters() ? 1 : 0;
+  return static_cast<std::int16_t>(first + copies * states);
+}
+
 /// The host's part of the update: the norm of all gradients, then every unit's states.
 void StageWriter::update_on_host(bool at_begin) {
   Segment segment;
@@ -161,7 +170,6 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   const std::int16_t first = sharded_parameters() ? 1 : 0;
   std::vector<View> states = state_views(states_frame, first, own);
   const auto count = static_cast<std::int16_t>(states.size());
-  const auto after = static_cast<std::int16_t>(first + count);
   const bool storage = x_plan.offload.optimizer == Memory::kStorage;
   Bytes bytes = 0;
   for (const View& view : states) bytes += view.bytes;
@@ -178,7 +186,7 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   std::vector<View> reads = staged;
   reads.insert(reads.begin(), Ref{frame, kHostSum, x_plan.units.reduce, own}.view());
   // New weights in the type that travels: in place where shards are offloaded, else to be loaded.
-  const auto fresh = static_cast<std::int16_t>(after + (storage ? count : 0));
+  const std::int16_t fresh = fresh_weights();
   const bool stays = x_plan.offload.parameters != Memory::kDevice;
   std::vector<View> writes = staged;
   writes.push_back(
@@ -198,11 +206,7 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
 void StageWriter::load_weights() {
   if (x_plan.offload.parameters != Memory::kDevice) return;
   const StreamId in = x_builder.stream(kIn);
-  const bool storage = x_plan.offload.optimizer == Memory::kStorage;
-  const auto states =
-      static_cast<std::int16_t>(optimizer_states(x_plan.optimizer, x_plan.master_shards()).size());
-  const std::int16_t first = sharded_parameters() ? 1 : 0;
-  const auto fresh = static_cast<std::int16_t>(first + states * (storage ? 2 : 1));
+  const std::int16_t fresh = fresh_weights();
   for (Chunk& chunk : x_chunks) {
     for (Unit& unit : chunk.units) {
       const UnitShape& shape = x_shapes[unit.shape];

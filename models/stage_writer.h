@@ -216,6 +216,7 @@ class StageWriter {
               std::vector<View> writes, double factor = 1);
   void gradients_to_host(Segment& segment, const View& part, std::int64_t own, bool first);
   void shard_from_host(Segment& segment, const View& shard, const View& to);
+  std::int16_t fresh_weights() const;
   std::vector<View> state_views(std::int16_t frame, std::int16_t first, std::int64_t own) const;
   void update_on_host(bool at_begin);
   void write_host_norm(Segment& segment,
