@@ -246,18 +246,20 @@ Status Calibration::repeat(RankRunner& rank, std::size_t i, std::int64_t members
   return ok_status();
 }
 
+/// What need not be measured: samples of the same library that the profile has.
+void Calibration::find_known(const Profile& profile) {
+  for (std::size_t i = 0; i < x_timings.size(); ++i) {
+    const Sample* known = x_options.again ? nullptr : profile.find(key_of(i));
+    const bool is_no_device = i == kOfLaunch && !x_options.make_rank;
+    x_known.push_back(is_no_device || (known != nullptr && (known->library.empty() ||
+                                                            known->library == x_options.library)));
+  }
+}
+
 Result<bool> Calibration::round(Profile& profile) {
   auto saved = Clock::now();
   const std::size_t all = x_timings.size();
-  if (x_known.empty()) {
-    for (std::size_t i = 0; i < all; ++i) {
-      const Sample* known = x_options.again ? nullptr : profile.find(key_of(i));
-      const bool is_no_device = i == kOfLaunch && !x_options.make_rank;
-      x_known.push_back(
-          is_no_device ||
-          (known != nullptr && (known->library.empty() || known->library == x_options.library)));
-    }
-  }
+  if (x_known.empty()) find_known(profile);
   const auto stop = [this] { return x_options.interrupted && x_options.interrupted(); };
   for (std::size_t i = 0; i < all; ++i) {
     FT_ASSIGN(const bool stopped, agree(stop()));

@@ -17,7 +17,7 @@ bool is_real(DType type) { return type == DType::kFp32 || type == DType::kTf32; 
 
 template <typename T>
 std::size_t HostMemory<T>::scale(DType type) {
-  return is_real(type) ? sizeof(T) / sizeof(float) : 1;
+  return is_real(type) ? kWidth<T> : 1;
 }
 
 template <typename T>
@@ -44,7 +44,7 @@ std::byte* HostMemory<T>::take(std::size_t bytes) {
     x_free.erase(found);
     return block;
   }
-  std::byte* const block = new (std::nothrow) std::byte[size + sizeof(std::size_t)];
+  auto* const block = new (std::nothrow) std::byte[size + sizeof(std::size_t)];
   if (block == nullptr) return nullptr;
   x_blocks.emplace_back(block);
   return block;

@@ -1,7 +1,5 @@
 #include "executor/host_rank.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -161,8 +159,9 @@ Status HostRank<T>::step() {
 template <typename T>
 void HostRank<T>::issue() {
   std::unique_lock lock(x_mutex);
-  for (const auto& [stream, index] : x_list.issue) {
+  for (const auto& [stream, position] : x_list.issue) {
     const auto s = static_cast<std::size_t>(stream);
+    const std::size_t index = position;
     const Work& work = x_program.works[x_list.op_of(x_list.tasks[s][index]).work.index()];
     if (const auto* delay = std::get_if<HostDelay>(&work)) {
       wake_streams();
@@ -318,8 +317,7 @@ Status HostRank<T>::exchange(const P2PBatch& work, const Operands<T>& x, Arrival
   for (const Message& message : work.messages) {
     const Operand& operand = message.send ? x.reads[read++] : x.writes[write++];
     messages.push_back({message.send, x_binding.channels[message.channel.index()],
-                        message.bytes * static_cast<Bytes>(sizeof(T) / sizeof(float)),
-                        operand.data});
+                        message.bytes * static_cast<Bytes>(kWidth<T>), operand.data});
   }
   return x_transport.exchange(x_rank, messages, &there);
 }

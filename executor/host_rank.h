@@ -2,10 +2,9 @@
 // CUDA does, and notes when every op began and ended.
 #pragma once
 
-#include <time.h>
-
 #include <chrono>
 #include <condition_variable>
+#include <ctime>
 #include <mutex>
 #include <optional>
 #include <string>

@@ -1,12 +1,12 @@
 // Joining and starting MPI jobs without linking MPI: a module beside the program holds all of it.
 #include <dlfcn.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -26,7 +26,7 @@ std::string find_program(const std::string& name) {
   std::string folders = path == nullptr ? "" : path;
   for (std::size_t at = 0; at <= folders.size();) {
     const std::size_t end = std::min(folders.find(':', at), folders.size());
-    const std::string file = folders.substr(at, end - at) + "/" + name;
+    std::string file = folders.substr(at, end - at) + "/" + name;
     if (access(file.c_str(), X_OK) == 0) return file;
     at = end + 1;
   }

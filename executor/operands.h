@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "executor/random.h"
@@ -19,6 +20,10 @@ struct Operand {
   std::int64_t count = 0, begin = 0;  ///< elements
   const Buffer* buffer = nullptr;     ///< the owner
 };
+
+/// Elements of 4 bytes that a value takes.
+template <typename T>
+inline constexpr std::size_t kWidth = std::is_same_v<T, double> ? 2 : 1;
 
 template <typename T>
 struct Operands {

@@ -144,15 +144,10 @@ Cost finish(const Cluster& cluster, const LinkRates& rates, const Placement& at,
   return cost;
 }
 
-/// Of `parts` equal parts, those that hold at least one of `drawn` members drawn alike.
-double parts_hit(double parts, double drawn) {
-  return parts * (1 - std::pow(1 - 1 / parts, drawn));
-}
-
 /// Rows that go to several members cross the network once a node, then the node's own links.
-void send_once_a_node(const Placement& at, double bytes, std::int32_t fan_out, Traffic& traffic) {
-  if (fan_out == 0 || at.nodes == 1) return;
-  const double share = parts_hit(at.nodes, fan_out) / parts_hit(at.ranks, fan_out);
+void send_once_a_node(const Placement& at, double bytes, const FanOut& fan_out, Traffic& traffic) {
+  if (fan_out.drawn == 0 || at.nodes == 1) return;
+  const double share = parts_hit(fan_out, at.nodes) / parts_hit(fan_out, at.ranks);
   traffic.node_network *= share;
   traffic.node_least *= share;
   traffic.rank_scale_up = bytes * (at.per_node_max - 1) / at.per_node_max;
@@ -168,8 +163,10 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   const double network_us = network_latency_us(cluster, at);
   const double start =
       (c.all_to_all_us + c.all_to_all_peer_us * (at.ranks - 1) + network_us) * 1e-6;
-  const double inside =
-      traffic.rank_scale_up / (c.all_to_all_scale_up * scale_up_rate(cluster, rates) * 1e9);
+  const double reached = work.fan_out.drawn > 0
+                             ? c.fan_out_scale_up
+                             : c.all_to_all_scale_up.at(nccl_row(cluster.device.architecture));
+  const double inside = traffic.rank_scale_up / (reached * scale_up_rate(cluster, rates) * 1e9);
   double outside = 0;
   if (at.nodes > 1) {
     const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * rates.network;

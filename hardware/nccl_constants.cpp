@@ -121,7 +121,8 @@ NcclConstants load() {
   c.message_scale_up_us = number_at(message, "scale_up_start_us");
   c.message_network_us = number_at(message, "network_start_us");
   const Json& all_to_all = member(root, "all_to_all");
-  c.all_to_all_scale_up = number_at(all_to_all, "scale_up_efficiency");
+  c.all_to_all_scale_up = array_of<4>(member(all_to_all, "scale_up_efficiency"));
+  c.fan_out_scale_up = number_at(all_to_all, "fan_out_scale_up_efficiency");
   c.all_to_all_network = number_at(all_to_all, "network_efficiency");
   c.all_to_all_us = number_at(all_to_all, "start_us");
   c.all_to_all_peer_us = number_at(all_to_all, "per_peer_us");

@@ -49,7 +49,8 @@ struct NcclConstants {
   std::int32_t nvls_tree_heads = 8;
   double message_scale_up = 1, message_network = 1, message_pcie = 1;
   double message_scale_up_us = 0, message_network_us = 0;
-  double all_to_all_scale_up = 1, all_to_all_network = 1, all_to_all_us = 0, all_to_all_peer_us = 0;
+  std::array<double, 4> all_to_all_scale_up{};
+  double fan_out_scale_up = 1, all_to_all_network = 1, all_to_all_us = 0, all_to_all_peer_us = 0;
   double all_to_all_power = 1;
   double memory_traffic = 3;
   std::vector<double> mesh_ranks, mesh_busbw;

@@ -98,11 +98,7 @@ class LayerWriter : ContextParts {
     x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
     forward_heads(w);
     forward_core(w);
-    forward_linear(w, "attention.projection", x_projection, x_b.context_x.in, x_b.attention_part,
-                   false);
-    reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
-    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
-             x_b.x2);
+    attention_output(w);
     forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                  x_b.stats2);
     quantize_mlp_input(w);
@@ -134,13 +130,7 @@ class LayerWriter : ContextParts {
       x_latent->up(w, x_b.y1_x, x_b.qkv);
     }
     if (whole || again.attention) forward_core(w);
-    if (whole) {
-      forward_linear(w, "attention.projection", x_projection, x_b.context_x.in, x_b.attention_part,
-                     false);
-      reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
-      residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
-               x_b.x2);
-    }
+    if (whole) attention_output(w);
     if (whole || again.norm) {
       forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                    x_b.stats2);
@@ -159,6 +149,14 @@ class LayerWriter : ContextParts {
       forward_activation(w);
     }
     w.phase = Phase::kBackward;
+  }
+
+  void attention_output(SegmentWriter& w) {
+    forward_linear(w, "attention.projection", x_projection, x_b.context_x.in, x_b.attention_part,
+                   false);
+    reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
+    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
+             x_b.x2);
   }
 
   void quantize_mlp_input(SegmentWriter& w) {

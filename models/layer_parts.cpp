@@ -14,6 +14,25 @@ Recompute of_kind(Recompute again, bool sparse, bool latent) {
   return again;
 }
 
+/// Places activations: those that the backward pass computes again live in the call.
+struct Placer {
+  LayoutWriter& saved;
+  LayoutWriter& local;
+  const Precision& precision;
+
+  Ref add(const char* name, DType dtype, std::int64_t count, bool again) const {
+    LayoutWriter& place = again ? local : saved;
+    return place.add(name, BufferKind::kActivations, dtype, count, !again);
+  }
+  /// What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
+  /// columns, in place of the activation.
+  Operand operand(const char* name, const Ref& x, bool again) const {
+    if (!precision.low()) return Operand{x, x};
+    const Ref in = local.add(name, BufferKind::kActivations, precision.linear, x.count);
+    return Operand{in, add(name, precision.linear, x.count, again)};
+  }
+};
+
 }  // namespace
 
 LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& plan,
@@ -55,75 +74,79 @@ void LayerParts::set_linears() {
 }
 
 Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
+  const Placer place{saved, local, x_plan.precision};
   const DType type = x_plan.precision.compute;
-  const auto add = [&](const char* name, DType dtype, std::int64_t count, bool again) {
-    LayoutWriter& place = again ? local : saved;
-    return place.add(name, BufferKind::kActivations, dtype, count, !again);
-  };
-  const Recompute& again = x_again;
-  const std::int64_t h = x_model.hidden;
-  const std::int64_t flat = x_rows * h;
-  const std::int64_t stat = x_model.norm == Norm::kLayerNorm ? 2 : 1;
-  const std::int64_t square =
-      x_plan.micro_batch * x_q_heads * x_plan.sequence_length * x_plan.sequence_length;
-  const bool unfused = x_plan.attention == AttentionKernel::kUnfused;
-  const bool whole = again.layer;
-  const bool low = x_plan.precision.low();
+  const std::int64_t flat = x_rows * x_model.hidden;
   Buffers b;
-  // What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
-  // columns, in place of the activation.
-  const auto operand = [&](const char* name, const Ref& x, bool computed_again) {
-    if (!low) return Operand{x, x};
-    const DType narrow = x_plan.precision.linear;
-    const Ref in = local.add(name, BufferKind::kActivations, narrow, x.count);
-    return Operand{in, add(name, narrow, x.count, computed_again)};
-  };
   b.input = {kInput, kHiddenBuffer, type, flat};
   b.output = {kOutput, kHiddenBuffer, type, flat};
   b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat};
   b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat};
-  // Queries that the way up computes again start from the normed input itself.
-  const bool queries = again.latent_up && !x_latent->narrow_queries();
-  b.y1 = add("attention.norm out", type, flat, (low && !queries) || whole || again.norm);
-  b.y1_x = operand("attention.norm out quantized", b.y1, whole || again.norm);
-  b.stats1 = add("attention.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
-  if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
-  b.qkv = add("qkv", type, x_tokens * x_qkv_width, whole || again.latent_up);
-  if (x_model.qk_norm) b.qkv_raw = add("qkv raw", type, x_tokens * x_qkv_width, whole);
-  b.context = add("context", type, x_tokens * x_projection.in, whole);
-  const bool core = whole || again.attention;
-  b.context_x = operand("context quantized", b.context, core);
-  if (unfused) {
-    b.scores = add("probabilities", type, square, core);
-    if (x_dropout.attention) {
-      b.score_mask = add("attention mask", DType::kUint8, square, core);
-      b.dropped = add("dropped probabilities", type, square, core);
-    }
-  } else {
-    b.row_stats = add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
+  declare_attention(b, saved, local);
+  if (x_dropout.hidden) {
+    b.mask1 = place.add("attention dropout mask", DType::kUint8, flat, x_again.layer);
   }
-  if (x_dropout.hidden) b.mask1 = add("attention dropout mask", DType::kUint8, flat, whole);
-  b.x2 = add("attention residual", type, flat, whole);
-  // A module that is computed again alone starts from its input.
-  const bool start = again.mlp || again.moe || again.shared_experts;
-  const bool y2_again = whole || again.norm;
-  b.y2 = add("mlp.norm out", type, flat, (low && !start && !x_moe) || y2_again);
-  b.y2_x = {b.y2, b.y2};
-  if (!x_moe || x_moe->shares()) {
-    b.y2_x = operand("mlp.norm out quantized", b.y2, y2_again || start);
+  b.x2 = place.add("attention residual", type, flat, x_again.layer);
+  declare_branch(b, saved, local);
+  if (x_dropout.hidden) {
+    b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat, x_again.layer || x_again.mlp);
   }
-  b.stats2 = add("mlp.norm statistics", DType::kFp32, x_rows * stat, whole || again.norm);
-  if (x_moe) {
-    x_moe->declare(saved, local);
-  } else {
-    b.up = add("mlp up", type, x_tokens * x_up.out, whole || again.mlp);
-    const bool activation = whole || again.mlp || again.activation;
-    b.act = add("mlp activation", type, x_tokens * x_down.in, low || activation);
-    b.act_x = operand("mlp activation quantized", b.act, activation);
-  }
-  if (x_dropout.hidden) b.mask2 = add("mlp dropout mask", DType::kUint8, flat, whole || again.mlp);
   declare_partial(b, local);
   return b;
+}
+
+void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter& local) {
+  const Placer place{saved, local, x_plan.precision};
+  const Recompute& again = x_again;
+  const DType type = x_plan.precision.compute;
+  const bool whole = again.layer;
+  // Queries that the way up computes again start from the normed input itself.
+  const bool queries = again.latent_up && !x_latent->narrow_queries();
+  const bool norm = whole || again.norm;
+  b.y1 = place.add("attention.norm out", type, x_rows * x_model.hidden,
+                   (x_plan.precision.low() && !queries) || norm);
+  b.y1_x = place.operand("attention.norm out quantized", b.y1, norm);
+  b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
+  if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
+  b.qkv = place.add("qkv", type, x_tokens * x_qkv_width, whole || again.latent_up);
+  if (x_model.qk_norm) b.qkv_raw = place.add("qkv raw", type, x_tokens * x_qkv_width, whole);
+  b.context = place.add("context", type, x_tokens * x_projection.in, whole);
+  const bool core = whole || again.attention;
+  b.context_x = place.operand("context quantized", b.context, core);
+  if (x_plan.attention != AttentionKernel::kUnfused) {
+    b.row_stats = place.add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
+    return;
+  }
+  const std::int64_t square =
+      x_plan.micro_batch * x_q_heads * x_plan.sequence_length * x_plan.sequence_length;
+  b.scores = place.add("probabilities", type, square, core);
+  if (x_dropout.attention) {
+    b.score_mask = place.add("attention mask", DType::kUint8, square, core);
+    b.dropped = place.add("dropped probabilities", type, square, core);
+  }
+}
+
+void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local) {
+  const Placer place{saved, local, x_plan.precision};
+  const Recompute& again = x_again;
+  const DType type = x_plan.precision.compute;
+  const bool low = x_plan.precision.low();
+  const bool norm = again.layer || again.norm;
+  // A module that is computed again alone starts from its input.
+  const bool start = again.mlp || again.moe || again.shared_experts;
+  b.y2 =
+      place.add("mlp.norm out", type, x_rows * x_model.hidden, (low && !start && !x_moe) || norm);
+  b.y2_x = {b.y2, b.y2};
+  if (!x_moe || x_moe->shares()) {
+    b.y2_x = place.operand("mlp.norm out quantized", b.y2, norm || start);
+  }
+  b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
+  if (x_moe) return x_moe->declare(saved, local);
+  const bool whole = again.layer || again.mlp;
+  b.up = place.add("mlp up", type, x_tokens * x_up.out, whole);
+  const bool activation = whole || again.activation;
+  b.act = place.add("mlp activation", type, x_tokens * x_down.in, low || activation);
+  b.act_x = place.operand("mlp activation quantized", b.act, activation);
 }
 
 /// What tensor-parallel collectives give and take.

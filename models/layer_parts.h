@@ -76,7 +76,10 @@ class LayerParts {
 
  private:
   void set_linears();
+  void declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
+  void declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_partial(Buffers& b, LayoutWriter& local) const;
+  std::int64_t norm_statistics() const { return x_model.norm == Norm::kLayerNorm ? 2 : 1; }
 };
 
 }  // namespace foretrain

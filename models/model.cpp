@@ -170,8 +170,11 @@ std::int64_t active_parameter_count(const Model& model) {
   return parameter_count(model) - model.sparse_layers() * idle;
 }
 
-FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence) {
-  // Matrices that every token is multiplied with: the layers' and the output matrix, tied or not.
+namespace {
+
+/// Elements of the matrices that every token is multiplied with: the layers' and the output matrix,
+/// tied or not.
+std::int64_t active_matrices(const Model& model, std::int64_t sequence) {
   const bool few = model.masked > 0 && model.masked < sequence;
   std::int64_t matrices = model.vocabulary * model.hidden;
   if (few) matrices = matrices * model.masked / sequence;
@@ -187,6 +190,12 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
   for (const Parameter& p : prediction_parameters(model)) {
     if (p.cols > 1) matrices += p.count();
   }
+  return matrices;
+}
+
+}  // namespace
+
+FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence) {
   double causal = 0;
   double full = 0;
   double again = 0;
@@ -205,7 +214,7 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
     full += 12 * width * keys;
     again += 16 * width * keys;
   }
-  const auto p = static_cast<double>(matrices);
+  const auto p = static_cast<double>(active_matrices(model, sequence));
   const auto t = static_cast<double>(tokens);
   return {t * (6 * p + causal), t * (6 * p + full), t * (8 * p + again)};
 }

@@ -19,9 +19,10 @@ enum class Position : std::uint8_t { kLearned, kRope, kAlibi };
 /// of `width`, and through `shared_width` more that all tokens share.
 struct Experts {
   std::int64_t count = 0, top_k = 0, width = 0, shared_width = 0;
-  std::int64_t first_dense = 0;  ///< the first so many layers keep their MLP
-  std::int64_t step = 1;         ///< of the others, every so many-th layer has experts
-  bool bias = false;             ///< of the router's and of the experts' matrices
+  std::int64_t first_dense = 0;              ///< the first so many layers keep their MLP
+  std::int64_t step = 1;                     ///< of the others, every so many-th layer has experts
+  bool bias = false;                         ///< of the router's and of the experts' matrices
+  std::int64_t groups = 1, group_top_k = 1;  ///< a token's experts are of so many of the groups
   bool operator==(const Experts&) const = default;
 };
 

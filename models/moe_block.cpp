@@ -16,16 +16,10 @@ constexpr std::int32_t kRouteGradientLaunches = 5;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Ranks that a token goes to when its experts are drawn alike from all: each rank is missed with
-/// probability C(E - e, k) / C(E, k).
-double distinct_ranks(const Experts& e, std::int64_t ranks) {
-  const std::int64_t local = e.count / ranks;
-  double missed = 1;
-  for (std::int64_t i = 0; i < e.top_k; ++i) {
-    missed *= static_cast<double>(std::max<std::int64_t>(0, e.count - local - i)) /
-              static_cast<double>(e.count - i);
-  }
-  return static_cast<double>(ranks) * (1 - missed);
+/// Of the ranks of an expert group, those that a token goes to.
+FanOut fan_out(const Experts& e) {
+  return FanOut{static_cast<std::int32_t>(e.top_k), static_cast<std::int32_t>(e.count),
+                static_cast<std::int32_t>(e.groups), static_cast<std::int32_t>(e.group_top_k)};
 }
 
 }  // namespace
@@ -56,7 +50,7 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
     out.received = tokens * p.expert * p.tensor;
   } else if (p.dispatcher != Dispatcher::kAllToAll) {
     const double load = p.routing == Routing::kNatural ? p.factor : 1;
-    out.sent = scaled(tokens, distinct_ranks(e, p.expert));
+    out.sent = scaled(tokens, parts_hit(fan_out(e), p.expert));
     out.received = scaled(out.sent, load);
   }
   return out;
@@ -147,44 +141,55 @@ MoeBlock::Way MoeBlock::way() const {
   return out;
 }
 
-void MoeBlock::take_step(SegmentWriter& w, const std::string& name, Step step,
-                         const Payload& payload, bool back) {
-  if (step == Step::kSort) {
-    std::vector<View> reads;
-    std::vector<View> writes;
-    for (const Rows& rows : payload) {
-      reads.push_back(rows.from.view());
-      writes.push_back(rows.to.view());
-    }
-    w.compute(name + (back ? ".unsort" : ".sort"),
-              kernel(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
-                     x_model.hidden),
-              std::move(reads), std::move(writes));
-    return;
+void MoeBlock::sort(SegmentWriter& w, const std::string& name, const Payload& payload, bool back) {
+  std::vector<View> reads;
+  std::vector<View> writes;
+  for (const Rows& rows : payload) {
+    reads.push_back(rows.from.view());
+    writes.push_back(rows.to.view());
   }
-  const bool swap = step == Step::kExchange && !gathers();
-  const CollectiveKind gather = back ? CollectiveKind::kReduceScatter : CollectiveKind::kAllGather;
-  const char* group = step == Step::kExpertTensor ? kExpertTensorGroup
-                      : gathers()                 ? kExpertModelGroup
-                                                  : kExpertGroup;
+  w.compute(name + (back ? ".unsort" : ".sort"),
+            kernel(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
+                   x_model.hidden),
+            std::move(reads), std::move(writes));
+}
+
+void MoeBlock::swap(SegmentWriter& w, const std::string& name, const Payload& payload) {
+  const std::int64_t most = std::max(x_sizes.sent, x_sizes.received);
   for (std::size_t i = 0; i < payload.size(); ++i) {
     const Rows& rows = payload[i];
-    // The kernels of DeepEP carry the probabilities beside their tokens.
-    if (i > 0 && swap && fused()) continue;
-    const std::int64_t most = (x_sizes.sent > x_sizes.received ? x_sizes.sent : x_sizes.received);
-    const std::int64_t count = swap ? most * rows.width : std::max(rows.from.count, rows.to.count);
-    Collective work{swap ? CollectiveKind::kAllToAll : gather, x_builder.group(group), count,
+    Collective work{CollectiveKind::kAllToAll, x_builder.group(kExpertGroup), most * rows.width,
                     rows.from.dtype, false};
-    if (swap && fused()) work.fan_out = static_cast<std::int32_t>(x_model.experts.top_k);
     std::vector<View> reads = {rows.from.view()};
     std::vector<View> writes = {rows.to.view()};
-    if (i == 0 && swap && fused() && payload.size() > 1) {
-      reads.push_back(payload[1].from.view());
-      writes.push_back(payload[1].to.view());
+    if (fused()) {
+      work.fan_out = fan_out(x_model.experts);
+      // The kernels of DeepEP carry the probabilities beside their tokens.
+      for (std::size_t beside = 1; beside < payload.size(); ++beside) {
+        reads.push_back(payload[beside].from.view());
+        writes.push_back(payload[beside].to.view());
+      }
     }
-    const char* what = step == Step::kExpertTensor ? ".expert_tensor" : ".exchange";
+    w.wait(w.on_stream("expert", name + ".exchange" + (i > 0 ? ".probabilities" : ""),
+                       Category::kExpert, work, std::move(reads), std::move(writes)));
+    if (fused()) return;
+  }
+}
+
+void MoeBlock::take_step(SegmentWriter& w, const std::string& name, Step step,
+                         const Payload& payload, bool back) {
+  if (step == Step::kSort) return sort(w, name, payload, back);
+  if (step == Step::kExchange && !gathers()) return swap(w, name, payload);
+  const CollectiveKind kind = back ? CollectiveKind::kReduceScatter : CollectiveKind::kAllGather;
+  const bool tensor = step == Step::kExpertTensor;
+  const GroupSlot group = x_builder.group(tensor ? kExpertTensorGroup : kExpertModelGroup);
+  for (std::size_t i = 0; i < payload.size(); ++i) {
+    const Rows& rows = payload[i];
+    const Collective work{kind, group, std::max(rows.from.count, rows.to.count), rows.from.dtype,
+                          false};
+    const char* what = tensor ? ".expert_tensor" : ".exchange";
     w.wait(w.on_stream("expert", name + what + (i > 0 ? ".probabilities" : ""), Category::kExpert,
-                       work, std::move(reads), std::move(writes)));
+                       work, {rows.from.view()}, {rows.to.view()}));
   }
 }
 

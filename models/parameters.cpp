@@ -14,6 +14,44 @@ std::int64_t padded_rows(const Parameter& p, const Plan& plan) {
   return (p.rows + unit - 1) / unit * unit;
 }
 
+/// How a parameter is cut: into row_parts over one group or col_parts over another.
+struct Cut {
+  bool by_rows = false, by_cols = false;
+  std::int64_t rows = 0, cols = 0;  ///< of one rank
+};
+
+Cut cut_of(const Parameter& p, const Plan& plan) {
+  Cut out;
+  out.by_rows = p.expert || p.split == Split::kRows;
+  out.by_cols = p.split == Split::kCols;
+  const std::int64_t row_parts = p.expert ? plan.experts.expert : plan.tensor;
+  const std::int64_t col_parts = p.expert ? plan.experts.tensor : plan.tensor;
+  out.rows = padded_rows(p, plan) / (out.by_rows ? row_parts : 1);
+  out.cols = p.cols / (out.by_cols ? col_parts : 1);
+  return out;
+}
+
+/// The tensors that a rank's part of the parameter belongs to.
+std::vector<Piece> pieces_of(ProgramBuilder& builder, const std::string& name, const Parameter& p,
+                             const Cut& cut) {
+  std::vector<Piece> out;
+  for (std::int64_t part = 0; part < p.parts; ++part) {
+    const std::string of_part = p.parts > 1 ? "." + std::to_string(part) : "";
+    Piece piece;
+    piece.tensor = builder.tensor(
+        Tensor{name + "." + p.name + of_part, p.rows / p.parts, p.cols, p.init, 0.02});
+    piece.row_count = cut.rows / p.parts;
+    piece.col_count = cut.cols;
+    piece.offset = part * piece.row_count * cut.cols;
+    if (cut.by_rows) piece.rows_split_over = builder.group(p.expert ? kExpertGroup : kTensorGroup);
+    if (cut.by_cols) {
+      piece.cols_split_over = builder.group(p.expert ? kExpertTensorGroup : kTensorGroup);
+    }
+    out.push_back(piece);
+  }
+  return out;
+}
+
 }  // namespace
 
 ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& name,
@@ -24,42 +62,19 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
   out.shared.name = name + (gradients ? " shared gradients" : " shared weights");
   out.experts.name = name + (gradients ? " expert gradients" : " expert weights");
   for (const Parameter& p : parameters) {
-    const bool cut = p.split != Split::kNone;
-    const bool by_rows = p.expert || p.split == Split::kRows;
-    const bool by_cols = p.split == Split::kCols;
-    const std::int64_t row_parts = p.expert ? plan.experts.expert : plan.tensor;
-    const std::int64_t col_parts = p.expert ? plan.experts.tensor : plan.tensor;
-    const std::int64_t rows = padded_rows(p, plan) / (by_rows ? row_parts : 1);
-    const std::int64_t cols = p.cols / (by_cols ? col_parts : 1);
+    const Cut cut = cut_of(p, plan);
     Buffer buffer;
     buffer.name = p.name;
     buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
     buffer.dtype = gradients ? plan.local_gradients() : plan.precision.compute;
-    buffer.count = rows * cols;
+    buffer.count = cut.rows * cut.cols;
     buffer.persistent = true;
-    if (!gradients) {
-      for (std::int64_t part = 0; part < p.parts; ++part) {
-        const std::string of_part = p.parts > 1 ? "." + std::to_string(part) : "";
-        Piece piece;
-        piece.tensor = builder.tensor(
-            Tensor{name + "." + p.name + of_part, p.rows / p.parts, p.cols, p.init, 0.02});
-        piece.row_count = rows / p.parts;
-        piece.col_count = cols;
-        piece.offset = part * piece.row_count * cols;
-        if (by_rows) piece.rows_split_over = builder.group(p.expert ? kExpertGroup : kTensorGroup);
-        if (by_cols) {
-          piece.cols_split_over = builder.group(p.expert ? kExpertTensorGroup : kTensorGroup);
-        }
-        buffer.pieces.push_back(piece);
-      }
-    }
-    if (p.expert) {
-      out.expert_elements += buffer.count;
-      out.experts.buffers.push_back(std::move(buffer));
-      continue;
-    }
-    (cut ? out.cut_elements : out.shared_elements) += buffer.count;
-    (cut ? out.cut : out.shared).buffers.push_back(std::move(buffer));
+    if (!gradients) buffer.pieces = pieces_of(builder, name, p, cut);
+    const bool split = p.split != Split::kNone;
+    (p.expert ? out.expert_elements
+     : split  ? out.cut_elements
+              : out.shared_elements) += buffer.count;
+    (p.expert ? out.experts : split ? out.cut : out.shared).buffers.push_back(std::move(buffer));
   }
   return out;
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "models/model_config.h"
@@ -8,11 +9,51 @@ namespace {
 constexpr JsonReader::IntRange kSize{1, 1'000'000'000};
 
 /// Keys of hub files that choose among experts or weigh losses, but cost nothing.
-constexpr std::array kRouting = {
-    "norm_topk_prob",  "scoring_func",          "topk_method",         "topk_group",
-    "n_group",         "routed_scaling_factor", "aux_loss_alpha",      "seq_aux",
-    "ep_size",         "router_aux_loss_coef",  "router_jitter_noise", "output_router_logits",
-    "rope_interleave", "experts_per_token",     "swiglu_limit",        "initial_context_length"};
+constexpr std::array kRouting = {"norm_topk_prob",
+                                 "scoring_func",
+                                 "topk_method",
+                                 "routed_scaling_factor",
+                                 "aux_loss_alpha",
+                                 "seq_aux",
+                                 "ep_size",
+                                 "router_aux_loss_coef",
+                                 "router_jitter_noise",
+                                 "output_router_logits",
+                                 "rope_interleave",
+                                 "experts_per_token",
+                                 "swiglu_limit",
+                                 "initial_context_length"};
+
+/// Routing limited to groups of experts. Without the keys deepseek_v3 has 8 groups, 4 of which a
+/// token reaches: the defaults of Hugging Face's configuration class.
+void read_groups(const Json& json, JsonReader& reader, const std::string& type, Experts& e) {
+  const auto given = [&](const char* key) {
+    const Json* value = json.find(key);
+    if (value != nullptr && value->is_null()) reader.ignore(key);
+    return value != nullptr && !value->is_null();
+  };
+  const bool stated = given("n_group");
+  if (!stated && type == "deepseek_v3" && e.count % 8 == 0) {
+    e.groups = 8;
+    e.group_top_k = 4;
+  }
+  if (stated) {
+    reader.read("n_group", e.groups, kSize);
+    e.group_top_k = e.groups;
+  }
+  if (given("topk_group")) reader.read("topk_group", e.group_top_k, kSize);
+  if (e.groups > e.count || e.count % e.groups != 0) {
+    reader.fail("n_group", std::to_string(e.groups) + " groups do not divide " +
+                               std::to_string(e.count) + " experts");
+  }
+  if (e.group_top_k > e.groups) {
+    reader.fail("topk_group", std::to_string(e.group_top_k) + " of " + std::to_string(e.groups) +
+                                  " groups (n_group)");
+  }
+  if (e.top_k > e.group_top_k * (e.count / std::max<std::int64_t>(1, e.groups))) {
+    reader.fail("topk_group", "the groups of a token hold fewer experts than num_experts_per_tok");
+  }
+}
 
 void read_experts(const Json& json, JsonReader& reader, Model& m) {
   Experts& e = m.experts;
@@ -48,7 +89,9 @@ void read_experts(const Json& json, JsonReader& reader, Model& m) {
   if (e.top_k > e.count) {
     reader.fail("num_experts_per_tok",
                 std::to_string(e.top_k) + " experts of " + std::to_string(e.count));
+    return;
   }
+  read_groups(json, reader, m.type, e);
 }
 
 void read_latent(const Json& json, JsonReader& reader, Model& m) {

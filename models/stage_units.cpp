@@ -105,7 +105,7 @@ void StageWriter::push_unit(Chunk& chunk, std::size_t shape, std::int64_t first,
   chunk.units.push_back(unit);
 }
 
-Unit& StageWriter::unit_of(Chunk& chunk, std::int64_t layer) {
+Unit& StageWriter::unit_of(Chunk& chunk, std::int64_t layer) const {
   return chunk.units[static_cast<std::size_t>(layer / x_plan.units.layers)];
 }
 
@@ -283,7 +283,9 @@ void StageWriter::need_gradients(Unit& unit) {
 void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* end, bool backward,
                             Call& call) {
   if (!by_units()) return;
-  Unit& unit = end == nullptr ? unit_of(chunk, layer) : *root_of(chunk);
+  Unit* const found = end == nullptr ? &unit_of(chunk, layer) : root_of(chunk);
+  FT_CHECK(found != nullptr, "an end whose parameters are in no unit");
+  Unit& unit = *found;
   if (backward) need_gradients(unit);
   const PartFrames& part = end == &x_embedding ? chunk.embedding
                            : end == &x_head    ? chunk.head

@@ -352,12 +352,11 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   Passage& passage = found->second;
   Messages& messages = x_messages[goes_up(c) ? 1 : 0];
   const bool turned = !chunk.has_head && turns(c, 1);
-  const bool reduces = last || x_plan.reduces_each_pass();
+  const bool reduces = !by_units() && (last || x_plan.reduces_each_pass());
   passage.gradient = turned ? x_turned.at(mb) : x_builder.frame(x_layer.hidden_gradient, -1, mb);
   if (Unit* root = root_of(chunk)) open_unit(*root);
-  if (chunk.layers > 0 && x_plan.units.backward_prefetch == Prefetch::kBefore) {
-    if (by_units()) open_units(chunk, chunk.layers - 1);
-  }
+  const bool prefetches = by_units() && x_plan.units.backward_prefetch == Prefetch::kBefore;
+  if (prefetches && chunk.layers > 0) open_units(chunk, chunk.layers - 1);
   const bool receives = !chunk.has_head && !turned;
   if (receives) receive(messages.receive_gradient, passage.gradient, mb, goes_up(c), true);
   pass_begins(true, mb, receives ? passage.gradient : FrameId());
@@ -365,15 +364,14 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     head_backward(chunk, passage, mb);
     // A table that it shares with the embedding is not final yet, nor does anything lie behind it.
     const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
-    if (reduces && own_table && !by_units())
-      reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
+    if (reduces && own_table) reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
   }
   load_from_host(chunk, passage, chunk.layers - 1);
   for (std::int64_t l = chunk.layers; l-- > 0;) {
     load_from_host(chunk, passage, l - 1);
     layer_backward(chunk, passage, l, mb);
     unit_ends(chunk, l, passage.gradient, true, last);
-    if (reduces && !by_units()) {
+    if (reduces) {
       reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, passage.gradient,
                    kReady);
       reduce_experts_ready(chunk, l, passage.gradient, kReady);
@@ -387,12 +385,10 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     finish_pass(chunk, passage.gradient, kReady, last);
   }
   pass_ends(true, mb);
-  if (!chunk.has_embedding) {
-    if (turns(c, -1)) {
-      x_turned[mb] = passage.gradient;
-    } else {
-      send(messages.send_gradient, passage.gradient, mb, goes_up(c), true);
-    }
+  if (!chunk.has_embedding && turns(c, -1)) {
+    x_turned[mb] = passage.gradient;
+  } else if (!chunk.has_embedding) {
+    send(messages.send_gradient, passage.gradient, mb, goes_up(c), true);
   }
   if (!x_plan.splits_backward()) x_passages.erase(found);
 }

@@ -184,7 +184,7 @@ class StageWriter {
   SegmentId write_reduction(const UnitShape& shape, bool first);
   void sum_shared(const UnitShape& shape, Segment& segment);
   Op unit_op(const char* stream, const char* name, Work work, Phase phase);
-  Unit& unit_of(Chunk& chunk, std::int64_t layer);
+  Unit& unit_of(Chunk& chunk, std::int64_t layer) const;
   Unit* root_of(Chunk& chunk);
   void open_unit(Unit& unit);
   void close_unit(Unit& unit, FrameId frame, std::int16_t event);

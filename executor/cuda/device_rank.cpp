@@ -178,7 +178,7 @@ OpContext DeviceRank::context_of(const Launch& launch) const {
 }
 
 Status DeviceRank::step() {
-  const Status done = run();
+  Status done = run();
   if (!done.ok()) {
     x_transport.abort("rank " + std::to_string(x_rank.value) + ": " + done.error().message);
   }

@@ -35,6 +35,15 @@ std::string text_of(const Kernel& w) {
   return out;
 }
 
+std::string text_of(const FanOut& w) {
+  if (w.drawn == 0) return "";
+  std::string out = " once a node of " + number(w.drawn) + " of " + number(w.items);
+  if (w.limit < w.groups) {
+    out += " in " + number(w.limit) + " of " + number(w.groups) + " groups";
+  }
+  return out;
+}
+
 std::string text_of(const P2PBatch& w) {
   std::string out = "p2p";
   for (const Message& m : w.messages) {
@@ -129,8 +138,7 @@ std::string text_of(const Work& work) {
           [](const Collective& w) {
             return std::string(name_of(w.kind)) + " group " + number(w.group.value) + " " +
                    number(w.count) + " " + std::string(name_of(w.dtype)) +
-                   (w.maximum ? " max" : "") +
-                   (w.fan_out > 0 ? " once a node of " + number(w.fan_out) : "");
+                   (w.maximum ? " max" : "") + text_of(w.fan_out);
           },
           [](const P2PBatch& w) { return text_of(w); },
           [](const Copy& w) {

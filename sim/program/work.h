@@ -137,6 +137,20 @@ enum class CollectiveKind : std::uint8_t {
   kAllToAll,
 };
 
+/// Where the rows of an all-to-all go when each is wanted by several members: `drawn` items (a
+/// token's experts) out of `items` that the members hold in equal parts, drawn alike from `limit`
+/// of the `groups` equal groups of items. 0 drawn: every member gets its own rows.
+struct FanOut {
+  std::int32_t drawn = 0, items = 1, groups = 1, limit = 1;
+  bool operator==(const FanOut&) const = default;
+};
+
+/// Of `parts` equal parts of the items, how many hold any of what a row draws, in the mean:
+///     parts (1 - sum_j H(j) C((limit - j) g - s, drawn) / C(limit g, drawn))
+/// with g items a group; a part lies in one group, which is among the limited ones or not (s items
+/// missed of it), or spans whole groups, j of them among the limited ones (H hypergeometric).
+double parts_hit(const FanOut& fan_out, std::int64_t parts);
+
 /// A rendezvous of one group. `count` is the number of elements of the FULL array: what every
 /// member holds for all-reduce and broadcast, the gathered array for all-gather and reduce-scatter,
 /// the local buffer for all-to-all. Reductions sum (`maximum`: take the largest).
@@ -146,9 +160,9 @@ struct Collective {
   std::int64_t count = 0;
   DType dtype = DType::kBf16;
   bool maximum = false;
-  /// All-to-all whose rows each go to so many members, drawn alike: sent once to a node, and spread
-  /// there over its own links (DeepEP). 0: every member gets its own rows.
-  std::int32_t fan_out = 0;
+  /// Of an all-to-all whose rows are sent once to a node and spread there over its own links, by
+  /// kernels made for it (DeepEP).
+  FanOut fan_out = {};
   bool operator==(const Collective&) const = default;
 };
 

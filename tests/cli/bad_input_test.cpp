@@ -24,7 +24,7 @@ void expect_refused(const Workplace& place, const CommandResult& result,
 }
 
 struct BadSet {
-  const char* set;
+  std::string set;
   std::vector<std::string> parts;
 };
 
@@ -89,6 +89,21 @@ const BadSet kImpossible[] = {
     {"cluster.accelerators=-8", {"/cluster/accelerators", "found -8", "from 1"}},
     {"host.step_us=-1", {"/host/step_us", "found -1", "from 0"}},
 };
+
+/// Eight experts of which a token has `drawn`, with `groups` of them.
+std::string grouped_experts(int drawn, const std::string& groups) {
+  return R"(model={"model_type":"qwen3_moe","num_hidden_layers":2,"hidden_size":256,)"
+         R"("num_attention_heads":4,"intermediate_size":512,"vocab_size":512,"num_experts":8,)"
+         R"("moe_intermediate_size":64,"num_experts_per_tok":)" +
+         std::to_string(drawn) + "," + groups + "}";
+}
+
+const BadSet kGroupedExperts[] = {
+    {grouped_experts(2, R"("n_group":3)"), {"/model/n_group", "3 groups", "8 experts"}},
+    {grouped_experts(2, R"("n_group":2,"topk_group":3)"), {"/model/topk_group", "3 of 2"}},
+    {grouped_experts(6, R"("n_group":4,"topk_group":2)"), {"/model/topk_group", "fewer experts"}},
+};
+INSTANTIATE_TEST_SUITE_P(GroupedExperts, BadSets, testing::ValuesIn(kGroupedExperts));
 INSTANTIATE_TEST_SUITE_P(Impossible, BadSets, testing::ValuesIn(kImpossible));
 
 const BadSet kAbsurd[] = {

@@ -308,5 +308,39 @@ TEST(Presets, ActiveParameters) {
   }
 }
 
+// Parts that a row reaches: formula against draws, without groups, with parts within a group and
+// with parts of several groups.
+TEST(FanOut, MatchesDraws) {
+  constexpr std::array<FanOut, 4> kCases = {FanOut{8, 64, 1, 1}, FanOut{8, 64, 8, 4},
+                                            FanOut{6, 160, 8, 3}, FanOut{2, 16, 4, 2}};
+  std::mt19937_64 random(11);
+  for (const FanOut& f : kCases) {
+    for (const std::int32_t parts : {2, 4, 8}) {
+      constexpr std::int32_t kDraws = 4000;
+      std::int64_t hit = 0;
+      for (std::int32_t draw = 0; draw < kDraws; ++draw) {
+        std::vector<std::int32_t> groups(static_cast<std::size_t>(f.groups));
+        std::iota(groups.begin(), groups.end(), 0);
+        std::shuffle(groups.begin(), groups.end(), random);
+        std::vector<std::int32_t> items;
+        for (std::int32_t g = 0; g < f.limit; ++g) {
+          for (std::int32_t i = 0; i < f.items / f.groups; ++i) {
+            items.push_back(groups[static_cast<std::size_t>(g)] * (f.items / f.groups) + i);
+          }
+        }
+        std::shuffle(items.begin(), items.end(), random);
+        std::vector<bool> reached(static_cast<std::size_t>(parts));
+        for (std::int32_t k = 0; k < f.drawn; ++k) {
+          reached[static_cast<std::size_t>(items[static_cast<std::size_t>(k)] /
+                                           (f.items / parts))] = true;
+        }
+        hit += std::count(reached.begin(), reached.end(), true);
+      }
+      EXPECT_NEAR(parts_hit(f, parts), static_cast<double>(hit) / kDraws, 0.06 * parts / 2)
+          << f.groups << " groups, " << parts << " parts";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -302,9 +302,9 @@ TEST(AllToAllCost, IsNearWhatWasMeasured) {
   constexpr double kMib = 1 << 20;
   const double simumax = 256 * kMib * 7 / 8 / (7.3 + 256 * kMib * 7 / 8 / (537.1 * 1e3)) / 1e3;
   EXPECT_NEAR(busbw("dgx-b200", 8, 256 * kMib), simumax, 0.1 * simumax);
-  EXPECT_NEAR(busbw("dgx-h100", 8, 16 * kMib), 0.44 * 370.8, 0.25 * 0.44 * 370.8);
-  EXPECT_NEAR(busbw("dgx-h100", 8, 256 * kMib), 0.70 * 370.8, 0.1 * 0.70 * 370.8);
-  EXPECT_NEAR(busbw("dgx-h100", 8, 16384 * kMib), 0.78 * 370.8, 0.05 * 0.78 * 370.8);
+  // Megatron-LM's layer of experts on 8 H100 (accuracy.ExpertLayer): 356 to 381 GB/s by
+  // differences.
+  EXPECT_NEAR(busbw("dgx-h100", 8, 448 * kMib), 368, 0.06 * 368);
   const double nics = 48.5 * 31 / 24;  // per device, as busbw
   EXPECT_NEAR(busbw("dgx-h100", 32, 256 * kMib), 0.92 * nics, 0.15 * 0.92 * nics);
 }
