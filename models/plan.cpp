@@ -159,7 +159,11 @@ class PlanReader {
     p.matrix = choice == 1 ? DType::kTf32 : p.compute;
     p.linear = choice < 4 ? p.matrix : choice == 7 ? DType::kFp4 : DType::kFp8;
     p.master = choice > 1;
-    p.gradients = x_gradients.stored_as_compute ? p.compute : DType::kFp32;
+    using Stored = GradientKeys::Stored;
+    const bool adds_up = x_plan.pipeline > 1 && p.compute == DType::kBf16;
+    const bool wide = x_gradients.stored == Stored::kFp32 ||
+                      (x_gradients.stored == Stored::kFp32InPipelines && adds_up);
+    p.gradients = wide ? DType::kFp32 : p.compute;
   }
 
   void read_recompute() {

@@ -137,9 +137,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
 }
 
 void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
-  int type = 0;
-  reader.read_choice("dtype", type, {"fp32", "compute"});
-  keys.stored_as_compute = type == 1;
+  reader.read_enum("dtype", keys.stored, {"fp32", "compute", "fp32-in-pipelines"});
   reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce"});
   int accumulation = 0;
   reader.read_choice("accumulation", accumulation, {"fused", "separate"});

@@ -10,7 +10,10 @@ namespace foretrain {
 
 /// What `gradients` says that the rest of the plan decides on.
 struct GradientKeys {
-  bool stored_as_compute = false, reduced_as_compute = false;
+  /// kFp32InPipelines: fp32 where the passes of a pipeline add bf16 gradients up, else compute's.
+  enum class Stored : std::uint8_t { kFp32, kCompute, kFp32InPipelines };
+  Stored stored = Stored::kFp32;
+  bool reduced_as_compute = false;
   std::int64_t bucket_elements_per_rank = 0;
 };
 

@@ -149,6 +149,7 @@ const Field kFields[] = {
     {"parallel.pipeline_layout=[5,7]"},
     {"sharding.level=none"},
     {"gradients.dtype=compute"},
+    {"gradients.dtype=fp32-in-pipelines", {"parallel.pipeline=1"}},
     {"gradients.reduction=all-reduce"},
     {"gradients.bucket_elements=10000000"},
     {"gradients.bucket_elements_per_rank=100000000", {"gradients.bucket_elements=1000000"}},
