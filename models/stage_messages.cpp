@@ -32,7 +32,7 @@ void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microba
   x_builder.call(std::move(call));
   // Hosts that wait, for counts of tokens or between several chunks, post their receives late:
   // compute that waited for its messages could then wait for ever.
-  const bool late = x_plan.host_waits != HostWaits::kNone && x_plan.virtual_pipeline > 1;
+  const bool late = x_plan.host_waits != HostWaits::kNone && x_plan.chunks_of_stage() > 1;
   if (!send || x_plan.overlap.pipeline || x_model.has_experts() || late) return;
   // Without overlap the next pass waits until the message is gone.
   x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});
@@ -116,7 +116,7 @@ void StageWriter::joined_end() {
 
 /// `arrived`: the frame that this pass received, if any.
 void StageWriter::pass_begins(bool backward, std::int32_t mb, FrameId arrived) {
-  const bool blocks = x_plan.virtual_pipeline == 1 || !x_plan.overlap.pipeline;
+  const bool blocks = x_plan.chunks_of_stage() == 1 || !x_plan.overlap.pipeline;
   switch (x_plan.host_waits) {
     case HostWaits::kNone:
       return;

@@ -137,6 +137,11 @@ const std::vector<std::string> kWholeParameters = {
     "sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
     "gradients.bucketing=parameters", "gradients.bucket_mib=5"};
 
+const std::vector<std::string> kUntied = {"model.preset=gpt3-125m",
+                                          "model.tie_word_embeddings=false"};
+const std::vector<std::string> kAutomatic = {"parallel.pipeline=4", "parallel.tensor=1",
+                                             "batch.global=32", "schedule=zb-auto"};
+
 const Field kFields[] = {
     {"system=deepspeed"},
     {"model=gpt3-350m"},
@@ -184,6 +189,17 @@ const Field kFields[] = {
     {"schedule=1f1b", {"schedule=gpipe"}},
     {"schedule=zb-h2"},
     {"schedule=zb-v"},
+    {"schedule=zb-auto"},
+    {"schedule=dualpipe", kUntied},
+    {"schedule=dualpipev"},
+    {"schedule=chimera", kUntied},
+    {"schedule=bfs"},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":4}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"weight_share\":0.2}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"forward_us\":0.3}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"input_gradients_us\":3}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"weight_gradients_us\":3}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"transfer_us\":1}", kAutomatic},
     {"overlap.tensor_backward=false"},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},
