@@ -88,6 +88,8 @@ void read_automatic(JsonReader& r, AutoSchedule& out) {
     r.read(key, us, range);
     if (us >= 0) time = Time::from_us(us);
   };
+  // Those that are not given take 1 us, a message no time.
+  out.forward = out.input_gradients = out.weight_gradients = Time::from_us(1);
   r.read("activations", out.activations, JsonReader::Range{1, 1e6});
   r.read("weight_share", out.weight_share, JsonReader::Range{0.01, 1});
   read_time("forward_us", out.forward, kMicroseconds);

@@ -141,6 +141,9 @@ const std::vector<std::string> kUntied = {"model.preset=gpt3-125m",
                                           "model.tie_word_embeddings=false"};
 const std::vector<std::string> kAutomatic = {"parallel.pipeline=4", "parallel.tensor=1",
                                              "batch.global=32", "schedule=zb-auto"};
+const std::vector<std::string> kAutomatic7 = {"parallel.pipeline=4", "parallel.tensor=1",
+                                              "batch.global=32",
+                                              "schedule={\"name\":\"zb-auto\",\"activations\":7}"};
 
 const Field kFields[] = {
     {"system=deepspeed"},
@@ -194,11 +197,11 @@ const Field kFields[] = {
     {"schedule=dualpipev"},
     {"schedule=chimera", kUntied},
     {"schedule=bfs"},
-    {"schedule={\"name\":\"zb-auto\",\"activations\":4}", kAutomatic},
-    {"schedule={\"name\":\"zb-auto\",\"weight_share\":0.2}", kAutomatic},
-    {"schedule={\"name\":\"zb-auto\",\"forward_us\":0.3}", kAutomatic},
-    {"schedule={\"name\":\"zb-auto\",\"input_gradients_us\":3}", kAutomatic},
-    {"schedule={\"name\":\"zb-auto\",\"weight_gradients_us\":3}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"weight_share\":0.2}", kAutomatic7},
+    {"schedule={\"name\":\"zb-auto\",\"forward_us\":3}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"input_gradients_us\":3}", kAutomatic7},
+    {"schedule={\"name\":\"zb-auto\",\"weight_gradients_us\":0.3}", kAutomatic},
     {"schedule={\"name\":\"zb-auto\",\"transfer_us\":1}", kAutomatic},
     {"overlap.tensor_backward=false"},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
