@@ -139,11 +139,11 @@ const std::vector<std::string> kWholeParameters = {
 
 const std::vector<std::string> kUntied = {"model.preset=gpt3-125m",
                                           "model.tie_word_embeddings=false"};
-const std::vector<std::string> kAutomatic = {"parallel.pipeline=4", "parallel.tensor=1",
-                                             "batch.global=32", "schedule=zb-auto"};
-const std::vector<std::string> kAutomatic7 = {"parallel.pipeline=4", "parallel.tensor=1",
-                                              "batch.global=32",
-                                              "schedule={\"name\":\"zb-auto\",\"activations\":7}"};
+/// Where launches do not hide in which order the passes stand.
+std::vector<std::string> automatic(const char* keys) {
+  return {"parallel.pipeline=4", "parallel.tensor=1", "batch.global=32", "launch.dispatch_us=1",
+          std::string("schedule={\"name\":\"zb-auto\"") + keys + "}"};
+}
 
 const Field kFields[] = {
     {"system=deepspeed"},
@@ -197,12 +197,16 @@ const Field kFields[] = {
     {"schedule=dualpipev"},
     {"schedule=chimera", kUntied},
     {"schedule=bfs"},
-    {"schedule={\"name\":\"zb-auto\",\"activations\":7}", kAutomatic},
-    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"weight_share\":0.2}", kAutomatic7},
-    {"schedule={\"name\":\"zb-auto\",\"forward_us\":3}", kAutomatic},
-    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"input_gradients_us\":3}", kAutomatic7},
-    {"schedule={\"name\":\"zb-auto\",\"weight_gradients_us\":0.3}", kAutomatic},
-    {"schedule={\"name\":\"zb-auto\",\"transfer_us\":1}", kAutomatic},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7}", automatic("")},
+    {"schedule={\"name\":\"zb-auto\",\"transfer_us\":1}", automatic("")},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"weight_share\":0.2}",
+     automatic(",\"activations\":7")},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"forward_us\":3}",
+     automatic(",\"activations\":7")},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"weight_gradients_us\":0.3}",
+     automatic(",\"activations\":7")},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":5,\"input_gradients_us\":0.2}",
+     automatic(",\"activations\":5,\"input_gradients_us\":2")},
     {"overlap.tensor_backward=false"},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},
