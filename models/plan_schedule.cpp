@@ -48,10 +48,10 @@ void check_placed(JsonReader& run, const Plan& p) {
 }
 
 void check_chunks(JsonReader& run, const Plan& p) {
+  if (p.placement() != Placement::kRound) return check_placed(run, p);
   if (p.virtual_pipeline > 1 && p.pipeline == 1) {
     return run.fail("parallel/virtual_pipeline", "needs pipeline > 1");
   }
-  if (p.placement() != Placement::kRound) return check_placed(run, p);
   if (p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1 &&
       p.microbatches() % p.pipeline != 0) {
     return run.fail("batch/global", text(p.microbatches()) +
