@@ -65,29 +65,42 @@ class Lowering {
     return it == slots.end() ? -1 : static_cast<int>(it - slots.begin());
   }
 
+  using Key = std::array<std::int64_t, 3>;
+  using Names = std::vector<const char*>;
+
   /// Binds slot `name` of every rank that has it to the group of ranks with the same key.
-  template <typename Key>
-  void bind(const char* name, Key key_of) {
-    std::vector<int> slots;  // by stage
-    for (const Program& program : x_out.programs) {
-      slots.push_back(slot_in(program.group_slots, name));
+  template <typename KeyOf>
+  void bind(const char* name, KeyOf key_of) {
+    bind_any(Names{name}, [&key_of](const Coordinates& at, std::size_t) { return key_of(at); });
+  }
+
+  /// The same for slots that may be bound to one group, each with a key of its own.
+  template <typename KeyOf>
+  void bind_any(const Names& names, KeyOf key_of) {
+    std::vector<std::vector<int>> slots(names.size());  // by name and stage
+    bool any = false;
+    for (std::size_t n = 0; n < names.size(); ++n) {
+      for (const Program& program : x_out.programs) {
+        slots[n].push_back(slot_in(program.group_slots, names[n]));
+        any |= slots[n].back() >= 0;
+      }
     }
-    if (*std::max_element(slots.begin(), slots.end()) < 0) return;
-    std::map<std::array<std::int64_t, 3>, GroupId> known;
+    if (!any) return;
+    std::map<Key, GroupId> known;
     for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      const Coordinates& at = x_at[r];
-      const int slot = slots[static_cast<std::size_t>(at.pipeline)];
-      if (slot < 0) continue;
-      const GroupId next(x_out.groups.size());
-      const auto [it, fresh] = known.try_emplace(key_of(at), next);
-      if (fresh) x_out.groups.emplace_back();
-      x_out.groups[it->second.index()].push_back(RankId(r));
-      x_out.ranks[r].groups[static_cast<std::size_t>(slot)] = it->second;
+      for (std::size_t n = 0; n < names.size(); ++n) {
+        const int slot = slots[n][static_cast<std::size_t>(x_at[r].pipeline)];
+        if (slot < 0) continue;
+        const GroupId next(x_out.groups.size());
+        const auto [it, fresh] = known.try_emplace(key_of(x_at[r], n), next);
+        if (fresh) x_out.groups.emplace_back();
+        x_out.groups[it->second.index()].push_back(RankId(r));
+        x_out.ranks[r].groups[static_cast<std::size_t>(slot)] = it->second;
+      }
     }
   }
 
   void bind_groups() {
-    using Key = std::array<std::int64_t, 3>;
     bind(kTensorGroup, [](const Coordinates& at) { return Key{at.data, at.pipeline, 0}; });
     bind(kDataGroup, [](const Coordinates& at) { return Key{at.tensor, at.pipeline, 0}; });
     const std::int64_t context = x_plan.context;
@@ -110,11 +123,28 @@ class Lowering {
       return Key{at.tensor, at.pipeline, at.data % inner};
     });
     bind_expert_groups();
+    if (x_plan.ways() == 2) bind_ways();
     bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
   }
 
+  /// The holders of a chunk that stands on two stages.
+  void bind_ways() {
+    bind_any({kWayGroups[0], kWayGroups[1]}, [this](const Coordinates& at, std::size_t way) {
+      return Key{at.tensor, x_plan.chunk_at(at.pipeline, static_cast<std::int64_t>(way)), 0};
+    });
+    bind_any({kExpertWayGroups[0], kExpertWayGroups[1]}, [this](const Coordinates& at,
+                                                                std::size_t way) {
+      const ExpertCoordinates e = expert_coordinates(x_plan, at);
+      return Key{e.tensor, e.expert, x_plan.chunk_at(at.pipeline, static_cast<std::int64_t>(way))};
+    });
+    const auto pair = [this](const Coordinates& at) {
+      return std::min(at.pipeline, x_plan.pipeline - 1 - at.pipeline);
+    };
+    bind(kTwinGroup, [pair](const Coordinates& at) { return Key{at.tensor, at.data, pair(at)}; });
+    bind(kTensorTwinGroup, [pair](const Coordinates& at) { return Key{at.data, pair(at), 0}; });
+  }
+
   void bind_expert_groups() {
-    using Key = std::array<std::int64_t, 3>;
     const auto place = [this](const Coordinates& at) { return expert_coordinates(x_plan, at); };
     bind(kExpertGroup, [place](const Coordinates& at) {
       const ExpertCoordinates e = place(at);

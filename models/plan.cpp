@@ -443,7 +443,7 @@ class PlanReader {
       return refuse("parallel/virtual_pipeline",
                     "found " + text(p.virtual_pipeline) + ", expected at most 4096");
     }
-    check_schedule(x_reader, p);
+    check_schedule(x_reader, x_model, p);
     if (x_reader.failed()) return;
     if (p.pipeline_layout.empty()) {
       if (chunks > x_model.layers + 2) {

@@ -12,7 +12,28 @@
 
 namespace foretrain {
 
-enum class Schedule : std::uint8_t { kGpipe, k1F1B, kInterleaved, kZbH1, kZbH2, kZbV, kFile };
+/// See models/schedule.h.
+enum class Schedule : std::uint8_t {
+  kGpipe,
+  k1F1B,
+  kInterleaved,
+  kZbH1,
+  kZbH2,
+  kZbV,
+  kZbAuto,
+  kDualPipe,
+  kDualPipeV,
+  kChimera,
+  kBreadthFirst,
+  kFile,
+};
+
+/// Where the chunks of the pipeline stand.
+enum class Placement : std::uint8_t {
+  kRound,     ///< round the stages: chunk c on stage c mod p
+  kV,         ///< down the stages and up again: chunks s and 2p - 1 - s on stage s
+  kBothWays,  ///< one pipeline down and one up: stage s holds chunks s and p - 1 - s of p
+};
 
 enum class PassKind : std::uint8_t {
   kForward,
@@ -25,8 +46,21 @@ struct Pass {
   std::int32_t chunk = 0;
   std::int32_t microbatch = 0;
   PassKind kind = PassKind::kForward;
+  /// It runs as one with the pass behind it: both have their input before the first begins, and
+  /// what they send goes when the last is done.
+  bool joined = false;
   bool operator==(const Pass&) const = default;
 };
+
+/// What zb-auto works with: durations of a stage's passes and of a message, and memory.
+struct AutoSchedule {
+  Time forward = Time{1}, input_gradients = Time{1}, weight_gradients = Time{1}, transfer;
+  /// Most microbatches' activations on a stage; 0 = as many as stages, like 1f1b.
+  double activations = 0;
+  double weight_share = 1;  ///< of the activations of a microbatch: what W needs
+  bool operator==(const AutoSchedule&) const = default;
+};
+
 /// How queries meet the keys of other context-parallel ranks: models/context_parts.h.
 enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll };
 /// What is held in parts by the ranks of a shard group: nothing; optimizer states (ZeRO-1);
@@ -155,7 +189,7 @@ struct Offload {
 struct Plan {
   std::int64_t accelerators = 1;
   std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
-  std::int64_t data = 1;  ///< ranks that hold the same parameters: data- times context-parallel
+  std::int64_t data = 1;  ///< ranks of a stage that hold the same: data- times context-parallel
   bool sequence = false;  ///< sequence parallelism beside tensor parallelism
   Sharding sharding = Sharding::kNone;
   GradientReduction reduction = GradientReduction::kReduceScatter;
@@ -172,8 +206,9 @@ struct Plan {
   Recompute recompute;
   ExpertPlan experts;
   std::string schedule_file;
-  std::vector<std::vector<Pass>> passes;  ///< by stage, where the schedule is a file's
+  std::vector<std::vector<Pass>> passes;  ///< by stage, where a file or a search made them
   Schedule schedule = Schedule::k1F1B;
+  AutoSchedule automatic;
   Overlap overlap;
   HostWaits host_waits = HostWaits::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;
@@ -191,20 +226,43 @@ struct Plan {
   std::int64_t batch_ranks() const { return data / context; }
   std::int64_t microbatches() const { return global_batch / (micro_batch * batch_ranks()); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
-  /// Chunks of the pipeline go round the stages, or in zb-v down and up again.
-  std::int64_t chunk_at(std::int64_t stage, std::int64_t index) const {
-    const bool up = schedule == Schedule::kZbV && index == 1;
-    return up ? 2 * pipeline - 1 - stage : index * pipeline + stage;
+  Placement placement() const {
+    switch (schedule) {
+      case Schedule::kZbV:
+      case Schedule::kDualPipeV:
+        return Placement::kV;
+      case Schedule::kDualPipe:
+      case Schedule::kChimera:
+        return Placement::kBothWays;
+      default:
+        return Placement::kRound;
+    }
   }
-  std::int64_t stage_of(std::int64_t chunk) const {
-    const bool up = schedule == Schedule::kZbV && chunk >= pipeline;
+  /// Pipelines that run over the same stages, each with a copy of the parameters.
+  std::int64_t ways() const { return placement() == Placement::kBothWays ? 2 : 1; }
+  std::int64_t chunks_of_stage() const { return virtual_pipeline * ways(); }
+  /// The second half of the microbatches goes up the stages where there are two ways.
+  std::int64_t way_of(std::int64_t microbatch) const {
+    return ways() * microbatch / microbatches();
+  }
+  /// The chunk of the pipeline that stands as `index` on `stage`.
+  std::int64_t chunk_at(std::int64_t stage, std::int64_t index) const {
+    if (placement() == Placement::kRound || index == 0) return index * pipeline + stage;
+    return chunks() - 1 - stage;
+  }
+  /// The stage of a chunk, in one of the ways.
+  std::int64_t stage_of(std::int64_t chunk, std::int64_t way = 0) const {
+    if (way == 1) return pipeline - 1 - chunk;
+    const bool up = placement() == Placement::kV && chunk >= pipeline;
     return up ? 2 * pipeline - 1 - chunk : chunk % pipeline;
   }
   /// Gradients of weights have passes of their own.
   bool splits_backward() const;
   /// Of a microbatch, on one rank (before sequence parallelism).
   std::int64_t tokens() const { return micro_batch * sequence_length / context; }
-  /// Ranks that hold the same experts.
+  /// Ranks that hold the same parameters.
+  std::int64_t holders() const { return data * ways(); }
+  /// Ranks of a stage that hold the same experts.
   std::int64_t expert_data() const {
     return accelerators / (pipeline * experts.expert * experts.tensor);
   }
@@ -212,9 +270,9 @@ struct Plan {
   /// Ranks that share one copy of what is sharded.
   std::int64_t shards() const {
     if (sharding == Sharding::kNone) return 1;
-    return shard_group == 0 ? data : shard_group;
+    return shard_group == 0 ? holders() : shard_group;
   }
-  std::int64_t replicas() const { return data / shards(); }  ///< copies of what is sharded
+  std::int64_t replicas() const { return holders() / shards(); }  ///< copies of what is sharded
   bool updates_on_host() const { return offload.optimizer != Memory::kDevice; }
   /// Type of a shard of parameters, and whether optimizer states hold an fp32 copy of it.
   DType shard_type() const { return units.narrow_shards ? precision.compute : DType::kFp32; }

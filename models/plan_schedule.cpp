@@ -9,17 +9,48 @@ namespace {
 
 std::string text(std::int64_t v) { return std::to_string(v); }
 
+const std::vector<std::string>& schedule_names() {
+  static const std::vector<std::string> names = {
+      "gpipe",           "1f1b",     "interleaved-1f1b",
+      "zb-h1",           "zb-h2",    "zb-v",
+      "zb-auto",         "dualpipe", "dualpipev",
+      "chimera",         "bfs",      "a path to a .json file",
+      "1f1b-interlaced", "3f1b"};
+  return names;
+}
+
+std::string name_of(Schedule schedule) {
+  return schedule_names()[static_cast<std::size_t>(schedule)];
+}
+
+/// zb-v and dualpipev have two chunks a stage; a second pipeline up the stages has its own.
+void check_placed(JsonReader& run, const Plan& p) {
+  const bool v = p.placement() == Placement::kV;
+  const std::string name = name_of(p.schedule);
+  if (p.pipeline == 1) return run.fail("schedule", name + " needs pipeline > 1");
+  if (p.virtual_pipeline != (v ? 2 : 1)) {
+    return run.fail("schedule", name +
+                                    (v ? " has two chunks a stage, found virtual_pipeline "
+                                       : " cuts stages into no chunks, found virtual_pipeline ") +
+                                    text(p.virtual_pipeline));
+  }
+  const std::int64_t m = p.microbatches();
+  if (!v && (p.pipeline % 2 != 0 || m % 2 != 0)) {
+    return run.fail("schedule", name + " has a pipeline in each direction: pipeline " +
+                                    text(p.pipeline) + " and " + text(m) +
+                                    " microbatches per rank must both be even");
+  }
+  const bool dual = p.schedule == Schedule::kDualPipe || p.schedule == Schedule::kDualPipeV;
+  if (dual && m < 2 * p.pipeline) {
+    run.fail("schedule", name + " needs at least twice as many microbatches per rank as stages, " +
+                             text(2 * p.pipeline) + ", found " + text(m));
+  }
+}
+
 void check_chunks(JsonReader& run, const Plan& p) {
+  if (p.placement() != Placement::kRound) return check_placed(run, p);
   if (p.virtual_pipeline > 1 && p.pipeline == 1) {
     return run.fail("parallel/virtual_pipeline", "needs pipeline > 1");
-  }
-  if (p.schedule == Schedule::kZbV) {
-    if (p.pipeline == 1) return run.fail("schedule", "zb-v needs pipeline > 1");
-    if (p.virtual_pipeline != 2) {
-      run.fail("schedule",
-               "zb-v has two chunks a stage, found virtual_pipeline " + text(p.virtual_pipeline));
-    }
-    return;
   }
   if (p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1 &&
       p.microbatches() % p.pipeline != 0) {
@@ -27,20 +58,62 @@ void check_chunks(JsonReader& run, const Plan& p) {
                                         " microbatches per rank are not a multiple of pipeline " +
                                         text(p.pipeline) + ", as interleaved-1f1b needs");
   }
-  const bool chunks = p.schedule == Schedule::kInterleaved || p.schedule == Schedule::kFile;
+  const bool chunks = p.schedule == Schedule::kInterleaved ||
+                      p.schedule == Schedule::kBreadthFirst || p.schedule == Schedule::kFile;
   if (p.virtual_pipeline > 1 && !chunks) {
     run.fail("schedule", "virtual_pipeline " + text(p.virtual_pipeline) +
-                             " needs the interleaved-1f1b schedule");
+                             " needs the interleaved-1f1b or the bfs schedule");
   }
+}
+
+/// What a copy of the parameters on a second stage does not go with.
+void check_copies(JsonReader& run, const Model& model, const Plan& p) {
+  if (p.ways() == 1) return;
+  const auto refuse = [&run, &p](const char* place, const std::string& what) {
+    run.fail(place,
+             what + " not modelled with the two copies of the parameters that " +
+                 name_of(p.schedule) + " keeps",
+             ErrorKind::kUnsupported);
+  };
+  if (model.tied_embeddings) return refuse("schedule", "a tied embedding is");
+  if (p.by_units()) return refuse("sharding/level", "sharded gradients are");
+  if (p.shard_group > 0) return refuse("sharding/group_size", "groups of shards are");
+  if (p.buckets.inner_group > 1) return refuse("gradients/inner_group", "groups within groups are");
+}
+
+void read_automatic(JsonReader& r, AutoSchedule& out) {
+  constexpr JsonReader::Range kMicroseconds{1e-3, 1e6};
+  const auto read_time = [&r](const char* key, Time& time, JsonReader::Range range) {
+    double us = -1;
+    r.read(key, us, range);
+    if (us >= 0) time = Time::from_us(us);
+  };
+  // Those that are not given take 1 us, a message no time.
+  out.forward = out.input_gradients = out.weight_gradients = Time::from_us(1);
+  r.read("activations", out.activations, JsonReader::Range{1, 1e6});
+  r.read("weight_share", out.weight_share, JsonReader::Range{0.01, 1});
+  read_time("forward_us", out.forward, kMicroseconds);
+  read_time("input_gradients_us", out.input_gradients, kMicroseconds);
+  read_time("weight_gradients_us", out.weight_gradients, kMicroseconds);
+  read_time("transfer_us", out.transfer, {0, 1e6});
+}
+
+/// {"name": "zb-auto", ...}: what the heuristic works with.
+void read_object(JsonReader& run, const Json& json, Plan& plan) {
+  JsonReader r(json, run.source(), run.pointer("schedule"));
+  plan.schedule = Schedule::kZbAuto;
+  std::string name;
+  r.read("name", name);
+  if (name != "zb-auto") {
+    r.fail("name", "found \"" + name + "\", expected \"zb-auto\", the schedule that has keys");
+  }
+  read_automatic(r, plan.automatic);
+  run.adopt(r.finish());
 }
 
 }  // namespace
 
 void read_schedule(JsonReader& run, Plan& plan) {
-  static const std::vector<std::string> names = {
-      "gpipe",   "1f1b", "interleaved-1f1b",       "zb-h1",
-      "zb-h2",   "zb-v", "a path to a .json file", "dualpipe",
-      "chimera", "bfs",  "1f1b-interlaced",        "3f1b"};
   const Json* json = run.take("schedule");
   plan.schedule = plan.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
   if (json == nullptr) return;
@@ -49,8 +122,9 @@ void read_schedule(JsonReader& run, Plan& plan) {
     plan.schedule_file = *name;
     return;
   }
+  if (json->object() != nullptr) return read_object(run, *json, plan);
   int choice = static_cast<int>(plan.schedule);
-  run.read_choice("schedule", choice, names);
+  run.read_choice("schedule", choice, schedule_names());
   if (choice > static_cast<int>(Schedule::kFile)) {
     return run.fail("schedule", "found " + describe(*json) + ", which is not modelled yet",
                     ErrorKind::kUnsupported);
@@ -59,12 +133,14 @@ void read_schedule(JsonReader& run, Plan& plan) {
   if (plan.schedule == Schedule::kFile) {
     return run.fail("schedule", "found " + describe(*json) + ", expected the file's own path");
   }
-  if (plan.schedule == Schedule::kZbV && plan.virtual_pipeline == 1) plan.virtual_pipeline = 2;
+  if (plan.placement() == Placement::kV && plan.virtual_pipeline == 1) plan.virtual_pipeline = 2;
 }
 
-void check_schedule(JsonReader& run, Plan& plan) {
+void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
   check_chunks(run, plan);
+  if (!run.failed()) check_copies(run, model, plan);
   if (run.failed()) return;
+  if (plan.schedule == Schedule::kZbAuto) plan.passes = passes_of(plan);
   if (plan.schedule == Schedule::kFile) {
     auto passes = read_schedule_file(plan.schedule_file, plan);
     if (!passes.ok()) return run.adopt(passes.error());

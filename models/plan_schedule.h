@@ -5,11 +5,12 @@
 
 namespace foretrain {
 
-/// Reads `schedule`: a name, or the path of a JSON file (`read_schedule_file`), which is opened by
-/// `check_schedule`. zb-v has two chunks a stage.
+/// Reads `schedule`: a name, the path of a JSON file (`read_schedule_file`), which is opened by
+/// `check_schedule`, or an object with what zb-auto works with. zb-v and dualpipev have two chunks
+/// a stage.
 void read_schedule(JsonReader& run, Plan& plan);
 
-/// Refuses degrees and features that the schedule does not go with, and reads its file.
-void check_schedule(JsonReader& run, Plan& plan);
+/// Refuses degrees and features that the schedule does not go with; reads its file or works it out.
+void check_schedule(JsonReader& run, const Model& model, Plan& plan);
 
 }  // namespace foretrain

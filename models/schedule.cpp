@@ -1,9 +1,6 @@
 #include "models/schedule.h"
 
 #include <algorithm>
-#include <array>
-
-#include "sim/base/check.h"
 
 namespace foretrain {
 namespace {
@@ -18,6 +15,17 @@ Pass interleaved_pass(std::int64_t k, std::int64_t p, std::int64_t v, bool backw
   pass.microbatch = static_cast<std::int32_t>(group * p + k % p);
   pass.kind = backward ? PassKind::kBackward : PassKind::kForward;
   return pass;
+}
+
+std::vector<Pass> breadth_first(std::int64_t v, std::int64_t m) {
+  std::vector<Pass> out;
+  for (std::int64_t k = 0; k < 2 * v * m; ++k) {
+    const bool backward = k >= v * m;
+    const std::int64_t chunk = backward ? 2 * v - 1 - k / m : k / m;
+    out.push_back(Pass{static_cast<std::int32_t>(chunk), static_cast<std::int32_t>(k % m),
+                       backward ? PassKind::kBackward : PassKind::kForward});
+  }
+  return out;
 }
 
 /// zb-h1 and zb-h2: `warmup` forwards, then a forward and a backward in turn, gradients of weights
@@ -39,85 +47,92 @@ std::vector<Pass> delayed_weights(std::int64_t warmup, std::int64_t delay, std::
   return out;
 }
 
-/// The list of every stage for zb-v, from a run in which every pass takes one unit of time.
-class VShape {
+/// The list of place `r` from the open end of a V of `n` stages through which m microbatches go:
+/// chunk 0 on the way down, 1 on the way up.
+class DualList {
  public:
-  VShape(std::int64_t p, std::int64_t m)
-      : x_stages(p), x_microbatches(m), x_out(static_cast<std::size_t>(p)) {
-    x_kept.resize(static_cast<std::size_t>(p));
-    for (auto& done : x_done) done.resize(static_cast<std::size_t>(2 * p));
-  }
-
-  std::vector<std::vector<Pass>> run() && {
-    for (std::int64_t left = 6 * x_stages * x_microbatches; left > 0;) {
-      std::vector<Taken> taken;
-      for (std::int64_t s = 0; s < x_stages; ++s) take(s, taken);
-      FT_CHECK(!taken.empty(), "zb-v waits for ever");
-      // All begin together, so what they make is there for the next unit of time.
-      for (const Taken& t : taken) finish(t);
-      left -= static_cast<std::int64_t>(taken.size());
+  std::vector<Pass> run(std::int64_t n, std::int64_t r, std::int64_t m) && {
+    times(2 * (n - r - 1), [this] { forward(0); });
+    times(r + 1, [this] {
+      forward(0);
+      forward(1);
+    });
+    times(n - r - 1, [this] {
+      inputs(1);
+      weights();
+      forward(1);
+    });
+    bool pairs = r < n - 1;  // the bottom of the V does not join its first two
+    times(m - 2 * n + r + 1, [this, &pairs] {
+      forward(0, pairs);
+      backward(1);
+      pairs = true;
+      forward(1, true);
+      backward(0);
+    });
+    times(n - r - 1, [this] {
+      backward(1);
+      forward(1, true);
+      backward(0);
+    });
+    // From half of these on the gradients of weights are left for the end.
+    for (std::int64_t k = 0; k < 2 * (r + 1); ++k) {
+      k > r ? inputs(1 - k % 2) : backward(1 - k % 2);
     }
+    times(n - r - 1, [this] {
+      weights();
+      inputs(0);
+    });
+    times(r + 1, [this] { weights(); });
     return std::move(x_out);
   }
 
  private:
-  struct Taken {
-    std::int64_t stage, index, kind;  ///< kind: 0 forward, 1 of inputs, 2 of weights
-  };
-  std::int64_t chunk(std::int64_t stage, std::int64_t index) const {
-    return index == 0 ? stage : 2 * x_stages - 1 - stage;
+  template <typename Body>
+  static void times(std::int64_t count, Body body) {
+    for (std::int64_t k = 0; k < count; ++k) body();
   }
-  std::int64_t& done(std::int64_t kind, std::int64_t chunk) {
-    return x_done[static_cast<std::size_t>(kind)][static_cast<std::size_t>(chunk)];
+  void forward(std::int64_t chunk, bool joined = false) {
+    add(chunk, x_forwards[chunk]++, PassKind::kForward, joined);
   }
-  /// What has to be done before the next pass of this kind is done for its microbatch.
-  bool ready(std::int64_t kind, std::int64_t chunk) {
-    const std::int64_t next = done(kind, chunk);
-    if (next == x_microbatches) return false;
-    if (kind == 0) return chunk == 0 || done(0, chunk - 1) > next;
-    if (kind == 2) return done(1, chunk) > next;
-    return chunk == 2 * x_stages - 1 ? done(0, chunk) > next : done(1, chunk + 1) > next;
+  void inputs(std::int64_t chunk) {
+    add(chunk, x_backwards[chunk]++, PassKind::kInputGradients, false);
+    x_later.push_back(x_out.back());
   }
-  void take(std::int64_t stage, std::vector<Taken>& taken) {
-    constexpr std::int64_t kOrder[][2] = {{0, 1}, {1, 0}, {1, 1}, {0, 0}, {2, 1}, {2, 0}};
-    for (const auto& [kind, index] : kOrder) {
-      const bool full = x_kept[static_cast<std::size_t>(stage)] == 2 * x_stages;
-      if ((kind == 0 && full) || !ready(kind, chunk(stage, index))) continue;
-      taken.push_back({stage, index, kind});
-      return;
-    }
+  void backward(std::int64_t chunk) {
+    add(chunk, x_backwards[chunk], PassKind::kInputGradients, true);
+    add(chunk, x_backwards[chunk]++, PassKind::kWeightGradients, false);
   }
-  void finish(const Taken& t) {
-    constexpr PassKind kKinds[] = {PassKind::kForward, PassKind::kInputGradients,
-                                   PassKind::kWeightGradients};
-    const auto stage = static_cast<std::size_t>(t.stage);
-    std::int64_t& count = done(t.kind, chunk(t.stage, t.index));
-    x_out[stage].push_back(Pass{static_cast<std::int32_t>(t.index),
-                                static_cast<std::int32_t>(count++),
-                                kKinds[static_cast<std::size_t>(t.kind)]});
-    if (t.kind == 0) ++x_kept[stage];
-    if (t.kind == 2) --x_kept[stage];
+  void weights() {
+    const Pass& pass = x_later[x_taken++];
+    add(pass.chunk, pass.microbatch, PassKind::kWeightGradients, false);
+  }
+  void add(std::int64_t chunk, std::int64_t microbatch, PassKind kind, bool joined) {
+    x_out.push_back(Pass{static_cast<std::int32_t>(chunk), static_cast<std::int32_t>(microbatch),
+                         kind, joined});
   }
 
-  std::int64_t x_stages, x_microbatches;
-  std::vector<std::vector<Pass>> x_out;
-  std::vector<std::int64_t> x_kept;                 ///< by stage: passes whose activations it keeps
-  std::array<std::vector<std::int64_t>, 3> x_done;  ///< by kind and chunk: microbatches
+  std::vector<Pass> x_out, x_later;
+  std::size_t x_taken = 0;
+  std::int64_t x_forwards[2] = {}, x_backwards[2] = {};
 };
 
-}  // namespace
+/// Both halves of the stages run the list of a V of half of them; the V of the second half begins
+/// at the last stage, and what goes down there goes up the stages.
+std::vector<Pass> dual_pipe(std::int64_t stage, std::int64_t p, std::int64_t m) {
+  const bool second = stage >= p / 2;
+  const std::int64_t place = second ? p - 1 - stage : stage;
+  std::vector<Pass> out = DualList().run(p / 2, place, m / 2);
+  for (Pass& pass : out) {
+    if (second) pass.chunk = 1 - pass.chunk;
+    if (pass.chunk == 1) pass.microbatch += static_cast<std::int32_t>(m / 2);
+  }
+  return out;
+}
 
-std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
-                                  std::int64_t virtual_pipeline, std::int64_t microbatches) {
-  if (schedule == Schedule::kZbH1)
-    return delayed_weights(pipeline - stage - 1, stage, microbatches);
-  if (schedule == Schedule::kZbH2) {
-    return delayed_weights(2 * (pipeline - stage - 1), 2 * stage, microbatches);
-  }
-  if (schedule == Schedule::kZbV) {
-    return VShape(pipeline, microbatches).run()[static_cast<std::size_t>(stage)];
-  }
-  const std::int64_t v = schedule == Schedule::kInterleaved ? virtual_pipeline : 1;
+/// gpipe, 1f1b and interleaved-1f1b: `warmup` forwards, then a forward and a backward in turn.
+std::vector<Pass> in_turn(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
+                          std::int64_t v, std::int64_t microbatches) {
   const std::int64_t total = microbatches * v;
   const auto pass = [&](std::int64_t k, bool backward) {
     if (v > 1) return interleaved_pass(k, pipeline, v, backward);
@@ -144,9 +159,38 @@ std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::in
   return out;
 }
 
+}  // namespace
+
+std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
+                                  std::int64_t virtual_pipeline, std::int64_t microbatches) {
+  const std::int64_t below = pipeline - stage - 1;
+  switch (schedule) {
+    case Schedule::kZbH1:
+      return delayed_weights(below, stage, microbatches);
+    case Schedule::kZbH2:
+      return delayed_weights(2 * below, 2 * stage, microbatches);
+    case Schedule::kDualPipe:
+      return dual_pipe(stage, pipeline, microbatches);
+    case Schedule::kDualPipeV:
+      return DualList().run(pipeline, stage, microbatches);
+    case Schedule::kBreadthFirst:
+      return breadth_first(virtual_pipeline, microbatches);
+    case Schedule::kInterleaved:
+      return in_turn(schedule, stage, pipeline, virtual_pipeline, microbatches);
+    default:
+      return in_turn(schedule, stage, pipeline, 1, microbatches);
+  }
+}
+
 std::vector<std::vector<Pass>> passes_of(const Plan& plan) {
-  if (plan.schedule == Schedule::kFile) return plan.passes;
-  if (plan.schedule == Schedule::kZbV) return VShape(plan.pipeline, plan.microbatches()).run();
+  const bool given = plan.schedule == Schedule::kFile || plan.schedule == Schedule::kZbAuto;
+  if (given && !plan.passes.empty()) return plan.passes;
+  if (plan.schedule == Schedule::kZbV || plan.schedule == Schedule::kChimera) {
+    return equal_passes(plan);
+  }
+  if (plan.schedule == Schedule::kZbAuto) {
+    return automatic_passes(plan.automatic, plan.pipeline, plan.microbatches());
+  }
   std::vector<std::vector<Pass>> out;
   for (std::int64_t s = 0; s < plan.pipeline; ++s) {
     out.push_back(schedule_passes(plan.schedule, s, plan.pipeline, plan.virtual_pipeline,
@@ -156,12 +200,21 @@ std::vector<std::vector<Pass>> passes_of(const Plan& plan) {
 }
 
 bool Plan::splits_backward() const {
-  if (schedule != Schedule::kFile) {
-    return schedule == Schedule::kZbH1 || schedule == Schedule::kZbH2 || schedule == Schedule::kZbV;
+  switch (schedule) {
+    case Schedule::kZbH1:
+    case Schedule::kZbH2:
+    case Schedule::kZbV:
+    case Schedule::kZbAuto:
+    case Schedule::kDualPipe:
+    case Schedule::kDualPipeV:
+      return true;
+    case Schedule::kFile:
+      return !passes.empty() &&
+             std::any_of(passes.front().begin(), passes.front().end(),
+                         [](const Pass& pass) { return pass.kind == PassKind::kWeightGradients; });
+    default:
+      return false;
   }
-  return !passes.empty() &&
-         std::any_of(passes.front().begin(), passes.front().end(),
-                     [](const Pass& pass) { return pass.kind == PassKind::kWeightGradients; });
 }
 
 std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks) {

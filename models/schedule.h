@@ -9,22 +9,46 @@
 
 namespace foretrain {
 
-/// The passes of `stage`, 0 .. pipeline - 1.
+/// The passes of `stage`, 0 .. pipeline - 1, for the schedules that are a rule of their own for
+/// every stage.
 ///
 /// gpipe: all forwards, then all backwards in reverse (Huang et al. 2019).
 /// 1f1b: min(p - stage - 1, m) forwards, then one forward and one backward in turn (Narayanan et
 /// al. 2019). interleaved-1f1b: chunks take turns every p microbatches; 2 (p - stage - 1) + (v - 1)
 /// p forwards first, all when m = p (Narayanan et al. 2021; the warm-up of Megatron-LM).
+/// bfs: all microbatches of a chunk before the next chunk, backward likewise (Lamy-Poirier, arXiv
+/// 2211.05953).
 ///
 /// zb-h1, zb-h2 (Qi et al., arXiv 2401.10241): as 1f1b with the gradients of weights in passes of
 /// their own, `stage` microbatches behind those of inputs; h2: twice the warm-up, 2 stage behind.
 /// With equal passes no stage keeps more than p microbatches, h2: 2p - 1.
-/// zb-v (arXiv 2405.15362): two chunks a stage, the second in reverse order. Here the list that
-/// comes of equal passes when every stage always takes the first of: forward of chunk 1, gradients
-/// of inputs of chunk 0, of chunk 1, forward of chunk 0, gradients of weights, and never keeps more
-/// than 2p passes.
+///
+/// dualpipev, dualpipe (DeepSeek-AI, arXiv 2412.19437 and github.com/deepseek-ai/DualPipe): chunks
+/// in the shape of a V, or a V from each side with a copy of the parameters for each. A forward
+/// pass and the backward pass of another microbatch go as one; only the first and the last backward
+/// passes leave their gradients of weights for later. Left out: what the two overlap, so that a
+/// pair takes as long as both.
 std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
                                   std::int64_t virtual_pipeline, std::int64_t microbatches);
+
+/// The lists of every stage for zb-v or chimera, from a run in which every pass takes one unit of
+/// time and every stage always takes the first pass that it can.
+///
+/// zb-v (arXiv 2405.15362), two chunks in the shape of a V: forward of chunk 1, gradients of inputs
+/// of chunk 0, of chunk 1, forward of chunk 0, gradients of weights; it keeps at most 2p passes.
+/// chimera (Li and Hoefler 2021, arXiv 2107.06925), a pipeline from each side: backward, forward,
+/// of the chunk that is deeper in its pipeline first; at most p passes kept. With m = p
+/// microbatches this is the paper's schedule.
+std::vector<std::vector<Pass>> equal_passes(const Plan& plan);
+
+/// The lists of every stage for zb-auto: the heuristic of Qi et al. (arXiv 2401.10241, section 3.1)
+/// for given durations and memory. Warm-up: as many forwards as fit before the first backward
+/// arrives. Then a forward and a backward in turn; gradients of weights fill the waits that they
+/// fit into, and those that would make this stage the one that waits longest, and make room when
+/// the limit is reached. Its three choices are tried in all 8 combinations; the one whose slowest
+/// stage takes least from its first to its last pass is taken. zb-1p is `activations` p, zb-2p 2p.
+std::vector<std::vector<Pass>> automatic_passes(const AutoSchedule& given, std::int64_t pipeline,
+                                                std::int64_t microbatches);
 
 /// The passes of every stage of `plan`.
 std::vector<std::vector<Pass>> passes_of(const Plan& plan);

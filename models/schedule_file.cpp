@@ -31,6 +31,10 @@ Global global(const Plan& plan, std::size_t stage, const Pass& pass) {
   return {plan.chunk_at(static_cast<std::int64_t>(stage), pass.chunk), pass.microbatch, pass.kind};
 }
 
+std::int64_t stage_of(const Plan& plan, const Global& g) {
+  return plan.stage_of(g.chunk, plan.way_of(g.microbatch));
+}
+
 using Lists = std::vector<std::vector<Pass>>;
 
 PassKind backward_kind(const Lists& lists) {
@@ -48,6 +52,10 @@ Status check_complete(const Plan& plan, const Lists& lists) {
     for (const Pass& pass : lists[s]) {
       const Global g = global(plan, s, pass);
       if (!found.insert(g).second) return input_error(g.name() + " stands twice");
+      const std::int64_t stage = stage_of(plan, g);
+      if (stage == static_cast<std::int64_t>(s)) continue;
+      return input_error(g.name() + " stands on stage " + text(static_cast<std::int64_t>(s)) +
+                         ", its way leads over stage " + text(stage));
     }
   }
   const PassKind backward = backward_kind(lists);
@@ -57,7 +65,7 @@ Status check_complete(const Plan& plan, const Lists& lists) {
         const bool none = kind == PassKind::kWeightGradients && backward == PassKind::kBackward;
         if (!none && !found.contains(Global{c, mb, kind})) {
           return input_error(Global{c, mb, kind}.name() + " is missing on stage " +
-                             text(plan.stage_of(c)));
+                             text(stage_of(plan, Global{c, mb, kind})));
         }
       }
     }
@@ -84,34 +92,62 @@ bool needs(const Plan& plan, const Global& g, PassKind backward, Global& out) {
   return true;
 }
 
-Status check_no_deadlock(const Plan& plan, const Lists& lists) {
-  const PassKind backward = backward_kind(lists);
-  std::set<Global> done;
-  std::vector<std::size_t> at(lists.size(), 0);
-  const auto blocked = [&](std::size_t s, Global& on) {
-    const Global g = global(plan, s, lists[s][at[s]]);
-    if (needs(plan, g, backward, on) && !done.contains(on)) return true;
-    on = {g.chunk, g.microbatch, PassKind::kForward};
-    return g.kind != PassKind::kForward && !done.contains(on);
-  };
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (std::size_t s = 0; s < lists.size(); ++s) {
-      for (Global on; at[s] < lists[s].size() && !blocked(s, on); ++at[s]) {
-        done.insert(global(plan, s, lists[s][at[s]]));
-        moved = true;
+/// A replay of the lists in which only order counts.
+class Order {
+ public:
+  Order(const Plan& plan, const Lists& lists)
+      : x_plan(plan), x_lists(lists), x_backward(backward_kind(lists)), x_at(lists.size(), 0) {}
+
+  Status run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t s = 0; s < x_lists.size(); ++s) {
+        for (Global on; x_at[s] < x_lists[s].size() && !blocked(s, on); moved = true) finish(s);
       }
     }
+    for (std::size_t s = 0; s < x_lists.size(); ++s) {
+      Global on;
+      if (x_at[s] == x_lists[s].size() || !blocked(s, on)) continue;
+      return input_error("stages wait for each other: stage " + text(static_cast<std::int64_t>(s)) +
+                         " stops before pass " + text(static_cast<std::int64_t>(x_at[s])) + ", " +
+                         global(x_plan, s, x_lists[s][x_at[s]]).name() + ", which needs " +
+                         on.name());
+    }
+    return ok_status();
   }
-  for (std::size_t s = 0; s < lists.size(); ++s) {
-    Global on;
-    if (at[s] == lists[s].size() || !blocked(s, on)) continue;
-    return input_error("stages wait for each other: stage " + text(static_cast<std::int64_t>(s)) +
-                       " stops before pass " + text(static_cast<std::int64_t>(at[s])) + ", " +
-                       global(plan, s, lists[s][at[s]]).name() + ", which needs " + on.name());
+
+ private:
+  /// Whether the next passes of the stage, as many as are joined, wait for one that is not done.
+  bool blocked(std::size_t s, Global& on) const {
+    std::set<Global> own;
+    for (std::size_t i = x_at[s]; i < x_lists[s].size(); ++i) {
+      const Global g = global(x_plan, s, x_lists[s][i]);
+      const auto missing = [this, &own](const Global& pass) {
+        return !x_done.contains(pass) && !own.contains(pass);
+      };
+      if (needs(x_plan, g, x_backward, on) && missing(on)) return true;
+      on = {g.chunk, g.microbatch, PassKind::kForward};
+      if (g.kind != PassKind::kForward && missing(on)) return true;
+      if (!x_lists[s][i].joined) return false;
+      own.insert(g);
+    }
+    return false;
   }
-  return ok_status();
-}
+  void finish(std::size_t s) {
+    bool joined = true;
+    for (; joined && x_at[s] < x_lists[s].size(); ++x_at[s]) {
+      const Pass& pass = x_lists[s][x_at[s]];
+      joined = pass.joined;
+      x_done.insert(global(x_plan, s, pass));
+    }
+  }
+
+  const Plan& x_plan;
+  const Lists& x_lists;
+  PassKind x_backward;
+  std::set<Global> x_done;
+  std::vector<std::size_t> x_at;  ///< by stage: its next pass
+};
 
 /// What one stage sends another must be taken in the order in which it is sent.
 Status check_messages(const Plan& plan, const Lists& lists) {
@@ -128,11 +164,11 @@ Status check_messages(const Plan& plan, const Lists& lists) {
       Global sent = g;
       sent.chunk += step;
       if (sent.chunk >= 0 && sent.chunk < plan.chunks()) {
-        ways[{stage, plan.stage_of(sent.chunk), gradients}][0].push_back(sent);
+        ways[{stage, stage_of(plan, sent), gradients}][0].push_back(sent);
       }
-      const std::int64_t from = g.chunk - step;
-      if (from >= 0 && from < plan.chunks()) {
-        ways[{plan.stage_of(from), stage, gradients}][1].push_back(g);
+      const Global from{g.chunk - step, g.microbatch, g.kind};
+      if (from.chunk >= 0 && from.chunk < plan.chunks()) {
+        ways[{stage_of(plan, from), stage, gradients}][1].push_back(g);
       }
     }
   }
@@ -186,7 +222,7 @@ Result<Pass> read_pass(const Json& json, const Plan& plan, std::size_t stage,
 
 Status check_passes(const Plan& plan, const Lists& passes) {
   FT_TRY(check_complete(plan, passes));
-  FT_TRY(check_no_deadlock(plan, passes));
+  FT_TRY(Order(plan, passes).run());
   return check_messages(plan, passes);
 }
 

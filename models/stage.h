@@ -12,9 +12,14 @@ namespace foretrain {
 /// Names of slots that `lower` binds.
 inline constexpr const char* kTensorGroup = "tensor";
 inline constexpr const char* kDataGroup = "data";
-inline constexpr const char* kShardGroup = "shards";      ///< where it is not all of "data"
-inline constexpr const char* kReplicaGroup = "replicas";  ///< same shard, other groups
-inline constexpr const char* kInnerGroup = "inner data";  ///< gradients.inner_group ranks
+/// Holders of the chunks of each way: ranks of two stages.
+inline constexpr const char* kWayGroups[] = {"data down", "data up"};
+inline constexpr const char* kExpertWayGroups[] = {"expert data down", "expert data up"};
+inline constexpr const char* kTwinGroup = "twins";               ///< same place on the two stages
+inline constexpr const char* kTensorTwinGroup = "tensor twins";  ///< their tensor groups together
+inline constexpr const char* kShardGroup = "shards";             ///< where it is not all of "data"
+inline constexpr const char* kReplicaGroup = "replicas";         ///< same shard, other groups
+inline constexpr const char* kInnerGroup = "inner data";         ///< gradients.inner_group ranks
 inline constexpr const char* kOuterGroup = "outer data";  ///< same place in other inner groups
 inline constexpr const char* kNormGroup = "gradient norm";
 inline constexpr const char* kTiedGroup = "tied embedding";

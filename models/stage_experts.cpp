@@ -9,9 +9,15 @@ void StageWriter::make_experts(std::size_t index) {
   }
   if (elements == 0) return;
   Chunk chunk;
-  const std::int64_t ranks = x_plan.expert_data();
+  const std::int64_t ranks = x_plan.expert_data() * x_plan.ways();
   const std::int64_t shards = x_plan.sharding == Sharding::kNone ? 1 : ranks;
   chunk.holders = Holders{kExpertDataGroup, kExpertDataGroup, "expert data", ranks, shards, true};
+  std::vector<Replica> replicas;
+  if (x_plan.ways() == 2) {
+    const char* group = kExpertWayGroups[index];
+    chunk.holders = Holders{group, group, group, ranks, shards, true};
+    if (shards == 1) replicas.push_back({0, elements, x_builder.group(kTwinGroup)});
+  }
   chunk.marks = x_builder.frame(x_marks);
   x_chunks[index].experts = static_cast<int>(x_chunks.size());
   if (by_units()) {
@@ -19,7 +25,7 @@ void StageWriter::make_experts(std::size_t index) {
     x_chunks.push_back(std::move(chunk));
     return;
   }
-  own_buffers(chunk, elements, {});
+  own_buffers(chunk, elements, std::move(replicas));
   const Chunk& owner = x_chunks[index];
   std::int64_t at = 0;
   for (std::int64_t l = 0; l < owner.layers; ++l) {

@@ -129,8 +129,8 @@ void StageWriter::write_segments() {
     end->inputs = x_inputs;
     end->scalars = x_scalars;
   }
-  const bool first = x_stage == x_plan.stage_of(0);
-  const bool last = x_stage == x_plan.stage_of(x_plan.chunks() - 1);
+  const bool first = holds(0);
+  const bool last = holds(x_plan.chunks() - 1);
   const bool own_table = !x_model.tied_embeddings;
   if (first) {
     layouts(x_embedding, "model", embedding_parameters(x_model));
@@ -205,6 +205,10 @@ void StageWriter::make_chunk(std::int64_t index) {
   for (const Chunk& earlier : x_chunks) chunk.layers_before += earlier.layers;
   chunk.marks = x_builder.frame(x_marks);
   chunk.holders = Holders{kDataGroup, shard_group(), "data", x_plan.data, x_plan.shards()};
+  if (x_plan.ways() == 2) {
+    const char* group = kWayGroups[index];
+    chunk.holders = Holders{group, group, group, x_plan.holders(), x_plan.shards()};
+  }
   chunk.has_embedding = global == 0;
   chunk.has_head = global == x_plan.chunks() - 1;
   if (chunk.has_head) chunk.layers += x_model.predict_layers;
@@ -219,8 +223,12 @@ void StageWriter::make_chunk(std::int64_t index) {
 std::vector<Replica> StageWriter::replicas(const Chunk& chunk, std::int64_t cut_begin,
                                            std::int64_t cut_end) {
   std::vector<Replica> out;
-  if (x_plan.tensor > 1 && cut_begin > 0) {
-    out.push_back({0, cut_begin, x_builder.group(kTensorGroup)});
+  const bool twins = x_plan.ways() == 2 && !sharded(chunk.holders);
+  if (twins) out.push_back({cut_begin, cut_end, x_builder.group(kTwinGroup)});
+  const char* alike = twins && x_plan.tensor > 1 ? kTensorTwinGroup : kTwinGroup;
+  if (!twins) alike = kTensorGroup;
+  if ((twins || x_plan.tensor > 1) && cut_begin > 0) {
+    out.push_back({0, cut_begin, x_builder.group(alike)});
   }
   if (!tied_across() || !(chunk.has_embedding || chunk.has_head)) return out;
   const GroupSlot tied = x_builder.group(kTiedGroup);

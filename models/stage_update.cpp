@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "models/optimizer.h"
 #include "models/stage_writer.h"
 
@@ -304,12 +306,15 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
 
 /// The mean loss, for the log.
 void StageWriter::reduce_loss() {
-  if (x_stage != x_plan.stage_of(x_plan.chunks() - 1) || x_plan.data == 1) return;
+  const auto end = std::find_if(x_chunks.begin(), x_chunks.end(),
+                                [](const Chunk& chunk) { return chunk.has_head; });
+  if (end == x_chunks.end() || end->holders.ranks == 1) return;
+  const StreamId stream = x_builder.stream(end->holders.stream);
   const View loss{0, kLoss, 0, 4, 1, GroupSlot()};
   Op op;
-  op.stream = x_builder.stream("data");
-  op.work = x_builder.work(
-      Collective{CollectiveKind::kAllReduce, x_builder.group(kDataGroup), 1, DType::kFp32, false});
+  op.stream = stream;
+  op.work = x_builder.work(Collective{CollectiveKind::kAllReduce,
+                                      x_builder.group(end->holders.group), 1, DType::kFp32, false});
   op.name = "loss.reduce";
   op.category = Category::kData;
   op.phase = Phase::kOptimizer;
@@ -319,11 +324,8 @@ void StageWriter::reduce_loss() {
   segment.frames = {x_scalars};
   segment.ops.push_back(std::move(op));
   const SegmentId id = x_builder.segment(std::move(segment));
-  StreamWait done{x_builder.stream("data"), x_scalar_frame, kUpdateDone};
-  if (x_plan.updates_on_host()) {
-    const Chunk& chunk = x_chunks[static_cast<std::size_t>(x_plan.virtual_pipeline - 1)];
-    done = StreamWait{done.stream, chunk.done_frame, chunk.done_event};
-  }
+  StreamWait done{stream, x_scalar_frame, kUpdateDone};
+  if (x_plan.updates_on_host()) done = StreamWait{stream, end->done_frame, end->done_event};
   x_builder.call(Call{id, -1, -1, {x_scalar_frame}, {done}});
 }
 

@@ -13,7 +13,7 @@ StageWriter::StageWriter(const Model& model, const Plan& plan, std::int64_t stag
 Program StageWriter::run() && {
   write_layouts();
   write_segments();
-  for (std::int64_t c = 0; c < x_plan.virtual_pipeline; ++c) make_chunk(c);
+  for (std::int64_t c = 0; c < x_plan.chunks_of_stage(); ++c) make_chunk(c);
   const std::size_t own = x_chunks.size();
   for (std::size_t c = 0; c < own; ++c) make_experts(c);
   x_scalar_frame = x_builder.frame(x_scalars);
@@ -30,11 +30,14 @@ Program StageWriter::run() && {
 }
 
 void StageWriter::write_passes() {
-  const std::int64_t all = x_plan.microbatches();
+  const std::int64_t all = x_plan.microbatches() / x_plan.ways();
   std::vector<std::int64_t> forwards(x_chunks.size(), 0);
   std::vector<std::int64_t> backwards(x_chunks.size(), 0);
   const std::vector<std::vector<Pass>> passes = passes_of(x_plan);
-  for (const Pass& pass : passes[static_cast<std::size_t>(x_stage)]) {
+  const std::vector<Pass>& list = passes[static_cast<std::size_t>(x_stage)];
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const Pass& pass = list[i];
+    if (pass.joined && (i == 0 || !list[i - 1].joined)) joined_begin(list, i);
     const auto c = static_cast<std::size_t>(pass.chunk);
     switch (pass.kind) {
       case PassKind::kForward:
@@ -51,6 +54,7 @@ void StageWriter::write_passes() {
         weight_gradients(pass.chunk, pass.microbatch, ++backwards[c] == all);
         break;
     }
+    if (!pass.joined) joined_end();
   }
 }
 
@@ -122,15 +126,18 @@ void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, b
   }
 }
 
+/// The tokens of a microbatch where its first chunk stands, its labels where its last does.
 void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
   const auto known = x_input_frames.find(microbatch);
   if (known != x_input_frames.end()) {
     passage.inputs = known->second;
     return;
   }
-  const bool first = x_stage == x_plan.stage_of(0);
-  const bool last = x_stage == x_plan.stage_of(x_plan.chunks() - 1);
-  if (!x_load.valid()) {
+  const std::int64_t way = x_plan.way_of(microbatch);
+  const bool first = x_stage == x_plan.stage_of(0, way);
+  const bool last = x_stage == x_plan.stage_of(x_plan.chunks() - 1, way);
+  SegmentId& load = x_load[static_cast<std::size_t>(way)];
+  if (!load.valid()) {
     LayoutWriter events("load", 1);
     SegmentWriter w(x_builder, "load inputs", events);
     w.phase = Phase::kInput;
@@ -147,125 +154,24 @@ void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
     if (first) copy("data.tokens", kTokens);
     if (last) copy("data.labels", kLabels);
     w.segment().frames = {x_inputs};
-    x_load = x_builder.segment(std::move(w.segment()));
+    load = x_builder.segment(std::move(w.segment()));
   }
   passage.inputs = x_builder.frame(x_inputs, -1, microbatch);
   x_input_frames.emplace(microbatch, passage.inputs);
-  x_builder.call(Call{x_load, -1, microbatch, {passage.inputs}, {}});
-}
-
-SegmentId StageWriter::message_segment(const std::string& stream, const char* channel,
-                                       LayoutId layout, bool send) {
-  const Bytes bytes = bytes_of(x_plan.precision.compute, hidden_elements(x_model, x_plan));
-  const View view{0, kHiddenBuffer, 0, bytes, 1, GroupSlot()};
-  Op op;
-  op.stream = x_builder.stream(stream);
-  op.work = x_builder.work(P2PBatch{{Message{send, x_builder.channel(channel), bytes}}});
-  op.name = stream;
-  op.category = Category::kPipeline;
-  op.phase = layout == x_layer.hidden ? Phase::kForward : Phase::kBackward;
-  (send ? op.reads : op.writes).push_back(view);
-  if (send) op.waits.push_back(EventRef{0, kReady});
-  op.records = EventRef{0, send ? kSent : kReady};
-  Segment segment;
-  segment.name = stream;
-  segment.frames = {layout};
-  segment.ops.push_back(std::move(op));
-  return x_builder.segment(std::move(segment));
-}
-
-void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send) {
-  x_builder.call(Call{segment, -1, microbatch, {frame}, {}});
-  // Hosts that wait, for counts of tokens or between several chunks, post their receives late:
-  // compute that waited for its messages could then wait for ever.
-  const bool late = x_plan.host_waits != HostWaits::kNone && x_plan.virtual_pipeline > 1;
-  if (!send || x_plan.overlap.pipeline || x_model.has_experts() || late) return;
-  // Without overlap the next pass waits until the message is gone.
-  x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});
-}
-
-void StageWriter::receive(SegmentId& segment, FrameId frame, std::int32_t mb, bool up,
-                          bool gradient) {
-  if (!segment.valid()) {
-    const char* channel =
-        gradient ? (up ? kUpFromPrevious : kFromNext) : (up ? kUpFromNext : kFromPrevious);
-    const std::string name = gradient ? "receive gradients" : "receive activations";
-    segment = message_segment(name + (up ? " up" : ""), channel,
-                              gradient ? x_layer.hidden_gradient : x_layer.hidden, false);
-  }
-  message(segment, frame, mb, false);
-}
-
-void StageWriter::send(SegmentId& segment, FrameId frame, std::int32_t mb, bool up, bool gradient) {
-  if (!segment.valid()) {
-    const char* channel =
-        gradient ? (up ? kUpToNext : kToPrevious) : (up ? kUpToPrevious : kToNext);
-    const std::string name = gradient ? "send gradients" : "send activations";
-    segment = message_segment(name + (up ? " up" : ""), channel,
-                              gradient ? x_layer.hidden_gradient : x_layer.hidden, true);
-  }
-  message(segment, frame, mb, true);
-}
-
-/// `arrived`: the frame that this pass received, if any.
-void StageWriter::pass_begins(bool backward, std::int32_t mb, FrameId arrived) {
-  const bool blocks = x_plan.virtual_pipeline == 1 || !x_plan.overlap.pipeline;
-  switch (x_plan.host_waits) {
-    case HostWaits::kNone:
-      return;
-    case HostWaits::kForward:
-      if (!backward) wait_on_host(backward, mb, arrived);
-      return;
-    case HostWaits::kTransfers:
-      if (arrived.valid() && blocks) wait_on_host(backward, mb, arrived);
-      return;
-    case HostWaits::kPasses:
-      wait_on_host(backward, mb, arrived);
-      return;
-  }
-}
-
-void StageWriter::pass_ends(bool backward, std::int32_t mb) {
-  if (x_plan.host_waits == HostWaits::kPasses) wait_on_host(backward, mb, FrameId());
-}
-
-/// The host stops until compute and `arrived` are done. Not for sends: another stage may post their
-/// receives only after this one has gone on.
-void StageWriter::wait_on_host(bool backward, std::int32_t mb, FrameId arrived) {
-  SegmentId& segment = x_host_waits[backward ? 1 : 0];
-  if (!segment.valid()) {
-    LayoutWriter events("host waits", 1);
-    SegmentWriter w(x_builder, backward ? "host waits, backward" : "host waits, forward", events);
-    w.phase = backward ? Phase::kBackward : Phase::kForward;
-    w.compute("host.wait", HostSync{}, {}, {}).category = Category::kHost;
-    segment = x_builder.segment(std::move(w.segment()));
-  }
-  Call call{segment, -1, mb, {}, {}};
-  if (arrived.valid()) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), arrived, kReady});
-  x_builder.call(std::move(call));
+  x_builder.call(Call{load, -1, microbatch, {passage.inputs}, {}});
 }
 
 void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
   Passage& passage = x_passages[{c, mb}];
-  Messages& messages = x_messages[goes_up(c) ? 1 : 0];
-  const bool turned = !chunk.has_embedding && turns(c, -1);
-  passage.hidden.push_back(turned ? x_passages.at({c - 1, mb}).hidden.back()
-                                  : x_builder.frame(x_layer.hidden, -1, mb));
   if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.has_embedding || chunk.has_head) load_inputs(passage, mb);
-  const bool receives = !chunk.has_embedding && !turned;
-  if (receives) {
-    receive(messages.receive_activation, passage.hidden.front(), mb, goes_up(c), false);
-  }
-  pass_begins(false, mb, receives ? passage.hidden.front() : FrameId());
+  pass_begins(false, mb, receive_input(c, mb, false));
   if (chunk.has_embedding) embedding_forward(chunk, passage, mb);
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
   if (chunk.has_head) head_forward(chunk, passage, mb);
   pass_ends(false, mb);
-  if (!chunk.has_head && !turns(c, 1)) {
-    send(messages.send_activation, passage.hidden.back(), mb, goes_up(c), false);
-  }
+  if (!chunk.has_head && !turns(c, 1)) send(c, passage.hidden.back(), mb, false);
 }
 
 void StageWriter::embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb) {
@@ -350,16 +256,11 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   const auto found = x_passages.find({c, mb});
   FT_CHECK(found != x_passages.end(), "a backward pass before its forward");
   Passage& passage = found->second;
-  Messages& messages = x_messages[goes_up(c) ? 1 : 0];
-  const bool turned = !chunk.has_head && turns(c, 1);
   const bool reduces = !by_units() && (last || x_plan.reduces_each_pass());
-  passage.gradient = turned ? x_turned.at(mb) : x_builder.frame(x_layer.hidden_gradient, -1, mb);
   if (Unit* root = root_of(chunk)) open_unit(*root);
   const bool prefetches = by_units() && x_plan.units.backward_prefetch == Prefetch::kBefore;
   if (prefetches && chunk.layers > 0) open_units(chunk, chunk.layers - 1);
-  const bool receives = !chunk.has_head && !turned;
-  if (receives) receive(messages.receive_gradient, passage.gradient, mb, goes_up(c), true);
-  pass_begins(true, mb, receives ? passage.gradient : FrameId());
+  pass_begins(true, mb, receive_input(c, mb, true));
   if (chunk.has_head) {
     head_backward(chunk, passage, mb);
     // A table that it shares with the embedding is not final yet, nor does anything lie behind it.
@@ -388,8 +289,9 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   if (!chunk.has_embedding && turns(c, -1)) {
     x_turned[mb] = passage.gradient;
   } else if (!chunk.has_embedding) {
-    send(messages.send_gradient, passage.gradient, mb, goes_up(c), true);
+    send(c, passage.gradient, mb, true);
   }
+  x_pass_done = StreamWait{StreamId(), passage.done_frame, passage.done_event};
   if (!x_plan.splits_backward()) x_passages.erase(found);
 }
 
@@ -419,6 +321,7 @@ void StageWriter::weight_gradients(std::int32_t c, std::int32_t mb, bool last) {
     reduce_experts_ready(chunk, layer, frame, passage.done_event);
   }
   finish_pass(chunk, passage.done_frame, passage.done_event, last);
+  x_pass_done = StreamWait{StreamId(), passage.done_frame, passage.done_event};
   x_passages.erase(found);
 }
 

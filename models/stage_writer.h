@@ -35,6 +35,10 @@ class StageWriter {
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
   bool tied_across() const;
+  bool holds(std::int64_t chunk) const {
+    return x_stage == x_plan.stage_of(chunk) ||
+           (x_plan.ways() == 2 && x_stage == x_plan.stage_of(chunk, 1));
+  }
   bool sharded(const Holders& holders) const {
     return x_plan.sharding == Sharding::kOptimizer && holders.shards > 1;
   }
@@ -70,10 +74,6 @@ class StageWriter {
     FrameId done_frame;  ///< and the event of the last pass
     std::int16_t done_event = 0;
   };
-  /// The messages of chunks that go down the stages, or up again.
-  struct Messages {
-    SegmentId send_activation, receive_activation, send_gradient, receive_gradient;
-  };
   void step_begins();
   void gather_parameters(Chunk& chunk);
   void forward(std::int32_t chunk, std::int32_t microbatch);
@@ -90,17 +90,29 @@ class StageWriter {
   void wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const;
   void weight_gradients(std::int32_t chunk, std::int32_t microbatch, bool last);
   void write_passes();
-  bool goes_up(std::int32_t chunk) const { return x_plan.schedule == Schedule::kZbV && chunk == 1; }
+
+  // --- Messages between stages (stage_messages.cpp) ---
+  struct HeldBack {
+    std::int32_t chunk = 0, microbatch = 0;
+    FrameId frame;
+    bool gradient = false;
+  };
+  bool goes_up(std::int32_t chunk) const {
+    return x_plan.placement() != Placement::kRound && chunk == 1;
+  }
   /// The chunk before or after this one in the pipeline stands on this stage too.
   bool turns(std::int32_t chunk, std::int64_t step) const {
     const std::int64_t at = x_plan.chunk_at(x_stage, chunk);
-    return x_plan.schedule == Schedule::kZbV && x_plan.stage_of(at + step) == x_stage;
+    return x_plan.placement() == Placement::kV && x_plan.stage_of(at + step) == x_stage;
   }
+  void joined_begin(const std::vector<Pass>& list, std::size_t first);
+  void joined_end();
   void pass_begins(bool backward, std::int32_t mb, FrameId arrived);
   void pass_ends(bool backward, std::int32_t mb);
   void wait_on_host(bool backward, std::int32_t mb, FrameId arrived);
-  void receive(SegmentId& segment, FrameId frame, std::int32_t mb, bool up, bool gradient);
-  void send(SegmentId& segment, FrameId frame, std::int32_t mb, bool up, bool gradient);
+  FrameId receive_input(std::int32_t chunk, std::int32_t mb, bool gradient);
+  void receive(std::int32_t chunk, FrameId frame, std::int32_t mb, bool gradient);
+  void send(std::int32_t chunk, FrameId frame, std::int32_t mb, bool gradient);
   void message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send);
   SegmentId message_segment(const std::string& stream, const char* channel, LayoutId layout,
                             bool send);
@@ -245,9 +257,14 @@ class StageWriter {
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
-  SegmentId x_load;
+  std::array<SegmentId, 2> x_load;        ///< by way
   std::array<SegmentId, 2> x_host_waits;  ///< forward, backward
-  std::array<Messages, 2> x_messages;     ///< down, up
+  /// Down, up; of activations, of gradients.
+  std::array<std::array<SegmentId, 2>, 2> x_sends, x_receives;
+  bool x_joined = false;
+  StreamWait x_pass_done;             ///< where the event of the last backward or weight pass is
+  StreamWait x_joined_done;           ///< for messages that wait for more than their frame
+  std::vector<HeldBack> x_held_back;  ///< messages that wait for the end of joined passes
   /// Gradients of the residual stream between two chunks of this stage that follow each other.
   std::map<std::int32_t, FrameId> x_turned;
   FrameId x_scalar_frame;

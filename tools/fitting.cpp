@@ -45,7 +45,7 @@ Kind more_ranks(const char* key, std::int64_t now, std::int64_t most) {
 
 /// Layers of the stage with most of them.
 std::int64_t layers_of_stage(const Plan& plan) {
-  return plan.virtual_pipeline *
+  return plan.chunks_of_stage() *
          *std::max_element(plan.pipeline_layout.begin(), plan.pipeline_layout.end());
 }
 

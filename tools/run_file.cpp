@@ -122,20 +122,6 @@ Result<Model> load_model(const Json& json, const std::string& source) {
   return read_model(whole, source, "/model");
 }
 
-/// Systems that RUN files may name and that have no file yet.
-Status refuse_later_system(const std::string& name, const std::string& source) {
-  static const std::vector<std::string> later = {
-      "transformers", "lightseq",       "mindnlp",   "horovod",      "gpipe",       "pytorch-ddp",
-      "fairscale",    "composer",       "angel-ptm", "pytorch-fsdp", "colossal-ai", "megascale",
-      "paddlenlp",    "megatron-llama", "alpa",      "maxtext",      "nnscaler",    "torchtitan"};
-  const std::vector<std::string> shipped = preset_names("systems");
-  const auto in = [&name](const std::vector<std::string>& list) {
-    return std::find(list.begin(), list.end(), name) != list.end();
-  };
-  if (in(shipped) || !in(later) || is_file(name)) return ok_status();
-  return unsupported(source + ": /system: " + name + " is not modelled yet");
-}
-
 /// launch.cuda_graph: none, layer or full.
 std::string cuda_graph(const Json& run) {
   const Json* launch = run.find("launch");
@@ -258,7 +244,6 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   if (system != nullptr && system->string() == nullptr && !system->is_null()) {
     return input_error(source + ": /system: found " + describe(*system) + ", expected a name");
   }
-  FT_TRY(refuse_later_system(run.system, source));
   FT_ASSIGN(const Json system_file, load_preset("systems", run.system, source + ": /system"));
   if (const Json* defaults = system_file.find("defaults")) {
     overlay(run.resolved, *defaults, "system " + run.system, "", run.origins);

@@ -42,6 +42,28 @@ TEST(Accuracy, KorthikantiMemoryWithin5Percent) {
   }
 }
 
+// Table 4 of the zero-bubble paper, 8 to 32 A100 under 1f1b, interleaved-1f1b, zb-1p and zb-2p:
+// peak memory at a median of 5 %, steps of 7 %.
+TEST(Accuracy, ZeroBubbleRuns) {
+  const Result<std::vector<Row>> rows =
+      read_rows({std::string(FORETRAIN_TEST_DATA) + "/zero_bubble_runs.json"});
+  ASSERT_TRUE(rows.ok()) << rows.error().message;
+  ASSERT_EQ(rows.value().size(), 20U);
+  std::vector<double> memory;
+  std::vector<double> time;
+  for (const Row& row : rows.value()) {
+    const RowResult result = score_row(row);
+    ASSERT_EQ(result.state, RowResult::State::kOk) << row.id << ": " << result.reason;
+    memory.push_back(result.memory_error);
+    time.push_back(result.time_error);
+    EXPECT_LT(std::fabs(result.memory_error), 0.10) << row.id;
+    EXPECT_LT(std::fabs(result.time_error), 0.15) << row.id;
+  }
+  const std::vector<double> weights(memory.size(), 1.0);
+  EXPECT_LT(statistics(memory, weights).median, 0.05);
+  EXPECT_LT(statistics(time, weights).median, 0.07);
+}
+
 // Weighted quantiles: of {1, 2, 3} with weights {1, 1, 2}, half of the weight is reached at 2.
 TEST(Accuracy, StatisticsWeighRows) {
   const ErrorStatistics s = statistics({-0.01, 0.02, 0.03}, {1, 1, 2});

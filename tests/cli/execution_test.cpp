@@ -94,7 +94,7 @@ TEST_F(Execution, ThreadsAndProcessesTrainLikeOneRank) {
   const Json one = executed({});
   const std::vector<std::string> tensor = {"--ranks", "2", "--set", "parallel.tensor=2"};
   std::vector<std::string> threads = tensor;
-  threads.push_back("--threads");
+  threads.emplace_back("--threads");
   const Json by_threads = executed(threads);
   EXPECT_EQ(at(by_threads, "transport"), Json("threads"));
   expect_equal_losses(one, by_threads);

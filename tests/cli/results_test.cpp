@@ -137,6 +137,14 @@ const std::vector<std::string> kWholeParameters = {
     "sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
     "gradients.bucketing=parameters", "gradients.bucket_mib=5"};
 
+const std::vector<std::string> kUntied = {"model.preset=gpt3-125m",
+                                          "model.tie_word_embeddings=false"};
+/// Where launches do not hide in which order the passes stand.
+std::vector<std::string> automatic(const char* keys) {
+  return {"parallel.pipeline=4", "parallel.tensor=1", "batch.global=32", "launch.dispatch_us=1",
+          std::string("schedule={\"name\":\"zb-auto\"") + keys + "}"};
+}
+
 const Field kFields[] = {
     {"system=deepspeed"},
     {"model=gpt3-350m"},
@@ -185,6 +193,21 @@ const Field kFields[] = {
     {"schedule=1f1b", {"schedule=gpipe"}},
     {"schedule=zb-h2"},
     {"schedule=zb-v"},
+    {"schedule=zb-auto"},
+    {"schedule=dualpipe", kUntied},
+    {"schedule=dualpipev"},
+    {"schedule=chimera", kUntied},
+    {"schedule=bfs"},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7}", automatic("")},
+    {"schedule={\"name\":\"zb-auto\",\"transfer_us\":1}", automatic("")},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"weight_share\":0.2}",
+     automatic(",\"activations\":7")},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"forward_us\":3}",
+     automatic(",\"activations\":7")},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":7,\"weight_gradients_us\":0.3}",
+     automatic(",\"activations\":7")},
+    {"schedule={\"name\":\"zb-auto\",\"activations\":5,\"input_gradients_us\":0.2}",
+     automatic(",\"activations\":5,\"input_gradients_us\":2")},
     {"overlap.tensor_backward=false"},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},

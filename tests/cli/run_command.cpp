@@ -12,8 +12,6 @@
 #include <fstream>
 #include <sstream>
 
-extern char** environ;
-
 namespace foretrain {
 namespace {
 

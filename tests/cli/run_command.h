@@ -21,7 +21,9 @@ class Workplace {
   Workplace();
   ~Workplace();
   Workplace(const Workplace&) = delete;
+  Workplace(Workplace&&) = delete;
   Workplace& operator=(const Workplace&) = delete;
+  Workplace& operator=(Workplace&&) = delete;
 
   /// Standard input is empty, standard output and error are files (so nothing is a terminal).
   CommandResult run(const std::vector<std::string>& arguments) const;

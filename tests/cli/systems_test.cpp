@@ -14,6 +14,11 @@ constexpr const char* kRun =
     R"({"model": "gpt2", "cluster": {"preset": "dgx-a100-80gb", "accelerators": 4},
         "batch": {"global": 8, "micro": 1, "sequence": 512}})";
 
+constexpr const char* kPipelined =
+    R"({"model": "gpt2", "cluster": {"preset": "dgx-a100-80gb", "accelerators": 8},
+        "parallel": {"tensor": 2, "pipeline": 2},
+        "batch": {"global": 8, "micro": 1, "sequence": 512}})";
+
 /// Kinds of collective in the listing of rank 0's Program, without repetition of neighbours.
 std::vector<std::string> communication(const Workplace& place,
                                        const std::vector<std::string>& sets) {
@@ -84,7 +89,7 @@ TEST(Systems, MoveGradientsAsTheyDo) {
     EXPECT_TRUE(has(moved, "all-gather")) << system;
     EXPECT_TRUE(has(moved, "reduce-scatter")) << system;
   }
-  for (const char* system : {"megatron-lm", "megascale", "megatron-llama"}) {
+  for (const char* system : {"megatron-lm", "megascale", "megatron-llama", "alpa", "nnscaler"}) {
     const auto moved = communication(place, {std::string("system=") + system});
     EXPECT_TRUE(has(moved, "reduce-scatter")) << system;
     EXPECT_TRUE(has(moved, "all-gather")) << system;
@@ -98,7 +103,8 @@ TEST(Systems, MoveGradientsAsTheyDo) {
   const auto plain = communication(place, {"system=gpipe"});
   EXPECT_TRUE(has(plain, "all-reduce"));
   EXPECT_FALSE(has(plain, "all-gather"));
-  for (const char* system : {"pytorch-ddp", "transformers", "horovod", "lightseq", "mindnlp"}) {
+  for (const char* system :
+       {"pytorch-ddp", "transformers", "horovod", "lightseq", "mindnlp", "colossal-ai"}) {
     const auto reduced = communication(place, {std::string("system=") + system});
     EXPECT_EQ(reduced, std::vector<std::string>{"all-reduce"}) << system;
   }
@@ -135,6 +141,24 @@ TEST(Systems, HaveTheirOwnMechanisms) {
   EXPECT_EQ(occurrences(place, "lightseq", "master weights"), 0);
   EXPECT_GT(occurrences(place, "angel-ptm", "parameters.from_host"), 1);
   EXPECT_GT(occurrences(place, "angel-ptm", "on the host"), 1);
+}
+
+// Where tensor ranks keep whole activations they all-reduce them; Megatron-LM scatters them. Alpa's
+// and Colossal-AI's layers are computed again, nnScaler's are not; Colossal-AI's hosts wait for
+// transfers.
+TEST(Systems, KeepActivationsAsTheyDo) {
+  const Workplace place;
+  place.write("run.json", kPipelined);
+  for (const char* system : {"alpa", "colossal-ai", "nnscaler"}) {
+    EXPECT_GT(occurrences(place, system, "all-reduce group 0"), 0) << system;
+    EXPECT_EQ(occurrences(place, system, "reduce-scatter group 0"), 0) << system;
+  }
+  EXPECT_GT(occurrences(place, "megatron-lm", "reduce-scatter group 0"), 0);
+  EXPECT_GT(occurrences(place, "alpa", "recomputed"), 0);
+  EXPECT_GT(occurrences(place, "colossal-ai", "recomputed"), 0);
+  EXPECT_EQ(occurrences(place, "nnscaler", "recomputed"), 0);
+  EXPECT_GT(occurrences(place, "colossal-ai", "host waits"), 0);
+  EXPECT_EQ(occurrences(place, "alpa", "host waits"), 0);
 }
 
 // An eager framework's host takes longer than one whose layers are few kernels.

@@ -60,13 +60,11 @@ Drawn draw_small(Rng& rng, bool units) {
     p.accelerators = p.tensor * p.pipeline * p.data;
     p.global_batch = p.micro_batch * p.data * microbatches;
   }
-  if (p.pipeline == 1) {
-    p.virtual_pipeline = 1;
-    if (p.schedule == Schedule::kZbV) p.schedule = Schedule::k1F1B;
-  }
   if (p.tensor == 1) p.sequence = false;
-  if (p.virtual_pipeline > 1)
+  if (p.virtual_pipeline > 1) {
     p.global_batch = p.micro_batch * p.data * p.pipeline * (1 + rng.below(2));
+  }
+  fit_schedule(m, p);
   if (p.shard_group > 0 && p.data % p.shard_group != 0) p.shard_group = 0;
   p.units.reduce = DType::kFp32;
   p.sequence_length = 4 * (1 + rng.below(4));
@@ -195,6 +193,40 @@ TEST_P(Training, InShardsEqualsOneRank) {
   expect_trains_equally(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), true);
 }
 
+// Two copies of the parameters, whose gradients are summed over both holders; sharded and not.
+TEST(TwoPipelines, TrainAsOneRank) {
+  Model model = small_gpt();
+  model.layers = 4;
+  model.head_dim = 4;
+  model.hidden = 16;
+  model.intermediate = 24;
+  model.vocabulary = 60;
+  model.positions = 8;
+  model.tied_embeddings = false;
+  for (const Schedule schedule : {Schedule::kDualPipe, Schedule::kChimera}) {
+    for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer}) {
+      for (const Degrees degrees :
+           {Degrees{1, 2, 1, 1}, Degrees{1, 4, 1, 1}, Degrees{1, 2, 1, 2}, Degrees{2, 2, 1, 2}}) {
+        Plan plan = small_plan(model, degrees, 2 * degrees.pipeline);
+        plan.schedule = schedule;
+        plan.sequence_length = 8;
+        plan.sharding = sharding;
+        plan.bucket_elements = 500;
+        plan.clip_norm = 0.3;
+        plan.overlap.gradient_reduce = plan.overlap.parameter_gather = true;
+        plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
+        plan.precision.linear = DType::kFp32;
+        SCOPED_TRACE(describe(model, plan));
+        const Result<Trained> one = train<double>(model, on_one_rank(plan));
+        ASSERT_TRUE(one.ok()) << one.error().message;
+        const Result<Trained> many = train<double>(model, plan);
+        ASSERT_TRUE(many.ok()) << many.error().message;
+        expect_same(one.value(), many.value(), 1e-8);
+      }
+    }
+  }
+}
+
 // Gradients of weights in passes of their own; with a table at both ends of the V.
 TEST(WeightPasses, TrainAsOneRank) {
   Model model = small_gpt();
@@ -204,12 +236,13 @@ TEST(WeightPasses, TrainAsOneRank) {
   model.intermediate = 24;
   model.vocabulary = 60;
   model.positions = 8;
-  for (const Schedule schedule : {Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV}) {
+  for (const Schedule schedule : {Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
+                                  Schedule::kZbAuto, Schedule::kDualPipeV}) {
     for (const bool tied : {false, true}) {
       for (const std::int64_t tensor : {1, 2}) {
         model.tied_embeddings = tied;
-        const bool v = schedule == Schedule::kZbV;
-        Plan plan = small_plan(model, {tensor, 2, v ? 2 : 1, 2}, 3);
+        const bool v = schedule == Schedule::kZbV || schedule == Schedule::kDualPipeV;
+        Plan plan = small_plan(model, {tensor, 2, v ? 2 : 1, 2}, 5);
         plan.schedule = schedule;
         plan.sequence_length = 8;
         plan.sequence = tensor > 1;

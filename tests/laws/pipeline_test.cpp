@@ -4,6 +4,7 @@
 #include "models/lower.h"
 #include "models/schedule.h"
 #include "sim/program/memory.h"
+#include "tests/support/pass_prices.h"
 #include "tests/support/recording.h"
 #include "tests/support/small_plans.h"
 #include "tests/support/test_prices.h"
@@ -94,59 +95,19 @@ TEST(PipelineBubble, Interleaved) {
 }
 
 constexpr std::int64_t kPassPs = 4'000'000;  // of one layer: F, B and W alike
-constexpr std::int64_t kVocabulary = 3072;
-
-/// The cores of attention make F and B cost something, the four gradients of matrices W.
-class EqualPasses : public TestPrices {
- public:
-  EqualPasses() : TestPrices(rates_of_cores()) {}
-  Result<Cost> price(const Work& work, std::span<const PlacementId> placements) const override {
-    Result<Cost> cost = TestPrices::price(work, placements);
-    const auto* gemm = std::get_if<Gemm>(&work);
-    if (gemm != nullptr && gemm->transpose_a && gemm->m != kVocabulary) {
-      cost.value().compute = cost.value().duration = Time{kPassPs / 4};
-    }
-    return cost;
-  }
-
- private:
-  static Rates rates_of_cores() {
-    Rates rates;
-    rates.attention_forward = rates.attention_backward = Time{kPassPs};
-    return rates;
-  }
-};
-
-Model equal_passes_model() {
-  Model model = small_llama();
-  model.vocabulary = kVocabulary;
-  return model;
-}
-
-/// Time from the first to the last kernel of a rank that takes any.
-std::int64_t span_of(const std::vector<OpTimes>& ops) {
-  std::int64_t first = -1;
-  std::int64_t last = 0;
-  for (const OpTimes& op : ops) {
-    if (op.end.ps - op.start.ps < kPassPs / 4) continue;
-    if (first < 0) first = op.start.ps;
-    first = std::min(first, op.start.ps);
-    last = std::max(last, op.end.ps);
-  }
-  return last - first;
-}
+constexpr PassDurations kEqual{Time{kPassPs}, Time{kPassPs}, Time{kPassPs}, Time{}};
 
 // arXiv 2401.10241, with TF = TB = TW = T: the bubble of ZB-H1 is (p - 1)(TF + TB - TW), that of
 // ZB-H2 (p - 1)(TF + TB - 2 TW) from a stage's own first pass on; as the first stage starts p - 1
 // passes before the last, and all wait for the norm of the gradients, the step takes as long.
 TEST(PipelineBubble, ZeroBubble) {
-  const Model model = equal_passes_model();
+  const Model model = pass_model();
   for (const std::int64_t p : {1, 2, 4, 8}) {
     for (const std::int64_t m : {2 * p, 2 * p + 1, 5 * p}) {
       for (const Schedule schedule : {Schedule::kZbH1, Schedule::kZbH2}) {
         Plan plan = small_plan(model, {1, p, 1, 1}, m);
         plan.schedule = schedule;
-        EqualPasses prices;
+        PassPrices prices(kEqual);
         const Result<Replayed> result = replay_all(lower(model, plan), prices, true);
         ASSERT_TRUE(result.ok()) << result.error().message;
         const std::int64_t pass = model.layers / p * kPassPs;
@@ -161,7 +122,7 @@ TEST(PipelineBubble, ZeroBubble) {
           continue;
         }
         for (std::int32_t rank = 0; rank < p; ++rank) {
-          EXPECT_EQ(span_of(result.value().sink.of(rank)), 3 * m * pass)
+          EXPECT_EQ(span_of(result.value().sink.of(rank), kPassPs / 4), 3 * m * pass)
               << describe(model, plan) << " rank " << rank;
         }
       }
@@ -172,12 +133,12 @@ TEST(PipelineBubble, ZeroBubble) {
 // arXiv 2405.15362: two chunks a stage in the shape of a V, p - 1 passes until the last stage
 // starts, and no other bubble.
 TEST(PipelineBubble, VShape) {
-  const Model model = equal_passes_model();
+  const Model model = pass_model();
   for (const std::int64_t p : {2, 4}) {
     for (const std::int64_t m : {p, 2 * p, 2 * p + 1, 5 * p}) {
       Plan plan = small_plan(model, {1, p, 2, 1}, m);
       plan.schedule = Schedule::kZbV;
-      EqualPasses prices;
+      PassPrices prices(kEqual);
       const Result<Replayed> result = replay_all(lower(model, plan), prices, true);
       ASSERT_TRUE(result.ok()) << result.error().message;
       const std::int64_t pass = model.layers / (2 * p) * kPassPs;

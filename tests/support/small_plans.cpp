@@ -1,5 +1,7 @@
 #include "tests/support/small_plans.h"
 
+#include <algorithm>
+
 namespace foretrain {
 
 Model small_gpt() {
@@ -64,6 +66,21 @@ Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches) 
   p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
   p.dropout = 0;
   return p;
+}
+
+void fit_schedule(Model& model, Plan& p) {
+  const std::int64_t stages = p.pipeline;
+  if (stages == 1) p.virtual_pipeline = 1;
+  const bool placed = p.placement() == Placement::kRound || stages > 1;
+  if (!placed || (p.ways() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
+  if (p.ways() == 2) model.tied_embeddings = false;
+  std::int64_t m = std::max<std::int64_t>(1, p.microbatches());
+  if (p.schedule == Schedule::kDualPipe || p.schedule == Schedule::kDualPipeV) {
+    m = std::max(m, 2 * stages);
+  }
+  const bool groups = p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1;
+  const std::int64_t unit = groups ? stages : p.ways();
+  p.global_batch = p.micro_batch * p.batch_ranks() * ((m + unit - 1) / unit * unit);
 }
 
 namespace {
@@ -135,14 +152,21 @@ void draw_context(Rng& rng, const Model& model, Plan& p) {
   p.context_exchange = static_cast<ContextExchange>(rng.below(heads ? 3 : 2));
 }
 
-/// Gives gradients of weights passes of their own.
-void draw_weight_passes(Rng& rng, Plan& p) {
-  if (p.virtual_pipeline == 1 && rng.below(3) == 0) {
-    p.schedule = rng.below(2) == 0 ? Schedule::kZbH1 : Schedule::kZbH2;
-  }
-  if (p.virtual_pipeline == 2 && rng.below(2) == 0) {
-    p.schedule = Schedule::kZbV;
-  }
+/// Schedules beyond 1F1B, and those that give gradients of weights passes of their own.
+void draw_schedule(Rng& rng, Model& model, Plan& p) {
+  constexpr Schedule kPlain[] = {Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbAuto,
+                                 Schedule::kDualPipe, Schedule::kChimera};
+  constexpr Schedule kOfTwo[] = {Schedule::kZbV, Schedule::kDualPipeV};
+  if (p.virtual_pipeline == 1 && rng.below(2) == 0) p.schedule = kPlain[rng.below(5)];
+  if (p.virtual_pipeline > 1 && rng.below(3) == 0) p.schedule = Schedule::kBreadthFirst;
+  if (p.virtual_pipeline == 2 && rng.below(2) == 0) p.schedule = kOfTwo[rng.below(2)];
+  p.automatic = {Time{1 + rng.below(9)},
+                 Time{1 + rng.below(9)},
+                 Time{1 + rng.below(9)},
+                 Time{rng.below(4)},
+                 static_cast<double>(1 + rng.below(8)),
+                 rng.below(2) == 0 ? 1.0 : 0.6};
+  fit_schedule(model, p);
 }
 
 /// Buckets of plain data parallelism, how they travel and when.
@@ -154,7 +178,8 @@ void draw_buckets(Rng& rng, Plan& p) {
   b.first_bytes = 1 + rng.below(100'000);
   b.copy = rng.below(2) == 0;
   b.last_pass_only = p.pipeline > 1 || p.tensor > 1 || rng.below(2) == 0;
-  if (p.data % 2 == 0 && rng.below(2) == 0) b.inner_group = rng.below(2) == 0 ? 2 : p.data;
+  if (p.ways() == 1 && p.data % 2 == 0 && rng.below(2) == 0)
+    b.inner_group = rng.below(2) == 0 ? 2 : p.data;
   if (rng.below(3) == 0) b.cycle = Time{1 + rng.below(1'000'000)};
   if (p.precision.gradients != DType::kFp32 || rng.below(2) == 0) return;
   b.compression = static_cast<Compression>(rng.below(5));
@@ -195,7 +220,7 @@ Drawn draw_plan(Rng& rng) {
     p.precision.linear = rng.below(4) == 0 ? DType::kFp4 : DType::kFp8;
     p.precision.current_scaling = rng.below(2) == 0;
   }
-  draw_weight_passes(rng, p);
+  draw_schedule(rng, out.model, p);
   p.host_waits = static_cast<HostWaits>(rng.below(4));
   p.fused_accumulation = rng.below(3) > 0;
   draw_buckets(rng, p);
@@ -224,8 +249,9 @@ Drawn draw_sharded_plan(Rng& rng) {
   Plan& p = out.plan;
   p.sharding = rng.below(4) == 0 ? Sharding::kGradients : Sharding::kParameters;
   p.buckets = GradientBuckets();
-  if (p.splits_backward()) {
+  if (p.splits_backward() || p.ways() == 2) {
     p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
+    fit_schedule(out.model, p);
   }
   if (p.pipeline > 1) out.model.tied_embeddings = false;
   std::int64_t group = 1 + rng.below(p.data);

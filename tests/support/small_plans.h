@@ -20,6 +20,10 @@ struct Degrees {
 /// Sequence 128, micro 1, `microbatches` on every data rank, the default layout, no dropout.
 Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches);
 
+/// Changes what the plan's schedule does not go with: microbatches, stages' chunks, a tied table;
+/// or the schedule.
+void fit_schedule(Model& model, Plan& plan);
+
 /// A model and a plan that fit each other, drawn with `rng`; at most 32 ranks.
 struct Drawn {
   Model model;

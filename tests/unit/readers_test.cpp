@@ -151,7 +151,7 @@ TEST(ReadPlan, Errors) {
                {"3 microbatches", "multiple of pipeline 2"});
   expect_error(
       plan_of("{\"parallel\":{\"pipeline\":2,\"virtual_pipeline\":2},\"schedule\":\"1f1b\"}", 2),
-      {"needs the interleaved-1f1b schedule"});
+      {"needs the interleaved-1f1b or the bfs schedule"});
   expect_error(plan_of("{\"parallel\":{\"pipeline\":11}}", 11), {"11 pipeline chunks", "8 layers"});
   expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"pipeline_layout\":[4,3]}}", 2),
                {"pipeline_layout", "7 layers", "2 with 8"});
@@ -180,11 +180,46 @@ TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {
 }
 
 TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
-  const std::vector<std::string> runs = {"{\"schedule\":\"dualpipe\"}",
+  const std::vector<std::string> runs = {"{\"schedule\":\"3f1b\"}",
                                          "{\"overlap\":{\"expert\":true}}"};
   for (const std::string& run : runs) {
     expect_error(plan_of(run, 2), {"not modelled yet"}, ErrorKind::kUnsupported);
   }
+}
+
+// What schedules of two pipelines or of a V need, and what they do not go with.
+TEST(ReadPlan, SchedulesThatDoNotFit) {
+  const auto with = [](const std::string& schedule, std::int64_t pipeline,
+                       std::int64_t microbatches, const std::string& more = "") {
+    return plan_of("{\"schedule\":\"" + schedule +
+                       "\",\"parallel\":{\"pipeline\":" + std::to_string(pipeline) +
+                       "},\"batch\":{\"global\":" + std::to_string(2 * microbatches) + "}" + more +
+                       "}",
+                   2 * pipeline);
+  };
+  for (const char* schedule : {"zb-v", "dualpipe", "dualpipev", "chimera"}) {
+    expect_error(with(schedule, 1, 8), {"/schedule", schedule, "needs pipeline > 1"});
+  }
+  for (const char* schedule : {"dualpipe", "chimera"}) {
+    expect_error(with(schedule, 3, 8), {schedule, "pipeline 3", "both be even"});
+    expect_error(with(schedule, 2, 7), {schedule, "7 microbatches", "both be even"});
+  }
+  expect_error(with("dualpipe", 4, 6), {"at least twice", "8, found 6"});
+  expect_error(with("dualpipev", 4, 7), {"at least twice", "8, found 7"});
+  const ErrorKind unsupported = ErrorKind::kUnsupported;
+  expect_error(with("chimera", 2, 4, R"(,"sharding":{"level":"gradients"})"),
+               {"/sharding/level", "two copies"}, unsupported);
+  expect_error(with("chimera", 2, 4, R"(,"sharding":{"level":"optimizer","group_size":2})"),
+               {"/sharding/group_size", "two copies"}, unsupported);
+  expect_error(with("chimera", 2, 4, R"(,"gradients":{"inner_group":2})"),
+               {"/gradients/inner_group", "two copies"}, unsupported);
+  EXPECT_TRUE(with("chimera", 2, 4).ok());
+  EXPECT_TRUE(with("dualpipe", 4, 8).ok());
+  EXPECT_TRUE(with("dualpipev", 4, 9).ok());
+  expect_error(plan_of(R"({"schedule":"chimera","batch":{"global":8},
+                           "parallel":{"pipeline":2,"virtual_pipeline":2}})",
+                       2),
+               {"cuts stages into no chunks", "virtual_pipeline 2"});
 }
 
 // Ways of plain data parallelism, and what offloading needs.

@@ -1,0 +1,155 @@
+// Messages between stages, what the host waits for, and passes that run as one.
+#include "models/stage_writer.h"
+
+namespace foretrain {
+
+SegmentId StageWriter::message_segment(const std::string& stream, const char* channel,
+                                       LayoutId layout, bool send) {
+  const Bytes bytes = bytes_of(x_plan.precision.compute, hidden_elements(x_model, x_plan));
+  const View view{0, kHiddenBuffer, 0, bytes, 1, GroupSlot()};
+  Op op;
+  op.stream = x_builder.stream(stream);
+  op.work = x_builder.work(P2PBatch{{Message{send, x_builder.channel(channel), bytes}}});
+  op.name = stream;
+  op.category = Category::kPipeline;
+  op.phase = layout == x_layer.hidden ? Phase::kForward : Phase::kBackward;
+  (send ? op.reads : op.writes).push_back(view);
+  if (send) op.waits.push_back(EventRef{0, kReady});
+  op.records = EventRef{0, send ? kSent : kReady};
+  Segment segment;
+  segment.name = stream;
+  segment.frames = {layout};
+  segment.ops.push_back(std::move(op));
+  return x_builder.segment(std::move(segment));
+}
+
+void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send) {
+  Call call{segment, -1, microbatch, {frame}, {}};
+  if (x_joined_done.frame.valid()) {
+    call.waits.push_back(x_joined_done);
+    call.waits.back().stream = x_builder.program().segments[segment.index()].ops.front().stream;
+  }
+  x_builder.call(std::move(call));
+  // Hosts that wait, for counts of tokens or between several chunks, post their receives late:
+  // compute that waited for its messages could then wait for ever.
+  const bool late = x_plan.host_waits != HostWaits::kNone && x_plan.chunks_of_stage() > 1;
+  if (!send || x_plan.overlap.pipeline || x_model.has_experts() || late) return;
+  // Without overlap the next pass waits until the message is gone.
+  x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});
+}
+
+void StageWriter::receive(std::int32_t c, FrameId frame, std::int32_t mb, bool gradient) {
+  const bool up = goes_up(c);
+  SegmentId& segment = x_receives[up ? 1 : 0][gradient ? 1 : 0];
+  if (!segment.valid()) {
+    const char* channel =
+        gradient ? (up ? kUpFromPrevious : kFromNext) : (up ? kUpFromNext : kFromPrevious);
+    const std::string name = gradient ? "receive gradients" : "receive activations";
+    segment = message_segment(name + (up ? " up" : ""), channel,
+                              gradient ? x_layer.hidden_gradient : x_layer.hidden, false);
+  }
+  message(segment, frame, mb, false);
+}
+
+void StageWriter::send(std::int32_t c, FrameId frame, std::int32_t mb, bool gradient) {
+  if (x_joined) return x_held_back.push_back({c, mb, frame, gradient});
+  const bool up = goes_up(c);
+  SegmentId& segment = x_sends[up ? 1 : 0][gradient ? 1 : 0];
+  if (!segment.valid()) {
+    const char* channel =
+        gradient ? (up ? kUpToNext : kToPrevious) : (up ? kUpToPrevious : kToNext);
+    const std::string name = gradient ? "send gradients" : "send activations";
+    segment = message_segment(name + (up ? " up" : ""), channel,
+                              gradient ? x_layer.hidden_gradient : x_layer.hidden, true);
+  }
+  message(segment, frame, mb, true);
+}
+
+/// The frame that a pass begins with, and its receive unless it has been posted or there is none;
+/// returns what arrives in a message.
+FrameId StageWriter::receive_input(std::int32_t c, std::int32_t mb, bool gradient) {
+  const Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
+  Passage& passage = x_passages[{c, mb}];
+  const bool end = gradient ? chunk.has_head : chunk.has_embedding;
+  const bool turned = !end && turns(c, gradient ? 1 : -1);
+  const bool known = gradient ? passage.gradient.valid() : !passage.hidden.empty();
+  if (!known && gradient) {
+    passage.gradient = turned ? x_turned.at(mb) : x_builder.frame(x_layer.hidden_gradient, -1, mb);
+  } else if (!known) {
+    passage.hidden.push_back(turned ? x_passages.at({c - 1, mb}).hidden.back()
+                                    : x_builder.frame(x_layer.hidden, -1, mb));
+  }
+  if (end || turned) return FrameId();
+  const FrameId frame = gradient ? passage.gradient : passage.hidden.front();
+  if (!known) receive(c, frame, mb, gradient);
+  return frame;
+}
+
+/// From `first` on passes are joined: what all of them begin with must be there before the first,
+/// and what they send waits for the last.
+void StageWriter::joined_begin(const std::vector<Pass>& list, std::size_t first) {
+  x_joined = true;
+  for (std::size_t i = first; i < list.size(); ++i) {
+    const Pass& pass = list[i];
+    const bool gradient = pass.kind != PassKind::kForward;
+    if (pass.kind != PassKind::kWeightGradients) {
+      const FrameId frame = receive_input(pass.chunk, pass.microbatch, gradient);
+      if (frame.valid() && i > first) {
+        x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kReady});
+      }
+    }
+    if (!pass.joined) return;
+  }
+}
+
+/// What waited for the end of joined passes is sent once compute is done with all of them.
+void StageWriter::joined_end() {
+  x_joined = false;
+  if (x_held_back.empty()) return;
+  x_joined_done = StreamWait{StreamId(), x_pass_done.frame, x_pass_done.event};
+  for (const HeldBack& held : x_held_back) {
+    send(held.chunk, held.frame, held.microbatch, held.gradient);
+  }
+  x_joined_done = StreamWait();
+  x_held_back.clear();
+}
+
+/// `arrived`: the frame that this pass received, if any.
+void StageWriter::pass_begins(bool backward, std::int32_t mb, FrameId arrived) {
+  const bool blocks = x_plan.chunks_of_stage() == 1 || !x_plan.overlap.pipeline;
+  switch (x_plan.host_waits) {
+    case HostWaits::kNone:
+      return;
+    case HostWaits::kForward:
+      if (!backward) wait_on_host(backward, mb, arrived);
+      return;
+    case HostWaits::kTransfers:
+      if (arrived.valid() && blocks) wait_on_host(backward, mb, arrived);
+      return;
+    case HostWaits::kPasses:
+      wait_on_host(backward, mb, arrived);
+      return;
+  }
+}
+
+void StageWriter::pass_ends(bool backward, std::int32_t mb) {
+  if (x_plan.host_waits == HostWaits::kPasses) wait_on_host(backward, mb, FrameId());
+}
+
+/// The host stops until compute and `arrived` are done. Not for sends: another stage may post their
+/// receives only after this one has gone on.
+void StageWriter::wait_on_host(bool backward, std::int32_t mb, FrameId arrived) {
+  SegmentId& segment = x_host_waits[backward ? 1 : 0];
+  if (!segment.valid()) {
+    LayoutWriter events("host waits", 1);
+    SegmentWriter w(x_builder, backward ? "host waits, backward" : "host waits, forward", events);
+    w.phase = backward ? Phase::kBackward : Phase::kForward;
+    w.compute("host.wait", HostSync{}, {}, {}).category = Category::kHost;
+    segment = x_builder.segment(std::move(w.segment()));
+  }
+  Call call{segment, -1, mb, {}, {}};
+  if (arrived.valid()) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), arrived, kReady});
+  x_builder.call(std::move(call));
+}
+
+}  // namespace foretrain
