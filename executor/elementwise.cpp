@@ -13,9 +13,7 @@ class Mask {
  public:
   Mask(const Kernel& w, const OpContext& context)
       : x_key(context.key(context.op->name)),
-        x_first((context.first_sequence() * context.batch.length +
-                 context.place(w.split_over).index * w.rows) *
-                w.cols),
+        x_first(context.first_token(w.split_over, w.rows) * w.cols),
         x_rate(w.value) {}
   bool keeps(std::int64_t element) const { return uniform_at(x_key, x_first + element) >= x_rate; }
 
@@ -70,10 +68,19 @@ void dropout_backward(const Kernel& w, const Operands<T>& x) {
 }
 
 template <typename T>
-void add(const Kernel& w, const Operands<T>& x) {
-  const bool columns = w.kind == KernelKind::kBiasAdd;
+void bias_add(const Kernel& w, const Operands<T>& x) {
   for (std::int64_t i = 0; i < w.rows * w.cols; ++i) {
-    x.out(0)[i] = x.in(0)[i] + x.in(1)[columns ? i % w.cols : i];
+    x.out(0)[i] = x.in(0)[i] + x.in(1)[i % w.cols];
+  }
+}
+
+/// The sum of all operands, which may be one of them.
+template <typename T>
+void add(const Kernel& w, const Operands<T>& x) {
+  for (std::int64_t i = 0; i < w.rows * w.cols; ++i) {
+    T sum = x.in(0)[i];
+    for (std::size_t r = 1; r < x.reads.size(); ++r) sum += x.in(r)[i];
+    x.out(0)[i] = sum;
   }
 }
 
@@ -154,8 +161,9 @@ void run_update(const Kernel& w, const OpContext& context, const Operands<T>& x)
     case KernelKind::kDropout:
       return dropout(w, context, x);
     case KernelKind::kAdd:
-    case KernelKind::kBiasAdd:
       return add(w, x);
+    case KernelKind::kBiasAdd:
+      return bias_add(w, x);
     case KernelKind::kBiasGrad:
       return bias_gradient(w, x);
     case KernelKind::kFill:
@@ -194,6 +202,7 @@ void run_kernel(const Kernel& w, const OpContext& context, const Operands<T>& x)
   }
   if (w.kind <= KernelKind::kRopeBackward) return run_norm(w, context, x);
   if (w.kind <= KernelKind::kRelu2Backward) return run_activation(w, x);
+  if (w.kind >= KernelKind::kRoute) return run_experts(w, context, x);
   run_update(w, context, x);
 }
 

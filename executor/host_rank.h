@@ -19,7 +19,7 @@
 namespace foretrain {
 
 /// What the host backend cannot execute, by name: element types other than fp32, opaque work,
-/// pieces of attention (context parallelism), copies to storage.
+/// what is not written down completely, sizes that are expectations, copies to storage.
 Status check_executable(const Workload& workload);
 
 template <typename T>

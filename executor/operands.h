@@ -37,6 +37,9 @@ struct Operands {
   const std::uint8_t* flags_in(std::size_t i) const {
     return reinterpret_cast<const std::uint8_t*>(reads[i].data);
   }
+  std::int64_t* ids_out(std::size_t i) const {
+    return reinterpret_cast<std::int64_t*>(writes[i].data);
+  }
   std::uint8_t* flags_out(std::size_t i) const {
     return reinterpret_cast<std::uint8_t*>(writes[i].data);
   }
@@ -70,6 +73,11 @@ struct OpContext {
   std::int64_t first_sequence() const {
     const Place data = place(batch.split_over);
     return (microbatch * data.size + data.index) * batch.sequences;
+  }
+  /// Place in the global batch of the first of this rank's `rows` tokens, which the members of
+  /// `split_over` share.
+  std::int64_t first_token(GroupSlot split_over, std::int64_t rows) const {
+    return first_sequence() * batch.length + place(split_over).index * rows;
   }
   /// The key of random draws of this op's purpose.
   std::uint64_t key(std::string_view purpose) const {

@@ -12,6 +12,7 @@ void StageWriter::make_experts(std::size_t index) {
   const std::int64_t ranks = x_plan.expert_data();
   const std::int64_t shards = x_plan.sharding == Sharding::kNone ? 1 : ranks;
   chunk.holders = Holders{kExpertDataGroup, kExpertDataGroup, "expert data", ranks, shards, true};
+  chunk.first_layer = x_chunks[index].first_layer;
   chunk.marks = x_builder.frame(x_marks);
   x_chunks[index].experts = static_cast<int>(x_chunks.size());
   if (by_units()) {
@@ -46,13 +47,15 @@ void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
   experts.parts.resize(static_cast<std::size_t>(owner.layers));
   for (const Unit& unit : owner.units) {
     std::int64_t elements = 0;
+    std::vector<Piece> pieces;
     for (std::int64_t l = unit.first; l < unit.last; ++l) {
       experts.parts[static_cast<std::size_t>(l)].cut_begin = elements;
+      append_pieces(kind_of(owner, l).parameters.experts, elements, l - unit.first, pieces);
       elements += kind_of(owner, l).parameters.expert_elements;
     }
     if (elements == 0) continue;
     const std::size_t shape =
-        shape_of(experts.holders, false, unit.last - unit.first, 0, elements, {});
+        shape_of(experts.holders, false, unit.last - unit.first, 0, elements, pieces);
     push_unit(experts, shape, unit.first, unit.last);
   }
 }

@@ -180,6 +180,7 @@ class StageWriter {
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
   void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
+  const std::vector<Piece>& pieces_of(const UnitShape& shape) const;
   SegmentId write_gather(const UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
   void sum_shared(const UnitShape& shape, Segment& segment);

@@ -184,6 +184,9 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
     if (!gemm_fits(*gemm, op, types)) return refused("no product of these types");
   } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
+    if (kernel->kind >= KernelKind::kRoute) {
+      return refused("it has no kernels of experts, latent attention or masked tokens yet");
+    }
     if (!kernel_fits(*kernel, op, types)) return refused("no kernel for these types");
   } else if (std::holds_alternative<Copy>(work)) {
     if (!op.reads.empty()) return refused("offloading is not executed");

@@ -102,11 +102,30 @@ enum class KernelKind : std::uint8_t {
   kAdam,         ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
   kRoute,        ///< scores of all experts and the choice of the best, from logits
   kRouteBackward,
-  kPermute,      ///< rows copied into the order of their experts
-  kUnpermute,    ///< and back, rows of one token summed
+  kExpertCounts,  ///< how many tokens go to each expert
+  kPermute,       ///< rows copied into the order of their experts
+  kUnpermute,     ///< and back, rows of one token summed
   kLatentHeads,  ///< latent attention: heads packed, rotated, with the part of keys that they share
   kLatentHeadsBackward,
   kCount
+};
+
+/// Which experts a token goes to.
+enum class ExpertChoice : std::uint8_t {
+  kUnknown,  ///< the sizes are expectations: priced, refused by executors
+  kInTurn,   ///< each its share, whatever the router says
+  kBest,     ///< those of the largest scores, as long as they have room
+};
+
+/// Whose rows a kernel moves, from kRoute on. An expert has room for `capacity` rows of each rank.
+struct ExpertRows {
+  ExpertChoice choice = ExpertChoice::kUnknown;
+  std::int64_t experts =
+      0;                   ///< of the layer; in a sort of what ranks have sent, those of this rank
+  std::int64_t top_k = 0;  ///< experts of a token
+  std::int64_t capacity = 0;
+  std::int64_t sources = 1;  ///< ranks whose rows a sort puts together
+  bool operator==(const ExpertRows&) const = default;
 };
 
 /// One launch of a memory-bound kernel (or `launches` of them, one per tensor, for unfused forms).
@@ -122,9 +141,10 @@ struct Kernel {
   std::int64_t intermediate_bytes = 0;  ///< moved besides the operands, for each of rows x cols
   std::int64_t head_dim = 0;            ///< of rope
   double value = 0;                     ///< the rate of a dropout, the norm that `scale` clips to
-  /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions), the
-  /// vocabulary (embedding, loss). None = all of them.
+  /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
+  /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them.
   GroupSlot split_over;
+  ExpertRows rows_of;  ///< where experts get them
   bool operator==(const Kernel&) const = default;
 };
 

@@ -30,9 +30,38 @@ HostOptions options_for_tests() {
   return options;
 }
 
+/// Experts of few columns on the ranks that are left, every token with room: what drops tokens
+/// depends on the plan.
+void make_experts_small(Rng& rng, Model& m, Plan& p) {
+  const auto coin = [&rng] { return rng.below(2) == 0; };
+  Experts& e = m.experts;
+  ExpertPlan& to = p.experts;
+  m.latent = LatentAttention{};
+  m.predict_layers = 0;
+  e.bias = false;
+  e.width = 4 * (1 + rng.below(3));
+  e.shared_width = e.shared_width > 0 ? 8 : 0;
+  const std::int64_t ranks = p.accelerators / p.pipeline;
+  while (ranks % to.expert != 0) to.expert /= 2;
+  if (ranks % (to.expert * to.tensor) != 0 || e.width % to.tensor != 0) to.tensor = 1;
+  to.dispatcher = coin() ? Dispatcher::kAllGather : Dispatcher::kAllToAll;
+  const bool even = p.tokens() / p.shard() * e.top_k % e.count == 0;
+  to.routing = even && coin() ? Routing::kBalanced : Routing::kCapacity;
+  to.factor = 1;
+  if (to.routing == Routing::kBalanced) return;
+  to.factor = static_cast<double>(e.count) / static_cast<double>(e.top_k);
+}
+
+enum class Kind : std::uint8_t { kBuckets, kUnits, kExperts };
+
+Drawn draw_any(Rng& rng, Kind kind) {
+  if (kind == Kind::kExperts) return draw_sparse_plan(rng);
+  return kind == Kind::kUnits ? draw_sharded_plan(rng) : draw_plan(rng);
+}
+
 /// A drawn model and plan, made small enough to run, in fp32.
-Drawn draw_small(Rng& rng, bool units) {
-  Drawn out = units ? draw_sharded_plan(rng) : draw_plan(rng);
+Drawn draw_small(Rng& rng, Kind kind) {
+  Drawn out = draw_any(rng, kind);
   Model& m = out.model;
   m.layers = 1 + rng.below(4);
   m.head_dim = 4;
@@ -84,6 +113,7 @@ Drawn draw_small(Rng& rng, bool units) {
   b.first_bytes = 1 + b.first_bytes % 2'000;
   if (p.data % b.inner_group != 0) b.inner_group = 1;
   if (p.pipeline > 1 || p.tensor > 1) b.last_pass_only = true;
+  if (kind == Kind::kExperts) make_experts_small(rng, m, p);
   return out;
 }
 
@@ -96,6 +126,8 @@ Plan on_one_rank(const Plan& plan) {
   one.sharding = Sharding::kNone;
   one.buckets = GradientBuckets();
   one.recompute = Recompute{};
+  one.experts.expert = one.experts.tensor = 1;
+  one.experts.dispatcher = Dispatcher::kAllToAll;
   one.schedule = Schedule::kGpipe;
   one.attention = AttentionKernel::kFlash;
   one.precision.master = false;
@@ -165,9 +197,9 @@ void expect_same(const Trained& one, const Trained& many, double tolerance) {
   }
 }
 
-void expect_trains_equally(std::uint64_t seed, bool units) {
+void expect_trains_equally(std::uint64_t seed, Kind kind) {
   Rng rng(seed);
-  const Drawn drawn = draw_small(rng, units);
+  const Drawn drawn = draw_small(rng, kind);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
   const Plan one = on_one_rank(drawn.plan);
   const auto in_double = [&](const Plan& plan) { return train<double>(drawn.model, plan); };
@@ -187,12 +219,17 @@ void expect_trains_equally(std::uint64_t seed, bool units) {
 class Training : public ::testing::TestWithParam<int> {};
 
 TEST_P(Training, EqualsOneRank) {
-  expect_trains_equally(kFirstSeed + static_cast<std::uint64_t>(GetParam()), false);
+  expect_trains_equally(kFirstSeed + static_cast<std::uint64_t>(GetParam()), Kind::kBuckets);
 }
 
 // Sharded gradients and parameters: units, groups with replicas, prefetches.
 TEST_P(Training, InShardsEqualsOneRank) {
-  expect_trains_equally(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), true);
+  expect_trains_equally(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), Kind::kUnits);
+}
+
+// Experts over tensor- and data-parallel ranks, whole or cut, in buckets or units.
+TEST_P(Training, WithExpertsEqualsOneRank) {
+  expect_trains_equally(kFirstSeed + 2000 + static_cast<std::uint64_t>(GetParam()), Kind::kExperts);
 }
 
 // Gradients of weights in passes of their own; with a table at both ends of the V.
@@ -228,6 +265,88 @@ TEST(WeightPasses, TrainAsOneRank) {
       }
     }
   }
+}
+
+Plan in_fp32(Plan plan) {
+  plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
+  plan.precision.linear = DType::kFp32;
+  return plan;
+}
+
+/// A plan of 4 ranks or fewer, in double, against one rank.
+void expect_as_one_rank(const Model& model, const Plan& plan) {
+  SCOPED_TRACE(describe(model, plan));
+  const Result<Trained> one = train<double>(model, on_one_rank(plan));
+  ASSERT_TRUE(one.ok()) << one.error().message;
+  const Result<Trained> many = train<double>(model, plan);
+  ASSERT_TRUE(many.ok()) << many.error().message;
+  expect_same(one.value(), many.value(), 1e-8);
+}
+
+Model tiny_moe() {
+  Model model = small_moe();
+  model.layers = 2;
+  model.head_dim = 4;
+  model.hidden = 16;
+  model.intermediate = 24;
+  model.vocabulary = 60;
+  model.experts = Experts{8, 2, 8, 8, 1, 1, false};
+  return model;
+}
+
+// Experts on two and four ranks, whole and cut, beside tensor, pipeline and data parallelism; in
+// turn and as the router chooses, which gives ranks and experts unequal numbers of tokens.
+TEST(ExpertParallel, TrainsAsOneRank) {
+  struct Case {
+    Degrees degrees;
+    std::int64_t expert, cut;
+  };
+  const Case cases[] = {{{1, 1, 1, 2}, 2, 1}, {{1, 1, 1, 4}, 4, 1}, {{1, 1, 1, 4}, 2, 2},
+                        {{2, 1, 1, 2}, 4, 1}, {{2, 1, 1, 2}, 2, 1}, {{1, 2, 1, 2}, 2, 1},
+                        {{2, 2, 1, 1}, 2, 1}, {{4, 1, 1, 1}, 1, 4}};
+  const Model model = tiny_moe();
+  for (const Case& c : cases) {
+    for (const Dispatcher dispatcher : {Dispatcher::kAllToAll, Dispatcher::kAllGather}) {
+      for (const Routing routing : {Routing::kBalanced, Routing::kCapacity}) {
+        Plan plan = in_fp32(small_plan(model, c.degrees, 2));
+        plan.sequence_length = 16;
+        plan.sequence = plan.tensor > 1;
+        plan.experts = ExpertPlan{c.expert, c.cut, dispatcher, routing, 1};
+        if (routing == Routing::kCapacity) plan.experts.factor = 4;
+        expect_as_one_rank(model, plan);
+      }
+    }
+  }
+}
+
+/// What the host backend says of the plan.
+std::string refusal(const Model& model, const Plan& plan) {
+  const Status status = check_executable(lower(model, in_fp32(plan)));
+  EXPECT_FALSE(status.ok());
+  return status.ok() ? "" : status.error().message;
+}
+
+TEST(Refusals, Experts) {
+  Model model = tiny_moe();
+  Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
+  plan.experts.expert = 2;
+  plan.experts.routing = Routing::kNatural;
+  EXPECT_NE(refusal(model, plan).find("set moe.routing to balanced"), std::string::npos);
+  plan.experts.routing = Routing::kBalanced;
+  plan.experts.dispatcher = Dispatcher::kDeepEp;
+  EXPECT_NE(refusal(model, plan).find("moe.dispatcher"), std::string::npos);
+  plan.experts.dispatcher = Dispatcher::kAllToAll;
+  plan.sequence_length = 6;
+  EXPECT_NE(refusal(model, plan).find("8 experts do not divide 6 x 2"), std::string::npos);
+  plan.sequence_length = 16;
+  ASSERT_TRUE(check_executable(lower(model, in_fp32(plan))).ok());
+  model.experts.bias = true;
+  EXPECT_NE(refusal(model, plan).find("biases of experts"), std::string::npos);
+  model.experts.bias = false;
+  model.predict_layers = 1;
+  EXPECT_NE(refusal(model, plan).find("multi-token prediction"), std::string::npos);
+  Model latent = small_latent();
+  EXPECT_NE(refusal(latent, small_plan(latent, {}, 1)).find("latent attention"), std::string::npos);
 }
 
 // Refused by name before anything starts, for every exchange.
