@@ -1,5 +1,6 @@
 // What the host backend refuses, found before anything starts.
 #include <array>
+#include <numeric>
 #include <string>
 #include <string_view>
 
@@ -45,9 +46,23 @@ Status check_tensors(const Program& program) {
   return ok_status();
 }
 
-Status check_kernel(const Kernel& work) {
+/// How many of a rank's `rows` tokens at least follow each other in their sequence: fewer where
+/// sequences are cut.
+std::int64_t tokens_in_a_row(const Workload& workload, std::size_t program, std::int64_t rows) {
+  const Batch& batch = workload.programs[program].batch;
+  if (!batch.context.valid()) return rows;
+  for (const RankBinding& rank : workload.ranks) {
+    if (rank.program.index() != program) continue;
+    const GroupId group = rank.groups[batch.context.index()];
+    const auto members = static_cast<std::int64_t>(workload.groups[group.index()].size());
+    return std::gcd(rows, batch.length / (2 * members));
+  }
+  return rows;
+}
+
+Status check_kernel(const Kernel& work, std::int64_t in_a_row) {
   const ExpertRows& to = work.rows_of;
-  if (work.kind < KernelKind::kRoute) return ok_status();
+  if (work.kind < KernelKind::kRoute || work.kind >= KernelKind::kPackKeys) return ok_status();
   if (work.kind >= KernelKind::kLatentHeads) {
     return refuse(work, "latent attention is only simulated");
   }
@@ -59,25 +74,24 @@ Status check_kernel(const Kernel& work) {
                   "to alltoall or allgather");
   }
   if (work.kind == KernelKind::kRoute && to.choice == ExpertChoice::kInTurn &&
-      work.rows * to.top_k % to.experts != 0) {
-    return refuse(work, "balanced routing shares the " + std::to_string(work.rows) +
+      in_a_row * to.top_k % to.experts != 0) {
+    return refuse(work, "balanced routing shares every " + std::to_string(in_a_row) +
                             " tokens of a rank evenly, and " + std::to_string(to.experts) +
-                            " experts do not divide " + std::to_string(work.rows) + " x " +
+                            " experts do not divide " + std::to_string(in_a_row) + " x " +
                             std::to_string(to.top_k) +
                             "; choose another sequence or micro batch, or moe.routing capacity");
   }
   return ok_status();
 }
 
-Status check_work(const Work& work) {
-  if (const auto* opaque = std::get_if<Opaque>(&work)) {
-    return unsupported("the host backend cannot execute " + opaque->name +
-                       ": the model gives its bytes and FLOPs only");
+Status check_work(const Workload& workload, std::size_t program, const Work& work) {
+  if (const auto* opaque = std::get_if<Opaque>(&work); opaque != nullptr && !opaque->kernel) {
+    return unsupported("the host backend cannot execute " + opaque->name + ": only its bytes and " +
+                       "FLOPs are known (layers given as numbers, optimizers other than Adam, " +
+                       "compression, offload.delayed_update)");
   }
-  if (const auto* kernel = std::get_if<Kernel>(&work)) return check_kernel(*kernel);
-  const auto* copy = std::get_if<Copy>(&work);
-  if (copy != nullptr && (copy->from == Memory::kStorage || copy->to == Memory::kStorage)) {
-    return unsupported("the host backend cannot execute " + text_of(work));
+  if (const auto* kernel = std::get_if<Kernel>(&work)) {
+    return check_kernel(*kernel, tokens_in_a_row(workload, program, kernel->rows));
   }
   return ok_status();
 }
@@ -85,17 +99,11 @@ Status check_work(const Work& work) {
 }  // namespace
 
 Status check_executable(const Workload& workload) {
-  for (const Program& program : workload.programs) {
+  for (std::size_t p = 0; p < workload.programs.size(); ++p) {
+    const Program& program = workload.programs[p];
     FT_TRY(check_types(program));
     FT_TRY(check_tensors(program));
-    for (const Segment& segment : program.segments) {
-      for (const Op& op : segment.ops) {
-        if (op.category != Category::kContext) continue;
-        return unsupported("the host backend cannot execute context parallelism (" + op.name +
-                           "): masks and positions depend on the rank; set parallel.context to 1");
-      }
-    }
-    for (const Work& work : program.works) FT_TRY(check_work(work));
+    for (const Work& work : program.works) FT_TRY(check_work(workload, p, work));
   }
   return ok_status();
 }

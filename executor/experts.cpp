@@ -38,14 +38,16 @@ class Chooser {
  public:
   Chooser(const Kernel& w, const OpContext& context)
       : x_to(w.rows_of),
-        x_first(context.first_token(w.split_over, w.rows) * w.rows_of.top_k),
+        x_work(w),
+        x_context(context),
         x_order(drawn_order(context, w.rows_of.experts)) {}
 
   /// Of local token r; good until the next call.
   const std::vector<std::int64_t>& of(std::int64_t r, const T* logits) {
     x_chosen = x_order;
     if (x_to.choice == ExpertChoice::kInTurn) {
-      const std::int64_t turn = (x_first + r * x_to.top_k) % x_to.experts;
+      const std::int64_t token = x_context.global_token(x_work.split_over, x_work.rows, r);
+      const std::int64_t turn = token * x_to.top_k % x_to.experts;
       std::rotate(x_chosen.begin(), x_chosen.begin() + turn, x_chosen.end());
     } else {
       std::sort(x_chosen.begin(), x_chosen.end(), [logits](std::int64_t a, std::int64_t b) {
@@ -58,7 +60,8 @@ class Chooser {
 
  private:
   const ExpertRows& x_to;
-  std::int64_t x_first;
+  const Kernel& x_work;
+  const OpContext& x_context;
   std::vector<std::int64_t> x_order, x_chosen;
 };
 

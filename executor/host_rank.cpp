@@ -15,6 +15,13 @@
 namespace foretrain {
 namespace {
 
+/// The kernel that a device's or the host's processor runs.
+const Kernel* kernel_in(const Work& work) {
+  const auto* opaque = std::get_if<Opaque>(&work);
+  if (opaque != nullptr) return opaque->kernel ? &*opaque->kernel : nullptr;
+  return std::get_if<Kernel>(&work);
+}
+
 double cpu_now(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
@@ -47,17 +54,48 @@ Status HostRank<T>::set_up() {
   return ok_status();
 }
 
+/// A buffer that comes and goes is copied from or to one that stays.
+template <typename T>
+typename HostRank<T>::Kept HostRank<T>::kept(const Call& call, const View& view) const {
+  const auto frame_of = [](const Call& of, const View& at) {
+    return of.frames[static_cast<std::size_t>(at.frame)];
+  };
+  const auto stays = [this](FrameId id, std::int16_t buffer) {
+    const Frame& frame = x_program.frames[id.index()];
+    const Frame& home = frame.alias_of.valid() ? x_program.frames[frame.alias_of.index()] : frame;
+    const auto at = static_cast<std::size_t>(frame.alias_of.valid() ? frame.alias_buffer : buffer);
+    return x_program.layouts[home.layout.index()].buffers[at].persistent;
+  };
+  const FrameId frame = frame_of(call, view);
+  if (stays(frame, view.buffer)) return {frame, x_memory.at(call, view)};
+  for (const Call& other : x_program.calls) {
+    for (const Op& op : x_program.segments[other.segment.index()].ops) {
+      if (!std::holds_alternative<Copy>(x_program.works[op.work.index()])) continue;
+      for (std::size_t i = 0; i < op.reads.size(); ++i) {
+        for (const auto& [here, there] :
+             {std::pair(op.reads[i], op.writes[i]), std::pair(op.writes[i], op.reads[i])}) {
+          if (frame_of(other, here) != frame || here.buffer != view.buffer) continue;
+          const FrameId found = frame_of(other, there);
+          if (stays(found, there.buffer)) return {found, x_memory.at(other, there)};
+        }
+      }
+    }
+  }
+  FT_CHECK(false, "an optimizer's buffer that is nowhere kept");
+  return {};
+}
+
 /// A master copy starts as the weights that the same optimizer op writes.
 template <typename T>
 void HostRank<T>::start_masters() {
   for (const auto& [stream, index] : x_list.issue) {
     const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
     const Op& op = x_list.op_of(task);
-    const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
+    const Kernel* kernel = kernel_in(x_program.works[op.work.index()]);
     if (kernel == nullptr || kernel->kind != KernelKind::kAdam || op.writes.size() < 4) continue;
     const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
-    const Operand weights = x_memory.at(call, op.writes[0]);
-    const Operand master = x_memory.at(call, op.writes[3]);
+    const Operand weights = kept(call, op.writes[0]).operand;
+    const Operand master = kept(call, op.writes[3]).operand;
     std::copy_n(reinterpret_cast<const T*>(weights.data), weights.count,
                 reinterpret_cast<T*>(master.data));
   }
@@ -69,12 +107,11 @@ std::vector<typename HostRank<T>::Updated> HostRank<T>::updated() const {
   for (const auto& [stream, index] : x_list.issue) {
     const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
     const Op& op = x_list.op_of(task);
-    const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
+    const Kernel* kernel = kernel_in(x_program.works[op.work.index()]);
     if (kernel == nullptr || kernel->kind != KernelKind::kAdam) continue;
-    const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
-    const Operand weights = x_memory.at(call, op.writes[0]);
-    out.push_back({call.frames[static_cast<std::size_t>(op.writes[0].frame)], weights.begin,
-                   weights.begin + weights.count});
+    const Kept weights = kept(x_program.calls[static_cast<std::size_t>(task.call)], op.writes[0]);
+    out.push_back(
+        {weights.frame, weights.operand.begin, weights.operand.begin + weights.operand.count});
   }
   return out;
 }
@@ -223,8 +260,7 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
   const Op& op = x_list.op_of(task);
   const Work& work = x_program.works[op.work.index()];
   const bool kernel = std::holds_alternative<Gemm>(work) ||
-                      std::holds_alternative<Attention>(work) ||
-                      std::holds_alternative<Kernel>(work);
+                      std::holds_alternative<Attention>(work) || kernel_in(work) != nullptr;
   if (kernel) x_transport.kernel_begins(x_rank);
   const double cpu_before = kernel ? cpu_now(x_clock) : 0;
   Arrival there;
@@ -278,7 +314,7 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op, Arrival& there) {
     run_gemm(*gemm, x);
   } else if (const auto* attention = std::get_if<Attention>(&work)) {
     run_attention(*attention, context, x);
-  } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
+  } else if (const Kernel* kernel = kernel_in(work)) {
     run_kernel(*kernel, context, x);
   } else if (const auto* collective = std::get_if<Collective>(&work)) {
     FT_TRY(communicate(*collective, x, there));
@@ -287,12 +323,9 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op, Arrival& there) {
   } else if (const auto* pause = std::get_if<Pause>(&work)) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause->time.ps / 1000));
   } else if (std::holds_alternative<Copy>(work)) {
-    if (x.reads.empty()) {
-      load_tokens(context, x.writes[0]);
-    } else {
-      std::memcpy(x.writes[0].data, x.reads[0].data,
-                  static_cast<std::size_t>(x.reads[0].count) *
-                      (x.reads[0].buffer->dtype == DType::kFp32 ? sizeof(T) : 1));
+    if (x.reads.empty()) load_tokens(context, x.writes[0]);
+    for (std::size_t i = 0; i < x.reads.size(); ++i) {
+      std::memcpy(x.writes[i].data, x.reads[i].data, HostMemory<T>::size_of(x.reads[i]));
     }
   }
   return x_options.check ? check_written(op, x) : ok_status();

@@ -59,6 +59,12 @@ class HostRank final : public RankRunner {
   Status exchange(const P2PBatch& work, const Operands<T>& x, Arrival& there);
   Status copy(const Call& call, const Operands<T>& x);
   Status check_written(const Op& op, const Operands<T>& x) const;
+  /// Where the content of an optimizer's buffer is between steps.
+  struct Kept {
+    FrameId frame;
+    Operand operand;
+  };
+  Kept kept(const Call& call, const View& view) const;
   void start_masters();
   void fail(const std::string& what);
   Time now() const;

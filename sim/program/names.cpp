@@ -35,7 +35,11 @@ std::string_view name_of(KernelKind kind) {
       "adam",           "route",
       "route-backward", "expert-counts",
       "permute",        "unpermute",
-      "latent-heads",   "latent-heads-backward"};
+      "latent-heads",   "latent-heads-backward",
+      "pack-keys",      "unpack-keys",
+      "add-queries",    "merge-attention",
+      "split-heads",    "join-heads",
+      "split-sequence", "join-sequence"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
@@ -77,10 +81,13 @@ std::string_view name_of(Phase phase) {
 
 Bytes kernel_bytes(const Kernel& kernel, const Op& op) {
   Bytes sum = kernel.rows * kernel.cols * kernel.intermediate_bytes;
+  const bool in_part =
+      kernel.kind >= KernelKind::kPackKeys && kernel.kind <= KernelKind::kAddQueries;
   const auto add = [&](const std::vector<View>& views, bool table_first) {
     for (std::size_t i = 0; i < views.size(); ++i) {
       const Bytes touched = bytes_of(kernel.dtype, kernel.rows * kernel.cols);
-      sum += table_first && i == 0 ? std::min(touched, views[i].bytes) : views[i].bytes;
+      const bool rows_only = in_part || (table_first && i == 0);
+      sum += rows_only ? std::min(touched, views[i].bytes) : views[i].bytes;
     }
   };
   add(op.reads, kernel.kind == KernelKind::kEmbedding);

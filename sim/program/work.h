@@ -3,6 +3,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -38,6 +39,15 @@ enum class AttentionKernel : std::uint8_t {
   kTriton,   ///< FlashAttention 1 as Triton compiles it
 };
 
+/// How context-parallel ranks, each with its part of every sequence, share an attention.
+enum class ContextPart : std::uint8_t {
+  kWhole,   ///< not at all
+  kOwn,     ///< queries and keys of this rank's part
+  kMember,  ///< its queries, keys of the member `hops` places before it: an operand of their own
+  kAll,     ///< its queries, keys of all members, one after another: likewise
+  kHeads,   ///< its part of the heads, of whole sequences
+};
+
 /// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from
 /// one packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim]: for each key-value head its
 /// q_heads / kv_heads queries, its key, its value, so that a cut by heads is contiguous. Forward:
@@ -58,6 +68,8 @@ struct Attention {
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all
+  ContextPart part = ContextPart::kWhole;
+  std::int32_t hops = 0;  ///< see kMember
   std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const Attention&) const = default;
 };
@@ -107,6 +119,14 @@ enum class KernelKind : std::uint8_t {
   kUnpermute,     ///< and back, rows of one token summed
   kLatentHeads,  ///< latent attention: heads packed, rotated, with the part of keys that they share
   kLatentHeadsBackward,
+  kPackKeys,        ///< keys and values out of packed qkv
+  kUnpackKeys,      ///< and into it
+  kAddQueries,      ///< d q added to that in packed d qkv
+  kMergeAttention,  ///< parts of an attention put together by their log-sum-exps
+  kSplitHeads,      ///< a token's heads, by the members that get them
+  kJoinHeads,
+  kSplitSequence,  ///< tokens of whole sequences, by the members that hold them
+  kJoinSequence,
   kCount
 };
 
@@ -140,7 +160,7 @@ struct Kernel {
   std::int32_t launches = 1;
   std::int64_t intermediate_bytes = 0;  ///< moved besides the operands, for each of rows x cols
   std::int64_t head_dim = 0;            ///< of rope
-  double value = 0;                     ///< the rate of a dropout, the norm that `scale` clips to
+  double value = 0;  ///< the rate of a dropout, the norm that `scale` and `adam` clip to
   /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
   /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them.
   GroupSlot split_over;
@@ -215,14 +235,16 @@ struct Pause {
   bool operator==(const Pause&) const = default;
 };
 
-/// Priced by bytes and FLOPs, refused by executors: work given as numbers only. `where` is the
-/// memory that it moves the bytes in; on the host it takes nothing of the device.
+/// Priced by bytes and FLOPs: work given as numbers. `where` is the memory that it moves the bytes
+/// in; on the host it takes nothing of the device. Executors run `kernel` on the op's operands, and
+/// refuse work that has none.
 struct Opaque {
   std::string name;
   Bytes bytes = 0;
   std::int64_t flops = 0;
   DType dtype = DType::kBf16;
   Memory where = Memory::kDevice;
+  std::optional<Kernel> kernel = std::nullopt;  ///< what it computes, where that is written down
   bool operator==(const Opaque&) const = default;
 };
 

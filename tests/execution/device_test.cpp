@@ -203,6 +203,10 @@ TEST(DeviceRefusals, ByName) {
   const Status status = check_device_executable(lower(model, plan));
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("parallel.context"), std::string::npos);
+  const Model sparse = small_moe();
+  const Status experts = check_device_executable(lower(sparse, small_plan(sparse, {}, 1)));
+  ASSERT_FALSE(experts.ok());
+  EXPECT_NE(experts.error().message.find("no kernels of experts"), std::string::npos);
 }
 
 }  // namespace

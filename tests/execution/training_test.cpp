@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "executor/thread_run.h"
 #include "models/lower.h"
@@ -45,7 +46,9 @@ void make_experts_small(Rng& rng, Model& m, Plan& p) {
   while (ranks % to.expert != 0) to.expert /= 2;
   if (ranks % (to.expert * to.tensor) != 0 || e.width % to.tensor != 0) to.tensor = 1;
   to.dispatcher = coin() ? Dispatcher::kAllGather : Dispatcher::kAllToAll;
-  const bool even = p.tokens() / p.shard() * e.top_k % e.count == 0;
+  const std::int64_t rows = p.tokens() / p.shard();
+  const std::int64_t chunk = p.context > 1 ? p.sequence_length / (2 * p.context) : rows;
+  const bool even = std::gcd(rows, chunk) * e.top_k % e.count == 0;
   to.routing = even && coin() ? Routing::kBalanced : Routing::kCapacity;
   to.factor = 1;
   if (to.routing == Routing::kBalanced) return;
@@ -77,17 +80,12 @@ Drawn draw_small(Rng& rng, Kind kind) {
   m.norm = rng.below(2) == 0 ? Norm::kLayerNorm : Norm::kRmsNorm;
   m.norm_bias = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
   Plan& p = out.plan;
-  if (p.context > 1) {  // not executed yet
-    const std::int64_t microbatches = p.microbatches();
-    p.context = 1;
-    p.global_batch = p.micro_batch * p.data * microbatches;
-  }
   while (p.accelerators > 8) {
     std::int64_t& largest = p.data > 2 ? p.data : p.pipeline > 2 ? p.pipeline : p.tensor;
     const std::int64_t microbatches = p.microbatches();
     largest = std::max<std::int64_t>(1, largest / 2);
     p.accelerators = p.tensor * p.pipeline * p.data;
-    p.global_batch = p.micro_batch * p.data * microbatches;
+    p.global_batch = p.micro_batch * p.batch_ranks() * microbatches;
   }
   if (p.pipeline == 1) {
     p.virtual_pipeline = 1;
@@ -95,10 +93,11 @@ Drawn draw_small(Rng& rng, Kind kind) {
   }
   if (p.tensor == 1) p.sequence = false;
   if (p.virtual_pipeline > 1)
-    p.global_batch = p.micro_batch * p.data * p.pipeline * (1 + rng.below(2));
+    p.global_batch = p.micro_batch * p.batch_ranks() * p.pipeline * (1 + rng.below(2));
   if (p.shard_group > 0 && p.data % p.shard_group != 0) p.shard_group = 0;
   p.units.reduce = DType::kFp32;
   p.sequence_length = 4 * (1 + rng.below(4));
+  if (p.sequence && p.tokens() % p.tensor != 0) p.sequence_length *= 2;
   while (p.chunks() > m.layers + 2) ++m.layers;
   p.pipeline_layout = default_layout(m.layers, p.chunks());
   p.bucket_elements = rng.below(2) == 0 ? 0 : 1 + rng.below(20'000);
@@ -106,7 +105,7 @@ Drawn draw_small(Rng& rng, Kind kind) {
   p.precision.linear = DType::kFp32;
   p.clip_norm = rng.below(3) == 0 ? 0.0 : 0.3;
   p.data_time = p.step_time = Time{};
-  p.offload = Offload();  // only simulated
+  p.offload.delayed_update = false;  // another step's gradients
   GradientBuckets& b = p.buckets;
   b.compression = Compression::kNone;  // not the same gradients
   b.bytes = 1 + b.bytes % 20'000;
@@ -121,11 +120,13 @@ Drawn draw_small(Rng& rng, Kind kind) {
 Plan on_one_rank(const Plan& plan) {
   Plan one = plan;
   one.tensor = one.pipeline = one.virtual_pipeline = one.data = one.accelerators = 1;
+  one.context = 1;
   one.sequence = false;
   one.pipeline_layout.clear();
   one.sharding = Sharding::kNone;
   one.buckets = GradientBuckets();
   one.recompute = Recompute{};
+  one.offload = Offload();
   one.experts.expert = one.experts.tensor = 1;
   one.experts.dispatcher = Dispatcher::kAllToAll;
   one.schedule = Schedule::kGpipe;
@@ -349,20 +350,91 @@ TEST(Refusals, Experts) {
   EXPECT_NE(refusal(latent, small_plan(latent, {}, 1)).find("latent attention"), std::string::npos);
 }
 
-// Refused by name before anything starts, for every exchange.
-TEST(Refusals, ContextParallelism) {
-  for (const ContextExchange exchange :
-       {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
-    const Model model = small_gpt();
-    Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
-    plan.context = 2;
-    plan.global_batch = 1;
-    plan.context_exchange = exchange;
-    plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
-    const Status status = check_executable(lower(model, plan));
-    ASSERT_FALSE(status.ok());
-    EXPECT_NE(status.error().message.find("context parallelism"), std::string::npos);
+// Sequences cut among two and four ranks, in every exchange, beside the other ways.
+TEST(ContextParallel, TrainsAsOneRank) {
+  struct Case {
+    Degrees degrees;  ///< data: ranks of the context group too
+    std::int64_t context;
+  };
+  const Case cases[] = {{{1, 1, 1, 2}, 2},
+                        {{1, 1, 1, 4}, 4},
+                        {{1, 1, 1, 4}, 2},
+                        {{2, 1, 1, 2}, 2},
+                        {{1, 2, 1, 2}, 2}};
+  for (const Case& c : cases) {
+    for (const ContextExchange exchange :
+         {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+      for (Model model : {small_gpt(), small_llama(), small_moe()}) {
+        model.layers = 2;
+        model.head_dim = 4;
+        model.heads = model.kv_heads = 8;
+        model.hidden = 16;
+        model.intermediate = 24;
+        model.vocabulary = 60;
+        if (model.has_experts()) model.experts = Experts{4, 2, 8, 8, 1, 1, false};
+        if (model.positions > 0) model.positions = 16;
+        if (model.has_experts()) model.position = Position::kAlibi;
+        Plan plan = in_fp32(small_plan(model, c.degrees, 2));
+        plan.context = c.context;
+        plan.context_exchange = exchange;
+        plan.sequence_length = 16;
+        plan.micro_batch = 2;
+        plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
+        plan.sequence = plan.tensor > 1;
+        plan.dropout = 0.1;
+        plan.recompute.attention = exchange != ContextExchange::kRing;
+        expect_as_one_rank(model, plan);
+      }
+    }
   }
+}
+
+// States at the host and in files, shards of parameters too, and what layers keep: the same weights
+// as on one rank that offloads nothing.
+TEST(Offloading, TrainsAsOneRank) {
+  Model model = small_llama();
+  model.layers = 3;
+  model.head_dim = 4;
+  model.hidden = 16;
+  model.intermediate = 24;
+  model.vocabulary = 60;
+  for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
+    for (const Memory states : {Memory::kHost, Memory::kStorage}) {
+      for (const Memory parameters : {Memory::kDevice, Memory::kHost, Memory::kStorage}) {
+        if (parameters != Memory::kDevice && sharding != Sharding::kParameters) continue;
+        for (const std::int64_t tensor : {1, 2}) {
+          Plan plan = in_fp32(small_plan(model, {tensor, 1, 1, 2}, 2));
+          plan.sequence_length = 8;
+          plan.sharding = sharding;
+          plan.units.narrow_shards = true;
+          plan.units.reduce = DType::kFp32;
+          plan.units.reduce_each = tensor == 1;
+          plan.precision.master = states == Memory::kHost;
+          plan.clip_norm = 0.3;
+          plan.offload.optimizer = states;
+          plan.offload.parameters = parameters;
+          plan.offload.activation_layers = 2;
+          ASSERT_TRUE(lower(model, plan).programs[0].streams.size() > 4);
+          expect_as_one_rank(model, plan);
+        }
+      }
+    }
+  }
+}
+
+TEST(Refusals, Offloading) {
+  const Model model = small_llama();
+  Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
+  plan.sharding = Sharding::kGradients;
+  plan.units.narrow_shards = true;
+  plan.units.reduce = DType::kFp32;
+  plan.offload.optimizer = Memory::kHost;
+  ASSERT_TRUE(check_executable(lower(model, in_fp32(plan))).ok());
+  plan.offload.delayed_update = true;
+  EXPECT_NE(refusal(model, plan).find("offload.delayed_update"), std::string::npos);
+  plan.offload.delayed_update = false;
+  plan.optimizer = Optimizer::kLamb;
+  EXPECT_NE(refusal(model, plan).find("optimizers other than Adam"), std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, Training, ::testing::Range(0, kPlans));
