@@ -162,45 +162,47 @@ MoeBlock::Way MoeBlock::way() const {
   return out;
 }
 
+void MoeBlock::sort(SegmentWriter& w, const std::string& name, const Payload& payload, bool back) {
+  std::vector<View> reads;
+  std::vector<View> writes;
+  for (const Rows& rows : payload) {
+    reads.push_back(rows.from.view());
+    writes.push_back(rows.to.view());
+  }
+  Kernel sort = of_experts(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
+                           x_model.hidden);
+  sort.rows_of.experts = x_sizes.local;
+  sort.rows_of.sources = group_size();
+  if (gathers()) {
+    // Scores come forward only, and with them which rows are taken.
+    const bool picks = !back && payload.size() > 1;
+    (picks ? writes : reads).push_back(x_places.view());
+    if (exchanges()) sort.split_over = x_builder.group(kExpertGroup);
+  }
+  w.compute(name + (back ? ".unsort" : ".sort"), sort, std::move(reads), std::move(writes));
+}
+
 void MoeBlock::take_step(SegmentWriter& w, const std::string& name, Step step,
                          const Payload& payload, bool back) {
-  if (step == Step::kSort) {
-    std::vector<View> reads;
-    std::vector<View> writes;
-    for (const Rows& rows : payload) {
-      reads.push_back(rows.from.view());
-      writes.push_back(rows.to.view());
-    }
-    Kernel sort = of_experts(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
-                             x_model.hidden);
-    sort.rows_of.experts = x_sizes.local;
-    sort.rows_of.sources = group_size();
-    if (gathers()) {
-      // Scores come forward only, and with them which rows are taken.
-      const bool picks = !back && payload.size() > 1;
-      (picks ? writes : reads).push_back(x_places.view());
-      if (exchanges()) sort.split_over = x_builder.group(kExpertGroup);
-    }
-    w.compute(name + (back ? ".unsort" : ".sort"), sort, std::move(reads), std::move(writes));
-    return;
-  }
+  if (step == Step::kSort) return sort(w, name, payload, back);
   const bool swap = step == Step::kExchange && !gathers();
+  // The kernels of DeepEP carry the probabilities beside their tokens.
+  const bool beside = swap && fused();
   const CollectiveKind gather = back ? CollectiveKind::kReduceScatter : CollectiveKind::kAllGather;
   const char* group = step == Step::kExpertTensor ? kExpertTensorGroup
                       : gathers()                 ? kExpertModelGroup
                                                   : kExpertGroup;
   for (std::size_t i = 0; i < payload.size(); ++i) {
     const Rows& rows = payload[i];
-    // The kernels of DeepEP carry the probabilities beside their tokens.
-    if (i > 0 && swap && fused()) continue;
-    const std::int64_t most = (x_sizes.sent > x_sizes.received ? x_sizes.sent : x_sizes.received);
+    if (i > 0 && beside) continue;
+    const std::int64_t most = std::max(x_sizes.sent, x_sizes.received);
     const std::int64_t count = swap ? most * rows.width : std::max(rows.from.count, rows.to.count);
     Collective work{swap ? CollectiveKind::kAllToAll : gather, x_builder.group(group), count,
                     rows.from.dtype, false};
-    if (swap && fused()) work.fan_out = static_cast<std::int32_t>(x_model.experts.top_k);
+    if (beside) work.fan_out = static_cast<std::int32_t>(x_model.experts.top_k);
     std::vector<View> reads = {rows.from.view()};
     std::vector<View> writes = {rows.to.view()};
-    if (i == 0 && swap && fused() && payload.size() > 1) {
+    if (beside && payload.size() > 1) {
       reads.push_back(payload[1].from.view());
       writes.push_back(payload[1].to.view());
     }

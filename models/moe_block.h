@@ -73,6 +73,7 @@ class MoeBlock : public Block {
   void to_experts(SegmentWriter& w, const std::string& name, const Payload& payload);
   void from_experts(SegmentWriter& w, const std::string& name, const Payload& payload);
   void walk(SegmentWriter& w, const std::string& name, const Payload& payload, bool back);
+  void sort(SegmentWriter& w, const std::string& name, const Payload& payload, bool back);
   void take_step(SegmentWriter& w, const std::string& name, Step step, const Payload& payload,
                  bool back);
   bool direct() const { return gathers() || (fused() && !exchanges()); }

@@ -62,10 +62,7 @@ Drawn draw_any(Rng& rng, Kind kind) {
   return kind == Kind::kUnits ? draw_sharded_plan(rng) : draw_plan(rng);
 }
 
-/// A drawn model and plan, made small enough to run, in fp32.
-Drawn draw_small(Rng& rng, Kind kind) {
-  Drawn out = draw_any(rng, kind);
-  Model& m = out.model;
+void make_small(Rng& rng, Model& m) {
   m.layers = 1 + rng.below(4);
   m.head_dim = 4;
   m.hidden = rng.below(3) == 0 ? 20 : m.heads * m.head_dim;
@@ -79,6 +76,13 @@ Drawn draw_small(Rng& rng, Kind kind) {
   }
   m.norm = rng.below(2) == 0 ? Norm::kLayerNorm : Norm::kRmsNorm;
   m.norm_bias = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
+}
+
+/// A drawn model and plan, made small enough to run, in fp32.
+Drawn draw_small(Rng& rng, Kind kind) {
+  Drawn out = draw_any(rng, kind);
+  Model& m = out.model;
+  make_small(rng, m);
   Plan& p = out.plan;
   while (p.accelerators > 8) {
     std::int64_t& largest = p.data > 2 ? p.data : p.pipeline > 2 ? p.pipeline : p.tensor;
