@@ -55,11 +55,30 @@ void make_experts_small(Rng& rng, Model& m, Plan& p) {
   to.factor = static_cast<double>(e.count) / static_cast<double>(e.top_k);
 }
 
-enum class Kind : std::uint8_t { kBuckets, kUnits, kExperts };
+enum class Kind : std::uint8_t { kBuckets, kUnits, kExperts, kContext };
+
+/// Sequences cut among all data-parallel ranks, or half of what there are.
+void cut_sequences(Rng& rng, Model& m, Plan& p) {
+  const std::int64_t microbatches = p.microbatches();
+  m.sliding_window = 0;
+  p.attention = AttentionKernel::kFlash;
+  p.rank_order = {"tp", "cp", "ep", "dp", "pp"};
+  p.context = p.tensor * p.pipeline <= 2 && rng.below(2) == 0 ? 4 : 2;
+  p.data = p.tensor * p.pipeline <= 2 ? 4 : 2;
+  p.accelerators = p.tensor * p.pipeline * p.data;
+  p.global_batch = p.micro_batch * p.batch_ranks() * microbatches;
+  p.shard_group = 0;
+  const bool heads = m.kv_heads % (p.context * p.tensor) == 0;
+  p.context_exchange = static_cast<ContextExchange>(rng.below(heads ? 3 : 2));
+}
 
 Drawn draw_any(Rng& rng, Kind kind) {
   if (kind == Kind::kExperts) return draw_sparse_plan(rng);
-  return kind == Kind::kUnits ? draw_sharded_plan(rng) : draw_plan(rng);
+  if (kind == Kind::kUnits) return draw_sharded_plan(rng);
+  if (kind == Kind::kBuckets) return draw_plan(rng);
+  Drawn out = rng.below(2) == 0 ? draw_sharded_plan(rng) : draw_plan(rng);
+  cut_sequences(rng, out.model, out.plan);
+  return out;
 }
 
 void make_small(Rng& rng, Model& m) {
@@ -101,7 +120,10 @@ Drawn draw_small(Rng& rng, Kind kind) {
   if (p.shard_group > 0 && p.data % p.shard_group != 0) p.shard_group = 0;
   p.units.reduce = DType::kFp32;
   p.sequence_length = 4 * (1 + rng.below(4));
-  if (p.sequence && p.tokens() % p.tensor != 0) p.sequence_length *= 2;
+  while (p.sequence_length % (2 * p.context) != 0 || p.tokens() % p.shard() != 0) {
+    p.sequence_length *= 2;
+  }
+  if (m.positions > 0) m.positions = std::max(m.positions, p.sequence_length);
   while (p.chunks() > m.layers + 2) ++m.layers;
   p.pipeline_layout = default_layout(m.layers, p.chunks());
   p.bucket_elements = rng.below(2) == 0 ? 0 : 1 + rng.below(20'000);
@@ -230,6 +252,11 @@ TEST_P(Training, EqualsOneRank) {
 // Sharded gradients and parameters: units, groups with replicas, prefetches.
 TEST_P(Training, InShardsEqualsOneRank) {
   expect_trains_equally(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), Kind::kUnits);
+}
+
+// Sequences cut among ranks, in every exchange.
+TEST_P(Training, OverPartsOfSequencesEqualsOneRank) {
+  expect_trains_equally(kFirstSeed + 3000 + static_cast<std::uint64_t>(GetParam()), Kind::kContext);
 }
 
 // Experts over tensor- and data-parallel ranks, whole or cut, in buckets or units.
