@@ -75,29 +75,55 @@ T sigmoid(T x) {
   return T(1) / (T(1) + std::exp(-x));
 }
 
+/// How gate and up lie in a row: side by side, or, where rows are of experts and come with a
+/// probability each, in turn, so that a cut by columns takes pairs.
+template <typename T>
+struct Gated {
+  explicit Gated(const Kernel& w, const Operands<T>& x, std::size_t probabilities)
+      : of_experts(x.reads.size() > probabilities),
+        step(of_experts ? 2 : 1),
+        up(of_experts ? 1 : w.cols),
+        probability(of_experts ? x.in(probabilities) : nullptr) {}
+  T scale(std::int64_t row) const { return of_experts ? probability[row] : T(1); }
+  bool of_experts;
+  std::int64_t step, up;
+  const T* probability;
+};
+
+/// reads: gate and up, [probabilities]; y = p silu(gate) up.
 template <typename T>
 void swiglu(const Kernel& w, const Operands<T>& x) {
+  const Gated<T> lies(w, x, 1);
   for (std::int64_t r = 0; r < w.rows; ++r) {
-    const T* gate = x.in(0) + 2 * r * w.cols;
-    const T* up = gate + w.cols;
+    const T* in = x.in(0) + 2 * r * w.cols;
     T* out = x.out(0) + r * w.cols;
-    for (std::int64_t c = 0; c < w.cols; ++c) out[c] = gate[c] * sigmoid(gate[c]) * up[c];
+    const T p = lies.scale(r);
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      const T gate = in[c * lies.step];
+      out[c] = p * (gate * sigmoid(gate) * in[c * lies.step + lies.up]);
+    }
   }
 }
 
+/// reads: d y, gate and up, [probabilities]; writes: d gate and d up, [d probabilities].
 template <typename T>
 void swiglu_backward(const Kernel& w, const Operands<T>& x) {
+  const Gated<T> lies(w, x, 2);
   for (std::int64_t r = 0; r < w.rows; ++r) {
     const T* d_y = x.in(0) + r * w.cols;
-    const T* gate = x.in(1) + 2 * r * w.cols;
-    const T* up = gate + w.cols;
-    T* d_gate = x.out(0) + 2 * r * w.cols;
-    T* d_up = d_gate + w.cols;
+    const T* in = x.in(1) + 2 * r * w.cols;
+    T* out = x.out(0) + 2 * r * w.cols;
+    const T p = lies.scale(r);
+    T d_p = 0;
     for (std::int64_t c = 0; c < w.cols; ++c) {
-      const T s = sigmoid(gate[c]);
-      d_gate[c] = d_y[c] * up[c] * s * (T(1) + gate[c] * (T(1) - s));
-      d_up[c] = d_y[c] * gate[c] * s;
+      const T gate = in[c * lies.step];
+      const T up = in[c * lies.step + lies.up];
+      const T s = sigmoid(gate);
+      d_p += d_y[c] * gate * s * up;
+      out[c * lies.step] = p * d_y[c] * up * s * (T(1) + gate * (T(1) - s));
+      out[c * lies.step + lies.up] = p * d_y[c] * gate * s;
     }
+    if (lies.of_experts) x.out(1)[r] = d_p;
   }
 }
 

@@ -1,5 +1,8 @@
 // Attention by blocks of queries; the scores of one block are the only ones stored (but in the
 // unfused form, which keeps them all).
+//
+// Keys come from one or several sources: the packed qkv of the queries, or, under context
+// parallelism, keys and values of one member or of all. What a query sees follows from positions.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,6 +13,16 @@ namespace foretrain {
 namespace {
 
 constexpr std::int64_t kBlock = 64;  ///< queries
+
+/// Keys and values of one part of every sequence; positions ascend.
+template <typename T>
+struct Source {
+  const T* in = nullptr;
+  T* gradient = nullptr;             ///< of the same shape
+  std::int64_t width = 0;            ///< elements of a token
+  std::int64_t head = 0, first = 0;  ///< elements of a key-value head; before its key
+  std::vector<std::int64_t> positions;
+};
 
 template <typename T>
 class AttentionRun {
@@ -22,60 +35,134 @@ class AttentionRun {
         x_out_width(work.q_heads * work.head_dim),
         x_scale(T(1) / std::sqrt(static_cast<T>(work.head_dim))),
         x_unfused(work.kernel == AttentionKernel::kUnfused),
+        x_masked(work.causal || work.part == ContextPart::kMember ||
+                 work.part == ContextPart::kAll),
         x_key(context.key("attention dropout")),
         x_first_sequence(context.first_sequence()) {
-    const Place place = context.place(work.heads_split_over);
-    x_first_head = place.index * work.q_heads;
-    x_all_heads = place.size * work.q_heads;
-    const auto block = static_cast<std::size_t>(kBlock * work.kv_len);
+    place_heads(context);
+    place_queries(context);
+    find_sources(context);
+    std::size_t keys = 0;
+    for (const Source<T>& source : x_sources) keys += source.positions.size();
+    const std::size_t block = static_cast<std::size_t>(kBlock) * keys;
     x_p.resize(block);
     x_dropped.resize(block);
     x_dp.resize(block);
   }
 
   void forward() {
-    each_head([this](std::int64_t b, std::int64_t h) {
-      for (std::int64_t q = 0; q < x_w.q_len; q += kBlock) forward_block(b, h, q);
-    });
+    each_block([this](const Range& r) { forward_block(r); });
   }
 
   void backward() {
-    std::fill_n(x_x.out(0), x_w.batch * x_w.q_len * x_width, T(0));
-    each_head([this](std::int64_t b, std::int64_t h) {
-      for (std::int64_t q = 0; q < x_w.q_len; q += kBlock) backward_block(b, h, q);
-    });
+    std::fill_n(x_x.out(0), x_x.writes[0].count, T(0));
+    if (x_x.writes.size() > 1) std::fill_n(x_x.out(1), x_x.writes[1].count, T(0));
+    each_block([this](const Range& r) { backward_block(r); });
   }
 
  private:
-  template <typename Visit>
-  void each_head(Visit visit) {
-    for (std::int64_t b = 0; b < x_w.batch; ++b) {
-      for (std::int64_t h = 0; h < x_w.q_heads; ++h) visit(b, h);
+  /// The keys of one source that a block of queries sees some of; its columns of the scores.
+  struct Seen {
+    const Source<T>* source;
+    std::int64_t k = 0, keys = 0, column = 0;
+  };
+  struct Range {
+    std::int64_t batch = 0, head = 0, q = 0, rows = 0, keys = 0;
+    std::vector<Seen> seen;
+  };
+
+  void place_heads(const OpContext& context) {
+    Place place = context.place(x_w.heads_split_over);
+    if (x_w.part == ContextPart::kHeads) {
+      const Place cut = context.place(context.batch.context);
+      place = {place.index * cut.size + cut.index, place.size * cut.size};
+    }
+    x_first_head = place.index * x_w.q_heads;
+    x_all_heads = place.size * x_w.q_heads;
+  }
+
+  /// Positions of the part of a sequence that `member` holds.
+  std::vector<std::int64_t> positions(const OpContext& context, std::int64_t member) const {
+    const bool whole = x_w.part == ContextPart::kWhole || x_w.part == ContextPart::kHeads;
+    std::vector<std::int64_t> out;
+    for (std::int64_t i = 0; i < x_w.q_len; ++i) {
+      out.push_back(whole ? i : context.position_in_part(i, member));
+    }
+    return out;
+  }
+
+  void place_queries(const OpContext& context) {
+    const std::int64_t own = context.place(context.batch.context).index;
+    x_queries = positions(context, own);
+    x_length = std::max(x_w.q_len, context.batch.length);
+    const bool apart = x_w.backward && x_w.part == ContextPart::kMember;
+    x_d_width = apart ? x_out_width : x_width;  // d q stands alone
+  }
+
+  void find_sources(const OpContext& context) {
+    const bool backward = x_w.backward;
+    if (x_w.part != ContextPart::kMember && x_w.part != ContextPart::kAll) {
+      x_sources.push_back({x_x.in(backward ? 1 : 0), backward ? x_x.out(0) : nullptr, x_width,
+                           (x_group + 2) * x_w.head_dim, x_group * x_w.head_dim, x_queries});
+      return;
+    }
+    const Place cut = context.place(context.batch.context);
+    const std::size_t at = backward ? 3 : 1;
+    const std::int64_t width = 2 * x_w.kv_heads * x_w.head_dim;
+    const std::int64_t part = x_w.batch * x_w.q_len * width;
+    for (std::int64_t m = 0; m * part < x_x.reads[at].count; ++m) {
+      const std::int64_t member = x_w.part == ContextPart::kAll
+                                      ? m
+                                      : (cut.index + cut.size - x_w.hops % cut.size) % cut.size;
+      x_sources.push_back({x_x.in(at) + m * part, backward ? x_x.out(1) + m * part : nullptr, width,
+                           2 * x_w.head_dim, 0, positions(context, member)});
     }
   }
 
-  // Where a head lies in a row of qkv: queries of its group, then the group's key and value.
+  template <typename Visit>
+  void each_block(Visit visit) {
+    for (std::int64_t b = 0; b < x_w.batch; ++b) {
+      for (std::int64_t h = 0; h < x_w.q_heads; ++h) {
+        for (std::int64_t q = 0; q < x_w.q_len; q += kBlock) visit(range(b, h, q));
+      }
+    }
+  }
+
+  /// Where a query lies in a row of qkv: first in the group of its key and value.
   std::int64_t q_at(std::int64_t h) const {
     return (h / x_group * (x_group + 2) + h % x_group) * x_w.head_dim;
   }
-  std::int64_t k_at(std::int64_t h) const {
-    return (h / x_group * (x_group + 2) + x_group) * x_w.head_dim;
+  /// And where d q goes, which may stand alone.
+  std::int64_t d_q_at(std::int64_t h) const {
+    return x_d_width == x_width ? q_at(h) : h * x_w.head_dim;
   }
-  std::int64_t v_at(std::int64_t h) const { return k_at(h) + x_w.head_dim; }
+  /// Of a source, elements before the key of row k; the value follows the key.
+  std::int64_t key_at(const Source<T>& s, const Range& r, std::int64_t k) const {
+    const auto length = static_cast<std::int64_t>(s.positions.size());
+    return (r.batch * length + k) * s.width + r.head / x_group * s.head + s.first;
+  }
 
-  /// A block of queries and the keys that any of them sees.
-  struct Range {
-    std::int64_t batch = 0, head = 0, q = 0, rows = 0, k = 0, keys = 0;
-  };
+  std::int64_t query_position(const Range& r, std::int64_t i) const {
+    return x_queries[static_cast<std::size_t>(r.q + i)];
+  }
+
   Range range(std::int64_t b, std::int64_t h, std::int64_t q) const {
-    Range r{b, h, q, std::min(kBlock, x_w.q_len - q), 0, 0};
-    const std::int64_t end = x_w.causal ? q + r.rows : x_w.kv_len;
-    r.k = x_w.window > 0 ? std::max<std::int64_t>(0, q - x_w.window + 1) : 0;
-    r.keys = end - r.k;
+    Range r{b, h, q, std::min(kBlock, x_w.q_len - q), 0, {}};
+    const std::int64_t first = query_position(r, 0);
+    const std::int64_t last = query_position(r, r.rows - 1);
+    for (const Source<T>& source : x_sources) {
+      const auto begin = source.positions.begin();
+      const auto end =
+          x_masked ? std::upper_bound(begin, source.positions.end(), last) : source.positions.end();
+      const auto from = x_w.window > 0 ? std::upper_bound(begin, end, first - x_w.window) : begin;
+      if (from == end) continue;
+      r.seen.push_back({&source, from - begin, end - from, r.keys});
+      r.keys += end - from;
+    }
     return r;
   }
-  bool seen(std::int64_t query, std::int64_t key) const {
-    if (x_w.causal && key > query) return false;
+  bool sees(std::int64_t query, std::int64_t key) const {
+    if (x_masked && key > query) return false;
     return x_w.window == 0 || key > query - x_w.window;
   }
   /// 2^(-8 (h + 1) / H), Press et al. 2022.
@@ -93,23 +180,26 @@ class AttentionRun {
 
   /// x_p = scores of the block, -infinity where masked.
   void scores(const T* qkv, const Range& r) {
-    product(false, true, r.rows, r.keys, x_w.head_dim, row(qkv, r.batch, r.q) + q_at(r.head),
-            x_width, row(qkv, r.batch, r.k) + k_at(r.head), x_width, x_p.data(), r.keys, x_scale,
-            T(0));
     const T tilt = x_w.alibi ? slope(r.head) : T(0);
-    for (std::int64_t i = 0; i < r.rows; ++i) {
-      T* line = x_p.data() + i * r.keys;
-      for (std::int64_t j = 0; j < r.keys; ++j) {
-        if (!seen(r.q + i, r.k + j)) {
-          line[j] = -std::numeric_limits<T>::infinity();
-        } else if (x_w.alibi) {
-          line[j] += tilt * static_cast<T>(r.k + j - r.q - i);
+    for (const Seen& seen : r.seen) {
+      const Source<T>& s = *seen.source;
+      product(false, true, r.rows, seen.keys, x_w.head_dim,
+              qkv + (r.batch * x_w.q_len + r.q) * x_width + q_at(r.head), x_width,
+              s.in + key_at(s, r, seen.k), s.width, x_p.data() + seen.column, r.keys, x_scale,
+              T(0));
+      for (std::int64_t i = 0; i < r.rows; ++i) {
+        T* line = x_p.data() + i * r.keys + seen.column;
+        const std::int64_t query = query_position(r, i);
+        for (std::int64_t j = 0; j < seen.keys; ++j) {
+          const std::int64_t key = s.positions[static_cast<std::size_t>(seen.k + j)];
+          if (!sees(query, key)) {
+            line[j] = -std::numeric_limits<T>::infinity();
+          } else if (x_w.alibi) {
+            line[j] += tilt * static_cast<T>(key - query);
+          }
         }
       }
     }
-  }
-  const T* row(const T* qkv, std::int64_t b, std::int64_t i) const {
-    return qkv + (b * x_w.q_len + i) * x_width;
   }
   std::int64_t out_at(const Range& r) const {
     return (r.batch * x_w.q_len + r.q) * x_out_width + r.head * x_w.head_dim;
@@ -117,63 +207,90 @@ class AttentionRun {
   std::int64_t statistic(const Range& r, std::int64_t i) const {
     return (r.batch * x_w.q_heads + r.head) * x_w.q_len + r.q + i;
   }
-  bool kept(const Range& r, std::int64_t i, std::int64_t j) const {
+  bool kept(const Range& r, std::int64_t i, std::int64_t key) const {
     const std::int64_t head = (x_first_sequence + r.batch) * x_all_heads + x_first_head + r.head;
-    return uniform_at(x_key, (head * x_w.q_len + r.q + i) * x_w.kv_len + r.k + j) >= x_w.dropout;
+    const std::int64_t row = head * x_length + query_position(r, i);
+    return uniform_at(x_key, row * x_length + key) >= x_w.dropout;
   }
   T keep_scale() const { return static_cast<T>(1.0 / (1.0 - x_w.dropout)); }
 
-  void forward_block(std::int64_t b, std::int64_t h, std::int64_t q) {
-    const Range r = range(b, h, q);
-    scores(x_x.in(0), r);
-    for (std::int64_t i = 0; i < r.rows; ++i) {
-      T* line = x_p.data() + i * r.keys;
-      const T top = *std::max_element(line, line + r.keys);
-      T sum = 0;
-      for (std::int64_t j = 0; j < r.keys; ++j) sum += line[j] = std::exp(line[j] - top);
-      for (std::int64_t j = 0; j < r.keys; ++j) line[j] /= sum;
-      if (!x_unfused) x_x.out(1)[statistic(r, i)] = top + std::log(sum);
+  /// Calls visit(column of the scores, position of the key).
+  template <typename Visit>
+  static void each_key(const Range& r, Visit visit) {
+    for (const Seen& seen : r.seen) {
+      for (std::int64_t j = 0; j < seen.keys; ++j) {
+        visit(seen.column + j, seen.source->positions[static_cast<std::size_t>(seen.k + j)]);
+      }
     }
+  }
+
+  /// A query that sees none of these keys gives nothing: zeros, of log-sum-exp -infinity.
+  void softmax(const Range& r, std::int64_t i) {
+    T* line = x_p.data() + i * r.keys;
+    const T top =
+        r.keys > 0 ? *std::max_element(line, line + r.keys) : -std::numeric_limits<T>::infinity();
+    const bool none = std::isinf(top);
+    T sum = 0;
+    for (std::int64_t j = 0; j < r.keys; ++j)
+      sum += line[j] = none ? T(0) : std::exp(line[j] - top);
+    for (std::int64_t j = 0; j < r.keys && !none; ++j) line[j] /= sum;
+    if (!x_unfused) x_x.out(1)[statistic(r, i)] = none ? top : top + std::log(sum);
+  }
+
+  void forward_block(const Range& r) {
+    scores(x_x.in(0), r);
+    for (std::int64_t i = 0; i < r.rows; ++i) softmax(r, i);
     const T* p = drop(r);
     if (x_unfused) keep_scores(r);
-    product(false, false, r.rows, x_w.head_dim, r.keys, p, r.keys, row(x_x.in(0), b, r.k) + v_at(h),
-            x_width, x_x.out(0) + out_at(r), x_out_width, T(1), T(0));
+    T* out = x_x.out(0) + out_at(r);
+    if (r.seen.empty()) {
+      for (std::int64_t i = 0; i < r.rows; ++i) {
+        std::fill_n(out + i * x_out_width, x_w.head_dim, T(0));
+      }
+    }
+    for (const Seen& seen : r.seen) {
+      const Source<T>& s = *seen.source;
+      product(false, false, r.rows, x_w.head_dim, seen.keys, p + seen.column, r.keys,
+              s.in + key_at(s, r, seen.k) + x_w.head_dim, s.width, out, x_out_width, T(1),
+              seen.column == 0 ? T(0) : T(1));
+    }
   }
 
   /// Probabilities after dropout.
   const T* drop(const Range& r) {
     if (x_w.dropout <= 0) return x_p.data();
     for (std::int64_t i = 0; i < r.rows; ++i) {
-      for (std::int64_t j = 0; j < r.keys; ++j) {
-        const std::int64_t at = i * r.keys + j;
-        x_dropped[static_cast<std::size_t>(at)] =
-            kept(r, i, j) ? x_p[static_cast<std::size_t>(at)] * keep_scale() : T(0);
-      }
+      each_key(r, [&](std::int64_t column, std::int64_t key) {
+        const auto at = static_cast<std::size_t>(i * r.keys + column);
+        x_dropped[at] = kept(r, i, key) ? x_p[at] * keep_scale() : T(0);
+      });
     }
     return x_dropped.data();
   }
 
-  /// Unfused: the whole rows, zeros where nothing is seen.
+  /// Unfused, of one source: the whole rows, zeros where nothing is seen.
   void keep_scores(const Range& r) {
+    const std::int64_t k = r.seen[0].k;
     for (std::int64_t i = 0; i < r.rows; ++i) {
       const std::int64_t line = statistic(r, i) * x_w.kv_len;
       std::fill_n(x_x.out(1) + line, x_w.kv_len, T(0));
-      std::copy_n(x_p.data() + i * r.keys, r.keys, x_x.out(1) + line + r.k);
+      std::copy_n(x_p.data() + i * r.keys, r.keys, x_x.out(1) + line + k);
       if (x_w.dropout <= 0) continue;
       std::fill_n(x_x.flags_out(2) + line, x_w.kv_len, std::uint8_t{0});
       std::fill_n(x_x.out(3) + line, x_w.kv_len, T(0));
-      std::copy_n(x_dropped.data() + i * r.keys, r.keys, x_x.out(3) + line + r.k);
+      std::copy_n(x_dropped.data() + i * r.keys, r.keys, x_x.out(3) + line + k);
       for (std::int64_t j = 0; j < r.keys; ++j) {
-        x_x.flags_out(2)[line + r.k + j] = kept(r, i, j) ? 1 : 0;
+        x_x.flags_out(2)[line + k + j] = kept(r, i, k + j) ? 1 : 0;
       }
     }
   }
 
-  /// x_p and x_dropped as forward had them. Reads are d_out, qkv, out, what forward kept.
+  /// x_p and x_dropped as forward had them. Reads are d_out, qkv, out, [keys and values of other
+  /// members], what forward kept.
   const T* probabilities(const Range& r) {
     if (x_unfused) {
       for (std::int64_t i = 0; i < r.rows; ++i) {
-        const std::int64_t line = statistic(r, i) * x_w.kv_len + r.k;
+        const std::int64_t line = statistic(r, i) * x_w.kv_len + r.seen[0].k;
         std::copy_n(x_x.in(3) + line, r.keys, x_p.data() + i * r.keys);
         if (x_w.dropout <= 0) continue;
         std::copy_n(x_x.in(5) + line, r.keys, x_dropped.data() + i * r.keys);
@@ -181,56 +298,71 @@ class AttentionRun {
       return x_w.dropout > 0 ? x_dropped.data() : x_p.data();
     }
     scores(x_x.in(1), r);
+    const T* log_sums = x_x.in(x_x.reads.size() - 1);
     for (std::int64_t i = 0; i < r.rows; ++i) {
       T* line = x_p.data() + i * r.keys;
-      const T lse = x_x.in(3)[statistic(r, i)];
+      const T lse = log_sums[statistic(r, i)];
       for (std::int64_t j = 0; j < r.keys; ++j) line[j] = std::exp(line[j] - lse);
     }
     return drop(r);
   }
 
-  bool kept_then(const Range& r, std::int64_t i, std::int64_t j) const {
-    if (!x_unfused) return kept(r, i, j);
-    return x_x.flags_in(4)[statistic(r, i) * x_w.kv_len + r.k + j] != 0;
+  bool kept_then(const Range& r, std::int64_t i, std::int64_t key) const {
+    if (!x_unfused) return kept(r, i, key);
+    return x_x.flags_in(4)[statistic(r, i) * x_w.kv_len + key] != 0;
   }
 
-  void backward_block(std::int64_t b, std::int64_t h, std::int64_t q) {
-    const Range r = range(b, h, q);
-    const T* qkv = x_x.in(1);
-    T* d_qkv = x_x.out(0);
-    const T* d_out = x_x.in(0) + out_at(r);
-    const std::int64_t d = x_w.head_dim;
-    const T* p = probabilities(r);
-    T* d_keys = d_qkv + (b * x_w.kv_len + r.k) * x_width;
-    product(true, false, r.keys, d, r.rows, p, r.keys, d_out, x_out_width, d_keys + v_at(h),
-            x_width, T(1), T(1));
-    product(false, true, r.rows, r.keys, d, d_out, x_out_width, row(qkv, b, r.k) + v_at(h), x_width,
-            x_dp.data(), r.keys, T(1), T(0));
+  /// x_dp: from the gradients of probabilities to those of scores.
+  void score_gradients(const Range& r, const T* d_out) {
     const T* out = x_x.in(2) + out_at(r);
     for (std::int64_t i = 0; i < r.rows; ++i) {
       T dot = 0;
-      for (std::int64_t c = 0; c < d; ++c)
+      for (std::int64_t c = 0; c < x_w.head_dim; ++c) {
         dot += d_out[i * x_out_width + c] * out[i * x_out_width + c];
-      for (std::int64_t j = 0; j < r.keys; ++j) {
-        const auto at = static_cast<std::size_t>(i * r.keys + j);
-        T g = x_dp[at];
-        if (x_w.dropout > 0) g = kept_then(r, i, j) ? g * keep_scale() : T(0);
-        x_dp[at] = x_p[at] * (g - dot) * x_scale;
       }
+      each_key(r, [&](std::int64_t column, std::int64_t key) {
+        const auto at = static_cast<std::size_t>(i * r.keys + column);
+        T g = x_dp[at];
+        if (x_w.dropout > 0) g = kept_then(r, i, key) ? g * keep_scale() : T(0);
+        x_dp[at] = x_p[at] * (g - dot) * x_scale;
+      });
     }
-    product(false, false, r.rows, d, r.keys, x_dp.data(), r.keys, row(qkv, b, r.k) + k_at(h),
-            x_width, d_qkv + (b * x_w.q_len + r.q) * x_width + q_at(h), x_width, T(1), T(1));
-    product(true, false, r.keys, d, r.rows, x_dp.data(), r.keys, row(qkv, b, r.q) + q_at(h),
-            x_width, d_keys + k_at(h), x_width, T(1), T(1));
+  }
+
+  void backward_block(const Range& r) {
+    const T* q = x_x.in(1) + (r.batch * x_w.q_len + r.q) * x_width + q_at(r.head);
+    const T* d_out = x_x.in(0) + out_at(r);
+    const std::int64_t d = x_w.head_dim;
+    const T* p = probabilities(r);
+    for (const Seen& seen : r.seen) {
+      const Source<T>& s = *seen.source;
+      const std::int64_t key = key_at(s, r, seen.k);
+      product(true, false, seen.keys, d, r.rows, p + seen.column, r.keys, d_out, x_out_width,
+              s.gradient + key + d, s.width, T(1), T(1));
+      product(false, true, r.rows, seen.keys, d, d_out, x_out_width, s.in + key + d, s.width,
+              x_dp.data() + seen.column, r.keys, T(1), T(0));
+    }
+    score_gradients(r, d_out);
+    T* d_q = x_x.out(0) + (r.batch * x_w.q_len + r.q) * x_d_width + d_q_at(r.head);
+    for (const Seen& seen : r.seen) {
+      const Source<T>& s = *seen.source;
+      const std::int64_t key = key_at(s, r, seen.k);
+      product(false, false, r.rows, d, seen.keys, x_dp.data() + seen.column, r.keys, s.in + key,
+              s.width, d_q, x_d_width, T(1), T(1));
+      product(true, false, seen.keys, d, r.rows, x_dp.data() + seen.column, r.keys, q, x_width,
+              s.gradient + key, s.width, T(1), T(1));
+    }
   }
 
   const Attention& x_w;
   const Operands<T>& x_x;
-  std::int64_t x_group, x_width, x_out_width;
+  std::int64_t x_group, x_width, x_out_width, x_d_width = 0, x_length = 0;
   T x_scale;
-  bool x_unfused;
+  bool x_unfused, x_masked;
   std::uint64_t x_key;
   std::int64_t x_first_sequence, x_first_head = 0, x_all_heads = 0;
+  std::vector<std::int64_t> x_queries;
+  std::vector<Source<T>> x_sources;
   std::vector<T> x_p, x_dropped, x_dp;
 };
 

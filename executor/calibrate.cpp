@@ -177,11 +177,13 @@ SampleKey Calibration::key_of(std::size_t i) const {
   return x_ops[i - kOverheads].key;
 }
 
-Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workload) {
+Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workload, bool records) {
+  HostOptions options;
+  options.records = records;
   Result<std::unique_ptr<RankRunner>> made =
-      x_options.make_rank ? x_options.make_rank(workload, x_self, x_transport, HostOptions{})
+      x_options.make_rank ? x_options.make_rank(workload, x_self, x_transport, options)
                           : std::unique_ptr<RankRunner>(std::make_unique<HostRank<float>>(
-                                workload, x_self, x_transport, HostOptions{}));
+                                workload, x_self, x_transport, options));
   if (made.ok()) FT_TRY(made.value()->set_up());
   return made;
 }
@@ -194,7 +196,7 @@ Result<Sample> Calibration::measure(std::size_t i) {
   if (i < kOverheads) {
     const Workload workload =
         i == 1 ? event_workload(x_ranks, kHandOvers) : dispatch_workload(x_ranks, kHandOvers);
-    FT_ASSIGN(const auto rank, make_rank(workload));
+    FT_ASSIGN(const auto rank, make_rank(workload, false));
     out.size = 1;
     FT_TRY(repeat(*rank, i, 1, out));
     return out;
@@ -214,7 +216,7 @@ Result<Sample> Calibration::measure(std::size_t i) {
   const auto repeats =
       static_cast<std::int64_t>(std::clamp(0.02 / guess, static_cast<double>(sets), most));
   const Workload workload = micro_workload(micro, x_ranks, sets, repeats);
-  FT_ASSIGN(const auto rank, make_rank(workload));
+  FT_ASSIGN(const auto rank, make_rank(workload, true));
   FT_TRY(fill(*rank, micro, sets));
   FT_TRY(repeat(*rank, i, talks ? micro.key.ranks : 1, out));
   return out;

@@ -57,7 +57,7 @@ class Calibration {
   SampleKey key_of(std::size_t i) const;
   Result<bool> agree(bool value);
   Result<Sample> measure(std::size_t i);
-  Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload);
+  Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload, bool records);
   Status repeat(RankRunner& rank, std::size_t i, std::int64_t members, Sample& out);
 
   const std::vector<MicroOp>& x_ops;

@@ -15,9 +15,10 @@ struct CudaModule {
   int devices = 0;       ///< of this process
   std::string versions;  ///< device, driver, runtime, libraries
   std::vector<std::string> device_names;
-  Bytes cache_bytes = 0;  ///< L2 of the first device
-  bool cudnn = false;     ///< whether it was built with cuDNN
-  MakeRank make_rank;     ///< rank r on device `device_of(r)`
+  Bytes cache_bytes = 0;   ///< L2 of the first device
+  bool cudnn = false;      ///< whether it was built with cuDNN
+  std::string no_records;  ///< why it has no CUPTI records; empty where it has
+  MakeRank make_rank;      ///< rank r on device `device_of(r)`
 };
 
 /// Fills in `module`, or says in `problem` why no device can be used. Needs no device itself: where

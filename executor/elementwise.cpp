@@ -12,17 +12,18 @@ namespace {
 class Mask {
  public:
   Mask(const Kernel& w, const OpContext& context)
-      : x_key(context.key(context.op->name)),
-        x_first((context.first_sequence() * context.batch.length +
-                 context.place(w.split_over).index * w.rows) *
-                w.cols),
-        x_rate(w.value) {}
-  bool keeps(std::int64_t element) const { return uniform_at(x_key, x_first + element) >= x_rate; }
+      : x_key(context.key(context.op->name)), x_work(w), x_context(context) {}
+  /// Of row r, as a function of the column.
+  auto row(std::int64_t r) const {
+    const std::int64_t first =
+        x_context.global_token(x_work.split_over, x_work.rows, r) * x_work.cols;
+    return [this, first](std::int64_t c) { return uniform_at(x_key, first + c) >= x_work.value; };
+  }
 
  private:
   std::uint64_t x_key;
-  std::int64_t x_first;
-  double x_rate;
+  const Kernel& x_work;
+  const OpContext& x_context;
 };
 
 template <typename T>
@@ -37,11 +38,12 @@ void residual_add(const Kernel& w, const OpContext& context, const Operands<T>& 
   const Mask mask(w, context);
   const T scale = keep_scale<T>(w);
   for (std::int64_t r = 0; r < w.rows; ++r) {
+    const auto keeps = mask.row(r);
     for (std::int64_t c = 0; c < w.cols; ++c) {
       const std::int64_t i = r * w.cols + c;
       T branch = x.in(1)[i] + (bias != nullptr ? bias[c] : T(0));
       if (drops) {
-        const bool kept = mask.keeps(i);
+        const bool kept = keeps(c);
         x.flags_out(1)[i] = kept ? 1 : 0;
         branch = kept ? branch * scale : T(0);
       }
@@ -54,10 +56,14 @@ template <typename T>
 void dropout(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   const Mask mask(w, context);
   const T scale = keep_scale<T>(w);
-  for (std::int64_t i = 0; i < w.rows * w.cols; ++i) {
-    const bool kept = mask.keeps(i);
-    x.flags_out(1)[i] = kept ? 1 : 0;
-    x.out(0)[i] = kept ? x.in(0)[i] * scale : T(0);
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const auto keeps = mask.row(r);
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      const std::int64_t i = r * w.cols + c;
+      const bool kept = keeps(c);
+      x.flags_out(1)[i] = kept ? 1 : 0;
+      x.out(0)[i] = kept ? x.in(0)[i] * scale : T(0);
+    }
   }
 }
 
@@ -70,10 +76,19 @@ void dropout_backward(const Kernel& w, const Operands<T>& x) {
 }
 
 template <typename T>
-void add(const Kernel& w, const Operands<T>& x) {
-  const bool columns = w.kind == KernelKind::kBiasAdd;
+void bias_add(const Kernel& w, const Operands<T>& x) {
   for (std::int64_t i = 0; i < w.rows * w.cols; ++i) {
-    x.out(0)[i] = x.in(0)[i] + x.in(1)[columns ? i % w.cols : i];
+    x.out(0)[i] = x.in(0)[i] + x.in(1)[i % w.cols];
+  }
+}
+
+/// The sum of all operands, which may be one of them.
+template <typename T>
+void add(const Kernel& w, const Operands<T>& x) {
+  for (std::int64_t i = 0; i < w.rows * w.cols; ++i) {
+    T sum = x.in(0)[i];
+    for (std::size_t r = 1; r < x.reads.size(); ++r) sum += x.in(r)[i];
+    x.out(0)[i] = sum;
   }
 }
 
@@ -110,13 +125,19 @@ void squared_norm(const Kernel& w, const OpContext& context, const Operands<T>& 
 }
 
 template <typename T>
+T clip_scale(const Kernel& w, T squared_norm) {
+  const T norm = std::sqrt(squared_norm);
+  return norm > static_cast<T>(w.value) ? static_cast<T>(w.value) / norm : T(1);
+}
+
+template <typename T>
 void clip(const Kernel& w, const Operands<T>& x) {
-  const T norm = std::sqrt(*x.in(1));
-  const T scale = norm > static_cast<T>(w.value) ? static_cast<T>(w.value) / norm : T(1);
+  const T scale = clip_scale(w, *x.in(1));
   for (std::int64_t i = 0; i < w.cols; ++i) x.out(0)[i] = x.in(0)[i] * scale;
 }
 
-/// AdamW (Loshchilov and Hutter 2019). reads: gradients, [weights], momentum, variance, [master].
+/// AdamW (Loshchilov and Hutter 2019). reads: gradients, [weights], momentum, variance, [master],
+/// [squared norm of all gradients, where they are clipped to `value` here].
 template <typename T>
 void adam(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   const Training& t = context.training;
@@ -133,8 +154,9 @@ void adam(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   T* momentum = x.out(1);
   T* variance = x.out(2);
   T* kept = master ? x.out(3) : weights;
+  const T shrink = w.value > 0 ? clip_scale(w, *x.in(x.reads.size() - 1)) : T(1);
   for (std::int64_t i = 0; i < w.cols; ++i) {
-    const T g = gradient[i];
+    const T g = gradient[i] * shrink;
     momentum[i] = beta1 * momentum[i] + (T(1) - beta1) * g;
     variance[i] = beta2 * variance[i] + (T(1) - beta2) * g * g;
     kept[i] = decay * kept[i] - rate * momentum[i] / (std::sqrt(variance[i] * correct) + epsilon);
@@ -154,8 +176,9 @@ void run_update(const Kernel& w, const OpContext& context, const Operands<T>& x)
     case KernelKind::kDropout:
       return dropout(w, context, x);
     case KernelKind::kAdd:
-    case KernelKind::kBiasAdd:
       return add(w, x);
+    case KernelKind::kBiasAdd:
+      return bias_add(w, x);
     case KernelKind::kBiasGrad:
       return bias_gradient(w, x);
     case KernelKind::kFill:
@@ -177,7 +200,10 @@ void run_update(const Kernel& w, const OpContext& context, const Operands<T>& x)
 template <typename T>
 void start_gradients(const Kernel& w, const Operands<T>& x) {
   std::size_t first = x.writes.size();
-  if (w.kind == KernelKind::kBiasGrad || w.kind == KernelKind::kPositionsGrad) first = 0;
+  if (w.kind == KernelKind::kBiasGrad || w.kind == KernelKind::kPositionsGrad ||
+      w.kind == KernelKind::kSquaredNorm) {
+    first = 0;
+  }
   if (w.kind == KernelKind::kLayerNormBackward || w.kind == KernelKind::kRmsNormBackward) first = 1;
   for (std::size_t i = first; i < x.writes.size(); ++i) {
     if (!x.reads_back(i)) std::fill_n(x.out(i), x.writes[i].count, T(0));
@@ -194,6 +220,8 @@ void run_kernel(const Kernel& w, const OpContext& context, const Operands<T>& x)
   }
   if (w.kind <= KernelKind::kRopeBackward) return run_norm(w, context, x);
   if (w.kind <= KernelKind::kRelu2Backward) return run_activation(w, x);
+  if (w.kind >= KernelKind::kPackKeys) return run_context(w, context, x);
+  if (w.kind >= KernelKind::kRoute) return run_experts(w, context, x);
   run_update(w, context, x);
 }
 

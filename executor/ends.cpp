@@ -46,7 +46,7 @@ void embedding_backward(const Kernel& w, const OpContext& context, const Operand
 
 /// Position of local row r in its sequence.
 std::int64_t position(const Kernel& w, const OpContext& context, std::int64_t r) {
-  return (context.place(w.split_over).index * w.rows + r) % context.batch.length;
+  return context.token(w.split_over, w.rows, r).position;
 }
 
 template <typename T>

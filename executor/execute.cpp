@@ -17,7 +17,8 @@ namespace {
 std::vector<std::int64_t> pack(const RankRunner& rank) {
   std::vector<std::int64_t> out = {std::bit_cast<std::int64_t>(rank.loss()),
                                    std::bit_cast<std::int64_t>(rank.cpu_seconds()),
-                                   std::bit_cast<std::int64_t>(rank.wall_seconds())};
+                                   std::bit_cast<std::int64_t>(rank.wall_seconds()),
+                                   std::bit_cast<std::int64_t>(rank.queued_seconds())};
   for (std::size_t s = 0; s < rank.records().size(); ++s) {
     for (const OpRecord& r : rank.records()[s]) {
       out.insert(out.end(), {static_cast<std::int64_t>(s), r.call, r.op, r.begin.ps, r.end.ps});
@@ -37,9 +38,10 @@ StepMeasure unpack(const Workload& workload, const std::vector<std::vector<std::
     const auto wall = std::bit_cast<double>(values[2]);
     if (!std::isnan(loss)) out.loss = loss;
     if (wall > 0) out.clean = std::min(out.clean, cpu / wall);
+    out.queued = std::fmax(out.queued, std::bit_cast<double>(values[3]));
     const Program& program = workload.programs[workload.ranks[r].program.index()];
     RankRecords records(program.streams.size());
-    for (std::size_t i = 3; i + 4 < values.size(); i += 5) {
+    for (std::size_t i = 4; i + 4 < values.size(); i += 5) {
       const OpRecord record{static_cast<std::int32_t>(values[i + 1]),
                             static_cast<std::int32_t>(values[i + 2]),
                             Time{values[i + 3]},

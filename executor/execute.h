@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ struct StepMeasure {
   double seconds = 0;  ///< from the barrier to the end of the last op of any rank
   double loss = 0;
   double clean = 1;  ///< CPU time over wall time of the kernels, of the rank where it is lowest
+  /// On devices: `queued_seconds` of the rank where it is longest; NaN where that is not known.
+  double queued = std::numeric_limits<double>::quiet_NaN();
 };
 
 struct Executed {

@@ -1,7 +1,12 @@
 #include "executor/host_memory.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <new>
 
@@ -33,6 +38,35 @@ HostMemory<T>::HostMemory(const Program& program, const std::vector<Place>& plac
       x_data(x_layout.size(), nullptr) {}
 
 template <typename T>
+HostMemory<T>::~HostMemory() {
+  for (const auto& [data, bytes] : x_files) munmap(data, bytes);
+}
+
+template <typename T>
+std::size_t HostMemory<T>::size_of(const Operand& operand) {
+  const DType type = operand.buffer->dtype;
+  return static_cast<std::size_t>(bytes_of(type, operand.count)) * scale(type);
+}
+
+template <typename T>
+std::byte* HostMemory<T>::map_file(std::size_t bytes) {
+  std::error_code none;
+  std::string path = std::filesystem::temp_directory_path(none).string() + "/foretrain-XXXXXX";
+  const int file = mkostemp(path.data(), O_CLOEXEC);
+  if (file < 0) return nullptr;
+  unlink(path.c_str());
+  void* data = MAP_FAILED;
+  // Room is reserved now: a full disk must not end the process in the middle of a copy.
+  if (posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0) {
+    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  }
+  close(file);
+  if (data == MAP_FAILED) return nullptr;
+  x_files.emplace_back(static_cast<std::byte*>(data), bytes);
+  return x_files.back().first;
+}
+
+template <typename T>
 std::byte* HostMemory<T>::take(std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
   const std::size_t size = std::max(kPage, (bytes + kPage - 1) / kPage * kPage);
@@ -58,10 +92,13 @@ Status HostMemory<T>::set_up(std::uint64_t seed) {
     for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
       if (!layout.buffers[b].persistent) continue;
       const std::size_t bytes = size_of(layout.buffers[b]);
-      std::byte* const data = take(bytes);
+      const bool stored = layout.buffers[b].memory == Memory::kStorage && bytes > 0;
+      std::byte* const data = stored ? map_file(bytes) : take(bytes);
       if (data == nullptr) {
-        return input_error("out of memory: " + layout.buffers[b].name + " needs " +
-                           std::to_string(bytes >> 20) + " MiB; use a smaller model or more ranks");
+        return input_error((stored ? "no room for a file in the folder for temporary files: "
+                                   : "out of memory: ") +
+                           layout.buffers[b].name + " needs " + std::to_string(bytes >> 20) +
+                           " MiB; use a smaller model or more ranks");
       }
       std::memset(data, 0, bytes);
       x_data[x_layout.index_of(FrameId(f), static_cast<std::int16_t>(b))] = data;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "executor/memory_layout.h"
@@ -14,12 +15,19 @@
 
 namespace foretrain {
 
-/// fp32 buffers are stored as T. Buffers that ops allocate come from a pool; with `poison` they
-/// start as NaN (integers: a value that is no token), so that what nothing wrote shows.
+/// fp32 buffers are stored as T. What a plan keeps in storage lies in a file without a name, in the
+/// folder for temporary files, that is mapped into memory. Buffers that ops allocate come from a
+/// pool; with `poison` they start as NaN (integers: a value that is no token), so that what nothing
+/// wrote shows.
 template <typename T>
 class HostMemory {
  public:
   HostMemory(const Program& program, const std::vector<Place>& places, bool poison);
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+  HostMemory(HostMemory&&) = delete;
+  HostMemory& operator=(HostMemory&&) = delete;
+  ~HostMemory();
 
   /// Allocates the persistent buffers, zeroed, and draws the parameters.
   Status set_up(std::uint64_t seed);
@@ -27,6 +35,8 @@ class HostMemory {
   Status allocate(const Call& call, const BufferRef& ref);
   void release(const Call& call, const BufferRef& ref);
   Operand at(const Call& call, const View& view) const;
+
+  static std::size_t size_of(const Operand& operand);
 
   const std::vector<TensorSlice>& slices() const { return x_layout.slices(); }
   /// The first buffer of a frame that owns memory.
@@ -36,6 +46,8 @@ class HostMemory {
   static std::size_t scale(DType type);
   static std::size_t size_of(const Buffer& buffer);
   std::byte* take(std::size_t bytes);
+  /// None where there is no room, or no such file.
+  std::byte* map_file(std::size_t bytes);
 
   const Program& x_program;
   MemoryLayout x_layout;
@@ -44,6 +56,7 @@ class HostMemory {
   std::mutex x_mutex;              ///< of the pool
   std::multimap<std::size_t, std::byte*> x_free;
   std::vector<std::unique_ptr<std::byte[]>> x_blocks;
+  std::vector<std::pair<std::byte*, std::size_t>> x_files;  ///< mapped, and their bytes
 };
 
 }  // namespace foretrain

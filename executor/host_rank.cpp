@@ -13,6 +13,13 @@
 namespace foretrain {
 namespace {
 
+/// The kernel that a device's or the host's processor runs.
+const Kernel* kernel_in(const Work& work) {
+  const auto* opaque = std::get_if<Opaque>(&work);
+  if (opaque != nullptr) return opaque->kernel ? &*opaque->kernel : nullptr;
+  return std::get_if<Kernel>(&work);
+}
+
 double cpu_now(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
@@ -45,17 +52,52 @@ Status HostRank<T>::set_up() {
   return ok_status();
 }
 
+template <typename T>
+bool HostRank<T>::stays(FrameId id, std::int16_t buffer) const {
+  const Frame& frame = x_program.frames[id.index()];
+  const Frame& home = frame.alias_of.valid() ? x_program.frames[frame.alias_of.index()] : frame;
+  const auto at = static_cast<std::size_t>(frame.alias_of.valid() ? frame.alias_buffer : buffer);
+  return x_program.layouts[home.layout.index()].buffers[at].persistent;
+}
+
+/// A buffer that comes and goes is copied from or to one that stays.
+template <typename T>
+typename HostRank<T>::Kept HostRank<T>::kept(const Call& call, const View& view) const {
+  const auto frame_of = [](const Call& of, const View& at) {
+    return of.frames[static_cast<std::size_t>(at.frame)];
+  };
+  const FrameId frame = frame_of(call, view);
+  if (stays(frame, view.buffer)) return {frame, x_memory.at(call, view)};
+  std::optional<Kept> found;
+  const auto look = [&](const Call& other, const View& here, const View& there) {
+    if (found || frame_of(other, here) != frame || here.buffer != view.buffer) return;
+    if (!stays(frame_of(other, there), there.buffer)) return;
+    found = Kept{frame_of(other, there), x_memory.at(other, there)};
+  };
+  for (const auto& [stream, index] : x_list.issue) {
+    const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
+    if (!std::holds_alternative<Copy>(x_list.work_of(task))) continue;
+    const Op& op = x_list.op_of(task);
+    for (std::size_t i = 0; i < op.reads.size(); ++i) {
+      look(x_list.call_of(task), op.reads[i], op.writes[i]);
+      look(x_list.call_of(task), op.writes[i], op.reads[i]);
+    }
+  }
+  FT_CHECK(found.has_value(), "an optimizer's buffer that is nowhere kept");
+  return *found;
+}
+
 /// A master copy starts as the weights that the same optimizer op writes.
 template <typename T>
 void HostRank<T>::start_masters() {
   for (const auto& [stream, index] : x_list.issue) {
     const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
     const Op& op = x_list.op_of(task);
-    const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
+    const Kernel* kernel = kernel_in(x_program.works[op.work.index()]);
     if (kernel == nullptr || kernel->kind != KernelKind::kAdam || op.writes.size() < 4) continue;
     const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
-    const Operand weights = x_memory.at(call, op.writes[0]);
-    const Operand master = x_memory.at(call, op.writes[3]);
+    const Operand weights = kept(call, op.writes[0]).operand;
+    const Operand master = kept(call, op.writes[3]).operand;
     std::copy_n(reinterpret_cast<const T*>(weights.data), weights.count,
                 reinterpret_cast<T*>(master.data));
   }
@@ -67,12 +109,11 @@ std::vector<typename HostRank<T>::Updated> HostRank<T>::updated() const {
   for (const auto& [stream, index] : x_list.issue) {
     const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
     const Op& op = x_list.op_of(task);
-    const auto* kernel = std::get_if<Kernel>(&x_program.works[op.work.index()]);
+    const Kernel* kernel = kernel_in(x_program.works[op.work.index()]);
     if (kernel == nullptr || kernel->kind != KernelKind::kAdam) continue;
-    const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
-    const Operand weights = x_memory.at(call, op.writes[0]);
-    out.push_back({call.frames[static_cast<std::size_t>(op.writes[0].frame)], weights.begin,
-                   weights.begin + weights.count});
+    const Kept weights = kept(x_program.calls[static_cast<std::size_t>(task.call)], op.writes[0]);
+    out.push_back(
+        {weights.frame, weights.operand.begin, weights.operand.begin + weights.operand.count});
   }
   return out;
 }
@@ -222,8 +263,7 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
   const Op& op = x_list.op_of(task);
   const Work& work = x_program.works[op.work.index()];
   const bool kernel = std::holds_alternative<Gemm>(work) ||
-                      std::holds_alternative<Attention>(work) ||
-                      std::holds_alternative<Kernel>(work);
+                      std::holds_alternative<Attention>(work) || kernel_in(work) != nullptr;
   if (kernel) x_transport.kernel_begins(x_rank);
   const double cpu_before = kernel ? cpu_now(x_clock) : 0;
   Arrival there;
@@ -277,7 +317,7 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op, Arrival& there) {
     run_gemm(*gemm, x);
   } else if (const auto* attention = std::get_if<Attention>(&work)) {
     run_attention(*attention, context, x);
-  } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
+  } else if (const Kernel* kernel = kernel_in(work)) {
     run_kernel(*kernel, context, x);
   } else if (const auto* collective = std::get_if<Collective>(&work)) {
     FT_TRY(communicate(*collective, x, there));
@@ -286,12 +326,9 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op, Arrival& there) {
   } else if (const auto* pause = std::get_if<Pause>(&work)) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause->time.ps / 1000));
   } else if (std::holds_alternative<Copy>(work)) {
-    if (x.reads.empty()) {
-      load_tokens(context, x.writes[0]);
-    } else {
-      std::memcpy(x.writes[0].data, x.reads[0].data,
-                  static_cast<std::size_t>(x.reads[0].count) *
-                      (x.reads[0].buffer->dtype == DType::kFp32 ? sizeof(T) : 1));
+    if (x.reads.empty()) load_tokens(context, x.writes[0]);
+    for (std::size_t i = 0; i < x.reads.size(); ++i) {
+      std::memcpy(x.writes[i].data, x.reads[i].data, HostMemory<T>::size_of(x.reads[i]));
     }
   }
   return x_options.check ? check_written(op, x) : ok_status();
@@ -302,7 +339,8 @@ Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x, Ar
   CollectiveCall call;
   call.kind = work.kind;
   call.maximum = work.maximum;
-  call.doubles = sizeof(T) == sizeof(double);
+  // Counts of tokens are of eight bytes too, and are moved only.
+  call.doubles = sizeof(T) == sizeof(double) || work.dtype == DType::kInt64;
   call.count = work.count;
   call.send = x.reads[0].data;
   call.receive = x.writes[0].data;
@@ -334,43 +372,6 @@ Status HostRank<T>::check_written(const Op& op, const Operands<T>& x) const {
     return input_error("writes NaN to " + x.writes[w].buffer->name + "[" +
                        std::to_string(bad - values) + "] (operand " + std::to_string(w) + " of " +
                        text_of(x_program.works[op.work.index()]) + ")");
-  }
-  return ok_status();
-}
-
-Status check_executable(const Workload& workload) {
-  for (const Program& program : workload.programs) {
-    for (const FrameLayout& layout : program.layouts) {
-      for (const Buffer& buffer : layout.buffers) {
-        const DType t = buffer.dtype;
-        if (t == DType::kFp32 || t == DType::kInt64 || t == DType::kUint8) continue;
-        return unsupported("the host backend stores fp32; buffer " + layout.name + "." +
-                           buffer.name + " is " + std::string(name_of(t)) +
-                           ": set precision to fp32");
-      }
-    }
-    for (const Segment& segment : program.segments) {
-      for (const Op& op : segment.ops) {
-        if (op.category != Category::kContext) continue;
-        return unsupported("the host backend cannot execute context parallelism (" + op.name +
-                           "): masks and positions depend on the rank; set parallel.context to 1");
-      }
-    }
-    for (const Work& work : program.works) {
-      if (const auto* opaque = std::get_if<Opaque>(&work)) {
-        return unsupported("the host backend cannot execute " + opaque->name +
-                           ": the model gives its bytes and FLOPs only");
-      }
-      const auto* kernel = std::get_if<Kernel>(&work);
-      if (kernel != nullptr && kernel->kind >= KernelKind::kRoute) {
-        return unsupported("the host backend cannot execute " + text_of(work) +
-                           ": models with experts or masked tokens are only simulated");
-      }
-      const auto* copy = std::get_if<Copy>(&work);
-      if (copy != nullptr && (copy->from == Memory::kStorage || copy->to == Memory::kStorage)) {
-        return unsupported("the host backend cannot execute " + text_of(work));
-      }
-    }
   }
   return ok_status();
 }

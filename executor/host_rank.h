@@ -18,7 +18,7 @@
 namespace foretrain {
 
 /// What the host backend cannot execute, by name: element types other than fp32, opaque work,
-/// pieces of attention (context parallelism), copies to storage.
+/// what is not written down completely, sizes that are expectations, copies to storage.
 Status check_executable(const Workload& workload);
 
 template <typename T>
@@ -58,6 +58,13 @@ class HostRank final : public RankRunner {
   Status exchange(const P2PBatch& work, const Operands<T>& x, Arrival& there);
   Status copy(const Call& call, const Operands<T>& x);
   Status check_written(const Op& op, const Operands<T>& x) const;
+  /// Where the content of an optimizer's buffer is between steps.
+  struct Kept {
+    FrameId frame;
+    Operand operand;
+  };
+  Kept kept(const Call& call, const View& view) const;
+  bool stays(FrameId frame, std::int16_t buffer) const;
   void start_masters();
   void fail(const std::string& what);
   Time now() const;

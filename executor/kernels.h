@@ -55,6 +55,10 @@ void run_activation(const Kernel& work, const Operands<T>& x);
 template <typename T>
 void run_ends(const Kernel& work, const OpContext& context, const Operands<T>& x);
 template <typename T>
+void run_context(const Kernel& work, const OpContext& context, const Operands<T>& x);
+template <typename T>
+void run_experts(const Kernel& work, const OpContext& context, const Operands<T>& x);
+template <typename T>
 void run_update(const Kernel& work, const OpContext& context, const Operands<T>& x);
 
 }  // namespace foretrain

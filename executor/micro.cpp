@@ -80,11 +80,21 @@ void trim(MicroOp& micro) {
   }
 }
 
+/// A rank's own part of it, as if it were all there is.
+Batch own_batch(const Workload& workload, const Program& program, const RankBinding& rank) {
+  Batch out = program.batch;
+  if (out.context.valid()) {
+    const GroupId group = rank.groups[out.context.index()];
+    out.length /= static_cast<std::int64_t>(workload.groups[group.index()].size());
+  }
+  out.split_over = out.context = GroupSlot();
+  return out;
+}
+
 MicroOp lift(const Program& program, const Segment& segment, const Op& op, SampleKey key) {
   MicroOp out;
   out.key = std::move(key);
   out.work = program.works[op.work.index()];
-  out.batch = program.batch;
   out.op.name = op.name;
   Lifter lifter(program, segment, out);
   for (const View& view : op.reads) out.op.reads.push_back(lifter.lift(view));
@@ -143,9 +153,7 @@ Program repeat(const MicroOp& micro, Work work, const Workload& world, std::int6
   for (std::int64_t r = 0; r < repeats; ++r) {
     builder.call(Call{id, 0, 0, {frames[static_cast<std::size_t>(r % sets)]}, {}});
   }
-  Batch batch = micro.batch;
-  batch.split_over = GroupSlot();
-  builder.batch(batch);
+  builder.batch(micro.batch);
   return std::move(builder).build();
 }
 
@@ -230,6 +238,7 @@ std::vector<MicroOp> distinct_ops(const Workload& workload) {
           out.push_back(micro_message(static_cast<Bytes>(sample_size(work))));
         } else {
           out.push_back(lift(program, segment, op, std::move(key)));
+          out.back().batch = own_batch(workload, program, *rank);
         }
       }
     }

@@ -177,7 +177,8 @@ void rope(const Kernel& w, const OpContext& context, const Operands<T>& x, doubl
   }
   for (std::int64_t at = 0; at < w.rows * heads.width; at += d) {
     if (at % heads.width / d % (heads.group + 2) > heads.group) continue;
-    const auto angles = static_cast<std::size_t>(at / heads.width % length * half);
+    const std::int64_t position = context.token(GroupSlot(), w.rows, at / heads.width).position;
+    const auto angles = static_cast<std::size_t>(position * half);
     T* head = x.out(0) + at;
     for (std::int64_t i = 0; i < half; ++i) {
       const T c = cosine[angles + static_cast<std::size_t>(i)];

@@ -42,6 +42,9 @@ struct Operands {
   const std::uint8_t* flags_in(std::size_t i) const {
     return reinterpret_cast<const std::uint8_t*>(reads[i].data);
   }
+  std::int64_t* ids_out(std::size_t i) const {
+    return reinterpret_cast<std::int64_t*>(writes[i].data);
+  }
   std::uint8_t* flags_out(std::size_t i) const {
     return reinterpret_cast<std::uint8_t*>(writes[i].data);
   }
@@ -67,14 +70,37 @@ struct OpContext {
   const std::vector<Place>* places = nullptr;  ///< by group slot
 
   Place place(GroupSlot slot) const { return slot.valid() ? (*places)[slot.index()] : Place{}; }
-  std::int64_t tokens() const { return batch.sequences * batch.length; }
+  /// Tokens of a sequence, and of a microbatch, that this rank holds.
+  std::int64_t length() const { return batch.length / place(batch.context).size; }
+  std::int64_t tokens() const { return batch.sequences * length(); }
   std::int64_t global_tokens() const {
-    return tokens() * batch.microbatches * place(batch.split_over).size;
+    return batch.sequences * batch.length * batch.microbatches * place(batch.split_over).size;
   }
   /// First sequence of this microbatch in the global batch.
   std::int64_t first_sequence() const {
     const Place data = place(batch.split_over);
     return (microbatch * data.size + data.index) * batch.sequences;
+  }
+  /// Position in its sequence of token i of the part that a context-parallel member holds.
+  std::int64_t position_in_part(std::int64_t i, std::int64_t member) const {
+    const std::int64_t members = place(batch.context).size;
+    if (members == 1) return i;
+    const std::int64_t chunk = batch.length / (2 * members);
+    return (i < chunk ? member : 2 * members - 1 - member) * chunk + i % chunk;
+  }
+  /// A token, by its place in the microbatch's sequences.
+  struct Token {
+    std::int64_t sequence = 0, position = 0;
+  };
+  /// Row r of the rank's `rows` tokens; the members of `split_over` share the microbatch's.
+  Token token(GroupSlot split_over, std::int64_t rows, std::int64_t r) const {
+    const std::int64_t at = place(split_over).index * rows + r;
+    return {at / length(), position_in_part(at % length(), place(batch.context).index)};
+  }
+  /// The same by its place in the global batch.
+  std::int64_t global_token(GroupSlot split_over, std::int64_t rows, std::int64_t r) const {
+    const Token at = token(split_over, rows, r);
+    return (first_sequence() + at.sequence) * batch.length + at.position;
   }
   /// The key of random draws of this op's purpose.
   std::uint64_t key(std::string_view purpose) const {

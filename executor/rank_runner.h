@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct HostOptions {
   bool check = false;
   /// Devices: the ops between two host syncs go as one CUDA graph (`launch.cuda_graph: full`).
   bool graphs = false;
+  /// Devices: records of when the work of every op ran, at some cost for every launch.
+  bool records = false;
 };
 
 /// When an op ran, on the clock that starts with the step.
@@ -24,7 +27,8 @@ struct OpRecord {
   std::int32_t call = 0, op = 0;
   Time begin, end;
   /// Time that was spent working, and CPU time in it: all of a kernel; of communication from when
-  /// all partners were there. 0 where it is not known.
+  /// all partners were there; on a device, in which anything of the op ran. 0 where it is not
+  /// known.
   Time work, cpu;
   /// Whether others used the core meanwhile: CPU time over wall time below 0.98. What is shorter
   /// than 10 us cannot be told: reading the two clocks takes part of a microsecond.
@@ -58,6 +62,9 @@ class RankRunner {
   /// cores, and where that is no question (0).
   virtual double cpu_seconds() const { return 0; }
   virtual double wall_seconds() const { return 0; }
+  /// Time of the last step's ops, from where their stream reached them to their end, in which
+  /// nothing of them ran; NaN where that is not known.
+  virtual double queued_seconds() const { return std::numeric_limits<double>::quiet_NaN(); }
   /// Mean loss of the last step; NaN on ranks that have none.
   virtual double loss() const = 0;
 };

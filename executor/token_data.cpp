@@ -32,7 +32,8 @@ void load_tokens(const OpContext& context, const Operand& out) {
   auto* ids = reinterpret_cast<std::int64_t*>(out.data);
   for (std::int64_t s = 0; s < batch.sequences; ++s) {
     const std::vector<std::int64_t> tokens = sequence(context, first + s);
-    for (std::int64_t t = 0; t < batch.length; ++t) {
+    for (std::int64_t i = 0; i < context.length(); ++i) {
+      const std::int64_t t = context.position_in_part(i, context.place(batch.context).index);
       *ids++ = tokens[static_cast<std::size_t>(t + shift)];
     }
   }

@@ -75,8 +75,12 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   const bool fp8 = work.dtype == DType::kFp8;
   const bool half = work.dtype == DType::kBf16 || work.dtype == DType::kFp16;
   if (curve == nullptr || peak_tflops(device, work.dtype) <= 0 || (!half && !fp8)) {
+    const bool full = work.dtype == DType::kFp32 || work.dtype == DType::kTf32;
     return unsupported(std::string(name_of(work.kernel)) + " attention in " +
-                       std::string(name_of(work.dtype)) + " on " + device.name);
+                       std::string(name_of(work.dtype)) + " on " + device.name +
+                       (full ? ": fused attention needs fp16 or bf16 there; set kernels.attention "
+                               "to \"unfused\""
+                             : ""));
   }
   const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
   double rate =

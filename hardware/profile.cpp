@@ -93,6 +93,7 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
   if (const auto* attention = std::get_if<Attention>(&work)) {
     Attention plain = *attention;
     plain.heads_split_over = GroupSlot();
+    plain.hops = 0;
     const std::string text = text_of(Work{plain});
     return {
         first_word(text) + (plain.causal ? " causal " : " ") + std::string(name_of(plain.kernel)),

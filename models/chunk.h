@@ -78,6 +78,11 @@ struct UnitShape {
   SegmentId gather, reduce_first, reduce_next;
 };
 
+/// Appends the pieces of `layout`, that of the unit's layer `layer`, as they lie in the unit from
+/// element `begin` on.
+void append_pieces(const FrameLayout& layout, std::int64_t begin, std::int64_t layer,
+                   std::vector<Piece>& out);
+
 /// Parameters that are gathered and reduced together: a run of layers, or the ends of a chunk.
 struct Unit {
   std::size_t shape = 0;             ///< in the stage's list of shapes

@@ -28,14 +28,17 @@ Attention ContextParts::core(bool backward) const {
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.compute;
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;
+  if (x_plan.context > 1) a.part = ContextPart::kOwn;
   return a;
 }
 
 /// Half a square: all queries against half the keys, or half the queries against all of them.
-Attention ContextParts::later_piece(bool backward) const {
+Attention ContextParts::later_piece(bool backward, std::int64_t hops) const {
   Attention a = core(backward);
   a.causal = false;
   a.kv_len /= 2;
+  a.part = hops > 0 ? ContextPart::kMember : ContextPart::kAll;
+  a.hops = static_cast<std::int32_t>(hops);
   return a;
 }
 
@@ -48,8 +51,13 @@ std::vector<View> ContextParts::core_statistics() const {
 }
 
 Ref ContextParts::temporary(SegmentWriter& w, const std::string& name, std::int64_t count) {
+  return temporary(w, name, count, x_plan.precision.compute);
+}
+
+Ref ContextParts::temporary(SegmentWriter& w, const std::string& name, std::int64_t count,
+                            DType type) {
   LayoutWriter& place = w.phase == Phase::kForward ? x_forward : x_backward;
-  return place.add(name, BufferKind::kActivations, x_plan.precision.compute, count);
+  return place.add(name, BufferKind::kActivations, type, count);
 }
 
 EventRef ContextParts::exchange(SegmentWriter& w, const std::string& name, const View& out,
@@ -67,24 +75,28 @@ EventRef ContextParts::over_context(SegmentWriter& w, const std::string& name, C
   return w.on_stream("context", name, Category::kContext, work, {in.view()}, {out.view()});
 }
 
-/// Elements of the compute type in a view.
-std::int64_t ContextParts::elements(const View& view) const {
-  return view.bytes * 8 / bits_of(x_plan.precision.compute);
+Kernel ContextParts::of_heads(KernelKind kind, std::int64_t cols) const {
+  Kernel out = kernel(kind, x_tokens, cols);
+  out.head_dim = x_model.head_dim;
+  return out;
 }
 
-void ContextParts::move(SegmentWriter& w, const std::string& name, const View& from,
-                        const View& to) {
-  View part = from;
-  part.bytes = std::min(from.bytes, to.bytes);
-  w.compute(name, kernel(KernelKind::kCast, x_tokens, elements(part) / x_tokens), {part}, {to});
+void ContextParts::pack_keys(SegmentWriter& w, const std::string& name, const Ref& qkv,
+                             const View& keys) {
+  w.compute(name, of_heads(KernelKind::kPackKeys, kv_width()), {qkv.view()}, {keys});
 }
 
-void ContextParts::add(SegmentWriter& w, const std::string& name, const View& part,
-                       const View& sum) {
-  View target = sum;
-  target.bytes = part.bytes;
-  w.compute(name, kernel(KernelKind::kAdd, x_tokens, elements(part) / x_tokens), {target, part},
-            {target});
+void ContextParts::unpack_keys(SegmentWriter& w, const std::string& name, const View& keys,
+                               const Ref& qkv) {
+  w.compute(name, of_heads(KernelKind::kUnpackKeys, kv_width()), {keys}, {qkv.view()});
+}
+
+/// Adds a part of the result to what others have given.
+void ContextParts::merge(SegmentWriter& w, const Ref& part, const Ref& statistics) {
+  Kernel work = kernel(KernelKind::kMergeAttention, x_tokens, part.count / x_tokens);
+  work.head_dim = x_model.value_width() / x_model.heads;
+  const std::vector<View> sum = {x_b.context.view(), x_b.row_stats.view()};
+  w.compute("attention.context.merge", work, {sum[0], sum[1], part.view(), statistics.view()}, sum);
 }
 
 void ContextParts::context_forward(SegmentWriter& w) {
@@ -119,31 +131,35 @@ void ContextParts::ring_forward(SegmentWriter& w) {
   const Ref ring = temporary(w, "context kv", kv * pieces);
   const auto block = [&ring, kv](std::int64_t i) { return ring.part(i * kv, kv); };
   const Ref part = temporary(w, "context partial", x_b.context.count);
-  move(w, "attention.context.pack", x_b.qkv.view(), block(0));
+  const Ref statistics =
+      temporary(w, "context partial log-sum-exp", x_b.row_stats.count, DType::kFp32);
+  pack_keys(w, "attention.context.pack", x_b.qkv, block(0));
   for (std::int64_t i = 0; i < pieces; ++i) {
     EventRef next;
     if (i + 1 < pieces) next = exchange(w, "attention.context.exchange", block(i), block(i + 1));
-    std::vector<View> writes = core_statistics();
-    writes.insert(writes.begin(), i == 0 ? x_b.context.view() : part.view());
-    std::vector<View> reads = {x_b.qkv.view()};
-    if (i > 0) reads.push_back(block(i));
-    w.compute("attention.core", i == 0 ? core(false) : later_piece(false), std::move(reads),
-              std::move(writes));
-    if (i > 0) add(w, "attention.context.merge", part.view(), x_b.context.view());
+    if (i == 0) {
+      w.compute("attention.core", core(false), {x_b.qkv.view()},
+                {x_b.context.view(), x_b.row_stats.view()});
+    } else {
+      w.compute("attention.core", later_piece(false, i), {x_b.qkv.view(), block(i)},
+                {part.view(), statistics.view()});
+      merge(w, part, statistics);
+    }
     if (next.valid()) w.wait(next);
   }
 }
 
 void ContextParts::ring_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
   const std::int64_t kv = x_tokens * kv_width();
+  const std::int64_t queries = x_q_heads * x_model.head_dim;
   const std::int64_t pieces = x_plan.context;
   const Ref ring = temporary(w, "context kv again", kv * pieces);
   const Ref sums = temporary(w, "context d kv", kv * (pieces + 1));
   const auto block = [&ring, kv](std::int64_t i) { return ring.part(i * kv, kv); };
   const auto sum = [&sums, kv](std::int64_t i) { return sums.part(i * kv, kv); };
-  const Ref d_q = temporary(w, "context d q", x_tokens * x_q_heads * x_model.head_dim);
+  const Ref d_q = temporary(w, "context d q", x_tokens * queries);
   const Ref d_kv = temporary(w, "context d kv partial", kv);
-  move(w, "attention.context.pack_again", x_b.qkv.view(), block(0));
+  pack_keys(w, "attention.context.pack_again", x_b.qkv, block(0));
   EventRef arrived;
   for (std::int64_t i = 0; i < pieces; ++i) {
     EventRef next;
@@ -152,24 +168,25 @@ void ContextParts::ring_backward(SegmentWriter& w, const Ref& d_context, const R
     }
     std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
     if (i > 0) reads.push_back(block(i));
-    const std::vector<View> statistics = core_statistics();
-    reads.insert(reads.end(), statistics.begin(), statistics.end());
+    reads.push_back(x_b.row_stats.view());
     std::vector<View> writes = {d_qkv.view()};
     if (i > 0) writes = {d_q.view(), d_kv.view()};
-    w.compute("attention.core_gradient", i == 0 ? core(true) : later_piece(true), std::move(reads),
-              std::move(writes));
+    w.compute("attention.core_gradient", i == 0 ? core(true) : later_piece(true, i),
+              std::move(reads), std::move(writes));
     if (i == 0) {
-      move(w, "attention.context.pack_gradient", d_qkv.view(), sum(0));
+      pack_keys(w, "attention.context.pack_gradient", d_qkv, sum(0));
     } else {
-      add(w, "attention.context.merge_gradient", d_q.view(), d_qkv.view());
+      w.compute("attention.context.merge_gradient", of_heads(KernelKind::kAddQueries, queries),
+                {d_qkv.view(), d_q.view()}, {d_qkv.view()});
       w.wait(arrived);
-      add(w, "attention.context.merge_kv_gradient", d_kv.view(), sum(i));
+      w.compute("attention.context.merge_kv_gradient",
+                kernel(KernelKind::kAdd, x_tokens, kv_width()), {sum(i), d_kv.view()}, {sum(i)});
     }
     arrived = exchange(w, "attention.context.exchange_gradient", sum(i), sum(i + 1));
     if (next.valid()) w.wait(next);
   }
   w.wait(arrived);
-  add(w, "attention.context.unpack_gradient", sum(pieces), d_qkv.view());
+  unpack_keys(w, "attention.context.unpack_gradient", sum(pieces), d_qkv);
 }
 
 // --- All-gather
@@ -180,10 +197,10 @@ void ContextParts::gather_forward(SegmentWriter& w) {
   const std::int64_t kv = x_tokens * kv_width();
   const Ref own = temporary(w, "context kv", kv);
   const Ref all = temporary(w, "context kv gathered", kv * x_plan.context);
-  move(w, "attention.context.pack", x_b.qkv.view(), own.view());
+  pack_keys(w, "attention.context.pack", x_b.qkv, own.view());
   w.wait(
       over_context(w, "attention.context.gather", CollectiveKind::kAllGather, all.count, own, all));
-  Attention piece = later_piece(false);
+  Attention piece = later_piece(false, 0);
   piece.kv_len = x_plan.sequence_length / 2;
   std::vector<View> writes = core_statistics();
   writes.insert(writes.begin(), x_b.context.view());
@@ -196,10 +213,10 @@ void ContextParts::gather_backward(SegmentWriter& w, const Ref& d_context, const
   const Ref all = temporary(w, "context kv gathered again", kv * x_plan.context);
   const Ref d_all = temporary(w, "context d kv", kv * x_plan.context);
   const Ref d_own = temporary(w, "context d kv own", kv);
-  move(w, "attention.context.pack_again", x_b.qkv.view(), own.view());
+  pack_keys(w, "attention.context.pack_again", x_b.qkv, own.view());
   w.wait(over_context(w, "attention.context.gather_again", CollectiveKind::kAllGather, all.count,
                       own, all));
-  Attention piece = later_piece(true);
+  Attention piece = later_piece(true, 0);
   piece.kv_len = x_plan.sequence_length / 2;
   std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view(), all.view()};
   const std::vector<View> statistics = core_statistics();
@@ -207,41 +224,58 @@ void ContextParts::gather_backward(SegmentWriter& w, const Ref& d_context, const
   w.compute("attention.core_gradient", piece, std::move(reads), {d_qkv.view(), d_all.view()});
   w.wait(over_context(w, "attention.context.reduce_gradient", CollectiveKind::kReduceScatter,
                       d_all.count, d_all, d_own));
-  add(w, "attention.context.unpack_gradient", d_own.view(), d_qkv.view());
+  unpack_keys(w, "attention.context.unpack_gradient", d_own.view(), d_qkv);
 }
 
 // --- All-to-all
 // ----------------------------------------------------------------------------------
 
+Ref ContextParts::to_heads(SegmentWriter& w, const std::string& name, const Ref& in) {
+  const std::int64_t cols = in.count / x_tokens;
+  const std::int64_t members = x_plan.context;
+  const Ref sent = temporary(w, name + " by heads", in.count);
+  const Ref received = temporary(w, name + " by members", in.count);
+  const Ref out = temporary(w, name + " of own heads", in.count);
+  w.compute(name + ".split", kernel(KernelKind::kSplitHeads, x_tokens, cols), {in.view()},
+            {sent.view()});
+  w.wait(over_context(w, name, CollectiveKind::kAllToAll, in.count, sent, received));
+  w.compute(name + ".join", kernel(KernelKind::kJoinSequence, x_tokens * members, cols / members),
+            {received.view()}, {out.view()});
+  return out;
+}
+
+void ContextParts::to_tokens(SegmentWriter& w, const std::string& name, const Ref& in,
+                             const Ref& out) {
+  const std::int64_t cols = in.count / x_tokens;
+  const std::int64_t members = x_plan.context;
+  const Ref sent = temporary(w, name + " by members", in.count);
+  const Ref received = temporary(w, name + " by heads", in.count);
+  w.compute(name + ".split", kernel(KernelKind::kSplitSequence, x_tokens * members, cols / members),
+            {in.view()}, {sent.view()});
+  w.wait(over_context(w, name, CollectiveKind::kAllToAll, in.count, sent, received));
+  w.compute(name + ".join", kernel(KernelKind::kJoinHeads, x_tokens, cols), {received.view()},
+            {out.view()});
+}
+
 void ContextParts::heads_forward(SegmentWriter& w) {
-  const Ref qkv = temporary(w, "context qkv by heads", x_b.qkv.count);
-  const Ref out = temporary(w, "context out by heads", x_b.context.count);
-  w.wait(over_context(w, "attention.context.to_heads", CollectiveKind::kAllToAll, qkv.count,
-                      x_b.qkv, qkv));
+  const Ref qkv = to_heads(w, "attention.context.to_heads", x_b.qkv);
+  const Ref out = temporary(w, "context out of own heads", x_b.context.count);
   std::vector<View> writes = core_statistics();
   writes.insert(writes.begin(), out.view());
   w.compute("attention.core", by_heads(false), {qkv.view()}, std::move(writes));
-  w.wait(over_context(w, "attention.context.to_tokens", CollectiveKind::kAllToAll, out.count, out,
-                      x_b.context));
+  to_tokens(w, "attention.context.to_tokens", out, x_b.context);
 }
 
 void ContextParts::heads_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
-  const Ref qkv = temporary(w, "context qkv by heads again", x_b.qkv.count);
-  const Ref out = temporary(w, "context out by heads again", x_b.context.count);
-  const Ref d_out = temporary(w, "context d out by heads", d_context.count);
-  const Ref d_heads = temporary(w, "context d qkv by heads", d_qkv.count);
-  over_context(w, "attention.context.to_heads_again", CollectiveKind::kAllToAll, qkv.count, x_b.qkv,
-               qkv);
-  over_context(w, "attention.context.out_to_heads", CollectiveKind::kAllToAll, out.count,
-               x_b.context, out);
-  w.wait(over_context(w, "attention.context.gradient_to_heads", CollectiveKind::kAllToAll,
-                      d_out.count, d_context, d_out));
+  const Ref qkv = to_heads(w, "attention.context.to_heads_again", x_b.qkv);
+  const Ref out = to_heads(w, "attention.context.out_to_heads", x_b.context);
+  const Ref d_out = to_heads(w, "attention.context.gradient_to_heads", d_context);
+  const Ref d_heads = temporary(w, "context d qkv of own heads", d_qkv.count);
   std::vector<View> reads = {d_out.view(), qkv.view(), out.view()};
   const std::vector<View> statistics = core_statistics();
   reads.insert(reads.end(), statistics.begin(), statistics.end());
   w.compute("attention.core_gradient", by_heads(true), std::move(reads), {d_heads.view()});
-  w.wait(over_context(w, "attention.context.gradient_to_tokens", CollectiveKind::kAllToAll,
-                      d_heads.count, d_heads, d_qkv));
+  to_tokens(w, "attention.context.gradient_to_tokens", d_heads, d_qkv);
 }
 
 Attention ContextParts::by_heads(bool backward) const {
@@ -249,6 +283,7 @@ Attention ContextParts::by_heads(bool backward) const {
   a.q_heads /= x_plan.context;
   a.kv_heads /= x_plan.context;
   a.q_len = a.kv_len = x_plan.sequence_length;
+  a.part = ContextPart::kHeads;
   return a;
 }
 

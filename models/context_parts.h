@@ -16,9 +16,9 @@ namespace foretrain {
 ///              gradients of keys and values travel along, and home at the end.
 ///   allgather  keys and values are gathered before, their gradients reduce-scattered after.
 ///   alltoall   heads instead of tokens are cut within the attention: two exchanges each way.
-/// Partial results of a ring are merged by a memory-bound kernel each.
-/// Left out: the copy of row statistics in a merge, two compute streams for the pieces (which hide
-/// their launch), windows. Executors refuse the pieces: their masks depend on the rank.
+/// Partial results of a ring are merged by a memory-bound kernel each. Before and after an exchange
+/// of heads for tokens what travels is put into the order that equal parts need.
+/// Left out: two compute streams for the pieces (which hide their launch), windows.
 class ContextParts : public LayerParts {
  protected:
   using LayerParts::LayerParts;
@@ -36,15 +36,23 @@ class ContextParts : public LayerParts {
   std::int64_t kv_width() const {
     return x_kv_heads * (x_model.head_dim + x_model.value_width() / x_model.heads);
   }
-  Attention later_piece(bool backward) const;
+  /// Against the keys of the member `hops` places before this one; of all of them with 0.
+  Attention later_piece(bool backward, std::int64_t hops) const;
   Attention by_heads(bool backward) const;
   Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count);
+  Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count, DType type);
   EventRef exchange(SegmentWriter& w, const std::string& name, const View& out, const View& in);
   EventRef over_context(SegmentWriter& w, const std::string& name, CollectiveKind kind,
                         std::int64_t count, const Ref& in, const Ref& out);
-  std::int64_t elements(const View& view) const;
-  void move(SegmentWriter& w, const std::string& name, const View& from, const View& to);
-  void add(SegmentWriter& w, const std::string& name, const View& part, const View& sum);
+  /// A kernel on a token's keys and values, or on `cols` elements of it.
+  Kernel of_heads(KernelKind kind, std::int64_t cols) const;
+  void pack_keys(SegmentWriter& w, const std::string& name, const Ref& qkv, const View& keys);
+  void unpack_keys(SegmentWriter& w, const std::string& name, const View& keys, const Ref& qkv);
+  void merge(SegmentWriter& w, const Ref& part, const Ref& statistics);
+  /// Exchanges heads for tokens: `in` holds all heads of this rank's tokens, what is returned its
+  /// heads of all tokens.
+  Ref to_heads(SegmentWriter& w, const std::string& name, const Ref& in);
+  void to_tokens(SegmentWriter& w, const std::string& name, const Ref& in, const Ref& out);
 
   void ring_forward(SegmentWriter& w);
   void ring_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);

@@ -107,6 +107,9 @@ class Lowering {
     bind(kContextGroup, [context](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data / context};
     });
+    bind(kBatchGroup, [context](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data % context};
+    });
     bind(kTiedGroup, [](const Coordinates& at) { return Key{at.tensor, at.data, 0}; });
     const std::int64_t shards = x_plan.shards();
     bind(kShardGroup, [shards](const Coordinates& at) {

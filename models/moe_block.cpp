@@ -34,12 +34,13 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
   MoeSizes out;
   out.local = e.count / p.expert;
   if (p.routing == Routing::kCapacity) {
-    const std::int64_t capacity =
+    out.capacity =
         scaled(1, static_cast<double>(tokens * e.top_k) * p.factor / static_cast<double>(e.count));
-    out.sent = capacity * e.count;
-    out.per_expert = capacity * p.expert * p.tensor;
+    out.sent = out.capacity * e.count;
+    out.per_expert = out.capacity * p.expert * p.tensor;
   } else {
     const double load = p.routing == Routing::kNatural ? p.factor : 1;
+    out.capacity = ceil_div(tokens * e.top_k, e.count);
     out.sent = tokens * e.top_k;
     out.per_expert =
         ceil_div(scaled(tokens * e.top_k * p.tensor, load), out.local * p.tensor) * p.tensor;
@@ -73,6 +74,19 @@ bool MoeBlock::sorts() const {
   return gathers() || fused() || (group_size() > 1 && x_sizes.local > 1);
 }
 
+/// A kernel that moves rows of all experts. Where sizes are expectations it cannot be executed.
+Kernel MoeBlock::of_experts(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
+  Kernel out = kernel(kind, rows, cols);
+  ExpertRows& to = out.rows_of;
+  to.experts = x_model.experts.count;
+  to.top_k = x_model.experts.top_k;
+  to.capacity = x_sizes.capacity;
+  if (fused()) return out;
+  if (x_plan.experts.routing == Routing::kBalanced) to.choice = ExpertChoice::kInTurn;
+  if (x_plan.experts.routing == Routing::kCapacity) to.choice = ExpertChoice::kBest;
+  return out;
+}
+
 Ref MoeBlock::expert(const std::string& name, bool of_gradients, const char* part) const {
   const ParameterLayouts& all = of_gradients ? x_layouts.parameter_gradients : x_layouts.parameters;
   for (std::size_t b = 0; b < all.experts.buffers.size(); ++b) {
@@ -103,6 +117,7 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
   x_input = add("expert input", type, rows * x_model.hidden, low);
   x_in = cast("expert input quantized", x_input, false);
   x_probabilities = add("expert probabilities", DType::kFp32, rows, false);
+  if (gathers()) x_places = add("expert places", DType::kInt64, rows, false);
   x_up = add("expert up", type, rows * 2 * x_width, false);
   x_act = add("expert activation", type, rows * x_width, low || x_again.expert_activation);
   x_activated = cast("expert activation quantized", x_act, x_again.expert_activation);
@@ -148,10 +163,17 @@ void MoeBlock::sort(SegmentWriter& w, const std::string& name, const Payload& pa
     reads.push_back(rows.from.view());
     writes.push_back(rows.to.view());
   }
-  w.compute(name + (back ? ".unsort" : ".sort"),
-            kernel(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
-                   x_model.hidden),
-            std::move(reads), std::move(writes));
+  Kernel sort = of_experts(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
+                           x_model.hidden);
+  sort.rows_of.experts = x_sizes.local;
+  sort.rows_of.sources = group_size();
+  if (gathers()) {
+    // Scores come forward only, and with them which rows are taken.
+    const bool picks = !back && payload.size() > 1;
+    (picks ? writes : reads).push_back(x_places.view());
+    if (exchanges()) sort.split_over = x_builder.group(kExpertGroup);
+  }
+  w.compute(name + (back ? ".unsort" : ".sort"), sort, std::move(reads), std::move(writes));
 }
 
 void MoeBlock::swap(SegmentWriter& w, const std::string& name, const Payload& payload) {
@@ -224,8 +246,9 @@ void MoeBlock::from_experts(SegmentWriter& w, const std::string& name, const Pay
 void MoeBlock::route(SegmentWriter& w, const Ref& in) {
   const Ref logits = temporary("router logits", x_rows * x_router.out);
   linear(w, "moe.router", x_router, x_rows, in, logits);
-  Kernel choose = kernel(KernelKind::kRoute, x_rows, x_router.out);
+  Kernel choose = of_experts(KernelKind::kRoute, x_rows, x_router.out);
   choose.launches = kRouteLaunches;
+  if (x_plan.sequence) choose.split_over = x_tensor;
   w.compute("moe.route", choose, {logits.view()}, {x_scores.view(), x_map.view()});
 }
 
@@ -234,7 +257,7 @@ void MoeBlock::count_tokens(SegmentWriter& w) {
   if (x_plan.experts.routing == Routing::kCapacity) return;
   const std::int64_t experts = x_router.out;
   Ref counts = temporary("token counts", experts, DType::kInt64);
-  w.compute("moe.counts", kernel(KernelKind::kAdd, x_rows, experts), {x_map.view()},
+  w.compute("moe.counts", of_experts(KernelKind::kExpertCounts, x_rows, experts), {x_map.view()},
             {counts.view()});
   if (group_size() > 1) {
     const Ref all = temporary("token counts of all", experts * group_size(), DType::kInt64);
@@ -259,7 +282,7 @@ void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
   const Ref tokens = here ? x_input : temporary("permuted", rows * h);
   const Ref chances =
       here ? x_probabilities : temporary("permuted probabilities", rows, DType::kFp32);
-  w.compute("moe.permute", kernel(KernelKind::kPermute, rows, h),
+  w.compute("moe.permute", of_experts(KernelKind::kPermute, rows, h),
             {in.view(), x_scores.view(), x_map.view()}, {tokens.view(), chances.view()});
   if (here) return;
   to_experts(w, "moe.dispatch", {{tokens, x_input, h}, {chances, x_probabilities, 1}});
@@ -302,8 +325,8 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
     back = temporary("combined", path.rows.front() * h);
     from_experts(w, "moe.combine", {{down, back, h}});
   }
-  w.compute("moe.unpermute", kernel(KernelKind::kUnpermute, x_rows, h), {back.view(), x_map.view()},
-            {out.view()});
+  w.compute("moe.unpermute", of_experts(KernelKind::kUnpermute, x_rows, h),
+            {back.view(), x_map.view()}, {out.view()});
 }
 
 void MoeBlock::shared_up(SegmentWriter& w, const Operand& x) {
@@ -343,7 +366,8 @@ void MoeBlock::again(SegmentWriter& w, const Ref& in, const Operand& x, const Re
 }
 
 // --- Backward ----------------------------------------------------------------------------------
-/// Both gradients of the experts' matrix `name` as grouped GEMMs of these sizes.
+/// Both gradients of the experts' matrix `name` as grouped GEMMs of these sizes. A matrix
+/// [input, output] is transposed for its input's gradient, and its own is input^T d.
 void MoeBlock::expert_linear_backward(SegmentWriter& w, const std::string& name, Gemm of_input,
                                       Gemm of_weight, const Ref& d_out, const Ref& in,
                                       const Ref& d_in) {
@@ -352,7 +376,9 @@ void MoeBlock::expert_linear_backward(SegmentWriter& w, const std::string& name,
   grouped(w, name + ".input_gradient", of_input, matrix, true, d.rows,
           x_quantizer->by_columns(matrix), d_in);
   of_weight.transpose_a = true;
-  grouped(w, name, of_weight, matrix, true, d.columns, in, expert(name, true));
+  const bool by_inputs = of_input.transpose_b;
+  grouped(w, name, of_weight, matrix, true, by_inputs ? in : d.columns, by_inputs ? d.columns : in,
+          expert(name, true));
 }
 
 MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref& d_out) {
@@ -363,7 +389,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
   Ref d_back = d_out;
   if (!direct()) {
     d_back = temporary("d combined", path.rows.front() * h);
-    w.compute("moe.unpermute_gradient", kernel(KernelKind::kPermute, path.rows.front(), h),
+    w.compute("moe.unpermute_gradient", of_experts(KernelKind::kPermute, path.rows.front(), h),
               {d_out.view(), x_map.view()}, {d_back.view()});
   }
   Ref d_down = d_back;
@@ -404,7 +430,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
     from_experts(w, "moe.dispatch_gradient",
                  {{d_input, d_sent, h}, {d_chances, d_sent_chances, 1}});
   }
-  w.compute("moe.permute_gradient", kernel(KernelKind::kUnpermute, x_rows, h),
+  w.compute("moe.permute_gradient", of_experts(KernelKind::kUnpermute, x_rows, h),
             {d_sent.view(), d_sent_chances.view(), x_map.view()},
             {d_tokens.view(), d_scores.view()});
   return {d_tokens, d_scores};
@@ -412,7 +438,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
 
 Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_probabilities) {
   const Ref d_logits = temporary("d router logits", x_rows * x_router.out);
-  Kernel choose = kernel(KernelKind::kRouteBackward, x_rows, x_router.out);
+  Kernel choose = of_experts(KernelKind::kRouteBackward, x_rows, x_router.out);
   choose.launches = kRouteGradientLaunches;
   w.compute("moe.route_gradient", choose, {d_probabilities.view(), x_scores.view(), x_map.view()},
             {d_logits.view()});

@@ -16,6 +16,7 @@ namespace foretrain {
 struct MoeSizes {
   std::int64_t sent = 0;        ///< by a rank to the expert group; what comes back
   std::int64_t received = 0;    ///< by a rank from the expert group
+  std::int64_t capacity = 0;    ///< of one rank for one expert
   std::int64_t per_expert = 0;  ///< rows of one group of the grouped GEMMs
   std::int64_t local = 0;       ///< experts of a rank
   std::int64_t worked() const { return per_expert * local; }
@@ -46,6 +47,7 @@ class MoeBlock : public Block {
   bool exchanges() const { return x_plan.experts.expert > 1; }
   std::int64_t group_size() const { return x_plan.experts.expert * x_plan.experts.tensor; }
   bool sorts() const;
+  Kernel of_experts(KernelKind kind, std::int64_t rows, std::int64_t cols) const;
   Ref expert(const std::string& name, bool of_gradients, const char* part = ".weight") const;
   /// Biases are added by the kernels of their GEMMs; their gradients are not.
   void bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
@@ -96,6 +98,7 @@ class MoeBlock : public Block {
   std::int64_t x_width, x_shared;
   Matrix x_router, x_shared_up, x_shared_down;
   Ref x_scores, x_map, x_input, x_probabilities, x_up, x_act, x_s_up, x_s_act;
+  Ref x_places;  ///< of gathered tokens: which of them an expert's row is
   Operand x_in, x_activated, x_s_activated;  ///< as the linears read them
 };
 

@@ -337,13 +337,6 @@ class PlanReader {
              "use no experts",
              ErrorKind::kUnsupported);
     }
-    if (x_plan.precision.compute != DType::kFp32 || x_plan.attention == AttentionKernel::kUnfused)
-      return;
-    refuse("kernels/attention",
-           "fused attention needs fp16 or bf16; under " +
-               std::string(name_of(x_plan.precision.matrix)) +
-               " set kernels.attention to \"unfused\"",
-           ErrorKind::kUnsupported);
   }
 
   void check_context() {

@@ -277,7 +277,10 @@ struct Plan {
   /// Type of a shard of parameters, and whether optimizer states hold an fp32 copy of it.
   DType shard_type() const { return units.narrow_shards ? precision.compute : DType::kFp32; }
   bool master_shards() const {
-    return precision.master && (sharding != Sharding::kParameters || units.narrow_shards);
+    // A host that updates weights of the device has nothing else to start from.
+    const bool of_device = updates_on_host() && offload.parameters == Memory::kDevice;
+    return (precision.master || of_device) &&
+           (sharding != Sharding::kParameters || units.narrow_shards);
   }
   bool by_units() const { return sharding >= Sharding::kGradients; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.

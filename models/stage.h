@@ -29,6 +29,7 @@ inline constexpr const char* kExpertModelGroup = "expert model";  ///< both toge
 inline constexpr const char* kExpertDataGroup = "expert data";
 inline constexpr const char* kExpertNormGroup = "expert gradient norm";
 inline constexpr const char* kContextGroup = "context";
+inline constexpr const char* kBatchGroup = "batch";  ///< of "data" those with other sequences
 inline constexpr const char* kContextToNext = "context to next";
 inline constexpr const char* kContextFromPrevious = "context from previous";
 inline constexpr const char* kToNext = "activations to next";

@@ -18,6 +18,7 @@ void StageWriter::make_experts(std::size_t index) {
     chunk.holders = Holders{group, group, group, ranks, shards, true};
     if (shards == 1) replicas.push_back({0, elements, x_builder.group(kTwinGroup)});
   }
+  chunk.first_layer = x_chunks[index].first_layer;
   chunk.marks = x_builder.frame(x_marks);
   x_chunks[index].experts = static_cast<int>(x_chunks.size());
   if (by_units()) {
@@ -52,13 +53,15 @@ void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
   experts.parts.resize(static_cast<std::size_t>(owner.layers));
   for (const Unit& unit : owner.units) {
     std::int64_t elements = 0;
+    std::vector<Piece> pieces;
     for (std::int64_t l = unit.first; l < unit.last; ++l) {
       experts.parts[static_cast<std::size_t>(l)].cut_begin = elements;
+      append_pieces(kind_of(owner, l).parameters.experts, elements, l - unit.first, pieces);
       elements += kind_of(owner, l).parameters.expert_elements;
     }
     if (elements == 0) continue;
     const std::size_t shape =
-        shape_of(experts.holders, false, unit.last - unit.first, 0, elements, {});
+        shape_of(experts.holders, false, unit.last - unit.first, 0, elements, pieces);
     push_unit(experts, shape, unit.first, unit.last);
   }
 }

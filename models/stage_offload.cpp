@@ -48,16 +48,18 @@ Op& StageWriter::side_op(Segment& segment, const char* stream, const std::string
   return segment.ops.back();
 }
 
-/// Work of the host's processor on these operands.
-Op& StageWriter::host_op(Segment& segment, const std::string& name, std::vector<View> reads,
-                         std::vector<View> writes, double factor) {
+/// Work of the host's processor on these operands. Of last step's gradients no executor has any.
+Op& StageWriter::host_op(Segment& segment, const std::string& name, const Kernel& kernel,
+                         std::vector<View> reads, std::vector<View> writes, double factor) {
   Bytes bytes = 0;
   for (const std::vector<View>* views : {&reads, &writes}) {
     for (const View& view : *views) bytes += view.bytes;
   }
   bytes = static_cast<Bytes>(static_cast<double>(bytes) * factor);
-  return side_op(segment, kHostStream, name, Opaque{name, bytes, 0, DType::kFp32, Memory::kHost},
-                 std::move(reads), std::move(writes));
+  Opaque work{name, bytes, 0, DType::kFp32, Memory::kHost, kernel};
+  const bool known = !x_plan.offload.delayed_update && is_adam(x_plan.optimizer);
+  if (!known) work.kernel.reset();
+  return side_op(segment, kHostStream, name, std::move(work), std::move(reads), std::move(writes));
 }
 
 /// The last ops of a unit's reduction: its part goes to the host and is added up there.
@@ -75,8 +77,9 @@ void StageWriter::gradients_to_host(Segment& segment, const View& part, std::int
   out.phase = Phase::kGradients;
   if (!first) {
     segment.ops.back().records = EventRef{0, kAtHost};
-    host_op(segment, "gradients.accumulate", {sum.view(), arrived.view()}, {sum.view()}).waits = {
-        EventRef{0, kAtHost}};
+    host_op(segment, "gradients.accumulate", kernel_of(KernelKind::kAdd, 1, own, type),
+            {sum.view(), arrived.view()}, {sum.view()})
+        .waits = {EventRef{0, kAtHost}};
     segment.ops.back().phase = Phase::kGradients;
   }
   segment.ops.back().records = EventRef{0, kReduced};
@@ -144,7 +147,10 @@ void StageWriter::write_host_norm(
   const View norm{0, kNormSquare, 0, 4, 1, GroupSlot()};
   for (const auto& [shape, frame] : units) {
     const std::int64_t own = shape->elements / shape->holders.shards;
-    host_op(segment, "gradients.norm", {Ref{frame, kHostSum, x_plan.units.reduce, own}.view()},
+    std::vector<View> reads = {Ref{frame, kHostSum, x_plan.units.reduce, own}.view()};
+    if (!segment.ops.empty()) reads.push_back(norm);
+    host_op(segment, "gradients.norm",
+            kernel_of(KernelKind::kSquaredNorm, 1, own, x_plan.units.reduce), std::move(reads),
             {norm});
   }
   segment.ops.back().records = EventRef{0, kNormsDone};
@@ -183,16 +189,20 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
         .records = EventRef{states_frame, kStatesRead};
     waits.push_back(EventRef{states_frame, kStatesRead});
   }
-  std::vector<View> reads = staged;
-  reads.insert(reads.begin(), Ref{frame, kHostSum, x_plan.units.reduce, own}.view());
   // New weights in the type that travels: in place where shards are offloaded, else to be loaded.
-  const std::int16_t fresh = fresh_weights();
   const bool stays = x_plan.offload.parameters != Memory::kDevice;
+  const std::int16_t fresh = stays ? std::int16_t{0} : fresh_weights();
+  const View weights = Ref{states_frame, fresh, x_plan.precision.compute, own}.view();
+  std::vector<View> reads = {Ref{frame, kHostSum, x_plan.units.reduce, own}.view()};
+  if (!x_plan.master_shards()) reads.push_back(weights);
+  reads.insert(reads.end(), staged.begin(), staged.end());
+  if (x_plan.clip_norm > 0) reads.push_back(View{0, kNormSquare, 0, 4, 1, GroupSlot()});
   std::vector<View> writes = staged;
-  writes.push_back(
-      Ref{states_frame, stays ? std::int16_t{0} : fresh, x_plan.precision.compute, own}.view());
-  Op& update = host_op(segment, update_name(x_plan.optimizer), std::move(reads), std::move(writes),
-                       host_update_factor(x_plan.optimizer));
+  writes.insert(writes.begin(), weights);
+  Kernel adam = kernel_of(KernelKind::kAdam, 1, own, DType::kFp32);
+  adam.value = x_plan.clip_norm;
+  Op& update = host_op(segment, update_name(x_plan.optimizer), adam, std::move(reads),
+                       std::move(writes), host_update_factor(x_plan.optimizer));
   update.waits = std::move(waits);
   update.records = EventRef{states_frame, kUpdated};
   if (!storage) return;

@@ -336,4 +336,17 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<R
   chunk.optimizer = x_builder.frame(x_builder.layout(std::move(states)));
 }
 
+/// What this rank trains on.
+Batch StageWriter::batch() {
+  Batch out;
+  out.sequences = x_plan.micro_batch;
+  out.length = x_plan.sequence_length;
+  out.microbatches = x_plan.microbatches();
+  out.vocabulary = x_model.vocabulary;
+  const bool cut = x_plan.context > 1;
+  if (x_plan.data > 1) out.split_over = x_builder.group(cut ? kBatchGroup : kDataGroup);
+  if (cut) out.context = x_builder.group(kContextGroup);
+  return out;
+}
+
 }  // namespace foretrain

@@ -41,11 +41,18 @@ std::size_t StageWriter::shape_of(const Holders& holders, bool root, std::int64_
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
     const UnitShape& known = x_shapes[s];
     if (known.holders.expert != holders.expert || known.root != root) continue;
-    if (known.layers == layers && known.filled == shape.filled) return s;
+    if (known.layers != layers || known.filled != shape.filled) continue;
+    const bool alike = !sharded_parameters() || pieces_of(known) == pieces;
+    if (alike) return s;
   }
   write_shape(shape, pieces);
   x_shapes.push_back(shape);
   return x_shapes.size() - 1;
+}
+
+/// What a unit's shards are parts of; layers of different kinds may be as large.
+const std::vector<Piece>& StageWriter::pieces_of(const UnitShape& shape) const {
+  return x_builder.program().layouts[shape.states.index()].buffers[0].pieces;
 }
 
 /// The buffer holds the rank's part of a unit.

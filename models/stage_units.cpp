@@ -7,9 +7,6 @@
 
 namespace foretrain {
 
-namespace {
-
-/// The pieces of `layout` as they lie in a unit from element `begin` on.
 void append_pieces(const FrameLayout& layout, std::int64_t begin, std::int64_t layer,
                    std::vector<Piece>& out) {
   for (const Buffer& buffer : layout.buffers) {
@@ -21,8 +18,6 @@ void append_pieces(const FrameLayout& layout, std::int64_t begin, std::int64_t l
     begin += buffer.count;
   }
 }
-
-}  // namespace
 
 void StageWriter::make_units(Chunk& chunk) {
   for (std::int64_t l = 0; l < chunk.layers; l += x_plan.units.layers) {

@@ -21,9 +21,7 @@ Program StageWriter::run() && {
   write_passes();
   if (!by_units()) reduce_rest();
   update();
-  x_builder.batch({x_plan.micro_batch, x_plan.sequence_length, x_plan.microbatches(),
-                   x_model.vocabulary,
-                   x_plan.data > 1 ? x_builder.group(kDataGroup) : GroupSlot()});
+  x_builder.batch(batch());
   Program program = std::move(x_builder).build();
   form_kernels(x_plan, program);
   return program;

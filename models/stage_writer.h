@@ -28,6 +28,7 @@ class StageWriter {
   void write_segments();
   void write_layer_kinds(LayerLayouts& layer);
   void write_ends(bool embedding, bool head);
+  Batch batch();
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
   std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
@@ -192,6 +193,7 @@ class StageWriter {
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
   void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
+  const std::vector<Piece>& pieces_of(const UnitShape& shape) const;
   SegmentId write_gather(const UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
   void sum_shared(const UnitShape& shape, Segment& segment);
@@ -224,8 +226,8 @@ class StageWriter {
   };
   Op& side_op(Segment& segment, const char* stream, const std::string& name, Work work,
               std::vector<View> reads, std::vector<View> writes);
-  Op& host_op(Segment& segment, const std::string& name, std::vector<View> reads,
-              std::vector<View> writes, double factor = 1);
+  Op& host_op(Segment& segment, const std::string& name, const Kernel& kernel,
+              std::vector<View> reads, std::vector<View> writes, double factor = 1);
   void gradients_to_host(Segment& segment, const View& part, std::int64_t own, bool first);
   void shard_from_host(Segment& segment, const View& shard, const View& to);
   std::int16_t fresh_weights() const;

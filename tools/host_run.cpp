@@ -85,8 +85,9 @@ ExecuteOptions execute_options(const HostRun& host, std::int64_t steps) {
   return options;
 }
 
-Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps) {
-  const ExecuteOptions options = execute_options(host, steps);
+Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps, bool records) {
+  ExecuteOptions options = execute_options(host, steps);
+  options.host.records = records;
   if (job.kind != Job::Kind::kMpi) return execute_threads(host.workload, options);
   return execute_rank(host.workload, job.world.rank, *job.world.transport, options);
 }

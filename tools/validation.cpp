@@ -29,6 +29,8 @@ Plan on_one_rank(const Plan& plan, const Model& model) {
   one.sharding = Sharding::kNone;
   one.shard_group = 0;
   one.recompute = Recompute{};
+  one.experts.expert = one.experts.tensor = 1;
+  one.offload = Offload();
   one.schedule = Schedule::kGpipe;
   return one;
 }

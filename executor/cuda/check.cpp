@@ -153,11 +153,16 @@ Status check_cudnn(const Attention& w, const Op& op) {
   return ok_status();
 }
 
+/// Whether the op is part of an attention over cut sequences.
+bool is_context(const Work& work, const Op& op) {
+  const auto* kernel = std::get_if<Kernel>(&work);
+  const auto* attention = std::get_if<Attention>(&work);
+  return op.category == Category::kContext ||
+         (kernel != nullptr && kernel->kind >= KernelKind::kPackKeys) ||
+         (attention != nullptr && attention->part != ContextPart::kWhole);
+}
+
 Status check_attention(const Attention& w, const Op& op) {
-  if (op.category == Category::kContext) {
-    return unsupported("the CUDA backend cannot execute context parallelism (" + op.name +
-                       "): set parallel.context to 1");
-  }
   if (w.kernel == AttentionKernel::kUnfused) return ok_status();
   if (w.kernel == AttentionKernel::kCudnn) return check_cudnn(w, op);
   if (w.kernel != AttentionKernel::kFlash) {
@@ -179,11 +184,17 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
                        "): " + why);
   };
   const OpTypes types(program, call, op);
-  if (op.category == Category::kContext) return check_attention(Attention{}, op);
+  if (is_context(work, op)) {
+    return unsupported("the CUDA backend cannot execute context parallelism (" + op.name +
+                       "): set parallel.context to 1");
+  }
   if (const auto* attention = std::get_if<Attention>(&work)) return check_attention(*attention, op);
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
     if (!gemm_fits(*gemm, op, types)) return refused("no product of these types");
   } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
+    if (kernel->kind >= KernelKind::kRoute) {
+      return refused("it has no kernels of experts, latent attention or masked tokens yet");
+    }
     if (!kernel_fits(*kernel, op, types)) return refused("no kernel for these types");
   } else if (std::holds_alternative<Copy>(work)) {
     if (!op.reads.empty()) return refused("offloading is not executed");

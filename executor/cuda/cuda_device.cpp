@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#ifdef FORETRAIN_CUPTI
+#include "executor/cuda/activity.h"
+#endif
 #include "executor/cuda/cuda_check.h"
 #ifdef FORETRAIN_CUDNN
 #include "executor/cuda/cudnn_attention.h"
@@ -191,6 +194,20 @@ Result<Time> CudaDevice::time_of(std::size_t mark) {
   FT_TRY(cuda_status(cudaEventElapsedTime(&milliseconds, x_origin, x_marks[mark]), "time"));
   return Time{std::llround(static_cast<double>(milliseconds) * 1e9)};
 }
+
+#ifdef FORETRAIN_CUPTI
+void CudaDevice::record(bool on) { collect_activity(on); }
+void CudaDevice::begin_op(std::size_t op) { begin_activity(x_rank.value, op); }
+void CudaDevice::end_op() { end_activity(); }
+std::vector<Time> CudaDevice::busy_times(std::size_t ops) {
+  return take_activity(x_rank.value, ops);
+}
+#else
+void CudaDevice::record(bool) {}
+void CudaDevice::begin_op(std::size_t) {}
+void CudaDevice::end_op() {}
+std::vector<Time> CudaDevice::busy_times(std::size_t) { return {}; }
+#endif
 
 Status CudaDevice::upload(std::size_t stream, std::byte* to, const std::byte* from,
                           std::size_t bytes) {

@@ -45,6 +45,10 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   Status end_piece(std::size_t piece) override;
   Status finish() override;
   Result<Time> time_of(std::size_t mark) override;
+  void record(bool on) override;
+  void begin_op(std::size_t op) override;
+  void end_op() override;
+  std::vector<Time> busy_times(std::size_t ops) override;
   Status upload(std::size_t stream, std::byte* to, const std::byte* from,
                 std::size_t bytes) override;
   Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override;

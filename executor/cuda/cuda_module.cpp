@@ -12,6 +12,9 @@
 #include <memory>
 #include <utility>
 
+#ifdef FORETRAIN_CUPTI
+#include "executor/cuda/activity.h"
+#endif
 #include "executor/cuda/cuda_device.h"
 #include "executor/cuda/device_rank.h"
 
@@ -25,6 +28,16 @@ std::string cudnn_version() { return ", cuDNN " + std::to_string(cudnnGetVersion
 constexpr bool kCudnn = false;
 std::string cudnn_version() { return ""; }
 #endif
+
+/// Why times are those of CUDA events alone; empty where they are not.
+std::string no_records() {
+#ifdef FORETRAIN_CUPTI
+  const Status started = open_activity();
+  return started.ok() ? "" : "CUPTI cannot be used: " + started.error().message;
+#else
+  return "this build has no CUPTI";
+#endif
+}
 
 std::string versions() {
   int driver = 0;
@@ -69,5 +82,6 @@ extern "C" __attribute__((visibility("default"))) void foretrain_open_cuda(
   }
   module.versions = foretrain::versions();
   module.cudnn = foretrain::kCudnn;
+  module.no_records = foretrain::no_records();
   module.make_rank = foretrain::make_rank;
 }

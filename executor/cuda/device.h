@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "executor/cuda/device_view.h"
 #include "executor/transport.h"
@@ -58,6 +59,14 @@ class Device {
   /// All streams are done.
   virtual Status finish() = 0;
   virtual Result<Time> time_of(std::size_t mark) = 0;
+  /// From now on `busy_times` are wanted, or not.
+  virtual void record(bool) {}
+  /// What is queued between the two is work of `op`.
+  virtual void begin_op(std::size_t) {}
+  virtual void end_op() {}
+  /// By op of the last step, of so many: how long anything of it ran; zero where that is not known,
+  /// empty where it is of none. All streams must be done.
+  virtual std::vector<Time> busy_times(std::size_t) { return {}; }
 
   virtual Status upload(std::size_t stream, std::byte* to, const std::byte* from,
                         std::size_t bytes) = 0;

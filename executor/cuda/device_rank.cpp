@@ -62,6 +62,7 @@ Status DeviceRank::set_up() {
                        std::to_string(room >> 20) + " MiB free; use a smaller model or batch");
   }
   FT_ASSIGN(x_memory, x_device->take(x_plan.bytes));
+  x_device->record(x_options.records);
   FT_TRY(list_launches());
   FT_TRY(draw());
   return start_masters();
@@ -233,7 +234,10 @@ Status DeviceRank::queue(std::size_t i) {
     FT_TRY(x_device->fill(launch.stream, x_memory + block.offset, 0xff, block.bytes));
   }
   FT_TRY(x_device->mark(launch.stream, begin_of(i)));
-  FT_TRY(dispatch(launch));
+  x_device->begin_op(i);
+  const Status done = dispatch(launch);
+  x_device->end_op();
+  FT_TRY(done);
   return x_device->mark(launch.stream, end_of(i));
 }
 
@@ -279,14 +283,23 @@ Status DeviceRank::exchange(const Launch& launch, const P2PBatch& work) {
 
 Status DeviceRank::read_results() {
   x_records.assign(x_list.tasks.size(), {});
+  const std::vector<Time> busy = x_device->busy_times(x_launches.size());
+  Time queued;
+  Time known;
   for (std::size_t i = 0; i < x_launches.size(); ++i) {
     OpRecord record;
     record.call = x_launches[i].task->call;
     record.op = x_launches[i].task->op;
     FT_ASSIGN(record.begin, x_device->time_of(begin_of(i)));
     FT_ASSIGN(record.end, x_device->time_of(end_of(i)));
+    if (!busy.empty() && busy[i].ps > 0) {
+      record.work = record.cpu = min(busy[i], record.end - record.begin);
+      queued = queued + (record.end - record.begin - record.work);
+      known = known + record.work;
+    }
     x_records[x_launches[i].stream].push_back(record);
   }
+  x_queued_seconds = known.ps > 0 ? queued.seconds() : std::numeric_limits<double>::quiet_NaN();
   if (!x_list.loss_frame.valid()) return ok_status();
   const std::size_t b = x_layout.index_of(x_list.loss_frame, x_list.loss_buffer);
   float loss = 0;

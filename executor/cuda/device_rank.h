@@ -31,6 +31,7 @@ class DeviceRank final : public RankRunner {
   Status set_values(FrameId frame, std::int16_t buffer,
                     const std::function<double(std::int64_t)>& value) override;
   double issue_seconds() const override { return x_issue_seconds; }
+  double queued_seconds() const override { return x_queued_seconds; }
 
   const MemoryPlan& plan() const { return x_plan; }
   const MemoryLayout& layout() const { return x_layout; }
@@ -77,6 +78,7 @@ class DeviceRank final : public RankRunner {
   std::int64_t x_step = 0;
   double x_loss = 0;
   double x_issue_seconds = 0;
+  double x_queued_seconds = std::numeric_limits<double>::quiet_NaN();
 };
 
 }  // namespace foretrain

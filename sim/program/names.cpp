@@ -15,47 +15,31 @@ std::string_view name_of(DType type) {
 
 std::string_view name_of(KernelKind kind) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(KernelKind::kCount)> kNames = {
-      "embedding",
-      "embedding-backward",
-      "layer-norm",
-      "layer-norm-backward",
-      "rms-norm",
-      "rms-norm-backward",
-      "rope",
-      "rope-backward",
-      "gelu",
-      "gelu-backward",
-      "swiglu",
-      "swiglu-backward",
-      "relu",
-      "relu-backward",
-      "relu2",
-      "relu2-backward",
-      "residual-add",
-      "residual-backward",
-      "dropout",
-      "add",
-      "positions-add",
-      "positions-grad",
-      "bias-add",
-      "bias-grad",
-      "loss-max",
-      "loss-sum-exp",
-      "loss-mean",
-      "loss-backward",
-      "fill",
-      "cast",
-      "scale",
-      "squared-norm",
-      "largest",
-      "quantize",
-      "adam",
-      "route",
-      "route-backward",
-      "permute",
-      "unpermute",
-      "latent-heads",
-      "latent-heads-backward"};
+      "embedding",      "embedding-backward",
+      "layer-norm",     "layer-norm-backward",
+      "rms-norm",       "rms-norm-backward",
+      "rope",           "rope-backward",
+      "gelu",           "gelu-backward",
+      "swiglu",         "swiglu-backward",
+      "relu",           "relu-backward",
+      "relu2",          "relu2-backward",
+      "residual-add",   "residual-backward",
+      "dropout",        "add",
+      "positions-add",  "positions-grad",
+      "bias-add",       "bias-grad",
+      "loss-max",       "loss-sum-exp",
+      "loss-mean",      "loss-backward",
+      "fill",           "cast",
+      "scale",          "squared-norm",
+      "largest",        "quantize",
+      "adam",           "route",
+      "route-backward", "expert-counts",
+      "permute",        "unpermute",
+      "latent-heads",   "latent-heads-backward",
+      "pack-keys",      "unpack-keys",
+      "add-queries",    "merge-attention",
+      "split-heads",    "join-heads",
+      "split-sequence", "join-sequence"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
@@ -97,10 +81,13 @@ std::string_view name_of(Phase phase) {
 
 Bytes kernel_bytes(const Kernel& kernel, const Op& op) {
   Bytes sum = kernel.rows * kernel.cols * kernel.intermediate_bytes;
+  const bool in_part =
+      kernel.kind >= KernelKind::kPackKeys && kernel.kind <= KernelKind::kAddQueries;
   const auto add = [&](const std::vector<View>& views, bool table_first) {
     for (std::size_t i = 0; i < views.size(); ++i) {
       const Bytes touched = bytes_of(kernel.dtype, kernel.rows * kernel.cols);
-      sum += table_first && i == 0 ? std::min(touched, views[i].bytes) : views[i].bytes;
+      const bool rows_only = in_part || (table_first && i == 0);
+      sum += rows_only ? std::min(touched, views[i].bytes) : views[i].bytes;
     }
   };
   add(op.reads, kernel.kind == KernelKind::kEmbedding);

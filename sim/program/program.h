@@ -207,13 +207,15 @@ struct Frame {
 };
 
 /// What a step trains on. Of the sequences of the global batch, rank place d of n data-parallel
-/// ones takes, as its microbatch m, those from (m n + d) sequences on.
+/// ones takes, as its microbatch m, those from (m n + d) sequences on. Under context parallelism
+/// the ranks of `context` share each of them: place i of c holds chunks i and 2c - 1 - i of 2c.
 struct Batch {
   std::int64_t sequences = 1;  ///< of a microbatch
   std::int64_t length = 1;     ///< tokens of a sequence
   std::int64_t microbatches = 1;
   std::int64_t vocabulary = 0;  ///< without padding
-  GroupSlot split_over;         ///< the data-parallel group; none when there is one rank
+  GroupSlot split_over;         ///< the ranks that take other sequences; none when there is one
+  GroupSlot context;            ///< none when every rank holds whole sequences
   bool operator==(const Batch&) const = default;
 };
 
@@ -256,7 +258,8 @@ struct Workload {
 };
 
 /// Bytes that a memory-bound kernel moves: the sum of its views; of a table that is looked up (the
-/// first read of an embedding, the first write of its backward) only the `rows` rows touched count.
+/// first read of an embedding, the first write of its backward) only the `rows` rows touched count,
+/// and of packed qkv whose keys or queries are taken only these.
 Bytes kernel_bytes(const Kernel& kernel, const Op& op);
 
 /// Ops of one Program, counted over its calls.

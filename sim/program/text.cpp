@@ -32,6 +32,10 @@ std::string text_of(const Kernel& w) {
          number(w.bytes) + " B";
   if (w.launches != 1) out += " in " + number(w.launches) + " launches";
   if (w.split_over.valid()) out += " split over group " + number(w.split_over.value);
+  if (const ExpertRows& e = w.rows_of; e.experts > 0) {
+    out += " " + number(e.capacity) + " rows an expert of " + number(e.experts);
+    if (e.sources > 1) out += " from " + number(e.sources) + " ranks";
+  }
   return out;
 }
 

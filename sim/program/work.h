@@ -3,6 +3,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -38,6 +39,15 @@ enum class AttentionKernel : std::uint8_t {
   kTriton,   ///< FlashAttention 1 as Triton compiles it
 };
 
+/// How context-parallel ranks, each with its part of every sequence, share an attention.
+enum class ContextPart : std::uint8_t {
+  kWhole,   ///< not at all
+  kOwn,     ///< queries and keys of this rank's part
+  kMember,  ///< its queries, keys of the member `hops` places before it: an operand of their own
+  kAll,     ///< its queries, keys of all members, one after another: likewise
+  kHeads,   ///< its part of the heads, of whole sequences
+};
+
 /// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from
 /// one packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim]: for each key-value head its
 /// q_heads / kv_heads queries, its key, its value, so that a cut by heads is contiguous. Forward:
@@ -58,6 +68,8 @@ struct Attention {
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all
+  ContextPart part = ContextPart::kWhole;
+  std::int32_t hops = 0;  ///< see kMember
   std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const Attention&) const = default;
 };
@@ -102,11 +114,38 @@ enum class KernelKind : std::uint8_t {
   kAdam,         ///< fused AdamW on fp32 master, momentum and variance; writes the model copy
   kRoute,        ///< scores of all experts and the choice of the best, from logits
   kRouteBackward,
-  kPermute,      ///< rows copied into the order of their experts
-  kUnpermute,    ///< and back, rows of one token summed
+  kExpertCounts,  ///< how many tokens go to each expert
+  kPermute,       ///< rows copied into the order of their experts
+  kUnpermute,     ///< and back, rows of one token summed
   kLatentHeads,  ///< latent attention: heads packed, rotated, with the part of keys that they share
   kLatentHeadsBackward,
+  kPackKeys,        ///< keys and values out of packed qkv
+  kUnpackKeys,      ///< and into it
+  kAddQueries,      ///< d q added to that in packed d qkv
+  kMergeAttention,  ///< parts of an attention put together by their log-sum-exps
+  kSplitHeads,      ///< a token's heads, by the members that get them
+  kJoinHeads,
+  kSplitSequence,  ///< tokens of whole sequences, by the members that hold them
+  kJoinSequence,
   kCount
+};
+
+/// Which experts a token goes to.
+enum class ExpertChoice : std::uint8_t {
+  kUnknown,  ///< the sizes are expectations: priced, refused by executors
+  kInTurn,   ///< each its share, whatever the router says
+  kBest,     ///< those of the largest scores, as long as they have room
+};
+
+/// Whose rows a kernel moves, from kRoute on. An expert has room for `capacity` rows of each rank.
+struct ExpertRows {
+  ExpertChoice choice = ExpertChoice::kUnknown;
+  std::int64_t experts =
+      0;                   ///< of the layer; in a sort of what ranks have sent, those of this rank
+  std::int64_t top_k = 0;  ///< experts of a token
+  std::int64_t capacity = 0;
+  std::int64_t sources = 1;  ///< ranks whose rows a sort puts together
+  bool operator==(const ExpertRows&) const = default;
 };
 
 /// One launch of a memory-bound kernel (or `launches` of them, one per tensor, for unfused forms).
@@ -121,10 +160,11 @@ struct Kernel {
   std::int32_t launches = 1;
   std::int64_t intermediate_bytes = 0;  ///< moved besides the operands, for each of rows x cols
   std::int64_t head_dim = 0;            ///< of rope
-  double value = 0;                     ///< the rate of a dropout, the norm that `scale` clips to
-  /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions), the
-  /// vocabulary (embedding, loss). None = all of them.
+  double value = 0;  ///< the rate of a dropout, the norm that `scale` and `adam` clip to
+  /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
+  /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them.
   GroupSlot split_over;
+  ExpertRows rows_of;  ///< where experts get them
   bool operator==(const Kernel&) const = default;
 };
 
@@ -209,14 +249,16 @@ struct Pause {
   bool operator==(const Pause&) const = default;
 };
 
-/// Priced by bytes and FLOPs, refused by executors: work given as numbers only. `where` is the
-/// memory that it moves the bytes in; on the host it takes nothing of the device.
+/// Priced by bytes and FLOPs: work given as numbers. `where` is the memory that it moves the bytes
+/// in; on the host it takes nothing of the device. Executors run `kernel` on the op's operands, and
+/// refuse work that has none.
 struct Opaque {
   std::string name;
   Bytes bytes = 0;
   std::int64_t flops = 0;
   DType dtype = DType::kBf16;
   Memory where = Memory::kDevice;
+  std::optional<Kernel> kernel = std::nullopt;  ///< what it computes, where that is written down
   bool operator==(const Opaque&) const = default;
 };
 

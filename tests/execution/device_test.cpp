@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "executor/cuda/busy_times.h"
 #include "executor/cuda/device_rank.h"
 #include "executor/side_by_side.h"
 #include "models/lower.h"
@@ -203,6 +204,22 @@ TEST(DeviceRefusals, ByName) {
   const Status status = check_device_executable(lower(model, plan));
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("parallel.context"), std::string::npos);
+  const Model sparse = small_moe();
+  const Status experts = check_device_executable(lower(sparse, small_plan(sparse, {}, 1)));
+  ASSERT_FALSE(experts.ok());
+  EXPECT_NE(experts.error().message.find("no kernels of experts"), std::string::npos);
+}
+
+// Op 0 ran in [10, 30) and [50, 60), twice at once for a while, op 1 in [25, 45); launch 9 is
+// nobody's.
+TEST(BusyTimes, AreTheUnionOfWhatRan) {
+  const std::vector<Launched> launches = {{1, 0}, {2, 0}, {3, 1}, {4, 0}};
+  const std::vector<Ran> ran = {{2, 20, 30}, {1, 10, 25}, {9, 0, 100}, {3, 25, 45}, {4, 50, 60}};
+  const std::vector<Time> busy = busy_times(launches, ran, 3);
+  ASSERT_EQ(busy.size(), 3U);
+  EXPECT_EQ(busy[0].ps, 30'000);
+  EXPECT_EQ(busy[1].ps, 20'000);
+  EXPECT_EQ(busy[2].ps, 0);
 }
 
 }  // namespace

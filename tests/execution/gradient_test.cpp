@@ -105,6 +105,23 @@ TEST(Gradients, Llama) {
   expect_derivatives(model, plan_of(model, AttentionKernel::kFlash, 0.1));
 }
 
+// Choices of the router, with room for every token, with room for half of them, and in turn;
+// gradients reach it through the probabilities of what it chose.
+TEST(Gradients, Experts) {
+  for (const double factor : {4.0, 0.5, 0.0}) {
+    for (const Dispatcher dispatcher : {Dispatcher::kAllToAll, Dispatcher::kAllGather}) {
+      Model model = tiny(small_moe());
+      model.experts = Experts{8, 2, 6, 4, 1, 1, false};
+      Plan plan = plan_of(model, AttentionKernel::kFlash, 0.1);
+      plan.sequence_length = 8;
+      plan.experts.dispatcher = dispatcher;
+      plan.experts.routing = factor > 0 ? Routing::kCapacity : Routing::kBalanced;
+      plan.experts.factor = factor > 0 ? factor : 1;
+      expect_derivatives(model, plan);
+    }
+  }
+}
+
 TEST(Gradients, AlibiParallelBranchesOtherActivations) {
   for (const Activation activation : {Activation::kGelu, Activation::kRelu2}) {
     Model model = tiny(small_gpt());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "executor/thread_run.h"
 #include "models/lower.h"
@@ -30,10 +31,57 @@ HostOptions options_for_tests() {
   return options;
 }
 
-/// A drawn model and plan, made small enough to run, in fp32.
-Drawn draw_small(Rng& rng, bool units) {
-  Drawn out = units ? draw_sharded_plan(rng) : draw_plan(rng);
-  Model& m = out.model;
+/// Experts of few columns on the ranks that are left, every token with room: what drops tokens
+/// depends on the plan.
+void make_experts_small(Rng& rng, Model& m, Plan& p) {
+  const auto coin = [&rng] { return rng.below(2) == 0; };
+  Experts& e = m.experts;
+  ExpertPlan& to = p.experts;
+  m.latent = LatentAttention{};
+  m.predict_layers = 0;
+  e.bias = false;
+  e.width = 4 * (1 + rng.below(3));
+  e.shared_width = e.shared_width > 0 ? 8 : 0;
+  const std::int64_t ranks = p.accelerators / p.pipeline;
+  while (ranks % to.expert != 0) to.expert /= 2;
+  if (ranks % (to.expert * to.tensor) != 0 || e.width % to.tensor != 0) to.tensor = 1;
+  to.dispatcher = coin() ? Dispatcher::kAllGather : Dispatcher::kAllToAll;
+  const std::int64_t rows = p.tokens() / p.shard();
+  const std::int64_t chunk = p.context > 1 ? p.sequence_length / (2 * p.context) : rows;
+  const bool even = std::gcd(rows, chunk) * e.top_k % e.count == 0;
+  to.routing = even && coin() ? Routing::kBalanced : Routing::kCapacity;
+  to.factor = 1;
+  if (to.routing == Routing::kBalanced) return;
+  to.factor = static_cast<double>(e.count) / static_cast<double>(e.top_k);
+}
+
+enum class Kind : std::uint8_t { kBuckets, kUnits, kExperts, kContext };
+
+/// Sequences cut among all data-parallel ranks, or half of what there are.
+void cut_sequences(Rng& rng, Model& m, Plan& p) {
+  const std::int64_t microbatches = p.microbatches();
+  m.sliding_window = 0;
+  p.attention = AttentionKernel::kFlash;
+  p.rank_order = {"tp", "cp", "ep", "dp", "pp"};
+  p.context = p.tensor * p.pipeline <= 2 && rng.below(2) == 0 ? 4 : 2;
+  p.data = p.tensor * p.pipeline <= 2 ? 4 : 2;
+  p.accelerators = p.tensor * p.pipeline * p.data;
+  p.global_batch = p.micro_batch * p.batch_ranks() * microbatches;
+  p.shard_group = 0;
+  const bool heads = m.kv_heads % (p.context * p.tensor) == 0;
+  p.context_exchange = static_cast<ContextExchange>(rng.below(heads ? 3 : 2));
+}
+
+Drawn draw_any(Rng& rng, Kind kind) {
+  if (kind == Kind::kExperts) return draw_sparse_plan(rng);
+  if (kind == Kind::kUnits) return draw_sharded_plan(rng);
+  if (kind == Kind::kBuckets) return draw_plan(rng);
+  Drawn out = rng.below(2) == 0 ? draw_sharded_plan(rng) : draw_plan(rng);
+  cut_sequences(rng, out.model, out.plan);
+  return out;
+}
+
+void make_small(Rng& rng, Model& m) {
   m.layers = 1 + rng.below(4);
   m.head_dim = 4;
   m.hidden = rng.below(3) == 0 ? 20 : m.heads * m.head_dim;
@@ -47,27 +95,33 @@ Drawn draw_small(Rng& rng, bool units) {
   }
   m.norm = rng.below(2) == 0 ? Norm::kLayerNorm : Norm::kRmsNorm;
   m.norm_bias = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
+}
+
+/// A drawn model and plan, made small enough to run, in fp32.
+Drawn draw_small(Rng& rng, Kind kind) {
+  Drawn out = draw_any(rng, kind);
+  Model& m = out.model;
+  make_small(rng, m);
   Plan& p = out.plan;
-  if (p.context > 1) {  // not executed yet
-    const std::int64_t microbatches = p.microbatches();
-    p.context = 1;
-    p.global_batch = p.micro_batch * p.data * microbatches;
-  }
   while (p.accelerators > 8) {
     std::int64_t& largest = p.data > 2 ? p.data : p.pipeline > 2 ? p.pipeline : p.tensor;
     const std::int64_t microbatches = p.microbatches();
     largest = std::max<std::int64_t>(1, largest / 2);
     p.accelerators = p.tensor * p.pipeline * p.data;
-    p.global_batch = p.micro_batch * p.data * microbatches;
+    p.global_batch = p.micro_batch * p.batch_ranks() * microbatches;
   }
   if (p.tensor == 1) p.sequence = false;
   if (p.virtual_pipeline > 1) {
-    p.global_batch = p.micro_batch * p.data * p.pipeline * (1 + rng.below(2));
+    p.global_batch = p.micro_batch * p.batch_ranks() * p.pipeline * (1 + rng.below(2));
   }
   fit_schedule(m, p);
   if (p.shard_group > 0 && p.data % p.shard_group != 0) p.shard_group = 0;
   p.units.reduce = DType::kFp32;
   p.sequence_length = 4 * (1 + rng.below(4));
+  while (p.sequence_length % (2 * p.context) != 0 || p.tokens() % p.shard() != 0) {
+    p.sequence_length *= 2;
+  }
+  if (m.positions > 0) m.positions = std::max(m.positions, p.sequence_length);
   while (p.chunks() > m.layers + 2) ++m.layers;
   p.pipeline_layout = default_layout(m.layers, p.chunks());
   p.bucket_elements = rng.below(2) == 0 ? 0 : 1 + rng.below(20'000);
@@ -75,13 +129,14 @@ Drawn draw_small(Rng& rng, bool units) {
   p.precision.linear = DType::kFp32;
   p.clip_norm = rng.below(3) == 0 ? 0.0 : 0.3;
   p.data_time = p.step_time = Time{};
-  p.offload = Offload();  // only simulated
+  p.offload.delayed_update = false;  // another step's gradients
   GradientBuckets& b = p.buckets;
   b.compression = Compression::kNone;  // not the same gradients
   b.bytes = 1 + b.bytes % 20'000;
   b.first_bytes = 1 + b.first_bytes % 2'000;
   if (p.data % b.inner_group != 0) b.inner_group = 1;
   if (p.pipeline > 1 || p.tensor > 1) b.last_pass_only = true;
+  if (kind == Kind::kExperts) make_experts_small(rng, m, p);
   return out;
 }
 
@@ -89,11 +144,15 @@ Drawn draw_small(Rng& rng, bool units) {
 Plan on_one_rank(const Plan& plan) {
   Plan one = plan;
   one.tensor = one.pipeline = one.virtual_pipeline = one.data = one.accelerators = 1;
+  one.context = 1;
   one.sequence = false;
   one.pipeline_layout.clear();
   one.sharding = Sharding::kNone;
   one.buckets = GradientBuckets();
   one.recompute = Recompute{};
+  one.offload = Offload();
+  one.experts.expert = one.experts.tensor = 1;
+  one.experts.dispatcher = Dispatcher::kAllToAll;
   one.schedule = Schedule::kGpipe;
   one.attention = AttentionKernel::kFlash;
   one.precision.master = false;
@@ -163,9 +222,9 @@ void expect_same(const Trained& one, const Trained& many, double tolerance) {
   }
 }
 
-void expect_trains_equally(std::uint64_t seed, bool units) {
+void expect_trains_equally(std::uint64_t seed, Kind kind) {
   Rng rng(seed);
-  const Drawn drawn = draw_small(rng, units);
+  const Drawn drawn = draw_small(rng, kind);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
   const Plan one = on_one_rank(drawn.plan);
   const auto in_double = [&](const Plan& plan) { return train<double>(drawn.model, plan); };
@@ -185,16 +244,26 @@ void expect_trains_equally(std::uint64_t seed, bool units) {
 class Training : public ::testing::TestWithParam<int> {};
 
 TEST_P(Training, EqualsOneRank) {
-  expect_trains_equally(kFirstSeed + static_cast<std::uint64_t>(GetParam()), false);
+  expect_trains_equally(kFirstSeed + static_cast<std::uint64_t>(GetParam()), Kind::kBuckets);
 }
 
 // Sharded gradients and parameters: units, groups with replicas, prefetches.
 TEST_P(Training, InShardsEqualsOneRank) {
-  expect_trains_equally(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), true);
+  expect_trains_equally(kFirstSeed + 1000 + static_cast<std::uint64_t>(GetParam()), Kind::kUnits);
 }
 
-// Two copies of the parameters, whose gradients are summed over both holders; sharded and not.
-TEST(TwoPipelines, TrainAsOneRank) {
+// Sequences cut among ranks, in every exchange.
+TEST_P(Training, OverPartsOfSequencesEqualsOneRank) {
+  expect_trains_equally(kFirstSeed + 3000 + static_cast<std::uint64_t>(GetParam()), Kind::kContext);
+}
+
+// Experts over tensor- and data-parallel ranks, whole or cut, in buckets or units.
+TEST_P(Training, WithExpertsEqualsOneRank) {
+  expect_trains_equally(kFirstSeed + 2000 + static_cast<std::uint64_t>(GetParam()), Kind::kExperts);
+}
+
+/// Four narrow layers.
+Model narrow_gpt() {
   Model model = small_gpt();
   model.layers = 4;
   model.head_dim = 4;
@@ -202,6 +271,28 @@ TEST(TwoPipelines, TrainAsOneRank) {
   model.intermediate = 24;
   model.vocabulary = 60;
   model.positions = 8;
+  return model;
+}
+
+Plan in_fp32(Plan plan) {
+  plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
+  plan.precision.linear = DType::kFp32;
+  return plan;
+}
+
+/// A plan of 4 ranks or fewer, in double, against one rank.
+void expect_as_one_rank(const Model& model, const Plan& plan) {
+  SCOPED_TRACE(describe(model, plan));
+  const Result<Trained> one = train<double>(model, on_one_rank(plan));
+  ASSERT_TRUE(one.ok()) << one.error().message;
+  const Result<Trained> many = train<double>(model, plan);
+  ASSERT_TRUE(many.ok()) << many.error().message;
+  expect_same(one.value(), many.value(), 1e-8);
+}
+
+// Two copies of the parameters, whose gradients are summed over both holders; sharded and not.
+TEST(TwoPipelines, TrainAsOneRank) {
+  Model model = narrow_gpt();
   model.tied_embeddings = false;
   for (const Schedule schedule : {Schedule::kDualPipe, Schedule::kChimera}) {
     for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer}) {
@@ -214,14 +305,7 @@ TEST(TwoPipelines, TrainAsOneRank) {
         plan.bucket_elements = 500;
         plan.clip_norm = 0.3;
         plan.overlap.gradient_reduce = plan.overlap.parameter_gather = true;
-        plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
-        plan.precision.linear = DType::kFp32;
-        SCOPED_TRACE(describe(model, plan));
-        const Result<Trained> one = train<double>(model, on_one_rank(plan));
-        ASSERT_TRUE(one.ok()) << one.error().message;
-        const Result<Trained> many = train<double>(model, plan);
-        ASSERT_TRUE(many.ok()) << many.error().message;
-        expect_same(one.value(), many.value(), 1e-8);
+        expect_as_one_rank(model, in_fp32(plan));
       }
     }
   }
@@ -229,13 +313,7 @@ TEST(TwoPipelines, TrainAsOneRank) {
 
 // Gradients of weights in passes of their own; with a table at both ends of the V.
 TEST(WeightPasses, TrainAsOneRank) {
-  Model model = small_gpt();
-  model.layers = 4;
-  model.head_dim = 4;
-  model.hidden = 16;
-  model.intermediate = 24;
-  model.vocabulary = 60;
-  model.positions = 8;
+  Model model = narrow_gpt();
   for (const Schedule schedule : {Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
                                   Schedule::kZbAuto, Schedule::kDualPipeV}) {
     for (const bool tied : {false, true}) {
@@ -250,33 +328,163 @@ TEST(WeightPasses, TrainAsOneRank) {
         plan.bucket_elements = 500;
         plan.overlap.gradient_reduce = plan.overlap.parameter_gather = true;
         plan.recompute.layer = tied;
-        plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
-        plan.precision.linear = DType::kFp32;
-        SCOPED_TRACE(describe(model, plan));
-        const Result<Trained> one = train<double>(model, on_one_rank(plan));
-        ASSERT_TRUE(one.ok()) << one.error().message;
-        const Result<Trained> many = train<double>(model, plan);
-        ASSERT_TRUE(many.ok()) << many.error().message;
-        expect_same(one.value(), many.value(), 1e-8);
+        expect_as_one_rank(model, in_fp32(plan));
       }
     }
   }
 }
 
-// Refused by name before anything starts, for every exchange.
-TEST(Refusals, ContextParallelism) {
-  for (const ContextExchange exchange :
-       {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
-    const Model model = small_gpt();
-    Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
-    plan.context = 2;
-    plan.global_batch = 1;
-    plan.context_exchange = exchange;
-    plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
-    const Status status = check_executable(lower(model, plan));
-    ASSERT_FALSE(status.ok());
-    EXPECT_NE(status.error().message.find("context parallelism"), std::string::npos);
+Model tiny_moe() {
+  Model model = small_moe();
+  model.layers = 2;
+  model.head_dim = 4;
+  model.hidden = 16;
+  model.intermediate = 24;
+  model.vocabulary = 60;
+  model.experts = Experts{8, 2, 8, 8, 1, 1, false};
+  return model;
+}
+
+// Experts on two and four ranks, whole and cut, beside tensor, pipeline and data parallelism; in
+// turn and as the router chooses, which gives ranks and experts unequal numbers of tokens.
+TEST(ExpertParallel, TrainsAsOneRank) {
+  struct Case {
+    Degrees degrees;
+    std::int64_t expert, cut;
+  };
+  const Case cases[] = {{{1, 1, 1, 2}, 2, 1}, {{1, 1, 1, 4}, 4, 1}, {{1, 1, 1, 4}, 2, 2},
+                        {{2, 1, 1, 2}, 4, 1}, {{2, 1, 1, 2}, 2, 1}, {{1, 2, 1, 2}, 2, 1},
+                        {{2, 2, 1, 1}, 2, 1}, {{4, 1, 1, 1}, 1, 4}};
+  const Model model = tiny_moe();
+  for (const Case& c : cases) {
+    for (const Dispatcher dispatcher : {Dispatcher::kAllToAll, Dispatcher::kAllGather}) {
+      for (const Routing routing : {Routing::kBalanced, Routing::kCapacity}) {
+        Plan plan = in_fp32(small_plan(model, c.degrees, 2));
+        plan.sequence_length = 16;
+        plan.sequence = plan.tensor > 1;
+        plan.experts = ExpertPlan{c.expert, c.cut, dispatcher, routing, 1};
+        if (routing == Routing::kCapacity) plan.experts.factor = 4;
+        expect_as_one_rank(model, plan);
+      }
+    }
   }
+}
+
+/// What the host backend says of the plan.
+std::string refusal(const Model& model, const Plan& plan) {
+  const Status status = check_executable(lower(model, in_fp32(plan)));
+  EXPECT_FALSE(status.ok());
+  return status.ok() ? "" : status.error().message;
+}
+
+TEST(Refusals, Experts) {
+  Model model = tiny_moe();
+  Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
+  plan.experts.expert = 2;
+  plan.experts.routing = Routing::kNatural;
+  EXPECT_NE(refusal(model, plan).find("set moe.routing to balanced"), std::string::npos);
+  plan.experts.routing = Routing::kBalanced;
+  plan.experts.dispatcher = Dispatcher::kDeepEp;
+  EXPECT_NE(refusal(model, plan).find("moe.dispatcher"), std::string::npos);
+  plan.experts.dispatcher = Dispatcher::kAllToAll;
+  plan.sequence_length = 6;
+  EXPECT_NE(refusal(model, plan).find("8 experts do not divide 6 x 2"), std::string::npos);
+  plan.sequence_length = 16;
+  ASSERT_TRUE(check_executable(lower(model, in_fp32(plan))).ok());
+  model.experts.bias = true;
+  EXPECT_NE(refusal(model, plan).find("biases of experts"), std::string::npos);
+  model.experts.bias = false;
+  model.predict_layers = 1;
+  EXPECT_NE(refusal(model, plan).find("multi-token prediction"), std::string::npos);
+  Model latent = small_latent();
+  EXPECT_NE(refusal(latent, small_plan(latent, {}, 1)).find("latent attention"), std::string::npos);
+}
+
+// Sequences cut among two and four ranks, in every exchange, beside the other ways.
+TEST(ContextParallel, TrainsAsOneRank) {
+  struct Case {
+    Degrees degrees;  ///< data: ranks of the context group too
+    std::int64_t context;
+  };
+  const Case cases[] = {{{1, 1, 1, 2}, 2},
+                        {{1, 1, 1, 4}, 4},
+                        {{1, 1, 1, 4}, 2},
+                        {{2, 1, 1, 2}, 2},
+                        {{1, 2, 1, 2}, 2}};
+  for (const Case& c : cases) {
+    for (const ContextExchange exchange :
+         {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+      for (Model model : {small_gpt(), small_llama(), small_moe()}) {
+        model.layers = 2;
+        model.head_dim = 4;
+        model.heads = model.kv_heads = 8;
+        model.hidden = 16;
+        model.intermediate = 24;
+        model.vocabulary = 60;
+        if (model.has_experts()) model.experts = Experts{4, 2, 8, 8, 1, 1, false};
+        if (model.positions > 0) model.positions = 16;
+        if (model.has_experts()) model.position = Position::kAlibi;
+        Plan plan = in_fp32(small_plan(model, c.degrees, 2));
+        plan.context = c.context;
+        plan.context_exchange = exchange;
+        plan.sequence_length = 16;
+        plan.micro_batch = 2;
+        plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
+        plan.sequence = plan.tensor > 1;
+        plan.dropout = 0.1;
+        plan.recompute.attention = exchange != ContextExchange::kRing;
+        expect_as_one_rank(model, plan);
+      }
+    }
+  }
+}
+
+// States at the host and in files, shards of parameters too, and what layers keep: the same weights
+// as on one rank that offloads nothing.
+TEST(Offloading, TrainsAsOneRank) {
+  Model model = small_llama();
+  model.layers = 3;
+  model.head_dim = 4;
+  model.hidden = 16;
+  model.intermediate = 24;
+  model.vocabulary = 60;
+  for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
+    for (const Memory states : {Memory::kHost, Memory::kStorage}) {
+      for (const Memory parameters : {Memory::kDevice, Memory::kHost, Memory::kStorage}) {
+        if (parameters != Memory::kDevice && sharding != Sharding::kParameters) continue;
+        for (const std::int64_t tensor : {1, 2}) {
+          Plan plan = in_fp32(small_plan(model, {tensor, 1, 1, 2}, 2));
+          plan.sequence_length = 8;
+          plan.sharding = sharding;
+          plan.units.narrow_shards = true;
+          plan.units.reduce = DType::kFp32;
+          plan.units.reduce_each = tensor == 1;
+          plan.precision.master = states == Memory::kHost;
+          plan.clip_norm = 0.3;
+          plan.offload.optimizer = states;
+          plan.offload.parameters = parameters;
+          plan.offload.activation_layers = 2;
+          ASSERT_TRUE(lower(model, plan).programs[0].streams.size() > 4);
+          expect_as_one_rank(model, plan);
+        }
+      }
+    }
+  }
+}
+
+TEST(Refusals, Offloading) {
+  const Model model = small_llama();
+  Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
+  plan.sharding = Sharding::kGradients;
+  plan.units.narrow_shards = true;
+  plan.units.reduce = DType::kFp32;
+  plan.offload.optimizer = Memory::kHost;
+  ASSERT_TRUE(check_executable(lower(model, in_fp32(plan))).ok());
+  plan.offload.delayed_update = true;
+  EXPECT_NE(refusal(model, plan).find("offload.delayed_update"), std::string::npos);
+  plan.offload.delayed_update = false;
+  plan.optimizer = Optimizer::kLamb;
+  EXPECT_NE(refusal(model, plan).find("optimizers other than Adam"), std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, Training, ::testing::Range(0, kPlans));

@@ -26,6 +26,9 @@ if(CMAKE_CUDA_COMPILER)
   # Optional: without cuDNN `kernels.attention: cudnn` is refused on devices.
   find_path(cudnn_include cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(cudnn_library cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
+  # Optional, and loaded at run time: without its headers times are those of events.
+  find_path(cupti_include cupti.h HINTS ${CUDAToolkit_INCLUDE_DIRS}
+            ${CUDAToolkit_TARGET_DIR}/extras/CUPTI/include)
   if(NOT TARGET CUDA::cublasLt)
     string(APPEND missing " cuBLASLt")
   endif()

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdio>
 
 #include "executor/calibrate.h"
@@ -30,6 +31,7 @@ Json to_json(const HostRun& host, const Job& job, const Executed& executed) {
     one.set("step_time_s", step.seconds);
     one.set("loss", step.loss);
     if (!host.on_cuda()) one.set("clean", step.clean);
+    if (!std::isnan(step.queued)) one.set("queued_s", step.queued);
     steps.push_back(std::move(one));
   }
   out.set("steps", std::move(steps));
@@ -62,6 +64,10 @@ std::string report(const HostRun& host, const Job& job, const Executed& executed
                                   seconds_text(step.seconds).c_str());
     FT_CHECK(end > 0 && end < 100, "a line of the report");
     if (!cuda) std::snprintf(line + end, sizeof line - 100, "   %.3f", step.clean);
+    if (!std::isnan(step.queued)) {
+      std::snprintf(line + end, sizeof line - 100, "   %s queued",
+                    seconds_text(step.queued).c_str());
+    }
     out += line;
     out += s == 0 && executed.steps.size() > 1 ? "  (warms up)\n" : "\n";
   }
@@ -100,10 +106,17 @@ Status execute(const ExecuteArgs& args) {
   FT_TRY(choose_blas(args.blas));
   FT_ASSIGN(CudaModule cuda, open_device(args.device));
   FT_ASSIGN(const HostRun host, prepare_host_run(args.run, args.sets, args.ranks, std::move(cuda)));
+  if (args.records && !host.on_cuda()) {
+    return input_error("--records: the host's times are those of the ops; needs --device cuda");
+  }
   FT_ASSIGN(Job job, start_job(host.workload, args.threads, args.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (!job.note.empty() && !args.quiet) std::fprintf(stderr, "foretrain: %s\n", job.note.c_str());
-  FT_ASSIGN(Executed executed, execute_job(host, job, args.steps));
+  if (args.records && job.speaks() && !host.cuda.no_records.empty() && !args.quiet) {
+    std::fprintf(stderr, "foretrain: --records: %s; times are of CUDA events alone\n",
+                 host.cuda.no_records.c_str());
+  }
+  FT_ASSIGN(Executed executed, execute_job(host, job, args.steps, args.records));
   executed.timeline.name = host.run.name;
   Status written = ok_status();
   if (job.speaks()) {

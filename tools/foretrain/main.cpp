@@ -102,6 +102,8 @@ Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
       ->type_name("FILE");
   verb->add_option("--timeline", args.timeline, "Write the lossless timeline of that step")
       ->type_name("FILE");
+  verb->add_flag("--records", args.records,
+                 "CUDA: tell from CUPTI's records what of the ops' time is queueing");
   return {verb, [&args] { return foretrain::execute(args); }};
 }
 

@@ -26,6 +26,7 @@ struct ExecuteArgs {
   std::string json, trace, timeline;
   std::int64_t steps = 6, ranks = 0;  ///< ranks 0: as many as the RUN has accelerators
   bool threads = false, quiet = false;
+  bool records = false;                   ///< of a device: what of its ops' time is queueing
   std::vector<std::string> command_line;  ///< of this process, less its name; for mpirun
 };
 Status execute(const ExecuteArgs& args);
