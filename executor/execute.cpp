@@ -91,7 +91,7 @@ Result<std::unique_ptr<Execution>> Execution::create(const Workload& workload, R
   std::unique_ptr<Execution> out(new Execution(workload, rank, transport, options));
   out->x_runner = std::move(made).value();
   return out;
-}
+}  // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): `made` gave its value away, or still owns it
 
 Status Execution::run(std::int64_t steps) {
   for (std::int64_t s = 0; s < steps; ++s) {

@@ -8,12 +8,12 @@
 #include <mpi.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <thread>
 
 #include "executor/mpi_module.h"

@@ -124,10 +124,7 @@ class LayerWriter : ContextParts {
     if (whole) {
       forward_heads(w);
     } else if (again.latent_up) {
-      if (!x_latent->narrow_queries() && !again.norm) {
-        x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x.in, Ref{});
-      }
-      x_latent->up(w, x_b.y1_x, x_b.qkv);
+      widen_again(w);
     }
     if (whole || again.attention) forward_core(w);
     if (whole) attention_output(w);
@@ -149,6 +146,14 @@ class LayerWriter : ContextParts {
       forward_activation(w);
     }
     w.phase = Phase::kBackward;
+  }
+
+  /// Queries, keys and values from their narrow forms, or from the normed input.
+  void widen_again(SegmentWriter& w) {
+    if (!x_latent->narrow_queries() && !x_again.norm) {
+      x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x.in, Ref{});
+    }
+    x_latent->up(w, x_b.y1_x, x_b.qkv);
   }
 
   void attention_output(SegmentWriter& w) {

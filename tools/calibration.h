@@ -29,7 +29,9 @@ class ProgressLine {
   explicit ProgressLine(bool quiet);
   ~ProgressLine();
   ProgressLine(const ProgressLine&) = delete;
+  ProgressLine(ProgressLine&&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
+  ProgressLine& operator=(ProgressLine&&) = delete;
   void show(std::size_t done, std::size_t all, const std::string& what);
 
  private:

@@ -235,9 +235,9 @@ Status DeviceRank::queue(std::size_t i) {
   }
   FT_TRY(x_device->mark(launch.stream, begin_of(i)));
   x_device->begin_op(i);
-  const Status done = dispatch(launch);
+  Status done = dispatch(launch);
   x_device->end_op();
-  FT_TRY(done);
+  if (!done.ok()) return done;
   return x_device->mark(launch.stream, end_of(i));
 }
 

@@ -28,6 +28,8 @@ struct BadSet {
   std::vector<std::string> parts;
 };
 
+void PrintTo(const BadSet& bad, std::ostream* out) { *out << bad.set; }
+
 class BadSets : public testing::TestWithParam<BadSet> {};
 
 TEST_P(BadSets, AreRefused) {
@@ -126,6 +128,8 @@ struct BadSchedule {
   std::vector<std::string> parts;
 };
 
+void PrintTo(const BadSchedule& bad, std::ostream* out) { *out << bad.text; }
+
 class BadSchedules : public testing::TestWithParam<BadSchedule> {};
 
 TEST_P(BadSchedules, AreRefused) {
@@ -212,6 +216,8 @@ std::vector<BadFile> bad_files() {
       {"garbage", "{\"name\": " + std::string(std::size_t{50} << 20, 'x'), {"run.json", "parse"}},
   };
 }
+
+void PrintTo(const BadFile& bad, std::ostream* out) { *out << bad.name; }
 
 class BadFiles : public testing::TestWithParam<BadFile> {};
 

@@ -116,6 +116,8 @@ struct Field {
   std::vector<std::string> base = {};  ///< overrides of both runs, where the field matters
 };
 
+void PrintTo(const Field& field, std::ostream* out) { *out << field.set; }
+
 class Fields : public testing::TestWithParam<Field> {};
 
 TEST_P(Fields, MovesTheResult) {

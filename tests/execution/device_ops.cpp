@@ -88,8 +88,8 @@ void expect_close(const Buffer& buffer, const std::vector<std::byte>& a,
     double largest = 1e-6;
     double worst = 0;
     for (std::int64_t i = 0; i < buffer.count; ++i) {
-      const double x = static_cast<double>(to_float(left[i]));
-      const double y = static_cast<double>(to_float(right[i]));
+      const auto x = static_cast<double>(to_float(left[i]));
+      const auto y = static_cast<double>(to_float(right[i]));
       largest = std::max(largest, std::abs(x));
       const double apart = std::abs(x - y);
       worst = apart <= worst ? worst : apart;  // NaN stays
@@ -98,7 +98,7 @@ void expect_close(const Buffer& buffer, const std::vector<std::byte>& a,
   });
 }
 
-MicroOp small_kernel(KernelKind kind, std::vector<std::pair<DType, std::int64_t>> operands) {
+MicroOp small_kernel(KernelKind kind, const std::vector<std::pair<DType, std::int64_t>>& operands) {
   constexpr std::int64_t kRows = 37;
   constexpr std::int64_t kCols = 50;
   MicroOp out;

@@ -152,7 +152,7 @@ TEST(Buckets, OfWhatIsReady) {
       "coordinator.cycle: pause 500000000 ps", "coordinator.ready: all-reduce group 1 32 fp32 max",
       "coordinator.ready: all-reduce group 1 32 fp32 max"};
   std::vector<std::string> table = coordinator;
-  table.push_back("gradients.reduce: all-reduce group 1 262144 fp32");
+  table.emplace_back("gradients.reduce: all-reduce group 1 262144 fp32");
   ASSERT_GT(moved.size(), 10U);
   EXPECT_EQ(std::vector<std::string>(moved.begin(), moved.begin() + 4), table);
   std::int64_t matrices = 0;

@@ -129,26 +129,30 @@ TEST(CollectiveLaws, AGroupInsideANodeIsNeverSlowerThanSpread) {
   }
 }
 
+/// Seconds that the wire needs for one byte of the collective: of a rank's links where all are in
+/// one node, else of a node's NICs.
+double wire_seconds(const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+  const double n = at.ranks;
+  const double nodes = at.nodes;
+  const bool all_reduce = kind == CollectiveKind::kAllReduce;
+  if (at.nodes == 1) {
+    // NVLS halves what a rank sends for an all-reduce; a broadcast passes every byte once.
+    return (all_reduce ? 1 : bus_factor(kind, n)) / (scale_up_rate(cluster, {}) * 1e9);
+  }
+  double least = (n - at.per_node_max) / n;
+  if (all_reduce) least = cluster.sharp ? 1 : 2 * (nodes - 1) / nodes;
+  if (kind == CollectiveKind::kAllToAll) least *= at.per_node_max;
+  if (kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce) least = 1;
+  return least / (cluster.nic_port_gb_per_s() * at.nics_per_node * 1e9);
+}
+
 // What a rank or a node sends cannot leave faster than its links' line rate.
 TEST(CollectiveLaws, NothingBeatsTheWire) {
   for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+    const double wire = wire_seconds(cluster, at, kind);
     for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
       const Cost cost = price(cluster, at, kind, bytes);
-      const double seconds = cost.duration.seconds() * 1.000001;
-      const double size = static_cast<double>(bytes), n = at.ranks, nodes = at.nodes;
-      const bool all_reduce = kind == CollectiveKind::kAllReduce;
-      if (at.nodes == 1) {
-        // NVLS halves what a rank sends for an all-reduce; a broadcast passes every byte once.
-        const double least = all_reduce ? 1 : bus_factor(kind, n);
-        EXPECT_GE(seconds, size * least / (scale_up_rate(cluster, {}) * 1e9)) << bytes;
-      } else {
-        double least = (n - at.per_node_max) / n;
-        if (all_reduce) least = cluster.sharp ? 1 : 2 * (nodes - 1) / nodes;
-        if (kind == CollectiveKind::kAllToAll) least *= at.per_node_max;
-        if (kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce) least = 1;
-        const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * 1e9;
-        EXPECT_GE(seconds, size * least / nics) << bytes;
-      }
+      EXPECT_GE(cost.duration.seconds() * 1.000001, static_cast<double>(bytes) * wire) << bytes;
       for (const std::int32_t share : cost.port_share) {
         EXPECT_GE(share, 0);
         EXPECT_LE(share, kWhole);

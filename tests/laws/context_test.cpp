@@ -25,21 +25,24 @@ struct Sums {
   double collective = 0;  ///< bytes of full arrays
 };
 
+void add(const Op& op, const Work& work, Sums& out) {
+  if (const auto* a = std::get_if<Attention>(&work)) {
+    (a->backward ? out.backward_flops : out.forward_flops) += flops_of(work);
+  }
+  if (op.category != Category::kContext) return;
+  if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+    for (const Message& m : batch->messages) out.sent += m.send ? m.bytes : 0;
+  }
+  if (const auto* c = std::get_if<Collective>(&work)) {
+    out.collective += static_cast<double>(bytes_of(c->dtype, c->count));
+  }
+}
+
 Sums sums_of(const Program& program) {
   Sums out;
   for (const Call& call : program.calls) {
     for (const Op& op : program.segments[call.segment.index()].ops) {
-      const Work& work = program.works[op.work.index()];
-      if (const auto* a = std::get_if<Attention>(&work)) {
-        (a->backward ? out.backward_flops : out.forward_flops) += flops_of(work);
-      }
-      if (op.category != Category::kContext) continue;
-      if (const auto* batch = std::get_if<P2PBatch>(&work)) {
-        for (const Message& m : batch->messages) out.sent += m.send ? m.bytes : 0;
-      }
-      if (const auto* c = std::get_if<Collective>(&work)) {
-        out.collective += static_cast<double>(bytes_of(c->dtype, c->count));
-      }
+      add(op, program.works[op.work.index()], out);
     }
   }
   return out;

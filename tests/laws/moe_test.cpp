@@ -124,7 +124,7 @@ TEST(ExpertFlops, SumToThoseOfTheTokens) {
         plan.experts.routing = Routing::kCapacity;
         plan.experts.factor = factor;
         const double rank = gemm_flops(lower(model, plan).programs[0], "moe.experts");
-        const double tokens = static_cast<double>(plan.tokens() * plan.global_batch);
+        const auto tokens = static_cast<double>(plan.tokens() * plan.global_batch);
         const double each = 3.0 * 2.0 * 3.0 * static_cast<double>(model.hidden * e.width);
         const double all = tokens * static_cast<double>(e.top_k * model.layers) * each;
         EXPECT_DOUBLE_EQ(rank * static_cast<double>(plan.accelerators), factor * all);
@@ -221,7 +221,7 @@ TEST(MultiTokenPrediction, CostsALayerAndAHead) {
   const Program plain = lower(model, plan).programs[0];
   model.predict_layers = 1;
   const Program more = lower(model, plan).programs[0];
-  const double tokens = static_cast<double>(plan.tokens());
+  const auto tokens = static_cast<double>(plan.tokens());
   const auto h = static_cast<double>(model.hidden);
   EXPECT_DOUBLE_EQ(gemm_flops(more, "predict1.head"), gemm_flops(plain, "head."));
   EXPECT_DOUBLE_EQ(gemm_flops(more, "predict1.join"), 3 * 2 * tokens * 2 * h * h);

@@ -16,7 +16,7 @@ Model model_here() {
   return model;
 }
 
-Program program_of(Plan plan) {
+Program program_of(const Plan& plan) {
   const Workload workload = lower(model_here(), plan);
   const Status status = verify(workload);
   EXPECT_TRUE(status.ok()) << status.error().message;

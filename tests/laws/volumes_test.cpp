@@ -205,7 +205,7 @@ TEST(Flops, MatchTheConventions) {
     EXPECT_EQ(flops_of(lower(model, plan), plan), c.recomputed - head);
     plan.recompute.layer = false;
     plan.attention = AttentionKernel::kFlash;
-    const double scores =
+    const auto scores =
         static_cast<double>(model.layers * model.query_width() * plan.sequence_length * tokens);
     EXPECT_EQ(c.full - c.causal, 6 * scores);
     EXPECT_EQ(flops_of(lower(model, plan), plan), c.full - 5 * scores);

@@ -75,7 +75,7 @@ class HandProgram {
   }
 
   /// `waits` and `records` are numbers of events; -1 records none.
-  HandProgram& op(const std::string& stream, Work work, std::vector<int> waits = {},
+  HandProgram& op(const std::string& stream, Work work, const std::vector<int>& waits = {},
                   int records = -1) {
     Op op;
     op.stream = x_builder.stream(stream);
@@ -86,14 +86,15 @@ class HandProgram {
     x_segment.ops.push_back(std::move(op));
     return *this;
   }
-  HandProgram& kernel(const std::string& name, std::vector<int> waits = {}, int records = -1) {
-    return op("compute", Opaque{name, 0, 0, DType::kBf16}, std::move(waits), records);
+  HandProgram& kernel(const std::string& name, const std::vector<int>& waits = {},
+                      int records = -1) {
+    return op("compute", Opaque{name, 0, 0, DType::kBf16}, waits, records);
   }
   HandProgram& all_reduce(const std::string& stream, const std::string& group, std::int64_t ps,
-                          std::vector<int> waits = {}, int records = -1) {
+                          const std::vector<int>& waits = {}, int records = -1) {
     const Collective work{CollectiveKind::kAllReduce, x_builder.group(group), ps, DType::kFp32,
                           false};
-    return op(stream, work, std::move(waits), records);
+    return op(stream, work, waits, records);
   }
   Message message(bool send, const std::string& channel, Bytes ps) {
     return Message{send, x_builder.channel(channel), ps};

@@ -1,6 +1,7 @@
 #include "tests/support/small_plans.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 namespace foretrain {
 
@@ -337,8 +338,39 @@ Drawn draw_sparse_plan(Rng& rng) {
   return out;
 }
 
+namespace {
+
+std::string text(std::int64_t value) { return std::to_string(value); }
+
+std::string numbers(std::initializer_list<std::int64_t> values) {
+  std::string out;
+  for (const std::int64_t value : values) out += " " + text(value);
+  return out;
+}
+
+std::string flags(std::initializer_list<bool> values) {
+  std::string out;
+  for (const bool value : values) out += value ? " 1" : " 0";
+  return out;
+}
+
+std::string describe_experts(const Model& model, const Plan& plan) {
+  if (!model.has_experts()) return "";
+  const Experts& e = model.experts;
+  const Recompute& r = plan.recompute;
+  return " experts" +
+         numbers({e.count, e.top_k, e.width, e.shared_width, e.first_dense, e.step,
+                  plan.experts.expert, plan.experts.tensor,
+                  static_cast<std::int64_t>(plan.experts.dispatcher),
+                  static_cast<std::int64_t>(plan.experts.routing), model.predict_layers}) +
+         (model.is_latent() ? " latent " + text(model.latent.q_rank) : "") +
+         flags({r.moe, r.expert_activation, r.shared_experts, r.latent_up});
+}
+
+}  // namespace
+
 std::string describe(const Model& model, const Plan& plan) {
-  const auto n = [](std::int64_t v) { return std::to_string(v); };
+  const auto n = text;
   std::string out =
       model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
       (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
@@ -351,41 +383,16 @@ std::string describe(const Model& model, const Plan& plan) {
       " compression " + n(static_cast<int>(plan.buckets.compression)) + " order " +
       plan.rank_order.front() + " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap";
   const Overlap& o = plan.overlap;
-  for (const bool flag :
-       {o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather}) {
-    out += flag ? " 1" : " 0";
-  }
+  out += flags({o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather});
   const Recompute& r = plan.recompute;
-  out += " recompute";
-  for (const bool flag : {r.layer, r.attention, r.norm, r.mlp, r.activation}) {
-    out += flag ? " 1" : " 0";
-  }
+  out += " recompute" + flags({r.layer, r.attention, r.norm, r.mlp, r.activation});
   out += " layout";
   for (const std::int64_t layers : plan.pipeline_layout) out += " " + n(layers);
   const Units& u = plan.units;
-  out += " group " + n(plan.shards()) + " units";
-  for (const std::int64_t value :
-       {u.layers, u.gathers_in_flight, static_cast<std::int64_t>(u.backward_prefetch)}) {
-    out += " " + n(value);
-  }
-  for (const bool flag :
-       {u.reshard, u.reshard_last, u.forward_prefetch, u.narrow_shards, u.reduce_each}) {
-    out += flag ? " 1" : " 0";
-  }
-  if (model.has_experts()) {
-    const Experts& e = model.experts;
-    out += " experts";
-    for (const std::int64_t value :
-         {e.count, e.top_k, e.width, e.shared_width, e.first_dense, e.step, plan.experts.expert,
-          plan.experts.tensor, static_cast<std::int64_t>(plan.experts.dispatcher),
-          static_cast<std::int64_t>(plan.experts.routing), model.predict_layers}) {
-      out += " " + n(value);
-    }
-    out += model.is_latent() ? " latent " + n(model.latent.q_rank) : "";
-    for (const bool flag : {r.moe, r.expert_activation, r.shared_experts, r.latent_up}) {
-      out += flag ? " 1" : " 0";
-    }
-  }
+  out += " group " + n(plan.shards()) + " units" +
+         numbers({u.layers, u.gathers_in_flight, static_cast<std::int64_t>(u.backward_prefetch)}) +
+         flags({u.reshard, u.reshard_last, u.forward_prefetch, u.narrow_shards, u.reduce_each});
+  out += describe_experts(model, plan);
   const Offload& away = plan.offload;
   out += " offload " + n(static_cast<int>(away.optimizer)) + " " +
          n(static_cast<int>(away.parameters)) + " " + n(away.activation_layers) +
