@@ -1,9 +1,9 @@
 #include "tools/calibration.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <set>
 
@@ -44,8 +44,8 @@ std::vector<std::vector<std::string>> models_of(std::int64_t width, bool on_devi
   for (std::vector<std::string> model : {gpt, llama}) {
     model.insert(model.end(),
                  {"precision=\"bf16\"", "batch.sequence=2048", "batch.micro=2", "batch.global=8"});
-    model.push_back(model[0] == "gpt-small-host" ? "model.n_positions=2048"
-                                                 : "model.max_position_embeddings=2048");
+    model.emplace_back(model[0] == "gpt-small-host" ? "model.n_positions=2048"
+                                                    : "model.max_position_embeddings=2048");
     for (const char* attention : {"flash", "unfused"}) {
       out.push_back(model);
       out.back().push_back(std::string("kernels.attention=\"") + attention + "\"");
@@ -74,28 +74,34 @@ Result<std::vector<MicroOp>> model_ops(std::int64_t ranks, bool quick, bool on_d
   return out;
 }
 
-std::vector<MicroOp> gemm_grid(std::int64_t ranks, bool quick, bool on_device) {
-  using Sizes = std::vector<std::int64_t>;
-  Sizes sizes = {64, 256, 1024};
-  if (quick) sizes = {64, 512};
-  if (on_device) sizes = quick ? Sizes{512, 4096} : Sizes{256, 1024, 4096, 8192};
-  std::vector<MicroOp> out;
-  for (const DType type : {DType::kFp32, DType::kBf16}) {
-    if (type != DType::kFp32 && !on_device) continue;
-    for (const std::int64_t m : sizes) {
-      for (const std::int64_t n : sizes) {
-        for (const std::int64_t k : sizes) {
-          // fp32 on tensor cores is not what anybody trains in.
-          if (on_device && type == DType::kFp32 && std::max({m, n, k}) > 4096) continue;
-          for (int pass = 0; pass < 3; ++pass) {
-            Gemm work{m,    n,   k, 1, pass == 2, pass == 0, pass == 2 && type == DType::kFp32,
-                      type, type};
-            out.push_back(micro_gemm(work, ranks));
-          }
+/// Forward and both gradients of every shape with these extents.
+void add_gemms(const std::vector<std::int64_t>& sizes, DType type, std::int64_t ranks,
+               std::vector<MicroOp>& out) {
+  for (const std::int64_t m : sizes) {
+    for (const std::int64_t n : sizes) {
+      for (const std::int64_t k : sizes) {
+        for (int pass = 0; pass < 3; ++pass) {
+          const Gemm work{m,    n,   k, 1, pass == 2, pass == 0, pass == 2 && type == DType::kFp32,
+                          type, type};
+          out.push_back(micro_gemm(work, ranks));
         }
       }
     }
   }
+}
+
+std::vector<MicroOp> gemm_grid(std::int64_t ranks, bool quick, bool on_device) {
+  std::vector<MicroOp> out;
+  if (!on_device) {
+    add_gemms(quick ? std::vector<std::int64_t>{64, 512} : std::vector<std::int64_t>{64, 256, 1024},
+              DType::kFp32, ranks, out);
+    return out;
+  }
+  std::vector<std::int64_t> sizes = {512, 4096};
+  if (!quick) sizes = {256, 1024, 4096};
+  add_gemms(sizes, DType::kFp32, ranks, out);  // nobody trains in it at larger sizes
+  if (!quick) sizes.push_back(8192);
+  add_gemms(sizes, DType::kBf16, ranks, out);
   return out;
 }
 
@@ -162,7 +168,7 @@ ProgressLine::~ProgressLine() {
   if (x_on) std::fprintf(stderr, "\r%*s\r", 78, "");
 }
 
-void ProgressLine::show(std::size_t done, std::size_t all, const std::string& what) {
+void ProgressLine::show(std::size_t done, std::size_t all, const std::string& what) const {
   if (!x_on) return;
   const double passed = now_seconds() - x_begin;
   const double left =

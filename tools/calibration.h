@@ -32,7 +32,7 @@ class ProgressLine {
   ProgressLine(ProgressLine&&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
   ProgressLine& operator=(ProgressLine&&) = delete;
-  void show(std::size_t done, std::size_t all, const std::string& what);
+  void show(std::size_t done, std::size_t all, const std::string& what) const;
 
  private:
   bool x_on;
