@@ -51,9 +51,9 @@ class Calibration {
   /// Adds samples to rank 0's `profile`; what it had at the first round is not measured (unless
   /// `again`). All ranks call it. False when interrupted.
   Result<bool> round(Profile& profile);
-  void find_known(const Profile& profile);
 
  private:
+  void find_known(const Profile& profile);
   SampleKey key_of(std::size_t i) const;
   Result<bool> agree(bool value);
   Result<Sample> measure(std::size_t i);

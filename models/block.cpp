@@ -20,16 +20,6 @@ Collective Block::over_tensor(CollectiveKind kind, std::int64_t count) const {
   return Collective{kind, x_tensor, count, x_plan.precision.compute, false};
 }
 
-Operand Block::operand(LayoutWriter& saved, LayoutWriter& local, const std::string& name,
-                       const Ref& x, bool again) const {
-  if (!x_plan.precision.low()) return {x, x};
-  const DType type = x_plan.precision.linear;
-  Operand out;
-  out.in = local.add(name, BufferKind::kActivations, type, x.count);
-  out.kept = (again ? local : saved).add(name, BufferKind::kActivations, type, x.count, !again);
-  return out;
-}
-
 Ref Block::gathered(SegmentWriter& w, const std::string& name, const Ref& part) {
   if (!x_plan.sequence) return part;
   const Ref full = temporary(name + " gathered", part.count * x_plan.tensor, part.dtype);

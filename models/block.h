@@ -14,6 +14,25 @@ struct Matrix {
   std::int64_t out = 0, in = 0;
 };
 
+/// Places activations: those that the backward pass computes again live in the call.
+struct Placer {
+  LayoutWriter& saved;
+  LayoutWriter& local;
+  const Precision& precision;
+
+  Ref add(const char* name, DType dtype, std::int64_t count, bool again) const {
+    LayoutWriter& place = again ? local : saved;
+    return place.add(name, BufferKind::kActivations, dtype, count, !again);
+  }
+  /// What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
+  /// columns, in place of the activation `x`.
+  Operand operand(const char* name, const Ref& x, bool again) const {
+    if (!precision.low()) return Operand{x, x};
+    const Ref in = local.add(name, BufferKind::kActivations, precision.linear, x.count);
+    return Operand{in, add(name, precision.linear, x.count, again)};
+  }
+};
+
 class Block {
  public:
   /// Temporary buffers made from now on belong to `local`; operands are cast by `quantizer`.
@@ -44,10 +63,6 @@ class Block {
   Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const;
   Collective over_tensor(CollectiveKind kind, std::int64_t count) const;
 
-  /// Declares the copies of the activation `x` that a linear reads; `again`: both are computed
-  /// again, so none is kept.
-  Operand operand(LayoutWriter& saved, LayoutWriter& local, const std::string& name, const Ref& x,
-                  bool again) const;
   /// All tokens of `part`, which holds this rank's: gathered with sequence parallelism.
   Ref gathered(SegmentWriter& w, const std::string& name, const Ref& part);
   void linear(SegmentWriter& w, const std::string& name, const Matrix& m, std::int64_t tokens,

@@ -18,28 +18,22 @@ std::int64_t LatentBlock::packed_width() const {
 }
 
 void LatentBlock::declare(LayoutWriter& saved, LayoutWriter& local, bool again, bool up_again) {
-  const auto add = [&](const char* name, DType type, std::int64_t width) {
-    LayoutWriter& place = again ? local : saved;
-    return place.add(name, BufferKind::kActivations, type, x_rows * width, !again);
-  };
+  const Placer place{saved, local, x_plan.precision};
   const LatentAttention& l = x_model.latent;
   const DType type = x_plan.precision.compute;
   // Under fp8 the way up computed again starts from the normed ranks themselves.
-  const bool low = x_plan.precision.low();
-  const auto normed = [&](const char* name, std::int64_t width) {
-    LayoutWriter& place = again || (low && !up_again) ? local : saved;
-    return place.add(name, BufferKind::kActivations, type, x_rows * width, &place == &saved);
-  };
+  const bool normed = again || (x_plan.precision.low() && !up_again);
+  const bool copies = again || up_again;
   if (narrow_queries()) {
-    x_q_low = add("q low", type, l.q_rank);
-    x_q_normed = normed("q low normed", l.q_rank);
-    x_q = operand(saved, local, "q low normed quantized", x_q_normed, again || up_again);
-    x_q_statistics = add("q low statistics", DType::kFp32, 1);
+    x_q_low = place.add("q low", type, x_rows * l.q_rank, again);
+    x_q_normed = place.add("q low normed", type, x_rows * l.q_rank, normed);
+    x_q = place.operand("q low normed quantized", x_q_normed, copies);
+    x_q_statistics = place.add("q low statistics", DType::kFp32, x_rows, again);
   }
-  x_kv_low = add("kv low", type, l.kv_rank + l.rope);
-  x_kv_normed = normed("kv low normed", l.kv_rank);
-  x_kv = operand(saved, local, "kv low normed quantized", x_kv_normed, again || up_again);
-  x_kv_statistics = add("kv low statistics", DType::kFp32, 1);
+  x_kv_low = place.add("kv low", type, x_rows * (l.kv_rank + l.rope), again);
+  x_kv_normed = place.add("kv low normed", type, x_rows * l.kv_rank, normed);
+  x_kv = place.operand("kv low normed quantized", x_kv_normed, copies);
+  x_kv_statistics = place.add("kv low statistics", DType::kFp32, x_rows, again);
 }
 
 void LatentBlock::norm(SegmentWriter& w, const std::string& name, std::int64_t width, const Ref& in,

@@ -14,25 +14,6 @@ Recompute of_kind(Recompute again, bool sparse, bool latent) {
   return again;
 }
 
-/// Places activations: those that the backward pass computes again live in the call.
-struct Placer {
-  LayoutWriter& saved;
-  LayoutWriter& local;
-  const Precision& precision;
-
-  Ref add(const char* name, DType dtype, std::int64_t count, bool again) const {
-    LayoutWriter& place = again ? local : saved;
-    return place.add(name, BufferKind::kActivations, dtype, count, !again);
-  }
-  /// What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
-  /// columns, in place of the activation.
-  Operand operand(const char* name, const Ref& x, bool again) const {
-    if (!precision.low()) return Operand{x, x};
-    const Ref in = local.add(name, BufferKind::kActivations, precision.linear, x.count);
-    return Operand{in, add(name, precision.linear, x.count, again)};
-  }
-};
-
 }  // namespace
 
 LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& plan,

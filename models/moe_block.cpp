@@ -100,32 +100,27 @@ Ref MoeBlock::expert(const std::string& name, bool of_gradients, const char* par
 }
 
 void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
+  const Placer place{saved, local, x_plan.precision};
   const bool whole = x_again.layer || x_again.moe;
-  const auto add = [&](const char* name, DType type, std::int64_t count, bool again) {
-    LayoutWriter& place = whole || again ? local : saved;
-    return place.add(name, BufferKind::kActivations, type, count, !(whole || again));
-  };
   const DType type = x_plan.precision.compute;
   const std::int64_t experts = x_model.experts.count;
   const std::int64_t rows = x_sizes.worked();
-  x_scores = add("router scores", DType::kFp32, x_rows * experts, false);
-  x_map = add("routing map", DType::kUint8, x_rows * experts, false);
   const bool low = x_plan.precision.low();
-  const auto cast = [&](const char* name, const Ref& x, bool again) {
-    return operand(saved, local, name, x, whole || again);
-  };
-  x_input = add("expert input", type, rows * x_model.hidden, low);
-  x_in = cast("expert input quantized", x_input, false);
-  x_probabilities = add("expert probabilities", DType::kFp32, rows, false);
-  if (gathers()) x_places = add("expert places", DType::kInt64, rows, false);
-  x_up = add("expert up", type, rows * 2 * x_width, false);
-  x_act = add("expert activation", type, rows * x_width, low || x_again.expert_activation);
-  x_activated = cast("expert activation quantized", x_act, x_again.expert_activation);
+  x_scores = place.add("router scores", DType::kFp32, x_rows * experts, whole);
+  x_map = place.add("routing map", DType::kUint8, x_rows * experts, whole);
+  x_input = place.add("expert input", type, rows * x_model.hidden, whole || low);
+  x_in = place.operand("expert input quantized", x_input, whole);
+  x_probabilities = place.add("expert probabilities", DType::kFp32, rows, whole);
+  if (gathers()) x_places = place.add("expert places", DType::kInt64, rows, whole);
+  x_up = place.add("expert up", type, rows * 2 * x_width, whole);
+  const bool activation = whole || x_again.expert_activation;
+  x_act = place.add("expert activation", type, rows * x_width, low || activation);
+  x_activated = place.operand("expert activation quantized", x_act, activation);
   if (x_shared == 0) return;
-  x_s_up = add("shared expert up", type, x_tokens * 2 * x_shared, x_again.shared_experts);
-  x_s_act =
-      add("shared expert activation", type, x_tokens * x_shared, low || x_again.shared_experts);
-  x_s_activated = cast("shared expert activation quantized", x_s_act, x_again.shared_experts);
+  const bool shared = whole || x_again.shared_experts;
+  x_s_up = place.add("shared expert up", type, x_tokens * 2 * x_shared, shared);
+  x_s_act = place.add("shared expert activation", type, x_tokens * x_shared, low || shared);
+  x_s_activated = place.operand("shared expert activation quantized", x_s_act, shared);
 }
 
 void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,

@@ -2,6 +2,14 @@
 #include "models/stage_writer.h"
 
 namespace foretrain {
+namespace {
+
+/// By whether it is sent, goes up the pipeline and carries gradients.
+constexpr const char* kChannels[2][2][2] = {
+    {{kFromPrevious, kFromNext}, {kUpFromNext, kUpFromPrevious}},
+    {{kToNext, kToPrevious}, {kUpToPrevious, kUpToNext}}};
+
+}  // namespace
 
 SegmentId StageWriter::message_segment(const std::string& stream, const char* channel,
                                        LayoutId layout, bool send) {
@@ -23,8 +31,17 @@ SegmentId StageWriter::message_segment(const std::string& stream, const char* ch
   return x_builder.segment(std::move(segment));
 }
 
-void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send) {
-  Call call{segment, -1, microbatch, {frame}, {}};
+void StageWriter::message(std::int32_t c, FrameId frame, std::int32_t mb, bool gradient,
+                          bool send) {
+  const bool up = goes_up(c);
+  SegmentId& segment = x_messages[send ? 1 : 0][up ? 1 : 0][gradient ? 1 : 0];
+  if (!segment.valid()) {
+    const std::string stream = std::string(send ? "send " : "receive ") +
+                               (gradient ? "gradients" : "activations") + (up ? " up" : "");
+    segment = message_segment(stream, kChannels[send ? 1 : 0][up ? 1 : 0][gradient ? 1 : 0],
+                              gradient ? x_layer.hidden_gradient : x_layer.hidden, send);
+  }
+  Call call{segment, -1, mb, {frame}, {}};
   if (x_joined_done.frame.valid()) {
     call.waits.push_back(x_joined_done);
     call.waits.back().stream = x_builder.program().segments[segment.index()].ops.front().stream;
@@ -39,30 +56,12 @@ void StageWriter::message(SegmentId segment, FrameId frame, std::int32_t microba
 }
 
 void StageWriter::receive(std::int32_t c, FrameId frame, std::int32_t mb, bool gradient) {
-  const bool up = goes_up(c);
-  SegmentId& segment = x_receives[up ? 1 : 0][gradient ? 1 : 0];
-  if (!segment.valid()) {
-    const char* channel =
-        gradient ? (up ? kUpFromPrevious : kFromNext) : (up ? kUpFromNext : kFromPrevious);
-    const std::string name = gradient ? "receive gradients" : "receive activations";
-    segment = message_segment(name + (up ? " up" : ""), channel,
-                              gradient ? x_layer.hidden_gradient : x_layer.hidden, false);
-  }
-  message(segment, frame, mb, false);
+  message(c, frame, mb, gradient, false);
 }
 
 void StageWriter::send(std::int32_t c, FrameId frame, std::int32_t mb, bool gradient) {
   if (x_joined) return x_held_back.push_back({c, mb, frame, gradient});
-  const bool up = goes_up(c);
-  SegmentId& segment = x_sends[up ? 1 : 0][gradient ? 1 : 0];
-  if (!segment.valid()) {
-    const char* channel =
-        gradient ? (up ? kUpToNext : kToPrevious) : (up ? kUpToPrevious : kToNext);
-    const std::string name = gradient ? "send gradients" : "send activations";
-    segment = message_segment(name + (up ? " up" : ""), channel,
-                              gradient ? x_layer.hidden_gradient : x_layer.hidden, true);
-  }
-  message(segment, frame, mb, true);
+  message(c, frame, mb, gradient, true);
 }
 
 /// The frame that a pass begins with, and its receive unless it has been posted or there is none;

@@ -114,7 +114,7 @@ class StageWriter {
   FrameId receive_input(std::int32_t chunk, std::int32_t mb, bool gradient);
   void receive(std::int32_t chunk, FrameId frame, std::int32_t mb, bool gradient);
   void send(std::int32_t chunk, FrameId frame, std::int32_t mb, bool gradient);
-  void message(SegmentId segment, FrameId frame, std::int32_t microbatch, bool send);
+  void message(std::int32_t chunk, FrameId frame, std::int32_t mb, bool gradient, bool send);
   SegmentId message_segment(const std::string& stream, const char* channel, LayoutId layout,
                             bool send);
 
@@ -262,7 +262,8 @@ class StageWriter {
   std::array<SegmentId, 2> x_load;        ///< by way
   std::array<SegmentId, 2> x_host_waits;  ///< forward, backward
   /// Down, up; of activations, of gradients.
-  std::array<std::array<SegmentId, 2>, 2> x_sends, x_receives;
+  /// By whether it is sent, goes up the pipeline and carries gradients.
+  std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
   bool x_joined = false;
   StreamWait x_pass_done;             ///< where the event of the last backward or weight pass is
   StreamWait x_joined_done;           ///< for messages that wait for more than their frame

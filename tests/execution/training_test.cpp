@@ -262,14 +262,18 @@ TEST_P(Training, WithExpertsEqualsOneRank) {
   expect_trains_equally(kFirstSeed + 2000 + static_cast<std::uint64_t>(GetParam()), Kind::kExperts);
 }
 
-/// Four narrow layers.
-Model narrow_gpt() {
-  Model model = small_gpt();
-  model.layers = 4;
+/// `model` with a few narrow layers.
+Model narrowed(Model model, std::int64_t layers) {
+  model.layers = layers;
   model.head_dim = 4;
   model.hidden = 16;
   model.intermediate = 24;
   model.vocabulary = 60;
+  return model;
+}
+
+Model narrow_gpt() {
+  Model model = narrowed(small_gpt(), 4);
   model.positions = 8;
   return model;
 }
@@ -335,12 +339,7 @@ TEST(WeightPasses, TrainAsOneRank) {
 }
 
 Model tiny_moe() {
-  Model model = small_moe();
-  model.layers = 2;
-  model.head_dim = 4;
-  model.hidden = 16;
-  model.intermediate = 24;
-  model.vocabulary = 60;
+  Model model = narrowed(small_moe(), 2);
   model.experts = Experts{8, 2, 8, 8, 1, 1, false};
   return model;
 }
@@ -414,13 +413,9 @@ TEST(ContextParallel, TrainsAsOneRank) {
   for (const Case& c : cases) {
     for (const ContextExchange exchange :
          {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
-      for (Model model : {small_gpt(), small_llama(), small_moe()}) {
-        model.layers = 2;
-        model.head_dim = 4;
+      for (const Model& wide : {small_gpt(), small_llama(), small_moe()}) {
+        Model model = narrowed(wide, 2);
         model.heads = model.kv_heads = 8;
-        model.hidden = 16;
-        model.intermediate = 24;
-        model.vocabulary = 60;
         if (model.has_experts()) model.experts = Experts{4, 2, 8, 8, 1, 1, false};
         if (model.positions > 0) model.positions = 16;
         if (model.has_experts()) model.position = Position::kAlibi;
@@ -442,12 +437,7 @@ TEST(ContextParallel, TrainsAsOneRank) {
 // States at the host and in files, shards of parameters too, and what layers keep: the same weights
 // as on one rank that offloads nothing.
 TEST(Offloading, TrainsAsOneRank) {
-  Model model = small_llama();
-  model.layers = 3;
-  model.head_dim = 4;
-  model.hidden = 16;
-  model.intermediate = 24;
-  model.vocabulary = 60;
+  const Model model = narrowed(small_llama(), 3);
   for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
     for (const Memory states : {Memory::kHost, Memory::kStorage}) {
       for (const Memory parameters : {Memory::kDevice, Memory::kHost, Memory::kStorage}) {
