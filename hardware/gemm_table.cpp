@@ -49,7 +49,7 @@ Gemm gemm_of(const Json::Array& row) {
   return work;
 }
 
-Table load(Architecture architecture) {
+Table load_table(Architecture architecture) {
   Table table;
   const std::string path = "gemm/" + std::string(name_of(architecture)) + ".json";
   if (find_asset(path).empty()) return table;
@@ -74,8 +74,8 @@ Table load(Architecture architecture) {
 }
 
 const Table& table_of(Architecture architecture) {
-  static const Table ampere = load(Architecture::kAmpere);
-  static const Table blackwell = load(Architecture::kBlackwell);
+  static const Table ampere = load_table(Architecture::kAmpere);
+  static const Table blackwell = load_table(Architecture::kBlackwell);
   static const Table none;
   if (architecture == Architecture::kAmpere) return ampere;
   return architecture == Architecture::kBlackwell ? blackwell : none;

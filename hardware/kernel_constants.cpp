@@ -91,7 +91,7 @@ MemoryConstants read_memory(const Json& json) {
   return memory;
 }
 
-KernelConstants load(Architecture architecture) {
+KernelConstants read_constants(Architecture architecture) {
   const Json root = load_constants("kernels/" + std::string(name_of(architecture)) + ".json");
   return {read_gemm(member(root, "gemm")), read_attention(member(root, "attention")),
           read_memory(member(root, "memory"))};
@@ -101,10 +101,12 @@ KernelConstants load(Architecture architecture) {
 
 const KernelConstants& kernel_constants(Architecture architecture) {
   static const std::array<KernelConstants, kArchitectures> all = {
-      load(Architecture::kVolta),  load(Architecture::kAmpere),    load(Architecture::kAda),
-      load(Architecture::kHopper), load(Architecture::kBlackwell), load(Architecture::kCdna2),
-      load(Architecture::kCdna3),  load(Architecture::kCdna4),     load(Architecture::kTpu),
-      load(Architecture::kTpuV6),  load(Architecture::kAscend),    load(Architecture::kCpu)};
+      read_constants(Architecture::kVolta),     read_constants(Architecture::kAmpere),
+      read_constants(Architecture::kAda),       read_constants(Architecture::kHopper),
+      read_constants(Architecture::kBlackwell), read_constants(Architecture::kCdna2),
+      read_constants(Architecture::kCdna3),     read_constants(Architecture::kCdna4),
+      read_constants(Architecture::kTpu),       read_constants(Architecture::kTpuV6),
+      read_constants(Architecture::kAscend),    read_constants(Architecture::kCpu)};
   return all.at(static_cast<std::size_t>(architecture));
 }
 

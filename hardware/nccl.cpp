@@ -14,9 +14,6 @@ constexpr double kLeastTraffic = 16384;
 constexpr std::int32_t kMostP2p = 64, kFewChannels = 2;
 constexpr Bytes kNearChunk = Bytes{512} << 10, kFarChunk = Bytes{128} << 10;
 
-std::size_t index_of(NcclAlgorithm a) { return static_cast<std::size_t>(a); }
-std::size_t index_of(NcclProtocol p) { return static_cast<std::size_t>(p); }
-
 double estimate_us(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclProtocol p,
                    double bytes) {
   const NcclConstants& c = nccl_constants();

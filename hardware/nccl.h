@@ -30,6 +30,9 @@ enum class NcclAlgorithm : std::uint8_t {
   kPat,
 };
 enum class NcclProtocol : std::uint8_t { kLl, kLl128, kSimple };
+
+inline std::size_t index_of(NcclAlgorithm a) { return static_cast<std::size_t>(a); }
+inline std::size_t index_of(NcclProtocol p) { return static_cast<std::size_t>(p); }
 inline constexpr int kNcclAlgorithms = 7;
 inline constexpr int kNcclProtocols = 3;
 std::string_view name_of(NcclAlgorithm algorithm);

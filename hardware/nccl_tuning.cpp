@@ -32,9 +32,6 @@ constexpr double kCollNetNewer = 0.85;
 constexpr double kCollNetGather = 0.9;
 constexpr double kCollNetRankUs = 0.4;
 
-std::size_t index_of(NcclAlgorithm a) { return static_cast<std::size_t>(a); }
-std::size_t index_of(NcclProtocol p) { return static_cast<std::size_t>(p); }
-
 std::size_t node_column(std::int32_t nodes) { return nodes == 1 ? 0U : nodes == 2 ? 1U : 2U; }
 
 std::int32_t log2_floor(std::int32_t n) {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/plan_reading.h"
+
 namespace foretrain {
 namespace {
-
-std::string text(std::int64_t v) { return std::to_string(v); }
 
 /// x with P(X < x) = p for a normal variable; 0.5 <= p < 1.
 double normal_quantile(double p) {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "models/expert_plan.h"
+#include "models/plan_reading.h"
 #include "models/plan_schedule.h"
 #include "models/plan_sharding.h"
 
@@ -12,11 +13,8 @@ namespace {
 
 using IntRange = JsonReader::IntRange;
 constexpr IntRange kDegree{1, 1 << 20};
-constexpr IntRange kCount{1, 1'000'000'000};
 
 const std::string kNotYet = "is not modelled yet";
-
-std::string text(std::int64_t v) { return std::to_string(v); }
 
 class PlanReader {
  public:
@@ -107,7 +105,7 @@ class PlanReader {
     }
     for (const Json& item : *json.array()) {
       const auto* layers = std::get_if<std::int64_t>(&item.value);
-      if (layers == nullptr || *layers < 0 || *layers > kCount.high) {
+      if (layers == nullptr || *layers < 0 || *layers > kAnyCount.high) {
         reader.fail("pipeline_layout", "found " + describe(item) + ", expected whole numbers");
         return;
       }
@@ -123,7 +121,7 @@ class PlanReader {
   void read_batch() {
     nested("batch", [this](JsonReader& r) {
       x_plan.global_batch = 0;  // one microbatch for every data-parallel rank, once that is known
-      r.read("global", x_plan.global_batch, kCount);
+      r.read("global", x_plan.global_batch, kAnyCount);
       r.read("micro", x_plan.micro_batch, IntRange{1, 1 << 20});
       r.read("sequence", x_plan.sequence_length, IntRange{1, 1 << 26});
     });
@@ -173,8 +171,8 @@ class PlanReader {
     if (json->object() != nullptr) {
       nested("recompute", [this, &out](JsonReader& r) {
         if (const Json* modules = r.take("modules")) read_modules(r, *modules);
-        r.read("layers", out.layers, IntRange{0, kCount.high});
-        r.read("layer_period", out.layer_period, kCount);
+        r.read("layers", out.layers, IntRange{0, kAnyCount.high});
+        r.read("layer_period", out.layer_period, kAnyCount);
       });
       return;
     }

@@ -29,7 +29,7 @@ enum class Schedule : std::uint8_t {
 };
 
 /// Where the chunks of the pipeline stand.
-enum class Placement : std::uint8_t {
+enum class ChunkPlacement : std::uint8_t {
   kRound,     ///< round the stages: chunk c on stage c mod p
   kV,         ///< down the stages and up again: chunks s and 2p - 1 - s on stage s
   kBothWays,  ///< one pipeline down and one up: stage s holds chunks s and p - 1 - s of p
@@ -226,20 +226,20 @@ struct Plan {
   std::int64_t batch_ranks() const { return data / context; }
   std::int64_t microbatches() const { return global_batch / (micro_batch * batch_ranks()); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
-  Placement placement() const {
+  ChunkPlacement placement() const {
     switch (schedule) {
       case Schedule::kZbV:
       case Schedule::kDualPipeV:
-        return Placement::kV;
+        return ChunkPlacement::kV;
       case Schedule::kDualPipe:
       case Schedule::kChimera:
-        return Placement::kBothWays;
+        return ChunkPlacement::kBothWays;
       default:
-        return Placement::kRound;
+        return ChunkPlacement::kRound;
     }
   }
   /// Pipelines that run over the same stages, each with a copy of the parameters.
-  std::int64_t ways() const { return placement() == Placement::kBothWays ? 2 : 1; }
+  std::int64_t ways() const { return placement() == ChunkPlacement::kBothWays ? 2 : 1; }
   std::int64_t chunks_of_stage() const { return virtual_pipeline * ways(); }
   /// The second half of the microbatches goes up the stages where there are two ways.
   std::int64_t way_of(std::int64_t microbatch) const {
@@ -247,13 +247,13 @@ struct Plan {
   }
   /// The chunk of the pipeline that stands as `index` on `stage`.
   std::int64_t chunk_at(std::int64_t stage, std::int64_t index) const {
-    if (placement() == Placement::kRound || index == 0) return index * pipeline + stage;
+    if (placement() == ChunkPlacement::kRound || index == 0) return index * pipeline + stage;
     return chunks() - 1 - stage;
   }
   /// The stage of a chunk, in one of the ways.
   std::int64_t stage_of(std::int64_t chunk, std::int64_t way = 0) const {
     if (way == 1) return pipeline - 1 - chunk;
-    const bool up = placement() == Placement::kV && chunk >= pipeline;
+    const bool up = placement() == ChunkPlacement::kV && chunk >= pipeline;
     return up ? 2 * pipeline - 1 - chunk : chunk % pipeline;
   }
   /// Gradients of weights have passes of their own.

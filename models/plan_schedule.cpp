@@ -2,12 +2,11 @@
 
 #include <algorithm>
 
+#include "models/plan_reading.h"
 #include "models/schedule.h"
 
 namespace foretrain {
 namespace {
-
-std::string text(std::int64_t v) { return std::to_string(v); }
 
 const std::vector<std::string>& schedule_names() {
   static const std::vector<std::string> names = {
@@ -25,7 +24,7 @@ std::string name_of(Schedule schedule) {
 
 /// zb-v and dualpipev have two chunks a stage; a second pipeline up the stages has its own.
 void check_placed(JsonReader& run, const Plan& p) {
-  const bool v = p.placement() == Placement::kV;
+  const bool v = p.placement() == ChunkPlacement::kV;
   const std::string name = name_of(p.schedule);
   if (p.pipeline == 1) return run.fail("schedule", name + " needs pipeline > 1");
   if (p.virtual_pipeline != (v ? 2 : 1)) {
@@ -48,7 +47,7 @@ void check_placed(JsonReader& run, const Plan& p) {
 }
 
 void check_chunks(JsonReader& run, const Plan& p) {
-  if (p.placement() != Placement::kRound) return check_placed(run, p);
+  if (p.placement() != ChunkPlacement::kRound) return check_placed(run, p);
   if (p.virtual_pipeline > 1 && p.pipeline == 1) {
     return run.fail("parallel/virtual_pipeline", "needs pipeline > 1");
   }
@@ -133,7 +132,8 @@ void read_schedule(JsonReader& run, Plan& plan) {
   if (plan.schedule == Schedule::kFile) {
     return run.fail("schedule", "found " + describe(*json) + ", expected the file's own path");
   }
-  if (plan.placement() == Placement::kV && plan.virtual_pipeline == 1) plan.virtual_pipeline = 2;
+  if (plan.placement() == ChunkPlacement::kV && plan.virtual_pipeline == 1)
+    plan.virtual_pipeline = 2;
 }
 
 void check_schedule(JsonReader& run, const Model& model, Plan& plan) {

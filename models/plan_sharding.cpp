@@ -1,12 +1,11 @@
 #include "models/plan_sharding.h"
 
+#include "models/plan_reading.h"
+
 namespace foretrain {
 namespace {
 
 using IntRange = JsonReader::IntRange;
-constexpr IntRange kCount{1, 1'000'000'000};
-
-std::string text(std::int64_t v) { return std::to_string(v); }
 
 /// null: all data-parallel ranks.
 void read_group(JsonReader& reader, Plan& plan) {
@@ -124,7 +123,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read_enum("level", plan.sharding, {"none", "optimizer", "gradients", "parameters"});
   read_group(reader, plan);
   Units& units = plan.units;
-  reader.read("unit_layers", units.layers, kCount);
+  reader.read("unit_layers", units.layers, kAnyCount);
   reader.read("reshard_after_forward", units.reshard);
   reader.read("reshard_last_unit", units.reshard_last);
   reader.read("reshard_in_pipeline", units.reshard_in_pipeline);
@@ -169,7 +168,7 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
 
 void read_offload(JsonReader& reader, Offload& offload) {
   const std::vector<std::string> places = {"none", "cpu", "nvme"};
-  reader.read("activation_layers", offload.activation_layers, IntRange{0, kCount.high});
+  reader.read("activation_layers", offload.activation_layers, IntRange{0, kAnyCount.high});
   reader.read_enum("optimizer", offload.optimizer, places);
   reader.read_enum("parameters", offload.parameters, places);
   reader.read("delayed_update", offload.delayed_update);

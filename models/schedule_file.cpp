@@ -3,13 +3,12 @@
 #include <set>
 #include <tuple>
 
+#include "models/plan_reading.h"
 #include "models/schedule.h"
 #include "sim/base/json.h"
 
 namespace foretrain {
 namespace {
-
-std::string text(std::int64_t v) { return std::to_string(v); }
 
 const char* letter(PassKind kind) {
   if (kind == PassKind::kForward) return "F";

@@ -22,10 +22,6 @@ constexpr std::int16_t kCopies = 0;  ///< buffer of the staging frame
 /// fp32 words; one vector of what is ready and one of what is invalid are exchanged in a cycle.
 constexpr std::int64_t kReadinessWords = 1024 / 32;
 
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 /// Where parameters begin, in falling order, element 0 last.
 std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
   std::vector<std::int64_t> out = {0};

@@ -7,10 +7,6 @@
 namespace foretrain {
 namespace {
 
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 FrameLayout one_buffer(const char* name, BufferKind kind, DType dtype, std::int64_t count) {
   FrameLayout layout;
   layout.name = name;

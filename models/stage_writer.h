@@ -99,12 +99,12 @@ class StageWriter {
     bool gradient = false;
   };
   bool goes_up(std::int32_t chunk) const {
-    return x_plan.placement() != Placement::kRound && chunk == 1;
+    return x_plan.placement() != ChunkPlacement::kRound && chunk == 1;
   }
   /// The chunk before or after this one in the pipeline stands on this stage too.
   bool turns(std::int32_t chunk, std::int64_t step) const {
     const std::int64_t at = x_plan.chunk_at(x_stage, chunk);
-    return x_plan.placement() == Placement::kV && x_plan.stage_of(at + step) == x_stage;
+    return x_plan.placement() == ChunkPlacement::kV && x_plan.stage_of(at + step) == x_stage;
   }
   void joined_begin(const std::vector<Pass>& list, std::size_t first);
   void joined_end();

@@ -101,21 +101,22 @@ std::vector<Kind> kinds_of(const Run& run) {
 
 class Search {
  public:
-  Search(const Run& run, const Prediction& prediction) : x_run(run) {
+  /// `most_memory`: that a change may need, of the capacity.
+  Search(const Run& run, const Prediction& prediction, double most_memory) : x_run(run) {
     const std::int64_t each = std::max<std::int64_t>(1, prediction.operations);
     x_most = std::max(kLeastTries, kMostOperations / each);
     x_options.verify = x_options.sensitivity = false;
-    x_options.only_if_fits = true;
+    x_options.most_memory = most_memory;
   }
 
-  Fitting run() && {
-    const std::vector<Kind> kinds = kinds_of(x_run);
+  /// Of each kind the mildest change that fits, then, if fewer than `enough` do, pairs of kinds.
+  Fitting run(const std::vector<Kind>& kinds, std::size_t enough) && {
     for (const Kind& kind : kinds) {
       for (const Sets& sets : kind) {
         if (attempt(sets)) break;
       }
     }
-    if (x_out.changes.size() < kEnough) try_pairs(kinds);
+    if (x_out.changes.size() < enough) try_pairs(kinds);
     std::stable_sort(
         x_out.changes.begin(), x_out.changes.end(),
         [](const Change& a, const Change& b) { return a.iteration_time_s < b.iteration_time_s; });
@@ -146,7 +147,7 @@ class Search {
     run.profile = x_run.profile;
     run.profile_source = x_run.profile_source;
     const Result<Prediction> prediction = predict(run, x_options);
-    if (!prediction.ok() || !prediction.value().memory.fits) return false;
+    if (!prediction.ok() || !prediction.value().memory.within(x_options.most_memory)) return false;
     x_out.changes.push_back(
         {sets, prediction.value().iteration_time_s, prediction.value().memory.peak_gib});
     return true;
@@ -161,7 +162,12 @@ class Search {
 }  // namespace
 
 Fitting find_fitting(const Run& run, const Prediction& prediction) {
-  return Search(run, prediction).run();
+  return Search(run, prediction, 1).run(kinds_of(run), kEnough);
+}
+
+Fitting find_unsaid(const Run& run, const Prediction& prediction, double most_memory) {
+  const std::vector<Kind> kinds = {more_recomputation(run.plan), offloaded_activations(run.plan)};
+  return Search(run, prediction, most_memory).run(kinds, 0);
 }
 
 }  // namespace foretrain

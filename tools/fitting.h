@@ -16,4 +16,8 @@ namespace foretrain {
 /// `prediction` is that of `run`, which does not fit.
 Fitting find_fitting(const Run& run, const Prediction& prediction);
 
+/// The same among what a report of a run often leaves out, one change at a time: layers that are
+/// computed again, activations kept on the host. `most_memory`: of the capacity.
+Fitting find_unsaid(const Run& run, const Prediction& prediction, double most_memory);
+
 }  // namespace foretrain

@@ -332,7 +332,7 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
     }
   }
   FT_ASSIGN(out.memory, report_memory(run, workload));
-  if (options.only_if_fits && !out.memory.fits) return out;
+  if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return out;
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Prepared prepared, prepare(workload, *model, options.full));
   FT_TRY(check_length(run, workload, prepared));

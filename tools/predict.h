@@ -19,11 +19,11 @@
 namespace foretrain {
 
 struct PredictOptions {
-  bool full = false;                      ///< every rank unfolded
-  bool verify = true;                     ///< check the Workload before replaying it
-  bool sensitivity = true;                ///< replay again with each resource 10 % faster
-  bool only_if_fits = false;              ///< else memory is all that is predicted
-  bool timeline = false;                  ///< keep a Timeline of `trace_ranks`
+  bool full = false;        ///< every rank unfolded
+  bool verify = true;       ///< check the Workload before replaying it
+  bool sensitivity = true;  ///< replay again with each resource 10 % faster
+  double most_memory = 0;   ///< of the capacity; above it memory is all that is predicted; 0: any
+  bool timeline = false;    ///< keep a Timeline of `trace_ranks`
   std::vector<std::int64_t> trace_ranks;  ///< empty: the first rank of each class
   /// Called now and then during a replay with (operations done, operations in all); may be empty.
   std::function<void(std::int64_t, std::int64_t)> progress;
@@ -34,6 +34,7 @@ struct PredictOptions {
 struct MemoryReport {
   double peak_gib = 0, capacity_gib = 0;
   bool fits = true;
+  bool within(double share) const { return peak_gib <= share * capacity_gib; }
   std::array<double, static_cast<std::size_t>(BufferKind::kCount)> by_kind_gib{};
   double communication_gib = 0;  ///< NCCL's buffers
   double workspace_gib = 0;      ///< BLAS workspaces

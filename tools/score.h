@@ -23,6 +23,8 @@ struct RowResult {
   enum class State : std::uint8_t { kOk, kUnsupported, kError };
   State state = State::kOk;
   std::string reason;
+  /// What was added to the RUN, as `--set` takes it: a run that was measured fitted (score.cpp).
+  std::vector<std::string> assumed;
   double step_time_s = 0, peak_memory_gib = 0;
   double interval_s[2] = {0, 0};
   double time_error = 0, memory_error = 0;  ///< (predicted - measured) / measured

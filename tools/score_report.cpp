@@ -110,6 +110,34 @@ Json statistics_json(const Errors& errors) {
   return out;
 }
 
+Json::Array to_json(const std::vector<std::string>& texts) {
+  Json::Array out;
+  for (const std::string& text : texts) out.emplace_back(text);
+  return out;
+}
+
+std::string joined(const std::vector<std::string>& texts) {
+  std::string out;
+  for (const std::string& text : texts) out += (out.empty() ? "" : " ") + text;
+  return out;
+}
+
+/// How many rows got something that their sources do not say, by what it is.
+std::string assumed_lines(const std::vector<RowResult>& results) {
+  std::map<std::string, std::size_t> counts;
+  for (const RowResult& r : results) {
+    if (!r.assumed.empty()) ++counts[r.assumed.front().substr(0, r.assumed.front().find('='))];
+  }
+  std::string out;
+  for (const auto& [key, count] : counts) {
+    out += cell(std::to_string(count), 6) + "  with " + key + "\n";
+  }
+  return out.empty() ? out
+                     : "\nMeasured, but too large for memory as published: predicted with the "
+                       "fastest change that fits\n" +
+                           out;
+}
+
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
@@ -150,6 +178,7 @@ std::string score_table(const std::vector<Row>& rows, const std::vector<RowResul
       out += cell(std::to_string(count), 6) + "  " + reason + "\n";
     }
   }
+  out += assumed_lines(results);
   if (worst == 0) return out;
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -177,6 +206,7 @@ Json score_json(const std::vector<Row>& rows, const std::vector<RowResult>& resu
     one.set("group", rows[i].group);
     one.set("status", name_of(r.state));
     one.set("reason", r.reason);
+    if (!r.assumed.empty()) one.set("assumed", to_json(r.assumed));
     const auto pair = [](double time, double memory) {
       Json out{Json::Object{}};
       if (time != 0) out.set("step_time_s", time);
@@ -214,7 +244,7 @@ Json score_json(const std::vector<Row>& rows, const std::vector<RowResult>& resu
 std::string score_csv(const std::vector<Row>& rows, const std::vector<RowResult>& results) {
   std::string out =
       "id,group,status,predicted_step_time_s,measured_step_time_s,step_time_error,"
-      "predicted_peak_memory_gib,measured_peak_memory_gib,peak_memory_error,reason\n";
+      "predicted_peak_memory_gib,measured_peak_memory_gib,peak_memory_error,reason,assumed\n";
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const RowResult& r = results[i];
     const bool ok = r.state == RowResult::State::kOk;
@@ -227,7 +257,7 @@ std::string score_csv(const std::vector<Row>& rows, const std::vector<RowResult>
            number(ok, r.step_time_s) + "," + number(time, rows[i].step_time_s) + "," +
            number(ok && time, r.time_error) + "," + number(ok, r.peak_memory_gib) + "," +
            number(memory, rows[i].peak_memory_gib) + "," + number(ok && memory, r.memory_error) +
-           "," + quoted(r.reason) + "\n";
+           "," + quoted(r.reason) + "," + quoted(joined(r.assumed)) + "\n";
   }
   return out;
 }

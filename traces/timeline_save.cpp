@@ -11,7 +11,7 @@
 namespace foretrain {
 namespace {
 
-constexpr std::size_t kBatchBytes = std::size_t{1} << 16;
+constexpr std::size_t kFlushBytes = std::size_t{1} << 16;
 
 class Saver {
  public:
@@ -58,7 +58,7 @@ class Saver {
     for (std::size_t i = 0; i < items.size(); ++i) {
       x_out += i == 0 ? "\n" : ",\n";
       each(items[i]);
-      if (x_out.size() >= kBatchBytes) FT_TRY(flush());
+      if (x_out.size() >= kFlushBytes) FT_TRY(flush());
     }
     x_out += ']';
     return ok_status();

@@ -56,6 +56,41 @@ TEST(Fitting, IsPrinted) {
   EXPECT_NE(shown.out.find("batch.micro=1"), std::string::npos);
 }
 
+Json scored(const Workplace& place, const std::string& run, const std::string& measured) {
+  place.write("rows.json",
+              R"([{"id": "row", "source": "none", "trust": "A", "group": "g", "run": )" + run +
+                  R"(, "measured": )" + measured + "}]");
+  const CommandResult result = place.run({"score", "rows.json", "--json", "-"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const Result<Json> json = parse_json(result.out, "stdout");
+  return json.ok() ? at(json.value(), "rows").array()->front() : Json();
+}
+
+// A measured run fitted: one that could not have is predicted with what would have made it fit, and
+// says so; one whose memory alone was measured, or that fits, as given.
+TEST(Fitting, MeasuredRunsFitted) {
+  const Workplace place;
+  std::string large = kTooBig;
+  large.replace(large.find("\"none\""), 6, "\"optimizer\"");
+  place.write("large.json", large);
+  const Json row = scored(place, large, R"({"step_time_s": 10})");
+  const Json* assumed = row.find("assumed");
+  ASSERT_NE(assumed, nullptr) << dump_json(row);
+  ASSERT_EQ(assumed->array()->size(), 1U);
+  const std::string set = *assumed->array()->front().string();
+  EXPECT_TRUE(set.rfind("recompute=", 0) == 0 || set.rfind("offload.activation", 0) == 0) << set;
+  const Json changed = simulated(place, "large.json", {set});
+  EXPECT_LE(at(changed, "memory/peak_gib").number(),
+            1.05 * at(changed, "memory/capacity_gib").number());
+  EXPECT_EQ(at(row, "predicted/step_time_s"), at(changed, "iteration_time_s"));
+
+  const Json memory = scored(place, large, R"({"peak_memory_gib": 70})");
+  EXPECT_EQ(memory.find("assumed"), nullptr);
+  std::string fits = large;
+  fits.replace(fits.find("\"micro\": 16"), 11, "\"micro\": 1");
+  EXPECT_EQ(scored(place, fits, R"({"step_time_s": 10})").find("assumed"), nullptr);
+}
+
 // A run that nothing of this helps says so, after a bounded number of tries.
 TEST(Fitting, MayNotExist) {
   const Workplace place;

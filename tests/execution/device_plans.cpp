@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kSteps = 3;
 
-Model tiny(Model m) {
+Model device_sized(Model m) {
   m.layers = 2;
   m.hidden = 48;
   m.heads = 4;
@@ -187,12 +187,12 @@ std::vector<DeviceCase> single_rank_cases() {
                           double dropout) {
     out.push_back({name, model, tiny_plan(model, {}, attention, dropout)});
   };
-  Model gpt = tiny(small_gpt());
+  Model gpt = device_sized(small_gpt());
   add("gpt flash dropout", gpt, AttentionKernel::kFlash, 0.1);
   add("gpt unfused", gpt, AttentionKernel::kUnfused, 0);
   gpt.tied_embeddings = gpt.embedding_norm = true;
   add("gpt tied unfused dropout", gpt, AttentionKernel::kUnfused, 0.2);
-  Model llama = tiny(small_llama());
+  Model llama = device_sized(small_llama());
   add("llama flash", llama, AttentionKernel::kFlash, 0);
   add("llama unfused dropout", llama, AttentionKernel::kUnfused, 0.1);
   llama.qk_norm = llama.qkv_bias = true;
@@ -200,7 +200,7 @@ std::vector<DeviceCase> single_rank_cases() {
   add("llama window qk-norm flash dropout", llama, AttentionKernel::kFlash, 0.1);
   add("llama window qk-norm unfused", llama, AttentionKernel::kUnfused, 0);
   for (const Activation activation : {Activation::kRelu, Activation::kRelu2}) {
-    Model alibi = tiny(small_gpt());
+    Model alibi = device_sized(small_gpt());
     alibi.position = Position::kAlibi;
     alibi.positions = 0;
     alibi.parallel_residual = true;
@@ -259,20 +259,20 @@ std::vector<DeviceCase> drawn_cases(std::uint64_t seed, int count) {
 std::vector<DeviceCase> many_rank_cases() {
   std::vector<DeviceCase> out;
   for (const bool sequence : {false, true}) {
-    const Model gpt = tiny(small_gpt());
+    const Model gpt = device_sized(small_gpt());
     Plan plan = tiny_plan(gpt, {2, 1, 1, 1}, AttentionKernel::kFlash, 0.1);
     plan.sequence_length = 76;
     plan.sequence = sequence;
     out.push_back({sequence ? "gpt sequence 2" : "gpt tensor 2", gpt, plan});
   }
-  const Model llama = tiny(small_llama());
+  const Model llama = device_sized(small_llama());
   Plan plan = tiny_plan(llama, {2, 1, 1, 2}, AttentionKernel::kUnfused, 0);
   plan.sequence_length = 76;
   plan.sharding = Sharding::kOptimizer;
   out.push_back({"llama tensor 2 data 2, ZeRO-1", llama, plan});
   plan.sharding = Sharding::kParameters;
   out.push_back({"llama tensor 2 data 2, ZeRO-3", llama, plan});
-  Model deep = tiny(small_gpt());
+  Model deep = device_sized(small_gpt());
   deep.layers = 4;
   deep.tied_embeddings = true;
   plan = tiny_plan(deep, {1, 2, 1, 2}, AttentionKernel::kFlash, 0.1);

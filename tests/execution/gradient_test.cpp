@@ -11,7 +11,7 @@
 namespace foretrain {
 namespace {
 
-Model tiny(Model m) {
+Model probed(Model m) {
   m.layers = 2;
   m.hidden = 12;
   m.heads = 4;
@@ -89,7 +89,7 @@ void expect_derivatives(const Model& model, const Plan& plan) {
 }
 
 TEST(Gradients, Gpt) {
-  Model model = tiny(small_gpt());
+  Model model = probed(small_gpt());
   expect_derivatives(model, plan_of(model, AttentionKernel::kFlash, 0.1));
   model.tied_embeddings = true;
   model.embedding_norm = true;
@@ -97,7 +97,7 @@ TEST(Gradients, Gpt) {
 }
 
 TEST(Gradients, Llama) {
-  Model model = tiny(small_llama());
+  Model model = probed(small_llama());
   expect_derivatives(model, plan_of(model, AttentionKernel::kFlash, 0));
   model.qk_norm = true;
   model.qkv_bias = true;
@@ -110,7 +110,7 @@ TEST(Gradients, Llama) {
 TEST(Gradients, Experts) {
   for (const double factor : {4.0, 0.5, 0.0}) {
     for (const Dispatcher dispatcher : {Dispatcher::kAllToAll, Dispatcher::kAllGather}) {
-      Model model = tiny(small_moe());
+      Model model = probed(small_moe());
       model.experts = Experts{8, 2, 6, 4, 1, 1, false};
       Plan plan = plan_of(model, AttentionKernel::kFlash, 0.1);
       plan.sequence_length = 8;
@@ -124,7 +124,7 @@ TEST(Gradients, Experts) {
 
 TEST(Gradients, AlibiParallelBranchesOtherActivations) {
   for (const Activation activation : {Activation::kGelu, Activation::kRelu2}) {
-    Model model = tiny(small_gpt());
+    Model model = probed(small_gpt());
     model.position = Position::kAlibi;
     model.positions = 0;
     model.parallel_residual = true;

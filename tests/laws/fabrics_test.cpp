@@ -135,12 +135,12 @@ TEST(Mesh, APairHasOneLinkAndAPackageItsOwn) {
   expect_near(far, 4 * near);  // 200 and 50 GB/s
 }
 
-struct Layout {
+struct Spread {
   const char* preset;
   int accelerators, count, stride;
 };
-const std::vector<Layout>& layouts() {
-  static const std::vector<Layout> all = {
+const std::vector<Spread>& spreads() {
+  static const std::vector<Spread> all = {
       {"mi300x", 8, 8, 1},       {"mi300x", 64, 64, 1},      {"mi300x", 64, 8, 8},
       {"mi355x", 8, 4, 1},       {"frontier", 64, 64, 1},    {"frontier", 64, 16, 4},
       {"ascend-910b", 32, 8, 1}, {"ascend-910b", 64, 64, 1}, {"cloudmatrix-384", 768, 768, 1},
@@ -151,7 +151,7 @@ const std::vector<Layout>& layouts() {
   return all;
 }
 
-const std::vector<CollectiveKind>& kinds() {
+const std::vector<CollectiveKind>& kinds_without_reduce() {
   static const std::vector<CollectiveKind> all = {
       CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
       CollectiveKind::kBroadcast, CollectiveKind::kAllToAll};
@@ -174,19 +174,19 @@ double wire_seconds(const Cluster& cluster, const Placement& at, CollectiveKind 
 }
 
 TEST(Fabrics, NothingBeatsTheWireAndMoreIsNeverCheaper) {
-  for (const Layout& layout : layouts()) {
-    const Cluster cluster = cluster_of(layout.preset, layout.accelerators);
-    const std::vector<RankId> group = ranks(layout.count, layout.stride);
+  for (const Spread& spread : spreads()) {
+    const Cluster cluster = cluster_of(spread.preset, spread.accelerators);
+    const std::vector<RankId> group = ranks(spread.count, spread.stride);
     const Placement at = placement_of(cluster, group).value();
-    for (const CollectiveKind kind : kinds()) {
+    for (const CollectiveKind kind : kinds_without_reduce()) {
       const double wire = wire_seconds(cluster, at, kind);
       Time before;
       for (Bytes bytes = 1024; bytes <= kLarge; bytes *= 4) {
         const Cost cost = cost_of(cluster, group, kind, bytes);
-        EXPECT_GE(cost.duration, before) << layout.preset << " " << bytes;
+        EXPECT_GE(cost.duration, before) << spread.preset << " " << bytes;
         before = cost.duration;
         EXPECT_GE(cost.duration.seconds() * 1.000001, static_cast<double>(bytes) * wire)
-            << layout.preset;
+            << spread.preset;
         for (const std::int32_t share : cost.port_share) {
           EXPECT_GE(share, 0);
           EXPECT_LE(share, kWhole);
@@ -201,10 +201,10 @@ TEST(Fabrics, NothingBeatsTheWireAndMoreIsNeverCheaper) {
 
 // Twice the rate of every link, half the time that is not latency.
 TEST(Fabrics, ScalingAllRatesScalesAllTimes) {
-  for (const Layout& layout : layouts()) {
-    const Cluster cluster = cluster_of(layout.preset, layout.accelerators);
-    const std::vector<RankId> group = ranks(layout.count, layout.stride);
-    for (const CollectiveKind kind : kinds()) {
+  for (const Spread& spread : spreads()) {
+    const Cluster cluster = cluster_of(spread.preset, spread.accelerators);
+    const std::vector<RankId> group = ranks(spread.count, spread.stride);
+    for (const CollectiveKind kind : kinds_without_reduce()) {
       const Cost one = cost_of(cluster, group, kind, kLarge);
       const Cost two = cost_of(cluster, group, kind, kLarge, {2, 2});
       expect_near((one.duration - one.latency).seconds(),
@@ -224,7 +224,7 @@ TEST(Fabrics, SpreadingAGroupOverLeavesNeverHelps) {
               {"nodes": 16, "oversubscription": 7, "latency_us": 3}], "utilisation": 0.7})",
           R"("topology": {"kind": "dragonfly", "group_nodes": 4, "taper": 0.25})"}) {
       const Cluster cluster = cluster_of(preset, 512, network);
-      for (const CollectiveKind kind : kinds()) {
+      for (const CollectiveKind kind : kinds_without_reduce()) {
         Time before;
         for (const int nodes_apart : {1, 2, 4, 16}) {
           const Time now = cost_of(cluster, ranks(4, 8 * nodes_apart), kind).duration;

@@ -10,21 +10,21 @@
 namespace foretrain {
 namespace {
 
-Model model_here() {
+Model even_gpt() {
   Model model = small_gpt();
   model.vocabulary = 1024;
   return model;
 }
 
 Program program_of(const Plan& plan) {
-  const Workload workload = lower(model_here(), plan);
+  const Workload workload = lower(even_gpt(), plan);
   const Status status = verify(workload);
   EXPECT_TRUE(status.ok()) << status.error().message;
   return workload.programs[0];
 }
 
 Plan plan_with(Optimizer optimizer, Sharding sharding, std::int64_t data) {
-  Plan plan = small_plan(model_here(), {1, 1, 1, data}, 1);
+  Plan plan = small_plan(even_gpt(), {1, 1, 1, data}, 1);
   plan.optimizer = optimizer;
   plan.sharding = sharding;
   plan.precision.master = false;
@@ -38,7 +38,7 @@ Bytes state_bytes(const Plan& plan) {
 
 /// Rows and columns of matrices, elements of vectors.
 std::int64_t factors() {
-  const Model model = model_here();
+  const Model model = even_gpt();
   const auto of = [](const std::vector<Parameter>& list) {
     std::int64_t sum = 0;
     for (const Parameter& p : list) sum += p.cols > 1 ? p.rows + p.cols : p.rows;
@@ -51,7 +51,7 @@ std::int64_t factors() {
 // Bytes of states for P parameters, without a copy of the weights: 8 P, 8 P, 4 P, 2 P and two
 // scales a block of 256, 4 (n + m) a matrix.
 TEST(OptimizerStates, Bytes) {
-  const std::int64_t p = parameter_count(model_here());
+  const std::int64_t p = parameter_count(even_gpt());
   const auto bytes = [](Optimizer o) { return state_bytes(plan_with(o, Sharding::kNone, 1)); };
   EXPECT_EQ(bytes(Optimizer::kFusedAdam), 8 * p);
   EXPECT_EQ(bytes(Optimizer::kAdam), 8 * p);
@@ -72,7 +72,7 @@ TEST(OptimizerStates, Shards) {
       const Bytes before = state_bytes(plan);
       plan.precision.master = plan.units.narrow_shards = true;
       const auto copies = static_cast<double>(state_bytes(plan) - before);
-      EXPECT_NEAR(copies, static_cast<double>(parameter_count(model_here())), 0.01 * copies);
+      EXPECT_NEAR(copies, static_cast<double>(parameter_count(even_gpt())), 0.01 * copies);
     }
   }
 }
@@ -80,7 +80,7 @@ TEST(OptimizerStates, Shards) {
 // With fp32 weights and gradients (r4 and w4, r4): SGD reads and writes 4 P of momentum; LAMB
 // writes the update, reads it twice, and reads the weights twice more.
 TEST(OptimizerUpdate, Bytes) {
-  const std::int64_t p = parameter_count(model_here());
+  const std::int64_t p = parameter_count(even_gpt());
   const auto moved = [](Optimizer optimizer) {
     Plan plan = plan_with(optimizer, Sharding::kNone, 1);
     plan.precision.compute = DType::kFp32;

@@ -72,7 +72,7 @@ Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches) 
 void fit_schedule(Model& model, Plan& p) {
   const std::int64_t stages = p.pipeline;
   if (stages == 1) p.virtual_pipeline = 1;
-  const bool placed = p.placement() == Placement::kRound || stages > 1;
+  const bool placed = p.placement() == ChunkPlacement::kRound || stages > 1;
   if (!placed || (p.ways() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
   if (p.ways() == 2) model.tied_embeddings = false;
   std::int64_t m = std::max<std::int64_t>(1, p.microbatches());

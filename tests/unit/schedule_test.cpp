@@ -114,7 +114,7 @@ std::int64_t most_in_flight(Schedule schedule, std::int64_t p, std::int64_t m) {
 void expect_runs_through(Schedule schedule, std::int64_t p, std::int64_t m) {
   SCOPED_TRACE("p " + std::to_string(p) + " m " + std::to_string(m));
   Plan plan = plan_of(schedule, p, 1, m);
-  if (plan.placement() == Placement::kV) plan.virtual_pipeline = 2;
+  if (plan.placement() == ChunkPlacement::kV) plan.virtual_pipeline = 2;
   if (schedule == Schedule::kBreadthFirst && p > 1) plan.virtual_pipeline = 1 + m % 3;
   const auto passes = passes_of(plan);
   const Status status = check_passes(plan, passes);
