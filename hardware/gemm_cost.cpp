@@ -140,7 +140,9 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
   return best;
 }
 
-Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
+namespace {
+
+Result<Cost> one_gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
   FT_TRY(check_extents(work));
   if (work.m == 0 || work.n == 0 || work.batch == 0) return Cost{};
   const GemmConstants& c = kernel_constants(device.architecture).gemm;
@@ -159,6 +161,33 @@ Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream*
   cost.deviation = static_cast<float>(c.deviation);
   if (steps != nullptr) explain(device, work, best, correction, cost, *steps);
   return cost;
+}
+
+/// One after another: under contention their tiles are one product's.
+void append(Cost& sum, const Cost& next) {
+  const double tiles = static_cast<double>(sum.tiles) + static_cast<double>(next.tiles);
+  if (tiles > 0) {
+    sum.tile = Time::from_seconds((static_cast<double>(sum.tiles) * sum.tile.seconds() +
+                                   static_cast<double>(next.tiles) * next.tile.seconds()) /
+                                  tiles);
+  }
+  sum.tiles += next.tiles;
+  sum.latency += next.latency;
+  sum.duration += next.duration;
+  sum.memory += next.memory;
+  sum.provenance = std::max(sum.provenance, next.provenance);
+  sum.deviation = std::max(sum.deviation, next.deviation);
+}
+
+}  // namespace
+
+Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
+  Cost sum;
+  for (const Gemm& one : gemms_of(work)) {
+    FT_ASSIGN(const Cost cost, one_gemm_cost(device, one, steps));
+    append(sum, cost);
+  }
+  return sum;
 }
 
 }  // namespace foretrain

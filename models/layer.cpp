@@ -84,8 +84,7 @@ class LayerWriter : ContextParts {
     return x_backward.add(name, BufferKind::kActivations, x_plan.precision.compute, count);
   }
 
-  // --- Forward
-  // -------------------------------------------------------------------------------------
+  // --- Forward ---
   Collective over_tensor(CollectiveKind kind, std::int64_t count) const {
     return Collective{kind, x_tensor, count, x_plan.precision.compute, false};
   }
@@ -126,7 +125,7 @@ class LayerWriter : ContextParts {
     } else if (again.latent_up) {
       widen_again(w);
     }
-    if (whole || again.attention) forward_core(w);
+    if ((whole && !again.operations) || again.attention) forward_core(w);
     if (whole) attention_output(w);
     if (whole || again.norm) {
       forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
@@ -135,7 +134,9 @@ class LayerWriter : ContextParts {
     }
     const bool branch = again.mlp || again.moe || again.shared_experts;
     if (branch && !whole && !again.norm) quantize_mlp_input(w);
-    if (whole || again.mlp || again.moe) {
+    if (again.operations) {
+      forward_up(w);
+    } else if (whole || again.mlp || again.moe) {
       forward_branch(w);
       if (whole || x_dropout.hidden) {
         residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
@@ -157,9 +158,13 @@ class LayerWriter : ContextParts {
   }
 
   void attention_output(SegmentWriter& w) {
-    forward_linear(w, "attention.projection", x_projection, x_b.context_x.in, x_b.attention_part,
-                   false);
-    reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
+    if (w.phase == Phase::kForward || !keeps_scattered()) {
+      const bool kept = x_again.operations && w.phase == Phase::kRecompute;
+      forward_linear(w, "attention.projection", x_projection,
+                     kept ? x_b.context_x.kept : x_b.context_x.in, {x_b.attention_part.view()},
+                     false);
+      reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
+    }
     residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
              x_b.x2);
   }
@@ -188,11 +193,20 @@ class LayerWriter : ContextParts {
 
   /// `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
   void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
-                      const Ref& out, bool with_bias) {
+                      std::vector<View> out, bool with_bias) {
     std::vector<View> reads = {in.view(), x_quantizer.by_rows(l.weight).view()};
     if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
-    w.compute(name, x_quantizer.typed(forward_gemm(x_plan, x_tokens, l.out, l.in), l.weight, false),
-              std::move(reads), {out.view()});
+    Gemm gemm = forward_gemm(x_plan, x_tokens, l.out, l.in);
+    gemm.parts = l.parts;
+    w.compute(name, x_quantizer.typed(gemm, l.weight, false), std::move(reads), std::move(out));
+  }
+
+  /// Of a linear whose products are kept every second time, those of `width` that are not.
+  void linear_again(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
+                    const Ref& out) {
+    const std::int64_t width = out.count / x_tokens;
+    w.compute(name, forward_gemm(x_plan, x_tokens, width, l.in),
+              {in.view(), l.weight.part(0, width * l.in)}, {out.view()});
   }
 
   /// From the normed input to queries, keys and values.
@@ -205,23 +219,28 @@ class LayerWriter : ContextParts {
   /// The MLP or the experts, with their collectives.
   void forward_branch(SegmentWriter& w) {
     if (x_moe) return x_moe->forward(w, x_b.y2, x_b.y2_x, x_b.down);
-    gather(w, "mlp.gather", x_b.y2_x.in, x_b.y2_full);
-    forward_mlp(w);
+    forward_up(w);
+    forward_linear(w, "mlp.down", x_down, x_b.act_x.in, {x_b.down_part.view()}, false);
     reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
   }
 
   void forward_qkv(SegmentWriter& w) {
-    const Ref& out = x_model.qk_norm ? x_b.qkv_raw : x_b.qkv;
-    forward_linear(w, "attention.qkv", x_qkv, x_b.y1_full, out, true);
+    std::vector<View> raw = raw_heads();
+    if (keeps_products() && w.phase == Phase::kRecompute) {
+      linear_again(w, "attention.k", x_qkv, x_b.y1_full, x_b.keys);
+    } else {
+      forward_linear(w, "attention.qkv", x_qkv, x_b.y1_full, raw, true);
+    }
     if (x_model.qk_norm) {
+      raw.push_back(weight("attention.q_norm.weight").view());
+      raw.push_back(weight("attention.k_norm.weight").view());
       w.compute("attention.qk_norm",
                 kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
-                {x_b.qkv_raw.view(), weight("attention.q_norm.weight").view(),
-                 weight("attention.k_norm.weight").view()},
-                {x_b.qkv.view()});
+                std::move(raw), {x_b.qkv.view()});
+      raw = {x_b.qkv.view()};
     }
     if (x_model.position == Position::kRope) {
-      w.compute("attention.rope", rope(false), {x_b.qkv.view()}, {x_b.qkv.view()});
+      w.compute("attention.rope", rope(false), std::move(raw), {x_b.qkv.view()});
     }
   }
 
@@ -242,10 +261,14 @@ class LayerWriter : ContextParts {
     x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens, x_b.context_x);
   }
 
-  void forward_mlp(SegmentWriter& w) {
-    forward_linear(w, "mlp.up", x_up, x_b.y2_full, x_b.up, x_model.gated());
+  void forward_up(SegmentWriter& w) {
+    gather(w, "mlp.gather", x_b.y2_x.in, x_b.y2_full);
+    if (keeps_products() && w.phase == Phase::kRecompute) {
+      linear_again(w, "mlp.up", x_up, x_b.y2_full, x_b.up);
+    } else {
+      forward_linear(w, "mlp.up", x_up, x_b.y2_full, raw_up(), x_model.gated());
+    }
     forward_activation(w);
-    forward_linear(w, "mlp.down", x_down, x_b.act_x.in, x_b.down_part, false);
   }
 
   KernelKind activation_kind(bool backward) const {
@@ -263,7 +286,7 @@ class LayerWriter : ContextParts {
   }
 
   void forward_activation(SegmentWriter& w) {
-    std::vector<View> reads = {x_b.up.view()};
+    std::vector<View> reads = raw_up();
     if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
     w.compute("mlp.activation", kernel(activation_kind(false), x_tokens, x_down.in),
               std::move(reads), {x_b.act.view()});
@@ -292,8 +315,7 @@ class LayerWriter : ContextParts {
     return again.layer || again.mlp || again.moe || again.shared_experts || again.latent_up;
   }
 
-  // --- Backward
-  // ------------------------------------------------------------------------------------
+  // --- Backward ---
   void write_backward(SegmentWriter& w) {
     const std::int64_t flat = x_rows * x_model.hidden;
     w.phase = Phase::kBackward;
@@ -355,10 +377,10 @@ class LayerWriter : ContextParts {
 
   void weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                        const Ref& in) {
-    write_weight_gradient(
-        w, x_plan, name,
-        x_quantizer.typed(weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true), d,
-        in, l.weight_gradient);
+    Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, l.out, l.in);
+    gemm.parts = l.parts;
+    write_weight_gradient(w, x_plan, name, x_quantizer.typed(gemm, l.weight, true), d, in,
+                          l.weight_gradient);
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -376,7 +398,8 @@ class LayerWriter : ContextParts {
   }
 
   void backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up) {
-    std::vector<View> reads = {d_act.view(), x_b.up.view()};
+    std::vector<View> reads = raw_up();
+    reads.insert(reads.begin(), d_act.view());
     if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
     w.compute("mlp.activation_gradient", kernel(activation_kind(true), x_tokens, x_down.in),
               std::move(reads), {d_up.view()});
@@ -400,8 +423,9 @@ class LayerWriter : ContextParts {
                                         {in.view()}, {in_full.view()});
       if (!async) later.wait(gathered);
     }
-    w.compute(name + ".input_gradient",
-              x_quantizer.typed(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
+    Gemm gemm = input_gradient_gemm(x_plan, x_tokens, l.out, l.in);
+    gemm.parts = l.parts;
+    w.compute(name + ".input_gradient", x_quantizer.typed(gemm, l.weight, true),
               {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_full.view()});
     EventRef reduced;
     if (x_plan.tensor > 1) {
@@ -452,9 +476,11 @@ class LayerWriter : ContextParts {
     if (!x_model.qk_norm) return;
     const Ref q = gradient("attention.q_norm.weight");
     const Ref k = gradient("attention.k_norm.weight");
-    std::vector<View> normed = {d_qkv.view(), x_b.qkv_raw.view(),
-                                weight("attention.q_norm.weight").view(),
-                                weight("attention.k_norm.weight").view()};
+    std::vector<View> normed = raw_heads();
+    normed.insert(normed.begin(), d_qkv.view());
+    for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
+      normed.push_back(weight(name).view());
+    }
     std::vector<View> writes = {d_qkv.view()};
     add_gradients(x_plan, {q, k}, normed, writes);
     w.compute(

@@ -32,6 +32,7 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
       x_rows(plan.tokens() / plan.shard()),
       x_quantizer(builder, plan, layouts) {
   x_name_suffix = (layouts.sparse ? " with experts" : "") + suffix(recompute);
+  if (x_again.operations) x_again.layer = true;
   set_linears();
   if (layouts.sparse) x_moe.emplace(builder, model, plan, layouts, x_again);
   if (!model.is_latent()) return;
@@ -50,6 +51,11 @@ void LayerParts::set_linears() {
   x_projection = linear("attention.projection", h, x_model.value_width() / t);
   x_up = linear("mlp.up", x_model.gated() ? 2 * f : f, h);
   x_down = linear("mlp.down", h, f);
+  if (x_plan.separate_projections) {
+    const std::int64_t kv = x_kv_heads * x_model.head_dim;
+    x_qkv.parts = {x_q_heads * x_model.head_dim, kv, kv};
+    if (x_model.gated()) x_up.parts = {f, f};
+  }
   x_norm1 = norm("attention.norm");
   x_norm2 = norm("mlp.norm");
 }
@@ -72,7 +78,7 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   if (x_dropout.hidden) {
     b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat, x_again.layer || x_again.mlp);
   }
-  declare_partial(b, local);
+  declare_partial(b, saved, local);
   return b;
 }
 
@@ -91,8 +97,9 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
   b.qkv = place.add("qkv", type, x_tokens * x_qkv_width, whole || again.latent_up);
   if (x_model.qk_norm) b.qkv_raw = place.add("qkv raw", type, x_tokens * x_qkv_width, whole);
-  b.context = place.add("context", type, x_tokens * x_projection.in, whole);
-  const bool core = whole || again.attention;
+  b.context = place.add("context", type, x_tokens * x_projection.in, whole && !again.operations);
+  declare_operations(b, place);
+  const bool core = (whole && !again.operations) || again.attention;
   b.context_x = place.operand("context quantized", b.context, core);
   if (x_plan.attention != AttentionKernel::kUnfused) {
     b.row_stats = place.add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
@@ -124,28 +131,38 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
   b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   if (x_moe) return x_moe->declare(saved, local);
   const bool whole = again.layer || again.mlp;
-  b.up = place.add("mlp up", type, x_tokens * x_up.out, whole);
+  b.up = place.add("mlp up", type, x_tokens * x_up.out / (keeps_products() ? 2 : 1), whole);
   const bool activation = whole || again.activation;
   b.act = place.add("mlp activation", type, x_tokens * x_down.in, low || activation);
   b.act_x = place.operand("mlp activation quantized", b.act, activation);
 }
 
-/// What tensor-parallel collectives give and take.
-void LayerParts::declare_partial(Buffers& b, LayoutWriter& local) const {
+void LayerParts::declare_operations(Buffers& b, const Placer& place) const {
+  if (!keeps_products()) return;
+  const DType type = x_plan.precision.compute;
+  const std::int64_t kv = x_tokens * x_kv_heads * x_model.head_dim;
+  b.kept_heads = place.add("queries and values", type, x_tokens * x_qkv_width - kv, false);
+  b.keys = place.add("keys", type, kv, true);
+  b.gate = place.add("mlp gate", type, x_tokens * x_down.in, false);
+}
+
+/// What tensor-parallel collectives give and take. Of what is kept by operation the backward pass
+/// reads the scattered output of attention alone: the others are kept without need.
+void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const {
   const std::int64_t flat = x_rows * x_model.hidden;
   const std::int64_t full = x_tokens * x_model.hidden;
-  const auto temp = [&](const char* name, DType dtype, std::int64_t count) {
-    return local.add(name, BufferKind::kActivations, dtype, count);
+  const auto temp = [&](const char* name, DType dtype, std::int64_t count, bool kept = false) {
+    return (kept ? saved : local).add(name, BufferKind::kActivations, dtype, count, kept);
   };
   const DType type = x_plan.precision.compute;
   if (x_plan.sequence) {
     b.y1_full = temp("attention input gathered", b.y1_x.in.dtype, full);
     b.y2_full = temp("mlp input gathered", b.y2_x.in.dtype, full);
     b.attention_part = temp("attention partial", type, full);
-    b.down_part = temp("mlp partial", type, full);
+    b.down_part = temp("mlp partial", type, full, keeps_products());
   }
-  b.attention_out = temp("attention out", type, flat);
-  b.down = temp("mlp out", type, flat);
+  b.attention_out = temp("attention out", type, flat, keeps_scattered());
+  b.down = temp("mlp out", type, flat, keeps_scattered() || keeps_products());
   if (!x_plan.sequence) {
     b.y1_full = b.y1_x.in;
     b.y2_full = b.y2_x.in;

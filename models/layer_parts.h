@@ -1,8 +1,10 @@
 // What a layer is made of: its linears and norms on one rank, and its activations.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "models/latent_block.h"
 #include "models/layer.h"
@@ -14,12 +16,15 @@ namespace foretrain {
 struct Linear {
   Ref weight, bias, weight_gradient, bias_gradient;
   std::int64_t out = 0, in = 0;
+  std::array<std::int64_t, 3> parts{};  ///< as Gemm's
 };
 
 /// Activations of one layer. Saved or local is decided by what is computed again.
 struct Buffers {
   Ref input, output, output_gradient, input_gradient;
   Ref y1, stats1, y1_full, qkv_raw, qkv, context, row_stats, scores, score_mask, dropped;
+  /// With products kept every second time, what the linears give: kept, and computed again.
+  Ref kept_heads, keys, gate;
   /// Operands of the linears: quantized copies for forward, and what is kept for the weight
   /// gradients. Under 16 bits and more both are the activation itself.
   Operand y1_x, y2_x, context_x, act_x;
@@ -52,6 +57,19 @@ class LayerParts {
     return {weight(name + ".weight"), weight(name + ".bias"), gradient(name + ".weight"),
             gradient(name + ".bias")};
   }
+  /// Of the linears to queries, keys and values, and to the MLP's inner size: what is kept and what
+  /// is computed again have buffers of their own.
+  bool keeps_products() const { return x_again.operations && !x_plan.precision.low(); }
+  std::vector<View> raw_heads() const {
+    if (keeps_products()) return {x_b.kept_heads.view(), x_b.keys.view()};
+    return {(x_model.qk_norm ? x_b.qkv_raw : x_b.qkv).view()};
+  }
+  std::vector<View> raw_up() const {
+    if (keeps_products()) return {x_b.gate.view(), x_b.up.view()};
+    return {x_b.up.view()};
+  }
+  /// What is scattered over tensor ranks is kept.
+  bool keeps_scattered() const { return x_again.operations && x_plan.sequence; }
   /// Declares all activations in the layout they belong to: kept from forward to backward, or
   /// local.
   Buffers declare(LayoutWriter& saved, LayoutWriter& local);
@@ -78,7 +96,8 @@ class LayerParts {
   void set_linears();
   void declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
-  void declare_partial(Buffers& b, LayoutWriter& local) const;
+  void declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
+  void declare_operations(Buffers& b, const Placer& place) const;
   std::int64_t norm_statistics() const { return x_model.norm == Norm::kLayerNorm ? 2 : 1; }
 };
 

@@ -28,9 +28,9 @@ class PlanReader {
     read_states();
     read_batch();
     read_precision();
-    read_recompute();
     read_overlap();
     read_kernels();
+    read_recompute();
     read_others();
     read_schedule(x_reader, x_plan);
     FT_TRY(x_reader.finish());
@@ -180,13 +180,14 @@ class PlanReader {
     x_reader.read_choice("recompute", choice, {"none", "selective", "full"});
     out.attention = choice == 1;
     out.layer = choice == 2;
+    if (choice == 1 && x_selective == 1) std::swap(out.attention, out.operations);
   }
 
   void read_modules(JsonReader& reader, const Json& modules) {
     Recompute& out = x_plan.recompute;
-    const std::vector<std::string> names = {"core_attn",      "layernorm",  "mlp",
-                                            "layer",          "moe_act",    "moe",
-                                            "shared_experts", "mla_up_proj"};
+    const std::vector<std::string> names = {"core_attn",      "layernorm",   "mlp",
+                                            "layer",          "moe_act",     "moe",
+                                            "shared_experts", "mla_up_proj", "operations"};
     if (modules.array() == nullptr) {
       reader.fail("modules", "found " + describe(modules) + ", expected a list of module names");
       return;
@@ -195,7 +196,8 @@ class PlanReader {
       const std::string name = item.string() ? *item.string() : describe(item);
       const auto it = std::find(names.begin(), names.end(), name);
       if (it == names.end()) {
-        std::string message = "found \"" + name + "\", expected core_attn, layernorm, mlp, layer";
+        std::string message =
+            "found \"" + name + "\", expected core_attn, layernorm, mlp, layer, operations";
         const std::string near = nearest_name(name, names);
         if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
         reader.fail("modules", message);
@@ -205,6 +207,7 @@ class PlanReader {
       if (name == "layernorm") out.norm = true;
       if (name == "mlp") out.mlp = true;
       if (name == "layer") out.layer = true;
+      if (name == "operations") out.operations = true;
       read_expert_module(reader, name, x_model, out);
     }
   }
@@ -235,6 +238,10 @@ class PlanReader {
       }
       if (r.has("context") && x_plan.context == 1) r.fail("context", "needs parallel.context > 1");
       r.read_enum("context", x_plan.context_exchange, {"ring", "allgather", "alltoall"});
+      r.read_choice("selective", x_selective, {"attention", "operations"});
+      int projections = 0;
+      r.read_choice("projections", projections, {"packed", "separate"});
+      x_plan.separate_projections = projections == 1;
       r.read_enum("fusion", x_plan.fusion, {"fused", "eager"});
       r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
       bool compile = false;
@@ -459,12 +466,20 @@ class PlanReader {
         refuse("recompute", "layers and layer_period need modules to recompute");
       }
     }
+    if (!x_plan.recompute.operations) return;
+    if (x_model.has_experts() || x_model.is_latent() || !x_model.gated() ||
+        x_model.position != Position::kRope || x_plan.context > 1) {
+      refuse("recompute",
+             "operations is modelled for layers with rotary positions and a gated MLP, "
+             "without experts, latent attention and context parallelism");
+    }
   }
 
   JsonReader x_reader;
   const Model& x_model;
   Plan x_plan;
   GradientKeys x_gradients;
+  int x_selective = 0;  ///< what `recompute` selective means
 };
 
 }  // namespace

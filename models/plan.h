@@ -124,12 +124,15 @@ struct Precision {
 /// Which modules' activations are computed again in the backward pass.
 struct Recompute {
   bool layer = false, attention = false, norm = false, mlp = false, activation = false;
+  /// All but the core of attention, what is scattered over tensor ranks and, in 16 bits and more,
+  /// every second product of the layer, the first kept: torchtitan's policy for operations.
+  bool operations = false;
   bool moe = false, expert_activation = false, shared_experts = false, latent_up = false;
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
   bool any() const {
-    return layer || attention || norm || mlp || activation || moe || expert_activation ||
-           shared_experts || latent_up;
+    return layer || attention || norm || mlp || activation || operations || moe ||
+           expert_activation || shared_experts || latent_up;
   }
   bool operator==(const Recompute&) const = default;
 };
@@ -212,6 +215,8 @@ struct Plan {
   Overlap overlap;
   HostWaits host_waits = HostWaits::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;
+  /// Queries, keys and values, and the two halves of a gated MLP, are linears of their own.
+  bool separate_projections = false;
   Fusion fusion = Fusion::kFused;
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;

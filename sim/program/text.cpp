@@ -63,6 +63,10 @@ std::string text_of(const Gemm& w) {
   out += std::string(" ") + (w.transpose_a ? "t" : "n") + (w.transpose_b ? "t" : "n");
   out += " " + std::string(name_of(w.in)) + "->" + std::string(name_of(w.out));
   if (w.split_accumulator) out += " split accumulator";
+  if (w.parts[0] > 0) {
+    out += " of";
+    for (const std::int64_t part : w.parts) out += part > 0 ? " " + number(part) : "";
+  }
   return w.accumulate ? out + " accumulate" : out;
 }
 
@@ -158,6 +162,22 @@ std::string text_of(const Work& work) {
           },
       },
       work);
+}
+
+std::vector<Gemm> gemms_of(const Gemm& work) {
+  std::vector<Gemm> out;
+  for (const std::int64_t part : work.parts) {
+    if (part == 0) break;
+    Gemm one = work;
+    one.parts = {};
+    std::int64_t& cut = work.transpose_a ? one.m : work.transpose_b ? one.n : one.k;
+    // What several matrices give to one input's gradient is added up.
+    if (&cut == &one.k && !out.empty()) one.accumulate = true;
+    cut = part;
+    out.push_back(one);
+  }
+  if (out.empty()) out.push_back(work);
+  return out;
 }
 
 double flops_of(const Work& work) {

@@ -1,6 +1,7 @@
 // Work: what one operation does, in shapes, types and bytes. Never a duration.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <optional>
@@ -27,8 +28,14 @@ struct Gemm {
   DType in = DType::kBf16, out = DType::kBf16;
   /// fp8 products are added up outside the tensor cores every few steps, as backward passes do.
   bool split_accumulator = false;
+  /// The weights W are up to three matrices of so many rows, and each is multiplied by a GEMM of
+  /// its own: they cut n of y = x W^T, k of d x = d y W and m of d W = d y^T x. Zeros: one matrix.
+  std::array<std::int64_t, 3> parts{};
   bool operator==(const Gemm&) const = default;
 };
+
+/// The GEMMs that `work` is: itself, or one for each of its parts.
+std::vector<Gemm> gemms_of(const Gemm& work);
 
 enum class AttentionKernel : std::uint8_t {
   kFlash,    ///< tiled, scores never stored; the newest generation for the GPU

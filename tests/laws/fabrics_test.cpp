@@ -159,7 +159,7 @@ const std::vector<CollectiveKind>& kinds_without_reduce() {
 }
 
 /// Seconds that the busiest wire needs for one byte of the collective.
-double wire_seconds(const Cluster& cluster, const Placement& at, CollectiveKind kind) {
+double wire_seconds_a_byte(const Cluster& cluster, const Placement& at, CollectiveKind kind) {
   const double n = at.ranks;
   const double nodes = at.nodes;
   const double g = at.per_node_max;
@@ -179,7 +179,7 @@ TEST(Fabrics, NothingBeatsTheWireAndMoreIsNeverCheaper) {
     const std::vector<RankId> group = ranks(spread.count, spread.stride);
     const Placement at = placement_of(cluster, group).value();
     for (const CollectiveKind kind : kinds_without_reduce()) {
-      const double wire = wire_seconds(cluster, at, kind);
+      const double wire = wire_seconds_a_byte(cluster, at, kind);
       Time before;
       for (Bytes bytes = 1024; bytes <= kLarge; bytes *= 4) {
         const Cost cost = cost_of(cluster, group, kind, bytes);
