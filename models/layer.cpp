@@ -171,7 +171,8 @@ class LayerWriter : ContextParts {
 
   void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
                     const Ref& out, const Ref& stats) {
-    w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
+    if (x_grid) return x_grid->norm(w, name, norm, in, out, stats);
+    w.compute(name, norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, false),
               norm_reads(in, norm), {out.view(), stats.view()});
   }
 
@@ -181,7 +182,7 @@ class LayerWriter : ContextParts {
   }
 
   void reduce(SegmentWriter& w, const char* name, const Ref& full, const Ref& part) {
-    if (x_plan.tensor == 1) return;
+    if (x_plan.tensor == 1 || x_plan.in_grid()) return;
     const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
     w.collective(name, over_tensor(kind, full.count), {full.view()}, {part.view()});
   }
@@ -189,6 +190,13 @@ class LayerWriter : ContextParts {
   /// `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
   void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
                       const Ref& out, bool with_bias) {
+    if (x_grid) {
+      x_grid->forward(w, name, l.of_grid(), in, x_b.kept.at(l.number), out);
+      if (!with_bias || !l.bias.valid()) return;
+      w.compute(std::string(name) + ".bias", kernel(KernelKind::kBiasAdd, x_tokens, l.out),
+                {out.view(), l.bias.view()}, {out.view()});
+      return;
+    }
     std::vector<View> reads = {in.view(), x_quantizer.by_rows(l.weight).view()};
     if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
     w.compute(name, x_quantizer.typed(forward_gemm(x_plan, x_tokens, l.out, l.in), l.weight, false),
@@ -271,9 +279,13 @@ class LayerWriter : ContextParts {
   }
 
   Kernel dropout(KernelKind kind) const {
-    Kernel out = kernel(kind, x_rows, x_model.hidden);
+    Kernel out = kernel(kind, x_rows, x_hidden);
     out.value = x_dropout.hidden;
     if (x_plan.sequence) out.split_over = x_tensor;
+    if (x_plan.in_grid()) {
+      out.split_over = x_builder.group(residual_axes(x_plan).tokens);
+      out.cols_split_over = x_builder.group(residual_axes(x_plan).columns);
+    }
     return out;
   }
 
@@ -295,7 +307,6 @@ class LayerWriter : ContextParts {
   // --- Backward
   // ------------------------------------------------------------------------------------
   void write_backward(SegmentWriter& w) {
-    const std::int64_t flat = x_rows * x_model.hidden;
     w.phase = Phase::kBackward;
     w.wait(EventRef{kOutputGradient, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, multiplies_again(), true);
@@ -307,7 +318,7 @@ class LayerWriter : ContextParts {
       d_act = scratch("d activation", x_tokens * x_down.in);
       d_up = scratch("d up", x_tokens * x_up.out);
     }
-    const Ref d_x2 = scratch("d attention residual", flat);
+    const Ref d_x2 = scratch("d attention residual", flat());
     const Ref d_context = scratch("d context", x_tokens * x_projection.in);
     const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
     const Ref d_y2 = backward_branch(w, d_out, d_act, d_up);
@@ -366,6 +377,9 @@ class LayerWriter : ContextParts {
                     const Ref& mask, const Ref& in, const Ref& d_in) {
     Ref d = dropped(w, name, d_out, mask);
     bias_gradient(w, name, l, d, x_rows);
+    if (x_grid) {
+      return x_grid->backward(w, name, l.of_grid(), d, in, x_b.kept.at(l.number), d_in);
+    }
     const Quantizer::Copies copies = x_plan.sequence
                                          ? x_quantizer.gathered_gradient(w, name, d, x_rows)
                                          : x_quantizer.gradient(w, name, l.weight, d, x_rows);
@@ -386,12 +400,15 @@ class LayerWriter : ContextParts {
   Ref backward_column(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                       const Ref& in, const Ref& in_full) {
     const bool async = x_plan.overlap.tensor_backward;
-    const std::int64_t flat = x_rows * x_model.hidden;
-    const Ref d_in = scratch((name + " d input").c_str(), flat);
+    const Ref d_in = scratch((name + " d input").c_str(), flat());
     const Ref d_full = x_plan.sequence
                            ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
                            : d_in;
     bias_gradient(w, name, l, d, x_tokens);
+    if (x_grid) {
+      x_grid->backward(w, name, l.of_grid(), d, in, x_b.kept.at(l.number), d_in);
+      return d_in;
+    }
     const Quantizer::Copies copies = x_quantizer.gradient(w, name, l.weight, d, x_tokens);
     EventRef gathered;
     SegmentWriter& later = w.of_weights();
@@ -404,7 +421,7 @@ class LayerWriter : ContextParts {
               x_quantizer.typed(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
               {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_full.view()});
     EventRef reduced;
-    if (x_plan.tensor > 1) {
+    if (x_plan.tensor > 1 && !x_plan.in_grid()) {
       const auto kind =
           x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
       reduced = w.async_collective(name + ".reduce", over_tensor(kind, d_full.count),
@@ -420,12 +437,13 @@ class LayerWriter : ContextParts {
   /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
   void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
                      const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in) {
+    if (x_grid) return x_grid->norm_backward(w, name, norm, in, stats, d_out, d_residual, d_in);
     std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
                                d_residual.view()};
     std::vector<View> writes = {d_in.view()};
     add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
     w.compute(name + ".gradient",
-              norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
+              norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, true),
               std::move(reads), std::move(writes));
   }
 

@@ -1,12 +1,14 @@
 // What a layer is made of: its linears and norms on one rank, and its activations.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 
 #include "models/latent_block.h"
 #include "models/layer.h"
 #include "models/moe_block.h"
+#include "models/tensor_grid.h"
 
 namespace foretrain {
 
@@ -14,6 +16,10 @@ namespace foretrain {
 struct Linear {
   Ref weight, bias, weight_gradient, bias_gradient;
   std::int64_t out = 0, in = 0;
+  std::int64_t parts = 1;  ///< matrices of the weight
+  bool inner = false;      ///< back to the residual stream
+  std::size_t number = 0;  ///< among the linears of the layer
+  GridMatrix of_grid() const { return {weight, weight_gradient, out, in, parts, inner, false}; }
 };
 
 /// Activations of one layer. Saved or local is decided by what is computed again.
@@ -25,6 +31,7 @@ struct Buffers {
   Operand y1_x, y2_x, context_x, act_x;
   Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,
       mask2;
+  std::array<GridKept, 4> kept;  ///< by linear
 };
 
 /// The parts of one layer, for the writer of its segments.
@@ -56,6 +63,9 @@ class LayerParts {
   /// local.
   Buffers declare(LayoutWriter& saved, LayoutWriter& local);
 
+  /// Elements of the residual stream on this rank.
+  std::int64_t flat() const { return x_rows * x_hidden; }
+
   ProgramBuilder& x_builder;
   const Model& x_model;
   const Plan& x_plan;
@@ -64,11 +74,13 @@ class LayerParts {
   Recompute x_again;
   DropoutRates x_dropout;
   GroupSlot x_tensor;
-  std::int64_t x_tokens, x_rows;
+  std::int64_t x_tokens, x_rows;  ///< what a linear sees; of the residual stream on this rank
+  std::int64_t x_hidden;          ///< columns of the residual stream on this rank
   std::int64_t x_q_heads = 0, x_kv_heads = 0, x_qkv_width = 0;
   Linear x_qkv, x_projection, x_up, x_down;
   NormRefs x_norm1, x_norm2;
   Quantizer x_quantizer;
+  std::optional<TensorGrid> x_grid;     ///< of more than one rank
   std::optional<MoeBlock> x_moe;        ///< in place of the MLP
   std::optional<LatentBlock> x_latent;  ///< in place of one linear to queries, keys and values
   Buffers x_b;
@@ -79,6 +91,7 @@ class LayerParts {
   void declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_partial(Buffers& b, LayoutWriter& local) const;
+  void declare_kept(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
   std::int64_t norm_statistics() const { return x_model.norm == Norm::kLayerNorm ? 2 : 1; }
 };
 
