@@ -1,6 +1,8 @@
 // Tensor parallelism on grids trains as one rank does: the oracle of models/tensor_grid.h.
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "tests/execution/one_rank.h"
 #include "tests/support/small_plans.h"
 
@@ -11,6 +13,9 @@ struct Grid {
   TensorMode mode;
   std::int64_t tensor, depth;
 };
+void PrintTo(const Grid& grid, std::ostream* out) {
+  *out << name_of(grid.mode) << " on " << grid.tensor << " ranks, depth " << grid.depth;
+}
 constexpr Grid kFour{TensorMode::k2D, 4, 1};
 constexpr Grid kDeep{TensorMode::k25D, 2, 2};
 constexpr Grid kTwoLayers{TensorMode::k25D, 8, 2};

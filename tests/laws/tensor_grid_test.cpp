@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <ostream>
 
 #include "models/lower.h"
 #include "models/stage.h"
@@ -35,6 +36,10 @@ struct Grid {
   std::int64_t side, depth;
   std::int64_t ranks() const { return (mode == TensorMode::k3D ? side : depth) * side * side; }
 };
+
+void PrintTo(const Grid& grid, std::ostream* out) {
+  *out << name_of(grid.mode) << " " << grid.side << " x " << grid.depth;
+}
 
 /// Tokens of a sequence, hidden size, width of the MLP.
 struct Sizes {
@@ -263,7 +268,7 @@ std::vector<std::string> ops_of(const Program& program, const std::string& segme
         out.push_back("gemm " + std::to_string(gemm->m) + "x" + std::to_string(gemm->n) + "x" +
                       std::to_string(gemm->k) + (gemm->accumulate ? " accumulate" : ""));
       } else {
-        out.push_back(std::string(name_of(std::get<Kernel>(work).kind)));
+        out.emplace_back(name_of(std::get<Kernel>(work).kind));
       }
     }
     break;
@@ -272,6 +277,16 @@ std::vector<std::string> ops_of(const Program& program, const std::string& segme
 }
 
 using Lines = std::vector<std::string>;
+
+TEST(Roots, StandInTheText) {
+  Collective work{CollectiveKind::kBroadcast, GroupSlot(3), 96, DType::kBf16, false};
+  work.root = 1;
+  EXPECT_EQ(text_of(Work(work)), "broadcast group 3 96 bf16 root 1");
+  work.kind = CollectiveKind::kReduce;
+  EXPECT_EQ(text_of(Work(work)), "reduce group 3 96 bf16 root 1");
+  work.kind = CollectiveKind::kAllReduce;
+  EXPECT_EQ(text_of(Work(work)), "all-reduce group 3 96 bf16");
+}
 
 // 4 ranks, 2 x 2; 2 sequences of 8 tokens, hidden 24, MLP 48: blocks of 8 x 12, 8 x 24 and 24 x 12.
 // The broadcasts of the second step are issued before the first product, the reduction of a
