@@ -12,11 +12,14 @@ namespace {
 class Mask {
  public:
   Mask(const Kernel& w, const OpContext& context)
-      : x_key(context.key(context.op->name)), x_work(w), x_context(context) {}
+      : x_key(context.key(context.op->name)),
+        x_work(w),
+        x_context(context),
+        x_columns(context.place(w.cols_split_over)) {}
   /// Of row r, as a function of the column.
   auto row(std::int64_t r) const {
-    const std::int64_t first =
-        x_context.global_token(x_work.split_over, x_work.rows, r) * x_work.cols;
+    const std::int64_t token = x_context.global_token(x_work.split_over, x_work.rows, r);
+    const std::int64_t first = (token * x_columns.size + x_columns.index) * x_work.cols;
     return [this, first](std::int64_t c) { return uniform_at(x_key, first + c) >= x_work.value; };
   }
 
@@ -24,6 +27,7 @@ class Mask {
   std::uint64_t x_key;
   const Kernel& x_work;
   const OpContext& x_context;
+  Place x_columns;
 };
 
 template <typename T>
@@ -218,7 +222,7 @@ void run_kernel(const Kernel& w, const OpContext& context, const Operands<T>& x)
       (w.kind >= KernelKind::kLossMax && w.kind <= KernelKind::kLossBackward)) {
     return run_ends(w, context, x);
   }
-  if (w.kind <= KernelKind::kRopeBackward) return run_norm(w, context, x);
+  if (w.kind <= KernelKind::kNormGradientSums) return run_norm(w, context, x);
   if (w.kind <= KernelKind::kRelu2Backward) return run_activation(w, x);
   if (w.kind >= KernelKind::kPackKeys) return run_context(w, context, x);
   if (w.kind >= KernelKind::kRoute) return run_experts(w, context, x);

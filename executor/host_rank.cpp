@@ -342,6 +342,7 @@ Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x, Ar
   // Counts of tokens are of eight bytes too, and are moved only.
   call.doubles = sizeof(T) == sizeof(double) || work.dtype == DType::kInt64;
   call.count = work.count;
+  call.root = work.root;
   call.send = x.reads[0].data;
   call.receive = x.writes[0].data;
   return x_transport.collective(x_rank, x_binding.groups[work.group.index()], call, &there);
@@ -360,9 +361,15 @@ Status HostRank<T>::exchange(const P2PBatch& work, const Operands<T>& x, Arrival
   return x_transport.exchange(x_rank, messages, &there);
 }
 
-/// NaN in what an op wrote: it read what nothing wrote, left a part unwritten, or diverged.
+/// NaN in what an op wrote: it read what nothing wrote, left a part unwritten, or diverged. Only
+/// the root of a reduce has written.
 template <typename T>
 Status HostRank<T>::check_written(const Op& op, const Operands<T>& x) const {
+  const auto* collective = std::get_if<Collective>(&x_program.works[op.work.index()]);
+  if (collective != nullptr && collective->kind == CollectiveKind::kReduce &&
+      x_places[collective->group.index()].index != collective->root) {
+    return ok_status();
+  }
   for (std::size_t w = 0; w < x.writes.size(); ++w) {
     if (x.writes[w].buffer->dtype != DType::kFp32) continue;
     const T* values = x.out(w);

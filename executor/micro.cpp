@@ -131,8 +131,14 @@ Program repeat(const MicroOp& micro, Work work, const Workload& world, std::int6
   if (auto* collective = std::get_if<Collective>(&work)) {
     collective->group = slot_of(micro.key.ranks);
   }
-  if (auto* kernel = std::get_if<Kernel>(&work)) kernel->split_over = GroupSlot();
-  if (auto* attention = std::get_if<Attention>(&work)) attention->heads_split_over = GroupSlot();
+  if (auto* kernel = std::get_if<Kernel>(&work)) {
+    kernel->split_over = GroupSlot();
+    // Says which operands there are: some group must stand there.
+    if (kernel->cols_split_over.valid()) kernel->cols_split_over = slot_of(micro.key.ranks);
+  }
+  if (auto* attention = std::get_if<Attention>(&work)) {
+    attention->heads_split_over = attention->sequences_split_over = GroupSlot();
+  }
   Op op = micro.op;
   for (auto* views : {&op.reads, &op.writes}) {
     for (View& view : *views) view.shard_group = slot_of(view.shards);

@@ -7,27 +7,21 @@
 namespace foretrain {
 namespace {
 
+/// Mean and reciprocal deviation of a row, or zero and the reciprocal root mean square.
 template <typename T>
-void layer_norm(const Kernel& w, const Operands<T>& x) {
-  const T* weight = x.in(1);
-  const T* bias = x.reads.size() > 2 ? x.in(2) : nullptr;
-  for (std::int64_t r = 0; r < w.rows; ++r) {
-    const T* in = x.in(0) + r * w.cols;
-    T* out = x.out(0) + r * w.cols;
-    double sum = 0;
-    for (std::int64_t c = 0; c < w.cols; ++c) sum += in[c];
-    const double mean = sum / static_cast<double>(w.cols);
-    double square = 0;
-    for (std::int64_t c = 0; c < w.cols; ++c) square += (in[c] - mean) * (in[c] - mean);
-    const double scale = 1 / std::sqrt(square / static_cast<double>(w.cols) + kNormEpsilon);
-    const auto m = static_cast<T>(mean);
-    const auto s = static_cast<T>(scale);
-    x.out(1)[2 * r] = m;
-    x.out(1)[2 * r + 1] = s;
-    for (std::int64_t c = 0; c < w.cols; ++c) {
-      out[c] = (in[c] - m) * s * weight[c] + (bias != nullptr ? bias[c] : T(0));
-    }
-  }
+struct RowStatistics {
+  T mean = 0, scale = 0;
+};
+
+template <typename T>
+RowStatistics<T> layer_statistics(const T* in, std::int64_t cols) {
+  double sum = 0;
+  for (std::int64_t c = 0; c < cols; ++c) sum += in[c];
+  const double mean = sum / static_cast<double>(cols);
+  double square = 0;
+  for (std::int64_t c = 0; c < cols; ++c) square += (in[c] - mean) * (in[c] - mean);
+  const double scale = 1 / std::sqrt(square / static_cast<double>(cols) + kNormEpsilon);
+  return {static_cast<T>(mean), static_cast<T>(scale)};
 }
 
 /// Reciprocal of the root mean square.
@@ -38,15 +32,41 @@ T reciprocal_rms(const T* in, std::int64_t cols) {
   return static_cast<T>(1 / std::sqrt(square / static_cast<double>(cols) + kNormEpsilon));
 }
 
+/// From the sums over all `cols` columns: of the elements and of their squares (LayerNorm), or of
+/// the latter.
 template <typename T>
-void rms_norm(const Kernel& w, const Operands<T>& x) {
+RowStatistics<T> summed_statistics(const T* sums, std::int64_t cols, bool centred) {
+  const auto n = static_cast<double>(cols);
+  const double mean = centred ? sums[0] / n : 0;
+  const double square = sums[centred ? 1 : 0] / n - mean * mean;
+  const double scale = 1 / std::sqrt(std::max(0.0, square) + kNormEpsilon);
+  return {static_cast<T>(mean), static_cast<T>(scale)};
+}
+
+/// reads: x, weight, [bias], [sums where the columns are cut].
+template <typename T>
+void norm(const Kernel& w, const OpContext& context, const Operands<T>& x, bool centred) {
+  const bool cut = w.cols_split_over.valid();
+  const std::int64_t of_all = w.cols * context.place(w.cols_split_over).size;
+  const std::int64_t each = centred ? 2 : 1;
   const T* weight = x.in(1);
+  const T* bias = x.reads.size() > (cut ? 3 : 2) ? x.in(2) : nullptr;
   for (std::int64_t r = 0; r < w.rows; ++r) {
     const T* in = x.in(0) + r * w.cols;
     T* out = x.out(0) + r * w.cols;
-    const T scale = reciprocal_rms(in, w.cols);
-    x.out(1)[r] = scale;
-    for (std::int64_t c = 0; c < w.cols; ++c) out[c] = in[c] * scale * weight[c];
+    RowStatistics<T> row;
+    if (cut) {
+      row = summed_statistics(x.in(x.reads.size() - 1) + each * r, of_all, centred);
+    } else if (centred) {
+      row = layer_statistics(in, w.cols);
+    } else {
+      row.scale = reciprocal_rms(in, w.cols);
+    }
+    if (centred) x.out(1)[2 * r] = row.mean;
+    x.out(1)[each * r + each - 1] = row.scale;
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      out[c] = (in[c] - row.mean) * row.scale * weight[c] + (bias != nullptr ? bias[c] : T(0));
+    }
   }
 }
 
@@ -64,46 +84,105 @@ struct NormRow {
   T mean, scale;
   bool centred;
 };
+
+/// Sums of g and of g x^.
+struct GradientSums {
+  double g = 0, dot = 0;
+};
 template <typename T>
-void norm_row_backward(const NormRow<T>& x, std::int64_t cols) {
-  double sum = 0;
-  double dot = 0;
+GradientSums gradient_sums(const NormRow<T>& x, std::int64_t cols) {
+  GradientSums out;
   for (std::int64_t c = 0; c < cols; ++c) {
     const T hat = (x.in[c] - x.mean) * x.scale;
     const T g = x.d_y[c] * x.weight[c];
-    sum += g;
-    dot += static_cast<double>(g) * hat;
-    x.d_weight[c] += x.d_y[c] * hat;
-    if (x.d_bias != nullptr) x.d_bias[c] += x.d_y[c];
+    out.g += g;
+    out.dot += static_cast<double>(g) * hat;
   }
-  const T mean_g = x.centred ? static_cast<T>(sum / static_cast<double>(cols)) : T(0);
-  const T mean_dot = static_cast<T>(dot / static_cast<double>(cols));
+  return out;
+}
+
+/// `sums` over all `of_all` columns, of which the row holds `cols`.
+template <typename T>
+void norm_row_backward(const NormRow<T>& x, std::int64_t cols, const GradientSums& sums,
+                       std::int64_t of_all) {
+  const T mean_g = x.centred ? static_cast<T>(sums.g / static_cast<double>(of_all)) : T(0);
+  const T mean_dot = static_cast<T>(sums.dot / static_cast<double>(of_all));
   for (std::int64_t c = 0; c < cols; ++c) {
     const T hat = (x.in[c] - x.mean) * x.scale;
+    x.d_weight[c] += x.d_y[c] * hat;
+    if (x.d_bias != nullptr) x.d_bias[c] += x.d_y[c];
     const T d = x.scale * (x.d_y[c] * x.weight[c] - mean_g - hat * mean_dot);
     x.d_x[c] = d + (x.residual != nullptr ? x.residual[c] : T(0));
   }
 }
 
+/// Row r of d_y, x, statistics, weight.
 template <typename T>
-void norm_backward(const Kernel& w, const Operands<T>& x, bool centred) {
-  // reads: d_y, x, statistics, weight, [residual], [gradients that are added to]
+NormRow<T> row_of(const Kernel& w, const Operands<T>& x, std::int64_t r, bool centred) {
+  NormRow<T> row{};
+  row.d_y = x.in(0) + r * w.cols;
+  row.in = x.in(1) + r * w.cols;
+  row.weight = x.in(3);
+  row.mean = centred ? x.in(2)[2 * r] : T(0);
+  row.scale = centred ? x.in(2)[2 * r + 1] : x.in(2)[r];
+  row.centred = centred;
+  return row;
+}
+
+template <typename T>
+void norm_backward(const Kernel& w, const OpContext& context, const Operands<T>& x, bool centred) {
+  // reads: d_y, x, statistics, weight, [sums where the columns are cut], [residual], [gradients
+  // that are added to]
+  const bool cut = w.cols_split_over.valid();
+  const std::int64_t of_all = w.cols * context.place(w.cols_split_over).size;
   const bool bias = x.writes.size() > 2;
   const std::size_t added = x.reads_back(1) ? x.writes.size() - 1 : 0;
-  const bool residual = x.reads.size() == 5 + added;
+  const std::size_t before = cut ? 5 : 4;
+  const bool residual = x.reads.size() == before + 1 + added;
   for (std::int64_t r = 0; r < w.rows; ++r) {
-    NormRow<T> row{};
-    row.d_y = x.in(0) + r * w.cols;
-    row.in = x.in(1) + r * w.cols;
-    row.weight = x.in(3);
-    row.residual = residual ? x.in(4) + r * w.cols : nullptr;
+    NormRow<T> row = row_of(w, x, r, centred);
+    row.residual = residual ? x.in(before) + r * w.cols : nullptr;
     row.d_x = x.out(0) + r * w.cols;
     row.d_weight = x.out(1);
     row.d_bias = bias ? x.out(2) : nullptr;
-    row.mean = centred ? x.in(2)[2 * r] : T(0);
-    row.scale = centred ? x.in(2)[2 * r + 1] : x.in(2)[r];
-    row.centred = centred;
-    norm_row_backward(row, w.cols);
+    GradientSums sums;
+    if (!cut) {
+      sums = gradient_sums(row, w.cols);
+    } else if (centred) {
+      sums = {x.in(4)[2 * r], x.in(4)[2 * r + 1]};
+    } else {
+      sums.dot = x.in(4)[r];
+    }
+    norm_row_backward(row, w.cols, sums, of_all);
+  }
+}
+
+/// reads: x. writes: of every row the sums of the elements and of their squares (LayerNorm, two
+/// columns), or of the squares.
+template <typename T>
+void norm_sums(const Kernel& w, const Operands<T>& x) {
+  const bool centred = x.writes[0].count == 2 * w.rows;
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const T* in = x.in(0) + r * w.cols;
+    double sum = 0;
+    double square = 0;
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      sum += in[c];
+      square += static_cast<double>(in[c]) * in[c];
+    }
+    if (centred) x.out(0)[2 * r] = static_cast<T>(sum);
+    x.out(0)[centred ? 2 * r + 1 : r] = static_cast<T>(square);
+  }
+}
+
+/// reads: d_y, x, statistics, weight. writes: sums of g and g x^ (LayerNorm), or of g x^.
+template <typename T>
+void norm_gradient_sums(const Kernel& w, const Operands<T>& x) {
+  const bool centred = x.writes[0].count == 2 * w.rows;
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const GradientSums sums = gradient_sums(row_of(w, x, r, centred), w.cols);
+    if (centred) x.out(0)[2 * r] = static_cast<T>(sums.g);
+    x.out(0)[centred ? 2 * r + 1 : r] = static_cast<T>(sums.dot);
   }
 }
 
@@ -153,7 +232,7 @@ void head_norm_backward(const Kernel& w, const OpContext& context, const Operand
     row.d_x = x.out(0) + at;
     row.d_weight = x.out(query ? 1 : 2);
     row.scale = reciprocal_rms(row.in, d);
-    norm_row_backward(row, d);
+    norm_row_backward(row, d, gradient_sums(row, d), d);
   }
 }
 
@@ -197,13 +276,18 @@ template <typename T>
 void run_norm(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   switch (w.kind) {
     case KernelKind::kLayerNorm:
-      return layer_norm(w, x);
+      return norm(w, context, x, true);
     case KernelKind::kLayerNormBackward:
-      return norm_backward(w, x, true);
+      return norm_backward(w, context, x, true);
     case KernelKind::kRmsNorm:
-      return x.writes.size() > 1 ? rms_norm(w, x) : head_norm(w, context, x);
+      return x.writes.size() > 1 ? norm(w, context, x, false) : head_norm(w, context, x);
     case KernelKind::kRmsNormBackward:
-      return x.writes.size() == 2 ? norm_backward(w, x, false) : head_norm_backward(w, context, x);
+      return x.writes.size() == 2 ? norm_backward(w, context, x, false)
+                                  : head_norm_backward(w, context, x);
+    case KernelKind::kNormSums:
+      return norm_sums(w, x);
+    case KernelKind::kNormGradientSums:
+      return norm_gradient_sums(w, x);
     case KernelKind::kRope:
       return rope(w, context, x, 1);
     default:

@@ -10,7 +10,7 @@ Block::Block(ProgramBuilder& builder, const Model& model, const Plan& plan,
       x_layouts(layouts),
       x_tensor(builder.group("tensor")),
       x_tokens(plan.tokens()),
-      x_rows(plan.tokens() / plan.shard()) {}
+      x_rows(plan.rows()) {}
 
 Kernel Block::kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
   return kernel_of(kind, rows, cols, x_plan.precision.compute);

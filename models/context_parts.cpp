@@ -11,10 +11,17 @@ Kernel ContextParts::kernel(KernelKind kind, std::int64_t rows, std::int64_t col
   return kernel_of(kind, rows, cols, x_plan.precision.compute);
 }
 
+Kernel ContextParts::rope(bool backward) const {
+  Kernel out = kernel(backward ? KernelKind::kRopeBackward : KernelKind::kRope, x_tokens,
+                      (x_q_heads + x_kv_heads) * x_model.head_dim);
+  out.head_dim = x_model.head_dim;
+  return out;
+}
+
 Attention ContextParts::core(bool backward) const {
   Attention a;
   a.backward = backward;
-  a.batch = x_plan.micro_batch;
+  a.batch = x_tokens / local_length();
   a.q_heads = x_q_heads;
   a.kv_heads = x_kv_heads;
   a.q_len = a.kv_len = local_length();
@@ -28,6 +35,10 @@ Attention ContextParts::core(bool backward) const {
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.compute;
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;
+  if (x_plan.in_grid()) {
+    a.heads_split_over = x_builder.group(inner_axes(x_plan).columns);
+    a.sequences_split_over = x_builder.group(inner_axes(x_plan).tokens);
+  }
   if (x_plan.context > 1) a.part = ContextPart::kOwn;
   return a;
 }

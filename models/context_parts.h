@@ -27,6 +27,7 @@ class ContextParts : public LayerParts {
   void context_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
   /// The whole attention of this rank, or its own square where keys go around a ring.
   Attention core(bool backward) const;
+  Kernel rope(bool backward) const;
   std::vector<View> core_statistics() const;
   Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const;
 

@@ -161,8 +161,7 @@ class LayerWriter : ContextParts {
     if (w.phase == Phase::kForward || !keeps_scattered()) {
       const bool kept = x_again.operations && w.phase == Phase::kRecompute;
       forward_linear(w, "attention.projection", x_projection,
-                     kept ? x_b.context_x.kept : x_b.context_x.in, {x_b.attention_part.view()},
-                     false);
+                     kept ? x_b.context_x.kept : x_b.context_x.in, {x_b.attention_part}, false);
       reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
     }
     residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
@@ -176,7 +175,8 @@ class LayerWriter : ContextParts {
 
   void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
                     const Ref& out, const Ref& stats) {
-    w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
+    if (x_grid) return x_grid->norm(w, name, norm, in, out, stats);
+    w.compute(name, norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, false),
               norm_reads(in, norm), {out.view(), stats.view()});
   }
 
@@ -186,19 +186,27 @@ class LayerWriter : ContextParts {
   }
 
   void reduce(SegmentWriter& w, const char* name, const Ref& full, const Ref& part) {
-    if (x_plan.tensor == 1) return;
+    if (x_plan.tensor == 1 || x_plan.in_grid()) return;
     const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
     w.collective(name, over_tensor(kind, full.count), {full.view()}, {part.view()});
   }
 
   /// `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
   void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
-                      std::vector<View> out, bool with_bias) {
+                      const std::vector<Ref>& out, bool with_bias) {
+    if (x_grid) {
+      const Ref& whole = out.front();
+      x_grid->forward(w, name, l.of_grid(), in, x_b.kept.at(l.number), whole);
+      if (!with_bias || !l.bias.valid()) return;
+      w.compute(std::string(name) + ".bias", kernel(KernelKind::kBiasAdd, x_tokens, l.out),
+                {whole.view(), l.bias.view()}, {whole.view()});
+      return;
+    }
     std::vector<View> reads = {in.view(), x_quantizer.by_rows(l.weight).view()};
     if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
     Gemm gemm = forward_gemm(x_plan, x_tokens, l.out, l.in);
     gemm.parts = l.parts;
-    w.compute(name, x_quantizer.typed(gemm, l.weight, false), std::move(reads), std::move(out));
+    w.compute(name, x_quantizer.typed(gemm, l.weight, false), std::move(reads), views_of(out));
   }
 
   /// Of a linear whose products are kept every second time, those of `width` that are not.
@@ -220,36 +228,32 @@ class LayerWriter : ContextParts {
   void forward_branch(SegmentWriter& w) {
     if (x_moe) return x_moe->forward(w, x_b.y2, x_b.y2_x, x_b.down);
     forward_up(w);
-    forward_linear(w, "mlp.down", x_down, x_b.act_x.in, {x_b.down_part.view()}, false);
+    forward_linear(w, "mlp.down", x_down, x_b.act_x.in, {x_b.down_part}, false);
     reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
   }
 
   void forward_qkv(SegmentWriter& w) {
-    std::vector<View> raw = raw_heads();
+    const std::vector<Ref> raw = raw_heads();
     if (keeps_products() && w.phase == Phase::kRecompute) {
       linear_again(w, "attention.k", x_qkv, x_b.y1_full, x_b.keys);
     } else {
       forward_linear(w, "attention.qkv", x_qkv, x_b.y1_full, raw, true);
     }
     if (x_model.qk_norm) {
-      raw.push_back(weight("attention.q_norm.weight").view());
-      raw.push_back(weight("attention.k_norm.weight").view());
+      std::vector<View> reads = views_of(raw);
+      reads.push_back(weight("attention.q_norm.weight").view());
+      reads.push_back(weight("attention.k_norm.weight").view());
       w.compute("attention.qk_norm",
                 kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
-                std::move(raw), {x_b.qkv.view()});
-      raw = {x_b.qkv.view()};
+                std::move(reads), {x_b.qkv.view()});
     }
     if (x_model.position == Position::kRope) {
-      w.compute("attention.rope", rope(false), std::move(raw), {x_b.qkv.view()});
+      w.compute("attention.rope", rope(false),
+                x_model.qk_norm ? std::vector<View>{x_b.qkv.view()} : views_of(raw),
+                {x_b.qkv.view()});
     }
   }
 
-  Kernel rope(bool backward) const {
-    Kernel out = kernel(backward ? KernelKind::kRopeBackward : KernelKind::kRope, x_tokens,
-                        (x_q_heads + x_kv_heads) * x_model.head_dim);
-    out.head_dim = x_model.head_dim;
-    return out;
-  }
   void forward_core(SegmentWriter& w) {
     if (x_plan.context > 1) {
       context_forward(w);
@@ -271,32 +275,23 @@ class LayerWriter : ContextParts {
     forward_activation(w);
   }
 
-  KernelKind activation_kind(bool backward) const {
-    switch (x_model.activation) {
-      case Activation::kGelu:
-        return backward ? KernelKind::kGeluBackward : KernelKind::kGelu;
-      case Activation::kSwiglu:
-        return backward ? KernelKind::kSwigluBackward : KernelKind::kSwiglu;
-      case Activation::kRelu:
-        return backward ? KernelKind::kReluBackward : KernelKind::kRelu;
-      case Activation::kRelu2:
-        return backward ? KernelKind::kRelu2Backward : KernelKind::kRelu2;
-    }
-    return KernelKind::kGelu;
-  }
-
   void forward_activation(SegmentWriter& w) {
-    std::vector<View> reads = raw_up();
+    std::vector<View> reads = views_of(raw_up());
     if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
-    w.compute("mlp.activation", kernel(activation_kind(false), x_tokens, x_down.in),
+    w.compute("mlp.activation",
+              kernel(activation_kind(x_model.activation, false), x_tokens, x_down.in),
               std::move(reads), {x_b.act.view()});
     x_quantizer.quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_x);
   }
 
   Kernel dropout(KernelKind kind) const {
-    Kernel out = kernel(kind, x_rows, x_model.hidden);
+    Kernel out = kernel(kind, x_rows, x_hidden);
     out.value = x_dropout.hidden;
     if (x_plan.sequence) out.split_over = x_tensor;
+    if (x_plan.in_grid()) {
+      out.split_over = x_builder.group(residual_axes(x_plan).tokens);
+      out.cols_split_over = x_builder.group(residual_axes(x_plan).columns);
+    }
     return out;
   }
 
@@ -317,7 +312,6 @@ class LayerWriter : ContextParts {
 
   // --- Backward ---
   void write_backward(SegmentWriter& w) {
-    const std::int64_t flat = x_rows * x_model.hidden;
     w.phase = Phase::kBackward;
     w.wait(EventRef{kOutputGradient, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, multiplies_again(), true);
@@ -329,7 +323,7 @@ class LayerWriter : ContextParts {
       d_act = scratch("d activation", x_tokens * x_down.in);
       d_up = scratch("d up", x_tokens * x_up.out);
     }
-    const Ref d_x2 = scratch("d attention residual", flat);
+    const Ref d_x2 = scratch("d attention residual", flat());
     const Ref d_context = scratch("d context", x_tokens * x_projection.in);
     const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
     const Ref d_y2 = backward_branch(w, d_out, d_act, d_up);
@@ -388,6 +382,9 @@ class LayerWriter : ContextParts {
                     const Ref& mask, const Ref& in, const Ref& d_in) {
     Ref d = dropped(w, name, d_out, mask);
     bias_gradient(w, name, l, d, x_rows);
+    if (x_grid) {
+      return x_grid->backward(w, name, l.of_grid(), d, in, x_b.kept.at(l.number), d_in);
+    }
     const Quantizer::Copies copies = x_plan.sequence
                                          ? x_quantizer.gathered_gradient(w, name, d, x_rows)
                                          : x_quantizer.gradient(w, name, l.weight, d, x_rows);
@@ -398,10 +395,11 @@ class LayerWriter : ContextParts {
   }
 
   void backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up) {
-    std::vector<View> reads = raw_up();
+    std::vector<View> reads = views_of(raw_up());
     reads.insert(reads.begin(), d_act.view());
     if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
-    w.compute("mlp.activation_gradient", kernel(activation_kind(true), x_tokens, x_down.in),
+    w.compute("mlp.activation_gradient",
+              kernel(activation_kind(x_model.activation, true), x_tokens, x_down.in),
               std::move(reads), {d_up.view()});
   }
 
@@ -409,12 +407,15 @@ class LayerWriter : ContextParts {
   Ref backward_column(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                       const Ref& in, const Ref& in_full) {
     const bool async = x_plan.overlap.tensor_backward;
-    const std::int64_t flat = x_rows * x_model.hidden;
-    const Ref d_in = scratch((name + " d input").c_str(), flat);
+    const Ref d_in = scratch((name + " d input").c_str(), flat());
     const Ref d_full = x_plan.sequence
                            ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
                            : d_in;
     bias_gradient(w, name, l, d, x_tokens);
+    if (x_grid) {
+      x_grid->backward(w, name, l.of_grid(), d, in, x_b.kept.at(l.number), d_in);
+      return d_in;
+    }
     const Quantizer::Copies copies = x_quantizer.gradient(w, name, l.weight, d, x_tokens);
     EventRef gathered;
     SegmentWriter& later = w.of_weights();
@@ -428,7 +429,7 @@ class LayerWriter : ContextParts {
     w.compute(name + ".input_gradient", x_quantizer.typed(gemm, l.weight, true),
               {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_full.view()});
     EventRef reduced;
-    if (x_plan.tensor > 1) {
+    if (x_plan.tensor > 1 && !x_plan.in_grid()) {
       const auto kind =
           x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
       reduced = w.async_collective(name + ".reduce", over_tensor(kind, d_full.count),
@@ -444,12 +445,13 @@ class LayerWriter : ContextParts {
   /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
   void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
                      const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in) {
+    if (x_grid) return x_grid->norm_backward(w, name, norm, in, stats, d_out, d_residual, d_in);
     std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
                                d_residual.view()};
     std::vector<View> writes = {d_in.view()};
     add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
     w.compute(name + ".gradient",
-              norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
+              norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, true),
               std::move(reads), std::move(writes));
   }
 
@@ -476,7 +478,7 @@ class LayerWriter : ContextParts {
     if (!x_model.qk_norm) return;
     const Ref q = gradient("attention.q_norm.weight");
     const Ref k = gradient("attention.k_norm.weight");
-    std::vector<View> normed = raw_heads();
+    std::vector<View> normed = views_of(raw_heads());
     normed.insert(normed.begin(), d_qkv.view());
     for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
       normed.push_back(weight(name).view());

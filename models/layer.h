@@ -50,7 +50,7 @@ DropoutRates dropout_of(const Model& model, const Plan& plan);
 
 /// Elements of a residual activation on one rank.
 inline std::int64_t hidden_elements(const Model& model, const Plan& plan) {
-  return plan.tokens() / plan.shard() * model.hidden;
+  return plan.rows() * (model.hidden / plan.column_parts());
 }
 
 /// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds,

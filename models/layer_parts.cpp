@@ -16,6 +16,20 @@ Recompute of_kind(Recompute again, bool sparse, bool latent) {
 
 }  // namespace
 
+KernelKind activation_kind(Activation activation, bool backward) {
+  switch (activation) {
+    case Activation::kGelu:
+      return backward ? KernelKind::kGeluBackward : KernelKind::kGelu;
+    case Activation::kSwiglu:
+      return backward ? KernelKind::kSwigluBackward : KernelKind::kSwiglu;
+    case Activation::kRelu:
+      return backward ? KernelKind::kReluBackward : KernelKind::kRelu;
+    case Activation::kRelu2:
+      return backward ? KernelKind::kRelu2Backward : KernelKind::kRelu2;
+  }
+  return KernelKind::kGelu;
+}
+
 LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& plan,
                        const LayerLayouts& layouts, bool recompute)
     : x_builder(builder),
@@ -28,12 +42,14 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
       x_again(recompute ? of_kind(plan.recompute, layouts.sparse, model.is_latent()) : Recompute{}),
       x_dropout(dropout_of(model, plan)),
       x_tensor(builder.group("tensor")),
-      x_tokens(plan.tokens()),
-      x_rows(plan.tokens() / plan.shard()),
+      x_tokens(plan.in_grid() ? plan.rows() : plan.tokens()),
+      x_rows(plan.rows()),
+      x_hidden(model.hidden / plan.column_parts()),
       x_quantizer(builder, plan, layouts) {
   x_name_suffix = (layouts.sparse ? " with experts" : "") + suffix(recompute);
   if (x_again.operations) x_again.layer = true;
   set_linears();
+  if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
   if (layouts.sparse) x_moe.emplace(builder, model, plan, layouts, x_again);
   if (!model.is_latent()) return;
   x_latent.emplace(builder, model, plan, layouts);
@@ -41,8 +57,8 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
 }
 
 void LayerParts::set_linears() {
-  const std::int64_t t = x_plan.tensor;
-  const std::int64_t h = x_model.hidden;
+  const std::int64_t t = x_plan.width_parts();
+  const std::int64_t h = x_hidden;
   const std::int64_t f = x_model.intermediate / t;
   x_q_heads = x_model.heads / t;
   x_kv_heads = x_model.kv_heads / t;
@@ -56,6 +72,11 @@ void LayerParts::set_linears() {
     x_qkv.parts = {x_q_heads * x_model.head_dim, kv, kv};
     if (x_model.gated()) x_up.parts = {f, f};
   }
+  x_up.matrices = x_model.gated() ? 2 : 1;
+  x_projection.inner = x_down.inner = true;
+  x_projection.number = 1;
+  x_up.number = 2;
+  x_down.number = 3;
   x_norm1 = norm("attention.norm");
   x_norm2 = norm("mlp.norm");
 }
@@ -63,22 +84,22 @@ void LayerParts::set_linears() {
 Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   const Placer place{saved, local, x_plan.precision};
   const DType type = x_plan.precision.compute;
-  const std::int64_t flat = x_rows * x_model.hidden;
   Buffers b;
-  b.input = {kInput, kHiddenBuffer, type, flat};
-  b.output = {kOutput, kHiddenBuffer, type, flat};
-  b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat};
-  b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat};
+  b.input = {kInput, kHiddenBuffer, type, flat()};
+  b.output = {kOutput, kHiddenBuffer, type, flat()};
+  b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat()};
+  b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat()};
   declare_attention(b, saved, local);
   if (x_dropout.hidden) {
-    b.mask1 = place.add("attention dropout mask", DType::kUint8, flat, x_again.layer);
+    b.mask1 = place.add("attention dropout mask", DType::kUint8, flat(), x_again.layer);
   }
-  b.x2 = place.add("attention residual", type, flat, x_again.layer);
+  b.x2 = place.add("attention residual", type, flat(), x_again.layer);
   declare_branch(b, saved, local);
   if (x_dropout.hidden) {
-    b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat, x_again.layer || x_again.mlp);
+    b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), x_again.layer || x_again.mlp);
   }
   declare_partial(b, saved, local);
+  if (x_grid && x_grid->keeps()) declare_kept(b, saved, local);
   return b;
 }
 
@@ -90,8 +111,8 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   // Queries that the way up computes again start from the normed input itself.
   const bool queries = again.latent_up && !x_latent->narrow_queries();
   const bool norm = whole || again.norm;
-  b.y1 = place.add("attention.norm out", type, x_rows * x_model.hidden,
-                   (x_plan.precision.low() && !queries) || norm);
+  b.y1 =
+      place.add("attention.norm out", type, flat(), (x_plan.precision.low() && !queries) || norm);
   b.y1_x = place.operand("attention.norm out quantized", b.y1, norm);
   b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
@@ -105,8 +126,7 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
     b.row_stats = place.add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
     return;
   }
-  const std::int64_t square =
-      x_plan.micro_batch * x_q_heads * x_plan.sequence_length * x_plan.sequence_length;
+  const std::int64_t square = x_tokens * x_q_heads * x_plan.sequence_length;
   b.scores = place.add("probabilities", type, square, core);
   if (x_dropout.attention) {
     b.score_mask = place.add("attention mask", DType::kUint8, square, core);
@@ -122,8 +142,7 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
   const bool norm = again.layer || again.norm;
   // A module that is computed again alone starts from its input.
   const bool start = again.mlp || again.moe || again.shared_experts;
-  b.y2 =
-      place.add("mlp.norm out", type, x_rows * x_model.hidden, (low && !start && !x_moe) || norm);
+  b.y2 = place.add("mlp.norm out", type, flat(), (low && !start && !x_moe) || norm);
   b.y2_x = {b.y2, b.y2};
   if (!x_moe || x_moe->shares()) {
     b.y2_x = place.operand("mlp.norm out quantized", b.y2, norm || start);
@@ -149,7 +168,6 @@ void LayerParts::declare_operations(Buffers& b, const Placer& place) const {
 /// What tensor-parallel collectives give and take. Of what is kept by operation the backward pass
 /// reads the scattered output of attention alone: the others are kept without need.
 void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const {
-  const std::int64_t flat = x_rows * x_model.hidden;
   const std::int64_t full = x_tokens * x_model.hidden;
   const auto temp = [&](const char* name, DType dtype, std::int64_t count, bool kept = false) {
     return (kept ? saved : local).add(name, BufferKind::kActivations, dtype, count, kept);
@@ -161,14 +179,30 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
     b.attention_part = temp("attention partial", type, full);
     b.down_part = temp("mlp partial", type, full, keeps_products());
   }
-  b.attention_out = temp("attention out", type, flat, keeps_scattered());
-  b.down = temp("mlp out", type, flat, keeps_scattered() || keeps_products());
+  b.attention_out = temp("attention out", type, flat(), keeps_scattered());
+  b.down = temp("mlp out", type, flat(), keeps_scattered() || keeps_products());
   if (!x_plan.sequence) {
     b.y1_full = b.y1_x.in;
     b.y2_full = b.y2_x.in;
     b.attention_part = b.attention_out;
     b.down_part = b.down;
   }
+}
+
+/// What 3d gathers: kept, unless the linear is computed again.
+void LayerParts::declare_kept(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const {
+  const Placer place{saved, local, x_plan.precision};
+  const auto keep = [&](const char* input, const char* weight, const Linear& l, bool again) {
+    const DType type = x_plan.precision.compute;
+    const Ref in = place.add(input, type, x_grid->kept_input(x_rows, l.in), again);
+    b.kept.at(l.number) = {in, place.add(weight, type, x_grid->kept_weight(l.of_grid()), again)};
+  };
+  const bool whole = x_again.layer;
+  const bool mlp = whole || x_again.mlp;
+  keep("qkv input gathered", "qkv weight gathered", x_qkv, whole);
+  keep("projection input gathered", "projection weight gathered", x_projection, whole);
+  keep("up input gathered", "up weight gathered", x_up, mlp);
+  keep("down input gathered", "down weight gathered", x_down, mlp);
 }
 
 }  // namespace foretrain

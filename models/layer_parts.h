@@ -9,6 +9,7 @@
 #include "models/latent_block.h"
 #include "models/layer.h"
 #include "models/moe_block.h"
+#include "models/tensor_grid.h"
 
 namespace foretrain {
 
@@ -17,6 +18,10 @@ struct Linear {
   Ref weight, bias, weight_gradient, bias_gradient;
   std::int64_t out = 0, in = 0;
   std::array<std::int64_t, 3> parts{};  ///< as Gemm's
+  std::int64_t matrices = 1;            ///< matrices of the weight
+  bool inner = false;                   ///< back to the residual stream
+  std::size_t number = 0;               ///< among the linears of the layer
+  GridMatrix of_grid() const { return {weight, weight_gradient, out, in, matrices, inner, false}; }
 };
 
 /// Activations of one layer. Saved or local is decided by what is computed again.
@@ -30,7 +35,10 @@ struct Buffers {
   Operand y1_x, y2_x, context_x, act_x;
   Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,
       mask2;
+  std::array<GridKept, 4> kept;  ///< by linear
 };
+
+KernelKind activation_kind(Activation activation, bool backward);
 
 /// The parts of one layer, for the writer of its segments.
 class LayerParts {
@@ -60,19 +68,22 @@ class LayerParts {
   /// Of the linears to queries, keys and values, and to the MLP's inner size: what is kept and what
   /// is computed again have buffers of their own.
   bool keeps_products() const { return x_again.operations && !x_plan.precision.low(); }
-  std::vector<View> raw_heads() const {
-    if (keeps_products()) return {x_b.kept_heads.view(), x_b.keys.view()};
-    return {(x_model.qk_norm ? x_b.qkv_raw : x_b.qkv).view()};
+  std::vector<Ref> raw_heads() const {
+    if (keeps_products()) return {x_b.kept_heads, x_b.keys};
+    return {x_model.qk_norm ? x_b.qkv_raw : x_b.qkv};
   }
-  std::vector<View> raw_up() const {
-    if (keeps_products()) return {x_b.gate.view(), x_b.up.view()};
-    return {x_b.up.view()};
+  std::vector<Ref> raw_up() const {
+    if (keeps_products()) return {x_b.gate, x_b.up};
+    return {x_b.up};
   }
   /// What is scattered over tensor ranks is kept.
   bool keeps_scattered() const { return x_again.operations && x_plan.sequence; }
   /// Declares all activations in the layout they belong to: kept from forward to backward, or
   /// local.
   Buffers declare(LayoutWriter& saved, LayoutWriter& local);
+
+  /// Elements of the residual stream on this rank.
+  std::int64_t flat() const { return x_rows * x_hidden; }
 
   ProgramBuilder& x_builder;
   const Model& x_model;
@@ -82,11 +93,13 @@ class LayerParts {
   Recompute x_again;
   DropoutRates x_dropout;
   GroupSlot x_tensor;
-  std::int64_t x_tokens, x_rows;
+  std::int64_t x_tokens, x_rows;  ///< what a linear sees; of the residual stream on this rank
+  std::int64_t x_hidden;          ///< columns of the residual stream on this rank
   std::int64_t x_q_heads = 0, x_kv_heads = 0, x_qkv_width = 0;
   Linear x_qkv, x_projection, x_up, x_down;
   NormRefs x_norm1, x_norm2;
   Quantizer x_quantizer;
+  std::optional<TensorGrid> x_grid;     ///< of more than one rank
   std::optional<MoeBlock> x_moe;        ///< in place of the MLP
   std::optional<LatentBlock> x_latent;  ///< in place of one linear to queries, keys and values
   Buffers x_b;
@@ -98,6 +111,7 @@ class LayerParts {
   void declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
   void declare_operations(Buffers& b, const Placer& place) const;
+  void declare_kept(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
   std::int64_t norm_statistics() const { return x_model.norm == Norm::kLayerNorm ? 2 : 1; }
 };
 

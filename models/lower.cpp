@@ -4,6 +4,7 @@
 #include <map>
 
 #include "models/stage.h"
+#include "models/tensor_grid.h"
 #include "sim/base/check.h"
 
 namespace foretrain {
@@ -126,6 +127,7 @@ class Lowering {
       return Key{at.tensor, at.pipeline, at.data % inner};
     });
     bind_expert_groups();
+    if (x_plan.in_grid()) bind_grid();
     if (x_plan.ways() == 2) bind_ways();
     bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
   }
@@ -145,6 +147,38 @@ class Lowering {
     };
     bind(kTwinGroup, [pair](const Coordinates& at) { return Key{at.tensor, at.data, pair(at)}; });
     bind(kTensorTwinGroup, [pair](const Coordinates& at) { return Key{at.data, pair(at), 0}; });
+  }
+
+  /// Ranks of a tensor group that agree in some of their coordinates on the grid.
+  void bind_plane(const char* name, bool first, bool second, bool third) {
+    const std::int64_t q = x_plan.side();
+    const std::int64_t stages = x_plan.pipeline;
+    bind(name, [=](const Coordinates& at) {
+      const std::int64_t place = (first ? at.tensor % q : 0) +
+                                 (second ? at.tensor / q % q * q : 0) +
+                                 (third ? at.tensor / (q * q) * q * q : 0);
+      return Key{at.data, at.pipeline + stages * place, 0};
+    });
+  }
+
+  /// Tensor rank j + q (i + q k), k the depth; in 3d i + q (j + q l) (Colossal-AI's numbering).
+  void bind_grid() {
+    if (x_plan.tensor_mode == TensorMode::k3D) {
+      bind_plane(kGridInput, true, false, true);
+      bind_plane(kGridWeight, false, true, true);
+      bind_plane(kGridOutput, true, true, false);
+      bind_plane(kGridInputWeight, false, false, true);
+      bind_plane(kGridOutputWeight, false, true, false);
+      return;
+    }
+    bind_plane(kGridRow, false, true, true);
+    bind_plane(kGridColumn, true, false, true);
+    bind_plane(kGridDepth, true, true, false);
+    bind_plane(kGridColumns, true, false, false);
+    const std::int64_t face = x_plan.side() * x_plan.side();
+    bind(kTiedDepthGroup, [face](const Coordinates& at) {
+      return Key{at.tensor % face, at.data, 0};
+    });
   }
 
   void bind_expert_groups() {

@@ -1,5 +1,6 @@
 #include "models/layer.h"
 #include "models/stage.h"
+#include "models/tensor_grid.h"
 #include "sim/base/check.h"
 
 namespace foretrain {
@@ -14,20 +15,38 @@ std::int64_t padded_rows(const Parameter& p, const Plan& plan) {
   return (p.rows + unit - 1) / unit * unit;
 }
 
-/// How a parameter is cut: into row_parts over one group or col_parts over another.
+/// How a parameter is cut: by the rank's place in one group, in another.
 struct Cut {
-  bool by_rows = false, by_cols = false;
+  const char* rows_over = nullptr;
+  const char* cols_over = nullptr;
   std::int64_t rows = 0, cols = 0;  ///< of one rank
+  bool alike = false;               ///< others hold the same: it is computed in parts
 };
 
 Cut cut_of(const Parameter& p, const Plan& plan) {
   Cut out;
-  out.by_rows = p.expert || p.split == Split::kRows;
-  out.by_cols = p.split == Split::kCols;
-  const std::int64_t row_parts = p.expert ? plan.experts.expert : plan.tensor;
-  const std::int64_t col_parts = p.expert ? plan.experts.tensor : plan.tensor;
-  out.rows = padded_rows(p, plan) / (out.by_rows ? row_parts : 1);
-  out.cols = p.cols / (out.by_cols ? col_parts : 1);
+  std::int64_t row_parts = 1;
+  std::int64_t col_parts = 1;
+  if (plan.in_grid()) {
+    const GridCut grid = grid_cut(p, plan);
+    out.rows_over = grid.rows_over;
+    out.cols_over = grid.cols_over;
+    out.alike = !grid.matrix;
+    row_parts = grid.row_parts;
+    col_parts = grid.col_parts;
+  } else {
+    out.alike = p.split == Split::kNone;
+    if (p.expert || p.split == Split::kRows) {
+      out.rows_over = p.expert ? kExpertGroup : kTensorGroup;
+      row_parts = p.expert ? plan.experts.expert : plan.tensor;
+    }
+    if (p.split == Split::kCols) {
+      out.cols_over = p.expert ? kExpertTensorGroup : kTensorGroup;
+      col_parts = p.expert ? plan.experts.tensor : plan.tensor;
+    }
+  }
+  out.rows = padded_rows(p, plan) / row_parts;
+  out.cols = p.cols / col_parts;
   return out;
 }
 
@@ -43,10 +62,8 @@ std::vector<Piece> pieces_of(ProgramBuilder& builder, const std::string& name, c
     piece.row_count = cut.rows / p.parts;
     piece.col_count = cut.cols;
     piece.offset = part * piece.row_count * cut.cols;
-    if (cut.by_rows) piece.rows_split_over = builder.group(p.expert ? kExpertGroup : kTensorGroup);
-    if (cut.by_cols) {
-      piece.cols_split_over = builder.group(p.expert ? kExpertTensorGroup : kTensorGroup);
-    }
+    if (cut.rows_over != nullptr) piece.rows_split_over = builder.group(cut.rows_over);
+    if (cut.cols_over != nullptr) piece.cols_split_over = builder.group(cut.cols_over);
     out.push_back(piece);
   }
   return out;
@@ -70,11 +87,13 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     buffer.count = cut.rows * cut.cols;
     buffer.persistent = true;
     if (!gradients) buffer.pieces = pieces_of(builder, name, p, cut);
-    const bool split = p.split != Split::kNone;
-    (p.expert ? out.expert_elements
-     : split  ? out.cut_elements
-              : out.shared_elements) += buffer.count;
-    (p.expert ? out.experts : split ? out.cut : out.shared).buffers.push_back(std::move(buffer));
+    (p.expert    ? out.expert_elements
+     : cut.alike ? out.shared_elements
+                 : out.cut_elements) += buffer.count;
+    (p.expert    ? out.experts
+     : cut.alike ? out.shared
+                 : out.cut)
+        .buffers.push_back(std::move(buffer));
   }
   return out;
 }

@@ -7,6 +7,7 @@
 #include "models/plan_reading.h"
 #include "models/plan_schedule.h"
 #include "models/plan_sharding.h"
+#include "models/plan_tensor.h"
 
 namespace foretrain {
 namespace {
@@ -67,6 +68,7 @@ class PlanReader {
       x_plan.sequence = x_plan.tensor > 1;
       r.read("sequence", x_plan.sequence);
       if (x_plan.tensor == 1) x_plan.sequence = false;
+      read_tensor_mode(r, x_plan);
       std::string order = "tp-cp-ep-dp-pp";
       r.read("rank_order", order);
       read_order(r, order);
@@ -320,7 +322,9 @@ class PlanReader {
     }
     check_batch();
     check_masked();
-    check_widths();
+    if (const std::optional<Refusal> no = refused_tensor(x_model, p)) {
+      refuse(no->place, no->message, no->kind);
+    }
     check_pipeline();
     check_recompute();
     if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {
@@ -417,23 +421,6 @@ class PlanReader {
     }
   }
 
-  void divides(const char* what, std::int64_t value) {
-    if (value % x_plan.tensor == 0) return;
-    refuse("parallel/tensor", text(x_plan.tensor) + " does not divide " + what + " " + text(value));
-  }
-
-  void check_widths() {
-    divides("the model's attention heads", x_model.heads);
-    divides("the model's key-value heads", x_model.kv_heads);
-    divides("intermediate_size", x_model.intermediate);
-    if (!x_plan.sequence) return;
-    if (x_plan.tokens() % x_plan.tensor != 0) {
-      refuse("parallel/sequence", "a microbatch of " + text(x_plan.tokens()) +
-                                      " tokens does not divide among tensor " +
-                                      text(x_plan.tensor));
-    }
-  }
-
   void check_pipeline() {
     Plan& p = x_plan;
     const std::int64_t chunks = p.chunks();
@@ -468,10 +455,10 @@ class PlanReader {
     }
     if (!x_plan.recompute.operations) return;
     if (x_model.has_experts() || x_model.is_latent() || !x_model.gated() ||
-        x_model.position != Position::kRope || x_plan.context > 1) {
+        x_model.position != Position::kRope || x_plan.context > 1 || x_plan.in_grid()) {
       refuse("recompute",
              "operations is modelled for layers with rotary positions and a gated MLP, "
-             "without experts, latent attention and context parallelism");
+             "without experts, latent attention, context parallelism and grids");
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/model.h"
@@ -60,6 +61,10 @@ struct AutoSchedule {
   double weight_share = 1;  ///< of the activations of a microbatch: what W needs
   bool operator==(const AutoSchedule&) const = default;
 };
+
+/// How tensor-parallel ranks share a linear: models/tensor_grid.h.
+enum class TensorMode : std::uint8_t { k1D, k2D, k25D, k3D };
+std::string_view name_of(TensorMode mode);
 
 /// How queries meet the keys of other context-parallel ranks: models/context_parts.h.
 enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll };
@@ -194,6 +199,8 @@ struct Plan {
   std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
   std::int64_t data = 1;  ///< ranks of a stage that hold the same: data- times context-parallel
   bool sequence = false;  ///< sequence parallelism beside tensor parallelism
+  TensorMode tensor_mode = TensorMode::k1D;
+  std::int64_t tensor_depth = 1;  ///< d of 2.5d: tensor = d q^2
   Sharding sharding = Sharding::kNone;
   GradientReduction reduction = GradientReduction::kReduceScatter;
   bool fused_accumulation = true;       ///< GEMMs add to the gradients of earlier microbatches
@@ -271,7 +278,17 @@ struct Plan {
   std::int64_t expert_data() const {
     return accelerators / (pipeline * experts.expert * experts.tensor);
   }
-  std::int64_t shard() const { return sequence ? tensor : 1; }  ///< parts of a residual activation
+  /// Tensor ranks form a grid of more than one dimension, of so many ranks a side.
+  bool in_grid() const { return tensor_mode != TensorMode::k1D; }
+  std::int64_t side() const;
+  /// Parts into which tensor ranks cut the residual stream: its columns, its tokens, both.
+  std::int64_t column_parts() const { return in_grid() ? side() : 1; }
+  std::int64_t token_parts() const { return in_grid() ? tensor / side() : sequence ? tensor : 1; }
+  std::int64_t shard() const { return token_parts() * column_parts(); }
+  /// Tokens of the residual stream on one rank.
+  std::int64_t rows() const { return tokens() / token_parts(); }
+  /// Into how many parts heads and the MLP's width are cut.
+  std::int64_t width_parts() const { return in_grid() ? side() : tensor; }
   /// Ranks that share one copy of what is sharded.
   std::int64_t shards() const {
     if (sharding == Sharding::kNone) return 1;

@@ -34,6 +34,12 @@ struct Ref {
   }
 };
 
+inline std::vector<View> views_of(const std::vector<Ref>& refs) {
+  std::vector<View> out;
+  for (const Ref& ref : refs) out.push_back(ref.view());
+  return out;
+}
+
 /// Grows a FrameLayout and hands out Refs to it as formal frame `frame`.
 class LayoutWriter {
  public:

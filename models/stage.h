@@ -23,6 +23,7 @@ inline constexpr const char* kInnerGroup = "inner data";         ///< gradients.
 inline constexpr const char* kOuterGroup = "outer data";  ///< same place in other inner groups
 inline constexpr const char* kNormGroup = "gradient norm";
 inline constexpr const char* kTiedGroup = "tied embedding";
+inline constexpr const char* kTiedDepthGroup = "tied embedding of all depths";
 inline constexpr const char* kExpertGroup = "expert";
 inline constexpr const char* kExpertTensorGroup = "expert tensor";
 inline constexpr const char* kExpertModelGroup = "expert model";  ///< both together

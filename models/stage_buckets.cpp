@@ -96,7 +96,9 @@ void StageWriter::make_buckets(Chunk& chunk) {
   for (const std::int64_t begin : bucket_begins(chunk)) {
     Bucket bucket = new_bucket(chunk, begin, end);
     end = begin;
-    bucket.last = bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1);
+    // With depth all gradients wait for their sum over it.
+    bucket.last =
+        bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1) || x_plan.tensor_depth > 1;
     const auto overlaps = [&bucket](const PartFrames& part) {
       return bucket.begin < part.cut_end && part.cut_begin < bucket.end;
     };

@@ -3,6 +3,7 @@
 #include "models/optimizer.h"
 #include "models/quantizer.h"
 #include "models/stage_writer.h"
+#include "models/tensor_grid.h"
 
 namespace foretrain {
 namespace {
@@ -75,6 +76,7 @@ void StageWriter::write_layouts() {
   }
   for (Buffer& buffer : scalars.layout().buffers) buffer.persistent = true;
   scalars.event("update done");
+  if (x_plan.in_grid()) scalars.event("loss summed");
   if (x_plan.updates_on_host()) scalars.event("norms done");
   x_scalars = x_builder.layout(scalars.layout());
   LayoutWriter bucket("bucket", 0);
@@ -88,6 +90,7 @@ void StageWriter::write_layouts() {
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");
   marks.event("tied gradients reduced");
+  if (x_plan.in_grid()) marks.event("gradients reduced over the grid");
   x_marks = x_builder.layout(marks.layout());
 }
 
@@ -219,20 +222,57 @@ void StageWriter::make_chunk(std::int64_t index) {
 std::vector<Replica> StageWriter::replicas(const Chunk& chunk, std::int64_t cut_begin,
                                            std::int64_t cut_end) {
   std::vector<Replica> out;
+  const bool tied_end = tied_across() && (chunk.has_embedding || chunk.has_head);
+  // The table is the embedding's only cut parameter and the first, or the head's and the last.
+  const std::int64_t elements = !tied_end             ? 0
+                                : chunk.has_embedding ? x_embedding.parameters.cut_elements
+                                                      : x_head.parameters.cut_elements;
+  const std::int64_t table = chunk.has_embedding ? cut_begin : cut_end - elements;
+  const bool deep = x_plan.tensor_depth > 1;
+  for (GridPart part : grid_parts(chunk, cut_begin, cut_end)) {
+    if (tied_end && deep && part.begin == cut_begin && chunk.has_embedding) part.begin += elements;
+    if (tied_end && deep && part.end == cut_end && !chunk.has_embedding) part.end -= elements;
+    out.push_back({part.begin, part.end, x_builder.group(part.group)});
+  }
   const bool twins = x_plan.ways() == 2 && !sharded(chunk.holders);
   if (twins) out.push_back({cut_begin, cut_end, x_builder.group(kTwinGroup)});
   const char* alike = twins && x_plan.tensor > 1 ? kTensorTwinGroup : kTwinGroup;
   if (!twins) alike = kTensorGroup;
-  if ((twins || x_plan.tensor > 1) && cut_begin > 0) {
+  if ((twins || (x_plan.tensor > 1 && !x_plan.in_grid())) && cut_begin > 0) {
     out.push_back({0, cut_begin, x_builder.group(alike)});
   }
-  if (!tied_across() || !(chunk.has_embedding || chunk.has_head)) return out;
-  const GroupSlot tied = x_builder.group(kTiedGroup);
-  // The table is the embedding's only cut parameter and the first, or the head's and the last.
-  const std::int64_t table =
-      chunk.has_embedding ? x_embedding.parameters.cut_elements : x_head.parameters.cut_elements;
-  if (chunk.has_embedding) out.push_back({cut_begin, cut_begin + table, tied});
-  if (chunk.has_head) out.push_back({cut_end - table, cut_end, tied});
+  if (!tied_end) return out;
+  out.push_back({table, table + elements, x_builder.group(deep ? kTiedDepthGroup : kTiedGroup)});
+  return out;
+}
+
+/// On a grid: what several tensor ranks hold, each with a part of its gradient. Vectors, by the
+/// columns that they are cut by; with depth everything.
+std::vector<StageWriter::GridPart> StageWriter::grid_parts(const Chunk& chunk,
+                                                           std::int64_t cut_begin,
+                                                           std::int64_t cut_end) {
+  std::vector<GridPart> out;
+  if (!x_plan.in_grid()) return out;
+  const GridAxes residual = residual_axes(x_plan);
+  const GridAxes inner = inner_axes(x_plan);
+  const GroupSlot inner_columns = x_builder.group(inner.columns);
+  std::int64_t begin = 0;
+  const auto add = [&](const FrameLayout& shared) {
+    for (const Buffer& buffer : shared.buffers) {
+      const Piece& piece = buffer.pieces.front();
+      const GroupSlot columns =
+          piece.rows_split_over.valid() ? piece.rows_split_over : piece.cols_split_over;
+      const char* group = columns == inner_columns ? inner.tokens : residual.tokens;
+      if (out.empty() || out.back().group != group) out.push_back({begin, begin, group});
+      begin = out.back().end = begin + buffer.count;
+    }
+  };
+  if (chunk.has_embedding) add(x_embedding.parameters.shared);
+  for (std::int64_t l = 0; l < chunk.layers; ++l) add(kind_of(chunk, l).parameters.shared);
+  if (chunk.has_head) add(x_head.parameters.shared);
+  if (x_plan.tensor_depth > 1 && cut_begin < cut_end) {
+    out.push_back({cut_begin, cut_end, kGridDepth});
+  }
   return out;
 }
 

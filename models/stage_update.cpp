@@ -2,13 +2,17 @@
 
 #include "models/optimizer.h"
 #include "models/stage_writer.h"
+#include "models/tensor_grid.h"
+#include "sim/base/check.h"
 
 namespace foretrain {
 namespace {
 
 constexpr std::int16_t kSharedMark = 0;
 constexpr std::int16_t kTiedMark = 1;
+constexpr std::int16_t kGridMark = 2;
 constexpr std::int16_t kUpdateDone = 0;
+constexpr std::int16_t kLossSummed = 1;
 
 }  // namespace
 
@@ -77,7 +81,7 @@ StreamWait StageWriter::reduce_parts(const char* stream, const char* group, cons
 std::vector<StageWriter::Range> StageWriter::partial_gradients(std::int64_t shared,
                                                                std::int64_t before,
                                                                std::int64_t layers) const {
-  if (x_plan.tensor == 1 || shared == 0) return {};
+  if (x_plan.tensor == 1 || shared == 0 || x_plan.in_grid()) return {};
   if (x_plan.sequence) return {{0, shared}};
   std::vector<Range> out;
   if (!x_model.qk_norm) return out;
@@ -108,12 +112,37 @@ void StageWriter::finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event) 
     chunk.done_event = done.event;
     x_before_update.push_back(done);
   }
+  reduce_over_grid(chunk);
   // Chunks whose tied table waits for another stage reduce their last buckets at the very end, so
   // that the wait does not hold up the buckets of other chunks.
   const bool waits = tied_across() && (chunk.has_embedding || chunk.has_head);
   if (waits || !x_plan.overlap.gradient_reduce) return;
   for (Bucket& bucket : chunk.buckets) {
     reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
+  }
+}
+
+/// Sums of what ranks of a grid hold in parts, one group after the other: vectors (by their
+/// columns, of which 3d has two), or vectors and then matrices (2.5d).
+void StageWriter::reduce_over_grid(Chunk& chunk) {
+  const std::vector<GridPart> all = grid_parts(chunk, chunk.shared_elements, chunk.elements);
+  std::vector<const char*> groups;
+  for (const GridPart& part : all) {
+    const bool known = std::find(groups.begin(), groups.end(), part.group) != groups.end();
+    if (!known) groups.push_back(part.group);
+  }
+  FT_CHECK(groups.size() <= 2, "a grid with more than two groups of holders");
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::vector<Range> parts;
+    for (const GridPart& part : all) {
+      if (part.group == groups[g]) parts.emplace_back(part.begin, part.end);
+    }
+    const StreamWait done =
+        reduce_parts(groups[g], groups[g], chunk, parts, g == 0 ? kSharedMark : kGridMark,
+                     StreamWait{StreamId(), chunk.done_frame, chunk.done_event});
+    chunk.done_frame = done.frame;
+    chunk.done_event = done.event;
+    x_before_update.push_back(done);
   }
 }
 
@@ -308,21 +337,33 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
 void StageWriter::reduce_loss() {
   const auto end = std::find_if(x_chunks.begin(), x_chunks.end(),
                                 [](const Chunk& chunk) { return chunk.has_head; });
-  if (end == x_chunks.end() || end->holders.ranks == 1) return;
-  const StreamId stream = x_builder.stream(end->holders.stream);
-  const View loss{0, kLoss, 0, 4, 1, GroupSlot()};
-  Op op;
-  op.stream = stream;
-  op.work = x_builder.work(Collective{CollectiveKind::kAllReduce,
-                                      x_builder.group(end->holders.group), 1, DType::kFp32, false});
-  op.name = "loss.reduce";
-  op.category = Category::kData;
-  op.phase = Phase::kOptimizer;
-  op.reads = op.writes = {loss};
+  if (end == x_chunks.end()) return;
+  const char* tokens = x_plan.in_grid() ? inner_axes(x_plan).tokens : nullptr;
   Segment segment;
   segment.name = "reduce loss";
   segment.frames = {x_scalars};
-  segment.ops.push_back(std::move(op));
+  const auto reduce = [&](const char* stream, const char* group, const char* name,
+                          Category category) {
+    Op op;
+    op.stream = x_builder.stream(stream);
+    op.work = x_builder.work(
+        Collective{CollectiveKind::kAllReduce, x_builder.group(group), 1, DType::kFp32, false});
+    op.name = name;
+    op.category = category;
+    op.phase = Phase::kOptimizer;
+    op.reads = op.writes = {View{0, kLoss, 0, 4, 1, GroupSlot()}};
+    if (!segment.ops.empty()) op.waits = {EventRef{0, kLossSummed}};
+    segment.ops.push_back(std::move(op));
+  };
+  if (tokens != nullptr) {
+    reduce(tokens, tokens, "loss.sum", Category::kTensor);
+    segment.ops.back().records = EventRef{0, kLossSummed};
+  }
+  if (end->holders.ranks > 1) {
+    reduce(end->holders.stream, end->holders.group, "loss.reduce", Category::kData);
+  }
+  if (segment.ops.empty()) return;
+  const StreamId stream = segment.ops.front().stream;
   const SegmentId id = x_builder.segment(std::move(segment));
   StreamWait done{stream, x_scalar_frame, kUpdateDone};
   if (x_plan.updates_on_host()) done = StreamWait{stream, end->done_frame, end->done_event};

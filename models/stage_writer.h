@@ -32,6 +32,13 @@ class StageWriter {
   void make_chunk(std::int64_t index);
   void place_parts(Chunk& chunk);
   std::vector<Replica> replicas(const Chunk& chunk, std::int64_t cut_begin, std::int64_t cut_end);
+  /// Elements [begin, end) of a chunk's gradients, whose sum over `group` they are parts of.
+  struct GridPart {
+    std::int64_t begin = 0, end = 0;
+    const char* group = nullptr;
+  };
+  std::vector<GridPart> grid_parts(const Chunk& chunk, std::int64_t cut_begin,
+                                   std::int64_t cut_end);
   PartFrames head_with_table_of(const Chunk& owner, std::int64_t total);
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
@@ -153,6 +160,7 @@ class StageWriter {
                           const std::vector<Range>& parts, std::int16_t mark, StreamWait after);
   std::vector<Range> partial_gradients(std::int64_t shared, std::int64_t before,
                                        std::int64_t layers) const;
+  void reduce_over_grid(Chunk& chunk);
   void reduce_rest();
   void update();
   void reduce_over_replicas(Segment& segment, const View& shard, std::int64_t count, DType type,

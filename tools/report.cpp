@@ -53,6 +53,8 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
 std::string plan_text(const Run& run) {
   const Plan& p = run.plan;
   std::string out = "tensor " + std::to_string(p.tensor);
+  if (p.in_grid()) out += " in " + std::string(name_of(p.tensor_mode));
+  if (p.tensor_depth > 1) out += " of depth " + std::to_string(p.tensor_depth);
   if (p.sequence) out += " with sequence parallelism";
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";

@@ -25,6 +25,8 @@ Plan on_one_rank(const Plan& plan, const Model& model) {
   Plan one = plan;
   one.tensor = one.pipeline = one.virtual_pipeline = one.context = one.data = one.accelerators = 1;
   one.sequence = false;
+  one.tensor_mode = TensorMode::k1D;
+  one.tensor_depth = 1;
   one.pipeline_layout = default_layout(model.layers, 1);
   one.sharding = Sharding::kNone;
   one.shard_group = 0;

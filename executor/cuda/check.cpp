@@ -162,6 +162,16 @@ bool is_context(const Work& work, const Op& op) {
          (attention != nullptr && attention->part != ContextPart::kWhole);
 }
 
+/// Whether the op is part of a layer that is cut by rows and columns.
+bool is_grid(const Work& work) {
+  const auto* kernel = std::get_if<Kernel>(&work);
+  const auto* attention = std::get_if<Attention>(&work);
+  return (kernel != nullptr &&
+          (kernel->cols_split_over.valid() || kernel->kind == KernelKind::kNormSums ||
+           kernel->kind == KernelKind::kNormGradientSums)) ||
+         (attention != nullptr && attention->sequences_split_over.valid());
+}
+
 Status check_attention(const Attention& w, const Op& op) {
   if (w.kernel == AttentionKernel::kUnfused) return ok_status();
   if (w.kernel == AttentionKernel::kCudnn) return check_cudnn(w, op);
@@ -187,6 +197,10 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
   if (is_context(work, op)) {
     return unsupported("the CUDA backend cannot execute context parallelism (" + op.name +
                        "): set parallel.context to 1");
+  }
+  if (is_grid(work)) {
+    return unsupported("the CUDA backend cannot execute tensor parallelism on grids (" + op.name +
+                       "): set parallel.tensor_mode to 1d");
   }
   if (const auto* attention = std::get_if<Attention>(&work)) return check_attention(*attention, op);
   if (const auto* gemm = std::get_if<Gemm>(&work)) {

@@ -21,6 +21,7 @@ struct DeviceCollective {
   std::int64_t count = 0;
   const void* send = nullptr;
   void* receive = nullptr;
+  int root = 0;
 };
 
 /// Calls of one thread, in issue order. Work is queued on its stream and ends later.

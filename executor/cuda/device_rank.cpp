@@ -264,6 +264,7 @@ Status DeviceRank::communicate(const Launch& launch, const Collective& work) {
   call.maximum = work.maximum;
   call.type = launch.x.type_in(0);
   call.count = work.count;
+  call.root = work.root;
   call.send = launch.x.reads[0].data;
   call.receive = launch.x.writes[0].data;
   return x_device->collective(launch.stream, x_binding.groups[work.group.index()], call);

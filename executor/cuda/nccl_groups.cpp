@@ -108,10 +108,11 @@ Status NcclGroups::collective(GroupId group, const DeviceCollective& call, cudaS
           ncclReduceScatter(call.send, call.receive, count / members, type, op, comm, stream),
           "reduce-scatter");
     case CollectiveKind::kBroadcast:
-      return check(ncclBroadcast(call.send, call.receive, count, type, 0, comm, stream),
+      return check(ncclBroadcast(call.send, call.receive, count, type, call.root, comm, stream),
                    "broadcast");
     case CollectiveKind::kReduce:
-      return check(ncclReduce(call.send, call.receive, count, type, op, 0, comm, stream), "reduce");
+      return check(ncclReduce(call.send, call.receive, count, type, op, call.root, comm, stream),
+                   "reduce");
     case CollectiveKind::kAllToAll:
       break;
   }

@@ -19,6 +19,7 @@ std::string_view name_of(KernelKind kind) {
       "layer-norm",     "layer-norm-backward",
       "rms-norm",       "rms-norm-backward",
       "rope",           "rope-backward",
+      "norm-sums",      "norm-gradient-sums",
       "gelu",           "gelu-backward",
       "swiglu",         "swiglu-backward",
       "relu",           "relu-backward",

@@ -32,6 +32,9 @@ std::string text_of(const Kernel& w) {
          number(w.bytes) + " B";
   if (w.launches != 1) out += " in " + number(w.launches) + " launches";
   if (w.split_over.valid()) out += " split over group " + number(w.split_over.value);
+  if (w.cols_split_over.valid()) {
+    out += " columns split over group " + number(w.cols_split_over.value);
+  }
   if (const ExpertRows& e = w.rows_of; e.experts > 0) {
     out += " " + number(e.capacity) + " rows an expert of " + number(e.experts);
     if (e.sources > 1) out += " from " + number(e.sources) + " ranks";
@@ -144,9 +147,12 @@ std::string text_of(const Work& work) {
           [](const Attention& w) { return text_of(w); },
           [](const Kernel& w) { return text_of(w); },
           [](const Collective& w) {
+            const bool rooted =
+                w.kind == CollectiveKind::kBroadcast || w.kind == CollectiveKind::kReduce;
             return std::string(name_of(w.kind)) + " group " + number(w.group.value) + " " +
                    number(w.count) + " " + std::string(name_of(w.dtype)) +
-                   (w.maximum ? " max" : "") + text_of(w.fan_out);
+                   (w.maximum ? " max" : "") + (rooted ? " root " + number(w.root) : "") +
+                   text_of(w.fan_out);
           },
           [](const P2PBatch& w) { return text_of(w); },
           [](const Copy& w) {

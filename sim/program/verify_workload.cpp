@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -10,6 +11,7 @@ namespace {
 /// What a Program does with its group slots and channel slots, in issue order.
 struct Traffic {
   std::vector<std::vector<std::uint64_t>> collectives;  ///< by group slot: fingerprints
+  std::vector<std::int32_t> least_root, largest_root;   ///< by group slot
   std::vector<std::vector<Bytes>> sent, received;       ///< by channel slot
 };
 
@@ -17,6 +19,7 @@ std::uint64_t fingerprint(const Collective& work) {
   std::uint64_t h = hash_u64(static_cast<std::uint64_t>(work.count));
   h = hash_u64(h + static_cast<std::uint64_t>(work.kind));
   h = hash_u64(h + static_cast<std::uint64_t>(work.dtype));
+  h = hash_u64(h + static_cast<std::uint64_t>(work.root));
   return hash_u64(h + (work.maximum ? 1 : 0));
 }
 
@@ -26,6 +29,8 @@ class TrafficReader {
   explicit TrafficReader(const Program& program)
       : x_program(program), x_stream_of(program.group_slots.size()) {
     x_traffic.collectives.resize(program.group_slots.size());
+    x_traffic.least_root.resize(program.group_slots.size());
+    x_traffic.largest_root.resize(program.group_slots.size());
     x_traffic.sent.resize(program.channel_slots.size());
     x_traffic.received.resize(program.channel_slots.size());
   }
@@ -55,6 +60,8 @@ class TrafficReader {
     }
     stream = op.stream;
     x_traffic.collectives[slot].push_back(fingerprint(work));
+    x_traffic.least_root[slot] = std::min(x_traffic.least_root[slot], work.root);
+    x_traffic.largest_root[slot] = std::max(x_traffic.largest_root[slot], work.root);
     return ok_status();
   }
 
@@ -145,6 +152,14 @@ Status check_groups(const Workload& workload, const std::vector<Traffic>& traffi
       if (use.collectives[s].empty()) continue;
       const std::size_t g = rank.groups[s].index();
       ++bound[g];
+      const auto members = static_cast<std::int32_t>(workload.groups[g].size());
+      if (use.least_root[s] < 0 || use.largest_root[s] >= members) {
+        return at_rank(
+            r, "a collective on group " + workload.programs[rank.program.index()].group_slots[s] +
+                   " has root " +
+                   std::to_string(use.least_root[s] < 0 ? use.least_root[s] : use.largest_root[s]) +
+                   ", the group has " + std::to_string(members) + " members");
+      }
       if (expected[g] == nullptr) {
         expected[g] = &use.collectives[s];
       } else if (expected[g] != &use.collectives[s] && *expected[g] != use.collectives[s]) {

@@ -75,6 +75,7 @@ struct Attention {
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all
+  GroupSlot sequences_split_over;  ///< likewise of the microbatch's sequences
   ContextPart part = ContextPart::kWhole;
   std::int32_t hops = 0;  ///< see kMember
   std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
@@ -92,6 +93,8 @@ enum class KernelKind : std::uint8_t {
   kRmsNormBackward,
   kRope,
   kRopeBackward,
+  kNormSums,          ///< per row, over the local columns: what a norm sums
+  kNormGradientSums,  ///< likewise its backward pass
   kGelu,
   kGeluBackward,
   kSwiglu,
@@ -171,6 +174,9 @@ struct Kernel {
   /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
   /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them.
   GroupSlot split_over;
+  /// The rank holds its equal part of the columns (norms, whose sums are an operand then,
+  /// dropouts).
+  GroupSlot cols_split_over;
   ExpertRows rows_of;  ///< where experts get them
   bool operator==(const Kernel&) const = default;
 };
@@ -200,7 +206,9 @@ double parts_hit(const FanOut& fan_out, std::int64_t parts);
 
 /// A rendezvous of one group. `count` is the number of elements of the FULL array: what every
 /// member holds for all-reduce and broadcast, the gathered array for all-gather and reduce-scatter,
-/// the local buffer for all-to-all. Reductions sum (`maximum`: take the largest).
+/// the local buffer for all-to-all. Reductions sum (`maximum`: take the largest). Every member
+/// reads and names a result, but a broadcast takes what the root reads, and a reduce writes the
+/// result of the root alone.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   GroupSlot group;
@@ -210,6 +218,7 @@ struct Collective {
   /// Of an all-to-all whose rows are sent once to a node and spread there over its own links, by
   /// kernels made for it (DeepEP).
   FanOut fan_out = {};
+  std::int32_t root = 0;  ///< place in the group, of broadcast and reduce
   bool operator==(const Collective&) const = default;
 };
 

@@ -85,6 +85,17 @@ TEST(Calibrate, TensorAndPipeline) {
   expect_all_measured(model, plan);
 }
 
+TEST(Calibrate, TensorGrid) {
+  const Model gpt = tiny(small_gpt());
+  Plan plan = fp32(small_plan(gpt, {4, 1, 1, 1}, 2));
+  plan.tensor_mode = TensorMode::k2D;
+  plan.micro_batch = plan.token_parts();
+  plan.global_batch = 2 * plan.micro_batch;
+  plan.dropout = 0.1;
+  plan.attention = AttentionKernel::kUnfused;
+  expect_all_measured(gpt, plan);
+}
+
 TEST(Calibrate, ShardedParametersAndBuckets) {
   const Model model = tiny(small_llama());
   Plan plan = fp32(small_plan(model, {1, 1, 1, 2}, 2));

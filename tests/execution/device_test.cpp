@@ -204,6 +204,15 @@ TEST(DeviceRefusals, ByName) {
   const Status status = check_device_executable(lower(model, plan));
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.error().message.find("parallel.context"), std::string::npos);
+  for (const std::int64_t depth : {1, 4}) {
+    Plan grid = small_plan(model, {4, 1, 1, 1}, 1);
+    grid.tensor_mode = depth == 1 ? TensorMode::k2D : TensorMode::k25D;
+    grid.tensor_depth = depth;
+    grid.micro_batch = grid.global_batch = grid.token_parts();
+    const Status refused = check_device_executable(lower(model, grid));
+    ASSERT_FALSE(refused.ok());
+    EXPECT_NE(refused.error().message.find("parallel.tensor_mode to 1d"), std::string::npos);
+  }
   const Model sparse = small_moe();
   const Status experts = check_device_executable(lower(sparse, small_plan(sparse, {}, 1)));
   ASSERT_FALSE(experts.ok());

@@ -250,6 +250,7 @@ class LoopDevice final : public Device {
     out.kind = call.kind;
     out.maximum = call.maximum;
     out.count = call.count;
+    out.root = call.root;
     out.send = call.send;
     out.receive = call.receive;
     return queue(stream, [this, group, out] { return x_transport.collective(x_rank, group, out); });

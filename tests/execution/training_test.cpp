@@ -5,9 +5,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "executor/thread_run.h"
 #include "models/lower.h"
-#include "sim/program/verify.h"
+#include "tests/execution/one_rank.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -19,18 +18,6 @@ constexpr int kPlans = 16;  // ten times slower
 #else
 constexpr int kPlans = 70;
 #endif
-constexpr int kSteps = 3;
-
-/// A large epsilon: Adam divides by the gradient's size, so where a gradient is zero but for
-/// rounding (the bias of the keys, say) a small one would blow rounding up to whole updates.
-HostOptions options_for_tests() {
-  HostOptions options;
-  options.training.learning_rate = 0.01;
-  options.training.epsilon = 1e-3;
-  options.check = true;
-  return options;
-}
-
 /// Experts of few columns on the ranks that are left, every token with room: what drops tokens
 /// depends on the plan.
 void make_experts_small(Rng& rng, Model& m, Plan& p) {
@@ -55,7 +42,7 @@ void make_experts_small(Rng& rng, Model& m, Plan& p) {
   to.factor = static_cast<double>(e.count) / static_cast<double>(e.top_k);
 }
 
-enum class Kind : std::uint8_t { kBuckets, kUnits, kExperts, kContext };
+enum class Kind : std::uint8_t { kBuckets, kUnits, kExperts, kContext, kGrid };
 
 /// Sequences cut among all data-parallel ranks, or half of what there are.
 void cut_sequences(Rng& rng, Model& m, Plan& p) {
@@ -75,6 +62,7 @@ void cut_sequences(Rng& rng, Model& m, Plan& p) {
 Drawn draw_any(Rng& rng, Kind kind) {
   if (kind == Kind::kExperts) return draw_sparse_plan(rng);
   if (kind == Kind::kUnits) return draw_sharded_plan(rng);
+  if (kind == Kind::kGrid) return draw_grid_plan(rng, 8);
   if (kind == Kind::kBuckets) return draw_plan(rng);
   Drawn out = rng.below(2) == 0 ? draw_sharded_plan(rng) : draw_plan(rng);
   cut_sequences(rng, out.model, out.plan);
@@ -140,88 +128,6 @@ Drawn draw_small(Rng& rng, Kind kind) {
   return out;
 }
 
-/// The same training on one rank.
-Plan on_one_rank(const Plan& plan) {
-  Plan one = plan;
-  one.tensor = one.pipeline = one.virtual_pipeline = one.data = one.accelerators = 1;
-  one.context = 1;
-  one.sequence = false;
-  one.pipeline_layout.clear();
-  one.sharding = Sharding::kNone;
-  one.buckets = GradientBuckets();
-  one.recompute = Recompute{};
-  one.offload = Offload();
-  one.experts.expert = one.experts.tensor = 1;
-  one.experts.dispatcher = Dispatcher::kAllToAll;
-  one.schedule = Schedule::kGpipe;
-  one.attention = AttentionKernel::kFlash;
-  one.precision.master = false;
-  one.fused_accumulation = true;
-  one.host_waits = HostWaits::kNone;
-  return one;
-}
-
-Workload lowered(const Model& model, Plan plan) {
-  if (plan.pipeline_layout.empty()) plan.pipeline_layout = default_layout(model.layers, 1);
-  Workload workload = lower(model, plan);
-  const Status status = verify(workload);
-  EXPECT_TRUE(status.ok()) << status.error().message;
-  return workload;
-}
-
-struct Trained {
-  std::vector<double> losses;
-  WholeModel before, after;
-};
-
-template <typename T>
-Result<Trained> train(const Model& model, const Plan& plan) {
-  const Workload workload = lowered(model, plan);
-  FT_ASSIGN(const auto run, ThreadRun<T>::create(workload, options_for_tests()));
-  Trained out;
-  out.before = run->weights();
-  for (int step = 0; step < kSteps; ++step) {
-    FT_ASSIGN(const double loss, run->step());
-    out.losses.push_back(loss);
-  }
-  double worst = 0;
-  out.after = run->weights(&worst);
-  // What several ranks hold alike they must have updated alike.
-  EXPECT_LE(worst, sizeof(T) == sizeof(double) ? 1e-10 : 1e-5);
-  return out;
-}
-
-double norm(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double v : values) sum += v * v;
-  return std::sqrt(sum);
-}
-
-std::vector<double> difference(const std::vector<double>& a, const std::vector<double>& b) {
-  std::vector<double> out(a.size());
-  for (std::size_t i = 0; i < a.size(); ++i) out[i] = a[i] - b[i];
-  return out;
-}
-
-/// Losses relative to each other, weights relative to how far training moved them: an update that
-/// is missing or doubled shows as 1, not as a small change of a large weight.
-void expect_same(const Trained& one, const Trained& many, double tolerance) {
-  for (std::size_t s = 0; s < one.losses.size(); ++s) {
-    EXPECT_NEAR(many.losses[s] / one.losses[s], 1.0, tolerance) << "loss of step " << s;
-  }
-  ASSERT_EQ(one.after.size(), many.after.size());
-  for (const auto& [key, tensor] : one.after) {
-    const WholeTensor& other = many.after.at(key);
-    ASSERT_EQ(tensor.values.size(), other.values.size());
-    const std::vector<double> start = one.before.at(key).values;
-    ASSERT_LE(norm(difference(many.before.at(key).values, start)), 1e-12) << key.first;
-    const double least = 1e-4 * std::sqrt(static_cast<double>(tensor.values.size()));
-    const double moved = std::max(least, norm(difference(tensor.values, start)));
-    EXPECT_LE(norm(difference(tensor.values, other.values)) / moved, tolerance)
-        << key.first << " of layer " << key.second << ", moved " << moved;
-  }
-}
-
 void expect_trains_equally(std::uint64_t seed, Kind kind) {
   Rng rng(seed);
   const Drawn drawn = draw_small(rng, kind);
@@ -257,41 +163,20 @@ TEST_P(Training, OverPartsOfSequencesEqualsOneRank) {
   expect_trains_equally(kFirstSeed + 3000 + static_cast<std::uint64_t>(GetParam()), Kind::kContext);
 }
 
+// Tensor ranks on a square, on layers of them, on a cube.
+TEST_P(Training, OnGridsEqualsOneRank) {
+  expect_trains_equally(kFirstSeed + 4000 + static_cast<std::uint64_t>(GetParam()), Kind::kGrid);
+}
+
 // Experts over tensor- and data-parallel ranks, whole or cut, in buckets or units.
 TEST_P(Training, WithExpertsEqualsOneRank) {
   expect_trains_equally(kFirstSeed + 2000 + static_cast<std::uint64_t>(GetParam()), Kind::kExperts);
-}
-
-/// `model` with a few narrow layers.
-Model narrowed(Model model, std::int64_t layers) {
-  model.layers = layers;
-  model.head_dim = 4;
-  model.hidden = 16;
-  model.intermediate = 24;
-  model.vocabulary = 60;
-  return model;
 }
 
 Model narrow_gpt() {
   Model model = narrowed(small_gpt(), 4);
   model.positions = 8;
   return model;
-}
-
-Plan in_fp32(Plan plan) {
-  plan.precision.compute = plan.precision.gradients = plan.precision.matrix = DType::kFp32;
-  plan.precision.linear = DType::kFp32;
-  return plan;
-}
-
-/// A plan of 4 ranks or fewer, in double, against one rank.
-void expect_as_one_rank(const Model& model, const Plan& plan) {
-  SCOPED_TRACE(describe(model, plan));
-  const Result<Trained> one = train<double>(model, on_one_rank(plan));
-  ASSERT_TRUE(one.ok()) << one.error().message;
-  const Result<Trained> many = train<double>(model, plan);
-  ASSERT_TRUE(many.ok()) << many.error().message;
-  expect_same(one.value(), many.value(), 1e-8);
 }
 
 // Two copies of the parameters, whose gradients are summed over both holders; sharded and not.

@@ -14,6 +14,7 @@ constexpr std::uint64_t kFirstSeed = 20260;
 constexpr int kPlans = 300;
 constexpr int kShardedPlans = 120;
 constexpr int kSparsePlans = 160;
+constexpr int kGridPlans = 80;
 
 /// Every op of every rank runs exactly when its actor's does.
 void expect_equal(const Replayed& folded, const Replayed& full) {
@@ -143,6 +144,15 @@ TEST_P(SparseFolding, EqualsFull) {
   expect_folds(kFirstSeed + 2000 + static_cast<std::uint64_t>(GetParam()), draw_sparse_plan);
 }
 
+class GridFolding : public ::testing::TestWithParam<int> {};
+
+// Broadcasts and reductions over rows and columns of tensor ranks.
+TEST_P(GridFolding, EqualsFull) {
+  expect_folds(kFirstSeed + 3000 + static_cast<std::uint64_t>(GetParam()),
+               [](Rng& rng) { return draw_grid_plan(rng, 32); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, GridFolding, ::testing::Range(0, kGridPlans));
 INSTANTIATE_TEST_SUITE_P(Plans, SparseFolding, ::testing::Range(0, kSparsePlans));
 INSTANTIATE_TEST_SUITE_P(Plans, Folding, ::testing::Range(0, kPlans));
 INSTANTIATE_TEST_SUITE_P(Plans, ShardedFolding, ::testing::Range(0, kShardedPlans));

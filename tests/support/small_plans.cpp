@@ -228,6 +228,43 @@ Drawn draw_plan(Rng& rng) {
   return out;
 }
 
+Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
+  struct Grid {
+    TensorMode mode;
+    std::int64_t tensor, depth;
+  };
+  constexpr Grid kGrids[] = {{TensorMode::k2D, 4, 1},
+                             {TensorMode::k25D, 2, 2},
+                             {TensorMode::k25D, 8, 2},
+                             {TensorMode::k3D, 8, 1},
+                             {TensorMode::k2D, 16, 1}};
+  const Grid& grid = kGrids[rng.below(most_ranks < 16 ? 4 : 5)];
+  Drawn out = draw_plan(rng);
+  Plan& p = out.plan;
+  out.model.qk_norm = false;
+  p.context = 1;
+  p.sequence = false;
+  p.tensor_mode = grid.mode;
+  p.tensor = grid.tensor;
+  p.tensor_depth = grid.depth;
+  p.precision.linear = p.precision.matrix;
+  const std::int64_t microbatches = std::max<std::int64_t>(1, p.microbatches());
+  if (p.tensor * p.pipeline > most_ranks) {
+    p.pipeline = p.virtual_pipeline = 1;
+    p.schedule = Schedule::k1F1B;
+    p.pipeline_layout = default_layout(out.model.layers, 1);
+  }
+  if (p.ways() == 2) p.schedule = Schedule::k1F1B;
+  while (p.tensor * p.pipeline * p.data > most_ranks) --p.data;
+  p.accelerators = p.tensor * p.pipeline * p.data;
+  if (p.data % p.buckets.inner_group != 0) p.buckets.inner_group = 1;
+  p.buckets.last_pass_only = true;
+  p.micro_batch = p.token_parts() * (1 + rng.below(2));
+  p.global_batch = p.micro_batch * p.data * microbatches;
+  fit_schedule(out.model, p);
+  return out;
+}
+
 namespace {
 
 /// States, parameters or activations outside of the device.
@@ -373,6 +410,7 @@ std::string describe(const Model& model, const Plan& plan) {
   const auto n = text;
   std::string out =
       model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
+      (plan.in_grid() ? " in " + std::string(name_of(plan.tensor_mode)) : "") +
       (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
       n(plan.virtual_pipeline) + " context " + n(plan.context) + " data " + n(plan.data) +
       " microbatches " + n(plan.microbatches()) + " schedule " +

@@ -31,6 +31,9 @@ struct Drawn {
 };
 Drawn draw_plan(Rng& rng);
 
+/// The same with tensor parallelism on a grid, and at most so many ranks, 8 or more.
+Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks);
+
 /// The same with sharded gradients or parameters, in units.
 Drawn draw_sharded_plan(Rng& rng);
 

@@ -271,6 +271,30 @@ TEST(VerifyWorkload, CollectivesThatDiffer) {
   expect_fault(w, "differ from those of another member");
 }
 
+TEST(VerifyWorkload, RootsThatAreNoMembers) {
+  for (const std::int32_t root : {-1, 2, 100}) {
+    Workload w = sound();
+    for (Program& program : w.programs) {
+      for (Work& work : program.works) {
+        auto* c = std::get_if<Collective>(&work);
+        if (c == nullptr || c->kind != CollectiveKind::kReduceScatter) continue;
+        c->kind = CollectiveKind::kReduce;
+        c->root = root;
+      }
+    }
+    expect_fault(w, "has root " + std::to_string(root) + ", the group has 2 members");
+  }
+}
+
+TEST(VerifyWorkload, RootsThatDiffer) {
+  Workload w = sound();
+  for (Work& work : program_of_rank_0(w).works) {
+    auto* c = std::get_if<Collective>(&work);
+    if (c != nullptr && c->kind == CollectiveKind::kReduceScatter) c->root = 1;
+  }
+  expect_fault(w, "differ from those of another member");
+}
+
 TEST(VerifyWorkload, CollectiveOmitted) {
   Workload w = sound();
   Program& p = program_of_rank_0(w);

@@ -1,0 +1,173 @@
+#include <algorithm>
+
+#include "models/end_writer.h"
+
+namespace foretrain {
+namespace {
+
+class EmbeddingWriter : EndWriter {
+ public:
+  EmbeddingWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                  const EndLayouts& layouts)
+      : EndWriter(builder, model, plan, layouts, "embedding", kEmbeddingSaved, kEmbeddingLocal),
+        x_dropout(dropout_of(model, plan).hidden) {
+    if (!plan.in_grid()) return;
+    x_tokens = plan.tokens() / plan.tensor_depth;
+    x_vocabulary_group =
+        plan.tensor_mode == TensorMode::k3D ? residual_axes(plan).tokens : kGridColumn;
+  }
+
+  EndSegments run() {
+    SegmentWriter forward(x_builder, "embedding forward", x_forward);
+    write_forward(forward);
+    SegmentWriter backward(x_builder, "embedding backward", x_backward);
+    write_backward(backward);
+    const EventRef done = x_backward.event("embedding gradients done");
+    backward.record(done);
+    EndSegments out = finish(forward, backward, false);
+    out.done = done.event;
+    return out;
+  }
+
+ private:
+  bool positions() const { return x_model.positions > 0; }
+  std::int64_t position_elements() const {
+    return std::min(x_model.positions, x_plan.sequence_length) * x_hidden;
+  }
+  /// Of the microbatch; with depth the rank's part of them.
+  View tokens() const {
+    View view = Ref{kEmbeddingInputs, kTokens, DType::kInt64, x_tokens}.view();
+    if (x_plan.tensor_depth == 1) return view;
+    view.shards = static_cast<std::int32_t>(x_plan.tensor_depth);
+    view.shard_group = x_builder.group(kGridDepth);
+    return view;
+  }
+
+  void write_forward(SegmentWriter& w) {
+    const Ref out = hidden(kEmbeddingHidden);
+    const std::int64_t full = x_tokens * x_hidden;
+    const bool more = positions() || x_model.embedding_norm || x_dropout > 0;
+    const Ref looked_up = cut() || more ? temp(x_forward, "embedded tokens", full) : out;
+    w.compute("embedding.tokens", vocabulary_kernel(KernelKind::kEmbedding, x_tokens, x_hidden),
+              {weight("embedding.tokens").view(), tokens()}, {looked_up.view()});
+    Ref joined = looked_up;
+    if (cut()) {
+      joined = more ? temp(x_forward, "embedding joined", out.count) : out;
+      const auto kind = scattered() ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+      const EventRef reduced =
+          over_vocabulary(w, "embedding.reduce", over_tensor(kind, full, x_plan.precision.compute),
+                          looked_up, joined);
+      if (more) w.wait(reduced);
+    }
+    if (positions()) {
+      Ref sum = out;
+      if (x_model.embedding_norm || x_dropout > 0) {
+        sum = temp(x_forward, "embedding sum", out.count);
+      }
+      w.compute("embedding.positions", token_kernel(KernelKind::kPositionsAdd),
+                {joined.view(), weight("embedding.positions").part(0, position_elements())},
+                {sum.view()});
+      joined = sum;
+    }
+    if (x_model.embedding_norm) {
+      x_normed = x_saved.add("embedding norm in", BufferKind::kActivations,
+                             x_plan.precision.compute, out.count, true);
+      x_stats = x_saved.add("embedding norm statistics", BufferKind::kActivations, DType::kFp32,
+                            statistics(), true);
+      const Ref normed = x_dropout > 0 ? temp(x_forward, "embedding normed", out.count) : out;
+      w.compute("embedding.keep", kernel(KernelKind::kCast, x_rows, x_hidden), {joined.view()},
+                {x_normed.view()});
+      norm_forward(w, "embedding.norm", x_normed, normed, x_stats);
+      joined = normed;
+    }
+    if (x_dropout > 0) {
+      x_mask = x_saved.add("embedding dropout mask", BufferKind::kActivations, DType::kUint8,
+                           out.count, true);
+      w.compute("embedding.dropout", dropout(KernelKind::kDropout), {joined.view()},
+                {out.view(), x_mask.view()});
+    }
+    if (!more && cut()) {
+      // Nothing follows the reduction: it is the op that makes the output ready.
+      w.segment().ops.back().records = EventRef{kEmbeddingHidden, kReady};
+      return;
+    }
+    w.record(EventRef{kEmbeddingHidden, kReady});
+  }
+
+  void write_backward(SegmentWriter& w) {
+    w.phase = Phase::kBackward;
+    w.wait(EventRef{kEmbeddingHiddenGradient, kReady});
+    Ref d = hidden(kEmbeddingHiddenGradient);
+    if (x_dropout > 0) {
+      const Ref d_in = temp(x_backward, "d embedding dropout", d.count);
+      w.compute("embedding.dropout_gradient", dropout(KernelKind::kResidualAddBackward),
+                {d.view(), x_mask.view()}, {d_in.view()});
+      d = d_in;
+    }
+    if (x_model.embedding_norm) {
+      const Ref d_in = temp(x_backward, "d embedding norm", d.count);
+      norm_gradient(w, "embedding.norm", norm("embedding.norm"), d, x_normed, x_stats, d_in);
+      d = d_in;
+    }
+    if (positions()) {
+      const Ref whole = gradient("embedding.positions");
+      const Ref used{whole.frame, whole.buffer, whole.dtype, position_elements()};
+      if (used.count < whole.count) clear(w, "embedding.positions.zero", whole);
+      std::vector<View> reads = {d.view()};
+      std::vector<View> writes;
+      add_gradients(x_plan, {used}, reads, writes);
+      w.compute("embedding.positions.gradient", token_kernel(KernelKind::kPositionsGrad),
+                std::move(reads), std::move(writes));
+    }
+    if (scattered()) {
+      const Ref full = temp(x_backward, "d embedding gathered", x_tokens * x_hidden);
+      w.wait(over_vocabulary(
+          w, "embedding.gather",
+          over_tensor(CollectiveKind::kAllGather, full.count, x_plan.precision.compute), d, full));
+      d = full;
+    }
+    // A tied table already holds the head's part of its gradient.
+    const Ref table = gradient("embedding.tokens");
+    if (!x_model.tied_embeddings) clear(w, "embedding.tokens.zero", table);
+    const Kernel scatter = vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_hidden);
+    if (x_plan.fresh_gradients() || x_plan.fused_accumulation) {
+      w.compute("embedding.tokens.gradient", scatter, {d.view(), tokens()}, {table.view()});
+      return;
+    }
+    // A whole table of its own, as autograd makes it, then added.
+    const Ref part = temp(x_backward, "d table", table.count);
+    w.compute("embedding.tokens.zero", kernel(KernelKind::kFill, 1, table.count), {},
+              {part.view()});
+    w.compute("embedding.tokens.gradient", scatter, {d.view(), tokens()}, {part.view()});
+    w.compute("embedding.tokens.accumulate",
+              kernel(KernelKind::kAdd, table.count / x_hidden, x_hidden),
+              {table.view(), part.view()}, {table.view()});
+  }
+
+  Kernel dropout(KernelKind kind) const {
+    Kernel out = token_kernel(kind);
+    out.value = x_dropout;
+    if (x_plan.in_grid()) out.cols_split_over = x_builder.group(residual_axes(x_plan).columns);
+    return out;
+  }
+
+  /// Fresh gradients that are added to, or written in part, start from zero.
+  void clear(SegmentWriter& w, const char* name, const Ref& ref) {
+    if (!x_plan.fresh_gradients()) return;
+    Kernel fill = kernel(KernelKind::kFill, 1, ref.count);
+    fill.dtype = ref.dtype;
+    w.compute(name, fill, {}, {ref.view()});
+  }
+
+  double x_dropout;
+  Ref x_normed, x_stats, x_mask;
+};
+
+}  // namespace
+
+EndSegments write_embedding(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                            const EndLayouts& layouts) {
+  return EmbeddingWriter(builder, model, plan, layouts).run();
+}
+
+}  // namespace foretrain

@@ -1,0 +1,137 @@
+// What the writers of both ends share: shapes on one rank, parameters, norms, the reductions over
+// the ranks that cut the vocabulary.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/ends.h"
+#include "models/stage.h"
+#include "models/tensor_grid.h"
+
+namespace foretrain {
+
+class EndWriter {
+ public:
+  EndWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
+            const EndLayouts& layouts, const char* name, std::int16_t saved, std::int16_t local)
+      : x_builder(builder),
+        x_model(model),
+        x_plan(plan),
+        x_layouts(layouts),
+        x_saved(std::string(name) + " saved", saved),
+        x_forward(std::string(name) + " forward", local),
+        x_backward(std::string(name) + " backward", local),
+        x_tensor(builder.group("tensor")),
+        x_tokens(plan.tokens()),
+        x_rows(plan.rows()),
+        x_hidden(model.hidden / plan.column_parts()) {
+    if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
+  }
+
+ protected:
+  Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
+    return kernel_of(kind, rows, cols, x_plan.precision.compute);
+  }
+  /// The vocabulary is cut among ranks.
+  bool cut() const { return x_plan.in_grid() ? x_grid.has_value() : x_plan.tensor > 1; }
+  /// Each of them goes on with its tokens alone.
+  bool scattered() const { return x_plan.sequence || x_grid.has_value(); }
+  /// On the stream of the group, which is named like it.
+  EventRef over_vocabulary(SegmentWriter& w, const std::string& name, Collective work,
+                           const Ref& in, const Ref& out) const {
+    work.group = x_builder.group(x_vocabulary_group);
+    return w.on_stream(x_vocabulary_group, name, Category::kTensor, work, {in.view()},
+                       {out.view()});
+  }
+  /// Its rank holds a part of the vocabulary.
+  Kernel vocabulary_kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
+    Kernel out = kernel(kind, rows, cols);
+    if (cut()) out.split_over = x_builder.group(x_vocabulary_group);
+    return out;
+  }
+  /// One row a token of the residual stream.
+  Kernel token_kernel(KernelKind kind) const {
+    Kernel out = kernel(kind, x_rows, x_hidden);
+    if (x_plan.sequence) out.split_over = x_tensor;
+    if (x_plan.in_grid()) out.split_over = x_builder.group(residual_axes(x_plan).tokens);
+    return out;
+  }
+  Ref temp(LayoutWriter& local, const std::string& name, DType dtype, std::int64_t count) const {
+    return local.add(name, BufferKind::kActivations, dtype, count);
+  }
+  Ref temp(LayoutWriter& local, const std::string& name, std::int64_t count) const {
+    return temp(local, name, x_plan.precision.compute, count);
+  }
+  Collective over_tensor(CollectiveKind kind, std::int64_t count, DType dtype,
+                         bool maximum = false) const {
+    return Collective{kind, x_tensor, count, dtype, maximum};
+  }
+  Ref hidden(std::int16_t frame) const {
+    return {frame, kHiddenBuffer, x_plan.precision.compute, x_rows * x_hidden};
+  }
+  Ref weight(const char* name) const { return parameter_ref(x_layouts.parameters, name, 0, 2); }
+  Ref gradient(const char* name) const {
+    return parameter_ref(x_layouts.parameter_gradients, name, 1, 3);
+  }
+  NormRefs norm(const std::string& name) const {
+    return {weight((name + ".weight").c_str()), weight((name + ".bias").c_str()),
+            gradient((name + ".weight").c_str()), gradient((name + ".bias").c_str())};
+  }
+  /// `weights`: the head's pass of its own for the gradients of its matrices, or null.
+  EndSegments finish(SegmentWriter& forward, SegmentWriter& backward, bool head,
+                     SegmentWriter* weights = nullptr) {
+    EndSegments out;
+    out.saved = x_builder.layout(x_saved.layout());
+    out.local_forward = x_builder.layout(x_forward.layout());
+    out.local_backward = x_builder.layout(x_backward.layout());
+    const auto add = [&](SegmentWriter& writer, LayoutId local) {
+      const EndLayouts& l = x_layouts;
+      writer.segment().frames = {l.weights,          l.gradients, l.shared,
+                                 l.shared_gradients, l.hidden,    l.hidden_gradient,
+                                 out.saved,          local,       l.inputs};
+      if (head) writer.segment().frames.push_back(l.scalars);
+      if (l.unit_weights.valid()) {
+        writer.segment().frames.push_back(l.unit_weights);
+        writer.segment().frames.push_back(l.unit_gradients);
+      }
+      return x_builder.segment(std::move(writer.segment()));
+    };
+    out.forward = add(forward, out.local_forward);
+    out.backward = add(backward, out.local_backward);
+    if (weights != nullptr) out.weights = add(*weights, out.local_backward);
+    return out;
+  }
+  void norm_gradient(SegmentWriter& w, const std::string& name, const NormRefs& norm,
+                     const Ref& d_out, const Ref& in, const Ref& stats, const Ref& d_in) {
+    if (x_grid) return x_grid->norm_backward(w, name, norm, in, stats, d_out, Ref(), d_in);
+    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view()};
+    std::vector<View> writes = {d_in.view()};
+    add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
+    w.compute(name + ".gradient",
+              norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, true),
+              std::move(reads), std::move(writes));
+  }
+  void norm_forward(SegmentWriter& w, const std::string& name, const Ref& in, const Ref& out,
+                    const Ref& stats) {
+    if (x_grid) return x_grid->norm(w, name, norm(name), in, out, stats);
+    w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
+              norm_reads(in, norm(name)), {out.view(), stats.view()});
+  }
+  std::int64_t statistics() const { return x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1); }
+
+  ProgramBuilder& x_builder;
+  const Model& x_model;
+  const Plan& x_plan;
+  const EndLayouts& x_layouts;
+  LayoutWriter x_saved, x_forward, x_backward;
+  GroupSlot x_tensor;
+  std::int64_t x_tokens, x_rows;
+  std::int64_t x_hidden;  ///< columns of the residual stream on this rank
+  std::optional<TensorGrid> x_grid;
+  const char* x_vocabulary_group = kTensorGroup;
+};
+
+}  // namespace foretrain

@@ -1,0 +1,263 @@
+#include "models/end_writer.h"
+
+namespace foretrain {
+namespace {
+
+class HeadWriter : EndWriter {
+ public:
+  HeadWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
+             const EndLayouts& layouts, std::string table)
+      : EndWriter(builder, model, plan, layouts, "head", kHeadSaved, kHeadLocal),
+        x_table(std::move(table)),
+        x_vocabulary(weight(x_table.c_str()).count / x_hidden),
+        x_all_rows(x_rows) {
+    if (plan.in_grid()) {
+      x_tokens = x_rows;
+      x_vocabulary_group = inner_axes(plan).columns;
+    }
+    if (plan.tensor_mode == TensorMode::k3D) x_vocabulary *= plan.side();
+    if (model.masked > 0) x_tokens = x_rows = plan.micro_batch * model.masked;
+  }
+
+  EndSegments run() {
+    SegmentWriter forward(x_builder, "head forward", x_forward);
+    forward.wait(EventRef{kHeadHidden, kReady});
+    for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
+      x_predictions.push_back(predict(forward, prefix(d), d > 0));
+    }
+    SegmentWriter backward(x_builder, "head backward", x_backward);
+    backward.phase = Phase::kBackward;
+    SegmentWriter weights(x_builder, "head weights", x_backward);
+    weights.phase = Phase::kBackward;
+    weights.wait(EventRef{kHeadHiddenGradient, kReady});
+    if (x_plan.splits_backward()) backward.weight_pass = &weights;
+    for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
+      write_backward(backward, prefix(d), x_predictions[static_cast<std::size_t>(d)]);
+    }
+    backward.record(EventRef{kHeadHiddenGradient, kReady});
+    if (backward.weight_pass == nullptr) return finish(forward, backward, true);
+    const EventRef done = x_backward.event("head gradients done");
+    weights.record(done);
+    EndSegments out = finish(forward, backward, true, &weights);
+    out.done = done.event;
+    return out;
+  }
+
+ private:
+  /// What one prediction keeps for its backward pass: of the next token, then of later ones.
+  struct Prediction {
+    Ref pair, joined;  ///< of later tokens: both inputs, and what comes of them
+    Ref y, stats, exp, sum;
+    GridKept kept;
+  };
+
+  static std::string prefix(std::int64_t d) {
+    return d == 0 ? "" : "predict" + std::to_string(d) + ".";
+  }
+
+  Ref keep(const std::string& name, DType dtype, std::int64_t count) {
+    return x_saved.add(name, BufferKind::kActivations, dtype, count, true);
+  }
+
+  Ref weight_of(const std::string& name) const { return weight((name + ".weight").c_str()); }
+
+  /// The hidden state and the embedding of the next token, each normed, side by side and through a
+  /// matrix. Every tensor rank does its own tokens.
+  void join_inputs(SegmentWriter& w, const std::string& at, Prediction& p) {
+    const std::int64_t h = x_model.hidden;
+    p.pair = keep(at + "pair", x_plan.precision.compute, x_rows * 2 * h);
+    p.joined = keep(at + "joined", x_plan.precision.compute, x_rows * h);
+    w.compute(at + "norms", norm_kernel(x_model, x_rows, 2 * h, x_plan.precision.compute, false),
+              {hidden(kHeadHidden).view(), weight_of(at + "norms").view()}, {p.pair.view()});
+    w.compute(at + "join", forward_gemm(x_plan, x_rows, h, 2 * h),
+              {p.pair.view(), weight_of(at + "join").view()}, {p.joined.view()});
+  }
+
+  void join_backward(SegmentWriter& w, const std::string& at, const Prediction& p,
+                     const Ref& d_joined) {
+    const std::int64_t h = x_model.hidden;
+    const Ref d_pair = temp(x_backward, at + "d pair", x_rows * 2 * h);
+    const Ref d_in = temp(x_backward, at + "d hidden", x_rows * h);
+    w.compute(at + "join.input_gradient", input_gradient_gemm(x_plan, x_rows, h, 2 * h),
+              {d_joined.view(), weight_of(at + "join").view()}, {d_pair.view()});
+    write_weight_gradient(w, x_plan, at + "join", weight_gradient_gemm(x_plan, x_rows, h, 2 * h),
+                          d_joined, p.pair, gradient((at + "join.weight").c_str()));
+    std::vector<View> reads = {d_pair.view(), hidden(kHeadHidden).view(),
+                               weight_of(at + "norms").view()};
+    std::vector<View> writes = {d_in.view()};
+    add_gradients(x_plan, {gradient((at + "norms.weight").c_str())}, reads, writes);
+    w.compute(at + "norms.gradient",
+              norm_kernel(x_model, x_rows, 2 * h, x_plan.precision.compute, true), std::move(reads),
+              std::move(writes));
+    const View sum = hidden(kHeadHiddenGradient).view();
+    w.compute(at + "add_gradient", kernel(KernelKind::kAdd, x_rows, h), {sum, d_in.view()}, {sum});
+  }
+
+  Prediction predict(SegmentWriter& w, const std::string& at, bool later) {
+    Prediction p;
+    Ref in = later ? Ref() : select_rows(w);
+    if (!later) x_selected = in;
+    if (later) {
+      join_inputs(w, at, p);
+      in = p.joined;
+    }
+    const DType type = x_plan.precision.compute;
+    p.y = keep(at + "head.norm out", type, in.count);
+    p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
+    p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
+    p.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
+    const Ref maximum = temp(x_forward, at + "maximum", DType::kFp32, x_tokens);
+    const Ref target = temp(x_forward, at + "target logit", DType::kFp32, x_tokens);
+    const Ref logits = temp(x_forward, at + "logits", x_tokens * x_vocabulary);
+    norm_forward(w, at + "head.norm", in, p.y, p.stats);
+    Ref y = p.y;
+    if (x_plan.sequence) {
+      y = temp(x_forward, at + "head input gathered", x_tokens * x_model.hidden);
+      w.collective(at + "head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
+                   {p.y.view()}, {y.view()});
+    }
+    output_forward(w, at, p, y, logits);
+    w.compute(at + "loss.maximum", vocabulary_kernel(KernelKind::kLossMax, x_tokens, x_vocabulary),
+              {logits.view()}, {maximum.view()});
+    join(w, at + "loss.maximum.reduce", maximum, true);
+    w.compute(at + "loss.exponentials",
+              vocabulary_kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary),
+              {logits.view(), maximum.view(), labels()},
+              {p.exp.view(), p.sum.view(), target.view()});
+    join(w, at + "loss.target.reduce", target, false);
+    join(w, at + "loss.sum.reduce", p.sum, false);
+    const Ref loss{kHeadScalars, kLoss, DType::kFp32, 1};
+    w.compute(at + "loss.mean", kernel(KernelKind::kLossMean, x_tokens, 1),
+              {target.view(), p.sum.view(), loss.view()}, {loss.view()});
+    return p;
+  }
+
+  void join(SegmentWriter& w, const std::string& name, const Ref& values, bool maximum) {
+    if (!cut()) return;
+    w.wait(over_vocabulary(
+        w, name, over_tensor(CollectiveKind::kAllReduce, values.count, DType::kFp32, maximum),
+        values, values));
+  }
+
+  /// Of this rank's rows.
+  View labels() const {
+    View view = Ref{kHeadInputs, kLabels, DType::kInt64, x_tokens}.view();
+    if (!x_plan.in_grid()) return view;
+    view.shards = static_cast<std::int32_t>(x_plan.token_parts());
+    view.shard_group = x_builder.group(inner_axes(x_plan).tokens);
+    return view;
+  }
+
+  GridMatrix matrix() const {
+    GridMatrix out{weight(x_table.c_str()), gradient(x_table.c_str()), x_vocabulary, x_hidden};
+    out.table = true;
+    return out;
+  }
+
+  void output_forward(SegmentWriter& w, const std::string& at, Prediction& p, const Ref& y,
+                      const Ref& logits) {
+    if (!x_grid) {
+      w.compute(at + "head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
+                {y.view(), weight(x_table.c_str()).view()}, {logits.view()});
+      return;
+    }
+    if (x_grid->keeps()) {
+      const DType type = x_plan.precision.compute;
+      p.kept = {keep("head input gathered", type, x_grid->kept_input(x_rows, x_hidden)),
+                keep("head weight gathered", type, x_grid->kept_weight(matrix()))};
+    }
+    x_grid->forward(w, at + "head.output", matrix(), y, p.kept, logits);
+  }
+
+  void write_backward(SegmentWriter& w, const std::string& at, const Prediction& p) {
+    const Ref d_logits = temp(x_backward, at + "d logits", x_tokens * x_vocabulary);
+    const Ref d_y = temp(x_backward, at + "d head.norm out", x_rows * x_hidden);
+    const Ref full = x_plan.sequence
+                         ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
+                         : d_y;
+    w.compute(at + "loss.gradient",
+              vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
+              {p.exp.view(), p.sum.view(), labels()}, {d_logits.view()});
+    output_backward(w, at, p, d_logits, full, d_y);
+    if (!p.joined.valid()) {
+      const bool some = x_model.masked > 0;
+      const Ref d_in = some ? temp(x_backward, "d masked rows", x_rows * x_model.hidden)
+                            : hidden(kHeadHiddenGradient);
+      norm_gradient(w, "head.norm", norm("head.norm"), d_y, x_selected, p.stats, d_in);
+      if (some) scatter_rows(w, d_in);
+      return;
+    }
+    const Ref d_joined = temp(x_backward, at + "d joined", x_rows * x_model.hidden);
+    norm_gradient(w, at + "head.norm", norm(at + "head.norm"), d_y, p.joined, p.stats, d_joined);
+    join_backward(w, at, p, d_joined);
+  }
+
+  /// Both gradients of the output matrix' GEMM. A second prediction adds to the matrix' gradient.
+  void output_backward(SegmentWriter& w, const std::string& at, const Prediction& p,
+                       const Ref& d_logits, const Ref& full, const Ref& d_y) {
+    if (x_grid)
+      return x_grid->backward(w, at + "head.output", matrix(), d_logits, p.y, p.kept, d_y);
+    const DType type = x_plan.precision.compute;
+    Ref y = p.y;
+    EventRef gathered;
+    SegmentWriter& later = w.of_weights();
+    if (x_plan.sequence) {
+      y = temp(x_backward, at + "head input gathered", x_tokens * x_model.hidden);
+      gathered = later.async_collective(at + "head.gather",
+                                        over_tensor(CollectiveKind::kAllGather, y.count, type),
+                                        {p.y.view()}, {y.view()});
+      if (!x_plan.overlap.tensor_backward) later.wait(gathered);
+    }
+    w.compute(at + "head.output.input_gradient",
+              input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
+              {d_logits.view(), weight(x_table.c_str()).view()}, {full.view()});
+    EventRef reduced;
+    if (cut()) {
+      const auto kind =
+          x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+      reduced = w.async_collective(at + "head.reduce", over_tensor(kind, full.count, type),
+                                   {full.view()}, {d_y.view()});
+      if (!x_plan.overlap.tensor_backward) w.wait(reduced);
+    }
+    if (x_plan.overlap.tensor_backward && gathered.valid()) later.wait(gathered);
+    const Ref table = gradient(x_table.c_str());
+    Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden);
+    gemm.accumulate = p.joined.valid();
+    write_weight_gradient(later, x_plan, at + "head.output", gemm, d_logits, y, table);
+    if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
+  }
+
+  /// The rows of masked tokens: where only these are predicted, the head's tokens.
+  Ref select_rows(SegmentWriter& w) {
+    if (x_model.masked == 0) return hidden(kHeadHidden);
+    const Ref out = keep("masked rows", x_plan.precision.compute, x_rows * x_model.hidden);
+    w.compute("head.select", kernel(KernelKind::kPermute, x_rows, x_model.hidden),
+              {hidden(kHeadHidden).view()}, {out.view()});
+    return out;
+  }
+
+  /// Their gradients among those of all tokens, which are zero.
+  void scatter_rows(SegmentWriter& w, const Ref& rows) {
+    const Ref some = hidden(kHeadHiddenGradient);
+    const Ref all{some.frame, some.buffer, some.dtype, x_all_rows * x_model.hidden};
+    w.compute("head.select.zero", kernel(KernelKind::kFill, x_all_rows, x_model.hidden), {},
+              {all.view()});
+    w.compute("head.select.gradient", kernel(KernelKind::kUnpermute, x_rows, x_model.hidden),
+              {rows.view()}, {some.view()});
+  }
+
+  std::string x_table;
+  std::int64_t x_vocabulary;
+  std::int64_t x_all_rows;  ///< of the residual stream; x_rows are those that the head predicts
+  Ref x_selected;
+  std::vector<Prediction> x_predictions;
+};
+
+}  // namespace
+
+EndSegments write_head(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                       const EndLayouts& layouts, const std::string& table) {
+  return HeadWriter(builder, model, plan, layouts, table).run();
+}
+
+}  // namespace foretrain

@@ -1,0 +1,17 @@
+// How the layers of a RUN are cut among tensor-parallel ranks, and what they cannot be cut into.
+#pragma once
+
+#include <optional>
+
+#include "models/plan_sharding.h"
+
+namespace foretrain {
+
+/// `tensor_mode` and `tensor_depth` of `parallel`; `tensor` and `sequence` are known. One tensor
+/// rank has no grid.
+void read_tensor_mode(JsonReader& reader, Plan& plan);
+
+/// Degrees that do not divide the model, grids that cannot be, what a grid does not go with.
+std::optional<Refusal> refused_tensor(const Model& model, const Plan& plan);
+
+}  // namespace foretrain
