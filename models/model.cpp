@@ -123,6 +123,27 @@ std::vector<Parameter> layer_parameters(const Model& model, bool sparse) {
   return out;
 }
 
+std::vector<Parameter> block_parameters(const NetworkBlock& block) {
+  std::vector<Parameter> out;
+  const auto add = [&out](const std::string& name, std::int64_t rows, std::int64_t cols,
+                          Init init) {
+    // Cut in one part: such parameters keep their order in the buffer.
+    out.push_back({name, rows, cols, Split::kRows, init});
+  };
+  for (const Node& n : block.nodes) {
+    const std::int64_t count = n.parameter_count();
+    if (count == 0) continue;
+    const bool norm = n.kind == NodeKind::kNorm;
+    const bool bias = n.bias || norm;
+    const std::int64_t weights = count - (bias ? n.out.channels : 0);
+    const bool matrix = !norm && n.kind != NodeKind::kOpaque;
+    const std::int64_t rows = matrix ? n.out.channels : weights;
+    add(n.name + ".weight", rows, weights / rows, norm ? Init::kOnes : Init::kNormal);
+    if (bias) add(n.name + ".bias", n.out.channels, 1, Init::kZeros);
+  }
+  return out;
+}
+
 std::vector<Parameter> embedding_parameters(const Model& model) {
   std::vector<Parameter> out;
   out.push_back({"embedding.tokens", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
@@ -156,6 +177,7 @@ std::vector<Parameter> prediction_parameters(const Model& model) {
 }
 
 std::int64_t parameter_count(const Model& model) {
+  if (model.is_network()) return parameter_count(model.network);
   const std::int64_t sparse = model.sparse_layers();
   std::int64_t sum = count(embedding_parameters(model)) + count(head_parameters(model));
   if (sparse < model.layers) sum += (model.layers - sparse) * count(layer_parameters(model));
@@ -196,6 +218,10 @@ std::int64_t active_matrices(const Model& model, std::int64_t sequence) {
 }  // namespace
 
 FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence) {
+  if (model.is_network()) {
+    const double forward = static_cast<double>(tokens) * forward_flops(model.network);
+    return {3 * forward, 3 * forward, 4 * forward};
+  }
   double causal = 0;
   double full = 0;
   double again = 0;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "models/network.h"
 #include "sim/base/json.h"
 #include "sim/base/result.h"
 #include "sim/program/program.h"
@@ -34,7 +35,8 @@ struct LatentAttention {
 };
 
 /// A decoder-only transformer, or an encoder that predicts masked tokens (BERT). Layers are equal,
-/// but for those with experts.
+/// but for those with experts. Or a network of layers, of which nothing else is set: its blocks are
+/// the `layers`, its classes the `vocabulary`, its images sequences of one token.
 struct Model {
   std::string name, type;
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -53,6 +55,7 @@ struct Model {
   bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
   Experts experts;
   LatentAttention latent;
+  Network network;
   bool bidirectional = false;       ///< tokens see those after them too
   std::int64_t masked = 0;          ///< tokens of a sequence that the head predicts; 0 = all
   std::int64_t predict_layers = 0;  ///< layers for multi-token prediction, beside `layers`
@@ -67,6 +70,7 @@ struct Model {
     return latent.kv_rank > 0 ? heads * latent.value : query_width();
   }
   bool gated() const { return activation == Activation::kSwiglu; }
+  bool is_network() const { return !network.empty(); }
   bool is_latent() const { return latent.kv_rank > 0; }
   bool has_experts() const { return experts.count > 0; }
   /// Whether layer `index` has experts.
@@ -84,9 +88,10 @@ struct Model {
   bool has_windowed(bool windowed) const;
 };
 
-/// Reads the keys of a `config.json` (see configs/README.md). Encoder-decoders are refused as
-/// unsupported. Of BERT's parameters the pooler, the transform before the output matrix and the
-/// bias after it are left out (0.6 % of bert-large), and norms stand before what they stand after.
+/// Reads the keys of a `config.json` (see configs/README.md), or `image` and `layers`.
+/// Encoder-decoders are refused as unsupported. Of BERT's parameters the pooler, the transform
+/// before the output matrix and the bias after it are left out (0.6 % of bert-large), and norms
+/// stand before what they stand after.
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer);
 
 /// How tensor parallelism cuts a parameter.
@@ -108,6 +113,8 @@ struct Parameter {
 
 /// Parameters of one transformer layer, in the order of use; of one with experts if `sparse`.
 std::vector<Parameter> layer_parameters(const Model& model, bool sparse = false);
+/// Parameters of a block of a network, in the order of use.
+std::vector<Parameter> block_parameters(const NetworkBlock& block);
 /// Token table, position table, embedding norm.
 std::vector<Parameter> embedding_parameters(const Model& model);
 /// Final norm, and the output matrix unless tied.
@@ -128,6 +135,8 @@ std::int64_t active_parameter_count(const Model& model);
 /// published figures use. With P = matrices that a token is multiplied with (the output matrix and
 /// `top_k` experts included, tables that are only looked up not), L layers and q = heads * head_dim
 /// (latent attention: the mean of the widths of queries and values):
+/// A network of layers: 3 times the forward FLOPs of an image by the first two, 4 times by the
+/// third.
 struct FlopConventions {
   double causal = 0;      ///< 6 P + 6 L q s a token: attention halved (what `mfu` uses)
   double full = 0;        ///< 6 P + 12 L q s a token: as Megatron-LM and PaLM print it

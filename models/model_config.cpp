@@ -2,6 +2,7 @@
 #include <array>
 
 #include "models/model_config.h"
+#include "models/network_config.h"
 
 namespace foretrain {
 namespace {
@@ -116,6 +117,7 @@ class ModelReader {
 
   Result<Model> run() {
     x_reader.read("name", x_model.name);
+    if (const Json* layers = x_reader.take("layers")) return read_layers(*layers);
     x_reader.read("model_type", x_model.type);
     if (x_model.type.empty()) x_reader.require("model_type", "a model type such as \"llama\"");
     FT_TRY(refuse_other_types());
@@ -136,6 +138,35 @@ class ModelReader {
   }
 
  private:
+  /// A network of layers, on images of `image` = [channels, height, width].
+  Result<Model> read_layers(const Json& layers) {
+    ImageShape image;
+    const std::array<std::int64_t*, 3> extents = {&image.channels, &image.height, &image.width};
+    const Json* json = x_reader.require("image", "[channels, height, width]");
+    const Json::Array* list = json == nullptr ? nullptr : json->array();
+    bool good = list != nullptr && list->size() == extents.size();
+    for (std::size_t i = 0; good && i < extents.size(); ++i) {
+      const auto* extent = std::get_if<std::int64_t>(&(*list)[i].value);
+      good = extent != nullptr && *extent >= 1 && *extent <= (1 << 14);
+      if (good) *extents.at(i) = *extent;
+    }
+    if (json != nullptr && !good) {
+      x_reader.fail("image", "found " + describe(*json) +
+                                 ", expected [channels, height, width], each up to 16384");
+    }
+    x_reader.ignore("source");
+    x_reader.ignore("parameters_published");
+    FT_TRY(x_reader.finish());
+    FT_ASSIGN(x_model.network,
+              read_network(layers, image, x_reader.source(), x_reader.pointer("layers")));
+    x_model.type = "layers";
+    x_model.layers = static_cast<std::int64_t>(x_model.network.blocks.size());
+    x_model.vocabulary = x_model.network.blocks.back().out.channels;
+    if (x_model.name.empty()) x_model.name = "network";
+    x_model.ignored = x_reader.ignored();
+    return x_model;
+  }
+
   Status refuse_other_types() {
     static const std::vector<std::string> known = {
         "gpt2",        "gpt_neox",    "opt",      "bloom", "llama",   "mistral",
@@ -160,7 +191,7 @@ class ModelReader {
       }
       return ok_status();
     }
-    if (is(later) || x_json.find("layers") != nullptr) {
+    if (is(later)) {
       return unsupported(x_reader.source() + ": " + x_reader.pointer("model_type") + ": \"" +
                          x_model.type + "\" models are not modelled yet");
     }

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "models/expert_plan.h"
+#include "models/plan_network.h"
 #include "models/plan_schedule.h"
 #include "models/plan_sharding.h"
 
@@ -126,6 +127,7 @@ class PlanReader {
       r.read("global", x_plan.global_batch, kCount);
       r.read("micro", x_plan.micro_batch, IntRange{1, 1 << 20});
       r.read("sequence", x_plan.sequence_length, IntRange{1, 1 << 26});
+      if (x_model.is_network()) x_plan.sequence_length = 1;
     });
   }
 
@@ -305,6 +307,9 @@ class PlanReader {
     }
     p.data = p.accelerators / (p.tensor * p.pipeline);
     if (p.global_batch == 0) p.global_batch = p.micro_batch * p.batch_ranks();
+    if (const std::optional<Refusal> no = refused_network(x_model, p)) {
+      return refuse(no->place, no->message, no->kind);
+    }
     check_context();
     if (const std::int64_t each = x_gradients.bucket_elements_per_rank; each > 0) {
       p.bucket_elements = std::max(p.bucket_elements, each * p.data);

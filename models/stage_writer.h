@@ -26,6 +26,9 @@ class StageWriter {
   // --- Frames and segments (stage_parts.cpp) ---
   void write_layouts();
   void write_segments();
+  template <typename Layouts>
+  void parameter_frames(Layouts& out, const std::string& name,
+                        const std::vector<Parameter>& parameters);
   void write_layer_kinds(LayerLayouts& layer);
   void write_ends(bool embedding, bool head);
   Batch batch();
@@ -45,9 +48,22 @@ class StageWriter {
   }
   const char* shard_group() const { return x_plan.replicas() > 1 ? kShardGroup : kDataGroup; }
   const LayerLayouts& kind_of(const Chunk& chunk, std::int64_t l) const {
+    if (x_model.is_network()) return x_blocks[block_kind(chunk, l)];
     return x_model.sparse(chunk.first_layer + l) ? x_sparse_layer : x_layer;
   }
   void own_buffers(Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas);
+
+  // --- Networks of layers (stage_network.cpp) ---
+  struct BetweenBlocks {
+    ImageShape shape;
+    LayoutId output, gradient;
+  };
+  const BetweenBlocks& between_blocks(const ImageShape& shape);
+  LayoutId image_inputs();
+  void write_blocks();
+  std::size_t block_kind(const Chunk& chunk, std::int64_t l) const {
+    return x_block_kinds[static_cast<std::size_t>(chunk.first_layer + l)];
+  }
 
   // --- The experts of a chunk (stage_experts.cpp) ---
   void make_experts(std::size_t index);
@@ -75,6 +91,7 @@ class StageWriter {
     FrameId done_frame;  ///< and the event of the last pass
     std::int16_t done_event = 0;
   };
+  void bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l, Call& call) const;
   void step_begins();
   void gather_parameters(Chunk& chunk);
   void forward(std::int32_t chunk, std::int32_t microbatch);
@@ -251,6 +268,10 @@ class StageWriter {
   ProgramBuilder x_builder;
   LayerLayouts x_layer, x_sparse_layer;
   EndLayouts x_embedding, x_head;
+  std::vector<LayerLayouts> x_blocks;           ///< of a network, by kind
+  std::vector<LayerSegments> x_block_segments;  ///< likewise
+  std::vector<std::size_t> x_block_kinds;       ///< by layer
+  std::vector<BetweenBlocks> x_between;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
   /// By experts, window, recomputed, shape of the unit.
   std::map<std::tuple<bool, bool, bool, std::size_t>, LayerSegments> x_layer_segments;
@@ -278,5 +299,16 @@ class StageWriter {
   std::vector<StreamWait> x_before_update;  ///< gradients that are not reduced over data
   bool x_first_pass = false;
 };
+
+template <typename Layouts>
+void StageWriter::parameter_frames(Layouts& out, const std::string& name,
+                                   const std::vector<Parameter>& parameters) {
+  out.parameters = parameter_layouts(x_builder, name, parameters, x_plan, false);
+  out.parameter_gradients = parameter_layouts(x_builder, name, parameters, x_plan, true);
+  out.weights = x_builder.layout(out.parameters.cut);
+  out.gradients = x_builder.layout(out.parameter_gradients.cut);
+  out.shared = x_builder.layout(out.parameters.shared);
+  out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
+}
 
 }  // namespace foretrain

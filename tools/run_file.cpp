@@ -265,6 +265,11 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
     }
   }
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
+  const std::string& sequence = run.origins["/batch/sequence"];
+  if (run.model.is_network() && (sequence == "RUN" || sequence == "--set")) {
+    return input_error(source + ": /batch/sequence: " + run.model.name +
+                       " takes images, whose size is the model's \"image\"; leave it out");
+  }
   FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
   FT_ASSIGN(run.plan, read_plan(run.resolved, source, run.model, run.cluster.accelerators));
   if (peak_tflops(run.cluster.device, run.plan.precision.matrix) <= 0) {

@@ -22,6 +22,15 @@ Json model_json(const Model& m) {
   Json out{Json::Object{}};
   out.set("name", m.name);
   out.set("model_type", m.type);
+  if (m.is_network()) {
+    const ImageShape& image = m.network.image;
+    out.set("image", Json::Array{image.channels, image.height, image.width});
+    out.set("blocks", m.layers);
+    out.set("classes", m.vocabulary);
+    out.set("parameters", parameter_count(m));
+    out.set("forward_flops", forward_flops(m.network));
+    return out;
+  }
   out.set("num_hidden_layers", m.layers);
   out.set("hidden_size", m.hidden);
   out.set("num_attention_heads", m.heads);
