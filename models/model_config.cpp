@@ -97,13 +97,13 @@ constexpr std::array kIgnored = {"source",
 
 struct Spelling {
   const char* native;
-  std::array<const char*, 3> others;
+  std::array<const char*, 4> others;
 };
 constexpr Spelling kSpellings[] = {
-    {"num_hidden_layers", {"n_layer", "n_layers", "num_layers"}},
+    {"num_hidden_layers", {"n_layer", "n_layers", "num_layers", "encoder_layers"}},
     {"hidden_size", {"n_embd", "d_model", "n_embed"}},
-    {"num_attention_heads", {"n_head", "n_heads", nullptr}},
-    {"intermediate_size", {"n_inner", "ffn_dim", "ffn_hidden_size"}},
+    {"num_attention_heads", {"n_head", "n_heads", "num_heads", "encoder_attention_heads"}},
+    {"intermediate_size", {"n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim"}},
     {"max_position_embeddings", {"n_positions", "max_seq_len", nullptr}},
     {"hidden_act", {"activation_function", nullptr, nullptr}},
     {"attention_dropout", {"attn_pdrop", "attention_probs_dropout_prob", nullptr}},
@@ -171,8 +171,8 @@ class ModelReader {
     static const std::vector<std::string> known = {
         "gpt2",        "gpt_neox",    "opt",      "bloom", "llama",   "mistral",
         "qwen2",       "qwen3",       "nemotron", "mpt",   "mixtral", "qwen3_moe",
-        "deepseek_v2", "deepseek_v3", "gpt_oss",  "bert"};
-    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1", "t5"};
+        "deepseek_v2", "deepseek_v3", "gpt_oss",  "bert",  "t5",      "marian"};
+    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1"};
     if (x_reader.failed()) return x_reader.finish();
     const auto is = [this](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), x_model.type) != list.end();
@@ -198,7 +198,7 @@ class ModelReader {
     std::string text = "found \"" + x_model.type +
                        "\", expected one of gpt2, gpt_neox, opt, bloom, "
                        "llama, mistral, qwen2, qwen3, nemotron, mpt, mixtral, qwen3_moe, "
-                       "deepseek_v2, deepseek_v3, gpt_oss, bert";
+                       "deepseek_v2, deepseek_v3, gpt_oss, bert, t5, marian";
     const std::string near = nearest_name(x_model.type, known);
     if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
     x_reader.fail("model_type", text);
@@ -210,8 +210,9 @@ class ModelReader {
     Model& m = x_model;
     const std::string& type = m.type;
     const bool bert = type == "bert";
+    const bool marian = type == "marian";
     const bool classic =
-        type == "gpt2" || type == "gpt_neox" || type == "opt" || type == "bloom" || bert;
+        type == "gpt2" || type == "gpt_neox" || type == "opt" || type == "bloom" || bert || marian;
     if (classic || type == "mpt" || type == "nemotron") m.norm = Norm::kLayerNorm;
     m.norm_bias = classic || type == "nemotron";
     if (classic) m.qkv_bias = m.projection_bias = m.mlp_bias = true;
@@ -221,6 +222,10 @@ class ModelReader {
     if (type == "gpt2" || type == "opt" || bert) m.position = Position::kLearned;
     if (type == "bloom" || type == "mpt") m.position = Position::kAlibi;
     m.tied_embeddings = type == "gpt2" || type == "opt" || type == "bloom" || type == "mpt" || bert;
+    if (type == "t5" || marian) {
+      m.position = Position::kLearned;  // of which no row stands in a table
+      m.tied_embeddings = true;
+    }
     m.bidirectional = bert;
     m.parallel_residual = type == "gpt_neox";
     m.embedding_norm = type == "bloom" || bert;
@@ -261,10 +266,13 @@ class ModelReader {
     m.intermediate = 4 * m.hidden;
     size("intermediate_size", m.intermediate, m.type == "llama" || m.type == "mistral");
     std::int64_t positions = 0;
-    size("max_position_embeddings", positions, m.position == Position::kLearned);
+    const bool pair = is_encoder_decoder_type(m.type);
+    size("max_position_embeddings", positions, m.position == Position::kLearned && !pair);
+    if (pair) positions = 0;
     // OPT's table has two more rows than positions (its padding offset).
     if (m.position == Position::kLearned) m.positions = positions + (m.type == "opt" ? 2 : 0);
     if (m.type == "bert") read_bert();
+    if (is_encoder_decoder_type(m.type)) read_encoder_decoder(x_reader, m);
     x_reader.read("sliding_window", m.sliding_window, JsonReader::IntRange{1, kMost});
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;

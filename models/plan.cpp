@@ -128,6 +128,10 @@ class PlanReader {
       r.read("micro", x_plan.micro_batch, IntRange{1, 1 << 20});
       r.read("sequence", x_plan.sequence_length, IntRange{1, 1 << 26});
       if (x_model.is_network()) x_plan.sequence_length = 1;
+      r.read("target_sequence", x_plan.target_length, IntRange{1, 1 << 26});
+      if (r.has("target_sequence") && !x_model.is_encoder_decoder()) {
+        r.fail("target_sequence", "needs a model with an encoder and a decoder");
+      }
     });
   }
 
@@ -375,11 +379,14 @@ class PlanReader {
       refuse("batch/global", text(p.global_batch) + " sequences are not a multiple of micro " +
                                  text(p.micro_batch) + " x data-parallel " + text(p.batch_ranks()));
     }
-    const double largest = static_cast<double>(p.tokens()) *
+    const double longest =
+        static_cast<double>(p.tokens()) *
+        std::max(1.0, static_cast<double>(p.target()) / static_cast<double>(p.sequence_length));
+    const double largest = longest *
                            static_cast<double>(std::max({x_model.vocabulary, x_model.hidden * 8,
                                                          x_model.intermediate * 2})) *
                            8.0;
-    const double scores = static_cast<double>(p.tokens()) * static_cast<double>(p.sequence_length) *
+    const double scores = longest * static_cast<double>(std::max(p.sequence_length, p.target())) *
                           static_cast<double>(x_model.heads) * 8.0;
     if (largest > 4e18 || (p.attention == AttentionKernel::kUnfused && scores > 4e18)) {
       refuse("batch", "one microbatch would need more than 4 EB");

@@ -1,4 +1,4 @@
-// What a plan cannot ask of a network of layers.
+// What a plan cannot ask of a network of layers or an encoder-decoder.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 
 namespace foretrain {
 
-/// Networks train with data parallelism, in 16 bits and more, without recomputation.
+/// They train with data parallelism, in 16 bits and more, without recomputation.
 std::optional<Refusal> refused_network(const Model& model, const Plan& plan);
 
 }  // namespace foretrain

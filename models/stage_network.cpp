@@ -57,7 +57,6 @@ void StageWriter::write_blocks() {
   }
   const BetweenBlocks& classes = between_blocks(blocks.back().out);
   x_layer.hidden = x_inputs;
-  x_layer.hidden_gradient = classes.gradient;
   for (EndLayouts* end : {&x_embedding, &x_head}) {
     parameter_frames(*end, "model", {});
     end->hidden = classes.output;

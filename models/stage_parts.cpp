@@ -72,7 +72,9 @@ void StageWriter::write_layouts() {
   LayoutWriter inputs("inputs", 0);
   inputs.add("tokens", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
   inputs.add("labels", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
-  x_inputs = x_model.is_network() ? image_inputs() : x_builder.layout(inputs.layout());
+  x_inputs = x_model.is_network()           ? image_inputs()
+             : x_model.is_encoder_decoder() ? paired_inputs()
+                                            : x_builder.layout(inputs.layout());
   LayoutWriter scalars("scalars", 0);
   scalars.add("loss", BufferKind::kWorkspace, DType::kFp32, 1);
   scalars.add("gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
@@ -99,6 +101,7 @@ void StageWriter::write_layouts() {
 
 void StageWriter::write_segments() {
   if (x_model.is_network()) return write_blocks();
+  if (x_model.is_encoder_decoder()) return write_stacks();
   x_sparse_layer.hidden = x_layer.hidden;
   x_sparse_layer.hidden_gradient = x_layer.hidden_gradient;
   x_sparse_layer.output = x_layer.output;

@@ -152,6 +152,7 @@ void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
     };
     if (first) copy("data." + inputs.buffers[kTokens].name, kTokens);
     if (last) copy("data.labels", kLabels);
+    if (x_model.is_encoder_decoder()) copy("data.targets", kTargets);
     if (x_model.is_network()) w.record(EventRef{0, kReady});
     w.segment().frames = {x_inputs};
     load = x_builder.segment(std::move(w.segment()));
@@ -213,6 +214,7 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   bind_experts(chunk, l, false, call);
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_loss(chunk, passage, l, call);
+  bind_memory(chunk, passage, l, false, call);
   bind_part(chunk, l, nullptr, false, call);
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
@@ -369,6 +371,7 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
   bind_experts(chunk, l, true, call);
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
   bind_loss(chunk, passage, l, call);
+  bind_memory(chunk, passage, l, true, call);
   bind_part(chunk, l, nullptr, true, call);
   if (s.weights.valid()) {
     passage.weights.emplace_back(l, call);

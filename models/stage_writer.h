@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/chunk.h"
+#include "models/encoder_decoder.h"
 #include "models/schedule.h"
 #include "models/stage.h"
 
@@ -49,6 +50,7 @@ class StageWriter {
   const char* shard_group() const { return x_plan.replicas() > 1 ? kShardGroup : kDataGroup; }
   const LayerLayouts& kind_of(const Chunk& chunk, std::int64_t l) const {
     if (x_model.is_network()) return x_blocks[block_kind(chunk, l)];
+    if (x_model.is_encoder_decoder()) return stack_layouts(chunk.first_layer + l);
     return x_model.sparse(chunk.first_layer + l) ? x_sparse_layer : x_layer;
   }
   void own_buffers(Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas);
@@ -64,6 +66,12 @@ class StageWriter {
   std::size_t block_kind(const Chunk& chunk, std::int64_t l) const {
     return x_block_kinds[static_cast<std::size_t>(chunk.first_layer + l)];
   }
+
+  // --- Encoder-decoders (stage_encoder_decoder.cpp) ---
+  LayoutId paired_inputs();
+  void write_stacks();
+  const LayerSegments& stack_segments(std::int64_t layer) const;
+  const LayerLayouts& stack_layouts(std::int64_t layer) const;
 
   // --- The experts of a chunk (stage_experts.cpp) ---
   void make_experts(std::size_t index);
@@ -83,7 +91,8 @@ class StageWriter {
     std::vector<FrameId> hidden;  ///< residual stream: before layer 0, after layer 0, ...
     std::vector<FrameId> saved;   ///< by layer
     FrameId embedding_saved, head_saved, inputs;
-    FrameId gradient;  ///< of the residual stream, as the backward pass comes down
+    FrameId memory, memory_gradient;  ///< the encoder's output, where a decoder reads it
+    FrameId gradient;                 ///< of the residual stream, as the backward pass comes down
     /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
     std::vector<std::pair<std::int64_t, Call>> weights;
     /// Copies on the host of what layer `first` keeps: of its input where `second`.
@@ -92,6 +101,7 @@ class StageWriter {
     std::int16_t done_event = 0;
   };
   void bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l, Call& call) const;
+  void bind_memory(const Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
   void step_begins();
   void gather_parameters(Chunk& chunk);
   void forward(std::int32_t chunk, std::int32_t microbatch);
@@ -268,9 +278,12 @@ class StageWriter {
   ProgramBuilder x_builder;
   LayerLayouts x_layer, x_sparse_layer;
   EndLayouts x_embedding, x_head;
-  std::vector<LayerLayouts> x_blocks;           ///< of a network, by kind
-  std::vector<LayerSegments> x_block_segments;  ///< likewise
-  std::vector<std::size_t> x_block_kinds;       ///< by layer
+  LayerLayouts x_turn, x_cross, x_decoder;  ///< of an encoder-decoder
+  MemoryLayouts x_memory;
+  std::array<LayerSegments, 8> x_stack_segments;  ///< by Stack, and whether it goes first
+  std::vector<LayerLayouts> x_blocks;             ///< of a network, by kind
+  std::vector<LayerSegments> x_block_segments;    ///< likewise
+  std::vector<std::size_t> x_block_kinds;         ///< by layer
   std::vector<BetweenBlocks> x_between;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
   /// By experts, window, recomputed, shape of the unit.

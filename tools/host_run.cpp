@@ -24,6 +24,11 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
     return unsupported(run.source + ": /model: " + run.model.name +
                        " is a network of layers, which is only simulated; expected a transformer");
   }
+  if (run.model.is_encoder_decoder()) {
+    return unsupported(run.source + ": /model: " + run.model.name +
+                       " is an encoder-decoder, which is only simulated; expected a model of one "
+                       "stack");
+  }
   HostRun out{std::move(run), {}, std::move(cuda)};
   out.workload = lower(out.run.model, out.run.plan);
   if (!out.on_cuda()) {

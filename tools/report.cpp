@@ -62,7 +62,9 @@ std::string plan_text(const Run& run) {
   out +=
       ", " + std::to_string(p.microbatches()) + " microbatches of " + std::to_string(p.micro_batch);
   if (run.model.is_network()) return out + " images";
-  return out + " x " + std::to_string(p.sequence_length) + " tokens";
+  out += " x " + std::to_string(p.sequence_length) + " tokens";
+  if (run.model.is_encoder_decoder()) out += " and " + std::to_string(p.target()) + " targets";
+  return out;
 }
 
 std::string memory_text(const MemoryReport& m) {

@@ -84,6 +84,28 @@ TEST_P(BadNetworks, AreRefused) {
 }
 INSTANTIATE_TEST_SUITE_P(Each, BadNetworks, testing::ValuesIn(kOfNetworks));
 
+TEST(EncoderDecoder, IsRefused) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "t5-small", "batch": {"sequence": 64},
+      "cluster": {"preset": "host", "accelerators": 2}, "precision": "fp32"})");
+  const std::vector<BadSet> bad = {
+      {"parallel.tensor=2", {"/parallel/tensor", "encoder-decoder", "data parallelism alone"}},
+      {"sharding.level=gradients", {"/sharding/level", "encoder-decoder"}},
+      {"recompute=full", {"/recompute", "encoder-decoder"}},
+      {"batch.target_sequence=0", {"/batch/target_sequence"}},
+      {"model={\"preset\":\"transformer-big\",\"decoder_ffn_dim\":8}",
+       {"/model/decoder_ffn_dim", "found 8", "the encoder has 4096"}},
+  };
+  for (const BadSet& one : bad) {
+    expect_refused(place, place.run({"simulate", "run.json", "--set", one.set}), one.parts);
+  }
+  expect_refused(place,
+                 place.run({"simulate", "run.json", "--set", "model=gpt2", "--set",
+                            "batch.target_sequence=8"}),
+                 {"/batch/target_sequence", "an encoder and a decoder"});
+  expect_refused(place, place.run({"execute", "run.json"}), {"/model", "only simulated"});
+}
+
 TEST(Networks, AreNotExecuted) {
   const Workplace place;
   place.write("run.json", R"({"model": "resnet-50", "cluster": {"preset": "host",

@@ -181,6 +181,8 @@ const Field kFields[] = {
     {"batch.global=32"},
     {"batch.micro=1"},
     {"batch.sequence=1024"},
+    {"batch.target_sequence=64",
+     {"model=t5-small", "parallel.tensor=1", "parallel.pipeline=1", "batch.global=64"}},
     {"precision=fp32", {"kernels.attention=unfused"}},
     {"precision=tf32", {"kernels.attention=unfused", "precision=fp32"}},
     {"precision={\"compute\":\"bf16\",\"gradients\":\"compute\"}"},

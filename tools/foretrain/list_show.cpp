@@ -31,7 +31,13 @@ Json model_json(const Model& m) {
     out.set("forward_flops", forward_flops(m.network));
     return out;
   }
-  out.set("num_hidden_layers", m.layers);
+  if (m.is_encoder_decoder()) {
+    out.set("encoder_layers", m.encoder_layers);
+    out.set("decoder_layers", m.decoder_layers);
+    out.set("relative_attention_num_buckets", m.relative_buckets);
+  } else {
+    out.set("num_hidden_layers", m.layers);
+  }
   out.set("hidden_size", m.hidden);
   out.set("num_attention_heads", m.heads);
   out.set("num_key_value_heads", m.kv_heads);
@@ -44,7 +50,9 @@ Json model_json(const Model& m) {
   static const char* const activations[] = {"gelu", "silu (gated)", "relu", "relu2"};
   out.set("activation", activations[static_cast<std::size_t>(m.activation)]);
   static const char* const positions[] = {"learned", "rope", "alibi"};
-  out.set("position", positions[static_cast<std::size_t>(m.position)]);
+  if (!m.is_encoder_decoder()) {
+    out.set("position", positions[static_cast<std::size_t>(m.position)]);
+  }
   out.set("tie_word_embeddings", m.tied_embeddings);
   out.set("qkv_bias", m.qkv_bias);
   out.set("projection_bias", m.projection_bias);
