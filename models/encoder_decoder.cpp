@@ -71,6 +71,10 @@ class MemoryWriter {
       frames = {l.weights, l.gradients, l.shared, l.shared_gradients, l.hidden,
                 l.output,  out.saved,   local,    l.output_gradient,  l.hidden_gradient};
       frames.insert(frames.end(), more.begin(), more.end());
+      if (l.unit_weights.valid()) {
+        frames.push_back(l.unit_weights);
+        frames.push_back(l.unit_gradients);
+      }
       return x_builder.segment(std::move(w.segment()));
     };
     out.forward = add(forward, out.local_forward);
@@ -259,9 +263,13 @@ class TurnWriter : MemoryWriter {
     SegmentWriter backward(x_builder, "turn backward", x_backward);
     backward.phase = Phase::kBackward;
     write_backward(backward);
-    return finish(forward, backward,
-                  {memory.memory, memory.gradient, x_embedding.inputs, x_embedding.weights,
-                   x_embedding.gradients});
+    std::vector<LayoutId> more = {memory.memory, memory.gradient, x_embedding.inputs,
+                                  x_embedding.weights, x_embedding.gradients};
+    if (x_embedding.unit_weights.valid()) {
+      more.push_back(x_embedding.unit_weights);
+      more.push_back(x_embedding.unit_gradients);
+    }
+    return finish(forward, backward, more);
   }
 
  private:
@@ -302,7 +310,8 @@ class TurnWriter : MemoryWriter {
     const Ref table =
         parameter_ref(x_embedding.parameter_gradients, "embedding.tokens", kTurnTableGradient, -1);
     const Kernel scatter = kernel(KernelKind::kEmbeddingBackward, x_targets, h);
-    if (x_plan.fused_accumulation) {
+    if (x_plan.fresh_gradients()) clear_fresh(w, table);
+    if (x_plan.fresh_gradients() || x_plan.fused_accumulation) {
       w.compute("embedding.targets.gradient", scatter, {d.view(), tokens().view()}, {table.view()});
     } else {  // a whole table of its own, as autograd makes it, then added
       const Ref part = temporary(x_backward, "d table of targets", table.count);
@@ -317,6 +326,21 @@ class TurnWriter : MemoryWriter {
                    x_stats.view(), x_norm.weight.view()},
                   x_norm, hidden(kInputGradient, x_tokens), x_tokens);
     w.record(EventRef{kInputGradient, kReady});
+  }
+
+  /// What nothing has written before it is added to: the table unless the head has, and biases of
+  /// positions, whose gradients are left out.
+  void clear_fresh(SegmentWriter& w, const Ref& table) {
+    const auto clear = [&](const std::string& name, const Ref& ref) {
+      if (!ref.valid()) return;
+      Kernel fill = kernel(KernelKind::kFill, 1, ref.count);
+      fill.dtype = ref.dtype;
+      w.compute(name + ".zero", fill, {}, {ref.view()});
+    };
+    if (!x_model.tied_embeddings) clear("embedding.tokens", table);
+    for (const char* name : {"encoder.relative_positions", "decoder.relative_positions"}) {
+      clear(name, gradient(name));
+    }
   }
 
   const EndLayouts& x_embedding;

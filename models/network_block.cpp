@@ -65,7 +65,7 @@ class BlockWriter {
 
   const Node& node(std::size_t n) const { return x_block.nodes[n]; }
   std::vector<std::size_t>& readers(std::int32_t input) {
-    return x_readers[static_cast<std::size_t>(input + 1)];
+    return x_readers[static_cast<std::size_t>(std::int64_t{input} + 1)];
   }
   const std::vector<std::size_t>& readers_of(std::size_t n) const { return x_readers[n + 1]; }
   std::int64_t elements(const ImageShape& shape) const { return x_images * shape.elements(); }
@@ -278,7 +278,7 @@ class BlockWriter {
 
   // --- Backward
   Gradient& gradient_of(std::int32_t index) {
-    return x_gradients[static_cast<std::size_t>(index + 1)];
+    return x_gradients[static_cast<std::size_t>(std::int64_t{index} + 1)];
   }
   bool wanted(std::int32_t index) const { return index >= 0 || !x_block.first; }
 

@@ -23,7 +23,7 @@ std::optional<Refusal> refused_network(const Model& model, const Plan& plan) {
     return unsupported(degree.place, "found " + std::to_string(degree.value) + "; " + what +
                                          " is lowered for data parallelism alone, expected 1");
   }
-  if (plan.by_units()) {
+  if (plan.by_units() && model.is_network()) {
     return unsupported("sharding/level", what + " is lowered with level none and optimizer");
   }
   if (plan.precision.low()) {

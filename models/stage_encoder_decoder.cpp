@@ -15,12 +15,9 @@ LayoutId StageWriter::paired_inputs() {
   return x_builder.layout(inputs.layout());
 }
 
-/// Layouts and segments of encoder layers, the turn, cross-attention and decoder layers, and of
-/// both ends: the embedding with the encoder's tokens, the head with the decoder's.
+/// Layouts of encoder layers, the turn, cross-attention and decoder layers, and both ends.
 void StageWriter::write_stacks() {
   const Plan later = decoder_plan(x_plan);
-  const Model encoder = stack_model(x_model, true);
-  const Model decoder = stack_model(x_model, false);
   const auto residual = [this](const char* name, std::int64_t tokens, bool saved) {
     LayoutWriter writer(name, 0);
     writer.add(name, BufferKind::kActivations, x_plan.precision.compute, tokens * x_model.hidden,
@@ -57,26 +54,46 @@ void StageWriter::write_stacks() {
   if (x_model.tied_embeddings) last.push_back(embedding_parameters(x_model).front());
   parameter_frames(x_embedding, "model", embedding_parameters(x_model));
   parameter_frames(x_head, "model", last);
+  if (!by_units()) write_stack_ends();
+}
+
+/// The embedding with the encoder's tokens, the head with the decoder's.
+void StageWriter::write_stack_ends() {
+  const Plan later = decoder_plan(x_plan);
+  const Model encoder = stack_model(x_model, true);
+  const Model decoder = stack_model(x_model, false);
   x_embedding_segments = write_embedding(x_builder, encoder, x_plan, x_embedding);
   x_head_segments = write_head(x_builder, decoder, later, x_head,
                                x_model.tied_embeddings ? "embedding.tokens" : "head.output");
-  const auto at = [this](Stack stack, bool first) -> LayerSegments& {
-    return x_stack_segments.at(2 * static_cast<std::size_t>(stack) + (first ? 1 : 0));
-  };
-  at(Stack::kEncoder, false) = write_layer(x_builder, encoder, x_plan, x_layer, false);
-  at(Stack::kTurn, false) = write_turn(x_builder, encoder, x_plan, x_turn, x_memory, x_embedding);
-  for (const bool first : {false, true}) {
-    at(Stack::kCross, first) =
-        write_cross(x_builder, decoder, later, x_plan.tokens(), x_cross, x_memory, first);
+}
+
+LayerSegments StageWriter::write_stack_layer(Stack stack, bool first, const LayerLayouts& layouts) {
+  const bool encodes = stack == Stack::kEncoder || stack == Stack::kTurn;
+  const Plan plan = encodes ? x_plan : decoder_plan(x_plan);
+  const Model model = stack_model(x_model, encodes);
+  if (stack == Stack::kTurn) {
+    return write_turn(x_builder, model, plan, layouts, x_memory, x_embedding);
   }
-  at(Stack::kDecoder, false) = write_layer(x_builder, decoder, later, x_decoder, false);
+  if (stack == Stack::kCross) {
+    return write_cross(x_builder, model, plan, x_plan.tokens(), layouts, x_memory, first);
+  }
+  return write_layer(x_builder, model, plan, layouts, false);
 }
 
 /// The backward pass comes to the last cross-attention first.
-const LayerSegments& StageWriter::stack_segments(std::int64_t layer) const {
+const LayerSegments& StageWriter::stack_segments(Chunk& chunk, std::int64_t l) {
+  const std::int64_t layer = chunk.first_layer + l;
   const Stack stack = x_model.stack(layer);
   const bool first = stack == Stack::kCross && layer == x_model.layers - 2;
-  return x_stack_segments.at(2 * static_cast<std::size_t>(stack) + (first ? 1 : 0));
+  const std::size_t shape = by_units() ? unit_of(chunk, l).shape : 0;
+  const auto [it, fresh] = x_stack_segments.try_emplace({stack, first, shape});
+  if (!fresh) return it->second;
+  LayerLayouts layouts = stack_layouts(layer);
+  if (by_units()) {
+    layouts.unit_weights = x_shapes[shape].weights;
+    layouts.unit_gradients = x_shapes[shape].gradients;
+  }
+  return it->second = write_stack_layer(stack, first, layouts);
 }
 
 const LayerLayouts& StageWriter::stack_layouts(std::int64_t layer) const {
@@ -95,7 +112,7 @@ const LayerLayouts& StageWriter::stack_layouts(std::int64_t layer) const {
 
 /// The turn writes the encoder's output and reads the token table; cross-attention reads the
 /// former.
-void StageWriter::bind_memory(const Chunk& chunk, Passage& passage, std::int64_t l, bool backward,
+void StageWriter::bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bool backward,
                               Call& call) {
   if (!x_model.is_encoder_decoder()) return;
   const Stack stack = x_model.stack(chunk.first_layer + l);
@@ -110,8 +127,23 @@ void StageWriter::bind_memory(const Chunk& chunk, Passage& passage, std::int64_t
   call.frames.push_back(passage.memory_gradient);
   if (stack == Stack::kCross) return;
   call.frames.push_back(passage.inputs);
-  call.frames.push_back(chunk.embedding.weights);
-  call.frames.push_back(chunk.embedding.gradients);
+  if (!by_units()) {
+    call.frames.push_back(chunk.embedding.weights);
+    call.frames.push_back(chunk.embedding.gradients);
+    return;
+  }
+  // The table lies in the root, which stays gathered until the backward pass is over.
+  Unit& root = *root_of(chunk);
+  const std::int64_t begin = chunk.embedding.cut_begin;
+  if (backward) need_gradients(root);
+  call.frames.push_back(x_builder.alias(x_embedding.weights, root.weights, 0,
+                                        bytes_of(x_plan.precision.compute, begin), call.layer));
+  call.frames.push_back(backward
+                            ? x_builder.alias(x_embedding.gradients, root.gradients, 0,
+                                              bytes_of(x_plan.local_gradients(), begin), call.layer)
+                            : FrameId());
+  call.frames.push_back(root.weights);
+  call.frames.push_back(backward ? root.gradients : FrameId());
 }
 
 }  // namespace foretrain

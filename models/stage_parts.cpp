@@ -161,6 +161,7 @@ void StageWriter::write_layer_kinds(LayerLayouts& layer) {
 }
 
 void StageWriter::write_ends(bool embedding, bool head) {
+  if (x_model.is_encoder_decoder()) return write_stack_ends();
   if (embedding) {
     x_embedding_segments = write_embedding(x_builder, x_model, x_plan, x_embedding);
   }

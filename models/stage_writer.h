@@ -70,7 +70,9 @@ class StageWriter {
   // --- Encoder-decoders (stage_encoder_decoder.cpp) ---
   LayoutId paired_inputs();
   void write_stacks();
-  const LayerSegments& stack_segments(std::int64_t layer) const;
+  void write_stack_ends();
+  LayerSegments write_stack_layer(Stack stack, bool first, const LayerLayouts& layouts);
+  const LayerSegments& stack_segments(Chunk& chunk, std::int64_t l);
   const LayerLayouts& stack_layouts(std::int64_t layer) const;
 
   // --- The experts of a chunk (stage_experts.cpp) ---
@@ -101,7 +103,7 @@ class StageWriter {
     std::int16_t done_event = 0;
   };
   void bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l, Call& call) const;
-  void bind_memory(const Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
+  void bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
   void step_begins();
   void gather_parameters(Chunk& chunk);
   void forward(std::int32_t chunk, std::int32_t microbatch);
@@ -280,10 +282,11 @@ class StageWriter {
   EndLayouts x_embedding, x_head;
   LayerLayouts x_turn, x_cross, x_decoder;  ///< of an encoder-decoder
   MemoryLayouts x_memory;
-  std::array<LayerSegments, 8> x_stack_segments;  ///< by Stack, and whether it goes first
-  std::vector<LayerLayouts> x_blocks;             ///< of a network, by kind
-  std::vector<LayerSegments> x_block_segments;    ///< likewise
-  std::vector<std::size_t> x_block_kinds;         ///< by layer
+  /// By kind, whether its backward pass is the first of them, shape of the unit.
+  std::map<std::tuple<Stack, bool, std::size_t>, LayerSegments> x_stack_segments;
+  std::vector<LayerLayouts> x_blocks;           ///< of a network, by kind
+  std::vector<LayerSegments> x_block_segments;  ///< likewise
+  std::vector<std::size_t> x_block_kinds;       ///< by layer
   std::vector<BetweenBlocks> x_between;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
   /// By experts, window, recomputed, shape of the unit.

@@ -90,7 +90,7 @@ TEST(EncoderDecoder, IsRefused) {
       "cluster": {"preset": "host", "accelerators": 2}, "precision": "fp32"})");
   const std::vector<BadSet> bad = {
       {"parallel.tensor=2", {"/parallel/tensor", "encoder-decoder", "data parallelism alone"}},
-      {"sharding.level=gradients", {"/sharding/level", "encoder-decoder"}},
+      {"precision=fp8", {"/precision", "encoder-decoder"}},
       {"recompute=full", {"/recompute", "encoder-decoder"}},
       {"batch.target_sequence=0", {"/batch/target_sequence"}},
       {"model={\"preset\":\"transformer-big\",\"decoder_ffn_dim\":8}",

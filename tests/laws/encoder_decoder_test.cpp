@@ -5,6 +5,7 @@
 
 #include "models/encoder_decoder.h"
 #include "models/lower.h"
+#include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 
@@ -145,6 +146,35 @@ TEST(EncoderDecoder, AreWellFormed) {
       }
     }
   }
+}
+
+// ZeRO-2 and FSDP, by units of any number of layers, with tables of one's own and shared ones.
+TEST(EncoderDecoder, ShardsGradientsAndParameters) {
+  for (const Sharding level : {Sharding::kGradients, Sharding::kParameters}) {
+    for (const bool tied : {false, true}) {
+      for (const bool each : {false, true}) {
+        Model m = preset("t5-small");
+        m.tied_embeddings = tied;
+        Plan plan = plan_of(m, 4, 64, 48);
+        plan.global_batch *= 2;
+        plan.sharding = level;
+        plan.units.layers = tied ? 1 : 3;
+        plan.units.reduce_each = each;
+        plan.units.reshard = each;
+        lowered(m, plan);
+      }
+    }
+  }
+}
+
+// Everything but what is gathered shrinks with the ranks that share it.
+TEST(EncoderDecoder, FsdpTakesLessMemory) {
+  const Model m = preset("t5-large");
+  Plan plan = plan_of(m, 8, 64, 64);
+  const Bytes whole = memory_peak(lowered(m, plan)).bytes;
+  plan.sharding = Sharding::kParameters;
+  // 16 of 18 bytes a parameter, of which an eighth stays.
+  EXPECT_LT(memory_peak(lowered(m, plan)).bytes, whole - 12 * parameter_count(m));
 }
 
 // Keys and values of cross-attention have the encoder's tokens, queries the decoder's.
