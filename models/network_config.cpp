@@ -11,7 +11,7 @@ using IntRange = JsonReader::IntRange;
 constexpr IntRange kChannels{1, 1 << 20};
 constexpr IntRange kExtent{1, 1 << 14};
 constexpr IntRange kPad{0, 1 << 14};
-constexpr std::size_t kMostNodes = 100'000;
+constexpr std::int64_t kMostNodes = 100'000;  ///< and items, repetitions counted
 constexpr int kDeepest = 8;
 /// Elements of one image anywhere, and parameters of one layer.
 constexpr double kMostElements = 1e10;
@@ -93,6 +93,12 @@ class NetworkReader {
     return input_error(x_source + ": " + pointer + ": " + message);
   }
 
+  Status count(std::int64_t more, const std::string& pointer) {
+    x_count += more;
+    if (x_count <= kMostNodes) return ok_status();
+    return fail(pointer, "more than " + text(kMostNodes) + " layers, repetitions counted");
+  }
+
   /// Items of the list itself: each becomes a block. A dropout or an auxiliary head goes with the
   /// item behind it.
   Status read_blocks(const Json& layers, const std::string& pointer, int depth) {
@@ -102,6 +108,7 @@ class NetworkReader {
     for (std::size_t i = 0; i < layers.array()->size(); ++i) {
       const Json& item = (*layers.array())[i];
       const std::string at = pointer + "/" + std::to_string(i);
+      FT_TRY(count(1, at));
       FT_ASSIGN(const std::string head, head_of(item, at));
       if (head == "repeat") {
         FT_TRY(read_repeat(item, at, depth));
@@ -115,6 +122,7 @@ class NetworkReader {
       x_block.output = x_at.node;
       x_block.out = x_at.shape;
       x_block.first = x_network.blocks.empty();
+      FT_TRY(count(static_cast<std::int64_t>(x_block.nodes.size()), at));
       x_network.blocks.push_back(std::move(x_block));
       x_block = NetworkBlock();
       x_names.clear();
@@ -126,11 +134,12 @@ class NetworkReader {
   Status read_repeat(const Json& item, const std::string& pointer, int depth) {
     if (depth >= kDeepest) return fail(pointer, "lists within lists deeper than " + text(kDeepest));
     JsonReader reader(item, x_source, pointer);
-    std::int64_t count = 1;
-    reader.read("repeat", count, IntRange{1, 10'000});
+    std::int64_t times = 1;
+    reader.read("repeat", times, IntRange{1, 10'000});
     const Json* layers = reader.require("layers", "the layers that are repeated");
     FT_TRY(reader.finish());
-    for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t i = 0; i < times; ++i) {
+      FT_TRY(count(1, pointer));
       FT_TRY(read_blocks(*layers, pointer + "/layers", depth + 1));
     }
     return ok_status();
@@ -175,7 +184,6 @@ class NetworkReader {
     if (head != "auxiliary" && head != "dropout") read_rest(reader);
     x_name.clear();
     FT_TRY(reader.finish());
-    if (x_block.nodes.size() > kMostNodes) return fail(pointer, "more than 100000 layers");
     return ok_status();
   }
 
@@ -377,6 +385,7 @@ class NetworkReader {
   }
 
   std::string x_source;
+  std::int64_t x_count = 0;
   Network x_network;
   NetworkBlock x_block;  ///< being read
   At x_at;

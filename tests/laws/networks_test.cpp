@@ -206,11 +206,12 @@ TEST(Networks, HorovodFusesBlocksOfResnet50) {
   plan.buckets.cycle = Time::from_us(1000);
   const Workload workload = lowered(model, plan);
   std::vector<std::int64_t> expected;
-  for (auto block = model.network.blocks.rbegin(); block != model.network.blocks.rend(); ++block) {
+  for (const NetworkBlock& block : model.network.blocks) {
     std::int64_t sum = 0;
-    for (const Node& node : block->nodes) sum += node.parameter_count();
+    for (const Node& node : block.nodes) sum += node.parameter_count();
     if (sum > 0) expected.push_back(sum);
   }
+  std::reverse(expected.begin(), expected.end());
   EXPECT_EQ(sizes(workload, "gradients.reduce"), expected);
   EXPECT_EQ(expected.size(), 1U + 16 + 1);
   EXPECT_EQ(sizes(workload, "coordinator.ready").size(), 2 * expected.size());
@@ -298,6 +299,11 @@ const Wrong kWrong[] = {
     {R"([{"conv": 3, "size": 2}])", "/model/layers/0/size"},
     {R"([{"parameters": 3}])", "/model/layers/0/forward_flops"},
     {R"([{"parameters": 3, "forward_flops": 2, "output": [1, 2]}])", "[channels, height, width]"},
+    {R"([{"repeat": 9999, "layers": [{"repeat": 9999, "layers": []}]}, {"linear": 3}])",
+     "more than 100000 layers"},
+    {R"([{"repeat": 9999, "layers": [{"conv": 3, "norm": true, "activation": "relu"},
+         {"conv": 3}, {"conv": 3}, {"conv": 3}, {"conv": 3}, {"conv": 3}]}])",
+     "more than 100000 layers"},
     {R"([{"linear": 1000000}, {"linear": 1000000}])", "more than 10^10 parameters"},
 };
 INSTANTIATE_TEST_SUITE_P(Each, Refused, testing::ValuesIn(kWrong));
