@@ -98,7 +98,9 @@ Status check_work(const Workload& workload, std::size_t program, const Work& wor
                        "FLOPs are known (layers given as numbers, optimizers other than Adam, " +
                        "compression, offload.delayed_update)");
   }
+  if (std::holds_alternative<Convolution>(work)) return refuse(work, "it is only simulated");
   if (const auto* kernel = std::get_if<Kernel>(&work)) {
+    if (kernel->kind >= KernelKind::kBatchNorm) return refuse(work, "it is only simulated");
     return check_kernel(*kernel, tokens_in_a_row(workload, program, kernel->rows));
   }
   return ok_status();

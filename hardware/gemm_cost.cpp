@@ -42,6 +42,13 @@ bool misaligned(const Gemm& work) {
          (work.transpose_a && work.m % elements != 0);
 }
 
+/// fp32 results of the parts of k.
+double partial_bytes(const Gemm& work, std::int64_t splits) {
+  const double results =
+      static_cast<double>(work.batch) * static_cast<double>(work.m) * static_cast<double>(work.n);
+  return splits > 1 ? static_cast<double>(splits + 1) * results * 4 : 0;
+}
+
 /// Bytes through device memory, see local_cost.h.
 double traffic(const DeviceSpec& device, const Gemm& work, const GemmEstimate& c) {
   const double in = bits_of(work.in) / 8.0, out = bits_of(work.out) / 8.0;
@@ -62,12 +69,11 @@ double traffic(const DeviceSpec& device, const Gemm& work, const GemmEstimate& c
   }
   const double results = batch * m * n;
   const double writes = results * out * (work.accumulate ? 2 : 1);
-  const double partial = c.splits > 1 ? static_cast<double>(c.splits + 1) * results * 4 : 0;
-  return reads + writes + partial;
+  return reads + writes + partial_bytes(work, c.splits);
 }
 
 GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
-                      const GemmTile& tile, std::int64_t splits, double rate) {
+                      const GemmTile& tile, std::int64_t splits, double rate, double moved) {
   GemmEstimate out{tile.rows, tile.columns, splits};
   out.tiles = ceil_div(work.m, tile.rows) * ceil_div(work.n, tile.columns) * work.batch * splits;
   out.waves = ceil_div(out.tiles, device.sm_count);
@@ -78,7 +84,8 @@ GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Ge
   const double depth = static_cast<double>(work.k) / static_cast<double>(splits) + c.prologue_k;
   const double flops = 2.0 * static_cast<double>(tile.rows * tile.columns) * depth;
   out.compute_s = waves * flops * device.sm_count / out.rate;
-  out.memory_s = traffic(device, work, out) / (device.memory_gb_per_s * 1e9 * c.memory_efficiency);
+  const double bytes = moved > 0 ? moved + partial_bytes(work, splits) : traffic(device, work, out);
+  out.memory_s = bytes / (device.memory_gb_per_s * 1e9 * c.memory_efficiency);
   out.latency_s = c.latency_us * 1e-6;
   return out;
 }
@@ -117,7 +124,7 @@ void explain(const DeviceSpec& device, const Gemm& work, const GemmEstimate& bes
 }  // namespace
 
 GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
-                           ClockState clock) {
+                           ClockState clock, double moved) {
   double rate = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
   if (misaligned(work)) rate *= c.misaligned;
   if (clock == ClockState::kSustained) rate *= power_factor(device);
@@ -133,24 +140,23 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
     for (const std::int64_t splits : c.splits) {
       // cuBLAS splits k where a third of the SMs would idle and the parts stay deep.
       if (splits > 1 && (work.k / splits < 256 || 3 * tiles > 2 * device.sm_count)) continue;
-      const GemmEstimate next = evaluate(device, c, work, tile, splits, rate);
+      const GemmEstimate next = evaluate(device, c, work, tile, splits, rate, moved);
       if (best.tiles == 0 || next.busy_s() < best.busy_s()) best = next;
     }
   }
   return best;
 }
 
-namespace {
-
-Result<Cost> one_gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
+Result<Cost> product_cost(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
+                          double moved, std::ostream* steps) {
   FT_TRY(check_extents(work));
   if (work.m == 0 || work.n == 0 || work.batch == 0) return Cost{};
-  const GemmConstants& c = kernel_constants(device.architecture).gemm;
   if (peak_tflops(device, work.in) * efficiency_of(c, work.in) <= 0) {
     return unsupported("a GEMM in " + std::string(name_of(work.in)) + " on " + device.name);
   }
-  const GemmEstimate best = estimate_gemm(device, c, work, ClockState::kSustained);
-  const GemmCorrection correction = measured_correction(device, work);
+  const GemmEstimate best = estimate_gemm(device, c, work, ClockState::kSustained, moved);
+  const GemmCorrection correction =
+      moved > 0 ? GemmCorrection() : measured_correction(device, work);
   Cost cost;
   cost.latency = Time::from_us(c.latency_us);
   cost.tiles = best.tiles;
@@ -162,6 +168,8 @@ Result<Cost> one_gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostr
   if (steps != nullptr) explain(device, work, best, correction, cost, *steps);
   return cost;
 }
+
+namespace {
 
 /// One after another: under contention their tiles are one product's.
 void append(Cost& sum, const Cost& next) {
@@ -182,10 +190,12 @@ void append(Cost& sum, const Cost& next) {
 }  // namespace
 
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
-  Cost sum;
-  for (const Gemm& one : gemms_of(work)) {
-    FT_ASSIGN(const Cost cost, one_gemm_cost(device, one, steps));
-    append(sum, cost);
+  const GemmConstants& c = kernel_constants(device.architecture).gemm;
+  const std::vector<Gemm> gemms = gemms_of(work);
+  FT_ASSIGN(Cost sum, product_cost(device, c, gemms.front(), 0, steps));
+  for (std::size_t i = 1; i < gemms.size(); ++i) {
+    FT_ASSIGN(const Cost next, product_cost(device, c, gemms[i], 0, steps));
+    append(sum, next);
   }
   return sum;
 }

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <ostream>
 
 #include "hardware/device.h"
 #include "hardware/kernel_constants.h"
+#include "sim/base/result.h"
 #include "sim/cost/cost_model.h"
 
 namespace foretrain {
@@ -23,8 +25,13 @@ struct GemmEstimate {
 };
 
 /// The law of local_cost.h. `work` has positive extents and a type that the device supports.
+/// `moved`: bytes through device memory where they do not follow from the extents; 0 = they do.
 GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& constants,
-                           const Gemm& work, ClockState clock);
+                           const Gemm& work, ClockState clock, double moved = 0);
+
+/// The cost of a product by the law, with `moved` as above; samples correct it where `moved` is 0.
+Result<Cost> product_cost(const DeviceSpec& device, const GemmConstants& constants,
+                          const Gemm& work, double moved, std::ostream* steps);
 
 /// What the samples in configs/gemm/ say of a GEMM: a factor on the law's busy time.
 struct GemmCorrection {

@@ -79,9 +79,9 @@ class HardwareCostModel final : public CostModel {
 
  private:
   static std::string_view text_of_kind(const Work& work) {
-    constexpr std::array<std::string_view, 10> kNames = {
-        "gemm", "attention", "kernel",     "collective", "messages",
-        "copy", "host sync", "host delay", "pause",      "opaque"};
+    constexpr std::array<std::string_view, 11> kNames = {
+        "gemm",      "attention",  "kernel", "collective", "messages",   "copy",
+        "host sync", "host delay", "pause",  "opaque",     "convolution"};
     static_assert(std::variant_size_v<Work> == kNames.size());
     return kNames.at(work.index());
   }
@@ -106,6 +106,7 @@ class HardwareCostModel final : public CostModel {
                             std::ostream* steps) const {
     const DeviceSpec& device = x_cluster.device;
     if (const auto* gemm = std::get_if<Gemm>(&work)) return gemm_cost(device, *gemm, steps);
+    if (const auto* c = std::get_if<Convolution>(&work)) return convolution_cost(device, *c, steps);
     if (const auto* a = std::get_if<Attention>(&work)) return attention_cost(device, *a, steps);
     if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel_cost(device, *kernel, steps);
     if (const auto* opaque = std::get_if<Opaque>(&work)) {

@@ -27,6 +27,14 @@ inline constexpr double kLongestSeconds = 1e6;
 /// Left out: stream-K, grouped problem sizes, operand values, boost at the start of a burst.
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps);
 
+/// A convolution: the GEMM that it is (`implicit_gemm`), but through device memory go its two
+/// operands and its result once each, since patches overlap in the caches and a layer has few
+/// columns; and with tiles of 64 besides the GEMM's, and k split until the SMs are filled, as
+/// cuDNN's kernels have it. More than 2^31 rows are refused. Left out: Winograd and FFT kernels
+/// (fp32, 3 x 3), the transposes of channels-first layouts, samples of GEMMs nearby.
+Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
+                              std::ostream* steps);
+
 /// Attention. Flash and cuDNN: FLOPs over a measured rate, interpolated over the logarithm of the
 /// length between curves by (kernel, pass, head_dim, causal), scaled by the devices' peaks; slower
 /// where batch * heads * blocks of 128 queries are few: max(longest, P + 1/2) / P / 1.03 with P

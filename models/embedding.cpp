@@ -128,7 +128,8 @@ class EmbeddingWriter : EndWriter {
     }
     // A tied table already holds the head's part of its gradient.
     const Ref table = gradient("embedding.tokens");
-    if (!x_model.tied_embeddings) clear(w, "embedding.tokens.zero", table);
+    const bool written = x_model.tied_embeddings || x_model.is_encoder_decoder();
+    if (!written) clear(w, "embedding.tokens.zero", table);
     const Kernel scatter = vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_hidden);
     if (x_plan.fresh_gradients() || x_plan.fused_accumulation) {
       w.compute("embedding.tokens.gradient", scatter, {d.view(), tokens()}, {table.view()});

@@ -117,12 +117,18 @@ class HeadWriter : EndWriter {
                    {p.y.view()}, {y.view()});
     }
     output_forward(w, at, p, y, logits);
+    std::vector<View> largest = {maximum.view()};
+    std::vector<View> reads = {logits.view(), maximum.view(), labels()};
+    if (widens()) {
+      const Ref wide = temp(x_forward, at + "logits in fp32", DType::kFp32, logits.count);
+      largest.push_back(wide.part(0, 0));
+      reads.push_back(wide.part(0, 0));
+    }
     w.compute(at + "loss.maximum", vocabulary_kernel(KernelKind::kLossMax, x_tokens, x_vocabulary),
-              {logits.view()}, {maximum.view()});
+              {logits.view()}, std::move(largest));
     join(w, at + "loss.maximum.reduce", maximum, true);
     w.compute(at + "loss.exponentials",
-              vocabulary_kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary),
-              {logits.view(), maximum.view(), labels()},
+              vocabulary_kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary), std::move(reads),
               {p.exp.view(), p.sum.view(), target.view()});
     join(w, at + "loss.target.reduce", target, false);
     join(w, at + "loss.sum.reduce", p.sum, false);
@@ -130,6 +136,12 @@ class HeadWriter : EndWriter {
     w.compute(at + "loss.mean", kernel(KernelKind::kLossMean, x_tokens, 1),
               {target.view(), p.sum.view(), loss.view()}, {loss.view()});
     return p;
+  }
+
+  /// cross_entropy on a copy of the logits in fp32. Its copies are there (views without bytes);
+  /// what they move is in the kernels' forms.
+  bool widens() const {
+    return x_plan.loss == LossForm::kTorch && bits_of(x_plan.precision.compute) < 32;
   }
 
   void join(SegmentWriter& w, const std::string& name, const Ref& values, bool maximum) {
@@ -175,9 +187,15 @@ class HeadWriter : EndWriter {
     const Ref full = x_plan.sequence
                          ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
                          : d_y;
+    std::vector<View> gradients = {d_logits.view()};
+    if (widens()) {
+      // Beside the probabilities two gradients in fp32; the one in 16 bits comes when one is gone.
+      const Ref wide = temp(x_backward, at + "d logits in fp32", DType::kUint8, 6 * d_logits.count);
+      gradients.push_back(wide.part(0, 0));
+    }
     w.compute(at + "loss.gradient",
               vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
-              {p.exp.view(), p.sum.view(), labels()}, {d_logits.view()});
+              {p.exp.view(), p.sum.view(), labels()}, std::move(gradients));
     output_backward(w, at, p, d_logits, full, d_y);
     if (!p.joined.valid()) {
       const bool some = x_model.masked > 0;

@@ -69,6 +69,10 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   if (kind == KernelKind::kResidualAdd && kernel.value > 0 && plan.fusion == Fusion::kEager) {
     return {2, 4};
   }
+  // Statistics first, then values: x twice; d y and x twice.
+  const auto element = static_cast<std::int64_t>(bits_of(kernel.dtype) / 8);
+  if (kind == KernelKind::kBatchNorm) return {1, element};
+  if (kind == KernelKind::kBatchNormBackward) return {1, 2 * element};
   if (of_loss(kind)) {
     return plan.loss == LossForm::kFused ? KernelForm{} : loss_form(plan.loss, kind);
   }

@@ -233,7 +233,7 @@ class LayerWriter : ContextParts {
   }
 
   void forward_qkv(SegmentWriter& w) {
-    const std::vector<Ref> raw = raw_heads();
+    std::vector<Ref> raw = raw_heads();
     if (keeps_products() && w.phase == Phase::kRecompute) {
       linear_again(w, "attention.k", x_qkv, x_b.y1_full, x_b.keys);
     } else {
@@ -246,11 +246,10 @@ class LayerWriter : ContextParts {
       w.compute("attention.qk_norm",
                 kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
                 std::move(reads), {x_b.qkv.view()});
+      raw = {x_b.qkv};
     }
     if (x_model.position == Position::kRope) {
-      w.compute("attention.rope", rope(false),
-                x_model.qk_norm ? std::vector<View>{x_b.qkv.view()} : views_of(raw),
-                {x_b.qkv.view()});
+      w.compute("attention.rope", rope(false), views_of(raw), {x_b.qkv.view()});
     }
   }
 
@@ -306,11 +305,10 @@ class LayerWriter : ContextParts {
 
   /// Forward GEMMs are among what is computed again.
   bool multiplies_again() const {
-    const Recompute& again = x_again;
-    return again.layer || again.mlp || again.moe || again.shared_experts || again.latent_up;
+    const Recompute& r = x_again;
+    return r.layer || r.mlp || r.moe || r.shared_experts || r.latent_up;
   }
 
-  // --- Backward ---
   void write_backward(SegmentWriter& w) {
     w.phase = Phase::kBackward;
     w.wait(EventRef{kOutputGradient, kReady});

@@ -82,6 +82,7 @@ struct LayerLayouts {
   bool windowed = false;  ///< its queries see only the model's window of keys
   LayoutId experts, expert_gradients;
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
+  LayoutId output, output_gradient;       ///< of the residual stream behind the layer
   LayoutId unit_weights, unit_gradients;  ///< with sharded units
   LayoutId expert_unit_weights, expert_unit_gradients;
   LayoutId quantized;
@@ -112,8 +113,11 @@ void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vec
 /// The gradient of a matrix, d^T in, added to what earlier microbatches left: by the GEMM itself
 /// or, with `gradients.accumulation` = `separate`, by a kernel of its own, as autograd does. Goes
 /// to the pass of weights of `w`; `gemm.accumulate` and `gemm.out` follow from the plan.
-void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string& name, Gemm gemm,
-                           const Ref& d, const Ref& in, const Ref& gradient);
+void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string& name,
+                           const Gemm& gemm, const Ref& d, const Ref& in, const Ref& gradient);
+void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string& name,
+                           const Convolution& work, const Ref& d, const Ref& in,
+                           const Ref& gradient);
 
 /// GEMMs of y[T, out] = x[T, in] W[out, in]^T.
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in);

@@ -123,6 +123,53 @@ std::vector<Parameter> layer_parameters(const Model& model, bool sparse) {
   return out;
 }
 
+std::vector<Parameter> cross_parameters(const Model& model) {
+  const std::int64_t h = model.hidden;
+  std::vector<Parameter> out;
+  const auto linear = [&](const std::string& name, std::int64_t rows, std::int64_t cols,
+                          Split split, bool bias) {
+    out.push_back({name + ".weight", rows, cols, split, Init::kNormal});
+    const Split of_bias = split == Split::kRows ? split : Split::kNone;
+    if (bias) out.push_back({name + ".bias", rows, 1, of_bias, Init::kZeros});
+  };
+  add_norm(model, "cross.norm", h, out);
+  linear("cross.q", model.query_width(), h, Split::kRows, model.qkv_bias);
+  linear("cross.kv", 2 * model.kv_width(), h, Split::kRows, model.qkv_bias);
+  linear("cross.projection", h, model.query_width(), Split::kCols, model.projection_bias);
+  return out;
+}
+
+std::vector<Parameter> turn_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  add_norm(model, "encoder.norm", model.hidden, out);
+  if (model.relative_buckets == 0) return out;
+  for (const char* name : {"encoder.relative_positions", "decoder.relative_positions"}) {
+    out.push_back({name, model.relative_buckets, model.heads, Split::kNone, Init::kNormal});
+  }
+  return out;
+}
+
+std::vector<Parameter> block_parameters(const NetworkBlock& block) {
+  std::vector<Parameter> out;
+  const auto add = [&out](const std::string& name, std::int64_t rows, std::int64_t cols,
+                          Init init) {
+    // Cut in one part: such parameters keep their order in the buffer.
+    out.push_back({name, rows, cols, Split::kRows, init});
+  };
+  for (const Node& n : block.nodes) {
+    const std::int64_t count = n.parameter_count();
+    if (count == 0) continue;
+    const bool norm = n.kind == NodeKind::kNorm;
+    const bool bias = n.bias || norm;
+    const std::int64_t weights = count - (bias ? n.out.channels : 0);
+    const bool matrix = !norm && n.kind != NodeKind::kOpaque;
+    const std::int64_t rows = matrix ? n.out.channels : weights;
+    add(n.name + ".weight", rows, weights / rows, norm ? Init::kOnes : Init::kNormal);
+    if (bias) add(n.name + ".bias", n.out.channels, 1, Init::kZeros);
+  }
+  return out;
+}
+
 std::vector<Parameter> embedding_parameters(const Model& model) {
   std::vector<Parameter> out;
   out.push_back({"embedding.tokens", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
@@ -156,8 +203,14 @@ std::vector<Parameter> prediction_parameters(const Model& model) {
 }
 
 std::int64_t parameter_count(const Model& model) {
+  if (model.is_network()) return parameter_count(model.network);
   const std::int64_t sparse = model.sparse_layers();
   std::int64_t sum = count(embedding_parameters(model)) + count(head_parameters(model));
+  if (model.is_encoder_decoder()) {
+    const std::int64_t layer = count(layer_parameters(model));
+    return sum + model.encoder_layers * layer + count(turn_parameters(model)) +
+           model.decoder_layers * (layer + count(cross_parameters(model)));
+  }
   if (sparse < model.layers) sum += (model.layers - sparse) * count(layer_parameters(model));
   if (sparse > 0) sum += sparse * count(layer_parameters(model, true));
   return sum;
@@ -193,9 +246,46 @@ std::int64_t active_matrices(const Model& model, std::int64_t sequence) {
   return matrices;
 }
 
+double matrix_elements(const std::vector<Parameter>& parameters) {
+  double sum = 0;
+  for (const Parameter& p : parameters) {
+    if (p.cols > 1) sum += static_cast<double>(p.count());
+  }
+  return sum;
+}
+
+FlopConventions flops_of_stacks(const Model& model, double tokens, double sequence, double target) {
+  const auto encoder = static_cast<double>(model.encoder_layers);
+  const auto decoder = static_cast<double>(model.decoder_layers);
+  const double layer = matrix_elements(layer_parameters(model));
+  const auto h = static_cast<double>(model.hidden);
+  const double keys = 2 * static_cast<double>(model.kv_width()) * h;
+  const double queries = matrix_elements(cross_parameters(model)) - keys;
+  // Multiply-adds of a sequence's forward pass.
+  const double linear =
+      sequence * (encoder * layer + decoder * keys) +
+      target * (decoder * (layer + queries) + static_cast<double>(model.vocabulary) * h);
+  const double width = 2 * static_cast<double>(model.query_width());
+  const double seen = encoder * sequence * sequence + decoder * target * sequence;
+  const double own = decoder * target * target;
+  const double sequences = tokens / sequence;
+  return {sequences * 6 * (linear + width * (seen + own / 2)),
+          sequences * 6 * (linear + width * (seen + own)),
+          sequences * 8 * (linear + width * (seen + own))};
+}
+
 }  // namespace
 
-FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence) {
+FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
+                            std::int64_t target) {
+  if (model.is_encoder_decoder()) {
+    return flops_of_stacks(model, static_cast<double>(tokens), static_cast<double>(sequence),
+                           static_cast<double>(target > 0 ? target : sequence));
+  }
+  if (model.is_network()) {
+    const double forward = static_cast<double>(tokens) * forward_flops(model.network);
+    return {3 * forward, 3 * forward, 4 * forward};
+  }
   double causal = 0;
   double full = 0;
   double again = 0;

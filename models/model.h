@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "models/network.h"
 #include "sim/base/json.h"
 #include "sim/base/result.h"
 #include "sim/program/program.h"
@@ -33,8 +34,12 @@ struct LatentAttention {
   bool operator==(const LatentAttention&) const = default;
 };
 
+/// What a layer of an encoder-decoder is: models/encoder_decoder.h.
+enum class Stack : std::uint8_t { kEncoder, kTurn, kCross, kDecoder };
+
 /// A decoder-only transformer, or an encoder that predicts masked tokens (BERT). Layers are equal,
-/// but for those with experts.
+/// but for those with experts. Or a network of layers, of which nothing else is set: its blocks are
+/// the `layers`, its classes the `vocabulary`, its images sequences of one token.
 struct Model {
   std::string name, type;
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
@@ -53,9 +58,14 @@ struct Model {
   bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
   Experts experts;
   LatentAttention latent;
-  bool bidirectional = false;       ///< tokens see those after them too
-  std::int64_t masked = 0;          ///< tokens of a sequence that the head predicts; 0 = all
-  std::int64_t predict_layers = 0;  ///< layers for multi-token prediction, beside `layers`
+  Network network;
+  /// Of an encoder-decoder, whose `layers` are the encoder's, one where the decoder's tokens come
+  /// in, and two for each of the decoder: cross-attention, the rest.
+  std::int64_t encoder_layers = 0, decoder_layers = 0;
+  std::int64_t relative_buckets = 0;  ///< of distances, with a bias for each head in both stacks
+  bool bidirectional = false;         ///< tokens see those after them too
+  std::int64_t masked = 0;            ///< tokens of a sequence that the head predicts; 0 = all
+  std::int64_t predict_layers = 0;    ///< layers for multi-token prediction, beside `layers`
   double hidden_dropout = -1, attention_dropout = -1;  ///< -1: the file does not say
   std::vector<std::string> ignored;                    ///< keys of the file that do not matter here
   bool operator==(const Model&) const = default;
@@ -67,6 +77,12 @@ struct Model {
     return latent.kv_rank > 0 ? heads * latent.value : query_width();
   }
   bool gated() const { return activation == Activation::kSwiglu; }
+  bool is_encoder_decoder() const { return encoder_layers > 0; }
+  Stack stack(std::int64_t index) const {
+    if (index <= encoder_layers) return index < encoder_layers ? Stack::kEncoder : Stack::kTurn;
+    return (index - encoder_layers) % 2 == 1 ? Stack::kCross : Stack::kDecoder;
+  }
+  bool is_network() const { return !network.empty(); }
   bool is_latent() const { return latent.kv_rank > 0; }
   bool has_experts() const { return experts.count > 0; }
   /// Whether layer `index` has experts.
@@ -84,9 +100,10 @@ struct Model {
   bool has_windowed(bool windowed) const;
 };
 
-/// Reads the keys of a `config.json` (see configs/README.md). Encoder-decoders are refused as
-/// unsupported. Of BERT's parameters the pooler, the transform before the output matrix and the
-/// bias after it are left out (0.6 % of bert-large), and norms stand before what they stand after.
+/// Reads the keys of a `config.json` (see configs/README.md), or `image` and `layers`.
+/// Encoder-decoders are refused as unsupported. Of BERT's parameters the pooler, the transform
+/// before the output matrix and the bias after it are left out (0.6 % of bert-large), and norms
+/// stand before what they stand after.
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer);
 
 /// How tensor parallelism cuts a parameter.
@@ -108,6 +125,11 @@ struct Parameter {
 
 /// Parameters of one transformer layer, in the order of use; of one with experts if `sparse`.
 std::vector<Parameter> layer_parameters(const Model& model, bool sparse = false);
+/// Cross-attention of a decoder layer; the encoder's last norm and both stacks' relative positions.
+std::vector<Parameter> cross_parameters(const Model& model);
+std::vector<Parameter> turn_parameters(const Model& model);
+/// Parameters of a block of a network, in the order of use.
+std::vector<Parameter> block_parameters(const NetworkBlock& block);
 /// Token table, position table, embedding norm.
 std::vector<Parameter> embedding_parameters(const Model& model);
 /// Final norm, and the output matrix unless tied.
@@ -128,11 +150,16 @@ std::int64_t active_parameter_count(const Model& model);
 /// published figures use. With P = matrices that a token is multiplied with (the output matrix and
 /// `top_k` experts included, tables that are only looked up not), L layers and q = heads * head_dim
 /// (latent attention: the mean of the widths of queries and values):
+/// An encoder-decoder has tokens of the encoder and, in sequences of `target` (0: as long), of the
+/// decoder: every matrix and score counts with the tokens it is multiplied with.
+/// A network of layers: 3 times the forward FLOPs of an image by the first two, 4 times by the
+/// third.
 struct FlopConventions {
   double causal = 0;      ///< 6 P + 6 L q s a token: attention halved (what `mfu` uses)
   double full = 0;        ///< 6 P + 12 L q s a token: as Megatron-LM and PaLM print it
   double recomputed = 0;  ///< 8 P + 16 L q s a token: full, with every layer's forward done twice
 };
-FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence);
+FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
+                            std::int64_t target = 0);
 
 }  // namespace foretrain

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "models/model_config.h"
+#include "models/network_config.h"
 
 namespace foretrain {
 namespace {
@@ -96,13 +97,13 @@ constexpr std::array kIgnored = {"source",
 
 struct Spelling {
   const char* native;
-  std::array<const char*, 3> others;
+  std::array<const char*, 4> others;
 };
 constexpr Spelling kSpellings[] = {
-    {"num_hidden_layers", {"n_layer", "n_layers", "num_layers"}},
+    {"num_hidden_layers", {"n_layer", "n_layers", "num_layers", "encoder_layers"}},
     {"hidden_size", {"n_embd", "d_model", "n_embed"}},
-    {"num_attention_heads", {"n_head", "n_heads", nullptr}},
-    {"intermediate_size", {"n_inner", "ffn_dim", "ffn_hidden_size"}},
+    {"num_attention_heads", {"n_head", "n_heads", "num_heads", "encoder_attention_heads"}},
+    {"intermediate_size", {"n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim"}},
     {"max_position_embeddings", {"n_positions", "max_seq_len", nullptr}},
     {"hidden_act", {"activation_function", nullptr, nullptr}},
     {"attention_dropout", {"attn_pdrop", "attention_probs_dropout_prob", nullptr}},
@@ -116,6 +117,7 @@ class ModelReader {
 
   Result<Model> run() {
     x_reader.read("name", x_model.name);
+    if (const Json* layers = x_reader.take("layers")) return read_layers(*layers);
     x_reader.read("model_type", x_model.type);
     if (x_model.type.empty()) x_reader.require("model_type", "a model type such as \"llama\"");
     FT_TRY(refuse_other_types());
@@ -136,12 +138,41 @@ class ModelReader {
   }
 
  private:
+  /// A network of layers, on images of `image` = [channels, height, width].
+  Result<Model> read_layers(const Json& layers) {
+    ImageShape image;
+    const std::array<std::int64_t*, 3> extents = {&image.channels, &image.height, &image.width};
+    const Json* json = x_reader.require("image", "[channels, height, width]");
+    const Json::Array* list = json == nullptr ? nullptr : json->array();
+    bool good = list != nullptr && list->size() == extents.size();
+    for (std::size_t i = 0; good && i < extents.size(); ++i) {
+      const auto* extent = std::get_if<std::int64_t>(&(*list)[i].value);
+      good = extent != nullptr && *extent >= 1 && *extent <= (1 << 14);
+      if (good) *extents.at(i) = *extent;
+    }
+    if (json != nullptr && !good) {
+      x_reader.fail("image", "found " + describe(*json) +
+                                 ", expected [channels, height, width], each up to 16384");
+    }
+    x_reader.ignore("source");
+    x_reader.ignore("parameters_published");
+    FT_TRY(x_reader.finish());
+    FT_ASSIGN(x_model.network,
+              read_network(layers, image, x_reader.source(), x_reader.pointer("layers")));
+    x_model.type = "layers";
+    x_model.layers = static_cast<std::int64_t>(x_model.network.blocks.size());
+    x_model.vocabulary = x_model.network.blocks.back().out.channels;
+    if (x_model.name.empty()) x_model.name = "network";
+    x_model.ignored = x_reader.ignored();
+    return x_model;
+  }
+
   Status refuse_other_types() {
     static const std::vector<std::string> known = {
         "gpt2",        "gpt_neox",    "opt",      "bloom", "llama",   "mistral",
         "qwen2",       "qwen3",       "nemotron", "mpt",   "mixtral", "qwen3_moe",
-        "deepseek_v2", "deepseek_v3", "gpt_oss",  "bert"};
-    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1", "t5"};
+        "deepseek_v2", "deepseek_v3", "gpt_oss",  "bert",  "t5",      "marian"};
+    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1"};
     if (x_reader.failed()) return x_reader.finish();
     const auto is = [this](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), x_model.type) != list.end();
@@ -160,14 +191,14 @@ class ModelReader {
       }
       return ok_status();
     }
-    if (is(later) || x_json.find("layers") != nullptr) {
+    if (is(later)) {
       return unsupported(x_reader.source() + ": " + x_reader.pointer("model_type") + ": \"" +
                          x_model.type + "\" models are not modelled yet");
     }
     std::string text = "found \"" + x_model.type +
                        "\", expected one of gpt2, gpt_neox, opt, bloom, "
                        "llama, mistral, qwen2, qwen3, nemotron, mpt, mixtral, qwen3_moe, "
-                       "deepseek_v2, deepseek_v3, gpt_oss, bert";
+                       "deepseek_v2, deepseek_v3, gpt_oss, bert, t5, marian";
     const std::string near = nearest_name(x_model.type, known);
     if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
     x_reader.fail("model_type", text);
@@ -179,8 +210,9 @@ class ModelReader {
     Model& m = x_model;
     const std::string& type = m.type;
     const bool bert = type == "bert";
+    const bool marian = type == "marian";
     const bool classic =
-        type == "gpt2" || type == "gpt_neox" || type == "opt" || type == "bloom" || bert;
+        type == "gpt2" || type == "gpt_neox" || type == "opt" || type == "bloom" || bert || marian;
     if (classic || type == "mpt" || type == "nemotron") m.norm = Norm::kLayerNorm;
     m.norm_bias = classic || type == "nemotron";
     if (classic) m.qkv_bias = m.projection_bias = m.mlp_bias = true;
@@ -190,6 +222,10 @@ class ModelReader {
     if (type == "gpt2" || type == "opt" || bert) m.position = Position::kLearned;
     if (type == "bloom" || type == "mpt") m.position = Position::kAlibi;
     m.tied_embeddings = type == "gpt2" || type == "opt" || type == "bloom" || type == "mpt" || bert;
+    if (type == "t5" || marian) {
+      m.position = Position::kLearned;  // of which no row stands in a table
+      m.tied_embeddings = true;
+    }
     m.bidirectional = bert;
     m.parallel_residual = type == "gpt_neox";
     m.embedding_norm = type == "bloom" || bert;
@@ -230,10 +266,13 @@ class ModelReader {
     m.intermediate = 4 * m.hidden;
     size("intermediate_size", m.intermediate, m.type == "llama" || m.type == "mistral");
     std::int64_t positions = 0;
-    size("max_position_embeddings", positions, m.position == Position::kLearned);
+    const bool pair = is_encoder_decoder_type(m.type);
+    size("max_position_embeddings", positions, m.position == Position::kLearned && !pair);
+    if (pair) positions = 0;
     // OPT's table has two more rows than positions (its padding offset).
     if (m.position == Position::kLearned) m.positions = positions + (m.type == "opt" ? 2 : 0);
     if (m.type == "bert") read_bert();
+    if (is_encoder_decoder_type(m.type)) read_encoder_decoder(x_reader, m);
     x_reader.read("sliding_window", m.sliding_window, JsonReader::IntRange{1, kMost});
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;

@@ -15,4 +15,10 @@ bool has_expert_type(const std::string& type);
 /// states its ranks.
 void read_sparse(const Json& json, JsonReader& reader, Model& model);
 
+/// Whether models of this type have an encoder and a decoder.
+bool is_encoder_decoder_type(const std::string& type);
+
+/// Reads what such a model has beside the keys of all, of which `model` holds the encoder's.
+void read_encoder_decoder(JsonReader& reader, Model& model);
+
 }  // namespace foretrain

@@ -148,23 +148,40 @@ void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vec
   }
 }
 
-void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string& name, Gemm gemm,
-                           const Ref& d, const Ref& in, const Ref& gradient) {
+namespace {
+
+/// `product` is a Gemm or a Convolution; `rows`: of its result.
+template <typename Product>
+void write_product(SegmentWriter& w, const Plan& plan, const std::string& name, Product product,
+                   std::int64_t rows, const Ref& d, const Ref& in, const Ref& gradient) {
   SegmentWriter& target = w.of_weights();
   const std::string at = name + ".weight_gradient";
-  const bool adds = gemm.accumulate || !plan.fresh_gradients();
-  gemm.accumulate = adds && plan.fused_accumulation;
-  gemm.out = plan.fused_accumulation ? plan.local_gradients() : plan.precision.compute;
+  const bool adds = product.accumulate || !plan.fresh_gradients();
+  product.accumulate = adds && plan.fused_accumulation;
+  product.out = plan.fused_accumulation ? plan.local_gradients() : plan.precision.compute;
   if (!adds || plan.fused_accumulation) {
     std::vector<View> reads = {d.view(), in.view()};
-    if (gemm.accumulate) reads.push_back(gradient.view());
-    target.compute(at, gemm, std::move(reads), {gradient.view()});
+    if (product.accumulate) reads.push_back(gradient.view());
+    target.compute(at, product, std::move(reads), {gradient.view()});
     return;
   }
-  const Ref part = target.local().add(at, BufferKind::kActivations, gemm.out, gradient.count);
-  const Kernel add = kernel_of(KernelKind::kAdd, gemm.m * gemm.batch, gemm.n, gemm.out);
-  target.compute(at, gemm, {d.view(), in.view()}, {part.view()});
+  const Ref part = target.local().add(at, BufferKind::kActivations, product.out, gradient.count);
+  const Kernel add = kernel_of(KernelKind::kAdd, rows, gradient.count / rows, product.out);
+  target.compute(at, product, {d.view(), in.view()}, {part.view()});
   target.compute(name + ".accumulate", add, {gradient.view(), part.view()}, {gradient.view()});
+}
+
+}  // namespace
+
+void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string& name,
+                           const Gemm& gemm, const Ref& d, const Ref& in, const Ref& gradient) {
+  write_product(w, plan, name, gemm, gemm.m * gemm.batch, d, in, gradient);
+}
+
+void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string& name,
+                           const Convolution& work, const Ref& d, const Ref& in,
+                           const Ref& gradient) {
+  write_product(w, plan, name, work, work.out_channels, d, in, gradient);
 }
 
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "models/expert_plan.h"
+#include "models/plan_network.h"
 #include "models/plan_reading.h"
 #include "models/plan_schedule.h"
 #include "models/plan_sharding.h"
@@ -126,6 +127,11 @@ class PlanReader {
       r.read("global", x_plan.global_batch, kAnyCount);
       r.read("micro", x_plan.micro_batch, IntRange{1, 1 << 20});
       r.read("sequence", x_plan.sequence_length, IntRange{1, 1 << 26});
+      if (x_model.is_network()) x_plan.sequence_length = 1;
+      r.read("target_sequence", x_plan.target_length, IntRange{1, 1 << 26});
+      if (r.has("target_sequence") && !x_model.is_encoder_decoder()) {
+        r.fail("target_sequence", "needs a model with an encoder and a decoder");
+      }
     });
   }
 
@@ -248,10 +254,7 @@ class PlanReader {
       r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
       bool compile = false;
       r.read("compile", compile);
-      if (compile) {
-        x_plan.fusion = Fusion::kCompiled;
-        x_plan.loss = LossForm::kFused;
-      }
+      if (compile) x_plan.fusion = Fusion::kCompiled;
       if (r.has("fp8_recipe") && !x_plan.precision.low()) {
         r.fail("fp8_recipe", "needs an fp8 precision");
       }
@@ -312,6 +315,9 @@ class PlanReader {
     }
     p.data = p.accelerators / (p.tensor * p.pipeline);
     if (p.global_batch == 0) p.global_batch = p.micro_batch * p.batch_ranks();
+    if (const std::optional<Refusal> no = refused_network(x_model, p)) {
+      return refuse(no->place, no->message, no->kind);
+    }
     check_context();
     if (const std::int64_t each = x_gradients.bucket_elements_per_rank; each > 0) {
       p.bucket_elements = std::max(p.bucket_elements, each * p.data);
@@ -379,11 +385,14 @@ class PlanReader {
       refuse("batch/global", text(p.global_batch) + " sequences are not a multiple of micro " +
                                  text(p.micro_batch) + " x data-parallel " + text(p.batch_ranks()));
     }
-    const double largest = static_cast<double>(p.tokens()) *
+    const double longest =
+        static_cast<double>(p.tokens()) *
+        std::max(1.0, static_cast<double>(p.target()) / static_cast<double>(p.sequence_length));
+    const double largest = longest *
                            static_cast<double>(std::max({x_model.vocabulary, x_model.hidden * 8,
                                                          x_model.intermediate * 2})) *
                            8.0;
-    const double scores = static_cast<double>(p.tokens()) * static_cast<double>(p.sequence_length) *
+    const double scores = longest * static_cast<double>(std::max(p.sequence_length, p.target())) *
                           static_cast<double>(x_model.heads) * 8.0;
     if (largest > 4e18 || (p.attention == AttentionKernel::kUnfused && scores > 4e18)) {
       refuse("batch", "one microbatch would need more than 4 EB");

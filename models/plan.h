@@ -212,6 +212,7 @@ struct Plan {
   GradientBuckets buckets;
   Offload offload;
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
+  std::int64_t target_length = 0;  ///< tokens of the decoder's sequences; 0 = as the encoder's
   Precision precision;
   Recompute recompute;
   ExpertPlan experts;
@@ -272,6 +273,7 @@ struct Plan {
   bool splits_backward() const;
   /// Of a microbatch, on one rank (before sequence parallelism).
   std::int64_t tokens() const { return micro_batch * sequence_length / context; }
+  std::int64_t target() const { return target_length > 0 ? target_length : sequence_length; }
   /// Ranks that hold the same parameters.
   std::int64_t holders() const { return data * ways(); }
   /// Ranks of a stage that hold the same experts.

@@ -2,12 +2,12 @@
 
 #include <array>
 
+#include "models/plan_reading.h"
+
 namespace foretrain {
 namespace {
 
 using Refused = std::optional<Refusal>;
-
-std::string text(std::int64_t v) { return std::to_string(v); }
 
 /// What must be a multiple of `parts`, and what it is called.
 struct Width {

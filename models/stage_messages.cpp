@@ -73,7 +73,7 @@ FrameId StageWriter::receive_input(std::int32_t c, std::int32_t mb, bool gradien
   const bool turned = !end && turns(c, gradient ? 1 : -1);
   const bool known = gradient ? passage.gradient.valid() : !passage.hidden.empty();
   if (!known && gradient) {
-    passage.gradient = turned ? x_turned.at(mb) : x_builder.frame(x_layer.hidden_gradient, -1, mb);
+    passage.gradient = turned ? x_turned.at(mb) : x_builder.frame(x_head.hidden_gradient, -1, mb);
   } else if (!known) {
     passage.hidden.push_back(turned ? x_passages.at({c - 1, mb}).hidden.back()
                                     : x_builder.frame(x_layer.hidden, -1, mb));

@@ -62,12 +62,16 @@ void StageWriter::write_layouts() {
     writer.event("sent");
     return x_builder.layout(writer.layout());
   };
-  x_layer.hidden = hidden("hidden", true);
-  x_layer.hidden_gradient = hidden("hidden gradient", false);
+  if (!x_model.is_network()) {  // whose blocks have their own
+    x_layer.hidden = x_layer.output = hidden("hidden", true);
+    x_layer.hidden_gradient = x_layer.output_gradient = hidden("hidden gradient", false);
+  }
   LayoutWriter inputs("inputs", 0);
   inputs.add("tokens", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
   inputs.add("labels", BufferKind::kInputs, DType::kInt64, x_plan.tokens());
-  x_inputs = x_builder.layout(inputs.layout());
+  x_inputs = x_model.is_network()           ? image_inputs()
+             : x_model.is_encoder_decoder() ? paired_inputs()
+                                            : x_builder.layout(inputs.layout());
   LayoutWriter scalars("scalars", 0);
   scalars.add("loss", BufferKind::kWorkspace, DType::kFp32, 1);
   scalars.add("gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
@@ -95,23 +99,18 @@ void StageWriter::write_layouts() {
 }
 
 void StageWriter::write_segments() {
-  const auto layouts = [this](auto& out, const std::string& name,
-                              const std::vector<Parameter>& parameters) {
-    out.parameters = parameter_layouts(x_builder, name, parameters, x_plan, false);
-    out.parameter_gradients = parameter_layouts(x_builder, name, parameters, x_plan, true);
-    out.weights = x_builder.layout(out.parameters.cut);
-    out.gradients = x_builder.layout(out.parameter_gradients.cut);
-    out.shared = x_builder.layout(out.parameters.shared);
-    out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
-  };
+  if (x_model.is_network()) return write_blocks();
+  if (x_model.is_encoder_decoder()) return write_stacks();
   x_sparse_layer.hidden = x_layer.hidden;
   x_sparse_layer.hidden_gradient = x_layer.hidden_gradient;
+  x_sparse_layer.output = x_layer.output;
+  x_sparse_layer.output_gradient = x_layer.output_gradient;
   x_sparse_layer.sparse = true;
   for (LayerLayouts* layer : {&x_layer, &x_sparse_layer}) {
     const std::int64_t sparse = x_model.sparse_layers();
     const std::int64_t predict = x_model.predict_layers;
     if (layer->sparse ? sparse + predict == 0 : sparse == x_model.layers) continue;
-    layouts(*layer, "layer", layer_parameters(x_model, layer->sparse));
+    parameter_frames(*layer, "layer", layer_parameters(x_model, layer->sparse));
     if (layer->sparse) {
       layer->experts = x_builder.layout(layer->parameters.experts);
       layer->expert_gradients = x_builder.layout(layer->parameter_gradients.experts);
@@ -132,7 +131,7 @@ void StageWriter::write_segments() {
   const bool last = holds(x_plan.chunks() - 1);
   const bool own_table = !x_model.tied_embeddings;
   if (first) {
-    layouts(x_embedding, "model", embedding_parameters(x_model));
+    parameter_frames(x_embedding, "model", embedding_parameters(x_model));
     if (!by_units()) write_ends(true, false);
   }
   if (last) {
@@ -141,7 +140,7 @@ void StageWriter::write_segments() {
     // A tied matrix is the token table itself on a stage that has both ends, a copy of it
     // elsewhere.
     if (!own_table) parameters.push_back(embedding_parameters(x_model).front());
-    layouts(x_head, "model", parameters);
+    parameter_frames(x_head, "model", parameters);
     if (!by_units()) write_ends(false, true);
   }
 }
@@ -161,6 +160,7 @@ void StageWriter::write_layer_kinds(LayerLayouts& layer) {
 }
 
 void StageWriter::write_ends(bool embedding, bool head) {
+  if (x_model.is_encoder_decoder()) return write_stack_ends();
   if (embedding) {
     x_embedding_segments = write_embedding(x_builder, x_model, x_plan, x_embedding);
   }

@@ -309,6 +309,8 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
 }
 
 const LayerSegments& StageWriter::layer_segments(Chunk& chunk, std::int64_t layer) {
+  if (x_model.is_encoder_decoder()) return stack_segments(chunk, layer);
+  if (x_model.is_network()) return x_block_segments[block_kind(chunk, layer)];
   const bool again = recomputed(chunk.layers_before + layer);
   const LayerLayouts& kind = kind_of(chunk, layer);
   const bool windowed = x_model.windowed(chunk.first_layer + layer);

@@ -143,20 +143,24 @@ void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
       w.compute("data.prepare", HostDelay{x_plan.data_time}, {}, {});
       w.segment().ops.back().category = Category::kHost;
     }
-    const Bytes bytes = bytes_of(DType::kInt64, x_plan.tokens());
-    const auto copy = [&](const char* name, std::int16_t buffer) {
+    const FrameLayout& inputs = x_builder.program().layouts[x_inputs.index()];
+    const auto copy = [&](const std::string& name, std::int16_t buffer) {
+      const Bytes bytes = inputs.buffers[static_cast<std::size_t>(buffer)].bytes();
       w.compute(name, Copy{Memory::kHost, Memory::kDevice, bytes}, {},
                 {View{0, buffer, 0, bytes, 1, GroupSlot()}});
       w.segment().ops.back().category = Category::kMemory;
     };
-    if (first) copy("data.tokens", kTokens);
+    if (first) copy("data." + inputs.buffers[kTokens].name, kTokens);
     if (last) copy("data.labels", kLabels);
+    if (x_model.is_encoder_decoder()) copy("data.targets", kTargets);
+    if (x_model.is_network()) w.record(EventRef{0, kReady});
     w.segment().frames = {x_inputs};
     load = x_builder.segment(std::move(w.segment()));
   }
   passage.inputs = x_builder.frame(x_inputs, -1, microbatch);
   x_input_frames.emplace(microbatch, passage.inputs);
   x_builder.call(Call{load, -1, microbatch, {passage.inputs}, {}});
+  if (x_model.is_network()) passage.hidden.push_back(passage.inputs);
 }
 
 void StageWriter::forward(std::int32_t c, std::int32_t mb) {
@@ -165,7 +169,7 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   if (Unit* root = root_of(chunk)) open_unit(*root);
   if (chunk.has_embedding || chunk.has_head) load_inputs(passage, mb);
   pass_begins(false, mb, receive_input(c, mb, false));
-  if (chunk.has_embedding) embedding_forward(chunk, passage, mb);
+  if (chunk.has_embedding && !x_model.is_network()) embedding_forward(chunk, passage, mb);
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
   if (chunk.has_head) head_forward(chunk, passage, mb);
   pass_ends(false, mb);
@@ -196,7 +200,7 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
   if (s.quantize.valid() && !part.quantized.valid()) quantize_weights(chunk, l, s, mb);
   passage.saved.push_back(x_builder.frame(s.saved, index, mb));
-  passage.hidden.push_back(x_builder.frame(x_layer.hidden, index, mb));
+  passage.hidden.push_back(x_builder.frame(kind_of(chunk, l).output, index, mb));
   Call call{
       s.forward,
       index,
@@ -209,6 +213,8 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   wait_gathered(chunk, part, call);
   bind_experts(chunk, l, false, call);
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
+  bind_loss(chunk, passage, l, call);
+  bind_memory(chunk, passage, l, false, call);
   bind_part(chunk, l, nullptr, false, call);
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
@@ -276,7 +282,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
       reduce_experts_ready(chunk, l, passage.gradient, kReady);
     }
   }
-  if (chunk.has_embedding) {
+  if (chunk.has_embedding && !x_model.is_network()) {
     embedding_backward(chunk, passage, mb, last);
   } else {
     passage.done_frame = passage.gradient;
@@ -347,9 +353,11 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
   unit_opens(chunk, l, true);
   const LayerSegments& s = layer_segments(chunk, l);
   const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
-  const FrameId below = x_builder.frame(x_layer.hidden_gradient, index, mb);
+  const LayerLayouts& kind = kind_of(chunk, l);
+  const FrameId below = x_builder.frame(kind.hidden_gradient, index, mb);
   // What is computed again writes the layer's output a second time: into a frame of its own.
-  const FrameId output = x_builder.frame(x_layer.hidden, index, mb);
+  const FrameId output = x_model.is_network() ? passage.hidden[static_cast<std::size_t>(l) + 1]
+                                              : x_builder.frame(kind.output, index, mb);
   Call call{s.backward,
             index,
             mb,
@@ -362,6 +370,8 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
   wait_loaded(passage, l, call);
   bind_experts(chunk, l, true, call);
   if (part.quantized.valid()) call.frames.push_back(part.quantized);
+  bind_loss(chunk, passage, l, call);
+  bind_memory(chunk, passage, l, true, call);
   bind_part(chunk, l, nullptr, true, call);
   if (s.weights.valid()) {
     passage.weights.emplace_back(l, call);

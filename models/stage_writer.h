@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/chunk.h"
+#include "models/encoder_decoder.h"
 #include "models/schedule.h"
 #include "models/stage.h"
 
@@ -26,6 +27,9 @@ class StageWriter {
   // --- Frames and segments (stage_parts.cpp) ---
   void write_layouts();
   void write_segments();
+  template <typename Layouts>
+  void parameter_frames(Layouts& out, const std::string& name,
+                        const std::vector<Parameter>& parameters);
   void write_layer_kinds(LayerLayouts& layer);
   void write_ends(bool embedding, bool head);
   Batch batch();
@@ -52,9 +56,31 @@ class StageWriter {
   }
   const char* shard_group() const { return x_plan.replicas() > 1 ? kShardGroup : kDataGroup; }
   const LayerLayouts& kind_of(const Chunk& chunk, std::int64_t l) const {
+    if (x_model.is_network()) return x_blocks[block_kind(chunk, l)];
+    if (x_model.is_encoder_decoder()) return stack_layouts(chunk.first_layer + l);
     return x_model.sparse(chunk.first_layer + l) ? x_sparse_layer : x_layer;
   }
   void own_buffers(Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas);
+
+  // --- Networks of layers (stage_network.cpp) ---
+  struct BetweenBlocks {
+    ImageShape shape;
+    LayoutId output, gradient;
+  };
+  const BetweenBlocks& between_blocks(const ImageShape& shape);
+  LayoutId image_inputs();
+  void write_blocks();
+  std::size_t block_kind(const Chunk& chunk, std::int64_t l) const {
+    return x_block_kinds[static_cast<std::size_t>(chunk.first_layer + l)];
+  }
+
+  // --- Encoder-decoders (stage_encoder_decoder.cpp) ---
+  LayoutId paired_inputs();
+  void write_stacks();
+  void write_stack_ends();
+  LayerSegments write_stack_layer(Stack stack, bool first, const LayerLayouts& layouts);
+  const LayerSegments& stack_segments(Chunk& chunk, std::int64_t l);
+  const LayerLayouts& stack_layouts(std::int64_t layer) const;
 
   // --- The experts of a chunk (stage_experts.cpp) ---
   void make_experts(std::size_t index);
@@ -74,7 +100,8 @@ class StageWriter {
     std::vector<FrameId> hidden;  ///< residual stream: before layer 0, after layer 0, ...
     std::vector<FrameId> saved;   ///< by layer
     FrameId embedding_saved, head_saved, inputs;
-    FrameId gradient;  ///< of the residual stream, as the backward pass comes down
+    FrameId memory, memory_gradient;  ///< the encoder's output, where a decoder reads it
+    FrameId gradient;                 ///< of the residual stream, as the backward pass comes down
     /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
     std::vector<std::pair<std::int64_t, Call>> weights;
     /// Copies on the host of what layer `first` keeps: of its input where `second`.
@@ -82,6 +109,8 @@ class StageWriter {
     FrameId done_frame;  ///< and the event of the last pass
     std::int16_t done_event = 0;
   };
+  void bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l, Call& call) const;
+  void bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
   void step_begins();
   void gather_parameters(Chunk& chunk);
   void forward(std::int32_t chunk, std::int32_t microbatch);
@@ -259,6 +288,14 @@ class StageWriter {
   ProgramBuilder x_builder;
   LayerLayouts x_layer, x_sparse_layer;
   EndLayouts x_embedding, x_head;
+  LayerLayouts x_turn, x_cross, x_decoder;  ///< of an encoder-decoder
+  MemoryLayouts x_memory;
+  /// By kind, whether its backward pass is the first of them, shape of the unit.
+  std::map<std::tuple<Stack, bool, std::size_t>, LayerSegments> x_stack_segments;
+  std::vector<LayerLayouts> x_blocks;           ///< of a network, by kind
+  std::vector<LayerSegments> x_block_segments;  ///< likewise
+  std::vector<std::size_t> x_block_kinds;       ///< by layer
+  std::vector<BetweenBlocks> x_between;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
   /// By experts, window, recomputed, shape of the unit.
   std::map<std::tuple<bool, bool, bool, std::size_t>, LayerSegments> x_layer_segments;
@@ -286,5 +323,16 @@ class StageWriter {
   std::vector<StreamWait> x_before_update;  ///< gradients that are not reduced over data
   bool x_first_pass = false;
 };
+
+template <typename Layouts>
+void StageWriter::parameter_frames(Layouts& out, const std::string& name,
+                                   const std::vector<Parameter>& parameters) {
+  out.parameters = parameter_layouts(x_builder, name, parameters, x_plan, false);
+  out.parameter_gradients = parameter_layouts(x_builder, name, parameters, x_plan, true);
+  out.weights = x_builder.layout(out.parameters.cut);
+  out.gradients = x_builder.layout(out.parameter_gradients.cut);
+  out.shared = x_builder.layout(out.parameters.shared);
+  out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
+}
 
 }  // namespace foretrain

@@ -20,6 +20,15 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
                                  std::int64_t ranks, CudaModule cuda) {
   if (ranks > 0) sets.push_back("cluster.accelerators=" + std::to_string(ranks));
   FT_ASSIGN(Run run, load_run(name_or_path, sets));
+  if (run.model.is_network()) {
+    return unsupported(run.source + ": /model: " + run.model.name +
+                       " is a network of layers, which is only simulated; expected a transformer");
+  }
+  if (run.model.is_encoder_decoder()) {
+    return unsupported(run.source + ": /model: " + run.model.name +
+                       " is an encoder-decoder, which is only simulated; expected a model of one "
+                       "stack");
+  }
   HostRun out{std::move(run), {}, std::move(cuda)};
   out.workload = lower(out.run.model, out.run.plan);
   if (!out.on_cuda()) {

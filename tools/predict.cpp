@@ -306,8 +306,9 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   const double tokens =
       static_cast<double>(run.plan.global_batch) * static_cast<double>(run.plan.sequence_length);
   const auto accelerators = static_cast<double>(run.cluster.accelerators);
-  const FlopConventions flops = model_flops(
-      run.model, run.plan.global_batch * run.plan.sequence_length, run.plan.sequence_length);
+  const FlopConventions flops =
+      model_flops(run.model, run.plan.global_batch * run.plan.sequence_length,
+                  run.plan.sequence_length, run.plan.target());
   out.parameters = parameter_count(run.model);
   out.tokens_per_s = tokens / seconds;
   out.model_tflops_per_accelerator = flops.causal / seconds / accelerators / 1e12;

@@ -61,8 +61,11 @@ std::string plan_text(const Run& run) {
   if (p.context > 1) out += ", context " + std::to_string(p.context);
   out += ", data " + std::to_string(p.batch_ranks());
   if (p.sharding == Sharding::kOptimizer && p.data > 1) out += " (optimizer sharded)";
-  out += ", " + std::to_string(p.microbatches()) + " microbatches of " +
-         std::to_string(p.micro_batch) + " x " + std::to_string(p.sequence_length) + " tokens";
+  out +=
+      ", " + std::to_string(p.microbatches()) + " microbatches of " + std::to_string(p.micro_batch);
+  if (run.model.is_network()) return out + " images";
+  out += " x " + std::to_string(p.sequence_length) + " tokens";
+  if (run.model.is_encoder_decoder()) out += " and " + std::to_string(p.target()) + " targets";
   return out;
 }
 
@@ -156,6 +159,7 @@ Json hashed(const Run& run) {
        {m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocabulary}) {
     shape.emplace_back(size);
   }
+  if (m.is_network()) shape.emplace_back(forward_flops(m.network));
   out.set("shape", std::move(shape));
   return out;
 }
@@ -216,7 +220,8 @@ std::string text_report(const Run& run, const Prediction& p) {
   out += "  " + plan_text(run) + "\n\n";
   out += "Step        " + seconds_text(p.iteration_time_s) + "   (90 % interval " +
          seconds_text(p.interval_s[0]) + " to " + seconds_text(p.interval_s[1]) + ")\n";
-  out += "Throughput  " + count_text(std::llround(p.tokens_per_s)) + " tokens/s, " +
+  out += "Throughput  " + count_text(std::llround(p.tokens_per_s)) +
+         (run.model.is_network() ? " images/s, " : " tokens/s, ") +
          fixed(p.tokens_per_s / static_cast<double>(p.ranks), 1) + " per accelerator\n";
   out += "Efficiency  " + fixed(p.model_tflops_per_accelerator, 1) +
          " model TFLOP/s per accelerator, MFU " + percent(p.mfu) + ", HFU " + percent(p.hfu) +

@@ -100,6 +100,24 @@ Status check_keys(const Json& json, const std::string& source) {
   return reader.finish();
 }
 
+/// Images have no length: a default of it is none of the RUN's.
+Status drop_sequence(Run& run) {
+  if (!run.model.is_network()) return ok_status();
+  const auto origin = run.origins.find("/batch/sequence");
+  if (origin == run.origins.end()) return ok_status();
+  if (origin->second == "RUN" || origin->second == "--set") {
+    return input_error(run.source + ": /batch/sequence: " + run.model.name +
+                       " takes images, whose size is the model's \"image\"; leave it out");
+  }
+  run.origins.erase(origin);
+  Json::Object kept;
+  for (const auto& [key, value] : *run.resolved.find("batch")->object()) {
+    if (key != "sequence") kept.emplace_back(key, value);
+  }
+  run.resolved.set("batch", std::move(kept));
+  return ok_status();
+}
+
 Result<Model> load_model(const Json& json, const std::string& source) {
   if (const std::string* name = json.string()) {
     FT_ASSIGN(const Json preset, load_preset("models", *name, source + ": /model"));
@@ -265,6 +283,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
     }
   }
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
+  FT_TRY(drop_sequence(run));
   FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
   FT_ASSIGN(run.plan, read_plan(run.resolved, source, run.model, run.cluster.accelerators));
   if (peak_tflops(run.cluster.device, run.plan.precision.matrix) <= 0) {

@@ -214,6 +214,8 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
     if (!op.reads.empty()) return refused("offloading is not executed");
   } else if (std::holds_alternative<Pause>(work)) {
     return refused("a background thread's cycle is only simulated: set gradients.cycle_us to 0");
+  } else if (std::holds_alternative<Convolution>(work)) {
+    return refused("convolutions are only simulated");
   } else if (std::holds_alternative<Opaque>(work)) {
     return refused("the model gives its bytes and FLOPs only");
   }

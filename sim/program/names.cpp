@@ -40,7 +40,11 @@ std::string_view name_of(KernelKind kind) {
       "pack-keys",      "unpack-keys",
       "add-queries",    "merge-attention",
       "split-heads",    "join-heads",
-      "split-sequence", "join-sequence"};
+      "split-sequence", "join-sequence",
+      "batch-norm",     "batch-norm-backward",
+      "max-pool",       "max-pool-backward",
+      "average-pool",   "average-pool-backward",
+      "concatenate",    "split-channels"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
@@ -54,6 +58,12 @@ std::string_view name_of(AttentionKernel kernel) {
   constexpr std::array<std::string_view, 6> kNames = {"flash",  "cudnn",  "unfused",
                                                       "flash2", "flash1", "triton"};
   return kNames.at(static_cast<std::size_t>(kernel));
+}
+
+std::string_view name_of(ConvolutionPass pass) {
+  constexpr std::array<std::string_view, 3> kNames = {"forward", "input-gradient",
+                                                      "weight-gradient"};
+  return kNames.at(static_cast<std::size_t>(pass));
 }
 
 std::string_view name_of(Memory memory) {

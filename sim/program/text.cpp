@@ -73,6 +73,20 @@ std::string text_of(const Gemm& w) {
   return w.accumulate ? out + " accumulate" : out;
 }
 
+std::string text_of(const Convolution& w) {
+  std::string out = "convolution " + std::string(name_of(w.pass)) + " batch " + number(w.batch) +
+                    " " + number(w.in_channels) + "x" + number(w.in_height) + "x" +
+                    number(w.in_width) + " to " + number(w.out_channels) + "x" +
+                    number(w.out_height) + "x" + number(w.out_width) + " kernel " +
+                    number(w.kernel_height) + "x" + number(w.kernel_width);
+  if (w.stride > 1) out += " stride " + number(w.stride);
+  if (w.pad_height + w.pad_width > 0) {
+    out += " pad " + number(w.pad_height) + "x" + number(w.pad_width);
+  }
+  out += " " + std::string(name_of(w.in)) + "->" + std::string(name_of(w.out));
+  return w.accumulate ? out + " accumulate" : out;
+}
+
 std::string text_of(const View& view) {
   std::string out = number(view.frame) + "." + number(view.buffer) + "[" + number(view.offset) +
                     "+" + number(view.bytes);
@@ -146,6 +160,7 @@ std::string text_of(const Work& work) {
           [](const Gemm& w) { return text_of(w); },
           [](const Attention& w) { return text_of(w); },
           [](const Kernel& w) { return text_of(w); },
+          [](const Convolution& w) { return text_of(w); },
           [](const Collective& w) {
             const bool rooted =
                 w.kind == CollectiveKind::kBroadcast || w.kind == CollectiveKind::kReduce;
@@ -186,6 +201,37 @@ std::vector<Gemm> gemms_of(const Gemm& work) {
   return out;
 }
 
+Gemm implicit_gemm(const Convolution& w) {
+  const std::int64_t taps = w.kernel_height * w.kernel_width;
+  const std::int64_t pixels = w.batch * w.out_height * w.out_width;
+  Gemm out;
+  out.in = w.in;
+  out.out = w.out;
+  out.accumulate = w.accumulate;
+  switch (w.pass) {
+    case ConvolutionPass::kForward:
+      out.m = pixels;
+      out.n = w.out_channels;
+      out.k = w.in_channels * taps;
+      out.transpose_b = true;
+      break;
+    case ConvolutionPass::kInputGradient: {
+      const std::int64_t met = w.stride * w.stride;
+      out.m = w.batch * w.in_height * w.in_width;
+      out.n = w.in_channels;
+      out.k = (w.out_channels * taps + met - 1) / met;
+      break;
+    }
+    case ConvolutionPass::kWeightGradient:
+      out.m = w.out_channels;
+      out.n = w.in_channels * taps;
+      out.k = pixels;
+      out.transpose_a = true;
+      break;
+  }
+  return out;
+}
+
 double flops_of(const Work& work) {
   return std::visit(Overloaded{
                         [](const Gemm& w) {
@@ -210,6 +256,11 @@ double flops_of(const Work& work) {
                           return 2.0 * pairs * (kept ? 2 * k + 2 * v : 3 * k + 2 * v);
                         },
                         [](const Kernel& w) { return static_cast<double>(w.flops); },
+                        [](const Convolution& w) {
+                          Convolution forward = w;
+                          forward.pass = ConvolutionPass::kForward;
+                          return flops_of(Work{implicit_gemm(forward)});
+                        },
                         [](const Opaque& w) { return static_cast<double>(w.flops); },
                         [](const auto&) { return 0.0; },
                     },

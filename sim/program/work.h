@@ -37,6 +37,32 @@ struct Gemm {
 /// The GEMMs that `work` is: itself, or one for each of its parts.
 std::vector<Gemm> gemms_of(const Gemm& work);
 
+enum class ConvolutionPass : std::uint8_t { kForward, kInputGradient, kWeightGradient };
+
+/// y[b, o, v] = sum over i, u of x[b, i, stride v - pad + u] w[o, i, u]: a convolution of `batch`
+/// images, without groups. Operands: forward reads x, w and writes y; the input gradient reads d y,
+/// w and writes d x; the weight gradient reads d y, x and writes d w (and reads it when
+/// accumulating). FLOPs of each pass: 2 batch out_height out_width out_channels in_channels
+/// kernel_height kernel_width.
+struct Convolution {
+  ConvolutionPass pass = ConvolutionPass::kForward;
+  std::int64_t batch = 1;
+  std::int64_t in_channels = 1, in_height = 1, in_width = 1;
+  std::int64_t out_channels = 1, out_height = 1, out_width = 1;
+  std::int64_t kernel_height = 1, kernel_width = 1, stride = 1, pad_height = 0, pad_width = 0;
+  bool accumulate = false;
+  DType in = DType::kBf16, out = DType::kBf16;
+  bool operator==(const Convolution&) const = default;
+};
+
+/// The matrix product that a pass is (cuDNN's implicit GEMM), patches standing for their pixels:
+///     forward          m = batch out_height out_width    n = out_channels   k = in_channels taps
+///     input gradient   m = batch in_height in_width      n = in_channels    k = out_channels taps
+///     weight gradient  m = out_channels   n = in_channels taps   k = batch out_height out_width
+/// with taps = kernel_height kernel_width. With a stride s a pixel of d x meets only every s^2-th
+/// tap: k of the input gradient is divided by it, rounded up.
+Gemm implicit_gemm(const Convolution& work);
+
 enum class AttentionKernel : std::uint8_t {
   kFlash,    ///< tiled, scores never stored; the newest generation for the GPU
   kCudnn,    ///< cuDNN's fused graph
@@ -137,6 +163,14 @@ enum class KernelKind : std::uint8_t {
   kJoinHeads,
   kSplitSequence,  ///< tokens of whole sequences, by the members that hold them
   kJoinSequence,
+  kBatchNorm,          ///< over each of `cols` channels; keeps mean and deviation
+  kBatchNormBackward,  ///< likewise
+  kMaxPool,
+  kMaxPoolBackward,
+  kAveragePool,
+  kAveragePoolBackward,
+  kConcatenate,  ///< channels of several images, one after another
+  kSplitChannels,
   kCount
 };
 
@@ -279,11 +313,12 @@ struct Opaque {
 };
 
 using Work = std::variant<Gemm, Attention, Kernel, Collective, P2PBatch, Copy, HostSync, HostDelay,
-                          Pause, Opaque>;
+                          Pause, Opaque, Convolution>;
 
 std::string_view name_of(KernelKind kind);
 std::string_view name_of(CollectiveKind kind);
 std::string_view name_of(AttentionKernel kernel);
+std::string_view name_of(ConvolutionPass pass);
 std::string_view name_of(Memory memory);
 
 /// FLOPs that arithmetic units execute for this work (a multiply-add counts two); 0 for

@@ -57,6 +57,64 @@ const BadSet kUnknownNames[] = {
 };
 INSTANTIATE_TEST_SUITE_P(UnknownNames, BadSets, testing::ValuesIn(kUnknownNames));
 
+/// What a network of layers is not lowered for.
+const BadSet kOfNetworks[] = {
+    {"parallel.tensor=2", {"/parallel/tensor", "found 2", "data parallelism alone"}},
+    {"parallel.pipeline=2", {"/parallel/pipeline", "found 2", "data parallelism alone"}},
+    {"parallel.context=2", {"/parallel/context"}},
+    {"parallel.virtual_pipeline=2", {"/parallel/virtual_pipeline"}},
+    {"sharding.level=parameters", {"/sharding/level", "none and optimizer"}},
+    {"precision=fp8", {"/precision", "fp32, tf32, fp16 and bf16"}},
+    {"recompute=full", {"/recompute", "expected none"}},
+    {"offload.activation_layers=1", {"/offload/activation_layers"}},
+    {"schedule=zb-h1", {"/schedule", "1f1b or gpipe"}},
+    {"batch.sequence=128", {"/batch/sequence", "takes images"}},
+    {"model.image=[3,0,2]", {"/model/image", "[channels, height, width]"}},
+    {"model.size=2", {"/model/size", "unknown key"}},
+};
+
+class BadNetworks : public testing::TestWithParam<BadSet> {};
+
+TEST_P(BadNetworks, AreRefused) {
+  const Workplace place;
+  place.write("run.json", R"({"model": {"preset": "vgg-16"}, "batch": {"micro": 2},
+      "cluster": {"preset": "dgx-h100", "accelerators": 8}})");
+  expect_refused(place, place.run({"simulate", "run.json", "--set", GetParam().set}),
+                 GetParam().parts);
+}
+INSTANTIATE_TEST_SUITE_P(Each, BadNetworks, testing::ValuesIn(kOfNetworks));
+
+TEST(EncoderDecoder, IsRefused) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "t5-small", "batch": {"sequence": 64},
+      "cluster": {"preset": "host", "accelerators": 2}, "precision": "fp32"})");
+  const std::vector<BadSet> bad = {
+      {"parallel.tensor=2", {"/parallel/tensor", "encoder-decoder", "data parallelism alone"}},
+      {"precision=fp8", {"/precision", "encoder-decoder"}},
+      {"recompute=full", {"/recompute", "encoder-decoder"}},
+      {"batch.target_sequence=0", {"/batch/target_sequence"}},
+      {"model={\"preset\":\"transformer-big\",\"decoder_ffn_dim\":8}",
+       {"/model/decoder_ffn_dim", "found 8", "the encoder has 4096"}},
+  };
+  for (const BadSet& one : bad) {
+    expect_refused(place, place.run({"simulate", "run.json", "--set", one.set}), one.parts);
+  }
+  expect_refused(place,
+                 place.run({"simulate", "run.json", "--set", "model=gpt2", "--set",
+                            "batch.target_sequence=8"}),
+                 {"/batch/target_sequence", "an encoder and a decoder"});
+  expect_refused(place, place.run({"execute", "run.json"}), {"/model", "only simulated"});
+}
+
+TEST(Networks, AreNotExecuted) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "resnet-50", "cluster": {"preset": "host",
+      "accelerators": 1}, "batch": {"micro": 2}, "precision": "fp32"})");
+  for (const char* verb : {"execute", "validate"}) {
+    expect_refused(place, place.run({verb, "run.json"}), {"/model", "only simulated"});
+  }
+}
+
 const BadSet kWrongTypes[] = {
     {"parallel.tensor=two", {"/parallel/tensor", "\"two\"", "a whole number"}},
     {"parallel.tensor=2x", {"/parallel/tensor", "\"2x\"", "a whole number"}},

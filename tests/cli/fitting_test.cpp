@@ -19,6 +19,17 @@ std::vector<Json> changes_of(const Json& result) {
   return changes.array() == nullptr ? std::vector<Json>() : *changes.array();
 }
 
+// A network's images in smaller microbatches.
+TEST(Fitting, NetworksOfLayers) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "resnet-50", "batch": {"micro": 512},
+      "cluster": {"preset": "dgx-1v", "accelerators": 8}, "precision": "fp32"})");
+  const std::vector<Json> changes = changes_of(simulated(place, "run.json", {}));
+  ASSERT_GE(changes.size(), 1U);
+  const Json sets = at(changes[0], "set");
+  EXPECT_EQ(sets.array()->front(), Json("batch.micro=1"));
+}
+
 TEST(Fitting, WhatIsSaidIsTrue) {
   const Workplace place;
   place.write("run.json", kTooBig);

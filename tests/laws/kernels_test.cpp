@@ -99,5 +99,29 @@ TEST(KernelTables, AttentionWithFewHeads) {
   EXPECT_NEAR(std::log(full / seconds_per_head(4) / (0.346 / 0.832)), 0, 0.08);
 }
 
+// Several matrices of weights, multiplied one by one: the same FLOPs as at once, never sooner, and
+// the price of each added up.
+TEST(Gemm, PartsAreGemmsOfTheirOwn) {
+  const DeviceSpec device = read_device(Json("h100-sxm-80gb"), "test", "").value();
+  const Gemm forward{8192, 6144, 4096, 1, false, true, false, DType::kBf16, DType::kBf16};
+  const Gemm input{8192, 4096, 6144, 1, false, false, false, DType::kBf16, DType::kBf16};
+  const Gemm weights{6144, 4096, 8192, 1, true, false, false, DType::kBf16, DType::kBf16};
+  for (const Gemm& packed : {forward, input, weights}) {
+    Gemm apart = packed;
+    apart.parts = {4096, 1024, 1024};
+    double flops = 0;
+    Time sum;
+    for (const Gemm& one : gemms_of(apart)) {
+      flops += flops_of(Work{one});
+      sum += gemm_cost(device, one, nullptr).value().duration;
+    }
+    EXPECT_EQ(gemms_of(apart).size(), 3U);
+    EXPECT_EQ(flops, flops_of(Work{packed}));
+    const Cost cost = gemm_cost(device, apart, nullptr).value();
+    EXPECT_EQ(cost.duration, sum);
+    EXPECT_GE(cost.duration, gemm_cost(device, packed, nullptr).value().duration);
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
+#include <string>
 
 #include "models/lower.h"
 #include "sim/program/memory.h"
@@ -75,6 +77,47 @@ TEST(Activations, Flash) {
 
 // Bytes a parameter: 2 weights + 4 gradients + 12 optimizer on every rank, or 6 + 12 / d; with
 // gradients in 16 bits 4 + 12 / d (ZeRO stage 1). Parameters are padded to 128 d.
+// Kept by operation: the input, queries and values, what attention gives, the gate, and without
+// need the way down; all else is computed again. In fp8 no product is kept.
+TEST(Activations, EverySecondProduct) {
+  const Model model = small_llama();
+  const std::int64_t h = model.hidden;
+  const std::int64_t q = model.heads * model.head_dim;
+  const std::int64_t kv = model.kv_heads * model.head_dim;
+  Plan plan = small_plan(model, {1, 1, 1, 1}, 1);
+  plan.recompute.operations = true;
+  const Bytes attention = h + q;
+  EXPECT_EQ(kept(model, plan, "saved recomputed"),
+            2 * plan.tokens() * (attention + q + kv + model.intermediate + h));
+  plan.precision.linear = DType::kFp8;
+  EXPECT_EQ(kept(model, plan, "saved recomputed"), plan.tokens() * (2 * attention + q));
+}
+
+// Computed again: keys, the way out of attention and the second half of the way up.
+TEST(Activations, EverySecondProductAgain) {
+  const Model model = small_llama();
+  Plan plan = small_plan(model, {1, 1, 1, 1}, 1);
+  plan.recompute.operations = true;
+  const Program program = lower(model, plan).programs[0];
+  std::map<std::string, double> again;
+  for (const Segment& segment : program.segments) {
+    for (const Op& op : segment.ops) {
+      const Work& work = program.works[op.work.index()];
+      if (op.phase != Phase::kRecompute || flops_of(work) == 0) continue;
+      if (std::holds_alternative<Gemm>(work)) again[op.name] = flops_of(work);
+      EXPECT_FALSE(std::holds_alternative<Attention>(work));
+    }
+  }
+  const auto product = [&plan](std::int64_t out, std::int64_t in) {
+    return 2.0 * static_cast<double>(plan.tokens() * out * in);
+  };
+  const std::map<std::string, double> expected = {
+      {"attention.k", product(model.kv_heads * model.head_dim, model.hidden)},
+      {"attention.projection", product(model.hidden, model.heads * model.head_dim)},
+      {"mlp.up", product(model.intermediate, model.hidden)}};
+  EXPECT_EQ(again, expected);
+}
+
 TEST(ModelStates, BytesPerParameter) {
   Model model = small_gpt();
   model.vocabulary = 1024;

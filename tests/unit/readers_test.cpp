@@ -107,7 +107,7 @@ TEST(ReadModel, Errors) {
 }
 
 TEST(ReadModel, WhatIsNotModelledIsUnsupported) {
-  for (const char* type : {"qwen2_moe", "llama4_text", "grok-1", "t5"}) {
+  for (const char* type : {"qwen2_moe", "llama4_text", "grok-1"}) {
     expect_error(model_of(native(type)), {type}, ErrorKind::kUnsupported);
   }
   expect_error(model_of(native("llama", ",\"num_local_experts\":8")), {"models with experts"},

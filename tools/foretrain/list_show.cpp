@@ -22,7 +22,22 @@ Json model_json(const Model& m) {
   Json out{Json::Object{}};
   out.set("name", m.name);
   out.set("model_type", m.type);
-  out.set("num_hidden_layers", m.layers);
+  if (m.is_network()) {
+    const ImageShape& image = m.network.image;
+    out.set("image", Json::Array{image.channels, image.height, image.width});
+    out.set("blocks", m.layers);
+    out.set("classes", m.vocabulary);
+    out.set("parameters", parameter_count(m));
+    out.set("forward_flops", forward_flops(m.network));
+    return out;
+  }
+  if (m.is_encoder_decoder()) {
+    out.set("encoder_layers", m.encoder_layers);
+    out.set("decoder_layers", m.decoder_layers);
+    out.set("relative_attention_num_buckets", m.relative_buckets);
+  } else {
+    out.set("num_hidden_layers", m.layers);
+  }
   out.set("hidden_size", m.hidden);
   out.set("num_attention_heads", m.heads);
   out.set("num_key_value_heads", m.kv_heads);
@@ -35,7 +50,9 @@ Json model_json(const Model& m) {
   static const char* const activations[] = {"gelu", "silu (gated)", "relu", "relu2"};
   out.set("activation", activations[static_cast<std::size_t>(m.activation)]);
   static const char* const positions[] = {"learned", "rope", "alibi"};
-  out.set("position", positions[static_cast<std::size_t>(m.position)]);
+  if (!m.is_encoder_decoder()) {
+    out.set("position", positions[static_cast<std::size_t>(m.position)]);
+  }
   out.set("tie_word_embeddings", m.tied_embeddings);
   out.set("qkv_bias", m.qkv_bias);
   out.set("projection_bias", m.projection_bias);

@@ -1,0 +1,48 @@
+// What an encoder-decoder (T5, Vaswani et al. 2017) has besides the layers of both stacks: the
+// turn, where the encoder's output is normed and the decoder's tokens come in, and cross-attention.
+//
+// Layers of the model: the encoder's, the turn, then for each layer of the decoder its
+// cross-attention and the rest. Every cross-attention reads the encoder's output ("memory") and
+// adds to its gradient.
+//
+// Left out: cross-attention stands before its layer instead of between self-attention and MLP (the
+// same work, only simulated); the addition of relative position biases to scores (their parameters
+// are counted); dropout behind the encoder's last norm; padding.
+#pragma once
+
+#include "models/ends.h"
+#include "models/layer.h"
+
+namespace foretrain {
+
+/// Formal frames after those of a layer: of cross-attention the first two, of the turn all.
+enum MemoryFrame : std::int16_t {
+  kMemory = kLayerFrames,
+  kMemoryGradient,
+  kTurnInputs,
+  kTurnTable,  ///< what the token table lies in
+  kTurnTableGradient,
+};
+/// Buffer of the input frame with the decoder's tokens, after `kTokens` and `kLabels`.
+inline constexpr std::int16_t kTargets = 2;
+
+/// Plan and model of one stack, as its layers see them.
+Plan decoder_plan(const Plan& plan);
+Model stack_model(const Model& model, bool encoder);
+
+struct MemoryLayouts {
+  LayoutId memory, gradient;
+};
+
+/// `first`: its backward pass is the first to write the memory's gradient. `plan` is the decoder's,
+/// `source` the tokens of the encoder.
+LayerSegments write_cross(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                          std::int64_t source, const LayerLayouts& layouts,
+                          const MemoryLayouts& memory, bool first);
+
+/// `plan` is the encoder's.
+LayerSegments write_turn(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                         const LayerLayouts& layouts, const MemoryLayouts& memory,
+                         const EndLayouts& embedding);
+
+}  // namespace foretrain
