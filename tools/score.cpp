@@ -81,19 +81,43 @@ Result<std::vector<Row>> read_rows(const std::vector<std::string>& paths) {
 namespace {
 
 /// A measured run fitted. Where the published plan surely does not, its source left something out,
-/// and what sources leave out is recomputation and offloading: of these the fastest that fits, as
-/// far as predictions of memory tell; as given if there is none. Times the capacity:
+/// and what sources leave out is recomputation and offloading: the recomputation that the system
+/// does by itself if that fits, as far as predictions of memory tell, else of all the fastest that
+/// does; as given if there is none. Times the capacity:
 constexpr double kSurelyTooLarge = 1.25, kFits = 1.05;
 
-Result<Prediction> predict_measured(const Run& run, const PredictOptions& options,
-                                    std::vector<std::string>& assumed) {
+using Sets = std::vector<std::string>;
+
+/// What the system of a RUN computes again where nothing is said.
+Sets usual_recomputation(const Row& row) {
+  Json silent{Json::Object{}};
+  for (const auto& [key, value] : *row.run.object()) {
+    if (key != "recompute") silent.set(key, value);
+  }
+  const Result<Run> run = resolve_run(silent, row.id, {});
+  const Json* usual = run.ok() ? run.value().resolved.find("recompute") : nullptr;
+  return usual == nullptr ? Sets() : Sets{"recompute=" + dump_json(*usual, -1)};
+}
+
+Result<Prediction> predict_measured(const Row& row, const Run& run, const PredictOptions& options,
+                                    Sets& assumed) {
   FT_ASSIGN(Prediction as_given, predict(run, options));
   if (as_given.memory.within(kSurelyTooLarge)) return as_given;
+  const auto changed = [&run, &options](const Sets& sets) -> Result<Prediction> {
+    FT_ASSIGN(const Run other, resolve_run(run.resolved, run.source, sets));
+    return predict(other, options);
+  };
+  if (const Sets usual = usual_recomputation(row); !usual.empty()) {
+    Result<Prediction> prediction = changed(usual);
+    if (prediction.ok() && prediction.value().memory.within(kFits)) {
+      assumed = usual;
+      return prediction;
+    }
+  }
   const Fitting fitting = find_unsaid(run, as_given, kFits);
   if (fitting.changes.empty()) return as_given;
   assumed = fitting.changes.front().sets;
-  FT_ASSIGN(const Run changed, resolve_run(run.resolved, run.source, assumed));
-  return predict(changed, options);
+  return changed(assumed);
 }
 
 RowResult score_unguarded(const Row& row) {
@@ -109,9 +133,9 @@ RowResult score_unguarded(const Row& row) {
   PredictOptions options;
   options.sensitivity = false;
   options.verify = false;
-  const Result<Prediction> prediction = row.step_time_s > 0
-                                            ? predict_measured(run.value(), options, out.assumed)
-                                            : predict(run.value(), options);
+  const Result<Prediction> prediction =
+      row.step_time_s > 0 ? predict_measured(row, run.value(), options, out.assumed)
+                          : predict(run.value(), options);
   if (!prediction.ok()) return refuse(prediction.error());
   const Prediction& p = prediction.value();
   out.step_time_s = p.iteration_time_s;

@@ -133,8 +133,8 @@ std::string assumed_lines(const std::vector<RowResult>& results) {
     out += cell(std::to_string(count), 6) + "  with " + key + "\n";
   }
   return out.empty() ? out
-                     : "\nMeasured, but too large for memory as published: predicted with the "
-                       "fastest change that fits\n" +
+                     : "\nMeasured, but too large for memory as published: predicted with a "
+                       "change that fits\n" +
                            out;
 }
 

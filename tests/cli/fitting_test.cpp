@@ -102,6 +102,18 @@ TEST(Fitting, MeasuredRunsFitted) {
   EXPECT_EQ(scored(place, fits, R"({"step_time_s": 10})").find("assumed"), nullptr);
 }
 
+// What the system does where nothing is said comes first, faster changes or not.
+TEST(Fitting, MeasuredRunsDidWhatTheirSystemDoes) {
+  const Workplace place;
+  std::string run = kTooBig;
+  run.replace(run.find("\"none\""), 6, "\"parameters\"");
+  run.insert(run.rfind('}'), R"(, "system": "maxtext", "recompute": "none")");
+  const Json row = scored(place, run, R"({"step_time_s": 10})");
+  const Json* assumed = row.find("assumed");
+  ASSERT_NE(assumed, nullptr) << dump_json(row);
+  EXPECT_EQ(*assumed->array()->front().string(), "recompute=\"full\"");
+}
+
 // A run that nothing of this helps says so, after a bounded number of tries.
 TEST(Fitting, MayNotExist) {
   const Workplace place;
