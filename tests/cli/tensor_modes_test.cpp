@@ -6,7 +6,7 @@
 namespace foretrain {
 namespace {
 
-constexpr const char* kRun = R"({
+constexpr const char* kGridRun = R"({
   "model": "gpt3-125m",
   "cluster": {"preset": "dgx-a100-80gb", "accelerators": 16},
   "system": "colossal-ai",
@@ -25,7 +25,7 @@ class TensorModes : public testing::TestWithParam<Refused> {};
 
 TEST_P(TensorModes, AreRefused) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kGridRun);
   std::vector<std::string> command = {"simulate", "run.json"};
   for (const std::string& set : GetParam().sets) {
     command.emplace_back("--set");
@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(Beside, TensorModes, testing::ValuesIn(kBeside));
 /// Seconds of a step.
 double step_of(const std::vector<std::string>& sets) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kGridRun);
   return at(simulated(place, "run.json", sets), "iteration_time_s").number();
 }
 
