@@ -13,19 +13,11 @@ Status refuse(const Work& work, const std::string& why) {
   return unsupported("the host backend cannot execute " + text_of(work) + ": " + why);
 }
 
-/// Heads in two buffers: what is kept of the linear to them, and what is computed again.
-constexpr std::string_view kHalfKept = "queries and values";
-
 /// fp32, and what indices and masks are stored in.
 Status check_types(const Program& program) {
   for (const FrameLayout& layout : program.layouts) {
     for (const Buffer& buffer : layout.buffers) {
       const DType t = buffer.dtype;
-      if (buffer.name == kHalfKept) {
-        return unsupported(
-            "recompute operations is only simulated; the host backend executes "
-            "none, full and the other modules");
-      }
       if (t == DType::kFp32 || t == DType::kInt64 || t == DType::kUint8) continue;
       return unsupported("the host backend stores fp32; buffer " + layout.name + "." + buffer.name +
                          " is " + std::string(name_of(t)) + ": set precision to fp32");

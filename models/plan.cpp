@@ -188,7 +188,8 @@ class PlanReader {
     x_reader.read_choice("recompute", choice, {"none", "selective", "full"});
     out.attention = choice == 1;
     out.layer = choice == 2;
-    if (choice == 1 && x_selective == 1) std::swap(out.attention, out.operations);
+    if (choice == 1 && x_selective == 1 && knows_operations())
+      std::swap(out.attention, out.operations);
   }
 
   void read_modules(JsonReader& reader, const Json& modules) {
@@ -462,13 +463,17 @@ class PlanReader {
         refuse("recompute", "layers and layer_period need modules to recompute");
       }
     }
-    if (!x_plan.recompute.operations) return;
-    if (x_model.has_experts() || x_model.is_latent() || !x_model.gated() ||
-        x_model.position != Position::kRope || x_plan.context > 1 || x_plan.in_grid()) {
+    if (x_plan.recompute.operations && !knows_operations()) {
       refuse("recompute",
-             "operations is modelled for layers with rotary positions and a gated MLP, "
-             "without experts, latent attention, context parallelism and grids");
+             "operations is modelled for layers with rotary positions, a gated MLP and fused "
+             "attention, without experts, latent attention, context parallelism and grids");
     }
+  }
+
+  bool knows_operations() const {
+    return x_model.gated() && x_model.position == Position::kRope && !x_model.has_experts() &&
+           !x_model.is_latent() && x_plan.attention != AttentionKernel::kUnfused &&
+           x_plan.context == 1 && !x_plan.in_grid();
   }
 
   JsonReader x_reader;

@@ -29,6 +29,11 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
                        " is an encoder-decoder, which is only simulated; expected a model of one "
                        "stack");
   }
+  if (run.plan.recompute.operations) {
+    return unsupported(run.source +
+                       ": /recompute: operations is only simulated; expected none, full or other "
+                       "modules (kernels.selective attention makes selective executable)");
+  }
   HostRun out{std::move(run), {}, std::move(cuda)};
   out.workload = lower(out.run.model, out.run.plan);
   if (!out.on_cuda()) {

@@ -76,6 +76,7 @@ class OpTypes {
 
   bool fit(const std::vector<View>& views, std::string_view letters, DType work) const {
     for (std::size_t i = 0; i < views.size(); ++i) {
+      if (views[i].bytes == 0) continue;  // stands for memory that is held, not for an operand
       if (letters.empty()) return false;
       if (!fit(views[i], letters[std::min(i, letters.size() - 1)], work)) return false;
     }

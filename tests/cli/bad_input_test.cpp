@@ -106,6 +106,25 @@ TEST(EncoderDecoder, IsRefused) {
   expect_refused(place, place.run({"execute", "run.json"}), {"/model", "only simulated"});
 }
 
+// Recomputation by operation is torchtitan's selective where it is modelled, and simulated alone.
+TEST(Operations, AreNotExecuted) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-8b", "system": "torchtitan", "cluster": {"preset":
+      "host", "accelerators": 2}, "batch": {"global": 2, "micro": 1, "sequence": 64},
+      "precision": "fp32", "recompute": "selective"})");
+  expect_refused(place, place.run({"execute", "run.json"}), {"/recompute", "only simulated"});
+  place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}})");
+  expect_refused(place,
+                 place.run({"simulate", "run.json", "--set", "parallel.context=2", "--set",
+                            "recompute={\"modules\":[\"operations\"]}"}),
+                 {"/recompute", "operations is modelled for"});
+  const CommandResult around =
+      place.run({"simulate", "run.json", "--set", "system=torchtitan", "--set",
+                 "parallel.context=2", "--set", "recompute=selective"});
+  EXPECT_EQ(around.exit_code, 0) << around.err;
+}
+
 TEST(Networks, AreNotExecuted) {
   const Workplace place;
   place.write("run.json", R"({"model": "resnet-50", "cluster": {"preset": "host",

@@ -191,6 +191,7 @@ TEST(DeviceRefusals, ByName) {
   };
   EXPECT_EQ(refusal([](Plan&) {}), "");
   EXPECT_EQ(refusal([](Plan& p) { p.attention = AttentionKernel::kCudnn; }), "");
+  EXPECT_EQ(refusal([](Plan& p) { p.loss = LossForm::kTorch; }), "");
   const std::string fp32 = refusal([](Plan& p) {
     p.attention = AttentionKernel::kCudnn;
     p.precision.compute = p.precision.gradients = p.precision.matrix = DType::kFp32;
