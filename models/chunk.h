@@ -16,11 +16,6 @@
 
 namespace foretrain {
 
-/// The first multiple of `unit` from `value` on.
-inline std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 /// Where the part of one layer (or of an end) lies.
 struct PartFrames {
   FrameId weights, gradients, shared, shared_gradients;

@@ -61,15 +61,11 @@ class MemoryWriter {
 
   LayerSegments finish(SegmentWriter& forward, SegmentWriter& backward,
                        const std::vector<LayoutId>& more) {
-    LayerSegments out;
-    out.saved = x_builder.layout(x_saved.layout());
-    out.local_forward = x_builder.layout(x_forward.layout());
-    out.local_backward = x_builder.layout(x_backward.layout());
+    auto out = closed_layouts<LayerSegments>(x_builder, x_saved, x_forward, x_backward);
     const auto add = [&](SegmentWriter& w, LayoutId local) {
       const LayerLayouts& l = x_layouts;
       std::vector<LayoutId>& frames = w.segment().frames;
-      frames = {l.weights, l.gradients, l.shared, l.shared_gradients, l.hidden,
-                l.output,  out.saved,   local,    l.output_gradient,  l.hidden_gradient};
+      frames = l.frames(out.saved, local);
       frames.insert(frames.end(), more.begin(), more.end());
       if (l.unit_weights.valid()) {
         frames.push_back(l.unit_weights);

@@ -5,8 +5,6 @@
 namespace foretrain {
 namespace {
 
-constexpr JsonReader::IntRange kSize{1, 1'000'000'000};
-
 /// Keys of hub files that change neither shapes nor costs.
 constexpr std::array kIgnored = {"is_encoder_decoder",
                                  "decoder_start_token_id",
@@ -33,7 +31,7 @@ constexpr std::array kIgnored = {"is_encoder_decoder",
 
 void read_t5(JsonReader& reader, Model& m) {
   reader.require("d_kv", "the size of a head");
-  reader.read("d_kv", m.head_dim, kSize);
+  reader.read("d_kv", m.head_dim, kConfigSize);
   reader.read("relative_attention_num_buckets", m.relative_buckets,
               JsonReader::IntRange{0, 1 << 20});
   reader.read("dropout_rate", m.hidden_dropout, JsonReader::Range{0, 1});
@@ -48,7 +46,7 @@ void read_t5(JsonReader& reader, Model& m) {
 /// The other stack's sizes, which must be the encoder's.
 void read_same(JsonReader& reader, const char* key, std::int64_t size) {
   std::int64_t other = size;
-  reader.read(key, other, kSize);
+  reader.read(key, other, kConfigSize);
   if (other == size) return;
   reader.fail(key,
               "found " + std::to_string(other) + ", the encoder has " + std::to_string(size) +
@@ -64,10 +62,10 @@ void read_encoder_decoder(JsonReader& reader, Model& m) {
   m.encoder_layers = m.decoder_layers = m.layers;
   if (m.type == "t5") {
     m.relative_buckets = 32;
-    reader.read("num_decoder_layers", m.decoder_layers, kSize);
+    reader.read("num_decoder_layers", m.decoder_layers, kConfigSize);
     read_t5(reader, m);
   } else {
-    reader.read("decoder_layers", m.decoder_layers, kSize);
+    reader.read("decoder_layers", m.decoder_layers, kConfigSize);
     read_same(reader, "decoder_attention_heads", m.heads);
     read_same(reader, "decoder_ffn_dim", m.intermediate);
     bool shared = true;

@@ -83,16 +83,10 @@ class EndWriter {
   /// `weights`: the head's pass of its own for the gradients of its matrices, or null.
   EndSegments finish(SegmentWriter& forward, SegmentWriter& backward, bool head,
                      SegmentWriter* weights = nullptr) {
-    EndSegments out;
-    out.saved = x_builder.layout(x_saved.layout());
-    out.local_forward = x_builder.layout(x_forward.layout());
-    out.local_backward = x_builder.layout(x_backward.layout());
+    auto out = closed_layouts<EndSegments>(x_builder, x_saved, x_forward, x_backward);
     const auto add = [&](SegmentWriter& writer, LayoutId local) {
       const EndLayouts& l = x_layouts;
-      writer.segment().frames = {l.weights,          l.gradients, l.shared,
-                                 l.shared_gradients, l.hidden,    l.hidden_gradient,
-                                 out.saved,          local,       l.inputs};
-      if (head) writer.segment().frames.push_back(l.scalars);
+      writer.segment().frames = l.frames(out.saved, local, head);
       if (l.unit_weights.valid()) {
         writer.segment().frames.push_back(l.unit_weights);
         writer.segment().frames.push_back(l.unit_gradients);

@@ -49,6 +49,14 @@ struct EndLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient, inputs, scalars;
   LayoutId unit_weights, unit_gradients;  ///< with sharded units
   ParameterLayouts parameters, parameter_gradients;
+  /// Of the formal frames; the head has one more than the embedding.
+  std::vector<LayoutId> frames(LayoutId saved, LayoutId local, bool head) const {
+    std::vector<LayoutId> out = {weights, gradients,       shared, shared_gradients,
+                                 hidden,  hidden_gradient, saved,  local,
+                                 inputs};
+    if (head) out.push_back(scalars);
+    return out;
+  }
 };
 
 struct EndSegments {

@@ -37,10 +37,7 @@ class LayerWriter : ContextParts {
       blocks_write_to(x_forward);
       x_quantizer.quantize_weights(weights, true, true);
     }
-    LayerSegments out;
-    out.saved = x_builder.layout(x_saved.layout());
-    out.local_forward = x_builder.layout(x_forward.layout());
-    out.local_backward = x_builder.layout(x_backward.layout());
+    auto out = closed_layouts<LayerSegments>(x_builder, x_saved, x_forward, x_backward);
     out.forward = finish(forward, out.saved, out.local_forward);
     out.backward = finish(backward, out.saved, out.local_backward);
     out.done = done;
@@ -61,9 +58,7 @@ class LayerWriter : ContextParts {
 
   SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
     const LayerLayouts& l = x_layouts;
-    writer.segment().frames = {l.weights,         l.gradients,      l.shared, l.shared_gradients,
-                               l.hidden,          l.hidden,         saved,    local,
-                               l.hidden_gradient, l.hidden_gradient};
+    writer.segment().frames = l.frames(saved, local);
     if (l.sparse) {
       writer.segment().frames.push_back(l.experts);
       writer.segment().frames.push_back(l.expert_gradients);
@@ -191,6 +186,12 @@ class LayerWriter : ContextParts {
     w.collective(name, over_tensor(kind, full.count), {full.view()}, {part.view()});
   }
 
+  /// `gemm` with the matrices and the types of the linear's weights.
+  Gemm of_linear(const Linear& l, Gemm gemm, bool backward) const {
+    gemm.parts = l.parts;
+    return x_quantizer.typed(gemm, l.weight, backward);
+  }
+
   /// `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
   void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
                       const std::vector<Ref>& out, bool with_bias) {
@@ -204,9 +205,8 @@ class LayerWriter : ContextParts {
     }
     std::vector<View> reads = {in.view(), x_quantizer.by_rows(l.weight).view()};
     if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
-    Gemm gemm = forward_gemm(x_plan, x_tokens, l.out, l.in);
-    gemm.parts = l.parts;
-    w.compute(name, x_quantizer.typed(gemm, l.weight, false), std::move(reads), views_of(out));
+    w.compute(name, of_linear(l, forward_gemm(x_plan, x_tokens, l.out, l.in), false),
+              std::move(reads), views_of(out));
   }
 
   /// Of a linear whose products are kept every second time, those of `width` that are not.
@@ -369,10 +369,8 @@ class LayerWriter : ContextParts {
 
   void weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                        const Ref& in) {
-    Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, l.out, l.in);
-    gemm.parts = l.parts;
-    write_weight_gradient(w, x_plan, name, x_quantizer.typed(gemm, l.weight, true), d, in,
-                          l.weight_gradient);
+    const Gemm gemm = of_linear(l, weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), true);
+    write_weight_gradient(w, x_plan, name, gemm, d, in, l.weight_gradient);
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -387,7 +385,7 @@ class LayerWriter : ContextParts {
                                          ? x_quantizer.gathered_gradient(w, name, d, x_rows)
                                          : x_quantizer.gradient(w, name, l.weight, d, x_rows);
     w.compute(name + ".input_gradient",
-              x_quantizer.typed(input_gradient_gemm(x_plan, x_tokens, l.out, l.in), l.weight, true),
+              of_linear(l, input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
               {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_in.view()});
     weight_gradient(w, name, l, copies.columns, in);
   }
@@ -422,9 +420,8 @@ class LayerWriter : ContextParts {
                                         {in.view()}, {in_full.view()});
       if (!async) later.wait(gathered);
     }
-    Gemm gemm = input_gradient_gemm(x_plan, x_tokens, l.out, l.in);
-    gemm.parts = l.parts;
-    w.compute(name + ".input_gradient", x_quantizer.typed(gemm, l.weight, true),
+    w.compute(name + ".input_gradient",
+              of_linear(l, input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
               {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_full.view()});
     EventRef reduced;
     if (x_plan.tensor > 1 && !x_plan.in_grid()) {

@@ -87,6 +87,11 @@ struct LayerLayouts {
   LayoutId expert_unit_weights, expert_unit_gradients;
   LayoutId quantized;
   ParameterLayouts parameters, parameter_gradients;
+  /// Of the formal frames that every layer has.
+  std::vector<LayoutId> frames(LayoutId saved, LayoutId local) const {
+    return {weights, gradients, shared, shared_gradients, hidden,
+            output,  saved,     local,  output_gradient,  hidden_gradient};
+  }
 };
 
 /// Formal frame of copies of the weights in a type of less than 16 bits, without sharded units.

@@ -8,6 +8,9 @@
 
 namespace foretrain {
 
+/// Of a width or a count of what there must be one of.
+inline constexpr JsonReader::IntRange kConfigSize{1, 1'000'000'000};
+
 /// Whether models of this `model_type` have experts.
 bool has_expert_type(const std::string& type);
 

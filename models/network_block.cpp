@@ -38,17 +38,11 @@ class BlockWriter {
     backward.wait(EventRef{kOutputGradient, kReady});
     write_backward(backward);
     backward.record(EventRef{kInputGradient, kReady});
-    LayerSegments out;
-    out.saved = x_builder.layout(x_saved.layout());
-    out.local_forward = x_builder.layout(x_forward.layout());
-    out.local_backward = x_builder.layout(x_backward.layout());
+    auto out = closed_layouts<LayerSegments>(x_builder, x_saved, x_forward, x_backward);
     const auto finish = [&](SegmentWriter& w, LayoutId local) {
-      const LayerLayouts& l = x_layouts;
-      w.segment().frames = {l.weights,         l.gradients,      l.shared,  l.shared_gradients,
-                            l.hidden,          l.output,         out.saved, local,
-                            l.output_gradient, l.hidden_gradient};
-      if (x_block.has_loss())
-        w.segment().frames.insert(w.segment().frames.end(), {inputs, scalars});
+      std::vector<LayoutId>& frames = w.segment().frames;
+      frames = x_layouts.frames(out.saved, local);
+      if (x_block.has_loss()) frames.insert(frames.end(), {inputs, scalars});
       return x_builder.segment(std::move(w.segment()));
     };
     out.forward = finish(forward, out.local_forward);

@@ -62,14 +62,9 @@ EndSegments write_classes(ProgramBuilder& builder, const Model& model, const Pla
   backward.phase = Phase::kBackward;
   loss.backward(backward, scores, logits(kHeadHiddenGradient));
   backward.record(EventRef{kHeadHiddenGradient, kReady});
-  EndSegments out;
-  out.saved = builder.layout(saved.layout());
-  out.local_forward = builder.layout(in_forward.layout());
-  out.local_backward = builder.layout(in_backward.layout());
+  auto out = closed_layouts<EndSegments>(builder, saved, in_forward, in_backward);
   const auto finish = [&](SegmentWriter& w, LayoutId local) {
-    const EndLayouts& l = layouts;
-    w.segment().frames = {l.weights,         l.gradients, l.shared, l.shared_gradients, l.hidden,
-                          l.hidden_gradient, out.saved,   local,    l.inputs,           l.scalars};
+    w.segment().frames = layouts.frames(out.saved, local, true);
     return builder.segment(std::move(w.segment()));
   };
   out.forward = finish(forward, out.local_forward);

@@ -11,8 +11,7 @@ namespace {
 std::int64_t padded_rows(const Parameter& p, const Plan& plan) {
   const bool table = p.name == "embedding.tokens" || p.name == "head.output";
   if (!table) return p.rows;
-  const std::int64_t unit = 128 * plan.tensor;
-  return (p.rows + unit - 1) / unit * unit;
+  return round_up(p.rows, 128 * plan.tensor);
 }
 
 /// How a parameter is cut: by the rank's place in one group, in another.

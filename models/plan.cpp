@@ -186,10 +186,9 @@ class PlanReader {
     }
     int choice = 0;
     x_reader.read_choice("recompute", choice, {"none", "selective", "full"});
-    out.attention = choice == 1;
     out.layer = choice == 2;
-    if (choice == 1 && x_selective == 1 && knows_operations())
-      std::swap(out.attention, out.operations);
+    out.operations = choice == 1 && x_selective == 1 && knows_operations();
+    out.attention = choice == 1 && !out.operations;
   }
 
   void read_modules(JsonReader& reader, const Json& modules) {

@@ -117,4 +117,15 @@ class SegmentWriter {
   int x_last = -1;
 };
 
+/// The layouts that `Passes` (LayerSegments, EndSegments) were written into, now complete.
+template <typename Passes>
+Passes closed_layouts(ProgramBuilder& builder, LayoutWriter& saved, LayoutWriter& forward,
+                      LayoutWriter& backward) {
+  Passes out;
+  out.saved = builder.layout(saved.layout());
+  out.local_forward = builder.layout(forward.layout());
+  out.local_backward = builder.layout(backward.layout());
+  return out;
+}
+
 }  // namespace foretrain

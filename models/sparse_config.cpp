@@ -6,8 +6,6 @@
 namespace foretrain {
 namespace {
 
-constexpr JsonReader::IntRange kSize{1, 1'000'000'000};
-
 /// Keys of hub files that choose among experts or weigh losses, but cost nothing.
 constexpr std::array kRouting = {"norm_topk_prob",
                                  "scoring_func",
@@ -38,10 +36,10 @@ void read_groups(const Json& json, JsonReader& reader, const std::string& type, 
     e.group_top_k = 4;
   }
   if (stated) {
-    reader.read("n_group", e.groups, kSize);
+    reader.read("n_group", e.groups, kConfigSize);
     e.group_top_k = e.groups;
   }
-  if (given("topk_group")) reader.read("topk_group", e.group_top_k, kSize);
+  if (given("topk_group")) reader.read("topk_group", e.group_top_k, kConfigSize);
   if (e.groups > e.count || e.count % e.groups != 0) {
     reader.fail("n_group", std::to_string(e.groups) + " groups do not divide " +
                                std::to_string(e.count) + " experts");
@@ -64,20 +62,20 @@ void read_experts(const Json& json, JsonReader& reader, Model& m) {
   reader.require(key, "a number of experts");
   reader.read(key, e.count, JsonReader::IntRange{1, 1 << 16});
   reader.require("num_experts_per_tok", "the experts of a token");
-  reader.read("num_experts_per_tok", e.top_k, kSize);
+  reader.read("num_experts_per_tok", e.top_k, kConfigSize);
   e.width = m.intermediate;
   e.bias = m.attention_sinks = m.type == "gpt_oss";
   const bool one_width = m.type == "mixtral" || m.type == "gpt_oss";
   if (!one_width) reader.require("moe_intermediate_size", "the width of an expert");
-  reader.read("moe_intermediate_size", e.width, kSize);
+  reader.read("moe_intermediate_size", e.width, kConfigSize);
   std::int64_t shared = 0;
   reader.read("n_shared_experts", shared, JsonReader::IntRange{0, 1 << 16});
   e.shared_width = shared * e.width;
   reader.read("shared_expert_intermediate_size", e.shared_width,
-              JsonReader::IntRange{0, kSize.high});
-  reader.read("first_k_dense_replace", e.first_dense, JsonReader::IntRange{0, kSize.high});
+              JsonReader::IntRange{0, kConfigSize.high});
+  reader.read("first_k_dense_replace", e.first_dense, JsonReader::IntRange{0, kConfigSize.high});
   for (const char* name : {"decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"}) {
-    reader.read(name, e.step, kSize);
+    reader.read(name, e.step, kConfigSize);
   }
   reader.read("num_nextn_predict_layers", m.predict_layers, JsonReader::IntRange{0, 1 << 10});
   if (const Json* dense = reader.take("mlp_only_layers")) {
@@ -98,14 +96,14 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
   LatentAttention& l = m.latent;
   const Json* rank = json.find("q_lora_rank");
   if (rank != nullptr && rank->is_null()) reader.ignore("q_lora_rank");
-  if (rank != nullptr && !rank->is_null()) reader.read("q_lora_rank", l.q_rank, kSize);
+  if (rank != nullptr && !rank->is_null()) reader.read("q_lora_rank", l.q_rank, kConfigSize);
   reader.require("kv_lora_rank", "the rank of keys and values");
-  reader.read("kv_lora_rank", l.kv_rank, kSize);
+  reader.read("kv_lora_rank", l.kv_rank, kConfigSize);
   l.nope = l.value = 128;
   l.rope = 64;
-  reader.read("qk_nope_head_dim", l.nope, kSize);
-  reader.read("qk_rope_head_dim", l.rope, kSize);
-  reader.read("v_head_dim", l.value, kSize);
+  reader.read("qk_nope_head_dim", l.nope, kConfigSize);
+  reader.read("qk_rope_head_dim", l.rope, kConfigSize);
+  reader.read("v_head_dim", l.value, kConfigSize);
   m.head_dim = l.nope + l.rope;
   m.kv_heads = m.heads;
 }

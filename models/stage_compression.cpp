@@ -98,8 +98,7 @@ void StageWriter::write_factors(Bucket& bucket, Segment& segment) {
 
 /// Elements of a bucket as whole bytes of signs for every rank.
 std::int64_t StageWriter::sign_bytes(const Bucket& bucket) const {
-  const std::int64_t unit = 8 * bucket.holders.ranks;
-  return (bucket.end - bucket.begin + unit - 1) / unit * unit / 8;
+  return round_up(bucket.end - bucket.begin, 8 * bucket.holders.ranks) / 8;
 }
 
 void StageWriter::stage_signs(Chunk& chunk, const AddBuffer& add) {

@@ -36,7 +36,7 @@ std::size_t StageWriter::shape_of(const Holders& holders, bool root, std::int64_
   shape.root = root;
   shape.layers = layers;
   shape.filled = shared + cut;
-  shape.elements = (shape.filled + shards - 1) / shards * shards;
+  shape.elements = round_up(shape.filled, shards);
   shape.shared_elements = shared;
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
     const UnitShape& known = x_shapes[s];

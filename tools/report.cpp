@@ -100,10 +100,9 @@ std::string fitting_text(const Prediction& p) {
   }
   for (std::size_t c = 0; c < f.changes.size() && c < 5; ++c) {
     const Change& change = f.changes[c];
-    std::string sets;
-    for (const std::string& set : change.sets) sets += (sets.empty() ? "" : " ") + set;
     const double more = change.iteration_time_s / p.iteration_time_s - 1;
-    out += "  " + pad(sets, 58) + pad_left(seconds_text(change.iteration_time_s), 9) +
+    out += "  " + pad(sets_text(change.sets), 58) +
+           pad_left(seconds_text(change.iteration_time_s), 9) +
            pad_left((more < 0 ? "" : "+") + percent(more), 10) +
            pad_left(fixed(change.peak_gib, 1), 7) + " GiB\n";
   }
@@ -116,9 +115,7 @@ Json fitting_json(const Fitting& fitting) {
   Json::Array changes;
   for (const Change& change : fitting.changes) {
     Json one{Json::Object{}};
-    Json::Array sets;
-    for (const std::string& set : change.sets) sets.emplace_back(set);
-    one.set("set", std::move(sets));
+    one.set("set", sets_json(change.sets));
     one.set("iteration_time_s", change.iteration_time_s);
     one.set("peak_gib", change.peak_gib);
     changes.push_back(std::move(one));
@@ -197,6 +194,16 @@ std::string fixed(double value, int decimals) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "%.*f", decimals, value);
   return text.data();
+}
+
+std::string sets_text(const std::vector<std::string>& sets) {
+  std::string out;
+  for (const std::string& set : sets) out += (out.empty() ? "" : " ") + set;
+  return out;
+}
+
+Json sets_json(const std::vector<std::string>& sets) {
+  return Json(Json::Array(sets.begin(), sets.end()));
 }
 
 std::string seconds_text(double seconds) {

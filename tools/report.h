@@ -20,5 +20,8 @@ std::string seconds_text(double seconds);
 std::string count_text(std::int64_t count);
 /// Fixed decimals.
 std::string fixed(double value, int decimals);
+/// Changes of a RUN, as `--set` takes them.
+std::string sets_text(const std::vector<std::string>& sets);
+Json sets_json(const std::vector<std::string>& sets);
 
 }  // namespace foretrain

@@ -110,11 +110,7 @@ Status drop_sequence(Run& run) {
                        " takes images, whose size is the model's \"image\"; leave it out");
   }
   run.origins.erase(origin);
-  Json::Object kept;
-  for (const auto& [key, value] : *run.resolved.find("batch")->object()) {
-    if (key != "sequence") kept.emplace_back(key, value);
-  }
-  run.resolved.set("batch", std::move(kept));
+  run.resolved.find("batch")->erase("sequence");
   return ok_status();
 }
 

@@ -90,10 +90,8 @@ using Sets = std::vector<std::string>;
 
 /// What the system of a RUN computes again where nothing is said.
 Sets usual_recomputation(const Row& row) {
-  Json silent{Json::Object{}};
-  for (const auto& [key, value] : *row.run.object()) {
-    if (key != "recompute") silent.set(key, value);
-  }
+  Json silent = row.run;
+  silent.erase("recompute");
   const Result<Run> run = resolve_run(silent, row.id, {});
   const Json* usual = run.ok() ? run.value().resolved.find("recompute") : nullptr;
   return usual == nullptr ? Sets() : Sets{"recompute=" + dump_json(*usual, -1)};

@@ -110,18 +110,6 @@ Json statistics_json(const Errors& errors) {
   return out;
 }
 
-Json::Array to_json(const std::vector<std::string>& texts) {
-  Json::Array out;
-  for (const std::string& text : texts) out.emplace_back(text);
-  return out;
-}
-
-std::string joined(const std::vector<std::string>& texts) {
-  std::string out;
-  for (const std::string& text : texts) out += (out.empty() ? "" : " ") + text;
-  return out;
-}
-
 /// How many rows got something that their sources do not say, by what it is.
 std::string assumed_lines(const std::vector<RowResult>& results) {
   std::map<std::string, std::size_t> counts;
@@ -206,7 +194,7 @@ Json score_json(const std::vector<Row>& rows, const std::vector<RowResult>& resu
     one.set("group", rows[i].group);
     one.set("status", name_of(r.state));
     one.set("reason", r.reason);
-    if (!r.assumed.empty()) one.set("assumed", to_json(r.assumed));
+    if (!r.assumed.empty()) one.set("assumed", sets_json(r.assumed));
     const auto pair = [](double time, double memory) {
       Json out{Json::Object{}};
       if (time != 0) out.set("step_time_s", time);
@@ -257,7 +245,7 @@ std::string score_csv(const std::vector<Row>& rows, const std::vector<RowResult>
            number(ok, r.step_time_s) + "," + number(time, rows[i].step_time_s) + "," +
            number(ok && time, r.time_error) + "," + number(ok, r.peak_memory_gib) + "," +
            number(memory, rows[i].peak_memory_gib) + "," + number(ok && memory, r.memory_error) +
-           "," + quoted(r.reason) + "," + quoted(joined(r.assumed)) + "\n";
+           "," + quoted(r.reason) + "," + quoted(sets_text(r.assumed)) + "\n";
   }
   return out;
 }

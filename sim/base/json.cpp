@@ -164,6 +164,11 @@ Json& Json::set(std::string_view key, Json item) {
   return object()->back().second;
 }
 
+void Json::erase(std::string_view key) {
+  if (object() == nullptr) return;
+  std::erase_if(*object(), [key](const auto& member) { return member.first == key; });
+}
+
 Result<Json> parse_json(std::string_view text, const std::string& source) {
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
     return input_error(source + ": empty, expected a JSON document");

@@ -52,6 +52,8 @@ struct Json {
   Json* find(std::string_view key);
   /// Sets a member, at its old place or at the end. A value that is no object becomes one.
   Json& set(std::string_view key, Json item);
+  /// Removes the member of that name if there is one.
+  void erase(std::string_view key);
 };
 
 /// Parses one document. `source` names it in messages. Fails on duplicate keys, more than 64

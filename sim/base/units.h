@@ -48,6 +48,11 @@ inline Time min(Time a, Time b) { return b < a ? b : a; }
 
 using Bytes = std::int64_t;
 
+/// The first multiple of `unit` from `value` on.
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
 inline constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 inline constexpr double kMiB = 1024.0 * 1024.0;
 

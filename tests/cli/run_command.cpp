@@ -124,11 +124,8 @@ Json at(const Json& json, const std::string& path) {
 }
 
 Json without(const Json& json, const std::vector<std::string>& keys) {
-  Json out{Json::Object{}};
-  if (json.object() == nullptr) return out;
-  for (const auto& [key, value] : *json.object()) {
-    if (std::find(keys.begin(), keys.end(), key) == keys.end()) out.set(key, value);
-  }
+  Json out = json;
+  for (const std::string& key : keys) out.erase(key);
   return out;
 }
 

@@ -65,14 +65,6 @@ struct Outcome {
   Weights before, after;
 };
 
-HostOptions options_for_tests() {
-  HostOptions options;
-  options.training.learning_rate = 0.01;
-  options.training.epsilon = 1e-3;
-  options.check = true;
-  return options;
-}
-
 Outcome on_host(const Workload& workload) {
   Outcome out;
   const auto run = ThreadRun<float>::create(workload, options_for_tests());
@@ -180,6 +172,14 @@ void expect_close(const Outcome& host, const Outcome& device, const DeviceTolera
 }
 
 }  // namespace
+
+HostOptions options_for_tests() {
+  HostOptions options;
+  options.training.learning_rate = 0.01;
+  options.training.epsilon = 1e-3;
+  options.check = true;
+  return options;
+}
 
 std::vector<DeviceCase> single_rank_cases() {
   std::vector<DeviceCase> out;

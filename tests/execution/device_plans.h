@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "executor/cuda/device_rank.h"
+#include "executor/thread_run.h"
 #include "models/plan.h"
 
 namespace foretrain {
@@ -44,5 +45,9 @@ Workload lowered(const DeviceCase& device_case, DType type);
 /// Three steps of the plan, with its matrices and activations in `type`.
 void expect_trains_like_host(const DeviceCase& device_case, DType type, const MakeDevice& make,
                              const DeviceTolerance& tolerance, bool graphs = false);
+
+/// A large epsilon: Adam divides by the gradient's size, so where a gradient is zero but for
+/// rounding (the bias of the keys, say) a small one would blow rounding up to whole updates.
+HostOptions options_for_tests();
 
 }  // namespace foretrain

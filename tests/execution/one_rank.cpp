@@ -6,22 +6,13 @@
 
 #include "models/lower.h"
 #include "sim/program/verify.h"
+#include "tests/execution/device_plans.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
 namespace {
 
 constexpr int kSteps = 3;
-
-/// A large epsilon: Adam divides by the gradient's size, so where a gradient is zero but for
-/// rounding (the bias of the keys, say) a small one would blow rounding up to whole updates.
-HostOptions options_for_tests() {
-  HostOptions options;
-  options.training.learning_rate = 0.01;
-  options.training.epsilon = 1e-3;
-  options.check = true;
-  return options;
-}
 
 Workload lowered(const Model& model, Plan plan) {
   if (plan.pipeline_layout.empty()) plan.pipeline_layout = default_layout(model.layers, 1);

@@ -52,19 +52,6 @@ std::vector<std::string> reductions(const Workload& workload) {
   return out;
 }
 
-/// Elements of the collectives of that name, in order.
-std::vector<std::int64_t> sizes(const Workload& workload, const std::string& name) {
-  std::vector<std::int64_t> out;
-  const Program& program = workload.programs[0];
-  for (const Call& call : program.calls) {
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      if (op.name != name) continue;
-      out.push_back(std::get<Collective>(program.works[op.work.index()]).count);
-    }
-  }
-  return out;
-}
-
 std::int64_t sum(const std::vector<std::int64_t>& values) {
   std::int64_t out = 0;
   for (const std::int64_t v : values) out += v;
@@ -101,7 +88,7 @@ TEST(Buckets, OfWholeParameters) {
       if (4 * expected.back() >= (expected.size() == 1 ? first : 2'000'000)) expected.push_back(0);
       expected.back() += count;
     }
-    EXPECT_EQ(sizes(workload, "gradients.reduce"), expected);
+    EXPECT_EQ(collective_sizes(workload, "gradients.reduce"), expected);
     EXPECT_EQ(sum(expected), parameter_count(model_for_buckets()));
   }
 }
@@ -131,12 +118,12 @@ TEST(Buckets, LeaveBesideTheBackwardPass) {
 // Without no_sync every microbatch moves all gradients, and its sum is kept apart.
 TEST(Buckets, ReducedWithEveryMicrobatch) {
   Plan plan = plain(Bucketing::kParameters, 2'000'000, 10'000);
-  const auto once = sizes(lowered(plan), "gradients.reduce");
+  const auto once = collective_sizes(lowered(plan), "gradients.reduce");
   plan.buckets.last_pass_only = false;
   const Workload workload = lowered(plan);
   std::vector<std::int64_t> twice = once;
   twice.insert(twice.end(), once.begin(), once.end());
-  EXPECT_EQ(sizes(workload, "gradients.reduce"), twice);
+  EXPECT_EQ(collective_sizes(workload, "gradients.reduce"), twice);
 }
 
 // Horovod: the coordinator's cycle, its two bit vectors of 1024 entries, the tensors of a layer
@@ -163,7 +150,7 @@ TEST(Buckets, OfWhatIsReady) {
   EXPECT_EQ(moved[7].substr(0, 15), "gradients.copy:");
   EXPECT_EQ(moved[8], "gradients.reduce: all-reduce group 1 " + std::to_string(matrices) + " fp32");
   EXPECT_EQ(moved[9].substr(0, 20), "gradients.copy_back:");
-  const auto each = sizes(workload, "gradients.reduce");
+  const auto each = collective_sizes(workload, "gradients.reduce");
   EXPECT_EQ(static_cast<std::int64_t>(each.size()), model.layers + 3);  // ends, what is not cut
   EXPECT_EQ(sum(each), parameter_count(model));
 }
@@ -172,7 +159,7 @@ TEST(Buckets, OfWhatIsReady) {
 TEST(Buckets, FitTheFusionBuffer) {
   const Bytes limit = 1'500'000;
   const Workload workload = lowered(plain(Bucketing::kReady, limit, limit));
-  const auto each = sizes(workload, "gradients.reduce");
+  const auto each = collective_sizes(workload, "gradients.reduce");
   EXPECT_EQ(sum(each), parameter_count(model_for_buckets()));
   for (const std::int64_t count : each) EXPECT_LE(4 * count, limit);
 }
@@ -182,9 +169,9 @@ TEST(Buckets, ReducedInTwoLevels) {
   Plan plan = plain(Bucketing::kRanges, 0, 0);
   plan.buckets.inner_group = 2;
   const Workload workload = lowered(plan);
-  const auto inner = sizes(workload, "gradients.inner.reduce");
-  const auto outer = sizes(workload, "gradients.outer.reduce");
-  EXPECT_EQ(inner, sizes(workload, "gradients.inner.gather"));
+  const auto inner = collective_sizes(workload, "gradients.inner.reduce");
+  const auto outer = collective_sizes(workload, "gradients.outer.reduce");
+  EXPECT_EQ(inner, collective_sizes(workload, "gradients.inner.gather"));
   ASSERT_EQ(inner.size(), 1U);
   EXPECT_EQ(inner[0], (parameter_count(model_for_buckets()) + 1) / 2 * 2);
   EXPECT_EQ(outer[0], inner[0] / 2);
@@ -223,9 +210,9 @@ TEST(Buckets, AsLowRankFactors) {
   add(embedding_parameters(model), 1);
   add(layer_parameters(model), model.layers);
   add(head_parameters(model), 1);
-  EXPECT_EQ(sum(sizes(workload, "gradients.left.reduce")), left);
-  EXPECT_EQ(sum(sizes(workload, "gradients.right.reduce")), right);
-  EXPECT_EQ(sum(sizes(workload, "gradients.reduce")), whole);
+  EXPECT_EQ(sum(collective_sizes(workload, "gradients.left.reduce")), left);
+  EXPECT_EQ(sum(collective_sizes(workload, "gradients.right.reduce")), right);
+  EXPECT_EQ(sum(collective_sizes(workload, "gradients.reduce")), whole);
 }
 
 // 1-bit Adam: an all-to-all and an all-gather of n / 8 bytes each, after the backward pass.

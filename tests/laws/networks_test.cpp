@@ -163,19 +163,6 @@ std::vector<std::int64_t> parameters_backward(const Model& model) {
   return out;
 }
 
-/// Elements of the collectives of that name, in order.
-std::vector<std::int64_t> sizes(const Workload& workload, const std::string& name) {
-  std::vector<std::int64_t> out;
-  const Program& program = workload.programs[0];
-  for (const Call& call : program.calls) {
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      if (op.name != name) continue;
-      out.push_back(std::get<Collective>(program.works[op.work.index()]).count);
-    }
-  }
-  return out;
-}
-
 // PyTorch DDP: parameters in reverse order of registration, 1 MiB first, then 25 MiB each. For
 // ResNet-50 the first bucket is the classifier alone.
 TEST(Networks, DdpBucketsOfResnet50) {
@@ -190,7 +177,7 @@ TEST(Networks, DdpBucketsOfResnet50) {
     if (4 * expected.back() >= limit) expected.push_back(0);
     expected.back() += count;
   }
-  EXPECT_EQ(sizes(lowered(model, plan), "gradients.reduce"), expected);
+  EXPECT_EQ(collective_sizes(lowered(model, plan), "gradients.reduce"), expected);
   EXPECT_EQ(expected.front(), 2048 * 1000 + 1000);
   EXPECT_EQ(expected.size(), 5U);
 }
@@ -212,9 +199,9 @@ TEST(Networks, HorovodFusesBlocksOfResnet50) {
     if (sum > 0) expected.push_back(sum);
   }
   std::reverse(expected.begin(), expected.end());
-  EXPECT_EQ(sizes(workload, "gradients.reduce"), expected);
+  EXPECT_EQ(collective_sizes(workload, "gradients.reduce"), expected);
   EXPECT_EQ(expected.size(), 1U + 16 + 1);
-  EXPECT_EQ(sizes(workload, "coordinator.ready").size(), 2 * expected.size());
+  EXPECT_EQ(collective_sizes(workload, "coordinator.ready").size(), 2 * expected.size());
   // The buffer holds the largest list: the first block of the last stage.
   const FrameLayout* buckets = nullptr;
   for (const FrameLayout& layout : workload.programs[0].layouts) {
@@ -230,7 +217,7 @@ TEST(Networks, HorovodCutsWhatDoesNotFit) {
   Plan plan = plan_of(model, 4, 2);
   plan.buckets.cut = Bucketing::kReady;
   plan.buckets.bytes = plan.buckets.first_bytes = 64 << 20;
-  const auto each = sizes(lowered(model, plan), "gradients.reduce");
+  const auto each = collective_sizes(lowered(model, plan), "gradients.reduce");
   std::int64_t sum = 0;
   for (const std::int64_t count : each) sum += count;
   EXPECT_EQ(sum, parameter_count(model));

@@ -406,6 +406,18 @@ std::string describe_experts(const Model& model, const Plan& plan) {
 
 }  // namespace
 
+std::vector<std::int64_t> collective_sizes(const Workload& workload, const std::string& name) {
+  std::vector<std::int64_t> out;
+  const Program& program = workload.programs[0];
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      if (op.name != name) continue;
+      out.push_back(std::get<Collective>(program.works[op.work.index()]).count);
+    }
+  }
+  return out;
+}
+
 std::string describe(const Model& model, const Plan& plan) {
   const auto n = text;
   std::string out =

@@ -45,6 +45,9 @@ Model small_latent();
 /// `draw_plan` with experts in some layers, all dispatchers and routings; half by units.
 Drawn draw_sparse_plan(Rng& rng);
 
+/// Elements of the collectives of that name in the first Program, in order.
+std::vector<std::int64_t> collective_sizes(const Workload& workload, const std::string& name);
+
 /// One line that tells two plans apart, for messages.
 std::string describe(const Model& model, const Plan& plan);
 
