@@ -34,7 +34,10 @@ MemoryLayout::Home MemoryLayout::home(const Call& call, const View& view) const 
   const FrameId frame = call.frames[static_cast<std::size_t>(view.frame)];
   Home out = x_homes[index_of(frame, view.buffer)];
   out.offset += view.offset;
-  if (view.shards > 1) out.offset += view.bytes * x_places[view.shard_group.index()].index;
+  if (view.shards > 1) {
+    const std::int64_t place = x_places[view.shard_group.index()].index;
+    out.offset += view.bytes * ((place + view.shards - view.hops) % view.shards);
+  }
   return out;
 }
 

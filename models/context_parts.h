@@ -30,6 +30,9 @@ class ContextParts : public LayerParts {
   Kernel rope(bool backward) const;
   std::vector<View> core_statistics() const;
   Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const;
+  /// A buffer of the pass that `w` writes.
+  Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count);
+  Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count, DType type);
 
  private:
   std::int64_t local_length() const { return x_plan.sequence_length / x_plan.context; }
@@ -40,8 +43,6 @@ class ContextParts : public LayerParts {
   /// Against the keys of the member `hops` places before this one; of all of them with 0.
   Attention later_piece(bool backward, std::int64_t hops) const;
   Attention by_heads(bool backward) const;
-  Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count);
-  Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count, DType type);
   EventRef exchange(SegmentWriter& w, const std::string& name, const View& out, const View& in);
   EventRef over_context(SegmentWriter& w, const std::string& name, CollectiveKind kind,
                         std::int64_t count, const Ref& in, const Ref& out);

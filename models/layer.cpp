@@ -1,13 +1,13 @@
-#include "models/context_parts.h"
+#include "models/linear_parts.h"
 
 namespace foretrain {
 namespace {
 
-class LayerWriter : ContextParts {
+class LayerWriter : LinearParts {
  public:
   LayerWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
               const LayerLayouts& layouts, bool recompute)
-      : ContextParts(builder, model, plan, layouts, recompute) {}
+      : LinearParts(builder, model, plan, layouts, recompute) {}
 
   LayerSegments run() {
     x_b = declare(x_saved, x_forward);
@@ -80,10 +80,6 @@ class LayerWriter : ContextParts {
   }
 
   // --- Forward ---
-  Collective over_tensor(CollectiveKind kind, std::int64_t count) const {
-    return Collective{kind, x_tensor, count, x_plan.precision.compute, false};
-  }
-
   void write_forward(SegmentWriter& w) {
     w.phase = Phase::kForward;
     w.wait(EventRef{kInput, kReady});
@@ -155,9 +151,9 @@ class LayerWriter : ContextParts {
   void attention_output(SegmentWriter& w) {
     if (w.phase == Phase::kForward || !keeps_scattered()) {
       const bool kept = x_again.operations && w.phase == Phase::kRecompute;
-      forward_linear(w, "attention.projection", x_projection,
-                     kept ? x_b.context_x.kept : x_b.context_x.in, {x_b.attention_part}, false);
-      reduce(w, "attention.reduce", x_b.attention_part, x_b.attention_out);
+      forward_row(w, "attention", "attention.projection", x_projection,
+                  kept ? x_b.context_x.kept : x_b.context_x.in, x_b.attention_part,
+                  x_b.attention_out);
     }
     residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
              x_b.x2);
@@ -175,52 +171,9 @@ class LayerWriter : ContextParts {
               norm_reads(in, norm), {out.view(), stats.view()});
   }
 
-  void gather(SegmentWriter& w, const char* name, const Ref& part, const Ref& full) {
-    if (!x_plan.sequence) return;
-    w.collective(name, x_quantizer.gather_of(full), {part.view()}, {full.view()});
-  }
-
-  void reduce(SegmentWriter& w, const char* name, const Ref& full, const Ref& part) {
-    if (x_plan.tensor == 1 || x_plan.in_grid()) return;
-    const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
-    w.collective(name, over_tensor(kind, full.count), {full.view()}, {part.view()});
-  }
-
-  /// `gemm` with the matrices and the types of the linear's weights.
-  Gemm of_linear(const Linear& l, Gemm gemm, bool backward) const {
-    gemm.parts = l.parts;
-    return x_quantizer.typed(gemm, l.weight, backward);
-  }
-
-  /// `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
-  void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
-                      const std::vector<Ref>& out, bool with_bias) {
-    if (x_grid) {
-      const Ref& whole = out.front();
-      x_grid->forward(w, name, l.of_grid(), in, x_b.kept.at(l.number), whole);
-      if (!with_bias || !l.bias.valid()) return;
-      w.compute(std::string(name) + ".bias", kernel(KernelKind::kBiasAdd, x_tokens, l.out),
-                {whole.view(), l.bias.view()}, {whole.view()});
-      return;
-    }
-    std::vector<View> reads = {in.view(), x_quantizer.by_rows(l.weight).view()};
-    if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
-    w.compute(name, of_linear(l, forward_gemm(x_plan, x_tokens, l.out, l.in), false),
-              std::move(reads), views_of(out));
-  }
-
-  /// Of a linear whose products are kept every second time, those of `width` that are not.
-  void linear_again(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
-                    const Ref& out) {
-    const std::int64_t width = out.count / x_tokens;
-    w.compute(name, forward_gemm(x_plan, x_tokens, width, l.in),
-              {in.view(), l.weight.part(0, width * l.in)}, {out.view()});
-  }
-
   /// From the normed input to queries, keys and values.
   void forward_heads(SegmentWriter& w) {
     if (x_latent) return x_latent->forward(w, x_b.y1_x, x_b.qkv);
-    gather(w, "attention.gather", x_b.y1_x.in, x_b.y1_full);
     forward_qkv(w);
   }
 
@@ -228,16 +181,15 @@ class LayerWriter : ContextParts {
   void forward_branch(SegmentWriter& w) {
     if (x_moe) return x_moe->forward(w, x_b.y2, x_b.y2_x, x_b.down);
     forward_up(w);
-    forward_linear(w, "mlp.down", x_down, x_b.act_x.in, {x_b.down_part}, false);
-    reduce(w, "mlp.reduce", x_b.down_part, x_b.down);
+    forward_row(w, "mlp", "mlp.down", x_down, x_b.act_x.in, x_b.down_part, x_b.down);
   }
 
   void forward_qkv(SegmentWriter& w) {
     std::vector<Ref> raw = raw_heads();
     if (keeps_products() && w.phase == Phase::kRecompute) {
-      linear_again(w, "attention.k", x_qkv, x_b.y1_full, x_b.keys);
+      column_again(w, "attention", "attention.k", x_qkv, x_b.y1_x.in, x_b.y1_full, x_b.keys);
     } else {
-      forward_linear(w, "attention.qkv", x_qkv, x_b.y1_full, raw, true);
+      forward_column(w, "attention", "attention.qkv", x_qkv, x_b.y1_x.in, x_b.y1_full, raw, true);
     }
     if (x_model.qk_norm) {
       std::vector<View> reads = views_of(raw);
@@ -265,11 +217,10 @@ class LayerWriter : ContextParts {
   }
 
   void forward_up(SegmentWriter& w) {
-    gather(w, "mlp.gather", x_b.y2_x.in, x_b.y2_full);
     if (keeps_products() && w.phase == Phase::kRecompute) {
-      linear_again(w, "mlp.up", x_up, x_b.y2_full, x_b.up);
+      column_again(w, "mlp", "mlp.up", x_up, x_b.y2_x.in, x_b.y2_full, x_b.up);
     } else {
-      forward_linear(w, "mlp.up", x_up, x_b.y2_full, raw_up(), x_model.gated());
+      forward_column(w, "mlp", "mlp.up", x_up, x_b.y2_x.in, x_b.y2_full, raw_up(), x_model.gated());
     }
     forward_activation(w);
   }
@@ -381,13 +332,7 @@ class LayerWriter : ContextParts {
     if (x_grid) {
       return x_grid->backward(w, name, l.of_grid(), d, in, x_b.kept.at(l.number), d_in);
     }
-    const Quantizer::Copies copies = x_plan.sequence
-                                         ? x_quantizer.gathered_gradient(w, name, d, x_rows)
-                                         : x_quantizer.gradient(w, name, l.weight, d, x_rows);
-    w.compute(name + ".input_gradient",
-              of_linear(l, input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
-              {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_in.view()});
-    weight_gradient(w, name, l, copies.columns, in);
+    weight_gradient(w, name, l, row_input_gradient(w, name, l, d, d_in), in);
   }
 
   void backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 
 #include "models/stage.h"
 #include "models/tensor_grid.h"
@@ -53,6 +54,7 @@ class Lowering {
     bind_groups();
     bind_channels();
     bind_context();
+    bind_rings();
     return std::move(x_out);
   }
 
@@ -61,7 +63,7 @@ class Lowering {
     return x_out.programs[static_cast<std::size_t>(at.pipeline)];
   }
 
-  static int slot_in(const std::vector<std::string>& slots, const char* name) {
+  static int slot_in(const std::vector<std::string>& slots, std::string_view name) {
     const auto it = std::find(slots.begin(), slots.end(), name);
     return it == slots.end() ? -1 : static_cast<int>(it - slots.begin());
   }
@@ -201,8 +203,8 @@ class Lowering {
     bind(kExpertNormGroup, [place](const Coordinates& at) { return Key{place(at).data, 0, 0}; });
   }
 
-  void join(const Coordinates& from, const char* from_slot, const Coordinates& to,
-            const char* to_slot) {
+  void join(const Coordinates& from, const std::string& from_slot, const Coordinates& to,
+            const std::string& to_slot) {
     const int a = slot_in(program(from).channel_slots, from_slot);
     const int b = slot_in(program(to).channel_slots, to_slot);
     FT_CHECK((a < 0) == (b < 0), "a channel with one end");
@@ -226,6 +228,19 @@ class Lowering {
       Coordinates next = at;
       next.data = at.data - place + (place + 1) % x_plan.context;
       join(at, kContextToNext, next, kContextFromPrevious);
+    }
+  }
+
+  /// From every member of a tensor group to every other.
+  void bind_rings() {
+    if (!x_plan.rings()) return;
+    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
+      const Coordinates& at = x_at[r];
+      for (std::int64_t i = 1; i < x_plan.tensor; ++i) {
+        Coordinates there = at;
+        there.tensor = (at.tensor + i) % x_plan.tensor;
+        join(at, ring_channel(true, i), there, ring_channel(false, i));
+      }
     }
   }
 

@@ -280,6 +280,8 @@ struct Plan {
   std::int64_t expert_data() const {
     return accelerators / (pipeline * experts.expert * experts.tensor);
   }
+  /// What tensor ranks exchange goes around in parts, under the products (`linear_parts.h`).
+  bool rings() const { return overlap.tensor && sequence && tensor > 1; }
   /// Tensor ranks form a grid of more than one dimension, of so many ranks a side.
   bool in_grid() const { return tensor_mode != TensorMode::k1D; }
   std::int64_t side() const;

@@ -110,25 +110,30 @@ Quantizer::Copies Quantizer::gradient(SegmentWriter& w, const std::string& name,
   return out;
 }
 
+Ref Quantizer::cast_rows(SegmentWriter& w, const std::string& name, const Ref& d,
+                         std::int64_t rows) {
+  if (!low()) return d;
+  const Ref out = local(name + " d by rows", x_plan.precision.linear, d.count);
+  quantize(w, name + ".quantize_gradient", d, rows, out, Ref{});
+  return out;
+}
+
+Ref Quantizer::turned(SegmentWriter& w, const std::string& name, const Ref& full,
+                      std::int64_t rows) {
+  if (!low()) return full;
+  const Ref out = local(name + " d by columns", full.dtype, full.count);
+  w.compute(name + ".turn_gradient",
+            kernel_of(KernelKind::kQuantize, rows, full.count / rows, x_plan.precision.compute),
+            {full.view()}, {out.view()});
+  return out;
+}
+
 Quantizer::Copies Quantizer::gathered_gradient(SegmentWriter& w, const std::string& name,
                                                const Ref& d, std::int64_t rows) {
-  const DType type = low() ? x_plan.precision.linear : d.dtype;
-  Ref part = d;
-  if (low()) {
-    part = local(name + " d by rows", type, d.count);
-    quantize(w, name + ".quantize_gradient", d, rows, part, Ref{});
-  }
-  const Ref full = local(name + " d gathered", type, d.count * x_plan.tensor);
+  const Ref part = cast_rows(w, name, d, rows);
+  const Ref full = local(name + " d gathered", part.dtype, d.count * x_plan.tensor);
   w.collective(name + ".gather", gather_of(full), {part.view()}, {full.view()});
-  if (!low()) return {full, full};
-  const Ref columns = local(name + " d by columns", type, full.count);
-  Kernel turn;
-  turn.kind = KernelKind::kQuantize;
-  turn.rows = rows * x_plan.tensor;
-  turn.cols = full.count / turn.rows;
-  turn.dtype = x_plan.precision.compute;
-  w.compute(name + ".turn_gradient", turn, {full.view()}, {columns.view()});
-  return {full, columns};
+  return {full, turned(w, name, full, rows * x_plan.tensor)};
 }
 
 void Quantizer::declare_weights(LayoutWriter& forward, LayoutWriter& backward) {

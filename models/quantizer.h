@@ -59,6 +59,10 @@ class Quantizer {
   /// Of a gradient of `rows` rows that ranks hold by tokens: cast, gathered, turned by columns.
   Copies gathered_gradient(SegmentWriter& w, const std::string& name, const Ref& d,
                            std::int64_t rows);
+  /// The first and the last step of it: cast by rows, and all `rows` of it turned by columns. In
+  /// 16 bits and more they are what is given.
+  Ref cast_rows(SegmentWriter& w, const std::string& name, const Ref& d, std::int64_t rows);
+  Ref turned(SegmentWriter& w, const std::string& name, const Ref& full, std::int64_t rows);
   Collective gather_of(const Ref& full) const {
     return Collective{CollectiveKind::kAllGather, x_tensor, full.count, full.dtype, false};
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "models/model.h"
 #include "models/plan.h"
@@ -33,6 +34,10 @@ inline constexpr const char* kContextGroup = "context";
 inline constexpr const char* kBatchGroup = "batch";  ///< of "data" those with other sequences
 inline constexpr const char* kContextToNext = "context to next";
 inline constexpr const char* kContextFromPrevious = "context from previous";
+/// To the member of the tensor group `places` on, and from the one as many places before.
+inline std::string ring_channel(bool send, std::int64_t places) {
+  return std::string(send ? "tensor to " : "tensor from ") + std::to_string(places);
+}
 inline constexpr const char* kToNext = "activations to next";
 inline constexpr const char* kFromPrevious = "activations from previous";
 inline constexpr const char* kToPrevious = "gradients to previous";

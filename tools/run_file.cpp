@@ -186,10 +186,9 @@ void note_limits(Run& run) {
     if (key == "source" || key == "parameters_published") continue;
     run.notes.push_back("model key " + key + " does not matter here and was ignored");
   }
-  if (run.plan.overlap.tensor && run.plan.tensor > 1) {
+  if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
     run.notes.emplace_back(
-        "overlap.tensor: forward collectives in chunks under their GEMMs are not modelled yet; "
-        "the prediction is too slow by what they hide");
+        "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");
   }
 }
 

@@ -270,6 +270,10 @@ void run_add(L& launcher, const Kernel& w, const DeviceOperands& x) {
         using B = typename decltype(b)::Type;
         using C = typename decltype(c)::Type;
         launcher.elements(w.rows * w.cols, Add<A, B, C>{x.in<A>(0), x.in<B>(1), x.out<C>(0)});
+        // Of more than two terms the others are added one after the other.
+        for (std::size_t i = 2; i < x.reads.size(); ++i) {
+          launcher.elements(w.rows * w.cols, Add<C, B, C>{x.out<C>(0), x.in<B>(i), x.out<C>(0)});
+        }
       });
     });
   });

@@ -111,13 +111,17 @@ struct FrameLayout {
 
 /// A contiguous interval of a buffer of one of the frames that the Call binds. With `shards` > 1
 /// the interval is the rank's own of `shards` equal ones: it starts at offset + place * bytes,
-/// where place is the rank's index in `shard_group`.
+/// where place is the rank's index in `shard_group`; with `hops` that of the member so many places
+/// before it, in turn.
 struct View {
   std::int16_t frame = 0;   ///< which of the segment's formal frames
   std::int16_t buffer = 0;  ///< which buffer of its layout
   Bytes offset = 0, bytes = 0;
   std::int32_t shards = 1;
   GroupSlot shard_group;
+  /// 0 .. shards. The rank's own at 0 and, where other members' intervals are named too, at
+  /// `shards`.
+  std::int32_t hops = 0;
   bool operator==(const View&) const = default;
 };
 

@@ -93,6 +93,7 @@ std::string text_of(const View& view) {
   if (view.shards > 1) {
     out += " shard of " + number(view.shards) + " by group " + number(view.shard_group.value);
   }
+  if (view.hops > 0) out += ", " + number(view.hops) + " before";
   return out + "]";
 }
 

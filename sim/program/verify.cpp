@@ -21,6 +21,7 @@ struct Access {
 
 struct BufferState {
   bool live = false;
+  std::vector<Access> allocation;  ///< the op that makes room; none for what lives throughout
   std::vector<Access> writes, reads;
 };
 
@@ -191,8 +192,8 @@ class ProgramChecker {
       return wrong("a view names a buffer that layout " + layout.name + " does not have");
     }
     const Bytes size = layout.buffers[static_cast<std::size_t>(view.buffer)].bytes();
-    if (view.offset < 0 || view.bytes < 0 || view.shards < 1 ||
-        view.offset + view.bytes * view.shards > size) {
+    if (view.offset < 0 || view.bytes < 0 || view.shards < 1 || view.hops < 0 ||
+        view.hops > view.shards || view.offset + view.bytes * view.shards > size) {
       return wrong("a view [" + std::to_string(view.offset) + " + " + std::to_string(view.bytes) +
                    " x " + std::to_string(view.shards) + "] leaves buffer " +
                    layout.buffers[static_cast<std::size_t>(view.buffer)].name + " of " +
@@ -233,11 +234,14 @@ class ProgramChecker {
     x_count.assign(x_program.streams.size(), 0);
   }
 
+  /// A rank's own shard stands for all of them, as other ops may name a part of the array by its
+  /// place. Where shards are named by hops they are those that the first member sees.
   Place place_of(const Call& call, const View& view) const {
     const FrameId id = call.frames[static_cast<std::size_t>(view.frame)];
     const Frame& frame = x_program.frames[id.index()];
-    const Bytes begin = view.offset;
-    const Bytes end = view.offset + view.bytes * view.shards;
+    const bool own = view.hops == 0;
+    const Bytes begin = view.offset + (own ? 0 : view.bytes * (view.shards - view.hops));
+    const Bytes end = own ? view.offset + view.bytes * view.shards : begin + view.bytes;
     if (!frame.alias_of.valid()) {
       return {x_buffer_base[id.index()] + static_cast<std::size_t>(view.buffer), begin, end};
     }
@@ -283,7 +287,7 @@ class ProgramChecker {
     const std::size_t s = op.stream.index();
     for (const EventRef& ref : op.waits) FT_TRY(wait_for(op.stream, event_of(call, ref)));
     const std::int32_t sequence = ++x_count[s];
-    for (const BufferRef& ref : op.allocates) FT_TRY(allocate(call, ref));
+    for (const BufferRef& ref : op.allocates) FT_TRY(allocate(call, ref, s, sequence));
     for (const View& view : op.reads) FT_TRY(read(call, view, s, sequence));
     for (const View& view : op.writes) FT_TRY(write(call, view, s, sequence));
     for (const BufferRef& ref : op.frees) FT_TRY(release(call, ref, s, sequence));
@@ -301,10 +305,12 @@ class ProgramChecker {
     return x_buffers[x_buffer_base[frame.index()] + static_cast<std::size_t>(ref.buffer)];
   }
 
-  Status allocate(const Call& call, const BufferRef& ref) {
+  Status allocate(const Call& call, const BufferRef& ref, std::size_t s, std::int32_t sequence) {
     BufferState& state = state_of(call, ref);
     if (state.live) return wrong("allocates a buffer that is live");
     state.live = true;
+    state.allocation = {
+        Access{static_cast<std::int32_t>(s), sequence, 0, std::numeric_limits<Bytes>::max()}};
     return ok_status();
   }
 
@@ -361,6 +367,7 @@ class ProgramChecker {
     BufferState& state = x_buffers[place.buffer];
     if (!state.live) return wrong("writes " + name_of(call, view) + ", which is not live");
     const Access now{static_cast<std::int32_t>(s), sequence, place.begin, place.end};
+    FT_TRY(ordered(state.allocation, now, "is written before there may be room for it"));
     FT_TRY(ordered(state.writes, now, "is written while it may still be written"));
     FT_TRY(ordered(state.reads, now, "is written while it may still be read"));
     const auto inside = [&now](const Access& access) {

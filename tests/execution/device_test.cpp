@@ -11,6 +11,7 @@
 #include "tests/execution/device_ops.h"
 #include "tests/execution/device_plans.h"
 #include "tests/execution/loop_device.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
 #include "tools/calibration.h"
 
@@ -22,7 +23,7 @@ Result<std::unique_ptr<Device>> loop(const Workload&, RankId rank, Transport& tr
 }
 
 TEST(LoopDevice, EveryOperationIsTheHosts) {
-  for (const DeviceCase& one : drawn_cases(3, 12)) {
+  for (const DeviceCase& one : drawn_cases(3, cases(12, 4))) {
     SCOPED_TRACE(one.name);
     const Workload workload = lowered(one, DType::kFp32);
     const auto transport = make_thread_transport(workload);
@@ -40,7 +41,7 @@ TEST(LoopDevice, TrainsLikeTheHostInFp32) {
 }
 
 TEST(LoopDevice, DrawnSizesTrainLikeTheHost) {
-  for (const DeviceCase& one : drawn_cases(1, 8)) {
+  for (const DeviceCase& one : drawn_cases(1, cases(8, 2))) {
     expect_trains_like_host(one, DType::kFp32, loop, {});
   }
 }

@@ -7,17 +7,15 @@
 
 #include "models/lower.h"
 #include "tests/execution/one_rank.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
 namespace {
 
 constexpr std::uint64_t kFirstSeed = 40'000;
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kPlans = 16;  // ten times slower
-#else
-constexpr int kPlans = 70;
-#endif
+constexpr int kPlans = cases(70, 16);
+
 /// Experts of few columns on the ranks that are left, every token with room: what drops tokens
 /// depends on the plan.
 void make_experts_small(Rng& rng, Model& m, Plan& p) {
@@ -217,6 +215,29 @@ TEST(WeightPasses, TrainAsOneRank) {
         plan.bucket_elements = 500;
         plan.overlap.gradient_reduce = plan.overlap.parameter_gather = true;
         plan.recompute.layer = tied;
+        expect_as_one_rank(model, in_fp32(plan));
+      }
+    }
+  }
+}
+
+// Tensor ranks that exchange parts of tokens under their products: parts that are whole sequences
+// and parts of them, in passes of their own for gradients of weights, beside context ranks.
+TEST(TensorRings, TrainAsOneRank) {
+  for (Model model : {narrow_gpt(), narrowed(small_llama(), 4)}) {
+    for (const std::int64_t tensor : {2, 4}) {
+      for (const bool tied : {false, true}) {
+        model.tied_embeddings = tied;
+        Plan plan = small_plan(model, {tensor, tied ? 2 : 1, 1, tied ? 1 : 2}, 4);
+        plan.sequence_length = 8;
+        plan.micro_batch = tied ? 2 : 1;
+        if (!tied) plan.context = 2;
+        plan.global_batch = plan.micro_batch * plan.batch_ranks() * 4;
+        plan.sequence = plan.overlap.tensor = true;
+        plan.overlap.tensor_backward = tied;
+        plan.dropout = 0.1;
+        plan.recompute.layer = tied;
+        if (tied) plan.schedule = Schedule::kZbH1;
         expect_as_one_rank(model, in_fp32(plan));
       }
     }

@@ -133,6 +133,30 @@ TEST(TensorParallelVolume, PerLayer) {
   }
 }
 
+// With overlap.tensor the forward collectives of a layer and the gathers of its row-parallel
+// linears' gradients go around in parts: of the 6 gathers 2 remain, of the 4 reductions 2. A rank
+// sends each array's t - 1 other parts, gathers by the channel to its neighbour alone, reductions
+// by every channel once; what it sends is what it receives.
+TEST(TensorParallelVolume, InRings) {
+  const Model model = unpadded(small_llama());
+  for (const std::int64_t t : {2, 4}) {
+    Plan plan = small_plan(model, {t, 1, 1, 1}, 3);
+    plan.sequence = plan.overlap.tensor = true;
+    const Bytes array = 2 * plan.tokens() * model.hidden;
+    const std::int64_t passes = model.layers * plan.microbatches();
+    const Traffic traffic = traffic_of(lower(model, plan).programs[0], true);
+    EXPECT_EQ(traffic.of(kTensorGroup, kGather), 2 * array * passes);
+    EXPECT_EQ(traffic.of(kTensorGroup, kScatter), 2 * array * passes);
+    const Bytes gathered = 4 * (t - 1) * array / t * passes;
+    for (std::int64_t i = 1; i < t; ++i) {
+      const Bytes reduced = 2 * array / t * passes;
+      const Bytes expected = reduced + (i == 1 ? gathered : 0);
+      EXPECT_EQ(traffic.sent.at(ring_channel(true, i)), expected);
+      EXPECT_EQ(traffic.received.at(ring_channel(false, i)), expected);
+    }
+  }
+}
+
 // Tensor ranks compute the gradients of the norms of queries and keys from their own heads: without
 // sequence parallelism these alone are summed, 2 x head_dim fp32 elements a layer; with it all that
 // is held alike, which they are part of.

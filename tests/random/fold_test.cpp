@@ -4,6 +4,7 @@
 #include "models/lower.h"
 #include "sim/program/verify.h"
 #include "tests/support/recording.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
 #include "tests/support/test_prices.h"
 
@@ -11,10 +12,10 @@ namespace foretrain {
 namespace {
 
 constexpr std::uint64_t kFirstSeed = 20260;
-constexpr int kPlans = 300;
-constexpr int kShardedPlans = 120;
-constexpr int kSparsePlans = 160;
-constexpr int kGridPlans = 80;
+constexpr int kPlans = cases(300, 80);
+constexpr int kShardedPlans = cases(120, 40);
+constexpr int kSparsePlans = cases(160, 30);
+constexpr int kGridPlans = cases(80, 20);
 
 /// Every op of every rank runs exactly when its actor's does.
 void expect_equal(const Replayed& folded, const Replayed& full) {

@@ -111,6 +111,49 @@ TEST(Verify, RaceOfAFreeWithAUse) {
   expect_fault(p, "freed while");
 }
 
+TEST(Verify, RaceOfAWriteWithTheAllocation) {
+  Program p = two_streams();
+  // Buffer b is allocated by the side stream's op; the compute stream writes it without a wait.
+  Op& late = p.segments[0].ops[2];
+  late.waits.clear();
+  late.reads.clear();
+  late.writes = {all(1)};
+  expect_fault(p, "before there may be room");
+}
+
+// Shards that are named by hops are parts of their own; the rank's own shard may be any of them.
+TEST(Verify, RacesOfShards) {
+  const auto with = [](std::int32_t written, std::int32_t read) {
+    Program p = two_streams();
+    const auto part = [](std::int16_t buffer, std::int32_t hops) {
+      View view = all(buffer);
+      view.bytes /= 2;
+      view.shards = 2;
+      view.hops = hops;
+      return view;
+    };
+    p.segments[0].ops[1].frees.clear();
+    p.segments[0].ops[1].reads = {part(0, read)};
+    Op& late = p.segments[0].ops[2];
+    late.waits.clear();
+    late.reads.clear();
+    late.work = p.segments[0].ops[1].work;
+    late.writes = {part(0, written)};
+    late.frees.clear();
+    return verify(p);
+  };
+  const auto races = [](const Status& status) {
+    return !status.ok() && status.error().message.find("race") != std::string::npos;
+  };
+  EXPECT_FALSE(races(with(1, 2)));
+  EXPECT_FALSE(races(with(2, 1)));
+  EXPECT_TRUE(races(with(1, 1)));
+  EXPECT_TRUE(races(with(2, 2)));
+  EXPECT_TRUE(races(with(0, 1)));
+  EXPECT_TRUE(races(with(1, 0)));
+  EXPECT_NE(with(3, 1).error().message.find("leaves buffer"), std::string::npos);
+}
+
 TEST(Verify, DoubleAllocation) {
   Program p = two_streams();
   p.segments[0].ops[1].allocates.push_back(BufferRef{0, 0});

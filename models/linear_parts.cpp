@@ -1,0 +1,149 @@
+#include "models/linear_parts.h"
+
+#include <utility>
+
+#include "models/stage.h"
+
+namespace foretrain {
+
+void LinearParts::gather(SegmentWriter& w, const char* block, const Ref& part, const Ref& full) {
+  if (!x_plan.sequence) return;
+  w.collective(std::string(block) + ".gather", x_quantizer.gather_of(full), {part.view()},
+               {full.view()});
+}
+
+void LinearParts::forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
+                                 const std::vector<Ref>& out, bool with_bias) {
+  if (x_grid) {
+    const Ref& whole = out.front();
+    x_grid->forward(w, name, l.of_grid(), in, x_b.kept.at(l.number), whole);
+    if (!with_bias || !l.bias.valid()) return;
+    w.compute(std::string(name) + ".bias", kernel(KernelKind::kBiasAdd, x_tokens, l.out),
+              {whole.view(), l.bias.view()}, {whole.view()});
+    return;
+  }
+  std::vector<View> reads = {in.view(), x_quantizer.by_rows(l.weight).view()};
+  if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
+  w.compute(name, of_linear(l, forward_gemm(x_plan, x_tokens, l.out, l.in), false),
+            std::move(reads), views_of(out));
+}
+
+void LinearParts::forward_column(SegmentWriter& w, const char* block, const char* name,
+                                 const Linear& l, const Ref& part, const Ref& full,
+                                 const std::vector<Ref>& out, bool with_bias) {
+  if (!x_plan.rings()) {
+    gather(w, block, part, full);
+    return forward_linear(w, name, l, full, out, with_bias);
+  }
+  const Gemm gemm = of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false);
+  ring_gather(w, std::string(block) + ".gather", part, full,
+              [&](std::int64_t hops, const View& in) {
+                std::vector<View> reads = {in, x_quantizer.by_rows(l.weight).view()};
+                if (with_bias && l.bias.valid()) reads.push_back(l.bias.view());
+                std::vector<View> writes;
+                for (const Ref& ref : out) writes.push_back(member(ref, hops));
+                w.compute(name, gemm, std::move(reads), std::move(writes));
+              });
+}
+
+void LinearParts::column_again(SegmentWriter& w, const char* block, const char* name,
+                               const Linear& l, const Ref& part, const Ref& full, const Ref& out) {
+  const std::int64_t width = out.count / x_tokens;
+  const View matrix = l.weight.part(0, width * l.in);
+  if (!x_plan.rings()) {
+    gather(w, block, part, full);
+    w.compute(name, forward_gemm(x_plan, x_tokens, width, l.in), {full.view(), matrix},
+              {out.view()});
+    return;
+  }
+  const Gemm gemm = forward_gemm(x_plan, x_rows, width, l.in);
+  ring_gather(w, std::string(block) + ".gather", part, full,
+              [&](std::int64_t hops, const View& in) {
+                w.compute(name, gemm, {in, matrix}, {member(out, hops)});
+              });
+}
+
+void LinearParts::forward_row(SegmentWriter& w, const char* block, const char* name,
+                              const Linear& l, const Ref& in, const Ref& partial, const Ref& out) {
+  if (x_plan.rings()) return ring_reduce(w, block, name, l, in, partial, out);
+  forward_linear(w, name, l, in, {partial}, false);
+  if (x_plan.tensor == 1 || x_plan.in_grid()) return;
+  const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+  w.collective(std::string(block) + ".reduce", over_tensor(kind, partial.count), {partial.view()},
+               {out.view()});
+}
+
+Ref LinearParts::row_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
+                                    const Ref& d, const Ref& d_in) {
+  const View matrix = x_quantizer.by_columns(l.weight).view();
+  if (!x_plan.rings()) {
+    const Quantizer::Copies copies = x_plan.sequence
+                                         ? x_quantizer.gathered_gradient(w, name, d, x_rows)
+                                         : x_quantizer.gradient(w, name, l.weight, d, x_rows);
+    w.compute(name + ".input_gradient",
+              of_linear(l, input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
+              {copies.rows.view(), matrix}, {d_in.view()});
+    return copies.columns;
+  }
+  const Ref part = x_quantizer.cast_rows(w, name, d, x_rows);
+  const Ref full = temporary(w, name + " d gathered", part.count * x_plan.tensor, part.dtype);
+  const Gemm gemm = of_linear(l, input_gradient_gemm(x_plan, x_rows, l.out, l.in), true);
+  ring_gather(w, name + ".gather", part, full, [&](std::int64_t hops, const View& in) {
+    w.compute(name + ".input_gradient", gemm, {in, matrix}, {member(d_in, hops)});
+  });
+  return x_quantizer.turned(w, name, full, x_tokens);
+}
+
+View LinearParts::member(const Ref& all, std::int64_t hops) const {
+  View out = all.part(0, all.count / x_plan.tensor);
+  out.shards = static_cast<std::int32_t>(x_plan.tensor);
+  out.shard_group = x_tensor;
+  out.hops = static_cast<std::int32_t>(hops == 0 ? x_plan.tensor : hops);
+  return out;
+}
+
+/// To the member `places` on in the group, from the one as many places before.
+EventRef LinearParts::exchange(SegmentWriter& w, const std::string& name, std::int64_t places,
+                               const View& out, const View& in) {
+  const Bytes bytes = out.bytes;
+  P2PBatch batch{{Message{true, x_builder.channel(ring_channel(true, places)), bytes},
+                  Message{false, x_builder.channel(ring_channel(false, places)), bytes}}};
+  return w.on_stream(kTensorGroup, name, Category::kTensor, std::move(batch), {out}, {in});
+}
+
+void LinearParts::ring_gather(SegmentWriter& w, const std::string& name, const Ref& part,
+                              const Ref& full, const Product& product) {
+  const std::int64_t width = part.count / x_rows;
+  w.compute(name + ".own", kernel_of(KernelKind::kCast, x_rows, width, part.dtype), {part.view()},
+            {member(full, 0)});
+  for (std::int64_t i = 0; i < x_plan.tensor; ++i) {
+    const View here = member(full, i);
+    EventRef next;
+    if (i + 1 < x_plan.tensor) next = exchange(w, name, 1, here, member(full, i + 1));
+    product(i, here);
+    if (next.valid()) w.wait(next);
+  }
+}
+
+void LinearParts::ring_reduce(SegmentWriter& w, const char* block, const char* name,
+                              const Linear& l, const Ref& in, const Ref& partial, const Ref& out) {
+  const std::string reduce = std::string(block) + ".reduce";
+  const std::int64_t t = x_plan.tensor;
+  const std::int64_t own = x_rows * l.out;
+  const Ref product = temporary(w, reduce + " own", own);
+  const Ref arriving = temporary(w, reduce + " of others", own * (t - 1));
+  const Gemm gemm = of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false);
+  const View matrix = x_quantizer.by_rows(l.weight).view();
+  std::vector<View> sum = {product.view()};
+  EventRef arrived;
+  for (std::int64_t i = 1; i < t; ++i) {
+    w.compute(name, gemm, {member(in, t - i), matrix}, {member(partial, t - i)});
+    sum.push_back(arriving.part((i - 1) * own, own));
+    arrived = exchange(w, reduce, i, member(partial, t - i), sum.back());
+  }
+  w.compute(name, gemm, {member(in, 0), matrix}, {product.view()});
+  w.wait(arrived);
+  w.compute(reduce + ".add", kernel(KernelKind::kAdd, x_rows, l.out), std::move(sum), {out.view()});
+}
+
+}  // namespace foretrain
