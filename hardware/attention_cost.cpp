@@ -85,7 +85,7 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
   double rate =
       rate_on_curve(c, *curve, static_cast<double>(work.kv_len)) * peak / c.reference_tflops;
-  rate *= relative * power_factor(device);
+  rate *= relative * sustained_factor(device);
   if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
   if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
     rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve->head_dim);

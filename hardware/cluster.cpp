@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hardware/kernel_constants.h"
 #include "hardware/presets.h"
 
 namespace foretrain {
@@ -85,6 +86,10 @@ Result<Cluster> read_preset(const std::string& name, const std::string& source,
   return cluster;
 }
 
+double rate_spread_of(const Cluster& cluster) {
+  return cluster.rate_spread.value_or(kernel_constants(cluster.device.architecture).rate_spread);
+}
+
 Status check_complete(const Cluster& cluster, const std::string& source,
                       const std::string& pointer) {
   const auto lacks = [&](std::string_view key) {
@@ -144,8 +149,13 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   if (const Json* network = reader.take("network")) {
     FT_TRY(read_network(*network, source, reader.pointer("network"), cluster));
   }
+  if (reader.has("rate_spread")) {
+    cluster.rate_spread = 0;
+    reader.read("rate_spread", *cluster.rate_spread, {0, 0.1});
+  }
   FT_TRY(reader.finish());
   FT_TRY(check_complete(cluster, source, pointer));
+  cluster.device.slowest = slowest_rate(cluster.accelerators, rate_spread_of(cluster));
   return cluster;
 }
 
@@ -214,6 +224,7 @@ Json to_json(const Cluster& cluster) {
     derived.set("leaves", (cluster.nodes() + per_leaf - 1) / per_leaf);
   }
   derived.set("scale_up_domain", cluster.domain_size());
+  derived.set("slowest_accelerator", cluster.device.slowest);
   derived.set("nic_ports_per_node", cluster.nic_ports_per_node());
   derived.set("nic_port_gb_per_s", cluster.nic_port_gb_per_s());
   derived.set("node_network_gb_per_s", cluster.node_network_gb_per_s());
@@ -238,6 +249,7 @@ Json to_json(const Cluster& cluster) {
   out.set("host_speed", cluster.host_speed);
   out.set("host_memory_gb_per_s", cluster.host_memory_gb_per_s);
   out.set("storage_gb_per_s", cluster.storage_gb_per_s);
+  out.set("rate_spread", rate_spread_of(cluster));
   out.set("network", std::move(network));
   out.set("derived", std::move(derived));
   return out;

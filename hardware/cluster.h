@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,9 @@ struct Cluster {
   double host_speed = 1;  ///< of one thread, relative to an EPYC 7003: scales launches
   double host_memory_gb_per_s = 200;
   double storage_gb_per_s = 6;  ///< for each accelerator
+  /// Among accelerators: standard deviation of tensor-core rates, of the mean; without it what is
+  /// known of their architecture (`KernelConstants`).
+  std::optional<double> rate_spread;
   bool operator==(const Cluster&) const = default;
 
   std::int32_t nodes() const {

@@ -1,6 +1,7 @@
 #include "hardware/device.h"
 
 #include <cmath>
+#include <numbers>
 #include <vector>
 
 #include "hardware/presets.h"
@@ -70,6 +71,20 @@ std::string_view name_of(Architecture architecture) {
 double power_factor(const DeviceSpec& device) {
   if (device.power_limit_w <= 0 || device.power_limit_w >= device.power_w) return 1;
   return std::pow(device.power_limit_w / device.power_w, 0.4);
+}
+
+double sustained_factor(const DeviceSpec& device) { return device.slowest * power_factor(device); }
+
+double slowest_rate(std::int64_t devices, double spread) {
+  const auto n = static_cast<double>(devices);
+  const double share = (n - 0.375) / (n + 0.25);
+  double low = 0;
+  double high = 10;
+  for (int i = 0; i < 60; ++i) {
+    const double z = (low + high) / 2;
+    (0.5 * std::erfc(-z / std::numbers::sqrt2) < share ? low : high) = z;
+  }
+  return 1 - spread * low;
 }
 
 double peak_tflops(const DeviceSpec& device, DType type) {

@@ -49,6 +49,9 @@ struct DeviceSpec {
   double pcie_gb_per_s = 0;           ///< device to host, or NVLink-C2C
   double power_w = 0;                 ///< what the product may draw
   double power_limit_w = 0;           ///< what an operator lets it draw, 0 = all
+  /// Sustained tensor-core rate of the slowest of a run's devices, of the mean one's: set by the
+  /// cluster, no field of a device.
+  double slowest = 1;
   bool operator==(const DeviceSpec&) const = default;
 };
 
@@ -59,6 +62,15 @@ double peak_tflops(const DeviceSpec& device, DType type);
 /// Dynamic power grows as the 2nd to 3rd power of the clock where voltage follows it; 0.4 is the
 /// middle of 1/3 and 1/2 (from memory).
 double power_factor(const DeviceSpec& device);
+
+/// What is left of the sustained rate of tensor cores in a run, whose step waits for its slowest
+/// device: that, and what the power limit leaves.
+double sustained_factor(const DeviceSpec& device);
+
+/// Expected rate of the slowest of `devices` >= 1, of the mean: 1 - spread z with
+/// z = quantile((n - 0.375) / (n + 0.25)) of the normal distribution (Blom 1958, expected largest
+/// of n); `spread` is the standard deviation of their rates, of the mean.
+double slowest_rate(std::int64_t devices, double spread);
 
 /// A device from a preset's name, a path, or an inline object with every field.
 /// `pointer` is the JSON pointer of `json` inside `source`, for messages.

@@ -114,6 +114,9 @@ void explain(const DeviceSpec& device, const Gemm& work, const GemmEstimate& bes
         << best.tiles << " tiles, " << best.waves << " waves on " << device.sm_count << " SMs\n"
         << "compute " << best.compute_s * 1e6 << " us at " << best.rate / 1e12
         << " TFLOP/s sustained; memory " << best.memory_s * 1e6 << " us\n";
+  if (device.slowest != 1) {
+    steps << "the slowest accelerator of the run: " << device.slowest << " of the mean rate\n";
+  }
   if (correction.factor != 1) {
     steps << "samples of " << name_of(device.architecture) << " nearby: times " << correction.factor
           << "\n";
@@ -127,7 +130,7 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
                            ClockState clock, double moved) {
   double rate = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
   if (misaligned(work)) rate *= c.misaligned;
-  if (clock == ClockState::kSustained) rate *= power_factor(device);
+  if (clock == ClockState::kSustained) rate *= sustained_factor(device);
   if (work.transpose_a) rate *= c.weight_gradient;
   if (work.split_accumulator) rate *= c.split_accumulator;
   if (clock == ClockState::kBurst) {

@@ -94,7 +94,7 @@ MemoryConstants read_memory(const Json& json) {
 KernelConstants read_constants(Architecture architecture) {
   const Json root = load_constants("kernels/" + std::string(name_of(architecture)) + ".json");
   return {read_gemm(member(root, "gemm")), read_attention(member(root, "attention")),
-          read_memory(member(root, "memory"))};
+          read_memory(member(root, "memory")), number_at(root, "rate_spread")};
 }
 
 }  // namespace

@@ -64,6 +64,7 @@ struct KernelConstants {
   GemmConstants gemm;
   AttentionConstants attention;
   MemoryConstants memory;
+  double rate_spread = 0;  ///< among devices: standard deviation of tensor-core rates, of the mean
 };
 
 const KernelConstants& kernel_constants(Architecture architecture);

@@ -216,6 +216,7 @@ const Field kFields[] = {
     {"schedule={\"name\":\"zb-auto\",\"activations\":5,\"input_gradients_us\":0.2}",
      automatic(",\"activations\":5,\"input_gradients_us\":2")},
     {"overlap.tensor_backward=false"},
+    {"overlap.tensor=true"},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},
     {"overlap.parameter_gather=false"},
@@ -272,6 +273,7 @@ const Field kFields[] = {
     {"cluster.network.fabric=efa", {"cluster.accelerators=16"}},
     {"cluster.network.latency_us=50", {"cluster.accelerators=16"}},
     {"cluster.accelerators_per_node=4"},
+    {"cluster.rate_spread=0.05"},
 };
 INSTANTIATE_TEST_SUITE_P(Each, Fields, testing::ValuesIn(kFields));
 

@@ -3,10 +3,13 @@
 
 #include <cmath>
 #include <map>
+#include <numbers>
+#include <string>
 
 #include "hardware/collective_cost.h"
 #include "hardware/hardware_cost_model.h"
 #include "hardware/local_cost.h"
+#include "sim/base/rng.h"
 
 namespace foretrain {
 namespace {
@@ -41,6 +44,55 @@ TEST(Prices, NoGemmBeatsThePeak) {
       }
     }
   }
+}
+
+// The expected slowest of n devices, against the mean of many drawn runs.
+TEST(Prices, TheSlowestDeviceIsTheExpectedOne) {
+  constexpr double kSpread = 0.015;
+  EXPECT_DOUBLE_EQ(slowest_rate(1, kSpread), 1);
+  EXPECT_DOUBLE_EQ(slowest_rate(4096, 0), 1);
+  Rng rng(7);
+  for (const int devices : {2, 8, 64, 1024}) {
+    const int runs = 200'000 / devices;
+    double sum = 0;
+    for (int run = 0; run < runs; ++run) {
+      double slowest = 1;
+      for (int i = 0; i < devices; ++i) {
+        const double radius = std::sqrt(-2 * std::log(1 - rng.uniform()));
+        const double normal = radius * std::cos(2 * std::numbers::pi * rng.uniform());
+        slowest = i == 0 ? 1 + kSpread * normal : std::min(slowest, 1 + kSpread * normal);
+      }
+      sum += slowest;
+    }
+    EXPECT_NEAR(slowest_rate(devices, kSpread), sum / runs, 0.1 * kSpread) << devices;
+  }
+}
+
+// A run's products take as much longer as its slowest device is slower; kernels that move bytes do
+// not, and on one device nothing does.
+TEST(Prices, MoreDevicesWaitForASlowerOne) {
+  const auto read = [](int accelerators, const char* spread) {
+    const std::string text =
+        R"({"preset": "dgx-h100", "accelerators": )" + std::to_string(accelerators) + spread + "}";
+    return read_cluster(parse_json(text, "test").value(), "test", "").value();
+  };
+  Gemm gemm;
+  gemm.m = gemm.n = gemm.k = 8192;
+  const auto duration = [&gemm](const Cluster& cluster) {
+    const Cost cost = gemm_cost(cluster.device, gemm, nullptr).value();
+    return (cost.duration - cost.latency).seconds();
+  };
+  const double one = duration(read(1, ""));
+  EXPECT_DOUBLE_EQ(duration(read(4096, R"(, "rate_spread": 0)")), one);
+  EXPECT_NEAR(duration(read(8, R"(, "rate_spread": 0.03)")), one / slowest_rate(8, 0.03),
+              1e-6 * one);
+  double before = one;
+  for (const int accelerators : {8, 64, 512, 4096}) {
+    const double now = duration(read(accelerators, ""));
+    EXPECT_GT(now, before);
+    before = now;
+  }
+  EXPECT_LT(before, 1.07 * one);
 }
 
 TEST(Prices, DoublingARateSlowsNothing) {

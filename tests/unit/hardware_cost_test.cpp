@@ -46,7 +46,7 @@ TEST(GemmCost, DurationIsTheEngineEquation) {
 
 // 8192^3 on 108 SMs with tiles 128x256: 2048 tiles, 18.96 waves.
 TEST(GemmCost, TilesAndWaves) {
-  const DeviceSpec device = cluster_of("dgx-a100-80gb").device;
+  const DeviceSpec device = read_device(Json("a100-sxm-80gb"), "test", "").value();
   const GemmConstants& c = kernel_constants(device.architecture).gemm;
   const GemmEstimate law =
       estimate_gemm(device, c, gemm_of(8192, 8192, 8192), ClockState::kSustained);
@@ -129,7 +129,7 @@ TEST(GemmCost, UnsupportedTypesAreErrors) {
 
 // FlashAttention-3, H100, head_dim 128, causal, 8192: 602 TFLOP/s forward.
 TEST(AttentionCost, FlashRunsAtTheMeasuredRate) {
-  const DeviceSpec device = cluster_of("dgx-h100").device;
+  const DeviceSpec device = read_device(Json("h100-sxm-80gb"), "test", "").value();
   Attention work;
   work.batch = 2;  // 16384 tokens of 2048 elements, as the benchmark ran
   work.q_heads = work.kv_heads = 16;
