@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "models/stage.h"
 #include "sim/base/check.h"
@@ -16,13 +17,12 @@ constexpr std::int32_t kRouteGradientLaunches = 5;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Of the ranks of an expert group, those that a token goes to.
+}  // namespace
+
 FanOut fan_out(const Experts& e) {
   return FanOut{static_cast<std::int32_t>(e.top_k), static_cast<std::int32_t>(e.count),
                 static_cast<std::int32_t>(e.groups), static_cast<std::int32_t>(e.group_top_k)};
 }
-
-}  // namespace
 
 MoeSizes moe_sizes(const Model& model, const Plan& plan) {
   const Experts& e = model.experts;
@@ -132,111 +132,6 @@ void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int
             std::move(writes));
 }
 
-// --- Ways --------------------------------------------------------------------------------------
-MoeBlock::Way MoeBlock::way() const {
-  Way out;
-  out.rows.push_back(exchanges() || direct() ? x_sizes.sent : x_sizes.received);
-  if (exchanges() || (gathers() && group_size() > 1)) {
-    out.steps.push_back(Step::kExchange);
-    out.rows.push_back(x_sizes.received);
-  }
-  if (!gathers() && x_plan.experts.tensor > 1) {
-    out.steps.push_back(Step::kExpertTensor);
-    out.rows.push_back(out.rows.back() * x_plan.experts.tensor);
-  }
-  if (sorts()) {
-    out.steps.push_back(Step::kSort);
-    out.rows.push_back(x_sizes.worked());
-  }
-  return out;
-}
-
-void MoeBlock::sort(SegmentWriter& w, const std::string& name, const Payload& payload, bool back) {
-  std::vector<View> reads;
-  std::vector<View> writes;
-  for (const Rows& rows : payload) {
-    reads.push_back(rows.from.view());
-    writes.push_back(rows.to.view());
-  }
-  Kernel sort = of_experts(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
-                           x_model.hidden);
-  sort.rows_of.experts = x_sizes.local;
-  sort.rows_of.sources = group_size();
-  if (gathers()) {
-    // Scores come forward only, and with them which rows are taken.
-    const bool picks = !back && payload.size() > 1;
-    (picks ? writes : reads).push_back(x_places.view());
-    if (exchanges()) sort.split_over = x_builder.group(kExpertGroup);
-  }
-  w.compute(name + (back ? ".unsort" : ".sort"), sort, std::move(reads), std::move(writes));
-}
-
-void MoeBlock::swap(SegmentWriter& w, const std::string& name, const Payload& payload) {
-  const std::int64_t most = std::max(x_sizes.sent, x_sizes.received);
-  for (std::size_t i = 0; i < payload.size(); ++i) {
-    const Rows& rows = payload[i];
-    Collective work{CollectiveKind::kAllToAll, x_builder.group(kExpertGroup), most * rows.width,
-                    rows.from.dtype, false};
-    std::vector<View> reads = {rows.from.view()};
-    std::vector<View> writes = {rows.to.view()};
-    if (fused()) {
-      work.fan_out = fan_out(x_model.experts);
-      // The kernels of DeepEP carry the probabilities beside their tokens.
-      for (std::size_t beside = 1; beside < payload.size(); ++beside) {
-        reads.push_back(payload[beside].from.view());
-        writes.push_back(payload[beside].to.view());
-      }
-    }
-    w.wait(w.on_stream("expert", name + ".exchange" + (i > 0 ? ".probabilities" : ""),
-                       Category::kExpert, work, std::move(reads), std::move(writes)));
-    if (fused()) return;
-  }
-}
-
-void MoeBlock::take_step(SegmentWriter& w, const std::string& name, Step step,
-                         const Payload& payload, bool back) {
-  if (step == Step::kSort) return sort(w, name, payload, back);
-  if (step == Step::kExchange && !gathers()) return swap(w, name, payload);
-  const CollectiveKind kind = back ? CollectiveKind::kReduceScatter : CollectiveKind::kAllGather;
-  const bool tensor = step == Step::kExpertTensor;
-  const GroupSlot group = x_builder.group(tensor ? kExpertTensorGroup : kExpertModelGroup);
-  for (std::size_t i = 0; i < payload.size(); ++i) {
-    const Rows& rows = payload[i];
-    const Collective work{kind, group, std::max(rows.from.count, rows.to.count), rows.from.dtype,
-                          false};
-    const char* what = tensor ? ".expert_tensor" : ".exchange";
-    w.wait(w.on_stream("expert", name + what + (i > 0 ? ".probabilities" : ""), Category::kExpert,
-                       work, {rows.from.view()}, {rows.to.view()}));
-  }
-}
-
-void MoeBlock::walk(SegmentWriter& w, const std::string& name, const Payload& payload, bool back) {
-  const Way all = way();
-  const std::size_t n = all.steps.size();
-  FT_CHECK(n > 0, "a way without steps");
-  Payload now = payload;
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::int64_t rows = back ? all.rows[n - 1 - i] : all.rows[i + 1];
-    for (std::size_t p = 0; p < payload.size(); ++p) {
-      if (i > 0) now[p].from = now[p].to;
-      const bool last = i + 1 == n;
-      now[p].to = last
-                      ? payload[p].to
-                      : temporary(name + (p > 0 ? " probabilities " : " rows ") + std::to_string(i),
-                                  rows * now[p].width, payload[p].from.dtype);
-    }
-    take_step(w, name, back ? all.steps[n - 1 - i] : all.steps[i], now, back);
-  }
-}
-
-void MoeBlock::to_experts(SegmentWriter& w, const std::string& name, const Payload& payload) {
-  walk(w, name, payload, false);
-}
-
-void MoeBlock::from_experts(SegmentWriter& w, const std::string& name, const Payload& payload) {
-  walk(w, name, payload, true);
-}
-
 // --- Forward -----------------------------------------------------------------------------------
 void MoeBlock::route(SegmentWriter& w, const Ref& in) {
   const Ref logits = temporary("router logits", x_rows * x_router.out);
@@ -331,8 +226,7 @@ void MoeBlock::shared_up(SegmentWriter& w, const Operand& x) {
   x_quantizer->quantize(w, "moe.shared.down.quantize", x_s_act, x_tokens, x_s_activated);
 }
 
-Ref MoeBlock::shared_forward(SegmentWriter& w, const Operand& x) {
-  shared_up(w, x);
+Ref MoeBlock::shared_down(SegmentWriter& w) {
   const Ref full = temporary("shared expert output", x_tokens * x_model.hidden);
   linear(w, "moe.shared.down", x_shared_down, x_tokens, x_s_activated.in, full);
   if (!x_plan.sequence) return full;
@@ -345,11 +239,25 @@ Ref MoeBlock::shared_forward(SegmentWriter& w, const Operand& x) {
 void MoeBlock::forward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out) {
   route(w, in);
   count_tokens(w);
-  dispatch(w, in);
-  if (x_shared == 0) return experts_forward(w, out);
+  if (x_shared == 0) {
+    dispatch(w, in);
+    return experts_forward(w, out);
+  }
   const Ref routed = temporary("routed output", out.count);
-  experts_forward(w, routed);
-  const Ref shared = shared_forward(w, x);
+  Ref shared;
+  if (!overlaps()) {
+    dispatch(w, in);
+    experts_forward(w, routed);
+    shared_up(w, x);
+    shared = shared_down(w);
+  } else {
+    run_beside([&] { shared_up(w, x); });
+    dispatch(w, in);
+    run_waiting();
+    run_beside([&] { shared = shared_down(w); });
+    experts_forward(w, routed);
+    run_waiting();
+  }
   w.compute("moe.add", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
             {routed.view(), shared.view()}, {out.view()});
 }
@@ -376,7 +284,8 @@ void MoeBlock::expert_linear_backward(SegmentWriter& w, const std::string& name,
           expert(name, true));
 }
 
-MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref& d_out) {
+MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref& d_out,
+                                                    std::function<void()> beside) {
   const std::int64_t h = x_model.hidden;
   const std::int64_t m = x_sizes.per_expert;
   const std::int64_t rows = x_sizes.worked();
@@ -392,6 +301,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
     d_down = temporary("d expert output", rows * h);
     to_experts(w, "moe.combine_gradient", {{d_back, d_down, h}});
   }
+  run_waiting();
   const Ref d_act = temporary("d expert activation", rows * x_width);
   expert_linear_backward(w, "moe.experts.down", {m, x_width, h}, {h, x_width, m}, d_down,
                          x_activated.kept, d_act);
@@ -408,6 +318,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
     bias_gradient(w, "moe.experts.up", rows, 2 * x_width, d_up,
                   expert("moe.experts.up", true, ".bias"));
   }
+  if (beside) run_beside(std::move(beside));
   const Ref d_tokens = temporary("d dispatched", x_rows * h);
   const Ref d_scores =
       temporary("d scores", x_rows * (gathers() ? x_model.experts.count : x_model.experts.top_k),
@@ -445,7 +356,7 @@ Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_prob
   return linear_backward(w, "moe.router", x_router, x_rows, d_logits, in);
 }
 
-Ref MoeBlock::shared_backward(SegmentWriter& w, const Operand& x, const Ref& d_out) {
+Ref MoeBlock::shared_down_backward(SegmentWriter& w, const Ref& d_out) {
   const Quantizer::Copies d =
       x_plan.sequence
           ? x_quantizer->gathered_gradient(w, "moe.shared.d_output", d_out, x_rows)
@@ -456,13 +367,26 @@ Ref MoeBlock::shared_backward(SegmentWriter& w, const Operand& x, const Ref& d_o
   w.compute("moe.shared.activation_gradient",
             kernel(KernelKind::kSwigluBackward, x_tokens, x_shared), {d_act.view(), x_s_up.view()},
             {d_up.view()});
-  return column_backward(w, "moe.shared.up", x_shared_up, d_up, x.kept);
+  return d_up;
 }
 
 Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& d_out) {
+  Ref d_shared_up;
   Ref d_shared;
-  if (x_shared > 0) d_shared = shared_backward(w, x, d_out);
-  const InputGradients d = experts_backward(w, d_out);
+  const auto shared_up_backward = [&] {
+    d_shared = column_backward(w, "moe.shared.up", x_shared_up, d_shared_up, x.kept);
+  };
+  std::function<void()> second;
+  if (x_shared > 0) {
+    run_beside([&] { d_shared_up = shared_down_backward(w, d_out); });
+    if (overlaps()) {
+      second = shared_up_backward;
+    } else {
+      shared_up_backward();
+    }
+  }
+  const InputGradients d = experts_backward(w, d_out, std::move(second));
+  run_waiting();
   const Ref d_router = router_backward(w, in, d.probabilities);
   std::vector<View> reads = {d.tokens.view(), d_router.view()};
   if (d_shared.valid()) reads.push_back(d_shared.view());

@@ -4,9 +4,15 @@
 // and to the host; permutation by expert, all-to-all over the expert group, all-gather over
 // expert_tensor, a second permutation where a rank holds several experts, the grouped GEMMs with
 // the gated activation times the router's probabilities between them, and the way back. Experts
-// that all tokens share are an MLP cut over tensor ranks. Dispatch by all-gather brings every rank
-// the tokens of all and picks its experts' out of them.
+// that all tokens share are an MLP cut over tensor ranks; with `overlap.expert` its first half runs
+// beside the exchange that takes tokens to the experts, its second beside the one that brings them
+// back, and so do their gradients. Dispatch by all-gather brings every rank the tokens of all and
+// picks its experts' out of them.
 #pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "models/block.h"
 
@@ -22,6 +28,9 @@ struct MoeSizes {
   std::int64_t worked() const { return per_expert * local; }
 };
 MoeSizes moe_sizes(const Model& model, const Plan& plan);
+
+/// Of the ranks of an expert group, those that a token goes to.
+FanOut fan_out(const Experts& experts);
 
 class MoeBlock : public Block {
  public:
@@ -75,6 +84,17 @@ class MoeBlock : public Block {
   void walk(SegmentWriter& w, const std::string& name, const Payload& payload, bool back);
   void sort(SegmentWriter& w, const std::string& name, const Payload& payload, bool back);
   void swap(SegmentWriter& w, const std::string& name, const Payload& payload);
+  /// Compute waits for these exchanges, after what runs beside them.
+  void await(SegmentWriter& w, const std::vector<EventRef>& arrived);
+  /// As in Megatron-LM only with tokens permuted for an all-to-all: the other dispatchers read what
+  /// the shared experts read.
+  bool overlaps() const {
+    return x_plan.overlap.expert && x_plan.experts.dispatcher == Dispatcher::kAllToAll;
+  }
+  /// Runs `work` beside the next exchange of tokens, or where it was to be if there is none or
+  /// nothing overlaps: at `run_waiting`, or now.
+  void run_beside(std::function<void()> work);
+  void run_waiting();
   void take_step(SegmentWriter& w, const std::string& name, Step step, const Payload& payload,
                  bool back);
   bool direct() const { return gathers() || (fused() && !exchanges()); }
@@ -83,14 +103,16 @@ class MoeBlock : public Block {
   void activation(SegmentWriter& w);
   void experts_forward(SegmentWriter& w, const Ref& out);
   void shared_up(SegmentWriter& w, const Operand& x);
-  Ref shared_forward(SegmentWriter& w, const Operand& x);
-  Ref shared_backward(SegmentWriter& w, const Operand& x, const Ref& d_out);
+  Ref shared_down(SegmentWriter& w);
+  /// Returns the gradient of what the first matrix gives.
+  Ref shared_down_backward(SegmentWriter& w, const Ref& d_out);
   void expert_linear_backward(SegmentWriter& w, const std::string& name, Gemm of_input,
                               Gemm of_weight, const Ref& d_out, const Ref& in, const Ref& d_in);
   struct InputGradients {
     Ref tokens, probabilities;
   };
-  InputGradients experts_backward(SegmentWriter& w, const Ref& d_out);
+  /// `beside`, if there is any, runs beside the exchange that takes the gradients home.
+  InputGradients experts_backward(SegmentWriter& w, const Ref& d_out, std::function<void()> beside);
   Ref router_backward(SegmentWriter& w, const Ref& in, const Ref& d_probabilities);
 
   MoeSizes x_sizes;
@@ -100,6 +122,7 @@ class MoeBlock : public Block {
   Ref x_scores, x_map, x_input, x_probabilities, x_up, x_act, x_s_up, x_s_act;
   Ref x_places;  ///< of gathered tokens: which of them an expert's row is
   Operand x_in, x_activated, x_s_activated;  ///< as the linears read them
+  std::function<void()> x_beside;            ///< what the next exchange of tokens hides
 };
 
 }  // namespace foretrain

@@ -227,9 +227,7 @@ class PlanReader {
       r.read("pipeline", x_plan.overlap.pipeline);
       r.read("gradient_reduce", x_plan.overlap.gradient_reduce);
       r.read("parameter_gather", x_plan.overlap.parameter_gather);
-      bool expert = false;
-      r.read("expert", expert);
-      later(r, "expert", expert);
+      r.read("expert", x_plan.overlap.expert);
     });
   }
 

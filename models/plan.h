@@ -149,6 +149,7 @@ struct Overlap {
   bool pipeline = true;
   bool gradient_reduce = false;
   bool parameter_gather = false;
+  bool expert = false;  ///< shared experts beside the exchanges of tokens
   bool operator==(const Overlap&) const = default;
 };
 

@@ -47,9 +47,12 @@ void StageWriter::message(std::int32_t c, FrameId frame, std::int32_t mb, bool g
     call.waits.back().stream = x_builder.program().segments[segment.index()].ops.front().stream;
   }
   x_builder.call(std::move(call));
-  // Hosts that wait, for counts of tokens or between several chunks, post their receives late:
-  // compute that waited for its messages could then wait for ever.
-  const bool late = x_plan.host_waits != HostWaits::kNone && x_plan.chunks_of_stage() > 1;
+  // Hosts that wait, for counts of tokens, between several chunks or in schedules that send more
+  // than one microbatch ahead, post their receives late: compute that waited for its messages could
+  // then wait for ever.
+  const bool in_turn = x_plan.chunks_of_stage() == 1 &&
+                       (x_plan.schedule == Schedule::kGpipe || x_plan.schedule == Schedule::k1F1B);
+  const bool late = x_plan.host_waits != HostWaits::kNone && !in_turn;
   if (!send || x_plan.overlap.pipeline || x_model.has_experts() || late) return;
   // Without overlap the next pass waits until the message is gone.
   x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});

@@ -257,7 +257,6 @@ const BadSet kUnsupported[] = {
     {"offload.delayed_update=true", {"/offload/delayed_update", "offload.optimizer"}},
     {"kernels.optimizer=adafactor", {"/kernels/optimizer", "whole matrices"}},
     {"gradients.compression=fp16", {"/gradients", "sharding.level is none"}},
-    {"overlap.expert=true", {"/overlap/expert", "true", "not modelled yet"}},
     {"recompute={\"modules\":[\"moe\"]}", {"/recompute/modules", "\"moe\"", "no experts"}},
     {"profile=mine.json", {"/profile", "no profile \"mine.json\"", "foretrain calibrate"}},
     {"moe={}", {"/moe", "no experts"}},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
@@ -90,6 +91,55 @@ TEST(ExpertVolume, AllToAll) {
 
 // Every expert is held once in an expert-data group: its matrices are cut over expert_tensor, its
 // optimizer states over the ranks that hold the same.
+// With overlap.expert nothing of the shared experts waits for the exchange beside it, and the
+// routed experts still do; without it, or with other dispatchers, no op stands between an exchange
+// and what waits for it.
+TEST(ExpertOverlap, SharedExpertsRunBesideTheExchanges) {
+  Model model = all_sparse();
+  model.experts.shared_width = 64;
+  Plan plan = expert_plan(model, {1, 1, 1, 4}, 4);
+  for (const Dispatcher dispatcher : {Dispatcher::kAllToAll, Dispatcher::kDeepEp}) {
+    for (const bool asked : {false, true}) {
+      plan.experts.dispatcher = dispatcher;
+      plan.overlap.expert = asked;
+      const bool overlap = asked && dispatcher == Dispatcher::kAllToAll;
+      const Program program = lower(model, plan).programs[0];
+      ASSERT_TRUE(verify(program).ok()) << verify(program).error().message;
+      // From an exchange to the first op that waits for it.
+      std::map<std::string, std::vector<std::string>> beside;
+      std::map<std::string, std::string> waiter;
+      for (const Segment& segment : program.segments) {
+        for (std::size_t i = 0; i < segment.ops.size(); ++i) {
+          const Op& op = segment.ops[i];
+          if (!op.name.ends_with(".exchange")) continue;
+          for (std::size_t j = i + 1; j < segment.ops.size(); ++j) {
+            const Op& later = segment.ops[j];
+            const auto& waits = later.waits;
+            if (std::find(waits.begin(), waits.end(), op.records) != waits.end()) {
+              waiter[op.name] = later.name;
+              break;
+            }
+            if (later.category == Category::kCompute) beside[op.name].push_back(later.name);
+          }
+        }
+      }
+      EXPECT_EQ(waiter["moe.dispatch.exchange"].starts_with("moe.shared"), false);
+      if (!overlap) {
+        EXPECT_TRUE(beside.empty());
+        continue;
+      }
+      using Names = std::vector<std::string>;
+      EXPECT_EQ(beside["moe.dispatch.exchange"], (Names{"moe.shared.up", "moe.shared.activation"}));
+      EXPECT_EQ(beside["moe.combine.exchange"], Names{"moe.shared.down"});
+      EXPECT_EQ(beside["moe.combine_gradient.exchange"],
+                (Names{"moe.shared.down.input_gradient", "moe.shared.down.weight_gradient",
+                       "moe.shared.activation_gradient"}));
+      EXPECT_EQ(beside["moe.dispatch_gradient.exchange"],
+                (Names{"moe.shared.up.input_gradient", "moe.shared.up.weight_gradient"}));
+    }
+  }
+}
+
 TEST(ExpertStates, BytesOfARank) {
   Model model = all_sparse();
   model.vocabulary = 1024;

@@ -9,6 +9,7 @@
 #include "sim/program/verify.h"
 #include "tests/support/pass_prices.h"
 #include "tests/support/recording.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -187,7 +188,8 @@ TEST(ZeroBubble, PublishedRates) {
   const Json table = read_json_file(std::string(FORETRAIN_TEST_DATA) + "/zero_bubble.json").value();
   const Json::Array& rows = *table.find("rows")->array();
   ASSERT_GT(rows.size(), 20U);
-  for (const Json& row : rows) {
+  for (std::size_t i = 0; i < rows.size(); i += static_cast<std::size_t>(cases(1, 3))) {
+    const Json& row = rows[i];
     Model model = pass_model();
     model.hidden = 64;
     model.intermediate = 64;

@@ -126,7 +126,7 @@ void draw_switches(Rng& rng, Plan& p) {
   p.bucket_elements = coin() ? 0 : 1 + rng.below(200'000);
   p.precision.master = coin();
   p.precision.gradients = coin() ? DType::kFp32 : DType::kBf16;
-  p.overlap = Overlap{coin(), coin(), coin(), coin(), coin()};
+  p.overlap = Overlap{coin(), coin(), coin(), coin(), coin(), coin()};
   p.attention = coin() ? AttentionKernel::kFlash : AttentionKernel::kUnfused;
   p.optimizer = coin() ? Optimizer::kFusedAdam : Optimizer::kAdam;
   p.dropout = coin() ? 0.1 : 0.0;
@@ -433,7 +433,8 @@ std::string describe(const Model& model, const Plan& plan) {
       " compression " + n(static_cast<int>(plan.buckets.compression)) + " order " +
       plan.rank_order.front() + " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap";
   const Overlap& o = plan.overlap;
-  out += flags({o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather});
+  out += flags(
+      {o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather, o.expert});
   const Recompute& r = plan.recompute;
   out += " recompute" + flags({r.layer, r.attention, r.norm, r.mlp, r.activation});
   out += " layout";

@@ -181,7 +181,7 @@ TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {
 
 TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
   const std::vector<std::string> runs = {"{\"schedule\":\"3f1b\"}",
-                                         "{\"overlap\":{\"expert\":true}}"};
+                                         "{\"schedule\":\"1f1b-interlaced\"}"};
   for (const std::string& run : runs) {
     expect_error(plan_of(run, 2), {"not modelled yet"}, ErrorKind::kUnsupported);
   }
