@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int32_t kSmsOfExchange = 20;
 
-Json measured() {
+Json figures_of_trace() {
   return read_json_file(std::string(FORETRAIN_TEST_DATA) + "/deepseek_v3_pair.json").value();
 }
 
@@ -49,12 +49,12 @@ struct PhaseTime {
   double alone_ms = 0, beside_ms = 0;
 };
 
-struct Layer {
+struct PairPrices {
   std::map<std::string, PhaseTime> phases;
   std::map<std::string, double> exchange_ms;
 };
 
-Layer priced() {
+PairPrices priced() {
   const Run run = run_of_trace();
   const auto model = make_cost_model(run.cluster, {});
   const Workload workload = lower(run.model, run.plan);
@@ -63,7 +63,7 @@ Layer priced() {
   for (std::int32_t r = 0; r < run.cluster.accelerators; ++r) all.emplace_back(r);
   const std::vector<PlacementId> everywhere = {model->place(all).value()};
   std::vector<const Op*> ops;
-  Layer out;
+  PairPrices out;
   std::int32_t memory_share = 0;
   for (const Call& call : program.calls) {
     if (call.layer != 0 || call.microbatch != 0) continue;
@@ -90,8 +90,8 @@ Layer priced() {
 // kernels for gradients of weights add up in fp32 in two steps and take half as long again; single
 // exchanges wait for other ranks, their sum is held to.
 TEST(OverlappedPair, PhasesTakeWhatTheTraceShows) {
-  const Layer layer = priced();
-  const Json root = measured();
+  const PairPrices layer = priced();
+  const Json root = figures_of_trace();
   const std::map<std::string, double> most = {{"experts forward", 0.1},
                                               {"experts backward", 0.1},
                                               {"attention forward", 0.17},
