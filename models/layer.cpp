@@ -129,7 +129,7 @@ class LayerWriter : LinearParts {
       forward_up(w);
     } else if (whole || again.mlp || again.moe) {
       forward_branch(w);
-      if (whole || x_dropout.hidden) {
+      if (whole || x_dropout.hidden > 0) {
         residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
       }
     } else if (x_moe) {

@@ -90,12 +90,12 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat()};
   b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat()};
   declare_attention(b, saved, local);
-  if (x_dropout.hidden) {
+  if (x_dropout.hidden > 0) {
     b.mask1 = place.add("attention dropout mask", DType::kUint8, flat(), x_again.layer);
   }
   b.x2 = place.add("attention residual", type, flat(), x_again.layer);
   declare_branch(b, saved, local);
-  if (x_dropout.hidden) {
+  if (x_dropout.hidden > 0) {
     b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), x_again.layer || x_again.mlp);
   }
   declare_partial(b, saved, local);
@@ -128,7 +128,7 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   }
   const std::int64_t square = x_tokens * x_q_heads * x_plan.sequence_length;
   b.scores = place.add("probabilities", type, square, core);
-  if (x_dropout.attention) {
+  if (x_dropout.attention > 0) {
     b.score_mask = place.add("attention mask", DType::kUint8, square, core);
     b.dropped = place.add("dropped probabilities", type, square, core);
   }
