@@ -73,10 +73,8 @@ Ref ContextParts::temporary(SegmentWriter& w, const std::string& name, std::int6
 
 EventRef ContextParts::exchange(SegmentWriter& w, const std::string& name, const View& out,
                                 const View& in) {
-  const Bytes bytes = out.bytes;
-  P2PBatch batch{{Message{true, x_builder.channel(kContextToNext), bytes},
-                  Message{false, x_builder.channel(kContextFromPrevious), bytes}}};
-  return w.on_stream("context", name, Category::kContext, std::move(batch), {out}, {in});
+  return w.exchange("context", name, Category::kContext, kContextToNext, kContextFromPrevious, out,
+                    in);
 }
 
 EventRef ContextParts::over_context(SegmentWriter& w, const std::string& name, CollectiveKind kind,

@@ -105,10 +105,8 @@ View LinearParts::member(const Ref& all, std::int64_t hops) const {
 /// To the member `places` on in the group, from the one as many places before.
 EventRef LinearParts::exchange(SegmentWriter& w, const std::string& name, std::int64_t places,
                                const View& out, const View& in) {
-  const Bytes bytes = out.bytes;
-  P2PBatch batch{{Message{true, x_builder.channel(ring_channel(true, places)), bytes},
-                  Message{false, x_builder.channel(ring_channel(false, places)), bytes}}};
-  return w.on_stream(kTensorGroup, name, Category::kTensor, std::move(batch), {out}, {in});
+  return w.exchange(kTensorGroup, name, Category::kTensor, ring_channel(true, places),
+                    ring_channel(false, places), out, in);
 }
 
 void LinearParts::ring_gather(SegmentWriter& w, const std::string& name, const Ref& part,

@@ -251,10 +251,10 @@ void MoeBlock::forward(SegmentWriter& w, const Ref& in, const Operand& x, const 
     shared_up(w, x);
     shared = shared_down(w);
   } else {
-    run_beside([&] { shared_up(w, x); });
+    x_beside = [&] { shared_up(w, x); };
     dispatch(w, in);
     run_waiting();
-    run_beside([&] { shared = shared_down(w); });
+    x_beside = [&] { shared = shared_down(w); };
     experts_forward(w, routed);
     run_waiting();
   }
@@ -318,7 +318,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
     bias_gradient(w, "moe.experts.up", rows, 2 * x_width, d_up,
                   expert("moe.experts.up", true, ".bias"));
   }
-  if (beside) run_beside(std::move(beside));
+  x_beside = std::move(beside);
   const Ref d_tokens = temporary("d dispatched", x_rows * h);
   const Ref d_scores =
       temporary("d scores", x_rows * (gathers() ? x_model.experts.count : x_model.experts.top_k),
@@ -373,19 +373,19 @@ Ref MoeBlock::shared_down_backward(SegmentWriter& w, const Ref& d_out) {
 Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& d_out) {
   Ref d_shared_up;
   Ref d_shared;
-  const auto shared_up_backward = [&] {
+  const auto down = [&] { d_shared_up = shared_down_backward(w, d_out); };
+  const auto up = [&] {
     d_shared = column_backward(w, "moe.shared.up", x_shared_up, d_shared_up, x.kept);
   };
-  std::function<void()> second;
-  if (x_shared > 0) {
-    run_beside([&] { d_shared_up = shared_down_backward(w, d_out); });
-    if (overlaps()) {
-      second = shared_up_backward;
-    } else {
-      shared_up_backward();
-    }
+  std::function<void()> beside_last;
+  if (x_shared > 0 && overlaps()) {
+    x_beside = down;
+    beside_last = up;
+  } else if (x_shared > 0) {
+    down();
+    up();
   }
-  const InputGradients d = experts_backward(w, d_out, std::move(second));
+  const InputGradients d = experts_backward(w, d_out, std::move(beside_last));
   run_waiting();
   const Ref d_router = router_backward(w, in, d.probabilities);
   std::vector<View> reads = {d.tokens.view(), d_router.view()};

@@ -91,9 +91,7 @@ class MoeBlock : public Block {
   bool overlaps() const {
     return x_plan.overlap.expert && x_plan.experts.dispatcher == Dispatcher::kAllToAll;
   }
-  /// Runs `work` beside the next exchange of tokens, or where it was to be if there is none or
-  /// nothing overlaps: at `run_waiting`, or now.
-  void run_beside(std::function<void()> work);
+  /// Writes `x_beside`, unless an exchange has.
   void run_waiting();
   void take_step(SegmentWriter& w, const std::string& name, Step step, const Payload& payload,
                  bool back);

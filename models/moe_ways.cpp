@@ -75,11 +75,6 @@ void MoeBlock::await(SegmentWriter& w, const std::vector<EventRef>& arrived) {
   for (const EventRef& event : arrived) w.wait(event);
 }
 
-void MoeBlock::run_beside(std::function<void()> work) {
-  if (!overlaps()) return work();
-  x_beside = std::move(work);
-}
-
 void MoeBlock::run_waiting() {
   if (!x_beside) return;
   const std::function<void()> work = std::move(x_beside);

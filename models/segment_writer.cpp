@@ -46,6 +46,14 @@ EventRef SegmentWriter::on_stream(const std::string& stream, const std::string& 
   return x_segment.ops.back().records;
 }
 
+EventRef SegmentWriter::exchange(const std::string& stream, const std::string& name,
+                                 Category category, const std::string& to, const std::string& from,
+                                 const View& out, const View& in) {
+  P2PBatch batch{{Message{true, x_builder.channel(to), out.bytes},
+                  Message{false, x_builder.channel(from), out.bytes}}};
+  return on_stream(stream, name, category, std::move(batch), {out}, {in});
+}
+
 void SegmentWriter::record(EventRef event) {
   FT_CHECK(x_last >= 0, "no op to record the event");
   Op& op = x_segment.ops[static_cast<std::size_t>(x_last)];

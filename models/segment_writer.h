@@ -98,6 +98,10 @@ class SegmentWriter {
                             std::vector<View> writes) {
     return on_stream("tensor", name, Category::kTensor, work, std::move(reads), std::move(writes));
   }
+  /// A message to one rank beside one of as many bytes from another, on channels of these names.
+  EventRef exchange(const std::string& stream, const std::string& name, Category category,
+                    const std::string& to, const std::string& from, const View& out,
+                    const View& in);
   /// The last compute op records `event` (it must not record another).
   void record(EventRef event);
 
