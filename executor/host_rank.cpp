@@ -343,8 +343,9 @@ Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x, Ar
   call.doubles = sizeof(T) == sizeof(double) || work.dtype == DType::kInt64;
   call.count = work.count;
   call.root = work.root;
-  call.send = x.reads[0].data;
-  call.receive = x.writes[0].data;
+  // Of a broadcast only the root reads, of a reduction only the root writes.
+  call.send = x.reads.empty() ? x.writes[0].data : x.reads[0].data;
+  call.receive = x.writes.empty() ? x.reads[0].data : x.writes[0].data;
   return x_transport.collective(x_rank, x_binding.groups[work.group.index()], call, &there);
 }
 

@@ -98,9 +98,10 @@ struct Unit {
 struct Chunk {
   Holders holders;
   std::int64_t first_layer = 0, layers = 0;
-  std::int64_t layers_before = 0;  ///< in earlier chunks of this stage
-  bool has_embedding = false, has_head = false;
-  std::int64_t elements = 0;  ///< of the whole buffer, padding included
+  std::int64_t layers_before = 0;    ///< in earlier chunks of this stage
+  bool first = false, last = false;  ///< of the pipeline: nothing comes in, nothing goes on
+  bool has_embedding = false, has_head = false;  ///< holds of their parameters
+  std::int64_t elements = 0;                     ///< of the whole buffer, padding included
   std::int64_t shared_elements = 0;
   std::int64_t state_elements = 0;   ///< what this rank updates
   std::int64_t factor_elements = 0;  ///< rows and columns of its matrices

@@ -10,11 +10,13 @@ class EmbeddingWriter : EndWriter {
   EmbeddingWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
                   const EndLayouts& layouts)
       : EndWriter(builder, model, plan, layouts, "embedding", kEmbeddingSaved, kEmbeddingLocal),
-        x_dropout(dropout_of(model, plan).hidden) {
+        x_dropout(dropout_of(model, plan).hidden),
+        x_join_group(plan.shares_vocabulary() ? kTensorGroup : x_vocabulary_group) {
     if (!plan.in_grid()) return;
     x_tokens = plan.tokens() / plan.tensor_depth;
     x_vocabulary_group =
         plan.tensor_mode == TensorMode::k3D ? residual_axes(plan).tokens : kGridColumn;
+    x_join_group = x_vocabulary_group;
   }
 
   EndSegments run() {
@@ -51,12 +53,19 @@ class EmbeddingWriter : EndWriter {
     w.compute("embedding.tokens", vocabulary_kernel(KernelKind::kEmbedding, x_tokens, x_hidden),
               {weight("embedding.tokens").view(), tokens()}, {looked_up.view()});
     Ref joined = looked_up;
-    if (cut()) {
+    if (x_plan.shares_vocabulary()) {
+      if (x_at_end) joined = partial() || more ? temp(x_forward, "embedded in all", full) : out;
+      const EventRef there = to_end(w, "embedding.stages.reduce", 0, looked_up, joined);
+      if (!x_at_end) return;
+      if (partial() || more) w.wait(there);
+    }
+    if (partial()) {
+      const Ref parts = joined;
       joined = more ? temp(x_forward, "embedding joined", out.count) : out;
       const auto kind = scattered() ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
       const EventRef reduced =
-          over_vocabulary(w, "embedding.reduce", over_tensor(kind, full, x_plan.precision.compute),
-                          looked_up, joined);
+          over(w, x_join_group, "embedding.reduce",
+               over_tensor(kind, full, x_plan.precision.compute), parts, joined);
       if (more) w.wait(reduced);
     }
     if (positions()) {
@@ -96,6 +105,14 @@ class EmbeddingWriter : EndWriter {
 
   void write_backward(SegmentWriter& w) {
     w.phase = Phase::kBackward;
+    Ref d = x_at_end ? gradient_of_sum(w)
+                     : temp(x_backward, "d embedding of the first", x_tokens * x_hidden);
+    if (x_plan.shares_vocabulary()) w.wait(from_end(w, "embedding.stages.broadcast", 0, d));
+    write_table_gradient(w, d);
+  }
+
+  /// From the gradient of the residual stream to that of the sum of what ranks looked up.
+  Ref gradient_of_sum(SegmentWriter& w) {
     w.wait(EventRef{kEmbeddingHiddenGradient, kReady});
     Ref d = hidden(kEmbeddingHiddenGradient);
     if (x_dropout > 0) {
@@ -121,11 +138,15 @@ class EmbeddingWriter : EndWriter {
     }
     if (scattered()) {
       const Ref full = temp(x_backward, "d embedding gathered", x_tokens * x_hidden);
-      w.wait(over_vocabulary(
-          w, "embedding.gather",
-          over_tensor(CollectiveKind::kAllGather, full.count, x_plan.precision.compute), d, full));
+      w.wait(over(w, x_join_group, "embedding.gather",
+                  over_tensor(CollectiveKind::kAllGather, full.count, x_plan.precision.compute), d,
+                  full));
       d = full;
     }
+    return d;
+  }
+
+  void write_table_gradient(SegmentWriter& w, const Ref& d) {
     // A tied table already holds the head's part of its gradient.
     const Ref table = gradient("embedding.tokens");
     const bool written = x_model.tied_embeddings || x_model.is_encoder_decoder();
@@ -161,6 +182,7 @@ class EmbeddingWriter : EndWriter {
   }
 
   double x_dropout;
+  const char* x_join_group;  ///< tensor ranks, each with its part of the sum
   Ref x_normed, x_stats, x_mask;
 };
 

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,24 +28,44 @@ class EndWriter {
         x_tensor(builder.group("tensor")),
         x_tokens(plan.tokens()),
         x_rows(plan.rows()),
-        x_hidden(model.hidden / plan.column_parts()) {
+        x_hidden(model.hidden / plan.column_parts()),
+        x_at_end(layouts.at_end) {
+    if (plan.shares_vocabulary()) x_vocabulary_group = kVocabularyGroup;
     if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
   }
 
  protected:
+  using Views = std::vector<View>;
+
   Kernel kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
     return kernel_of(kind, rows, cols, x_plan.precision.compute);
   }
   /// The vocabulary is cut among ranks.
-  bool cut() const { return x_plan.in_grid() ? x_grid.has_value() : x_plan.tensor > 1; }
+  bool cut() const { return x_plan.in_grid() ? x_grid.has_value() : x_plan.vocabulary_parts() > 1; }
+  /// Each of them holds a part of the sum that one stage's ranks need.
+  bool partial() const { return x_plan.in_grid() ? x_grid.has_value() : x_plan.tensor > 1; }
   /// Each of them goes on with its tokens alone.
   bool scattered() const { return x_plan.sequence || x_grid.has_value(); }
   /// On the stream of the group, which is named like it.
-  EventRef over_vocabulary(SegmentWriter& w, const std::string& name, Collective work,
-                           const Ref& in, const Ref& out) const {
-    work.group = x_builder.group(x_vocabulary_group);
-    return w.on_stream(x_vocabulary_group, name, Category::kTensor, work, {in.view()},
-                       {out.view()});
+  EventRef over(SegmentWriter& w, const char* group, const std::string& name, Collective work,
+                const Ref& in, const Ref& out) const {
+    work.group = x_builder.group(group);
+    const bool stages = std::string_view(group) == kVocabularyGroup;
+    return w.on_stream(group, name, stages ? Category::kPipeline : Category::kTensor, work,
+                       {in.view()}, {out.view()});
+  }
+  /// The root's values go to the same tensor rank of every stage.
+  EventRef from_end(SegmentWriter& w, const std::string& name, std::int64_t root,
+                    const Ref& values) const {
+    const std::vector<View> own = {values.view()};
+    return over_stages(w, name, CollectiveKind::kBroadcast, root, values.count,
+                       x_at_end ? own : Views(), x_at_end ? Views() : own);
+  }
+  /// The sum of the stages' values goes to `sum` on the root.
+  EventRef to_end(SegmentWriter& w, const std::string& name, std::int64_t root, const Ref& values,
+                  const Ref& sum) const {
+    return over_stages(w, name, CollectiveKind::kReduce, root, values.count, {values.view()},
+                       x_at_end ? Views{sum.view()} : Views());
   }
   /// Its rank holds a part of the vocabulary.
   Kernel vocabulary_kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
@@ -116,6 +137,14 @@ class EndWriter {
   }
   std::int64_t statistics() const { return x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1); }
 
+  EventRef over_stages(SegmentWriter& w, const std::string& name, CollectiveKind kind,
+                       std::int64_t root, std::int64_t count, Views reads, Views writes) const {
+    Collective work{kind, x_builder.group(kStagesGroup), count, x_plan.precision.compute, false};
+    work.root = static_cast<std::int32_t>(root);
+    return w.on_stream(kStagesGroup, name, Category::kPipeline, work, std::move(reads),
+                       std::move(writes));
+  }
+
   ProgramBuilder& x_builder;
   const Model& x_model;
   const Plan& x_plan;
@@ -124,6 +153,7 @@ class EndWriter {
   GroupSlot x_tensor;
   std::int64_t x_tokens, x_rows;
   std::int64_t x_hidden;  ///< columns of the residual stream on this rank
+  bool x_at_end;
   std::optional<TensorGrid> x_grid;
   const char* x_vocabulary_group = kTensorGroup;
 };

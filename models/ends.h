@@ -4,6 +4,10 @@
 // The token table and the output matrix are cut along the vocabulary (Megatron-LM): each tensor
 // rank looks up its own rows and a reduction joins them; the loss needs three small all-reduces
 // (maximum, target's logit, sum of exponentials).
+//
+// Where all stages share the vocabulary, what they look up is reduced to the first stage, which
+// goes on alone; the last stage's normed hidden states are broadcast to all, and the gradients of
+// these reduced to it.
 #pragma once
 
 #include "models/layer.h"
@@ -48,6 +52,9 @@ inline constexpr std::int16_t kExpertNormSquare = 2;
 struct EndLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient, inputs, scalars;
   LayoutId unit_weights, unit_gradients;  ///< with sharded units
+  /// The stage has this end of the pipeline; else, where all share the vocabulary, only a part of
+  /// the table.
+  bool at_end = true;
   ParameterLayouts parameters, parameter_gradients;
   /// Of the formal frames; the head has one more than the embedding.
   std::vector<LayoutId> frames(LayoutId saved, LayoutId local, bool head) const {
@@ -63,7 +70,8 @@ struct EndSegments {
   SegmentId forward, backward;
   SegmentId weights;  ///< gradients of weights, where they have a pass of their own (head only)
   LayoutId saved, local_forward, local_backward;
-  /// The event in the local frame that the last op of backward (embedding) or of weights records.
+  /// The event in the local frame that the last op of backward (embedding), of weights or, where
+  /// all stages share the vocabulary, of the gradient of the output matrix records.
   std::int16_t done = -1;
 };
 

@@ -21,7 +21,7 @@ class HeadWriter : EndWriter {
 
   EndSegments run() {
     SegmentWriter forward(x_builder, "head forward", x_forward);
-    forward.wait(EventRef{kHeadHidden, kReady});
+    if (x_at_end) forward.wait(EventRef{kHeadHidden, kReady});
     for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
       x_predictions.push_back(predict(forward, prefix(d), d > 0));
     }
@@ -34,20 +34,22 @@ class HeadWriter : EndWriter {
     for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
       write_backward(backward, prefix(d), x_predictions[static_cast<std::size_t>(d)]);
     }
-    backward.record(EventRef{kHeadHiddenGradient, kReady});
-    if (backward.weight_pass == nullptr) return finish(forward, backward, true);
-    const EventRef done = x_backward.event("head gradients done");
-    weights.record(done);
-    EndSegments out = finish(forward, backward, true, &weights);
-    out.done = done.event;
+    if (x_at_end) backward.record(EventRef{kHeadHiddenGradient, kReady});
+    const bool later = backward.weight_pass != nullptr;
+    if (later) weights.record(done());
+    EndSegments out = finish(forward, backward, true, later ? &weights : nullptr);
+    out.done = x_done.event;
     return out;
   }
 
  private:
+  EventRef done() { return x_done = x_backward.event("head gradients done"); }
+
   /// What one prediction keeps for its backward pass: of the next token, then of later ones.
   struct Prediction {
     Ref pair, joined;  ///< of later tokens: both inputs, and what comes of them
     Ref y, stats, exp, sum;
+    Ref input;  ///< y of all tokens, on all stages where they share the vocabulary
     GridKept kept;
   };
 
@@ -102,21 +104,17 @@ class HeadWriter : EndWriter {
       in = p.joined;
     }
     const DType type = x_plan.precision.compute;
-    p.y = keep(at + "head.norm out", type, in.count);
-    p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
+    if (x_at_end) {
+      p.y = keep(at + "head.norm out", type, in.count);
+      p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
+    }
     p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
     p.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
     const Ref maximum = temp(x_forward, at + "maximum", DType::kFp32, x_tokens);
     const Ref target = temp(x_forward, at + "target logit", DType::kFp32, x_tokens);
     const Ref logits = temp(x_forward, at + "logits", x_tokens * x_vocabulary);
-    norm_forward(w, at + "head.norm", in, p.y, p.stats);
-    Ref y = p.y;
-    if (x_plan.sequence) {
-      y = temp(x_forward, at + "head input gathered", x_tokens * x_model.hidden);
-      w.collective(at + "head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
-                   {p.y.view()}, {y.view()});
-    }
-    output_forward(w, at, p, y, logits);
+    if (x_at_end) norm_forward(w, at + "head.norm", in, p.y, p.stats);
+    output_forward(w, at, p, head_input(w, at, p), logits);
     std::vector<View> largest = {maximum.view()};
     std::vector<View> reads = {logits.view(), maximum.view(), labels()};
     if (widens()) {
@@ -138,6 +136,25 @@ class HeadWriter : EndWriter {
     return p;
   }
 
+  /// The normed hidden states of all tokens.
+  Ref head_input(SegmentWriter& w, const std::string& at, Prediction& p) {
+    const DType type = x_plan.precision.compute;
+    const std::int64_t all = x_tokens * x_model.hidden;
+    const bool shares = x_plan.shares_vocabulary();
+    Ref y = p.y;
+    if (x_plan.sequence || !x_at_end) {
+      y = shares ? keep(at + "head input", type, all)
+                 : temp(x_forward, at + "head input gathered", all);
+    }
+    if (x_plan.sequence && x_at_end) {
+      w.collective(at + "head.gather", over_tensor(CollectiveKind::kAllGather, all, type),
+                   {p.y.view()}, {y.view()});
+    }
+    if (!shares) return y;
+    w.wait(from_end(w, at + "head.stages.broadcast", x_plan.pipeline - 1, y));
+    return p.input = y;
+  }
+
   /// cross_entropy on a copy of the logits in fp32. Its copies are there (views without bytes);
   /// what they move is in the kernels' forms.
   bool widens() const {
@@ -146,9 +163,9 @@ class HeadWriter : EndWriter {
 
   void join(SegmentWriter& w, const std::string& name, const Ref& values, bool maximum) {
     if (!cut()) return;
-    w.wait(over_vocabulary(
-        w, name, over_tensor(CollectiveKind::kAllReduce, values.count, DType::kFp32, maximum),
-        values, values));
+    w.wait(over(w, x_vocabulary_group, name,
+                over_tensor(CollectiveKind::kAllReduce, values.count, DType::kFp32, maximum),
+                values, values));
   }
 
   /// Of this rank's rows.
@@ -183,8 +200,8 @@ class HeadWriter : EndWriter {
 
   void write_backward(SegmentWriter& w, const std::string& at, const Prediction& p) {
     const Ref d_logits = temp(x_backward, at + "d logits", x_tokens * x_vocabulary);
-    const Ref d_y = temp(x_backward, at + "d head.norm out", x_rows * x_hidden);
-    const Ref full = x_plan.sequence
+    const Ref d_y = x_at_end ? temp(x_backward, at + "d head.norm out", x_rows * x_hidden) : Ref();
+    const Ref full = x_plan.sequence || x_plan.shares_vocabulary()
                          ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
                          : d_y;
     std::vector<View> gradients = {d_logits.view()};
@@ -196,7 +213,12 @@ class HeadWriter : EndWriter {
     w.compute(at + "loss.gradient",
               vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
               {p.exp.view(), p.sum.view(), labels()}, std::move(gradients));
-    output_backward(w, at, p, d_logits, full, d_y);
+    if (x_plan.shares_vocabulary()) {
+      shared_output_backward(w, p, d_logits, full, d_y);
+      if (!x_at_end) return;
+    } else {
+      output_backward(w, at, p, d_logits, full, d_y);
+    }
     if (!p.joined.valid()) {
       const bool some = x_model.masked > 0;
       const Ref d_in = some ? temp(x_backward, "d masked rows", x_rows * x_model.hidden)
@@ -245,6 +267,26 @@ class HeadWriter : EndWriter {
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
   }
 
+  /// The same where all stages share the vocabulary; d_y on the last stage alone.
+  void shared_output_backward(SegmentWriter& w, const Prediction& p, const Ref& d_logits,
+                              const Ref& full, const Ref& d_y) {
+    w.compute("head.output.input_gradient",
+              input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
+              {d_logits.view(), weight(x_table.c_str()).view()}, {full.view()});
+    const bool joins = x_at_end && partial();
+    const Ref sum = joins ? temp(x_backward, "d head input of all stages", full.count) : d_y;
+    const EventRef there = to_end(w, "head.stages.reduce", x_plan.pipeline - 1, full, sum);
+    write_weight_gradient(w, x_plan, "head.output",
+                          weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden), d_logits,
+                          p.input, gradient(x_table.c_str()));
+    w.record(done());
+    if (x_at_end) w.wait(there);
+    if (!joins) return;
+    const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+    w.collective("head.reduce", over_tensor(kind, full.count, x_plan.precision.compute),
+                 {sum.view()}, {d_y.view()});
+  }
+
   /// The rows of masked tokens: where only these are predicted, the head's tokens.
   Ref select_rows(SegmentWriter& w) {
     if (x_model.masked == 0) return hidden(kHeadHidden);
@@ -268,6 +310,7 @@ class HeadWriter : EndWriter {
   std::int64_t x_vocabulary;
   std::int64_t x_all_rows;  ///< of the residual stream; x_rows are those that the head predicts
   Ref x_selected;
+  EventRef x_done;
   std::vector<Prediction> x_predictions;
 };
 

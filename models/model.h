@@ -120,6 +120,8 @@ struct Parameter {
   std::int64_t parts = 1;
   bool expert = false;  ///< of all experts: rows are cut over expert, columns over expert_tensor
   std::int64_t count() const { return rows * cols; }
+  /// Cut along the vocabulary.
+  bool is_table() const { return name == "embedding.tokens" || name == "head.output"; }
   bool operator==(const Parameter&) const = default;
 };
 

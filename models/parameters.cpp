@@ -6,12 +6,10 @@
 namespace foretrain {
 namespace {
 
-/// Rows of a vocabulary table on one rank: padded to a multiple of 128 x tensor, as Megatron-LM
+/// Rows of a vocabulary table: padded to a multiple of 128 for each of its parts, as Megatron-LM
 /// does.
 std::int64_t padded_rows(const Parameter& p, const Plan& plan) {
-  const bool table = p.name == "embedding.tokens" || p.name == "head.output";
-  if (!table) return p.rows;
-  return round_up(p.rows, 128 * plan.tensor);
+  return p.is_table() ? round_up(p.rows, 128 * plan.vocabulary_parts()) : p.rows;
 }
 
 /// How a parameter is cut: by the rank's place in one group, in another.
@@ -38,6 +36,10 @@ Cut cut_of(const Parameter& p, const Plan& plan) {
     if (p.expert || p.split == Split::kRows) {
       out.rows_over = p.expert ? kExpertGroup : kTensorGroup;
       row_parts = p.expert ? plan.experts.expert : plan.tensor;
+    }
+    if (p.is_table() && plan.shares_vocabulary()) {
+      out.rows_over = kVocabularyGroup;
+      row_parts = plan.vocabulary_parts();
     }
     if (p.split == Split::kCols) {
       out.cols_over = p.expert ? kExpertTensorGroup : kTensorGroup;

@@ -442,7 +442,7 @@ class PlanReader {
         return refuse("parallel/pipeline",
                       text(chunks) + " pipeline chunks for " + text(x_model.layers) + " layers");
       }
-      p.pipeline_layout = default_layout(x_model.layers, chunks);
+      p.pipeline_layout = default_layout(x_model.layers, chunks, !p.shares_vocabulary());
     }
     const std::int64_t sum =
         std::accumulate(p.pipeline_layout.begin(), p.pipeline_layout.end(), std::int64_t{0});

@@ -26,6 +26,7 @@ enum class Schedule : std::uint8_t {
   kDualPipeV,
   kChimera,
   kBreadthFirst,
+  kSharedVocabulary,
   kFile,
 };
 
@@ -41,6 +42,10 @@ enum class PassKind : std::uint8_t {
   kBackward,         ///< both gradients
   kInputGradients,   ///< what the stage before waits for
   kWeightGradients,  ///< the rest, at any later time
+  // Where all stages share the vocabulary, on every stage at once.
+  kEmbedding,
+  kHead,  ///< forward and backward
+  kEmbeddingGradients,
 };
 /// One pass of a microbatch through one chunk. `chunk` counts on its stage: `Plan::chunk_at`.
 struct Pass {
@@ -270,6 +275,10 @@ struct Plan {
     const bool up = placement() == ChunkPlacement::kV && chunk >= pipeline;
     return up ? 2 * pipeline - 1 - chunk : chunk % pipeline;
   }
+  /// Every stage holds a part of the vocabulary: models/stage_vocabulary.cpp.
+  bool shares_vocabulary() const { return schedule == Schedule::kSharedVocabulary; }
+  /// Into how many parts it is cut (1d).
+  std::int64_t vocabulary_parts() const { return shares_vocabulary() ? tensor * pipeline : tensor; }
   /// Gradients of weights have passes of their own.
   bool splits_backward() const;
   /// Of a microbatch, on one rank (before sequence parallelism).
@@ -337,9 +346,10 @@ Result<Plan> read_plan(const Json& run, const std::string& source, const Model& 
 /// The keys that `read_plan` accepts, for messages.
 const std::vector<std::string>& plan_keys();
 
-/// The default division of `layers` into `chunks`: equal when they divide; else with the embedding
-/// and the loss counted as one layer each when that divides; else as equal as can be, the shorter
-/// chunks first and last.
-std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks);
+/// The default division of `layers` into `chunks`: equal when they divide; else, if they hold the
+/// `ends`, with the embedding and the loss counted as one layer each when that divides; else as
+/// equal as can be, the shorter chunks first and last.
+std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks,
+                                         bool ends = true);
 
 }  // namespace foretrain

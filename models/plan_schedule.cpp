@@ -9,12 +9,20 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names = {
-      "gpipe",           "1f1b",     "interleaved-1f1b",
-      "zb-h1",           "zb-h2",    "zb-v",
-      "zb-auto",         "dualpipe", "dualpipev",
-      "chimera",         "bfs",      "a path to a .json file",
-      "1f1b-interlaced", "3f1b"};
+  static const std::vector<std::string> names = {"gpipe",
+                                                 "1f1b",
+                                                 "interleaved-1f1b",
+                                                 "zb-h1",
+                                                 "zb-h2",
+                                                 "zb-v",
+                                                 "zb-auto",
+                                                 "dualpipe",
+                                                 "dualpipev",
+                                                 "chimera",
+                                                 "bfs",
+                                                 "1f1b-interlaced",
+                                                 "a path to a .json file",
+                                                 "3f1b"};
   return names;
 }
 
@@ -80,6 +88,26 @@ void check_copies(JsonReader& run, const Model& model, const Plan& p) {
   if (p.buckets.inner_group > 1) return refuse("gradients/inner_group", "groups within groups are");
 }
 
+/// What a vocabulary on all stages does not go with.
+void check_shared_vocabulary(JsonReader& run, const Model& model, const Plan& p) {
+  if (!p.shares_vocabulary()) return;
+  const auto refuse = [&run](const char* place, const std::string& what) {
+    run.fail(place, what + " with the vocabulary on all stages (1f1b-interlaced)",
+             ErrorKind::kUnsupported);
+  };
+  if (p.pipeline == 1) return run.fail("schedule", "1f1b-interlaced needs pipeline > 1");
+  if (p.in_grid()) return refuse("parallel/tensor_mode", "grids are not modelled");
+  if (model.masked > 0 || model.predict_layers > 0 || model.is_encoder_decoder()) {
+    return refuse("schedule",
+                  "masked tokens, encoder-decoders and multi-token prediction are not "
+                  "modelled");
+  }
+  if (p.by_units()) return refuse("sharding/level", "sharded gradients are not modelled");
+  if (p.reduces_each_pass()) {
+    refuse("gradients", "reducing gradients with every microbatch is not modelled");
+  }
+}
+
 void read_automatic(JsonReader& r, AutoSchedule& out) {
   constexpr JsonReader::Range kMicroseconds{1e-3, 1e6};
   const auto read_time = [&r](const char* key, Time& time, JsonReader::Range range) {
@@ -139,6 +167,7 @@ void read_schedule(JsonReader& run, Plan& plan) {
 void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
   check_chunks(run, plan);
   if (!run.failed()) check_copies(run, model, plan);
+  if (!run.failed()) check_shared_vocabulary(run, model, plan);
   if (run.failed()) return;
   if (plan.schedule == Schedule::kZbAuto) plan.passes = passes_of(plan);
   if (plan.schedule == Schedule::kFile) {

@@ -130,6 +130,36 @@ std::vector<Pass> dual_pipe(std::int64_t stage, std::int64_t p, std::int64_t m) 
   return out;
 }
 
+/// The steps of 1f1b-interlaced; those of the vocabulary's passes lie between two.
+std::vector<Pass> shared_vocabulary(std::int64_t stage, std::int64_t p, std::int64_t m) {
+  const auto backward_step = [p](std::int64_t s) {
+    std::int64_t step = p;
+    for (std::int64_t at = p - 2; at >= s; --at) step += (p - at) % 2 == 0 ? 3 : 1;
+    return step;
+  };
+  std::vector<std::pair<std::int64_t, Pass>> timed;  // in half steps
+  for (std::int64_t k = 0; k < m; ++k) {
+    const auto add = [&timed, k](std::int64_t time, PassKind kind) {
+      timed.emplace_back(time + 4 * k, Pass{0, static_cast<std::int32_t>(k), kind});
+    };
+    add(2 * backward_step(0) + 1, PassKind::kEmbeddingGradients);
+    add(2 * (p - 1) + 1, PassKind::kHead);
+    add(-1, PassKind::kEmbedding);
+    add(2 * stage, PassKind::kForward);
+    add(2 * backward_step(stage), PassKind::kBackward);
+  }
+  // What falls on the same time keeps one order on all stages, though of different microbatches.
+  const auto rank = [](PassKind kind) {
+    return kind == PassKind::kEmbeddingGradients ? 0 : kind == PassKind::kHead ? 1 : 2;
+  };
+  std::sort(timed.begin(), timed.end(), [&rank](const auto& a, const auto& b) {
+    return std::pair(a.first, rank(a.second.kind)) < std::pair(b.first, rank(b.second.kind));
+  });
+  std::vector<Pass> out;
+  for (const auto& [time, pass] : timed) out.push_back(pass);
+  return out;
+}
+
 /// gpipe, 1f1b and interleaved-1f1b: `warmup` forwards, then a forward and a backward in turn.
 std::vector<Pass> in_turn(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
                           std::int64_t v, std::int64_t microbatches) {
@@ -173,6 +203,8 @@ std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::in
       return dual_pipe(stage, pipeline, microbatches);
     case Schedule::kDualPipeV:
       return DualList().run(pipeline, stage, microbatches);
+    case Schedule::kSharedVocabulary:
+      return shared_vocabulary(stage, pipeline, microbatches);
     case Schedule::kBreadthFirst:
       return breadth_first(virtual_pipeline, microbatches);
     case Schedule::kInterleaved:
@@ -217,10 +249,10 @@ bool Plan::splits_backward() const {
   }
 }
 
-std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks) {
+std::vector<std::int64_t> default_layout(std::int64_t layers, std::int64_t chunks, bool ends) {
   std::vector<std::int64_t> out(static_cast<std::size_t>(chunks), layers / chunks);
   if (layers % chunks == 0) return out;
-  if ((layers + 2) % chunks == 0) {
+  if (ends && (layers + 2) % chunks == 0) {
     std::fill(out.begin(), out.end(), (layers + 2) / chunks);
     --out.front();
     --out.back();

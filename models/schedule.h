@@ -19,6 +19,15 @@ namespace foretrain {
 /// bfs: all microbatches of a chunk before the next chunk, backward likewise (Lamy-Poirier, arXiv
 /// 2211.05953).
 ///
+/// 1f1b-interlaced (Lin et al., nnScaler, OSDI 2024): the vocabulary lies on all stages, whose
+/// passes over it go between those of the layers, on every stage at once. Time goes in steps of one
+/// pass: microbatch m goes forward through stage s in step s + 2m, its head's passes follow the
+/// step of the last stage. Between two of these every stage takes one forward and one backward
+/// pass, every second stage from the last but one on the forward pass first. A gradient takes one
+/// step to the stage before, three where that stage takes its forward pass first: one step would
+/// lead from the end of a backward pass into a forward pass half as long, and all would wait in
+/// every turn. So up to 3p / 2 microbatches are kept, half as many again as in 1f1b.
+///
 /// zb-h1, zb-h2 (Qi et al., arXiv 2401.10241): as 1f1b with the gradients of weights in passes of
 /// their own, `stage` microbatches behind those of inputs; h2: twice the warm-up, 2 stage behind.
 /// With equal passes no stage keeps more than p microbatches, h2: 2p - 1.

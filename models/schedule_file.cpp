@@ -11,8 +11,33 @@ namespace foretrain {
 namespace {
 
 const char* letter(PassKind kind) {
-  if (kind == PassKind::kForward) return "F";
-  return kind == PassKind::kWeightGradients ? "W" : "B";
+  switch (kind) {
+    case PassKind::kForward:
+      return "F";
+    case PassKind::kWeightGradients:
+      return "W";
+    case PassKind::kEmbedding:
+      return "embedding";
+    case PassKind::kHead:
+      return "head";
+    case PassKind::kEmbeddingGradients:
+      return "embedding's gradients";
+    default:
+      return "B";
+  }
+}
+
+/// A pass that all stages take together.
+bool is_common(PassKind kind) { return kind >= PassKind::kEmbedding; }
+
+/// The kinds that every microbatch has on every chunk.
+std::vector<PassKind> kinds_of(const Plan& plan, PassKind backward) {
+  if (plan.shares_vocabulary()) {
+    return {PassKind::kEmbedding, PassKind::kForward, PassKind::kHead, PassKind::kBackward,
+            PassKind::kEmbeddingGradients};
+  }
+  if (backward == PassKind::kBackward) return {PassKind::kForward, backward};
+  return {PassKind::kForward, backward, PassKind::kWeightGradients};
 }
 
 /// A pass of the whole pipeline.
@@ -58,11 +83,11 @@ Status check_complete(const Plan& plan, const Lists& lists) {
     }
   }
   const PassKind backward = backward_kind(lists);
+  const std::vector<PassKind> kinds = kinds_of(plan, backward);
   for (std::int64_t c = 0; c < plan.chunks(); ++c) {
     for (std::int64_t mb = 0; mb < plan.microbatches(); ++mb) {
-      for (const PassKind kind : {PassKind::kForward, backward, PassKind::kWeightGradients}) {
-        const bool none = kind == PassKind::kWeightGradients && backward == PassKind::kBackward;
-        if (!none && !found.contains(Global{c, mb, kind})) {
+      for (const PassKind kind : kinds) {
+        if (!found.contains(Global{c, mb, kind})) {
           return input_error(Global{c, mb, kind}.name() + " is missing on stage " +
                              text(stage_of(plan, Global{c, mb, kind})));
         }
@@ -75,16 +100,30 @@ Status check_complete(const Plan& plan, const Lists& lists) {
 /// The pass that must be over before `g` can begin; false where none.
 bool needs(const Plan& plan, const Global& g, PassKind backward, Global& out) {
   out = g;
+  const bool shares = plan.shares_vocabulary();
+  switch (g.kind) {
+    case PassKind::kEmbedding:
+      return false;
+    case PassKind::kHead:
+      out.kind = PassKind::kForward;
+      return g.chunk + 1 == plan.chunks();
+    case PassKind::kEmbeddingGradients:
+      out.kind = backward;
+      return g.chunk == 0;
+    default:
+      break;
+  }
   if (g.kind == PassKind::kForward) {
-    --out.chunk;
-    return g.chunk > 0;
+    if (g.chunk == 0) out.kind = PassKind::kEmbedding;
+    if (g.chunk > 0) --out.chunk;
+    return g.chunk > 0 || shares;
   }
   if (g.kind == PassKind::kWeightGradients) {
     out.kind = backward;
     return true;
   }
   if (g.chunk + 1 == plan.chunks()) {
-    out.kind = PassKind::kForward;
+    out.kind = shares ? PassKind::kHead : PassKind::kForward;
   } else {
     ++out.chunk;
   }
@@ -125,12 +164,22 @@ class Order {
         return !x_done.contains(pass) && !own.contains(pass);
       };
       if (needs(x_plan, g, x_backward, on) && missing(on)) return true;
+      if (is_common(g.kind)) return !all_there(x_lists[s][i], on);
       on = {g.chunk, g.microbatch, PassKind::kForward};
       if (g.kind != PassKind::kForward && missing(on)) return true;
       if (!x_lists[s][i].joined) return false;
       own.insert(g);
     }
     return false;
+  }
+  /// Every stage has come to this pass of all stages, or is over it; else `on` is one that is not.
+  bool all_there(const Pass& pass, Global& on) const {
+    for (std::size_t s = 0; s < x_lists.size(); ++s) {
+      on = global(x_plan, s, pass);
+      const bool here = x_at[s] < x_lists[s].size() && x_lists[s][x_at[s]] == pass;
+      if (!here && !x_done.contains(on)) return false;
+    }
+    return true;
   }
   void finish(std::size_t s) {
     bool joined = true;
@@ -155,7 +204,7 @@ Status check_messages(const Plan& plan, const Lists& lists) {
   std::map<Key, std::array<std::vector<Global>, 2>> ways;
   for (std::size_t s = 0; s < lists.size(); ++s) {
     for (const Pass& pass : lists[s]) {
-      if (pass.kind == PassKind::kWeightGradients) continue;
+      if (pass.kind == PassKind::kWeightGradients || is_common(pass.kind)) continue;
       const Global g = global(plan, s, pass);
       const bool gradients = pass.kind != PassKind::kForward;
       const std::int64_t step = gradients ? -1 : 1;

@@ -72,7 +72,7 @@ void StageWriter::send(std::int32_t c, FrameId frame, std::int32_t mb, bool grad
 FrameId StageWriter::receive_input(std::int32_t c, std::int32_t mb, bool gradient) {
   const Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
   Passage& passage = x_passages[{c, mb}];
-  const bool end = gradient ? chunk.has_head : chunk.has_embedding;
+  const bool end = gradient ? chunk.last : chunk.first;
   const bool turned = !end && turns(c, gradient ? 1 : -1);
   const bool known = gradient ? passage.gradient.valid() : !passage.hidden.empty();
   if (!known && gradient) {

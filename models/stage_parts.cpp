@@ -43,7 +43,8 @@ std::int64_t factor_elements(const ParameterLayouts& parameters) {
 }  // namespace
 
 bool StageWriter::tied_across() const {
-  return x_model.tied_embeddings && x_plan.stage_of(0) != x_plan.stage_of(x_plan.chunks() - 1);
+  return x_model.tied_embeddings && !x_plan.shares_vocabulary() &&
+         x_plan.stage_of(0) != x_plan.stage_of(x_plan.chunks() - 1);
 }
 
 bool StageWriter::recomputed(std::int64_t layer_of_stage) const {
@@ -127,15 +128,22 @@ void StageWriter::write_segments() {
     end->inputs = x_inputs;
     end->scalars = x_scalars;
   }
-  const bool first = holds(0);
-  const bool last = holds(x_plan.chunks() - 1);
+  x_embedding.at_end = holds(0);
+  x_head.at_end = holds(x_plan.chunks() - 1);
+  const bool shares = x_plan.shares_vocabulary();
   const bool own_table = !x_model.tied_embeddings;
-  if (first) {
-    parameter_frames(x_embedding, "model", embedding_parameters(x_model));
+  const auto tables_alone = [](std::vector<Parameter>& parameters) {
+    std::erase_if(parameters, [](const Parameter& p) { return !p.is_table(); });
+  };
+  if (x_embedding.at_end || shares) {
+    std::vector<Parameter> parameters = embedding_parameters(x_model);
+    if (!x_embedding.at_end) tables_alone(parameters);
+    parameter_frames(x_embedding, "model", parameters);
     if (!by_units()) write_ends(true, false);
   }
-  if (last) {
+  if (x_head.at_end || shares) {
     std::vector<Parameter> parameters = head_parameters(x_model);
+    if (!x_head.at_end) tables_alone(parameters);
     for (Parameter& p : prediction_parameters(x_model)) parameters.push_back(std::move(p));
     // A tied matrix is the token table itself on a stage that has both ends, a copy of it
     // elsewhere.
@@ -208,8 +216,10 @@ void StageWriter::make_chunk(std::int64_t index) {
     const char* group = kWayGroups[index];
     chunk.holders = Holders{group, group, group, x_plan.holders(), x_plan.shards()};
   }
-  chunk.has_embedding = global == 0;
-  chunk.has_head = global == x_plan.chunks() - 1;
+  chunk.first = global == 0;
+  chunk.last = global == x_plan.chunks() - 1;
+  chunk.has_embedding = chunk.first || x_plan.shares_vocabulary();
+  chunk.has_head = chunk.last || x_plan.shares_vocabulary();
   if (chunk.has_head) chunk.layers += x_model.predict_layers;
   x_chunks.push_back(std::move(chunk));
   if (by_units()) return make_units(x_chunks.back());

@@ -51,6 +51,8 @@ void StageWriter::write_passes() {
       case PassKind::kWeightGradients:
         weight_gradients(pass.chunk, pass.microbatch, ++backwards[c] == all);
         break;
+      default:
+        vocabulary_pass(pass);
     }
     if (!pass.joined) joined_end();
   }
@@ -124,7 +126,8 @@ void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, b
   }
 }
 
-/// The tokens of a microbatch where its first chunk stands, its labels where its last does.
+/// The tokens of a microbatch where its first chunk stands, its labels where its last does; both
+/// where all stages share the vocabulary.
 void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
   const auto known = x_input_frames.find(microbatch);
   if (known != x_input_frames.end()) {
@@ -132,8 +135,9 @@ void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
     return;
   }
   const std::int64_t way = x_plan.way_of(microbatch);
-  const bool first = x_stage == x_plan.stage_of(0, way);
-  const bool last = x_stage == x_plan.stage_of(x_plan.chunks() - 1, way);
+  const bool shares = x_plan.shares_vocabulary();
+  const bool first = shares || x_stage == x_plan.stage_of(0, way);
+  const bool last = shares || x_stage == x_plan.stage_of(x_plan.chunks() - 1, way);
   SegmentId& load = x_load[static_cast<std::size_t>(way)];
   if (!load.valid()) {
     LayoutWriter events("load", 1);
@@ -167,13 +171,14 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
   Passage& passage = x_passages[{c, mb}];
   if (Unit* root = root_of(chunk)) open_unit(*root);
-  if (chunk.has_embedding || chunk.has_head) load_inputs(passage, mb);
+  const bool ends = !x_plan.shares_vocabulary();  // else they have passes of their own
+  if (ends && (chunk.first || chunk.last)) load_inputs(passage, mb);
   pass_begins(false, mb, receive_input(c, mb, false));
-  if (chunk.has_embedding && !x_model.is_network()) embedding_forward(chunk, passage, mb);
+  if (ends && chunk.first && !x_model.is_network()) embedding_forward(chunk, passage, mb);
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
-  if (chunk.has_head) head_forward(chunk, passage, mb);
+  if (ends && chunk.last) head_forward(chunk, passage, mb);
   pass_ends(false, mb);
-  if (!chunk.has_head && !turns(c, 1)) send(c, passage.hidden.back(), mb, false);
+  if (!chunk.last && !turns(c, 1)) send(c, passage.hidden.back(), mb, false);
 }
 
 void StageWriter::embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb) {
@@ -184,7 +189,7 @@ void StageWriter::embedding_forward(Chunk& chunk, Passage& passage, std::int32_t
             -1,
             mb,
             {part.weights, part.gradients, part.shared, part.shared_gradients,
-             passage.hidden.front(), FrameId(), passage.embedding_saved,
+             chunk.first ? passage.hidden.front() : FrameId(), FrameId(), passage.embedding_saved,
              x_builder.frame(s.local_forward, -1, mb), passage.inputs},
             std::move(x_before_next)};
   x_before_next.clear();
@@ -246,7 +251,7 @@ void StageWriter::head_forward(Chunk& chunk, Passage& passage, std::int32_t mb) 
             -1,
             mb,
             {part.weights, part.gradients, part.shared, part.shared_gradients,
-             passage.hidden.back(), FrameId(), passage.head_saved,
+             chunk.last ? passage.hidden.back() : FrameId(), FrameId(), passage.head_saved,
              x_builder.frame(s.local_forward, -1, mb), passage.inputs, x_scalar_frame},
             std::move(x_before_next)};
   x_before_next.clear();
@@ -265,7 +270,8 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   const bool prefetches = by_units() && x_plan.units.backward_prefetch == Prefetch::kBefore;
   if (prefetches && chunk.layers > 0) open_units(chunk, chunk.layers - 1);
   pass_begins(true, mb, receive_input(c, mb, true));
-  if (chunk.has_head) {
+  const bool shares = x_plan.shares_vocabulary();
+  if (chunk.last && !shares) {
     head_backward(chunk, passage, mb);
     // A table that it shares with the embedding is not final yet, nor does anything lie behind it.
     const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
@@ -282,21 +288,21 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
       reduce_experts_ready(chunk, l, passage.gradient, kReady);
     }
   }
-  if (chunk.has_embedding && !x_model.is_network()) {
+  if (chunk.first && !x_model.is_network() && !shares) {
     embedding_backward(chunk, passage, mb, last);
   } else {
     passage.done_frame = passage.gradient;
     passage.done_event = kReady;
-    finish_pass(chunk, passage.gradient, kReady, last);
+    if (!shares) finish_pass(chunk, passage.gradient, kReady, last);
   }
   pass_ends(true, mb);
-  if (!chunk.has_embedding && turns(c, -1)) {
+  if (!chunk.first && turns(c, -1)) {
     x_turned[mb] = passage.gradient;
-  } else if (!chunk.has_embedding) {
+  } else if (!chunk.first) {
     send(c, passage.gradient, mb, true);
   }
   x_pass_done = StreamWait{StreamId(), passage.done_frame, passage.done_event};
-  if (!x_plan.splits_backward()) x_passages.erase(found);
+  if (!x_plan.splits_backward() && !shares) x_passages.erase(found);
 }
 
 /// What the backward pass of this microbatch left: the gradients of the chunk's matrices. The last
@@ -336,9 +342,11 @@ void StageWriter::head_backward(Chunk& chunk, Passage& passage, std::int32_t mb)
             -1,
             mb,
             {part.weights, part.gradients, part.shared, part.shared_gradients,
-             passage.hidden.back(), passage.gradient, passage.head_saved,
+             chunk.last ? passage.hidden.back() : FrameId(),
+             chunk.last ? passage.gradient : FrameId(), passage.head_saved,
              x_builder.frame(s.local_backward, -1, mb), passage.inputs, x_scalar_frame},
             std::move(x_before_next)};
+  x_head_done = call.frames[kHeadLocal];
   x_before_next.clear();
   bind_part(chunk, -1, &x_head, true, call);
   if (s.weights.valid()) {
@@ -385,12 +393,13 @@ void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_
   const EndSegments& s = *x_embedding_segments;
   const PartFrames& part = chunk.embedding;
   const FrameId local = x_builder.frame(s.local_backward, -1, mb);
-  Call call{s.backward,
-            -1,
-            mb,
-            {part.weights, part.gradients, part.shared, part.shared_gradients, FrameId(),
-             passage.gradient, passage.embedding_saved, local, passage.inputs},
-            std::move(x_before_next)};
+  Call call{
+      s.backward,
+      -1,
+      mb,
+      {part.weights, part.gradients, part.shared, part.shared_gradients, FrameId(),
+       chunk.first ? passage.gradient : FrameId(), passage.embedding_saved, local, passage.inputs},
+      std::move(x_before_next)};
   x_before_next.clear();
   bind_part(chunk, -1, &x_embedding, true, call);
   x_builder.call(std::move(call));

@@ -128,6 +128,9 @@ class StageWriter {
   void weight_gradients(std::int32_t chunk, std::int32_t microbatch, bool last);
   void write_passes();
 
+  // --- A vocabulary on all stages (stage_vocabulary.cpp) ---
+  void vocabulary_pass(const Pass& pass);
+
   // --- Messages between stages (stage_messages.cpp) ---
   struct HeldBack {
     std::int32_t chunk = 0, microbatch = 0;
@@ -310,6 +313,7 @@ class StageWriter {
   /// By whether it is sent, goes up the pipeline and carries gradients.
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
   bool x_joined = false;
+  FrameId x_head_done;                ///< local frame of the head's last backward pass
   StreamWait x_pass_done;             ///< where the event of the last backward or weight pass is
   StreamWait x_joined_done;           ///< for messages that wait for more than their frame
   std::vector<HeldBack> x_held_back;  ///< messages that wait for the end of joined passes

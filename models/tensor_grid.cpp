@@ -11,10 +11,6 @@ constexpr auto kReduce = CollectiveKind::kReduce;
 constexpr auto kGather = CollectiveKind::kAllGather;
 constexpr auto kScatter = CollectiveKind::kReduceScatter;
 
-bool is_table(const Parameter& p) {
-  return p.name == "embedding.tokens" || p.name == "head.output";
-}
-
 /// Matrix `part` of so many that lie one above the other.
 View part_of(const Ref& ref, std::int64_t part, std::int64_t parts) {
   const std::int64_t each = ref.count / parts;
@@ -55,7 +51,7 @@ GridCut grid_cut(const Parameter& p, const Plan& plan) {
     const GridAxes& from = outward ? residual : inner;
     return {q * q, q, from.tokens, from.columns, true};
   }
-  if (is_table(p)) return {q, q, kGridColumn, kGridRow, true};
+  if (p.is_table()) return {q, q, kGridColumn, kGridRow, true};
   return {q, q, kGridRow, kGridColumn, true};
 }
 

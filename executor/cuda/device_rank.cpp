@@ -262,11 +262,12 @@ Status DeviceRank::communicate(const Launch& launch, const Collective& work) {
   DeviceCollective call;
   call.kind = work.kind;
   call.maximum = work.maximum;
-  call.type = launch.x.type_in(0);
+  call.type = launch.x.reads.empty() ? launch.x.type_out(0) : launch.x.type_in(0);
   call.count = work.count;
   call.root = work.root;
-  call.send = launch.x.reads[0].data;
-  call.receive = launch.x.writes[0].data;
+  // Of a broadcast only the root reads, of a reduction only the root writes.
+  call.send = launch.x.reads.empty() ? launch.x.writes[0].data : launch.x.reads[0].data;
+  call.receive = launch.x.writes.empty() ? launch.x.reads[0].data : launch.x.writes[0].data;
   return x_device->collective(launch.stream, x_binding.groups[work.group.index()], call);
 }
 

@@ -236,5 +236,30 @@ TEST(Flops, MatchTheConventions) {
   }
 }
 
+// The vocabulary on all stages, a microbatch of T tokens: every stage reduces and takes broadcasts
+// of T x hidden twice, and sums three fp32 numbers a token; its tables are 1/p of the vocabulary.
+TEST(PipelineVolume, SharedVocabulary) {
+  for (const std::int64_t tensor : {1, 2}) {
+    const Model model = unpadded(small_llama());
+    Plan plan = small_plan(model, {tensor, 4, 1, 1}, 6);
+    plan.schedule = Schedule::kSharedVocabulary;
+    plan.sequence = tensor > 1;
+    const Workload workload = lower(model, plan);
+    const Bytes hidden = 2 * plan.tokens() * model.hidden;
+    for (const Program& program : workload.programs) {
+      const Traffic traffic = traffic_of(program, false);
+      EXPECT_EQ(traffic.of(kStagesGroup, CollectiveKind::kReduce), 6 * 2 * hidden);
+      EXPECT_EQ(traffic.of(kStagesGroup, CollectiveKind::kBroadcast), 6 * 2 * hidden);
+      EXPECT_EQ(traffic.of(kVocabularyGroup, kReduce), 6 * 3 * 4 * plan.tokens());
+      for (const FrameLayout& layout : program.layouts) {
+        for (const Buffer& buffer : layout.buffers) {
+          if (buffer.name != "embedding.tokens" && buffer.name != "head.output") continue;
+          EXPECT_EQ(buffer.count, model.vocabulary / (4 * tensor) * model.hidden);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -73,7 +73,8 @@ void fit_schedule(Model& model, Plan& p) {
   const std::int64_t stages = p.pipeline;
   if (stages == 1) p.virtual_pipeline = 1;
   const bool placed = p.placement() == ChunkPlacement::kRound || stages > 1;
-  if (!placed || (p.ways() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
+  const bool ends = p.shares_vocabulary() && (stages == 1 || model.predict_layers > 0);
+  if (!placed || ends || (p.ways() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
   if (p.ways() == 2) model.tied_embeddings = false;
   std::int64_t m = std::max<std::int64_t>(1, p.microbatches());
   if (p.schedule == Schedule::kDualPipe || p.schedule == Schedule::kDualPipeV) {
@@ -155,10 +156,11 @@ void draw_context(Rng& rng, const Model& model, Plan& p) {
 
 /// Schedules beyond 1F1B, and those that give gradients of weights passes of their own.
 void draw_schedule(Rng& rng, Model& model, Plan& p) {
-  constexpr Schedule kPlain[] = {Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbAuto,
-                                 Schedule::kDualPipe, Schedule::kChimera};
+  constexpr Schedule kPlain[] = {Schedule::kZbH1,    Schedule::kZbH2,
+                                 Schedule::kZbAuto,  Schedule::kDualPipe,
+                                 Schedule::kChimera, Schedule::kSharedVocabulary};
   constexpr Schedule kOfTwo[] = {Schedule::kZbV, Schedule::kDualPipeV};
-  if (p.virtual_pipeline == 1 && rng.below(2) == 0) p.schedule = kPlain[rng.below(5)];
+  if (p.virtual_pipeline == 1 && rng.below(2) == 0) p.schedule = kPlain[rng.below(6)];
   if (p.virtual_pipeline > 1 && rng.below(3) == 0) p.schedule = Schedule::kBreadthFirst;
   if (p.virtual_pipeline == 2 && rng.below(2) == 0) p.schedule = kOfTwo[rng.below(2)];
   p.automatic = {Time{1 + rng.below(9)},
@@ -254,7 +256,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
     p.schedule = Schedule::k1F1B;
     p.pipeline_layout = default_layout(out.model.layers, 1);
   }
-  if (p.ways() == 2) p.schedule = Schedule::k1F1B;
+  if (p.ways() == 2 || p.shares_vocabulary()) p.schedule = Schedule::k1F1B;
   while (p.tensor * p.pipeline * p.data > most_ranks) --p.data;
   p.accelerators = p.tensor * p.pipeline * p.data;
   if (p.data % p.buckets.inner_group != 0) p.buckets.inner_group = 1;
@@ -287,7 +289,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   Plan& p = out.plan;
   p.sharding = rng.below(4) == 0 ? Sharding::kGradients : Sharding::kParameters;
   p.buckets = GradientBuckets();
-  if (p.splits_backward() || p.ways() == 2) {
+  if (p.splits_backward() || p.ways() == 2 || p.shares_vocabulary()) {
     p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
     fit_schedule(out.model, p);
   }
@@ -330,7 +332,7 @@ void draw_experts(Rng& rng, Model& m, Plan& p) {
   e.first_dense = rng.below(3);
   e.step = 1 + rng.below(2);
   e.bias = rng.below(4) == 0;
-  if (!m.tied_embeddings && coin()) m.predict_layers = rng.below(3);
+  if (!m.tied_embeddings && !p.shares_vocabulary() && coin()) m.predict_layers = rng.below(3);
   const std::int64_t ranks = p.accelerators / p.pipeline;
   p.experts.expert = std::int64_t{1} << rng.below(5);
   while (ranks % p.experts.expert != 0 || e.count % p.experts.expert != 0) p.experts.expert /= 2;

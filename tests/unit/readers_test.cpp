@@ -180,11 +180,22 @@ TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {
 }
 
 TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
-  const std::vector<std::string> runs = {"{\"schedule\":\"3f1b\"}",
-                                         "{\"schedule\":\"1f1b-interlaced\"}"};
-  for (const std::string& run : runs) {
-    expect_error(plan_of(run, 2), {"not modelled yet"}, ErrorKind::kUnsupported);
-  }
+  expect_error(plan_of("{\"schedule\":\"3f1b\"}", 2), {"not modelled yet"},
+               ErrorKind::kUnsupported);
+}
+
+TEST(ReadPlan, SharedVocabularyThatDoesNotFit) {
+  const auto with = [](const std::string& more, std::int64_t pipeline = 2) {
+    return plan_of("{\"schedule\":\"1f1b-interlaced\",\"parallel\":{\"pipeline\":" +
+                       std::to_string(pipeline) + "},\"batch\":{\"global\":8}" + more + "}",
+                   4);
+  };
+  EXPECT_TRUE(with("").ok());
+  expect_error(with("", 1), {"/schedule", "1f1b-interlaced needs pipeline > 1"});
+  expect_error(with(",\"sharding\":{\"level\":\"gradients\"}"), {"/sharding/level", "all stages"},
+               ErrorKind::kUnsupported);
+  expect_error(with(",\"sharding\":{\"level\":\"none\"},\"gradients\":{\"no_sync\":false}"),
+               {"/gradients", "every microbatch"}, ErrorKind::kUnsupported);
 }
 
 // What schedules of two pipelines or of a V need, and what they do not go with.

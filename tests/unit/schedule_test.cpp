@@ -72,7 +72,8 @@ std::int64_t in_flight(const std::vector<Pass>& passes) {
   std::int64_t most = 0;
   for (const Pass& pass : passes) {
     if (pass.kind == PassKind::kForward) most = std::max(most, ++now);
-    if (pass.kind == PassKind::kWeightGradients) --now;
+    const bool whole = pass.kind == PassKind::kBackward;
+    if (whole || pass.kind == PassKind::kWeightGradients) --now;
   }
   return most;
 }
@@ -88,6 +89,8 @@ bool possible(Schedule schedule, std::int64_t p, std::int64_t m) {
       return p % 2 == 0 && m % 2 == 0 && m >= 2 * p;
     case Schedule::kChimera:
       return p % 2 == 0 && m % 2 == 0;
+    case Schedule::kSharedVocabulary:
+      return p > 1;
     default:
       return true;
   }
@@ -106,6 +109,8 @@ std::int64_t most_in_flight(Schedule schedule, std::int64_t p, std::int64_t m) {
       return p + 1;
     case Schedule::kDualPipeV:
       return 2 * p + 1;
+    case Schedule::kSharedVocabulary:
+      return std::min(m, 3 * p / 2);
     default:
       return -1;
   }
@@ -121,7 +126,8 @@ void expect_runs_through(Schedule schedule, std::int64_t p, std::int64_t m) {
   ASSERT_TRUE(status.ok()) << status.error().message;
   const std::int64_t most = most_in_flight(schedule, p, m);
   if (most < 0) return;
-  const bool uneven = plan.ways() == 2 || schedule == Schedule::kDualPipeV;
+  const bool uneven = plan.ways() == 2 || schedule == Schedule::kDualPipeV ||
+                      schedule == Schedule::kSharedVocabulary;
   std::int64_t found = 0;
   for (const auto& list : passes) {
     const std::int64_t here = in_flight(list);
@@ -139,7 +145,7 @@ TEST(Schedule, AllRunThrough) {
       for (const Schedule schedule :
            {Schedule::kGpipe, Schedule::k1F1B, Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
             Schedule::kZbAuto, Schedule::kDualPipe, Schedule::kDualPipeV, Schedule::kChimera,
-            Schedule::kBreadthFirst}) {
+            Schedule::kBreadthFirst, Schedule::kSharedVocabulary}) {
         if (possible(schedule, p, m)) expect_runs_through(schedule, p, m);
       }
     }
