@@ -85,13 +85,14 @@ Ref LinearParts::row_input_gradient(SegmentWriter& w, const std::string& name, c
               {copies.rows.view(), matrix}, {d_in.view()});
     return copies.columns;
   }
-  const Ref part = x_quantizer.cast_rows(w, name, d, x_rows);
+  const Quantizer::Copies own = x_quantizer.cast_own(w, name, d, x_rows);
+  const Ref& part = own.rows;
   const Ref full = temporary(w, name + " d gathered", part.count * x_plan.tensor, part.dtype);
   const Gemm gemm = of_linear(l, input_gradient_gemm(x_plan, x_rows, l.out, l.in), true);
   ring_gather(w, name + ".gather", part, full, [&](std::int64_t hops, const View& in) {
     w.compute(name + ".input_gradient", gemm, {in, matrix}, {member(d_in, hops)});
   });
-  return x_quantizer.turned(w, name, full, x_tokens);
+  return x_quantizer.all_columns(w, name, own, full, x_tokens);
 }
 
 View LinearParts::member(const Ref& all, std::int64_t hops) const {

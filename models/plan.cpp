@@ -164,6 +164,7 @@ class PlanReader {
     p.compute = types[std::min(choice, 3)];
     p.matrix = choice == 1 ? DType::kTf32 : p.compute;
     p.linear = choice < 4 ? p.matrix : choice == 7 ? DType::kFp4 : DType::kFp8;
+    p.blocks = choice > 4;
     p.master = choice > 1;
     using Stored = GradientKeys::Stored;
     const bool adds_up = x_plan.pipeline > 1 && p.compute == DType::kBf16;
@@ -259,7 +260,10 @@ class PlanReader {
       int recipe = 0;
       r.read_choice("fp8_recipe", recipe,
                     {"delayed", "current", "tensorwise", "rowwise", "blockwise"});
-      x_plan.precision.current_scaling = recipe == 1 || recipe == 2;
+      // nvfp4's blocks have a scale of the whole tensor above them.
+      Precision& p = x_plan.precision;
+      p.current_scaling = recipe == 1 || recipe == 2 || p.linear == DType::kFp4;
+      p.blocks |= recipe == 4;
       int optimizer = 1;
       r.read_choice("optimizer", optimizer,
                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});

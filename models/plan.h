@@ -127,6 +127,7 @@ struct Precision {
       DType::kBf16;  ///< arithmetic of GEMMs: tf32 where compute is fp32 and it is asked for
   DType linear = DType::kBf16;   ///< operands of the layers' GEMMs: fp8 or fp4, else `matrix`
   bool current_scaling = false;  ///< low precision: a pass for the largest value before each cast
+  bool blocks = false;           ///< low precision: scaled by blocks, not by whole tensors or rows
   bool low() const { return bits_of(linear) < 16; }
   bool operator==(const Precision&) const = default;
 };

@@ -110,18 +110,24 @@ Quantizer::Copies Quantizer::gradient(SegmentWriter& w, const std::string& name,
   return out;
 }
 
-Ref Quantizer::cast_rows(SegmentWriter& w, const std::string& name, const Ref& d,
-                         std::int64_t rows) {
-  if (!low()) return d;
-  const Ref out = local(name + " d by rows", x_plan.precision.linear, d.count);
-  quantize(w, name + ".quantize_gradient", d, rows, out, Ref{});
+Quantizer::Copies Quantizer::cast_own(SegmentWriter& w, const std::string& name, const Ref& d,
+                                      std::int64_t rows) {
+  if (!low()) return {d, Ref()};
+  const DType type = x_plan.precision.linear;
+  Copies out = {local(name + " d by rows", type, d.count), Ref()};
+  if (x_plan.precision.blocks) out.columns = local(name + " d own columns", type, d.count);
+  quantize(w, name + ".quantize_gradient", d, rows, out.rows, out.columns);
   return out;
 }
 
-Ref Quantizer::turned(SegmentWriter& w, const std::string& name, const Ref& full,
-                      std::int64_t rows) {
+Ref Quantizer::all_columns(SegmentWriter& w, const std::string& name, const Copies& own,
+                           const Ref& full, std::int64_t rows) {
   if (!low()) return full;
   const Ref out = local(name + " d by columns", full.dtype, full.count);
+  if (own.columns.valid()) {
+    w.collective(name + ".gather_columns", gather_of(out), {own.columns.view()}, {out.view()});
+    return out;
+  }
   w.compute(name + ".turn_gradient",
             kernel_of(KernelKind::kQuantize, rows, full.count / rows, x_plan.precision.compute),
             {full.view()}, {out.view()});
@@ -130,10 +136,10 @@ Ref Quantizer::turned(SegmentWriter& w, const std::string& name, const Ref& full
 
 Quantizer::Copies Quantizer::gathered_gradient(SegmentWriter& w, const std::string& name,
                                                const Ref& d, std::int64_t rows) {
-  const Ref part = cast_rows(w, name, d, rows);
-  const Ref full = local(name + " d gathered", part.dtype, d.count * x_plan.tensor);
-  w.collective(name + ".gather", gather_of(full), {part.view()}, {full.view()});
-  return {full, turned(w, name, full, rows * x_plan.tensor)};
+  const Copies own = cast_own(w, name, d, rows);
+  const Ref full = local(name + " d gathered", own.rows.dtype, d.count * x_plan.tensor);
+  w.collective(name + ".gather", gather_of(full), {own.rows.view()}, {full.view()});
+  return {full, all_columns(w, name, own, full, rows * x_plan.tensor)};
 }
 
 void Quantizer::declare_weights(LayoutWriter& forward, LayoutWriter& backward) {

@@ -4,7 +4,9 @@
 // parallelism, for the gather before it), by columns for the GEMM of the weight gradient; the
 // latter is what is kept for the backward pass. A gradient is cast likewise. Weights are cast once
 // a step into two copies that stay, or, where they are gathered for every pass, in every pass.
-// Scaling by the tensor's current maximum reads the tensor once more before the cast. The router of
+// Scaling by the tensor's current maximum (nvfp4's second scale too) reads the tensor once more
+// before the cast. Scaled by tensor, one copy of a gradient is gathered and turned into the other;
+// blocks run along what a GEMM sums over, so both copies are gathered (Transformer Engine). The router of
 // experts is not cast; the experts' tokens are, once they lie by experts: dispatch carries them in
 // the compute type.
 //
@@ -56,13 +58,15 @@ class Quantizer {
   };
   Copies gradient(SegmentWriter& w, const std::string& name, const Ref& weight, const Ref& d,
                   std::int64_t rows);
-  /// Of a gradient of `rows` rows that ranks hold by tokens: cast, gathered, turned by columns.
+  /// Of a gradient of `rows` rows that ranks hold by tokens: cast and gathered.
   Copies gathered_gradient(SegmentWriter& w, const std::string& name, const Ref& d,
                            std::int64_t rows);
-  /// The first and the last step of it: cast by rows, and all `rows` of it turned by columns. In
-  /// 16 bits and more they are what is given.
-  Ref cast_rows(SegmentWriter& w, const std::string& name, const Ref& d, std::int64_t rows);
-  Ref turned(SegmentWriter& w, const std::string& name, const Ref& full, std::int64_t rows);
+  /// The steps before and after the gather of the copy by rows: the casts of the rank's own rows,
+  /// and the copy by columns of all `rows`, gathered or turned from `full`. In 16 bits and more
+  /// they are what is given.
+  Copies cast_own(SegmentWriter& w, const std::string& name, const Ref& d, std::int64_t rows);
+  Ref all_columns(SegmentWriter& w, const std::string& name, const Copies& own, const Ref& full,
+                  std::int64_t rows);
   Collective gather_of(const Ref& full) const {
     return Collective{CollectiveKind::kAllGather, x_tensor, full.count, full.dtype, false};
   }

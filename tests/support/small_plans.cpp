@@ -222,6 +222,7 @@ Drawn draw_plan(Rng& rng) {
   if (rng.below(4) == 0) {
     p.precision.linear = rng.below(4) == 0 ? DType::kFp4 : DType::kFp8;
     p.precision.current_scaling = rng.below(2) == 0;
+    p.precision.blocks = rng.below(2) == 0;
   }
   draw_schedule(rng, out.model, p);
   p.host_waits = static_cast<HostWaits>(rng.below(4));
