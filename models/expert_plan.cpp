@@ -79,7 +79,31 @@ void read_expert_module(JsonReader& reader, const std::string& name, const Model
   }
 }
 
+namespace {
+
+/// What passes that hide each other's exchanges do not go with.
+void check_paired(JsonReader& run, const Model& model, const Plan& plan) {
+  if (!plan.overlap.passes) return;
+  if (!model.has_experts()) return run.fail("overlap/passes", "the model has no experts");
+  // Without chunks a stage's pair would begin when its neighbour's ends: half of the time is lost.
+  const bool alone = plan.schedule == Schedule::k1F1B && plan.pipeline == 1;
+  if (!alone && (plan.schedule != Schedule::kInterleaved || plan.virtual_pipeline == 1)) {
+    return run.fail("overlap/passes",
+                    "pairs the passes of interleaved-1f1b with virtual_pipeline > 1, or of one "
+                    "stage; dualpipe pairs its own");
+  }
+  if (plan.by_units() || plan.offload.activation_layers > 0) {
+    run.fail("overlap/passes",
+             "with sharded gradients or parameters and with activations on the host is not "
+             "modelled yet",
+             ErrorKind::kUnsupported);
+  }
+}
+
+}  // namespace
+
 void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
+  check_paired(run, model, plan);
   const std::int64_t expert = plan.experts.expert;
   const std::int64_t cut = plan.experts.tensor;
   const auto refuse = [&run](const char* place, const std::string& message,

@@ -229,6 +229,7 @@ class PlanReader {
       r.read("gradient_reduce", x_plan.overlap.gradient_reduce);
       r.read("parameter_gather", x_plan.overlap.parameter_gather);
       r.read("expert", x_plan.overlap.expert);
+      r.read("passes", x_plan.overlap.passes);
     });
   }
 
@@ -260,8 +261,7 @@ class PlanReader {
       int recipe = 0;
       r.read_choice("fp8_recipe", recipe,
                     {"delayed", "current", "tensorwise", "rowwise", "blockwise"});
-      // nvfp4's blocks have a scale of the whole tensor above them.
-      Precision& p = x_plan.precision;
+      Precision& p = x_plan.precision;  // nvfp4's blocks have a scale of the whole tensor above
       p.current_scaling = recipe == 1 || recipe == 2 || p.linear == DType::kFp4;
       p.blocks |= recipe == 4;
       int optimizer = 1;
@@ -296,8 +296,7 @@ class PlanReader {
     x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});
   }
 
-  // --- What cannot be
-  // ------------------------------------------------------------------------------
+  // --- What cannot be ---
   void refuse(const char* place, const std::string& message, ErrorKind kind = ErrorKind::kInput) {
     x_reader.fail(place, message, kind);
   }

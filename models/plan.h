@@ -156,6 +156,7 @@ struct Overlap {
   bool gradient_reduce = false;
   bool parameter_gather = false;
   bool expert = false;  ///< shared experts beside the exchanges of tokens
+  bool passes = false;  ///< exchanges of a pass beside another microbatch's: models/stage_weave.cpp
   bool operator==(const Overlap&) const = default;
 };
 
@@ -275,6 +276,10 @@ struct Plan {
     if (way == 1) return pipeline - 1 - chunk;
     const bool up = placement() == ChunkPlacement::kV && chunk >= pipeline;
     return up ? 2 * pipeline - 1 - chunk : chunk % pipeline;
+  }
+  /// Passes that run as one hide each other's exchanges of tokens.
+  bool weaves() const {
+    return overlap.passes || schedule == Schedule::kDualPipe || schedule == Schedule::kDualPipeV;
   }
   /// Every stage holds a part of the vocabulary: models/stage_vocabulary.cpp.
   bool shares_vocabulary() const { return schedule == Schedule::kSharedVocabulary; }

@@ -6,9 +6,9 @@
 // a step into two copies that stay, or, where they are gathered for every pass, in every pass.
 // Scaling by the tensor's current maximum (nvfp4's second scale too) reads the tensor once more
 // before the cast. Scaled by tensor, one copy of a gradient is gathered and turned into the other;
-// blocks run along what a GEMM sums over, so both copies are gathered (Transformer Engine). The router of
-// experts is not cast; the experts' tokens are, once they lie by experts: dispatch carries them in
-// the compute type.
+// blocks run along what a GEMM sums over, so both copies are gathered (Transformer Engine). The
+// router of experts is not cast; the experts' tokens are, once they lie by experts: dispatch
+// carries them in the compute type.
 //
 // Left out: the scales themselves (4 bytes for 128 elements by block, 1 byte for 16 or 32 in the
 // mx formats), the history of maxima of delayed scaling and its reduction, which is a few kilobytes

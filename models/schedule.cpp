@@ -162,7 +162,7 @@ std::vector<Pass> shared_vocabulary(std::int64_t stage, std::int64_t p, std::int
 
 /// gpipe, 1f1b and interleaved-1f1b: `warmup` forwards, then a forward and a backward in turn.
 std::vector<Pass> in_turn(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
-                          std::int64_t v, std::int64_t microbatches) {
+                          std::int64_t v, std::int64_t microbatches, bool paired) {
   const std::int64_t total = microbatches * v;
   const auto pass = [&](std::int64_t k, bool backward) {
     if (v > 1) return interleaved_pass(k, pipeline, v, backward);
@@ -174,11 +174,13 @@ std::vector<Pass> in_turn(Schedule schedule, std::int64_t stage, std::int64_t pi
     warmup = std::min(2 * (pipeline - stage - 1) + (v - 1) * pipeline, total);
     if (microbatches == pipeline) warmup = total;
   }
+  if (paired) warmup = std::min(warmup + 1, total);
   if (schedule == Schedule::kGpipe) warmup = total;
   std::vector<Pass> out;
   for (std::int64_t k = 0; k < warmup; ++k) out.push_back(pass(k, false));
   for (std::int64_t k = warmup; k < total; ++k) {
     out.push_back(pass(k, false));
+    out.back().joined = paired;
     out.push_back(pass(k - warmup, true));
   }
   if (schedule == Schedule::kGpipe) {
@@ -192,7 +194,8 @@ std::vector<Pass> in_turn(Schedule schedule, std::int64_t stage, std::int64_t pi
 }  // namespace
 
 std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
-                                  std::int64_t virtual_pipeline, std::int64_t microbatches) {
+                                  std::int64_t virtual_pipeline, std::int64_t microbatches,
+                                  bool paired) {
   const std::int64_t below = pipeline - stage - 1;
   switch (schedule) {
     case Schedule::kZbH1:
@@ -208,9 +211,9 @@ std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::in
     case Schedule::kBreadthFirst:
       return breadth_first(virtual_pipeline, microbatches);
     case Schedule::kInterleaved:
-      return in_turn(schedule, stage, pipeline, virtual_pipeline, microbatches);
+      return in_turn(schedule, stage, pipeline, virtual_pipeline, microbatches, paired);
     default:
-      return in_turn(schedule, stage, pipeline, 1, microbatches);
+      return in_turn(schedule, stage, pipeline, 1, microbatches, paired);
   }
 }
 
@@ -226,7 +229,7 @@ std::vector<std::vector<Pass>> passes_of(const Plan& plan) {
   std::vector<std::vector<Pass>> out;
   for (std::int64_t s = 0; s < plan.pipeline; ++s) {
     out.push_back(schedule_passes(plan.schedule, s, plan.pipeline, plan.virtual_pipeline,
-                                  plan.microbatches()));
+                                  plan.microbatches(), plan.overlap.passes));
   }
   return out;
 }

@@ -16,6 +16,9 @@ namespace foretrain {
 /// 1f1b: min(p - stage - 1, m) forwards, then one forward and one backward in turn (Narayanan et
 /// al. 2019). interleaved-1f1b: chunks take turns every p microbatches; 2 (p - stage - 1) + (v - 1)
 /// p forwards first, all when m = p (Narayanan et al. 2021; the warm-up of Megatron-LM).
+/// `paired` (interleaved-1f1b, or one stage): one forward pass more first, so that the forward and
+/// the backward pass of a turn do not need each other and run as one (Megatron-LM,
+/// --overlap-moe-expert-parallel-comm).
 /// bfs: all microbatches of a chunk before the next chunk, backward likewise (Lamy-Poirier, arXiv
 /// 2211.05953).
 ///
@@ -35,10 +38,11 @@ namespace foretrain {
 /// dualpipev, dualpipe (DeepSeek-AI, arXiv 2412.19437 and github.com/deepseek-ai/DualPipe): chunks
 /// in the shape of a V, or a V from each side with a copy of the parameters for each. A forward
 /// pass and the backward pass of another microbatch go as one; only the first and the last backward
-/// passes leave their gradients of weights for later. Left out: what the two overlap, so that a
-/// pair takes as long as both.
+/// passes leave their gradients of weights for later. What the two overlap: the exchanges of
+/// experts (models/stage_weave.cpp).
 std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
-                                  std::int64_t virtual_pipeline, std::int64_t microbatches);
+                                  std::int64_t virtual_pipeline, std::int64_t microbatches,
+                                  bool paired = false);
 
 /// The lists of every stage for zb-v or chimera, from a run in which every pass takes one unit of
 /// time and every stage always takes the first pass that it can.

@@ -1,4 +1,4 @@
-// Messages between stages, what the host waits for, and passes that run as one.
+// Messages between stages, and what the host waits for.
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -85,35 +85,6 @@ FrameId StageWriter::receive_input(std::int32_t c, std::int32_t mb, bool gradien
   const FrameId frame = gradient ? passage.gradient : passage.hidden.front();
   if (!known) receive(c, frame, mb, gradient);
   return frame;
-}
-
-/// From `first` on passes are joined: what all of them begin with must be there before the first,
-/// and what they send waits for the last.
-void StageWriter::joined_begin(const std::vector<Pass>& list, std::size_t first) {
-  x_joined = true;
-  for (std::size_t i = first; i < list.size(); ++i) {
-    const Pass& pass = list[i];
-    const bool gradient = pass.kind != PassKind::kForward;
-    if (pass.kind != PassKind::kWeightGradients) {
-      const FrameId frame = receive_input(pass.chunk, pass.microbatch, gradient);
-      if (frame.valid() && i > first) {
-        x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kReady});
-      }
-    }
-    if (!pass.joined) return;
-  }
-}
-
-/// What waited for the end of joined passes is sent once compute is done with all of them.
-void StageWriter::joined_end() {
-  x_joined = false;
-  if (x_held_back.empty()) return;
-  x_joined_done = StreamWait{StreamId(), x_pass_done.frame, x_pass_done.event};
-  for (const HeldBack& held : x_held_back) {
-    send(held.chunk, held.frame, held.microbatch, held.gradient);
-  }
-  x_joined_done = StreamWait();
-  x_held_back.clear();
 }
 
 /// `arrived`: the frame that this pass received, if any.

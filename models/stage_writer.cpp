@@ -36,6 +36,10 @@ void StageWriter::write_passes() {
   for (std::size_t i = 0; i < list.size(); ++i) {
     const Pass& pass = list[i];
     if (pass.joined && (i == 0 || !list[i - 1].joined)) joined_begin(list, i);
+    if (x_joined) {
+      x_joined_begins.emplace_back(x_builder.program().calls.size(),
+                                   pass.kind == PassKind::kForward);
+    }
     const auto c = static_cast<std::size_t>(pass.chunk);
     switch (pass.kind) {
       case PassKind::kForward:

@@ -128,6 +128,15 @@ class StageWriter {
   void weight_gradients(std::int32_t chunk, std::int32_t microbatch, bool last);
   void write_passes();
 
+  // --- Passes that run as one (stage_weave.cpp) ---
+  using Blocks = std::vector<std::vector<Call>>;
+  void joined_begin(const std::vector<Pass>& list, std::size_t first);
+  void joined_end();
+  bool waits_for_tokens(const Segment& segment, const Op& op) const;
+  const std::vector<SegmentId>& blocks_of(SegmentId id);
+  std::vector<Blocks> in_blocks(std::vector<Call> calls);
+  void weave();
+
   // --- A vocabulary on all stages (stage_vocabulary.cpp) ---
   void vocabulary_pass(const Pass& pass);
 
@@ -145,8 +154,6 @@ class StageWriter {
     const std::int64_t at = x_plan.chunk_at(x_stage, chunk);
     return x_plan.placement() == ChunkPlacement::kV && x_plan.stage_of(at + step) == x_stage;
   }
-  void joined_begin(const std::vector<Pass>& list, std::size_t first);
-  void joined_end();
   void pass_begins(bool backward, std::int32_t mb, FrameId arrived);
   void pass_ends(bool backward, std::int32_t mb);
   void wait_on_host(bool backward, std::int32_t mb, FrameId arrived);
@@ -313,6 +320,9 @@ class StageWriter {
   /// By whether it is sent, goes up the pipeline and carries gradients.
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
   bool x_joined = false;
+  /// First call of each of the joined passes, and whether it is a forward pass.
+  std::vector<std::pair<std::size_t, bool>> x_joined_begins;
+  std::map<SegmentId, std::vector<SegmentId>> x_blocks_of;
   FrameId x_head_done;                ///< local frame of the head's last backward pass
   StreamWait x_pass_done;             ///< where the event of the last backward or weight pass is
   StreamWait x_joined_done;           ///< for messages that wait for more than their frame

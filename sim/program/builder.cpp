@@ -1,6 +1,7 @@
 #include "sim/program/builder.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "sim/base/check.h"
 
@@ -202,6 +203,14 @@ SegmentId ProgramBuilder::segment(Segment segment) {
     op.work = work(kernel);
   }
   return push_id<SegmentId>(x_program.segments, std::move(segment));
+}
+
+std::vector<Call> ProgramBuilder::take_calls(std::size_t first) {
+  const auto begin = x_program.calls.begin() + static_cast<std::ptrdiff_t>(first);
+  std::vector<Call> out(std::make_move_iterator(begin),
+                        std::make_move_iterator(x_program.calls.end()));
+  x_program.calls.erase(begin, x_program.calls.end());
+  return out;
 }
 
 Program ProgramBuilder::build() && {

@@ -28,6 +28,8 @@ class ProgramBuilder {
   SegmentId segment(Segment segment);
   WorkId work(Work work);
   void call(Call call) { x_program.calls.push_back(std::move(call)); }
+  /// Takes back all calls from number `first` on, to be made in another order.
+  std::vector<Call> take_calls(std::size_t first);
 
   void batch(const Batch& batch) { x_program.batch = batch; }
 

@@ -243,6 +243,7 @@ const BadSet kUnsupported[] = {
     {"kernels.context=ring", {"/kernels/context", "parallel.context > 1"}},
     {"kernels.fp8_recipe=delayed", {"/kernels/fp8_recipe", "fp8 precision"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
+    {"overlap.passes=true", {"/overlap/passes", "no experts"}},
     {"schedule=3f1b", {"/schedule", "\"3f1b\"", "not modelled yet"}},
     {"schedule=chimera", {"/schedule", "a tied embedding", "two copies", "chimera"}},
     {"schedule={\"name\":\"zb-1p\"}", {"/schedule/name", "\"zb-1p\"", "zb-auto"}},

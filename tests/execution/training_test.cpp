@@ -300,6 +300,30 @@ TEST(ExpertParallel, TrainsAsOneRank) {
   }
 }
 
+// Passes that hide each other's exchanges: pairs of one stage, of stages and chunks, of DualPipe.
+TEST(PairedPasses, TrainAsOneRank) {
+  Model model = tiny_moe();
+  model.tied_embeddings = false;
+  struct Case {
+    Degrees degrees;
+    Schedule schedule;
+  };
+  for (const Case& c :
+       {Case{{1, 1, 1, 2}, Schedule::k1F1B}, Case{{1, 2, 1, 2}, Schedule::k1F1B},
+        Case{{1, 2, 2, 2}, Schedule::kInterleaved}, Case{{1, 2, 1, 2}, Schedule::kDualPipe}}) {
+    for (const bool recompute : {false, true}) {
+      Plan plan = in_fp32(small_plan(model, c.degrees, 4));
+      plan.schedule = c.schedule;
+      plan.sequence_length = 16;
+      plan.experts.expert = 2;
+      plan.overlap.passes = c.schedule != Schedule::kDualPipe;
+      plan.overlap.expert = recompute;
+      plan.recompute.layer = recompute;
+      expect_as_one_rank(model, plan);
+    }
+  }
+}
+
 /// What the host backend says of the plan.
 std::string refusal(const Model& model, const Plan& plan) {
   const Status status = check_executable(lower(model, in_fp32(plan)));

@@ -17,7 +17,9 @@
 #include "sim/base/file.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
+#include "tests/support/recording.h"
 #include "tests/support/small_plans.h"
+#include "tests/support/test_prices.h"
 
 namespace foretrain {
 namespace {
@@ -137,6 +139,37 @@ TEST(ExpertOverlap, SharedExpertsRunBesideTheExchanges) {
                 (Names{"moe.shared.up.input_gradient", "moe.shared.up.weight_gradient"}));
     }
   }
+}
+
+/// How much longer a step takes with a microbatch more.
+std::int64_t marginal(const Model& model, Plan plan, const Rates& rates) {
+  std::array<std::int64_t, 2> steps{};
+  for (std::size_t i = 0; i < 2; ++i) {
+    plan.global_batch = plan.data * static_cast<std::int64_t>(8 + i);
+    TestPrices prices(rates);
+    const Workload workload = lower(model, plan);
+    EXPECT_TRUE(verify(workload).ok()) << verify(workload).error().message;
+    const Result<Replayed> result = replay_all(workload, prices, false);
+    EXPECT_TRUE(result.ok());
+    if (result.ok()) steps.at(i) = result.value().replay.end.ps;
+  }
+  return steps[1] - steps[0];
+}
+
+// A forward and a backward pass that run as one hide each other's exchanges, as long as these are
+// shorter than what stands beside them; alone each exchange is paid for.
+TEST(PairedPasses, HideTheExchanges) {
+  const Model model = all_sparse();
+  Plan plan = expert_plan(model, {1, 1, 1, 2}, 2);
+  plan.experts.routing = Routing::kCapacity;  // no counts to wait for
+  Rates rates;
+  rates.kiloflop = 11;
+  rates.kilobyte = 50;
+  const std::int64_t compute = marginal(model, plan, rates);
+  rates.link_kilobyte = 20;
+  EXPECT_GT(marginal(model, plan, rates), compute);
+  plan.overlap.passes = true;
+  EXPECT_EQ(marginal(model, plan, rates), compute);
 }
 
 TEST(ExpertStates, BytesOfARank) {

@@ -76,6 +76,8 @@ void fit_schedule(Model& model, Plan& p) {
   const bool ends = p.shares_vocabulary() && (stages == 1 || model.predict_layers > 0);
   if (!placed || ends || (p.ways() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
   if (p.ways() == 2) model.tied_embeddings = false;
+  if (p.schedule != Schedule::k1F1B && p.schedule != Schedule::kInterleaved)
+    p.overlap.passes = false;
   std::int64_t m = std::max<std::int64_t>(1, p.microbatches());
   if (p.schedule == Schedule::kDualPipe || p.schedule == Schedule::kDualPipeV) {
     m = std::max(m, 2 * stages);
@@ -342,6 +344,8 @@ void draw_experts(Rng& rng, Model& m, Plan& p) {
   p.experts.dispatcher = static_cast<Dispatcher>(rng.below(4));
   p.experts.routing = static_cast<Routing>(rng.below(3));
   if (p.experts.routing != Routing::kBalanced) p.experts.factor = coin() ? 1 : 1.5;
+  p.overlap.passes = !p.by_units() && p.offload.activation_layers == 0 && coin();
+  fit_schedule(m, p);
   Recompute& r = p.recompute;
   r.moe = rng.below(4) == 0;
   r.expert_activation = rng.below(3) == 0;
@@ -436,8 +440,8 @@ std::string describe(const Model& model, const Plan& plan) {
       " compression " + n(static_cast<int>(plan.buckets.compression)) + " order " +
       plan.rank_order.front() + " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap";
   const Overlap& o = plan.overlap;
-  out += flags(
-      {o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather, o.expert});
+  out += flags({o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather,
+                o.expert, o.passes});
   const Recompute& r = plan.recompute;
   out += " recompute" + flags({r.layer, r.attention, r.norm, r.mlp, r.activation});
   out += " layout";

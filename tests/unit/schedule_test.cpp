@@ -152,6 +152,25 @@ TEST(Schedule, AllRunThrough) {
   }
 }
 
+// A forward and a backward pass that run as one do not need each other, on any stage.
+TEST(Schedule, PairsRunThrough) {
+  for (std::int64_t p = 1; p <= 6; ++p) {
+    for (std::int64_t m = 1; m <= 20; ++m) {
+      for (std::int64_t v = 1; v <= 3; ++v) {
+        if (v > 1 && (p == 1 || m % p != 0)) continue;
+        Plan plan = plan_of(v > 1 ? Schedule::kInterleaved : Schedule::k1F1B, p, v, m);
+        plan.overlap.passes = true;
+        const auto passes = passes_of(plan);
+        const Status status = check_passes(plan, passes);
+        ASSERT_TRUE(status.ok()) << p << " " << v << " " << m << " " << status.error().message;
+        if (v == 1 && m > p) {
+          EXPECT_EQ(in_flight(passes.front()), p + 1);
+        }
+      }
+    }
+  }
+}
+
 /// The most microbatches of activations that a stage keeps, of which the weights' gradients need
 /// `share`.
 double most_kept(const std::vector<Pass>& passes, double share) {
