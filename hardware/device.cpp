@@ -70,7 +70,7 @@ std::string_view name_of(Architecture architecture) {
 
 double power_factor(const DeviceSpec& device) {
   if (device.power_limit_w <= 0 || device.power_limit_w >= device.power_w) return 1;
-  return std::pow(device.power_limit_w / device.power_w, 0.556);
+  return std::pow(device.power_limit_w / device.power_w, 0.568);
 }
 
 double sustained_factor(const DeviceSpec& device) { return device.slowest * power_factor(device); }
