@@ -45,10 +45,10 @@ class EmbeddingWriter : EndWriter {
     return view;
   }
 
-  void write_forward(SegmentWriter& w) {
+  /// What all ranks look up, summed; none where the sum goes to another stage. `more` follows it.
+  Ref look_up(SegmentWriter& w, bool more) {
     const Ref out = hidden(kEmbeddingHidden);
     const std::int64_t full = x_tokens * x_hidden;
-    const bool more = positions() || x_model.embedding_norm || x_dropout > 0;
     const Ref looked_up = cut() || more ? temp(x_forward, "embedded tokens", full) : out;
     w.compute("embedding.tokens", vocabulary_kernel(KernelKind::kEmbedding, x_tokens, x_hidden),
               {weight("embedding.tokens").view(), tokens()}, {looked_up.view()});
@@ -56,7 +56,7 @@ class EmbeddingWriter : EndWriter {
     if (x_plan.shares_vocabulary()) {
       if (x_at_end) joined = partial() || more ? temp(x_forward, "embedded in all", full) : out;
       const EventRef there = to_end(w, "embedding.stages.reduce", 0, looked_up, joined);
-      if (!x_at_end) return;
+      if (!x_at_end) return {};
       if (partial() || more) w.wait(there);
     }
     if (partial()) {
@@ -68,6 +68,14 @@ class EmbeddingWriter : EndWriter {
                over_tensor(kind, full, x_plan.precision.compute), parts, joined);
       if (more) w.wait(reduced);
     }
+    return joined;
+  }
+
+  void write_forward(SegmentWriter& w) {
+    const Ref out = hidden(kEmbeddingHidden);
+    const bool more = positions() || x_model.embedding_norm || x_dropout > 0;
+    Ref joined = look_up(w, more);
+    if (!x_at_end) return;
     if (positions()) {
       Ref sum = out;
       if (x_model.embedding_norm || x_dropout > 0) {

@@ -128,6 +128,10 @@ void StageWriter::write_segments() {
     end->inputs = x_inputs;
     end->scalars = x_scalars;
   }
+  write_end_parameters();
+}
+
+void StageWriter::write_end_parameters() {
   x_embedding.at_end = holds(0);
   x_head.at_end = holds(x_plan.chunks() - 1);
   const bool shares = x_plan.shares_vocabulary();

@@ -82,9 +82,9 @@ const std::vector<SegmentId>& StageWriter::blocks_of(SegmentId id) {
 
 /// The calls of a pass, by layer with exchanges, in blocks. What stands between two such layers
 /// goes with the first block of the second.
-std::vector<StageWriter::Blocks> StageWriter::in_blocks(std::vector<Call> calls) {
+std::vector<StageWriter::Blocks> StageWriter::in_blocks(const std::vector<Call>& calls) {
   std::vector<Blocks> out(1, Blocks(1));
-  for (Call& call : calls) {
+  for (const Call& call : calls) {
     const std::vector<SegmentId>& parts = blocks_of(call.segment);
     for (std::size_t k = 0; k < parts.size(); ++k) {
       if (k > 0) out.back().emplace_back();
@@ -112,8 +112,7 @@ void StageWriter::weave() {
       passes[begins[p].second ? 1 : 0].push_back(std::move(calls[c]));
     }
   }
-  const std::array<std::vector<Blocks>, 2> layers = {in_blocks(std::move(passes[0])),
-                                                     in_blocks(std::move(passes[1]))};
+  const std::array<std::vector<Blocks>, 2> layers = {in_blocks(passes[0]), in_blocks(passes[1])};
   const std::size_t most = std::max(layers[0].size(), layers[1].size());
   for (std::size_t l = 0; l < most; ++l) {
     bool any = true;

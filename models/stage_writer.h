@@ -31,6 +31,7 @@ class StageWriter {
   void parameter_frames(Layouts& out, const std::string& name,
                         const std::vector<Parameter>& parameters);
   void write_layer_kinds(LayerLayouts& layer);
+  void write_end_parameters();
   void write_ends(bool embedding, bool head);
   Batch batch();
   void make_chunk(std::int64_t index);
@@ -134,7 +135,7 @@ class StageWriter {
   void joined_end();
   bool waits_for_tokens(const Segment& segment, const Op& op) const;
   const std::vector<SegmentId>& blocks_of(SegmentId id);
-  std::vector<Blocks> in_blocks(std::vector<Call> calls);
+  std::vector<Blocks> in_blocks(const std::vector<Call>& calls);
   void weave();
 
   // --- A vocabulary on all stages (stage_vocabulary.cpp) ---

@@ -23,6 +23,9 @@ std::string pad_left(const std::string& text, std::size_t width) {
 
 std::string percent(double share) { return fixed(100 * share, 1) + " %"; }
 
+/// Without the sign of what shows as zero.
+double rounded_share(double share) { return std::fabs(share) < 5e-4 ? 0 : share; }
+
 /// A bar of `share` of 30 characters.
 std::string bar(double share) {
   const auto full = static_cast<std::size_t>(std::lround(std::clamp(share, 0.0, 1.0) * 30));
@@ -45,7 +48,7 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
     {Part::kExposedTensor, "exposed tensor communication"},
     {Part::kExposedData, "exposed data communication"},
     {Part::kExposedPipeline, "exposed pipeline transfers"},
-    {Part::kExposedOther, "other exposed communication"},
+    {Part::kExposedOther, "exposed expert, context exchanges"},
     {Part::kBubble, "pipeline bubble and waiting"},
     {Part::kHost, "host (launches, data)"},
 }};
@@ -90,6 +93,16 @@ std::string memory_text(const MemoryReport& m) {
   return out;
 }
 
+/// As a shell takes it.
+std::string command_text(const std::vector<std::string>& sets) {
+  std::string out;
+  for (const std::string& set : sets) {
+    const bool plain = set.find_first_of("{[\"'") == std::string::npos;
+    out += (out.empty() ? "--set " : " --set ") + (plain ? set : "'" + set + "'");
+  }
+  return out;
+}
+
 /// What would make it fit, the fastest first.
 std::string fitting_text(const Prediction& p) {
   if (!p.fitting) return "";
@@ -101,7 +114,7 @@ std::string fitting_text(const Prediction& p) {
   for (std::size_t c = 0; c < f.changes.size() && c < 5; ++c) {
     const Change& change = f.changes[c];
     const double more = change.iteration_time_s / p.iteration_time_s - 1;
-    out += "  " + pad(sets_text(change.sets), 58) +
+    out += "  " + pad(command_text(change.sets), 70) +
            pad_left(seconds_text(change.iteration_time_s), 9) +
            pad_left((more < 0 ? "" : "+") + percent(more), 10) +
            pad_left(fixed(change.peak_gib, 1), 7) + " GiB\n";
@@ -130,7 +143,7 @@ std::string time_text(const Prediction& p) {
     const double seconds = p.breakdown[static_cast<std::size_t>(part.part)].seconds();
     if (seconds <= 0) continue;
     const double share = seconds / p.iteration_time_s;
-    out += "  " + pad(part.text, 30) + pad_left(seconds_text(seconds), 9) +
+    out += "  " + pad(part.text, 34) + pad_left(seconds_text(seconds), 9) +
            pad_left(percent(share), 9) + "  " + bar(share) + "\n";
   }
   return out;
@@ -225,20 +238,21 @@ std::string text_report(const Run& run, const Prediction& p) {
   out += "  " + run.model.name + ", " + count_text(p.parameters) + " parameters, on " +
          count_text(p.ranks) + " " + run.cluster.device.name + "\n";
   out += "  " + plan_text(run) + "\n\n";
-  out += "Step        " + seconds_text(p.iteration_time_s) + "   (90 % interval " +
-         seconds_text(p.interval_s[0]) + " to " + seconds_text(p.interval_s[1]) + ")\n";
+  out += "Step        " + seconds_text(p.iteration_time_s) + "   (" +
+         seconds_text(p.interval_s[0]) + " to " + seconds_text(p.interval_s[1]) +
+         ", 90 % of what its prices' deviations allow)\n";
   out += "Throughput  " + count_text(std::llround(p.tokens_per_s)) +
          (run.model.is_network() ? " images/s, " : " tokens/s, ") +
          fixed(p.tokens_per_s / static_cast<double>(p.ranks), 1) + " per accelerator\n";
   out += "Efficiency  " + fixed(p.model_tflops_per_accelerator, 1) +
          " model TFLOP/s per accelerator, MFU " + percent(p.mfu) + ", HFU " + percent(p.hfu) +
-         "\n\n";
+         (run.plan.precision.low() ? " of the 16-bit peak" : "") + "\n\n";
   out += memory_text(p.memory) + fitting_text(p) + "\n" + time_text(p);
   if (!p.sensitivity.empty()) {
     out += "\nA step gains, if 10 % faster\n";
     for (const Sensitivity& s : p.sensitivity) {
       out += "  " + pad(s.resource, 30) + pad_left(seconds_text(s.gain_s), 9) +
-             pad_left(percent(s.gain_s / p.iteration_time_s), 9) + "\n";
+             pad_left(percent(rounded_share(s.gain_s / p.iteration_time_s)), 9) + "\n";
     }
   }
   out += "\nPrices: " + percent(p.provenance[0]) + " of the busy time measured, " +

@@ -1,6 +1,8 @@
 #include "tools/run_file.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <filesystem>
 
 #include "sim/base/assets.h"
@@ -186,6 +188,22 @@ void note_limits(Run& run) {
     if (key == "source" || key == "parameters_published") continue;
     run.notes.push_back("model key " + key + " does not matter here and was ignored");
   }
+  const ExpertPlan& experts = run.plan.experts;
+  if (run.model.has_experts() && experts.routing == Routing::kNatural && experts.factor > 1) {
+    std::array<char, 160> text{};
+    std::snprintf(text.data(), text.size(),
+                  "every rank is taken as the one with most tokens for its experts, %.2f times the "
+                  "mean (moe.routing natural, moe.imbalance)",
+                  experts.factor);
+    run.notes.emplace_back(text.data());
+  }
+  const Json* precision = run.resolved.find("precision");
+  const Architecture made = run.cluster.device.architecture;
+  if (precision != nullptr && *precision == Json("mxfp8") && is_nvidia(made) &&
+      made < Architecture::kBlackwell) {
+    run.notes.emplace_back("mxfp8: the tensor cores of " + run.cluster.device.name +
+                           " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
+  }
   if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
     run.notes.emplace_back(
         "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");
@@ -194,7 +212,7 @@ void note_limits(Run& run) {
     const bool some =
         run.model.experts.shared_width > 0 && run.plan.experts.dispatcher == Dispatcher::kAllToAll;
     run.notes.emplace_back(some ? "overlap.expert: exchanges of tokens run beside the shared "
-                                  "experts, not beside another microbatch"
+                                  "experts"
                                 : "overlap.expert: nothing runs beside the exchanges of tokens "
                                   "without shared experts and moe.dispatcher alltoall");
   }
@@ -232,6 +250,10 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
     }
   }
   if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
+  if (kind == "runs" && !find_asset("models/" + name_or_path + ".json").empty()) {
+    message += "; it is a model, which a RUN names beside a cluster: {\"model\": {\"preset\": \"" +
+               name_or_path + "\"}, \"cluster\": {\"preset\": \"dgx-h100\", \"accelerators\": 64}}";
+  }
   return input_error(message + "; `foretrain list " + kind + "` lists them");
 }
 
@@ -289,10 +311,11 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   FT_TRY(drop_sequence(run));
   FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
   FT_ASSIGN(run.plan, read_plan(run.resolved, source, run.model, run.cluster.accelerators));
-  if (peak_tflops(run.cluster.device, run.plan.precision.matrix) <= 0) {
-    return unsupported(source + ": /precision: " + std::string(name_of(run.plan.precision.matrix)) +
-                       " is not what " + run.cluster.device.name +
-                       " can multiply in; expected another precision");
+  for (const DType type : {run.plan.precision.matrix, run.plan.precision.linear}) {
+    if (peak_tflops(run.cluster.device, type) > 0) continue;
+    return unsupported(source + ": /precision: " + run.cluster.device.name +
+                       " has no arithmetic in " + std::string(name_of(type)) +
+                       "; expected another precision");
   }
   run.dispatch = Time::from_us(dispatch_us(run.resolved));
   run.graphs = cuda_graph(run.resolved) != "none";

@@ -126,6 +126,21 @@ std::string assumed_lines(const std::vector<RowResult>& results) {
                            out;
 }
 
+/// How many measured times lie in the interval that their prices' deviations allow.
+std::string interval_line(const std::vector<Row>& rows, const std::vector<RowResult>& results) {
+  std::size_t timed = 0;
+  std::size_t inside = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (results[i].state != RowResult::State::kOk || rows[i].step_time_s <= 0) continue;
+    ++timed;
+    const double* bounds = results[i].interval_s;
+    if (bounds[0] <= rows[i].step_time_s && rows[i].step_time_s <= bounds[1]) ++inside;
+  }
+  if (timed == 0) return "";
+  return "\n" + std::to_string(inside) + " of " + std::to_string(timed) +
+         " step times lie in the 90 % interval of their prices' deviations alone\n";
+}
+
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
@@ -156,6 +171,7 @@ std::string score_table(const std::vector<Row>& rows, const std::vector<RowResul
     out += statistics_line(weighted ? "all, weighted" : "all", table.rows["all"],
                            table.predicted["all"], table.time["all"], table.memory["all"]);
   }
+  out += interval_line(rows, results);
   const auto why = reasons(results);
   if (!why.empty()) {
     out += "\nNot predicted\n";

@@ -246,6 +246,21 @@ TEST(SharedVocabulary, TrainsAsOneRank) {
   }
 }
 
+Plan ring_plan(const Model& model, std::int64_t tensor) {
+  const bool tied = model.tied_embeddings;
+  Plan plan = small_plan(model, {tensor, tied ? 2 : 1, 1, tied ? 1 : 2}, 4);
+  plan.sequence_length = 8;
+  plan.micro_batch = tied ? 2 : 1;
+  if (!tied) plan.context = 2;
+  plan.global_batch = plan.micro_batch * plan.batch_ranks() * 4;
+  plan.sequence = plan.overlap.tensor = true;
+  plan.overlap.tensor_backward = tied;
+  plan.dropout = 0.1;
+  plan.recompute.layer = tied;
+  if (tied) plan.schedule = Schedule::kZbH1;
+  return plan;
+}
+
 // Tensor ranks that exchange parts of tokens under their products: parts that are whole sequences
 // and parts of them, in passes of their own for gradients of weights, beside context ranks.
 TEST(TensorRings, TrainAsOneRank) {
@@ -253,17 +268,7 @@ TEST(TensorRings, TrainAsOneRank) {
     for (const std::int64_t tensor : {2, 4}) {
       for (const bool tied : {false, true}) {
         model.tied_embeddings = tied;
-        Plan plan = small_plan(model, {tensor, tied ? 2 : 1, 1, tied ? 1 : 2}, 4);
-        plan.sequence_length = 8;
-        plan.micro_batch = tied ? 2 : 1;
-        if (!tied) plan.context = 2;
-        plan.global_batch = plan.micro_batch * plan.batch_ranks() * 4;
-        plan.sequence = plan.overlap.tensor = true;
-        plan.overlap.tensor_backward = tied;
-        plan.dropout = 0.1;
-        plan.recompute.layer = tied;
-        if (tied) plan.schedule = Schedule::kZbH1;
-        expect_as_one_rank(model, in_fp32(plan));
+        expect_as_one_rank(model, in_fp32(ring_plan(model, tensor)));
       }
     }
   }

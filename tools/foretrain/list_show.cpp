@@ -18,6 +18,29 @@ const std::vector<std::string>& kinds() {
   return names;
 }
 
+/// Experts and latent attention, where the model has them.
+void add_sparse(const Model& m, Json& out) {
+  if (m.is_latent()) {
+    out.set("q_lora_rank", m.latent.q_rank);
+    out.set("kv_lora_rank", m.latent.kv_rank);
+    out.set("qk_nope_head_dim", m.latent.nope);
+    out.set("qk_rope_head_dim", m.latent.rope);
+    out.set("v_head_dim", m.latent.value);
+  }
+  if (!m.has_experts()) return;
+  const Experts& e = m.experts;
+  out.set("num_experts", e.count);
+  out.set("num_experts_per_tok", e.top_k);
+  out.set("moe_intermediate_size", e.width);
+  out.set("shared_expert_intermediate_size", e.shared_width);
+  out.set("first_k_dense_replace", e.first_dense);
+  out.set("moe_layer_freq", e.step);
+  out.set("n_group", e.groups);
+  out.set("topk_group", e.group_top_k);
+  out.set("num_nextn_predict_layers", m.predict_layers);
+  out.set("active_parameters", active_parameter_count(m));
+}
+
 Json model_json(const Model& m) {
   Json out{Json::Object{}};
   out.set("name", m.name);
@@ -61,6 +84,7 @@ Json model_json(const Model& m) {
   out.set("qk_norm", m.qk_norm);
   out.set("use_parallel_residual", m.parallel_residual);
   out.set("parameters", parameter_count(m));
+  add_sparse(m, out);
   return out;
 }
 

@@ -95,7 +95,7 @@ Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
   CLI::App* verb = app.add_subcommand("execute", "Really run the Program that simulate replays");
   verb->footer(
       "More than one rank: starts itself under mpirun, or joins the job it is started in.\n"
-      "Example:\n  foretrain execute configs/runs/gpt-host.json --ranks 2 --set parallel.tensor=2 "
+      "Example:\n  foretrain execute gpt-small-host --ranks 2 --set parallel.tensor=2 "
       "--trace out.json.gz");
   add_execution(verb, args);
   verb->add_option("--trace", args.trace, "Write a Chrome trace of the median step")
@@ -110,8 +110,7 @@ Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
 Verb add_validate(CLI::App& app, foretrain::ValidateArgs& args) {
   CLI::App* verb = app.add_subcommand(
       "validate", "Measure the RUN's operations, predict it, execute it, compare");
-  verb->footer(
-      "Example:\n  foretrain validate configs/runs/gpt-host.json --steps 10 --max-error 15");
+  verb->footer("Example:\n  foretrain validate gpt-small-host --steps 10 --max-error 15");
   add_execution(verb, args.execute);
   verb->add_option("--profile", args.profile,
                    "Start from these prices and measure only what they lack")
@@ -131,7 +130,7 @@ Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
   verb->footer(
       "Interrupt it at any time: what is measured is kept, --resume goes on.\n"
       "Example:\n  foretrain calibrate --quick --out here.json\n"
-      "  foretrain simulate configs/runs/gpt-host.json --profile here.json");
+      "  foretrain simulate gpt-small-host --profile here.json");
   add_device(verb, args.device);
   add_blas(verb, args.blas);
   verb->add_option(

@@ -27,6 +27,9 @@ Status simulate(const SimulateArgs& args) {
   if (on_stdout > 1) {
     return input_error("--json, --trace, --timeline: only one of them can be - (stdout)");
   }
+  if (!args.trace_ranks.empty() && args.trace.empty() && args.timeline.empty()) {
+    return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
+  }
   FT_ASSIGN(Run run, load_run(args.run, args.sets));
   if (!args.profile.empty()) FT_TRY(use_profile(run, args.profile, "--profile"));
   PredictOptions options;
