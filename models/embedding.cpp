@@ -64,7 +64,7 @@ class EmbeddingWriter : EndWriter {
       joined = more ? temp(x_forward, "embedding joined", out.count) : out;
       const auto kind = scattered() ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
       const EventRef reduced =
-          over(w, x_join_group, "embedding.reduce",
+          over(w, x_join_group, Category::kTensor, "embedding.reduce",
                over_tensor(kind, full, x_plan.precision.compute), parts, joined);
       if (more) w.wait(reduced);
     }
@@ -146,7 +146,7 @@ class EmbeddingWriter : EndWriter {
     }
     if (scattered()) {
       const Ref full = temp(x_backward, "d embedding gathered", x_tokens * x_hidden);
-      w.wait(over(w, x_join_group, "embedding.gather",
+      w.wait(over(w, x_join_group, Category::kTensor, "embedding.gather",
                   over_tensor(CollectiveKind::kAllGather, full.count, x_plan.precision.compute), d,
                   full));
       d = full;

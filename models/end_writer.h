@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,12 +46,10 @@ class EndWriter {
   /// Each of them goes on with its tokens alone.
   bool scattered() const { return x_plan.sequence || x_grid.has_value(); }
   /// On the stream of the group, which is named like it.
-  EventRef over(SegmentWriter& w, const char* group, const std::string& name, Collective work,
-                const Ref& in, const Ref& out) const {
+  EventRef over(SegmentWriter& w, const char* group, Category category, const std::string& name,
+                Collective work, const Ref& in, const Ref& out) const {
     work.group = x_builder.group(group);
-    const bool stages = std::string_view(group) == kVocabularyGroup;
-    return w.on_stream(group, name, stages ? Category::kPipeline : Category::kTensor, work,
-                       {in.view()}, {out.view()});
+    return w.on_stream(group, name, category, work, {in.view()}, {out.view()});
   }
   /// The root's values go to the same tensor rank of every stage.
   EventRef from_end(SegmentWriter& w, const std::string& name, std::int64_t root,

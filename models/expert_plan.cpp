@@ -92,9 +92,18 @@ void check_paired(JsonReader& run, const Model& model, const Plan& plan) {
                     "pairs the passes of interleaved-1f1b with virtual_pipeline > 1, or of one "
                     "stage; dualpipe pairs its own");
   }
+  if (plan.experts.expert * plan.experts.tensor == 1) {
+    return run.fail("overlap/passes",
+                    "no tokens are exchanged: parallel.expert and expert_tensor are 1");
+  }
+  if (plan.pipeline > 1 && plan.microbatches() == plan.pipeline) {
+    return run.fail("overlap/passes", "with as many microbatches as stages, " +
+                                          text(plan.pipeline) +
+                                          ", all forward passes come first: there are no pairs");
+  }
   if (plan.by_units() || plan.offload.activation_layers > 0) {
     run.fail("overlap/passes",
-             "with sharded gradients or parameters and with activations on the host is not "
+             "with sharded gradients or parameters, or with activations on the host, is not "
              "modelled yet",
              ErrorKind::kUnsupported);
   }

@@ -163,7 +163,8 @@ class HeadWriter : EndWriter {
 
   void join(SegmentWriter& w, const std::string& name, const Ref& values, bool maximum) {
     if (!cut()) return;
-    w.wait(over(w, x_vocabulary_group, name,
+    const Category category = x_plan.shares_vocabulary() ? Category::kPipeline : Category::kTensor;
+    w.wait(over(w, x_vocabulary_group, category, name,
                 over_tensor(CollectiveKind::kAllReduce, values.count, DType::kFp32, maximum),
                 values, values));
   }

@@ -5,6 +5,7 @@
 
 #include "models/expert_plan.h"
 #include "models/plan_network.h"
+#include "models/plan_precision.h"
 #include "models/plan_reading.h"
 #include "models/plan_schedule.h"
 #include "models/plan_sharding.h"
@@ -165,6 +166,7 @@ class PlanReader {
     p.matrix = choice == 1 ? DType::kTf32 : p.compute;
     p.linear = choice < 4 ? p.matrix : choice == 7 ? DType::kFp4 : DType::kFp8;
     p.blocks = choice > 4;
+    p.current_scaling = choice == 7;  // nvfp4's blocks have a scale of the whole tensor above them
     p.master = choice > 1;
     using Stored = GradientKeys::Stored;
     const bool adds_up = x_plan.pipeline > 1 && p.compute == DType::kBf16;
@@ -255,15 +257,7 @@ class PlanReader {
       bool compile = false;
       r.read("compile", compile);
       if (compile) x_plan.fusion = Fusion::kCompiled;
-      if (r.has("fp8_recipe") && !x_plan.precision.low()) {
-        r.fail("fp8_recipe", "needs an fp8 precision");
-      }
-      int recipe = 0;
-      r.read_choice("fp8_recipe", recipe,
-                    {"delayed", "current", "tensorwise", "rowwise", "blockwise"});
-      Precision& p = x_plan.precision;  // nvfp4's blocks have a scale of the whole tensor above
-      p.current_scaling = recipe == 1 || recipe == 2 || p.linear == DType::kFp4;
-      p.blocks |= recipe == 4;
+      read_recipe(r, x_plan.precision);
       int optimizer = 1;
       r.read_choice("optimizer", optimizer,
                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});

@@ -42,7 +42,7 @@ enum class PassKind : std::uint8_t {
   kBackward,         ///< both gradients
   kInputGradients,   ///< what the stage before waits for
   kWeightGradients,  ///< the rest, at any later time
-  // Where all stages share the vocabulary, on every stage at once.
+  // Where all stages share the vocabulary, on every stage at once; these stand last.
   kEmbedding,
   kHead,  ///< forward and backward
   kEmbeddingGradients,
@@ -127,7 +127,7 @@ struct Precision {
       DType::kBf16;  ///< arithmetic of GEMMs: tf32 where compute is fp32 and it is asked for
   DType linear = DType::kBf16;   ///< operands of the layers' GEMMs: fp8 or fp4, else `matrix`
   bool current_scaling = false;  ///< low precision: a pass for the largest value before each cast
-  bool blocks = false;           ///< low precision: scaled by blocks, not by whole tensors or rows
+  bool blocks = false;           ///< low precision: scaled by blocks or rows, not by whole tensors
   bool low() const { return bits_of(linear) < 16; }
   bool operator==(const Precision&) const = default;
 };

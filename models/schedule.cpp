@@ -137,23 +137,30 @@ std::vector<Pass> shared_vocabulary(std::int64_t stage, std::int64_t p, std::int
     for (std::int64_t at = p - 2; at >= s; --at) step += (p - at) % 2 == 0 ? 3 : 1;
     return step;
   };
-  std::vector<std::pair<std::int64_t, Pass>> timed;  // in half steps
+  // In half steps, of microbatch 0. All stages meet once in two steps: where the head's passes
+  // fall.
+  const std::int64_t head = 2 * (p - 1) + 1;
+  const std::int64_t forward = 2 * stage;
+  const std::int64_t backward = 2 * backward_step(stage);
+  const std::int64_t embedding = p % 2 == 0 ? -1 : -3;
+  const std::int64_t gradients = 2 * backward_step(0) + (p % 2 == 0 ? 1 : 3);
+  std::vector<std::pair<std::int64_t, Pass>> timed;
   for (std::int64_t k = 0; k < m; ++k) {
     const auto add = [&timed, k](std::int64_t time, PassKind kind) {
       timed.emplace_back(time + 4 * k, Pass{0, static_cast<std::int32_t>(k), kind});
     };
-    add(2 * backward_step(0) + 1, PassKind::kEmbeddingGradients);
-    add(2 * (p - 1) + 1, PassKind::kHead);
-    add(-1, PassKind::kEmbedding);
-    add(2 * stage, PassKind::kForward);
-    add(2 * backward_step(stage), PassKind::kBackward);
+    add(gradients, PassKind::kEmbeddingGradients);
+    add(head, PassKind::kHead);
+    add(embedding, PassKind::kEmbedding);
+    add(forward, PassKind::kForward);
+    add(backward, PassKind::kBackward);
   }
   // What falls on the same time keeps one order on all stages, though of different microbatches.
   const auto rank = [](PassKind kind) {
     return kind == PassKind::kEmbeddingGradients ? 0 : kind == PassKind::kHead ? 1 : 2;
   };
-  std::sort(timed.begin(), timed.end(), [&rank](const auto& a, const auto& b) {
-    return std::pair(a.first, rank(a.second.kind)) < std::pair(b.first, rank(b.second.kind));
+  std::sort(timed.begin(), timed.end(), [&rank](const auto& x, const auto& y) {
+    return std::pair(x.first, rank(x.second.kind)) < std::pair(y.first, rank(y.second.kind));
   });
   std::vector<Pass> out;
   for (const auto& [time, pass] : timed) out.push_back(pass);
@@ -227,11 +234,21 @@ std::vector<std::vector<Pass>> passes_of(const Plan& plan) {
     return automatic_passes(plan.automatic, plan.pipeline, plan.microbatches());
   }
   std::vector<std::vector<Pass>> out;
-  for (std::int64_t s = 0; s < plan.pipeline; ++s) {
-    out.push_back(schedule_passes(plan.schedule, s, plan.pipeline, plan.virtual_pipeline,
-                                  plan.microbatches(), plan.overlap.passes));
-  }
+  for (std::int64_t s = 0; s < plan.pipeline; ++s) out.push_back(passes_of(plan, s));
   return out;
+}
+
+std::vector<Pass> passes_of(const Plan& plan, std::int64_t stage) {
+  switch (plan.schedule) {
+    case Schedule::kFile:
+    case Schedule::kZbAuto:
+    case Schedule::kZbV:
+    case Schedule::kChimera:
+      return passes_of(plan)[static_cast<std::size_t>(stage)];
+    default:
+      return schedule_passes(plan.schedule, stage, plan.pipeline, plan.virtual_pipeline,
+                             plan.microbatches(), plan.overlap.passes);
+  }
 }
 
 bool Plan::splits_backward() const {

@@ -63,8 +63,9 @@ std::vector<std::vector<Pass>> equal_passes(const Plan& plan);
 std::vector<std::vector<Pass>> automatic_passes(const AutoSchedule& given, std::int64_t pipeline,
                                                 std::int64_t microbatches);
 
-/// The passes of every stage of `plan`.
+/// The passes of every stage of `plan`, or of one.
 std::vector<std::vector<Pass>> passes_of(const Plan& plan);
+std::vector<Pass> passes_of(const Plan& plan, std::int64_t stage);
 
 /// Reads a user's schedule, for every stage a list of [chunk of the pipeline, microbatch, "F", "B"
 /// or "W"], and refuses what misses a pass or can not run (see `check_passes`). Without any "W" a

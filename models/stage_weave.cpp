@@ -8,8 +8,10 @@
 //   end exchanges  B: to experts | F: to experts        | B: back    | F: back    |
 //
 // (Megatron-LM's combined 1F1B; DeepSeek-AI's DualPipe, which cuts the SMs between the two as well:
-// left out). Gradients of weights with a pass of their own follow at the end. Exchanges of counts,
-// for which the host waits, cut nothing.
+// left out). Gradients of weights with a pass of their own follow at the end. Layers and blocks
+// pair by their numbers alone, so a backward pass that repeats the exchanges of its forward pass
+// hides only as many as that has blocks. Exchanges of counts, for which the host waits, cut
+// nothing.
 #include <algorithm>
 #include <array>
 

@@ -31,8 +31,7 @@ void StageWriter::write_passes() {
   const std::int64_t all = x_plan.microbatches() / x_plan.ways();
   std::vector<std::int64_t> forwards(x_chunks.size(), 0);
   std::vector<std::int64_t> backwards(x_chunks.size(), 0);
-  const std::vector<std::vector<Pass>> passes = passes_of(x_plan);
-  const std::vector<Pass>& list = passes[static_cast<std::size_t>(x_stage)];
+  const std::vector<Pass> list = passes_of(x_plan, x_stage);
   for (std::size_t i = 0; i < list.size(); ++i) {
     const Pass& pass = list[i];
     if (pass.joined && (i == 0 || !list[i - 1].joined)) joined_begin(list, i);
@@ -183,6 +182,7 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   if (ends && chunk.last) head_forward(chunk, passage, mb);
   pass_ends(false, mb);
   if (!chunk.last && !turns(c, 1)) send(c, passage.hidden.back(), mb, false);
+  if (!ends) x_pass_done = StreamWait{StreamId(), passage.hidden.back(), kReady};
 }
 
 void StageWriter::embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb) {

@@ -140,6 +140,7 @@ class StageWriter {
 
   // --- A vocabulary on all stages (stage_vocabulary.cpp) ---
   void vocabulary_pass(const Pass& pass);
+  void broadcast_waits();
 
   // --- Messages between stages (stage_messages.cpp) ---
   struct HeldBack {
@@ -324,8 +325,10 @@ class StageWriter {
   /// First call of each of the joined passes, and whether it is a forward pass.
   std::vector<std::pair<std::size_t, bool>> x_joined_begins;
   std::map<SegmentId, std::vector<SegmentId>> x_blocks_of;
-  FrameId x_head_done;                ///< local frame of the head's last backward pass
-  StreamWait x_pass_done;             ///< where the event of the last backward or weight pass is
+  FrameId x_head_done;  ///< local frame of the head's last backward pass
+  /// Where the event of the last backward or weight pass is; with the vocabulary on all stages, of
+  /// the last pass.
+  StreamWait x_pass_done;
   StreamWait x_joined_done;           ///< for messages that wait for more than their frame
   std::vector<HeldBack> x_held_back;  ///< messages that wait for the end of joined passes
   /// Gradients of the residual stream between two chunks of this stage that follow each other.

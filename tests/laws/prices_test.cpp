@@ -162,7 +162,9 @@ std::vector<double> gemm_errors(const char* series, std::int64_t from, std::int6
     work.n = static_cast<std::int64_t>(row[3].number());
     work.k = static_cast<std::int64_t>(row[4].number());
     const std::string& type = *row[1].string();
-    work.in = type == "fp4" ? DType::kFp4 : type == "fp8" ? DType::kFp8 : DType::kFp16;
+    const std::map<std::string, DType> types = {
+        {"fp4", DType::kFp4}, {"fp8", DType::kFp8}, {"bf16", DType::kBf16}, {"fp16", DType::kFp16}};
+    work.in = types.at(type);
     work.out = DType::kFp16;
     if (work.m < from || work.m >= to) continue;
     const double flops = 2.0 * row[2].number() * row[3].number() * row[4].number();

@@ -112,13 +112,14 @@ TEST(PipelineBubble, BreadthFirst) {
 // Stages that take the vocabulary's passes together still work without pause: every microbatch more
 // takes F + B longer, B twice as long as F. (In 1f1b's order each would wait for B - F.)
 TEST(PipelineBubble, SharedVocabulary) {
-  const Model model = pass_model();
-  for (const std::int64_t p : {2, 4, 8}) {
+  Model model = pass_model();
+  for (const std::int64_t p : {2, 3, 4, 5, 7, 8}) {
+    model.layers = 2 * p;
     const auto takes = [&](std::int64_t m) {
       return step_of(model, plan_of(model, Schedule::kSharedVocabulary, p, 1, m),
                      durations(1, 2, 0));
     };
-    const Ps pass = model.layers / p * 3 * 4'000'000;  // F + B
+    const Ps pass = 2 * 3 * 4'000'000;  // F + B
     for (const std::int64_t m : {2 * p, 2 * p + 1, 3 * p}) {
       EXPECT_EQ(takes(m + 1) - takes(m), pass) << p << " stages, " << m << " microbatches";
     }

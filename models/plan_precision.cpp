@@ -1,0 +1,23 @@
+#include "models/plan_precision.h"
+
+namespace foretrain {
+
+void read_recipe(JsonReader& kernels, Precision& precision) {
+  enum : int { kDelayed, kCurrent, kTensorwise, kRowwise, kBlockwise };
+  const bool given = kernels.has("fp8_recipe");
+  int recipe = kDelayed;
+  kernels.read_choice("fp8_recipe", recipe,
+                      {"delayed", "current", "tensorwise", "rowwise", "blockwise"});
+  if (!given) return;
+  if (!precision.low()) return kernels.fail("fp8_recipe", "needs an fp8 precision");
+  if (precision.linear != DType::kFp8 || (precision.blocks && recipe != kBlockwise)) {
+    return kernels.fail("fp8_recipe",
+                        "is a choice for precision fp8; fp8-blockwise, mxfp8 and nvfp4 say how "
+                        "they are scaled");
+  }
+  precision.current_scaling = recipe == kCurrent || recipe == kTensorwise;
+  // A scale along what a GEMM sums over, as that of a row is, does not do for the other GEMMs.
+  precision.blocks |= recipe == kRowwise || recipe == kBlockwise;
+}
+
+}  // namespace foretrain

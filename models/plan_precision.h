@@ -1,0 +1,13 @@
+// Recipes of low precision.
+#pragma once
+
+#include "models/plan.h"
+#include "sim/base/json.h"
+
+namespace foretrain {
+
+/// The key `fp8_recipe` of `kernels`, for the precision that the RUN names: how the tensors of fp8
+/// are scaled. The other formats of low precision have a recipe of their own.
+void read_recipe(JsonReader& kernels, Precision& precision);
+
+}  // namespace foretrain
