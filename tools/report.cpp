@@ -75,7 +75,9 @@ std::string plan_text(const Run& run) {
 std::string memory_text(const MemoryReport& m) {
   std::string out = "Memory      " + fixed(m.peak_gib, 1) + " of " + fixed(m.capacity_gib, 1) +
                     " GiB on rank " + std::to_string(m.peak_rank) + ": " +
-                    (m.fits ? "fits" : "DOES NOT FIT") + "\n";
+                    (m.fits ? "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left"
+                            : std::string("DOES NOT FIT")) +
+                    "\n";
   const auto line = [&out, &m](const std::string& name, double gib) {
     if (gib < 0.005) return;
     out += "  " + pad(name, 30) + pad_left(fixed(gib, 2), 9) + " GiB  " +

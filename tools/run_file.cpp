@@ -188,6 +188,9 @@ void note_limits(Run& run) {
     if (key == "source" || key == "parameters_published") continue;
     run.notes.push_back("model key " + key + " does not matter here and was ignored");
   }
+  if (run.plan.schedule == Schedule::kInterleaved && run.plan.virtual_pipeline == 1) {
+    run.notes.emplace_back("interleaved-1f1b without parallel.virtual_pipeline is 1f1b");
+  }
   const ExpertPlan& experts = run.plan.experts;
   if (run.model.has_experts() && experts.routing == Routing::kNatural && experts.factor > 1) {
     std::array<char, 160> text{};

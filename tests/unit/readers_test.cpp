@@ -230,7 +230,7 @@ TEST(ReadPlan, SchedulesThatDoNotFit) {
   expect_error(plan_of(R"({"schedule":"chimera","batch":{"global":8},
                            "parallel":{"pipeline":2,"virtual_pipeline":2}})",
                        2),
-               {"cuts stages into no chunks", "virtual_pipeline 2"});
+               {"needs virtual_pipeline 1, found 2"});
 }
 
 // Ways of plain data parallelism, and what offloading needs.
