@@ -22,6 +22,9 @@ double normal_quantile(double p) {
 void read_routing(JsonReader& r, ExpertPlan& plan) {
   r.read_enum("routing", plan.routing, {"balanced", "natural", "capacity"});
   r.read_enum("dispatcher", plan.dispatcher, {"allgather", "alltoall", "deepep", "hybridep"});
+  int cast = 0;
+  r.read_choice("dispatch_dtype", cast, {"compute", "fp8"});
+  plan.cast_first = cast == 1;
   const char* key = plan.routing == Routing::kNatural ? "imbalance" : "capacity_factor";
   const char* other = plan.routing == Routing::kNatural ? "capacity_factor" : "imbalance";
   if (plan.routing != Routing::kNatural) plan.factor = 1;
@@ -128,6 +131,13 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
     return;
   }
   const Experts& e = model.experts;
+  const bool fused = plan.experts.dispatcher == Dispatcher::kDeepEp ||
+                     plan.experts.dispatcher == Dispatcher::kHybridEp;
+  if (plan.experts.cast_first && (!fused || plan.precision.linear != DType::kFp8)) {
+    refuse("moe/dispatch_dtype",
+           "fp8 needs an fp8 precision, and moe.dispatcher deepep or hybridep, whose kernels carry "
+           "it");
+  }
   const std::int64_t ranks = plan.accelerators / plan.pipeline;
   if (ranks % (expert * cut) != 0) {
     return refuse("parallel/expert", "expert " + text(expert) + " x expert_tensor " + text(cut) +

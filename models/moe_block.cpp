@@ -108,7 +108,9 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
   const bool low = x_plan.precision.low();
   x_scores = place.add("router scores", DType::kFp32, x_rows * experts, whole);
   x_map = place.add("routing map", DType::kUint8, x_rows * experts, whole);
-  x_input = place.add("expert input", type, rows * x_model.hidden, whole || low);
+  if (!cast_first()) {
+    x_input = place.add("expert input", type, rows * x_model.hidden, whole || low);
+  }
   x_in = place.operand("expert input quantized", x_input, whole);
   x_probabilities = place.add("expert probabilities", DType::kFp32, rows, whole);
   if (gathers()) x_places = place.add("expert places", DType::kInt64, rows, whole);
@@ -162,6 +164,13 @@ void MoeBlock::count_tokens(SegmentWriter& w) {
 
 void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
   const std::int64_t h = x_model.hidden;
+  if (cast_first()) {
+    const Ref own = temporary("tokens quantized", in.count, x_in.in.dtype);
+    x_quantizer->quantize(w, "moe.dispatch.quantize", in, x_rows, own, Ref());
+    to_experts(w, "moe.dispatch",
+               {{own, x_in.in, h}, {x_scores, x_probabilities, probability_width()}});
+    return x_quantizer->turn(w, "moe.experts.up.turn", x_in.in, x_sizes.worked(), x_in.kept);
+  }
   if (fused() || gathers()) {
     to_experts(w, "moe.dispatch",
                {{in, x_input, h}, {x_scores, x_probabilities, probability_width()}});
@@ -199,7 +208,9 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   const std::int64_t m = x_sizes.per_expert;
   const Ref up = expert("moe.experts.up", false);
   const Ref narrow = expert("moe.experts.down", false);
-  x_quantizer->quantize(w, "moe.experts.up.quantize", x_input, x_sizes.worked(), x_in);
+  if (!cast_first()) {
+    x_quantizer->quantize(w, "moe.experts.up.quantize", x_input, x_sizes.worked(), x_in);
+  }
   grouped(w, "moe.experts.up", {m, 2 * x_width, h}, up, false, x_in.in, x_quantizer->by_rows(up),
           x_up);
   activation(w);
@@ -272,16 +283,38 @@ void MoeBlock::again(SegmentWriter& w, const Ref& in, const Operand& x, const Re
 /// Both gradients of the experts' matrix `name` as grouped GEMMs of these sizes. A matrix
 /// [input, output] is transposed for its input's gradient, and its own is input^T d.
 void MoeBlock::expert_linear_backward(SegmentWriter& w, const std::string& name, Gemm of_input,
-                                      Gemm of_weight, const Ref& d_out, const Ref& in,
+                                      Gemm of_weight, const Quantizer::Copies& d, const Ref& in,
                                       const Ref& d_in) {
   const Ref matrix = expert(name, false);
-  const Quantizer::Copies d = x_quantizer->gradient(w, name, matrix, d_out, x_sizes.worked());
   grouped(w, name + ".input_gradient", of_input, matrix, true, d.rows,
           x_quantizer->by_columns(matrix), d_in);
   of_weight.transpose_a = true;
   const bool by_inputs = of_input.transpose_b;
   grouped(w, name, of_weight, matrix, true, by_inputs ? in : d.columns, by_inputs ? d.columns : in,
           expert(name, true));
+}
+
+Quantizer::Copies MoeBlock::gradient_of(SegmentWriter& w, const std::string& name, const Ref& d) {
+  return x_quantizer->gradient(w, name, expert(name, false), d, x_sizes.worked());
+}
+
+/// The gradient of the experts' results, from where these went.
+Quantizer::Copies MoeBlock::result_gradient(SegmentWriter& w, const Ref& d_back) {
+  const std::int64_t count = x_sizes.worked() * x_model.hidden;
+  Ref from = d_back;
+  if (cast_first()) {
+    from = temporary("d results quantized", d_back.count, x_plan.precision.linear);
+    x_quantizer->quantize(w, "moe.combine_gradient.quantize", d_back, x_rows, from, Ref());
+  }
+  Ref d_down = from;
+  if (!way().steps.empty()) {
+    d_down = temporary("d expert output", count, from.dtype);
+    to_experts(w, "moe.combine_gradient", {{from, d_down, x_model.hidden}});
+  }
+  if (!cast_first()) return gradient_of(w, "moe.experts.down", d_down);
+  const Ref columns = temporary("d expert output by columns", count, from.dtype);
+  x_quantizer->turn(w, "moe.experts.down.turn_gradient", d_down, x_sizes.worked(), columns);
+  return {d_down, columns};
 }
 
 MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref& d_out,
@@ -296,11 +329,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
     w.compute("moe.unpermute_gradient", of_experts(KernelKind::kPermute, path.rows.front(), h),
               {d_out.view(), x_map.view()}, {d_back.view()});
   }
-  Ref d_down = d_back;
-  if (!path.steps.empty()) {
-    d_down = temporary("d expert output", rows * h);
-    to_experts(w, "moe.combine_gradient", {{d_back, d_down, h}});
-  }
+  const Quantizer::Copies d_down = result_gradient(w, d_back);
   run_waiting();
   const Ref d_act = temporary("d expert activation", rows * x_width);
   expert_linear_backward(w, "moe.experts.down", {m, x_width, h}, {h, x_width, m}, d_down,
@@ -311,9 +340,10 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
             {d_act.view(), x_up.view(), x_probabilities.view()}, {d_up.view(), d_chances.view()});
   const Ref d_input = temporary("d expert input", rows * h);
   expert_linear_backward(w, "moe.experts.up", {m, h, 2 * x_width, 1, false, true},
-                         {h, 2 * x_width, m}, d_up, x_in.kept, d_input);
+                         {h, 2 * x_width, m}, gradient_of(w, "moe.experts.up", d_up), x_in.kept,
+                         d_input);
   if (x_model.experts.bias) {
-    bias_gradient(w, "moe.experts.down", rows, h, d_down,
+    bias_gradient(w, "moe.experts.down", rows, h, d_down.rows,
                   expert("moe.experts.down", true, ".bias"));
     bias_gradient(w, "moe.experts.up", rows, 2 * x_width, d_up,
                   expert("moe.experts.up", true, ".bias"));

@@ -95,6 +95,8 @@ class MoeBlock : public Block {
   void run_waiting();
   void take_step(SegmentWriter& w, const std::string& name, Step step, const Payload& payload,
                  bool back);
+  /// Tokens are cast before they travel.
+  bool cast_first() const { return x_plan.experts.cast_first && group_size() > 1; }
   bool direct() const { return gathers() || (fused() && !exchanges()); }
   std::int64_t probability_width() const { return gathers() ? x_model.experts.count : 1; }
   void dispatch(SegmentWriter& w, const Ref& in);
@@ -105,7 +107,10 @@ class MoeBlock : public Block {
   /// Returns the gradient of what the first matrix gives.
   Ref shared_down_backward(SegmentWriter& w, const Ref& d_out);
   void expert_linear_backward(SegmentWriter& w, const std::string& name, Gemm of_input,
-                              Gemm of_weight, const Ref& d_out, const Ref& in, const Ref& d_in);
+                              Gemm of_weight, const Quantizer::Copies& d, const Ref& in,
+                              const Ref& d_in);
+  Quantizer::Copies gradient_of(SegmentWriter& w, const std::string& name, const Ref& d);
+  Quantizer::Copies result_gradient(SegmentWriter& w, const Ref& d_back);
   struct InputGradients {
     Ref tokens, probabilities;
   };

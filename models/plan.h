@@ -115,6 +115,7 @@ struct ExpertPlan {
   Dispatcher dispatcher = Dispatcher::kAllToAll;
   Routing routing = Routing::kBalanced;
   double factor = 1;
+  bool cast_first = false;  ///< tokens, and the gradients of results, travel in the linears' 8 bits
   bool operator==(const ExpertPlan&) const = default;
 };
 

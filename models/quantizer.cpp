@@ -128,10 +128,16 @@ Ref Quantizer::all_columns(SegmentWriter& w, const std::string& name, const Copi
     w.collective(name + ".gather_columns", gather_of(out), {own.columns.view()}, {out.view()});
     return out;
   }
-  w.compute(name + ".turn_gradient",
-            kernel_of(KernelKind::kQuantize, rows, full.count / rows, x_plan.precision.compute),
-            {full.view()}, {out.view()});
+  turn(w, name + ".turn_gradient", full, rows, out);
   return out;
+}
+
+void Quantizer::turn(SegmentWriter& w, const std::string& name, const Ref& by_rows,
+                     std::int64_t rows, const Ref& by_columns) {
+  if (!by_columns.valid()) return;
+  w.compute(name,
+            kernel_of(KernelKind::kQuantize, rows, by_rows.count / rows, x_plan.precision.compute),
+            {by_rows.view()}, {by_columns.view()});
 }
 
 Quantizer::Copies Quantizer::gathered_gradient(SegmentWriter& w, const std::string& name,

@@ -29,7 +29,7 @@ constexpr const char* kHostStream = "host update";
 // Events of a unit's states.
 constexpr std::int16_t kUpdated = 0, kStatesRead = 1;
 // Events of the scalars.
-constexpr std::int16_t kUpdateDone = 0, kNormsDone = 1;
+constexpr std::int16_t kHostUpdateDone = 0, kNormsDone = 1;
 // Events of activations that are kept on the host.
 constexpr std::int16_t kKept = 0, kLoaded = 1;
 
@@ -167,7 +167,7 @@ void StageWriter::write_host_norm(
   Op& check = side_op(segment, "compute", "gradients.check", HostSync{}, {norm}, {});
   check.category = Category::kHost;
   check.waits = std::move(waits);
-  check.records = EventRef{0, kUpdateDone};
+  check.records = EventRef{0, kHostUpdateDone};
 }
 
 void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, std::int16_t frame) {
@@ -180,7 +180,7 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   Bytes bytes = 0;
   for (const View& view : states) bytes += view.bytes;
   std::vector<EventRef> waits;
-  if (x_plan.clip_norm > 0) waits.push_back(EventRef{0, kUpdateDone});
+  if (x_plan.clip_norm > 0) waits.push_back(EventRef{0, kHostUpdateDone});
   std::vector<View> staged = states;
   if (storage) {
     for (View& view : staged) view.buffer = static_cast<std::int16_t>(view.buffer + count);

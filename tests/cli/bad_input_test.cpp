@@ -125,6 +125,21 @@ TEST(Operations, AreNotExecuted) {
   EXPECT_EQ(around.exit_code, 0) << around.err;
 }
 
+TEST(Dispatch, CastsWhereItsKernelsDo) {
+  const Workplace place;
+  place.write("run.json", R"({"model": {"preset": "deepseek-v2", "num_hidden_layers": 4}, "cluster":
+      {"preset": "dgx-h100", "accelerators": 8}, "parallel": {"expert": 8},
+      "batch": {"global": 8, "micro": 1, "sequence": 512},
+      "precision": "fp8", "moe": {"dispatcher": "deepep", "dispatch_dtype": "fp8"}})");
+  EXPECT_EQ(place.run({"simulate", "run.json"}).exit_code, 0);
+  for (const char* other : {"moe.dispatcher=alltoall", "precision=bf16"}) {
+    expect_refused(place, place.run({"simulate", "run.json", "--set", other}),
+                   {"/moe/dispatch_dtype", "deepep or hybridep"});
+  }
+  expect_refused(place, place.run({"simulate", "run.json", "--set", "moe.dispatch_dtype=int8"}),
+                 {"/moe/dispatch_dtype", "\"int8\"", "compute, fp8"});
+}
+
 TEST(Networks, AreNotExecuted) {
   const Workplace place;
   place.write("run.json", R"({"model": "resnet-50", "cluster": {"preset": "host",

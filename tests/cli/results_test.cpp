@@ -141,6 +141,15 @@ const std::vector<std::string> kWholeParameters = {
 
 const std::vector<std::string> kUntied = {"model.preset=gpt3-125m",
                                           "model.tie_word_embeddings=false"};
+const std::vector<std::string> kExperts = {"model.preset=deepseek-v2", "model.num_hidden_layers=4",
+                                           "parallel.pipeline=1", "parallel.tensor=1",
+                                           "parallel.expert=8"};
+
+std::vector<std::string> with(std::vector<std::string> sets, const std::vector<std::string>& more) {
+  sets.insert(sets.end(), more.begin(), more.end());
+  return sets;
+}
+
 /// Where launches do not hide in which order the passes stand.
 std::vector<std::string> automatic(const char* keys) {
   return {"parallel.pipeline=4", "parallel.tensor=1", "batch.global=32", "launch.dispatch_us=1",
@@ -217,12 +226,15 @@ const Field kFields[] = {
      automatic(",\"activations\":5,\"input_gradients_us\":2")},
     {"overlap.tensor_backward=false"},
     {"overlap.tensor=true"},
-    {"overlap.expert=true",
-     {"model.preset=deepseek-v2", "model.num_hidden_layers=4", "parallel.pipeline=1",
-      "parallel.expert=2"}},
-    {"overlap.passes=true",
-     {"model.preset=deepseek-v2", "model.num_hidden_layers=4", "parallel.pipeline=1",
-      "parallel.expert=2"}},
+    {"overlap.expert=true", kExperts},
+    {"overlap.passes=true", with(kExperts, {"batch.global=64"})},
+    {"moe.routing=balanced", kExperts},
+    {"moe.imbalance=2", kExperts},
+    {"moe.capacity_factor=1.5", with(kExperts, {"moe.routing=capacity"})},
+    {"moe.dispatcher=allgather", kExperts},
+    {"moe.dispatcher=deepep", kExperts},
+    {"moe.dispatch_dtype=fp8",
+     with(kExperts, {"cluster.preset=dgx-h100", "precision=fp8", "moe.dispatcher=deepep"})},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},
     {"overlap.parameter_gather=false"},

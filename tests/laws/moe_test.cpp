@@ -91,6 +91,34 @@ TEST(ExpertVolume, AllToAll) {
   }
 }
 
+// Cast before they travel, tokens and the gradients of results take half of the bytes; results and
+// the gradients of tokens stay in 16 bits.
+TEST(ExpertVolume, CastBeforeTheyTravel) {
+  const Model model = all_sparse();
+  Plan plan = expert_plan(model, {1, 1, 1, 4}, 4);
+  plan.experts.dispatcher = Dispatcher::kDeepEp;
+  plan.precision.linear = DType::kFp8;
+  std::array<std::map<std::string, Bytes>, 2> bytes;
+  for (const bool cast : {false, true}) {
+    plan.experts.cast_first = cast;
+    const Workload workload = lower(model, plan);
+    ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
+    each_op(workload.programs[0], [&](const Op& op, const Work& work, const Call&) {
+      const auto* collective = std::get_if<Collective>(&work);
+      if (collective == nullptr || op.category != Category::kExpert) return;
+      bytes[cast ? 1 : 0][op.name] += bytes_of(collective->dtype, collective->count);
+    });
+  }
+  for (const char* name : {"moe.dispatch.exchange", "moe.combine_gradient.exchange"}) {
+    EXPECT_GT(bytes[0][name], 0);
+    EXPECT_EQ(bytes[0][name], 2 * bytes[1][name]) << name;
+  }
+  for (const char* name : {"moe.combine.exchange", "moe.dispatch_gradient.exchange"}) {
+    EXPECT_GT(bytes[0][name], 0);
+    EXPECT_EQ(bytes[0][name], bytes[1][name]) << name;
+  }
+}
+
 // Every expert is held once in an expert-data group: its matrices are cut over expert_tensor, its
 // optimizer states over the ranks that hold the same.
 /// Compute from the op at `exchange` on to the first that waits for it.
