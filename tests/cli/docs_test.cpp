@@ -1,0 +1,59 @@
+// What the documents tell a reader to type works.
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "sim/base/file.h"
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+std::string document(const std::string& name) {
+  const Result<std::string> text =
+      read_compressed_file(std::string(FORETRAIN_SOURCE_DIR "/") + name);
+  EXPECT_TRUE(text.ok());
+  return text.ok() ? text.value() : "";
+}
+
+/// Words of a command line: at spaces, but not within '...'.
+std::vector<std::string> words(const std::string& line) {
+  std::vector<std::string> all(1);
+  bool quoted = false;
+  for (const char c : line) {
+    if (c == '\'') {
+      quoted = !quoted;
+    } else if (c == ' ' && !quoted) {
+      all.emplace_back();
+    } else {
+      all.back() += c;
+    }
+  }
+  return all;
+}
+
+TEST(Documents, EveryCommandOfPlanningRuns) {
+  const Workplace place;
+  const std::string text = document("docs/planning.md");
+  const std::string open = "```json\n";
+  const std::size_t begin = text.find(open);
+  ASSERT_NE(begin, std::string::npos);
+  const std::size_t from = begin + open.size();
+  place.write("run.json", text.substr(from, text.find("```", from) - from));
+  const std::string prompt = "    foretrain ";
+  std::istringstream lines(text);
+  int commands = 0;
+  bool fenced = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("```")) fenced = !fenced;
+    if (fenced || !line.starts_with(prompt)) continue;
+    const CommandResult result = place.run(words(line.substr(prompt.size())));
+    EXPECT_EQ(result.exit_code, 0) << line << "\n" << result.err;
+    EXPECT_GT(result.out.size(), 100U) << line;
+    ++commands;
+  }
+  EXPECT_GT(commands, 5);
+}
+
+}  // namespace
+}  // namespace foretrain
