@@ -86,9 +86,10 @@ Status check_kernel(const Kernel& work, std::int64_t in_a_row) {
 
 Status check_work(const Workload& workload, std::size_t program, const Work& work) {
   if (const auto* opaque = std::get_if<Opaque>(&work); opaque != nullptr && !opaque->kernel) {
-    return unsupported("the host backend cannot execute " + opaque->name + ": only its bytes and " +
-                       "FLOPs are known (layers given as numbers, optimizers other than Adam, " +
-                       "compression, offload.delayed_update)");
+    return unsupported(
+        "the host backend cannot execute " + opaque->name + ": only its bytes and " +
+        "FLOPs are known (layers given as numbers, optimizers other than Adam, " +
+        "compression, gather_dtype int8, reduce_dtype int4, offload.delayed_update)");
   }
   if (std::holds_alternative<Convolution>(work)) return refuse(work, "it is only simulated");
   if (const auto* kernel = std::get_if<Kernel>(&work)) {

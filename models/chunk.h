@@ -76,6 +76,8 @@ struct UnitShape {
   std::int64_t shared_elements = 0;       ///< stand first
   LayoutId weights, gradients, shards, states;
   SegmentId gather, reduce_first, reduce_next;
+  SegmentId gather_again;  ///< for backward passes, from the second copy; invalid: as forward
+  Ref secondary;           ///< the rank's part of that copy, in a frame of `states`
 };
 
 /// Appends the pieces of `layout`, that of the unit's layer `layer`, as they lie in the unit from

@@ -130,6 +130,10 @@ class Lowering {
     bind(kOuterGroup, [inner](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data % inner};
     });
+    const std::int64_t secondary = std::max<std::int64_t>(x_plan.units.secondary, 1);
+    bind(kSecondaryGroup, [secondary](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / secondary};
+    });
     bind_expert_groups();
     if (x_plan.in_grid()) bind_grid();
     if (x_plan.ways() == 2) bind_ways();

@@ -174,6 +174,11 @@ struct Units {
   bool narrow_shards = false;          ///< shards in the compute type; else fp32, cast to gather
   bool reduce_each = true;             ///< gradients of every microbatch; else of the last one
   DType reduce = DType::kFp32;         ///< type in which gradients are reduced
+  // ZeRO++ (arXiv 2306.10209), see models/stage_narrow.cpp:
+  bool narrow_gathers = false;  ///< shards of parameters travel in 8 bits (qwZ)
+  std::int64_t secondary =
+      0;  ///< ranks that share one more copy for backward passes (hpZ); 0 = none
+  bool narrow_reduction = false;  ///< gradients are exchanged in 4 bits, then summed (qgZ)
   bool operator==(const Units&) const = default;
 };
 

@@ -7,16 +7,16 @@ namespace {
 
 using IntRange = JsonReader::IntRange;
 
-/// null: all data-parallel ranks.
-void read_group(JsonReader& reader, Plan& plan) {
-  const Json* json = reader.take("group_size");
+/// null: as if the key were not there.
+void read_group(JsonReader& reader, const char* key, std::int64_t& out) {
+  const Json* json = reader.take(key);
   if (json == nullptr || json->is_null()) return;
   const auto* size = std::get_if<std::int64_t>(&json->value);
   if (size == nullptr || *size < 1) {
-    reader.fail("group_size", "found " + describe(*json) + ", expected a number of ranks or null");
+    reader.fail(key, "found " + describe(*json) + ", expected a number of ranks or null");
     return;
   }
-  plan.shard_group = *size;
+  out = *size;
 }
 
 std::optional<Refusal> refused_group(const Plan& p) {
@@ -31,6 +31,38 @@ std::optional<Refusal> refused_group(const Plan& p) {
   if (p.by_units() && p.shard_group == 1 && p.data > 1) {
     return Refusal{"sharding/group_size",
                    "a group of one rank shares nothing: set sharding.level to none"};
+  }
+  return std::nullopt;
+}
+
+/// What of parameters and gradients travels in fewer bits, and a second copy of the parameters.
+std::optional<Refusal> refused_narrow(const Model& model, const Plan& p) {
+  const Units& u = p.units;
+  const char* place = u.narrow_gathers  ? "sharding/gather_dtype"
+                      : u.secondary > 0 ? "sharding/secondary_group"
+                                        : "gradients/reduce_dtype";
+  const bool gathers = u.narrow_gathers || u.secondary > 0;
+  if (!gathers && !u.narrow_reduction) return std::nullopt;
+  if (gathers && p.sharding != Sharding::kParameters) {
+    return Refusal{place, "needs sharding.level parameters"};
+  }
+  if (!p.by_units()) return Refusal{place, "int4 needs sharding.level gradients or parameters"};
+  if (model.has_experts() || p.offload.states()) {
+    return Refusal{place, "is not modelled with experts, nor with offloaded states",
+                   ErrorKind::kUnsupported};
+  }
+  if (u.secondary > 0 && (u.secondary == 1 || p.shards() % u.secondary != 0)) {
+    return Refusal{"sharding/secondary_group",
+                   "found " + text(u.secondary) +
+                       ", expected more than one rank, and a divisor of "
+                       "the " +
+                       text(p.shards()) + " that share the parameters"};
+  }
+  if (u.narrow_reduction && p.replicas() > 1) {
+    return Refusal{"gradients/reduce_dtype",
+                   "int4 is not modelled with sharding.group_size: its exchanges run over all "
+                   "data-parallel ranks, in two levels with gradients.inner_group",
+                   ErrorKind::kUnsupported};
   }
   return std::nullopt;
 }
@@ -65,18 +97,19 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   GradientBuckets plain;
   plain.bytes = b.bytes;
   plain.first_bytes = b.first_bytes;
-  if (p.sharding != Sharding::kNone) {
-    if (b == plain) return std::nullopt;
-    return unsupported("gradients",
-                       "bucketing, bucket_copy, no_sync, inner_group, compression "
-                       "and cycle_us are modelled where sharding.level is none");
-  }
-  if (b.cut != Bucketing::kRanges && b.bytes == 0) {
-    return Refusal{"gradients/bucket_mib", "buckets of whole parameters need a size above 0"};
-  }
   if (p.data % b.inner_group != 0) {
     return Refusal{"gradients/inner_group", text(b.inner_group) + " does not divide " +
                                                 text(p.data) + " data-parallel ranks"};
+  }
+  if (p.sharding != Sharding::kNone) {
+    if (p.units.narrow_reduction) plain.inner_group = b.inner_group;
+    if (b == plain) return std::nullopt;
+    return unsupported("gradients",
+                       "bucketing, bucket_copy, no_sync, inner_group (but with reduce_dtype int4), "
+                       "compression and cycle_us are modelled where sharding.level is none");
+  }
+  if (b.cut != Bucketing::kRanges && b.bytes == 0) {
+    return Refusal{"gradients/bucket_mib", "buckets of whole parameters need a size above 0"};
   }
   const bool factors = b.compression == Compression::kPowerSgd;
   if (factors && (b.rank == 0 || b.cut == Bucketing::kRanges)) {
@@ -121,7 +154,7 @@ std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
 
 void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read_enum("level", plan.sharding, {"none", "optimizer", "gradients", "parameters"});
-  read_group(reader, plan);
+  read_group(reader, "group_size", plan.shard_group);
   Units& units = plan.units;
   reader.read("unit_layers", units.layers, kAnyCount);
   reader.read("reshard_after_forward", units.reshard);
@@ -133,6 +166,10 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   int shards = 0;
   reader.read_choice("shard_dtype", shards, {"fp32", "compute"});
   units.narrow_shards = shards == 1;
+  int gathered = 0;
+  reader.read_choice("gather_dtype", gathered, {"compute", "int8"});
+  units.narrow_gathers = gathered == 1;
+  read_group(reader, "secondary_group", units.secondary);
 }
 
 void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
@@ -142,8 +179,9 @@ void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   reader.read_choice("accumulation", accumulation, {"fused", "separate"});
   plan.fused_accumulation = accumulation == 0;
   int reduce = 0;
-  reader.read_choice("reduce_dtype", reduce, {"fp32", "compute"});
-  keys.reduced_as_compute = reduce == 1;
+  reader.read_choice("reduce_dtype", reduce, {"fp32", "compute", "int4"});
+  keys.reduced_as_compute = reduce >= 1;
+  plan.units.narrow_reduction = reduce == 2;
   int when = 0;
   reader.read_choice("reduce", when, {"every-microbatch", "last-microbatch"});
   plan.units.reduce_each = when == 0;
@@ -157,6 +195,7 @@ void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
 std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   if (auto group = refused_group(plan)) return group;
   if (auto kinds = refused_kinds(model, plan)) return kinds;
+  if (auto narrow = refused_narrow(model, plan)) return narrow;
   if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {
     return Refusal{"sharding/level",
                    "a table that is tied across pipeline stages is not modelled with sharded "

@@ -13,7 +13,7 @@ struct GradientKeys {
   /// kFp32InPipelines: fp32 where the passes of a pipeline add bf16 gradients up, else compute's.
   enum class Stored : std::uint8_t { kFp32, kCompute, kFp32InPipelines };
   Stored stored = Stored::kFp32;
-  bool reduced_as_compute = false;
+  bool reduced_as_compute = false;  ///< sums, whatever travels
   std::int64_t bucket_elements_per_rank = 0;
 };
 

@@ -22,6 +22,7 @@ inline constexpr const char* kShardGroup = "shards";             ///< where it i
 inline constexpr const char* kReplicaGroup = "replicas";         ///< same shard, other groups
 inline constexpr const char* kInnerGroup = "inner data";         ///< gradients.inner_group ranks
 inline constexpr const char* kOuterGroup = "outer data";  ///< same place in other inner groups
+inline constexpr const char* kSecondaryGroup = "secondary shards";  ///< sharding.secondary_group
 inline constexpr const char* kNormGroup = "gradient norm";
 inline constexpr const char* kStagesGroup = "stages";          ///< of a pipeline
 inline constexpr const char* kVocabularyGroup = "vocabulary";  ///< and their tensor groups

@@ -36,7 +36,7 @@ std::size_t StageWriter::shape_of(const Holders& holders, bool root, std::int64_
   shape.root = root;
   shape.layers = layers;
   shape.filled = shared + cut;
-  shape.elements = round_up(shape.filled, shards);
+  shape.elements = unit_elements(shape.filled, shards);
   shape.shared_elements = shared;
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
     const UnitShape& known = x_shapes[s];
@@ -74,7 +74,6 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   if (sharded) add(weights, "shard to gather", BufferKind::kCommunication, p.compute, own, false);
   weights.events = {"gathered"};
   if (x_plan.offload.parameters != Memory::kDevice) weights.events.emplace_back("from host");
-  shape.weights = x_builder.layout(std::move(weights));
 
   FrameLayout gradients;
   gradients.name = "unit gradients";
@@ -90,6 +89,8 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
     add(gradients, "arrived on the host", BufferKind::kGradients, x_plan.units.reduce, own, false);
     gradients.buffers.back().memory = Memory::kHost;
   }
+  if (shape.holders.shards > 1) add_narrow(shape, weights, gradients);
+  shape.weights = x_builder.layout(std::move(weights));
   shape.gradients = x_builder.layout(std::move(gradients));
 
   FrameLayout shards;
@@ -116,6 +117,12 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
     states.buffers.back().memory = x_plan.offload.optimizer;
   }
   if (on_host) add_host_states(states, own);
+  if (const std::int64_t ranks = x_plan.units.secondary; ranks > 0 && shape.holders.shards > 1) {
+    shape.secondary =
+        Ref{1, static_cast<std::int16_t>(states.buffers.size()), p.compute, shape.elements / ranks};
+    add(states, "second copy's part", BufferKind::kParameters, p.compute, shape.secondary.count,
+        true);
+  }
   shape.states = x_builder.layout(std::move(states));
 
   shape.gather = write_gather(shape);
@@ -167,7 +174,7 @@ View StageWriter::own_shard(std::int16_t frame, std::int16_t buffer, const UnitS
 
 /// Formal frames: the whole weights, the states. The shard is cast where it is wider than what
 /// travels; ranks that share with nobody only cast.
-SegmentId StageWriter::write_gather(const UnitShape& shape) {
+SegmentId StageWriter::write_gather(UnitShape& shape) {
   const DType type = x_plan.precision.compute;
   const std::int64_t own = shape.elements / shape.holders.shards;
   const Ref whole{0, kWhole, type, shape.elements};
@@ -183,7 +190,9 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
     shard_from_host(segment, part, here);
     part = here;
   }
-  if (sharded_parameters() && !offloaded && (alone || x_plan.shard_type() != type)) {
+  const bool narrow = !alone && x_plan.units.narrow_gathers;
+  if (narrow) gather_narrow(shape, Ref{1, 0, x_plan.shard_type(), own}, whole, segment);
+  if (sharded_parameters() && !offloaded && !narrow && (alone || x_plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
     Op cast = unit_op(shape.holders.stream, "parameters.cast",
                       kernel_of(KernelKind::kCast, 1, own, type), Phase::kForward);
@@ -192,7 +201,7 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
     segment.ops.push_back(std::move(cast));
     part = narrowed.view();
   }
-  if (!alone) {
+  if (!alone && !narrow) {
     (void)x_builder.group(shape.holders.shard_group);
     Op gather =
         unit_op(shape.holders.stream, "parameters.gather",
@@ -207,6 +216,7 @@ SegmentId StageWriter::write_gather(const UnitShape& shape) {
     }
     segment.ops.push_back(std::move(gather));
   }
+  if (shape.secondary.valid()) write_secondary(shape, whole, segment);
   if (segment.ops.empty()) return SegmentId();
   segment.ops.back().records = EventRef{0, kGatheredUnit};
   return x_builder.segment(std::move(segment));
@@ -239,7 +249,7 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   sum_shared(shape, segment);
   std::vector<EventRef> waits;
   if (!segment.ops.empty()) waits.push_back(EventRef{0, kSummed});
-  const auto push = [&](Op op, std::vector<View> reads, const View& write) {
+  const PushOp push = [&](Op op, std::vector<View> reads, const View& write) {
     op.reads = std::move(reads);
     op.writes = {write};
     op.waits = std::move(waits);
@@ -255,17 +265,20 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   const Ref shard{1, 0, x_plan.precision.gradients, own};
   const bool alone = shape.holders.shards == 1;
   const bool on_host = x_plan.updates_on_host();
-  if ((!alone || on_host) && reduced != whole.dtype) {
+  const bool narrow = !alone && x_plan.units.narrow_reduction;
+  if ((!alone || on_host) && !narrow && reduced != whole.dtype) {
     const Ref wide{0, kWidened, reduced, shape.elements};
     push(unit_op(shape.holders.stream, "gradients.cast",
                  kernel_of(KernelKind::kCast, 1, shape.elements, reduced), Phase::kGradients),
          {whole.view()}, wide.view());
     whole = wide;
   }
-  Ref part = whole;
+  const bool at_once = first && reduced == shard.dtype && !on_host;
+  const Ref part = alone ? whole : at_once ? shard : Ref{0, kPart, reduced, own};
   const char* stream = shape.holders.stream;
-  if (!alone) {
-    part = first && reduced == shard.dtype && !on_host ? shard : Ref{0, kPart, reduced, own};
+  if (narrow) {
+    reduce_narrow(shape, whole, part, push);
+  } else if (!alone) {
     push(unit_op(
              shape.holders.stream, "gradients.reduce",
              Collective{CollectiveKind::kReduceScatter, x_builder.group(shape.holders.shard_group),

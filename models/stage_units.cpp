@@ -169,12 +169,14 @@ void StageWriter::gather_weights(Unit& unit, StreamWait after) {
 
 /// Gathers a unit's parameters unless they are there. A gather waits until an earlier one's are let
 /// go where more must not be in flight.
-void StageWriter::open_unit(Unit& unit) {
+void StageWriter::open_unit(Unit& unit, bool backward) {
   if (!sharded_parameters() || unit.weights.valid()) return;
   const UnitShape& shape = x_shapes[unit.shape];
   unit.weights = x_builder.frame(shape.weights);
   unit.waited = false;
-  Call call{shape.gather, -1, -1, {unit.weights, unit.states}, {}};
+  const bool again = backward && shape.gather_again.valid();
+  const SegmentId gather = again ? shape.gather_again : shape.gather;
+  Call call{gather, -1, -1, {unit.weights, unit.states}, {}};
   if (!shape.root) {
     std::vector<StreamWait>& let_go = x_let_go[shape.holders.expert ? 1 : 0];
     unit.gather = let_go.size();
@@ -184,7 +186,7 @@ void StageWriter::open_unit(Unit& unit) {
       if (wait.frame.valid()) {
         call.waits.push_back(wait);
         // The copy from the host stands on a stream of its own.
-        call.waits.back().stream = x_builder.program().segments[shape.gather.index()].ops[0].stream;
+        call.waits.back().stream = x_builder.program().segments[gather.index()].ops[0].stream;
       }
     }
     let_go.emplace_back();
@@ -212,21 +214,21 @@ bool StageWriter::keeps(const Chunk& chunk, const Unit& unit, bool backward) con
 }
 
 /// Gathers what the pass of `layer` needs: its unit, and that of its experts.
-void StageWriter::open_units(Chunk& chunk, std::int64_t layer) {
-  open_unit(unit_of(chunk, layer));
-  if (Unit* experts = expert_unit(chunk, layer)) open_unit(*experts);
+void StageWriter::open_units(Chunk& chunk, std::int64_t layer, bool backward) {
+  open_unit(unit_of(chunk, layer), backward);
+  if (Unit* experts = expert_unit(chunk, layer)) open_unit(*experts, backward);
 }
 
 /// Before the pass of `layer`.
 void StageWriter::unit_opens(Chunk& chunk, std::int64_t layer, bool backward) {
   if (!sharded_parameters()) return;
-  open_units(chunk, layer);
+  open_units(chunk, layer, backward);
   const Unit& unit = unit_of(chunk, layer);
   if (!backward && x_plan.units.forward_prefetch && unit.last < chunk.layers) {
-    open_units(chunk, unit.last);
+    open_units(chunk, unit.last, false);
   }
   if (backward && x_plan.units.backward_prefetch == Prefetch::kBefore && unit.first > 0) {
-    open_units(chunk, unit.first - 1);
+    open_units(chunk, unit.first - 1, true);
   }
 }
 
@@ -243,7 +245,7 @@ void StageWriter::unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, boo
   }
   if (!backward) return;
   if (x_plan.units.backward_prefetch == Prefetch::kAfter && unit.first > 0) {
-    open_units(chunk, unit.first - 1);
+    open_units(chunk, unit.first - 1, true);
   }
   reduce_unit(unit, StreamWait{StreamId(), frame, kReady}, last);
   if (experts != nullptr) reduce_unit(*experts, StreamWait{StreamId(), frame, kReady}, last);

@@ -173,7 +173,7 @@ void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
 void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
   Passage& passage = x_passages[{c, mb}];
-  if (Unit* root = root_of(chunk)) open_unit(*root);
+  if (Unit* root = root_of(chunk)) open_unit(*root, false);
   const bool ends = !x_plan.shares_vocabulary();  // else they have passes of their own
   if (ends && (chunk.first || chunk.last)) load_inputs(passage, mb);
   pass_begins(false, mb, receive_input(c, mb, false));
@@ -270,9 +270,9 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   FT_CHECK(found != x_passages.end(), "a backward pass before its forward");
   Passage& passage = found->second;
   const bool reduces = !by_units() && (last || x_plan.reduces_each_pass());
-  if (Unit* root = root_of(chunk)) open_unit(*root);
+  if (Unit* root = root_of(chunk)) open_unit(*root, true);
   const bool prefetches = by_units() && x_plan.units.backward_prefetch == Prefetch::kBefore;
-  if (prefetches && chunk.layers > 0) open_units(chunk, chunk.layers - 1);
+  if (prefetches && chunk.layers > 0) open_units(chunk, chunk.layers - 1, true);
   pass_begins(true, mb, receive_input(c, mb, true));
   const bool shares = x_plan.shares_vocabulary();
   if (chunk.last && !shares) {

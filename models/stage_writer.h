@@ -243,13 +243,13 @@ class StageWriter {
   void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
   const std::vector<Piece>& pieces_of(const UnitShape& shape) const;
-  SegmentId write_gather(const UnitShape& shape);
+  SegmentId write_gather(UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
   void sum_shared(const UnitShape& shape, Segment& segment);
   Op unit_op(const char* stream, const char* name, Work work, Phase phase);
   Unit& unit_of(Chunk& chunk, std::int64_t layer) const;
   Unit* root_of(Chunk& chunk);
-  void open_unit(Unit& unit);
+  void open_unit(Unit& unit, bool backward);
   void close_unit(Unit& unit, FrameId frame, std::int16_t event);
   void zero_units();
   void gather_weights(Unit& unit, StreamWait after);
@@ -264,9 +264,18 @@ class StageWriter {
   void bind_units(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   const LayerSegments& layer_segments(Chunk& chunk, std::int64_t layer);
   View own_shard(std::int16_t frame, std::int16_t buffer, const UnitShape& shape, DType type) const;
-  void open_units(Chunk& chunk, std::int64_t layer);
+  void open_units(Chunk& chunk, std::int64_t layer, bool backward);
   void bind_unit(Unit& unit, bool backward, Call& call) const;
   void need_gradients(Unit& unit);
+
+  // --- Units in fewer bits, and a second copy of them (stage_narrow.cpp) ---
+  using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;
+  std::int64_t unit_elements(std::int64_t filled, std::int64_t shards) const;
+  void add_narrow(const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients) const;
+  void gather_narrow(const UnitShape& shape, const Ref& shard, const Ref& whole, Segment& segment);
+  View secondary_part(const Ref& whole);
+  void write_secondary(UnitShape& shape, const Ref& whole, Segment& forward);
+  void reduce_narrow(const UnitShape& shape, const Ref& whole, const Ref& part, const PushOp& push);
 
   // --- Host memory and storage (stage_offload.cpp) ---
   struct HostCopies {

@@ -140,6 +140,29 @@ TEST(Dispatch, CastsWhereItsKernelsDo) {
                  {"/moe/dispatch_dtype", "\"int8\"", "compute, fp8"});
 }
 
+// ZeRO++'s keys where there is nothing for them to do, and sizes that do not divide.
+TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const auto refused = [&place](std::vector<std::string> sets, std::vector<std::string> parts) {
+    std::vector<std::string> arguments = {"simulate", "run.json"};
+    for (std::string& set : sets) arguments.insert(arguments.end(), {"--set", std::move(set)});
+    expect_refused(place, place.run(arguments), parts);
+  };
+  refused({"sharding.gather_dtype=int8"}, {"/sharding/gather_dtype", "sharding.level parameters"});
+  refused({"sharding.gather_dtype=int4"}, {"/sharding/gather_dtype", "\"int4\"", "int8"});
+  refused({"gradients.reduce_dtype=int4"}, {"/gradients/reduce_dtype", "sharding.level gradients"});
+  const std::string level = "sharding.level=parameters";
+  const std::string stage = "parallel.pipeline=1";
+  refused({level, stage, "sharding.secondary_group=3"},
+          {"/sharding/secondary_group", "found 3", "divisor"});
+  refused({level, stage, "sharding.secondary_group=-4"},
+          {"/sharding/secondary_group", "-4", "a number of ranks or null"});
+  refused({level, stage, "gradients.inner_group=4"}, {"/gradients", "reduce_dtype int4"});
+  refused({level, stage, "gradients.reduce_dtype=int4", "gradients.inner_group=3"},
+          {"/gradients/inner_group", "3 does not divide"});
+}
+
 TEST(Networks, AreNotExecuted) {
   const Workplace place;
   place.write("run.json", R"({"model": "resnet-50", "cluster": {"preset": "host",

@@ -102,6 +102,11 @@ Drawn draw_small(Rng& rng, Kind kind) {
   }
   fit_schedule(m, p);
   if (p.shard_group > 0 && p.data % p.shard_group != 0) p.shard_group = 0;
+  if (p.units.secondary == 1 || p.shards() % std::max<std::int64_t>(p.units.secondary, 1) != 0) {
+    p.units.secondary = 0;
+  }
+  if (p.units.narrow_reduction) p.buckets.inner_group = 1;
+  p.units.narrow_gathers = p.units.narrow_reduction = false;  // not the same numbers
   p.units.reduce = DType::kFp32;
   p.sequence_length = 4 * (1 + rng.below(4));
   while (p.sequence_length % (2 * p.context) != 0 || p.tokens() % p.shard() != 0) {
@@ -420,6 +425,30 @@ TEST(Offloading, TrainsAsOneRank) {
       }
     }
   }
+}
+
+// Backward passes gather what forward passes kept among neighbours.
+TEST(SecondCopy, TrainsAsOneRank) {
+  const Model model = narrowed(small_llama(), 3);
+  for (const std::int64_t tensor : {1, 2}) {
+    Plan plan = in_fp32(small_plan(model, {tensor, 1, 1, 4}, 2));
+    plan.sequence_length = 8;
+    plan.sharding = Sharding::kParameters;
+    plan.units.reduce = DType::kFp32;
+    plan.units.secondary = 2;
+    plan.clip_norm = 0.3;
+    expect_as_one_rank(model, plan);
+  }
+}
+
+TEST(Refusals, NarrowUnits) {
+  const Model model = small_llama();
+  Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
+  plan.sharding = Sharding::kParameters;
+  plan.units.reduce = DType::kFp32;
+  ASSERT_TRUE(check_executable(lower(model, in_fp32(plan))).ok());
+  plan.units.narrow_reduction = true;
+  EXPECT_NE(refusal(model, plan).find("reduce_dtype int4"), std::string::npos);
 }
 
 TEST(Refusals, Offloading) {

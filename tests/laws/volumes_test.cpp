@@ -5,6 +5,7 @@
 
 #include "models/lower.h"
 #include "models/stage.h"
+#include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -101,6 +102,54 @@ TEST(DataParallelVolume, DistributedOptimizer) {
       EXPECT_EQ(traffic.of(kDataGroup, kGather), 2 * padded);
     }
   }
+}
+
+// ZeRO++ (arXiv 2306.10209, table 1): of what crosses nodes for every parameter 2 + 2 + 2 bytes
+// are left 1 + 0 + 0.5: gathers of the forward pass in 8 bits, those of the backward pass inside
+// the node, gradients in 4 bits of which an inner group sends its sums.
+TEST(DataParallelVolume, ZeroPlusPlus) {
+  Model model = unpadded(small_gpt());
+  model.tied_embeddings = false;
+  Plan plan = small_plan(model, {1, 1, 1, 8}, 1);
+  plan.sharding = Sharding::kParameters;
+  plan.units.reduce = plan.precision.compute;
+  plan.units.narrow_gathers = plan.units.narrow_reduction = true;
+  plan.units.secondary = plan.buckets.inner_group = 4;
+  const Workload workload = lower(model, plan);
+  ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
+  const Traffic t = traffic_of(workload.programs[0], false);
+  const auto parameters = static_cast<Bytes>(parameter_count(model));
+  // Units are padded up to equal shards; the last one and the ends are not gathered again.
+  const auto about = [](Bytes found, double expected) {
+    EXPECT_NEAR(static_cast<double>(found) / expected, 1, 1e-3);
+  };
+  const auto all = static_cast<double>(parameters);
+  constexpr auto kExchange = CollectiveKind::kAllToAll;
+  about(t.of(kDataGroup, kGather), all);
+  EXPECT_EQ(t.of(kDataGroup, kScatter), 0);
+  about(t.of(kInnerGroup, kExchange), 0.5 * all);
+  about(t.of(kOuterGroup, kExchange), 0.5 * all / 4);
+  const Bytes again = t.of(kSecondaryGroup, kGather);
+  EXPECT_GT(again, 0);
+  EXPECT_EQ(again % 2, 0);
+  EXPECT_LE(again, 2 * parameters);
+  // The second copy takes 2 P / 4 bytes of a rank.
+  plan.units.secondary = 0;
+  const Workload without = lower(model, plan);
+  const auto held = [](const Workload& w) {
+    Bytes bytes = 0;
+    for (const FrameLayout& layout : w.programs[0].layouts) {
+      for (const Buffer& buffer : layout.buffers) {
+        if (buffer.kind != BufferKind::kParameters || !buffer.persistent) continue;
+        for (const Frame& frame : w.programs[0].frames) {
+          if (&w.programs[0].layouts[frame.layout.index()] != &layout) continue;
+          bytes += bytes_of(buffer.dtype, buffer.count);
+        }
+      }
+    }
+    return bytes;
+  };
+  about(held(workload) - held(without), 2 * all / 4);
 }
 
 // Megatron-LM, a layer and microbatch: 4 all-reduces of 2 b s h bytes, 2 forward and 2 backward.

@@ -284,6 +284,25 @@ void draw_offload(Rng& rng, Plan& p) {
   o.delayed_update = !parameters && rng.below(2) == 0;
 }
 
+/// Units that travel in fewer bits, and a second copy of them. What is drawn later does not depend
+/// on it.
+void draw_narrow(Rng rng, Plan& p) {
+  Units& u = p.units;
+  const auto divisor = [&rng](std::int64_t whole, std::int64_t least) {
+    std::int64_t out = least + rng.below(whole - least + 1);
+    while (whole % out != 0) out = least + rng.below(whole - least + 1);
+    return out;
+  };
+  if (p.offload.states()) return;
+  if (p.sharding == Sharding::kParameters) {
+    u.narrow_gathers = rng.below(3) == 0;
+    if (p.shards() > 1 && rng.below(2) == 0) u.secondary = divisor(p.shards(), 2);
+  }
+  if (p.replicas() > 1 || rng.below(3) > 0) return;
+  u.narrow_reduction = true;
+  p.buckets.inner_group = divisor(p.shards(), 1);
+}
+
 }  // namespace
 
 Drawn draw_sharded_plan(Rng& rng) {
@@ -311,6 +330,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   u.reduce_each = rng.below(3) > 0;
   u.reduce = coin() ? DType::kFp32 : DType::kBf16;
   draw_offload(rng, p);
+  draw_narrow(rng, p);
   return out;
 }
 
@@ -369,7 +389,8 @@ void draw_latent(Rng& rng, Model& m, Plan& p) {
 Drawn draw_sparse_plan(Rng& rng) {
   Drawn out = rng.below(2) == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
   Plan& p = out.plan;
-  p.shard_group = 0;
+  p.shard_group = p.units.secondary = 0;
+  p.units.narrow_gathers = p.units.narrow_reduction = false;
   p.buckets = GradientBuckets();
   p.sequence = p.tensor > 1;
   if (p.tokens() % p.tensor != 0) {

@@ -1,0 +1,157 @@
+// Sharded units as ZeRO++ has them (arXiv 2306.10209, section 3; DeepSpeed's
+// runtime/zero/partition_parameters.py and runtime/comm/coalesced_collectives.py):
+//   qwZ  a rank's shard of the parameters is quantized to 8 bits, gathered, and expanded;
+//   hpZ  a forward pass keeps the rank's part of a second copy among `secondary` neighbours, which
+//        backward passes gather in the compute type;
+//   qgZ  gradients are quantized to 4 bits and exchanged within an inner group, summed and
+//        quantized again, exchanged across the groups, expanded and summed.
+// Left out: the scales of blocks and their exchanges; that DeepSpeed reduces vectors (biases,
+// norms) plainly.
+#include <utility>
+
+#include "models/stage_writer.h"
+#include "sim/base/check.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::int16_t kShard8 = 1;     ///< of the weights: the rank's part in 8 bits
+constexpr std::int16_t kGathered8 = 2;  ///< and all of them
+constexpr std::int16_t kSent4 = 3;      ///< of the gradients: in 4 bits
+constexpr std::int16_t kReceived4 = 4;
+constexpr std::int16_t kSums4 = 5;  ///< of an inner group
+constexpr std::int16_t kAcross4 = 6;
+constexpr std::int16_t kExpanded = 7;  ///< what is left to sum
+
+Buffer travelling(const char* name, DType type, std::int64_t count) {
+  Buffer buffer;
+  buffer.name = name;
+  buffer.kind = BufferKind::kCommunication;
+  buffer.dtype = type;
+  buffer.count = count;
+  return buffer;
+}
+
+/// A kernel that only moves: it reads and writes these operands once.
+Opaque moves(const char* name, const Ref& from, const Ref& to) {
+  return Opaque{name, from.view().bytes + to.view().bytes, 0, to.dtype, Memory::kDevice};
+}
+
+}  // namespace
+
+/// Of equal shards, each of whole bytes in what travels.
+std::int64_t StageWriter::unit_elements(std::int64_t filled, std::int64_t shards) const {
+  return round_up(filled, x_plan.units.narrow_reduction ? 2 * shards : shards);
+}
+
+/// Buffers for what travels in fewer bits, behind those that every unit has.
+void StageWriter::add_narrow(const UnitShape& shape, FrameLayout& weights,
+                             FrameLayout& gradients) const {
+  if (x_plan.units.narrow_gathers) {
+    FT_CHECK(weights.buffers.size() == kGathered8, "buffers of a unit's weights");
+    weights.buffers[kShard8].dtype = DType::kUint8;
+    weights.buffers.push_back(travelling("gathered in 8 bits", DType::kUint8, shape.elements));
+  }
+  if (!x_plan.units.narrow_reduction) return;
+  FT_CHECK(gradients.buffers.size() == kSent4, "buffers of a unit's gradients");
+  const std::int64_t bytes = shape.elements / 2;
+  const std::int64_t inner = x_plan.buckets.inner_group;
+  const bool across = inner < shape.holders.shards;
+  const std::int64_t left = across ? inner : 1;
+  for (Buffer& buffer :
+       std::vector<Buffer>{travelling("in 4 bits", DType::kUint8, bytes),
+                           travelling("received in 4 bits", DType::kUint8, bytes),
+                           travelling("sums in 4 bits", DType::kUint8, bytes / inner),
+                           travelling("received sums in 4 bits", DType::kUint8, bytes / inner),
+                           travelling("to sum", x_plan.units.reduce, shape.elements / left)}) {
+    gradients.buffers.push_back(std::move(buffer));
+  }
+}
+
+/// Gathers `whole` from the ranks' shards, of which this one's is `shard`, in 8 bits.
+void StageWriter::gather_narrow(const UnitShape& shape, const Ref& shard, const Ref& whole,
+                                Segment& segment) {
+  const Ref sent{0, kShard8, DType::kUint8, shard.count};
+  const Ref gathered{0, kGathered8, DType::kUint8, whole.count};
+  const auto push = [&](const char* name, Work work, const Ref& from, const Ref& to) {
+    Op op = unit_op(shape.holders.stream, name, std::move(work), Phase::kForward);
+    op.reads = {from.view()};
+    op.writes = {to.view()};
+    segment.ops.push_back(std::move(op));
+  };
+  push("parameters.quantize", moves("quantize", shard, sent), shard, sent);
+  push("parameters.gather",
+       Collective{CollectiveKind::kAllGather, x_builder.group(shape.holders.shard_group),
+                  whole.count, DType::kUint8, false},
+       sent, gathered);
+  push("parameters.expand", moves("expand", gathered, whole), gathered, whole);
+}
+
+/// The rank's part of the second copy, in an array of all of it.
+View StageWriter::secondary_part(const Ref& whole) {
+  View part = whole.view();
+  part.bytes /= x_plan.units.secondary;
+  part.shards = static_cast<std::int32_t>(x_plan.units.secondary);
+  part.shard_group = x_builder.group(kSecondaryGroup);
+  return part;
+}
+
+/// After a forward gather of `whole`, and for backward passes instead of one.
+void StageWriter::write_secondary(UnitShape& shape, const Ref& whole, Segment& forward) {
+  const Ref kept = shape.secondary;
+  Op keep = unit_op(shape.holders.stream, "parameters.keep",
+                    kernel_of(KernelKind::kCast, 1, kept.count, kept.dtype), Phase::kForward);
+  keep.reads = {secondary_part(whole)};
+  keep.writes = {kept.view()};
+  forward.ops.push_back(std::move(keep));
+
+  Segment again;
+  again.name = "gather unit again";
+  again.frames = {shape.weights, shape.states};
+  Op gather = unit_op(shape.holders.stream, "parameters.gather_again",
+                      Collective{CollectiveKind::kAllGather, x_builder.group(kSecondaryGroup),
+                                 whole.count, whole.dtype, false},
+                      Phase::kBackward);
+  gather.reads = {kept.view()};
+  gather.writes = {whole.view()};
+  gather.records = EventRef{0, kGatheredUnit};
+  again.ops.push_back(std::move(gather));
+  shape.gather_again = x_builder.segment(std::move(again));
+}
+
+/// Sums `whole` over the ranks: this one's part into `part`.
+void StageWriter::reduce_narrow(const UnitShape& shape, const Ref& whole, const Ref& part,
+                                const PushOp& push) {
+  const char* stream = shape.holders.stream;
+  const std::int64_t inner = x_plan.buckets.inner_group;
+  const bool within = inner > 1;
+  const bool across = inner < shape.holders.shards;
+  const auto bytes_in = [](std::int16_t buffer, std::int64_t elements) {
+    return Ref{0, buffer, DType::kUint8, elements / 2};
+  };
+  const auto kernel = [&](const char* name, const char* what, const Ref& from, const Ref& to) {
+    push(unit_op(stream, name, moves(what, from, to), Phase::kGradients), {from.view()}, to.view());
+  };
+  const auto exchange = [&](const char* name, const char* group, const Ref& from, const Ref& to) {
+    push(unit_op(stream, name,
+                 Collective{CollectiveKind::kAllToAll, x_builder.group(group), from.count,
+                            DType::kUint8, false},
+                 Phase::kGradients),
+         {from.view()}, to.view());
+  };
+  Ref sent = bytes_in(kSent4, whole.count);
+  Ref arrived = bytes_in(kReceived4, whole.count);
+  kernel("gradients.quantize", "quantize", whole, sent);
+  if (within) exchange("gradients.inner.exchange", kInnerGroup, sent, arrived);
+  if (within && across) {
+    sent = bytes_in(kSums4, whole.count / inner);
+    kernel("gradients.inner.sum", "sum and quantize", arrived, sent);
+    arrived = bytes_in(kAcross4, whole.count / inner);
+  }
+  if (across) exchange("gradients.outer.exchange", kOuterGroup, sent, arrived);
+  const Ref expanded{0, kExpanded, part.dtype, 2 * arrived.count};
+  kernel("gradients.expand", "expand", arrived, expanded);
+  kernel("gradients.sum", "sum", expanded, part);
+}
+
+}  // namespace foretrain
