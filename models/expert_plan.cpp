@@ -131,12 +131,10 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
     return;
   }
   const Experts& e = model.experts;
-  const bool fused = plan.experts.dispatcher == Dispatcher::kDeepEp ||
-                     plan.experts.dispatcher == Dispatcher::kHybridEp;
-  if (plan.experts.cast_first && (!fused || plan.precision.linear != DType::kFp8)) {
-    refuse("moe/dispatch_dtype",
-           "fp8 needs an fp8 precision, and moe.dispatcher deepep or hybridep, whose kernels carry "
-           "it");
+  if (plan.experts.cast_first && (!plan.experts.fused() || plan.precision.linear != DType::kFp8)) {
+    return refuse("moe/dispatch_dtype",
+                  "fp8 needs an fp8 precision, and moe.dispatcher deepep or hybridep, whose "
+                  "kernels carry it");
   }
   const std::int64_t ranks = plan.accelerators / plan.pipeline;
   if (ranks % (expert * cut) != 0) {

@@ -96,9 +96,7 @@ Ref LinearParts::row_input_gradient(SegmentWriter& w, const std::string& name, c
 }
 
 View LinearParts::member(const Ref& all, std::int64_t hops) const {
-  View out = all.part(0, all.count / x_plan.tensor);
-  out.shards = static_cast<std::int32_t>(x_plan.tensor);
-  out.shard_group = x_tensor;
+  View out = shard_of(all.view(), x_plan.tensor, x_tensor);
   out.hops = static_cast<std::int32_t>(hops == 0 ? x_plan.tensor : hops);
   return out;
 }

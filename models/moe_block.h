@@ -49,10 +49,7 @@ class MoeBlock : public Block {
 
  private:
   bool gathers() const { return x_plan.experts.dispatcher == Dispatcher::kAllGather; }
-  bool fused() const {
-    return x_plan.experts.dispatcher == Dispatcher::kDeepEp ||
-           x_plan.experts.dispatcher == Dispatcher::kHybridEp;
-  }
+  bool fused() const { return x_plan.experts.fused(); }
   bool exchanges() const { return x_plan.experts.expert > 1; }
   std::int64_t group_size() const { return x_plan.experts.expert * x_plan.experts.tensor; }
   bool sorts() const;

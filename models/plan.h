@@ -116,6 +116,10 @@ struct ExpertPlan {
   Routing routing = Routing::kBalanced;
   double factor = 1;
   bool cast_first = false;  ///< tokens, and the gradients of results, travel in the linears' 8 bits
+  /// One kernel sorts and sends.
+  bool fused() const {
+    return dispatcher == Dispatcher::kDeepEp || dispatcher == Dispatcher::kHybridEp;
+  }
   bool operator==(const ExpertPlan&) const = default;
 };
 
@@ -175,9 +179,8 @@ struct Units {
   bool reduce_each = true;             ///< gradients of every microbatch; else of the last one
   DType reduce = DType::kFp32;         ///< type in which gradients are reduced
   // ZeRO++ (arXiv 2306.10209), see models/stage_narrow.cpp:
-  bool narrow_gathers = false;  ///< shards of parameters travel in 8 bits (qwZ)
-  std::int64_t secondary =
-      0;  ///< ranks that share one more copy for backward passes (hpZ); 0 = none
+  bool narrow_gathers = false;    ///< shards of parameters travel in 8 bits (qwZ)
+  std::int64_t secondary = 0;     ///< ranks that share a copy for backward passes (hpZ); 0 = none
   bool narrow_reduction = false;  ///< gradients are exchanged in 4 bits, then summed (qgZ)
   bool operator==(const Units&) const = default;
 };

@@ -174,13 +174,8 @@ FrameLayout quantized_layout(const ParameterLayouts& parameters, DType type) {
   out.name = "quantized weights";
   for (const Found& found : matrices_of(parameters)) {
     for (const char* which : {" by rows", " by columns"}) {
-      Buffer buffer;
-      buffer.name = found.name + which;
-      buffer.kind = BufferKind::kParameters;
-      buffer.dtype = type;
-      buffer.count = found.weight.count;
-      buffer.persistent = true;
-      out.buffers.push_back(std::move(buffer));
+      out.buffers.push_back(
+          buffer_of(found.name + which, BufferKind::kParameters, type, found.weight.count, true));
     }
   }
   return out;

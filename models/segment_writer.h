@@ -40,6 +40,25 @@ inline std::vector<View> views_of(const std::vector<Ref>& refs) {
   return out;
 }
 
+/// The rank's own part of `whole`, of which every member of `group` has an equal one.
+inline View shard_of(View whole, std::int64_t members, GroupSlot group) {
+  whole.bytes /= members;
+  whole.shards = static_cast<std::int32_t>(members);
+  whole.shard_group = group;
+  return whole;
+}
+
+inline Buffer buffer_of(std::string name, BufferKind kind, DType dtype, std::int64_t count,
+                        bool persistent = false) {
+  Buffer buffer;
+  buffer.name = std::move(name);
+  buffer.kind = kind;
+  buffer.dtype = dtype;
+  buffer.count = count;
+  buffer.persistent = persistent;
+  return buffer;
+}
+
 /// Grows a FrameLayout and hands out Refs to it as formal frame `frame`.
 class LayoutWriter {
  public:
@@ -48,13 +67,8 @@ class LayoutWriter {
   }
   Ref add(const std::string& name, BufferKind kind, DType dtype, std::int64_t count,
           bool saved = false) {
-    Buffer buffer;
-    buffer.name = name;
-    buffer.kind = kind;
-    buffer.dtype = dtype;
-    buffer.count = count;
-    buffer.saved = saved;
-    x_layout.buffers.push_back(std::move(buffer));
+    x_layout.buffers.push_back(buffer_of(name, kind, dtype, count));
+    x_layout.buffers.back().saved = saved;
     return Ref{x_frame, static_cast<std::int16_t>(x_layout.buffers.size() - 1), dtype, count};
   }
   EventRef event(const std::string& name) {

@@ -263,10 +263,7 @@ void StageWriter::sum_copies(const Bucket& bucket, const View& copy, std::int64_
     return;
   }
   const GroupSlot group = x_builder.group(kInnerGroup);
-  View own = copy;
-  own.bytes /= inner;
-  own.shards = static_cast<std::int32_t>(inner);
-  own.shard_group = group;
+  const View own = shard_of(copy, inner, group);
   bucket_op(bucket, segment, "gradients.inner.reduce",
             Collective{CollectiveKind::kReduceScatter, group, count, type, false}, {copy}, {own});
   if (inner < bucket.holders.ranks) {

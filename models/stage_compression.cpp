@@ -122,10 +122,7 @@ void StageWriter::write_signs(Bucket& bucket, Segment& segment) {
   const View signs = part(kSigns, DType::kUint8, bucket.staged);
   const View received = part(kReceived, DType::kUint8, bucket.staged);
   const View averages = part(kAverages, DType::kUint8, bucket.staged);
-  View own = averages;
-  own.bytes /= ranks;
-  own.shards = static_cast<std::int32_t>(ranks);
-  own.shard_group = group;
+  const View own = shard_of(averages, ranks, group);
   const View own_error =
       part(kAverageError, type,
            Staged{8 * bucket.staged.begin / ranks, 8 * bucket.staged.count / ranks});

@@ -23,15 +23,6 @@ constexpr std::int16_t kSums4 = 5;  ///< of an inner group
 constexpr std::int16_t kAcross4 = 6;
 constexpr std::int16_t kExpanded = 7;  ///< what is left to sum
 
-Buffer travelling(const char* name, DType type, std::int64_t count) {
-  Buffer buffer;
-  buffer.name = name;
-  buffer.kind = BufferKind::kCommunication;
-  buffer.dtype = type;
-  buffer.count = count;
-  return buffer;
-}
-
 /// A kernel that only moves: it reads and writes these operands once.
 Opaque moves(const char* name, const Ref& from, const Ref& to) {
   return Opaque{name, from.view().bytes + to.view().bytes, 0, to.dtype, Memory::kDevice};
@@ -47,10 +38,13 @@ std::int64_t StageWriter::unit_elements(std::int64_t filled, std::int64_t shards
 /// Buffers for what travels in fewer bits, behind those that every unit has.
 void StageWriter::add_narrow(const UnitShape& shape, FrameLayout& weights,
                              FrameLayout& gradients) const {
+  const auto add = [](FrameLayout& layout, const char* name, DType type, std::int64_t count) {
+    layout.buffers.push_back(buffer_of(name, BufferKind::kCommunication, type, count));
+  };
   if (x_plan.units.narrow_gathers) {
     FT_CHECK(weights.buffers.size() == kGathered8, "buffers of a unit's weights");
     weights.buffers[kShard8].dtype = DType::kUint8;
-    weights.buffers.push_back(travelling("gathered in 8 bits", DType::kUint8, shape.elements));
+    add(weights, "gathered in 8 bits", DType::kUint8, shape.elements);
   }
   if (!x_plan.units.narrow_reduction) return;
   FT_CHECK(gradients.buffers.size() == kSent4, "buffers of a unit's gradients");
@@ -58,14 +52,11 @@ void StageWriter::add_narrow(const UnitShape& shape, FrameLayout& weights,
   const std::int64_t inner = x_plan.buckets.inner_group;
   const bool across = inner < shape.holders.shards;
   const std::int64_t left = across ? inner : 1;
-  for (Buffer& buffer :
-       std::vector<Buffer>{travelling("in 4 bits", DType::kUint8, bytes),
-                           travelling("received in 4 bits", DType::kUint8, bytes),
-                           travelling("sums in 4 bits", DType::kUint8, bytes / inner),
-                           travelling("received sums in 4 bits", DType::kUint8, bytes / inner),
-                           travelling("to sum", x_plan.units.reduce, shape.elements / left)}) {
-    gradients.buffers.push_back(std::move(buffer));
-  }
+  add(gradients, "in 4 bits", DType::kUint8, bytes);
+  add(gradients, "received in 4 bits", DType::kUint8, bytes);
+  add(gradients, "sums in 4 bits", DType::kUint8, bytes / inner);
+  add(gradients, "received sums in 4 bits", DType::kUint8, bytes / inner);
+  add(gradients, "to sum", x_plan.units.reduce, shape.elements / left);
 }
 
 /// Gathers `whole` from the ranks' shards, of which this one's is `shard`, in 8 bits.
@@ -87,31 +78,23 @@ void StageWriter::gather_narrow(const UnitShape& shape, const Ref& shard, const 
   push("parameters.expand", moves("expand", gathered, whole), gathered, whole);
 }
 
-/// The rank's part of the second copy, in an array of all of it.
-View StageWriter::secondary_part(const Ref& whole) {
-  View part = whole.view();
-  part.bytes /= x_plan.units.secondary;
-  part.shards = static_cast<std::int32_t>(x_plan.units.secondary);
-  part.shard_group = x_builder.group(kSecondaryGroup);
-  return part;
-}
-
 /// After a forward gather of `whole`, and for backward passes instead of one.
 void StageWriter::write_secondary(UnitShape& shape, const Ref& whole, Segment& forward) {
   const Ref kept = shape.secondary;
   Op keep = unit_op(shape.holders.stream, "parameters.keep",
                     kernel_of(KernelKind::kCast, 1, kept.count, kept.dtype), Phase::kForward);
-  keep.reads = {secondary_part(whole)};
+  const GroupSlot group = x_builder.group(kSecondaryGroup);
+  keep.reads = {shard_of(whole.view(), x_plan.units.secondary, group)};
   keep.writes = {kept.view()};
   forward.ops.push_back(std::move(keep));
 
   Segment again;
   again.name = "gather unit again";
   again.frames = {shape.weights, shape.states};
-  Op gather = unit_op(shape.holders.stream, "parameters.gather_again",
-                      Collective{CollectiveKind::kAllGather, x_builder.group(kSecondaryGroup),
-                                 whole.count, whole.dtype, false},
-                      Phase::kBackward);
+  Op gather =
+      unit_op(shape.holders.stream, "parameters.gather_again",
+              Collective{CollectiveKind::kAllGather, group, whole.count, whole.dtype, false},
+              Phase::kBackward);
   gather.reads = {kept.view()};
   gather.writes = {whole.view()};
   gather.records = EventRef{0, kGatheredUnit};

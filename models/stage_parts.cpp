@@ -11,13 +11,7 @@ namespace {
 FrameLayout one_buffer(const char* name, BufferKind kind, DType dtype, std::int64_t count) {
   FrameLayout layout;
   layout.name = name;
-  Buffer buffer;
-  buffer.name = name;
-  buffer.kind = kind;
-  buffer.dtype = dtype;
-  buffer.count = count;
-  buffer.persistent = true;
-  layout.buffers.push_back(std::move(buffer));
+  layout.buffers.push_back(buffer_of(name, kind, dtype, count, true));
   return layout;
 }
 

@@ -16,13 +16,7 @@ constexpr std::int16_t kSummed = 1;    ///< event: parts of tensor ranks are add
 
 void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std::int64_t count,
          bool persistent) {
-  Buffer buffer;
-  buffer.name = name;
-  buffer.kind = kind;
-  buffer.dtype = type;
-  buffer.count = count;
-  buffer.persistent = persistent;
-  layout.buffers.push_back(std::move(buffer));
+  layout.buffers.push_back(buffer_of(name, kind, type, count, persistent));
 }
 
 }  // namespace

@@ -273,7 +273,6 @@ class StageWriter {
   std::int64_t unit_elements(std::int64_t filled, std::int64_t shards) const;
   void add_narrow(const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients) const;
   void gather_narrow(const UnitShape& shape, const Ref& shard, const Ref& whole, Segment& segment);
-  View secondary_part(const Ref& whole);
   void write_secondary(UnitShape& shape, const Ref& whole, Segment& forward);
   void reduce_narrow(const UnitShape& shape, const Ref& whole, const Ref& part, const PushOp& push);
 
