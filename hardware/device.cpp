@@ -7,7 +7,6 @@
 #include "hardware/presets.h"
 
 namespace foretrain {
-namespace {
 
 const std::vector<std::string>& architecture_names() {
   static const std::vector<std::string> names = {"volta",     "ampere", "ada",    "hopper",
@@ -15,6 +14,8 @@ const std::vector<std::string>& architecture_names() {
                                                  "tpu",       "tpu-v6", "ascend", "cpu"};
   return names;
 }
+
+namespace {
 
 std::string joined_architectures() {
   std::string text;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "sim/base/json.h"
 #include "sim/base/result.h"
@@ -29,6 +30,8 @@ inline constexpr std::size_t kArchitectures = 12;
 /// Whether collectives are NCCL's.
 constexpr bool is_nvidia(Architecture a) { return a <= Architecture::kBlackwell; }
 std::string_view name_of(Architecture architecture);
+/// All names, in the order of the values.
+const std::vector<std::string>& architecture_names();
 
 /// Data-sheet figures. Rates are decimal (1 GB = 1e9 B), per direction; dense arithmetic.
 /// Left out: clocks under load (the achieved rates of configs/kernels/ hold them), ECC, MIG.

@@ -347,7 +347,7 @@ class LayerWriter : LinearParts {
   /// A column-parallel linear: its input is gathered and its input gradient reduced over the group.
   Ref backward_column(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                       const Ref& in, const Ref& in_full) {
-    const bool async = x_plan.overlap.tensor_backward;
+    const bool async = x_plan.backward_overlaps();
     const Ref d_in = scratch((name + " d input").c_str(), flat());
     const Ref d_full = x_plan.sequence
                            ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)

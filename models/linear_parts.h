@@ -21,7 +21,8 @@ namespace foretrain {
 ///            the next member's, i = 1 .. t - 1; the rank's own product comes last and is summed
 ///            with what the others sent. Forward of a row-parallel linear.
 /// The collectives of a column-parallel linear's gradients stay whole: the gather of its input runs
-/// beside the input gradient, the reduction beside the weight gradient (`overlap.tensor_backward`).
+/// beside the input gradient, the reduction beside the weight gradient, with or without
+/// `overlap.tensor_backward`.
 /// A kernel puts the rank's own part among those that are gathered.
 /// Left out: several compute streams for the products of parts (which hide their last waves), the
 /// copy engines in place of the SMs that an exchange takes; experts, latent attention and the head.

@@ -307,6 +307,9 @@ struct Plan {
   }
   /// What tensor ranks exchange goes around in parts, under the products (`linear_parts.h`).
   bool rings() const { return overlap.tensor && sequence && tensor > 1; }
+  /// The collectives of a layer's column-parallel linears run beside the GEMMs of their backward
+  /// pass; those that travel in parts have kernels of their own for it.
+  bool backward_overlaps() const { return overlap.tensor_backward || rings(); }
   /// Tensor ranks form a grid of more than one dimension, of so many ranks a side.
   bool in_grid() const { return tensor_mode != TensorMode::k1D; }
   std::int64_t side() const;

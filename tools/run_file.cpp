@@ -92,6 +92,29 @@ Status apply_set(Json& run, const std::string& text, std::map<std::string, std::
 }
 
 /// The keys a RUN may have, refused early so that a misspelt one is not taken for a preset's.
+/// Lays what a system supplies onto `run.resolved`: its defaults, then those of the device's
+/// architecture.
+Status lay_system(Run& run, const Json& file) {
+  const std::string source = "system " + run.system;
+  JsonReader reader(file, source, "");
+  for (const char* key : {"name", "description", "sources", "schema", "$schema"}) {
+    reader.ignore(key);
+    reader.take(key);
+  }
+  const Json* defaults = reader.take("defaults");
+  const Json* by_architecture = reader.take("architectures");
+  FT_TRY(reader.finish());
+  if (defaults != nullptr) overlay(run.resolved, *defaults, source, "", run.origins);
+  if (by_architecture == nullptr) return ok_status();
+  JsonReader architectures(*by_architecture, source, "/architectures");
+  for (const std::string& name : architecture_names()) {
+    const Json* of_one = architectures.take(name);
+    if (of_one == nullptr || name != name_of(run.cluster.device.architecture)) continue;
+    overlay(run.resolved, *of_one, source + " on " + name, "", run.origins);
+  }
+  return architectures.finish();
+}
+
 Status check_keys(const Json& json, const std::string& source) {
   JsonReader reader(json, source, "");
   for (const char* key : {"name", "model", "cluster", "system", "profile", "$schema", "schema"}) {
@@ -291,9 +314,14 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
     return input_error(source + ": /system: found " + describe(*system) + ", expected a name");
   }
   FT_ASSIGN(const Json system_file, load_preset("systems", run.system, source + ": /system"));
-  if (const Json* defaults = system_file.find("defaults")) {
-    overlay(run.resolved, *defaults, "system " + run.system, "", run.origins);
+  for (const char* key : {"model", "cluster"}) {
+    if (user.find(key) == nullptr) {
+      return input_error(source + ": /" + key +
+                         ": is missing, expected a preset's name or an object");
+    }
   }
+  FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
+  FT_TRY(lay_system(run, system_file));
   overlay(run.resolved, user, "RUN", "", run.origins);
   for (const auto& [pointer, origin] : set_origins) run.origins[pointer] = origin;
 
@@ -304,15 +332,8 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
     run.name = *name->string();
   }
   if (run.name.empty()) run.name = source;
-  for (const char* key : {"model", "cluster"}) {
-    if (user.find(key) == nullptr) {
-      return input_error(source + ": /" + key +
-                         ": is missing, expected a preset's name or an object");
-    }
-  }
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
   FT_TRY(drop_sequence(run));
-  FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
   FT_ASSIGN(run.plan, read_plan(run.resolved, source, run.model, run.cluster.accelerators));
   for (const DType type : {run.plan.precision.matrix, run.plan.precision.linear}) {
     if (peak_tflops(run.cluster.device, type) > 0) continue;

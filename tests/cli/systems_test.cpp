@@ -80,6 +80,48 @@ TEST(Systems, AFileIsASystem) {
   EXPECT_TRUE(has(moved, "reduce-scatter"));
 }
 
+// Defaults of one architecture come after the system's own and before the RUN's.
+TEST(Systems, DifferByArchitecture) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  place.write("mine.json", R"({"name": "mine", "description": "as above", "sources": {},
+      "defaults": {"gradients": {"clip_norm": 2}},
+      "architectures": {"hopper": {"gradients": {"clip_norm": 3}}, "volta": {}}})");
+  const auto clip = [&](const char* cluster, const char* set) {
+    const CommandResult shown = place.run({"show", "run.json", "--set", "system=mine.json", "--set",
+                                           cluster, "--set", set, "--json", "-"});
+    EXPECT_EQ(shown.exit_code, 0) << shown.err;
+    const Json json = parse_json(shown.out, "show").value();
+    return at(at(at(json, "run"), "gradients"), "clip_norm").number();
+  };
+  EXPECT_EQ(clip("cluster.preset=dgx-h100", "name=a"), 3);
+  EXPECT_EQ(clip("cluster.preset=dgx-a100-80gb", "name=a"), 2);
+  EXPECT_EQ(clip("cluster.preset=dgx-h100", "gradients.clip_norm=4"), 4);
+  place.write("wrong.json", R"({"architectures": {"hoper": {}}})");
+  const CommandResult wrong = place.run({"simulate", "run.json", "--set", "system=wrong.json"});
+  EXPECT_EQ(wrong.exit_code, 1);
+  EXPECT_NE(wrong.err.find("/architectures/hoper"), std::string::npos) << wrong.err;
+  EXPECT_NE(wrong.err.find("hopper"), std::string::npos) << wrong.err;
+}
+
+// Megatron-LM's collectives of a backward pass run beside GEMMs where launches keep their order.
+TEST(Systems, MegatronOverlapsBackwardBeforeBlackwell) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const auto gain = [&](const char* cluster) {
+    const auto time = [&](std::vector<std::string> sets) {
+      for (const char* set : {"parallel.tensor=4", "model=llama-3-8b", "batch.sequence=4096"}) {
+        sets.emplace_back(set);
+      }
+      sets.emplace_back(cluster);
+      return at(simulated(place, "run.json", sets), "iteration_time_s").number();
+    };
+    return time({}) / time({"overlap.tensor_backward=true"});
+  };
+  EXPECT_EQ(gain("cluster.preset=dgx-h100"), 1);
+  EXPECT_GT(gain("cluster.preset=dgx-b200"), 1);
+}
+
 // How gradients and parameters travel in each system, as its documentation says.
 TEST(Systems, MoveGradientsAsTheyDo) {
   const Workplace place;
