@@ -8,16 +8,26 @@
 namespace foretrain {
 namespace {
 
-constexpr double kQueryBlock = 128;  // queries of one thread block of the fused kernels
+constexpr std::int64_t kKeyBlock = 128;  // keys of one step of the fused kernels
+constexpr double kQueryBlock = 128;      // queries of one thread block of the fused kernels
 // The benchmarks run 16384 tokens of 2048 elements: 15 to 19 pieces an SM, so the tail costs 3 %.
 constexpr double kBenchmarkTail = 1.03;
 constexpr double kShortLength = 0.75;  // below the shortest length the rate falls as length^0.75
 
-/// Query-key pairs that a fused kernel computes.
+/// Whether a query sees only so many keys before it.
+bool slides(const Attention& work) { return work.window > 0 && work.window < work.kv_len; }
+
+/// Whether blocks of queries see unequal shares of the keys: under a causal mask, but for windows
+/// shorter than half of the length.
+bool triangular(const Attention& work) {
+  return work.causal && (!slides(work) || 2 * work.window > work.kv_len);
+}
+
+/// Query-key pairs that the mask leaves.
 double pairs_of(const Attention& work) {
   const auto q = static_cast<double>(work.q_len), kv = static_cast<double>(work.kv_len);
   const auto window = static_cast<double>(work.window);
-  if (work.window > 0 && window < kv) {
+  if (slides(work)) {
     return work.causal ? window * (q - std::min(q, window) / 2) : q * window;
   }
   return work.causal ? q * kv / 2 : q * kv;
@@ -34,14 +44,29 @@ double rate_on_curve(const AttentionConstants& c, const AttentionCurve& curve, d
   return curve.tflops[i - 1] + at * (curve.tflops[i] - curve.tflops[i - 1]);
 }
 
+/// Keys that the fused kernel reads for a block of queries. With a window the block is a band of
+/// window + 128 keys, of which the window is used.
+double keys_of(const Attention& work) {
+  return static_cast<double>(slides(work) ? std::min(work.window + kKeyBlock, work.kv_len)
+                                          : work.kv_len);
+}
+
+/// Pairs that are computed, never more than without a window, over those that the mask leaves.
+double wasted(const Attention& work) {
+  if (!slides(work)) return 1;
+  Attention whole = work;
+  whole.window = 0;
+  return std::min(keys_of(work) / static_cast<double>(work.window),
+                  pairs_of(whole) / pairs_of(work));
+}
+
 /// The curve of the nearest head dimension; narrower heads than any curve lose in proportion.
 const AttentionCurve* curve_of(const AttentionConstants& c, const Attention& work,
                                AttentionKernel kernel) {
   const AttentionCurve* best = nullptr;
   for (const AttentionCurve& curve : c.curves) {
-    if (curve.kernel != kernel || curve.backward != work.backward || curve.causal != work.causal) {
-      continue;
-    }
+    if (curve.kernel != kernel || curve.backward != work.backward) continue;
+    if (curve.causal != triangular(work)) continue;
     const auto distance = [&work](const AttentionCurve& x) {
       return std::abs(
           std::log(static_cast<double>(x.head_dim) / static_cast<double>(work.head_dim)));
@@ -58,7 +83,7 @@ double imbalance(const DeviceSpec& device, const Attention& work) {
   const double pieces = static_cast<double>(work.batch * work.q_heads) *
                         std::ceil(static_cast<double>(work.q_len) / kQueryBlock);
   const double share = pieces / device.sm_count;
-  const double longest = work.causal && work.q_len > 1 ? 2 : 1;
+  const double longest = triangular(work) && work.q_len > 1 ? 2 : 1;
   return std::max(1.0, std::max(longest, share + 0.5) / share / kBenchmarkTail);
 }
 
@@ -83,9 +108,11 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
                              : ""));
   }
   const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
-  double rate =
-      rate_on_curve(c, *curve, static_cast<double>(work.kv_len)) * peak / c.reference_tflops;
-  rate *= relative * sustained_factor(device);
+  const auto whole = static_cast<double>(work.kv_len);
+  double rate = rate_on_curve(c, *curve, triangular(work) ? whole : keys_of(work)) * peak /
+                c.reference_tflops;
+  rate *= relative * sustained_factor(device) / wasted(work);
+  if (c.reference_power_w > 0) rate *= power_law(device.power_w, c.reference_power_w);
   if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
   if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
     rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve->head_dim);

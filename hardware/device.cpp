@@ -69,9 +69,13 @@ std::string_view name_of(Architecture architecture) {
   return architecture_names().at(static_cast<std::size_t>(architecture));
 }
 
+double power_law(double power_w, double reference_w) {
+  return std::pow(power_w / reference_w, 0.568);
+}
+
 double power_factor(const DeviceSpec& device) {
   if (device.power_limit_w <= 0 || device.power_limit_w >= device.power_w) return 1;
-  return std::pow(device.power_limit_w / device.power_w, 0.568);
+  return power_law(device.power_limit_w, device.power_w);
 }
 
 double sustained_factor(const DeviceSpec& device) { return device.slowest * power_factor(device); }

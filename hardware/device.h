@@ -61,10 +61,13 @@ struct DeviceSpec {
 /// Peak dense arithmetic rate in TFLOP/s for operands of `type`; 0 where the device has none.
 double peak_tflops(const DeviceSpec& device, DType type);
 
-/// What a power limit leaves of the sustained rate of tensor cores: min(1, (limit / power)^0.568).
-/// The exponent is fitted with the rates of Hopper to GEMMs on H100 of 700 W and of 500 W
-/// (configs/kernels/hopper.json). Dynamic power that grows as the 2nd to 3rd power of the clock
-/// would give 1/3 to 1/2.
+/// The sustained rate of tensor cores at `power_w` over that at `reference_w`, where power bounds
+/// it: (power / reference)^0.568. The exponent is fitted with the rates of Hopper to GEMMs on H100
+/// of 700 W and of 500 W (configs/kernels/hopper.json). Dynamic power that grows as the 2nd to 3rd
+/// power of the clock would give 1/3 to 1/2.
+double power_law(double power_w, double reference_w);
+
+/// What a power limit leaves of the sustained rate of tensor cores, at most 1.
 double power_factor(const DeviceSpec& device);
 
 /// What is left of the sustained rate of tensor cores in a run, whose step waits for its slowest

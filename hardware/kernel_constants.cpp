@@ -52,6 +52,9 @@ AttentionKernel attention_kernel(const std::string& name) {
 AttentionConstants read_attention(const Json& json) {
   AttentionConstants attention;
   attention.reference_tflops = number_at(json, "reference_bf16_tflops");
+  if (const Json* power = json.find("reference_power_w")) {
+    attention.reference_power_w = power->number();
+  }
   attention.lengths = numbers_at(json, "lengths");
   attention.fp8_forward = number_at(json, "fp8_forward");
   attention.fp8_backward = number_at(json, "fp8_backward");

@@ -46,7 +46,8 @@ struct AttentionRelative {
 };
 
 struct AttentionConstants {
-  double reference_tflops = 1;  ///< bf16 peak of the device the curves were taken on
+  double reference_tflops = 1;   ///< bf16 peak of the device the curves were taken on
+  double reference_power_w = 0;  ///< what that device draws, where its power bounds the rates; 0
   std::vector<double> lengths;
   std::vector<AttentionCurve> curves;
   std::vector<AttentionRelative> relatives;
