@@ -35,11 +35,13 @@ double efficiency_of(const GemmConstants& c, DType type) {
   return 0;
 }
 
-/// Tensor cores read 16 bytes at a time.
+/// Tensor cores read 16 bytes at a time of the dimension that lies contiguous in memory: m or k of
+/// the first operand, k or n of the second, n of the result.
 bool misaligned(const Gemm& work) {
   const std::int64_t elements = 128 / bits_of(work.in);
-  return work.n % elements != 0 || work.k % elements != 0 ||
-         (work.transpose_a && work.m % elements != 0);
+  const std::int64_t first = work.transpose_a ? work.m : work.k;
+  const std::int64_t second = work.transpose_b ? work.k : work.n;
+  return work.n % elements != 0 || first % elements != 0 || second % elements != 0;
 }
 
 /// fp32 results of the parts of k.
@@ -67,9 +69,15 @@ double traffic(const DeviceSpec& device, const Gemm& work, const GemmEstimate& c
     reads = std::max(once,
                      static_cast<double>(c.waves) * block * k / static_cast<double>(c.splits) * in);
   }
-  const double results = batch * m * n;
-  const double writes = results * out * (work.accumulate ? 2 : 1);
-  return reads + writes + partial_bytes(work, c.splits);
+  return reads + batch * m * n * out * (work.accumulate ? 2 : 1) + partial_bytes(work, c.splits);
+}
+
+/// What an epilogue moves beyond two bytes an element, which `prologue_k` holds: results of 32
+/// bits, and results that are added to those before.
+double epilogue_bytes(const Gemm& work) {
+  const double out = bits_of(work.out) / 8.0 * (work.accumulate ? 2 : 1);
+  return std::max(0.0, out - 2) * static_cast<double>(work.batch) * static_cast<double>(work.m) *
+         static_cast<double>(work.n);
 }
 
 GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
@@ -85,7 +93,14 @@ GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Ge
   const double flops = 2.0 * static_cast<double>(tile.rows * tile.columns) * depth;
   out.compute_s = waves * flops * device.sm_count / out.rate;
   const double bytes = moved > 0 ? moved + partial_bytes(work, splits) : traffic(device, work, out);
-  out.memory_s = bytes / (device.memory_gb_per_s * 1e9 * c.memory_efficiency);
+  const double bandwidth = device.memory_gb_per_s * 1e9;
+  out.memory_s = bytes / (bandwidth * c.memory_efficiency);
+  if (c.epilogue_efficiency > 0 && moved <= 0) {
+    const double last = epilogue_bytes(work);
+    const double after = last / (bandwidth * c.epilogue_efficiency);
+    out.compute_s += after;
+    out.memory_s += after - last / (bandwidth * c.memory_efficiency);
+  }
   out.latency_s = c.latency_us * 1e-6;
   return out;
 }
@@ -190,10 +205,39 @@ void append(Cost& sum, const Cost& next) {
   sum.deviation = std::max(sum.deviation, next.deviation);
 }
 
+/// As many products side by side as the architecture's kernels leave room for, round after round.
+/// Several that fill the SMs follow one another without a gap, as one launch's tiles do.
+Result<Cost> apart_cost(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
+                        std::ostream* steps) {
+  Gemm round = work;
+  round.apart = false;
+  round.batch = std::min(work.batch, c.at_once);
+  FT_ASSIGN(Cost cost, product_cost(device, c, round, 0, steps));
+  if (round.batch > 1 && cost.tiles >= device.sm_count) {
+    round.batch = work.batch;
+    return product_cost(device, c, round, 0, steps);
+  }
+  const double rounds = static_cast<double>(work.batch) / static_cast<double>(round.batch);
+  const auto waves = static_cast<double>(ceil_div(cost.tiles, device.sm_count));
+  const double compute = rounds * waves * cost.tile.seconds();
+  cost.tiles = ceil_div(work.batch * cost.tiles, round.batch);
+  if (cost.tiles > 0) {
+    cost.tile = bounded(compute / static_cast<double>(ceil_div(cost.tiles, device.sm_count)));
+  }
+  for (Time* part : {&cost.latency, &cost.memory, &cost.duration}) {
+    *part = bounded(rounds * part->seconds());
+  }
+  if (steps != nullptr) {
+    *steps << work.batch << " products, " << round.batch << " at once: " << rounds << " rounds\n";
+  }
+  return cost;
+}
+
 }  // namespace
 
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
   const GemmConstants& c = kernel_constants(device.architecture).gemm;
+  if (work.apart && work.batch > 1) return apart_cost(device, c, work, steps);
   const std::vector<Gemm> gemms = gemms_of(work);
   FT_ASSIGN(Cost sum, product_cost(device, c, gemms.front(), 0, steps));
   for (std::size_t i = 1; i < gemms.size(); ++i) {

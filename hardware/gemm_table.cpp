@@ -45,7 +45,7 @@ Gemm gemm_of(const Json::Array& row) {
   work.transpose_a = pass == "weight-gradient";
   work.transpose_b = pass == "forward";
   work.accumulate = row[5] == Json(true);
-  work.out = row[6].number() == 4 ? DType::kFp32 : DType::kBf16;
+  work.out = row[6] == Json("fp32") ? DType::kFp32 : DType::kBf16;
   return work;
 }
 

@@ -11,10 +11,10 @@
 namespace foretrain {
 namespace {
 
-/// One for every matrix; a grouped GEMM is issued product by product: docs/prices.md, host time.
+/// One for every matrix; products apart are issued one by one: docs/prices.md, host time.
 std::int32_t grouped_kernels(const Gemm& work) {
   constexpr double kOfOne = 0.28;
-  if (work.batch <= 1) return static_cast<std::int32_t>(gemms_of(work).size());
+  if (!work.apart) return static_cast<std::int32_t>(gemms_of(work).size());
   return 1 + static_cast<std::int32_t>(kOfOne * static_cast<double>(std::min<std::int64_t>(
                                                     work.batch, std::int64_t{1} << 20)));
 }

@@ -34,6 +34,12 @@ GemmConstants read_gemm(const Json& json) {
   gemm.boost_gflop = number_at(json, "boost_gflop");
   gemm.weight_gradient = number_at(json, "weight_gradient");
   if (const Json* split = json.find("split_accumulator")) gemm.split_accumulator = split->number();
+  if (const Json* epilogue = json.find("epilogue_efficiency")) {
+    gemm.epilogue_efficiency = epilogue->number();
+  }
+  if (const Json* at_once = json.find("at_once")) {
+    gemm.at_once = static_cast<std::int64_t>(at_once->number());
+  }
   gemm.memory_efficiency = number_at(json, "memory_efficiency");
   gemm.latency_us = number_at(json, "latency_us");
   gemm.misaligned = number_at(json, "misaligned");

@@ -19,13 +19,16 @@ struct GemmConstants {
   std::vector<GemmTile> tiles;
   std::vector<std::int64_t> splits;
   double fp32 = 0, tf32 = 0, fp16 = 0, bf16 = 0, fp8 = 0,
-         fp4 = 0;                ///< share of the peak, sustained
-  double prologue_k = 0;         ///< prologue and epilogue of a tile, in units of k
-  double fractional_wave = 0;    ///< 0: whole waves, 1: a partly filled wave costs its share only
-  double boost = 0;              ///< rate gained in the burst state by the shortest kernels
-  double boost_gflop = 1;        ///< work over which that gain falls to 1/e
-  double weight_gradient = 1;    ///< rate where A is transposed
-  double split_accumulator = 1;  ///< rate of fp8 with it
+         fp4 = 0;                  ///< share of the peak, sustained
+  double prologue_k = 0;           ///< prologue and epilogue of a tile, in units of k
+  double fractional_wave = 0;      ///< 0: whole waves, 1: a partly filled wave costs its share only
+  double boost = 0;                ///< rate gained in the burst state by the shortest kernels
+  double boost_gflop = 1;          ///< work over which that gain falls to 1/e
+  double weight_gradient = 1;      ///< rate where A is transposed
+  double epilogue_efficiency = 0;  ///< of the bandwidth, for bytes of results beyond two an
+                                   ///< element, after the arithmetic; 0: beside it
+  std::int64_t at_once = 4;        ///< products apart that run side by side
+  double split_accumulator = 1;    ///< rate of fp8 with it
   double memory_efficiency = 1;
   double latency_us = 0;
   double misaligned = 1;  ///< rate where a dimension is no multiple of 16 bytes

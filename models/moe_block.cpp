@@ -190,6 +190,7 @@ void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
 void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, const Ref& of,
                        bool backward, const Ref& a, const Ref& b, const Ref& out) {
   gemm.batch = x_sizes.local;
+  gemm.apart = gemm.batch > 1 && !x_plan.experts.single_kernel;
   gemm.in = x_plan.precision.matrix;
   gemm = x_quantizer->typed(gemm, of, backward);
   if (gemm.transpose_a) return write_weight_gradient(w, x_plan, name, gemm, a, b, out);

@@ -254,6 +254,9 @@ class PlanReader {
       x_plan.separate_projections = projections == 1;
       r.read_enum("fusion", x_plan.fusion, {"fused", "eager"});
       r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
+      int grouped = 0;
+      r.read_choice("grouped_gemm", grouped, {"streams", "single"});
+      x_plan.experts.single_kernel = grouped == 1;
       bool compile = false;
       r.read("compile", compile);
       if (compile) x_plan.fusion = Fusion::kCompiled;

@@ -115,6 +115,7 @@ struct ExpertPlan {
   Dispatcher dispatcher = Dispatcher::kAllToAll;
   Routing routing = Routing::kBalanced;
   double factor = 1;
+  bool single_kernel = false;  ///< one computes the products of all experts of a rank
   bool cast_first = false;  ///< tokens, and the gradients of results, travel in the linears' 8 bits
   /// One kernel sorts and sends.
   bool fused() const {

@@ -62,7 +62,7 @@ std::string text_of(const P2PBatch& w) {
 
 std::string text_of(const Gemm& w) {
   std::string out = "gemm " + number(w.m) + "x" + number(w.n) + "x" + number(w.k);
-  if (w.batch != 1) out += " batch " + number(w.batch);
+  if (w.batch != 1) out += " batch " + number(w.batch) + (w.apart ? " apart" : "");
   out += std::string(" ") + (w.transpose_a ? "t" : "n") + (w.transpose_b ? "t" : "n");
   out += " " + std::string(name_of(w.in)) + "->" + std::string(name_of(w.out));
   if (w.split_accumulator) out += " split accumulator";

@@ -31,6 +31,9 @@ struct Gemm {
   /// The weights W are up to three matrices of so many rows, and each is multiplied by a GEMM of
   /// its own: they cut n of y = x W^T, k of d x = d y W and m of d W = d y^T x. Zeros: one matrix.
   std::array<std::int64_t, 3> parts{};
+  /// The products of the batch are GEMMs of their own, issued one after another on a few streams;
+  /// else one kernel computes them all.
+  bool apart = false;
   bool operator==(const Gemm&) const = default;
 };
 
