@@ -64,18 +64,10 @@ void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
   run.adopt(reader.finish());
 }
 
-void read_expert_module(JsonReader& reader, const std::string& name, const Model& model,
-                        Recompute& out) {
-  if (name == "mla_up_proj") {
-    out.latent_up = true;
-    if (!model.is_latent()) {
-      reader.fail("modules", "found \"mla_up_proj\", but the model's attention is not latent");
-    }
-    return;
+void check_expert_module(JsonReader& reader, const std::string& name, const Model& model) {
+  if (name == "mla_up_proj" && !model.is_latent()) {
+    reader.fail("modules", "found \"mla_up_proj\", but the model's attention is not latent");
   }
-  if (name == "moe") out.moe = true;
-  if (name == "moe_act") out.expert_activation = true;
-  if (name == "shared_experts") out.shared_experts = true;
   const bool experts = name == "moe" || name == "moe_act" || name == "shared_experts";
   if (experts && !model.has_experts()) {
     reader.fail("modules", "found \"" + name + "\", but the model has no experts");

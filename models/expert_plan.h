@@ -17,10 +17,8 @@ double natural_imbalance(std::int64_t experts, std::int64_t ranks);
 /// Reads `moe`; the plan's degrees are known.
 void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan);
 
-/// Marks module `name` of `recompute.modules` if it is one of the experts' or of latent attention;
-/// refuses what the model does not have.
-void read_expert_module(JsonReader& reader, const std::string& name, const Model& model,
-                        Recompute& out);
+/// Refuses module `name` of `recompute.modules` where the model has no such part.
+void check_expert_module(JsonReader& reader, const std::string& name, const Model& model);
 
 /// Refuses degrees that do not divide and combinations that cannot be. The plan's data is known.
 void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan);

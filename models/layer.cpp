@@ -111,12 +111,12 @@ class LayerWriter : LinearParts {
       forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
       x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
     }
-    if (whole) {
+    if (whole && !again.keep_heads) {
       forward_heads(w);
     } else if (again.latent_up) {
       widen_again(w);
     }
-    if ((whole && !again.operations) || again.attention) forward_core(w);
+    if ((whole && !again.operations && !again.keep_core) || again.attention) forward_core(w);
     if (whole) attention_output(w);
     if (whole || again.norm) {
       forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
@@ -129,7 +129,7 @@ class LayerWriter : LinearParts {
       forward_up(w);
     } else if (whole || again.mlp || again.moe) {
       forward_branch(w);
-      if (whole || x_dropout.hidden > 0) {
+      if (!stops_early(w) && (whole || x_dropout.hidden > 0)) {
         residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
       }
     } else if (x_moe) {
@@ -149,8 +149,8 @@ class LayerWriter : LinearParts {
   }
 
   void attention_output(SegmentWriter& w) {
-    if (w.phase == Phase::kForward || !keeps_scattered()) {
-      const bool kept = x_again.operations && w.phase == Phase::kRecompute;
+    if (w.phase == Phase::kForward || !(keeps_scattered() || x_again.keep_projection)) {
+      const bool kept = (x_again.operations || x_again.keep_core) && w.phase == Phase::kRecompute;
       forward_row(w, "attention", "attention.projection", x_projection,
                   kept ? x_b.context_x.kept : x_b.context_x.in, x_b.attention_part,
                   x_b.attention_out);
@@ -181,7 +181,15 @@ class LayerWriter : LinearParts {
   void forward_branch(SegmentWriter& w) {
     if (x_moe) return x_moe->forward(w, x_b.y2, x_b.y2_x, x_b.down);
     forward_up(w);
+    if (stops_early(w)) return;
     forward_row(w, "mlp", "mlp.down", x_down, x_b.act_x.in, x_b.down_part, x_b.down);
+  }
+
+  /// No backward pass reads the product on the way down and the residual stream after it, but for
+  /// what dropout and 3d leave on the way.
+  bool stops_early(const SegmentWriter& w) const {
+    const bool leaves = x_b.mask2.valid() || (x_grid && x_grid->keeps());
+    return x_again.early_stop && w.phase == Phase::kRecompute && !x_moe && !leaves;
   }
 
   void forward_qkv(SegmentWriter& w) {
@@ -219,7 +227,7 @@ class LayerWriter : LinearParts {
   void forward_up(SegmentWriter& w) {
     if (keeps_products() && w.phase == Phase::kRecompute) {
       column_again(w, "mlp", "mlp.up", x_up, x_b.y2_x.in, x_b.y2_full, x_b.up);
-    } else {
+    } else if (!x_again.keep_up || w.phase == Phase::kForward) {
       forward_column(w, "mlp", "mlp.up", x_up, x_b.y2_x.in, x_b.y2_full, raw_up(), x_model.gated());
     }
     forward_activation(w);

@@ -7,6 +7,7 @@
 #include "models/plan_network.h"
 #include "models/plan_precision.h"
 #include "models/plan_reading.h"
+#include "models/plan_recompute.h"
 #include "models/plan_schedule.h"
 #include "models/plan_sharding.h"
 #include "models/plan_tensor.h"
@@ -33,7 +34,7 @@ class PlanReader {
     read_precision();
     read_overlap();
     read_kernels();
-    read_recompute();
+    read_recompute(x_reader, x_selective == 1, x_model, x_plan);
     read_others();
     read_schedule(x_reader, x_plan);
     FT_TRY(x_reader.finish());
@@ -175,54 +176,6 @@ class PlanReader {
     p.gradients = wide ? DType::kFp32 : p.compute;
   }
 
-  void read_recompute() {
-    const Json* json = x_reader.take("recompute");
-    if (json == nullptr) return;
-    Recompute& out = x_plan.recompute;
-    if (json->object() != nullptr) {
-      nested("recompute", [this, &out](JsonReader& r) {
-        if (const Json* modules = r.take("modules")) read_modules(r, *modules);
-        r.read("layers", out.layers, IntRange{0, kAnyCount.high});
-        r.read("layer_period", out.layer_period, kAnyCount);
-      });
-      return;
-    }
-    int choice = 0;
-    x_reader.read_choice("recompute", choice, {"none", "selective", "full"});
-    out.layer = choice == 2;
-    out.operations = choice == 1 && x_selective == 1 && knows_operations();
-    out.attention = choice == 1 && !out.operations;
-  }
-
-  void read_modules(JsonReader& reader, const Json& modules) {
-    Recompute& out = x_plan.recompute;
-    const std::vector<std::string> names = {"core_attn",      "layernorm",   "mlp",
-                                            "layer",          "moe_act",     "moe",
-                                            "shared_experts", "mla_up_proj", "operations"};
-    if (modules.array() == nullptr) {
-      reader.fail("modules", "found " + describe(modules) + ", expected a list of module names");
-      return;
-    }
-    for (const Json& item : *modules.array()) {
-      const std::string name = item.string() ? *item.string() : describe(item);
-      const auto it = std::find(names.begin(), names.end(), name);
-      if (it == names.end()) {
-        std::string message =
-            "found \"" + name + "\", expected core_attn, layernorm, mlp, layer, operations";
-        const std::string near = nearest_name(name, names);
-        if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
-        reader.fail("modules", message);
-        return;
-      }
-      if (name == "core_attn") out.attention = true;
-      if (name == "layernorm") out.norm = true;
-      if (name == "mlp") out.mlp = true;
-      if (name == "layer") out.layer = true;
-      if (name == "operations") out.operations = true;
-      read_expert_module(reader, name, x_model, out);
-    }
-  }
-
   void read_overlap() {
     nested("overlap", [this](JsonReader& r) {
       r.read("tensor", x_plan.overlap.tensor);
@@ -252,6 +205,7 @@ class PlanReader {
       int projections = 0;
       r.read_choice("projections", projections, {"packed", "separate"});
       x_plan.separate_projections = projections == 1;
+      r.read("early_stop", x_plan.recompute.early_stop);
       r.read_enum("fusion", x_plan.fusion, {"fused", "eager"});
       r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
       int grouped = 0;
@@ -330,7 +284,8 @@ class PlanReader {
       refuse(no->place, no->message, no->kind);
     }
     check_pipeline();
-    check_recompute();
+    if (const auto no = refused_recompute(x_model, p))
+      return refuse(no->place, no->message, no->kind);
     if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {
       refuse(no->place, no->message, no->kind);
     }
@@ -452,25 +407,6 @@ class PlanReader {
                  " chunks with " + text(sum) + " layers, expected " + text(chunks) + " with " +
                  text(x_model.layers));
     }
-  }
-
-  void check_recompute() {
-    if (x_plan.recompute.layer_period > 1 || x_plan.recompute.layers >= 0) {
-      if (!x_plan.recompute.any()) {
-        refuse("recompute", "layers and layer_period need modules to recompute");
-      }
-    }
-    if (x_plan.recompute.operations && !knows_operations()) {
-      refuse("recompute",
-             "operations is modelled for layers with rotary positions, a gated MLP and fused "
-             "attention, without experts, latent attention, context parallelism and grids");
-    }
-  }
-
-  bool knows_operations() const {
-    return x_model.gated() && x_model.position == Position::kRope && !x_model.has_experts() &&
-           !x_model.is_latent() && x_plan.attention != AttentionKernel::kUnfused &&
-           x_plan.context == 1 && !x_plan.in_grid();
   }
 
   JsonReader x_reader;

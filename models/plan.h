@@ -145,12 +145,18 @@ struct Recompute {
   /// every second product of the layer, the first kept: torchtitan's policy for operations.
   bool operations = false;
   bool moe = false, expert_activation = false, shared_experts = false, latent_up = false;
+  /// Of a layer that is computed again: results that stay, and whether it stops at the last that
+  /// the backward pass reads.
+  bool keep_heads = false, keep_core = false, keep_projection = false, keep_up = false;
+  bool early_stop = false;
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
   bool any() const {
     return layer || attention || norm || mlp || activation || operations || moe ||
            expert_activation || shared_experts || latent_up;
   }
+  void keep_nothing() { keep_heads = keep_core = keep_projection = keep_up = false; }
+  bool keeps() const { return keep_heads || keep_core || keep_projection || keep_up; }
   bool operator==(const Recompute&) const = default;
 };
 

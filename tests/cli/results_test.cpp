@@ -235,6 +235,8 @@ const Field kFields[] = {
     {"moe.dispatcher=deepep", kExperts},
     {"moe.dispatch_dtype=fp8",
      with(kExperts, {"cluster.preset=dgx-h100", "precision=fp8", "moe.dispatcher=deepep"})},
+    {"kernels.early_stop=true", {"recompute=full"}},
+    {"recompute={\"modules\":[\"layer\"],\"keep\":[\"qkv\"]}", {"recompute=full"}},
     {"kernels.grouped_gemm=single", with(kExperts, {"cluster.preset=dgx-b200"})},
     {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
     {"overlap.gradient_reduce=false"},

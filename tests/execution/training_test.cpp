@@ -251,6 +251,25 @@ TEST(SharedVocabulary, TrainsAsOneRank) {
   }
 }
 
+// Layers that are computed again but for what stays, with and without the end that nothing reads.
+TEST(Recomputation, TrainsAsOneRank) {
+  using Flag = bool Recompute::*;
+  for (const Model& model : {narrow_gpt(), narrowed(small_llama(), 4)}) {
+    for (const Flag flag : {&Recompute::early_stop, &Recompute::keep_heads, &Recompute::keep_core,
+                            &Recompute::keep_projection, &Recompute::keep_up}) {
+      for (const bool cut : {false, true}) {
+        Plan plan = small_plan(model, {cut ? 2 : 1, cut ? 2 : 1, 1, cut ? 1 : 2}, 4);
+        plan.sequence_length = 8;
+        plan.sequence = cut;
+        plan.dropout = cut ? 0.1 : 0;
+        plan.recompute.layer = plan.recompute.*flag = true;
+        if (cut) plan.recompute.keep_heads = plan.recompute.keep_up = true;
+        expect_as_one_rank(model, in_fp32(plan));
+      }
+    }
+  }
+}
+
 Plan ring_plan(const Model& model, std::int64_t tensor) {
   const bool tied = model.tied_embeddings;
   Plan plan = small_plan(model, {tensor, tied ? 2 : 1, 1, tied ? 1 : 2}, 4);

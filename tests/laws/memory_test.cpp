@@ -118,6 +118,48 @@ TEST(Activations, EverySecondProductAgain) {
   EXPECT_EQ(again, expected);
 }
 
+/// Products of a layer that are computed again, by name.
+std::map<std::string, double> products_again(const Model& model, const Plan& plan) {
+  const Program program = lower(model, plan).programs[0];
+  std::map<std::string, double> again;
+  for (const Segment& segment : program.segments) {
+    for (const Op& op : segment.ops) {
+      const Work& work = program.works[op.work.index()];
+      if (op.phase == Phase::kRecompute && flops_of(work) > 0) again[op.name] = flops_of(work);
+    }
+  }
+  return again;
+}
+
+// Of a layer that is computed again each result may stay: its bytes are kept and its products are
+// not repeated. With early_stop the last product, which no gradient reads, is not either.
+TEST(Activations, ResultsThatStay) {
+  for (const Model& model : {small_gpt(), small_llama()}) {
+    for (const std::int64_t t : {1, 2}) {
+      Plan plan = small_plan(model, {t, 1, 1, 1}, 1);
+      plan.sequence = t > 1;
+      plan.recompute.layer = true;
+      const Bytes input = kept(model, plan, "saved recomputed");
+      const std::int64_t tokens = plan.tokens(), d = model.head_dim;
+      const std::int64_t up = (model.gated() ? 2 : 1) * model.intermediate;
+      const auto expect = [&](bool Recompute::*flag, std::int64_t width, const char* product) {
+        Plan other = plan;
+        other.recompute.*flag = true;
+        auto all = products_again(model, plan);
+        EXPECT_EQ(all.erase(product), 1U) << product;
+        EXPECT_EQ(products_again(model, other), all) << product;
+        EXPECT_EQ(kept(model, other, "saved recomputed"), input + 2 * tokens * width / t)
+            << product;
+      };
+      expect(&Recompute::keep_heads, (model.heads + 2 * model.kv_heads) * d, "attention.qkv");
+      expect(&Recompute::keep_core, model.heads * d, "attention.core");
+      expect(&Recompute::keep_projection, model.hidden, "attention.projection");
+      expect(&Recompute::keep_up, up, "mlp.up");
+      expect(&Recompute::early_stop, 0, "mlp.down");
+    }
+  }
+}
+
 TEST(ModelStates, BytesPerParameter) {
   Model model = small_gpt();
   model.vocabulary = 1024;

@@ -195,6 +195,18 @@ void draw_buckets(Rng& rng, Plan& p) {
   if (b.compression >= Compression::kPowerSgd) b.inner_group = 1;
 }
 
+/// Of layers that are computed again, results that stay. What is drawn later does not
+/// depend on it.
+void draw_kept(Rng rng, const Model& m, Plan& p) {
+  Recompute& r = p.recompute;
+  if (!r.layer) return;
+  r.early_stop = rng.below(2) == 0;
+  if (m.has_experts() || m.is_latent() || p.in_grid() || r.operations) return;
+  for (bool* kept : {&r.keep_heads, &r.keep_core, &r.keep_projection, &r.keep_up}) {
+    *kept = rng.below(4) == 0;
+  }
+}
+
 }  // namespace
 
 Drawn draw_plan(Rng& rng) {
@@ -230,6 +242,7 @@ Drawn draw_plan(Rng& rng) {
   p.host_waits = static_cast<HostWaits>(rng.below(4));
   p.fused_accumulation = rng.below(3) > 0;
   draw_buckets(rng, p);
+  draw_kept(rng, out.model, p);
   return out;
 }
 
@@ -247,6 +260,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
   Drawn out = draw_plan(rng);
   Plan& p = out.plan;
   out.model.qk_norm = false;
+  p.recompute.keep_nothing();
   p.context = 1;
   p.sequence = false;
   p.tensor_mode = grid.mode;
@@ -392,6 +406,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   p.shard_group = p.units.secondary = 0;
   p.units.narrow_gathers = p.units.narrow_reduction = false;
   p.buckets = GradientBuckets();
+  p.recompute.keep_nothing();
   p.sequence = p.tensor > 1;
   if (p.tokens() % p.tensor != 0) {
     p.tensor = 1;
@@ -464,7 +479,8 @@ std::string describe(const Model& model, const Plan& plan) {
   out += flags({o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather,
                 o.expert, o.passes});
   const Recompute& r = plan.recompute;
-  out += " recompute" + flags({r.layer, r.attention, r.norm, r.mlp, r.activation});
+  out += " recompute" + flags({r.layer, r.attention, r.norm, r.mlp, r.activation, r.early_stop,
+                               r.keep_heads, r.keep_core, r.keep_projection, r.keep_up});
   out += " layout";
   for (const std::int64_t layers : plan.pipeline_layout) out += " " + n(layers);
   const Units& u = plan.units;

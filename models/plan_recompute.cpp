@@ -1,0 +1,118 @@
+#include "models/plan_recompute.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/expert_plan.h"
+#include "models/plan_reading.h"
+
+namespace foretrain {
+namespace {
+
+using Flags = std::vector<std::pair<std::string, bool Recompute::*>>;
+
+const Flags& modules() {
+  static const Flags all = {{"core_attn", &Recompute::attention},
+                            {"layernorm", &Recompute::norm},
+                            {"mlp", &Recompute::mlp},
+                            {"layer", &Recompute::layer},
+                            {"operations", &Recompute::operations},
+                            {"moe_act", &Recompute::expert_activation},
+                            {"moe", &Recompute::moe},
+                            {"shared_experts", &Recompute::shared_experts},
+                            {"mla_up_proj", &Recompute::latent_up}};
+  return all;
+}
+
+const Flags& results() {
+  static const Flags all = {{"qkv", &Recompute::keep_heads},
+                            {"core_attn", &Recompute::keep_core},
+                            {"projection", &Recompute::keep_projection},
+                            {"up", &Recompute::keep_up}};
+  return all;
+}
+
+/// Sets what a list of names says; `each` sees every name.
+template <typename Each>
+void read_flags(JsonReader& reader, const char* key, const Flags& flags, Recompute& out,
+                Each each) {
+  const Json* list = reader.take(key);
+  if (list == nullptr || list->is_null()) return;
+  std::vector<std::string> names;
+  std::string expected;
+  for (const auto& [name, unused] : flags) {
+    names.push_back(name);
+    expected += (expected.empty() ? "" : ", ") + name;
+  }
+  if (list->array() == nullptr) {
+    return reader.fail(key, "found " + describe(*list) + ", expected a list of " + expected);
+  }
+  for (const Json& item : *list->array()) {
+    const std::string name = item.string() ? *item.string() : describe(item);
+    bool Recompute::*flag = nullptr;
+    for (const auto& [known, member] : flags) {
+      if (known == name) flag = member;
+    }
+    if (flag == nullptr) {
+      const std::string near = nearest_name(name, names);
+      return reader.fail(key, "found " + describe(item) + ", expected " + expected +
+                                  (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
+    }
+    out.*flag = true;
+    each(name);
+  }
+}
+
+bool knows_operations(const Model& model, const Plan& plan) {
+  return model.gated() && model.position == Position::kRope && !model.has_experts() &&
+         !model.is_latent() && plan.attention != AttentionKernel::kUnfused && plan.context == 1 &&
+         !plan.in_grid();
+}
+
+}  // namespace
+
+void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& plan) {
+  Recompute& out = plan.recompute;
+  const Json* json = run.take("recompute");
+  if (json == nullptr) return;
+  if (json->object() == nullptr) {
+    int choice = 0;
+    run.read_choice("recompute", choice, {"none", "selective", "full"});
+    out.layer = choice == 2;
+    out.operations = choice == 1 && operations && knows_operations(model, plan);
+    out.attention = choice == 1 && !out.operations;
+    return;
+  }
+  JsonReader reader(*json, run.source(), run.pointer("recompute"));
+  read_flags(reader, "modules", modules(), out,
+             [&](const std::string& name) { check_expert_module(reader, name, model); });
+  read_flags(reader, "keep", results(), out, [](const std::string&) {});
+  reader.read("layers", out.layers, JsonReader::IntRange{0, kAnyCount.high});
+  reader.read("layer_period", out.layer_period, kAnyCount);
+  run.adopt(reader.finish());
+}
+
+std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan) {
+  const Recompute& again = plan.recompute;
+  if ((again.layer_period > 1 || again.layers >= 0) && !again.any()) {
+    return Refusal{"recompute", "layers and layer_period need modules to recompute"};
+  }
+  if (again.keeps() && !again.layer) {
+    return Refusal{"recompute/keep", "needs \"layer\" among the modules"};
+  }
+  const bool other = model.has_experts() || model.is_latent() || plan.in_grid();
+  if (again.keeps() && (other || again.operations)) {
+    return Refusal{"recompute/keep",
+                   "is modelled for layers without experts, latent attention, grids and the "
+                   "module operations"};
+  }
+  if (again.operations && !knows_operations(model, plan)) {
+    return Refusal{"recompute",
+                   "operations is modelled for layers with rotary positions, a gated MLP and fused "
+                   "attention, without experts, latent attention, context parallelism and grids"};
+  }
+  return std::nullopt;
+}
+
+}  // namespace foretrain
