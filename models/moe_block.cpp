@@ -198,6 +198,14 @@ void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, con
   w.compute(name, gemm, {a.view(), b.view()}, {out.view()});
 }
 
+Ref MoeBlock::padded(SegmentWriter& w, const std::string& name, const Ref& rows) {
+  if (!pads()) return rows;
+  const Ref out = temporary(name, rows.count);
+  w.compute(name, kernel(KernelKind::kCast, x_sizes.worked(), x_model.hidden), {rows.view()},
+            {out.view()});
+  return out;
+}
+
 void MoeBlock::activation(SegmentWriter& w) {
   w.compute("moe.experts.activation", kernel(KernelKind::kSwiglu, x_sizes.worked(), x_width),
             {x_up.view(), x_probabilities.view()}, {x_act.view()});
@@ -210,7 +218,8 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   const Ref up = expert("moe.experts.up", false);
   const Ref narrow = expert("moe.experts.down", false);
   if (!cast_first()) {
-    x_quantizer->quantize(w, "moe.experts.up.quantize", x_input, x_sizes.worked(), x_in);
+    x_quantizer->quantize(w, "moe.experts.up.quantize", padded(w, "moe.experts.pad", x_input),
+                          x_sizes.worked(), x_in);
   }
   grouped(w, "moe.experts.up", {m, 2 * x_width, h}, up, false, x_in.in, x_quantizer->by_rows(up),
           x_up);
@@ -218,14 +227,15 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   const Ref down = temporary("expert output", x_sizes.worked() * h);
   grouped(w, "moe.experts.down", {m, h, x_width, 1, false, true}, narrow, false, x_activated.in,
           x_quantizer->by_rows(narrow), down);
+  const Ref results = padded(w, "moe.experts.unpad", down);
   if (direct()) {
-    from_experts(w, "moe.combine", {{down, out, h}});
+    from_experts(w, "moe.combine", {{results, out, h}});
     return;
   }
-  Ref back = down;
+  Ref back = results;
   if (const Way path = way(); !path.steps.empty()) {
     back = temporary("combined", path.rows.front() * h);
-    from_experts(w, "moe.combine", {{down, back, h}});
+    from_experts(w, "moe.combine", {{results, back, h}});
   }
   w.compute("moe.unpermute", of_experts(KernelKind::kUnpermute, x_rows, h),
             {back.view(), x_map.view()}, {out.view()});
@@ -312,7 +322,9 @@ Quantizer::Copies MoeBlock::result_gradient(SegmentWriter& w, const Ref& d_back)
     d_down = temporary("d expert output", count, from.dtype);
     to_experts(w, "moe.combine_gradient", {{from, d_down, x_model.hidden}});
   }
-  if (!cast_first()) return gradient_of(w, "moe.experts.down", d_down);
+  if (!cast_first()) {
+    return gradient_of(w, "moe.experts.down", padded(w, "moe.experts.pad_gradient", d_down));
+  }
   const Ref columns = temporary("d expert output by columns", count, from.dtype);
   x_quantizer->turn(w, "moe.experts.down.turn_gradient", d_down, x_sizes.worked(), columns);
   return {d_down, columns};
@@ -339,10 +351,11 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
   const Ref d_chances = temporary("d expert probabilities", rows, DType::kFp32);
   w.compute("moe.experts.activation_gradient", kernel(KernelKind::kSwigluBackward, rows, x_width),
             {d_act.view(), x_up.view(), x_probabilities.view()}, {d_up.view(), d_chances.view()});
-  const Ref d_input = temporary("d expert input", rows * h);
+  const Ref d_padded = temporary("d expert input", rows * h);
   expert_linear_backward(w, "moe.experts.up", {m, h, 2 * x_width, 1, false, true},
                          {h, 2 * x_width, m}, gradient_of(w, "moe.experts.up", d_up), x_in.kept,
-                         d_input);
+                         d_padded);
+  const Ref d_input = padded(w, "moe.experts.unpad_gradient", d_padded);
   if (x_model.experts.bias) {
     bias_gradient(w, "moe.experts.down", rows, h, d_down.rows,
                   expert("moe.experts.down", true, ".bias"));

@@ -94,6 +94,15 @@ class MoeBlock : public Block {
                  bool back);
   /// Tokens are cast before they travel.
   bool cast_first() const { return x_plan.experts.cast_first && group_size() > 1; }
+  /// Products in low precision take multiples of 16 or 32 rows an expert: Transformer Engine's
+  /// grouped linears get them, and give their results back, by passes over all rows. HybridEP pads
+  /// on the way.
+  bool pads() const {
+    const ExpertPlan& p = x_plan.experts;
+    return x_plan.precision.low() && !p.single_kernel && p.dispatcher != Dispatcher::kHybridEp &&
+           !cast_first();
+  }
+  Ref padded(SegmentWriter& w, const std::string& name, const Ref& rows);
   bool direct() const { return gathers() || (fused() && !exchanges()); }
   std::int64_t probability_width() const { return gathers() ? x_model.experts.count : 1; }
   void dispatch(SegmentWriter& w, const Ref& in);

@@ -123,7 +123,7 @@ TEST(ExpertLayer, WholeLayers) {
     expect_near(name, burst, c.measured, 0.1);
   }
   for (auto& [name, c] : cases_of("fp8-blockwise")) {
-    if (name.ends_with("hybridep")) expect_near(name, c.predicted.all, c.measured, 0.15);
+    expect_near(name, c.predicted.all, c.measured, 0.125);
   }
 }
 

@@ -22,14 +22,15 @@ Json figures_of_trace() {
 }
 
 /// One layer of the model on the machine of the trace, as its report says it was trained: norms,
-/// the way up from the latent ranks and the activation computed again. All accelerators alike: the
-/// trace is of one.
+/// the way up from the latent ranks and the activation computed again, DeepGEMM for its experts.
+/// All accelerators alike: the trace is of one.
 Run run_of_trace() {
   const char* text = R"({"model": {"preset": "deepseek-v3", "num_hidden_layers": 1,
       "first_k_dense_replace": 0, "num_nextn_predict_layers": 0},
     "cluster": {"preset": "hgx-h800", "accelerators": 64, "rate_spread": 0},
     "system": "megatron-lm", "parallel": {"expert": 64},
     "batch": {"global": 64, "micro": 1, "sequence": 4096}, "precision": "fp8-blockwise",
+    "kernels": {"grouped_gemm": "single"},
     "recompute": {"modules": ["layernorm", "mla_up_proj", "moe_act"]},
     "moe": {"dispatcher": "deepep", "routing": "balanced"}})";
   return resolve_run(parse_json(text, "test").value(), "test", {}).value();

@@ -395,6 +395,37 @@ TEST(ExpertPrecision, BytesOfFp8) {
   }
 }
 
+// Rows of experts are padded and the padding is taken out, in both passes, where Transformer
+// Engine's linears multiply in low precision and the dispatcher does not pad on the way.
+TEST(Experts, PadRowsInLowPrecision) {
+  const Model model = small_moe();
+  const auto passes = [&](DType linear, Dispatcher dispatcher, bool single) {
+    Plan plan = expert_plan(model, {1, 1, 1, 4}, 2);
+    plan.precision.linear = linear;
+    plan.experts.dispatcher = dispatcher;
+    plan.experts.single_kernel = single;
+    std::int64_t count = 0;
+    std::int64_t layers = 0;
+    each_op(lower(model, plan).programs[0], [&](const Op& op, const Work& work, const Call&) {
+      if (op.name == "moe.experts.up") ++layers;
+      if (op.name.find("experts.pad") == std::string::npos &&
+          op.name.find("experts.unpad") == std::string::npos) {
+        return;
+      }
+      ++count;
+      EXPECT_EQ(std::get<Kernel>(work).rows, plan.tokens() * model.experts.top_k) << op.name;
+      EXPECT_EQ(std::get<Kernel>(work).cols, model.hidden) << op.name;
+    });
+    EXPECT_GT(layers, 0);
+    return count / layers;
+  };
+  EXPECT_EQ(passes(DType::kFp8, Dispatcher::kAllToAll, false), 4);
+  EXPECT_EQ(passes(DType::kFp4, Dispatcher::kDeepEp, false), 4);
+  EXPECT_EQ(passes(DType::kFp8, Dispatcher::kHybridEp, false), 0);
+  EXPECT_EQ(passes(DType::kFp8, Dispatcher::kAllToAll, true), 0);
+  EXPECT_EQ(passes(DType::kBf16, Dispatcher::kAllToAll, false), 0);
+}
+
 // What a token passes through, in billions, as the models' authors print it.
 TEST(Presets, ActiveParameters) {
   const std::string folder = std::string(FORETRAIN_SOURCE_DIR) + "/configs/models/";
