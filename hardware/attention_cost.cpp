@@ -67,6 +67,7 @@ const AttentionCurve* curve_of(const AttentionConstants& c, const Attention& wor
   for (const AttentionCurve& curve : c.curves) {
     if (curve.kernel != kernel || curve.backward != work.backward) continue;
     if (curve.causal != triangular(work)) continue;
+    if (curve.narrow_values && work.value_width() >= work.head_dim) continue;
     const auto distance = [&work](const AttentionCurve& x) {
       return std::abs(
           std::log(static_cast<double>(x.head_dim) / static_cast<double>(work.head_dim)));
@@ -112,7 +113,7 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   double rate = rate_on_curve(c, *curve, triangular(work) ? whole : keys_of(work)) * peak /
                 c.reference_tflops;
   rate *= relative * sustained_factor(device) / wasted(work);
-  if (c.reference_power_w > 0) rate *= power_law(device.power_w, c.reference_power_w);
+  if (c.reference_power_w > 0 && device.power_w > 0) rate *= power_law(device.power_w, c.reference_power_w);
   if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
   if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
     rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve->head_dim);

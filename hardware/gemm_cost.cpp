@@ -95,11 +95,13 @@ GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Ge
   const double bytes = moved > 0 ? moved + partial_bytes(work, splits) : traffic(device, work, out);
   const double bandwidth = device.memory_gb_per_s * 1e9;
   out.memory_s = bytes / (bandwidth * c.memory_efficiency);
-  if (c.epilogue_efficiency > 0 && moved <= 0) {
+  if (c.epilogue_efficiency > 0) {
     const double last = epilogue_bytes(work);
-    const double after = last / (bandwidth * c.epilogue_efficiency);
-    out.compute_s += after;
-    out.memory_s += after - last / (bandwidth * c.memory_efficiency);
+    out.compute_s += last / (bandwidth * c.epilogue_efficiency);
+    if (moved <= 0) {
+      const double share = std::min(1.0, c.epilogue_efficiency);
+      out.memory_s += last / (bandwidth * share) - last / (bandwidth * c.memory_efficiency);
+    }
   }
   out.latency_s = c.latency_us * 1e-6;
   return out;
@@ -205,8 +207,8 @@ void append(Cost& sum, const Cost& next) {
   sum.deviation = std::max(sum.deviation, next.deviation);
 }
 
-/// As many products side by side as the architecture's kernels leave room for, round after round.
-/// Several that fill the SMs follow one another without a gap, as one launch's tiles do.
+/// Products one after another, or as many side by side as streams hold, round after round. Several
+/// that fill the SMs follow each other without a gap, as one launch's tiles do.
 Result<Cost> apart_cost(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
                         std::ostream* steps) {
   Gemm round = work;
@@ -217,18 +219,25 @@ Result<Cost> apart_cost(const DeviceSpec& device, const GemmConstants& c, const 
     round.batch = work.batch;
     return product_cost(device, c, round, 0, steps);
   }
-  const double rounds = static_cast<double>(work.batch) / static_cast<double>(round.batch);
-  const auto waves = static_cast<double>(ceil_div(cost.tiles, device.sm_count));
-  const double compute = rounds * waves * cost.tile.seconds();
-  cost.tiles = ceil_div(work.batch * cost.tiles, round.batch);
-  if (cost.tiles > 0) {
-    cost.tile = bounded(compute / static_cast<double>(ceil_div(cost.tiles, device.sm_count)));
+  const std::int64_t full = work.batch / round.batch;
+  const std::int64_t rounds = ceil_div(work.batch, round.batch);
+  Cost last;
+  round.batch = work.batch % round.batch;
+  if (round.batch > 0) {
+    FT_ASSIGN(last, product_cost(device, c, round, 0, nullptr));
   }
-  for (Time* part : {&cost.latency, &cost.memory, &cost.duration}) {
-    *part = bounded(rounds * part->seconds());
-  }
+  const auto sum = [full](Time of_round, Time of_last) {
+    return bounded(static_cast<double>(full) * of_round.seconds() + of_last.seconds());
+  };
+  const Time busy = sum(cost.duration - cost.latency, last.duration - last.latency);
+  // Several streams hide what launches take.
+  if (c.at_once == 1) cost.latency = sum(cost.latency, last.latency);
+  cost.memory = sum(cost.memory, last.memory);
+  cost.duration = cost.latency + busy;
+  cost.rounds = static_cast<std::int32_t>(std::min<std::int64_t>(rounds, 1 << 20));
   if (steps != nullptr) {
-    *steps << work.batch << " products, " << round.batch << " at once: " << rounds << " rounds\n";
+    *steps << work.batch << " products, " << std::min(work.batch, c.at_once)
+           << " at once: " << rounds << " rounds\n";
   }
   return cost;
 }

@@ -72,6 +72,7 @@ AttentionConstants read_attention(const Json& json) {
     curve.backward = *member(item, "pass").string() == "backward";
     curve.causal = member(item, "causal") == Json(true);
     curve.head_dim = static_cast<std::int64_t>(number_at(item, "head_dim"));
+    curve.narrow_values = item.find("value_dim") != nullptr;
     curve.tflops = numbers_at(item, "tflops");
     FT_CHECK(curve.tflops.size() == attention.lengths.size(), "an attention curve misses lengths");
     attention.curves.push_back(curve);

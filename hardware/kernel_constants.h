@@ -39,6 +39,7 @@ struct AttentionCurve {
   AttentionKernel kernel = AttentionKernel::kFlash;
   bool backward = false, causal = false;
   std::int64_t head_dim = 128;
+  bool narrow_values = false;  ///< values are narrower than keys: latent attention
   std::vector<double> tflops;  ///< at AttentionConstants::lengths
 };
 

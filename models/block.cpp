@@ -65,7 +65,7 @@ void Block::input_gradient(SegmentWriter& w, const std::string& name, const Matr
 Ref Block::column_backward(SegmentWriter& w, const std::string& name, const Matrix& m,
                            const Ref& d_out, const Ref& in) {
   if (x_plan.tensor == 1) return linear_backward(w, name, m, x_tokens, d_out, in);
-  const bool async = x_plan.backward_overlaps();
+  const bool async = x_plan.overlap.tensor_backward;
   const Ref full = x_plan.sequence ? temporary(name + " gathered", x_tokens * m.in, in.dtype) : in;
   const Ref d_full = temporary(name + " d input full", x_tokens * m.in);
   const Ref d_in = x_plan.sequence ? temporary(name + " d input", x_rows * m.in) : d_full;

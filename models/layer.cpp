@@ -117,6 +117,10 @@ class LayerWriter : LinearParts {
       widen_again(w);
     }
     if ((whole && !again.operations && !again.keep_core) || again.attention) forward_core(w);
+    if (again.keep_core && !again.keep_projection) {  // the way out reads it by rows
+      x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens,
+                           x_b.context_x.in, Ref{});
+    }
     if (whole) attention_output(w);
     if (whole || again.norm) {
       forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
@@ -150,7 +154,7 @@ class LayerWriter : LinearParts {
 
   void attention_output(SegmentWriter& w) {
     if (w.phase == Phase::kForward || !(keeps_scattered() || x_again.keep_projection)) {
-      const bool kept = (x_again.operations || x_again.keep_core) && w.phase == Phase::kRecompute;
+      const bool kept = x_again.operations && w.phase == Phase::kRecompute;
       forward_row(w, "attention", "attention.projection", x_projection,
                   kept ? x_b.context_x.kept : x_b.context_x.in, x_b.attention_part,
                   x_b.attention_out);

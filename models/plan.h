@@ -155,7 +155,6 @@ struct Recompute {
     return layer || attention || norm || mlp || activation || operations || moe ||
            expert_activation || shared_experts || latent_up;
   }
-  void keep_nothing() { keep_heads = keep_core = keep_projection = keep_up = false; }
   bool keeps() const { return keep_heads || keep_core || keep_projection || keep_up; }
   bool operator==(const Recompute&) const = default;
 };
@@ -314,8 +313,8 @@ struct Plan {
   }
   /// What tensor ranks exchange goes around in parts, under the products (`linear_parts.h`).
   bool rings() const { return overlap.tensor && sequence && tensor > 1; }
-  /// The collectives of a layer's column-parallel linears run beside the GEMMs of their backward
-  /// pass; those that travel in parts have kernels of their own for it.
+  /// The collectives of a dense layer's column-parallel linears run beside the GEMMs of their
+  /// backward pass; where others travel in parts they have kernels of their own for it.
   bool backward_overlaps() const { return overlap.tensor_backward || rings(); }
   /// Tensor ranks form a grid of more than one dimension, of so many ranks a side.
   bool in_grid() const { return tensor_mode != TensorMode::k1D; }

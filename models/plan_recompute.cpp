@@ -88,6 +88,7 @@ void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& 
   read_flags(reader, "modules", modules(), out,
              [&](const std::string& name) { check_expert_module(reader, name, model); });
   read_flags(reader, "keep", results(), out, [](const std::string&) {});
+  if (out.keeps() && !out.any()) out.layer = true;
   reader.read("layers", out.layers, JsonReader::IntRange{0, kAnyCount.high});
   reader.read("layer_period", out.layer_period, kAnyCount);
   run.adopt(reader.finish());
@@ -101,11 +102,15 @@ std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan) {
   if (again.keeps() && !again.layer) {
     return Refusal{"recompute/keep", "needs \"layer\" among the modules"};
   }
+  const bool parts = again.attention || again.norm || again.mlp || again.operations;
+  if (again.keeps() && parts) {
+    return Refusal{"recompute/keep", "goes with the module \"layer\" alone"};
+  }
   const bool other = model.has_experts() || model.is_latent() || plan.in_grid();
-  if (again.keeps() && (other || again.operations)) {
-    return Refusal{"recompute/keep",
-                   "is modelled for layers without experts, latent attention, grids and the "
-                   "module operations"};
+  if (again.keeps() && other) {
+    return Refusal{
+        "recompute/keep",
+        "is modelled for models without experts and latent attention, in tensor_mode 1d"};
   }
   if (again.operations && !knows_operations(model, plan)) {
     return Refusal{"recompute",

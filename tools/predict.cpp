@@ -111,18 +111,6 @@ Result<LibraryMemory> library_memory() {
 
 double gib(Bytes bytes) { return static_cast<double>(bytes) / kGiB; }
 
-/// Persistent buffers outside of the device.
-void report_offloaded(const Program& program, MemoryReport& out) {
-  for (const Frame& frame : program.frames) {
-    if (frame.alias_of.valid()) continue;
-    for (const Buffer& buffer : program.layouts[frame.layout.index()].buffers) {
-      if (!buffer.persistent) continue;
-      if (buffer.memory == Memory::kHost) out.host_gib += gib(buffer.bytes());
-      if (buffer.memory == Memory::kStorage) out.storage_gib += gib(buffer.bytes());
-    }
-  }
-}
-
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   FT_ASSIGN(const LibraryMemory library, library_memory());
   MemoryReport out;
@@ -136,7 +124,8 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
     program = p;
   }
   for (std::size_t k = 0; k < worst.by_kind.size(); ++k) out.by_kind_gib[k] = gib(worst.by_kind[k]);
-  report_offloaded(workload.programs[program], out);
+  out.host_gib = gib(memory_peak(workload.programs[program], Memory::kHost).bytes);
+  out.storage_gib = gib(memory_peak(workload.programs[program], Memory::kStorage).bytes);
   std::size_t groups = 0;
   for (std::size_t r = 0; r < workload.ranks.size(); ++r) {
     if (workload.ranks[r].program.index() != program) continue;

@@ -42,7 +42,7 @@ struct MemoryReport {
   double allocated_gib = 0;  ///< tensors at the peak: torch.cuda.max_memory_allocated
   double reserved_gib = 0;   ///< torch.cuda.max_memory_reserved
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
-  double host_gib = 0, storage_gib = 0;  ///< offloaded by that rank, throughout the step
+  double host_gib = 0, storage_gib = 0;  ///< offloaded by that rank, at most
   std::int64_t peak_rank = 0;
   std::string peak_at;  ///< the op at which it is reached
 };

@@ -91,7 +91,28 @@ Status apply_set(Json& run, const std::string& text, std::map<std::string, std::
   return ok_status();
 }
 
-/// The keys a RUN may have, refused early so that a misspelt one is not taken for a preset's.
+/// A system supplies keys of plans alone: neither a model nor a cluster.
+Status check_plan_keys(const Json& json, const std::string& source, const std::string& pointer) {
+  if (json.object() == nullptr) {
+    return input_error(source + ": " + pointer + ": found " + describe(json) +
+                       ", expected an object of keys of a RUN");
+  }
+  JsonReader reader(json, source, pointer);
+  for (const std::string& key : plan_keys()) reader.take(key);
+  return reader.finish();
+}
+
+/// Names the system where it, and not the RUN, set what a plan cannot be read from.
+Error with_origin(Error error, const Run& run) {
+  for (const auto& [pointer, origin] : run.origins) {
+    if (!origin.starts_with("system ")) continue;
+    if (error.message.find(": " + pointer + ": ") == std::string::npos) continue;
+    error.message += " (set by " + origin + ")";
+    break;
+  }
+  return error;
+}
+
 /// Lays what a system supplies onto `run.resolved`: its defaults, then those of the device's
 /// architecture.
 Status lay_system(Run& run, const Json& file) {
@@ -104,17 +125,27 @@ Status lay_system(Run& run, const Json& file) {
   const Json* defaults = reader.take("defaults");
   const Json* by_architecture = reader.take("architectures");
   FT_TRY(reader.finish());
-  if (defaults != nullptr) overlay(run.resolved, *defaults, source, "", run.origins);
+  if (defaults != nullptr) {
+    FT_TRY(check_plan_keys(*defaults, source, "/defaults"));
+    overlay(run.resolved, *defaults, source, "", run.origins);
+  }
   if (by_architecture == nullptr) return ok_status();
+  if (by_architecture->object() == nullptr) {
+    return input_error(source + ": /architectures: found " + describe(*by_architecture) +
+                       ", expected an object of architectures");
+  }
   JsonReader architectures(*by_architecture, source, "/architectures");
   for (const std::string& name : architecture_names()) {
     const Json* of_one = architectures.take(name);
-    if (of_one == nullptr || name != name_of(run.cluster.device.architecture)) continue;
+    if (of_one == nullptr) continue;
+    FT_TRY(check_plan_keys(*of_one, source, "/architectures/" + name));
+    if (name != name_of(run.cluster.device.architecture)) continue;
     overlay(run.resolved, *of_one, source + " on " + name, "", run.origins);
   }
   return architectures.finish();
 }
 
+/// The keys a RUN may have, refused early so that a misspelt one is not taken for a preset's.
 Status check_keys(const Json& json, const std::string& source) {
   JsonReader reader(json, source, "");
   for (const char* key : {"name", "model", "cluster", "system", "profile", "$schema", "schema"}) {
@@ -334,7 +365,9 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   if (run.name.empty()) run.name = source;
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
   FT_TRY(drop_sequence(run));
-  FT_ASSIGN(run.plan, read_plan(run.resolved, source, run.model, run.cluster.accelerators));
+  Result<Plan> plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
+  if (!plan.ok()) return with_origin(plan.error(), run);
+  run.plan = std::move(plan.value());
   for (const DType type : {run.plan.precision.matrix, run.plan.precision.linear}) {
     if (peak_tflops(run.cluster.device, type) > 0) continue;
     return unsupported(source + ": /precision: " + run.cluster.device.name +

@@ -27,7 +27,8 @@ Time duration_beside(const Cost& cost, int sm_count, std::int32_t sms_held,
   const std::int64_t free_memory = std::max(kWhole / 16, kWhole - memory_share);
   std::int64_t busy = scaled(cost.memory.ps, kWhole, free_memory);
   if (cost.tiles > 0) {
-    busy = std::max(busy, (cost.tiles + free_sms - 1) / free_sms * cost.tile.ps);
+    const std::int64_t waves = (cost.tiles + free_sms - 1) / free_sms * cost.rounds;
+    busy = std::max(busy, scaled(waves, cost.tile.ps, 1));
   }
   busy = std::max(busy, scaled(cost.compute.ps, sm_count, free_sms));
   return max(cost.duration, cost.latency + Time{busy});

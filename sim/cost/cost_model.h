@@ -31,7 +31,7 @@ inline constexpr std::int32_t kWhole = 1 << 16;
 ///
 /// Local work (kernels) yields: beside communication that holds `h` of `S` SMs and a share `b` of
 /// the memory bandwidth it takes
-///     latency + max( ceil(tiles / (S - h)) * tile,   compute,   memory / (1 - b) )
+///     latency + max( rounds * ceil(tiles / (S - h)) * tile,   compute,   memory / (1 - b) )
 /// where `compute` is scaled by S / (S - h) for work that has no tiles.
 /// Communication holds: it keeps its SMs from launch to end, and is slowed only by others on its
 /// ports: its rate is min(1, 1 / sum of shares) over the ports it uses. Left out: communication
@@ -43,10 +43,11 @@ struct Cost {
                   ///< nature
 
   // Yielding work.
-  std::int64_t tiles = 0;  ///< output tiles, 0 if not tiled
-  Time tile;               ///< time of one wave of tiles
-  Time compute;            ///< arithmetic time of untiled work
-  Time memory;             ///< time bound by device memory
+  std::int64_t tiles = 0;   ///< output tiles, 0 if not tiled
+  Time tile;                ///< time of one wave of tiles
+  std::int32_t rounds = 1;  ///< so many times `tiles`, one after another
+  Time compute;             ///< arithmetic time of untiled work
+  Time memory;              ///< time bound by device memory
 
   // Holding work.
   std::int32_t sms_held = 0;

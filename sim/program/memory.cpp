@@ -10,9 +10,9 @@ const Buffer& buffer_of(const Program& program, const Call& call, const BufferRe
   return program.layouts[frame.layout.index()].buffers[static_cast<std::size_t>(ref.buffer)];
 }
 
-/// Calls visit(call, op, buffer, +1 or -1) for every allocation and free in issue order.
+/// Calls visit(call, op, buffer, +1 or -1) for every allocation and free in `where`, in issue order.
 template <typename Visit>
-void walk(const Program& program, Visit visit) {
+void walk(const Program& program, Memory where, Visit visit) {
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
     const Call& call = program.calls[c];
     const Segment& segment = program.segments[call.segment.index()];
@@ -21,7 +21,7 @@ void walk(const Program& program, Visit visit) {
       const auto each = [&](const std::vector<BufferRef>& refs, int sign) {
         for (const BufferRef& ref : refs) {
           const Buffer& buffer = buffer_of(program, call, ref);
-          if (buffer.memory == Memory::kDevice) visit(c, o, buffer, sign);
+          if (buffer.memory == where) visit(c, o, buffer, sign);
         }
       };
       each(op.allocates, 1);
@@ -38,12 +38,12 @@ Bytes sum(const BytesByKind& kinds) {
 
 }  // namespace
 
-BytesByKind persistent_bytes(const Program& program) {
+BytesByKind persistent_bytes(const Program& program, Memory where) {
   BytesByKind out{};
   for (const Frame& frame : program.frames) {
     if (frame.alias_of.valid()) continue;
     for (const Buffer& buffer : program.layouts[frame.layout.index()].buffers) {
-      if (buffer.persistent && buffer.memory == Memory::kDevice) {
+      if (buffer.persistent && buffer.memory == where) {
         out[static_cast<std::size_t>(buffer.kind)] += buffer.bytes();
       }
     }
@@ -51,14 +51,14 @@ BytesByKind persistent_bytes(const Program& program) {
   return out;
 }
 
-MemoryPeak memory_peak(const Program& program) {
+MemoryPeak memory_peak(const Program& program, Memory where) {
   MemoryPeak peak;
-  BytesByKind live = persistent_bytes(program);
+  BytesByKind live = persistent_bytes(program, where);
   Bytes now = sum(live);
   Bytes saved = 0;
   peak.bytes = peak.persistent = now;
   peak.by_kind = live;
-  walk(program, [&](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
+  walk(program, where, [&](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
     const Bytes bytes = buffer.bytes() * sign;
     live[static_cast<std::size_t>(buffer.kind)] += bytes;
     now += bytes;
@@ -75,7 +75,7 @@ MemoryPeak memory_peak(const Program& program) {
 
 std::vector<MemoryChange> memory_changes(const Program& program) {
   std::vector<MemoryChange> out;
-  walk(program, [&out](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
+  walk(program, Memory::kDevice, [&out](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
     out.push_back(MemoryChange{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o),
                                buffer.kind, buffer.bytes() * sign});
   });

@@ -21,8 +21,8 @@ struct MemoryPeak {
   Bytes persistent = 0;  ///< parameters, gradients, optimizer states: live throughout
 };
 
-/// One walk over the Program.
-MemoryPeak memory_peak(const Program& program);
+/// One walk over the Program; of what lives in `where`.
+MemoryPeak memory_peak(const Program& program, Memory where = Memory::kDevice);
 
 /// Change of live bytes by one op: before it runs and after.
 struct MemoryChange {
@@ -30,10 +30,10 @@ struct MemoryChange {
   BufferKind kind = BufferKind::kActivations;
   Bytes bytes = 0;  ///< negative: freed
 };
-/// All changes in issue order; persistent buffers are not among them.
+/// All changes of the device's memory in issue order; persistent buffers are not among them.
 std::vector<MemoryChange> memory_changes(const Program& program);
 
 /// Bytes of the persistent buffers by kind.
-BytesByKind persistent_bytes(const Program& program);
+BytesByKind persistent_bytes(const Program& program, Memory where = Memory::kDevice);
 
 }  // namespace foretrain

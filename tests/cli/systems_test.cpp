@@ -97,6 +97,19 @@ TEST(Systems, DifferByArchitecture) {
   EXPECT_EQ(clip("cluster.preset=dgx-h100", "name=a"), 3);
   EXPECT_EQ(clip("cluster.preset=dgx-a100-80gb", "name=a"), 2);
   EXPECT_EQ(clip("cluster.preset=dgx-h100", "gradients.clip_norm=4"), 4);
+  const auto refused = [&](const char* file, const char* place_in_it) {
+    place.write("wrong.json", file);
+    const CommandResult wrong = place.run({"simulate", "run.json", "--set", "system=wrong.json"});
+    EXPECT_EQ(wrong.exit_code, 1) << file;
+    EXPECT_NE(wrong.err.find(place_in_it), std::string::npos) << wrong.err;
+    EXPECT_NE(wrong.err.find("system wrong.json"), std::string::npos) << wrong.err;
+  };
+  refused(R"({"defaults": 5})", "/defaults: found 5");
+  refused(R"({"architectures": {"hopper": 5}})", "/architectures/hopper: found 5");
+  refused(R"({"architectures": []})", "/architectures: found");
+  refused(R"({"architectures": {"volta": {"recomputed": 1}}})", "/architectures/volta/recomputed");
+  refused(R"({"defaults": {"cluster": {}}})", "/defaults/cluster");
+  refused(R"({"defaults": {"kernels": {"flash": "flash9"}}})", "/kernels/flash");
   place.write("wrong.json", R"({"architectures": {"hoper": {}}})");
   const CommandResult wrong = place.run({"simulate", "run.json", "--set", "system=wrong.json"});
   EXPECT_EQ(wrong.exit_code, 1);

@@ -146,17 +146,48 @@ TEST(Gemm, AlignmentIsOfWhatIsContiguous) {
   EXPECT_GT(seconds(forward), aligned * 1.3);
 }
 
-// Products apart cost no less than in one launch, and are issued one by one.
+// Products apart, of any number and in any pass, cost no more than one by one and no less than the
+// peak lets; where they run one after another a collective slows them as it slows each.
 TEST(Gemm, ProductsApart) {
+  const std::vector<Gemm> passes = {{1000, 4096, 7168, 1, false, true},
+                                    {272, 2048, 7168, 1, false, false},
+                                    {4096, 7168, 272, 1, true, false, true}};
   for (const char* name : {"a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"}) {
     const DeviceSpec device = read_device(Json(name), "test", "").value();
-    for (const std::int64_t tokens : {64, 256, 1000, 4096}) {
-      Gemm work{tokens, 4096, 7168, 32, false, true};
-      const double together = gemm_cost(device, work, nullptr).value().duration.seconds();
-      work.apart = true;
-      const double apart = gemm_cost(device, work, nullptr).value().duration.seconds();
-      EXPECT_GE(apart, together * 0.999) << name << " " << tokens;
-      EXPECT_LE(apart, together * 8) << name << " " << tokens;
+    for (const Gemm& one : passes) {
+      for (const std::int64_t batch : {2, 3, 4, 5, 6, 7, 8, 32}) {
+        Gemm work = one;
+        work.batch = batch;
+        work.apart = true;
+        const Cost apart = gemm_cost(device, work, nullptr).value();
+        const Cost single = gemm_cost(device, one, nullptr).value();
+        const double sum = static_cast<double>(batch) * single.duration.seconds();
+        EXPECT_GE(apart.duration.seconds(),
+                  flops_of(Work{work}) / (peak_tflops(device, work.in) * 1e12));
+        EXPECT_LE(apart.duration.seconds(), sum * 1.001) << name << " " << batch;
+        if (device.architecture != Architecture::kBlackwell) continue;
+        const auto beside = [&device](const Cost& cost) {
+          return duration_beside(cost, device.sm_count, 20, 0).seconds();
+        };
+        EXPECT_NEAR(beside(apart) / (static_cast<double>(batch) * beside(single)), 1, 1e-6);
+      }
+    }
+  }
+}
+
+// No GEMM beats the wire: what it reads once and writes, over the bandwidth.
+TEST(Gemm, NeverBeatsTheWire) {
+  for (const char* name : {"a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"}) {
+    const DeviceSpec device = read_device(Json(name), "test", "").value();
+    for (const std::int64_t k : {16, 64, 256, 1024}) {
+      for (const bool accumulate : {false, true}) {
+        const Gemm work{8192, 8192, k, 1, true, false, accumulate, DType::kBf16, DType::kFp32};
+        const double bytes =
+            2.0 * 2 * 8192 * static_cast<double>(k) + 8192.0 * 8192 * 4 * (accumulate ? 2 : 1);
+        EXPECT_GE(gemm_cost(device, work, nullptr).value().duration.seconds(),
+                  bytes / (device.memory_gb_per_s * 1e9))
+            << name << " " << k;
+      }
     }
   }
 }

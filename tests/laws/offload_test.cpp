@@ -160,6 +160,7 @@ TEST(Offload, Activations) {
   const Bytes after = memory_peak(workload.programs[0]).saved;
   EXPECT_EQ(moved % (2 * 2 * model.layers / 2), 0);
   const Bytes layer = moved / (2 * 2 * model.layers / 2);
+  EXPECT_EQ(memory_peak(workload.programs[0], Memory::kHost).bytes, layer * (model.layers / 2));
   // All but those of one layer, on their way, are away when the last layers compute.
   EXPECT_LE(after, before - layer * (model.layers / 2 - 2));
   plan.recompute.layer = true;

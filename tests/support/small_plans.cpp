@@ -1,6 +1,7 @@
 #include "tests/support/small_plans.h"
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 
 namespace foretrain {
@@ -195,16 +196,17 @@ void draw_buckets(Rng& rng, Plan& p) {
   if (b.compression >= Compression::kPowerSgd) b.inner_group = 1;
 }
 
-/// Of layers that are computed again, results that stay. What is drawn later does not
-/// depend on it.
-void draw_kept(Rng rng, const Model& m, Plan& p) {
-  Recompute& r = p.recompute;
+constexpr std::array kKept = {&Recompute::keep_heads, &Recompute::keep_core,
+                              &Recompute::keep_projection, &Recompute::keep_up};
+void keep_nothing(Recompute& r) {
+  for (const auto kept : kKept) r.*kept = false;
+}
+
+/// Of layers that are computed again, results that stay. Later draws do not depend on it.
+void draw_kept(Rng rng, Recompute& r) {
   if (!r.layer) return;
   r.early_stop = rng.below(2) == 0;
-  if (m.has_experts() || m.is_latent() || p.in_grid() || r.operations) return;
-  for (bool* kept : {&r.keep_heads, &r.keep_core, &r.keep_projection, &r.keep_up}) {
-    *kept = rng.below(4) == 0;
-  }
+  for (const auto kept : kKept) r.*kept = rng.below(4) == 0;
 }
 
 }  // namespace
@@ -242,7 +244,7 @@ Drawn draw_plan(Rng& rng) {
   p.host_waits = static_cast<HostWaits>(rng.below(4));
   p.fused_accumulation = rng.below(3) > 0;
   draw_buckets(rng, p);
-  draw_kept(rng, out.model, p);
+  draw_kept(rng, p.recompute);
   return out;
 }
 
@@ -260,7 +262,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
   Drawn out = draw_plan(rng);
   Plan& p = out.plan;
   out.model.qk_norm = false;
-  p.recompute.keep_nothing();
+  keep_nothing(p.recompute);
   p.context = 1;
   p.sequence = false;
   p.tensor_mode = grid.mode;
@@ -406,7 +408,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   p.shard_group = p.units.secondary = 0;
   p.units.narrow_gathers = p.units.narrow_reduction = false;
   p.buckets = GradientBuckets();
-  p.recompute.keep_nothing();
+  keep_nothing(p.recompute);
   p.sequence = p.tensor > 1;
   if (p.tokens() % p.tensor != 0) {
     p.tensor = 1;
