@@ -31,7 +31,7 @@ struct GemmConstants {
   double split_accumulator = 1;    ///< rate of fp8 with it
   double memory_efficiency = 1;
   double latency_us = 0;
-  double misaligned = 1;  ///< rate where a dimension is no multiple of 16 bytes
+  double misaligned = 1;  ///< rate where a contiguous dimension is no multiple of 16 bytes
   double deviation = 0;
 };
 
@@ -50,8 +50,9 @@ struct AttentionRelative {
 };
 
 struct AttentionConstants {
-  double reference_tflops = 1;   ///< bf16 peak of the device the curves were taken on
-  double reference_power_w = 0;  ///< what that device draws, where its power bounds the rates; 0
+  double reference_tflops = 1;  ///< bf16 peak of the device the curves were taken on
+  /// What that device draws, where its power bounds the rates; 0: it does not.
+  double reference_power_w = 0;
   std::vector<double> lengths;
   std::vector<AttentionCurve> curves;
   std::vector<AttentionRelative> relatives;

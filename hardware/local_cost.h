@@ -21,10 +21,12 @@ inline constexpr double kLongestSeconds = 1e6;
 ///     W  = (1-f) ceil(T/S) + f T/S                             waves on S SMs
 ///     compute = W * 2 tm tn (k/s + K0) / (peak * efficiency * relative / S)
 ///     memory  = bytes / (bandwidth * memory_efficiency)
-/// bytes: A and B once for each wave block of tiles (once in all if they fit in L2), C once (twice
-/// if accumulated), and (s+1) fp32 partial results when split. Efficiencies are SUSTAINED ones,
-/// with the clock that the power cap leaves. Constants: configs/kernels/, with source and residual.
-/// Left out: stream-K, grouped problem sizes, operand values, boost at the start of a burst.
+/// and, where epilogue_efficiency says so, after both what the epilogue moves beyond two bytes an
+/// element of C. Products apart: docs/prices.md. bytes: A and B once for each wave block of tiles
+/// (once in all if they fit in L2), C once (twice if accumulated), and (s+1) fp32 partial results
+/// when split. Efficiencies are SUSTAINED ones, with the clock that the power cap leaves.
+/// Constants: configs/kernels/, with source and residual. Left out: stream-K, grouped problem
+/// sizes, operand values, boost at the start of a burst.
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps);
 
 /// A convolution: the GEMM that it is (`implicit_gemm`), but through device memory go its two
@@ -38,11 +40,11 @@ Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
 /// Attention. Flash and cuDNN: FLOPs over a measured rate, interpolated over the logarithm of the
 /// length between curves by (kernel, pass, head_dim, causal), scaled by the devices' peaks; slower
 /// where batch * heads * blocks of 128 queries are few: max(longest, P + 1/2) / P / 1.03 with P
-/// blocks an SM and a longest of 2 mean blocks where causal (B200, 4096 tokens, 4 to 64 heads:
-/// within 8 %, docs/prices.md). Unfused: batched GEMMs over the full
-/// square and one memory pass for softmax and one for dropout (the fused scale-mask-softmax kernel
-/// of Megatron-LM). FLOPs as sim/program/work.h states them. Left out: head dims of K and V that
-/// differ, block-sparse masks other than a window.
+/// blocks an SM and a longest of 2 mean blocks where causal. A window is a band of window + 128
+/// keys; where power bounds the rate it goes as power^0.568 (errors: docs/prices.md). Unfused:
+/// batched GEMMs over the full square and one memory pass for softmax and one for dropout (the
+/// fused scale-mask-softmax kernel of Megatron-LM). FLOPs as sim/program/work.h states them. Left
+/// out: block-sparse masks other than a window.
 Result<Cost> attention_cost(const DeviceSpec& device, const Attention& work, std::ostream* steps);
 
 /// launches * latency + max(bytes / (bandwidth * efficiency(kind)), FLOPs / fp32 rate).

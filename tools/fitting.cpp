@@ -62,6 +62,17 @@ Kind more_recomputation(const Plan& plan) {
   return out;
 }
 
+/// What of experts and latent attention is cheap to compute again.
+Kind cheap_modules(const Run& run) {
+  if (!run.model.has_experts() || run.plan.recompute.any()) return {};
+  const std::string latent = run.model.is_latent() ? ",\"mla_up_proj\"" : "";
+  Kind out;
+  for (const char* norms : {"", ",\"layernorm\""}) {
+    out.push_back({"recompute={\"modules\":[\"moe_act\"" + latent + norms + "]}"});
+  }
+  return out;
+}
+
 Kind offloading(const Plan& plan) {
   Kind out;
   if (!plan.updates_on_host()) {
@@ -71,7 +82,10 @@ Kind offloading(const Plan& plan) {
     out.push_back(sets);
   }
   if (plan.offload.parameters == Memory::kDevice) {
-    out.push_back({"sharding.level=parameters", "offload.optimizer=cpu", "offload.parameters=cpu"});
+    Sets sets;
+    if (plan.sharding != Sharding::kParameters) sets.emplace_back("sharding.level=parameters");
+    sets.insert(sets.end(), {"offload.optimizer=cpu", "offload.parameters=cpu"});
+    out.push_back(sets);
   }
   return out;
 }
@@ -89,6 +103,7 @@ Kind offloaded_activations(const Plan& plan) {
 std::vector<Kind> kinds_of(const Run& run) {
   const Plan& plan = run.plan;
   std::vector<Kind> out;
+  out.push_back(cheap_modules(run));
   out.push_back(more_recomputation(plan));
   out.push_back(more_sharding(plan));
   out.push_back(smaller_microbatches(plan));
@@ -102,7 +117,8 @@ std::vector<Kind> kinds_of(const Run& run) {
 class Search {
  public:
   /// `most_memory`: that a change may need, of the capacity.
-  Search(const Run& run, const Prediction& prediction, double most_memory) : x_run(run) {
+  Search(const Run& run, const Prediction& prediction, double most_memory)
+      : x_run(run), x_base_s(prediction.iteration_time_s) {
     const std::int64_t each = std::max<std::int64_t>(1, prediction.operations);
     x_most = std::max(kLeastTries, kMostOperations / each);
     x_options.verify = x_options.sensitivity = false;
@@ -117,6 +133,11 @@ class Search {
       }
     }
     if (x_out.changes.size() < enough) try_pairs(kinds);
+    // What makes a step several times as long helps nobody.
+    constexpr double kWorst = 3;
+    std::erase_if(x_out.changes, [this](const Change& change) {
+      return change.iteration_time_s > kWorst * x_base_s;
+    });
     std::stable_sort(
         x_out.changes.begin(), x_out.changes.end(),
         [](const Change& a, const Change& b) { return a.iteration_time_s < b.iteration_time_s; });
@@ -154,6 +175,7 @@ class Search {
   }
 
   const Run& x_run;
+  double x_base_s;
   PredictOptions x_options;
   std::int64_t x_most = 0;
   Fitting x_out;
