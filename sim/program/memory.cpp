@@ -10,7 +10,8 @@ const Buffer& buffer_of(const Program& program, const Call& call, const BufferRe
   return program.layouts[frame.layout.index()].buffers[static_cast<std::size_t>(ref.buffer)];
 }
 
-/// Calls visit(call, op, buffer, +1 or -1) for every allocation and free in `where`, in issue order.
+/// Calls visit(call, op, buffer, +1 or -1) for every allocation and free in `where`, in issue
+/// order.
 template <typename Visit>
 void walk(const Program& program, Memory where, Visit visit) {
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
@@ -75,10 +76,11 @@ MemoryPeak memory_peak(const Program& program, Memory where) {
 
 std::vector<MemoryChange> memory_changes(const Program& program) {
   std::vector<MemoryChange> out;
-  walk(program, Memory::kDevice, [&out](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
-    out.push_back(MemoryChange{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o),
-                               buffer.kind, buffer.bytes() * sign});
-  });
+  walk(program, Memory::kDevice,
+       [&out](std::size_t c, std::size_t o, const Buffer& buffer, int sign) {
+         out.push_back(MemoryChange{static_cast<std::int32_t>(c), static_cast<std::int32_t>(o),
+                                    buffer.kind, buffer.bytes() * sign});
+       });
   return out;
 }
 
