@@ -106,6 +106,13 @@ class LayerWriter : LinearParts {
       w.compute("checkpoint.state", HostDelay{x_plan.checkpoint_time}, {}, {});
       w.segment().ops.back().category = Category::kHost;
     }
+    attention_again(w);
+    branch_again(w);
+    w.phase = Phase::kBackward;
+  }
+
+  void attention_again(SegmentWriter& w) {
+    const Recompute& again = x_again;
     const bool whole = again.layer;
     if (whole || again.norm) {
       forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
@@ -122,6 +129,11 @@ class LayerWriter : LinearParts {
                            x_b.context_x.in, Ref{});
     }
     if (whole) attention_output(w);
+  }
+
+  void branch_again(SegmentWriter& w) {
+    const Recompute& again = x_again;
+    const bool whole = again.layer;
     if (whole || again.norm) {
       forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
                    x_b.stats2);
@@ -141,7 +153,6 @@ class LayerWriter : LinearParts {
     } else if (again.activation) {
       forward_activation(w);
     }
-    w.phase = Phase::kBackward;
   }
 
   /// Queries, keys and values from their narrow forms, or from the normed input.
