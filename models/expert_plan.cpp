@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "models/plan_reading.h"
 
@@ -104,6 +105,22 @@ void check_paired(JsonReader& run, const Model& model, const Plan& plan) {
   }
 }
 
+/// All tokens of all ranks choose among the experts of one.
+double most_imbalance(const Experts& e, std::int64_t ranks) {
+  const double chosen = static_cast<double>(std::min(e.top_k, e.count / ranks));
+  return static_cast<double>(ranks) * chosen / static_cast<double>(e.top_k);
+}
+
+void check_imbalance(JsonReader& run, const Experts& e, const ExpertPlan& plan) {
+  if (plan.routing != Routing::kNatural || e.count % plan.expert != 0) return;
+  const double most = std::max(1.0, most_imbalance(e, plan.expert));
+  if (plan.factor <= most * 1.0001) return;
+  std::ostringstream message;
+  message << "found " << plan.factor << ", but with " << text(plan.expert)
+          << " ranks that share the experts the busiest has at most " << most << " times the mean";
+  run.fail("moe/imbalance", message.str());
+}
+
 }  // namespace
 
 void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
@@ -138,6 +155,7 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
     refuse("parallel/expert",
            text(expert) + " does not divide the model's " + text(e.count) + " experts");
   }
+  check_imbalance(run, e, plan.experts);
   if (e.width % cut != 0) {
     refuse("parallel/expert_tensor",
            text(cut) + " does not divide the experts' width " + text(e.width));

@@ -53,6 +53,10 @@ const BadSet kUnknownNames[] = {
     {"system=megatron", {"/system", "\"megatron\"", "megatron-lm"}},
     {"launch.cuda_graph=layers", {"/launch/cuda_graph", "\"layers\"", "none, layer, full"}},
     {"recompute={\"modules\":[\"cor_attn\"]}", {"/recompute/modules", "cor_attn", "core_attn"}},
+    {"recompute={\"keep\":[\"qvk\"]}", {"/recompute/keep", "qvk", "did you mean \"qkv\""}},
+    {"recompute={\"keep\":\"qkv\"}", {"/recompute/keep", "expected a list"}},
+    {"recompute={\"modules\":[\"mlp\"],\"keep\":[\"up\"]}", {"/recompute/keep", "layer"}},
+    {"kernels.grouped_gemm=one", {"/kernels/grouped_gemm", "streams, single"}},
     {"model={\"model_type\":\"lama\"}", {"/model/model_type", "lama", "llama"}},
 };
 INSTANTIATE_TEST_SUITE_P(UnknownNames, BadSets, testing::ValuesIn(kUnknownNames));
@@ -123,6 +127,19 @@ TEST(Operations, AreNotExecuted) {
       place.run({"simulate", "run.json", "--set", "system=torchtitan", "--set",
                  "parallel.context=2", "--set", "recompute=selective"});
   EXPECT_EQ(around.exit_code, 0) << around.err;
+}
+
+TEST(Experts, BusiestRankHasAShareAtMost) {
+  const Workplace place;
+  place.write("run.json", R"({"model": {"preset": "deepseek-v2", "num_hidden_layers": 4}, "cluster":
+      {"preset": "dgx-h100", "accelerators": 8}, "parallel": {"expert": 8},
+      "batch": {"global": 8, "micro": 1, "sequence": 512}})");
+  EXPECT_EQ(place.run({"simulate", "run.json", "--set", "moe.imbalance=8"}).exit_code, 0);
+  expect_refused(place, place.run({"simulate", "run.json", "--set", "moe.imbalance=8.1"}),
+                 {"/moe/imbalance", "8 ranks", "at most 8 times"});
+  expect_refused(place,
+                 place.run({"simulate", "run.json", "--set", "recompute={\"keep\":[\"qkv\"]}"}),
+                 {"/recompute/keep", "without experts"});
 }
 
 TEST(Dispatch, CastsWhereItsKernelsDo) {
