@@ -94,6 +94,9 @@ TEST(Systems, DifferByArchitecture) {
     const Json json = parse_json(shown.out, "show").value();
     return at(at(at(json, "run"), "gradients"), "clip_norm").number();
   };
+  const CommandResult whole = place.run({"show", "mine.json"});
+  EXPECT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_NE(whole.out.find("hopper"), std::string::npos) << whole.out;
   EXPECT_EQ(clip("cluster.preset=dgx-h100", "name=a"), 3);
   EXPECT_EQ(clip("cluster.preset=dgx-a100-80gb", "name=a"), 2);
   EXPECT_EQ(clip("cluster.preset=dgx-h100", "gradients.clip_norm=4"), 4);

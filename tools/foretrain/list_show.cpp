@@ -246,6 +246,15 @@ Status show_part(const ShowArgs& args) {
   return print_object(json, args);
 }
 
+/// A file of a system's defaults, which is no RUN.
+bool is_system_file(const std::string& name) {
+  const Result<Json> json = load_preset("systems", name, "show");
+  if (!json.ok() || has("systems", name)) return false;
+  const Json& file = json.value();
+  const bool supplies = file.find("defaults") != nullptr || file.find("architectures") != nullptr;
+  return supplies && file.find("model") == nullptr && file.find("cluster") == nullptr;
+}
+
 /// For a name that is no preset and no file, offers the nearest of all presets.
 Status check_run_name(const std::string& name) {
   const Result<Json> run = load_preset("runs", name, "show");
@@ -294,6 +303,10 @@ Status show(const ShowArgs& args) {
   const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
   if (!wants_run) {
     if (is_part(args.name)) return show_part(args);
+    if (is_system_file(args.name)) {
+      FT_ASSIGN(const Json json, load_preset("systems", args.name, "show"));
+      return print_object(json, args);
+    }
     FT_TRY(check_run_name(args.name));
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
