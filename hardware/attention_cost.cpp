@@ -88,6 +88,13 @@ double imbalance(const DeviceSpec& device, const Attention& work) {
   return std::max(1.0, std::max(longest, share + 0.5) / share / kBenchmarkTail);
 }
 
+/// Rate of this device over that of the curves' device for what either draws; 1 where power does
+/// not bound it or is not known.
+double by_power(const DeviceSpec& device, const AttentionConstants& c) {
+  const bool known = c.reference_power_w > 0 && device.power_w > 0;
+  return known ? power_law(device.power_w, c.reference_power_w) : 1;
+}
+
 /// What the rate on the curve is read at, and what it is scaled by.
 void explain_fused(const DeviceSpec& device, const Attention& work, const AttentionConstants& c,
                    const AttentionCurve& curve, std::ostream& steps) {
@@ -100,9 +107,9 @@ void explain_fused(const DeviceSpec& device, const Attention& work, const Attent
   } else if (static_cast<double>(work.kv_len) > c.lengths.back()) {
     steps << "longer than the curve, held at its end of " << c.lengths.back() << " keys\n";
   }
-  if (c.reference_power_w > 0 && device.power_w > 0 && device.power_w != c.reference_power_w) {
+  if (const double factor = by_power(device, c); factor != 1) {
     steps << "curve of " << c.reference_power_w << " W, device of " << device.power_w
-          << " W: times " << power_law(device.power_w, c.reference_power_w) << "\n";
+          << " W: times " << factor << "\n";
   }
   if (device.slowest != 1) {
     steps << "the slowest accelerator of the run: " << device.slowest << " of the mean rate\n";
@@ -133,9 +140,7 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   const auto whole = static_cast<double>(work.kv_len);
   double rate = rate_on_curve(c, *curve, triangular(work) ? whole : keys_of(work)) * peak /
                 c.reference_tflops;
-  rate *= relative * sustained_factor(device) / wasted(work);
-  if (c.reference_power_w > 0 && device.power_w > 0)
-    rate *= power_law(device.power_w, c.reference_power_w);
+  rate *= relative * sustained_factor(device) * by_power(device, c) / wasted(work);
   if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
   if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
     rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve->head_dim);
@@ -160,8 +165,8 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
                                  kernel_constants(device.architecture).memory.default_efficiency));
   cost.duration = cost.latency + max(cost.compute, cost.memory);
   cost.deviation = static_cast<float>(c.deviation);
-  if (steps != nullptr) explain_fused(device, work, c, *curve, *steps);
   if (steps != nullptr) {
+    explain_fused(device, work, c, *curve, *steps);
     *steps << flops / 1e9 << " GFLOP at " << rate << " TFLOP/s (" << name_of(kernel) << " curve of "
            << "head_dim " << curve->head_dim << "): " << cost.compute.us() << " us; memory "
            << cost.memory.us() << " us\n";

@@ -118,12 +118,12 @@ class LayerWriter : LinearParts {
       forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
       x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
     }
-    if (whole && !again.keep_heads) {
+    if (repeats_heads()) {
       forward_heads(w);
     } else if (again.latent_up) {
       widen_again(w);
     }
-    if ((whole && !again.operations && !again.keep_core) || again.attention) forward_core(w);
+    if (repeats_core() || again.attention) forward_core(w);
     if (again.keep_core && !again.keep_projection) {  // the way out reads it by rows
       x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens,
                            x_b.context_x.in, Ref{});
@@ -164,7 +164,7 @@ class LayerWriter : LinearParts {
   }
 
   void attention_output(SegmentWriter& w) {
-    if (w.phase == Phase::kForward || !(keeps_scattered() || x_again.keep_projection)) {
+    if (w.phase == Phase::kForward || !keeps_projection()) {
       const bool kept = x_again.operations && w.phase == Phase::kRecompute;
       forward_row(w, "attention", "attention.projection", x_projection,
                   kept ? x_b.context_x.kept : x_b.context_x.in, x_b.attention_part,

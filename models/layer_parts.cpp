@@ -110,29 +110,28 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   const bool whole = again.layer;
   // Queries that the way up computes again start from the normed input itself.
   const bool queries = again.latent_up && !x_latent->narrow_queries();
-  const bool heads = whole && !again.keep_heads;
   const bool norm = whole || again.norm;
   b.y1 =
       place.add("attention.norm out", type, flat(), (x_plan.precision.low() && !queries) || norm);
   b.y1_x = place.operand("attention.norm out quantized", b.y1, norm);
   b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
-  b.qkv = place.add("qkv", type, x_tokens * x_qkv_width, heads || again.latent_up);
-  if (x_model.qk_norm) b.qkv_raw = place.add("qkv raw", type, x_tokens * x_qkv_width, heads);
-  const bool core = whole && !again.operations && !again.keep_core;
-  b.context = place.add("context", type, x_tokens * x_projection.in, core);
+  b.qkv = place.add("qkv", type, x_tokens * x_qkv_width, repeats_heads() || again.latent_up);
+  if (x_model.qk_norm)
+    b.qkv_raw = place.add("qkv raw", type, x_tokens * x_qkv_width, repeats_heads());
+  b.context = place.add("context", type, x_tokens * x_projection.in, repeats_core());
   declare_operations(b, place);
-  const bool repeats = core || again.attention;
-  b.context_x = place.operand("context quantized", b.context, repeats);
+  const bool core = repeats_core() || again.attention;
+  b.context_x = place.operand("context quantized", b.context, core);
   if (x_plan.attention != AttentionKernel::kUnfused) {
-    b.row_stats = place.add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, repeats);
+    b.row_stats = place.add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
     return;
   }
   const std::int64_t square = x_tokens * x_q_heads * x_plan.sequence_length;
-  b.scores = place.add("probabilities", type, square, repeats);
+  b.scores = place.add("probabilities", type, square, core);
   if (x_dropout.attention > 0) {
-    b.score_mask = place.add("attention mask", DType::kUint8, square, repeats);
-    b.dropped = place.add("dropped probabilities", type, square, repeats);
+    b.score_mask = place.add("attention mask", DType::kUint8, square, core);
+    b.dropped = place.add("dropped probabilities", type, square, core);
   }
 }
 
@@ -182,8 +181,7 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
     b.attention_part = temp("attention partial", type, full);
     b.down_part = temp("mlp partial", type, full, keeps_products());
   }
-  b.attention_out =
-      temp("attention out", type, flat(), keeps_scattered() || x_again.keep_projection);
+  b.attention_out = temp("attention out", type, flat(), keeps_projection());
   b.down = temp("mlp out", type, flat(), keeps_scattered() || keeps_products());
   if (!x_plan.sequence) {
     b.y1_full = b.y1_x.in;

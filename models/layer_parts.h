@@ -76,8 +76,12 @@ class LayerParts {
     if (keeps_products()) return {x_b.gate, x_b.up};
     return {x_b.up};
   }
+  /// Of a layer that is computed again: queries, keys and values; the core of attention.
+  bool repeats_heads() const { return x_again.layer && !x_again.keep_heads; }
+  bool repeats_core() const { return x_again.layer && !x_again.operations && !x_again.keep_core; }
   /// What is scattered over tensor ranks is kept.
   bool keeps_scattered() const { return x_again.operations && x_plan.sequence; }
+  bool keeps_projection() const { return keeps_scattered() || x_again.keep_projection; }
   /// Declares all activations in the layout they belong to: kept from forward to backward, or
   /// local.
   Buffers declare(LayoutWriter& saved, LayoutWriter& local);

@@ -302,11 +302,7 @@ Status list(const ListArgs& args) {
 Status show(const ShowArgs& args) {
   const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
   if (!wants_run) {
-    if (is_part(args.name)) return show_part(args);
-    if (is_system_file(args.name)) {
-      FT_ASSIGN(const Json json, load_preset("systems", args.name, "show"));
-      return print_object(json, args);
-    }
+    if (is_part(args.name) || is_system_file(args.name)) return show_part(args);
     FT_TRY(check_run_name(args.name));
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
