@@ -11,25 +11,6 @@
 namespace foretrain {
 namespace {
 
-/// One for every matrix; products apart are issued one by one: docs/prices.md, host time.
-std::int32_t grouped_kernels(const Gemm& work) {
-  constexpr double kOfOne = 0.28;
-  if (!work.apart) return static_cast<std::int32_t>(gemms_of(work).size());
-  return 1 + static_cast<std::int32_t>(kOfOne * static_cast<double>(std::min<std::int64_t>(
-                                                    work.batch, std::int64_t{1} << 20)));
-}
-
-/// Kernels that the host issues for a work.
-std::int32_t kernels_of(const Work& work) {
-  if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel->launches;
-  if (const auto* gemm = std::get_if<Gemm>(&work)) return grouped_kernels(*gemm);
-  if (const auto* attention = std::get_if<Attention>(&work)) {
-    if (attention->kernel != AttentionKernel::kUnfused) return attention->backward ? 2 : 1;
-    return (attention->backward ? 5 : 3) + (attention->dropout > 0 ? 1 : 0);
-  }
-  return 1;
-}
-
 class HardwareCostModel final : public CostModel {
  public:
   HardwareCostModel(Cluster cluster, const PriceOptions& options)
@@ -144,7 +125,7 @@ class HardwareCostModel final : public CostModel {
                          x_cluster.device.name + "; found a size or a rate out of proportion");
     }
     const double dispatch_s = x_options.dispatch_per_kernel.seconds() / x_cluster.host_speed;
-    cost.launch = Time{bounded(dispatch_s).ps * kernels_of(work)};
+    cost.launch = bounded(dispatch_s * operations_of(work, x_options.host_operations));
     return cost;
   }
 

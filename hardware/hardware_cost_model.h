@@ -5,12 +5,14 @@
 
 #include "hardware/cluster.h"
 #include "sim/cost/cost_model.h"
+#include "sim/cost/host_operations.h"
 
 namespace foretrain {
 
 /// Multipliers are of a resource's rate: 2 makes it twice as fast. For "what if" and sensitivities.
 struct PriceOptions {
-  Time dispatch_per_kernel;  ///< host time to issue one kernel at host_speed 1
+  Time dispatch_per_kernel;  ///< host time to issue one operation at host_speed 1
+  HostOperations host_operations;
   double compute_rate = 1;   ///< arithmetic
   double memory_rate = 1;    ///< device memory
   double scale_up_rate = 1;  ///< links within a node

@@ -234,6 +234,7 @@ class PlanReader {
       r.read("dispatch_us", us, JsonReader::Range{0, 1e6});
       r.read("compiled_dispatch_us", us, JsonReader::Range{0, 1e6});
       r.read("graph_dispatch_us", us, JsonReader::Range{0, 1e6});
+      read_operations(r, graph == 0 && x_plan.fusion != Fusion::kCompiled);
     });
     nested("host", [this](JsonReader& r) {
       double data_us = 0;
@@ -245,6 +246,15 @@ class PlanReader {
       x_plan.step_time = Time::from_us(step_us);
     });
     x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});
+  }
+
+  void read_operations(JsonReader& launch, bool eager) {
+    const Json* json = launch.take("operations");
+    if (json == nullptr) return;
+    Result<HostOperations> read =
+        read_host_operations(*json, launch.source(), launch.pointer("operations"));
+    if (!read.ok()) return launch.adopt(read.error());
+    if (eager) x_plan.host_operations = std::move(read.value());
   }
 
   // --- What cannot be ---

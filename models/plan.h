@@ -9,6 +9,7 @@
 #include "models/model.h"
 #include "sim/base/json.h"
 #include "sim/base/result.h"
+#include "sim/cost/host_operations.h"
 #include "sim/program/program.h"
 
 namespace foretrain {
@@ -252,11 +253,12 @@ struct Plan {
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;
   Optimizer optimizer = Optimizer::kFusedAdam;
-  double dropout = -1;   ///< overrides the model's; -1: see `dropout_of`
-  double clip_norm = 1;  ///< 0 = no gradient clipping
-  Time data_time;        ///< host time to prepare one microbatch
-  Time step_time;        ///< host time a step outside of kernels' launches
-  Time checkpoint_time;  ///< host time that recomputing a layer adds
+  double dropout = -1;             ///< overrides the model's; -1: see `dropout_of`
+  double clip_norm = 1;            ///< 0 = no gradient clipping
+  Time data_time;                  ///< host time to prepare one microbatch
+  Time step_time;                  ///< host time a step outside of kernels' launches
+  Time checkpoint_time;            ///< host time that recomputing a layer adds
+  HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
 
   /// Parts of the global batch: data-parallel ranks proper.
   std::int64_t batch_ranks() const { return data / context; }

@@ -157,12 +157,6 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   return out;
 }
 
-PriceOptions price_options(const Run& run) {
-  PriceOptions out;
-  out.dispatch_per_kernel = run.dispatch;
-  return out;
-}
-
 /// Gains from one resource at a time at 11/10 of its rate.
 Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& workload,
                                                Time base) {

@@ -48,6 +48,13 @@ Status use_profile(Run& run, const std::string& name_or_path, const std::string&
   return ok_status();
 }
 
+PriceOptions price_options(const Run& run) {
+  PriceOptions out;
+  out.dispatch_per_kernel = run.dispatch;
+  out.host_operations = run.plan.host_operations;
+  return out;
+}
+
 std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options) {
   std::unique_ptr<CostModel> base = make_cost_model(run.cluster, options);
   if (run.profile == nullptr) return base;

@@ -26,7 +26,7 @@ struct Run {
   Model model;
   Cluster cluster;
   Plan plan;
-  Time dispatch;                                 ///< host time of one kernel launch
+  Time dispatch;                                 ///< host time of one operation
   bool graphs = false, graphs_by_layer = false;  ///< launch.cuda_graph: not none, layer
   /// Measured prices of the host, from `profile_source`; may be none.
   std::shared_ptr<const Profile> profile;
@@ -51,6 +51,9 @@ Result<Profile> load_profile(const std::string& name_or_path, const std::string&
 
 /// Prices the run from a profile; its cluster must be of the device that was measured.
 Status use_profile(Run& run, const std::string& name_or_path, const std::string& where);
+
+/// What the run says of the host; nothing faster or slower than it is.
+PriceOptions price_options(const Run& run);
 
 /// Prices of the run's cluster and profile.
 std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options);

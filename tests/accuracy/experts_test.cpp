@@ -16,7 +16,9 @@ Json measured() {
   return read_json_file(std::string(FORETRAIN_TEST_DATA) + "/moe_layer_measured.json").value();
 }
 
-/// A model of one such layer, with narrow attention and a small vocabulary around it.
+/// A model of one such layer, with narrow attention and a small vocabulary around it. What the host
+/// does for the router, until it waits for counts, is hidden: the test starts it behind a long
+/// product.
 Run run_of(const Json& shape, const std::string& dispatcher, const std::string& precision) {
   std::string keys;
   for (const auto& [key, value] : *shape.object()) {
@@ -28,6 +30,7 @@ Run run_of(const Json& shape, const std::string& dispatcher, const std::string& 
       "tie_word_embeddings": false, "hidden_act": "silu"},
     "cluster": {"preset": "dgx-h100", "accelerators": 8}, "system": "megatron-lm",
     "parallel": {"expert": 8}, "batch": {"global": 8, "micro": 1, "sequence": 4096},
+    "launch": {"operations": {"attention": 0, "rms-norm": 0, "route": 0, "expert-counts": 0}},
     "recompute": "none", "precision": ")" +
                            precision + R"(", "moe": {"routing": "balanced", "dispatcher": ")" +
                            dispatcher + "\"}}";
@@ -42,7 +45,7 @@ struct Pass {
 };
 
 /// From the router to the residual, and from the residual's gradient to the norm's; `gemms` are the
-/// products of the experts in it.
+/// products of the experts in it. The test quantizes weights in every forward pass.
 struct Layer {
   Pass all, gemms;
 };
@@ -58,12 +61,15 @@ Layer predicted(const Run& run) {
   for (const Span& span : timeline.spans) {
     const std::string& name = timeline.infos[span.info].name;
     at[name] = {span.begin, span.end};
+    if (name.starts_with("moe.experts") && name.ends_with("quantize_weights")) {
+      out.all.forward_ms += (span.end - span.begin).us() / 1e3;
+    }
     const bool product = name.starts_with("moe.experts.up") || name.starts_with("moe.experts.down");
     if (!product || name.ends_with("quantize")) continue;
     const bool backward = name.ends_with("gradient");
     (backward ? out.gemms.backward_ms : out.gemms.forward_ms) += (span.end - span.begin).us() / 1e3;
   }
-  out.all.forward_ms = (at["mlp.residual"].first - at["moe.router"].first).us() / 1e3;
+  out.all.forward_ms += (at["mlp.residual"].first - at["moe.router"].first).us() / 1e3;
   out.all.backward_ms =
       (at["mlp.norm.gradient"].first - at["head.norm.gradient"].second).us() / 1e3;
   return out;

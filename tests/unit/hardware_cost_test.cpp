@@ -197,6 +197,40 @@ TEST(CostModel, LaunchCountsKernelsAndHostWorkCostsTheDeviceNothing) {
   EXPECT_EQ(model->price(Work{HostSync{}}, {}).value().duration, Time{});
 }
 
+// What a framework does of its own for a kind of work; eight products apart are 0.28 each beside
+// it.
+TEST(CostModel, FrameworksHaveTheirOwnOperations) {
+  PriceOptions options;
+  options.dispatch_per_kernel = Time::from_us(10);
+  options.host_operations = {{"attention", 7}, {"gemm", 3}, {"grouped-gemm", 2}, {"rms-norm", 2.5}};
+  Cluster cluster = cluster_of("dgx-a100-80gb");
+  cluster.host_speed = 1;
+  const auto launch_of = [&cluster](const PriceOptions& asked, const Work& work) {
+    return make_cost_model(cluster, asked)->price(work, {}).value().launch.us();
+  };
+  PriceOptions plain = options;
+  plain.host_operations.clear();
+  Attention attention;
+  attention.q_len = attention.kv_len = 1024;
+  attention.head_dim = 64;
+  EXPECT_DOUBLE_EQ(launch_of(plain, attention), 10);
+  EXPECT_DOUBLE_EQ(launch_of(options, attention), 70);
+  attention.backward = true;
+  EXPECT_DOUBLE_EQ(launch_of(options, attention), launch_of(plain, attention));
+  attention.kernel = AttentionKernel::kUnfused;
+  attention.backward = false;
+  EXPECT_DOUBLE_EQ(launch_of(options, attention), launch_of(plain, attention));
+  Gemm gemm = gemm_of(64, 64, 64);
+  EXPECT_DOUBLE_EQ(launch_of(options, gemm), 30);
+  gemm.batch = 8;
+  gemm.apart = true;
+  EXPECT_NEAR(launch_of(plain, gemm), 10 * (1 + 0.28 * 8), 1e-6);
+  EXPECT_NEAR(launch_of(options, gemm), 10 * (2 + 0.28 * 8), 1e-6);
+  Kernel norm;
+  norm.kind = KernelKind::kRmsNorm;
+  EXPECT_DOUBLE_EQ(launch_of(options, norm), 25);
+}
+
 // The host's work takes bytes over its part of the node's memory bandwidth, and nothing of the
 // device: 28 bytes a parameter, 1e9 parameters, 0.545 of 200 GB/s among 8 ranks. One rank has all
 // of it. A pause takes its time and no launch.

@@ -176,9 +176,7 @@ std::vector<PlacementId> places_of(const Actor& actor, const Work& work) {
 /// How each distinct work of the ops named `args.why` is priced on the first rank of every Program.
 Status show_why(const Run& run, const ShowArgs& args) {
   const Workload workload = lower(run.model, run.plan);
-  PriceOptions options;
-  options.dispatch_per_kernel = run.dispatch;
-  const std::unique_ptr<CostModel> model = cost_model_of(run, options);
+  const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Quotient quotient, make_quotient(workload, *model, false));
   std::vector<std::string> shown;
   std::vector<std::string> names;
