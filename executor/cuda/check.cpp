@@ -6,13 +6,14 @@
 
 #include "executor/cuda/device.h"
 #include "executor/cuda/flash_kernels.h"
+#include "executor/executable.h"
 
 namespace foretrain {
 namespace {
 
 /// The types that a kernel's operands must have, by letter; the last one repeats. w: the work type,
 /// g: of gradients (the work type or fp32), ?: w, or an operand that is written too, f: fp32,
-/// i: ids, m: a mask, *: any real type.
+/// i: ids, m: a mask, *: any real type. A kernel of several forms has several.
 struct Pattern {
   KernelKind kind;
   std::string_view reads, writes;
@@ -28,8 +29,8 @@ constexpr std::array kPatterns = {
     Pattern{KernelKind::kRopeBackward, "w", "w"},
     Pattern{KernelKind::kGelu, "w", "w"},
     Pattern{KernelKind::kGeluBackward, "w", "w"},
-    Pattern{KernelKind::kSwiglu, "w", "w"},
-    Pattern{KernelKind::kSwigluBackward, "w", "w"},
+    Pattern{KernelKind::kSwiglu, "wf", "w"},
+    Pattern{KernelKind::kSwigluBackward, "wwf", "wf"},
     Pattern{KernelKind::kRelu, "w", "w"},
     Pattern{KernelKind::kReluBackward, "w", "w"},
     Pattern{KernelKind::kRelu2, "w", "w"},
@@ -50,6 +51,20 @@ constexpr std::array kPatterns = {
     Pattern{KernelKind::kCast, "*", "*"},
     Pattern{KernelKind::kScale, "wf", "w"},
     Pattern{KernelKind::kSquaredNorm, "*f", "f"},
+    Pattern{KernelKind::kRoute, "w", "fm"},
+    Pattern{KernelKind::kRouteBackward, "ffm", "*"},
+    Pattern{KernelKind::kExpertCounts, "m", "i"},
+    // By a routing map, by places of gathered tokens, by order.
+    Pattern{KernelKind::kPermute, "wfm", "wf"},
+    Pattern{KernelKind::kPermute, "wm", "w"},
+    Pattern{KernelKind::kPermute, "wf", "wfi"},
+    Pattern{KernelKind::kPermute, "wi", "w"},
+    Pattern{KernelKind::kPermute, "wf", "wf"},
+    Pattern{KernelKind::kUnpermute, "wfm", "wf"},
+    Pattern{KernelKind::kUnpermute, "wm", "w"},
+    Pattern{KernelKind::kUnpermute, "wfi", "wf"},
+    Pattern{KernelKind::kUnpermute, "wi", "w"},
+    Pattern{KernelKind::kUnpermute, "wf", "wf"},
 };
 
 /// Types of an op's operands; a call that runs the op tells which frames they are in.
@@ -207,18 +222,26 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
     if (!gemm_fits(*gemm, op, types)) return refused("no product of these types");
   } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
-    if (kernel->kind >= KernelKind::kRoute) {
-      return refused("it has no kernels of experts, latent attention or masked tokens yet");
-    }
     if (!kernel_fits(*kernel, op, types)) return refused("no kernel for these types");
   } else if (std::holds_alternative<Copy>(work)) {
     if (!op.reads.empty()) return refused("offloading is not executed");
   } else if (std::holds_alternative<Pause>(work)) {
     return refused("a background thread's cycle is only simulated: set gradients.cycle_us to 0");
-  } else if (std::holds_alternative<Convolution>(work)) {
-    return refused("convolutions are only simulated");
   } else if (std::holds_alternative<Opaque>(work)) {
-    return refused("the model gives its bytes and FLOPs only");
+    return refused("work of the host is not executed");
+  }
+  return ok_status();
+}
+
+Status check_storage_types(const Program& program) {
+  for (const FrameLayout& layout : program.layouts) {
+    for (const Buffer& buffer : layout.buffers) {
+      const DType t = buffer.dtype;
+      if (is_real(t) || t == DType::kInt64 || t == DType::kUint8) continue;
+      return unsupported("the CUDA backend computes in fp32, tf32, bf16 and fp16; buffer " +
+                         layout.name + "." + buffer.name + " is " + std::string(name_of(t)) +
+                         ": set precision to one of these");
+    }
   }
   return ok_status();
 }
@@ -226,16 +249,9 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
 }  // namespace
 
 Status check_device_executable(const Workload& workload) {
+  for (const Program& program : workload.programs) FT_TRY(check_storage_types(program));
+  FT_TRY(check_written_down(workload, "CUDA backend"));
   for (const Program& program : workload.programs) {
-    for (const FrameLayout& layout : program.layouts) {
-      for (const Buffer& buffer : layout.buffers) {
-        const DType t = buffer.dtype;
-        if (is_real(t) || t == DType::kInt64 || t == DType::kUint8) continue;
-        return unsupported("the CUDA backend computes in fp32, tf32, bf16 and fp16; buffer " +
-                           layout.name + "." + buffer.name + " is " + std::string(name_of(t)) +
-                           ": set precision to one of these");
-      }
-    }
     for (const Call& call : program.calls) {
       for (const Op& op : program.segments[call.segment.index()].ops) {
         FT_TRY(check_op(program, call, op));

@@ -18,7 +18,7 @@ struct DeviceCollective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   bool maximum = false;
   DType type = DType::kFp32;
-  std::int64_t count = 0;
+  std::int64_t count = 0, members = 1;
   const void* send = nullptr;
   void* receive = nullptr;
   int root = 0;

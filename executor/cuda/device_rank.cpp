@@ -264,6 +264,7 @@ Status DeviceRank::communicate(const Launch& launch, const Collective& work) {
   call.maximum = work.maximum;
   call.type = launch.x.reads.empty() ? launch.x.type_out(0) : launch.x.type_in(0);
   call.count = work.count;
+  call.members = x_places[work.group.index()].size;
   call.root = work.root;
   // Of a broadcast only the root reads, of a reduction only the root writes.
   call.send = launch.x.reads.empty() ? launch.x.writes[0].data : launch.x.reads[0].data;

@@ -30,6 +30,9 @@ std::vector<DeviceCase> cudnn_cases();
 std::vector<DeviceCase> drawn_cases(std::uint64_t seed, int count);
 /// Plans of two and four ranks.
 std::vector<DeviceCase> many_rank_cases();
+/// Experts in every form on one rank, and on two and four.
+std::vector<DeviceCase> expert_cases();
+std::vector<DeviceCase> expert_rank_cases();
 
 /// How far a device may be from the host: of the loss, of how far training moved the weights, and
 /// of the weights themselves where they are stored in fewer bits.

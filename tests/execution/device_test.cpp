@@ -216,10 +216,17 @@ TEST(DeviceRefusals, ByName) {
     ASSERT_FALSE(refused.ok());
     EXPECT_NE(refused.error().message.find("parallel.tensor_mode to 1d"), std::string::npos);
   }
-  const Model sparse = small_moe();
-  const Status experts = check_device_executable(lower(sparse, small_plan(sparse, {}, 1)));
-  ASSERT_FALSE(experts.ok());
-  EXPECT_NE(experts.error().message.find("no kernels of experts"), std::string::npos);
+  Model sparse = small_moe();
+  Plan routed = small_plan(sparse, {}, 1);
+  EXPECT_TRUE(check_device_executable(lower(sparse, routed)).ok());
+  routed.experts.routing = Routing::kNatural;
+  const Status natural = check_device_executable(lower(sparse, routed));
+  ASSERT_FALSE(natural.ok());
+  EXPECT_NE(natural.error().message.find("set moe.routing to balanced"), std::string::npos);
+  sparse.experts.bias = true;
+  const Status biased = check_device_executable(lower(sparse, small_plan(sparse, {}, 1)));
+  ASSERT_FALSE(biased.ok());
+  EXPECT_NE(biased.error().message.find("biases of experts"), std::string::npos);
 }
 
 // Op 0 ran in [10, 30) and [50, 60), twice at once for a while, op 1 in [25, 45); launch 9 is

@@ -245,15 +245,20 @@ class LoopDevice final : public Device {
     });
   }
   Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) override {
-    if (call.type != DType::kFp32) return input_error("collectives of fp32 only");
-    CollectiveCall out;
-    out.kind = call.kind;
-    out.maximum = call.maximum;
-    out.count = call.count;
-    out.root = call.root;
-    out.send = call.send;
-    out.receive = call.receive;
-    return queue(stream, [this, group, out] { return x_transport.collective(x_rank, group, out); });
+    return queue(stream, [this, group, call] {
+      CollectiveCall out;
+      out.kind = call.kind;
+      out.maximum = call.maximum;
+      out.count = call.count;
+      out.root = call.root;
+      out.send = call.send;
+      out.receive = call.receive;
+      out.doubles = call.type == DType::kInt64;  // moved only
+      if (call.type == DType::kFp32 || out.doubles) {
+        return x_transport.collective(x_rank, group, out);
+      }
+      return in_floats(group, call, out);
+    });
   }
   Status exchange(std::size_t stream, std::span<const MessageCall> messages) override {
     const std::vector<MessageCall> all(messages.begin(), messages.end());
@@ -261,6 +266,27 @@ class LoopDevice final : public Device {
   }
 
  private:
+  /// Of halves: added up in fp32.
+  Status in_floats(GroupId group, const DeviceCollective& call, CollectiveCall out) {
+    const std::int64_t part = call.count / call.members;
+    const bool gathers = call.kind == CollectiveKind::kAllGather;
+    const bool scatters = call.kind == CollectiveKind::kReduceScatter;
+    std::vector<float> send(static_cast<std::size_t>(gathers ? part : call.count));
+    std::vector<float> receive(static_cast<std::size_t>(scatters ? part : call.count));
+    Status done = ok_status();
+    with_type(call.type, [&](auto tag) {
+      using T = typename decltype(tag)::Type;
+      const auto* const from = static_cast<const T*>(call.send);
+      auto* const to = static_cast<T*>(call.receive);
+      for (std::size_t i = 0; i < send.size(); ++i) send[i] = to_float(from[i]);
+      for (std::size_t i = 0; i < receive.size(); ++i) receive[i] = to_float(to[i]);
+      out.send = send.data();
+      out.receive = receive.data();
+      done = x_transport.collective(x_rank, group, out);
+      for (std::size_t i = 0; i < receive.size(); ++i) to[i] = stored<T>(receive[i]);
+    });
+    return done;
+  }
   Status queue(std::size_t stream, Worker::Item item) {
     if (x_capturing) {
       x_captured.emplace_back(stream, std::move(item));

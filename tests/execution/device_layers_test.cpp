@@ -1,0 +1,39 @@
+// Do devices run what is not in every model as the host does: experts, sequences and layers that
+// are cut, what lies in memory of the host? On loops, as in device_test.cpp.
+#include <gtest/gtest.h>
+
+#include "tests/execution/device_plans.h"
+#include "tests/execution/loop_device.h"
+#include "tests/support/sanitized.h"
+
+namespace foretrain {
+namespace {
+
+Result<std::unique_ptr<Device>> on_loop(const Workload&, RankId rank, Transport& transport) {
+  return make_loop_device(rank, transport);
+}
+
+TEST(LoopExperts, TrainLikeTheHosts) {
+  for (const DeviceCase& one : expert_cases()) {
+    expect_trains_like_host(one, DType::kFp32, on_loop, {});
+  }
+}
+
+// Which experts a token goes to, when logits are close, is a matter of their rounding: in turn.
+TEST(LoopExperts, TrainLikeTheHostsInHalves) {
+  for (const DeviceCase& one : expert_cases()) {
+    if (one.plan.experts.routing != Routing::kBalanced) continue;
+    expect_trains_like_host(one, DType::kBf16, on_loop, kBf16Tolerance);
+    if (kSanitized) continue;
+    expect_trains_like_host(one, DType::kFp16, on_loop, kFp16Tolerance);
+  }
+}
+
+TEST(LoopExperts, OnManyRanksTrainLikeTheHosts) {
+  for (const DeviceCase& one : expert_rank_cases()) {
+    expect_trains_like_host(one, DType::kFp32, on_loop, {});
+  }
+}
+
+}  // namespace
+}  // namespace foretrain
