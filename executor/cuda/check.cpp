@@ -7,6 +7,7 @@
 #include "executor/cuda/device.h"
 #include "executor/cuda/flash_kernels.h"
 #include "executor/executable.h"
+#include "executor/task_list.h"
 
 namespace foretrain {
 namespace {
@@ -67,19 +68,27 @@ constexpr std::array kPatterns = {
     Pattern{KernelKind::kUnpermute, "wf", "wf"},
 };
 
-/// Types of an op's operands; a call that runs the op tells which frames they are in.
+/// Types and places of an op's operands; a call that runs the op tells which frames they are in.
 class OpTypes {
  public:
   OpTypes(const Program& program, const Call& call, const Op& op)
       : x_program(program), x_call(call), x_op(op) {}
 
-  DType of(const View& view) const {
+  DType of(const View& view) const { return buffer(view).dtype; }
+  const Buffer& buffer(const View& view) const {
     const FrameId id = x_call.frames[static_cast<std::size_t>(view.frame)];
     const Frame& frame = x_program.frames[id.index()];
     const Frame& home = frame.alias_of.valid() ? x_program.frames[frame.alias_of.index()] : frame;
-    const auto buffer =
+    const auto at =
         static_cast<std::size_t>(frame.alias_of.valid() ? frame.alias_buffer : view.buffer);
-    return x_program.layouts[home.layout.index()].buffers[buffer].dtype;
+    return x_program.layouts[home.layout.index()].buffers[at];
+  }
+  bool on_device() const {
+    const auto there = [this](const View& view) {
+      return view.bytes == 0 || buffer(view).memory == Memory::kDevice;
+    };
+    return std::all_of(x_op.reads.begin(), x_op.reads.end(), there) &&
+           std::all_of(x_op.writes.begin(), x_op.writes.end(), there);
   }
   bool fits(const Pattern& pattern) const {
     const DType work = stored_as(of(x_op.reads.empty() ? x_op.writes[0] : x_op.reads[0]));
@@ -210,6 +219,11 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
                        "): " + why);
   };
   const OpTypes types(program, call, op);
+  const auto* opaque = std::get_if<Opaque>(&work);
+  const bool of_host = opaque != nullptr && opaque->where == Memory::kHost;
+  if (!of_host && !std::holds_alternative<Copy>(work) && !types.on_device()) {
+    return refused("it reads or writes memory of the host");
+  }
   if (is_context(work, op)) {
     return unsupported("the CUDA backend cannot execute context parallelism (" + op.name +
                        "): set parallel.context to 1");
@@ -221,14 +235,10 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
   if (const auto* attention = std::get_if<Attention>(&work)) return check_attention(*attention, op);
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
     if (!gemm_fits(*gemm, op, types)) return refused("no product of these types");
-  } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
+  } else if (const Kernel* const kernel = kernel_in(work)) {
     if (!kernel_fits(*kernel, op, types)) return refused("no kernel for these types");
-  } else if (std::holds_alternative<Copy>(work)) {
-    if (!op.reads.empty()) return refused("offloading is not executed");
   } else if (std::holds_alternative<Pause>(work)) {
     return refused("a background thread's cycle is only simulated: set gradients.cycle_us to 0");
-  } else if (std::holds_alternative<Opaque>(work)) {
-    return refused("work of the host is not executed");
   }
   return ok_status();
 }

@@ -57,7 +57,10 @@ void run_gemm(L& launcher, const Gemm& w, const DeviceOperands& x) {
 template <typename L>
 void start_gradients(L& launcher, const Kernel& w, const DeviceOperands& x) {
   std::size_t first = x.writes.size();
-  if (w.kind == KernelKind::kBiasGrad || w.kind == KernelKind::kPositionsGrad) first = 0;
+  if (w.kind == KernelKind::kBiasGrad || w.kind == KernelKind::kPositionsGrad ||
+      w.kind == KernelKind::kSquaredNorm) {
+    first = 0;
+  }
   if (w.kind == KernelKind::kLayerNormBackward || w.kind == KernelKind::kRmsNormBackward) first = 1;
   for (std::size_t i = first; i < x.writes.size(); ++i) {
     if (!x.reads_back(i)) launcher.clear(x.writes[i]);

@@ -106,16 +106,24 @@ struct Cast {
   FT_DEVICE void operator()(std::int64_t i) const { out[i] = stored<B>(to_float(in[i])); }
 };
 
+/// What brings the norm of the gradients down to a limit.
+struct ClipScale {
+  const float* square = nullptr;  ///< none: 1
+  float limit = 0;
+  FT_DEVICE float value() const {
+    if (square == nullptr) return 1.0F;
+    const float norm = std::sqrt(*square);
+    return norm > limit ? limit / norm : 1.0F;
+  }
+};
+
 template <typename T>
 struct Clip {
   const T* in;
-  const float* square;
   T* out;
-  float limit;
+  ClipScale scale;
   FT_DEVICE void operator()(std::int64_t i) const {
-    const float norm = std::sqrt(*square);
-    const float scale = norm > limit ? limit / norm : 1.0F;
-    out[i] = stored<T>(to_float(in[i]) * scale);
+    out[i] = stored<T>(to_float(in[i]) * scale.value());
   }
 };
 
@@ -160,8 +168,9 @@ struct Adam {
   float* variance;
   float* master;  ///< none: the weights themselves
   float beta1, beta2, rate, correct, decay, epsilon;
+  ClipScale clip;
   FT_DEVICE void operator()(std::int64_t i) const {
-    const float g = to_float(gradient[i]);
+    const float g = to_float(gradient[i]) * clip.value();
     const float m = beta1 * momentum[i] + (1.0F - beta1) * g;
     const float v = beta2 * variance[i] + (1.0F - beta2) * g * g;
     const float before = master != nullptr ? master[i] : to_float(weights[i]);
@@ -226,6 +235,7 @@ void adam(L& launcher, const Kernel& w, const OpContext& context, const DeviceOp
     f.correct = static_cast<float>(1 / (1 - std::pow(t.beta2, step)));
     f.decay = static_cast<float>(1 - t.learning_rate * t.weight_decay);
     f.epsilon = static_cast<float>(t.epsilon);
+    if (w.value > 0) f.clip = {x.in<float>(x.reads.size() - 1), static_cast<float>(w.value)};
     launcher.elements(w.cols, f);
   });
 }
@@ -300,7 +310,8 @@ void run_update(L& launcher, const Kernel& w, const OpContext& context, const De
       return with_type(x.type_out(0), [&](auto tag) {
         using T = typename decltype(tag)::Type;
         launcher.elements(
-            w.cols, Clip<T>{x.in<T>(0), x.in<float>(1), x.out<T>(0), static_cast<float>(w.value)});
+            w.cols,
+            Clip<T>{x.in<T>(0), x.out<T>(0), {x.in<float>(1), static_cast<float>(w.value)}});
       });
     case KernelKind::kSquaredNorm:
       return squared_norm(launcher, w, context, x);

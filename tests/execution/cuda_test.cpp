@@ -96,6 +96,25 @@ TEST(Cuda, TrainsLikeTheHostInHalves) {
   }
 }
 
+TEST(Cuda, ExpertsTrainLikeTheHosts) {
+  FT_NEEDS_DEVICE();
+  for (const DeviceCase& one : expert_cases()) {
+    expect_trains_like_host(one, DType::kFp32, cuda, {});
+    if (one.plan.experts.routing != Routing::kBalanced) continue;  // as on loops
+    expect_trains_like_host(one, DType::kBf16, cuda, kBf16Tolerance);
+    expect_trains_like_host(one, DType::kFp16, cuda, kFp16Tolerance);
+  }
+}
+
+TEST(Cuda, OffloadedPlansTrainLikeTheHost) {
+  FT_NEEDS_DEVICE();
+  for (const DeviceCase& one : offload_cases(1)) {
+    expect_trains_like_host(one, DType::kFp32, cuda, {});
+    expect_trains_like_host(one, DType::kFp32, cuda, {}, true);
+    expect_trains_like_host(one, DType::kBf16, cuda, kBf16Tolerance);
+  }
+}
+
 // The ops of a step as CUDA graphs.
 TEST(Cuda, GraphsTrainLikeTheHost) {
   FT_NEEDS_DEVICE();
@@ -117,7 +136,11 @@ TEST(Cuda, RanksOnSeveralDevicesTrainLikeTheHost) {
   FT_NEEDS_DEVICE();
   const int devices = count_cuda_devices().value();
   int ran = 0;
-  for (const DeviceCase& one : many_rank_cases()) {
+  std::vector<DeviceCase> all = many_rank_cases();
+  for (const std::vector<DeviceCase>& more : {expert_rank_cases(), offload_cases(2)}) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  for (const DeviceCase& one : all) {
     if (one.plan.accelerators > devices) continue;
     ++ran;
     expect_trains_like_host(one, DType::kFp32, cuda, {});

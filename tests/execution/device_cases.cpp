@@ -209,4 +209,30 @@ std::vector<DeviceCase> expert_rank_cases() {
   return out;
 }
 
+std::vector<DeviceCase> offload_cases(std::int64_t ranks) {
+  std::vector<DeviceCase> out;
+  Model model = device_sized(small_llama());
+  model.layers = 3;
+  for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
+    for (const Memory states : {Memory::kHost, Memory::kStorage}) {
+      for (const Memory parameters : {Memory::kDevice, Memory::kHost, Memory::kStorage}) {
+        if (parameters != Memory::kDevice && sharding != Sharding::kParameters) continue;
+        Plan plan = tiny_plan(model, {1, 1, 1, ranks}, AttentionKernel::kFlash, 0.1);
+        plan.sharding = sharding;
+        plan.units.narrow_shards = true;
+        plan.units.reduce_each = parameters != Memory::kHost;
+        plan.precision.master = states == Memory::kHost;
+        plan.offload.optimizer = states;
+        plan.offload.parameters = parameters;
+        plan.offload.activation_layers = 2;
+        out.push_back({"states in " + std::string(name_of(states)) + ", parameters in " +
+                           std::string(name_of(parameters)) +
+                           (sharding == Sharding::kGradients ? ", ZeRO-2" : ", ZeRO-3"),
+                       model, plan});
+      }
+    }
+  }
+  return out;
+}
+
 }  // namespace foretrain

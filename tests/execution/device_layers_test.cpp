@@ -35,5 +35,16 @@ TEST(LoopExperts, OnManyRanksTrainLikeTheHosts) {
   }
 }
 
+// What is copied out and back, and what the host updates: in halves too.
+TEST(LoopOffload, TrainsLikeTheHost) {
+  for (const std::int64_t ranks : {1, 2}) {
+    for (const DeviceCase& one : offload_cases(ranks)) {
+      expect_trains_like_host(one, DType::kFp32, on_loop, {});
+      expect_trains_like_host(one, DType::kFp32, on_loop, {}, true);
+      expect_trains_like_host(one, DType::kBf16, on_loop, kBf16Tolerance);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -147,8 +147,12 @@ class HostKernels final : public Device {
   Status end_piece(std::size_t) override { return ok_status(); }
   Status finish() override { return ok_status(); }
   Result<Time> time_of(std::size_t) override { return Time{}; }
-  Status upload(std::size_t, std::byte* to, const std::byte* from, std::size_t bytes) override {
+  Status copy(std::size_t, std::byte* to, const std::byte* from, std::size_t bytes) override {
     return write(to, from, bytes);
+  }
+  Status on_host(std::size_t, std::function<void()> work) override {
+    work();
+    return ok_status();
   }
   Status fill(std::size_t, std::byte* to, int byte, std::size_t bytes) override {
     std::memset(to, byte, bytes);

@@ -33,6 +33,8 @@ std::vector<DeviceCase> many_rank_cases();
 /// Experts in every form on one rank, and on two and four.
 std::vector<DeviceCase> expert_cases();
 std::vector<DeviceCase> expert_rank_cases();
+/// States, parameters and what layers keep in memory of the host and in storage.
+std::vector<DeviceCase> offload_cases(std::int64_t ranks);
 
 /// How far a device may be from the host: of the loss, of how far training moved the weights, and
 /// of the weights themselves where they are stored in fewer bits.

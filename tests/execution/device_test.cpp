@@ -138,14 +138,14 @@ TEST(MemoryPlan, BlocksThatAreThereTogetherDoNotOverlap) {
   Rng rng(7);
   for (int i = 0; i < 40; ++i) {
     Drawn drawn = i % 2 == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
-    drawn.plan.offload = Offload();  // the device holds all
+    if (i % 4 < 2) drawn.plan.offload = Offload();  // the device holds all
     const Workload workload = lower(drawn.model, drawn.plan);
     const Program& program = workload.programs[0];
     const TaskList list(program);
     const MemoryLayout layout(program, places_of(workload, RankId(0)));
     const MemoryPlan plan(list, layout);
     std::map<std::size_t, PlannedBlock> live;  // by buffer
-    std::size_t most = 0;
+    std::array<std::size_t, 3> most{};         // by memory
     for (std::size_t at = 0; at < list.issue.size(); ++at) {
       const Task& task =
           list.tasks[static_cast<std::size_t>(list.issue[at].first)][list.issue[at].second];
@@ -153,21 +153,27 @@ TEST(MemoryPlan, BlocksThatAreThereTogetherDoNotOverlap) {
       const Op& op = list.op_of(task);
       for (std::size_t a = 0; a < op.allocates.size(); ++a) {
         const PlannedBlock block = plan.allocates[at][a];
-        EXPECT_GE(block.offset, plan.persistent);
-        EXPECT_LE(block.offset + block.bytes, plan.bytes);
+        EXPECT_EQ(block.memory, layout.buffer(layout.index_of(call, op.allocates[a])).memory);
+        EXPECT_GE(block.offset, plan.space(block.memory).persistent);
+        EXPECT_LE(block.offset + block.bytes, plan.space(block.memory).bytes);
         for (const auto& [buffer, other] : live) {
-          EXPECT_TRUE(block.offset + block.bytes <= other.offset ||
+          EXPECT_TRUE(block.memory != other.memory || block.offset + block.bytes <= other.offset ||
                       other.offset + other.bytes <= block.offset);
         }
         live[layout.index_of(call, op.allocates[a])] = block;
       }
-      std::size_t now = 0;
-      for (const auto& [buffer, block] : live) now += block.bytes;
-      most = std::max(most, now);
+      std::array<std::size_t, 3> now{};
+      for (const auto& [buffer, block] : live)
+        now[static_cast<std::size_t>(block.memory)] += block.bytes;
+      for (std::size_t m = 0; m < now.size(); ++m) most[m] = std::max(most[m], now[m]);
       for (const BufferRef& ref : op.frees) live.erase(layout.index_of(call, ref));
     }
     EXPECT_TRUE(live.empty());
-    EXPECT_LE(plan.bytes - plan.persistent, 8 * most + 4096) << describe(drawn.model, drawn.plan);
+    // Copies and the host's work are ordered by little: memory beside them can take far more.
+    for (std::size_t m = 0; m < most.size() && i % 4 < 2; ++m) {
+      EXPECT_LE(plan.spaces[m].bytes - plan.spaces[m].persistent, 8 * most[m] + 4096)
+          << describe(drawn.model, drawn.plan);
+    }
   }
 }
 

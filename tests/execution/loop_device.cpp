@@ -5,42 +5,20 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "executor/cuda/compute.h"
-#include "executor/cuda/rope_table.h"
+#include "executor/cuda/host_loops.h"
 #include "executor/kernels.h"
 
 namespace foretrain {
 namespace {
 
-/// The launcher of device_view.h.
-class Loops {
+class Loops : public device::HostLoops {
  public:
-  template <typename F>
-  void elements(std::int64_t n, const F& f) {
-    for (std::int64_t i = 0; i < n; ++i) f(i);
-  }
-  template <typename F>
-  void rows(std::int64_t n, const F& f, std::size_t floats = 0) {
-    std::vector<float> memory(floats, std::nanf(""));
-    SoloTeam team{memory.data()};
-    for (std::int64_t i = 0; i < n; ++i) f(team, i);
-  }
-  void* scratch(std::size_t bytes) { return grow(x_scratch, bytes); }
-  void* kept_scratch(std::size_t bytes) { return grow(x_kept, bytes); }
-  void clear(const Operand& x) {
-    std::memset(x.data, 0, static_cast<std::size_t>(bytes_of(x.buffer->dtype, x.count)));
-  }
-  const float* rope_table(std::int64_t length, std::int64_t head_dim) {
-    std::vector<float>& table = x_tables[{length, head_dim}];
-    if (table.empty()) table = make_rope_table(length, head_dim);
-    return table.data();
-  }
   void product(const Product& p) {
     with_type(p.in, [&](auto in) {
       with_type(p.out, [&](auto out) {
@@ -52,10 +30,6 @@ class Loops {
   }
 
  private:
-  static void* grow(std::vector<double>& memory, std::size_t bytes) {
-    memory.assign(bytes / 8 + 1, std::nan(""));
-    return memory.data();
-  }
   template <typename T>
   static std::vector<float> widen(const T* from, std::int64_t rows, std::int64_t cols,
                                   std::int64_t pitch) {
@@ -87,9 +61,6 @@ class Loops {
       }
     }
   }
-
-  std::vector<double> x_scratch, x_kept;
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>> x_tables;
 };
 
 /// A stream: a thread that does what is queued, in order.
@@ -220,9 +191,15 @@ class LoopDevice final : public Device {
     return first;
   }
   Result<Time> time_of(std::size_t mark) override { return Time{x_marked[mark] * 1'000'000}; }
-  Status upload(std::size_t stream, std::byte* to, const std::byte* from,
-                std::size_t bytes) override {
+  Status copy(std::size_t stream, std::byte* to, const std::byte* from,
+              std::size_t bytes) override {
     return queue(stream, [=, this] { return write(to, from, bytes); });
+  }
+  Status on_host(std::size_t stream, std::function<void()> work) override {
+    return queue(stream, [work = std::move(work)] {
+      work();
+      return ok_status();
+    });
   }
   Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override {
     return queue(stream, [=] {
@@ -232,7 +209,7 @@ class LoopDevice final : public Device {
   }
   Status compute(std::size_t stream, const Work& work, const OpContext& context,
                  const DeviceOperands& x) override {
-    return queue(stream, [this, stream, &work, context, x] {
+    return queue(stream, [this, stream, work, context, x] {
       device::compute(x_workers[stream]->loops(), work, context, x);
       for (const Operand& out : x.writes) {
         if (is_real(out.buffer->dtype) && any_nan(out)) {
