@@ -2,6 +2,7 @@
 // are cut, what lies in memory of the host? On loops, as in device_test.cpp.
 #include <gtest/gtest.h>
 
+#include "tests/execution/device_ops.h"
 #include "tests/execution/device_plans.h"
 #include "tests/execution/loop_device.h"
 #include "tests/support/sanitized.h"
@@ -12,6 +13,20 @@ namespace {
 Result<std::unique_ptr<Device>> on_loop(const Workload&, RankId rank, Transport& transport) {
   return make_loop_device(rank, transport);
 }
+
+void expect_operations_alike(const std::vector<DeviceCase>& all) {
+  for (const DeviceCase& one : all) {
+    SCOPED_TRACE(one.name);
+    const Workload workload = lowered(one, DType::kFp32);
+    const auto transport = make_thread_transport(workload);
+    const auto host = make_host_kernels_device();
+    const auto loops = make_loop_device(RankId(0), *transport);
+    ASSERT_TRUE(loops->open(1, 0).ok());
+    expect_ops_alike(workload, *host, *loops, 2e-5, false);
+  }
+}
+
+TEST(LoopExperts, EveryOperationIsTheHosts) { expect_operations_alike(expert_cases()); }
 
 TEST(LoopExperts, TrainLikeTheHosts) {
   for (const DeviceCase& one : expert_cases()) {
