@@ -26,6 +26,16 @@ constexpr std::array kPatterns = {
     Pattern{KernelKind::kLayerNormBackward, "wwfw?", "wg"},
     Pattern{KernelKind::kRmsNorm, "w", "wf"},
     Pattern{KernelKind::kRmsNormBackward, "wwfw?", "wg"},
+    // Of cut columns, with their sums.
+    Pattern{KernelKind::kLayerNorm, "wwwf", "wf"},
+    Pattern{KernelKind::kLayerNorm, "wwf", "wf"},
+    Pattern{KernelKind::kLayerNormBackward, "wwfwfw?", "wg"},
+    Pattern{KernelKind::kLayerNormBackward, "wwfwf?", "wg"},
+    Pattern{KernelKind::kRmsNorm, "wwf", "wf"},
+    Pattern{KernelKind::kRmsNormBackward, "wwfwfw?", "wg"},
+    Pattern{KernelKind::kRmsNormBackward, "wwfwf?", "wg"},
+    Pattern{KernelKind::kNormSums, "w", "f"},
+    Pattern{KernelKind::kNormGradientSums, "wwfw", "f"},
     Pattern{KernelKind::kRope, "w", "w"},
     Pattern{KernelKind::kRopeBackward, "w", "w"},
     Pattern{KernelKind::kGelu, "w", "w"},
@@ -66,6 +76,14 @@ constexpr std::array kPatterns = {
     Pattern{KernelKind::kUnpermute, "wfi", "wf"},
     Pattern{KernelKind::kUnpermute, "wi", "w"},
     Pattern{KernelKind::kUnpermute, "wf", "wf"},
+    Pattern{KernelKind::kPackKeys, "w", "w"},
+    Pattern{KernelKind::kUnpackKeys, "w", "w"},
+    Pattern{KernelKind::kAddQueries, "w", "w"},
+    Pattern{KernelKind::kMergeAttention, "wfwf", "wf"},
+    Pattern{KernelKind::kSplitHeads, "w", "w"},
+    Pattern{KernelKind::kJoinHeads, "w", "w"},
+    Pattern{KernelKind::kSplitSequence, "w", "w"},
+    Pattern{KernelKind::kJoinSequence, "w", "w"},
 };
 
 /// Types and places of an op's operands; a call that runs the op tells which frames they are in.
@@ -178,26 +196,13 @@ Status check_cudnn(const Attention& w, const Op& op) {
   return ok_status();
 }
 
-/// Whether the op is part of an attention over cut sequences.
-bool is_context(const Work& work, const Op& op) {
-  const auto* kernel = std::get_if<Kernel>(&work);
-  const auto* attention = std::get_if<Attention>(&work);
-  return op.category == Category::kContext ||
-         (kernel != nullptr && kernel->kind >= KernelKind::kPackKeys) ||
-         (attention != nullptr && attention->part != ContextPart::kWhole);
-}
-
-/// Whether the op is part of a layer that is cut by rows and columns.
-bool is_grid(const Work& work) {
-  const auto* kernel = std::get_if<Kernel>(&work);
-  const auto* attention = std::get_if<Attention>(&work);
-  return (kernel != nullptr &&
-          (kernel->cols_split_over.valid() || kernel->kind == KernelKind::kNormSums ||
-           kernel->kind == KernelKind::kNormGradientSums)) ||
-         (attention != nullptr && attention->sequences_split_over.valid());
-}
-
 Status check_attention(const Attention& w, const Op& op) {
+  const bool cut = w.part != ContextPart::kWhole && w.part != ContextPart::kHeads;
+  if (cut && w.kernel != AttentionKernel::kFlash) {
+    return unsupported("the CUDA backend attends over parts of sequences with its own kernel (" +
+                       op.name + "): set kernels.attention to flash, or kernels.context to " +
+                       "alltoall");
+  }
   if (w.kernel == AttentionKernel::kUnfused) return ok_status();
   if (w.kernel == AttentionKernel::kCudnn) return check_cudnn(w, op);
   if (w.kernel != AttentionKernel::kFlash) {
@@ -223,14 +228,6 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
   const bool of_host = opaque != nullptr && opaque->where == Memory::kHost;
   if (!of_host && !std::holds_alternative<Copy>(work) && !types.on_device()) {
     return refused("it reads or writes memory of the host");
-  }
-  if (is_context(work, op)) {
-    return unsupported("the CUDA backend cannot execute context parallelism (" + op.name +
-                       "): set parallel.context to 1");
-  }
-  if (is_grid(work)) {
-    return unsupported("the CUDA backend cannot execute tensor parallelism on grids (" + op.name +
-                       "): set parallel.tensor_mode to 1d");
   }
   if (const auto* attention = std::get_if<Attention>(&work)) return check_attention(*attention, op);
   if (const auto* gemm = std::get_if<Gemm>(&work)) {

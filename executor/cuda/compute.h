@@ -3,6 +3,7 @@
 
 #include "executor/cuda/activation_kernels.h"
 #include "executor/cuda/attention_kernels.h"
+#include "executor/cuda/context_kernels.h"
 #include "executor/cuda/end_kernels.h"
 #include "executor/cuda/expert_kernels.h"
 #include "executor/cuda/norm_kernels.h"
@@ -75,8 +76,9 @@ void run_kernel(L& launcher, const Kernel& w, const OpContext& context, const De
       (w.kind >= KernelKind::kLossMax && w.kind <= KernelKind::kLossBackward)) {
     return run_ends(launcher, w, context, x);
   }
-  if (w.kind <= KernelKind::kRopeBackward) return run_norm(launcher, w, context, x);
+  if (w.kind <= KernelKind::kNormGradientSums) return run_norm(launcher, w, context, x);
   if (w.kind <= KernelKind::kRelu2Backward) return run_activation(launcher, w, x);
+  if (w.kind >= KernelKind::kPackKeys) return run_context(launcher, w, context, x);
   if (w.kind >= KernelKind::kRoute) return run_experts(launcher, w, context, x);
   run_update(launcher, w, context, x);
 }

@@ -5,24 +5,30 @@
 #include <cmath>
 
 #include "executor/cuda/column_sums.h"
-#include "executor/cuda/device_view.h"
+#include "executor/cuda/token_places.h"
 
 namespace foretrain::device {
 
 /// Draws of one dropout: see elementwise.cpp.
 struct Mask {
   std::uint64_t key = 0, threshold = 0;
-  std::int64_t first = 0;
+  TokenPlaces places;
+  std::int64_t cols = 0, part = 0, parts = 1;  ///< of the columns
   float scale = 1;
-  FT_DEVICE bool keeps(std::int64_t i) const { return bits_at(key, first + i) >= threshold; }
+  /// Of the first column of a row.
+  FT_DEVICE std::int64_t first(std::int64_t r) const {
+    return (places.token(r) * parts + part) * cols;
+  }
+  FT_DEVICE bool keeps(std::int64_t i) const { return bits_at(key, i) >= threshold; }
 };
 inline Mask mask_of(const Kernel& w, const OpContext& context) {
   Mask out;
   out.key = context.key(context.op->name);
   out.threshold = threshold_of(w.value);
-  out.first = (context.first_sequence() * context.batch.length +
-               context.place(w.split_over).index * w.rows) *
-              w.cols;
+  out.places = token_places(context, w.split_over, w.rows);
+  out.cols = w.cols;
+  out.part = context.place(w.cols_split_over).index;
+  out.parts = context.place(w.cols_split_over).size;
   out.scale = static_cast<float>(1.0 / (1.0 - w.value));
   return out;
 }
@@ -38,11 +44,12 @@ struct ResidualAdd {
   Mask mask;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const std::int64_t first = mask.first(r);
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
       const std::int64_t i = r * cols + c;
       float v = to_float(branch[i]) + (bias != nullptr ? to_float(bias[c]) : 0.0F);
       if (flags != nullptr) {
-        const bool kept = mask.keeps(i);
+        const bool kept = mask.keeps(first + c);
         flags[i] = kept ? 1 : 0;
         v = kept ? v * mask.scale : 0.0F;
       }
@@ -57,10 +64,15 @@ struct Dropout {
   T* out;
   std::uint8_t* flags;
   Mask mask;
-  FT_DEVICE void operator()(std::int64_t i) const {
-    const bool kept = mask.keeps(i);
-    flags[i] = kept ? 1 : 0;
-    out[i] = stored<T>(kept ? to_float(in[i]) * mask.scale : 0.0F);
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const std::int64_t first = mask.first(r);
+    for (std::int64_t c = team.rank(); c < mask.cols; c += team.size()) {
+      const std::int64_t i = r * mask.cols + c;
+      const bool kept = mask.keeps(first + c);
+      flags[i] = kept ? 1 : 0;
+      out[i] = stored<T>(kept ? to_float(in[i]) * mask.scale : 0.0F);
+    }
   }
 };
 
@@ -260,8 +272,7 @@ void run_masked(L& launcher, const Kernel& w, const OpContext& context, const De
                                            x.writes.size() > 1 ? x.out<std::uint8_t>(1) : nullptr,
                                            w.cols, mask});
     } else if (w.kind == KernelKind::kDropout) {
-      launcher.elements(w.rows * w.cols,
-                        Dropout<T>{x.in<T>(0), x.out<T>(0), x.out<std::uint8_t>(1), mask});
+      launcher.rows(w.rows, Dropout<T>{x.in<T>(0), x.out<T>(0), x.out<std::uint8_t>(1), mask});
     } else if (w.kind == KernelKind::kResidualAddBackward) {
       launcher.elements(w.rows * w.cols, DropoutBackward<T>{x.in<T>(0), x.in<std::uint8_t>(1),
                                                             x.out<T>(0), mask.scale});

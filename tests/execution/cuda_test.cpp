@@ -54,13 +54,22 @@ TEST(CudaModuleFile, TwoRanksOnOneDeviceAreRefused) {
   EXPECT_NE(second.error().message.find("NCCL refuses two ranks on one"), std::string::npos);
 }
 
-// The loops' operations are the host backend's: device_test.cpp.
+/// Single operations of plans of one rank and of several.
+std::vector<DeviceCase> operation_cases() {
+  std::vector<DeviceCase> out = drawn_cases(4, 12);
+  for (const std::vector<DeviceCase>& more : {expert_cases(), context_cases(), grid_cases()}) {
+    out.insert(out.end(), more.begin(), more.end());
+  }
+  return out;
+}
+
+// The loops' operations are the host backend's: device_test.cpp, device_layers_test.cpp.
 TEST(Cuda, EveryOperationIsTheLoops) {
   FT_NEEDS_DEVICE();
   const std::pair<DType, double> types[] = {
       {DType::kFp32, 1e-4}, {DType::kBf16, 0x1.0p-6}, {DType::kFp16, 0x1.0p-9}};
   for (const auto& [type, tolerance] : types) {
-    for (const DeviceCase& one : drawn_cases(4, 12)) {
+    for (const DeviceCase& one : operation_cases()) {
       SCOPED_TRACE(one.name);
       const Workload workload = lowered(one, type);
       const auto transport = make_thread_transport(workload);
@@ -137,7 +146,8 @@ TEST(Cuda, RanksOnSeveralDevicesTrainLikeTheHost) {
   const int devices = count_cuda_devices().value();
   int ran = 0;
   std::vector<DeviceCase> all = many_rank_cases();
-  for (const std::vector<DeviceCase>& more : {expert_rank_cases(), offload_cases(2)}) {
+  for (const std::vector<DeviceCase>& more :
+       {expert_rank_cases(), offload_cases(2), context_cases(), grid_cases()}) {
     all.insert(all.end(), more.begin(), more.end());
   }
   for (const DeviceCase& one : all) {

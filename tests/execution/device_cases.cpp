@@ -235,4 +235,70 @@ std::vector<DeviceCase> offload_cases(std::int64_t ranks) {
   return out;
 }
 
+std::vector<DeviceCase> context_cases() {
+  struct Case {
+    Degrees degrees;  ///< data: the ranks of the context group too
+    std::int64_t context;
+  };
+  std::vector<DeviceCase> out;
+  for (const Case& c : {Case{{1, 1, 1, 2}, 2}, Case{{1, 1, 1, 4}, 4}, Case{{2, 1, 1, 2}, 2}}) {
+    for (const ContextExchange exchange :
+         {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+      for (const Model& wide : {small_gpt(), small_llama(), small_moe()}) {
+        Model model = device_sized(wide);
+        model.heads = 8;
+        model.kv_heads = wide.positions > 0 ? 8 : 4;
+        model.head_dim = 8;
+        if (c.context * c.degrees.tensor > 4) model.kv_heads = 8;
+        if (model.has_experts()) {
+          model.experts = Experts{4, 2, 20, 12, 1, 1, false};
+          model.position = Position::kAlibi;
+        }
+        Plan plan = tiny_plan(model, c.degrees, AttentionKernel::kFlash, 0.1);
+        plan.context = c.context;
+        plan.context_exchange = exchange;
+        plan.sequence_length = 80;
+        plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
+        plan.sequence = plan.tensor > 1;
+        plan.recompute.attention = exchange != ContextExchange::kRing;
+        plan.experts.routing = Routing::kBalanced;
+        out.push_back({model.type + ", context " + std::to_string(c.context) + ", tensor " +
+                           std::to_string(plan.tensor) + ", exchange " +
+                           std::to_string(static_cast<int>(exchange)),
+                       model, plan});
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<DeviceCase> grid_cases() {
+  struct Grid {
+    TensorMode mode;
+    std::int64_t tensor, depth;
+  };
+  std::vector<DeviceCase> out;
+  for (const Grid& grid : {Grid{TensorMode::k2D, 4, 1}, Grid{TensorMode::k25D, 2, 2},
+                           Grid{TensorMode::k25D, 8, 2}, Grid{TensorMode::k3D, 8, 1}}) {
+    for (Model model : {device_sized(small_gpt()), device_sized(small_llama())}) {
+      model.intermediate = 48;
+      model.embedding_norm = model.positions > 0;
+      for (const AttentionKernel attention : {AttentionKernel::kFlash, AttentionKernel::kUnfused}) {
+        Plan plan = tiny_plan(model, {grid.tensor, 1, 1, 1}, attention, 0.1);
+        plan.tensor_mode = grid.mode;
+        plan.tensor_depth = grid.depth;
+        plan.sequence_length = 40;
+        plan.micro_batch = plan.token_parts();
+        plan.global_batch = plan.micro_batch * 2;
+        plan.recompute.norm = attention == AttentionKernel::kUnfused;
+        model.tied_embeddings = attention == AttentionKernel::kFlash;
+        out.push_back({model.type + ", " + std::string(name_of(grid.mode)) + " on " +
+                           std::to_string(grid.tensor),
+                       model, plan});
+      }
+    }
+  }
+  return out;
+}
+
 }  // namespace foretrain

@@ -14,17 +14,22 @@ Result<std::unique_ptr<Device>> on_loop(const Workload&, RankId rank, Transport&
   return make_loop_device(rank, transport);
 }
 
+/// Also by teams of three threads.
 void expect_operations_alike(const std::vector<DeviceCase>& all) {
   for (const DeviceCase& one : all) {
     SCOPED_TRACE(one.name);
     const Workload workload = lowered(one, DType::kFp32);
     const auto transport = make_thread_transport(workload);
     const auto host = make_host_kernels_device();
-    const auto loops = make_loop_device(RankId(0), *transport);
-    ASSERT_TRUE(loops->open(1, 0).ok());
-    expect_ops_alike(workload, *host, *loops, 2e-5, false);
+    for (const std::size_t team : {1, 3}) {
+      const auto loops = make_loop_device(RankId(0), *transport, team);
+      ASSERT_TRUE(loops->open(1, 0).ok());
+      expect_ops_alike(workload, *host, *loops, 2e-5, false);
+    }
   }
 }
+
+TEST(LoopTeams, DoEveryOperationAsTheHost) { expect_operations_alike(single_rank_cases()); }
 
 TEST(LoopExperts, EveryOperationIsTheHosts) { expect_operations_alike(expert_cases()); }
 
@@ -60,6 +65,26 @@ TEST(LoopOffload, TrainsLikeTheHost) {
     }
   }
 }
+
+TEST(LoopContext, TrainsLikeTheHost) {
+  for (const DeviceCase& one : context_cases()) {
+    expect_trains_like_host(one, DType::kFp32, on_loop, {});
+    if (one.plan.accelerators > 2) continue;
+    expect_trains_like_host(one, DType::kBf16, on_loop, kBf16Tolerance);
+  }
+}
+
+TEST(LoopContext, EveryOperationIsTheHosts) { expect_operations_alike(context_cases()); }
+
+TEST(LoopGrids, TrainLikeTheHosts) {
+  for (const DeviceCase& one : grid_cases()) {
+    expect_trains_like_host(one, DType::kFp32, on_loop, {});
+    if (one.plan.accelerators > 4) continue;
+    expect_trains_like_host(one, DType::kBf16, on_loop, kBf16Tolerance);
+  }
+}
+
+TEST(LoopGrids, EveryOperationIsTheHosts) { expect_operations_alike(grid_cases()); }
 
 }  // namespace
 }  // namespace foretrain

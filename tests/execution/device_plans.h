@@ -35,6 +35,10 @@ std::vector<DeviceCase> expert_cases();
 std::vector<DeviceCase> expert_rank_cases();
 /// States, parameters and what layers keep in memory of the host and in storage.
 std::vector<DeviceCase> offload_cases(std::int64_t ranks);
+/// Sequences that two and four ranks share, in every exchange.
+std::vector<DeviceCase> context_cases();
+/// Layers that are cut by rows and columns.
+std::vector<DeviceCase> grid_cases();
 
 /// How far a device may be from the host: of the loss, of how far training moved the weights, and
 /// of the weights themselves where they are stored in fewer bits.

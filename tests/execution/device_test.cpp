@@ -210,18 +210,12 @@ TEST(DeviceRefusals, ByName) {
   Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
   plan.context = 2;
   plan.global_batch = 1;
+  plan.attention = AttentionKernel::kCudnn;
   const Status status = check_device_executable(lower(model, plan));
   ASSERT_FALSE(status.ok());
-  EXPECT_NE(status.error().message.find("parallel.context"), std::string::npos);
-  for (const std::int64_t depth : {1, 4}) {
-    Plan grid = small_plan(model, {4, 1, 1, 1}, 1);
-    grid.tensor_mode = depth == 1 ? TensorMode::k2D : TensorMode::k25D;
-    grid.tensor_depth = depth;
-    grid.micro_batch = grid.global_batch = grid.token_parts();
-    const Status refused = check_device_executable(lower(model, grid));
-    ASSERT_FALSE(refused.ok());
-    EXPECT_NE(refused.error().message.find("parallel.tensor_mode to 1d"), std::string::npos);
-  }
+  EXPECT_NE(status.error().message.find("kernels.context to alltoall"), std::string::npos);
+  plan.context_exchange = ContextExchange::kAllToAll;
+  EXPECT_TRUE(check_device_executable(lower(model, plan)).ok());
   Model sparse = small_moe();
   Plan routed = small_plan(sparse, {}, 1);
   EXPECT_TRUE(check_device_executable(lower(sparse, routed)).ok());

@@ -1,5 +1,7 @@
 #include "tests/execution/loop_device.h"
 
+#include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
@@ -17,8 +19,67 @@
 namespace foretrain {
 namespace {
 
+/// A worker of a team of threads; all of them call sum, max and sync.
+class ThreadTeam {
+ public:
+  struct Shared {
+    explicit Shared(std::size_t workers, std::size_t floats)
+        : meeting(static_cast<std::ptrdiff_t>(workers)),
+          memory(floats, std::nanf("")),
+          slots(workers) {}
+    std::barrier<> meeting;
+    std::vector<float> memory;
+    std::vector<double> slots;
+  };
+  ThreadTeam(Shared& shared, std::size_t rank) : x_shared(shared), x_rank(rank) {}
+  std::int64_t rank() const { return static_cast<std::int64_t>(x_rank); }
+  std::int64_t size() const { return static_cast<std::int64_t>(x_shared.slots.size()); }
+  void sync() const { x_shared.meeting.arrive_and_wait(); }
+  float* shared() const { return x_shared.memory.data(); }
+  template <typename V>
+  V sum(V v) const {
+    return over_all(v, [](V a, V b) { return a + b; });
+  }
+  float max(float v) const {
+    return over_all(v, [](float a, float b) { return std::max(a, b); });
+  }
+
+ private:
+  template <typename V, typename Of>
+  V over_all(V v, Of of) const {
+    x_shared.slots[x_rank] = static_cast<double>(v);
+    sync();
+    V out = static_cast<V>(x_shared.slots[0]);
+    for (std::size_t w = 1; w < x_shared.slots.size(); ++w) {
+      out = of(out, static_cast<V>(x_shared.slots[w]));
+    }
+    sync();
+    return out;
+  }
+
+  Shared& x_shared;
+  std::size_t x_rank;
+};
+
 class Loops : public device::HostLoops {
  public:
+  explicit Loops(std::size_t workers) : x_workers(workers) {}
+  template <typename F>
+  void rows(std::int64_t n, const F& f, std::size_t floats = 0) {
+    if (x_workers == 1) return HostLoops::rows(n, f, floats);
+    ThreadTeam::Shared shared(x_workers, floats);
+    std::vector<std::thread> workers;
+    for (std::size_t w = 0; w < x_workers; ++w) {
+      workers.emplace_back([&, w] {
+        ThreadTeam team(shared, w);
+        for (std::int64_t i = 0; i < n; ++i) {
+          f(team, i);
+          team.sync();
+        }
+      });
+    }
+    for (std::thread& worker : workers) worker.join();
+  }
   void product(const Product& p) {
     with_type(p.in, [&](auto in) {
       with_type(p.out, [&](auto out) {
@@ -61,13 +122,15 @@ class Loops : public device::HostLoops {
       }
     }
   }
+
+  std::size_t x_workers;
 };
 
 /// A stream: a thread that does what is queued, in order.
 class Worker {
  public:
   using Item = std::function<Status()>;
-  Worker() : x_thread([this] { run(); }) {}
+  explicit Worker(std::size_t team) : x_loops(team), x_thread([this] { run(); }) {}
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   Worker(Worker&&) = delete;
@@ -115,12 +178,13 @@ class Worker {
 
 class LoopDevice final : public Device {
  public:
-  LoopDevice(RankId rank, Transport& transport) : x_rank(rank), x_transport(transport) {}
+  LoopDevice(RankId rank, Transport& transport, std::size_t team)
+      : x_rank(rank), x_transport(transport), x_team(team) {}
 
   Status open(std::size_t streams, std::size_t marks) override {
     x_marked.assign(marks, 0);
     x_queued.assign(marks, false);
-    while (x_workers.size() < streams) x_workers.push_back(std::make_unique<Worker>());
+    while (x_workers.size() < streams) x_workers.push_back(std::make_unique<Worker>(x_team));
     return ok_status();
   }
   Result<std::size_t> free_bytes() override { return std::size_t{1} << 30; }
@@ -283,6 +347,7 @@ class LoopDevice final : public Device {
 
   RankId x_rank;
   Transport& x_transport;
+  std::size_t x_team;
   std::deque<std::vector<std::uint64_t>> x_blocks;
   bool x_capturing = false;
   std::size_t x_pieces = 0;  ///< that this step has ended
@@ -297,8 +362,8 @@ class LoopDevice final : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport) {
-  return std::make_unique<LoopDevice>(rank, transport);
+std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport, std::size_t team) {
+  return std::make_unique<LoopDevice>(rank, transport, team);
 }
 
 }  // namespace foretrain
