@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "executor/cuda_module.h"
+#include "executor/micro.h"
 #include "tests/execution/device_ops.h"
 #include "tests/execution/device_plans.h"
 #include "tests/execution/loop_device.h"
@@ -72,8 +73,9 @@ TEST(Cuda, EveryOperationIsTheLoops) {
     for (const DeviceCase& one : operation_cases()) {
       SCOPED_TRACE(one.name);
       const Workload workload = lowered(one, type);
-      const auto transport = make_thread_transport(workload);
-      CudaDevice device(workload, RankId(0), *transport, 0);
+      const Workload alone = micro_ranks(1);  // no communication
+      const auto transport = make_thread_transport(alone);
+      CudaDevice device(alone, RankId(0), *transport, 0);
       const auto loops = make_loop_device(RankId(0), *transport);
       ASSERT_TRUE(loops->open(1, 0).ok());
       const Status open = device.open(1, 0);
