@@ -6,6 +6,7 @@
 #include "tests/execution/device_plans.h"
 #include "tests/execution/loop_device.h"
 #include "tests/support/sanitized.h"
+#include "tools/host_run.h"
 
 namespace foretrain {
 namespace {
@@ -85,6 +86,27 @@ TEST(LoopGrids, TrainLikeTheHosts) {
 }
 
 TEST(LoopGrids, EveryOperationIsTheHosts) { expect_operations_alike(grid_cases()); }
+
+// What tools/gpu_check trains besides dense models.
+TEST(DeviceRuns, OfExpertsAndOffloadingAreExecutable) {
+  const std::vector<std::vector<std::string>> runs = {
+      {"model.model_type=mixtral", "model.num_local_experts=4", "model.num_experts_per_tok=2",
+       "moe.routing=balanced"},
+      {"sharding.level=parameters", "offload.parameters=nvme", "offload.optimizer=nvme",
+       "offload.activation_layers=2"},
+      {"sharding.level=gradients", "offload.optimizer=cpu", "launch.cuda_graph=full"}};
+  for (const std::vector<std::string>& run : runs) {
+    for (const char* precision : {"fp32", "bf16", "fp16"}) {
+      std::vector<std::string> sets = run;
+      sets.push_back(std::string("precision=") + precision);
+      sets.emplace_back("kernels.attention=flash");
+      CudaModule module;
+      module.devices = 1;
+      const auto prepared = prepare_host_run("llama-small-host", sets, 1, std::move(module));
+      EXPECT_TRUE(prepared.ok()) << prepared.error().message;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace foretrain
