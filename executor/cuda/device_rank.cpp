@@ -360,6 +360,10 @@ Status DeviceRank::dispatch(const Launch& launch) {
   if (std::holds_alternative<HostSync>(work) || std::holds_alternative<HostDelay>(work)) {
     return ok_status();
   }
+  if (const auto* pause = std::get_if<Pause>(&work)) {
+    const std::chrono::nanoseconds time(pause->time.ps / 1000);
+    return x_device->on_host(launch.stream, [time] { std::this_thread::sleep_for(time); });
+  }
   const Kernel* const kernel = kernel_in(work);
   if (is_work_of_host(work)) return compute_on_host(launch, *kernel);
   if (std::holds_alternative<Opaque>(work)) {

@@ -232,23 +232,25 @@ template <typename L>
 void adam(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
   const Training& t = context.training;
   const auto step = static_cast<double>(context.step + 1);
-  with_types(x.type_out(0), x.type_in(0), [&](auto weights, auto gradients) {
-    using W = typename decltype(weights)::Type;
-    using G = typename decltype(gradients)::Type;
-    Adam<G, W> f{};
-    f.gradient = x.in<G>(0);
-    f.weights = x.out<W>(0);
-    f.momentum = x.out<float>(1);
-    f.variance = x.out<float>(2);
-    f.master = x.writes.size() > 3 ? x.out<float>(3) : nullptr;
-    f.beta1 = static_cast<float>(t.beta1);
-    f.beta2 = static_cast<float>(t.beta2);
-    f.rate = static_cast<float>(t.learning_rate / (1 - std::pow(t.beta1, step)));
-    f.correct = static_cast<float>(1 / (1 - std::pow(t.beta2, step)));
-    f.decay = static_cast<float>(1 - t.learning_rate * t.weight_decay);
-    f.epsilon = static_cast<float>(t.epsilon);
-    if (w.value > 0) f.clip = {x.in<float>(x.reads.size() - 1), static_cast<float>(w.value)};
-    launcher.elements(w.cols, f);
+  with_type(x.type_out(0), [&](auto weights) {
+    with_type(x.type_in(0), [&](auto gradients) {
+      using W = typename decltype(weights)::Type;
+      using G = typename decltype(gradients)::Type;
+      Adam<G, W> f{};
+      f.gradient = x.in<G>(0);
+      f.weights = x.out<W>(0);
+      f.momentum = x.out<float>(1);
+      f.variance = x.out<float>(2);
+      f.master = x.writes.size() > 3 ? x.out<float>(3) : nullptr;
+      f.beta1 = static_cast<float>(t.beta1);
+      f.beta2 = static_cast<float>(t.beta2);
+      f.rate = static_cast<float>(t.learning_rate / (1 - std::pow(t.beta1, step)));
+      f.correct = static_cast<float>(1 / (1 - std::pow(t.beta2, step)));
+      f.decay = static_cast<float>(1 - t.learning_rate * t.weight_decay);
+      f.epsilon = static_cast<float>(t.epsilon);
+      if (w.value > 0) f.clip = {x.in<float>(x.reads.size() - 1), static_cast<float>(w.value)};
+      launcher.elements(w.cols, f);
+    });
   });
 }
 

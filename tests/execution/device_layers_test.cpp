@@ -4,6 +4,7 @@
 
 #include "tests/execution/device_ops.h"
 #include "tests/execution/device_plans.h"
+#include "tests/execution/drawn_plans.h"
 #include "tests/execution/loop_device.h"
 #include "tests/support/sanitized.h"
 #include "tools/host_run.h"
@@ -86,6 +87,22 @@ TEST(LoopGrids, TrainLikeTheHosts) {
 }
 
 TEST(LoopGrids, EveryOperationIsTheHosts) { expect_operations_alike(grid_cases()); }
+
+// Any plan that the host backend executes.
+TEST(LoopDrawnPlans, TrainLikeTheHost) {
+  for (const DrawnKind kind : {DrawnKind::kBuckets, DrawnKind::kUnits, DrawnKind::kExperts,
+                               DrawnKind::kContext, DrawnKind::kGrid}) {
+    for (int i = 0; i < cases(6, 2); ++i) {
+      Rng rng(90'000 + 1000 * static_cast<std::uint64_t>(kind) + static_cast<std::uint64_t>(i));
+      const Drawn drawn = draw_small(rng, kind);
+      DeviceCase one{describe(drawn.model, drawn.plan), drawn.model, drawn.plan};
+      expect_trains_like_host(one, DType::kFp32, on_loop, {});
+      one.plan.precision.gradients = one.plan.units.reduce = DType::kBf16;
+      const Status in_halves = check_device_executable(lowered(one, DType::kBf16));
+      EXPECT_TRUE(in_halves.ok()) << one.name << ": " << in_halves.error().message;
+    }
+  }
+}
 
 // What tools/gpu_check trains besides dense models.
 TEST(DeviceRuns, OfExpertsAndOffloadingAreExecutable) {
