@@ -95,7 +95,8 @@ Status DeviceRank::take_memory() {
   }
   if (const std::size_t stored = bytes_in(Memory::kStorage); stored > 0) {
     x_memory[2] = x_files.map(stored);
-    if (x_memory[2] == nullptr) return missing("the folder for temporary files", stored, "");
+    if (x_memory[2] == nullptr)
+      return missing("room in the folder for temporary files", stored, "");
   }
   return ok_status();
 }
