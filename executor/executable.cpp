@@ -1,4 +1,6 @@
-// What the host backend refuses, found before anything starts.
+// What executors refuse, found before anything starts.
+#include "executor/executable.h"
+
 #include <array>
 #include <numeric>
 #include <string>
@@ -9,8 +11,8 @@
 namespace foretrain {
 namespace {
 
-Status refuse(const Work& work, const std::string& why) {
-  return unsupported("the host backend cannot execute " + text_of(work) + ": " + why);
+Status refuse(const std::string& backend, const Work& work, const std::string& why) {
+  return unsupported("the " + backend + " cannot execute " + text_of(work) + ": " + why);
 }
 
 /// fp32, and what indices and masks are stored in.
@@ -27,7 +29,7 @@ Status check_types(const Program& program) {
 }
 
 /// Parameters whose operations a Program prices but does not write down completely.
-Status check_tensors(const Program& program) {
+Status check_tensors(const Program& program, const std::string& backend) {
   struct Refused {
     std::string_view name, why;
   };
@@ -39,7 +41,7 @@ Status check_tensors(const Program& program) {
   for (const Tensor& tensor : program.tensors) {
     for (const Refused& refused : kRefused) {
       if (tensor.name.find(refused.name) == std::string::npos) continue;
-      return unsupported("the host backend cannot execute " + std::string(refused.why) +
+      return unsupported("the " + backend + " cannot execute " + std::string(refused.why) +
                          " (parameter " + tensor.name + "): only simulated");
     }
   }
@@ -60,55 +62,63 @@ std::int64_t tokens_in_a_row(const Workload& workload, std::size_t program, std:
   return rows;
 }
 
-Status check_kernel(const Kernel& work, std::int64_t in_a_row) {
+Status check_kernel(const std::string& backend, const Kernel& work, std::int64_t in_a_row) {
   const ExpertRows& to = work.rows_of;
   if (work.kind < KernelKind::kRoute || work.kind >= KernelKind::kPackKeys) return ok_status();
   if (work.kind >= KernelKind::kLatentHeads) {
-    return refuse(work, "latent attention is only simulated");
+    return refuse(backend, work, "latent attention is only simulated");
   }
-  if (to.experts == 0) return refuse(work, "masked tokens are only simulated");
+  if (to.experts == 0) return refuse(backend, work, "masked tokens are only simulated");
   if (to.choice == ExpertChoice::kUnknown) {
-    return refuse(work,
+    return refuse(backend, work,
                   "the sizes of moe.routing natural and of the dispatchers deepep and hybridep "
                   "are expectations; set moe.routing to balanced or capacity, and moe.dispatcher "
                   "to alltoall or allgather");
   }
   if (work.kind == KernelKind::kRoute && to.choice == ExpertChoice::kInTurn &&
       in_a_row * to.top_k % to.experts != 0) {
-    return refuse(work, "balanced routing shares every " + std::to_string(in_a_row) +
-                            " tokens of a rank evenly, and " + std::to_string(to.experts) +
-                            " experts do not divide " + std::to_string(in_a_row) + " x " +
-                            std::to_string(to.top_k) +
-                            "; choose another sequence or micro batch, or moe.routing capacity");
+    return refuse(backend, work,
+                  "balanced routing shares every " + std::to_string(in_a_row) +
+                      " tokens of a rank evenly, and " + std::to_string(to.experts) +
+                      " experts do not divide " + std::to_string(in_a_row) + " x " +
+                      std::to_string(to.top_k) +
+                      "; choose another sequence or micro batch, or moe.routing capacity");
   }
   return ok_status();
 }
 
-Status check_work(const Workload& workload, std::size_t program, const Work& work) {
+Status check_work(const Workload& workload, std::size_t program, const std::string& backend,
+                  const Work& work) {
   if (const auto* opaque = std::get_if<Opaque>(&work); opaque != nullptr && !opaque->kernel) {
     return unsupported(
-        "the host backend cannot execute " + opaque->name + ": only its bytes and " +
+        "the " + backend + " cannot execute " + opaque->name + ": only its bytes and " +
         "FLOPs are known (layers given as numbers, optimizers other than Adam, " +
         "compression, gather_dtype int8, reduce_dtype int4, offload.delayed_update)");
   }
-  if (std::holds_alternative<Convolution>(work)) return refuse(work, "it is only simulated");
+  if (std::holds_alternative<Convolution>(work))
+    return refuse(backend, work, "it is only simulated");
   if (const auto* kernel = std::get_if<Kernel>(&work)) {
-    if (kernel->kind >= KernelKind::kBatchNorm) return refuse(work, "it is only simulated");
-    return check_kernel(*kernel, tokens_in_a_row(workload, program, kernel->rows));
+    if (kernel->kind >= KernelKind::kBatchNorm)
+      return refuse(backend, work, "it is only simulated");
+    return check_kernel(backend, *kernel, tokens_in_a_row(workload, program, kernel->rows));
   }
   return ok_status();
 }
 
 }  // namespace
 
-Status check_executable(const Workload& workload) {
+Status check_written_down(const Workload& workload, const std::string& backend) {
   for (std::size_t p = 0; p < workload.programs.size(); ++p) {
     const Program& program = workload.programs[p];
-    FT_TRY(check_types(program));
-    FT_TRY(check_tensors(program));
-    for (const Work& work : program.works) FT_TRY(check_work(workload, p, work));
+    FT_TRY(check_tensors(program, backend));
+    for (const Work& work : program.works) FT_TRY(check_work(workload, p, backend, work));
   }
   return ok_status();
+}
+
+Status check_executable(const Workload& workload) {
+  for (const Program& program : workload.programs) FT_TRY(check_types(program));
+  return check_written_down(workload, "host backend");
 }
 
 }  // namespace foretrain

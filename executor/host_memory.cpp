@@ -1,12 +1,7 @@
 #include "executor/host_memory.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <new>
 
@@ -16,13 +11,13 @@ namespace foretrain {
 
 namespace {
 
-bool is_real(DType type) { return type == DType::kFp32 || type == DType::kTf32; }
+bool is_number(DType type) { return type == DType::kFp32 || type == DType::kTf32; }
 
 }  // namespace
 
 template <typename T>
 std::size_t HostMemory<T>::scale(DType type) {
-  return is_real(type) ? kWidth<T> : 1;
+  return is_number(type) ? kWidth<T> : 1;
 }
 
 template <typename T>
@@ -38,32 +33,9 @@ HostMemory<T>::HostMemory(const Program& program, const std::vector<Place>& plac
       x_data(x_layout.size(), nullptr) {}
 
 template <typename T>
-HostMemory<T>::~HostMemory() {
-  for (const auto& [data, bytes] : x_files) munmap(data, bytes);
-}
-
-template <typename T>
 std::size_t HostMemory<T>::size_of(const Operand& operand) {
   const DType type = operand.buffer->dtype;
   return static_cast<std::size_t>(bytes_of(type, operand.count)) * scale(type);
-}
-
-template <typename T>
-std::byte* HostMemory<T>::map_file(std::size_t bytes) {
-  std::error_code none;
-  std::string path = std::filesystem::temp_directory_path(none).string() + "/foretrain-XXXXXX";
-  const int file = mkostemp(path.data(), O_CLOEXEC);
-  if (file < 0) return nullptr;
-  unlink(path.c_str());
-  void* data = MAP_FAILED;
-  // Room is reserved now: a full disk must not end the process in the middle of a copy.
-  if (posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0) {
-    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  }
-  close(file);
-  if (data == MAP_FAILED) return nullptr;
-  x_files.emplace_back(static_cast<std::byte*>(data), bytes);
-  return x_files.back().first;
 }
 
 template <typename T>
@@ -93,7 +65,7 @@ Status HostMemory<T>::set_up(std::uint64_t seed) {
       if (!layout.buffers[b].persistent) continue;
       const std::size_t bytes = size_of(layout.buffers[b]);
       const bool stored = layout.buffers[b].memory == Memory::kStorage && bytes > 0;
-      std::byte* const data = stored ? map_file(bytes) : take(bytes);
+      std::byte* const data = stored ? x_files.map(bytes) : take(bytes);
       if (data == nullptr) {
         return input_error((stored ? "no room for a file in the folder for temporary files: "
                                    : "out of memory: ") +
@@ -130,7 +102,7 @@ Status HostMemory<T>::allocate(const Call& call, const BufferRef& ref) {
   }
   x_data[index] = data;
   if (!x_poison) return ok_status();
-  if (is_real(buffer.dtype)) {
+  if (is_number(buffer.dtype)) {
     std::fill_n(reinterpret_cast<T*>(data), buffer.count, std::numeric_limits<T>::quiet_NaN());
   } else {
     std::memset(data, 0xff, bytes);

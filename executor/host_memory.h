@@ -5,9 +5,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "executor/file_memory.h"
 #include "executor/memory_layout.h"
 #include "executor/operands.h"
 #include "sim/base/result.h"
@@ -15,10 +15,9 @@
 
 namespace foretrain {
 
-/// fp32 buffers are stored as T. What a plan keeps in storage lies in a file without a name, in the
-/// folder for temporary files, that is mapped into memory. Buffers that ops allocate come from a
-/// pool; with `poison` they start as NaN (integers: a value that is no token), so that what nothing
-/// wrote shows.
+/// fp32 buffers are stored as T. What a plan keeps in storage lies in files. Buffers that ops
+/// allocate come from a pool; with `poison` they start as NaN (integers: a value that is no token),
+/// so that what nothing wrote shows.
 template <typename T>
 class HostMemory {
  public:
@@ -27,7 +26,7 @@ class HostMemory {
   HostMemory& operator=(const HostMemory&) = delete;
   HostMemory(HostMemory&&) = delete;
   HostMemory& operator=(HostMemory&&) = delete;
-  ~HostMemory();
+  ~HostMemory() = default;
 
   /// Allocates the persistent buffers, zeroed, and draws the parameters.
   Status set_up(std::uint64_t seed);
@@ -46,8 +45,6 @@ class HostMemory {
   static std::size_t scale(DType type);
   static std::size_t size_of(const Buffer& buffer);
   std::byte* take(std::size_t bytes);
-  /// None where there is no room, or no such file.
-  std::byte* map_file(std::size_t bytes);
 
   const Program& x_program;
   MemoryLayout x_layout;
@@ -56,7 +53,7 @@ class HostMemory {
   std::mutex x_mutex;              ///< of the pool
   std::multimap<std::size_t, std::byte*> x_free;
   std::vector<std::unique_ptr<std::byte[]>> x_blocks;
-  std::vector<std::pair<std::byte*, std::size_t>> x_files;  ///< mapped, and their bytes
+  FileMemory x_files;
 };
 
 }  // namespace foretrain

@@ -13,13 +13,6 @@
 namespace foretrain {
 namespace {
 
-/// The kernel that a device's or the host's processor runs.
-const Kernel* kernel_in(const Work& work) {
-  const auto* opaque = std::get_if<Opaque>(&work);
-  if (opaque != nullptr) return opaque->kernel ? &*opaque->kernel : nullptr;
-  return std::get_if<Kernel>(&work);
-}
-
 double cpu_now(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
@@ -53,38 +46,9 @@ Status HostRank<T>::set_up() {
 }
 
 template <typename T>
-bool HostRank<T>::stays(FrameId id, std::int16_t buffer) const {
-  const Frame& frame = x_program.frames[id.index()];
-  const Frame& home = frame.alias_of.valid() ? x_program.frames[frame.alias_of.index()] : frame;
-  const auto at = static_cast<std::size_t>(frame.alias_of.valid() ? frame.alias_buffer : buffer);
-  return x_program.layouts[home.layout.index()].buffers[at].persistent;
-}
-
-/// A buffer that comes and goes is copied from or to one that stays.
-template <typename T>
 typename HostRank<T>::Kept HostRank<T>::kept(const Call& call, const View& view) const {
-  const auto frame_of = [](const Call& of, const View& at) {
-    return of.frames[static_cast<std::size_t>(at.frame)];
-  };
-  const FrameId frame = frame_of(call, view);
-  if (stays(frame, view.buffer)) return {frame, x_memory.at(call, view)};
-  std::optional<Kept> found;
-  const auto look = [&](const Call& other, const View& here, const View& there) {
-    if (found || frame_of(other, here) != frame || here.buffer != view.buffer) return;
-    if (!stays(frame_of(other, there), there.buffer)) return;
-    found = Kept{frame_of(other, there), x_memory.at(other, there)};
-  };
-  for (const auto& [stream, index] : x_list.issue) {
-    const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
-    if (!std::holds_alternative<Copy>(x_list.work_of(task))) continue;
-    const Op& op = x_list.op_of(task);
-    for (std::size_t i = 0; i < op.reads.size(); ++i) {
-      look(x_list.call_of(task), op.reads[i], op.writes[i]);
-      look(x_list.call_of(task), op.writes[i], op.reads[i]);
-    }
-  }
-  FT_CHECK(found.has_value(), "an optimizer's buffer that is nowhere kept");
-  return *found;
+  const KeptView found = kept_view(x_list, call, view);
+  return {found.frame(), x_memory.at(*found.call, found.view)};
 }
 
 /// A master copy starts as the weights that the same optimizer op writes.

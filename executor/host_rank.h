@@ -64,7 +64,6 @@ class HostRank final : public RankRunner {
     Operand operand;
   };
   Kept kept(const Call& call, const View& view) const;
-  bool stays(FrameId frame, std::int16_t buffer) const;
   void start_masters();
   void fail(const std::string& what);
   Time now() const;

@@ -40,6 +40,7 @@ class Lifter {
       buffer.name = source.name;
       buffer.kind = source.kind;
       buffer.dtype = source.dtype;
+      buffer.memory = source.memory;
       buffer.count = source.count;
       buffer.persistent = true;
       x_out.buffers.push_back(std::move(buffer));

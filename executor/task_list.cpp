@@ -44,6 +44,43 @@ TaskList::TaskList(const Program& of) : program(&of), tasks(of.streams.size()) {
   }
 }
 
+const Kernel* kernel_in(const Work& work) {
+  const auto* opaque = std::get_if<Opaque>(&work);
+  if (opaque != nullptr) return opaque->kernel ? &*opaque->kernel : nullptr;
+  return std::get_if<Kernel>(&work);
+}
+
+namespace {
+
+bool stays(const Program& program, const KeptView& of) {
+  const Frame& frame = program.frames[of.frame().index()];
+  const Frame& home = frame.alias_of.valid() ? program.frames[frame.alias_of.index()] : frame;
+  const std::int16_t buffer = frame.alias_of.valid() ? frame.alias_buffer : of.view.buffer;
+  return program.layouts[home.layout.index()].buffers[static_cast<std::size_t>(buffer)].persistent;
+}
+
+}  // namespace
+
+KeptView kept_view(const TaskList& list, const Call& call, const View& view) {
+  const KeptView own{&call, view};
+  if (stays(*list.program, own)) return own;
+  for (const auto& [stream, index] : list.issue) {
+    const Task& task = list.tasks[static_cast<std::size_t>(stream)][index];
+    if (!std::holds_alternative<Copy>(list.work_of(task))) continue;
+    const Op& op = list.op_of(task);
+    for (std::size_t i = 0; i < op.reads.size(); ++i) {
+      const KeptView from{&list.call_of(task), op.reads[i]};
+      const KeptView to{&list.call_of(task), op.writes[i]};
+      for (const auto& [here, there] : {std::pair(from, to), std::pair(to, from)}) {
+        const bool same = here.frame() == own.frame() && here.view.buffer == view.buffer;
+        if (same && stays(*list.program, there)) return there;
+      }
+    }
+  }
+  FT_CHECK(false, "an optimizer's buffer that is nowhere kept");
+  return own;
+}
+
 std::vector<Place> places_of(const Workload& workload, RankId rank) {
   std::vector<Place> out;
   for (const GroupId id : workload.ranks[rank.index()].groups) {

@@ -36,6 +36,20 @@ struct TaskList {
   const Work& work_of(const Task& task) const { return program->works[op_of(task).work.index()]; }
 };
 
+/// The kernel that a device or the host's processor runs; none where the work is no kernel, or one
+/// that is not written down.
+const Kernel* kernel_in(const Work& work);
+
+/// A view as a call binds it.
+struct KeptView {
+  const Call* call = nullptr;
+  View view;
+  FrameId frame() const { return call->frames[static_cast<std::size_t>(view.frame)]; }
+};
+/// Where the content of an optimizer's buffer is between steps: a buffer that comes and goes is
+/// copied from or to one that stays.
+KeptView kept_view(const TaskList& list, const Call& call, const View& view);
+
 /// A rank's places in the groups that its slots are bound to.
 std::vector<Place> places_of(const Workload& workload, RankId rank);
 

@@ -62,18 +62,35 @@ struct ActivateBackward {
 
 FT_DEVICE inline float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 
+/// How gate and up lie in a row: side by side, or, where rows are of experts and come with a
+/// probability each, in turn.
+struct Gated {
+  std::int64_t step, up;
+  const float* probabilities;  ///< none: 1
+  FT_DEVICE float scale(std::int64_t r) const {
+    return probabilities != nullptr ? probabilities[r] : 1.0F;
+  }
+};
+inline Gated gated(const Kernel& w, const DeviceOperands& x, std::size_t probabilities) {
+  const bool of_experts = x.reads.size() > probabilities;
+  return {of_experts ? 2 : 1, of_experts ? 1 : w.cols,
+          of_experts ? x.in<float>(probabilities) : nullptr};
+}
+
 template <typename T>
 struct Swiglu {
   const T* in;
   T* out;
   std::int64_t cols;
+  Gated lies;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t r) const {
     const T* gate = in + 2 * r * cols;
-    const T* up = gate + cols;
+    const float p = lies.scale(r);
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
-      const float g = to_float(gate[c]);
-      out[r * cols + c] = stored<T>(g * sigmoid(g) * to_float(up[c]));
+      const float g = to_float(gate[c * lies.step]);
+      const float u = to_float(gate[c * lies.step + lies.up]);
+      out[r * cols + c] = stored<T>(p * (g * sigmoid(g) * u));
     }
   }
 };
@@ -83,18 +100,26 @@ struct SwigluBackward {
   const T* d_y;
   const T* in;
   T* out;
+  float* d_probabilities;  ///< where there are any
   std::int64_t cols;
+  Gated lies;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t r) const {
-    const std::int64_t at = 2 * r * cols;
+    const float p = lies.scale(r);
+    float d_p = 0;
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
-      const float g = to_float(in[at + c]);
-      const float u = to_float(in[at + cols + c]);
+      const std::int64_t gate = 2 * r * cols + c * lies.step;
+      const float g = to_float(in[gate]);
+      const float u = to_float(in[gate + lies.up]);
       const float d = to_float(d_y[r * cols + c]);
       const float s = sigmoid(g);
-      out[at + c] = stored<T>(d * u * s * (1.0F + g * (1.0F - s)));
-      out[at + cols + c] = stored<T>(d * g * s);
+      d_p += d * g * s * u;
+      out[gate] = stored<T>(p * d * u * s * (1.0F + g * (1.0F - s)));
+      out[gate + lies.up] = stored<T>(p * d * g * s);
     }
+    if (d_probabilities == nullptr) return;
+    d_p = team.sum(d_p);
+    if (team.rank() == 0) d_probabilities[r] = d_p;
   }
 };
 
@@ -128,9 +153,11 @@ void run_activation(L& launcher, const Kernel& w, const DeviceOperands& x) {
       return with_type(x.type_out(0), [&](auto tag) {
         using T = typename decltype(tag)::Type;
         if (w.kind == KernelKind::kSwiglu) {
-          launcher.rows(w.rows, Swiglu<T>{x.in<T>(0), x.out<T>(0), w.cols});
+          launcher.rows(w.rows, Swiglu<T>{x.in<T>(0), x.out<T>(0), w.cols, gated(w, x, 1)});
         } else {
-          launcher.rows(w.rows, SwigluBackward<T>{x.in<T>(0), x.in<T>(1), x.out<T>(0), w.cols});
+          launcher.rows(w.rows, SwigluBackward<T>{x.in<T>(0), x.in<T>(1), x.out<T>(0),
+                                                  x.writes.size() > 1 ? x.out<float>(1) : nullptr,
+                                                  w.cols, gated(w, x, 2)});
         }
       });
   }

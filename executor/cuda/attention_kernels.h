@@ -21,21 +21,21 @@ struct Softmax {
     T* const line = p + at * s.kv_len;
     float top = kMasked;
     for (std::int64_t j = team.rank(); j < s.kv_len; j += team.size()) {
-      const float v = s.seen(query, j) ? s.tilted(to_float(line[j]), h, query, j) : kMasked;
+      const float v = s.sees(query, j) ? s.tilted(to_float(line[j]), h, query, j) : kMasked;
       top = v > top ? v : top;
     }
     top = team.max(top);
     float sum = 0;
     for (std::int64_t j = team.rank(); j < s.kv_len; j += team.size()) {
-      if (s.seen(query, j)) sum += std::exp(s.tilted(to_float(line[j]), h, query, j) - top);
+      if (s.sees(query, j)) sum += std::exp(s.tilted(to_float(line[j]), h, query, j) - top);
     }
     sum = team.sum(sum);
     for (std::int64_t j = team.rank(); j < s.kv_len; j += team.size()) {
       float v = 0;
-      if (s.seen(query, j)) v = std::exp(s.tilted(to_float(line[j]), h, query, j) - top) / sum;
+      if (s.sees(query, j)) v = std::exp(s.tilted(to_float(line[j]), h, query, j) - top) / sum;
       line[j] = stored<T>(v);
       if (flags == nullptr) continue;
-      const bool kept = s.seen(query, j) && s.kept(b, h, query, j);
+      const bool kept = s.sees(query, j) && s.kept(b, h, query, j);
       flags[at * s.kv_len + j] = kept ? 1 : 0;
       dropped[at * s.kv_len + j] = stored<T>(kept ? v * s.keep_scale : 0.0F);
     }
@@ -195,34 +195,40 @@ void unfused_backward(L& launcher, const AttentionShape& s, DType type, const De
 }
 
 template <typename T, typename L>
-void flash(L& launcher, const AttentionShape& s, bool backward, const DeviceOperands& x) {
+void flash(L& launcher, const AttentionShape& s, const Attention& w, const DeviceOperands& x) {
   const std::int64_t q_tiles = (s.q_len + kTile - 1) / kTile;
   const std::int64_t k_tiles = (s.kv_len + kTile - 1) / kTile;
   const std::int64_t rows = s.batch * s.q_heads * s.q_len;
-  if (!backward) {
+  const bool apart = has_keys_apart(w);
+  if (!w.backward) {
     launcher.rows(s.batch * s.q_heads * q_tiles,
-                  FlashForward<T>{s, x.in<T>(0), x.out<T>(0), x.out<float>(1), q_tiles},
+                  FlashForward<T>{s, x.in<T>(0), x.in<T>(apart ? 1 : 0), x.out<T>(0),
+                                  x.out<float>(1), q_tiles},
                   flash_floats(s.dim, 4, 1, 3));
     return;
   }
   auto* const dots =
       static_cast<float*>(launcher.scratch(static_cast<std::size_t>(rows) * sizeof(float)));
   launcher.rows(rows, OutDot<T>{s, x.in<T>(0), x.in<T>(2), dots});
-  const FlashBackwardInputs<T> in{x.in<T>(0), x.in<T>(1), x.in<float>(3), dots, x.out<T>(0)};
+  // Of packed rows whose keys are elsewhere the queries' gradients are all there is.
+  if (w.part == ContextPart::kAll) launcher.clear(x.writes[0]);
+  const FlashBackwardInputs<T> in{
+      x.in<T>(0), x.in<T>(1),  x.in<T>(apart ? 3 : 1), x.in<float>(x.reads.size() - 1),
+      dots,       x.out<T>(0), x.out<T>(apart ? 1 : 0)};
   launcher.rows(s.batch * s.q_heads * q_tiles, FlashBackwardQueries<T>{s, in, q_tiles},
                 flash_floats(s.dim, 5, 2, 0));
-  launcher.rows(s.batch * s.kv_heads * k_tiles, FlashBackwardKeys<T>{s, in, k_tiles},
+  launcher.rows(s.sources * s.batch * s.kv_heads * k_tiles, FlashBackwardKeys<T>{s, in, k_tiles},
                 flash_floats(s.dim, 6, 2, 0));
 }
 
 template <typename L>
 void run_attention(L& launcher, const Attention& w, const OpContext& context,
                    const DeviceOperands& x) {
-  const AttentionShape s = shape_of(w, context);
+  const AttentionShape s = shape_of(w, context, x);
   const DType type = x.type_out(0);
   with_type(type, [&](auto tag) {
     using T = typename decltype(tag)::Type;
-    if (w.kernel != AttentionKernel::kUnfused) return flash<T>(launcher, s, w.backward, x);
+    if (w.kernel != AttentionKernel::kUnfused) return flash<T>(launcher, s, w, x);
     w.backward ? unfused_backward<T>(launcher, s, type, x)
                : unfused_forward<T>(launcher, s, type, x);
   });

@@ -6,13 +6,15 @@
 
 #include "executor/cuda/device.h"
 #include "executor/cuda/flash_kernels.h"
+#include "executor/executable.h"
+#include "executor/task_list.h"
 
 namespace foretrain {
 namespace {
 
 /// The types that a kernel's operands must have, by letter; the last one repeats. w: the work type,
 /// g: of gradients (the work type or fp32), ?: w, or an operand that is written too, f: fp32,
-/// i: ids, m: a mask, *: any real type.
+/// i: ids, m: a mask, *: any real type. A kernel of several forms has several.
 struct Pattern {
   KernelKind kind;
   std::string_view reads, writes;
@@ -24,12 +26,22 @@ constexpr std::array kPatterns = {
     Pattern{KernelKind::kLayerNormBackward, "wwfw?", "wg"},
     Pattern{KernelKind::kRmsNorm, "w", "wf"},
     Pattern{KernelKind::kRmsNormBackward, "wwfw?", "wg"},
+    // Of cut columns, with their sums.
+    Pattern{KernelKind::kLayerNorm, "wwwf", "wf"},
+    Pattern{KernelKind::kLayerNorm, "wwf", "wf"},
+    Pattern{KernelKind::kLayerNormBackward, "wwfwfw?", "wg"},
+    Pattern{KernelKind::kLayerNormBackward, "wwfwf?", "wg"},
+    Pattern{KernelKind::kRmsNorm, "wwf", "wf"},
+    Pattern{KernelKind::kRmsNormBackward, "wwfwfw?", "wg"},
+    Pattern{KernelKind::kRmsNormBackward, "wwfwf?", "wg"},
+    Pattern{KernelKind::kNormSums, "w", "f"},
+    Pattern{KernelKind::kNormGradientSums, "wwfw", "f"},
     Pattern{KernelKind::kRope, "w", "w"},
     Pattern{KernelKind::kRopeBackward, "w", "w"},
     Pattern{KernelKind::kGelu, "w", "w"},
     Pattern{KernelKind::kGeluBackward, "w", "w"},
-    Pattern{KernelKind::kSwiglu, "w", "w"},
-    Pattern{KernelKind::kSwigluBackward, "w", "w"},
+    Pattern{KernelKind::kSwiglu, "wf", "w"},
+    Pattern{KernelKind::kSwigluBackward, "wwf", "wf"},
     Pattern{KernelKind::kRelu, "w", "w"},
     Pattern{KernelKind::kReluBackward, "w", "w"},
     Pattern{KernelKind::kRelu2, "w", "w"},
@@ -50,21 +62,51 @@ constexpr std::array kPatterns = {
     Pattern{KernelKind::kCast, "*", "*"},
     Pattern{KernelKind::kScale, "wf", "w"},
     Pattern{KernelKind::kSquaredNorm, "*f", "f"},
+    Pattern{KernelKind::kRoute, "w", "fm"},
+    Pattern{KernelKind::kRouteBackward, "ffm", "*"},
+    Pattern{KernelKind::kExpertCounts, "m", "i"},
+    // By a routing map, by places of gathered tokens, by order.
+    Pattern{KernelKind::kPermute, "wfm", "wf"},
+    Pattern{KernelKind::kPermute, "wm", "w"},
+    Pattern{KernelKind::kPermute, "wf", "wfi"},
+    Pattern{KernelKind::kPermute, "wi", "w"},
+    Pattern{KernelKind::kPermute, "wf", "wf"},
+    Pattern{KernelKind::kUnpermute, "wfm", "wf"},
+    Pattern{KernelKind::kUnpermute, "wm", "w"},
+    Pattern{KernelKind::kUnpermute, "wfi", "wf"},
+    Pattern{KernelKind::kUnpermute, "wi", "w"},
+    Pattern{KernelKind::kUnpermute, "wf", "wf"},
+    Pattern{KernelKind::kPackKeys, "w", "w"},
+    Pattern{KernelKind::kUnpackKeys, "w", "w"},
+    Pattern{KernelKind::kAddQueries, "w", "w"},
+    Pattern{KernelKind::kMergeAttention, "wfwf", "wf"},
+    Pattern{KernelKind::kSplitHeads, "w", "w"},
+    Pattern{KernelKind::kJoinHeads, "w", "w"},
+    Pattern{KernelKind::kSplitSequence, "w", "w"},
+    Pattern{KernelKind::kJoinSequence, "w", "w"},
 };
 
-/// Types of an op's operands; a call that runs the op tells which frames they are in.
+/// Types and places of an op's operands; a call that runs the op tells which frames they are in.
 class OpTypes {
  public:
   OpTypes(const Program& program, const Call& call, const Op& op)
       : x_program(program), x_call(call), x_op(op) {}
 
-  DType of(const View& view) const {
+  DType of(const View& view) const { return buffer(view).dtype; }
+  const Buffer& buffer(const View& view) const {
     const FrameId id = x_call.frames[static_cast<std::size_t>(view.frame)];
     const Frame& frame = x_program.frames[id.index()];
     const Frame& home = frame.alias_of.valid() ? x_program.frames[frame.alias_of.index()] : frame;
-    const auto buffer =
+    const auto at =
         static_cast<std::size_t>(frame.alias_of.valid() ? frame.alias_buffer : view.buffer);
-    return x_program.layouts[home.layout.index()].buffers[buffer].dtype;
+    return x_program.layouts[home.layout.index()].buffers[at];
+  }
+  bool on_device() const {
+    const auto there = [this](const View& view) {
+      return view.bytes == 0 || buffer(view).memory == Memory::kDevice;
+    };
+    return std::all_of(x_op.reads.begin(), x_op.reads.end(), there) &&
+           std::all_of(x_op.writes.begin(), x_op.writes.end(), there);
   }
   bool fits(const Pattern& pattern) const {
     const DType work = stored_as(of(x_op.reads.empty() ? x_op.writes[0] : x_op.reads[0]));
@@ -123,9 +165,7 @@ bool kernel_fits(const Kernel& w, const Op& op, const OpTypes& types) {
   if (w.kind == KernelKind::kAdam) {
     // gradients, [weights], momentum, variance, [master] -> weights, momentum, variance, [master]
     return types.fits({w.kind, "*", "*"}) &&
-           types.fits({w.kind, "*", op.writes.size() > 3 ? "*fff" : "*ff"}) &&
-           (types.of(op.reads[0]) == types.of(op.writes[0]) ||
-            types.of(op.reads[0]) == DType::kFp32);
+           types.fits({w.kind, "*", op.writes.size() > 3 ? "*fff" : "*ff"});
   }
   if (w.kind == KernelKind::kRmsNormBackward && op.writes.size() == 3) {
     return types.fits({w.kind, "wwww?", "wg"});  // of heads
@@ -154,26 +194,13 @@ Status check_cudnn(const Attention& w, const Op& op) {
   return ok_status();
 }
 
-/// Whether the op is part of an attention over cut sequences.
-bool is_context(const Work& work, const Op& op) {
-  const auto* kernel = std::get_if<Kernel>(&work);
-  const auto* attention = std::get_if<Attention>(&work);
-  return op.category == Category::kContext ||
-         (kernel != nullptr && kernel->kind >= KernelKind::kPackKeys) ||
-         (attention != nullptr && attention->part != ContextPart::kWhole);
-}
-
-/// Whether the op is part of a layer that is cut by rows and columns.
-bool is_grid(const Work& work) {
-  const auto* kernel = std::get_if<Kernel>(&work);
-  const auto* attention = std::get_if<Attention>(&work);
-  return (kernel != nullptr &&
-          (kernel->cols_split_over.valid() || kernel->kind == KernelKind::kNormSums ||
-           kernel->kind == KernelKind::kNormGradientSums)) ||
-         (attention != nullptr && attention->sequences_split_over.valid());
-}
-
 Status check_attention(const Attention& w, const Op& op) {
+  const bool cut = w.part != ContextPart::kWhole && w.part != ContextPart::kHeads;
+  if (cut && w.kernel != AttentionKernel::kFlash) {
+    return unsupported("the CUDA backend attends over parts of sequences with its own kernel (" +
+                       op.name + "): set kernels.attention to flash, or kernels.context to " +
+                       "alltoall");
+  }
   if (w.kernel == AttentionKernel::kUnfused) return ok_status();
   if (w.kernel == AttentionKernel::kCudnn) return check_cudnn(w, op);
   if (w.kernel != AttentionKernel::kFlash) {
@@ -195,30 +222,29 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
                        "): " + why);
   };
   const OpTypes types(program, call, op);
-  if (is_context(work, op)) {
-    return unsupported("the CUDA backend cannot execute context parallelism (" + op.name +
-                       "): set parallel.context to 1");
-  }
-  if (is_grid(work)) {
-    return unsupported("the CUDA backend cannot execute tensor parallelism on grids (" + op.name +
-                       "): set parallel.tensor_mode to 1d");
+  const auto* opaque = std::get_if<Opaque>(&work);
+  const bool of_host = opaque != nullptr && opaque->where == Memory::kHost;
+  if (!of_host && !std::holds_alternative<Copy>(work) && !types.on_device()) {
+    return refused("it reads or writes memory of the host");
   }
   if (const auto* attention = std::get_if<Attention>(&work)) return check_attention(*attention, op);
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
     if (!gemm_fits(*gemm, op, types)) return refused("no product of these types");
-  } else if (const auto* kernel = std::get_if<Kernel>(&work)) {
-    if (kernel->kind >= KernelKind::kRoute) {
-      return refused("it has no kernels of experts, latent attention or masked tokens yet");
-    }
+  } else if (const Kernel* const kernel = kernel_in(work)) {
     if (!kernel_fits(*kernel, op, types)) return refused("no kernel for these types");
-  } else if (std::holds_alternative<Copy>(work)) {
-    if (!op.reads.empty()) return refused("offloading is not executed");
-  } else if (std::holds_alternative<Pause>(work)) {
-    return refused("a background thread's cycle is only simulated: set gradients.cycle_us to 0");
-  } else if (std::holds_alternative<Convolution>(work)) {
-    return refused("convolutions are only simulated");
-  } else if (std::holds_alternative<Opaque>(work)) {
-    return refused("the model gives its bytes and FLOPs only");
+  }
+  return ok_status();
+}
+
+Status check_storage_types(const Program& program) {
+  for (const FrameLayout& layout : program.layouts) {
+    for (const Buffer& buffer : layout.buffers) {
+      const DType t = buffer.dtype;
+      if (is_real(t) || t == DType::kInt64 || t == DType::kUint8) continue;
+      return unsupported("the CUDA backend computes in fp32, tf32, bf16 and fp16; buffer " +
+                         layout.name + "." + buffer.name + " is " + std::string(name_of(t)) +
+                         ": set precision to one of these");
+    }
   }
   return ok_status();
 }
@@ -226,16 +252,9 @@ Status check_op(const Program& program, const Call& call, const Op& op) {
 }  // namespace
 
 Status check_device_executable(const Workload& workload) {
+  for (const Program& program : workload.programs) FT_TRY(check_storage_types(program));
+  FT_TRY(check_written_down(workload, "CUDA backend"));
   for (const Program& program : workload.programs) {
-    for (const FrameLayout& layout : program.layouts) {
-      for (const Buffer& buffer : layout.buffers) {
-        const DType t = buffer.dtype;
-        if (is_real(t) || t == DType::kInt64 || t == DType::kUint8) continue;
-        return unsupported("the CUDA backend computes in fp32, tf32, bf16 and fp16; buffer " +
-                           layout.name + "." + buffer.name + " is " + std::string(name_of(t)) +
-                           ": set precision to one of these");
-      }
-    }
     for (const Call& call : program.calls) {
       for (const Op& op : program.segments[call.segment.index()].ops) {
         FT_TRY(check_op(program, call, op));

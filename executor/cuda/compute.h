@@ -3,7 +3,9 @@
 
 #include "executor/cuda/activation_kernels.h"
 #include "executor/cuda/attention_kernels.h"
+#include "executor/cuda/context_kernels.h"
 #include "executor/cuda/end_kernels.h"
+#include "executor/cuda/expert_kernels.h"
 #include "executor/cuda/norm_kernels.h"
 #include "executor/cuda/update_kernels.h"
 
@@ -34,11 +36,32 @@ inline Product product_of(const Gemm& w, const DeviceOperands& x) {
   return out;
 }
 
+/// Products that are GEMMs of their own follow each other.
+template <typename L>
+void run_gemm(L& launcher, const Gemm& w, const DeviceOperands& x) {
+  Product all = product_of(w, x);
+  if (!w.apart) return launcher.product(all);
+  const auto moved = [](const void* from, DType type, std::int64_t elements) {
+    return static_cast<const std::byte*>(from) + bytes_of(type, elements);
+  };
+  all.batch = 1;
+  for (std::int64_t b = 0; b < w.batch; ++b) {
+    Product one = all;
+    one.a = moved(all.a, all.in, b * all.stride_a);
+    one.b = moved(all.b, all.in, b * all.stride_b);
+    one.c = x.writes[0].data + bytes_of(all.out, b * all.stride_c);
+    launcher.product(one);
+  }
+}
+
 /// Gradients of parameters are added to where the op reads them too, else start from zero.
 template <typename L>
 void start_gradients(L& launcher, const Kernel& w, const DeviceOperands& x) {
   std::size_t first = x.writes.size();
-  if (w.kind == KernelKind::kBiasGrad || w.kind == KernelKind::kPositionsGrad) first = 0;
+  if (w.kind == KernelKind::kBiasGrad || w.kind == KernelKind::kPositionsGrad ||
+      w.kind == KernelKind::kSquaredNorm) {
+    first = 0;
+  }
   if (w.kind == KernelKind::kLayerNormBackward || w.kind == KernelKind::kRmsNormBackward) first = 1;
   for (std::size_t i = first; i < x.writes.size(); ++i) {
     if (!x.reads_back(i)) launcher.clear(x.writes[i]);
@@ -53,15 +76,17 @@ void run_kernel(L& launcher, const Kernel& w, const OpContext& context, const De
       (w.kind >= KernelKind::kLossMax && w.kind <= KernelKind::kLossBackward)) {
     return run_ends(launcher, w, context, x);
   }
-  if (w.kind <= KernelKind::kRopeBackward) return run_norm(launcher, w, context, x);
+  if (w.kind <= KernelKind::kNormGradientSums) return run_norm(launcher, w, context, x);
   if (w.kind <= KernelKind::kRelu2Backward) return run_activation(launcher, w, x);
+  if (w.kind >= KernelKind::kPackKeys) return run_context(launcher, w, context, x);
+  if (w.kind >= KernelKind::kRoute) return run_experts(launcher, w, context, x);
   run_update(launcher, w, context, x);
 }
 
 template <typename L>
 void compute(L& launcher, const Work& work, const OpContext& context, const DeviceOperands& x) {
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
-    launcher.product(product_of(*gemm, x));
+    run_gemm(launcher, *gemm, x);
   } else if (const auto* attention = std::get_if<Attention>(&work)) {
     run_attention(launcher, *attention, context, x);
   } else if (const auto* kernel = std::get_if<Kernel>(&work)) {

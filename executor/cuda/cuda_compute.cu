@@ -9,6 +9,10 @@ extern template void run_norm(CudaLauncher&, const Kernel&, const OpContext&,
                               const DeviceOperands&);
 extern template void run_ends(CudaLauncher&, const Kernel&, const OpContext&,
                               const DeviceOperands&);
+extern template void run_context(CudaLauncher&, const Kernel&, const OpContext&,
+                                 const DeviceOperands&);
+extern template void run_experts(CudaLauncher&, const Kernel&, const OpContext&,
+                                 const DeviceOperands&);
 extern template void run_update(CudaLauncher&, const Kernel&, const OpContext&,
                                 const DeviceOperands&);
 extern template void run_attention(CudaLauncher&, const Attention&, const OpContext&,

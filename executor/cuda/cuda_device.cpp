@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #ifdef FORETRAIN_CUPTI
 #include "executor/cuda/activity.h"
@@ -92,6 +93,7 @@ Result<std::byte*> CudaDevice::take_host(std::size_t bytes) {
   void* out = nullptr;
   FT_TRY(cuda_status(cudaMallocHost(&out, bytes), "memory of the host"));
   x_host_blocks.push_back(out);
+  std::memset(out, 0, bytes);
   return static_cast<std::byte*>(out);
 }
 
@@ -108,6 +110,7 @@ Status CudaDevice::read(void* to, const std::byte* from, std::size_t bytes) {
 
 Status CudaDevice::begin() {
   FT_TRY(cuda_status(cudaSetDevice(x_number), "device"));
+  x_host_work.clear();
   if (x_streams.empty()) return ok_status();
   FT_TRY(cuda_status(cudaEventRecord(x_origin, x_streams[0]), "event"));
   for (cudaStream_t stream : x_streams) {
@@ -209,10 +212,18 @@ void CudaDevice::end_op() {}
 std::vector<Time> CudaDevice::busy_times(std::size_t) { return {}; }
 #endif
 
-Status CudaDevice::upload(std::size_t stream, std::byte* to, const std::byte* from,
-                          std::size_t bytes) {
-  return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, x_streams[stream]),
+Status CudaDevice::copy(std::size_t stream, std::byte* to, const std::byte* from,
+                        std::size_t bytes) {
+  return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, x_streams[stream]),
                      "copy");
+}
+
+/// What it does stays until the step has ended: a graph calls it then.
+Status CudaDevice::on_host(std::size_t stream, std::function<void()> work) {
+  x_host_work.push_back(std::move(work));
+  const auto call = [](void* what) { (*static_cast<std::function<void()>*>(what))(); };
+  return cuda_status(cudaLaunchHostFunc(x_streams[stream], call, &x_host_work.back()),
+                     "work of the host");
 }
 
 Status CudaDevice::fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) {

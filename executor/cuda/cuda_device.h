@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -49,8 +51,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   void begin_op(std::size_t op) override;
   void end_op() override;
   std::vector<Time> busy_times(std::size_t ops) override;
-  Status upload(std::size_t stream, std::byte* to, const std::byte* from,
-                std::size_t bytes) override;
+  Status copy(std::size_t stream, std::byte* to, const std::byte* from, std::size_t bytes) override;
+  Status on_host(std::size_t stream, std::function<void()> work) override;
   Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override;
   Status compute(std::size_t stream, const Work& work, const OpContext& context,
                  const DeviceOperands& x) override;
@@ -83,6 +85,7 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   cudaEvent_t x_fork = nullptr;
   bool x_capturing = false;
   std::vector<void*> x_blocks, x_host_blocks;
+  std::deque<std::function<void()>> x_host_work;             ///< of this step
   std::map<std::pair<std::size_t, int>, Scratch> x_scratch;  ///< by stream and which
   std::map<std::pair<std::int64_t, std::int64_t>, const float*> x_tables;
   std::unique_ptr<Blas> x_blas;

@@ -2,6 +2,7 @@
 // implementations: CUDA (a module that is loaded at run time), and a loop on the host for tests.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,7 +19,7 @@ struct DeviceCollective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   bool maximum = false;
   DType type = DType::kFp32;
-  std::int64_t count = 0;
+  std::int64_t count = 0, members = 1;
   const void* send = nullptr;
   void* receive = nullptr;
   int root = 0;
@@ -41,7 +42,7 @@ class Device {
   virtual Result<std::size_t> free_bytes() = 0;
   /// Zeroed; given back with the device.
   virtual Result<std::byte*> take(std::size_t bytes) = 0;
-  /// Memory of the host that `upload` may read later.
+  /// Memory of the host that `copy` takes, zeroed; given back with the device.
   virtual Result<std::byte*> take_host(std::size_t bytes) = 0;
   /// Between steps; done on return.
   virtual Status write(std::byte* to, const void* from, std::size_t bytes) = 0;
@@ -69,8 +70,11 @@ class Device {
   /// empty where it is of none. All streams must be done.
   virtual std::vector<Time> busy_times(std::size_t) { return {}; }
 
-  virtual Status upload(std::size_t stream, std::byte* to, const std::byte* from,
-                        std::size_t bytes) = 0;
+  /// Between memory of the device and of the host, in any direction.
+  virtual Status copy(std::size_t stream, std::byte* to, const std::byte* from,
+                      std::size_t bytes) = 0;
+  /// The host does this when the stream has come there; the stream goes on when it is done.
+  virtual Status on_host(std::size_t stream, std::function<void()> work) = 0;
   virtual Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) = 0;
   virtual Status compute(std::size_t stream, const Work& work, const OpContext& context,
                          const DeviceOperands& x) = 0;
@@ -79,8 +83,8 @@ class Device {
 };
 
 /// What the CUDA backend cannot execute, by name, before anything starts: element types other than
-/// fp32, tf32, bf16, fp16, quantised work, context parallelism, offloading, heads that are too
-/// wide, operands of types that no kernel combines.
+/// fp32, tf32, bf16, fp16, quantised work, context parallelism, what is not written down, heads
+/// that are too wide, operands of types that no kernel combines.
 Status check_device_executable(const Workload& workload);
 
 }  // namespace foretrain

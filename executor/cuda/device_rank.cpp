@@ -1,11 +1,14 @@
 #include "executor/cuda/device_rank.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <utility>
 
+#include "executor/cuda/host_update.h"
 #include "executor/token_data.h"
 
 namespace foretrain {
@@ -37,6 +40,18 @@ std::vector<float> unpack(const std::vector<std::byte>& bytes, DType type) {
 std::size_t begin_of(std::size_t op) { return 2 * op; }
 std::size_t end_of(std::size_t op) { return 2 * op + 1; }
 
+std::size_t bytes_of(const Operand& x) {
+  return static_cast<std::size_t>(bytes_of(x.buffer->dtype, x.count));
+}
+constexpr std::size_t kStandAlignment = 256;
+bool is_on_device(const Operand& x) { return x.buffer->memory == Memory::kDevice; }
+bool is_stored(const Operand& x) { return x.buffer->memory == Memory::kStorage; }
+
+bool is_work_of_host(const Work& work) {
+  const auto* opaque = std::get_if<Opaque>(&work);
+  return opaque != nullptr && opaque->where == Memory::kHost;
+}
+
 }  // namespace
 
 DeviceRank::DeviceRank(const Workload& workload, RankId rank, Transport& transport,
@@ -55,48 +70,140 @@ DeviceRank::DeviceRank(const Workload& workload, RankId rank, Transport& transpo
 
 Status DeviceRank::set_up() {
   FT_TRY(x_device->open(x_list.tasks.size(), 2 * x_list.issue.size()));
-  FT_ASSIGN(const std::size_t room, x_device->free_bytes());
-  if (x_plan.bytes > room) {
-    return input_error("out of device memory: this rank needs " +
-                       std::to_string(x_plan.bytes >> 20) + " MiB, the device has " +
-                       std::to_string(room >> 20) + " MiB free; use a smaller model or batch");
-  }
-  FT_ASSIGN(x_memory, x_device->take(x_plan.bytes));
+  FT_TRY(take_memory());
   x_device->record(x_options.records);
   FT_TRY(list_launches());
   FT_TRY(draw());
   return start_masters();
 }
 
+Status DeviceRank::take_memory() {
+  FT_ASSIGN(const std::size_t room, x_device->free_bytes());
+  const auto bytes_in = [this](Memory memory) { return x_plan.space(memory).bytes; };
+  const auto missing = [](const std::string& what, std::size_t bytes, const std::string& rest) {
+    return input_error("out of " + what + ": this rank needs " + std::to_string(bytes >> 20) +
+                       " MiB" + rest + "; use a smaller model or batch");
+  };
+  const std::size_t bytes = bytes_in(Memory::kDevice);
+  if (bytes > room) {
+    return missing("device memory", bytes,
+                   ", the device has " + std::to_string(room >> 20) + " MiB free");
+  }
+  FT_ASSIGN(x_memory[0], x_device->take(bytes));
+  if (const std::size_t host = bytes_in(Memory::kHost); host > 0) {
+    FT_ASSIGN(x_memory[1], x_device->take_host(host));
+  }
+  if (const std::size_t stored = bytes_in(Memory::kStorage); stored > 0) {
+    x_memory[2] = x_files.map(stored);
+    if (x_memory[2] == nullptr)
+      return missing("room in the folder for temporary files", stored, "");
+  }
+  return ok_status();
+}
+
+/// `offset`: of the view in its memory.
+Operand DeviceRank::operand(const Call& call, const View& view, std::size_t offset) const {
+  const MemoryLayout::Home home = x_layout.home(call, view);
+  Operand out;
+  out.buffer = &x_layout.buffer(home.buffer);
+  const Bytes element = bytes_of(out.buffer->dtype, 1);
+  out.data = x_memory[static_cast<std::size_t>(out.buffer->memory)] + offset;
+  out.count = view.bytes / element;
+  out.begin = home.offset / element;
+  return out;
+}
+
 Status DeviceRank::list_launches() {
   x_mark_of.assign(x_list.events, 0);
+  std::vector<std::size_t> staging(x_list.tasks.size(), 0);
   for (std::size_t i = 0; i < x_list.issue.size(); ++i) {
     Launch launch;
     launch.stream = static_cast<std::size_t>(x_list.issue[i].first);
     launch.task = &x_list.tasks[launch.stream][x_list.issue[i].second];
     const Call& call = x_list.call_of(*launch.task);
     const Op& op = x_list.op_of(*launch.task);
+    const std::vector<std::size_t>& offsets = x_plan.operands[i];
     std::size_t next = 0;
-    const auto operand = [&](const View& view) {
-      const MemoryLayout::Home home = x_layout.home(call, view);
-      Operand out;
-      out.buffer = &x_layout.buffer(home.buffer);
-      const Bytes element = bytes_of(out.buffer->dtype, 1);
-      out.data = x_memory + x_plan.operands[i][next++];
-      out.count = view.bytes / element;
-      out.begin = home.offset / element;
-      return out;
-    };
-    for (const View& view : op.reads) launch.x.reads.push_back(operand(view));
-    for (const View& view : op.writes) launch.x.writes.push_back(operand(view));
+    for (const View& view : op.reads) {
+      launch.x.reads.push_back(operand(call, view, offsets[next++]));
+    }
+    for (const View& view : op.writes) {
+      launch.x.writes.push_back(operand(call, view, offsets[next++]));
+    }
     if (launch.task->event >= 0)
       x_mark_of[static_cast<std::size_t>(launch.task->event)] = end_of(i);
-    if (is_input(x_list.work_of(*launch.task), launch.x)) {
-      const auto bytes = static_cast<std::size_t>(launch.x.writes[0].count) * sizeof(std::int64_t);
-      FT_ASSIGN(launch.staging, x_device->take_host(bytes));
+    const Work& work = x_list.work_of(*launch.task);
+    if (std::holds_alternative<Copy>(work) && launch.x.reads.empty()) {
+      FT_ASSIGN(launch.staging, x_device->take_host(bytes_of(launch.x.writes[0])));
     }
+    if (is_work_of_host(work)) list_stands(launch);
+    staging[launch.stream] = std::max(staging[launch.stream], staged_bytes(launch));
     x_launches.push_back(std::move(launch));
   }
+  x_staging.assign(staging.size(), nullptr);
+  for (std::size_t s = 0; s < staging.size(); ++s) {
+    if (staging[s] == 0) continue;
+    FT_ASSIGN(x_staging[s], x_device->take_host(staging[s]));
+  }
+  return ok_status();
+}
+
+/// An operand that is read and written stands there once.
+void DeviceRank::list_stands(Launch& launch) {
+  std::size_t end = 0;
+  const auto stand_for = [&](const Operand& x) -> Stand& {
+    const auto known = std::find_if(launch.stands.begin(), launch.stands.end(),
+                                    [&x](const Stand& stand) { return stand.device == x.data; });
+    if (known != launch.stands.end()) return *known;
+    launch.stands.push_back({x.data, end, bytes_of(x), false, false});
+    end += (bytes_of(x) + kStandAlignment - 1) / kStandAlignment * kStandAlignment;
+    return launch.stands.back();
+  };
+  for (const Operand& x : launch.x.reads) {
+    if (is_on_device(x)) stand_for(x).read = true;
+  }
+  for (const Operand& x : launch.x.writes) {
+    if (is_on_device(x)) stand_for(x).written = true;
+  }
+}
+
+/// Of the host, for one op of its stream.
+std::size_t DeviceRank::staged_bytes(const Launch& launch) const {
+  std::size_t out = 0;
+  for (const Stand& stand : launch.stands) out = std::max(out, stand.at + stand.bytes);
+  if (!std::holds_alternative<Copy>(x_list.work_of(*launch.task))) return out;
+  for (std::size_t i = 0; i < launch.x.reads.size(); ++i) {
+    const bool through = is_on_device(launch.x.reads[i]) != is_on_device(launch.x.writes[i]) &&
+                         (is_stored(launch.x.reads[i]) || is_stored(launch.x.writes[i]));
+    if (through) out = std::max(out, bytes_of(launch.x.reads[i]));
+  }
+  return out;
+}
+
+/// Where the content of an operand is between steps.
+Operand DeviceRank::kept(const Launch& launch, const View& view) const {
+  const KeptView found = kept_view(x_list, x_list.call_of(*launch.task), view);
+  const MemoryLayout::Home home = x_layout.home(*found.call, found.view);
+  return operand(*found.call, found.view,
+                 x_plan.buffers[home.buffer].offset + static_cast<std::size_t>(home.offset));
+}
+
+/// A buffer that stays, from its first element on.
+Operand DeviceRank::whole(std::size_t b) const {
+  const Buffer& buffer = x_layout.buffer(b);
+  return {x_memory[static_cast<std::size_t>(buffer.memory)] + x_plan.buffers[b].offset,
+          buffer.count, 0, &buffer};
+}
+
+Status DeviceRank::write(const Operand& to, const void* from, std::size_t bytes) {
+  if (is_on_device(to)) return x_device->write(to.data, from, bytes);
+  std::memcpy(to.data, from, bytes);
+  return ok_status();
+}
+
+Status DeviceRank::read(void* to, const Operand& from, std::size_t bytes) {
+  if (is_on_device(from)) return x_device->read(to, from.data, bytes);
+  std::memcpy(to, from.data, bytes);
   return ok_status();
 }
 
@@ -115,7 +222,7 @@ Status DeviceRank::draw() {
     }
     if (!any) continue;
     const std::vector<std::byte> packed = pack(values, buffer.dtype);
-    FT_TRY(x_device->write(x_memory + x_plan.buffers[b].offset, packed.data(), packed.size()));
+    FT_TRY(write(whole(b), packed.data(), packed.size()));
   }
   return ok_status();
 }
@@ -123,46 +230,43 @@ Status DeviceRank::draw() {
 /// A master copy starts as the weights that the same optimizer op writes.
 Status DeviceRank::start_masters() {
   for (const Launch& launch : x_launches) {
-    const auto* kernel = std::get_if<Kernel>(&x_list.work_of(*launch.task));
-    if (kernel == nullptr || kernel->kind != KernelKind::kAdam || launch.x.writes.size() < 4) {
-      continue;
-    }
-    const Operand& weights = launch.x.writes[0];
-    const DType type = weights.buffer->dtype;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(bytes_of(type, weights.count)));
-    FT_TRY(x_device->read(bytes.data(), weights.data, bytes.size()));
-    const std::vector<float> values = unpack(bytes, type);
-    FT_TRY(x_device->write(launch.x.writes[3].data, values.data(), values.size() * sizeof(float)));
+    const Kernel* const kernel = kernel_in(x_list.work_of(*launch.task));
+    const Op& op = x_list.op_of(*launch.task);
+    if (kernel == nullptr || kernel->kind != KernelKind::kAdam || op.writes.size() < 4) continue;
+    const Operand weights = kept(launch, op.writes[0]);
+    std::vector<std::byte> bytes(bytes_of(weights));
+    FT_TRY(read(bytes.data(), weights, bytes.size()));
+    const std::vector<float> values = unpack(bytes, weights.buffer->dtype);
+    FT_TRY(write(kept(launch, op.writes[3]), values.data(), values.size() * sizeof(float)));
   }
   return ok_status();
 }
 
 Status DeviceRank::set_values(FrameId frame, std::int16_t buffer,
                               const std::function<double(std::int64_t)>& value) {
-  const std::size_t b = x_layout.index_of(frame, buffer);
-  const Buffer& shape = x_layout.buffer(b);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(shape.bytes()));
-  if (is_real(shape.dtype)) {
+  const Operand to = whole(x_layout.index_of(frame, buffer));
+  std::vector<std::byte> bytes(bytes_of(to));
+  if (is_real(to.buffer->dtype)) {
     std::vector<float> values;
-    for (std::int64_t i = 0; i < shape.count; ++i) values.push_back(static_cast<float>(value(i)));
-    bytes = pack(values, shape.dtype);
+    for (std::int64_t i = 0; i < to.count; ++i) values.push_back(static_cast<float>(value(i)));
+    bytes = pack(values, to.buffer->dtype);
   } else {
-    for (std::int64_t i = 0; i < shape.count; ++i) {
-      if (shape.dtype == DType::kInt64) {
+    for (std::int64_t i = 0; i < to.count; ++i) {
+      if (to.buffer->dtype == DType::kInt64) {
         reinterpret_cast<std::int64_t*>(bytes.data())[i] = static_cast<std::int64_t>(value(i));
       } else {
         bytes[static_cast<std::size_t>(i)] = static_cast<std::byte>(value(i));
       }
     }
   }
-  return x_device->write(x_memory + x_plan.buffers[b].offset, bytes.data(), bytes.size());
+  return write(to, bytes.data(), bytes.size());
 }
 
 Result<std::vector<float>> DeviceRank::values(FrameId frame) {
-  const std::size_t b = x_layout.index_of(frame, 0);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(x_layout.buffer(b).bytes()));
-  FT_TRY(x_device->read(bytes.data(), x_memory + x_plan.buffers[b].offset, bytes.size()));
-  return unpack(bytes, x_layout.buffer(b).dtype);
+  const Operand from = whole(x_layout.index_of(frame, 0));
+  std::vector<std::byte> bytes(bytes_of(from));
+  FT_TRY(read(bytes.data(), from, bytes.size()));
+  return unpack(bytes, from.buffer->dtype);
 }
 
 OpContext DeviceRank::context_of(const Launch& launch) const {
@@ -230,8 +334,7 @@ Status DeviceRank::queue(std::size_t i) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(delay->time.ps / 1000));
   }
   for (const PlannedBlock& block : x_plan.allocates[i]) {
-    if (!x_options.check) break;
-    FT_TRY(x_device->fill(launch.stream, x_memory + block.offset, 0xff, block.bytes));
+    if (x_options.check) FT_TRY(poison(launch.stream, block));
   }
   FT_TRY(x_device->mark(launch.stream, begin_of(i)));
   x_device->begin_op(i);
@@ -241,21 +344,86 @@ Status DeviceRank::queue(std::size_t i) {
   return x_device->mark(launch.stream, end_of(i));
 }
 
+/// What nothing wrote shows as NaN.
+Status DeviceRank::poison(std::size_t stream, const PlannedBlock& block) {
+  std::byte* const data = x_memory[static_cast<std::size_t>(block.memory)] + block.offset;
+  if (block.memory == Memory::kDevice) return x_device->fill(stream, data, 0xff, block.bytes);
+  return x_device->on_host(stream, [data, block] { std::memset(data, 0xff, block.bytes); });
+}
+
 Status DeviceRank::dispatch(const Launch& launch) {
   const Work& work = x_list.work_of(*launch.task);
   if (const auto* collective = std::get_if<Collective>(&work)) {
     return communicate(launch, *collective);
   }
   if (const auto* batch = std::get_if<P2PBatch>(&work)) return exchange(launch, *batch);
-  if (launch.staging != nullptr) {
-    const Operand& to = launch.x.writes[0];
-    return x_device->upload(launch.stream, to.data, launch.staging,
-                            static_cast<std::size_t>(to.count) * sizeof(std::int64_t));
-  }
+  if (std::holds_alternative<Copy>(work)) return copy(launch);
   if (std::holds_alternative<HostSync>(work) || std::holds_alternative<HostDelay>(work)) {
     return ok_status();
   }
+  if (const auto* pause = std::get_if<Pause>(&work)) {
+    const std::chrono::nanoseconds time(pause->time.ps / 1000);
+    return x_device->on_host(launch.stream, [time] { std::this_thread::sleep_for(time); });
+  }
+  const Kernel* const kernel = kernel_in(work);
+  if (is_work_of_host(work)) return compute_on_host(launch, *kernel);
+  if (std::holds_alternative<Opaque>(work)) {
+    return x_device->compute(launch.stream, Work{*kernel}, context_of(launch), launch.x);
+  }
   return x_device->compute(launch.stream, work, context_of(launch), launch.x);
+}
+
+/// The host moves what comes from or goes to storage, by way of memory that the device can copy.
+Status DeviceRank::copy(const Launch& launch) {
+  if (launch.staging != nullptr) {
+    const Operand& to = launch.x.writes[0];
+    return x_device->copy(launch.stream, to.data, launch.staging, bytes_of(to));
+  }
+  for (std::size_t i = 0; i < launch.x.reads.size(); ++i) {
+    const Operand& from = launch.x.reads[i];
+    const Operand& to = launch.x.writes[i];
+    const std::size_t bytes = bytes_of(from);
+    const auto by_host = [&](std::byte* there, const std::byte* here) {
+      return x_device->on_host(launch.stream,
+                               [there, here, bytes] { std::memcpy(there, here, bytes); });
+    };
+    std::byte* const between = x_staging[launch.stream];
+    if (is_stored(from) && is_on_device(to)) {
+      FT_TRY(by_host(between, from.data));
+      FT_TRY(x_device->copy(launch.stream, to.data, between, bytes));
+    } else if (is_on_device(from) && is_stored(to)) {
+      FT_TRY(x_device->copy(launch.stream, between, from.data, bytes));
+      FT_TRY(by_host(to.data, between));
+    } else if (is_on_device(from) || is_on_device(to)) {
+      FT_TRY(x_device->copy(launch.stream, to.data, from.data, bytes));
+    } else {
+      FT_TRY(by_host(to.data, from.data));
+    }
+  }
+  return ok_status();
+}
+
+/// What lies on the device is copied to the host before, and back after.
+Status DeviceRank::compute_on_host(const Launch& launch, const Kernel& kernel) {
+  std::byte* const between = x_staging[launch.stream];
+  DeviceOperands seen = launch.x;
+  for (const Stand& stand : launch.stands) {
+    for (std::vector<Operand>* operands : {&seen.reads, &seen.writes}) {
+      for (Operand& x : *operands) {
+        if (x.data == stand.device) x.data = between + stand.at;
+      }
+    }
+    if (!stand.read) continue;
+    FT_TRY(x_device->copy(launch.stream, between + stand.at, stand.device, stand.bytes));
+  }
+  FT_TRY(x_device->on_host(launch.stream, [&kernel, context = context_of(launch), seen] {
+    run_on_host(kernel, context, seen);
+  }));
+  for (const Stand& stand : launch.stands) {
+    if (!stand.written) continue;
+    FT_TRY(x_device->copy(launch.stream, stand.device, between + stand.at, stand.bytes));
+  }
+  return ok_status();
 }
 
 Status DeviceRank::communicate(const Launch& launch, const Collective& work) {
@@ -264,6 +432,7 @@ Status DeviceRank::communicate(const Launch& launch, const Collective& work) {
   call.maximum = work.maximum;
   call.type = launch.x.reads.empty() ? launch.x.type_out(0) : launch.x.type_in(0);
   call.count = work.count;
+  call.members = x_places[work.group.index()].size;
   call.root = work.root;
   // Of a broadcast only the root reads, of a reduction only the root writes.
   call.send = launch.x.reads.empty() ? launch.x.writes[0].data : launch.x.reads[0].data;
@@ -303,9 +472,8 @@ Status DeviceRank::read_results() {
   }
   x_queued_seconds = known.ps > 0 ? queued.seconds() : std::numeric_limits<double>::quiet_NaN();
   if (!x_list.loss_frame.valid()) return ok_status();
-  const std::size_t b = x_layout.index_of(x_list.loss_frame, x_list.loss_buffer);
   float loss = 0;
-  FT_TRY(x_device->read(&loss, x_memory + x_plan.buffers[b].offset, sizeof loss));
+  FT_TRY(read(&loss, whole(x_layout.index_of(x_list.loss_frame, x_list.loss_buffer)), sizeof loss));
   x_loss = static_cast<double>(loss);
   return ok_status();
 }

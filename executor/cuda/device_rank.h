@@ -7,14 +7,17 @@
 // With graphs the ops between two host syncs are captured and launched as one, from the second step
 // on: the first takes scratch memory and chooses algorithms.
 //
-// Left out: offloading.
+// What a plan keeps in memory of the host is pinned, what it keeps in storage lies in a mapped
+// file. The host's part of a stream's work runs when the stream has come there.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
 #include "executor/cuda/device.h"
 #include "executor/cuda/memory_plan.h"
+#include "executor/file_memory.h"
 #include "executor/rank_runner.h"
 
 namespace foretrain {
@@ -39,27 +42,42 @@ class DeviceRank final : public RankRunner {
   Result<std::vector<float>> values(FrameId frame);
 
  private:
+  /// Memory of the host that stands for an operand on the device while the host computes.
+  struct Stand {
+    std::byte* device = nullptr;
+    std::size_t at = 0, bytes = 0;  ///< in the staging memory of the stream
+    bool read = false, written = false;
+  };
   /// What is handed to the device, one for each op in issue order.
   struct Launch {
     std::size_t stream = 0;
     const Task* task = nullptr;
     DeviceOperands x;
     std::byte* staging = nullptr;  ///< of input copies
+    std::vector<Stand> stands;     ///< of work of the host
   };
+  Status take_memory();
+  Operand operand(const Call& call, const View& view, std::size_t offset) const;
   Status list_launches();
+  static void list_stands(Launch& launch);
+  std::size_t staged_bytes(const Launch& launch) const;
+  Operand kept(const Launch& launch, const View& view) const;
+  Status write(const Operand& to, const void* from, std::size_t bytes);
+  Status read(void* to, const Operand& from, std::size_t bytes);
+  Operand whole(std::size_t buffer) const;
   Status draw();
   Status start_masters();
   Status run();
   Status queue_all();
   Status queue(std::size_t i);
+  Status poison(std::size_t stream, const PlannedBlock& block);
   Status dispatch(const Launch& launch);
+  Status copy(const Launch& launch);
+  Status compute_on_host(const Launch& launch, const Kernel& kernel);
   Status communicate(const Launch& launch, const Collective& work);
   Status exchange(const Launch& launch, const P2PBatch& work);
   Status read_results();
   OpContext context_of(const Launch& launch) const;
-  static bool is_input(const Work& work, const DeviceOperands& x) {
-    return std::holds_alternative<Copy>(work) && x.reads.empty();
-  }
 
   const Program& x_program;
   const RankBinding& x_binding;
@@ -71,7 +89,9 @@ class DeviceRank final : public RankRunner {
   TaskList x_list;
   MemoryLayout x_layout;
   MemoryPlan x_plan;
-  std::byte* x_memory = nullptr;
+  FileMemory x_files;
+  std::array<std::byte*, 3> x_memory{};  ///< by Memory
+  std::vector<std::byte*> x_staging;     ///< by stream, of the host
   std::vector<Launch> x_launches;
   std::vector<std::size_t> x_mark_of;  ///< by event: that of the op that records it
   std::vector<std::vector<OpRecord>> x_records;

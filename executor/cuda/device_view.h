@@ -47,8 +47,9 @@ struct Product {
 ///   product(Product), scratch(bytes): this stream's, until the next call,
 ///   clear(operand): zeros,
 ///   rope_table(length, head_dim): cosine and sine, [length][head_dim / 2][2].
-/// A team is as many workers as the device likes: rank(), size(), sum(v), max(v), sync(), shared().
-/// The host's has one worker.
+/// A team is as many workers as the device likes, up to kMostWorkers: rank(), size(), sum(v),
+/// max(v), sync(), shared(). The host's has one worker.
+inline constexpr std::int64_t kMostWorkers = 256;
 struct SoloTeam {
   float* memory = nullptr;
   static std::int64_t rank() { return 0; }

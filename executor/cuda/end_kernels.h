@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "executor/cuda/device_view.h"
+#include "executor/cuda/token_places.h"
 
 namespace foretrain::device {
 
@@ -82,10 +82,11 @@ struct PositionsAdd {
   const T* in;
   const T* table;
   T* out;
-  std::int64_t cols, first, length;
+  std::int64_t cols;
+  TokenPlaces places;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t r) const {
-    const T* row = table + (first + r) % length * cols;
+    const T* row = table + places.position(r) * cols;
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
       out[r * cols + c] = stored<T>(to_float(in[r * cols + c]) + to_float(row[c]));
     }
@@ -97,10 +98,14 @@ template <typename T, typename G>
 struct PositionsGradient {
   const T* d;
   G* table;
-  std::int64_t rows, cols, first, length;
+  std::int64_t rows, cols;
+  TokenPlaces places;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t p) const {
-    const std::int64_t begin = (p - first % length + length) % length;
+    const std::int64_t at = places.at_position(p);
+    if (at < 0) return;
+    const std::int64_t length = places.length;
+    const std::int64_t begin = (at - places.first % length + length) % length;
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
       float sum = to_float(table[p * cols + c]);
       for (std::int64_t r = begin; r < rows; r += length) sum += to_float(d[r * cols + c]);
@@ -211,21 +216,19 @@ void embedding_backward(L& launcher, const Kernel& w, const OpContext& context,
 
 template <typename L>
 void run_table(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
-  const std::int64_t first = context.place(w.split_over).index * w.rows;
-  const std::int64_t length = context.batch.length;
+  const TokenPlaces places = token_places(context, w.split_over, w.rows);
   if (w.kind == KernelKind::kPositionsGrad) {
     return with_types(x.type_in(0), x.type_out(0), [&](auto work, auto gradients) {
       using T = typename decltype(work)::Type;
       using G = typename decltype(gradients)::Type;
-      launcher.rows(
-          length, PositionsGradient<T, G>{x.in<T>(0), x.out<G>(0), w.rows, w.cols, first, length});
+      launcher.rows(context.batch.length,
+                    PositionsGradient<T, G>{x.in<T>(0), x.out<G>(0), w.rows, w.cols, places});
     });
   }
   with_type(x.type_out(0), [&](auto tag) {
     using T = typename decltype(tag)::Type;
     if (w.kind == KernelKind::kPositionsAdd) {
-      launcher.rows(w.rows,
-                    PositionsAdd<T>{x.in<T>(0), x.in<T>(1), x.out<T>(0), w.cols, first, length});
+      launcher.rows(w.rows, PositionsAdd<T>{x.in<T>(0), x.in<T>(1), x.out<T>(0), w.cols, places});
     } else {
       launcher.rows(w.rows, Embedding<T>{x.in<T>(0), x.in<std::int64_t>(1), x.out<T>(0), w.cols,
                                          slice_of(w, context, x.reads[0].count / w.cols)});

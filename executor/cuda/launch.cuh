@@ -80,7 +80,7 @@ class CudaLauncher {
   }
   template <typename F>
   void rows(std::int64_t n, const F& f, std::size_t floats = 0) {
-    constexpr int kThreads = 256;
+    constexpr int kThreads = kMostWorkers;
     constexpr std::size_t kUsual = 48 << 10;
     if (n <= 0) return;
     const std::size_t bytes = floats * sizeof(float);

@@ -44,7 +44,6 @@ class Planner {
       const auto stream = static_cast<std::size_t>(x_list.issue[i].first);
       visit(i, stream, x_list.issue[i].second);
     }
-    x_out.bytes = x_end;
   }
 
  private:
@@ -62,12 +61,11 @@ class Planner {
     x_out.buffers.resize(x_layout.size());
     for (std::size_t b = 0; b < x_layout.size(); ++b) {
       if (x_layout.home(b).buffer != b || !x_layout.buffer(b).persistent) continue;
-      x_live[b].block = {x_end, rounded(x_layout.buffer(b).bytes())};
+      x_live[b].block = at_end(rounded(x_layout.buffer(b).bytes()), x_layout.buffer(b).memory);
       x_live[b].there = true;
       x_out.buffers[b] = x_live[b].block;
-      x_end += x_live[b].block.bytes;
     }
-    x_out.persistent = x_end;
+    for (MemoryPlan::Space& space : x_out.spaces) space.persistent = space.bytes;
   }
 
   void visit(std::size_t i, std::size_t stream, std::size_t index) {
@@ -82,7 +80,9 @@ class Planner {
     }
     for (const BufferRef& ref : op.allocates) {
       const std::size_t b = x_layout.index_of(call, ref);
-      x_live[b] = {take(rounded(x_layout.buffer(b).bytes()), clock), true, Clock(clock.size(), 0)};
+      const Buffer& buffer = x_layout.buffer(b);
+      x_live[b] = {take(rounded(buffer.bytes()), buffer.memory, clock), true,
+                   Clock(clock.size(), 0)};
       x_live[b].users[stream] = index + 1;
       x_out.allocates[i].push_back(x_live[b].block);
     }
@@ -106,22 +106,25 @@ class Planner {
     }
   }
 
+  PlannedBlock at_end(std::size_t bytes, Memory memory) {
+    std::size_t& end = x_out.spaces[static_cast<std::size_t>(memory)].bytes;
+    end += bytes;
+    return {end - bytes, bytes, memory};
+  }
+
   /// The smallest block whose users are all done by then; the rest of one that is more than twice
   /// as large stays free.
-  PlannedBlock take(std::size_t bytes, const Clock& clock) {
+  PlannedBlock take(std::size_t bytes, Memory memory, const Clock& clock) {
     auto best = x_free.end();
     for (auto at = x_free.begin(); at != x_free.end(); ++at) {
-      if (at->block.bytes < bytes) continue;
+      if (at->block.memory != memory || at->block.bytes < bytes) continue;
       if (best != x_free.end() && best->block.bytes <= at->block.bytes) continue;
       if (before(at->users, clock)) best = at;
     }
-    if (best == x_free.end()) {
-      x_end += bytes;
-      return {x_end - bytes, bytes};
-    }
+    if (best == x_free.end()) return at_end(bytes, memory);
     PlannedBlock out = best->block;
     if (out.bytes > 2 * bytes) {
-      best->block = {out.offset + bytes, out.bytes - bytes};
+      best->block = {out.offset + bytes, out.bytes - bytes, memory};
       out.bytes = bytes;
     } else {
       x_free.erase(best);
@@ -136,7 +139,6 @@ class Planner {
   std::vector<Free> x_free;
   std::vector<Clock> x_streams, x_events;
   Clock x_host;
-  std::size_t x_end = 0;
 };
 
 }  // namespace

@@ -26,6 +26,8 @@ ncclDataType_t type_of(DType type) {
       return ncclBfloat16;
     case DType::kFp16:
       return ncclFloat16;
+    case DType::kInt64:
+      return ncclInt64;
     default:
       return ncclFloat32;
   }

@@ -5,11 +5,35 @@
 #include <cmath>
 
 #include "executor/cuda/column_sums.h"
-#include "executor/cuda/device_view.h"
+#include "executor/cuda/token_places.h"
 
 namespace foretrain::device {
 
 inline constexpr float kEpsilon = static_cast<float>(kNormEpsilon);
+
+/// Sums over all columns where a rank holds some of them: of every row its elements and their
+/// squares (LayerNorm) or the latter; of a backward pass g and g x^, or the latter.
+struct RowSums {
+  const float* data = nullptr;  ///< none: the rank holds all columns
+  std::int64_t of_all = 0;      ///< columns
+  bool centred = false;
+  FT_DEVICE bool given() const { return data != nullptr; }
+  FT_DEVICE float first(std::int64_t r) const { return centred ? data[2 * r] : 0.0F; }
+  FT_DEVICE float second(std::int64_t r) const { return centred ? data[2 * r + 1] : data[r]; }
+  FT_DEVICE float mean(std::int64_t r) const { return first(r) / static_cast<float>(of_all); }
+  /// Reciprocal deviation, or reciprocal root mean square.
+  FT_DEVICE float scale(std::int64_t r) const {
+    const auto n = static_cast<double>(of_all);
+    const double mean = static_cast<double>(first(r)) / n;
+    const double square = static_cast<double>(second(r)) / n - mean * mean;
+    return static_cast<float>(1.0 / std::sqrt((square > 0 ? square : 0.0) + kNormEpsilon));
+  }
+};
+inline RowSums sums_of(const Kernel& w, const OpContext& context, const DeviceOperands& x,
+                       std::size_t operand, bool centred) {
+  if (!w.cols_split_over.valid()) return {nullptr, w.cols, centred};
+  return {x.in<float>(operand), w.cols * context.place(w.cols_split_over).size, centred};
+}
 
 template <typename T>
 struct LayerNorm {
@@ -19,18 +43,30 @@ struct LayerNorm {
   T* out;
   float* statistics;
   std::int64_t cols;
+  RowSums sums;
+  template <typename Team>
+  FT_DEVICE float mean_of(Team& team, std::int64_t r) const {
+    if (sums.given()) return sums.mean(r);
+    float sum = 0;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size())
+      sum += to_float(in[r * cols + c]);
+    return team.sum(sum) / static_cast<float>(cols);
+  }
+  template <typename Team>
+  FT_DEVICE float scale_of(Team& team, std::int64_t r, float mean) const {
+    if (sums.given()) return sums.scale(r);
+    float square = 0;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      const float d = to_float(in[r * cols + c]) - mean;
+      square += d * d;
+    }
+    return 1.0F / std::sqrt(team.sum(square) / static_cast<float>(cols) + kEpsilon);
+  }
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t r) const {
     const T* row = in + r * cols;
-    float sum = 0;
-    for (std::int64_t c = team.rank(); c < cols; c += team.size()) sum += to_float(row[c]);
-    const float mean = team.sum(sum) / static_cast<float>(cols);
-    float square = 0;
-    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
-      const float d = to_float(row[c]) - mean;
-      square += d * d;
-    }
-    const float scale = 1.0F / std::sqrt(team.sum(square) / static_cast<float>(cols) + kEpsilon);
+    const float mean = mean_of(team, r);
+    const float scale = scale_of(team, r, mean);
     if (team.rank() == 0) {
       statistics[2 * r] = mean;
       statistics[2 * r + 1] = scale;
@@ -59,9 +95,10 @@ struct RmsNorm {
   T* out;
   float* statistics;
   std::int64_t cols;
+  RowSums sums;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t r) const {
-    const float scale = reciprocal_rms(team, in + r * cols, cols);
+    const float scale = sums.given() ? sums.scale(r) : reciprocal_rms(team, in + r * cols, cols);
     if (team.rank() == 0) statistics[r] = scale;
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
       out[r * cols + c] = stored<T>(to_float(in[r * cols + c]) * scale * to_float(weight[c]));
@@ -94,8 +131,12 @@ struct RowBackward {
   T* d_x;
   float mean, scale;
   bool centred;
+  /// Of g = d_y weight and of g x^.
+  struct Sums {
+    float g, dot;
+  };
   template <typename Team>
-  FT_DEVICE void run(Team& team, std::int64_t cols) const {
+  FT_DEVICE Sums sums(Team& team, std::int64_t cols) const {
     float sum = 0;
     float dot = 0;
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
@@ -103,8 +144,14 @@ struct RowBackward {
       sum += g;
       dot += g * (to_float(in[c]) - mean) * scale;
     }
-    const float mean_g = centred ? team.sum(sum) / static_cast<float>(cols) : 0.0F;
-    const float mean_dot = team.sum(dot) / static_cast<float>(cols);
+    if (centred) sum = team.sum(sum);
+    return {sum, team.sum(dot)};
+  }
+  /// The row holds `cols` of `of_all` columns.
+  template <typename Team>
+  FT_DEVICE void run(Team& team, std::int64_t cols, const Sums& all, std::int64_t of_all) const {
+    const float mean_g = centred ? all.g / static_cast<float>(of_all) : 0.0F;
+    const float mean_dot = all.dot / static_cast<float>(of_all);
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
       const float hat = (to_float(in[c]) - mean) * scale;
       const float d = scale * (to_float(d_y[c]) * to_float(weight[c]) - mean_g - hat * mean_dot);
@@ -123,6 +170,7 @@ struct NormBackward {
   T* d_x;
   std::int64_t cols;
   bool centred;
+  RowSums sums;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t r) const {
     const std::int64_t at = r * cols;
@@ -134,7 +182,61 @@ struct NormBackward {
                              centred ? statistics[2 * r] : 0.0F,
                              centred ? statistics[2 * r + 1] : statistics[r],
                              centred};
-    row.run(team, cols);
+    if (sums.given()) {
+      row.run(team, cols, {sums.first(r), sums.second(r)}, sums.of_all);
+    } else {
+      row.run(team, cols, row.sums(team, cols), cols);
+    }
+  }
+};
+
+/// What a norm of cut columns sums, over the local ones.
+template <typename T>
+struct NormSums {
+  const T* in;
+  float* out;
+  std::int64_t cols;
+  bool centred;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    float sum = 0;
+    float square = 0;
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      const float v = to_float(in[r * cols + c]);
+      sum += v;
+      square += v * v;
+    }
+    sum = team.sum(sum);
+    square = team.sum(square);
+    if (team.rank() != 0) return;
+    if (centred) out[2 * r] = sum;
+    out[centred ? 2 * r + 1 : r] = square;
+  }
+};
+/// And its backward pass.
+template <typename T>
+struct NormGradientSums {
+  const T* d_y;
+  const T* in;
+  const float* statistics;
+  const T* weight;
+  float* out;
+  std::int64_t cols;
+  bool centred;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const RowBackward<T> row{d_y + r * cols,
+                             in + r * cols,
+                             weight,
+                             nullptr,
+                             nullptr,
+                             centred ? statistics[2 * r] : 0.0F,
+                             centred ? statistics[2 * r + 1] : statistics[r],
+                             centred};
+    const auto sums = row.sums(team, cols);
+    if (team.rank() != 0) return;
+    if (centred) out[2 * r] = sums.g;
+    out[centred ? 2 * r + 1 : r] = sums.dot;
   }
 };
 
@@ -215,7 +317,7 @@ struct HeadNormBackward {
     const RowBackward<T> row{d_x + at, in + at,  kind == 0 ? query_weight : key_weight,
                              nullptr,  d_x + at, 0.0F,
                              scale,    false};
-    row.run(team, heads.dim);
+    row.run(team, heads.dim, row.sums(team, heads.dim), heads.dim);
   }
 };
 
@@ -223,13 +325,13 @@ template <typename T>
 struct Rope {
   T* qkv;
   const float* table;
-  std::int64_t length;
+  TokenPlaces places;
   float direction;
   Heads heads;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t row) const {
     const std::int64_t half = heads.dim / 2;
-    const float* angles = table + row % length * half * 2;
+    const float* angles = table + places.position(row) * half * 2;
     for (std::int64_t p = team.rank(); p < heads.width / 2; p += team.size()) {
       const std::int64_t head = p / half;
       const std::int64_t i = p % half;
@@ -246,8 +348,11 @@ struct Rope {
 };
 
 template <typename L>
-void norm_backward(L& launcher, const Kernel& w, const DeviceOperands& x, bool centred) {
-  // reads: d_y, x, statistics, weight, [residual], [gradients that are added to]
+void norm_backward(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x,
+                   bool centred) {
+  // reads: d_y, x, statistics, weight, [sums where the columns are cut], [residual], [gradients
+  // that are added to]
+  const std::size_t before = w.cols_split_over.valid() ? 5 : 4;
   const std::size_t added = x.reads_back(1) ? x.writes.size() - 1 : 0;
   with_types(x.type_out(0), x.type_out(1), [&](auto work, auto gradients) {
     using T = typename decltype(work)::Type;
@@ -258,9 +363,10 @@ void norm_backward(L& launcher, const Kernel& w, const DeviceOperands& x, bool c
     if (x.writes.size() > 2) {
       sum_columns(launcher, w.rows, w.cols, PlainColumn<T>{x.in<T>(0), w.cols}, x.out<G>(2));
     }
-    launcher.rows(w.rows, NormBackward<T>{x.in<T>(0), x.in<T>(1), statistics, x.in<T>(3),
-                                          x.reads.size() == 5 + added ? x.in<T>(4) : nullptr,
-                                          x.out<T>(0), w.cols, centred});
+    launcher.rows(
+        w.rows, NormBackward<T>{x.in<T>(0), x.in<T>(1), statistics, x.in<T>(3),
+                                x.reads.size() == before + 1 + added ? x.in<T>(before) : nullptr,
+                                x.out<T>(0), w.cols, centred, sums_of(w, context, x, 4, centred)});
   });
 }
 
@@ -292,6 +398,20 @@ void head_norm(L& launcher, const Kernel& w, const OpContext& context, const Dev
 }
 
 template <typename L>
+void norm_sums(L& launcher, const Kernel& w, const DeviceOperands& x) {
+  const bool centred = x.writes[0].count == 2 * w.rows;
+  with_type(x.type_in(0), [&](auto tag) {
+    using T = typename decltype(tag)::Type;
+    if (w.kind == KernelKind::kNormSums) {
+      launcher.rows(w.rows, NormSums<T>{x.in<T>(0), x.out<float>(0), w.cols, centred});
+    } else {
+      launcher.rows(w.rows, NormGradientSums<T>{x.in<T>(0), x.in<T>(1), x.in<float>(2), x.in<T>(3),
+                                                x.out<float>(0), w.cols, centred});
+    }
+  });
+}
+
+template <typename L>
 void run_norm(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
   if (w.kind == KernelKind::kRope || w.kind == KernelKind::kRopeBackward) {
     const Heads heads = heads_of(x.reads[0].count, w.rows, w.cols / w.head_dim, w.head_dim);
@@ -299,23 +419,27 @@ void run_norm(L& launcher, const Kernel& w, const OpContext& context, const Devi
     const float direction = w.kind == KernelKind::kRope ? 1.0F : -1.0F;
     return with_type(x.type_out(0), [&](auto tag) {
       using T = typename decltype(tag)::Type;
-      launcher.rows(w.rows, Rope<T>{x.out<T>(0), table, context.batch.length, direction, heads});
+      launcher.rows(w.rows, Rope<T>{x.out<T>(0), table, token_places(context, GroupSlot(), w.rows),
+                                    direction, heads});
     });
   }
+  if (w.kind >= KernelKind::kNormSums) return norm_sums(launcher, w, x);
   const bool rms = w.kind == KernelKind::kRmsNorm || w.kind == KernelKind::kRmsNormBackward;
   const bool backward =
       w.kind == KernelKind::kLayerNormBackward || w.kind == KernelKind::kRmsNormBackward;
   if (rms && x.writes.size() == (backward ? 3U : 1U)) return head_norm(launcher, w, context, x);
-  if (backward) return norm_backward(launcher, w, x, !rms);
+  if (backward) return norm_backward(launcher, w, context, x, !rms);
+  const RowSums sums = sums_of(w, context, x, x.reads.size() - 1, !rms);
+  const std::size_t least = sums.given() ? 3 : 2;
   with_type(x.type_out(0), [&](auto tag) {
     using T = typename decltype(tag)::Type;
     if (rms) {
       launcher.rows(w.rows,
-                    RmsNorm<T>{x.in<T>(0), x.in<T>(1), x.out<T>(0), x.out<float>(1), w.cols});
+                    RmsNorm<T>{x.in<T>(0), x.in<T>(1), x.out<T>(0), x.out<float>(1), w.cols, sums});
     } else {
-      launcher.rows(w.rows,
-                    LayerNorm<T>{x.in<T>(0), x.in<T>(1), x.reads.size() > 2 ? x.in<T>(2) : nullptr,
-                                 x.out<T>(0), x.out<float>(1), w.cols});
+      launcher.rows(w.rows, LayerNorm<T>{x.in<T>(0), x.in<T>(1),
+                                         x.reads.size() > least ? x.in<T>(2) : nullptr, x.out<T>(0),
+                                         x.out<float>(1), w.cols, sums});
     }
   });
 }

@@ -5,24 +5,30 @@
 #include <cmath>
 
 #include "executor/cuda/column_sums.h"
-#include "executor/cuda/device_view.h"
+#include "executor/cuda/token_places.h"
 
 namespace foretrain::device {
 
 /// Draws of one dropout: see elementwise.cpp.
 struct Mask {
   std::uint64_t key = 0, threshold = 0;
-  std::int64_t first = 0;
+  TokenPlaces places;
+  std::int64_t cols = 0, part = 0, parts = 1;  ///< of the columns
   float scale = 1;
-  FT_DEVICE bool keeps(std::int64_t i) const { return bits_at(key, first + i) >= threshold; }
+  /// Of the first column of a row.
+  FT_DEVICE std::int64_t first(std::int64_t r) const {
+    return (places.token(r) * parts + part) * cols;
+  }
+  FT_DEVICE bool keeps(std::int64_t i) const { return bits_at(key, i) >= threshold; }
 };
 inline Mask mask_of(const Kernel& w, const OpContext& context) {
   Mask out;
   out.key = context.key(context.op->name);
   out.threshold = threshold_of(w.value);
-  out.first = (context.first_sequence() * context.batch.length +
-               context.place(w.split_over).index * w.rows) *
-              w.cols;
+  out.places = token_places(context, w.split_over, w.rows);
+  out.cols = w.cols;
+  out.part = context.place(w.cols_split_over).index;
+  out.parts = context.place(w.cols_split_over).size;
   out.scale = static_cast<float>(1.0 / (1.0 - w.value));
   return out;
 }
@@ -38,11 +44,12 @@ struct ResidualAdd {
   Mask mask;
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const std::int64_t first = mask.first(r);
     for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
       const std::int64_t i = r * cols + c;
       float v = to_float(branch[i]) + (bias != nullptr ? to_float(bias[c]) : 0.0F);
       if (flags != nullptr) {
-        const bool kept = mask.keeps(i);
+        const bool kept = mask.keeps(first + c);
         flags[i] = kept ? 1 : 0;
         v = kept ? v * mask.scale : 0.0F;
       }
@@ -57,10 +64,15 @@ struct Dropout {
   T* out;
   std::uint8_t* flags;
   Mask mask;
-  FT_DEVICE void operator()(std::int64_t i) const {
-    const bool kept = mask.keeps(i);
-    flags[i] = kept ? 1 : 0;
-    out[i] = stored<T>(kept ? to_float(in[i]) * mask.scale : 0.0F);
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const std::int64_t first = mask.first(r);
+    for (std::int64_t c = team.rank(); c < mask.cols; c += team.size()) {
+      const std::int64_t i = r * mask.cols + c;
+      const bool kept = mask.keeps(first + c);
+      flags[i] = kept ? 1 : 0;
+      out[i] = stored<T>(kept ? to_float(in[i]) * mask.scale : 0.0F);
+    }
   }
 };
 
@@ -106,16 +118,24 @@ struct Cast {
   FT_DEVICE void operator()(std::int64_t i) const { out[i] = stored<B>(to_float(in[i])); }
 };
 
+/// What brings the norm of the gradients down to a limit.
+struct ClipScale {
+  const float* square = nullptr;  ///< none: 1
+  float limit = 0;
+  FT_DEVICE float value() const {
+    if (square == nullptr) return 1.0F;
+    const float norm = std::sqrt(*square);
+    return norm > limit ? limit / norm : 1.0F;
+  }
+};
+
 template <typename T>
 struct Clip {
   const T* in;
-  const float* square;
   T* out;
-  float limit;
+  ClipScale scale;
   FT_DEVICE void operator()(std::int64_t i) const {
-    const float norm = std::sqrt(*square);
-    const float scale = norm > limit ? limit / norm : 1.0F;
-    out[i] = stored<T>(to_float(in[i]) * scale);
+    out[i] = stored<T>(to_float(in[i]) * scale.value());
   }
 };
 
@@ -160,8 +180,9 @@ struct Adam {
   float* variance;
   float* master;  ///< none: the weights themselves
   float beta1, beta2, rate, correct, decay, epsilon;
+  ClipScale clip;
   FT_DEVICE void operator()(std::int64_t i) const {
-    const float g = to_float(gradient[i]);
+    const float g = to_float(gradient[i]) * clip.value();
     const float m = beta1 * momentum[i] + (1.0F - beta1) * g;
     const float v = beta2 * variance[i] + (1.0F - beta2) * g * g;
     const float before = master != nullptr ? master[i] : to_float(weights[i]);
@@ -211,22 +232,25 @@ template <typename L>
 void adam(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
   const Training& t = context.training;
   const auto step = static_cast<double>(context.step + 1);
-  with_types(x.type_out(0), x.type_in(0), [&](auto weights, auto gradients) {
-    using W = typename decltype(weights)::Type;
-    using G = typename decltype(gradients)::Type;
-    Adam<G, W> f{};
-    f.gradient = x.in<G>(0);
-    f.weights = x.out<W>(0);
-    f.momentum = x.out<float>(1);
-    f.variance = x.out<float>(2);
-    f.master = x.writes.size() > 3 ? x.out<float>(3) : nullptr;
-    f.beta1 = static_cast<float>(t.beta1);
-    f.beta2 = static_cast<float>(t.beta2);
-    f.rate = static_cast<float>(t.learning_rate / (1 - std::pow(t.beta1, step)));
-    f.correct = static_cast<float>(1 / (1 - std::pow(t.beta2, step)));
-    f.decay = static_cast<float>(1 - t.learning_rate * t.weight_decay);
-    f.epsilon = static_cast<float>(t.epsilon);
-    launcher.elements(w.cols, f);
+  with_type(x.type_out(0), [&](auto weights) {
+    with_type(x.type_in(0), [&](auto gradients) {
+      using W = typename decltype(weights)::Type;
+      using G = typename decltype(gradients)::Type;
+      Adam<G, W> f{};
+      f.gradient = x.in<G>(0);
+      f.weights = x.out<W>(0);
+      f.momentum = x.out<float>(1);
+      f.variance = x.out<float>(2);
+      f.master = x.writes.size() > 3 ? x.out<float>(3) : nullptr;
+      f.beta1 = static_cast<float>(t.beta1);
+      f.beta2 = static_cast<float>(t.beta2);
+      f.rate = static_cast<float>(t.learning_rate / (1 - std::pow(t.beta1, step)));
+      f.correct = static_cast<float>(1 / (1 - std::pow(t.beta2, step)));
+      f.decay = static_cast<float>(1 - t.learning_rate * t.weight_decay);
+      f.epsilon = static_cast<float>(t.epsilon);
+      if (w.value > 0) f.clip = {x.in<float>(x.reads.size() - 1), static_cast<float>(w.value)};
+      launcher.elements(w.cols, f);
+    });
   });
 }
 
@@ -250,8 +274,7 @@ void run_masked(L& launcher, const Kernel& w, const OpContext& context, const De
                                            x.writes.size() > 1 ? x.out<std::uint8_t>(1) : nullptr,
                                            w.cols, mask});
     } else if (w.kind == KernelKind::kDropout) {
-      launcher.elements(w.rows * w.cols,
-                        Dropout<T>{x.in<T>(0), x.out<T>(0), x.out<std::uint8_t>(1), mask});
+      launcher.rows(w.rows, Dropout<T>{x.in<T>(0), x.out<T>(0), x.out<std::uint8_t>(1), mask});
     } else if (w.kind == KernelKind::kResidualAddBackward) {
       launcher.elements(w.rows * w.cols, DropoutBackward<T>{x.in<T>(0), x.in<std::uint8_t>(1),
                                                             x.out<T>(0), mask.scale});
@@ -300,7 +323,8 @@ void run_update(L& launcher, const Kernel& w, const OpContext& context, const De
       return with_type(x.type_out(0), [&](auto tag) {
         using T = typename decltype(tag)::Type;
         launcher.elements(
-            w.cols, Clip<T>{x.in<T>(0), x.in<float>(1), x.out<T>(0), static_cast<float>(w.value)});
+            w.cols,
+            Clip<T>{x.in<T>(0), x.out<T>(0), {x.in<float>(1), static_cast<float>(w.value)}});
       });
     case KernelKind::kSquaredNorm:
       return squared_norm(launcher, w, context, x);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "executor/cuda_module.h"
+#include "executor/micro.h"
 #include "tests/execution/device_ops.h"
 #include "tests/execution/device_plans.h"
 #include "tests/execution/loop_device.h"
@@ -54,17 +55,27 @@ TEST(CudaModuleFile, TwoRanksOnOneDeviceAreRefused) {
   EXPECT_NE(second.error().message.find("NCCL refuses two ranks on one"), std::string::npos);
 }
 
-// The loops' operations are the host backend's: device_test.cpp.
+/// Single operations of plans of one rank and of several.
+std::vector<DeviceCase> operation_cases() {
+  std::vector<DeviceCase> out = drawn_cases(4, 12);
+  for (const std::vector<DeviceCase>& more : {expert_cases(), context_cases(), grid_cases()}) {
+    out.insert(out.end(), more.begin(), more.end());
+  }
+  return out;
+}
+
+// The loops' operations are the host backend's: device_test.cpp, device_layers_test.cpp.
 TEST(Cuda, EveryOperationIsTheLoops) {
   FT_NEEDS_DEVICE();
   const std::pair<DType, double> types[] = {
       {DType::kFp32, 1e-4}, {DType::kBf16, 0x1.0p-6}, {DType::kFp16, 0x1.0p-9}};
   for (const auto& [type, tolerance] : types) {
-    for (const DeviceCase& one : drawn_cases(4, 12)) {
+    for (const DeviceCase& one : operation_cases()) {
       SCOPED_TRACE(one.name);
       const Workload workload = lowered(one, type);
-      const auto transport = make_thread_transport(workload);
-      CudaDevice device(workload, RankId(0), *transport, 0);
+      const Workload alone = micro_ranks(1);  // no communication
+      const auto transport = make_thread_transport(alone);
+      CudaDevice device(alone, RankId(0), *transport, 0);
       const auto loops = make_loop_device(RankId(0), *transport);
       ASSERT_TRUE(loops->open(1, 0).ok());
       const Status open = device.open(1, 0);
@@ -96,6 +107,25 @@ TEST(Cuda, TrainsLikeTheHostInHalves) {
   }
 }
 
+TEST(Cuda, ExpertsTrainLikeTheHosts) {
+  FT_NEEDS_DEVICE();
+  for (const DeviceCase& one : expert_cases()) {
+    expect_trains_like_host(one, DType::kFp32, cuda, {});
+    if (one.plan.experts.routing != Routing::kBalanced) continue;  // as on loops
+    expect_trains_like_host(one, DType::kBf16, cuda, kBf16Tolerance);
+    expect_trains_like_host(one, DType::kFp16, cuda, kFp16Tolerance);
+  }
+}
+
+TEST(Cuda, OffloadedPlansTrainLikeTheHost) {
+  FT_NEEDS_DEVICE();
+  for (const DeviceCase& one : offload_cases(1)) {
+    expect_trains_like_host(one, DType::kFp32, cuda, {});
+    expect_trains_like_host(one, DType::kFp32, cuda, {}, true);
+    expect_trains_like_host(one, DType::kBf16, cuda, kBf16Tolerance);
+  }
+}
+
 // The ops of a step as CUDA graphs.
 TEST(Cuda, GraphsTrainLikeTheHost) {
   FT_NEEDS_DEVICE();
@@ -117,7 +147,12 @@ TEST(Cuda, RanksOnSeveralDevicesTrainLikeTheHost) {
   FT_NEEDS_DEVICE();
   const int devices = count_cuda_devices().value();
   int ran = 0;
-  for (const DeviceCase& one : many_rank_cases()) {
+  std::vector<DeviceCase> all = many_rank_cases();
+  for (const std::vector<DeviceCase>& more :
+       {expert_rank_cases(), offload_cases(2), context_cases(), grid_cases()}) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  for (const DeviceCase& one : all) {
     if (one.plan.accelerators > devices) continue;
     ++ran;
     expect_trains_like_host(one, DType::kFp32, cuda, {});

@@ -30,6 +30,15 @@ std::vector<DeviceCase> cudnn_cases();
 std::vector<DeviceCase> drawn_cases(std::uint64_t seed, int count);
 /// Plans of two and four ranks.
 std::vector<DeviceCase> many_rank_cases();
+/// Experts in every form on one rank, and on two and four.
+std::vector<DeviceCase> expert_cases();
+std::vector<DeviceCase> expert_rank_cases();
+/// States, parameters and what layers keep in memory of the host and in storage.
+std::vector<DeviceCase> offload_cases(std::int64_t ranks);
+/// Sequences that two and four ranks share, in every exchange.
+std::vector<DeviceCase> context_cases();
+/// Layers that are cut by rows and columns.
+std::vector<DeviceCase> grid_cases();
 
 /// How far a device may be from the host: of the loss, of how far training moved the weights, and
 /// of the weights themselves where they are stored in fewer bits.

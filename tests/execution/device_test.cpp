@@ -138,14 +138,14 @@ TEST(MemoryPlan, BlocksThatAreThereTogetherDoNotOverlap) {
   Rng rng(7);
   for (int i = 0; i < 40; ++i) {
     Drawn drawn = i % 2 == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
-    drawn.plan.offload = Offload();  // the device holds all
+    if (i % 4 < 2) drawn.plan.offload = Offload();  // the device holds all
     const Workload workload = lower(drawn.model, drawn.plan);
     const Program& program = workload.programs[0];
     const TaskList list(program);
     const MemoryLayout layout(program, places_of(workload, RankId(0)));
     const MemoryPlan plan(list, layout);
     std::map<std::size_t, PlannedBlock> live;  // by buffer
-    std::size_t most = 0;
+    std::array<std::size_t, 3> most{};         // by memory
     for (std::size_t at = 0; at < list.issue.size(); ++at) {
       const Task& task =
           list.tasks[static_cast<std::size_t>(list.issue[at].first)][list.issue[at].second];
@@ -153,21 +153,27 @@ TEST(MemoryPlan, BlocksThatAreThereTogetherDoNotOverlap) {
       const Op& op = list.op_of(task);
       for (std::size_t a = 0; a < op.allocates.size(); ++a) {
         const PlannedBlock block = plan.allocates[at][a];
-        EXPECT_GE(block.offset, plan.persistent);
-        EXPECT_LE(block.offset + block.bytes, plan.bytes);
+        EXPECT_EQ(block.memory, layout.buffer(layout.index_of(call, op.allocates[a])).memory);
+        EXPECT_GE(block.offset, plan.space(block.memory).persistent);
+        EXPECT_LE(block.offset + block.bytes, plan.space(block.memory).bytes);
         for (const auto& [buffer, other] : live) {
-          EXPECT_TRUE(block.offset + block.bytes <= other.offset ||
+          EXPECT_TRUE(block.memory != other.memory || block.offset + block.bytes <= other.offset ||
                       other.offset + other.bytes <= block.offset);
         }
         live[layout.index_of(call, op.allocates[a])] = block;
       }
-      std::size_t now = 0;
-      for (const auto& [buffer, block] : live) now += block.bytes;
-      most = std::max(most, now);
+      std::array<std::size_t, 3> now{};
+      for (const auto& [buffer, block] : live)
+        now[static_cast<std::size_t>(block.memory)] += block.bytes;
+      for (std::size_t m = 0; m < now.size(); ++m) most[m] = std::max(most[m], now[m]);
       for (const BufferRef& ref : op.frees) live.erase(layout.index_of(call, ref));
     }
     EXPECT_TRUE(live.empty());
-    EXPECT_LE(plan.bytes - plan.persistent, 8 * most + 4096) << describe(drawn.model, drawn.plan);
+    // Copies and the host's work are ordered by little: memory beside them can take far more.
+    for (std::size_t m = 0; m < most.size() && i % 4 < 2; ++m) {
+      EXPECT_LE(plan.spaces[m].bytes - plan.spaces[m].persistent, 8 * most[m] + 4096)
+          << describe(drawn.model, drawn.plan);
+    }
   }
 }
 
@@ -194,6 +200,10 @@ TEST(DeviceRefusals, ByName) {
   EXPECT_EQ(refusal([](Plan&) {}), "");
   EXPECT_EQ(refusal([](Plan& p) { p.attention = AttentionKernel::kCudnn; }), "");
   EXPECT_EQ(refusal([](Plan& p) { p.loss = LossForm::kTorch; }), "");
+  const std::string fp8 = refusal([](Plan& p) { p.precision.linear = DType::kFp8; });
+  EXPECT_NE(fp8.find("set precision to one of these"), std::string::npos) << fp8;
+  const std::string lamb = refusal([](Plan& p) { p.optimizer = Optimizer::kLamb; });
+  EXPECT_NE(lamb.find("optimizers other than Adam"), std::string::npos) << lamb;
   const std::string fp32 = refusal([](Plan& p) {
     p.attention = AttentionKernel::kCudnn;
     p.precision.compute = p.precision.gradients = p.precision.matrix = DType::kFp32;
@@ -204,22 +214,23 @@ TEST(DeviceRefusals, ByName) {
   Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
   plan.context = 2;
   plan.global_batch = 1;
+  plan.attention = AttentionKernel::kCudnn;
   const Status status = check_device_executable(lower(model, plan));
   ASSERT_FALSE(status.ok());
-  EXPECT_NE(status.error().message.find("parallel.context"), std::string::npos);
-  for (const std::int64_t depth : {1, 4}) {
-    Plan grid = small_plan(model, {4, 1, 1, 1}, 1);
-    grid.tensor_mode = depth == 1 ? TensorMode::k2D : TensorMode::k25D;
-    grid.tensor_depth = depth;
-    grid.micro_batch = grid.global_batch = grid.token_parts();
-    const Status refused = check_device_executable(lower(model, grid));
-    ASSERT_FALSE(refused.ok());
-    EXPECT_NE(refused.error().message.find("parallel.tensor_mode to 1d"), std::string::npos);
-  }
-  const Model sparse = small_moe();
-  const Status experts = check_device_executable(lower(sparse, small_plan(sparse, {}, 1)));
-  ASSERT_FALSE(experts.ok());
-  EXPECT_NE(experts.error().message.find("no kernels of experts"), std::string::npos);
+  EXPECT_NE(status.error().message.find("kernels.context to alltoall"), std::string::npos);
+  plan.context_exchange = ContextExchange::kAllToAll;
+  EXPECT_TRUE(check_device_executable(lower(model, plan)).ok());
+  Model sparse = small_moe();
+  Plan routed = small_plan(sparse, {}, 1);
+  EXPECT_TRUE(check_device_executable(lower(sparse, routed)).ok());
+  routed.experts.routing = Routing::kNatural;
+  const Status natural = check_device_executable(lower(sparse, routed));
+  ASSERT_FALSE(natural.ok());
+  EXPECT_NE(natural.error().message.find("set moe.routing to balanced"), std::string::npos);
+  sparse.experts.bias = true;
+  const Status biased = check_device_executable(lower(sparse, small_plan(sparse, {}, 1)));
+  ASSERT_FALSE(biased.ok());
+  EXPECT_NE(biased.error().message.find("biases of experts"), std::string::npos);
 }
 
 // Op 0 ran in [10, 30) and [50, 60), twice at once for a while, op 1 in [25, 45); launch 9 is

@@ -1,45 +1,84 @@
 #include "tests/execution/loop_device.h"
 
+#include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "executor/cuda/compute.h"
-#include "executor/cuda/rope_table.h"
+#include "executor/cuda/host_loops.h"
 #include "executor/kernels.h"
 
 namespace foretrain {
 namespace {
 
-/// The launcher of device_view.h.
-class Loops {
+/// A worker of a team of threads; all of them call sum, max and sync.
+class ThreadTeam {
  public:
-  template <typename F>
-  void elements(std::int64_t n, const F& f) {
-    for (std::int64_t i = 0; i < n; ++i) f(i);
+  struct Shared {
+    explicit Shared(std::size_t workers, std::size_t floats)
+        : meeting(static_cast<std::ptrdiff_t>(workers)),
+          memory(floats, std::nanf("")),
+          slots(workers) {}
+    std::barrier<> meeting;
+    std::vector<float> memory;
+    std::vector<double> slots;
+  };
+  ThreadTeam(Shared& shared, std::size_t rank) : x_shared(shared), x_rank(rank) {}
+  std::int64_t rank() const { return static_cast<std::int64_t>(x_rank); }
+  std::int64_t size() const { return static_cast<std::int64_t>(x_shared.slots.size()); }
+  void sync() const { x_shared.meeting.arrive_and_wait(); }
+  float* shared() const { return x_shared.memory.data(); }
+  template <typename V>
+  V sum(V v) const {
+    return over_all(v, [](V a, V b) { return a + b; });
   }
+  float max(float v) const {
+    return over_all(v, [](float a, float b) { return std::max(a, b); });
+  }
+
+ private:
+  template <typename V, typename Of>
+  V over_all(V v, Of of) const {
+    x_shared.slots[x_rank] = static_cast<double>(v);
+    sync();
+    V out = static_cast<V>(x_shared.slots[0]);
+    for (std::size_t w = 1; w < x_shared.slots.size(); ++w) {
+      out = of(out, static_cast<V>(x_shared.slots[w]));
+    }
+    sync();
+    return out;
+  }
+
+  Shared& x_shared;
+  std::size_t x_rank;
+};
+
+class Loops : public device::HostLoops {
+ public:
+  explicit Loops(std::size_t workers) : x_workers(workers) {}
   template <typename F>
   void rows(std::int64_t n, const F& f, std::size_t floats = 0) {
-    std::vector<float> memory(floats, std::nanf(""));
-    SoloTeam team{memory.data()};
-    for (std::int64_t i = 0; i < n; ++i) f(team, i);
-  }
-  void* scratch(std::size_t bytes) { return grow(x_scratch, bytes); }
-  void* kept_scratch(std::size_t bytes) { return grow(x_kept, bytes); }
-  void clear(const Operand& x) {
-    std::memset(x.data, 0, static_cast<std::size_t>(bytes_of(x.buffer->dtype, x.count)));
-  }
-  const float* rope_table(std::int64_t length, std::int64_t head_dim) {
-    std::vector<float>& table = x_tables[{length, head_dim}];
-    if (table.empty()) table = make_rope_table(length, head_dim);
-    return table.data();
+    if (x_workers == 1) return HostLoops::rows(n, f, floats);
+    ThreadTeam::Shared shared(x_workers, floats);
+    std::vector<std::thread> workers;
+    for (std::size_t w = 0; w < x_workers; ++w) {
+      workers.emplace_back([&, w] {
+        ThreadTeam team(shared, w);
+        for (std::int64_t i = 0; i < n; ++i) {
+          f(team, i);
+          team.sync();
+        }
+      });
+    }
+    for (std::thread& worker : workers) worker.join();
   }
   void product(const Product& p) {
     with_type(p.in, [&](auto in) {
@@ -52,10 +91,6 @@ class Loops {
   }
 
  private:
-  static void* grow(std::vector<double>& memory, std::size_t bytes) {
-    memory.assign(bytes / 8 + 1, std::nan(""));
-    return memory.data();
-  }
   template <typename T>
   static std::vector<float> widen(const T* from, std::int64_t rows, std::int64_t cols,
                                   std::int64_t pitch) {
@@ -88,15 +123,14 @@ class Loops {
     }
   }
 
-  std::vector<double> x_scratch, x_kept;
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>> x_tables;
+  std::size_t x_workers;
 };
 
 /// A stream: a thread that does what is queued, in order.
 class Worker {
  public:
   using Item = std::function<Status()>;
-  Worker() : x_thread([this] { run(); }) {}
+  explicit Worker(std::size_t team) : x_loops(team), x_thread([this] { run(); }) {}
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   Worker(Worker&&) = delete;
@@ -144,12 +178,13 @@ class Worker {
 
 class LoopDevice final : public Device {
  public:
-  LoopDevice(RankId rank, Transport& transport) : x_rank(rank), x_transport(transport) {}
+  LoopDevice(RankId rank, Transport& transport, std::size_t team)
+      : x_rank(rank), x_transport(transport), x_team(team) {}
 
   Status open(std::size_t streams, std::size_t marks) override {
     x_marked.assign(marks, 0);
     x_queued.assign(marks, false);
-    while (x_workers.size() < streams) x_workers.push_back(std::make_unique<Worker>());
+    while (x_workers.size() < streams) x_workers.push_back(std::make_unique<Worker>(x_team));
     return ok_status();
   }
   Result<std::size_t> free_bytes() override { return std::size_t{1} << 30; }
@@ -220,9 +255,15 @@ class LoopDevice final : public Device {
     return first;
   }
   Result<Time> time_of(std::size_t mark) override { return Time{x_marked[mark] * 1'000'000}; }
-  Status upload(std::size_t stream, std::byte* to, const std::byte* from,
-                std::size_t bytes) override {
+  Status copy(std::size_t stream, std::byte* to, const std::byte* from,
+              std::size_t bytes) override {
     return queue(stream, [=, this] { return write(to, from, bytes); });
+  }
+  Status on_host(std::size_t stream, std::function<void()> work) override {
+    return queue(stream, [work = std::move(work)] {
+      work();
+      return ok_status();
+    });
   }
   Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override {
     return queue(stream, [=] {
@@ -232,7 +273,7 @@ class LoopDevice final : public Device {
   }
   Status compute(std::size_t stream, const Work& work, const OpContext& context,
                  const DeviceOperands& x) override {
-    return queue(stream, [this, stream, &work, context, x] {
+    return queue(stream, [this, stream, work, context, x] {
       device::compute(x_workers[stream]->loops(), work, context, x);
       for (const Operand& out : x.writes) {
         if (is_real(out.buffer->dtype) && any_nan(out)) {
@@ -245,15 +286,20 @@ class LoopDevice final : public Device {
     });
   }
   Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) override {
-    if (call.type != DType::kFp32) return input_error("collectives of fp32 only");
-    CollectiveCall out;
-    out.kind = call.kind;
-    out.maximum = call.maximum;
-    out.count = call.count;
-    out.root = call.root;
-    out.send = call.send;
-    out.receive = call.receive;
-    return queue(stream, [this, group, out] { return x_transport.collective(x_rank, group, out); });
+    return queue(stream, [this, group, call] {
+      CollectiveCall out;
+      out.kind = call.kind;
+      out.maximum = call.maximum;
+      out.count = call.count;
+      out.root = call.root;
+      out.send = call.send;
+      out.receive = call.receive;
+      out.doubles = call.type == DType::kInt64;  // moved only
+      if (call.type == DType::kFp32 || out.doubles) {
+        return x_transport.collective(x_rank, group, out);
+      }
+      return in_floats(group, call, out);
+    });
   }
   Status exchange(std::size_t stream, std::span<const MessageCall> messages) override {
     const std::vector<MessageCall> all(messages.begin(), messages.end());
@@ -261,6 +307,27 @@ class LoopDevice final : public Device {
   }
 
  private:
+  /// Of halves: added up in fp32.
+  Status in_floats(GroupId group, const DeviceCollective& call, CollectiveCall out) {
+    const std::int64_t part = call.count / call.members;
+    const bool gathers = call.kind == CollectiveKind::kAllGather;
+    const bool scatters = call.kind == CollectiveKind::kReduceScatter;
+    std::vector<float> send(static_cast<std::size_t>(gathers ? part : call.count));
+    std::vector<float> receive(static_cast<std::size_t>(scatters ? part : call.count));
+    Status done = ok_status();
+    with_type(call.type, [&](auto tag) {
+      using T = typename decltype(tag)::Type;
+      const auto* const from = static_cast<const T*>(call.send);
+      auto* const to = static_cast<T*>(call.receive);
+      for (std::size_t i = 0; i < send.size(); ++i) send[i] = to_float(from[i]);
+      for (std::size_t i = 0; i < receive.size(); ++i) receive[i] = to_float(to[i]);
+      out.send = send.data();
+      out.receive = receive.data();
+      done = x_transport.collective(x_rank, group, out);
+      for (std::size_t i = 0; i < receive.size(); ++i) to[i] = stored<T>(receive[i]);
+    });
+    return done;
+  }
   Status queue(std::size_t stream, Worker::Item item) {
     if (x_capturing) {
       x_captured.emplace_back(stream, std::move(item));
@@ -280,6 +347,7 @@ class LoopDevice final : public Device {
 
   RankId x_rank;
   Transport& x_transport;
+  std::size_t x_team;
   std::deque<std::vector<std::uint64_t>> x_blocks;
   bool x_capturing = false;
   std::size_t x_pieces = 0;  ///< that this step has ended
@@ -294,8 +362,8 @@ class LoopDevice final : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport) {
-  return std::make_unique<LoopDevice>(rank, transport);
+std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport, std::size_t team) {
+  return std::make_unique<LoopDevice>(rank, transport, team);
 }
 
 }  // namespace foretrain

@@ -9,8 +9,8 @@
 
 namespace foretrain {
 
-/// Collectives and messages go through `transport`, collectives in fp32 only. What an op writes is
-/// searched for NaN.
-std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport);
+/// Collectives and messages go through `transport`. What an op writes is searched for NaN. `team`:
+/// the workers of a team, threads if more than one.
+std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport, std::size_t team = 1);
 
 }  // namespace foretrain
