@@ -137,6 +137,7 @@ class Lowering {
     bind_expert_groups();
     if (x_plan.in_grid()) bind_grid();
     if (x_plan.ways() == 2) bind_ways();
+    bind(kScaleGroup, [](const Coordinates& at) { return Key{at.pipeline, 0, 0}; });
     bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
   }
 

@@ -125,6 +125,13 @@ struct ExpertPlan {
   bool operator==(const ExpertPlan&) const = default;
 };
 
+/// Who shares the largest values that fp8's delayed scales are of.
+enum class ScaleSharing : std::uint8_t {
+  kNone,    ///< every rank has its own
+  kTensor,  ///< the tensor ranks
+  kStage,   ///< all ranks of a pipeline stage
+};
+
 struct Precision {
   DType compute = DType::kBf16;  ///< weights and activations
   DType gradients =
@@ -135,7 +142,10 @@ struct Precision {
   DType linear = DType::kBf16;   ///< operands of the layers' GEMMs: fp8 or fp4, else `matrix`
   bool current_scaling = false;  ///< low precision: a pass for the largest value before each cast
   bool blocks = false;           ///< low precision: scaled by blocks or rows, not by whole tensors
+  ScaleSharing scales = ScaleSharing::kNone;
   bool low() const { return bits_of(linear) < 16; }
+  /// A tensor's scale is of the largest values of earlier microbatches.
+  bool delayed() const { return linear == DType::kFp8 && !blocks && !current_scaling; }
   bool operator==(const Precision&) const = default;
 };
 

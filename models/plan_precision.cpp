@@ -4,6 +4,7 @@ namespace foretrain {
 
 void read_recipe(JsonReader& kernels, Precision& precision) {
   enum : int { kDelayed, kCurrent, kTensorwise, kRowwise, kBlockwise };
+  kernels.read_enum("amax_reduction", precision.scales, {"none", "tensor", "stage"});
   const bool given = kernels.has("fp8_recipe");
   int recipe = kDelayed;
   kernels.read_choice("fp8_recipe", recipe,

@@ -6,8 +6,9 @@
 
 namespace foretrain {
 
-/// The key `fp8_recipe` of `kernels`, for the precision that the RUN names: how the tensors of fp8
-/// are scaled. The other formats of low precision have a recipe of their own.
+/// The keys `amax_reduction` and `fp8_recipe` of `kernels`, for the precision that the RUN names:
+/// how the tensors of fp8 are scaled. The other formats of low precision have a recipe of their
+/// own.
 void read_recipe(JsonReader& kernels, Precision& precision);
 
 }  // namespace foretrain

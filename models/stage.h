@@ -24,6 +24,7 @@ inline constexpr const char* kInnerGroup = "inner data";         ///< gradients.
 inline constexpr const char* kOuterGroup = "outer data";  ///< same place in other inner groups
 inline constexpr const char* kSecondaryGroup = "secondary shards";  ///< sharding.secondary_group
 inline constexpr const char* kNormGroup = "gradient norm";
+inline constexpr const char* kScaleGroup = "stage";            ///< all ranks that hold its layers
 inline constexpr const char* kStagesGroup = "stages";          ///< of a pipeline
 inline constexpr const char* kVocabularyGroup = "vocabulary";  ///< and their tensor groups
 inline constexpr const char* kTiedGroup = "tied embedding";

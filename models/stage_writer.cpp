@@ -181,6 +181,7 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
   if (ends && chunk.last) head_forward(chunk, passage, mb);
   pass_ends(false, mb);
+  share_scales(chunk, mb, false);
   if (!chunk.last && !turns(c, 1)) send(c, passage.hidden.back(), mb, false);
   if (!ends) x_pass_done = StreamWait{StreamId(), passage.hidden.back(), kReady};
 }
@@ -300,6 +301,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     if (!shares) finish_pass(chunk, passage.gradient, kReady, last);
   }
   pass_ends(true, mb);
+  share_scales(chunk, mb, true);
   if (!chunk.first && turns(c, -1)) {
     x_turned[mb] = passage.gradient;
   } else if (!chunk.first) {

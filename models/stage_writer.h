@@ -128,6 +128,8 @@ class StageWriter {
   void wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const;
   void weight_gradients(std::int32_t chunk, std::int32_t microbatch, bool last);
   void write_passes();
+  std::int64_t scaled_linears(const Chunk& chunk) const;
+  void share_scales(const Chunk& chunk, std::int32_t mb, bool backward);
 
   // --- Passes that run as one (stage_weave.cpp) ---
   using Blocks = std::vector<std::vector<Call>>;
@@ -326,6 +328,8 @@ class StageWriter {
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
   std::array<SegmentId, 2> x_load;        ///< by way
   std::array<SegmentId, 2> x_host_waits;  ///< forward, backward
+  /// Of share_scales, with its frame: by largest values and direction.
+  std::map<std::pair<std::int64_t, bool>, std::pair<SegmentId, FrameId>> x_scales;
   /// Down, up; of activations, of gradients.
   /// By whether it is sent, goes up the pipeline and carries gradients.
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;

@@ -260,6 +260,7 @@ const Field kFields[] = {
     {"kernels.context=allgather", {"parallel.context=2"}},
     {"kernels.context=alltoall", {"parallel.context=2"}},
     {"precision=fp8", {"cluster.preset=dgx-h100"}},
+    {"kernels.amax_reduction=none", {"cluster.preset=dgx-h100", "precision=fp8"}},
     {"kernels.fp8_recipe=current", {"cluster.preset=dgx-h100", "precision=fp8"}},
     {"sharding.level=gradients", {"parallel.pipeline=1"}},
     {"sharding.level=parameters", {"parallel.pipeline=1"}},
