@@ -114,6 +114,31 @@ void loss_mean(const Kernel& w, const OpContext& context, const Operands<T>& x) 
 }
 
 template <typename T>
+void loss_shift(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  // reads: sums, the maximum that they are less, another, targets, labels; writes: sums less the
+  // other, targets likewise where they are local. Without the last two reads sums alone.
+  const bool targets = x.writes.size() > 1;
+  const Slice slice = slice_of(w, context, w.cols);
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const T up = x.in(1)[r] - x.in(2)[r];
+    x.out(0)[r] = x.in(0)[r] * std::exp(up);
+    if (targets) x.out(1)[r] = slice.has(x.ids(4)[r]) ? x.in(3)[r] + up : T(0);
+  }
+}
+
+template <typename T>
+void loss_input_gradient(const Kernel& w, const OpContext& context, const Operands<T>& x) {
+  // reads: exponentials times the output matrix, its rows of the labels, sums
+  const T share = T(1) / static_cast<T>(context.global_tokens());
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const T scale = share / x.in(2)[r];
+    for (std::int64_t i = r * w.cols; i < (r + 1) * w.cols; ++i) {
+      x.out(0)[i] = x.in(0)[i] * scale - x.in(1)[i] * share;
+    }
+  }
+}
+
+template <typename T>
 void loss_backward(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   const Slice slice = slice_of(w, context, w.cols);
   const std::int64_t* labels = x.ids(2);
@@ -146,6 +171,10 @@ void run_ends(const Kernel& w, const OpContext& context, const Operands<T>& x) {
       return loss_sum_exp(w, context, x);
     case KernelKind::kLossMean:
       return loss_mean(w, context, x);
+    case KernelKind::kLossShift:
+      return loss_shift(w, context, x);
+    case KernelKind::kLossInput:
+      return loss_input_gradient(w, context, x);
     default:
       return loss_backward(w, context, x);
   }

@@ -21,12 +21,18 @@ class EmbeddingWriter : EndWriter {
 
   EndSegments run() {
     SegmentWriter forward(x_builder, "embedding forward", x_forward);
-    write_forward(forward);
+    // With the vocabulary's passes spread, what follows the look-up goes with the layers' pass.
+    SegmentWriter inner(x_builder, "embedding inner", x_forward);
+    const bool apart = x_plan.spreads_vocabulary() && x_at_end && (partial() || more());
+    write_forward(forward, apart ? inner : forward);
     SegmentWriter backward(x_builder, "embedding backward", x_backward);
-    write_backward(backward);
+    SegmentWriter inner_backward(x_builder, "embedding inner backward", x_backward);
+    const bool early = x_plan.spreads_vocabulary() && x_at_end;
+    write_backward(backward, early ? inner_backward : backward);
     const EventRef done = x_backward.event("embedding gradients done");
     backward.record(done);
-    EndSegments out = finish(forward, backward, false);
+    EndSegments out = finish(forward, backward, false, nullptr, apart ? &inner : nullptr,
+                             early ? &inner_backward : nullptr);
     out.done = done.event;
     return out;
   }
@@ -45,36 +51,44 @@ class EmbeddingWriter : EndWriter {
     return view;
   }
 
-  /// What all ranks look up, summed; none where the sum goes to another stage. `more` follows it.
-  Ref look_up(SegmentWriter& w, bool more) {
+  /// Something follows the look-up.
+  bool more() const { return positions() || x_model.embedding_norm || x_dropout > 0; }
+
+  /// What all ranks look up, summed; none where the sum goes to another stage. The tensor ranks'
+  /// sum is written to `rest`, another segment or `w`.
+  Ref look_up(SegmentWriter& w, SegmentWriter& rest) {
     const Ref out = hidden(kEmbeddingHidden);
     const std::int64_t full = x_tokens * x_hidden;
+    const bool more = this->more();
     const Ref looked_up = cut() || more ? temp(x_forward, "embedded tokens", full) : out;
     w.compute("embedding.tokens", vocabulary_kernel(KernelKind::kEmbedding, x_tokens, x_hidden),
               {weight("embedding.tokens").view(), tokens()}, {looked_up.view()});
     Ref joined = looked_up;
     if (x_plan.shares_vocabulary()) {
-      if (x_at_end) joined = partial() || more ? temp(x_forward, "embedded in all", full) : out;
-      const EventRef there = to_end(w, "embedding.stages.reduce", 0, looked_up, joined);
+      const bool apart = &rest != &w;
+      LayoutWriter& place = apart ? x_saved : x_forward;
+      if (x_at_end) joined = partial() || more ? temp(place, "embedded in all", full) : out;
+      EventRef there =
+          to_end(w, stages(kStagesEmbeddingGroup), "embedding.stages.reduce", 0, looked_up, joined);
       if (!x_at_end) return {};
-      if (partial() || more) w.wait(there);
+      if (apart) there = record_last(w, x_saved.event("embedded in all"));
+      if (partial() || more) rest.wait(there);
     }
     if (partial()) {
       const Ref parts = joined;
       joined = more ? temp(x_forward, "embedding joined", out.count) : out;
       const auto kind = scattered() ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
       const EventRef reduced =
-          over(w, x_join_group, Category::kTensor, "embedding.reduce",
+          over(rest, x_join_group, Category::kTensor, "embedding.reduce",
                over_tensor(kind, full, x_plan.precision.compute), parts, joined);
-      if (more) w.wait(reduced);
+      if (more) rest.wait(reduced);
     }
     return joined;
   }
 
-  void write_forward(SegmentWriter& w) {
+  void write_forward(SegmentWriter& looks_up, SegmentWriter& w) {
     const Ref out = hidden(kEmbeddingHidden);
-    const bool more = positions() || x_model.embedding_norm || x_dropout > 0;
-    Ref joined = look_up(w, more);
+    Ref joined = look_up(looks_up, w);
     if (!x_at_end) return;
     if (positions()) {
       Ref sum = out;
@@ -103,7 +117,7 @@ class EmbeddingWriter : EndWriter {
       w.compute("embedding.dropout", dropout(KernelKind::kDropout), {joined.view()},
                 {out.view(), x_mask.view()});
     }
-    if (!more && cut()) {
+    if (!more() && cut()) {
       // Nothing follows the reduction: it is the op that makes the output ready.
       w.segment().ops.back().records = EventRef{kEmbeddingHidden, kReady};
       return;
@@ -111,11 +125,14 @@ class EmbeddingWriter : EndWriter {
     w.record(EventRef{kEmbeddingHidden, kReady});
   }
 
-  void write_backward(SegmentWriter& w) {
-    w.phase = Phase::kBackward;
-    Ref d = x_at_end ? gradient_of_sum(w)
-                     : temp(x_backward, "d embedding of the first", x_tokens * x_hidden);
-    if (x_plan.shares_vocabulary()) w.wait(from_end(w, "embedding.stages.broadcast", 0, d));
+  /// `inner`: where the layers' gradient goes, another segment or `w`.
+  void write_backward(SegmentWriter& w, SegmentWriter& inner) {
+    w.phase = inner.phase = Phase::kBackward;
+    if (!x_plan.shares_vocabulary()) return write_table_gradient(w, gradient_of_sum(w));
+    const Ref d = x_at_end ? gradient_of_sum(inner)
+                           : temp(x_backward, "d embedding of the first", x_tokens * x_hidden);
+    w.wait(
+        from_end(inner, stages(kStagesEmbeddingGradientGroup), "embedding.stages.broadcast", 0, d));
     write_table_gradient(w, d);
   }
 

@@ -52,17 +52,25 @@ class EndWriter {
     return w.on_stream(group, name, category, work, {in.view()}, {out.view()});
   }
   /// The root's values go to the same tensor rank of every stage.
-  EventRef from_end(SegmentWriter& w, const std::string& name, std::int64_t root,
+  EventRef from_end(SegmentWriter& w, const char* group, const std::string& name, std::int64_t root,
                     const Ref& values) const {
     const std::vector<View> own = {values.view()};
-    return over_stages(w, name, CollectiveKind::kBroadcast, root, values.count,
+    return over_stages(w, group, name, CollectiveKind::kBroadcast, root, values.count,
                        x_at_end ? own : Views(), x_at_end ? Views() : own);
   }
   /// The sum of the stages' values goes to `sum` on the root.
-  EventRef to_end(SegmentWriter& w, const std::string& name, std::int64_t root, const Ref& values,
-                  const Ref& sum) const {
-    return over_stages(w, name, CollectiveKind::kReduce, root, values.count, {values.view()},
+  EventRef to_end(SegmentWriter& w, const char* group, const std::string& name, std::int64_t root,
+                  const Ref& values, const Ref& sum) const {
+    return over_stages(w, group, name, CollectiveKind::kReduce, root, values.count, {values.view()},
                        x_at_end ? Views{sum.view()} : Views());
+  }
+  /// The stages' group for one kind of exchange, where these do not wait for each other.
+  const char* stages(const char* spread) const {
+    return x_plan.spreads_vocabulary() ? spread : kStagesGroup;
+  }
+  /// The last op of the segment records this event instead of one of the call's own.
+  static EventRef record_last(SegmentWriter& w, EventRef event) {
+    return w.segment().ops.back().records = event;
   }
   /// Its rank holds a part of the vocabulary.
   Kernel vocabulary_kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
@@ -98,9 +106,11 @@ class EndWriter {
     return {weight((name + ".weight").c_str()), weight((name + ".bias").c_str()),
             gradient((name + ".weight").c_str()), gradient((name + ".bias").c_str())};
   }
-  /// `weights`: the head's pass of its own for the gradients of its matrices, or null.
+  /// `weights`: the head's pass of its own for the gradients of its matrices, or null; the
+  /// others: what goes with the passes of the layers next to it, or null.
   EndSegments finish(SegmentWriter& forward, SegmentWriter& backward, bool head,
-                     SegmentWriter* weights = nullptr) {
+                     SegmentWriter* weights = nullptr, SegmentWriter* inner_forward = nullptr,
+                     SegmentWriter* inner_backward = nullptr) {
     auto out = closed_layouts<EndSegments>(x_builder, x_saved, x_forward, x_backward);
     const auto add = [&](SegmentWriter& writer, LayoutId local) {
       const EndLayouts& l = x_layouts;
@@ -114,6 +124,8 @@ class EndWriter {
     out.forward = add(forward, out.local_forward);
     out.backward = add(backward, out.local_backward);
     if (weights != nullptr) out.weights = add(*weights, out.local_backward);
+    if (inner_forward != nullptr) out.inner_forward = add(*inner_forward, out.local_forward);
+    if (inner_backward != nullptr) out.inner_backward = add(*inner_backward, out.local_backward);
     return out;
   }
   void norm_gradient(SegmentWriter& w, const std::string& name, const NormRefs& norm,
@@ -134,12 +146,12 @@ class EndWriter {
   }
   std::int64_t statistics() const { return x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1); }
 
-  EventRef over_stages(SegmentWriter& w, const std::string& name, CollectiveKind kind,
-                       std::int64_t root, std::int64_t count, Views reads, Views writes) const {
-    Collective work{kind, x_builder.group(kStagesGroup), count, x_plan.precision.compute, false};
+  EventRef over_stages(SegmentWriter& w, const char* group, const std::string& name,
+                       CollectiveKind kind, std::int64_t root, std::int64_t count, Views reads,
+                       Views writes) const {
+    Collective work{kind, x_builder.group(group), count, x_plan.precision.compute, false};
     work.root = static_cast<std::int32_t>(root);
-    return w.on_stream(kStagesGroup, name, Category::kPipeline, work, std::move(reads),
-                       std::move(writes));
+    return w.on_stream(group, name, Category::kPipeline, work, std::move(reads), std::move(writes));
   }
 
   ProgramBuilder& x_builder;

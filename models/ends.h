@@ -8,6 +8,14 @@
 // Where all stages share the vocabulary, what they look up is reduced to the first stage, which
 // goes on alone; the last stage's normed hidden states are broadcast to all, and the gradients of
 // these reduced to it.
+//
+// Vocab-1 and Vocab-2 (Yeung et al., arXiv 2411.05288, algorithms 1 and 2), of rank r that holds
+// the rows W_r, for tokens' hidden states X and one-hot labels G:
+//   S  Y = X W_r^T, m_r = max Y, e = exp(Y - m_r), s_r = sum e; Vocab-2 also e W_r and G W_r
+//   C  m = max m_r; s = sum over ranks of s_r exp(m_r - m); Vocab-2 also the sum of d X =
+//      e W_r exp(m_r - m) / s - G W_r over ranks, which the last stage gets
+//   T  d Y = e exp(m_r - m) / s - G, d W_r += d Y^T X; Vocab-1 also d X = d Y W_r and its sum
+// C, with what it computes, goes beside the layers' passes.
 #pragma once
 
 #include "models/layer.h"
@@ -69,6 +77,10 @@ struct EndLayouts {
 struct EndSegments {
   SegmentId forward, backward;
   SegmentId weights;  ///< gradients of weights, where they have a pass of their own (head only)
+  /// Where the vocabulary's passes are spread, what goes with those of the layers at this end of
+  /// the pipeline: before the first forward pass and after its backward pass (embedding), before
+  /// the last backward pass (head).
+  SegmentId inner_forward, inner_backward;  ///< the embedding's with the frames of backward
   LayoutId saved, local_forward, local_backward;
   /// The event in the local frame that the last op of backward (embedding), of weights or, where
   /// all stages share the vocabulary, of the gradient of the output matrix records.

@@ -20,6 +20,7 @@ class HeadWriter : EndWriter {
   }
 
   EndSegments run() {
+    if (x_plan.spreads_vocabulary()) return run_spread();
     SegmentWriter forward(x_builder, "head forward", x_forward);
     if (x_at_end) forward.wait(EventRef{kHeadHidden, kReady});
     for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
@@ -49,7 +50,8 @@ class HeadWriter : EndWriter {
   struct Prediction {
     Ref pair, joined;  ///< of later tokens: both inputs, and what comes of them
     Ref y, stats, exp, sum;
-    Ref input;  ///< y of all tokens, on all stages where they share the vocabulary
+    Ref input;        ///< y of all tokens, on all stages where they share the vocabulary
+    Ref target, all;  ///< of Vocab-1 and Vocab-2: the labels' logits and the sums of all ranks
     GridKept kept;
   };
 
@@ -103,15 +105,32 @@ class HeadWriter : EndWriter {
       join_inputs(w, at, p);
       in = p.joined;
     }
-    const DType type = x_plan.precision.compute;
+    keep_forward(at, p, in.count);
+    const Ref maximum = row(at + "maximum");
+    const Ref target = row(at + "target logit");
+    write_logits(w, at, p, in, maximum, target, true);
+    join(w, at + "loss.target.reduce", target, false);
+    join(w, at + "loss.sum.reduce", p.sum, false);
+    mean(w, at, target, p.sum);
+    return p;
+  }
+
+  /// What every prediction keeps; `count` elements of its input.
+  void keep_forward(const std::string& at, Prediction& p, std::int64_t count) {
     if (x_at_end) {
-      p.y = keep(at + "head.norm out", type, in.count);
+      p.y = keep(at + "head.norm out", x_plan.precision.compute, count);
       p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
     }
     p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
     p.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
-    const Ref maximum = temp(x_forward, at + "maximum", DType::kFp32, x_tokens);
-    const Ref target = temp(x_forward, at + "target logit", DType::kFp32, x_tokens);
+  }
+
+  /// One number a token.
+  Ref row(const std::string& name) { return temp(x_forward, name, DType::kFp32, x_tokens); }
+
+  /// The rank's logits, their maximum (with `joined` that of all ranks) and exponentials.
+  void write_logits(SegmentWriter& w, const std::string& at, Prediction& p, const Ref& in,
+                    const Ref& maximum, const Ref& target, bool joined) {
     const Ref logits = temp(x_forward, at + "logits", x_tokens * x_vocabulary);
     if (x_at_end) norm_forward(w, at + "head.norm", in, p.y, p.stats);
     output_forward(w, at, p, head_input(w, at, p), logits);
@@ -124,16 +143,16 @@ class HeadWriter : EndWriter {
     }
     w.compute(at + "loss.maximum", vocabulary_kernel(KernelKind::kLossMax, x_tokens, x_vocabulary),
               {logits.view()}, std::move(largest));
-    join(w, at + "loss.maximum.reduce", maximum, true);
+    if (joined) join(w, at + "loss.maximum.reduce", maximum, true);
     w.compute(at + "loss.exponentials",
               vocabulary_kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary), std::move(reads),
               {p.exp.view(), p.sum.view(), target.view()});
-    join(w, at + "loss.target.reduce", target, false);
-    join(w, at + "loss.sum.reduce", p.sum, false);
+  }
+
+  void mean(SegmentWriter& w, const std::string& at, const Ref& target, const Ref& sum) {
     const Ref loss{kHeadScalars, kLoss, DType::kFp32, 1};
     w.compute(at + "loss.mean", kernel(KernelKind::kLossMean, x_tokens, 1),
-              {target.view(), p.sum.view(), loss.view()}, {loss.view()});
-    return p;
+              {target.view(), sum.view(), loss.view()}, {loss.view()});
   }
 
   /// The normed hidden states of all tokens.
@@ -151,7 +170,13 @@ class HeadWriter : EndWriter {
                    {p.y.view()}, {y.view()});
     }
     if (!shares) return y;
-    w.wait(from_end(w, at + "head.stages.broadcast", x_plan.pipeline - 1, y));
+    const EventRef there =
+        from_end(w, kStagesGroup, at + "head.stages.broadcast", x_plan.pipeline - 1, y);
+    if (x_at_end && x_plan.spreads_vocabulary()) {
+      record_last(w, x_sent);  // T waits for it: nothing else needs it gone
+    } else {
+      w.wait(there);
+    }
     return p.input = y;
   }
 
@@ -205,15 +230,7 @@ class HeadWriter : EndWriter {
     const Ref full = x_plan.sequence || x_plan.shares_vocabulary()
                          ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
                          : d_y;
-    std::vector<View> gradients = {d_logits.view()};
-    if (widens()) {
-      // Beside the probabilities two gradients in fp32; the one in 16 bits comes when one is gone.
-      const Ref wide = temp(x_backward, at + "d logits in fp32", DType::kUint8, 6 * d_logits.count);
-      gradients.push_back(wide.part(0, 0));
-    }
-    w.compute(at + "loss.gradient",
-              vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
-              {p.exp.view(), p.sum.view(), labels()}, std::move(gradients));
+    logits_gradient(w, at, p, d_logits);
     if (x_plan.shares_vocabulary()) {
       shared_output_backward(w, p, d_logits, full, d_y);
       if (!x_at_end) return;
@@ -231,6 +248,19 @@ class HeadWriter : EndWriter {
     const Ref d_joined = temp(x_backward, at + "d joined", x_rows * x_model.hidden);
     norm_gradient(w, at + "head.norm", norm(at + "head.norm"), d_y, p.joined, p.stats, d_joined);
     join_backward(w, at, p, d_joined);
+  }
+
+  void logits_gradient(SegmentWriter& w, const std::string& at, const Prediction& p,
+                       const Ref& d_logits) {
+    std::vector<View> gradients = {d_logits.view()};
+    if (widens()) {
+      // Beside the probabilities two gradients in fp32; the one in 16 bits comes when one is gone.
+      const Ref wide = temp(x_backward, at + "d logits in fp32", DType::kUint8, 6 * d_logits.count);
+      gradients.push_back(wide.part(0, 0));
+    }
+    w.compute(at + "loss.gradient",
+              vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
+              {p.exp.view(), p.sum.view(), labels()}, std::move(gradients));
   }
 
   /// Both gradients of the output matrix' GEMM. A second prediction adds to the matrix' gradient.
@@ -268,24 +298,156 @@ class HeadWriter : EndWriter {
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
   }
 
-  /// The same where all stages share the vocabulary; d_y on the last stage alone.
-  void shared_output_backward(SegmentWriter& w, const Prediction& p, const Ref& d_logits,
-                              const Ref& full, const Ref& d_y) {
+  void input_gradient(SegmentWriter& w, const Ref& d_logits, const Ref& d_in) {
     w.compute("head.output.input_gradient",
               input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
-              {d_logits.view(), weight(x_table.c_str()).view()}, {full.view()});
-    const bool joins = x_at_end && partial();
-    const Ref sum = joins ? temp(x_backward, "d head input of all stages", full.count) : d_y;
-    const EventRef there = to_end(w, "head.stages.reduce", x_plan.pipeline - 1, full, sum);
+              {d_logits.view(), weight(x_table.c_str()).view()}, {d_in.view()});
+  }
+
+  void matrix_gradient(SegmentWriter& w, const Prediction& p, const Ref& d_logits) {
     write_weight_gradient(w, x_plan, "head.output",
                           weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden), d_logits,
                           p.input, gradient(x_table.c_str()));
     w.record(done());
-    if (x_at_end) w.wait(there);
-    if (!joins) return;
+  }
+
+  /// What all stages' sum becomes on this rank: over the tensor ranks.
+  void join_input_gradient(SegmentWriter& w, const Ref& sum, const Ref& d_y) {
     const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
-    w.collective("head.reduce", over_tensor(kind, full.count, x_plan.precision.compute),
+    w.collective("head.reduce", over_tensor(kind, sum.count, x_plan.precision.compute),
                  {sum.view()}, {d_y.view()});
+  }
+
+  /// The same where all stages share the vocabulary; d_y on the last stage alone.
+  void shared_output_backward(SegmentWriter& w, const Prediction& p, const Ref& d_logits,
+                              const Ref& full, const Ref& d_y) {
+    input_gradient(w, d_logits, full);
+    const bool joins = x_at_end && partial();
+    const Ref sum = joins ? temp(x_backward, "d head input of all stages", full.count) : d_y;
+    const EventRef there =
+        to_end(w, kStagesGroup, "head.stages.reduce", x_plan.pipeline - 1, full, sum);
+    matrix_gradient(w, p, d_logits);
+    if (x_at_end) w.wait(there);
+    if (joins) join_input_gradient(w, sum, d_y);
+  }
+
+  // --- Vocab-1 and Vocab-2: S, T, and what the last stage does before its layers' backward pass
+  // ---
+
+  EndSegments run_spread() {
+    SegmentWriter s(x_builder, "head S", x_forward);
+    if (x_at_end) s.wait(EventRef{kHeadHidden, kReady});
+    SegmentWriter t(x_builder, "head T", x_backward);
+    SegmentWriter inner(x_builder, "head inner", x_backward);
+    t.phase = inner.phase = Phase::kBackward;
+    x_joined = x_saved.event("statistics joined");
+    x_summed = x_saved.event("d head input summed");
+    if (x_at_end) {
+      x_sent = x_saved.event("head input sent");
+      x_sum = x_saved.add("d head input of all stages", BufferKind::kActivations,
+                          x_plan.precision.compute, x_tokens * x_model.hidden);
+    }
+    const Prediction p = spread_forward(s);
+    spread_backward(t, p);
+    if (x_at_end) inner_backward(inner, p);
+    EndSegments out = finish(s, t, true, nullptr, nullptr, x_at_end ? &inner : nullptr);
+    out.done = x_done.event;
+    return out;
+  }
+
+  bool one_barrier() const { return x_plan.vocabulary_barriers() == 1; }
+
+  Prediction spread_forward(SegmentWriter& w) {
+    Prediction p;
+    keep_forward("", p, x_rows * x_hidden);
+    p.target = keep("target logit", DType::kFp32, x_tokens);
+    p.all = keep("sum of all exponentials", DType::kFp32, x_tokens);
+    const Ref maximum = row("maximum");
+    const Ref target = row("own target logit");
+    write_logits(w, "", p, hidden(kHeadHidden), maximum, target, false);
+    Ref product;
+    Ref rows;
+    if (one_barrier()) {
+      w.phase = Phase::kBackward;
+      const Ref exponentials = temp(x_forward, "exponentials to multiply", p.exp.count);
+      product = temp(x_forward, "product of exponentials", x_tokens * x_hidden);
+      rows = temp(x_forward, "rows of labels", x_tokens * x_hidden);
+      w.compute("loss.exponentials.cast", kernel(KernelKind::kCast, x_tokens, x_vocabulary),
+                {p.exp.view()}, {exponentials.view()});
+      input_gradient(w, exponentials, product);
+      w.compute("head.output.rows", vocabulary_kernel(KernelKind::kEmbedding, x_tokens, x_hidden),
+                {weight(x_table.c_str()).view(), labels()}, {rows.view()});
+    }
+    join_statistics(w, p, maximum, target);
+    if (one_barrier()) sum_product(w, p, product, rows);
+    return p;
+  }
+
+  /// On the vocabulary's stream, beside compute.
+  EventRef beside(SegmentWriter& w, const std::string& name, const Kernel& work, Views reads,
+                  Views writes) const {
+    return w.on_stream(kVocabularyGroup, name, Category::kPipeline, work, std::move(reads),
+                       std::move(writes));
+  }
+
+  /// From the ranks' own maxima, sums and targets to those of all; p.sum becomes the sum less the
+  /// rank's own maximum, as its exponentials are.
+  void join_statistics(SegmentWriter& w, const Prediction& p, const Ref& maximum,
+                       const Ref& target) {
+    const auto reduce = [&](const char* name, const Ref& in, const Ref& out, bool largest) {
+      over(w, kVocabularyGroup, Category::kPipeline, name,
+           over_tensor(CollectiveKind::kAllReduce, in.count, DType::kFp32, largest), in, out);
+    };
+    const Kernel shift = vocabulary_kernel(KernelKind::kLossShift, x_tokens, x_vocabulary);
+    const Ref top = row("maximum of all");
+    const Ref shifted = row("shifted sum");
+    reduce("loss.maximum.reduce", maximum, top, true);
+    beside(w, "loss.shift", shift,
+           {p.sum.view(), maximum.view(), top.view(), target.view(), labels()},
+           {shifted.view(), p.target.view()});
+    reduce("loss.target.reduce", p.target, p.target, false);
+    reduce("loss.sum.reduce", shifted, p.all, false);
+    beside(w, "loss.shift_back", shift, {p.all.view(), top.view(), maximum.view()}, {p.sum.view()});
+    if (!one_barrier()) record_last(w, x_joined);
+  }
+
+  void sum_product(SegmentWriter& w, const Prediction& p, const Ref& product, const Ref& rows) {
+    const Ref part = temp(x_forward, "d head input", product.count);
+    beside(w, "loss.input_gradient", kernel(KernelKind::kLossInput, x_tokens, x_hidden),
+           {product.view(), rows.view(), p.sum.view()}, {part.view()});
+    w.wait(record_last(w, x_joined));
+    to_last(w, part);
+  }
+
+  void to_last(SegmentWriter& w, const Ref& part) {
+    to_end(w, kStagesGradientGroup, "head.stages.reduce", x_plan.pipeline - 1, part, x_sum);
+    record_last(w, x_summed);
+  }
+
+  void spread_backward(SegmentWriter& w, const Prediction& p) {
+    w.wait(x_joined);
+    if (x_at_end) w.wait(x_sent);
+    mean(w, "", p.target, p.all);
+    const Ref d_logits = temp(x_backward, "d logits", x_tokens * x_vocabulary);
+    logits_gradient(w, "", p, d_logits);
+    if (!one_barrier()) {
+      const Ref part = temp(x_backward, "d head input", x_tokens * x_hidden);
+      input_gradient(w, d_logits, part);
+      to_last(w, part);
+    }
+    matrix_gradient(w, p, d_logits);
+  }
+
+  void inner_backward(SegmentWriter& w, const Prediction& p) {
+    w.wait(x_summed);
+    Ref d_y = x_sum;
+    if (partial()) {
+      d_y = temp(x_backward, "d head.norm out", x_rows * x_hidden);
+      join_input_gradient(w, x_sum, d_y);
+    }
+    norm_gradient(w, "head.norm", norm("head.norm"), d_y, hidden(kHeadHidden), p.stats,
+                  hidden(kHeadHiddenGradient));
+    w.record(EventRef{kHeadHiddenGradient, kReady});
   }
 
   /// The rows of masked tokens: where only these are predicted, the head's tokens.
@@ -312,6 +474,9 @@ class HeadWriter : EndWriter {
   std::int64_t x_all_rows;  ///< of the residual stream; x_rows are those that the head predicts
   Ref x_selected;
   EventRef x_done;
+  /// Of Vocab-1 and Vocab-2: statistics; the head's input; its gradient.
+  EventRef x_joined, x_sent, x_summed;
+  Ref x_sum;  ///< the latter, on the last stage
   std::vector<Prediction> x_predictions;
 };
 

@@ -113,7 +113,10 @@ class Lowering {
     bind(kBatchGroup, [context](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data % context};
     });
-    bind(kStagesGroup, [](const Coordinates& at) { return Key{at.tensor, at.data, 0}; });
+    for (const char* name : {kStagesGroup, kStagesGradientGroup, kStagesEmbeddingGroup,
+                             kStagesEmbeddingGradientGroup}) {
+      bind(name, [](const Coordinates& at) { return Key{at.tensor, at.data, 0}; });
+    }
     bind(kVocabularyGroup, [](const Coordinates& at) { return Key{at.data, 0, 0}; });
     bind(kTiedGroup, [](const Coordinates& at) { return Key{at.tensor, at.data, 0}; });
     const std::int64_t shards = x_plan.shards();

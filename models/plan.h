@@ -28,6 +28,8 @@ enum class Schedule : std::uint8_t {
   kChimera,
   kBreadthFirst,
   kSharedVocabulary,
+  kVocabulary1,
+  kVocabulary2,
   kFile,
 };
 
@@ -43,9 +45,11 @@ enum class PassKind : std::uint8_t {
   kBackward,         ///< both gradients
   kInputGradients,   ///< what the stage before waits for
   kWeightGradients,  ///< the rest, at any later time
-  // Where all stages share the vocabulary, on every stage at once; these stand last.
+  // Where all stages share the vocabulary, on every stage; these stand last.
   kEmbedding,
-  kHead,  ///< forward and backward
+  kHead,          ///< forward and backward, on all stages at once
+  kHeadForward,   ///< S of Vocab-1 and Vocab-2: models/stage_vocabulary.cpp
+  kHeadBackward,  ///< T
   kEmbeddingGradients,
 };
 /// One pass of a microbatch through one chunk. `chunk` counts on its stage: `Plan::chunk_at`.
@@ -309,7 +313,17 @@ struct Plan {
     return overlap.passes || schedule == Schedule::kDualPipe || schedule == Schedule::kDualPipeV;
   }
   /// Every stage holds a part of the vocabulary: models/stage_vocabulary.cpp.
-  bool shares_vocabulary() const { return schedule == Schedule::kSharedVocabulary; }
+  bool shares_vocabulary() const {
+    return schedule == Schedule::kSharedVocabulary || spreads_vocabulary();
+  }
+  /// Its passes stand between those of the layers, on each stage where it has time.
+  bool spreads_vocabulary() const { return vocabulary_barriers() > 0; }
+  /// How often all stages wait for each other from a microbatch's last forward to its first
+  /// backward pass, where the vocabulary's passes are spread.
+  std::int64_t vocabulary_barriers() const {
+    if (schedule == Schedule::kVocabulary1) return 2;
+    return schedule == Schedule::kVocabulary2 ? 1 : 0;
+  }
   /// Into how many parts it is cut (1d).
   std::int64_t vocabulary_parts() const { return shares_vocabulary() ? tensor * pipeline : tensor; }
   /// Gradients of weights have passes of their own.

@@ -9,20 +9,13 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names = {"gpipe",
-                                                 "1f1b",
-                                                 "interleaved-1f1b",
-                                                 "zb-h1",
-                                                 "zb-h2",
-                                                 "zb-v",
-                                                 "zb-auto",
-                                                 "dualpipe",
-                                                 "dualpipev",
-                                                 "chimera",
-                                                 "bfs",
-                                                 "1f1b-interlaced",
-                                                 "a path to a .json file",
-                                                 "3f1b"};
+  static const std::vector<std::string> names = {
+      "gpipe",        "1f1b",         "interleaved-1f1b",
+      "zb-h1",        "zb-h2",        "zb-v",
+      "zb-auto",      "dualpipe",     "dualpipev",
+      "chimera",      "bfs",          "1f1b-interlaced",
+      "1f1b-vocab-1", "1f1b-vocab-2", "a path to a .json file",
+      "3f1b"};
   return names;
 }
 
@@ -91,16 +84,21 @@ void check_copies(JsonReader& run, const Model& model, const Plan& p) {
 /// What a vocabulary on all stages does not go with.
 void check_shared_vocabulary(JsonReader& run, const Model& model, const Plan& p) {
   if (!p.shares_vocabulary()) return;
-  const auto refuse = [&run](const char* place, const std::string& what) {
-    run.fail(place, what + " with the vocabulary on all stages (1f1b-interlaced)",
+  const auto refuse = [&run, &p](const char* place, const std::string& what) {
+    run.fail(place, what + " with the vocabulary on all stages (" + name_of(p.schedule) + ")",
              ErrorKind::kUnsupported);
   };
-  if (p.pipeline == 1) return run.fail("schedule", "1f1b-interlaced needs pipeline > 1");
+  if (p.pipeline == 1) return run.fail("schedule", name_of(p.schedule) + " needs pipeline > 1");
   if (p.in_grid()) return refuse("parallel/tensor_mode", "grids are not modelled");
   if (model.masked > 0 || model.predict_layers > 0 || model.is_encoder_decoder()) {
     return refuse("schedule",
                   "masked tokens, encoder-decoders and multi-token prediction are not "
                   "modelled");
+  }
+  if (p.spreads_vocabulary() && p.host_waits != HostWaits::kNone) {
+    return run.fail("host/synchronize", name_of(p.schedule) +
+                                            " needs none: a host that waits for its stage's passes "
+                                            "does not reach what other stages wait for");
   }
   if (p.by_units()) return refuse("sharding/level", "sharded gradients are not modelled");
   if (p.reduces_each_pass()) {

@@ -245,6 +245,9 @@ std::vector<Pass> passes_of(const Plan& plan, std::int64_t stage) {
     case Schedule::kZbV:
     case Schedule::kChimera:
       return passes_of(plan)[static_cast<std::size_t>(stage)];
+    case Schedule::kVocabulary1:
+    case Schedule::kVocabulary2:
+      return vocabulary_passes(plan, stage);
     default:
       return schedule_passes(plan.schedule, stage, plan.pipeline, plan.virtual_pipeline,
                              plan.microbatches(), plan.overlap.passes);

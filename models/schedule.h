@@ -31,6 +31,8 @@ namespace foretrain {
 /// lead from the end of a backward pass into a forward pass half as long, and all would wait in
 /// every turn. So up to 3p / 2 microbatches are kept, half as many again as in 1f1b.
 ///
+/// 1f1b-vocab-1, 1f1b-vocab-2: see `vocabulary_passes`.
+///
 /// zb-h1, zb-h2 (Qi et al., arXiv 2401.10241): as 1f1b with the gradients of weights in passes of
 /// their own, `stage` microbatches behind those of inputs; h2: twice the warm-up, 2 stage behind.
 /// With equal passes no stage keeps more than p microbatches, h2: 2p - 1.
@@ -53,6 +55,15 @@ std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::in
 /// of the chunk that is deeper in its pipeline first; at most p passes kept. With m = p
 /// microbatches this is the paper's schedule.
 std::vector<std::vector<Pass>> equal_passes(const Plan& plan);
+
+/// The passes of `stage` for 1f1b-vocab-1 and 1f1b-vocab-2 (Yeung et al., arXiv 2411.05288): 1f1b
+/// with k more forward passes first, k = 2 or 1 the barriers between a microbatch's last forward
+/// and its first backward pass, and with the vocabulary's passes on every stage: S of a microbatch
+/// after its forward pass on the last stage, T one turn of F + B later, each where the stage is
+/// between two passes. What is exchanged has about a forward pass to travel beside the layers'
+/// passes. No stage keeps more than p + k microbatches. The pattern takes B as twice F, or as three
+/// times F where layers are computed again.
+std::vector<Pass> vocabulary_passes(const Plan& plan, std::int64_t stage);
 
 /// The lists of every stage for zb-auto: the heuristic of Qi et al. (arXiv 2401.10241, section 3.1)
 /// for given durations and memory. Warm-up: as many forwards as fit before the first backward

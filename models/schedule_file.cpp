@@ -20,6 +20,10 @@ const char* letter(PassKind kind) {
       return "embedding";
     case PassKind::kHead:
       return "head";
+    case PassKind::kHeadForward:
+      return "S";
+    case PassKind::kHeadBackward:
+      return "T";
     case PassKind::kEmbeddingGradients:
       return "embedding's gradients";
     default:
@@ -27,11 +31,15 @@ const char* letter(PassKind kind) {
   }
 }
 
-/// A pass that all stages take together.
+/// A pass over the vocabulary that all stages share.
 bool is_common(PassKind kind) { return kind >= PassKind::kEmbedding; }
 
 /// The kinds that every microbatch has on every chunk.
 std::vector<PassKind> kinds_of(const Plan& plan, PassKind backward) {
+  if (plan.spreads_vocabulary()) {
+    return {PassKind::kEmbedding,    PassKind::kForward,  PassKind::kHeadForward,
+            PassKind::kHeadBackward, PassKind::kBackward, PassKind::kEmbeddingGradients};
+  }
   if (plan.shares_vocabulary()) {
     return {PassKind::kEmbedding, PassKind::kForward, PassKind::kHead, PassKind::kBackward,
             PassKind::kEmbeddingGradients};
@@ -97,37 +105,44 @@ Status check_complete(const Plan& plan, const Lists& lists) {
   return ok_status();
 }
 
-/// The pass that must be over before `g` can begin; false where none.
-bool needs(const Plan& plan, const Global& g, PassKind backward, Global& out) {
-  out = g;
-  const bool shares = plan.shares_vocabulary();
+/// The passes that must be over before `g` can begin.
+std::vector<Global> needs(const Plan& plan, const Global& g, PassKind backward) {
+  const std::int64_t last = plan.chunks() - 1;
+  const bool spreads = plan.spreads_vocabulary();
+  const auto before = [&g](std::int64_t chunk, PassKind kind) {
+    return std::vector<Global>{{chunk, g.microbatch, kind}};
+  };
+  // Where the vocabulary's passes are spread, that of every stage.
+  const auto of_all = [&](PassKind kind) {
+    std::vector<Global> out;
+    for (std::int64_t c = 0; c <= last; ++c) out.push_back({c, g.microbatch, kind});
+    return out;
+  };
   switch (g.kind) {
     case PassKind::kEmbedding:
-      return false;
+      return {};
     case PassKind::kHead:
-      out.kind = PassKind::kForward;
-      return g.chunk + 1 == plan.chunks();
+      return g.chunk == last ? before(last, PassKind::kForward) : std::vector<Global>();
+    case PassKind::kHeadForward:
+      return before(last, PassKind::kForward);
+    case PassKind::kHeadBackward:
+      return of_all(PassKind::kHeadForward);
     case PassKind::kEmbeddingGradients:
-      out.kind = backward;
-      return g.chunk == 0;
+      return g.chunk == 0 || spreads ? before(0, backward) : std::vector<Global>();
+    case PassKind::kForward:
+      if (g.chunk > 0) return before(g.chunk - 1, PassKind::kForward);
+      if (spreads) return of_all(PassKind::kEmbedding);
+      return plan.shares_vocabulary() ? before(0, PassKind::kEmbedding) : std::vector<Global>();
+    case PassKind::kWeightGradients:
+      return before(g.chunk, backward);
     default:
       break;
   }
-  if (g.kind == PassKind::kForward) {
-    if (g.chunk == 0) out.kind = PassKind::kEmbedding;
-    if (g.chunk > 0) --out.chunk;
-    return g.chunk > 0 || shares;
+  if (g.chunk < last) return before(g.chunk + 1, backward);
+  if (!spreads) {
+    return before(last, plan.shares_vocabulary() ? PassKind::kHead : PassKind::kForward);
   }
-  if (g.kind == PassKind::kWeightGradients) {
-    out.kind = backward;
-    return true;
-  }
-  if (g.chunk + 1 == plan.chunks()) {
-    out.kind = shares ? PassKind::kHead : PassKind::kForward;
-  } else {
-    ++out.chunk;
-  }
-  return true;
+  return of_all(plan.vocabulary_barriers() == 1 ? PassKind::kHeadForward : PassKind::kHeadBackward);
 }
 
 /// A replay of the lists in which only order counts.
@@ -163,8 +178,15 @@ class Order {
       const auto missing = [this, &own](const Global& pass) {
         return !x_done.contains(pass) && !own.contains(pass);
       };
-      if (needs(x_plan, g, x_backward, on) && missing(on)) return true;
-      if (is_common(g.kind)) return !all_there(x_lists[s][i], on);
+      for (const Global& pass : needs(x_plan, g, x_backward)) {
+        on = pass;
+        if (missing(on)) return true;
+      }
+      if (is_common(g.kind)) {
+        // What is spread waits for what others send, and the first stage for those it sends to.
+        const bool sends = g.kind == PassKind::kEmbeddingGradients && g.chunk == 0;
+        return (sends || !x_plan.spreads_vocabulary()) && !all_there(x_lists[s][i], on);
+      }
       on = {g.chunk, g.microbatch, PassKind::kForward};
       if (g.kind != PassKind::kForward && missing(on)) return true;
       if (!x_lists[s][i].joined) return false;

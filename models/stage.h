@@ -27,6 +27,10 @@ inline constexpr const char* kNormGroup = "gradient norm";
 inline constexpr const char* kScaleGroup = "stage";            ///< all ranks that hold its layers
 inline constexpr const char* kStagesGroup = "stages";          ///< of a pipeline
 inline constexpr const char* kVocabularyGroup = "vocabulary";  ///< and their tensor groups
+// The same stages; what the spread passes of the vocabulary exchange does not wait for each other.
+inline constexpr const char* kStagesGradientGroup = "stages gradients";
+inline constexpr const char* kStagesEmbeddingGroup = "stages embedding";
+inline constexpr const char* kStagesEmbeddingGradientGroup = "stages embedding gradients";
 inline constexpr const char* kTiedGroup = "tied embedding";
 inline constexpr const char* kTiedDepthGroup = "tied embedding of all depths";
 inline constexpr const char* kExpertGroup = "expert";

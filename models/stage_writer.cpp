@@ -178,12 +178,14 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   if (ends && (chunk.first || chunk.last)) load_inputs(passage, mb);
   pass_begins(false, mb, receive_input(c, mb, false));
   if (ends && chunk.first && !x_model.is_network()) embedding_forward(chunk, passage, mb);
+  if (x_plan.spreads_vocabulary()) embedding_inner_forward(chunk, passage, mb);
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
   if (ends && chunk.last) head_forward(chunk, passage, mb);
   pass_ends(false, mb);
   share_scales(chunk, mb, false);
   if (!chunk.last && !turns(c, 1)) send(c, passage.hidden.back(), mb, false);
   if (!ends) x_pass_done = StreamWait{StreamId(), passage.hidden.back(), kReady};
+  if (x_plan.spreads_vocabulary()) x_layer_passes.push_back(x_pass_done);
 }
 
 void StageWriter::embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb) {
@@ -282,6 +284,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
     if (reduces && own_table) reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
   }
+  if (x_plan.spreads_vocabulary()) head_inner_backward(chunk, passage, mb);
   load_from_host(chunk, passage, chunk.layers - 1);
   for (std::int64_t l = chunk.layers; l-- > 0;) {
     load_from_host(chunk, passage, l - 1);
@@ -293,6 +296,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
       reduce_experts_ready(chunk, l, passage.gradient, kReady);
     }
   }
+  if (x_plan.spreads_vocabulary()) embedding_inner_backward(chunk, passage, mb);
   if (chunk.first && !x_model.is_network() && !shares) {
     embedding_backward(chunk, passage, mb, last);
   } else {
@@ -308,6 +312,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     send(c, passage.gradient, mb, true);
   }
   x_pass_done = StreamWait{StreamId(), passage.done_frame, passage.done_event};
+  if (x_plan.spreads_vocabulary()) x_layer_passes.push_back(x_pass_done);
   if (!x_plan.splits_backward() && !shares) x_passages.erase(found);
 }
 
@@ -398,7 +403,8 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
 void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last) {
   const EndSegments& s = *x_embedding_segments;
   const PartFrames& part = chunk.embedding;
-  const FrameId local = x_builder.frame(s.local_backward, -1, mb);
+  const bool begun = passage.embedding_local.valid();
+  const FrameId local = begun ? passage.embedding_local : x_builder.frame(s.local_backward, -1, mb);
   Call call{
       s.backward,
       -1,

@@ -101,6 +101,7 @@ class StageWriter {
     std::vector<FrameId> hidden;  ///< residual stream: before layer 0, after layer 0, ...
     std::vector<FrameId> saved;   ///< by layer
     FrameId embedding_saved, head_saved, inputs;
+    FrameId embedding_local;          ///< of its backward pass, where that is two
     FrameId memory, memory_gradient;  ///< the encoder's output, where a decoder reads it
     FrameId gradient;                 ///< of the residual stream, as the backward pass comes down
     /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
@@ -142,7 +143,13 @@ class StageWriter {
 
   // --- A vocabulary on all stages (stage_vocabulary.cpp) ---
   void vocabulary_pass(const Pass& pass);
+  void embedding_inner_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  void embedding_inner_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  void head_inner_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  Call inner_call(SegmentId segment, const PartFrames& part, std::int32_t mb,
+                  std::vector<FrameId> frames);
   void broadcast_waits();
+  void arrives_after(const char* group, std::size_t passes);
 
   // --- Messages between stages (stage_messages.cpp) ---
   struct HeldBack {
@@ -341,8 +348,9 @@ class StageWriter {
   /// Where the event of the last backward or weight pass is; with the vocabulary on all stages, of
   /// the last pass.
   StreamWait x_pass_done;
-  StreamWait x_joined_done;           ///< for messages that wait for more than their frame
-  std::vector<HeldBack> x_held_back;  ///< messages that wait for the end of joined passes
+  std::vector<StreamWait> x_layer_passes;  ///< with the vocabulary's passes spread: their ends
+  StreamWait x_joined_done;                ///< for messages that wait for more than their frame
+  std::vector<HeldBack> x_held_back;       ///< messages that wait for the end of joined passes
   /// Gradients of the residual stream between two chunks of this stage that follow each other.
   std::map<std::int32_t, FrameId> x_turned;
   FrameId x_scalar_frame;

@@ -57,6 +57,8 @@ constexpr std::array kPatterns = {
     Pattern{KernelKind::kLossMax, "w", "f"},
     Pattern{KernelKind::kLossSumExp, "wfi", "f"},
     Pattern{KernelKind::kLossMean, "f", "f"},
+    Pattern{KernelKind::kLossShift, "ffffi", "f"},
+    Pattern{KernelKind::kLossInput, "wwf", "w"},
     Pattern{KernelKind::kLossBackward, "ffi", "*"},
     Pattern{KernelKind::kFill, "", "*"},
     Pattern{KernelKind::kCast, "*", "*"},

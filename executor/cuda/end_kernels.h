@@ -176,6 +176,41 @@ struct LossMean {
   }
 };
 
+/// Without targets sums alone.
+struct LossShift {
+  const float* sums;
+  const float* from;
+  const float* to;
+  const float* targets;
+  const std::int64_t* labels;
+  float* sums_out;
+  float* targets_out;
+  Slice slice;
+  FT_DEVICE void operator()(std::int64_t r) const {
+    const float up = from[r] - to[r];
+    sums_out[r] = sums[r] * std::exp(up);
+    if (targets != nullptr) targets_out[r] = slice.has(labels[r]) ? targets[r] + up : 0.0F;
+  }
+};
+
+template <typename T>
+struct LossInputGradient {
+  const T* products;
+  const T* of_labels;
+  const float* sums;
+  T* out;
+  std::int64_t cols;
+  float share;
+  template <typename Team>
+  FT_DEVICE void operator()(Team& team, std::int64_t r) const {
+    const float scale = share / sums[r];
+    for (std::int64_t c = team.rank(); c < cols; c += team.size()) {
+      const std::int64_t i = r * cols + c;
+      out[i] = stored<T>(to_float(products[i]) * scale - to_float(of_labels[i]) * share);
+    }
+  }
+};
+
 template <typename T>
 struct LossBackward {
   const float* exponentials;
@@ -242,7 +277,23 @@ void run_loss(L& launcher, const Kernel& w, const OpContext& context, const Devi
     return launcher.rows(1, LossMean{x.in<float>(0), x.in<float>(1), x.out<float>(0), w.rows,
                                      static_cast<double>(context.global_tokens())});
   }
+  const float share = 1.0F / static_cast<float>(context.global_tokens());
+  if (w.kind == KernelKind::kLossInput) {
+    return with_type(x.type_in(0), [&](auto tag) {
+      using T = typename decltype(tag)::Type;
+      launcher.rows(w.rows, LossInputGradient<T>{x.in<T>(0), x.in<T>(1), x.in<float>(2),
+                                                 x.out<T>(0), w.cols, share});
+    });
+  }
   const Slice slice = slice_of(w, context, w.cols);
+  if (w.kind == KernelKind::kLossShift) {
+    const bool targets = x.writes.size() > 1;
+    return launcher.elements(
+        w.rows,
+        LossShift{x.in<float>(0), x.in<float>(1), x.in<float>(2),
+                  targets ? x.in<float>(3) : nullptr, targets ? x.in<std::int64_t>(4) : nullptr,
+                  x.out<float>(0), targets ? x.out<float>(1) : nullptr, slice});
+  }
   const std::int64_t real =
       std::clamp<std::int64_t>(context.batch.vocabulary - slice.first, 0, w.cols);
   const bool backward = w.kind == KernelKind::kLossBackward;
@@ -251,7 +302,6 @@ void run_loss(L& launcher, const Kernel& w, const OpContext& context, const Devi
     if (w.kind == KernelKind::kLossMax) {
       launcher.rows(w.rows, LossMax<T>{x.in<T>(0), x.out<float>(0), w.cols, real});
     } else if (backward) {
-      const float share = 1.0F / static_cast<float>(context.global_tokens());
       launcher.rows(w.rows, LossBackward<T>{x.in<float>(0), x.in<float>(1), x.in<std::int64_t>(2),
                                             x.out<T>(0), w.cols, share, slice});
     } else {

@@ -143,6 +143,8 @@ enum class KernelKind : std::uint8_t {
   kLossMax,       ///< per row: maximum over the local part of the vocabulary
   kLossSumExp,    ///< per row: sum of exp(x - max), and the target's logit where it is local
   kLossMean,      ///< sum over rows of log(sum) - target, over the tokens of the batch; added
+  kLossShift,     ///< per row: sums of exponentials, and the target, less another maximum
+  kLossInput,     ///< d of the output matrix' input, from its product with exponentials
   kLossBackward,  ///< d_logits
   kFill,
   kCast,

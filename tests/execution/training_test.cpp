@@ -115,31 +115,6 @@ TEST(WeightPasses, TrainAsOneRank) {
   }
 }
 
-// The vocabulary on all stages, tied or not, with and without tensor and sequence parallelism.
-TEST(SharedVocabulary, TrainsAsOneRank) {
-  for (Model model : {narrow_gpt(), narrowed(small_llama(), 4)}) {
-    model.embedding_norm = model.positions > 0;
-    for (const Degrees degrees :
-         {Degrees{1, 2, 1, 1}, Degrees{1, 4, 1, 1}, Degrees{2, 2, 1, 1}, Degrees{1, 3, 1, 2}}) {
-      for (const bool tied : {false, true}) {
-        model.tied_embeddings = tied;
-        Plan plan = small_plan(model, degrees, 5);
-        plan.schedule = Schedule::kSharedVocabulary;
-        plan.sequence_length = 8;
-        plan.sequence = tied && degrees.tensor > 1;
-        plan.sharding = tied ? Sharding::kOptimizer : Sharding::kNone;
-        plan.bucket_elements = 500;
-        plan.clip_norm = 0.3;
-        plan.dropout = tied ? 0.1 : 0;
-        plan.recompute.layer = !tied;
-        plan.fused_accumulation = tied;
-        plan.overlap.gradient_reduce = plan.overlap.parameter_gather = true;
-        expect_as_one_rank(model, in_fp32(plan));
-      }
-    }
-  }
-}
-
 // Layers that are computed again but for what stays, with and without the end that nothing reads.
 TEST(Recomputation, TrainsAsOneRank) {
   using Flag = bool Recompute::*;

@@ -198,6 +198,18 @@ TEST(ReadPlan, SharedVocabularyThatDoesNotFit) {
                {"/gradients", "every microbatch"}, ErrorKind::kUnsupported);
 }
 
+TEST(ReadPlan, SpreadVocabularyNeedsAFreeHost) {
+  const auto with = [](const std::string& host) {
+    return plan_of(
+        "{\"schedule\":\"1f1b-vocab-2\",\"parallel\":{\"pipeline\":2},"
+        "\"batch\":{\"global\":8},\"host\":{\"synchronize\":\"" +
+            host + "\"}}",
+        4);
+  };
+  EXPECT_TRUE(with("none").ok());
+  expect_error(with("transfers"), {"/host/synchronize", "1f1b-vocab-2 needs none"});
+}
+
 // What schedules of two pipelines or of a V need, and what they do not go with.
 TEST(ReadPlan, SchedulesThatDoNotFit) {
   const auto with = [](const std::string& schedule, std::int64_t pipeline,

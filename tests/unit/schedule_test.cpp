@@ -90,6 +90,8 @@ bool possible(Schedule schedule, std::int64_t p, std::int64_t m) {
     case Schedule::kChimera:
       return p % 2 == 0 && m % 2 == 0;
     case Schedule::kSharedVocabulary:
+    case Schedule::kVocabulary1:
+    case Schedule::kVocabulary2:
       return p > 1;
     default:
       return true;
@@ -145,7 +147,8 @@ TEST(Schedule, AllRunThrough) {
       for (const Schedule schedule :
            {Schedule::kGpipe, Schedule::k1F1B, Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
             Schedule::kZbAuto, Schedule::kDualPipe, Schedule::kDualPipeV, Schedule::kChimera,
-            Schedule::kBreadthFirst, Schedule::kSharedVocabulary}) {
+            Schedule::kBreadthFirst, Schedule::kSharedVocabulary, Schedule::kVocabulary1,
+            Schedule::kVocabulary2}) {
         if (possible(schedule, p, m)) expect_runs_through(schedule, p, m);
       }
     }
