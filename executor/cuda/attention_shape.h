@@ -73,7 +73,7 @@ inline AttentionShape shape_of(const Attention& w, const OpContext& context) {
   s.key = context.key("attention dropout");
   s.threshold = threshold_of(w.dropout);
   const Place place = context.place(w.heads_split_over);
-  s.first_sequence = context.first_sequence();
+  s.first_sequence = context.first_sequence() + w.first_sequence;
   s.first_head = place.index * w.q_heads;
   s.all_heads = place.size * w.q_heads;
   return s;

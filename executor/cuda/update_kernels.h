@@ -21,7 +21,7 @@ inline Mask mask_of(const Kernel& w, const OpContext& context) {
   out.key = context.key(context.op->name);
   out.threshold = threshold_of(w.value);
   out.first = (context.first_sequence() * context.batch.length +
-               context.place(w.split_over).index * w.rows) *
+               context.place(w.split_over).index * w.rows + w.first_row) *
               w.cols;
   out.scale = static_cast<float>(1.0 / (1.0 - w.value));
   return out;

@@ -46,6 +46,7 @@ enum class Kind : std::uint8_t { kBuckets, kUnits, kExperts, kContext, kGrid };
 void cut_sequences(Rng& rng, Model& m, Plan& p) {
   const std::int64_t microbatches = p.microbatches();
   m.sliding_window = 0;
+  p.overlap.tensor_slices = 1;
   p.attention = AttentionKernel::kFlash;
   p.rank_order = {"tp", "cp", "ep", "dp", "pp"};
   p.context = p.tensor * p.pipeline <= 2 && rng.below(2) == 0 ? 4 : 2;
@@ -96,7 +97,10 @@ Drawn draw_small(Rng& rng, Kind kind) {
     p.accelerators = p.tensor * p.pipeline * p.data;
     p.global_batch = p.micro_batch * p.batch_ranks() * microbatches;
   }
-  if (p.tensor == 1) p.sequence = false;
+  if (p.tensor == 1) {
+    p.sequence = false;
+    p.overlap.tensor_slices = 1;
+  }
   if (p.virtual_pipeline > 1) {
     p.global_batch = p.micro_batch * p.batch_ranks() * p.pipeline * (1 + rng.below(2));
   }
