@@ -38,7 +38,7 @@ class AttentionRun {
         x_masked(work.causal || work.part == ContextPart::kMember ||
                  work.part == ContextPart::kAll),
         x_key(context.key("attention dropout")),
-        x_first_sequence(context.first_sequence() +
+        x_first_sequence(context.first_sequence() + work.first_sequence +
                          context.place(work.sequences_split_over).index * work.batch) {
     place_heads(context);
     place_queries(context);

@@ -18,7 +18,8 @@ class Mask {
         x_columns(context.place(w.cols_split_over)) {}
   /// Of row r, as a function of the column.
   auto row(std::int64_t r) const {
-    const std::int64_t token = x_context.global_token(x_work.split_over, x_work.rows, r);
+    const std::int64_t row = x_work.first_row + r;
+    const std::int64_t token = x_context.global_token(x_work.split_over, x_work.rows, row);
     const std::int64_t first = (token * x_columns.size + x_columns.index) * x_work.cols;
     return [this, first](std::int64_t c) { return uniform_at(x_key, first + c) >= x_work.value; };
   }

@@ -14,6 +14,7 @@ class LayerWriter : LinearParts {
     LayoutWriter again("", kSaved);
     declare(again, x_backward);  // the same places as in x_forward
     x_quantizer.declare_weights(x_forward, x_backward);
+    if (x_plan.overlap.tensor_slices > 1) return run_slices();
     SegmentWriter forward(x_builder, "layer forward" + x_name_suffix, x_forward);
     blocks_write_to(x_forward);
     write_forward(forward);
@@ -49,6 +50,45 @@ class LayerWriter : LinearParts {
   }
 
  private:
+  /// A pair of segments for each part of the microbatch's sequences, on the same frames: each works
+  /// on its rows of every activation.
+  LayerSegments run_slices() {
+    const std::int64_t slices = x_plan.overlap.tensor_slices;
+    const Buffers whole = x_b;
+    x_tokens /= slices;
+    x_rows /= slices;
+    std::vector<SegmentWriter> forward;
+    std::vector<SegmentWriter> backward;
+    for (x_slice = 0; x_slice < slices; ++x_slice) {
+      x_b = rows_of(whole, x_slice, slices);
+      const std::string name = x_name_suffix + " slice " + std::to_string(x_slice);
+      forward.emplace_back(x_builder, "layer forward" + name, x_forward);
+      blocks_write_to(x_forward);
+      write_forward(forward.back());
+      backward.emplace_back(x_builder, "layer backward" + name, x_backward);
+      blocks_write_to(x_backward);
+      write_backward(backward.back());
+    }
+    auto out = closed_layouts<LayerSegments>(x_builder, x_saved, x_forward, x_backward);
+    for (SegmentWriter& w : forward) {
+      out.forward_slices.push_back(finish(w, out.saved, out.local_forward));
+    }
+    for (SegmentWriter& w : backward) {
+      out.backward_slices.push_back(finish(w, out.saved, out.local_backward));
+    }
+    return out;
+  }
+
+  /// Waits for what the pass begins with. Slices follow other ops of compute that wrote it; what
+  /// else the first layer of a chunk waits for is the calls' matter.
+  void begin(SegmentWriter& w, EventRef input) const {
+    if (x_plan.overlap.tensor_slices == 1) w.wait(input);
+  }
+  /// The last slice's end is that of all.
+  void end(SegmentWriter& w, EventRef output) const {
+    if (x_slice + 1 >= x_plan.overlap.tensor_slices) w.record(output);
+  }
+
   /// Where casts, the experts and latent attention put their temporary buffers from now on.
   void blocks_write_to(LayoutWriter& local) {
     x_quantizer.write_to(local);
@@ -82,7 +122,7 @@ class LayerWriter : LinearParts {
   // --- Forward ---
   void write_forward(SegmentWriter& w) {
     w.phase = Phase::kForward;
-    w.wait(EventRef{kInput, kReady});
+    begin(w, EventRef{kInput, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, true, false);
     forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
     x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
@@ -94,7 +134,7 @@ class LayerWriter : LinearParts {
     quantize_mlp_input(w);
     forward_branch(w);
     residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
-    w.record(EventRef{kOutput, kReady});
+    end(w, EventRef{kOutput, kReady});
   }
 
   /// What the backward pass needs and forward did not keep, in the order of forward.
@@ -102,7 +142,7 @@ class LayerWriter : LinearParts {
     const Recompute& again = x_again;
     if (!again.any()) return;
     w.phase = Phase::kRecompute;
-    if (x_plan.checkpoint_time.ps > 0) {
+    if (x_plan.checkpoint_time.ps > 0 && x_slice == 0) {
       w.compute("checkpoint.state", HostDelay{x_plan.checkpoint_time}, {}, {});
       w.segment().ops.back().category = Category::kHost;
     }
@@ -234,7 +274,7 @@ class LayerWriter : LinearParts {
     } else {
       std::vector<View> writes = core_statistics();
       writes.insert(writes.begin(), x_b.context.view());
-      w.compute("attention.core", core(false), {x_b.qkv.view()}, std::move(writes));
+      w.compute("attention.core", core_of_slice(false), {x_b.qkv.view()}, std::move(writes));
     }
     x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens, x_b.context_x);
   }
@@ -257,9 +297,16 @@ class LayerWriter : LinearParts {
     x_quantizer.quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_x);
   }
 
+  Attention core_of_slice(bool backward) const {
+    Attention out = core(backward);
+    if (out.dropout > 0) out.first_sequence = x_slice * out.batch;
+    return out;
+  }
+
   Kernel dropout(KernelKind kind) const {
     Kernel out = kernel(kind, x_rows, x_hidden);
     out.value = x_dropout.hidden;
+    if (out.value > 0) out.first_row = x_slice * x_rows;
     if (x_plan.sequence) out.split_over = x_tensor;
     if (x_plan.in_grid()) {
       out.split_over = x_builder.group(residual_axes(x_plan).tokens);
@@ -285,7 +332,7 @@ class LayerWriter : LinearParts {
 
   void write_backward(SegmentWriter& w) {
     w.phase = Phase::kBackward;
-    w.wait(EventRef{kOutputGradient, kReady});
+    begin(w, EventRef{kOutputGradient, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, multiplies_again(), true);
     write_again(w);
     const Ref d_out = x_b.output_gradient;
@@ -311,7 +358,7 @@ class LayerWriter : LinearParts {
                  : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_x.kept, x_b.y1_full);
     backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
                   x_b.input_gradient);
-    w.record(EventRef{kInputGradient, kReady});
+    end(w, EventRef{kInputGradient, kReady});
   }
 
   /// From the gradient of the residual stream to that of the branch's normed input.
@@ -329,22 +376,6 @@ class LayerWriter : LinearParts {
     w.compute(name + ".dropout_gradient", dropout(KernelKind::kResidualAddBackward),
               {d_out.view(), mask.view()}, {d.view()});
     return d;
-  }
-
-  void bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
-                     std::int64_t rows) {
-    if (!l.bias.valid()) return;
-    std::vector<View> reads = {d.view()};
-    std::vector<View> writes;
-    add_gradients(x_plan, {l.bias_gradient}, reads, writes);
-    w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, l.out), std::move(reads),
-              std::move(writes));
-  }
-
-  void weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
-                       const Ref& in) {
-    const Gemm gemm = of_linear(l, weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), true);
-    write_weight_gradient(w, x_plan, name, gemm, d, in, l.weight_gradient);
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -425,7 +456,7 @@ class LayerWriter : LinearParts {
       std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
       const std::vector<View> statistics = core_statistics();
       reads.insert(reads.end(), statistics.begin(), statistics.end());
-      w.compute("attention.core_gradient", core(true), std::move(reads), {d_qkv.view()});
+      w.compute("attention.core_gradient", core_of_slice(true), std::move(reads), {d_qkv.view()});
     }
     if (x_latent) return;
     if (x_model.attention_sinks) {
@@ -453,6 +484,8 @@ class LayerWriter : LinearParts {
         kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
         std::move(normed), std::move(writes));
   }
+
+  std::int64_t x_slice = 0;
 };
 
 }  // namespace

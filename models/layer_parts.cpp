@@ -16,6 +16,49 @@ Recompute of_kind(Recompute again, bool sparse, bool latent) {
 
 }  // namespace
 
+Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts) {
+  Buffers out = whole;
+  const auto cut = [i, parts](Ref& ref) {
+    if (ref.valid()) ref = ref.slice(i, parts);
+  };
+  for (Ref* ref : {&out.input,
+                   &out.output,
+                   &out.output_gradient,
+                   &out.input_gradient,
+                   &out.y1,
+                   &out.stats1,
+                   &out.y1_full,
+                   &out.qkv_raw,
+                   &out.qkv,
+                   &out.context,
+                   &out.row_stats,
+                   &out.scores,
+                   &out.score_mask,
+                   &out.dropped,
+                   &out.kept_heads,
+                   &out.keys,
+                   &out.gate,
+                   &out.attention_out,
+                   &out.attention_part,
+                   &out.mask1,
+                   &out.x2,
+                   &out.y2,
+                   &out.stats2,
+                   &out.y2_full,
+                   &out.up,
+                   &out.act,
+                   &out.down,
+                   &out.down_part,
+                   &out.mask2}) {
+    cut(*ref);
+  }
+  for (Operand* operand : {&out.y1_x, &out.y2_x, &out.context_x, &out.act_x}) {
+    cut(operand->in);
+    cut(operand->kept);
+  }
+  return out;
+}
+
 KernelKind activation_kind(Activation activation, bool backward) {
   switch (activation) {
     case Activation::kGelu:

@@ -38,6 +38,9 @@ struct Buffers {
   std::array<GridKept, 4> kept;  ///< by linear
 };
 
+/// The i-th of `parts` equal parts of the rows of all of them.
+Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts);
+
 KernelKind activation_kind(Activation activation, bool backward);
 
 /// The parts of one layer, for the writer of its segments.

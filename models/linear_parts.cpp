@@ -95,6 +95,22 @@ Ref LinearParts::row_input_gradient(SegmentWriter& w, const std::string& name, c
   return x_quantizer.all_columns(w, name, own, full, x_tokens);
 }
 
+void LinearParts::bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
+                                const Ref& d, std::int64_t rows) {
+  if (!l.bias.valid()) return;
+  std::vector<View> reads = {d.view()};
+  std::vector<View> writes;
+  add_gradients(x_plan, {l.bias_gradient}, reads, writes);
+  w.compute(name + ".bias_gradient", kernel(KernelKind::kBiasGrad, rows, l.out), std::move(reads),
+            std::move(writes));
+}
+
+void LinearParts::weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
+                                  const Ref& d, const Ref& in) {
+  const Gemm gemm = of_linear(l, weight_gradient_gemm(x_plan, x_tokens, l.out, l.in), true);
+  write_weight_gradient(w, x_plan, name, gemm, d, in, l.weight_gradient);
+}
+
 View LinearParts::member(const Ref& all, std::int64_t hops) const {
   View out = shard_of(all.view(), x_plan.tensor, x_tensor);
   out.hops = static_cast<std::int32_t>(hops == 0 ? x_plan.tensor : hops);

@@ -53,6 +53,11 @@ class LinearParts : public ContextParts {
   /// weight gradient.
   Ref row_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                          const Ref& d_in);
+  /// Of `rows` rows of the gradient `d` of the linear's output.
+  void bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
+                     std::int64_t rows);
+  void weight_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
+                       const Ref& in);
 
  private:
   using Product = std::function<void(std::int64_t hops, const View& in)>;

@@ -183,6 +183,9 @@ struct Overlap {
   bool parameter_gather = false;
   bool expert = false;  ///< shared experts beside the exchanges of tokens
   bool passes = false;  ///< exchanges of a pass beside another microbatch's: models/stage_weave.cpp
+  /// Parts of a microbatch whose passes take turns in every layer, so that the collectives of one
+  /// travel under the others' products: models/stage_slices.cpp.
+  std::int64_t tensor_slices = 1;
   bool operator==(const Overlap&) const = default;
 };
 

@@ -173,6 +173,12 @@ void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
     if (!passes.ok()) return run.adopt(passes.error());
     plan.passes = std::move(passes.value());
   }
+  if (plan.splits_backward() && plan.overlap.tensor_slices > 1) {
+    return run.fail("schedule",
+                    "separate passes for gradients of weights are not modelled with "
+                    "overlap.tensor_slices",
+                    ErrorKind::kUnsupported);
+  }
   if (plan.splits_backward() && plan.by_units()) {
     run.fail("schedule",
              "separate passes for gradients of weights with sharded gradients or parameters are "

@@ -113,6 +113,40 @@ Refused refused_grid(const Model& m, const Plan& p) {
                                     " is not a multiple of it"};
 }
 
+/// What the passes of a layer in slices do not go with.
+Refused refused_slices(const Model& m, const Plan& p) {
+  const std::int64_t slices = p.overlap.tensor_slices;
+  if (slices == 1) return std::nullopt;
+  if (p.tensor == 1) {
+    return Refusal{"overlap/tensor_slices",
+                   "needs parallel.tensor > 1: there are no collectives to hide"};
+  }
+  if (p.micro_batch % slices != 0) {
+    return Refusal{"batch/micro", "overlap.tensor_slices " + text(slices) +
+                                      " cuts whole sequences of a microbatch into as many parts, "
+                                      "and " +
+                                      text(p.micro_batch) + " is not a multiple of it"};
+  }
+  const auto no = [](const char* place, const std::string& what) {
+    return Refusal{place, "overlap.tensor_slices is not modelled with " + what,
+                   ErrorKind::kUnsupported};
+  };
+  if (p.in_grid()) return no("parallel/tensor_mode", "grids");
+  if (p.sequence) {
+    return no("parallel/sequence", "sequence parallelism: set parallel.sequence to false");
+  }
+  if (p.context > 1) return no("parallel/context", "context parallelism");
+  if (m.has_experts()) return no("overlap/tensor_slices", "experts");
+  if (m.is_latent()) return no("overlap/tensor_slices", "latent attention");
+  if (m.qk_norm) return no("overlap/tensor_slices", "norms of queries and keys");
+  if (p.precision.low()) return no("precision", "less than 16 bits");
+  if (p.by_units()) return no("sharding/level", "sharded gradients or parameters");
+  if (p.offload.activation_layers > 0) {
+    return no("offload/activation_layers", "activations on the host");
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string_view name_of(TensorMode mode) {
@@ -131,7 +165,8 @@ void read_tensor_mode(JsonReader& reader, Plan& plan) {
 }
 
 std::optional<Refusal> refused_tensor(const Model& model, const Plan& plan) {
-  return plan.in_grid() ? refused_grid(model, plan) : refused_1d(model, plan);
+  if (Refused no = plan.in_grid() ? refused_grid(model, plan) : refused_1d(model, plan)) return no;
+  return refused_slices(model, plan);
 }
 
 }  // namespace foretrain

@@ -21,16 +21,24 @@ inline Kernel kernel_of(KernelKind kind, std::int64_t rows, std::int64_t cols, D
   return out;
 }
 
-/// A whole buffer of a segment's formal frame, with its shape.
+/// A buffer of a segment's formal frame, with its shape: all of it, or `count` elements from
+/// `first` on.
 struct Ref {
   std::int16_t frame = -1, buffer = -1;
   DType dtype = DType::kBf16;
   std::int64_t count = 0;
+  std::int64_t first = 0;
   bool valid() const { return frame >= 0; }
-  View view() const { return View{frame, buffer, 0, bytes_of(dtype, count), 1, GroupSlot()}; }
+  View view() const { return part(0, count); }
   /// Elements [begin, begin + size).
   View part(std::int64_t begin, std::int64_t size) const {
-    return View{frame, buffer, bytes_of(dtype, begin), bytes_of(dtype, size), 1, GroupSlot()};
+    return View{frame, buffer,     bytes_of(dtype, first + begin), bytes_of(dtype, size),
+                1,     GroupSlot()};
+  }
+  /// The i-th of `parts` equal parts.
+  Ref slice(std::int64_t i, std::int64_t parts) const {
+    const std::int64_t size = count / parts;
+    return {frame, buffer, dtype, size, first + i * size};
   }
 };
 

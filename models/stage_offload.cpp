@@ -350,6 +350,7 @@ void StageWriter::load_from_host(const Chunk& chunk, Passage& passage, std::int6
 
 /// Every stream of the call waits for what comes back.
 void StageWriter::wait_loaded(const Passage& passage, std::int64_t l, Call& call) const {
+  if (passage.on_host.empty()) return;
   std::vector<StreamId> streams;
   for (const Op& op : x_builder.program().segments[call.segment.index()].ops) {
     if (std::find(streams.begin(), streams.end(), op.stream) == streams.end()) {

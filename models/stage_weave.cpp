@@ -49,19 +49,20 @@ void StageWriter::joined_end() {
   x_held_back.clear();
 }
 
-/// Whether the op waits for tokens that other ranks send.
-bool StageWriter::waits_for_tokens(const Segment& segment, const Op& op) const {
+/// Whether the op waits for tokens that other ranks send; with slices, for tensor ranks.
+bool StageWriter::waits_for_others(const Segment& segment, const Op& op) const {
   const Program& program = x_builder.program();
+  const Category category = sliced() ? Category::kTensor : Category::kExpert;
   return std::any_of(op.waits.begin(), op.waits.end(), [&](const EventRef& event) {
     return std::any_of(segment.ops.begin(), segment.ops.end(), [&](const Op& other) {
       const auto* work = std::get_if<Collective>(&program.works[other.work.index()]);
-      return other.records == event && other.category == Category::kExpert && work != nullptr &&
+      return other.records == event && other.category == category && work != nullptr &&
              work->dtype != DType::kInt64;
     });
   });
 }
 
-/// The segment in parts, cut before every op of compute that waits for tokens.
+/// The segment in parts, cut before every op of compute that waits for other ranks.
 const std::vector<SegmentId>& StageWriter::blocks_of(SegmentId id) {
   const auto [it, fresh] = x_blocks_of.try_emplace(id);
   if (!fresh) return it->second;
@@ -69,7 +70,7 @@ const std::vector<SegmentId>& StageWriter::blocks_of(SegmentId id) {
   std::vector<Segment> parts(1, Segment{whole.name, whole.frames, {}});
   for (const Op& op : whole.ops) {
     const bool compute = op.stream == StreamId(std::size_t{0});
-    if (compute && !parts.back().ops.empty() && waits_for_tokens(whole, op)) {
+    if (compute && !parts.back().ops.empty() && waits_for_others(whole, op)) {
       parts.push_back(Segment{whole.name, whole.frames, {}});
     }
     parts.back().ops.push_back(op);

@@ -180,6 +180,7 @@ void StageWriter::forward(std::int32_t c, std::int32_t mb) {
   if (ends && chunk.first && !x_model.is_network()) embedding_forward(chunk, passage, mb);
   if (x_plan.spreads_vocabulary()) embedding_inner_forward(chunk, passage, mb);
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
+  finish_slices();
   if (ends && chunk.last) head_forward(chunk, passage, mb);
   pass_ends(false, mb);
   share_scales(chunk, mb, false);
@@ -228,6 +229,10 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   bind_loss(chunk, passage, l, call);
   bind_memory(chunk, passage, l, false, call);
   bind_part(chunk, l, nullptr, false, call);
+  if (sliced()) {
+    if (l == 0) call.waits.push_back({StreamId(std::size_t{0}), passage.hidden.front(), kReady});
+    return call_slices(std::move(call), s.forward_slices);
+  }
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
   keep_on_host(chunk, passage, l);
@@ -290,12 +295,14 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     load_from_host(chunk, passage, l - 1);
     layer_backward(chunk, passage, l, mb);
     unit_ends(chunk, l, passage.gradient, true, last);
-    if (reduces) {
-      reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, passage.gradient,
-                   kReady);
-      reduce_experts_ready(chunk, l, passage.gradient, kReady);
-    }
+    if (!reduces) continue;
+    const auto reduce = [this, &chunk, l, gradient = passage.gradient] {
+      reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, gradient, kReady);
+      reduce_experts_ready(chunk, l, gradient, kReady);
+    };
+    sliced() ? after_slices(reduce) : reduce();
   }
+  finish_slices();
   if (x_plan.spreads_vocabulary()) embedding_inner_backward(chunk, passage, mb);
   if (chunk.first && !x_model.is_network() && !shares) {
     embedding_backward(chunk, passage, mb, last);
@@ -396,7 +403,13 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
     passage.weights.emplace_back(l, call);
     passage.weights.back().second.segment = s.weights;
   }
-  x_builder.call(std::move(call));
+  if (sliced()) {
+    const bool first = l + 1 == chunk.layers;
+    if (first) call.waits.push_back({StreamId(std::size_t{0}), passage.gradient, kReady});
+    call_slices(std::move(call), s.backward_slices);
+  } else {
+    x_builder.call(std::move(call));
+  }
   passage.gradient = below;
 }
 

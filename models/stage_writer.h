@@ -136,10 +136,16 @@ class StageWriter {
   using Blocks = std::vector<std::vector<Call>>;
   void joined_begin(const std::vector<Pass>& list, std::size_t first);
   void joined_end();
-  bool waits_for_tokens(const Segment& segment, const Op& op) const;
+  bool waits_for_others(const Segment& segment, const Op& op) const;
   const std::vector<SegmentId>& blocks_of(SegmentId id);
   std::vector<Blocks> in_blocks(const std::vector<Call>& calls);
   void weave();
+
+  // --- Slices of a microbatch (stage_slices.cpp) ---
+  bool sliced() const { return x_plan.overlap.tensor_slices > 1; }
+  void call_slices(Call call, const std::vector<SegmentId>& slices);
+  void after_slices(std::function<void()> next);
+  void finish_slices();
 
   // --- A vocabulary on all stages (stage_vocabulary.cpp) ---
   void vocabulary_pass(const Pass& pass);
@@ -344,7 +350,9 @@ class StageWriter {
   /// First call of each of the joined passes, and whether it is a forward pass.
   std::vector<std::pair<std::size_t, bool>> x_joined_begins;
   std::map<SegmentId, std::vector<SegmentId>> x_blocks_of;
-  FrameId x_head_done;  ///< local frame of the head's last backward pass
+  std::vector<Call> x_slice_ends;        ///< last blocks of a layer's slices, still to come
+  std::function<void()> x_after_slices;  ///< what follows them
+  FrameId x_head_done;                   ///< local frame of the head's last backward pass
   /// Where the event of the last backward or weight pass is; with the vocabulary on all stages, of
   /// the last pass.
   StreamWait x_pass_done;

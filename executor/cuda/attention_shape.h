@@ -122,8 +122,8 @@ inline AttentionShape shape_of(const Attention& w, const OpContext& context,
     const Place cut = context.place(context.batch.context);
     place = {place.index * cut.size + cut.index, place.size * cut.size};
   }
-  s.first_sequence =
-      context.first_sequence() + context.place(w.sequences_split_over).index * w.batch;
+  s.first_sequence = context.first_sequence() + w.first_sequence +
+                     context.place(w.sequences_split_over).index * w.batch;
   s.first_head = place.index * w.q_heads;
   s.all_heads = place.size * w.q_heads;
   s.length = std::max(w.q_len, context.batch.length);

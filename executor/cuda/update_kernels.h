@@ -26,6 +26,7 @@ inline Mask mask_of(const Kernel& w, const OpContext& context) {
   out.key = context.key(context.op->name);
   out.threshold = threshold_of(w.value);
   out.places = token_places(context, w.split_over, w.rows);
+  out.places.first += w.first_row;
   out.cols = w.cols;
   out.part = context.place(w.cols_split_over).index;
   out.parts = context.place(w.cols_split_over).size;

@@ -21,6 +21,7 @@ std::string text_of(const Attention& w) {
   if (w.value_dim > 0) out += "/" + number(w.value_dim);
   if (w.causal) out += " causal";
   if (w.alibi) out += " alibi";
+  if (w.first_sequence > 0) out += " from sequence " + number(w.first_sequence);
   if (w.dropout > 0) out += " dropout";
   if (w.window > 0) out += " window " + number(w.window);
   return out + " " + std::string(name_of(w.kernel)) + " " + std::string(name_of(w.dtype));
@@ -32,6 +33,7 @@ std::string text_of(const Kernel& w) {
          number(w.bytes) + " B";
   if (w.launches != 1) out += " in " + number(w.launches) + " launches";
   if (w.split_over.valid()) out += " split over group " + number(w.split_over.value);
+  if (w.first_row > 0) out += " from row " + number(w.first_row);
   if (w.cols_split_over.valid()) {
     out += " columns split over group " + number(w.cols_split_over.value);
   }

@@ -104,7 +104,8 @@ struct Attention {
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all
-  GroupSlot sequences_split_over;  ///< likewise of the microbatch's sequences
+  GroupSlot sequences_split_over;   ///< likewise of the microbatch's sequences
+  std::int64_t first_sequence = 0;  ///< among those that the rank holds
   ContextPart part = ContextPart::kWhole;
   std::int32_t hops = 0;  ///< see kMember
   std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
@@ -209,6 +210,7 @@ struct Kernel {
   std::int32_t launches = 1;
   std::int64_t intermediate_bytes = 0;  ///< moved besides the operands, for each of rows x cols
   std::int64_t head_dim = 0;            ///< of rope
+  std::int64_t first_row = 0;           ///< of dropouts: among the tokens that the rank holds
   double value = 0;  ///< the rate of a dropout, the norm that `scale` and `adam` clip to
   /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
   /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them.

@@ -140,6 +140,18 @@ std::vector<DeviceCase> many_rank_cases() {
   plan.global_batch = 8;
   plan.schedule = Schedule::kInterleaved;
   out.push_back({"gpt pipeline 2 x 2", deep, plan});
+  deep.tied_embeddings = false;
+  plan = tiny_plan(deep, {1, 2, 1, 1}, AttentionKernel::kFlash, 0);
+  plan.global_batch = 8;
+  plan.schedule = Schedule::kVocabulary1;
+  out.push_back({"gpt pipeline 2, Vocab-1", deep, plan});
+  plan.schedule = Schedule::kVocabulary2;
+  out.push_back({"gpt pipeline 2, Vocab-2", deep, plan});
+  plan = tiny_plan(deep, {2, 1, 1, 1}, AttentionKernel::kFlash, 0.1);
+  plan.micro_batch = 2;
+  plan.global_batch = 8;
+  plan.overlap.tensor_slices = 2;
+  out.push_back({"gpt tensor 2 in slices", deep, plan});
   return out;
 }
 

@@ -33,6 +33,7 @@ void make_experts_small(Rng& rng, Model& m, Plan& p) {
 void cut_sequences(Rng& rng, Model& m, Plan& p) {
   const std::int64_t microbatches = p.microbatches();
   m.sliding_window = 0;
+  p.overlap.tensor_slices = 1;
   p.attention = AttentionKernel::kFlash;
   p.rank_order = {"tp", "cp", "ep", "dp", "pp"};
   p.context = p.tensor * p.pipeline <= 2 && rng.below(2) == 0 ? 4 : 2;
@@ -84,7 +85,10 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
     p.accelerators = p.tensor * p.pipeline * p.data;
     p.global_batch = p.micro_batch * p.batch_ranks() * microbatches;
   }
-  if (p.tensor == 1) p.sequence = false;
+  if (p.tensor == 1) {
+    p.sequence = false;
+    p.overlap.tensor_slices = 1;
+  }
   if (p.virtual_pipeline > 1) {
     p.global_batch = p.micro_batch * p.batch_ranks() * p.pipeline * (1 + rng.below(2));
   }

@@ -51,6 +51,7 @@ Plan on_one_rank(const Plan& plan) {
   one.experts.expert = one.experts.tensor = 1;
   one.experts.dispatcher = Dispatcher::kAllToAll;
   one.schedule = Schedule::kGpipe;
+  one.overlap.tensor_slices = 1;
   one.attention = AttentionKernel::kFlash;
   one.precision.master = false;
   one.fused_accumulation = true;

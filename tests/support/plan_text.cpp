@@ -60,7 +60,8 @@ std::string describe(const Model& model, const Plan& plan) {
       " cut " + n(static_cast<int>(plan.buckets.cut)) + (plan.buckets.copy ? " copied" : "") +
       (plan.buckets.last_pass_only ? "" : " every pass") + " inner " + n(plan.buckets.inner_group) +
       " compression " + n(static_cast<int>(plan.buckets.compression)) + " order " +
-      plan.rank_order.front() + " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap";
+      plan.rank_order.front() + " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap " +
+      n(plan.overlap.tensor_slices);
   const Overlap& o = plan.overlap;
   out += flags({o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather,
                 o.expert, o.passes});

@@ -211,6 +211,13 @@ void draw_kept(Rng rng, Recompute& r) {
   for (const auto kept : kKept) r.*kept = rng.below(4) == 0;
 }
 
+/// Slices that take turns. Later draws do not depend on it.
+void draw_slices(Rng rng, const Model& model, Plan& p) {
+  const bool possible = p.tensor > 1 && !p.sequence && p.context == 1 && p.micro_batch == 2 &&
+                        !model.qk_norm && !p.precision.low() && !p.splits_backward();
+  if (possible && rng.below(2) == 0) p.overlap.tensor_slices = 2;
+}
+
 }  // namespace
 
 Drawn draw_plan(Rng& rng) {
@@ -248,6 +255,7 @@ Drawn draw_plan(Rng& rng) {
   p.fused_accumulation = rng.below(3) > 0;
   draw_buckets(rng, p);
   draw_kept(rng, p.recompute);
+  draw_slices(rng, out.model, p);
   return out;
 }
 
@@ -266,7 +274,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
   Plan& p = out.plan;
   out.model.qk_norm = false;
   keep_nothing(p.recompute);
-  p.context = 1;
+  p.context = p.overlap.tensor_slices = 1;
   p.sequence = false;
   p.tensor_mode = grid.mode;
   p.tensor = grid.tensor;
@@ -329,6 +337,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   const auto coin = [&rng] { return rng.below(2) == 0; };
   Plan& p = out.plan;
   p.sharding = rng.below(4) == 0 ? Sharding::kGradients : Sharding::kParameters;
+  p.overlap.tensor_slices = 1;
   p.buckets = GradientBuckets();
   if (p.splits_backward() || p.ways() == 2 || p.shares_vocabulary()) {
     p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
@@ -409,6 +418,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   Drawn out = rng.below(2) == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
   Plan& p = out.plan;
   p.shard_group = p.units.secondary = 0;
+  p.overlap.tensor_slices = 1;
   p.units.narrow_gathers = p.units.narrow_reduction = false;
   p.buckets = GradientBuckets();
   keep_nothing(p.recompute);

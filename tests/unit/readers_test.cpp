@@ -210,6 +210,24 @@ TEST(ReadPlan, SpreadVocabularyNeedsAFreeHost) {
   expect_error(with("transfers"), {"/host/synchronize", "1f1b-vocab-2 needs none"});
 }
 
+TEST(ReadPlan, SlicesThatDoNotFit) {
+  const auto with = [](const std::string& more, const std::string& parallel = "\"tensor\":2") {
+    return plan_of("{\"overlap\":{\"tensor_slices\":2},\"parallel\":{" + parallel +
+                       ",\"sequence\":false},\"batch\":{\"global\":24,\"micro\":2}" + more + "}",
+                   4);
+  };
+  EXPECT_TRUE(with("").ok());
+  expect_error(with("", "\"tensor\":1"), {"/overlap/tensor_slices", "parallel.tensor > 1"});
+  expect_error(with(",\"sharding\":{\"level\":\"gradients\"}"),
+               {"/sharding/level", "overlap.tensor_slices"}, ErrorKind::kUnsupported);
+  expect_error(with(",\"schedule\":\"zb-h1\"", "\"tensor\":2,\"pipeline\":2"),
+               {"/schedule", "overlap.tensor_slices"}, ErrorKind::kUnsupported);
+  expect_error(plan_of("{\"overlap\":{\"tensor_slices\":4},\"parallel\":{\"tensor\":2,"
+                       "\"sequence\":false},\"batch\":{\"global\":24,\"micro\":2}}",
+                       4),
+               {"/batch/micro", "whole sequences"});
+}
+
 // What schedules of two pipelines or of a V need, and what they do not go with.
 TEST(ReadPlan, SchedulesThatDoNotFit) {
   const auto with = [](const std::string& schedule, std::int64_t pipeline,
