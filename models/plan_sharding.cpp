@@ -160,6 +160,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read("reshard_after_forward", units.reshard);
   reader.read("reshard_last_unit", units.reshard_last);
   reader.read("reshard_in_pipeline", units.reshard_in_pipeline);
+  reader.read("persist_elements", units.persist_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("forward_prefetch", units.forward_prefetch);
   reader.read_enum("backward_prefetch", units.backward_prefetch, {"none", "post", "pre"});
   reader.read("gathers_in_flight", units.gathers_in_flight, IntRange{0, 1 << 20});

@@ -21,25 +21,26 @@ void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std
 
 }  // namespace
 
-std::size_t StageWriter::shape_of(const Holders& holders, bool root, std::int64_t layers,
-                                  std::int64_t shared, std::int64_t cut,
-                                  const std::vector<Piece>& pieces) {
+std::size_t StageWriter::shape_of(const Holders& holders, bool root, bool whole,
+                                  std::int64_t layers, const UnitContent& content) {
   const std::int64_t shards = holders.shards;
   UnitShape shape;
   shape.holders = holders;
   shape.root = root;
   shape.layers = layers;
-  shape.filled = shared + cut;
+  shape.whole = whole;
+  shape.filled = content.elements;
   shape.elements = unit_elements(shape.filled, shards);
-  shape.shared_elements = shared;
+  shape.alike = content.alike;
+  shape.partial = content.partial;
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
     const UnitShape& known = x_shapes[s];
     if (known.holders.expert != holders.expert || known.root != root) continue;
-    if (known.layers != layers || known.filled != shape.filled) continue;
-    const bool alike = !sharded_parameters() || pieces_of(known) == pieces;
+    if (known.layers != layers || known.filled != shape.filled || known.whole != whole) continue;
+    const bool alike = !sharded_parameters() || pieces_of(known) == content.pieces;
     if (alike) return s;
   }
-  write_shape(shape, pieces);
+  write_shape(shape, content.pieces);
   x_shapes.push_back(shape);
   return x_shapes.size() - 1;
 }
@@ -64,7 +65,7 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   const DType stored = x_plan.shard_type();
   FrameLayout weights;
   weights.name = "unit weights";
-  add(weights, "whole", BufferKind::kParameters, p.compute, shape.elements, !sharded);
+  add(weights, "whole", BufferKind::kParameters, p.compute, shape.elements, stays_whole(shape));
   if (sharded) add(weights, "shard to gather", BufferKind::kCommunication, p.compute, own, false);
   weights.events = {"gathered"};
   if (x_plan.offload.parameters != Memory::kDevice) weights.events.emplace_back("from host");
@@ -93,8 +94,8 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
       true);
   if (on_host) shards.buffers[0].memory = Memory::kHost;
   mark_shard(shards.buffers[0], shape);
-  if (x_plan.tensor > 1 && shape.shared_elements > 0) {
-    shards.buffers[0].replicas = {{0, shape.shared_elements, x_builder.group(kTensorGroup)}};
+  for (const auto& [begin, end] : shape.alike) {
+    shards.buffers[0].replicas.push_back({begin, end, x_builder.group(kTensorGroup)});
   }
   shape.shards = x_builder.layout(std::move(shards));
 
@@ -111,7 +112,8 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
     states.buffers.back().memory = x_plan.offload.optimizer;
   }
   if (on_host) add_host_states(states, own);
-  if (const std::int64_t ranks = x_plan.units.secondary; ranks > 0 && shape.holders.shards > 1) {
+  const std::int64_t ranks = shape.whole ? 0 : x_plan.units.secondary;
+  if (ranks > 0 && shape.holders.shards > 1) {
     shape.secondary =
         Ref{1, static_cast<std::int16_t>(states.buffers.size()), p.compute, shape.elements / ranks};
     add(states, "second copy's part", BufferKind::kParameters, p.compute, shape.secondary.count,
@@ -184,7 +186,7 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
     shard_from_host(segment, part, here);
     part = here;
   }
-  const bool narrow = !alone && x_plan.units.narrow_gathers;
+  const bool narrow = !alone && !shape.whole && x_plan.units.narrow_gathers;
   if (narrow) gather_narrow(shape, Ref{1, 0, x_plan.shard_type(), own}, whole, segment);
   if (sharded_parameters() && !offloaded && !narrow && (alone || x_plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
@@ -219,7 +221,7 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
 /// Gradients that every tensor rank holds but computed in part: their sum over tensor ranks.
 void StageWriter::sum_shared(const UnitShape& shape, Segment& segment) {
   const DType type = x_plan.local_gradients();
-  for (const auto& [begin, end] : partial_gradients(shape.shared_elements, 0, shape.layers)) {
+  for (const auto& [begin, end] : shape.partial) {
     Op op = unit_op("tensor", "gradients.shared.reduce",
                     Collective{CollectiveKind::kAllReduce, x_builder.group(kTensorGroup),
                                end - begin, type, false},

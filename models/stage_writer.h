@@ -234,11 +234,17 @@ class StageWriter {
   bool by_units() const { return x_plan.by_units(); }
   bool sharded_parameters() const { return x_plan.sharding == Sharding::kParameters; }
   void make_units(Chunk& chunk);
-  void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last);
-  void add_root(Chunk& chunk);
+  void append_layout(UnitContent& out, const FrameLayout& layout, std::int64_t layer) const;
+  void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last, UnitContent& small);
+  std::size_t root_shape(Chunk& chunk, UnitContent& small);
+  void append_owners(std::size_t shape, std::vector<LayoutId>& out) const;
+  std::vector<LayoutId> owners_of(Chunk& chunk, std::int64_t layer);
+  /// Every rank holds its parameters from step to step.
+  bool stays_whole(const UnitShape& shape) const { return !sharded_parameters() || shape.whole; }
+  Unit* small_unit(Chunk& chunk) const;
   void push_unit(Chunk& chunk, std::size_t shape, std::int64_t first, std::int64_t last);
-  std::size_t shape_of(const Holders& holders, bool root, std::int64_t layers, std::int64_t shared,
-                       std::int64_t cut, const std::vector<Piece>& pieces);
+  std::size_t shape_of(const Holders& holders, bool root, bool whole, std::int64_t layers,
+                       const UnitContent& content);
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
   void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
@@ -317,8 +323,8 @@ class StageWriter {
   std::vector<std::size_t> x_block_kinds;       ///< by layer
   std::vector<BetweenBlocks> x_between;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
-  /// By experts, window, recomputed, shape of the unit.
-  std::map<std::tuple<bool, bool, bool, std::size_t>, LayerSegments> x_layer_segments;
+  /// By experts, window, recomputed, shape of the unit and of what stays gathered (0: none).
+  std::map<std::tuple<bool, bool, bool, std::size_t, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;
   std::map<std::int32_t, HostCopies> x_host_copies;  ///< by layout on the device
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
