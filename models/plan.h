@@ -181,6 +181,9 @@ struct Units {
   bool reshard_in_pipeline = true;  ///< else stages gather and reduce once a step
   /// Parameters of at most so many elements stay gathered, but tables and experts; 0 = none.
   std::int64_t persist_elements = 0;
+  /// Ranks that gather among each other what they gathered across such groups (MiCS, see
+  /// models/stage_levels.cpp); 1: at once.
+  std::int64_t inner_group = 1;
   bool forward_prefetch = false;  ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
   std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit

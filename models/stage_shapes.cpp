@@ -57,19 +57,32 @@ void StageWriter::mark_shard(Buffer& buffer, const UnitShape& shape) const {
   buffer.shard_group = own.shard_group;
 }
 
+/// The whole parameters of a unit, and what travels for them.
+FrameLayout StageWriter::weights_layout(const UnitShape& shape) const {
+  const DType type = x_plan.precision.compute;
+  FrameLayout weights;
+  weights.name = "unit weights";
+  add(weights, "whole", BufferKind::kParameters, type, shape.elements, stays_whole(shape));
+  if (sharded_parameters()) {
+    add(weights, "shard to gather", BufferKind::kCommunication, type,
+        shape.elements / shape.holders.shards, false);
+  }
+  if (gathers_in_levels(shape)) {
+    add(weights, "gathered across groups", BufferKind::kCommunication, type,
+        shape.elements / x_plan.units.inner_group, false);
+  }
+  weights.events = {"gathered"};
+  if (x_plan.offload.parameters != Memory::kDevice) weights.events.emplace_back("from host");
+  return weights;
+}
+
 void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces) {
   const Precision& p = x_plan.precision;
   const std::int64_t own = shape.elements / shape.holders.shards;
   const bool sharded = sharded_parameters();
   if (shape.holders.shards > 1) (void)x_builder.group(shape.holders.shard_group);
   const DType stored = x_plan.shard_type();
-  FrameLayout weights;
-  weights.name = "unit weights";
-  add(weights, "whole", BufferKind::kParameters, p.compute, shape.elements, stays_whole(shape));
-  if (sharded) add(weights, "shard to gather", BufferKind::kCommunication, p.compute, own, false);
-  weights.events = {"gathered"};
-  if (x_plan.offload.parameters != Memory::kDevice) weights.events.emplace_back("from host");
-
+  FrameLayout weights = weights_layout(shape);
   FrameLayout gradients;
   gradients.name = "unit gradients";
   add(gradients, "whole", BufferKind::kGradients, x_plan.local_gradients(), shape.elements,
@@ -198,19 +211,13 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
     part = narrowed.view();
   }
   if (!alone && !narrow) {
-    (void)x_builder.group(shape.holders.shard_group);
-    Op gather =
-        unit_op(shape.holders.stream, "parameters.gather",
-                Collective{CollectiveKind::kAllGather, x_builder.group(shape.holders.shard_group),
-                           shape.elements, type, false},
-                Phase::kForward);
-    gather.reads = {sharded_parameters() ? part : own_shard(0, kWhole, shape, type)};
-    gather.writes = {whole.view()};
+    const std::size_t first = segment.ops.size();
+    gather_whole(shape, sharded_parameters() ? part : own_shard(0, kWhole, shape, type), whole,
+                 segment);
     if (offloaded) {
-      segment.ops.back().records = EventRef{0, kFromHost};
-      gather.waits = {EventRef{0, kFromHost}};
+      segment.ops[first - 1].records = EventRef{0, kFromHost};
+      segment.ops[first].waits = {EventRef{0, kFromHost}};
     }
-    segment.ops.push_back(std::move(gather));
   }
   if (shape.secondary.valid()) write_secondary(shape, whole, segment);
   if (segment.ops.empty()) return SegmentId();

@@ -245,6 +245,7 @@ class StageWriter {
   void push_unit(Chunk& chunk, std::size_t shape, std::int64_t first, std::int64_t last);
   std::size_t shape_of(const Holders& holders, bool root, bool whole, std::int64_t layers,
                        const UnitContent& content);
+  FrameLayout weights_layout(const UnitShape& shape) const;
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
   void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
@@ -273,6 +274,12 @@ class StageWriter {
   void open_units(Chunk& chunk, std::int64_t layer, bool backward);
   void bind_unit(Unit& unit, bool backward, Call& call) const;
   void need_gradients(Unit& unit);
+
+  // --- Gathers of units, at once and in two levels (stage_levels.cpp) ---
+  bool gathers_in_levels(const UnitShape& shape) const {
+    return x_plan.units.inner_group > 1 && shape.holders.shards > 1;
+  }
+  void gather_whole(const UnitShape& shape, const View& part, const Ref& whole, Segment& segment);
 
   // --- Units in fewer bits, and a second copy of them (stage_narrow.cpp) ---
   using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;

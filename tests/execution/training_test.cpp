@@ -377,6 +377,27 @@ TEST(PersistentParameters, TrainAsOneRank) {
   }
 }
 
+// Parameters come across groups, then from the neighbours.
+TEST(GathersInLevels, TrainAsOneRank) {
+  const Model model = narrowed(small_llama(), 3);
+  for (const std::int64_t level : {2, 4}) {
+    for (const std::int64_t group : {0, 4}) {
+      if (group == level) continue;
+      Plan plan = in_fp32(small_plan(model, {1, 1, 1, 8}, 1));
+      plan.sequence_length = 8;
+      plan.sharding = Sharding::kParameters;
+      plan.shard_group = group;
+      plan.units.reduce = DType::kFp32;
+      plan.units.inner_group = level;
+      plan.units.persist_elements = group;
+      expect_as_one_rank(model, plan);
+      plan.units.narrow_shards = true;
+      plan.offload.optimizer = plan.offload.parameters = Memory::kHost;
+      expect_as_one_rank(model, plan);
+    }
+  }
+}
+
 TEST(Refusals, NarrowUnits) {
   const Model model = small_llama();
   Plan plan = small_plan(model, {1, 1, 1, 2}, 1);

@@ -125,5 +125,49 @@ TEST(PersistentParameters, StayOnEveryRank) {
   EXPECT_EQ(bytes.at("parameters.gather"), 2 * (parameter_count(model) - tables + 3 * tables));
 }
 
+/// Bytes that the ranks of a node receive from others in the all-gathers of one name, each rank the
+/// parts of members on other nodes: what crosses the network at least.
+Bytes received_by_node(const Workload& workload, const std::string& name, std::int64_t node_ranks) {
+  Bytes out = 0;
+  for (std::int64_t r = 0; r < node_ranks; ++r) {
+    const RankBinding& rank = workload.ranks[static_cast<std::size_t>(r)];
+    const Program& program = workload.programs[rank.program.index()];
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        if (op.name != name) continue;
+        const auto& c = std::get<Collective>(program.works[op.work.index()]);
+        const auto& group = workload.groups[rank.groups[c.group.index()].index()];
+        const Bytes part = bytes_of(c.dtype, c.count) / static_cast<Bytes>(group.size());
+        for (const RankId member : group) out += member.index() / node_ranks > 0 ? part : 0;
+      }
+    }
+  }
+  return out;
+}
+
+// MiCS, section 3.3: s ranks on nodes of k. Every node takes in (s - k) / s of the parameters once,
+// each of its ranks a k-th; inside the node the whole is gathered. Replicas of the group do the
+// same beside.
+TEST(GathersInLevels, CrossTheNetworkOnce) {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  constexpr std::int64_t kNode = 4;
+  for (const std::int64_t group : {8, 16}) {
+    Plan plan = plan_of_parameters(model, 16, 1);
+    plan.shard_group = group;
+    const auto flat = bytes_by_name(lowered(model, plan));
+    plan.units.inner_group = kNode;
+    const Workload workload = lowered(model, plan);
+    const auto bytes = bytes_by_name(workload);
+    EXPECT_EQ(bytes.count("parameters.gather"), 0U);
+    EXPECT_EQ(bytes.at("parameters.outer.gather"), flat.at("parameters.gather") / kNode);
+    EXPECT_EQ(bytes.at("parameters.inner.gather"), flat.at("parameters.gather"));
+    EXPECT_EQ(bytes.at("gradients.reduce"), flat.at("gradients.reduce"));
+    const Bytes crossed = received_by_node(workload, "parameters.outer.gather", kNode);
+    EXPECT_EQ(crossed, flat.at("parameters.gather") / group * (group - kNode));
+    EXPECT_EQ(received_by_node(workload, "parameters.inner.gather", kNode), 0);
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

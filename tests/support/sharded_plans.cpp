@@ -34,6 +34,15 @@ void draw_narrow(Rng rng, Plan& p) {
   p.buckets.inner_group = divisor(p.shards(), 1);
 }
 
+/// Gathers in two levels. What is drawn later does not depend on it.
+void draw_levels(Rng rng, Plan& p) {
+  Units& u = p.units;
+  const bool goes = p.sharding == Sharding::kParameters && !u.narrow_gathers && u.secondary == 0;
+  if (!goes || rng.below(2) == 0) return;
+  u.inner_group = 1 + rng.below(p.shards());
+  if (u.inner_group == p.shards() || p.shards() % u.inner_group != 0) u.inner_group = 1;
+}
+
 /// Small parameters that stay gathered. What is drawn later does not depend on it.
 void draw_small(Rng rng, Units& u) {
   if (rng.below(2) == 0) u.persist_elements = std::int64_t{1} << rng.below(16);
@@ -68,6 +77,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   draw_offload(rng, p);
   draw_narrow(rng, p);
   draw_small(rng, p.units);
+  draw_levels(rng, p);
   return out;
 }
 

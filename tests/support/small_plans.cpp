@@ -342,6 +342,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   Drawn out = rng.below(2) == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
   Plan& p = out.plan;
   p.shard_group = p.units.secondary = 0;
+  p.units.inner_group = 1;
   p.units.narrow_gathers = p.units.narrow_reduction = false;
   p.buckets = GradientBuckets();
   keep_nothing(p.recompute);
@@ -424,7 +425,7 @@ std::string describe(const Model& model, const Plan& plan) {
   const Units& u = plan.units;
   out += " group " + n(plan.shards()) + " units" +
          numbers({u.layers, u.gathers_in_flight, static_cast<std::int64_t>(u.backward_prefetch),
-                  u.persist_elements}) +
+                  u.persist_elements, u.inner_group}) +
          flags({u.reshard, u.reshard_last, u.forward_prefetch, u.narrow_shards, u.reduce_each});
   out += describe_experts(model, plan);
   const Offload& away = plan.offload;
