@@ -217,6 +217,8 @@ Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostre
     passes = 1;
     if (work.dropout > 0) bytes += scores * (2 * element + 1), ++passes;
   }
+  bytes += static_cast<double>(work.more_bytes);
+  passes += work.more_kernels;
   if (work.alibi) bytes += scores * element;  // the bias is added to the scores as they are scaled
   const double efficiency =
       memory.efficiency.at(static_cast<std::size_t>(KernelKind::kResidualAdd));
@@ -234,7 +236,7 @@ Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostre
   cost.deviation = 0.15F;
   if (steps != nullptr) {
     *steps << "batched GEMMs " << sum.arithmetic_s * 1e6 << " us, " << passes
-           << " passes over the scores " << sum.passes_s * 1e6 << " us\n";
+           << " passes over scores and heads " << sum.passes_s * 1e6 << " us\n";
   }
   return cost;
 }

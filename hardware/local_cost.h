@@ -43,7 +43,8 @@ Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
 /// blocks an SM and a longest of 2 mean blocks where causal. A window is a band of window + 128
 /// keys; where power bounds the rate it goes as power^0.568 (errors: docs/prices.md). Unfused:
 /// batched GEMMs over the full square and one memory pass for softmax and one for dropout (the
-/// fused scale-mask-softmax kernel of Megatron-LM). FLOPs as sim/program/work.h states them. Left
+/// fused scale-mask-softmax kernel of Megatron-LM), and what a framework that composes it moves
+/// besides (models/kernel_forms.h). FLOPs as sim/program/work.h states them. Left
 /// out: block-sparse masks other than a window.
 Result<Cost> attention_cost(const DeviceSpec& device, const Attention& work, std::ostream* steps);
 

@@ -94,6 +94,7 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
     Attention plain = *attention;
     plain.heads_split_over = GroupSlot();
     plain.hops = 0;
+    plain.more_kernels = 0;
     const std::string text = text_of(Work{plain});
     return {
         first_word(text) + (plain.causal ? " causal " : " ") + std::string(name_of(plain.kernel)),

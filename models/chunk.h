@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "models/ends.h"
@@ -67,23 +68,29 @@ inline constexpr std::int16_t kAtHost = 4;
 /// Event of a unit's states: what the host updated is on the device.
 inline constexpr std::int16_t kWeightsLoaded = 2;
 
+using ElementRange = std::pair<std::int64_t, std::int64_t>;  ///< [begin, end)
+
+/// The parameters of a unit, as they lie in it.
+struct UnitContent {
+  std::int64_t elements = 0;
+  std::vector<Piece> pieces;
+  std::vector<ElementRange> alike, partial;
+};
+
 /// Layouts and segments of the units of one shape; see stage_units.cpp.
 struct UnitShape {
   Holders holders;
   bool root = false;
   std::int64_t layers = 0;
   std::int64_t filled = 0, elements = 0;  ///< parameters; with padding up to equal shards
-  std::int64_t shared_elements = 0;       ///< stand first
+  bool whole = false;                     ///< its parameters stay gathered
+  std::vector<ElementRange> alike;        ///< what all tensor ranks hold
+  std::vector<ElementRange> partial;      ///< of it what they compute in parts
   LayoutId weights, gradients, shards, states;
   SegmentId gather, reduce_first, reduce_next;
   SegmentId gather_again;  ///< for backward passes, from the second copy; invalid: as forward
   Ref secondary;           ///< the rank's part of that copy, in a frame of `states`
 };
-
-/// Appends the pieces of `layout`, that of the unit's layer `layer`, as they lie in the unit from
-/// element `begin` on.
-void append_pieces(const FrameLayout& layout, std::int64_t begin, std::int64_t layer,
-                   std::vector<Piece>& out);
 
 /// Parameters that are gathered and reduced together: a run of layers, or the ends of a chunk.
 struct Unit {
@@ -117,7 +124,8 @@ struct Chunk {
   bool summed_once = false;
   std::vector<ParameterRange> ranges;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
-  std::vector<Unit> units;      ///< by their layers, then the root
+  std::vector<Unit> units;      ///< by their layers, then the root, then what stays gathered
+  int small = -1;               ///< which unit that is
   FrameId marks;                ///< events of the reductions over small groups
   FrameId done_frame;           ///< and the event of its last backward pass
   std::int16_t done_event = 0;

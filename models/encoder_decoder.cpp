@@ -67,10 +67,7 @@ class MemoryWriter {
       std::vector<LayoutId>& frames = w.segment().frames;
       frames = l.frames(out.saved, local);
       frames.insert(frames.end(), more.begin(), more.end());
-      if (l.unit_weights.valid()) {
-        frames.push_back(l.unit_weights);
-        frames.push_back(l.unit_gradients);
-      }
+      frames.insert(frames.end(), l.owners.begin(), l.owners.end());
       return x_builder.segment(std::move(w.segment()));
     };
     out.forward = add(forward, out.local_forward);
@@ -261,10 +258,7 @@ class TurnWriter : MemoryWriter {
     write_backward(backward);
     std::vector<LayoutId> more = {memory.memory, memory.gradient, x_embedding.inputs,
                                   x_embedding.weights, x_embedding.gradients};
-    if (x_embedding.unit_weights.valid()) {
-      more.push_back(x_embedding.unit_weights);
-      more.push_back(x_embedding.unit_gradients);
-    }
+    more.insert(more.end(), x_embedding.owners.begin(), x_embedding.owners.end());
     return finish(forward, backward, more);
   }
 

@@ -115,10 +115,7 @@ class EndWriter {
     const auto add = [&](SegmentWriter& writer, LayoutId local) {
       const EndLayouts& l = x_layouts;
       writer.segment().frames = l.frames(out.saved, local, head);
-      if (l.unit_weights.valid()) {
-        writer.segment().frames.push_back(l.unit_weights);
-        writer.segment().frames.push_back(l.unit_gradients);
-      }
+      for (const LayoutId owner : l.owners) writer.segment().frames.push_back(owner);
       return x_builder.segment(std::move(writer.segment()));
     };
     out.forward = add(forward, out.local_forward);

@@ -32,7 +32,7 @@ enum EmbeddingFrame : std::int16_t {
   kEmbeddingSaved,
   kEmbeddingLocal,
   kEmbeddingInputs,
-  kEmbeddingFrames,  ///< with sharded units the owners of weights and gradients follow
+  kEmbeddingFrames,  ///< with sharded units the owners follow
 };
 
 enum HeadFrame : std::int16_t {
@@ -59,7 +59,7 @@ inline constexpr std::int16_t kExpertNormSquare = 2;
 
 struct EndLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient, inputs, scalars;
-  LayoutId unit_weights, unit_gradients;  ///< with sharded units
+  std::vector<LayoutId> owners;  ///< as of layers
   /// The stage has this end of the pipeline; else, where all share the vocabulary, only a part of
   /// the table.
   bool at_end = true;

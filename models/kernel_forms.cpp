@@ -61,7 +61,47 @@ bool of_loss(KernelKind kind) {
          kind == KernelKind::kLossMean || kind == KernelKind::kLossBackward;
 }
 
+/// Elements that copies of heads read and write: queries and the context (backward their
+/// gradients), keys and values, which grouped queries repeat to as many heads as theirs.
+std::int64_t copied_elements(const Attention& a) {
+  const std::int64_t width = a.head_dim + a.value_width();
+  const std::int64_t queries = a.batch * a.q_len * a.q_heads * width;
+  const std::int64_t keys = a.batch * a.kv_len * (a.kv_heads + a.q_heads) * width;
+  return 2 * queries + keys;
+}
+
+/// Bytes of a score besides softmax and dropout on the scores' type. In 16 bits probabilities are
+/// in fp32, as under autocast: the mask is too.
+std::int64_t score_bytes(const Attention& a) {
+  const bool dropout = a.dropout > 0;
+  if (bits_of(a.dtype) > 16) {
+    // Scale r4 w4, mask r4 w4; backward scale r4 w4.
+    return a.backward ? 8 : 16;
+  }
+  // Scale r2 w2, mask r2 w4, softmax r4 w4 less its r2 w2, dropout likewise, to 16 bits r4 w2.
+  if (!a.backward) return 4 + 6 + 4 + (dropout ? 4 : 0) + 6;
+  // To fp32 r2 w4, dropout r4 w4 less its r2 w2, softmax r8 w4 less its r4 w2, to 16 bits r4 w2,
+  // scale r2 w2.
+  return 6 + (dropout ? 4 : 0) + 6 + 6 + 4;
+}
+
 }  // namespace
+
+/// Queries, keys and values are transposed views of what linears gave, which batched products take
+/// as contiguous copies alone, and the context is one that the way out takes as a copy; likewise
+/// their gradients. The addition of a mask has no kernel of its own backward.
+AttentionForm attention_form(const Plan& plan, const Attention& attention) {
+  const bool composed =
+      plan.fusion == Fusion::kEager && attention.kernel == AttentionKernel::kUnfused;
+  if (!composed) return {};
+  constexpr std::int32_t kCopies = 4;
+  const bool narrow = bits_of(attention.dtype) <= 16;
+  const std::int32_t casts = !narrow ? 0 : attention.backward ? 2 : 1;
+  const std::int64_t scores =
+      attention.batch * attention.q_heads * attention.q_len * attention.kv_len;
+  return {kCopies + (attention.backward ? 1 : 2) + casts,
+          bytes_of(attention.dtype, copied_elements(attention)) + scores * score_bytes(attention)};
+}
 
 KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   const KernelKind kind = kernel.kind;
@@ -81,6 +121,11 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
 
 void form_kernels(const Plan& plan, Program& program) {
   for (Work& work : program.works) {
+    if (auto* attention = std::get_if<Attention>(&work)) {
+      const AttentionForm form = attention_form(plan, *attention);
+      attention->more_kernels = form.kernels;
+      attention->more_bytes = form.bytes;
+    }
     auto* kernel = std::get_if<Kernel>(&work);
     if (kernel == nullptr) continue;
     const KernelForm form = kernel_form(plan, *kernel);

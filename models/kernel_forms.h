@@ -5,7 +5,8 @@
 // norm, rotary embedding, gated activations, dropout and the loss from elementwise operations whose
 // results pass through memory; `kernel_form` counts the bytes that they move besides, for each
 // element, and the launches, in operations of a Program (two to three kernels each, see
-// docs/prices.md).
+// docs/prices.md). Unfused attention is composed likewise: `attention_form` counts the copies that
+// batched products need, the passes over the scores beside softmax and dropout, and casts.
 #pragma once
 
 #include "models/plan.h"
@@ -19,7 +20,14 @@ struct KernelForm {
 
 KernelForm kernel_form(const Plan& plan, const Kernel& kernel);
 
-/// Gives every kernel of the Program its form.
+struct AttentionForm {
+  std::int32_t kernels = 0;
+  Bytes bytes = 0;
+};
+
+AttentionForm attention_form(const Plan& plan, const Attention& attention);
+
+/// Gives every kernel and attention of the Program its form.
 void form_kernels(const Plan& plan, Program& program);
 
 }  // namespace foretrain

@@ -103,15 +103,8 @@ class LayerWriter : LinearParts {
       writer.segment().frames.push_back(l.experts);
       writer.segment().frames.push_back(l.expert_gradients);
     }
-    if (l.unit_weights.valid()) {
-      writer.segment().frames.push_back(l.unit_weights);
-      writer.segment().frames.push_back(l.unit_gradients);
-    }
+    for (const LayoutId owner : l.owners) writer.segment().frames.push_back(owner);
     if (l.quantized.valid()) writer.segment().frames.push_back(l.quantized);
-    if (l.expert_unit_weights.valid()) {
-      writer.segment().frames.push_back(l.expert_unit_weights);
-      writer.segment().frames.push_back(l.expert_unit_gradients);
-    }
     return x_builder.segment(std::move(writer.segment()));
   }
 

@@ -27,11 +27,8 @@ enum LayerFrame : std::int16_t {
   kLocal,   ///< temporary buffers and events of one call
   kOutputGradient,
   kInputGradient,
-  kLayerFrames,
-  /// With sharded units the frames that own what kWeights and kGradients lie in.
-  kUnitWeights = kLayerFrames,
-  kUnitGradients,
-  /// Of layers with experts, which come before those of units and before `quantized_frame`.
+  kLayerFrames,  ///< with sharded units the owners follow
+  /// Of layers with experts, which come before the owners and before `quantized_frame`.
   kExpertWeights = kLayerFrames,
   kExpertGradients
 };
@@ -54,11 +51,13 @@ inline std::int64_t hidden_elements(const Model& model, const Plan& plan) {
 }
 
 /// Layouts of parameters: one with what tensor parallelism cuts, one with what every rank holds,
-/// one with the experts.
+/// one with the experts. Where small parameters stay gathered these are the second one, cut or not,
+/// unless there is nothing else.
 /// With `gradients` the same shapes in the gradients' type and kind.
 struct ParameterLayouts {
   FrameLayout cut, shared, experts;
   std::int64_t cut_elements = 0, shared_elements = 0, expert_elements = 0;
+  bool small = false;  ///< all but the experts stay gathered
 };
 ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& name,
                                    const std::vector<Parameter>& parameters, const Plan& plan,
@@ -84,9 +83,10 @@ struct LayerLayouts {
   bool windowed = false;  ///< its queries see only the model's window of keys
   LayoutId experts, expert_gradients;
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
-  LayoutId output, output_gradient;       ///< of the residual stream behind the layer
-  LayoutId unit_weights, unit_gradients;  ///< with sharded units
-  LayoutId expert_unit_weights, expert_unit_gradients;
+  LayoutId output, output_gradient;  ///< of the residual stream behind the layer
+  /// With sharded units the frames that own what kWeights, kShared and experts and their gradients
+  /// lie in: weights and gradients of each unit.
+  std::vector<LayoutId> owners;
   LayoutId quantized;
   ParameterLayouts parameters, parameter_gradients;
   /// Of the formal frames that every layer has.

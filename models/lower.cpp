@@ -133,6 +133,13 @@ class Lowering {
     bind(kOuterGroup, [inner](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data % inner};
     });
+    const std::int64_t level = x_plan.units.inner_group;
+    bind(kInnerShardGroup, [level](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / level};
+    });
+    bind(kOuterShardGroup, [level, shards](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / shards * level + at.data % level};
+    });
     const std::int64_t secondary = std::max<std::int64_t>(x_plan.units.secondary, 1);
     bind(kSecondaryGroup, [secondary](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data / secondary};

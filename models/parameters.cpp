@@ -3,6 +3,8 @@
 #include "models/tensor_grid.h"
 #include "sim/base/check.h"
 
+#include <algorithm>
+
 namespace foretrain {
 namespace {
 
@@ -79,8 +81,21 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
   out.cut.name = name + (gradients ? " gradients" : " weights");
   out.shared.name = name + (gradients ? " shared gradients" : " shared weights");
   out.experts.name = name + (gradients ? " expert gradients" : " expert weights");
+  // A head that borrows the embedding's table has nothing else where that lies.
+  const bool borrows = plan.persists() && parameters.front().name != "embedding.tokens" &&
+                       std::any_of(parameters.begin(), parameters.end(),
+                                   [](const Parameter& p) { return p.name == "embedding.tokens"; });
+  const auto small = [&](const Parameter& p) {
+    const Cut cut = cut_of(p, plan);
+    const bool few = borrows || cut.rows * cut.cols <= plan.units.persist_elements;
+    return few && !p.expert && !p.is_table();
+  };
+  out.small =
+      plan.persists() && std::all_of(parameters.begin(), parameters.end(),
+                                     [&small](const Parameter& p) { return p.expert || small(p); });
   for (const Parameter& p : parameters) {
     const Cut cut = cut_of(p, plan);
+    const bool apart = plan.persists() ? !out.small && small(p) : cut.alike;
     Buffer buffer;
     buffer.name = p.name;
     buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
@@ -88,13 +103,10 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     buffer.count = cut.rows * cut.cols;
     buffer.persistent = true;
     if (!gradients) buffer.pieces = pieces_of(builder, name, p, cut);
-    (p.expert    ? out.expert_elements
-     : cut.alike ? out.shared_elements
-                 : out.cut_elements) += buffer.count;
-    (p.expert    ? out.experts
-     : cut.alike ? out.shared
-                 : out.cut)
-        .buffers.push_back(std::move(buffer));
+    (p.expert ? out.expert_elements
+     : apart  ? out.shared_elements
+              : out.cut_elements) += buffer.count;
+    (p.expert ? out.experts : apart ? out.shared : out.cut).buffers.push_back(std::move(buffer));
   }
   return out;
 }

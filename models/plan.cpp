@@ -357,7 +357,7 @@ class PlanReader {
                                                          x_model.intermediate * 2})) *
                            8.0;
     const double scores = longest * static_cast<double>(std::max(p.sequence_length, p.target())) *
-                          static_cast<double>(x_model.heads) * 8.0;
+                          static_cast<double>(x_model.heads) * 32.0;  // as eager attention moves
     if (largest > 4e18 || (p.attention == AttentionKernel::kUnfused && scores > 4e18)) {
       refuse("batch", "one microbatch would need more than 4 EB");
     }

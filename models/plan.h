@@ -196,7 +196,12 @@ struct Units {
   bool reshard = true;              ///< parameters are let go after the forward pass
   bool reshard_last = true;         ///< those of the last unit of a chunk as well
   bool reshard_in_pipeline = true;  ///< else stages gather and reduce once a step
-  bool forward_prefetch = false;    ///< the next unit's gather is issued before this one's pass
+  /// Parameters of at most so many elements stay gathered, but tables and experts; 0 = none.
+  std::int64_t persist_elements = 0;
+  /// Ranks that gather among each other what they gathered across such groups (MiCS, see
+  /// models/stage_levels.cpp); 1: at once.
+  std::int64_t inner_group = 1;
+  bool forward_prefetch = false;  ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
   std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit
   bool narrow_shards = false;          ///< shards in the compute type; else fp32, cast to gather
@@ -372,6 +377,8 @@ struct Plan {
            (sharding != Sharding::kParameters || units.narrow_shards);
   }
   bool by_units() const { return sharding >= Sharding::kGradients; }
+  /// Small parameters stay gathered: models/stage_units.cpp.
+  bool persists() const { return sharding == Sharding::kParameters && units.persist_elements > 0; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.
   bool fresh_gradients() const { return by_units() && units.reduce_each; }
   /// Every microbatch's gradients are reduced on their own and then added up.

@@ -67,6 +67,26 @@ std::optional<Refusal> refused_narrow(const Model& model, const Plan& p) {
   return std::nullopt;
 }
 
+/// Gathers in two levels.
+std::optional<Refusal> refused_levels(const Model& model, const Plan& p) {
+  const Units& u = p.units;
+  const char* place = "sharding/inner_group";
+  if (u.inner_group == 1) return std::nullopt;
+  if (p.sharding != Sharding::kParameters) {
+    return Refusal{place, "needs sharding.level parameters"};
+  }
+  if (u.inner_group >= p.shards() || p.shards() % u.inner_group != 0) {
+    return Refusal{place, "found " + text(u.inner_group) + ", expected a divisor of the " +
+                              text(p.shards()) + " ranks that share the parameters, less than all"};
+  }
+  if (model.has_experts() || u.narrow_gathers || u.secondary > 0) {
+    return Refusal{place,
+                   "is not modelled with experts, gather_dtype int8, nor with secondary_group",
+                   ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
 void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
   reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready"});
   const auto bytes = [&reader](const char* key, Bytes& out) {
@@ -160,6 +180,8 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read("reshard_after_forward", units.reshard);
   reader.read("reshard_last_unit", units.reshard_last);
   reader.read("reshard_in_pipeline", units.reshard_in_pipeline);
+  reader.read("inner_group", units.inner_group, IntRange{1, 1 << 20});
+  reader.read("persist_elements", units.persist_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("forward_prefetch", units.forward_prefetch);
   reader.read_enum("backward_prefetch", units.backward_prefetch, {"none", "post", "pre"});
   reader.read("gathers_in_flight", units.gathers_in_flight, IntRange{0, 1 << 20});
@@ -196,6 +218,7 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   if (auto group = refused_group(plan)) return group;
   if (auto kinds = refused_kinds(model, plan)) return kinds;
   if (auto narrow = refused_narrow(model, plan)) return narrow;
+  if (auto levels = refused_levels(model, plan)) return levels;
   if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {
     return Refusal{"sharding/level",
                    "a table that is tied across pipeline stages is not modelled with sharded "

@@ -22,6 +22,9 @@ inline constexpr const char* kShardGroup = "shards";             ///< where it i
 inline constexpr const char* kReplicaGroup = "replicas";         ///< same shard, other groups
 inline constexpr const char* kInnerGroup = "inner data";         ///< gradients.inner_group ranks
 inline constexpr const char* kOuterGroup = "outer data";  ///< same place in other inner groups
+/// sharding.inner_group ranks, and those at the same place in other such groups of "shards"
+inline constexpr const char* kInnerShardGroup = "inner shards";
+inline constexpr const char* kOuterShardGroup = "outer shards";
 inline constexpr const char* kSecondaryGroup = "secondary shards";  ///< sharding.secondary_group
 inline constexpr const char* kNormGroup = "gradient norm";
 inline constexpr const char* kScaleGroup = "stage";            ///< all ranks that hold its layers

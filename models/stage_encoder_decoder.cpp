@@ -89,10 +89,7 @@ const LayerSegments& StageWriter::stack_segments(Chunk& chunk, std::int64_t l) {
   const auto [it, fresh] = x_stack_segments.try_emplace({stack, first, shape});
   if (!fresh) return it->second;
   LayerLayouts layouts = stack_layouts(layer);
-  if (by_units()) {
-    layouts.unit_weights = x_shapes[shape].weights;
-    layouts.unit_gradients = x_shapes[shape].gradients;
-  }
+  if (by_units()) layouts.owners = owners_of(chunk, l);
   return it->second = write_stack_layer(stack, first, layouts);
 }
 
@@ -135,15 +132,17 @@ void StageWriter::bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bo
   // The table lies in the root, which stays gathered until the backward pass is over.
   Unit& root = *root_of(chunk);
   const std::int64_t begin = chunk.embedding.cut_begin;
+  Unit* const small = small_unit(chunk);
   if (backward) need_gradients(root);
+  if (backward && small != nullptr) need_gradients(*small);
   call.frames.push_back(x_builder.alias(x_embedding.weights, root.weights, 0,
                                         bytes_of(x_plan.precision.compute, begin), call.layer));
   call.frames.push_back(backward
                             ? x_builder.alias(x_embedding.gradients, root.gradients, 0,
                                               bytes_of(x_plan.local_gradients(), begin), call.layer)
                             : FrameId());
-  call.frames.push_back(root.weights);
-  call.frames.push_back(backward ? root.gradients : FrameId());
+  bind_unit(root, backward, call);
+  if (small != nullptr) bind_unit(*small, backward, call);
 }
 
 }  // namespace foretrain

@@ -51,17 +51,16 @@ void StageWriter::make_experts(std::size_t index) {
 /// The experts of every unit of the owner, where it has any.
 void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
   experts.parts.resize(static_cast<std::size_t>(owner.layers));
-  for (const Unit& unit : owner.units) {
-    std::int64_t elements = 0;
-    std::vector<Piece> pieces;
+  for (std::int64_t first = 0; first < owner.layers; first += x_plan.units.layers) {
+    const Unit& unit = owner.units[static_cast<std::size_t>(first / x_plan.units.layers)];
+    UnitContent content;
     for (std::int64_t l = unit.first; l < unit.last; ++l) {
-      experts.parts[static_cast<std::size_t>(l)].cut_begin = elements;
-      append_pieces(kind_of(owner, l).parameters.experts, elements, l - unit.first, pieces);
-      elements += kind_of(owner, l).parameters.expert_elements;
+      experts.parts[static_cast<std::size_t>(l)].cut_begin = content.elements;
+      append_layout(content, kind_of(owner, l).parameters.experts, l - unit.first);
     }
-    if (elements == 0) continue;
+    if (content.elements == 0) continue;
     const std::size_t shape =
-        shape_of(experts.holders, false, unit.last - unit.first, 0, elements, pieces);
+        shape_of(experts.holders, false, false, unit.last - unit.first, content);
     push_unit(experts, shape, unit.first, unit.last);
   }
 }

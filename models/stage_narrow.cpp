@@ -41,7 +41,7 @@ void StageWriter::add_narrow(const UnitShape& shape, FrameLayout& weights,
   const auto add = [](FrameLayout& layout, const char* name, DType type, std::int64_t count) {
     layout.buffers.push_back(buffer_of(name, BufferKind::kCommunication, type, count));
   };
-  if (x_plan.units.narrow_gathers) {
+  if (x_plan.units.narrow_gathers && !shape.whole) {
     FT_CHECK(weights.buffers.size() == kGathered8, "buffers of a unit's weights");
     weights.buffers[kShard8].dtype = DType::kUint8;
     add(weights, "gathered in 8 bits", DType::kUint8, shape.elements);

@@ -250,11 +250,12 @@ void StageWriter::load_weights() {
 void StageWriter::finish_host_update() {
   if (!x_plan.offload.delayed_update) update_on_host(false);
   load_weights();
-  if (!sharded_parameters() && !x_plan.overlap.parameter_gather) {
+  if (!x_plan.overlap.parameter_gather) {
+    const bool stays = x_plan.offload.parameters != Memory::kDevice;
     for (Chunk& chunk : x_chunks) {
-      if (chunk.holders.shards == 1) continue;
       for (Unit& unit : chunk.units) {
-        gather_weights(unit, StreamWait{StreamId(), unit.states, kWeightsLoaded});
+        gather_weights(unit,
+                       StreamWait{StreamId(), unit.states, stays ? kUpdated : kWeightsLoaded});
       }
     }
   }

@@ -159,7 +159,7 @@ void StageWriter::write_layer_kinds(LayerLayouts& layer) {
     for (const bool windowed : {false, true}) {
       if (!x_model.has_windowed(windowed)) continue;
       layer.windowed = windowed;
-      x_layer_segments[{layer.sparse, windowed, again, 0}] =
+      x_layer_segments[{layer.sparse, windowed, again, 0, 0}] =
           write_layer(x_builder, x_model, x_plan, layer, again);
     }
   }

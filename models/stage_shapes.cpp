@@ -21,25 +21,26 @@ void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std
 
 }  // namespace
 
-std::size_t StageWriter::shape_of(const Holders& holders, bool root, std::int64_t layers,
-                                  std::int64_t shared, std::int64_t cut,
-                                  const std::vector<Piece>& pieces) {
+std::size_t StageWriter::shape_of(const Holders& holders, bool root, bool whole,
+                                  std::int64_t layers, const UnitContent& content) {
   const std::int64_t shards = holders.shards;
   UnitShape shape;
   shape.holders = holders;
   shape.root = root;
   shape.layers = layers;
-  shape.filled = shared + cut;
+  shape.whole = whole;
+  shape.filled = content.elements;
   shape.elements = unit_elements(shape.filled, shards);
-  shape.shared_elements = shared;
+  shape.alike = content.alike;
+  shape.partial = content.partial;
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
     const UnitShape& known = x_shapes[s];
     if (known.holders.expert != holders.expert || known.root != root) continue;
-    if (known.layers != layers || known.filled != shape.filled) continue;
-    const bool alike = !sharded_parameters() || pieces_of(known) == pieces;
+    if (known.layers != layers || known.filled != shape.filled || known.whole != whole) continue;
+    const bool alike = !sharded_parameters() || pieces_of(known) == content.pieces;
     if (alike) return s;
   }
-  write_shape(shape, pieces);
+  write_shape(shape, content.pieces);
   x_shapes.push_back(shape);
   return x_shapes.size() - 1;
 }
@@ -56,19 +57,32 @@ void StageWriter::mark_shard(Buffer& buffer, const UnitShape& shape) const {
   buffer.shard_group = own.shard_group;
 }
 
+/// The whole parameters of a unit, and what travels for them.
+FrameLayout StageWriter::weights_layout(const UnitShape& shape) const {
+  const DType type = x_plan.precision.compute;
+  FrameLayout weights;
+  weights.name = "unit weights";
+  add(weights, "whole", BufferKind::kParameters, type, shape.elements, stays_whole(shape));
+  if (sharded_parameters()) {
+    add(weights, "shard to gather", BufferKind::kCommunication, type,
+        shape.elements / shape.holders.shards, false);
+  }
+  if (gathers_in_levels(shape)) {
+    add(weights, "gathered across groups", BufferKind::kCommunication, type,
+        shape.elements / x_plan.units.inner_group, false);
+  }
+  weights.events = {"gathered"};
+  if (x_plan.offload.parameters != Memory::kDevice) weights.events.emplace_back("from host");
+  return weights;
+}
+
 void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces) {
   const Precision& p = x_plan.precision;
   const std::int64_t own = shape.elements / shape.holders.shards;
   const bool sharded = sharded_parameters();
   if (shape.holders.shards > 1) (void)x_builder.group(shape.holders.shard_group);
   const DType stored = x_plan.shard_type();
-  FrameLayout weights;
-  weights.name = "unit weights";
-  add(weights, "whole", BufferKind::kParameters, p.compute, shape.elements, !sharded);
-  if (sharded) add(weights, "shard to gather", BufferKind::kCommunication, p.compute, own, false);
-  weights.events = {"gathered"};
-  if (x_plan.offload.parameters != Memory::kDevice) weights.events.emplace_back("from host");
-
+  FrameLayout weights = weights_layout(shape);
   FrameLayout gradients;
   gradients.name = "unit gradients";
   add(gradients, "whole", BufferKind::kGradients, x_plan.local_gradients(), shape.elements,
@@ -93,8 +107,8 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
       true);
   if (on_host) shards.buffers[0].memory = Memory::kHost;
   mark_shard(shards.buffers[0], shape);
-  if (x_plan.tensor > 1 && shape.shared_elements > 0) {
-    shards.buffers[0].replicas = {{0, shape.shared_elements, x_builder.group(kTensorGroup)}};
+  for (const auto& [begin, end] : shape.alike) {
+    shards.buffers[0].replicas.push_back({begin, end, x_builder.group(kTensorGroup)});
   }
   shape.shards = x_builder.layout(std::move(shards));
 
@@ -111,7 +125,8 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
     states.buffers.back().memory = x_plan.offload.optimizer;
   }
   if (on_host) add_host_states(states, own);
-  if (const std::int64_t ranks = x_plan.units.secondary; ranks > 0 && shape.holders.shards > 1) {
+  const std::int64_t ranks = shape.whole ? 0 : x_plan.units.secondary;
+  if (ranks > 0 && shape.holders.shards > 1) {
     shape.secondary =
         Ref{1, static_cast<std::int16_t>(states.buffers.size()), p.compute, shape.elements / ranks};
     add(states, "second copy's part", BufferKind::kParameters, p.compute, shape.secondary.count,
@@ -184,7 +199,7 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
     shard_from_host(segment, part, here);
     part = here;
   }
-  const bool narrow = !alone && x_plan.units.narrow_gathers;
+  const bool narrow = !alone && !shape.whole && x_plan.units.narrow_gathers;
   if (narrow) gather_narrow(shape, Ref{1, 0, x_plan.shard_type(), own}, whole, segment);
   if (sharded_parameters() && !offloaded && !narrow && (alone || x_plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
@@ -196,19 +211,13 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
     part = narrowed.view();
   }
   if (!alone && !narrow) {
-    (void)x_builder.group(shape.holders.shard_group);
-    Op gather =
-        unit_op(shape.holders.stream, "parameters.gather",
-                Collective{CollectiveKind::kAllGather, x_builder.group(shape.holders.shard_group),
-                           shape.elements, type, false},
-                Phase::kForward);
-    gather.reads = {sharded_parameters() ? part : own_shard(0, kWhole, shape, type)};
-    gather.writes = {whole.view()};
+    const std::size_t first = segment.ops.size();
+    gather_whole(shape, sharded_parameters() ? part : own_shard(0, kWhole, shape, type), whole,
+                 segment);
     if (offloaded) {
-      segment.ops.back().records = EventRef{0, kFromHost};
-      gather.waits = {EventRef{0, kFromHost}};
+      segment.ops[first - 1].records = EventRef{0, kFromHost};
+      segment.ops[first].waits = {EventRef{0, kFromHost}};
     }
-    segment.ops.push_back(std::move(gather));
   }
   if (shape.secondary.valid()) write_secondary(shape, whole, segment);
   if (segment.ops.empty()) return SegmentId();
@@ -219,7 +228,7 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
 /// Gradients that every tensor rank holds but computed in part: their sum over tensor ranks.
 void StageWriter::sum_shared(const UnitShape& shape, Segment& segment) {
   const DType type = x_plan.local_gradients();
-  for (const auto& [begin, end] : partial_gradients(shape.shared_elements, 0, shape.layers)) {
+  for (const auto& [begin, end] : shape.partial) {
     Op op = unit_op("tensor", "gradients.shared.reduce",
                     Collective{CollectiveKind::kAllReduce, x_builder.group(kTensorGroup),
                                end - begin, type, false},

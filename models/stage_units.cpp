@@ -1,5 +1,8 @@
 // Sharded gradients (ZeRO-2) and parameters (ZeRO-3, FSDP): which units are gathered and reduced
-// when.
+// when. With `persist_elements` the small parameters of a chunk are a unit that stays gathered
+// (DeepSpeed's stage3_param_persistence_threshold): only the update makes them anew, and once a
+// step they are gathered like parameters of which the gradients alone are sharded. Left out: small
+// tables and experts stay sharded.
 #include <algorithm>
 
 #include "models/stage_writer.h"
@@ -7,79 +10,136 @@
 
 namespace foretrain {
 
-void append_pieces(const FrameLayout& layout, std::int64_t begin, std::int64_t layer,
-                   std::vector<Piece>& out) {
-  for (const Buffer& buffer : layout.buffers) {
-    for (Piece piece : buffer.pieces) {
-      piece.offset += begin;
-      piece.layer = static_cast<std::int32_t>(layer);
-      out.push_back(piece);
+/// What of a unit's parameters tensor ranks hold alike, and of it what they compute in parts: with
+/// sequence parallelism everything, from their own tokens; without it the norms of queries and
+/// keys, from their own heads.
+void StageWriter::append_layout(UnitContent& out, const FrameLayout& layout,
+                                std::int64_t layer) const {
+  const auto extend = [&out](std::vector<ElementRange>& ranges, std::int64_t count) {
+    if (!ranges.empty() && ranges.back().second == out.elements) {
+      ranges.back().second += count;
+    } else {
+      ranges.emplace_back(out.elements, out.elements + count);
     }
-    begin += buffer.count;
+  };
+  for (const Buffer& buffer : layout.buffers) {
+    const bool cut = std::any_of(buffer.pieces.begin(), buffer.pieces.end(), [](const Piece& p) {
+      return p.rows_split_over.valid() || p.cols_split_over.valid();
+    });
+    const bool of_heads = x_model.qk_norm && (buffer.name == "attention.q_norm.weight" ||
+                                              buffer.name == "attention.k_norm.weight");
+    if (!cut && x_plan.tensor > 1) {
+      extend(out.alike, buffer.count);
+      if (x_plan.sequence || of_heads) extend(out.partial, buffer.count);
+    }
+    for (Piece piece : buffer.pieces) {
+      piece.offset += out.elements;
+      piece.layer = static_cast<std::int32_t>(layer);
+      out.pieces.push_back(piece);
+    }
+    out.elements += buffer.count;
   }
 }
+
+namespace {
+
+/// `back` behind `front`.
+UnitContent joined(UnitContent front, const UnitContent& back) {
+  const auto move = [&front](const std::vector<ElementRange>& from, std::vector<ElementRange>& to) {
+    for (const auto& [begin, end] : from) {
+      to.emplace_back(begin + front.elements, end + front.elements);
+    }
+  };
+  move(back.alike, front.alike);
+  move(back.partial, front.partial);
+  for (Piece piece : back.pieces) {
+    piece.offset += front.elements;
+    front.pieces.push_back(piece);
+  }
+  front.elements += back.elements;
+  return front;
+}
+
+}  // namespace
 
 void StageWriter::make_units(Chunk& chunk) {
+  UnitContent small;
   for (std::int64_t l = 0; l < chunk.layers; l += x_plan.units.layers) {
-    add_unit(chunk, l, std::min(l + x_plan.units.layers, chunk.layers));
+    add_unit(chunk, l, std::min(l + x_plan.units.layers, chunk.layers), small);
   }
-  if (chunk.has_embedding || chunk.has_head) add_root(chunk);
+  std::vector<std::size_t> ends;
+  if (chunk.has_embedding || chunk.has_head) ends.push_back(root_shape(chunk, small));
+  if (small.elements > 0) ends.push_back(shape_of(chunk.holders, false, true, 0, small));
+  x_embedding.owners.clear();
+  for (const std::size_t shape : ends) append_owners(shape, x_embedding.owners);
+  x_head.owners = x_embedding.owners;
+  if (chunk.has_embedding || chunk.has_head) write_ends(chunk.has_embedding, chunk.has_head);
+  for (const std::size_t shape : ends) push_unit(chunk, shape, 0, 0);
+  if (small.elements > 0) chunk.small = static_cast<int>(chunk.units.size()) - 1;
 }
 
-/// [ shared by tensor ranks, by layers | cut, by layers ].
-void StageWriter::add_unit(Chunk& chunk, std::int64_t first, std::int64_t last) {
-  std::int64_t shared = 0;
-  std::int64_t cut = 0;
-  for (std::int64_t l = first; l < last; ++l) {
-    shared += kind_of(chunk, l).parameters.shared_elements;
-    cut += kind_of(chunk, l).parameters.cut_elements;
-  }
-  std::vector<Piece> pieces;
-  PartFrames part;
-  part.cut_end = shared;
+/// [ shared by tensor ranks, by layers | cut, by layers ]; what stays gathered goes to `small`.
+void StageWriter::add_unit(Chunk& chunk, std::int64_t first, std::int64_t last,
+                           UnitContent& small) {
+  UnitContent shared;
+  UnitContent cut;
+  const bool apart = x_plan.persists();
+  bool whole = apart;
+  const std::size_t begin = chunk.parts.size();
   for (std::int64_t l = first; l < last; ++l) {
     const ParameterLayouts& p = kind_of(chunk, l).parameters;
-    part.cut_begin = part.cut_end;
-    part.cut_end = part.cut_begin + p.cut_elements;
+    PartFrames part;
+    part.shared_begin = apart ? small.elements : shared.elements;
+    part.cut_begin = cut.elements;
+    append_layout(apart ? small : shared, p.shared, apart ? chunk.first_layer + l + 1 : l - first);
+    append_layout(cut, p.cut, l - first);
+    part.cut_end = cut.elements;
     chunk.parts.push_back(part);
-    append_pieces(p.shared, part.shared_begin, l - first, pieces);
-    append_pieces(p.cut, part.cut_begin, l - first, pieces);
-    part.shared_begin += p.shared_elements;
+    whole = whole && p.small;
   }
-  const std::size_t shape = shape_of(chunk.holders, false, last - first, shared, cut, pieces);
-  push_unit(chunk, shape, first, last);
+  for (std::size_t p = begin; p < chunk.parts.size(); ++p) {
+    chunk.parts[p].cut_begin += shared.elements;
+    chunk.parts[p].cut_end += shared.elements;
+  }
+  const UnitContent content = joined(std::move(shared), cut);
+  push_unit(chunk, shape_of(chunk.holders, false, whole, last - first, content), first, last);
 }
 
-void StageWriter::add_root(Chunk& chunk) {
-  std::int64_t shared = 0;
-  std::int64_t cut = 0;
-  if (chunk.has_embedding) {
-    shared += x_embedding.parameters.shared_elements;
-    cut += x_embedding.parameters.cut_elements;
-  }
+/// Adds the frames that own the parameters of a unit and their gradients.
+void StageWriter::append_owners(std::size_t shape, std::vector<LayoutId>& out) const {
+  out.push_back(x_shapes[shape].weights);
+  out.push_back(x_shapes[shape].gradients);
+}
+
+std::vector<LayoutId> StageWriter::owners_of(Chunk& chunk, std::int64_t layer) {
+  std::vector<LayoutId> out;
+  append_owners(unit_of(chunk, layer).shape, out);
+  if (const Unit* small = small_unit(chunk)) append_owners(small->shape, out);
+  if (const Unit* experts = expert_unit(chunk, layer)) append_owners(experts->shape, out);
+  return out;
+}
+
+/// Places the ends of a chunk in a unit of their own; what stays gathered goes to `small`.
+std::size_t StageWriter::root_shape(Chunk& chunk, UnitContent& small) {
+  UnitContent own;
+  UnitContent cut;
+  UnitContent& shared = x_plan.persists() ? small : own;
   // A tied table is the embedding's: the head finds it at the same place.
   const bool own_table = chunk.has_head && !(x_model.tied_embeddings && chunk.has_embedding);
-  if (chunk.has_head) {
-    chunk.head.shared_begin = shared;
-    shared += x_head.parameters.shared_elements;
-  }
-  chunk.embedding.cut_begin = shared;
-  chunk.head.cut_begin = own_table ? shared + cut : shared;
-  if (own_table) cut += x_head.parameters.cut_elements;
-  std::vector<Piece> pieces;
+  chunk.embedding.shared_begin = shared.elements;
   if (chunk.has_embedding) {
-    append_pieces(x_embedding.parameters.shared, 0, 0, pieces);
-    append_pieces(x_embedding.parameters.cut, chunk.embedding.cut_begin, 0, pieces);
+    append_layout(shared, x_embedding.parameters.shared, 0);
+    append_layout(cut, x_embedding.parameters.cut, 0);
   }
-  if (chunk.has_head) append_pieces(x_head.parameters.shared, chunk.head.shared_begin, 0, pieces);
-  if (own_table) append_pieces(x_head.parameters.cut, chunk.head.cut_begin, 0, pieces);
-  const std::size_t shape = shape_of(chunk.holders, true, 0, shared, cut, pieces);
-  for (EndLayouts* end : {&x_embedding, &x_head}) {
-    end->unit_weights = x_shapes[shape].weights;
-    end->unit_gradients = x_shapes[shape].gradients;
+  if (chunk.has_head) {
+    chunk.head.shared_begin = shared.elements;
+    chunk.head.cut_begin = own_table ? cut.elements : 0;
+    append_layout(shared, x_head.parameters.shared, 0);
+    if (own_table) append_layout(cut, x_head.parameters.cut, 0);
   }
-  write_ends(chunk.has_embedding, chunk.has_head);
-  push_unit(chunk, shape, 0, 0);
+  chunk.embedding.cut_begin = own.elements;
+  chunk.head.cut_begin += own.elements;
+  return shape_of(chunk.holders, true, false, 0, joined(std::move(own), cut));
 }
 
 void StageWriter::push_unit(Chunk& chunk, std::size_t shape, std::int64_t first,
@@ -95,7 +155,7 @@ void StageWriter::push_unit(Chunk& chunk, std::size_t shape, std::int64_t first,
   unit.shards = x_builder.frame(s.shards);
   if (x_plan.offload.delayed_update) unit.previous = x_builder.frame(s.shards);
   unit.waited = true;
-  if (!sharded_parameters()) unit.weights = x_builder.frame(s.weights);
+  if (stays_whole(s)) unit.weights = x_builder.frame(s.weights);
   if (!x_plan.fresh_gradients()) unit.gradients = x_builder.frame(s.gradients);
   chunk.units.push_back(unit);
 }
@@ -105,8 +165,13 @@ Unit& StageWriter::unit_of(Chunk& chunk, std::int64_t layer) const {
 }
 
 Unit* StageWriter::root_of(Chunk& chunk) {
-  if (chunk.units.empty() || !x_shapes[chunk.units.back().shape].root) return nullptr;
-  return &chunk.units.back();
+  const auto found = std::find_if(chunk.units.begin(), chunk.units.end(),
+                                  [this](const Unit& u) { return x_shapes[u.shape].root; });
+  return found == chunk.units.end() ? nullptr : &*found;
+}
+
+Unit* StageWriter::small_unit(Chunk& chunk) const {
+  return chunk.small < 0 ? nullptr : &chunk.units[static_cast<std::size_t>(chunk.small)];
 }
 
 /// The step's first segment: the host's own time, zeroes for what is added to; and with sharded
@@ -146,22 +211,23 @@ void StageWriter::zero_units() {
   if (x_plan.offload.delayed_update) update_on_host(true);
 }
 
-/// With sharded gradients alone every rank holds all parameters and gathers what others updated:
-/// first what the forward pass needs first.
+/// Of what every rank holds whole, with sharded gradients alone everything, else what stays
+/// gathered, it gathers what others updated: first what the forward pass needs first.
 void StageWriter::gather_all_weights(StreamWait after) {
-  if (sharded_parameters()) return;
   for (Chunk& chunk : x_chunks) {
-    if (chunk.holders.shards == 1) continue;
-    if (Unit* root = root_of(chunk)) gather_weights(*root, after);
+    Unit* const root = root_of(chunk);
+    if (root != nullptr) gather_weights(*root, after);
     for (Unit& unit : chunk.units) {
-      if (unit.last > unit.first) gather_weights(unit, after);
+      if (&unit != root) gather_weights(unit, after);
     }
   }
 }
 
 void StageWriter::gather_weights(Unit& unit, StreamWait after) {
-  Call call{x_shapes[unit.shape].gather, -1, -1, {unit.weights, unit.states}, {}};
-  after.stream = x_builder.stream(x_shapes[unit.shape].holders.stream);
+  const UnitShape& shape = x_shapes[unit.shape];
+  if (!stays_whole(shape) || !shape.gather.valid()) return;
+  Call call{shape.gather, -1, -1, {unit.weights, unit.states}, {}};
+  after.stream = x_builder.program().segments[shape.gather.index()].ops.front().stream;
   if (after.frame.valid()) call.waits.push_back(after);
   unit.waited = after.frame.valid();
   x_builder.call(std::move(call));
@@ -195,8 +261,9 @@ void StageWriter::open_unit(Unit& unit, bool backward) {
 }
 
 void StageWriter::close_unit(Unit& unit, FrameId frame, std::int16_t event) {
-  if (!sharded_parameters()) return;
-  if (const UnitShape& shape = x_shapes[unit.shape]; !shape.root) {
+  const UnitShape& shape = x_shapes[unit.shape];
+  if (stays_whole(shape)) return;
+  if (!shape.root) {
     x_let_go[shape.holders.expert ? 1 : 0][unit.gather] =
         StreamWait{x_builder.stream(shape.holders.stream), frame, event};
   }
@@ -283,7 +350,10 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
   Unit* const found = end == nullptr ? &unit_of(chunk, layer) : root_of(chunk);
   FT_CHECK(found != nullptr, "an end whose parameters are in no unit");
   Unit& unit = *found;
+  Unit* const small = small_unit(chunk);
   if (backward) need_gradients(unit);
+  if (backward && small != nullptr) need_gradients(*small);
+  const Unit& of_shared = small == nullptr ? unit : *small;
   const PartFrames& part = end == &x_embedding ? chunk.embedding
                            : end == &x_head    ? chunk.head
                                                : chunk.parts[static_cast<std::size_t>(layer)];
@@ -294,11 +364,11 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
   const auto all = [&](const auto& layouts) {
     const DType type = x_plan.precision.compute;
     bind(kWeights, layouts.weights, unit.weights, type, part.cut_begin);
-    bind(kShared, layouts.shared, unit.weights, type, part.shared_begin);
+    bind(kShared, layouts.shared, of_shared.weights, type, part.shared_begin);
     if (!backward) return;
     const DType local = x_plan.local_gradients();
     bind(kGradients, layouts.gradients, unit.gradients, local, part.cut_begin);
-    bind(kSharedGradients, layouts.shared_gradients, unit.gradients, local, part.shared_begin);
+    bind(kSharedGradients, layouts.shared_gradients, of_shared.gradients, local, part.shared_begin);
   };
   if (end == nullptr) {
     all(kind_of(chunk, layer));
@@ -306,6 +376,7 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
     all(*end);
   }
   bind_unit(unit, backward, call);
+  if (small != nullptr) bind_unit(*small, backward, call);
   if (end != nullptr) return;
   if (Unit* experts = expert_unit(chunk, layer)) bind_unit(*experts, backward, call);
 }
@@ -316,20 +387,16 @@ const LayerSegments& StageWriter::layer_segments(Chunk& chunk, std::int64_t laye
   const bool again = recomputed(chunk.layers_before + layer);
   const LayerLayouts& kind = kind_of(chunk, layer);
   const bool windowed = x_model.windowed(chunk.first_layer + layer);
-  if (!by_units()) return x_layer_segments.at({kind.sparse, windowed, again, 0});
-  const std::size_t shape = unit_of(chunk, layer).shape;
-  const auto known = x_layer_segments.find({kind.sparse, windowed, again, shape});
+  if (!by_units()) return x_layer_segments.at({kind.sparse, windowed, again, 0, 0});
+  const Unit* small = small_unit(chunk);
+  const std::tuple key(kind.sparse, windowed, again, unit_of(chunk, layer).shape,
+                       small == nullptr ? std::size_t{0} : small->shape);
+  const auto known = x_layer_segments.find(key);
   if (known != x_layer_segments.end()) return known->second;
   LayerLayouts layouts = kind;
   layouts.windowed = windowed;
-  layouts.unit_weights = x_shapes[shape].weights;
-  layouts.unit_gradients = x_shapes[shape].gradients;
-  if (const Unit* experts = expert_unit(chunk, layer)) {
-    layouts.expert_unit_weights = x_shapes[experts->shape].weights;
-    layouts.expert_unit_gradients = x_shapes[experts->shape].gradients;
-  }
-  return x_layer_segments[{kind.sparse, windowed, again, shape}] =
-             write_layer(x_builder, x_model, x_plan, layouts, again);
+  layouts.owners = owners_of(chunk, layer);
+  return x_layer_segments[key] = write_layer(x_builder, x_model, x_plan, layouts, again);
 }
 
 /// Formal frames of every unit in the update: whole weights where they are updated in place, the

@@ -121,6 +121,7 @@ void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, b
       if (last || !keeps(chunk, *root, true)) close_unit(*root, frame, event);
       reduce_unit(*root, StreamWait{StreamId(), frame, event}, last);
     }
+    if (Unit* small = small_unit(chunk)) reduce_unit(*small, {StreamId(), frame, event}, last);
     chunk.done_frame = frame;
     chunk.done_event = event;
   } else if (last || x_plan.reduces_each_pass()) {

@@ -249,11 +249,18 @@ class StageWriter {
   bool by_units() const { return x_plan.by_units(); }
   bool sharded_parameters() const { return x_plan.sharding == Sharding::kParameters; }
   void make_units(Chunk& chunk);
-  void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last);
-  void add_root(Chunk& chunk);
+  void append_layout(UnitContent& out, const FrameLayout& layout, std::int64_t layer) const;
+  void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last, UnitContent& small);
+  std::size_t root_shape(Chunk& chunk, UnitContent& small);
+  void append_owners(std::size_t shape, std::vector<LayoutId>& out) const;
+  std::vector<LayoutId> owners_of(Chunk& chunk, std::int64_t layer);
+  /// Every rank holds its parameters from step to step.
+  bool stays_whole(const UnitShape& shape) const { return !sharded_parameters() || shape.whole; }
+  Unit* small_unit(Chunk& chunk) const;
   void push_unit(Chunk& chunk, std::size_t shape, std::int64_t first, std::int64_t last);
-  std::size_t shape_of(const Holders& holders, bool root, std::int64_t layers, std::int64_t shared,
-                       std::int64_t cut, const std::vector<Piece>& pieces);
+  std::size_t shape_of(const Holders& holders, bool root, bool whole, std::int64_t layers,
+                       const UnitContent& content);
+  FrameLayout weights_layout(const UnitShape& shape) const;
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
   void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
@@ -282,6 +289,12 @@ class StageWriter {
   void open_units(Chunk& chunk, std::int64_t layer, bool backward);
   void bind_unit(Unit& unit, bool backward, Call& call) const;
   void need_gradients(Unit& unit);
+
+  // --- Gathers of units, at once and in two levels (stage_levels.cpp) ---
+  bool gathers_in_levels(const UnitShape& shape) const {
+    return x_plan.units.inner_group > 1 && shape.holders.shards > 1;
+  }
+  void gather_whole(const UnitShape& shape, const View& part, const Ref& whole, Segment& segment);
 
   // --- Units in fewer bits, and a second copy of them (stage_narrow.cpp) ---
   using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;
@@ -332,8 +345,8 @@ class StageWriter {
   std::vector<std::size_t> x_block_kinds;       ///< by layer
   std::vector<BetweenBlocks> x_between;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
-  /// By experts, window, recomputed, shape of the unit.
-  std::map<std::tuple<bool, bool, bool, std::size_t>, LayerSegments> x_layer_segments;
+  /// By experts, window, recomputed, shape of the unit and of what stays gathered (0: none).
+  std::map<std::tuple<bool, bool, bool, std::size_t, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;
   std::map<std::int32_t, HostCopies> x_host_copies;  ///< by layout on the device
   /// By number of the gather: when its arrays were let go. Of layers, of experts.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 namespace foretrain {
@@ -25,7 +26,9 @@ double operations_of_gemm(const Gemm& work, double whole) {
 
 double operations_of_attention(const Attention& work) {
   if (work.kernel != AttentionKernel::kUnfused) return work.backward ? 2 : 1;
-  return (work.backward ? 5 : 3) + (work.dropout > 0 ? 1 : 0);
+  constexpr double kKernelsOfOne = 2;
+  const double more = std::floor(work.more_kernels / kKernelsOfOne);
+  return (work.backward ? 5 : 3) + (work.dropout > 0 ? 1 : 0) + more;
 }
 
 std::vector<std::string> host_kinds() {

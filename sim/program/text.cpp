@@ -24,6 +24,9 @@ std::string text_of(const Attention& w) {
   if (w.first_sequence > 0) out += " from sequence " + number(w.first_sequence);
   if (w.dropout > 0) out += " dropout";
   if (w.window > 0) out += " window " + number(w.window);
+  if (w.more_kernels > 0) {
+    out += " and " + number(w.more_kernels) + " kernels of " + number(w.more_bytes) + " B";
+  }
   return out + " " + std::string(name_of(w.kernel)) + " " + std::string(name_of(w.dtype));
 }
 

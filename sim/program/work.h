@@ -108,6 +108,10 @@ struct Attention {
   std::int64_t first_sequence = 0;  ///< among those that the rank holds
   ContextPart part = ContextPart::kWhole;
   std::int32_t hops = 0;  ///< see kMember
+  /// Unfused: kernels besides the products and one pass each for softmax and dropout, and what all
+  /// kernels move besides those.
+  std::int32_t more_kernels = 0;
+  Bytes more_bytes = 0;
   std::int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
   bool operator==(const Attention&) const = default;
 };

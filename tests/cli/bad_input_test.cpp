@@ -178,6 +178,12 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
   refused({level, stage, "sharding.secondary_group=-4"},
           {"/sharding/secondary_group", "-4", "a number of ranks or null"});
   refused({level, stage, "gradients.inner_group=4"}, {"/gradients", "reduce_dtype int4"});
+  refused({"sharding.inner_group=2"}, {"/sharding/inner_group", "sharding.level parameters"});
+  refused({level, stage, "sharding.inner_group=3"},
+          {"/sharding/inner_group", "found 3", "divisor"});
+  refused({level, stage, "sharding.inner_group=2", "sharding.gather_dtype=int8"},
+          {"/sharding/inner_group", "not modelled with experts, gather_dtype int8"});
+  refused({level, stage, "sharding.persist_elements=-1"}, {"/sharding/persist_elements", "-1"});
   refused({level, stage, "gradients.reduce_dtype=int4", "gradients.inner_group=3"},
           {"/gradients/inner_group", "3 does not divide"});
 }

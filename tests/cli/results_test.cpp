@@ -269,6 +269,8 @@ const Field kFields[] = {
     {"sharding.unit_layers=3", kSharded},
     {"sharding.reshard_after_forward=false", kSharded},
     {"sharding.reshard_last_unit=false", kSharded},
+    {"sharding.inner_group=2", kSharded},
+    {"sharding.persist_elements=10000", kSharded},
     {"sharding.forward_prefetch=true", with(kSharded, {"launch.dispatch_us=5"})},
     {"sharding.backward_prefetch=post", kSharded},
     {"sharding.gathers_in_flight=1",

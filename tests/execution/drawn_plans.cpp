@@ -97,6 +97,8 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   if (p.units.secondary == 1 || p.shards() % std::max<std::int64_t>(p.units.secondary, 1) != 0) {
     p.units.secondary = 0;
   }
+  std::int64_t& level = p.units.inner_group;
+  if (level >= p.shards() || p.shards() % level != 0) level = 1;
   if (p.units.narrow_reduction) p.buckets.inner_group = 1;
   p.units.narrow_gathers = p.units.narrow_reduction = false;  // not the same numbers
   p.units.reduce = DType::kFp32;

@@ -324,6 +324,55 @@ TEST(SecondCopy, TrainsAsOneRank) {
   }
 }
 
+// Small parameters stay gathered, beside a second copy of the rest or offloaded shards.
+TEST(PersistentParameters, TrainAsOneRank) {
+  const Model model = narrowed(small_gpt(), 3);
+  for (const std::int64_t most : {8, 64, 1 << 20}) {
+    for (const std::int64_t tensor : {1, 2}) {
+      Plan plan = in_fp32(small_plan(model, {tensor, 1, 1, 4 / tensor}, 2));
+      plan.sequence_length = 8;
+      plan.sequence = tensor > 1;
+      plan.sharding = Sharding::kParameters;
+      plan.units.reduce = DType::kFp32;
+      plan.units.persist_elements = most;
+      plan.clip_norm = 0.3;
+      expect_as_one_rank(model, plan);
+      plan.units.secondary = 2;
+      plan.overlap.parameter_gather = true;
+      expect_as_one_rank(model, plan);
+      plan.units.secondary = 0;
+      plan.units.narrow_shards = true;
+      for (const Memory parameters : {Memory::kDevice, Memory::kHost}) {
+        plan.offload.optimizer = Memory::kHost;
+        plan.offload.parameters = parameters;
+        plan.overlap.parameter_gather = false;
+        expect_as_one_rank(model, plan);
+      }
+    }
+  }
+}
+
+// Parameters come across groups, then from the neighbours.
+TEST(GathersInLevels, TrainAsOneRank) {
+  const Model model = narrowed(small_llama(), 3);
+  for (const std::int64_t level : {2, 4}) {
+    for (const std::int64_t group : {0, 4}) {
+      if (group == level) continue;
+      Plan plan = in_fp32(small_plan(model, {1, 1, 1, 8}, 1));
+      plan.sequence_length = 8;
+      plan.sharding = Sharding::kParameters;
+      plan.shard_group = group;
+      plan.units.reduce = DType::kFp32;
+      plan.units.inner_group = level;
+      plan.units.persist_elements = group;
+      expect_as_one_rank(model, plan);
+      plan.units.narrow_shards = true;
+      plan.offload.optimizer = plan.offload.parameters = Memory::kHost;
+      expect_as_one_rank(model, plan);
+    }
+  }
+}
+
 TEST(Refusals, NarrowUnits) {
   const Model model = small_llama();
   Plan plan = small_plan(model, {1, 1, 1, 2}, 1);

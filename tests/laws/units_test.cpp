@@ -1,0 +1,173 @@
+// Do sharded units move, and keep, what the systems that have them say?
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "models/lower.h"
+#include "models/stage.h"
+#include "sim/program/memory.h"
+#include "sim/program/verify.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+Workload lowered(const Model& model, const Plan& plan) {
+  Workload out = lower(model, plan);
+  const Status status = verify(out);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return out;
+}
+
+/// Bytes of the full arrays of collectives, by op name.
+std::map<std::string, Bytes> bytes_by_name(const Workload& workload) {
+  std::map<std::string, Bytes> out;
+  const Program& program = workload.programs[0];
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const auto* c = std::get_if<Collective>(&program.works[op.work.index()]);
+      if (c != nullptr) out[op.name] += bytes_of(c->dtype, c->count);
+    }
+  }
+  return out;
+}
+
+std::int64_t padded(std::int64_t elements, std::int64_t ranks) {
+  return (elements + ranks - 1) / ranks * ranks;
+}
+
+/// Elements of a list that are at most, and above, a size; tables count as above.
+struct Split {
+  std::int64_t small = 0, large = 0;
+};
+Split split_at(const std::vector<Parameter>& parameters, std::int64_t most) {
+  Split out;
+  for (const Parameter& p : parameters) {
+    (p.count() <= most && !p.is_table() ? out.small : out.large) += p.count();
+  }
+  return out;
+}
+
+Split plus(Split a, const Split& b) { return {a.small + b.small, a.large + b.large}; }
+
+Plan plan_of_parameters(const Model& model, std::int64_t ranks, std::int64_t microbatches) {
+  Plan plan = small_plan(model, {1, 1, 1, ranks}, microbatches);
+  plan.sharding = Sharding::kParameters;
+  plan.units.narrow_shards = true;
+  plan.units.reduce = plan.precision.gradients = DType::kBf16;
+  return plan;
+}
+
+// stage3_param_persistence_threshold: parameters of at most so many elements are gathered once a
+// step, after their update, those above in every pass; the gradients of all are reduced.
+TEST(PersistentParameters, AreGatheredOnce) {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  constexpr std::int64_t kRanks = 3;
+  for (const std::int64_t most : {0, 256, 1024, 70'000}) {
+    for (const std::int64_t microbatches : {1, 2}) {
+      Plan plan = plan_of_parameters(model, kRanks, microbatches);
+      plan.units.persist_elements = most;
+      const Split layer = split_at(layer_parameters(model), most);
+      const Split root =
+          plus(split_at(embedding_parameters(model), most), split_at(head_parameters(model), most));
+      const std::int64_t layers = model.layers;
+      const std::int64_t small = padded(layers * layer.small + root.small, kRanks);
+      const std::int64_t large = layers * padded(layer.large, kRanks);
+      const std::int64_t ends = padded(root.large, kRanks);
+      const auto bytes = bytes_by_name(lowered(model, plan));
+      EXPECT_EQ(bytes.at("parameters.gather"), 2 * (small + microbatches * (2 * large + ends)))
+          << most;
+      EXPECT_EQ(bytes.at("gradients.reduce"), 2 * microbatches * (small + large + ends)) << most;
+    }
+  }
+}
+
+// With tensor parallelism what every tensor rank holds is summed over them as before, wherever it
+// lies, and only once in the norm.
+TEST(PersistentParameters, KeepTheSumsOfTensorRanks) {
+  Model model = small_llama();
+  model.qk_norm = true;
+  for (const bool sequence : {false, true}) {
+    Plan plan = small_plan(model, {2, 1, 1, 2}, 1);
+    plan.sharding = Sharding::kParameters;
+    plan.sequence = sequence;
+    const auto before = bytes_by_name(lowered(model, plan));
+    for (const std::int64_t most : {64, 256, 10'000}) {
+      plan.units.persist_elements = most;
+      const auto after = bytes_by_name(lowered(model, plan));
+      EXPECT_EQ(after.at("gradients.shared.reduce"), before.at("gradients.shared.reduce"));
+    }
+  }
+}
+
+// They stay on every rank in the compute type, beside the shards: 2 bytes each. Where all of a
+// layer is small nothing of it comes and goes.
+TEST(PersistentParameters, StayOnEveryRank) {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  const auto kept = [&](std::int64_t most) {
+    Plan plan = plan_of_parameters(model, 2, 1);
+    plan.units.persist_elements = most;
+    const BytesByKind bytes = persistent_bytes(lowered(model, plan).programs[0]);
+    return bytes[static_cast<std::size_t>(BufferKind::kParameters)];
+  };
+  const Split layer = split_at(layer_parameters(model), 1024);
+  const Split root =
+      plus(split_at(embedding_parameters(model), 1024), split_at(head_parameters(model), 1024));
+  EXPECT_EQ(kept(0), parameter_count(model));  // 2 bytes, on 2 ranks
+  EXPECT_EQ(kept(1024) - kept(0), 2 * (model.layers * layer.small + root.small));
+
+  Plan plan = plan_of_parameters(model, 2, 3);
+  plan.units.persist_elements = std::int64_t{1} << 40;
+  const auto bytes = bytes_by_name(lowered(model, plan));
+  const std::int64_t tables = 2 * model.vocabulary * model.hidden;  // of both ends
+  EXPECT_EQ(bytes.at("parameters.gather"), 2 * (parameter_count(model) - tables + 3 * tables));
+}
+
+/// Bytes that the ranks of a node receive from others in the all-gathers of one name, each rank the
+/// parts of members on other nodes: what crosses the network at least.
+Bytes received_by_node(const Workload& workload, const std::string& name, std::int64_t node_ranks) {
+  Bytes out = 0;
+  for (std::int64_t r = 0; r < node_ranks; ++r) {
+    const RankBinding& rank = workload.ranks[static_cast<std::size_t>(r)];
+    const Program& program = workload.programs[rank.program.index()];
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        if (op.name != name) continue;
+        const auto& c = std::get<Collective>(program.works[op.work.index()]);
+        const auto& group = workload.groups[rank.groups[c.group.index()].index()];
+        const Bytes part = bytes_of(c.dtype, c.count) / static_cast<Bytes>(group.size());
+        for (const RankId member : group) out += member.index() / node_ranks > 0 ? part : 0;
+      }
+    }
+  }
+  return out;
+}
+
+// MiCS, section 3.3: s ranks on nodes of k. Every node takes in (s - k) / s of the parameters once,
+// each of its ranks a k-th; inside the node the whole is gathered. Replicas of the group do the
+// same beside.
+TEST(GathersInLevels, CrossTheNetworkOnce) {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  constexpr std::int64_t kNode = 4;
+  for (const std::int64_t group : {8, 16}) {
+    Plan plan = plan_of_parameters(model, 16, 1);
+    plan.shard_group = group;
+    const auto flat = bytes_by_name(lowered(model, plan));
+    plan.units.inner_group = kNode;
+    const Workload workload = lowered(model, plan);
+    const auto bytes = bytes_by_name(workload);
+    EXPECT_EQ(bytes.count("parameters.gather"), 0U);
+    EXPECT_EQ(bytes.at("parameters.outer.gather"), flat.at("parameters.gather") / kNode);
+    EXPECT_EQ(bytes.at("parameters.inner.gather"), flat.at("parameters.gather"));
+    EXPECT_EQ(bytes.at("gradients.reduce"), flat.at("gradients.reduce"));
+    const Bytes crossed = received_by_node(workload, "parameters.outer.gather", kNode);
+    EXPECT_EQ(crossed, flat.at("parameters.gather") / group * (group - kNode));
+    EXPECT_EQ(received_by_node(workload, "parameters.inner.gather", kNode), 0);
+  }
+}
+
+}  // namespace
+}  // namespace foretrain
