@@ -12,7 +12,7 @@
 namespace foretrain {
 namespace {
 
-Workload lowered(const Model& model, const Plan& plan) {
+Workload verified(const Model& model, const Plan& plan) {
   Workload out = lower(model, plan);
   const Status status = verify(out);
   EXPECT_TRUE(status.ok()) << status.error().message;
@@ -37,18 +37,18 @@ std::int64_t padded(std::int64_t elements, std::int64_t ranks) {
 }
 
 /// Elements of a list that are at most, and above, a size; tables count as above.
-struct Split {
+struct Sizes {
   std::int64_t small = 0, large = 0;
 };
-Split split_at(const std::vector<Parameter>& parameters, std::int64_t most) {
-  Split out;
+Sizes sizes_at(const std::vector<Parameter>& parameters, std::int64_t most) {
+  Sizes out;
   for (const Parameter& p : parameters) {
     (p.count() <= most && !p.is_table() ? out.small : out.large) += p.count();
   }
   return out;
 }
 
-Split plus(Split a, const Split& b) { return {a.small + b.small, a.large + b.large}; }
+Sizes plus(Sizes a, const Sizes& b) { return {a.small + b.small, a.large + b.large}; }
 
 Plan plan_of_parameters(const Model& model, std::int64_t ranks, std::int64_t microbatches) {
   Plan plan = small_plan(model, {1, 1, 1, ranks}, microbatches);
@@ -68,14 +68,14 @@ TEST(PersistentParameters, AreGatheredOnce) {
     for (const std::int64_t microbatches : {1, 2}) {
       Plan plan = plan_of_parameters(model, kRanks, microbatches);
       plan.units.persist_elements = most;
-      const Split layer = split_at(layer_parameters(model), most);
-      const Split root =
-          plus(split_at(embedding_parameters(model), most), split_at(head_parameters(model), most));
+      const Sizes layer = sizes_at(layer_parameters(model), most);
+      const Sizes root =
+          plus(sizes_at(embedding_parameters(model), most), sizes_at(head_parameters(model), most));
       const std::int64_t layers = model.layers;
       const std::int64_t small = padded(layers * layer.small + root.small, kRanks);
       const std::int64_t large = layers * padded(layer.large, kRanks);
       const std::int64_t ends = padded(root.large, kRanks);
-      const auto bytes = bytes_by_name(lowered(model, plan));
+      const auto bytes = bytes_by_name(verified(model, plan));
       EXPECT_EQ(bytes.at("parameters.gather"), 2 * (small + microbatches * (2 * large + ends)))
           << most;
       EXPECT_EQ(bytes.at("gradients.reduce"), 2 * microbatches * (small + large + ends)) << most;
@@ -92,10 +92,10 @@ TEST(PersistentParameters, KeepTheSumsOfTensorRanks) {
     Plan plan = small_plan(model, {2, 1, 1, 2}, 1);
     plan.sharding = Sharding::kParameters;
     plan.sequence = sequence;
-    const auto before = bytes_by_name(lowered(model, plan));
+    const auto before = bytes_by_name(verified(model, plan));
     for (const std::int64_t most : {64, 256, 10'000}) {
       plan.units.persist_elements = most;
-      const auto after = bytes_by_name(lowered(model, plan));
+      const auto after = bytes_by_name(verified(model, plan));
       EXPECT_EQ(after.at("gradients.shared.reduce"), before.at("gradients.shared.reduce"));
     }
   }
@@ -109,18 +109,18 @@ TEST(PersistentParameters, StayOnEveryRank) {
   const auto kept = [&](std::int64_t most) {
     Plan plan = plan_of_parameters(model, 2, 1);
     plan.units.persist_elements = most;
-    const BytesByKind bytes = persistent_bytes(lowered(model, plan).programs[0]);
+    const BytesByKind bytes = persistent_bytes(verified(model, plan).programs[0]);
     return bytes[static_cast<std::size_t>(BufferKind::kParameters)];
   };
-  const Split layer = split_at(layer_parameters(model), 1024);
-  const Split root =
-      plus(split_at(embedding_parameters(model), 1024), split_at(head_parameters(model), 1024));
+  const Sizes layer = sizes_at(layer_parameters(model), 1024);
+  const Sizes root =
+      plus(sizes_at(embedding_parameters(model), 1024), sizes_at(head_parameters(model), 1024));
   EXPECT_EQ(kept(0), parameter_count(model));  // 2 bytes, on 2 ranks
   EXPECT_EQ(kept(1024) - kept(0), 2 * (model.layers * layer.small + root.small));
 
   Plan plan = plan_of_parameters(model, 2, 3);
   plan.units.persist_elements = std::int64_t{1} << 40;
-  const auto bytes = bytes_by_name(lowered(model, plan));
+  const auto bytes = bytes_by_name(verified(model, plan));
   const std::int64_t tables = 2 * model.vocabulary * model.hidden;  // of both ends
   EXPECT_EQ(bytes.at("parameters.gather"), 2 * (parameter_count(model) - tables + 3 * tables));
 }
@@ -155,9 +155,9 @@ TEST(GathersInLevels, CrossTheNetworkOnce) {
   for (const std::int64_t group : {8, 16}) {
     Plan plan = plan_of_parameters(model, 16, 1);
     plan.shard_group = group;
-    const auto flat = bytes_by_name(lowered(model, plan));
+    const auto flat = bytes_by_name(verified(model, plan));
     plan.units.inner_group = kNode;
-    const Workload workload = lowered(model, plan);
+    const Workload workload = verified(model, plan);
     const auto bytes = bytes_by_name(workload);
     EXPECT_EQ(bytes.count("parameters.gather"), 0U);
     EXPECT_EQ(bytes.at("parameters.outer.gather"), flat.at("parameters.gather") / kNode);
