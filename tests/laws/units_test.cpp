@@ -37,18 +37,20 @@ std::int64_t padded(std::int64_t elements, std::int64_t ranks) {
 }
 
 /// Elements of a list that are at most, and above, a size; tables count as above.
-struct Sizes {
+struct SmallAndLarge {
   std::int64_t small = 0, large = 0;
 };
-Sizes sizes_at(const std::vector<Parameter>& parameters, std::int64_t most) {
-  Sizes out;
+SmallAndLarge elements_by_size(const std::vector<Parameter>& parameters, std::int64_t most) {
+  SmallAndLarge out;
   for (const Parameter& p : parameters) {
     (p.count() <= most && !p.is_table() ? out.small : out.large) += p.count();
   }
   return out;
 }
 
-Sizes plus(Sizes a, const Sizes& b) { return {a.small + b.small, a.large + b.large}; }
+SmallAndLarge plus(SmallAndLarge a, const SmallAndLarge& b) {
+  return {a.small + b.small, a.large + b.large};
+}
 
 Plan plan_of_parameters(const Model& model, std::int64_t ranks, std::int64_t microbatches) {
   Plan plan = small_plan(model, {1, 1, 1, ranks}, microbatches);
@@ -68,9 +70,9 @@ TEST(PersistentParameters, AreGatheredOnce) {
     for (const std::int64_t microbatches : {1, 2}) {
       Plan plan = plan_of_parameters(model, kRanks, microbatches);
       plan.units.persist_elements = most;
-      const Sizes layer = sizes_at(layer_parameters(model), most);
-      const Sizes root =
-          plus(sizes_at(embedding_parameters(model), most), sizes_at(head_parameters(model), most));
+      const SmallAndLarge layer = elements_by_size(layer_parameters(model), most);
+      const SmallAndLarge root = plus(elements_by_size(embedding_parameters(model), most),
+                                      elements_by_size(head_parameters(model), most));
       const std::int64_t layers = model.layers;
       const std::int64_t small = padded(layers * layer.small + root.small, kRanks);
       const std::int64_t large = layers * padded(layer.large, kRanks);
@@ -112,9 +114,9 @@ TEST(PersistentParameters, StayOnEveryRank) {
     const BytesByKind bytes = persistent_bytes(verified(model, plan).programs[0]);
     return bytes[static_cast<std::size_t>(BufferKind::kParameters)];
   };
-  const Sizes layer = sizes_at(layer_parameters(model), 1024);
-  const Sizes root =
-      plus(sizes_at(embedding_parameters(model), 1024), sizes_at(head_parameters(model), 1024));
+  const SmallAndLarge layer = elements_by_size(layer_parameters(model), 1024);
+  const SmallAndLarge root = plus(elements_by_size(embedding_parameters(model), 1024),
+                                  elements_by_size(head_parameters(model), 1024));
   EXPECT_EQ(kept(0), parameter_count(model));  // 2 bytes, on 2 ranks
   EXPECT_EQ(kept(1024) - kept(0), 2 * (model.layers * layer.small + root.small));
 
