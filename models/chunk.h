@@ -84,6 +84,7 @@ struct UnitShape {
   std::int64_t layers = 0;
   std::int64_t filled = 0, elements = 0;  ///< parameters; with padding up to equal shards
   bool whole = false;                     ///< its parameters stay gathered
+  bool on_host = false;                   ///< the host keeps its states and updates them
   std::vector<ElementRange> alike;        ///< what all tensor ranks hold
   std::vector<ElementRange> partial;      ///< of it what they compute in parts
   LayoutId weights, gradients, shards, states;

@@ -236,6 +236,11 @@ struct Offload {
   Memory parameters = Memory::kDevice;  ///< shards of parameters
   std::int64_t activation_layers = 0;   ///< first so many of a stage: what they keep
   bool delayed_update = false;          ///< the host updates beside the next step's passes
+  /// Of the layers of a stage the share whose states stay on the device after all, the first ones;
+  /// at 1 everything does. kRoom: as many as there is room for, which who knows the device decides.
+  double device_share = 0;
+  static constexpr double kRoom = -1;
+  Bytes page = 0;  ///< offloaded units are whole pages on every rank; 0: as they come
   bool states() const { return optimizer != Memory::kDevice || parameters != Memory::kDevice; }
   bool operator==(const Offload&) const = default;
 };
@@ -367,7 +372,9 @@ struct Plan {
     return shard_group == 0 ? holders() : shard_group;
   }
   std::int64_t replicas() const { return holders() / shards(); }  ///< copies of what is sharded
-  bool updates_on_host() const { return offload.optimizer != Memory::kDevice; }
+  bool updates_on_host() const {
+    return offload.optimizer != Memory::kDevice && offload.device_share < 1;
+  }
   /// Type of a shard of parameters, and whether optimizer states hold an fp32 copy of it.
   DType shard_type() const { return units.narrow_shards ? precision.compute : DType::kFp32; }
   bool master_shards() const {

@@ -228,12 +228,39 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   return refused_buckets(model, plan);
 }
 
+namespace {
+
+/// A share, or "auto".
+void read_device_share(JsonReader& reader, Offload& offload) {
+  const char* key = "device_share";
+  const Json* json = reader.take(key);
+  if (json == nullptr) return;
+  if (const std::string* name = json->string(); name != nullptr && *name == "auto") {
+    offload.device_share = Offload::kRoom;
+    return;
+  }
+  const bool number = std::holds_alternative<std::int64_t>(json->value) ||
+                      std::holds_alternative<double>(json->value);
+  if (!number || json->number() < 0 || json->number() > 1) {
+    reader.fail(key, "found " + describe(*json) + ", expected 0 to 1 or \"auto\"");
+    return;
+  }
+  offload.device_share = json->number();
+}
+
+}  // namespace
+
 void read_offload(JsonReader& reader, Offload& offload) {
   const std::vector<std::string> places = {"none", "cpu", "nvme"};
   reader.read("activation_layers", offload.activation_layers, IntRange{0, kAnyCount.high});
   reader.read_enum("optimizer", offload.optimizer, places);
   reader.read_enum("parameters", offload.parameters, places);
   reader.read("delayed_update", offload.delayed_update);
+  read_device_share(reader, offload);
+  double mib = 0;
+  reader.read("page_mib", mib, JsonReader::Range{0, 1e6});
+  offload.page = static_cast<Bytes>(mib * 1048576);
+  if (offload.optimizer == Memory::kDevice && offload.device_share < 0) offload.device_share = 0;
 }
 
 std::optional<Refusal> refused_offload(const Plan& p) {
@@ -253,6 +280,11 @@ std::optional<Refusal> refused_offload(const Plan& p) {
   if (o.delayed_update && (parameters || !p.updates_on_host())) {
     return Refusal{"offload/delayed_update",
                    "needs offload.optimizer cpu or nvme, and parameters on the device",
+                   ErrorKind::kUnsupported};
+  }
+  if (o.device_share != 0 && (o.optimizer == Memory::kDevice || o.delayed_update)) {
+    return Refusal{"offload/device_share",
+                   "needs offload.optimizer cpu or nvme, without delayed_update",
                    ErrorKind::kUnsupported};
   }
   if (o.activation_layers > 0 && p.splits_backward()) {

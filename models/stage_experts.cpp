@@ -59,9 +59,11 @@ void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
       append_layout(content, kind_of(owner, l).parameters.experts, l - unit.first);
     }
     if (content.elements == 0) continue;
-    const std::size_t shape =
-        shape_of(experts.holders, false, false, unit.last - unit.first, content);
-    push_unit(experts, shape, unit.first, unit.last);
+    UnitShape shape;
+    shape.holders = experts.holders;
+    shape.layers = unit.last - unit.first;
+    shape.on_host = kept_on_host(owner, unit.last);
+    push_unit(experts, shape_of(shape, content), unit.first, unit.last);
   }
 }
 

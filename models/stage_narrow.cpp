@@ -7,6 +7,7 @@
 //        quantized again, exchanged across the groups, expanded and summed.
 // Left out: the scales of blocks and their exchanges; that DeepSpeed reduces vectors (biases,
 // norms) plainly.
+#include <algorithm>
 #include <utility>
 
 #include "models/stage_writer.h"
@@ -30,8 +31,13 @@ Opaque moves(const char* name, const Ref& from, const Ref& to) {
 
 }  // namespace
 
-/// Of equal shards, each of whole bytes in what travels.
+/// Of equal shards, each of whole bytes in what travels, or of whole pages.
 std::int64_t StageWriter::unit_elements(std::int64_t filled, std::int64_t shards) const {
+  const Bytes page = x_plan.offload.states() ? x_plan.offload.page : 0;
+  if (page > 0) {
+    return round_up(filled,
+                    shards * std::max<Bytes>(1, page * 8 / bits_of(x_plan.precision.compute)));
+  }
   return round_up(filled, x_plan.units.narrow_reduction ? 2 * shards : shards);
 }
 

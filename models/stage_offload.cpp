@@ -10,6 +10,10 @@
 // Copies have a stream for each direction. With a delayed update the host works on the last step's
 // gradients beside this step's passes, and new weights are loaded at its end.
 //
+// Angel-PTM (arXiv 2303.02868): what there is room for stays on the device, states, gradients and
+// shards, and is updated there beside the host's update: whole units, those of the first layers,
+// whose gradients come last. Units are whole pages.
+//
 // What layers keep, their input included, is copied out after their forward pass, and back while
 // the layer after them computes backward.
 //
@@ -29,7 +33,7 @@ constexpr const char* kHostStream = "host update";
 // Events of a unit's states.
 constexpr std::int16_t kUpdated = 0, kStatesRead = 1;
 // Events of the scalars.
-constexpr std::int16_t kHostUpdateDone = 0, kNormsDone = 1;
+constexpr std::int16_t kHostUpdateDone = 0, kNormsDone = 1, kDeviceUpdateDone = 2;
 // Events of activations that are kept on the host.
 constexpr std::int16_t kKept = 0, kLoaded = 1;
 
@@ -111,6 +115,17 @@ std::int16_t StageWriter::fresh_weights() const {
   return static_cast<std::int16_t>(first + copies * states);
 }
 
+bool StageWriter::kept_on_host(const Chunk& chunk, std::int64_t last) const {
+  if (!x_plan.updates_on_host()) return false;
+  if (last == 0) return true;
+  std::int64_t layers = x_model.predict_layers;
+  for (std::int64_t index = 0; index < x_plan.chunks_of_stage(); ++index) {
+    layers += x_plan.pipeline_layout[static_cast<std::size_t>(x_plan.chunk_at(x_stage, index))];
+  }
+  const double stay = std::max(0.0, x_plan.offload.device_share) * static_cast<double>(layers);
+  return static_cast<double>(chunk.layers_before + last) > stay + 1e-9;
+}
+
 /// The host's part of the update: the norm of all gradients, then every unit's states.
 void StageWriter::update_on_host(bool at_begin) {
   Segment segment;
@@ -119,11 +134,20 @@ void StageWriter::update_on_host(bool at_begin) {
   Call call;
   call.frames = {x_scalar_frame};
   const StreamId host = x_builder.stream(kHostStream);
-  std::vector<std::pair<const UnitShape*, std::int16_t>> units;  // and the frame of its gradients
+  UnitFrames units;
+  UnitFrames on_device;
   for (const Chunk& chunk : x_chunks) {
     for (const Unit& unit : chunk.units) {
       const UnitShape& shape = x_shapes[unit.shape];
-      units.emplace_back(&shape, static_cast<std::int16_t>(call.frames.size()));
+      const auto frame_of_gradients = static_cast<std::int16_t>(call.frames.size());
+      if (!shape.on_host) {
+        on_device.emplace_back(&shape, frame_of_gradients);
+        segment.frames.push_back(shape.shards);
+        call.frames.push_back(unit.shards);
+        call.waits.push_back(StreamWait{StreamId(std::size_t{0}), unit.reduced, kReduced});
+        continue;
+      }
+      units.emplace_back(&shape, frame_of_gradients);
       for (const auto& [layout, frame] :
            {std::pair(shape.shards, at_begin ? unit.previous : unit.shards),
             std::pair(shape.states, unit.states)}) {
@@ -134,15 +158,16 @@ void StageWriter::update_on_host(bool at_begin) {
     }
   }
   if (units.empty()) return;
-  write_host_norm(segment, units);
+  write_host_norm(segment, units, on_device);
   for (const auto& [shape, frame] : units) write_host_update(segment, *shape, frame);
   call.segment = x_builder.segment(std::move(segment));
   x_builder.call(std::move(call));
 }
 
-/// Squares are summed by the host, then over ranks; the host waits for the result.
-void StageWriter::write_host_norm(
-    Segment& segment, const std::vector<std::pair<const UnitShape*, std::int16_t>>& units) {
+/// Squares are summed by the host, then by the device, then over ranks; the host waits for the
+/// result.
+void StageWriter::write_host_norm(Segment& segment, const UnitFrames& units,
+                                  const UnitFrames& on_device) {
   if (x_plan.clip_norm <= 0) return;
   const View norm{0, kNormSquare, 0, 4, 1, GroupSlot()};
   for (const auto& [shape, frame] : units) {
@@ -155,6 +180,15 @@ void StageWriter::write_host_norm(
   }
   segment.ops.back().records = EventRef{0, kNormsDone};
   std::vector<EventRef> waits = {EventRef{0, kNormsDone}};
+  for (const auto& [shape, frame] : on_device) {
+    const std::int64_t own = shape->elements / shape->holders.shards;
+    const DType type = x_plan.precision.gradients;
+    Op& sum = side_op(segment, "compute", "gradients.norm",
+                      kernel_of(KernelKind::kSquaredNorm, 1, own, type),
+                      {Ref{frame, 0, type, own}.view(), norm}, {norm});
+    sum.waits = std::move(waits);
+    waits.clear();
+  }
   if (x_plan.shards() * x_plan.tensor * x_plan.pipeline > 1) {
     Op& reduce = side_op(
         segment, "compute", "gradients.norm.reduce",
@@ -211,6 +245,24 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
       .waits = {EventRef{states_frame, kUpdated}};
 }
 
+/// Beside it the device's part, of what stays there; the norm has been checked.
+void StageWriter::update_on_device() {
+  LayoutWriter events("update", 0);
+  SegmentWriter w(x_builder, "update on the device", events);
+  w.phase = Phase::kOptimizer;
+  w.segment().frames = {x_scalars};
+  Call call;
+  call.frames = {x_scalar_frame};
+  std::vector<Updated> updated;
+  bind_units(w, call, updated);
+  if (updated.empty()) return;
+  write_clips(w, updated);
+  write_updates(w, updated);
+  w.record(EventRef{0, kDeviceUpdateDone});
+  call.segment = x_builder.segment(std::move(w.segment()));
+  x_builder.call(std::move(call));
+}
+
 /// New weights go to the device once the host has them, and, where it was early, once nothing reads
 /// the old ones.
 void StageWriter::load_weights() {
@@ -220,6 +272,7 @@ void StageWriter::load_weights() {
   for (Chunk& chunk : x_chunks) {
     for (Unit& unit : chunk.units) {
       const UnitShape& shape = x_shapes[unit.shape];
+      if (!shape.on_host) continue;
       const std::int64_t own = shape.elements / shape.holders.shards;
       const DType type = x_plan.precision.compute;
       Segment segment;
@@ -248,14 +301,19 @@ void StageWriter::load_weights() {
 /// The end of a step whose update is the host's; parameters that every rank holds whole are
 /// gathered once each rank has loaded its part.
 void StageWriter::finish_host_update() {
-  if (!x_plan.offload.delayed_update) update_on_host(false);
+  if (!x_plan.offload.delayed_update) {
+    update_on_host(false);
+    update_on_device();
+  }
   load_weights();
   if (!x_plan.overlap.parameter_gather) {
     const bool stays = x_plan.offload.parameters != Memory::kDevice;
     for (Chunk& chunk : x_chunks) {
       for (Unit& unit : chunk.units) {
-        gather_weights(unit,
-                       StreamWait{StreamId(), unit.states, stays ? kUpdated : kWeightsLoaded});
+        const bool on_host = x_shapes[unit.shape].on_host;
+        gather_weights(
+            unit, on_host ? StreamWait{StreamId(), unit.states, stays ? kUpdated : kWeightsLoaded}
+                          : StreamWait{StreamId(), x_scalar_frame, kDeviceUpdateDone});
       }
     }
   }

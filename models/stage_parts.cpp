@@ -76,7 +76,10 @@ void StageWriter::write_layouts() {
   for (Buffer& buffer : scalars.layout().buffers) buffer.persistent = true;
   scalars.event("update done");
   if (x_plan.in_grid()) scalars.event("loss summed");
-  if (x_plan.updates_on_host()) scalars.event("norms done");
+  if (x_plan.updates_on_host()) {
+    scalars.event("norms done");
+    scalars.event("update on the device done");
+  }
   x_scalars = x_builder.layout(scalars.layout());
   LayoutWriter bucket("bucket", 0);
   bucket.event("reduced");

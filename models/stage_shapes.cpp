@@ -21,22 +21,17 @@ void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std
 
 }  // namespace
 
-std::size_t StageWriter::shape_of(const Holders& holders, bool root, bool whole,
-                                  std::int64_t layers, const UnitContent& content) {
-  const std::int64_t shards = holders.shards;
-  UnitShape shape;
-  shape.holders = holders;
-  shape.root = root;
-  shape.layers = layers;
-  shape.whole = whole;
+/// The shape of a unit of which holders, layers and where it is kept are given.
+std::size_t StageWriter::shape_of(UnitShape shape, const UnitContent& content) {
   shape.filled = content.elements;
-  shape.elements = unit_elements(shape.filled, shards);
+  shape.elements = unit_elements(shape.filled, shape.holders.shards);
   shape.alike = content.alike;
   shape.partial = content.partial;
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
     const UnitShape& known = x_shapes[s];
-    if (known.holders.expert != holders.expert || known.root != root) continue;
-    if (known.layers != layers || known.filled != shape.filled || known.whole != whole) continue;
+    if (known.holders.expert != shape.holders.expert || known.root != shape.root) continue;
+    if (known.layers != shape.layers || known.filled != shape.filled) continue;
+    if (known.whole != shape.whole || known.on_host != shape.on_host) continue;
     const bool alike = !sharded_parameters() || pieces_of(known) == content.pieces;
     if (alike) return s;
   }
@@ -72,7 +67,7 @@ FrameLayout StageWriter::weights_layout(const UnitShape& shape) const {
         shape.elements / x_plan.units.inner_group, false);
   }
   weights.events = {"gathered"};
-  if (x_plan.offload.parameters != Memory::kDevice) weights.events.emplace_back("from host");
+  if (shard_memory(shape) != Memory::kDevice) weights.events.emplace_back("from host");
   return weights;
 }
 
@@ -90,7 +85,7 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   add(gradients, "to reduce", BufferKind::kCommunication, x_plan.units.reduce, shape.elements,
       false);
   add(gradients, "part", BufferKind::kCommunication, x_plan.units.reduce, own, false);
-  const bool on_host = x_plan.updates_on_host();
+  const bool on_host = shape.on_host;
   gradients.events = {"reduced", "summed over tensor ranks", "scattered"};
   if (on_host) gradients.events.insert(gradients.events.end(), {"part ready", "at host"});
   if (on_host && x_plan.fresh_gradients() && x_plan.microbatches() > 1) {
@@ -118,11 +113,11 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
     add(states, "weights shard", BufferKind::kParameters, stored, own, true);
     mark_shard(states.buffers[0], shape);
     states.buffers[0].pieces = pieces;
-    states.buffers[0].memory = x_plan.offload.parameters;
+    states.buffers[0].memory = shard_memory(shape);
   }
   for (const OptimizerState& state : optimizer_states(x_plan.optimizer, x_plan.master_shards())) {
     add(states, state.name.c_str(), BufferKind::kOptimizer, state.type, state.elements(own), true);
-    states.buffers.back().memory = x_plan.offload.optimizer;
+    if (on_host) states.buffers.back().memory = x_plan.offload.optimizer;
   }
   if (on_host) add_host_states(states, own);
   const std::int64_t ranks = shape.whole ? 0 : x_plan.units.secondary;
@@ -193,7 +188,7 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
   View part = sharded_parameters() ? Ref{1, 0, x_plan.shard_type(), own}.view()
                                    : own_shard(0, kWhole, shape, type);
   const bool alone = shape.holders.shards == 1;
-  const bool offloaded = x_plan.offload.parameters != Memory::kDevice;
+  const bool offloaded = shard_memory(shape) != Memory::kDevice;
   if (offloaded) {
     const View here = alone ? whole.view() : Ref{0, kNarrowed, type, own}.view();
     shard_from_host(segment, part, here);
@@ -267,7 +262,7 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   }
   const Ref shard{1, 0, x_plan.precision.gradients, own};
   const bool alone = shape.holders.shards == 1;
-  const bool on_host = x_plan.updates_on_host();
+  const bool on_host = shape.on_host;
   const bool narrow = !alone && x_plan.units.narrow_reduction;
   if ((!alone || on_host) && !narrow && reduced != whole.dtype) {
     const Ref wide{0, kWidened, reduced, shape.elements};

@@ -69,7 +69,13 @@ void StageWriter::make_units(Chunk& chunk) {
   }
   std::vector<std::size_t> ends;
   if (chunk.has_embedding || chunk.has_head) ends.push_back(root_shape(chunk, small));
-  if (small.elements > 0) ends.push_back(shape_of(chunk.holders, false, true, 0, small));
+  if (small.elements > 0) {
+    UnitShape shape;
+    shape.holders = chunk.holders;
+    shape.whole = true;
+    shape.on_host = kept_on_host(chunk, 0);
+    ends.push_back(shape_of(shape, small));
+  }
   x_embedding.owners.clear();
   for (const std::size_t shape : ends) append_owners(shape, x_embedding.owners);
   x_head.owners = x_embedding.owners;
@@ -101,8 +107,12 @@ void StageWriter::add_unit(Chunk& chunk, std::int64_t first, std::int64_t last,
     chunk.parts[p].cut_begin += shared.elements;
     chunk.parts[p].cut_end += shared.elements;
   }
-  const UnitContent content = joined(std::move(shared), cut);
-  push_unit(chunk, shape_of(chunk.holders, false, whole, last - first, content), first, last);
+  UnitShape shape;
+  shape.holders = chunk.holders;
+  shape.whole = whole;
+  shape.on_host = kept_on_host(chunk, last);
+  shape.layers = last - first;
+  push_unit(chunk, shape_of(shape, joined(std::move(shared), cut)), first, last);
 }
 
 /// Adds the frames that own the parameters of a unit and their gradients.
@@ -139,7 +149,11 @@ std::size_t StageWriter::root_shape(Chunk& chunk, UnitContent& small) {
   }
   chunk.embedding.cut_begin = own.elements;
   chunk.head.cut_begin += own.elements;
-  return shape_of(chunk.holders, true, false, 0, joined(std::move(own), cut));
+  UnitShape shape;
+  shape.holders = chunk.holders;
+  shape.root = true;
+  shape.on_host = kept_on_host(chunk, 0);
+  return shape_of(shape, joined(std::move(own), cut));
 }
 
 void StageWriter::push_unit(Chunk& chunk, std::size_t shape, std::int64_t first,
@@ -399,8 +413,8 @@ const LayerSegments& StageWriter::layer_segments(Chunk& chunk, std::int64_t laye
   return x_layer_segments[key] = write_layer(x_builder, x_model, x_plan, layouts, again);
 }
 
-/// Formal frames of every unit in the update: whole weights where they are updated in place, the
-/// gradients' shard, the states.
+/// Formal frames of every unit in the device's update: whole weights where they are updated in
+/// place, the gradients' shard, the states.
 void StageWriter::bind_units(SegmentWriter& w, Call& call, std::vector<Updated>& out) {
   const auto bind = [&](LayoutId layout, FrameId frame) {
     w.segment().frames.push_back(layout);
@@ -410,6 +424,7 @@ void StageWriter::bind_units(SegmentWriter& w, Call& call, std::vector<Updated>&
   for (const Chunk& chunk : x_chunks) {
     for (const Unit& unit : chunk.units) {
       const UnitShape& shape = x_shapes[unit.shape];
+      if (shape.on_host) continue;
       const std::int64_t own = shape.elements / shape.holders.shards;
       Updated u;
       u.expert = shape.holders.expert;

@@ -260,8 +260,14 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
   if (own_expert_norm()) add_expert_norm(w);
   w.compute("gradients.check", HostSync{}, {norm.view()}, {});
   w.segment().ops.back().category = Category::kHost;
+  write_clips(w, updated);
+}
+
+void StageWriter::write_clips(SegmentWriter& w, const std::vector<Updated>& updated) {
+  if (x_plan.clip_norm <= 0) return;
+  const Ref norm{0, kNormSquare, DType::kFp32, 1};
   for (const Updated& u : updated) {
-    Kernel clip = kernel(KernelKind::kScale, u.count);
+    Kernel clip = kernel_of(KernelKind::kScale, 1, u.count, x_plan.precision.gradients);
     clip.value = x_plan.clip_norm;
     w.compute("gradients.clip", clip, {u.gradient, norm.view()}, {u.gradient});
   }

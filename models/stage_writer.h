@@ -234,6 +234,7 @@ class StageWriter {
   void update_operands(const Updated& u, std::vector<View>& reads, std::vector<View>& writes) const;
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
+  void write_clips(SegmentWriter& w, const std::vector<Updated>& updated);
   void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
   void gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after);
   void reduce_loss();
@@ -258,8 +259,7 @@ class StageWriter {
   bool stays_whole(const UnitShape& shape) const { return !sharded_parameters() || shape.whole; }
   Unit* small_unit(Chunk& chunk) const;
   void push_unit(Chunk& chunk, std::size_t shape, std::int64_t first, std::int64_t last);
-  std::size_t shape_of(const Holders& holders, bool root, bool whole, std::int64_t layers,
-                       const UnitContent& content);
+  std::size_t shape_of(UnitShape shape, const UnitContent& content);
   FrameLayout weights_layout(const UnitShape& shape) const;
   void write_shape(UnitShape& shape, const std::vector<Piece>& pieces);
   void add_host_states(FrameLayout& states, std::int64_t own) const;
@@ -317,9 +317,16 @@ class StageWriter {
   void shard_from_host(Segment& segment, const View& shard, const View& to);
   std::int16_t fresh_weights() const;
   std::vector<View> state_views(std::int16_t frame, std::int16_t first, std::int64_t own) const;
+  /// Whether the host keeps the states of a unit up to layer `last` of a chunk; 0: of its ends.
+  bool kept_on_host(const Chunk& chunk, std::int64_t last) const;
+  Memory shard_memory(const UnitShape& shape) const {
+    return shape.on_host ? x_plan.offload.parameters : Memory::kDevice;
+  }
   void update_on_host(bool at_begin);
-  void write_host_norm(Segment& segment,
-                       const std::vector<std::pair<const UnitShape*, std::int16_t>>& units);
+  void update_on_device();
+  /// Units, and the formal frames of their gradients.
+  using UnitFrames = std::vector<std::pair<const UnitShape*, std::int16_t>>;
+  void write_host_norm(Segment& segment, const UnitFrames& units, const UnitFrames& on_device);
   void write_host_update(Segment& segment, const UnitShape& shape, std::int16_t frame);
   void load_weights();
   void finish_host_update();

@@ -157,6 +157,24 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   return out;
 }
 
+/// The run with as many layers' states on the device as there is room for.
+Result<Run> placed(const Run& run) {
+  Run out = run;
+  double& share = out.plan.offload.device_share;
+  if (share >= 0) return out;
+  constexpr int kSteps = 256;
+  int least = 0;
+  int most = kSteps;
+  while (least < most) {
+    const int middle = (least + most + 1) / 2;
+    share = static_cast<double>(middle) / kSteps;
+    FT_ASSIGN(const MemoryReport memory, report_memory(out, lower(out.model, out.plan)));
+    (memory.fits ? least : most) = memory.fits ? middle : middle - 1;
+  }
+  share = static_cast<double>(least) / kSteps;
+  return out;
+}
+
 /// Gains from one resource at a time at 11/10 of its rate.
 Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& workload,
                                                Time base) {
@@ -304,8 +322,9 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
 
 }  // namespace
 
-Result<Prediction> predict(const Run& run, const PredictOptions& options) {
+Result<Prediction> predict(const Run& given, const PredictOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
+  FT_ASSIGN(const Run run, placed(given));
   Prediction out;
   const Workload workload = lower(run.model, run.plan);
   if (options.verify) {

@@ -80,6 +80,7 @@ struct Prediction {
   std::optional<Fitting> fitting;  ///< of what does not fit
 };
 
-Result<Prediction> predict(const Run& run, const PredictOptions& options);
+/// What offload.device_share `auto` leaves open is chosen by the device's memory.
+Result<Prediction> predict(const Run& given, const PredictOptions& options);
 
 }  // namespace foretrain

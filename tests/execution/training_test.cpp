@@ -310,6 +310,30 @@ TEST(Offloading, TrainsAsOneRank) {
   }
 }
 
+// The device updates a share of the layers, the host the rest.
+TEST(SharesOnTheDevice, TrainAsOneRank) {
+  const Model model = narrowed(small_llama(), 4);
+  for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
+    for (const Memory parameters : {Memory::kDevice, Memory::kHost}) {
+      if (parameters != Memory::kDevice && sharding != Sharding::kParameters) continue;
+      for (const double share : {0.5, 0.75, 1.0}) {
+        Plan plan = in_fp32(small_plan(model, {1, 1, 1, 4}, 2));
+        plan.sequence_length = 8;
+        plan.sharding = sharding;
+        plan.units.narrow_shards = true;
+        plan.units.reduce = DType::kFp32;
+        plan.units.persist_elements = share > 0.5 ? 8 : 0;
+        plan.clip_norm = share > 0.5 ? 0.3 : 0;
+        plan.offload.optimizer = Memory::kHost;
+        plan.offload.parameters = parameters;
+        plan.offload.device_share = share;
+        plan.offload.page = 256;
+        expect_as_one_rank(model, plan);
+      }
+    }
+  }
+}
+
 // Backward passes gather what forward passes kept among neighbours.
 TEST(SecondCopy, TrainsAsOneRank) {
   const Model model = narrowed(small_llama(), 3);

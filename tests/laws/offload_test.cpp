@@ -111,6 +111,50 @@ TEST(Offload, Storage) {
   EXPECT_EQ(held(workload)[Memory::kStorage], 12 * own);
 }
 
+// Angel-PTM: a share of the layers stays on the device, 16 bytes a parameter that the host then
+// does not keep, and neither their gradients nor their weights are copied. At 1 nothing is
+// offloaded.
+TEST(Offload, SharesStayOnTheDevice) {
+  const Model model = model_here();
+  std::int64_t layer = 0;
+  for (const Parameter& p : layer_parameters(model)) layer += p.count();
+  const std::int64_t all = parameter_count(model);
+  for (const Memory parameters : {Memory::kDevice, Memory::kHost}) {
+    for (const std::int64_t layers : {0, 2, 7, 8}) {
+      Plan plan = plan_here(Sharding::kParameters, 2);
+      plan.offload.parameters = parameters;
+      plan.offload.device_share = static_cast<double>(layers) / static_cast<double>(model.layers);
+      const std::int64_t stays = layers == model.layers ? all : layers * layer;
+      const Workload workload = lowered(plan);
+      auto held_bytes = held(workload);
+      const bool shards = parameters == Memory::kHost;
+      EXPECT_EQ(held_bytes[Memory::kHost], (14 + (shards ? 2 : 0)) * (all - stays) / kRanks);
+      EXPECT_EQ(held_bytes[Memory::kDevice] - 8,
+                (14 * stays + 2 * (shards ? stays : all)) / kRanks);
+      auto bytes = copied(workload);
+      EXPECT_EQ(bytes["gradients.to_host"], 2 * 2 * (all - stays) / kRanks);
+      EXPECT_EQ(bytes["parameters.load"], shards ? 0 : 2 * (all - stays) / kRanks);
+    }
+  }
+}
+
+// A rank's part of every unit is whole pages of the compute type.
+TEST(Offload, UnitsAreWholePages) {
+  Plan plan = plan_here(Sharding::kParameters, 1);
+  plan.offload.page = 1 << 16;
+  const Workload workload = lowered(plan);
+  const Model model = model_here();
+  const auto pages = [](std::int64_t elements) {
+    const std::int64_t page = (1 << 16) / 2 * kRanks;
+    return (elements + page - 1) / page * page;
+  };
+  std::int64_t layer = 0;
+  for (const Parameter& p : layer_parameters(model)) layer += p.count();
+  const std::int64_t root = parameter_count(model) - model.layers * layer;
+  EXPECT_EQ(copied(workload).at("parameters.load"),
+            2 * (model.layers * pages(layer) + pages(root)) / kRanks);
+}
+
 struct Times {
   Time first_copy{INT64_MAX}, last_backward, first_update{INT64_MAX}, last_load;
 };

@@ -34,6 +34,14 @@ void draw_narrow(Rng rng, Plan& p) {
   p.buckets.inner_group = divisor(p.shards(), 1);
 }
 
+/// Offloaded states of which a share stays on the device. What is drawn later does not depend on
+/// it.
+void draw_placement(Rng rng, Offload& o) {
+  if (o.optimizer == Memory::kDevice || o.delayed_update || rng.below(2) == 0) return;
+  o.device_share = 0.25 * static_cast<double>(1 + rng.below(4));
+  if (rng.below(2) == 0) o.page = 512;
+}
+
 /// Gathers in two levels. What is drawn later does not depend on it.
 void draw_levels(Rng rng, Plan& p) {
   Units& u = p.units;
@@ -79,6 +87,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   draw_narrow(rng, p);
   draw_small(rng, p.units);
   draw_levels(rng, p);
+  draw_placement(rng, p.offload);
   return out;
 }
 
