@@ -120,6 +120,7 @@ struct Chunk {
       parts;         ///< by layer of the chunk; of experts' chunks empty where none are
   int experts = -1;  ///< which chunk of the stage holds its experts
   FrameId parameters, gradients, optimizer;
+  FrameId written;  ///< what backward passes write: `gradients`, or one pass's alone
   FrameId summed;   ///< the sum of all microbatches' gradients where each is reduced alone
   FrameId staging;  ///< copies of buckets, and what a coordinator exchanges
   bool summed_once = false;

@@ -172,12 +172,13 @@ class EmbeddingWriter : EndWriter {
   }
 
   void write_table_gradient(SegmentWriter& w, const Ref& d) {
-    // A tied table already holds the head's part of its gradient.
+    // A tied table of this stage already holds the head's part of its gradient.
     const Ref table = gradient("embedding.tokens");
-    const bool written = x_model.tied_embeddings || x_model.is_encoder_decoder();
+    const bool written =
+        (x_model.tied_embeddings && x_plan.pipeline == 1) || x_model.is_encoder_decoder();
     if (!written) clear(w, "embedding.tokens.zero", table);
     const Kernel scatter = vocabulary_kernel(KernelKind::kEmbeddingBackward, x_tokens, x_hidden);
-    if (x_plan.fresh_gradients() || x_plan.fused_accumulation) {
+    if (x_plan.writes_fresh() || x_plan.fused_accumulation) {
       w.compute("embedding.tokens.gradient", scatter, {d.view(), tokens()}, {table.view()});
       return;
     }
@@ -200,7 +201,7 @@ class EmbeddingWriter : EndWriter {
 
   /// Fresh gradients that are added to, or written in part, start from zero.
   void clear(SegmentWriter& w, const char* name, const Ref& ref) {
-    if (!x_plan.fresh_gradients()) return;
+    if (!x_plan.writes_fresh()) return;
     Kernel fill = kernel(KernelKind::kFill, 1, ref.count);
     fill.dtype = ref.dtype;
     w.compute(name, fill, {}, {ref.view()});

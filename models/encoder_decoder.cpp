@@ -300,8 +300,8 @@ class TurnWriter : MemoryWriter {
     const Ref table =
         parameter_ref(x_embedding.parameter_gradients, "embedding.tokens", kTurnTableGradient, -1);
     const Kernel scatter = kernel(KernelKind::kEmbeddingBackward, x_targets, h);
-    if (x_plan.fresh_gradients()) clear_fresh(w, table);
-    if (x_plan.fresh_gradients() || x_plan.fused_accumulation) {
+    if (x_plan.writes_fresh()) clear_fresh(w, table);
+    if (x_plan.writes_fresh() || x_plan.fused_accumulation) {
       w.compute("embedding.targets.gradient", scatter, {d.view(), tokens().view()}, {table.view()});
     } else {  // a whole table of its own, as autograd makes it, then added
       const Ref part = temporary(x_backward, "d table of targets", table.count);

@@ -452,10 +452,10 @@ class BlockWriter {
     const std::int32_t in = n.inputs.front();
     const Ref d_in = wanted(in) ? place(in, n.name) : Ref();
     const Ref d_weight = gradient(i, ".weight");
-    opaque(w, n.name + ".gradient", 2 * n.flops,
-           {d, input(i), x_extra[i], weight(i, ".weight"),
-            x_plan.fresh_gradients() ? Ref() : d_weight},
-           {d_in, d_weight});
+    opaque(
+        w, n.name + ".gradient", 2 * n.flops,
+        {d, input(i), x_extra[i], weight(i, ".weight"), x_plan.writes_fresh() ? Ref() : d_weight},
+        {d_in, d_weight});
     if (d_in.valid()) contribute(w, in, d_in, n.name);
   }
 

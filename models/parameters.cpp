@@ -156,7 +156,7 @@ void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vec
                    std::vector<View>& writes) {
   for (const Ref& gradient : gradients) {
     if (!gradient.valid()) continue;
-    if (!plan.fresh_gradients()) reads.push_back(gradient.view());
+    if (!plan.writes_fresh()) reads.push_back(gradient.view());
     writes.push_back(gradient.view());
   }
 }
@@ -169,7 +169,7 @@ void write_product(SegmentWriter& w, const Plan& plan, const std::string& name, 
                    std::int64_t rows, const Ref& d, const Ref& in, const Ref& gradient) {
   SegmentWriter& target = w.of_weights();
   const std::string at = name + ".weight_gradient";
-  const bool adds = product.accumulate || !plan.fresh_gradients();
+  const bool adds = product.accumulate || !plan.writes_fresh();
   product.accumulate = adds && plan.fused_accumulation;
   product.out = plan.fused_accumulation ? plan.local_gradients() : plan.precision.compute;
   if (!adds || plan.fused_accumulation) {

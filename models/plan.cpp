@@ -75,6 +75,7 @@ class PlanReader {
       std::string order = "tp-cp-ep-dp-pp";
       r.read("rank_order", order);
       read_order(r, order);
+      r.read("keep_outputs", x_plan.keep_outputs);
       if (const Json* layout = r.take("pipeline_layout")) read_layout(r, *layout);
     });
   }
@@ -246,6 +247,8 @@ class PlanReader {
       x_plan.data_time = Time::from_us(data_us);
       x_plan.step_time = Time::from_us(step_us);
     });
+    nested("allocator",
+           [this](JsonReader& r) { r.read("expandable_segments", x_plan.expandable_segments); });
     x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});
   }
 
@@ -295,6 +298,7 @@ class PlanReader {
       refuse(no->place, no->message, no->kind);
     }
     check_pipeline();
+    settle_accumulation(x_model, x_gradients, p);
     if (const auto no = refused_recompute(x_model, p))
       return refuse(no->place, no->message, no->kind);
     if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {
@@ -435,9 +439,10 @@ Result<Plan> read_plan(const Json& run, const std::string& source, const Model& 
 }
 
 const std::vector<std::string>& plan_keys() {
-  static const std::vector<std::string> keys = {
-      "parallel", "sharding", "gradients", "batch",   "precision", "recompute", "schedule",
-      "overlap",  "kernels",  "moe",       "offload", "launch",    "host",      "dropout"};
+  static const std::vector<std::string> keys = {"parallel",  "sharding",  "gradients", "batch",
+                                                "precision", "recompute", "schedule",  "overlap",
+                                                "kernels",   "moe",       "offload",   "launch",
+                                                "host",      "allocator", "dropout"};
   return keys;
 }
 

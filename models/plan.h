@@ -254,8 +254,14 @@ struct Plan {
   std::int64_t tensor_depth = 1;  ///< d of 2.5d: tensor = d q^2
   Sharding sharding = Sharding::kNone;
   GradientReduction reduction = GradientReduction::kReduceScatter;
-  bool fused_accumulation = true;       ///< GEMMs add to the gradients of earlier microbatches
-  std::vector<std::string> rank_order;  ///< fastest first: tp, cp, ep, dp, pp
+  bool fused_accumulation = true;  ///< GEMMs add to the gradients of earlier microbatches
+  /// Every backward pass writes gradients in the compute type, which are added to those before when
+  /// it has ended: models/stage_update.cpp.
+  bool sums_after_pass = false;
+  /// Before the update a rank's part of 16-bit gradients is copied together and widened.
+  bool flat_update = false;
+  bool keep_outputs = false;  ///< a stage lets go of what it sent after that microbatch's backward
+  std::vector<std::string> rank_order;        ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
   Units units;
@@ -280,12 +286,13 @@ struct Plan {
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;
   Optimizer optimizer = Optimizer::kFusedAdam;
-  double dropout = -1;             ///< overrides the model's; -1: see `dropout_of`
-  double clip_norm = 1;            ///< 0 = no gradient clipping
-  Time data_time;                  ///< host time to prepare one microbatch
-  Time step_time;                  ///< host time a step outside of kernels' launches
-  Time checkpoint_time;            ///< host time that recomputing a layer adds
-  HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
+  double dropout = -1;               ///< overrides the model's; -1: see `dropout_of`
+  double clip_norm = 1;              ///< 0 = no gradient clipping
+  Time data_time;                    ///< host time to prepare one microbatch
+  Time step_time;                    ///< host time a step outside of kernels' launches
+  Time checkpoint_time;              ///< host time that recomputing a layer adds
+  HostOperations host_operations;    ///< of the framework, where nothing is captured or compiled
+  bool expandable_segments = false;  ///< of the framework's allocator: sim/program/allocator.h
 
   /// Parts of the global batch: data-parallel ranks proper.
   std::int64_t batch_ranks() const { return data / context; }
@@ -388,6 +395,8 @@ struct Plan {
   bool persists() const { return sharding == Sharding::kParameters && units.persist_elements > 0; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.
   bool fresh_gradients() const { return by_units() && units.reduce_each; }
+  /// So does that of parameters whose gradients are added up after every pass.
+  bool writes_fresh() const { return fresh_gradients() || sums_after_pass; }
   /// Every microbatch's gradients are reduced on their own and then added up.
   bool reduces_each_pass() const {
     return sharding == Sharding::kNone && !buckets.last_pass_only && data > 1 && microbatches() > 1;
@@ -398,9 +407,7 @@ struct Plan {
            (buckets.copy || buckets.inner_group > 1 || buckets.compression != Compression::kNone);
   }
   /// Type of gradients as the backward pass writes them.
-  DType local_gradients() const {
-    return fresh_gradients() ? precision.compute : precision.gradients;
-  }
+  DType local_gradients() const { return writes_fresh() ? precision.compute : precision.gradients; }
   bool operator==(const Plan&) const = default;
 };
 

@@ -198,8 +198,10 @@ void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   reader.read_enum("dtype", keys.stored, {"fp32", "compute", "fp32-in-pipelines"});
   reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce"});
   int accumulation = 0;
-  reader.read_choice("accumulation", accumulation, {"fused", "separate"});
-  plan.fused_accumulation = accumulation == 0;
+  reader.read_choice("accumulation", accumulation, {"fused", "separate", "after-pass"});
+  plan.fused_accumulation = accumulation != 1;
+  plan.sums_after_pass = accumulation == 2;
+  reader.read("flat_update", plan.flat_update);
   int reduce = 0;
   reader.read_choice("reduce_dtype", reduce, {"fp32", "compute", "int4"});
   keys.reduced_as_compute = reduce >= 1;
@@ -214,11 +216,31 @@ void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   read_buckets(reader, plan.buckets);
 }
 
+bool can_sum_after_pass(const Model& model, const Plan& p) {
+  const bool plain =
+      !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() && !model.is_network();
+  const bool one_place = p.placement() == ChunkPlacement::kRound && !p.shares_vocabulary();
+  return plain && one_place && !p.splits_backward() && !p.by_units() && !p.reduces_each_pass();
+}
+
+void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
+  const bool wider = plan.precision.gradients != plan.precision.compute;
+  const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
+  if (in_pipelines && wider && can_sum_after_pass(model, plan)) plan.sums_after_pass = true;
+}
+
 std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   if (auto group = refused_group(plan)) return group;
   if (auto kinds = refused_kinds(model, plan)) return kinds;
   if (auto narrow = refused_narrow(model, plan)) return narrow;
   if (auto levels = refused_levels(model, plan)) return levels;
+  if (plan.sums_after_pass && !can_sum_after_pass(model, plan)) {
+    return Refusal{"gradients/accumulation",
+                   "after-pass is modelled for decoders without experts, with tensor_mode 1d, "
+                   "sharding.level none or optimizer, no_sync, and schedules whose backward passes "
+                   "are whole and whose chunks go round the stages",
+                   ErrorKind::kUnsupported};
+  }
   if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {
     return Refusal{"sharding/level",
                    "a table that is tied across pipeline stages is not modelled with sharded "

@@ -20,6 +20,13 @@ struct GradientKeys {
 void read_sharding(JsonReader& reader, Plan& plan);
 void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys);
 
+/// Whether `sums_after_pass` is modelled for the plan.
+bool can_sum_after_pass(const Model& model, const Plan& plan);
+
+/// Gradients that are wider only where a pipeline's passes add them up are added after each pass,
+/// where that is modelled. Once the schedule is known.
+void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan);
+
 /// The first thing that cannot be, once all degrees are known.
 struct Refusal {
   const char* place = "";

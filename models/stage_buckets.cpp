@@ -158,6 +158,7 @@ void StageWriter::make_staging(Chunk& chunk) {
 void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame,
                                std::int16_t event) {
   if (!x_plan.overlap.gradient_reduce) return;
+  if (x_plan.sums_after_pass && reached > 0) return;
   for (Bucket& bucket : chunk.buckets) {
     if (bucket.begin >= reached && !bucket.last) reduce_bucket(chunk, bucket, frame, event);
   }
@@ -363,6 +364,43 @@ void StageWriter::collect_pass(Chunk& chunk, bool last) {
     bucket.issued = false;
   }
   x_builder.call(std::move(call));
+}
+
+/// Adds what a backward pass wrote to the gradients, a layer's worth at a time, each widened first
+/// where the sum is wider (DeepSpeed's runtime/bf16_optimizer.py, update_hp_grads, v0.6.4). What it
+/// wrote lives on until the next pass writes it anew.
+StreamWait StageWriter::add_pass(const Chunk& chunk) {
+  LayoutWriter local("sum of a pass", 2);
+  SegmentWriter w(x_builder, "add gradients of the pass", local);
+  w.phase = Phase::kGradients;
+  const DType from = x_plan.local_gradients();
+  const DType to = x_plan.precision.gradients;
+  const std::int64_t parts = std::max<std::int64_t>(1, chunk.layers);
+  const std::int64_t each = (chunk.elements + parts - 1) / parts;
+  for (std::int64_t begin = 0; begin < chunk.elements; begin += each) {
+    const std::int64_t count = std::min(each, chunk.elements - begin);
+    View part = Ref{0, 0, from, chunk.elements}.part(begin, count);
+    const View sum = Ref{1, 0, to, chunk.elements}.part(begin, count);
+    if (from != to) {
+      const Ref wide = w.local().add("widened", BufferKind::kWorkspace, to, count);
+      w.compute("gradients.widen", kernel_of(KernelKind::kCast, 1, count, to), {part},
+                {wide.view()});
+      part = wide.view();
+    }
+    w.compute("gradients.accumulate", kernel_of(KernelKind::kAdd, 1, count, to), {sum, part},
+              {sum});
+  }
+  const EventRef done = w.local().event("added");
+  w.record(done);
+  const LayoutId layout = x_builder.layout(local.layout());
+  w.segment().frames = {layout_of(chunk.written), layout_of(chunk.gradients), layout};
+  const FrameId frame = x_builder.frame(layout);
+  x_builder.call(Call{x_builder.segment(std::move(w.segment())),
+                      -1,
+                      -1,
+                      {chunk.written, chunk.gradients, frame},
+                      {}});
+  return StreamWait{StreamId(), frame, done.event};
 }
 
 }  // namespace foretrain

@@ -38,7 +38,7 @@ void StageWriter::make_experts(std::size_t index) {
                                static_cast<std::int32_t>(owner.first_layer + l));
       };
       part.weights = alias(kind.experts, chunk.parameters, x_plan.precision.compute);
-      part.gradients = alias(kind.expert_gradients, chunk.gradients, x_plan.precision.gradients);
+      part.gradients = alias(kind.expert_gradients, chunk.written, x_plan.local_gradients());
       at += kind.parameters.expert_elements;
     }
     part.cut_end = at;

@@ -125,4 +125,19 @@ void StageWriter::wait_on_host(bool backward, std::int32_t mb, FrameId arrived) 
   x_builder.call(std::move(call));
 }
 
+/// A framework that runs its backward passes from the tensors that it sent keeps them until then.
+void StageWriter::let_go_of_output(const Chunk& chunk, const Passage& passage, std::int32_t mb) {
+  const FrameId output = passage.hidden.back();
+  LayoutWriter events("let go", 1);
+  SegmentWriter w(x_builder, "let go of what was sent", events);
+  w.phase = Phase::kBackward;
+  const Buffer& buffer = x_builder.program().layouts[layout_of(output).index()].buffers.front();
+  w.wait(EventRef{0, kSent});
+  w.compute("output.release", HostDelay{}, {View{0, 0, 0, buffer.bytes(), 1, GroupSlot()}}, {})
+      .category = Category::kHost;
+  w.segment().frames = {layout_of(output)};
+  const auto layer = static_cast<std::int32_t>(chunk.first_layer + chunk.layers - 1);
+  x_builder.call(Call{x_builder.segment(std::move(w.segment())), layer, mb, {output}, {}});
+}
+
 }  // namespace foretrain

@@ -188,14 +188,14 @@ PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weigh
     return x_builder.alias(layout, owner, 0, bytes_of(type, element), layer);
   };
   const DType weight_type = x_plan.precision.compute;
-  const DType gradient_type = x_plan.precision.gradients;
+  const DType gradient_type = x_plan.local_gradients();
   part.cut_begin = chunk.elements;
   part.cut_end = chunk.elements + parameters.cut_elements;
   part.weights = alias(weights, chunk.parameters, weight_type, part.cut_begin);
-  part.gradients = alias(gradients, chunk.gradients, gradient_type, part.cut_begin);
+  part.gradients = alias(gradients, chunk.written, gradient_type, part.cut_begin);
   part.shared = alias(shared, chunk.parameters, weight_type, chunk.shared_elements);
   part.shared_gradients =
-      alias(shared_gradients, chunk.gradients, gradient_type, chunk.shared_elements);
+      alias(shared_gradients, chunk.written, gradient_type, chunk.shared_elements);
   note_ranges(parameters.cut, part.cut_begin, chunk.ranges);
   note_ranges(parameters.shared, chunk.shared_elements, chunk.ranges);
   chunk.elements = part.cut_end;
@@ -366,7 +366,11 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<R
   FrameLayout gradients =
       one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
   gradients.buffers.front().replicas = std::move(replicas);
-  chunk.gradients = x_builder.frame(x_builder.layout(std::move(gradients)));
+  chunk.gradients = chunk.written = x_builder.frame(x_builder.layout(std::move(gradients)));
+  if (x_plan.sums_after_pass) {
+    chunk.written = x_builder.frame(x_builder.layout(
+        one_buffer("gradients of a pass", BufferKind::kGradients, precision.compute, total)));
+  }
   if (x_plan.reduces_each_pass() && chunk.holders.ranks > 1) {
     chunk.summed = x_builder.frame(x_builder.layout(
         one_buffer("gradient sum", BufferKind::kGradients, precision.gradients, total)));

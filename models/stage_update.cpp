@@ -187,6 +187,7 @@ void StageWriter::update() {
     bind_update(w, call, updated);
   }
   write_clipping(w, updated);
+  flatten_gradients(w, call, updated);
   write_updates(w, updated);
   // A stage without layers or ends has nothing to update, and nothing waits for it.
   if (!w.segment().ops.empty()) w.record(EventRef{0, kUpdateDone});
@@ -271,6 +272,31 @@ void StageWriter::write_clips(SegmentWriter& w, const std::vector<Updated>& upda
     clip.value = x_plan.clip_norm;
     w.compute("gradients.clip", clip, {u.gradient, norm.view()}, {u.gradient});
   }
+}
+
+/// DeepSpeed's runtime/zero/stage_1_and_2.py, step: what a rank updates becomes one array in the
+/// gradients' type, then one in fp32, both of which live until the update is done.
+void StageWriter::flatten_gradients(SegmentWriter& w, Call& call, std::vector<Updated>& updated) {
+  const DType type = x_plan.precision.gradients;
+  if (!x_plan.flat_update || by_units() || type == DType::kFp32) return;
+  std::int64_t total = 0;
+  for (const Updated& u : updated) total += u.count;
+  if (total == 0) return;
+  LayoutWriter local("flat gradients", static_cast<std::int16_t>(call.frames.size()));
+  const Ref flat = local.add("flat", BufferKind::kGradients, type, total);
+  const Ref wide = local.add("in fp32", BufferKind::kGradients, DType::kFp32, total);
+  const LayoutId layout = x_builder.layout(local.layout());
+  w.segment().frames.push_back(layout);
+  call.frames.push_back(x_builder.frame(layout));
+  std::int64_t begin = 0;
+  for (Updated& u : updated) {
+    w.compute("gradients.flatten", kernel_of(KernelKind::kCast, 1, u.count, type), {u.gradient},
+              {flat.part(begin, u.count)});
+    u.gradient = wide.part(begin, u.count);
+    begin += u.count;
+  }
+  w.compute("gradients.widen", kernel_of(KernelKind::kCast, 1, total, DType::kFp32), {flat.view()},
+            {wide.view()});
 }
 
 /// The operands of one update: the gradient, the weights unless a copy of them is a state, states.

@@ -124,8 +124,13 @@ void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, b
     if (Unit* small = small_unit(chunk)) reduce_unit(*small, {StreamId(), frame, event}, last);
     chunk.done_frame = frame;
     chunk.done_event = event;
-  } else if (last || x_plan.reduces_each_pass()) {
-    finish_chunk(chunk, frame, event);
+    return;
+  }
+  const StreamWait done = x_plan.sums_after_pass && chunk.elements > 0
+                              ? add_pass(chunk)
+                              : StreamWait{StreamId(), frame, event};
+  if (last || x_plan.reduces_each_pass()) {
+    finish_chunk(chunk, done.frame, done.event);
     if (chunk.summed.valid()) collect_pass(chunk, last);
   }
 }
@@ -312,6 +317,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     passage.done_event = kReady;
     if (!shares) finish_pass(chunk, passage.gradient, kReady, last);
   }
+  if (x_plan.keep_outputs && !chunk.last && !turns(c, 1)) let_go_of_output(chunk, passage, mb);
   pass_ends(true, mb);
   share_scales(chunk, mb, true);
   if (!chunk.first && turns(c, -1)) {

@@ -201,6 +201,8 @@ class StageWriter {
   void write_copied(Bucket& bucket, Segment& segment);
   void copy_back(Chunk& chunk);
   void collect_pass(Chunk& chunk, bool last);
+  StreamWait add_pass(const Chunk& chunk);
+  void let_go_of_output(const Chunk& chunk, const Passage& passage, std::int32_t mb);
   void stage_factors(Chunk& chunk, const AddBuffer& add);
   void write_factors(Bucket& bucket, Segment& segment);
   std::int64_t sign_bytes(const Bucket& bucket) const;
@@ -234,6 +236,7 @@ class StageWriter {
   void update_operands(const Updated& u, std::vector<View>& reads, std::vector<View>& writes) const;
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
+  void flatten_gradients(SegmentWriter& w, Call& call, std::vector<Updated>& updated);
   void write_clips(SegmentWriter& w, const std::vector<Updated>& updated);
   void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
   void gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after);

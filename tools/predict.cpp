@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "models/lower.h"
-#include "sim/base/assets.h"
 #include "sim/engine/recorder.h"
 #include "sim/program/verify.h"
 #include "tools/report.h"
@@ -88,73 +87,6 @@ double executed_flops(const Program& program) {
 
 double peak_tflops(const Run& run) {
   return foretrain::peak_tflops(run.cluster.device, run.plan.precision.matrix);
-}
-
-struct LibraryMemory {
-  double context = 0, first = 0, next = 0, workspace = 0, reserved = 1;
-};
-
-Result<LibraryMemory> library_memory() {
-  FT_ASSIGN(const Json json, parse_json(find_asset("memory.json"), "memory.json"));
-  LibraryMemory out;
-  JsonReader reader(json, "memory.json", "");
-  const JsonReader::Range gib{0, 1e3};
-  reader.read("context_gib", out.context, gib);
-  reader.read("nccl_first_gib", out.first, gib);
-  reader.read("nccl_next_gib", out.next, gib);
-  reader.read("blas_workspace_gib", out.workspace, gib);
-  reader.read("reserved_over_allocated", out.reserved, gib);
-  reader.ignore("sources");
-  FT_TRY(reader.finish());
-  return out;
-}
-
-double gib(Bytes bytes) { return static_cast<double>(bytes) / kGiB; }
-
-Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
-  FT_ASSIGN(const LibraryMemory library, library_memory());
-  MemoryReport out;
-  MemoryPeak worst;
-  std::size_t program = 0;
-  for (std::size_t p = 0; p < workload.programs.size(); ++p) {
-    const MemoryPeak peak = memory_peak(workload.programs[p]);
-    if (p == 0) out.theoretical_gib = gib(peak.persistent + peak.saved);
-    if (p > 0 && peak.bytes <= worst.bytes) continue;
-    worst = peak;
-    program = p;
-  }
-  for (std::size_t k = 0; k < worst.by_kind.size(); ++k) out.by_kind_gib[k] = gib(worst.by_kind[k]);
-  out.host_gib = gib(memory_peak(workload.programs[program], Memory::kHost).bytes);
-  out.storage_gib = gib(memory_peak(workload.programs[program], Memory::kStorage).bytes);
-  std::size_t groups = 0;
-  for (std::size_t r = 0; r < workload.ranks.size(); ++r) {
-    if (workload.ranks[r].program.index() != program) continue;
-    out.peak_rank = static_cast<std::int64_t>(r);
-    for (const GroupId group : workload.ranks[r].groups) {
-      if (group.valid() && workload.groups[group.index()].size() > 1) ++groups;
-    }
-    if (!workload.ranks[r].channels.empty()) ++groups;
-    break;
-  }
-  out.allocated_gib = gib(worst.bytes) + library.workspace;
-  out.reserved_gib = out.allocated_gib * library.reserved;
-  out.workspace_gib = library.workspace;
-  out.communication_gib =
-      groups == 0 ? 0 : library.first + library.next * static_cast<double>(groups - 1);
-  out.framework_gib = library.context + out.reserved_gib - out.allocated_gib;
-  out.peak_gib = out.reserved_gib + out.communication_gib + library.context;
-  out.capacity_gib = run.cluster.device.memory_gib;
-  out.fits = out.peak_gib <= out.capacity_gib;
-  out.peak_at = "the start";
-  if (worst.call >= 0) {
-    const Program& p = workload.programs[program];
-    const Call& call = p.calls[static_cast<std::size_t>(worst.call)];
-    const Segment& segment = p.segments[call.segment.index()];
-    out.peak_at = segment.name + ", " + segment.ops[static_cast<std::size_t>(worst.op)].name;
-    if (call.layer >= 0) out.peak_at += ", layer " + std::to_string(call.layer);
-    if (call.microbatch >= 0) out.peak_at += ", microbatch " + std::to_string(call.microbatch);
-  }
-  return out;
 }
 
 /// The run with as many layers' states on the device as there is room for.

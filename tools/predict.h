@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "sim/program/memory.h"
 #include "sim/program/program.h"
 #include "sim/timeline/breakdown.h"
 #include "sim/timeline/timeline.h"
+#include "tools/memory_report.h"
 #include "tools/run_file.h"
 
 namespace foretrain {
@@ -27,24 +27,6 @@ struct PredictOptions {
   std::vector<std::int64_t> trace_ranks;  ///< empty: the first rank of each class
   /// Called now and then during a replay with (operations done, operations in all); may be empty.
   std::function<void(std::int64_t, std::int64_t)> progress;
-};
-
-/// GiB on the device of the rank with the highest peak. `by_kind` follows BufferKind, then what
-/// libraries take.
-struct MemoryReport {
-  double peak_gib = 0, capacity_gib = 0;
-  bool fits = true;
-  bool within(double share) const { return peak_gib <= share * capacity_gib; }
-  std::array<double, static_cast<std::size_t>(BufferKind::kCount)> by_kind_gib{};
-  double communication_gib = 0;  ///< NCCL's buffers
-  double workspace_gib = 0;      ///< BLAS workspaces
-  double framework_gib = 0;  ///< CUDA context and what the allocator holds beyond what is allocated
-  double allocated_gib = 0;  ///< tensors at the peak: torch.cuda.max_memory_allocated
-  double reserved_gib = 0;   ///< torch.cuda.max_memory_reserved
-  double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
-  double host_gib = 0, storage_gib = 0;  ///< offloaded by that rank, at most
-  std::int64_t peak_rank = 0;
-  std::string peak_at;  ///< the op at which it is reached
 };
 
 struct Sensitivity {

@@ -88,8 +88,13 @@ std::string memory_text(const MemoryReport& m) {
   }
   line("NCCL buffers", m.communication_gib);
   line("BLAS workspace", m.workspace_gib);
-  line("CUDA context and allocator", m.framework_gib);
+  line("CUDA context", m.context_gib);
+  line("allocator's fragments", m.fragments_gib());
   out += "  peak at " + m.peak_at + "\n";
+  if (m.allocator_retries > 0) {
+    out += "  the allocator gives segments back " + std::to_string(m.allocator_retries) +
+           " times a step, each time waiting for the device\n";
+  }
   if (m.host_gib > 0) out += "  on the host for each rank " + fixed(m.host_gib, 2) + " GiB\n";
   if (m.storage_gib > 0) out += "  in storage for each rank " + fixed(m.storage_gib, 2) + " GiB\n";
   return out;
@@ -187,7 +192,7 @@ Json memory_json(const MemoryReport& m) {
   };
   add(BufferKind::kCommunication, m.communication_gib);
   add(BufferKind::kWorkspace, m.workspace_gib);
-  kinds.set("framework", m.framework_gib);
+  kinds.set("framework", m.framework_gib());
   Json out{Json::Object{}};
   out.set("peak_gib", m.peak_gib);
   out.set("capacity_gib", m.capacity_gib);
@@ -197,6 +202,7 @@ Json memory_json(const MemoryReport& m) {
   out.set("peak_at", m.peak_at);
   out.set("allocated_gib", m.allocated_gib);
   out.set("reserved_gib", m.reserved_gib);
+  out.set("allocator_retries", m.allocator_retries);
   out.set("theoretical_gib", m.theoretical_gib);
   out.set("host_gib", m.host_gib);
   out.set("storage_gib", m.storage_gib);

@@ -188,6 +188,24 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
           {"/gradients/inner_group", "3 does not divide"});
 }
 
+TEST(Gradients, AreAddedAfterPassesWhereThatIsModelled) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const auto with = [&place](const std::string& set) {
+    return place.run(
+        {"simulate", "run.json", "--set", "gradients.accumulation=after-pass", "--set", set});
+  };
+  EXPECT_EQ(with("parallel.tensor=1").exit_code, 0);
+  expect_refused(place, with("schedule=zb-h1"), {"/gradients/accumulation", "after-pass"});
+  expect_refused(place, with("gradients.accumulation=later"),
+                 {"/gradients/accumulation", "\"later\"", "fused, separate, after-pass"});
+  expect_refused(place, with("parallel.keep_outputs=2"), {"/parallel/keep_outputs", "2", "true"});
+  expect_refused(place, with("gradients.flat_update=x"), {"/gradients/flat_update", "\"x\""});
+  expect_refused(place, with("allocator.expandable_segments=1"),
+                 {"/allocator/expandable_segments", "1", "true"});
+  expect_refused(place, with("allocator.expandable=true"), {"/allocator/expandable", "unknown"});
+}
+
 TEST(Networks, AreNotExecuted) {
   const Workplace place;
   place.write("run.json", R"({"model": "resnet-50", "cluster": {"preset": "host",

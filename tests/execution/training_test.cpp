@@ -334,6 +334,23 @@ TEST(SharesOnTheDevice, TrainAsOneRank) {
   }
 }
 
+// Each pass's gradients in an array of their own, added to the others' when it has ended.
+TEST(SumsAfterPasses, TrainAsOneRank) {
+  for (const Degrees& degrees : {Degrees{1, 1, 1, 1}, Degrees{1, 2, 1, 2}, Degrees{2, 2, 2, 1}}) {
+    for (const bool tied : {false, true}) {
+      Model model = narrowed(small_gpt(), 4);
+      model.tied_embeddings = tied;
+      Plan plan = in_fp32(small_plan(model, degrees, 4));
+      plan.sequence_length = 8;
+      plan.sharding = plan.data > 1 ? Sharding::kOptimizer : Sharding::kNone;
+      plan.recompute.layer = tied;
+      plan.clip_norm = 0.3;
+      plan.sums_after_pass = plan.keep_outputs = true;
+      expect_as_one_rank(model, plan);
+    }
+  }
+}
+
 // Backward passes gather what forward passes kept among neighbours.
 TEST(SecondCopy, TrainsAsOneRank) {
   const Model model = narrowed(small_llama(), 3);

@@ -65,6 +65,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   p.sharding = rng.below(4) == 0 ? Sharding::kGradients : Sharding::kParameters;
   p.overlap.tensor_slices = 1;
   p.buckets = GradientBuckets();
+  p.sums_after_pass = false;
   if (p.splits_backward() || p.ways() == 2 || p.shares_vocabulary()) {
     p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
     fit_schedule(out.model, p);

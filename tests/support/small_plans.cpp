@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "models/plan_sharding.h"
+
 namespace foretrain {
 
 Model small_gpt() {
@@ -85,6 +87,7 @@ void fit_schedule(Model& model, Plan& p) {
   const bool groups = p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1;
   const std::int64_t unit = groups ? stages : p.ways();
   p.global_batch = p.micro_batch * p.batch_ranks() * ((m + unit - 1) / unit * unit);
+  p.sums_after_pass = p.sums_after_pass && can_sum_after_pass(model, p);
 }
 
 namespace {
@@ -220,6 +223,17 @@ void draw_slices(Rng rng, const Model& model, Plan& p) {
 
 }  // namespace
 
+namespace {
+
+/// What frameworks keep or copy that others do not. What is drawn later does not depend on it.
+void draw_habits(Rng rng, const Model& model, Plan& p) {
+  p.sums_after_pass = rng.below(3) == 0 && can_sum_after_pass(model, p);
+  p.flat_update = rng.below(3) == 0;
+  p.keep_outputs = rng.below(3) == 0;
+}
+
+}  // namespace
+
 Drawn draw_plan(Rng& rng) {
   Drawn out;
   out.model = draw_model(rng);
@@ -256,6 +270,7 @@ Drawn draw_plan(Rng& rng) {
   draw_buckets(rng, p);
   draw_kept(rng, p.recompute);
   draw_slices(rng, out.model, p);
+  draw_habits(rng, out.model, p);
   return out;
 }
 

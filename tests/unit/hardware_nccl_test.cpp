@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "hardware/communicator_memory.h"
 #include "hardware/nccl.h"
 
 namespace foretrain {
@@ -175,6 +176,25 @@ TEST(Nccl, RuleForOtherShapesAgreesWithTheSearch) {
     EXPECT_EQ(rule.channels, found.channels);
     EXPECT_EQ(rule.nvls_channels, found.nvls_channels);
   }
+}
+
+// NVIDIA/nccl issue 964 saw 544 MB for two A100 of a node and 688 MB for more of them.
+TEST(Nccl, CommunicatorsOfANodeTakeWhatTheirConnectionsDo) {
+  const CommunicatorBuffers buffers{static_cast<Bytes>(9.19 * (1 << 20)), Bytes{2} << 20,
+                                    Bytes{64} << 20};
+  Cluster cluster = cluster_of(Json("dgx-a100-80gb"));
+  cluster.accelerators = 8;
+  const auto mib = [&](std::int32_t ranks) {
+    std::vector<RankId> members;
+    for (std::int32_t r = 0; r < ranks; ++r) members.emplace_back(r);
+    const Placement at = placement_of(cluster, members).value();
+    return static_cast<double>(communicator_bytes(cluster, at, buffers)) / (1 << 20);
+  };
+  EXPECT_EQ(mib(1), 0);
+  EXPECT_NEAR(mib(2), 24 * 2 * 9.19, 0.1);
+  EXPECT_NEAR(mib(4), 24 * 3 * 9.19, 0.1);
+  EXPECT_NEAR(mib(2), 544, 0.2 * 544);
+  EXPECT_NEAR(mib(4), 688, 0.05 * 688);
 }
 
 TEST(Nccl, RuleFollowsTheNics) {

@@ -1,0 +1,36 @@
+// What PyTorch's caching allocator reserves for a Program: its rules of rounding, segments,
+// splitting and merging, applied to the Program's allocations and frees in issue order.
+#pragma once
+
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+/// c10/cuda/CUDACachingAllocator.cpp (configs/memory.json, `allocator`).
+struct AllocatorRules {
+  Bytes round = 512;            ///< sizes are multiples of it
+  Bytes small_limit = 1 << 20;  ///< up to here blocks come from small segments
+  Bytes small_segment = 2 << 20;
+  Bytes middle_limit = 10 << 20;  ///< below, from middle segments
+  Bytes middle_segment = 20 << 20;
+  Bytes large_round = 2 << 20;  ///< segments of larger blocks are multiples of it
+  /// Segments grow at their end (`expandable_segments:True`), by small and middle segments.
+  bool expandable = false;
+};
+
+struct AllocatorUse {
+  Bytes reserved = 0;   ///< most bytes of segments, torch.cuda.max_memory_reserved
+  Bytes allocated = 0;  ///< most bytes of blocks, rounded
+  /// Times in the second step at which no segment could be had before cached ones were given back,
+  /// each after a wait for the device (`num_alloc_retries`).
+  std::int64_t retries = 0;
+  bool fits = true;  ///< false: not even then
+};
+
+/// Two steps, so that the second finds what the first left: the persistent buffers, then the
+/// Program's own. Segments are had up to `limit` bytes (0: without end). All buffers come from one
+/// stream's pool. Left out: blocks that wait for another stream's event before they are free again
+/// (`record_stream`), tensors inside operations, `max_split_size_mb`, `roundup_power2_divisions`.
+AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit);
+
+}  // namespace foretrain

@@ -1,0 +1,144 @@
+// Does the caching allocator's model lay blocks out by the rules it names?
+#include "sim/program/allocator.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "models/lower.h"
+#include "sim/program/memory.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+constexpr Bytes kMib = 1 << 20;
+
+/// One op after the other; each takes buffers, and gives back those that `frees` names.
+struct Step {
+  std::vector<std::int16_t> takes, frees;
+};
+
+Program program_of(const std::vector<Bytes>& sizes, const std::vector<Step>& steps) {
+  Program program;
+  FrameLayout layout;
+  for (const Bytes size : sizes) {
+    Buffer buffer;
+    buffer.dtype = DType::kUint8;
+    buffer.count = size;
+    layout.buffers.push_back(buffer);
+  }
+  program.layouts = {layout};
+  Frame frame;
+  frame.layout = LayoutId(0);
+  program.frames = {frame};
+  Segment segment;
+  segment.frames = {LayoutId(0)};
+  for (const Step& step : steps) {
+    Op op;
+    for (const std::int16_t b : step.takes) op.allocates.push_back(BufferRef{0, b});
+    for (const std::int16_t b : step.frees) op.frees.push_back(BufferRef{0, b});
+    segment.ops.push_back(op);
+  }
+  program.segments = {segment};
+  program.calls = {Call{SegmentId(0), -1, -1, {FrameId(0)}, {}}};
+  return program;
+}
+
+AllocatorUse use_of(const std::vector<Bytes>& sizes, const std::vector<Step>& steps,
+                    bool expandable = false, Bytes limit = 0) {
+  AllocatorRules rules;
+  rules.expandable = expandable;
+  return caching_allocator(program_of(sizes, steps), rules, limit);
+}
+
+Bytes reserved(const std::vector<Bytes>& sizes, const std::vector<Step>& steps,
+               bool expandable = false) {
+  return use_of(sizes, steps, expandable).reserved;
+}
+
+TEST(CachingAllocator, RoundsBlocksAndSegments) {
+  EXPECT_EQ(use_of({1, 513}, {{{0, 1}, {}}, {{}, {0, 1}}}).allocated, 512 + 1024);
+  EXPECT_EQ(reserved({1, 513}, {{{0, 1}, {}}, {{}, {0, 1}}}), 2 * kMib);
+  EXPECT_EQ(reserved({3 * kMib, 3 * kMib}, {{{0, 1}, {}}, {{}, {0, 1}}}), 20 * kMib);
+  EXPECT_EQ(reserved({11 * kMib}, {{{0}, {}}, {{}, {0}}}), 12 * kMib);
+  EXPECT_EQ(reserved({11 * kMib, kMib}, {{{0, 1}, {}}, {{}, {0, 1}}}), 14 * kMib);
+}
+
+// The rest of a large block is of use above 1 MiB only.
+TEST(CachingAllocator, SplitsLargeBlocks) {
+  const auto second = [](Bytes request, Bytes third) {
+    return reserved({30 * kMib, request, third},
+                    {{{0}, {}}, {{}, {0}}, {{1, 2}, {}}, {{}, {1, 2}}});
+  };
+  EXPECT_EQ(second(20 * kMib, 10 * kMib), 30 * kMib);
+  EXPECT_EQ(second(20 * kMib, 10 * kMib + 1), 42 * kMib);
+  EXPECT_EQ(second(28 * kMib, 2 * kMib), 30 * kMib);
+  EXPECT_EQ(second(29 * kMib, 2 * kMib), 50 * kMib);
+}
+
+// Neighbours in a segment become one block again; segments never do, unless they can grow.
+TEST(CachingAllocator, MergesNeighbours) {
+  const std::vector<Bytes> parts = {40 * kMib, 15 * kMib, 15 * kMib, 40 * kMib};
+  const std::vector<Step> inside = {{{0}, {}}, {{}, {0}}, {{1, 2}, {}}, {{}, {1}},
+                                    {{}, {2}}, {{3}, {}}, {{}, {3}}};
+  EXPECT_EQ(reserved(parts, inside), 40 * kMib);
+  const std::vector<Bytes> apart = {30 * kMib, 30 * kMib, 60 * kMib};
+  const std::vector<Step> across = {{{0, 1}, {}}, {{}, {0, 1}}, {{2}, {}}, {{}, {2}}};
+  EXPECT_EQ(reserved(apart, across), 120 * kMib);
+  EXPECT_EQ(reserved(apart, across, true), 60 * kMib);
+}
+
+// A hole in front of what lives is lost to larger blocks either way.
+TEST(CachingAllocator, HolesStay) {
+  const std::vector<Bytes> sizes = {40 * kMib, 20 * kMib, 60 * kMib};
+  const std::vector<Step> steps = {{{0, 1}, {}}, {{}, {0}}, {{2}, {}}, {{}, {1, 2}}};
+  EXPECT_EQ(reserved(sizes, steps), 120 * kMib);
+  EXPECT_EQ(reserved(sizes, steps, true), 120 * kMib);
+}
+
+// Whole segments that are cached are given back before memory runs out.
+TEST(CachingAllocator, GivesSegmentsBack) {
+  const std::vector<Bytes> sizes = {50 * kMib, 50 * kMib, 70 * kMib, 44 * kMib};
+  const std::vector<Step> steps = {{{0, 1}, {}}, {{}, {0, 1}}, {{2, 3}, {}}, {{}, {2, 3}}};
+  // The first step ends with segments of 70 and 44. In the second one 50 comes from 70, and 44 goes
+  // for the other 50.
+  const AllocatorUse tight = use_of(sizes, steps, false, 124 * kMib);
+  EXPECT_TRUE(tight.fits);
+  EXPECT_EQ(tight.reserved, 120 * kMib);
+  EXPECT_EQ(tight.retries, 1);
+  const AllocatorUse wide = use_of(sizes, steps, false, 170 * kMib);
+  EXPECT_TRUE(wide.fits);
+  EXPECT_EQ(wide.reserved, 170 * kMib);
+  EXPECT_EQ(wide.retries, 0);
+  EXPECT_FALSE(use_of(sizes, steps, false, 118 * kMib).fits);
+}
+
+// Of drawn plans: nothing is reserved twice, and nothing that lives is left out.
+TEST(CachingAllocator, HoldsWhatLives) {
+  for (int seed = 0; seed < 200; ++seed) {
+    Rng rng(static_cast<std::uint64_t>(seed));
+    const Drawn drawn = seed % 2 == 0 ? draw_plan(rng) : draw_sharded_plan(rng);
+    SCOPED_TRACE(describe(drawn.model, drawn.plan));
+    for (const Program& program : lower(drawn.model, drawn.plan).programs) {
+      const Bytes lives = memory_peak(program).bytes;
+      AllocatorRules rules;
+      const AllocatorUse use = caching_allocator(program, rules, 0);
+      EXPECT_GE(use.allocated, lives);
+      EXPECT_GE(use.reserved, use.allocated);
+      EXPECT_EQ(use.reserved % rules.small_segment, 0);
+      EXPECT_EQ(use.retries, 0);
+      const AllocatorUse same = caching_allocator(program, rules, use.reserved);
+      EXPECT_TRUE(same.fits);
+      EXPECT_EQ(same.reserved, use.reserved);
+      rules.expandable = true;
+      EXPECT_GE(caching_allocator(program, rules, 0).reserved, lives);
+      ASSERT_GT(lives, 1);
+      EXPECT_FALSE(caching_allocator(program, rules, lives - 1).fits);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foretrain

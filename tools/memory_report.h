@@ -1,0 +1,43 @@
+// What a run takes of the device's memory: the Program's buffers as the framework's allocator lays
+// them out, and what libraries hold beside them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "sim/program/memory.h"
+#include "sim/program/program.h"
+#include "tools/run_file.h"
+
+namespace foretrain {
+
+/// GiB on the device of the rank with the most in tensors. `by_kind` follows BufferKind, then what
+/// libraries take.
+struct MemoryReport {
+  double peak_gib = 0, capacity_gib = 0;
+  bool fits = true;
+  bool within(double share) const { return peak_gib <= share * capacity_gib; }
+  std::array<double, static_cast<std::size_t>(BufferKind::kCount)> by_kind_gib{};
+  double communication_gib = 0;  ///< NCCL's buffers: of the rank's groups, its peers, and all ranks
+  double workspace_gib = 0;      ///< BLAS workspaces
+  double context_gib = 0;        ///< CUDA context and loaded kernels
+  double allocated_gib = 0;      ///< tensors at the peak: torch.cuda.max_memory_allocated
+  double reserved_gib = 0;       ///< torch.cuda.max_memory_reserved (sim/program/allocator.h)
+  /// Times a step that the allocator waits for the device and gives cached segments back, since
+  /// what it holds would not fit otherwise. The step's time leaves that out.
+  std::int64_t allocator_retries = 0;
+  double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
+  double host_gib = 0, storage_gib = 0;  ///< offloaded by that rank, at most
+  std::int64_t peak_rank = 0;
+  std::string peak_at;  ///< the op at which it is reached
+
+  /// What the allocator holds beyond what is allocated: parts of segments that nothing fits into.
+  double fragments_gib() const { return reserved_gib - allocated_gib; }
+  double framework_gib() const { return context_gib + fragments_gib(); }
+};
+
+/// Of the lowered run. Refuses groups that the cluster cannot place.
+Result<MemoryReport> report_memory(const Run& run, const Workload& workload);
+
+}  // namespace foretrain
