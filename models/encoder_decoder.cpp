@@ -89,18 +89,23 @@ class MemoryWriter {
 class CrossWriter : MemoryWriter {
  public:
   CrossWriter(ProgramBuilder& builder, const Model& model, const Plan& plan, std::int64_t source,
-              const LayerLayouts& layouts, bool first)
-      : MemoryWriter(builder, model, plan, layouts, "cross"),
+              const LayerLayouts& layouts, CrossForm form)
+      : MemoryWriter(builder, model, plan, layouts, form.again ? "cross recomputed" : "cross"),
         x_source(source),
-        x_first(first),
+        x_form(form),
         x_query_width(model.query_width()),
         x_key_width(2 * model.kv_width()),
         x_norm(norm("cross.norm")) {}
 
   LayerSegments run(const MemoryLayouts& memory) {
-    SegmentWriter forward(x_builder, "cross-attention forward", x_forward);
+    const std::string suffix = x_form.again ? " recomputed" : "";
+    declare(x_form.again ? x_forward : x_saved, x_forward);
+    if (x_form.again) declare(x_backward, x_backward);  // the same places as in x_forward
+    SegmentWriter forward(x_builder, "cross-attention forward" + suffix, x_forward);
+    forward.wait(EventRef{kInput, kReady});
     write_forward(forward);
-    SegmentWriter backward(x_builder, "cross-attention backward", x_backward);
+    forward.record(EventRef{kOutput, kReady});
+    SegmentWriter backward(x_builder, "cross-attention backward" + suffix, x_backward);
     backward.phase = Phase::kBackward;
     write_backward(backward);
     return finish(forward, backward, {memory.memory, memory.gradient});
@@ -125,17 +130,30 @@ class CrossWriter : MemoryWriter {
     return out;
   }
 
-  /// What the core keeps: log-sum-exps, or the probabilities.
-  void declare_core() {
+  /// What the backward pass reads, in `place`; and what comes out of the projection.
+  void declare(LayoutWriter& place, LayoutWriter& local) {
+    const std::int64_t h = x_model.hidden;
+    const auto keep = [&](const char* name, DType type, std::int64_t count) {
+      return place.add(name, BufferKind::kActivations, type, count, &place == &x_saved);
+    };
+    x_y = keep("cross.norm out", x_type, x_tokens * h);
+    x_stats = keep("cross.norm statistics", DType::kFp32, statistics(x_tokens));
+    x_q = keep("cross queries", x_type, x_tokens * x_query_width);
+    x_kv = keep("cross keys and values", x_type, x_source * x_key_width);
+    x_context = keep("cross context", x_type, x_tokens * x_query_width);
+    x_core.clear();
     if (x_plan.attention != AttentionKernel::kUnfused) {
       x_core.push_back(keep("cross log-sum-exp", DType::kFp32, x_tokens * x_model.heads));
-      return;
+    } else {
+      const std::int64_t square = x_tokens * x_model.heads * (x_source / x_plan.micro_batch);
+      x_core.push_back(keep("cross probabilities", x_type, square));
+      if (x_dropout.attention > 0) {
+        x_core.push_back(keep("cross attention mask", DType::kUint8, square));
+        x_core.push_back(keep("cross dropped probabilities", x_type, square));
+      }
     }
-    const std::int64_t square = x_tokens * x_model.heads * (x_source / x_plan.micro_batch);
-    x_core.push_back(keep("cross probabilities", x_type, square));
-    if (x_dropout.attention == 0) return;
-    x_core.push_back(keep("cross attention mask", DType::kUint8, square));
-    x_core.push_back(keep("cross dropped probabilities", x_type, square));
+    if (x_dropout.hidden > 0) x_mask = keep("cross dropout mask", DType::kUint8, x_tokens * h);
+    x_projected = temporary(local, "cross out", x_tokens * h);
   }
 
   void linear(SegmentWriter& w, const std::string& name, std::int64_t rows, std::int64_t out,
@@ -167,14 +185,6 @@ class CrossWriter : MemoryWriter {
   void write_forward(SegmentWriter& w) {
     const std::int64_t h = x_model.hidden;
     const Ref in = hidden(kInput, x_tokens);
-    x_y = keep("cross.norm out", x_type, x_tokens * h);
-    x_stats = keep("cross.norm statistics", DType::kFp32, statistics(x_tokens));
-    x_q = keep("cross queries", x_type, x_tokens * x_query_width);
-    x_kv = keep("cross keys and values", x_type, x_source * x_key_width);
-    x_context = keep("cross context", x_type, x_tokens * x_query_width);
-    declare_core();
-    const Ref projected = temporary(x_forward, "cross out", x_tokens * h);
-    w.wait(EventRef{kInput, kReady});
     w.compute("cross.norm", norm_kernel(x_model, x_tokens, h, x_type, false),
               norm_reads(in, x_norm), {x_y.view(), x_stats.view()});
     linear(w, "cross.q", x_tokens, x_query_width, h, x_y, x_q, true);
@@ -182,19 +192,26 @@ class CrossWriter : MemoryWriter {
     std::vector<View> writes = {x_context.view()};
     for (const Ref& ref : x_core) writes.push_back(ref.view());
     w.compute("cross.core", core(false), {x_q.view(), x_kv.view()}, std::move(writes));
-    linear(w, "cross.projection", x_tokens, h, x_query_width, x_context, projected, false);
-    std::vector<View> reads = {in.view(), projected.view()};
+    linear(w, "cross.projection", x_tokens, h, x_query_width, x_context, x_projected, false);
+    std::vector<View> reads = {in.view(), x_projected.view()};
     if (const Ref bias = weight("cross.projection.bias"); bias.valid()) {
       reads.push_back(bias.view());
     }
     std::vector<View> out = {hidden(kOutput, x_tokens).view()};
-    if (x_dropout.hidden > 0) {
-      x_mask = keep("cross dropout mask", DType::kUint8, x_tokens * h);
-      out.push_back(x_mask.view());
-    }
+    if (x_mask.valid()) out.push_back(x_mask.view());
     w.compute("cross.residual", dropout(KernelKind::kResidualAdd, x_tokens), std::move(reads),
               std::move(out));
-    w.record(EventRef{kOutput, kReady});
+  }
+
+  /// All of the forward pass, into places of the backward one; its output into a frame of its own.
+  void write_again(SegmentWriter& w) {
+    w.phase = Phase::kRecompute;
+    if (x_plan.checkpoint_time.ps > 0) {
+      w.compute("checkpoint.state", HostDelay{x_plan.checkpoint_time}, {}, {});
+      w.segment().ops.back().category = Category::kHost;
+    }
+    write_forward(w);
+    w.phase = Phase::kBackward;
   }
 
   void write_backward(SegmentWriter& w) {
@@ -204,6 +221,7 @@ class CrossWriter : MemoryWriter {
       return temporary(x_backward, name, count);
     };
     w.wait(EventRef{kOutputGradient, kReady});
+    if (x_form.again) write_again(w);
     Ref d = d_out;
     if (x_mask.valid()) {
       d = local("d cross dropout", d_out.count);
@@ -220,9 +238,9 @@ class CrossWriter : MemoryWriter {
     const Ref d_y = local("d cross.norm out", x_tokens * h);
     linear_backward(w, "cross.q", x_tokens, x_query_width, h, d_q, x_y, d_y);
     const Ref sum = hidden(kMemoryGradient, x_source);
-    const Ref d_memory = x_first ? sum : local("d cross memory", x_source * h);
+    const Ref d_memory = x_form.first ? sum : local("d cross memory", x_source * h);
     linear_backward(w, "cross.kv", x_source, x_key_width, h, d_kv, memory(), d_memory);
-    if (!x_first) {
+    if (!x_form.first) {
       w.compute("cross.memory.d_sum", kernel(KernelKind::kAdd, x_source, h),
                 {sum.view(), d_memory.view()}, {sum.view()});
     }
@@ -234,10 +252,10 @@ class CrossWriter : MemoryWriter {
   }
 
   std::int64_t x_source;
-  bool x_first;
+  CrossForm x_form;
   std::int64_t x_query_width, x_key_width;
   NormRefs x_norm;
-  Ref x_y, x_stats, x_q, x_kv, x_context, x_mask;
+  Ref x_y, x_stats, x_q, x_kv, x_context, x_mask, x_projected;
   std::vector<Ref> x_core;
 };
 
@@ -355,8 +373,8 @@ Model stack_model(const Model& model, bool encoder) {
 
 LayerSegments write_cross(ProgramBuilder& builder, const Model& model, const Plan& plan,
                           std::int64_t source, const LayerLayouts& layouts,
-                          const MemoryLayouts& memory, bool first) {
-  return CrossWriter(builder, model, plan, source, layouts, first).run(memory);
+                          const MemoryLayouts& memory, CrossForm form) {
+  return CrossWriter(builder, model, plan, source, layouts, form).run(memory);
 }
 
 LayerSegments write_turn(ProgramBuilder& builder, const Model& model, const Plan& plan,

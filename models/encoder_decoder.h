@@ -7,7 +7,8 @@
 //
 // Left out: cross-attention stands before its layer instead of between self-attention and MLP (the
 // same work, only simulated); the addition of relative position biases to scores (their parameters
-// are counted); dropout behind the encoder's last norm; padding.
+// are counted); dropout behind the encoder's last norm; padding; that a layer of the decoder which
+// is computed again is one with its cross-attention (here each keeps its input).
 #pragma once
 
 #include "models/ends.h"
@@ -34,11 +35,15 @@ struct MemoryLayouts {
   LayoutId memory, gradient;
 };
 
-/// `first`: its backward pass is the first to write the memory's gradient. `plan` is the decoder's,
-/// `source` the tokens of the encoder.
+struct CrossForm {
+  bool first = false;  ///< its backward pass is the first to write the memory's gradient
+  bool again = false;  ///< keeps its input alone, and the backward pass computes the rest again
+};
+
+/// `plan` is the decoder's, `source` the tokens of the encoder.
 LayerSegments write_cross(ProgramBuilder& builder, const Model& model, const Plan& plan,
                           std::int64_t source, const LayerLayouts& layouts,
-                          const MemoryLayouts& memory, bool first);
+                          const MemoryLayouts& memory, CrossForm form);
 
 /// `plan` is the encoder's.
 LayerSegments write_turn(ProgramBuilder& builder, const Model& model, const Plan& plan,

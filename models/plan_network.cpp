@@ -29,8 +29,13 @@ std::optional<Refusal> refused_network(const Model& model, const Plan& plan) {
   if (plan.precision.low()) {
     return unsupported("precision", what + " is lowered in fp32, tf32, fp16 and bf16");
   }
-  if (plan.recompute.any()) {
-    return unsupported("recompute", "is not modelled for " + what + "; expected none");
+  Recompute whole;
+  whole.layer = true;
+  whole.early_stop = plan.recompute.early_stop;
+  const bool layers = model.is_encoder_decoder() && plan.recompute == whole;
+  if (plan.recompute.any() && !layers) {
+    return unsupported("recompute", "is not modelled for " + what + "; expected none" +
+                                        (model.is_network() ? "" : " or full"));
   }
   if (plan.offload.activation_layers > 0) {
     return unsupported("offload/activation_layers", "is not modelled for " + what);

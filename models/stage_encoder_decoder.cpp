@@ -67,7 +67,8 @@ void StageWriter::write_stack_ends() {
                                x_model.tied_embeddings ? "embedding.tokens" : "head.output");
 }
 
-LayerSegments StageWriter::write_stack_layer(Stack stack, bool first, const LayerLayouts& layouts) {
+LayerSegments StageWriter::write_stack_layer(Stack stack, bool first, bool again,
+                                             const LayerLayouts& layouts) {
   const bool encodes = stack == Stack::kEncoder || stack == Stack::kTurn;
   const Plan plan = encodes ? x_plan : decoder_plan(x_plan);
   const Model model = stack_model(x_model, encodes);
@@ -75,9 +76,10 @@ LayerSegments StageWriter::write_stack_layer(Stack stack, bool first, const Laye
     return write_turn(x_builder, model, plan, layouts, x_memory, x_embedding);
   }
   if (stack == Stack::kCross) {
-    return write_cross(x_builder, model, plan, x_plan.tokens(), layouts, x_memory, first);
+    return write_cross(x_builder, model, plan, x_plan.tokens(), layouts, x_memory,
+                       CrossForm{first, again});
   }
-  return write_layer(x_builder, model, plan, layouts, false);
+  return write_layer(x_builder, model, plan, layouts, again);
 }
 
 /// The backward pass comes to the last cross-attention first.
@@ -86,11 +88,12 @@ const LayerSegments& StageWriter::stack_segments(Chunk& chunk, std::int64_t l) {
   const Stack stack = x_model.stack(layer);
   const bool first = stack == Stack::kCross && layer == x_model.layers - 2;
   const std::size_t shape = by_units() ? unit_of(chunk, l).shape : 0;
-  const auto [it, fresh] = x_stack_segments.try_emplace({stack, first, shape});
+  const bool again = recomputed(chunk.layers_before + l);
+  const auto [it, fresh] = x_stack_segments.try_emplace({stack, first, again, shape});
   if (!fresh) return it->second;
   LayerLayouts layouts = stack_layouts(layer);
   if (by_units()) layouts.owners = owners_of(chunk, l);
-  return it->second = write_stack_layer(stack, first, layouts);
+  return it->second = write_stack_layer(stack, first, again, layouts);
 }
 
 const LayerLayouts& StageWriter::stack_layouts(std::int64_t layer) const {

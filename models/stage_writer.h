@@ -79,7 +79,7 @@ class StageWriter {
   LayoutId paired_inputs();
   void write_stacks();
   void write_stack_ends();
-  LayerSegments write_stack_layer(Stack stack, bool first, const LayerLayouts& layouts);
+  LayerSegments write_stack_layer(Stack stack, bool first, bool again, const LayerLayouts& layouts);
   const LayerSegments& stack_segments(Chunk& chunk, std::int64_t l);
   const LayerLayouts& stack_layouts(std::int64_t layer) const;
 
@@ -349,7 +349,7 @@ class StageWriter {
   LayerLayouts x_turn, x_cross, x_decoder;  ///< of an encoder-decoder
   MemoryLayouts x_memory;
   /// By kind, whether its backward pass is the first of them, shape of the unit.
-  std::map<std::tuple<Stack, bool, std::size_t>, LayerSegments> x_stack_segments;
+  std::map<std::tuple<Stack, bool, bool, std::size_t>, LayerSegments> x_stack_segments;
   std::vector<LayerLayouts> x_blocks;           ///< of a network, by kind
   std::vector<LayerSegments> x_block_segments;  ///< likewise
   std::vector<std::size_t> x_block_kinds;       ///< by layer

@@ -97,7 +97,7 @@ TEST(EncoderDecoder, IsRefused) {
   const std::vector<BadSet> bad = {
       {"parallel.tensor=2", {"/parallel/tensor", "encoder-decoder", "data parallelism alone"}},
       {"precision=fp8", {"/precision", "encoder-decoder"}},
-      {"recompute=full", {"/recompute", "encoder-decoder"}},
+      {"recompute=selective", {"/recompute", "encoder-decoder", "none or full"}},
       {"batch.target_sequence=0", {"/batch/target_sequence"}},
       {"model={\"preset\":\"transformer-big\",\"decoder_ffn_dim\":8}",
        {"/model/decoder_ffn_dim", "found 8", "the encoder has 4096"}},

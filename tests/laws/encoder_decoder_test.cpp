@@ -94,6 +94,35 @@ TEST(EncoderDecoder, ExecutesWhatItCounts) {
   EXPECT_NEAR(executed(lowered(m, plan)), expected, 1e-9 * expected);
 }
 
+// Computed again: the layers of both stacks and cross-attention, so a third of what is neither the
+// head's nor, with its backward pass, the double. Of each only the input is kept.
+TEST(EncoderDecoder, ComputesLayersAgain) {
+  for (const double dropout : {0.0, 0.1}) {
+    Model m = preset("t5-small");
+    m.vocabulary = 32128 / 128 * 128;  // no padding
+    Plan plan = plan_of(m, 1, 64, 32);
+    plan.attention = AttentionKernel::kUnfused;
+    plan.dropout = dropout;
+    const Program none = lowered(m, plan);
+    plan.recompute.layer = true;
+    const Program again = lowered(m, plan);
+    const auto h = static_cast<double>(m.hidden);
+    const double head = 2 * 6 * 32 * h * static_cast<double>(m.vocabulary);
+    EXPECT_NEAR(executed(again), executed(none) + (executed(none) - head) / 3, 1e-9 * head);
+    // Inputs of six encoder layers, the turn, six cross-attentions and six decoder layers, the
+    // head; the encoder's output; statistics of the turn's and the head's norms; the loss's logits
+    // aside.
+    Bytes kept = 0;
+    for (const FrameLayout& layout : again.layouts) {
+      if (layout.name.starts_with("layer") || layout.name.starts_with("cross")) {
+        for (const Buffer& buffer : layout.buffers) kept += buffer.saved ? buffer.bytes() : 0;
+      }
+    }
+    EXPECT_EQ(kept, 0);
+    EXPECT_LT(memory_peak(again).saved, memory_peak(none).saved / 2);
+  }
+}
+
 /// Segments of layers and ends in the order of their calls.
 std::vector<std::string> calls_of(const Program& program) {
   std::vector<std::string> out;
@@ -144,6 +173,7 @@ TEST(EncoderDecoder, AreWellFormed) {
         plan.dropout = more ? 0 : -1;
         plan.global_batch *= more ? 2 : 1;
         plan.fused_accumulation = more;
+        plan.recompute.layer = more;
         plan.sharding = more ? Sharding::kOptimizer : Sharding::kNone;
         plan.overlap.gradient_reduce = plan.overlap.parameter_gather = more;
         EXPECT_EQ(memory_sums(lowered(m, plan)), (m.decoder_layers - 1) * plan.microbatches());
@@ -165,6 +195,7 @@ TEST(EncoderDecoder, ShardsGradientsAndParameters) {
         plan.units.layers = tied ? 1 : 3;
         plan.units.reduce_each = each;
         plan.units.reshard = each;
+        plan.recompute.layer = each;
         lowered(m, plan);
       }
     }
