@@ -78,8 +78,8 @@ class AttentionRun {
       const Place cut = context.place(context.batch.context);
       place = {place.index * cut.size + cut.index, place.size * cut.size};
     }
-    x_first_head = place.index * x_w.q_heads;
-    x_all_heads = place.size * x_w.q_heads;
+    x_first_head = (place.index * x_w.head_parts + x_w.head_part) * x_w.q_heads;
+    x_all_heads = place.size * x_w.head_parts * x_w.q_heads;
   }
 
   /// Positions of the part of a sequence that `member` holds.

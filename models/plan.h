@@ -164,11 +164,14 @@ struct Recompute {
   /// the backward pass reads.
   bool keep_heads = false, keep_core = false, keep_projection = false, keep_up = false;
   bool early_stop = false;
+  /// Parts of the heads and of the MLP's width, one after the other on one device, each computed
+  /// again alone: models/co_shard.cpp. Parameters lie by parts.
+  std::int64_t parts = 1;
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
   bool any() const {
     return layer || attention || norm || mlp || activation || operations || moe ||
-           expert_activation || shared_experts || latent_up;
+           expert_activation || shared_experts || latent_up || parts > 1;
   }
   bool keeps() const { return keep_heads || keep_core || keep_projection || keep_up; }
   bool operator==(const Recompute&) const = default;

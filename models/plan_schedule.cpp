@@ -179,6 +179,12 @@ void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
                     "overlap.tensor_slices",
                     ErrorKind::kUnsupported);
   }
+  if (plan.splits_backward() && plan.recompute.parts > 1) {
+    return run.fail("schedule",
+                    "separate passes for gradients of weights are not modelled with "
+                    "recompute.co_shard",
+                    ErrorKind::kUnsupported);
+  }
   if (plan.splits_backward() && plan.by_units()) {
     run.fail("schedule",
              "separate passes for gradients of weights with sharded gradients or parameters are "

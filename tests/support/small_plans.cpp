@@ -87,6 +87,15 @@ void fit_schedule(Model& model, Plan& p) {
   p.global_batch = p.micro_batch * p.batch_ranks() * ((m + unit - 1) / unit * unit);
 }
 
+void fit_parts(const Model& model, Plan& p) {
+  const std::int64_t parts = p.recompute.parts * p.tensor;
+  const bool divides =
+      model.heads % parts == 0 && model.kv_heads % parts == 0 && model.intermediate % parts == 0;
+  const bool fits = !model.has_experts() && !p.in_grid() && p.context == 1 && !p.precision.low() &&
+                    !p.rings() && p.overlap.tensor_slices == 1 && !p.splits_backward();
+  if (p.recompute.parts > 1 && !(divides && fits)) p.recompute = Recompute{};
+}
+
 namespace {
 
 Model draw_model(Rng& rng) {
@@ -294,6 +303,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
   p.micro_batch = p.token_parts() * (1 + rng.below(2));
   p.global_batch = p.micro_batch * p.data * microbatches;
   fit_schedule(out.model, p);
+  fit_parts(out.model, p);
   return out;
 }
 
@@ -365,6 +375,7 @@ Drawn draw_sparse_plan(Rng& rng) {
     p.accelerators = p.pipeline * p.data;
   }
   draw_experts(rng, out.model, p);
+  fit_parts(out.model, p);
   if (rng.below(2) == 0) draw_latent(rng, out.model, p);
   return out;
 }
