@@ -72,6 +72,9 @@ Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches) 
 void fit_schedule(Model& model, Plan& p) {
   const std::int64_t stages = p.pipeline;
   if (stages == 1) p.virtual_pipeline = 1;
+  const bool chunks = p.virtual_pipeline > 1 || model.predict_layers > 0;
+  if (p.schedule == Schedule::kRecycling && chunks) p.schedule = Schedule::k1F1B;
+  if (p.schedule != Schedule::kRecycling) p.forwards = 1;
   const bool placed = p.placement() == ChunkPlacement::kRound || stages > 1;
   const bool ends = p.shares_vocabulary() && (stages == 1 || model.predict_layers > 0);
   if (!placed || ends || (p.ways() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
@@ -227,6 +230,26 @@ void draw_slices(Rng rng, const Model& model, Plan& p) {
   if (possible && rng.below(2) == 0) p.overlap.tensor_slices = 2;
 }
 
+/// Layers in parts. Later draws do not depend on it.
+void draw_parts(Rng rng, const Model& model, Plan& p) {
+  if (rng.below(2) == 0) return;
+  Plan other = p;
+  other.recompute = Recompute{};
+  other.recompute.parts = std::int64_t{2} << rng.below(2);
+  other.recompute.norm = rng.below(3) == 0;
+  other.recompute.layer = rng.below(3) == 0;
+  fit_parts(model, other);
+  if (other.recompute.parts > 1) p = other;
+}
+
+/// Forward passes whose output comes back. Later draws do not depend on it.
+void draw_recycling(Rng rng, Plan& p) {
+  if (p.schedule != Schedule::k1F1B || p.virtual_pipeline > 1 || rng.below(2) == 0) return;
+  p.schedule = Schedule::kRecycling;
+  p.forwards = 1 + rng.below(4);
+  p.overlap.passes = false;
+}
+
 }  // namespace
 
 Drawn draw_plan(Rng& rng) {
@@ -265,6 +288,8 @@ Drawn draw_plan(Rng& rng) {
   draw_buckets(rng, p);
   draw_kept(rng, p.recompute);
   draw_slices(rng, out.model, p);
+  draw_parts(rng, out.model, p);
+  draw_recycling(rng, p);
   return out;
 }
 
