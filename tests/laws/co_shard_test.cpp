@@ -12,7 +12,7 @@
 namespace foretrain {
 namespace {
 
-Workload lowered(const Model& model, const Plan& plan) {
+Workload parts_workload(const Model& model, const Plan& plan) {
   Workload workload = lower(model, plan);
   const Status status = verify(workload);
   EXPECT_TRUE(status.ok()) << status.error().message;
@@ -20,8 +20,8 @@ Workload lowered(const Model& model, const Plan& plan) {
 }
 
 /// Bytes of what a layer keeps for one microbatch beside its input.
-Bytes kept(const Model& model, const Plan& plan) {
-  const Workload workload = lowered(model, plan);
+Bytes kept_by_layer(const Model& model, const Plan& plan) {
+  const Workload workload = parts_workload(model, plan);
   for (const FrameLayout& layout : workload.programs[0].layouts) {
     if (!layout.name.starts_with("saved")) continue;
     Bytes sum = 0;
@@ -47,11 +47,11 @@ TEST(CoShardMemory, Kept) {
     Plan plan = in_parts(model, 1, parts);
     const Bytes stream = 2 * plan.tokens() * model.hidden;
     const Bytes statistics = 2 * 4 * plan.tokens();
-    EXPECT_EQ(kept(model, plan), 3 * stream + statistics);
+    EXPECT_EQ(kept_by_layer(model, plan), 3 * stream + statistics);
     plan.recompute.norm = true;
-    EXPECT_EQ(kept(model, plan), stream);
+    EXPECT_EQ(kept_by_layer(model, plan), stream);
     plan.recompute.layer = true;
-    EXPECT_EQ(kept(model, plan), 0);
+    EXPECT_EQ(kept_by_layer(model, plan), 0);
   }
 }
 
@@ -65,18 +65,18 @@ TEST(CoShardMemory, Peak) {
   model.intermediate = 64 * model.hidden;
   model.vocabulary = 128;
   const auto peak = [&](std::int64_t parts) {
-    return memory_peak(lowered(model, in_parts(model, 1, parts)).programs[0]).bytes;
+    return memory_peak(parts_workload(model, in_parts(model, 1, parts)).programs[0]).bytes;
   };
   const Bytes of_whole = 2 * in_parts(model, 1, 1).tokens() * 6 * model.intermediate;
   EXPECT_EQ(peak(2) - peak(4), of_whole / 4);
   EXPECT_EQ(peak(4) - peak(8), of_whole / 8);
   Plan full = in_parts(model, 1, 1);
   full.recompute.layer = true;
-  EXPECT_GT(memory_peak(lowered(model, full).programs[0]).bytes, peak(2));
+  EXPECT_GT(memory_peak(parts_workload(model, full).programs[0]).bytes, peak(2));
 }
 
 /// FLOPs by phase and name, of all calls.
-std::map<std::pair<Phase, std::string>, double> flops(const Workload& workload) {
+std::map<std::pair<Phase, std::string>, double> flops_by_phase(const Workload& workload) {
   std::map<std::pair<Phase, std::string>, double> out;
   const Program& program = workload.programs[0];
   for (const Call& call : program.calls) {
@@ -94,13 +94,13 @@ std::map<std::pair<Phase, std::string>, double> flops(const Workload& workload) 
 TEST(CoShardWork, Flops) {
   for (const Model& model : {small_gpt(), small_llama()}) {
     for (const std::int64_t tensor : {1, 2}) {
-      auto expected = flops(lowered(model, in_parts(model, tensor, 1)));
+      auto expected = flops_by_phase(parts_workload(model, in_parts(model, tensor, 1)));
       for (const char* name : {"attention.qkv", "attention.core", "mlp.up"}) {
         expected[{Phase::kRecompute, name}] = expected.at({Phase::kForward, name});
       }
       for (const std::int64_t parts : {2, 4}) {
         if (parts * tensor > model.heads) continue;
-        EXPECT_EQ(flops(lowered(model, in_parts(model, tensor, parts))), expected);
+        EXPECT_EQ(flops_by_phase(parts_workload(model, in_parts(model, tensor, parts))), expected);
       }
     }
   }
@@ -113,9 +113,9 @@ TEST(CoShardWork, Collectives) {
   for (const bool sequence : {false, true}) {
     Plan plan = in_parts(model, 2, 1);
     plan.sequence = sequence;
-    const Workload whole = lowered(model, plan);
+    const Workload whole = parts_workload(model, plan);
     plan.recompute.parts = 2;
-    const Workload parts = lowered(model, plan);
+    const Workload parts = parts_workload(model, plan);
     for (const char* name : {"attention.reduce", "mlp.reduce", "attention.qkv.reduce",
                              "mlp.up.reduce", "mlp.down.gather"}) {
       EXPECT_EQ(collective_sizes(parts, name), collective_sizes(whole, name)) << name;
@@ -127,7 +127,7 @@ TEST(CoShardWork, Collectives) {
 // up beside each other.
 TEST(CoShardLayout, Pieces) {
   const Model model = small_llama();
-  const Workload workload = lowered(model, in_parts(model, 2, 2));
+  const Workload workload = parts_workload(model, in_parts(model, 2, 2));
   const Program& program = workload.programs[0];
   std::map<std::string, std::vector<Piece>> pieces;
   for (const FrameLayout& layout : program.layouts) {

@@ -17,23 +17,23 @@ namespace {
 
 using Ps = std::int64_t;
 
-Plan plan_of(const Model& model, std::int64_t p, std::int64_t m, std::int64_t forwards) {
+Plan recycling_plan(const Model& model, std::int64_t p, std::int64_t m, std::int64_t forwards) {
   Plan plan = small_plan(model, {1, p, 1, 1}, m);
   plan.schedule = Schedule::kRecycling;
   plan.forwards = forwards;
   return plan;
 }
 
-Workload lowered(const Model& model, const Plan& plan) {
+Workload recycled_workload(const Model& model, const Plan& plan) {
   Workload workload = lower(model, plan);
   const Status status = verify(workload);
   EXPECT_TRUE(status.ok()) << status.error().message;
   return workload;
 }
 
-Ps step_of(const Model& model, const Plan& plan, PassDurations durations) {
+Ps recycling_step(const Model& model, const Plan& plan, PassDurations durations) {
   PassPrices prices(durations);
-  const Result<Replayed> result = replay_all(lowered(model, plan), prices, true);
+  const Result<Replayed> result = replay_all(recycled_workload(model, plan), prices, true);
   EXPECT_TRUE(result.ok()) << result.error().message;
   return result.ok() ? result.value().replay.end.ps : 0;
 }
@@ -50,8 +50,8 @@ TEST(PipelineBubble, Recycling) {
           const Ps f = 2 * 4'000'000;
           const Ps b = f * backward;
           const PassDurations d{Time{f / 2}, Time{b / 2}, Time{}, Time{}};
-          const Plan plan = plan_of(model, p, m, forwards);
-          EXPECT_EQ(step_of(model, plan, d), m * (forwards * f + b) + (p - 1) * (f + b))
+          const Plan plan = recycling_plan(model, p, m, forwards);
+          EXPECT_EQ(recycling_step(model, plan, d), m * (forwards * f + b) + (p - 1) * (f + b))
               << describe(model, plan);
         }
       }
@@ -64,7 +64,8 @@ TEST(PipelineBubble, RecyclingOneMicrobatch) {
   const Model model = pass_model();
   const PassDurations d{Time{4'000'000}, Time{8'000'000}, Time{}, Time{}};
   for (const std::int64_t p : {1, 2, 4, 8}) {
-    EXPECT_EQ(step_of(model, plan_of(model, p, 1, 3), d), model.layers * (3 * 4 + 8) * 1'000'000);
+    EXPECT_EQ(recycling_step(model, recycling_plan(model, p, 1, 3), d),
+              model.layers * (3 * 4 + 8) * 1'000'000);
   }
 }
 
@@ -87,7 +88,7 @@ std::map<std::int32_t, std::int64_t> left_by(const Program& program, const Call&
 TEST(PipelineMemory, RecyclingKeepsNothing) {
   const Model model = small_llama();
   for (const std::int64_t p : {1, 4}) {
-    const Workload workload = lowered(model, plan_of(model, p, 5, 3));
+    const Workload workload = recycled_workload(model, recycling_plan(model, p, 5, 3));
     for (const Program& program : workload.programs) {
       std::map<std::int32_t, int> leaving;  // by layer: forward passes that leave more
       std::map<std::int32_t, int> passes;
@@ -113,7 +114,8 @@ TEST(RecyclingWork, Flops) {
   const Model model = small_llama();
   const auto flops = [&](std::int64_t forwards) {
     std::map<std::string, double> out;
-    for (const Program& program : lowered(model, plan_of(model, 2, 3, forwards)).programs) {
+    for (const Program& program :
+         recycled_workload(model, recycling_plan(model, 2, 3, forwards)).programs) {
       for (const Call& call : program.calls) {
         for (const Op& op : program.segments[call.segment.index()].ops) {
           const bool layer = op.phase == Phase::kForward && call.layer >= 0;
@@ -132,7 +134,7 @@ TEST(RecyclingWork, Flops) {
 // last layer gave in the pass before.
 TEST(RecyclingWork, WhatComesBack) {
   const Model model = small_llama();
-  const Workload workload = lowered(model, plan_of(model, 1, 2, 3));
+  const Workload workload = recycled_workload(model, recycling_plan(model, 1, 2, 3));
   const Program& program = workload.programs[0];
   FrameId embedded;
   FrameId stream;
