@@ -74,12 +74,13 @@ class AttentionRun {
 
   void place_heads(const OpContext& context) {
     Place place = context.place(x_w.heads_split_over);
+    place = {place.index * x_w.head_parts + x_w.head_part, place.size * x_w.head_parts};
     if (x_w.part == ContextPart::kHeads) {
       const Place cut = context.place(context.batch.context);
       place = {place.index * cut.size + cut.index, place.size * cut.size};
     }
-    x_first_head = (place.index * x_w.head_parts + x_w.head_part) * x_w.q_heads;
-    x_all_heads = place.size * x_w.head_parts * x_w.q_heads;
+    x_first_head = place.index * x_w.q_heads;
+    x_all_heads = place.size * x_w.q_heads;
   }
 
   /// Positions of the part of a sequence that `member` holds.

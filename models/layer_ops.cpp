@@ -71,10 +71,6 @@ void LayerOps::forward_activation(SegmentWriter& w) {
 Attention LayerOps::core_of_slice(bool backward) const {
   Attention out = core(backward);
   if (out.dropout > 0) out.first_sequence = x_slice * out.batch;
-  if (x_plan.recompute.parts > 1 && (out.dropout > 0 || out.alibi)) {
-    out.head_part = static_cast<std::int32_t>(x_part);
-    out.head_parts = static_cast<std::int32_t>(x_plan.recompute.parts);
-  }
   return out;
 }
 

@@ -8,7 +8,7 @@
 
 namespace foretrain {
 
-/// Of the slice `x_slice` of a microbatch, or of the part `x_part` of its heads and of its MLP: the
+/// Of the slice `x_slice` of a microbatch, or of the part `x_part` of the heads and of the MLP: the
 /// buffers are those that `x_b` names.
 class LayerOps : public LinearParts {
  protected:
@@ -38,7 +38,7 @@ class LayerOps : public LinearParts {
                      const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in);
   void backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
 
-  std::int64_t x_slice = 0, x_part = 0;
+  std::int64_t x_slice = 0;
 
  private:
   Attention core_of_slice(bool backward) const;

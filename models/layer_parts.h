@@ -113,6 +113,7 @@ class LayerParts {
   std::optional<MoeBlock> x_moe;        ///< in place of the MLP
   std::optional<LatentBlock> x_latent;  ///< in place of one linear to queries, keys and values
   Buffers x_b;
+  std::int64_t x_part = 0;  ///< of plan.recompute.parts: whose linears these are
   std::string x_name_suffix;
 
  private:

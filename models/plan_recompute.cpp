@@ -75,14 +75,20 @@ std::optional<Refusal> refused_parts(const Model& model, const Plan& plan) {
   const Recompute& again = plan.recompute;
   if (again.parts == 1) return std::nullopt;
   constexpr const char* kPlace = "recompute/co_shard";
-  const std::string ranks = plan.tensor > 1 ? " x tensor " + text(plan.tensor) : "";
-  const std::pair<const char*, std::int64_t> widths[] = {{"attention heads", model.heads},
-                                                         {"key-value heads", model.kv_heads},
-                                                         {"intermediate_size", model.intermediate}};
-  for (const auto& [name, width] : widths) {
-    if (width % (again.parts * plan.tensor) == 0) continue;
-    return Refusal{kPlace, text(again.parts) + " parts" + ranks + " do not divide the model's " +
-                               name + " " + text(width)};
+  struct Cut {
+    const char* name;
+    std::int64_t width, context;
+  };
+  const bool by_heads = plan.context_exchange == ContextExchange::kAllToAll;
+  const std::int64_t context = by_heads ? plan.context : 1;
+  for (const Cut& cut : {Cut{"attention heads", model.heads, context},
+                         Cut{"key-value heads", model.kv_heads, context},
+                         Cut{"intermediate_size", model.intermediate, 1}}) {
+    if (cut.width % (again.parts * plan.tensor * cut.context) == 0) continue;
+    return Refusal{kPlace, text(again.parts) + " parts" +
+                               (plan.tensor > 1 ? " x tensor " + text(plan.tensor) : "") +
+                               (cut.context > 1 ? " x context " + text(cut.context) : "") +
+                               " do not divide the model's " + cut.name + " " + text(cut.width)};
   }
   const bool modules = again.attention || again.mlp || again.operations || again.keeps();
   if (modules || again.layers >= 0 || again.layer_period > 1) {
@@ -97,7 +103,6 @@ std::optional<Refusal> refused_parts(const Model& model, const Plan& plan) {
   if (model.has_experts()) return no(kPlace, "experts");
   if (model.is_latent()) return no(kPlace, "latent attention");
   if (plan.in_grid()) return no("parallel/tensor_mode", "grids");
-  if (plan.context > 1) return no("parallel/context", "context parallelism");
   if (plan.precision.low()) return no("precision", "less than 16 bits");
   if (plan.rings()) return no("overlap/tensor", "collectives in parts under their products");
   if (plan.overlap.tensor_slices > 1) return no("overlap/tensor_slices", "slices of a microbatch");

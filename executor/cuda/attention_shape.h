@@ -118,14 +118,15 @@ inline AttentionShape shape_of(const Attention& w, const OpContext& context,
   s.key = context.key("attention dropout");
   s.threshold = threshold_of(w.dropout);
   Place place = context.place(w.heads_split_over);
+  place = {place.index * w.head_parts + w.head_part, place.size * w.head_parts};
   if (w.part == ContextPart::kHeads) {
     const Place cut = context.place(context.batch.context);
     place = {place.index * cut.size + cut.index, place.size * cut.size};
   }
   s.first_sequence = context.first_sequence() + w.first_sequence +
                      context.place(w.sequences_split_over).index * w.batch;
-  s.first_head = (place.index * w.head_parts + w.head_part) * w.q_heads;
-  s.all_heads = place.size * w.head_parts * w.q_heads;
+  s.first_head = place.index * w.q_heads;
+  s.all_heads = place.size * w.q_heads;
   s.length = std::max(w.q_len, context.batch.length);
   s.whole = w.part == ContextPart::kWhole || w.part == ContextPart::kHeads;
   s.places = token_places(context, GroupSlot(), w.q_len);

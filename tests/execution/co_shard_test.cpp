@@ -45,6 +45,27 @@ TEST(CoShard, TrainsAsOneRank) {
   }
 }
 
+// Sequences cut among ranks: each part of the heads meets the keys of the others.
+TEST(CoShard, WithContextTrainsAsOneRank) {
+  for (const ContextExchange exchange :
+       {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+    for (const bool alibi : {false, true}) {
+      Model model = narrow(small_llama());
+      model.heads = model.kv_heads = 8;
+      if (alibi) model.position = Position::kAlibi;
+      for (const std::int64_t tensor : {1, 2}) {
+        Plan plan = in_parts(model, {tensor, 1, 1, 2}, 2);
+        plan.context = 2;
+        plan.context_exchange = exchange;
+        plan.global_batch = 3;
+        plan.sequence = tensor > 1;
+        plan.dropout = alibi ? 0.1 : 0;
+        expect_as_one_rank(model, plan);
+      }
+    }
+  }
+}
+
 // What heads share or know: one key for two queries, norms of queries and keys, whose gradients add
 // up over parts, slopes.
 TEST(CoShard, HeadsTrainAsOneRank) {

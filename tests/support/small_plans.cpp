@@ -92,10 +92,11 @@ void fit_schedule(Model& model, Plan& p) {
 
 void fit_parts(const Model& model, Plan& p) {
   const std::int64_t parts = p.recompute.parts * p.tensor;
-  const bool divides =
-      model.heads % parts == 0 && model.kv_heads % parts == 0 && model.intermediate % parts == 0;
-  const bool fits = !model.has_experts() && !p.in_grid() && p.context == 1 && !p.precision.low() &&
-                    !p.rings() && p.overlap.tensor_slices == 1 && !p.splits_backward();
+  const bool exchanged = p.context_exchange == ContextExchange::kAllToAll;
+  const bool divides = model.heads % parts == 0 && model.intermediate % parts == 0 &&
+                       model.kv_heads % (parts * (exchanged ? p.context : 1)) == 0;
+  const bool fits = !model.has_experts() && !p.in_grid() && !p.precision.low() && !p.rings() &&
+                    p.overlap.tensor_slices == 1 && !p.splits_backward();
   if (p.recompute.parts > 1 && !(divides && fits)) p.recompute = Recompute{};
 }
 

@@ -215,8 +215,9 @@ TEST(ReadPlan, PartsThatDoNotFit) {
   expect_error(with("", "\"tensor\":2", ",\"keep\":[\"qkv\"]"), {"/recompute/co_shard", "keep"});
   expect_error(with(",\"schedule\":\"zb-h1\"", "\"pipeline\":2"),
                {"/schedule", "recompute.co_shard"}, ErrorKind::kUnsupported);
-  expect_error(with("", "\"context\":2"), {"/parallel/context", "recompute.co_shard"},
-               ErrorKind::kUnsupported);
+  EXPECT_TRUE(with("", "\"context\":2").ok());
+  expect_error(with(",\"kernels\":{\"context\":\"alltoall\"}", "\"context\":4"),
+               {"/recompute/co_shard", "2 parts x context 4", "heads 4"});
   expect_error(with(",\"overlap\":{\"tensor\":true}", "\"tensor\":2,\"sequence\":true"),
                {"/overlap/tensor", "recompute.co_shard"}, ErrorKind::kUnsupported);
   expect_error(with(",\"overlap\":{\"tensor_slices\":2}", "\"tensor\":2,\"sequence\":false"),
