@@ -74,6 +74,7 @@ class AttentionRun {
 
   void place_heads(const OpContext& context) {
     Place place = context.place(x_w.heads_split_over);
+    place = {place.index * x_w.head_parts + x_w.head_part, place.size * x_w.head_parts};
     if (x_w.part == ContextPart::kHeads) {
       const Place cut = context.place(context.batch.context);
       place = {place.index * cut.size + cut.index, place.size * cut.size};

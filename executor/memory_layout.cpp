@@ -63,8 +63,11 @@ void MemoryLayout::add_slice(const Piece& piece, std::size_t f, const Home& home
   slice.layer = frame.layer + piece.layer;
   slice.rows = piece.row_count;
   slice.cols = piece.col_count;
-  slice.first_row = place(piece.rows_split_over) * piece.row_count;
-  slice.first_col = place(piece.cols_split_over) * piece.col_count;
+  const auto first = [](std::int64_t at, const PartOf& part, std::int64_t count) {
+    return (at * part.of + part.index) * count;
+  };
+  slice.first_row = first(place(piece.rows_split_over), piece.row_part, piece.row_count);
+  slice.first_col = first(place(piece.cols_split_over), piece.col_part, piece.col_count);
   slice.owner = frame.alias_of.valid() ? frame.alias_of : FrameId(f);
   slice.element = home.offset / bytes_of(owner.dtype, 1) + piece.offset;
   if (owner.shards > 1) slice.element -= place(owner.shard_group) * owner.count;

@@ -93,6 +93,8 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
   if (const auto* attention = std::get_if<Attention>(&work)) {
     Attention plain = *attention;
     plain.heads_split_over = GroupSlot();
+    plain.first_sequence = plain.head_part = 0;  // which they are costs nothing
+    plain.head_parts = 1;
     plain.hops = 0;
     plain.more_kernels = 0;
     const std::string text = text_of(Work{plain});

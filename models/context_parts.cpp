@@ -35,6 +35,10 @@ Attention ContextParts::core(bool backward) const {
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.compute;
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;
+  if (x_plan.recompute.parts > 1 && (a.dropout > 0 || a.alibi)) {
+    a.head_part = static_cast<std::int32_t>(x_part);
+    a.head_parts = static_cast<std::int32_t>(x_plan.recompute.parts);
+  }
   if (x_plan.in_grid()) {
     a.heads_split_over = x_builder.group(inner_axes(x_plan).columns);
     a.sequences_split_over = x_builder.group(inner_axes(x_plan).tokens);

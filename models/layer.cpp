@@ -1,13 +1,14 @@
-#include "models/linear_parts.h"
+#include "models/co_shard.h"
+#include "models/layer_ops.h"
 
 namespace foretrain {
 namespace {
 
-class LayerWriter : LinearParts {
+class LayerWriter : LayerOps {
  public:
   LayerWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
               const LayerLayouts& layouts, bool recompute)
-      : LinearParts(builder, model, plan, layouts, recompute) {}
+      : LayerOps(builder, model, plan, layouts, recompute) {}
 
   LayerSegments run() {
     x_b = declare(x_saved, x_forward);
@@ -87,29 +88,6 @@ class LayerWriter : LinearParts {
   /// The last slice's end is that of all.
   void end(SegmentWriter& w, EventRef output) const {
     if (x_slice + 1 >= x_plan.overlap.tensor_slices) w.record(output);
-  }
-
-  /// Where casts, the experts and latent attention put their temporary buffers from now on.
-  void blocks_write_to(LayoutWriter& local) {
-    x_quantizer.write_to(local);
-    if (x_moe) x_moe->write_to(local, x_quantizer);
-    if (x_latent) x_latent->write_to(local, x_quantizer);
-  }
-
-  SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
-    const LayerLayouts& l = x_layouts;
-    writer.segment().frames = l.frames(saved, local);
-    if (l.sparse) {
-      writer.segment().frames.push_back(l.experts);
-      writer.segment().frames.push_back(l.expert_gradients);
-    }
-    for (const LayoutId owner : l.owners) writer.segment().frames.push_back(owner);
-    if (l.quantized.valid()) writer.segment().frames.push_back(l.quantized);
-    return x_builder.segment(std::move(writer.segment()));
-  }
-
-  Ref scratch(const char* name, std::int64_t count) {
-    return x_backward.add(name, BufferKind::kActivations, x_plan.precision.compute, count);
   }
 
   // --- Forward ---
@@ -212,13 +190,6 @@ class LayerWriter : LinearParts {
     x_quantizer.quantize(w, "mlp.norm.quantize", x_b.y2, x_rows, x_b.y2_x);
   }
 
-  void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
-                    const Ref& out, const Ref& stats) {
-    if (x_grid) return x_grid->norm(w, name, norm, in, out, stats);
-    w.compute(name, norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, false),
-              norm_reads(in, norm), {out.view(), stats.view()});
-  }
-
   /// From the normed input to queries, keys and values.
   void forward_heads(SegmentWriter& w) {
     if (x_latent) return x_latent->forward(w, x_b.y1_x, x_b.qkv);
@@ -247,29 +218,7 @@ class LayerWriter : LinearParts {
     } else {
       forward_column(w, "attention", "attention.qkv", x_qkv, x_b.y1_x.in, x_b.y1_full, raw, true);
     }
-    if (x_model.qk_norm) {
-      std::vector<View> reads = views_of(raw);
-      reads.push_back(weight("attention.q_norm.weight").view());
-      reads.push_back(weight("attention.k_norm.weight").view());
-      w.compute("attention.qk_norm",
-                kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
-                std::move(reads), {x_b.qkv.view()});
-      raw = {x_b.qkv};
-    }
-    if (x_model.position == Position::kRope) {
-      w.compute("attention.rope", rope(false), views_of(raw), {x_b.qkv.view()});
-    }
-  }
-
-  void forward_core(SegmentWriter& w) {
-    if (x_plan.context > 1) {
-      context_forward(w);
-    } else {
-      std::vector<View> writes = core_statistics();
-      writes.insert(writes.begin(), x_b.context.view());
-      w.compute("attention.core", core_of_slice(false), {x_b.qkv.view()}, std::move(writes));
-    }
-    x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens, x_b.context_x);
+    forward_positions(w, std::move(raw));
   }
 
   void forward_up(SegmentWriter& w) {
@@ -279,42 +228,6 @@ class LayerWriter : LinearParts {
       forward_column(w, "mlp", "mlp.up", x_up, x_b.y2_x.in, x_b.y2_full, raw_up(), x_model.gated());
     }
     forward_activation(w);
-  }
-
-  void forward_activation(SegmentWriter& w) {
-    std::vector<View> reads = views_of(raw_up());
-    if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
-    w.compute("mlp.activation",
-              kernel(activation_kind(x_model.activation, false), x_tokens, x_down.in),
-              std::move(reads), {x_b.act.view()});
-    x_quantizer.quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_x);
-  }
-
-  Attention core_of_slice(bool backward) const {
-    Attention out = core(backward);
-    if (out.dropout > 0) out.first_sequence = x_slice * out.batch;
-    return out;
-  }
-
-  Kernel dropout(KernelKind kind) const {
-    Kernel out = kernel(kind, x_rows, x_hidden);
-    out.value = x_dropout.hidden;
-    if (out.value > 0) out.first_row = x_slice * x_rows;
-    if (x_plan.sequence) out.split_over = x_tensor;
-    if (x_plan.in_grid()) {
-      out.split_over = x_builder.group(residual_axes(x_plan).tokens);
-      out.cols_split_over = x_builder.group(residual_axes(x_plan).columns);
-    }
-    return out;
-  }
-
-  void residual(SegmentWriter& w, const char* name, const Ref& stream, const Ref& branch,
-                const Linear& l, const Ref& mask, const Ref& out) {
-    std::vector<View> reads = {stream.view(), branch.view()};
-    if (l.bias.valid()) reads.push_back(l.bias.view());
-    std::vector<View> writes = {out.view()};
-    if (mask.valid()) writes.push_back(mask.view());
-    w.compute(name, dropout(KernelKind::kResidualAdd), std::move(reads), std::move(writes));
   }
 
   /// Forward GEMMs are among what is computed again.
@@ -362,15 +275,6 @@ class LayerWriter : LinearParts {
     return backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full);
   }
 
-  /// The gradient before dropout.
-  Ref dropped(SegmentWriter& w, const std::string& name, const Ref& d_out, const Ref& mask) {
-    if (!mask.valid()) return d_out;
-    const Ref d = scratch((name + " d dropout").c_str(), d_out.count);
-    w.compute(name + ".dropout_gradient", dropout(KernelKind::kResidualAddBackward),
-              {d_out.view(), mask.view()}, {d.view()});
-    return d;
-  }
-
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
   void backward_row(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d_out,
                     const Ref& mask, const Ref& in, const Ref& d_in) {
@@ -380,15 +284,6 @@ class LayerWriter : LinearParts {
       return x_grid->backward(w, name, l.of_grid(), d, in, x_b.kept.at(l.number), d_in);
     }
     weight_gradient(w, name, l, row_input_gradient(w, name, l, d, d_in), in);
-  }
-
-  void backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up) {
-    std::vector<View> reads = views_of(raw_up());
-    reads.insert(reads.begin(), d_act.view());
-    if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
-    w.compute("mlp.activation_gradient",
-              kernel(activation_kind(x_model.activation, true), x_tokens, x_down.in),
-              std::move(reads), {d_up.view()});
   }
 
   /// A column-parallel linear: its input is gathered and its input gradient reduced over the group.
@@ -417,10 +312,8 @@ class LayerWriter : LinearParts {
               {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_full.view()});
     EventRef reduced;
     if (x_plan.tensor > 1 && !x_plan.in_grid()) {
-      const auto kind =
-          x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
-      reduced = w.async_collective(name + ".reduce", over_tensor(kind, d_full.count),
-                                   {d_full.view()}, {d_in.view()});
+      reduced = w.async_collective(name + ".reduce", reduction_of(d_full), {d_full.view()},
+                                   {d_in.view()});
       if (!async) w.wait(reduced);
     }
     if (async && gathered.valid()) later.wait(gathered);
@@ -428,63 +321,13 @@ class LayerWriter : LinearParts {
     if (async && reduced.valid()) w.wait(reduced);
     return d_in;
   }
-
-  /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
-  void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
-                     const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in) {
-    if (x_grid) return x_grid->norm_backward(w, name, norm, in, stats, d_out, d_residual, d_in);
-    std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
-                               d_residual.view()};
-    std::vector<View> writes = {d_in.view()};
-    add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
-    w.compute(name + ".gradient",
-              norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, true),
-              std::move(reads), std::move(writes));
-  }
-
-  void backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
-    if (x_plan.context > 1) {
-      context_backward(w, d_context, d_qkv);
-    } else {
-      std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
-      const std::vector<View> statistics = core_statistics();
-      reads.insert(reads.end(), statistics.begin(), statistics.end());
-      w.compute("attention.core_gradient", core_of_slice(true), std::move(reads), {d_qkv.view()});
-    }
-    if (x_latent) return;
-    if (x_model.attention_sinks) {
-      std::vector<View> reads = {d_context.view()};
-      std::vector<View> writes;
-      add_gradients(x_plan, {gradient("attention.sinks.weight")}, reads, writes);
-      w.compute("attention.sinks.gradient", kernel(KernelKind::kBiasGrad, x_tokens, x_q_heads),
-                std::move(reads), std::move(writes));
-    }
-    if (x_model.position == Position::kRope) {
-      w.compute("attention.rope_gradient", rope(true), {d_qkv.view()}, {d_qkv.view()});
-    }
-    if (!x_model.qk_norm) return;
-    const Ref q = gradient("attention.q_norm.weight");
-    const Ref k = gradient("attention.k_norm.weight");
-    std::vector<View> normed = views_of(raw_heads());
-    normed.insert(normed.begin(), d_qkv.view());
-    for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
-      normed.push_back(weight(name).view());
-    }
-    std::vector<View> writes = {d_qkv.view()};
-    add_gradients(x_plan, {q, k}, normed, writes);
-    w.compute(
-        "attention.qk_norm_gradient",
-        kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
-        std::move(normed), std::move(writes));
-  }
-
-  std::int64_t x_slice = 0;
 };
 
 }  // namespace
 
 LayerSegments write_layer(ProgramBuilder& builder, const Model& model, const Plan& plan,
                           const LayerLayouts& layouts, bool recompute) {
+  if (plan.recompute.parts > 1) return write_co_shard(builder, model, plan, layouts);
   return LayerWriter(builder, model, plan, layouts, recompute).run();
 }
 

@@ -91,6 +91,7 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
       x_quantizer(builder, plan, layouts) {
   x_name_suffix = (layouts.sparse ? " with experts" : "") + suffix(recompute);
   if (x_again.operations) x_again.layer = true;
+  x_again.parts = plan.recompute.parts;
   set_linears();
   if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
   if (layouts.sparse) x_moe.emplace(builder, model, plan, layouts, x_again);
@@ -100,7 +101,7 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
 }
 
 void LayerParts::set_linears() {
-  const std::int64_t t = x_plan.width_parts();
+  const std::int64_t t = x_plan.width_parts() * x_plan.recompute.parts;
   const std::int64_t h = x_hidden;
   const std::int64_t f = x_model.intermediate / t;
   x_q_heads = x_model.heads / t;
@@ -139,7 +140,9 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   b.x2 = place.add("attention residual", type, flat(), x_again.layer);
   declare_branch(b, saved, local);
   if (x_dropout.hidden > 0) {
-    b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), x_again.layer || x_again.mlp);
+    // Parts do not repeat what it is drawn for.
+    const bool again = (x_again.layer && x_again.parts == 1) || x_again.mlp;
+    b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), again);
   }
   declare_partial(b, saved, local);
   if (x_grid && x_grid->keeps()) declare_kept(b, saved, local);
@@ -193,7 +196,7 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
   }
   b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   if (x_moe) return x_moe->declare(saved, local);
-  const bool whole = again.layer || again.mlp;
+  const bool whole = again.layer || again.mlp || again.parts > 1;
   b.up = place.add("mlp up", type, x_tokens * x_up.out / (keeps_products() ? 2 : 1),
                    whole && !again.keep_up);
   const bool activation = whole || again.activation;

@@ -80,8 +80,11 @@ class LayerParts {
     return {x_b.up};
   }
   /// Of a layer that is computed again: queries, keys and values; the core of attention.
-  bool repeats_heads() const { return x_again.layer && !x_again.keep_heads; }
-  bool repeats_core() const { return x_again.layer && !x_again.operations && !x_again.keep_core; }
+  bool repeats_heads() const { return (x_again.layer && !x_again.keep_heads) || x_again.parts > 1; }
+  bool repeats_core() const {
+    const bool whole = x_again.layer && !x_again.operations && !x_again.keep_core;
+    return whole || x_again.parts > 1;
+  }
   /// What is scattered over tensor ranks is kept.
   bool keeps_scattered() const { return x_again.operations && x_plan.sequence; }
   bool keeps_projection() const { return keeps_scattered() || x_again.keep_projection; }
@@ -110,6 +113,7 @@ class LayerParts {
   std::optional<MoeBlock> x_moe;        ///< in place of the MLP
   std::optional<LatentBlock> x_latent;  ///< in place of one linear to queries, keys and values
   Buffers x_b;
+  std::int64_t x_part = 0;  ///< of plan.recompute.parts: whose linears these are
   std::string x_name_suffix;
 
  private:

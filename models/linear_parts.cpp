@@ -68,8 +68,7 @@ void LinearParts::forward_row(SegmentWriter& w, const char* block, const char* n
   if (x_plan.rings()) return ring_reduce(w, block, name, l, in, partial, out);
   forward_linear(w, name, l, in, {partial}, false);
   if (x_plan.tensor == 1 || x_plan.in_grid()) return;
-  const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
-  w.collective(std::string(block) + ".reduce", over_tensor(kind, partial.count), {partial.view()},
+  w.collective(std::string(block) + ".reduce", reduction_of(partial), {partial.view()},
                {out.view()});
 }
 

@@ -29,6 +29,7 @@ namespace foretrain {
 class LinearParts : public ContextParts {
  protected:
   using ContextParts::ContextParts;
+  using Product = std::function<void(std::int64_t hops, const View& in)>;
 
   Collective over_tensor(CollectiveKind kind, std::int64_t count) const {
     return Collective{kind, x_tensor, count, x_plan.precision.compute, false};
@@ -37,6 +38,16 @@ class LinearParts : public ContextParts {
   Gemm of_linear(const Linear& l, Gemm gemm, bool backward) const {
     gemm.parts = l.parts;
     return x_quantizer.typed(gemm, l.weight, backward);
+  }
+  /// All rows of `part`, where tokens are cut.
+  void gather(SegmentWriter& w, const char* block, const Ref& part, const Ref& full);
+  void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
+                      const std::vector<Ref>& out, bool with_bias);
+  /// The sum over tensor ranks of what each has in `partial`: to `out`, with `sequence` its rows.
+  Collective reduction_of(const Ref& partial) const {
+    const bool scatters = x_plan.sequence;
+    return over_tensor(scatters ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
+                       partial.count);
   }
   /// `part` is the rank's rows of the input, `full` where all are gathered (`part` itself without
   /// sequence parallelism). `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
@@ -60,11 +71,6 @@ class LinearParts : public ContextParts {
                        const Ref& in);
 
  private:
-  using Product = std::function<void(std::int64_t hops, const View& in)>;
-
-  void gather(SegmentWriter& w, const char* block, const Ref& part, const Ref& full);
-  void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
-                      const std::vector<Ref>& out, bool with_bias);
   /// The part of the member `hops` places before this one (0: the rank's own) of an array cut by
   /// tokens.
   View member(const Ref& all, std::int64_t hops) const;

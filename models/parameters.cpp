@@ -53,21 +53,31 @@ Cut cut_of(const Parameter& p, const Plan& plan) {
   return out;
 }
 
-/// The tensors that a rank's part of the parameter belongs to.
+/// The tensors that a rank's part of the parameter belongs to. Where a layer is computed in parts
+/// (models/co_shard.cpp) what each part multiplies with lies together: its rows of every matrix,
+/// its columns. Rows of one matrix do so anyway.
 std::vector<Piece> pieces_of(ProgramBuilder& builder, const std::string& name, const Parameter& p,
-                             const Cut& cut) {
+                             const Cut& cut, std::int64_t parts) {
+  const auto row_parts = static_cast<std::int32_t>(p.parts > 1 ? parts : 1);
+  const auto col_parts = static_cast<std::int32_t>(p.split == Split::kCols ? parts : 1);
   std::vector<Piece> out;
-  for (std::int64_t part = 0; part < p.parts; ++part) {
-    const std::string of_part = p.parts > 1 ? "." + std::to_string(part) : "";
-    Piece piece;
-    piece.tensor = builder.tensor(
-        Tensor{name + "." + p.name + of_part, p.rows / p.parts, p.cols, p.init, 0.02});
-    piece.row_count = cut.rows / p.parts;
-    piece.col_count = cut.cols;
-    piece.offset = part * piece.row_count * cut.cols;
-    if (cut.rows_over != nullptr) piece.rows_split_over = builder.group(cut.rows_over);
-    if (cut.cols_over != nullptr) piece.cols_split_over = builder.group(cut.cols_over);
-    out.push_back(piece);
+  std::int64_t offset = 0;
+  for (std::int32_t i = 0; i < std::max(row_parts, col_parts); ++i) {
+    for (std::int64_t matrix = 0; matrix < p.parts; ++matrix) {
+      const std::string of_matrix = p.parts > 1 ? "." + std::to_string(matrix) : "";
+      Piece piece;
+      piece.tensor = builder.tensor(
+          Tensor{name + "." + p.name + of_matrix, p.rows / p.parts, p.cols, p.init, 0.02});
+      if (row_parts > 1) piece.row_part = {i, row_parts};
+      if (col_parts > 1) piece.col_part = {i, col_parts};
+      piece.row_count = cut.rows / p.parts / row_parts;
+      piece.col_count = cut.cols / col_parts;
+      piece.offset = offset;
+      offset += piece.row_count * piece.col_count;
+      if (cut.rows_over != nullptr) piece.rows_split_over = builder.group(cut.rows_over);
+      if (cut.cols_over != nullptr) piece.cols_split_over = builder.group(cut.cols_over);
+      out.push_back(piece);
+    }
   }
   return out;
 }
@@ -102,7 +112,7 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     buffer.dtype = gradients ? plan.local_gradients() : plan.precision.compute;
     buffer.count = cut.rows * cut.cols;
     buffer.persistent = true;
-    if (!gradients) buffer.pieces = pieces_of(builder, name, p, cut);
+    if (!gradients) buffer.pieces = pieces_of(builder, name, p, cut, plan.recompute.parts);
     (p.expert ? out.expert_elements
      : apart  ? out.shared_elements
               : out.cut_elements) += buffer.count;

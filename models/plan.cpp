@@ -371,7 +371,7 @@ class PlanReader {
     }
     // A pass of a layer takes about 10 kB of Program.
     constexpr std::int64_t kMostPasses = 1'000'000;
-    if (p.microbatches() * x_model.layers / p.pipeline > kMostPasses) {
+    if (p.microbatches() * x_model.layers / p.pipeline > kMostPasses / p.forwards) {
       refuse("batch/global", text(p.microbatches()) + " microbatches through " +
                                  text(x_model.layers / p.pipeline) +
                                  " layers of a stage are more than a million layer passes");

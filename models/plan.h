@@ -30,6 +30,7 @@ enum class Schedule : std::uint8_t {
   kSharedVocabulary,
   kVocabulary1,
   kVocabulary2,
+  kRecycling,
   kFile,
 };
 
@@ -45,6 +46,7 @@ enum class PassKind : std::uint8_t {
   kBackward,         ///< both gradients
   kInputGradients,   ///< what the stage before waits for
   kWeightGradients,  ///< the rest, at any later time
+  kForwardOnly,      ///< nothing is kept: its output comes back to the embedding
   // Where all stages share the vocabulary, on every stage; these stand last.
   kEmbedding,
   kHead,          ///< forward and backward, on all stages at once
@@ -60,6 +62,7 @@ struct Pass {
   /// It runs as one with the pass behind it: both have their input before the first begins, and
   /// what they send goes when the last is done.
   bool joined = false;
+  std::int32_t round = 0;  ///< of a forward pass: how many of this microbatch came before
   bool operator==(const Pass&) const = default;
 };
 
@@ -164,11 +167,14 @@ struct Recompute {
   /// the backward pass reads.
   bool keep_heads = false, keep_core = false, keep_projection = false, keep_up = false;
   bool early_stop = false;
+  /// Parts of the heads and of the MLP's width, one after the other on one device, each computed
+  /// again alone: models/co_shard.cpp. Parameters lie by parts.
+  std::int64_t parts = 1;
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
   bool any() const {
     return layer || attention || norm || mlp || activation || operations || moe ||
-           expert_activation || shared_experts || latent_up;
+           expert_activation || shared_experts || latent_up || parts > 1;
   }
   bool keeps() const { return keep_heads || keep_core || keep_projection || keep_up; }
   bool operator==(const Recompute&) const = default;
@@ -277,6 +283,9 @@ struct Plan {
   std::vector<std::vector<Pass>> passes;  ///< by stage, where a file or a search made them
   Schedule schedule = Schedule::k1F1B;
   AutoSchedule automatic;
+  /// Forward passes of a microbatch, the last with gradients; each but the first adds what the one
+  /// before gave to the embedding: models/stage_recycling.cpp.
+  std::int64_t forwards = 1;
   Overlap overlap;
   HostWaits host_waits = HostWaits::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;

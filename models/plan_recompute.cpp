@@ -70,6 +70,45 @@ bool knows_operations(const Model& model, const Plan& plan) {
          !plan.in_grid();
 }
 
+/// What a layer in parts does not go with.
+std::optional<Refusal> refused_parts(const Model& model, const Plan& plan) {
+  const Recompute& again = plan.recompute;
+  if (again.parts == 1) return std::nullopt;
+  constexpr const char* kPlace = "recompute/co_shard";
+  struct Cut {
+    const char* name;
+    std::int64_t width, context;
+  };
+  const bool by_heads = plan.context_exchange == ContextExchange::kAllToAll;
+  const std::int64_t context = by_heads ? plan.context : 1;
+  for (const Cut& cut : {Cut{"attention heads", model.heads, context},
+                         Cut{"key-value heads", model.kv_heads, context},
+                         Cut{"intermediate_size", model.intermediate, 1}}) {
+    if (cut.width % (again.parts * plan.tensor * cut.context) == 0) continue;
+    return Refusal{kPlace, text(again.parts) + " parts" +
+                               (plan.tensor > 1 ? " x tensor " + text(plan.tensor) : "") +
+                               (cut.context > 1 ? " x context " + text(cut.context) : "") +
+                               " do not divide the model's " + cut.name + " " + text(cut.width)};
+  }
+  const bool modules = again.attention || again.mlp || again.operations || again.keeps();
+  if (modules || again.layers >= 0 || again.layer_period > 1) {
+    return Refusal{kPlace,
+                   "parts are computed again in every layer: of the modules only layernorm and "
+                   "layer go with it, and neither keep, layers nor layer_period"};
+  }
+  const auto no = [](const char* place, const std::string& what) {
+    return Refusal{place, "recompute.co_shard is not modelled with " + what,
+                   ErrorKind::kUnsupported};
+  };
+  if (model.has_experts()) return no(kPlace, "experts");
+  if (model.is_latent()) return no(kPlace, "latent attention");
+  if (plan.in_grid()) return no("parallel/tensor_mode", "grids");
+  if (plan.precision.low()) return no("precision", "less than 16 bits");
+  if (plan.rings()) return no("overlap/tensor", "collectives in parts under their products");
+  if (plan.overlap.tensor_slices > 1) return no("overlap/tensor_slices", "slices of a microbatch");
+  return std::nullopt;
+}
+
 }  // namespace
 
 void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& plan) {
@@ -89,6 +128,7 @@ void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& 
              [&](const std::string& name) { check_expert_module(reader, name, model); });
   read_flags(reader, "keep", results(), out, [](const std::string&) {});
   if (out.keeps() && !out.any()) out.layer = true;
+  reader.read("co_shard", out.parts, JsonReader::IntRange{1, 65536});
   reader.read("layers", out.layers, JsonReader::IntRange{0, kAnyCount.high});
   reader.read("layer_period", out.layer_period, kAnyCount);
   run.adopt(reader.finish());
@@ -96,6 +136,7 @@ void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& 
 
 std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan) {
   const Recompute& again = plan.recompute;
+  if (auto no = refused_parts(model, plan)) return no;
   if ((again.layer_period > 1 || again.layers >= 0) && !again.any()) {
     return Refusal{"recompute", "layers and layer_period need modules to recompute"};
   }

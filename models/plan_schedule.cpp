@@ -9,15 +9,26 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names = {
-      "gpipe",        "1f1b",         "interleaved-1f1b",
-      "zb-h1",        "zb-h2",        "zb-v",
-      "zb-auto",      "dualpipe",     "dualpipev",
-      "chimera",      "bfs",          "1f1b-interlaced",
-      "1f1b-vocab-1", "1f1b-vocab-2", "a path to a .json file",
-      "3f1b"};
+  static const std::vector<std::string> names = {"gpipe",
+                                                 "1f1b",
+                                                 "interleaved-1f1b",
+                                                 "zb-h1",
+                                                 "zb-h2",
+                                                 "zb-v",
+                                                 "zb-auto",
+                                                 "dualpipe",
+                                                 "dualpipev",
+                                                 "chimera",
+                                                 "bfs",
+                                                 "1f1b-interlaced",
+                                                 "1f1b-vocab-1",
+                                                 "1f1b-vocab-2",
+                                                 "3f1b",
+                                                 "a path to a .json file"};
   return names;
 }
+
+constexpr std::int64_t kRecyclingForwards = 3;  ///< what the name says
 
 std::string name_of(Schedule schedule) {
   return schedule_names()[static_cast<std::size_t>(schedule)];
@@ -106,6 +117,18 @@ void check_shared_vocabulary(JsonReader& run, const Model& model, const Plan& p)
   }
 }
 
+/// What forward passes that keep nothing do not go with.
+void check_recycling(JsonReader& run, const Model& model, const Plan& p) {
+  if (p.forwards == 1) return;
+  const auto refuse = [&run](const char* place, const std::string& what) {
+    run.fail(place, what + " not modelled with 3f1b", ErrorKind::kUnsupported);
+  };
+  if (model.is_network()) return refuse("schedule", "a model of layers is");
+  if (model.is_encoder_decoder()) return refuse("schedule", "an encoder-decoder is");
+  if (model.predict_layers > 0) return refuse("schedule", "multi-token prediction is");
+  if (p.overlap.passes) return refuse("overlap/passes", "passes that run as one are");
+}
+
 void read_automatic(JsonReader& r, AutoSchedule& out) {
   constexpr JsonReader::Range kMicroseconds{1e-3, 1e6};
   const auto read_time = [&r](const char* key, Time& time, JsonReader::Range range) {
@@ -123,16 +146,23 @@ void read_automatic(JsonReader& r, AutoSchedule& out) {
   read_time("transfer_us", out.transfer, {0, 1e6});
 }
 
-/// {"name": "zb-auto", ...}: what the heuristic works with.
+/// {"name": "zb-auto", ...}: what the heuristic works with; {"name": "3f1b", "forwards": n}.
 void read_object(JsonReader& run, const Json& json, Plan& plan) {
   JsonReader r(json, run.source(), run.pointer("schedule"));
-  plan.schedule = Schedule::kZbAuto;
   std::string name;
   r.read("name", name);
-  if (name != "zb-auto") {
-    r.fail("name", "found \"" + name + "\", expected \"zb-auto\", the schedule that has keys");
+  if (name == "3f1b") {
+    plan.schedule = Schedule::kRecycling;
+    plan.forwards = kRecyclingForwards;
+    r.read("forwards", plan.forwards, JsonReader::IntRange{1, 64});
+  } else {
+    plan.schedule = Schedule::kZbAuto;
+    if (name != "zb-auto") {
+      r.fail("name", "found \"" + name +
+                         "\", expected \"zb-auto\" or \"3f1b\", the schedules that have keys");
+    }
+    read_automatic(r, plan.automatic);
   }
-  read_automatic(r, plan.automatic);
   run.adopt(r.finish());
 }
 
@@ -150,11 +180,8 @@ void read_schedule(JsonReader& run, Plan& plan) {
   if (json->object() != nullptr) return read_object(run, *json, plan);
   int choice = static_cast<int>(plan.schedule);
   run.read_choice("schedule", choice, schedule_names());
-  if (choice > static_cast<int>(Schedule::kFile)) {
-    return run.fail("schedule", "found " + describe(*json) + ", which is not modelled yet",
-                    ErrorKind::kUnsupported);
-  }
   plan.schedule = static_cast<Schedule>(choice);
+  if (plan.schedule == Schedule::kRecycling) plan.forwards = kRecyclingForwards;
   if (plan.schedule == Schedule::kFile) {
     return run.fail("schedule", "found " + describe(*json) + ", expected the file's own path");
   }
@@ -166,6 +193,7 @@ void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
   check_chunks(run, plan);
   if (!run.failed()) check_copies(run, model, plan);
   if (!run.failed()) check_shared_vocabulary(run, model, plan);
+  if (!run.failed()) check_recycling(run, model, plan);
   if (run.failed()) return;
   if (plan.schedule == Schedule::kZbAuto) plan.passes = passes_of(plan);
   if (plan.schedule == Schedule::kFile) {
@@ -177,6 +205,12 @@ void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
     return run.fail("schedule",
                     "separate passes for gradients of weights are not modelled with "
                     "overlap.tensor_slices",
+                    ErrorKind::kUnsupported);
+  }
+  if (plan.splits_backward() && plan.recompute.parts > 1) {
+    return run.fail("schedule",
+                    "separate passes for gradients of weights are not modelled with "
+                    "recompute.co_shard",
                     ErrorKind::kUnsupported);
   }
   if (plan.splits_backward() && plan.by_units()) {

@@ -248,6 +248,8 @@ std::vector<Pass> passes_of(const Plan& plan, std::int64_t stage) {
     case Schedule::kVocabulary1:
     case Schedule::kVocabulary2:
       return vocabulary_passes(plan, stage);
+    case Schedule::kRecycling:
+      return recycling_passes(plan, stage);
     default:
       return schedule_passes(plan.schedule, stage, plan.pipeline, plan.virtual_pipeline,
                              plan.microbatches(), plan.overlap.passes);

@@ -65,6 +65,16 @@ std::vector<std::vector<Pass>> equal_passes(const Plan& plan);
 /// times F where layers are computed again.
 std::vector<Pass> vocabulary_passes(const Plan& plan, std::int64_t stage);
 
+/// The passes of `stage` for 3f1b (Lin et al., nnScaler, OSDI 2024, for AlphaFold 2's recycling): n
+/// forward passes and one backward pass of every microbatch, n = plan.forwards, of which only the
+/// last forward pass keeps anything. In turn k every stage takes the first pass of microbatch k,
+/// the second of k - p, ..., the last of k - (n - 1) p, and the backward pass of the one p - stage
+/// - 1 before that: no stage keeps more than p - stage microbatches, as in 1f1b. From m = p
+/// microbatches on the step takes m (n F + B) + (p - 1)(F + B) with equal passes and free messages,
+/// so that the bubble is 1f1b's and a smaller part of the step. The paper gives the passes of a
+/// microbatch, not their order.
+std::vector<Pass> recycling_passes(const Plan& plan, std::int64_t stage);
+
 /// The lists of every stage for zb-auto: the heuristic of Qi et al. (arXiv 2401.10241, section 3.1)
 /// for given durations and memory. Warm-up: as many forwards as fit before the first backward
 /// arrives. Then a forward and a backward in turn; gradients of weights fill the waits that they

@@ -1,5 +1,6 @@
 #include <array>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -13,6 +14,7 @@ namespace {
 const char* letter(PassKind kind) {
   switch (kind) {
     case PassKind::kForward:
+    case PassKind::kForwardOnly:
       return "F";
     case PassKind::kWeightGradients:
       return "W";
@@ -34,6 +36,10 @@ const char* letter(PassKind kind) {
 /// A pass over the vocabulary that all stages share.
 bool is_common(PassKind kind) { return kind >= PassKind::kEmbedding; }
 
+bool is_forward(PassKind kind) {
+  return kind == PassKind::kForward || kind == PassKind::kForwardOnly;
+}
+
 /// The kinds that every microbatch has on every chunk.
 std::vector<PassKind> kinds_of(const Plan& plan, PassKind backward) {
   if (plan.spreads_vocabulary()) {
@@ -52,15 +58,17 @@ std::vector<PassKind> kinds_of(const Plan& plan, PassKind backward) {
 struct Global {
   std::int64_t chunk = 0, microbatch = 0;
   PassKind kind = PassKind::kForward;
+  std::int64_t round = 0;
   auto operator<=>(const Global&) const = default;
   std::string name() const {
-    return std::string(letter(kind)) + " of microbatch " + text(microbatch) + " on chunk " +
-           text(chunk);
+    const std::string which = round > 0 ? std::to_string(round + 1) + ". " : "";
+    return which + letter(kind) + " of microbatch " + text(microbatch) + " on chunk " + text(chunk);
   }
 };
 
 Global global(const Plan& plan, std::size_t stage, const Pass& pass) {
-  return {plan.chunk_at(static_cast<std::int64_t>(stage), pass.chunk), pass.microbatch, pass.kind};
+  return {plan.chunk_at(static_cast<std::int64_t>(stage), pass.chunk), pass.microbatch, pass.kind,
+          pass.round};
 }
 
 std::int64_t stage_of(const Plan& plan, const Global& g) {
@@ -90,15 +98,18 @@ Status check_complete(const Plan& plan, const Lists& lists) {
                          ", its way leads over stage " + text(stage));
     }
   }
-  const PassKind backward = backward_kind(lists);
-  const std::vector<PassKind> kinds = kinds_of(plan, backward);
+  std::vector<std::pair<PassKind, std::int64_t>> kinds;  // with their rounds
+  for (const PassKind kind : kinds_of(plan, backward_kind(lists))) {
+    kinds.emplace_back(kind, kind == PassKind::kForward ? plan.forwards - 1 : 0);
+  }
+  for (std::int64_t r = 0; r + 1 < plan.forwards; ++r)
+    kinds.emplace_back(PassKind::kForwardOnly, r);
   for (std::int64_t c = 0; c < plan.chunks(); ++c) {
     for (std::int64_t mb = 0; mb < plan.microbatches(); ++mb) {
-      for (const PassKind kind : kinds) {
-        if (!found.contains(Global{c, mb, kind})) {
-          return input_error(Global{c, mb, kind}.name() + " is missing on stage " +
-                             text(stage_of(plan, Global{c, mb, kind})));
-        }
+      for (const auto& [kind, round] : kinds) {
+        const Global g{c, mb, kind, round};
+        if (found.contains(g)) continue;
+        return input_error(g.name() + " is missing on stage " + text(stage_of(plan, g)));
       }
     }
   }
@@ -109,8 +120,9 @@ Status check_complete(const Plan& plan, const Lists& lists) {
 std::vector<Global> needs(const Plan& plan, const Global& g, PassKind backward) {
   const std::int64_t last = plan.chunks() - 1;
   const bool spreads = plan.spreads_vocabulary();
-  const auto before = [&g](std::int64_t chunk, PassKind kind) {
-    return std::vector<Global>{{chunk, g.microbatch, kind}};
+  const auto before = [&](std::int64_t chunk, PassKind kind) {
+    const std::int64_t round = kind == PassKind::kForward ? plan.forwards - 1 : 0;
+    return std::vector<Global>{{chunk, g.microbatch, kind, round}};
   };
   // Where the vocabulary's passes are spread, that of every stage.
   const auto of_all = [&](PassKind kind) {
@@ -130,7 +142,9 @@ std::vector<Global> needs(const Plan& plan, const Global& g, PassKind backward) 
     case PassKind::kEmbeddingGradients:
       return g.chunk == 0 || spreads ? before(0, backward) : std::vector<Global>();
     case PassKind::kForward:
-      if (g.chunk > 0) return before(g.chunk - 1, PassKind::kForward);
+    case PassKind::kForwardOnly:
+      if (g.chunk > 0) return {{g.chunk - 1, g.microbatch, g.kind, g.round}};
+      if (g.round > 0) return {{last, g.microbatch, PassKind::kForwardOnly, g.round - 1}};
       if (spreads) return of_all(PassKind::kEmbedding);
       return plan.shares_vocabulary() ? before(0, PassKind::kEmbedding) : std::vector<Global>();
     case PassKind::kWeightGradients:
@@ -187,8 +201,8 @@ class Order {
         const bool sends = g.kind == PassKind::kEmbeddingGradients && g.chunk == 0;
         return (sends || !x_plan.spreads_vocabulary()) && !all_there(x_lists[s][i], on);
       }
-      on = {g.chunk, g.microbatch, PassKind::kForward};
-      if (g.kind != PassKind::kForward && missing(on)) return true;
+      on = {g.chunk, g.microbatch, PassKind::kForward, x_plan.forwards - 1};
+      if (!is_forward(g.kind) && missing(on)) return true;
       if (!x_lists[s][i].joined) return false;
       own.insert(g);
     }
@@ -219,6 +233,28 @@ class Order {
   std::vector<std::size_t> x_at;  ///< by stage: its next pass
 };
 
+bool sends(const Pass& pass) {
+  return pass.kind != PassKind::kWeightGradients && !is_common(pass.kind);
+}
+
+/// The pass that begins with what `g` gives; none where nothing leaves the pipeline's end.
+std::optional<Global> taker(const Plan& plan, Global g) {
+  g.chunk += is_forward(g.kind) ? 1 : -1;
+  if (g.chunk >= 0 && g.chunk < plan.chunks()) return g;
+  if (g.kind != PassKind::kForwardOnly || plan.pipeline == 1) return std::nullopt;
+  g.chunk = 0;
+  g.kind = ++g.round + 1 == plan.forwards ? PassKind::kForward : PassKind::kForwardOnly;
+  return g;
+}
+
+/// The chunk whose pass `g` begins with; none at the pipeline's end.
+std::optional<std::int64_t> sender(const Plan& plan, const Global& g) {
+  const std::int64_t chunk = g.chunk + (is_forward(g.kind) ? -1 : 1);
+  if (chunk >= 0 && chunk < plan.chunks()) return chunk;
+  if (g.round == 0 || plan.pipeline == 1) return std::nullopt;
+  return plan.chunks() - 1;
+}
+
 /// What one stage sends another must be taken in the order in which it is sent.
 Status check_messages(const Plan& plan, const Lists& lists) {
   // By sender, receiver and whether they are gradients: what is sent, what is taken.
@@ -226,19 +262,16 @@ Status check_messages(const Plan& plan, const Lists& lists) {
   std::map<Key, std::array<std::vector<Global>, 2>> ways;
   for (std::size_t s = 0; s < lists.size(); ++s) {
     for (const Pass& pass : lists[s]) {
-      if (pass.kind == PassKind::kWeightGradients || is_common(pass.kind)) continue;
+      if (!sends(pass)) continue;
       const Global g = global(plan, s, pass);
-      const bool gradients = pass.kind != PassKind::kForward;
-      const std::int64_t step = gradients ? -1 : 1;
+      const bool gradients = !is_forward(pass.kind);
       const auto stage = static_cast<std::int64_t>(s);
-      Global sent = g;
-      sent.chunk += step;
-      if (sent.chunk >= 0 && sent.chunk < plan.chunks()) {
-        ways[{stage, stage_of(plan, sent), gradients}][0].push_back(sent);
+      if (const auto sent = taker(plan, g)) {
+        ways[{stage, stage_of(plan, *sent), gradients}][0].push_back(*sent);
       }
-      const Global from{g.chunk - step, g.microbatch, g.kind};
-      if (from.chunk >= 0 && from.chunk < plan.chunks()) {
-        ways[{stage_of(plan, from), stage, gradients}][1].push_back(g);
+      if (const auto from = sender(plan, g)) {
+        const Global before{*from, g.microbatch, g.kind};
+        ways[{stage_of(plan, before), stage, gradients}][1].push_back(g);
       }
     }
   }

@@ -18,7 +18,10 @@ FrameLayout one_buffer(const char* name, BufferKind kind, DType dtype, std::int6
 /// The parameters of a layout that lies from element `begin` of its chunk on.
 void note_ranges(const FrameLayout& layout, std::int64_t begin, std::vector<ParameterRange>& out) {
   for (const Buffer& buffer : layout.buffers) {
-    const std::int64_t cols = buffer.pieces.empty() ? 1 : buffer.pieces.front().col_count;
+    std::int64_t cols = 1;
+    if (!buffer.pieces.empty()) {
+      cols = buffer.pieces.front().col_count * buffer.pieces.front().col_part.of;
+    }
     out.push_back({begin, buffer.count / cols, cols});
     begin += buffer.count;
   }
@@ -157,7 +160,7 @@ void StageWriter::write_end_parameters() {
 /// The segments of a kind of layer: recomputed or not, with the window or not.
 void StageWriter::write_layer_kinds(LayerLayouts& layer) {
   for (const bool again : {false, true}) {
-    if (again && !x_plan.recompute.any()) continue;
+    if (again != x_plan.recompute.any() && (again || x_plan.recompute.parts > 1)) continue;
     if (by_units()) continue;  // see layer_segments
     for (const bool windowed : {false, true}) {
       if (!x_model.has_windowed(windowed)) continue;

@@ -42,8 +42,9 @@ void StageWriter::write_passes() {
     const auto c = static_cast<std::size_t>(pass.chunk);
     switch (pass.kind) {
       case PassKind::kForward:
+      case PassKind::kForwardOnly:
         x_first_pass = forwards[c]++ == 0;
-        forward(pass.chunk, pass.microbatch);
+        forward(pass);
         break;
       case PassKind::kBackward:
         backward(pass.chunk, pass.microbatch, ++backwards[c] == all);
@@ -176,20 +177,31 @@ void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
   if (x_model.is_network()) passage.hidden.push_back(passage.inputs);
 }
 
-void StageWriter::forward(std::int32_t c, std::int32_t mb) {
+void StageWriter::forward(const Pass& pass) {
+  const std::int32_t c = pass.chunk;
+  const std::int32_t mb = pass.microbatch;
   Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
   Passage& passage = x_passages[{c, mb}];
+  passage.keeps = pass.kind == PassKind::kForward;
   if (Unit* root = root_of(chunk)) open_unit(*root, false);
   const bool ends = !x_plan.shares_vocabulary();  // else they have passes of their own
-  if (ends && (chunk.first || chunk.last)) load_inputs(passage, mb);
-  pass_begins(false, mb, receive_input(c, mb, false));
-  if (ends && chunk.first && !x_model.is_network()) embedding_forward(chunk, passage, mb);
+  const bool head = ends && chunk.last && passage.keeps;
+  if ((ends && chunk.first) || head) load_inputs(passage, mb);
+  const FrameId returned = pass.round > 0 ? receive_returned(chunk, mb) : FrameId();
+  const FrameId arrived = receive_input(c, mb, false);
+  pass_begins(false, mb, chunk.first && x_plan.pipeline > 1 ? returned : arrived);
+  if (ends && chunk.first && !x_model.is_network()) {
+    returned.valid() ? embed_returned(chunk, passage, mb, returned)
+                     : embedding_forward(chunk, passage, mb);
+  }
   if (x_plan.spreads_vocabulary()) embedding_inner_forward(chunk, passage, mb);
   for (std::int64_t l = 0; l < chunk.layers; ++l) layer_forward(chunk, passage, l, mb);
   finish_slices();
-  if (ends && chunk.last) head_forward(chunk, passage, mb);
+  if (head && pass.round > 0) x_first_pass = mb == 0;  // its own
+  if (head) head_forward(chunk, passage, mb);
   pass_ends(false, mb);
   share_scales(chunk, mb, false);
+  if (!passage.keeps) return forward_ends(chunk, pass);
   if (!chunk.last && !turns(c, 1)) send(c, passage.hidden.back(), mb, false);
   if (!ends) x_pass_done = StreamWait{StreamId(), passage.hidden.back(), kReady};
   if (x_plan.spreads_vocabulary()) x_layer_passes.push_back(x_pass_done);
@@ -241,7 +253,7 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   }
   x_builder.call(std::move(call));
   unit_ends(chunk, l, passage.hidden.back(), false, false);
-  keep_on_host(chunk, passage, l);
+  if (passage.keeps) keep_on_host(chunk, passage, l);
 }
 
 /// Before the first use of a layer's weights in a step.

@@ -98,6 +98,7 @@ class StageWriter {
 
   // --- The schedule (stage_writer.cpp) ---
   struct Passage {                ///< one microbatch in one chunk
+    bool keeps = true;            ///< what the backward pass needs
     std::vector<FrameId> hidden;  ///< residual stream: before layer 0, after layer 0, ...
     std::vector<FrameId> saved;   ///< by layer
     FrameId embedding_saved, head_saved, inputs;
@@ -115,7 +116,7 @@ class StageWriter {
   void bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
   void step_begins();
   void gather_parameters(Chunk& chunk);
-  void forward(std::int32_t chunk, std::int32_t microbatch);
+  void forward(const Pass& pass);
   void backward(std::int32_t chunk, std::int32_t microbatch, bool last);
   void load_inputs(Passage& passage, std::int32_t microbatch);
   void embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
@@ -146,6 +147,11 @@ class StageWriter {
   void call_slices(Call call, const std::vector<SegmentId>& slices);
   void after_slices(std::function<void()> next);
   void finish_slices();
+
+  // --- Forward passes whose output comes back (stage_recycling.cpp) ---
+  FrameId receive_returned(const Chunk& chunk, std::int32_t mb);
+  void embed_returned(Chunk& chunk, Passage& passage, std::int32_t mb, FrameId returned);
+  void forward_ends(const Chunk& chunk, const Pass& pass);
 
   // --- A vocabulary on all stages (stage_vocabulary.cpp) ---
   void vocabulary_pass(const Pass& pass);
@@ -388,6 +394,8 @@ class StageWriter {
   std::vector<Chunk> x_chunks;
   std::map<std::pair<std::int32_t, std::int32_t>, Passage> x_passages;
   std::map<std::int32_t, FrameId> x_input_frames;
+  std::map<std::int32_t, FrameId> x_returned;  ///< outputs of one stage that come back to it
+  SegmentId x_adds_returned;
   std::vector<StreamWait> x_before_next;    ///< compute waits for these before its next call
   std::vector<StreamWait> x_before_update;  ///< gradients that are not reduced over data
   bool x_first_pass = false;

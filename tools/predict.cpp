@@ -242,9 +242,11 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   const FlopConventions flops =
       model_flops(run.model, run.plan.global_batch * run.plan.sequence_length,
                   run.plan.sequence_length, run.plan.target());
+  // A third is one forward pass.
+  const double causal = flops.causal * (2 + static_cast<double>(run.plan.forwards)) / 3;
   out.parameters = parameter_count(run.model);
   out.tokens_per_s = tokens / seconds;
-  out.model_tflops_per_accelerator = flops.causal / seconds / accelerators / 1e12;
+  out.model_tflops_per_accelerator = causal / seconds / accelerators / 1e12;
   out.mfu = out.model_tflops_per_accelerator / peak_tflops(run);
   double executed = 0;
   for (const Program& program : workload.programs) executed += executed_flops(program);

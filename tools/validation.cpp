@@ -33,7 +33,7 @@ Plan on_one_rank(const Plan& plan, const Model& model) {
   one.recompute = Recompute{};
   one.experts.expert = one.experts.tensor = 1;
   one.offload = Offload();
-  one.schedule = Schedule::kGpipe;
+  one.schedule = plan.forwards > 1 ? plan.schedule : Schedule::kGpipe;
   return one;
 }
 

@@ -118,6 +118,7 @@ inline AttentionShape shape_of(const Attention& w, const OpContext& context,
   s.key = context.key("attention dropout");
   s.threshold = threshold_of(w.dropout);
   Place place = context.place(w.heads_split_over);
+  place = {place.index * w.head_parts + w.head_part, place.size * w.head_parts};
   if (w.part == ContextPart::kHeads) {
     const Place cut = context.place(context.batch.context);
     place = {place.index * cut.size + cut.index, place.size * cut.size};

@@ -61,15 +61,23 @@ struct Tensor {
   bool operator==(const Tensor&) const = default;
 };
 
+/// One of `of` equal parts.
+struct PartOf {
+  std::int32_t index = 0, of = 1;
+  bool operator==(const PartOf&) const = default;
+};
+
 /// Part of a buffer that holds a slice of a logical tensor: rows [m row_count, (m+1) row_count) and
 /// columns [n col_count, ...) where m or n is the rank's place in `group` (0 where the dimension is
-/// not split). Elements follow each other from `offset` elements on. The tensor is that of the
-/// frame's layer plus `layer`.
+/// not split). For part `row_part` of the rank's rows m is that place times `of` plus `index`;
+/// columns likewise. Elements follow each other from `offset` elements on. The tensor is that of
+/// the frame's layer plus `layer`.
 struct Piece {
   TensorId tensor;
   std::int32_t layer = 0;
   std::int64_t offset = 0, row_count = 0, col_count = 0;
   GroupSlot rows_split_over, cols_split_over;
+  PartOf row_part, col_part;
   bool operator==(const Piece&) const = default;
 };
 

@@ -22,6 +22,7 @@ std::string text_of(const Attention& w) {
   if (w.causal) out += " causal";
   if (w.alibi) out += " alibi";
   if (w.first_sequence > 0) out += " from sequence " + number(w.first_sequence);
+  if (w.head_parts > 1) out += " part " + number(w.head_part) + " of " + number(w.head_parts);
   if (w.dropout > 0) out += " dropout";
   if (w.window > 0) out += " window " + number(w.window);
   if (w.more_kernels > 0) {

@@ -106,6 +106,8 @@ struct Attention {
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all
   GroupSlot sequences_split_over;   ///< likewise of the microbatch's sequences
   std::int64_t first_sequence = 0;  ///< among those that the rank holds
+  /// Which of so many equal parts of the rank's heads these are, where masks or slopes tell.
+  std::int32_t head_part = 0, head_parts = 1;
   ContextPart part = ContextPart::kWhole;
   std::int32_t hops = 0;  ///< see kMember
   /// Unfused: kernels besides the products and one pass each for softmax and dropout, and what all

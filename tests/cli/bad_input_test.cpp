@@ -74,6 +74,7 @@ const BadSet kOfNetworks[] = {
     {"recompute=full", {"/recompute", "expected none"}},
     {"offload.activation_layers=1", {"/offload/activation_layers"}},
     {"schedule=zb-h1", {"/schedule", "1f1b or gpipe"}},
+    {"schedule=3f1b", {"/schedule", "a model of layers", "3f1b"}},
     {"batch.sequence=128", {"/batch/sequence", "takes images"}},
     {"model.image=[3,0,2]", {"/model/image", "[channels, height, width]"}},
     {"model.size=2", {"/model/size", "unknown key"}},
@@ -98,6 +99,8 @@ TEST(EncoderDecoder, IsRefused) {
       {"parallel.tensor=2", {"/parallel/tensor", "encoder-decoder", "data parallelism alone"}},
       {"precision=fp8", {"/precision", "encoder-decoder"}},
       {"recompute=selective", {"/recompute", "encoder-decoder", "none or full"}},
+      {"recompute={\"co_shard\":2}", {"/recompute", "encoder-decoder"}},
+      {"schedule=3f1b", {"/schedule", "an encoder-decoder", "3f1b"}},
       {"batch.target_sequence=0", {"/batch/target_sequence"}},
       {"model={\"preset\":\"transformer-big\",\"decoder_ffn_dim\":8}",
        {"/model/decoder_ffn_dim", "found 8", "the encoder has 4096"}},
@@ -142,6 +145,12 @@ TEST(Experts, BusiestRankHasAShareAtMost) {
   expect_refused(place,
                  place.run({"simulate", "run.json", "--set", "recompute={\"keep\":[\"qkv\"]}"}),
                  {"/recompute/keep", "without experts"});
+  expect_refused(place, place.run({"simulate", "run.json", "--set", "recompute={\"co_shard\":2}"}),
+                 {"/recompute/co_shard", "experts"});
+  expect_refused(place,
+                 place.run({"simulate", "run.json", "--set", "schedule=3f1b", "--set",
+                            "model.num_nextn_predict_layers=1"}),
+                 {"/schedule", "multi-token prediction", "3f1b"});
 }
 
 TEST(Dispatch, CastsWhereItsKernelsDo) {
@@ -325,7 +334,12 @@ const BadSet kUnsupported[] = {
     {"kernels.fp8_recipe=delayed", {"/kernels/fp8_recipe", "fp8 precision"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
     {"overlap.passes=true", {"/overlap/passes", "no experts"}},
-    {"schedule=3f1b", {"/schedule", "\"3f1b\"", "not modelled yet"}},
+    {"schedule={\"name\":\"3f1b\",\"forwards\":0}", {"/schedule/forwards", "found 0", "1 to"}},
+    {"schedule={\"name\":\"3f1b\",\"activations\":2}", {"/schedule/activations", "unknown key"}},
+    {"recompute={\"co_shard\":0}", {"/recompute/co_shard", "found 0", "1 to"}},
+    {"recompute={\"co_shard\":5}", {"/recompute/co_shard", "5 parts", "attention heads"}},
+    {"recompute={\"co_shard\":2,\"modules\":[\"mlp\"]}", {"/recompute/co_shard", "layernorm"}},
+    {"recompute={\"co_shard\":2,\"layers\":1}", {"/recompute/co_shard", "layer_period"}},
     {"schedule=chimera", {"/schedule", "a tied embedding", "two copies", "chimera"}},
     {"schedule={\"name\":\"zb-1p\"}", {"/schedule/name", "\"zb-1p\"", "zb-auto"}},
     {"schedule={\"name\":\"zb-auto\",\"activations\":0.5}",

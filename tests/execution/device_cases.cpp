@@ -152,6 +152,14 @@ std::vector<DeviceCase> many_rank_cases() {
   plan.global_batch = 8;
   plan.overlap.tensor_slices = 2;
   out.push_back({"gpt tensor 2 in slices", deep, plan});
+  plan = tiny_plan(deep, {2, 1, 1, 1}, AttentionKernel::kFlash, 0.1);
+  plan.recompute.parts = 2;
+  out.push_back({"gpt tensor 2 in parts", deep, plan});
+  plan = tiny_plan(deep, {1, 2, 1, 1}, AttentionKernel::kFlash, 0.1);
+  plan.global_batch = 4;
+  plan.schedule = Schedule::kRecycling;
+  plan.forwards = 3;
+  out.push_back({"gpt pipeline 2, recycling", deep, plan});
   return out;
 }
 

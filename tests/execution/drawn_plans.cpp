@@ -122,6 +122,7 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   if (p.data % b.inner_group != 0) b.inner_group = 1;
   if (p.pipeline > 1 || p.tensor > 1) b.last_pass_only = true;
   if (kind == DrawnKind::kExperts) make_experts_small(rng, m, p);
+  fit_parts(m, p);
   return out;
 }
 

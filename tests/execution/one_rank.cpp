@@ -50,7 +50,7 @@ Plan on_one_rank(const Plan& plan) {
   one.offload = Offload();
   one.experts.expert = one.experts.tensor = 1;
   one.experts.dispatcher = Dispatcher::kAllToAll;
-  one.schedule = Schedule::kGpipe;
+  one.schedule = plan.forwards > 1 ? plan.schedule : Schedule::kGpipe;
   one.overlap.tensor_slices = 1;
   one.attention = AttentionKernel::kFlash;
   one.precision.master = false;

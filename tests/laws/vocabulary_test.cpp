@@ -146,7 +146,7 @@ TEST(SpreadVocabulary, OrderOnTheLastStage) {
     std::string out;
     const Plan plan = plan_of(model_of(2), schedule, 2, 4);
     for (const Pass& pass : passes_of(plan, 1)) {
-      const char* const letters[] = {"F", "B", "", "", "E", "", "S", "T", "G"};
+      const char* const letters[] = {"F", "B", "", "", "", "E", "", "S", "T", "G"};
       out += letters[static_cast<int>(pass.kind)] + std::to_string(pass.microbatch) + " ";
     }
     return out;

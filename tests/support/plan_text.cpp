@@ -68,7 +68,7 @@ std::string describe(const Model& model, const Plan& plan) {
   const Recompute& r = plan.recompute;
   out += " recompute" + flags({r.layer, r.attention, r.norm, r.mlp, r.activation, r.early_stop,
                                r.keep_heads, r.keep_core, r.keep_projection, r.keep_up});
-  out += " layout";
+  out += " parts " + n(r.parts) + " forwards " + n(plan.forwards) + " layout";
   for (const std::int64_t layers : plan.pipeline_layout) out += " " + n(layers);
   const Units& u = plan.units;
   out += " group " + n(plan.shards()) + " units" +

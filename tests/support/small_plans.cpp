@@ -74,6 +74,9 @@ Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches) 
 void fit_schedule(Model& model, Plan& p) {
   const std::int64_t stages = p.pipeline;
   if (stages == 1) p.virtual_pipeline = 1;
+  const bool chunks = p.virtual_pipeline > 1 || model.predict_layers > 0;
+  if (p.schedule == Schedule::kRecycling && chunks) p.schedule = Schedule::k1F1B;
+  if (p.schedule != Schedule::kRecycling) p.forwards = 1;
   const bool placed = p.placement() == ChunkPlacement::kRound || stages > 1;
   const bool ends = p.shares_vocabulary() && (stages == 1 || model.predict_layers > 0);
   if (!placed || ends || (p.ways() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
@@ -88,6 +91,16 @@ void fit_schedule(Model& model, Plan& p) {
   const std::int64_t unit = groups ? stages : p.ways();
   p.global_batch = p.micro_batch * p.batch_ranks() * ((m + unit - 1) / unit * unit);
   p.sums_after_pass = p.sums_after_pass && can_sum_after_pass(model, p);
+}
+
+void fit_parts(const Model& model, Plan& p) {
+  const std::int64_t parts = p.recompute.parts * p.tensor;
+  const bool exchanged = p.context_exchange == ContextExchange::kAllToAll;
+  const bool divides = model.heads % parts == 0 && model.intermediate % parts == 0 &&
+                       model.kv_heads % (parts * (exchanged ? p.context : 1)) == 0;
+  const bool fits = !model.has_experts() && !p.in_grid() && !p.precision.low() && !p.rings() &&
+                    p.overlap.tensor_slices == 1 && !p.splits_backward();
+  if (p.recompute.parts > 1 && !(divides && fits)) p.recompute = Recompute{};
 }
 
 namespace {
@@ -221,9 +234,25 @@ void draw_slices(Rng rng, const Model& model, Plan& p) {
   if (possible && rng.below(2) == 0) p.overlap.tensor_slices = 2;
 }
 
-}  // namespace
+/// Layers in parts. Later draws do not depend on it.
+void draw_parts(Rng rng, const Model& model, Plan& p) {
+  if (rng.below(2) == 0) return;
+  Plan other = p;
+  other.recompute = Recompute{};
+  other.recompute.parts = std::int64_t{2} << rng.below(2);
+  other.recompute.norm = rng.below(3) == 0;
+  other.recompute.layer = rng.below(3) == 0;
+  fit_parts(model, other);
+  if (other.recompute.parts > 1) p = other;
+}
 
-namespace {
+/// Forward passes whose output comes back. Later draws do not depend on it.
+void draw_recycling(Rng rng, Plan& p) {
+  if (p.schedule != Schedule::k1F1B || p.virtual_pipeline > 1 || rng.below(2) == 0) return;
+  p.schedule = Schedule::kRecycling;
+  p.forwards = 1 + rng.below(4);
+  p.overlap.passes = false;
+}
 
 /// What frameworks keep or copy that others do not. What is drawn later does not depend on it.
 void draw_habits(Rng rng, const Model& model, Plan& p) {
@@ -270,6 +299,8 @@ Drawn draw_plan(Rng& rng) {
   draw_buckets(rng, p);
   draw_kept(rng, p.recompute);
   draw_slices(rng, out.model, p);
+  draw_parts(rng, out.model, p);
+  draw_recycling(rng, p);
   draw_habits(rng, out.model, p);
   return out;
 }
@@ -309,6 +340,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
   p.micro_batch = p.token_parts() * (1 + rng.below(2));
   p.global_batch = p.micro_batch * p.data * microbatches;
   fit_schedule(out.model, p);
+  fit_parts(out.model, p);
   return out;
 }
 
@@ -380,6 +412,7 @@ Drawn draw_sparse_plan(Rng& rng) {
     p.accelerators = p.pipeline * p.data;
   }
   draw_experts(rng, out.model, p);
+  fit_parts(out.model, p);
   if (rng.below(2) == 0) draw_latent(rng, out.model, p);
   return out;
 }

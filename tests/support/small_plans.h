@@ -23,6 +23,8 @@ Plan small_plan(const Model& model, Degrees degrees, std::int64_t microbatches);
 /// Changes what the plan's schedule does not go with: microbatches, stages' chunks, a tied table;
 /// or the schedule.
 void fit_schedule(Model& model, Plan& plan);
+/// Takes parts of layers back where the plan does not go with them.
+void fit_parts(const Model& model, Plan& plan);
 
 /// A model and a plan that fit each other, drawn with `rng`; at most 32 ranks.
 struct Drawn {

@@ -180,8 +180,50 @@ TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {
 }
 
 TEST(ReadPlan, WhatIsNotModelledIsUnsupported) {
-  expect_error(plan_of("{\"schedule\":\"3f1b\"}", 2), {"not modelled yet"},
+  expect_error(plan_of("{\"precision\":{\"communication\":\"bf16\"}}", 2), {"not modelled yet"},
                ErrorKind::kUnsupported);
+}
+
+TEST(ReadPlan, Recycling) {
+  const auto with = [](const std::string& schedule, const std::string& more = "") {
+    return plan_of("{\"schedule\":" + schedule +
+                       ",\"parallel\":{\"pipeline\":2},\"batch\":{\"global\":8}" + more + "}",
+                   4);
+  };
+  EXPECT_EQ(with("\"3f1b\"").value().forwards, 3);
+  EXPECT_EQ(with("{\"name\":\"3f1b\"}").value().forwards, 3);
+  EXPECT_EQ(with("{\"name\":\"3f1b\",\"forwards\":5}").value().forwards, 5);
+  EXPECT_EQ(with("\"1f1b\"").value().forwards, 1);
+  EXPECT_EQ(with("{\"name\":\"zb-auto\"}").value().forwards, 1);
+  expect_error(with("{\"name\":\"4f1b\"}"), {"/schedule/name", "4f1b", "3f1b"});
+  expect_error(plan_of("{\"schedule\":\"3f1b\",\"parallel\":{\"pipeline\":2,"
+                       "\"virtual_pipeline\":2},\"batch\":{\"global\":8}}",
+                       2),
+               {"/schedule", "virtual_pipeline 2"});
+}
+
+// What the parts of a layer do not go with.
+TEST(ReadPlan, PartsThatDoNotFit) {
+  const auto with = [](const std::string& more, const std::string& parallel = "\"tensor\":2",
+                       const std::string& keys = "") {
+    return plan_of("{\"recompute\":{\"co_shard\":2" + keys + "},\"parallel\":{" + parallel +
+                       "},\"batch\":{\"global\":24,\"sequence\":64}" + more + "}",
+                   4);
+  };
+  EXPECT_EQ(with("").value().recompute.parts, 2);
+  EXPECT_TRUE(with("", "\"pipeline\":2", ",\"modules\":[\"layernorm\",\"layer\"]").ok());
+  expect_error(with("", "\"tensor\":2", ",\"keep\":[\"qkv\"]"), {"/recompute/co_shard", "keep"});
+  expect_error(with(",\"schedule\":\"zb-h1\"", "\"pipeline\":2"),
+               {"/schedule", "recompute.co_shard"}, ErrorKind::kUnsupported);
+  EXPECT_TRUE(with("", "\"context\":2").ok());
+  expect_error(with(",\"kernels\":{\"context\":\"alltoall\"}", "\"context\":4"),
+               {"/recompute/co_shard", "2 parts x context 4", "heads 4"});
+  expect_error(with(",\"overlap\":{\"tensor\":true}", "\"tensor\":2,\"sequence\":true"),
+               {"/overlap/tensor", "recompute.co_shard"}, ErrorKind::kUnsupported);
+  expect_error(with(",\"overlap\":{\"tensor_slices\":2}", "\"tensor\":2,\"sequence\":false"),
+               {"/batch/micro"});
+  expect_error(plan_of("{\"recompute\":{\"co_shard\":16}}", 1),
+               {"/recompute/co_shard", "16 parts do not divide"});
 }
 
 TEST(ReadPlan, SharedVocabularyThatDoesNotFit) {

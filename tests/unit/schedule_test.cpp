@@ -113,6 +113,8 @@ std::int64_t most_in_flight(Schedule schedule, std::int64_t p, std::int64_t m) {
       return 2 * p + 1;
     case Schedule::kSharedVocabulary:
       return std::min(m, 3 * p / 2);
+    case Schedule::kRecycling:
+      return std::min(m, p);
     default:
       return -1;
   }
@@ -123,13 +125,14 @@ void expect_runs_through(Schedule schedule, std::int64_t p, std::int64_t m) {
   Plan plan = plan_of(schedule, p, 1, m);
   if (plan.placement() == ChunkPlacement::kV) plan.virtual_pipeline = 2;
   if (schedule == Schedule::kBreadthFirst && p > 1) plan.virtual_pipeline = 1 + m % 3;
+  if (schedule == Schedule::kRecycling) plan.forwards = 1 + m % 4;
   const auto passes = passes_of(plan);
   const Status status = check_passes(plan, passes);
   ASSERT_TRUE(status.ok()) << status.error().message;
   const std::int64_t most = most_in_flight(schedule, p, m);
   if (most < 0) return;
   const bool uneven = plan.ways() == 2 || schedule == Schedule::kDualPipeV ||
-                      schedule == Schedule::kSharedVocabulary;
+                      schedule == Schedule::kSharedVocabulary || schedule == Schedule::kRecycling;
   std::int64_t found = 0;
   for (const auto& list : passes) {
     const std::int64_t here = in_flight(list);
@@ -148,7 +151,7 @@ TEST(Schedule, AllRunThrough) {
            {Schedule::kGpipe, Schedule::k1F1B, Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
             Schedule::kZbAuto, Schedule::kDualPipe, Schedule::kDualPipeV, Schedule::kChimera,
             Schedule::kBreadthFirst, Schedule::kSharedVocabulary, Schedule::kVocabulary1,
-            Schedule::kVocabulary2}) {
+            Schedule::kVocabulary2, Schedule::kRecycling}) {
         if (possible(schedule, p, m)) expect_runs_through(schedule, p, m);
       }
     }
@@ -211,6 +214,59 @@ TEST(Schedule, DualPipe) {
             "B1.2 W1.2 B0.2 W0.2 B1.3 B0.3 W1.3 W0.3");
   const std::string first = text(Schedule::kDualPipe, 0, 8, 2, 20);
   EXPECT_EQ(first.substr(0, 54), "F0.0 F0.1 F0.2 F0.3 F0.4 F0.5 F0.6 F1.10 B1.10 W1.10 F");
+}
+
+/// "2F0": the second forward pass of microbatch 0, of which only the last is "F".
+std::string recycling(std::int64_t stage, std::int64_t p, std::int64_t m, std::int64_t forwards) {
+  Plan plan = plan_of(Schedule::kRecycling, p, 1, m);
+  plan.forwards = forwards;
+  std::string out;
+  for (const Pass& pass : recycling_passes(plan, stage)) {
+    out += out.empty() ? "" : " ";
+    if (pass.kind == PassKind::kForwardOnly) out += std::to_string(pass.round + 1);
+    out += pass.kind == PassKind::kBackward ? "B" : "F";
+    out += std::to_string(pass.microbatch);
+  }
+  return out;
+}
+
+// A turn is one pass of each kind, p microbatches apart; backward passes follow p - stage - 1 turns
+// behind the last forward pass. One forward pass: 1F1B.
+TEST(Schedule, Recycling) {
+  EXPECT_EQ(recycling(0, 2, 3, 3), "1F0 1F1 1F2 2F0 2F1 2F2 F0 F1 B0 F2 B1 B2");
+  EXPECT_EQ(recycling(1, 2, 3, 3), "1F0 1F1 1F2 2F0 2F1 2F2 F0 B0 F1 B1 F2 B2");
+  EXPECT_EQ(recycling(0, 2, 6, 2), "1F0 1F1 1F2 F0 1F3 F1 B0 1F4 F2 B1 1F5 F3 B2 F4 B3 F5 B4 B5");
+  EXPECT_EQ(recycling(0, 1, 2, 3), "1F0 2F0 F0 B0 1F1 2F1 F1 B1");
+  for (const std::int64_t stage : {0, 1, 2}) {
+    EXPECT_EQ(recycling(stage, 3, 5, 1), text(Schedule::k1F1B, stage, 3, 1, 5));
+    Plan plan = plan_of(Schedule::kRecycling, 3, 1, 7);
+    plan.forwards = 3;
+    EXPECT_EQ(in_flight(recycling_passes(plan, stage)), 3 - stage);
+  }
+}
+
+// What comes back must be taken in the order in which it is sent, and after it is sent.
+TEST(Schedule, RecyclingFaultsAreNamed) {
+  Plan plan = plan_of(Schedule::kRecycling, 2, 1, 2);
+  plan.forwards = 2;
+  const auto message = [&plan](const std::vector<std::vector<Pass>>& passes) {
+    const Status status = check_passes(plan, passes);
+    return status.ok() ? std::string() : status.error().message;
+  };
+  auto passes = passes_of(plan);
+  EXPECT_EQ(message(passes), "");
+  for (auto& list : passes) std::swap(list[0], list[1]);
+  EXPECT_EQ(message(passes),
+            "stage 0 runs 2. F of microbatch 0 on chunk 0 where stage 1 sends it the input of 2. F "
+            "of microbatch 1 on chunk 0: messages keep their order");
+  passes = passes_of(plan);
+  std::swap(passes[0][0], passes[0][2]);
+  EXPECT_EQ(message(passes),
+            "stages wait for each other: stage 0 stops before pass 0, 2. F of microbatch 0 on "
+            "chunk 0, which needs F of microbatch 0 on chunk 1");
+  passes = passes_of(plan);
+  passes[1].erase(passes[1].begin());
+  EXPECT_EQ(message(passes), "F of microbatch 0 on chunk 1 is missing on stage 1");
 }
 
 TEST(Schedule, FaultsAreNamed) {

@@ -1,0 +1,49 @@
+// What every way to write a layer's passes is made of: norms, the core of attention, activations
+// and the residual stream, each with its gradient.
+#pragma once
+
+#include <string>
+
+#include "models/linear_parts.h"
+
+namespace foretrain {
+
+/// Of the slice `x_slice` of a microbatch, or of the part `x_part` of the heads and of the MLP: the
+/// buffers are those that `x_b` names.
+class LayerOps : public LinearParts {
+ protected:
+  using LinearParts::LinearParts;
+
+  /// Where casts, the experts and latent attention put their temporary buffers from now on.
+  void blocks_write_to(LayoutWriter& local);
+  SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local);
+  /// A buffer of the backward pass.
+  Ref scratch(const char* name, std::int64_t count);
+
+  void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
+                    const Ref& out, const Ref& stats);
+  /// From what the linear gives, `raw`, to queries, keys and values as attention reads them.
+  void forward_positions(SegmentWriter& w, std::vector<Ref> raw);
+  void forward_core(SegmentWriter& w);
+  void forward_activation(SegmentWriter& w);
+  /// `stream` and the branch's output, with dropout, whose mask goes to `mask`.
+  void residual(SegmentWriter& w, const char* name, const Ref& stream, const Ref& branch,
+                const Linear& l, const Ref& mask, const Ref& out);
+
+  /// The gradient before dropout.
+  Ref dropped(SegmentWriter& w, const std::string& name, const Ref& d_out, const Ref& mask);
+  void backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up);
+  /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
+  void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
+                     const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in);
+  void backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
+
+  std::int64_t x_slice = 0;
+
+ private:
+  Attention core_of_slice(bool backward) const;
+  Kernel dropout(KernelKind kind) const;
+  void backward_positions(SegmentWriter& w, const Ref& d_qkv);
+};
+
+}  // namespace foretrain
