@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -10,6 +12,12 @@ namespace {
 bool is_free(const Work& work) {
   return std::holds_alternative<HostDelay>(work) || std::holds_alternative<HostSync>(work) ||
          std::holds_alternative<Pause>(work);
+}
+
+/// Work that communication slows.
+bool yields(const Work& work) {
+  return std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work) ||
+         std::holds_alternative<Kernel>(work);
 }
 
 class MeasuredCostModel final : public CostModel {
@@ -36,7 +44,10 @@ class MeasuredCostModel final : public CostModel {
       return x_base->price(work, placements);
     }
     const Result<MeasuredPrice> found = x_table.price(work, ranks_of(work, placements));
-    if (!found.ok()) return x_base->price(work, placements);
+    if (!found.ok()) {
+      FT_ASSIGN(Cost modelled, x_base->price(work, placements));
+      return x_launch.ps > 0 ? with_slowdowns(modelled, work) : modelled;
+    }
     const MeasuredPrice& price = found.value();
     if (x_launch.ps > 0) return on_device(work, placements, price);
     Cost cost;
@@ -63,11 +74,16 @@ class MeasuredCostModel final : public CostModel {
     }
     std::ostringstream steps;
     const auto price = x_table.price(work, ranks_of(work, placements));
-    if (!price.ok()) return price.error().message + "\n" + x_base->explain(work, placements);
+    if (!price.ok()) {
+      steps << price.error().message << "\n" << x_base->explain(work, placements);
+      if (x_launch.ps > 0 && yields(work)) explain_beside(work, steps);
+      return steps.str();
+    }
     steps << "profile: " << price.value().seconds * 1e6 << " us, "
           << name_of(price.value().provenance) << " from " << price.value().from << "\n"
           << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us, launch "
           << x_launch.us() << " us\n";
+    if (x_launch.ps > 0 && yields(work)) explain_beside(work, steps);
     return steps.str();
   }
 
@@ -91,7 +107,33 @@ class MeasuredCostModel final : public CostModel {
     cost.launch = x_launch;
     cost.provenance = price.provenance;
     cost.deviation = static_cast<float>(price.deviation);
+    return with_slowdowns(cost, work);
+  }
+
+  /// Those of the work's family.
+  Cost with_slowdowns(Cost cost, const Work& work) const {
+    if (!yields(work)) return cost;
+    std::size_t at = 0;
+    for (const ProfileTable::Beside& one : x_table.beside(work)) {
+      constexpr double kMost = 1e4;
+      const long long factor = std::llround(std::min(one.slowdown, kMost) * kWhole);
+      cost.slowdowns[at++] = {one.sms, static_cast<std::int32_t>(factor)};
+    }
     return cost;
+  }
+
+  void explain_beside(const Work& work, std::ostream& steps) const {
+    const auto& measured = x_table.beside(work);
+    if (measured.empty()) {
+      steps << "beside communication: as modelled, the profile has no sample beside held SMs\n";
+      return;
+    }
+    steps << "beside communication, measured:";
+    for (const ProfileTable::Beside& one : measured) {
+      steps << (&one == &measured.front() ? " " : ", ") << one.slowdown << " times beside "
+            << one.sms << " SMs (" << one.samples << (one.samples == 1 ? " sample)" : " samples)");
+    }
+    steps << "\n";
   }
 
   std::int64_t ranks_of(const Work& work, std::span<const PlacementId> placements) const {
