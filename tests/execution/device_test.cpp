@@ -115,7 +115,7 @@ TEST(LoopDevice, MeasuresAndExecutes) {
 // What `calibrate --device cuda` measures can be executed there, one by one.
 TEST(LoopDevice, WhatIsCalibratedIsExecutable) {
   for (const std::int64_t ranks : {1, 2}) {
-    const auto ops = calibration_ops(ranks, true, true);
+    const auto ops = calibration_ops({ranks, true, true, false, 132});
     ASSERT_TRUE(ops.ok()) << ops.error().message;
     std::set<std::string> kinds;
     for (const MicroOp& op : ops.value()) {
