@@ -13,7 +13,7 @@ double passed_since(std::chrono::steady_clock::time_point begin) {
 
 /// Whether a value is that of before, but for so much of it; both 0: not known, so it does not
 /// tell.
-bool stays(double value, double before, double drift) {
+bool holds_still(double value, double before, double drift) {
   return std::abs(value - before) <= drift * before;
 }
 
@@ -74,8 +74,8 @@ Result<bool> Calibration::settle(RankRunner& rank, std::size_t i, std::int64_t m
       summarize(window, now);
       const double clock = now.ran_at.clock_mhz.value_or(0);
       const double passed = passed_since(begin);
-      settled = passed >= least && stays(now.median_us, time_before, x_options.drift) &&
-                stays(clock, clock_before, x_options.drift);
+      settled = passed >= least && holds_still(now.median_us, time_before, x_options.drift) &&
+                holds_still(clock, clock_before, x_options.drift);
       more = !settled && passed < x_options.most_settle && !stop_asked();
       time_before = now.median_us;
       clock_before = clock;

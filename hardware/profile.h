@@ -107,7 +107,9 @@ struct MeasuredPrice {
 /// else (kAnalytic) at the mean rate of its family: GEMMs and attention of a type, memory-bound
 /// kernels, communication. A family without samples is an error. Products of another library than
 /// the profile's machine names are no samples. Of samples with several `ranks` those nearest to
-/// what is asked for, of several states those of `Profile::priced_by`.
+/// what is asked for (on devices, where the profile has a launch, all GEMMs, attention and kernels:
+/// what a rank does alone on a device takes no longer where others do the same), of several states
+/// those of `Profile::priced_by`.
 class ProfileTable {
  public:
   explicit ProfileTable(Profile profile);
@@ -130,9 +132,11 @@ class ProfileTable {
   static MeasuredPrice between(const Samples& samples, double size);
   static MeasuredPrice gemm(const Samples& samples, const Gemm& work);
   static Samples nearest_ranks(const Samples& samples, std::int64_t ranks);
+  Samples counting(const Work& work, const Samples& samples, std::int64_t ranks) const;
   void list_besides();
 
   Profile x_profile;
+  bool x_of_device = false;                             ///< not of a host
   std::map<std::string, Samples> x_by_op;               ///< by size
   std::map<std::string, Samples> x_by_family;           ///< likewise
   std::map<std::string, std::vector<Beside>> x_beside;  ///< by family

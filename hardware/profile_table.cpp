@@ -95,6 +95,7 @@ ProfileTable::ProfileTable(Profile profile) : x_profile(std::move(profile)) {
     x_by_op[typed_name(key.op, type_in(key))].push_back(&sample);
     x_by_family[typed_name(family_of_op(key.op), type_in(key))].push_back(&sample);
   }
+  x_of_device = x_by_op.contains(kLaunchSample);
   list_besides();
   for (auto* table : {&x_by_op, &x_by_family}) {
     for (auto& [name, samples] : *table) {
@@ -143,6 +144,14 @@ ProfileTable::Samples ProfileTable::nearest_ranks(const Samples& samples, std::i
     if (s->key.ranks == best) out.push_back(s);
   }
   return out;
+}
+
+/// Those of the nearest number of ranks; of what a rank does on a device of its own, all.
+ProfileTable::Samples ProfileTable::counting(const Work& work, const Samples& samples,
+                                             std::int64_t ranks) const {
+  const std::string family = family_of(work);
+  const bool own = family == "gemm" || family == "attention" || family == "kernel";
+  return x_of_device && own ? samples : nearest_ranks(samples, ranks);
 }
 
 double ProfileTable::overhead_seconds(const char* op, std::int64_t ranks) const {
@@ -205,11 +214,15 @@ Result<MeasuredPrice> ProfileTable::price(const Work& work, std::int64_t ranks) 
   const double size = sample_size(work);
   const std::string type = type_in(key);
   if (const auto found = x_by_op.find(typed_name(key.op, type)); found != x_by_op.end()) {
-    const Samples near = nearest_ranks(found->second, key.ranks);
+    const Samples near = counting(work, found->second, key.ranks);
+    Samples own;
     for (const Sample* s : near) {
-      if (s->key.shape != key.shape) continue;
-      return MeasuredPrice{s->price_us() * 1e-6, Provenance::kMeasured, deviation_of(*s),
-                           measured_how(*s)};
+      if (s->key.shape == key.shape) own.push_back(s);
+    }
+    if (!own.empty()) {
+      const Sample& s = *nearest_ranks(own, key.ranks).front();
+      return MeasuredPrice{s.price_us() * 1e-6, Provenance::kMeasured, deviation_of(s),
+                           measured_how(s)};
     }
     if (const auto* work_gemm = std::get_if<Gemm>(&work)) return gemm(near, *work_gemm);
     return between(near, size);
@@ -221,7 +234,7 @@ Result<MeasuredPrice> ProfileTable::price(const Work& work, std::int64_t ranks) 
                        "; run `foretrain calibrate` where MPI is installed");
   }
   double sum = 0;
-  const Samples near = nearest_ranks(family->second, key.ranks);
+  const Samples near = counting(work, family->second, key.ranks);
   for (const Sample* s : near) sum += std::log(rate_of_sample(*s));
   const double rate = std::exp(sum / static_cast<double>(near.size()));
   return MeasuredPrice{size / rate, Provenance::kAnalytic, 0.5,

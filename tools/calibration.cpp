@@ -220,6 +220,22 @@ std::vector<MicroOp> communication_grid(std::int64_t ranks, bool quick, bool on_
   return out;
 }
 
+/// What a rank does on a device of its own takes no longer where others do the same: of several
+/// ranks only what one rank has not.
+Status drop_what_one_rank_has(bool quick, std::vector<MicroOp>& ops) {
+  FT_ASSIGN(std::vector<MicroOp> alone, model_ops(1, quick, true));
+  append_ops(alone, gemm_grid(1, quick, true));
+  std::set<SampleKey> known;
+  for (const MicroOp& op : alone) known.insert(op.key);
+  std::erase_if(ops, [&known](const MicroOp& op) {
+    SampleKey key = op.key;
+    key.ranks = 1;
+    // Copies share what lies between devices and host.
+    return !std::holds_alternative<Copy>(op.work) && known.contains(key);
+  });
+  return ok_status();
+}
+
 }  // namespace
 
 CalibrationScope scope_of(std::int64_t ranks, bool quick, const CudaModule& cuda) {
@@ -241,6 +257,7 @@ Result<std::vector<MicroOp>> calibration_ops(const CalibrationScope& scope) {
   if (ranks > 1) append_ops(out, communication_grid(ranks, quick, on_device));
   if (!on_device) return out;
   if (ranks == 1) append_ops(out, beside_ops(out, scope));
+  if (ranks > 1) FT_TRY(drop_what_one_rank_has(quick, out));
   tell_states_apart(quick, out);
   return out;
 }

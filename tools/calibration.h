@@ -24,7 +24,8 @@ CalibrationScope scope_of(std::int64_t ranks, bool quick, const CudaModule& cuda
 /// grids, and there are:
 ///   products in fp8, on one rank, where the device has them: those of the Llama, and a grid;
 ///   GEMMs and attention as bursts and sustained, bursts first; `quick` leaves the sustained out;
-///   on one rank some of these, and a memory-bound kernel, beside held SMs.
+///   on one rank some of these, and a memory-bound kernel, beside held SMs;
+///   of several ranks only communication and what one rank has not.
 Result<std::vector<MicroOp>> calibration_ops(const CalibrationScope& scope);
 
 /// What measures on CUDA devices: operands turn through four times the L2, and NVML says what the

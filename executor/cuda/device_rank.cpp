@@ -34,12 +34,12 @@ bool is_work_of_host(const Work& work) {
 }  // namespace
 
 DeviceRank::DeviceRank(const Workload& workload, RankId rank, Transport& transport,
-                       const HostOptions& options, std::unique_ptr<Device> device)
+                       HostOptions options, std::unique_ptr<Device> device)
     : x_program(workload.programs[workload.ranks[rank.index()].program.index()]),
       x_binding(workload.ranks[rank.index()]),
       x_rank(rank),
       x_transport(transport),
-      x_options(options),
+      x_options(std::move(options)),
       x_device(std::move(device)),
       x_places(places_of(workload, rank)),
       x_list(x_program),

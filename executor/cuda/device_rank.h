@@ -25,8 +25,8 @@ namespace foretrain {
 class DeviceRank final : public RankRunner {
  public:
   /// The workload must outlive it, and be verified and executable on devices.
-  DeviceRank(const Workload& workload, RankId rank, Transport& transport,
-             const HostOptions& options, std::unique_ptr<Device> device);
+  DeviceRank(const Workload& workload, RankId rank, Transport& transport, HostOptions options,
+             std::unique_ptr<Device> device);
   Status set_up() override;
   Status step() override;
   const std::vector<std::vector<OpRecord>>& records() const override { return x_records; }

@@ -15,7 +15,7 @@ std::vector<std::byte> converted(const std::vector<Number>& values, const Conver
 }
 
 template <typename Number>
-std::vector<std::byte> packed(const std::vector<Number>& values, DType type) {
+std::vector<std::byte> packed_as(const std::vector<Number>& values, DType type) {
   if (type == DType::kFp8) {
     return converted<std::uint8_t>(values, [](Number v) { return to_e4m3(static_cast<float>(v)); });
   }
@@ -36,11 +36,11 @@ std::vector<std::byte> packed(const std::vector<Number>& values, DType type) {
 }  // namespace
 
 std::vector<std::byte> pack(const std::vector<double>& values, DType type) {
-  return packed(values, type);
+  return packed_as(values, type);
 }
 
 std::vector<std::byte> pack(const std::vector<float>& values, DType type) {
-  return packed(values, type);
+  return packed_as(values, type);
 }
 
 std::vector<float> unpack(const std::vector<std::byte>& bytes, DType type) {

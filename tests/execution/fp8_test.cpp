@@ -70,42 +70,45 @@ std::vector<float> multiplied(OneProduct& p) {
   return p.c;
 }
 
+std::vector<std::uint8_t> drawn(std::int64_t count, std::uint64_t key) {
+  std::vector<std::uint8_t> out;
+  for (std::int64_t i = 0; i < count; ++i) {
+    out.push_back(to_e4m3(static_cast<float>(uniform_at(key, i) - 0.5)));
+  }
+  return out;
+}
+
+/// sum over l of A[i,l] B[j,l] of one of the batch; A in e5m2 in backward passes.
+double sum_of(const OneProduct& p, std::int64_t batch, std::int64_t i, std::int64_t j) {
+  const Gemm& w = p.work;
+  double sum = 0;
+  for (std::int64_t l = 0; l < w.k; ++l) {
+    const std::uint8_t a = p.a[static_cast<std::size_t>((batch * w.m + i) * w.k + l)];
+    const std::uint8_t b = p.b[static_cast<std::size_t>((batch * w.n + j) * w.k + l)];
+    sum += static_cast<double>(w.split_accumulator ? from_e5m2(a) : from_e4m3(a)) *
+           static_cast<double>(from_e4m3(b));
+  }
+  return sum;
+}
+
 // C[i,j] = C[i,j] + sum over l of A[i,l] B[j,l], whatever layout the Gemm of a Program names; in
 // backward passes A is a gradient, in e5m2.
 TEST(Fp8, ProductsTakeWhatProgramsCast) {
-  struct Pass {
-    bool transpose_a, transpose_b, backward, accumulate;
-  };
-  for (const Pass& pass : {Pass{false, true, false, false}, Pass{false, false, true, false},
-                           Pass{true, false, true, true}}) {
-    OneProduct p;
-    p.work = Gemm{
-        4, 3, 5, 2, pass.transpose_a, pass.transpose_b, pass.accumulate, DType::kFp8, DType::kFp32};
-    p.work.split_accumulator = pass.backward;
-    const auto drawn = [](std::size_t count, std::uint64_t key) {
-      std::vector<std::uint8_t> out;
-      for (std::size_t i = 0; i < count; ++i) {
-        const double value = uniform_at(key, static_cast<std::int64_t>(i)) - 0.5;
-        out.push_back(to_e4m3(static_cast<float>(value)));
-      }
-      return out;
-    };
-    p.a = drawn(2 * 4 * 5, 1);
-    p.b = drawn(2 * 3 * 5, 2);
+  Gemm forward{4, 3, 5, 2, false, true, false, DType::kFp8, DType::kFp32};
+  Gemm input = forward;
+  input.transpose_b = false;
+  input.split_accumulator = true;
+  Gemm weights = input;
+  weights.transpose_a = weights.accumulate = true;
+  for (const Gemm& work : {forward, input, weights}) {
+    OneProduct p{work, drawn(2 * 4 * 5, 1), drawn(2 * 3 * 5, 2), {}};
     p.c.assign(2 * 4 * 3, 0.75F);
     const std::vector<float> c = multiplied(p);
-    for (std::size_t batch = 0; batch < 2; ++batch) {
-      for (std::size_t i = 0; i < 4; ++i) {
-        for (std::size_t j = 0; j < 3; ++j) {
-          double sum = pass.accumulate ? 0.75 : 0;
-          for (std::size_t l = 0; l < 5; ++l) {
-            const std::uint8_t a = p.a[(batch * 4 + i) * 5 + l];
-            sum += static_cast<double>(pass.backward ? from_e5m2(a) : from_e4m3(a)) *
-                   static_cast<double>(from_e4m3(p.b[(batch * 3 + j) * 5 + l]));
-          }
-          EXPECT_NEAR(c[(batch * 4 + i) * 3 + j], sum, 1e-5);
-        }
-      }
+    for (std::int64_t at = 0; at < 2 * 4 * 3; ++at) {
+      const double before = work.accumulate ? 0.75 : 0;
+      EXPECT_NEAR(c[static_cast<std::size_t>(at)], before + sum_of(p, at / 12, at / 3 % 4, at % 3),
+                  1e-5)
+          << text_of(Work{work});
     }
   }
 }

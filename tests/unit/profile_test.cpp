@@ -49,6 +49,29 @@ TEST(Profile, TheSameShapeIsMeasured) {
   }
 }
 
+// On a device the number of ranks tells nothing of what each does alone: the same shape is measured
+// whatever it was, and all shapes are neighbours.
+TEST(Profile, RanksOfADeviceDoNotMatter) {
+  Profile profile;
+  Sample launch;
+  launch.key = {kLaunchSample, "by the host", 1};
+  launch.size = 1;
+  launch.median_us = 5;
+  profile.add(launch);
+  add(profile, gemm(64, 64, 64), 1, 10);
+  add(profile, gemm(256, 64, 64), 2, 40);
+  add(profile, kernel(1'200), 2, 3);
+  const ProfileTable table(profile);
+  for (const std::int64_t ranks : {1, 2, 8}) {
+    EXPECT_DOUBLE_EQ(table.price(gemm(64, 64, 64), ranks).value().seconds, 10e-6);
+    EXPECT_DOUBLE_EQ(table.price(gemm(256, 64, 64), ranks).value().seconds, 40e-6);
+    EXPECT_NEAR(table.price(gemm(128, 64, 64), ranks).value().seconds, 20e-6, 1e-12);
+    EXPECT_DOUBLE_EQ(table.price(kernel(1'200), ranks).value().seconds, 3e-6);
+  }
+  add(profile, gemm(64, 64, 64), 2, 12);
+  EXPECT_DOUBLE_EQ(ProfileTable(profile).price(gemm(64, 64, 64), 4).value().seconds, 12e-6);
+}
+
 // ln t linear in ln size: twice the geometric mean of the sizes takes that of the times.
 TEST(Profile, BetweenTwoSizes) {
   Profile profile;

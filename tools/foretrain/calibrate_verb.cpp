@@ -38,6 +38,7 @@ Json identity(const CalibrateArgs& args, const CudaModule& cuda, Bytes rotation)
   out.set("command", std::string("foretrain calibrate") + (args.quick ? " --quick" : "") +
                          (args.blas.empty() ? "" : " --blas " + args.blas));
   out.set("foretrain", std::string(kVersion) + " (" + kRevision + ")");
+  if (cuda.devices > 0) out.set("states", args.quick ? kBurst : "burst, sustained");
   out.set("rotation_kib", static_cast<std::int64_t>(rotation / 1024));
   return out;
 }
@@ -110,6 +111,27 @@ Status measure_pair(const CalibrateArgs& args, const std::string& path, const Cu
   return ok_status();
 }
 
+/// ", at 1755 MHz, 690 W, 61 C": medians.
+std::string ran_at(const Profile& profile) {
+  const MachineState state = median_state(profile);
+  std::string out;
+  if (state.clock_mhz) out += ", at " + fixed(*state.clock_mhz, 0) + " MHz";
+  if (state.power_w) out += ", " + fixed(*state.power_w, 0) + " W";
+  if (state.temperature_c) out += ", " + fixed(*state.temperature_c, 0) + " C";
+  return out;
+}
+
+/// What was left out, a line each.
+std::string left_out(const Profile& profile) {
+  std::string out;
+  const Json* const skipped = profile.machine.find("skipped");
+  if (skipped == nullptr || skipped->array() == nullptr) return out;
+  for (const Json& one : *skipped->array()) {
+    if (one.string() != nullptr) out += "left out: " + *one.string() + "\n";
+  }
+  return out;
+}
+
 std::string summary(const Profile& profile, const std::string& path) {
   std::size_t clean = 0;
   double spread = 0;
@@ -120,7 +142,8 @@ std::string summary(const Profile& profile, const std::string& path) {
   const auto all = static_cast<double>(profile.samples.size());
   return path + ": " + std::to_string(profile.samples.size()) + " operations on " +
          profile.about("processor") + ", " + std::to_string(clean) + " undisturbed, mean spread " +
-         fixed(100 * spread / std::max(1.0, all), 1) + " %\n";
+         fixed(100 * spread / std::max(1.0, all), 1) + " %" + ran_at(profile) + "\n" +
+         left_out(profile);
 }
 
 }  // namespace
