@@ -2,6 +2,7 @@
 // fits beside them, and copy memory until they are told to stop.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -34,11 +35,13 @@ struct HoldCopy {
   }
 };
 
-/// Seen by host and device, in mapped memory.
+inline constexpr int kMostHeldSms = 256;
+
+/// Seen by host and device, in mapped memory; only loads and stores, which are whole everywhere.
 struct HoldFlags {
-  int stop = 0;     ///< the host's
-  int started = 0;  ///< blocks that run
-  int ended = 0;    ///< blocks that ended by themselves, their time over
+  int stop = 0;                             ///< the host's
+  int late = 0;                             ///< a block ended by itself, its time over
+  std::array<int, kMostHeldSms> running{};  ///< by block, 1 once it runs
 };
 
 }  // namespace foretrain::device

@@ -10,10 +10,16 @@ __device__ std::uint64_t now_ns() {
   return out;
 }
 
-__global__ void hold(HoldCopy copy, HoldFlags* flags, std::uint64_t most_ns) {
+/// Before anything that follows, for the host too.
+__device__ void tell(int* flag) {
+  *static_cast<volatile int*>(flag) = 1;
+  __threadfence_system();
+}
+
+__global__ void hold(HoldCopy copy, HoldFlags* flags, int* running, std::uint64_t most_ns) {
   extern __shared__ int decided[];  // the rest of the memory is what fills the SM
   const std::uint64_t begin = now_ns();
-  if (threadIdx.x == 0) atomicAdd_system(&flags->started, 1);
+  if (threadIdx.x == 0) tell(running + blockIdx.x);
   for (std::int64_t round = 0;; ++round) {
     // Asked for before the copy, so that its way over the bus goes on beside it.
     int stop = 0;
@@ -26,7 +32,7 @@ __global__ void hold(HoldCopy copy, HoldFlags* flags, std::uint64_t most_ns) {
     }
     if (threadIdx.x == 0) {
       const bool late = stop == 0 && now_ns() - begin > most_ns;
-      if (late) atomicAdd_system(&flags->ended, 1);
+      if (late) tell(&flags->late);
       decided[0] = stop != 0 || late ? 1 : 0;
     }
     __syncthreads();
@@ -45,7 +51,7 @@ cudaError_t launch_hold(cudaStream_t stream, const HoldCopy& copy, HoldFlags* fl
       cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (room != cudaSuccess) return room;
   hold<<<static_cast<unsigned>(blocks), kThreads, static_cast<std::size_t>(shared_bytes), stream>>>(
-      copy, flags, most_ns);
+      copy, flags, flags->running.data(), most_ns);
   return cudaGetLastError();
 }
 

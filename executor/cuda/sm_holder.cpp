@@ -1,5 +1,6 @@
 #include "executor/cuda/sm_holder.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -65,9 +66,10 @@ SmHolder::~SmHolder() {
 
 Status SmHolder::hold(int sms) {
   if (x_holds) FT_TRY(release());
-  if (sms < 1 || sms >= x_sms) {
+  if (sms < 1 || sms >= x_sms || sms > device::kMostHeldSms) {
     return unsupported("of " + std::to_string(x_sms) + " SMs " + std::to_string(sms) +
-                       " cannot be held: at least one, and one is left");
+                       " cannot be held: at least one, at most " +
+                       std::to_string(device::kMostHeldSms) + ", and one is left");
   }
   *x_flags = {};
   using Word = device::HoldCopy::Word;
@@ -80,9 +82,11 @@ Status SmHolder::hold(int sms) {
       "kernel that holds SMs")));
   x_holds = true;
   const auto until = std::chrono::steady_clock::now() + kLongestStart;
-  while (seen(x_flags->started) < sms) {
+  const auto first = x_flags->running.begin();
+  const auto count_running = [&] { return std::count_if(first, first + sms, seen); };
+  while (count_running() < sms) {
     if (std::chrono::steady_clock::now() > until) {
-      const int started = seen(x_flags->started);
+      const auto started = count_running();
       FT_TRY(release());
       return unsupported("of " + std::to_string(sms) + " SMs to hold " + std::to_string(started) +
                          " were free within 2 s: something else runs on the device");
@@ -97,7 +101,7 @@ Status SmHolder::release() {
   x_holds = false;
   tell(x_flags->stop, 1);
   FT_TRY(cuda_status(cudaStreamSynchronize(x_stream), "end of what holds SMs"));
-  if (seen(x_flags->ended) == 0) return ok_status();
+  if (seen(x_flags->late) == 0) return ok_status();
   return input_error("SMs were to be held for longer than 10 s: the step beside them is too long");
 }
 

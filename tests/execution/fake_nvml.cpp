@@ -26,6 +26,7 @@ int handle_of(const char* asked, const char* own, void** out) {
 
 }  // namespace
 
+// NOLINTBEGIN(readability-identifier-naming): the library's names
 extern "C" {
 
 int nvmlInit_v2() {
@@ -78,3 +79,4 @@ void fake_nvml_set(unsigned mhz, unsigned mw, unsigned celsius, bool power, bool
 
 int fake_nvml_users() { return users; }
 }
+// NOLINTEND(readability-identifier-naming)

@@ -73,46 +73,48 @@ TEST_F(Nvml, SaysWhichLibraryOrFunctionIsMissing) {
 }
 
 /// A folder that stands for the root of a file system.
-class HostState : public ::testing::Test {
- protected:
-  HostState() : x_root(fs::temp_directory_path() / ("host_state_" + std::to_string(getpid()))) {
-    fs::remove_all(x_root);
+class Root {
+ public:
+  Root() : x_folder(fs::temp_directory_path() / ("host_state_" + std::to_string(getpid()))) {
+    fs::remove_all(x_folder);
   }
-  ~HostState() override { fs::remove_all(x_root); }
-  HostState(const HostState&) = delete;
-  HostState(HostState&&) = delete;
-  HostState& operator=(const HostState&) = delete;
-  HostState& operator=(HostState&&) = delete;
+  Root(const Root&) = delete;
+  Root(Root&&) = delete;
+  Root& operator=(const Root&) = delete;
+  Root& operator=(Root&&) = delete;
+  ~Root() { fs::remove_all(x_folder); }
   void write(const std::string& path, const std::string& text) const {
-    fs::create_directories((x_root / path).parent_path());
-    std::ofstream(x_root / path) << text;
+    fs::create_directories((x_folder / path).parent_path());
+    std::ofstream(x_folder / path) << text;
   }
-  std::unique_ptr<StateReader> reader() const { return make_host_state_reader(x_root.string()); }
+  std::unique_ptr<StateReader> reader() const { return make_host_state_reader(x_folder.string()); }
 
  private:
-  fs::path x_root;
+  fs::path x_folder;
 };
 
-TEST_F(HostState, NothingThere) {
-  EXPECT_EQ(reader()->read(), MachineState{});
-  EXPECT_NE(reader()->missing().find("clock: "), std::string::npos);
+TEST(HostState, NothingThere) {
+  const Root root;
+  EXPECT_EQ(root.reader()->read(), MachineState{});
+  EXPECT_NE(root.reader()->missing().find("clock: "), std::string::npos);
 }
 
 // The core that asks may change between two readings, so all cores say the same here.
-TEST_F(HostState, CpufreqBeforeCpuinfo) {
+TEST(HostState, CpufreqBeforeCpuinfo) {
+  const Root root;
   const auto cores = static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
   std::string listed;
   for (int core = 0; core < cores; ++core) {
     listed += "processor\t: " + std::to_string(core) + "\ncpu MHz\t\t: 2445.5\n\n";
   }
-  write("proc/cpuinfo", listed);
-  EXPECT_EQ(reader()->read(), (MachineState{2445.5, std::nullopt, std::nullopt}));
-  EXPECT_EQ(reader()->missing(), "power, temperature: not read of hosts");
+  root.write("proc/cpuinfo", listed);
+  EXPECT_EQ(root.reader()->read(), (MachineState{2445.5, std::nullopt, std::nullopt}));
+  EXPECT_EQ(root.reader()->missing(), "power, temperature: not read of hosts");
   for (int core = 0; core < cores; ++core) {
-    write("sys/devices/system/cpu/cpu" + std::to_string(core) + "/cpufreq/scaling_cur_freq",
-          "3100000\n");
+    root.write("sys/devices/system/cpu/cpu" + std::to_string(core) + "/cpufreq/scaling_cur_freq",
+               "3100000\n");
   }
-  EXPECT_EQ(reader()->read(), (MachineState{3100, std::nullopt, std::nullopt}));
+  EXPECT_EQ(root.reader()->read(), (MachineState{3100, std::nullopt, std::nullopt}));
 }
 
 }  // namespace

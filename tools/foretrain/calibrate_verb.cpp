@@ -57,6 +57,9 @@ Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path
                        " with " + fresh.about("blas") +
                        "); choose another file, or --force to mix them");
   }
+  // Ranks that measure together go on with what one rank has just measured.
+  const Json* const skipped = args.worker_ranks > 0 ? old.machine.find("skipped") : nullptr;
+  if (skipped != nullptr) fresh.machine.set("skipped", *skipped);
   old.machine = fresh.machine;
   return old;
 }
