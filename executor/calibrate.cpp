@@ -1,6 +1,7 @@
 #include "executor/calibrate.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -12,8 +13,20 @@
 namespace foretrain {
 namespace {
 
-constexpr std::size_t kOverheads = 3;  ///< samples that are no works: dispatch, event, launch
-constexpr std::size_t kOfLaunch = 2;
+/// Samples that are no works. Host time of launches is a device's, so are graphs.
+struct Overhead {
+  const char* op;
+  const char* shape;
+  bool is_launch, in_graph;
+};
+constexpr std::array kAllOverheads = {
+    Overhead{kDispatchSample, "on one stream", false, false},
+    Overhead{kEventSample, "to another stream", false, false},
+    Overhead{kLaunchSample, "by the host", true, false},
+    Overhead{kGraphDispatchSample, "on one stream, in a graph", false, true},
+    Overhead{kGraphLaunchSample, "by the host, captured", true, true}};
+constexpr std::size_t kOverheads = kAllOverheads.size();
+constexpr std::size_t kOfEvents = 1;
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -94,17 +107,17 @@ Result<bool> Calibration::agree(bool value) {
 }
 
 SampleKey Calibration::key_of(std::size_t i) const {
-  if (i == 0) return {kDispatchSample, "on one stream", x_ranks};
-  if (i == 1) return {kEventSample, "to another stream", x_ranks};
-  if (i == kOfLaunch) return {kLaunchSample, "by the host", x_ranks};
+  if (i < kOverheads) return {kAllOverheads.at(i).op, kAllOverheads.at(i).shape, x_ranks};
   return op_of(i).key;
 }
 
 const MicroOp& Calibration::op_of(std::size_t i) const { return x_ops[i - kOverheads]; }
 
-Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workload, bool records) {
+Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workload, bool records,
+                                                           bool graphs) {
   HostOptions options;
   options.records = records;
+  options.graphs = graphs;
   options.queued = [this] { look(false); };
   Result<std::unique_ptr<RankRunner>> made =
       x_options.make_rank ? x_options.make_rank(workload, x_self, x_transport, options)
@@ -117,7 +130,7 @@ Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workl
 Result<std::unique_ptr<RankRunner>> Calibration::make_op_rank(const Workload& workload,
                                                               const MicroOp& micro,
                                                               const Turns& turns) {
-  FT_ASSIGN(std::unique_ptr<RankRunner> rank, make_rank(workload, true));
+  FT_ASSIGN(std::unique_ptr<RankRunner> rank, make_rank(workload, true, false));
   FT_TRY(fill(*rank, micro, turns.sets));
   return rank;
 }
@@ -148,10 +161,13 @@ Result<Sample> Calibration::measure(std::size_t i, const Profile& profile) {
 Status Calibration::measure_overhead(std::size_t i, Sample& out) {
   constexpr std::int64_t kHandOvers = 400;
   const Workload workload =
-      i == 1 ? event_workload(x_ranks, kHandOvers) : dispatch_workload(x_ranks, kHandOvers);
-  FT_ASSIGN(const auto rank, make_rank(workload, false));
+      i == kOfEvents ? event_workload(x_ranks, kHandOvers) : dispatch_workload(x_ranks, kHandOvers);
+  const bool in_graph = kAllOverheads.at(i).in_graph;
+  FT_ASSIGN(const auto rank, make_rank(workload, false, in_graph));
   out.size = 1;
-  return repeat(*rank, i, 1, out);
+  const Status done = repeat(*rank, i, 1, out);
+  // What a driver cannot capture does not end the calibration.
+  return done.ok() || !in_graph ? done : Status(unsupported(done.error().message));
 }
 
 Calibration::Turns Calibration::turns_of(const MicroOp& micro) const {
@@ -186,7 +202,8 @@ Status Calibration::step(RankRunner& rank, std::size_t i, std::int64_t members,
   const std::size_t looked = x_readings.size();
   FT_TRY(rank.step());
   if (x_readings.size() == looked) look(timings != nullptr && timings->states.empty());
-  FT_ASSIGN(const auto gathered, x_transport.gather(x_self, i == kOfLaunch   ? launches_of(rank)
+  const bool is_launch = i < kOverheads && kAllOverheads.at(i).is_launch;
+  FT_ASSIGN(const auto gathered, x_transport.gather(x_self, is_launch        ? launches_of(rank)
                                                             : i < kOverheads ? gaps_of(rank)
                                                                              : durations_of(rank)));
   const std::vector<MachineState> readings = std::exchange(x_readings, {});
@@ -232,9 +249,13 @@ void Calibration::find_known(const Profile& profile) {
     const Sample* known = x_options.again ? nullptr
                           : any           ? profile.priced_by(key)
                                           : profile.find(key);
-    const bool is_no_device = i == kOfLaunch && !x_options.make_rank;
-    x_known.push_back(is_no_device || (known != nullptr && (known->library.empty() ||
-                                                            known->library == x_options.library)));
+    const bool of_device =
+        i < kOverheads && (kAllOverheads.at(i).is_launch || kAllOverheads.at(i).in_graph);
+    // Graphs of one rank tell those of several.
+    const bool elsewhere =
+        of_device && (!x_options.make_rank || (kAllOverheads.at(i).in_graph && x_ranks > 1));
+    x_known.push_back(elsewhere || (known != nullptr && (known->library.empty() ||
+                                                         known->library == x_options.library)));
   }
 }
 

@@ -52,7 +52,8 @@ struct CalibrateOptions {
   std::function<Status()> save;  ///< on rank 0, about every second and at the end
 };
 
-/// Measures a list of operations, dispatch and event costs first, in one round or in several with
+/// Measures a list of operations, dispatch and event costs first (of devices those of launches and
+/// of CUDA graphs too), in one round or in several with
 /// other work between: each round times every op again, and samples are of all rounds together. So
 /// a machine whose speed drifts is the same for what is measured and for what runs between.
 class Calibration {
@@ -82,7 +83,8 @@ class Calibration {
   Status measure_sustained(std::size_t i, const Sample* burst, Sample& out);
   Status measure_beside(std::size_t i, Sample& out);
   Turns turns_of(const MicroOp& micro) const;
-  Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload, bool records);
+  Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload, bool records,
+                                                bool graphs);
   Result<std::unique_ptr<RankRunner>> make_op_rank(const Workload& workload, const MicroOp& micro,
                                                    const Turns& turns);
   /// One step; its times go to rank 0's `timings`, if there are any.
@@ -100,7 +102,7 @@ class Calibration {
   Transport& x_transport;
   CalibrateOptions x_options;
   GroupId x_everyone;
-  std::vector<OpTimings> x_timings;      ///< dispatch, event, ops
+  std::vector<OpTimings> x_timings;      ///< samples that are no works, ops
   std::vector<bool> x_known;             ///< likewise; empty before the first round
   std::vector<MachineState> x_readings;  ///< since the last step's times were taken
   Clock::time_point x_looked;

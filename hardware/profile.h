@@ -68,6 +68,10 @@ inline constexpr const char* kDispatchSample = "dispatch";
 inline constexpr const char* kEventSample = "event";
 /// Host time to queue an op, of devices.
 inline constexpr const char* kLaunchSample = "launch";
+/// Of devices, where the ops of a step are one CUDA graph: the gap of kDispatchSample, and host
+/// time an op to capture, update and launch it, as `execute` does every step.
+inline constexpr const char* kGraphDispatchSample = "graph-dispatch";
+inline constexpr const char* kGraphLaunchSample = "graph-launch";
 
 struct Profile {
   Json machine;  ///< device, cores, libraries, date, command
@@ -115,7 +119,7 @@ class ProfileTable {
   explicit ProfileTable(Profile profile);
 
   Result<MeasuredPrice> price(const Work& work, std::int64_t ranks) const;
-  /// Of kDispatchSample and kEventSample; 0 where they were not measured.
+  /// Of samples that are no works; 0 where they were not measured.
   double overhead_seconds(const char* op, std::int64_t ranks) const;
   /// How much longer works of the family of `work` (GEMMs, attention, memory-bound kernels) take
   /// beside held SMs: for every number of SMs the geometric mean over the family's samples, never
@@ -143,14 +147,16 @@ class ProfileTable {
 };
 
 /// Of devices: the price of `base` scaled to what was measured, and the measured host time of a
-/// launch; beside communication works take what was measured beside held SMs, where it was, else
-/// what `base` says. Of a host rank: those of the table, and beside them what the executor needs to
-/// hand ops to streams. A rank's streams share one core, so a collective that is under way leaves
-/// half of it to kernels. What the profile has no samples for, placements, ports and host delays
-/// are `base`'s. Left out: a collective that waits for its partners takes less than half, one
-/// beside kernels takes longer.
+/// launch, with `graphs` that within CUDA graphs (`base`'s where it was not measured); beside
+/// communication works take what was measured beside held SMs, where it was, else what `base` says.
+/// Of a host rank: those of the table, and beside them what the executor needs to hand ops to
+/// streams. A rank's streams share one core, so a collective that is under way leaves half of it to
+/// kernels. What the profile has no samples for, placements, ports and host delays are `base`'s.
+/// Left out: a collective that waits for its partners takes less than half, one beside kernels
+/// takes longer.
 std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,
                                                     const Profile& profile,
-                                                    std::int64_t ranks_at_once);
+                                                    std::int64_t ranks_at_once,
+                                                    bool graphs = false);
 
 }  // namespace foretrain

@@ -25,7 +25,9 @@ std::string family_of_op(const std::string& op) {
   if (op.starts_with("gemm")) return "gemm";
   if (op.starts_with("attention")) return "attention";
   if (op.starts_with("copy")) return "copy";
-  if (op == kDispatchSample || op == kEventSample || op == kLaunchSample) return op;
+  static const std::vector<std::string> overheads = {kDispatchSample, kEventSample, kLaunchSample,
+                                                     kGraphDispatchSample, kGraphLaunchSample};
+  if (std::find(overheads.begin(), overheads.end(), op) != overheads.end()) return op;
   const bool talks =
       std::find(communication.begin(), communication.end(), op) != communication.end();
   return talks ? "communication" : "kernel";

@@ -80,7 +80,8 @@ PriceOptions price_options(const Run& run) {
 std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options) {
   std::unique_ptr<CostModel> base = make_cost_model(run.cluster, options);
   if (run.profile == nullptr) return base;
-  return make_measured_cost_model(std::move(base), *run.profile, run.cluster.accelerators);
+  return make_measured_cost_model(std::move(base), *run.profile, run.cluster.accelerators,
+                                  run.graphs);
 }
 
 }  // namespace foretrain

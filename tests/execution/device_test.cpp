@@ -97,10 +97,13 @@ TEST(LoopDevice, MeasuresAndExecutes) {
     ASSERT_TRUE(executed.ok()) << executed.error().message;
     ASSERT_EQ(executed.value().steps.size(), 4);
     EXPECT_GT(executed.value().steps[0].loss, executed.value().steps[3].loss);
-    // Besides the ops: dispatch, event, and the host's time to launch.
-    EXPECT_EQ(profile.samples.size(), ops.size() + 3);
+    // Besides the ops: dispatch, event, the host's time to launch; two of them in graphs too.
+    EXPECT_EQ(profile.samples.size(), ops.size() + 5);
     const ProfileTable table(profile);
-    EXPECT_GT(table.overhead_seconds(kLaunchSample, 1), 0);
+    for (const char* op :
+         {kDispatchSample, kEventSample, kLaunchSample, kGraphDispatchSample, kGraphLaunchSample}) {
+      EXPECT_GT(table.overhead_seconds(op, 1), 0) << op;
+    }
     std::set<std::string> types;
     for (const MicroOp& op : ops) {
       const auto price = table.price(op.work, 1);

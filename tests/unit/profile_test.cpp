@@ -285,6 +285,44 @@ TEST(Profile, PricesADevice) {
   EXPECT_NE(model->explain(kernel(1 << 20), {}).find("as modelled"), std::string::npos);
 }
 
+// Host time of a launch: that within graphs where a step is one, and modelled where it was not
+// measured. The gap between ops likewise.
+TEST(Profile, LaunchesWithAndWithoutGraphs) {
+  const auto cluster = read_cluster(Json("dgx-h100"), "test", "");
+  ASSERT_TRUE(cluster.ok()) << cluster.error().message;
+  PriceOptions modelled;
+  modelled.dispatch_per_kernel = Time::from_us(2);
+  Profile profile;
+  const auto overhead = [&profile](const char* op, double us) {
+    Sample sample;
+    sample.key = {op, op, 1};
+    sample.size = 1;
+    sample.count = 10;
+    sample.median_us = us;
+    profile.add(sample);
+  };
+  const Gemm work = gemm(64, 64, 64);
+  profile.add(in_state(work, kSustained, 50));
+  const auto cost = [&](bool graphs) {
+    const auto model =
+        make_measured_cost_model(make_cost_model(cluster.value(), modelled), profile, 1, graphs);
+    return model->price(work, {}).value();
+  };
+  const auto base = make_cost_model(cluster.value(), modelled)->price(work, {}).value();
+  overhead(kLaunchSample, 6);
+  overhead(kDispatchSample, 3);
+  EXPECT_EQ(cost(false).launch.us(), 6);
+  EXPECT_EQ(cost(true).launch, base.launch);
+  EXPECT_NE(cost(true).launch, cost(false).launch);
+  EXPECT_NEAR(cost(true).duration.us(), 53, 1e-6);
+  overhead(kGraphLaunchSample, 1.5);
+  overhead(kGraphDispatchSample, 1);
+  EXPECT_EQ(cost(false).launch.us(), 6);
+  EXPECT_NEAR(cost(false).duration.us(), 53, 1e-6);
+  EXPECT_EQ(cost(true).launch.us(), 1.5);
+  EXPECT_NEAR(cost(true).duration.us(), 51, 1e-6);
+}
+
 // What a sample says of states and held SMs is read back; profiles without it are read as before.
 TEST(Profile, StatesReadBack) {
   Profile profile;
