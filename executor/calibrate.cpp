@@ -1,6 +1,7 @@
 #include "executor/calibrate.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -12,14 +13,27 @@
 namespace foretrain {
 namespace {
 
-constexpr std::size_t kOverheads = 3;  ///< samples that are no works: dispatch, event, launch
-constexpr std::size_t kOfLaunch = 2;
-constexpr std::size_t kFewest = 10;  ///< operations
+/// Samples that are no works. Host time of launches is a device's, so are graphs.
+struct Overhead {
+  const char* op;
+  const char* shape;
+  bool is_launch, in_graph;
+};
+constexpr std::array kAllOverheads = {
+    Overhead{kDispatchSample, "on one stream", false, false},
+    Overhead{kEventSample, "to another stream", false, false},
+    Overhead{kLaunchSample, "by the host", true, false},
+    Overhead{kGraphDispatchSample, "on one stream, in a graph", false, true},
+    Overhead{kGraphLaunchSample, "by the host, captured", true, true}};
+constexpr std::size_t kOverheads = kAllOverheads.size();
+constexpr std::size_t kOfEvents = 1;
 
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
+
+/// So many random numbers that a buffer of any size is filled with: prime, so that few rows repeat.
+constexpr std::int64_t kRandomNumbers = 1048573;
 
 /// Positive numbers near one half, so that no kernel meets a NaN or a denormal.
 Status fill(RankRunner& rank, const MicroOp& micro, std::int64_t sets) {
@@ -31,16 +45,22 @@ Status fill(RankRunner& rank, const MicroOp& micro, std::int64_t sets) {
   };
   const auto vocabulary =
       static_cast<std::uint64_t>(std::max<std::int64_t>(1, micro.batch.vocabulary));
+  std::vector<double> pattern;
   for (std::int64_t s = 0; s < sets; ++s) {
     for (std::size_t b = 0; b < micro.buffers.size(); ++b) {
       const DType type = micro.buffers[b].dtype;
       const FrameId frame(static_cast<std::size_t>(s));
-      FT_TRY(rank.set_values(frame, static_cast<std::int16_t>(b), [&](std::int64_t) {
+      const std::int64_t count =
+          std::clamp<std::int64_t>(micro.buffers[b].count, 1, kRandomNumbers);
+      pattern.clear();
+      for (std::int64_t i = 0; i < count; ++i) {
         const std::uint64_t bits = next();
-        if (type == DType::kInt64) return static_cast<double>(bits % vocabulary);
-        if (type == DType::kUint8) return static_cast<double>(bits & 1);
-        return 0.25 + 0.5 * static_cast<double>(bits) * 0x1.0p-53;
-      }));
+        pattern.push_back(type == DType::kInt64 ? static_cast<double>(bits % vocabulary)
+                          : type == DType::kUint8
+                              ? static_cast<double>(bits & 1)
+                              : 0.25 + 0.5 * static_cast<double>(bits) * 0x1.0p-53);
+      }
+      FT_TRY(rank.repeat_values(frame, static_cast<std::int16_t>(b), pattern));
     }
   }
   return ok_status();
@@ -56,90 +76,6 @@ std::string dtype_of(const MicroOp& micro) {
   const std::vector<View>& views = micro.op.reads.empty() ? micro.op.writes : micro.op.reads;
   if (views.empty()) return "";
   return std::string(name_of(micro.buffers[static_cast<std::size_t>(views[0].buffer)].dtype));
-}
-
-/// The value below which that share lies; `us` is sorted.
-double at_share(const std::vector<double>& us, double share) {
-  if (us.empty()) return 0;
-  return us[static_cast<std::size_t>(std::lround(share * static_cast<double>(us.size() - 1)))];
-}
-
-/// Mean of what is at most three times the median: a step adds up means; what is longer was
-/// somebody else's doing.
-double mean_of(const std::vector<double>& us) {
-  const double limit = 3 * at_share(us, 0.5);
-  double sum = 0;
-  std::int64_t count = 0;
-  for (const double value : us) {
-    if (value > limit) break;
-    sum += value;
-    ++count;
-  }
-  return count == 0 ? 0 : sum / static_cast<double>(count);
-}
-
-/// Fills in the sample; the distance between the quartiles, or -1 where too few were clean.
-double summarize(const OpTimings& times, Sample& out) {
-  out.clean = times.clean.size() >= std::min(kFewest, times.all.size());
-  std::vector<double> us = out.clean ? times.clean : times.all;
-  std::sort(us.begin(), us.end());
-  out.count = static_cast<std::int64_t>(us.size());
-  out.median_us = at_share(us, 0.5);
-  out.p10_us = at_share(us, 0.1);
-  out.p90_us = at_share(us, 0.9);
-  out.mean_us = mean_of(us);
-  out.stopped = "time";
-  if (!out.clean || us.size() < kFewest) return -1;
-  return at_share(us, 0.75) - at_share(us, 0.25);
-}
-
-/// By operation of the last step: its time; where it was disturbed its CPU time, negative.
-std::vector<std::int64_t> durations(const RankRunner& rank) {
-  std::vector<std::int64_t> out;
-  for (const OpRecord& r : rank.records()[0]) {
-    const std::int64_t wall = (r.work.ps > 0 ? r.work : r.end - r.begin).ps;
-    out.push_back(r.disturbed() ? -std::max<std::int64_t>(1, r.cpu.ps)
-                                : std::max<std::int64_t>(1, wall));
-  }
-  return out;
-}
-
-/// From the end of one op to the begin of the next.
-std::vector<std::int64_t> gaps(const RankRunner& rank) {
-  std::vector<OpRecord> all;
-  for (const auto& stream : rank.records()) all.insert(all.end(), stream.begin(), stream.end());
-  std::sort(all.begin(), all.end(),
-            [](const OpRecord& a, const OpRecord& b) { return a.begin < b.begin; });
-  std::vector<std::int64_t> out;
-  for (std::size_t i = 1; i < all.size(); ++i) {
-    out.push_back(std::max<std::int64_t>(1, (all[i].begin - all[i - 1].end).ps));
-  }
-  return out;
-}
-
-/// Host time of a launch, on average; none where the host runs the ops itself.
-std::vector<std::int64_t> launches(const RankRunner& rank) {
-  std::size_t ops = 0;
-  for (const auto& stream : rank.records()) ops += stream.size();
-  const double seconds = rank.issue_seconds();
-  if (seconds <= 0 || ops == 0) return {};
-  return {std::max<std::int64_t>(1, Time::from_seconds(seconds / static_cast<double>(ops)).ps)};
-}
-
-/// Of a group's `members` ranks the shortest.
-void unpack(const std::vector<std::vector<std::int64_t>>& gathered, std::int64_t members,
-            OpTimings& out) {
-  const auto group = static_cast<std::size_t>(members);
-  for (std::size_t r = 0; r + group <= gathered.size(); r += group) {
-    for (std::size_t i = 0; i < gathered[r].size(); ++i) {
-      std::int64_t least = gathered[r][i];
-      for (std::size_t m = 1; m < group; ++m) least = std::min(least, gathered[r + m][i]);
-      if (least == 0) continue;
-      const double us = std::abs(static_cast<double>(least)) * 1e-6;
-      out.all.push_back(us);
-      if (least > 0) out.clean.push_back(us);
-    }
-  }
 }
 
 }  // namespace
@@ -171,15 +107,18 @@ Result<bool> Calibration::agree(bool value) {
 }
 
 SampleKey Calibration::key_of(std::size_t i) const {
-  if (i == 0) return {kDispatchSample, "on one stream", x_ranks};
-  if (i == 1) return {kEventSample, "to another stream", x_ranks};
-  if (i == kOfLaunch) return {kLaunchSample, "by the host", x_ranks};
-  return x_ops[i - kOverheads].key;
+  if (i < kOverheads) return {kAllOverheads.at(i).op, kAllOverheads.at(i).shape, x_ranks};
+  return op_of(i).key;
 }
 
-Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workload, bool records) {
+const MicroOp& Calibration::op_of(std::size_t i) const { return x_ops[i - kOverheads]; }
+
+Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workload, bool records,
+                                                           bool graphs) {
   HostOptions options;
   options.records = records;
+  options.graphs = graphs;
+  options.queued = [this] { look(false); };
   Result<std::unique_ptr<RankRunner>> made =
       x_options.make_rank ? x_options.make_rank(workload, x_self, x_transport, options)
                           : std::unique_ptr<RankRunner>(std::make_unique<HostRank<float>>(
@@ -188,58 +127,111 @@ Result<std::unique_ptr<RankRunner>> Calibration::make_rank(const Workload& workl
   return made;
 }
 
-Result<Sample> Calibration::measure(std::size_t i) {
-  constexpr std::int64_t kHandOvers = 400;
+Result<std::unique_ptr<RankRunner>> Calibration::make_op_rank(const Workload& workload,
+                                                              const MicroOp& micro,
+                                                              const Turns& turns) {
+  FT_ASSIGN(std::unique_ptr<RankRunner> rank, make_rank(workload, true, false));
+  FT_TRY(fill(*rank, micro, turns.sets));
+  return rank;
+}
+
+Result<Sample> Calibration::measure(std::size_t i, const Profile& profile) {
   Sample out;
   out.key = key_of(i);
-  out.dtype = i < kOverheads ? "fp32" : dtype_of(x_ops[i - kOverheads]);
+  out.dtype = i < kOverheads ? "fp32" : dtype_of(op_of(i));
   if (i < kOverheads) {
-    const Workload workload =
-        i == 1 ? event_workload(x_ranks, kHandOvers) : dispatch_workload(x_ranks, kHandOvers);
-    FT_ASSIGN(const auto rank, make_rank(workload, false));
-    out.size = 1;
-    FT_TRY(repeat(*rank, i, 1, out));
+    FT_TRY(measure_overhead(i, out));
     return out;
   }
-  const MicroOp& micro = x_ops[i - kOverheads];
+  const MicroOp& micro = op_of(i);
   out.size = sample_size(micro.work);
   if (multiplies(micro.work)) out.library = x_options.library;
-  const double guess = std::max(
-      1e-7, out.size / (multiplies(micro.work) ? x_options.gemm_rate : x_options.byte_rate));
-  const Bytes bytes = std::max<Bytes>(1, micro.bytes());
-  const std::int64_t sets =
-      std::clamp<std::int64_t>(x_options.rotation / bytes + 1, 2, x_options.most_sets);
-  const bool talks = std::holds_alternative<Collective>(micro.work) ||
-                     std::holds_alternative<P2PBatch>(micro.work);
-  // On a busy machine every transfer waits for a partner that has lost its core.
-  const double most = std::max(talks ? 50.0 : 200.0, static_cast<double>(sets));
-  const auto repeats =
-      static_cast<std::int64_t>(std::clamp(0.02 / guess, static_cast<double>(sets), most));
-  const Workload workload = micro_workload(micro, x_ranks, sets, repeats);
-  FT_ASSIGN(const auto rank, make_rank(workload, true));
-  FT_TRY(fill(*rank, micro, sets));
-  FT_TRY(repeat(*rank, i, talks ? micro.key.ranks : 1, out));
+  if (micro.key.sms > 0) {
+    FT_TRY(measure_beside(i, out));
+  } else if (micro.key.state == kSustained) {
+    SampleKey burst = micro.key;
+    burst.state = kBurst;
+    FT_TRY(measure_sustained(i, profile.find(burst), out));
+  } else {
+    FT_TRY(measure_op(i, out));
+  }
   return out;
 }
 
+Status Calibration::measure_overhead(std::size_t i, Sample& out) {
+  constexpr std::int64_t kHandOvers = 400;
+  const Workload workload =
+      i == kOfEvents ? event_workload(x_ranks, kHandOvers) : dispatch_workload(x_ranks, kHandOvers);
+  const bool in_graph = kAllOverheads.at(i).in_graph;
+  FT_ASSIGN(const auto rank, make_rank(workload, false, in_graph));
+  out.size = 1;
+  const Status done = repeat(*rank, i, 1, out);
+  // What a driver cannot capture does not end the calibration.
+  return done.ok() || !in_graph ? done : Status(unsupported(done.error().message));
+}
+
+Calibration::Turns Calibration::turns_of(const MicroOp& micro) const {
+  Turns out;
+  const double rate = multiplies(micro.work) ? x_options.gemm_rate : x_options.byte_rate;
+  const double guess = std::max(1e-7, sample_size(micro.work) / rate);
+  const Bytes bytes = std::max<Bytes>(1, micro.bytes());
+  out.sets = std::clamp<std::int64_t>(x_options.rotation / bytes + 1, 2, x_options.most_sets);
+  out.repeats = out.sets;
+  const bool talks = std::holds_alternative<Collective>(micro.work) ||
+                     std::holds_alternative<P2PBatch>(micro.work);
+  if (talks) out.members = micro.key.ranks;
+  if (micro.key.state == kBurst) return out;
+  // On a busy machine every transfer waits for a partner that has lost its core.
+  const auto sets = static_cast<double>(out.sets);
+  const double most = std::max(talks ? 50.0 : 200.0, sets);
+  out.repeats = static_cast<std::int64_t>(std::clamp(0.02 / guess, sets, most));
+  return out;
+}
+
+/// In a burst, or as it comes.
+Status Calibration::measure_op(std::size_t i, Sample& out) {
+  const MicroOp& micro = op_of(i);
+  const Turns turns = turns_of(micro);
+  const Workload workload = micro_workload(micro, x_ranks, turns.sets, turns.repeats);
+  FT_ASSIGN(const auto rank, make_op_rank(workload, micro, turns));
+  return repeat(*rank, i, turns.members, out);
+}
+
+Status Calibration::step(RankRunner& rank, std::size_t i, std::int64_t members,
+                         OpTimings* timings) {
+  const std::size_t looked = x_readings.size();
+  FT_TRY(rank.step());
+  if (x_readings.size() == looked) look(timings != nullptr && timings->states.empty());
+  const bool is_launch = i < kOverheads && kAllOverheads.at(i).is_launch;
+  FT_ASSIGN(const auto gathered, x_transport.gather(x_self, is_launch        ? launches_of(rank)
+                                                            : i < kOverheads ? gaps_of(rank)
+                                                                             : durations_of(rank)));
+  const std::vector<MachineState> readings = std::exchange(x_readings, {});
+  if (x_self.value != 0 || timings == nullptr) return ok_status();
+  add_times(gathered, members, *timings);
+  timings->states.insert(timings->states.end(), readings.begin(), readings.end());
+  return ok_status();
+}
+
 Status Calibration::repeat(RankRunner& rank, std::size_t i, std::int64_t members, Sample& out) {
+  constexpr double kMostPauses = 4;  // times the time that the op may take
   OpTimings& timings = x_timings[i];
   const std::size_t before = timings.all.size();
+  const double pause = key_of(i).state == kBurst ? x_options.pause : 0;
   const auto begin = Clock::now();
   bool more = true;
-  for (int step = 0; more; ++step) {
-    FT_TRY(rank.step());
-    FT_ASSIGN(const auto gathered, x_transport.gather(x_self, i == kOfLaunch   ? launches(rank)
-                                                              : i < kOverheads ? gaps(rank)
-                                                                               : durations(rank)));
-    if (x_self.value == 0 && step > 0) unpack(gathered, members, timings);
-    if (x_self.value == 0 && step > 0) {
+  for (int number = 0; more; ++number) {
+    if (pause > 0) std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    FT_TRY(step(rank, i, members, number > 0 ? &timings : nullptr));
+    if (x_self.value == 0 && number > 0) {
       const double quartiles = summarize(timings, out);
       const double passed = seconds_since(begin);
+      const bool enough = timings.all.size() >= before + kFewestTimings;
       // A busy machine may calm down.
-      const bool over = passed > (out.clean ? 1 : 2) * x_options.seconds;
-      const bool close = step > 1 && quartiles >= 0 && timings.all.size() >= before + kFewest &&
-                         quartiles <= x_options.spread * out.median_us;
+      const double most = (out.clean ? 1 : 2) * x_options.seconds;
+      const bool over = passed - pause * number > most || (enough && passed > kMostPauses * most);
+      const bool close =
+          number > 1 && quartiles >= 0 && enough && quartiles <= x_options.spread * out.median_us;
       if (close && !over) out.stopped = "spread";
       more = !over && !close;
     }
@@ -248,37 +240,76 @@ Status Calibration::repeat(RankRunner& rank, std::size_t i, std::int64_t members
   return ok_status();
 }
 
-/// What need not be measured: samples of the same library that the profile has.
+/// What need not be measured: samples of the same library that the profile has. An op of no state
+/// is known in any.
 void Calibration::find_known(const Profile& profile) {
   for (std::size_t i = 0; i < x_timings.size(); ++i) {
-    const Sample* known = x_options.again ? nullptr : profile.find(key_of(i));
-    const bool is_no_device = i == kOfLaunch && !x_options.make_rank;
-    x_known.push_back(is_no_device || (known != nullptr && (known->library.empty() ||
-                                                            known->library == x_options.library)));
+    const SampleKey key = key_of(i);
+    const bool any = key.state.empty() && key.sms == 0;
+    const Sample* known = x_options.again ? nullptr
+                          : any           ? profile.priced_by(key)
+                                          : profile.find(key);
+    const bool of_device =
+        i < kOverheads && (kAllOverheads.at(i).is_launch || kAllOverheads.at(i).in_graph);
+    // Graphs of one rank tell those of several.
+    const bool elsewhere =
+        of_device && (!x_options.make_rank || (kAllOverheads.at(i).in_graph && x_ranks > 1));
+    x_known.push_back(elsewhere || (known != nullptr && (known->library.empty() ||
+                                                         known->library == x_options.library)));
   }
+}
+
+void Calibration::look(bool surely) {
+  constexpr double kBetweenLooks = 0.02;
+  if (x_options.state == nullptr || x_self.value != 0) return;
+  if (!surely && seconds_since(x_looked) < kBetweenLooks) return;
+  x_readings.push_back(x_options.state->read());
+  x_looked = Clock::now();
+}
+
+/// What it ran at, and what was left out.
+void Calibration::describe_machine(Profile& profile) const {
+  Json state{Json::Object{}};
+  write_state(median_state(profile), state);
+  const std::string missing =
+      x_options.state != nullptr ? x_options.state->missing() : x_options.no_state;
+  if (!missing.empty()) state.set("not_readable", missing);
+  profile.machine.set("state", std::move(state));
+  Json::Array skipped;
+  for (const std::string& one : x_skipped) skipped.emplace_back(one);
+  if (!skipped.empty()) profile.machine.set("skipped", std::move(skipped));
 }
 
 Result<bool> Calibration::round(Profile& profile) {
   auto saved = Clock::now();
   const std::size_t all = x_timings.size();
   if (x_known.empty()) find_known(profile);
-  const auto stop = [this] { return x_options.interrupted && x_options.interrupted(); };
+  const auto save = [&] {
+    describe_machine(profile);
+    return x_options.save ? x_options.save() : ok_status();
+  };
   for (std::size_t i = 0; i < all; ++i) {
-    FT_ASSIGN(const bool stopped, agree(stop()));
+    FT_ASSIGN(const bool stopped, agree(stop_asked()));
     if (stopped) break;
     FT_ASSIGN(const bool skip, agree(x_known[i]));
     if (skip) continue;
     if (x_self.value == 0 && x_options.progress) x_options.progress(i, all, key_of(i).shape);
-    FT_ASSIGN(Sample sample, measure(i));
-    if (x_self.value != 0 || sample.count == 0) continue;
-    profile.add(std::move(sample));
-    if (x_options.save && seconds_since(saved) > 1) {
-      FT_TRY(x_options.save());
+    Result<Sample> sample = measure(i, profile);
+    if (!sample.ok() && sample.error().kind == ErrorKind::kUnsupported && x_ranks == 1) {
+      x_skipped.push_back(key_of(i).shape + ": " + sample.error().message);
+      x_known[i] = true;
+      continue;
+    }
+    if (!sample.ok()) return sample.error();
+    if (x_self.value != 0 || sample.value().count == 0) continue;
+    profile.add(std::move(sample.value()));
+    if (seconds_since(saved) > 1) {
+      FT_TRY(save());
       saved = Clock::now();
     }
   }
-  if (x_self.value == 0 && x_options.save) FT_TRY(x_options.save());
-  return !stop();
+  if (x_self.value == 0) FT_TRY(save());
+  return !stop_asked();
 }
 
 Result<bool> calibrate_rank(const std::vector<MicroOp>& ops, std::int64_t ranks, RankId self,

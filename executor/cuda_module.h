@@ -5,6 +5,7 @@
 #include <string>
 
 #include "executor/execute.h"
+#include "executor/machine_state.h"
 
 namespace foretrain {
 
@@ -15,11 +16,17 @@ struct CudaModule {
   int devices = 0;       ///< of this process
   std::string versions;  ///< device, driver, runtime, libraries
   std::vector<std::string> device_names;
+  std::vector<GpuName> gpus;  ///< by device
+  int sms = 0;                ///< of the first device
+  int capability = 0;      ///< likewise, 10 times the major number and the minor one: 89, 90, 100
   Bytes cache_bytes = 0;   ///< L2 of the first device
   bool cudnn = false;      ///< whether it was built with cuDNN
   std::string no_records;  ///< why it has no CUPTI records; empty where it has
   MakeRank make_rank;      ///< rank r on device `device_of(r)`
 };
+
+/// Whether its tensor cores multiply fp8.
+inline bool multiplies_fp8(const CudaModule& cuda) { return cuda.capability >= 89; }
 
 /// Fills in `module`, or says in `problem` why no device can be used. Needs no device itself: where
 /// there is no driver it says so.

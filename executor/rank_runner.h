@@ -20,6 +20,8 @@ struct HostOptions {
   bool graphs = false;
   /// Devices: records of when the work of every op ran, at some cost for every launch.
   bool records = false;
+  /// Devices: called in every step once all of it is queued, while the device works on it.
+  std::function<void()> queued;
 };
 
 /// When an op ran, on the clock that starts with the step.
@@ -56,6 +58,16 @@ class RankRunner {
   /// steps.
   virtual Status set_values(FrameId frame, std::int16_t buffer,
                             const std::function<double(std::int64_t)>& value) = 0;
+  /// Buffer elements become `pattern`, over and over, stored in the buffer's type; fp8 as e4m3.
+  virtual Status repeat_values(FrameId frame, std::int16_t buffer,
+                               const std::vector<double>& pattern) {
+    return set_values(frame, buffer, [&pattern](std::int64_t i) {
+      return pattern[static_cast<std::size_t>(i) % pattern.size()];
+    });
+  }
+  /// From now until the next step has run a kernel of its own holds so many SMs and copies memory.
+  /// kUnsupported where nothing can be held, or not so many.
+  virtual Status hold_sms(int) { return unsupported("the host has no SMs to hold"); }
   /// Host time to queue the ops of the last step; 0 where the host runs them itself.
   virtual double issue_seconds() const { return 0; }
   /// CPU and wall time of the work in the ops of the last step: equal when nobody else used the

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -12,14 +14,28 @@ bool is_free(const Work& work) {
          std::holds_alternative<Pause>(work);
 }
 
+/// Work that communication slows.
+bool yields(const Work& work) {
+  return std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work) ||
+         std::holds_alternative<Kernel>(work);
+}
+
 class MeasuredCostModel final : public CostModel {
  public:
   MeasuredCostModel(std::unique_ptr<CostModel> base, const Profile& profile,
-                    std::int64_t ranks_at_once)
+                    std::int64_t ranks_at_once, bool graphs)
       : x_base(std::move(base)), x_table(profile), x_ranks(ranks_at_once) {
     x_dispatch = x_table.overhead_seconds(kDispatchSample, x_ranks);
     x_event = x_table.overhead_seconds(kEventSample, x_ranks);
-    x_launch = Time::from_seconds(x_table.overhead_seconds(kLaunchSample, x_ranks));
+    const auto launch_of = [this](const char* op) {
+      return Time::from_seconds(x_table.overhead_seconds(op, x_ranks));
+    };
+    x_launch = launch_of(kLaunchSample);
+    x_on_device = x_launch.ps > 0;
+    if (!graphs || !x_on_device) return;
+    x_launch = launch_of(kGraphLaunchSample);
+    const double gap = x_table.overhead_seconds(kGraphDispatchSample, x_ranks);
+    if (gap > 0) x_dispatch = gap;
   }
 
   int sm_count() const override { return x_base->sm_count(); }
@@ -36,9 +52,12 @@ class MeasuredCostModel final : public CostModel {
       return x_base->price(work, placements);
     }
     const Result<MeasuredPrice> found = x_table.price(work, ranks_of(work, placements));
-    if (!found.ok()) return x_base->price(work, placements);
+    if (!found.ok()) {
+      FT_ASSIGN(Cost modelled, x_base->price(work, placements));
+      return x_on_device ? with_slowdowns(modelled, work) : modelled;
+    }
     const MeasuredPrice& price = found.value();
-    if (x_launch.ps > 0) return on_device(work, placements, price);
+    if (x_on_device) return on_device(work, placements, price);
     Cost cost;
     double seconds = price.seconds + x_dispatch;
     const bool talks =
@@ -63,11 +82,20 @@ class MeasuredCostModel final : public CostModel {
     }
     std::ostringstream steps;
     const auto price = x_table.price(work, ranks_of(work, placements));
-    if (!price.ok()) return price.error().message + "\n" + x_base->explain(work, placements);
+    if (!price.ok()) {
+      steps << price.error().message << "\n" << x_base->explain(work, placements);
+      if (x_on_device && yields(work)) explain_beside(work, steps);
+      return steps.str();
+    }
     steps << "profile: " << price.value().seconds * 1e6 << " us, "
           << name_of(price.value().provenance) << " from " << price.value().from << "\n"
-          << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us, launch "
-          << x_launch.us() << " us\n";
+          << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us, launch ";
+    if (x_on_device && x_launch.ps == 0) {
+      steps << "in graphs as modelled, the profile has none\n";
+    } else {
+      steps << x_launch.us() << " us\n";
+    }
+    if (x_on_device && yields(work)) explain_beside(work, steps);
     return steps.str();
   }
 
@@ -88,10 +116,36 @@ class MeasuredCostModel final : public CostModel {
       }
     }
     cost.duration = measured;
-    cost.launch = x_launch;
+    if (x_launch.ps > 0) cost.launch = x_launch;
     cost.provenance = price.provenance;
     cost.deviation = static_cast<float>(price.deviation);
+    return with_slowdowns(cost, work);
+  }
+
+  /// Those of the work's family.
+  Cost with_slowdowns(Cost cost, const Work& work) const {
+    if (!yields(work)) return cost;
+    std::size_t at = 0;
+    for (const ProfileTable::Beside& one : x_table.beside(work)) {
+      constexpr double kMost = 1e4;
+      const long long factor = std::llround(std::min(one.slowdown, kMost) * kWhole);
+      cost.slowdowns[at++] = {one.sms, static_cast<std::int32_t>(factor)};
+    }
     return cost;
+  }
+
+  void explain_beside(const Work& work, std::ostream& steps) const {
+    const auto& measured = x_table.beside(work);
+    if (measured.empty()) {
+      steps << "beside communication: as modelled, the profile has no sample beside held SMs\n";
+      return;
+    }
+    steps << "beside communication, measured:";
+    for (const ProfileTable::Beside& one : measured) {
+      steps << (&one == &measured.front() ? " " : ", ") << one.slowdown << " times beside "
+            << one.sms << " SMs (" << one.samples << (one.samples == 1 ? " sample)" : " samples)");
+    }
+    steps << "\n";
   }
 
   std::int64_t ranks_of(const Work& work, std::span<const PlacementId> placements) const {
@@ -105,7 +159,8 @@ class MeasuredCostModel final : public CostModel {
   ProfileTable x_table;
   std::int64_t x_ranks;
   double x_dispatch = 0, x_event = 0;
-  Time x_launch;                      ///< > 0: a device
+  bool x_on_device = false;
+  Time x_launch;                      ///< of devices; 0: as `base` says
   std::vector<std::int64_t> x_sizes;  ///< by PlacementId
 };
 
@@ -113,8 +168,8 @@ class MeasuredCostModel final : public CostModel {
 
 std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,
                                                     const Profile& profile,
-                                                    std::int64_t ranks_at_once) {
-  return std::make_unique<MeasuredCostModel>(std::move(base), profile, ranks_at_once);
+                                                    std::int64_t ranks_at_once, bool graphs) {
+  return std::make_unique<MeasuredCostModel>(std::move(base), profile, ranks_at_once, graphs);
 }
 
 }  // namespace foretrain

@@ -1,7 +1,7 @@
 #include "hardware/profile.h"
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <utility>
 
 namespace foretrain {
@@ -9,41 +9,15 @@ namespace {
 
 constexpr const char* kSchema = "foretrain/profile/1";
 
-std::string family_of(const Work& work) {
-  if (std::holds_alternative<Gemm>(work)) return "gemm";
-  if (std::holds_alternative<Attention>(work)) return "attention";
-  if (std::holds_alternative<Kernel>(work)) return "kernel";
-  if (std::holds_alternative<Copy>(work)) return "copy";
-  return "communication";
-}
-
-std::string family_of_op(const std::string& op) {
-  static const std::vector<std::string> communication = {
-      "all-reduce", "all-gather", "reduce-scatter", "broadcast",
-      "reduce",     "all-to-all", "send-receive"};
-  if (op.starts_with("gemm")) return "gemm";
-  if (op.starts_with("attention")) return "attention";
-  if (op.starts_with("copy")) return "copy";
-  if (op == kDispatchSample || op == kEventSample || op == kLaunchSample) return op;
-  const bool talks =
-      std::find(communication.begin(), communication.end(), op) != communication.end();
-  return talks ? "communication" : "kernel";
-}
-
 std::string first_word(const std::string& text) { return text.substr(0, text.find(' ')); }
-
-double rate_of_sample(const Sample& s) { return s.size / (s.price_us() * 1e-6); }
-
-double deviation_of(const Sample& s) {
-  // The distance from the 10th to the 90th percentile of a normal distribution is 2.56 deviations.
-  return s.median_us > 0 ? (s.p90_us - s.p10_us) / 2.56 / s.median_us : 0;
-}
 
 Json to_json(const Sample& s) {
   Json out{Json::Object{}};
   out.set("op", s.key.op);
   out.set("shape", s.key.shape);
   out.set("ranks", s.key.ranks);
+  if (!s.key.state.empty()) out.set("state", s.key.state);
+  if (s.key.sms > 0) out.set("sms_beside", static_cast<std::int64_t>(s.key.sms));
   out.set("dtype", s.dtype);
   if (!s.library.empty()) out.set("library", s.library);
   out.set("size", s.size);
@@ -52,9 +26,27 @@ Json to_json(const Sample& s) {
   out.set("p10_us", s.p10_us);
   out.set("p90_us", s.p90_us);
   if (s.mean_us > 0) out.set("mean_us", s.mean_us);
+  if (s.alone_us > 0) out.set("alone_us", s.alone_us);
   out.set("clean", s.clean);
   out.set("stopped", s.stopped);
+  write_state(s.ran_at, out);
   return out;
+}
+
+/// Name and place of what a state is made of.
+constexpr std::array<std::pair<const char*, std::optional<double> MachineState::*>, 3> kStates = {
+    {{"clock_mhz", &MachineState::clock_mhz},
+     {"power_w", &MachineState::power_w},
+     {"temperature_c", &MachineState::temperature_c}}};
+
+void read_state(JsonReader& reader, MachineState& out) {
+  constexpr double kMost = 1e6;
+  for (const auto& [name, member] : kStates) {
+    if (!reader.has(name)) continue;
+    double value = 0;
+    reader.read(name, value, {-kMost, kMost});
+    out.*member = value;
+  }
 }
 
 Status read_sample(const Json& json, const std::string& source, const std::string& where,
@@ -67,6 +59,8 @@ Status read_sample(const Json& json, const std::string& source, const std::strin
   reader.read("op", s.key.op);
   reader.read("shape", s.key.shape);
   reader.read("ranks", s.key.ranks, {1, 1 << 20});
+  reader.read("state", s.key.state);
+  reader.read("sms_beside", s.key.sms, {0, 1 << 20});
   reader.read("dtype", s.dtype);
   reader.read("library", s.library);
   reader.read("size", s.size, {0, 1e30});
@@ -75,8 +69,14 @@ Status read_sample(const Json& json, const std::string& source, const std::strin
   reader.read("p10_us", s.p10_us, {0, kLongest});
   reader.read("p90_us", s.p90_us, {0, kLongest});
   reader.read("mean_us", s.mean_us, {0, kLongest});
+  reader.read("alone_us", s.alone_us, {0, kLongest});
   reader.read("clean", s.clean);
   reader.read("stopped", s.stopped);
+  read_state(reader, s.ran_at);
+  if (!s.key.state.empty() && s.key.state != kBurst && s.key.state != kSustained) {
+    reader.fail("state", "found \"" + s.key.state + "\", expected \"" + kBurst + "\" or \"" +
+                             kSustained + "\"");
+  }
   FT_TRY(reader.finish());
   out.add(std::move(s));
   return ok_status();
@@ -140,6 +140,42 @@ double sample_size(const Work& work) {
   return bytes;
 }
 
+MachineState median_state(const std::vector<MachineState>& readings) {
+  MachineState out;
+  for (const auto& [name, member] : kStates) {
+    std::vector<double> values;
+    for (const MachineState& reading : readings) {
+      if (reading.*member) values.push_back(*(reading.*member));
+    }
+    if (values.empty()) continue;
+    std::sort(values.begin(), values.end());
+    out.*member = values[(values.size() - 1) / 2];
+  }
+  return out;
+}
+
+MachineState median_state(const Profile& profile) {
+  std::vector<MachineState> all;
+  for (const auto& [key, sample] : profile.samples) all.push_back(sample.ran_at);
+  return median_state(all);
+}
+
+void write_state(const MachineState& state, Json& to) {
+  for (const auto& [name, member] : kStates) {
+    if (state.*member) to.set(name, *(state.*member));
+  }
+}
+
+const Sample* Profile::priced_by(const SampleKey& key) const {
+  for (const char* state : {kSustained, "", kBurst}) {
+    SampleKey one = key;
+    one.state = state;
+    one.sms = 0;
+    if (const Sample* found = find(one)) return found;
+  }
+  return nullptr;
+}
+
 const Sample* Profile::find(const SampleKey& key) const {
   const auto it = samples.find(key);
   return it == samples.end() ? nullptr : &it->second;
@@ -184,115 +220,6 @@ Result<Profile> read_profile(const Json& json, const std::string& source) {
     FT_TRY(read_sample((*samples->array())[i], source, "/samples/" + std::to_string(i), out));
   }
   return out;
-}
-
-ProfileTable::ProfileTable(Profile profile) : x_profile(std::move(profile)) {
-  const std::string library = x_profile.about("blas");
-  for (const auto& [key, sample] : x_profile.samples) {
-    if (sample.size <= 0 || sample.median_us <= 0) continue;
-    if (!sample.library.empty() && sample.library != library) continue;
-    x_by_op[key.op].push_back(&sample);
-    x_by_family[family_of_op(key.op)].push_back(&sample);
-  }
-  for (auto* table : {&x_by_op, &x_by_family}) {
-    for (auto& [name, samples] : *table) {
-      std::stable_sort(samples.begin(), samples.end(),
-                       [](const Sample* a, const Sample* b) { return a->size < b->size; });
-    }
-  }
-}
-
-ProfileTable::Samples ProfileTable::nearest_ranks(const Samples& samples,
-                                                  std::int64_t ranks) const {
-  std::int64_t best = -1;
-  for (const Sample* s : samples) {
-    if (best < 0 || std::abs(s->key.ranks - ranks) < std::abs(best - ranks)) best = s->key.ranks;
-  }
-  Samples out;
-  for (const Sample* s : samples) {
-    if (s->key.ranks == best) out.push_back(s);
-  }
-  return out;
-}
-
-double ProfileTable::overhead_seconds(const char* op, std::int64_t ranks) const {
-  const auto found = x_by_op.find(op);
-  if (found == x_by_op.end()) return 0;
-  return nearest_ranks(found->second, ranks).front()->price_us() * 1e-6;
-}
-
-MeasuredPrice ProfileTable::between(const Samples& samples, double size) const {
-  const auto above = std::find_if(samples.begin(), samples.end(),
-                                  [size](const Sample* s) { return s->size >= size; });
-  MeasuredPrice out;
-  out.provenance = Provenance::kInterpolated;
-  if (above == samples.begin() || above == samples.end()) {
-    const Sample& edge = above == samples.end() ? *samples.back() : **above;
-    const double scale = above == samples.end() ? size / edge.size : 1;
-    out.seconds = edge.price_us() * 1e-6 * scale;
-    out.deviation = deviation_of(edge);
-    out.from = edge.key.shape;
-    return out;
-  }
-  const Sample& a = **std::prev(above);
-  const Sample& b = **above;
-  const double width = std::log(b.size / a.size);
-  const double place = width > 0 ? std::log(size / a.size) / width : 1;
-  out.seconds =
-      std::exp((1 - place) * std::log(a.price_us()) + place * std::log(b.price_us())) * 1e-6;
-  out.deviation = std::max(deviation_of(a), deviation_of(b));
-  out.from = a.key.shape + " and " + b.key.shape;
-  return out;
-}
-
-MeasuredPrice ProfileTable::gemm(const Samples& samples, const Gemm& work) const {
-  double weights = 0;
-  double sum = 0;
-  MeasuredPrice out;
-  for (const Sample* s : samples) {
-    double m = 0;
-    double n = 0;
-    double k = 0;
-    if (std::sscanf(s->key.shape.c_str(), "gemm %lfx%lfx%lf", &m, &n, &k) != 3) continue;
-    const double d2 = std::pow(std::log(m / static_cast<double>(work.m)), 2) +
-                      std::pow(std::log(n / static_cast<double>(work.n)), 2) +
-                      std::pow(std::log(k / static_cast<double>(work.k)), 2);
-    const double weight = 1 / (d2 + 0.01);
-    weights += weight;
-    sum += weight * std::log(rate_of_sample(*s));
-    out.deviation = std::max(out.deviation, deviation_of(*s));
-  }
-  out.provenance = Provenance::kInterpolated;
-  out.seconds = weights > 0 ? flops_of(Work{work}) / std::exp(sum / weights) : 0;
-  out.from = std::to_string(samples.size()) + " samples of " + samples.front()->key.op;
-  return out;
-}
-
-Result<MeasuredPrice> ProfileTable::price(const Work& work, std::int64_t ranks) const {
-  const SampleKey key = sample_key(work, ranks);
-  if (key.op.empty()) return unsupported("a profile has no prices for " + text_of(work));
-  const double size = sample_size(work);
-  if (const auto found = x_by_op.find(key.op); found != x_by_op.end()) {
-    const Samples near = nearest_ranks(found->second, key.ranks);
-    for (const Sample* s : near) {
-      if (s->key.shape != key.shape) continue;
-      return MeasuredPrice{s->price_us() * 1e-6, Provenance::kMeasured, deviation_of(*s),
-                           "measured " + std::to_string(s->count) + " times"};
-    }
-    if (const auto* work_gemm = std::get_if<Gemm>(&work)) return gemm(near, *work_gemm);
-    return between(near, size);
-  }
-  const auto family = x_by_family.find(family_of(work));
-  if (family == x_by_family.end()) {
-    return input_error("the profile has no sample of " + family_of(work) + " for " + text_of(work) +
-                       "; run `foretrain calibrate` where MPI is installed");
-  }
-  double sum = 0;
-  const Samples near = nearest_ranks(family->second, key.ranks);
-  for (const Sample* s : near) sum += std::log(rate_of_sample(*s));
-  const double rate = std::exp(sum / static_cast<double>(near.size()));
-  return MeasuredPrice{size / rate, Provenance::kAnalytic, 0.5,
-                       "the mean rate of " + family->first};
 }
 
 }  // namespace foretrain

@@ -74,6 +74,105 @@ Result<std::vector<MicroOp>> model_ops(std::int64_t ranks, bool quick, bool on_d
   return out;
 }
 
+/// Some device that multiplies it: what a layer's products are, no device decides.
+constexpr const char* kDeviceWithFp8 = R"(cluster={"preset": "dgx-h100", "accelerators": 1})";
+
+/// The products in fp8 of a model's layers: Programs in fp8 are not executed, their products are
+/// measured.
+Status add_fp8_of_model(bool quick, std::vector<MicroOp>& out) {
+  for (const std::int64_t width : {1024, 4096}) {
+    if (quick && width != 1024) continue;
+    for (std::vector<std::string> model : models_of(width, true)) {
+      if (model[0] != "llama-small-host") continue;
+      model.insert(model.end(), {"precision=\"fp8\"", kDeviceWithFp8});
+      FT_ASSIGN(const Run run, load_run(model[0], {model.begin() + 1, model.end()}));
+      std::vector<MicroOp> ops = distinct_ops(lower(run.model, run.plan));
+      std::erase_if(ops, [](const MicroOp& op) {
+        const auto* gemm = std::get_if<Gemm>(&op.work);
+        return gemm == nullptr || gemm->in != DType::kFp8;
+      });
+      append_ops(out, std::move(ops));
+      break;  // attention differs, products do not
+    }
+  }
+  return ok_status();
+}
+
+/// Forward as layers multiply, both gradients as Programs state them: sums taken out of the tensor
+/// cores, that of weights added to fp32.
+void add_fp8_grid(const std::vector<std::int64_t>& sizes, std::vector<MicroOp>& out) {
+  for (const std::int64_t m : sizes) {
+    for (const std::int64_t n : sizes) {
+      for (const std::int64_t k : sizes) {
+        Gemm work{m, n, k, 1, false, true, false, DType::kFp8, DType::kBf16};
+        out.push_back(micro_gemm(work, 1));
+        work.split_accumulator = true;
+        work.transpose_b = false;
+        out.push_back(micro_gemm(work, 1));
+        work.transpose_a = work.accumulate = true;
+        work.out = DType::kFp32;
+        out.push_back(micro_gemm(work, 1));
+      }
+    }
+  }
+}
+
+/// Whether power and heat may bound it.
+bool has_states(const MicroOp& op) {
+  return std::holds_alternative<Gemm>(op.work) || std::holds_alternative<Attention>(op.work);
+}
+
+/// Each such op as a burst, and, behind everything else, sustained.
+void tell_states_apart(bool quick, std::vector<MicroOp>& ops) {
+  std::vector<MicroOp> sustained;
+  for (MicroOp& op : ops) {
+    if (!has_states(op) || op.key.sms > 0) continue;
+    op.key.state = kBurst;
+    if (quick) continue;
+    sustained.push_back(op);
+    sustained.back().key.state = kSustained;
+  }
+  ops.insert(ops.end(), sustained.begin(), sustained.end());
+}
+
+/// The largest op of that name and type; nothing where there is none.
+const MicroOp* largest(const std::vector<MicroOp>& ops, const std::string& name, DType type) {
+  const MicroOp* out = nullptr;
+  for (const MicroOp& op : ops) {
+    if (op.key.op != name || op.buffers.empty() || op.buffers[0].dtype != type) continue;
+    if (out == nullptr || sample_size(op.work) > sample_size(out->work)) out = &op;
+  }
+  return out;
+}
+
+/// GEMMs of each layout, attention of both passes and a memory-bound kernel, each beside several
+/// numbers of SMs.
+std::vector<MicroOp> beside_ops(const std::vector<MicroOp>& ops, const CalibrationScope& scope) {
+  constexpr std::int64_t kExtent = 4096;
+  std::vector<MicroOp> of;
+  for (int pass = 0; pass < 3; ++pass) {
+    if (scope.quick && pass > 0) break;
+    of.push_back(micro_gemm(
+        Gemm{kExtent, kExtent, kExtent, 1, pass == 2, pass == 0, false, DType::kBf16, DType::kBf16},
+        1));
+  }
+  for (const char* name :
+       {"attention causal flash", "attention-backward causal flash", "rms-norm"}) {
+    const MicroOp* const found = largest(ops, name, DType::kBf16);
+    if (found != nullptr) of.push_back(*found);
+  }
+  std::vector<MicroOp> out;
+  for (const int sms : {1, 2, 4, 8, 16, 24, 32}) {
+    if (sms >= scope.sms || (scope.quick && sms != 8 && sms != 24)) continue;
+    for (const MicroOp& op : of) {
+      out.push_back(op);
+      out.back().key.state.clear();
+      out.back().key.sms = sms;
+    }
+  }
+  return out;
+}
+
 /// Forward and both gradients of every shape with these extents.
 void add_gemms(const std::vector<std::int64_t>& sizes, DType type, std::int64_t ranks,
                std::vector<MicroOp>& out) {
@@ -121,12 +220,45 @@ std::vector<MicroOp> communication_grid(std::int64_t ranks, bool quick, bool on_
   return out;
 }
 
+/// What a rank does on a device of its own takes no longer where others do the same: of several
+/// ranks only what one rank has not.
+Status drop_what_one_rank_has(bool quick, std::vector<MicroOp>& ops) {
+  FT_ASSIGN(std::vector<MicroOp> alone, model_ops(1, quick, true));
+  append_ops(alone, gemm_grid(1, quick, true));
+  std::set<SampleKey> known;
+  for (const MicroOp& op : alone) known.insert(op.key);
+  std::erase_if(ops, [&known](const MicroOp& op) {
+    SampleKey key = op.key;
+    key.ranks = 1;
+    // Copies share what lies between devices and host.
+    return !std::holds_alternative<Copy>(op.work) && known.contains(key);
+  });
+  return ok_status();
+}
+
 }  // namespace
 
-Result<std::vector<MicroOp>> calibration_ops(std::int64_t ranks, bool quick, bool on_device) {
+CalibrationScope scope_of(std::int64_t ranks, bool quick, const CudaModule& cuda) {
+  return {ranks, quick, cuda.devices > 0, multiplies_fp8(cuda), cuda.sms};
+}
+
+Result<std::vector<MicroOp>> calibration_ops(const CalibrationScope& scope) {
+  const auto [ranks, quick, on_device, fp8, sms] = scope;
   FT_ASSIGN(std::vector<MicroOp> out, model_ops(ranks, quick, on_device));
   append_ops(out, gemm_grid(ranks, quick, on_device));
+  if (on_device && fp8 && ranks == 1) {
+    FT_TRY(add_fp8_of_model(quick, out));
+    std::vector<MicroOp> grid;
+    add_fp8_grid(
+        quick ? std::vector<std::int64_t>{4096} : std::vector<std::int64_t>{1024, 4096, 8192},
+        grid);
+    append_ops(out, std::move(grid));
+  }
   if (ranks > 1) append_ops(out, communication_grid(ranks, quick, on_device));
+  if (!on_device) return out;
+  if (ranks == 1) append_ops(out, beside_ops(out, scope));
+  if (ranks > 1) FT_TRY(drop_what_one_rank_has(quick, out));
+  tell_states_apart(quick, out);
   return out;
 }
 
@@ -139,6 +271,25 @@ CalibrateOptions options_on_device(const CudaModule& cuda) {
   out.gemm_rate = 5e13;
   out.byte_rate = 1e12;
   out.most_sets = 256;
+  const Result<int> own = device_of(RankId(0), cuda.devices);
+  const auto number = static_cast<std::size_t>(own.ok() ? own.value() : 0);
+  if (number >= cuda.gpus.size()) {
+    out.no_state = "clock, power, temperature: CUDA does not name the device";
+    return out;
+  }
+  Result<std::unique_ptr<StateReader>> state = make_nvml_state_reader(cuda.gpus[number]);
+  if (state.ok()) {
+    out.state = std::move(state.value());
+  } else {
+    out.no_state = "clock, power, temperature: " + state.error().message;
+  }
+  return out;
+}
+
+CalibrateOptions options_on_host() {
+  CalibrateOptions out;
+  out.rotation = 4 * private_cache_bytes();
+  out.state = make_host_state_reader();
   return out;
 }
 

@@ -8,14 +8,32 @@
 
 namespace foretrain {
 
+/// What is measured, and on what.
+struct CalibrationScope {
+  std::int64_t ranks = 1;
+  bool quick = false;
+  bool on_device = false;
+  bool fp8 = false;  ///< the device multiplies it
+  int sms = 0;       ///< of the device
+};
+CalibrationScope scope_of(std::int64_t ranks, bool quick, const CudaModule& cuda);
+
 /// Operations of small GPT and Llama models under plans of that many ranks, and grids of GEMMs in
 /// the three layouts of a linear, of collectives and of messages. Each once.
 /// On devices the models are larger, in bf16 with flash and unfused attention, and so are the
-/// grids.
-Result<std::vector<MicroOp>> calibration_ops(std::int64_t ranks, bool quick, bool on_device);
+/// grids, and there are:
+///   products in fp8, on one rank, where the device has them: those of the Llama, and a grid;
+///   GEMMs and attention as bursts and sustained, bursts first; `quick` leaves the sustained out;
+///   on one rank some of these, and a memory-bound kernel, beside held SMs;
+///   of several ranks only communication and what one rank has not.
+Result<std::vector<MicroOp>> calibration_ops(const CalibrationScope& scope);
 
-/// What measures on CUDA devices: operands turn through four times the L2.
+/// What measures on CUDA devices: operands turn through four times the L2, and NVML says what the
+/// first device runs at.
 CalibrateOptions options_on_device(const CudaModule& cuda);
+
+/// What measures on the host: operands turn through four times a core's own cache.
+CalibrateOptions options_on_host();
 
 /// What a profile of CUDA devices says of them; `name` is the device of clusters that it prices.
 Json device_identity(const CudaModule& cuda, const std::string& name);

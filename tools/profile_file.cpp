@@ -6,6 +6,27 @@
 
 namespace foretrain {
 
+namespace {
+
+/// Of a device: in which state products were measured, and whether works beside communication were.
+std::string states_of(const Profile& profile) {
+  bool burst = false;
+  bool sustained = false;
+  bool beside = false;
+  for (const auto& [key, sample] : profile.samples) {
+    burst = burst || key.state == kBurst;
+    sustained = sustained || key.state == kSustained;
+    beside = beside || key.sms > 0;
+  }
+  std::string out;
+  if (sustained) out += ", products sustained";
+  if (burst && !sustained) out += ", products in bursts (no sustained samples)";
+  if (beside) out += ", slowdown beside communication measured";
+  return out;
+}
+
+}  // namespace
+
 std::string profile_folder() {
   const char* data = std::getenv("XDG_DATA_HOME");
   if (data != nullptr && *data != '\0') return std::string(data) + "/foretrain/profiles";
@@ -42,7 +63,8 @@ Status use_profile(Run& run, const std::string& name_or_path, const std::string&
   std::erase_if(run.notes,
                 [](const std::string& note) { return note.starts_with("priced from "); });
   run.notes.push_back("priced from " + name_or_path + ", measured on " +
-                      profile.about("processor") + ", " + profile.about("date"));
+                      profile.about("processor") + ", " + profile.about("date") +
+                      states_of(profile));
   run.profile = std::make_shared<const Profile>(std::move(profile));
   run.profile_source = name_or_path;
   return ok_status();
@@ -58,7 +80,8 @@ PriceOptions price_options(const Run& run) {
 std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options) {
   std::unique_ptr<CostModel> base = make_cost_model(run.cluster, options);
   if (run.profile == nullptr) return base;
-  return make_measured_cost_model(std::move(base), *run.profile, run.cluster.accelerators);
+  return make_measured_cost_model(std::move(base), *run.profile, run.cluster.accelerators,
+                                  run.graphs);
 }
 
 }  // namespace foretrain

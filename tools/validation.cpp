@@ -56,11 +56,7 @@ Result<Executed> measure_and_execute(const HostRun& host, Job& job, const Valida
   const std::vector<MicroOp> ops = distinct_ops(host.workload);
   SideBySideOptions how;
   how.execute = execute_options(host, options.steps);
-  if (host.on_cuda()) {
-    how.calibrate = options_on_device(host.cuda);
-  } else {
-    how.calibrate.rotation = 4 * private_cache_bytes();
-  }
+  how.calibrate = host.on_cuda() ? options_on_device(host.cuda) : options_on_host();
   how.calibrate.seconds = options.seconds_per_op;
   std::int64_t shown = 0;
   ProgressLine line(options.quiet || !job.speaks());
@@ -80,7 +76,7 @@ Result<Executed> measure_and_execute(const HostRun& host, Job& job, const Valida
   if (!executed.ok()) return executed;
   out.measured_now = shown / how.rounds;
   for (const MicroOp& op : ops) {
-    const Sample* sample = profile.find(op.key);
+    const Sample* sample = profile.priced_by(op.key);
     if (sample != nullptr && sample->clean) ++out.measured_clean;
   }
   return executed;

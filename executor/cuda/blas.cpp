@@ -8,6 +8,7 @@ namespace foretrain {
 namespace {
 
 cudaDataType_t type_of(DType type) {
+  if (type == DType::kFp8) return CUDA_R_8F_E4M3;
   return type == DType::kBf16 ? CUDA_R_16BF : type == DType::kFp16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
@@ -25,9 +26,9 @@ Status check(cublasStatus_t status, const char* what) {
 }
 
 /// A row-major matrix of rows x cols is a column-major one of cols x rows.
-Status make_layout(cublasLtMatrixLayout_t& out, DType type, std::int64_t rows, std::int64_t cols,
-                   std::int64_t pitch, std::int64_t batch, std::int64_t stride) {
-  FT_TRY(check(cublasLtMatrixLayoutCreate(&out, type_of(type), static_cast<std::uint64_t>(cols),
+Status make_layout(cublasLtMatrixLayout_t& out, cudaDataType_t type, std::int64_t rows,
+                   std::int64_t cols, std::int64_t pitch, std::int64_t batch, std::int64_t stride) {
+  FT_TRY(check(cublasLtMatrixLayoutCreate(&out, type, static_cast<std::uint64_t>(cols),
                                           static_cast<std::uint64_t>(rows), pitch),
                "layout"));
   const auto count = static_cast<std::int32_t>(batch);
@@ -75,11 +76,25 @@ struct Blas::Plan {
       FT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.out)));
       FT_TRY(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias));
     }
-    FT_TRY(make_layout(first, p.in, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.ldb,
-                       p.batch, p.stride_b));
-    FT_TRY(make_layout(second, p.in, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.lda,
-                       p.batch, p.stride_a));
-    return make_layout(result, p.out, p.m, p.n, p.ldc, p.batch, p.stride_c);
+    if (p.in == DType::kFp8) FT_TRY(describe_fp8(p));
+    FT_TRY(make_layout(first, type_of(p.in), p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n,
+                       p.ldb, p.batch, p.stride_b));
+    FT_TRY(make_layout(second, p.a_is_e5m2 ? CUDA_R_8F_E5M2 : type_of(p.in),
+                       p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.lda, p.batch,
+                       p.stride_a));
+    return make_layout(result, type_of(p.out), p.m, p.n, p.ldc, p.batch, p.stride_c);
+  }
+
+  /// The first operand of the library's product is B.
+  Status describe_fp8(const Product& p) const {
+    const std::int8_t fast = p.fast_sums ? 1 : 0;
+    FT_TRY(set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast));
+    return set_scales(p);
+  }
+
+  Status set_scales(const Product& p) const {
+    FT_TRY(set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.scale_b));
+    return set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.scale_a);
   }
 
   template <typename Value>
@@ -109,9 +124,10 @@ struct Blas::Plan {
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle, operation, first, second, result, result, preference, 1, &found, &count);
     cublasLtMatmulPreferenceDestroy(preference);
-    FT_TRY(check(status, "heuristic"));
-    if (count == 0) {
-      return input_error("cuBLASLt has no algorithm for a product " + std::to_string(p.m) + "x" +
+    const bool none = status == CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!none) FT_TRY(check(status, "heuristic"));
+    if (none || count == 0) {
+      return unsupported("cuBLASLt has no algorithm for a product " + std::to_string(p.m) + "x" +
                          std::to_string(p.n) + "x" + std::to_string(p.k) + " " +
                          std::string(name_of(p.in)) + "->" + std::string(name_of(p.out)));
     }
@@ -136,10 +152,11 @@ Blas::~Blas() {
 }
 
 Blas::Shape Blas::shape_of(const Product& p) {
-  return {{p.m, p.n, p.k, p.batch, p.lda, p.ldb, p.ldc, p.stride_a, p.stride_b, p.stride_c},
-          {p.transpose_a ? 1 : 0, p.transpose_b ? 1 : 0, static_cast<int>(p.in),
-           static_cast<int>(p.out), p.bias != nullptr ? 1 : 0, p.beta != 0 ? 1 : 0,
-           alignment_of(p.a), alignment_of(p.b), alignment_of(p.c)}};
+  return {
+      {p.m, p.n, p.k, p.batch, p.lda, p.ldb, p.ldc, p.stride_a, p.stride_b, p.stride_c},
+      {p.transpose_a ? 1 : 0, p.transpose_b ? 1 : 0, static_cast<int>(p.in),
+       static_cast<int>(p.out), p.bias != nullptr ? 1 : 0, p.beta != 0 ? 1 : 0, alignment_of(p.a),
+       alignment_of(p.b), alignment_of(p.c), p.a_is_e5m2 ? 1 : 0, p.fast_sums ? 1 : 0}};
 }
 
 Result<const Blas::Plan*> Blas::plan_of(const Product& p) {
@@ -151,6 +168,7 @@ Result<const Blas::Plan*> Blas::plan_of(const Product& p) {
     plan = std::move(made);
   }
   if (p.bias != nullptr) FT_TRY(plan->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias));
+  if (p.in == DType::kFp8) FT_TRY(plan->set_scales(p));
   return plan.get();
 }
 

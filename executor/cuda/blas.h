@@ -19,7 +19,9 @@ namespace foretrain {
 std::string text_of(cublasStatus_t status);
 
 /// One handle; algorithms are asked for once a shape. Types: fp32 (tf32 where the product says so),
-/// bf16, fp16, added up in fp32; C of the type of A and B or fp32.
+/// bf16, fp16, added up in fp32; C of the type of A and B or fp32. fp8 with one scale an operand: A
+/// [m, k] in e4m3 or e5m2, B [n, k] in e4m3, C in bf16, fp16 or fp32; devices of capability 8.9 and
+/// above, extents that are multiples of 16. kUnsupported where the library has no algorithm.
 class Blas {
  public:
   static Result<std::unique_ptr<Blas>> create();
@@ -37,7 +39,7 @@ class Blas {
   Blas() = default;
   struct Plan;
   /// Everything but addresses; of these the alignment.
-  using Shape = std::tuple<std::array<std::int64_t, 10>, std::array<int, 9>>;
+  using Shape = std::tuple<std::array<std::int64_t, 10>, std::array<int, 11>>;
   static Shape shape_of(const Product& product);
   Result<const Plan*> plan_of(const Product& product);
 

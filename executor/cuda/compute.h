@@ -11,7 +11,10 @@
 
 namespace foretrain::device {
 
-/// The product of a Gemm. tf32 is what the Gemm asks for; everything else is as stored.
+/// The product of a Gemm. tf32 is what the Gemm asks for; everything else is as stored. Operands in
+/// fp8 lie as the tensor cores take them, what is summed over one after another: Programs cast a
+/// copy for each product, A [m, k] and B [n, k] whatever the layout of the Gemm is. Gradients, the
+/// first operands of backward passes, are in e5m2.
 inline Product product_of(const Gemm& w, const DeviceOperands& x) {
   Product out;
   out.transpose_a = w.transpose_a;
@@ -33,6 +36,13 @@ inline Product product_of(const Gemm& w, const DeviceOperands& x) {
   out.stride_b = w.k * w.n;
   out.stride_c = w.m * w.n;
   out.beta = w.accumulate ? 1.0F : 0.0F;
+  if (out.in == DType::kFp8) {
+    out.transpose_a = false;
+    out.transpose_b = true;
+    out.lda = out.ldb = w.k;
+    out.a_is_e5m2 = w.split_accumulator;
+    out.fast_sums = !w.split_accumulator;
+  }
   return out;
 }
 

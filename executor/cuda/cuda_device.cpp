@@ -12,6 +12,7 @@
 #include "executor/cuda/cudnn_attention.h"
 #endif
 #include "executor/cuda/rope_table.h"
+#include "executor/cuda/sm_holder.h"
 
 namespace foretrain {
 Result<int> count_cuda_devices() {
@@ -39,6 +40,7 @@ Result<int> count_cuda_devices() {
 
 CudaDevice::~CudaDevice() {
   cudaSetDevice(x_number);
+  x_holder.reset();
   cudaDeviceSynchronize();
   x_nccl.reset();
   x_blas.reset();
@@ -190,7 +192,22 @@ Status CudaDevice::wait_on_host(std::size_t mark) {
   return cuda_status(cudaEventSynchronize(x_marks[mark]), "event");
 }
 
-Status CudaDevice::finish() { return cuda_status(cudaDeviceSynchronize(), "step"); }
+/// Of its own streams: what holds SMs goes on.
+Status CudaDevice::finish() {
+  for (cudaStream_t stream : x_streams) {
+    FT_TRY(cuda_status(cudaStreamSynchronize(stream), "step"));
+  }
+  return ok_status();
+}
+
+Status CudaDevice::hold_sms(int sms) {
+  if (x_holder == nullptr) {
+    FT_ASSIGN(x_holder, SmHolder::create());
+  }
+  return x_holder->hold(sms);
+}
+
+Status CudaDevice::release_sms() { return x_holder == nullptr ? ok_status() : x_holder->release(); }
 
 Result<Time> CudaDevice::time_of(std::size_t mark) {
   float milliseconds = 0;
@@ -232,13 +249,13 @@ Status CudaDevice::fill(std::size_t stream, std::byte* to, int byte, std::size_t
 
 Status CudaDevice::compute(std::size_t stream, const Work& work, const OpContext& context,
                            const DeviceOperands& x) {
-  x_problem.clear();
+  x_problem.reset();
   const auto* attention = std::get_if<Attention>(&work);
   if (attention != nullptr && attention->kernel == AttentionKernel::kCudnn) {
     return cudnn_attention(stream, *attention, x);
   }
   device::compute_on_cuda(x_streams[stream], stream, *this, work, context, x);
-  return x_problem.empty() ? ok_status() : Status(input_error(x_problem));
+  return x_problem ? Status(*x_problem) : ok_status();
 }
 
 #ifdef FORETRAIN_CUDNN
@@ -250,7 +267,7 @@ Status CudaDevice::cudnn_attention(std::size_t stream, const Attention& work,
   }
   FT_ASSIGN(const CudnnAttention* const made, x_cudnn->attention(work));
   void* const memory = scratch(stream, kOfAttention, Cudnn::scratch_bytes(*made));
-  if (memory == nullptr) return input_error(x_problem);
+  if (memory == nullptr) return *x_problem;
   return x_cudnn->run(work, *made, x, memory, x_streams[stream]);
 }
 #else
@@ -301,10 +318,31 @@ const float* CudaDevice::rope_table(std::int64_t length, std::int64_t head_dim) 
   return known;
 }
 
-void CudaDevice::product(cudaStream_t stream, std::size_t index, const Product& product) {
+/// A one in memory of the device.
+const float* CudaDevice::one() {
+  if (x_one != nullptr) return x_one;
+  constexpr float kOne = 1;
+  void* data = nullptr;
+  const Status taken = cuda_status(cudaMalloc(&data, sizeof kOne), "scale of operands");
+  if (!taken.ok()) {
+    fail(taken.error());
+    return nullptr;
+  }
+  x_blocks.push_back(data);
+  const Status written = write(static_cast<std::byte*>(data), &kOne, sizeof kOne);
+  if (!written.ok()) fail(written.error());
+  return x_one = static_cast<const float*>(data);
+}
+
+void CudaDevice::product(cudaStream_t stream, std::size_t index, const Product& asked) {
   constexpr int kOfProducts = 2;
   void* const workspace = scratch(index, kOfProducts, Blas::kWorkspace);
   if (workspace == nullptr) return;
+  Product product = asked;
+  if (product.in == DType::kFp8) {
+    product.scale_a = product.scale_b = one();
+    if (product.scale_a == nullptr) return;
+  }
   Status done = x_blas->multiply(product, workspace, stream);
   if (!done.ok() && product.bias != nullptr && product.ldc == product.n) {
     Product plain = product;
@@ -312,11 +350,13 @@ void CudaDevice::product(cudaStream_t stream, std::size_t index, const Product& 
     done = x_blas->multiply(plain, workspace, stream);
     if (done.ok()) device::add_bias_on_cuda(stream, index, *this, product);
   }
-  if (!done.ok()) fail(done.error().message);
+  if (!done.ok()) fail(done.error());
 }
 
-void CudaDevice::fail(const std::string& what) {
-  if (x_problem.empty()) x_problem = what;
+void CudaDevice::fail(const std::string& what) { fail(input_error(what)); }
+
+void CudaDevice::fail(const Error& what) {
+  if (!x_problem) x_problem = what;
 }
 
 }  // namespace foretrain

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 namespace foretrain {
 
 class Cudnn;
+class SmHolder;
 
 /// Why no device can be used here, or their number.
 Result<int> count_cuda_devices();
@@ -51,6 +53,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   void begin_op(std::size_t op) override;
   void end_op() override;
   std::vector<Time> busy_times(std::size_t ops) override;
+  Status hold_sms(int sms) override;
+  Status release_sms() override;
   Status copy(std::size_t stream, std::byte* to, const std::byte* from, std::size_t bytes) override;
   Status on_host(std::size_t stream, std::function<void()> work) override;
   Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override;
@@ -68,6 +72,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   const float* rope_table(std::int64_t length, std::int64_t head_dim) override;
   void product(cudaStream_t stream, std::size_t index, const Product& product) override;
   void fail(const std::string& what) override;
+  void fail(const Error& what);
+  const float* one();
   Status cudnn_attention(std::size_t stream, const Attention& work, const DeviceOperands& x);
 
   const Workload& x_workload;
@@ -90,8 +96,10 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   std::map<std::pair<std::int64_t, std::int64_t>, const float*> x_tables;
   std::unique_ptr<Blas> x_blas;
   std::unique_ptr<NcclGroups> x_nccl;
-  std::shared_ptr<Cudnn> x_cudnn;  ///< made by the first op that asks for it
-  std::string x_problem;           ///< the first of this op
+  std::shared_ptr<Cudnn> x_cudnn;      ///< made by the first op that asks for it
+  std::shared_ptr<SmHolder> x_holder;  ///< likewise
+  const float* x_one = nullptr;        ///< the scale of operands in 8 bits
+  std::optional<Error> x_problem;      ///< the first of this op
 };
 
 }  // namespace foretrain

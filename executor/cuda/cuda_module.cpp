@@ -8,8 +8,10 @@
 #include <cudnn.h>
 #endif
 
+#include <array>
 #include <cstdlib>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #ifdef FORETRAIN_CUPTI
@@ -51,6 +53,23 @@ std::string versions() {
          cudnn_version();
 }
 
+/// As NVML knows it: CUDA's numbers are the process's own.
+GpuName name_of_gpu(int number, const cudaDeviceProp& properties) {
+  GpuName out;
+  std::array<char, 32> bus{};
+  if (cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), number) == cudaSuccess) {
+    out.bus = bus.data();
+  }
+  out.uuid = "GPU-";
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  for (std::size_t i = 0; i < sizeof properties.uuid.bytes; ++i) {
+    const auto byte = static_cast<unsigned char>(properties.uuid.bytes[i]);
+    if (i == 4 || i == 6 || i == 8 || i == 10) out.uuid += '-';
+    out.uuid += {kDigits[byte / 16], kDigits[byte % 16]};
+  }
+  return out;
+}
+
 Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload, RankId rank,
                                               Transport& transport, const HostOptions& options) {
   FT_ASSIGN(const int devices, count_cuda_devices());
@@ -77,7 +96,11 @@ extern "C" __attribute__((visibility("default"))) void foretrain_open_cuda(
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, i) == cudaSuccess) {
       module.device_names.emplace_back(properties.name);
-      if (i == 0) module.cache_bytes = properties.l2CacheSize;
+      module.gpus.push_back(foretrain::name_of_gpu(i, properties));
+      if (i > 0) continue;
+      module.cache_bytes = properties.l2CacheSize;
+      module.sms = properties.multiProcessorCount;
+      module.capability = 10 * properties.major + properties.minor;
     }
   }
   module.versions = foretrain::versions();

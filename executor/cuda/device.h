@@ -70,6 +70,13 @@ class Device {
   /// empty where it is of none. All streams must be done.
   virtual std::vector<Time> busy_times(std::size_t) { return {}; }
 
+  /// Until `release_sms` a kernel of its own holds so many SMs, a block each, and copies memory
+  /// there; on return all of its blocks run. Work goes on beside it and `finish` does not wait for
+  /// it. kUnsupported where nothing can be held, or not so many.
+  virtual Status hold_sms(int) { return unsupported("this device holds no SMs"); }
+  /// Ends it and waits for its end. An error where it had not lasted until now.
+  virtual Status release_sms() { return ok_status(); }
+
   /// Between memory of the device and of the host, in any direction.
   virtual Status copy(std::size_t stream, std::byte* to, const std::byte* from,
                       std::size_t bytes) = 0;

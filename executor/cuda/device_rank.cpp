@@ -9,32 +9,11 @@
 #include <utility>
 
 #include "executor/cuda/host_update.h"
+#include "executor/cuda/packing.h"
 #include "executor/token_data.h"
 
 namespace foretrain {
 namespace {
-
-/// Numbers as a buffer of that type stores them, and back.
-std::vector<std::byte> pack(const std::vector<float>& values, DType type) {
-  std::vector<std::byte> out;
-  with_type(type, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    out.resize(values.size() * sizeof(T));
-    auto* const to = reinterpret_cast<T*>(out.data());
-    for (std::size_t i = 0; i < values.size(); ++i) to[i] = stored<T>(values[i]);
-  });
-  return out;
-}
-
-std::vector<float> unpack(const std::vector<std::byte>& bytes, DType type) {
-  std::vector<float> out;
-  with_type(type, [&](auto tag) {
-    using T = typename decltype(tag)::Type;
-    const auto* const from = reinterpret_cast<const T*>(bytes.data());
-    for (std::size_t i = 0; i < bytes.size() / sizeof(T); ++i) out.push_back(to_float(from[i]));
-  });
-  return out;
-}
 
 // Marks of an op: where it begins, where it ends.
 std::size_t begin_of(std::size_t op) { return 2 * op; }
@@ -55,17 +34,18 @@ bool is_work_of_host(const Work& work) {
 }  // namespace
 
 DeviceRank::DeviceRank(const Workload& workload, RankId rank, Transport& transport,
-                       const HostOptions& options, std::unique_ptr<Device> device)
+                       HostOptions options, std::unique_ptr<Device> device)
     : x_program(workload.programs[workload.ranks[rank.index()].program.index()]),
       x_binding(workload.ranks[rank.index()]),
       x_rank(rank),
       x_transport(transport),
-      x_options(options),
+      x_options(std::move(options)),
       x_device(std::move(device)),
       x_places(places_of(workload, rank)),
       x_list(x_program),
       x_layout(x_program, x_places),
       x_plan(x_list, x_layout),
+      x_alone(workload.ranks.size() == 1),
       x_loss(std::numeric_limits<double>::quiet_NaN()) {}
 
 Status DeviceRank::set_up() {
@@ -245,21 +225,28 @@ Status DeviceRank::start_masters() {
 Status DeviceRank::set_values(FrameId frame, std::int16_t buffer,
                               const std::function<double(std::int64_t)>& value) {
   const Operand to = whole(x_layout.index_of(frame, buffer));
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < to.count; ++i) values.push_back(value(i));
+  const std::vector<std::byte> bytes = pack(values, to.buffer->dtype);
+  return write(to, bytes.data(), bytes.size());
+}
+
+/// Packed once; what is longer is the same bytes again.
+Status DeviceRank::repeat_values(FrameId frame, std::int16_t buffer,
+                                 const std::vector<double>& pattern) {
+  const Operand to = whole(x_layout.index_of(frame, buffer));
+  const std::vector<std::byte> once = pack(pattern, to.buffer->dtype);
   std::vector<std::byte> bytes(bytes_of(to));
-  if (is_real(to.buffer->dtype)) {
-    std::vector<float> values;
-    for (std::int64_t i = 0; i < to.count; ++i) values.push_back(static_cast<float>(value(i)));
-    bytes = pack(values, to.buffer->dtype);
-  } else {
-    for (std::int64_t i = 0; i < to.count; ++i) {
-      if (to.buffer->dtype == DType::kInt64) {
-        reinterpret_cast<std::int64_t*>(bytes.data())[i] = static_cast<std::int64_t>(value(i));
-      } else {
-        bytes[static_cast<std::size_t>(i)] = static_cast<std::byte>(value(i));
-      }
-    }
+  for (std::size_t at = 0; at < bytes.size(); at += once.size()) {
+    std::memcpy(bytes.data() + at, once.data(), std::min(once.size(), bytes.size() - at));
   }
   return write(to, bytes.data(), bytes.size());
+}
+
+Status DeviceRank::hold_sms(int sms) {
+  FT_TRY(x_device->hold_sms(sms));
+  x_holds = true;
+  return ok_status();
 }
 
 Result<std::vector<float>> DeviceRank::values(FrameId frame) {
@@ -284,7 +271,7 @@ OpContext DeviceRank::context_of(const Launch& launch) const {
 
 Status DeviceRank::step() {
   Status done = run();
-  if (!done.ok()) {
+  if (!done.ok() && !x_alone) {
     x_transport.abort("rank " + std::to_string(x_rank.value) + ": " + done.error().message);
   }
   ++x_step;
@@ -303,7 +290,9 @@ Status DeviceRank::run() {
   const auto begin = std::chrono::steady_clock::now();
   FT_TRY(queue_all());
   x_issue_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (x_options.queued) x_options.queued();
   FT_TRY(x_device->finish());
+  if (std::exchange(x_holds, false)) FT_TRY(x_device->release_sms());
   return read_results();
 }
 
@@ -314,7 +303,8 @@ Status DeviceRank::queue_all() {
   for (std::size_t i = 0; i < x_launches.size(); ++i) {
     const Status queued = queue(i);
     if (!queued.ok()) {
-      return input_error(x_list.op_of(*x_launches[i].task).name + ": " + queued.error().message);
+      return Error{x_list.op_of(*x_launches[i].task).name + ": " + queued.error().message,
+                   queued.error().kind};
     }
     if (!std::holds_alternative<HostSync>(x_list.work_of(*x_launches[i].task))) continue;
     if (graphs) FT_TRY(x_device->end_piece(piece));

@@ -25,14 +25,18 @@ namespace foretrain {
 class DeviceRank final : public RankRunner {
  public:
   /// The workload must outlive it, and be verified and executable on devices.
-  DeviceRank(const Workload& workload, RankId rank, Transport& transport,
-             const HostOptions& options, std::unique_ptr<Device> device);
+  DeviceRank(const Workload& workload, RankId rank, Transport& transport, HostOptions options,
+             std::unique_ptr<Device> device);
   Status set_up() override;
   Status step() override;
   const std::vector<std::vector<OpRecord>>& records() const override { return x_records; }
   double loss() const override { return x_loss; }
   Status set_values(FrameId frame, std::int16_t buffer,
                     const std::function<double(std::int64_t)>& value) override;
+  Status repeat_values(FrameId frame, std::int16_t buffer,
+                       const std::vector<double>& pattern) override;
+  /// Their time ends with the next step's work.
+  Status hold_sms(int sms) override;
   double issue_seconds() const override { return x_issue_seconds; }
   double queued_seconds() const override { return x_queued_seconds; }
 
@@ -96,6 +100,8 @@ class DeviceRank final : public RankRunner {
   std::vector<std::size_t> x_mark_of;  ///< by event: that of the op that records it
   std::vector<std::vector<OpRecord>> x_records;
   std::int64_t x_step = 0;
+  bool x_alone = false;  ///< no other rank waits for this one
+  bool x_holds = false;  ///< SMs
   double x_loss = 0;
   double x_issue_seconds = 0;
   double x_queued_seconds = std::numeric_limits<double>::quiet_NaN();

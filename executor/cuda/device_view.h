@@ -39,6 +39,11 @@ struct Product {
   std::int64_t lda = 0, ldb = 0, ldc = 0;
   std::int64_t stride_a = 0, stride_b = 0, stride_c = 0;
   float alpha = 1, beta = 0;
+  // Of fp8: which of the two types A is in (B is in e4m3), one scale for each operand, in memory of
+  // the device, and whether sums stay in the tensor cores, with fewer bits.
+  bool a_is_e5m2 = false, fast_sums = false;
+  const float* scale_a = nullptr;
+  const float* scale_b = nullptr;
 };
 
 /// What code that picks functors needs of a device, besides

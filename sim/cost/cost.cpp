@@ -13,6 +13,24 @@ std::int64_t scaled(std::int64_t a, std::int64_t b, std::int64_t c) {
   return static_cast<std::int64_t>((product + c - 1) / c);
 }
 
+/// In 1/65536, beside so many SMs; 0 where nothing was measured.
+std::int64_t measured_factor(const Cost& cost, std::int32_t sms_held) {
+  Slowdown below{0, kWhole};
+  Slowdown before = below;
+  for (const Slowdown& above : cost.slowdowns) {
+    if (above.sms == 0) break;
+    before = below;
+    below = above;
+    if (above.sms >= sms_held) break;
+  }
+  if (below.sms == 0) return 0;
+  const std::int64_t rise = std::max(0, below.factor - before.factor);
+  const std::int64_t width = below.sms - before.sms;
+  // On the line through the two: between them or beyond.
+  const std::int64_t off = std::int64_t{sms_held} - before.sms;
+  return std::max<std::int64_t>(kWhole, before.factor + scaled(rise, off, width));
+}
+
 }  // namespace
 
 std::string_view name_of(Provenance provenance) {
@@ -23,6 +41,9 @@ std::string_view name_of(Provenance provenance) {
 Time duration_beside(const Cost& cost, int sm_count, std::int32_t sms_held,
                      std::int32_t memory_share) {
   if (sms_held == 0 && memory_share == 0) return cost.duration;
+  if (const std::int64_t factor = measured_factor(cost, sms_held); sms_held > 0 && factor > 0) {
+    return max(cost.duration, Time{scaled(cost.duration.ps, factor, kWhole)});
+  }
   const std::int64_t free_sms = std::max(1, sm_count - sms_held);
   const std::int64_t free_memory = std::max(kWhole / 16, kWhole - memory_share);
   std::int64_t busy = scaled(cost.memory.ps, kWhole, free_memory);

@@ -27,12 +27,24 @@ constexpr bool is_outgoing(Port port) { return port == Port::kScaleUpOut || port
 /// Shares are in 1/65536 of the resource.
 inline constexpr std::int32_t kWhole = 1 << 16;
 
+/// How much longer work takes beside a kernel that holds so many SMs and copies memory, measured.
+struct Slowdown {
+  std::int32_t sms = 0;     ///< 0: none
+  std::int32_t factor = 0;  ///< in 1/65536; kWhole: as long as alone
+  bool operator==(const Slowdown&) const = default;
+};
+inline constexpr std::size_t kMostSlowdowns = 8;
+
 /// What one work costs on one rank: times when alone, and how it takes part in sharing.
 ///
 /// Local work (kernels) yields: beside communication that holds `h` of `S` SMs and a share `b` of
 /// the memory bandwidth it takes
 ///     latency + max( rounds * ceil(tiles / (S - h)) * tile,   compute,   memory / (1 - b) )
-/// where `compute` is scaled by S / (S - h) for work that has no tiles.
+/// where `compute` is scaled by S / (S - h) for work that has no tiles. Where slowdowns f(h) were
+/// measured it takes, instead,
+///     duration * f(h)
+/// with f linear between f(0) = 1 and what was measured, and on along the last two beyond; b is in
+/// it then, as far as what copied beside it takes what communication takes.
 /// Communication holds: it keeps its SMs from launch to end, and is slowed only by others on its
 /// ports: its rate is min(1, 1 / sum of shares) over the ports it uses. Left out: communication
 /// slowed by compute; two kernels of one rank on two streams.
@@ -43,11 +55,12 @@ struct Cost {
                   ///< nature
 
   // Yielding work.
-  std::int64_t tiles = 0;   ///< output tiles, 0 if not tiled
-  Time tile;                ///< time of one wave of tiles
-  std::int32_t rounds = 1;  ///< so many times `tiles`, one after another
-  Time compute;             ///< arithmetic time of untiled work
-  Time memory;              ///< time bound by device memory
+  std::int64_t tiles = 0;                            ///< output tiles, 0 if not tiled
+  Time tile;                                         ///< time of one wave of tiles
+  std::int32_t rounds = 1;                           ///< so many times `tiles`, one after another
+  Time compute;                                      ///< arithmetic time of untiled work
+  Time memory;                                       ///< time bound by device memory
+  std::array<Slowdown, kMostSlowdowns> slowdowns{};  ///< by SMs, rising; the rest is none
 
   // Holding work.
   std::int32_t sms_held = 0;

@@ -138,6 +138,9 @@ TEST_F(Execution, InterruptedCalibrationKeepsWhatItHas) {
   const Result<Json> profile = parse_json(x_place.read("p.json"), "p.json");
   ASSERT_TRUE(profile.ok());
   ASSERT_GT(at(profile.value(), "samples").array()->size(), 3);
+  // What the host ran at, and what of it is not read.
+  EXPECT_NE(at(profile.value(), "machine/state/not_readable").string()->find("power"),
+            std::string::npos);
   // It prices a simulation, and says for how much of it.
   const Json with = simulated(x_place, "run.json", {}, {"--profile", "p.json"});
   const Json without_it = simulated(x_place, "run.json");
@@ -153,6 +156,34 @@ TEST_F(Execution, InterruptedCalibrationKeepsWhatItHas) {
                  {"other.json", "another machine", "abacus", "--force"});
   // Nor is it a price for other devices.
   expect_refused({"simulate", "llama-3-8b-8-h100", "--profile", "p.json"}, {"--profile", "host"});
+}
+
+// A device's profile: the state that prices a product, and what was measured beside held SMs.
+TEST_F(Execution, WhySaysStateAndSlowdown) {
+  x_place.write("p.json", R"({"schema": "foretrain/profile/1",
+    "machine": {"device": "h100-sxm-80gb", "processor": "some GPU", "date": "a day"},
+    "samples": [
+      {"op": "launch", "shape": "by the host", "dtype": "fp32", "size": 1, "count": 9,
+       "median_us": 4, "p10_us": 4, "p90_us": 4},
+      {"op": "gemm nt", "shape": "gemm 8192x4096x4096 nt bf16->bf16", "state": "burst",
+       "dtype": "bf16", "size": 274877906944, "count": 9, "median_us": 380, "p10_us": 380,
+       "p90_us": 381},
+      {"op": "gemm nt", "shape": "gemm 8192x4096x4096 nt bf16->bf16", "state": "sustained",
+       "dtype": "bf16", "size": 274877906944, "count": 99, "median_us": 420, "p10_us": 419,
+       "p90_us": 421, "clock_mhz": 1500, "power_w": 690},
+      {"op": "gemm nt", "shape": "gemm 8192x4096x4096 nt bf16->bf16", "sms_beside": 16,
+       "dtype": "bf16", "size": 274877906944, "count": 99, "median_us": 525, "p10_us": 524,
+       "p90_us": 526, "alone_us": 420}],
+    "fits": []})");
+  const CommandResult why = x_place.run(
+      {"show", "llama-3-8b-8-h100", "--set", "profile=\"p.json\"", "--why", "attention.qkv"});
+  ASSERT_EQ(why.exit_code, 0) << why.err;
+  EXPECT_NE(why.out.find("1 samples of gemm nt, sustained"), std::string::npos) << why.out;
+  EXPECT_NE(why.out.find("1.25 times beside 16 SMs (1 sample)"), std::string::npos) << why.out;
+  const Json with = simulated(x_place, "llama-3-8b-8-h100", {}, {"--profile", "p.json"});
+  EXPECT_NE(dump_json(at(with, "notes")).find("products sustained, slowdown beside"),
+            std::string::npos)
+      << dump_json(at(with, "notes"));
 }
 
 TEST_F(Execution, ValidationComparesAndGates) {

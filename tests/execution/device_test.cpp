@@ -97,10 +97,13 @@ TEST(LoopDevice, MeasuresAndExecutes) {
     ASSERT_TRUE(executed.ok()) << executed.error().message;
     ASSERT_EQ(executed.value().steps.size(), 4);
     EXPECT_GT(executed.value().steps[0].loss, executed.value().steps[3].loss);
-    // Besides the ops: dispatch, event, and the host's time to launch.
-    EXPECT_EQ(profile.samples.size(), ops.size() + 3);
+    // Besides the ops: dispatch, event, the host's time to launch; two of them in graphs too.
+    EXPECT_EQ(profile.samples.size(), ops.size() + 5);
     const ProfileTable table(profile);
-    EXPECT_GT(table.overhead_seconds(kLaunchSample, 1), 0);
+    for (const char* op :
+         {kDispatchSample, kEventSample, kLaunchSample, kGraphDispatchSample, kGraphLaunchSample}) {
+      EXPECT_GT(table.overhead_seconds(op, 1), 0) << op;
+    }
     std::set<std::string> types;
     for (const MicroOp& op : ops) {
       const auto price = table.price(op.work, 1);
@@ -112,23 +115,53 @@ TEST(LoopDevice, MeasuresAndExecutes) {
   }
 }
 
-// What `calibrate --device cuda` measures can be executed there, one by one.
+// What `calibrate --device cuda` measures can be executed there, one by one; of two ranks it is
+// what they share and what one rank has not.
 TEST(LoopDevice, WhatIsCalibratedIsExecutable) {
+  std::set<std::string> alone;
   for (const std::int64_t ranks : {1, 2}) {
-    const auto ops = calibration_ops(ranks, true, true);
+    const auto ops = calibration_ops({ranks, true, true, false, 132});
     ASSERT_TRUE(ops.ok()) << ops.error().message;
     std::set<std::string> kinds;
     for (const MicroOp& op : ops.value()) {
       const Status possible = check_device_executable(micro_workload(op, ranks, 2, 1));
       EXPECT_TRUE(possible.ok()) << possible.error().message;
       kinds.insert(op.key.op);
+      if (ranks == 1) alone.insert(op.key.shape);
+      const bool copy = std::holds_alternative<Copy>(op.work);
+      EXPECT_TRUE(ranks == 1 || copy || !alone.contains(op.key.shape)) << op.key.shape;
     }
     for (const char* kind : {"gemm nt", "gemm tn", "attention causal flash",
-                             "attention-backward causal unfused", "adam", "layer-norm"}) {
+                             "attention-backward causal unfused", "adam"}) {
       EXPECT_TRUE(kinds.contains(kind)) << kind;
     }
+    EXPECT_TRUE(ranks == 2 || kinds.contains("layer-norm"));
     EXPECT_EQ(kinds.contains("all-reduce"), ranks == 2);
   }
+}
+
+// Products and attention are taken in two states, bursts before what is sustained; quickly in
+// bursts alone; a few ops beside SMs that are held, never all of them.
+TEST(LoopDevice, StatesThatAreCalibrated) {
+  const auto count = [](bool quick, const std::string& state) {
+    const auto ops = calibration_ops({1, quick, true, false, 30});
+    EXPECT_TRUE(ops.ok());
+    std::int64_t out = 0;
+    bool sustained = false;
+    for (const MicroOp& op : ops.value()) {
+      const bool heavy = op.key.op.starts_with("gemm") || op.key.op.starts_with("attention");
+      EXPECT_EQ(op.key.state.empty(), !heavy || op.key.sms > 0) << op.key.shape;
+      EXPECT_LT(op.key.sms, 30);
+      sustained = sustained || op.key.state == kSustained;
+      EXPECT_FALSE(sustained && op.key.state != kSustained) << op.key.shape;
+      if (op.key.sms == 0 && op.key.state == state) ++out;
+    }
+    return out;
+  };
+  EXPECT_GT(count(false, kBurst), 100);
+  EXPECT_EQ(count(false, kBurst), count(false, kSustained));
+  EXPECT_GT(count(true, kBurst), 10);
+  EXPECT_EQ(count(true, kSustained), 0);
 }
 
 /// Memory is used again, yet never while another op may still touch it: the plan of a Program with

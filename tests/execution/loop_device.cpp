@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "executor/cuda/compute.h"
+#include "executor/cuda/fp8.h"
 #include "executor/cuda/host_loops.h"
 #include "executor/kernels.h"
 
@@ -81,6 +82,7 @@ class Loops : public device::HostLoops {
     for (std::thread& worker : workers) worker.join();
   }
   void product(const Product& p) {
+    if (p.in == DType::kFp8) return product_of_fp8(p);
     with_type(p.in, [&](auto in) {
       with_type(p.out, [&](auto out) {
         using A = typename decltype(in)::Type;
@@ -99,6 +101,29 @@ class Loops : public device::HostLoops {
       for (std::int64_t c = 0; c < cols; ++c) out.push_back(to_float(from[r * pitch + c]));
     }
     return out;
+  }
+  /// Widened first; one scale an operand, none is one.
+  static void product_of_fp8(const Product& p) {
+    const auto widened = [&p](const void* from, std::int64_t count, const float* scale, bool e5m2) {
+      std::vector<float> out;
+      const auto* const bytes = static_cast<const std::uint8_t*>(from);
+      for (std::int64_t i = 0; i < count * p.batch; ++i) {
+        out.push_back((scale == nullptr ? 1.0F : *scale) *
+                      (e5m2 ? from_e5m2(bytes[i]) : from_e4m3(bytes[i])));
+      }
+      return out;
+    };
+    const std::vector<float> a = widened(p.a, p.m * p.k, p.scale_a, p.a_is_e5m2);
+    const std::vector<float> b = widened(p.b, p.n * p.k, p.scale_b, false);
+    Product wide = p;
+    wide.in = DType::kFp32;
+    wide.a = a.data();
+    wide.b = b.data();
+    with_type(p.out, [&](auto out) {
+      for (std::int64_t i = 0; i < p.batch; ++i) {
+        one_product<float, typename decltype(out)::Type>(wide, i);
+      }
+    });
   }
   template <typename A, typename C>
   static void one_product(const Product& p, std::int64_t b) {
@@ -178,8 +203,8 @@ class Worker {
 
 class LoopDevice final : public Device {
  public:
-  LoopDevice(RankId rank, Transport& transport, std::size_t team)
-      : x_rank(rank), x_transport(transport), x_team(team) {}
+  LoopDevice(RankId rank, Transport& transport, std::size_t team, LoopGpu gpu)
+      : x_rank(rank), x_transport(transport), x_team(team), x_gpu(std::move(gpu)) {}
 
   Status open(std::size_t streams, std::size_t marks) override {
     x_marked.assign(marks, 0);
@@ -202,6 +227,7 @@ class LoopDevice final : public Device {
     return ok_status();
   }
   Status begin() override {
+    if (x_gpu.begin) x_gpu.begin();
     x_marked.assign(x_marked.size(), 0);
     x_queued.assign(x_queued.size(), false);
     x_now = 0;
@@ -255,6 +281,11 @@ class LoopDevice final : public Device {
     return first;
   }
   Result<Time> time_of(std::size_t mark) override { return Time{x_marked[mark] * 1'000'000}; }
+  std::vector<Time> busy_times(std::size_t ops) override {
+    return x_gpu.busy ? std::vector<Time>(ops, x_gpu.busy()) : std::vector<Time>();
+  }
+  Status hold_sms(int sms) override { return x_gpu.hold ? x_gpu.hold(sms) : Device::hold_sms(sms); }
+  Status release_sms() override { return x_gpu.release ? x_gpu.release() : ok_status(); }
   Status copy(std::size_t stream, std::byte* to, const std::byte* from,
               std::size_t bytes) override {
     return queue(stream, [=, this] { return write(to, from, bytes); });
@@ -348,6 +379,7 @@ class LoopDevice final : public Device {
   RankId x_rank;
   Transport& x_transport;
   std::size_t x_team;
+  LoopGpu x_gpu;
   std::deque<std::vector<std::uint64_t>> x_blocks;
   bool x_capturing = false;
   std::size_t x_pieces = 0;  ///< that this step has ended
@@ -362,8 +394,9 @@ class LoopDevice final : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport, std::size_t team) {
-  return std::make_unique<LoopDevice>(rank, transport, team);
+std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport, std::size_t team,
+                                         LoopGpu gpu) {
+  return std::make_unique<LoopDevice>(rank, transport, team, std::move(gpu));
 }
 
 }  // namespace foretrain

@@ -3,14 +3,24 @@
 // of each other as far as the Program lets them.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "executor/cuda/device.h"
 
 namespace foretrain {
 
+/// A GPU as far as its times and its SMs go; what is not there is as on any loop device.
+struct LoopGpu {
+  std::function<void()> begin;      ///< of a step
+  std::function<Time()> busy;       ///< of every op of the step that has ended, at most 1 us
+  std::function<Status(int)> hold;  ///< so many SMs
+  std::function<Status()> release;
+};
+
 /// Collectives and messages go through `transport`. What an op writes is searched for NaN. `team`:
 /// the workers of a team, threads if more than one.
-std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport, std::size_t team = 1);
+std::unique_ptr<Device> make_loop_device(RankId rank, Transport& transport, std::size_t team = 1,
+                                         LoopGpu gpu = {});
 
 }  // namespace foretrain

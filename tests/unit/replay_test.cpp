@@ -301,6 +301,22 @@ TEST(DurationBeside, Equation) {
   EXPECT_EQ(duration_beside(plain, 16, 4, kWhole / 2).ps, 1334);
 }
 
+// duration f(h), f linear from (0, 1) through what was measured and on: 1.25 at 4 SMs, 2 at 8.
+TEST(DurationBeside, WhatWasMeasuredInItsPlace) {
+  Cost cost;
+  cost.compute = cost.duration = Time{1000};
+  cost.slowdowns = {Slowdown{4, kWhole * 5 / 4}, Slowdown{8, kWhole * 2}};
+  EXPECT_EQ(duration_beside(cost, 16, 0, 0).ps, 1000);
+  EXPECT_EQ(duration_beside(cost, 16, 2, 0).ps, 1125);
+  EXPECT_EQ(duration_beside(cost, 16, 4, kWhole / 2).ps, 1250);  // its copies are in it
+  EXPECT_EQ(duration_beside(cost, 16, 6, 0).ps, 1625);
+  EXPECT_EQ(duration_beside(cost, 16, 8, 0).ps, 2000);
+  EXPECT_EQ(duration_beside(cost, 16, 12, 0).ps, 2750);
+  // Memory alone, without SMs, is the equation's.
+  cost.memory = Time{1000};
+  EXPECT_EQ(duration_beside(cost, 16, 0, kWhole / 2).ps, 2000);
+}
+
 TEST(Progress, RatesAreExactAtOneAndRoundDown) {
   EXPECT_EQ(rate_of(Time{100}, Time{100}), 65536);
   EXPECT_EQ(rate_of(Time{100}, Time{134}), 48907);

@@ -12,9 +12,7 @@ namespace foretrain {
 namespace {
 
 CalibrateOptions options_of(const CalibrateArgs& args, const CudaModule& cuda) {
-  CalibrateOptions out;
-  out.rotation = 4 * private_cache_bytes();
-  if (cuda.devices > 0) out = options_on_device(cuda);
+  CalibrateOptions out = cuda.devices > 0 ? options_on_device(cuda) : options_on_host();
   out.seconds = args.quick ? 0.05 : 0.25;
   out.spread = args.quick ? 0.1 : 0.03;
   out.interrupted = interrupted;
@@ -35,21 +33,22 @@ Result<std::string> output_path(const CalibrateArgs& args) {
   return folder + "/" + args.device + (kind.empty() ? "" : "-" + kind) + ".json";
 }
 
-Json identity(const CalibrateArgs& args, const CudaModule& cuda) {
+Json identity(const CalibrateArgs& args, const CudaModule& cuda, Bytes rotation) {
   Json out = cuda.devices > 0 ? device_identity(cuda, args.name) : machine_identity();
   out.set("command", std::string("foretrain calibrate") + (args.quick ? " --quick" : "") +
                          (args.blas.empty() ? "" : " --blas " + args.blas));
   out.set("foretrain", std::string(kVersion) + " (" + kRevision + ")");
-  out.set("rotation_kib", static_cast<std::int64_t>(options_of(args, cuda).rotation / 1024));
+  if (cuda.devices > 0) out.set("states", args.quick ? kBurst : "burst, sustained");
+  out.set("rotation_kib", static_cast<std::int64_t>(rotation / 1024));
   return out;
 }
 
 /// What there is to go on from.
 Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path,
-                              const CudaModule& cuda) {
+                              const CudaModule& cuda, Bytes rotation) {
   std::error_code ignored;
   Profile fresh;
-  fresh.machine = identity(args, cuda);
+  fresh.machine = identity(args, cuda, rotation);
   if (!args.resume || !std::filesystem::exists(path, ignored)) return fresh;
   FT_ASSIGN(Profile old, load_profile(path, "--out"));
   if (!args.force && !same_machine(old.machine, fresh.machine)) {
@@ -58,15 +57,17 @@ Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path
                        " with " + fresh.about("blas") +
                        "); choose another file, or --force to mix them");
   }
+  // Ranks that measure together go on with what one rank has just measured.
+  const Json* const skipped = args.worker_ranks > 0 ? old.machine.find("skipped") : nullptr;
+  if (skipped != nullptr) fresh.machine.set("skipped", *skipped);
   old.machine = fresh.machine;
   return old;
 }
 
 Status measure(const CalibrateArgs& args, std::int64_t ranks, const std::string& path,
-               const CudaModule& cuda, Profile& profile) {
-  FT_ASSIGN(const std::vector<MicroOp> ops, calibration_ops(ranks, args.quick, cuda.devices > 0));
+               const CudaModule& cuda, CalibrateOptions options, Profile& profile) {
+  FT_ASSIGN(const std::vector<MicroOp> ops, calibration_ops(scope_of(ranks, args.quick, cuda)));
   ProgressLine line(args.quiet);
-  CalibrateOptions options = options_of(args, cuda);
   options.progress = [&line](std::size_t done, std::size_t all, const std::string& what) {
     line.show(done, all, what);
   };
@@ -87,7 +88,7 @@ Status measure(const CalibrateArgs& args, std::int64_t ranks, const std::string&
 
 /// Two ranks at once: what they do to each other, and how they talk.
 Status measure_pair(const CalibrateArgs& args, const std::string& path, const CudaModule& cuda,
-                    Profile& profile) {
+                    const CalibrateOptions& options, Profile& profile) {
   if (args.device == "cuda" && cuda.devices < 2) return ok_status();
 
   const Status mpi = check_mpi();
@@ -95,7 +96,7 @@ Status measure_pair(const CalibrateArgs& args, const std::string& path, const Cu
     if (!mpi.ok() && !args.quiet) {
       std::fprintf(stderr, "foretrain: %s; going on with threads\n", mpi.error().message.c_str());
     }
-    return measure(args, 2, path, cuda, profile);
+    return measure(args, 2, path, cuda, options, profile);
   }
   std::vector<std::string> words = {"calibrate", "--worker-ranks", "2",      "--out",
                                     path,        "--resume",       "--force"};
@@ -113,6 +114,27 @@ Status measure_pair(const CalibrateArgs& args, const std::string& path, const Cu
   return ok_status();
 }
 
+/// ", at 1755 MHz, 690 W, 61 C": medians.
+std::string ran_at(const Profile& profile) {
+  const MachineState state = median_state(profile);
+  std::string out;
+  if (state.clock_mhz) out += ", at " + fixed(*state.clock_mhz, 0) + " MHz";
+  if (state.power_w) out += ", " + fixed(*state.power_w, 0) + " W";
+  if (state.temperature_c) out += ", " + fixed(*state.temperature_c, 0) + " C";
+  return out;
+}
+
+/// What was left out, a line each.
+std::string left_out(const Profile& profile) {
+  std::string out;
+  const Json* const skipped = profile.machine.find("skipped");
+  if (skipped == nullptr || skipped->array() == nullptr) return out;
+  for (const Json& one : *skipped->array()) {
+    if (one.string() != nullptr) out += "left out: " + *one.string() + "\n";
+  }
+  return out;
+}
+
 std::string summary(const Profile& profile, const std::string& path) {
   std::size_t clean = 0;
   double spread = 0;
@@ -123,7 +145,8 @@ std::string summary(const Profile& profile, const std::string& path) {
   const auto all = static_cast<double>(profile.samples.size());
   return path + ": " + std::to_string(profile.samples.size()) + " operations on " +
          profile.about("processor") + ", " + std::to_string(clean) + " undisturbed, mean spread " +
-         fixed(100 * spread / std::max(1.0, all), 1) + " %\n";
+         fixed(100 * spread / std::max(1.0, all), 1) + " %" + ran_at(profile) + "\n" +
+         left_out(profile);
 }
 
 }  // namespace
@@ -136,10 +159,11 @@ Status calibrate(const CalibrateArgs& args) {
   }
   FT_ASSIGN(const std::string path, output_path(args));
   note_interrupts();
-  FT_ASSIGN(Profile profile, begin_profile(args, path, cuda));
-  if (args.worker_ranks > 0) return measure(args, args.worker_ranks, path, cuda, profile);
-  FT_TRY(measure(args, 1, path, cuda, profile));
-  if (!interrupted()) FT_TRY(measure_pair(args, path, cuda, profile));
+  const CalibrateOptions options = options_of(args, cuda);
+  FT_ASSIGN(Profile profile, begin_profile(args, path, cuda, options.rotation));
+  if (args.worker_ranks > 0) return measure(args, args.worker_ranks, path, cuda, options, profile);
+  FT_TRY(measure(args, 1, path, cuda, options, profile));
+  if (!interrupted()) FT_TRY(measure_pair(args, path, cuda, options, profile));
   if (interrupted()) {
     return input_error("interrupted; " + std::to_string(profile.samples.size()) +
                        " operations are in " + path + ", --resume goes on");

@@ -39,6 +39,10 @@ std::vector<Finding> examine() {
       first_of({"/usr/local/cuda/lib64/libnccl.so.2", "/usr/local/cuda/lib/libnccl.so.2",
                 "/usr/lib/x86_64-linux-gnu/libnccl.so.2"}),
       "no collectives between GPUs");
+  add("NVML",
+      first_of({"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "/usr/lib64/libnvidia-ml.so.1",
+                "/usr/local/nvidia/lib64/libnvidia-ml.so.1"}),
+      "profiles of GPUs lack clock, power and temperature");
   add("MPI", first_of({"/usr/bin/mpirun", "/usr/local/bin/mpirun"}),
       "no programs of several processes");
   return out;

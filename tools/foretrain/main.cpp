@@ -141,7 +141,8 @@ Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
   verb->add_option("--name", args.name,
                    "With --device cuda: the device preset that the profile is of, e.g. "
                    "h100-sxm-80gb (default: what the driver calls it)");
-  verb->add_flag("--quick", args.quick, "Fewer shapes, less time for each");
+  verb->add_flag("--quick", args.quick,
+                 "Fewer shapes, less time for each; on a device bursts only, nothing sustained");
   verb->add_flag("--resume", args.resume, "Keep what the profile has, measure what it lacks");
   verb->add_flag("--force", args.force, "Resume the profile of another machine all the same");
   verb->add_flag("--threads", args.threads, "Ranks as threads of one process, without MPI");
