@@ -3,6 +3,8 @@
 
 #include "models/lower.h"
 #include "sim/engine/replay.h"
+#include "sim/program/allocator.h"
+#include "sim/program/memory.h"
 #include "tests/support/small_plans.h"
 #include "tests/support/test_prices.h"
 
@@ -59,11 +61,29 @@ void preparation(benchmark::State& state) {
   }
 }
 
+/// Both walks over a Program's memory, by its operations: live bytes, and what an allocator holds.
+template <typename Walk>
+void walk_memory(benchmark::State& state, Walk walk) {
+  const Workload workload = many_layers({2, 8, 1, 4}, 64);
+  const Program& program = workload.programs.front();
+  for (auto step : state) benchmark::DoNotOptimize(walk(program));
+  state.SetItemsProcessed(state.iterations() * count_ops(program));
+}
+void live_bytes(benchmark::State& state) {
+  walk_memory(state, [](const Program& p) { return memory_peak(p).bytes; });
+}
+void reserved_bytes(benchmark::State& state) {
+  walk_memory(state,
+              [](const Program& p) { return caching_allocator(p, AllocatorRules(), 0).reserved; });
+}
+
 BENCHMARK(one_actor)->Unit(benchmark::kMillisecond);
 BENCHMARK(many_actors)->Unit(benchmark::kMillisecond);
 BENCHMARK(held_sms)->Unit(benchmark::kMillisecond);
 BENCHMARK(shared_ports)->Unit(benchmark::kMillisecond);
 BENCHMARK(preparation)->Unit(benchmark::kMillisecond);
+BENCHMARK(live_bytes)->Unit(benchmark::kMillisecond);
+BENCHMARK(reserved_bytes)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace foretrain
