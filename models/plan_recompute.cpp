@@ -75,15 +75,15 @@ std::optional<Refusal> refused_parts(const Model& model, const Plan& plan) {
   const Recompute& again = plan.recompute;
   if (again.parts == 1) return std::nullopt;
   constexpr const char* kPlace = "recompute/co_shard";
-  struct Cut {
+  struct Divided {
     const char* name;
     std::int64_t width, context;
   };
   const bool by_heads = plan.context_exchange == ContextExchange::kAllToAll;
   const std::int64_t context = by_heads ? plan.context : 1;
-  for (const Cut& cut : {Cut{"attention heads", model.heads, context},
-                         Cut{"key-value heads", model.kv_heads, context},
-                         Cut{"intermediate_size", model.intermediate, 1}}) {
+  for (const Divided& cut : {Divided{"attention heads", model.heads, context},
+                             Divided{"key-value heads", model.kv_heads, context},
+                             Divided{"intermediate_size", model.intermediate, 1}}) {
     if (cut.width % (again.parts * plan.tensor * cut.context) == 0) continue;
     return Refusal{kPlace, text(again.parts) + " parts" +
                                (plan.tensor > 1 ? " x tensor " + text(plan.tensor) : "") +

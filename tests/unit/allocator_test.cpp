@@ -13,7 +13,7 @@
 namespace foretrain {
 namespace {
 
-constexpr Bytes kMib = 1 << 20;
+constexpr Bytes kMebi = 1 << 20;
 
 /// One op after the other; each takes buffers, and gives back those that `frees` names.
 struct Step {
@@ -60,59 +60,59 @@ Bytes reserved(const std::vector<Bytes>& sizes, const std::vector<Step>& steps,
 
 TEST(CachingAllocator, RoundsBlocksAndSegments) {
   EXPECT_EQ(use_of({1, 513}, {{{0, 1}, {}}, {{}, {0, 1}}}).allocated, 512 + 1024);
-  EXPECT_EQ(reserved({1, 513}, {{{0, 1}, {}}, {{}, {0, 1}}}), 2 * kMib);
-  EXPECT_EQ(reserved({3 * kMib, 3 * kMib}, {{{0, 1}, {}}, {{}, {0, 1}}}), 20 * kMib);
-  EXPECT_EQ(reserved({11 * kMib}, {{{0}, {}}, {{}, {0}}}), 12 * kMib);
-  EXPECT_EQ(reserved({11 * kMib, kMib}, {{{0, 1}, {}}, {{}, {0, 1}}}), 14 * kMib);
+  EXPECT_EQ(reserved({1, 513}, {{{0, 1}, {}}, {{}, {0, 1}}}), 2 * kMebi);
+  EXPECT_EQ(reserved({3 * kMebi, 3 * kMebi}, {{{0, 1}, {}}, {{}, {0, 1}}}), 20 * kMebi);
+  EXPECT_EQ(reserved({11 * kMebi}, {{{0}, {}}, {{}, {0}}}), 12 * kMebi);
+  EXPECT_EQ(reserved({11 * kMebi, kMebi}, {{{0, 1}, {}}, {{}, {0, 1}}}), 14 * kMebi);
 }
 
 // The rest of a large block is of use above 1 MiB only.
 TEST(CachingAllocator, SplitsLargeBlocks) {
   const auto second = [](Bytes request, Bytes third) {
-    return reserved({30 * kMib, request, third},
+    return reserved({30 * kMebi, request, third},
                     {{{0}, {}}, {{}, {0}}, {{1, 2}, {}}, {{}, {1, 2}}});
   };
-  EXPECT_EQ(second(20 * kMib, 10 * kMib), 30 * kMib);
-  EXPECT_EQ(second(20 * kMib, 10 * kMib + 1), 42 * kMib);
-  EXPECT_EQ(second(28 * kMib, 2 * kMib), 30 * kMib);
-  EXPECT_EQ(second(29 * kMib, 2 * kMib), 50 * kMib);
+  EXPECT_EQ(second(20 * kMebi, 10 * kMebi), 30 * kMebi);
+  EXPECT_EQ(second(20 * kMebi, 10 * kMebi + 1), 42 * kMebi);
+  EXPECT_EQ(second(28 * kMebi, 2 * kMebi), 30 * kMebi);
+  EXPECT_EQ(second(29 * kMebi, 2 * kMebi), 50 * kMebi);
 }
 
 // Neighbours in a segment become one block again; segments never do, unless they can grow.
 TEST(CachingAllocator, MergesNeighbours) {
-  const std::vector<Bytes> parts = {40 * kMib, 15 * kMib, 15 * kMib, 40 * kMib};
+  const std::vector<Bytes> parts = {40 * kMebi, 15 * kMebi, 15 * kMebi, 40 * kMebi};
   const std::vector<Step> inside = {{{0}, {}}, {{}, {0}}, {{1, 2}, {}}, {{}, {1}},
                                     {{}, {2}}, {{3}, {}}, {{}, {3}}};
-  EXPECT_EQ(reserved(parts, inside), 40 * kMib);
-  const std::vector<Bytes> apart = {30 * kMib, 30 * kMib, 60 * kMib};
+  EXPECT_EQ(reserved(parts, inside), 40 * kMebi);
+  const std::vector<Bytes> apart = {30 * kMebi, 30 * kMebi, 60 * kMebi};
   const std::vector<Step> across = {{{0, 1}, {}}, {{}, {0, 1}}, {{2}, {}}, {{}, {2}}};
-  EXPECT_EQ(reserved(apart, across), 120 * kMib);
-  EXPECT_EQ(reserved(apart, across, true), 60 * kMib);
+  EXPECT_EQ(reserved(apart, across), 120 * kMebi);
+  EXPECT_EQ(reserved(apart, across, true), 60 * kMebi);
 }
 
 // A hole in front of what lives is lost to larger blocks either way.
 TEST(CachingAllocator, HolesStay) {
-  const std::vector<Bytes> sizes = {40 * kMib, 20 * kMib, 60 * kMib};
+  const std::vector<Bytes> sizes = {40 * kMebi, 20 * kMebi, 60 * kMebi};
   const std::vector<Step> steps = {{{0, 1}, {}}, {{}, {0}}, {{2}, {}}, {{}, {1, 2}}};
-  EXPECT_EQ(reserved(sizes, steps), 120 * kMib);
-  EXPECT_EQ(reserved(sizes, steps, true), 120 * kMib);
+  EXPECT_EQ(reserved(sizes, steps), 120 * kMebi);
+  EXPECT_EQ(reserved(sizes, steps, true), 120 * kMebi);
 }
 
 // Whole segments that are cached are given back before memory runs out.
 TEST(CachingAllocator, GivesSegmentsBack) {
-  const std::vector<Bytes> sizes = {50 * kMib, 50 * kMib, 70 * kMib, 44 * kMib};
+  const std::vector<Bytes> sizes = {50 * kMebi, 50 * kMebi, 70 * kMebi, 44 * kMebi};
   const std::vector<Step> steps = {{{0, 1}, {}}, {{}, {0, 1}}, {{2, 3}, {}}, {{}, {2, 3}}};
   // The first step ends with segments of 70 and 44. In the second one 50 comes from 70, and 44 goes
   // for the other 50.
-  const AllocatorUse tight = use_of(sizes, steps, false, 124 * kMib);
+  const AllocatorUse tight = use_of(sizes, steps, false, 124 * kMebi);
   EXPECT_TRUE(tight.fits);
-  EXPECT_EQ(tight.reserved, 120 * kMib);
+  EXPECT_EQ(tight.reserved, 120 * kMebi);
   EXPECT_EQ(tight.retries, 1);
-  const AllocatorUse wide = use_of(sizes, steps, false, 170 * kMib);
+  const AllocatorUse wide = use_of(sizes, steps, false, 170 * kMebi);
   EXPECT_TRUE(wide.fits);
-  EXPECT_EQ(wide.reserved, 170 * kMib);
+  EXPECT_EQ(wide.reserved, 170 * kMebi);
   EXPECT_EQ(wide.retries, 0);
-  EXPECT_FALSE(use_of(sizes, steps, false, 118 * kMib).fits);
+  EXPECT_FALSE(use_of(sizes, steps, false, 118 * kMebi).fits);
 }
 
 // Of drawn plans: nothing is reserved twice, and nothing that lives is left out.
