@@ -23,4 +23,15 @@ Bytes communicator_bytes(const Cluster& cluster, const Placement& at,
   return connections * buffers.connection + nvls;
 }
 
+Bytes message_bytes(const Cluster& cluster, RankId rank, std::span<const RankId> peers,
+                    const CommunicatorBuffers& buffers) {
+  if (cluster.scale_up == ScaleUp::kTorus) return 0;
+  const auto near = std::count_if(peers.begin(), peers.end(), [&](RankId peer) {
+    return cluster.node_of(peer) == cluster.node_of(rank);
+  });
+  const bool far = near < static_cast<std::ptrdiff_t>(peers.size());
+  constexpr std::int64_t kChannelsOfAPeer = 2;
+  return near * kChannelsOfAPeer * buffers.connection + (far ? buffers.pool : 0);
+}
+
 }  // namespace foretrain

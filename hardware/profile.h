@@ -54,7 +54,7 @@ struct Sample {
   double median_us = 0, p10_us = 0, p90_us = 0;
   double mean_us = 0;   ///< of what took at most three times the median; 0: not known
   bool clean = true;    ///< nobody else used the core meanwhile (CPU over wall time >= 0.98)
-  std::string stopped;  ///< the rule that ended it: "spread" or "time"
+  std::string stopped;  ///< the rule that ended it: "spread", "time" or "drifting"
   MachineState ran_at;  ///< medians of what was read meanwhile
   /// Of a sample beside held SMs: what the op took without them, measured in turns; 0: not known.
   double alone_us = 0;

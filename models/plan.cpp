@@ -247,8 +247,12 @@ class PlanReader {
       x_plan.data_time = Time::from_us(data_us);
       x_plan.step_time = Time::from_us(step_us);
     });
-    nested("allocator",
-           [this](JsonReader& r) { r.read("expandable_segments", x_plan.expandable_segments); });
+    nested("allocator", [this](JsonReader& r) {
+      int kind = 0;
+      r.read_choice("kind", kind, {"caching", "planned"});
+      r.read("expandable_segments", x_plan.expandable_segments);
+      x_plan.planned_memory = kind == 1;
+    });
     x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});
   }
 

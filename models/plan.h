@@ -301,7 +301,9 @@ struct Plan {
   Time step_time;                    ///< host time a step outside of kernels' launches
   Time checkpoint_time;              ///< host time that recomputing a layer adds
   HostOperations host_operations;    ///< of the framework, where nothing is captured or compiled
-  bool expandable_segments = false;  ///< of the framework's allocator: sim/program/allocator.h
+  /// Of the framework's allocator (sim/program/allocator.h); or memory is laid out before the step,
+  /// and nothing is held beyond what lives (XLA).
+  bool expandable_segments = false, planned_memory = false;
 
   /// Parts of the global batch: data-parallel ranks proper.
   std::int64_t batch_ranks() const { return data / context; }

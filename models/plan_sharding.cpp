@@ -280,7 +280,7 @@ void read_offload(JsonReader& reader, Offload& offload) {
   reader.read("delayed_update", offload.delayed_update);
   read_device_share(reader, offload);
   double mib = 0;
-  reader.read("page_mib", mib, JsonReader::Range{0, 1e6});
+  reader.read("page_mib", mib, JsonReader::Range{0, 1024});
   offload.page = static_cast<Bytes>(mib * 1048576);
   if (offload.optimizer == Memory::kDevice && offload.device_share < 0) offload.device_share = 0;
 }
@@ -294,17 +294,18 @@ std::optional<Refusal> refused_offload(const Plan& p) {
                    "parameters (on one accelerator as well)",
                    ErrorKind::kUnsupported};
   }
-  if (parameters && (p.sharding != Sharding::kParameters || !p.updates_on_host())) {
+  const bool states = o.optimizer != Memory::kDevice;
+  if (parameters && (p.sharding != Sharding::kParameters || !states)) {
     return Refusal{"offload/parameters",
                    "needs sharding.level parameters, and offload.optimizer cpu or nvme",
                    ErrorKind::kUnsupported};
   }
-  if (o.delayed_update && (parameters || !p.updates_on_host())) {
+  if (o.delayed_update && (parameters || !states)) {
     return Refusal{"offload/delayed_update",
                    "needs offload.optimizer cpu or nvme, and parameters on the device",
                    ErrorKind::kUnsupported};
   }
-  if (o.device_share != 0 && (o.optimizer == Memory::kDevice || o.delayed_update)) {
+  if (o.device_share != 0 && (!states || o.delayed_update)) {
     return Refusal{"offload/device_share",
                    "needs offload.optimizer cpu or nvme, without delayed_update",
                    ErrorKind::kUnsupported};

@@ -30,8 +30,12 @@ Kind more_sharding(const Plan& plan) {
 
 Kind smaller_microbatches(const Plan& plan) {
   Kind out;
-  if (plan.micro_batch % 2 == 0) out.push_back({set_of("batch.micro", plan.micro_batch / 2)});
-  if (plan.micro_batch > 2) out.push_back({set_of("batch.micro", 1)});
+  for (const std::int64_t part : {2, 4, 8}) {
+    if (plan.micro_batch % part == 0 && plan.micro_batch > part) {
+      out.push_back({set_of("batch.micro", plan.micro_batch / part)});
+    }
+  }
+  if (plan.micro_batch > 1) out.push_back({set_of("batch.micro", 1)});
   return out;
 }
 
@@ -73,6 +77,12 @@ Kind cheap_modules(const Run& run) {
   return out;
 }
 
+/// Segments that grow lose less to fragments, at no cost.
+Kind growing_segments(const Plan& plan) {
+  if (plan.planned_memory || plan.expandable_segments) return {};
+  return {{"allocator.expandable_segments=true"}};
+}
+
 Kind offloading(const Plan& plan) {
   Kind out;
   if (!plan.updates_on_host()) {
@@ -103,6 +113,7 @@ Kind offloaded_activations(const Plan& plan) {
 std::vector<Kind> kinds_of(const Run& run) {
   const Plan& plan = run.plan;
   std::vector<Kind> out;
+  out.push_back(growing_segments(plan));
   out.push_back(cheap_modules(run));
   out.push_back(more_recomputation(plan));
   out.push_back(more_sharding(plan));
@@ -161,7 +172,13 @@ class Search {
 
   bool attempt(const Sets& sets) {
     if (x_out.tried >= x_most) return false;
-    const Result<Run> changed = resolve_run(x_run.resolved, x_run.source, sets);
+    Sets all = sets;
+    Result<Run> changed = resolve_run(x_run.resolved, x_run.source, all);
+    if (changed.ok() && changed.value().plan.global_batch != x_run.plan.global_batch) {
+      // A batch that follows from the microbatch stays what it was: the same work.
+      all.push_back(set_of("batch.global", x_run.plan.global_batch));
+      changed = resolve_run(x_run.resolved, x_run.source, all);
+    }
     if (!changed.ok()) return false;
     ++x_out.tried;
     Run run = changed.value();
@@ -170,7 +187,7 @@ class Search {
     const Result<Prediction> prediction = predict(run, x_options);
     if (!prediction.ok() || !prediction.value().memory.within(x_options.most_memory)) return false;
     x_out.changes.push_back(
-        {sets, prediction.value().iteration_time_s, prediction.value().memory.peak_gib});
+        {all, prediction.value().iteration_time_s, prediction.value().memory.peak_gib});
     return true;
   }
 

@@ -6,6 +6,7 @@
 
 #include "executor/cuda_module.h"
 #include "executor/execute.h"
+#include "tools/memory_report.h"
 #include "tools/run_file.h"
 
 namespace foretrain {

@@ -1,9 +1,11 @@
 #include "tools/memory_report.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "hardware/communicator_memory.h"
+#include "models/lower.h"
 #include "sim/base/assets.h"
 #include "sim/program/allocator.h"
 
@@ -43,7 +45,7 @@ Result<LibraryMemory> library_memory() {
   read_part(reader, "nccl", [&out](JsonReader& nccl) {
     read_mib(nccl, "connection_mib", out.nccl.connection);
     read_mib(nccl, "nvls_head_mib", out.nccl.nvls_head);
-    read_mib(nccl, "peer_mib", out.nccl.peer);
+    read_mib(nccl, "pool_mib", out.nccl.pool);
   });
   read_part(reader, "allocator", [&out](JsonReader& rules) {
     rules.read("round", out.allocator.round, JsonReader::IntRange{1, 1 << 30});
@@ -88,15 +90,9 @@ Result<double> communicators_gib(const Run& run, const Workload& workload, std::
     peers.push_back(channel.source.index() == rank ? channel.destination : channel.source);
   }
   std::sort(peers.begin(), peers.end());
-  const auto count = std::unique(peers.begin(), peers.end()) - peers.begin();
-  return gib(sum + count * buffers.peer);
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return gib(sum + message_bytes(run.cluster, RankId(rank), peers, buffers));
 }
-
-/// The Program with the highest peak.
-struct Highest {
-  std::size_t program = 0;
-  MemoryPeak peak;
-};
 
 std::string place_of(const Program& program, const MemoryPeak& peak) {
   if (peak.call < 0) return "the start";
@@ -117,15 +113,42 @@ std::size_t first_rank(const Workload& workload, std::size_t program) {
 
 /// What the allocator reserves for the Program beside `others_gib`; without a limit where it does
 /// not fit.
-void reserve(const Program& program, AllocatorRules rules, double others_gib, MemoryReport& out) {
+void reserve(const Program& program, const AllocatorRules& rules, double others_gib,
+             MemoryReport& out) {
   const double room = (out.capacity_gib - others_gib) * kGiB;
   AllocatorUse use;
   use.fits = false;
   if (room >= 1) use = caching_allocator(program, rules, static_cast<Bytes>(room));
-  out.fits = use.fits;
   out.allocator_retries = use.fits ? use.retries : 0;
   if (!use.fits) use = caching_allocator(program, rules, 0);
   out.reserved_gib = gib(use.reserved) + out.workspace_gib;
+}
+
+/// Of the first rank of Program `p`, whose tensors peak at `peak`.
+Result<MemoryReport> report_program(const Run& run, const Workload& workload, std::size_t p,
+                                    const MemoryPeak& peak, const LibraryMemory& library) {
+  const Program& program = workload.programs[p];
+  const std::size_t rank = first_rank(workload, p);
+  const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
+  MemoryReport out;
+  for (std::size_t k = 0; k < out.by_kind_gib.size(); ++k)
+    out.by_kind_gib[k] = gib(peak.by_kind[k]);
+  out.host_gib = gib(memory_peak(program, Memory::kHost).bytes);
+  out.storage_gib = gib(memory_peak(program, Memory::kStorage).bytes);
+  out.peak_rank = static_cast<std::int64_t>(rank);
+  out.peak_at = place_of(program, peak);
+  out.capacity_gib = run.cluster.device.memory_gib;
+  out.context_gib = torus ? 0 : library.context_gib;
+  out.workspace_gib = torus ? 0 : library.workspace_gib;
+  FT_ASSIGN(out.communication_gib, communicators_gib(run, workload, rank, library.nccl));
+  out.allocated_gib = gib(peak.bytes) + out.workspace_gib;
+  const double others = out.context_gib + out.workspace_gib + out.communication_gib;
+  out.reserved_gib = out.allocated_gib;
+  const bool planned = torus || run.plan.planned_memory;
+  if (!planned) reserve(program, library.allocator, others, out);
+  out.peak_gib = out.reserved_gib + out.communication_gib + out.context_gib;
+  out.fits = out.peak_gib <= out.capacity_gib;
+  return out;
 }
 
 }  // namespace
@@ -133,30 +156,41 @@ void reserve(const Program& program, AllocatorRules rules, double others_gib, Me
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   FT_ASSIGN(LibraryMemory library, library_memory());
   library.allocator.expandable = run.plan.expandable_segments;
-  MemoryReport out;
-  Highest worst;
-  for (std::size_t p = 0; p < workload.programs.size(); ++p) {
-    const MemoryPeak peak = memory_peak(workload.programs[p]);
-    if (p == 0) out.theoretical_gib = gib(peak.persistent + peak.saved);
-    if (p == 0 || peak.bytes > worst.peak.bytes) worst = Highest{p, peak};
+  std::vector<MemoryPeak> peaks;
+  Bytes most = 0;
+  for (const Program& program : workload.programs) {
+    peaks.push_back(memory_peak(program));
+    most = std::max(most, peaks.back().bytes);
   }
-  const Program& program = workload.programs[worst.program];
-  const std::size_t rank = first_rank(workload, worst.program);
-  for (std::size_t k = 0; k < out.by_kind_gib.size(); ++k) {
-    out.by_kind_gib[k] = gib(worst.peak.by_kind[k]);
+  // Fragments and communicators differ between stages by less than this share of tensors.
+  constexpr double kNear = 0.95;
+  std::optional<MemoryReport> out;
+  for (std::size_t p = 0; p < peaks.size(); ++p) {
+    if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
+    FT_ASSIGN(const MemoryReport one, report_program(run, workload, p, peaks[p], library));
+    if (!out || one.peak_gib > out->peak_gib) out = one;
   }
-  out.host_gib = gib(memory_peak(program, Memory::kHost).bytes);
-  out.storage_gib = gib(memory_peak(program, Memory::kStorage).bytes);
-  out.peak_rank = static_cast<std::int64_t>(rank);
-  out.peak_at = place_of(program, worst.peak);
-  out.capacity_gib = run.cluster.device.memory_gib;
-  out.context_gib = library.context_gib;
-  out.workspace_gib = library.workspace_gib;
-  FT_ASSIGN(out.communication_gib, communicators_gib(run, workload, rank, library.nccl));
-  out.allocated_gib = gib(worst.peak.bytes) + out.workspace_gib;
-  const double others = out.context_gib + out.workspace_gib + out.communication_gib;
-  reserve(program, library.allocator, others, out);
-  out.peak_gib = out.reserved_gib + out.communication_gib + out.context_gib;
+  out->theoretical_gib = gib(peaks.front().persistent + peaks.front().saved);
+  return *out;
+}
+
+Result<Run> placed(const Run& run) {
+  Run out = run;
+  double& share = out.plan.offload.device_share;
+  if (share >= 0) return out;
+  constexpr int kSteps = 256;
+  int least = 0;
+  int most = kSteps;
+  while (least < most) {
+    const int middle = (least + most + 1) / 2;
+    share = static_cast<double>(middle) / kSteps;
+    FT_ASSIGN(const MemoryReport memory, report_memory(out, lower(out.model, out.plan)));
+    const bool fits = memory.fits && memory.allocator_retries == 0;
+    (fits ? least : most) = fits ? middle : middle - 1;
+  }
+  share = static_cast<double>(least) / kSteps;
+  out.notes.push_back("offload.device_share auto: the states of " +
+                      std::to_string(least * 100 / kSteps) + " % of the layers have room");
   return out;
 }
 

@@ -12,7 +12,8 @@
 
 namespace foretrain {
 
-/// GiB on the device of the rank with the most in tensors. `by_kind` follows BufferKind, then what
+/// GiB on the device of the rank with the highest peak, of those with nearly the most in tensors.
+/// `by_kind` follows BufferKind, then what
 /// libraries take.
 struct MemoryReport {
   double peak_gib = 0, capacity_gib = 0;
@@ -39,5 +40,9 @@ struct MemoryReport {
 
 /// Of the lowered run. Refuses groups that the cluster cannot place.
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload);
+
+/// The run with `offload.device_share` `auto` decided, else as it is: as many layers' states on the
+/// device as there is room for without giving segments back. A note says how many.
+Result<Run> placed(const Run& run);
 
 }  // namespace foretrain

@@ -89,24 +89,6 @@ double peak_tflops(const Run& run) {
   return foretrain::peak_tflops(run.cluster.device, run.plan.precision.matrix);
 }
 
-/// The run with as many layers' states on the device as there is room for.
-Result<Run> placed(const Run& run) {
-  Run out = run;
-  double& share = out.plan.offload.device_share;
-  if (share >= 0) return out;
-  constexpr int kSteps = 256;
-  int least = 0;
-  int most = kSteps;
-  while (least < most) {
-    const int middle = (least + most + 1) / 2;
-    share = static_cast<double>(middle) / kSteps;
-    FT_ASSIGN(const MemoryReport memory, report_memory(out, lower(out.model, out.plan)));
-    (memory.fits ? least : most) = memory.fits ? middle : middle - 1;
-  }
-  share = static_cast<double>(least) / kSteps;
-  return out;
-}
-
 /// Gains from one resource at a time at 11/10 of its rate.
 Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& workload,
                                                Time base) {
@@ -242,8 +224,10 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   const FlopConventions flops =
       model_flops(run.model, run.plan.global_batch * run.plan.sequence_length,
                   run.plan.sequence_length, run.plan.target());
-  // A third is one forward pass.
-  const double causal = flops.causal * (2 + static_cast<double>(run.plan.forwards)) / 3;
+  // A third is one forward pass; those whose output comes back have no head.
+  const double head = 2 * tokens * static_cast<double>(run.model.vocabulary * run.model.hidden);
+  const double causal =
+      flops.causal + static_cast<double>(run.plan.forwards - 1) * (flops.causal / 3 - head);
   out.parameters = parameter_count(run.model);
   out.tokens_per_s = tokens / seconds;
   out.model_tflops_per_accelerator = causal / seconds / accelerators / 1e12;

@@ -222,7 +222,12 @@ void note_limits(Run& run) {
         "the figures of " + run.cluster.device.name +
         " are generic, not of this machine; `foretrain calibrate --device host` measures it");
   }
-  if (!is_nvidia(run.cluster.device.architecture)) {
+  const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
+  if (torus) {
+    run.notes.emplace_back(
+        "memory is what the program's buffers take; what runtime and compiler of " +
+        run.cluster.device.name + " need beside them is not known");
+  } else if (!is_nvidia(run.cluster.device.architecture)) {
     run.notes.emplace_back(
         "communication buffers, context and allocator are taken as CUDA's; what " +
         run.cluster.device.name + " needs is not known");

@@ -173,11 +173,17 @@ ErrorStatistics statistics(const std::vector<double>& errors, const std::vector<
   out.mean /= total;
   out.bias /= total;
   std::sort(sorted.begin(), sorted.end());
+  // Each value stands in the middle of its weight; between two the quantile is in proportion.
+  const double last = total - (sorted.front().second + sorted.back().second) / 2;
   const auto quantile = [&](double share) {
-    double reached = 0;
-    for (const auto& [value, weight] : sorted) {
-      reached += weight;
-      if (reached >= share * total * (1 - 1e-12)) return value;
+    double at = 0;
+    for (std::size_t i = 0; i + 1 < sorted.size(); ++i) {
+      const double step = (sorted[i].second + sorted[i + 1].second) / 2;
+      if (at + step >= share * last) {
+        const double part = (share * last - at) / step;
+        return sorted[i].first + part * (sorted[i + 1].first - sorted[i].first);
+      }
+      at += step;
     }
     return sorted.back().first;
   };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <iterator>
+#include <set>
 #include <vector>
 
 namespace foretrain {
@@ -13,6 +15,7 @@ constexpr std::int32_t kNone = -1;
 /// Part of a segment.
 struct Block {
   Bytes size = 0;
+  Bytes unmapped = 0;                          ///< of a free block that was given back in part
   std::int32_t before = kNone, after = kNone;  ///< neighbours in the segment
   bool small = false, free = false;
 };
@@ -29,7 +32,7 @@ class Allocator {
     const bool small = size <= x_rules.small_limit;
     std::int32_t block = take_free(small, size);
     if (block == kNone) block = take_segment(small, size);
-    if (block == kNone) return kNone;
+    if (block == kNone || !map(block, size)) return kNone;
     const Bytes rest = x_blocks[at(block)].size - size;
     const bool splits =
         small || x_rules.expandable ? rest >= x_rules.round : rest > x_rules.small_limit;
@@ -69,21 +72,18 @@ class Allocator {
 
   static std::size_t at(std::int32_t block) { return static_cast<std::size_t>(block); }
 
-  std::vector<Free>& pool(bool small) { return x_free[small ? 0 : 1]; }
+  std::set<Free>& pool(bool small) { return x_free[small ? 0 : 1]; }
 
   void list(std::int32_t block) {
     Block& b = x_blocks[at(block)];
     b.free = true;
-    std::vector<Free>& free = pool(b.small);
-    const Free entry{b.size, block};
-    free.insert(std::lower_bound(free.begin(), free.end(), entry), entry);
+    pool(b.small).insert(Free{b.size, block});
   }
 
   void unlist(std::int32_t block) {
     Block& b = x_blocks[at(block)];
     b.free = false;
-    std::vector<Free>& free = pool(b.small);
-    free.erase(std::lower_bound(free.begin(), free.end(), Free{b.size, block}));
+    pool(b.small).erase(Free{b.size, block});
   }
 
   std::int32_t new_block(const Block& block) {
@@ -98,8 +98,8 @@ class Allocator {
   }
 
   std::int32_t take_free(bool small, Bytes size) {
-    const std::vector<Free>& free = pool(small);
-    const auto found = std::lower_bound(free.begin(), free.end(), Free{size, kNone});
+    const std::set<Free>& free = pool(small);
+    const auto found = free.lower_bound(Free{size, kNone});
     if (found == free.end()) return kNone;
     const std::int32_t block = found->block;
     unlist(block);
@@ -128,8 +128,7 @@ class Allocator {
     std::int32_t& last = x_last[small ? 0 : 1];
     const bool joins = last != kNone && x_blocks[at(last)].free;
     const Bytes has = joins ? x_blocks[at(last)].size : 0;
-    const Bytes page = small ? x_rules.small_segment : x_rules.middle_segment;
-    const Bytes more = rounded_up(size - has, page);
+    const Bytes more = rounded_up(size - has, page_of(small));
     if (!has_room(more)) return kNone;
     add_reserved(more);
     if (joins) {
@@ -147,23 +146,49 @@ class Allocator {
     return index;
   }
 
-  /// Whether so much can be had, at worst after whole segments that are free are given back.
+  /// Maps again what of the taken block's first `size` bytes had been given back.
+  bool map(std::int32_t block, Bytes size) {
+    const Bytes lacking = size - (x_blocks[at(block)].size - x_blocks[at(block)].unmapped);
+    if (lacking <= 0) return true;
+    const Bytes page = page_of(x_blocks[at(block)].small);
+    const Bytes more = std::min(rounded_up(lacking, page), x_blocks[at(block)].unmapped);
+    if (!has_room(more)) {
+      list(block);
+      return false;
+    }
+    add_reserved(more);
+    x_blocks[at(block)].unmapped -= more;
+    return true;
+  }
+
+  Bytes page_of(bool small) const { return small ? x_rules.small_segment : x_rules.middle_segment; }
+
+  /// Whether so much can be had, at worst after what is free is given back: whole segments, or
+  /// whole pages of those that can grow.
   bool has_room(Bytes bytes) {
     if (x_limit == 0 || x_reserved + bytes <= x_limit) return true;
     ++x_use.retries;
-    for (std::vector<Free>& free : x_free) {
-      const auto whole = [this](const Free& f) {
-        const Block& b = x_blocks[at(f.block)];
-        if (b.before != kNone || b.after != kNone) return false;
-        x_reserved -= b.size;
-        x_unused.push_back(f.block);
-        return true;
-      };
-      if (!x_rules.expandable)
-        free.erase(std::remove_if(free.begin(), free.end(), whole), free.end());
+    for (std::set<Free>& free : x_free) {
+      for (auto f = free.begin(); f != free.end();) {
+        Block& b = x_blocks[at(f->block)];
+        const bool whole = b.before == kNone && b.after == kNone && !x_rules.expandable;
+        if (x_rules.expandable) give_back_pages(b);
+        if (whole) {
+          x_reserved -= b.size;
+          x_unused.push_back(f->block);
+        }
+        f = whole ? free.erase(f) : std::next(f);
+      }
     }
     x_use.fits = x_use.fits && x_reserved + bytes <= x_limit;
     return x_reserved + bytes <= x_limit;
+  }
+
+  void give_back_pages(Block& free) {
+    const Bytes page = page_of(free.small);
+    const Bytes pages = (free.size - free.unmapped) / page * page;
+    x_reserved -= pages;
+    free.unmapped += pages;
   }
 
   void add_reserved(Bytes bytes) {
@@ -179,6 +204,7 @@ class Allocator {
     const std::int32_t index = new_block(rest);
     if (rest.after != kNone) x_blocks[at(rest.after)].before = index;
     x_blocks[at(block)].size = size;
+    x_blocks[at(block)].unmapped = 0;
     x_blocks[at(block)].after = index;
     if (x_last[rest.small ? 0 : 1] == block) x_last[rest.small ? 0 : 1] = index;
     list(index);
@@ -189,6 +215,7 @@ class Allocator {
     Block& to = x_blocks[at(first)];
     const Block& from = x_blocks[at(second)];
     to.size += from.size;
+    to.unmapped += from.unmapped;
     to.after = from.after;
     if (from.after != kNone) x_blocks[at(from.after)].before = first;
     if (x_last[to.small ? 0 : 1] == second) x_last[to.small ? 0 : 1] = first;
@@ -201,7 +228,7 @@ class Allocator {
   AllocatorUse x_use;
   std::vector<Block> x_blocks;
   std::vector<std::int32_t> x_unused;
-  std::array<std::vector<Free>, 2> x_free;
+  std::array<std::set<Free>, 2> x_free;
   std::array<std::int32_t, 2> x_last{kNone, kNone};  ///< end of a pool's expandable segment
 };
 
@@ -239,6 +266,7 @@ void allocate_persistent(const Program& program, Places& places, Allocator& allo
     for (std::size_t b = 0; b < buffers.size(); ++b) {
       if (!buffers[b].persistent || buffers[b].memory != Memory::kDevice) continue;
       places.of(frame, b) = allocator.allocate(buffers[b].bytes());
+      if (!allocator.use().fits) return;
     }
   }
 }
@@ -250,8 +278,9 @@ void run_step(const Program& program, Places& places, Allocator& allocator) {
         const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
         const auto b = static_cast<std::size_t>(ref.buffer);
         const Buffer& buffer = places.buffer(frame, b);
-        if (buffer.memory == Memory::kDevice)
-          places.of(frame, b) = allocator.allocate(buffer.bytes());
+        if (buffer.memory != Memory::kDevice) continue;
+        places.of(frame, b) = allocator.allocate(buffer.bytes());
+        if (!allocator.use().fits) return;
       }
       for (const BufferRef& ref : op.frees) {
         const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
@@ -269,9 +298,9 @@ AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rul
   Places places(program);
   Allocator allocator(rules, limit);
   allocate_persistent(program, places, allocator);
-  run_step(program, places, allocator);
+  if (allocator.use().fits) run_step(program, places, allocator);
   allocator.count_retries_from_now();
-  run_step(program, places, allocator);
+  if (allocator.use().fits) run_step(program, places, allocator);
   return allocator.use();
 }
 

@@ -24,13 +24,14 @@ struct AllocatorUse {
   /// Times in the second step at which no segment could be had before cached ones were given back,
   /// each after a wait for the device (`num_alloc_retries`).
   std::int64_t retries = 0;
-  bool fits = true;  ///< false: not even then
+  bool fits = true;  ///< false: not even then; the walk ends there
 };
 
 /// Two steps, so that the second finds what the first left: the persistent buffers, then the
 /// Program's own. Segments are had up to `limit` bytes (0: without end). All buffers come from one
 /// stream's pool. Left out: blocks that wait for another stream's event before they are free again
-/// (`record_stream`), tensors inside operations, `max_split_size_mb`, `roundup_power2_divisions`.
+/// (`record_stream`), tensors inside operations, `max_split_size_mb`, `roundup_power2_divisions`,
+/// where in a free block its pages begin, and that expandable segments prefer holes to their end.
 AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit);
 
 }  // namespace foretrain

@@ -176,6 +176,7 @@ const Field kFields[] = {
     {"gradients.flat_update=true", {"gradients.dtype=compute"}},
     {"parallel.keep_outputs=true", {"parallel.pipeline=2", "recompute=full"}},
     {"allocator.expandable_segments=true"},
+    {"allocator.kind=planned"},
     {"gradients.reduction=all-reduce"},
     {"gradients.bucket_elements=10000000"},
     {"gradients.bucket_elements_per_rank=100000000", {"gradients.bucket_elements=1000000"}},

@@ -175,8 +175,8 @@ TEST(Systems, MoveGradientsAsTheyDo) {
 
 /// How often `what` stands in the listing of rank 0's Program.
 std::int64_t occurrences(const Workplace& place, const std::string& system, const char* what) {
-  const CommandResult shown =
-      place.run({"show", "run.json", "--program", "0", "--set", "system=" + system});
+  const CommandResult shown = place.run({"show", "run.json", "--program", "0", "--set",
+                                         "system=" + system, "--set", "offload.device_share=0"});
   EXPECT_EQ(shown.exit_code, 0) << shown.err;
   std::int64_t count = 0;
   for (std::size_t at = shown.out.find(what); at != std::string::npos;
@@ -199,6 +199,22 @@ TEST(Systems, HaveTheirOwnMechanisms) {
   EXPECT_EQ(occurrences(place, "lightseq", "master weights"), 0);
   EXPECT_GT(occurrences(place, "angel-ptm", "parameters.from_host"), 1);
   EXPECT_GT(occurrences(place, "angel-ptm", "on the host"), 1);
+}
+
+// What `auto` decides is the same for whoever lowers the run: here all states have room.
+TEST(Systems, PlaceStatesAlike) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const auto program = [&place](const char* share) {
+    return place.run({"show", "run.json", "--program", "0", "--set", "system=angel-ptm", "--set",
+                      std::string("offload.device_share=") + share});
+  };
+  EXPECT_EQ(program("1").exit_code, 0);
+  EXPECT_TRUE(program("\"auto\"").out == program("1").out);
+  EXPECT_FALSE(program("0").out == program("1").out);
+  const Json placed = simulated(place, "run.json", {"system=angel-ptm"});
+  const Json all = simulated(place, "run.json", {"system=angel-ptm", "offload.device_share=1"});
+  EXPECT_EQ(at(placed, "iteration_time_s"), at(all, "iteration_time_s"));
 }
 
 // Where tensor ranks keep whole activations they all-reduce them; Megatron-LM scatters them. Alpa's

@@ -115,6 +115,17 @@ TEST(CachingAllocator, GivesSegmentsBack) {
   EXPECT_FALSE(use_of(sizes, steps, false, 118 * kMebi).fits);
 }
 
+// Of segments that grow, the pages of a hole, which are had again when the hole is filled.
+TEST(CachingAllocator, GivesPagesBack) {
+  const std::vector<Bytes> sizes = {40 * kMebi, 20 * kMebi, 60 * kMebi};
+  const std::vector<Step> steps = {{{0, 1}, {}}, {{}, {0}}, {{2}, {}}, {{}, {1, 2}}};
+  const AllocatorUse tight = use_of(sizes, steps, true, 90 * kMebi);
+  EXPECT_TRUE(tight.fits);
+  EXPECT_EQ(tight.reserved, 80 * kMebi);
+  EXPECT_EQ(tight.retries, 1);
+  EXPECT_FALSE(use_of(sizes, steps, true, 78 * kMebi).fits);
+}
+
 // Of drawn plans: nothing is reserved twice, and nothing that lives is left out.
 TEST(CachingAllocator, HoldsWhatLives) {
   for (int seed = 0; seed < 200; ++seed) {

@@ -197,6 +197,34 @@ TEST(Nccl, CommunicatorsOfANodeTakeWhatTheirConnectionsDo) {
   EXPECT_NEAR(mib(4), 688, 0.05 * 688);
 }
 
+// By hand: eight A100 on each of four nodes have 8 NICs and so 16 channels (search), of a ring and
+// a tree inside, and an eighth of a node's eight edges; a V100's mesh and a switch have no NVLS,
+// eight H100 16 channels of 8 heads; messages share one pool; tori have nothing of it.
+TEST(Nccl, CommunicatorsOfNodes) {
+  const CommunicatorBuffers buffers{10, 1000, 7};
+  const auto bytes = [&](const char* preset, std::int32_t ranks) {
+    Cluster cluster = cluster_of(Json(preset));
+    cluster.accelerators = ranks;
+    std::vector<RankId> members;
+    for (std::int32_t r = 0; r < ranks; ++r) members.emplace_back(r);
+    return communicator_bytes(cluster, placement_of(cluster, members).value(), buffers);
+  };
+  Cluster many = cluster_of(Json("dgx-a100-80gb"));
+  many.accelerators = 32;
+  const std::int64_t channels = nccl_group(many, 32, 4, 8, 8).channels;
+  EXPECT_EQ(bytes("dgx-a100-80gb", 32), 10 * (3 * channels + channels));
+  const NcclGroup hopper = nccl_group(cluster_of(Json("dgx-h100")), 8, 1, 8, 0);
+  EXPECT_EQ(hopper.nvls_channels * hopper.nvls.channels, 16 * 8);  // 256 MiB of 2 each
+  EXPECT_EQ(bytes("dgx-h100", 8), 10 * 3 * hopper.channels + 1000 * 16 * 8);
+  EXPECT_EQ(bytes("tpu-v4", 8), 0);
+  const auto messages = [&](std::vector<RankId> peers) {
+    return message_bytes(many, RankId(std::int32_t{0}), peers, buffers);
+  };
+  EXPECT_EQ(messages({}), 0);
+  EXPECT_EQ(messages({RankId(std::int32_t{8}), RankId(std::int32_t{16})}), 7);
+  EXPECT_EQ(messages({RankId(std::int32_t{1}), RankId(std::int32_t{8})}), 2 * 10 + 7);
+}
+
 TEST(Nccl, RuleFollowsTheNics) {
   Cluster cluster = cluster_of(Json("dgx-a100-80gb"));
   cluster.nic_gbit_per_s = 100;  // 8 NICs of 12.5 GB/s: a channel of 12 GB/s on each
