@@ -295,12 +295,12 @@ struct Plan {
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;
   Optimizer optimizer = Optimizer::kFusedAdam;
-  double dropout = -1;               ///< overrides the model's; -1: see `dropout_of`
-  double clip_norm = 1;              ///< 0 = no gradient clipping
-  Time data_time;                    ///< host time to prepare one microbatch
-  Time step_time;                    ///< host time a step outside of kernels' launches
-  Time checkpoint_time;              ///< host time that recomputing a layer adds
-  HostOperations host_operations;    ///< of the framework, where nothing is captured or compiled
+  double dropout = -1;             ///< overrides the model's; -1: see `dropout_of`
+  double clip_norm = 1;            ///< 0 = no gradient clipping
+  Time data_time;                  ///< host time to prepare one microbatch
+  Time step_time;                  ///< host time a step outside of kernels' launches
+  Time checkpoint_time;            ///< host time that recomputing a layer adds
+  HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
   /// Of the framework's allocator (sim/program/allocator.h); or memory is laid out before the step,
   /// and nothing is held beyond what lives (XLA).
   bool expandable_segments = false, planned_memory = false;
