@@ -64,13 +64,18 @@ TEST(Accuracy, ZeroBubbleRuns) {
   EXPECT_LT(statistics(time, weights).median, 0.07);
 }
 
-// Weighted quantiles: of {1, 2, 3} with weights {1, 1, 2}, half of the weight is reached at 2.
+// Weighted quantiles: {1, 2, 3} with weights {1, 1, 2} stand at 0, 1 and 2.5, of which the half is
+// 1.25. Of an even number of equal weights the median lies in the middle of two.
 TEST(Accuracy, StatisticsWeighRows) {
   const ErrorStatistics s = statistics({-0.01, 0.02, 0.03}, {1, 1, 2});
-  EXPECT_DOUBLE_EQ(s.median, 0.02);
-  EXPECT_DOUBLE_EQ(s.p90, 0.03);
+  EXPECT_DOUBLE_EQ(s.median, 0.02 + 0.01 * 0.25 / 1.5);
+  EXPECT_DOUBLE_EQ(s.p90, 0.02 + 0.01 * 1.25 / 1.5);
   EXPECT_DOUBLE_EQ(s.bias, (-0.01 + 0.02 + 0.06) / 4);
   EXPECT_DOUBLE_EQ(s.mean, (0.01 + 0.02 + 0.06) / 4);
+  const ErrorStatistics even = statistics({0.04, -0.01, 0.03, 0.02}, {1, 1, 1, 1});
+  EXPECT_DOUBLE_EQ(even.median, 0.025);
+  EXPECT_DOUBLE_EQ(even.p90, 0.03 + 0.01 * 0.7);
+  EXPECT_DOUBLE_EQ(statistics({0.5}, {2}).median, 0.5);
 }
 
 // Every shipped row has a verdict: predicted, or a reason why not.
