@@ -262,7 +262,7 @@ struct Plan {
   GradientReduction reduction = GradientReduction::kReduceScatter;
   bool fused_accumulation = true;  ///< GEMMs add to the gradients of earlier microbatches
   /// Every backward pass writes gradients in the compute type, which are added to those before when
-  /// it has ended: models/stage_update.cpp.
+  /// it has ended: models/stage_buckets.cpp.
   bool sums_after_pass = false;
   /// Before the update a rank's part of 16-bit gradients is copied together and widened.
   bool flat_update = false;

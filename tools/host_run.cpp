@@ -19,8 +19,7 @@ Result<CudaModule> open_device(const std::string& device) {
 Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<std::string> sets,
                                  std::int64_t ranks, CudaModule cuda) {
   if (ranks > 0) sets.push_back("cluster.accelerators=" + std::to_string(ranks));
-  FT_ASSIGN(const Run loaded, load_run(name_or_path, sets));
-  FT_ASSIGN(Run run, placed(loaded));
+  FT_ASSIGN(Run run, load_run(name_or_path, sets));
   if (run.model.is_network()) {
     return unsupported(run.source + ": /model: " + run.model.name +
                        " is a network of layers, which is only simulated; expected a transformer");

@@ -6,7 +6,6 @@
 
 #include "executor/cuda_module.h"
 #include "executor/execute.h"
-#include "tools/memory_report.h"
 #include "tools/run_file.h"
 
 namespace foretrain {

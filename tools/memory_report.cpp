@@ -133,8 +133,6 @@ Result<MemoryReport> report_program(const Run& run, const Workload& workload, st
   MemoryReport out;
   for (std::size_t k = 0; k < out.by_kind_gib.size(); ++k)
     out.by_kind_gib[k] = gib(peak.by_kind[k]);
-  out.host_gib = gib(memory_peak(program, Memory::kHost).bytes);
-  out.storage_gib = gib(memory_peak(program, Memory::kStorage).bytes);
   out.peak_rank = static_cast<std::int64_t>(rank);
   out.peak_at = place_of(program, peak);
   out.capacity_gib = run.cluster.device.memory_gib;
@@ -165,33 +163,37 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   // Fragments and communicators differ between stages by less than this share of tensors.
   constexpr double kNear = 0.95;
   std::optional<MemoryReport> out;
+  std::size_t worst = 0;
   for (std::size_t p = 0; p < peaks.size(); ++p) {
     if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
     FT_ASSIGN(const MemoryReport one, report_program(run, workload, p, peaks[p], library));
-    if (!out || one.peak_gib > out->peak_gib) out = one;
+    if (out && one.peak_gib <= out->peak_gib) continue;
+    out = one;
+    worst = p;
   }
+  out->host_gib = gib(memory_peak(workload.programs[worst], Memory::kHost).bytes);
+  out->storage_gib = gib(memory_peak(workload.programs[worst], Memory::kStorage).bytes);
   out->theoretical_gib = gib(peaks.front().persistent + peaks.front().saved);
   return *out;
 }
 
-Result<Run> placed(const Run& run) {
-  Run out = run;
-  double& share = out.plan.offload.device_share;
-  if (share >= 0) return out;
+Status place_states(Run& run) {
+  double& share = run.plan.offload.device_share;
+  if (share >= 0) return ok_status();
   constexpr int kSteps = 256;
   int least = 0;
   int most = kSteps;
   while (least < most) {
     const int middle = (least + most + 1) / 2;
     share = static_cast<double>(middle) / kSteps;
-    FT_ASSIGN(const MemoryReport memory, report_memory(out, lower(out.model, out.plan)));
+    FT_ASSIGN(const MemoryReport memory, report_memory(run, lower(run.model, run.plan)));
     const bool fits = memory.fits && memory.allocator_retries == 0;
     (fits ? least : most) = fits ? middle : middle - 1;
   }
   share = static_cast<double>(least) / kSteps;
-  out.notes.push_back("offload.device_share auto: the states of " +
+  run.notes.push_back("offload.device_share auto: the states of " +
                       std::to_string(least * 100 / kSteps) + " % of the layers have room");
-  return out;
+  return ok_status();
 }
 
 }  // namespace foretrain

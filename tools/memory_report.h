@@ -41,8 +41,8 @@ struct MemoryReport {
 /// Of the lowered run. Refuses groups that the cluster cannot place.
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload);
 
-/// The run with `offload.device_share` `auto` decided, else as it is: as many layers' states on the
+/// Decides `offload.device_share` `auto`, once, where a run is read: as many layers' states on the
 /// device as there is room for without giving segments back. A note says how many.
-Result<Run> placed(const Run& run);
+Status place_states(Run& run);
 
 }  // namespace foretrain

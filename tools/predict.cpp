@@ -240,9 +240,8 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
 
 }  // namespace
 
-Result<Prediction> predict(const Run& given, const PredictOptions& options) {
+Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  FT_ASSIGN(const Run run, placed(given));
   Prediction out;
   const Workload workload = lower(run.model, run.plan);
   if (options.verify) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "sim/base/assets.h"
+#include "tools/memory_report.h"
 
 namespace foretrain {
 namespace {
@@ -373,6 +374,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
   FT_TRY(find_profile(run, user, source));
   note_limits(run);
+  FT_TRY(place_states(run));
   return run;
 }
 

@@ -6,7 +6,6 @@
 #include "models/lower.h"
 #include "sim/engine/quotient.h"
 #include "tools/foretrain/verbs.h"
-#include "tools/memory_report.h"
 #include "tools/report.h"
 #include "tools/run_file.h"
 
@@ -304,8 +303,7 @@ Status show(const ShowArgs& args) {
     if (is_part(args.name) || is_system_file(args.name)) return show_part(args);
     FT_TRY(check_run_name(args.name));
   }
-  FT_ASSIGN(const Run loaded, load_run(args.name, args.sets));
-  FT_ASSIGN(const Run run, placed(loaded));
+  FT_ASSIGN(const Run run, load_run(args.name, args.sets));
   if (args.program_rank >= 0) return show_program(run, args);
   if (!args.why.empty()) return show_why(run, args);
   return show_run(run, args);

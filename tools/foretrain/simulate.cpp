@@ -30,8 +30,7 @@ Status simulate(const SimulateArgs& args) {
   if (!args.trace_ranks.empty() && args.trace.empty() && args.timeline.empty()) {
     return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
   }
-  FT_ASSIGN(const Run loaded, load_run(args.run, args.sets));
-  FT_ASSIGN(Run run, placed(loaded));
+  FT_ASSIGN(Run run, load_run(args.run, args.sets));
   if (!args.profile.empty()) FT_TRY(use_profile(run, args.profile, "--profile"));
   PredictOptions options;
   options.full = args.full;
