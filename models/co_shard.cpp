@@ -178,10 +178,7 @@ class CoShardWriter : LayerOps {
   template <typename Repeat>
   void again(SegmentWriter& w, Repeat repeat) {
     w.phase = Phase::kRecompute;
-    if (x_plan.checkpoint_time.ps > 0) {
-      w.compute("checkpoint.state", HostDelay{x_plan.checkpoint_time}, {}, {});
-      w.segment().ops.back().category = Category::kHost;
-    }
+    w.pause("checkpoint.state", x_plan.checkpoint_time);
     repeat();
     w.phase = Phase::kBackward;
   }

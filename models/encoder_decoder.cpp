@@ -206,10 +206,7 @@ class CrossWriter : MemoryWriter {
   /// All of the forward pass, into places of the backward one; its output into a frame of its own.
   void write_again(SegmentWriter& w) {
     w.phase = Phase::kRecompute;
-    if (x_plan.checkpoint_time.ps > 0) {
-      w.compute("checkpoint.state", HostDelay{x_plan.checkpoint_time}, {}, {});
-      w.segment().ops.back().category = Category::kHost;
-    }
+    w.pause("checkpoint.state", x_plan.checkpoint_time);
     write_forward(w);
     w.phase = Phase::kBackward;
   }

@@ -113,10 +113,7 @@ class LayerWriter : LayerOps {
     const Recompute& again = x_again;
     if (!again.any()) return;
     w.phase = Phase::kRecompute;
-    if (x_plan.checkpoint_time.ps > 0 && x_slice == 0) {
-      w.compute("checkpoint.state", HostDelay{x_plan.checkpoint_time}, {}, {});
-      w.segment().ops.back().category = Category::kHost;
-    }
+    if (x_slice == 0) w.pause("checkpoint.state", x_plan.checkpoint_time);
     attention_again(w);
     branch_again(w);
     w.phase = Phase::kBackward;

@@ -27,6 +27,10 @@ EventRef SegmentWriter::last_compute() {
   return op.records;
 }
 
+void SegmentWriter::pause(const std::string& name, Time time) {
+  if (time.ps > 0) compute(name, HostDelay{time}, {}, {}).category = Category::kHost;
+}
+
 EventRef SegmentWriter::on_stream(const std::string& stream, const std::string& name,
                                   Category category, Work work, std::vector<View> reads,
                                   std::vector<View> writes) {

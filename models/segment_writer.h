@@ -109,6 +109,8 @@ class SegmentWriter {
 
   Op& compute(const std::string& name, Work work, std::vector<View> reads,
               std::vector<View> writes);
+  /// The host's own time; nothing where it takes none.
+  void pause(const std::string& name, Time time);
   /// On another stream; waits for what compute has done so far. Returns the event it records.
   EventRef on_stream(const std::string& stream, const std::string& name, Category category,
                      Work work, std::vector<View> reads, std::vector<View> writes);

@@ -197,10 +197,7 @@ void StageWriter::zero_units() {
   w.segment().frames = {x_scalars};
   Call call;
   call.frames = {x_scalar_frame};
-  if (x_plan.step_time.ps > 0) {
-    w.compute("host", HostDelay{x_plan.step_time}, {}, {});
-    w.segment().ops.back().category = Category::kHost;
-  }
+  w.pause("host", x_plan.step_time);
   const auto zero = [&w](const char* name, const Ref& ref) {
     Kernel fill;
     fill.rows = 1;

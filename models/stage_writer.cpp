@@ -71,10 +71,7 @@ void StageWriter::step_begins() {
     LayoutWriter events("zero", 1);
     SegmentWriter w(x_builder, "zero gradients " + std::to_string(c), events);
     w.phase = Phase::kGradients;
-    if (c == 0 && x_plan.step_time.ps > 0) {
-      w.compute("host", HostDelay{x_plan.step_time}, {}, {});
-      w.segment().ops.back().category = Category::kHost;
-    }
+    if (c == 0) w.pause("host", x_plan.step_time);
     Kernel fill;
     fill.rows = 1;
     fill.cols = chunk.elements;
@@ -153,10 +150,7 @@ void StageWriter::load_inputs(Passage& passage, std::int32_t microbatch) {
     LayoutWriter events("load", 1);
     SegmentWriter w(x_builder, "load inputs", events);
     w.phase = Phase::kInput;
-    if (x_plan.data_time.ps > 0) {
-      w.compute("data.prepare", HostDelay{x_plan.data_time}, {}, {});
-      w.segment().ops.back().category = Category::kHost;
-    }
+    w.pause("data.prepare", x_plan.data_time);
     const FrameLayout& inputs = x_builder.program().layouts[x_inputs.index()];
     const auto copy = [&](const std::string& name, std::int16_t buffer) {
       const Bytes bytes = inputs.buffers[static_cast<std::size_t>(buffer)].bytes();
