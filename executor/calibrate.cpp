@@ -221,7 +221,11 @@ Status Calibration::repeat(RankRunner& rank, std::size_t i, std::int64_t members
   const auto begin = Clock::now();
   bool more = true;
   for (int number = 0; more; ++number) {
-    if (pause > 0) std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    if (pause > 0 && x_options.rest) {
+      x_options.rest(pause);
+    } else if (pause > 0) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    }
     FT_TRY(step(rank, i, members, number > 0 ? &timings : nullptr));
     if (x_self.value == 0 && number > 0) {
       const double quartiles = summarize(timings, out);

@@ -47,6 +47,7 @@ struct CalibrateOptions {
   std::shared_ptr<StateReader> state;
   std::string no_state;
   std::function<bool()> interrupted;
+  std::function<void(double)> rest;  ///< a pause of so many s; none: sleeps
   /// Operations done, in all, and the next one's shape; on rank 0.
   std::function<void(std::size_t, std::size_t, const std::string&)> progress;
   std::function<Status()> save;  ///< on rank 0, about every second and at the end

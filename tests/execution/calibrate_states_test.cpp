@@ -2,8 +2,7 @@
 // sample say what the machine ran at? On a loop device whose clock and SMs a test makes.
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <thread>
+#include <utility>
 
 #include "executor/calibrate.h"
 #include "executor/cuda/device_rank.h"
@@ -16,23 +15,20 @@ namespace {
 constexpr double kFullClock = 1980;
 constexpr std::int64_t kPsAtFullClock = 400'000;  // of an op
 
-/// A GPU that falls from its full clock by a share a step while it is busy, to a floor, and is back
-/// after a pause; and that has so many SMs to hold.
+/// A GPU that falls from its full clock by a share a step, to a floor, and is back after a pause;
+/// and that has so many SMs to hold. What time really passes does not matter to it.
 struct FakeGpu {
-  using Clock = std::chrono::steady_clock;
   double fall = 0.02, floor = 1400, slower_by_clock = 1;
   int sms = 100;
   double clock = kFullClock;
   int held = 0, holds = 0, releases = 0;
-  Clock::time_point last;
+  bool rested = true;
 
   void begin() {
-    constexpr auto kPause = std::chrono::milliseconds(40);
-    clock = Clock::now() - last > kPause ? kFullClock : std::max(floor, clock * (1 - fall));
+    clock = std::exchange(rested, false) ? kFullClock : std::max(floor, clock * (1 - fall));
   }
   /// Twice as long beside 100 SMs.
-  Time busy() {
-    last = Clock::now();
+  Time busy() const {
     const double by_clock = 1 + slower_by_clock * (kFullClock / clock - 1);
     const double beside = 1 + held / 100.0;
     return Time{static_cast<std::int64_t>(kPsAtFullClock * by_clock * beside)};
@@ -66,7 +62,7 @@ CalibrateOptions options_on(FakeGpu& gpu) {
   out.rotation = 1 << 16;
   out.library = "loops";
   out.gemm_rate = out.byte_rate = 1e8;
-  out.pause = 0.06;
+  out.rest = [&gpu](double) { gpu.rested = true; };
   out.long_step = 4e-6;
   out.window = 0.005;
   out.settle = 0.01;
@@ -110,7 +106,9 @@ Profile measured(const std::vector<MicroOp>& ops, const CalibrateOptions& option
 TEST(States, BurstAndSustainedAreToldApart) {
   FakeGpu gpu;
   const std::vector<MicroOp> ops = {product(kBurst), product(kSustained)};
-  const Profile profile = measured(ops, options_on(gpu));
+  CalibrateOptions options = options_on(gpu);
+  options.seconds = 0.5;  // two steps of some 0.1 ms that do not differ end it
+  const Profile profile = measured(ops, options);
   const Sample* const burst = profile.find(ops[0].key);
   const Sample* const sustained = profile.find(ops[1].key);
   ASSERT_TRUE(burst != nullptr && sustained != nullptr);
@@ -141,7 +139,6 @@ TEST(States, BurstsPriceWhereNothingIsSustained) {
 TEST(States, WhatDriftsOnIsSaid) {
   FakeGpu gpu;
   gpu.floor = 0;
-  gpu.fall = 0.01;
   gpu.slower_by_clock = 0;
   CalibrateOptions options = options_on(gpu);
   options.most_settle = 0.1;
