@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "tests/cli/run_command.h"
+#include "tests/support/sanitized.h"
 
 namespace foretrain {
 namespace {
@@ -59,7 +60,10 @@ std::vector<std::string> shipped_runs() {
     if (entry.path().extension() == ".json") out.push_back(entry.path().stem().string());
   }
   std::sort(out.begin(), out.end());
-  return out;
+  std::vector<std::string> taken;
+  for (std::size_t i = cases(0, 1); i < out.size(); i += std::size_t{cases(1, 4)})
+    taken.push_back(out[i]);
+  return taken;
 }
 INSTANTIATE_TEST_SUITE_P(Runs, Shipped, testing::ValuesIn(shipped_runs()));
 

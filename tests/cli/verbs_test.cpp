@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tests/cli/run_command.h"
+#include "tests/support/sanitized.h"
 
 namespace foretrain {
 namespace {
@@ -33,7 +34,7 @@ TEST(Verbs, StartAtOnce) {
     double best = 1e9;  // of five: others may keep the machine busy
     for (int i = 0; i < 5; ++i) best = std::min(best, place.run(arguments).wall_s);
     RecordProperty(arguments.front(), std::to_string(best));
-    EXPECT_LT(best, 0.1) << arguments.front();
+    EXPECT_LT(best, kSanitized ? 2 : 0.1) << arguments.front();
   }
 }
 

@@ -47,7 +47,9 @@ TEST(LoopDevice, DrawnSizesTrainLikeTheHost) {
 }
 
 TEST(LoopDevice, TrainsLikeTheHostInHalves) {
-  for (const DeviceCase& one : single_rank_cases()) {
+  const std::vector<DeviceCase> all = single_rank_cases();
+  for (std::size_t i = 0; i < all.size(); i += std::size_t{cases(1, 3)}) {
+    const DeviceCase& one = all[i];
     expect_trains_like_host(one, DType::kBf16, loop, kBf16Tolerance);
     if (kSanitized) continue;
     expect_trains_like_host(one, DType::kFp16, loop, kFp16Tolerance);
@@ -55,8 +57,9 @@ TEST(LoopDevice, TrainsLikeTheHostInHalves) {
 }
 
 TEST(LoopDevice, ManyRanksTrainLikeTheHost) {
-  for (const DeviceCase& one : many_rank_cases()) {
-    expect_trains_like_host(one, DType::kFp32, loop, {});
+  const std::vector<DeviceCase> all = many_rank_cases();
+  for (std::size_t i = 0; i < all.size(); i += std::size_t{cases(1, 2)}) {
+    expect_trains_like_host(all[i], DType::kFp32, loop, {});
   }
 }
 
@@ -66,8 +69,9 @@ TEST(LoopDevice, PiecesTrainLikeTheHost) {
   for (std::size_t i = 0; i < 4; ++i) {
     expect_trains_like_host(single[i], DType::kFp32, loop, {}, true);
   }
-  for (const DeviceCase& one : many_rank_cases()) {
-    expect_trains_like_host(one, DType::kFp32, loop, {}, true);
+  const std::vector<DeviceCase> many = many_rank_cases();
+  for (std::size_t i = 1; i < many.size(); i += std::size_t{cases(1, 2)}) {
+    expect_trains_like_host(many[i], DType::kFp32, loop, {}, true);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "sim/program/verify.h"
 #include "tests/support/pass_prices.h"
 #include "tests/support/recording.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -91,6 +92,7 @@ TEST(SpreadVocabulary, BubbleOf1f1b) {
 // takes time: a tenth of a pass here. Interlaced passes wait for it.
 TEST(SpreadVocabulary, NothingWaits) {
   for (const std::int64_t p : {2, 3, 4, 8, 16}) {
+    if (kSanitized && p > 8) continue;
     for (const Ps output : {kUnit / 16, kUnit / 4, kUnit / 2}) {
       for (const Ps exchange : {Ps{0}, kUnit / 5}) {
         const Durations d{1, 2, output, exchange};
