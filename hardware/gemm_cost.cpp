@@ -150,6 +150,7 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
   if (clock == ClockState::kSustained) rate *= sustained_factor(device);
   if (work.transpose_a) rate *= c.weight_gradient;
   if (work.split_accumulator) rate *= c.split_accumulator;
+  if (work.cutlass) rate *= c.cutlass;
   if (clock == ClockState::kBurst) {
     rate *= 1 + c.boost * std::exp(-2e-9 * products_of(work) / c.boost_gflop);
   }

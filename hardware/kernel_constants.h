@@ -29,6 +29,7 @@ struct GemmConstants {
                                    ///< element, after the arithmetic; 0: beside it
   std::int64_t at_once = 4;        ///< products apart that run side by side
   double split_accumulator = 1;    ///< rate of fp8 with it
+  double cutlass = 1;              ///< rate of CUTLASS' kernels with block scales
   double memory_efficiency = 1;
   double latency_us = 0;
   double misaligned = 1;  ///< rate where a contiguous dimension is no multiple of 16 bytes

@@ -149,6 +149,7 @@ struct Precision {
   DType linear = DType::kBf16;   ///< operands of the layers' GEMMs: fp8 or fp4, else `matrix`
   bool current_scaling = false;  ///< low precision: a pass for the largest value before each cast
   bool blocks = false;           ///< low precision: scaled by blocks or rows, not by whole tensors
+  bool cutlass = false;          ///< fp8 gradients of weights by CUTLASS
   ScaleSharing scales = ScaleSharing::kNone;
   bool low() const { return bits_of(linear) < 16; }
   /// A tensor's scale is of the largest values of earlier microbatches.

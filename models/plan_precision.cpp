@@ -1,10 +1,10 @@
 #include "models/plan_precision.h"
 
 namespace foretrain {
+namespace {
 
-void read_recipe(JsonReader& kernels, Precision& precision) {
+void read_scaling(JsonReader& kernels, Precision& precision) {
   enum : int { kDelayed, kCurrent, kTensorwise, kRowwise, kBlockwise };
-  kernels.read_enum("amax_reduction", precision.scales, {"none", "tensor", "stage"});
   const bool given = kernels.has("fp8_recipe");
   int recipe = kDelayed;
   kernels.read_choice("fp8_recipe", recipe,
@@ -19,6 +19,19 @@ void read_recipe(JsonReader& kernels, Precision& precision) {
   precision.current_scaling = recipe == kCurrent || recipe == kTensorwise;
   // A scale along what a GEMM sums over, as that of a row is, does not do for the other GEMMs.
   precision.blocks |= recipe == kRowwise || recipe == kBlockwise;
+}
+
+}  // namespace
+
+void read_recipe(JsonReader& kernels, Precision& precision) {
+  kernels.read_enum("amax_reduction", precision.scales, {"none", "tensor", "stage"});
+  read_scaling(kernels, precision);
+  int maker = 0;
+  kernels.read_choice("fp8_weight_gradient", maker, {"vendor", "cutlass"});
+  precision.cutlass = maker == 1;
+  if (maker == 1 && !(precision.blocks && precision.linear == DType::kFp8)) {
+    kernels.fail("fp8_weight_gradient", "cutlass needs fp8 scaled by blocks (fp8-blockwise)");
+  }
 }
 
 }  // namespace foretrain

@@ -77,6 +77,7 @@ Ref Quantizer::by_columns(const Ref& weight) const {
 Gemm Quantizer::typed(Gemm gemm, const Ref& weight, bool backward) const {
   if (find(weight) != nullptr) gemm.in = x_plan.precision.linear;
   gemm.split_accumulator = backward && gemm.in == DType::kFp8;
+  gemm.cutlass = gemm.split_accumulator && gemm.transpose_a && x_plan.precision.cutlass;
   return gemm;
 }
 

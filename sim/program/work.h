@@ -28,6 +28,8 @@ struct Gemm {
   DType in = DType::kBf16, out = DType::kBf16;
   /// fp8 products are added up outside the tensor cores every few steps, as backward passes do.
   bool split_accumulator = false;
+  /// A CUTLASS kernel with both operands scaled by blocks of k; else the vendor's, or one as fast.
+  bool cutlass = false;
   /// The weights W are up to three matrices of so many rows, and each is multiplied by a GEMM of
   /// its own: they cut n of y = x W^T, k of d x = d y W and m of d W = d y^T x. Zeros: one matrix.
   std::array<std::int64_t, 3> parts{};

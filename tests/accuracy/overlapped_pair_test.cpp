@@ -22,17 +22,17 @@ Json figures_of_trace() {
 }
 
 /// One layer of the model on the machine of the trace, as its report says it was trained: norms,
-/// the way up from the latent ranks and the activation computed again, DeepGEMM for its experts.
-/// All accelerators alike: the trace is of one.
+/// the way up from the latent ranks and the activation computed again, DeepGEMM for its experts,
+/// CUTLASS for gradients of weights. All accelerators alike: the trace is of one.
 Run run_of_trace() {
   const char* text = R"({"model": {"preset": "deepseek-v3", "num_hidden_layers": 1,
       "first_k_dense_replace": 0, "num_nextn_predict_layers": 0},
     "cluster": {"preset": "hgx-h800", "accelerators": 64, "rate_spread": 0},
     "system": "megatron-lm", "parallel": {"expert": 64},
     "batch": {"global": 64, "micro": 1, "sequence": 4096}, "precision": "fp8-blockwise",
-    "kernels": {"grouped_gemm": "single"},
+    "kernels": {"grouped_gemm": "single", "fp8_weight_gradient": "cutlass"},
     "recompute": {"modules": ["layernorm", "mla_up_proj", "moe_act"]},
-    "moe": {"dispatcher": "deepep", "routing": "balanced"}})";
+    "moe": {"dispatcher": "deepep", "routing": "balanced", "dispatch_dtype": "fp8"}})";
   return resolve_run(parse_json(text, "test").value(), "test", {}).value();
 }
 
@@ -87,36 +87,27 @@ PairPrices priced() {
   return out;
 }
 
-// What the test holds to: the phases of products, attention and what is between them. DeepSeek's
-// kernels for gradients of weights add up in fp32 in two steps and take half as long again; single
-// exchanges wait for other ranks, their sum is held to.
+// Exchanges of the trace wait in their kernels, for peers and for products; they are held to what
+// DeepEP's own benchmark of this exchange takes.
 TEST(OverlappedPair, PhasesTakeWhatTheTraceShows) {
   const PairPrices layer = priced();
   const Json root = figures_of_trace();
-  const std::map<std::string, double> most = {{"experts forward", 0.1},
-                                              {"experts backward", 0.1},
-                                              {"attention forward", 0.17},
-                                              {"attention backward", 0.15}};
   for (const auto& [name, value] : *root.find("phases")->object()) {
     const PhaseTime& time = layer.phases.at(name);
     const double error = time.beside_ms / value.number() - 1;
     std::printf("| %s | %.2f | %.2f | %.2f | %+.0f %% |\n", name.c_str(), value.number(),
                 time.alone_ms, time.beside_ms, 100 * error);
     EXPECT_GT(time.beside_ms, time.alone_ms) << name;
-    const auto bound = most.find(name);
-    if (bound == most.end()) continue;
-    EXPECT_NEAR(error, 0, bound->second) << name;
+    EXPECT_NEAR(error, 0, 0.15) << name;
   }
-  double sum_measured = 0;
-  double sum = 0;
+  const Json& benchmark = *root.find("benchmark");
   for (const auto& [name, value] : *root.find("exchange")->object()) {
     const double ms = layer.exchange_ms.at(name);
-    std::printf("| `%s` | %.2f | %.2f | | %+.0f %% |\n", name.c_str(), value.number(), ms,
-                100 * (ms / value.number() - 1));
-    sum_measured += value.number();
-    sum += ms;
+    const double alone = benchmark.find(name)->number();
+    std::printf("| `%s` | %.2f | %.2f | %.2f |\n", name.c_str(), value.number(), alone, ms);
+    EXPECT_NEAR(ms / alone, 1, 0.1) << name;
+    EXPECT_LT(ms, value.number()) << name;
   }
-  EXPECT_NEAR(sum / sum_measured, 1, 0.15);
 }
 
 }  // namespace

@@ -332,6 +332,7 @@ const BadSet kUnsupported[] = {
     {"offload.parameters=nvme", {"/offload/optimizer", "sharding.level"}},
     {"kernels.context=ring", {"/kernels/context", "parallel.context > 1"}},
     {"kernels.fp8_recipe=delayed", {"/kernels/fp8_recipe", "fp8 precision"}},
+    {"kernels.fp8_weight_gradient=cutlass", {"/kernels/fp8_weight_gradient", "fp8-blockwise"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
     {"overlap.passes=true", {"/overlap/passes", "no experts"}},
     {"schedule={\"name\":\"3f1b\",\"forwards\":0}", {"/schedule/forwards", "found 0", "1 to"}},

@@ -272,6 +272,7 @@ const Field kFields[] = {
     {"precision=fp8", {"cluster.preset=dgx-h100"}},
     {"kernels.amax_reduction=none", {"cluster.preset=dgx-h100", "precision=fp8"}},
     {"kernels.fp8_recipe=current", {"cluster.preset=dgx-h100", "precision=fp8"}},
+    {"kernels.fp8_weight_gradient=cutlass", {"cluster.preset=dgx-h100", "precision=fp8-blockwise"}},
     {"sharding.level=gradients", {"parallel.pipeline=1"}},
     {"sharding.level=parameters", {"parallel.pipeline=1"}},
     {"sharding.group_size=2", kSharded},
