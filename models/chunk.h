@@ -89,6 +89,7 @@ struct UnitShape {
   std::vector<ElementRange> partial;      ///< of it what they compute in parts
   LayoutId weights, gradients, shards, states;
   SegmentId gather, reduce_first, reduce_next;
+  SegmentId copy_out;      ///< where gathered parameters are copied out of what they came in
   SegmentId gather_again;  ///< for backward passes, from the second copy; invalid: as forward
   Ref secondary;           ///< the rank's part of that copy, in a frame of `states`
 };

@@ -252,15 +252,30 @@ class HeadWriter : EndWriter {
 
   void logits_gradient(SegmentWriter& w, const std::string& at, const Prediction& p,
                        const Ref& d_logits) {
-    std::vector<View> gradients = {d_logits.view()};
-    if (widens()) {
-      // Beside the probabilities two gradients in fp32; the one in 16 bits comes when one is gone.
-      const Ref wide = temp(x_backward, at + "d logits in fp32", DType::kUint8, 6 * d_logits.count);
-      gradients.push_back(wide.part(0, 0));
+    const std::vector<View> reads = {p.exp.view(), p.sum.view(), labels()};
+    const auto kernel_in = [&](KernelKind kind, DType type) {
+      Kernel out = vocabulary_kernel(kind, x_tokens, x_vocabulary);
+      out.bytes = kernel_of(kind, x_tokens, x_vocabulary, out.dtype = type).bytes;
+      return out;
+    };
+    if (x_plan.loss != LossForm::kTorch) {
+      w.compute(at + "loss.gradient",
+                kernel_in(KernelKind::kLossBackward, x_plan.precision.compute), reads,
+                {d_logits.view()});
+      return;
     }
-    w.compute(at + "loss.gradient",
-              vocabulary_kernel(KernelKind::kLossBackward, x_tokens, x_vocabulary),
-              {p.exp.view(), p.sum.view(), labels()}, std::move(gradients));
+    // cross_entropy: the gradient of what log_softmax gave, zeros but for the targets, then that of
+    // the logits, both in fp32; the one in 16 bits comes when the first is gone.
+    const DType wide = DType::kFp32;
+    const Ref targets = temp(x_backward, at + "d targets", wide, d_logits.count);
+    const Ref d_wide =
+        widens() ? temp(x_backward, at + "d logits in fp32", wide, d_logits.count) : d_logits;
+    w.compute(at + "loss.targets", kernel_in(KernelKind::kFill, wide), {}, {targets.view()});
+    w.compute(at + "loss.gradient", kernel_in(KernelKind::kLossBackward, wide), reads,
+              {d_wide.view(), targets.part(0, 0)});
+    if (!widens()) return;
+    w.compute(at + "loss.narrow", kernel_in(KernelKind::kCast, x_plan.precision.compute),
+              {d_wide.view()}, {d_logits.view()});
   }
 
   /// Both gradients of the output matrix' GEMM. A second prediction adds to the matrix' gradient.

@@ -48,9 +48,9 @@ KernelForm loss_form(LossForm form, KernelKind kind) {
       return parallel ? KernelForm{4, 28 - 6} : KernelForm{2, 12 - 6};
     case KernelKind::kLossMean:
       return {3, 0};
-    // Megatron's: x d loss r4 w4, to bf16 r4 w2. log_softmax: nll w4, r8 w4, to bf16 r4 w2.
+    // Megatron's: x d loss r4 w4, to bf16 r4 w2. log_softmax: r8 w4 (of 8 in fp32).
     case KernelKind::kLossBackward:
-      return parallel ? KernelForm{3, 14 - 6} : KernelForm{2, 22 - 6};
+      return parallel ? KernelForm{3, 14 - 6} : KernelForm{1, 4};
     default:
       return {};
   }

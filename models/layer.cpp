@@ -151,6 +151,9 @@ class LayerWriter : LayerOps {
     if (branch && !whole && !again.norm) quantize_mlp_input(w);
     if (again.operations) {
       forward_up(w);
+      // Eager PyTorch keeps what the policy saves whether it is read or not.
+      const bool kept = keeps_products() && x_plan.fusion == Fusion::kEager;
+      if (kept) w.segment().ops.back().reads.push_back(x_b.down_part.part(0, 0));
     } else if (whole || again.mlp || again.moe) {
       forward_branch(w);
       if (!stops_early(w) && (whole || x_dropout.hidden > 0)) {

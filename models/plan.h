@@ -216,6 +216,7 @@ struct Units {
   DType reduce = DType::kFp32;         ///< type in which gradients are reduced
   // ZeRO++ (arXiv 2306.10209), see models/stage_narrow.cpp:
   bool narrow_gathers = false;    ///< shards of parameters travel in 8 bits (qwZ)
+  bool copies_out = false;        ///< gathered into an array that compute copies them out of
   std::int64_t secondary = 0;     ///< ranks that share a copy for backward passes (hpZ); 0 = none
   bool narrow_reduction = false;  ///< gradients are exchanged in 4 bits, then summed (qgZ)
   bool operator==(const Units&) const = default;
@@ -417,6 +418,15 @@ struct Plan {
   bool stages_buckets() const {
     return sharding == Sharding::kNone &&
            (buckets.copy || buckets.inner_group > 1 || buckets.compression != Compression::kNone);
+  }
+  /// The one way of gathering that does so.
+  bool copies_out() const {
+    return sharding == Sharding::kParameters && units.copies_out && !units.narrow_gathers &&
+           units.secondary == 0 && units.inner_group == 1;
+  }
+  /// Sums of gradients are cast to a narrower type to travel, and back.
+  bool narrows_gradients() const {
+    return !by_units() && bits_of(units.reduce) < bits_of(precision.gradients);
   }
   /// Type of gradients as the backward pass writes them.
   DType local_gradients() const { return writes_fresh() ? precision.compute : precision.gradients; }

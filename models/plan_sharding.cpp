@@ -184,6 +184,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read("persist_elements", units.persist_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("forward_prefetch", units.forward_prefetch);
   reader.read_enum("backward_prefetch", units.backward_prefetch, {"none", "post", "pre"});
+  reader.read("copy_out", units.copies_out);
   reader.read("gathers_in_flight", units.gathers_in_flight, IntRange{0, 1 << 20});
   int shards = 0;
   reader.read_choice("shard_dtype", shards, {"fp32", "compute"});

@@ -116,7 +116,7 @@ DType StageWriter::travelling_type() const {
     case Compression::kBf16:
       return DType::kBf16;
     default:
-      return x_plan.precision.gradients;
+      return x_plan.narrows_gradients() ? x_plan.units.reduce : x_plan.precision.gradients;
   }
 }
 
@@ -183,13 +183,16 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
     write_signs(bucket, segment);
   } else if (bucket.staged.count > 0) {
     write_copied(bucket, segment);
+  } else if (x_plan.narrows_gradients()) {
+    write_narrowed(bucket, segment, call);
   } else {
     write_in_place(bucket, segment);
   }
   call.segment = x_builder.segment(std::move(segment));
   const StreamId stream = x_builder.stream(bucket.holders.stream);
   call.waits.push_back(StreamWait{stream, frame, event});
-  if (bucket.staged.count > 0 && copies_on_compute()) {
+  const bool narrows = bucket.staged.count == 0 && x_plan.narrows_gradients();
+  if (narrows ? !x_plan.overlap.gradient_reduce : bucket.staged.count > 0 && copies_on_compute()) {
     call.waits.push_back(StreamWait{StreamId(std::size_t{0}), frame, event});
   }
   x_builder.call(std::move(call));
@@ -212,20 +215,70 @@ View StageWriter::gradients_of(const Bucket& bucket) const {
 }
 
 void StageWriter::write_in_place(Bucket& bucket, Segment& segment) {
-  const DType type = x_plan.precision.gradients;
-  const Holders& holders = bucket.holders;
-  const bool scatter = sharded(holders) && x_plan.reduction == GradientReduction::kReduceScatter;
-  const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
   const View all = gradients_of(bucket);
+  const DType type = x_plan.precision.gradients;
+  const View part = scatters(bucket) ? shard_view(0, bucket, type) : all;
+  sum_over_ranks(bucket, segment, all, part, type, EventRef{1, kReduced});
+}
+
+/// Whether a bucket is scattered; then its group is known to the Program.
+bool StageWriter::scatters(const Bucket& bucket) {
+  const bool out = sharded(bucket.holders) && x_plan.reduction == GradientReduction::kReduceScatter;
+  if (out) (void)x_builder.group(bucket.holders.shard_group);
+  return out;
+}
+
+/// Into `part`, all of it or the rank's own; `done` is recorded at the end.
+void StageWriter::sum_over_ranks(const Bucket& bucket, Segment& segment, const View& all,
+                                 const View& part, DType type, EventRef done) {
+  const Holders& holders = bucket.holders;
+  const bool scatter = scatters(bucket);
+  const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
   const bool again = scatter && holders.shards < holders.ranks;
   bucket_op(bucket, segment, "gradients.reduce",
             Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, group,
                        bucket.end - bucket.begin, type, false},
-            {all}, {scatter ? shard_view(0, bucket, type) : all})
-      .records = EventRef{1, again ? kScattered : kReduced};
+            {all}, {part})
+      .records = again ? EventRef{1, kScattered} : done;
   if (!again) return;
-  reduce_over_replicas(segment, shard_view(0, bucket, type), shard_elements(bucket), type,
-                       EventRef{1, kScattered}, EventRef{1, kReduced});
+  reduce_over_replicas(segment, part, shard_elements(bucket), type, EventRef{1, kScattered}, done);
+}
+
+/// Cast as a whole into a buffer that lives until it is cast back (DeepSpeed's runtime/engine.py,
+/// allreduce_bucket with a communication_data_type, v0.6.4); what overlaps casts beside compute.
+void StageWriter::write_narrowed(Bucket& bucket, Segment& segment, Call& call) {
+  const DType type = x_plan.units.reduce;
+  const DType kept = x_plan.precision.gradients;
+  LayoutWriter local("narrow gradients", static_cast<std::int16_t>(segment.frames.size()));
+  const std::int64_t count = bucket.end - bucket.begin;
+  const View narrow = local.add("narrow", BufferKind::kCommunication, type, count).view();
+  const EventRef cast = local.event("cast");
+  const EventRef summed = local.event("summed");
+  const View all = gradients_of(bucket);
+  const auto add_cast = [&](const char* name, std::int64_t elements, DType to, const View& from,
+                            const View& into) -> Op& {
+    Op& op = bucket_op(bucket, segment, name, kernel_of(KernelKind::kCast, 1, elements, to), {from},
+                       {into});
+    if (x_plan.overlap.gradient_reduce) return op;
+    op.stream = StreamId(std::size_t{0});
+    op.category = Category::kCompute;
+    return op;
+  };
+  add_cast("gradients.narrow", count, type, all, narrow).records = cast;
+  const std::size_t next = segment.ops.size();
+  const bool scatter = scatters(bucket);
+  const View own = shard_view(0, bucket, kept);
+  View part = narrow;
+  if (scatter) part = shard_of(narrow, bucket.holders.shards, own.shard_group);
+  sum_over_ranks(bucket, segment, narrow, part, type, summed);
+  segment.ops[next].waits = {cast};
+  Op& back = add_cast("gradients.widen", scatter ? shard_elements(bucket) : count, kept, part,
+                      scatter ? own : all);
+  back.waits = {summed};
+  back.records = EventRef{1, kReduced};
+  const LayoutId layout = x_builder.layout(local.layout());
+  segment.frames.push_back(layout);
+  call.frames.push_back(x_builder.frame(layout));
 }
 
 /// The coordinator's cycle: half of it passes on average before it looks, then two bit vectors are

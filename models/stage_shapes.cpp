@@ -8,11 +8,13 @@
 namespace foretrain {
 namespace {
 
-constexpr std::int16_t kWhole = 0;     ///< buffer of gathered weights, of whole gradients
-constexpr std::int16_t kNarrowed = 1;  ///< the shard in the type that travels
-constexpr std::int16_t kWidened = 1;   ///< whole gradients in the type that is reduced
-constexpr std::int16_t kPart = 2;      ///< the rank's part of one microbatch's sum
-constexpr std::int16_t kSummed = 1;    ///< event: parts of tensor ranks are added
+constexpr std::int8_t kGatherPool = 1, kReducePool = 2;
+constexpr std::int16_t kToCopyOut = 2;  ///< of the weights, where they are copied out of it
+constexpr std::int16_t kWhole = 0;      ///< buffer of gathered weights, of whole gradients
+constexpr std::int16_t kNarrowed = 1;   ///< the shard in the type that travels
+constexpr std::int16_t kWidened = 1;    ///< whole gradients in the type that is reduced
+constexpr std::int16_t kPart = 2;       ///< the rank's part of one microbatch's sum
+constexpr std::int16_t kSummed = 1;     ///< event: parts of tensor ranks are added
 
 void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std::int64_t count,
          bool persistent) {
@@ -52,19 +54,42 @@ void StageWriter::mark_shard(Buffer& buffer, const UnitShape& shape) const {
   buffer.shard_group = own.shard_group;
 }
 
+bool StageWriter::copies_out(const UnitShape& shape) const {
+  return x_plan.copies_out() && shape.holders.shards > 1 && !stays_whole(shape);
+}
+
+/// FSDP2: one array holds what came from every rank, and compute copies each parameter out of it
+/// (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather_copy_out).
+SegmentId StageWriter::write_copy_out(const UnitShape& shape) {
+  const DType type = x_plan.precision.compute;
+  LayoutWriter events("copy out", 1);
+  SegmentWriter w(x_builder, "copy parameters out", events);
+  w.phase = Phase::kForward;
+  const Ref gathered{0, kToCopyOut, type, shape.elements};
+  const Ref whole{0, kWhole, type, shape.elements};
+  w.compute("parameters.copy_out", kernel_of(KernelKind::kCast, 1, shape.elements, type),
+            {gathered.view()}, {whole.view()});
+  w.segment().frames = {shape.weights};
+  return x_builder.segment(std::move(w.segment()));
+}
+
 /// The whole parameters of a unit, and what travels for them.
 FrameLayout StageWriter::weights_layout(const UnitShape& shape) const {
   const DType type = x_plan.precision.compute;
   FrameLayout weights;
   weights.name = "unit weights";
   add(weights, "whole", BufferKind::kParameters, type, shape.elements, stays_whole(shape));
+  if (!copies_out(shape)) weights.buffers.back().pool = kGatherPool;
+  const auto add_travelling = [&](const char* name, std::int64_t count) {
+    add(weights, name, BufferKind::kCommunication, type, count, false);
+    weights.buffers.back().pool = kGatherPool;
+  };
   if (sharded_parameters()) {
-    add(weights, "shard to gather", BufferKind::kCommunication, type,
-        shape.elements / shape.holders.shards, false);
+    add_travelling("shard to gather", shape.elements / shape.holders.shards);
   }
+  if (copies_out(shape)) add_travelling("gathered", shape.elements);
   if (gathers_in_levels(shape)) {
-    add(weights, "gathered across groups", BufferKind::kCommunication, type,
-        shape.elements / x_plan.units.inner_group, false);
+    add_travelling("gathered across groups", shape.elements / x_plan.units.inner_group);
   }
   weights.events = {"gathered"};
   if (shard_memory(shape) != Memory::kDevice) weights.events.emplace_back("from host");
@@ -84,7 +109,9 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
       !x_plan.fresh_gradients());
   add(gradients, "to reduce", BufferKind::kCommunication, x_plan.units.reduce, shape.elements,
       false);
+  if (!x_plan.copies_out()) gradients.buffers.back().pool = kReducePool;
   add(gradients, "part", BufferKind::kCommunication, x_plan.units.reduce, own, false);
+  gradients.buffers.back().pool = kReducePool;
   const bool on_host = shape.on_host;
   gradients.events = {"reduced", "summed over tensor ranks", "scattered"};
   if (on_host) gradients.events.insert(gradients.events.end(), {"part ready", "at host"});
@@ -130,6 +157,7 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   shape.states = x_builder.layout(std::move(states));
 
   shape.gather = write_gather(shape);
+  if (copies_out(shape)) shape.copy_out = write_copy_out(shape);
   shape.reduce_first = write_reduction(shape, true);
   if (x_plan.fresh_gradients() && x_plan.microbatches() > 1) {
     shape.reduce_next = write_reduction(shape, false);
@@ -181,7 +209,7 @@ View StageWriter::own_shard(std::int16_t frame, std::int16_t buffer, const UnitS
 SegmentId StageWriter::write_gather(UnitShape& shape) {
   const DType type = x_plan.precision.compute;
   const std::int64_t own = shape.elements / shape.holders.shards;
-  const Ref whole{0, kWhole, type, shape.elements};
+  const Ref whole{0, copies_out(shape) ? kToCopyOut : kWhole, type, shape.elements};
   Segment segment;
   segment.name = "gather unit";
   segment.frames = {shape.weights, shape.states};

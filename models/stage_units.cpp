@@ -340,12 +340,15 @@ void StageWriter::reduce_unit(Unit& unit, StreamWait after, bool last) {
 }
 
 /// Binds the frames that own a unit's arrays to a call; its gathered weights must be there.
-void StageWriter::bind_unit(Unit& unit, bool backward, Call& call) const {
+void StageWriter::bind_unit(Unit& unit, bool backward, Call& call) {
   call.frames.push_back(unit.weights);
   call.frames.push_back(backward ? unit.gradients : FrameId());
   if (unit.waited) return;
   unit.waited = true;
-  call.waits.push_back(StreamWait{StreamId(std::size_t{0}), unit.weights, kGatheredUnit});
+  const StreamWait gathered{StreamId(std::size_t{0}), unit.weights, kGatheredUnit};
+  const SegmentId copy_out = x_shapes[unit.shape].copy_out;
+  if (!copy_out.valid()) return call.waits.push_back(gathered);
+  x_builder.call(Call{copy_out, -1, -1, {unit.weights}, {gathered}});
 }
 
 /// Frames of whole gradients come with the first backward pass that writes them.

@@ -201,6 +201,10 @@ class StageWriter {
                 std::vector<View> reads, std::vector<View> writes);
   View gradients_of(const Bucket& bucket) const;
   void write_in_place(Bucket& bucket, Segment& segment);
+  bool scatters(const Bucket& bucket);
+  void sum_over_ranks(const Bucket& bucket, Segment& segment, const View& all, const View& part,
+                      DType type, EventRef done);
+  void write_narrowed(Bucket& bucket, Segment& segment, Call& call);
   void coordinate(const Chunk& chunk, const Bucket& bucket, Segment& segment);
   void sum_copies(const Bucket& bucket, const View& copy, std::int64_t count, DType type,
                   Segment& segment);
@@ -274,6 +278,8 @@ class StageWriter {
   void add_host_states(FrameLayout& states, std::int64_t own) const;
   void mark_shard(Buffer& buffer, const UnitShape& shape) const;
   const std::vector<Piece>& pieces_of(const UnitShape& shape) const;
+  bool copies_out(const UnitShape& shape) const;
+  SegmentId write_copy_out(const UnitShape& shape);
   SegmentId write_gather(UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
   void sum_shared(const UnitShape& shape, Segment& segment);
@@ -296,7 +302,7 @@ class StageWriter {
   const LayerSegments& layer_segments(Chunk& chunk, std::int64_t layer);
   View own_shard(std::int16_t frame, std::int16_t buffer, const UnitShape& shape, DType type) const;
   void open_units(Chunk& chunk, std::int64_t layer, bool backward);
-  void bind_unit(Unit& unit, bool backward, Call& call) const;
+  void bind_unit(Unit& unit, bool backward, Call& call);
   void need_gradients(Unit& unit);
 
   // --- Gathers of units, at once and in two levels (stage_levels.cpp) ---

@@ -17,7 +17,9 @@ struct Block {
   Bytes size = 0;
   Bytes unmapped = 0;                          ///< of a free block that was given back in part
   std::int32_t before = kNone, after = kNone;  ///< neighbours in the segment
-  bool small = false, free = false;
+  bool free = false;
+  std::int8_t pool = 0;  ///< 2 x the buffers' pool + (0: small blocks, 1: large ones)
+  bool small() const { return pool % 2 == 0; }
 };
 
 Bytes rounded_up(Bytes bytes, Bytes to) { return (bytes + to - 1) / to * to; }
@@ -27,11 +29,12 @@ class Allocator {
   Allocator(const AllocatorRules& rules, Bytes limit) : x_rules(rules), x_limit(limit) {}
 
   /// The block's index; kNone where there is no room.
-  std::int32_t allocate(Bytes bytes) {
-    const Bytes size = rounded_up(std::max<Bytes>(bytes, 1), x_rules.round);
+  std::int32_t allocate(const Buffer& buffer) {
+    const Bytes size = rounded_up(std::max<Bytes>(buffer.bytes(), 1), x_rules.round);
     const bool small = size <= x_rules.small_limit;
-    std::int32_t block = take_free(small, size);
-    if (block == kNone) block = take_segment(small, size);
+    const auto pool = static_cast<std::int8_t>(2 * buffer.pool + (small ? 0 : 1));
+    std::int32_t block = take_free(pool, size);
+    if (block == kNone) block = take_segment(pool, size);
     if (block == kNone || !map(block, size)) return kNone;
     const Bytes rest = x_blocks[at(block)].size - size;
     const bool splits =
@@ -72,18 +75,18 @@ class Allocator {
 
   static std::size_t at(std::int32_t block) { return static_cast<std::size_t>(block); }
 
-  std::set<Free>& pool(bool small) { return x_free[small ? 0 : 1]; }
+  std::set<Free>& pool(std::int8_t index) { return x_free[static_cast<std::size_t>(index)]; }
 
   void list(std::int32_t block) {
     Block& b = x_blocks[at(block)];
     b.free = true;
-    pool(b.small).insert(Free{b.size, block});
+    pool(b.pool).insert(Free{b.size, block});
   }
 
   void unlist(std::int32_t block) {
     Block& b = x_blocks[at(block)];
     b.free = false;
-    pool(b.small).erase(Free{b.size, block});
+    pool(b.pool).erase(Free{b.size, block});
   }
 
   std::int32_t new_block(const Block& block) {
@@ -97,8 +100,8 @@ class Allocator {
     return index;
   }
 
-  std::int32_t take_free(bool small, Bytes size) {
-    const std::set<Free>& free = pool(small);
+  std::int32_t take_free(std::int8_t from, Bytes size) {
+    const std::set<Free>& free = pool(from);
     const auto found = free.lower_bound(Free{size, kNone});
     if (found == free.end()) return kNone;
     const std::int32_t block = found->block;
@@ -112,23 +115,23 @@ class Allocator {
     return rounded_up(size, x_rules.large_round);
   }
 
-  std::int32_t take_segment(bool small, Bytes size) {
-    if (x_rules.expandable) return grow(small, size);
-    const Bytes segment = segment_size(small, size);
+  std::int32_t take_segment(std::int8_t of, Bytes size) {
+    if (x_rules.expandable) return grow(of, size);
+    const Bytes segment = segment_size(of % 2 == 0, size);
     if (!has_room(segment)) return kNone;
     Block block;
     block.size = segment;
-    block.small = small;
+    block.pool = of;
     add_reserved(segment);
     return new_block(block);
   }
 
   /// The pool's one segment becomes longer, its last block large enough.
-  std::int32_t grow(bool small, Bytes size) {
-    std::int32_t& last = x_last[small ? 0 : 1];
+  std::int32_t grow(std::int8_t of, Bytes size) {
+    std::int32_t& last = x_last[static_cast<std::size_t>(of)];
     const bool joins = last != kNone && x_blocks[at(last)].free;
     const Bytes has = joins ? x_blocks[at(last)].size : 0;
-    const Bytes more = rounded_up(size - has, page_of(small));
+    const Bytes more = rounded_up(size - has, page_of(of % 2 == 0));
     if (!has_room(more)) return kNone;
     add_reserved(more);
     if (joins) {
@@ -138,7 +141,7 @@ class Allocator {
     }
     Block block;
     block.size = more;
-    block.small = small;
+    block.pool = of;
     block.before = last;
     const std::int32_t index = new_block(block);
     if (last != kNone) x_blocks[at(last)].after = index;
@@ -150,7 +153,7 @@ class Allocator {
   bool map(std::int32_t block, Bytes size) {
     const Bytes lacking = size - (x_blocks[at(block)].size - x_blocks[at(block)].unmapped);
     if (lacking <= 0) return true;
-    const Bytes page = page_of(x_blocks[at(block)].small);
+    const Bytes page = page_of(x_blocks[at(block)].small());
     const Bytes more = std::min(rounded_up(lacking, page), x_blocks[at(block)].unmapped);
     if (!has_room(more)) {
       list(block);
@@ -185,7 +188,7 @@ class Allocator {
   }
 
   void give_back_pages(Block& free) {
-    const Bytes page = page_of(free.small);
+    const Bytes page = page_of(free.small());
     const Bytes pages = (free.size - free.unmapped) / page * page;
     x_reserved -= pages;
     free.unmapped += pages;
@@ -206,7 +209,8 @@ class Allocator {
     x_blocks[at(block)].size = size;
     x_blocks[at(block)].unmapped = 0;
     x_blocks[at(block)].after = index;
-    if (x_last[rest.small ? 0 : 1] == block) x_last[rest.small ? 0 : 1] = index;
+    std::int32_t& last = x_last[static_cast<std::size_t>(rest.pool)];
+    if (last == block) last = index;
     list(index);
   }
 
@@ -218,7 +222,8 @@ class Allocator {
     to.unmapped += from.unmapped;
     to.after = from.after;
     if (from.after != kNone) x_blocks[at(from.after)].before = first;
-    if (x_last[to.small ? 0 : 1] == second) x_last[to.small ? 0 : 1] = first;
+    std::int32_t& last = x_last[static_cast<std::size_t>(to.pool)];
+    if (last == second) last = first;
     x_unused.push_back(second);
     return first;
   }
@@ -228,8 +233,10 @@ class Allocator {
   AllocatorUse x_use;
   std::vector<Block> x_blocks;
   std::vector<std::int32_t> x_unused;
-  std::array<std::set<Free>, 2> x_free;
-  std::array<std::int32_t, 2> x_last{kNone, kNone};  ///< end of a pool's expandable segment
+  static constexpr std::size_t kPools = 2 * Buffer::kPools;
+  std::array<std::set<Free>, kPools> x_free;
+  std::vector<std::int32_t> x_last =
+      std::vector<std::int32_t>(kPools, kNone);  ///< end of a pool's expandable segment
 };
 
 /// Where the blocks of a Program's buffers are.
@@ -265,7 +272,7 @@ void allocate_persistent(const Program& program, Places& places, Allocator& allo
     const auto& buffers = program.layouts[program.frames[f].layout.index()].buffers;
     for (std::size_t b = 0; b < buffers.size(); ++b) {
       if (!buffers[b].persistent || buffers[b].memory != Memory::kDevice) continue;
-      places.of(frame, b) = allocator.allocate(buffers[b].bytes());
+      places.of(frame, b) = allocator.allocate(buffers[b]);
       if (!allocator.use().fits) return;
     }
   }
@@ -279,7 +286,7 @@ void run_step(const Program& program, Places& places, Allocator& allocator) {
         const auto b = static_cast<std::size_t>(ref.buffer);
         const Buffer& buffer = places.buffer(frame, b);
         if (buffer.memory != Memory::kDevice) continue;
-        places.of(frame, b) = allocator.allocate(buffer.bytes());
+        places.of(frame, b) = allocator.allocate(buffer);
         if (!allocator.use().fits) return;
       }
       for (const BufferRef& ref : op.frees) {

@@ -98,6 +98,10 @@ struct Buffer {
       false;           ///< lives from the start to the end of the step; never allocated by an op
   bool saved = false;  ///< kept from forward to backward (for the theoretical memory metric)
   Memory memory = Memory::kDevice;  ///< where it lives
+  /// PyTorch's allocator has a pool for every stream: that of compute, or one beside it whose
+  /// blocks compute does not get (what is allocated while another stream is the current one).
+  std::int8_t pool = 0;
+  static constexpr std::int8_t kPools = 3;
   /// With `shards` > 1 the buffer is the rank's own of so many equal parts of an array, by its
   /// place in `shard_group`; pieces and replicas count elements of the whole array.
   std::int32_t shards = 1;

@@ -293,6 +293,7 @@ const Field kFields[] = {
     {"sharding.gather_dtype=int8", kSharded},
     {"sharding.secondary_group=4", kSharded},
     {"gradients.reduce_dtype=int4", kSharded},
+    {"sharding.copy_out=true", kSharded},
     {"gradients.inner_group=2", with(kSharded, {"gradients.reduce_dtype=int4"})},
     {"gradients.reduce=last-microbatch", kSharded},
     {"gradients.reduce_dtype=compute", kSharded},

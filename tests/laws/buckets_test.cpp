@@ -230,5 +230,35 @@ TEST(Buckets, AsSigns) {
   EXPECT_EQ(moved[3], "gradients.signs.gather: all-gather group 1 " + n + " uint8");
 }
 
+// fp32 sums cast to the model's type as a whole, summed in it, and cast back: all of it, or of what
+// is scattered the rank's own part.
+TEST(NarrowedSums, TravelInTheModelsType) {
+  const Model model = model_for_buckets();
+  for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer}) {
+    for (const bool scatter : {false, true}) {
+      Plan plan = small_plan(model, {1, 1, 1, kRanks}, 2);
+      plan.precision.compute = plan.precision.matrix = plan.units.reduce = DType::kBf16;
+      plan.precision.gradients = DType::kFp32;
+      plan.sharding = sharding;
+      if (!scatter) plan.reduction = GradientReduction::kAllReduce;
+      const auto ops = reductions(lowered(plan));
+      const bool parts = scatter && sharding == Sharding::kOptimizer;
+      ASSERT_EQ(ops.size(), 3U);
+      EXPECT_TRUE(ops[0].starts_with("gradients.narrow: cast 1x")) << ops[0];
+      EXPECT_NE(ops[0].find(" bf16"), std::string::npos) << ops[0];
+      EXPECT_TRUE(ops[1].starts_with(parts ? "gradients.reduce: reduce-scatter"
+                                           : "gradients.reduce: all-reduce"))
+          << ops[1];
+      EXPECT_TRUE(ops[1].ends_with(" bf16")) << ops[1];
+      EXPECT_TRUE(ops[2].starts_with("gradients.widen: cast 1x")) << ops[2];
+      EXPECT_NE(ops[2].find(" fp32"), std::string::npos) << ops[2];
+      const auto elements = [](const std::string& op) {
+        return std::stoll(op.substr(op.find("1x") + 2));
+      };
+      EXPECT_EQ(elements(ops[0]), elements(ops[2]) * (parts ? kRanks : 1));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -110,5 +110,27 @@ TEST(SharedScales, OnlyWhereTheyAreDelayed) {
   EXPECT_EQ(count(), 0U);
 }
 
+// PyTorch's cross_entropy in 16 bits: a gradient of the targets' logarithms, one of the logits,
+// both in fp32, then the one in 16 bits.
+TEST(Loss, GradientsOfTorchAreKernelsOfTheirOwn) {
+  const Model model = small_gpt();
+  for (const DType type : {DType::kBf16, DType::kFp32}) {
+    Plan plan = small_plan(model, {1, 1, 1, 1}, 1);
+    plan.loss = LossForm::kTorch;
+    plan.precision.compute = plan.precision.matrix = type;
+    std::vector<std::string> names;
+    const Workload workload = lower(model, plan);
+    const Program& program = workload.programs[0];
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        if (op.name.starts_with("loss.") && op.phase == Phase::kBackward) names.push_back(op.name);
+      }
+    }
+    std::vector<std::string> expected = {"loss.targets", "loss.gradient"};
+    if (type == DType::kBf16) expected.emplace_back("loss.narrow");
+    EXPECT_EQ(names, expected);
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

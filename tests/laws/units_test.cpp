@@ -171,5 +171,35 @@ TEST(GathersInLevels, CrossTheNetworkOnce) {
   }
 }
 
+// FSDP2: compute copies parameters out of the array they came in, which lies in a pool beside that
+// of compute; each gather has its copy.
+TEST(CopiesOut, OfWhatWasGathered) {
+  const Model model = small_llama();
+  Plan plan = plan_of_parameters(model, 2, 2);
+  const auto count = [&](const char* name) {
+    std::int64_t out = 0;
+    const Workload workload = verified(model, plan);
+    const Program& program = workload.programs[0];
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        if (op.name == name) ++out;
+      }
+    }
+    return out;
+  };
+  EXPECT_EQ(count("parameters.copy_out"), 0);
+  const std::int64_t gathers = count("parameters.gather");
+  plan.units.copies_out = true;
+  EXPECT_EQ(count("parameters.gather"), gathers);
+  EXPECT_EQ(count("parameters.copy_out"), gathers);
+  const Workload workload = verified(model, plan);
+  for (const FrameLayout& layout : workload.programs[0].layouts) {
+    for (const Buffer& buffer : layout.buffers) {
+      if (layout.name != "unit weights") continue;
+      EXPECT_EQ(buffer.pool, buffer.name == "whole" ? 0 : 1) << buffer.name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

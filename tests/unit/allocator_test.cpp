@@ -53,6 +53,20 @@ AllocatorUse use_of(const std::vector<Bytes>& sizes, const std::vector<Step>& st
   return caching_allocator(program_of(sizes, steps), rules, limit);
 }
 
+// What a block of one pool leaves is of no use to another.
+TEST(Allocator, PoolsShareNothing) {
+  for (const bool expandable : {false, true}) {
+    AllocatorRules rules;
+    rules.expandable = expandable;
+    Program program = program_of({40 * kMebi, 40 * kMebi}, {{{0}, {0}}, {{1}, {1}}});
+    EXPECT_EQ(caching_allocator(program, rules, 0).reserved, 40 * kMebi);
+    program.layouts[0].buffers[1].pool = 1;
+    const AllocatorUse use = caching_allocator(program, rules, 0);
+    EXPECT_EQ(use.reserved, 80 * kMebi);
+    EXPECT_EQ(use.allocated, 40 * kMebi);
+  }
+}
+
 Bytes reserved(const std::vector<Bytes>& sizes, const std::vector<Step>& steps,
                bool expandable = false) {
   return use_of(sizes, steps, expandable).reserved;
