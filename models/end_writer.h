@@ -74,7 +74,11 @@ class EndWriter {
   }
   /// Its rank holds a part of the vocabulary.
   Kernel vocabulary_kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
-    Kernel out = kernel(kind, rows, cols);
+    return vocabulary_kernel(kind, rows, cols, x_plan.precision.compute);
+  }
+  Kernel vocabulary_kernel(KernelKind kind, std::int64_t rows, std::int64_t cols,
+                           DType type) const {
+    Kernel out = kernel_of(kind, rows, cols, type);
     if (cut()) out.split_over = x_builder.group(x_vocabulary_group);
     return out;
   }

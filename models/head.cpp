@@ -252,30 +252,26 @@ class HeadWriter : EndWriter {
 
   void logits_gradient(SegmentWriter& w, const std::string& at, const Prediction& p,
                        const Ref& d_logits) {
-    const std::vector<View> reads = {p.exp.view(), p.sum.view(), labels()};
-    const auto kernel_in = [&](KernelKind kind, DType type) {
-      Kernel out = vocabulary_kernel(kind, x_tokens, x_vocabulary);
-      out.bytes = kernel_of(kind, x_tokens, x_vocabulary, out.dtype = type).bytes;
-      return out;
+    const DType narrow = x_plan.precision.compute;
+    const DType wide = x_plan.loss == LossForm::kTorch ? DType::kFp32 : narrow;
+    const auto kernel_in = [this](KernelKind kind, DType type) {
+      return vocabulary_kernel(kind, x_tokens, x_vocabulary, type);
     };
-    if (x_plan.loss != LossForm::kTorch) {
-      w.compute(at + "loss.gradient",
-                kernel_in(KernelKind::kLossBackward, x_plan.precision.compute), reads,
-                {d_logits.view()});
-      return;
-    }
     // cross_entropy: the gradient of what log_softmax gave, zeros but for the targets, then that of
     // the logits, both in fp32; the one in 16 bits comes when the first is gone.
-    const DType wide = DType::kFp32;
-    const Ref targets = temp(x_backward, at + "d targets", wide, d_logits.count);
     const Ref d_wide =
         widens() ? temp(x_backward, at + "d logits in fp32", wide, d_logits.count) : d_logits;
-    w.compute(at + "loss.targets", kernel_in(KernelKind::kFill, wide), {}, {targets.view()});
-    w.compute(at + "loss.gradient", kernel_in(KernelKind::kLossBackward, wide), reads,
-              {d_wide.view(), targets.part(0, 0)});
+    std::vector<View> gradients = {d_wide.view()};
+    if (x_plan.loss == LossForm::kTorch) {
+      const Ref targets = temp(x_backward, at + "d targets", wide, d_logits.count);
+      w.compute(at + "loss.targets", kernel_in(KernelKind::kFill, wide), {}, {targets.view()});
+      gradients.push_back(targets.part(0, 0));
+    }
+    w.compute(at + "loss.gradient", kernel_in(KernelKind::kLossBackward, wide),
+              {p.exp.view(), p.sum.view(), labels()}, std::move(gradients));
     if (!widens()) return;
-    w.compute(at + "loss.narrow", kernel_in(KernelKind::kCast, x_plan.precision.compute),
-              {d_wide.view()}, {d_logits.view()});
+    w.compute(at + "loss.narrow", kernel_in(KernelKind::kCast, narrow), {d_wide.view()},
+              {d_logits.view()});
   }
 
   /// Both gradients of the output matrix' GEMM. A second prediction adds to the matrix' gradient.
