@@ -257,8 +257,7 @@ class HeadWriter : EndWriter {
     const auto kernel_in = [this](KernelKind kind, DType type) {
       return vocabulary_kernel(kind, x_tokens, x_vocabulary, type);
     };
-    // cross_entropy: the gradient of what log_softmax gave, zeros but for the targets, then that of
-    // the logits, both in fp32; the one in 16 bits comes when the first is gone.
+    // cross_entropy: in fp32 that of log_softmax' result, then of the logits; then in 16 bits.
     const Ref d_wide =
         widens() ? temp(x_backward, at + "d logits in fp32", wide, d_logits.count) : d_logits;
     std::vector<View> gradients = {d_wide.view()};
