@@ -243,18 +243,17 @@ void ContextParts::gather_backward(SegmentWriter& w, const Ref& d_context, const
 // --- All-to-all
 // ----------------------------------------------------------------------------------
 
-Ref ContextParts::to_heads(SegmentWriter& w, const std::string& name, const Ref& in) {
+void ContextParts::to_heads(SegmentWriter& w, const std::string& name, const Ref& in,
+                            const Ref& out) {
   const std::int64_t cols = in.count / x_tokens;
   const std::int64_t members = x_plan.context;
   const Ref sent = temporary(w, name + " by heads", in.count);
   const Ref received = temporary(w, name + " by members", in.count);
-  const Ref out = temporary(w, name + " of own heads", in.count);
   w.compute(name + ".split", kernel(KernelKind::kSplitHeads, x_tokens, cols), {in.view()},
             {sent.view()});
   w.wait(over_context(w, name, CollectiveKind::kAllToAll, in.count, sent, received));
   w.compute(name + ".join", kernel(KernelKind::kJoinSequence, x_tokens * members, cols / members),
             {received.view()}, {out.view()});
-  return out;
 }
 
 void ContextParts::to_tokens(SegmentWriter& w, const std::string& name, const Ref& in,
@@ -271,20 +270,18 @@ void ContextParts::to_tokens(SegmentWriter& w, const std::string& name, const Re
 }
 
 void ContextParts::heads_forward(SegmentWriter& w) {
-  const Ref qkv = to_heads(w, "attention.context.to_heads", x_b.qkv);
-  const Ref out = temporary(w, "context out of own heads", x_b.context.count);
+  to_heads(w, "attention.context.to_heads", x_b.qkv, x_b.qkv_heads);
   std::vector<View> writes = core_statistics();
-  writes.insert(writes.begin(), out.view());
-  w.compute("attention.core", by_heads(false), {qkv.view()}, std::move(writes));
-  to_tokens(w, "attention.context.to_tokens", out, x_b.context);
+  writes.insert(writes.begin(), x_b.out_heads.view());
+  w.compute("attention.core", by_heads(false), {x_b.qkv_heads.view()}, std::move(writes));
+  to_tokens(w, "attention.context.to_tokens", x_b.out_heads, x_b.context);
 }
 
 void ContextParts::heads_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
-  const Ref qkv = to_heads(w, "attention.context.to_heads_again", x_b.qkv);
-  const Ref out = to_heads(w, "attention.context.out_to_heads", x_b.context);
-  const Ref d_out = to_heads(w, "attention.context.gradient_to_heads", d_context);
+  const Ref d_out = temporary(w, "context gradient of own heads", d_context.count);
+  to_heads(w, "attention.context.gradient_to_heads", d_context, d_out);
   const Ref d_heads = temporary(w, "context d qkv of own heads", d_qkv.count);
-  std::vector<View> reads = {d_out.view(), qkv.view(), out.view()};
+  std::vector<View> reads = {d_out.view(), x_b.qkv_heads.view(), x_b.out_heads.view()};
   const std::vector<View> statistics = core_statistics();
   reads.insert(reads.end(), statistics.begin(), statistics.end());
   w.compute("attention.core_gradient", by_heads(true), std::move(reads), {d_heads.view()});

@@ -15,7 +15,8 @@ namespace foretrain {
 ///              is the rank's own causal square, every later one half a square. Backward the
 ///              gradients of keys and values travel along, and home at the end.
 ///   allgather  keys and values are gathered before, their gradients reduce-scattered after.
-///   alltoall   heads instead of tokens are cut within the attention: two exchanges each way.
+///   alltoall   heads instead of tokens are cut within the attention: two exchanges each way; what
+///              attention took and gave by heads is kept for the backward pass.
 /// Partial results of a ring are merged by a memory-bound kernel each. Before and after an exchange
 /// of heads for tokens what travels is put into the order that equal parts need.
 /// Left out: two compute streams for the pieces (which hide their launch), windows.
@@ -51,9 +52,9 @@ class ContextParts : public LayerParts {
   void pack_keys(SegmentWriter& w, const std::string& name, const Ref& qkv, const View& keys);
   void unpack_keys(SegmentWriter& w, const std::string& name, const View& keys, const Ref& qkv);
   void merge(SegmentWriter& w, const Ref& part, const Ref& statistics);
-  /// Exchanges heads for tokens: `in` holds all heads of this rank's tokens, what is returned its
-  /// heads of all tokens.
-  Ref to_heads(SegmentWriter& w, const std::string& name, const Ref& in);
+  /// Exchanges heads for tokens: `in` holds all heads of this rank's tokens, `out` its heads of all
+  /// tokens.
+  void to_heads(SegmentWriter& w, const std::string& name, const Ref& in, const Ref& out);
   void to_tokens(SegmentWriter& w, const std::string& name, const Ref& in, const Ref& out);
 
   void ring_forward(SegmentWriter& w);

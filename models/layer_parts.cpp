@@ -162,12 +162,17 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   b.y1_x = place.operand("attention.norm out quantized", b.y1, norm);
   b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
-  b.qkv = place.add("qkv", type, x_tokens * x_qkv_width, repeats_heads() || again.latent_up);
+  const bool core = repeats_core() || again.attention;
+  b.qkv = place.add("qkv", type, x_tokens * x_qkv_width,
+                    repeats_heads() || again.latent_up || (exchanges_heads() && !core));
   if (x_model.qk_norm)
     b.qkv_raw = place.add("qkv raw", type, x_tokens * x_qkv_width, repeats_heads());
   b.context = place.add("context", type, x_tokens * x_projection.in, repeats_core());
+  if (exchanges_heads()) {
+    b.qkv_heads = place.add("qkv of own heads", type, b.qkv.count, core);
+    b.out_heads = place.add("context of own heads", type, b.context.count, core);
+  }
   declare_operations(b, place);
-  const bool core = repeats_core() || again.attention;
   b.context_x = place.operand("context quantized", b.context, core);
   if (x_plan.attention != AttentionKernel::kUnfused) {
     b.row_stats = place.add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);

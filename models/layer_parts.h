@@ -28,6 +28,7 @@ struct Linear {
 struct Buffers {
   Ref input, output, output_gradient, input_gradient;
   Ref y1, stats1, y1_full, qkv_raw, qkv, context, row_stats, scores, score_mask, dropped;
+  Ref qkv_heads, out_heads;  ///< of own heads and all tokens, where context ranks exchange them
   /// With products kept every second time, what the linears give: kept, and computed again.
   Ref kept_heads, keys, gate;
   /// Operands of the linears: quantized copies for forward, and what is kept for the weight
@@ -67,6 +68,9 @@ class LayerParts {
   NormRefs norm(const std::string& name) const {
     return {weight(name + ".weight"), weight(name + ".bias"), gradient(name + ".weight"),
             gradient(name + ".bias")};
+  }
+  bool exchanges_heads() const {
+    return x_plan.context > 1 && x_plan.context_exchange == ContextExchange::kAllToAll;
   }
   /// Of the linears to queries, keys and values, and to the MLP's inner size: what is kept and what
   /// is computed again have buffers of their own.

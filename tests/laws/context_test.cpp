@@ -89,7 +89,7 @@ TEST_P(Context, MovesKeysValuesAndTheirGradients) {
   if (model.kv_heads % c != 0) return;
   const Sums heads =
       sums_of(lower(model, context_plan(model, c, ContextExchange::kAllToAll)).programs[0]);
-  EXPECT_EQ(heads.collective, static_cast<double>(model.layers * (3 * (q + kv) + 3 * q)));
+  EXPECT_EQ(heads.collective, static_cast<double>(model.layers * (2 * (q + kv) + 2 * q)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Degrees, Context, testing::Values(2, 4, 8));
