@@ -1,6 +1,7 @@
 // What the command answers: whole, consistent, repeatable, and moved by every field of a RUN.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "sim/base/json.h"
@@ -129,6 +130,11 @@ TEST_P(Fields, MovesTheResult) {
   // A note alone is no effect.
   const std::vector<std::string> apart = {"simulation", "notes"};
   EXPECT_NE(dump_json(without(base, apart)), dump_json(without(other, apart))) << GetParam().set;
+  std::vector<std::string> arguments = {"show", "run.json"};
+  for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+  std::string pointer = "/" + sets.back().substr(0, sets.back().find('='));
+  std::replace(pointer.begin(), pointer.end(), '.', '/');
+  EXPECT_EQ(place.run(arguments).err.find(pointer + " has no effect"), std::string::npos);
 }
 
 const std::vector<std::string> kSharded = {"sharding.level=parameters", "parallel.pipeline=1"};
