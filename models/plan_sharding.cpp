@@ -158,11 +158,27 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   return std::nullopt;
 }
 
+/// Of the parameters of a mean rank those that it reduces with others: experts have groups of their
+/// own.
+std::int64_t reduced_elements(const Model& model, const Plan& p) {
+  std::int64_t experts = 0;
+  if (model.has_experts()) {
+    for (const Parameter& one : layer_parameters(model, true)) {
+      if (one.expert) experts += model.sparse_layers() * one.count();
+    }
+  }
+  const std::int64_t others = (parameter_count(model) - experts) / (p.tensor * p.pipeline);
+  const std::int64_t own = experts / (p.experts.expert * p.experts.tensor * p.pipeline);
+  return (p.data > 1 ? others : 0) + (p.expert_data() > 1 ? own : 0);
+}
+
 /// Buckets are ops; more of them than this describe no real run and would only fill memory.
 std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
   constexpr std::int64_t kMostBuckets = 4096;
-  if (p.bucket_elements == 0 || p.data == 1) return std::nullopt;
-  const std::int64_t elements = parameter_count(model) / (p.tensor * p.pipeline);
+  const bool cut =
+      !p.by_units() && p.buckets.cut == Bucketing::kRanges && p.overlap.gradient_reduce;
+  if (p.bucket_elements == 0 || !cut) return std::nullopt;
+  const std::int64_t elements = reduced_elements(model, p);
   if (elements / p.bucket_elements <= kMostBuckets) return std::nullopt;
   return Refusal{"gradients/bucket_elements",
                  text(elements) + " parameters of a rank in buckets of " + text(p.bucket_elements) +
