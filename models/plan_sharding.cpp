@@ -139,8 +139,12 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   if ((factors || b.compression == Compression::kOneBit) && b.inner_group > 1) {
     return unsupported("gradients/inner_group", "goes with compression none, fp16 and bf16");
   }
-  if (b.compression != Compression::kNone && p.precision.gradients != DType::kFp32) {
-    return unsupported("gradients/compression", "needs gradients.dtype fp32");
+  const bool casts = b.compression == Compression::kFp16 || b.compression == Compression::kBf16;
+  if (casts && p.precision.gradients != DType::kFp32) {
+    return unsupported("gradients/compression", "found a cast of " +
+                                                    std::string(name_of(p.precision.gradients)) +
+                                                    " gradients to another 16-bit type; expected "
+                                                    "none, powersgd, onebit or gradients in fp32");
   }
   if (model.has_experts() && (factors || b.inner_group > 1)) {
     return unsupported("gradients", "inner_group and powersgd are modelled without experts");
@@ -243,6 +247,14 @@ void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& pla
   const bool wider = plan.precision.gradients != plan.precision.compute;
   const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
   if (in_pipelines && wider && can_sum_after_pass(model, plan)) plan.sums_after_pass = true;
+}
+
+void settle_compression(Plan& plan) {
+  Compression& c = plan.buckets.compression;
+  const DType type = plan.precision.gradients;
+  const bool same = (c == Compression::kFp16 && type == DType::kFp16) ||
+                    (c == Compression::kBf16 && type == DType::kBf16);
+  if (same) c = Compression::kNone;
 }
 
 std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {

@@ -57,6 +57,11 @@ const char* bucket_mib(const Run& run) {
   return run.plan.buckets.cut == Bucketing::kRanges ? "gradients.bucketing is ranges" : nullptr;
 }
 
+const char* compression(const Run& run) {
+  return run.plan.buckets.compression == Compression::kNone ? "gradients are of that type"
+                                                            : nullptr;
+}
+
 const char* compression_rank(const Run& run) {
   return run.plan.buckets.compression == Compression::kPowerSgd
              ? nullptr
@@ -104,6 +109,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/bucket_elements_per_rank", bucket_elements},
     {"/gradients/bucket_mib", bucket_mib},
     {"/gradients/first_bucket_mib", bucket_mib},
+    {"/gradients/compression", compression},
     {"/gradients/compression_rank", compression_rank},
     {"/offload/page_mib", page_mib},
     {"/overlap/expert", overlap_expert},

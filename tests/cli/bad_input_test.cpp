@@ -192,6 +192,8 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
   refused({"sharding.gather_dtype=int8"}, {"/sharding/gather_dtype", "sharding.level parameters"});
   refused({"sharding.gather_dtype=int4"}, {"/sharding/gather_dtype", "\"int4\"", "int8"});
   refused({"gradients.reduce_dtype=int4"}, {"/gradients/reduce_dtype", "sharding.level gradients"});
+  refused({"sharding.level=none", "gradients.compression=fp16", "gradients.dtype=compute"},
+          {"/gradients/compression", "bf16 gradients"});
   const std::string level = "sharding.level=parameters";
   const std::string stage = "parallel.pipeline=1";
   refused({level, stage, "sharding.secondary_group=3"},

@@ -90,6 +90,7 @@ const Idle kIdle[] = {
      {"sharding.level=none", "gradients.bucketing=ready", "gradients.bucket_mib=5"}},
     {"gradients.bucket_mib=5", "gradients.bucketing is ranges"},
     {"gradients.first_bucket_mib=5", "gradients.bucketing is ranges"},
+    {"gradients.compression=bf16", "gradients are of that type", {"gradients.dtype=compute"}},
     {"gradients.compression_rank=4",
      "gradients.compression is not powersgd",
      {"sharding.level=none"}},

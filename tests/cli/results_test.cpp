@@ -145,6 +145,10 @@ const std::vector<std::string> kWholeParameters = {
     "sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
     "gradients.bucketing=parameters", "gradients.bucket_mib=5"};
 
+// Whose gradients have 16 bits without a pipeline.
+const std::vector<std::string> kDeepSpeed = {"system=deepspeed", "sharding.level=none",
+                                             "parallel.pipeline=1", "parallel.tensor=1"};
+
 const std::vector<std::string> kUntied = {"model.preset=gpt3-125m",
                                           "model.tie_word_embeddings=false"};
 const std::vector<std::string> kExperts = {"model.preset=deepseek-v2", "model.num_hidden_layers=4",
@@ -196,6 +200,10 @@ const Field kFields[] = {
     {"gradients.inner_group=2", kWholeParameters},
     {"gradients.compression=fp16", kWholeParameters},
     {"gradients.compression=onebit", kWholeParameters},
+    {"gradients.compression=onebit", kDeepSpeed},
+    {"gradients.compression=powersgd",
+     with(kDeepSpeed, {"gradients.bucketing=parameters", "gradients.bucket_mib=5",
+                       "gradients.compression_rank=4"})},
     {"gradients.compression_rank=8",
      {"sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
       "gradients.bucketing=parameters", "gradients.bucket_mib=5", "gradients.compression=powersgd",
