@@ -303,6 +303,7 @@ class PlanReader {
     }
     check_pipeline();
     settle_accumulation(x_model, x_gradients, p);
+    settle_compression(p);
     if (const auto no = refused_recompute(x_model, p))
       return refuse(no->place, no->message, no->kind);
     if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {

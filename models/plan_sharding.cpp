@@ -139,8 +139,12 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   if ((factors || b.compression == Compression::kOneBit) && b.inner_group > 1) {
     return unsupported("gradients/inner_group", "goes with compression none, fp16 and bf16");
   }
-  if (b.compression != Compression::kNone && p.precision.gradients != DType::kFp32) {
-    return unsupported("gradients/compression", "needs gradients.dtype fp32");
+  const bool casts = b.compression == Compression::kFp16 || b.compression == Compression::kBf16;
+  if (casts && p.precision.gradients != DType::kFp32) {
+    return unsupported("gradients/compression", "found a cast of " +
+                                                    std::string(name_of(p.precision.gradients)) +
+                                                    " gradients to another 16-bit type; expected "
+                                                    "none, powersgd, onebit or gradients in fp32");
   }
   if (model.has_experts() && (factors || b.inner_group > 1)) {
     return unsupported("gradients", "inner_group and powersgd are modelled without experts");
@@ -158,11 +162,27 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   return std::nullopt;
 }
 
+/// Of the parameters of a mean rank those that it reduces with others: experts have groups of their
+/// own.
+std::int64_t reduced_elements(const Model& model, const Plan& p) {
+  std::int64_t experts = 0;
+  if (model.has_experts()) {
+    for (const Parameter& one : layer_parameters(model, true)) {
+      if (one.expert) experts += model.sparse_layers() * one.count();
+    }
+  }
+  const std::int64_t others = (parameter_count(model) - experts) / (p.tensor * p.pipeline);
+  const std::int64_t own = experts / (p.experts.expert * p.experts.tensor * p.pipeline);
+  return (p.data > 1 ? others : 0) + (p.expert_data() > 1 ? own : 0);
+}
+
 /// Buckets are ops; more of them than this describe no real run and would only fill memory.
 std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
   constexpr std::int64_t kMostBuckets = 4096;
-  if (p.bucket_elements == 0 || p.data == 1) return std::nullopt;
-  const std::int64_t elements = parameter_count(model) / (p.tensor * p.pipeline);
+  const bool cut =
+      !p.by_units() && p.buckets.cut == Bucketing::kRanges && p.overlap.gradient_reduce;
+  if (p.bucket_elements == 0 || !cut) return std::nullopt;
+  const std::int64_t elements = reduced_elements(model, p);
   if (elements / p.bucket_elements <= kMostBuckets) return std::nullopt;
   return Refusal{"gradients/bucket_elements",
                  text(elements) + " parameters of a rank in buckets of " + text(p.bucket_elements) +
@@ -228,6 +248,14 @@ void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& pla
   const bool wider = plan.precision.gradients != plan.precision.compute;
   const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
   if (in_pipelines && wider && can_sum_after_pass(model, plan)) plan.sums_after_pass = true;
+}
+
+void settle_compression(Plan& plan) {
+  Compression& c = plan.buckets.compression;
+  const DType type = plan.precision.gradients;
+  const bool same = (c == Compression::kFp16 && type == DType::kFp16) ||
+                    (c == Compression::kBf16 && type == DType::kBf16);
+  if (same) c = Compression::kNone;
 }
 
 std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {

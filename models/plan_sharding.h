@@ -27,6 +27,9 @@ bool can_sum_after_pass(const Model& model, const Plan& plan);
 /// where that is modelled. Once the schedule is known.
 void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan);
 
+/// Gradients that travel in the type that they have are not cast.
+void settle_compression(Plan& plan);
+
 /// The first thing that cannot be, once all degrees are known.
 struct Refusal {
   const char* place = "";

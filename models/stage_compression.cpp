@@ -10,6 +10,8 @@
 // (all-to-all), averages them, and gathers the averages' signs: 2 n / 8 bytes. The warm-up, the
 // scales, and that the momentum is exchanged in place of the gradient change no sizes here.
 //
+// Factors and their error have the gradients' type.
+//
 // The work beside communication is given as bytes and FLOPs: it is simulated, not executed.
 #include <algorithm>
 
@@ -21,6 +23,9 @@ namespace {
 // Buffers of the staging frame.
 constexpr std::int16_t kPlain = 0, kLeft = 1, kRight = 2, kFactorError = 3;
 constexpr std::int16_t kSigns = 0, kReceived = 1, kAverages = 2, kSignError = 3, kAverageError = 4;
+
+/// DeepSpeed keeps what the signs leave out in fp32, whatever the gradients are.
+constexpr DType kErrorType = DType::kFp32;
 
 /// PyTorch's min_compression_rate: a matrix is sent whole unless its factors are half of it.
 constexpr std::int64_t kLeastSaving = 2;
@@ -109,26 +114,25 @@ void StageWriter::stage_signs(Chunk& chunk, const AddBuffer& add) {
   }
   const std::int64_t own = total / chunk.holders.ranks;
   for (const char* name : {"signs", "received signs", "averages"}) add(name, DType::kUint8, total);
-  add("compression error", x_plan.precision.gradients, chunk.elements);
-  add("average error", x_plan.precision.gradients, 8 * own);
+  add("compression error", kErrorType, chunk.elements);
+  add("average error", kErrorType, 8 * own);
 }
 
 void StageWriter::write_signs(Bucket& bucket, Segment& segment) {
-  const DType type = x_plan.precision.gradients;
   const std::int64_t ranks = bucket.holders.ranks;
   const GroupSlot group = x_builder.group(bucket.holders.group);
   const View all = gradients_of(bucket);
-  const View error = part(kSignError, type, Staged{bucket.begin, bucket.end - bucket.begin});
+  const View error = part(kSignError, kErrorType, Staged{bucket.begin, bucket.end - bucket.begin});
   const View signs = part(kSigns, DType::kUint8, bucket.staged);
   const View received = part(kReceived, DType::kUint8, bucket.staged);
   const View averages = part(kAverages, DType::kUint8, bucket.staged);
   const View own = shard_of(averages, ranks, group);
   const View own_error =
-      part(kAverageError, type,
+      part(kAverageError, kErrorType,
            Staged{8 * bucket.staged.begin / ranks, 8 * bucket.staged.count / ranks});
   const auto work = [&](const char* name, Bytes bytes, std::vector<View> reads,
                         std::vector<View> writes) {
-    bucket_op(bucket, segment, name, Opaque{name, bytes, 0, type, Memory::kDevice},
+    bucket_op(bucket, segment, name, Opaque{name, bytes, 0, kErrorType, Memory::kDevice},
               std::move(reads), std::move(writes));
   };
   work("gradients.signs", all.bytes + 2 * error.bytes + signs.bytes, {all, error}, {error, signs});

@@ -260,13 +260,9 @@ void note_limits(Run& run) {
     run.notes.emplace_back(
         "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");
   }
-  if (run.plan.overlap.expert && run.model.has_experts()) {
-    const bool some =
-        run.model.experts.shared_width > 0 && run.plan.experts.dispatcher == Dispatcher::kAllToAll;
-    run.notes.emplace_back(some ? "overlap.expert: exchanges of tokens run beside the shared "
-                                  "experts"
-                                : "overlap.expert: nothing runs beside the exchanges of tokens "
-                                  "without shared experts and moe.dispatcher alltoall");
+  if (run.plan.overlap.expert && run.model.experts.shared_width > 0 &&
+      experts.dispatcher == Dispatcher::kAllToAll) {
+    run.notes.emplace_back("overlap.expert: exchanges of tokens run beside the shared experts");
   }
 }
 

@@ -153,6 +153,18 @@ TEST(Experts, BusiestRankHasAShareAtMost) {
                  {"/schedule", "multi-token prediction", "3f1b"});
 }
 
+// A rank holds its own experts alone: of DeepSeek-V3 17.1e9 / 2 + 653.9e9 / (2 x 32) parameters.
+TEST(Experts, AreCountedInBucketsOnceARank) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "deepseek-v3", "cluster": {"preset": "dgx-h100",
+      "accelerators": 128}, "parallel": {"expert": 32, "pipeline": 2}})");
+  EXPECT_EQ(place.run({"show", "run.json"}).exit_code, 0);
+  expect_refused(place,
+                 place.run({"show", "run.json", "--set", "gradients.bucket_elements=1000000",
+                            "--set", "gradients.bucket_elements_per_rank=0"}),
+                 {"/gradients/bucket_elements", "18776141312 parameters of a rank"});
+}
+
 TEST(Dispatch, CastsWhereItsKernelsDo) {
   const Workplace place;
   place.write("run.json", R"({"model": {"preset": "deepseek-v2", "num_hidden_layers": 4}, "cluster":
@@ -180,6 +192,8 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
   refused({"sharding.gather_dtype=int8"}, {"/sharding/gather_dtype", "sharding.level parameters"});
   refused({"sharding.gather_dtype=int4"}, {"/sharding/gather_dtype", "\"int4\"", "int8"});
   refused({"gradients.reduce_dtype=int4"}, {"/gradients/reduce_dtype", "sharding.level gradients"});
+  refused({"sharding.level=none", "gradients.compression=fp16", "gradients.dtype=compute"},
+          {"/gradients/compression", "bf16 gradients"});
   const std::string level = "sharding.level=parameters";
   const std::string stage = "parallel.pipeline=1";
   refused({level, stage, "sharding.secondary_group=3"},

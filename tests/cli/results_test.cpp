@@ -1,6 +1,7 @@
 // What the command answers: whole, consistent, repeatable, and moved by every field of a RUN.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "sim/base/json.h"
@@ -129,6 +130,11 @@ TEST_P(Fields, MovesTheResult) {
   // A note alone is no effect.
   const std::vector<std::string> apart = {"simulation", "notes"};
   EXPECT_NE(dump_json(without(base, apart)), dump_json(without(other, apart))) << GetParam().set;
+  std::vector<std::string> arguments = {"show", "run.json"};
+  for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+  std::string pointer = "/" + sets.back().substr(0, sets.back().find('='));
+  std::replace(pointer.begin(), pointer.end(), '.', '/');
+  EXPECT_EQ(place.run(arguments).err.find(pointer + " has no effect"), std::string::npos);
 }
 
 const std::vector<std::string> kSharded = {"sharding.level=parameters", "parallel.pipeline=1"};
@@ -138,6 +144,10 @@ const std::vector<std::string> kOffloaded = {"sharding.level=parameters", "paral
 const std::vector<std::string> kWholeParameters = {
     "sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
     "gradients.bucketing=parameters", "gradients.bucket_mib=5"};
+
+// Whose gradients have 16 bits without a pipeline.
+const std::vector<std::string> kDeepSpeed = {"system=deepspeed", "sharding.level=none",
+                                             "parallel.pipeline=1", "parallel.tensor=1"};
 
 const std::vector<std::string> kUntied = {"model.preset=gpt3-125m",
                                           "model.tie_word_embeddings=false"};
@@ -190,6 +200,10 @@ const Field kFields[] = {
     {"gradients.inner_group=2", kWholeParameters},
     {"gradients.compression=fp16", kWholeParameters},
     {"gradients.compression=onebit", kWholeParameters},
+    {"gradients.compression=onebit", kDeepSpeed},
+    {"gradients.compression=powersgd",
+     with(kDeepSpeed, {"gradients.bucketing=parameters", "gradients.bucket_mib=5",
+                       "gradients.compression_rank=4"})},
     {"gradients.compression_rank=8",
      {"sharding.level=none", "parallel.pipeline=1", "parallel.tensor=1",
       "gradients.bucketing=parameters", "gradients.bucket_mib=5", "gradients.compression=powersgd",

@@ -102,7 +102,7 @@ std::vector<std::string> Workplace::files() const {
 
 Json simulated(const Workplace& place, const std::string& run, const std::vector<std::string>& sets,
                const std::vector<std::string>& more) {
-  std::vector<std::string> arguments = {"simulate", run, "--json", "-"};
+  std::vector<std::string> arguments = {"simulate", run, "--json", "-", "--quiet"};
   for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
   arguments.insert(arguments.end(), more.begin(), more.end());
   const CommandResult result = place.run(arguments);

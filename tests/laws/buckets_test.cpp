@@ -260,5 +260,36 @@ TEST(NarrowedSums, TravelInTheModelsType) {
   }
 }
 
+Bytes bytes_of_buckets(const Workload& workload) {
+  Bytes out = 0;
+  for (const FrameLayout& layout : workload.programs[0].layouts) {
+    if (layout.name != "buckets") continue;
+    for (const Buffer& buffer : layout.buffers) out += buffer.bytes();
+  }
+  return out;
+}
+
+// Gradients in 16 bits: the same signs and the same errors in fp32; factors and their error half.
+TEST(Buckets, CompressNarrowGradients) {
+  Plan plan = plain(Bucketing::kParameters, 2'000'000, 10'000);
+  plan.buckets.rank = 4;
+  for (const Compression c : {Compression::kOneBit, Compression::kPowerSgd}) {
+    plan.buckets.compression = c;
+    plan.precision.gradients = DType::kFp32;
+    const Workload wide = lowered(plan);
+    plan.precision.gradients = DType::kBf16;
+    plan.buckets.bytes /= 2;  // the same buckets
+    plan.buckets.first_bytes /= 2;
+    const Workload narrow = lowered(plan);
+    plan.buckets.bytes *= 2;
+    plan.buckets.first_bytes *= 2;
+    const bool signs = c == Compression::kOneBit;
+    EXPECT_EQ(bytes_of_buckets(wide), bytes_of_buckets(narrow) * (signs ? 1 : 2));
+    for (const char* name : {"gradients.signs.exchange", "gradients.left.reduce"}) {
+      EXPECT_EQ(collective_sizes(wide, name), collective_sizes(narrow, name));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

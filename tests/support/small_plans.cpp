@@ -205,8 +205,10 @@ void draw_buckets(Rng& rng, Plan& p) {
   if (p.ways() == 1 && p.data % 2 == 0 && rng.below(2) == 0)
     b.inner_group = rng.below(2) == 0 ? 2 : p.data;
   if (rng.below(3) == 0) b.cycle = Time{1 + rng.below(1'000'000)};
-  if (p.precision.gradients != DType::kFp32 || rng.below(2) == 0) return;
+  if (rng.below(2) == 0) return;
   b.compression = static_cast<Compression>(rng.below(5));
+  const bool casts = b.compression == Compression::kFp16 || b.compression == Compression::kBf16;
+  if (casts && p.precision.gradients != DType::kFp32) b.compression = Compression::kNone;
   b.rank = 1 + rng.below(4);
   if (b.compression == Compression::kPowerSgd && b.cut == Bucketing::kRanges) {
     b.cut = Bucketing::kParameters;

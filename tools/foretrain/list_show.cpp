@@ -304,6 +304,7 @@ Status show(const ShowArgs& args) {
     FT_TRY(check_run_name(args.name));
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
+  warn_of_idle_keys(args.quiet, run);
   if (args.program_rank >= 0) return show_program(run, args);
   if (!args.why.empty()) return show_why(run, args);
   return show_run(run, args);

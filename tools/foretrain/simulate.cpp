@@ -5,6 +5,7 @@
 #include "sim/base/file.h"
 #include "tools/fitting.h"
 #include "tools/foretrain/verbs.h"
+#include "tools/idle_keys.h"
 #include "tools/predict.h"
 #include "tools/report.h"
 #include "tools/version.h"
@@ -21,6 +22,13 @@ Status print(bool quiet, const std::string& text) {
   return quiet ? ok_status() : write_output("-", text);
 }
 
+void warn_of_idle_keys(bool quiet, const Run& run) {
+  if (quiet) return;
+  for (const std::string& line : idle_keys(run)) {
+    std::fprintf(stderr, "foretrain: warning: %s: %s\n", run.source.c_str(), line.c_str());
+  }
+}
+
 Status simulate(const SimulateArgs& args) {
   const int on_stdout =
       (args.json == "-" ? 1 : 0) + (args.trace == "-" ? 1 : 0) + (args.timeline == "-" ? 1 : 0);
@@ -32,6 +40,7 @@ Status simulate(const SimulateArgs& args) {
   }
   FT_ASSIGN(Run run, load_run(args.run, args.sets));
   if (!args.profile.empty()) FT_TRY(use_profile(run, args.profile, "--profile"));
+  warn_of_idle_keys(args.quiet, run);
   PredictOptions options;
   options.full = args.full;
   options.verify = args.verify;

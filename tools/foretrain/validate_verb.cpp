@@ -20,6 +20,7 @@ Status validate(const ValidateArgs& args) {
   if (!args.profile.empty()) FT_TRY(use_profile(host.run, args.profile, "--profile"));
   FT_ASSIGN(Job job, start_job(host.workload, e.threads, e.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
+  if (job.speaks()) warn_of_idle_keys(e.quiet, host.run);
   if (!job.note.empty() && !e.quiet) std::fprintf(stderr, "foretrain: %s\n", job.note.c_str());
   FT_ASSIGN(const Validation result, validate_here(host, job, options));
   Status status = ok_status();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/base/result.h"
+#include "tools/run_file.h"
 
 namespace foretrain {
 
@@ -82,5 +83,8 @@ Status write_output(const std::string& path, const std::string& text);
 
 /// Writes `text` to stdout unless `quiet`.
 Status print(bool quiet, const std::string& text);
+
+/// Warns on stderr, unless `quiet`, of what the RUN sets without an effect.
+void warn_of_idle_keys(bool quiet, const Run& run);
 
 }  // namespace foretrain

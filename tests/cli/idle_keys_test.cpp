@@ -1,0 +1,170 @@
+// Keys without an effect: named on stderr, and really without one.
+#include <gtest/gtest.h>
+
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+struct Idle {
+  std::string set;
+  std::string why;
+  std::vector<std::string> base = {};  ///< beside kSmallRun, in which nothing is sharded
+};
+
+void PrintTo(const Idle& idle, std::ostream* out) { *out << idle.set; }
+
+std::string pointer_of(const std::string& set) {
+  std::string pointer = "/" + set.substr(0, set.find('='));
+  pointer[pointer.find('.')] = '/';
+  return pointer;
+}
+
+class IdleKeys : public testing::TestWithParam<Idle> {};
+
+TEST_P(IdleKeys, AreNamedAndMoveNothing) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const std::string pointer = pointer_of(GetParam().set);
+  std::vector<std::string> arguments = {"simulate", "run.json", "--json", "-"};
+  for (const std::string& set : GetParam().base) {
+    arguments.insert(arguments.end(), {"--set", set});
+  }
+  const CommandResult base = place.run(arguments);
+  arguments.insert(arguments.end(), {"--set", GetParam().set});
+  const CommandResult other = place.run(arguments);
+  ASSERT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_EQ(base.err.find(pointer), std::string::npos) << base.err;
+  EXPECT_NE(other.err.find("foretrain: warning: run.json: " + pointer + " has no effect"),
+            std::string::npos)
+      << other.err;
+  EXPECT_NE(other.err.find(GetParam().why + "\n"), std::string::npos) << other.err;
+  const std::vector<std::string> apart = {"simulation", "notes"};
+  EXPECT_EQ(dump_json(without(parse_json(base.out, "base").value(), apart)),
+            dump_json(without(parse_json(other.out, "other").value(), apart)));
+  arguments.emplace_back("--quiet");
+  EXPECT_EQ(place.run(arguments).err, "");
+}
+
+const std::vector<std::string> kGradients = {"sharding.level=gradients", "parallel.pipeline=1"};
+const std::vector<std::string> kOneRank = {"parallel.tensor=1", "parallel.pipeline=1"};
+const char* const kNotParameters = "sharding.level is not parameters";
+const char* const kNotByUnits = "sharding.level is neither gradients nor parameters";
+
+const Idle kIdle[] = {
+    {"sharding.gathers_in_flight=5", kNotParameters},
+    {"sharding.gathers_in_flight=5", kNotParameters, kGradients},
+    {"sharding.persist_elements=10000", kNotParameters},
+    {"sharding.persist_elements=10000", kNotParameters, kGradients},
+    {"sharding.forward_prefetch=true", kNotParameters},
+    {"sharding.forward_prefetch=true", kNotParameters, kGradients},
+    {"sharding.backward_prefetch=none", kNotParameters},
+    {"sharding.backward_prefetch=none", kNotParameters, kGradients},
+    {"sharding.reshard_after_forward=false", kNotParameters},
+    {"sharding.reshard_after_forward=false", kNotParameters, kGradients},
+    {"sharding.reshard_last_unit=false", kNotParameters, kGradients},
+    {"sharding.shard_dtype=compute", kNotParameters},
+    {"sharding.shard_dtype=compute", kNotParameters, kGradients},
+    {"sharding.unit_layers=3", kNotByUnits},
+    {"sharding.reshard_in_pipeline=false", kNotByUnits},
+    {"sharding.reshard_in_pipeline=false", "parallel.pipeline is 1", kGradients},
+    {"gradients.reduce=every-microbatch", kNotByUnits},
+    {"gradients.reduce=last-microbatch", kNotByUnits},
+    {"gradients.reduce_dtype=compute",
+     "gradients are of the type that computes",
+     {"gradients.dtype=compute"}},
+    {"sharding.copy_out=true", kNotParameters},
+    {"gradients.reduction=all-reduce", "sharding.level is not optimizer", {"sharding.level=none"}},
+    {"gradients.reduction=all-reduce", "sharding.level is not optimizer", kGradients},
+    {"gradients.flat_update=true", "gradients are fp32"},
+    {"gradients.flat_update=true",
+     "sharding.level is neither none nor optimizer",
+     {"sharding.level=gradients", "parallel.pipeline=1", "gradients.dtype=compute"}},
+    {"gradients.bucket_elements=10000000", "sharding.level is neither none nor optimizer",
+     kGradients},
+    {"gradients.bucket_elements=10000000",
+     "overlap.gradient_reduce is false",
+     {"overlap.gradient_reduce=false"}},
+    {"gradients.bucket_elements_per_rank=1000000",
+     "overlap.gradient_reduce is false",
+     {"overlap.gradient_reduce=false"}},
+    {"gradients.bucket_elements=10000000",
+     "gradients.bucketing is not ranges",
+     {"sharding.level=none", "gradients.bucketing=ready", "gradients.bucket_mib=5"}},
+    {"gradients.bucket_mib=5", "gradients.bucketing is ranges"},
+    {"gradients.first_bucket_mib=5", "gradients.bucketing is ranges"},
+    {"gradients.compression=bf16", "gradients are of that type", {"gradients.dtype=compute"}},
+    {"gradients.compression_rank=4",
+     "gradients.compression is not powersgd",
+     {"sharding.level=none"}},
+    {"offload.page_mib=4", "offload.optimizer is none", kGradients},
+    {"offload.activation_layers=100",
+     "beyond the 6 layers of a stage",
+     {"offload.activation_layers=6"}},
+    {"overlap.expert=true", "the model has no shared experts"},
+    {"overlap.parameter_gather=true",
+     "sharding.level is none",
+     {"sharding.level=none", "overlap.parameter_gather=false"}},
+    {"overlap.pipeline=false", "parallel.pipeline is 1", kOneRank},
+    {"overlap.tensor=true", "parallel.tensor is 1", kOneRank},
+    {"overlap.tensor_backward=false", "parallel.tensor is 1", kOneRank},
+    {"parallel.sequence=true", "parallel.tensor is 1", kOneRank},
+    {"parallel.keep_outputs=true", "parallel.pipeline is 1", kOneRank},
+    {"kernels.amax_reduction=stage", "there are no delayed scales of fp8"},
+    {"kernels.early_stop=true", "nothing is computed again"},
+    {"kernels.grouped_gemm=single", "the model has no experts"},
+};
+INSTANTIATE_TEST_SUITE_P(Each, IdleKeys, testing::ValuesIn(kIdle));
+
+// Systems set what other levels and models need.
+TEST(IdleKeysOf, SystemsAreNotNamed) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "gpt3-125m",
+      "cluster": {"preset": "dgx-a100-80gb", "accelerators": 8}})");
+  const Json listed =
+      parse_json(place.run({"list", "systems", "--json", "-"}).out, "systems").value();
+  ASSERT_NE(listed.find("systems"), nullptr);
+  ASSERT_GT(listed.find("systems")->array()->size(), 10U);
+  for (const Json& system : *listed.find("systems")->array()) {
+    const CommandResult shown =
+        place.run({"show", "run.json", "--set", "system=" + *system.string()});
+    EXPECT_EQ(shown.exit_code, 0) << shown.err;
+    EXPECT_EQ(shown.err, "");
+  }
+}
+
+TEST(IdleKeysOf, RunsAreNamedByEveryVerb) {
+  const Workplace place;
+  place.write("run.json", R"({"model": {"model_type": "llama", "num_hidden_layers": 1,
+      "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 128},
+      "cluster": {"preset": "host", "accelerators": 1}, "precision": "fp32",
+      "kernels": {"attention": "unfused"},
+      "batch": {"sequence": 16}, "parallel": {"keep_outputs": true}})");
+  const std::string line =
+      "foretrain: warning: run.json: /parallel/keep_outputs has no effect: parallel.pipeline is "
+      "1\n";
+  const std::vector<std::vector<std::string>> verbs = {
+      {"show", "run.json"},
+      {"simulate", "run.json"},
+      {"execute", "run.json", "--steps", "2"},
+      {"validate", "run.json", "--steps", "2", "--seconds-per-op", "0.001"}};
+  for (const std::vector<std::string>& verb : verbs) {
+    const CommandResult result = place.run(verb);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(result.err.starts_with(line)) << verb[0] << ": " << result.err;
+  }
+}
+
+// A default that asks for nothing is no mistake.
+TEST(IdleKeysOf, DefaultsAreNotNamed) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const CommandResult shown = place.run({"show", "run.json", "--set", "sharding.persist_elements=0",
+                                         "--set", "parallel.keep_outputs=false", "--set",
+                                         "offload.page_mib=0", "--set", "overlap.expert=null"});
+  EXPECT_EQ(shown.exit_code, 0);
+  EXPECT_EQ(shown.err, "");
+}
+
+}  // namespace
+}  // namespace foretrain

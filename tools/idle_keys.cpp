@@ -1,0 +1,199 @@
+#include "tools/idle_keys.h"
+
+#include <algorithm>
+
+#include "sim/base/assets.h"
+
+namespace foretrain {
+namespace {
+
+/// Why a key changes nothing in this run; null: it may.
+using Why = const char* (*)(const Run& run);
+
+const char* if_not_parameters(const Run& run) {
+  return run.plan.sharding == Sharding::kParameters ? nullptr : "sharding.level is not parameters";
+}
+
+const char* if_not_by_units(const Run& run) {
+  return run.plan.by_units() ? nullptr : "sharding.level is neither gradients nor parameters";
+}
+
+const char* if_no_tensor(const Run& run) {
+  return run.plan.tensor > 1 ? nullptr : "parallel.tensor is 1";
+}
+
+const char* if_no_pipeline(const Run& run) {
+  return run.plan.chunks() > 1 ? nullptr : "parallel.pipeline is 1";
+}
+
+const char* if_no_experts(const Run& run) {
+  return run.model.has_experts() ? nullptr : "the model has no experts";
+}
+
+const char* if_not_optimizer(const Run& run) {
+  return run.plan.sharding == Sharding::kOptimizer ? nullptr : "sharding.level is not optimizer";
+}
+
+const char* if_none(const Run& run) {
+  return run.plan.sharding == Sharding::kNone ? "sharding.level is none" : nullptr;
+}
+
+const char* reshard_in_pipeline(const Run& run) {
+  return run.plan.by_units() ? if_no_pipeline(run) : if_not_by_units(run);
+}
+
+const char* flat_update(const Run& run) {
+  if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
+  return run.plan.precision.gradients == DType::kFp32 ? "gradients are fp32" : nullptr;
+}
+
+const char* reduce_dtype(const Run& run) {
+  const Plan& p = run.plan;
+  const bool wider = bits_of(p.precision.gradients) > bits_of(p.precision.compute);
+  return p.by_units() || wider ? nullptr : "gradients are of the type that computes";
+}
+
+const char* copy_out(const Run& run) {
+  const Plan& p = run.plan;
+  if (p.sharding != Sharding::kParameters) return if_not_parameters(run);
+  return p.units.copies_out && !p.copies_out()
+             ? "it does not go with inner_group, secondary_group and int8"
+             : nullptr;
+}
+
+const char* bucket_elements(const Run& run) {
+  if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
+  if (run.plan.buckets.cut != Bucketing::kRanges) return "gradients.bucketing is not ranges";
+  return run.plan.overlap.gradient_reduce ? nullptr : "overlap.gradient_reduce is false";
+}
+
+const char* bucket_mib(const Run& run) {
+  return run.plan.buckets.cut == Bucketing::kRanges ? "gradients.bucketing is ranges" : nullptr;
+}
+
+const char* compression(const Run& run) {
+  return run.plan.buckets.compression == Compression::kNone ? "gradients are of that type"
+                                                            : nullptr;
+}
+
+const char* compression_rank(const Run& run) {
+  return run.plan.buckets.compression == Compression::kPowerSgd
+             ? nullptr
+             : "gradients.compression is not powersgd";
+}
+
+const char* page_mib(const Run& run) {
+  return run.plan.offload.states() ? nullptr : "offload.optimizer is none";
+}
+
+const char* overlap_expert(const Run& run) {
+  if (run.model.experts.shared_width == 0) return "the model has no shared experts";
+  return run.plan.experts.dispatcher == Dispatcher::kAllToAll ? nullptr
+                                                              : "moe.dispatcher is not alltoall";
+}
+
+const char* amax_reduction(const Run& run) {
+  return run.plan.precision.delayed() ? nullptr : "there are no delayed scales of fp8";
+}
+
+const char* early_stop(const Run& run) {
+  return run.plan.recompute.any() ? nullptr : "nothing is computed again";
+}
+
+struct IdleKey {
+  const char* pointer;
+  Why why;
+};
+
+constexpr IdleKey kIdleKeys[] = {
+    {"/sharding/unit_layers", if_not_by_units},
+    {"/sharding/reshard_after_forward", if_not_parameters},
+    {"/sharding/reshard_last_unit", if_not_parameters},
+    {"/sharding/reshard_in_pipeline", reshard_in_pipeline},
+    {"/sharding/persist_elements", if_not_parameters},
+    {"/sharding/forward_prefetch", if_not_parameters},
+    {"/sharding/backward_prefetch", if_not_parameters},
+    {"/sharding/gathers_in_flight", if_not_parameters},
+    {"/sharding/copy_out", copy_out},
+    {"/sharding/shard_dtype", if_not_parameters},
+    {"/gradients/reduce", if_not_by_units},
+    {"/gradients/reduce_dtype", reduce_dtype},
+    {"/gradients/reduction", if_not_optimizer},
+    {"/gradients/flat_update", flat_update},
+    {"/gradients/bucket_elements", bucket_elements},
+    {"/gradients/bucket_elements_per_rank", bucket_elements},
+    {"/gradients/bucket_mib", bucket_mib},
+    {"/gradients/first_bucket_mib", bucket_mib},
+    {"/gradients/compression", compression},
+    {"/gradients/compression_rank", compression_rank},
+    {"/offload/page_mib", page_mib},
+    {"/overlap/expert", overlap_expert},
+    {"/overlap/parameter_gather", if_none},
+    {"/overlap/pipeline", if_no_pipeline},
+    {"/overlap/tensor", if_no_tensor},
+    {"/overlap/tensor_backward", if_no_tensor},
+    {"/parallel/keep_outputs", if_no_pipeline},
+    {"/parallel/sequence", if_no_tensor},
+    {"/kernels/amax_reduction", amax_reduction},
+    {"/kernels/early_stop", early_stop},
+    {"/kernels/grouped_gemm", if_no_experts},
+};
+
+std::int64_t most_layers_of_a_stage(const Plan& p) {
+  std::vector<std::int64_t> layers(static_cast<std::size_t>(p.pipeline));
+  for (std::int64_t chunk = 0; chunk < p.chunks(); ++chunk) {
+    for (std::int64_t way = 0; way < p.ways(); ++way) {
+      layers[static_cast<std::size_t>(p.stage_of(chunk, way))] +=
+          p.pipeline_layout[static_cast<std::size_t>(chunk)];
+    }
+  }
+  return *std::max_element(layers.begin(), layers.end());
+}
+
+/// What stands at "/key/inner"; null if nothing.
+const Json* value_at(const Json& json, const std::string& pointer) {
+  const std::size_t slash = pointer.find('/', 1);
+  const Json* outer = json.find(pointer.substr(1, slash - 1));
+  return outer == nullptr || outer->object() == nullptr ? nullptr
+                                                        : outer->find(pointer.substr(slash + 1));
+}
+
+/// Of the value, or of the object that brought it.
+std::string origin_of(const Run& run, const std::string& pointer) {
+  auto found = run.origins.find(pointer);
+  if (found == run.origins.end()) found = run.origins.find(pointer.substr(0, pointer.rfind('/')));
+  return found == run.origins.end() ? "" : found->second;
+}
+
+bool asks_for_nothing(const Json& value) {
+  return value == Json(false) || value == Json("none") || value == Json(std::int64_t{0});
+}
+
+bool set_by_user(const Run& run, const Json& defaults, const std::string& pointer) {
+  const Json* value = value_at(run.resolved, pointer);
+  const std::string origin = origin_of(run, pointer);
+  if (value == nullptr || value->is_null() || (origin != "RUN" && origin != "--set")) return false;
+  const Json* usual = value_at(defaults, pointer);
+  return !asks_for_nothing(*value) || (usual != nullptr && !(*usual == *value));
+}
+
+}  // namespace
+
+std::vector<std::string> idle_keys(const Run& run) {
+  const Json defaults = parse_json(find_asset("defaults.json"), "defaults").value();
+  std::vector<std::string> out;
+  for (const auto& [pointer, why] : kIdleKeys) {
+    const char* reason = why(run);
+    if (reason == nullptr || !set_by_user(run, defaults, pointer)) continue;
+    out.push_back(std::string(pointer) + " has no effect: " + reason);
+  }
+  const char* pointer = "/offload/activation_layers";
+  const std::int64_t layers = most_layers_of_a_stage(run.plan);
+  if (run.plan.offload.activation_layers > layers && set_by_user(run, defaults, pointer)) {
+    out.push_back(std::string(pointer) + " has no effect beyond the " + std::to_string(layers) +
+                  " layers of a stage");
+  }
+  return out;
+}
+
+}  // namespace foretrain
