@@ -12,7 +12,8 @@
 //
 // (' again.) Kept are the normed inputs of both blocks and the streams before them; the module
 // `layernorm` computes the former again as well, `layer` both, for which it repeats attention
-// twice. What nothing reads, a part's product back to the residual stream, is not repeated.
+// twice, unless the branches are parallel. What nothing reads, a part's product back to the
+// residual stream, is not repeated.
 //
 // Forward FLOPs are the same, in GEMMs of 1/n of the width; the sums over parts are read and
 // written by each of n GEMMs. Each part is a checkpoint of its own, with the host's time for one
@@ -61,7 +62,7 @@ class CoShardWriter : LayerOps {
     Ref input, full;         ///< the rank's rows, all of them
     Ref inner;               ///< what the linear back reads, of the part
     Ref partial, sum;        ///< its product, summed over parts; over tensor ranks too
-    Ref mask;                ///< of dropout
+    bool adds, reduces;      ///< to the other branch's product; the sum over tensor ranks
     void (CoShardWriter::*up)(SegmentWriter&);  ///< from the input to `inner`
     /// From the gradient of `inner` to that of the first linear's output.
     void (CoShardWriter::*down)(SegmentWriter&, const Ref&, const Ref&);
@@ -76,9 +77,10 @@ class CoShardWriter : LayerOps {
             x_b.y1,
             x_b.y1_full,
             x_b.context,
-            x_b.attention_part,
+            joins() ? x_b.down_part : x_b.attention_part,
             x_b.attention_out,
-            x_b.mask1,
+            false,
+            !joins(),
             &CoShardWriter::heads_up,
             &CoShardWriter::heads_down};
   }
@@ -93,7 +95,8 @@ class CoShardWriter : LayerOps {
             x_b.act,
             x_b.down_part,
             x_b.down,
-            x_b.mask2,
+            joins(),
+            true,
             &CoShardWriter::mlp_up,
             &CoShardWriter::backward_activation_of};
   }
@@ -131,37 +134,32 @@ class CoShardWriter : LayerOps {
     }
   }
 
-  /// `out` = `in` times the linear's matrix; with `adds` added to what parts before left there.
-  void product(SegmentWriter& w, const std::string& name, const Linear& l, Gemm gemm, const Ref& in,
-               const Ref& out, bool adds) {
-    gemm = of_linear(l, gemm, w.phase == Phase::kBackward);
-    gemm.accumulate = adds;
-    std::vector<View> reads = {in.view(), l.weight.view()};
-    if (adds) reads.push_back(out.view());
-    w.compute(name, gemm, std::move(reads), {out.view()});
-  }
-
   void forward_branch(SegmentWriter& w, const Branch& b) {
-    gather(w, b.name, b.input, b.full);
+    if (!b.adds || !shares_input()) gather(w, b.name, b.input, b.full);
     for (std::int64_t i = 0; i < x_parts; ++i) {
       take_part(i);
       (this->*b.up)(w);
       product(w, b.out_name, b.out, forward_gemm(x_plan, x_tokens, b.out.out, b.out.in), b.inner,
-              b.partial, i > 0);
+              b.out.weight, b.partial, i > 0 || b.adds);
     }
-    if (x_plan.tensor == 1) return;
+    if (x_plan.tensor == 1 || !b.reduces) return;
     w.collective(std::string(b.name) + ".reduce", reduction_of(b.partial), {b.partial.view()},
                  {b.sum.view()});
   }
 
   void attention_forward(SegmentWriter& w) {
-    forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
+    attention_norm(w);
     forward_branch(w, attention());
-    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
+    if (joins()) return;
+    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection.bias, x_b.mask1,
              x_b.x2);
   }
-  const Ref& mlp_stream() const { return x_model.parallel_residual ? x_b.input : x_b.x2; }
+  void attention_norm(SegmentWriter& w) {
+    forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
+  }
+  const Ref& mlp_stream() const { return joins() ? x_b.input : x_b.x2; }
   void mlp_norm(SegmentWriter& w) {
+    if (x_model.shared_norm) return;
     forward_norm(w, "mlp.norm", x_norm2, mlp_stream(), x_b.y2, x_b.stats2);
   }
 
@@ -171,7 +169,11 @@ class CoShardWriter : LayerOps {
     attention_forward(w);
     mlp_norm(w);
     forward_branch(w, mlp());
-    residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
+    if (joins()) {
+      residual_of_both(w);
+    } else {
+      residual(w, "mlp.residual", x_b.x2, x_b.down, x_down.bias, x_b.mask2, x_b.output);
+    }
     w.record(EventRef{kOutput, kReady});
   }
 
@@ -187,48 +189,67 @@ class CoShardWriter : LayerOps {
     w.phase = Phase::kBackward;
     w.wait(EventRef{kOutputGradient, kReady});
     const bool norms = x_again.layer || x_again.norm;
-    if (x_again.layer) again(w, [&] { attention_forward(w); });
-    if (norms) again(w, [&] { mlp_norm(w); });
-    const Ref d_x2 = scratch("d attention residual", flat());
-    const Ref d_y2 = backward_branch(w, mlp(), x_b.output_gradient);
-    backward_norm(w, "mlp.norm", x_norm2, mlp_stream(), x_b.stats2, d_y2, x_b.output_gradient,
-                  d_x2);
-    if (norms && !x_again.layer) {
-      again(w, [&] { forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1); });
+    const bool repeats = x_again.layer && !joins();
+    if (repeats) again(w, [&] { attention_forward(w); });
+    if (norms) again(w, [&] { x_model.shared_norm ? attention_norm(w) : mlp_norm(w); });
+    const Ref& d_out = x_b.output_gradient;
+    const Ref d_x2 = x_model.shared_norm ? d_out : scratch("d attention residual", flat());
+    const Gradient d_mlp = gradient_of(w, mlp(), d_out, joins() ? x_b.mask : x_b.mask2);
+    const Ref d_y2 = backward_branch(w, mlp(), d_mlp);
+    if (!x_model.shared_norm) {
+      backward_norm(w, "mlp.norm", x_norm2, mlp_stream(), x_b.stats2, d_y2, d_out, d_x2);
+      if (norms && !repeats) again(w, [&] { attention_norm(w); });
     }
     // With parallel branches the attention branch sees the gradient of the output itself.
-    const Ref d_y1 =
-        backward_branch(w, attention(), x_model.parallel_residual ? x_b.output_gradient : d_x2);
+    Gradient d_attention = joins() ? d_mlp : gradient_of(w, attention(), d_x2, x_b.mask1);
+    if (shares_input()) d_attention.sum = d_y2;
+    const Ref d_y1 = backward_branch(w, attention(), d_attention);
     backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
                   x_b.input_gradient);
     w.record(EventRef{kInputGradient, kReady});
   }
 
-  /// From the gradient of the residual stream to that of the branch's normed input.
-  Ref backward_branch(SegmentWriter& w, const Branch& b, const Ref& d_stream) {
+  /// Of a branch's output: the rank's rows, all of them. And of its normed input, what the other
+  /// branch gives, before the reduction.
+  struct Gradient {
+    Ref own, all, sum;
+  };
+  Gradient gradient_of(SegmentWriter& w, const Branch& b, const Ref& d_stream, const Ref& mask) {
+    const Ref own = dropped(w, b.out_name, d_stream, mask);
+    if (!x_plan.sequence) return {own, own, Ref{}};
+    return {own, x_quantizer.gathered_gradient(w, b.out_name, own, x_rows).rows, Ref{}};
+  }
+
+  /// From the gradient of the branch's output to that of its normed input; before the reduction
+  /// where the other branch will add to it.
+  Ref backward_branch(SegmentWriter& w, const Branch& b, const Gradient& gradient) {
     const std::string in_name = b.in_name;
     const std::string out_name = b.out_name;
-    const Ref d_out = dropped(w, out_name, d_stream, b.mask);
-    bias_gradient(w, out_name, b.out, d_out, x_rows);
-    const Ref d =
-        x_plan.sequence ? x_quantizer.gathered_gradient(w, out_name, d_out, x_rows).rows : d_out;
-    gather(w, b.name, b.input, b.full);
+    const Ref& d = gradient.all;
+    const bool last = gradient.sum.valid();
+    const bool reduces = x_plan.tensor > 1 && (last || !shares_input());
+    bias_gradient(w, out_name, b.out, gradient.own, x_rows);
+    if (!last) gather(w, b.name, b.input, b.full);
     const Ref d_inner = scratch((out_name + " d input").c_str(), x_tokens * b.out.in);
     const Ref d_in = scratch((in_name + " d output").c_str(), x_tokens * b.in.out);
-    const Ref d_sum = scratch((in_name + " d input").c_str(), x_tokens * x_model.hidden);
-    const Ref d_rows = x_plan.sequence ? scratch((in_name + " d rows").c_str(), flat()) : d_sum;
+    const Ref d_sum =
+        last ? gradient.sum : scratch((in_name + " d input").c_str(), x_tokens * x_model.hidden);
+    const bool scatters = reduces && x_plan.sequence;
+    const Ref d_rows = scatters ? scratch((in_name + " d rows").c_str(), flat()) : d_sum;
     EventRef reduced;
     for (std::int64_t i = 0; i < x_parts; ++i) {
       take_part(i);
       again(w, [&] { (this->*b.up)(w); });
       product(w, out_name + ".input_gradient", b.out,
-              input_gradient_gemm(x_plan, x_tokens, b.out.out, b.out.in), d, d_inner, false);
+              input_gradient_gemm(x_plan, x_tokens, b.out.out, b.out.in), d, b.out.weight, d_inner,
+              false);
       weight_gradient(w, out_name, b.out, d, b.inner);
       (this->*b.down)(w, d_inner, d_in);
       bias_gradient(w, in_name, b.in, d_in, x_tokens);
       product(w, in_name + ".input_gradient", b.in,
-              input_gradient_gemm(x_plan, x_tokens, b.in.out, b.in.in), d_in, d_sum, i > 0);
-      if (x_plan.tensor > 1 && i + 1 == x_parts) {
+              input_gradient_gemm(x_plan, x_tokens, b.in.out, b.in.in), d_in, b.in.weight, d_sum,
+              last || i > 0);
+      if (reduces && i + 1 == x_parts) {
         reduced = w.async_collective(in_name + ".reduce", reduction_of(d_sum), {d_sum.view()},
                                      {d_rows.view()});
         if (!x_plan.backward_overlaps()) w.wait(reduced);

@@ -97,15 +97,32 @@ class LayerWriter : LayerOps {
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, true, false);
     forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
     x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
+    x_gathered = false;
     forward_heads(w);
     forward_core(w);
     attention_output(w);
-    forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
-                 x_b.stats2);
-    quantize_mlp_input(w);
+    mlp_norm(w);
     forward_branch(w);
-    residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
+    last_residual(w);
     end(w, EventRef{kOutput, kReady});
+  }
+
+  const Ref& mlp_stream() const { return x_model.parallel_residual ? x_b.input : x_b.x2; }
+  void mlp_norm(SegmentWriter& w) {
+    if (x_model.shared_norm) return;
+    forward_norm(w, "mlp.norm", x_norm2, mlp_stream(), x_b.y2, x_b.stats2);
+    quantize_mlp_input(w);
+  }
+
+  void last_residual(SegmentWriter& w) {
+    if (!x_model.parallel_residual) {
+      return residual(w, "mlp.residual", x_b.x2, x_b.down, x_down.bias, x_b.mask2, x_b.output);
+    }
+    if (!joins()) {
+      w.compute("mlp.residual.branches", kernel(KernelKind::kAdd, x_rows, x_hidden),
+                {x_b.attention_out.view(), x_b.down.view()}, {x_b.down.view()});
+    }
+    residual_of_both(w);
   }
 
   /// What the backward pass needs and forward did not keep, in the order of forward.
@@ -113,6 +130,7 @@ class LayerWriter : LayerOps {
     const Recompute& again = x_again;
     if (!again.any()) return;
     w.phase = Phase::kRecompute;
+    x_gathered = false;
     if (x_slice == 0) w.pause("checkpoint.state", x_plan.checkpoint_time);
     attention_again(w);
     branch_again(w);
@@ -143,12 +161,10 @@ class LayerWriter : LayerOps {
     const Recompute& again = x_again;
     const bool whole = again.layer;
     if (whole || again.norm) {
-      forward_norm(w, "mlp.norm", x_norm2, x_model.parallel_residual ? x_b.input : x_b.x2, x_b.y2,
-                   x_b.stats2);
+      mlp_norm(w);
+    } else if (starts_branch()) {
       quantize_mlp_input(w);
     }
-    const bool branch = again.mlp || again.moe || again.shared_experts;
-    if (branch && !whole && !again.norm) quantize_mlp_input(w);
     if (again.operations) {
       forward_up(w);
       // Eager PyTorch keeps what the policy saves whether it is read or not.
@@ -156,9 +172,8 @@ class LayerWriter : LayerOps {
       if (kept) w.segment().ops.back().reads.push_back(x_b.down_part.part(0, 0));
     } else if (whole || again.mlp || again.moe) {
       forward_branch(w);
-      if (!stops_early(w) && (whole || x_dropout.hidden > 0)) {
-        residual(w, "mlp.residual", x_b.x2, x_b.down, x_down, x_b.mask2, x_b.output);
-      }
+      const bool draws = x_dropout.hidden > 0 && !x_model.parallel_residual;
+      if (!stops_early(w) && (whole || draws)) last_residual(w);
     } else if (x_moe) {
       x_moe->again(w, x_b.y2, x_b.y2_x, x_b.down);
     } else if (again.activation) {
@@ -175,18 +190,23 @@ class LayerWriter : LayerOps {
   }
 
   void attention_output(SegmentWriter& w) {
+    if (joins()) return;  // with the MLP's
     if (w.phase == Phase::kForward || !keeps_projection()) {
       const bool kept = x_again.operations && w.phase == Phase::kRecompute;
       forward_row(w, "attention", "attention.projection", x_projection,
                   kept ? x_b.context_x.kept : x_b.context_x.in, x_b.attention_part,
                   x_b.attention_out);
     }
-    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection, x_b.mask1,
+    if (x_model.parallel_residual) return;
+    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection.bias, x_b.mask1,
              x_b.x2);
   }
 
   void quantize_mlp_input(SegmentWriter& w) {
     if (x_moe && !x_moe->shares()) return;
+    if (x_model.shared_norm) {  // by columns it is kept
+      return x_quantizer.quantize(w, "mlp.norm.quantize", x_b.y2, x_rows, x_b.y2_x.in, Ref{});
+    }
     x_quantizer.quantize(w, "mlp.norm.quantize", x_b.y2, x_rows, x_b.y2_x);
   }
 
@@ -201,13 +221,30 @@ class LayerWriter : LayerOps {
     if (x_moe) return x_moe->forward(w, x_b.y2, x_b.y2_x, x_b.down);
     forward_up(w);
     if (stops_early(w)) return;
+    if (joins()) return forward_out(w);
     forward_row(w, "mlp", "mlp.down", x_down, x_b.act_x.in, x_b.down_part, x_b.down);
+  }
+
+  /// The products of both branches on the way out, added, and the reduction of their sum. The MLP
+  /// computed again alone has its own to repeat, and so has a layer that keeps the other.
+  void forward_out(SegmentWriter& w) {
+    const bool again = w.phase == Phase::kRecompute;
+    const bool both = !again || (x_again.layer && !x_again.keep_projection);
+    if (both) {
+      forward_linear(w, "attention.projection", x_projection, x_b.context_x.in, {x_b.down_part},
+                     false);
+    }
+    if (!again || x_again.layer) {
+      return forward_row(w, "mlp", "mlp.down", x_down, x_b.act_x.in, x_b.down_part, x_b.down, both);
+    }
+    forward_linear(w, "mlp.down", x_down, x_b.act_x.in, {x_b.down_part}, false);
   }
 
   /// No backward pass reads the product on the way down and the residual stream after it, but for
   /// what dropout and 3d leave on the way.
   bool stops_early(const SegmentWriter& w) const {
-    const bool leaves = x_b.mask2.valid() || (x_grid && x_grid->keeps());
+    const bool drawn = x_b.mask2.valid() || (x_b.mask.valid() && x_again.layer);
+    const bool leaves = drawn || (x_grid && x_grid->keeps());
     return x_again.early_stop && w.phase == Phase::kRecompute && !x_moe && !leaves;
   }
 
@@ -218,14 +255,16 @@ class LayerWriter : LayerOps {
     } else {
       forward_column(w, "attention", "attention.qkv", x_qkv, x_b.y1_x.in, x_b.y1_full, raw, true);
     }
+    x_gathered = true;
     forward_positions(w, std::move(raw));
   }
 
   void forward_up(SegmentWriter& w) {
+    const Ref part = shares_input() && x_gathered ? Ref{} : x_b.y2_x.in;
     if (keeps_products() && w.phase == Phase::kRecompute) {
-      column_again(w, "mlp", "mlp.up", x_up, x_b.y2_x.in, x_b.y2_full, x_b.up);
+      column_again(w, "mlp", "mlp.up", x_up, part, x_b.y2_full, x_b.up);
     } else if (!x_again.keep_up || w.phase == Phase::kForward) {
-      forward_column(w, "mlp", "mlp.up", x_up, x_b.y2_x.in, x_b.y2_full, raw_up(), x_model.gated());
+      forward_column(w, "mlp", "mlp.up", x_up, part, x_b.y2_full, raw_up(), x_model.gated());
     }
     forward_activation(w);
   }
@@ -248,31 +287,65 @@ class LayerWriter : LayerOps {
       d_act = scratch("d activation", x_tokens * x_down.in);
       d_up = scratch("d up", x_tokens * x_up.out);
     }
-    const Ref d_x2 = scratch("d attention residual", flat());
+    const Ref d_x2 = x_model.shared_norm ? d_out : scratch("d attention residual", flat());
     const Ref d_context = scratch("d context", x_tokens * x_projection.in);
     const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
-    const Ref d_y2 = backward_branch(w, d_out, d_act, d_up);
-    const bool parallel = x_model.parallel_residual;
-    backward_norm(w, "mlp.norm", x_norm2, parallel ? x_b.input : x_b.x2, x_b.stats2, d_y2, d_out,
-                  d_x2);
+    const Ref d_both = dropped(w, "branches", d_out, x_b.mask);
+    if (joins()) backward_out(w, d_both, d_act, d_context);
+    const Ref d_y2 = backward_branch(w, d_both, d_act, d_up);
+    if (!x_model.shared_norm) {
+      backward_norm(w, "mlp.norm", x_norm2, mlp_stream(), x_b.stats2, d_y2, d_out, d_x2);
+    }
     // With parallel branches the attention branch sees the gradient of the output itself.
-    backward_row(w, "attention.projection", x_projection, parallel ? d_out : d_x2, x_b.mask1,
-                 x_b.context_x.kept, d_context);
+    if (!joins()) {
+      backward_row(w, "attention.projection", x_projection,
+                   x_model.parallel_residual ? d_both : d_x2, x_b.mask1, x_b.context_x.kept,
+                   d_context);
+    }
     backward_core(w, d_context, d_qkv);
-    const Ref d_y1 =
-        x_latent ? x_latent->backward(w, x_b.y1_x, d_qkv)
-                 : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_x.kept, x_b.y1_full);
+    const Ref d_y1 = backward_heads(w, d_qkv, d_y2);
     backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
                   x_b.input_gradient);
     end(w, EventRef{kInputGradient, kReady});
   }
 
+  /// The ways out of both branches have the same gradient, which is gathered once.
+  void backward_out(SegmentWriter& w, const Ref& d, const Ref& d_act, const Ref& d_context) {
+    const std::string attention = "attention.projection";
+    bias_gradient(w, "mlp.down", x_down, d, x_rows);
+    bias_gradient(w, attention, x_projection, d, x_rows);
+    const Quantizer::Copies all = row_input_gradient(w, "mlp.down", x_down, d, d_act);
+    weight_gradient(w, "mlp.down", x_down, all.columns, x_b.act_x.kept);
+    product(w, attention + ".input_gradient", x_projection,
+            input_gradient_gemm(x_plan, x_tokens, x_projection.out, x_projection.in), all.rows,
+            x_quantizer.by_columns(x_projection.weight), d_context, false);
+    weight_gradient(w, attention, x_projection, all.columns, x_b.context_x.kept);
+  }
+
   /// From the gradient of the residual stream to that of the branch's normed input.
   Ref backward_branch(SegmentWriter& w, const Ref& d_out, const Ref& d_act, const Ref& d_up) {
     if (x_moe) return x_moe->backward(w, x_b.y2, x_b.y2_x, dropped(w, "moe", d_out, x_b.mask2));
-    backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_x.kept, d_act);
+    if (!joins()) backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_x.kept, d_act);
     backward_activation(w, d_act, d_up);
-    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full);
+    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full,
+                           shares_input() ? Turn::kFirst : Turn::kAlone);
+  }
+
+  /// From the gradient of queries, keys and values to that of their normed input. Where the MLP has
+  /// the same, `d_y2` is what it gives, and is added.
+  Ref backward_heads(SegmentWriter& w, const Ref& d_qkv, const Ref& d_y2) {
+    if (shares_input()) {
+      return backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_x.kept, x_b.y1_full,
+                             Turn::kLast, d_y2);
+    }
+    Ref d_y1 = x_latent ? x_latent->backward(w, x_b.y1_x, d_qkv)
+                        : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_x.kept,
+                                          x_b.y1_full, Turn::kAlone);
+    if (x_model.shared_norm) {
+      w.compute("attention.norm.d_sum", kernel(KernelKind::kAdd, x_rows, x_hidden),
+                {d_y1.view(), d_y2.view()}, {d_y1.view()});
+    }
+    return d_y1;
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -283,17 +356,27 @@ class LayerWriter : LayerOps {
     if (x_grid) {
       return x_grid->backward(w, name, l.of_grid(), d, in, x_b.kept.at(l.number), d_in);
     }
-    weight_gradient(w, name, l, row_input_gradient(w, name, l, d, d_in), in);
+    weight_gradient(w, name, l, row_input_gradient(w, name, l, d, d_in).columns, in);
   }
 
+  /// Of two linears that multiply the same rows the first gathers them, the last adds its gradient
+  /// to what the first gave and reduces the sum.
+  enum class Turn : std::uint8_t { kAlone, kFirst, kLast };
+
   /// A column-parallel linear: its input is gathered and its input gradient reduced over the group.
+  /// The first of two returns the gradient before the reduction, which the last takes as `sum`.
   Ref backward_column(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
-                      const Ref& in, const Ref& in_full) {
+                      const Ref& in, const Ref& in_full, Turn turn, const Ref& sum = {}) {
     const bool async = x_plan.backward_overlaps();
-    const Ref d_in = scratch((name + " d input").c_str(), flat());
-    const Ref d_full = x_plan.sequence
-                           ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
-                           : d_in;
+    const bool scatters = x_plan.sequence && turn != Turn::kFirst;
+    Ref d_in = scatters ? scratch((name + " d input").c_str(), flat()) : sum;
+    Ref d_full = sum;
+    if (turn != Turn::kLast) {
+      d_full = x_plan.sequence
+                   ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
+                   : scratch((name + " d input").c_str(), flat());
+    }
+    if (!scatters) d_in = d_full;
     bias_gradient(w, name, l, d, x_tokens);
     if (x_grid) {
       x_grid->backward(w, name, l.of_grid(), d, in, x_b.kept.at(l.number), d_in);
@@ -302,16 +385,15 @@ class LayerWriter : LayerOps {
     const Quantizer::Copies copies = x_quantizer.gradient(w, name, l.weight, d, x_tokens);
     EventRef gathered;
     SegmentWriter& later = w.of_weights();
-    if (x_plan.sequence) {
+    if (x_plan.sequence && turn != Turn::kLast) {
       gathered = later.async_collective(name + ".gather", x_quantizer.gather_of(in_full),
                                         {in.view()}, {in_full.view()});
       if (!async) later.wait(gathered);
     }
-    w.compute(name + ".input_gradient",
-              of_linear(l, input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
-              {copies.rows.view(), x_quantizer.by_columns(l.weight).view()}, {d_full.view()});
+    product(w, name + ".input_gradient", l, input_gradient_gemm(x_plan, x_tokens, l.out, l.in),
+            copies.rows, x_quantizer.by_columns(l.weight), d_full, turn == Turn::kLast);
     EventRef reduced;
-    if (x_plan.tensor > 1 && !x_plan.in_grid()) {
+    if (x_plan.tensor > 1 && !x_plan.in_grid() && turn != Turn::kFirst) {
       reduced = w.async_collective(name + ".reduce", reduction_of(d_full), {d_full.view()},
                                    {d_in.view()});
       if (!async) w.wait(reduced);
@@ -321,6 +403,8 @@ class LayerWriter : LayerOps {
     if (async && reduced.valid()) w.wait(reduced);
     return d_in;
   }
+
+  bool x_gathered = false;  ///< of the pass: the normed input of attention is, of all rows
 };
 
 }  // namespace

@@ -87,12 +87,24 @@ Kernel LayerOps::dropout(KernelKind kind) const {
 }
 
 void LayerOps::residual(SegmentWriter& w, const char* name, const Ref& stream, const Ref& branch,
-                        const Linear& l, const Ref& mask, const Ref& out) {
+                        const Ref& bias, const Ref& mask, const Ref& out) {
   std::vector<View> reads = {stream.view(), branch.view()};
-  if (l.bias.valid()) reads.push_back(l.bias.view());
+  if (bias.valid()) reads.push_back(bias.view());
   std::vector<View> writes = {out.view()};
   if (mask.valid()) writes.push_back(mask.view());
   w.compute(name, dropout(KernelKind::kResidualAdd), std::move(reads), std::move(writes));
+}
+
+void LayerOps::residual_of_both(SegmentWriter& w) {
+  const Ref& one = x_projection.bias;
+  const Ref& other = x_down.bias;
+  Ref bias = one.valid() ? one : other;
+  if (one.valid() && other.valid()) {
+    bias = temporary(w, "biases of both branches", one.count);
+    w.compute("mlp.residual.biases", kernel(KernelKind::kAdd, 1, one.count),
+              {one.view(), other.view()}, {bias.view()});
+  }
+  residual(w, "mlp.residual", x_b.input, x_b.down, bias, x_b.mask, x_b.output);
 }
 
 Ref LayerOps::dropped(SegmentWriter& w, const std::string& name, const Ref& d_out,

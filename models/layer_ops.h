@@ -28,7 +28,10 @@ class LayerOps : public LinearParts {
   void forward_activation(SegmentWriter& w);
   /// `stream` and the branch's output, with dropout, whose mask goes to `mask`.
   void residual(SegmentWriter& w, const char* name, const Ref& stream, const Ref& branch,
-                const Linear& l, const Ref& mask, const Ref& out);
+                const Ref& bias, const Ref& mask, const Ref& out);
+  /// The layer's input and the sum of both branches, which `x_b.down` holds; dropout is drawn once,
+  /// for the sum.
+  void residual_of_both(SegmentWriter& w);
 
   /// The gradient before dropout.
   Ref dropped(SegmentWriter& w, const std::string& name, const Ref& d_out, const Ref& mask);

@@ -49,7 +49,8 @@ Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts) {
                    &out.act,
                    &out.down,
                    &out.down_part,
-                   &out.mask2}) {
+                   &out.mask2,
+                   &out.mask}) {
     cut(*ref);
   }
   for (Operand* operand : {&out.y1_x, &out.y2_x, &out.context_x, &out.act_x}) {
@@ -134,15 +135,20 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat()};
   b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat()};
   declare_attention(b, saved, local);
-  if (x_dropout.hidden > 0) {
+  const bool parallel = x_model.parallel_residual;
+  if (x_dropout.hidden > 0 && !parallel) {
     b.mask1 = place.add("attention dropout mask", DType::kUint8, flat(), x_again.layer);
   }
-  b.x2 = place.add("attention residual", type, flat(), x_again.layer);
+  if (!parallel) b.x2 = place.add("attention residual", type, flat(), x_again.layer);
   declare_branch(b, saved, local);
   if (x_dropout.hidden > 0) {
     // Parts do not repeat what it is drawn for.
-    const bool again = (x_again.layer && x_again.parts == 1) || x_again.mlp;
-    b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), again);
+    const bool whole = x_again.layer && x_again.parts == 1;
+    if (parallel) {
+      b.mask = place.add("dropout mask", DType::kUint8, flat(), whole && !x_again.operations);
+    } else {
+      b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), whole || x_again.mlp);
+    }
   }
   declare_partial(b, saved, local);
   if (x_grid && x_grid->keeps()) declare_kept(b, saved, local);
@@ -157,8 +163,9 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   // Queries that the way up computes again start from the normed input itself.
   const bool queries = again.latent_up && !x_latent->narrow_queries();
   const bool norm = whole || again.norm;
-  b.y1 =
-      place.add("attention.norm out", type, flat(), (x_plan.precision.low() && !queries) || norm);
+  const bool copied =
+      x_plan.precision.low() && !queries && !(x_model.shared_norm && reads_normed());
+  b.y1 = place.add("attention.norm out", type, flat(), copied || norm);
   b.y1_x = place.operand("attention.norm out quantized", b.y1, norm);
   b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
@@ -192,14 +199,17 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
   const DType type = x_plan.precision.compute;
   const bool low = x_plan.precision.low();
   const bool norm = again.layer || again.norm;
-  // A module that is computed again alone starts from its input.
-  const bool start = again.mlp || again.moe || again.shared_experts;
-  b.y2 = place.add("mlp.norm out", type, flat(), (low && !start && !x_moe) || norm);
-  b.y2_x = {b.y2, b.y2};
-  if (!x_moe || x_moe->shares()) {
-    b.y2_x = place.operand("mlp.norm out quantized", b.y2, norm || start);
+  if (x_model.shared_norm) {
+    b.y2 = b.y1;
+    b.y2_x = b.y1_x;
+  } else {
+    b.y2 = place.add("mlp.norm out", type, flat(), (low && !reads_normed()) || norm);
+    b.y2_x = {b.y2, b.y2};
+    if (!x_moe || x_moe->shares()) {
+      b.y2_x = place.operand("mlp.norm out quantized", b.y2, norm || starts_branch());
+    }
+    b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   }
-  b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   if (x_moe) return x_moe->declare(saved, local);
   const bool whole = again.layer || again.mlp || again.parts > 1;
   b.up = place.add("mlp up", type, x_tokens * x_up.out / (keeps_products() ? 2 : 1),
@@ -228,11 +238,11 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
   const DType type = x_plan.precision.compute;
   if (x_plan.sequence) {
     b.y1_full = temp("attention input gathered", b.y1_x.in.dtype, full);
-    b.y2_full = temp("mlp input gathered", b.y2_x.in.dtype, full);
-    b.attention_part = temp("attention partial", type, full);
+    b.y2_full = shares_input() ? b.y1_full : temp("mlp input gathered", b.y2_x.in.dtype, full);
+    if (!joins()) b.attention_part = temp("attention partial", type, full);
     b.down_part = temp("mlp partial", type, full, keeps_products());
   }
-  b.attention_out = temp("attention out", type, flat(), keeps_projection());
+  if (!joins()) b.attention_out = temp("attention out", type, flat(), keeps_projection());
   b.down = temp("mlp out", type, flat(), keeps_scattered() || keeps_products());
   if (!x_plan.sequence) {
     b.y1_full = b.y1_x.in;

@@ -36,6 +36,7 @@ struct Buffers {
   Operand y1_x, y2_x, context_x, act_x;
   Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,
       mask2;
+  Ref mask;                      ///< of the sum of parallel branches, in place of mask1 and mask2
   std::array<GridKept, 4> kept;  ///< by linear
 };
 
@@ -92,6 +93,15 @@ class LayerParts {
   /// What is scattered over tensor ranks is kept.
   bool keeps_scattered() const { return x_again.operations && x_plan.sequence; }
   bool keeps_projection() const { return keeps_scattered() || x_again.keep_projection; }
+  /// A module that is computed again alone starts from its normed input.
+  bool starts_branch() const { return x_again.mlp || x_again.moe || x_again.shared_experts; }
+  /// The normed input of the MLP or the experts is read after the forward pass, not a copy of it.
+  bool reads_normed() const { return starts_branch() || x_moe.has_value(); }
+  /// Of parallel branches: a rank adds its products of both, and their sum is reduced.
+  bool joins() const { return x_model.parallel_residual && !x_grid && !x_moe; }
+  /// Both branches multiply the same rows, which are gathered once; so is their gradient's sum
+  /// reduced.
+  bool shares_input() const { return joins() && x_model.shared_norm && !x_latent; }
   /// Declares all activations in the layout they belong to: kept from forward to backward, or
   /// local.
   Buffers declare(LayoutWriter& saved, LayoutWriter& local);

@@ -28,11 +28,21 @@ void LinearParts::forward_linear(SegmentWriter& w, const char* name, const Linea
             std::move(reads), views_of(out));
 }
 
+void LinearParts::product(SegmentWriter& w, const std::string& name, const Linear& l,
+                          const Gemm& gemm, const Ref& in, const Ref& matrix, const Ref& out,
+                          bool adds) {
+  Gemm work = of_linear(l, gemm, w.phase == Phase::kBackward);
+  work.accumulate = adds;
+  std::vector<View> reads = {in.view(), matrix.view()};
+  if (adds) reads.push_back(out.view());
+  w.compute(name, work, std::move(reads), {out.view()});
+}
+
 void LinearParts::forward_column(SegmentWriter& w, const char* block, const char* name,
                                  const Linear& l, const Ref& part, const Ref& full,
                                  const std::vector<Ref>& out, bool with_bias) {
-  if (!x_plan.rings()) {
-    gather(w, block, part, full);
+  if (!x_plan.rings() || !part.valid()) {
+    if (part.valid()) gather(w, block, part, full);
     return forward_linear(w, name, l, full, out, with_bias);
   }
   const Gemm gemm = of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false);
@@ -50,8 +60,8 @@ void LinearParts::column_again(SegmentWriter& w, const char* block, const char* 
                                const Linear& l, const Ref& part, const Ref& full, const Ref& out) {
   const std::int64_t width = out.count / x_tokens;
   const View matrix = l.weight.part(0, width * l.in);
-  if (!x_plan.rings()) {
-    gather(w, block, part, full);
+  if (!x_plan.rings() || !part.valid()) {
+    if (part.valid()) gather(w, block, part, full);
     w.compute(name, forward_gemm(x_plan, x_tokens, width, l.in), {full.view(), matrix},
               {out.view()});
     return;
@@ -64,34 +74,39 @@ void LinearParts::column_again(SegmentWriter& w, const char* block, const char* 
 }
 
 void LinearParts::forward_row(SegmentWriter& w, const char* block, const char* name,
-                              const Linear& l, const Ref& in, const Ref& partial, const Ref& out) {
-  if (x_plan.rings()) return ring_reduce(w, block, name, l, in, partial, out);
-  forward_linear(w, name, l, in, {partial}, false);
+                              const Linear& l, const Ref& in, const Ref& partial, const Ref& out,
+                              bool adds) {
+  if (x_plan.rings()) return ring_reduce(w, block, name, l, in, partial, out, adds);
+  if (adds) {
+    product(w, name, l, forward_gemm(x_plan, x_tokens, l.out, l.in), in,
+            x_quantizer.by_rows(l.weight), partial, true);
+  } else {
+    forward_linear(w, name, l, in, {partial}, false);
+  }
   if (x_plan.tensor == 1 || x_plan.in_grid()) return;
   w.collective(std::string(block) + ".reduce", reduction_of(partial), {partial.view()},
                {out.view()});
 }
 
-Ref LinearParts::row_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
-                                    const Ref& d, const Ref& d_in) {
-  const View matrix = x_quantizer.by_columns(l.weight).view();
+Quantizer::Copies LinearParts::row_input_gradient(SegmentWriter& w, const std::string& name,
+                                                  const Linear& l, const Ref& d, const Ref& d_in) {
+  const Ref matrix = x_quantizer.by_columns(l.weight);
   if (!x_plan.rings()) {
     const Quantizer::Copies copies = x_plan.sequence
                                          ? x_quantizer.gathered_gradient(w, name, d, x_rows)
                                          : x_quantizer.gradient(w, name, l.weight, d, x_rows);
-    w.compute(name + ".input_gradient",
-              of_linear(l, input_gradient_gemm(x_plan, x_tokens, l.out, l.in), true),
-              {copies.rows.view(), matrix}, {d_in.view()});
-    return copies.columns;
+    product(w, name + ".input_gradient", l, input_gradient_gemm(x_plan, x_tokens, l.out, l.in),
+            copies.rows, matrix, d_in, false);
+    return copies;
   }
   const Quantizer::Copies own = x_quantizer.cast_own(w, name, d, x_rows);
   const Ref& part = own.rows;
   const Ref full = temporary(w, name + " d gathered", part.count * x_plan.tensor, part.dtype);
   const Gemm gemm = of_linear(l, input_gradient_gemm(x_plan, x_rows, l.out, l.in), true);
   ring_gather(w, name + ".gather", part, full, [&](std::int64_t hops, const View& in) {
-    w.compute(name + ".input_gradient", gemm, {in, matrix}, {member(d_in, hops)});
+    w.compute(name + ".input_gradient", gemm, {in, matrix.view()}, {member(d_in, hops)});
   });
-  return x_quantizer.all_columns(w, name, own, full, x_tokens);
+  return {full, x_quantizer.all_columns(w, name, own, full, x_tokens)};
 }
 
 void LinearParts::bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
@@ -138,22 +153,29 @@ void LinearParts::ring_gather(SegmentWriter& w, const std::string& name, const R
 }
 
 void LinearParts::ring_reduce(SegmentWriter& w, const char* block, const char* name,
-                              const Linear& l, const Ref& in, const Ref& partial, const Ref& out) {
+                              const Linear& l, const Ref& in, const Ref& partial, const Ref& out,
+                              bool adds) {
   const std::string reduce = std::string(block) + ".reduce";
   const std::int64_t t = x_plan.tensor;
   const std::int64_t own = x_rows * l.out;
-  const Ref product = temporary(w, reduce + " own", own);
+  const View mine = adds ? member(partial, 0) : temporary(w, reduce + " own", own).view();
   const Ref arriving = temporary(w, reduce + " of others", own * (t - 1));
-  const Gemm gemm = of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false);
+  Gemm gemm = of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false);
+  gemm.accumulate = adds;
   const View matrix = x_quantizer.by_rows(l.weight).view();
-  std::vector<View> sum = {product.view()};
+  const auto multiply = [&](std::int64_t hops, const View& to) {
+    std::vector<View> reads = {member(in, hops), matrix};
+    if (adds) reads.push_back(to);
+    w.compute(name, gemm, std::move(reads), {to});
+  };
+  std::vector<View> sum = {mine};
   EventRef arrived;
   for (std::int64_t i = 1; i < t; ++i) {
-    w.compute(name, gemm, {member(in, t - i), matrix}, {member(partial, t - i)});
+    multiply(t - i, member(partial, t - i));
     sum.push_back(arriving.part((i - 1) * own, own));
     arrived = exchange(w, reduce, i, member(partial, t - i), sum.back());
   }
-  w.compute(name, gemm, {member(in, 0), matrix}, {product.view()});
+  multiply(0, mine);
   w.wait(arrived);
   w.compute(reduce + ".add", kernel(KernelKind::kAdd, x_rows, l.out), std::move(sum), {out.view()});
 }

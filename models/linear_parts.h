@@ -43,6 +43,9 @@ class LinearParts : public ContextParts {
   void gather(SegmentWriter& w, const char* block, const Ref& part, const Ref& full);
   void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
                       const std::vector<Ref>& out, bool with_bias);
+  /// The linear's product or, where it goes back, the gradient of its input; `adds`: to `out`.
+  void product(SegmentWriter& w, const std::string& name, const Linear& l, const Gemm& gemm,
+               const Ref& in, const Ref& matrix, const Ref& out, bool adds);
   /// The sum over tensor ranks of what each has in `partial`: to `out`, with `sequence` its rows.
   Collective reduction_of(const Ref& partial) const {
     const bool scatters = x_plan.sequence;
@@ -50,7 +53,8 @@ class LinearParts : public ContextParts {
                        partial.count);
   }
   /// `part` is the rank's rows of the input, `full` where all are gathered (`part` itself without
-  /// sequence parallelism). `with_bias`: added in the GEMM's epilogue; else a later kernel adds it.
+  /// sequence parallelism); no `part`: they are. `with_bias`: added in the GEMM's epilogue; else a
+  /// later kernel adds it.
   void forward_column(SegmentWriter& w, const char* block, const char* name, const Linear& l,
                       const Ref& part, const Ref& full, const std::vector<Ref>& out,
                       bool with_bias);
@@ -58,12 +62,13 @@ class LinearParts : public ContextParts {
   void column_again(SegmentWriter& w, const char* block, const char* name, const Linear& l,
                     const Ref& part, const Ref& full, const Ref& out);
   /// `partial` holds the rank's product of all rows, `out` what is left of it after the reduction.
+  /// `adds`: to what `partial` holds before.
   void forward_row(SegmentWriter& w, const char* block, const char* name, const Linear& l,
-                   const Ref& in, const Ref& partial, const Ref& out);
-  /// The gradient of a row-parallel linear's input; returns `d` by columns, of all rows, for the
-  /// weight gradient.
-  Ref row_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
-                         const Ref& d_in);
+                   const Ref& in, const Ref& partial, const Ref& out, bool adds = false);
+  /// The gradient of a row-parallel linear's input; returns `d` of all rows, the copy by columns
+  /// for the weight gradient.
+  Quantizer::Copies row_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
+                                       const Ref& d, const Ref& d_in);
   /// Of `rows` rows of the gradient `d` of the linear's output.
   void bias_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                      std::int64_t rows);
@@ -79,7 +84,7 @@ class LinearParts : public ContextParts {
   void ring_gather(SegmentWriter& w, const std::string& name, const Ref& part, const Ref& full,
                    const Product& product);
   void ring_reduce(SegmentWriter& w, const char* block, const char* name, const Linear& l,
-                   const Ref& in, const Ref& partial, const Ref& out);
+                   const Ref& in, const Ref& partial, const Ref& out, bool adds);
 };
 
 }  // namespace foretrain

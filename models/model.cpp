@@ -114,7 +114,7 @@ std::vector<Parameter> layer_parameters(const Model& model, bool sparse) {
   } else {
     add_attention(model, out);
   }
-  add_norm(model, "mlp.norm", model.hidden, out);
+  if (!model.shared_norm) add_norm(model, "mlp.norm", model.hidden, out);
   if (sparse) {
     add_experts(model, out);
   } else {

@@ -55,6 +55,7 @@ struct Model {
   bool qk_norm = false;            ///< RMSNorm of every query and key head
   bool attention_sinks = false;    ///< one logit a head beside those of the keys
   bool parallel_residual = false;  ///< attention and MLP both read the layer's input
+  bool shared_norm = false;        ///< through one norm, with parallel_residual
   bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
   Experts experts;
   LatentAttention latent;

@@ -311,6 +311,7 @@ class ModelReader {
     Model& m = x_model;
     x_reader.read("tie_word_embeddings", m.tied_embeddings);
     x_reader.read("use_parallel_residual", m.parallel_residual);
+    read_branch_norms();
     bool attention_bias = false;
     if (x_reader.has("attention_bias")) {
       x_reader.read("attention_bias", attention_bias);
@@ -331,6 +332,17 @@ class ModelReader {
                       "OPT with an embedding projection or post-norm is not modelled yet",
                       ErrorKind::kUnsupported);
       }
+    }
+  }
+
+  /// Falcon's key.
+  void read_branch_norms() {
+    constexpr const char* kKey = "num_ln_in_parallel_attn";
+    std::int64_t norms = 2;
+    x_reader.read(kKey, norms, JsonReader::IntRange{1, 2});
+    x_model.shared_norm = norms == 1;
+    if (norms == 1 && !x_model.parallel_residual) {
+      x_reader.fail(kKey, "one norm for both branches needs \"use_parallel_residual\": true");
     }
   }
 

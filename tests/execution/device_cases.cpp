@@ -58,6 +58,7 @@ std::vector<DeviceCase> single_rank_cases() {
     alibi.position = Position::kAlibi;
     alibi.positions = 0;
     alibi.parallel_residual = true;
+    alibi.shared_norm = activation == Activation::kRelu2;
     alibi.norm_bias = false;
     alibi.activation = activation;
     add("alibi flash", alibi, AttentionKernel::kFlash, 0);

@@ -128,9 +128,25 @@ TEST(Gradients, AlibiParallelBranchesOtherActivations) {
     model.position = Position::kAlibi;
     model.positions = 0;
     model.parallel_residual = true;
+    model.shared_norm = activation == Activation::kRelu2;
     model.norm_bias = false;
     model.activation = activation;
-    expect_derivatives(model, plan_of(model, AttentionKernel::kUnfused, 0));
+    const double dropout = model.shared_norm ? 0.1 : 0;
+    expect_derivatives(model, plan_of(model, AttentionKernel::kUnfused, dropout));
+  }
+}
+
+TEST(Gradients, ParallelBranchesWithExperts) {
+  Model model = probed(small_moe());
+  model.experts = Experts{8, 2, 6, 4, 1, 1, false};
+  model.parallel_residual = true;
+  for (const bool shared : {false, true}) {
+    model.shared_norm = shared;
+    Plan plan = plan_of(model, AttentionKernel::kFlash, 0.1);
+    plan.sequence_length = 8;
+    plan.experts.routing = Routing::kCapacity;
+    plan.experts.factor = 4;
+    expect_derivatives(model, plan);
   }
 }
 

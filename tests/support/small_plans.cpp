@@ -122,6 +122,8 @@ Model draw_model(Rng& rng) {
   if (rng.below(4) == 0) m.position = Position::kAlibi;
   if (m.position != Position::kLearned) m.positions = 0;
   if (rng.below(4) == 0) m.sliding_window = 8;
+  // What is drawn later does not depend on it.
+  m.shared_norm = m.parallel_residual && Rng(rng).below(2) == 0;
   return m;
 }
 
@@ -358,7 +360,7 @@ std::int64_t draw_divisor(Rng& rng, std::int64_t whole, std::int64_t most) {
 void draw_experts(Rng& rng, Model& m, Plan& p) {
   const auto coin = [&rng] { return rng.below(2) == 0; };
   m.activation = Activation::kSwiglu;
-  m.parallel_residual = false;
+  m.parallel_residual = m.shared_norm = false;
   Experts& e = m.experts;
   e.count = std::int64_t{1} << rng.below(5);
   e.top_k = 1 + rng.below(std::min<std::int64_t>(e.count, 4));

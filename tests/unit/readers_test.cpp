@@ -66,6 +66,7 @@ TEST(ReadModel, EveryType) {
   EXPECT_EQ(model_of(native("opt")).value().positions, 34);
   EXPECT_TRUE(model_of(native("qwen3")).value().qk_norm);
   EXPECT_TRUE(model_of(native("gpt_neox")).value().parallel_residual);
+  EXPECT_FALSE(model_of(native("gpt_neox")).value().shared_norm);
   EXPECT_TRUE(model_of(native("bloom")).value().embedding_norm);
 }
 
@@ -79,6 +80,12 @@ TEST(ReadModel, OtherSpellings) {
   EXPECT_EQ(model.value().intermediate, 192);
   EXPECT_EQ(model.value().positions, 16);
   EXPECT_EQ(model.value().hidden_dropout, 0.5);
+}
+
+TEST(ReadModel, OneNormForBothBranches) {
+  EXPECT_TRUE(model_of(native("gpt_neox", ",\"num_ln_in_parallel_attn\":1")).value().shared_norm);
+  expect_error(model_of(native("llama", ",\"num_ln_in_parallel_attn\":1")),
+               {"num_ln_in_parallel_attn", "use_parallel_residual"});
 }
 
 TEST(ReadModel, Errors) {

@@ -83,6 +83,7 @@ Json model_json(const Model& m) {
   out.set("norm_bias", m.norm_bias);
   out.set("qk_norm", m.qk_norm);
   out.set("use_parallel_residual", m.parallel_residual);
+  if (m.parallel_residual) out.set("num_ln_in_parallel_attn", m.shared_norm ? 1 : 2);
   out.set("parameters", parameter_count(m));
   add_sparse(m, out);
   return out;
