@@ -175,7 +175,9 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   }
   const double seconds = power_mean(start, std::max(inside, outside), c.all_to_all_power);
   Cost cost = finish(cluster, rates, at, traffic, start, seconds);
-  cost.sms_held = nccl_p2p_channels(nccl_group_of(cluster, at), at.ranks - 1, bytes / at.ranks);
+  cost.sms_held = work.fan_out.sms > 0 ? std::min(work.fan_out.sms, cluster.device.sm_count)
+                                       : nccl_p2p_channels(nccl_group_of(cluster, at), at.ranks - 1,
+                                                           bytes / at.ranks);
   cost.deviation = 0.25F;
   if (steps != nullptr) {
     *steps << "all-to-all of " << at.ranks << " ranks on " << at.nodes << " nodes: start "

@@ -26,6 +26,13 @@ void read_routing(JsonReader& r, ExpertPlan& plan) {
   int cast = 0;
   r.read_choice("dispatch_dtype", cast, {"compute", "fp8"});
   plan.cast_first = cast == 1;
+  // Megatron-LM's transformer_config.py of November 2025: moe_deepep_num_sms, moe_hybridep_num_sms.
+  std::int64_t sms = plan.dispatcher == Dispatcher::kDeepEp ? 20 : plan.fused() ? 16 : 0;
+  if (!plan.fused() && r.has("dispatcher_sms")) {
+    r.fail("dispatcher_sms", "is of dispatchers deepep and hybridep; others hold what NCCL does");
+  }
+  r.read("dispatcher_sms", sms, JsonReader::IntRange{1, 1024});
+  plan.sms = static_cast<std::int32_t>(sms);
   const char* key = plan.routing == Routing::kNatural ? "imbalance" : "capacity_factor";
   const char* other = plan.routing == Routing::kNatural ? "capacity_factor" : "imbalance";
   if (plan.routing != Routing::kNatural) plan.factor = 1;

@@ -57,6 +57,7 @@ void MoeBlock::swap(SegmentWriter& w, const std::string& name, const Payload& pa
     std::vector<View> writes = {rows.to.view()};
     if (fused()) {
       work.fan_out = fan_out(x_model.experts);
+      work.fan_out.sms = x_plan.experts.sms;
       // The kernels of DeepEP carry the probabilities beside their tokens.
       for (std::size_t beside = 1; beside < payload.size(); ++beside) {
         reads.push_back(payload[beside].from.view());

@@ -124,6 +124,7 @@ struct ExpertPlan {
   Routing routing = Routing::kBalanced;
   double factor = 1;
   bool single_kernel = false;  ///< one computes the products of all experts of a rank
+  std::int32_t sms = 0;        ///< that fused dispatchers hold
   bool cast_first = false;  ///< tokens, and the gradients of results, travel in the linears' 8 bits
   /// One kernel sorts and sends.
   bool fused() const {

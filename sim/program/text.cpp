@@ -54,7 +54,7 @@ std::string text_of(const FanOut& w) {
   if (w.limit < w.groups) {
     out += " in " + number(w.limit) + " of " + number(w.groups) + " groups";
   }
-  return out;
+  return w.sms > 0 ? out + " by " + number(w.sms) + " SMs" : out;
 }
 
 std::string text_of(const P2PBatch& w) {

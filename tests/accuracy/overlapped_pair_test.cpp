@@ -15,8 +15,6 @@
 namespace foretrain {
 namespace {
 
-constexpr std::int32_t kSmsOfExchange = 20;
-
 Json figures_of_trace() {
   return read_json_file(std::string(FORETRAIN_TEST_DATA) + "/deepseek_v3_pair.json").value();
 }
@@ -66,6 +64,7 @@ PairPrices priced() {
   std::vector<const Op*> ops;
   PairPrices out;
   std::int32_t memory_share = 0;
+  std::int32_t sms = 0;
   for (const Call& call : program.calls) {
     if (call.layer != 0 || call.microbatch != 0) continue;
     for (const Op& op : program.segments[call.segment.index()].ops) {
@@ -75,14 +74,14 @@ PairPrices priced() {
       const Cost cost = model->price(program.works[op.work.index()], everywhere).value();
       out.exchange_ms[op.name] = cost.duration.us() / 1e3;
       memory_share = cost.memory_share;
+      sms = cost.sms_held;
     }
   }
   for (const Op* op : ops) {
     const Cost cost = model->price(program.works[op->work.index()], {}).value();
     PhaseTime& phase = out.phases[phase_of(*op)];
     phase.alone_ms += cost.duration.us() / 1e3;
-    phase.beside_ms +=
-        duration_beside(cost, model->sm_count(), kSmsOfExchange, memory_share).us() / 1e3;
+    phase.beside_ms += duration_beside(cost, model->sm_count(), sms, memory_share).us() / 1e3;
   }
   return out;
 }

@@ -346,6 +346,7 @@ const BadSet kUnsupported[] = {
     {"offload.parameters=nvme", {"/offload/optimizer", "sharding.level"}},
     {"kernels.context=ring", {"/kernels/context", "parallel.context > 1"}},
     {"kernels.fp8_recipe=delayed", {"/kernels/fp8_recipe", "fp8 precision"}},
+    {"moe.dispatcher_sms=8", {"/moe", "no experts"}},
     {"kernels.fp8_weight_gradient=cutlass", {"/kernels/fp8_weight_gradient", "fp8-blockwise"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
     {"overlap.passes=true", {"/overlap/passes", "no experts"}},

@@ -257,6 +257,8 @@ const Field kFields[] = {
     {"moe.capacity_factor=1.5", with(kExperts, {"moe.routing=capacity"})},
     {"moe.dispatcher=allgather", kExperts},
     {"moe.dispatcher=deepep", kExperts},
+    {"moe.dispatcher_sms=32", with(kExperts, {"cluster.preset=dgx-h100", "moe.dispatcher=deepep",
+                                              "overlap.passes=true", "batch.global=64"})},
     {"moe.dispatch_dtype=fp8",
      with(kExperts, {"cluster.preset=dgx-h100", "precision=fp8", "moe.dispatcher=deepep"})},
     {"kernels.early_stop=true", {"recompute=full"}},
