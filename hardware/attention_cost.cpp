@@ -4,6 +4,7 @@
 
 #include "hardware/kernel_constants.h"
 #include "hardware/local_cost.h"
+#include "sim/program/context_pairs.h"
 
 namespace foretrain {
 namespace {
@@ -15,7 +16,9 @@ constexpr double kBenchmarkTail = 1.03;
 constexpr double kShortLength = 0.75;  // below the shortest length the rate falls as length^0.75
 
 /// Whether a query sees only so many keys before it.
-bool slides(const Attention& work) { return work.window > 0 && work.window < work.kv_len; }
+bool slides(const Attention& work) {
+  return (work.window > 0 && work.window < work.kv_len) || windows_gathered(work);
+}
 
 /// Whether blocks of queries see unequal shares of the keys: under a causal mask, but for windows
 /// shorter than half of the length.
@@ -23,8 +26,9 @@ bool triangular(const Attention& work) {
   return work.causal && (!slides(work) || 2 * work.window > work.kv_len);
 }
 
-/// Query-key pairs that the mask leaves.
+/// Query-key pairs that the mask leaves; those of the member with the most, for which others wait.
 double pairs_of(const Attention& work) {
+  if (windows_gathered(work)) return gathered_pairs(work).most;
   const auto q = static_cast<double>(work.q_len), kv = static_cast<double>(work.kv_len);
   const auto window = static_cast<double>(work.window);
   if (slides(work)) {
@@ -47,8 +51,9 @@ double rate_on_curve(const AttentionConstants& c, const AttentionCurve& curve, d
 /// Keys that the fused kernel reads for a block of queries. With a window the block is a band of
 /// window + 128 keys, of which the window is used.
 double keys_of(const Attention& work) {
-  return static_cast<double>(slides(work) ? std::min(work.window + kKeyBlock, work.kv_len)
-                                          : work.kv_len);
+  if (!slides(work)) return static_cast<double>(work.kv_len);
+  const std::int64_t all = windows_gathered(work) ? whole_length(work) : work.kv_len;
+  return static_cast<double>(std::min(work.window + kKeyBlock, all));
 }
 
 /// Pairs that are computed, never more than without a window, over those that the mask leaves.
@@ -58,6 +63,12 @@ double wasted(const Attention& work) {
   whole.window = 0;
   return std::min(keys_of(work) / static_cast<double>(work.window),
                   pairs_of(whole) / pairs_of(work));
+}
+
+/// Keys that any query reads. Of a member's two chunks under a window: theirs and those before.
+std::int64_t keys_read(const Attention& work) {
+  if (!windows_gathered(work)) return work.kv_len;
+  return std::min(work.q_len + 2 * work.window, work.kv_len);
 }
 
 /// The curve of the nearest head dimension; narrower heads than any curve lose in proportion.
@@ -138,8 +149,9 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   }
   const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
   const auto whole = static_cast<double>(work.kv_len);
-  double rate = rate_on_curve(c, *curve, triangular(work) ? whole : keys_of(work)) * peak /
-                c.reference_tflops;
+  double rate =
+      rate_on_curve(c, *curve, triangular(work) ? whole : std::min(keys_of(work), whole)) * peak /
+      c.reference_tflops;
   rate *= relative * sustained_factor(device) * by_power(device, c) / wasted(work);
   if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
   if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
@@ -155,7 +167,7 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   const double element = bits_of(work.dtype) / 8.0;
   const double q_bytes = heads * static_cast<double>(work.q_len * work.head_dim) * element;
   const double kv_bytes = 2 * static_cast<double>(work.batch * work.kv_heads) *
-                          static_cast<double>(work.kv_len * work.head_dim) * element;
+                          static_cast<double>(keys_read(work) * work.head_dim) * element;
   const double bytes = work.backward ? 4 * q_bytes + 2 * kv_bytes : 2 * q_bytes + kv_bytes;
 
   Cost cost;

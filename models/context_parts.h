@@ -19,7 +19,9 @@ namespace foretrain {
 ///              attention took and gave by heads is kept for the backward pass.
 /// Partial results of a ring are merged by a memory-bound kernel each. Before and after an exchange
 /// of heads for tokens what travels is put into the order that equal parts need.
-/// Left out: two compute streams for the pieces (which hide their launch), windows.
+/// With sliding windows go the latter two (as in TransformerEngine); what a window leaves a rank of
+/// allgather: sim/program/context_pairs.h.
+/// Left out: two compute streams for the pieces (which hide their launch), windows in a ring.
 class ContextParts : public LayerParts {
  protected:
   using LayerParts::LayerParts;

@@ -346,8 +346,11 @@ class PlanReader {
     if (p.attention == AttentionKernel::kUnfused) {
       refuse("kernels/attention", "context parallelism needs fused attention");
     }
-    if (x_model.sliding_window > 0 && x_model.sliding_window < p.sequence_length) {
-      refuse("parallel/context", "sliding windows under context parallelism are not modelled yet",
+    const bool windowed = x_model.sliding_window > 0 && x_model.sliding_window < p.sequence_length;
+    if (windowed && p.context_exchange == ContextExchange::kRing) {
+      refuse("parallel/context",
+             "a ring does not attend within sliding windows; set kernels.context to allgather or "
+             "alltoall",
              ErrorKind::kUnsupported);
     }
   }

@@ -1,5 +1,6 @@
 #include <string>
 
+#include "sim/program/context_pairs.h"
 #include "sim/program/program.h"
 
 namespace foretrain {
@@ -160,6 +161,22 @@ void print_call(const Call& call, const Program& program, std::string& out) {
   out += "\n";
 }
 
+double attention_flops(const Attention& w) {
+  const bool windowed = w.window > 0 && w.window < w.kv_len;
+  const auto length = static_cast<double>(w.kv_len);
+  const double keys = windowed ? static_cast<double>(w.window) : length;
+  // The unfused kernels compute the full square; the others what the causal mask leaves.
+  const bool unfused = w.kernel == AttentionKernel::kUnfused;
+  const double seen = w.causal && !unfused ? keys - keys * keys / (2 * length) : keys;
+  const double of_head =
+      windows_gathered(w) ? gathered_pairs(w).mean : static_cast<double>(w.q_len) * seen;
+  const double pairs = static_cast<double>(w.batch) * static_cast<double>(w.q_heads) * of_head;
+  const auto k = static_cast<double>(w.head_dim);
+  const auto v = static_cast<double>(w.value_width());
+  if (!w.backward) return 2.0 * pairs * (k + v);
+  return 2.0 * pairs * (unfused ? 2 * k + 2 * v : 3 * k + 2 * v);
+}
+
 }  // namespace
 
 std::string text_of(const Work& work) {
@@ -246,23 +263,7 @@ double flops_of(const Work& work) {
                           return 2.0 * static_cast<double>(w.m) * static_cast<double>(w.n) *
                                  static_cast<double>(w.k) * static_cast<double>(w.batch);
                         },
-                        [](const Attention& w) {
-                          const bool windowed = w.window > 0 && w.window < w.kv_len;
-                          const auto length = static_cast<double>(w.kv_len);
-                          const double keys = windowed ? static_cast<double>(w.window) : length;
-                          // The unfused kernels compute the full square; the others what the causal
-                          // mask leaves.
-                          const bool masked = w.causal && w.kernel != AttentionKernel::kUnfused;
-                          const double seen = masked ? keys - keys * keys / (2 * length) : keys;
-                          const double pairs = static_cast<double>(w.batch) *
-                                               static_cast<double>(w.q_heads) *
-                                               static_cast<double>(w.q_len) * seen;
-                          const auto k = static_cast<double>(w.head_dim);
-                          const auto v = static_cast<double>(w.value_width());
-                          if (!w.backward) return 2.0 * pairs * (k + v);
-                          const bool kept = w.kernel == AttentionKernel::kUnfused;
-                          return 2.0 * pairs * (kept ? 2 * k + 2 * v : 3 * k + 2 * v);
-                        },
+                        [](const Attention& w) { return attention_flops(w); },
                         [](const Kernel& w) { return static_cast<double>(w.flops); },
                         [](const Convolution& w) {
                           Convolution forward = w;

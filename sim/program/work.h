@@ -94,7 +94,8 @@ enum class ContextPart : std::uint8_t {
 /// probabilities). Backward: reads d_out, qkv, out and the statistics; writes d_qkv. FLOPs (causal
 /// halves them for every kernel but the unfused, which computes the full square): forward 4 batch
 /// q_heads q_len kv_len head_dim, backward 2.5 times that (flash recomputes the scores) or 2 times
-/// (unfused).
+/// (unfused). Of kAll, kv_len is what a query sees on average without a window: half the sequence
+/// (context_pairs.h).
 struct Attention {
   bool backward = false;
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1, q_len = 1, kv_len = 1, head_dim = 1;

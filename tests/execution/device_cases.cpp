@@ -271,6 +271,8 @@ std::vector<DeviceCase> context_cases() {
         model.kv_heads = wide.positions > 0 ? 8 : 4;
         model.head_dim = 8;
         if (c.context * c.degrees.tensor > 4) model.kv_heads = 8;
+        const bool llama = wide.positions == 0 && !wide.has_experts();
+        if (llama && exchange != ContextExchange::kRing) model.sliding_window = 27;
         if (model.has_experts()) {
           model.experts = Experts{4, 2, 20, 12, 1, 1, false};
           model.position = Position::kAlibi;

@@ -32,7 +32,6 @@ void make_experts_small(Rng& rng, Model& m, Plan& p) {
 /// Sequences cut among all data-parallel ranks, or half of what there are.
 void cut_sequences(Rng& rng, Model& m, Plan& p) {
   const std::int64_t microbatches = p.microbatches();
-  m.sliding_window = 0;
   p.overlap.tensor_slices = 1;
   p.attention = AttentionKernel::kFlash;
   p.rank_order = {"tp", "cp", "ep", "dp", "pp"};
@@ -43,6 +42,7 @@ void cut_sequences(Rng& rng, Model& m, Plan& p) {
   p.shard_group = 0;
   const bool heads = m.kv_heads % (p.context * p.tensor) == 0;
   p.context_exchange = static_cast<ContextExchange>(rng.below(heads ? 3 : 2));
+  if (p.context_exchange == ContextExchange::kRing) m.sliding_window = 0;
 }
 
 Drawn draw_any(Rng& rng, DrawnKind kind) {

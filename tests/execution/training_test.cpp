@@ -282,6 +282,31 @@ TEST(ContextParallel, TrainsAsOneRank) {
   }
 }
 
+// Windows shorter than a chunk and longer than two, in all layers and in every other one.
+TEST(ContextParallel, TrainsWithinWindowsAsOneRank) {
+  for (const std::int64_t context : {2, 4}) {
+    for (const std::int64_t window : {1, 3, 5, 11}) {
+      for (const ContextExchange exchange :
+           {ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+        Model model = narrowed(window == 5 ? small_gpt() : small_llama(), 2);
+        model.heads = model.kv_heads = 4;
+        model.sliding_window = window;
+        if (window == 3) model.full_attention = {true, false};
+        if (model.positions > 0) model.positions = 16;
+        Plan plan = in_fp32(small_plan(model, {1, 1, 1, context}, 2));
+        plan.context = context;
+        plan.context_exchange = exchange;
+        plan.sequence_length = 16;
+        plan.micro_batch = 2;
+        plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
+        plan.dropout = 0.1;
+        plan.recompute.attention = window == 11;
+        expect_as_one_rank(model, plan);
+      }
+    }
+  }
+}
+
 // States at the host and in files, shards of parameters too, and what layers keep: the same weights
 // as on one rank that offloads nothing.
 TEST(Offloading, TrainsAsOneRank) {

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
+#include "hardware/local_cost.h"
 #include "models/lower.h"
 #include "models/stage.h"
+#include "sim/program/context_pairs.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 
@@ -67,6 +69,86 @@ TEST_P(Context, SharesTheWorkOfAttentionEqually) {
     const Sums part = sums_of(workload.programs[0]);
     EXPECT_DOUBLE_EQ(part.forward_flops * static_cast<double>(c), whole.forward_flops);
     EXPECT_DOUBLE_EQ(part.backward_flops * static_cast<double>(c), whole.backward_flops);
+  }
+}
+
+/// Area where 0 <= x - y < window, x in the queries of chunk `i` of `chunk` tokens: diagonal cells
+/// and those at the window's edge are half seen.
+double counted(std::int64_t i, std::int64_t chunk, std::int64_t window) {
+  double sum = 0;
+  for (std::int64_t q = i * chunk; q < (i + 1) * chunk; ++q) {
+    for (std::int64_t k = std::max<std::int64_t>(0, q - window); k <= q; ++k) {
+      sum += k == q || k == q - window ? 0.5 : 1;
+    }
+  }
+  return sum;
+}
+
+// Of windows as short as a key and as long as the sequence: no pair is lost or counted twice.
+TEST_P(Context, SharesTheWorkOfWindows) {
+  Model model = small_llama();
+  const std::int64_t c = GetParam();
+  for (const std::int64_t window : {1, 5, 16, 40, 64, 100, 127, 128, 200}) {
+    model.sliding_window = window;
+    const Sums whole = sums_of(lower(model, small_plan(model, {1, 1, 1, 1}, 1)).programs[0]);
+    for (const auto exchange : {ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+      if (exchange == ContextExchange::kAllToAll && model.kv_heads % c != 0) continue;
+      const Workload workload = lower(model, context_plan(model, c, exchange));
+      ASSERT_TRUE(verify(workload).ok());
+      const Sums part = sums_of(workload.programs[0]);
+      EXPECT_DOUBLE_EQ(part.forward_flops * static_cast<double>(c), whole.forward_flops) << window;
+      EXPECT_DOUBLE_EQ(part.backward_flops * static_cast<double>(c), whole.backward_flops);
+    }
+  }
+}
+
+TEST_P(Context, CountsThePairsOfAWindow) {
+  const std::int64_t c = GetParam();
+  Attention work;
+  work.part = ContextPart::kAll;
+  work.causal = false;
+  work.q_len = 128 / c;
+  work.kv_len = 64;
+  for (std::int64_t window = 1; window < 128; ++window) {
+    work.window = window;
+    ASSERT_TRUE(windows_gathered(work));
+    double sum = 0, most = 0;
+    for (std::int64_t i = 0; i < c; ++i) {
+      const double pairs = counted(i, 64 / c, window) + counted(2 * c - 1 - i, 64 / c, window);
+      sum += pairs;
+      most = std::max(most, pairs);
+    }
+    EXPECT_DOUBLE_EQ(gathered_pairs(work).mean * static_cast<double>(c), sum) << window;
+    EXPECT_DOUBLE_EQ(gathered_pairs(work).most, most) << window;
+  }
+  work.window = 128;
+  EXPECT_FALSE(windows_gathered(work));
+}
+
+// A longer window is never cheaper, and none costs as much as all keys.
+TEST_P(Context, LongerWindowsOfGatheredKeysTakeLonger) {
+  const DeviceSpec device = read_device(Json("h200-sxm-141gb"), "test", "").value();
+  for (const bool backward : {false, true}) {
+    for (const std::int64_t length : {4096, 32768}) {
+      Attention work;
+      work.part = ContextPart::kAll;
+      work.backward = backward;
+      work.causal = false;
+      work.q_heads = work.kv_heads = 16;
+      work.head_dim = 128;
+      work.q_len = length / GetParam();
+      work.kv_len = length / 2;
+      const Time all = attention_cost(device, work, nullptr).value().duration;
+      Time least;
+      for (work.window = 64; work.window <= length; work.window += 64) {
+        const Time time = attention_cost(device, work, nullptr).value().duration;
+        EXPECT_GE(time, least) << work.window << " of " << length;
+        least = time;
+      }
+      EXPECT_EQ(least, all);
+      work.window = length / 16;
+      EXPECT_LT(attention_cost(device, work, nullptr).value().compute.ps * 2, all.ps);
+    }
   }
 }
 
