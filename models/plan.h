@@ -420,7 +420,7 @@ struct Plan {
     return sharding == Sharding::kNone &&
            (buckets.copy || buckets.inner_group > 1 || buckets.compression != Compression::kNone);
   }
-  /// The one way of gathering that does so.
+  /// Parameters are copied out of what they were gathered in: `units.copies_out`, where it goes.
   bool copies_out() const {
     return sharding == Sharding::kParameters && units.copies_out && !units.narrow_gathers &&
            units.secondary == 0 && units.inner_group == 1;

@@ -177,24 +177,24 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
     call.frames.push_back(chunk.staging);
   }
   if (x_plan.buckets.cycle.ps > 0) coordinate(chunk, bucket, segment);
+  bool on_compute = false;  // what comes before and after the reduction
   if (bucket.left.count + bucket.right.count > 0) {
     write_factors(bucket, segment);
   } else if (x_plan.buckets.compression == Compression::kOneBit) {
     write_signs(bucket, segment);
   } else if (bucket.staged.count > 0) {
     write_copied(bucket, segment);
+    on_compute = copies_on_compute();
   } else if (x_plan.narrows_gradients()) {
     write_narrowed(bucket, segment, call);
+    on_compute = !x_plan.overlap.gradient_reduce;
   } else {
     write_in_place(bucket, segment);
   }
   call.segment = x_builder.segment(std::move(segment));
   const StreamId stream = x_builder.stream(bucket.holders.stream);
   call.waits.push_back(StreamWait{stream, frame, event});
-  const bool narrows = bucket.staged.count == 0 && x_plan.narrows_gradients();
-  if (narrows ? !x_plan.overlap.gradient_reduce : bucket.staged.count > 0 && copies_on_compute()) {
-    call.waits.push_back(StreamWait{StreamId(std::size_t{0}), frame, event});
-  }
+  if (on_compute) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), frame, event});
   x_builder.call(std::move(call));
 }
 
@@ -221,11 +221,8 @@ void StageWriter::write_in_place(Bucket& bucket, Segment& segment) {
   sum_over_ranks(bucket, segment, all, part, type, EventRef{1, kReduced});
 }
 
-/// Whether a bucket is scattered; then its group is known to the Program.
-bool StageWriter::scatters(const Bucket& bucket) {
-  const bool out = sharded(bucket.holders) && x_plan.reduction == GradientReduction::kReduceScatter;
-  if (out) (void)x_builder.group(bucket.holders.shard_group);
-  return out;
+bool StageWriter::scatters(const Bucket& bucket) const {
+  return sharded(bucket.holders) && x_plan.reduction == GradientReduction::kReduceScatter;
 }
 
 /// Into `part`, all of it or the rank's own; `done` is recorded at the end.
@@ -247,7 +244,7 @@ void StageWriter::sum_over_ranks(const Bucket& bucket, Segment& segment, const V
 /// Cast as a whole into a buffer that lives until it is cast back (DeepSpeed's runtime/engine.py,
 /// allreduce_bucket with a communication_data_type, v0.6.4); what overlaps casts beside compute.
 void StageWriter::write_narrowed(Bucket& bucket, Segment& segment, Call& call) {
-  const DType type = x_plan.units.reduce;
+  const DType type = travelling_type();
   const DType kept = x_plan.precision.gradients;
   LayoutWriter local("narrow gradients", static_cast<std::int16_t>(segment.frames.size()));
   const std::int64_t count = bucket.end - bucket.begin;

@@ -20,16 +20,12 @@ std::int64_t StageWriter::shard_elements(const Bucket& bucket) const {
   return (bucket.end - bucket.begin) / (sharded(bucket.holders) ? bucket.holders.shards : 1);
 }
 
-View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType type) const {
+View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType type) {
   View view{frame, 0,          bytes_of(type, bucket.begin), bytes_of(type, shard_elements(bucket)),
             1,     GroupSlot()};
   if (!sharded(bucket.holders)) return view;
   view.shards = static_cast<std::int32_t>(bucket.holders.shards);
-  view.shard_group = GroupSlot(0);
-  const std::vector<std::string>& slots = x_builder.program().group_slots;
-  for (std::size_t g = 0; g < slots.size(); ++g) {
-    if (slots[g] == bucket.holders.shard_group) view.shard_group = GroupSlot(g);
-  }
+  view.shard_group = x_builder.group(bucket.holders.shard_group);
   return view;
 }
 

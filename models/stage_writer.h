@@ -201,7 +201,7 @@ class StageWriter {
                 std::vector<View> reads, std::vector<View> writes);
   View gradients_of(const Bucket& bucket) const;
   void write_in_place(Bucket& bucket, Segment& segment);
-  bool scatters(const Bucket& bucket);
+  bool scatters(const Bucket& bucket) const;
   void sum_over_ranks(const Bucket& bucket, Segment& segment, const View& all, const View& part,
                       DType type, EventRef done);
   void write_narrowed(Bucket& bucket, Segment& segment, Call& call);
@@ -253,7 +253,7 @@ class StageWriter {
   void reduce_loss();
   /// This rank's part of a bucket in formal frame `frame`; all of it when the optimizer is not
   /// sharded.
-  View shard_view(std::int16_t frame, const Bucket& bucket, DType type) const;
+  View shard_view(std::int16_t frame, const Bucket& bucket, DType type);
   std::int64_t shard_elements(const Bucket& bucket) const;
   LayoutId layout_of(FrameId frame) const {
     return x_builder.program().frames[frame.index()].layout;

@@ -28,11 +28,11 @@ struct AllocatorUse {
 };
 
 /// Two steps, so that the second finds what the first left: the persistent buffers, then the
-/// Program's own. Segments are had up to `limit` bytes (0: without end). Buffers come
-/// from the pool that they name. Left out: blocks that wait for another stream's event before they
-/// are free again
-/// (`record_stream`), tensors inside operations, `max_split_size_mb`, `roundup_power2_divisions`,
-/// where in a free block its pages begin, and that expandable segments prefer holes to their end.
+/// Program's own. Segments are had up to `limit` bytes (0: without end). Buffers come from the
+/// pool that they name. Left out: blocks that wait for another stream's event before they are free
+/// again (`record_stream`), tensors inside operations, `max_split_size_mb`,
+/// `roundup_power2_divisions`, where in a free block its pages begin, and that expandable segments
+/// prefer holes to their end.
 AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit);
 
 }  // namespace foretrain
