@@ -75,10 +75,9 @@ class AttentionRun {
   void place_heads(const OpContext& context) {
     Place place = context.place(x_w.heads_split_over);
     place = {place.index * x_w.head_parts + x_w.head_part, place.size * x_w.head_parts};
-    if (x_w.part == ContextPart::kHeads) {
-      const Place cut = context.place(context.batch.context);
-      place = {place.index * cut.size + cut.index, place.size * cut.size};
-    }
+    const bool by_heads = x_w.part == ContextPart::kHeads;
+    const Place cut = context.place(by_heads ? context.batch.context : x_w.heads_over);
+    place = {place.index * cut.size + cut.index, place.size * cut.size};
     x_first_head = place.index * x_w.q_heads;
     x_all_heads = place.size * x_w.q_heads;
   }
@@ -86,15 +85,16 @@ class AttentionRun {
   /// Positions of the part of a sequence that `member` holds.
   std::vector<std::int64_t> positions(const OpContext& context, std::int64_t member) const {
     const bool whole = x_w.part == ContextPart::kWhole || x_w.part == ContextPart::kHeads;
+    const std::int64_t members = context.among_parts(x_w.parts_over).size;
     std::vector<std::int64_t> out;
     for (std::int64_t i = 0; i < x_w.q_len; ++i) {
-      out.push_back(whole ? i : context.position_in_part(i, member));
+      out.push_back(whole ? i : position_in_part(i, member, members, context.batch.length));
     }
     return out;
   }
 
   void place_queries(const OpContext& context) {
-    const std::int64_t own = context.place(context.batch.context).index;
+    const std::int64_t own = context.among_parts(x_w.parts_over).index;
     x_queries = positions(context, own);
     x_length = std::max(x_w.q_len, context.batch.length);
     const bool apart = x_w.backward && x_w.part == ContextPart::kMember;
@@ -108,7 +108,7 @@ class AttentionRun {
                            (x_group + 2) * x_w.head_dim, x_group * x_w.head_dim, x_queries});
       return;
     }
-    const Place cut = context.place(context.batch.context);
+    const Place cut = context.among_parts(x_w.parts_over);
     const std::size_t at = backward ? 3 : 1;
     const std::int64_t width = 2 * x_w.kv_heads * x_w.head_dim;
     const std::int64_t part = x_w.batch * x_w.q_len * width;

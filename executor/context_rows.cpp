@@ -88,7 +88,7 @@ void merge(const Kernel& w, const OpContext& context, const Operands<T>& x) {
 /// Rows [token][part of the heads] to [part][token], or back.
 template <typename T>
 void split_heads(const Kernel& w, const OpContext& context, const Operands<T>& x) {
-  const std::int64_t parts = context.place(context.batch.context).size;
+  const std::int64_t parts = context.among_parts(w.split_over).size;
   const std::int64_t width = w.cols / parts;
   const bool back = w.kind == KernelKind::kJoinHeads;
   for (std::int64_t r = 0; r < w.rows; ++r) {
@@ -104,14 +104,14 @@ void split_heads(const Kernel& w, const OpContext& context, const Operands<T>& x
 /// Rows [sequence][position] to [member][sequence][its tokens], or back.
 template <typename T>
 void split_sequence(const Kernel& w, const OpContext& context, const Operands<T>& x) {
-  const std::int64_t members = context.place(context.batch.context).size;
+  const std::int64_t members = context.among_parts(w.split_over).size;
   const std::int64_t batch = context.batch.sequences;
-  const std::int64_t length = w.rows / batch;  // of whole sequences
+  const std::int64_t length = w.rows / batch;  // of what the members hold together
   const std::int64_t part = length / members;
   const bool back = w.kind == KernelKind::kJoinSequence;
   for (std::int64_t m = 0; m < members; ++m) {
     for (std::int64_t i = 0; i < batch * part; ++i) {
-      const std::int64_t position = context.position_in_part(i % part, m);
+      const std::int64_t position = position_in_part(i % part, m, members, length);
       const std::int64_t whole = (i / part * length + position) * w.cols;
       const std::int64_t cut = (m * batch * part + i) * w.cols;
       std::copy_n(x.in(0) + (back ? cut : whole), w.cols, x.out(0) + (back ? whole : cut));

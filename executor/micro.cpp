@@ -139,6 +139,7 @@ Program repeat(const MicroOp& micro, Work work, const Workload& world, std::int6
   }
   if (auto* attention = std::get_if<Attention>(&work)) {
     attention->heads_split_over = attention->sequences_split_over = GroupSlot();
+    attention->parts_over = attention->heads_over = GroupSlot();
   }
   Op op = micro.op;
   for (auto* views : {&op.reads, &op.writes}) {

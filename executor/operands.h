@@ -61,6 +61,15 @@ struct Training {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
 };
 
+/// Position in a sequence of `length` of token i of the part that a member holds: chunks m and
+/// 2n-1-m of 2n.
+inline std::int64_t position_in_part(std::int64_t i, std::int64_t member, std::int64_t members,
+                                     std::int64_t length) {
+  if (members == 1) return i;
+  const std::int64_t chunk = length / (2 * members);
+  return (i < chunk ? member : 2 * members - 1 - member) * chunk + i % chunk;
+}
+
 struct OpContext {
   Batch batch;
   Training training;
@@ -70,6 +79,8 @@ struct OpContext {
   const std::vector<Place>* places = nullptr;  ///< by group slot
 
   Place place(GroupSlot slot) const { return slot.valid() ? (*places)[slot.index()] : Place{}; }
+  /// Of the ranks that exchange what a context-parallel op names, else of all that share sequences.
+  Place among_parts(GroupSlot slot) const { return place(slot.valid() ? slot : batch.context); }
   /// Tokens of a sequence, and of a microbatch, that this rank holds.
   std::int64_t length() const { return batch.length / place(batch.context).size; }
   std::int64_t tokens() const { return batch.sequences * length(); }
@@ -83,10 +94,7 @@ struct OpContext {
   }
   /// Position in its sequence of token i of the part that a context-parallel member holds.
   std::int64_t position_in_part(std::int64_t i, std::int64_t member) const {
-    const std::int64_t members = place(batch.context).size;
-    if (members == 1) return i;
-    const std::int64_t chunk = batch.length / (2 * members);
-    return (i < chunk ? member : 2 * members - 1 - member) * chunk + i % chunk;
+    return foretrain::position_in_part(i, member, place(batch.context).size, batch.length);
   }
   /// A token, by its place in the microbatch's sequences.
   struct Token {

@@ -44,6 +44,12 @@ Attention ContextParts::core(bool backward) const {
     a.sequences_split_over = x_builder.group(inner_axes(x_plan).tokens);
   }
   if (x_plan.context > 1) a.part = ContextPart::kOwn;
+  if (inner() == 1) return a;
+  a.q_heads /= inner();
+  a.kv_heads /= inner();
+  a.q_len = a.kv_len = local_length() * inner();
+  a.parts_over = x_builder.group(kContextOuterGroup);
+  a.heads_over = x_builder.group(kContextInnerGroup);
   return a;
 }
 
@@ -83,39 +89,40 @@ EventRef ContextParts::exchange(SegmentWriter& w, const std::string& name, const
 
 EventRef ContextParts::over_context(SegmentWriter& w, const std::string& name, CollectiveKind kind,
                                     std::int64_t count, const Ref& in, const Ref& out) {
-  const Collective work{kind, x_builder.group(kContextGroup), count, x_plan.precision.compute,
-                        false};
+  const char* members = inner() > 1 ? kContextInnerGroup : kContextGroup;
+  const Collective work{kind, x_builder.group(members), count, x_plan.precision.compute, false};
   return w.on_stream("context", name, Category::kContext, work, {in.view()}, {out.view()});
 }
 
 Kernel ContextParts::of_heads(KernelKind kind, std::int64_t cols) const {
-  Kernel out = kernel(kind, x_tokens, cols);
+  Kernel out = kernel(kind, x_tokens * inner(), cols);
   out.head_dim = x_model.head_dim;
   return out;
 }
 
 void ContextParts::pack_keys(SegmentWriter& w, const std::string& name, const Ref& qkv,
                              const View& keys) {
-  w.compute(name, of_heads(KernelKind::kPackKeys, kv_width()), {qkv.view()}, {keys});
+  w.compute(name, of_heads(KernelKind::kPackKeys, kv_width() / inner()), {qkv.view()}, {keys});
 }
 
 void ContextParts::unpack_keys(SegmentWriter& w, const std::string& name, const View& keys,
                                const Ref& qkv) {
-  w.compute(name, of_heads(KernelKind::kUnpackKeys, kv_width()), {keys}, {qkv.view()});
+  w.compute(name, of_heads(KernelKind::kUnpackKeys, kv_width() / inner()), {keys}, {qkv.view()});
 }
 
 /// Adds a part of the result to what others have given.
-void ContextParts::merge(SegmentWriter& w, const Ref& part, const Ref& statistics) {
-  Kernel work = kernel(KernelKind::kMergeAttention, x_tokens, part.count / x_tokens);
+void ContextParts::merge(SegmentWriter& w, const Ref& part, const Ref& statistics,
+                         const Ref& whole) {
+  Kernel work = of_heads(KernelKind::kMergeAttention, part.count / x_tokens / inner());
   work.head_dim = x_model.value_width() / x_model.heads;
-  const std::vector<View> sum = {x_b.context.view(), x_b.row_stats.view()};
+  const std::vector<View> sum = {whole.view(), x_b.row_stats.view()};
   w.compute("attention.context.merge", work, {sum[0], sum[1], part.view(), statistics.view()}, sum);
 }
 
 void ContextParts::context_forward(SegmentWriter& w) {
   switch (x_plan.context_exchange) {
     case ContextExchange::kRing:
-      return ring_forward(w);
+      return inner() > 1 ? heads_forward(w) : ring_forward(w, x_b.qkv, x_b.context);
     case ContextExchange::kAllGather:
       return gather_forward(w);
     case ContextExchange::kAllToAll:
@@ -126,7 +133,8 @@ void ContextParts::context_forward(SegmentWriter& w) {
 void ContextParts::context_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
   switch (x_plan.context_exchange) {
     case ContextExchange::kRing:
-      return ring_backward(w, d_context, d_qkv);
+      if (inner() > 1) return heads_backward(w, d_context, d_qkv);
+      return ring_backward(w, {x_b.qkv, x_b.context, d_context, d_qkv});
     case ContextExchange::kAllGather:
       return gather_backward(w, d_context, d_qkv);
     case ContextExchange::kAllToAll:
@@ -137,69 +145,70 @@ void ContextParts::context_backward(SegmentWriter& w, const Ref& d_context, cons
 // --- Ring
 // ----------------------------------------------------------------------------------------
 
-void ContextParts::ring_forward(SegmentWriter& w) {
+void ContextParts::ring_forward(SegmentWriter& w, const Ref& qkv, const Ref& context) {
   const std::int64_t kv = x_tokens * kv_width();
-  const std::int64_t pieces = x_plan.context;
+  const std::int64_t pieces = x_plan.context / inner();
   // One buffer, so that a block lives until its compute and its exchange are both done.
   const Ref ring = temporary(w, "context kv", kv * pieces);
   const auto block = [&ring, kv](std::int64_t i) { return ring.part(i * kv, kv); };
-  const Ref part = temporary(w, "context partial", x_b.context.count);
+  const Ref part = temporary(w, "context partial", context.count);
   const Ref statistics =
       temporary(w, "context partial log-sum-exp", x_b.row_stats.count, DType::kFp32);
-  pack_keys(w, "attention.context.pack", x_b.qkv, block(0));
+  pack_keys(w, "attention.context.pack", qkv, block(0));
   for (std::int64_t i = 0; i < pieces; ++i) {
     EventRef next;
     if (i + 1 < pieces) next = exchange(w, "attention.context.exchange", block(i), block(i + 1));
     if (i == 0) {
-      w.compute("attention.core", core(false), {x_b.qkv.view()},
-                {x_b.context.view(), x_b.row_stats.view()});
+      w.compute("attention.core", core(false), {qkv.view()},
+                {context.view(), x_b.row_stats.view()});
     } else {
-      w.compute("attention.core", later_piece(false, i), {x_b.qkv.view(), block(i)},
+      w.compute("attention.core", later_piece(false, i), {qkv.view(), block(i)},
                 {part.view(), statistics.view()});
-      merge(w, part, statistics);
+      merge(w, part, statistics, context);
     }
     if (next.valid()) w.wait(next);
   }
 }
 
-void ContextParts::ring_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
+void ContextParts::ring_backward(SegmentWriter& w, const Around& x) {
   const std::int64_t kv = x_tokens * kv_width();
-  const std::int64_t queries = x_q_heads * x_model.head_dim;
-  const std::int64_t pieces = x_plan.context;
+  const std::int64_t queries = x_q_heads * x_model.head_dim / inner();
+  const std::int64_t pieces = x_plan.context / inner();
   const Ref ring = temporary(w, "context kv again", kv * pieces);
   const Ref sums = temporary(w, "context d kv", kv * (pieces + 1));
   const auto block = [&ring, kv](std::int64_t i) { return ring.part(i * kv, kv); };
   const auto sum = [&sums, kv](std::int64_t i) { return sums.part(i * kv, kv); };
-  const Ref d_q = temporary(w, "context d q", x_tokens * queries);
+  const Ref d_q = temporary(w, "context d q", x_tokens * inner() * queries);
   const Ref d_kv = temporary(w, "context d kv partial", kv);
-  pack_keys(w, "attention.context.pack_again", x_b.qkv, block(0));
+  pack_keys(w, "attention.context.pack_again", x.qkv, block(0));
   EventRef arrived;
   for (std::int64_t i = 0; i < pieces; ++i) {
     EventRef next;
     if (i + 1 < pieces) {
       next = exchange(w, "attention.context.exchange_again", block(i), block(i + 1));
     }
-    std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
+    std::vector<View> reads = {x.d_context.view(), x.qkv.view(), x.context.view()};
     if (i > 0) reads.push_back(block(i));
     reads.push_back(x_b.row_stats.view());
-    std::vector<View> writes = {d_qkv.view()};
+    std::vector<View> writes = {x.d_qkv.view()};
     if (i > 0) writes = {d_q.view(), d_kv.view()};
     w.compute("attention.core_gradient", i == 0 ? core(true) : later_piece(true, i),
               std::move(reads), std::move(writes));
     if (i == 0) {
-      pack_keys(w, "attention.context.pack_gradient", d_qkv, sum(0));
+      pack_keys(w, "attention.context.pack_gradient", x.d_qkv, sum(0));
     } else {
       w.compute("attention.context.merge_gradient", of_heads(KernelKind::kAddQueries, queries),
-                {d_qkv.view(), d_q.view()}, {d_qkv.view()});
+                {x.d_qkv.view(), d_q.view()}, {x.d_qkv.view()});
       w.wait(arrived);
       w.compute("attention.context.merge_kv_gradient",
-                kernel(KernelKind::kAdd, x_tokens, kv_width()), {sum(i), d_kv.view()}, {sum(i)});
+                kernel(KernelKind::kAdd, x_tokens * inner(), kv_width() / inner()),
+                {sum(i), d_kv.view()}, {sum(i)});
     }
     arrived = exchange(w, "attention.context.exchange_gradient", sum(i), sum(i + 1));
     if (next.valid()) w.wait(next);
   }
   w.wait(arrived);
-  unpack_keys(w, "attention.context.unpack_gradient", sum(pieces), d_qkv);
+  unpack_keys(w, "attention.context.unpack_gradient", sum(pieces), x.d_qkv);
 }
 
 // --- All-gather
@@ -243,37 +252,49 @@ void ContextParts::gather_backward(SegmentWriter& w, const Ref& d_context, const
 // --- All-to-all
 // ----------------------------------------------------------------------------------
 
+Kernel ContextParts::exchanged(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
+  Kernel out = kernel(kind, rows, cols);
+  if (inner() > 1) out.split_over = x_builder.group(kContextInnerGroup);
+  return out;
+}
+
 void ContextParts::to_heads(SegmentWriter& w, const std::string& name, const Ref& in,
                             const Ref& out) {
   const std::int64_t cols = in.count / x_tokens;
-  const std::int64_t members = x_plan.context;
+  const std::int64_t members = x_plan.head_ranks();
   const Ref sent = temporary(w, name + " by heads", in.count);
   const Ref received = temporary(w, name + " by members", in.count);
-  w.compute(name + ".split", kernel(KernelKind::kSplitHeads, x_tokens, cols), {in.view()},
+  w.compute(name + ".split", exchanged(KernelKind::kSplitHeads, x_tokens, cols), {in.view()},
             {sent.view()});
   w.wait(over_context(w, name, CollectiveKind::kAllToAll, in.count, sent, received));
-  w.compute(name + ".join", kernel(KernelKind::kJoinSequence, x_tokens * members, cols / members),
+  w.compute(name + ".join",
+            exchanged(KernelKind::kJoinSequence, x_tokens * members, cols / members),
             {received.view()}, {out.view()});
 }
 
 void ContextParts::to_tokens(SegmentWriter& w, const std::string& name, const Ref& in,
                              const Ref& out) {
   const std::int64_t cols = in.count / x_tokens;
-  const std::int64_t members = x_plan.context;
+  const std::int64_t members = x_plan.head_ranks();
   const Ref sent = temporary(w, name + " by members", in.count);
   const Ref received = temporary(w, name + " by heads", in.count);
-  w.compute(name + ".split", kernel(KernelKind::kSplitSequence, x_tokens * members, cols / members),
-            {in.view()}, {sent.view()});
+  w.compute(name + ".split",
+            exchanged(KernelKind::kSplitSequence, x_tokens * members, cols / members), {in.view()},
+            {sent.view()});
   w.wait(over_context(w, name, CollectiveKind::kAllToAll, in.count, sent, received));
-  w.compute(name + ".join", kernel(KernelKind::kJoinHeads, x_tokens, cols), {received.view()},
+  w.compute(name + ".join", exchanged(KernelKind::kJoinHeads, x_tokens, cols), {received.view()},
             {out.view()});
 }
 
 void ContextParts::heads_forward(SegmentWriter& w) {
   to_heads(w, "attention.context.to_heads", x_b.qkv, x_b.qkv_heads);
-  std::vector<View> writes = core_statistics();
-  writes.insert(writes.begin(), x_b.out_heads.view());
-  w.compute("attention.core", by_heads(false), {x_b.qkv_heads.view()}, std::move(writes));
+  if (inner() > 1) {
+    ring_forward(w, x_b.qkv_heads, x_b.out_heads);
+  } else {
+    std::vector<View> writes = core_statistics();
+    writes.insert(writes.begin(), x_b.out_heads.view());
+    w.compute("attention.core", by_heads(false), {x_b.qkv_heads.view()}, std::move(writes));
+  }
   to_tokens(w, "attention.context.to_tokens", x_b.out_heads, x_b.context);
 }
 
@@ -281,10 +302,14 @@ void ContextParts::heads_backward(SegmentWriter& w, const Ref& d_context, const 
   const Ref d_out = temporary(w, "context gradient of own heads", d_context.count);
   to_heads(w, "attention.context.gradient_to_heads", d_context, d_out);
   const Ref d_heads = temporary(w, "context d qkv of own heads", d_qkv.count);
-  std::vector<View> reads = {d_out.view(), x_b.qkv_heads.view(), x_b.out_heads.view()};
-  const std::vector<View> statistics = core_statistics();
-  reads.insert(reads.end(), statistics.begin(), statistics.end());
-  w.compute("attention.core_gradient", by_heads(true), std::move(reads), {d_heads.view()});
+  if (inner() > 1) {
+    ring_backward(w, {x_b.qkv_heads, x_b.out_heads, d_out, d_heads});
+  } else {
+    std::vector<View> reads = {d_out.view(), x_b.qkv_heads.view(), x_b.out_heads.view()};
+    const std::vector<View> statistics = core_statistics();
+    reads.insert(reads.end(), statistics.begin(), statistics.end());
+    w.compute("attention.core_gradient", by_heads(true), std::move(reads), {d_heads.view()});
+  }
   to_tokens(w, "attention.context.gradient_to_tokens", d_heads, d_qkv);
 }
 

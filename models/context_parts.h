@@ -17,6 +17,9 @@ namespace foretrain {
 ///   allgather  keys and values are gathered before, their gradients reduce-scattered after.
 ///   alltoall   heads instead of tokens are cut within the attention: two exchanges each way; what
 ///              attention took and gave by heads is kept for the backward pass.
+/// With `parallel.context_inner` a (a2a+p2p of TransformerEngine) a ranks exchange heads for their
+/// tokens, which are the two chunks that one of c/a members of a ring would hold, and their keys go
+/// around that ring, among ranks of the same heads.
 /// Partial results of a ring are merged by a memory-bound kernel each. Before and after an exchange
 /// of heads for tokens what travels is put into the order that equal parts need.
 /// With sliding windows go the latter two (as in TransformerEngine); what a window leaves a rank of
@@ -38,6 +41,12 @@ class ContextParts : public LayerParts {
   Ref temporary(SegmentWriter& w, const std::string& name, std::int64_t count, DType type);
 
  private:
+  /// What a ring attends to, and the gradients.
+  struct Around {
+    Ref qkv, context, d_context, d_qkv;
+  };
+  /// Ranks that exchange heads within a ring.
+  std::int64_t inner() const { return x_plan.context_inner; }
   std::int64_t local_length() const { return x_plan.sequence_length / x_plan.context; }
   /// Elements of a token's keys and values.
   std::int64_t kv_width() const {
@@ -53,14 +62,16 @@ class ContextParts : public LayerParts {
   Kernel of_heads(KernelKind kind, std::int64_t cols) const;
   void pack_keys(SegmentWriter& w, const std::string& name, const Ref& qkv, const View& keys);
   void unpack_keys(SegmentWriter& w, const std::string& name, const View& keys, const Ref& qkv);
-  void merge(SegmentWriter& w, const Ref& part, const Ref& statistics);
+  void merge(SegmentWriter& w, const Ref& part, const Ref& statistics, const Ref& whole);
+  /// What puts heads or tokens into the order that their exchange needs.
+  Kernel exchanged(KernelKind kind, std::int64_t rows, std::int64_t cols) const;
   /// Exchanges heads for tokens: `in` holds all heads of this rank's tokens, `out` its heads of all
   /// tokens.
   void to_heads(SegmentWriter& w, const std::string& name, const Ref& in, const Ref& out);
   void to_tokens(SegmentWriter& w, const std::string& name, const Ref& in, const Ref& out);
 
-  void ring_forward(SegmentWriter& w);
-  void ring_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
+  void ring_forward(SegmentWriter& w, const Ref& qkv, const Ref& context);
+  void ring_backward(SegmentWriter& w, const Around& x);
   void gather_forward(SegmentWriter& w);
   void gather_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
   void heads_forward(SegmentWriter& w);

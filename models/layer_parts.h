@@ -70,9 +70,7 @@ class LayerParts {
     return {weight(name + ".weight"), weight(name + ".bias"), gradient(name + ".weight"),
             gradient(name + ".bias")};
   }
-  bool exchanges_heads() const {
-    return x_plan.context > 1 && x_plan.context_exchange == ContextExchange::kAllToAll;
-  }
+  bool exchanges_heads() const { return x_plan.head_ranks() > 1; }
   /// Of the linears to queries, keys and values, and to the MLP's inner size: what is kept and what
   /// is computed again have buffers of their own.
   bool keeps_products() const { return x_again.operations && !x_plan.precision.low(); }

@@ -110,6 +110,13 @@ class Lowering {
     bind(kContextGroup, [context](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data / context};
     });
+    const std::int64_t of_heads = x_plan.context_inner;
+    bind(kContextInnerGroup, [of_heads](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / of_heads};
+    });
+    bind(kContextOuterGroup, [context, of_heads](const Coordinates& at) {
+      return Key{at.tensor, at.pipeline, at.data / context * of_heads + at.data % of_heads};
+    });
     bind(kBatchGroup, [context](const Coordinates& at) {
       return Key{at.tensor, at.pipeline, at.data % context};
     });
@@ -243,7 +250,7 @@ class Lowering {
       const Coordinates& at = x_at[r];
       const std::int64_t place = at.data % x_plan.context;
       Coordinates next = at;
-      next.data = at.data - place + (place + 1) % x_plan.context;
+      next.data = at.data - place + (place + x_plan.context_inner) % x_plan.context;
       join(at, kContextToNext, next, kContextFromPrevious);
     }
   }

@@ -66,6 +66,7 @@ class PlanReader {
       r.read("pipeline", x_plan.pipeline, kDegree);
       r.read("virtual_pipeline", x_plan.virtual_pipeline, kDegree);
       r.read("context", x_plan.context, kDegree);
+      r.read("context_inner", x_plan.context_inner, kDegree);
       r.read("expert", x_plan.experts.expert, kDegree);
       r.read("expert_tensor", x_plan.experts.tensor, kDegree);
       x_plan.sequence = x_plan.tensor > 1;
@@ -327,8 +328,19 @@ class PlanReader {
     }
   }
 
+  void check_inner() {
+    const Plan& p = x_plan;
+    if (p.context_exchange != ContextExchange::kRing) {
+      refuse("parallel/context_inner", "heads are exchanged within a ring: kernels.context ring");
+    } else if (p.context % p.context_inner != 0 || p.context == p.context_inner) {
+      refuse("parallel/context_inner", text(p.context_inner) + " of context " + text(p.context) +
+                                           " leaves no ring of several equal groups");
+    }
+  }
+
   void check_context() {
     const Plan& p = x_plan;
+    if (p.context_inner > 1) check_inner();
     if (p.context == 1) return;
     if (std::find(p.rank_order.begin(), p.rank_order.end(), "cp") == p.rank_order.end()) {
       refuse("parallel/rank_order", "lacks cp, which is " + text(p.context));
@@ -337,11 +349,12 @@ class PlanReader {
       refuse("batch/sequence", text(p.sequence_length) + " tokens are not a multiple of twice " +
                                    "context " + text(p.context) + ", as balanced chunks need");
     }
-    const bool heads = p.context_exchange == ContextExchange::kAllToAll;
-    if (heads && x_model.kv_heads % (p.tensor * p.context) != 0) {
-      refuse("parallel/context", text(p.context) + " x tensor " + text(p.tensor) +
-                                     " does not divide the model's key-value heads " +
-                                     text(x_model.kv_heads) + ", as alltoall needs");
+    const bool inner = p.context_inner > 1;
+    if (x_model.kv_heads % (p.tensor * p.head_ranks()) != 0) {
+      refuse(inner ? "parallel/context_inner" : "parallel/context",
+             text(p.head_ranks()) + " x tensor " + text(p.tensor) +
+                 " does not divide the model's key-value heads " + text(x_model.kv_heads) +
+                 ", as an exchange of heads needs");
     }
     if (p.attention == AttentionKernel::kUnfused) {
       refuse("kernels/attention", "context parallelism needs fused attention");

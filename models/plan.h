@@ -258,6 +258,9 @@ struct Plan {
   std::int64_t accelerators = 1;
   std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
   std::int64_t data = 1;  ///< ranks of a stage that hold the same: data- times context-parallel
+  /// Neighbours in a ring of keys that exchange heads for tokens, so that a ring has as many fewer
+  /// members.
+  std::int64_t context_inner = 1;
   bool sequence = false;  ///< sequence parallelism beside tensor parallelism
   TensorMode tensor_mode = TensorMode::k1D;
   std::int64_t tensor_depth = 1;  ///< d of 2.5d: tensor = d q^2
@@ -310,6 +313,10 @@ struct Plan {
 
   /// Parts of the global batch: data-parallel ranks proper.
   std::int64_t batch_ranks() const { return data / context; }
+  /// Context-parallel ranks that cut heads instead of tokens within the attention.
+  std::int64_t head_ranks() const {
+    return context_exchange == ContextExchange::kAllToAll ? context : context_inner;
+  }
   std::int64_t microbatches() const { return global_batch / (micro_batch * batch_ranks()); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
   ChunkPlacement placement() const {

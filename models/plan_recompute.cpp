@@ -79,8 +79,7 @@ std::optional<Refusal> refused_parts(const Model& model, const Plan& plan) {
     const char* name;
     std::int64_t width, context;
   };
-  const bool by_heads = plan.context_exchange == ContextExchange::kAllToAll;
-  const std::int64_t context = by_heads ? plan.context : 1;
+  const std::int64_t context = plan.head_ranks();
   for (const Divided& cut : {Divided{"attention heads", model.heads, context},
                              Divided{"key-value heads", model.kv_heads, context},
                              Divided{"intermediate_size", model.intermediate, 1}}) {

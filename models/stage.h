@@ -42,6 +42,9 @@ inline constexpr const char* kExpertModelGroup = "expert model";  ///< both toge
 inline constexpr const char* kExpertDataGroup = "expert data";
 inline constexpr const char* kExpertNormGroup = "expert gradient norm";
 inline constexpr const char* kContextGroup = "context";
+// Who exchanges heads, and who passes keys on, where the two go together.
+inline constexpr const char* kContextInnerGroup = "context inner";
+inline constexpr const char* kContextOuterGroup = "context outer";
 inline constexpr const char* kBatchGroup = "batch";  ///< of "data" those with other sequences
 inline constexpr const char* kContextToNext = "context to next";
 inline constexpr const char* kContextFromPrevious = "context from previous";

@@ -23,7 +23,8 @@ Json identity_of(const HostRun& host) {
 /// The same training on one rank.
 Plan on_one_rank(const Plan& plan, const Model& model) {
   Plan one = plan;
-  one.tensor = one.pipeline = one.virtual_pipeline = one.context = one.data = one.accelerators = 1;
+  one.tensor = one.pipeline = one.virtual_pipeline = one.data = one.accelerators = 1;
+  one.context = one.context_inner = 1;
   one.sequence = false;
   one.tensor_mode = TensorMode::k1D;
   one.tensor_depth = 1;

@@ -81,7 +81,7 @@ inline bool has_keys_apart(const Attention& w) {
 
 inline void place_keys(AttentionShape& s, const Attention& w, const OpContext& context,
                        const DeviceOperands& x) {
-  const Place cut = context.place(context.batch.context);
+  const Place cut = context.among_parts(w.parts_over);
   s.first_member = cut.index;
   s.kv_len = w.kv_len;
   s.key_width = s.width;
@@ -119,10 +119,9 @@ inline AttentionShape shape_of(const Attention& w, const OpContext& context,
   s.threshold = threshold_of(w.dropout);
   Place place = context.place(w.heads_split_over);
   place = {place.index * w.head_parts + w.head_part, place.size * w.head_parts};
-  if (w.part == ContextPart::kHeads) {
-    const Place cut = context.place(context.batch.context);
-    place = {place.index * cut.size + cut.index, place.size * cut.size};
-  }
+  const bool by_heads = w.part == ContextPart::kHeads;
+  const Place cut = context.place(by_heads ? context.batch.context : w.heads_over);
+  place = {place.index * cut.size + cut.index, place.size * cut.size};
   s.first_sequence = context.first_sequence() + w.first_sequence +
                      context.place(w.sequences_split_over).index * w.batch;
   s.first_head = place.index * w.q_heads;
@@ -130,6 +129,8 @@ inline AttentionShape shape_of(const Attention& w, const OpContext& context,
   s.length = std::max(w.q_len, context.batch.length);
   s.whole = w.part == ContextPart::kWhole || w.part == ContextPart::kHeads;
   s.places = token_places(context, GroupSlot(), w.q_len);
+  s.places.member = context.among_parts(w.parts_over).index;
+  s.places.members = context.among_parts(w.parts_over).size;
   place_keys(s, w, context, x);
   return s;
 }

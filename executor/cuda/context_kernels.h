@@ -103,7 +103,7 @@ template <typename T>
 struct SplitSequence {
   const T* in;
   T* out;
-  std::int64_t cols, batch, length, members;  ///< length: of a whole sequence
+  std::int64_t cols, batch, length, members;  ///< length: of what the members hold together
   TokenPlaces places;
   bool back;
   FT_DEVICE void operator()(std::int64_t cut) const {
@@ -144,7 +144,7 @@ void merge_parts(L& launcher, const Kernel& w, const OpContext& context, const D
 
 template <typename L>
 void run_context(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
-  const std::int64_t members = context.place(context.batch.context).size;
+  const std::int64_t members = context.among_parts(w.split_over).size;
   with_type(x.type_out(0), [&](auto tag) {
     using T = typename decltype(tag)::Type;
     if (w.kind <= KernelKind::kAddQueries) return move_keys<T>(launcher, w, x);
@@ -155,10 +155,12 @@ void run_context(L& launcher, const Kernel& w, const OpContext& context, const D
                                              w.kind == KernelKind::kJoinHeads});
     }
     const std::int64_t batch = context.batch.sequences;
+    TokenPlaces places;
+    places.members = members;
+    places.whole = w.rows / batch;
     launcher.elements(w.rows * w.cols,
-                      SplitSequence<T>{x.in<T>(0), x.out<T>(0), w.cols, batch, w.rows / batch,
-                                       members, token_places(context, GroupSlot(), w.rows),
-                                       w.kind == KernelKind::kJoinSequence});
+                      SplitSequence<T>{x.in<T>(0), x.out<T>(0), w.cols, batch, places.whole,
+                                       members, places, w.kind == KernelKind::kJoinSequence});
   });
 }
 

@@ -112,6 +112,8 @@ struct Attention {
   /// Which of so many equal parts of the rank's heads these are, where masks or slopes tell.
   std::int32_t head_part = 0, head_parts = 1;
   ContextPart part = ContextPart::kWhole;
+  GroupSlot parts_over;   ///< the members that hold a part of every sequence; none: the Batch's
+  GroupSlot heads_over;   ///< members of one part: each has its equal part of the rank's heads
   std::int32_t hops = 0;  ///< see kMember
   /// Unfused: kernels besides the products and one pass each for softmax and dropout, and what all
   /// kernels move besides those.
@@ -222,7 +224,8 @@ struct Kernel {
   std::int64_t first_row = 0;           ///< of dropouts: among the tokens that the rank holds
   double value = 0;  ///< the rate of a dropout, the norm that `scale` and `adam` clip to
   /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
-  /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them.
+  /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them. Of
+  /// heads split and joined: who exchanges them, none = the Batch's context ranks.
   GroupSlot split_over;
   /// The rank holds its equal part of the columns (norms, whose sums are an operand then,
   /// dropouts).

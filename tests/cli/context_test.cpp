@@ -23,5 +23,26 @@ TEST(ContextParallel, WindowsGoWithoutARing) {
   }
 }
 
+TEST(ContextParallel, InnerDegreesThatDoNotFit) {
+  const Workplace place;
+  place.write("run.json", R"({"model": {"preset": "llama-3-8b"}, "cluster": {"preset": "dgx-h100",
+      "accelerators": 16}, "batch": {"global": 16, "sequence": 8192},
+      "parallel": {"context": 16, "context_inner": 4}, "sharding": {"level": "optimizer"}})");
+  const CommandResult fits = place.run({"simulate", "run.json"});
+  EXPECT_EQ(fits.exit_code, 0) << fits.err;
+  const std::pair<const char*, const char*> bad[] = {
+      {"parallel.context_inner=3", "3 of context 16"},
+      {"parallel.context_inner=16", "leaves no ring"},
+      {"parallel.context=1", "4 of context 1"},
+      {"kernels.context=alltoall", "kernels.context ring"},
+      {"model.num_key_value_heads=2", "key-value heads 2"}};
+  for (const auto& [set, part] : bad) {
+    const CommandResult run = place.run({"simulate", "run.json", "--set", set});
+    EXPECT_EQ(run.exit_code, 1) << set;
+    EXPECT_NE(run.err.find("/parallel/context_inner"), std::string::npos) << run.err;
+    EXPECT_NE(run.err.find(part), std::string::npos) << run.err;
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -1,6 +1,8 @@
 // Do layers whose parts one device computes one after the other train as whole ones?
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "tests/execution/one_rank.h"
 #include "tests/support/small_plans.h"
 
@@ -47,15 +49,19 @@ TEST(CoShard, TrainsAsOneRank) {
 
 // Sequences cut among ranks: each part of the heads meets the keys of the others.
 TEST(CoShard, WithContextTrainsAsOneRank) {
-  for (const ContextExchange exchange :
-       {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+  const std::pair<ContextExchange, std::int64_t> exchanges[] = {{ContextExchange::kRing, 1},
+                                                                {ContextExchange::kRing, 2},
+                                                                {ContextExchange::kAllGather, 1},
+                                                                {ContextExchange::kAllToAll, 1}};
+  for (const auto& [exchange, inner] : exchanges) {
     for (const bool alibi : {false, true}) {
       Model model = narrow(small_llama());
       model.heads = model.kv_heads = 8;
       if (alibi) model.position = Position::kAlibi;
       for (const std::int64_t tensor : {1, 2}) {
-        Plan plan = in_parts(model, {tensor, 1, 1, 2}, 2);
-        plan.context = 2;
+        Plan plan = in_parts(model, {tensor, 1, 1, 2 * inner}, 2);
+        plan.context = 2 * inner;
+        plan.context_inner = inner;
         plan.context_exchange = exchange;
         plan.global_batch = 3;
         plan.sequence = tensor > 1;

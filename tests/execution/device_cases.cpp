@@ -259,12 +259,14 @@ std::vector<DeviceCase> offload_cases(std::int64_t ranks) {
 std::vector<DeviceCase> context_cases() {
   struct Case {
     Degrees degrees;  ///< data: the ranks of the context group too
-    std::int64_t context;
+    std::int64_t context, inner = 1;
   };
   std::vector<DeviceCase> out;
-  for (const Case& c : {Case{{1, 1, 1, 2}, 2}, Case{{1, 1, 1, 4}, 4}, Case{{2, 1, 1, 2}, 2}}) {
+  for (const Case& c : {Case{{1, 1, 1, 2}, 2}, Case{{1, 1, 1, 4}, 4}, Case{{2, 1, 1, 2}, 2},
+                        Case{{1, 1, 1, 4}, 4, 2}}) {
     for (const ContextExchange exchange :
          {ContextExchange::kRing, ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+      if (c.inner > 1 && exchange != ContextExchange::kRing) continue;
       for (const Model& wide : {small_gpt(), small_llama(), small_moe()}) {
         Model model = device_sized(wide);
         model.heads = 8;
@@ -279,15 +281,16 @@ std::vector<DeviceCase> context_cases() {
         }
         Plan plan = tiny_plan(model, c.degrees, AttentionKernel::kFlash, 0.1);
         plan.context = c.context;
+        plan.context_inner = c.inner;
         plan.context_exchange = exchange;
         plan.sequence_length = 80;
         plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
         plan.sequence = plan.tensor > 1;
         plan.recompute.attention = exchange != ContextExchange::kRing;
         plan.experts.routing = Routing::kBalanced;
-        out.push_back({model.type + ", context " + std::to_string(c.context) + ", tensor " +
-                           std::to_string(plan.tensor) + ", exchange " +
-                           std::to_string(static_cast<int>(exchange)),
+        out.push_back({model.type + ", context " + std::to_string(c.context) + " in " +
+                           std::to_string(c.inner) + ", tensor " + std::to_string(plan.tensor) +
+                           ", exchange " + std::to_string(static_cast<int>(exchange)),
                        model, plan});
       }
     }

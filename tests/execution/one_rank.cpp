@@ -39,7 +39,7 @@ std::vector<double> difference(const std::vector<double>& a, const std::vector<d
 Plan on_one_rank(const Plan& plan) {
   Plan one = plan;
   one.tensor = one.pipeline = one.virtual_pipeline = one.data = one.accelerators = 1;
-  one.context = 1;
+  one.context = one.context_inner = 1;
   one.sequence = false;
   one.tensor_mode = TensorMode::k1D;
   one.tensor_depth = 1;

@@ -282,6 +282,33 @@ TEST(ContextParallel, TrainsAsOneRank) {
   }
 }
 
+// Heads exchanged among two and four neighbours, keys around a ring of two and four such groups.
+TEST(ContextParallel, HeadsWithinARingTrainAsOneRank) {
+  struct Case {
+    std::int64_t context, inner, tensor;
+  };
+  for (const Case& c : {Case{4, 2, 1}, Case{4, 2, 2}, Case{8, 2, 1}, Case{8, 4, 1}}) {
+    for (const Model& wide : {small_gpt(), small_llama(), small_moe()}) {
+      Model model = narrowed(wide, 2);
+      model.heads = 8;
+      model.kv_heads = wide.has_experts() ? 8 : 4;
+      if (model.has_experts()) model.experts = Experts{4, 2, 8, 8, 1, 1, false};
+      if (model.has_experts()) model.position = Position::kAlibi;
+      if (model.positions > 0) model.positions = 32;
+      Plan plan = in_fp32(small_plan(model, {c.tensor, 1, 1, c.context}, 2));
+      plan.context = c.context;
+      plan.context_inner = c.inner;
+      plan.sequence_length = 32;
+      plan.micro_batch = 2;
+      plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
+      plan.sequence = plan.tensor > 1;
+      plan.dropout = 0.1;
+      plan.recompute.attention = c.inner == 2 && c.context == 8;
+      expect_as_one_rank(model, plan);
+    }
+  }
+}
+
 // Windows shorter than a chunk and longer than two, in all layers and in every other one.
 TEST(ContextParallel, TrainsWithinWindowsAsOneRank) {
   for (const std::int64_t context : {2, 4}) {

@@ -13,8 +13,10 @@
 namespace foretrain {
 namespace {
 
-Plan context_plan(const Model& model, std::int64_t context, ContextExchange exchange) {
+Plan context_plan(const Model& model, std::int64_t context, ContextExchange exchange,
+                  std::int64_t inner = 1) {
   Plan plan = small_plan(model, {1, 1, 1, context}, 1);
+  plan.context_inner = inner;
   plan.context = context;
   plan.context_exchange = exchange;
   plan.global_batch = 1;
@@ -172,6 +174,31 @@ TEST_P(Context, MovesKeysValuesAndTheirGradients) {
   const Sums heads =
       sums_of(lower(model, context_plan(model, c, ContextExchange::kAllToAll)).programs[0]);
   EXPECT_EQ(heads.collective, static_cast<double>(model.layers * (2 * (q + kv) + 2 * q)));
+}
+
+// Heads are exchanged among neighbours, keys of all their tokens but of fewer heads go around: as
+// many bytes a hop, and fewer hops.
+TEST(ContextGroups, HeadsAreExchangedWithinARing) {
+  Model model = small_llama();
+  model.heads = 8;
+  model.kv_heads = 4;
+  const Sums whole = sums_of(lower(model, small_plan(model, {1, 1, 1, 1}, 1)).programs[0]);
+  for (const auto& [c, inner] : {std::pair{4, 2}, std::pair{8, 2}, std::pair{8, 4}}) {
+    const Workload workload = lower(model, context_plan(model, c, ContextExchange::kRing, inner));
+    const Status status = verify(workload);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    const Sums part = sums_of(workload.programs[0]);
+    EXPECT_DOUBLE_EQ(part.forward_flops * c, whole.forward_flops);
+    EXPECT_DOUBLE_EQ(part.backward_flops * c, whole.backward_flops);
+    const Bytes kv = 2 * (128 / c) * 2 * model.kv_heads * model.head_dim;
+    const Bytes q = 2 * (128 / c) * model.heads * model.head_dim;
+    EXPECT_EQ(part.sent, model.layers * kv * (3 * (c / inner) - 2));
+    EXPECT_EQ(part.collective, static_cast<double>(model.layers * (2 * (q + kv) + 2 * q)));
+    for (const Channel& channel : workload.channels) {
+      EXPECT_EQ(channel.source.index() % static_cast<std::size_t>(inner),
+                channel.destination.index() % static_cast<std::size_t>(inner));
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Degrees, Context, testing::Values(2, 4, 8));

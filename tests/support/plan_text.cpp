@@ -53,7 +53,8 @@ std::string describe(const Model& model, const Plan& plan) {
       model.type + " layers " + n(model.layers) + " tensor " + n(plan.tensor) +
       (plan.in_grid() ? " in " + std::string(name_of(plan.tensor_mode)) : "") +
       (plan.sequence ? " sequence" : "") + " pipeline " + n(plan.pipeline) + " x " +
-      n(plan.virtual_pipeline) + " context " + n(plan.context) + " data " + n(plan.data) +
+      n(plan.virtual_pipeline) + " context " + n(plan.context) +
+      (plan.context_inner > 1 ? " inner " + n(plan.context_inner) : "") + " data " + n(plan.data) +
       " microbatches " + n(plan.microbatches()) + " schedule " +
       n(static_cast<int>(plan.schedule)) + " sharding " + n(static_cast<int>(plan.sharding)) +
       " reduction " + n(static_cast<int>(plan.reduction)) + " bucket " + n(plan.bucket_elements) +
