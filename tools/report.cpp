@@ -50,7 +50,8 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
     {Part::kExposedPipeline, "exposed pipeline transfers"},
     {Part::kExposedOther, "exposed expert, context exchanges"},
     {Part::kBubble, "pipeline bubble and waiting"},
-    {Part::kHost, "host (launches, data)"},
+    {Part::kData, "data loading"},
+    {Part::kHost, "host launches and waits"},
 }};
 
 std::string plan_text(const Run& run) {

@@ -1,6 +1,7 @@
 #include "sim/timeline/breakdown.h"
 
 #include <algorithm>
+#include <charconv>
 #include <vector>
 
 namespace foretrain {
@@ -12,14 +13,34 @@ struct Edge {
   int change = 0;
 };
 
+/// How long the host prepares data before it issues what follows; zero for anything else. The text
+/// is that of a HostDelay (sim/program/text.cpp): "host-delay 5000 ps".
+Time data_delay(const SpanInfo& info) {
+  constexpr std::string_view kDelay = "host-delay ";
+  if (info.phase != Phase::kInput || !info.work.starts_with(kDelay)) return Time();
+  Time time;
+  const char* end = info.work.data() + info.work.size();
+  std::from_chars(info.work.data() + kDelay.size(), end, time.ps);
+  return time;
+}
+
 }  // namespace
 
 std::string_view name_of(Part part) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(Part::kCount)> kNames = {
-      "gemm",           "attention",       "memory_bound",
-      "recompute",      "optimizer",       "copy",
-      "exposed_tensor", "exposed_data",    "exposed_pipeline",
-      "exposed_other",  "pipeline_bubble", "host"};
+      "gemm",
+      "attention",
+      "memory_bound",
+      "recompute",
+      "optimizer",
+      "copy",
+      "exposed_tensor",
+      "exposed_data",
+      "exposed_pipeline",
+      "exposed_other",
+      "pipeline_bubble",
+      "data",
+      "host"};
   return kNames.at(static_cast<std::size_t>(part));
 }
 
@@ -59,8 +80,10 @@ Breakdown break_down(const Timeline& timeline, std::int32_t track) {
   Time last;
   for (const Span& span : timeline.spans) {
     if (span.track != track) continue;
+    const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
+    add(Part::kData, max(Time(), span.begin - data_delay(info)), span.begin);
     add(Part::kBubble, span.begin, span.start);
-    add(part_of(timeline.infos[static_cast<std::size_t>(span.info)]), span.start, span.end);
+    add(part_of(info), span.start, span.end);
     last = max(last, span.end);
   }
   add(Part::kBubble, last, timeline.end);

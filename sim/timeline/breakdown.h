@@ -11,7 +11,7 @@ namespace foretrain {
 
 /// At every instant the first that applies: a kernel runs (its family; what is computed again and
 /// the optimizer apart), else a transfer runs (exposed communication), else a partner is awaited
-/// (bubble), else the host has not issued the next op.
+/// (bubble), else the host prepares a microbatch's data, else it has not issued the next op.
 enum class Part : std::uint8_t {
   kGemm,
   kAttention,
@@ -24,6 +24,7 @@ enum class Part : std::uint8_t {
   kExposedPipeline,
   kExposedOther,
   kBubble,  ///< waiting for another rank, or done before the others are
+  kData,    ///< the host loads and prepares data (`host.data_us`)
   kHost,
   kCount
 };

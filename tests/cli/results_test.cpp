@@ -36,7 +36,8 @@ TEST(Result, HasEveryPromisedKey) {
                            "memory/by_kind_gib/workspace",
                            "memory/by_kind_gib/framework",
                            "memory/peak_rank",
-                           "breakdown_s",
+                           "breakdown_s/host",
+                           "breakdown_s/data",
                            "sensitivity",
                            "provenance/measured",
                            "provenance/interpolated",
@@ -71,6 +72,23 @@ TEST(Result, ThePartsAddUp) {
   EXPECT_NEAR(sum_of("provenance"), 1, 1e-9);
   EXPECT_NEAR(sum_of("memory/by_kind_gib") / at(json, "memory/peak_gib").number(), 1, 1e-9);
   EXPECT_NEAR(at(json, "tokens_per_s").number() * step / (16 * 512), 1, 1e-9);
+}
+
+// Data that is prepared while the device computes costs nothing; what is longer shows as such.
+TEST(Result, DataThatIsTheBottleneckShowsAsSuch) {
+  const auto with_data = [](double us) {
+    const std::string data = "host.data_us=" + std::to_string(us);
+    return simulated(small_place(), "run.json",
+                     {"parallel.pipeline=1", "parallel.virtual_pipeline=1", "schedule=1f1b", data});
+  };
+  const Json quick = with_data(0);
+  EXPECT_EQ(at(quick, "breakdown_s/data").number(), 0);
+  const double step = at(quick, "iteration_time_s").number();
+  const Json slow = with_data(1e6 * step);
+  const double waits = at(slow, "breakdown_s/data").number();
+  const double slow_step = at(slow, "iteration_time_s").number();
+  EXPECT_GT(waits, 0.5 * slow_step);
+  EXPECT_NEAR((slow_step - waits) / step, 1, 0.02);
 }
 
 TEST(Result, IsTheSameTwice) {
