@@ -46,6 +46,7 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   reader.read("bf16_tflops", device.bf16_tflops, {kTiny, kHuge});
   reader.read("fp8_tflops", device.fp8_tflops, {kTiny, kHuge});
   reader.read("fp4_tflops", device.fp4_tflops, {kTiny, kHuge});
+  reader.read("int8_tops", device.int8_tops, {kTiny, kHuge});
   reader.read("memory_gib", device.memory_gib, {1e-3, 1e6});
   reader.read("memory_gb_per_s", device.memory_gb_per_s, {1e-3, 1e7});
   reader.read("l2_mib", device.l2_mib, {0, 1e6});
@@ -106,6 +107,8 @@ double peak_tflops(const DeviceSpec& device, DType type) {
       return device.fp8_tflops;
     case DType::kFp4:
       return device.fp4_tflops;
+    case DType::kInt8:
+      return device.int8_tops;
     case DType::kInt32:
     case DType::kInt64:
     case DType::kUint8:
@@ -142,6 +145,7 @@ Json to_json(const DeviceSpec& device) {
   set_rate("bf16_tflops", device.bf16_tflops);
   set_rate("fp8_tflops", device.fp8_tflops);
   set_rate("fp4_tflops", device.fp4_tflops);
+  set_rate("int8_tops", device.int8_tops);
   out.set("memory_gib", device.memory_gib);
   out.set("memory_gb_per_s", device.memory_gb_per_s);
   out.set("l2_mib", device.l2_mib);

@@ -42,7 +42,8 @@ struct DeviceSpec {
                               ///< computes one output tile at a time
   double clock_mhz = 0;
   double fp32_tflops = 0, tf32_tflops = 0, fp16_tflops = 0, bf16_tflops = 0, fp8_tflops = 0,
-         fp4_tflops = 0;  ///< 0: not supported
+         fp4_tflops = 0,
+         int8_tops = 0;   ///< 0: not supported
   double memory_gib = 0;  ///< capacity as the driver shows it
   double memory_gb_per_s = 0;
   double l2_mib = 0;

@@ -27,6 +27,8 @@ double efficiency_of(const GemmConstants& c, DType type) {
       return c.fp8;
     case DType::kFp4:
       return c.fp4;
+    case DType::kInt8:  // of 16 bits: there is no public table
+      return c.fp16 > 0 ? c.fp16 : c.bf16;
     case DType::kInt32:
     case DType::kInt64:
     case DType::kUint8:

@@ -16,8 +16,9 @@ class HardwareCostModel final : public CostModel {
   HardwareCostModel(Cluster cluster, const PriceOptions& options)
       : x_cluster(std::move(cluster)), x_options(options) {
     DeviceSpec& device = x_cluster.device;
-    for (double* peak : {&device.fp32_tflops, &device.tf32_tflops, &device.fp16_tflops,
-                         &device.bf16_tflops, &device.fp8_tflops, &device.fp4_tflops}) {
+    for (double* peak :
+         {&device.fp32_tflops, &device.tf32_tflops, &device.fp16_tflops, &device.bf16_tflops,
+          &device.fp8_tflops, &device.fp4_tflops, &device.int8_tops}) {
       *peak *= options.compute_rate;
     }
     device.memory_gb_per_s *= options.memory_rate;

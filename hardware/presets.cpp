@@ -61,7 +61,7 @@ std::map<std::string, std::string> preset_sources(const std::string& folder,
     out["/" + key] = *text.string();
     if (key != "peaks") continue;
     for (const auto& [field, unused] : *file.value().json.object()) {
-      if (field.ends_with("_tflops")) out["/" + field] = *text.string();
+      if (field.ends_with("_tflops") || field == "int8_tops") out["/" + field] = *text.string();
     }
   }
   return out;

@@ -29,6 +29,7 @@ struct Placer {
   Operand operand(const char* name, const Ref& x, bool again) const {
     if (!precision.low()) return Operand{x, x};
     const Ref in = local.add(name, BufferKind::kActivations, precision.linear, x.count);
+    if (precision.forward_only()) return Operand{in, x};
     return Operand{in, add(name, precision.linear, x.count, again)};
   }
 };

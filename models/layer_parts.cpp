@@ -164,7 +164,7 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   const bool queries = again.latent_up && !x_latent->narrow_queries();
   const bool norm = whole || again.norm;
   const bool copied =
-      x_plan.precision.low() && !queries && !(x_model.shared_norm && reads_normed());
+      x_plan.precision.keeps_copies() && !queries && !(x_model.shared_norm && reads_normed());
   b.y1 = place.add("attention.norm out", type, flat(), copied || norm);
   b.y1_x = place.operand("attention.norm out quantized", b.y1, norm);
   b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
@@ -197,7 +197,7 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
   const Placer place{saved, local, x_plan.precision};
   const Recompute& again = x_again;
   const DType type = x_plan.precision.compute;
-  const bool low = x_plan.precision.low();
+  const bool low = x_plan.precision.keeps_copies();
   const bool norm = again.layer || again.norm;
   if (x_model.shared_norm) {
     b.y2 = b.y1;

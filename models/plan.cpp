@@ -140,8 +140,8 @@ class PlanReader {
   }
 
   void read_precision() {
-    static const std::vector<std::string> names = {"fp32", "tf32",          "fp16",  "bf16",
-                                                   "fp8",  "fp8-blockwise", "mxfp8", "nvfp4"};
+    static const std::vector<std::string> names = {"fp32",          "tf32",  "fp16",  "bf16", "fp8",
+                                                   "fp8-blockwise", "mxfp8", "nvfp4", "int8"};
     const Json* json = x_reader.take("precision");
     if (json == nullptr) return;
     int compute = 3;
@@ -165,10 +165,12 @@ class PlanReader {
   void set_compute(int choice) {
     static const DType types[] = {DType::kFp32, DType::kFp32, DType::kFp16, DType::kBf16};
     Precision& p = x_plan.precision;
-    p.compute = types[std::min(choice, 3)];
+    constexpr int kInt8 = 8;
+    p.compute = types[choice == kInt8 ? 2 : std::min(choice, 3)];
     p.matrix = choice == 1 ? DType::kTf32 : p.compute;
     p.linear = choice < 4 ? p.matrix : choice == 7 ? DType::kFp4 : DType::kFp8;
-    p.blocks = choice > 4;
+    if (choice == kInt8) p.linear = DType::kInt8;
+    p.blocks = choice > 4 && choice != kInt8;
     p.current_scaling = choice == 7;  // nvfp4's blocks have a scale of the whole tensor above them
     p.master = choice > 1;
     using Stored = GradientKeys::Stored;
@@ -300,6 +302,9 @@ class PlanReader {
     check_batch();
     check_masked();
     if (const std::optional<Refusal> no = refused_tensor(x_model, p)) {
+      refuse(no->place, no->message, no->kind);
+    }
+    if (const std::optional<Refusal> no = refused_precision(x_model, p)) {
       refuse(no->place, no->message, no->kind);
     }
     check_pipeline();

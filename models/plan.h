@@ -153,6 +153,11 @@ struct Precision {
   bool cutlass = false;          ///< fp8 gradients of weights by CUTLASS
   ScaleSharing scales = ScaleSharing::kNone;
   bool low() const { return bits_of(linear) < 16; }
+  /// Quantisation-aware: forward products alone have 8-bit operands, of which nothing is kept; all
+  /// backward products are in `matrix`.
+  bool forward_only() const { return linear == DType::kInt8; }
+  /// Backward passes read quantized copies in place of activations and gradients.
+  bool keeps_copies() const { return low() && !forward_only(); }
   /// A tensor's scale is of the largest values of earlier microbatches.
   bool delayed() const { return linear == DType::kFp8 && !blocks && !current_scaling; }
   bool operator==(const Precision&) const = default;

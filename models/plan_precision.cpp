@@ -34,4 +34,15 @@ void read_recipe(JsonReader& kernels, Precision& precision) {
   }
 }
 
+std::optional<Refusal> refused_precision(const Model& model, const Plan& plan) {
+  if (!plan.precision.forward_only()) return std::nullopt;
+  const auto no = [](const char* place, const std::string& what) {
+    return Refusal{place, "int8 is not modelled with " + what, ErrorKind::kUnsupported};
+  };
+  if (model.has_experts()) return no("precision", "experts");
+  if (model.is_latent()) return no("precision", "latent attention");
+  if (plan.tensor > 1) return no("parallel/tensor", "tensor parallelism");
+  return std::nullopt;
+}
+
 }  // namespace foretrain

@@ -49,9 +49,11 @@ Quantizer::Quantizer(ProgramBuilder& builder, const Plan& plan, const LayerLayou
     Cast cast{found.name, found.weight, Ref{}, Ref{}, found.rows};
     cast.by_rows = cast.by_columns = found.weight;
     if (!plan.by_units()) {
-      for (Ref* copy : {&cast.by_rows, &cast.by_columns}) {
-        *copy = Ref{quantized_frame(layouts), buffer++, plan.precision.linear, found.weight.count};
-      }
+      const auto copy = [&]() {
+        return Ref{quantized_frame(layouts), buffer++, plan.precision.linear, found.weight.count};
+      };
+      cast.by_rows = copy();
+      if (plan.precision.keeps_copies()) cast.by_columns = copy();
     }
     x_casts.push_back(std::move(cast));
   }
@@ -75,7 +77,8 @@ Ref Quantizer::by_columns(const Ref& weight) const {
 }
 
 Gemm Quantizer::typed(Gemm gemm, const Ref& weight, bool backward) const {
-  if (find(weight) != nullptr) gemm.in = x_plan.precision.linear;
+  const bool cast = backward ? x_plan.precision.keeps_copies() : low();
+  if (cast && find(weight) != nullptr) gemm.in = x_plan.precision.linear;
   gemm.split_accumulator = backward && gemm.in == DType::kFp8;
   gemm.cutlass = gemm.split_accumulator && gemm.transpose_a && x_plan.precision.cutlass;
   return gemm;
@@ -84,6 +87,11 @@ Gemm Quantizer::typed(Gemm gemm, const Ref& weight, bool backward) const {
 void Quantizer::quantize(SegmentWriter& w, const std::string& name, const Ref& x, std::int64_t rows,
                          const Ref& by_rows, const Ref& by_columns) {
   if (!low()) return;
+  std::vector<View> writes;
+  for (const Ref& copy : {by_rows, by_columns}) {
+    if (copy.valid() && copy.dtype == x_plan.precision.linear) writes.push_back(copy.view());
+  }
+  if (writes.empty()) return;
   const std::int64_t width = std::max<std::int64_t>(1, x.count / rows);
   const auto kernel = [&](KernelKind kind) {
     return kernel_of(kind, rows, width, x_plan.precision.compute);
@@ -94,16 +102,12 @@ void Quantizer::quantize(SegmentWriter& w, const std::string& name, const Ref& x
     w.compute(name + ".largest", kernel(KernelKind::kLargest), reads, {largest.view()});
     reads.push_back(largest.view());
   }
-  std::vector<View> writes;
-  for (const Ref& copy : {by_rows, by_columns}) {
-    if (copy.valid()) writes.push_back(copy.view());
-  }
   w.compute(name, kernel(KernelKind::kQuantize), std::move(reads), std::move(writes));
 }
 
 Quantizer::Copies Quantizer::gradient(SegmentWriter& w, const std::string& name, const Ref& weight,
                                       const Ref& d, std::int64_t rows) {
-  if (find(weight) == nullptr) return {d, d};
+  if (!x_plan.precision.keeps_copies() || find(weight) == nullptr) return {d, d};
   const DType type = x_plan.precision.linear;
   const Copies out = {local(name + " d by rows", type, d.count),
                       local(name + " d by columns", type, d.count)};
@@ -113,7 +117,7 @@ Quantizer::Copies Quantizer::gradient(SegmentWriter& w, const std::string& name,
 
 Quantizer::Copies Quantizer::cast_own(SegmentWriter& w, const std::string& name, const Ref& d,
                                       std::int64_t rows) {
-  if (!low()) return {d, Ref()};
+  if (!x_plan.precision.keeps_copies()) return {d, Ref()};
   const DType type = x_plan.precision.linear;
   Copies out = {local(name + " d by rows", type, d.count), Ref()};
   if (x_plan.precision.blocks) out.columns = local(name + " d own columns", type, d.count);
@@ -123,7 +127,7 @@ Quantizer::Copies Quantizer::cast_own(SegmentWriter& w, const std::string& name,
 
 Ref Quantizer::all_columns(SegmentWriter& w, const std::string& name, const Copies& own,
                            const Ref& full, std::int64_t rows) {
-  if (!low()) return full;
+  if (!x_plan.precision.keeps_copies()) return full;
   const Ref out = local(name + " d by columns", full.dtype, full.count);
   if (own.columns.valid()) {
     w.collective(name + ".gather_columns", gather_of(out), {own.columns.view()}, {out.view()});
@@ -158,7 +162,7 @@ void Quantizer::declare_weights(LayoutWriter& forward, LayoutWriter& backward) {
                           cast.weight.count);
       };
       cast.by_rows = copy(" weights by rows");
-      cast.by_columns = copy(" weights by columns");
+      if (x_plan.precision.keeps_copies()) cast.by_columns = copy(" weights by columns");
     }
   }
 }
@@ -175,6 +179,7 @@ FrameLayout quantized_layout(const ParameterLayouts& parameters, DType type) {
   out.name = "quantized weights";
   for (const Found& found : matrices_of(parameters)) {
     for (const char* which : {" by rows", " by columns"}) {
+      if (type == DType::kInt8 && which != std::string_view(" by rows")) continue;
       out.buffers.push_back(
           buffer_of(found.name + which, BufferKind::kParameters, type, found.weight.count, true));
     }

@@ -10,6 +10,10 @@
 // router of experts is not cast; the experts' tokens are, once they lie by experts: dispatch
 // carries them in the compute type.
 //
+// int8 is quantisation-aware: activations and weights are cast by rows for the forward GEMM alone,
+// by clipping values that are learned (LightSeq); what is kept, and all backward GEMMs, stay in the
+// compute type. Left out of it: the gradients of clipping values and the masks of what was clipped.
+//
 // Left out: the scales themselves (4 bytes for 128 elements by block, 1 byte for 16 or 32 in the
 // mx formats), the history of maxima of delayed scaling and its reduction, which is a few kilobytes
 // a step; experts' rows padded to the multiple that the GEMM needs.

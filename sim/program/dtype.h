@@ -9,7 +9,18 @@
 namespace foretrain {
 
 /// kTf32 is stored as fp32 and multiplied with 10 mantissa bits.
-enum class DType : std::uint8_t { kFp32, kTf32, kBf16, kFp16, kFp8, kFp4, kInt32, kInt64, kUint8 };
+enum class DType : std::uint8_t {
+  kFp32,
+  kTf32,
+  kBf16,
+  kFp16,
+  kFp8,
+  kFp4,
+  kInt8,
+  kInt32,
+  kInt64,
+  kUint8
+};
 
 /// Bits of one stored element.
 constexpr int bits_of(DType type) {
@@ -22,6 +33,7 @@ constexpr int bits_of(DType type) {
     case DType::kFp16:
       return 16;
     case DType::kFp8:
+    case DType::kInt8:
     case DType::kUint8:
       return 8;
     case DType::kFp4:

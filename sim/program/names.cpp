@@ -8,8 +8,8 @@
 namespace foretrain {
 
 std::string_view name_of(DType type) {
-  constexpr std::array<std::string_view, 9> kNames = {"fp32", "tf32",  "bf16",  "fp16", "fp8",
-                                                      "fp4",  "int32", "int64", "uint8"};
+  constexpr std::array<std::string_view, 10> kNames = {"fp32", "tf32", "bf16",  "fp16",  "fp8",
+                                                       "fp4",  "int8", "int32", "int64", "uint8"};
   return kNames.at(static_cast<std::size_t>(type));
 }
 

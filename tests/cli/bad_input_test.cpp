@@ -348,6 +348,7 @@ const BadSet kUnsupported[] = {
     {"kernels.fp8_recipe=delayed", {"/kernels/fp8_recipe", "fp8 precision"}},
     {"moe.dispatcher_sms=8", {"/moe", "no experts"}},
     {"kernels.fp8_weight_gradient=cutlass", {"/kernels/fp8_weight_gradient", "fp8-blockwise"}},
+    {"precision=int8", {"/parallel/tensor", "int8 is not modelled with tensor parallelism"}},
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
     {"overlap.passes=true", {"/overlap/passes", "no experts"}},
     {"schedule={\"name\":\"3f1b\",\"forwards\":0}", {"/schedule/forwards", "found 0", "1 to"}},

@@ -1,4 +1,5 @@
-// Do ranks agree on fp8's scales as often, and over as many, as the recipe says?
+// Low precision: do ranks agree on fp8's scales as often, and over as many, as the recipe says?
+// What has 8 bits?
 #include <gtest/gtest.h>
 
 #include <set>
@@ -7,6 +8,7 @@
 
 #include "models/lower.h"
 #include "models/stage.h"
+#include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 
@@ -108,6 +110,37 @@ TEST(SharedScales, OnlyWhereTheyAreDelayed) {
   EXPECT_EQ(count(), 0U);
   plan = fp8_plan(model, {1, 1, 1, 1}, ScaleSharing::kStage);
   EXPECT_EQ(count(), 0U);
+}
+
+// The four linears' activations are cast in every forward pass, their weights once a step; backward
+// products and what is kept for them are those of 16 bits.
+TEST(Int8, ForwardProductsAloneHave8Bits) {
+  const Model model = small_gpt();
+  Plan plan = small_plan(model, {1, 1, 1, 1}, 3);
+  const Workload wide = lower(model, plan);
+  plan.precision.linear = DType::kInt8;
+  const Workload workload = lower(model, plan);
+  EXPECT_TRUE(verify(workload).ok());
+  const Program& program = workload.programs[0];
+  std::int64_t casts = 0;
+  std::int64_t products = 0;
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const Work& work = program.works[op.work.index()];
+      if (const auto* kernel = std::get_if<Kernel>(&work)) {
+        if (kernel->kind == KernelKind::kQuantize) ++casts;
+      }
+      const auto* gemm = std::get_if<Gemm>(&work);
+      if (gemm == nullptr || call.layer < 0) continue;
+      const bool forward = op.phase == Phase::kForward;
+      EXPECT_EQ(gemm->in, forward ? DType::kInt8 : plan.precision.compute) << op.name;
+      EXPECT_NE(gemm->out, DType::kInt8);
+      if (forward) ++products;
+    }
+  }
+  EXPECT_EQ(products, 3 * 4 * model.layers);
+  EXPECT_EQ(casts, products + 4 * model.layers);
+  EXPECT_EQ(memory_peak(program).saved, memory_peak(wide.programs[0]).saved);
 }
 
 // PyTorch's cross_entropy in 16 bits: a gradient of the targets' logarithms, one of the logits,

@@ -297,6 +297,10 @@ Drawn draw_plan(Rng& rng) {
     p.precision.linear = rng.below(4) == 0 ? DType::kFp4 : DType::kFp8;
     p.precision.current_scaling = rng.below(2) == 0;
     p.precision.blocks = rng.below(2) == 0;
+    if (p.tensor == 1 && !out.model.has_experts() && !out.model.is_latent() && rng.below(3) == 0) {
+      p.precision.linear = DType::kInt8;
+      p.precision.current_scaling = p.precision.blocks = false;
+    }
   }
   draw_schedule(rng, out.model, p);
   p.host_waits = static_cast<HostWaits>(rng.below(4));
@@ -410,6 +414,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   p.units.inner_group = 1;
   p.units.narrow_gathers = p.units.narrow_reduction = false;
   p.buckets = GradientBuckets();
+  if (p.precision.forward_only()) p.precision.linear = DType::kFp8;
   keep_nothing(p.recompute);
   p.sequence = p.tensor > 1;
   if (p.tokens() % p.tensor != 0) {
