@@ -1,27 +1,10 @@
 // Whatever is wrong with the input: exit 1, one message that helps, nothing left behind.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "tests/cli/run_command.h"
 
 namespace foretrain {
 namespace {
-
-/// What every refusal owes the user; `parts` must stand in the message.
-void expect_refused(const Workplace& place, const CommandResult& result,
-                    const std::vector<std::string>& parts,
-                    const std::vector<std::string>& files = {"run.json"}) {
-  EXPECT_EQ(result.exit_code, 1) << result.out;
-  EXPECT_EQ(result.out, "");
-  EXPECT_TRUE(result.err.starts_with("foretrain: ")) << result.err;
-  EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << "not one line: " << result.err;
-  EXPECT_LT(result.err.size(), 1200U);
-  for (const std::string& part : parts) {
-    EXPECT_NE(result.err.find(part), std::string::npos) << part << " is not in: " << result.err;
-  }
-  EXPECT_EQ(place.files(), files);
-}
 
 struct BadSet {
   std::string set;
@@ -377,125 +360,6 @@ const BadSet kUnsupported[] = {
      {"/model/model_type", "\"grok-1\"", "not modelled yet"}},
 };
 INSTANTIATE_TEST_SUITE_P(Unsupported, BadSets, testing::ValuesIn(kUnsupported));
-
-struct BadFile {
-  const char* name;
-  std::string text;
-  std::vector<std::string> parts;
-};
-
-std::vector<BadFile> bad_files() {
-  const std::string small = kSmallRun;
-  return {
-      {"empty", "", {"run.json", "empty"}},
-      {"blank", " \n\n", {"run.json", "empty"}},
-      {"truncated", small.substr(0, small.size() / 2), {"run.json", "parse error"}},
-      {"duplicate",
-       R"({"model": "gpt2", "model": "gpt2"})",
-       {"run.json", "duplicate key", "model"}},
-      {"list", "[1, 2]", {"run.json", "an object"}},
-      {"text", "hello", {"run.json"}},
-      {"tail", small + "}", {"run.json", "parse error"}},
-      {"no_model", R"({"cluster": "dgx-h100"})", {"run.json", "/model", "missing", "preset"}},
-      {"no_cluster", R"({"model": "gpt2"})", {"run.json", "/cluster", "missing", "preset"}},
-      {"deep_lists", std::string(100000, '['), {"run.json", "64 levels"}},
-      {"binary", std::string("\x7f\x45\x4c\x46\0\1\2\3\xff\xfe", 10), {"run.json", "not a JSON"}},
-      {"not_utf8", "{\"name\": \"\xff\xfe\"}", {"run.json"}},
-      {"huge_number", R"({"batch": {"global": 1e999}})", {"run.json", "1e999", "overflow"}},
-      {"garbage", "{\"name\": " + std::string(std::size_t{50} << 20, 'x'), {"run.json", "parse"}},
-  };
-}
-
-void PrintTo(const BadFile& bad, std::ostream* out) { *out << bad.name; }
-
-class BadFiles : public testing::TestWithParam<BadFile> {};
-
-TEST_P(BadFiles, AreRefused) {
-  const Workplace place;
-  place.write("run.json", GetParam().text);
-  const CommandResult result = place.run({"simulate", "run.json", "--json", "out.json"});
-  expect_refused(place, result, GetParam().parts);
-  EXPECT_LT(result.wall_s, 5);
-}
-INSTANTIATE_TEST_SUITE_P(All, BadFiles, testing::ValuesIn(bad_files()),
-                         [](const auto& one) { return std::string(one.param.name); });
-
-TEST(BadInput, ADeepObjectIsRefused) {
-  const Workplace place;
-  std::string deep;
-  for (int i = 0; i < 100000; ++i) deep += "{\"a\":";
-  place.write("run.json", deep);
-  expect_refused(place, place.run({"simulate", "run.json"}), {"run.json", "64 levels"});
-}
-
-TEST(BadInput, FilesThatCannotBeReadAreNamed) {
-  const Workplace place;
-  place.write("run.json", kSmallRun);
-  expect_refused(place, place.run({"simulate", "absent.json"}), {"absent.json", "no such file"});
-  expect_refused(place, place.run({"simulate", "/"}), {"/", "directory"});
-  expect_refused(place, place.run({"simulate", ""}), {"RUN", "no run \"\""});
-  expect_refused(place, place.run({"simulate", "run.json", "--set", "model=/"}),
-                 {"/model", "directory"});
-  expect_refused(place, place.run({"simulate", "llama-3-8b-8-h10"}),
-                 {"did you mean \"llama-3-8b-8-h100\""});
-  expect_refused(place, place.run({"score", "absent.json"}), {"absent.json"});
-  expect_refused(place, place.run({"show", "dgx-h10"}), {"did you mean \"dgx-h100\""});
-  expect_refused(place, place.run({"list", "model"}), {"\"model\"", "did you mean \"models\""});
-}
-
-TEST(BadInput, OutputsThatCannotBeWrittenAreNamed) {
-  const Workplace place;
-  place.write("run.json", kSmallRun);
-  for (const char* flag : {"--json", "--trace", "--timeline"}) {
-    const auto write_to = [&](const std::string& path) {
-      return place.run({"simulate", "run.json", flag, path});
-    };
-    expect_refused(place, write_to("absent/out.json"), {"absent/out.json", "No such file"});
-    expect_refused(place, write_to("/dev/full"), {"/dev/full", "No space left"});
-    expect_refused(place, write_to("/"), {"/", "directory"});
-  }
-}
-
-TEST(BadInput, AStepThatTimeCannotHoldIsRefused) {
-  const Workplace place;
-  const CommandResult result =
-      place.run({"simulate", "llama-3-8b-8-h100", "--set", "batch.sequence=67108864"});
-  expect_refused(place, result, {"11 days", "out of proportion"}, {});
-}
-
-TEST(BadInput, TraceRanksMustExist) {
-  const Workplace place;
-  place.write("run.json", kSmallRun);
-  for (const char* rank : {"8", "-1", "0,99"}) {
-    expect_refused(place,
-                   place.run({"simulate", "run.json", "--trace", "t.json", "--trace-ranks", rank}),
-                   {"--trace-ranks", "8"});
-  }
-  expect_refused(place, place.run({"show", "run.json", "--program", "8"}), {"--program 8", "8"});
-}
-
-TEST(BadUsage, ExitsWithTwo) {
-  const Workplace place;
-  const std::vector<std::vector<std::string>> wrong = {
-      {},
-      {"simulat", "x"},
-      {"simulate"},
-      {"simulate", "a", "b"},
-      {"simulate", "a", "--foo"},
-      {"simulate", "a", "--trace-ranks", "x"},
-      {"score"},
-      {"score", "a", "--threads", "0"},
-      {"show"},
-      {"show", "a", "--program", "-1"},
-  };
-  for (const std::vector<std::string>& arguments : wrong) {
-    const CommandResult result = place.run(arguments);
-    EXPECT_EQ(result.exit_code, 2) << result.err;
-    EXPECT_EQ(result.out, "");
-    EXPECT_NE(result.err.find("--help"), std::string::npos) << result.err;
-  }
-  EXPECT_NE(place.run({"simulat", "x"}).err.find("\"simulate\""), std::string::npos);
-}
 
 }  // namespace
 }  // namespace foretrain

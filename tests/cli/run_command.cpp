@@ -129,4 +129,17 @@ Json without(const Json& json, const std::vector<std::string>& keys) {
   return out;
 }
 
+void expect_refused(const Workplace& place, const CommandResult& result,
+                    const std::vector<std::string>& parts, const std::vector<std::string>& files) {
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_EQ(result.out, "");
+  EXPECT_TRUE(result.err.starts_with("foretrain: ")) << result.err;
+  EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << "not one line: " << result.err;
+  EXPECT_LT(result.err.size(), 1200U);
+  for (const std::string& part : parts) {
+    EXPECT_NE(result.err.find(part), std::string::npos) << part << " is not in: " << result.err;
+  }
+  EXPECT_EQ(place.files(), files);
+}
+
 }  // namespace foretrain

@@ -54,4 +54,9 @@ Json without(const Json& json, const std::vector<std::string>& keys);
 /// A small run, the base of most tests: 2 x 2 x 2 accelerators, GPT-3 125M.
 extern const char* const kSmallRun;
 
+/// What every refusal owes the user; `parts` must stand in the message.
+void expect_refused(const Workplace& place, const CommandResult& result,
+                    const std::vector<std::string>& parts,
+                    const std::vector<std::string>& files = {"run.json"});
+
 }  // namespace foretrain
