@@ -145,6 +145,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   reader.read_enum("cpu", cluster.cpu, cpu_names());
   reader.read("host_speed", cluster.host_speed, {1e-2, 1e2});
   reader.read("host_memory_gb_per_s", cluster.host_memory_gb_per_s, {1e-3, 1e6});
+  reader.read("host_memory_gib", cluster.host_memory_gib, {1e-3, 1e9});
   reader.read("storage_gb_per_s", cluster.storage_gb_per_s, {1e-3, 1e6});
   if (const Json* network = reader.take("network")) {
     FT_TRY(read_network(*network, source, reader.pointer("network"), cluster));
@@ -248,6 +249,7 @@ Json to_json(const Cluster& cluster) {
   out.set("cpu", name_of(cluster.cpu));
   out.set("host_speed", cluster.host_speed);
   out.set("host_memory_gb_per_s", cluster.host_memory_gb_per_s);
+  if (cluster.host_memory_gib > 0) out.set("host_memory_gib", cluster.host_memory_gib);
   out.set("storage_gb_per_s", cluster.storage_gb_per_s);
   out.set("rate_spread", rate_spread_of(cluster));
   out.set("network", std::move(network));

@@ -55,6 +55,7 @@ struct Cluster {
   bool sharp = false;     ///< switches reduce (SHARP), and the job may use it
   double host_speed = 1;  ///< of one thread, relative to an EPYC 7003: scales launches
   double host_memory_gb_per_s = 200;
+  double host_memory_gib = 0;   ///< of a node; 0: not known
   double storage_gb_per_s = 6;  ///< for each accelerator
   /// Among accelerators: standard deviation of tensor-core rates, of the mean; without it what is
   /// known of their architecture (`KernelConstants`).

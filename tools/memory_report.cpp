@@ -172,6 +172,9 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
     worst = p;
   }
   out->host_gib = gib(memory_peak(workload.programs[worst], Memory::kHost).bytes);
+  out->host_capacity_gib = run.cluster.host_memory_gib /
+                           std::min(run.cluster.accelerators, run.cluster.accelerators_per_node);
+  out->fits = out->fits && out->host_fits();
   out->storage_gib = gib(memory_peak(workload.programs[worst], Memory::kStorage).bytes);
   out->theoretical_gib = gib(peaks.front().persistent + peaks.front().saved);
   return *out;

@@ -17,8 +17,9 @@ namespace foretrain {
 /// libraries take.
 struct MemoryReport {
   double peak_gib = 0, capacity_gib = 0;
-  bool fits = true;
-  bool within(double share) const { return peak_gib <= share * capacity_gib; }
+  bool fits = true;  ///< on the device and on the host
+  bool within(double share) const { return peak_gib <= share * capacity_gib && host_fits(); }
+  bool host_fits() const { return host_capacity_gib <= 0 || host_gib <= host_capacity_gib; }
   std::array<double, static_cast<std::size_t>(BufferKind::kCount)> by_kind_gib{};
   double communication_gib = 0;  ///< NCCL's buffers: of the rank's groups, its peers, and all ranks
   double workspace_gib = 0;      ///< BLAS workspaces
@@ -30,6 +31,7 @@ struct MemoryReport {
   std::int64_t allocator_retries = 0;
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
   double host_gib = 0, storage_gib = 0;  ///< offloaded by that rank, at most
+  double host_capacity_gib = 0;          ///< that rank's share of its node's memory; 0: not known
   std::int64_t peak_rank = 0;
   std::string peak_at;  ///< the op at which it is reached
 

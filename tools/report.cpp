@@ -74,11 +74,12 @@ std::string plan_text(const Run& run) {
 }
 
 std::string memory_text(const MemoryReport& m) {
-  std::string out = "Memory      " + fixed(m.peak_gib, 1) + " of " + fixed(m.capacity_gib, 1) +
-                    " GiB on rank " + std::to_string(m.peak_rank) + ": " +
-                    (m.fits ? "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left"
-                            : std::string("DOES NOT FIT")) +
-                    "\n";
+  std::string out =
+      "Memory      " + fixed(m.peak_gib, 1) + " of " + fixed(m.capacity_gib, 1) + " GiB on rank " +
+      std::to_string(m.peak_rank) + ": " +
+      (m.peak_gib <= m.capacity_gib ? "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left"
+                                    : std::string("DOES NOT FIT")) +
+      "\n";
   const auto line = [&out, &m](const std::string& name, double gib) {
     if (gib < 0.005) return;
     out += "  " + pad(name, 30) + pad_left(fixed(gib, 2), 9) + " GiB  " +
@@ -96,7 +97,13 @@ std::string memory_text(const MemoryReport& m) {
     out += "  the allocator gives segments back " + std::to_string(m.allocator_retries) +
            " times a step, each time waiting for the device\n";
   }
-  if (m.host_gib > 0) out += "  on the host for each rank " + fixed(m.host_gib, 2) + " GiB\n";
+  if (m.host_gib > 0) {
+    out += "  on the host for each rank " + fixed(m.host_gib, 2) + " GiB";
+    if (m.host_capacity_gib > 0) {
+      out += " of " + fixed(m.host_capacity_gib, 1) + (m.host_fits() ? "" : ": DOES NOT FIT");
+    }
+    out += "\n";
+  }
   if (m.storage_gib > 0) out += "  in storage for each rank " + fixed(m.storage_gib, 2) + " GiB\n";
   return out;
 }
@@ -206,6 +213,7 @@ Json memory_json(const MemoryReport& m) {
   out.set("allocator_retries", m.allocator_retries);
   out.set("theoretical_gib", m.theoretical_gib);
   out.set("host_gib", m.host_gib);
+  if (m.host_capacity_gib > 0) out.set("host_capacity_gib", m.host_capacity_gib);
   out.set("storage_gib", m.storage_gib);
   return out;
 }

@@ -31,6 +31,29 @@ TEST(Fitting, NetworksOfLayers) {
   EXPECT_EQ(sets.array()->back(), Json("batch.global=4096"));
 }
 
+// 16 bytes of fp32 states and gradients a parameter, in halves, on two ranks of one host.
+TEST(Fitting, HostsHaveRoomToo) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "gpt3-1.3b", "system": "deepspeed",
+      "cluster": {"preset": "dgx-a100-40gb", "accelerators": 2}, "sharding": {"level": "gradients"},
+      "offload": {"optimizer": "cpu"}, "batch": {"micro": 1, "sequence": 1024}})");
+  const auto fits = [&](const std::string& gib) {
+    const std::vector<std::string> sets = {"cluster.host_memory_gib=" + gib};
+    const Json memory = at(simulated(place, "run.json", sets), "memory");
+    EXPECT_NEAR(at(memory, "host_capacity_gib").number(), std::stod(gib) / 2, 1e-9);
+    EXPECT_LT(at(memory, "peak_gib").number(), at(memory, "capacity_gib").number());
+    return at(memory, "fits") == Json(true);
+  };
+  const Json memory = at(simulated(place, "run.json", {}), "memory");
+  const double node = 2 * at(memory, "host_gib").number();
+  EXPECT_GT(node, 16);
+  EXPECT_TRUE(fits(std::to_string(1.01 * node)));
+  EXPECT_FALSE(fits(std::to_string(0.99 * node)));
+  const CommandResult said =
+      place.run({"simulate", "run.json", "--set", "cluster.host_memory_gib=4"});
+  EXPECT_NE(said.out.find("GiB of 2.0: DOES NOT FIT"), std::string::npos) << said.out;
+}
+
 TEST(Fitting, WhatIsSaidIsTrue) {
   const Workplace place;
   place.write("run.json", kTooBig);

@@ -315,6 +315,7 @@ const Field kFields[] = {
     {"sharding.reshard_after_forward=false", kSharded},
     {"sharding.reshard_last_unit=false", kSharded},
     {"sharding.inner_group=2", kSharded},
+    {"cluster.host_memory_gib=64", kOffloaded},
     {"offload.device_share=0.5", kOffloaded},
     {"offload.device_share=\"auto\"", kOffloaded},
     {"offload.page_mib=16", kOffloaded},
