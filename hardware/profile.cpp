@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <utility>
 
 namespace foretrain {
@@ -77,12 +78,26 @@ Status read_sample(const Json& json, const std::string& source, const std::strin
     reader.fail("state", "found \"" + s.key.state + "\", expected \"" + kBurst + "\" or \"" +
                              kSustained + "\"");
   }
+  if (s.key.op.starts_with("gemm") && !gemm_sizes(s.key.shape)) {
+    reader.fail("shape",
+                "found \"" + s.key.shape + "\", expected \"gemm MxNxK ...\" of sizes above 0");
+  }
   FT_TRY(reader.finish());
   out.add(std::move(s));
   return ok_status();
 }
 
 }  // namespace
+
+std::optional<std::array<double, 3>> gemm_sizes(const std::string& shape) {
+  std::array<double, 3> out{};
+  if (std::sscanf(shape.c_str(), "gemm %lfx%lfx%lf", &out[0], &out[1], &out[2]) != 3) {
+    return std::nullopt;
+  }
+  const bool sane =
+      std::all_of(out.begin(), out.end(), [](double size) { return size >= 1 && size <= 1e12; });
+  return sane ? std::optional(out) : std::nullopt;
+}
 
 SampleKey sample_key(const Work& work, std::int64_t ranks) {
   if (const auto* gemm = std::get_if<Gemm>(&work)) {

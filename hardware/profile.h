@@ -1,6 +1,7 @@
 // A Profile: what was measured on one machine, and prices looked up in it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,6 +30,9 @@ struct SampleKey {
   bool operator==(const SampleKey&) const = default;
   auto operator<=>(const SampleKey&) const = default;
 };
+
+/// m, n, k of a GEMM's shape, "gemm 64x64x64 nt ..."; none of another text.
+std::optional<std::array<double, 3>> gemm_sizes(const std::string& shape);
 
 /// Nothing for what takes no time of its own (host delays and synchronisation) and for what cannot
 /// be measured (opaque work): an empty `op`. `ranks`: see SampleKey.

@@ -191,10 +191,9 @@ MeasuredPrice ProfileTable::gemm(const Samples& samples, const Gemm& work) {
   double sum = 0;
   MeasuredPrice out;
   for (const Sample* s : samples) {
-    double m = 0;
-    double n = 0;
-    double k = 0;
-    if (std::sscanf(s->key.shape.c_str(), "gemm %lfx%lfx%lf", &m, &n, &k) != 3) continue;
+    const auto sizes = gemm_sizes(s->key.shape);
+    if (!sizes) continue;
+    const auto [m, n, k] = *sizes;
     const double d2 = std::pow(std::log(m / static_cast<double>(work.m)), 2) +
                       std::pow(std::log(n / static_cast<double>(work.n)), 2) +
                       std::pow(std::log(k / static_cast<double>(work.k)), 2);

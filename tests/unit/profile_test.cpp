@@ -120,13 +120,19 @@ TEST(Profile, ReadsBackAndRefuses) {
   const auto other = read_profile(json, "p.json");
   ASSERT_FALSE(other.ok());
   EXPECT_NE(other.error().message.find("/schema"), std::string::npos);
-  Json broken = to_json(profile);
-  Json::Array samples = *std::as_const(broken).find("samples")->array();
-  samples[0].set("median_us", -1.0);
-  broken.set("samples", samples);
-  const auto negative = read_profile(broken, "p.json");
-  ASSERT_FALSE(negative.ok());
-  EXPECT_NE(negative.error().message.find("/samples/0/median_us"), std::string::npos);
+  const auto refused = [&profile](const std::string& key, const Json& value) {
+    Json broken = to_json(profile);
+    Json::Array samples = *std::as_const(broken).find("samples")->array();
+    samples[0].set(key, value);
+    broken.set("samples", samples);
+    const auto read = read_profile(broken, "p.json");
+    ASSERT_FALSE(read.ok()) << key;
+    EXPECT_NE(read.error().message.find("/samples/0/" + key), std::string::npos);
+  };
+  refused("median_us", Json(-1.0));
+  for (const char* shape : {"", "gemm 64x64", "gemm 0x64x64 nt", "gemm nanx64x64"}) {
+    refused("shape", Json(shape));
+  }
 }
 
 // A product's price is never that of another library than the machine's.
