@@ -133,7 +133,8 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   reader.ignore("sources");
   reader.read("name", cluster.name);
   if (const Json* device = reader.take("device")) {
-    FT_ASSIGN(cluster.device, read_device(*device, source, reader.pointer("device")));
+    FT_ASSIGN(cluster.device,
+              read_device(*device, source, reader.pointer("device"), cluster.device));
   }
   reader.read("accelerators", cluster.accelerators, {1, 1 << 20});
   reader.read("accelerators_per_node", cluster.accelerators_per_node, {1, 1 << 16});

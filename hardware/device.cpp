@@ -25,17 +25,30 @@ std::string joined_architectures() {
 
 constexpr double kTiny = 1e-6, kHuge = 1e9;
 
-Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
-                               const std::string& pointer) {
-  DeviceSpec device;
-  JsonReader reader(json, source, pointer);
-  reader.ignore("schema");
-  reader.ignore("sources");
+void require_all(JsonReader& reader) {
   reader.require("architecture", "one of " + joined_architectures());
   reader.require("sm_count", "the number of SMs (compute units, AI cores, TensorCores)");
   reader.require("memory_gib", "the capacity in GiB");
   reader.require("memory_gb_per_s", "the memory bandwidth in GB/s");
   reader.require("scale_up_gb_per_s", "the rate to other devices of the node in GB/s");
+}
+
+/// What was measured on a device says nothing of one with other rates.
+void rename_changed(const DeviceSpec& base, DeviceSpec& device) {
+  DeviceSpec of_base_size = device;
+  of_base_size.memory_gib = base.memory_gib;
+  if (device.name == base.name && !(of_base_size == base)) device.name += " changed";
+}
+
+/// The fields of `json` over those of `base`; without one (no SMs) all that have no default.
+Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
+                               const std::string& pointer, const DeviceSpec& base = {}) {
+  DeviceSpec device = base;
+  JsonReader reader(json, source, pointer);
+  reader.ignore("schema");
+  reader.ignore("sources");
+  reader.ignore("preset");
+  if (base.sm_count == 0) require_all(reader);
   reader.read("name", device.name);
   reader.read_enum("architecture", device.architecture, architecture_names());
   reader.read("sm_count", device.sm_count, {1, 4096});
@@ -52,7 +65,9 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   reader.read("l2_mib", device.l2_mib, {0, 1e6});
   reader.read("scale_up_links", device.scale_up_links, {0, 4096});
   reader.read("scale_up_gb_per_s", device.scale_up_gb_per_s, {1e-3, 1e7});
-  device.nccl_scale_up_gb_per_s = 0.82 * device.scale_up_gb_per_s;  // H100: 20.6 of 25 a link
+  if (base.sm_count == 0 || device.scale_up_gb_per_s != base.scale_up_gb_per_s) {
+    device.nccl_scale_up_gb_per_s = 0.82 * device.scale_up_gb_per_s;  // H100: 20.6 of 25 a link
+  }
   reader.read("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s, {1e-3, 1e7});
   reader.read("pcie_gb_per_s", device.pcie_gb_per_s, {1e-3, 1e6});
   reader.read("power_w", device.power_w, {0, 1e6});
@@ -61,6 +76,7 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
     reader.fail("bf16_tflops", "a device needs bf16_tflops or fp16_tflops");
   }
   FT_TRY(reader.finish());
+  if (base.sm_count > 0) rename_changed(base, device);
   return device;
 }
 
@@ -118,7 +134,7 @@ double peak_tflops(const DeviceSpec& device, DType type) {
 }
 
 Result<DeviceSpec> read_device(const Json& json, const std::string& source,
-                               const std::string& pointer) {
+                               const std::string& pointer, const DeviceSpec& base) {
   if (const std::string* name = json.string()) {
     FT_ASSIGN(NamedJson preset, load_preset("devices", *name, source, pointer));
     return read_fields(preset.json, preset.source, "");
@@ -127,7 +143,14 @@ Result<DeviceSpec> read_device(const Json& json, const std::string& source,
     return input_error(source + ": " + pointer + ": found " + describe(json) +
                        "; accepted: a device's name, a path, or an object");
   }
-  return read_fields(json, source, pointer);
+  const Json* preset = json.find("preset");
+  if (preset == nullptr) return read_fields(json, source, pointer, base);
+  if (preset->string() == nullptr) {
+    return input_error(source + ": " + pointer + "/preset: found " + describe(*preset) +
+                       "; accepted: a device's name or a path");
+  }
+  FT_ASSIGN(const DeviceSpec named, read_device(*preset, source, pointer + "/preset"));
+  return read_fields(json, source, pointer, named);
 }
 
 Json to_json(const DeviceSpec& device) {

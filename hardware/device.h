@@ -80,10 +80,12 @@ double sustained_factor(const DeviceSpec& device);
 /// of n); `spread` is the standard deviation of their rates, of the mean.
 double slowest_rate(std::int64_t devices, double spread);
 
-/// A device from a preset's name, a path, or an inline object with every field.
+/// A device from a preset's name, a path, {"preset": ..., overrides}, or an object: overrides of
+/// `base`, or every field where there is none. One with other rates than its preset is called
+/// "NAME changed": no profile is of it.
 /// `pointer` is the JSON pointer of `json` inside `source`, for messages.
 Result<DeviceSpec> read_device(const Json& json, const std::string& source,
-                               const std::string& pointer);
+                               const std::string& pointer, const DeviceSpec& base = {});
 
 Json to_json(const DeviceSpec& device);
 

@@ -46,6 +46,11 @@ void overlay(Json& base, const Json& over, const std::string& origin, const std:
   }
 }
 
+/// Keys whose text names a preset: it becomes an object where a field of it is set.
+bool names_a_preset(const std::string& key) {
+  return key == "cluster" || key == "model" || key == "device" || key == "topology";
+}
+
 Status apply_set(Json& run, const std::string& text, std::map<std::string, std::string>& origins) {
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
@@ -76,8 +81,7 @@ Status apply_set(Json& run, const std::string& text, std::map<std::string, std::
     }
     Json* next = at->find(key);
     if (next == nullptr) next = &at->set(key, Json(Json::Object{}));
-    if (next->string() != nullptr && (key == "cluster" || key == "model")) {
-      // A preset's name becomes an object, so that a field of it can be set.
+    if (next->string() != nullptr && names_a_preset(key)) {
       Json object{Json::Object{}};
       object.set("preset", *next);
       *next = std::move(object);

@@ -45,6 +45,28 @@ TEST(Cluster, OverridesReplaceThePresetsFields) {
   EXPECT_EQ(to_json(cluster).find("derived")->find("nodes")->number(), 2048);
 }
 
+// What a profile measured says nothing of a device with other rates; of one with less memory it
+// does.
+TEST(Cluster, FieldsOfThePresetsDeviceCanBeSet) {
+  const DeviceSpec preset = read_cluster(Json("dgx-h100"), "test", "").value().device;
+  DeviceSpec smaller =
+      read(R"({"preset": "dgx-h100", "device": {"memory_gib": 40}})").value().device;
+  EXPECT_EQ(smaller.memory_gib, 40);
+  smaller.memory_gib = preset.memory_gib;
+  EXPECT_EQ(smaller, preset);
+  const DeviceSpec slower =
+      read(R"({"preset": "dgx-h100", "device": {"preset": "h200-sxm-141gb", "clock_mhz": 1000}})")
+          .value()
+          .device;
+  EXPECT_EQ(slower.name, "h200-sxm-141gb changed");
+  EXPECT_EQ(slower.clock_mhz, 1000);
+  EXPECT_EQ(slower.memory_gib, read_device(Json("h200-sxm-141gb"), "test", "").value().memory_gib);
+  EXPECT_NE(message(R"({"preset": "dgx-h100", "device": {"memory_gb": 40}})").find("memory_gib"),
+            std::string::npos);
+  EXPECT_NE(message(R"({"preset": "dgx-h100", "device": {"preset": 3}})").find("/device/preset"),
+            std::string::npos);
+}
+
 // 32 NICs of 100 Gbit/s for 8 accelerators: each drives four as one port of 50 GB/s.
 TEST(Cluster, SeveralNicsOfOneAcceleratorAreOnePort) {
   const Cluster cluster = read_cluster(Json("aws-p5"), "test", "").value();
