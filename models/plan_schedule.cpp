@@ -30,10 +30,6 @@ const std::vector<std::string>& schedule_names() {
 
 constexpr std::int64_t kRecyclingForwards = 3;  ///< what the name says
 
-std::string name_of(Schedule schedule) {
-  return schedule_names()[static_cast<std::size_t>(schedule)];
-}
-
 /// zb-v and dualpipev have two chunks a stage; a second pipeline up the stages has its own.
 void check_placed(JsonReader& run, const Plan& p) {
   const bool v = p.placement() == ChunkPlacement::kV;
@@ -167,6 +163,10 @@ void read_object(JsonReader& run, const Json& json, Plan& plan) {
 }
 
 }  // namespace
+
+std::string name_of(Schedule schedule) {
+  return schedule_names()[static_cast<std::size_t>(schedule)];
+}
 
 void read_schedule(JsonReader& run, Plan& plan) {
   const Json* json = run.take("schedule");

@@ -13,4 +13,7 @@ void read_schedule(JsonReader& run, Plan& plan);
 /// Refuses degrees and features that the schedule does not go with; reads its file or works it out.
 void check_schedule(JsonReader& run, const Model& model, Plan& plan);
 
+/// As a RUN writes it.
+std::string name_of(Schedule schedule);
+
 }  // namespace foretrain

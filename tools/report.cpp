@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "models/plan_schedule.h"
 #include "sim/base/rng.h"
 #include "sim/cost/cost_model.h"
 #include "tools/version.h"
@@ -54,6 +55,27 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
     {Part::kHost, "host launches and waits"},
 }};
 
+std::string sharded_text(const Plan& p) {
+  if (p.data == 1) return "";
+  switch (p.sharding) {
+    case Sharding::kNone:
+      return "";
+    case Sharding::kOptimizer:
+      return " (optimizer sharded)";
+    case Sharding::kGradients:
+      return " (gradients and optimizer sharded)";
+    case Sharding::kParameters:
+      return " (parameters, gradients and optimizer sharded)";
+  }
+  return "";
+}
+
+std::string recompute_text(const Recompute& r) {
+  if (!r.any()) return "";
+  if (r.layer && r.parts == 1) return ", layers computed again in backward passes";
+  return ", parts of layers computed again in backward passes";
+}
+
 std::string plan_text(const Run& run) {
   const Plan& p = run.plan;
   std::string out = "tensor " + std::to_string(p.tensor);
@@ -62,15 +84,16 @@ std::string plan_text(const Run& run) {
   if (p.sequence) out += " with sequence parallelism";
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
+  if (p.chunks() > 1) out += " by " + name_of(p.schedule);
   if (p.context > 1) out += ", context " + std::to_string(p.context);
   out += ", data " + std::to_string(p.batch_ranks());
-  if (p.sharding == Sharding::kOptimizer && p.data > 1) out += " (optimizer sharded)";
+  out += sharded_text(p);
   out +=
       ", " + std::to_string(p.microbatches()) + " microbatches of " + std::to_string(p.micro_batch);
   if (run.model.is_network()) return out + " images";
   out += " x " + std::to_string(p.sequence_length) + " tokens";
   if (run.model.is_encoder_decoder()) out += " and " + std::to_string(p.target()) + " targets";
-  return out;
+  return out + recompute_text(p.recompute);
 }
 
 std::string memory_text(const MemoryReport& m) {
