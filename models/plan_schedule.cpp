@@ -102,11 +102,6 @@ void check_shared_vocabulary(JsonReader& run, const Model& model, const Plan& p)
                   "masked tokens, encoder-decoders and multi-token prediction are not "
                   "modelled");
   }
-  if (p.spreads_vocabulary() && p.host_waits != HostWaits::kNone) {
-    return run.fail("host/synchronize", name_of(p.schedule) +
-                                            " needs none: a host that waits for its stage's passes "
-                                            "does not reach what other stages wait for");
-  }
   if (p.by_units()) return refuse("sharding/level", "sharded gradients are not modelled");
   if (p.reduces_each_pass()) {
     refuse("gradients", "reducing gradients with every microbatch is not modelled");
@@ -195,6 +190,8 @@ void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
   if (!run.failed()) check_shared_vocabulary(run, model, plan);
   if (!run.failed()) check_recycling(run, model, plan);
   if (run.failed()) return;
+  // A host that waited for its stage's passes would not reach what other stages wait for.
+  if (plan.spreads_vocabulary()) plan.host_waits = HostWaits::kNone;
   if (plan.schedule == Schedule::kZbAuto) plan.passes = passes_of(plan);
   if (plan.schedule == Schedule::kFile) {
     auto passes = read_schedule_file(plan.schedule_file, plan);

@@ -100,6 +100,12 @@ const char* early_stop(const Run& run) {
   return run.plan.recompute.any() ? nullptr : "nothing is computed again";
 }
 
+const char* synchronize(const Run& run) {
+  return run.plan.spreads_vocabulary()
+             ? "with the vocabulary spread over stages no host waits for its stage's passes"
+             : nullptr;
+}
+
 struct IdleKey {
   const char* pointer;
   Why why;
@@ -134,6 +140,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/overlap/tensor_backward", if_no_tensor},
     {"/parallel/keep_outputs", if_no_pipeline},
     {"/parallel/sequence", if_no_tensor},
+    {"/host/synchronize", synchronize},
     {"/kernels/amax_reduction", amax_reduction},
     {"/kernels/early_stop", early_stop},
     {"/kernels/grouped_gemm", if_no_experts},
