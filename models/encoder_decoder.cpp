@@ -1,9 +1,12 @@
 #include "models/encoder_decoder.h"
 
+#include "models/stage.h"
+
 namespace foretrain {
 namespace {
 
-/// Parts of both kinds: layouts, parameters, kernels. Nothing is cut: data parallelism alone.
+/// Parts of both kinds: layouts, parameters, kernels. Tensor ranks hold whole tokens: heads and the
+/// table are cut, and sums over them reduced.
 class MemoryWriter {
  public:
   MemoryWriter(ProgramBuilder& builder, const Model& model, const Plan& plan,
@@ -51,6 +54,13 @@ class MemoryWriter {
   std::int64_t statistics(std::int64_t tokens) const {
     return tokens * (x_model.norm == Norm::kLayerNorm ? 2 : 1);
   }
+  bool cut() const { return x_plan.tensor > 1; }
+  /// `part` becomes the sum over the tensor ranks, beside what compute does until it waits for it.
+  EventRef summed(SegmentWriter& w, const std::string& name, const Ref& part) {
+    const Collective sum{CollectiveKind::kAllReduce, x_builder.group(kTensorGroup), part.count,
+                         x_type, false};
+    return w.async_collective(name, sum, {part.view()}, {part.view()});
+  }
   void norm_backward(SegmentWriter& w, const std::string& name, std::vector<View> reads,
                      const NormRefs& refs, const Ref& d_in, std::int64_t tokens) {
     std::vector<View> writes = {d_in.view()};
@@ -93,8 +103,8 @@ class CrossWriter : MemoryWriter {
       : MemoryWriter(builder, model, plan, layouts, form.again ? "cross recomputed" : "cross"),
         x_source(source),
         x_form(form),
-        x_query_width(model.query_width()),
-        x_key_width(2 * model.kv_width()),
+        x_query_width(model.query_width() / plan.tensor),
+        x_key_width(2 * model.kv_width() / plan.tensor),
         x_norm(norm("cross.norm")) {}
 
   LayerSegments run(const MemoryLayouts& memory) {
@@ -118,8 +128,8 @@ class CrossWriter : MemoryWriter {
     Attention out;
     out.backward = backward;
     out.batch = x_plan.micro_batch;
-    out.q_heads = x_model.heads;
-    out.kv_heads = x_model.kv_heads;
+    out.q_heads = x_model.heads / x_plan.tensor;
+    out.kv_heads = x_model.kv_heads / x_plan.tensor;
     out.q_len = x_plan.sequence_length;
     out.kv_len = x_source / x_plan.micro_batch;
     out.head_dim = x_model.head_dim;
@@ -143,9 +153,9 @@ class CrossWriter : MemoryWriter {
     x_context = keep("cross context", x_type, x_tokens * x_query_width);
     x_core.clear();
     if (x_plan.attention != AttentionKernel::kUnfused) {
-      x_core.push_back(keep("cross log-sum-exp", DType::kFp32, x_tokens * x_model.heads));
+      x_core.push_back(keep("cross log-sum-exp", DType::kFp32, x_tokens * core(false).q_heads));
     } else {
-      const std::int64_t square = x_tokens * x_model.heads * (x_source / x_plan.micro_batch);
+      const std::int64_t square = x_tokens * core(false).q_heads * (x_source / x_plan.micro_batch);
       x_core.push_back(keep("cross probabilities", x_type, square));
       if (x_dropout.attention > 0) {
         x_core.push_back(keep("cross attention mask", DType::kUint8, square));
@@ -165,10 +175,11 @@ class CrossWriter : MemoryWriter {
     w.compute(name, forward_gemm(x_plan, rows, out, in), std::move(reads), {y.view()});
   }
 
-  /// Both gradients of a linear, and that of its bias.
+  /// Both gradients of a linear, and that of its bias. Where tensor ranks cut its rows (`reduced`)
+  /// the gradients of its input are summed beside the weight's.
   void linear_backward(SegmentWriter& w, const std::string& name, std::int64_t rows,
                        std::int64_t out, std::int64_t in, const Ref& d, const Ref& x,
-                       const Ref& d_x) {
+                       const Ref& d_x, bool reduced) {
     if (const Ref bias = gradient(name + ".bias"); bias.valid()) {
       std::vector<View> reads = {d.view()};
       std::vector<View> writes;
@@ -178,8 +189,12 @@ class CrossWriter : MemoryWriter {
     }
     w.compute(name + ".input_gradient", input_gradient_gemm(x_plan, rows, out, in),
               {d.view(), weight(name + ".weight").view()}, {d_x.view()});
+    EventRef sum;
+    if (reduced && cut()) sum = summed(w, name + ".reduce", d_x);
+    if (sum.valid() && !x_plan.overlap.tensor_backward) w.wait(sum);
     write_weight_gradient(w, x_plan, name, weight_gradient_gemm(x_plan, rows, out, in), d, x,
                           gradient(name + ".weight"));
+    if (sum.valid() && x_plan.overlap.tensor_backward) w.wait(sum);
   }
 
   void write_forward(SegmentWriter& w) {
@@ -193,6 +208,7 @@ class CrossWriter : MemoryWriter {
     for (const Ref& ref : x_core) writes.push_back(ref.view());
     w.compute("cross.core", core(false), {x_q.view(), x_kv.view()}, std::move(writes));
     linear(w, "cross.projection", x_tokens, h, x_query_width, x_context, x_projected, false);
+    if (cut()) w.wait(summed(w, "cross.reduce", x_projected));
     std::vector<View> reads = {in.view(), x_projected.view()};
     if (const Ref bias = weight("cross.projection.bias"); bias.valid()) {
       reads.push_back(bias.view());
@@ -226,17 +242,18 @@ class CrossWriter : MemoryWriter {
                 {d_out.view(), x_mask.view()}, {d.view()});
     }
     const Ref d_context = local("d cross context", x_tokens * x_query_width);
-    linear_backward(w, "cross.projection", x_tokens, h, x_query_width, d, x_context, d_context);
+    linear_backward(w, "cross.projection", x_tokens, h, x_query_width, d, x_context, d_context,
+                    false);
     const Ref d_q = local("d cross queries", x_tokens * x_query_width);
     const Ref d_kv = local("d cross keys and values", x_source * x_key_width);
     std::vector<View> reads = {d_context.view(), x_q.view(), x_kv.view(), x_context.view()};
     for (const Ref& ref : x_core) reads.push_back(ref.view());
     w.compute("cross.core_gradient", core(true), std::move(reads), {d_q.view(), d_kv.view()});
     const Ref d_y = local("d cross.norm out", x_tokens * h);
-    linear_backward(w, "cross.q", x_tokens, x_query_width, h, d_q, x_y, d_y);
+    linear_backward(w, "cross.q", x_tokens, x_query_width, h, d_q, x_y, d_y, true);
     const Ref sum = hidden(kMemoryGradient, x_source);
     const Ref d_memory = x_form.first ? sum : local("d cross memory", x_source * h);
-    linear_backward(w, "cross.kv", x_source, x_key_width, h, d_kv, memory(), d_memory);
+    linear_backward(w, "cross.kv", x_source, x_key_width, h, d_kv, memory(), d_memory, true);
     if (!x_form.first) {
       w.compute("cross.memory.d_sum", kernel(KernelKind::kAdd, x_source, h),
                 {sum.view(), d_memory.view()}, {sum.view()});
@@ -279,6 +296,12 @@ class TurnWriter : MemoryWriter {
 
  private:
   Ref tokens() const { return {kTurnInputs, kTargets, DType::kInt64, x_targets}; }
+  /// Of the rank's part of the vocabulary.
+  Kernel table_kernel(KernelKind kind) const {
+    Kernel out = kernel(kind, x_targets, x_model.hidden);
+    if (cut()) out.split_over = x_builder.group(kTensorGroup);
+    return out;
+  }
 
   void write_forward(SegmentWriter& w) {
     const std::int64_t h = x_model.hidden;
@@ -291,14 +314,19 @@ class TurnWriter : MemoryWriter {
     const Ref out = hidden(kOutput, x_targets);
     const bool drops = x_dropout.hidden > 0;
     const Ref looked_up = drops ? temporary(x_forward, "embedded targets", out.count) : out;
-    w.compute("embedding.targets", kernel(KernelKind::kEmbedding, x_targets, h),
+    w.compute("embedding.targets", table_kernel(KernelKind::kEmbedding),
               {table.view(), tokens().view()}, {looked_up.view()});
+    if (cut()) {
+      const EventRef sum = summed(w, "embedding.targets.reduce", looked_up);
+      if (drops) w.wait(sum);
+      if (!drops) w.segment().ops.back().records = EventRef{kOutput, kReady};
+    }
     if (drops) {
       x_mask = keep("targets dropout mask", DType::kUint8, out.count);
       w.compute("embedding.targets.dropout", dropout(KernelKind::kDropout, x_targets),
                 {looked_up.view()}, {out.view(), x_mask.view()});
     }
-    w.record(EventRef{kOutput, kReady});
+    if (drops || !cut()) w.record(EventRef{kOutput, kReady});
   }
 
   void write_backward(SegmentWriter& w) {
@@ -314,7 +342,7 @@ class TurnWriter : MemoryWriter {
     }
     const Ref table =
         parameter_ref(x_embedding.parameter_gradients, "embedding.tokens", kTurnTableGradient, -1);
-    const Kernel scatter = kernel(KernelKind::kEmbeddingBackward, x_targets, h);
+    const Kernel scatter = table_kernel(KernelKind::kEmbeddingBackward);
     if (x_plan.writes_fresh()) clear_fresh(w, table);
     if (x_plan.writes_fresh() || x_plan.fused_accumulation) {
       w.compute("embedding.targets.gradient", scatter, {d.view(), tokens().view()}, {table.view()});

@@ -5,6 +5,10 @@
 // cross-attention and the rest. Every cross-attention reads the encoder's output ("memory") and
 // adds to its gradient.
 //
+// Tensor ranks cut heads, MLPs and the token table, and hold the residual streams whole: the way
+// out of cross-attention, the gradients of its queries' input and of the memory, and the looked-up
+// targets are all-reduced.
+//
 // Left out: cross-attention stands before its layer instead of between self-attention and MLP (the
 // same work, only simulated); the addition of relative position biases to scores (their parameters
 // are counted); dropout behind the encoder's last norm; padding; that a layer of the decoder which

@@ -69,7 +69,7 @@ class PlanReader {
       r.read("context_inner", x_plan.context_inner, kDegree);
       r.read("expert", x_plan.experts.expert, kDegree);
       r.read("expert_tensor", x_plan.experts.tensor, kDegree);
-      x_plan.sequence = x_plan.tensor > 1;
+      x_plan.sequence = x_plan.tensor > 1 && !x_model.is_encoder_decoder() && x_model.masked == 0;
       r.read("sequence", x_plan.sequence);
       if (x_plan.tensor == 1) x_plan.sequence = false;
       read_tensor_mode(r, x_plan);

@@ -14,14 +14,19 @@ std::optional<Refusal> refused_network(const Model& model, const Plan& plan) {
     const char* place;
     std::int64_t value;
   };
-  const std::array degrees = {Degree{"parallel/tensor", plan.tensor},
+  const std::array degrees = {Degree{"parallel/tensor", model.is_network() ? plan.tensor : 1},
                               Degree{"parallel/pipeline", plan.pipeline},
                               Degree{"parallel/virtual_pipeline", plan.virtual_pipeline},
                               Degree{"parallel/context", plan.context}};
   for (const Degree& degree : degrees) {
     if (degree.value == 1) continue;
     return unsupported(degree.place, "found " + std::to_string(degree.value) + "; " + what +
-                                         " is lowered for data parallelism alone, expected 1");
+                                         " is lowered for data parallelism" +
+                                         (model.is_network() ? "" : " and tensor parallelism") +
+                                         " alone, expected 1");
+  }
+  if (plan.sequence) {
+    return unsupported("parallel/sequence", "is not modelled for " + what + ", expected false");
   }
   if (plan.by_units() && model.is_network()) {
     return unsupported("sharding/level", what + " is lowered with level none and optimizer");

@@ -88,6 +88,7 @@ Refused refused_beside(const Model& m, const Plan& p) {
   if (m.attention_sinks) return no("parallel/tensor_mode", "attention sinks");
   if (m.predict_layers > 0) return no("parallel/tensor_mode", "multi-token prediction");
   if (m.masked > 0) return no("parallel/tensor_mode", "the head of masked tokens");
+  if (m.is_encoder_decoder()) return no("parallel/tensor_mode", "encoder-decoders");
   if (p.precision.low()) return no("precision", "less than 16 bits");
   if (p.by_units()) return no("sharding/level", "sharded gradients or parameters");
   if (p.ways() == 2) return no("schedule", "two copies of the parameters");
@@ -137,6 +138,7 @@ Refused refused_slices(const Model& m, const Plan& p) {
   }
   if (p.context > 1) return no("parallel/context", "context parallelism");
   if (m.has_experts()) return no("overlap/tensor_slices", "experts");
+  if (m.is_encoder_decoder()) return no("overlap/tensor_slices", "encoder-decoders");
   if (m.is_latent()) return no("overlap/tensor_slices", "latent attention");
   if (m.qk_norm) return no("overlap/tensor_slices", "norms of queries and keys");
   if (p.precision.low()) return no("precision", "less than 16 bits");

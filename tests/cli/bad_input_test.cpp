@@ -79,7 +79,9 @@ TEST(EncoderDecoder, IsRefused) {
   place.write("run.json", R"({"model": "t5-small", "batch": {"sequence": 64},
       "cluster": {"preset": "host", "accelerators": 2}, "precision": "fp32"})");
   const std::vector<BadSet> bad = {
-      {"parallel.tensor=2", {"/parallel/tensor", "encoder-decoder", "data parallelism alone"}},
+      {"parallel.pipeline=2",
+       {"/parallel/pipeline", "encoder-decoder", "tensor parallelism alone"}},
+      {"parallel={\"tensor\":2,\"sequence\":true}", {"/parallel/sequence", "encoder-decoder"}},
       {"precision=fp8", {"/precision", "encoder-decoder"}},
       {"recompute=selective", {"/recompute", "encoder-decoder", "none or full"}},
       {"recompute={\"co_shard\":2}", {"/recompute", "encoder-decoder"}},

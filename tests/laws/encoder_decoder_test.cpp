@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "models/encoder_decoder.h"
 #include "models/lower.h"
@@ -92,6 +93,45 @@ TEST(EncoderDecoder, ExecutesWhatItCounts) {
   plan.attention = AttentionKernel::kUnfused;
   const double expected = 2 * model_flops(m, 64, 64, 32).full;
   EXPECT_NEAR(executed(lowered(m, plan)), expected, 1e-9 * expected);
+}
+
+// Four tensor ranks multiply a quarter each. Per microbatch each stack's layers all-reduce two sums
+// forward and two gradients backward; cross-attention the way out and the gradients of the queries'
+// input, over the targets, and of the memory, over the source; the turn the looked-up targets.
+TEST(EncoderDecoder, TensorRanksShareTheWork) {
+  Model m = preset("t5-small");
+  m.vocabulary = 512 * 32;  // no padding
+  for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer, Sharding::kParameters}) {
+    Plan plan = small_plan(m, {4, 1, 1, 2}, 1);
+    plan.sequence = false;
+    plan.sharding = sharding;
+    plan.sequence_length = 64;
+    plan.target_length = 32;
+    plan.micro_batch = 2;
+    plan.global_batch = 4;
+    Plan whole = plan_of(m, 1, 64, 32);
+    plan.attention = whole.attention = AttentionKernel::kUnfused;
+    const Program program = lowered(m, plan);
+    EXPECT_NEAR(4 * executed(program), executed(lowered(m, whole)), 1e-9 * executed(program));
+    const std::int64_t source = 2 * 64 * m.hidden;
+    const std::int64_t targets = 2 * 32 * m.hidden;
+    std::map<std::string, std::int64_t> elements;
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        const auto* sum = std::get_if<Collective>(&program.works[op.work.index()]);
+        if (sum == nullptr || op.category != Category::kTensor) continue;
+        EXPECT_EQ(sum->kind, CollectiveKind::kAllReduce) << op.name;
+        elements[op.name] += sum->count;
+      }
+    }
+    EXPECT_EQ(elements.at("mlp.reduce"), 6 * (source + targets));
+    EXPECT_EQ(elements.at("mlp.up.reduce"), 6 * (source + targets));
+    EXPECT_EQ(elements.at("cross.reduce"), 6 * targets);
+    EXPECT_EQ(elements.at("cross.q.reduce"), 6 * targets);
+    EXPECT_EQ(elements.at("cross.kv.reduce"), 6 * source);
+    EXPECT_EQ(elements.at("embedding.reduce"), source);
+    EXPECT_EQ(elements.at("embedding.targets.reduce"), targets);
+  }
 }
 
 // Computed again: the layers of both stacks and cross-attention, so a third of what is neither the
