@@ -44,8 +44,8 @@ Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
 /// keys; where power bounds the rate it goes as power^0.568 (errors: docs/prices.md). Unfused:
 /// batched GEMMs over the full square and one memory pass for softmax and one for dropout (the
 /// fused scale-mask-softmax kernel of Megatron-LM), and what a framework that composes it moves
-/// besides (models/kernel_forms.h). FLOPs as sim/program/work.h states them. Left
-/// out: block-sparse masks other than a window.
+/// besides (models/kernel_forms.h). FLOPs as sim/program/work.h states them. Packed documents: the
+/// time of each at the rate of its length, in one kernel. Left out: other block-sparse masks.
 Result<Cost> attention_cost(const DeviceSpec& device, const Attention& work, std::ostream* steps);
 
 /// launches * latency + max(bytes / (bandwidth * efficiency(kind)), FLOPs / fp32 rate).

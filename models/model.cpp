@@ -277,7 +277,7 @@ FlopConventions flops_of_stacks(const Model& model, double tokens, double sequen
 }  // namespace
 
 FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
-                            std::int64_t target) {
+                            std::int64_t target, const std::vector<std::int64_t>& documents) {
   if (model.is_encoder_decoder()) {
     return flops_of_stacks(model, static_cast<double>(tokens), static_cast<double>(sequence),
                            static_cast<double>(target > 0 ? target : sequence));
@@ -292,17 +292,21 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
   const std::int64_t all = model.layers + model.predict_layers;
   std::int64_t with_window = 0;
   for (std::int64_t l = 0; l < all; ++l) with_window += model.windowed(l) ? 1 : 0;
+  const std::vector<std::int64_t> lengths = documents.empty() ? std::vector{sequence} : documents;
   for (const bool narrow : {false, true}) {
-    const bool windowed = narrow && model.sliding_window < sequence;
-    const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
-    // Keys that a query sees on average under the causal mask: s/2 without a window.
-    const double hidden = keys * keys / (2 * static_cast<double>(sequence));
-    const double seen = model.bidirectional ? keys : keys - hidden;
     const double width = static_cast<double>(narrow ? with_window : all - with_window) *
                          static_cast<double>(model.query_width() + model.value_width()) / 2;
-    causal += 12 * width * seen;
-    full += 12 * width * keys;
-    again += 16 * width * keys;
+    for (const std::int64_t length : lengths) {
+      const bool windowed = narrow && model.sliding_window < length;
+      const auto keys = static_cast<double>(windowed ? model.sliding_window : length);
+      // Keys that a query sees on average under the causal mask: s/2 without a window.
+      const double hidden = keys * keys / (2 * static_cast<double>(length));
+      const double seen = model.bidirectional ? keys : keys - hidden;
+      const double share = width * (static_cast<double>(length) / static_cast<double>(sequence));
+      causal += 12 * share * seen;
+      full += 12 * share * keys;
+      again += 16 * share * keys;
+    }
   }
   const auto p = static_cast<double>(active_matrices(model, sequence));
   const auto t = static_cast<double>(tokens);

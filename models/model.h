@@ -157,12 +157,14 @@ std::int64_t active_parameter_count(const Model& model);
 /// decoder: every matrix and score counts with the tokens it is multiplied with.
 /// A network of layers: 3 times the forward FLOPs of an image by the first two, 4 times by the
 /// third.
+/// Of sequences that pack `documents` s is what their tokens see in the mean, sum d^2 / sum d.
 struct FlopConventions {
   double causal = 0;      ///< 6 P + 6 L q s a token: attention halved (what `mfu` uses)
   double full = 0;        ///< 6 P + 12 L q s a token: as Megatron-LM and PaLM print it
   double recomputed = 0;  ///< 8 P + 16 L q s a token: full, with every layer's forward done twice
 };
 FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
-                            std::int64_t target = 0);
+                            std::int64_t target = 0,
+                            const std::vector<std::int64_t>& documents = {});
 
 }  // namespace foretrain

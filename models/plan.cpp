@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/documents.h"
 #include "models/expert_plan.h"
 #include "models/plan_network.h"
 #include "models/plan_precision.h"
@@ -136,6 +137,7 @@ class PlanReader {
       if (r.has("target_sequence") && !x_model.is_encoder_decoder()) {
         r.fail("target_sequence", "needs a model with an encoder and a decoder");
       }
+      read_documents(r, x_plan);
     });
   }
 
@@ -299,6 +301,9 @@ class PlanReader {
     }
     check_batch();
     check_masked();
+    if (const auto no = refused_documents(x_model, p)) {
+      return refuse(no->place, no->message, no->kind);
+    }
     if (const std::optional<Refusal> no = refused_tensor(x_model, p)) {
       refuse(no->place, no->message, no->kind);
     }

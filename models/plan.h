@@ -282,6 +282,8 @@ struct Plan {
   Offload offload;
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
   std::int64_t target_length = 0;  ///< tokens of the decoder's sequences; 0 = as the encoder's
+  /// Lengths of the documents that every sequence packs, if several: models/documents.h.
+  std::vector<std::int64_t> documents;
   Precision precision;
   Recompute recompute;
   ExpertPlan experts;

@@ -1,6 +1,7 @@
 #include <string>
 
 #include "sim/program/context_pairs.h"
+#include "sim/program/documents.h"
 #include "sim/program/program.h"
 
 namespace foretrain {
@@ -26,6 +27,8 @@ std::string text_of(const Attention& w) {
   if (w.head_parts > 1) out += " part " + number(w.head_part) + " of " + number(w.head_parts);
   if (w.dropout > 0) out += " dropout";
   if (w.window > 0) out += " window " + number(w.window);
+  if (!w.documents.empty()) out += " documents";
+  for (const std::int64_t length : w.documents) out += " " + number(length);
   if (w.more_kernels > 0) {
     out += " and " + number(w.more_kernels) + " kernels of " + number(w.more_bytes) + " B";
   }
@@ -162,14 +165,21 @@ void print_call(const Call& call, const Program& program, std::string& out) {
 }
 
 double attention_flops(const Attention& w) {
+  const bool unfused = w.kernel == AttentionKernel::kUnfused;
+  const bool packs = !w.documents.empty() && !unfused;
+  if (packs && w.part != ContextPart::kAll) {
+    double sum = 0;
+    for (const Attention& one : by_document(w)) sum += attention_flops(one);
+    return sum;
+  }
   const bool windowed = w.window > 0 && w.window < w.kv_len;
   const auto length = static_cast<double>(w.kv_len);
   const double keys = windowed ? static_cast<double>(w.window) : length;
   // The unfused kernels compute the full square; the others what the causal mask leaves.
-  const bool unfused = w.kernel == AttentionKernel::kUnfused;
   const double seen = w.causal && !unfused ? keys - keys * keys / (2 * length) : keys;
-  const double of_head =
-      windows_gathered(w) ? gathered_pairs(w).mean : static_cast<double>(w.q_len) * seen;
+  double of_head = static_cast<double>(w.q_len) * seen;
+  if (windows_gathered(w)) of_head = gathered_pairs(w).mean;
+  if (packs) of_head = mean_document_pairs(w);
   const double pairs = static_cast<double>(w.batch) * static_cast<double>(w.q_heads) * of_head;
   const auto k = static_cast<double>(w.head_dim);
   const auto v = static_cast<double>(w.value_width());

@@ -104,6 +104,9 @@ struct Attention {
   bool alibi = false;
   double dropout = 0;       ///< rate
   std::int64_t window = 0;  ///< keys each query sees, 0 = all
+  /// Lengths of the documents that every sequence packs, if it packs several: keys of others are
+  /// not seen.
+  std::vector<std::int64_t> documents = {};
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all

@@ -283,6 +283,7 @@ const Field kFields[] = {
     {"kernels.compile=true"},
     {"launch.compiled_dispatch_us=50", {"kernels.compile=true"}},
     {"parallel.context=2"},
+    {"batch.documents=128"},
     {"parallel.context_inner=2", {"parallel.context=4", "parallel.pipeline=1"}},
     {"kernels.context=allgather", {"parallel.context=2"}},
     {"kernels.context=alltoall", {"parallel.context=2"}},
