@@ -25,8 +25,9 @@ inline constexpr double kLongestSeconds = 1e6;
 /// element of C. Products apart: docs/prices.md. bytes: A and B once for each wave block of tiles
 /// (once in all if they fit in L2), C once (twice if accumulated), and (s+1) fp32 partial results
 /// when split. Efficiencies are SUSTAINED ones, with the clock that the power cap leaves.
-/// Constants: configs/kernels/, with source and residual. Left out: stream-K, grouped problem
-/// sizes, operand values, boost at the start of a burst.
+/// With groups of unequal m T sums ceil(m/tm) over them; of unequal k the mean counts, and compute
+/// is no shorter than a tile of the deepest. Constants: configs/kernels/, with source and residual.
+/// Left out: stream-K, operand values, boost at the start of a burst.
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps);
 
 /// A convolution: the GEMM that it is (`implicit_gemm`), but through device memory go its two

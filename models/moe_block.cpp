@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "models/expert_plan.h"
 #include "models/stage.h"
 #include "sim/base/check.h"
 
@@ -33,6 +34,9 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
   };
   MoeSizes out;
   out.local = e.count / p.expert;
+  const auto of_expert = [&](double load) {
+    return ceil_div(scaled(tokens * e.top_k * p.tensor, load), out.local * p.tensor) * p.tensor;
+  };
   if (p.routing == Routing::kCapacity) {
     out.capacity =
         scaled(1, static_cast<double>(tokens * e.top_k) * p.factor / static_cast<double>(e.count));
@@ -42,8 +46,11 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
     const double load = p.routing == Routing::kNatural ? p.factor : 1;
     out.capacity = ceil_div(tokens * e.top_k, e.count);
     out.sent = tokens * e.top_k;
-    out.per_expert =
-        ceil_div(scaled(tokens * e.top_k * p.tensor, load), out.local * p.tensor) * p.tensor;
+    out.per_expert = of_expert(load);
+    for (const double own : busiest_loads(p)) out.rows.push_back(of_expert(own));
+    if (!out.rows.empty()) out.per_expert = ceil_div(out.worked(), out.local);
+    const auto equal = [&out](std::int64_t rows) { return rows == out.per_expert; };
+    if (std::all_of(out.rows.begin(), out.rows.end(), equal)) out.rows.clear();
   }
   out.received = out.worked() / p.tensor;
   if (p.dispatcher == Dispatcher::kAllGather) {
@@ -191,6 +198,7 @@ void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, con
                        bool backward, const Ref& a, const Ref& b, const Ref& out) {
   gemm.batch = x_sizes.local;
   gemm.apart = gemm.batch > 1 && !x_plan.experts.single_kernel;
+  gemm.groups = x_sizes.rows;
   gemm.in = x_plan.precision.matrix;
   gemm = x_quantizer->typed(gemm, of, backward);
   if (gemm.transpose_a) return write_weight_gradient(w, x_plan, name, gemm, a, b, out);

@@ -123,6 +123,9 @@ struct ExpertPlan {
   Dispatcher dispatcher = Dispatcher::kAllToAll;
   Routing routing = Routing::kBalanced;
   double factor = 1;
+  /// Tokens of each expert over the mean, where the RUN gives them; `factor` is of the busiest
+  /// rank.
+  std::vector<double> load = {};
   bool single_kernel = false;  ///< one computes the products of all experts of a rank
   std::int32_t sms = 0;        ///< that fused dispatchers hold
   bool cast_first = false;  ///< tokens, and the gradients of results, travel in the linears' 8 bits

@@ -81,6 +81,8 @@ std::string text_of(const Gemm& w) {
     out += " of";
     for (const std::int64_t part : w.parts) out += part > 0 ? " " + number(part) : "";
   }
+  if (!w.groups.empty()) out += " groups";
+  for (const std::int64_t tokens : w.groups) out += " " + number(tokens);
   return w.accumulate ? out + " accumulate" : out;
 }
 
@@ -162,6 +164,16 @@ void print_call(const Call& call, const Program& program, std::string& out) {
            number(wait.event);
   }
   out += "\n";
+}
+
+double gemm_flops(const Gemm& w) {
+  if (w.groups.empty()) {
+    return 2.0 * static_cast<double>(w.m) * static_cast<double>(w.n) * static_cast<double>(w.k) *
+           static_cast<double>(w.batch);
+  }
+  double tokens = 0;
+  for (const std::int64_t group : w.groups) tokens += static_cast<double>(group);
+  return 2.0 * tokens * static_cast<double>(w.n) * static_cast<double>(w.transpose_a ? w.m : w.k);
 }
 
 double attention_flops(const Attention& w) {
@@ -269,10 +281,7 @@ Gemm implicit_gemm(const Convolution& w) {
 
 double flops_of(const Work& work) {
   return std::visit(Overloaded{
-                        [](const Gemm& w) {
-                          return 2.0 * static_cast<double>(w.m) * static_cast<double>(w.n) *
-                                 static_cast<double>(w.k) * static_cast<double>(w.batch);
-                        },
+                        [](const Gemm& w) { return gemm_flops(w); },
                         [](const Attention& w) { return attention_flops(w); },
                         [](const Kernel& w) { return static_cast<double>(w.flops); },
                         [](const Convolution& w) {

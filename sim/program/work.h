@@ -36,6 +36,9 @@ struct Gemm {
   /// The products of the batch are GEMMs of their own, issued one after another on a few streams;
   /// else one kernel computes them all.
   bool apart = false;
+  /// Tokens of each product of the batch where they differ, as those of experts do: m, or k of a
+  /// weight's gradient (transpose_a). m or k is their mean then, rounded up.
+  std::vector<std::int64_t> groups = {};
   bool operator==(const Gemm&) const = default;
 };
 

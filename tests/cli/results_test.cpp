@@ -254,6 +254,7 @@ const Field kFields[] = {
     {"overlap.passes=true", with(kExperts, {"batch.global=64"})},
     {"moe.routing=balanced", kExperts},
     {"moe.imbalance=2", kExperts},
+    {"moe.load={\"zipf\":0.3}", kExperts},
     {"moe.capacity_factor=1.5", with(kExperts, {"moe.routing=capacity"})},
     {"moe.dispatcher=allgather", kExperts},
     {"moe.dispatcher=deepep", kExperts},
