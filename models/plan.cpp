@@ -189,6 +189,7 @@ class PlanReader {
       r.read("parameter_gather", x_plan.overlap.parameter_gather);
       r.read("expert", x_plan.overlap.expert);
       r.read("passes", x_plan.overlap.passes);
+      r.read("head_deferral", x_plan.overlap.head_deferral, IntRange{0, 1'000'000'000});
       r.read("tensor_slices", x_plan.overlap.tensor_slices, JsonReader::IntRange{1, 1024});
     });
   }

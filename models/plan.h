@@ -193,6 +193,9 @@ struct Overlap {
   bool gradient_reduce = false;
   bool parameter_gather = false;
   bool expert = false;  ///< shared experts beside the exchanges of tokens
+  /// Of so many microbatches, the first, the gradients of the output matrix are computed when the
+  /// last stage's passes are over.
+  std::int64_t head_deferral = 0;
   bool passes = false;  ///< exchanges of a pass beside another microbatch's: models/stage_weave.cpp
   /// Parts of a microbatch whose passes take turns in every layer, so that the collectives of one
   /// travel under the others' products: models/stage_slices.cpp.
@@ -374,6 +377,8 @@ struct Plan {
   std::int64_t vocabulary_parts() const { return shares_vocabulary() ? tensor * pipeline : tensor; }
   /// Gradients of weights have passes of their own.
   bool splits_backward() const;
+  /// The last stage leaves gradients of the output matrix to when its passes are over.
+  bool defers_head() const { return overlap.head_deferral > 0 && pipeline > 1; }
   /// Of a microbatch, on one rank (before sequence parallelism).
   std::int64_t tokens() const { return micro_batch * sequence_length / context; }
   std::int64_t target() const { return target_length > 0 ? target_length : sequence_length; }

@@ -241,7 +241,8 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
   const bool plain =
       !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() && !model.is_network();
   const bool one_place = p.placement() == ChunkPlacement::kRound && !p.shares_vocabulary();
-  return plain && one_place && !p.splits_backward() && !p.by_units() && !p.reduces_each_pass();
+  const bool in_turn = !p.splits_backward() && !p.defers_head();
+  return plain && one_place && in_turn && !p.by_units() && !p.reduces_each_pass();
 }
 
 void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {

@@ -128,6 +128,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/compression_rank", compression_rank},
     {"/offload/page_mib", page_mib},
     {"/overlap/expert", overlap_expert},
+    {"/overlap/head_deferral", if_no_pipeline},
     {"/overlap/parameter_gather", if_none},
     {"/overlap/pipeline", if_no_pipeline},
     {"/overlap/tensor", if_no_tensor},
