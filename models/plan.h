@@ -223,6 +223,7 @@ struct Units {
   DType reduce = DType::kFp32;         ///< type in which gradients are reduced
   // ZeRO++ (arXiv 2306.10209), see models/stage_narrow.cpp:
   bool narrow_gathers = false;    ///< shards of parameters travel in 8 bits (qwZ)
+  bool casts_shards = false;      ///< those of layers in fp8, as their linears read them
   bool copies_out = false;        ///< gathered into an array that compute copies them out of
   std::int64_t secondary = 0;     ///< ranks that share a copy for backward passes (hpZ); 0 = none
   bool narrow_reduction = false;  ///< gradients are exchanged in 4 bits, then summed (qgZ)
@@ -441,6 +442,10 @@ struct Plan {
   bool copies_out() const {
     return sharding == Sharding::kParameters && units.copies_out && !units.narrow_gathers &&
            units.secondary == 0 && units.inner_group == 1;
+  }
+  /// Layers' parameters arrive in fp8, which their linears read.
+  bool gathers_fp8() const {
+    return sharding == Sharding::kParameters && units.casts_shards && shards() > 1;
   }
   /// Sums of gradients are cast to a narrower type to travel, and back.
   bool narrows_gradients() const {

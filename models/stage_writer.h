@@ -315,6 +315,7 @@ class StageWriter {
   // --- Units in fewer bits, and a second copy of them (stage_narrow.cpp) ---
   using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;
   std::int64_t unit_elements(std::int64_t filled, std::int64_t shards) const;
+  bool gathers_narrow(const UnitShape& shape) const;
   void add_narrow(const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients) const;
   void gather_narrow(const UnitShape& shape, const Ref& shard, const Ref& whole, Segment& segment);
   void write_secondary(UnitShape& shape, const Ref& whole, Segment& forward);

@@ -57,7 +57,7 @@ const char* copy_out(const Run& run) {
   const Plan& p = run.plan;
   if (p.sharding != Sharding::kParameters) return if_not_parameters(run);
   return p.units.copies_out && !p.copies_out()
-             ? "it does not go with inner_group, secondary_group and int8"
+             ? "it does not go with inner_group, secondary_group, int8 and fp8"
              : nullptr;
 }
 

@@ -311,6 +311,8 @@ const Field kFields[] = {
       "launch.dispatch_us=1"}},
     {"sharding.shard_dtype=compute", kSharded},
     {"sharding.gather_dtype=int8", kSharded},
+    {"sharding.gather_dtype=fp8",
+     with(kSharded, {"cluster.preset=dgx-h100", "precision=fp8", "kernels.fp8_recipe=current"})},
     {"sharding.secondary_group=4", kSharded},
     {"gradients.reduce_dtype=int4", kSharded},
     {"sharding.copy_out=true", kSharded},
