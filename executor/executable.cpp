@@ -35,7 +35,7 @@ Status check_tensors(const Program& program, const std::string& backend) {
   };
   constexpr std::array kRefused = {
       Refused{"attention.sinks", "attention sinks"},
-      Refused{"moe.router.bias", "biases of experts"},
+      Refused{"moe.experts.up.bias", "biases of experts"},
       Refused{"predict1.", "multi-token prediction"},
   };
   for (const Tensor& tensor : program.tensors) {

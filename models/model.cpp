@@ -77,18 +77,20 @@ void add_mlp(const Model& model, std::vector<Parameter>& out) {
 void add_experts(const Model& model, std::vector<Parameter>& out) {
   const Experts& e = model.experts;
   const std::int64_t h = model.hidden;
+  const std::int64_t halves = model.gated() ? 2 : 1;
+  const std::int64_t up = halves * e.width;
   out.push_back({"moe.router.weight", e.count, h, Split::kNone, Init::kNormal});
-  if (e.bias) out.push_back({"moe.router.bias", e.count, 1, Split::kNone, Init::kZeros});
+  if (e.router_bias) out.push_back({"moe.router.bias", e.count, 1, Split::kNone, Init::kZeros});
   if (e.shared_width > 0) {
-    out.push_back({"moe.shared.up.weight", 2 * e.shared_width, h, Split::kRows, Init::kNormal, 2});
+    out.push_back(
+        {"moe.shared.up.weight", halves * e.shared_width, h, Split::kRows, Init::kNormal, halves});
     out.push_back({"moe.shared.down.weight", h, e.shared_width, Split::kCols, Init::kNormal});
   }
-  out.push_back(
-      {"moe.experts.up.weight", e.count * h, 2 * e.width, Split::kCols, Init::kNormal, 1, true});
+  out.push_back({"moe.experts.up.weight", e.count * h, up, Split::kCols, Init::kNormal, 1, true});
   out.push_back(
       {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, 1, true});
   if (!e.bias) return;
-  out.push_back({"moe.experts.up.bias", e.count, 2 * e.width, Split::kCols, Init::kZeros, 1, true});
+  out.push_back({"moe.experts.up.bias", e.count, up, Split::kCols, Init::kZeros, 1, true});
   out.push_back({"moe.experts.down.bias", e.count, h, Split::kNone, Init::kZeros, 1, true});
 }
 

@@ -22,8 +22,9 @@ struct Experts {
   std::int64_t count = 0, top_k = 0, width = 0, shared_width = 0;
   std::int64_t first_dense = 0;              ///< the first so many layers keep their MLP
   std::int64_t step = 1;                     ///< of the others, every so many-th layer has experts
-  bool bias = false;                         ///< of the router's and of the experts' matrices
+  bool bias = false;                         ///< of the experts' matrices
   std::int64_t groups = 1, group_top_k = 1;  ///< a token's experts are of so many of the groups
+  bool router_bias = false;
   bool operator==(const Experts&) const = default;
 };
 

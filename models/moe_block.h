@@ -51,6 +51,8 @@ class MoeBlock : public Block {
   /// Returns the gradient of `in`.
   Ref backward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& d_out);
   bool shares() const { return x_shared > 0; }
+  /// Elements that the first matrix of an expert of this width gives: gate and up, or up alone.
+  std::int64_t raised(std::int64_t width) const { return x_model.gated() ? 2 * width : width; }
 
  private:
   bool gathers() const { return x_plan.experts.dispatcher == Dispatcher::kAllGather; }
