@@ -250,7 +250,8 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
   const bool plain =
       !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() && !model.is_network();
   const bool one_place = p.placement() == ChunkPlacement::kRound && !p.shares_vocabulary();
-  const bool in_turn = !p.splits_backward() && !p.defers_head();
+  // Slices of a microbatch add their gradients up.
+  const bool in_turn = !p.splits_backward() && !p.defers_head() && p.overlap.tensor_slices == 1;
   return plain && one_place && in_turn && !p.by_units() && !p.reduces_each_pass();
 }
 
@@ -276,8 +277,8 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   if (plan.sums_after_pass && !can_sum_after_pass(model, plan)) {
     return Refusal{"gradients/accumulation",
                    "after-pass is modelled for decoders without experts, with tensor_mode 1d, "
-                   "sharding.level none or optimizer, no_sync, and schedules whose backward passes "
-                   "are whole and whose chunks go round the stages",
+                   "sharding.level none or optimizer, no_sync, without overlap.tensor_slices, and "
+                   "schedules whose backward passes are whole and whose chunks go round the stages",
                    ErrorKind::kUnsupported};
   }
   if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {

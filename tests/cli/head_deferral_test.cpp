@@ -39,5 +39,18 @@ TEST(HeadDeferral, ThatCannotBe) {
   }
 }
 
+// Each slice of a microbatch would write its gradients over those of the one before.
+TEST(SumsAfterPasses, AreNotThoseOfSlices) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const CommandResult run = place.run(
+      {"simulate", "run.json", "--set", "parallel.tensor=2", "--set", "parallel.pipeline=4",
+       "--set", "parallel.sequence=false", "--set", "overlap.tensor_slices=2", "--set",
+       "batch.micro=2", "--set", "gradients.accumulation=after-pass"});
+  EXPECT_EQ(run.exit_code, 1);
+  EXPECT_NE(run.err.find("/gradients/accumulation"), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("overlap.tensor_slices"), std::string::npos) << run.err;
+}
+
 }  // namespace
 }  // namespace foretrain
