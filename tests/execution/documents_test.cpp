@@ -1,8 +1,10 @@
 // Do sequences that pack documents train as the documents would apart, on context ranks too?
 #include <gtest/gtest.h>
 
+#include "models/documents.h"
+#include "tests/execution/drawn_plans.h"
 #include "tests/execution/one_rank.h"
-#include "tests/support/small_plans.h"
+#include "tests/support/sanitized.h"
 
 namespace foretrain {
 namespace {
@@ -35,6 +37,28 @@ TEST(Documents, TrainAsOneRank) {
       }
     }
   }
+}
+
+// Drawn plans: tensor, pipeline and context ranks, units, co-shards, slices.
+TEST(Documents, TrainAsOneRankUnderDrawnPlans) {
+  int taken = 0;
+  for (int seed = 0; seed < cases(120, 30); ++seed) {
+    Rng rng(static_cast<std::uint64_t>(seed));
+    const DrawnKind kinds[] = {DrawnKind::kContext, DrawnKind::kBuckets, DrawnKind::kUnits};
+    Drawn drawn = draw_small(rng, kinds[rng.below(3)]);
+    Plan& plan = drawn.plan;
+    const std::int64_t first = 1 + rng.below(plan.sequence_length - 1);
+    plan.documents = {first, plan.sequence_length - first};
+    if (refused_documents(drawn.model, plan)) continue;
+    ++taken;
+    SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, plan));
+    const Result<Trained> one = train<double>(drawn.model, on_one_rank(plan));
+    const Result<Trained> many = train<double>(drawn.model, plan);
+    ASSERT_TRUE(one.ok()) << one.error().message;
+    ASSERT_TRUE(many.ok()) << many.error().message;
+    expect_same(one.value(), many.value(), 1e-8);
+  }
+  EXPECT_GT(taken, 10);
 }
 
 Trained trained(const Model& model, const Plan& plan) {
