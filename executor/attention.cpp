@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "executor/kernels.h"
 
@@ -42,6 +43,7 @@ class AttentionRun {
                          context.place(work.sequences_split_over).index * work.batch) {
     place_heads(context);
     place_queries(context);
+    place_documents();
     find_sources(context);
     std::size_t keys = 0;
     for (const Source<T>& source : x_sources) keys += source.positions.size();
@@ -101,6 +103,20 @@ class AttentionRun {
     x_d_width = apart ? x_out_width : x_width;  // d q stands alone
   }
 
+  void place_documents() {
+    std::int64_t begin = 0;
+    for (const std::int64_t length : x_w.documents) {
+      x_documents.insert(x_documents.end(), static_cast<std::size_t>(length),
+                         {begin, begin + length});
+      begin += length;
+    }
+  }
+  /// Positions of the document of which a position is one.
+  std::pair<std::int64_t, std::int64_t> document(std::int64_t position) const {
+    if (x_documents.empty()) return {0, x_length};
+    return x_documents[static_cast<std::size_t>(position)];
+  }
+
   void find_sources(const OpContext& context) {
     const bool backward = x_w.backward;
     if (x_w.part != ContextPart::kMember && x_w.part != ContextPart::kAll) {
@@ -154,9 +170,11 @@ class AttentionRun {
     const std::int64_t last = query_position(r, r.rows - 1);
     for (const Source<T>& source : x_sources) {
       const auto begin = source.positions.begin();
-      const auto end =
-          x_masked ? std::upper_bound(begin, source.positions.end(), last) : source.positions.end();
-      const auto from = x_w.window > 0 ? std::upper_bound(begin, end, first - x_w.window) : begin;
+      const std::int64_t behind = x_masked ? last + 1 : document(last).second;
+      const auto end = std::lower_bound(begin, source.positions.end(), behind);
+      std::int64_t least = document(first).first;
+      if (x_w.window > 0) least = std::max(least, first - x_w.window + 1);
+      const auto from = std::lower_bound(begin, end, least);
       if (from == end) continue;
       r.seen.push_back({&source, from - begin, end - from, r.keys});
       r.keys += end - from;
@@ -165,6 +183,7 @@ class AttentionRun {
   }
   bool sees(std::int64_t query, std::int64_t key) const {
     if (x_masked && key > query) return false;
+    if (const auto [begin, end] = document(query); key < begin || key >= end) return false;
     return x_w.window == 0 || key > query - x_w.window;
   }
   /// 2^(-8 (h + 1) / H), Press et al. 2022.
@@ -364,6 +383,7 @@ class AttentionRun {
   std::uint64_t x_key;
   std::int64_t x_first_sequence, x_first_head = 0, x_all_heads = 0;
   std::vector<std::int64_t> x_queries;
+  std::vector<std::pair<std::int64_t, std::int64_t>> x_documents;  ///< by position
   std::vector<Source<T>> x_sources;
   std::vector<T> x_p, x_dropped, x_dp;
 };

@@ -35,7 +35,7 @@ Status check_tensors(const Program& program, const std::string& backend) {
   };
   constexpr std::array kRefused = {
       Refused{"attention.sinks", "attention sinks"},
-      Refused{"moe.router.bias", "biases of experts"},
+      Refused{"moe.experts.up.bias", "biases of experts"},
       Refused{"predict1.", "multi-token prediction"},
   };
   for (const Tensor& tensor : program.tensors) {
@@ -93,7 +93,7 @@ Status check_work(const Workload& workload, std::size_t program, const std::stri
     return unsupported(
         "the " + backend + " cannot execute " + opaque->name + ": only its bytes and " +
         "FLOPs are known (layers given as numbers, optimizers other than Adam, " +
-        "compression, gather_dtype int8, reduce_dtype int4, offload.delayed_update)");
+        "compression, gather_dtype int8 and fp8, reduce_dtype int4, offload.delayed_update)");
   }
   if (std::holds_alternative<Convolution>(work))
     return refuse(backend, work, "it is only simulated");

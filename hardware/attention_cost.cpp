@@ -5,6 +5,7 @@
 #include "hardware/kernel_constants.h"
 #include "hardware/local_cost.h"
 #include "sim/program/context_pairs.h"
+#include "sim/program/documents.h"
 
 namespace foretrain {
 namespace {
@@ -88,14 +89,52 @@ const AttentionCurve* curve_of(const AttentionConstants& c, const Attention& wor
   return best;
 }
 
+/// What a kernel computes at one rate: all of `like`, but that it is `pairs` query-key pairs.
+struct Span {
+  Attention like;
+  double pairs = 0;
+};
+
+/// The whole attention, or one span for every document that the sequences pack: as an attention
+/// over sequences of that length, or where keys of all members are gathered, over as many keys as
+/// its queries see in the mean.
+std::vector<Span> spans_of(const Attention& work) {
+  if (work.documents.empty()) return {{work, pairs_of(work)}};
+  std::vector<Span> out;
+  if (work.part != ContextPart::kAll) {
+    for (const Attention& one : by_document(work)) out.push_back({one, pairs_of(one)});
+    return out;
+  }
+  for (const DocumentPart& part : slowest_documents(work)) {
+    Attention one = work;
+    one.documents.clear();
+    one.q_len = part.queries;
+    const double keys = part.pairs / static_cast<double>(part.queries);
+    one.kv_len = std::max<std::int64_t>(1, std::llround(keys));
+    out.push_back({one, part.pairs});
+  }
+  return out;
+}
+
+/// The longest piece over the mean one.
+double longest_of(const Attention& work) { return triangular(work) && work.q_len > 1 ? 2 : 1; }
+
 /// Time over what perfectly shared SMs would take, relative to the benchmarks that the curves come
 /// from. A block of 128 queries is one piece of work; a causal mask makes the longest twice the
 /// mean. In units of the mean piece: max(longest, pieces / S + 1/2) / (pieces / S).
-double imbalance(const DeviceSpec& device, const Attention& work) {
-  const double pieces = static_cast<double>(work.batch * work.q_heads) *
-                        std::ceil(static_cast<double>(work.q_len) / kQueryBlock);
-  const double share = pieces / device.sm_count;
-  const double longest = triangular(work) && work.q_len > 1 ? 2 : 1;
+double imbalance(const DeviceSpec& device, const Attention& work, const std::vector<Span>& spans) {
+  double blocks = 0;
+  double most = 0;  // keys of a query in the longest piece, and of all
+  double sum = 0;
+  for (const Span& span : spans) {
+    const auto queries = static_cast<double>(span.like.q_len);
+    blocks += std::ceil(queries / kQueryBlock);
+    most = std::max(most, longest_of(span.like) * span.pairs / queries);
+    sum += span.pairs;
+  }
+  const double share = static_cast<double>(work.batch * work.q_heads) * blocks / device.sm_count;
+  const bool one = spans.size() == 1;
+  const double longest = one ? longest_of(work) : most * static_cast<double>(work.q_len) / sum;
   return std::max(1.0, std::max(longest, share + 0.5) / share / kBenchmarkTail);
 }
 
@@ -127,16 +166,45 @@ void explain_fused(const DeviceSpec& device, const Attention& work, const Attent
   }
 }
 
+/// The kernel that a curve is of, and the rate over that of this kernel.
+struct Known {
+  AttentionKernel kernel = AttentionKernel::kFlash;
+  double relative = 1;
+};
+Known known_kernel(const AttentionConstants& c, const Attention& work) {
+  Known out{work.kernel, 1};
+  for (const AttentionRelative& r : c.relatives) {
+    if (r.kernel != out.kernel) continue;
+    out.kernel = r.to;
+    out.relative *= work.backward ? r.backward : r.forward;
+  }
+  return out;
+}
+
+/// TFLOP/s that the mask leaves, with enough pieces for all SMs.
+double rate_of(const DeviceSpec& device, const AttentionConstants& c, const Attention& work,
+               const AttentionCurve& curve, double relative) {
+  const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
+  const auto whole = static_cast<double>(work.kv_len);
+  double rate = rate_on_curve(c, curve, triangular(work) ? whole : std::min(keys_of(work), whole)) *
+                peak / c.reference_tflops;
+  rate *= relative * sustained_factor(device) * by_power(device, c) / wasted(work);
+  if (work.dtype == DType::kFp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
+  if (work.head_dim < curve.head_dim && curve.head_dim <= 64) {
+    rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve.head_dim);
+  }
+  return rate;
+}
+
 Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream* steps) {
   const AttentionConstants& c = kernel_constants(device.architecture).attention;
-  AttentionKernel kernel = work.kernel;
-  double relative = 1;
-  for (const AttentionRelative& r : c.relatives) {
-    if (r.kernel != kernel) continue;
-    kernel = r.to;
-    relative *= work.backward ? r.backward : r.forward;
+  const auto [kernel, relative] = known_kernel(c, work);
+  const std::vector<Span> spans = spans_of(work);
+  const AttentionCurve* curve = nullptr;
+  for (const Span& span : spans) {
+    curve = curve_of(c, span.like, kernel);
+    if (curve == nullptr) break;
   }
-  const AttentionCurve* curve = curve_of(c, work, kernel);
   const bool fp8 = work.dtype == DType::kFp8;
   const bool half = work.dtype == DType::kBf16 || work.dtype == DType::kFp16;
   if (curve == nullptr || peak_tflops(device, work.dtype) <= 0 || (!half && !fp8)) {
@@ -147,23 +215,20 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
                                "to \"unfused\""
                              : ""));
   }
-  const double peak = std::max(device.bf16_tflops, device.fp16_tflops);
-  const auto whole = static_cast<double>(work.kv_len);
-  double rate =
-      rate_on_curve(c, *curve, triangular(work) ? whole : std::min(keys_of(work), whole)) * peak /
-      c.reference_tflops;
-  rate *= relative * sustained_factor(device) * by_power(device, c) / wasted(work);
-  if (fp8) rate *= work.backward ? c.fp8_backward : c.fp8_forward;
-  if (work.head_dim < curve->head_dim && curve->head_dim <= 64) {
-    rate *= static_cast<double>(work.head_dim) / static_cast<double>(curve->head_dim);
-  }
-  const double idle = imbalance(device, work);
+  const double idle = imbalance(device, work, spans);
   const auto heads = static_cast<double>(work.batch * work.q_heads);
   const auto keys = static_cast<double>(work.head_dim);
   const auto values = static_cast<double>(work.value_width());
   // Forward multiplies by keys and by values; backward three times by keys, twice by values.
-  const double flops =
-      2 * heads * pairs_of(work) * (work.backward ? 3 * keys + 2 * values : keys + values);
+  const double per_pair = work.backward ? 3 * keys + 2 * values : keys + values;
+  double flops = 0;
+  double seconds = 0;  // with enough pieces
+  for (const Span& span : spans) {
+    const AttentionCurve& own = *curve_of(c, span.like, kernel);
+    const double part = 2 * heads * span.pairs * per_pair;
+    flops += part;
+    seconds += part * idle / (rate_of(device, c, span.like, own, relative) * 1e12);
+  }
   const double element = bits_of(work.dtype) / 8.0;
   const double q_bytes = heads * static_cast<double>(work.q_len * work.head_dim) * element;
   const double kv_bytes = 2 * static_cast<double>(work.batch * work.kv_heads) *
@@ -172,14 +237,16 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
 
   Cost cost;
   cost.latency = Time::from_us(c.latency_us);
-  cost.compute = bounded(flops * idle / (rate * 1e12));
+  cost.compute = bounded(seconds);
   cost.memory = bounded(bytes / (device.memory_gb_per_s * 1e9 *
                                  kernel_constants(device.architecture).memory.default_efficiency));
   cost.duration = cost.latency + max(cost.compute, cost.memory);
   cost.deviation = static_cast<float>(c.deviation);
   if (steps != nullptr) {
-    explain_fused(device, work, c, *curve, *steps);
-    *steps << flops / 1e9 << " GFLOP at " << rate << " TFLOP/s (" << name_of(kernel) << " curve of "
+    explain_fused(device, spans.back().like, c, *curve, *steps);
+    if (spans.size() > 1) *steps << spans.size() << " documents, each at the rate of its length\n";
+    *steps << flops / 1e9 << " GFLOP at " << flops * idle / seconds / 1e12 << " TFLOP/s ("
+           << name_of(kernel) << " curve of "
            << "head_dim " << curve->head_dim << "): " << cost.compute.us() << " us; memory "
            << cost.memory.us() << " us\n";
   }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "hardware/gemm_formula.h"
@@ -82,18 +83,38 @@ double epilogue_bytes(const Gemm& work) {
          static_cast<double>(work.n);
 }
 
+/// Output tiles of so many rows and columns. Products of unequal m round up each for itself.
+std::int64_t tiles_of(const Gemm& work, const GemmTile& tile) {
+  const std::int64_t wide = ceil_div(work.n, tile.columns);
+  if (work.groups.empty() || work.transpose_a) {
+    return ceil_div(work.m, tile.rows) * wide * work.batch;
+  }
+  std::int64_t high = 0;
+  for (const std::int64_t tokens : work.groups) high += ceil_div(tokens, tile.rows);
+  return high * wide;
+}
+
+/// The k of the deepest product, which bounds the others' time from below.
+std::int64_t deepest(const Gemm& work) {
+  if (work.groups.empty() || !work.transpose_a) return work.k;
+  return *std::max_element(work.groups.begin(), work.groups.end());
+}
+
 GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
                       const GemmTile& tile, std::int64_t splits, double rate, double moved) {
   GemmEstimate out{tile.rows, tile.columns, splits};
-  out.tiles = ceil_div(work.m, tile.rows) * ceil_div(work.n, tile.columns) * work.batch * splits;
+  out.tiles = tiles_of(work, tile) * splits;
   out.waves = ceil_div(out.tiles, device.sm_count);
   out.rate = rate * tile.relative;
   const double fill = static_cast<double>(out.tiles) / device.sm_count;
   const double waves =
       (1 - c.fractional_wave) * static_cast<double>(out.waves) + c.fractional_wave * fill;
-  const double depth = static_cast<double>(work.k) / static_cast<double>(splits) + c.prologue_k;
-  const double flops = 2.0 * static_cast<double>(tile.rows * tile.columns) * depth;
-  out.compute_s = waves * flops * device.sm_count / out.rate;
+  const auto depth = [&c, splits](std::int64_t k) {
+    return static_cast<double>(k) / static_cast<double>(splits) + c.prologue_k;
+  };
+  const double passed = std::max(waves * depth(work.k), depth(deepest(work)));
+  const double area = 2.0 * static_cast<double>(tile.rows * tile.columns);
+  out.compute_s = passed * area * device.sm_count / out.rate;
   const double bytes = moved > 0 ? moved + partial_bytes(work, splits) : traffic(device, work, out);
   const double bandwidth = device.memory_gb_per_s * 1e9;
   out.memory_s = bytes / (bandwidth * c.memory_efficiency);
@@ -158,8 +179,7 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
   }
   GemmEstimate best;
   for (const GemmTile& tile : c.tiles) {
-    const std::int64_t tiles =
-        ceil_div(work.m, tile.rows) * ceil_div(work.n, tile.columns) * work.batch;
+    const std::int64_t tiles = tiles_of(work, tile);
     for (const std::int64_t splits : c.splits) {
       // cuBLAS splits k where a third of the SMs would idle and the parts stay deep.
       if (splits > 1 && (work.k / splits < 256 || 3 * tiles > 2 * device.sm_count)) continue;
@@ -210,6 +230,44 @@ void append(Cost& sum, const Cost& next) {
   sum.deviation = std::max(sum.deviation, next.deviation);
 }
 
+/// The products [first, first + count) of a batch with tokens of their own.
+Gemm round_of(const Gemm& work, std::int64_t first, std::int64_t count) {
+  Gemm out = work;
+  out.apart = false;
+  out.batch = count;
+  out.groups.assign(work.groups.begin() + first, work.groups.begin() + first + count);
+  const std::int64_t sum = std::accumulate(out.groups.begin(), out.groups.end(), std::int64_t{0});
+  (work.transpose_a ? out.k : out.m) = ceil_div(sum, count);
+  return out;
+}
+
+/// `apart_cost` of products with tokens of their own.
+Result<Cost> uneven_cost(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
+                         std::ostream* steps) {
+  Cost sum;
+  Time hidden;
+  std::int64_t rounds = 0;
+  for (std::int64_t at = 0; at < work.batch; at += c.at_once, ++rounds) {
+    const Gemm round = round_of(work, at, std::min(c.at_once, work.batch - at));
+    FT_ASSIGN(const Cost next, product_cost(device, c, round, 0, nullptr));
+    append(sum, next);
+    if (rounds > 0) hidden += next.latency;
+  }
+  if (c.at_once > 1 && sum.tiles >= rounds * device.sm_count) {
+    return product_cost(device, c, round_of(work, 0, work.batch), 0, steps);
+  }
+  // Several streams hide what launches take.
+  if (c.at_once > 1) {
+    sum.latency = sum.latency - hidden;
+    sum.duration = sum.duration - hidden;
+  }
+  if (steps != nullptr) {
+    *steps << work.batch << " products of unequal size, " << std::min(work.batch, c.at_once)
+           << " at once: " << rounds << " rounds\n";
+  }
+  return sum;
+}
+
 /// Products one after another, or as many side by side as streams hold, round after round. Several
 /// that fill the SMs follow each other without a gap, as one launch's tiles do.
 Result<Cost> apart_cost(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
@@ -249,6 +307,7 @@ Result<Cost> apart_cost(const DeviceSpec& device, const GemmConstants& c, const 
 
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
   const GemmConstants& c = kernel_constants(device.architecture).gemm;
+  if (work.apart && !work.groups.empty()) return uneven_cost(device, c, work, steps);
   if (work.apart && work.batch > 1) return apart_cost(device, c, work, steps);
   const std::vector<Gemm> gemms = gemms_of(work);
   FT_ASSIGN(Cost sum, product_cost(device, c, gemms.front(), 0, steps));

@@ -25,8 +25,9 @@ inline constexpr double kLongestSeconds = 1e6;
 /// element of C. Products apart: docs/prices.md. bytes: A and B once for each wave block of tiles
 /// (once in all if they fit in L2), C once (twice if accumulated), and (s+1) fp32 partial results
 /// when split. Efficiencies are SUSTAINED ones, with the clock that the power cap leaves.
-/// Constants: configs/kernels/, with source and residual. Left out: stream-K, grouped problem
-/// sizes, operand values, boost at the start of a burst.
+/// With groups of unequal m T sums ceil(m/tm) over them; of unequal k the mean counts, and compute
+/// is no shorter than a tile of the deepest. Constants: configs/kernels/, with source and residual.
+/// Left out: stream-K, operand values, boost at the start of a burst.
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps);
 
 /// A convolution: the GEMM that it is (`implicit_gemm`), but through device memory go its two
@@ -44,8 +45,8 @@ Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
 /// keys; where power bounds the rate it goes as power^0.568 (errors: docs/prices.md). Unfused:
 /// batched GEMMs over the full square and one memory pass for softmax and one for dropout (the
 /// fused scale-mask-softmax kernel of Megatron-LM), and what a framework that composes it moves
-/// besides (models/kernel_forms.h). FLOPs as sim/program/work.h states them. Left
-/// out: block-sparse masks other than a window.
+/// besides (models/kernel_forms.h). FLOPs as sim/program/work.h states them. Packed documents: the
+/// time of each at the rate of its length, in one kernel. Left out: other block-sparse masks.
 Result<Cost> attention_cost(const DeviceSpec& device, const Attention& work, std::ostream* steps);
 
 /// launches * latency + max(bytes / (bandwidth * efficiency(kind)), FLOPs / fp32 rate).

@@ -32,6 +32,7 @@ Attention ContextParts::core(bool backward) const {
   a.dropout = x_dropout.attention;
   const bool windowed = x_layouts.windowed && x_model.sliding_window < x_plan.sequence_length;
   a.window = windowed ? x_model.sliding_window : 0;
+  a.documents = x_plan.documents;
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.compute;
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <sstream>
 
 #include "models/plan_reading.h"
@@ -20,7 +21,75 @@ double normal_quantile(double p) {
   return low;
 }
 
-void read_routing(JsonReader& r, ExpertPlan& plan) {
+/// Shares s_i of the choices of the i-th most chosen expert as i^-exponent. They are dealt to the
+/// ranks in turn: the i-th lies on rank i mod ranks.
+std::vector<double> zipf(std::int64_t experts, std::int64_t ranks, double exponent) {
+  std::vector<double> out(static_cast<std::size_t>(experts));
+  const std::int64_t local = experts / ranks;
+  for (std::int64_t i = 0; i < experts; ++i) {
+    out[static_cast<std::size_t>(i % ranks * local + i / ranks)] =
+        std::pow(static_cast<double>(i + 1), -exponent);
+  }
+  return out;
+}
+
+std::vector<double> read_shares(JsonReader& r, const Json& json, std::int64_t experts,
+                                std::int64_t ranks) {
+  std::vector<double> out;
+  if (json.object() != nullptr) {
+    JsonReader inner(json, r.source(), r.pointer("load"));
+    double exponent = 0;
+    if (!inner.has("zipf")) inner.fail("zipf", "missing: the exponent of the shares");
+    inner.read("zipf", exponent, JsonReader::Range{0, 10});
+    r.adopt(inner.finish());
+    return zipf(experts, ranks, exponent);
+  }
+  const std::string expected = "expected a share of the choices for each of the " + text(experts) +
+                               " experts, or {\"zipf\": exponent}";
+  if (json.array() == nullptr) {
+    r.fail("load", "found " + describe(json) + ", " + expected);
+    return out;
+  }
+  for (const Json& item : *json.array()) {
+    if (!item.is_number() || item.number() < 0 || item.number() > 1e9) {
+      r.fail("load", "found " + describe(item) + " in the list, " + expected);
+      return {};
+    }
+    out.push_back(item.number());
+  }
+  if (static_cast<std::int64_t>(out.size()) != experts) {
+    r.fail("load", "found " + text(static_cast<std::int64_t>(out.size())) + " shares, " + expected);
+  }
+  return out;
+}
+
+/// `load`, as tokens of an expert over the mean; the factor of the busiest rank follows.
+void read_load(JsonReader& r, const Experts& e, ExpertPlan& plan) {
+  const Json* json = r.take("load");
+  if (json == nullptr || e.count % plan.expert != 0) return;  // refused elsewhere
+  if (plan.routing != Routing::kNatural || r.has("imbalance")) {
+    return r.fail("load", "is of routing \"natural\", in place of imbalance");
+  }
+  plan.load = read_shares(r, *json, e.count, plan.expert);
+  const double sum = std::accumulate(plan.load.begin(), plan.load.end(), 0.0);
+  if (r.failed()) return;
+  if (sum <= 0) return r.fail("load", "all shares are 0");
+  const double most = static_cast<double>(e.count) / static_cast<double>(e.top_k);
+  for (double& load : plan.load) {
+    // To a billionth: equal shares are the mean to the row.
+    load = std::round(load * static_cast<double>(e.count) / sum * 1e9) / 1e9;
+    if (load <= most * 1.0001) continue;
+    std::ostringstream message;
+    message << "an expert has " << load << " times the mean, but as a token chooses " << e.top_k
+            << " of " << e.count << " different experts, one has at most " << most << " times";
+    return r.fail("load", message.str());
+  }
+  const std::vector<double> busiest = busiest_loads(plan);
+  plan.factor =
+      std::accumulate(busiest.begin(), busiest.end(), 0.0) / static_cast<double>(busiest.size());
+}
+
+void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
   r.read_enum("routing", plan.routing, {"balanced", "natural", "capacity"});
   r.read_enum("dispatcher", plan.dispatcher, {"allgather", "alltoall", "deepep", "hybridep"});
   int cast = 0;
@@ -37,12 +106,13 @@ void read_routing(JsonReader& r, ExpertPlan& plan) {
   const char* other = plan.routing == Routing::kNatural ? "capacity_factor" : "imbalance";
   if (plan.routing != Routing::kNatural) plan.factor = 1;
   if (plan.routing == Routing::kBalanced) {
-    for (const char* name : {key, other}) {
+    for (const char* name : {key, other, "load"}) {
       if (r.has(name)) r.fail(name, "routing \"balanced\" has none");
     }
     return;
   }
   if (r.has(other)) r.fail(other, std::string("this routing reads ") + key);
+  if (r.has("load")) return read_load(r, experts, plan);
   const double least = plan.routing == Routing::kNatural ? 1 : 1e-3;
   r.read(key, plan.factor, JsonReader::Range{least, 1e3});
 }
@@ -59,6 +129,20 @@ double natural_imbalance(std::int64_t experts, std::int64_t ranks) {
   return 1 + spread * normal_quantile((n - 0.375) / (n + 0.25));
 }
 
+std::vector<double> busiest_loads(const ExpertPlan& plan) {
+  const auto local = static_cast<std::int64_t>(plan.load.size()) / plan.expert;
+  std::vector<double> out;
+  double most = -1;
+  for (std::int64_t rank = 0; rank < plan.expert && local > 0; ++rank) {
+    const auto first = plan.load.begin() + rank * local;
+    const double sum = std::accumulate(first, first + local, 0.0);
+    if (sum <= most) continue;
+    most = sum;
+    out.assign(first, first + local);
+  }
+  return out;
+}
+
 void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
   const Json* json = run.take("moe");
   if (model.has_experts()) {  // what training does unless told to force the balance
@@ -68,7 +152,7 @@ void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
   if (json == nullptr) return;
   if (!model.has_experts()) return run.fail("moe", "the model has no experts");
   JsonReader reader(*json, run.source(), run.pointer("moe"));
-  read_routing(reader, plan);
+  read_routing(reader, model.experts, plan);
   run.adopt(reader.finish());
 }
 

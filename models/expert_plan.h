@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "models/plan.h"
 
@@ -13,6 +14,9 @@ namespace foretrain {
 /// largest of `ranks` normal variables (Blom 1958). Sigma: the busiest of 64 experts trained with
 /// an auxiliary loss gets 1.52 to 1.72 times the mean (arXiv 2408.15664, MaxVio, from memory).
 double natural_imbalance(std::int64_t experts, std::int64_t ranks);
+
+/// Of the experts of the busiest rank, tokens over the mean; empty where `plan.load` is.
+std::vector<double> busiest_loads(const ExpertPlan& plan);
 
 /// Reads `moe`; the plan's degrees are known.
 void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan);

@@ -31,7 +31,7 @@ class HeadWriter : EndWriter {
     SegmentWriter weights(x_builder, "head weights", x_backward);
     weights.phase = Phase::kBackward;
     weights.wait(EventRef{kHeadHiddenGradient, kReady});
-    if (x_plan.splits_backward()) backward.weight_pass = &weights;
+    if (x_plan.splits_backward() || x_plan.defers_head()) backward.weight_pass = &weights;
     for (std::int64_t d = 0; d <= x_model.predict_layers; ++d) {
       write_backward(backward, prefix(d), x_predictions[static_cast<std::size_t>(d)]);
     }

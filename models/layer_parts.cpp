@@ -147,7 +147,8 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
     if (parallel) {
       b.mask = place.add("dropout mask", DType::kUint8, flat(), whole && !x_again.operations);
     } else {
-      b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), whole || x_again.mlp);
+      const bool again = (whole || x_again.mlp) && !x_again.operations;
+      b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), again);
     }
   }
   declare_partial(b, saved, local);

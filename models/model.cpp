@@ -77,18 +77,20 @@ void add_mlp(const Model& model, std::vector<Parameter>& out) {
 void add_experts(const Model& model, std::vector<Parameter>& out) {
   const Experts& e = model.experts;
   const std::int64_t h = model.hidden;
+  const std::int64_t halves = model.gated() ? 2 : 1;
+  const std::int64_t up = halves * e.width;
   out.push_back({"moe.router.weight", e.count, h, Split::kNone, Init::kNormal});
-  if (e.bias) out.push_back({"moe.router.bias", e.count, 1, Split::kNone, Init::kZeros});
+  if (e.router_bias) out.push_back({"moe.router.bias", e.count, 1, Split::kNone, Init::kZeros});
   if (e.shared_width > 0) {
-    out.push_back({"moe.shared.up.weight", 2 * e.shared_width, h, Split::kRows, Init::kNormal, 2});
+    out.push_back(
+        {"moe.shared.up.weight", halves * e.shared_width, h, Split::kRows, Init::kNormal, halves});
     out.push_back({"moe.shared.down.weight", h, e.shared_width, Split::kCols, Init::kNormal});
   }
-  out.push_back(
-      {"moe.experts.up.weight", e.count * h, 2 * e.width, Split::kCols, Init::kNormal, 1, true});
+  out.push_back({"moe.experts.up.weight", e.count * h, up, Split::kCols, Init::kNormal, 1, true});
   out.push_back(
       {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, 1, true});
   if (!e.bias) return;
-  out.push_back({"moe.experts.up.bias", e.count, 2 * e.width, Split::kCols, Init::kZeros, 1, true});
+  out.push_back({"moe.experts.up.bias", e.count, up, Split::kCols, Init::kZeros, 1, true});
   out.push_back({"moe.experts.down.bias", e.count, h, Split::kNone, Init::kZeros, 1, true});
 }
 
@@ -277,7 +279,7 @@ FlopConventions flops_of_stacks(const Model& model, double tokens, double sequen
 }  // namespace
 
 FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
-                            std::int64_t target) {
+                            std::int64_t target, const std::vector<std::int64_t>& documents) {
   if (model.is_encoder_decoder()) {
     return flops_of_stacks(model, static_cast<double>(tokens), static_cast<double>(sequence),
                            static_cast<double>(target > 0 ? target : sequence));
@@ -292,17 +294,21 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
   const std::int64_t all = model.layers + model.predict_layers;
   std::int64_t with_window = 0;
   for (std::int64_t l = 0; l < all; ++l) with_window += model.windowed(l) ? 1 : 0;
+  const std::vector<std::int64_t> lengths = documents.empty() ? std::vector{sequence} : documents;
   for (const bool narrow : {false, true}) {
-    const bool windowed = narrow && model.sliding_window < sequence;
-    const auto keys = static_cast<double>(windowed ? model.sliding_window : sequence);
-    // Keys that a query sees on average under the causal mask: s/2 without a window.
-    const double hidden = keys * keys / (2 * static_cast<double>(sequence));
-    const double seen = model.bidirectional ? keys : keys - hidden;
     const double width = static_cast<double>(narrow ? with_window : all - with_window) *
                          static_cast<double>(model.query_width() + model.value_width()) / 2;
-    causal += 12 * width * seen;
-    full += 12 * width * keys;
-    again += 16 * width * keys;
+    for (const std::int64_t length : lengths) {
+      const bool windowed = narrow && model.sliding_window < length;
+      const auto keys = static_cast<double>(windowed ? model.sliding_window : length);
+      // Keys that a query sees on average under the causal mask: s/2 without a window.
+      const double hidden = keys * keys / (2 * static_cast<double>(length));
+      const double seen = model.bidirectional ? keys : keys - hidden;
+      const double share = width * (static_cast<double>(length) / static_cast<double>(sequence));
+      causal += 12 * share * seen;
+      full += 12 * share * keys;
+      again += 16 * share * keys;
+    }
   }
   const auto p = static_cast<double>(active_matrices(model, sequence));
   const auto t = static_cast<double>(tokens);

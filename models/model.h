@@ -22,8 +22,9 @@ struct Experts {
   std::int64_t count = 0, top_k = 0, width = 0, shared_width = 0;
   std::int64_t first_dense = 0;              ///< the first so many layers keep their MLP
   std::int64_t step = 1;                     ///< of the others, every so many-th layer has experts
-  bool bias = false;                         ///< of the router's and of the experts' matrices
+  bool bias = false;                         ///< of the experts' matrices
   std::int64_t groups = 1, group_top_k = 1;  ///< a token's experts are of so many of the groups
+  bool router_bias = false;
   bool operator==(const Experts&) const = default;
 };
 
@@ -157,12 +158,14 @@ std::int64_t active_parameter_count(const Model& model);
 /// decoder: every matrix and score counts with the tokens it is multiplied with.
 /// A network of layers: 3 times the forward FLOPs of an image by the first two, 4 times by the
 /// third.
+/// Of sequences that pack `documents` s is what their tokens see in the mean, sum d^2 / sum d.
 struct FlopConventions {
   double causal = 0;      ///< 6 P + 6 L q s a token: attention halved (what `mfu` uses)
   double full = 0;        ///< 6 P + 12 L q s a token: as Megatron-LM and PaLM print it
   double recomputed = 0;  ///< 8 P + 16 L q s a token: full, with every layer's forward done twice
 };
 FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
-                            std::int64_t target = 0);
+                            std::int64_t target = 0,
+                            const std::vector<std::int64_t>& documents = {});
 
 }  // namespace foretrain

@@ -124,7 +124,7 @@ class ModelReader {
     set_type_defaults();
     read_shapes();
     read_switches();
-    if (has_expert_type(x_model.type)) read_sparse(x_json, x_reader, x_model);
+    if (has_experts(x_json, x_model.type)) read_sparse(x_json, x_reader, x_model);
     if (x_model.type == "mpt") read_mpt();
     for (const char* key : kIgnored) x_reader.ignore(key);
     x_reader.ignore("embd_pdrop");
@@ -178,14 +178,14 @@ class ModelReader {
       return std::find(list.begin(), list.end(), x_model.type) != list.end();
     };
     if (is(known)) {
-      if (has_expert_type(x_model.type)) return ok_status();
+      if (has_experts(x_json, x_model.type)) return ok_status();
       for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
         const Json* experts = x_json.find(key);
         if (experts != nullptr && experts->number() > 1) {
           return unsupported(x_reader.source() + ": " + x_reader.pointer(key) + ": " +
                              x_model.type +
                              " models with experts are not modelled yet; expected model_type "
-                             "mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or gpt_oss");
+                             "gpt2, mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or gpt_oss");
         }
         x_reader.ignore(key);
       }

@@ -11,8 +11,9 @@ namespace foretrain {
 /// Of a width or a count of what there must be one of.
 inline constexpr JsonReader::IntRange kConfigSize{1, 1'000'000'000};
 
-/// Whether models of this `model_type` have experts.
-bool has_expert_type(const std::string& type);
+/// Whether a model of this `model_type` has experts: always, or where a gpt2's file gives it more
+/// than one, as those of DeepSpeed-MoE have them.
+bool has_experts(const Json& json, const std::string& type);
 
 /// Reads what such a model has beside the keys of all: experts, and latent attention where the file
 /// states its ranks.

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "models/expert_plan.h"
+#include "models/layer_parts.h"
 #include "models/stage.h"
 #include "sim/base/check.h"
 
@@ -33,6 +35,9 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
   };
   MoeSizes out;
   out.local = e.count / p.expert;
+  const auto of_expert = [&](double load) {
+    return ceil_div(scaled(tokens * e.top_k * p.tensor, load), out.local * p.tensor) * p.tensor;
+  };
   if (p.routing == Routing::kCapacity) {
     out.capacity =
         scaled(1, static_cast<double>(tokens * e.top_k) * p.factor / static_cast<double>(e.count));
@@ -42,8 +47,11 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
     const double load = p.routing == Routing::kNatural ? p.factor : 1;
     out.capacity = ceil_div(tokens * e.top_k, e.count);
     out.sent = tokens * e.top_k;
-    out.per_expert =
-        ceil_div(scaled(tokens * e.top_k * p.tensor, load), out.local * p.tensor) * p.tensor;
+    out.per_expert = of_expert(load);
+    for (const double own : busiest_loads(p)) out.rows.push_back(of_expert(own));
+    if (!out.rows.empty()) out.per_expert = ceil_div(out.worked(), out.local);
+    const auto equal = [&out](std::int64_t rows) { return rows == out.per_expert; };
+    if (std::all_of(out.rows.begin(), out.rows.end(), equal)) out.rows.clear();
   }
   out.received = out.worked() / p.tensor;
   if (p.dispatcher == Dispatcher::kAllGather) {
@@ -66,7 +74,7 @@ MoeBlock::MoeBlock(ProgramBuilder& builder, const Model& model, const Plan& plan
       x_shared(model.experts.shared_width / plan.tensor) {
   x_router = matrix("moe.router", model.experts.count, model.hidden);
   if (x_shared == 0) return;
-  x_shared_up = matrix("moe.shared.up", 2 * x_shared, model.hidden);
+  x_shared_up = matrix("moe.shared.up", raised(x_shared), model.hidden);
   x_shared_down = matrix("moe.shared.down", model.hidden, x_shared);
 }
 
@@ -114,13 +122,13 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
   x_in = place.operand("expert input quantized", x_input, whole);
   x_probabilities = place.add("expert probabilities", DType::kFp32, rows, whole);
   if (gathers()) x_places = place.add("expert places", DType::kInt64, rows, whole);
-  x_up = place.add("expert up", type, rows * 2 * x_width, whole);
+  x_up = place.add("expert up", type, rows * raised(x_width), whole);
   const bool activation = whole || x_again.expert_activation;
   x_act = place.add("expert activation", type, rows * x_width, low || activation);
   x_activated = place.operand("expert activation quantized", x_act, activation);
   if (x_shared == 0) return;
   const bool shared = whole || x_again.shared_experts;
-  x_s_up = place.add("shared expert up", type, x_tokens * 2 * x_shared, shared);
+  x_s_up = place.add("shared expert up", type, x_tokens * raised(x_shared), shared);
   x_s_act = place.add("shared expert activation", type, x_tokens * x_shared, low || shared);
   x_s_activated = place.operand("shared expert activation quantized", x_s_act, shared);
 }
@@ -191,6 +199,7 @@ void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, con
                        bool backward, const Ref& a, const Ref& b, const Ref& out) {
   gemm.batch = x_sizes.local;
   gemm.apart = gemm.batch > 1 && !x_plan.experts.single_kernel;
+  gemm.groups = x_sizes.rows;
   gemm.in = x_plan.precision.matrix;
   gemm = x_quantizer->typed(gemm, of, backward);
   if (gemm.transpose_a) return write_weight_gradient(w, x_plan, name, gemm, a, b, out);
@@ -207,7 +216,8 @@ Ref MoeBlock::padded(SegmentWriter& w, const std::string& name, const Ref& rows)
 }
 
 void MoeBlock::activation(SegmentWriter& w) {
-  w.compute("moe.experts.activation", kernel(KernelKind::kSwiglu, x_sizes.worked(), x_width),
+  w.compute("moe.experts.activation",
+            kernel(activation_kind(x_model.activation, false), x_sizes.worked(), x_width),
             {x_up.view(), x_probabilities.view()}, {x_act.view()});
   x_quantizer->quantize(w, "moe.experts.down.quantize", x_act, x_sizes.worked(), x_activated);
 }
@@ -221,8 +231,8 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
     x_quantizer->quantize(w, "moe.experts.up.quantize", padded(w, "moe.experts.pad", x_input),
                           x_sizes.worked(), x_in);
   }
-  grouped(w, "moe.experts.up", {m, 2 * x_width, h}, up, false, x_in.in, x_quantizer->by_rows(up),
-          x_up);
+  grouped(w, "moe.experts.up", {m, raised(x_width), h}, up, false, x_in.in,
+          x_quantizer->by_rows(up), x_up);
   activation(w);
   const Ref down = temporary("expert output", x_sizes.worked() * h);
   grouped(w, "moe.experts.down", {m, h, x_width, 1, false, true}, narrow, false, x_activated.in,
@@ -243,8 +253,9 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
 
 void MoeBlock::shared_up(SegmentWriter& w, const Operand& x) {
   linear(w, "moe.shared.up", x_shared_up, x_tokens, gathered(w, "moe.shared", x.in), x_s_up);
-  w.compute("moe.shared.activation", kernel(KernelKind::kSwiglu, x_tokens, x_shared),
-            {x_s_up.view()}, {x_s_act.view()});
+  w.compute("moe.shared.activation",
+            kernel(activation_kind(x_model.activation, false), x_tokens, x_shared), {x_s_up.view()},
+            {x_s_act.view()});
   x_quantizer->quantize(w, "moe.shared.down.quantize", x_s_act, x_tokens, x_s_activated);
 }
 
@@ -347,19 +358,20 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
   const Ref d_act = temporary("d expert activation", rows * x_width);
   expert_linear_backward(w, "moe.experts.down", {m, x_width, h}, {h, x_width, m}, d_down,
                          x_activated.kept, d_act);
-  const Ref d_up = temporary("d expert up", rows * 2 * x_width);
+  const Ref d_up = temporary("d expert up", rows * raised(x_width));
   const Ref d_chances = temporary("d expert probabilities", rows, DType::kFp32);
-  w.compute("moe.experts.activation_gradient", kernel(KernelKind::kSwigluBackward, rows, x_width),
+  w.compute("moe.experts.activation_gradient",
+            kernel(activation_kind(x_model.activation, true), rows, x_width),
             {d_act.view(), x_up.view(), x_probabilities.view()}, {d_up.view(), d_chances.view()});
   const Ref d_padded = temporary("d expert input", rows * h);
-  expert_linear_backward(w, "moe.experts.up", {m, h, 2 * x_width, 1, false, true},
-                         {h, 2 * x_width, m}, gradient_of(w, "moe.experts.up", d_up), x_in.kept,
+  expert_linear_backward(w, "moe.experts.up", {m, h, raised(x_width), 1, false, true},
+                         {h, raised(x_width), m}, gradient_of(w, "moe.experts.up", d_up), x_in.kept,
                          d_padded);
   const Ref d_input = padded(w, "moe.experts.unpad_gradient", d_padded);
   if (x_model.experts.bias) {
     bias_gradient(w, "moe.experts.down", rows, h, d_down.rows,
                   expert("moe.experts.down", true, ".bias"));
-    bias_gradient(w, "moe.experts.up", rows, 2 * x_width, d_up,
+    bias_gradient(w, "moe.experts.up", rows, raised(x_width), d_up,
                   expert("moe.experts.up", true, ".bias"));
   }
   x_beside = std::move(beside);
@@ -392,7 +404,7 @@ Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_prob
   choose.launches = kRouteGradientLaunches;
   w.compute("moe.route_gradient", choose, {d_probabilities.view(), x_scores.view(), x_map.view()},
             {d_logits.view()});
-  if (x_model.experts.bias) {
+  if (x_model.experts.router_bias) {
     bias_gradient(w, "moe.router", x_rows, x_router.out, d_logits,
                   parameter_ref(x_layouts.parameter_gradients, "moe.router.bias", kGradients,
                                 kSharedGradients));
@@ -407,10 +419,10 @@ Ref MoeBlock::shared_down_backward(SegmentWriter& w, const Ref& d_out) {
           : x_quantizer->gradient(w, "moe.shared.down", x_shared_down.weight, d_out, x_tokens);
   const Ref d_act =
       linear_backward(w, "moe.shared.down", x_shared_down, x_tokens, d, x_s_activated.kept);
-  const Ref d_up = temporary("d shared expert up", x_tokens * 2 * x_shared);
+  const Ref d_up = temporary("d shared expert up", x_tokens * raised(x_shared));
   w.compute("moe.shared.activation_gradient",
-            kernel(KernelKind::kSwigluBackward, x_tokens, x_shared), {d_act.view(), x_s_up.view()},
-            {d_up.view()});
+            kernel(activation_kind(x_model.activation, true), x_tokens, x_shared),
+            {d_act.view(), x_s_up.view()}, {d_up.view()});
   return d_up;
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,16 @@ namespace foretrain {
 
 /// Tokens (one for every expert that a token goes to) on the ways of a microbatch.
 struct MoeSizes {
-  std::int64_t sent = 0;        ///< by a rank to the expert group; what comes back
-  std::int64_t received = 0;    ///< by a rank from the expert group
-  std::int64_t capacity = 0;    ///< of one rank for one expert
-  std::int64_t per_expert = 0;  ///< rows of one group of the grouped GEMMs
-  std::int64_t local = 0;       ///< experts of a rank
-  std::int64_t worked() const { return per_expert * local; }
+  std::int64_t sent = 0;           ///< by a rank to the expert group; what comes back
+  std::int64_t received = 0;       ///< by a rank from the expert group
+  std::int64_t capacity = 0;       ///< of one rank for one expert
+  std::int64_t per_expert = 0;     ///< rows of one group of the grouped GEMMs, in the mean
+  std::vector<std::int64_t> rows;  ///< of each group, where they differ
+  std::int64_t local = 0;          ///< experts of a rank
+  std::int64_t worked() const {
+    return rows.empty() ? per_expert * local
+                        : std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  }
 };
 MoeSizes moe_sizes(const Model& model, const Plan& plan);
 
@@ -46,6 +51,8 @@ class MoeBlock : public Block {
   /// Returns the gradient of `in`.
   Ref backward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& d_out);
   bool shares() const { return x_shared > 0; }
+  /// Elements that the first matrix of an expert of this width gives: gate and up, or up alone.
+  std::int64_t raised(std::int64_t width) const { return x_model.gated() ? 2 * width : width; }
 
  private:
   bool gathers() const { return x_plan.experts.dispatcher == Dispatcher::kAllGather; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/documents.h"
 #include "models/expert_plan.h"
 #include "models/plan_network.h"
 #include "models/plan_precision.h"
@@ -136,6 +137,7 @@ class PlanReader {
       if (r.has("target_sequence") && !x_model.is_encoder_decoder()) {
         r.fail("target_sequence", "needs a model with an encoder and a decoder");
       }
+      read_documents(r, x_plan);
     });
   }
 
@@ -189,6 +191,7 @@ class PlanReader {
       r.read("parameter_gather", x_plan.overlap.parameter_gather);
       r.read("expert", x_plan.overlap.expert);
       r.read("passes", x_plan.overlap.passes);
+      r.read("head_deferral", x_plan.overlap.head_deferral, IntRange{0, 1'000'000'000});
       r.read("tensor_slices", x_plan.overlap.tensor_slices, JsonReader::IntRange{1, 1024});
     });
   }
@@ -301,6 +304,9 @@ class PlanReader {
     }
     check_batch();
     check_masked();
+    if (const auto no = refused_documents(x_model, p)) {
+      return refuse(no->place, no->message, no->kind);
+    }
     if (const std::optional<Refusal> no = refused_tensor(x_model, p)) {
       refuse(no->place, no->message, no->kind);
     }

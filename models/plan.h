@@ -123,6 +123,9 @@ struct ExpertPlan {
   Dispatcher dispatcher = Dispatcher::kAllToAll;
   Routing routing = Routing::kBalanced;
   double factor = 1;
+  /// Tokens of each expert over the mean, where the RUN gives them; `factor` is of the busiest
+  /// rank.
+  std::vector<double> load = {};
   bool single_kernel = false;  ///< one computes the products of all experts of a rank
   std::int32_t sms = 0;        ///< that fused dispatchers hold
   bool cast_first = false;  ///< tokens, and the gradients of results, travel in the linears' 8 bits
@@ -195,6 +198,9 @@ struct Overlap {
   bool gradient_reduce = false;
   bool parameter_gather = false;
   bool expert = false;  ///< shared experts beside the exchanges of tokens
+  /// Of so many microbatches, the first, the gradients of the output matrix are computed when the
+  /// last stage's passes are over.
+  std::int64_t head_deferral = 0;
   bool passes = false;  ///< exchanges of a pass beside another microbatch's: models/stage_weave.cpp
   /// Parts of a microbatch whose passes take turns in every layer, so that the collectives of one
   /// travel under the others' products: models/stage_slices.cpp.
@@ -222,6 +228,7 @@ struct Units {
   DType reduce = DType::kFp32;         ///< type in which gradients are reduced
   // ZeRO++ (arXiv 2306.10209), see models/stage_narrow.cpp:
   bool narrow_gathers = false;    ///< shards of parameters travel in 8 bits (qwZ)
+  bool casts_shards = false;      ///< those of layers in fp8, as their linears read them
   bool copies_out = false;        ///< gathered into an array that compute copies them out of
   std::int64_t secondary = 0;     ///< ranks that share a copy for backward passes (hpZ); 0 = none
   bool narrow_reduction = false;  ///< gradients are exchanged in 4 bits, then summed (qgZ)
@@ -287,6 +294,8 @@ struct Plan {
   Offload offload;
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
   std::int64_t target_length = 0;  ///< tokens of the decoder's sequences; 0 = as the encoder's
+  /// Lengths of the documents that every sequence packs, if several: models/documents.h.
+  std::vector<std::int64_t> documents;
   Precision precision;
   Recompute recompute;
   ExpertPlan experts;
@@ -374,6 +383,8 @@ struct Plan {
   std::int64_t vocabulary_parts() const { return shares_vocabulary() ? tensor * pipeline : tensor; }
   /// Gradients of weights have passes of their own.
   bool splits_backward() const;
+  /// The last stage leaves gradients of the output matrix to when its passes are over.
+  bool defers_head() const { return overlap.head_deferral > 0 && pipeline > 1; }
   /// Of a microbatch, on one rank (before sequence parallelism).
   std::int64_t tokens() const { return micro_batch * sequence_length / context; }
   std::int64_t target() const { return target_length > 0 ? target_length : sequence_length; }
@@ -436,6 +447,10 @@ struct Plan {
   bool copies_out() const {
     return sharding == Sharding::kParameters && units.copies_out && !units.narrow_gathers &&
            units.secondary == 0 && units.inner_group == 1;
+  }
+  /// Layers' parameters arrive in fp8, which their linears read.
+  bool gathers_fp8() const {
+    return sharding == Sharding::kParameters && units.casts_shards && shards() > 1;
   }
   /// Sums of gradients are cast to a narrower type to travel, and back.
   bool narrows_gradients() const {

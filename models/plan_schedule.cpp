@@ -184,11 +184,27 @@ void read_schedule(JsonReader& run, Plan& plan) {
     plan.virtual_pipeline = 2;
 }
 
+/// Gradients of the output matrix that wait for the last stage's cool-down.
+void check_deferral(JsonReader& run, const Plan& plan) {
+  if (!plan.defers_head()) return;
+  const char* why = nullptr;
+  if (plan.splits_backward()) why = "schedules with passes of their own for gradients of weights";
+  if (plan.shares_vocabulary()) why = "a vocabulary that all stages share";
+  if (plan.ways() == 2) why = "schedules with two copies";
+  if (plan.by_units()) why = "sharded gradients or parameters";
+  if (plan.reduces_each_pass()) why = "gradients that are reduced in every pass (no_sync false)";
+  if (plan.sums_after_pass) why = "gradients.accumulation after-pass";
+  if (why == nullptr) return;
+  run.fail("overlap/head_deferral", std::string("does not go with ") + why,
+           ErrorKind::kUnsupported);
+}
+
 void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
   check_chunks(run, plan);
   if (!run.failed()) check_copies(run, model, plan);
   if (!run.failed()) check_shared_vocabulary(run, model, plan);
   if (!run.failed()) check_recycling(run, model, plan);
+  if (!run.failed()) check_deferral(run, plan);
   if (run.failed()) return;
   // A host that waited for its stage's passes would not reach what other stages wait for.
   if (plan.spreads_vocabulary()) plan.host_waits = HostWaits::kNone;

@@ -51,6 +51,15 @@ std::optional<Refusal> refused_narrow(const Model& model, const Plan& p) {
     return Refusal{place, "is not modelled with experts, nor with offloaded states",
                    ErrorKind::kUnsupported};
   }
+  const Precision& c = p.precision;
+  if (u.casts_shards && (c.linear != DType::kFp8 || c.blocks)) {
+    return Refusal{place,
+                   "fp8 needs precision fp8, with kernels.fp8_recipe delayed, current or "
+                   "tensorwise: one scale for a matrix"};
+  }
+  if (u.casts_shards && u.secondary > 0) {
+    return Refusal{place, "fp8 does not go with secondary_group", ErrorKind::kUnsupported};
+  }
   if (u.secondary > 0 && (u.secondary == 1 || p.shards() % u.secondary != 0)) {
     return Refusal{"sharding/secondary_group",
                    "found " + text(u.secondary) +
@@ -80,8 +89,7 @@ std::optional<Refusal> refused_levels(const Model& model, const Plan& p) {
                               text(p.shards()) + " ranks that share the parameters, less than all"};
   }
   if (model.has_experts() || u.narrow_gathers || u.secondary > 0) {
-    return Refusal{place,
-                   "is not modelled with experts, gather_dtype int8, nor with secondary_group",
+    return Refusal{place, "is not modelled with experts, gather_dtype int8 or fp8, secondary_group",
                    ErrorKind::kUnsupported};
   }
   return std::nullopt;
@@ -210,8 +218,9 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read_choice("shard_dtype", shards, {"fp32", "compute"});
   units.narrow_shards = shards == 1;
   int gathered = 0;
-  reader.read_choice("gather_dtype", gathered, {"compute", "int8"});
-  units.narrow_gathers = gathered == 1;
+  reader.read_choice("gather_dtype", gathered, {"compute", "int8", "fp8"});
+  units.narrow_gathers = gathered >= 1;
+  units.casts_shards = gathered == 2;
   read_group(reader, "secondary_group", units.secondary);
 }
 
@@ -241,7 +250,9 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
   const bool plain =
       !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() && !model.is_network();
   const bool one_place = p.placement() == ChunkPlacement::kRound && !p.shares_vocabulary();
-  return plain && one_place && !p.splits_backward() && !p.by_units() && !p.reduces_each_pass();
+  // Slices of a microbatch add their gradients up.
+  const bool in_turn = !p.splits_backward() && !p.defers_head() && p.overlap.tensor_slices == 1;
+  return plain && one_place && in_turn && !p.by_units() && !p.reduces_each_pass();
 }
 
 void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
@@ -266,8 +277,8 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   if (plan.sums_after_pass && !can_sum_after_pass(model, plan)) {
     return Refusal{"gradients/accumulation",
                    "after-pass is modelled for decoders without experts, with tensor_mode 1d, "
-                   "sharding.level none or optimizer, no_sync, and schedules whose backward passes "
-                   "are whole and whose chunks go round the stages",
+                   "sharding.level none or optimizer, no_sync, without overlap.tensor_slices, and "
+                   "schedules whose backward passes are whole and whose chunks go round the stages",
                    ErrorKind::kUnsupported};
   }
   if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {

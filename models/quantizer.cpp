@@ -161,7 +161,7 @@ void Quantizer::declare_weights(LayoutWriter& forward, LayoutWriter& backward) {
         return place->add(cast.name + which, BufferKind::kParameters, x_plan.precision.linear,
                           cast.weight.count);
       };
-      cast.by_rows = copy(" weights by rows");
+      cast.by_rows = x_plan.gathers_fp8() ? cast.weight : copy(" weights by rows");
       if (x_plan.precision.keeps_copies()) cast.by_columns = copy(" weights by columns");
     }
   }
@@ -169,6 +169,12 @@ void Quantizer::declare_weights(LayoutWriter& forward, LayoutWriter& backward) {
 
 void Quantizer::quantize_weights(SegmentWriter& w, bool forward, bool backward) {
   for (const Cast& cast : x_casts) {
+    if (x_plan.gathers_fp8()) {
+      // Of what the weight's buffer has room for half has come: 8 bits of each element.
+      const Ref came{cast.weight.frame, cast.weight.buffer, DType::kFp8, cast.weight.count};
+      if (backward) turn(w, cast.name + ".turn_weights", came, cast.rows, cast.by_columns);
+      continue;
+    }
     quantize(w, cast.name + ".quantize_weights", cast.weight, cast.rows,
              forward ? cast.by_rows : Ref{}, backward ? cast.by_columns : Ref{});
   }

@@ -80,7 +80,8 @@ class Quantizer {
   /// Copies of weights that live as long as a pass. Both layouts of a layer's temporary buffers
   /// must have grown alike so far.
   void declare_weights(LayoutWriter& forward, LayoutWriter& backward);
-  /// Casts the weights into them: for the forward GEMMs, for those of the input gradients.
+  /// Casts the weights into them, or turns those that came in fp8: for the forward GEMMs, for those
+  /// of the input gradients.
   void quantize_weights(SegmentWriter& w, bool forward, bool backward);
 
  private:

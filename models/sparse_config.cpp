@@ -64,8 +64,9 @@ void read_experts(const Json& json, JsonReader& reader, Model& m) {
   reader.require("num_experts_per_tok", "the experts of a token");
   reader.read("num_experts_per_tok", e.top_k, kConfigSize);
   e.width = m.intermediate;
-  e.bias = m.attention_sinks = m.type == "gpt_oss";
-  const bool one_width = m.type == "mixtral" || m.type == "gpt_oss";
+  e.router_bias = m.attention_sinks = m.type == "gpt_oss";
+  e.bias = e.router_bias || m.mlp_bias;
+  const bool one_width = m.type == "mixtral" || m.type == "gpt_oss" || m.type == "gpt2";
   if (!one_width) reader.require("moe_intermediate_size", "the width of an expert");
   reader.read("moe_intermediate_size", e.width, kConfigSize);
   std::int64_t shared = 0;
@@ -110,7 +111,11 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
 
 }  // namespace
 
-bool has_expert_type(const std::string& type) {
+bool has_experts(const Json& json, const std::string& type) {
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    const Json* experts = json.find(key);
+    if (type == "gpt2" && experts != nullptr && experts->number() > 1) return true;
+  }
   return type == "mixtral" || type == "qwen3_moe" || type == "deepseek_v2" ||
          type == "deepseek_v3" || type == "gpt_oss";
 }
@@ -119,7 +124,7 @@ void read_sparse(const Json& json, JsonReader& reader, Model& model) {
   read_experts(json, reader, model);
   if (model.type.starts_with("deepseek")) read_latent(json, reader, model);
   for (const char* key : kRouting) reader.ignore(key);
-  if (!model.gated()) {
+  if (!model.gated() && model.type != "gpt2") {
     reader.fail("hidden_act", "experts that are not gated (silu) are not modelled yet",
                 ErrorKind::kUnsupported);
   }

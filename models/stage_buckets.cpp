@@ -160,6 +160,8 @@ void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame
   if (!x_plan.overlap.gradient_reduce) return;
   if (x_plan.sums_after_pass && reached > 0) return;
   for (Bucket& bucket : chunk.buckets) {
+    const bool of_head = bucket.begin < chunk.head.cut_end && chunk.head.cut_begin < bucket.end;
+    if (of_head && chunk.last && x_plan.defers_head()) continue;  // its gradients are to come
     if (bucket.begin >= reached && !bucket.last) reduce_bucket(chunk, bucket, frame, event);
   }
 }

@@ -5,8 +5,13 @@
 //        backward passes gather in the compute type;
 //   qgZ  gradients are quantized to 4 bits and exchanged within an inner group, summed and
 //        quantized again, exchanged across the groups, expanded and summed.
-// Left out: the scales of blocks and their exchanges; that DeepSpeed reduces vectors (biases,
-// norms) plainly.
+// And as FSDP2 with torchao's float8 all-gather has the layers' matrices: a rank's shard is cast to
+// fp8, by scales that its largest values, agreed on by all ranks, give (delayed scales are known);
+// what arrives is copied out, and the linears read it: no pass casts weights again, but for the
+// copy by columns that input gradients read. Left out of it: that norms, a thousandth of a layer,
+// travel in 16 bits; that all layers' largest values may be agreed on at once, after the update;
+// what was copied out takes 8 bits, not the 16 of its buffer here. Left out: the scales of blocks
+// and their exchanges; that DeepSpeed reduces vectors (biases, norms) plainly.
 #include <algorithm>
 #include <utility>
 
@@ -18,11 +23,14 @@ namespace {
 
 constexpr std::int16_t kShard8 = 1;     ///< of the weights: the rank's part in 8 bits
 constexpr std::int16_t kGathered8 = 2;  ///< and all of them
+constexpr std::int16_t kLargest8 = 3;   ///< the largest values of its matrices
 constexpr std::int16_t kSent4 = 3;      ///< of the gradients: in 4 bits
 constexpr std::int16_t kReceived4 = 4;
 constexpr std::int16_t kSums4 = 5;  ///< of an inner group
 constexpr std::int16_t kAcross4 = 6;
 constexpr std::int16_t kExpanded = 7;  ///< what is left to sum
+
+constexpr std::int64_t kMatrices = 4;  ///< of a layer: qkv, projection, up, down
 
 /// A kernel that only moves: it reads and writes these operands once.
 Opaque moves(const char* name, const Ref& from, const Ref& to) {
@@ -47,10 +55,12 @@ void StageWriter::add_narrow(const UnitShape& shape, FrameLayout& weights,
   const auto add = [](FrameLayout& layout, const char* name, DType type, std::int64_t count) {
     layout.buffers.push_back(buffer_of(name, BufferKind::kCommunication, type, count));
   };
-  if (x_plan.units.narrow_gathers && !shape.whole) {
+  if (gathers_narrow(shape)) {
     FT_CHECK(weights.buffers.size() == kGathered8, "buffers of a unit's weights");
     weights.buffers[kShard8].dtype = DType::kUint8;
     add(weights, "gathered in 8 bits", DType::kUint8, shape.elements);
+    const std::int64_t matrices = kMatrices * shape.layers;
+    if (x_plan.units.casts_shards) add(weights, "largest values", DType::kFp32, matrices);
   }
   if (!x_plan.units.narrow_reduction) return;
   FT_CHECK(gradients.buffers.size() == kSent4, "buffers of a unit's gradients");
@@ -65,23 +75,43 @@ void StageWriter::add_narrow(const UnitShape& shape, FrameLayout& weights,
   add(gradients, "to sum", x_plan.units.reduce, shape.elements / left);
 }
 
+/// The ends are no linears in fp8.
+bool StageWriter::gathers_narrow(const UnitShape& shape) const {
+  const bool ends = x_plan.units.casts_shards && shape.layers == 0;
+  return x_plan.units.narrow_gathers && !shape.whole && !ends;
+}
+
 /// Gathers `whole` from the ranks' shards, of which this one's is `shard`, in 8 bits.
 void StageWriter::gather_narrow(const UnitShape& shape, const Ref& shard, const Ref& whole,
                                 Segment& segment) {
   const Ref sent{0, kShard8, DType::kUint8, shard.count};
   const Ref gathered{0, kGathered8, DType::kUint8, whole.count};
-  const auto push = [&](const char* name, Work work, const Ref& from, const Ref& to) {
-    Op op = unit_op(shape.holders.stream, name, std::move(work), Phase::kForward);
+  const auto push = [&](const std::string& name, Work work, const Ref& from, const Ref& to) {
+    Op op = unit_op(shape.holders.stream, name.c_str(), std::move(work), Phase::kForward);
     op.reads = {from.view()};
     op.writes = {to.view()};
     segment.ops.push_back(std::move(op));
   };
+  if (x_plan.units.casts_shards && x_plan.precision.current_scaling) {
+    const Ref largest{0, kLargest8, DType::kFp32, kMatrices * shape.layers};
+    const Collective agree{CollectiveKind::kAllReduce, x_builder.group(shape.holders.shard_group),
+                           largest.count, DType::kFp32, true};
+    push("parameters.largest", kernel_of(KernelKind::kLargest, 1, shard.count, shard.dtype), shard,
+         largest);
+    push("parameters.largest.reduce", agree, largest, largest);
+  }
   push("parameters.quantize", moves("quantize", shard, sent), shard, sent);
   push("parameters.gather",
        Collective{CollectiveKind::kAllGather, x_builder.group(shape.holders.shard_group),
                   whole.count, DType::kUint8, false},
        sent, gathered);
-  push("parameters.expand", moves("expand", gathered, whole), gathered, whole);
+  Opaque last = moves("expand", gathered, whole);
+  if (x_plan.units.casts_shards) {
+    last.name = "copy out";
+    last.bytes = 2 * gathered.view().bytes;
+  }
+  push("parameters." + std::string(x_plan.units.casts_shards ? "copy_out" : "expand"), last,
+       gathered, whole);
 }
 
 /// After a forward gather of `whole`, and for backward passes instead of one.

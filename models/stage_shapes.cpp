@@ -222,7 +222,7 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
     shard_from_host(segment, part, here);
     part = here;
   }
-  const bool narrow = !alone && !shape.whole && x_plan.units.narrow_gathers;
+  const bool narrow = !alone && gathers_narrow(shape);
   if (narrow) gather_narrow(shape, Ref{1, 0, x_plan.shard_type(), own}, whole, segment);
   if (sharded_parameters() && !offloaded && !narrow && (alone || x_plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};

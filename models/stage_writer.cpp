@@ -1,5 +1,8 @@
 #include "models/stage_writer.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "models/kernel_forms.h"
 #include "sim/base/check.h"
 
@@ -60,6 +63,7 @@ void StageWriter::write_passes() {
     }
     if (!pass.joined) joined_end();
   }
+  finish_head();
 }
 
 /// Zeroes the gradients; with gathers overlapped, last step's parameters come in beside the forward
@@ -321,7 +325,8 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   } else {
     passage.done_frame = passage.gradient;
     passage.done_event = kReady;
-    if (!shares) finish_pass(chunk, passage.gradient, kReady, last);
+    const bool head_left = chunk.last && x_plan.defers_head();
+    if (!shares && !head_left) finish_pass(chunk, passage.gradient, kReady, last);
   }
   if (x_plan.keep_outputs && !chunk.last && !turns(c, 1)) let_go_of_output(chunk, passage, mb);
   pass_ends(true, mb);
@@ -380,11 +385,33 @@ void StageWriter::head_backward(Chunk& chunk, Passage& passage, std::int32_t mb)
   x_head_done = call.frames[kHeadLocal];
   x_before_next.clear();
   bind_part(chunk, -1, &x_head, true, call);
-  if (s.weights.valid()) {
-    passage.weights.emplace_back(-1, call);
-    passage.weights.back().second.segment = s.weights;
-  }
+  if (!s.weights.valid()) return x_builder.call(std::move(call));
+  Call weights = call;
+  weights.segment = s.weights;
   x_builder.call(std::move(call));
+  if (!x_plan.defers_head()) {
+    passage.weights.emplace_back(-1, std::move(weights));
+  } else if (static_cast<std::int64_t>(x_head_left.size()) < x_plan.overlap.head_deferral) {
+    x_head_left.push_back(std::move(weights));
+  } else {
+    x_builder.call(std::move(weights));
+  }
+}
+
+/// What `overlap.head_deferral` left: the stage has sent its last gradients and waits for others.
+void StageWriter::finish_head() {
+  if (x_head_left.empty()) return;
+  FrameId done;
+  for (Call& call : x_head_left) {
+    done = call.frames[kHeadLocal];
+    call.waits = std::move(x_before_next);
+    x_before_next.clear();
+    x_builder.call(std::move(call));
+  }
+  const auto last =
+      std::find_if(x_chunks.begin(), x_chunks.end(), [](const Chunk& chunk) { return chunk.last; });
+  x_pass_done = StreamWait{StreamId(), done, x_head_segments->done};
+  finish_pass(*last, done, x_head_segments->done, true);
 }
 
 void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb) {

@@ -122,6 +122,7 @@ class StageWriter {
   void embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void head_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void head_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  void finish_head();
   void embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
   void quantize_weights(Chunk& chunk, std::int64_t l, const LayerSegments& s, std::int32_t mb);
   void layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
@@ -314,6 +315,7 @@ class StageWriter {
   // --- Units in fewer bits, and a second copy of them (stage_narrow.cpp) ---
   using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;
   std::int64_t unit_elements(std::int64_t filled, std::int64_t shards) const;
+  bool gathers_narrow(const UnitShape& shape) const;
   void add_narrow(const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients) const;
   void gather_narrow(const UnitShape& shape, const Ref& shard, const Ref& whole, Segment& segment);
   void write_secondary(UnitShape& shape, const Ref& whole, Segment& forward);
@@ -388,6 +390,7 @@ class StageWriter {
   std::vector<Call> x_slice_ends;        ///< last blocks of a layer's slices, still to come
   std::function<void()> x_after_slices;  ///< what follows them
   FrameId x_head_done;                   ///< local frame of the head's last backward pass
+  std::vector<Call> x_head_left;         ///< gradients of its matrix that wait for the cool-down
   /// Where the event of the last backward or weight pass is; with the vocabulary on all stages, of
   /// the last pass.
   StreamWait x_pass_done;

@@ -57,7 +57,7 @@ const char* copy_out(const Run& run) {
   const Plan& p = run.plan;
   if (p.sharding != Sharding::kParameters) return if_not_parameters(run);
   return p.units.copies_out && !p.copies_out()
-             ? "it does not go with inner_group, secondary_group and int8"
+             ? "it does not go with inner_group, secondary_group, int8 and fp8"
              : nullptr;
 }
 
@@ -134,6 +134,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/compression_rank", compression_rank},
     {"/offload/page_mib", page_mib},
     {"/overlap/expert", overlap_expert},
+    {"/overlap/head_deferral", if_no_pipeline},
     {"/overlap/parameter_gather", if_none},
     {"/overlap/pipeline", if_no_pipeline},
     {"/overlap/tensor", if_no_tensor},

@@ -223,7 +223,7 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   const auto accelerators = static_cast<double>(run.cluster.accelerators);
   const FlopConventions flops =
       model_flops(run.model, run.plan.global_batch * run.plan.sequence_length,
-                  run.plan.sequence_length, run.plan.target());
+                  run.plan.sequence_length, run.plan.target(), run.plan.documents);
   // A third is one forward pass; those whose output comes back have no head.
   const double head = 2 * tokens * static_cast<double>(run.model.vocabulary * run.model.hidden);
   const double causal =

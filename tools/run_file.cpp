@@ -249,8 +249,8 @@ void note_limits(Run& run) {
     std::array<char, 160> text{};
     std::snprintf(text.data(), text.size(),
                   "every rank is taken as the one with most tokens for its experts, %.2f times the "
-                  "mean (moe.routing natural, moe.imbalance)",
-                  experts.factor);
+                  "mean (moe.routing natural, moe.%s)",
+                  experts.factor, experts.load.empty() ? "imbalance" : "load");
     run.notes.emplace_back(text.data());
   }
   const Json* precision = run.resolved.find("precision");

@@ -197,6 +197,10 @@ Status check_cudnn(const Attention& w, const Op& op) {
 }
 
 Status check_attention(const Attention& w, const Op& op) {
+  if (!w.documents.empty()) {
+    return unsupported("the CUDA backend attends to whole sequences (" + op.name +
+                       "): leave batch.documents out, or execute on the host backend");
+  }
   const bool cut = w.part != ContextPart::kWhole && w.part != ContextPart::kHeads;
   if (cut && w.kernel != AttentionKernel::kFlash) {
     return unsupported("the CUDA backend attends over parts of sequences with its own kernel (" +

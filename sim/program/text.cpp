@@ -1,6 +1,7 @@
 #include <string>
 
 #include "sim/program/context_pairs.h"
+#include "sim/program/documents.h"
 #include "sim/program/program.h"
 
 namespace foretrain {
@@ -26,6 +27,8 @@ std::string text_of(const Attention& w) {
   if (w.head_parts > 1) out += " part " + number(w.head_part) + " of " + number(w.head_parts);
   if (w.dropout > 0) out += " dropout";
   if (w.window > 0) out += " window " + number(w.window);
+  if (!w.documents.empty()) out += " documents";
+  for (const std::int64_t length : w.documents) out += " " + number(length);
   if (w.more_kernels > 0) {
     out += " and " + number(w.more_kernels) + " kernels of " + number(w.more_bytes) + " B";
   }
@@ -78,6 +81,8 @@ std::string text_of(const Gemm& w) {
     out += " of";
     for (const std::int64_t part : w.parts) out += part > 0 ? " " + number(part) : "";
   }
+  if (!w.groups.empty()) out += " groups";
+  for (const std::int64_t tokens : w.groups) out += " " + number(tokens);
   return w.accumulate ? out + " accumulate" : out;
 }
 
@@ -161,15 +166,32 @@ void print_call(const Call& call, const Program& program, std::string& out) {
   out += "\n";
 }
 
+double gemm_flops(const Gemm& w) {
+  if (w.groups.empty()) {
+    return 2.0 * static_cast<double>(w.m) * static_cast<double>(w.n) * static_cast<double>(w.k) *
+           static_cast<double>(w.batch);
+  }
+  double tokens = 0;
+  for (const std::int64_t group : w.groups) tokens += static_cast<double>(group);
+  return 2.0 * tokens * static_cast<double>(w.n) * static_cast<double>(w.transpose_a ? w.m : w.k);
+}
+
 double attention_flops(const Attention& w) {
+  const bool unfused = w.kernel == AttentionKernel::kUnfused;
+  const bool packs = !w.documents.empty() && !unfused;
+  if (packs && w.part != ContextPart::kAll) {
+    double sum = 0;
+    for (const Attention& one : by_document(w)) sum += attention_flops(one);
+    return sum;
+  }
   const bool windowed = w.window > 0 && w.window < w.kv_len;
   const auto length = static_cast<double>(w.kv_len);
   const double keys = windowed ? static_cast<double>(w.window) : length;
   // The unfused kernels compute the full square; the others what the causal mask leaves.
-  const bool unfused = w.kernel == AttentionKernel::kUnfused;
   const double seen = w.causal && !unfused ? keys - keys * keys / (2 * length) : keys;
-  const double of_head =
-      windows_gathered(w) ? gathered_pairs(w).mean : static_cast<double>(w.q_len) * seen;
+  double of_head = static_cast<double>(w.q_len) * seen;
+  if (windows_gathered(w)) of_head = gathered_pairs(w).mean;
+  if (packs) of_head = mean_document_pairs(w);
   const double pairs = static_cast<double>(w.batch) * static_cast<double>(w.q_heads) * of_head;
   const auto k = static_cast<double>(w.head_dim);
   const auto v = static_cast<double>(w.value_width());
@@ -259,10 +281,7 @@ Gemm implicit_gemm(const Convolution& w) {
 
 double flops_of(const Work& work) {
   return std::visit(Overloaded{
-                        [](const Gemm& w) {
-                          return 2.0 * static_cast<double>(w.m) * static_cast<double>(w.n) *
-                                 static_cast<double>(w.k) * static_cast<double>(w.batch);
-                        },
+                        [](const Gemm& w) { return gemm_flops(w); },
                         [](const Attention& w) { return attention_flops(w); },
                         [](const Kernel& w) { return static_cast<double>(w.flops); },
                         [](const Convolution& w) {

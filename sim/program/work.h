@@ -36,6 +36,9 @@ struct Gemm {
   /// The products of the batch are GEMMs of their own, issued one after another on a few streams;
   /// else one kernel computes them all.
   bool apart = false;
+  /// Tokens of each product of the batch where they differ, as those of experts do: m, or k of a
+  /// weight's gradient (transpose_a). m or k is their mean then, rounded up.
+  std::vector<std::int64_t> groups = {};
   bool operator==(const Gemm&) const = default;
 };
 
@@ -104,6 +107,9 @@ struct Attention {
   bool alibi = false;
   double dropout = 0;       ///< rate
   std::int64_t window = 0;  ///< keys each query sees, 0 = all
+  /// Lengths of the documents that every sequence packs, if it packs several: keys of others are
+  /// not seen.
+  std::vector<std::int64_t> documents = {};
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all

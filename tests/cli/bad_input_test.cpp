@@ -175,7 +175,7 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
     expect_refused(place, place.run(arguments), parts);
   };
   refused({"sharding.gather_dtype=int8"}, {"/sharding/gather_dtype", "sharding.level parameters"});
-  refused({"sharding.gather_dtype=int4"}, {"/sharding/gather_dtype", "\"int4\"", "int8"});
+  refused({"sharding.gather_dtype=int4"}, {"/sharding/gather_dtype", "\"int4\"", "int8, fp8"});
   refused({"gradients.reduce_dtype=int4"}, {"/gradients/reduce_dtype", "sharding.level gradients"});
   refused({"sharding.level=none", "gradients.compression=fp16", "gradients.dtype=compute"},
           {"/gradients/compression", "bf16 gradients"});
@@ -190,7 +190,7 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
   refused({level, stage, "sharding.inner_group=3"},
           {"/sharding/inner_group", "found 3", "divisor"});
   refused({level, stage, "sharding.inner_group=2", "sharding.gather_dtype=int8"},
-          {"/sharding/inner_group", "not modelled with experts, gather_dtype int8"});
+          {"/sharding/inner_group", "not modelled with experts, gather_dtype int8 or fp8"});
   refused({level, stage, "sharding.persist_elements=-1"}, {"/sharding/persist_elements", "-1"});
   refused({level, stage, "gradients.reduce_dtype=int4", "gradients.inner_group=3"},
           {"/gradients/inner_group", "3 does not divide"});

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 
 #include "models/lower.h"
@@ -116,6 +117,49 @@ TEST(Activations, EverySecondProductAgain) {
       {"attention.projection", product(model.hidden, model.heads * model.head_dim)},
       {"mlp.up", product(model.intermediate, model.hidden)}};
   EXPECT_EQ(again, expected);
+}
+
+/// What the ops of a program read in buffers whose names end in `name`, and had not written before
+/// in the same segment, although the buffer does not outlive it.
+std::vector<std::string> unwritten(const Program& program, const std::string& name) {
+  std::vector<std::string> out;
+  for (const Segment& segment : program.segments) {
+    std::set<std::pair<int, int>> written;
+    for (const Op& op : segment.ops) {
+      for (const View& view : op.reads) {
+        const auto frame = static_cast<std::size_t>(view.frame);
+        const FrameLayout& layout = program.layouts[segment.frames[frame].index()];
+        const Buffer& buffer = layout.buffers[static_cast<std::size_t>(view.buffer)];
+        const bool local = layout.name.starts_with("backward");
+        if (!local || !buffer.name.ends_with(name)) continue;
+        if (!written.contains({view.frame, view.buffer})) out.push_back(op.name);
+      }
+      for (const View& view : op.writes) written.insert({view.frame, view.buffer});
+    }
+  }
+  return out;
+}
+
+// A mask of dropout that the backward pass reads was kept, or is drawn again before.
+TEST(Activations, MasksAreThereWhenTheyAreRead) {
+  for (const bool parallel : {false, true}) {
+    for (const bool low : {false, true}) {
+      Model model = small_llama();
+      model.parallel_residual = parallel;
+      Plan plan = small_plan(model, {2, 1, 1, 1}, 1);
+      plan.dropout = 0.1;
+      plan.recompute.operations = true;
+      plan.sequence = !low;
+      if (low) plan.precision.linear = DType::kFp8;
+      const Program program = lower(model, plan).programs[0];
+      EXPECT_EQ(unwritten(program, "dropout mask"), std::vector<std::string>());
+      std::size_t reads = 0;
+      for (const Segment& segment : program.segments) {
+        for (const Op& op : segment.ops) reads += op.name.ends_with("dropout_gradient") ? 1 : 0;
+      }
+      EXPECT_GE(reads, parallel ? 1U : 2U);
+    }
+  }
 }
 
 /// Products of a layer that are computed again, by name.

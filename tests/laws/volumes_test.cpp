@@ -152,6 +152,48 @@ TEST(DataParallelVolume, ZeroPlusPlus) {
   about(held(workload) - held(without), 2 * all / 4);
 }
 
+// Layers gathered in fp8 take half of the bytes, their ends as many as before; scales are agreed on
+// before, one for each of four matrices of a layer, unless they are delayed. No pass casts weights:
+// the backward pass turns what came.
+TEST(DataParallelVolume, GathersInFp8) {
+  Model model = unpadded(small_gpt());
+  model.tied_embeddings = false;
+  Plan plan = small_plan(model, {1, 1, 1, 8}, 1);
+  plan.sharding = Sharding::kParameters;
+  plan.precision.linear = DType::kFp8;
+  const auto gathered = [&] {
+    const Workload workload = lower(model, plan);
+    EXPECT_TRUE(verify(workload).ok()) << verify(workload).error().message;
+    return traffic_of(workload.programs[0], false);
+  };
+  const auto count = [&](const std::string& end) {
+    const Program program = lower(model, plan).programs[0];
+    std::int64_t ops = 0;
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        ops += std::string(op.name).ends_with(end) ? 1 : 0;
+      }
+    }
+    return ops;
+  };
+  for (const bool current : {false, true}) {
+    plan.precision.current_scaling = current;
+    plan.units.narrow_gathers = plan.units.casts_shards = false;
+    const Traffic wide = gathered();
+    EXPECT_EQ(count(".quantize_weights"), 2 * 4 * model.layers);
+    plan.units.narrow_gathers = plan.units.casts_shards = true;
+    const Traffic narrow = gathered();
+    EXPECT_EQ(count(".quantize_weights"), 0);
+    EXPECT_EQ(count(".turn_weights"), 4 * model.layers);
+    const std::int64_t gathers = 2 * model.layers;  // forward and backward
+    std::int64_t layer = 0;
+    for (const Parameter& p : layer_parameters(model, false)) layer += p.count();
+    EXPECT_EQ(wide.of(kDataGroup, kGather) - narrow.of(kDataGroup, kGather), gathers * layer);
+    const Bytes agreed = narrow.of(kDataGroup, kReduce) - wide.of(kDataGroup, kReduce);
+    EXPECT_EQ(agreed, current ? gathers * 4 * 4 : 0);
+  }
+}
+
 // Megatron-LM, a layer and microbatch: 4 all-reduces of 2 b s h bytes, 2 forward and 2 backward.
 // With sequence parallelism each is an all-gather and a reduce-scatter, and the backward pass
 // gathers the two inputs of column-parallel linears again: 6 and 4 (Korthikanti et al. 2022).

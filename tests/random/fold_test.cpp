@@ -1,6 +1,7 @@
 // Does a folded replay equal the full one, op by op, on plans that nobody thought of?
 #include <gtest/gtest.h>
 
+#include "models/documents.h"
 #include "models/lower.h"
 #include "sim/program/verify.h"
 #include "tests/support/recording.h"
@@ -104,11 +105,42 @@ void expect_order_irrelevant(const Workload& workload, const Rates& rates, const
   }
 }
 
+/// Whether a drawn plan's last stage can leave its output matrix' gradients to the end.
+bool can_defer(const Plan& p) {
+  const bool whole = !p.splits_backward() && !p.shares_vocabulary() && p.ways() == 1;
+  return p.pipeline > 1 && whole && !p.by_units() && !p.reduces_each_pass() && !p.sums_after_pass;
+}
+
+/// Packed documents, deferred gradients, gathers in fp8, loads of experts. What is drawn later does
+/// not depend on it.
+void add_rare(Rng rng, Drawn& drawn) {
+  Model& m = drawn.model;
+  Plan& p = drawn.plan;
+  if (rng.below(3) == 0) {
+    const std::int64_t some = 1 + rng.below(p.sequence_length / 2);
+    p.documents = {some, p.sequence_length / 2, p.sequence_length - p.sequence_length / 2 - some};
+    if (p.documents.back() == 0) p.documents.pop_back();
+    if (refused_documents(m, p)) p.documents.clear();
+  }
+  if (can_defer(p)) p.overlap.head_deferral = rng.below(5);
+  const bool gathers = p.sharding == Sharding::kParameters && p.units.secondary == 0 &&
+                       p.units.inner_group == 1 && !p.offload.states() && !m.has_experts();
+  if (gathers && p.precision.linear == DType::kFp8 && !p.precision.blocks) {
+    p.units.narrow_gathers = p.units.casts_shards = rng.below(2) == 0;
+  }
+  if (m.has_experts() && p.experts.routing == Routing::kNatural && rng.below(2) == 0) {
+    for (std::int64_t e = 0; e < m.experts.count; ++e) {
+      p.experts.load.push_back(0.25 * static_cast<double>(rng.below(8)));
+    }
+  }
+}
+
 class Folding : public ::testing::TestWithParam<int> {};
 
 void expect_folds(std::uint64_t seed, Drawn (*draw)(Rng&)) {
   Rng rng(seed);
-  const Drawn drawn = draw(rng);
+  Drawn drawn = draw(rng);
+  add_rare(rng, drawn);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
   const Workload workload = lower(drawn.model, drawn.plan);
   const Status status = verify(workload);

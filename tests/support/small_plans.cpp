@@ -374,7 +374,7 @@ void draw_experts(Rng& rng, Model& m, Plan& p) {
   e.shared_width = coin() ? 0 : 16 * (1 + rng.below(4));
   e.first_dense = rng.below(3);
   e.step = 1 + rng.below(2);
-  e.bias = rng.below(4) == 0;
+  e.bias = e.router_bias = rng.below(4) == 0;
   if (!m.tied_embeddings && !p.shares_vocabulary() && coin()) m.predict_layers = rng.below(3);
   const std::int64_t ranks = p.accelerators / p.pipeline;
   p.experts.expert = std::int64_t{1} << rng.below(5);

@@ -1,0 +1,59 @@
+// Packed documents from the command line: what is predicted, what is refused by name.
+#include <gtest/gtest.h>
+
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+const char* const kRun = R"({"model": "mistral-7b", "cluster": {"preset": "dgx-h100",
+    "accelerators": 8}, "batch": {"global": 8, "sequence": 8192}, "parallel": {"context": 4},
+    "kernels": {"context": "alltoall"}, "sharding": {"level": "optimizer"}})";
+
+TEST(PackedDocuments, ShortenTheStep) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const Json whole = simulated(place, "run.json");
+  const Json same = simulated(place, "run.json", {"batch.documents=8192"});
+  EXPECT_EQ(at(whole, "iteration_time_s").number(), at(same, "iteration_time_s").number());
+  const Json packed = simulated(place, "run.json", {"batch.documents=2048"});
+  EXPECT_LT(at(packed, "iteration_time_s").number(), at(whole, "iteration_time_s").number());
+  EXPECT_LT(
+      at(packed, "model_tflops_per_accelerator").number() * at(packed, "iteration_time_s").number(),
+      at(whole, "model_tflops_per_accelerator").number() * at(whole, "iteration_time_s").number());
+  const Json list = simulated(place, "run.json", {"batch.documents=[2048,2048,2048,2048]"});
+  EXPECT_EQ(at(packed, "iteration_time_s").number(), at(list, "iteration_time_s").number());
+}
+
+TEST(PackedDocuments, ThatCannotBe) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const std::vector<std::pair<std::string, const char*>> bad = {
+      {"batch.documents=\"many\"", "found \"many\", expected tokens of a document"},
+      {"batch.documents=0", "found 0"},
+      {"batch.documents=[]", "expected tokens of a document"},
+      {"batch.documents=[8191]", "add up to 8191, expected the 8192"},
+      {"batch.documents=[8192,0]", "found 0 in the list"},
+      {"batch.documents=[4096,4096.5]", "found 4096.5 in the list"}};
+  for (const auto& [set, part] : bad) {
+    const CommandResult run = place.run({"simulate", "run.json", "--set", set});
+    EXPECT_EQ(run.exit_code, 1) << set;
+    EXPECT_NE(run.err.find("/batch/documents"), std::string::npos) << run.err;
+    EXPECT_NE(run.err.find(part), std::string::npos) << run.err;
+  }
+  const std::vector<std::pair<std::vector<std::string>, const char*>> together = {
+      {{"kernels.context=ring", "model=llama-3-8b"},
+       "set kernels.context to allgather or alltoall"},
+      {{"kernels.context=allgather"}, "sliding windows"},
+      {{"model=t5-base", "parallel.context=1", "kernels={}"}, "not for both in one"}};
+  for (const auto& [sets, part] : together) {
+    std::vector<std::string> arguments = {"simulate", "run.json", "--set", "batch.documents=2048"};
+    for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+    const CommandResult run = place.run(arguments);
+    EXPECT_EQ(run.exit_code, 1) << part;
+    EXPECT_NE(run.err.find(part), std::string::npos) << run.err;
+  }
+}
+
+}  // namespace
+}  // namespace foretrain

@@ -1,0 +1,57 @@
+// Loads of experts from the command line: what is predicted, what is refused by name.
+#include <gtest/gtest.h>
+
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+const char* const kRun = R"({"model": {"preset": "mixtral-8x7b", "num_hidden_layers": 4},
+    "cluster": {"preset": "dgx-h100", "accelerators": 8}, "parallel": {"expert": 4},
+    "batch": {"global": 8, "micro": 1, "sequence": 4096}, "moe": {"routing": "natural"}})";
+
+TEST(ExpertLoad, SetsThePace) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const auto time = [&place](const std::vector<std::string>& sets) {
+    return at(simulated(place, "run.json", sets), "iteration_time_s").number();
+  };
+  const double balanced = time({"moe.routing=balanced"});
+  EXPECT_EQ(time({"moe.load=[1,1,1,1,1,1,1,1]"}), balanced);
+  double last = balanced;
+  for (const char* exponent : {"0.2", "0.4", "0.6"}) {
+    const double now = time({"moe.load={\"zipf\":" + std::string(exponent) + "}"});
+    EXPECT_GT(now, last) << exponent;
+    last = now;
+  }
+  // As many tokens on every rank, but not of every expert.
+  const double uneven = time({"moe.load=[3,1,3,1,3,1,3,1]"});
+  EXPECT_GE(uneven, balanced);
+  EXPECT_LT(uneven, time({"moe.load=[3,3,3,3,1,1,1,1]"}));
+}
+
+TEST(ExpertLoad, ThatCannotBe) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const std::vector<std::pair<std::vector<std::string>, const char*>> bad = {
+      {{"moe.load=[1,2]"}, "found 2 shares, expected a share of the choices for each of the 8"},
+      {{"moe.load=[1,1,1,1,1,1,1,-1]"}, "found -1 in the list"},
+      {{"moe.load=[0,0,0,0,0,0,0,0]"}, "all shares are 0"},
+      {{"moe.load=2"}, "found 2, expected a share"},
+      {{"moe.load={}"}, "the exponent"},
+      {{"moe.load=[9,1,1,1,1,1,1,1]"}, "one has at most 4 times"},
+      {{"moe.load={\"zipf\":0.5}", "moe.imbalance=1.5"}, "in place of imbalance"},
+      {{"moe.load={\"zipf\":0.5}", "moe.routing=capacity"}, "is of routing \"natural\""},
+      {{"moe.load={\"zipf\":0.5}", "moe.routing=balanced"}, "routing \"balanced\" has none"}};
+  for (const auto& [sets, part] : bad) {
+    std::vector<std::string> arguments = {"simulate", "run.json"};
+    for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+    const CommandResult run = place.run(arguments);
+    EXPECT_EQ(run.exit_code, 1) << part;
+    EXPECT_NE(run.err.find("/moe/load"), std::string::npos) << run.err;
+    EXPECT_NE(run.err.find(part), std::string::npos) << run.err;
+  }
+}
+
+}  // namespace
+}  // namespace foretrain

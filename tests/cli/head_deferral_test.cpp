@@ -1,0 +1,56 @@
+// Gradients of the output matrix that wait, from the command line.
+#include <gtest/gtest.h>
+
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+const char* const kRun = R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+    "accelerators": 8}, "batch": {"global": 16, "sequence": 2048}, "parallel": {"pipeline": 8}})";
+
+TEST(HeadDeferral, ShortensTheStepAndTakesMemory) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const Json now = simulated(place, "run.json");
+  const Json later = simulated(place, "run.json", {"overlap.head_deferral=16"});
+  EXPECT_LT(at(later, "iteration_time_s").number(), at(now, "iteration_time_s").number());
+  const CommandResult idle = place.run(
+      {"show", "run.json", "--set", "parallel.pipeline=1", "--set", "overlap.head_deferral=4"});
+  EXPECT_NE(idle.err.find("/overlap/head_deferral has no effect: parallel.pipeline is 1"),
+            std::string::npos)
+      << idle.err;
+}
+
+TEST(HeadDeferral, ThatCannotBe) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const std::vector<std::pair<std::string, const char*>> bad = {
+      {"schedule=zb-h1", "passes of their own"},
+      {"schedule=1f1b-interlaced", "all stages share"},
+      {"sharding.level=gradients", "sharded gradients"},
+      {"gradients.accumulation=after-pass", "after-pass"}};
+  for (const auto& [set, part] : bad) {
+    const CommandResult run =
+        place.run({"simulate", "run.json", "--set", "overlap.head_deferral=4", "--set", set});
+    EXPECT_EQ(run.exit_code, 1) << set;
+    EXPECT_NE(run.err.find("/overlap/head_deferral"), std::string::npos) << run.err;
+    EXPECT_NE(run.err.find(part), std::string::npos) << run.err;
+  }
+}
+
+// Each slice of a microbatch would write its gradients over those of the one before.
+TEST(SumsAfterPasses, AreNotThoseOfSlices) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const CommandResult run = place.run(
+      {"simulate", "run.json", "--set", "parallel.tensor=2", "--set", "parallel.pipeline=4",
+       "--set", "parallel.sequence=false", "--set", "overlap.tensor_slices=2", "--set",
+       "batch.micro=2", "--set", "gradients.accumulation=after-pass"});
+  EXPECT_EQ(run.exit_code, 1);
+  EXPECT_NE(run.err.find("/gradients/accumulation"), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("overlap.tensor_slices"), std::string::npos) << run.err;
+}
+
+}  // namespace
+}  // namespace foretrain
