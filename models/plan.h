@@ -99,6 +99,8 @@ enum class Bucketing : std::uint8_t {
   kRanges,      ///< equal ranges of elements (Megatron-LM)
   kParameters,  ///< whole parameters until the bucket is full (PyTorch DDP)
   kReady,       ///< whole parameters that one layer's backward pass makes ready (Horovod)
+  /// Whole parameters as long as they fit, copied into a buffer: models/stage_contiguous.cpp.
+  kContiguous,
 };
 /// What travels in place of a bucket's gradients; see models/stage_compression.cpp.
 enum class Compression : std::uint8_t { kNone, kFp16, kBf16, kPowerSgd, kOneBit };
@@ -411,13 +413,19 @@ struct Plan {
     return (precision.master || of_device) &&
            (sharding != Sharding::kParameters || units.narrow_shards);
   }
-  bool by_units() const { return sharding >= Sharding::kGradients; }
+  bool by_units() const {
+    return sharding == Sharding::kParameters || (sharding == Sharding::kGradients && !contiguous());
+  }
+  /// Gradients are copied into contiguous buckets, whose sums a rank keeps its part of.
+  bool contiguous() const { return buckets.cut == Bucketing::kContiguous; }
+  /// So is every microbatch's, and nothing else of them is kept.
+  bool contiguous_passes() const { return contiguous() && sharding == Sharding::kGradients; }
   /// Small parameters stay gathered: models/stage_units.cpp.
   bool persists() const { return sharding == Sharding::kParameters && units.persist_elements > 0; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.
   bool fresh_gradients() const { return by_units() && units.reduce_each; }
   /// So does that of parameters whose gradients are added up after every pass.
-  bool writes_fresh() const { return fresh_gradients() || sums_after_pass; }
+  bool writes_fresh() const { return fresh_gradients() || sums_after_pass || contiguous_passes(); }
   /// Every microbatch's gradients are reduced on their own and then added up.
   bool reduces_each_pass() const {
     return sharding == Sharding::kNone && !buckets.last_pass_only && data > 1 && microbatches() > 1;
@@ -434,7 +442,7 @@ struct Plan {
   }
   /// Sums of gradients are cast to a narrower type to travel, and back.
   bool narrows_gradients() const {
-    return !by_units() && bits_of(units.reduce) < bits_of(precision.gradients);
+    return !by_units() && !contiguous() && bits_of(units.reduce) < bits_of(precision.gradients);
   }
   /// Type of gradients as the backward pass writes them.
   DType local_gradients() const { return writes_fresh() ? precision.compute : precision.gradients; }

@@ -88,7 +88,7 @@ std::optional<Refusal> refused_levels(const Model& model, const Plan& p) {
 }
 
 void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
-  reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready"});
+  reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready", "contiguous"});
   const auto bytes = [&reader](const char* key, Bytes& out) {
     double mib = 0;
     reader.read(key, mib, JsonReader::Range{0, 1e9});
@@ -123,9 +123,11 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   }
   if (p.sharding != Sharding::kNone) {
     if (p.units.narrow_reduction) plain.inner_group = b.inner_group;
+    if (p.contiguous()) plain.cut = b.cut;
     if (b == plain) return std::nullopt;
     return unsupported("gradients",
-                       "bucketing, bucket_copy, no_sync, inner_group (but with reduce_dtype int4), "
+                       "bucketing (but contiguous), bucket_copy, no_sync, inner_group (but with "
+                       "reduce_dtype int4), "
                        "compression and cycle_us are modelled where sharding.level is none");
   }
   if (b.cut != Bucketing::kRanges && b.bytes == 0) {
@@ -247,7 +249,28 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
 void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
   const bool wider = plan.precision.gradients != plan.precision.compute;
   const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
-  if (in_pipelines && wider && can_sum_after_pass(model, plan)) plan.sums_after_pass = true;
+  if (!in_pipelines || !wider || !can_sum_after_pass(model, plan)) return;
+  plan.sums_after_pass = true;
+  if (plan.contiguous()) plan.buckets.cut = Bucketing::kRanges;
+}
+
+bool can_copy_into_buckets(const Model& model, const Plan& p) {
+  const bool plain = !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() &&
+                     !model.is_network() && model.masked == 0 && model.predict_layers == 0;
+  const bool own_passes = p.splits_backward() || p.shares_vocabulary() || p.sums_after_pass ||
+                          p.overlap.tensor_slices > 1 || p.forwards > 1;
+  const bool one_place = p.placement() == ChunkPlacement::kRound;
+  const bool shared = p.data > 1 && p.bucket_elements > 0 && p.shard_group == 0;
+  const bool level =
+      p.sharding == Sharding::kOptimizer ||
+      (p.sharding == Sharding::kGradients && p.chunks() == 1 && p.schedule != Schedule::kFile &&
+       p.units.reduce_each && !p.units.narrow_reduction);
+  return plain && one_place && !own_passes && shared && level && !p.offload.states();
+}
+
+void settle_buckets(const Model& model, Plan& plan) {
+  if (!plan.contiguous() || can_copy_into_buckets(model, plan)) return;
+  plan.buckets.cut = Bucketing::kRanges;
 }
 
 void settle_compression(Plan& plan) {

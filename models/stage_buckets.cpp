@@ -22,7 +22,15 @@ constexpr std::int16_t kCopies = 0;  ///< buffer of the staging frame
 /// fp32 words; one vector of what is ready and one of what is invalid are exchanged in a cycle.
 constexpr std::int64_t kReadinessWords = 1024 / 32;
 
-/// Where parameters begin, in falling order, element 0 last.
+/// Whether a layer or an end begins at this element.
+bool begins_part(const Chunk& chunk, std::int64_t at) {
+  const auto here = [at](const PartFrames& part) { return part.cut_begin == at; };
+  return (chunk.has_embedding && here(chunk.embedding)) || (chunk.has_head && here(chunk.head)) ||
+         std::any_of(chunk.parts.begin(), chunk.parts.end(), here);
+}
+
+}  // namespace
+
 std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
   std::vector<std::int64_t> out = {0};
   for (const ParameterRange& range : chunk.ranges) out.push_back(range.begin);
@@ -32,15 +40,6 @@ std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
-
-/// Whether a layer or an end begins at this element.
-bool begins_part(const Chunk& chunk, std::int64_t at) {
-  const auto here = [at](const PartFrames& part) { return part.cut_begin == at; };
-  return (chunk.has_embedding && here(chunk.embedding)) || (chunk.has_head && here(chunk.head)) ||
-         std::any_of(chunk.parts.begin(), chunk.parts.end(), here);
-}
-
-}  // namespace
 
 /// Begins of the buckets, in the order in which they become ready.
 std::vector<std::int64_t> StageWriter::bucket_begins(const Chunk& chunk) const {
@@ -56,6 +55,7 @@ std::vector<std::int64_t> StageWriter::bucket_begins(const Chunk& chunk) const {
     }
     return out;
   }
+  if (b.cut == Bucketing::kContiguous) return contiguous_begins(chunk);
   const DType type = x_plan.precision.gradients;
   std::int64_t end = chunk.elements;   // of the bucket that is being filled
   std::int64_t from = chunk.elements;  // where it begins so far
@@ -107,6 +107,7 @@ void StageWriter::make_buckets(Chunk& chunk) {
     chunk.buckets.push_back(bucket);
   }
   make_staging(chunk);
+  if (x_plan.contiguous()) make_own(chunk);
 }
 
 DType StageWriter::travelling_type() const {
@@ -168,6 +169,9 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   if (bucket.issued) return;
   bucket.issued = true;
   if (bucket.holders.ranks == 1 || bucket.begin == bucket.end) return;
+  if (x_plan.contiguous()) {
+    return reduce_contiguous(chunk, bucket, StreamWait{StreamId(), frame, event});
+  }
   Segment segment;
   segment.name = "reduce gradients";
   segment.frames = {layout_of(chunk.gradients), x_bucket};

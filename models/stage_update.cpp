@@ -8,7 +8,6 @@
 namespace foretrain {
 namespace {
 
-constexpr std::int16_t kSharedMark = 0;
 constexpr std::int16_t kTiedMark = 1;
 constexpr std::int16_t kGridMark = 2;
 constexpr std::int16_t kUpdateDone = 0;
@@ -48,7 +47,8 @@ void StageWriter::reduce_over_replicas(Segment& segment, const View& shard, std:
 StreamWait StageWriter::reduce_parts(const char* stream, const char* group, const Chunk& chunk,
                                      const std::vector<Range>& parts, std::int16_t mark,
                                      StreamWait after) {
-  const DType type = x_plan.precision.gradients;
+  const DType type =
+      x_plan.contiguous_passes() ? x_plan.local_gradients() : x_plan.precision.gradients;
   after.stream = x_builder.stream(stream);
   Segment segment;
   segment.name = mark == kTiedMark ? "gradients.tied.reduce" : "gradients.shared.reduce";
@@ -206,22 +206,28 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
   const Precision& precision = x_plan.precision;
   for (const Chunk& chunk : x_chunks) {
     const auto base = static_cast<std::int16_t>(call.frames.size());
-    const FrameId gradients = chunk.summed.valid() ? chunk.summed : chunk.gradients;
+    const FrameId gradients = chunk.own.valid()      ? chunk.own
+                              : chunk.summed.valid() ? chunk.summed
+                                                     : chunk.gradients;
     for (const FrameId frame : {chunk.parameters, gradients, chunk.optimizer}) {
       w.segment().frames.push_back(layout_of(frame));
       call.frames.push_back(frame);
     }
     std::int64_t state = 0;
+    std::int16_t buffer = 0;  // of contiguous buckets' sums
     for (const Bucket& bucket : chunk.buckets) {
       if (bucket.end == bucket.begin) continue;
       if (bucket.holders.ranks > 1) {
         call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
       }
       const std::int64_t count = shard_elements(bucket);
-      out.push_back(
-          Updated{shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients),
-                  shard_view(base, bucket, precision.compute), static_cast<std::int16_t>(base + 2),
-                  0, state, count, precision.master, chunk.holders.expert, chunk.factor_elements});
+      const auto of_gradients = static_cast<std::int16_t>(base + 1);
+      const View gradient = chunk.own.valid()
+                                ? Ref{of_gradients, buffer++, precision.gradients, count}.view()
+                                : shard_view(of_gradients, bucket, precision.gradients);
+      out.push_back(Updated{gradient, shard_view(base, bucket, precision.compute),
+                            static_cast<std::int16_t>(base + 2), 0, state, count, precision.master,
+                            chunk.holders.expert, chunk.factor_elements});
       state += count;
     }
   }

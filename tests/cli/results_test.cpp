@@ -192,6 +192,7 @@ const Field kFields[] = {
     {"gradients.bucket_elements_per_rank=100000000", {"gradients.bucket_elements=1000000"}},
     {"gradients.clip_norm=0"},
     {"gradients.bucketing=ready", kWholeParameters},
+    {"gradients.bucketing=contiguous", {"gradients.bucket_elements=10000000"}},
     {"gradients.bucket_mib=20", kWholeParameters},
     {"gradients.first_bucket_mib=90", kWholeParameters},
     {"gradients.bucket_copy=true", kWholeParameters},

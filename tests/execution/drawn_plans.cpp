@@ -123,6 +123,7 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   if (p.pipeline > 1 || p.tensor > 1) b.last_pass_only = true;
   if (kind == DrawnKind::kExperts) make_experts_small(rng, m, p);
   fit_parts(m, p);
+  fit_buckets(m, p);
   return out;
 }
 
