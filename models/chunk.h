@@ -47,9 +47,11 @@ struct Staged {
 struct Bucket {
   std::int64_t begin = 0, end = 0;  ///< elements
   Holders holders;
-  FrameId frame;             ///< its events: kReduced, kGathered
-  bool last = false;         ///< waits for everything: holds shared or tied parameters
-  bool issued = false;       ///< its reduction stands in the Program
+  FrameId frame;         ///< its events: kReduced, kGathered
+  bool last = false;     ///< waits for everything: holds shared or tied parameters
+  bool issued = false;   ///< its reduction stands in the Program
+  std::size_t list = 0;  ///< of a coordinator's lists
+  bool first_of_list = true;
   Staged staged;             ///< its copy, padded; count 0: it travels where it lies
   Staged left, right;        ///< the factors of its matrices, where they travel instead
   std::int64_t work = 0;     ///< multiply-adds of one factor
@@ -60,6 +62,12 @@ inline constexpr std::int16_t kReduced = 0;
 inline constexpr std::int16_t kGathered = 1;
 inline constexpr std::int16_t kScattered = 2;  ///< where shards have replicas
 inline constexpr std::int16_t kCopied = 2;     ///< where compute copies gradients into buckets
+
+/// The stream of a coordinator's cycles, and the event of a bucket at the end of one.
+inline constexpr const char* kCoordinator = "coordinator";
+inline constexpr std::int16_t kTurn = 3;
+/// fp32 words that a coordinator exchanges in a cycle.
+inline constexpr std::int64_t kReadinessElements = 64;
 
 /// Event of a chunk's marks: what tensor ranks hold alike is summed.
 inline constexpr std::int16_t kSharedMark = 0;

@@ -91,8 +91,9 @@ enum class Sharding : std::uint8_t { kNone, kOptimizer, kGradients, kParameters 
 /// every pass (timers of passes).
 enum class HostWaits : std::uint8_t { kNone, kForward, kTransfers, kPasses };
 enum class Prefetch : std::uint8_t { kNone, kAfter, kBefore };
-/// How gradients of a bucket travel when the optimizer is sharded.
-enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
+/// How gradients of a bucket travel when the optimizer is sharded. kReduce: one reduction for each
+/// rank's part, to that rank, which broadcasts the parameters (models/stage_owners.cpp).
+enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce, kReduce };
 
 /// How gradients that are not sharded are cut into buckets, from the end of the list.
 enum class Bucketing : std::uint8_t {
@@ -225,6 +226,14 @@ struct Units {
   bool operator==(const Units&) const = default;
 };
 
+/// What a coordinator's cycle finds ready: so many parts of the backward pass, of which a layer is
+/// one, and how long the last of them waits for it.
+struct ReadyList {
+  std::int64_t parts = 1;
+  Time wait;
+  bool operator==(const ReadyList&) const = default;
+};
+
 /// How gradients that are not sharded travel; see models/stage_buckets.cpp.
 struct GradientBuckets {
   Bucketing cut = Bucketing::kRanges;
@@ -235,6 +244,9 @@ struct GradientBuckets {
   Compression compression = Compression::kNone;
   std::int64_t rank = 0;  ///< of the factors that PowerSGD sends
   Time cycle;             ///< of a coordinator that lists what is ready; 0 = none
+  /// What it lists cycle by cycle, which who knows the times decides (tools/ready_lists.h); empty:
+  /// every part in a cycle of its own, half a cycle after it is ready.
+  std::vector<ReadyList> lists;
   bool operator==(const GradientBuckets&) const = default;
 };
 
@@ -415,6 +427,11 @@ struct Plan {
   }
   bool by_units() const {
     return sharding == Sharding::kParameters || (sharding == Sharding::kGradients && !contiguous());
+  }
+  /// Gradients are reduced to the rank that updates their parameters, which are broadcast by it.
+  bool to_owners() const {
+    return reduction == GradientReduction::kReduce && sharding != Sharding::kNone &&
+           sharding != Sharding::kParameters;
   }
   /// Gradients are copied into contiguous buckets, whose sums a rank keeps its part of.
   bool contiguous() const { return buckets.cut == Bucketing::kContiguous; }

@@ -46,6 +46,10 @@ std::optional<Refusal> refused_narrow(const Model& model, const Plan& p) {
   if (gathers && p.sharding != Sharding::kParameters) {
     return Refusal{place, "needs sharding.level parameters"};
   }
+  if (u.narrow_reduction && p.to_owners()) {
+    return Refusal{"gradients/reduction", "reduce is not modelled with gradients.reduce_dtype int4",
+                   ErrorKind::kUnsupported};
+  }
   if (!p.by_units()) return Refusal{place, "int4 needs sharding.level gradients or parameters"};
   if (model.has_experts() || p.offload.states()) {
     return Refusal{place, "is not modelled with experts, nor with offloaded states",
@@ -219,7 +223,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
 
 void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   reader.read_enum("dtype", keys.stored, {"fp32", "compute", "fp32-in-pipelines"});
-  reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce"});
+  reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce", "reduce"});
   int accumulation = 0;
   reader.read_choice("accumulation", accumulation, {"fused", "separate", "after-pass"});
   plan.fused_accumulation = accumulation != 1;
@@ -292,6 +296,12 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
                    "sharding.level none or optimizer, no_sync, and schedules whose backward passes "
                    "are whole and whose chunks go round the stages",
                    ErrorKind::kUnsupported};
+  }
+  constexpr std::int64_t kMostOwners = 1024;
+  if (plan.to_owners() && plan.shards() > kMostOwners) {
+    return Refusal{"gradients/reduction",
+                   "reduce makes a reduction for each of " + text(plan.shards()) +
+                       " ranks that share the states; expected at most " + text(kMostOwners)};
   }
   if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {
     return Refusal{"sharding/level",

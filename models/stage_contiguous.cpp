@@ -237,18 +237,23 @@ SegmentId StageWriter::write_contiguous(const Chunk& chunk, Bucket& bucket, bool
   Segment segment;
   segment.name = "reduce gradients";
   std::int16_t next = kCopied;  // event where another stream goes on
-  const auto push = [&](StreamId on, const char* name, Work work, const View& from,
-                        const View& to) -> Op& {
-    Op& op = bucket_op(bucket, segment, name, std::move(work), {from}, {to});
+  const auto push = [&](Op op) -> Op& {
+    if (!segment.ops.empty() && !(segment.ops.back().stream == op.stream)) {
+      segment.ops.back().records = EventRef{kEvents, next};
+      op.waits = {segment.ops.back().records};
+      next = kSummed;
+    }
+    segment.ops.push_back(std::move(op));
+    return segment.ops.back();
+  };
+  const auto kernel = [&](StreamId on, const char* name, const Kernel& work, const View& from,
+                          const View& to) -> Op& {
+    Op op = unit_op(bucket.holders.stream, name, work, Phase::kGradients);
     op.stream = on;
     if (on == compute) op.category = Category::kCompute;
-    if (segment.ops.size() < 2) return op;
-    Op& before = segment.ops[segment.ops.size() - 2];
-    if (before.stream == on) return op;
-    before.records = EventRef{kEvents, next};
-    op.waits = {before.records};
-    next = kSummed;
-    return op;
+    op.reads = {from};
+    op.writes = {to};
+    return push(std::move(op));
   };
   const auto cast = [](std::int64_t elements, DType to) {
     return kernel_of(KernelKind::kCast, 1, elements, to);
@@ -263,27 +268,23 @@ SegmentId StageWriter::write_contiguous(const Chunk& chunk, Bucket& bucket, bool
         1, std::count_if(all.begin(), all.end(), [&bucket](std::int64_t at) {
           return bucket.begin <= at && at < bucket.end;
         })));
-    push(compute, "gradients.copy", copy, gradients_of(bucket), bucketed);
+    kernel(compute, "gradients.copy", copy, gradients_of(bucket), bucketed);
   }
-  push(stream, "gradients.average", cast(count, type), bucketed, bucketed);
+  kernel(stream, "gradients.average", cast(count, type), bucketed, bucketed);
   View reduced = bucketed;
   DType travelling = type;
   if (bucket.flat.valid()) {
     travelling = x_plan.units.reduce;
     reduced = Ref{kFlat, 0, travelling, count}.view();
-    push(stream, "gradients.flatten", cast(count, travelling), bucketed, reduced);
+    kernel(stream, "gradients.flatten", cast(count, travelling), bucketed, reduced);
   }
-  const bool scatter = scatters(bucket);
   const View part = shard_of(reduced, shards, group);
-  push(x_builder.stream(bucket.holders.stream), "gradients.reduce",
-       Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
-                  x_builder.group(bucket.holders.group), count, travelling, false},
-       reduced, scatter ? part : reduced);
+  for (Op& op : sums(bucket, reduced, part, travelling)) push(std::move(op));
   const View back = shard_of(bucketed, shards, group);
-  if (bucket.flat.valid()) push(stream, "gradients.unflatten", cast(own, type), part, back);
+  if (bucket.flat.valid()) kernel(stream, "gradients.unflatten", cast(own, type), part, back);
   const DType kept = again ? type : x_plan.precision.gradients;
-  push(stream, "gradients.keep", cast(own, kept), back,
-       Ref{kOwn, static_cast<std::int16_t>(index), kept, own}.view())
+  kernel(stream, "gradients.keep", cast(own, kept), back,
+         Ref{kOwn, static_cast<std::int16_t>(index), kept, own}.view())
       .records = EventRef{kEvents, kReduced};
   segment.frames = {layout_of(chunk.gradients), x_bucket, layout_of(x_contiguous),
                     layout_of(chunk.own_now)};

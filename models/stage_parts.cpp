@@ -90,8 +90,9 @@ void StageWriter::write_layouts() {
   if (!by_units() && x_plan.shards() > 1 && x_plan.replicas() > 1) {
     bucket.event("scattered");
   }
-  if (copies_on_compute() || x_plan.contiguous()) bucket.event("copied");
-  if (x_plan.contiguous()) bucket.event("summed");
+  const bool turns = x_plan.buckets.cycle.ps > 0;
+  if (copies_on_compute() || x_plan.contiguous() || turns) bucket.event("copied");
+  if (x_plan.contiguous() || turns) bucket.event(turns ? "turn" : "summed");
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");

@@ -233,7 +233,9 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
     segment.ops.push_back(std::move(cast));
     part = narrowed.view();
   }
-  if (!alone && !narrow) {
+  if (!alone && x_plan.to_owners()) {
+    segment.ops = from_owners(shape.holders, whole.view(), shape.elements, type, Phase::kForward);
+  } else if (!alone && !narrow) {
     const std::size_t first = segment.ops.size();
     gather_whole(shape, sharded_parameters() ? part : own_shard(0, kWhole, shape, type), whole,
                  segment);
@@ -304,6 +306,11 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   const char* stream = shape.holders.stream;
   if (narrow) {
     reduce_narrow(shape, whole, part, push);
+  } else if (!alone && x_plan.to_owners()) {
+    for (Op& op : to_owners(shape.holders, whole.view(), part.view(), shape.elements, reduced)) {
+      const std::vector<View> reads = op.reads;
+      push(std::move(op), reads, part.view());
+    }
   } else if (!alone) {
     push(unit_op(
              shape.holders.stream, "gradients.reduce",

@@ -348,20 +348,21 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   const DType type = x_plan.precision.compute;
   const std::int64_t count = bucket.end - bucket.begin;
   if (count == 0) return;
-  Op op;
-  op.stream = x_builder.stream(bucket.holders.stream);
-  op.work = x_builder.work(Collective{
-      CollectiveKind::kAllGather, x_builder.group(bucket.holders.shard_group), count, type, false});
-  op.name = "parameters.gather";
-  op.category = Category::kData;
-  op.phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;
-  op.reads = {shard_view(0, bucket, type)};
-  op.writes = {View{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()}};
-  op.records = EventRef{1, kGathered};
+  const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
+  const Phase phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;
   Segment segment;
   segment.name = "gather parameters";
   segment.frames = {layout_of(chunk.parameters), x_bucket};
-  segment.ops.push_back(std::move(op));
+  if (x_plan.to_owners()) {
+    segment.ops = from_owners(bucket.holders, all, count, type, phase);
+  } else {
+    const Collective gather{CollectiveKind::kAllGather, x_builder.group(bucket.holders.shard_group),
+                            count, type, false};
+    segment.ops.push_back(unit_op(bucket.holders.stream, "parameters.gather", gather, phase));
+    segment.ops.back().reads = {shard_view(0, bucket, type)};
+    segment.ops.back().writes = {all};
+  }
+  segment.ops.back().records = EventRef{1, kGathered};
   Call call{x_builder.segment(std::move(segment)), -1, -1, {chunk.parameters, bucket.frame}, {}};
   if (after.frame.valid()) call.waits.push_back(after);
   x_builder.call(std::move(call));

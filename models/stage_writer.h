@@ -203,6 +203,8 @@ class StageWriter {
   void sum_over_ranks(const Bucket& bucket, Segment& segment, const View& all, const View& part,
                       DType type, EventRef done);
   void write_narrowed(Bucket& bucket, Segment& segment, Call& call);
+  std::vector<std::int64_t> list_begins(const Chunk& chunk) const;
+  void number_lists(Chunk& chunk) const;
   void coordinate(const Chunk& chunk, const Bucket& bucket, Segment& segment);
   void sum_copies(const Bucket& bucket, const View& copy, std::int64_t count, DType type,
                   Segment& segment);
@@ -216,6 +218,13 @@ class StageWriter {
   std::int64_t sign_bytes(const Bucket& bucket) const;
   void stage_signs(Chunk& chunk, const AddBuffer& add);
   void write_signs(Bucket& bucket, Segment& segment);
+
+  // --- Gradients to their owners (stage_owners.cpp) ---
+  std::vector<Op> to_owners(const Holders& holders, const View& whole, const View& part,
+                            std::int64_t count, DType type);
+  std::vector<Op> sums(const Bucket& bucket, const View& all, const View& part, DType type);
+  std::vector<Op> from_owners(const Holders& holders, const View& whole, std::int64_t count,
+                              DType type, Phase phase);
 
   // --- Contiguous buckets (stage_contiguous.cpp) ---
   /// Copies of a part's gradients into a bucket, and the bucket that is reduced before them.

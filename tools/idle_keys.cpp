@@ -40,7 +40,7 @@ const char* if_no_experts(const Run& run) {
 }
 
 const char* reduction(const Run& run) {
-  if (run.plan.contiguous()) return nullptr;
+  if (run.plan.contiguous() || run.plan.to_owners()) return nullptr;
   return run.plan.sharding == Sharding::kOptimizer ? nullptr : "sharding.level is not optimizer";
 }
 

@@ -11,6 +11,7 @@
 
 #include "models/lower.h"
 #include "sim/program/verify.h"
+#include "tools/ready_lists.h"
 #include "tools/run_file.h"
 
 namespace foretrain {
@@ -245,31 +246,67 @@ TEST(Mechanisms, OfMegatronLlama) {
   EXPECT_EQ(story, expected);
 }
 
-// PaddleNLP: gradients of the last microbatch, with the sum of those before it, are reduced in 16
-// bits beside the backward passes that follow; parameters travel after the update.
+/// The `count` operations of a unit, each of so many bytes.
+void add_parts(Lines& lines, const char* kind, int first, int count, std::int64_t each,
+               const std::string& after) {
+  for (int i = first; i < first + count; ++i) {
+    lines.push_back(kind + (" " + std::to_string(i)) + ": " + std::to_string(each) + " B on data" +
+                    " after " + after);
+  }
+}
+
+// PaddleNLP: gradients of the last microbatch, with the sum of those before it, are reduced to
+// their owners in 16 bits beside the backward passes that follow; after the update owners
+// broadcast. Each of 4 owners has a quarter of a layer's 655,872 and of the ends' 524,544
+// parameters.
 TEST(Mechanisms, OfPaddleNlp) {
+  constexpr std::int64_t kLayer = 2 * 655'872 / 4;
+  constexpr std::int64_t kEnds = 2 * 524'544 / 4;
   const Lines passes = {"embedding forward", "layer forward 0", "layer forward 1",
                         "layer forward 2",   "head forward",    "head backward"};
   Lines lines = passes;
   lines.insert(lines.end(),
                {"layer backward 2", "layer backward 1", "layer backward 0", "embedding backward"});
   lines.insert(lines.end(), passes.begin(), passes.end());
-  const Lines last = {"layer backward 2",
-                      "reduce-scatter 0: <2> on data after layer backward 2",
-                      "layer backward 1",
-                      "reduce-scatter 1: <2> on data after layer backward 1",
-                      "layer backward 0",
-                      "reduce-scatter 2: <2> on data after layer backward 0",
-                      "embedding backward",
-                      "reduce-scatter 3: <<2>> on data after embedding backward",
-                      "update after reduce-scatter 2, reduce-scatter 1, reduce-scatter 0, "
-                      "reduce-scatter 3",
-                      "all-gather 0: <<2>> on data after update",
-                      "all-gather 1: <2> on data after update",
-                      "all-gather 2: <2> on data after update",
-                      "all-gather 3: <2> on data after update"};
-  lines.insert(lines.end(), last.begin(), last.end());
-  expect_story("paddlenlp", {"batch.global=8"}, lines);
+  for (int l = 2; l >= 0; --l) {
+    const std::string pass = "layer backward " + std::to_string(l);
+    lines.push_back(pass);
+    add_parts(lines, "reduce", 4 * (2 - l), 4, kLayer, pass);
+  }
+  lines.emplace_back("embedding backward");
+  add_parts(lines, "reduce", 12, 4, kEnds, "embedding backward");
+  lines.emplace_back("update after reduce 11, reduce 7, reduce 3, reduce 15");
+  for (int unit = 0; unit < 4; ++unit) {
+    add_parts(lines, "broadcast", 4 * unit, 4, unit == 0 ? kEnds : kLayer, "update");
+  }
+  EXPECT_EQ(Story(lowered("paddlenlp", {"batch.global=8"})).lines, lines);
+}
+
+// Horovod: tensors that become ready before the same turn of the coordinator are one list. Turns
+// are half a cycle after the first and every cycle from there.
+TEST(Mechanisms, OfHorovodsCycles) {
+  const auto us = [](std::int64_t n) { return Time{n * 1'000'000}; };
+  const std::vector<ReadyList> lists = lists_at_cycles(
+      {us(100), us(300), us(600), us(601), us(1'600), us(9'000), us(9'100)}, us(1'000));
+  const std::vector<ReadyList> expected = {{3, us(0)}, {2, us(0)}, {2, us(500)}};
+  EXPECT_EQ(lists, expected);
+}
+
+// Its cycle of 1 ms is longer than the backward pass of a small layer: several are fused into one
+// buffer of at most 128 MiB and reduced once; with short cycles each part is.
+TEST(Mechanisms, OfHorovod) {
+  const auto reductions = [](const std::vector<std::string>& sets) {
+    Lines out;
+    for (const std::string& line : Story(lowered("horovod", sets)).lines) {
+      if (line.starts_with("all-reduce") && line.find(": 128 B") == line.npos) out.push_back(line);
+    }
+    return out;
+  };
+  const Lines fused = reductions({});
+  const Lines each = reductions({"gradients.cycle_us=1"});
+  EXPECT_LT(fused.size(), each.size());
+  EXPECT_EQ(each.size(), 5U);  // the output matrix, three layers, the table with the norms
+  EXPECT_GT(reductions({"gradients.bucket_mib=3"}).size(), fused.size());
 }
 
 }  // namespace

@@ -188,6 +188,7 @@ const Field kFields[] = {
     {"allocator.expandable_segments=true"},
     {"allocator.kind=planned"},
     {"gradients.reduction=all-reduce"},
+    {"gradients.reduction=reduce"},
     {"gradients.bucket_elements=10000000"},
     {"gradients.bucket_elements_per_rank=100000000", {"gradients.bucket_elements=1000000"}},
     {"gradients.clip_norm=0"},

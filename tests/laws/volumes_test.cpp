@@ -152,6 +152,32 @@ TEST(DataParallelVolume, HybridSharding) {
   }
 }
 
+// Gradients reduced to their owners, parameters broadcast: d of each for a bucket or a unit, of n /
+// d elements, in sum as many bytes as the arrays have.
+TEST(DataParallelVolume, ReducedToOwners) {
+  Model model = unpadded(small_gpt());
+  model.tied_embeddings = false;
+  const std::int64_t parameters = parameter_count(model);
+  constexpr std::int64_t kOwners = 4;
+  for (const Sharding level : {Sharding::kOptimizer, Sharding::kGradients}) {
+    Plan plan = small_plan(model, {1, 1, 1, kOwners}, 1);
+    plan.sharding = level;
+    plan.reduction = GradientReduction::kReduce;
+    plan.units.reduce = plan.precision.gradients = plan.precision.compute;
+    const Workload workload = lower(model, plan);
+    ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
+    const Traffic t = traffic_of(workload.programs[0], false);
+    const std::int64_t unit = level == Sharding::kOptimizer ? 128 * kOwners : 1;
+    const Bytes all = 2 * ((parameters + unit - 1) / unit * unit);
+    EXPECT_EQ(t.of(kDataGroup, CollectiveKind::kReduce), all);
+    EXPECT_EQ(t.of(kDataGroup, CollectiveKind::kBroadcast), all);
+    EXPECT_EQ(t.of(kDataGroup, kScatter) + t.of(kDataGroup, kGather), 0);
+    const auto each = collective_sizes(workload, "gradients.reduce");
+    EXPECT_EQ(each.size() % kOwners, 0U);
+    EXPECT_EQ(each[0], each[kOwners - 1]);
+  }
+}
+
 // ZeRO++ (arXiv 2306.10209, table 1): of what crosses nodes for every parameter 2 + 2 + 2 bytes
 // are left 1 + 0 + 0.5: gathers of the forward pass in 8 bits, those of the backward pass inside
 // the node, gradients in 4 bits of which an inner group sends its sums.
