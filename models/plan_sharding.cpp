@@ -112,23 +112,28 @@ void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
   buckets.cycle = Time::from_us(cycle_us);
 }
 
+/// What of `gradients` goes with a sharded optimizer; all else is at its default.
+GradientBuckets of_shards(const Plan& p) {
+  GradientBuckets out;
+  out.bytes = p.buckets.bytes;
+  out.first_bytes = p.buckets.first_bytes;
+  if (p.units.narrow_reduction) out.inner_group = p.buckets.inner_group;
+  if (p.contiguous()) out.cut = p.buckets.cut;
+  return out;
+}
+
 /// Buckets of whole parameters, copies and compression are ways of plain data parallelism.
 std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   const GradientBuckets& b = p.buckets;
   const auto unsupported = [](const char* place, const std::string& message) {
     return Refusal{place, message, ErrorKind::kUnsupported};
   };
-  GradientBuckets plain;
-  plain.bytes = b.bytes;
-  plain.first_bytes = b.first_bytes;
   if (p.data % b.inner_group != 0) {
     return Refusal{"gradients/inner_group", text(b.inner_group) + " does not divide " +
                                                 text(p.data) + " data-parallel ranks"};
   }
   if (p.sharding != Sharding::kNone) {
-    if (p.units.narrow_reduction) plain.inner_group = b.inner_group;
-    if (p.contiguous()) plain.cut = b.cut;
-    if (b == plain) return std::nullopt;
+    if (b == of_shards(p)) return std::nullopt;
     return unsupported("gradients",
                        "bucketing (but contiguous), bucket_copy, no_sync, inner_group (but with "
                        "reduce_dtype int4), "

@@ -23,17 +23,19 @@ View part_of(const View& whole, std::int64_t place, std::int64_t of) {
 }  // namespace
 
 /// Of `whole`, `count` elements that divide among the ranks; its sum is `part` on each.
-std::vector<Op> StageWriter::to_owners(const Holders& holders, const View& whole, const View& part,
+std::vector<Op> StageWriter::scattered(const Holders& holders, const View& whole, const View& part,
                                        std::int64_t count, DType type) {
+  const bool owners = x_plan.to_owners();
+  Collective sum{owners ? CollectiveKind::kReduce : CollectiveKind::kReduceScatter,
+                 x_builder.group(holders.shard_group), count, type, false};
   std::vector<Op> out;
-  Collective reduce{CollectiveKind::kReduce, x_builder.group(holders.shard_group),
-                    count / holders.shards, type, false};
-  for (std::int64_t owner = 0; owner < holders.shards; ++owner) {
-    reduce.root = static_cast<std::int32_t>(owner);
-    Op op = unit_op(holders.stream, "gradients.reduce", reduce, Phase::kGradients);
-    op.reads = {part_of(whole, owner, holders.shards)};
-    op.writes = {part};
-    out.push_back(std::move(op));
+  const std::int64_t parts = owners ? holders.shards : 1;
+  for (std::int64_t owner = 0; owner < parts; ++owner) {
+    sum.count = count / parts;
+    sum.root = static_cast<std::int32_t>(owner);
+    out.push_back(unit_op(holders.stream, "gradients.reduce", sum, Phase::kGradients));
+    out.back().reads = {part_of(whole, owner, parts)};
+    out.back().writes = {part};
   }
   return out;
 }
@@ -41,16 +43,13 @@ std::vector<Op> StageWriter::to_owners(const Holders& holders, const View& whole
 /// A bucket's gradients `all`, summed into `part`, the rank's own, or all of them.
 std::vector<Op> StageWriter::sums(const Bucket& bucket, const View& all, const View& part,
                                   DType type) {
-  const Holders& holders = bucket.holders;
   const std::int64_t count = bucket.end - bucket.begin;
-  const bool scatter = scatters(bucket);
-  if (scatter && x_plan.to_owners()) return to_owners(holders, all, part, count, type);
-  const Collective sum{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce,
-                       x_builder.group(scatter ? holders.shard_group : holders.group), count, type,
-                       false};
-  std::vector<Op> out = {unit_op(holders.stream, "gradients.reduce", sum, Phase::kGradients)};
-  out.back().reads = {all};
-  out.back().writes = {scatter ? part : all};
+  if (scatters(bucket)) return scattered(bucket.holders, all, part, count, type);
+  const Collective sum{CollectiveKind::kAllReduce, x_builder.group(bucket.holders.group), count,
+                       type, false};
+  std::vector<Op> out = {
+      unit_op(bucket.holders.stream, "gradients.reduce", sum, Phase::kGradients)};
+  out.back().reads = out.back().writes = {all};
   return out;
 }
 

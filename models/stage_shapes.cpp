@@ -306,18 +306,11 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   const char* stream = shape.holders.stream;
   if (narrow) {
     reduce_narrow(shape, whole, part, push);
-  } else if (!alone && x_plan.to_owners()) {
-    for (Op& op : to_owners(shape.holders, whole.view(), part.view(), shape.elements, reduced)) {
+  } else if (!alone) {
+    for (Op& op : scattered(shape.holders, whole.view(), part.view(), shape.elements, reduced)) {
       const std::vector<View> reads = op.reads;
       push(std::move(op), reads, part.view());
     }
-  } else if (!alone) {
-    push(unit_op(
-             shape.holders.stream, "gradients.reduce",
-             Collective{CollectiveKind::kReduceScatter, x_builder.group(shape.holders.shard_group),
-                        shape.elements, reduced, false},
-             Phase::kGradients),
-         {whole.view()}, part.view());
   }
   if (shape.holders.shards < shape.holders.ranks) {
     stream = "replicas";

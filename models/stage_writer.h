@@ -220,7 +220,7 @@ class StageWriter {
   void write_signs(Bucket& bucket, Segment& segment);
 
   // --- Gradients to their owners (stage_owners.cpp) ---
-  std::vector<Op> to_owners(const Holders& holders, const View& whole, const View& part,
+  std::vector<Op> scattered(const Holders& holders, const View& whole, const View& part,
                             std::int64_t count, DType type);
   std::vector<Op> sums(const Bucket& bucket, const View& all, const View& part, DType type);
   std::vector<Op> from_owners(const Holders& holders, const View& whole, std::int64_t count,

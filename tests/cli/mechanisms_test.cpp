@@ -84,6 +84,9 @@ class Story {
 
 using Lines = std::vector<std::string>;
 
+constexpr const char* kUpdate =
+    "update after reduce-scatter 2, reduce-scatter 1, reduce-scatter 0, reduce-scatter 3";
+
 /// `lines` with <n> for n bytes of each parameter of a layer, <<n>> of the embedding, the output
 /// matrix and the last norm.
 Lines filled(const Lines& lines) {
@@ -136,8 +139,7 @@ TEST(Mechanisms, OfTorchtitan) {
                 "reduce-scatter 2: <4> on data after layer backward 0",
                 "embedding backward",
                 "reduce-scatter 3: <<4>> on data after embedding backward",
-                "update after reduce-scatter 2, reduce-scatter 1, reduce-scatter 0, "
-                "reduce-scatter 3"});
+                kUpdate});
 }
 
 // FSDP as llm-foundry sets it: no forward prefetch, but the host runs ahead until two gathers are
@@ -165,13 +167,12 @@ TEST(Mechanisms, OfComposer) {
                  "reduce-scatter 2: <4> on data after layer backward 0",
                  "embedding backward",
                  "reduce-scatter 3: <<4>> on data after embedding backward",
-                 "update after reduce-scatter 2, reduce-scatter 1, reduce-scatter 0, "
-                 "reduce-scatter 3"};
+                 kUpdate};
   expect_story("composer", {}, lines);
   const auto collectives = [](const std::string& global) {
     const Lines all = Story(lowered("composer", {"batch.global=" + global})).lines;
     return std::count_if(all.begin(), all.end(), [](const std::string& line) {
-      return line.find(" on data") != line.npos;
+      return line.find(" on data") != std::string::npos;
     });
   };
   EXPECT_EQ(collectives("12"), 3 * collectives("4"));
@@ -203,8 +204,7 @@ TEST(Mechanisms, OfFairScale) {
                 "reduce-scatter 2: <2> on data after layer backward 0",
                 "embedding backward",
                 "reduce-scatter 3: <<2>> on data after embedding backward",
-                "update after reduce-scatter 2, reduce-scatter 1, reduce-scatter 0, "
-                "reduce-scatter 3"});
+                kUpdate});
 }
 
 // Megatron-LLaMA: buckets of so many elements, cut from the end, each cut among the ranks. In the
@@ -298,7 +298,8 @@ TEST(Mechanisms, OfHorovod) {
   const auto reductions = [](const std::vector<std::string>& sets) {
     Lines out;
     for (const std::string& line : Story(lowered("horovod", sets)).lines) {
-      if (line.starts_with("all-reduce") && line.find(": 128 B") == line.npos) out.push_back(line);
+      if (line.starts_with("all-reduce") && line.find(": 128 B") == std::string::npos)
+        out.push_back(line);
     }
     return out;
   };
