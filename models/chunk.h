@@ -47,17 +47,30 @@ struct Staged {
 struct Bucket {
   std::int64_t begin = 0, end = 0;  ///< elements
   Holders holders;
-  FrameId frame;          ///< its events: kReduced, kGathered
-  bool last = false;      ///< waits for everything: holds shared or tied parameters
-  bool issued = false;    ///< its reduction stands in the Program
-  Staged staged;          ///< its copy, padded; count 0: it travels where it lies
-  Staged left, right;     ///< the factors of its matrices, where they travel instead
-  std::int64_t work = 0;  ///< multiply-adds of one factor
+  FrameId frame;         ///< its events: kReduced, kGathered
+  bool last = false;     ///< waits for everything: holds shared or tied parameters
+  bool issued = false;   ///< its reduction stands in the Program
+  std::size_t list = 0;  ///< of a coordinator's lists
+  bool first_of_list = true;
+  Staged staged;             ///< its copy, padded; count 0: it travels where it lies
+  Staged left, right;        ///< the factors of its matrices, where they travel instead
+  std::int64_t work = 0;     ///< multiply-adds of one factor
+  SegmentId sum, sum_again;  ///< of a contiguous bucket: of the first pass, of others
+  LayoutId flat;             ///< the copy of it that is reduced; invalid: it is itself
 };
 inline constexpr std::int16_t kReduced = 0;
 inline constexpr std::int16_t kGathered = 1;
 inline constexpr std::int16_t kScattered = 2;  ///< where shards have replicas
 inline constexpr std::int16_t kCopied = 2;     ///< where compute copies gradients into buckets
+
+/// The stream of a coordinator's cycles, and the event of a bucket at the end of one.
+inline constexpr const char* kCoordinator = "coordinator";
+inline constexpr std::int16_t kTurn = 3;
+/// fp32 words that a coordinator exchanges in a cycle.
+inline constexpr std::int64_t kReadinessElements = 64;
+
+/// Event of a chunk's marks: what tensor ranks hold alike is summed.
+inline constexpr std::int16_t kSharedMark = 0;
 
 /// Events of a unit's weights; its gradients record kReduced.
 inline constexpr std::int16_t kGatheredUnit = 0;
@@ -125,6 +138,13 @@ struct Chunk {
   FrameId summed;   ///< the sum of all microbatches' gradients where each is reduced alone
   FrameId staging;  ///< copies of buckets, and what a coordinator exchanges
   bool summed_once = false;
+  FrameId ends;     ///< the gradient of a tied table in one pass, with contiguous buckets
+  FrameId own;      ///< sums of contiguous buckets: the rank's part of each
+  FrameId own_now;  ///< likewise of one pass, `own` in the first
+  LayoutId own_of_pass;
+  SegmentId adds_own;
+  std::int64_t filled = 0;        ///< elements without padding
+  std::vector<Replica> replicas;  ///< of the gradients
   std::vector<ParameterRange> ranges;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
   std::vector<Unit> units;      ///< by their layers, then the root, then what stays gathered
@@ -133,5 +153,8 @@ struct Chunk {
   FrameId done_frame;           ///< and the event of its last backward pass
   std::int16_t done_event = 0;
 };
+
+/// Where its parameters begin, in falling order, element 0 last.
+std::vector<std::int64_t> parameter_begins(const Chunk& chunk);
 
 }  // namespace foretrain

@@ -111,7 +111,7 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
     buffer.dtype = gradients ? plan.local_gradients() : plan.precision.compute;
     buffer.count = cut.rows * cut.cols;
-    buffer.persistent = true;
+    buffer.persistent = !gradients || !plan.contiguous_passes();
     if (!gradients) buffer.pieces = pieces_of(builder, name, p, cut, plan.recompute.parts);
     (p.expert ? out.expert_elements
      : apart  ? out.shared_elements

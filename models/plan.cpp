@@ -302,6 +302,7 @@ class PlanReader {
     if (p.pipeline > 1 && !p.units.reshard_in_pipeline) {
       p.units.reshard = p.units.reduce_each = false;
     }
+    settle_buckets(x_model, p);
     check_batch();
     check_masked();
     if (const auto no = refused_documents(x_model, p)) {

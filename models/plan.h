@@ -91,14 +91,17 @@ enum class Sharding : std::uint8_t { kNone, kOptimizer, kGradients, kParameters 
 /// every pass (timers of passes).
 enum class HostWaits : std::uint8_t { kNone, kForward, kTransfers, kPasses };
 enum class Prefetch : std::uint8_t { kNone, kAfter, kBefore };
-/// How gradients of a bucket travel when the optimizer is sharded.
-enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce };
+/// How gradients of a bucket travel when the optimizer is sharded. kReduce: one reduction for each
+/// rank's part, to that rank, which broadcasts the parameters (models/stage_owners.cpp).
+enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce, kReduce };
 
 /// How gradients that are not sharded are cut into buckets, from the end of the list.
 enum class Bucketing : std::uint8_t {
   kRanges,      ///< equal ranges of elements (Megatron-LM)
   kParameters,  ///< whole parameters until the bucket is full (PyTorch DDP)
   kReady,       ///< whole parameters that one layer's backward pass makes ready (Horovod)
+  /// Whole parameters as long as they fit, copied into a buffer: models/stage_contiguous.cpp.
+  kContiguous,
 };
 /// What travels in place of a bucket's gradients; see models/stage_compression.cpp.
 enum class Compression : std::uint8_t { kNone, kFp16, kBf16, kPowerSgd, kOneBit };
@@ -235,6 +238,14 @@ struct Units {
   bool operator==(const Units&) const = default;
 };
 
+/// What a coordinator's cycle finds ready: so many parts of the backward pass, of which a layer is
+/// one, and how long the last of them waits for it.
+struct ReadyList {
+  std::int64_t parts = 1;
+  Time wait;
+  bool operator==(const ReadyList&) const = default;
+};
+
 /// How gradients that are not sharded travel; see models/stage_buckets.cpp.
 struct GradientBuckets {
   Bucketing cut = Bucketing::kRanges;
@@ -245,6 +256,9 @@ struct GradientBuckets {
   Compression compression = Compression::kNone;
   std::int64_t rank = 0;  ///< of the factors that PowerSGD sends
   Time cycle;             ///< of a coordinator that lists what is ready; 0 = none
+  /// What it lists cycle by cycle, which who knows the times decides (tools/ready_lists.h); empty:
+  /// every part in a cycle of its own, half a cycle after it is ready.
+  std::vector<ReadyList> lists;
   bool operator==(const GradientBuckets&) const = default;
 };
 
@@ -427,13 +441,24 @@ struct Plan {
     return (precision.master || of_device) &&
            (sharding != Sharding::kParameters || units.narrow_shards);
   }
-  bool by_units() const { return sharding >= Sharding::kGradients; }
+  bool by_units() const {
+    return sharding == Sharding::kParameters || (sharding == Sharding::kGradients && !contiguous());
+  }
+  /// Gradients are reduced to the rank that updates their parameters, which are broadcast by it.
+  bool to_owners() const {
+    return reduction == GradientReduction::kReduce && sharding != Sharding::kNone &&
+           sharding != Sharding::kParameters;
+  }
+  /// Gradients are copied into contiguous buckets, whose sums a rank keeps its part of.
+  bool contiguous() const { return buckets.cut == Bucketing::kContiguous; }
+  /// So is every microbatch's, and nothing else of them is kept.
+  bool contiguous_passes() const { return contiguous() && sharding == Sharding::kGradients; }
   /// Small parameters stay gathered: models/stage_units.cpp.
   bool persists() const { return sharding == Sharding::kParameters && units.persist_elements > 0; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.
   bool fresh_gradients() const { return by_units() && units.reduce_each; }
   /// So does that of parameters whose gradients are added up after every pass.
-  bool writes_fresh() const { return fresh_gradients() || sums_after_pass; }
+  bool writes_fresh() const { return fresh_gradients() || sums_after_pass || contiguous_passes(); }
   /// Every microbatch's gradients are reduced on their own and then added up.
   bool reduces_each_pass() const {
     return sharding == Sharding::kNone && !buckets.last_pass_only && data > 1 && microbatches() > 1;
@@ -454,7 +479,7 @@ struct Plan {
   }
   /// Sums of gradients are cast to a narrower type to travel, and back.
   bool narrows_gradients() const {
-    return !by_units() && bits_of(units.reduce) < bits_of(precision.gradients);
+    return !by_units() && !contiguous() && bits_of(units.reduce) < bits_of(precision.gradients);
   }
   /// Type of gradients as the backward pass writes them.
   DType local_gradients() const { return writes_fresh() ? precision.compute : precision.gradients; }

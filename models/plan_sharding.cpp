@@ -46,6 +46,10 @@ std::optional<Refusal> refused_narrow(const Model& model, const Plan& p) {
   if (gathers && p.sharding != Sharding::kParameters) {
     return Refusal{place, "needs sharding.level parameters"};
   }
+  if (u.narrow_reduction && p.to_owners()) {
+    return Refusal{"gradients/reduction", "reduce is not modelled with gradients.reduce_dtype int4",
+                   ErrorKind::kUnsupported};
+  }
   if (!p.by_units()) return Refusal{place, "int4 needs sharding.level gradients or parameters"};
   if (model.has_experts() || p.offload.states()) {
     return Refusal{place, "is not modelled with experts, nor with offloaded states",
@@ -96,7 +100,7 @@ std::optional<Refusal> refused_levels(const Model& model, const Plan& p) {
 }
 
 void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
-  reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready"});
+  reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready", "contiguous"});
   const auto bytes = [&reader](const char* key, Bytes& out) {
     double mib = 0;
     reader.read(key, mib, JsonReader::Range{0, 1e9});
@@ -116,24 +120,31 @@ void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
   buckets.cycle = Time::from_us(cycle_us);
 }
 
+/// What of `gradients` goes with a sharded optimizer; all else is at its default.
+GradientBuckets of_shards(const Plan& p) {
+  GradientBuckets out;
+  out.bytes = p.buckets.bytes;
+  out.first_bytes = p.buckets.first_bytes;
+  if (p.units.narrow_reduction) out.inner_group = p.buckets.inner_group;
+  if (p.contiguous()) out.cut = p.buckets.cut;
+  return out;
+}
+
 /// Buckets of whole parameters, copies and compression are ways of plain data parallelism.
 std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   const GradientBuckets& b = p.buckets;
   const auto unsupported = [](const char* place, const std::string& message) {
     return Refusal{place, message, ErrorKind::kUnsupported};
   };
-  GradientBuckets plain;
-  plain.bytes = b.bytes;
-  plain.first_bytes = b.first_bytes;
   if (p.data % b.inner_group != 0) {
     return Refusal{"gradients/inner_group", text(b.inner_group) + " does not divide " +
                                                 text(p.data) + " data-parallel ranks"};
   }
   if (p.sharding != Sharding::kNone) {
-    if (p.units.narrow_reduction) plain.inner_group = b.inner_group;
-    if (b == plain) return std::nullopt;
+    if (b == of_shards(p)) return std::nullopt;
     return unsupported("gradients",
-                       "bucketing, bucket_copy, no_sync, inner_group (but with reduce_dtype int4), "
+                       "bucketing (but contiguous), bucket_copy, no_sync, inner_group (but with "
+                       "reduce_dtype int4), "
                        "compression and cycle_us are modelled where sharding.level is none");
   }
   if (b.cut != Bucketing::kRanges && b.bytes == 0) {
@@ -226,7 +237,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
 
 void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   reader.read_enum("dtype", keys.stored, {"fp32", "compute", "fp32-in-pipelines"});
-  reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce"});
+  reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce", "reduce"});
   int accumulation = 0;
   reader.read_choice("accumulation", accumulation, {"fused", "separate", "after-pass"});
   plan.fused_accumulation = accumulation != 1;
@@ -258,7 +269,28 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
 void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
   const bool wider = plan.precision.gradients != plan.precision.compute;
   const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
-  if (in_pipelines && wider && can_sum_after_pass(model, plan)) plan.sums_after_pass = true;
+  if (!in_pipelines || !wider || !can_sum_after_pass(model, plan)) return;
+  plan.sums_after_pass = true;
+  if (plan.contiguous()) plan.buckets.cut = Bucketing::kRanges;
+}
+
+bool can_copy_into_buckets(const Model& model, const Plan& p) {
+  const bool plain = !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() &&
+                     !model.is_network() && model.masked == 0 && model.predict_layers == 0;
+  const bool own_passes = p.splits_backward() || p.shares_vocabulary() || p.sums_after_pass ||
+                          p.overlap.tensor_slices > 1 || p.forwards > 1;
+  const bool one_place = p.placement() == ChunkPlacement::kRound;
+  const bool shared = p.data > 1 && p.bucket_elements > 0 && p.shard_group == 0;
+  const bool level =
+      p.sharding == Sharding::kOptimizer ||
+      (p.sharding == Sharding::kGradients && p.chunks() == 1 && p.schedule != Schedule::kFile &&
+       p.units.reduce_each && !p.units.narrow_reduction);
+  return plain && one_place && !own_passes && shared && level && !p.offload.states();
+}
+
+void settle_buckets(const Model& model, Plan& plan) {
+  if (!plan.contiguous() || can_copy_into_buckets(model, plan)) return;
+  plan.buckets.cut = Bucketing::kRanges;
 }
 
 void settle_compression(Plan& plan) {
@@ -280,6 +312,12 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
                    "sharding.level none or optimizer, no_sync, without overlap.tensor_slices, and "
                    "schedules whose backward passes are whole and whose chunks go round the stages",
                    ErrorKind::kUnsupported};
+  }
+  constexpr std::int64_t kMostOwners = 1024;
+  if (plan.to_owners() && plan.shards() > kMostOwners) {
+    return Refusal{"gradients/reduction",
+                   "reduce makes a reduction for each of " + text(plan.shards()) +
+                       " ranks that share the states; expected at most " + text(kMostOwners)};
   }
   if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {
     return Refusal{"sharding/level",

@@ -27,6 +27,12 @@ bool can_sum_after_pass(const Model& model, const Plan& plan);
 /// where that is modelled. Once the schedule is known.
 void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan);
 
+/// Whether gradients of the plan can be copied into contiguous buckets.
+bool can_copy_into_buckets(const Model& model, const Plan& plan);
+
+/// Else they go as they would without them. Once the degrees are known.
+void settle_buckets(const Model& model, Plan& plan);
+
 /// Gradients that travel in the type that they have are not cast.
 void settle_compression(Plan& plan);
 

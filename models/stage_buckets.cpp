@@ -2,14 +2,14 @@
 //
 // Three cuts, all from the end of the parameters, which the backward pass finishes first. Equal
 // ranges (Megatron-LM). Whole parameters until a size is reached, with another size for the first
-// bucket (PyTorch DDP, compute_bucket_assignment_by_size). What one layer's backward pass makes
-// ready, as long as it fits (Horovod: the list of a coordinator's cycle, taken to be shorter than a
-// layer's backward pass, fused greedily into a buffer).
+// bucket (PyTorch DDP, compute_bucket_assignment_by_size). What the backward passes of one layer or
+// of several, those of a coordinator's cycle, make ready, as long as it fits (Horovod:
+// models/stage_coordinator.cpp).
 //
 // A copied bucket goes: copy in, reduction, copy out. With Horovod's one buffer all of it is on the
 // bucket's stream; DDP's buckets have memory of their own, and compute copies. Left out: norms and
 // biases, which lie at the begin of the buffer, go last instead of with their layer; a bucket waits
-// for the end of its layer's backward pass; a coordinator's requests that miss its response cache.
+// for the end of its layer's backward pass.
 #include <algorithm>
 
 #include "models/stage_writer.h"
@@ -18,11 +18,9 @@ namespace foretrain {
 namespace {
 
 constexpr std::int16_t kCopies = 0;  ///< buffer of the staging frame
-/// A bit for each of the 1024 entries of Horovod's response cache (HOROVOD_CACHE_CAPACITY), as
-/// fp32 words; one vector of what is ready and one of what is invalid are exchanged in a cycle.
-constexpr std::int64_t kReadinessWords = 1024 / 32;
 
-/// Where parameters begin, in falling order, element 0 last.
+}  // namespace
+
 std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
   std::vector<std::int64_t> out = {0};
   for (const ParameterRange& range : chunk.ranges) out.push_back(range.begin);
@@ -32,15 +30,6 @@ std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
-
-/// Whether a layer or an end begins at this element.
-bool begins_part(const Chunk& chunk, std::int64_t at) {
-  const auto here = [at](const PartFrames& part) { return part.cut_begin == at; };
-  return (chunk.has_embedding && here(chunk.embedding)) || (chunk.has_head && here(chunk.head)) ||
-         std::any_of(chunk.parts.begin(), chunk.parts.end(), here);
-}
-
-}  // namespace
 
 /// Begins of the buckets, in the order in which they become ready.
 std::vector<std::int64_t> StageWriter::bucket_begins(const Chunk& chunk) const {
@@ -56,7 +45,9 @@ std::vector<std::int64_t> StageWriter::bucket_begins(const Chunk& chunk) const {
     }
     return out;
   }
+  if (b.cut == Bucketing::kContiguous) return contiguous_begins(chunk);
   const DType type = x_plan.precision.gradients;
+  const std::vector<std::int64_t> lists = list_begins(chunk);
   std::int64_t end = chunk.elements;   // of the bucket that is being filled
   std::int64_t from = chunk.elements;  // where it begins so far
   for (const std::int64_t begin : parameter_begins(chunk)) {
@@ -67,8 +58,9 @@ std::vector<std::int64_t> StageWriter::bucket_begins(const Chunk& chunk) const {
       end = from;
     }
     from = begin;
-    const bool closes = b.cut == Bucketing::kReady ? begins_part(chunk, begin)
-                                                   : bytes_of(type, end - begin) >= limit;
+    const bool closes = b.cut == Bucketing::kReady
+                            ? std::find(lists.begin(), lists.end(), begin) != lists.end()
+                            : bytes_of(type, end - begin) >= limit;
     if (begin > 0 && !closes) continue;
     out.push_back(begin);
     end = begin;
@@ -106,7 +98,9 @@ void StageWriter::make_buckets(Chunk& chunk) {
     if (tied_across() && chunk.has_head) bucket.last |= overlaps(chunk.head);
     chunk.buckets.push_back(bucket);
   }
+  number_lists(chunk);
   make_staging(chunk);
+  if (x_plan.contiguous()) make_own(chunk);
 }
 
 DType StageWriter::travelling_type() const {
@@ -150,7 +144,7 @@ void StageWriter::make_staging(Chunk& chunk) {
     }
     add("copies", travelling_type(), std::max<std::int64_t>(total, 1));
   }
-  if (b.cycle.ps > 0) add("readiness", DType::kFp32, 2 * kReadinessWords);
+  if (b.cycle.ps > 0) add("readiness", DType::kFp32, kReadinessElements);
   chunk.staging = x_builder.frame(x_builder.layout(layout.layout()));
 }
 
@@ -170,6 +164,9 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   if (bucket.issued) return;
   bucket.issued = true;
   if (bucket.holders.ranks == 1 || bucket.begin == bucket.end) return;
+  if (x_plan.contiguous()) {
+    return reduce_contiguous(chunk, bucket, StreamWait{StreamId(), frame, event});
+  }
   Segment segment;
   segment.name = "reduce gradients";
   segment.frames = {layout_of(chunk.gradients), x_bucket};
@@ -196,6 +193,9 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   call.segment = x_builder.segment(std::move(segment));
   const StreamId stream = x_builder.stream(bucket.holders.stream);
   call.waits.push_back(StreamWait{stream, frame, event});
+  if (x_plan.buckets.cycle.ps > 0 && bucket.first_of_list) {
+    call.waits.push_back(StreamWait{x_builder.stream(kCoordinator), frame, event});
+  }
   if (on_compute) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), frame, event});
   x_builder.call(std::move(call));
 }
@@ -223,22 +223,17 @@ void StageWriter::write_in_place(Bucket& bucket, Segment& segment) {
   sum_over_ranks(bucket, segment, all, part, type, EventRef{1, kReduced});
 }
 
+/// A rank gets the sum of its own part alone.
 bool StageWriter::scatters(const Bucket& bucket) const {
-  return sharded(bucket.holders) && x_plan.reduction == GradientReduction::kReduceScatter;
+  return sharded(bucket.holders) && x_plan.reduction != GradientReduction::kAllReduce;
 }
 
 /// Into `part`, all of it or the rank's own; `done` is recorded at the end.
 void StageWriter::sum_over_ranks(const Bucket& bucket, Segment& segment, const View& all,
                                  const View& part, DType type, EventRef done) {
-  const Holders& holders = bucket.holders;
-  const bool scatter = scatters(bucket);
-  const GroupSlot group = x_builder.group(scatter ? holders.shard_group : holders.group);
-  const bool again = scatter && holders.shards < holders.ranks;
-  bucket_op(bucket, segment, "gradients.reduce",
-            Collective{scatter ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce, group,
-                       bucket.end - bucket.begin, type, false},
-            {all}, {part})
-      .records = again ? EventRef{1, kScattered} : done;
+  const bool again = scatters(bucket) && bucket.holders.shards < bucket.holders.ranks;
+  for (Op& op : sums(bucket, all, part, type)) segment.ops.push_back(std::move(op));
+  segment.ops.back().records = again ? EventRef{1, kScattered} : done;
   if (!again) return;
   reduce_over_replicas(segment, part, shard_elements(bucket), type, EventRef{1, kScattered}, done);
 }
@@ -278,22 +273,6 @@ void StageWriter::write_narrowed(Bucket& bucket, Segment& segment, Call& call) {
   const LayoutId layout = x_builder.layout(local.layout());
   segment.frames.push_back(layout);
   call.frames.push_back(x_builder.frame(layout));
-}
-
-/// The coordinator's cycle: half of it passes on average before it looks, then two bit vectors are
-/// combined over all ranks (Horovod's response cache).
-void StageWriter::coordinate(const Chunk& chunk, const Bucket& bucket, Segment& segment) {
-  bucket_op(bucket, segment, "coordinator.cycle", Pause{Time{x_plan.buckets.cycle.ps / 2}}, {}, {});
-  const FrameLayout& layout = x_builder.program().layouts[layout_of(chunk.staging).index()];
-  const Ref words{2, static_cast<std::int16_t>(layout.buffers.size() - 1), DType::kFp32,
-                  2 * kReadinessWords};
-  for (std::int64_t v = 0; v < 2; ++v) {
-    const View view = words.part(v * kReadinessWords, kReadinessWords);
-    bucket_op(bucket, segment, "coordinator.ready",
-              Collective{CollectiveKind::kAllReduce, x_builder.group(bucket.holders.group),
-                         kReadinessWords, DType::kFp32, true},
-              {view}, {view});
-  }
 }
 
 /// Factors and signs are made on the bucket's stream.

@@ -87,10 +87,12 @@ void StageWriter::write_layouts() {
   LayoutWriter bucket("bucket", 0);
   bucket.event("reduced");
   bucket.event("gathered");
-  if (x_plan.sharding == Sharding::kOptimizer && x_plan.shards() > 1 && x_plan.replicas() > 1) {
+  if (!by_units() && x_plan.shards() > 1 && x_plan.replicas() > 1) {
     bucket.event("scattered");
   }
-  if (copies_on_compute()) bucket.event("copied");
+  const bool turns = x_plan.buckets.cycle.ps > 0;
+  if (copies_on_compute() || x_plan.contiguous() || turns) bucket.event("copied");
+  if (x_plan.contiguous() || turns) bucket.event(turns ? "turn" : "summed");
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");
@@ -143,6 +145,13 @@ void StageWriter::write_end_parameters() {
     std::vector<Parameter> parameters = embedding_parameters(x_model);
     if (!x_embedding.at_end) tables_alone(parameters);
     parameter_frames(x_embedding, "model", parameters);
+    if (x_plan.contiguous_passes() && !own_table) {
+      FrameLayout ends = one_buffer("gradients of the ends", BufferKind::kGradients,
+                                    x_plan.local_gradients(), x_embedding.parameters.cut_elements);
+      ends.buffers.front().persistent = false;
+      x_ends = x_builder.layout(std::move(ends));
+      x_embedding.owners = x_head.owners = {x_ends};
+    }
     if (!by_units()) write_ends(true, false);
   }
   if (x_head.at_end || shares) {
@@ -195,7 +204,9 @@ PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weigh
   part.cut_begin = chunk.elements;
   part.cut_end = chunk.elements + parameters.cut_elements;
   part.weights = alias(weights, chunk.parameters, weight_type, part.cut_begin);
-  part.gradients = alias(gradients, chunk.written, gradient_type, part.cut_begin);
+  if (!x_plan.contiguous_passes()) {  // else every pass has its own
+    part.gradients = alias(gradients, chunk.written, gradient_type, part.cut_begin);
+  }
   part.shared = alias(shared, chunk.parameters, weight_type, chunk.shared_elements);
   part.shared_gradients =
       alias(shared_gradients, chunk.written, gradient_type, chunk.shared_elements);
@@ -313,6 +324,7 @@ void StageWriter::place_parts(Chunk& chunk) {
     cut += head_table ? x_head.parameters.cut_elements : 0;
     shared += x_head.parameters.shared_elements;
   }
+  chunk.shared_elements = shared;
   own_buffers(chunk, cut + shared, replicas(chunk, shared, shared + cut));
   const std::int64_t total = chunk.elements;
 
@@ -362,13 +374,17 @@ PartFrames StageWriter::head_with_table_of(const Chunk& owner, std::int64_t tota
 void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas) {
   const bool split = sharded(chunk.holders);
   const std::int64_t total = round_up(elements, split ? chunk.holders.shards * 128 : 1);
+  chunk.filled = elements;
   chunk.elements = total;
   const Precision& precision = x_plan.precision;
   chunk.parameters = x_builder.frame(x_builder.layout(
       one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
-  FrameLayout gradients =
-      one_buffer("gradients", BufferKind::kGradients, precision.gradients, total);
-  gradients.buffers.front().replicas = std::move(replicas);
+  const bool passes = x_plan.contiguous_passes();
+  FrameLayout gradients = one_buffer("gradients", BufferKind::kGradients,
+                                     passes ? x_plan.local_gradients() : precision.gradients,
+                                     passes ? chunk.shared_elements : total);
+  chunk.replicas = replicas;
+  if (!passes) gradients.buffers.front().replicas = std::move(replicas);
   chunk.gradients = chunk.written = x_builder.frame(x_builder.layout(std::move(gradients)));
   if (x_plan.sums_after_pass) {
     chunk.written = x_builder.frame(x_builder.layout(

@@ -233,7 +233,9 @@ SegmentId StageWriter::write_gather(UnitShape& shape) {
     segment.ops.push_back(std::move(cast));
     part = narrowed.view();
   }
-  if (!alone && !narrow) {
+  if (!alone && x_plan.to_owners()) {
+    segment.ops = from_owners(shape.holders, whole.view(), shape.elements, type, Phase::kForward);
+  } else if (!alone && !narrow) {
     const std::size_t first = segment.ops.size();
     gather_whole(shape, sharded_parameters() ? part : own_shard(0, kWhole, shape, type), whole,
                  segment);
@@ -305,12 +307,10 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   if (narrow) {
     reduce_narrow(shape, whole, part, push);
   } else if (!alone) {
-    push(unit_op(
-             shape.holders.stream, "gradients.reduce",
-             Collective{CollectiveKind::kReduceScatter, x_builder.group(shape.holders.shard_group),
-                        shape.elements, reduced, false},
-             Phase::kGradients),
-         {whole.view()}, part.view());
+    for (Op& op : scattered(shape.holders, whole.view(), part.view(), shape.elements, reduced)) {
+      const std::vector<View> reads = op.reads;
+      push(std::move(op), reads, part.view());
+    }
   }
   if (shape.holders.shards < shape.holders.ranks) {
     stream = "replicas";

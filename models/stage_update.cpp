@@ -8,7 +8,6 @@
 namespace foretrain {
 namespace {
 
-constexpr std::int16_t kSharedMark = 0;
 constexpr std::int16_t kTiedMark = 1;
 constexpr std::int16_t kGridMark = 2;
 constexpr std::int16_t kUpdateDone = 0;
@@ -48,7 +47,8 @@ void StageWriter::reduce_over_replicas(Segment& segment, const View& shard, std:
 StreamWait StageWriter::reduce_parts(const char* stream, const char* group, const Chunk& chunk,
                                      const std::vector<Range>& parts, std::int16_t mark,
                                      StreamWait after) {
-  const DType type = x_plan.precision.gradients;
+  const DType type =
+      x_plan.contiguous_passes() ? x_plan.local_gradients() : x_plan.precision.gradients;
   after.stream = x_builder.stream(stream);
   Segment segment;
   segment.name = mark == kTiedMark ? "gradients.tied.reduce" : "gradients.shared.reduce";
@@ -206,22 +206,28 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
   const Precision& precision = x_plan.precision;
   for (const Chunk& chunk : x_chunks) {
     const auto base = static_cast<std::int16_t>(call.frames.size());
-    const FrameId gradients = chunk.summed.valid() ? chunk.summed : chunk.gradients;
+    const FrameId gradients = chunk.own.valid()      ? chunk.own
+                              : chunk.summed.valid() ? chunk.summed
+                                                     : chunk.gradients;
     for (const FrameId frame : {chunk.parameters, gradients, chunk.optimizer}) {
       w.segment().frames.push_back(layout_of(frame));
       call.frames.push_back(frame);
     }
     std::int64_t state = 0;
+    std::int16_t buffer = 0;  // of contiguous buckets' sums
     for (const Bucket& bucket : chunk.buckets) {
       if (bucket.end == bucket.begin) continue;
       if (bucket.holders.ranks > 1) {
         call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
       }
       const std::int64_t count = shard_elements(bucket);
-      out.push_back(
-          Updated{shard_view(static_cast<std::int16_t>(base + 1), bucket, precision.gradients),
-                  shard_view(base, bucket, precision.compute), static_cast<std::int16_t>(base + 2),
-                  0, state, count, precision.master, chunk.holders.expert, chunk.factor_elements});
+      const auto of_gradients = static_cast<std::int16_t>(base + 1);
+      const View gradient = chunk.own.valid()
+                                ? Ref{of_gradients, buffer++, precision.gradients, count}.view()
+                                : shard_view(of_gradients, bucket, precision.gradients);
+      out.push_back(Updated{gradient, shard_view(base, bucket, precision.compute),
+                            static_cast<std::int16_t>(base + 2), 0, state, count, precision.master,
+                            chunk.holders.expert, chunk.factor_elements});
       state += count;
     }
   }
@@ -342,20 +348,21 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   const DType type = x_plan.precision.compute;
   const std::int64_t count = bucket.end - bucket.begin;
   if (count == 0) return;
-  Op op;
-  op.stream = x_builder.stream(bucket.holders.stream);
-  op.work = x_builder.work(Collective{
-      CollectiveKind::kAllGather, x_builder.group(bucket.holders.shard_group), count, type, false});
-  op.name = "parameters.gather";
-  op.category = Category::kData;
-  op.phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;
-  op.reads = {shard_view(0, bucket, type)};
-  op.writes = {View{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()}};
-  op.records = EventRef{1, kGathered};
+  const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
+  const Phase phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;
   Segment segment;
   segment.name = "gather parameters";
   segment.frames = {layout_of(chunk.parameters), x_bucket};
-  segment.ops.push_back(std::move(op));
+  if (x_plan.to_owners()) {
+    segment.ops = from_owners(bucket.holders, all, count, type, phase);
+  } else {
+    const Collective gather{CollectiveKind::kAllGather, x_builder.group(bucket.holders.shard_group),
+                            count, type, false};
+    segment.ops.push_back(unit_op(bucket.holders.stream, "parameters.gather", gather, phase));
+    segment.ops.back().reads = {shard_view(0, bucket, type)};
+    segment.ops.back().writes = {all};
+  }
+  segment.ops.back().records = EventRef{1, kGathered};
   Call call{x_builder.segment(std::move(segment)), -1, -1, {chunk.parameters, bucket.frame}, {}};
   if (after.frame.valid()) call.waits.push_back(after);
   x_builder.call(std::move(call));

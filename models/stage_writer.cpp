@@ -81,7 +81,7 @@ void StageWriter::step_begins() {
     fill.cols = chunk.elements;
     fill.dtype = x_plan.precision.gradients;
     const View all{0, 0, 0, bytes_of(fill.dtype, chunk.elements), 1, GroupSlot()};
-    w.compute("gradients.zero", fill, {}, {all});
+    if (!x_plan.contiguous_passes()) w.compute("gradients.zero", fill, {}, {all});
     if (c == 0) {
       Kernel clear;
       clear.rows = clear.cols = 1;
@@ -128,6 +128,7 @@ void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, b
     chunk.done_event = event;
     return;
   }
+  if (x_plan.contiguous_passes()) return finish_contiguous(chunk, frame, event, last);
   const StreamWait done = x_plan.sums_after_pass && chunk.elements > 0
                               ? add_pass(chunk)
                               : StreamWait{StreamId(), frame, event};
@@ -218,6 +219,7 @@ void StageWriter::embedding_forward(Chunk& chunk, Passage& passage, std::int32_t
             std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
+  bind_tied(chunk, false, call);
   bind_part(chunk, -1, &x_embedding, false, call);
   x_builder.call(std::move(call));
 }
@@ -284,6 +286,7 @@ void StageWriter::head_forward(Chunk& chunk, Passage& passage, std::int32_t mb) 
             std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
+  bind_tied(chunk, false, call);
   bind_part(chunk, -1, &x_head, false, call);
   x_builder.call(std::move(call));
 }
@@ -293,7 +296,8 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   const auto found = x_passages.find({c, mb});
   FT_CHECK(found != x_passages.end(), "a backward pass before its forward");
   Passage& passage = found->second;
-  const bool reduces = !by_units() && (last || x_plan.reduces_each_pass());
+  const bool copies = x_plan.contiguous_passes();
+  const bool reduces = !by_units() && !copies && (last || x_plan.reduces_each_pass());
   if (Unit* root = root_of(chunk)) open_unit(*root, true);
   const bool prefetches = by_units() && x_plan.units.backward_prefetch == Prefetch::kBefore;
   if (prefetches && chunk.layers > 0) open_units(chunk, chunk.layers - 1, true);
@@ -304,6 +308,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     // A table that it shares with the embedding is not final yet, nor does anything lie behind it.
     const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
     if (reduces && own_table) reduce_ready(chunk, chunk.head.cut_begin, passage.gradient, kReady);
+    if (copies && own_table) copy_in(chunk, chunk.head.gradients, chunk.head.cut_begin);
   }
   if (x_plan.spreads_vocabulary()) head_inner_backward(chunk, passage, mb);
   load_from_host(chunk, passage, chunk.layers - 1);
@@ -311,6 +316,10 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
     load_from_host(chunk, passage, l - 1);
     layer_backward(chunk, passage, l, mb);
     unit_ends(chunk, l, passage.gradient, true, last);
+    if (copies) {
+      const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
+      copy_in(chunk, part.gradients, part.cut_begin);
+    }
     if (!reduces) continue;
     const auto reduce = [this, &chunk, l, gradient = passage.gradient] {
       reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(l)].cut_begin, gradient, kReady);
@@ -373,6 +382,7 @@ void StageWriter::weight_gradients(std::int32_t c, std::int32_t mb, bool last) {
 
 void StageWriter::head_backward(Chunk& chunk, Passage& passage, std::int32_t mb) {
   const EndSegments& s = *x_head_segments;
+  fresh_end(chunk, chunk.head, x_head);
   const PartFrames& part = chunk.head;
   Call call{s.backward,
             -1,
@@ -384,6 +394,7 @@ void StageWriter::head_backward(Chunk& chunk, Passage& passage, std::int32_t mb)
             std::move(x_before_next)};
   x_head_done = call.frames[kHeadLocal];
   x_before_next.clear();
+  bind_tied(chunk, true, call);
   bind_part(chunk, -1, &x_head, true, call);
   if (!s.weights.valid()) return x_builder.call(std::move(call));
   Call weights = call;
@@ -418,8 +429,9 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
   const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
   unit_opens(chunk, l, true);
   const LayerSegments& s = layer_segments(chunk, l);
-  const PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
+  PartFrames& part = chunk.parts[static_cast<std::size_t>(l)];
   const LayerLayouts& kind = kind_of(chunk, l);
+  if (x_plan.contiguous_passes()) part.gradients = x_builder.frame(kind.gradients, index, mb);
   const FrameId below = x_builder.frame(kind.hidden_gradient, index, mb);
   // What is computed again writes the layer's output a second time: into a frame of its own.
   const FrameId output = x_model.is_network() ? passage.hidden[static_cast<std::size_t>(l) + 1]
@@ -455,6 +467,7 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
 
 void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last) {
   const EndSegments& s = *x_embedding_segments;
+  fresh_end(chunk, chunk.embedding, x_embedding);
   const PartFrames& part = chunk.embedding;
   const bool begun = passage.embedding_local.valid();
   const FrameId local = begun ? passage.embedding_local : x_builder.frame(s.local_backward, -1, mb);
@@ -466,6 +479,7 @@ void StageWriter::embedding_backward(Chunk& chunk, Passage& passage, std::int32_
        chunk.first ? passage.gradient : FrameId(), passage.embedding_saved, local, passage.inputs},
       std::move(x_before_next)};
   x_before_next.clear();
+  bind_tied(chunk, true, call);
   bind_part(chunk, -1, &x_embedding, true, call);
   x_builder.call(std::move(call));
   passage.done_frame = local;

@@ -52,9 +52,7 @@ class StageWriter {
     return x_stage == x_plan.stage_of(chunk) ||
            (x_plan.ways() == 2 && x_stage == x_plan.stage_of(chunk, 1));
   }
-  bool sharded(const Holders& holders) const {
-    return x_plan.sharding == Sharding::kOptimizer && holders.shards > 1;
-  }
+  bool sharded(const Holders& holders) const { return !by_units() && holders.shards > 1; }
   const char* shard_group() const { return x_plan.replicas() > 1 ? kShardGroup : kDataGroup; }
   const LayerLayouts& kind_of(const Chunk& chunk, std::int64_t l) const {
     if (x_model.is_network()) return x_blocks[block_kind(chunk, l)];
@@ -206,6 +204,8 @@ class StageWriter {
   void sum_over_ranks(const Bucket& bucket, Segment& segment, const View& all, const View& part,
                       DType type, EventRef done);
   void write_narrowed(Bucket& bucket, Segment& segment, Call& call);
+  std::vector<std::int64_t> list_begins(const Chunk& chunk) const;
+  void number_lists(Chunk& chunk) const;
   void coordinate(const Chunk& chunk, const Bucket& bucket, Segment& segment);
   void sum_copies(const Bucket& bucket, const View& copy, std::int64_t count, DType type,
                   Segment& segment);
@@ -219,6 +219,35 @@ class StageWriter {
   std::int64_t sign_bytes(const Bucket& bucket) const;
   void stage_signs(Chunk& chunk, const AddBuffer& add);
   void write_signs(Bucket& bucket, Segment& segment);
+
+  // --- Gradients to their owners (stage_owners.cpp) ---
+  std::vector<Op> scattered(const Holders& holders, const View& whole, const View& part,
+                            std::int64_t count, DType type);
+  std::vector<Op> sums(const Bucket& bucket, const View& all, const View& part, DType type);
+  std::vector<Op> from_owners(const Holders& holders, const View& whole, std::int64_t count,
+                              DType type, Phase phase);
+
+  // --- Contiguous buckets (stage_contiguous.cpp) ---
+  /// Copies of a part's gradients into a bucket, and the bucket that is reduced before them.
+  struct CopyIn {
+    int reduced = -1;
+    SegmentId segment;
+  };
+  std::vector<std::int64_t> contiguous_begins(const Chunk& chunk) const;
+  void make_own(Chunk& chunk);
+  FrameId contiguous_frame();
+  std::int16_t turn(std::size_t bucket) const {
+    return static_cast<std::int16_t>(x_plan.overlap.gradient_reduce ? bucket % 2 : 0);
+  }
+  void fresh_end(Chunk& chunk, PartFrames& part, const EndLayouts& end);
+  void bind_tied(const Chunk& chunk, bool backward, Call& call) const;
+  void copy_in(Chunk& chunk, FrameId from, std::int64_t begin, StreamWait after = {});
+  std::vector<CopyIn> write_copies(Chunk& chunk, LayoutId from, std::int64_t begin);
+  void reduce_contiguous(Chunk& chunk, Bucket& bucket, StreamWait after);
+  SegmentId write_contiguous(const Chunk& chunk, Bucket& bucket, bool again);
+  void finish_contiguous(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
+  void wait_for_buffer(std::size_t bucket, Call& call) const;
+  void add_own(Chunk& chunk);
 
   // --- Reductions and the update (stage_update.cpp) ---
   void finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event);
@@ -369,6 +398,12 @@ class StageWriter {
   std::vector<std::size_t> x_block_kinds;       ///< by layer
   std::vector<BetweenBlocks> x_between;
   LayoutId x_inputs, x_scalars, x_bucket, x_marks;
+  LayoutId x_ends, x_copied;  ///< with contiguous buckets: of a tied table; of a copy's event
+  FrameId x_contiguous;
+  int x_filling = -1;      ///< the contiguous bucket that was copied into last
+  StreamWait x_last_copy;  ///< where that is recorded
+  std::array<StreamWait, 2> x_buffer_free;
+  std::map<std::pair<LayoutId, std::int64_t>, std::vector<CopyIn>> x_copies;
   /// By experts, window, recomputed, shape of the unit and of what stays gathered (0: none).
   std::map<std::tuple<bool, bool, bool, std::size_t, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;

@@ -87,7 +87,7 @@ Kind offloading(const Plan& plan) {
   Kind out;
   if (!plan.updates_on_host()) {
     Sets sets;
-    if (!plan.by_units()) sets.emplace_back("sharding.level=gradients");
+    if (plan.sharding < Sharding::kGradients) sets.emplace_back("sharding.level=gradients");
     sets.emplace_back("offload.optimizer=cpu");
     out.push_back(sets);
   }

@@ -10,11 +10,20 @@ namespace {
 /// Why a key changes nothing in this run; null: it may.
 using Why = const char* (*)(const Run& run);
 
+/// What stands at "/key/inner"; null if nothing.
+const Json* value_at(const Json& json, const std::string& pointer) {
+  const std::size_t slash = pointer.find('/', 1);
+  const Json* outer = json.find(pointer.substr(1, slash - 1));
+  return outer == nullptr || outer->object() == nullptr ? nullptr
+                                                        : outer->find(pointer.substr(slash + 1));
+}
+
 const char* if_not_parameters(const Run& run) {
   return run.plan.sharding == Sharding::kParameters ? nullptr : "sharding.level is not parameters";
 }
 
 const char* if_not_by_units(const Run& run) {
+  if (run.plan.contiguous_passes()) return "gradients.bucketing is contiguous";
   return run.plan.by_units() ? nullptr : "sharding.level is neither gradients nor parameters";
 }
 
@@ -30,7 +39,8 @@ const char* if_no_experts(const Run& run) {
   return run.model.has_experts() ? nullptr : "the model has no experts";
 }
 
-const char* if_not_optimizer(const Run& run) {
+const char* reduction(const Run& run) {
+  if (run.plan.contiguous() || run.plan.to_owners()) return nullptr;
   return run.plan.sharding == Sharding::kOptimizer ? nullptr : "sharding.level is not optimizer";
 }
 
@@ -61,13 +71,22 @@ const char* copy_out(const Run& run) {
              : nullptr;
 }
 
+const char* bucketing(const Run& run) {
+  const Json* asked = value_at(run.resolved, "/gradients/bucketing");
+  if (run.plan.contiguous() || asked == nullptr || !(*asked == Json("contiguous"))) return nullptr;
+  return "contiguous buckets are of decoders without experts whose optimizer is sharded over more "
+         "than one rank, each microbatch's gradients only without a pipeline (docs/plans.md)";
+}
+
 const char* bucket_elements(const Run& run) {
   if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
+  if (run.plan.contiguous()) return nullptr;
   if (run.plan.buckets.cut != Bucketing::kRanges) return "gradients.bucketing is not ranges";
   return run.plan.overlap.gradient_reduce ? nullptr : "overlap.gradient_reduce is false";
 }
 
 const char* bucket_mib(const Run& run) {
+  if (run.plan.contiguous()) return "gradients.bucketing is contiguous";
   return run.plan.buckets.cut == Bucketing::kRanges ? "gradients.bucketing is ranges" : nullptr;
 }
 
@@ -124,7 +143,8 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/shard_dtype", if_not_parameters},
     {"/gradients/reduce", if_not_by_units},
     {"/gradients/reduce_dtype", reduce_dtype},
-    {"/gradients/reduction", if_not_optimizer},
+    {"/gradients/reduction", reduction},
+    {"/gradients/bucketing", bucketing},
     {"/gradients/flat_update", flat_update},
     {"/gradients/bucket_elements", bucket_elements},
     {"/gradients/bucket_elements_per_rank", bucket_elements},
@@ -156,14 +176,6 @@ std::int64_t most_layers_of_a_stage(const Plan& p) {
     }
   }
   return *std::max_element(layers.begin(), layers.end());
-}
-
-/// What stands at "/key/inner"; null if nothing.
-const Json* value_at(const Json& json, const std::string& pointer) {
-  const std::size_t slash = pointer.find('/', 1);
-  const Json* outer = json.find(pointer.substr(1, slash - 1));
-  return outer == nullptr || outer->object() == nullptr ? nullptr
-                                                        : outer->find(pointer.substr(slash + 1));
 }
 
 /// Of the value, or of the object that brought it.

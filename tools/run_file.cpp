@@ -7,6 +7,7 @@
 
 #include "sim/base/assets.h"
 #include "tools/memory_report.h"
+#include "tools/ready_lists.h"
 
 namespace foretrain {
 namespace {
@@ -375,6 +376,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   FT_TRY(find_profile(run, user, source));
   note_limits(run);
   FT_TRY(place_states(run));
+  FT_TRY(list_ready(run));
   return run;
 }
 

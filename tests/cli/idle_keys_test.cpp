@@ -91,6 +91,13 @@ const Idle kIdle[] = {
     {"gradients.bucket_elements=10000000",
      "gradients.bucketing is not ranges",
      {"sharding.level=none", "gradients.bucketing=ready", "gradients.bucket_mib=5"}},
+    {"sharding.unit_layers=3",
+     "gradients.bucketing is contiguous",
+     {"sharding.level=gradients", "parallel.pipeline=1", "gradients.bucketing=contiguous"}},
+    {"gradients.bucketing=contiguous",
+     "contiguous buckets are of decoders without experts whose optimizer is sharded over more than "
+     "one rank, each microbatch's gradients only without a pipeline (docs/plans.md)",
+     {"sharding.level=none"}},
     {"gradients.bucket_mib=5", "gradients.bucketing is ranges"},
     {"gradients.first_bucket_mib=5", "gradients.bucketing is ranges"},
     {"gradients.compression=bf16", "gradients are of that type", {"gradients.dtype=compute"}},

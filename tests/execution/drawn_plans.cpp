@@ -123,6 +123,7 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   if (p.pipeline > 1 || p.tensor > 1) b.last_pass_only = true;
   if (kind == DrawnKind::kExperts) make_experts_small(rng, m, p);
   fit_parts(m, p);
+  fit_buckets(m, p);
   const bool whole = !p.splits_backward() && !p.shares_vocabulary() && p.ways() == 1;
   const bool once = !p.by_units() && !p.reduces_each_pass() && !p.sums_after_pass;
   if (p.pipeline > 1 && whole && once) p.overlap.head_deferral = rng.below(5);

@@ -1,6 +1,7 @@
 // Does a step move the bytes and do the arithmetic that the papers count?
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "models/lower.h"
@@ -101,6 +102,79 @@ TEST(DataParallelVolume, DistributedOptimizer) {
       EXPECT_EQ(traffic.of(kDataGroup, kReduce), 4 * padded + 4);
       EXPECT_EQ(traffic.of(kDataGroup, kGather), 2 * padded);
     }
+  }
+}
+
+// ZeRO-3: parameters in 16 bits gathered forward and backward, gradients in 16 bits scattered, 2 +
+// 2 + 2 bytes of each, (d - 1) / d of them sent by a rank in rings. The ends stay gathered from
+// their forward to their backward pass: 2 + 2.
+TEST(DataParallelVolume, ShardedParameters) {
+  Model model = unpadded(small_gpt());
+  model.tied_embeddings = false;
+  std::int64_t layers = 0;
+  for (const Parameter& p : layer_parameters(model)) layers += p.count() * model.layers;
+  const std::int64_t ends = parameter_count(model) - layers;
+  for (const std::int64_t d : {2, 4, 8}) {
+    Plan plan = small_plan(model, {1, 1, 1, d}, 1);
+    plan.sharding = Sharding::kParameters;
+    plan.units.reduce = plan.precision.compute;
+    const Traffic t = traffic_of(lower(model, plan).programs[0], false);
+    EXPECT_EQ(t.of(kDataGroup, kGather), 4 * layers + 2 * ends);
+    EXPECT_EQ(t.of(kDataGroup, kScatter), 2 * (layers + ends));
+  }
+}
+
+// Hybrid sharding: parameters among the G ranks of a group, usually a node, so that only gradients
+// cross to the W replicas, an all-reduce of what a rank keeps, 2 P / G bytes, of which it sends
+// 2 (W - 1) / W in a ring: 2 x 2 P (W - 1) / (G W).
+TEST(DataParallelVolume, HybridSharding) {
+  Model model = unpadded(small_gpt());
+  model.tied_embeddings = false;
+  const std::int64_t parameters = parameter_count(model);
+  for (const std::int64_t group : {2, 4}) {
+    Plan plan = small_plan(model, {1, 1, 1, 8}, 1);
+    plan.sharding = Sharding::kParameters;
+    plan.shard_group = group;
+    plan.units.reduce = plan.precision.compute;
+    const Workload workload = lower(model, plan);
+    const Traffic t = traffic_of(workload.programs[0], false);
+    EXPECT_EQ(t.of(kReplicaGroup, kReduce), 2 * parameters / group);
+    EXPECT_EQ(t.of(kReplicaGroup, kGather) + t.of(kReplicaGroup, kScatter), 0);
+    EXPECT_EQ(t.of(kShardGroup, kScatter), 2 * parameters);
+    const RankBinding& first = workload.ranks[0];
+    const std::vector<std::string>& slots = workload.programs[0].group_slots;
+    const auto members = [&](const char* slot) {
+      const auto at = std::find(slots.begin(), slots.end(), slot) - slots.begin();
+      return workload.groups[first.groups[static_cast<std::size_t>(at)].index()].size();
+    };
+    EXPECT_EQ(members(kShardGroup), static_cast<std::size_t>(group));
+    EXPECT_EQ(members(kReplicaGroup), static_cast<std::size_t>(8 / group));
+  }
+}
+
+// Gradients reduced to their owners, parameters broadcast: d of each for a bucket or a unit, of n /
+// d elements, in sum as many bytes as the arrays have.
+TEST(DataParallelVolume, ReducedToOwners) {
+  Model model = unpadded(small_gpt());
+  model.tied_embeddings = false;
+  const std::int64_t parameters = parameter_count(model);
+  constexpr std::int64_t kOwners = 4;
+  for (const Sharding level : {Sharding::kOptimizer, Sharding::kGradients}) {
+    Plan plan = small_plan(model, {1, 1, 1, kOwners}, 1);
+    plan.sharding = level;
+    plan.reduction = GradientReduction::kReduce;
+    plan.units.reduce = plan.precision.gradients = plan.precision.compute;
+    const Workload workload = lower(model, plan);
+    ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
+    const Traffic t = traffic_of(workload.programs[0], false);
+    const std::int64_t unit = level == Sharding::kOptimizer ? 128 * kOwners : 1;
+    const Bytes all = 2 * ((parameters + unit - 1) / unit * unit);
+    EXPECT_EQ(t.of(kDataGroup, CollectiveKind::kReduce), all);
+    EXPECT_EQ(t.of(kDataGroup, CollectiveKind::kBroadcast), all);
+    EXPECT_EQ(t.of(kDataGroup, kScatter) + t.of(kDataGroup, kGather), 0);
+    const auto each = collective_sizes(workload, "gradients.reduce");
+    EXPECT_EQ(each.size() % kOwners, 0U);
+    EXPECT_EQ(each[0], each[kOwners - 1]);
   }
 }
 

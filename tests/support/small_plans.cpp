@@ -260,6 +260,16 @@ void draw_recycling(Rng rng, Plan& p) {
   p.overlap.passes = false;
 }
 
+/// Gradients copied into contiguous buckets, those of a part sharded too. Later draws do not depend
+/// on it.
+void draw_contiguous(Rng rng, const Model& model, Plan& p) {
+  if (p.sharding != Sharding::kOptimizer || rng.below(2) == 0) return;
+  p.buckets.cut = Bucketing::kContiguous;
+  p.bucket_elements = 1 + rng.below(1'000'000);
+  if (rng.below(2) == 0) p.sharding = Sharding::kGradients;
+  fit_buckets(model, p);
+}
+
 /// What frameworks keep or copy that others do not. What is drawn later does not depend on it.
 void draw_habits(Rng rng, const Model& model, Plan& p) {
   p.sums_after_pass = rng.below(3) == 0 && can_sum_after_pass(model, p);
@@ -268,6 +278,12 @@ void draw_habits(Rng rng, const Model& model, Plan& p) {
 }
 
 }  // namespace
+
+void fit_buckets(const Model& model, Plan& plan) {
+  if (!plan.contiguous() || can_copy_into_buckets(model, plan)) return;
+  plan.buckets.cut = Bucketing::kRanges;
+  if (plan.sharding == Sharding::kGradients) plan.sharding = Sharding::kOptimizer;
+}
 
 Drawn draw_plan(Rng& rng) {
   Drawn out;
@@ -312,6 +328,7 @@ Drawn draw_plan(Rng& rng) {
   draw_parts(rng, out.model, p);
   draw_recycling(rng, p);
   draw_habits(rng, out.model, p);
+  draw_contiguous(rng, out.model, p);
   return out;
 }
 
@@ -351,6 +368,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
   p.global_batch = p.micro_batch * p.data * microbatches;
   fit_schedule(out.model, p);
   fit_parts(out.model, p);
+  fit_buckets(out.model, p);
   return out;
 }
 

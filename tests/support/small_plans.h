@@ -26,6 +26,9 @@ void fit_schedule(Model& model, Plan& plan);
 /// Takes parts of layers back where the plan does not go with them.
 void fit_parts(const Model& model, Plan& plan);
 
+/// Takes contiguous buckets back where the plan does not go with them.
+void fit_buckets(const Model& model, Plan& plan);
+
 /// A model and a plan that fit each other, drawn with `rng`; at most 32 ranks.
 struct Drawn {
   Model model;

@@ -1,0 +1,314 @@
+// Does each data-parallel system move what its code moves: the sequence of its collectives in a
+// step of a small model, their bytes, their streams, and which passes wait for which of them?
+//
+// What stands behind "after" is what a stream waits for; without it an operation starts when those
+// before it on its stream are done. A collective on a stream of its own that no pass waits for runs
+// beside the passes that follow it. What the norm and the loss exchange is left out.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "models/lower.h"
+#include "sim/program/verify.h"
+#include "tools/ready_lists.h"
+#include "tools/run_file.h"
+
+namespace foretrain {
+namespace {
+
+constexpr const char* kRun = R"({
+  "model": {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 1024},
+  "cluster": {"preset": "dgx-a100-80gb", "accelerators": 4},
+  "batch": {"global": 4, "micro": 1, "sequence": 128}})";
+
+Program lowered(const std::string& system, std::vector<std::string> sets) {
+  sets.push_back("system=" + system);
+  const Result<Run> run = resolve_run(parse_json(kRun, "run").value(), "run", sets);
+  EXPECT_TRUE(run.ok()) << run.error().message;
+  Workload workload = lower(run.value().model, run.value().plan);
+  const Status status = verify(workload);
+  EXPECT_TRUE(status.ok()) << status.error().message;
+  return std::move(workload.programs.front());
+}
+
+/// Tells a Program call by call.
+class Story {
+ public:
+  explicit Story(const Program& program) : x_program(program) {
+    for (const Call& call : program.calls) tell(call);
+  }
+  std::vector<std::string> lines;
+
+ private:
+  void tell(const Call& call) {
+    const Segment& segment = x_program.segments[call.segment.index()];
+    std::string label = segment.name;
+    if (call.layer >= 0) label += " " + std::to_string(call.layer);
+    const std::size_t before = lines.size();
+    for (const Op& op : segment.ops) {
+      const auto* moved = std::get_if<Collective>(&x_program.works[op.work.index()]);
+      if (moved == nullptr || moved->count == 1) continue;  // sums of norms and losses
+      const std::string kind(name_of(moved->kind));
+      label = kind + " " + std::to_string(x_numbers[kind]++);
+      lines.push_back(label + ": " + std::to_string(bytes_of(moved->dtype, moved->count)) +
+                      " B on " + x_program.streams[op.stream.index()] + behind(call, op.stream));
+    }
+    const bool told = lines.size() > before;
+    const bool passes = call.microbatch >= 0 && segment.name != "load inputs";
+    if (!told && (passes || segment.name == "update" || segment.name == "copy parameters out")) {
+      lines.push_back(label + behind(call, StreamId(std::size_t{0})));
+    }
+    for (const Op& op : segment.ops) {
+      if (op.records.valid()) {
+        const FrameId frame = call.frames[static_cast<std::size_t>(op.records.frame)];
+        x_recorded[{frame.value, op.records.event}] = label;
+      }
+    }
+  }
+  std::string behind(const Call& call, StreamId stream) const {
+    std::string out;
+    for (const StreamWait& wait : call.waits) {
+      const auto found = x_recorded.find({wait.frame.value, wait.event});
+      if (!(wait.stream == stream) || found == x_recorded.end()) continue;
+      out += (out.empty() ? " after " : ", ") + found->second;
+    }
+    return out;
+  }
+
+  const Program& x_program;
+  std::map<std::string, int> x_numbers;
+  std::map<std::pair<std::int32_t, std::int16_t>, std::string> x_recorded;
+};
+
+using Lines = std::vector<std::string>;
+
+constexpr const char* kUpdate =
+    "update after reduce-scatter 2, reduce-scatter 1, reduce-scatter 0, reduce-scatter 3";
+
+/// `lines` with <n> for n bytes of each parameter of a layer, <<n>> of the embedding, the output
+/// matrix and the last norm.
+Lines filled(const Lines& lines) {
+  constexpr std::int64_t kHidden = 256;
+  constexpr std::int64_t kLayer = 4 * kHidden * kHidden + 3 * kHidden * 512 + 2 * kHidden;
+  constexpr std::int64_t kEnds = 2 * 1024 * kHidden + kHidden;
+  Lines out = lines;
+  for (std::string& line : out) {
+    const std::size_t at = line.find('<');
+    if (at == std::string::npos) continue;
+    const bool ends = line[at + 1] == '<';
+    const std::int64_t each = line[at + (ends ? 2 : 1)] - '0';
+    line.replace(at, ends ? 5 : 3, std::to_string(each * (ends ? kEnds : kLayer)) + " B");
+  }
+  return out;
+}
+
+void expect_story(const std::string& system, std::vector<std::string> sets, const Lines& lines) {
+  EXPECT_EQ(Story(lowered(system, std::move(sets))).lines, filled(lines)) << system;
+}
+
+// FSDP2: parameters in 16 bits, gradients in fp32. The gather of the next block is issued before
+// this one computes, forward and backward, and parameters are copied out when compute needs them;
+// the last block's stay from its forward to its backward pass, the ends' all along.
+TEST(Mechanisms, OfTorchtitan) {
+  expect_story("torchtitan", {},
+               {"all-gather 0: <<2>> on data",
+                "copy parameters out after all-gather 0",
+                "embedding forward",
+                "all-gather 1: <2> on data",
+                "all-gather 2: <2> on data",
+                "copy parameters out after all-gather 1",
+                "layer forward 0",
+                "all-gather 3: <2> on data after layer forward 0",
+                "copy parameters out after all-gather 2",
+                "layer forward 1",
+                "copy parameters out after all-gather 3",
+                "layer forward 2",
+                "head forward",
+                "head backward",
+                "all-gather 4: <2> on data after layer forward 1",
+                "layer backward 2",
+                "reduce-scatter 0: <4> on data after layer backward 2",
+                "all-gather 5: <2> on data after layer backward 2",
+                "copy parameters out after all-gather 4",
+                "layer backward 1",
+                "reduce-scatter 1: <4> on data after layer backward 1",
+                "copy parameters out after all-gather 5",
+                "layer backward 0",
+                "reduce-scatter 2: <4> on data after layer backward 0",
+                "embedding backward",
+                "reduce-scatter 3: <<4>> on data after embedding backward",
+                kUpdate});
+}
+
+// FSDP as llm-foundry sets it: no forward prefetch, but the host runs ahead until two gathers are
+// in flight; BACKWARD_POST: the next gather is issued after a block's gradients and before their
+// reduction, in fp32, which every microbatch does.
+TEST(Mechanisms, OfComposer) {
+  Lines lines = {"all-gather 0: <<2>> on data",
+                 "embedding forward after all-gather 0",
+                 "all-gather 1: <2> on data",
+                 "layer forward 0 after all-gather 1",
+                 "all-gather 2: <2> on data",
+                 "layer forward 1 after all-gather 2",
+                 "all-gather 3: <2> on data after layer forward 0",
+                 "layer forward 2 after all-gather 3",
+                 "head forward",
+                 "head backward",
+                 "all-gather 4: <2> on data after layer forward 1",
+                 "layer backward 2 after all-gather 4",
+                 "all-gather 5: <2> on data after layer forward 2",
+                 "reduce-scatter 0: <4> on data after layer backward 2",
+                 "layer backward 1 after all-gather 5",
+                 "all-gather 6: <2> on data after layer backward 2",
+                 "reduce-scatter 1: <4> on data after layer backward 1",
+                 "layer backward 0 after all-gather 6",
+                 "reduce-scatter 2: <4> on data after layer backward 0",
+                 "embedding backward",
+                 "reduce-scatter 3: <<4>> on data after embedding backward",
+                 kUpdate};
+  expect_story("composer", {}, lines);
+  const auto collectives = [](const std::string& global) {
+    const Lines all = Story(lowered("composer", {"batch.global=" + global})).lines;
+    return std::count_if(all.begin(), all.end(), [](const std::string& line) {
+      return line.find(" on data") != std::string::npos;
+    });
+  };
+  EXPECT_EQ(collectives("12"), 3 * collectives("4"));
+}
+
+// FairScale's FSDP: gathers and reductions in 16 bits, no prefetch: a gather stands before its own
+// pass, backward behind the reduction of the block before; nothing limits how far ahead of compute
+// it starts.
+TEST(Mechanisms, OfFairScale) {
+  expect_story("fairscale", {"precision=fp16"},
+               {"all-gather 0: <<2>> on data",
+                "embedding forward after all-gather 0",
+                "all-gather 1: <2> on data",
+                "layer forward 0 after all-gather 1",
+                "all-gather 2: <2> on data",
+                "layer forward 1 after all-gather 2",
+                "all-gather 3: <2> on data",
+                "layer forward 2 after all-gather 3",
+                "head forward",
+                "head backward",
+                "all-gather 4: <2> on data",
+                "layer backward 2 after all-gather 4",
+                "reduce-scatter 0: <2> on data after layer backward 2",
+                "all-gather 5: <2> on data",
+                "layer backward 1 after all-gather 5",
+                "reduce-scatter 1: <2> on data after layer backward 1",
+                "all-gather 6: <2> on data",
+                "layer backward 0 after all-gather 6",
+                "reduce-scatter 2: <2> on data after layer backward 0",
+                "embedding backward",
+                "reduce-scatter 3: <<2>> on data after embedding backward",
+                kUpdate});
+}
+
+// Megatron-LLaMA: buckets of so many elements, cut from the end, each cut among the ranks. In the
+// last microbatch a bucket is reduce-scattered beside the backward passes that follow its own; the
+// buckets of parameters are gathered beside the next step's forward passes, the first layers'
+// first.
+TEST(Mechanisms, OfMegatronLlama) {
+  // 2,492,160 parameters; 1,000,448 elements are 1,000,000 rounded up to 128 for each of 4 ranks.
+  const Lines story =
+      Story(lowered("megatron-llama", {"batch.global=8", "gradients.bucket_elements=1000000"}))
+          .lines;
+  const Lines expected = {"all-gather 0: 983040 B on data",
+                          "all-gather 1: 2000896 B on data",
+                          "all-gather 2: 2000896 B on data",
+                          "embedding forward after all-gather 0",
+                          "layer forward 0 after all-gather 1, all-gather 0",
+                          "layer forward 1 after all-gather 2, all-gather 1, all-gather 0",
+                          "layer forward 2 after all-gather 2, all-gather 0",
+                          "head forward after all-gather 2, all-gather 0",
+                          "head backward",
+                          "layer backward 2",
+                          "layer backward 1",
+                          "layer backward 0",
+                          "embedding backward",
+                          "embedding forward",
+                          "layer forward 0",
+                          "layer forward 1",
+                          "layer forward 2",
+                          "head forward",
+                          "head backward",
+                          "layer backward 2",
+                          "layer backward 1",
+                          "reduce-scatter 0: 2000896 B on data after layer backward 1",
+                          "layer backward 0",
+                          "reduce-scatter 1: 2000896 B on data after layer backward 0",
+                          "embedding backward",
+                          "reduce-scatter 2: 983040 B on data after embedding backward",
+                          "update after reduce-scatter 0, reduce-scatter 1, reduce-scatter 2"};
+  EXPECT_EQ(story, expected);
+}
+
+/// The `count` operations of a unit, each of so many bytes.
+void add_parts(Lines& lines, const char* kind, int first, int count, std::int64_t each,
+               const std::string& after) {
+  for (int i = first; i < first + count; ++i) {
+    lines.push_back(kind + (" " + std::to_string(i)) + ": " + std::to_string(each) + " B on data" +
+                    " after " + after);
+  }
+}
+
+// PaddleNLP: gradients of the last microbatch, with the sum of those before it, are reduced to
+// their owners in 16 bits beside the backward passes that follow; after the update owners
+// broadcast. Each of 4 owners has a quarter of a layer's 655,872 and of the ends' 524,544
+// parameters.
+TEST(Mechanisms, OfPaddleNlp) {
+  constexpr std::int64_t kLayer = 2 * 655'872 / 4;
+  constexpr std::int64_t kEnds = 2 * 524'544 / 4;
+  const Lines passes = {"embedding forward", "layer forward 0", "layer forward 1",
+                        "layer forward 2",   "head forward",    "head backward"};
+  Lines lines = passes;
+  lines.insert(lines.end(),
+               {"layer backward 2", "layer backward 1", "layer backward 0", "embedding backward"});
+  lines.insert(lines.end(), passes.begin(), passes.end());
+  for (int l = 2; l >= 0; --l) {
+    const std::string pass = "layer backward " + std::to_string(l);
+    lines.push_back(pass);
+    add_parts(lines, "reduce", 4 * (2 - l), 4, kLayer, pass);
+  }
+  lines.emplace_back("embedding backward");
+  add_parts(lines, "reduce", 12, 4, kEnds, "embedding backward");
+  lines.emplace_back("update after reduce 11, reduce 7, reduce 3, reduce 15");
+  for (int unit = 0; unit < 4; ++unit) {
+    add_parts(lines, "broadcast", 4 * unit, 4, unit == 0 ? kEnds : kLayer, "update");
+  }
+  EXPECT_EQ(Story(lowered("paddlenlp", {"batch.global=8"})).lines, lines);
+}
+
+// Horovod: tensors that become ready before the same turn of the coordinator are one list. Turns
+// are half a cycle after the first and every cycle from there.
+TEST(Mechanisms, OfHorovodsCycles) {
+  const auto us = [](std::int64_t n) { return Time{n * 1'000'000}; };
+  const std::vector<ReadyList> lists = lists_at_cycles(
+      {us(100), us(300), us(600), us(601), us(1'600), us(9'000), us(9'100)}, us(1'000));
+  const std::vector<ReadyList> expected = {{3, us(0)}, {2, us(0)}, {2, us(500)}};
+  EXPECT_EQ(lists, expected);
+}
+
+// Its cycle of 1 ms is longer than the backward pass of a small layer: several are fused into one
+// buffer of at most 128 MiB and reduced once; with short cycles each part is.
+TEST(Mechanisms, OfHorovod) {
+  const auto reductions = [](const std::vector<std::string>& sets) {
+    Lines out;
+    for (const std::string& line : Story(lowered("horovod", sets)).lines) {
+      if (line.starts_with("all-reduce") && line.find(": 128 B") == std::string::npos)
+        out.push_back(line);
+    }
+    return out;
+  };
+  const Lines fused = reductions({});
+  const Lines each = reductions({"gradients.cycle_us=1"});
+  EXPECT_LT(fused.size(), each.size());
+  EXPECT_EQ(each.size(), 5U);  // the output matrix, three layers, the table with the norms
+  EXPECT_GT(reductions({"gradients.bucket_mib=3"}).size(), fused.size());
+}
+
+}  // namespace
+}  // namespace foretrain
