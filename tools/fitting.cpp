@@ -53,14 +53,22 @@ std::int64_t layers_of_stage(const Plan& plan) {
          *std::max_element(plan.pipeline_layout.begin(), plan.pipeline_layout.end());
 }
 
-/// A quarter and half of a stage's layers, then all of them.
+/// A quarter, half and three quarters of a stage's layers, those that are different.
+std::vector<std::int64_t> parts_of_stage(const Plan& plan) {
+  std::vector<std::int64_t> out;
+  for (const std::int64_t quarters : {1, 2, 3}) {
+    const std::int64_t layers = layers_of_stage(plan) * quarters / 4;
+    if (layers > (out.empty() ? 0 : out.back())) out.push_back(layers);
+  }
+  return out;
+}
+
 Kind more_recomputation(const Plan& plan) {
   Kind out;
   if (plan.recompute.layer) return out;
-  for (const std::int64_t part : {4, 2}) {
-    if (layers_of_stage(plan) < part) continue;
-    out.push_back({"recompute={\"modules\":[\"layer\"],\"layers\":" +
-                   std::to_string(layers_of_stage(plan) / part) + "}"});
+  for (const std::int64_t layers : parts_of_stage(plan)) {
+    out.push_back(
+        {"recompute={\"modules\":[\"layer\"],\"layers\":" + std::to_string(layers) + "}"});
   }
   out.push_back({"recompute=full"});
   return out;
@@ -102,8 +110,9 @@ Kind offloading(const Plan& plan) {
 
 Kind offloaded_activations(const Plan& plan) {
   Kind out;
-  for (const std::int64_t part : {4, 2, 1}) {
-    const std::int64_t layers = layers_of_stage(plan) / part;
+  std::vector<std::int64_t> counts = parts_of_stage(plan);
+  counts.push_back(layers_of_stage(plan));
+  for (const std::int64_t layers : counts) {
     if (layers <= plan.offload.activation_layers) continue;
     out.push_back({set_of("offload.activation_layers", layers)});
   }
