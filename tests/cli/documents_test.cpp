@@ -6,13 +6,13 @@
 namespace foretrain {
 namespace {
 
-const char* const kRun = R"({"model": "mistral-7b", "cluster": {"preset": "dgx-h100",
+const char* const kDocumentsRun = R"({"model": "mistral-7b", "cluster": {"preset": "dgx-h100",
     "accelerators": 8}, "batch": {"global": 8, "sequence": 8192}, "parallel": {"context": 4},
     "kernels": {"context": "alltoall"}, "sharding": {"level": "optimizer"}})";
 
 TEST(PackedDocuments, ShortenTheStep) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kDocumentsRun);
   const Json whole = simulated(place, "run.json");
   const Json same = simulated(place, "run.json", {"batch.documents=8192"});
   EXPECT_EQ(at(whole, "iteration_time_s").number(), at(same, "iteration_time_s").number());
@@ -27,7 +27,7 @@ TEST(PackedDocuments, ShortenTheStep) {
 
 TEST(PackedDocuments, ThatCannotBe) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kDocumentsRun);
   const std::vector<std::pair<std::string, const char*>> bad = {
       {"batch.documents=\"many\"", "found \"many\", expected tokens of a document"},
       {"batch.documents=0", "found 0"},

@@ -6,13 +6,13 @@
 namespace foretrain {
 namespace {
 
-const char* const kRun = R"({"model": {"preset": "mixtral-8x7b", "num_hidden_layers": 4},
+const char* const kLoadRun = R"({"model": {"preset": "mixtral-8x7b", "num_hidden_layers": 4},
     "cluster": {"preset": "dgx-h100", "accelerators": 8}, "parallel": {"expert": 4},
     "batch": {"global": 8, "micro": 1, "sequence": 4096}, "moe": {"routing": "natural"}})";
 
 TEST(ExpertLoad, SetsThePace) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kLoadRun);
   const auto time = [&place](const std::vector<std::string>& sets) {
     return at(simulated(place, "run.json", sets), "iteration_time_s").number();
   };
@@ -32,7 +32,7 @@ TEST(ExpertLoad, SetsThePace) {
 
 TEST(ExpertLoad, ThatCannotBe) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kLoadRun);
   const std::vector<std::pair<std::vector<std::string>, const char*>> bad = {
       {{"moe.load=[1,2]"}, "found 2 shares, expected a share of the choices for each of the 8"},
       {{"moe.load=[1,1,1,1,1,1,1,-1]"}, "found -1 in the list"},

@@ -6,14 +6,14 @@
 namespace foretrain {
 namespace {
 
-const char* const kRun = R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+const char* const kFp8Run = R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
     "accelerators": 16, "network": {"nic_gbit_per_s": 100}}, "batch": {"global": 16,
     "sequence": 1024}, "sharding": {"level": "parameters"}, "precision": "fp8",
     "kernels": {"fp8_recipe": "tensorwise"}})";
 
 TEST(Fp8Gathers, HalveWhatTravels) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kFp8Run);
   const double wide = at(simulated(place, "run.json"), "iteration_time_s").number();
   const double narrow =
       at(simulated(place, "run.json", {"sharding.gather_dtype=fp8"}), "iteration_time_s").number();
@@ -22,7 +22,7 @@ TEST(Fp8Gathers, HalveWhatTravels) {
 
 TEST(Fp8Gathers, ThatCannotBe) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kFp8Run);
   const std::vector<std::pair<std::string, const char*>> bad = {
       {"precision=bf16", "fp8 needs precision fp8"},
       {"precision=mxfp8", "one scale for a matrix"},

@@ -6,12 +6,12 @@
 namespace foretrain {
 namespace {
 
-const char* const kRun = R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+const char* const kHeadRun = R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
     "accelerators": 8}, "batch": {"global": 16, "sequence": 2048}, "parallel": {"pipeline": 8}})";
 
 TEST(HeadDeferral, ShortensTheStepAndTakesMemory) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kHeadRun);
   const Json now = simulated(place, "run.json");
   const Json later = simulated(place, "run.json", {"overlap.head_deferral=16"});
   EXPECT_LT(at(later, "iteration_time_s").number(), at(now, "iteration_time_s").number());
@@ -24,7 +24,7 @@ TEST(HeadDeferral, ShortensTheStepAndTakesMemory) {
 
 TEST(HeadDeferral, ThatCannotBe) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kHeadRun);
   const std::vector<std::pair<std::string, const char*>> bad = {
       {"schedule=zb-h1", "passes of their own"},
       {"schedule=1f1b-interlaced", "all stages share"},
@@ -42,7 +42,7 @@ TEST(HeadDeferral, ThatCannotBe) {
 // Each slice of a microbatch would write its gradients over those of the one before.
 TEST(SumsAfterPasses, AreNotThoseOfSlices) {
   const Workplace place;
-  place.write("run.json", kRun);
+  place.write("run.json", kHeadRun);
   const CommandResult run = place.run(
       {"simulate", "run.json", "--set", "parallel.tensor=2", "--set", "parallel.pipeline=4",
        "--set", "parallel.sequence=false", "--set", "overlap.tensor_slices=2", "--set",

@@ -17,7 +17,7 @@
 namespace foretrain {
 namespace {
 
-constexpr const char* kRun = R"({
+constexpr const char* kMechanismsRun = R"({
   "model": {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 3,
             "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 1024},
   "cluster": {"preset": "dgx-a100-80gb", "accelerators": 4},
@@ -25,7 +25,7 @@ constexpr const char* kRun = R"({
 
 Program lowered(const std::string& system, std::vector<std::string> sets) {
   sets.push_back("system=" + system);
-  const Result<Run> run = resolve_run(parse_json(kRun, "run").value(), "run", sets);
+  const Result<Run> run = resolve_run(parse_json(kMechanismsRun, "run").value(), "run", sets);
   EXPECT_TRUE(run.ok()) << run.error().message;
   Workload workload = lower(run.value().model, run.value().plan);
   const Status status = verify(workload);

@@ -6,6 +6,7 @@
 #include "models/lower.h"
 #include "models/stage.h"
 #include "sim/program/verify.h"
+#include "tests/laws/bucket_plans.h"
 #include "tests/support/recording.h"
 #include "tests/support/small_plans.h"
 #include "tests/support/test_prices.h"
@@ -13,29 +14,13 @@
 namespace foretrain {
 namespace {
 
-constexpr std::int64_t kRanks = 4;
-
-/// No padding of the vocabulary.
-Model model_for_buckets() {
-  Model model = small_gpt();
-  model.vocabulary = 1024;
-  return model;
-}
-
 Plan plain(Bucketing cut, Bytes bytes, Bytes first) {
-  Plan plan = small_plan(model_for_buckets(), {1, 1, 1, kRanks}, 2);
+  Plan plan = small_plan(model_for_buckets(), {1, 1, 1, kBucketRanks}, 2);
   plan.overlap.gradient_reduce = true;
   plan.buckets.cut = cut;
   plan.buckets.bytes = bytes;
   plan.buckets.first_bytes = first;
   return plan;
-}
-
-Workload lowered(const Plan& plan) {
-  Workload out = lower(model_for_buckets(), plan);
-  const Status status = verify(out);
-  EXPECT_TRUE(status.ok()) << status.error().message;
-  return out;
 }
 
 /// Ops of the calls that reduce gradients, in order: "name: work".
@@ -82,7 +67,7 @@ std::vector<std::int64_t> parameters_backward() {
 // the first and 25 MiB the others (here a hundredth).
 TEST(Buckets, OfWholeParameters) {
   for (const Bytes first : {10'000, 262'144}) {
-    const Workload workload = lowered(plain(Bucketing::kParameters, 2'000'000, first));
+    const Workload workload = lowered_buckets(plain(Bucketing::kParameters, 2'000'000, first));
     std::vector<std::int64_t> expected = {0};
     for (const std::int64_t count : parameters_backward()) {
       if (4 * expected.back() >= (expected.size() == 1 ? first : 2'000'000)) expected.push_back(0);
@@ -95,7 +80,7 @@ TEST(Buckets, OfWholeParameters) {
 
 // The first bucket leaves while the backward pass runs; the last one after it.
 TEST(Buckets, LeaveBesideTheBackwardPass) {
-  const Workload workload = lowered(plain(Bucketing::kParameters, 2'000'000, 10'000));
+  const Workload workload = lowered_buckets(plain(Bucketing::kParameters, 2'000'000, 10'000));
   TestPrices prices(plain_rates());
   const Result<Replayed> result = replay_all(workload, prices, false);
   ASSERT_TRUE(result.ok()) << result.error().message;
@@ -118,9 +103,9 @@ TEST(Buckets, LeaveBesideTheBackwardPass) {
 // Without no_sync every microbatch moves all gradients, and its sum is kept apart.
 TEST(Buckets, ReducedWithEveryMicrobatch) {
   Plan plan = plain(Bucketing::kParameters, 2'000'000, 10'000);
-  const auto once = collective_sizes(lowered(plan), "gradients.reduce");
+  const auto once = collective_sizes(lowered_buckets(plan), "gradients.reduce");
   plan.buckets.last_pass_only = false;
-  const Workload workload = lowered(plan);
+  const Workload workload = lowered_buckets(plan);
   std::vector<std::int64_t> twice = once;
   twice.insert(twice.end(), once.begin(), once.end());
   EXPECT_EQ(collective_sizes(workload, "gradients.reduce"), twice);
@@ -132,7 +117,7 @@ TEST(Buckets, OfWhatIsReady) {
   Plan plan = plain(Bucketing::kReady, 128 << 20, 128 << 20);
   plan.buckets.copy = true;
   plan.buckets.cycle = Time::from_us(1000);
-  const Workload workload = lowered(plan);
+  const Workload workload = lowered_buckets(plan);
   const std::vector<std::string> moved = reductions(workload);
   const Model model = model_for_buckets();
   const std::vector<std::string> coordinator = {
@@ -158,7 +143,7 @@ TEST(Buckets, OfWhatIsReady) {
 // A list that does not fit into the fusion buffer is cut between tensors.
 TEST(Buckets, FitTheFusionBuffer) {
   const Bytes limit = 1'500'000;
-  const Workload workload = lowered(plain(Bucketing::kReady, limit, limit));
+  const Workload workload = lowered_buckets(plain(Bucketing::kReady, limit, limit));
   const auto each = collective_sizes(workload, "gradients.reduce");
   EXPECT_EQ(sum(each), parameter_count(model_for_buckets()));
   for (const std::int64_t count : each) EXPECT_LE(4 * count, limit);
@@ -168,7 +153,7 @@ TEST(Buckets, FitTheFusionBuffer) {
 TEST(Buckets, ReducedInTwoLevels) {
   Plan plan = plain(Bucketing::kRanges, 0, 0);
   plan.buckets.inner_group = 2;
-  const Workload workload = lowered(plan);
+  const Workload workload = lowered_buckets(plan);
   const auto inner = collective_sizes(workload, "gradients.inner.reduce");
   const auto outer = collective_sizes(workload, "gradients.outer.reduce");
   EXPECT_EQ(inner, collective_sizes(workload, "gradients.inner.gather"));
@@ -181,7 +166,7 @@ TEST(Buckets, ReducedInTwoLevels) {
 TEST(Buckets, InHalfPrecision) {
   Plan plan = plain(Bucketing::kRanges, 0, 0);
   plan.buckets.compression = Compression::kFp16;
-  const Workload workload = lowered(plan);
+  const Workload workload = lowered_buckets(plan);
   const std::string count = std::to_string(parameter_count(model_for_buckets()));
   const auto moved = reductions(workload);
   ASSERT_EQ(moved.size(), 2U);
@@ -194,7 +179,7 @@ TEST(Buckets, AsLowRankFactors) {
   Plan plan = plain(Bucketing::kParameters, 2'000'000, 10'000);
   plan.buckets.compression = Compression::kPowerSgd;
   plan.buckets.rank = kRank;
-  const Workload workload = lowered(plan);
+  const Workload workload = lowered_buckets(plan);
   std::int64_t left = 0;
   std::int64_t right = 0;
   std::int64_t whole = 0;
@@ -220,8 +205,8 @@ TEST(Buckets, AsSigns) {
   Plan plan = plain(Bucketing::kRanges, 0, 0);
   plan.overlap.gradient_reduce = false;
   plan.buckets.compression = Compression::kOneBit;
-  const Workload workload = lowered(plan);
-  const std::int64_t unit = 8 * kRanks;
+  const Workload workload = lowered_buckets(plan);
+  const std::int64_t unit = 8 * kBucketRanks;
   const std::int64_t bytes = (parameter_count(model_for_buckets()) + unit - 1) / unit * unit / 8;
   const std::string n = std::to_string(bytes);
   const auto moved = reductions(workload);
@@ -236,12 +221,12 @@ TEST(NarrowedSums, TravelInTheModelsType) {
   const Model model = model_for_buckets();
   for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer}) {
     for (const bool scatter : {false, true}) {
-      Plan plan = small_plan(model, {1, 1, 1, kRanks}, 2);
+      Plan plan = small_plan(model, {1, 1, 1, kBucketRanks}, 2);
       plan.precision.compute = plan.precision.matrix = plan.units.reduce = DType::kBf16;
       plan.precision.gradients = DType::kFp32;
       plan.sharding = sharding;
       if (!scatter) plan.reduction = GradientReduction::kAllReduce;
-      const auto ops = reductions(lowered(plan));
+      const auto ops = reductions(lowered_buckets(plan));
       const bool parts = scatter && sharding == Sharding::kOptimizer;
       ASSERT_EQ(ops.size(), 3U);
       EXPECT_TRUE(ops[0].starts_with("gradients.narrow: cast 1x")) << ops[0];
@@ -255,7 +240,7 @@ TEST(NarrowedSums, TravelInTheModelsType) {
       const auto elements = [](const std::string& op) {
         return std::stoll(op.substr(op.find("1x") + 2));
       };
-      EXPECT_EQ(elements(ops[0]), elements(ops[2]) * (parts ? kRanks : 1));
+      EXPECT_EQ(elements(ops[0]), elements(ops[2]) * (parts ? kBucketRanks : 1));
     }
   }
 }
@@ -276,11 +261,11 @@ TEST(Buckets, CompressNarrowGradients) {
   for (const Compression c : {Compression::kOneBit, Compression::kPowerSgd}) {
     plan.buckets.compression = c;
     plan.precision.gradients = DType::kFp32;
-    const Workload wide = lowered(plan);
+    const Workload wide = lowered_buckets(plan);
     plan.precision.gradients = DType::kBf16;
     plan.buckets.bytes /= 2;  // the same buckets
     plan.buckets.first_bytes /= 2;
-    const Workload narrow = lowered(plan);
+    const Workload narrow = lowered_buckets(plan);
     plan.buckets.bytes *= 2;
     plan.buckets.first_bytes *= 2;
     const bool signs = c == Compression::kOneBit;

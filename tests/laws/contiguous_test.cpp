@@ -7,6 +7,7 @@
 #include "models/lower.h"
 #include "models/stage.h"
 #include "sim/program/verify.h"
+#include "tests/laws/bucket_plans.h"
 #include "tests/support/recording.h"
 #include "tests/support/small_plans.h"
 #include "tests/support/test_prices.h"
@@ -14,31 +15,16 @@
 namespace foretrain {
 namespace {
 
-constexpr std::int64_t kRanks = 4;
 constexpr std::int64_t kBucket = 700'000;  // elements
 
-/// No padding of the vocabulary; every parameter divides among the ranks.
-Model model_for_buckets() {
-  Model model = small_gpt();
-  model.vocabulary = 1024;
-  return model;
-}
-
 Plan contiguous(Sharding level, std::int64_t microbatches) {
-  Plan plan = small_plan(model_for_buckets(), {1, 1, 1, kRanks}, microbatches);
+  Plan plan = small_plan(model_for_buckets(), {1, 1, 1, kBucketRanks}, microbatches);
   plan.sharding = level;
   plan.reduction = GradientReduction::kAllReduce;
   plan.buckets.cut = Bucketing::kContiguous;
   plan.bucket_elements = kBucket;
   plan.precision.gradients = plan.units.reduce = plan.precision.compute;
   return plan;
-}
-
-Workload lowered(const Plan& plan) {
-  Workload out = lower(model_for_buckets(), plan);
-  const Status status = verify(out);
-  EXPECT_TRUE(status.ok()) << status.error().message;
-  return out;
 }
 
 /// Names and elements of what is done to gradients between passes, in issue order.
@@ -91,7 +77,7 @@ TEST(ContiguousBuckets, GoWhenTheNextWouldNotFit) {
   }
   for (const Sharding level : {Sharding::kOptimizer, Sharding::kGradients}) {
     const std::vector<std::int64_t> sizes =
-        collective_sizes(lowered(contiguous(level, 1)), "gradients.reduce");
+        collective_sizes(lowered_buckets(contiguous(level, 1)), "gradients.reduce");
     ASSERT_GE(sizes.size(), expected.size());
     ASSERT_GT(expected.size(), 3U);
     // The first holds the padding, the last what lies at the begin.
@@ -101,7 +87,7 @@ TEST(ContiguousBuckets, GoWhenTheNextWouldNotFit) {
       EXPECT_LE(size, kBucket);
       sum += size;
     }
-    const std::int64_t unit = 128 * kRanks;
+    const std::int64_t unit = 128 * kBucketRanks;
     const std::int64_t all = parameter_count(model_for_buckets());
     EXPECT_EQ(sum, (all + unit - 1) / unit * unit);
     EXPECT_EQ(sizes.front(), expected.front() + sum - all);
@@ -113,13 +99,13 @@ TEST(ContiguousBuckets, GoWhenTheNextWouldNotFit) {
 TEST(ContiguousBuckets, MoveTwiceWhatTheyHold) {
   for (const std::int64_t microbatches : {1, 3}) {
     for (const Sharding level : {Sharding::kOptimizer, Sharding::kGradients}) {
-      const Workload workload = lowered(contiguous(level, microbatches));
+      const Workload workload = lowered_buckets(contiguous(level, microbatches));
       const auto total = [&workload](const char* name) {
         std::int64_t sum = 0;
         for (const std::int64_t count : collective_sizes(workload, name)) sum += count;
         return sum;
       };
-      const std::int64_t unit = 128 * kRanks;
+      const std::int64_t unit = 128 * kBucketRanks;
       const std::int64_t all = (parameter_count(model_for_buckets()) + unit - 1) / unit * unit;
       EXPECT_EQ(total("gradients.reduce"),
                 all * (level == Sharding::kGradients ? microbatches : 1));
@@ -128,7 +114,7 @@ TEST(ContiguousBuckets, MoveTwiceWhatTheyHold) {
       for (const auto& [name, count] : done_to_gradients(workload)) {
         if (name == "gradients.keep") kept += count;
       }
-      EXPECT_EQ(kept * kRanks, total("gradients.reduce"));
+      EXPECT_EQ(kept * kBucketRanks, total("gradients.reduce"));
     }
   }
 }
@@ -136,7 +122,7 @@ TEST(ContiguousBuckets, MoveTwiceWhatTheyHold) {
 // What is done to one bucket: compute does it but for the reduction, which it waits for; a bucket
 // within one rank's part of all parameters is reduced where it lies.
 TEST(ContiguousBuckets, AreReducedByCompute) {
-  const Workload workload = lowered(contiguous(Sharding::kGradients, 2));
+  const Workload workload = lowered_buckets(contiguous(Sharding::kGradients, 2));
   const Program& program = workload.programs[0];
   std::int64_t buckets = 0;
   for (const Call& call : program.calls) {
@@ -164,7 +150,7 @@ TEST(ContiguousBuckets, AreReducedByCompute) {
   for (const auto& [name, count] : done_to_gradients(workload)) {
     if (name == "gradients.accumulate") added += count;
   }
-  EXPECT_GE(added * kRanks, parameter_count(model_for_buckets()));
+  EXPECT_GE(added * kBucketRanks, parameter_count(model_for_buckets()));
 }
 
 // With overlap_comm the reductions have a stream of their own: the first begins before the backward
@@ -172,7 +158,7 @@ TEST(ContiguousBuckets, AreReducedByCompute) {
 TEST(ContiguousBuckets, OverlapWithTwoBuffers) {
   Plan plan = contiguous(Sharding::kGradients, 1);
   plan.overlap.gradient_reduce = true;
-  const Workload workload = lowered(plan);
+  const Workload workload = lowered_buckets(plan);
   TestPrices prices(plain_rates());
   const Result<Replayed> result = replay_all(workload, prices, false);
   ASSERT_TRUE(result.ok()) << result.error().message;
@@ -224,15 +210,16 @@ TEST(ContiguousBuckets, HoldABucketAndAPart) {
   std::int64_t rest = 0;
   backward_counts(&rest);
   Plan plan = contiguous(Sharding::kGradients, 2);
-  const std::int64_t unit = 128 * kRanks;
+  const std::int64_t unit = 128 * kBucketRanks;
   const std::int64_t all = (parameter_count(model_for_buckets()) + unit - 1) / unit * unit;
-  EXPECT_EQ(held(lowered(plan)), 2 * (kBucket + all / kRanks + rest));
+  EXPECT_EQ(held(lowered_buckets(plan)), 2 * (kBucket + all / kBucketRanks + rest));
   plan.overlap.gradient_reduce = true;
-  EXPECT_EQ(held(lowered(plan)), 2 * (2 * kBucket + all / kRanks + rest));
+  EXPECT_EQ(held(lowered_buckets(plan)), 2 * (2 * kBucket + all / kBucketRanks + rest));
   plan.bucket_elements = 500'000'000;
-  EXPECT_EQ(held(lowered(plan)), 2 * (1'000'000'000 + all / kRanks + rest));
+  EXPECT_EQ(held(lowered_buckets(plan)), 2 * (1'000'000'000 + all / kBucketRanks + rest));
   // ZeRO-1 holds all gradients beside.
-  EXPECT_EQ(held(lowered(contiguous(Sharding::kOptimizer, 2))), 2 * (all + kBucket + all / kRanks));
+  EXPECT_EQ(held(lowered_buckets(contiguous(Sharding::kOptimizer, 2))),
+            2 * (all + kBucket + all / kBucketRanks));
 }
 
 }  // namespace

@@ -15,12 +15,12 @@ namespace {
 
 using Lengths = std::vector<std::int64_t>;
 
-struct Sums {
+struct AttentionFlops {
   double forward = 0, backward = 0;
 };
 
-Sums attention_flops_of(const Program& program) {
-  Sums out;
+AttentionFlops attention_flops_of(const Program& program) {
+  AttentionFlops out;
   for (const Call& call : program.calls) {
     for (const Op& op : program.segments[call.segment.index()].ops) {
       const Work& work = program.works[op.work.index()];
@@ -49,7 +49,7 @@ TEST(Documents, LeaveTheirSquares) {
     const Plan plain = plan_of(model, 1, ContextExchange::kRing, {});
     ASSERT_EQ(plain.sequence_length,
               std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
-    const Sums whole = attention_flops_of(lower(model, plain).programs[0]);
+    const AttentionFlops whole = attention_flops_of(lower(model, plain).programs[0]);
     double share = 0;
     for (const std::int64_t d : lengths) share += static_cast<double>(d * d) / (128.0 * 128.0);
     for (const std::int64_t context : {1, 2, 4}) {
@@ -57,7 +57,7 @@ TEST(Documents, LeaveTheirSquares) {
         if (exchange == ContextExchange::kAllToAll && model.kv_heads % context != 0) continue;
         const Workload workload = lower(model, plan_of(model, context, exchange, lengths));
         ASSERT_TRUE(verify(workload).ok());
-        const Sums part = attention_flops_of(workload.programs[0]);
+        const AttentionFlops part = attention_flops_of(workload.programs[0]);
         const auto c = static_cast<double>(context);
         EXPECT_NEAR(part.forward * c / (whole.forward * share), 1, 1e-12);
         EXPECT_NEAR(part.backward * c / (whole.backward * share), 1, 1e-12);
