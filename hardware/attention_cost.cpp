@@ -89,11 +89,22 @@ const AttentionCurve* curve_of(const AttentionConstants& c, const Attention& wor
   return best;
 }
 
-/// What a kernel computes at one rate: all of `like`, but that it is `pairs` query-key pairs.
+/// What a kernel computes at one rate: all of `like`, but that it is `pairs` query-key pairs, and
+/// that its blocks hold so many times as many.
 struct Span {
   Attention like;
   double pairs = 0;
+  double padded = 1;
 };
+
+/// A document of its own. One that is shorter than a block takes a block.
+Span span_of(Attention one) {
+  const double pairs = pairs_of(one);
+  if (one.q_len == one.kv_len) {
+    one.q_len = one.kv_len = std::max(one.kv_len, kKeyBlock);
+  }
+  return {one, pairs, pairs_of(one) / pairs};
+}
 
 /// The whole attention, or one span for every document that the sequences pack: as an attention
 /// over sequences of that length, or where keys of all members are gathered, over as many keys as
@@ -102,7 +113,7 @@ std::vector<Span> spans_of(const Attention& work) {
   if (work.documents.empty()) return {{work, pairs_of(work)}};
   std::vector<Span> out;
   if (work.part != ContextPart::kAll) {
-    for (const Attention& one : by_document(work)) out.push_back({one, pairs_of(one)});
+    for (const Attention& one : by_document(work)) out.push_back(span_of(one));
     return out;
   }
   for (const DocumentPart& part : slowest_documents(work)) {
@@ -129,8 +140,8 @@ double imbalance(const DeviceSpec& device, const Attention& work, const std::vec
   for (const Span& span : spans) {
     const auto queries = static_cast<double>(span.like.q_len);
     blocks += std::ceil(queries / kQueryBlock);
-    most = std::max(most, longest_of(span.like) * span.pairs / queries);
-    sum += span.pairs;
+    most = std::max(most, longest_of(span.like) * span.pairs * span.padded / queries);
+    sum += span.pairs * span.padded;
   }
   const double share = static_cast<double>(work.batch * work.q_heads) * blocks / device.sm_count;
   const bool one = spans.size() == 1;
@@ -227,7 +238,13 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
     const AttentionCurve& own = *curve_of(c, span.like, kernel);
     const double part = 2 * heads * span.pairs * per_pair;
     flops += part;
-    seconds += part * idle / (rate_of(device, c, span.like, own, relative) * 1e12);
+    seconds += part * span.padded * idle / (rate_of(device, c, span.like, own, relative) * 1e12);
+  }
+  if (!work.documents.empty()) {  // fewer pairs never take longer
+    Attention whole = work;
+    whole.documents.clear();
+    FT_ASSIGN(const Cost most, fused(device, whole, nullptr));
+    seconds = std::min(seconds, most.compute.seconds());
   }
   const double element = bits_of(work.dtype) / 8.0;
   const double q_bytes = heads * static_cast<double>(work.q_len * work.head_dim) * element;

@@ -256,6 +256,8 @@ Result<Cost> uneven_cost(const DeviceSpec& device, const GemmConstants& c, const
   if (c.at_once > 1 && sum.tiles >= rounds * device.sm_count) {
     return product_cost(device, c, round_of(work, 0, work.batch), 0, steps);
   }
+  sum.rounds = static_cast<std::int32_t>(std::min<std::int64_t>(rounds, 1 << 20));
+  sum.tiles = ceil_div(sum.tiles, rounds);
   // Several streams hide what launches take.
   if (c.at_once > 1) {
     sum.latency = sum.latency - hidden;

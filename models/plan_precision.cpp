@@ -10,7 +10,7 @@ void read_scaling(JsonReader& kernels, Precision& precision) {
   kernels.read_choice("fp8_recipe", recipe,
                       {"delayed", "current", "tensorwise", "rowwise", "blockwise"});
   if (!given) return;
-  if (!precision.low()) return kernels.fail("fp8_recipe", "needs an fp8 precision");
+  if (!precision.keeps_copies()) return kernels.fail("fp8_recipe", "needs an fp8 precision");
   if (precision.linear != DType::kFp8 || (precision.blocks && recipe != kBlockwise)) {
     return kernels.fail("fp8_recipe",
                         "is a choice for precision fp8; fp8-blockwise, mxfp8 and nvfp4 say how "

@@ -193,7 +193,6 @@ void check_deferral(JsonReader& run, const Plan& plan) {
   if (plan.ways() == 2) why = "schedules with two copies";
   if (plan.by_units()) why = "sharded gradients or parameters";
   if (plan.reduces_each_pass()) why = "gradients that are reduced in every pass (no_sync false)";
-  if (plan.sums_after_pass) why = "gradients.accumulation after-pass";
   if (why == nullptr) return;
   run.fail("overlap/head_deferral", std::string("does not go with ") + why,
            ErrorKind::kUnsupported);

@@ -262,7 +262,7 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
       !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() && !model.is_network();
   const bool one_place = p.placement() == ChunkPlacement::kRound && !p.shares_vocabulary();
   // Slices of a microbatch add their gradients up.
-  const bool in_turn = !p.splits_backward() && !p.defers_head() && p.overlap.tensor_slices == 1;
+  const bool in_turn = !p.splits_backward() && p.overlap.tensor_slices == 1;
   return plain && one_place && in_turn && !p.by_units() && !p.reduces_each_pass();
 }
 
@@ -306,6 +306,12 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   if (auto kinds = refused_kinds(model, plan)) return kinds;
   if (auto narrow = refused_narrow(model, plan)) return narrow;
   if (auto levels = refused_levels(model, plan)) return levels;
+  if (plan.sums_after_pass && plan.defers_head()) {
+    return Refusal{"overlap/head_deferral",
+                   "does not go with gradients that are added up after every pass: set "
+                   "gradients.dtype to fp32 and gradients.accumulation to fused",
+                   ErrorKind::kUnsupported};
+  }
   if (plan.sums_after_pass && !can_sum_after_pass(model, plan)) {
     return Refusal{"gradients/accumulation",
                    "after-pass is modelled for decoders without experts, with tensor_mode 1d, "

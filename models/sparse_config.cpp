@@ -71,6 +71,10 @@ void read_experts(const Json& json, JsonReader& reader, Model& m) {
   reader.read("moe_intermediate_size", e.width, kConfigSize);
   std::int64_t shared = 0;
   reader.read("n_shared_experts", shared, JsonReader::IntRange{0, 1 << 16});
+  if (shared > 0 && m.type == "gpt2") {
+    reader.fail("n_shared_experts", "shared experts with biases are not modelled",
+                ErrorKind::kUnsupported);
+  }
   e.shared_width = shared * e.width;
   reader.read("shared_expert_intermediate_size", e.shared_width,
               JsonReader::IntRange{0, kConfigSize.high});
@@ -114,7 +118,7 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
 bool has_experts(const Json& json, const std::string& type) {
   for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
     const Json* experts = json.find(key);
-    if (type == "gpt2" && experts != nullptr && experts->number() > 1) return true;
+    if (type == "gpt2" && experts != nullptr) return true;
   }
   return type == "mixtral" || type == "qwen3_moe" || type == "deepseek_v2" ||
          type == "deepseek_v3" || type == "gpt_oss";

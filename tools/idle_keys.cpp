@@ -119,6 +119,21 @@ const char* early_stop(const Run& run) {
   return run.plan.recompute.any() ? nullptr : "nothing is computed again";
 }
 
+const char* if_no_rings(const Run& run) {
+  if (run.plan.tensor == 1) return "parallel.tensor is 1";
+  return run.plan.sequence ? nullptr : "parallel.sequence is false";
+}
+
+const char* gather_dtype(const Run& run) {
+  if (run.plan.sharding != Sharding::kParameters) return if_not_parameters(run);
+  return run.plan.shards() > 1 ? nullptr : "one rank holds all parameters";
+}
+
+const char* documents(const Run& run) {
+  if (run.model.is_network()) return "a model of layers has no attention";
+  return run.plan.documents.empty() ? "one document fills a sequence" : nullptr;
+}
+
 const char* synchronize(const Run& run) {
   return run.plan.spreads_vocabulary()
              ? "with the vocabulary spread over stages no host waits for its stage's passes"
@@ -157,10 +172,12 @@ constexpr IdleKey kIdleKeys[] = {
     {"/overlap/head_deferral", if_no_pipeline},
     {"/overlap/parameter_gather", if_none},
     {"/overlap/pipeline", if_no_pipeline},
-    {"/overlap/tensor", if_no_tensor},
+    {"/overlap/tensor", if_no_rings},
     {"/overlap/tensor_backward", if_no_tensor},
     {"/parallel/keep_outputs", if_no_pipeline},
     {"/parallel/sequence", if_no_tensor},
+    {"/batch/documents", documents},
+    {"/sharding/gather_dtype", gather_dtype},
     {"/host/synchronize", synchronize},
     {"/kernels/amax_reduction", amax_reduction},
     {"/kernels/early_stop", early_stop},

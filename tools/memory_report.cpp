@@ -151,6 +151,31 @@ Result<MemoryReport> report_program(const Run& run, const Workload& workload, st
 
 }  // namespace
 
+/// Beside the devices: of the node whose ranks keep most, the mean.
+void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
+  std::vector<double> on_host, in_storage;
+  for (const Program& program : workload.programs) {
+    on_host.push_back(gib(memory_peak(program, Memory::kHost).bytes));
+    in_storage.push_back(gib(memory_peak(program, Memory::kStorage).bytes));
+  }
+  const auto ranks = workload.ranks.size();
+  const auto each =
+      std::min<std::size_t>(ranks, static_cast<std::size_t>(run.cluster.accelerators_per_node));
+  for (std::size_t first = 0; first < ranks; first += each) {
+    double host = 0, storage = 0;
+    const std::size_t end = std::min(ranks, first + each);
+    for (std::size_t r = first; r < end; ++r) {
+      host += on_host[workload.ranks[r].program.index()];
+      storage += in_storage[workload.ranks[r].program.index()];
+    }
+    // A last node with fewer ranks has as much memory for them.
+    out.host_gib = std::max(out.host_gib, host / static_cast<double>(each));
+    out.storage_gib = std::max(out.storage_gib, storage / static_cast<double>(each));
+  }
+  out.host_capacity_gib = run.cluster.host_memory_gib / static_cast<double>(each);
+  out.fits = out.fits && out.host_fits();
+}
+
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   FT_ASSIGN(LibraryMemory library, library_memory());
   library.allocator.expandable = run.plan.expandable_segments;
@@ -163,19 +188,13 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   // Fragments and communicators differ between stages by less than this share of tensors.
   constexpr double kNear = 0.95;
   std::optional<MemoryReport> out;
-  std::size_t worst = 0;
   for (std::size_t p = 0; p < peaks.size(); ++p) {
     if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
     FT_ASSIGN(const MemoryReport one, report_program(run, workload, p, peaks[p], library));
     if (out && one.peak_gib <= out->peak_gib) continue;
     out = one;
-    worst = p;
   }
-  out->host_gib = gib(memory_peak(workload.programs[worst], Memory::kHost).bytes);
-  out->host_capacity_gib = run.cluster.host_memory_gib /
-                           std::min(run.cluster.accelerators, run.cluster.accelerators_per_node);
-  out->fits = out->fits && out->host_fits();
-  out->storage_gib = gib(memory_peak(workload.programs[worst], Memory::kStorage).bytes);
+  fill_host(run, workload, *out);
   out->theoretical_gib = gib(peaks.front().persistent + peaks.front().saved);
   return *out;
 }

@@ -30,8 +30,9 @@ struct MemoryReport {
   /// what it holds would not fit otherwise. The step's time leaves that out.
   std::int64_t allocator_retries = 0;
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
-  double host_gib = 0, storage_gib = 0;  ///< offloaded by that rank, at most
-  double host_capacity_gib = 0;          ///< that rank's share of its node's memory; 0: not known
+  /// Offloaded at most: of the node whose ranks keep most, the mean of a rank; and a rank's share
+  /// of its node's memory, 0 where that is not known.
+  double host_gib = 0, storage_gib = 0, host_capacity_gib = 0;
   std::int64_t peak_rank = 0;
   std::string peak_at;  ///< the op at which it is reached
 

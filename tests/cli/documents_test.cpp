@@ -25,6 +25,26 @@ TEST(PackedDocuments, ShortenTheStep) {
   EXPECT_EQ(at(packed, "iteration_time_s").number(), at(list, "iteration_time_s").number());
 }
 
+// Where windows end just inside a document, and where ranks gather all keys.
+TEST(PackedDocuments, NeverTakeLongerThanTheWhole) {
+  const Workplace place;
+  place.write("run.json", kDocumentsRun);
+  const std::vector<std::vector<std::string>> plans = {
+      {"parallel.context=1", "kernels={}"},
+      {"parallel.context=1", "kernels={}", "model.sliding_window=1024"},
+      {"model=llama-3-8b", "kernels.context=allgather"},
+      {"model=llama-3-8b", "parallel.context=8", "kernels.context=allgather"}};
+  for (const std::vector<std::string>& plan : plans) {
+    const double whole = at(simulated(place, "run.json", plan), "iteration_time_s").number();
+    for (const char* cut : {"[1,8191]", "[616,1,128,471,503,6473]", "[2047,6145]", "1500", "8"}) {
+      std::vector<std::string> sets = plan;
+      sets.push_back(std::string("batch.documents=") + cut);
+      EXPECT_LE(at(simulated(place, "run.json", sets), "iteration_time_s").number(), 1.0001 * whole)
+          << plan.back() << " " << cut;
+    }
+  }
+}
+
 TEST(PackedDocuments, ThatCannotBe) {
   const Workplace place;
   place.write("run.json", kDocumentsRun);

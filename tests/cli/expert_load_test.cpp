@@ -30,6 +30,20 @@ TEST(ExpertLoad, SetsThePace) {
   EXPECT_LT(uneven, time({"moe.load=[3,3,3,3,1,1,1,1]"}));
 }
 
+// Products side by side on several streams, beside the gathers of sharded parameters.
+TEST(ExpertLoad, SetsThePaceBesideCollectives) {
+  const Workplace place;
+  place.write("run.json", kLoadRun);
+  const auto time = [&place](const std::string& load) {
+    return at(simulated(place, "run.json",
+                        {"cluster.preset=dgx-b200", "parallel.expert=1",
+                         "sharding.level=parameters", "moe.load=" + load}),
+              "iteration_time_s")
+        .number();
+  };
+  EXPECT_GE(time("[1.1,0.9,1,1,1,1,1,1]"), time("[1,1,1,1,1,1,1,1]"));
+}
+
 TEST(ExpertLoad, ThatCannotBe) {
   const Workplace place;
   place.write("run.json", kLoadRun);

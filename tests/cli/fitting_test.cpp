@@ -54,6 +54,21 @@ TEST(Fitting, HostsHaveRoomToo) {
   EXPECT_NE(said.out.find("GiB of 2.0: DOES NOT FIT"), std::string::npos) << said.out;
 }
 
+// Of four stages the first keeps most on the host, whichever has the highest peak on the device.
+TEST(Fitting, HostsHoldWhatAllTheirRanksKeep) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "parallel": {"pipeline": 4}, "batch": {"global": 32, "micro": 1,
+      "sequence": 8192}})");
+  double last = 0;
+  for (int layers = 1; layers <= 8; ++layers) {
+    const std::string set = "offload.activation_layers=" + std::to_string(layers);
+    const double host = at(simulated(place, "run.json", {set}), "memory/host_gib").number();
+    EXPECT_NEAR(host, last + host / layers, 1e-6 * host) << layers;
+    last = host;
+  }
+}
+
 TEST(Fitting, WhatIsSaidIsTrue) {
   const Workplace place;
   place.write("run.json", kTooBig);

@@ -29,7 +29,8 @@ TEST(HeadDeferral, ThatCannotBe) {
       {"schedule=zb-h1", "passes of their own"},
       {"schedule=1f1b-interlaced", "all stages share"},
       {"sharding.level=gradients", "sharded gradients"},
-      {"gradients.accumulation=after-pass", "after-pass"}};
+      {"gradients.accumulation=after-pass", "added up after every pass"},
+      {"gradients.dtype=fp32-in-pipelines", "added up after every pass"}};
   for (const auto& [set, part] : bad) {
     const CommandResult run =
         place.run({"simulate", "run.json", "--set", "overlap.head_deferral=4", "--set", set});
