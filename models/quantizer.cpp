@@ -138,7 +138,7 @@ Ref Quantizer::all_columns(SegmentWriter& w, const std::string& name, const Copi
 }
 
 void Quantizer::turn(SegmentWriter& w, const std::string& name, const Ref& by_rows,
-                     std::int64_t rows, const Ref& by_columns) {
+                     std::int64_t rows, const Ref& by_columns) const {
   if (!by_columns.valid()) return;
   w.compute(name,
             kernel_of(KernelKind::kQuantize, rows, by_rows.count / rows, x_plan.precision.compute),

@@ -76,7 +76,7 @@ class Quantizer {
   }
   /// The copy by columns of `rows` rows that are cast by rows.
   void turn(SegmentWriter& w, const std::string& name, const Ref& by_rows, std::int64_t rows,
-            const Ref& by_columns);
+            const Ref& by_columns) const;
   /// Copies of weights that live as long as a pass. Both layouts of a layer's temporary buffers
   /// must have grown alike so far.
   void declare_weights(LayoutWriter& forward, LayoutWriter& backward);

@@ -266,7 +266,7 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
   write_clips(w, updated);
 }
 
-void StageWriter::write_clips(SegmentWriter& w, const std::vector<Updated>& updated) {
+void StageWriter::write_clips(SegmentWriter& w, const std::vector<Updated>& updated) const {
   if (x_plan.clip_norm <= 0) return;
   const Ref norm{0, kNormSquare, DType::kFp32, 1};
   for (const Updated& u : updated) {

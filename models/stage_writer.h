@@ -119,6 +119,9 @@ class StageWriter {
   void load_inputs(Passage& passage, std::int32_t microbatch);
   void embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void head_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
+  void head_goes_back(Chunk& chunk, Passage& passage, std::int32_t mb, bool reduces);
+  void layers_go_back(Chunk& chunk, Passage& passage, std::int32_t mb, bool last, bool reduces);
+  void pass_goes_out(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
   void head_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void finish_head();
   void embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
@@ -277,7 +280,7 @@ class StageWriter {
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
   void flatten_gradients(SegmentWriter& w, Call& call, std::vector<Updated>& updated);
-  void write_clips(SegmentWriter& w, const std::vector<Updated>& updated);
+  void write_clips(SegmentWriter& w, const std::vector<Updated>& updated) const;
   void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
   void gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after);
   void reduce_loss();
