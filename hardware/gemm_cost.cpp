@@ -112,7 +112,8 @@ GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Ge
   const auto depth = [&c, splits](std::int64_t k) {
     return static_cast<double>(k) / static_cast<double>(splits) + c.prologue_k;
   };
-  const double passed = std::max(waves * depth(work.k), depth(deepest(work)));
+  double passed = waves * depth(work.k);
+  if (deepest(work) > work.k) passed = std::max(passed, depth(deepest(work)));
   const double area = 2.0 * static_cast<double>(tile.rows * tile.columns);
   out.compute_s = passed * area * device.sm_count / out.rate;
   const double bytes = moved > 0 ? moved + partial_bytes(work, splits) : traffic(device, work, out);
@@ -241,35 +242,6 @@ Gemm round_of(const Gemm& work, std::int64_t first, std::int64_t count) {
   return out;
 }
 
-/// `apart_cost` of products with tokens of their own.
-Result<Cost> uneven_cost(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
-                         std::ostream* steps) {
-  Cost sum;
-  Time hidden;
-  std::int64_t rounds = 0;
-  for (std::int64_t at = 0; at < work.batch; at += c.at_once, ++rounds) {
-    const Gemm round = round_of(work, at, std::min(c.at_once, work.batch - at));
-    FT_ASSIGN(const Cost next, product_cost(device, c, round, 0, nullptr));
-    append(sum, next);
-    if (rounds > 0) hidden += next.latency;
-  }
-  if (c.at_once > 1 && sum.tiles >= rounds * device.sm_count) {
-    return product_cost(device, c, round_of(work, 0, work.batch), 0, steps);
-  }
-  sum.rounds = static_cast<std::int32_t>(std::min<std::int64_t>(rounds, 1 << 20));
-  sum.tiles = ceil_div(sum.tiles, rounds);
-  // Several streams hide what launches take.
-  if (c.at_once > 1) {
-    sum.latency = sum.latency - hidden;
-    sum.duration = sum.duration - hidden;
-  }
-  if (steps != nullptr) {
-    *steps << work.batch << " products of unequal size, " << std::min(work.batch, c.at_once)
-           << " at once: " << rounds << " rounds\n";
-  }
-  return sum;
-}
-
 /// Products one after another, or as many side by side as streams hold, round after round. Several
 /// that fill the SMs follow each other without a gap, as one launch's tiles do.
 Result<Cost> apart_cost(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
@@ -303,6 +275,42 @@ Result<Cost> apart_cost(const DeviceSpec& device, const GemmConstants& c, const 
            << " at once: " << rounds << " rounds\n";
   }
   return cost;
+}
+
+/// `apart_cost` of products with tokens of their own. Beside a collective their waves are those of
+/// equal products, as much longer as these ones are alone.
+Result<Cost> uneven_cost(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
+                         std::ostream* steps) {
+  Cost sum;
+  Time hidden;
+  std::int64_t rounds = 0;
+  for (std::int64_t at = 0; at < work.batch; at += c.at_once, ++rounds) {
+    const Gemm round = round_of(work, at, std::min(c.at_once, work.batch - at));
+    FT_ASSIGN(const Cost next, product_cost(device, c, round, 0, nullptr));
+    append(sum, next);
+    if (rounds > 0) hidden += next.latency;
+  }
+  if (c.at_once > 1 && sum.tiles >= rounds * device.sm_count) {
+    return product_cost(device, c, round_of(work, 0, work.batch), 0, steps);
+  }
+  Gemm even = round_of(work, 0, work.batch);
+  even.groups.clear();
+  FT_ASSIGN(const Cost equal, apart_cost(device, c, even, nullptr));
+  const double longer = (sum.duration - sum.latency).seconds() /
+                        std::max(1e-12, (equal.duration - equal.latency).seconds());
+  sum.tiles = equal.tiles;
+  sum.rounds = equal.rounds;
+  sum.tile = bounded(equal.tile.seconds() * std::max(1.0, longer));
+  // Several streams hide what launches take.
+  if (c.at_once > 1) {
+    sum.latency = sum.latency - hidden;
+    sum.duration = sum.duration - hidden;
+  }
+  if (steps != nullptr) {
+    *steps << work.batch << " products of unequal size, " << std::min(work.batch, c.at_once)
+           << " at once: " << rounds << " rounds\n";
+  }
+  return sum;
 }
 
 }  // namespace

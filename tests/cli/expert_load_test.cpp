@@ -30,7 +30,8 @@ TEST(ExpertLoad, SetsThePace) {
   EXPECT_LT(uneven, time({"moe.load=[3,3,3,3,1,1,1,1]"}));
 }
 
-// Products side by side on several streams, beside the gathers of sharded parameters.
+// Products side by side on several streams, beside the gathers of sharded parameters: no faster,
+// but for what rounding up to tiles gives and takes.
 TEST(ExpertLoad, SetsThePaceBesideCollectives) {
   const Workplace place;
   place.write("run.json", kLoadRun);
@@ -41,7 +42,8 @@ TEST(ExpertLoad, SetsThePaceBesideCollectives) {
               "iteration_time_s")
         .number();
   };
-  EXPECT_GE(time("[1.1,0.9,1,1,1,1,1,1]"), time("[1,1,1,1,1,1,1,1]"));
+  EXPECT_GT(time("[1.1,0.9,1,1,1,1,1,1]"), 0.995 * time("[1,1,1,1,1,1,1,1]"));
+  EXPECT_GT(time("[2,1,1,1,1,1,1,0.5]"), time("[1,1,1,1,1,1,1,1]"));
 }
 
 TEST(ExpertLoad, ThatCannotBe) {
