@@ -67,7 +67,6 @@ std::optional<Refusal> refused_documents(const Model& model, const Plan& plan) {
   const auto refused = [](const std::string& message) {
     return Refusal{"batch/documents", message, ErrorKind::kUnsupported};
   };
-  if (model.is_network()) return refused("a model of layers has no attention");
   if (model.is_encoder_decoder()) {
     return refused("packed documents are modelled for decoders and encoders, not for both in one");
   }

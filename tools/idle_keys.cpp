@@ -120,7 +120,7 @@ const char* early_stop(const Run& run) {
 }
 
 const char* if_no_rings(const Run& run) {
-  if (run.plan.tensor == 1) return "parallel.tensor is 1";
+  if (run.plan.tensor == 1) return if_no_tensor(run);
   return run.plan.sequence ? nullptr : "parallel.sequence is false";
 }
 

@@ -10,10 +10,20 @@ const Buffer& buffer_of(const Program& program, const Call& call, const BufferRe
   return program.layouts[frame.layout.index()].buffers[static_cast<std::size_t>(ref.buffer)];
 }
 
+/// Few Programs keep anything beside the device.
+bool uses(const Program& program, Memory where) {
+  const auto lies_there = [where](const Buffer& buffer) { return buffer.memory == where; };
+  return std::any_of(program.layouts.begin(), program.layouts.end(),
+                     [&](const FrameLayout& layout) {
+                       return std::any_of(layout.buffers.begin(), layout.buffers.end(), lies_there);
+                     });
+}
+
 /// Calls visit(call, op, buffer, +1 or -1) for every allocation and free in `where`, in issue
 /// order.
 template <typename Visit>
 void walk(const Program& program, Memory where, Visit visit) {
+  if (!uses(program, where)) return;
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
     const Call& call = program.calls[c];
     const Segment& segment = program.segments[call.segment.index()];

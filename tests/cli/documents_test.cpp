@@ -56,10 +56,8 @@ TEST(PackedDocuments, ThatCannotBe) {
       {"batch.documents=[8192,0]", "found 0 in the list"},
       {"batch.documents=[4096,4096.5]", "found 4096.5 in the list"}};
   for (const auto& [set, part] : bad) {
-    const CommandResult run = place.run({"simulate", "run.json", "--set", set});
-    EXPECT_EQ(run.exit_code, 1) << set;
-    EXPECT_NE(run.err.find("/batch/documents"), std::string::npos) << run.err;
-    EXPECT_NE(run.err.find(part), std::string::npos) << run.err;
+    expect_refused(place, place.run({"simulate", "run.json", "--set", set}),
+                   {"/batch/documents", part});
   }
   const std::vector<std::pair<std::vector<std::string>, const char*>> together = {
       {{"kernels.context=ring", "model=llama-3-8b"},
@@ -69,9 +67,7 @@ TEST(PackedDocuments, ThatCannotBe) {
   for (const auto& [sets, part] : together) {
     std::vector<std::string> arguments = {"simulate", "run.json", "--set", "batch.documents=2048"};
     for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
-    const CommandResult run = place.run(arguments);
-    EXPECT_EQ(run.exit_code, 1) << part;
-    EXPECT_NE(run.err.find(part), std::string::npos) << run.err;
+    expect_refused(place, place.run(arguments), {part});
   }
 }
 

@@ -62,10 +62,7 @@ TEST(ExpertLoad, ThatCannotBe) {
   for (const auto& [sets, part] : bad) {
     std::vector<std::string> arguments = {"simulate", "run.json"};
     for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
-    const CommandResult run = place.run(arguments);
-    EXPECT_EQ(run.exit_code, 1) << part;
-    EXPECT_NE(run.err.find("/moe/load"), std::string::npos) << run.err;
-    EXPECT_NE(run.err.find(part), std::string::npos) << run.err;
+    expect_refused(place, place.run(arguments), {"/moe/load", part});
   }
 }
 
