@@ -32,6 +32,7 @@ struct Holders {
   const char* stream = nullptr;
   std::int64_t ranks = 1, shards = 1;
   bool expert = false;
+  const char* replica_group = nullptr;  ///< the same shard of other copies, where there are any
 };
 
 /// A parameter of a chunk, as a matrix on this rank.

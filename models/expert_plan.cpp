@@ -212,6 +212,35 @@ void check_imbalance(JsonReader& run, const Experts& e, const ExpertPlan& plan) 
   run.fail("moe/imbalance", message.str());
 }
 
+/// Groups of shards hold all experts: each is made of ranks that follow each other in a stage, and
+/// of whole groups of ranks that hold all experts together.
+void check_groups(JsonReader& run, const Plan& plan) {
+  if (plan.sharding == Sharding::kNone || plan.replicas() == 1) return;
+  const std::int64_t group = plan.shards() * plan.tensor;
+  const std::int64_t holders = plan.experts.expert * plan.experts.tensor;
+  if (group % holders != 0) {
+    return run.fail("sharding/group_size",
+                    text(plan.shards()) + " ranks x tensor " + text(plan.tensor) +
+                        " do not hold all experts: expected a multiple of expert " +
+                        text(plan.experts.expert) + " x expert_tensor " +
+                        text(plan.experts.tensor) + " = " + text(holders));
+  }
+  std::vector<std::string> order = plan.rank_order;
+  std::erase(order, "pp");
+  const auto at = [&order](const char* name) {
+    return std::find(order.begin(), order.end(), name);
+  };
+  const bool whole = at("tp") < at("cp") || plan.context == 1 || plan.tensor == 1 ||
+                     plan.shards() % plan.context == 0;
+  if (order.back() != "dp" || !whole) {
+    run.fail(
+        "sharding/group_size",
+        "with experts, groups of shards are modelled where the ranks of one follow each other: "
+        "set parallel.rank_order to one with dp behind tp, cp and ep, such as tp-cp-ep-dp-pp",
+        ErrorKind::kUnsupported);
+  }
+}
+
 }  // namespace
 
 void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
@@ -265,10 +294,7 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
            "multi-token prediction with tied embeddings is not modelled yet",
            ErrorKind::kUnsupported);
   }
-  if (plan.shard_group > 0 && plan.shard_group != plan.data) {
-    refuse("sharding/group_size", "groups of shards with experts are not modelled yet",
-           ErrorKind::kUnsupported);
-  }
+  check_groups(run, plan);
   if (plan.attention == AttentionKernel::kUnfused && model.is_latent()) {
     refuse("kernels/attention", "unfused latent attention is not modelled yet",
            ErrorKind::kUnsupported);

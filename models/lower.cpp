@@ -224,6 +224,15 @@ class Lowering {
       const ExpertCoordinates e = place(at);
       return Key{e.tensor, e.expert, at.pipeline};
     });
+    const std::int64_t shards = x_plan.expert_shards();
+    bind(kExpertShardGroup, [this, place, shards](const Coordinates& at) {
+      const ExpertCoordinates e = place(at);
+      return Key{e.tensor + x_plan.experts.tensor * e.expert, at.pipeline, e.data / shards};
+    });
+    bind(kExpertReplicaGroup, [this, place, shards](const Coordinates& at) {
+      const ExpertCoordinates e = place(at);
+      return Key{e.tensor + x_plan.experts.tensor * e.expert, at.pipeline, e.data % shards};
+    });
     bind(kExpertNormGroup, [place](const Coordinates& at) { return Key{place(at).data, 0, 0}; });
   }
 

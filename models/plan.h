@@ -191,6 +191,8 @@ struct Units {
   bool reshard_in_pipeline = true;  ///< else stages gather and reduce once a step
   /// Parameters of at most so many elements stay gathered, but tables and experts; 0 = none.
   std::int64_t persist_elements = 0;
+  /// Parameters that the backward pass needs again after at most so many others stay gathered.
+  std::int64_t reuse_elements = 0;
   /// Ranks that gather among each other what they gathered across such groups (MiCS, see
   /// models/stage_levels.cpp); 1: at once.
   std::int64_t inner_group = 1;
@@ -401,6 +403,12 @@ struct Plan {
     return shard_group == 0 ? holders() : shard_group;
   }
   std::int64_t replicas() const { return holders() / shards(); }  ///< copies of what is sharded
+  /// Ranks that share one copy of the states of the same experts: with groups those that stand in
+  /// one of them, which holds all experts (`check_expert_plan`).
+  std::int64_t expert_shards() const {
+    if (sharding == Sharding::kNone) return 1;
+    return expert_data() * ways() / replicas();
+  }
   bool updates_on_host() const {
     return offload.optimizer != Memory::kDevice && offload.device_share < 1;
   }

@@ -221,6 +221,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read("reshard_in_pipeline", units.reshard_in_pipeline);
   reader.read("inner_group", units.inner_group, IntRange{1, 1 << 20});
   reader.read("persist_elements", units.persist_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("reuse_elements", units.reuse_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("forward_prefetch", units.forward_prefetch);
   reader.read_enum("backward_prefetch", units.backward_prefetch, {"none", "post", "pre"});
   reader.read("copy_out", units.copies_out);

@@ -40,6 +40,8 @@ inline constexpr const char* kExpertGroup = "expert";
 inline constexpr const char* kExpertTensorGroup = "expert tensor";
 inline constexpr const char* kExpertModelGroup = "expert model";  ///< both together
 inline constexpr const char* kExpertDataGroup = "expert data";
+inline constexpr const char* kExpertShardGroup = "expert shards";      ///< see kShardGroup
+inline constexpr const char* kExpertReplicaGroup = "expert replicas";  ///< see kReplicaGroup
 inline constexpr const char* kExpertNormGroup = "expert gradient norm";
 inline constexpr const char* kContextGroup = "context";
 // Who exchanges heads, and who passes keys on, where the two go together.

@@ -235,7 +235,8 @@ void StageWriter::sum_over_ranks(const Bucket& bucket, Segment& segment, const V
   for (Op& op : sums(bucket, all, part, type)) segment.ops.push_back(std::move(op));
   segment.ops.back().records = again ? EventRef{1, kScattered} : done;
   if (!again) return;
-  reduce_over_replicas(segment, part, shard_elements(bucket), type, EventRef{1, kScattered}, done);
+  reduce_over_replicas(segment, bucket.holders, part, shard_elements(bucket), type,
+                       EventRef{1, kScattered}, done);
 }
 
 /// Cast as a whole into a buffer that lives until it is cast back (DeepSpeed's runtime/engine.py,

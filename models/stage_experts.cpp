@@ -10,12 +10,14 @@ void StageWriter::make_experts(std::size_t index) {
   if (elements == 0) return;
   Chunk chunk;
   const std::int64_t ranks = x_plan.expert_data() * x_plan.ways();
-  const std::int64_t shards = x_plan.sharding == Sharding::kNone ? 1 : ranks;
-  chunk.holders = Holders{kExpertDataGroup, kExpertDataGroup, "expert data", ranks, shards, true};
+  const std::int64_t shards = x_plan.expert_shards();
+  const char* shard_group = shards < ranks ? kExpertShardGroup : kExpertDataGroup;
+  chunk.holders = Holders{kExpertDataGroup, shard_group, "expert data",      ranks,
+                          shards,           true,        kExpertReplicaGroup};
   std::vector<Replica> replicas;
   if (x_plan.ways() == 2) {
     const char* group = kExpertWayGroups[index];
-    chunk.holders = Holders{group, group, group, ranks, shards, true};
+    chunk.holders = Holders{group, group, group, ranks, shards, true, nullptr};
     if (shards == 1) replicas.push_back({0, elements, x_builder.group(kTwinGroup)});
   }
   chunk.first_layer = x_chunks[index].first_layer;

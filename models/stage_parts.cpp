@@ -87,9 +87,8 @@ void StageWriter::write_layouts() {
   LayoutWriter bucket("bucket", 0);
   bucket.event("reduced");
   bucket.event("gathered");
-  if (!by_units() && x_plan.shards() > 1 && x_plan.replicas() > 1) {
-    bucket.event("scattered");
-  }
+  const bool copies = x_plan.sharding != Sharding::kNone && x_plan.replicas() > 1;
+  if (!by_units() && copies) bucket.event("scattered");
   const bool turns = x_plan.buckets.cycle.ps > 0;
   if (copies_on_compute() || x_plan.contiguous() || turns) bucket.event("copied");
   if (x_plan.contiguous() || turns) bucket.event(turns ? "turn" : "summed");
@@ -226,10 +225,11 @@ void StageWriter::make_chunk(std::int64_t index) {
   }
   for (const Chunk& earlier : x_chunks) chunk.layers_before += earlier.layers;
   chunk.marks = x_builder.frame(x_marks);
-  chunk.holders = Holders{kDataGroup, shard_group(), "data", x_plan.data, x_plan.shards()};
+  chunk.holders = Holders{kDataGroup,      shard_group(), "data",       x_plan.data,
+                          x_plan.shards(), false,         kReplicaGroup};
   if (x_plan.ways() == 2) {
     const char* group = kWayGroups[index];
-    chunk.holders = Holders{group, group, group, x_plan.holders(), x_plan.shards()};
+    chunk.holders = Holders{group, group, group, x_plan.holders(), x_plan.shards(), false, nullptr};
   }
   chunk.first = global == 0;
   chunk.last = global == x_plan.chunks() - 1;

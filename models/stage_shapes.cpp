@@ -294,7 +294,8 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   const bool alone = shape.holders.shards == 1;
   const bool on_host = shape.on_host;
   const bool narrow = !alone && x_plan.units.narrow_reduction;
-  if ((!alone || on_host) && !narrow && reduced != whole.dtype) {
+  const bool copies = shape.holders.shards < shape.holders.ranks;
+  if ((!alone || copies || on_host) && !narrow && reduced != whole.dtype) {
     const Ref wide{0, kWidened, reduced, shape.elements};
     push(unit_op(shape.holders.stream, "gradients.cast",
                  kernel_of(KernelKind::kCast, 1, shape.elements, reduced), Phase::kGradients),
@@ -312,10 +313,11 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
       push(std::move(op), reads, part.view());
     }
   }
-  if (shape.holders.shards < shape.holders.ranks) {
-    stream = "replicas";
-    segment.ops.back().records = EventRef{0, kScattered};
-    reduce_over_replicas(segment, part.view(), own, reduced, EventRef{0, kScattered}, EventRef());
+  if (copies) {
+    stream = shape.holders.replica_group;
+    EventRef before;
+    if (!segment.ops.empty()) segment.ops.back().records = before = EventRef{0, kScattered};
+    reduce_over_replicas(segment, shape.holders, part.view(), own, reduced, before, EventRef());
   }
   if (on_host) {
     gradients_to_host(segment, part.view(), own, first);

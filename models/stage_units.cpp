@@ -288,7 +288,26 @@ bool StageWriter::keeps(const Chunk& chunk, const Unit& unit, bool backward) con
   const bool pipeline = x_plan.pipeline > 1;
   if (backward) return pipeline && (root || !x_plan.units.reshard);
   const bool last = unit.last == chunk.layers && !pipeline;
-  return root || !x_plan.units.reshard || (last && !x_plan.units.reshard_last);
+  return root || !x_plan.units.reshard || (last && !x_plan.units.reshard_last) ||
+         reused_soon(chunk, unit);
+}
+
+/// Whether the modules that run from a unit's forward to its backward pass have at most
+/// `reuse_elements`: those behind it twice, three times where they are computed again (DeepSpeed's
+/// stage3_max_reuse_distance, runtime/zero/partitioned_param_coordinator.py).
+bool StageWriter::reused_soon(const Chunk& chunk, const Unit& unit) const {
+  const std::int64_t most = x_plan.units.reuse_elements;
+  if (most == 0) return false;
+  std::int64_t elements = 0;
+  if (chunk.has_head) {
+    elements = 2 * (x_head.parameters.cut_elements + x_head.parameters.shared_elements);
+  }
+  for (std::int64_t l = chunk.layers; l-- > unit.last && elements < most;) {
+    const ParameterLayouts& p = kind_of(chunk, l).parameters;
+    const std::int64_t passes = recomputed(chunk.layers_before + l) ? 3 : 2;
+    elements += passes * (p.cut_elements + p.shared_elements + p.expert_elements);
+  }
+  return elements < most;
 }
 
 /// Gathers what the pass of `layer` needs: its unit, and that of its experts.

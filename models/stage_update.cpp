@@ -28,18 +28,20 @@ View StageWriter::shard_view(std::int16_t frame, const Bucket& bucket, DType typ
   return view;
 }
 
-/// Sums what the ranks hold that have the same shard in other groups.
-void StageWriter::reduce_over_replicas(Segment& segment, const View& shard, std::int64_t count,
-                                       DType type, EventRef before, EventRef after) {
+/// Sums what the ranks hold that have the same shard in other groups. Experts have a stream of
+/// their own for it as for their reduction: what one waits for must not hold up the other.
+void StageWriter::reduce_over_replicas(Segment& segment, const Holders& holders, const View& shard,
+                                       std::int64_t count, DType type, EventRef before,
+                                       EventRef after) {
   Op op;
-  op.stream = x_builder.stream("replicas");
-  op.work = x_builder.work(
-      Collective{CollectiveKind::kAllReduce, x_builder.group(kReplicaGroup), count, type, false});
+  op.stream = x_builder.stream(holders.replica_group);
+  op.work = x_builder.work(Collective{CollectiveKind::kAllReduce,
+                                      x_builder.group(holders.replica_group), count, type, false});
   op.name = "gradients.replicas.reduce";
   op.category = Category::kData;
   op.phase = Phase::kGradients;
   op.reads = op.writes = {shard};
-  op.waits = {before};
+  if (before.valid()) op.waits = {before};
   op.records = after;
   segment.ops.push_back(std::move(op));
 }

@@ -264,8 +264,8 @@ class StageWriter {
   void reduce_over_grid(Chunk& chunk);
   void reduce_rest();
   void update();
-  void reduce_over_replicas(Segment& segment, const View& shard, std::int64_t count, DType type,
-                            EventRef before, EventRef after);
+  void reduce_over_replicas(Segment& segment, const Holders& holders, const View& shard,
+                            std::int64_t count, DType type, EventRef before, EventRef after);
   /// What one kernel of the update touches, in formal frames of the update's segment.
   struct Updated {
     View gradient, weights;
@@ -325,6 +325,7 @@ class StageWriter {
   void gather_weights(Unit& unit, StreamWait after);
   void gather_all_weights(StreamWait after);
   bool keeps(const Chunk& chunk, const Unit& unit, bool backward) const;
+  bool reused_soon(const Chunk& chunk, const Unit& unit) const;
   void unit_opens(Chunk& chunk, std::int64_t layer, bool backward);
   void unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, bool backward, bool last);
   void reduce_unit(Unit& unit, StreamWait after, bool last);

@@ -151,6 +151,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/reshard_last_unit", if_not_parameters},
     {"/sharding/reshard_in_pipeline", reshard_in_pipeline},
     {"/sharding/persist_elements", if_not_parameters},
+    {"/sharding/reuse_elements", if_not_parameters},
     {"/sharding/forward_prefetch", if_not_parameters},
     {"/sharding/backward_prefetch", if_not_parameters},
     {"/sharding/gathers_in_flight", if_not_parameters},

@@ -234,13 +234,28 @@ class Replayer {
     actor.holds.close(s, end);
   }
 
-  /// Kernels to come start when their streams are free, or later.
+  /// A time before which the next op of stream `s` does not start: not before the stream is free,
+  /// nor before the op that records what it waits for could start, which is on another stream. Else
+  /// a stream that has one kernel at the end of a step would keep every hold since its begin.
+  static Time next_start(const ActorState& actor, std::size_t s) {
+    Time out;
+    for (std::size_t hops = 0; hops < actor.streams.size(); ++hops) {
+      const Stream& stream = actor.streams[s];
+      out = max(out, stream.free_at);
+      if (stream.wait != Wait::kEvent) break;
+      const auto event = static_cast<std::size_t>(stream.waiting_for);
+      const std::int16_t recorder = actor.program->event_stream[event];
+      if (recorder < 0) break;
+      s = static_cast<std::size_t>(recorder);
+    }
+    return out;
+  }
+
   static void forget_holds(ActorState& actor) {
     Time earliest = kNever;
     for (std::size_t s = 0; s < actor.streams.size(); ++s) {
-      const Stream& stream = actor.streams[s];
-      if (actor.prices->heeds_holds[s] == 0 || stream.wait == Wait::kDone) continue;
-      earliest = min(earliest, stream.free_at);
+      if (actor.prices->heeds_holds[s] == 0 || actor.streams[s].wait == Wait::kDone) continue;
+      earliest = min(earliest, next_start(actor, s));
     }
     actor.holds.forget(earliest);
   }

@@ -66,5 +66,33 @@ TEST(ExpertLoad, ThatCannotBe) {
   }
 }
 
+// Groups of shards hold all experts, of ranks that follow each other.
+TEST(ExpertGroups, HoldAllExperts) {
+  const Workplace place;
+  place.write("run.json", kLoadRun);
+  const std::vector<std::string> base = {"cluster.accelerators=32", "batch.global=32",
+                                         "sharding.level=parameters"};
+  const auto with_base = [&base](std::vector<std::string> sets) {
+    sets.insert(sets.begin(), base.begin(), base.end());
+    return sets;
+  };
+  const auto peak = [&](const char* group) {
+    const Json result = simulated(place, "run.json", with_base({group}));
+    return at(result, "memory/peak_gib").number();
+  };
+  EXPECT_LT(peak("sharding.group_size=16"), peak("sharding.group_size=8"));
+  const std::vector<std::pair<std::vector<std::string>, const char*>> bad = {
+      {{"sharding.group_size=2"}, "a multiple of expert 4 x expert_tensor 1 = 4"},
+      {{"sharding.group_size=8", "parallel.rank_order=dp-tp-pp", "parallel.tensor=2"},
+       "one with dp behind tp, cp and ep"}};
+  for (const auto& [sets, part] : bad) {
+    std::vector<std::string> arguments = {"simulate", "run.json"};
+    for (const std::string& set : with_base(sets)) {
+      arguments.insert(arguments.end(), {"--set", set});
+    }
+    expect_refused(place, place.run(arguments), {"/sharding/group_size", part});
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -325,6 +325,7 @@ const Field kFields[] = {
     {"offload.device_share=\"auto\"", kOffloaded},
     {"offload.page_mib=16", kOffloaded},
     {"sharding.persist_elements=10000", kSharded},
+    {"sharding.reuse_elements=1000000000", kSharded},
     {"sharding.forward_prefetch=true", with(kSharded, {"launch.dispatch_us=5"})},
     {"sharding.backward_prefetch=post", kSharded},
     {"sharding.gathers_in_flight=1",

@@ -127,6 +127,32 @@ TEST(PersistentParameters, StayOnEveryRank) {
   EXPECT_EQ(bytes.at("parameters.gather"), 2 * (parameter_count(model) - tables + 3 * tables));
 }
 
+// stage3_max_reuse_distance: of L equal layers and a head the k last are gathered once a microbatch
+// where those behind them, forward and backward, have fewer elements; three passes each where they
+// are computed again.
+TEST(ReusedParameters, AreGatheredOnceAMicrobatch) {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  constexpr std::int64_t kRanks = 4;
+  std::int64_t layer = 0;
+  for (const Parameter& p : layer_parameters(model)) layer += p.count();
+  std::int64_t head = 0;
+  for (const Parameter& p : head_parameters(model)) head += p.count();
+  const Bytes ends = 2 * padded(parameter_count(model) - model.layers * layer, kRanks);
+  for (const bool again : {false, true}) {
+    for (std::int64_t kept = 1; kept <= model.layers; ++kept) {
+      Plan plan = plan_of_parameters(model, kRanks, 2);
+      plan.recompute.layer = again;
+      // What runs between the passes of the k-th layer from the end.
+      plan.units.reuse_elements = 2 * head + (again ? 3 : 2) * (kept - 1) * layer + 1;
+      const auto bytes = bytes_by_name(verified(model, plan));
+      const Bytes once = 2 * padded(layer, kRanks);
+      EXPECT_EQ(bytes.at("parameters.gather"), 2 * (ends + once * (2 * model.layers - kept)))
+          << kept;
+    }
+  }
+}
+
 /// Bytes that the ranks of a node receive from others in the all-gathers of one name, each rank the
 /// parts of members on other nodes: what crosses the network at least.
 Bytes received_by_node(const Workload& workload, const std::string& name, std::int64_t node_ranks) {

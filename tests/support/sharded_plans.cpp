@@ -56,6 +56,11 @@ void draw_small(Rng rng, Units& u) {
   if (rng.below(2) == 0) u.persist_elements = std::int64_t{1} << rng.below(16);
 }
 
+/// Parameters that stay until they are needed again. What is drawn later does not depend on it.
+void draw_reuse(Rng rng, Units& u) {
+  if (rng.below(2) == 0) u.reuse_elements = std::int64_t{1} << (10 + rng.below(12));
+}
+
 }  // namespace
 
 Drawn draw_sharded_plan(Rng& rng) {
@@ -87,6 +92,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   draw_offload(rng, p);
   draw_narrow(rng, p);
   draw_small(rng, p.units);
+  draw_reuse(rng, p.units);
   draw_levels(rng, p);
   draw_placement(rng, p.offload);
   return out;

@@ -422,6 +422,18 @@ void draw_latent(Rng& rng, Model& m, Plan& p) {
   p.recompute.latent_up = rng.below(3) == 0;
 }
 
+/// Groups of shards that hold all experts.
+void draw_groups(Rng rng, Plan& p) {
+  if (p.sharding == Sharding::kNone || p.ways() == 2 || p.to_owners()) return;
+  std::vector<std::string> order = p.rank_order;
+  std::erase(order, "pp");
+  if (order.back() != "dp" || (order.front() != "tp" && p.context > 1)) return;
+  const std::int64_t group = 1 + rng.below(p.data);
+  const bool holds = group * p.tensor % (p.experts.expert * p.experts.tensor) == 0;
+  const bool goes = group > 1 || !p.by_units();
+  if (p.data % group == 0 && holds && goes) p.shard_group = group;
+}
+
 }  // namespace
 
 Drawn draw_sparse_plan(Rng& rng) {
@@ -443,6 +455,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   draw_experts(rng, out.model, p);
   fit_parts(out.model, p);
   if (rng.below(2) == 0) draw_latent(rng, out.model, p);
+  draw_groups(rng, p);
   return out;
 }
 
