@@ -5,7 +5,7 @@
 namespace foretrain {
 namespace {
 
-/// Operations of all replays together, and changes that are tried in any case.
+/// Operations of all Programs and replays together, and changes that are tried in any case.
 constexpr std::int64_t kMostOperations = 4'000'000;
 constexpr std::int64_t kLeastTries = 16;
 constexpr std::size_t kEnough = 3;  ///< changes alone, before pairs are tried
@@ -139,8 +139,6 @@ class Search {
   /// `most_memory`: that a change may need, of the capacity.
   Search(const Run& run, const Prediction& prediction, double most_memory)
       : x_run(run), x_base_s(prediction.iteration_time_s) {
-    const std::int64_t each = std::max<std::int64_t>(1, prediction.operations);
-    x_most = std::max(kLeastTries, kMostOperations / each);
     x_options.verify = x_options.sensitivity = false;
     x_options.most_memory = most_memory;
   }
@@ -180,7 +178,7 @@ class Search {
   }
 
   bool attempt(const Sets& sets) {
-    if (x_out.tried >= x_most) return false;
+    if (x_out.tried >= kLeastTries && x_operations > kMostOperations) return false;
     Sets all = sets;
     Result<Run> changed = resolve_run(x_run.resolved, x_run.source, all);
     if (changed.ok() && changed.value().plan.global_batch != x_run.plan.global_batch) {
@@ -194,6 +192,9 @@ class Search {
     run.profile = x_run.profile;
     run.profile_source = x_run.profile_source;
     const Result<Prediction> prediction = predict(run, x_options);
+    if (prediction.ok()) {
+      x_operations += prediction.value().lowered + prediction.value().operations;
+    }
     if (!prediction.ok() || !prediction.value().memory.within(x_options.most_memory)) return false;
     x_out.changes.push_back(
         {all, prediction.value().iteration_time_s, prediction.value().memory.peak_gib});
@@ -203,7 +204,7 @@ class Search {
   const Run& x_run;
   double x_base_s;
   PredictOptions x_options;
-  std::int64_t x_most = 0;
+  std::int64_t x_operations = 0;
   Fitting x_out;
 };
 

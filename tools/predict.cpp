@@ -251,6 +251,7 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
           status.error().message);
     }
   }
+  for (const Program& program : workload.programs) out.lowered += count_ops(program);
   FT_ASSIGN(out.memory, report_memory(run, workload));
   if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return out;
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));

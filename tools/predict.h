@@ -57,6 +57,7 @@ struct Prediction {
   std::vector<Sensitivity> sensitivity;
   std::array<double, 3> provenance{};  ///< share of the critical rank's busy time by Provenance
   std::int64_t ranks = 0, ranks_simulated = 0, operations = 0, events = 0;
+  std::int64_t lowered = 0;  ///< operations of the Programs, each once
   double wall_s = 0;
   std::optional<Timeline> timeline;
   std::optional<Fitting> fitting;  ///< of what does not fit
