@@ -5,6 +5,7 @@
 
 #include "tests/cli/run_command.h"
 #include "tools/divide.h"
+#include "tools/predict.h"
 
 namespace foretrain {
 namespace {
@@ -89,6 +90,25 @@ TEST(Partition, NoStageIsBusierThanTheBusiestOfTheEvenOne) {
     // Layers are alike, but for noise there is none of.
     const Counts& layers = times.value().front().layers;
     EXPECT_EQ(layers, Counts(layers.size(), layers.front()));
+  }
+}
+
+// What a stage's kernels take by these times is what they take in the step, but for those that run
+// beside messages and for the gradients' norm.
+TEST(Partition, KnowsWhatAStageTakes) {
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{}, std::vector<std::string>{"recompute=full"}}) {
+    const foretrain::Run run = resolved(kTablesRun, sets);
+    const Result<Prediction> step = predict(run, {});
+    ASSERT_TRUE(step.ok()) << step.error().message;
+    double busy = 0;
+    for (const Part part : {Part::kGemm, Part::kAttention, Part::kMemoryBound, Part::kRecompute}) {
+      busy += step.value().breakdown[static_cast<std::size_t>(part)].seconds();
+    }
+    const Counts chunks = chunk_weights(pass_times(run).value(), run.plan.pipeline_layout);
+    const auto stage = static_cast<std::size_t>(step.value().critical_rank);
+    EXPECT_EQ(stage, 7U);
+    EXPECT_NEAR(static_cast<double>(chunks[stage]) * 1e-12 / busy, 1, 0.02);
   }
 }
 
