@@ -1,10 +1,10 @@
 #include "models/plan.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "models/documents.h"
 #include "models/expert_plan.h"
+#include "models/plan_layout.h"
 #include "models/plan_network.h"
 #include "models/plan_precision.h"
 #include "models/plan_reading.h"
@@ -78,7 +78,7 @@ class PlanReader {
       r.read("rank_order", order);
       read_order(r, order);
       r.read("keep_outputs", x_plan.keep_outputs);
-      if (const Json* layout = r.take("pipeline_layout")) read_layout(r, *layout);
+      read_layout(r, x_plan);
     });
   }
 
@@ -102,22 +102,6 @@ class PlanReader {
       reader.fail(
           "rank_order",
           "found \"" + order + "\", expected tp, cp, ep, dp and pp once each, joined by \"-\"");
-    }
-  }
-
-  void read_layout(JsonReader& reader, const Json& json) {
-    if (json.array() == nullptr) {
-      reader.fail("pipeline_layout",
-                  "found " + describe(json) + ", expected a list with the layers of every chunk");
-      return;
-    }
-    for (const Json& item : *json.array()) {
-      const auto* layers = std::get_if<std::int64_t>(&item.value);
-      if (layers == nullptr || *layers < 0 || *layers > kAnyCount.high) {
-        reader.fail("pipeline_layout", "found " + describe(item) + ", expected whole numbers");
-        return;
-      }
-      x_plan.pipeline_layout.push_back(*layers);
     }
   }
 
@@ -433,28 +417,13 @@ class PlanReader {
 
   void check_pipeline() {
     Plan& p = x_plan;
-    const std::int64_t chunks = p.chunks();
     if (p.virtual_pipeline > 4096) {
       return refuse("parallel/virtual_pipeline",
                     "found " + text(p.virtual_pipeline) + ", expected at most 4096");
     }
     check_schedule(x_reader, x_model, p);
     if (x_reader.failed()) return;
-    if (p.pipeline_layout.empty()) {
-      if (chunks > x_model.layers + 2) {
-        return refuse("parallel/pipeline",
-                      text(chunks) + " pipeline chunks for " + text(x_model.layers) + " layers");
-      }
-      p.pipeline_layout = default_layout(x_model.layers, chunks, !p.shares_vocabulary());
-    }
-    const std::int64_t sum =
-        std::accumulate(p.pipeline_layout.begin(), p.pipeline_layout.end(), std::int64_t{0});
-    if (static_cast<std::int64_t>(p.pipeline_layout.size()) != chunks || sum != x_model.layers) {
-      refuse("parallel/pipeline_layout",
-             "found " + text(static_cast<std::int64_t>(p.pipeline_layout.size())) +
-                 " chunks with " + text(sum) + " layers, expected " + text(chunks) + " with " +
-                 text(x_model.layers));
-    }
+    settle_layout(x_reader, x_model, p);
   }
 
   JsonReader x_reader;

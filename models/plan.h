@@ -140,6 +140,10 @@ struct ExpertPlan {
   bool operator==(const ExpertPlan&) const = default;
 };
 
+/// What is alike among the chunks of the pipeline: the number of their layers, that of their
+/// parameters, the time of their passes, which who knows prices works out (tools/divide.h).
+enum class Partition : std::uint8_t { kLayers, kParameters, kProfiled };
+
 /// Which modules' activations are computed again in the backward pass.
 struct Recompute {
   bool layer = false, attention = false, norm = false, mlp = false, activation = false;
@@ -274,6 +278,7 @@ struct Plan {
   bool keep_outputs = false;  ///< a stage lets go of what it sent after that microbatch's backward
   std::vector<std::string> rank_order;        ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
+  Partition partition = Partition::kLayers;   ///< how, where no RUN gives it
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
   Units units;
   std::int64_t bucket_elements = 0;  ///< parameters of a gradient bucket; 0 = one bucket

@@ -176,6 +176,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/overlap/tensor", if_no_rings},
     {"/overlap/tensor_backward", if_no_tensor},
     {"/parallel/keep_outputs", if_no_pipeline},
+    {"/parallel/pipeline_partition", if_no_pipeline},
     {"/parallel/sequence", if_no_tensor},
     {"/batch/documents", documents},
     {"/sharding/gather_dtype", gather_dtype},

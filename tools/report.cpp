@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "models/plan_layout.h"
 #include "models/plan_schedule.h"
 #include "sim/base/rng.h"
 #include "sim/cost/cost_model.h"
@@ -70,6 +71,23 @@ std::string sharded_text(const Plan& p) {
   return "";
 }
 
+/// " of 13 + 2 x 14 + 9 layers", where they were not divided by their number.
+std::string layout_text(const Run& run) {
+  const Plan& p = run.plan;
+  const std::vector<std::int64_t>& layout = p.pipeline_layout;
+  if (layout == default_layout(run.model.layers, p.chunks(), !p.shares_vocabulary())) return "";
+  std::string out;
+  for (auto it = layout.begin(); it != layout.end();) {
+    const auto end = std::find_if(it, layout.end(), [it](std::int64_t n) { return n != *it; });
+    out += out.empty() ? " of " : " + ";
+    if (end - it > 1) out += std::to_string(end - it) + " x ";
+    out += std::to_string(*it);
+    it = end;
+  }
+  out += " layers";
+  return p.partition == Partition::kLayers ? out : out + " (" + name_of(p.partition) + ")";
+}
+
 std::string recompute_text(const Recompute& r) {
   if (!r.any()) return "";
   if (r.layer && r.parts == 1) return ", layers computed again in backward passes";
@@ -84,7 +102,7 @@ std::string plan_text(const Run& run) {
   if (p.sequence) out += " with sequence parallelism";
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
-  if (p.chunks() > 1) out += " by " + name_of(p.schedule);
+  if (p.chunks() > 1) out += " by " + name_of(p.schedule) + layout_text(run);
   if (p.context > 1) out += ", context " + std::to_string(p.context);
   out += ", data " + std::to_string(p.batch_ranks());
   out += sharded_text(p);

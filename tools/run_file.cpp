@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "sim/base/assets.h"
+#include "tools/divide.h"
 #include "tools/memory_report.h"
 #include "tools/ready_lists.h"
 
@@ -375,6 +376,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
   FT_TRY(find_profile(run, user, source));
   note_limits(run);
+  FT_TRY(divide_by_time(run));
   FT_TRY(place_states(run));
   FT_TRY(list_ready(run));
   return run;

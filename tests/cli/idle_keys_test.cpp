@@ -52,6 +52,7 @@ const char* const kNotParameters = "sharding.level is not parameters";
 const char* const kNotByUnits = "sharding.level is neither gradients nor parameters";
 
 const Idle kIdle[] = {
+    {"parallel.pipeline_partition=profiled", "parallel.pipeline is 1", {"parallel.pipeline=1"}},
     {"sharding.gathers_in_flight=5", kNotParameters},
     {"sharding.gathers_in_flight=5", kNotParameters, kGradients},
     {"sharding.persist_elements=10000", kNotParameters},

@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "models/partition.h"
+
 namespace foretrain {
 namespace {
 
@@ -124,6 +126,8 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   if (kind == DrawnKind::kExperts) make_experts_small(rng, m, p);
   fit_parts(m, p);
   fit_buckets(m, p);
+  if (Rng(rng).below(3) == 0)
+    p.pipeline_layout = balanced_layout({parameter_weights(m, p)}, p.chunks());
   const bool whole = !p.splits_backward() && !p.shares_vocabulary() && p.ways() == 1;
   const bool once = !p.by_units() && !p.reduces_each_pass() && !p.sums_after_pass;
   if (p.pipeline > 1 && whole && once) p.overlap.head_deferral = rng.below(5);

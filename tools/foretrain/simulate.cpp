@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "sim/base/file.h"
+#include "tools/divide.h"
 #include "tools/fitting.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/idle_keys.h"
@@ -39,7 +40,10 @@ Status simulate(const SimulateArgs& args) {
     return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
   }
   FT_ASSIGN(Run run, load_run(args.run, args.sets));
-  if (!args.profile.empty()) FT_TRY(use_profile(run, args.profile, "--profile"));
+  if (!args.profile.empty()) {
+    FT_TRY(use_profile(run, args.profile, "--profile"));
+    FT_TRY(divide_by_time(run));
+  }
   warn_of_idle_keys(args.quiet, run);
   PredictOptions options;
   options.full = args.full;

@@ -1,0 +1,18 @@
+// Which layers a chunk of the pipeline has: `parallel.pipeline_layout` and
+// `parallel.pipeline_partition` of a RUN.
+#pragma once
+
+#include "models/plan.h"
+
+namespace foretrain {
+
+/// Of `parallel`.
+void read_layout(JsonReader& parallel, Plan& plan);
+
+/// Fills in the layout, or refuses one that does not have the model's layers in the plan's chunks.
+void settle_layout(JsonReader& run, const Model& model, Plan& plan);
+
+/// As a RUN writes it.
+std::string name_of(Partition partition);
+
+}  // namespace foretrain
