@@ -266,6 +266,15 @@ void StageWriter::sum_shared(const UnitShape& shape, Segment& segment) {
   if (!segment.ops.empty()) segment.ops.back().records = EventRef{0, kSummed};
 }
 
+/// What a rank holds of a unit's sum, all of it where it shares with nobody, over the other copies.
+void StageWriter::sum_copies_of_unit(const UnitShape& shape, const View& part, std::int64_t count,
+                                     Segment& segment) {
+  EventRef before;
+  if (!segment.ops.empty()) segment.ops.back().records = before = EventRef{0, kScattered};
+  reduce_over_replicas(segment, shape.holders, part, count, x_plan.units.reduce, before,
+                       EventRef());
+}
+
 /// Formal frames: the whole gradients, the shard. The first reduction of a step sets the shard,
 /// later ones add to it.
 SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
@@ -315,9 +324,7 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   }
   if (copies) {
     stream = shape.holders.replica_group;
-    EventRef before;
-    if (!segment.ops.empty()) segment.ops.back().records = before = EventRef{0, kScattered};
-    reduce_over_replicas(segment, shape.holders, part.view(), own, reduced, before, EventRef());
+    sum_copies_of_unit(shape, part.view(), own, segment);
   }
   if (on_host) {
     gradients_to_host(segment, part.view(), own, first);

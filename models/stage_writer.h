@@ -315,6 +315,8 @@ class StageWriter {
   SegmentId write_copy_out(const UnitShape& shape);
   SegmentId write_gather(UnitShape& shape);
   SegmentId write_reduction(const UnitShape& shape, bool first);
+  void sum_copies_of_unit(const UnitShape& shape, const View& part, std::int64_t count,
+                          Segment& segment);
   void sum_shared(const UnitShape& shape, Segment& segment);
   Op unit_op(const char* stream, const char* name, Work work, Phase phase);
   Unit& unit_of(Chunk& chunk, std::int64_t layer) const;
