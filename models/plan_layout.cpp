@@ -13,7 +13,7 @@ const std::vector<std::string>& partition_names() {
   return names;
 }
 
-void read_list(JsonReader& reader, const Json& json, Plan& plan) {
+void read_chunks(JsonReader& reader, const Json& json, Plan& plan) {
   if (json.array() == nullptr) {
     return reader.fail("pipeline_layout", "found " + describe(json) +
                                               ", expected a list with the layers of every chunk");
@@ -31,7 +31,7 @@ void read_list(JsonReader& reader, const Json& json, Plan& plan) {
 
 void read_layout(JsonReader& parallel, Plan& plan) {
   parallel.read_enum("pipeline_partition", plan.partition, partition_names());
-  if (const Json* layout = parallel.take("pipeline_layout")) read_list(parallel, *layout, plan);
+  if (const Json* layout = parallel.take("pipeline_layout")) read_chunks(parallel, *layout, plan);
   if (plan.partition == Partition::kLayers || plan.pipeline_layout.empty()) return;
   parallel.fail("pipeline_partition", "found \"" + name_of(plan.partition) +
                                           "\", which works out the pipeline_layout that is given "

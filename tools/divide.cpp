@@ -60,9 +60,10 @@ PassTime time_alone(const Program& program, const Segment& segment,
 using Items = std::vector<PassTime>;
 
 /// Where the time of a call counts; null: nowhere.
-PassTime* place_of(const Call& call, const Segment& segment, Items& items) {
-  const auto after = static_cast<std::size_t>(call.layer + 1);
-  if (call.layer >= 0) return after < items.size() ? &items[after] : &items.back();
+PassTime* item_of(const Call& call, const Segment& segment, Items& items) {
+  if (call.layer >= 0) {
+    return &items[std::min(static_cast<std::size_t>(call.layer) + 1, items.size() - 1)];
+  }
   if (segment.name.starts_with("embedding")) return &items.front();
   return segment.name.starts_with("head") ? &items.back() : nullptr;
 }
@@ -73,8 +74,8 @@ void add_passes(const Program& program, const std::vector<Cost>& costs, Items& i
     alone.push_back(time_alone(program, segment, costs));
   }
   for (const Call& call : program.calls) {
-    PassTime* place = place_of(call, program.segments[call.segment.index()], items);
-    if (place != nullptr) *place += alone[call.segment.index()];
+    PassTime* item = item_of(call, program.segments[call.segment.index()], items);
+    if (item != nullptr) *item += alone[call.segment.index()];
   }
 }
 

@@ -34,7 +34,7 @@ Counts divided(const char* text, std::vector<std::string> sets, const std::strin
   return resolved(text, sets).plan.pipeline_layout;
 }
 
-double step_of(const Workplace& place, const std::string& partition) {
+double step_time(const Workplace& place, const std::string& partition) {
   return at(simulated(place, "run.json", {kPartition + partition}), "iteration_time_s").number();
 }
 
@@ -47,10 +47,10 @@ TEST(Partition, TakesLayersFromTheHeadsStage) {
   const Counts timed = divided(kTablesRun, {}, "profiled");
   EXPECT_LT(timed.back(), 4);
   EXPECT_GE(timed.front(), 4);  // whose embedding is looked up in no time
-  const double even = step_of(place, "layers");
-  EXPECT_LT(step_of(place, "profiled"), 0.9 * even);
-  EXPECT_LT(step_of(place, "profiled"), step_of(place, "parameters"));
-  EXPECT_LT(step_of(place, "parameters"), 0.9 * even);
+  const double even = step_time(place, "layers");
+  EXPECT_LT(step_time(place, "profiled"), 0.9 * even);
+  EXPECT_LT(step_time(place, "profiled"), step_time(place, "parameters"));
+  EXPECT_LT(step_time(place, "parameters"), 0.9 * even);
 }
 
 TEST(Partition, GivesTheFirstStageMoreLayersWithoutExperts) {

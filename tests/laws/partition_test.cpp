@@ -17,7 +17,7 @@ std::int64_t heaviest(const LayerWeights& weights, const Counts& layout) {
   return *std::max_element(chunks.begin(), chunks.end());
 }
 
-LayerWeights times(LayerWeights weights, std::int64_t factor) {
+LayerWeights scaled(LayerWeights weights, std::int64_t factor) {
   weights.embedding *= factor;
   weights.head *= factor;
   for (std::int64_t& layer : weights.layers) layer *= factor;
@@ -39,7 +39,7 @@ TEST(Partition, IsNoHeavierThanTheEvenOne) {
           << "seed " << seed;
       EXPECT_LE(now, before) << "seed " << seed;
       before = now;
-      EXPECT_EQ(balanced_layout({times(weights, 3)}, chunks), layout) << "seed " << seed;
+      EXPECT_EQ(balanced_layout({scaled(weights, 3)}, chunks), layout) << "seed " << seed;
     }
   }
 }
