@@ -29,12 +29,12 @@ class StepRun {
   }
 
   void run() {
-    // What all members' keys or values get starts from nothing; so does what has several blocks.
-    const bool block = x_w.part == ContextPart::kMember;
-    const bool of_all =
-        x_w.step == AttentionStep::kValueGradient || x_w.step == AttentionStep::kKeyGradient;
-    if (of_all) std::fill_n(x_x.out(0), x_x.writes[0].count, T(0));
-    x_beta = block && x_w.hops > 0 ? T(1) : T(0);
+    // The first block starts what others complete or add to; heads of a group add to all members'.
+    const bool first = x_w.hops == 0;
+    if (first && x_w.step != AttentionStep::kSoftmax) {
+      std::fill_n(x_x.out(0), x_x.writes[0].count, T(0));
+    }
+    x_beta = first ? T(0) : T(1);
     for (std::int64_t b = 0; b < x_w.batch; ++b) {
       for (std::int64_t h = 0; h < x_w.q_heads; ++h) one_head(b, h);
     }

@@ -42,5 +42,32 @@ TEST(ContextParallel, InnerDegreesThatDoNotFit) {
   }
 }
 
+constexpr const char* kRingSelfRun = R"({"model": "gpt3-1.3b", "system": "colossal-ai",
+    "cluster": {"preset": "dgx-a100-80gb", "accelerators": 4}, "parallel": {"context": 4},
+    "batch": {"global": 4, "sequence": 2052}, "recompute": "none",
+    "model_overrides": {}, "kernels": {"context": "ring_self"}})";
+
+TEST(ContextParallel, RingSelfAttention) {
+  const Workplace place;
+  place.write("run.json", kRingSelfRun);
+  const CommandResult run = place.run({"simulate", "run.json", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+}
+
+TEST(ContextParallel, RingSelfAttentionThatCannotBe) {
+  const Workplace place;
+  place.write("run.json", kRingSelfRun);
+  const std::pair<const char*, std::vector<std::string>> bad[] = {
+      {"kernels.attention=flash", {"/kernels/attention", "ring_self", "set kernels.attention to unfused"}},
+      {"kernels.context=ring", {"/kernels/attention", "kernels.context ring_self"}},
+      {"kernels.context=rings", {"/kernels/context", "ring_self"}},
+      {"batch.sequence=2050", {"/batch/sequence", "not a multiple of context 4"}},
+      {"parallel.context_inner=2", {"/parallel/context_inner", "kernels.context ring"}},
+      {"parallel.context=1", {"/kernels/context", "needs parallel.context > 1"}}};
+  for (const auto& [set, parts] : bad) {
+    expect_refused(place, place.run({"simulate", "run.json", "--set", set}), parts);
+  }
+}
+
 }  // namespace
 }  // namespace foretrain
