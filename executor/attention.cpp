@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "executor/attention_place.h"
 #include "executor/kernels.h"
 
 namespace foretrain {
@@ -38,10 +39,7 @@ class AttentionRun {
         x_unfused(work.kernel == AttentionKernel::kUnfused),
         x_masked(work.causal || work.part == ContextPart::kMember ||
                  work.part == ContextPart::kAll),
-        x_key(context.key("attention dropout")),
-        x_first_sequence(context.first_sequence() + work.first_sequence +
-                         context.place(work.sequences_split_over).index * work.batch) {
-    place_heads(context);
+        x_place(work, context) {
     place_queries(context);
     place_documents();
     find_sources(context);
@@ -74,16 +72,6 @@ class AttentionRun {
     std::vector<Seen> seen;
   };
 
-  void place_heads(const OpContext& context) {
-    Place place = context.place(x_w.heads_split_over);
-    place = {place.index * x_w.head_parts + x_w.head_part, place.size * x_w.head_parts};
-    const bool by_heads = x_w.part == ContextPart::kHeads;
-    const Place cut = context.place(by_heads ? context.batch.context : x_w.heads_over);
-    place = {place.index * cut.size + cut.index, place.size * cut.size};
-    x_first_head = place.index * x_w.q_heads;
-    x_all_heads = place.size * x_w.q_heads;
-  }
-
   /// Positions of the part of a sequence that `member` holds.
   std::vector<std::int64_t> positions(const OpContext& context, std::int64_t member) const {
     const bool whole = x_w.part == ContextPart::kWhole || x_w.part == ContextPart::kHeads;
@@ -98,7 +86,6 @@ class AttentionRun {
   void place_queries(const OpContext& context) {
     const std::int64_t own = context.among_parts(x_w.parts_over).index;
     x_queries = positions(context, own);
-    x_length = std::max(x_w.q_len, context.batch.length);
     const bool apart = x_w.backward && x_w.part == ContextPart::kMember;
     x_d_width = apart ? x_out_width : x_width;  // d q stands alone
   }
@@ -113,7 +100,7 @@ class AttentionRun {
   }
   /// Positions of the document of which a position is one.
   std::pair<std::int64_t, std::int64_t> document(std::int64_t position) const {
-    if (x_documents.empty()) return {0, x_length};
+    if (x_documents.empty()) return {0, x_place.length()};
     return x_documents[static_cast<std::size_t>(position)];
   }
 
@@ -186,11 +173,6 @@ class AttentionRun {
     if (const auto [begin, end] = document(query); key < begin || key >= end) return false;
     return x_w.window == 0 || key > query - x_w.window;
   }
-  /// 2^(-8 (h + 1) / H), Press et al. 2022.
-  T slope(std::int64_t h) const {
-    const auto heads = static_cast<T>(x_all_heads);
-    return std::exp2(T(-8) * static_cast<T>(x_first_head + h + 1) / heads);
-  }
 
   /// C = alpha op(A) op(B) + beta C on pieces of rows of `lda`, ... elements.
   void product(bool ta, bool tb, std::int64_t m, std::int64_t n, std::int64_t k, const T* a,
@@ -201,7 +183,7 @@ class AttentionRun {
 
   /// x_p = scores of the block, -infinity where masked.
   void scores(const T* qkv, const Range& r) {
-    const T tilt = x_w.alibi ? slope(r.head) : T(0);
+    const T tilt = x_w.alibi ? x_place.slope<T>(r.head) : T(0);
     for (const Seen& seen : r.seen) {
       const Source<T>& s = *seen.source;
       product(false, true, r.rows, seen.keys, x_w.head_dim,
@@ -229,9 +211,7 @@ class AttentionRun {
     return (r.batch * x_w.q_heads + r.head) * x_w.q_len + r.q + i;
   }
   bool kept(const Range& r, std::int64_t i, std::int64_t key) const {
-    const std::int64_t head = (x_first_sequence + r.batch) * x_all_heads + x_first_head + r.head;
-    const std::int64_t row = head * x_length + query_position(r, i);
-    return uniform_at(x_key, row * x_length + key) >= x_w.dropout;
+    return x_place.kept(r.batch, r.head, query_position(r, i), key);
   }
   T keep_scale() const { return static_cast<T>(1.0 / (1.0 - x_w.dropout)); }
 
@@ -377,11 +357,10 @@ class AttentionRun {
 
   const Attention& x_w;
   const Operands<T>& x_x;
-  std::int64_t x_group, x_width, x_out_width, x_d_width = 0, x_length = 0;
+  std::int64_t x_group, x_width, x_out_width, x_d_width = 0;
   T x_scale;
   bool x_unfused, x_masked;
-  std::uint64_t x_key;
-  std::int64_t x_first_sequence, x_first_head = 0, x_all_heads = 0;
+  AttentionPlace x_place;
   std::vector<std::int64_t> x_queries;
   std::vector<std::pair<std::int64_t, std::int64_t>> x_documents;  ///< by position
   std::vector<Source<T>> x_sources;
@@ -392,6 +371,7 @@ class AttentionRun {
 
 template <typename T>
 void run_attention(const Attention& work, const OpContext& context, const Operands<T>& x) {
+  if (work.step != AttentionStep::kWhole) return run_attention_step(work, context, x);
   AttentionRun<T> run(work, context, x);
   work.backward ? run.backward() : run.forward();
 }

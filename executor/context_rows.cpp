@@ -32,21 +32,34 @@ void each_group(const Packed& p, std::int64_t rows, Visit visit) {
   }
 }
 
-/// reads: qkv; writes: its keys and values.
+/// reads: qkv; writes: its keys and values, in one array or in one each.
 template <typename T>
 void pack_keys(const Kernel& w, const Operands<T>& x) {
   const Packed p = packed(x.reads[0].count / w.rows, w.cols, w.head_dim);
+  const std::size_t arrays = x.writes.size();
+  const std::int64_t width = p.keys / static_cast<std::int64_t>(arrays);
   each_group(p, w.rows, [&](std::int64_t row, std::int64_t key, std::int64_t) {
-    std::copy_n(x.in(0) + row + p.queries, p.keys, x.out(0) + key);
+    const T* from = x.in(0) + row + p.queries;
+    for (std::size_t i = 0; i < arrays; ++i, from += width) {
+      std::copy_n(from, width, x.out(i) + key * width / p.keys);
+    }
   });
 }
 
-/// reads: keys and values; writes: those of qkv.
+/// reads: keys and values in one array, or in one each of the tokens of all members; writes: this
+/// member's into those of qkv.
 template <typename T>
-void unpack_keys(const Kernel& w, const Operands<T>& x) {
+void unpack_keys(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   const Packed p = packed(x.writes[0].count / w.rows, w.cols, w.head_dim);
+  const std::size_t arrays = x.reads.size();
+  const std::int64_t width = p.keys / static_cast<std::int64_t>(arrays);
+  const std::int64_t own = arrays > 1 ? context.place(context.batch.context).index : 0;
+  const std::int64_t before = own * w.rows * p.groups * width;
   each_group(p, w.rows, [&](std::int64_t row, std::int64_t key, std::int64_t) {
-    std::copy_n(x.in(0) + key, p.keys, x.out(0) + row + p.queries);
+    T* to = x.out(0) + row + p.queries;
+    for (std::size_t i = 0; i < arrays; ++i, to += width) {
+      std::copy_n(x.in(i) + before + key * width / p.keys, width, to);
+    }
   });
 }
 
@@ -127,7 +140,7 @@ void run_context(const Kernel& w, const OpContext& context, const Operands<T>& x
     case KernelKind::kPackKeys:
       return pack_keys(w, x);
     case KernelKind::kUnpackKeys:
-      return unpack_keys(w, x);
+      return unpack_keys(w, context, x);
     case KernelKind::kAddQueries:
       return add_queries(w, x);
     case KernelKind::kMergeAttention:

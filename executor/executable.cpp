@@ -57,7 +57,7 @@ std::int64_t tokens_in_a_row(const Workload& workload, std::size_t program, std:
     if (rank.program.index() != program) continue;
     const GroupId group = rank.groups[batch.context.index()];
     const auto members = static_cast<std::int64_t>(workload.groups[group.index()].size());
-    return std::gcd(rows, batch.length / (2 * members));
+    return std::gcd(rows, batch.length / (batch.contiguous ? members : 2 * members));
   }
   return rows;
 }

@@ -44,6 +44,9 @@ template <typename T>
 void run_gemm(const Gemm& work, const Operands<T>& x);
 template <typename T>
 void run_attention(const Attention& work, const OpContext& context, const Operands<T>& x);
+/// One step of it.
+template <typename T>
+void run_attention_step(const Attention& work, const OpContext& context, const Operands<T>& x);
 template <typename T>
 void run_kernel(const Kernel& work, const OpContext& context, const Operands<T>& x);
 

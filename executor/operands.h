@@ -94,6 +94,7 @@ struct OpContext {
   }
   /// Position in its sequence of token i of the part that a context-parallel member holds.
   std::int64_t position_in_part(std::int64_t i, std::int64_t member) const {
+    if (batch.contiguous) return member * length() + i;
     return foretrain::position_in_part(i, member, place(batch.context).size, batch.length);
   }
   /// A token, by its place in the microbatch's sequences.

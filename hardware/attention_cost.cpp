@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "hardware/kernel_constants.h"
 #include "hardware/local_cost.h"
@@ -289,33 +291,50 @@ Status add_gemm(const DeviceSpec& device, const Attention& work, std::int64_t m,
   return ok_status();
 }
 
+/// The matrices that an unfused attention, or a step of one, multiplies: rows of the scores times
+/// heads, columns times heads.
+std::vector<std::array<std::int64_t, 3>> products_of(const Attention& w) {
+  const std::array<std::int64_t, 3> scores = {w.q_len, w.kv_len, w.head_dim};
+  const std::array<std::int64_t, 3> rows = {w.q_len, w.head_dim, w.kv_len};
+  const std::array<std::int64_t, 3> columns = {w.kv_len, w.head_dim, w.q_len};
+  switch (w.step) {
+    case AttentionStep::kWhole:
+      if (w.backward) return {scores, columns, rows, columns};  // d P, d V, d Q, d K
+      return {scores, rows};
+    case AttentionStep::kScores:
+    case AttentionStep::kProbabilityGradient:
+      return {scores};
+    case AttentionStep::kValues:
+    case AttentionStep::kQueryGradient:
+      return {rows};
+    case AttentionStep::kValueGradient:
+    case AttentionStep::kKeyGradient:
+      return {columns};
+    case AttentionStep::kSoftmax:
+      return {};
+  }
+  return {};
+}
+
 Result<Cost> unfused(const DeviceSpec& device, const Attention& work, std::ostream* steps) {
   const MemoryConstants& memory = kernel_constants(device.architecture).memory;
-  const std::int64_t q = work.q_len, kv = work.kv_len, d = work.head_dim;
-  const double scores = static_cast<double>(work.batch * work.q_heads) * static_cast<double>(q) *
-                        static_cast<double>(kv);
+  const double scores = static_cast<double>(work.batch * work.q_heads) *
+                        static_cast<double>(work.q_len) * static_cast<double>(work.kv_len);
   const double element = bits_of(work.dtype) / 8.0;
   Sum sum;
   double bytes = 0;
   int passes = 0;
-  if (!work.backward) {
-    FT_TRY(add_gemm(device, work, q, kv, d, sum));
-    FT_TRY(add_gemm(device, work, q, d, kv, sum));
-    bytes = scores * 2 * element;  // softmax: scores in, probabilities out
+  for (const auto& [m, n, k] : products_of(work)) FT_TRY(add_gemm(device, work, m, n, k, sum));
+  if (work.step == AttentionStep::kWhole || work.step == AttentionStep::kSoftmax) {
+    // Softmax: scores in, probabilities out; backward d_probabilities, probabilities, d_scores.
+    bytes = scores * (work.backward ? 3 : 2) * element;
     passes = 1;
     if (work.dropout > 0) bytes += scores * (2 * element + 1), ++passes;
-  } else {
-    FT_TRY(add_gemm(device, work, q, kv, d, sum));  // d_probabilities
-    FT_TRY(add_gemm(device, work, kv, d, q, sum));  // d_v
-    FT_TRY(add_gemm(device, work, q, d, kv, sum));  // d_q
-    FT_TRY(add_gemm(device, work, kv, d, q, sum));  // d_k
-    bytes = scores * 3 * element;  // softmax: d_probabilities, probabilities, d_scores
-    passes = 1;
-    if (work.dropout > 0) bytes += scores * (2 * element + 1), ++passes;
+    if (work.alibi)
+      bytes += scores * element;  // the bias is added to the scores as they are scaled
   }
   bytes += static_cast<double>(work.more_bytes);
   passes += work.more_kernels;
-  if (work.alibi) bytes += scores * element;  // the bias is added to the scores as they are scaled
   const double efficiency =
       memory.efficiency.at(static_cast<std::size_t>(KernelKind::kResidualAdd));
   sum.passes_s = bytes / (device.memory_gb_per_s * 1e9 * efficiency);

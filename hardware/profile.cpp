@@ -140,6 +140,9 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
 }
 
 double sample_size(const Work& work) {
+  if (const auto* a = std::get_if<Attention>(&work); a && a->step == AttentionStep::kSoftmax) {
+    return static_cast<double>(bytes_of(a->dtype, a->batch * a->q_heads * a->q_len * a->kv_len));
+  }
   if (std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work)) {
     return flops_of(work);
   }

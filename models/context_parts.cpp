@@ -128,6 +128,8 @@ void ContextParts::context_forward(SegmentWriter& w) {
       return gather_forward(w);
     case ContextExchange::kAllToAll:
       return heads_forward(w);
+    case ContextExchange::kRingSelf:
+      return self_forward(w);
   }
 }
 
@@ -140,6 +142,8 @@ void ContextParts::context_backward(SegmentWriter& w, const Ref& d_context, cons
       return gather_backward(w, d_context, d_qkv);
     case ContextExchange::kAllToAll:
       return heads_backward(w, d_context, d_qkv);
+    case ContextExchange::kRingSelf:
+      return self_backward(w, d_context, d_qkv);
   }
 }
 

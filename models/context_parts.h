@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/layer_parts.h"
@@ -15,6 +16,7 @@ namespace foretrain {
 ///              is the rank's own causal square, every later one half a square. Backward the
 ///              gradients of keys and values travel along, and home at the end.
 ///   allgather  keys and values are gathered before, their gradients reduce-scattered after.
+///   ring_self  ring self-attention (Li et al., arXiv 2105.13120): models/context_self.cpp.
 ///   alltoall   heads instead of tokens are cut within the attention: two exchanges each way; what
 ///              attention took and gave by heads is kept for the backward pass.
 /// With `parallel.context_inner` a (a2a+p2p of TransformerEngine) a ranks exchange heads for their
@@ -24,6 +26,7 @@ namespace foretrain {
 /// of heads for tokens what travels is put into the order that equal parts need.
 /// With sliding windows go the latter two (as in TransformerEngine); what a window leaves a rank of
 /// allgather: sim/program/context_pairs.h.
+/// Ranks of ring_self hold one run of tokens each and compute the whole rectangle of scores.
 /// Left out: two compute streams for the pieces (which hide their launch), windows in a ring.
 class ContextParts : public LayerParts {
  protected:
@@ -76,6 +79,21 @@ class ContextParts : public LayerParts {
   void gather_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
   void heads_forward(SegmentWriter& w);
   void heads_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
+
+  // Ring self-attention: context_self.cpp.
+  Attention step(AttentionStep which, bool backward, std::int64_t hops) const;
+  const Ref& probabilities() const { return x_b.dropped.valid() ? x_b.dropped : x_b.scores; }
+  /// `block` goes to the next member; what the one before sends, which compute waits for.
+  Ref pass_on(SegmentWriter& w, const std::string& what, const Ref& block);
+  /// Calls visit(block, hops) with the block of this member, then with those of the others.
+  template <typename Visit>
+  void each_block(SegmentWriter& w, const std::string& what, Ref block, Visit visit);
+  std::pair<Ref, Ref> keys_and_values(SegmentWriter& w, const std::string& name, const Ref& qkv);
+  /// The sum over all members of what an op gives for the tokens of all.
+  Ref gradient_of_all(SegmentWriter& w, const std::string& what, AttentionStep which,
+                      const std::vector<View>& reads);
+  void self_forward(SegmentWriter& w);
+  void self_backward(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
 };
 
 }  // namespace foretrain

@@ -71,9 +71,11 @@ std::optional<Refusal> refused_documents(const Model& model, const Plan& plan) {
     return refused("packed documents are modelled for decoders and encoders, not for both in one");
   }
   if (plan.context == 1) return std::nullopt;
-  if (plan.context_exchange == ContextExchange::kRing) {
+  const bool rows = plan.context_exchange == ContextExchange::kRingSelf;
+  if (rows || plan.context_exchange == ContextExchange::kRing) {
     return refused(
-        "a ring does not attend inside documents; set kernels.context to allgather or alltoall");
+        "a ring does not attend inside documents; set kernels.context to allgather or alltoall" +
+        std::string(rows ? ", with fused attention" : ""));
   }
   const bool windowed = model.sliding_window > 0 && model.sliding_window < plan.sequence_length;
   if (windowed && plan.context_exchange == ContextExchange::kAllGather) {

@@ -85,6 +85,40 @@ std::int64_t score_bytes(const Attention& a) {
   return 6 + (dropout ? 4 : 0) + 6 + 6 + 4;
 }
 
+/// What a step of ring self-attention moves besides its product, as RingQK and RingAV have it: a
+/// block's product is copied into the scores, or added to zeros that were written before.
+/// `composed` besides: the copies of queries and of the context, or of their gradients, with the
+/// first block.
+AttentionForm step_form(const Attention& a, bool composed) {
+  const bool first = a.hops == 0;
+  const std::int64_t scores = a.batch * a.q_heads * a.q_len * a.kv_len;
+  const std::int64_t rows = a.batch * a.q_heads * a.q_len * a.head_dim;
+  AttentionForm out;
+  std::int64_t elements = 0;
+  const auto add = [&](std::int32_t kernels, std::int64_t moved) {
+    out.kernels += kernels;
+    elements += moved;
+  };
+  switch (a.step) {
+    case AttentionStep::kScores:
+      add(1, 2 * scores);
+      break;
+    case AttentionStep::kProbabilityGradient:
+      // The zeros are written in one kernel; here each block's share.
+      add(first ? 2 : 1, 4 * scores);
+      break;
+    case AttentionStep::kValues:
+    case AttentionStep::kQueryGradient:
+      add(first ? 2 : 1, (first ? 4 : 3) * rows);
+      break;
+    default:
+      return out;
+  }
+  if (composed && first) add(1, 2 * rows);
+  out.bytes = bytes_of(a.dtype, elements);
+  return out;
+}
+
 }  // namespace
 
 /// Queries, keys and values are transposed views of what linears gave, which batched products take
@@ -93,12 +127,17 @@ std::int64_t score_bytes(const Attention& a) {
 AttentionForm attention_form(const Plan& plan, const Attention& attention) {
   const bool composed =
       plan.fusion == Fusion::kEager && attention.kernel == AttentionKernel::kUnfused;
+  const bool step = attention.step != AttentionStep::kWhole;
+  if (step && attention.step != AttentionStep::kSoftmax) return step_form(attention, composed);
   if (!composed) return {};
   constexpr std::int32_t kCopies = 4;
   const bool narrow = bits_of(attention.dtype) <= 16;
   const std::int32_t casts = !narrow ? 0 : attention.backward ? 2 : 1;
   const std::int64_t scores =
       attention.batch * attention.q_heads * attention.q_len * attention.kv_len;
+  if (step) {
+    return {(attention.backward ? 1 : 2) + casts, scores * score_bytes(attention)};
+  }
   return {kCopies + (attention.backward ? 1 : 2) + casts,
           bytes_of(attention.dtype, copied_elements(attention)) + scores * score_bytes(attention)};
 }

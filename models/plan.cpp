@@ -192,7 +192,8 @@ class PlanReader {
             static_cast<AttentionKernel>(static_cast<int>(AttentionKernel::kFlash2) + flash - 1);
       }
       if (r.has("context") && x_plan.context == 1) r.fail("context", "needs parallel.context > 1");
-      r.read_enum("context", x_plan.context_exchange, {"ring", "allgather", "alltoall"});
+      r.read_enum("context", x_plan.context_exchange,
+                  {"ring", "allgather", "alltoall", "ring_self"});
       r.read_choice("selective", x_selective, {"attention", "operations"});
       int projections = 0;
       r.read_choice("projections", projections, {"packed", "separate"});
@@ -341,7 +342,12 @@ class PlanReader {
     if (std::find(p.rank_order.begin(), p.rank_order.end(), "cp") == p.rank_order.end()) {
       refuse("parallel/rank_order", "lacks cp, which is " + text(p.context));
     }
-    if (p.sequence_length % (2 * p.context) != 0) {
+    const bool rows = p.context_exchange == ContextExchange::kRingSelf;
+    if (rows && p.sequence_length % p.context != 0) {
+      refuse("batch/sequence",
+             text(p.sequence_length) + " tokens are not a multiple of context " + text(p.context));
+    }
+    if (!rows && p.sequence_length % (2 * p.context) != 0) {
       refuse("batch/sequence", text(p.sequence_length) + " tokens are not a multiple of twice " +
                                    "context " + text(p.context) + ", as balanced chunks need");
     }
@@ -352,14 +358,21 @@ class PlanReader {
                  " does not divide the model's key-value heads " + text(x_model.kv_heads) +
                  ", as an exchange of heads needs");
     }
-    if (p.attention == AttentionKernel::kUnfused) {
-      refuse("kernels/attention", "context parallelism needs fused attention");
+    if (!rows && p.attention == AttentionKernel::kUnfused) {
+      refuse("kernels/attention",
+             "context parallelism needs fused attention, but for kernels.context ring_self");
+    }
+    if (rows && p.attention != AttentionKernel::kUnfused) {
+      refuse("kernels/attention",
+             "kernels.context ring_self stores whole rows of scores; set kernels.attention to "
+             "unfused");
     }
     const bool windowed = x_model.sliding_window > 0 && x_model.sliding_window < p.sequence_length;
-    if (windowed && p.context_exchange == ContextExchange::kRing) {
+    if (windowed && (rows || p.context_exchange == ContextExchange::kRing)) {
       refuse("parallel/context",
              "a ring does not attend within sliding windows; set kernels.context to allgather or "
-             "alltoall",
+             "alltoall" +
+                 std::string(rows ? ", with fused attention" : ""),
              ErrorKind::kUnsupported);
     }
   }

@@ -81,7 +81,7 @@ enum class TensorMode : std::uint8_t { k1D, k2D, k25D, k3D };
 std::string_view name_of(TensorMode mode);
 
 /// How queries meet the keys of other context-parallel ranks: models/context_parts.h.
-enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll };
+enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll, kRingSelf };
 /// What is held in parts by the ranks of a shard group: nothing; optimizer states (ZeRO-1);
 /// gradients too (ZeRO-2); parameters too (ZeRO-3, FSDP).
 enum class Sharding : std::uint8_t { kNone, kOptimizer, kGradients, kParameters };

@@ -416,6 +416,7 @@ Batch StageWriter::batch() {
   const bool cut = x_plan.context > 1;
   if (x_plan.data > 1) out.split_over = x_builder.group(cut ? kBatchGroup : kDataGroup);
   if (cut) out.context = x_builder.group(kContextGroup);
+  out.contiguous = cut && x_plan.context_exchange == ContextExchange::kRingSelf;
   return out;
 }
 

@@ -258,7 +258,13 @@ Status check_storage_types(const Program& program) {
 }  // namespace
 
 Status check_device_executable(const Workload& workload) {
-  for (const Program& program : workload.programs) FT_TRY(check_storage_types(program));
+  for (const Program& program : workload.programs) {
+    FT_TRY(check_storage_types(program));
+    if (!program.batch.contiguous) continue;
+    return unsupported(
+        "the CUDA backend has no ring self-attention: set kernels.context to another exchange, or "
+        "execute on the host backend");
+  }
   FT_TRY(check_written_down(workload, "CUDA backend"));
   for (const Program& program : workload.programs) {
     for (const Call& call : program.calls) {

@@ -25,8 +25,12 @@ double operations_of_gemm(const Gemm& work, double whole) {
 }
 
 double operations_of_attention(const Attention& work) {
-  if (work.kernel != AttentionKernel::kUnfused) return work.backward ? 2 : 1;
   constexpr double kKernelsOfOne = 2;
+  if (work.step != AttentionStep::kWhole) {
+    const bool drops = work.step == AttentionStep::kSoftmax && work.dropout > 0;
+    return 1 + (drops ? 1 : 0) + work.more_kernels / kKernelsOfOne;
+  }
+  if (work.kernel != AttentionKernel::kUnfused) return work.backward ? 2 : 1;
   const double more = std::floor(work.more_kernels / kKernelsOfOne);
   return (work.backward ? 5 : 3) + (work.dropout > 0 ? 1 : 0) + more;
 }
@@ -34,6 +38,9 @@ double operations_of_attention(const Attention& work) {
 std::vector<std::string> host_kinds() {
   std::vector<std::string> out = {"gemm", "grouped-gemm", "convolution", "messages", "copy"};
   for (const std::string_view kind : kAttentionKinds) out.emplace_back(kind);
+  for (int i = 1; i <= static_cast<int>(AttentionStep::kQueryGradient); ++i) {
+    out.emplace_back(name_of(static_cast<AttentionStep>(i)));
+  }
   for (int i = 0; i < static_cast<int>(KernelKind::kCount); ++i) {
     out.emplace_back(name_of(static_cast<KernelKind>(i)));
   }
@@ -63,6 +70,7 @@ std::string_view host_kind_of(const Work& work) {
   if (const auto* kernel = std::get_if<Kernel>(&work)) return name_of(kernel->kind);
   if (const auto* gemm = std::get_if<Gemm>(&work)) return gemm->apart ? "grouped-gemm" : "gemm";
   if (const auto* attention = std::get_if<Attention>(&work)) {
+    if (attention->step != AttentionStep::kWhole) return name_of(attention->step);
     const bool unfused = attention->kernel == AttentionKernel::kUnfused;
     return kAttentionKinds.at((unfused ? 2 : 0) + (attention->backward ? 1 : 0));
   }

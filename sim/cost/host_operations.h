@@ -12,7 +12,8 @@ namespace foretrain {
 
 /// Operations of one work by its kind, where a framework's differ from operations_of. Kinds are the
 /// names of kernels and collectives (`rms-norm`, `all-gather`) and gemm, grouped-gemm, attention,
-/// attention-backward, unfused-attention, unfused-attention-backward, convolution, messages, copy.
+/// attention-backward, unfused-attention, unfused-attention-backward, convolution, messages, copy,
+/// and the steps of ring self-attention (attention-scores, score-softmax, ...).
 using HostOperations = std::map<std::string, double, std::less<>>;
 
 /// {"attention": 6, ...}: each 0 to 1e6. `where` is the pointer of the object in `source`.

@@ -61,6 +61,18 @@ std::string_view name_of(AttentionKernel kernel) {
   return kNames.at(static_cast<std::size_t>(kernel));
 }
 
+std::string_view name_of(AttentionStep step) {
+  constexpr std::array<std::string_view, 8> kNames = {"attention",
+                                                      "attention-scores",
+                                                      "score-softmax",
+                                                      "attention-values",
+                                                      "attention-value-gradient",
+                                                      "attention-probability-gradient",
+                                                      "attention-key-gradient",
+                                                      "attention-query-gradient"};
+  return kNames.at(static_cast<std::size_t>(step));
+}
+
 std::string_view name_of(ConvolutionPass pass) {
   constexpr std::array<std::string_view, 3> kNames = {"forward", "input-gradient",
                                                       "weight-gradient"};
@@ -95,9 +107,11 @@ Bytes kernel_bytes(const Kernel& kernel, const Op& op) {
   Bytes sum = kernel.rows * kernel.cols * kernel.intermediate_bytes;
   const bool in_part =
       kernel.kind >= KernelKind::kPackKeys && kernel.kind <= KernelKind::kAddQueries;
+  const bool keys = kernel.kind == KernelKind::kPackKeys || kernel.kind == KernelKind::kUnpackKeys;
   const auto add = [&](const std::vector<View>& views, bool table_first) {
+    const std::int64_t operands = keys ? static_cast<std::int64_t>(views.size()) : 1;
     for (std::size_t i = 0; i < views.size(); ++i) {
-      const Bytes touched = bytes_of(kernel.dtype, kernel.rows * kernel.cols);
+      const Bytes touched = bytes_of(kernel.dtype, kernel.rows * kernel.cols / operands);
       const bool rows_only = in_part || (table_first && i == 0);
       sum += rows_only ? std::min(touched, views[i].bytes) : views[i].bytes;
     }

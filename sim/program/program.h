@@ -232,6 +232,8 @@ struct Batch {
   std::int64_t vocabulary = 0;  ///< without padding
   GroupSlot split_over;         ///< the ranks that take other sequences; none when there is one
   GroupSlot context;            ///< none when every rank holds whole sequences
+  /// Members of `context` hold one run of tokens each; else chunks i and 2c-1-i of 2c.
+  bool contiguous = false;
   bool operator==(const Batch&) const = default;
 };
 

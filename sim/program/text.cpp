@@ -17,7 +17,9 @@ Overloaded(Fs...) -> Overloaded<Fs...>;
 std::string number(std::int64_t v) { return std::to_string(v); }
 
 std::string text_of(const Attention& w) {
-  std::string out = w.backward ? "attention-backward" : "attention";
+  std::string out(name_of(w.step));
+  const bool both = w.step == AttentionStep::kWhole || w.step == AttentionStep::kSoftmax;
+  if (w.backward && both) out += "-backward";
   out += " batch " + number(w.batch) + " heads " + number(w.q_heads) + "/" + number(w.kv_heads);
   out += " length " + number(w.q_len) + "x" + number(w.kv_len) + " head " + number(w.head_dim);
   if (w.value_dim > 0) out += "/" + number(w.value_dim);
@@ -176,7 +178,15 @@ double gemm_flops(const Gemm& w) {
   return 2.0 * tokens * static_cast<double>(w.n) * static_cast<double>(w.transpose_a ? w.m : w.k);
 }
 
+double step_flops(const Attention& w) {
+  if (w.step == AttentionStep::kSoftmax) return 0;
+  return 2.0 * static_cast<double>(w.batch) * static_cast<double>(w.q_heads) *
+         static_cast<double>(w.q_len) * static_cast<double>(w.kv_len) *
+         static_cast<double>(w.head_dim);
+}
+
 double attention_flops(const Attention& w) {
+  if (w.step != AttentionStep::kWhole) return step_flops(w);
   const bool unfused = w.kernel == AttentionKernel::kUnfused;
   const bool packs = !w.documents.empty() && !unfused;
   if (packs && w.part != ContextPart::kAll) {

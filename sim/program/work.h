@@ -89,6 +89,21 @@ enum class ContextPart : std::uint8_t {
   kHeads,   ///< its part of the heads, of whole sequences
 };
 
+/// One op of an unfused attention that goes block by block (ring self-attention): a product with
+/// the keys or values of one member, whose columns of the scores S or probabilities P are `hops`
+/// blocks before the queries' own, or an op on whole rows. What each reads and writes stands in
+/// docs/program.md.
+enum class AttentionStep : std::uint8_t {
+  kWhole,                ///< no step: all of it
+  kScores,               ///< columns of S = Q K^T
+  kSoftmax,              ///< P = dropout(softmax(scale S + mask)); backward d S from d P
+  kValues,               ///< out = P V, columns times one block; added from the second block on
+  kValueGradient,        ///< d V = P^T d out, of the tokens of all members
+  kProbabilityGradient,  ///< columns of d P = d out V^T
+  kKeyGradient,          ///< d K = d S^T Q, of the tokens of all members
+  kQueryGradient,        ///< d Q = d S K, columns times one block; added from the second block on
+};
+
 /// softmax(scale Q K^T + mask) V for `batch` sequences. Q, K, V and their gradients are read from
 /// one packed buffer [batch, length, (q_heads + 2 kv_heads) head_dim]: for each key-value head its
 /// q_heads / kv_heads queries, its key, its value, so that a cut by heads is contiguous. Forward:
@@ -98,7 +113,8 @@ enum class ContextPart : std::uint8_t {
 /// halves them for every kernel but the unfused, which computes the full square): forward 4 batch
 /// q_heads q_len kv_len head_dim, backward 2.5 times that (flash recomputes the scores) or 2 times
 /// (unfused). Of kAll, kv_len is what a query sees on average without a window: half the sequence
-/// (context_pairs.h).
+/// (context_pairs.h). A step's products have 2 batch q_heads q_len kv_len head_dim, with the kv_len
+/// keys that it has; its softmax has none.
 struct Attention {
   bool backward = false;
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1, q_len = 1, kv_len = 1, head_dim = 1;
@@ -121,6 +137,7 @@ struct Attention {
   GroupSlot parts_over;   ///< the members that hold a part of every sequence; none: the Batch's
   GroupSlot heads_over;   ///< members of one part: each has its equal part of the rank's heads
   std::int32_t hops = 0;  ///< see kMember
+  AttentionStep step = AttentionStep::kWhole;
   /// Unfused: kernels besides the products and one pass each for softmax and dropout, and what all
   /// kernels move besides those.
   std::int32_t more_kernels = 0;
@@ -344,6 +361,7 @@ using Work = std::variant<Gemm, Attention, Kernel, Collective, P2PBatch, Copy, H
 std::string_view name_of(KernelKind kind);
 std::string_view name_of(CollectiveKind kind);
 std::string_view name_of(AttentionKernel kernel);
+std::string_view name_of(AttentionStep step);
 std::string_view name_of(ConvolutionPass pass);
 std::string_view name_of(Memory memory);
 

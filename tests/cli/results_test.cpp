@@ -312,6 +312,7 @@ const Field kFields[] = {
     {"parallel.context_inner=2", {"parallel.context=4", "parallel.pipeline=1"}},
     {"kernels.context=allgather", {"parallel.context=2"}},
     {"kernels.context=alltoall", {"parallel.context=2"}},
+    {"kernels={\"context\":\"ring_self\",\"attention\":\"unfused\"}", {"parallel.context=2"}},
     {"precision=fp8", {"cluster.preset=dgx-h100"}},
     {"kernels.amax_reduction=none", {"cluster.preset=dgx-h100", "precision=fp8"}},
     {"kernels.fp8_recipe=current", {"cluster.preset=dgx-h100", "precision=fp8"}},

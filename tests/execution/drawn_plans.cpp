@@ -44,7 +44,12 @@ void cut_sequences(Rng& rng, Model& m, Plan& p) {
   p.shard_group = 0;
   const bool heads = m.kv_heads % (p.context * p.tensor) == 0;
   p.context_exchange = static_cast<ContextExchange>(rng.below(heads ? 3 : 2));
-  if (p.context_exchange == ContextExchange::kRing) m.sliding_window = 0;
+  if (Rng(rng).below(4) == 0) {
+    p.context_exchange = ContextExchange::kRingSelf;
+    p.attention = AttentionKernel::kUnfused;
+  }
+  const bool ring = p.context_exchange == ContextExchange::kRing;
+  if (ring || p.context_exchange == ContextExchange::kRingSelf) m.sliding_window = 0;
 }
 
 Drawn draw_any(Rng& rng, DrawnKind kind) {

@@ -165,9 +165,15 @@ void draw_switches(Rng& rng, Plan& p) {
 
 /// Cuts sequences among pairs of data-parallel ranks where the plan allows it.
 void draw_context(Rng& rng, const Model& model, Plan& p) {
-  const bool possible =
-      p.attention != AttentionKernel::kUnfused && p.rank_order.size() == 5 && p.data % 2 == 0;
-  if (!possible || rng.below(2) == 0) return;
+  const bool pairs = p.rank_order.size() == 5 && p.data % 2 == 0;
+  if (pairs && p.attention == AttentionKernel::kUnfused && model.sliding_window == 0 &&
+      Rng(rng).below(2) == 0) {
+    p.context = 2;
+    p.global_batch /= 2;
+    p.context_exchange = ContextExchange::kRingSelf;
+    return;
+  }
+  if (!pairs || p.attention == AttentionKernel::kUnfused || rng.below(2) == 0) return;
   p.context = 2;
   p.global_batch /= 2;
   const bool heads = model.kv_heads % (2 * p.tensor) == 0;
