@@ -141,7 +141,9 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
 
 double sample_size(const Work& work) {
   if (const auto* a = std::get_if<Attention>(&work); a && a->step == AttentionStep::kSoftmax) {
-    return static_cast<double>(bytes_of(a->dtype, a->batch * a->q_heads * a->q_len * a->kv_len));
+    const std::int64_t scores = a->batch * a->q_heads * a->q_len * a->kv_len;
+    const std::int64_t moved = (a->backward ? 3 : 2) + (a->dropout > 0 ? 2 : 0);
+    return static_cast<double>(bytes_of(a->dtype, scores * moved));
   }
   if (std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work)) {
     return flops_of(work);

@@ -12,7 +12,9 @@ namespace {
 
 std::string family_of(const Work& work) {
   if (std::holds_alternative<Gemm>(work)) return "gemm";
-  if (std::holds_alternative<Attention>(work)) return "attention";
+  if (const auto* attention = std::get_if<Attention>(&work)) {
+    return attention->step == AttentionStep::kSoftmax ? "kernel" : "attention";
+  }
   if (std::holds_alternative<Kernel>(work)) return "kernel";
   if (std::holds_alternative<Copy>(work)) return "copy";
   return "communication";

@@ -25,7 +25,7 @@ Plan ring_self(const Model& model, std::int64_t context) {
 
 /// Calls visit(op, its work) for every op that a rank issues in a step, in that order.
 template <typename Visit>
-void each_op(const Program& program, Visit visit) {
+void each_issued_op(const Program& program, Visit visit) {
   for (const Call& call : program.calls) {
     for (const Op& op : program.segments[call.segment.index()].ops) {
       visit(op, program.works[op.work.index()]);
@@ -47,7 +47,7 @@ TEST_P(RingSelf, MovesKeysAndValues) {
     const Bytes whole =
         2 * plan.micro_batch * model.kv_heads * plan.sequence_length * model.head_dim;
     std::vector<Bytes> sent(2), reduced(2);
-    each_op(workload.programs[0], [&](const Op& op, const Work& work) {
+    each_issued_op(workload.programs[0], [&](const Op& op, const Work& work) {
       if (op.category != Category::kContext) return;
       const std::size_t pass = op.phase == Phase::kForward ? 0 : 1;
       if (const auto* batch = std::get_if<P2PBatch>(&work)) {
@@ -71,7 +71,7 @@ TEST_P(RingSelf, ComputesWholeRectangles) {
   Plan alone = ring_self(model, 1);
   const auto flops = [&model](const Plan& plan) {
     std::vector<double> out(2);
-    each_op(lower(model, plan).programs[0], [&out](const Op&, const Work& work) {
+    each_issued_op(lower(model, plan).programs[0], [&out](const Op&, const Work& work) {
       if (const auto* a = std::get_if<Attention>(&work)) out[a->backward ? 1 : 0] += flops_of(work);
     });
     return out;
@@ -138,7 +138,7 @@ TEST_P(RingSelf, HoldsBlocksOneByOne) {
 INSTANTIATE_TEST_SUITE_P(Degrees, RingSelf, testing::Values(2, 4, 8));
 
 /// Of one layer, what belongs to attention between its linears: names, and what is done.
-std::vector<std::string> ops_of(const Program& program, const char* segment, bool host) {
+std::vector<std::string> attention_ops_of(const Program& program, const char* segment, bool host) {
   std::vector<std::string> out;
   for (const Segment& s : program.segments) {
     if (s.name != segment) continue;
@@ -161,12 +161,12 @@ TEST(RingSelfAttention, GoesAroundBeforeAndAfterSoftmax) {
   plan.host_waits = HostWaits::kTransfers;
   const Program program = lower(model, plan).programs[0];
   EXPECT_EQ(
-      ops_of(program, "layer forward", false),
+      attention_ops_of(program, "layer forward", false),
       (Names{"context.pack", "core.scores", "context.exchange_keys", "core.scores",
              "context.exchange_keys", "core.scores", "core.softmax", "core.values",
              "context.exchange_values", "core.values", "context.exchange_values", "core.values"}));
   EXPECT_EQ(
-      ops_of(program, "layer backward", false),
+      attention_ops_of(program, "layer backward", false),
       (Names{"context.pack_again", "core.values_gradient", "context.reduce_values",
              "core.probability_gradient", "context.exchange_values", "core.probability_gradient",
              "context.exchange_values", "core.probability_gradient", "core.softmax_gradient",
@@ -174,8 +174,8 @@ TEST(RingSelfAttention, GoesAroundBeforeAndAfterSoftmax) {
              "context.exchange_keys", "core.query_gradient", "context.exchange_keys",
              "core.query_gradient", "context.unpack_gradient"}));
   // The host stops at every exchange.
-  EXPECT_EQ(ops_of(program, "layer forward", true).size(), 12U + 4U);
-  EXPECT_EQ(ops_of(program, "layer backward", true).size(), 17U + 4U);
+  EXPECT_EQ(attention_ops_of(program, "layer forward", true).size(), 12U + 4U);
+  EXPECT_EQ(attention_ops_of(program, "layer backward", true).size(), 17U + 4U);
 }
 
 // Products with a block have its keys, those for the keys of all members and softmax have all.
@@ -184,7 +184,7 @@ TEST(RingSelfAttention, MultipliesBlocksAndWholeRows) {
   Plan plan = ring_self(model, 4);
   plan.dropout = 0.1;
   int products = 0;
-  each_op(lower(model, plan).programs[0], [&](const Op& op, const Work& work) {
+  each_issued_op(lower(model, plan).programs[0], [&](const Op& op, const Work& work) {
     const auto* a = std::get_if<Attention>(&work);
     if (a == nullptr) return;
     const bool whole = a->step == AttentionStep::kSoftmax ||

@@ -425,6 +425,7 @@ void draw_latent(Rng& rng, Model& m, Plan& p) {
   m.position = Position::kRope;
   m.positions = 0;
   p.attention = AttentionKernel::kFlash;
+  if (p.context_exchange == ContextExchange::kRingSelf) p.context_exchange = ContextExchange::kRing;
   p.recompute.latent_up = rng.below(3) == 0;
 }
 

@@ -107,6 +107,29 @@ TEST(Profile, GemmsGoByTheRateOfTheirNeighbours) {
   EXPECT_FALSE(table.price(kernel(1'200), 1).ok());
 }
 
+// Steps of ring self-attention without samples of their own: products go by the rate of attention,
+// softmax by the bytes of memory-bound kernels.
+TEST(Profile, StepsOfAttentionGoByWhatTheyAre) {
+  Profile profile;
+  Attention whole;
+  whole.kernel = AttentionKernel::kUnfused;
+  whole.q_len = whole.kv_len = 64;
+  whole.head_dim = 16;
+  whole.dtype = DType::kFp32;
+  add(profile, whole, 1, flops_of(Work{whole}) / 1e9 * 1e6);
+  add(profile, kernel(1'200), 1, 1'200 / 1e8 * 1e6);
+  const ProfileTable table(profile);
+  Attention scores = whole;
+  scores.step = AttentionStep::kScores;
+  EXPECT_NEAR(table.price(scores, 1).value().seconds, 2.0 * 64 * 64 * 16 / 1e9, 1e-12);
+  Attention softmax = whole;
+  softmax.step = AttentionStep::kSoftmax;
+  EXPECT_NEAR(table.price(softmax, 1).value().seconds, 2.0 * 4 * 64 * 64 / 1e8, 1e-12);
+  softmax.dropout = 0.1;
+  softmax.backward = true;
+  EXPECT_NEAR(table.price(softmax, 1).value().seconds, 5.0 * 4 * 64 * 64 / 1e8, 1e-12);
+}
+
 TEST(Profile, ReadsBackAndRefuses) {
   Profile profile;
   profile.machine.set("device", "host");
