@@ -36,6 +36,8 @@ enum LayerFrame : std::int16_t {
 /// Events of a residual-stream frame.
 inline constexpr std::int16_t kReady = 0;  ///< its content is there
 inline constexpr std::int16_t kSent = 1;   ///< it has been sent to the next stage
+/// With `scatter_gather`: the rank's own part has been received.
+inline constexpr std::int16_t kPartArrived = 2;
 inline constexpr std::int16_t kHiddenBuffer = 0;
 
 struct DropoutRates {

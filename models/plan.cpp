@@ -78,6 +78,7 @@ class PlanReader {
       r.read("rank_order", order);
       read_order(r, order);
       r.read("keep_outputs", x_plan.keep_outputs);
+      r.read("scatter_gather", x_plan.scatter_gather);
       read_layout(r, x_plan);
     });
   }
@@ -437,6 +438,7 @@ class PlanReader {
     check_schedule(x_reader, x_model, p);
     if (x_reader.failed()) return;
     settle_layout(x_reader, x_model, p);
+    settle_messages(x_model, p);
   }
 
   JsonReader x_reader;

@@ -276,6 +276,8 @@ struct Plan {
   /// Before the update a rank's part of 16-bit gradients is copied together and widened.
   bool flat_update = false;
   bool keep_outputs = false;  ///< a stage lets go of what it sent after that microbatch's backward
+  /// Tensor ranks send a part each of what they hold alike, and gather what they received.
+  bool scatter_gather = false;
   std::vector<std::string> rank_order;        ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   Partition partition = Partition::kLayers;   ///< how, where no RUN gives it
@@ -382,6 +384,10 @@ struct Plan {
   std::int64_t target() const { return target_length > 0 ? target_length : sequence_length; }
   /// Ranks that hold the same parameters.
   std::int64_t holders() const { return data * ways(); }
+  /// `scatter_gather`, where a message is not a part anyway: models/stage_messages.cpp.
+  bool scatters_messages() const {
+    return scatter_gather && pipeline > 1 && tensor > 1 && shard() == 1;
+  }
   /// Ranks of a stage that hold the same experts.
   std::int64_t expert_data() const {
     return accelerators / (pipeline * experts.expert * experts.tensor);

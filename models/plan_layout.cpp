@@ -67,6 +67,16 @@ void settle_layout(JsonReader& run, const Model& model, Plan& plan) {
                text(model.layers));
 }
 
+bool can_scatter_messages(const Model& model, const Plan& p) {
+  const bool one_by_one = !p.weaves() && !p.shares_vocabulary() && p.forwards == 1;
+  return one_by_one && !model.is_encoder_decoder() && !model.is_network() &&
+         p.tokens() * model.hidden % p.tensor == 0;
+}
+
+void settle_messages(const Model& model, Plan& plan) {
+  plan.scatter_gather = plan.scatter_gather && can_scatter_messages(model, plan);
+}
+
 std::string name_of(Partition partition) {
   return partition_names()[static_cast<std::size_t>(partition)];
 }

@@ -1,4 +1,11 @@
 // Messages between stages, and what the host waits for.
+//
+// Without sequence parallelism all tensor ranks hold the residual stream alike. With
+// `parallel.scatter_gather` each sends its part of it alone, over its own network card, and gathers
+// what the others of its group received before the pass begins (Narayanan et al., SC'21, section
+// 4.1; DeepSpeed's PartitionedTensor, runtime/pipe/engine.py and runtime/utils.py, v0.6.4, with
+// which `keep_outputs` keeps the part). Left out: DeepSpeed's gather of an output that it has kept,
+// whose values nothing reads, its copies of parts, and the mask that it sends along.
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -11,19 +18,30 @@ constexpr const char* kChannels[2][2][2] = {
 
 }  // namespace
 
+/// Of the residual stream, or of its gradient, in formal frame `frame` what a message carries.
+View StageWriter::sent_part(std::int16_t frame) {
+  const Bytes bytes = bytes_of(x_plan.precision.compute, hidden_elements(x_model, x_plan));
+  const View whole{frame, kHiddenBuffer, 0, bytes, 1, GroupSlot()};
+  if (!x_plan.scatters_messages()) return whole;
+  return shard_of(whole, x_plan.tensor, x_builder.group(kTensorGroup));
+}
+
 SegmentId StageWriter::message_segment(const std::string& stream, const char* channel,
                                        LayoutId layout, bool send) {
-  const Bytes bytes = bytes_of(x_plan.precision.compute, hidden_elements(x_model, x_plan));
-  const View view{0, kHiddenBuffer, 0, bytes, 1, GroupSlot()};
+  const bool scatters = x_plan.scatters_messages();
+  View view = sent_part(0);
+  const bool gradient = layout == x_layer.hidden_gradient;
+  // A part that is kept is a buffer of its own.
+  if (!gradient && !(layout == x_layer.hidden)) view = {0, 0, 0, view.bytes, 1, GroupSlot()};
   Op op;
   op.stream = x_builder.stream(stream);
-  op.work = x_builder.work(P2PBatch{{Message{send, x_builder.channel(channel), bytes}}});
+  op.work = x_builder.work(P2PBatch{{Message{send, x_builder.channel(channel), view.bytes}}});
   op.name = stream;
   op.category = Category::kPipeline;
-  op.phase = layout == x_layer.hidden ? Phase::kForward : Phase::kBackward;
+  op.phase = gradient ? Phase::kBackward : Phase::kForward;
   (send ? op.reads : op.writes).push_back(view);
   if (send) op.waits.push_back(EventRef{0, kReady});
-  op.records = EventRef{0, send ? kSent : kReady};
+  op.records = EventRef{0, send ? kSent : scatters ? kPartArrived : kReady};
   Segment segment;
   segment.name = stream;
   segment.frames = {layout};
@@ -39,7 +57,7 @@ void StageWriter::message(std::int32_t c, FrameId frame, std::int32_t mb, bool g
     const std::string stream = std::string(send ? "send " : "receive ") +
                                (gradient ? "gradients" : "activations") + (up ? " up" : "");
     segment = message_segment(stream, kChannels[send ? 1 : 0][up ? 1 : 0][gradient ? 1 : 0],
-                              gradient ? x_layer.hidden_gradient : x_layer.hidden, send);
+                              layout_of(frame), send);
   }
   Call call{segment, -1, mb, {frame}, {}};
   if (x_joined_done.frame.valid()) {
@@ -89,6 +107,37 @@ FrameId StageWriter::receive_input(std::int32_t c, std::int32_t mb, bool gradien
 
 /// `arrived`: the frame that this pass received, if any.
 void StageWriter::pass_begins(bool backward, std::int32_t mb, FrameId arrived) {
+  host_waits_for_pass(backward, mb, arrived);
+  if (arrived.valid() && x_plan.scatters_messages()) gather_message(backward, mb, arrived);
+}
+
+/// Here and not where the message is received: collectives of a group have one order.
+void StageWriter::gather_message(bool backward, std::int32_t mb, FrameId arrived) {
+  SegmentId& segment = x_message_gathers[backward ? 1 : 0];
+  if (!segment.valid()) {
+    const std::int64_t count = hidden_elements(x_model, x_plan);
+    const DType type = x_plan.precision.compute;
+    Op op;
+    op.stream = x_builder.stream("tensor");
+    op.work = x_builder.work(
+        Collective{CollectiveKind::kAllGather, x_builder.group(kTensorGroup), count, type, false});
+    op.name = backward ? "gather gradients" : "gather activations";
+    op.category = Category::kPipeline;
+    op.phase = backward ? Phase::kBackward : Phase::kForward;
+    op.reads = {sent_part(0)};
+    op.writes = {View{0, kHiddenBuffer, 0, bytes_of(type, count), 1, GroupSlot()}};
+    op.waits = {EventRef{0, kPartArrived}};
+    op.records = EventRef{0, kReady};
+    Segment out;
+    out.name = op.name;
+    out.frames = {layout_of(arrived)};
+    out.ops.push_back(std::move(op));
+    segment = x_builder.segment(std::move(out));
+  }
+  x_builder.call(Call{segment, -1, mb, {arrived}, {}});
+}
+
+void StageWriter::host_waits_for_pass(bool backward, std::int32_t mb, FrameId arrived) {
   const bool blocks = x_plan.chunks_of_stage() == 1 || !x_plan.overlap.pipeline;
   switch (x_plan.host_waits) {
     case HostWaits::kNone:
@@ -121,13 +170,38 @@ void StageWriter::wait_on_host(bool backward, std::int32_t mb, FrameId arrived) 
     segment = x_builder.segment(std::move(w.segment()));
   }
   Call call{segment, -1, mb, {}, {}};
-  if (arrived.valid()) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), arrived, kReady});
+  const std::int16_t event = x_plan.scatters_messages() ? kPartArrived : kReady;
+  if (arrived.valid()) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), arrived, event});
   x_builder.call(std::move(call));
+}
+
+/// A copy of the part that is sent, of a tensor that is to be kept.
+FrameId StageWriter::keep_part(Passage& passage, std::int32_t mb) {
+  const FrameId output = passage.hidden.back();
+  auto& [segment, layout] = x_part;
+  if (!segment.valid()) {
+    LayoutWriter local("part of what was sent", 1);
+    const std::int64_t count = hidden_elements(x_model, x_plan) / x_plan.tensor;
+    const Ref part = local.add("part", BufferKind::kActivations, x_plan.precision.compute, count);
+    SegmentWriter w(x_builder, "keep a part of what is sent", local);
+    w.phase = Phase::kForward;
+    w.wait(EventRef{0, kReady});  // a stage without layers sends on what it gathers
+    w.compute("output.part", kernel_of(KernelKind::kCast, 1, count, part.dtype), {sent_part(0)},
+              {part.view()});
+    w.record(local.event("ready"));
+    (void)local.event("sent");
+    layout = x_builder.layout(local.layout());
+    w.segment().frames = {layout_of(output), layout};
+    segment = x_builder.segment(std::move(w.segment()));
+  }
+  passage.part = x_builder.frame(layout, -1, mb);
+  x_builder.call(Call{segment, -1, mb, {output, passage.part}, {}});
+  return passage.part;
 }
 
 /// A framework that runs its backward passes from the tensors that it sent keeps them until then.
 void StageWriter::let_go_of_output(const Chunk& chunk, const Passage& passage, std::int32_t mb) {
-  const FrameId output = passage.hidden.back();
+  const FrameId output = passage.part.valid() ? passage.part : passage.hidden.back();
   LayoutWriter events("let go", 1);
   SegmentWriter w(x_builder, "let go of what was sent", events);
   w.phase = Phase::kBackward;

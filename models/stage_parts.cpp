@@ -58,6 +58,7 @@ void StageWriter::write_layouts() {
                hidden_elements(x_model, x_plan), saved);
     writer.event("ready");
     writer.event("sent");
+    if (x_plan.scatters_messages()) writer.event("arrived");
     return x_builder.layout(writer.layout());
   };
   if (!x_model.is_network()) {  // whose blocks have their own

@@ -107,6 +107,7 @@ class StageWriter {
     std::vector<std::pair<std::int64_t, Call>> weights;
     /// Copies on the host of what layer `first` keeps: of its input where `second`.
     std::map<std::pair<std::int64_t, bool>, FrameId> on_host;
+    FrameId part;        ///< of what was sent, where that is all of it that is kept
     FrameId done_frame;  ///< and the event of the last pass
     std::int16_t done_event = 0;
   };
@@ -180,6 +181,10 @@ class StageWriter {
     return x_plan.placement() == ChunkPlacement::kV && x_plan.stage_of(at + step) == x_stage;
   }
   void pass_begins(bool backward, std::int32_t mb, FrameId arrived);
+  void host_waits_for_pass(bool backward, std::int32_t mb, FrameId arrived);
+  View sent_part(std::int16_t frame);
+  void gather_message(bool backward, std::int32_t mb, FrameId arrived);
+  FrameId keep_part(Passage& passage, std::int32_t mb);
   void pass_ends(bool backward, std::int32_t mb);
   void wait_on_host(bool backward, std::int32_t mb, FrameId arrived);
   FrameId receive_input(std::int32_t chunk, std::int32_t mb, bool gradient);
@@ -424,6 +429,8 @@ class StageWriter {
   /// Down, up; of activations, of gradients.
   /// By whether it is sent, goes up the pipeline and carries gradients.
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
+  std::array<SegmentId, 2> x_message_gathers;  ///< forward, backward
+  std::pair<SegmentId, LayoutId> x_part;       ///< of a copy of what is sent
   bool x_joined = false;
   /// First call of each of the joined passes, and whether it is a forward pass.
   std::vector<std::pair<std::size_t, bool>> x_joined_begins;

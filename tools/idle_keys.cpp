@@ -52,6 +52,18 @@ const char* reshard_in_pipeline(const Run& run) {
   return run.plan.by_units() ? if_no_pipeline(run) : if_not_by_units(run);
 }
 
+const char* scatter_gather(const Run& run) {
+  const Plan& p = run.plan;
+  if (p.pipeline == 1) return if_no_pipeline(run);
+  if (p.tensor == 1) return if_no_tensor(run);
+  if (p.shard() > 1) return "tensor ranks hold parts of the residual stream anyway";
+  const Json* asked = value_at(run.resolved, "/parallel/scatter_gather");
+  if (p.scatter_gather || asked == nullptr || !(*asked == Json(true))) return nullptr;
+  return "it is modelled for decoders and encoders whose passes run one by one, each stage with "
+         "its "
+         "own layers and the ends with the vocabulary";
+}
+
 const char* flat_update(const Run& run) {
   if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
   return run.plan.precision.gradients == DType::kFp32 ? "gradients are fp32" : nullptr;
@@ -177,6 +189,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/overlap/tensor_backward", if_no_tensor},
     {"/parallel/keep_outputs", if_no_pipeline},
     {"/parallel/pipeline_partition", if_no_pipeline},
+    {"/parallel/scatter_gather", scatter_gather},
     {"/parallel/sequence", if_no_tensor},
     {"/batch/documents", documents},
     {"/sharding/gather_dtype", gather_dtype},

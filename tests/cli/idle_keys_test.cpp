@@ -123,6 +123,7 @@ const Idle kIdle[] = {
     {"overlap.tensor_backward=false", "parallel.tensor is 1", kOneRank},
     {"parallel.sequence=true", "parallel.tensor is 1", kOneRank},
     {"parallel.keep_outputs=true", "parallel.pipeline is 1", kOneRank},
+    {"parallel.scatter_gather=true", "parallel.pipeline is 1", kOneRank},
     {"kernels.amax_reduction=stage", "there are no delayed scales of fp8"},
     {"kernels.early_stop=true", "nothing is computed again"},
     {"kernels.grouped_gemm=single", "the model has no experts"},

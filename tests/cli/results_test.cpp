@@ -206,6 +206,7 @@ const Field kFields[] = {
     {"gradients.accumulation=after-pass"},
     {"gradients.flat_update=true", {"gradients.dtype=compute"}},
     {"parallel.keep_outputs=true", {"parallel.pipeline=2", "recompute=full"}},
+    {"parallel.scatter_gather=true", {"parallel.pipeline=2", "parallel.sequence=false"}},
     {"allocator.expandable_segments=true"},
     {"allocator.kind=planned"},
     {"gradients.reduction=all-reduce"},

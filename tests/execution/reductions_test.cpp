@@ -1,5 +1,5 @@
 // Do gradients that travel in contiguous buckets, to their owners, or as a coordinator lists them,
-// train as those of one rank?
+// and messages that tensor ranks share among each other, train as those of one rank?
 #include <gtest/gtest.h>
 
 #include "tests/execution/one_rank.h"
@@ -68,6 +68,26 @@ TEST(ReadyLists, TrainAsOneRank) {
       plan.buckets.bytes = plan.buckets.first_bytes = most;
       plan.buckets.cycle = Time::from_us(100);
       plan.buckets.lists = {{2, Time::from_us(10)}, {3, Time::from_us(20)}};
+      expect_as_one_rank(model, in_fp32(plan));
+    }
+  }
+}
+
+// Stages that send a part from each tensor rank: kept outputs, receives ahead and in turn.
+TEST(ScatterGather, TrainsAsOneRank) {
+  for (const Model& shape : {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)}) {
+    for (int choice = 0; choice < 8; ++choice) {
+      const auto bit = [choice](int n) { return (choice >> n & 1) != 0; };
+      Model model = shape;
+      model.positions = model.positions > 0 ? 8 : 0;
+      Plan plan = small_plan(model, {bit(2) ? 4 : 2, 2, bit(0) && bit(1) ? 2 : 1, 1}, 4);
+      plan.sequence_length = 8;
+      plan.scatter_gather = true;
+      plan.keep_outputs = bit(0);
+      plan.overlap.pipeline = bit(1);
+      plan.host_waits = bit(2) ? HostWaits::kPasses : HostWaits::kNone;
+      plan.recompute.layer = bit(1);
+      plan.clip_norm = 0.3;
       expect_as_one_rank(model, in_fp32(plan));
     }
   }

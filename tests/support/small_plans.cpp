@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "models/plan_layout.h"
 #include "models/plan_sharding.h"
 
 namespace foretrain {
@@ -91,6 +92,7 @@ void fit_schedule(Model& model, Plan& p) {
   const std::int64_t unit = groups ? stages : p.ways();
   p.global_batch = p.micro_batch * p.batch_ranks() * ((m + unit - 1) / unit * unit);
   p.sums_after_pass = p.sums_after_pass && can_sum_after_pass(model, p);
+  settle_messages(model, p);
 }
 
 void fit_parts(const Model& model, Plan& p) {
@@ -281,6 +283,7 @@ void draw_habits(Rng rng, const Model& model, Plan& p) {
   p.sums_after_pass = rng.below(3) == 0 && can_sum_after_pass(model, p);
   p.flat_update = rng.below(3) == 0;
   p.keep_outputs = rng.below(3) == 0;
+  p.scatter_gather = rng.below(2) == 0 && can_scatter_messages(model, p);
 }
 
 }  // namespace
