@@ -57,6 +57,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   const bool prefetches = by_units() && x_plan.units.backward_prefetch == Prefetch::kBefore;
   if (prefetches && chunk.layers > 0) open_units(chunk, chunk.layers - 1, true);
   pass_begins(true, mb, receive_input(c, mb, true));
+  if (passage.part.valid()) gather_output(passage, mb);
   const bool shares = x_plan.shares_vocabulary();
   if (chunk.last && !shares) head_goes_back(chunk, passage, mb, reduces);
   if (x_plan.spreads_vocabulary()) head_inner_backward(chunk, passage, mb);

@@ -4,8 +4,8 @@
 // `parallel.scatter_gather` each sends its part of it alone, over its own network card, and gathers
 // what the others of its group received before the pass begins (Narayanan et al., SC'21, section
 // 4.1; DeepSpeed's PartitionedTensor, runtime/pipe/engine.py and runtime/utils.py, v0.6.4, with
-// which `keep_outputs` keeps the part). Left out: DeepSpeed's gather of an output that it has kept,
-// whose values nothing reads, its copies of parts, and the mask that it sends along.
+// which `keep_outputs` keeps the part, and the backward pass gathers the output again, whose values
+// nothing reads). Left out: its other copies of parts, and the mask that it sends along.
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -18,10 +18,15 @@ constexpr const char* kChannels[2][2][2] = {
 
 }  // namespace
 
-/// Of the residual stream, or of its gradient, in formal frame `frame` what a message carries.
-View StageWriter::sent_part(std::int16_t frame) {
+/// The residual stream, or its gradient, in formal frame `frame`.
+View StageWriter::whole_of_parts(std::int16_t frame) const {
   const Bytes bytes = bytes_of(x_plan.precision.compute, hidden_elements(x_model, x_plan));
-  const View whole{frame, kHiddenBuffer, 0, bytes, 1, GroupSlot()};
+  return View{frame, kHiddenBuffer, 0, bytes, 1, GroupSlot()};
+}
+
+/// What a message carries of it.
+View StageWriter::sent_part(std::int16_t frame) {
+  const View whole = whole_of_parts(frame);
   if (!x_plan.scatters_messages()) return whole;
   return shard_of(whole, x_plan.tensor, x_builder.group(kTensorGroup));
 }
@@ -111,21 +116,28 @@ void StageWriter::pass_begins(bool backward, std::int32_t mb, FrameId arrived) {
   if (arrived.valid() && x_plan.scatters_messages()) gather_message(backward, mb, arrived);
 }
 
+/// Of what tensor ranks hold a part each, all of it.
+Op StageWriter::gather_of_parts(const char* name, Phase phase) {
+  const std::int64_t count = hidden_elements(x_model, x_plan);
+  const DType type = x_plan.precision.compute;
+  Op op;
+  op.stream = x_builder.stream("tensor");
+  op.work = x_builder.work(
+      Collective{CollectiveKind::kAllGather, x_builder.group(kTensorGroup), count, type, false});
+  op.name = name;
+  op.category = Category::kPipeline;
+  op.phase = phase;
+  return op;
+}
+
 /// Here and not where the message is received: collectives of a group have one order.
 void StageWriter::gather_message(bool backward, std::int32_t mb, FrameId arrived) {
   SegmentId& segment = x_message_gathers[backward ? 1 : 0];
   if (!segment.valid()) {
-    const std::int64_t count = hidden_elements(x_model, x_plan);
-    const DType type = x_plan.precision.compute;
-    Op op;
-    op.stream = x_builder.stream("tensor");
-    op.work = x_builder.work(
-        Collective{CollectiveKind::kAllGather, x_builder.group(kTensorGroup), count, type, false});
-    op.name = backward ? "gather gradients" : "gather activations";
-    op.category = Category::kPipeline;
-    op.phase = backward ? Phase::kBackward : Phase::kForward;
+    Op op = gather_of_parts(backward ? "gather gradients" : "gather activations",
+                            backward ? Phase::kBackward : Phase::kForward);
     op.reads = {sent_part(0)};
-    op.writes = {View{0, kHiddenBuffer, 0, bytes_of(type, count), 1, GroupSlot()}};
+    op.writes = {whole_of_parts(0)};
     op.waits = {EventRef{0, kPartArrived}};
     op.records = EventRef{0, kReady};
     Segment out;
@@ -135,6 +147,30 @@ void StageWriter::gather_message(bool backward, std::int32_t mb, FrameId arrived
     segment = x_builder.segment(std::move(out));
   }
   x_builder.call(Call{segment, -1, mb, {arrived}, {}});
+}
+
+/// Of a kept part, before its backward pass.
+void StageWriter::gather_output(Passage& passage, std::int32_t mb) {
+  auto& [segment, layout] = x_output;
+  if (!segment.valid()) {
+    LayoutWriter local("output again", 1);
+    local.add("output", BufferKind::kActivations, x_plan.precision.compute,
+              hidden_elements(x_model, x_plan));
+    Op op = gather_of_parts("gather outputs", Phase::kBackward);
+    op.reads = {View{0, 0, 0, sent_part(0).bytes, 1, GroupSlot()}};
+    op.writes = {whole_of_parts(1)};
+    op.waits = {EventRef{0, kSent}};
+    op.records = local.event("ready");
+    layout = x_builder.layout(local.layout());
+    Segment out;
+    out.name = op.name;
+    out.frames = {layout_of(passage.part), layout};
+    out.ops.push_back(std::move(op));
+    segment = x_builder.segment(std::move(out));
+  }
+  const FrameId output = x_builder.frame(layout, -1, mb);
+  x_builder.call(Call{segment, -1, mb, {passage.part, output}, {}});
+  passage.part = output;
 }
 
 void StageWriter::host_waits_for_pass(bool backward, std::int32_t mb, FrameId arrived) {
@@ -201,12 +237,13 @@ FrameId StageWriter::keep_part(Passage& passage, std::int32_t mb) {
 
 /// A framework that runs its backward passes from the tensors that it sent keeps them until then.
 void StageWriter::let_go_of_output(const Chunk& chunk, const Passage& passage, std::int32_t mb) {
-  const FrameId output = passage.part.valid() ? passage.part : passage.hidden.back();
+  const bool again = passage.part.valid();
+  const FrameId output = again ? passage.part : passage.hidden.back();
   LayoutWriter events("let go", 1);
   SegmentWriter w(x_builder, "let go of what was sent", events);
   w.phase = Phase::kBackward;
   const Buffer& buffer = x_builder.program().layouts[layout_of(output).index()].buffers.front();
-  w.wait(EventRef{0, kSent});
+  w.wait(EventRef{0, again ? kReady : kSent});
   w.compute("output.release", HostDelay{}, {View{0, 0, 0, buffer.bytes(), 1, GroupSlot()}}, {})
       .category = Category::kHost;
   w.segment().frames = {layout_of(output)};

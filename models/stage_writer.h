@@ -182,7 +182,10 @@ class StageWriter {
   }
   void pass_begins(bool backward, std::int32_t mb, FrameId arrived);
   void host_waits_for_pass(bool backward, std::int32_t mb, FrameId arrived);
+  View whole_of_parts(std::int16_t frame) const;
   View sent_part(std::int16_t frame);
+  Op gather_of_parts(const char* name, Phase phase);
+  void gather_output(Passage& passage, std::int32_t mb);
   void gather_message(bool backward, std::int32_t mb, FrameId arrived);
   FrameId keep_part(Passage& passage, std::int32_t mb);
   void pass_ends(bool backward, std::int32_t mb);
@@ -431,6 +434,7 @@ class StageWriter {
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
   std::array<SegmentId, 2> x_message_gathers;  ///< forward, backward
   std::pair<SegmentId, LayoutId> x_part;       ///< of a copy of what is sent
+  std::pair<SegmentId, LayoutId> x_output;     ///< of that gathered again
   bool x_joined = false;
   /// First call of each of the joined passes, and whether it is a forward pass.
   std::vector<std::pair<std::size_t, bool>> x_joined_begins;
