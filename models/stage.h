@@ -10,6 +10,9 @@
 
 namespace foretrain {
 
+/// The segments that reduce buckets of gradients.
+inline constexpr const char* kReduceGradients = "reduce gradients";
+
 /// Names of slots that `lower` binds.
 inline constexpr const char* kTensorGroup = "tensor";
 inline constexpr const char* kDataGroup = "data";

@@ -168,7 +168,7 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
     return reduce_contiguous(chunk, bucket, StreamWait{StreamId(), frame, event});
   }
   Segment segment;
-  segment.name = "reduce gradients";
+  segment.name = kReduceGradients;
   segment.frames = {layout_of(chunk.gradients), x_bucket};
   Call call{SegmentId(), -1, -1, {chunk.gradients, bucket.frame}, {}};
   if (chunk.staging.valid()) {

@@ -235,7 +235,7 @@ SegmentId StageWriter::write_contiguous(const Chunk& chunk, Bucket& bucket, bool
   const StreamId stream =
       x_plan.overlap.gradient_reduce ? x_builder.stream(bucket.holders.stream) : compute;
   Segment segment;
-  segment.name = "reduce gradients";
+  segment.name = kReduceGradients;
   std::int16_t next = kCopied;  // event where another stream goes on
   const auto push = [&](Op op) -> Op& {
     if (!segment.ops.empty() && !(segment.ops.back().stream == op.stream)) {

@@ -12,10 +12,13 @@ using Why = const char* (*)(const Run& run);
 
 /// What stands at "/key/inner"; null if nothing.
 const Json* value_at(const Json& json, const std::string& pointer) {
-  const std::size_t slash = pointer.find('/', 1);
-  const Json* outer = json.find(pointer.substr(1, slash - 1));
-  return outer == nullptr || outer->object() == nullptr ? nullptr
-                                                        : outer->find(pointer.substr(slash + 1));
+  const Json* out = &json;
+  for (std::size_t at = 0; out != nullptr && at < pointer.size();) {
+    const std::size_t end = std::min(pointer.find('/', at + 1), pointer.size());
+    out = out->object() == nullptr ? nullptr : out->find(pointer.substr(at + 1, end - at - 1));
+    at = end;
+  }
+  return out;
 }
 
 const char* if_not_parameters(const Run& run) {
@@ -50,6 +53,11 @@ const char* if_none(const Run& run) {
 
 const char* reshard_in_pipeline(const Run& run) {
   return run.plan.by_units() ? if_no_pipeline(run) : if_not_by_units(run);
+}
+
+const char* clock_mhz(const Run&) {
+  return "prices rest on rates that were reached, whatever the clock was: peaks and bandwidth move "
+         "them";
 }
 
 const char* scatter_gather(const Run& run) {
@@ -190,6 +198,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/parallel/keep_outputs", if_no_pipeline},
     {"/parallel/pipeline_partition", if_no_pipeline},
     {"/parallel/scatter_gather", scatter_gather},
+    {"/cluster/device/clock_mhz", clock_mhz},
     {"/parallel/sequence", if_no_tensor},
     {"/batch/documents", documents},
     {"/sharding/gather_dtype", gather_dtype},

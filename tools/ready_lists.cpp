@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "models/lower.h"
+#include "models/stage.h"
 #include "sim/engine/prepared.h"
 #include "sim/engine/replay.h"
 
@@ -29,7 +30,7 @@ std::vector<Time> ready_times(const Program& program, const EndSink& ends) {
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
     const Call& call = program.calls[c];
     const Segment& segment = program.segments[call.segment.index()];
-    if (segment.name == "reduce gradients" && !call.waits.empty()) {
+    if (segment.name == kReduceGradients && !call.waits.empty()) {
       const StreamWait& wait = call.waits.front();
       const auto found = recorded.find({wait.frame.value, wait.event});
       if (found != recorded.end()) out.push_back(found->second);

@@ -1,6 +1,8 @@
 // Keys without an effect: named on stderr, and really without one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/cli/run_command.h"
 
 namespace foretrain {
@@ -15,9 +17,9 @@ struct Idle {
 void PrintTo(const Idle& idle, std::ostream* out) { *out << idle.set; }
 
 std::string pointer_of(const std::string& set) {
-  std::string pointer = "/" + set.substr(0, set.find('='));
-  pointer[pointer.find('.')] = '/';
-  return pointer;
+  std::string out = "/" + set.substr(0, set.find('='));
+  std::replace(out.begin(), out.end(), '.', '/');
+  return out;
 }
 
 class IdleKeys : public testing::TestWithParam<Idle> {};
@@ -124,6 +126,9 @@ const Idle kIdle[] = {
     {"parallel.sequence=true", "parallel.tensor is 1", kOneRank},
     {"parallel.keep_outputs=true", "parallel.pipeline is 1", kOneRank},
     {"parallel.scatter_gather=true", "parallel.pipeline is 1", kOneRank},
+    {"cluster.device.clock_mhz=1000",
+     "prices rest on rates that were reached, whatever the clock was: peaks and bandwidth move "
+     "them"},
     {"kernels.amax_reduction=stage", "there are no delayed scales of fp8"},
     {"kernels.early_stop=true", "nothing is computed again"},
     {"kernels.grouped_gemm=single", "the model has no experts"},
