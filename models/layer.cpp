@@ -287,6 +287,7 @@ class LayerWriter : LayerOps {
     w.phase = Phase::kBackward;
     begin(w, EventRef{kOutputGradient, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, multiplies_again(), true);
+    cast_again();
     write_again(w);
     const Ref d_out = x_b.output_gradient;
     Ref d_act;

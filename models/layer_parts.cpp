@@ -129,7 +129,7 @@ void LayerParts::set_linears() {
 Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   const Placer place{saved, local, x_plan.precision};
   const DType type = x_plan.precision.compute;
-  if (x_plan.precision.autocast) declare_casts(place);
+  if (x_plan.precision.autocast) declare_casts(saved, local);
   Buffers b;
   b.input = {kInput, kHiddenBuffer, type, flat()};
   b.output = {kOutput, kHiddenBuffer, type, flat()};
@@ -264,13 +264,16 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
   }
 }
 
-/// Autocast's copies of weights and biases, which their linears' backward pass reads.
-void LayerParts::declare_casts(const Placer& place) {
-  const auto copy_of = [&](const std::string& name, const Ref& own) {
-    return place.add((name + " in 16 bits").c_str(), x_plan.precision.branch(), own.count,
-                     x_again.layer);
+/// Autocast's copies of weights and biases. They stay for the linears' backward pass or, of a layer
+/// that is computed again, until the forward pass of the microbatch is over.
+void LayerParts::declare_casts(LayoutWriter& saved, LayoutWriter& local) {
+  const auto copy_of = [&](const std::string& name, const Ref& own, bool again) {
+    if (!own.valid() || (again && !x_again.layer)) return Ref();
+    return (again ? local : saved)
+        .add(name + " in 16 bits", BufferKind::kActivations, x_plan.precision.branch(), own.count,
+             !x_again.layer);
   };
-  const std::pair<const char*, Linear*> linears[] = {{"attention.qkv", &x_qkv},
+  const std::pair<std::string, Linear*> linears[] = {{"attention.qkv", &x_qkv},
                                                      {"attention.projection", &x_projection},
                                                      {"mlp.up", &x_up},
                                                      {"mlp.down", &x_down}};
@@ -279,8 +282,18 @@ void LayerParts::declare_casts(const Placer& place) {
       l->own_weight = l->weight;
       l->own_bias = l->bias;
     }
-    l->weight = copy_of(std::string(name) + ".weight", l->own_weight);
-    if (l->own_bias.valid()) l->bias = copy_of(std::string(name) + ".bias", l->own_bias);
+    l->weight = copy_of(name + ".weight", l->own_weight, false);
+    l->bias = copy_of(name + ".bias", l->own_bias, false);
+    l->weight_again = copy_of(name + ".weight", l->own_weight, true);
+    l->bias_again = copy_of(name + ".bias", l->own_bias, true);
+  }
+}
+
+void LayerParts::cast_again() {
+  if (!x_plan.precision.autocast || !x_again.layer) return;
+  for (Linear* l : {&x_qkv, &x_projection, &x_up, &x_down}) {
+    l->weight = l->weight_again;
+    l->bias = l->bias_again;
   }
 }
 

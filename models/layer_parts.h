@@ -21,8 +21,9 @@ struct Linear {
   std::array<std::int64_t, 3> parts{};  ///< as Gemm's
   std::int64_t matrices = 1;            ///< matrices of the weight
   bool inner = false;                   ///< back to the residual stream
-  /// Under autocast: the parameters that weight and bias are 16-bit copies of.
-  Ref own_weight = {}, own_bias = {};
+  /// Under autocast: the parameters that weight and bias are 16-bit copies of, and the copies that
+  /// a pass makes which computes the layer again.
+  Ref own_weight = {}, own_bias = {}, weight_again = {}, bias_again = {};
   std::size_t number = 0;  ///< among the linears of the layer
   /// Matrices that are linears of their own.
   std::size_t apart() const {
@@ -115,6 +116,9 @@ class LayerParts {
   /// local.
   Buffers declare(LayoutWriter& saved, LayoutWriter& local);
 
+  /// From now on linears read the copies of the backward pass, where that computes them again.
+  void cast_again();
+
   /// Elements of the residual stream on this rank.
   std::int64_t flat() const { return x_rows * x_hidden; }
 
@@ -145,7 +149,7 @@ class LayerParts {
   void declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
   void declare_operations(Buffers& b, const Placer& place) const;
-  void declare_casts(const Placer& place);
+  void declare_casts(LayoutWriter& saved, LayoutWriter& local);
   std::vector<Ref> declare_more(const Placer& place, const char* name, const Linear& l,
                                 const Ref& normed) const;
   void declare_kept(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;

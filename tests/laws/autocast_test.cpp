@@ -256,8 +256,41 @@ TEST(Autocast, CastsAgainWithTheLayer) {
         "mlp.up.cast_input",        "mlp.up.cast_weight",        "mlp.down.cast_weight"};
     EXPECT_EQ(again, expected);
     const FrameLayout& saved = program.layouts[backward.frames[kSaved].index()];
-    EXPECT_TRUE(saved.buffers.empty());
+    Bytes bytes = 0;
+    for (const Buffer& b : saved.buffers) bytes += b.bytes();
+    EXPECT_EQ(bytes, 2 * linears_of(model).matrices);  // gone before: see below
   }
+}
+
+// The cache is cleared when the forward pass of a microbatch is over: the copies of layers that are
+// computed again live as long, after the head's own.
+TEST(Autocast, HoldsCopiesToTheEndOfTheForwardPass) {
+  const Model model = small_gpt();
+  Plan plan = under_autocast(eager_plan(model, {}, 2));
+  plan.recompute.layer = true;
+  plan.recompute.layers = 3;
+  const Program program = lowered_program(model, plan);
+  std::vector<Bytes> freed;
+  std::vector<std::int32_t> layers;
+  bool after_head = false;
+  const std::vector<MemoryChange> changes = memory_changes(program);
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    const Call& call = program.calls[c];
+    const std::string& name = program.segments[call.segment.index()].name;
+    if (name == "head forward") after_head = true;
+    if (name == "head backward") after_head = false;
+    if (name != "let go of casts") continue;
+    EXPECT_TRUE(after_head);
+    layers.push_back(call.layer);
+    Bytes sum = 0;
+    for (const MemoryChange& change : changes) {
+      if (change.call == static_cast<std::int32_t>(c)) sum += change.bytes;
+    }
+    freed.push_back(sum);
+  }
+  const LinearSizes of = linears_of(model);
+  EXPECT_EQ(layers, std::vector<std::int32_t>({0, 1, 2, 0, 1, 2}));
+  EXPECT_EQ(freed, std::vector<Bytes>(6, -2 * (of.matrices + of.biases)));
 }
 
 // fp32 forms of what eager PyTorch composes: no casts, twice the bytes elsewhere. Rotary embedding
