@@ -124,6 +124,13 @@ const Idle kIdle[] = {
     {"parallel.sequence=true", "parallel.tensor is 1", kOneRank},
     {"parallel.keep_outputs=true", "parallel.pipeline is 1", kOneRank},
     {"kernels.amax_reduction=stage", "there are no delayed scales of fp8"},
+    {"kernels.autocast=true",
+     "the precision is not one of 16 bits",
+     {"precision=fp32", "kernels.attention=unfused"}},
+    {"kernels.autocast=auto", "the plan is not one that it is modelled for"},
+    {"gradients.dtype=compute",
+     "under kernels.autocast parameters and gradients are fp32",
+     {"parallel.tensor=1", "kernels.autocast=true"}},
     {"kernels.early_stop=true", "nothing is computed again"},
     {"kernels.grouped_gemm=single", "the model has no experts"},
 };

@@ -309,6 +309,13 @@ TEST(Autocast, FormsOfKernels) {
   EXPECT_EQ(beside[KernelKind::kRopeBackward], (6 + 8 + 6 + 8 + 6 + 4 + 4 + 6) - 4);
   EXPECT_EQ(beside[KernelKind::kSwiglu], 10 - 6);      // behind a linear: 16 bits
   EXPECT_EQ(beside[KernelKind::kResidualAdd], 2 + 2);  // the dropped branch, too
+  const Model gpt = small_gpt();
+  const Program layers = lowered_program(gpt, under_autocast(eager_plan(gpt, {}, 1)));
+  for (const Work& work : layers.works) {
+    if (const auto* k = std::get_if<Kernel>(&work)) beside[k->kind] = k->intermediate_bytes;
+  }
+  // The gradients of weight and bias read both operands again, the residual's is a sum.
+  EXPECT_EQ(beside[KernelKind::kLayerNormBackward], 8 + 8);
 }
 
 // What is not modelled is told by name; other precisions stay as they are.
