@@ -41,10 +41,10 @@ TEST(AutocastCommand, ThatIsNotModelled) {
       "cluster": {"preset": "dgx-h100", "accelerators": 8}, "kernels": {"autocast": true}})");
   expect_refused(place, place.run({"simulate", "images.json"}),
                  {"/kernels/autocast", "is not modelled", "networks of layers"},
-                 {"run.json", "images.json"});
+                 {"images.json", "run.json"});
   const CommandResult wrong = place.run({"simulate", "run.json", "--set", "kernels.autocast=1"});
   expect_refused(place, wrong, {"/kernels/autocast", "found 1", "true, false or \"auto\""},
-                 {"run.json", "images.json"});
+                 {"images.json", "run.json"});
 }
 
 /// Casts in the listing of rank 0's Program.
