@@ -9,7 +9,7 @@ namespace {
 const char* const kAutocastRun = R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
     "accelerators": 8}, "batch": {"global": 16, "sequence": 2048}, "parallel": {"pipeline": 8}})";
 
-struct Refused {
+struct RefusedWith {
   std::vector<std::string> sets;
   const char* why;
 };
@@ -17,7 +17,7 @@ struct Refused {
 TEST(AutocastCommand, ThatIsNotModelled) {
   const Workplace place;
   place.write("run.json", kAutocastRun);
-  const std::vector<Refused> refused = {
+  const std::vector<RefusedWith> refused = {
       {{"parallel.pipeline=4", "parallel.tensor=2"}, "tensor parallelism"},
       {{"parallel.pipeline=4", "parallel.context=2"}, "context parallelism"},
       {{"parallel.pipeline=1", "sharding.level=gradients"}, "sharded gradients or parameters"},
@@ -32,7 +32,7 @@ TEST(AutocastCommand, ThatIsNotModelled) {
       {{"model=mixtral-8x7b"}, "experts"},
       {{"model=qwen3-32b"}, "norms of queries and keys"},
       {{"model=t5-small", "parallel.pipeline=1"}, "encoder-decoders"}};
-  for (const Refused& one : refused) {
+  for (const RefusedWith& one : refused) {
     std::vector<std::string> command = {"simulate", "run.json", "--set", "kernels.autocast=true"};
     for (const std::string& set : one.sets) command.insert(command.end(), {"--set", set});
     expect_refused(place, place.run(command), {"/kernels/autocast", "is not modelled", one.why});

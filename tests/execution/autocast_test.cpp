@@ -11,7 +11,7 @@ namespace foretrain {
 namespace {
 
 /// Both networks of the tests, and the latter with branches side by side and a tied table.
-std::vector<Model> models() {
+std::vector<Model> cast_models() {
   std::vector<Model> out = {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)};
   out[0].positions = std::min<std::int64_t>(out[0].positions, 8);
   out.push_back(out[0]);
@@ -30,7 +30,7 @@ Plan cast_plan(const Model& model, Degrees degrees, std::int64_t microbatches) {
 }
 
 TEST(AutocastRuns, TrainAsOneRankWithoutIt) {
-  for (const Model& model : models()) {
+  for (const Model& model : cast_models()) {
     for (const Degrees degrees : {Degrees{1, 1, 1, 1}, Degrees{1, 1, 1, 2}, Degrees{1, 2, 1, 2}}) {
       for (const std::int64_t microbatches : {1, 3}) {
         for (const bool more : {false, true}) {
