@@ -32,6 +32,12 @@ struct Placer {
     if (precision.forward_only()) return Operand{in, x};
     return Operand{in, add(name, precision.linear, x.count, again)};
   }
+  /// The same of what a norm gives: under autocast it is cast, and the copy is kept.
+  Operand normed(const char* name, const Ref& x, bool again) const {
+    if (!precision.autocast) return operand(name, x, again);
+    const Ref copy = add(name, precision.branch(), x.count, again);
+    return Operand{copy, copy};
+  }
 };
 
 class Block {

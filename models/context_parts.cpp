@@ -8,7 +8,7 @@
 namespace foretrain {
 
 Kernel ContextParts::kernel(KernelKind kind, std::int64_t rows, std::int64_t cols) const {
-  return kernel_of(kind, rows, cols, x_plan.precision.compute);
+  return kernel_of(kind, rows, cols, x_plan.precision.branch());
 }
 
 Kernel ContextParts::rope(bool backward) const {
@@ -34,7 +34,7 @@ Attention ContextParts::core(bool backward) const {
   a.window = windowed ? x_model.sliding_window : 0;
   a.documents = x_plan.documents;
   a.kernel = x_plan.attention;
-  a.dtype = x_plan.precision.compute;
+  a.dtype = x_plan.precision.branch();
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;
   if (x_plan.recompute.parts > 1 && (a.dropout > 0 || a.alibi)) {
     a.head_part = static_cast<std::int32_t>(x_part);
@@ -69,11 +69,12 @@ std::vector<View> ContextParts::core_statistics() const {
   for (const Ref* ref : {&x_b.row_stats, &x_b.scores, &x_b.score_mask, &x_b.dropped}) {
     if (ref->valid()) out.push_back(ref->view());
   }
+  if (x_b.narrow_scores.valid()) out.push_back(x_b.narrow_scores.part(0, 0));
   return out;
 }
 
 Ref ContextParts::temporary(SegmentWriter& w, const std::string& name, std::int64_t count) {
-  return temporary(w, name, count, x_plan.precision.compute);
+  return temporary(w, name, count, x_plan.precision.branch());
 }
 
 Ref ContextParts::temporary(SegmentWriter& w, const std::string& name, std::int64_t count,

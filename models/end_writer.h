@@ -95,6 +95,26 @@ class EndWriter {
   Ref temp(LayoutWriter& local, const std::string& name, std::int64_t count) const {
     return temp(local, name, x_plan.precision.compute, count);
   }
+  Ref keep(const std::string& name, DType dtype, std::int64_t count) {
+    return x_saved.add(name, BufferKind::kActivations, dtype, count, true);
+  }
+
+  /// Of `all` the rows of masked tokens: where only these are predicted, x_rows.
+  Ref select_rows(SegmentWriter& w, const Ref& all) {
+    if (x_model.masked == 0) return all;
+    const Ref out = keep("masked rows", x_plan.precision.compute, x_rows * x_model.hidden);
+    w.compute("head.select", kernel(KernelKind::kPermute, x_rows, x_model.hidden), {all.view()},
+              {out.view()});
+    return out;
+  }
+  /// Their gradients among those of all tokens, which are zero.
+  void scatter_rows(SegmentWriter& w, const Ref& rows, const Ref& some, std::int64_t all_rows) {
+    const Ref all{some.frame, some.buffer, some.dtype, all_rows * x_model.hidden};
+    w.compute("head.select.zero", kernel(KernelKind::kFill, all_rows, x_model.hidden), {},
+              {all.view()});
+    w.compute("head.select.gradient", kernel(KernelKind::kUnpermute, x_rows, x_model.hidden),
+              {rows.view()}, {some.view()});
+  }
   Collective over_tensor(CollectiveKind kind, std::int64_t count, DType dtype,
                          bool maximum = false) const {
     return Collective{kind, x_tensor, count, dtype, maximum};

@@ -1,3 +1,4 @@
+#include "models/autocast.h"
 #include "models/end_writer.h"
 
 namespace foretrain {
@@ -9,6 +10,7 @@ class HeadWriter : EndWriter {
              const EndLayouts& layouts, std::string table)
       : EndWriter(builder, model, plan, layouts, "head", kHeadSaved, kHeadLocal),
         x_table(std::move(table)),
+        x_branch(plan.precision.branch()),
         x_vocabulary(weight(x_table.c_str()).count / x_hidden),
         x_all_rows(x_rows) {
     if (plan.in_grid()) {
@@ -50,6 +52,7 @@ class HeadWriter : EndWriter {
   struct Prediction {
     Ref pair, joined;  ///< of later tokens: both inputs, and what comes of them
     Ref y, stats, exp, sum;
+    Ref normed;       ///< y, or under autocast what y is the 16-bit copy of
     Ref input;        ///< y of all tokens, on all stages where they share the vocabulary
     Ref target, all;  ///< of Vocab-1 and Vocab-2: the labels' logits and the sums of all ranks
     GridKept kept;
@@ -57,10 +60,6 @@ class HeadWriter : EndWriter {
 
   static std::string prefix(std::int64_t d) {
     return d == 0 ? "" : "predict" + std::to_string(d) + ".";
-  }
-
-  Ref keep(const std::string& name, DType dtype, std::int64_t count) {
-    return x_saved.add(name, BufferKind::kActivations, dtype, count, true);
   }
 
   Ref weight_of(const std::string& name) const { return weight((name + ".weight").c_str()); }
@@ -99,7 +98,7 @@ class HeadWriter : EndWriter {
 
   Prediction predict(SegmentWriter& w, const std::string& at, bool later) {
     Prediction p;
-    Ref in = later ? Ref() : select_rows(w);
+    Ref in = later ? Ref() : select_rows(w, hidden(kHeadHidden));
     if (!later) x_selected = in;
     if (later) {
       join_inputs(w, at, p);
@@ -118,11 +117,13 @@ class HeadWriter : EndWriter {
   /// What every prediction keeps; `count` elements of its input.
   void keep_forward(const std::string& at, Prediction& p, std::int64_t count) {
     if (x_at_end) {
-      p.y = keep(at + "head.norm out", x_plan.precision.compute, count);
+      p.y = keep(at + "head.norm out", x_branch, count);
+      p.normed = autocast() ? temp(x_forward, at + "head.norm out in fp32", count) : p.y;
       p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
     }
     p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
     p.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
+    if (autocast()) x_cast = keep("output matrix in 16 bits", x_branch, table().count);
   }
 
   /// One number a token.
@@ -131,8 +132,12 @@ class HeadWriter : EndWriter {
   /// The rank's logits, their maximum (with `joined` that of all ranks) and exponentials.
   void write_logits(SegmentWriter& w, const std::string& at, Prediction& p, const Ref& in,
                     const Ref& maximum, const Ref& target, bool joined) {
-    const Ref logits = temp(x_forward, at + "logits", x_tokens * x_vocabulary);
-    if (x_at_end) norm_forward(w, at + "head.norm", in, p.y, p.stats);
+    const Ref logits = temp(x_forward, at + "logits", x_branch, x_tokens * x_vocabulary);
+    if (x_at_end) norm_forward(w, at + "head.norm", in, p.normed, p.stats);
+    if (autocast()) {
+      write_casts(w, "head.output.cast_input", {}, x_hidden, p.normed, p.y);
+      write_casts(w, "head.output.cast_weight", {}, x_hidden, own_table(), x_cast);
+    }
     output_forward(w, at, p, head_input(w, at, p), logits);
     std::vector<View> largest = {maximum.view()};
     std::vector<View> reads = {logits.view(), maximum.view(), labels()};
@@ -141,12 +146,14 @@ class HeadWriter : EndWriter {
       largest.push_back(wide.part(0, 0));
       reads.push_back(wide.part(0, 0));
     }
-    w.compute(at + "loss.maximum", vocabulary_kernel(KernelKind::kLossMax, x_tokens, x_vocabulary),
-              {logits.view()}, std::move(largest));
+    w.compute(at + "loss.maximum", of_logits(KernelKind::kLossMax, x_branch), {logits.view()},
+              std::move(largest));
     if (joined) join(w, at + "loss.maximum.reduce", maximum, true);
-    w.compute(at + "loss.exponentials",
-              vocabulary_kernel(KernelKind::kLossSumExp, x_tokens, x_vocabulary), std::move(reads),
-              {p.exp.view(), p.sum.view(), target.view()});
+    w.compute(at + "loss.exponentials", of_logits(KernelKind::kLossSumExp, x_branch),
+              std::move(reads), {p.exp.view(), p.sum.view(), target.view()});
+  }
+  Kernel of_logits(KernelKind kind, DType type) const {
+    return vocabulary_kernel(kind, x_tokens, x_vocabulary, type);
   }
 
   void mean(SegmentWriter& w, const std::string& at, const Ref& target, const Ref& sum) {
@@ -182,9 +189,7 @@ class HeadWriter : EndWriter {
 
   /// cross_entropy on a copy of the logits in fp32. Its copies are there (views without bytes);
   /// what they move is in the kernels' forms.
-  bool widens() const {
-    return x_plan.loss == LossForm::kTorch && bits_of(x_plan.precision.compute) < 32;
-  }
+  bool widens() const { return x_plan.loss == LossForm::kTorch && bits_of(x_branch) < 32; }
 
   void join(SegmentWriter& w, const std::string& name, const Ref& values, bool maximum) {
     if (!cut()) return;
@@ -213,7 +218,7 @@ class HeadWriter : EndWriter {
                       const Ref& logits) {
     if (!x_grid) {
       w.compute(at + "head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
-                {y.view(), weight(x_table.c_str()).view()}, {logits.view()});
+                {y.view(), table().view()}, {logits.view()});
       return;
     }
     if (x_grid->keeps()) {
@@ -225,8 +230,9 @@ class HeadWriter : EndWriter {
   }
 
   void write_backward(SegmentWriter& w, const std::string& at, const Prediction& p) {
-    const Ref d_logits = temp(x_backward, at + "d logits", x_tokens * x_vocabulary);
-    const Ref d_y = x_at_end ? temp(x_backward, at + "d head.norm out", x_rows * x_hidden) : Ref();
+    const Ref d_logits = temp(x_backward, at + "d logits", x_branch, x_tokens * x_vocabulary);
+    Ref d_y =
+        x_at_end ? temp(x_backward, at + "d head.norm out", x_branch, x_rows * x_hidden) : Ref();
     const Ref full = x_plan.sequence || x_plan.shares_vocabulary()
                          ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
                          : d_y;
@@ -237,12 +243,17 @@ class HeadWriter : EndWriter {
     } else {
       output_backward(w, at, p, d_logits, full, d_y);
     }
+    if (autocast()) {
+      const Ref wide = temp(x_backward, "d head.norm out in fp32", d_y.count);
+      write_casts(w, "head.output.cast_input_gradient", {}, x_hidden, d_y, wide);
+      d_y = wide;
+    }
     if (!p.joined.valid()) {
       const bool some = x_model.masked > 0;
       const Ref d_in = some ? temp(x_backward, "d masked rows", x_rows * x_model.hidden)
                             : hidden(kHeadHiddenGradient);
       norm_gradient(w, "head.norm", norm("head.norm"), d_y, x_selected, p.stats, d_in);
-      if (some) scatter_rows(w, d_in);
+      if (some) scatter_rows(w, d_in, hidden(kHeadHiddenGradient), x_all_rows);
       return;
     }
     const Ref d_joined = temp(x_backward, at + "d joined", x_rows * x_model.hidden);
@@ -252,24 +263,21 @@ class HeadWriter : EndWriter {
 
   void logits_gradient(SegmentWriter& w, const std::string& at, const Prediction& p,
                        const Ref& d_logits) {
-    const DType narrow = x_plan.precision.compute;
+    const DType narrow = x_branch;
     const DType wide = x_plan.loss == LossForm::kTorch ? DType::kFp32 : narrow;
-    const auto kernel_in = [this](KernelKind kind, DType type) {
-      return vocabulary_kernel(kind, x_tokens, x_vocabulary, type);
-    };
     // cross_entropy: in fp32 that of log_softmax' result, then of the logits; then in 16 bits.
     const Ref d_wide =
         widens() ? temp(x_backward, at + "d logits in fp32", wide, d_logits.count) : d_logits;
     std::vector<View> gradients = {d_wide.view()};
     if (x_plan.loss == LossForm::kTorch) {
       const Ref targets = temp(x_backward, at + "d targets", wide, d_logits.count);
-      w.compute(at + "loss.targets", kernel_in(KernelKind::kFill, wide), {}, {targets.view()});
+      w.compute(at + "loss.targets", of_logits(KernelKind::kFill, wide), {}, {targets.view()});
       gradients.push_back(targets.part(0, 0));
     }
-    w.compute(at + "loss.gradient", kernel_in(KernelKind::kLossBackward, wide),
+    w.compute(at + "loss.gradient", of_logits(KernelKind::kLossBackward, wide),
               {p.exp.view(), p.sum.view(), labels()}, std::move(gradients));
     if (!widens()) return;
-    w.compute(at + "loss.narrow", kernel_in(KernelKind::kCast, narrow), {d_wide.view()},
+    w.compute(at + "loss.narrow", of_logits(KernelKind::kCast, narrow), {d_wide.view()},
               {d_logits.view()});
   }
 
@@ -291,7 +299,7 @@ class HeadWriter : EndWriter {
     }
     w.compute(at + "head.output.input_gradient",
               input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
-              {d_logits.view(), weight(x_table.c_str()).view()}, {full.view()});
+              {d_logits.view(), table().view()}, {full.view()});
     EventRef reduced;
     if (cut()) {
       const auto kind =
@@ -301,17 +309,17 @@ class HeadWriter : EndWriter {
       if (!x_plan.overlap.tensor_backward) w.wait(reduced);
     }
     if (x_plan.overlap.tensor_backward && gathered.valid()) later.wait(gathered);
-    const Ref table = gradient(x_table.c_str());
     Gemm gemm = weight_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden);
     gemm.accumulate = p.joined.valid();
-    write_weight_gradient(later, x_plan, at + "head.output", gemm, d_logits, y, table);
+    write_weight_gradient(later, x_plan, at + "head.output", gemm, d_logits, y,
+                          gradient(x_table.c_str()));
     if (x_plan.overlap.tensor_backward && reduced.valid()) w.wait(reduced);
   }
 
   void input_gradient(SegmentWriter& w, const Ref& d_logits, const Ref& d_in) {
     w.compute("head.output.input_gradient",
               input_gradient_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
-              {d_logits.view(), weight(x_table.c_str()).view()}, {d_in.view()});
+              {d_logits.view(), table().view()}, {d_in.view()});
   }
 
   void matrix_gradient(SegmentWriter& w, const Prediction& p, const Ref& d_logits) {
@@ -460,26 +468,14 @@ class HeadWriter : EndWriter {
     w.record(EventRef{kHeadHiddenGradient, kReady});
   }
 
-  /// The rows of masked tokens: where only these are predicted, the head's tokens.
-  Ref select_rows(SegmentWriter& w) {
-    if (x_model.masked == 0) return hidden(kHeadHidden);
-    const Ref out = keep("masked rows", x_plan.precision.compute, x_rows * x_model.hidden);
-    w.compute("head.select", kernel(KernelKind::kPermute, x_rows, x_model.hidden),
-              {hidden(kHeadHidden).view()}, {out.view()});
-    return out;
-  }
-
-  /// Their gradients among those of all tokens, which are zero.
-  void scatter_rows(SegmentWriter& w, const Ref& rows) {
-    const Ref some = hidden(kHeadHiddenGradient);
-    const Ref all{some.frame, some.buffer, some.dtype, x_all_rows * x_model.hidden};
-    w.compute("head.select.zero", kernel(KernelKind::kFill, x_all_rows, x_model.hidden), {},
-              {all.view()});
-    w.compute("head.select.gradient", kernel(KernelKind::kUnpermute, x_rows, x_model.hidden),
-              {rows.view()}, {some.view()});
-  }
+  bool autocast() const { return x_plan.precision.autocast; }
+  Ref own_table() const { return weight(x_table.c_str()); }
+  /// What products read: itself, or under autocast its 16-bit copy.
+  Ref table() const { return x_cast.valid() ? x_cast : own_table(); }
 
   std::string x_table;
+  DType x_branch;  ///< of what the output matrix takes and gives
+  Ref x_cast;
   std::int64_t x_vocabulary;
   std::int64_t x_all_rows;  ///< of the residual stream; x_rows are those that the head predicts
   Ref x_selected;

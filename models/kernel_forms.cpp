@@ -5,10 +5,29 @@
 namespace foretrain {
 namespace {
 
-// Bytes an element, with 2-byte activations; r and w say how many bytes an operation reads and
-// writes. What the fused kernel moves is taken off.
+// Bytes an element; r and w say how many bytes an operation reads and writes, of 2-byte elements
+// where no other is said. What the fused kernel moves is taken off.
 
-KernelForm eager_form(KernelKind kind) {
+/// In fp32, of elements of 4 bytes, which norms do not cast.
+KernelForm wide_form(KernelKind kind) {
+  switch (kind) {
+    // square r4 w4, mean r4, x rsqrt r4 w4, x weight r4 w4: 28 - 8.
+    case KernelKind::kRmsNorm:
+      return {3, 20};
+    // weight r4 w4, its gradient r8 w4 r4, x rsqrt r4 w4, the sum of d x r8 w4 r4, mean w4, square
+    // r8 w4, both paths r8 w4, the residual's r8 w4 less its r4: 84 - 16.
+    case KernelKind::kRmsNormBackward:
+      return {5, 68};
+    default:
+      return {};
+  }
+}
+
+KernelForm eager_form(KernelKind kind, std::int64_t element) {
+  if (element == 4) {
+    if (const KernelForm form = wide_form(kind); form.intermediate_bytes > 0) return form;
+  }
+  const auto of = [element](std::int64_t bytes) { return bytes * element / 2; };
   switch (kind) {
     // to fp32 r2 w4, square r4 w4, mean r4, x rsqrt r4 w4, to bf16 r4 w2, x weight r2 w2: 36 - 4.
     case KernelKind::kRmsNorm:
@@ -20,19 +39,29 @@ KernelForm eager_form(KernelKind kind) {
       return {5, 72};
     // The gradients of weight and bias read d y and x again; the residual's gradient is a kernel.
     case KernelKind::kLayerNormBackward:
-      return {2, 8};
+      return {2, of(8)};
     // x cos r2 w2, rotated half r2 w2 twice, x sin r2 w2, sum r4 w2: 22 - 4.
     case KernelKind::kRope:
     case KernelKind::kRopeBackward:
-      return {4, 18};
+      return {4, of(18)};
     // silu r2 w2, product r4 w2: 10 - 6; backward two products r4 w2, silu r4 w2: 18 - 10.
     case KernelKind::kSwiglu:
-      return {1, 4};
+      return {1, of(4)};
     case KernelKind::kSwigluBackward:
-      return {1, 8};
+      return {1, of(8)};
     default:
       return {};
   }
+}
+
+/// Llama's rotary embedding under autocast: cosines and sines are fp32, and so is what they give,
+/// which attention casts.
+KernelForm autocast_rope(bool backward) {
+  // To fp32 r2 w4, x cos r4 w4, x sin r4 w4, each to 16 bits r4 w2, rotated half r2 w2 twice, sum
+  // r4 w2: 48 - 4.
+  if (backward) return {5, 44};
+  // x cos r2 w4, rotated half r2 w2 twice, x sin r2 w4, sum r8 w4, to 16 bits r4 w2: 38 - 4.
+  return {5, 34};
 }
 
 /// The loss as a composition. Of the 14 bytes that the three kernels move themselves (2, 6, 6):
@@ -144,9 +173,14 @@ AttentionForm attention_form(const Plan& plan, const Attention& attention) {
 
 KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   const KernelKind kind = kernel.kind;
+  const bool eager = plan.fusion == Fusion::kEager;
   // dropout r2 w2 and its mask, sum r4 w2: what passes through memory is the dropped branch.
-  if (kind == KernelKind::kResidualAdd && kernel.value > 0 && plan.fusion == Fusion::kEager) {
-    return {2, 4};
+  if (kind == KernelKind::kResidualAdd && kernel.value > 0 && eager) {
+    return {2, 2 * static_cast<std::int64_t>(bits_of(plan.precision.branch()) / 8)};
+  }
+  const bool backward = kind == KernelKind::kRopeBackward;
+  if (plan.precision.autocast && eager && (backward || kind == KernelKind::kRope)) {
+    return autocast_rope(backward);
   }
   // Statistics first, then values: x twice; d y and x twice.
   const auto element = static_cast<std::int64_t>(bits_of(kernel.dtype) / 8);
@@ -155,7 +189,7 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   if (of_loss(kind)) {
     return plan.loss == LossForm::kFused ? KernelForm{} : loss_form(plan.loss, kind);
   }
-  return plan.fusion == Fusion::kEager ? eager_form(kind) : KernelForm{};
+  return eager ? eager_form(kind, element) : KernelForm{};
 }
 
 void form_kernels(const Plan& plan, Program& program) {
@@ -169,7 +203,7 @@ void form_kernels(const Plan& plan, Program& program) {
     if (kernel == nullptr) continue;
     const KernelForm form = kernel_form(plan, *kernel);
     kernel->launches = std::max(kernel->launches, form.launches);
-    kernel->intermediate_bytes = form.intermediate_bytes;
+    kernel->intermediate_bytes += form.intermediate_bytes;
     kernel->bytes += kernel->rows * kernel->cols * form.intermediate_bytes;
   }
 }

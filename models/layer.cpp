@@ -220,7 +220,7 @@ class LayerWriter : LayerOps {
   void forward_branch(SegmentWriter& w) {
     if (x_moe) return x_moe->forward(w, x_b.y2, x_b.y2_x, x_b.down);
     forward_up(w);
-    if (stops_early(w)) return;
+    if (stops_early(w)) return cast_ways_out(w);
     if (joins()) return forward_out(w);
     forward_row(w, "mlp", "mlp.down", x_down, x_b.act_x.in, x_b.down_part, x_b.down);
   }
@@ -240,6 +240,12 @@ class LayerWriter : LayerOps {
     forward_linear(w, "mlp.down", x_down, x_b.act_x.in, {x_b.down_part}, false);
   }
 
+  /// Of linears whose products nothing needs again: their backward passes read the copies.
+  void cast_ways_out(SegmentWriter& w) const {
+    if (joins()) cast_weights(w, "attention.projection", x_projection);
+    cast_weights(w, "mlp.down", x_down);
+  }
+
   /// No backward pass reads the product on the way down and the residual stream after it, but for
   /// what dropout and 3d leave on the way.
   bool stops_early(const SegmentWriter& w) const {
@@ -250,6 +256,7 @@ class LayerWriter : LayerOps {
 
   void forward_qkv(SegmentWriter& w) {
     std::vector<Ref> raw = raw_heads();
+    cast_input(w, "attention.qkv", x_qkv, x_b.y1, x_b.y1_x.in, x_b.y1_more);
     if (keeps_products() && w.phase == Phase::kRecompute) {
       column_again(w, "attention", "attention.k", x_qkv, x_b.y1_x.in, x_b.y1_full, x_b.keys);
     } else {
@@ -261,6 +268,7 @@ class LayerWriter : LayerOps {
 
   void forward_up(SegmentWriter& w) {
     const Ref part = shares_input() && x_gathered ? Ref{} : x_b.y2_x.in;
+    cast_input(w, "mlp.up", x_up, x_b.y2, x_b.y2_x.in, x_b.y2_more);
     if (keeps_products() && w.phase == Phase::kRecompute) {
       column_again(w, "mlp", "mlp.up", x_up, part, x_b.y2_full, x_b.up);
     } else if (!x_again.keep_up || w.phase == Phase::kForward) {
@@ -279,6 +287,7 @@ class LayerWriter : LayerOps {
     w.phase = Phase::kBackward;
     begin(w, EventRef{kOutputGradient, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, multiplies_again(), true);
+    cast_again();
     write_again(w);
     const Ref d_out = x_b.output_gradient;
     Ref d_act;
@@ -287,10 +296,12 @@ class LayerWriter : LayerOps {
       d_act = scratch("d activation", x_tokens * x_down.in);
       d_up = scratch("d up", x_tokens * x_up.out);
     }
-    const Ref d_x2 = x_model.shared_norm ? d_out : scratch("d attention residual", flat());
+    const Ref d_x2 = x_model.shared_norm
+                         ? d_out
+                         : scratch("d attention residual", flat(), x_plan.precision.compute);
     const Ref d_context = scratch("d context", x_tokens * x_projection.in);
     const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
-    const Ref d_both = dropped(w, "branches", d_out, x_b.mask);
+    const Ref d_both = x_model.parallel_residual ? dropped(w, "branches", d_out, x_b.mask) : d_out;
     if (joins()) backward_out(w, d_both, d_act, d_context);
     const Ref d_y2 = backward_branch(w, d_both, d_act, d_up);
     if (!x_model.shared_norm) {
@@ -327,8 +338,9 @@ class LayerWriter : LayerOps {
     if (x_moe) return x_moe->backward(w, x_b.y2, x_b.y2_x, dropped(w, "moe", d_out, x_b.mask2));
     if (!joins()) backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_x.kept, d_act);
     backward_activation(w, d_act, d_up);
-    return backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full,
-                           shares_input() ? Turn::kFirst : Turn::kAlone);
+    const Ref d_y2 = backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full,
+                                     shares_input() ? Turn::kFirst : Turn::kAlone);
+    return cast_input_gradient(w, "mlp.up", x_up, d_y2, x_b.y2_more);
   }
 
   /// From the gradient of queries, keys and values to that of their normed input. Where the MLP has
@@ -345,7 +357,7 @@ class LayerWriter : LayerOps {
       w.compute("attention.norm.d_sum", kernel(KernelKind::kAdd, x_rows, x_hidden),
                 {d_y1.view(), d_y2.view()}, {d_y1.view()});
     }
-    return d_y1;
+    return cast_input_gradient(w, "attention.qkv", x_qkv, d_y1, x_b.y1_more);
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.
@@ -369,12 +381,11 @@ class LayerWriter : LayerOps {
                       const Ref& in, const Ref& in_full, Turn turn, const Ref& sum = {}) {
     const bool async = x_plan.backward_overlaps();
     const bool scatters = x_plan.sequence && turn != Turn::kFirst;
-    Ref d_in = scatters ? scratch((name + " d input").c_str(), flat()) : sum;
+    Ref d_in = scatters ? scratch(name + " d input", flat()) : sum;
     Ref d_full = sum;
     if (turn != Turn::kLast) {
-      d_full = x_plan.sequence
-                   ? scratch((name + " d input full").c_str(), x_tokens * x_model.hidden)
-                   : scratch((name + " d input").c_str(), flat());
+      d_full = x_plan.sequence ? scratch(name + " d input full", x_tokens * x_model.hidden)
+                               : scratch(name + " d input", flat());
     }
     if (!scatters) d_in = d_full;
     bias_gradient(w, name, l, d, x_tokens);

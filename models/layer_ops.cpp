@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "models/autocast.h"
+
 namespace foretrain {
 
 void LayerOps::blocks_write_to(LayoutWriter& local) {
@@ -22,8 +24,28 @@ SegmentId LayerOps::finish(SegmentWriter& writer, LayoutId saved, LayoutId local
   return x_builder.segment(std::move(writer.segment()));
 }
 
-Ref LayerOps::scratch(const char* name, std::int64_t count) {
-  return x_backward.add(name, BufferKind::kActivations, x_plan.precision.compute, count);
+void LayerOps::cast_input(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& x,
+                          const Ref& copy, const std::vector<Ref>& more) {
+  if (!x_plan.precision.autocast) return;
+  write_casts(w, name + ".cast_input", {}, l.in, x, copy);
+  for (const Ref& other : more) write_casts(w, name + ".cast_input", {}, l.in, x, other);
+}
+
+/// The gradients that linears apart give are cast one by one and added in fp32; here their products
+/// add up in 16 bits, and the other casts and sums are what the one cast moves besides.
+Ref LayerOps::cast_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
+                                  const Ref& d, const std::vector<Ref>& more) {
+  if (!x_plan.precision.autocast) return d;
+  const Ref wide = scratch(name + " d input in fp32", d.count, x_plan.precision.compute);
+  Kernel cast = kernel_of(KernelKind::kCast, d.count / l.in, l.in, d.dtype);
+  const auto others = static_cast<std::int64_t>(more.size());
+  constexpr std::int64_t kCastAndAdd = (2 + 4) + (8 + 4);  // r2 w4, then r8 w4
+  cast.launches = static_cast<std::int32_t>(1 + 2 * others);
+  cast.intermediate_bytes = others * kCastAndAdd;
+  std::vector<View> reads = {d.view()};
+  for (const Ref& copy : more) reads.push_back(copy.part(0, 0));  // kept until here
+  w.compute(name + ".cast_input_gradient", cast, std::move(reads), {wide.view()});
+  return wide;
 }
 
 void LayerOps::forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
@@ -76,6 +98,7 @@ Attention LayerOps::core_of_slice(bool backward) const {
 
 Kernel LayerOps::dropout(KernelKind kind) const {
   Kernel out = kernel(kind, x_rows, x_hidden);
+  if (kind == KernelKind::kResidualAdd) out.dtype = x_plan.precision.compute;
   out.value = x_dropout.hidden;
   if (out.value > 0) out.first_row = x_slice * x_rows;
   if (x_plan.sequence) out.split_over = x_tensor;
@@ -109,10 +132,15 @@ void LayerOps::residual_of_both(SegmentWriter& w) {
 
 Ref LayerOps::dropped(SegmentWriter& w, const std::string& name, const Ref& d_out,
                       const Ref& mask) {
-  if (!mask.valid()) return d_out;
-  const Ref d = scratch((name + " d dropout").c_str(), d_out.count);
+  Ref d_sum = d_out;
+  if (x_plan.precision.autocast) {
+    d_sum = scratch(name + " d in 16 bits", d_out.count);
+    write_casts(w, name + ".cast_output_gradient", {}, x_hidden, d_out, d_sum);
+  }
+  if (!mask.valid()) return d_sum;
+  const Ref d = scratch(name + " d dropout", d_sum.count);
   w.compute(name + ".dropout_gradient", dropout(KernelKind::kResidualAddBackward),
-            {d_out.view(), mask.view()}, {d.view()});
+            {d_sum.view(), mask.view()}, {d.view()});
   return d;
 }
 

@@ -17,8 +17,19 @@ class LayerOps : public LinearParts {
   /// Where casts, the experts and latent attention put their temporary buffers from now on.
   void blocks_write_to(LayoutWriter& local);
   SegmentId finish(SegmentWriter& writer, LayoutId saved, LayoutId local);
-  /// A buffer of the backward pass.
-  Ref scratch(const char* name, std::int64_t count);
+  /// A buffer of the backward pass, in the type of what linears give.
+  Ref scratch(const std::string& name, std::int64_t count) {
+    return scratch(name, count, x_plan.precision.branch());
+  }
+  Ref scratch(const std::string& name, std::int64_t count, DType type) {
+    return x_backward.add(name, BufferKind::kActivations, type, count);
+  }
+  /// Under autocast: the input `x` of linears, cast for each of them.
+  void cast_input(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& x,
+                  const Ref& copy, const std::vector<Ref>& more);
+  /// Of the gradient `d` of that input, summed over them; else `d` itself.
+  Ref cast_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
+                          const std::vector<Ref>& more);
 
   void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
                     const Ref& out, const Ref& stats);
@@ -33,7 +44,7 @@ class LayerOps : public LinearParts {
   /// for the sum.
   void residual_of_both(SegmentWriter& w);
 
-  /// The gradient before dropout.
+  /// The gradient of a branch's output: before dropout, and under autocast in 16 bits.
   Ref dropped(SegmentWriter& w, const std::string& name, const Ref& d_out, const Ref& mask);
   void backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up);
   /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.

@@ -129,6 +129,7 @@ void LayerParts::set_linears() {
 Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   const Placer place{saved, local, x_plan.precision};
   const DType type = x_plan.precision.compute;
+  if (x_plan.precision.autocast) declare_casts(saved, local);
   Buffers b;
   b.input = {kInput, kHiddenBuffer, type, flat()};
   b.output = {kOutput, kHiddenBuffer, type, flat()};
@@ -159,15 +160,18 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
 void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter& local) {
   const Placer place{saved, local, x_plan.precision};
   const Recompute& again = x_again;
-  const DType type = x_plan.precision.compute;
+  const Precision& precision = x_plan.precision;
+  const DType type = precision.branch();
   const bool whole = again.layer;
   // Queries that the way up computes again start from the normed input itself.
   const bool queries = again.latent_up && !x_latent->narrow_queries();
   const bool norm = whole || again.norm;
   const bool copied =
       x_plan.precision.keeps_copies() && !queries && !(x_model.shared_norm && reads_normed());
-  b.y1 = place.add("attention.norm out", type, flat(), copied || norm);
-  b.y1_x = place.operand("attention.norm out quantized", b.y1, norm);
+  b.y1 = place.add("attention.norm out", precision.compute, flat(),
+                   copied || norm || precision.autocast);
+  b.y1_x = place.normed("attention.norm out quantized", b.y1, norm);
+  b.y1_more = declare_more(place, "attention.norm out quantized", x_qkv, b.y1);
   b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
   const bool core = repeats_core() || again.attention;
@@ -187,28 +191,35 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
     return;
   }
   const std::int64_t square = x_tokens * x_q_heads * x_plan.sequence_length;
-  b.scores = place.add("probabilities", type, square, core);
+  // Eager softmax is in fp32 under autocast, and what it gives is kept beside its 16-bit copy.
+  const bool wide = precision.autocast && x_plan.fusion == Fusion::kEager;
+  b.scores = place.add("probabilities", wide ? precision.compute : type, square, core);
   if (x_dropout.attention > 0) {
     b.score_mask = place.add("attention mask", DType::kUint8, square, core);
     b.dropped = place.add("dropped probabilities", type, square, core);
+  } else if (wide) {
+    b.narrow_scores = place.add("probabilities in 16 bits", type, square, core);
   }
 }
 
 void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local) {
   const Placer place{saved, local, x_plan.precision};
   const Recompute& again = x_again;
-  const DType type = x_plan.precision.compute;
-  const bool low = x_plan.precision.keeps_copies();
+  const Precision& precision = x_plan.precision;
+  const DType type = precision.branch();
+  const bool low = precision.keeps_copies();
   const bool norm = again.layer || again.norm;
   if (x_model.shared_norm) {
     b.y2 = b.y1;
     b.y2_x = b.y1_x;
   } else {
-    b.y2 = place.add("mlp.norm out", type, flat(), (low && !reads_normed()) || norm);
+    b.y2 = place.add("mlp.norm out", precision.compute, flat(),
+                     (low && !reads_normed()) || norm || precision.autocast);
     b.y2_x = {b.y2, b.y2};
     if (!x_moe || x_moe->shares()) {
-      b.y2_x = place.operand("mlp.norm out quantized", b.y2, norm || starts_branch());
+      b.y2_x = place.normed("mlp.norm out quantized", b.y2, norm || starts_branch());
     }
+    b.y2_more = declare_more(place, "mlp.norm out quantized", x_up, b.y2);
     b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
   }
   if (x_moe) return x_moe->declare(saved, local);
@@ -236,7 +247,7 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
   const auto temp = [&](const char* name, DType dtype, std::int64_t count, bool kept = false) {
     return (kept ? saved : local).add(name, BufferKind::kActivations, dtype, count, kept);
   };
-  const DType type = x_plan.precision.compute;
+  const DType type = x_plan.precision.branch();
   if (x_plan.sequence) {
     b.y1_full = temp("attention input gathered", b.y1_x.in.dtype, full);
     b.y2_full = shares_input() ? b.y1_full : temp("mlp input gathered", b.y2_x.in.dtype, full);
@@ -251,6 +262,49 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
     b.attention_part = b.attention_out;
     b.down_part = b.down;
   }
+}
+
+/// Autocast's copies of weights and biases. They stay for the linears' backward pass or, of a layer
+/// that is computed again, until the forward pass of the microbatch is over.
+void LayerParts::declare_casts(LayoutWriter& saved, LayoutWriter& local) {
+  const auto copy_of = [&](const std::string& name, const Ref& own, bool again) {
+    if (!own.valid() || (again && !x_again.layer)) return Ref();
+    return (again ? local : saved)
+        .add(name + " in 16 bits", BufferKind::kActivations, x_plan.precision.branch(), own.count,
+             !x_again.layer);
+  };
+  const std::pair<std::string, Linear*> linears[] = {{"attention.qkv", &x_qkv},
+                                                     {"attention.projection", &x_projection},
+                                                     {"mlp.up", &x_up},
+                                                     {"mlp.down", &x_down}};
+  for (const auto& [name, l] : linears) {
+    if (!l->own_weight.valid()) {
+      l->own_weight = l->weight;
+      l->own_bias = l->bias;
+    }
+    l->weight = copy_of(name + ".weight", l->own_weight, false);
+    l->bias = copy_of(name + ".bias", l->own_bias, false);
+    l->weight_again = copy_of(name + ".weight", l->own_weight, true);
+    l->bias_again = copy_of(name + ".bias", l->own_bias, true);
+  }
+}
+
+void LayerParts::cast_again() {
+  if (!x_plan.precision.autocast || !x_again.layer) return;
+  for (Linear* l : {&x_qkv, &x_projection, &x_up, &x_down}) {
+    l->weight = l->weight_again;
+    l->bias = l->bias_again;
+  }
+}
+
+std::vector<Ref> LayerParts::declare_more(const Placer& place, const char* name, const Linear& l,
+                                          const Ref& normed) const {
+  std::vector<Ref> out;
+  if (!x_plan.precision.autocast) return out;
+  for (std::size_t i = 1; i < l.apart(); ++i) {
+    out.push_back(place.add(name, x_plan.precision.branch(), normed.count, x_again.layer));
+  }
+  return out;
 }
 
 /// What 3d gathers: kept, unless the linear is computed again.

@@ -1,6 +1,7 @@
 // What a layer is made of: its linears and norms on one rank, and its activations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -20,7 +21,15 @@ struct Linear {
   std::array<std::int64_t, 3> parts{};  ///< as Gemm's
   std::int64_t matrices = 1;            ///< matrices of the weight
   bool inner = false;                   ///< back to the residual stream
-  std::size_t number = 0;               ///< among the linears of the layer
+  /// Under autocast: the parameters that weight and bias are 16-bit copies of, and the copies that
+  /// a pass makes which computes the layer again.
+  Ref own_weight = {}, own_bias = {}, weight_again = {}, bias_again = {};
+  std::size_t number = 0;  ///< among the linears of the layer
+  /// Matrices that are linears of their own.
+  std::size_t apart() const {
+    return static_cast<std::size_t>(
+        std::count_if(parts.begin(), parts.end(), [](std::int64_t rows) { return rows > 0; }));
+  }
   GridMatrix of_grid() const { return {weight, weight_gradient, out, in, matrices, inner, false}; }
 };
 
@@ -28,12 +37,15 @@ struct Linear {
 struct Buffers {
   Ref input, output, output_gradient, input_gradient;
   Ref y1, stats1, y1_full, qkv_raw, qkv, context, row_stats, scores, score_mask, dropped;
+  Ref narrow_scores;         ///< under autocast, without dropout
   Ref qkv_heads, out_heads;  ///< of own heads and all tokens, where context ranks exchange them
   /// With products kept every second time, what the linears give: kept, and computed again.
   Ref kept_heads, keys, gate;
   /// Operands of the linears: quantized copies for forward, and what is kept for the weight
   /// gradients. Under 16 bits and more both are the activation itself.
   Operand y1_x, y2_x, context_x, act_x;
+  /// Under autocast the copies of further linears that take the same.
+  std::vector<Ref> y1_more, y2_more;
   Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,
       mask2;
   Ref mask;                      ///< of the sum of parallel branches, in place of mask1 and mask2
@@ -104,6 +116,9 @@ class LayerParts {
   /// local.
   Buffers declare(LayoutWriter& saved, LayoutWriter& local);
 
+  /// From now on linears read the copies of the backward pass, where that computes them again.
+  void cast_again();
+
   /// Elements of the residual stream on this rank.
   std::int64_t flat() const { return x_rows * x_hidden; }
 
@@ -134,6 +149,9 @@ class LayerParts {
   void declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
   void declare_operations(Buffers& b, const Placer& place) const;
+  void declare_casts(LayoutWriter& saved, LayoutWriter& local);
+  std::vector<Ref> declare_more(const Placer& place, const char* name, const Linear& l,
+                                const Ref& normed) const;
   void declare_kept(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
   std::int64_t norm_statistics() const { return x_model.norm == Norm::kLayerNorm ? 2 : 1; }
 };

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "models/autocast.h"
 #include "models/stage.h"
 
 namespace foretrain {
@@ -12,8 +13,15 @@ void LinearParts::gather(SegmentWriter& w, const char* block, const Ref& part, c
                {full.view()});
 }
 
+void LinearParts::cast_weights(SegmentWriter& w, const std::string& name, const Linear& l) const {
+  if (!x_plan.precision.autocast) return;
+  write_casts(w, name + ".cast_weight", l.parts, l.in, l.own_weight, l.weight);
+  if (l.bias.valid()) write_casts(w, name + ".cast_bias", l.parts, 1, l.own_bias, l.bias);
+}
+
 void LinearParts::forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
                                  const std::vector<Ref>& out, bool with_bias) {
+  cast_weights(w, name, l);
   if (x_grid) {
     const Ref& whole = out.front();
     x_grid->forward(w, name, l.of_grid(), in, x_b.kept.at(l.number), whole);
@@ -78,6 +86,7 @@ void LinearParts::forward_row(SegmentWriter& w, const char* block, const char* n
                               bool adds) {
   if (x_plan.rings()) return ring_reduce(w, block, name, l, in, partial, out, adds);
   if (adds) {
+    cast_weights(w, name, l);
     product(w, name, l, forward_gemm(x_plan, x_tokens, l.out, l.in), in,
             x_quantizer.by_rows(l.weight), partial, true);
   } else {

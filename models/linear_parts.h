@@ -41,6 +41,8 @@ class LinearParts : public ContextParts {
   }
   /// All rows of `part`, where tokens are cut.
   void gather(SegmentWriter& w, const char* block, const Ref& part, const Ref& full);
+  /// Under autocast the linear's 16-bit copies of its weight and bias.
+  void cast_weights(SegmentWriter& w, const std::string& name, const Linear& l) const;
   void forward_linear(SegmentWriter& w, const char* name, const Linear& l, const Ref& in,
                       const std::vector<Ref>& out, bool with_bias);
   /// The linear's product or, where it goes back, the gradient of its input; `adds`: to `out`.

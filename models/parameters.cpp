@@ -1,3 +1,4 @@
+#include "models/autocast.h"
 #include "models/layer.h"
 #include "models/stage.h"
 #include "models/tensor_grid.h"
@@ -198,6 +199,7 @@ void write_product(SegmentWriter& w, const Plan& plan, const std::string& name, 
 
 void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string& name,
                            const Gemm& gemm, const Ref& d, const Ref& in, const Ref& gradient) {
+  if (plan.precision.autocast) return write_narrow_gradient(w, plan, name, gemm, d, in, gradient);
   write_product(w, plan, name, gemm, gemm.m * gemm.batch, d, in, gradient);
 }
 
@@ -209,16 +211,16 @@ void write_weight_gradient(SegmentWriter& w, const Plan& plan, const std::string
 
 Gemm forward_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {
   return Gemm{
-      tokens, out, in, 1, false, true, false, plan.precision.matrix, plan.precision.compute};
+      tokens, out, in, 1, false, true, false, plan.precision.matrix, plan.precision.branch()};
 }
 Gemm input_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out, std::int64_t in) {
   return Gemm{
-      tokens, in, out, 1, false, false, false, plan.precision.matrix, plan.precision.compute};
+      tokens, in, out, 1, false, false, false, plan.precision.matrix, plan.precision.branch()};
 }
 Gemm weight_gradient_gemm(const Plan& plan, std::int64_t tokens, std::int64_t out,
                           std::int64_t in) {
   return Gemm{
-      out, in, tokens, 1, true, false, false, plan.precision.matrix, plan.precision.compute};
+      out, in, tokens, 1, true, false, false, plan.precision.matrix, plan.precision.branch()};
 }
 
 }  // namespace foretrain

@@ -209,6 +209,7 @@ class PlanReader {
       r.read("compile", compile);
       if (compile) x_plan.fusion = Fusion::kCompiled;
       read_recipe(r, x_plan.precision);
+      read_autocast(r, x_autocast);
       int optimizer = 1;
       r.read_choice("optimizer", optimizer,
                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});
@@ -281,6 +282,9 @@ class PlanReader {
       return refuse(no->place, no->message, no->kind);
     }
     check_context();
+    if (const auto no = settle_autocast(x_autocast, x_model, p)) {
+      return refuse(no->place, no->message, no->kind);
+    }
     if (const std::int64_t each = x_gradients.bucket_elements_per_rank; each > 0) {
       p.bucket_elements = std::max(p.bucket_elements, each * p.data);
     }
@@ -445,6 +449,7 @@ class PlanReader {
   const Model& x_model;
   Plan x_plan;
   GradientKeys x_gradients;
+  Autocast x_autocast = Autocast::kOff;
   int x_selective = 0;  ///< what `recompute` selective means
 };
 

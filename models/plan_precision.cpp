@@ -1,5 +1,7 @@
 #include "models/plan_precision.h"
 
+#include <string>
+
 namespace foretrain {
 namespace {
 
@@ -32,6 +34,65 @@ void read_recipe(JsonReader& kernels, Precision& precision) {
   if (maker == 1 && !(precision.blocks && precision.linear == DType::kFp8)) {
     kernels.fail("fp8_weight_gradient", "cutlass needs fp8 scaled by blocks (fp8-blockwise)");
   }
+}
+
+void read_autocast(JsonReader& kernels, Autocast& out) {
+  const char* key = "autocast";
+  const Json* json = kernels.take(key);
+  if (json == nullptr) return;
+  if (*json == Json("auto")) {
+    out = Autocast::kWhereModelled;
+  } else if (*json == Json(true)) {
+    out = Autocast::kOn;
+  } else if (!(*json == Json(false))) {
+    kernels.fail(key, "found " + describe(*json) + ", expected true, false or \"auto\"");
+  }
+}
+
+std::optional<Refusal> refused_autocast(const Model& model, const Plan& p) {
+  const Recompute& again = p.recompute;
+  const bool modules = again.attention || again.norm || again.mlp || again.activation ||
+                       again.operations || again.parts > 1 || again.keeps();
+  struct Case {
+    bool found;
+    const char* what;
+  };
+  const Case cases[] = {
+      {p.precision.linear != p.precision.matrix, "linears in less than 16 bits"},
+      {model.is_network(), "networks of layers"},
+      {model.is_encoder_decoder(), "encoder-decoders"},
+      {model.has_experts(), "experts"},
+      {model.is_latent(), "latent attention"},
+      {model.qk_norm, "norms of queries and keys"},
+      {model.attention_sinks, "attention sinks"},
+      {model.shared_norm, "one norm for both branches"},
+      {model.predict_layers > 0, "multi-token prediction"},
+      {p.tensor > 1, "tensor parallelism"},
+      {p.context > 1, "context parallelism"},
+      {p.sharding > Sharding::kOptimizer, "sharded gradients or parameters"},
+      {p.shares_vocabulary(), "a vocabulary that all stages share"},
+      {p.forwards > 1, "passes that come back"},
+      {modules, "recomputation of less than whole layers"},
+      {p.fusion == Fusion::kCompiled, "kernels.compile"},
+  };
+  for (const Case& one : cases) {
+    if (!one.found) continue;
+    return Refusal{"kernels/autocast", std::string("is not modelled with ") + one.what,
+                   ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> settle_autocast(Autocast asked, const Model& model, Plan& plan) {
+  Precision& p = plan.precision;
+  if (asked == Autocast::kOff || bits_of(p.compute) > 16) return std::nullopt;
+  if (auto no = refused_autocast(model, plan)) {
+    return asked == Autocast::kOn ? no : std::nullopt;
+  }
+  p.autocast = true;
+  p.compute = p.gradients = DType::kFp32;
+  p.master = false;
+  return std::nullopt;
 }
 
 std::optional<Refusal> refused_precision(const Model& model, const Plan& plan) {

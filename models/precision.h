@@ -24,6 +24,11 @@ struct Precision {
   bool blocks = false;           ///< low precision: scaled by blocks or rows, not by whole tensors
   bool cutlass = false;          ///< fp8 gradients of weights by CUTLASS
   ScaleSharing scales = ScaleSharing::kNone;
+  /// Parameters and the residual stream are in `compute`, fp32; linears, attention and what follows
+  /// them in `matrix`, 16 bits: models/autocast.h.
+  bool autocast = false;
+  /// Of what linears give and take.
+  DType branch() const { return autocast ? matrix : compute; }
   bool low() const { return bits_of(linear) < 16; }
   /// Quantisation-aware: forward products alone have 8-bit operands, of which nothing is kept; all
   /// backward products are in `matrix`.

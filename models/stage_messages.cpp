@@ -251,4 +251,29 @@ void StageWriter::let_go_of_output(const Chunk& chunk, const Passage& passage, s
   x_builder.call(Call{x_builder.segment(std::move(w.segment())), layer, mb, {output}, {}});
 }
 
+/// Autocast holds its copies of weights to the end of the forward pass; those of layers that are
+/// computed again nobody else does.
+void StageWriter::let_go_of_casts(const Chunk& chunk, const Passage& passage, std::int32_t mb) {
+  if (!x_plan.precision.autocast) return;
+  for (std::int64_t l = 0; l < chunk.layers; ++l) {
+    if (!recomputed(chunk.layers_before + l)) continue;
+    const FrameId saved = passage.saved[static_cast<std::size_t>(l)];
+    SegmentId& segment = x_lets_go[layout_of(saved)];
+    if (!segment.valid()) {
+      LayoutWriter events("let go", 1);
+      SegmentWriter w(x_builder, "let go of casts", events);
+      std::vector<View> copies;
+      for (const Buffer& b : x_builder.program().layouts[layout_of(saved).index()].buffers) {
+        const auto number = static_cast<std::int16_t>(copies.size());
+        copies.push_back(View{0, number, 0, b.bytes(), 1, GroupSlot()});
+      }
+      w.compute("casts.release", HostDelay{}, std::move(copies), {}).category = Category::kHost;
+      w.segment().frames = {layout_of(saved)};
+      segment = x_builder.segment(std::move(w.segment()));
+    }
+    const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
+    x_builder.call(Call{segment, layer, mb, {saved}, {}});
+  }
+}
+
 }  // namespace foretrain

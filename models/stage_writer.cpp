@@ -198,6 +198,7 @@ void StageWriter::forward(const Pass& pass) {
   finish_slices();
   if (head && pass.round > 0) x_first_pass = mb == 0;  // its own
   if (head) head_forward(chunk, passage, mb);
+  let_go_of_casts(chunk, passage, mb);
   pass_ends(false, mb);
   share_scales(chunk, mb, false);
   if (!passage.keeps) return forward_ends(chunk, pass);

@@ -225,6 +225,7 @@ class StageWriter {
   void collect_pass(Chunk& chunk, bool last);
   StreamWait add_pass(const Chunk& chunk);
   void let_go_of_output(const Chunk& chunk, const Passage& passage, std::int32_t mb);
+  void let_go_of_casts(const Chunk& chunk, const Passage& passage, std::int32_t mb);
   void stage_factors(Chunk& chunk, const AddBuffer& add);
   void write_factors(Bucket& bucket, Segment& segment);
   std::int64_t sign_bytes(const Bucket& bucket) const;
@@ -457,6 +458,7 @@ class StageWriter {
   std::map<std::int32_t, FrameId> x_input_frames;
   std::map<std::int32_t, FrameId> x_returned;  ///< outputs of one stage that come back to it
   SegmentId x_adds_returned;
+  std::map<LayoutId, SegmentId> x_lets_go;  ///< of autocast's copies that such a frame holds
   std::vector<StreamWait> x_before_next;    ///< compute waits for these before its next call
   std::vector<StreamWait> x_before_update;  ///< gradients that are not reduced over data
   bool x_first_pass = false;

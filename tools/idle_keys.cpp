@@ -160,6 +160,28 @@ const char* synchronize(const Run& run) {
              : nullptr;
 }
 
+const char* autocast(const Run& run) {
+  if (run.plan.precision.autocast) return nullptr;
+  return bits_of(run.plan.precision.compute) > 16 ? "the precision is not one of 16 bits"
+                                                  : "the plan is not one that it is modelled for";
+}
+
+const char* wide_under_autocast(const Run& run) {
+  return run.plan.precision.autocast ? "under kernels.autocast parameters and gradients are fp32"
+                                     : nullptr;
+}
+
+const char* narrow_under_autocast(const Run& run, const char* pointer) {
+  const Json* asked = value_at(run.resolved, pointer);
+  return asked != nullptr && *asked == Json("compute") ? wide_under_autocast(run) : nullptr;
+}
+const char* gradients_dtype(const Run& run) {
+  return narrow_under_autocast(run, "/gradients/dtype");
+}
+const char* precision_gradients(const Run& run) {
+  return narrow_under_autocast(run, "/precision/gradients");
+}
+
 struct IdleKey {
   const char* pointer;
   Why why;
@@ -204,6 +226,10 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/gather_dtype", gather_dtype},
     {"/host/synchronize", synchronize},
     {"/kernels/amax_reduction", amax_reduction},
+    {"/kernels/autocast", autocast},
+    {"/gradients/dtype", gradients_dtype},
+    {"/precision/gradients", precision_gradients},
+    {"/precision/master_weights", wide_under_autocast},
     {"/kernels/early_stop", early_stop},
     {"/kernels/grouped_gemm", if_no_experts},
 };

@@ -130,6 +130,13 @@ const Idle kIdle[] = {
      "prices rest on rates that were reached, whatever the clock was: peaks and bandwidth move "
      "them"},
     {"kernels.amax_reduction=stage", "there are no delayed scales of fp8"},
+    {"kernels.autocast=true",
+     "the precision is not one of 16 bits",
+     {"precision=fp32", "kernels.attention=unfused"}},
+    {"kernels.autocast=auto", "the plan is not one that it is modelled for"},
+    {"gradients.dtype=compute",
+     "under kernels.autocast parameters and gradients are fp32",
+     {"parallel.tensor=1", "kernels.autocast=true"}},
     {"kernels.early_stop=true", "nothing is computed again"},
     {"kernels.grouped_gemm=single", "the model has no experts"},
 };

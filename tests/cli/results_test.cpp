@@ -301,6 +301,8 @@ const Field kFields[] = {
     {"kernels.optimizer=adafactor", {"sharding.level=none"}},
     {"kernels.flash=flash1"},
     {"kernels.fusion=eager"},
+    {"kernels.autocast=true", {"parallel.tensor=1"}},
+    {"kernels.autocast=\"auto\"", {"parallel.tensor=1"}},
     {"kernels.projections=separate"},
     {"kernels.selective=operations", {"model=llama-3-8b", "recompute=selective"}},
     {"recompute={\"modules\":[\"operations\"]}", {"model=llama-3-8b"}},

@@ -239,6 +239,9 @@ TEST(DeviceRefusals, ByName) {
   EXPECT_EQ(refusal([](Plan& p) { p.loss = LossForm::kTorch; }), "");
   const std::string fp8 = refusal([](Plan& p) { p.precision.linear = DType::kFp8; });
   EXPECT_NE(fp8.find("set precision to one of these"), std::string::npos) << fp8;
+  const std::string sum = refusal([](Plan& p) { p = under_autocast(p); });
+  EXPECT_NE(sum.find("attention.residual"), std::string::npos) << sum;
+  EXPECT_NE(sum.find("no kernel for these types"), std::string::npos) << sum;
   const std::string lamb = refusal([](Plan& p) { p.optimizer = Optimizer::kLamb; });
   EXPECT_NE(lamb.find("optimizers other than Adam"), std::string::npos) << lamb;
   const std::string fp32 = refusal([](Plan& p) {

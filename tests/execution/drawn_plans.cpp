@@ -82,6 +82,7 @@ void make_small(Rng& rng, Model& m) {
 
 Drawn draw_small(Rng& rng, DrawnKind kind) {
   Drawn out = draw_any(rng, kind);
+  fit_autocast(out.model, out.plan);
   Model& m = out.model;
   make_small(rng, m);
   Plan& p = out.plan;

@@ -53,7 +53,7 @@ Plan on_one_rank(const Plan& plan) {
   one.schedule = plan.forwards > 1 ? plan.schedule : Schedule::kGpipe;
   one.overlap.tensor_slices = 1;
   one.attention = AttentionKernel::kFlash;
-  one.precision.master = false;
+  one.precision.master = one.precision.autocast = false;
   one.fused_accumulation = true;
   one.host_waits = HostWaits::kNone;
   return one;

@@ -95,6 +95,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   draw_reuse(rng, p.units);
   draw_levels(rng, p);
   draw_placement(rng, p.offload);
+  fit_autocast(out.model, p);
   return out;
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "models/plan_layout.h"
+#include "models/plan_precision.h"
 #include "models/plan_sharding.h"
 
 namespace foretrain {
@@ -278,6 +279,15 @@ void draw_contiguous(Rng rng, const Model& model, Plan& p) {
   fit_buckets(model, p);
 }
 
+/// Linears on 16-bit copies. What is drawn later does not depend on it.
+void draw_autocast(Rng rng, const Model& model, Plan& p) {
+  if (refused_autocast(model, p) || rng.below(3) == 0) return;
+  p = under_autocast(p);
+  p.fusion = rng.below(2) == 0 ? Fusion::kEager : Fusion::kFused;
+  p.loss = rng.below(2) == 0 ? LossForm::kTorch : LossForm::kFused;
+  p.separate_projections = rng.below(2) == 0;
+}
+
 /// What frameworks keep or copy that others do not. What is drawn later does not depend on it.
 void draw_habits(Rng rng, const Model& model, Plan& p) {
   p.sums_after_pass = rng.below(3) == 0 && can_sum_after_pass(model, p);
@@ -287,6 +297,20 @@ void draw_habits(Rng rng, const Model& model, Plan& p) {
 }
 
 }  // namespace
+
+Plan under_autocast(Plan plan) {
+  Precision& p = plan.precision;
+  p.autocast = true;
+  p.matrix = p.linear = p.compute;
+  p.compute = p.gradients = DType::kFp32;
+  p.master = false;
+  return plan;
+}
+
+void fit_autocast(const Model& model, Plan& plan) {
+  if (!plan.precision.autocast || !refused_autocast(model, plan)) return;
+  plan.precision = Precision{};
+}
 
 void fit_buckets(const Model& model, Plan& plan) {
   if (!plan.contiguous() || can_copy_into_buckets(model, plan)) return;
@@ -338,6 +362,7 @@ Drawn draw_plan(Rng& rng) {
   draw_recycling(rng, p);
   draw_habits(rng, out.model, p);
   draw_contiguous(rng, out.model, p);
+  draw_autocast(rng, out.model, p);
   return out;
 }
 
@@ -378,6 +403,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
   fit_schedule(out.model, p);
   fit_parts(out.model, p);
   fit_buckets(out.model, p);
+  fit_autocast(out.model, p);
   return out;
 }
 
@@ -466,6 +492,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   fit_parts(out.model, p);
   if (rng.below(2) == 0) draw_latent(rng, out.model, p);
   draw_groups(rng, p);
+  fit_autocast(out.model, p);
   return out;
 }
 

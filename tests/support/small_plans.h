@@ -26,6 +26,11 @@ void fit_schedule(Model& model, Plan& plan);
 /// Takes parts of layers back where the plan does not go with them.
 void fit_parts(const Model& model, Plan& plan);
 
+/// fp32 parameters and 16-bit linears, as the key `kernels.autocast` makes them.
+Plan under_autocast(Plan plan);
+/// Takes autocast back where it does not go with the plan.
+void fit_autocast(const Model& model, Plan& plan);
+
 /// Takes contiguous buckets back where the plan does not go with them.
 void fit_buckets(const Model& model, Plan& plan);
 
