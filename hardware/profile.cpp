@@ -110,7 +110,8 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
     plain.heads_split_over = GroupSlot();
     plain.first_sequence = plain.head_part = 0;  // which they are costs nothing
     plain.head_parts = 1;
-    plain.hops = 0;
+    // But the first block of ring self-attention, which starts what others add to.
+    plain.hops = plain.step == AttentionStep::kWhole ? 0 : std::min(plain.hops, 1);
     plain.more_kernels = 0;
     const std::string text = text_of(Work{plain});
     return {

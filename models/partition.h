@@ -20,7 +20,7 @@ struct LayerWeights {
   std::vector<std::int64_t> layers;
 };
 
-/// Layers of more are not balanced: the search grows with the square of their number.
+/// Layers of more are not balanced: the search may grow with their square times the chunks.
 inline constexpr std::int64_t kMostBalanced = 2048;
 
 /// Parameters of the whole model that train: with all its experts, a tied matrix on both stages

@@ -233,11 +233,14 @@ class PlanReader {
     });
     nested("host", [this](JsonReader& r) {
       double data_us = 0;
+      double pass_us = 0;
       double step_us = 0;
       r.read("data_us", data_us, JsonReader::Range{0, 1e12});
+      r.read("pass_us", pass_us, JsonReader::Range{0, 1e12});
       r.read("step_us", step_us, JsonReader::Range{0, 1e12});
       r.read_enum("synchronize", x_plan.host_waits, {"none", "forward", "transfers", "passes"});
       x_plan.data_time = Time::from_us(data_us);
+      x_plan.pass_time = Time::from_us(pass_us);
       x_plan.step_time = Time::from_us(step_us);
     });
     nested("allocator", [this](JsonReader& r) {
@@ -411,7 +414,9 @@ class PlanReader {
                                  text(x_model.layers / p.pipeline) +
                                  " layers of a stage are more than a million layer passes");
     }
-    const double waits = p.data_time.seconds() * static_cast<double>(p.microbatches());
+    const double passes = static_cast<double>((p.forwards + 1) * p.chunks_of_stage());
+    const double waits = (p.data_time.seconds() + passes * p.pass_time.seconds()) *
+                         static_cast<double>(p.microbatches());
     if (waits + p.step_time.seconds() > 1e6) {
       refuse("host", "a step would wait more than 11 days for its host");
     }
@@ -428,8 +433,11 @@ class PlanReader {
              "context parallelism",
              ErrorKind::kUnsupported);
     }
-    if (x_model.bidirectional && x_plan.context > 1) {
-      refuse("parallel/context", "is modelled for causal attention", ErrorKind::kUnsupported);
+    const bool rows = x_plan.context_exchange == ContextExchange::kRingSelf;
+    if (x_model.bidirectional && x_plan.context > 1 && !rows) {
+      refuse("parallel/context",
+             "is modelled for causal attention, and for any with kernels.context ring_self",
+             ErrorKind::kUnsupported);
     }
   }
 

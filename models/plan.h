@@ -195,7 +195,7 @@ struct Units {
   bool reshard_in_pipeline = true;  ///< else stages gather and reduce once a step
   /// Parameters of at most so many elements stay gathered, but tables and experts; 0 = none.
   std::int64_t persist_elements = 0;
-  /// Parameters that the backward pass needs again after at most so many others stay gathered.
+  /// Parameters that the backward pass needs again after fewer others stay gathered; 0 = none.
   std::int64_t reuse_elements = 0;
   /// Ranks that gather among each other what they gathered across such groups (MiCS, see
   /// models/stage_levels.cpp); 1: at once.
@@ -312,6 +312,7 @@ struct Plan {
   double dropout = -1;             ///< overrides the model's; -1: see `dropout_of`
   double clip_norm = 1;            ///< 0 = no gradient clipping
   Time data_time;                  ///< host time to prepare one microbatch
+  Time pass_time;                  ///< host time of each pass of a microbatch through a chunk
   Time step_time;                  ///< host time a step outside of kernels' launches
   Time checkpoint_time;            ///< host time that recomputing a layer adds
   HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled

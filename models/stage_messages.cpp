@@ -113,7 +113,22 @@ FrameId StageWriter::receive_input(std::int32_t c, std::int32_t mb, bool gradien
 /// `arrived`: the frame that this pass received, if any.
 void StageWriter::pass_begins(bool backward, std::int32_t mb, FrameId arrived) {
   host_waits_for_pass(backward, mb, arrived);
+  if (x_plan.pass_time.ps > 0) host_takes_time(backward, mb);
   if (arrived.valid() && x_plan.scatters_messages()) gather_message(backward, mb, arrived);
+}
+
+/// What the framework's own code takes beside a pass.
+void StageWriter::host_takes_time(bool backward, std::int32_t mb) {
+  SegmentId& segment = x_pass_pauses[backward ? 1 : 0];
+  if (!segment.valid()) {
+    LayoutWriter events("host of a pass", 1);
+    SegmentWriter w(x_builder, backward ? "host of a backward pass" : "host of a forward pass",
+                    events);
+    w.phase = backward ? Phase::kBackward : Phase::kForward;
+    w.pause("host.pass", x_plan.pass_time);
+    segment = x_builder.segment(std::move(w.segment()));
+  }
+  x_builder.call(Call{segment, -1, mb, {}, {}});
 }
 
 /// Of what tensor ranks hold a part each, all of it.

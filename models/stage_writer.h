@@ -181,6 +181,7 @@ class StageWriter {
     return x_plan.placement() == ChunkPlacement::kV && x_plan.stage_of(at + step) == x_stage;
   }
   void pass_begins(bool backward, std::int32_t mb, FrameId arrived);
+  void host_takes_time(bool backward, std::int32_t mb);
   void host_waits_for_pass(bool backward, std::int32_t mb, FrameId arrived);
   View whole_of_parts(std::int16_t frame) const;
   View sent_part(std::int16_t frame);
@@ -433,9 +434,9 @@ class StageWriter {
   /// Down, up; of activations, of gradients.
   /// By whether it is sent, goes up the pipeline and carries gradients.
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
-  std::array<SegmentId, 2> x_message_gathers;  ///< forward, backward
-  std::pair<SegmentId, LayoutId> x_part;       ///< of a copy of what is sent
-  std::pair<SegmentId, LayoutId> x_output;     ///< of that gathered again
+  std::array<SegmentId, 2> x_message_gathers, x_pass_pauses;  ///< forward, backward
+  std::pair<SegmentId, LayoutId> x_part;                      ///< of a copy of what is sent
+  std::pair<SegmentId, LayoutId> x_output;                    ///< of that gathered again
   bool x_joined = false;
   /// First call of each of the joined passes, and whether it is a forward pass.
   std::vector<std::pair<std::size_t, bool>> x_joined_begins;

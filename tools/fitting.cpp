@@ -180,18 +180,20 @@ class Search {
   bool attempt(const Sets& sets) {
     if (x_out.tried >= kLeastTries && x_operations > kMostOperations) return false;
     Sets all = sets;
-    Result<Run> changed = resolve_run(x_run.resolved, x_run.source, all);
+    const auto prices = [this](Run& run) {
+      run.profile = x_run.profile;
+      run.profile_source = x_run.profile_source;
+      return ok_status();
+    };
+    Result<Run> changed = resolve_run(x_run.resolved, x_run.source, all, prices);
     if (changed.ok() && changed.value().plan.global_batch != x_run.plan.global_batch) {
       // A batch that follows from the microbatch stays what it was: the same work.
       all.push_back(set_of("batch.global", x_run.plan.global_batch));
-      changed = resolve_run(x_run.resolved, x_run.source, all);
+      changed = resolve_run(x_run.resolved, x_run.source, all, prices);
     }
     if (!changed.ok()) return false;
     ++x_out.tried;
-    Run run = changed.value();
-    run.profile = x_run.profile;
-    run.profile_source = x_run.profile_source;
-    const Result<Prediction> prediction = predict(run, x_options);
+    const Result<Prediction> prediction = predict(changed.value(), x_options);
     if (prediction.ok()) {
       x_operations += prediction.value().lowered + prediction.value().operations;
     }

@@ -55,6 +55,13 @@ const char* reshard_in_pipeline(const Run& run) {
   return run.plan.by_units() ? if_no_pipeline(run) : if_not_by_units(run);
 }
 
+const char* reuse_elements(const Run& run) {
+  const Plan& p = run.plan;
+  if (p.sharding != Sharding::kParameters) return if_not_parameters(run);
+  if (p.pipeline > 1) return "in a pipeline other microbatches run before the backward pass";
+  return p.units.reshard ? nullptr : "sharding.reshard_after_forward is false";
+}
+
 const char* clock_mhz(const Run&) {
   return "prices rest on rates that were reached, whatever the clock was: peaks and bandwidth move "
          "them";
@@ -69,7 +76,8 @@ const char* scatter_gather(const Run& run) {
   if (p.scatter_gather || asked == nullptr || !(*asked == Json(true))) return nullptr;
   return "it is modelled for decoders and encoders whose passes run one by one, each stage with "
          "its "
-         "own layers and the ends with the vocabulary";
+         "own layers and the ends with the vocabulary, and whose tokens x hidden_size tensor "
+         "divides";
 }
 
 const char* flat_update(const Run& run) {
@@ -193,7 +201,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/reshard_last_unit", if_not_parameters},
     {"/sharding/reshard_in_pipeline", reshard_in_pipeline},
     {"/sharding/persist_elements", if_not_parameters},
-    {"/sharding/reuse_elements", if_not_parameters},
+    {"/sharding/reuse_elements", reuse_elements},
     {"/sharding/forward_prefetch", if_not_parameters},
     {"/sharding/backward_prefetch", if_not_parameters},
     {"/sharding/gathers_in_flight", if_not_parameters},

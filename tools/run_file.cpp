@@ -311,13 +311,14 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
   return input_error(message + "; `foretrain list " + kind + "` lists them");
 }
 
-Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets) {
+Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
+                     const ChoosePrices& prices) {
   FT_ASSIGN(const Json json, load_preset("runs", name_or_path, "RUN"));
-  return resolve_run(json, name_or_path, sets);
+  return resolve_run(json, name_or_path, sets, prices);
 }
 
 Result<Run> resolve_run(const Json& json, const std::string& source,
-                        const std::vector<std::string>& sets) {
+                        const std::vector<std::string>& sets, const ChoosePrices& prices) {
   Run run;
   run.source = source;
   Json user = json;
@@ -374,7 +375,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   run.dispatch = Time::from_us(dispatch_us(run.resolved));
   run.graphs = cuda_graph(run.resolved) != "none";
   run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
-  FT_TRY(find_profile(run, user, source));
+  FT_TRY(prices ? prices(run) : find_profile(run, user, source));
   note_limits(run);
   FT_TRY(divide_by_time(run));
   FT_TRY(place_states(run));

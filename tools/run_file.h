@@ -2,6 +2,7 @@
 // value.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -34,13 +35,18 @@ struct Run {
   std::vector<std::string> notes;  ///< what was ignored or is not modelled
 };
 
+/// Sets the profile of a run in place of what the RUN says, before anything that depends on prices
+/// is decided.
+using ChoosePrices = std::function<Status(Run&)>;
+
 /// Loads a RUN: a path, or the name of a shipped one. `sets` are "pointer.path=value" overrides,
 /// applied last; the value is JSON, or else a text.
-Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets);
+Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
+                     const ChoosePrices& prices = {});
 
 /// The same from a value; `source` names it in messages.
 Result<Run> resolve_run(const Json& json, const std::string& source,
-                        const std::vector<std::string>& sets);
+                        const std::vector<std::string>& sets, const ChoosePrices& prices = {});
 
 /// The folder of the user's profiles: $XDG_DATA_HOME/foretrain/profiles, else below ~/.local/share;
 /// "" where the environment names neither.

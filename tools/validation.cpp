@@ -32,6 +32,7 @@ Plan on_one_rank(const Plan& plan, const Model& model) {
   one.sharding = Sharding::kNone;
   one.shard_group = 0;
   one.recompute = Recompute{};
+  one.overlap = Overlap();
   one.experts.expert = one.experts.tensor = 1;
   one.offload = Offload();
   one.schedule = plan.forwards > 1 ? plan.schedule : Schedule::kGpipe;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "sim/base/check.h"
+
 namespace foretrain {
 namespace {
 
@@ -112,8 +114,11 @@ class Flattener {
     for (std::int32_t o = begin; o < end; ++o) {
       const EventRef records = x_out.ops[static_cast<std::size_t>(o)].records;
       if (!records.valid()) continue;
-      x_out.event_stream[static_cast<std::size_t>(x_out.event_id(entry, records))] =
-          static_cast<std::int16_t>(s);
+      std::int16_t& recorder =
+          x_out.event_stream[static_cast<std::size_t>(x_out.event_id(entry, records))];
+      FT_CHECK(recorder < 0 || recorder == static_cast<std::int16_t>(s),
+               "an event that two streams record");
+      recorder = static_cast<std::int16_t>(s);
     }
   }
 

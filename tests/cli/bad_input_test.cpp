@@ -255,6 +255,8 @@ const BadSet kImpossible[] = {
     {"batch.micro=-1", {"/batch/micro", "found -1", "from 1"}},
     {"batch.global=0", {"/batch/global", "found 0", "from 1"}},
     {"cluster.accelerators=-8", {"/cluster/accelerators", "found -8", "from 1"}},
+    {"host.pass_us=-1", {"/host/pass_us", "found -1", "from 0"}},
+    {"host.pass_us=999999999999", {"run.json", "more than 11 days"}},
     {"host.step_us=-1", {"/host/step_us", "found -1", "from 0"}},
 };
 

@@ -360,6 +360,7 @@ const Field kFields[] = {
     {"launch.operations={\"gemm\":200}"},
     {"launch.graph_dispatch_us=50", {"launch.cuda_graph=full"}},
     {"host.data_us=100000"},
+    {"host.pass_us=100000"},
     {"host.step_us=1000"},
     {"host.synchronize=passes", {"launch.dispatch_us=1000"}},
     {"dropout=0.1"},

@@ -10,10 +10,10 @@
 namespace foretrain {
 namespace {
 
-using Counts = std::vector<std::int64_t>;
+using LayerCounts = std::vector<std::int64_t>;
 
-std::int64_t heaviest(const LayerWeights& weights, const Counts& layout) {
-  const Counts chunks = chunk_weights({weights}, layout);
+std::int64_t heaviest(const LayerWeights& weights, const LayerCounts& layout) {
+  const LayerCounts chunks = chunk_weights({weights}, layout);
   return *std::max_element(chunks.begin(), chunks.end());
 }
 
@@ -33,7 +33,7 @@ TEST(Partition, IsNoHeavierThanTheEvenOne) {
     const LayerWeights weights = parameter_weights(drawn.model, drawn.plan);
     std::int64_t before = heaviest(weights, {drawn.model.layers});
     for (std::int64_t chunks = 1; chunks <= drawn.model.layers + 2; ++chunks) {
-      const Counts layout = balanced_layout({weights}, chunks);
+      const LayerCounts layout = balanced_layout({weights}, chunks);
       const std::int64_t now = heaviest(weights, layout);
       EXPECT_LE(now, heaviest(weights, default_layout(drawn.model.layers, chunks)))
           << "seed " << seed;
@@ -65,7 +65,7 @@ TEST(Partition, BalancesWhatProgramsHold) {
       Plan plan = small_plan(model, {1, 3, 1, 1}, 4);
       const LayerWeights weights = parameter_weights(model, plan);
       plan.pipeline_layout = balanced_layout({weights}, plan.chunks());
-      const Counts expected = chunk_weights({weights}, plan.pipeline_layout);
+      const LayerCounts expected = chunk_weights({weights}, plan.pipeline_layout);
       const Workload workload = lower(model, plan);
       for (std::size_t s = 0; s < expected.size(); ++s) {
         EXPECT_EQ(parameters_of(workload.programs[s]), expected[s]) << "stage " << s;

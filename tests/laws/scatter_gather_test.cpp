@@ -81,5 +81,24 @@ TEST(ScatterGather, KeepsThePart) {
   EXPECT_EQ(peak(true, true) - peak(false, true), (kInFlight - 1) * hidden / 4 + hidden);
 }
 
+// What the framework's code takes beside a pass stands on every stage, once for each pass.
+TEST(HostOfPasses, IsThatOfEveryStage) {
+  const Model model = small_gpt();
+  constexpr std::int64_t kMicrobatches = 4;
+  for (const std::int64_t stages : {1, 3}) {
+    Plan plan = small_plan(model, {1, stages, 1, 1}, kMicrobatches);
+    plan.pass_time = Time::from_us(10);
+    for (const Program& program : lower(model, plan).programs) {
+      std::int64_t pauses = 0;
+      for (const Call& call : program.calls) {
+        for (const Op& op : program.segments[call.segment.index()].ops) {
+          pauses += op.name == "host.pass" ? 1 : 0;
+        }
+      }
+      EXPECT_EQ(pauses, 2 * kMicrobatches);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -164,6 +164,7 @@ void draw_switches(Rng& rng, Plan& p) {
   p.recompute.layer_period = 1 + rng.below(3);
   p.data_time = Time{rng.below(3) * 1'000'000};
   p.step_time = Time{rng.below(3) * 3'000'000};
+  p.pass_time = Time{Rng(rng).below(3) * 500'000};
 }
 
 /// Cuts sequences among pairs of data-parallel ranks where the plan allows it.

@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include "sim/base/file.h"
-#include "tools/divide.h"
 #include "tools/fitting.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/idle_keys.h"
@@ -39,11 +38,11 @@ Status simulate(const SimulateArgs& args) {
   if (!args.trace_ranks.empty() && args.trace.empty() && args.timeline.empty()) {
     return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
   }
-  FT_ASSIGN(Run run, load_run(args.run, args.sets));
+  ChoosePrices prices;
   if (!args.profile.empty()) {
-    FT_TRY(use_profile(run, args.profile, "--profile"));
-    FT_TRY(divide_by_time(run));
+    prices = [&args](Run& run) { return use_profile(run, args.profile, "--profile"); };
   }
+  FT_ASSIGN(const Run run, load_run(args.run, args.sets, prices));
   warn_of_idle_keys(args.quiet, run);
   PredictOptions options;
   options.full = args.full;
