@@ -168,6 +168,23 @@ TEST(Replay, KernelBesideACollective) {
   EXPECT_EQ(run(w, prices)[0], (Row{{0, 0, 60}, {0, 0, 116}}));
 }
 
+// A second collective holds from 60 to 460: ceil(6553600 / 48907) = 135 ps each. A kernel on a
+// stream that has waited since the begin meets it like those before: what is over is forgotten, and
+// nothing else.
+TEST(Replay, KernelOfALateStreamBesideACollective) {
+  HandPrices prices;
+  prices.sms_held = 4;
+  prices.kernel("a", 100);
+  HandProgram p("one");
+  p.all_reduce("data", "g", 60).all_reduce("data", "g", 400);
+  p.kernel("a").kernel("a", {}, 0);
+  p.op("late", Opaque{"a", 0, 0, DType::kBf16}, {0});
+  Workload w = workload_of({p.build()});
+  bind_group(w, {0}, 0);
+  EXPECT_EQ(run(w, prices)[0],
+            (Row{{0, 0, 60}, {60, 60, 460}, {0, 0, 135}, {135, 135, 270}, {270, 270, 405}}));
+}
+
 // The same with a partner that comes at 20: the collective holds from 0 to 20 + 60, and its end is
 // not known when the kernel starts. 6553600 - 80 x 48907 = 2641040: 41 ps more.
 //
