@@ -414,7 +414,7 @@ class PlanReader {
                                  text(x_model.layers / p.pipeline) +
                                  " layers of a stage are more than a million layer passes");
     }
-    const double passes = static_cast<double>((p.forwards + 1) * p.chunks_of_stage());
+    const auto passes = static_cast<double>((p.forwards + 1) * p.chunks_of_stage());
     const double waits = (p.data_time.seconds() + passes * p.pass_time.seconds()) *
                          static_cast<double>(p.microbatches());
     if (waits + p.step_time.seconds() > 1e6) {

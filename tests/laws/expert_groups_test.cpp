@@ -27,7 +27,7 @@ GroupBytes bytes_of_groups(const Workload& workload) {
   return out;
 }
 
-std::size_t members(const Workload& workload, const char* group) {
+std::size_t size_of_group(const Workload& workload, const char* group) {
   const Program& program = workload.programs[0];
   for (std::size_t g = 0; g < program.group_slots.size(); ++g) {
     if (program.group_slots[g] == group) {
@@ -76,10 +76,11 @@ TEST(HybridShardingOfExperts, MovesShardsInGroupsAndSumsAcrossThem) {
         const Bytes across = replicas > 1 ? all / shards : 0;
         EXPECT_EQ((bytes[{kExpertReplicaGroup, CollectiveKind::kAllReduce}]), across);
         if (replicas > 1) {
-          EXPECT_EQ(members(workload, kExpertReplicaGroup), static_cast<std::size_t>(replicas));
+          EXPECT_EQ(size_of_group(workload, kExpertReplicaGroup),
+                    static_cast<std::size_t>(replicas));
         }
         if (shards > 1) {
-          EXPECT_EQ(members(workload, gathers), static_cast<std::size_t>(shards));
+          EXPECT_EQ(size_of_group(workload, gathers), static_cast<std::size_t>(shards));
         }
       }
     }

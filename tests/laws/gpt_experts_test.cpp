@@ -30,7 +30,7 @@ TEST(GptExperts, HaveTheParametersOfTheirMlps) {
   EXPECT_EQ(active_parameter_count(model), parameter_count(dense) + 12 * 128 * h);
 }
 
-double gemm_flops(const Program& program, const std::string& prefix) {
+double flops_of_gemms(const Program& program, const std::string& prefix) {
   double out = 0;
   for (const Call& call : program.calls) {
     for (const Op& op : program.segments[call.segment.index()].ops) {
@@ -52,7 +52,8 @@ TEST(GptExperts, OneExpertIsAnMlp) {
   const Workload sparse = lower(model, plan);
   ASSERT_TRUE(verify(sparse).ok()) << verify(sparse).error().message;
   const Program plain = lower(dense, plan).programs[0];
-  EXPECT_DOUBLE_EQ(gemm_flops(sparse.programs[0], "moe.experts"), gemm_flops(plain, "mlp."));
+  EXPECT_DOUBLE_EQ(flops_of_gemms(sparse.programs[0], "moe.experts"),
+                   flops_of_gemms(plain, "mlp."));
   std::set<KernelKind> kinds;
   for (const Work& work : sparse.programs[0].works) {
     if (const auto* kernel = std::get_if<Kernel>(&work)) kinds.insert(kernel->kind);

@@ -12,13 +12,13 @@
 namespace foretrain {
 namespace {
 
-struct Moved {
+struct MessagesMoved {
   std::map<std::string, Bytes> sent;      ///< by channel
   std::map<std::string, Bytes> gathered;  ///< full arrays, by op
 };
 
-Moved moved_by(const Program& program) {
-  Moved out;
+MessagesMoved moved_by(const Program& program) {
+  MessagesMoved out;
   for (const Call& call : program.calls) {
     for (const Op& op : program.segments[call.segment.index()].ops) {
       const Work& work = program.works[op.work.index()];
