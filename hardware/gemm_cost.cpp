@@ -149,12 +149,15 @@ Status check_extents(const Gemm& work) {
   return ok_status();
 }
 
-void explain(const DeviceSpec& device, const Gemm& work, const GemmEstimate& best,
-             const GemmCorrection& correction, const Cost& cost, std::ostream& steps) {
+void explain(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
+             const GemmEstimate& best, const GemmCorrection& correction, const Cost& cost,
+             std::ostream& steps) {
   steps << "tile " << best.rows << "x" << best.columns << ", k split by " << best.splits << ": "
         << best.tiles << " tiles, " << best.waves << " waves on " << device.sm_count << " SMs\n"
         << "compute " << best.compute_s * 1e6 << " us at " << best.rate / 1e12
-        << " TFLOP/s sustained; memory " << best.memory_s * 1e6 << " us\n";
+        << " TFLOP/s sustained, of whole waves by " << 1 - c.fractional_wave << ", each tile "
+        << c.prologue_k << " of k longer for its begin and end; memory " << best.memory_s * 1e6
+        << " us\n";
   if (device.slowest != 1) {
     steps << "the slowest accelerator of the run: " << device.slowest << " of the mean rate\n";
   }
@@ -209,7 +212,7 @@ Result<Cost> product_cost(const DeviceSpec& device, const GemmConstants& c, cons
   cost.duration = cost.latency + max(Time{best.waves * cost.tile.ps}, cost.memory);
   cost.provenance = correction.provenance;
   cost.deviation = static_cast<float>(c.deviation);
-  if (steps != nullptr) explain(device, work, best, correction, cost, *steps);
+  if (steps != nullptr) explain(device, c, work, best, correction, cost, *steps);
   return cost;
 }
 

@@ -108,6 +108,9 @@ struct Model {
 /// stand before what they stand after.
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer);
 
+/// All the names that the key of a config goes by, itself among them.
+std::vector<std::string> spellings_of(const std::string& key);
+
 /// How tensor parallelism cuts a parameter.
 enum class Split : std::uint8_t { kNone, kRows, kCols };
 

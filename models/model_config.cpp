@@ -110,6 +110,21 @@ constexpr Spelling kSpellings[] = {
     {"hidden_dropout", {"resid_pdrop", "dropout", "hidden_dropout_prob"}},
 };
 
+}  // namespace
+
+std::vector<std::string> spellings_of(const std::string& key) {
+  for (const Spelling& spelling : kSpellings) {
+    std::vector<std::string> all = {spelling.native};
+    for (const char* other : spelling.others) {
+      if (other != nullptr) all.emplace_back(other);
+    }
+    if (std::find(all.begin(), all.end(), key) != all.end()) return all;
+  }
+  return {key};
+}
+
+namespace {
+
 class ModelReader {
  public:
   ModelReader(const Json& json, const std::string& source, const std::string& pointer)

@@ -428,9 +428,9 @@ class PlanReader {
                                    text(x_model.masked) + " that the model predicts of a sequence");
     }
     if (x_model.masked > 0 && (x_plan.sequence || x_plan.context > 1)) {
-      refuse("parallel/sequence",
-             "the head of masked tokens is not modelled with sequence or "
-             "context parallelism",
+      refuse(x_plan.sequence ? "parallel/sequence" : "parallel/context",
+             "the head of masked tokens is not modelled with sequence or context parallelism; "
+             "model.max_predictions_per_seq 0 predicts every token",
              ErrorKind::kUnsupported);
     }
     const bool rows = x_plan.context_exchange == ContextExchange::kRingSelf;

@@ -1,5 +1,8 @@
 #include "models/plan_sharding.h"
 
+#include <array>
+#include <tuple>
+
 #include "models/plan_reading.h"
 
 namespace foretrain {
@@ -130,6 +133,29 @@ GradientBuckets of_shards(const Plan& p) {
   return out;
 }
 
+/// The first key whose value goes with nothing that is sharded.
+std::optional<Refusal> refused_beside_shards(const GradientBuckets& b, const GradientBuckets& of) {
+  const std::array<std::tuple<bool, const char*, const char*>, 6> keys = {{
+      {b.cut != of.cut, "gradients/bucketing",
+       "ranges, or contiguous below sharding.level parameters"},
+      {b.copy != of.copy, "gradients/bucket_copy", "false"},
+      {b.last_pass_only != of.last_pass_only, "gradients/no_sync", "true"},
+      {b.inner_group != of.inner_group, "gradients/inner_group", "1, but with reduce_dtype int4"},
+      {b.compression != of.compression || b.rank != of.rank, "gradients/compression", "none"},
+      {b.cycle != of.cycle, "gradients/cycle_us", "0"},
+  }};
+  for (const auto& [differs, place, expected] : keys) {
+    if (!differs) continue;
+    return Refusal{
+        place,
+        std::string("does not go with a sharded optimizer: set sharding.level to none, or "
+                    "this to ") +
+            expected,
+        ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
 /// Buckets of whole parameters, copies and compression are ways of plain data parallelism.
 std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
   const GradientBuckets& b = p.buckets;
@@ -141,11 +167,7 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
                                                 text(p.data) + " data-parallel ranks"};
   }
   if (p.sharding != Sharding::kNone) {
-    if (b == of_shards(p)) return std::nullopt;
-    return unsupported("gradients",
-                       "bucketing (but contiguous), bucket_copy, no_sync, inner_group (but with "
-                       "reduce_dtype int4), "
-                       "compression and cycle_us are modelled where sharding.level is none");
+    return refused_beside_shards(b, of_shards(p));
   }
   if (b.cut != Bucketing::kRanges && b.bytes == 0) {
     return Refusal{"gradients/bucket_mib", "buckets of whole parameters need a size above 0"};

@@ -18,12 +18,27 @@ std::string set_of(const char* key, std::int64_t value) {
   return std::string(key) + "=" + std::to_string(value);
 }
 
+/// A higher level, without what of plain data parallelism's buckets does not go with it.
+Sets sharded(const Plan& plan, const char* level) {
+  Sets out = {std::string("sharding.level=") + level};
+  if (plan.sharding != Sharding::kNone) return out;
+  const GradientBuckets& b = plan.buckets;
+  if (b.cut != Bucketing::kRanges) out.emplace_back("gradients.bucketing=ranges");
+  if (b.copy) out.emplace_back("gradients.bucket_copy=false");
+  if (b.inner_group > 1) out.emplace_back("gradients.inner_group=1");
+  if (b.cycle.ps > 0) out.emplace_back("gradients.cycle_us=0");
+  return out;
+}
+
 Kind more_sharding(const Plan& plan) {
   Kind out;
   if (plan.data == 1) return out;
+  if (plan.replicas() > 1 && plan.sharding != Sharding::kNone) {
+    out.push_back({"sharding.group_size=null"});
+  }
   const char* const levels[] = {"none", "optimizer", "gradients", "parameters"};
   for (int level = static_cast<int>(plan.sharding) + 1; level < 4; ++level) {
-    out.push_back({std::string("sharding.level=") + levels[level]});
+    out.push_back(sharded(plan, levels[level]));
   }
   return out;
 }
@@ -95,13 +110,13 @@ Kind offloading(const Plan& plan) {
   Kind out;
   if (!plan.updates_on_host()) {
     Sets sets;
-    if (plan.sharding < Sharding::kGradients) sets.emplace_back("sharding.level=gradients");
+    if (plan.sharding < Sharding::kGradients) sets = sharded(plan, "gradients");
     sets.emplace_back("offload.optimizer=cpu");
     out.push_back(sets);
   }
   if (plan.offload.parameters == Memory::kDevice) {
     Sets sets;
-    if (plan.sharding != Sharding::kParameters) sets.emplace_back("sharding.level=parameters");
+    if (plan.sharding != Sharding::kParameters) sets = sharded(plan, "parameters");
     sets.insert(sets.end(), {"offload.optimizer=cpu", "offload.parameters=cpu"});
     out.push_back(sets);
   }

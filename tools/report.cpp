@@ -57,18 +57,13 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
 }};
 
 std::string sharded_text(const Plan& p) {
-  if (p.data == 1) return "";
-  switch (p.sharding) {
-    case Sharding::kNone:
-      return "";
-    case Sharding::kOptimizer:
-      return " (optimizer sharded)";
-    case Sharding::kGradients:
-      return " (gradients and optimizer sharded)";
-    case Sharding::kParameters:
-      return " (parameters, gradients and optimizer sharded)";
-  }
-  return "";
+  if (p.data == 1 || p.sharding == Sharding::kNone) return "";
+  std::string what = "optimizer";
+  if (p.sharding == Sharding::kGradients) what = "gradients and optimizer";
+  if (p.sharding == Sharding::kParameters) what = "parameters, gradients and optimizer";
+  const std::string groups =
+      p.replicas() > 1 ? " in groups of " + std::to_string(p.shards()) : std::string();
+  return " (" + what + " sharded" + groups + ")";
 }
 
 /// " of 13 + 2 x 14 + 9 layers", where they were not divided by their number.
@@ -94,6 +89,15 @@ std::string recompute_text(const Recompute& r) {
   return ", parts of layers computed again in backward passes";
 }
 
+/// What systems choose and memory is full of.
+std::string kernels_text(const Run& run) {
+  std::string out;
+  const bool attends = !run.model.is_network() && run.plan.attention == AttentionKernel::kUnfused;
+  if (attends) out += ", unfused attention";
+  if (run.plan.precision.autocast) out += ", autocast";
+  return out;
+}
+
 std::string plan_text(const Run& run) {
   const Plan& p = run.plan;
   std::string out = "tensor " + std::to_string(p.tensor);
@@ -104,6 +108,8 @@ std::string plan_text(const Run& run) {
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
   if (p.chunks() > 1) out += " by " + name_of(p.schedule) + layout_text(run);
   if (p.context > 1) out += ", context " + std::to_string(p.context);
+  if (p.experts.expert > 1) out += ", expert " + std::to_string(p.experts.expert);
+  if (p.experts.tensor > 1) out += " x tensor " + std::to_string(p.experts.tensor);
   out += ", data " + std::to_string(p.batch_ranks());
   out += sharded_text(p);
   out +=
@@ -111,7 +117,7 @@ std::string plan_text(const Run& run) {
   if (run.model.is_network()) return out + " images";
   out += " x " + std::to_string(p.sequence_length) + " tokens";
   if (run.model.is_encoder_decoder()) out += " and " + std::to_string(p.target()) + " targets";
-  return out + recompute_text(p.recompute);
+  return out + recompute_text(p.recompute) + kernels_text(run);
 }
 
 std::string memory_text(const MemoryReport& m) {

@@ -183,7 +183,9 @@ Result<Model> load_model(const Json& json, const std::string& source) {
   }
   FT_ASSIGN(Json whole, load_preset("models", *preset->string(), source + ": /model/preset"));
   for (const auto& [key, value] : *json.object()) {
-    if (key != "preset") whole.set(key, value);
+    if (key == "preset") continue;
+    for (const std::string& other : spellings_of(key)) whole.erase(other);
+    whole.set(key, value);
   }
   return read_model(whole, source, "/model");
 }

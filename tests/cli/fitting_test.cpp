@@ -1,6 +1,8 @@
 // Is what `simulate` says would make a run fit true, sorted, and bounded?
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/cli/run_command.h"
 
 namespace foretrain {
@@ -94,6 +96,26 @@ TEST(Fitting, WhatIsSaidIsTrue) {
     EXPECT_EQ(at(at(other, "memory"), "peak_gib"), at(change, "peak_gib"));
     EXPECT_TRUE(other.find("would_fit") == nullptr);
   }
+}
+
+// A group that is too small for its states is the first thing to change; so is what of plain data
+// parallelism's buckets stands in the way of sharding.
+TEST(Fitting, WidensGroupsAndLeavesBuckets) {
+  const Workplace place;
+  place.write("groups.json", R"({"model": "mixtral-8x7b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 32}, "system": "pytorch-fsdp", "sharding": {"level": "parameters",
+      "group_size": 8}, "batch": {"global": 32, "micro": 1, "sequence": 4096}})");
+  const std::vector<Json> wider = changes_of(simulated(place, "groups.json", {}));
+  ASSERT_FALSE(wider.empty());
+  EXPECT_EQ(*at(wider.front(), "set").array()->front().string(), "sharding.group_size=null");
+  place.write("buckets.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "system": "transformers", "precision": "bf16",
+      "kernels": {"attention": "flash"}, "batch": {"global": 8, "micro": 1, "sequence": 4096}})");
+  const std::vector<Json> sharded = changes_of(simulated(place, "buckets.json", {}));
+  const bool some = std::any_of(sharded.begin(), sharded.end(), [](const Json& change) {
+    return at(change, "set").array()->front().string()->starts_with("sharding.level=");
+  });
+  EXPECT_TRUE(some);
 }
 
 TEST(Fitting, IsPrinted) {
