@@ -9,8 +9,7 @@
 // embedding on.
 //
 //   forward   x fp32 -> norm -> y fp32 -> cast -> y 16 | cast W, b -> product 16 -> ... -> + x fp32
-//   backward  d x fp32 -> cast -> d 16 -> dropout' -> products 16 -> cast d W, cast d y -> norm'
-//   fp32
+//   backward  d x fp32 -> cast -> d 16 -> dropout' -> products 16 -> cast d W, d y -> norm' fp32
 //
 // What a product keeps for its backward pass are the 16-bit copies, of its input and of its weight;
 // norms keep their fp32 input. A layer that is computed again casts again. The 16-bit gradient of a
@@ -18,9 +17,9 @@
 // single microbatch it is the gradient. That of a bias is summed into fp32 at once here.
 //
 // Of layers that are computed again autocast holds the copies of weights to the end of the forward
-// pass. Left out: fp16's scaling of the loss (one pass over the
-// gradients and a copy to the host each step), operations of fp32's list inside activations (`pow`
-// in GPT-2's gelu), the copy in fp32 of what a model gives back (accelerate).
+// pass. Left out: fp16's scaling of the loss (one pass over the gradients and a copy to the host
+// each step), operations of fp32's list inside activations (`pow` in GPT-2's gelu), the copy in
+// fp32 of what a model gives back (accelerate).
 #pragma once
 
 #include <array>

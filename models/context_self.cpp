@@ -2,11 +2,12 @@
 // of Colossal-AI (colossalai/legacy/nn/layer/parallel_sequence/_operation.py) have it: whole rows
 // of scores are stored and their softmax is one op, so keys go around a ring before it and values
 // after it.
-//     forward   S = Q K^T, c products with c-1 exchanges of keys; P = softmax(S); out = P V
-//     likewise backward  d V = P^T d out of all tokens in one product, all-reduced, of which a rank
-//     keeps its
-//               own; d P = d out V^T around the ring; d S; d K = d S^T Q as d V; d Q = d S K around
-//               the ring
+//
+//   forward   S = Q K^T, c products with c-1 exchanges of keys; P = softmax(S); out = P V likewise
+//   backward  d V = P^T d out of all tokens in one product, all-reduced, of which a rank keeps its
+//             own; d P = d out V^T around the ring; d S; d K = d S^T Q as d V; d Q = d S K around
+//             the ring
+//
 // An exchange begins when the product before it has ended, and the next product waits for it; with
 // `host.synchronize` `transfers` so does the host.
 // Left out: the division of all gradients by c (their sum is what one rank has), scores in another

@@ -1,5 +1,5 @@
-// Which layers a chunk of the pipeline has: `parallel.pipeline_layout` and
-// `parallel.pipeline_partition` of a RUN.
+// Which layers a chunk of the pipeline has (`parallel.pipeline_layout`,
+// `parallel.pipeline_partition` of a RUN), and what its messages carry (`parallel.scatter_gather`).
 #pragma once
 
 #include "models/plan.h"

@@ -135,13 +135,14 @@ GradientBuckets of_shards(const Plan& p) {
 
 /// The first key whose value goes with nothing that is sharded.
 std::optional<Refusal> refused_beside_shards(const GradientBuckets& b, const GradientBuckets& of) {
-  const std::array<std::tuple<bool, const char*, const char*>, 6> keys = {{
+  const std::array<std::tuple<bool, const char*, const char*>, 7> keys = {{
       {b.cut != of.cut, "gradients/bucketing",
        "ranges, or contiguous below sharding.level parameters"},
       {b.copy != of.copy, "gradients/bucket_copy", "false"},
       {b.last_pass_only != of.last_pass_only, "gradients/no_sync", "true"},
       {b.inner_group != of.inner_group, "gradients/inner_group", "1, but with reduce_dtype int4"},
-      {b.compression != of.compression || b.rank != of.rank, "gradients/compression", "none"},
+      {b.compression != of.compression, "gradients/compression", "none"},
+      {b.rank != of.rank, "gradients/compression_rank", "0"},
       {b.cycle != of.cycle, "gradients/cycle_us", "0"},
   }};
   for (const auto& [differs, place, expected] : keys) {

@@ -293,9 +293,9 @@ bool StageWriter::keeps(const Chunk& chunk, const Unit& unit, bool backward) con
 }
 
 /// Whether the modules that run from a unit's forward to its backward pass have fewer elements than
-/// `reuse_elements`. Not in pipelines, where other microbatches' passes do: those behind it twice,
-/// three times where they are computed again (DeepSpeed's stage3_max_reuse_distance,
-/// runtime/zero/partitioned_param_coordinator.py).
+/// `reuse_elements`: those behind it twice, three times where they are computed again (DeepSpeed's
+/// stage3_max_reuse_distance, runtime/zero/partitioned_param_coordinator.py). Never in a pipeline:
+/// other microbatches run in between.
 bool StageWriter::reused_soon(const Chunk& chunk, const Unit& unit) const {
   const std::int64_t most = x_plan.units.reuse_elements;
   if (most == 0 || x_plan.pipeline > 1) return false;

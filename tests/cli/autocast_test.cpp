@@ -33,9 +33,9 @@ TEST(AutocastCommand, ThatIsNotModelled) {
       {{"model=qwen3-32b"}, "norms of queries and keys"},
       {{"model=t5-small", "parallel.pipeline=1"}, "encoder-decoders"}};
   for (const RefusedWith& one : refused) {
-    std::vector<std::string> command = {"simulate", "run.json", "--set", "kernels.autocast=true"};
-    for (const std::string& set : one.sets) command.insert(command.end(), {"--set", set});
-    expect_refused(place, place.run(command), {"/kernels/autocast", "is not modelled", one.why});
+    const CommandResult result =
+        place.run(with_sets({"simulate", "run.json", "--set", "kernels.autocast=true"}, one.sets));
+    expect_refused(place, result, {"/kernels/autocast", "is not modelled", one.why});
   }
   place.write("images.json", R"({"model": "resnet-50", "precision": "fp16",
       "cluster": {"preset": "dgx-h100", "accelerators": 8}, "kernels": {"autocast": true}})");
@@ -48,10 +48,8 @@ TEST(AutocastCommand, ThatIsNotModelled) {
 }
 
 /// Casts in the listing of rank 0's Program.
-bool casts(const Workplace& place, std::vector<std::string> sets) {
-  std::vector<std::string> command = {"show", "run.json", "--program", "0"};
-  for (std::string& set : sets) command.insert(command.end(), {"--set", std::move(set)});
-  const CommandResult shown = place.run(command);
+bool casts(const Workplace& place, const std::vector<std::string>& sets) {
+  const CommandResult shown = place.run(with_sets({"show", "run.json", "--program", "0"}, sets));
   EXPECT_EQ(shown.exit_code, 0) << shown.err;
   EXPECT_EQ(shown.err.find("autocast"), std::string::npos) << shown.err;
   return shown.out.find(".cast_weight") != std::string::npos;

@@ -169,10 +169,9 @@ TEST(Dispatch, CastsWhereItsKernelsDo) {
 TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
   const Workplace place;
   place.write("run.json", kSmallRun);
-  const auto refused = [&place](std::vector<std::string> sets, std::vector<std::string> parts) {
-    std::vector<std::string> arguments = {"simulate", "run.json"};
-    for (std::string& set : sets) arguments.insert(arguments.end(), {"--set", std::move(set)});
-    expect_refused(place, place.run(arguments), parts);
+  const auto refused = [&place](const std::vector<std::string>& sets,
+                                const std::vector<std::string>& parts) {
+    expect_refused(place, place.run(with_sets({"simulate", "run.json"}, sets)), parts);
   };
   refused({"sharding.gather_dtype=int8"}, {"/sharding/gather_dtype", "sharding.level parameters"});
   refused({"sharding.gather_dtype=int4"}, {"/sharding/gather_dtype", "\"int4\"", "int8, fp8"});
@@ -358,6 +357,7 @@ const BadSet kUnsupported[] = {
     {"kernels.optimizer=adafactor", {"/kernels/optimizer", "whole matrices"}},
     {"gradients.compression=fp16", {"/gradients/compression", "set sharding.level to none"}},
     {"gradients.bucket_copy=true", {"/gradients/bucket_copy", "or this to false"}},
+    {"gradients.compression_rank=4", {"/gradients/compression_rank", "or this to 0"}},
     {"recompute={\"modules\":[\"moe\"]}", {"/recompute/modules", "\"moe\"", "no experts"}},
     {"profile=mine.json", {"/profile", "no profile \"mine.json\"", "foretrain calibrate"}},
     {"moe={}", {"/moe", "no experts"}},

@@ -65,9 +65,9 @@ TEST(PackedDocuments, ThatCannotBe) {
       {{"kernels.context=allgather"}, "sliding windows"},
       {{"model=t5-base", "parallel.context=1", "kernels={}"}, "not for both in one"}};
   for (const auto& [sets, part] : together) {
-    std::vector<std::string> arguments = {"simulate", "run.json", "--set", "batch.documents=2048"};
-    for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
-    expect_refused(place, place.run(arguments), {part});
+    const CommandResult result =
+        place.run(with_sets({"simulate", "run.json", "--set", "batch.documents=2048"}, sets));
+    expect_refused(place, result, {part});
   }
 }
 

@@ -60,9 +60,8 @@ TEST(ExpertLoad, ThatCannotBe) {
       {{"moe.load={\"zipf\":0.5}", "moe.routing=capacity"}, "is of routing \"natural\""},
       {{"moe.load={\"zipf\":0.5}", "moe.routing=balanced"}, "routing \"balanced\" has none"}};
   for (const auto& [sets, part] : bad) {
-    std::vector<std::string> arguments = {"simulate", "run.json"};
-    for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
-    expect_refused(place, place.run(arguments), {"/moe/load", part});
+    const CommandResult result = place.run(with_sets({"simulate", "run.json"}, sets));
+    expect_refused(place, result, {"/moe/load", part});
   }
 }
 
@@ -86,11 +85,8 @@ TEST(ExpertGroups, HoldAllExperts) {
       {{"sharding.group_size=8", "parallel.rank_order=dp-tp-pp", "parallel.tensor=2"},
        "one with dp behind tp, cp and ep"}};
   for (const auto& [sets, part] : bad) {
-    std::vector<std::string> arguments = {"simulate", "run.json"};
-    for (const std::string& set : with_base(sets)) {
-      arguments.insert(arguments.end(), {"--set", set});
-    }
-    expect_refused(place, place.run(arguments), {"/sharding/group_size", part});
+    const CommandResult result = place.run(with_sets({"simulate", "run.json"}, with_base(sets)));
+    expect_refused(place, result, {"/sharding/group_size", part});
   }
 }
 

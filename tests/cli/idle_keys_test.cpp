@@ -28,10 +28,8 @@ TEST_P(IdleKeys, AreNamedAndMoveNothing) {
   const Workplace place;
   place.write("run.json", kSmallRun);
   const std::string pointer = pointer_of(GetParam().set);
-  std::vector<std::string> arguments = {"simulate", "run.json", "--json", "-"};
-  for (const std::string& set : GetParam().base) {
-    arguments.insert(arguments.end(), {"--set", set});
-  }
+  std::vector<std::string> arguments =
+      with_sets({"simulate", "run.json", "--json", "-"}, GetParam().base);
   const CommandResult base = place.run(arguments);
   arguments.insert(arguments.end(), {"--set", GetParam().set});
   const CommandResult other = place.run(arguments);

@@ -178,9 +178,7 @@ TEST(Partition, ThatCannotBe) {
       {{kPartition + "parameters", "model.num_hidden_layers=5"},
        {"/parallel/pipeline", "8 pipeline chunks", "5 layers"}}};
   for (const Bad& one : bad) {
-    std::vector<std::string> arguments = {"simulate", "run.json"};
-    for (const std::string& set : one.sets) arguments.insert(arguments.end(), {"--set", set});
-    expect_refused(place, place.run(arguments), one.parts);
+    expect_refused(place, place.run(with_sets({"simulate", "run.json"}, one.sets)), one.parts);
   }
 }
 

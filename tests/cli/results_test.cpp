@@ -148,8 +148,7 @@ TEST_P(Fields, MovesTheResult) {
   // A note alone is no effect.
   const std::vector<std::string> apart = {"simulation", "notes"};
   EXPECT_NE(dump_json(without(base, apart)), dump_json(without(other, apart))) << GetParam().set;
-  std::vector<std::string> arguments = {"show", "run.json"};
-  for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+  const std::vector<std::string> arguments = with_sets({"show", "run.json"}, sets);
   std::string pointer = "/" + sets.back().substr(0, sets.back().find('='));
   std::replace(pointer.begin(), pointer.end(), '.', '/');
   EXPECT_EQ(place.run(arguments).err.find(pointer + " has no effect"), std::string::npos);

@@ -100,10 +100,15 @@ std::vector<std::string> Workplace::files() const {
   return names;
 }
 
+std::vector<std::string> with_sets(std::vector<std::string> arguments,
+                                   const std::vector<std::string>& sets) {
+  for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+  return arguments;
+}
+
 Json simulated(const Workplace& place, const std::string& run, const std::vector<std::string>& sets,
                const std::vector<std::string>& more) {
-  std::vector<std::string> arguments = {"simulate", run, "--json", "-", "--quiet"};
-  for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
+  std::vector<std::string> arguments = with_sets({"simulate", run, "--json", "-", "--quiet"}, sets);
   arguments.insert(arguments.end(), more.begin(), more.end());
   const CommandResult result = place.run(arguments);
   EXPECT_EQ(result.exit_code, 0) << result.err;

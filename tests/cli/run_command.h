@@ -40,6 +40,10 @@ class Workplace {
   std::filesystem::path x_folder;
 };
 
+/// `arguments`, then a --set of each of the `sets`.
+std::vector<std::string> with_sets(std::vector<std::string> arguments,
+                                   const std::vector<std::string>& sets);
+
 /// `simulate RUN --json - --set ...`, parsed; a failure of the test if it does not succeed.
 Json simulated(const Workplace& place, const std::string& run,
                const std::vector<std::string>& sets = {},
