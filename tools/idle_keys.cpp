@@ -21,6 +21,12 @@ const Json* value_at(const Json& json, const std::string& pointer) {
   return out;
 }
 
+/// Whether the value at the pointer, wherever it is from, is this one.
+bool asks(const Run& run, const char* pointer, const Json& value) {
+  const Json* asked = value_at(run.resolved, pointer);
+  return asked != nullptr && *asked == value;
+}
+
 const char* if_not_parameters(const Run& run) {
   return run.plan.sharding == Sharding::kParameters ? nullptr : "sharding.level is not parameters";
 }
@@ -72,12 +78,10 @@ const char* scatter_gather(const Run& run) {
   if (p.pipeline == 1) return if_no_pipeline(run);
   if (p.tensor == 1) return if_no_tensor(run);
   if (p.shard() > 1) return "tensor ranks hold parts of the residual stream anyway";
-  const Json* asked = value_at(run.resolved, "/parallel/scatter_gather");
-  if (p.scatter_gather || asked == nullptr || !(*asked == Json(true))) return nullptr;
-  return "it is modelled for decoders and encoders whose passes run one by one, each stage with "
-         "its "
-         "own layers and the ends with the vocabulary, and whose tokens x hidden_size tensor "
-         "divides";
+  if (p.scatter_gather || !asks(run, "/parallel/scatter_gather", Json(true))) return nullptr;
+  return "it is modelled for decoders and encoders whose passes run one by one, each stage "
+         "with its own layers and the ends with the vocabulary, and whose tokens x hidden_size "
+         "tensor divides";
 }
 
 const char* flat_update(const Run& run) {
@@ -100,8 +104,8 @@ const char* copy_out(const Run& run) {
 }
 
 const char* bucketing(const Run& run) {
-  const Json* asked = value_at(run.resolved, "/gradients/bucketing");
-  if (run.plan.contiguous() || asked == nullptr || !(*asked == Json("contiguous"))) return nullptr;
+  const bool asked = asks(run, "/gradients/bucketing", Json("contiguous"));
+  if (run.plan.contiguous() || !asked) return nullptr;
   return "contiguous buckets are of decoders without experts whose optimizer is sharded over more "
          "than one rank, each microbatch's gradients only without a pipeline (docs/plans.md)";
 }
@@ -180,8 +184,7 @@ const char* wide_under_autocast(const Run& run) {
 }
 
 const char* narrow_under_autocast(const Run& run, const char* pointer) {
-  const Json* asked = value_at(run.resolved, pointer);
-  return asked != nullptr && *asked == Json("compute") ? wide_under_autocast(run) : nullptr;
+  return asks(run, pointer, Json("compute")) ? wide_under_autocast(run) : nullptr;
 }
 const char* gradients_dtype(const Run& run) {
   return narrow_under_autocast(run, "/gradients/dtype");
