@@ -28,6 +28,10 @@ struct Placer {
   /// columns, in place of the activation `x`.
   Operand operand(const char* name, const Ref& x, bool again) const {
     if (!precision.low()) return Operand{x, x};
+    if (precision.one_copy) {
+      const Ref both = add(name, precision.linear, x.count, again);
+      return Operand{both, both};
+    }
     const Ref in = local.add(name, BufferKind::kActivations, precision.linear, x.count);
     if (precision.forward_only()) return Operand{in, x};
     return Operand{in, add(name, precision.linear, x.count, again)};

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/byte_map.h"
 #include "models/ends.h"
 #include "models/layer.h"
 
@@ -145,6 +146,8 @@ struct Chunk {
   LayoutId own_of_pass;
   SegmentId adds_own;
   std::int64_t filled = 0;        ///< elements without padding
+  ByteMap weights;                ///< of the parameters, where some are in fp8 alone
+  Bytes weight_bytes = 0;         ///< then also: of all, padding included
   std::vector<Replica> replicas;  ///< of the gradients
   std::vector<ParameterRange> ranges;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready

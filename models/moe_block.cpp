@@ -336,6 +336,7 @@ Quantizer::Copies MoeBlock::result_gradient(SegmentWriter& w, const Ref& d_back)
   if (!cast_first()) {
     return gradient_of(w, "moe.experts.down", padded(w, "moe.experts.pad_gradient", d_down));
   }
+  if (x_plan.precision.one_copy) return {d_down, d_down};
   const Ref columns = temporary("d expert output by columns", count, from.dtype);
   x_quantizer->turn(w, "moe.experts.down.turn_gradient", d_down, x_sizes.worked(), columns);
   return {d_down, columns};

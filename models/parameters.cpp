@@ -1,5 +1,6 @@
 #include "models/autocast.h"
 #include "models/layer.h"
+#include "models/quantizer.h"
 #include "models/stage.h"
 #include "models/tensor_grid.h"
 #include "sim/base/check.h"
@@ -110,7 +111,10 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     Buffer buffer;
     buffer.name = p.name;
     buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
-    buffer.dtype = gradients ? plan.local_gradients() : plan.precision.compute;
+    const bool low = plan.precision.low_weights && is_cast(p.name);
+    buffer.dtype = gradients ? plan.local_gradients()
+                   : low     ? plan.precision.linear
+                             : plan.precision.compute;
     buffer.count = cut.rows * cut.cols;
     buffer.persistent = !gradients || !plan.contiguous_passes();
     if (!gradients) buffer.pieces = pieces_of(builder, name, p, cut, plan.recompute.parts);

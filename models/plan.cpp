@@ -209,7 +209,8 @@ class PlanReader {
       r.read("compile", compile);
       if (compile) x_plan.fusion = Fusion::kCompiled;
       read_recipe(r, x_plan.precision);
-      read_autocast(r, x_autocast);
+      read_asked(r, "autocast", x_autocast);
+      read_asked(r, "fp8_weights", x_low_weights);
       int optimizer = 1;
       r.read_choice("optimizer", optimizer,
                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});
@@ -296,6 +297,9 @@ class PlanReader {
       p.units.reshard = p.units.reduce_each = false;
     }
     settle_buckets(x_model, p);
+    if (const auto no = settle_low_weights(x_low_weights, x_model, p)) {
+      return refuse(no->place, no->message, no->kind);
+    }
     check_batch();
     check_masked();
     if (const auto no = refused_documents(x_model, p)) {
@@ -457,7 +461,8 @@ class PlanReader {
   const Model& x_model;
   Plan x_plan;
   GradientKeys x_gradients;
-  Autocast x_autocast = Autocast::kOff;
+  Asked x_autocast = Asked::kNo;
+  Asked x_low_weights = Asked::kNo;
   int x_selective = 0;  ///< what `recompute` selective means
 };
 

@@ -28,6 +28,9 @@ void read_scaling(JsonReader& kernels, Precision& precision) {
 void read_recipe(JsonReader& kernels, Precision& precision) {
   kernels.read_enum("amax_reduction", precision.scales, {"none", "tensor", "stage"});
   read_scaling(kernels, precision);
+  int copies = 0;
+  kernels.read_choice("fp8_copies", copies, {"two", "one"});
+  precision.one_copy = copies == 1 && precision.by_tensor();
   int maker = 0;
   kernels.read_choice("fp8_weight_gradient", maker, {"vendor", "cutlass"});
   precision.cutlass = maker == 1;
@@ -36,14 +39,13 @@ void read_recipe(JsonReader& kernels, Precision& precision) {
   }
 }
 
-void read_autocast(JsonReader& kernels, Autocast& out) {
-  const char* key = "autocast";
+void read_asked(JsonReader& kernels, const char* key, Asked& out) {
   const Json* json = kernels.take(key);
   if (json == nullptr) return;
   if (*json == Json("auto")) {
-    out = Autocast::kWhereModelled;
+    out = Asked::kWhereModelled;
   } else if (*json == Json(true)) {
-    out = Autocast::kOn;
+    out = Asked::kYes;
   } else if (!(*json == Json(false))) {
     kernels.fail(key, "found " + describe(*json) + ", expected true, false or \"auto\"");
   }
@@ -83,15 +85,41 @@ std::optional<Refusal> refused_autocast(const Model& model, const Plan& p) {
   return std::nullopt;
 }
 
-std::optional<Refusal> settle_autocast(Autocast asked, const Model& model, Plan& plan) {
+std::optional<Refusal> settle_autocast(Asked asked, const Model& model, Plan& plan) {
   Precision& p = plan.precision;
-  if (asked == Autocast::kOff || bits_of(p.compute) > 16) return std::nullopt;
+  if (asked == Asked::kNo || bits_of(p.compute) > 16) return std::nullopt;
   if (auto no = refused_autocast(model, plan)) {
-    return asked == Autocast::kOn ? no : std::nullopt;
+    return asked == Asked::kYes ? no : std::nullopt;
   }
   p.autocast = true;
   p.compute = p.gradients = DType::kFp32;
   p.master = false;
+  return std::nullopt;
+}
+
+std::optional<Refusal> settle_low_weights(Asked asked, const Model& model, Plan& plan) {
+  if (asked == Asked::kNo) return std::nullopt;
+  const auto why = [&]() -> std::optional<std::string> {
+    if (!plan.precision.by_tensor()) {
+      return "needs precision fp8, with kernels.fp8_recipe delayed, current or tensorwise: one "
+             "scale for a matrix";
+    }
+    if (plan.by_units()) return "needs sharding.level none or optimizer";
+    if (plan.offload.states()) return "is not modelled with offload.optimizer";
+    if (plan.to_owners()) return "is not modelled with gradients.reduction reduce";
+    if (plan.buckets.cut != Bucketing::kRanges) return "needs gradients.bucketing ranges";
+    if (model.is_network() || model.is_encoder_decoder()) {
+      return "is not modelled with networks of layers and encoder-decoders";
+    }
+    return std::nullopt;
+  }();
+  if (!why) {
+    plan.precision.low_weights = true;
+  } else if (asked == Asked::kYes) {
+    const bool never = why->starts_with("needs");
+    return Refusal{"kernels/fp8_weights", *why,
+                   never ? ErrorKind::kInput : ErrorKind::kUnsupported};
+  }
   return std::nullopt;
 }
 

@@ -12,9 +12,9 @@ namespace foretrain {
 /// own.
 void read_recipe(JsonReader& kernels, Precision& precision);
 
-/// The key `autocast` of `kernels`: false, true, or "auto": where it is modelled.
-enum class Autocast : std::uint8_t { kOff, kWhereModelled, kOn };
-void read_autocast(JsonReader& kernels, Autocast& out);
+/// The keys `autocast` and `fp8_weights` of `kernels`: false, true, or "auto": where it is modelled.
+enum class Asked : std::uint8_t { kNo, kWhereModelled, kYes };
+void read_asked(JsonReader& kernels, const char* key, Asked& out);
 
 /// Why torch.autocast is not modelled for the plan, if it is not.
 std::optional<Refusal> refused_autocast(const Model& model, const Plan& plan);
@@ -22,7 +22,10 @@ std::optional<Refusal> refused_autocast(const Model& model, const Plan& plan);
 /// Under autocast a 16-bit precision is that of linears and attention alone; others it leaves as
 /// they are. Returns the refusal where it is asked for and not modelled. Once the degrees are
 /// known.
-std::optional<Refusal> settle_autocast(Autocast asked, const Model& model, Plan& plan);
+std::optional<Refusal> settle_autocast(Asked asked, const Model& model, Plan& plan);
+
+/// The same of weights that are kept in fp8 alone: models/stage_low_weights.cpp.
+std::optional<Refusal> settle_low_weights(Asked asked, const Model& model, Plan& plan);
 
 /// What int8 does not go with.
 std::optional<Refusal> refused_precision(const Model& model, const Plan& plan);

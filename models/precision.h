@@ -23,6 +23,8 @@ struct Precision {
   bool current_scaling = false;  ///< low precision: a pass for the largest value before each cast
   bool blocks = false;           ///< low precision: scaled by blocks or rows, not by whole tensors
   bool cutlass = false;          ///< fp8 gradients of weights by CUTLASS
+  bool one_copy = false;         ///< fp8 by tensor: products read one copy in either order
+  bool low_weights = false;      ///< fp8 by tensor: matrices of layers have no 16-bit values
   ScaleSharing scales = ScaleSharing::kNone;
   /// Parameters and the residual stream are in `compute`, fp32; linears, attention and what follows
   /// them in `matrix`, 16 bits: models/autocast.h.
@@ -35,8 +37,10 @@ struct Precision {
   bool forward_only() const { return linear == DType::kInt8; }
   /// Backward passes read quantized copies in place of activations and gradients.
   bool keeps_copies() const { return low() && !forward_only(); }
+  /// One scale for a whole matrix, so that a copy of it can be turned, divided and gathered.
+  bool by_tensor() const { return linear == DType::kFp8 && !blocks; }
   /// A tensor's scale is of the largest values of earlier microbatches.
-  bool delayed() const { return linear == DType::kFp8 && !blocks && !current_scaling; }
+  bool delayed() const { return by_tensor() && !current_scaling; }
   bool operator==(const Precision&) const = default;
 };
 

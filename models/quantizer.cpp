@@ -52,8 +52,10 @@ Quantizer::Quantizer(ProgramBuilder& builder, const Plan& plan, const LayerLayou
       const auto copy = [&]() {
         return Ref{quantized_frame(layouts), buffer++, plan.precision.linear, found.weight.count};
       };
-      cast.by_rows = copy();
-      if (plan.precision.keeps_copies()) cast.by_columns = copy();
+      if (!plan.precision.low_weights) cast.by_rows = copy();
+      if (plan.precision.keeps_copies()) {
+        cast.by_columns = plan.precision.one_copy ? cast.by_rows : copy();
+      }
     }
     x_casts.push_back(std::move(cast));
   }
@@ -89,7 +91,8 @@ void Quantizer::quantize(SegmentWriter& w, const std::string& name, const Ref& x
   if (!low()) return;
   std::vector<View> writes;
   for (const Ref& copy : {by_rows, by_columns}) {
-    if (copy.valid() && copy.dtype == x_plan.precision.linear) writes.push_back(copy.view());
+    const bool low = copy.valid() && copy.dtype == x_plan.precision.linear;
+    if (low && (writes.empty() || !(writes.front() == copy.view()))) writes.push_back(copy.view());
   }
   if (writes.empty()) return;
   const std::int64_t width = std::max<std::int64_t>(1, x.count / rows);
@@ -109,8 +112,10 @@ Quantizer::Copies Quantizer::gradient(SegmentWriter& w, const std::string& name,
                                       const Ref& d, std::int64_t rows) {
   if (!x_plan.precision.keeps_copies() || find(weight) == nullptr) return {d, d};
   const DType type = x_plan.precision.linear;
-  const Copies out = {local(name + " d by rows", type, d.count),
-                      local(name + " d by columns", type, d.count)};
+  const Ref by_rows = local(name + " d by rows", type, d.count);
+  const Copies out = {by_rows, x_plan.precision.one_copy
+                                   ? by_rows
+                                   : local(name + " d by columns", type, d.count)};
   quantize(w, name + ".quantize_gradient", d, rows, out.rows, out.columns);
   return out;
 }
@@ -127,7 +132,7 @@ Quantizer::Copies Quantizer::cast_own(SegmentWriter& w, const std::string& name,
 
 Ref Quantizer::all_columns(SegmentWriter& w, const std::string& name, const Copies& own,
                            const Ref& full, std::int64_t rows) {
-  if (!x_plan.precision.keeps_copies()) return full;
+  if (!x_plan.precision.keeps_copies() || x_plan.precision.one_copy) return full;
   const Ref out = local(name + " d by columns", full.dtype, full.count);
   if (own.columns.valid()) {
     w.collective(name + ".gather_columns", gather_of(out), {own.columns.view()}, {out.view()});
@@ -139,7 +144,7 @@ Ref Quantizer::all_columns(SegmentWriter& w, const std::string& name, const Copi
 
 void Quantizer::turn(SegmentWriter& w, const std::string& name, const Ref& by_rows,
                      std::int64_t rows, const Ref& by_columns) const {
-  if (!by_columns.valid()) return;
+  if (!by_columns.valid() || by_columns == by_rows) return;
   w.compute(name,
             kernel_of(KernelKind::kQuantize, rows, by_rows.count / rows, x_plan.precision.compute),
             {by_rows.view()}, {by_columns.view()});
@@ -162,17 +167,23 @@ void Quantizer::declare_weights(LayoutWriter& forward, LayoutWriter& backward) {
                           cast.weight.count);
       };
       cast.by_rows = x_plan.gathers_fp8() ? cast.weight : copy(" weights by rows");
-      if (x_plan.precision.keeps_copies()) cast.by_columns = copy(" weights by columns");
+      if (!x_plan.precision.keeps_copies()) continue;
+      cast.by_columns = x_plan.precision.one_copy ? cast.by_rows : copy(" weights by columns");
     }
   }
 }
 
 void Quantizer::quantize_weights(SegmentWriter& w, bool forward, bool backward) {
   for (const Cast& cast : x_casts) {
+    if (x_plan.precision.low_weights) {
+      if (backward) turn(w, cast.name + ".turn_weights", cast.weight, cast.rows, cast.by_columns);
+      continue;
+    }
     if (x_plan.gathers_fp8()) {
       // Of what the weight's buffer has room for half has come: 8 bits of each element.
       const Ref came{cast.weight.frame, cast.weight.buffer, DType::kFp8, cast.weight.count};
-      if (backward) turn(w, cast.name + ".turn_weights", came, cast.rows, cast.by_columns);
+      const bool turns = backward && !x_plan.precision.one_copy;
+      if (turns) turn(w, cast.name + ".turn_weights", came, cast.rows, cast.by_columns);
       continue;
     }
     quantize(w, cast.name + ".quantize_weights", cast.weight, cast.rows,
@@ -180,15 +191,22 @@ void Quantizer::quantize_weights(SegmentWriter& w, bool forward, bool backward) 
   }
 }
 
-FrameLayout quantized_layout(const ParameterLayouts& parameters, DType type) {
+bool is_cast(const std::string& parameter) {
+  return std::any_of(kNames.begin(), kNames.end(), [&parameter](const char* name) {
+    return parameter == std::string(name) + ".weight";
+  });
+}
+
+FrameLayout quantized_layout(const ParameterLayouts& parameters, const Precision& precision) {
   FrameLayout out;
   out.name = "quantized weights";
   for (const Found& found : matrices_of(parameters)) {
-    for (const char* which : {" by rows", " by columns"}) {
-      if (type == DType::kInt8 && which != std::string_view(" by rows")) continue;
-      out.buffers.push_back(
-          buffer_of(found.name + which, BufferKind::kParameters, type, found.weight.count, true));
-    }
+    const auto add = [&](const char* which) {
+      out.buffers.push_back(buffer_of(found.name + which, BufferKind::kParameters,
+                                      precision.linear, found.weight.count, true));
+    };
+    if (!precision.low_weights) add(" by rows");
+    if (precision.keeps_copies() && !precision.one_copy) add(" by columns");
   }
   return out;
 }

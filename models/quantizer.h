@@ -101,7 +101,10 @@ class Quantizer {
   LayoutWriter* x_local = nullptr;
 };
 
-/// Copies of a layer's weights that stay: the frame `quantized_frame`.
-FrameLayout quantized_layout(const ParameterLayouts& parameters, DType type);
+/// Whether `parameter` is a matrix that linears read in fewer bits.
+bool is_cast(const std::string& parameter);
+
+/// Copies of a layer's weights that stay: the frame `quantized_frame`. Without any there is none.
+FrameLayout quantized_layout(const ParameterLayouts& parameters, const Precision& precision);
 
 }  // namespace foretrain

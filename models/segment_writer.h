@@ -40,6 +40,7 @@ struct Ref {
     const std::int64_t size = count / parts;
     return {frame, buffer, dtype, size, first + i * size};
   }
+  bool operator==(const Ref&) const = default;
 };
 
 inline std::vector<View> views_of(const std::vector<Ref>& refs) {

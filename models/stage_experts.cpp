@@ -28,19 +28,21 @@ void StageWriter::make_experts(std::size_t index) {
     x_chunks.push_back(std::move(chunk));
     return;
   }
-  own_buffers(chunk, elements, std::move(replicas));
   const Chunk& owner = x_chunks[index];
+  map_expert_weights(chunk, owner);
+  own_buffers(chunk, elements, std::move(replicas));
   std::int64_t at = 0;
   for (std::int64_t l = 0; l < owner.layers; ++l) {
     PartFrames part;
     part.cut_begin = at;
     if (const LayerLayouts& kind = kind_of(owner, l); kind.sparse) {
-      const auto alias = [&](LayoutId layout, FrameId of, DType type) {
-        return x_builder.alias(layout, of, 0, bytes_of(type, at),
+      const auto alias = [&](LayoutId layout, FrameId of, Bytes offset) {
+        return x_builder.alias(layout, of, 0, offset,
                                static_cast<std::int32_t>(owner.first_layer + l));
       };
-      part.weights = alias(kind.experts, chunk.parameters, x_plan.precision.compute);
-      part.gradients = alias(kind.expert_gradients, chunk.written, x_plan.local_gradients());
+      part.weights = alias(kind.experts, chunk.parameters, weight_byte(chunk, at));
+      part.gradients =
+          alias(kind.expert_gradients, chunk.written, bytes_of(x_plan.local_gradients(), at));
       at += kind.parameters.expert_elements;
     }
     part.cut_end = at;

@@ -119,8 +119,8 @@ void StageWriter::write_segments() {
       layer->expert_gradients = x_builder.layout(layer->parameter_gradients.experts);
     }
     if (x_plan.precision.low() && !by_units()) {
-      layer->quantized =
-          x_builder.layout(quantized_layout(layer->parameters, x_plan.precision.linear));
+      FrameLayout copies = quantized_layout(layer->parameters, x_plan.precision);
+      if (!copies.buffers.empty()) layer->quantized = x_builder.layout(std::move(copies));
     }
     write_layer_kinds(*layer);
   }
@@ -199,15 +199,17 @@ PartFrames StageWriter::place(const ParameterLayouts& parameters, LayoutId weigh
   const auto alias = [&](LayoutId layout, FrameId owner, DType type, std::int64_t element) {
     return x_builder.alias(layout, owner, 0, bytes_of(type, element), layer);
   };
-  const DType weight_type = x_plan.precision.compute;
+  const auto of_weights = [&](LayoutId layout, std::int64_t element) {
+    return x_builder.alias(layout, chunk.parameters, 0, weight_byte(chunk, element), layer);
+  };
   const DType gradient_type = x_plan.local_gradients();
   part.cut_begin = chunk.elements;
   part.cut_end = chunk.elements + parameters.cut_elements;
-  part.weights = alias(weights, chunk.parameters, weight_type, part.cut_begin);
+  part.weights = of_weights(weights, part.cut_begin);
   if (!x_plan.contiguous_passes()) {  // else every pass has its own
     part.gradients = alias(gradients, chunk.written, gradient_type, part.cut_begin);
   }
-  part.shared = alias(shared, chunk.parameters, weight_type, chunk.shared_elements);
+  part.shared = of_weights(shared, chunk.shared_elements);
   part.shared_gradients =
       alias(shared_gradients, chunk.written, gradient_type, chunk.shared_elements);
   note_ranges(parameters.cut, part.cut_begin, chunk.ranges);
@@ -326,6 +328,7 @@ void StageWriter::place_parts(Chunk& chunk) {
     shared += x_head.parameters.shared_elements;
   }
   chunk.shared_elements = shared;
+  map_weights(chunk, head_table);
   own_buffers(chunk, cut + shared, replicas(chunk, shared, shared + cut));
   const std::int64_t total = chunk.elements;
 
@@ -354,17 +357,16 @@ void StageWriter::place_parts(Chunk& chunk) {
 /// comes after this chunk's.
 PartFrames StageWriter::head_with_table_of(const Chunk& owner, std::int64_t total) {
   Chunk& chunk = x_chunks.back();
-  const DType weight_type = x_plan.precision.compute;
   const DType gradient_type = x_plan.precision.gradients;
   const std::int64_t table = owner.embedding.cut_begin;
   PartFrames part;
   part.cut_begin = part.cut_end = total;
   part.weights =
-      x_builder.alias(x_head.weights, owner.parameters, 0, bytes_of(weight_type, table), -1);
+      x_builder.alias(x_head.weights, owner.parameters, 0, weight_byte(owner, table), -1);
   part.gradients =
       x_builder.alias(x_head.gradients, owner.gradients, 0, bytes_of(gradient_type, table), -1);
   part.shared = x_builder.alias(x_head.shared, chunk.parameters, 0,
-                                bytes_of(weight_type, chunk.shared_elements), -1);
+                                weight_byte(chunk, chunk.shared_elements), -1);
   part.shared_gradients = x_builder.alias(x_head.shared_gradients, chunk.gradients, 0,
                                           bytes_of(gradient_type, chunk.shared_elements), -1);
   chunk.shared_elements += x_head.parameters.shared_elements;
@@ -378,8 +380,8 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<R
   chunk.filled = elements;
   chunk.elements = total;
   const Precision& precision = x_plan.precision;
-  chunk.parameters = x_builder.frame(x_builder.layout(
-      one_buffer("parameters", BufferKind::kParameters, precision.compute, total)));
+  FrameLayout weights{"parameters", {weight_buffer(chunk, total)}, {}};
+  chunk.parameters = x_builder.frame(x_builder.layout(std::move(weights)));
   const bool passes = x_plan.contiguous_passes();
   FrameLayout gradients = one_buffer("gradients", BufferKind::kGradients,
                                      passes ? x_plan.local_gradients() : precision.gradients,

@@ -227,7 +227,7 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
       const View gradient = chunk.own.valid()
                                 ? Ref{of_gradients, buffer++, precision.gradients, count}.view()
                                 : shard_view(of_gradients, bucket, precision.gradients);
-      out.push_back(Updated{gradient, shard_view(base, bucket, precision.compute),
+      out.push_back(Updated{gradient, own_weights(base, chunk, bucket),
                             static_cast<std::int16_t>(base + 2), 0, state, count, precision.master,
                             chunk.holders.expert, chunk.factor_elements});
       state += count;
@@ -347,10 +347,11 @@ void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& up
 }
 
 void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) {
-  const DType type = x_plan.precision.compute;
-  const std::int64_t count = bucket.end - bucket.begin;
-  if (count == 0) return;
-  const View all{0, 0, bytes_of(type, bucket.begin), bytes_of(type, count), 1, GroupSlot()};
+  if (bucket.end == bucket.begin) return;
+  const View all = weights_of(0, chunk, bucket);
+  const bool low = !chunk.weights.empty();
+  const DType type = low ? DType::kUint8 : x_plan.precision.compute;
+  const std::int64_t count = low ? all.bytes : bucket.end - bucket.begin;
   const Phase phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;
   Segment segment;
   segment.name = "gather parameters";
@@ -361,7 +362,7 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
     const Collective gather{CollectiveKind::kAllGather, x_builder.group(bucket.holders.shard_group),
                             count, type, false};
     segment.ops.push_back(unit_op(bucket.holders.stream, "parameters.gather", gather, phase));
-    segment.ops.back().reads = {shard_view(0, bucket, type)};
+    segment.ops.back().reads = {own_weights(0, chunk, bucket)};
     segment.ops.back().writes = {all};
   }
   segment.ops.back().records = EventRef{1, kGathered};

@@ -298,6 +298,12 @@ class StageWriter {
   /// sharded.
   View shard_view(std::int16_t frame, const Bucket& bucket, DType type);
   std::int64_t shard_elements(const Bucket& bucket) const;
+  void map_weights(Chunk& chunk, bool head_table) const;
+  void map_expert_weights(Chunk& experts, const Chunk& owner) const;
+  Bytes weight_byte(const Chunk& chunk, std::int64_t element) const;
+  View weights_of(std::int16_t frame, const Chunk& chunk, const Bucket& bucket) const;
+  View own_weights(std::int16_t frame, const Chunk& chunk, const Bucket& bucket);
+  Buffer weight_buffer(Chunk& chunk, std::int64_t elements) const;
   LayoutId layout_of(FrameId frame) const {
     return x_builder.program().frames[frame.index()].layout;
   }
