@@ -12,7 +12,8 @@ namespace foretrain {
 /// own.
 void read_recipe(JsonReader& kernels, Precision& precision);
 
-/// The keys `autocast` and `fp8_weights` of `kernels`: false, true, or "auto": where it is modelled.
+/// The keys `autocast` and `fp8_weights` of `kernels`: false, true, or "auto", which is where it is
+/// modelled.
 enum class Asked : std::uint8_t { kNo, kWhereModelled, kYes };
 void read_asked(JsonReader& kernels, const char* key, Asked& out);
 

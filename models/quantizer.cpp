@@ -113,9 +113,8 @@ Quantizer::Copies Quantizer::gradient(SegmentWriter& w, const std::string& name,
   if (!x_plan.precision.keeps_copies() || find(weight) == nullptr) return {d, d};
   const DType type = x_plan.precision.linear;
   const Ref by_rows = local(name + " d by rows", type, d.count);
-  const Copies out = {by_rows, x_plan.precision.one_copy
-                                   ? by_rows
-                                   : local(name + " d by columns", type, d.count)};
+  const Copies out = {
+      by_rows, x_plan.precision.one_copy ? by_rows : local(name + " d by columns", type, d.count)};
   quantize(w, name + ".quantize_gradient", d, rows, out.rows, out.columns);
   return out;
 }
@@ -202,8 +201,8 @@ FrameLayout quantized_layout(const ParameterLayouts& parameters, const Precision
   out.name = "quantized weights";
   for (const Found& found : matrices_of(parameters)) {
     const auto add = [&](const char* which) {
-      out.buffers.push_back(buffer_of(found.name + which, BufferKind::kParameters,
-                                      precision.linear, found.weight.count, true));
+      out.buffers.push_back(buffer_of(found.name + which, BufferKind::kParameters, precision.linear,
+                                      found.weight.count, true));
     };
     if (!precision.low_weights) add(" by rows");
     if (precision.keeps_copies() && !precision.one_copy) add(" by columns");

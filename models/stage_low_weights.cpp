@@ -26,8 +26,7 @@ Bytes ByteMap::at(std::int64_t element) const {
     if (element < end.elements) {
       const double share = static_cast<double>(element - begin.elements) /
                            static_cast<double>(end.elements - begin.elements);
-      return begin.bytes +
-             static_cast<Bytes>(share * static_cast<double>(end.bytes - begin.bytes));
+      return begin.bytes + static_cast<Bytes>(share * static_cast<double>(end.bytes - begin.bytes));
     }
     begin = end;
   }

@@ -147,6 +147,16 @@ const char* amax_reduction(const Run& run) {
   return run.plan.precision.delayed() ? nullptr : "there are no delayed scales of fp8";
 }
 
+const char* fp8_weights(const Run& run) {
+  if (run.plan.precision.low_weights) return nullptr;
+  return run.plan.precision.by_tensor() ? "the plan is not one that it is modelled for"
+                                        : "nothing is in fp8 with one scale for a matrix";
+}
+
+const char* fp8_copies(const Run& run) {
+  return run.plan.precision.by_tensor() ? nullptr : "nothing is in fp8 with one scale for a matrix";
+}
+
 const char* early_stop(const Run& run) {
   return run.plan.recompute.any() ? nullptr : "nothing is computed again";
 }
@@ -238,6 +248,8 @@ constexpr IdleKey kIdleKeys[] = {
     {"/host/synchronize", synchronize},
     {"/kernels/amax_reduction", amax_reduction},
     {"/kernels/autocast", autocast},
+    {"/kernels/fp8_weights", fp8_weights},
+    {"/kernels/fp8_copies", fp8_copies},
     {"/gradients/dtype", gradients_dtype},
     {"/precision/gradients", precision_gradients},
     {"/precision/master_weights", wide_under_autocast},

@@ -134,6 +134,12 @@ const Idle kIdle[] = {
      "prices rest on rates that were reached, whatever the clock was: peaks and bandwidth move "
      "them"},
     {"kernels.amax_reduction=stage", "there are no delayed scales of fp8"},
+    {"kernels.fp8_copies=one", "nothing is in fp8 with one scale for a matrix"},
+    {"kernels.fp8_weights=auto", "nothing is in fp8 with one scale for a matrix"},
+    {"kernels.fp8_weights=auto",
+     "the plan is not one that it is modelled for",
+     {"cluster.preset=dgx-h100", "precision=fp8", "gradients.bucketing=parameters",
+      "sharding.level=none"}},
     {"kernels.autocast=true",
      "the precision is not one of 16 bits",
      {"precision=fp32", "kernels.attention=unfused"}},

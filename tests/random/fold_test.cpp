@@ -3,6 +3,7 @@
 
 #include "models/documents.h"
 #include "models/lower.h"
+#include "models/plan_precision.h"
 #include "sim/program/verify.h"
 #include "tests/support/recording.h"
 #include "tests/support/sanitized.h"
@@ -111,8 +112,8 @@ bool can_defer(const Plan& p) {
   return p.pipeline > 1 && whole && !p.by_units() && !p.reduces_each_pass() && !p.sums_after_pass;
 }
 
-/// Packed documents, deferred gradients, gathers in fp8, loads of experts. What is drawn later does
-/// not depend on it.
+/// Packed documents, deferred gradients, gathers and weights in fp8, loads of experts. What is
+/// drawn later does not depend on it.
 void add_rare(Rng rng, Drawn& drawn) {
   Model& m = drawn.model;
   Plan& p = drawn.plan;
@@ -133,6 +134,8 @@ void add_rare(Rng rng, Drawn& drawn) {
       p.experts.load.push_back(0.25 * static_cast<double>(rng.below(8)));
     }
   }
+  p.precision.one_copy = p.precision.by_tensor() && rng.below(2) == 0;
+  if (rng.below(2) == 0) (void)settle_low_weights(Asked::kWhereModelled, m, p);
 }
 
 class Folding : public ::testing::TestWithParam<int> {};

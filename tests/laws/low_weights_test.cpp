@@ -1,0 +1,160 @@
+// Weights that are kept in fp8 alone: what they take, what travels, what is still cast.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "models/byte_map.h"
+#include "models/lower.h"
+#include "sim/program/memory.h"
+#include "sim/program/verify.h"
+#include "tests/support/small_plans.h"
+
+namespace foretrain {
+namespace {
+
+Plan plan_in_fp8(const Model& model, Degrees degrees, bool low_weights, bool one_copy) {
+  Plan plan = small_plan(model, degrees, 2);
+  if (degrees.data > 1) plan.sharding = Sharding::kOptimizer;
+  plan.precision.linear = DType::kFp8;
+  plan.precision.low_weights = low_weights;
+  plan.precision.one_copy = one_copy;
+  return plan;
+}
+
+Workload verified(const Model& model, const Plan& plan) {
+  Workload workload = lower(model, plan);
+  EXPECT_TRUE(verify(workload).ok())
+      << describe(model, plan) << ": " << verify(workload).error().message;
+  return workload;
+}
+
+Bytes kept_parameters(const Program& program) {
+  return persistent_bytes(program)[static_cast<std::size_t>(BufferKind::kParameters)];
+}
+
+struct Named {
+  std::int64_t ops = 0;
+  Bytes written = 0;
+};
+/// The operations whose name ends so, in one Program as it runs.
+Named of_name(const Program& program, const std::string& end) {
+  Named out;
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      if (!op.name.ends_with(end)) continue;
+      ++out.ops;
+      for (const View& view : op.writes) out.written += view.bytes;
+    }
+  }
+  return out;
+}
+
+/// Parameters of a rank's layers that linears read: h (h + 2 kv) + h h + 3 h f each.
+std::int64_t matrices(const Model& m, std::int64_t layers) {
+  const std::int64_t kv = m.kv_heads * m.head_dim;
+  const std::int64_t up = (m.gated() ? 2 : 1) * m.hidden * m.intermediate;
+  return layers *
+         (m.hidden * (m.hidden + 2 * kv) + m.hidden * m.hidden + up + m.hidden * m.intermediate);
+}
+
+// 2 bytes and two copies of 1 become 1 and one copy, or 1.
+TEST(LowWeights, HaveNo16BitValues) {
+  const Model model = small_llama();
+  const auto kept = [&](bool low, bool one) {
+    return kept_parameters(verified(model, plan_in_fp8(model, {1, 1, 1, 1}, low, one)).programs[0]);
+  };
+  const std::int64_t count = matrices(model, model.layers);
+  const Bytes wide = kept(false, false);
+  EXPECT_EQ(wide - kept(false, true), count);
+  EXPECT_EQ(wide - kept(true, false), 2 * count);
+  EXPECT_EQ(wide - kept(true, true), 3 * count);
+}
+
+// Shared over four ranks by tensors of two: what is gathered in a step is what a rank has.
+TEST(LowWeights, TravelAsTheyAreKept) {
+  const Model model = small_llama();
+  for (const bool overlap : {false, true}) {
+    Plan plan = plan_in_fp8(model, {2, 1, 1, 4}, false, true);
+    plan.overlap.parameter_gather = plan.overlap.gradient_reduce = overlap;
+    plan.bucket_elements = 100'000;
+    const Named wide = of_name(verified(model, plan).programs[0], "parameters.gather");
+    plan.precision.low_weights = true;
+    const Workload workload = verified(model, plan);
+    const Named low = of_name(workload.programs[0], "parameters.gather");
+    EXPECT_EQ(low.ops, wide.ops);
+    EXPECT_GE(low.ops, overlap ? 10 : 1);
+    EXPECT_EQ(low.written, kept_parameters(workload.programs[0]));
+    // But for what makes the array divide among the ranks.
+    EXPECT_LT(std::abs(wide.written - low.written - matrices(model, model.layers) / 2), 4);
+  }
+}
+
+// Weights are cast no more; they are turned once a step where products need the other order.
+TEST(LowWeights, AreTurnedOnceAStep) {
+  const Model model = small_llama();
+  const auto count = [&](bool low, bool one, const char* name) {
+    return of_name(verified(model, plan_in_fp8(model, {1, 1, 1, 2}, low, one)).programs[0], name)
+        .ops;
+  };
+  EXPECT_EQ(count(false, false, ".quantize_weights"), 4 * model.layers);
+  EXPECT_EQ(count(false, true, ".quantize_weights"), 4 * model.layers);
+  EXPECT_EQ(count(true, false, ".quantize_weights"), 0);
+  EXPECT_EQ(count(true, false, ".turn_weights"), 4 * model.layers);
+  EXPECT_EQ(count(true, true, ".turn_weights"), 0);
+}
+
+// One copy of what two products read is written half as often, and nothing is turned; as many
+// activations are kept.
+TEST(LowWeights, OneCopyIsWrittenOnce) {
+  for (const Model& model : {small_llama(), small_moe(), small_latent()}) {
+    const Workload two = verified(model, plan_in_fp8(model, {2, 1, 1, 2}, true, false));
+    const Workload one = verified(model, plan_in_fp8(model, {2, 1, 1, 2}, true, true));
+    for (const char* name : {"norm.quantize", "down.quantize", "projection.quantize_gradient"}) {
+      const Named of_two = of_name(two.programs[0], name);
+      const Named of_one = of_name(one.programs[0], name);
+      EXPECT_GT(of_two.ops, 0) << name;
+      EXPECT_EQ(of_one.ops, of_two.ops) << name;
+      EXPECT_LE(of_one.written, of_two.written) << name;
+    }
+    EXPECT_EQ(2 * of_name(one.programs[0], "mlp.down.quantize").written,
+              of_name(two.programs[0], "mlp.down.quantize").written);
+    EXPECT_EQ(of_name(one.programs[0], ".turn_gradient").ops, 0);
+    EXPECT_EQ(memory_peak(one.programs[0]).saved, memory_peak(two.programs[0]).saved);
+  }
+}
+
+// Stages that share a table, one that holds both ends, experts beside layers: every part of the
+// array lies in it, the update writes all of it.
+TEST(LowWeights, LieInOneArray) {
+  for (const bool tied : {false, true}) {
+    for (const Degrees degrees : {Degrees{1, 1, 1, 3}, Degrees{2, 2, 1, 2}, Degrees{1, 2, 2, 2}}) {
+      for (Model model : {small_gpt(), small_moe(), small_latent()}) {
+        model.tied_embeddings = tied;
+        const Workload workload = verified(model, plan_in_fp8(model, degrees, true, true));
+        for (const Program& program : workload.programs) {
+          EXPECT_EQ(of_name(program, "parameters.gather").written, kept_parameters(program));
+        }
+      }
+    }
+  }
+}
+
+TEST(ByteMap, IsProportionalInsideAPart) {
+  ByteMap map;
+  EXPECT_TRUE(map.empty());
+  map.add(0, 0);
+  map.add(10, 20);
+  map.add(100, 100);
+  map.add(5, 10);
+  EXPECT_EQ(map.bytes(), 130);
+  EXPECT_EQ(map.at(0), 0);
+  EXPECT_EQ(map.at(7), 14);
+  EXPECT_EQ(map.at(10), 20);
+  EXPECT_EQ(map.at(60), 70);
+  EXPECT_EQ(map.at(110), 120);
+  EXPECT_EQ(map.at(115), 130);
+}
+
+}  // namespace
+}  // namespace foretrain
