@@ -20,7 +20,7 @@ Status check(ncclResult_t result, const char* what) {
   return input_error(out);
 }
 
-ncclDataType_t type_of(DType type) {
+ncclDataType_t nccl_type_of(DType type) {
   switch (type) {
     case DType::kBf16:
       return ncclBfloat16;
@@ -88,7 +88,7 @@ NcclGroups::~NcclGroups() {
 Status NcclGroups::collective(GroupId group, const DeviceCollective& call, cudaStream_t stream) {
   const auto members = x_workload.groups[group.index()].size();
   const auto count = static_cast<std::size_t>(call.count);
-  const ncclDataType_t type = type_of(call.type);
+  const ncclDataType_t type = nccl_type_of(call.type);
   const ncclRedOp_t op = call.maximum ? ncclMax : ncclSum;
   if (x_groups.empty()) {  // one rank: what it has is the result
     const auto bytes = static_cast<std::size_t>(bytes_of(call.type, call.count));
