@@ -54,6 +54,13 @@ KernelForm eager_form(KernelKind kind, std::int64_t element) {
   }
 }
 
+/// Where norms are kernels of their own (Apex) and the rest is eager: rotary embedding, gated
+/// activation.
+bool besides_norms(KernelKind kind) {
+  return kind == KernelKind::kRope || kind == KernelKind::kRopeBackward ||
+         kind == KernelKind::kSwiglu || kind == KernelKind::kSwigluBackward;
+}
+
 /// Llama's rotary embedding under autocast: cosines and sines are fp32, and so is what they give,
 /// which attention casts.
 KernelForm autocast_rope(bool backward) {
@@ -189,7 +196,8 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   if (of_loss(kind)) {
     return plan.loss == LossForm::kFused ? KernelForm{} : loss_form(plan.loss, kind);
   }
-  return eager ? eager_form(kind, element) : KernelForm{};
+  const bool composed = eager || (plan.fusion == Fusion::kNorms && besides_norms(kind));
+  return composed ? eager_form(kind, element) : KernelForm{};
 }
 
 void form_kernels(const Plan& plan, Program& program) {

@@ -200,7 +200,7 @@ class PlanReader {
       r.read_choice("projections", projections, {"packed", "separate"});
       x_plan.separate_projections = projections == 1;
       r.read("early_stop", x_plan.recompute.early_stop);
-      r.read_enum("fusion", x_plan.fusion, {"fused", "eager"});
+      r.read_enum("fusion", x_plan.fusion, {"fused", "eager", "norms"});
       r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
       int grouped = 0;
       r.read_choice("grouped_gemm", grouped, {"streams", "single"});

@@ -108,7 +108,7 @@ enum class Bucketing : std::uint8_t {
 enum class Compression : std::uint8_t { kNone, kFp16, kBf16, kPowerSgd, kOneBit };
 
 /// How elementwise work is composed: models/kernel_forms.h.
-enum class Fusion : std::uint8_t { kFused, kEager, kCompiled };
+enum class Fusion : std::uint8_t { kFused, kEager, kNorms, kCompiled };
 /// One kernel a pass; Megatron-LM's vocabulary-parallel operations; PyTorch's cross_entropy in
 /// fp32.
 enum class LossForm : std::uint8_t { kFused, kParallel, kTorch };
@@ -205,6 +205,7 @@ struct Units {
   std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit
   bool narrow_shards = false;          ///< shards in the compute type; else fp32, cast to gather
   bool reduce_each = true;             ///< gradients of every microbatch; else of the last one
+  bool reduce_waits = false;           ///< compute goes on when they are reduced
   DType reduce = DType::kFp32;         ///< type in which gradients are reduced
   // ZeRO++ (arXiv 2306.10209), see models/stage_narrow.cpp:
   bool narrow_gathers = false;    ///< shards of parameters travel in 8 bits (qwZ)

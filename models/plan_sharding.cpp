@@ -274,6 +274,7 @@ void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   int when = 0;
   reader.read_choice("reduce", when, {"every-microbatch", "last-microbatch"});
   plan.units.reduce_each = when == 0;
+  reader.read("blocking", plan.units.reduce_waits);
   reader.read("bucket_elements", plan.bucket_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("bucket_elements_per_rank", keys.bucket_elements_per_rank,
               IntRange{0, 1'000'000'000});

@@ -356,6 +356,9 @@ void StageWriter::reduce_unit(Unit& unit, StreamWait after, bool last) {
   after.stream = x_builder.program().segments[segment.index()].ops.front().stream;
   x_builder.call(Call{segment, -1, -1, {unit.gradients, unit.shards}, {after}});
   unit.reduced = unit.gradients;
+  if (x_plan.units.reduce_waits) {
+    x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), unit.reduced, kReduced});
+  }
   if (x_plan.fresh_gradients()) unit.gradients = FrameId();
 }
 

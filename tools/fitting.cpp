@@ -27,6 +27,9 @@ Sets sharded(const Plan& plan, const char* level) {
   if (b.copy) out.emplace_back("gradients.bucket_copy=false");
   if (b.inner_group > 1) out.emplace_back("gradients.inner_group=1");
   if (b.cycle.ps > 0) out.emplace_back("gradients.cycle_us=0");
+  if (!b.last_pass_only) out.emplace_back("gradients.no_sync=true");
+  if (b.compression != Compression::kNone) out.emplace_back("gradients.compression=none");
+  if (b.rank != GradientBuckets{}.rank) out.emplace_back("gradients.compression_rank=0");
   return out;
 }
 

@@ -221,6 +221,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/copy_out", copy_out},
     {"/sharding/shard_dtype", if_not_parameters},
     {"/gradients/reduce", if_not_by_units},
+    {"/gradients/blocking", if_not_by_units},
     {"/gradients/reduce_dtype", reduce_dtype},
     {"/gradients/reduction", reduction},
     {"/gradients/bucketing", bucketing},

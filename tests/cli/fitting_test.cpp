@@ -111,11 +111,17 @@ TEST(Fitting, WidensGroupsAndLeavesBuckets) {
   place.write("buckets.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
       "accelerators": 8}, "system": "transformers", "precision": "bf16",
       "kernels": {"attention": "flash"}, "batch": {"global": 8, "micro": 1, "sequence": 4096}})");
-  const std::vector<Json> sharded = changes_of(simulated(place, "buckets.json", {}));
-  const bool some = std::any_of(sharded.begin(), sharded.end(), [](const Json& change) {
-    return at(change, "set").array()->front().string()->starts_with("sharding.level=");
-  });
-  EXPECT_TRUE(some);
+  const std::vector<std::string> ways[] = {
+      {},
+      {"gradients.no_sync=false", "batch.global=16"},
+      {"gradients.compression=powersgd", "gradients.compression_rank=2"}};
+  for (const std::vector<std::string>& way : ways) {
+    const std::vector<Json> sharded = changes_of(simulated(place, "buckets.json", way));
+    const bool some = std::any_of(sharded.begin(), sharded.end(), [](const Json& change) {
+      return at(change, "set").array()->front().string()->starts_with("sharding.level=");
+    });
+    EXPECT_TRUE(some) << (way.empty() ? "" : way.front());
+  }
 }
 
 TEST(Fitting, IsPrinted) {

@@ -207,42 +207,42 @@ TEST(Mechanisms, OfFairScale) {
                 kUpdate});
 }
 
-// Megatron-LLaMA: buckets of so many elements, cut from the end, each cut among the ranks. In the
-// last microbatch a bucket is reduce-scattered beside the backward passes that follow its own; the
-// buckets of parameters are gathered beside the next step's forward passes, the first layers'
-// first.
+// Megatron-LLaMA: gradients of every microbatch are copied into buckets of at most so many
+// elements, cut between parameters from the end, each of which is cut among the ranks. Full buckets
+// are reduce-scattered in fp32 beside the passes that follow; the buckets of parameters are
+// gathered in 16 bits beside the next step's forward passes, the first layers' first.
 TEST(Mechanisms, OfMegatronLlama) {
-  // 2,492,160 parameters; 1,000,448 elements are 1,000,000 rounded up to 128 for each of 4 ranks.
+  // 2,492,160 parameters and padding: the output matrix and layer 2; layer 1 and layer 0's last
+  // matrix; the rest.
   const Lines story =
       Story(lowered("megatron-llama", {"batch.global=8", "gradients.bucket_elements=1000000"}))
           .lines;
-  const Lines expected = {"all-gather 0: 983040 B on data",
-                          "all-gather 1: 2000896 B on data",
-                          "all-gather 2: 2000896 B on data",
-                          "embedding forward after all-gather 0",
-                          "layer forward 0 after all-gather 1, all-gather 0",
-                          "layer forward 1 after all-gather 2, all-gather 1, all-gather 0",
-                          "layer forward 2 after all-gather 2, all-gather 0",
-                          "head forward after all-gather 2, all-gather 0",
-                          "head backward",
-                          "layer backward 2",
-                          "layer backward 1",
-                          "layer backward 0",
-                          "embedding backward",
-                          "embedding forward",
-                          "layer forward 0",
-                          "layer forward 1",
-                          "layer forward 2",
-                          "head forward",
-                          "head backward",
-                          "layer backward 2",
-                          "layer backward 1",
-                          "reduce-scatter 0: 2000896 B on data after layer backward 1",
-                          "layer backward 0",
-                          "reduce-scatter 1: 2000896 B on data after layer backward 0",
-                          "embedding backward",
-                          "reduce-scatter 2: 983040 B on data after embedding backward",
-                          "update after reduce-scatter 0, reduce-scatter 1, reduce-scatter 2"};
+  Lines expected = {"all-gather 0: 1576448 B on data",
+                    "all-gather 1: 1572864 B on data",
+                    "all-gather 2: 1835520 B on data",
+                    "embedding forward after all-gather 0",
+                    "layer forward 0 after all-gather 1, all-gather 0",
+                    "layer forward 1 after all-gather 1, all-gather 0",
+                    "layer forward 2 after all-gather 2, all-gather 0",
+                    "head forward after all-gather 2, all-gather 0"};
+  for (int microbatch = 0; microbatch < 2; ++microbatch) {
+    if (microbatch > 0) {
+      expected.insert(expected.end(), {"embedding forward", "layer forward 0", "layer forward 1",
+                                       "layer forward 2", "head forward"});
+    }
+    const auto reduced = [&](int bucket, std::int64_t elements) {
+      expected.push_back("reduce-scatter " + std::to_string(3 * microbatch + bucket) + ": " +
+                         std::to_string(4 * elements) +
+                         " B on data after copy gradients into buckets");
+    };
+    expected.insert(expected.end(), {"head backward", "layer backward 2", "layer backward 1"});
+    reduced(0, 917'760);
+    expected.emplace_back("layer backward 0");
+    reduced(1, 786'432);
+    expected.emplace_back("embedding backward");
+    reduced(2, 788'224);
+  }
+  expected.emplace_back("update after reduce-scatter 3, reduce-scatter 4, reduce-scatter 5");
   EXPECT_EQ(story, expected);
 }
 
@@ -255,27 +255,32 @@ void add_parts(Lines& lines, const char* kind, int first, int count, std::int64_
   }
 }
 
-// PaddleNLP: gradients of the last microbatch, with the sum of those before it, are reduced to
-// their owners in 16 bits beside the backward passes that follow; after the update owners
-// broadcast. Each of 4 owners has a quarter of a layer's 655,872 and of the ends' 524,544
-// parameters.
+// PaddleNLP: in every backward pass gradients are reduced to their owners in 16 bits, and what
+// follows waits for it; after the update owners broadcast. Each of 4 owners has a quarter of a
+// layer's 655,872 and of the ends' 524,544 parameters.
 TEST(Mechanisms, OfPaddleNlp) {
   constexpr std::int64_t kLayer = 2 * 655'872 / 4;
   constexpr std::int64_t kEnds = 2 * 524'544 / 4;
-  const Lines passes = {"embedding forward", "layer forward 0", "layer forward 1",
-                        "layer forward 2",   "head forward",    "head backward"};
-  Lines lines = passes;
-  lines.insert(lines.end(),
-               {"layer backward 2", "layer backward 1", "layer backward 0", "embedding backward"});
-  lines.insert(lines.end(), passes.begin(), passes.end());
-  for (int l = 2; l >= 0; --l) {
-    const std::string pass = "layer backward " + std::to_string(l);
-    lines.push_back(pass);
-    add_parts(lines, "reduce", 4 * (2 - l), 4, kLayer, pass);
+  Lines lines;
+  for (int microbatch = 0; microbatch < 2; ++microbatch) {
+    int reductions = 16 * microbatch;
+    const auto waited = [&] {
+      return reductions == 0 ? "" : " after reduce " + std::to_string(reductions - 1);
+    };
+    lines.push_back("embedding forward" + waited());
+    lines.insert(lines.end(), {"layer forward 0", "layer forward 1", "layer forward 2",
+                               "head forward", "head backward"});
+    for (int l = 2; l >= 0; --l) {
+      const std::string pass = "layer backward " + std::to_string(l);
+      lines.push_back(pass + (l < 2 ? waited() : ""));
+      add_parts(lines, "reduce", reductions, 4, kLayer, pass);
+      reductions += 4;
+    }
+    lines.push_back("embedding backward" + waited());
+    add_parts(lines, "reduce", reductions, 4, kEnds, "embedding backward");
   }
-  lines.emplace_back("embedding backward");
-  add_parts(lines, "reduce", 12, 4, kEnds, "embedding backward");
-  lines.emplace_back("update after reduce 11, reduce 7, reduce 3, reduce 15");
+  // What comes next waits for the last one, and the update for each.
+  lines.emplace_back("update after reduce 31, reduce 27, reduce 23, reduce 19, reduce 31");
   for (int unit = 0; unit < 4; ++unit) {
     add_parts(lines, "broadcast", 4 * unit, 4, unit == 0 ? kEnds : kLayer, "update");
   }
