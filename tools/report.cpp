@@ -94,7 +94,12 @@ std::string kernels_text(const Run& run) {
   std::string out;
   const bool attends = !run.model.is_network() && run.plan.attention == AttentionKernel::kUnfused;
   if (attends) out += ", unfused attention";
-  if (run.plan.precision.autocast) out += ", autocast";
+  const Precision& precision = run.plan.precision;
+  if (precision.autocast) out += ", autocast";
+  if (precision.low()) {
+    out += precision.low_weights ? ", linears and their weights in " : ", linears in ";
+    out += name_of(precision.linear);
+  }
   return out;
 }
 
@@ -112,8 +117,9 @@ std::string plan_text(const Run& run) {
   if (p.experts.tensor > 1) out += " x tensor " + std::to_string(p.experts.tensor);
   out += ", data " + std::to_string(p.batch_ranks());
   out += sharded_text(p);
-  out +=
-      ", " + std::to_string(p.microbatches()) + " microbatches of " + std::to_string(p.micro_batch);
+  out += ", " + std::to_string(p.microbatches()) +
+         (p.microbatches() == 1 ? " microbatch of " : " microbatches of ") +
+         std::to_string(p.micro_batch);
   if (run.model.is_network()) return out + " images";
   out += " x " + std::to_string(p.sequence_length) + " tokens";
   if (run.model.is_encoder_decoder()) out += " and " + std::to_string(p.target()) + " targets";

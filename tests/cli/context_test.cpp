@@ -45,6 +45,7 @@ TEST(ContextParallel, InnerDegreesThatDoNotFit) {
 constexpr const char* kRingSelfRun = R"({"model": "gpt3-1.3b", "system": "colossal-ai",
     "cluster": {"preset": "dgx-a100-80gb", "accelerators": 4}, "parallel": {"context": 4},
     "batch": {"global": 4, "sequence": 2044}, "recompute": "none",
+    "gradients": {"accumulation": "fused"},
     "kernels": {"context": "ring_self"}})";
 
 // Runs of 511 tokens, of which a ring of balanced chunks has none. At the peak, in the head, a rank

@@ -57,6 +57,13 @@ TEST(Fp8Weights, TakeHalfTheMemory) {
   EXPECT_NEAR(low / copies, (0.87 * 2 + 0.13 * 2) / (0.87 * 4 + 0.13 * 2), 0.01);
   EXPECT_NEAR(one / copies, (0.87 * 1 + 0.13 * 2) / (0.87 * 4 + 0.13 * 2), 0.01);
   EXPECT_EQ(one, parameters_gib(place, {"cluster.preset=dgx-b200"}));
+  const auto head = [&place](const char* set) {
+    return place.run({"simulate", "run.json", "--set", set}).out;
+  };
+  EXPECT_NE(head("kernels.fp8_weights=true").find("linears and their weights in fp8"),
+            std::string::npos);
+  EXPECT_NE(head("kernels.fp8_weights=false").find(", linears in fp8"), std::string::npos);
+  EXPECT_EQ(head("precision=bf16").find("linears"), std::string::npos);
 }
 
 TEST(Fp8Weights, ThatCannotBe) {
