@@ -25,7 +25,7 @@ struct Placer {
     return place.add(name, BufferKind::kActivations, dtype, count, !again);
   }
   /// What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
-  /// columns, in place of the activation `x`.
+  /// columns, or one for both, in place of the activation `x`.
   Operand operand(const char* name, const Ref& x, bool again) const {
     if (!precision.low()) return Operand{x, x};
     if (precision.one_copy) {

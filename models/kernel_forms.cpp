@@ -54,8 +54,7 @@ KernelForm eager_form(KernelKind kind, std::int64_t element) {
   }
 }
 
-/// Where norms are kernels of their own (Apex) and the rest is eager: rotary embedding, gated
-/// activation.
+/// What stays eager where norms, softmax and dropout have kernels of their own (Apex, Megatron-LM).
 bool besides_norms(KernelKind kind) {
   return kind == KernelKind::kRope || kind == KernelKind::kRopeBackward ||
          kind == KernelKind::kSwiglu || kind == KernelKind::kSwigluBackward;
@@ -185,8 +184,9 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   if (kind == KernelKind::kResidualAdd && kernel.value > 0 && eager) {
     return {2, 2 * static_cast<std::int64_t>(bits_of(plan.precision.branch()) / 8)};
   }
+  const bool composed = eager || (plan.fusion == Fusion::kNorms && besides_norms(kind));
   const bool backward = kind == KernelKind::kRopeBackward;
-  if (plan.precision.autocast && eager && (backward || kind == KernelKind::kRope)) {
+  if (plan.precision.autocast && composed && (backward || kind == KernelKind::kRope)) {
     return autocast_rope(backward);
   }
   // Statistics first, then values: x twice; d y and x twice.
@@ -196,7 +196,6 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   if (of_loss(kind)) {
     return plan.loss == LossForm::kFused ? KernelForm{} : loss_form(plan.loss, kind);
   }
-  const bool composed = eager || (plan.fusion == Fusion::kNorms && besides_norms(kind));
   return composed ? eager_form(kind, element) : KernelForm{};
 }
 

@@ -97,29 +97,40 @@ std::optional<Refusal> settle_autocast(Asked asked, const Model& model, Plan& pl
   return std::nullopt;
 }
 
+namespace {
+
+std::optional<Refusal> refused_low_weights(const Model& model, const Plan& plan) {
+  const auto needs = [](const char* what) {
+    return Refusal{"kernels/fp8_weights", std::string("needs ") + what};
+  };
+  const auto unsupported = [](const char* what) {
+    return Refusal{"kernels/fp8_weights", std::string("is not modelled with ") + what,
+                   ErrorKind::kUnsupported};
+  };
+  if (!plan.precision.by_tensor()) {
+    return needs(
+        "precision fp8, with kernels.fp8_recipe delayed, current or tensorwise: one scale "
+        "for a matrix");
+  }
+  if (!plan.precision.master) return needs("precision.master_weights, of which the update casts");
+  if (plan.by_units()) return unsupported("sharding.level gradients and parameters");
+  if (plan.offload.states()) return unsupported("offload.optimizer");
+  if (plan.to_owners()) return unsupported("gradients.reduction reduce");
+  if (plan.buckets.cut != Bucketing::kRanges) {
+    return unsupported("gradients.bucketing other than ranges");
+  }
+  if (model.is_network() || model.is_encoder_decoder()) {
+    return unsupported("networks of layers and encoder-decoders");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<Refusal> settle_low_weights(Asked asked, const Model& model, Plan& plan) {
   if (asked == Asked::kNo) return std::nullopt;
-  const auto why = [&]() -> std::optional<std::string> {
-    if (!plan.precision.by_tensor()) {
-      return "needs precision fp8, with kernels.fp8_recipe delayed, current or tensorwise: one "
-             "scale for a matrix";
-    }
-    if (plan.by_units()) return "needs sharding.level none or optimizer";
-    if (plan.offload.states()) return "is not modelled with offload.optimizer";
-    if (plan.to_owners()) return "is not modelled with gradients.reduction reduce";
-    if (plan.buckets.cut != Bucketing::kRanges) return "needs gradients.bucketing ranges";
-    if (model.is_network() || model.is_encoder_decoder()) {
-      return "is not modelled with networks of layers and encoder-decoders";
-    }
-    return std::nullopt;
-  }();
-  if (!why) {
-    plan.precision.low_weights = true;
-  } else if (asked == Asked::kYes) {
-    const bool never = why->starts_with("needs");
-    return Refusal{"kernels/fp8_weights", *why,
-                   never ? ErrorKind::kInput : ErrorKind::kUnsupported};
-  }
+  if (auto no = refused_low_weights(model, plan)) return asked == Asked::kYes ? no : std::nullopt;
+  plan.precision.low_weights = true;
   return std::nullopt;
 }
 

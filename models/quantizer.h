@@ -3,7 +3,9 @@
 // An activation is cast once into two copies: by rows for the forward GEMM (and, with sequence
 // parallelism, for the gather before it), by columns for the GEMM of the weight gradient; the
 // latter is what is kept for the backward pass. A gradient is cast likewise. Weights are cast once
-// a step into two copies that stay, or, where they are gathered for every pass, in every pass.
+// a step into two copies that stay, or, where they are gathered for every pass, in every pass;
+// those that have no 16-bit values (models/stage_low_weights.cpp) are turned into the second one.
+// Where products take operands in either order (Precision::one_copy) one copy does for both.
 // Scaling by the tensor's current maximum (nvfp4's second scale too) reads the tensor once more
 // before the cast. Scaled by tensor, one copy of a gradient is gathered and turned into the other;
 // blocks run along what a GEMM sums over, so both copies are gathered (Transformer Engine). The
@@ -27,7 +29,7 @@
 namespace foretrain {
 
 /// What a linear's forward GEMM reads, and what is kept for its weight gradient: two quantized
-/// copies, or the activation itself.
+/// copies, one for both, or the activation itself.
 struct Operand {
   Ref in, kept;
 };

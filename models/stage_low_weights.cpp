@@ -4,9 +4,11 @@
 // product needs the other order a layer's matrices are turned once a step, before their first use.
 // Embeddings, the head, norms, biases and routers stay in 16 bits.
 //
-// A chunk's parameters are one array all the same, so ranks share it by bytes, where Megatron-LM
-// has an array for each type. Left out: the largest values of a shard and their reduction over the
-// ranks before it is cast (a few kilobytes a step), and a second launch for each bucket.
+// A chunk's parameters are one array all the same, where Megatron-LM has an array for each type.
+// Ranks share the bytes of a bucket in equal parts, and of gradients and states its elements: of a
+// bucket with both types these are not quite the same elements. Left out: the largest values of a
+// shard and their reduction over the ranks before it is cast (a few kilobytes a step), and a second
+// launch for each bucket.
 #include <algorithm>
 
 #include "models/byte_map.h"

@@ -19,8 +19,13 @@ std::string set_of(const char* key, std::int64_t value) {
 }
 
 /// A higher level, without what of plain data parallelism's buckets does not go with it.
-Sets sharded(const Plan& plan, const char* level) {
-  Sets out = {std::string("sharding.level=") + level};
+Sets sharded(const Run& run, const std::string& level) {
+  const Plan& plan = run.plan;
+  Sets out = {"sharding.level=" + level};
+  const Json* kernels = run.resolved.find("kernels");
+  const Json* weights = kernels == nullptr ? nullptr : kernels->find("fp8_weights");
+  const bool alone = weights != nullptr && *weights == Json(true);
+  if (alone && level != "optimizer") out.emplace_back("kernels.fp8_weights=auto");
   if (plan.sharding != Sharding::kNone) return out;
   const GradientBuckets& b = plan.buckets;
   if (b.cut != Bucketing::kRanges) out.emplace_back("gradients.bucketing=ranges");
@@ -33,7 +38,8 @@ Sets sharded(const Plan& plan, const char* level) {
   return out;
 }
 
-Kind more_sharding(const Plan& plan) {
+Kind more_sharding(const Run& run) {
+  const Plan& plan = run.plan;
   Kind out;
   if (plan.data == 1) return out;
   if (plan.replicas() > 1 && plan.sharding != Sharding::kNone) {
@@ -41,7 +47,7 @@ Kind more_sharding(const Plan& plan) {
   }
   const char* const levels[] = {"none", "optimizer", "gradients", "parameters"};
   for (int level = static_cast<int>(plan.sharding) + 1; level < 4; ++level) {
-    out.push_back(sharded(plan, levels[level]));
+    out.push_back(sharded(run, levels[level]));
   }
   return out;
 }
@@ -109,17 +115,18 @@ Kind growing_segments(const Plan& plan) {
   return {{"allocator.expandable_segments=true"}};
 }
 
-Kind offloading(const Plan& plan) {
+Kind offloading(const Run& run) {
+  const Plan& plan = run.plan;
   Kind out;
   if (!plan.updates_on_host()) {
     Sets sets;
-    if (plan.sharding < Sharding::kGradients) sets = sharded(plan, "gradients");
+    if (plan.sharding < Sharding::kGradients) sets = sharded(run, "gradients");
     sets.emplace_back("offload.optimizer=cpu");
     out.push_back(sets);
   }
   if (plan.offload.parameters == Memory::kDevice) {
     Sets sets;
-    if (plan.sharding != Sharding::kParameters) sets = sharded(plan, "parameters");
+    if (plan.sharding != Sharding::kParameters) sets = sharded(run, "parameters");
     sets.insert(sets.end(), {"offload.optimizer=cpu", "offload.parameters=cpu"});
     out.push_back(sets);
   }
@@ -143,11 +150,11 @@ std::vector<Kind> kinds_of(const Run& run) {
   out.push_back(growing_segments(plan));
   out.push_back(cheap_modules(run));
   out.push_back(more_recomputation(plan));
-  out.push_back(more_sharding(plan));
+  out.push_back(more_sharding(run));
   out.push_back(smaller_microbatches(plan));
   out.push_back(more_ranks("parallel.tensor", plan.tensor, run.cluster.accelerators_per_node));
   out.push_back(more_ranks("parallel.pipeline", plan.pipeline, run.model.layers));
-  out.push_back(offloading(plan));
+  out.push_back(offloading(run));
   out.push_back(offloaded_activations(plan));
   return out;
 }

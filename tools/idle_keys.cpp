@@ -147,6 +147,24 @@ const char* amax_reduction(const Run& run) {
   return run.plan.precision.delayed() ? nullptr : "there are no delayed scales of fp8";
 }
 
+const char* gradient_reduce(const Run& run) {
+  return run.plan.by_units() ? "the gradients of sharded units are reduced beside the passes, and "
+                               "waited for with gradients.blocking"
+                             : nullptr;
+}
+
+const char* blocking(const Run& run) {
+  if (!run.plan.by_units()) return if_not_by_units(run);
+  return run.plan.data > 1 ? nullptr : "one rank holds all gradients";
+}
+
+const char* fusion(const Run& run) {
+  if (!asks(run, "/kernels/fusion", Json("norms"))) return nullptr;
+  const bool rotates = run.model.position == Position::kRope;
+  return rotates || run.model.gated() ? nullptr
+                                      : "the model has no rotary embedding and no gated activation";
+}
+
 const char* fp8_weights(const Run& run) {
   if (run.plan.precision.low_weights) return nullptr;
   return run.plan.precision.by_tensor() ? "the plan is not one that it is modelled for"
@@ -221,7 +239,9 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/copy_out", copy_out},
     {"/sharding/shard_dtype", if_not_parameters},
     {"/gradients/reduce", if_not_by_units},
-    {"/gradients/blocking", if_not_by_units},
+    {"/gradients/blocking", blocking},
+    {"/overlap/gradient_reduce", gradient_reduce},
+    {"/kernels/fusion", fusion},
     {"/gradients/reduce_dtype", reduce_dtype},
     {"/gradients/reduction", reduction},
     {"/gradients/bucketing", bucketing},

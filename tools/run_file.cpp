@@ -264,6 +264,10 @@ void note_limits(Run& run) {
     run.notes.emplace_back("mxfp8: the tensor cores of " + run.cluster.device.name +
                            " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
   }
+  if (run.plan.precision.one_copy && is_nvidia(made) && made < Architecture::kBlackwell) {
+    run.notes.emplace_back("kernels.fp8_copies one: fp8 products of " + run.cluster.device.name +
+                           " take operands in one order; priced as if they took both");
+  }
   if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
     run.notes.emplace_back(
         "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");

@@ -122,6 +122,14 @@ TEST(Fitting, WidensGroupsAndLeavesBuckets) {
     });
     EXPECT_TRUE(some) << (way.empty() ? "" : way.front());
   }
+  place.write("weights.json", R"({"model": "llama-3-70b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 32}, "parallel": {"tensor": 2}, "precision": "fp8",
+      "kernels": {"fp8_weights": true}, "batch": {"global": 32, "micro": 1, "sequence": 1024}})");
+  const std::vector<Json> apart = changes_of(simulated(place, "weights.json", {}));
+  const bool parameters = std::any_of(apart.begin(), apart.end(), [](const Json& change) {
+    return at(change, "set").array()->front() == Json("sharding.level=parameters");
+  });
+  EXPECT_TRUE(parameters);
 }
 
 TEST(Fitting, IsPrinted) {

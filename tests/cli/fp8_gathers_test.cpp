@@ -76,8 +76,11 @@ TEST(Fp8Weights, ThatCannotBe) {
   const Case cases[] = {
       {{"precision=bf16"}, "needs precision fp8"},
       {{"precision=mxfp8"}, "one scale for a matrix"},
-      {{"sharding.level=gradients"}, "needs sharding.level none or optimizer"},
-      {{"gradients.bucketing=parameters", "sharding.level=none"}, "gradients.bucketing ranges"},
+      {{"precision={\"compute\":\"fp8\",\"master_weights\":false}"},
+       "needs precision.master_weights"},
+      {{"sharding.level=gradients"}, "is not modelled with sharding.level gradients"},
+      {{"gradients.bucketing=parameters", "sharding.level=none"},
+       "gradients.bucketing other than ranges"},
       {{"offload.optimizer=cpu"}, "is not modelled with offload.optimizer"},
       {{"gradients.reduction=reduce"}, "is not modelled with gradients.reduction"}};
   for (const Case& one : cases) {
