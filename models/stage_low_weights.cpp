@@ -9,8 +9,6 @@
 // bucket with both types these are not quite the same elements. Left out: the largest values of a
 // shard and their reduction over the ranks before it is cast (a few kilobytes a step), and a second
 // launch for each bucket.
-#include <algorithm>
-
 #include "models/byte_map.h"
 #include "models/stage_writer.h"
 #include "sim/base/check.h"
@@ -40,7 +38,7 @@ namespace {
 
 Bytes bytes_of_all(const FrameLayout& layout) {
   Bytes out = 0;
-  for (const Buffer& buffer : layout.buffers) out += bytes_of(buffer.dtype, buffer.count);
+  for (const Buffer& buffer : layout.buffers) out += buffer.bytes();
   return out;
 }
 

@@ -22,9 +22,7 @@ std::string set_of(const char* key, std::int64_t value) {
 Sets sharded(const Run& run, const std::string& level) {
   const Plan& plan = run.plan;
   Sets out = {"sharding.level=" + level};
-  const Json* kernels = run.resolved.find("kernels");
-  const Json* weights = kernels == nullptr ? nullptr : kernels->find("fp8_weights");
-  const bool alone = weights != nullptr && *weights == Json(true);
+  const bool alone = asks(run, "/kernels/fp8_weights", Json(true));
   if (alone && level != "optimizer") out.emplace_back("kernels.fp8_weights=auto");
   if (plan.sharding != Sharding::kNone) return out;
   const GradientBuckets& b = plan.buckets;

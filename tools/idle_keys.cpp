@@ -10,23 +10,6 @@ namespace {
 /// Why a key changes nothing in this run; null: it may.
 using Why = const char* (*)(const Run& run);
 
-/// What stands at "/key/inner"; null if nothing.
-const Json* value_at(const Json& json, const std::string& pointer) {
-  const Json* out = &json;
-  for (std::size_t at = 0; out != nullptr && at < pointer.size();) {
-    const std::size_t end = std::min(pointer.find('/', at + 1), pointer.size());
-    out = out->object() == nullptr ? nullptr : out->find(pointer.substr(at + 1, end - at - 1));
-    at = end;
-  }
-  return out;
-}
-
-/// Whether the value at the pointer, wherever it is from, is this one.
-bool asks(const Run& run, const char* pointer, const Json& value) {
-  const Json* asked = value_at(run.resolved, pointer);
-  return asked != nullptr && *asked == value;
-}
-
 const char* if_not_parameters(const Run& run) {
   return run.plan.sharding == Sharding::kParameters ? nullptr : "sharding.level is not parameters";
 }

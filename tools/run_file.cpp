@@ -280,6 +280,21 @@ void note_limits(Run& run) {
 
 }  // namespace
 
+const Json* value_at(const Json& json, const std::string& pointer) {
+  const Json* out = &json;
+  for (std::size_t at = 0; out != nullptr && at < pointer.size();) {
+    const std::size_t end = std::min(pointer.find('/', at + 1), pointer.size());
+    out = out->object() == nullptr ? nullptr : out->find(pointer.substr(at + 1, end - at - 1));
+    at = end;
+  }
+  return out;
+}
+
+bool asks(const Run& run, const char* pointer, const Json& value) {
+  const Json* asked = value_at(run.resolved, pointer);
+  return asked != nullptr && *asked == value;
+}
+
 std::vector<std::string> preset_names(const std::string& kind) {
   std::vector<std::string> out;
   const std::string prefix = kind + "/";

@@ -35,6 +35,12 @@ struct Run {
   std::vector<std::string> notes;  ///< what was ignored or is not modelled
 };
 
+/// What stands at "/key/inner"; null if nothing.
+const Json* value_at(const Json& json, const std::string& pointer);
+
+/// Whether the value at the pointer, wherever it is from, is this one.
+bool asks(const Run& run, const char* pointer, const Json& value);
+
 /// Sets the profile of a run in place of what the RUN says, before anything that depends on prices
 /// is decided.
 using ChoosePrices = std::function<Status(Run&)>;

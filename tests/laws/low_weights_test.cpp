@@ -157,7 +157,7 @@ std::vector<std::pair<Bytes, Bytes>> parts_of(const Program& program, std::size_
     if (!frame.alias_of.valid() || frame.alias_of.index() != owner) continue;
     Bytes bytes = 0;
     for (const Buffer& buffer : program.layouts[frame.layout.index()].buffers) {
-      bytes += bytes_of(buffer.dtype, buffer.count);
+      bytes += buffer.bytes();
     }
     if (bytes > 0) out.emplace_back(frame.alias_offset, frame.alias_offset + bytes);
   }
@@ -178,7 +178,7 @@ void expect_in_turn(const Program& program, std::int64_t shards) {
       reached = end;
     }
     const Buffer& all = layout.buffers.front();
-    const Bytes padding = bytes_of(all.dtype, all.count) - reached;
+    const Bytes padding = all.bytes() - reached;
     EXPECT_GE(padding, 0);
     EXPECT_LE(padding, 2 * 128 * shards + shards);
     ++arrays;
