@@ -173,7 +173,11 @@ class PlanReader {
       r.read("tensor_backward", x_plan.overlap.tensor_backward);
       r.read("pipeline", x_plan.overlap.pipeline);
       r.read("gradient_reduce", x_plan.overlap.gradient_reduce);
-      r.read("parameter_gather", x_plan.overlap.parameter_gather);
+      Asked gather = Asked::kNo;
+      read_asked(r, "parameter_gather", gather);
+      const bool with_gradients = gather == Asked::kWhereModelled;
+      x_plan.overlap.parameter_gather =
+          with_gradients ? x_plan.overlap.gradient_reduce : gather == Asked::kYes;
       r.read("expert", x_plan.overlap.expert);
       r.read("passes", x_plan.overlap.passes);
       r.read("head_deferral", x_plan.overlap.head_deferral, IntRange{0, 1'000'000'000});

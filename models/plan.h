@@ -230,6 +230,8 @@ struct GradientBuckets {
   Bytes bytes = 0, first_bytes = 0;  ///< of a bucket of whole parameters; of the first one
   bool copy = false;                 ///< gradients are copied into buckets and back
   bool last_pass_only = true;        ///< reduced once a step; else with every microbatch
+  bool averages = false;             ///< of units too: a kernel divides them before the reduction
+  bool checks = false;               ///< of ranges: the host looks at each one's norm before it
   std::int64_t inner_group = 1;      ///< all-reduce in groups of so many ranks, then among them
   Compression compression = Compression::kNone;
   std::int64_t rank = 0;  ///< of the factors that PowerSGD sends
@@ -473,6 +475,7 @@ struct Plan {
   bool narrows_gradients() const {
     return !by_units() && !contiguous() && bits_of(units.reduce) < bits_of(precision.gradients);
   }
+  bool divides_gradients() const { return buckets.averages && data > 1; }
   /// Type of gradients as the backward pass writes them.
   DType local_gradients() const { return writes_fresh() ? precision.compute : precision.gradients; }
   bool operator==(const Plan&) const = default;

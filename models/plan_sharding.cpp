@@ -114,6 +114,10 @@ void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
   if (buckets.first_bytes == 0) buckets.first_bytes = buckets.bytes;
   reader.read("bucket_copy", buckets.copy);
   reader.read("no_sync", buckets.last_pass_only);
+  int average = 0;
+  reader.read_choice("average", average, {"loss", "before"});
+  buckets.averages = average == 1;
+  reader.read("check_nan", buckets.checks);
   reader.read("inner_group", buckets.inner_group, IntRange{1, 1 << 20});
   reader.read_enum("compression", buckets.compression,
                    {"none", "fp16", "bf16", "powersgd", "onebit"});
@@ -130,6 +134,8 @@ GradientBuckets of_shards(const Plan& p) {
   out.first_bytes = p.buckets.first_bytes;
   if (p.units.narrow_reduction) out.inner_group = p.buckets.inner_group;
   if (p.contiguous()) out.cut = p.buckets.cut;
+  out.averages = p.buckets.averages;
+  out.checks = p.buckets.checks;
   return out;
 }
 

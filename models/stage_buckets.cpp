@@ -163,10 +163,13 @@ void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame
 void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event) {
   if (bucket.issued) return;
   bucket.issued = true;
-  if (bucket.holders.ranks == 1 || bucket.begin == bucket.end) return;
-  if (x_plan.contiguous()) {
-    return reduce_contiguous(chunk, bucket, StreamWait{StreamId(), frame, event});
+  if (bucket.begin == bucket.end) return;
+  StreamWait after{StreamId(), frame, event};
+  if (x_plan.contiguous() && bucket.holders.ranks > 1) {
+    return reduce_contiguous(chunk, bucket, after);
   }
+  after = prepare_bucket(chunk, bucket, after);
+  if (bucket.holders.ranks == 1) return;
   Segment segment;
   segment.name = kReduceGradients;
   segment.frames = {layout_of(chunk.gradients), x_bucket};
@@ -191,13 +194,50 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
     write_in_place(bucket, segment);
   }
   call.segment = x_builder.segment(std::move(segment));
-  const StreamId stream = x_builder.stream(bucket.holders.stream);
-  call.waits.push_back(StreamWait{stream, frame, event});
+  const auto wait_on = [&call, &after](StreamId stream) {
+    call.waits.push_back(StreamWait{stream, after.frame, after.event});
+  };
+  wait_on(x_builder.stream(bucket.holders.stream));
   if (x_plan.buckets.cycle.ps > 0 && bucket.first_of_list) {
-    call.waits.push_back(StreamWait{x_builder.stream(kCoordinator), frame, event});
+    wait_on(x_builder.stream(kCoordinator));
   }
-  if (on_compute) call.waits.push_back(StreamWait{StreamId(std::size_t{0}), frame, event});
+  if (on_compute) wait_on(StreamId(std::size_t{0}));
   x_builder.call(std::move(call));
+}
+
+/// What compute does with a bucket before its reduction, if anything: its norm, which the host
+/// waits for (Megatron Core's check_for_nan_in_grad), and the division by the ranks. The loss is a
+/// mean over all ranks here: a copy of the bucket onto itself stands for the division's time.
+/// Returns what comes after it.
+StreamWait StageWriter::prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after) {
+  const bool divides = x_plan.divides_gradients() && !x_plan.narrows_gradients();
+  if (!divides && !x_plan.buckets.checks) return after;
+  LayoutWriter local("prepared bucket", 1);
+  SegmentWriter w(x_builder, "prepare gradients", local);
+  w.phase = Phase::kGradients;
+  const DType type = x_plan.precision.gradients;
+  const std::int64_t count = bucket.end - bucket.begin;
+  const View all = gradients_of(bucket);
+  if (x_plan.buckets.checks) {
+    const View norm = local.add("norm", BufferKind::kWorkspace, DType::kFp32, 1).view();
+    w.compute("gradients.check.zero", kernel_of(KernelKind::kFill, 1, 1, DType::kFp32), {}, {norm});
+    w.compute("gradients.check.norm", kernel_of(KernelKind::kSquaredNorm, 1, count, type),
+              {all, norm}, {norm});
+    w.compute("gradients.check.wait", HostSync{}, {norm}, {});
+    w.segment().ops.back().category = Category::kHost;
+  }
+  if (divides) {
+    w.compute("gradients.average", kernel_of(KernelKind::kCast, 1, count, type), {all}, {all});
+  }
+  const EventRef prepared = local.event("prepared");
+  w.record(prepared);
+  const LayoutId layout = x_builder.layout(local.layout());
+  const FrameId own = x_builder.frame(layout);
+  w.segment().frames = {layout_of(chunk.gradients), layout};
+  after.stream = StreamId(std::size_t{0});
+  x_builder.call(
+      Call{x_builder.segment(std::move(w.segment())), -1, -1, {chunk.gradients, own}, {after}});
+  return StreamWait{StreamId(), own, prepared.event};
 }
 
 Op& StageWriter::bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
@@ -259,7 +299,9 @@ void StageWriter::write_narrowed(Bucket& bucket, Segment& segment, Call& call) {
     op.category = Category::kCompute;
     return op;
   };
-  add_cast("gradients.narrow", count, type, all, narrow).records = cast;
+  add_cast("gradients.narrow", count, type, all, narrow);
+  if (x_plan.divides_gradients()) add_cast("gradients.average", count, type, narrow, narrow);
+  segment.ops.back().records = cast;
   const std::size_t next = segment.ops.size();
   const bool scatter = scatters(bucket);
   const View own = shard_view(0, bucket, kept);

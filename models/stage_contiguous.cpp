@@ -6,8 +6,7 @@
 // With sharding.level gradients (ZeRO-2) what a backward pass makes lives until it is copied, each
 // microbatch's is reduced, and the rank's parts are added up; with optimizer (ZeRO-1) the sums of
 // all microbatches are copied when they are complete. A bucket of n parameters goes: copy in,
-// division by the ranks (the loss is of the whole batch here: the pass over the bucket stands for
-// its time), a flat copy of what lies in several ranks' parts, the reduction, and of n / d
+// division by the ranks (gradients.average before), a flat copy of what lies in several ranks' parts, the reduction, and of n / d
 // parameters a copy back and one that stays. Compute does all of
 // it and waits for the reduction, or with overlap.gradient_reduce all but the first copy goes on
 // the reductions' stream, with two buffers by turns.
@@ -270,7 +269,9 @@ SegmentId StageWriter::write_contiguous(const Chunk& chunk, Bucket& bucket, bool
         })));
     kernel(compute, "gradients.copy", copy, gradients_of(bucket), bucketed);
   }
-  kernel(stream, "gradients.average", cast(count, type), bucketed, bucketed);
+  if (x_plan.divides_gradients()) {
+    kernel(stream, "gradients.average", cast(count, type), bucketed, bucketed);
+  }
   View reduced = bucketed;
   DType travelling = type;
   if (bucket.flat.valid()) {

@@ -311,6 +311,11 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
          {whole.view()}, wide.view());
     whole = wide;
   }
+  if (x_plan.divides_gradients() && !narrow && (!alone || copies)) {
+    push(unit_op(shape.holders.stream, "gradients.average",
+                 kernel_of(KernelKind::kCast, 1, shape.elements, whole.dtype), Phase::kGradients),
+         {whole.view()}, whole.view());
+  }
   const bool at_once = first && reduced == shard.dtype && !on_host;
   const Ref part = alone ? whole : at_once ? shard : Ref{0, kPart, reduced, own};
   const char* stream = shape.holders.stream;

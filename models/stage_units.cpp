@@ -191,7 +191,7 @@ Unit* StageWriter::small_unit(Chunk& chunk) const {
 /// The step's first segment: the host's own time, zeroes for what is added to; and with sharded
 /// gradients alone, last step's parameters on their way.
 void StageWriter::zero_units() {
-  LayoutWriter events("zero", 1);
+  LayoutWriter events("zero", 0);
   SegmentWriter w(x_builder, "zero", events);
   w.phase = Phase::kGradients;
   w.segment().frames = {x_scalars};
@@ -216,9 +216,16 @@ void StageWriter::zero_units() {
       zero("gradients.zero", Ref{frame, 0, x_plan.local_gradients(), shape.elements});
     }
   }
+  StreamWait zeroed;
+  zeroed.event = events.event("zeroed").event;
+  w.record(EventRef{static_cast<std::int16_t>(call.frames.size()), zeroed.event});
+  const LayoutId own = x_builder.layout(events.layout());
+  zeroed.frame = x_builder.frame(own);
+  w.segment().frames.push_back(own);
+  call.frames.push_back(zeroed.frame);
   call.segment = x_builder.segment(std::move(w.segment()));
   x_builder.call(std::move(call));
-  if (x_plan.overlap.parameter_gather) gather_all_weights(StreamWait{});
+  if (x_plan.overlap.parameter_gather) gather_all_weights(zeroed);
   if (x_plan.offload.delayed_update) update_on_host(true);
 }
 
@@ -239,8 +246,8 @@ void StageWriter::gather_weights(Unit& unit, StreamWait after) {
   if (!stays_whole(shape) || !shape.gather.valid()) return;
   Call call{shape.gather, -1, -1, {unit.weights, unit.states}, {}};
   after.stream = x_builder.program().segments[shape.gather.index()].ops.front().stream;
-  if (after.frame.valid()) call.waits.push_back(after);
-  unit.waited = after.frame.valid();
+  call.waits.push_back(after);
+  unit.waited = !x_plan.overlap.parameter_gather;
   x_builder.call(std::move(call));
 }
 

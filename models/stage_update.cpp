@@ -197,7 +197,7 @@ void StageWriter::update() {
   if (!by_units() && !x_plan.overlap.parameter_gather) {
     for (Chunk& chunk : x_chunks) {
       if (!sharded(chunk.holders)) continue;
-      const StreamWait done{x_builder.stream(chunk.holders.stream), x_scalar_frame, kUpdateDone};
+      const StreamWait done{StreamId(), x_scalar_frame, kUpdateDone};
       for (Bucket& bucket : chunk.buckets) gather_bucket(chunk, bucket, done);
     }
   }
@@ -352,7 +352,7 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   const bool low = !chunk.weights.empty();
   const DType type = low ? DType::kUint8 : x_plan.precision.compute;
   const std::int64_t count = low ? all.bytes : bucket.end - bucket.begin;
-  const Phase phase = after.frame.valid() ? Phase::kOptimizer : Phase::kForward;
+  const Phase phase = x_plan.overlap.parameter_gather ? Phase::kForward : Phase::kOptimizer;
   Segment segment;
   segment.name = "gather parameters";
   segment.frames = {layout_of(chunk.parameters), x_bucket};
@@ -367,7 +367,8 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
   }
   segment.ops.back().records = EventRef{1, kGathered};
   Call call{x_builder.segment(std::move(segment)), -1, -1, {chunk.parameters, bucket.frame}, {}};
-  if (after.frame.valid()) call.waits.push_back(after);
+  after.stream = x_builder.stream(bucket.holders.stream);
+  call.waits.push_back(after);
   x_builder.call(std::move(call));
 }
 

@@ -66,13 +66,14 @@ void StageWriter::write_passes() {
   finish_head();
 }
 
-/// Zeroes the gradients; with gathers overlapped, last step's parameters come in beside the forward
-/// pass.
+/// Zeroes the gradients; with gathers overlapped, last step's parameters come in after it, beside
+/// the forward pass: a framework's collectives wait for what its compute stream was given before.
 void StageWriter::step_begins() {
   if (by_units()) return zero_units();
+  StreamWait zeroed;
   for (std::size_t c = 0; c < x_chunks.size(); ++c) {
     Chunk& chunk = x_chunks[c];
-    LayoutWriter events("zero", 1);
+    LayoutWriter events("zero", 2);
     SegmentWriter w(x_builder, "zero gradients " + std::to_string(c), events);
     w.phase = Phase::kGradients;
     if (c == 0) w.pause("host", x_plan.step_time);
@@ -88,21 +89,25 @@ void StageWriter::step_begins() {
       clear.dtype = DType::kFp32;
       w.compute("loss.zero", clear, {}, {View{1, kLoss, 0, 4, 1, GroupSlot()}});
     }
-    const Program& program = x_builder.program();
-    w.segment().frames = {program.frames[chunk.gradients.index()].layout, x_scalars};
+    if (w.segment().ops.empty()) continue;
+    zeroed.event = events.event("zeroed").event;
+    w.record(EventRef{2, zeroed.event});
+    const LayoutId own = x_builder.layout(events.layout());
+    zeroed.frame = x_builder.frame(own);
+    w.segment().frames = {layout_of(chunk.gradients), x_scalars, own};
     const SegmentId segment = x_builder.segment(std::move(w.segment()));
-    x_builder.call(Call{segment, -1, -1, {chunk.gradients, x_scalar_frame}, {}});
+    x_builder.call(Call{segment, -1, -1, {chunk.gradients, x_scalar_frame, zeroed.frame}, {}});
   }
   if (!x_plan.overlap.parameter_gather) return;
   for (Chunk& chunk : x_chunks) {
-    if (sharded(chunk.holders)) gather_parameters(chunk);
+    if (sharded(chunk.holders)) gather_parameters(chunk, zeroed);
   }
 }
 
 /// First what the forward pass needs first: the end of the list of buckets.
-void StageWriter::gather_parameters(Chunk& chunk) {
+void StageWriter::gather_parameters(Chunk& chunk, StreamWait after) {
   for (auto bucket = chunk.buckets.rbegin(); bucket != chunk.buckets.rend(); ++bucket) {
-    gather_bucket(chunk, *bucket, StreamWait{});
+    gather_bucket(chunk, *bucket, after);
   }
 }
 

@@ -114,7 +114,7 @@ class StageWriter {
   void bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l, Call& call) const;
   void bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
   void step_begins();
-  void gather_parameters(Chunk& chunk);
+  void gather_parameters(Chunk& chunk, StreamWait after);
   void forward(const Pass& pass);
   void backward(std::int32_t chunk, std::int32_t microbatch, bool last);
   void load_inputs(Passage& passage, std::int32_t microbatch);
@@ -208,6 +208,7 @@ class StageWriter {
   bool copies_on_compute() const;
   void reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame, std::int16_t event);
   void reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event);
+  StreamWait prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after);
   Op& bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
                 std::vector<View> reads, std::vector<View> writes);
   View gradients_of(const Bucket& bucket) const;
