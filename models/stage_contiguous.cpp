@@ -6,8 +6,8 @@
 // With sharding.level gradients (ZeRO-2) what a backward pass makes lives until it is copied, each
 // microbatch's is reduced, and the rank's parts are added up; with optimizer (ZeRO-1) the sums of
 // all microbatches are copied when they are complete. A bucket of n parameters goes: copy in,
-// division by the ranks (gradients.average before), a flat copy of what lies in several ranks' parts, the reduction, and of n / d
-// parameters a copy back and one that stays. Compute does all of
+// division by the ranks (gradients.average before), a flat copy of what lies in several ranks'
+// parts, the reduction, and of n / d parameters a copy back and one that stays. Compute does all of
 // it and waits for the reduction, or with overlap.gradient_reduce all but the first copy goes on
 // the reductions' stream, with two buffers by turns.
 // The buffers have room for bucket_elements, however few there are.
@@ -207,7 +207,8 @@ void StageWriter::reduce_contiguous(Chunk& chunk, Bucket& bucket, StreamWait aft
   if (x_plan.contiguous_passes()) {
     after = x_last_copy;
     after.stream = x_builder.stream(bucket.holders.stream);
-    if (x_plan.overlap.gradient_reduce) call.waits.push_back(after);
+    const StreamId first = x_builder.program().segments[segment.index()].ops.front().stream;
+    if (!(first == compute)) call.waits.push_back(after);
   } else {
     after.stream = compute;
     call.waits.push_back(after);

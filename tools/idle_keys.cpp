@@ -72,6 +72,17 @@ const char* flat_update(const Run& run) {
   return run.plan.precision.gradients == DType::kFp32 ? "gradients are fp32" : nullptr;
 }
 
+const char* average(const Run& run) {
+  if (!asks(run, "/gradients/average", Json("before"))) return nullptr;
+  if (run.plan.data == 1) return "one rank holds all gradients";
+  return run.plan.units.narrow_reduction ? "gradients.reduce_dtype is int4" : nullptr;
+}
+
+const char* check_nan(const Run& run) {
+  if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
+  return run.plan.contiguous() ? "gradients.bucketing is contiguous" : nullptr;
+}
+
 const char* reduce_dtype(const Run& run) {
   const Plan& p = run.plan;
   const bool wider = bits_of(p.precision.gradients) > bits_of(p.precision.compute);
@@ -225,6 +236,8 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/blocking", blocking},
     {"/overlap/gradient_reduce", gradient_reduce},
     {"/kernels/fusion", fusion},
+    {"/gradients/average", average},
+    {"/gradients/check_nan", check_nan},
     {"/gradients/reduce_dtype", reduce_dtype},
     {"/gradients/reduction", reduction},
     {"/gradients/bucketing", bucketing},

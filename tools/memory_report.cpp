@@ -17,6 +17,7 @@ struct LibraryMemory {
   double context_gib = 0, workspace_gib = 0;
   CommunicatorBuffers nccl;
   AllocatorRules allocator;
+  Time retry_per_gib;
 };
 
 constexpr JsonReader::Range kGibs{0, 1e3};
@@ -54,6 +55,9 @@ Result<LibraryMemory> library_memory() {
     read_mib(rules, "middle_mib", out.allocator.middle_limit);
     read_mib(rules, "middle_segment_mib", out.allocator.middle_segment);
     read_mib(rules, "large_round_mib", out.allocator.large_round);
+    double retry_ms = 0;
+    rules.read("retry_ms_per_gib", retry_ms, {0, 1e3});
+    out.retry_per_gib = Time::from_us(1e3 * retry_ms);
   });
   reader.ignore("sources");
   FT_TRY(reader.finish());
@@ -113,13 +117,14 @@ std::size_t first_rank(const Workload& workload, std::size_t program) {
 
 /// What the allocator reserves for the Program beside `others_gib`; without a limit where it does
 /// not fit.
-void reserve(const Program& program, const AllocatorRules& rules, double others_gib,
+void reserve(const Program& program, const AllocatorRules& rules, double others_gib, std::size_t p,
              MemoryReport& out) {
   const double room = (out.capacity_gib - others_gib) * kGiB;
   AllocatorUse use;
   use.fits = false;
   if (room >= 1) use = caching_allocator(program, rules, static_cast<Bytes>(room));
-  out.allocator_retries = use.fits ? use.retries : 0;
+  if (use.fits && !use.retries.empty()) out.retries[p] = use.retries;
+  out.allocator_retries = use.fits ? std::ssize(use.retries) : 0;
   if (!use.fits) use = caching_allocator(program, rules, 0);
   out.reserved_gib = gib(use.reserved) + out.workspace_gib;
 }
@@ -143,7 +148,7 @@ Result<MemoryReport> report_program(const Run& run, const Workload& workload, st
   const double others = out.context_gib + out.workspace_gib + out.communication_gib;
   out.reserved_gib = out.allocated_gib;
   const bool planned = torus || run.plan.planned_memory;
-  if (!planned) reserve(program, library.allocator, others, out);
+  if (!planned) reserve(program, library.allocator, others, p, out);
   out.peak_gib = out.reserved_gib + out.communication_gib + out.context_gib;
   out.fits = out.peak_gib <= out.capacity_gib;
   return out;
@@ -188,12 +193,16 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   // Fragments and communicators differ between stages by less than this share of tensors.
   constexpr double kNear = 0.95;
   std::optional<MemoryReport> out;
+  std::map<std::size_t, std::vector<AllocatorRetry>> retries;
   for (std::size_t p = 0; p < peaks.size(); ++p) {
     if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
     FT_ASSIGN(const MemoryReport one, report_program(run, workload, p, peaks[p], library));
+    retries.insert(one.retries.begin(), one.retries.end());
     if (out && one.peak_gib <= out->peak_gib) continue;
     out = one;
   }
+  out->retries = std::move(retries);
+  out->retry_per_gib = library.retry_per_gib;
   fill_host(run, workload, *out);
   out->theoretical_gib = gib(peaks.front().persistent + peaks.front().saved);
   return *out;

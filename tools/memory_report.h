@@ -4,8 +4,11 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <vector>
 
+#include "sim/program/allocator.h"
 #include "sim/program/memory.h"
 #include "sim/program/program.h"
 #include "tools/run_file.h"
@@ -27,8 +30,11 @@ struct MemoryReport {
   double allocated_gib = 0;      ///< tensors at the peak: torch.cuda.max_memory_allocated
   double reserved_gib = 0;       ///< torch.cuda.max_memory_reserved (sim/program/allocator.h)
   /// Times a step that the allocator waits for the device and gives cached segments back, since
-  /// what it holds would not fit otherwise. The step's time leaves that out.
+  /// what it holds would not fit otherwise.
   std::int64_t allocator_retries = 0;
+  /// The same of every Program that holds nearly as much, and the host's time of a GiB given back.
+  std::map<std::size_t, std::vector<AllocatorRetry>> retries;
+  Time retry_per_gib;
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
   /// Offloaded at most: of the node whose ranks keep most, the mean of a rank; and a rank's share
   /// of its node's memory, 0 where that is not known.

@@ -243,7 +243,7 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
 Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   Prediction out;
-  const Workload workload = lower(run.model, run.plan);
+  Workload workload = lower(run.model, run.plan);
   if (options.verify) {
     if (const Status status = verify(workload); !status.ok()) {
       return input_error(
@@ -254,6 +254,10 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   for (const Program& program : workload.programs) out.lowered += count_ops(program);
   FT_ASSIGN(out.memory, report_memory(run, workload));
   if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return out;
+  for (const auto& [program, retries] : out.memory.retries) {
+    Program& retried = workload.programs[program];
+    retried = with_retries(std::move(retried), retries, out.memory.retry_per_gib);
+  }
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Prepared prepared, prepare(workload, *model, options.full));
   FT_TRY(check_length(run, workload, prepared));

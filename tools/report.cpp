@@ -147,8 +147,10 @@ std::string memory_text(const MemoryReport& m) {
   line("allocator's fragments", m.fragments_gib());
   out += "  peak at " + m.peak_at + "\n";
   if (m.allocator_retries > 0) {
-    out += "  the allocator gives segments back " + std::to_string(m.allocator_retries) +
-           " times a step, each time waiting for the device\n";
+    const std::string times =
+        m.allocator_retries == 1 ? "once" : std::to_string(m.allocator_retries) + " times";
+    out += "  the allocator gives segments back " + times +
+           " a step, which waits for the device and the driver\n";
   }
   if (m.host_gib > 0) {
     out += "  on the host for each rank " + fixed(m.host_gib, 2) + " GiB";

@@ -60,7 +60,9 @@ class Allocator {
     list(block);
   }
 
-  void count_retries_from_now() { x_use.retries = 0; }
+  void count_retries_from_now() { x_use.retries.clear(); }
+  /// What is allocated from now on is so by call `number`.
+  void enter(std::size_t number) { x_call = static_cast<std::int32_t>(number); }
   const AllocatorUse& use() const { return x_use; }
 
  private:
@@ -170,7 +172,7 @@ class Allocator {
   /// whole pages of those that can grow.
   bool has_room(Bytes bytes) {
     if (x_limit == 0 || x_reserved + bytes <= x_limit) return true;
-    ++x_use.retries;
+    const Bytes before = x_reserved;
     for (std::set<Free>& free : x_free) {
       for (auto f = free.begin(); f != free.end();) {
         Block& b = x_blocks[at(f->block)];
@@ -183,6 +185,7 @@ class Allocator {
         f = whole ? free.erase(f) : std::next(f);
       }
     }
+    x_use.retries.push_back({x_call, before - x_reserved});
     x_use.fits = x_use.fits && x_reserved + bytes <= x_limit;
     return x_reserved + bytes <= x_limit;
   }
@@ -230,6 +233,7 @@ class Allocator {
 
   AllocatorRules x_rules;
   Bytes x_limit, x_reserved = 0, x_allocated = 0;
+  std::int32_t x_call = 0;
   AllocatorUse x_use;
   std::vector<Block> x_blocks;
   std::vector<std::int32_t> x_unused;
@@ -279,7 +283,9 @@ void allocate_persistent(const Program& program, Places& places, Allocator& allo
 }
 
 void run_step(const Program& program, Places& places, Allocator& allocator) {
-  for (const Call& call : program.calls) {
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    const Call& call = program.calls[c];
+    allocator.enter(c);
     for (const Op& op : program.segments[call.segment.index()].ops) {
       for (const BufferRef& ref : op.allocates) {
         const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
@@ -299,6 +305,33 @@ void run_step(const Program& program, Places& places, Allocator& allocator) {
   }
 }
 
+WorkId interned(Program& program, const Work& work) {
+  const auto found = std::find(program.works.begin(), program.works.end(), work);
+  const auto index = found - program.works.begin();
+  if (found == program.works.end()) program.works.push_back(work);
+  return WorkId(static_cast<std::int32_t>(index));
+}
+
+SegmentId add_stall(Program& program, const AllocatorRetry& retry, Time per_gib) {
+  constexpr double kGiB = 1 << 30;
+  const double gib = static_cast<double>(retry.given_back) / kGiB;
+  Segment stall;
+  stall.name = "allocator retries";
+  const auto add = [&](std::size_t stream, const char* name, const Work& work) {
+    Op op;
+    op.stream = StreamId(stream);
+    op.work = interned(program, work);
+    op.name = name;
+    op.category = Category::kHost;
+    stall.ops.push_back(std::move(op));
+  };
+  for (std::size_t s = 0; s < program.streams.size(); ++s) add(s, "allocator.wait", HostSync{});
+  const double ps = gib * static_cast<double>(per_gib.ps);
+  add(0, "allocator.retry", HostDelay{Time{static_cast<std::int64_t>(ps)}});
+  program.segments.push_back(std::move(stall));
+  return SegmentId(program.segments.size() - 1);
+}
+
 }  // namespace
 
 AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit) {
@@ -309,6 +342,23 @@ AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rul
   allocator.count_retries_from_now();
   if (allocator.use().fits) run_step(program, places, allocator);
   return allocator.use();
+}
+
+Program with_retries(Program program, const std::vector<AllocatorRetry>& retries, Time per_gib) {
+  std::vector<Call> calls;
+  auto next = retries.begin();
+  for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    for (; next != retries.end() && next->call == static_cast<std::int32_t>(c); ++next) {
+      Call stall;
+      stall.segment = add_stall(program, *next, per_gib);
+      stall.layer = program.calls[c].layer;
+      stall.microbatch = program.calls[c].microbatch;
+      calls.push_back(std::move(stall));
+    }
+    calls.push_back(std::move(program.calls[c]));
+  }
+  program.calls = std::move(calls);
+  return program;
 }
 
 }  // namespace foretrain

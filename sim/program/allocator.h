@@ -2,6 +2,8 @@
 // splitting and merging, applied to the Program's allocations and frees in issue order.
 #pragma once
 
+#include <vector>
+
 #include "sim/program/program.h"
 
 namespace foretrain {
@@ -18,13 +20,18 @@ struct AllocatorRules {
   bool expandable = false;
 };
 
+/// No segment could be had before cached ones were given back, which waits for the device.
+struct AllocatorRetry {
+  std::int32_t call = 0;  ///< in which an op allocates
+  Bytes given_back = 0;
+  bool operator==(const AllocatorRetry&) const = default;
+};
+
 struct AllocatorUse {
-  Bytes reserved = 0;   ///< most bytes of segments, torch.cuda.max_memory_reserved
-  Bytes allocated = 0;  ///< most bytes of blocks, rounded
-  /// Times in the second step at which no segment could be had before cached ones were given back,
-  /// each after a wait for the device (`num_alloc_retries`).
-  std::int64_t retries = 0;
-  bool fits = true;  ///< false: not even then; the walk ends there
+  Bytes reserved = 0;                   ///< most bytes of segments, torch.cuda.max_memory_reserved
+  Bytes allocated = 0;                  ///< most bytes of blocks, rounded
+  std::vector<AllocatorRetry> retries;  ///< of the second step, in order (`num_alloc_retries`)
+  bool fits = true;                     ///< false: not even then; the walk ends there
 };
 
 /// Two steps, so that the second finds what the first left: the persistent buffers, then the
@@ -34,5 +41,10 @@ struct AllocatorUse {
 /// `roundup_power2_divisions`, where in a free block its pages begin, and that expandable segments
 /// prefer holes to their end.
 AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit);
+
+/// The Program with what its retries cost: before the call in which one takes place the host waits
+/// for all streams, then gives memory back and takes it again, `per_gib` of it. Left out: where in
+/// the call it takes place.
+Program with_retries(Program program, const std::vector<AllocatorRetry>& retries, Time per_gib);
 
 }  // namespace foretrain

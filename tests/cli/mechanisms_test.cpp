@@ -217,9 +217,9 @@ TEST(Mechanisms, OfMegatronLlama) {
   const Lines story =
       Story(lowered("megatron-llama", {"batch.global=8", "gradients.bucket_elements=1000000"}))
           .lines;
-  Lines expected = {"all-gather 0: 1576448 B on data",
-                    "all-gather 1: 1572864 B on data",
-                    "all-gather 2: 1835520 B on data",
+  Lines expected = {"all-gather 0: 1576448 B on data after zero gradients 0",
+                    "all-gather 1: 1572864 B on data after zero gradients 0",
+                    "all-gather 2: 1835520 B on data after zero gradients 0",
                     "embedding forward after all-gather 0",
                     "layer forward 0 after all-gather 1, all-gather 0",
                     "layer forward 1 after all-gather 1, all-gather 0",

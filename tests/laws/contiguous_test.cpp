@@ -23,6 +23,7 @@ Plan contiguous(Sharding level, std::int64_t microbatches) {
   plan.reduction = GradientReduction::kAllReduce;
   plan.buckets.cut = Bucketing::kContiguous;
   plan.bucket_elements = kBucket;
+  plan.buckets.averages = true;
   plan.precision.gradients = plan.units.reduce = plan.precision.compute;
   return plan;
 }

@@ -59,10 +59,11 @@ std::string describe(const Model& model, const Plan& plan) {
       n(static_cast<int>(plan.schedule)) + " sharding " + n(static_cast<int>(plan.sharding)) +
       " reduction " + n(static_cast<int>(plan.reduction)) + " bucket " + n(plan.bucket_elements) +
       " cut " + n(static_cast<int>(plan.buckets.cut)) + (plan.buckets.copy ? " copied" : "") +
-      (plan.buckets.last_pass_only ? "" : " every pass") + " inner " + n(plan.buckets.inner_group) +
-      " compression " + n(static_cast<int>(plan.buckets.compression)) + " order " +
-      plan.rank_order.front() + " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap " +
-      n(plan.overlap.tensor_slices);
+      (plan.buckets.last_pass_only ? "" : " every pass") +
+      (plan.buckets.averages ? " divided" : "") + (plan.buckets.checks ? " checked" : "") +
+      " inner " + n(plan.buckets.inner_group) + " compression " +
+      n(static_cast<int>(plan.buckets.compression)) + " order " + plan.rank_order.front() +
+      " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap " + n(plan.overlap.tensor_slices);
   const Overlap& o = plan.overlap;
   out += flags({o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather,
                 o.expert, o.passes});

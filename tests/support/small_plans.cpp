@@ -270,8 +270,7 @@ void draw_recycling(Rng rng, Plan& p) {
   p.overlap.passes = false;
 }
 
-/// Gradients copied into contiguous buckets, those of a part sharded too. Later draws do not depend
-/// on it.
+/// Gradients copied into contiguous buckets, of a part sharded too. Later draws are as without.
 void draw_contiguous(Rng rng, const Model& model, Plan& p) {
   if (p.sharding != Sharding::kOptimizer || rng.below(2) == 0) return;
   p.buckets.cut = Bucketing::kContiguous;
@@ -292,8 +291,9 @@ void draw_autocast(Rng rng, const Model& model, Plan& p) {
 /// What frameworks keep or copy that others do not. What is drawn later does not depend on it.
 void draw_habits(Rng rng, const Model& model, Plan& p) {
   p.sums_after_pass = rng.below(3) == 0 && can_sum_after_pass(model, p);
-  p.flat_update = rng.below(3) == 0;
-  p.keep_outputs = rng.below(3) == 0;
+  for (bool* habit : {&p.flat_update, &p.keep_outputs, &p.buckets.averages, &p.buckets.checks}) {
+    *habit = rng.below(3) == 0;
+  }
   p.scatter_gather = rng.below(2) == 0 && can_scatter_messages(model, p);
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr Bytes kMebi = 1 << 20;
 
-/// One op after the other; each takes buffers, and gives back those that `frees` names.
+/// One call after the other; each takes buffers, and gives back those that `frees` names.
 struct Step {
   std::vector<std::int16_t> takes, frees;
 };
@@ -33,16 +33,16 @@ Program program_of(const std::vector<Bytes>& sizes, const std::vector<Step>& ste
   Frame frame;
   frame.layout = LayoutId(0);
   program.frames = {frame};
-  Segment segment;
-  segment.frames = {LayoutId(0)};
   for (const Step& step : steps) {
     Op op;
     for (const std::int16_t b : step.takes) op.allocates.push_back(BufferRef{0, b});
     for (const std::int16_t b : step.frees) op.frees.push_back(BufferRef{0, b});
-    segment.ops.push_back(op);
+    Segment segment;
+    segment.frames = {LayoutId(0)};
+    segment.ops = {op};
+    program.calls.push_back({SegmentId(program.segments.size()), -1, -1, {FrameId(0)}, {}});
+    program.segments.push_back(segment);
   }
-  program.segments = {segment};
-  program.calls = {Call{SegmentId(0), -1, -1, {FrameId(0)}, {}}};
   return program;
 }
 
@@ -121,11 +121,13 @@ TEST(CachingAllocator, GivesSegmentsBack) {
   const AllocatorUse tight = use_of(sizes, steps, false, 124 * kMebi);
   EXPECT_TRUE(tight.fits);
   EXPECT_EQ(tight.reserved, 120 * kMebi);
-  EXPECT_EQ(tight.retries, 1);
+  ASSERT_EQ(tight.retries.size(), 1U);
+  EXPECT_EQ(tight.retries[0].call, 0);
+  EXPECT_EQ(tight.retries[0].given_back, 44 * kMebi);
   const AllocatorUse wide = use_of(sizes, steps, false, 170 * kMebi);
   EXPECT_TRUE(wide.fits);
   EXPECT_EQ(wide.reserved, 170 * kMebi);
-  EXPECT_EQ(wide.retries, 0);
+  EXPECT_TRUE(wide.retries.empty());
   EXPECT_FALSE(use_of(sizes, steps, false, 118 * kMebi).fits);
 }
 
@@ -136,7 +138,8 @@ TEST(CachingAllocator, GivesPagesBack) {
   const AllocatorUse tight = use_of(sizes, steps, true, 90 * kMebi);
   EXPECT_TRUE(tight.fits);
   EXPECT_EQ(tight.reserved, 80 * kMebi);
-  EXPECT_EQ(tight.retries, 1);
+  ASSERT_EQ(tight.retries.size(), 1U);
+  EXPECT_EQ(tight.retries[0].given_back, 40 * kMebi);
   EXPECT_FALSE(use_of(sizes, steps, true, 78 * kMebi).fits);
 }
 
@@ -153,7 +156,7 @@ TEST(CachingAllocator, HoldsWhatLives) {
       EXPECT_GE(use.allocated, lives);
       EXPECT_GE(use.reserved, use.allocated);
       EXPECT_EQ(use.reserved % rules.small_segment, 0);
-      EXPECT_EQ(use.retries, 0);
+      EXPECT_TRUE(use.retries.empty());
       const AllocatorUse same = caching_allocator(program, rules, use.reserved);
       EXPECT_TRUE(same.fits);
       EXPECT_EQ(same.reserved, use.reserved);
