@@ -9,7 +9,10 @@ namespace {
 
 constexpr double kPcieEfficiency = 0.88;  // 55.4 of 63 GB/s, stas00/ml-engineering network
 constexpr double kCopyStartUs = 5;        // from memory
-constexpr double kStorageStartUs = 100;   // from memory
+/// Of the rate of pinned pages: 1/2.4 on a GTX 280 (cs.virginia.edu/~mwb7w/cuda_support,
+/// memory_management_overhead); for later devices from memory.
+constexpr double kPageable = 0.42;
+constexpr double kStorageStartUs = 100;  // from memory
 // CPU-Adam, 2.57 s for 10e9 parameters on a DGX-2 (arXiv 2101.06840, table 4, from memory), 28
 // bytes each, of the 200 GB/s that its cluster's file says.
 constexpr double kHostEfficiency = 0.545;
@@ -103,7 +106,8 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
     if (touches(Memory::kDevice)) rate = std::min(rate, pcie);
     start = kStorageStartUs;
   } else if (touches(Memory::kDevice)) {
-    rate = std::min(pcie, cluster.host_memory_gb_per_s * host_rate);
+    rate = std::min(pcie, cluster.host_memory_gb_per_s * host_rate) *
+           (work.pageable ? kPageable : 1.0);
   } else {
     rate = cluster.host_memory_gb_per_s * host_rate / 2;
   }

@@ -393,6 +393,7 @@ void read_offload(JsonReader& reader, Offload& offload) {
   reader.read_enum("optimizer", offload.optimizer, places);
   reader.read_enum("parameters", offload.parameters, places);
   reader.read("delayed_update", offload.delayed_update);
+  reader.read("pageable", offload.pageable);
   read_device_share(reader, offload);
   double mib = 0;
   reader.read("page_mib", mib, JsonReader::Range{0, 1024});

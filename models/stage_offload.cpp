@@ -17,7 +17,10 @@
 // What layers keep, their input included, is copied out after their forward pass, and back while
 // the layer after them computes backward.
 //
-// Left out: pinned staging buffers, page tables and their rounding, eviction by need.
+// Memory that is not pinned (`pageable`; DeepSpeed's pin_memory false) is copied more slowly, and
+// the host waits for every copy.
+//
+// Left out: staging buffers beside storage, page tables and their rounding, eviction by need.
 #include <algorithm>
 
 #include "models/optimizer.h"
@@ -66,6 +69,24 @@ Op& StageWriter::host_op(Segment& segment, const std::string& name, const Kernel
   return side_op(segment, kHostStream, name, std::move(work), std::move(reads), std::move(writes));
 }
 
+/// A copy of what is kept in the host's memory; what is kept in storage goes through pinned
+/// buffers.
+Copy StageWriter::host_copy(Memory from, Memory to, Bytes bytes) const {
+  const bool storage = x_plan.offload.optimizer == Memory::kStorage || from == Memory::kStorage ||
+                       to == Memory::kStorage;
+  return Copy{from, to, bytes, x_plan.offload.pageable && !storage};
+}
+
+/// cudaMemcpyAsync returns when a copy of pages that are not pinned is done.
+void StageWriter::wait_for_copy(Segment& segment, const char* stream) {
+  const Work& copy = x_builder.program().works[segment.ops.back().work.index()];
+  if (!std::get<Copy>(copy).pageable) return;
+  const Phase phase = segment.ops.back().phase;
+  Op& wait = side_op(segment, stream, "host.wait", HostSync{}, {}, {});
+  wait.category = Category::kHost;
+  wait.phase = phase;
+}
+
 /// The last ops of a unit's reduction: its part goes to the host and is added up there.
 void StageWriter::gradients_to_host(Segment& segment, const View& part, std::int64_t own,
                                     bool first) {
@@ -76,9 +97,10 @@ void StageWriter::gradients_to_host(Segment& segment, const View& part, std::int
   const bool reduced = !segment.ops.empty();
   if (reduced) segment.ops.back().records = EventRef{0, kPartReady};
   Op& out = side_op(segment, kOut, "gradients.to_host",
-                    Copy{Memory::kDevice, Memory::kHost, part.bytes}, {part}, {to});
+                    host_copy(Memory::kDevice, Memory::kHost, part.bytes), {part}, {to});
   if (reduced) out.waits = {EventRef{0, kPartReady}};
   out.phase = Phase::kGradients;
+  wait_for_copy(segment, kOut);
   if (!first) {
     segment.ops.back().records = EventRef{0, kAtHost};
     host_op(segment, "gradients.accumulate", kernel_of(KernelKind::kAdd, 1, own, type),
@@ -92,8 +114,9 @@ void StageWriter::gradients_to_host(Segment& segment, const View& part, std::int
 /// The copy of an offloaded shard to the device, before it is gathered.
 void StageWriter::shard_from_host(Segment& segment, const View& shard, const View& to) {
   side_op(segment, kIn, "parameters.from_host",
-          Copy{x_plan.offload.parameters, Memory::kDevice, shard.bytes}, {shard}, {to});
+          host_copy(x_plan.offload.parameters, Memory::kDevice, shard.bytes), {shard}, {to});
   segment.ops.back().phase = Phase::kForward;
+  wait_for_copy(segment, kIn);
 }
 
 /// Views of a unit's states in formal frame `frame`, of the buffers from `first` on.
@@ -282,8 +305,9 @@ void StageWriter::load_weights() {
           sharded_parameters() ? Ref{0, 0, type, own}.view() : own_shard(1, 0, shape, type);
       const Ref from{0, fresh, type, own};
       side_op(segment, kIn, "parameters.load",
-              Copy{Memory::kHost, Memory::kDevice, from.view().bytes}, {from.view()}, {to})
+              host_copy(Memory::kHost, Memory::kDevice, from.view().bytes), {from.view()}, {to})
           .records = EventRef{0, kWeightsLoaded};
+      wait_for_copy(segment, kIn);
       Call call{x_builder.segment(std::move(segment)),
                 -1,
                 -1,

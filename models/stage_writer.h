@@ -208,6 +208,8 @@ class StageWriter {
   bool copies_on_compute() const;
   void reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame, std::int16_t event);
   void reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event);
+  Copy host_copy(Memory from, Memory to, Bytes bytes) const;
+  void wait_for_copy(Segment& segment, const char* stream);
   StreamWait prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after);
   Op& bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
                 std::vector<View> reads, std::vector<View> writes);

@@ -131,6 +131,11 @@ const char* page_mib(const Run& run) {
   return run.plan.offload.states() ? nullptr : "offload.optimizer is none";
 }
 
+const char* pageable(const Run& run) {
+  const Offload& o = run.plan.offload;
+  return o.optimizer == Memory::kHost ? nullptr : "offload.optimizer is not cpu";
+}
+
 const char* overlap_expert(const Run& run) {
   if (run.model.experts.shared_width == 0) return "the model has no shared experts";
   return run.plan.experts.dispatcher == Dispatcher::kAllToAll ? nullptr
@@ -249,6 +254,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/compression", compression},
     {"/gradients/compression_rank", compression_rank},
     {"/offload/page_mib", page_mib},
+    {"/offload/pageable", pageable},
     {"/overlap/expert", overlap_expert},
     {"/overlap/head_deferral", if_no_pipeline},
     {"/overlap/parameter_gather", if_none},

@@ -229,7 +229,7 @@ std::string text_of(const Work& work) {
           [](const P2PBatch& w) { return text_of(w); },
           [](const Copy& w) {
             return "copy " + std::string(name_of(w.from)) + "->" + std::string(name_of(w.to)) +
-                   " " + number(w.bytes) + " B";
+                   " " + number(w.bytes) + " B" + (w.pageable ? " pageable" : "");
           },
           [](const HostSync&) { return std::string("host-sync"); },
           [](const HostDelay& w) { return "host-delay " + number(w.time.ps) + " ps"; },

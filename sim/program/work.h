@@ -321,6 +321,7 @@ enum class Memory : std::uint8_t { kDevice, kHost, kStorage };
 struct Copy {
   Memory from = Memory::kHost, to = Memory::kDevice;
   Bytes bytes = 0;
+  bool pageable = false;  ///< the host's memory: the driver copies through pinned pages of its own
   bool operator==(const Copy&) const = default;
 };
 

@@ -134,6 +134,7 @@ const Idle kIdle[] = {
      "gradients.compression is not powersgd",
      {"sharding.level=none"}},
     {"offload.page_mib=4", "offload.optimizer is none", kGradients},
+    {"offload.pageable=true", "offload.optimizer is not cpu", kGradients},
     {"offload.activation_layers=100",
      "beyond the 6 layers of a stage",
      {"offload.activation_layers=6"}},

@@ -340,6 +340,7 @@ const Field kFields[] = {
     {"offload.device_share=0.5", kOffloaded},
     {"offload.device_share=\"auto\"", kOffloaded},
     {"offload.page_mib=16", kOffloaded},
+    {"offload.pageable=true", kOffloaded},
     {"sharding.persist_elements=10000", kSharded},
     {"sharding.reuse_elements=1000000000", kSharded},
     {"sharding.forward_prefetch=true", with(kSharded, {"launch.dispatch_us=5"})},

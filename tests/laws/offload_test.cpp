@@ -212,5 +212,50 @@ TEST(Offload, Activations) {
   EXPECT_EQ(copied(lowered(plan)).at("activations.copy"), 2 * 2 * model.layers / 2 * input);
 }
 
+/// Copies between device and host that are pageable, and the waits for them, by op name.
+std::map<std::string, std::pair<int, int>> pageable_copies(const Workload& workload) {
+  std::map<std::string, std::pair<int, int>> out;
+  const Program& program = workload.programs[0];
+  for (const Call& call : program.calls) {
+    const std::vector<Op>& ops = program.segments[call.segment.index()].ops;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const auto* copy = std::get_if<Copy>(&program.works[ops[i].work.index()]);
+      if (copy == nullptr || !copy->pageable) continue;
+      ++out[ops[i].name].first;
+      const bool waits = i + 1 < ops.size() && ops[i + 1].stream == ops[i].stream &&
+                         program.works[ops[i + 1].work.index()] == Work(HostSync{});
+      if (waits) ++out[ops[i].name].second;
+    }
+  }
+  return out;
+}
+
+// What lies in the host's memory without being pinned is copied as often and as much, each time the
+// host waits; activations and what storage keeps are not of it.
+TEST(PageableMemory, HoldsTheHostUp) {
+  for (const Memory parameters : {Memory::kDevice, Memory::kHost}) {
+    const bool stays = parameters == Memory::kHost;
+    Plan plan = plan_here(stays ? Sharding::kParameters : Sharding::kGradients, 2);
+    plan.offload.parameters = parameters;
+    plan.offload.activation_layers = 1;
+    const Workload pinned = lowered(plan);
+    EXPECT_TRUE(pageable_copies(pinned).empty());
+    plan.offload.pageable = true;
+    const Workload pageable = lowered(plan);
+    EXPECT_EQ(copied(pageable), copied(pinned));
+    const auto waits = pageable_copies(pageable);
+    EXPECT_EQ(waits.size(), 2U);
+    EXPECT_EQ(waits.count("gradients.to_host"), 1U);
+    EXPECT_EQ(waits.count(stays ? "parameters.from_host" : "parameters.load"), 1U);
+    for (const auto& [name, counts] : waits) {
+      EXPECT_GT(counts.first, 0) << name;
+      EXPECT_EQ(counts.second, counts.first) << name;
+    }
+    plan.offload.optimizer = Memory::kStorage;
+    if (stays) plan.offload.parameters = Memory::kStorage;
+    EXPECT_TRUE(pageable_copies(lowered(plan)).empty());
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -37,6 +37,7 @@ void draw_narrow(Rng rng, Plan& p) {
 /// Offloaded states of which a share stays on the device. What is drawn later does not depend on
 /// it.
 void draw_placement(Rng rng, Offload& o) {
+  o.pageable = rng.below(2) == 0;
   if (o.optimizer == Memory::kDevice || o.delayed_update || rng.below(2) == 0) return;
   o.device_share = 0.25 * static_cast<double>(1 + rng.below(4));
   if (rng.below(2) == 0) o.page = 512;
@@ -95,6 +96,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   draw_reuse(rng, p.units);
   draw_levels(rng, p);
   draw_placement(rng, p.offload);
+  p.buckets.averages = Rng(rng).below(2) == 0;
   fit_autocast(out.model, p);
   return out;
 }

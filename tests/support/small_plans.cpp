@@ -224,9 +224,8 @@ void draw_buckets(Rng& rng, Plan& p) {
   const bool casts = b.compression == Compression::kFp16 || b.compression == Compression::kBf16;
   if (casts && p.precision.gradients != DType::kFp32) b.compression = Compression::kNone;
   b.rank = 1 + rng.below(4);
-  if (b.compression == Compression::kPowerSgd && b.cut == Bucketing::kRanges) {
-    b.cut = Bucketing::kParameters;
-  }
+  const bool factors = b.compression == Compression::kPowerSgd;
+  if (factors && b.cut == Bucketing::kRanges) b.cut = Bucketing::kParameters;
   if (b.compression >= Compression::kPowerSgd) b.inner_group = 1;
 }
 

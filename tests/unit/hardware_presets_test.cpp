@@ -111,7 +111,10 @@ TEST(Presets, EveryClusterPricesItsWork) {
     EXPECT_GT(kernel_cost(device, kernel, nullptr).value().duration, Time{}) << name;
     Copy copy;
     copy.bytes = 1 << 28;
-    EXPECT_GT(copy_cost(cluster, 1, copy, nullptr).value().duration, Time{}) << name;
+    const Time pinned = copy_cost(cluster, 1, copy, nullptr).value().duration;
+    EXPECT_GT(pinned, Time{}) << name;
+    copy.pageable = true;
+    EXPECT_GT(copy_cost(cluster, 1, copy, nullptr).value().duration, pinned) << name;
     if (device.architecture == Architecture::kCpu || device.bf16_tflops <= 0) continue;
     Attention attention;
     attention.q_heads = attention.kv_heads = 16;
