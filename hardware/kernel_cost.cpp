@@ -14,8 +14,14 @@ constexpr double kCopyStartUs = 5;        // from memory
 constexpr double kPageable = 0.42;
 constexpr double kStorageStartUs = 100;  // from memory
 // CPU-Adam, 2.57 s for 10e9 parameters on a DGX-2 (arXiv 2101.06840, table 4, from memory), 28
-// bytes each, of the 200 GB/s that its cluster's file says.
-constexpr double kHostEfficiency = 0.545;
+// bytes each, of the 256 GB/s of its memory's channels.
+constexpr double kHostEfficiency = 0.426;
+
+/// Of the host's memory for each accelerator of a node, all at once.
+double host_memory_share(const Cluster& cluster, double host_rate) {
+  const auto ranks = std::min<std::int64_t>(cluster.accelerators, cluster.accelerators_per_node);
+  return cluster.host_memory_gb_per_s * host_rate / static_cast<double>(ranks);
+}
 
 Cost untiled(double latency_us, double compute_s, double memory_s, double deviation) {
   Cost cost;
@@ -79,9 +85,7 @@ Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostr
 
 Result<Cost> host_work_cost(const Cluster& cluster, double host_rate, const Opaque& work,
                             std::ostream* steps) {
-  const auto ranks = std::min<std::int64_t>(cluster.accelerators, cluster.accelerators_per_node);
-  const double rate = cluster.host_memory_gb_per_s * kHostEfficiency * host_rate /
-                      static_cast<double>(ranks);  // all at once
+  const double rate = host_memory_share(cluster, host_rate) * kHostEfficiency;
   Cost cost;
   cost.duration = bounded(static_cast<double>(work.bytes) / (rate * 1e9));
   cost.deviation = 0.3F;
@@ -106,10 +110,10 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
     if (touches(Memory::kDevice)) rate = std::min(rate, pcie);
     start = kStorageStartUs;
   } else if (touches(Memory::kDevice)) {
-    rate = std::min(pcie, cluster.host_memory_gb_per_s * host_rate) *
-           (work.pageable ? kPageable : 1.0);
+    rate =
+        std::min(pcie, host_memory_share(cluster, host_rate)) * (work.pageable ? kPageable : 1.0);
   } else {
-    rate = cluster.host_memory_gb_per_s * host_rate / 2;
+    rate = host_memory_share(cluster, host_rate) / 2;
   }
   if (rate <= 0) return unsupported("a copy to the host: " + device.name + " has no pcie_gb_per_s");
   Cost cost;

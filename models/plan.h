@@ -231,7 +231,7 @@ struct GradientBuckets {
   bool copy = false;                 ///< gradients are copied into buckets and back
   bool last_pass_only = true;        ///< reduced once a step; else with every microbatch
   bool averages = false;             ///< of units too: a kernel divides them before the reduction
-  bool checks = false;               ///< of ranges: the host looks at each one's norm before it
+  bool checks = false;               ///< the host looks at the norm of each before it
   std::int64_t inner_group = 1;      ///< all-reduce in groups of so many ranks, then among them
   Compression compression = Compression::kNone;
   std::int64_t rank = 0;  ///< of the factors that PowerSGD sends

@@ -28,7 +28,7 @@ std::optional<Refusal> refused_network(const Model& model, const Plan& plan) {
   if (plan.sequence) {
     return unsupported("parallel/sequence", "is not modelled for " + what + ", expected false");
   }
-  if (plan.by_units() && model.is_network()) {
+  if (plan.sharding > Sharding::kOptimizer && model.is_network()) {
     return unsupported("sharding/level", what + " is lowered with level none and optimizer");
   }
   if (plan.precision.low()) {

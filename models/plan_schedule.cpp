@@ -36,10 +36,9 @@ void check_placed(JsonReader& run, const Plan& p) {
   const std::string name = name_of(p.schedule);
   if (p.pipeline == 1) return run.fail("schedule", name + " needs pipeline > 1");
   if (p.virtual_pipeline != (v ? 2 : 1)) {
-    return run.fail(
-        "schedule",
-        name + (v ? " needs virtual_pipeline 2, found " : " needs virtual_pipeline 1, found ") +
-            text(p.virtual_pipeline));
+    const std::string rest = v ? "" : ": its two chunks a stage are no virtual ones";
+    return run.fail("schedule", name + " needs virtual_pipeline " + (v ? "2" : "1") + ", found " +
+                                    text(p.virtual_pipeline) + rest);
   }
   const std::int64_t m = p.microbatches();
   if (!v && (p.pipeline % 2 != 0 || m % 2 != 0)) {

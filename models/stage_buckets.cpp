@@ -210,7 +210,8 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
 /// mean over all ranks here: a copy of the bucket onto itself stands for the division's time.
 /// Returns what comes after it.
 StreamWait StageWriter::prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after) {
-  const bool divides = x_plan.divides_gradients() && !x_plan.narrows_gradients();
+  const bool apart = x_plan.narrows_gradients() && bucket.holders.ranks > 1;
+  const bool divides = x_plan.divides_gradients() && !apart;
   if (!divides && !x_plan.buckets.checks) return after;
   LayoutWriter local("prepared bucket", 1);
   SegmentWriter w(x_builder, "prepare gradients", local);

@@ -14,8 +14,8 @@
 // shards, and is updated there beside the host's update: whole units, those of the first layers,
 // whose gradients come last. Units are whole pages.
 //
-// What layers keep, their input included, is copied out after their forward pass, and back while
-// the layer after them computes backward.
+// What layers keep, their input included, is copied out after their forward pass, for which compute
+// waits after the next layer's, and back while the layer after them computes backward.
 //
 // Memory that is not pinned (`pageable`; DeepSpeed's pin_memory false) is copied more slowly, and
 // the host waits for every copy.
@@ -384,6 +384,7 @@ bool StageWriter::keeps_on_host(const Chunk& chunk, std::int64_t l) const {
 
 /// After the forward pass of layer `l`: what it keeps, and its input, leave the device.
 void StageWriter::keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l) {
+  let_go_of_copied();
   if (!keeps_on_host(chunk, l)) return;
   const auto i = static_cast<std::size_t>(l);
   const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
@@ -393,8 +394,9 @@ void StageWriter::keep_on_host(const Chunk& chunk, Passage& passage, std::int64_
     if (known == x_host_copies.end()) {
       const LayoutId host = host_layout(device);
       known = x_host_copies
-                  .emplace(device.value, HostCopies{host, copy_segment(device, host, true),
-                                                    copy_segment(device, host, false)})
+                  .emplace(device.value,
+                           HostCopies{host, copy_segment(device, host, true),
+                                      copy_segment(device, host, false), let_go_segment(device)})
                   .first;
     }
     const HostCopies& copies = known->second;
@@ -407,12 +409,40 @@ void StageWriter::keep_on_host(const Chunk& chunk, Passage& passage, std::int64_
                         {*frame, host},
                         {StreamWait{x_builder.stream(kOut), passed, kReady}}});
     passage.on_host[{l, frame == &passage.hidden[i]}] = host;
+    x_copied_out.emplace_back(*frame, host);
   }
+}
+
+/// What was copied out of the device is there until compute has waited for the copy, which it does
+/// after the next layer's pass: a framework gives memory to what comes next only then.
+void StageWriter::let_go_of_copied() {
+  for (const auto& [device, host] : x_copied_out) {
+    const StreamWait copied{StreamId(std::size_t{0}), host, kKept};
+    const SegmentId segment = x_host_copies.at(layout_of(device).value).let_go;
+    x_builder.call(Call{segment, -1, -1, {device}, {copied}});
+  }
+  x_copied_out.clear();
+}
+
+SegmentId StageWriter::let_go_segment(LayoutId device) {
+  Segment segment;
+  segment.name = "let go of what is on the host";
+  segment.frames = {device};
+  Op op = unit_op("compute", "activations.copied", Pause{}, Phase::kForward);
+  op.category = Category::kMemory;
+  const std::vector<Buffer>& buffers = x_builder.program().layouts[device.index()].buffers;
+  for (std::size_t b = 0; b < buffers.size(); ++b) {
+    op.reads.push_back(
+        View{0, static_cast<std::int16_t>(b), 0, buffers[b].bytes(), 1, GroupSlot()});
+  }
+  segment.ops.push_back(std::move(op));
+  return x_builder.segment(std::move(segment));
 }
 
 /// Before the backward pass of the layer behind layer `l` (or of `l` itself, the last one): its
 /// frames come back, into new memory, while that one computes.
 void StageWriter::load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l) {
+  let_go_of_copied();
   if (l < 0) return;
   const auto i = static_cast<std::size_t>(l);
   const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);

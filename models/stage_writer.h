@@ -378,7 +378,7 @@ class StageWriter {
   // --- Host memory and storage (stage_offload.cpp) ---
   struct HostCopies {
     LayoutId layout;
-    SegmentId out, in;
+    SegmentId out, in, let_go;
   };
   Op& side_op(Segment& segment, const char* stream, const std::string& name, Work work,
               std::vector<View> reads, std::vector<View> writes);
@@ -405,6 +405,8 @@ class StageWriter {
   SegmentId copy_segment(LayoutId device, LayoutId host, bool out);
   bool keeps_on_host(const Chunk& chunk, std::int64_t l) const;
   void keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l);
+  void let_go_of_copied();
+  SegmentId let_go_segment(LayoutId device);
   void load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l);
   void wait_loaded(const Passage& passage, std::int64_t l, Call& call) const;
 
@@ -432,7 +434,8 @@ class StageWriter {
   /// By experts, window, recomputed, shape of the unit and of what stays gathered (0: none).
   std::map<std::tuple<bool, bool, bool, std::size_t, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;
-  std::map<std::int32_t, HostCopies> x_host_copies;  ///< by layout on the device
+  std::map<std::int32_t, HostCopies> x_host_copies;       ///< by layout on the device
+  std::vector<std::pair<FrameId, FrameId>> x_copied_out;  ///< frames, and those on the host
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;

@@ -1,6 +1,7 @@
 #include "tools/fitting.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace foretrain {
 namespace {
@@ -179,9 +180,16 @@ class Search {
     std::erase_if(x_out.changes, [this](const Change& change) {
       return change.iteration_time_s > kWorst * x_base_s;
     });
-    std::stable_sort(
-        x_out.changes.begin(), x_out.changes.end(),
-        [](const Change& a, const Change& b) { return a.iteration_time_s < b.iteration_time_s; });
+    std::vector<Change>& changes = x_out.changes;
+    std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
+      return std::pair(a.iteration_time_s, a.sets.size()) <
+             std::pair(b.iteration_time_s, b.sets.size());
+    });
+    // Of changes that come to the same the one that says least.
+    const auto same = [](const Change& a, const Change& b) {
+      return a.iteration_time_s == b.iteration_time_s;
+    };
+    changes.erase(std::unique(changes.begin(), changes.end(), same), changes.end());
     return std::move(x_out);
   }
 
@@ -191,6 +199,7 @@ class Search {
       for (std::size_t b = a + 1; b < kinds.size(); ++b) {
         for (const Sets& one : kinds[a]) {
           for (const Sets& other : kinds[b]) {
+            if (fits(one) || fits(other) || contradict(one, other)) continue;
             Sets both = one;
             both.insert(both.end(), other.begin(), other.end());
             attempt(both);
@@ -198,6 +207,20 @@ class Search {
         }
       }
     }
+  }
+
+  /// What fits alone needs nothing beside it.
+  bool fits(const Sets& sets) const {
+    return std::any_of(x_out.changes.begin(), x_out.changes.end(),
+                       [&sets](const Change& change) { return change.sets == sets; });
+  }
+
+  static bool contradict(const Sets& one, const Sets& other) {
+    const auto key = [](const std::string& set) { return set.substr(0, set.find('=')); };
+    return std::any_of(one.begin(), one.end(), [&](const std::string& a) {
+      return std::any_of(other.begin(), other.end(),
+                         [&](const std::string& b) { return a != b && key(a) == key(b); });
+    });
   }
 
   bool attempt(const Sets& sets) {

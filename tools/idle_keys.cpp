@@ -152,6 +152,13 @@ const char* gradient_reduce(const Run& run) {
                              : nullptr;
 }
 
+const char* parameter_gather(const Run& run) {
+  if (run.plan.sharding == Sharding::kParameters && !run.plan.persists()) {
+    return "sharded parameters are gathered for every pass";
+  }
+  return if_none(run);
+}
+
 const char* blocking(const Run& run) {
   if (!run.plan.by_units()) return if_not_by_units(run);
   return run.plan.data > 1 ? nullptr : "one rank holds all gradients";
@@ -257,7 +264,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/offload/pageable", pageable},
     {"/overlap/expert", overlap_expert},
     {"/overlap/head_deferral", if_no_pipeline},
-    {"/overlap/parameter_gather", if_none},
+    {"/overlap/parameter_gather", parameter_gather},
     {"/overlap/pipeline", if_no_pipeline},
     {"/overlap/tensor", if_no_rings},
     {"/overlap/tensor_backward", if_no_tensor},

@@ -124,7 +124,6 @@ void reserve(const Program& program, const AllocatorRules& rules, double others_
   use.fits = false;
   if (room >= 1) use = caching_allocator(program, rules, static_cast<Bytes>(room));
   if (use.fits && !use.retries.empty()) out.retries[p] = use.retries;
-  out.allocator_retries = use.fits ? std::ssize(use.retries) : 0;
   if (!use.fits) use = caching_allocator(program, rules, 0);
   out.reserved_gib = gib(use.reserved) + out.workspace_gib;
 }
@@ -194,15 +193,20 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   constexpr double kNear = 0.95;
   std::optional<MemoryReport> out;
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
+  bool all_fit = true;
   for (std::size_t p = 0; p < peaks.size(); ++p) {
     if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
     FT_ASSIGN(const MemoryReport one, report_program(run, workload, p, peaks[p], library));
     retries.insert(one.retries.begin(), one.retries.end());
+    all_fit = all_fit && one.fits;
     if (out && one.peak_gib <= out->peak_gib) continue;
     out = one;
   }
-  out->retries = std::move(retries);
   out->retry_per_gib = library.retry_per_gib;
+  if (all_fit && !run.graphs) out->retries = std::move(retries);
+  for (const auto& [program, of_program] : out->retries) {
+    out->allocator_retries = std::max<std::int64_t>(out->allocator_retries, std::ssize(of_program));
+  }
   fill_host(run, workload, *out);
   out->theoretical_gib = gib(peaks.front().persistent + peaks.front().saved);
   return *out;

@@ -30,9 +30,10 @@ struct MemoryReport {
   double allocated_gib = 0;      ///< tensors at the peak: torch.cuda.max_memory_allocated
   double reserved_gib = 0;       ///< torch.cuda.max_memory_reserved (sim/program/allocator.h)
   /// Times a step that the allocator waits for the device and gives cached segments back, since
-  /// what it holds would not fit otherwise.
+  /// what it holds would not fit otherwise: of the Program with most. None where one does not fit,
+  /// and with CUDA graphs, which have their memory.
   std::int64_t allocator_retries = 0;
-  /// The same of every Program that holds nearly as much, and the host's time of a GiB given back.
+  /// Those of every Program that holds nearly the most, and the host's time of a GiB given back.
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
   Time retry_per_gib;
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage

@@ -114,6 +114,11 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
     options.*one.rate = kFaster;
     FT_TRY(add(one.name, options));
   }
+  if (run.plan.offload.states() || run.plan.offload.activation_layers > 0) {
+    PriceOptions options = price_options(run);
+    options.host_rate = kFaster;
+    FT_TRY(add("host memory, its links", options));
+  }
   PriceOptions host = price_options(run);
   host.dispatch_per_kernel = Time{static_cast<std::int64_t>(
       std::llround(static_cast<double>(host.dispatch_per_kernel.ps) / kFaster))};

@@ -51,6 +51,7 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
     {Part::kExposedData, "exposed data communication"},
     {Part::kExposedPipeline, "exposed pipeline transfers"},
     {Part::kExposedOther, "exposed expert, context exchanges"},
+    {Part::kHostUpdate, "host's update of offloaded states"},
     {Part::kBubble, "pipeline bubble and waiting"},
     {Part::kData, "data loading"},
     {Part::kHost, "host launches and waits"},
@@ -89,11 +90,29 @@ std::string recompute_text(const Recompute& r) {
   return ", parts of layers computed again in backward passes";
 }
 
-/// What systems choose and memory is full of.
+/// Of the newest kernels for the device nothing is said.
+const char* attention_text(AttentionKernel kernel) {
+  switch (kernel) {
+    case AttentionKernel::kUnfused:
+      return ", unfused attention";
+    case AttentionKernel::kFlash1:
+      return ", FlashAttention 1";
+    case AttentionKernel::kTriton:
+      return ", FlashAttention 1 in Triton";
+    case AttentionKernel::kFlash2:
+      return ", FlashAttention 2";
+    case AttentionKernel::kCudnn:
+      return ", cuDNN's attention";
+    case AttentionKernel::kFlash:
+      break;
+  }
+  return "";
+}
+
+/// What systems choose, and time and memory hang on.
 std::string kernels_text(const Run& run) {
   std::string out;
-  const bool attends = !run.model.is_network() && run.plan.attention == AttentionKernel::kUnfused;
-  if (attends) out += ", unfused attention";
+  if (!run.model.is_network()) out += attention_text(run.plan.attention);
   const Precision& precision = run.plan.precision;
   if (precision.autocast) out += ", autocast";
   if (precision.low()) {

@@ -241,9 +241,13 @@ void note_limits(Run& run) {
         "communication buffers, context and allocator are taken as CUDA's; what " +
         run.cluster.device.name + " needs is not known");
   }
+  std::string ignored;
   for (const std::string& key : run.model.ignored) {
     if (key == "source" || key == "parameters_published") continue;
-    run.notes.push_back("model key " + key + " does not matter here and was ignored");
+    ignored += (ignored.empty() ? "" : ", ") + key;
+  }
+  if (!ignored.empty()) {
+    run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
   }
   if (run.plan.schedule == Schedule::kInterleaved && run.plan.virtual_pipeline == 1) {
     run.notes.emplace_back("interleaved-1f1b without parallel.virtual_pipeline is 1f1b");

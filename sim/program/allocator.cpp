@@ -312,9 +312,39 @@ WorkId interned(Program& program, const Work& work) {
   return WorkId(static_cast<std::int32_t>(index));
 }
 
-SegmentId add_stall(Program& program, const AllocatorRetry& retry, Time per_gib) {
+/// Whether the device does it; a stream with pauses is another thread's of the host.
+bool is_of_device(const Work& work) {
+  if (const auto* copy = std::get_if<Copy>(&work)) {
+    return copy->from == Memory::kDevice || copy->to == Memory::kDevice;
+  }
+  if (const auto* opaque = std::get_if<Opaque>(&work)) return opaque->where == Memory::kDevice;
+  return !std::holds_alternative<HostSync>(work) && !std::holds_alternative<HostDelay>(work) &&
+         !std::holds_alternative<Pause>(work);
+}
+
+/// The streams that freeing the device's memory waits for.
+std::vector<std::size_t> device_streams(const Program& program) {
+  std::vector<std::uint8_t> device(program.streams.size());
+  std::vector<std::uint8_t> pauses(program.streams.size());
+  for (const Segment& segment : program.segments) {
+    for (const Op& op : segment.ops) {
+      const Work& work = program.works[op.work.index()];
+      const auto* pause = std::get_if<Pause>(&work);
+      if (is_of_device(work)) device[op.stream.index()] = 1;
+      if (pause != nullptr && pause->time.ps > 0) pauses[op.stream.index()] = 1;
+    }
+  }
+  std::vector<std::size_t> out;
+  for (std::size_t s = 0; s < device.size(); ++s) {
+    if (device[s] != 0 && pauses[s] == 0) out.push_back(s);
+  }
+  return out;
+}
+
+SegmentId add_stall(Program& program, const std::vector<std::size_t>& streams, Bytes given_back,
+                    Time per_gib) {
   constexpr double kGiB = 1 << 30;
-  const double gib = static_cast<double>(retry.given_back) / kGiB;
+  const double gib = static_cast<double>(given_back) / kGiB;
   Segment stall;
   stall.name = "allocator retries";
   const auto add = [&](std::size_t stream, const char* name, const Work& work) {
@@ -325,7 +355,7 @@ SegmentId add_stall(Program& program, const AllocatorRetry& retry, Time per_gib)
     op.category = Category::kHost;
     stall.ops.push_back(std::move(op));
   };
-  for (std::size_t s = 0; s < program.streams.size(); ++s) add(s, "allocator.wait", HostSync{});
+  for (const std::size_t s : streams) add(s, "allocator.wait", HostSync{});
   const double ps = gib * static_cast<double>(per_gib.ps);
   add(0, "allocator.retry", HostDelay{Time{static_cast<std::int64_t>(ps)}});
   program.segments.push_back(std::move(stall));
@@ -345,12 +375,19 @@ AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rul
 }
 
 Program with_retries(Program program, const std::vector<AllocatorRetry>& retries, Time per_gib) {
+  if (retries.empty()) return program;
   std::vector<Call> calls;
+  const std::vector<std::size_t> streams = device_streams(program);
   auto next = retries.begin();
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
+    Bytes given_back = 0;
+    const auto first = next;
     for (; next != retries.end() && next->call == static_cast<std::int32_t>(c); ++next) {
+      given_back += next->given_back;
+    }
+    if (next != first) {
       Call stall;
-      stall.segment = add_stall(program, *next, per_gib);
+      stall.segment = add_stall(program, streams, given_back, per_gib);
       stall.layer = program.calls[c].layer;
       stall.microbatch = program.calls[c].microbatch;
       calls.push_back(std::move(stall));

@@ -42,9 +42,9 @@ struct AllocatorUse {
 /// prefer holes to their end.
 AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit);
 
-/// The Program with what its retries cost: before the call in which one takes place the host waits
-/// for all streams, then gives memory back and takes it again, `per_gib` of it. Left out: where in
-/// the call it takes place.
+/// The Program with what its retries cost: before the call in which some take place the host waits
+/// once for all streams of the device, then gives memory back and takes it again, `per_gib` of it.
+/// Left out: where in the call they take place.
 Program with_retries(Program program, const std::vector<AllocatorRetry>& retries, Time per_gib);
 
 }  // namespace foretrain

@@ -28,19 +28,11 @@ Time data_delay(const SpanInfo& info) {
 
 std::string_view name_of(Part part) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(Part::kCount)> kNames = {
-      "gemm",
-      "attention",
-      "memory_bound",
-      "recompute",
-      "optimizer",
-      "copy",
-      "exposed_tensor",
-      "exposed_data",
-      "exposed_pipeline",
-      "exposed_other",
-      "pipeline_bubble",
-      "data",
-      "host"};
+      "gemm",           "attention",    "memory_bound",
+      "recompute",      "optimizer",    "copy",
+      "exposed_tensor", "exposed_data", "exposed_pipeline",
+      "exposed_other",  "host_update",  "pipeline_bubble",
+      "data",           "host"};
   return kNames.at(static_cast<std::size_t>(part));
 }
 
@@ -59,7 +51,7 @@ Part part_of(const SpanInfo& info) {
       return Part::kCopy;
     case Category::kHost:
     case Category::kCount:
-      return Part::kHost;
+      return info.work.ends_with("on the host") ? Part::kHostUpdate : Part::kHost;
     case Category::kCompute:
       break;
   }

@@ -10,8 +10,9 @@
 namespace foretrain {
 
 /// At every instant the first that applies: a kernel runs (its family; what is computed again and
-/// the optimizer apart), else a transfer runs (exposed communication), else a partner is awaited
-/// (bubble), else the host prepares a microbatch's data, else it has not issued the next op.
+/// the optimizer apart), else a transfer runs (exposed communication), else the host updates what
+/// is offloaded, else a partner is awaited (bubble), else the host prepares a microbatch's data,
+/// else it has not issued the next op.
 enum class Part : std::uint8_t {
   kGemm,
   kAttention,
@@ -23,8 +24,9 @@ enum class Part : std::uint8_t {
   kExposedData,
   kExposedPipeline,
   kExposedOther,
-  kBubble,  ///< waiting for another rank, or done before the others are
-  kData,    ///< the host loads and prepares data (`host.data_us`)
+  kHostUpdate,  ///< the host works on offloaded states and gradients
+  kBubble,      ///< waiting for another rank, or done before the others are
+  kData,        ///< the host loads and prepares data (`host.data_us`)
   kHost,
   kCount
 };

@@ -226,6 +226,21 @@ TEST(Networks, AreNotExecuted) {
   }
 }
 
+// Neither as they are nor by what a system's buckets become.
+TEST(Networks, HaveNoShardedGradients) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "resnet-50", "cluster": {"preset": "dgx-a100-80gb",
+      "accelerators": 8}, "batch": {"micro": 2}})");
+  for (const char* set : {"system=megatron-llama", "sharding.level=gradients"}) {
+    for (const char* buckets : {"contiguous", "ranges"}) {
+      const auto run = place.run({"simulate", "run.json", "--set", set, "--set",
+                                  "gradients.bucket_elements=10000000", "--set",
+                                  std::string("gradients.bucketing=") + buckets});
+      expect_refused(place, run, {"/sharding/level", "none and optimizer"});
+    }
+  }
+}
+
 const BadSet kWrongTypes[] = {
     {"parallel.tensor=two", {"/parallel/tensor", "\"two\"", "a whole number"}},
     {"parallel.tensor=2x", {"/parallel/tensor", "\"2x\"", "a whole number"}},

@@ -212,6 +212,37 @@ TEST(Offload, Activations) {
   EXPECT_EQ(copied(lowered(plan)).at("activations.copy"), 2 * 2 * model.layers / 2 * input);
 }
 
+// What a layer keeps is on the device until compute has waited for its copy to the host, after the
+// next layer's pass: the one behind that does not begin before, however slow copies are.
+TEST(OffloadedActivations, LiveUntilTheyAreCopied) {
+  Plan plan = plan_here(Sharding::kOptimizer, 1);
+  plan.offload.optimizer = Memory::kDevice;
+  plan.offload.activation_layers = model_here().layers;
+  const Workload workload = lowered(plan);
+  const Program& program = workload.programs[0];
+  for (const std::int64_t slower : {1, 10'000}) {
+    Rates rates = plain_rates();
+    rates.copies = slower;
+    TestPrices prices(rates);
+    const Result<Replayed> result = replay_all(workload, prices, false);
+    ASSERT_TRUE(result.ok()) << result.error().message;
+    std::map<std::int32_t, Time> copied;  // to the host, by layer
+    std::map<std::int32_t, Time> began;   // forward passes
+    for (const OpTimes& t : result.value().sink.of(0)) {
+      const Call& call = program.calls[static_cast<std::size_t>(t.call)];
+      const Segment& segment = program.segments[call.segment.index()];
+      if (segment.name == "keep on the host") copied[call.layer] = max(copied[call.layer], t.end);
+      if (segment.name != "layer forward") continue;
+      const auto known = began.emplace(call.layer, t.start).first;
+      known->second = std::min(known->second, t.start);
+    }
+    ASSERT_EQ(copied.size(), static_cast<std::size_t>(model_here().layers));
+    for (std::int32_t layer = 0; layer + 2 < model_here().layers; ++layer) {
+      EXPECT_GE(began.at(layer + 2), copied.at(layer)) << layer;
+    }
+  }
+}
+
 /// Copies between device and host that are pageable, and the waits for them, by op name.
 std::map<std::string, std::pair<int, int>> pageable_copies(const Workload& workload) {
   std::map<std::string, std::pair<int, int>> out;

@@ -109,16 +109,20 @@ TEST(PreparedGradients, OfOneRankAreLookedAtAlone) {
 // Experts that no other rank holds are divided by as many ranks as all else, and reduced with none.
 TEST(PreparedGradients, OfExpertsThatNobodyShares) {
   const Model model = small_moe();
-  Plan plan = small_plan(model, {1, 1, 1, 4}, 1);
-  plan.experts.expert = 4;
-  plan.buckets.averages = true;
-  const Workload workload = lower(model, plan);
-  ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
-  const std::vector<Done> all = done(workload, {"gradients.average", "gradients.reduce"});
-  std::int64_t held = 0;
-  for (const Done& one : done(workload, {"gradients.zero"})) held += one.count;
-  EXPECT_EQ(elements(all, "gradients.average"), held);
-  EXPECT_GT(named(all, "gradients.average").size(), named(all, "gradients.reduce").size());
+  for (const DType travels : {DType::kFp32, DType::kBf16}) {
+    Plan plan = small_plan(model, {1, 1, 1, 4}, 1);
+    plan.experts.expert = 4;
+    plan.buckets.averages = true;
+    plan.precision.gradients = DType::kFp32;
+    plan.units.reduce = travels;
+    const Workload workload = lower(model, plan);
+    ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
+    const std::vector<Done> all = done(workload, {"gradients.average", "gradients.reduce"});
+    std::int64_t held = 0;
+    for (const Done& one : done(workload, {"gradients.zero"})) held += one.count;
+    EXPECT_EQ(elements(all, "gradients.average"), held);
+    EXPECT_GT(named(all, "gradients.average").size(), named(all, "gradients.reduce").size());
+  }
 }
 
 // FSDP's and ZeRO-3's units: on the stream of the reduction, which follows, every microbatch.

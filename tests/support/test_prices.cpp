@@ -63,7 +63,7 @@ Result<Cost> TestPrices::price(const Work& work, std::span<const PlacementId> pl
     cost.memory = Time{opaque->bytes * x_rates.kilobyte / 1000};
     cost.duration = cost.latency + cost.memory;
   } else if (const auto* copy = std::get_if<Copy>(&work)) {
-    cost.duration = x_rates.latency + Time{copy->bytes * x_rates.kilobyte / 1000};
+    cost.duration = x_rates.latency + Time{copy->bytes * x_rates.kilobyte * x_rates.copies / 1000};
   } else if (const auto* collective = std::get_if<Collective>(&work)) {
     const Shape& shape = x_shapes[placements[0].index()];
     std::int64_t ranks = 0;

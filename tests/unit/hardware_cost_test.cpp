@@ -232,18 +232,27 @@ TEST(CostModel, FrameworksHaveTheirOwnOperations) {
 }
 
 // The host's work takes bytes over its part of the node's memory bandwidth, and nothing of the
-// device: 28 bytes a parameter, 1e9 parameters, 0.545 of 200 GB/s among 8 ranks. One rank has all
+// device: 28 bytes a parameter, 1e9 parameters, 0.426 of 200 GB/s among 8 ranks. One rank has all
 // of it. A pause takes its time and no launch.
 TEST(CostModel, WorkOnTheHost) {
   const Opaque update{"update", 28'000'000'000, 0, DType::kFp32, Memory::kHost};
   Cluster cluster = cluster_of("dgx-a100-80gb");
   cluster.host_memory_gb_per_s = 200;
   const Cost all = make_cost_model(cluster, {})->price(Work{update}, {}).value();
-  EXPECT_NEAR(all.duration.seconds(), 28.0 / (0.545 * 200) * 8, 1e-9);
+  EXPECT_NEAR(all.duration.seconds(), 28.0 / (0.426 * 200) * 8, 1e-9);
   EXPECT_EQ(all.memory_share + all.sms_held, 0);
   cluster.accelerators = 1;
   const Cost one = make_cost_model(cluster, {})->price(Work{update}, {}).value();
-  EXPECT_NEAR(one.duration.seconds(), 28.0 / (0.545 * 200), 1e-9);
+  EXPECT_NEAR(one.duration.seconds(), 28.0 / (0.426 * 200), 1e-9);
+  // Nor do copies take more of it together.
+  cluster.accelerators = 8;
+  const auto copied = [&cluster](double gb_per_s) {
+    cluster.host_memory_gb_per_s = gb_per_s;
+    const Copy copy{Memory::kDevice, Memory::kHost, 1'000'000'000};
+    return make_cost_model(cluster, {})->price(Work{copy}, {}).value().duration.seconds();
+  };
+  EXPECT_NEAR(copied(40), 8.0 / 40, 1e-5);
+  EXPECT_EQ(copied(4000), copied(8000));  // PCIe
   const Cost pause = make_cost_model(cluster, {})->price(Work{Pause{Time::from_us(3)}}, {}).value();
   EXPECT_EQ(pause.duration, Time::from_us(3));
   EXPECT_EQ(pause.launch, Time{});

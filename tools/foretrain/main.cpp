@@ -171,7 +171,8 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
 }
 
 Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
-  CLI::App* verb = app.add_subcommand("list", "What ships: models, clusters, systems, runs");
+  CLI::App* verb =
+      app.add_subcommand("list", "What ships: models, clusters, devices, fabrics, systems, runs");
   verb->footer("Example:\n  foretrain list models");
   verb->add_option("KIND", args.kind,
                    "models, clusters, devices, fabrics, systems, profiles or runs");
@@ -218,7 +219,7 @@ void suggest_verb(CLI::App& app, const std::string& word) {
     verbs.push_back(verb->get_name());
   }
   const std::string near = foretrain::nearest_name(word, verbs);
-  std::fprintf(stderr, "No verb \"%s\"%s.\n", word.c_str(),
+  std::fprintf(stderr, "foretrain: no verb \"%s\"%s\n", word.c_str(),
                near.empty() ? "" : ("; did you mean \"" + near + "\"?").c_str());
 }
 
