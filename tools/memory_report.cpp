@@ -212,6 +212,21 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   return *out;
 }
 
+Result<double> least_memory(const Run& run, const Workload& workload, const MemoryReport& memory) {
+  FT_ASSIGN(LibraryMemory library, library_memory());
+  library.allocator.expandable = run.plan.expandable_segments;
+  const auto rank = static_cast<std::size_t>(memory.peak_rank);
+  const Program& program = workload.programs[workload.ranks[rank].program.index()];
+  constexpr Bytes kStep = Bytes{1} << 26;
+  auto least = static_cast<Bytes>((memory.allocated_gib - memory.workspace_gib) * kGiB);
+  auto most = static_cast<Bytes>((memory.reserved_gib - memory.workspace_gib) * kGiB);
+  while (most - least > kStep) {
+    const Bytes middle = least + (most - least) / 2;
+    (caching_allocator(program, library.allocator, middle).fits ? most : least) = middle;
+  }
+  return memory.peak_gib - memory.reserved_gib + memory.workspace_gib + gib(most);
+}
+
 Status place_states(Run& run) {
   double& share = run.plan.offload.device_share;
   if (share >= 0) return ok_status();

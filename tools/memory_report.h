@@ -36,6 +36,8 @@ struct MemoryReport {
   /// Those of every Program that holds nearly the most, and the host's time of a GiB given back.
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
   Time retry_per_gib;
+  /// Where the device has too little: how much it needs, with segments given back (least_memory).
+  double least_gib = 0;
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
   /// Offloaded at most: of the node whose ranks keep most, the mean of a rank; and a rank's share
   /// of its node's memory, 0 where that is not known.
@@ -50,6 +52,10 @@ struct MemoryReport {
 
 /// Of the lowered run. Refuses groups that the cluster cannot place.
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload);
+
+/// GiB of a device on which the rank with the peak of `memory` gets by, though its allocator gives
+/// segments back: at most `peak_gib`, which is what it takes where there is no end. To 1/16 GiB.
+Result<double> least_memory(const Run& run, const Workload& workload, const MemoryReport& memory);
 
 /// Decides `offload.device_share` `auto`, once, where a run is read: as many layers' states on the
 /// device as there is room for without giving segments back. A note says how many.

@@ -259,6 +259,9 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   for (const Program& program : workload.programs) out.lowered += count_ops(program);
   FT_ASSIGN(out.memory, report_memory(run, workload));
   if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return out;
+  if (out.memory.peak_gib > out.memory.capacity_gib) {
+    FT_ASSIGN(out.memory.least_gib, least_memory(run, workload, out.memory));
+  }
   for (const auto& [program, retries] : out.memory.retries) {
     Program& retried = workload.programs[program];
     retried = with_retries(std::move(retried), retries, out.memory.retry_per_gib);

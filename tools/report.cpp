@@ -145,12 +145,17 @@ std::string plan_text(const Run& run) {
   return out + recompute_text(p.recompute) + kernels_text(run);
 }
 
+std::string least_text(const MemoryReport& m) {
+  if (m.least_gib > m.peak_gib - 0.05) return "";
+  return ", at least " + fixed(m.least_gib, 1) + " are needed";
+}
+
 std::string memory_text(const MemoryReport& m) {
   std::string out =
       "Memory      " + fixed(m.peak_gib, 1) + " of " + fixed(m.capacity_gib, 1) + " GiB on rank " +
       std::to_string(m.peak_rank) + ": " +
       (m.peak_gib <= m.capacity_gib ? "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left"
-                                    : std::string("DOES NOT FIT")) +
+                                    : "DOES NOT FIT" + least_text(m)) +
       "\n";
   const auto line = [&out, &m](const std::string& name, double gib) {
     if (gib < 0.005) return;
@@ -279,6 +284,7 @@ Json memory_json(const MemoryReport& m) {
   out.set("peak_gib", m.peak_gib);
   out.set("capacity_gib", m.capacity_gib);
   out.set("fits", m.fits);
+  if (m.least_gib > 0) out.set("least_gib", m.least_gib);
   out.set("by_kind_gib", std::move(kinds));
   out.set("peak_rank", m.peak_rank);
   out.set("peak_at", m.peak_at);

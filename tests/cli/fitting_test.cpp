@@ -132,6 +132,27 @@ TEST(Fitting, WidensGroupsAndLeavesBuckets) {
   EXPECT_TRUE(parameters);
 }
 
+// The least that a device needs is what the run fits on, and not much less.
+TEST(Fitting, SaysHowMuchIsNeeded) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "system": "pytorch-fsdp", "recompute": "full",
+      "batch": {"global": 24, "micro": 3, "sequence": 8192}})");
+  const auto with = [&place](double gib) {
+    return simulated(place, "run.json", {"cluster.device.memory_gib=" + std::to_string(gib)});
+  };
+  const Json small = with(30);
+  const double least = at(small, "memory/least_gib").number();
+  EXPECT_EQ(at(small, "memory/fits"), Json(false));
+  EXPECT_GT(least, at(small, "memory/allocated_gib").number());
+  EXPECT_LT(least, at(small, "memory/peak_gib").number());
+  EXPECT_EQ(at(with(least + 0.01), "memory/fits"), Json(true));
+  EXPECT_EQ(at(with(least - 0.1), "memory/fits"), Json(false));
+  const CommandResult shown =
+      place.run({"simulate", "run.json", "--set", "cluster.device.memory_gib=30"});
+  EXPECT_NE(shown.out.find("DOES NOT FIT, at least "), std::string::npos) << shown.out;
+}
+
 TEST(Fitting, IsPrinted) {
   const Workplace place;
   place.write("run.json", kTooBig);
