@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "sim/base/assets.h"
-
 namespace foretrain {
 namespace {
 
@@ -166,13 +164,15 @@ const char* blocking(const Run& run) {
 
 const char* fusion(const Run& run) {
   if (!asks(run, "/kernels/fusion", Json("norms"))) return nullptr;
-  const bool rotates = run.model.position == Position::kRope;
-  return rotates || run.model.gated() ? nullptr
-                                      : "the model has no rotary embedding and no gated activation";
+  const bool differs = run.model.position == Position::kRope || run.model.gated();
+  const Json* usual = value_at(run.usual, "/kernels/fusion");
+  if (differs || usual == nullptr || !(*usual == Json("fused"))) return nullptr;
+  return "the model has no rotary embedding and no gated activation";
 }
 
 const char* fp8_weights(const Run& run) {
   if (run.plan.precision.low_weights) return nullptr;
+  if (asks(run, "/kernels/fp8_weights", Json(false))) return nullptr;
   return run.plan.precision.by_tensor() ? "the plan is not one that it is modelled for"
                                         : "nothing is in fp8 with one scale for a matrix";
 }
@@ -208,6 +208,7 @@ const char* synchronize(const Run& run) {
 
 const char* autocast(const Run& run) {
   if (run.plan.precision.autocast) return nullptr;
+  if (asks(run, "/kernels/autocast", Json(false))) return nullptr;
   return bits_of(run.plan.precision.compute) > 16 ? "the precision is not one of 16 bits"
                                                   : "the plan is not one that it is modelled for";
 }
@@ -309,27 +310,27 @@ bool asks_for_nothing(const Json& value) {
   return value == Json(false) || value == Json("none") || value == Json(std::int64_t{0});
 }
 
-bool set_by_user(const Run& run, const Json& defaults, const std::string& pointer) {
+/// What asks for nothing is named where the system would do something.
+bool set_by_user(const Run& run, const std::string& pointer) {
   const Json* value = value_at(run.resolved, pointer);
   const std::string origin = origin_of(run, pointer);
   if (value == nullptr || value->is_null() || (origin != "RUN" && origin != "--set")) return false;
-  const Json* usual = value_at(defaults, pointer);
+  const Json* usual = value_at(run.usual, pointer);
   return !asks_for_nothing(*value) || (usual != nullptr && !(*usual == *value));
 }
 
 }  // namespace
 
 std::vector<std::string> idle_keys(const Run& run) {
-  const Json defaults = parse_json(find_asset("defaults.json"), "defaults").value();
   std::vector<std::string> out;
   for (const auto& [pointer, why] : kIdleKeys) {
     const char* reason = why(run);
-    if (reason == nullptr || !set_by_user(run, defaults, pointer)) continue;
+    if (reason == nullptr || !set_by_user(run, pointer)) continue;
     out.push_back(std::string(pointer) + " has no effect: " + reason);
   }
   const char* pointer = "/offload/activation_layers";
   const std::int64_t layers = most_layers_of_a_stage(run.plan);
-  if (run.plan.offload.activation_layers > layers && set_by_user(run, defaults, pointer)) {
+  if (run.plan.offload.activation_layers > layers && set_by_user(run, pointer)) {
     out.push_back(std::string(pointer) + " has no effect beyond the " + std::to_string(layers) +
                   " layers of a stage");
   }

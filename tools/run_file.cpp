@@ -376,6 +376,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   }
   FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
   FT_TRY(lay_system(run, system_file));
+  run.usual = run.resolved;
   overlay(run.resolved, user, "RUN", "", run.origins);
   for (const auto& [pointer, origin] : set_origins) run.origins[pointer] = origin;
 

@@ -22,6 +22,7 @@ struct Run {
   std::string name;
   std::string source;  ///< file or preset, for messages
   std::string system;
+  Json usual;                                  ///< what its system does where the RUN says nothing
   Json resolved;                               ///< all defaults filled in
   std::map<std::string, std::string> origins;  ///< by JSON pointer: "default", "system NAME", ...
   Model model;

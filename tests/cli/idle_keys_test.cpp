@@ -88,6 +88,10 @@ const Idle kIdle[] = {
      "the gradients of sharded units are reduced beside the passes, and waited for with "
      "gradients.blocking",
      {"sharding.level=parameters", "parallel.pipeline=1"}},
+    {"overlap.gradient_reduce=false",
+     "the gradients of sharded units are reduced beside the passes, and waited for with "
+     "gradients.blocking",
+     {"sharding.level=parameters", "parallel.pipeline=1"}},
     {"kernels.fusion=norms", "the model has no rotary embedding and no gated activation"},
     {"gradients.reduce_dtype=compute",
      "gradients are of the type that computes",
@@ -144,10 +148,8 @@ const Idle kIdle[] = {
     {"overlap.expert=true", "the model has no shared experts"},
     {"overlap.parameter_gather=true",
      "sharded parameters are gathered for every pass",
-     {"sharding.level=parameters", "parallel.pipeline=1", "overlap.parameter_gather=false"}},
-    {"overlap.parameter_gather=true",
-     "sharding.level is none",
-     {"sharding.level=none", "overlap.parameter_gather=false"}},
+     {"sharding.level=parameters", "parallel.pipeline=1"}},
+    {"overlap.parameter_gather=true", "sharding.level is none", {"sharding.level=none"}},
     {"overlap.pipeline=false", "parallel.pipeline is 1", kOneRank},
     {"overlap.tensor=true", "parallel.tensor is 1", kOneRank},
     {"overlap.tensor_backward=false", "parallel.tensor is 1", kOneRank},
