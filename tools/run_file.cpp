@@ -23,6 +23,21 @@ bool is_file(const std::string& path) {
   return std::filesystem::exists(path, ignored) && !is_folder(path);
 }
 
+/// Files that a RUN names lie beside it where they do not from the working directory.
+void look_beside(Json& run, const std::filesystem::path& folder) {
+  const auto look = [&folder](Json* value) {
+    const std::string* name = value == nullptr ? nullptr : value->string();
+    if (name == nullptr || is_file(*name)) return;
+    const std::filesystem::path beside = folder / *name;
+    if (is_file(beside.string())) *value = Json(beside.string());
+  };
+  for (const char* key : {"model", "cluster", "system", "profile", "schedule"}) {
+    Json* value = run.find(key);
+    look(value);
+    if (value != nullptr && value->object() != nullptr) look(value->find("preset"));
+  }
+}
+
 /// Lays `over` onto `base`: objects member by member, everything else whole. Notes where values
 /// come from.
 void overlay(Json& base, const Json& over, const std::string& origin, const std::string& pointer,
@@ -338,7 +353,10 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
 
 Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
                      const ChoosePrices& prices) {
-  FT_ASSIGN(const Json json, load_preset("runs", name_or_path, "RUN"));
+  FT_ASSIGN(Json json, load_preset("runs", name_or_path, "RUN"));
+  if (is_file(name_or_path)) {
+    look_beside(json, std::filesystem::path(name_or_path).parent_path());
+  }
   return resolve_run(json, name_or_path, sets, prices);
 }
 

@@ -1,6 +1,8 @@
 // Whatever is wrong with the input: exit 1, one message that helps, nothing left behind.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/cli/run_command.h"
 
 namespace foretrain {
@@ -215,6 +217,33 @@ TEST(Gradients, AreAddedAfterPassesWhereThatIsModelled) {
   expect_refused(place, with("allocator.expandable_segments=1"),
                  {"/allocator/expandable_segments", "1", "true"});
   expect_refused(place, with("allocator.expandable=true"), {"/allocator/expandable", "unknown"});
+}
+
+// A RUN and what it names lie together; a file of the working directory comes first.
+TEST(Paths, GoFromTheRunsFolderToo) {
+  const Workplace place;
+  std::filesystem::create_directory(place.path("in/plans"));
+  const auto model = [](int layers) {
+    return R"({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 512, "num_hidden_layers": )" +
+           std::to_string(layers) + "}";
+  };
+  place.write("plans/shape.json", model(3));
+  place.write("plans/mine.json", R"({"name": "mine", "defaults": {"recompute": "full"}})");
+  place.write("plans/run.json", R"({"model": "shape.json", "system": "mine.json",
+      "cluster": {"preset": "dgx-h100", "accelerators": 8}, "batch": {"sequence": 64}})");
+  const auto parameters = [&place] {
+    const CommandResult run = place.run({"simulate", "plans/run.json", "--json", "-"});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    return at(parse_json(run.out, "out").value(), "parameters").number();
+  };
+  const double three = parameters();
+  place.write("shape.json", model(2));
+  EXPECT_LT(parameters(), three);
+  place.write("plans/run.json", R"({"model": "other.json", "cluster": "dgx-h100"})");
+  const CommandResult refused = place.run({"simulate", "plans/run.json"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("/model: no model \"other.json\""), std::string::npos) << refused.err;
 }
 
 TEST(Networks, AreNotExecuted) {
