@@ -18,7 +18,7 @@ struct Block {
   Bytes unmapped = 0;                          ///< of a free block that was given back in part
   std::int32_t before = kNone, after = kNone;  ///< neighbours in the segment
   bool free = false;
-  std::int8_t pool = 0;  ///< 2 x the buffers' pool + (0: small blocks, 1: large ones)
+  std::uint8_t pool = 0;  ///< 2 x the buffers' pool + (0: small blocks, 1: large ones)
   bool small() const { return pool % 2 == 0; }
 };
 
@@ -32,7 +32,7 @@ class Allocator {
   std::int32_t allocate(const Buffer& buffer) {
     const Bytes size = rounded_up(std::max<Bytes>(buffer.bytes(), 1), x_rules.round);
     const bool small = size <= x_rules.small_limit;
-    const auto pool = static_cast<std::int8_t>(2 * buffer.pool + (small ? 0 : 1));
+    const auto pool = static_cast<std::uint8_t>(2 * buffer.pool + (small ? 0 : 1));
     std::int32_t block = take_free(pool, size);
     if (block == kNone) block = take_segment(pool, size);
     if (block == kNone || !map(block, size)) return kNone;
@@ -77,7 +77,7 @@ class Allocator {
 
   static std::size_t at(std::int32_t block) { return static_cast<std::size_t>(block); }
 
-  std::set<Free>& pool(std::int8_t index) { return x_free[static_cast<std::size_t>(index)]; }
+  std::set<Free>& pool(std::uint8_t index) { return x_free[static_cast<std::size_t>(index)]; }
 
   void list(std::int32_t block) {
     Block& b = x_blocks[at(block)];
@@ -102,7 +102,7 @@ class Allocator {
     return index;
   }
 
-  std::int32_t take_free(std::int8_t from, Bytes size) {
+  std::int32_t take_free(std::uint8_t from, Bytes size) {
     const std::set<Free>& free = pool(from);
     const auto found = free.lower_bound(Free{size, kNone});
     if (found == free.end()) return kNone;
@@ -117,7 +117,7 @@ class Allocator {
     return rounded_up(size, x_rules.large_round);
   }
 
-  std::int32_t take_segment(std::int8_t of, Bytes size) {
+  std::int32_t take_segment(std::uint8_t of, Bytes size) {
     if (x_rules.expandable) return grow(of, size);
     const Bytes segment = segment_size(of % 2 == 0, size);
     if (!has_room(segment)) return kNone;
@@ -129,7 +129,7 @@ class Allocator {
   }
 
   /// The pool's one segment becomes longer, its last block large enough.
-  std::int32_t grow(std::int8_t of, Bytes size) {
+  std::int32_t grow(std::uint8_t of, Bytes size) {
     std::int32_t& last = x_last[static_cast<std::size_t>(of)];
     const bool joins = last != kNone && x_blocks[at(last)].free;
     const Bytes has = joins ? x_blocks[at(last)].size : 0;
