@@ -134,8 +134,6 @@ GradientBuckets of_shards(const Plan& p) {
   out.first_bytes = p.buckets.first_bytes;
   if (p.units.narrow_reduction) out.inner_group = p.buckets.inner_group;
   if (p.contiguous()) out.cut = p.buckets.cut;
-  out.averages = p.buckets.averages;
-  out.checks = p.buckets.checks;
   return out;
 }
 

@@ -230,15 +230,8 @@ StreamWait StageWriter::prepare_bucket(const Chunk& chunk, const Bucket& bucket,
   if (divides) {
     w.compute("gradients.average", kernel_of(KernelKind::kCast, 1, count, type), {all}, {all});
   }
-  const EventRef prepared = local.event("prepared");
-  w.record(prepared);
-  const LayoutId layout = x_builder.layout(local.layout());
-  const FrameId own = x_builder.frame(layout);
-  w.segment().frames = {layout_of(chunk.gradients), layout};
   after.stream = StreamId(std::size_t{0});
-  x_builder.call(
-      Call{x_builder.segment(std::move(w.segment())), -1, -1, {chunk.gradients, own}, {after}});
-  return StreamWait{StreamId(), own, prepared.event};
+  return call_marked(w, "prepared", {chunk.gradients}, {after});
 }
 
 Op& StageWriter::bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
@@ -465,17 +458,7 @@ StreamWait StageWriter::add_pass(const Chunk& chunk) {
     w.compute("gradients.accumulate", kernel_of(KernelKind::kAdd, 1, count, to), {sum, part},
               {sum});
   }
-  const EventRef done = w.local().event("added");
-  w.record(done);
-  const LayoutId layout = x_builder.layout(local.layout());
-  w.segment().frames = {layout_of(chunk.written), layout_of(chunk.gradients), layout};
-  const FrameId frame = x_builder.frame(layout);
-  x_builder.call(Call{x_builder.segment(std::move(w.segment())),
-                      -1,
-                      -1,
-                      {chunk.written, chunk.gradients, frame},
-                      {}});
-  return StreamWait{StreamId(), frame, done.event};
+  return call_marked(w, "added", {chunk.written, chunk.gradients});
 }
 
 }  // namespace foretrain

@@ -194,9 +194,7 @@ void StageWriter::zero_units() {
   LayoutWriter events("zero", 0);
   SegmentWriter w(x_builder, "zero", events);
   w.phase = Phase::kGradients;
-  w.segment().frames = {x_scalars};
-  Call call;
-  call.frames = {x_scalar_frame};
+  std::vector<FrameId> frames = {x_scalar_frame};
   w.pause("host", x_plan.step_time);
   const auto zero = [&w](const char* name, const Ref& ref) {
     Kernel fill;
@@ -210,21 +208,12 @@ void StageWriter::zero_units() {
     for (const Unit& unit : chunk.units) {
       if (x_plan.fresh_gradients()) continue;
       const UnitShape& shape = x_shapes[unit.shape];
-      const auto frame = static_cast<std::int16_t>(call.frames.size());
-      w.segment().frames.push_back(shape.gradients);
-      call.frames.push_back(unit.gradients);
+      const auto frame = static_cast<std::int16_t>(frames.size());
+      frames.push_back(unit.gradients);
       zero("gradients.zero", Ref{frame, 0, x_plan.local_gradients(), shape.elements});
     }
   }
-  StreamWait zeroed;
-  zeroed.event = events.event("zeroed").event;
-  w.record(EventRef{static_cast<std::int16_t>(call.frames.size()), zeroed.event});
-  const LayoutId own = x_builder.layout(events.layout());
-  zeroed.frame = x_builder.frame(own);
-  w.segment().frames.push_back(own);
-  call.frames.push_back(zeroed.frame);
-  call.segment = x_builder.segment(std::move(w.segment()));
-  x_builder.call(std::move(call));
+  const StreamWait zeroed = call_marked(w, "zeroed", std::move(frames));
   if (x_plan.overlap.parameter_gather) gather_all_weights(zeroed);
   if (x_plan.offload.delayed_update) update_on_host(true);
 }

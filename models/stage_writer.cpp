@@ -90,18 +90,28 @@ void StageWriter::step_begins() {
       w.compute("loss.zero", clear, {}, {View{1, kLoss, 0, 4, 1, GroupSlot()}});
     }
     if (w.segment().ops.empty()) continue;
-    zeroed.event = events.event("zeroed").event;
-    w.record(EventRef{2, zeroed.event});
-    const LayoutId own = x_builder.layout(events.layout());
-    zeroed.frame = x_builder.frame(own);
-    w.segment().frames = {layout_of(chunk.gradients), x_scalars, own};
-    const SegmentId segment = x_builder.segment(std::move(w.segment()));
-    x_builder.call(Call{segment, -1, -1, {chunk.gradients, x_scalar_frame, zeroed.frame}, {}});
+    zeroed = call_marked(w, "zeroed", {chunk.gradients, x_scalar_frame});
   }
   if (!x_plan.overlap.parameter_gather) return;
   for (Chunk& chunk : x_chunks) {
     if (sharded(chunk.holders)) gather_parameters(chunk, zeroed);
   }
+}
+
+/// Calls a segment of compute on `frames` and, behind them, one of its own, which marks its end.
+/// Returns what comes after it.
+StreamWait StageWriter::call_marked(SegmentWriter& w, const char* event,
+                                    std::vector<FrameId> frames, std::vector<StreamWait> waits) {
+  const EventRef end{static_cast<std::int16_t>(frames.size()), w.local().event(event).event};
+  w.record(end);
+  w.segment().frames.clear();
+  for (const FrameId frame : frames) w.segment().frames.push_back(layout_of(frame));
+  w.segment().frames.push_back(x_builder.layout(w.local().layout()));
+  const FrameId own = x_builder.frame(w.segment().frames.back());
+  frames.push_back(own);
+  const SegmentId segment = x_builder.segment(std::move(w.segment()));
+  x_builder.call(Call{segment, -1, -1, std::move(frames), std::move(waits)});
+  return StreamWait{StreamId(), own, end.event};
 }
 
 /// First what the forward pass needs first: the end of the list of buckets.

@@ -114,6 +114,8 @@ class StageWriter {
   void bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l, Call& call) const;
   void bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
   void step_begins();
+  StreamWait call_marked(SegmentWriter& w, const char* event, std::vector<FrameId> frames,
+                         std::vector<StreamWait> waits = {});
   void gather_parameters(Chunk& chunk, StreamWait after);
   void forward(const Pass& pass);
   void backward(std::int32_t chunk, std::int32_t microbatch, bool last);
@@ -208,8 +210,6 @@ class StageWriter {
   bool copies_on_compute() const;
   void reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame, std::int16_t event);
   void reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event);
-  Copy host_copy(Memory from, Memory to, Bytes bytes) const;
-  void wait_for_copy(Segment& segment, const char* stream);
   StreamWait prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after);
   Op& bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
                 std::vector<View> reads, std::vector<View> writes);
@@ -382,6 +382,8 @@ class StageWriter {
   };
   Op& side_op(Segment& segment, const char* stream, const std::string& name, Work work,
               std::vector<View> reads, std::vector<View> writes);
+  Copy host_copy(Memory from, Memory to, Bytes bytes) const;
+  void wait_for_copy(Segment& segment, const char* stream);
   Op& host_op(Segment& segment, const std::string& name, const Kernel& kernel,
               std::vector<View> reads, std::vector<View> writes, double factor = 1);
   void gradients_to_host(Segment& segment, const View& part, std::int64_t own, bool first);

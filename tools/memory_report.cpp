@@ -37,7 +37,7 @@ void read_part(JsonReader& reader, const char* key, Read read) {
   reader.adopt(nested.finish());
 }
 
-Result<LibraryMemory> library_memory() {
+Result<LibraryMemory> library_memory(const Run& run) {
   FT_ASSIGN(const Json json, parse_json(find_asset("memory.json"), "memory.json"));
   LibraryMemory out;
   JsonReader reader(json, "memory.json", "");
@@ -61,6 +61,7 @@ Result<LibraryMemory> library_memory() {
   });
   reader.ignore("sources");
   FT_TRY(reader.finish());
+  out.allocator.expandable = run.plan.expandable_segments;
   return out;
 }
 
@@ -181,8 +182,7 @@ void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
 }
 
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
-  FT_ASSIGN(LibraryMemory library, library_memory());
-  library.allocator.expandable = run.plan.expandable_segments;
+  FT_ASSIGN(const LibraryMemory library, library_memory(run));
   std::vector<MemoryPeak> peaks;
   Bytes most = 0;
   for (const Program& program : workload.programs) {
@@ -203,6 +203,7 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
     out = one;
   }
   out->retry_per_gib = library.retry_per_gib;
+  out->retries.clear();
   if (all_fit && !run.graphs) out->retries = std::move(retries);
   for (const auto& [program, of_program] : out->retries) {
     out->allocator_retries = std::max<std::int64_t>(out->allocator_retries, std::ssize(of_program));
@@ -213,8 +214,7 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
 }
 
 Result<double> least_memory(const Run& run, const Workload& workload, const MemoryReport& memory) {
-  FT_ASSIGN(LibraryMemory library, library_memory());
-  library.allocator.expandable = run.plan.expandable_segments;
+  FT_ASSIGN(const LibraryMemory library, library_memory(run));
   const auto rank = static_cast<std::size_t>(memory.peak_rank);
   const Program& program = workload.programs[workload.ranks[rank].program.index()];
   constexpr Bytes kStep = Bytes{1} << 26;

@@ -100,7 +100,9 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
   constexpr Case kCases[] = {{"arithmetic", &PriceOptions::compute_rate},
                              {"device memory", &PriceOptions::memory_rate},
                              {"links in the node", &PriceOptions::scale_up_rate},
-                             {"network", &PriceOptions::network_rate}};
+                             {"network", &PriceOptions::network_rate},
+                             {"host memory, its links", &PriceOptions::host_rate}};
+  const bool offloads = run.plan.offload.states() || run.plan.offload.activation_layers > 0;
   std::vector<Sensitivity> out;
   const auto add = [&](const char* name, const PriceOptions& options) -> Status {
     const std::unique_ptr<CostModel> model = cost_model_of(run, options);
@@ -110,14 +112,10 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
     return ok_status();
   };
   for (const Case& one : kCases) {
+    if (one.rate == &PriceOptions::host_rate && !offloads) continue;
     PriceOptions options = price_options(run);
     options.*one.rate = kFaster;
     FT_TRY(add(one.name, options));
-  }
-  if (run.plan.offload.states() || run.plan.offload.activation_layers > 0) {
-    PriceOptions options = price_options(run);
-    options.host_rate = kFaster;
-    FT_TRY(add("host memory, its links", options));
   }
   PriceOptions host = price_options(run);
   host.dispatch_per_kernel = Time{static_cast<std::int64_t>(

@@ -7,6 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "sim/program/builder.h"
+
 namespace foretrain {
 namespace {
 
@@ -303,13 +305,6 @@ void run_step(const Program& program, Places& places, Allocator& allocator) {
       }
     }
   }
-}
-
-WorkId interned(Program& program, const Work& work) {
-  const auto found = std::find(program.works.begin(), program.works.end(), work);
-  const auto index = found - program.works.begin();
-  if (found == program.works.end()) program.works.push_back(work);
-  return WorkId(static_cast<std::int32_t>(index));
 }
 
 /// Whether the device does it; a stream with pauses is another thread's of the host.

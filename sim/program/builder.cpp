@@ -186,13 +186,15 @@ FrameId ProgramBuilder::alias(LayoutId layout, FrameId owner, std::int16_t buffe
   return push_id<FrameId>(x_program.frames, Frame{layout, layer, -1, owner, buffer, offset});
 }
 
-WorkId ProgramBuilder::work(Work work) {
-  const auto it = std::find(x_program.works.begin(), x_program.works.end(), work);
-  if (it != x_program.works.end()) {
-    return WorkId(static_cast<std::size_t>(it - x_program.works.begin()));
+WorkId interned(Program& program, Work work) {
+  const auto it = std::find(program.works.begin(), program.works.end(), work);
+  if (it != program.works.end()) {
+    return WorkId(static_cast<std::size_t>(it - program.works.begin()));
   }
-  return push_id<WorkId>(x_program.works, std::move(work));
+  return push_id<WorkId>(program.works, std::move(work));
 }
+
+WorkId ProgramBuilder::work(Work work) { return interned(x_program, std::move(work)); }
 
 SegmentId ProgramBuilder::segment(Segment segment) {
   for (Op& op : segment.ops) {

@@ -10,6 +10,9 @@
 
 namespace foretrain {
 
+/// The place of `work` among the Program's, added if none is equal.
+WorkId interned(Program& program, Work work);
+
 class ProgramBuilder {
  public:
   explicit ProgramBuilder(std::string name);

@@ -148,6 +148,12 @@ TEST(Fitting, SaysHowMuchIsNeeded) {
   EXPECT_LT(least, at(small, "memory/peak_gib").number());
   EXPECT_EQ(at(with(least + 0.01), "memory/fits"), Json(true));
   EXPECT_EQ(at(with(least - 0.1), "memory/fits"), Json(false));
+  // There the allocator gives segments back; a graph has its memory since it was captured.
+  const std::string just = "cluster.device.memory_gib=" + std::to_string(least + 0.01);
+  const Json eager = simulated(place, "run.json", {just});
+  const Json captured = simulated(place, "run.json", {just, "launch.cuda_graph=full"});
+  EXPECT_GT(at(eager, "memory/allocator_retries").number(), 0);
+  EXPECT_EQ(at(captured, "memory/allocator_retries").number(), 0);
   const CommandResult shown =
       place.run({"simulate", "run.json", "--set", "cluster.device.memory_gib=30"});
   EXPECT_NE(shown.out.find("DOES NOT FIT, at least "), std::string::npos) << shown.out;
