@@ -202,6 +202,7 @@ struct Units {
   std::int64_t inner_group = 1;
   bool forward_prefetch = false;  ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
+  std::int64_t live_elements = 0;      ///< instead of both: of what is gathered ahead; 0 = by them
   std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit
   bool narrow_shards = false;          ///< shards in the compute type; else fp32, cast to gather
   bool reduce_each = true;             ///< gradients of every microbatch; else of the last one
@@ -448,8 +449,9 @@ struct Plan {
   bool contiguous() const { return buckets.cut == Bucketing::kContiguous; }
   /// So is every microbatch's, and nothing else of them is kept.
   bool contiguous_passes() const { return contiguous() && sharding == Sharding::kGradients; }
+  bool gathers() const { return sharding == Sharding::kParameters; }
   /// Small parameters stay gathered: models/stage_units.cpp.
-  bool persists() const { return sharding == Sharding::kParameters && units.persist_elements > 0; }
+  bool persists() const { return gathers() && units.persist_elements > 0; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.
   bool fresh_gradients() const { return by_units() && units.reduce_each; }
   /// So does that of parameters whose gradients are added up after every pass.
@@ -469,9 +471,7 @@ struct Plan {
            units.secondary == 0 && units.inner_group == 1;
   }
   /// Layers' parameters arrive in fp8, which their linears read.
-  bool gathers_fp8() const {
-    return sharding == Sharding::kParameters && units.casts_shards && shards() > 1;
-  }
+  bool gathers_fp8() const { return gathers() && units.casts_shards && shards() > 1; }
   /// Sums of gradients are cast to a narrower type to travel, and back.
   bool narrows_gradients() const {
     return !by_units() && !contiguous() && bits_of(units.reduce) < bits_of(precision.gradients);

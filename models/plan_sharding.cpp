@@ -251,6 +251,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read("reuse_elements", units.reuse_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("forward_prefetch", units.forward_prefetch);
   reader.read_enum("backward_prefetch", units.backward_prefetch, {"none", "post", "pre"});
+  reader.read("live_elements", units.live_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("copy_out", units.copies_out);
   reader.read("gathers_in_flight", units.gathers_in_flight, IntRange{0, 1 << 20});
   int shards = 0;

@@ -317,12 +317,28 @@ void StageWriter::open_units(Chunk& chunk, std::int64_t layer, bool backward) {
 void StageWriter::unit_opens(Chunk& chunk, std::int64_t layer, bool backward) {
   if (!sharded_parameters()) return;
   open_units(chunk, layer, backward);
-  const Unit& unit = unit_of(chunk, layer);
-  if (!backward && x_plan.units.forward_prefetch && unit.last < chunk.layers) {
-    open_units(chunk, unit.last, false);
-  }
-  if (backward && x_plan.units.backward_prefetch == Prefetch::kBefore && unit.first > 0) {
-    open_units(chunk, unit.first - 1, true);
+  const Units& u = x_plan.units;
+  const bool ahead = backward ? u.backward_prefetch == Prefetch::kBefore : u.forward_prefetch;
+  prefetch(chunk, layer, backward, u.live_elements > 0 ? u.live_elements : ahead ? 1 : 0);
+}
+
+/// Gathers units behind that of `layer`, in the order in which the pass needs them, until they have
+/// `most` elements. With `live_elements` that is DeepSpeed's stage3_max_live_parameters
+/// (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module): each of a layer's modules
+/// gathers stage3_prefetch_bucket_size more, the last parameter whole, so that what is ahead grows
+/// to that limit. Left out: that it gathers parameter by parameter, counts what is in use too, and
+/// begins with the backward pass before the forward pass is over.
+void StageWriter::prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t most) {
+  const auto behind = [&](std::int64_t l) {
+    const Unit& unit = unit_of(chunk, l);
+    return backward ? unit.first - 1 : unit.last;
+  };
+  std::int64_t elements = 0;
+  for (std::int64_t l = behind(layer); l >= 0 && l < chunk.layers; l = behind(l)) {
+    if (elements >= most) return;
+    open_units(chunk, l, backward);
+    elements += x_shapes[unit_of(chunk, l).shape].filled;
+    if (const Unit* experts = expert_unit(chunk, l)) elements += x_shapes[experts->shape].filled;
   }
 }
 
@@ -338,7 +354,8 @@ void StageWriter::unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, boo
     if (!keeps(chunk, *ended, backward) || (backward && last)) close_unit(*ended, frame, kReady);
   }
   if (!backward) return;
-  if (x_plan.units.backward_prefetch == Prefetch::kAfter && unit.first > 0) {
+  const bool after = x_plan.units.backward_prefetch == Prefetch::kAfter;
+  if (after && x_plan.units.live_elements == 0 && unit.first > 0) {
     open_units(chunk, unit.first - 1, true);
   }
   reduce_unit(unit, StreamWait{StreamId(), frame, kReady}, last);

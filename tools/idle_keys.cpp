@@ -49,6 +49,11 @@ const char* reuse_elements(const Run& run) {
   return p.units.reshard ? nullptr : "sharding.reshard_after_forward is false";
 }
 
+const char* prefetch(const Run& run) {
+  if (run.plan.sharding != Sharding::kParameters) return if_not_parameters(run);
+  return run.plan.units.live_elements > 0 ? "sharding.live_elements is above 0" : nullptr;
+}
+
 const char* clock_mhz(const Run&) {
   return "prices rest on rates that were reached, whatever the clock was: peaks and bandwidth move "
          "them";
@@ -240,8 +245,9 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/reshard_in_pipeline", reshard_in_pipeline},
     {"/sharding/persist_elements", if_not_parameters},
     {"/sharding/reuse_elements", reuse_elements},
-    {"/sharding/forward_prefetch", if_not_parameters},
-    {"/sharding/backward_prefetch", if_not_parameters},
+    {"/sharding/forward_prefetch", prefetch},
+    {"/sharding/backward_prefetch", prefetch},
+    {"/sharding/live_elements", if_not_parameters},
     {"/sharding/gathers_in_flight", if_not_parameters},
     {"/sharding/copy_out", copy_out},
     {"/sharding/shard_dtype", if_not_parameters},

@@ -193,6 +193,7 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
   refused({level, stage, "sharding.inner_group=2", "sharding.gather_dtype=int8"},
           {"/sharding/inner_group", "not modelled with experts, gather_dtype int8 or fp8"});
   refused({level, stage, "sharding.persist_elements=-1"}, {"/sharding/persist_elements", "-1"});
+  refused({level, stage, "sharding.live_elements=1.5"}, {"/sharding/live_elements", "1.5"});
   refused({level, stage, "gradients.reduce_dtype=int4", "gradients.inner_group=3"},
           {"/gradients/inner_group", "3 does not divide"});
 }

@@ -345,6 +345,7 @@ const Field kFields[] = {
     {"sharding.reuse_elements=1000000000", kSharded},
     {"sharding.forward_prefetch=true", with(kSharded, {"launch.dispatch_us=5"})},
     {"sharding.backward_prefetch=post", kSharded},
+    {"sharding.live_elements=1000000000", with(kSharded, {"launch.dispatch_us=5"})},
     {"sharding.gathers_in_flight=1",
      {"sharding.level=parameters", "parallel.pipeline=1", "sharding.forward_prefetch=true",
       "launch.dispatch_us=1"}},

@@ -1,6 +1,7 @@
 // Do sharded units move, and keep, what the systems that have them say?
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "models/lower.h"
@@ -151,6 +152,48 @@ TEST(ReusedParameters, AreGatheredOnceAMicrobatch) {
           << kept;
     }
   }
+}
+
+/// How many layers' parameters are gathered before each pass of a layer, its own included.
+std::vector<std::int64_t> gathered_ahead(const Workload& workload, const std::string& pass) {
+  std::vector<std::int64_t> out;
+  std::int64_t gathers = 0;
+  const Program& program = workload.programs[0];
+  for (const Call& call : program.calls) {
+    const Segment& segment = program.segments[call.segment.index()];
+    if (segment.name == "gather unit") ++gathers;
+    if (segment.name == pass) out.push_back(gathers);
+  }
+  return out;
+}
+
+// stage3_max_live_parameters: gathers run ahead, in the order of the passes, until what is ahead
+// has so many elements; then one more with every layer that is over.
+TEST(LiveParameters, AreGatheredAhead) {
+  Model model = small_gpt();
+  model.layers = 6;
+  Plan plan = plan_of_parameters(model, 2, 1);
+  plan.units.reshard_last = true;
+  plan.units.gathers_in_flight = 0;
+  std::int64_t layer = 0;
+  for (const Parameter& p : layer_parameters(model)) layer += p.count();
+  for (const std::int64_t ahead : {1, 2, 3, 10}) {
+    plan.units.live_elements = (ahead - 1) * layer + 1;
+    const auto forward = gathered_ahead(verified(model, plan), "layer forward");
+    const auto backward = gathered_ahead(verified(model, plan), "layer backward");
+    ASSERT_EQ(forward.size(), 6U);
+    ASSERT_EQ(backward.size(), 6U);
+    for (std::int64_t l = 0; l < 6; ++l) {  // the ends are gathered first
+      EXPECT_EQ(forward[l], 1 + std::min<std::int64_t>(6, l + 1 + ahead)) << ahead << " " << l;
+      EXPECT_EQ(backward[l], 7 + std::min<std::int64_t>(6, l + 1 + ahead)) << ahead << " " << l;
+    }
+  }
+  // One unit ahead is what both prefetches do.
+  plan.units.live_elements = 1;
+  const auto by_size = gathered_ahead(verified(model, plan), "layer forward");
+  plan.units.live_elements = 0;
+  plan.units.forward_prefetch = true;
+  EXPECT_EQ(gathered_ahead(verified(model, plan), "layer forward"), by_size);
 }
 
 /// Bytes that the ranks of a node receive from others in the all-gathers of one name, each rank the

@@ -57,9 +57,11 @@ void draw_small(Rng rng, Units& u) {
   if (rng.below(2) == 0) u.persist_elements = std::int64_t{1} << rng.below(16);
 }
 
-/// Parameters that stay until they are needed again. What is drawn later does not depend on it.
+/// Parameters that stay until they are needed again, and gathers ahead by elements. What is drawn
+/// later does not depend on it.
 void draw_reuse(Rng rng, Units& u) {
   if (rng.below(2) == 0) u.reuse_elements = std::int64_t{1} << (10 + rng.below(12));
+  if (rng.below(3) == 0) u.live_elements = std::int64_t{1} << (8 + rng.below(12));
 }
 
 }  // namespace
