@@ -17,8 +17,7 @@
 // single microbatch it is the gradient. That of a bias is summed into fp32 at once here.
 //
 // Of layers that are computed again autocast holds the copies of weights to the end of the forward
-// pass. Left out: fp16's scaling of the loss (one pass over the gradients and a copy to the host
-// each step), operations of fp32's list inside activations (`pow` in GPT-2's gelu), the copy in
+// pass. Left out: operations of fp32's list inside activations (`pow` in GPT-2's gelu), the copy in
 // fp32 of what a model gives back (accelerate).
 #pragma once
 

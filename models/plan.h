@@ -278,8 +278,8 @@ struct Plan {
   /// Every backward pass writes gradients in the compute type, which are added to those before when
   /// it has ended: models/stage_buckets.cpp.
   bool sums_after_pass = false;
-  /// Before the update a rank's part of 16-bit gradients is copied together and widened.
-  bool flat_update = false;
+  bool flat_update = false;   ///< a rank's part of 16-bit gradients is flattened, then widened
+  bool unscales = false;      ///< fp16's scale leaves the gradients in a pass of its own
   bool keep_outputs = false;  ///< a stage lets go of what it sent after that microbatch's backward
   /// Tensor ranks send a part each of what they hold alike, and gather what they received.
   bool scatter_gather = false;
@@ -420,8 +420,8 @@ struct Plan {
     return shard_group == 0 ? holders() : shard_group;
   }
   std::int64_t replicas() const { return holders() / shards(); }  ///< copies of what is sharded
-  /// Ranks that share one copy of the states of the same experts: with groups those that stand in
-  /// one of them, which holds all experts (`check_expert_plan`).
+  std::int64_t norm_ranks() const { return shards() * tensor * pipeline; }  ///< of the gradients
+  /// Ranks that share the states of the same experts: a group holds all (`check_expert_plan`).
   std::int64_t expert_shards() const {
     if (sharding == Sharding::kNone) return 1;
     return expert_data() * ways() / replicas();

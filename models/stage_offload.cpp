@@ -212,7 +212,7 @@ void StageWriter::write_host_norm(Segment& segment, const UnitFrames& units,
     sum.waits = std::move(waits);
     waits.clear();
   }
-  if (x_plan.shards() * x_plan.tensor * x_plan.pipeline > 1) {
+  if (x_plan.norm_ranks() > 1) {
     Op& reduce = side_op(
         segment, "compute", "gradients.norm.reduce",
         Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32, false},

@@ -184,6 +184,7 @@ void StageWriter::update() {
   } else {
     bind_update(w, call, updated);
   }
+  write_unscaling(w, updated);
   write_clipping(w, updated);
   flatten_gradients(w, call, updated);
   write_updates(w, updated);
@@ -235,6 +236,30 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
   }
 }
 
+/// fp16's scale of the loss is taken out of the gradients in a pass of its own, which looks for
+/// what is not finite; all ranks agree on it, and the host waits to hear (torch.amp.GradScaler;
+/// Megatron Core's _unscale_main_grads_and_check_for_nan). A step is taken to be finite.
+void StageWriter::write_unscaling(SegmentWriter& w, const std::vector<Updated>& updated) {
+  if (!x_plan.unscales) return;
+  const DType type = x_plan.precision.gradients;
+  const Ref found{0, kNormSquare, DType::kFp32, 1};
+  w.compute("gradients.finite.zero", kernel_of(KernelKind::kFill, 1, 1, DType::kFp32), {},
+            {found.view()});
+  for (const Updated& u : updated) {
+    w.compute("gradients.unscale", kernel_of(KernelKind::kCast, 1, u.count, type), {u.gradient},
+              {u.gradient});
+  }
+  if (x_plan.norm_ranks() > 1) {
+    w.compute(
+        "gradients.finite.reduce",
+        Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32, false},
+        {found.view()}, {found.view()});
+    w.segment().ops.back().category = Category::kData;
+  }
+  w.compute("gradients.finite", HostSync{}, {found.view()}, {});
+  w.segment().ops.back().category = Category::kHost;
+}
+
 /// Gradient norm over all parameters, the host's check of it, and scaling by min(1, clip / norm).
 void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& updated) {
   if (x_plan.clip_norm <= 0) return;
@@ -254,8 +279,7 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
     w.compute("gradients.norm", kernel(KernelKind::kSquaredNorm, u.count), {u.gradient, sum.view()},
               {sum.view()});
   }
-  const std::int64_t ranks = x_plan.shards() * x_plan.tensor * x_plan.pipeline;
-  if (ranks > 1) {
+  if (x_plan.norm_ranks() > 1) {
     w.compute(
         "gradients.norm.reduce",
         Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32, false},

@@ -291,6 +291,7 @@ class StageWriter {
   };
   void update_operands(const Updated& u, std::vector<View>& reads, std::vector<View>& writes) const;
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
+  void write_unscaling(SegmentWriter& w, const std::vector<Updated>& updated);
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
   void flatten_gradients(SegmentWriter& w, Call& call, std::vector<Updated>& updated);
   void write_clips(SegmentWriter& w, const std::vector<Updated>& updated) const;

@@ -75,6 +75,11 @@ const char* flat_update(const Run& run) {
   return run.plan.precision.gradients == DType::kFp32 ? "gradients are fp32" : nullptr;
 }
 
+const char* unscale(const Run& run) {
+  if (run.plan.precision.compute != DType::kFp16) return "losses are scaled in fp16 alone";
+  return run.plan.updates_on_host() ? "the host takes the scale out as it updates" : nullptr;
+}
+
 const char* average(const Run& run) {
   if (!asks(run, "/gradients/average", Json("before"))) return nullptr;
   if (run.plan.data == 1) return "one rank holds all gradients";
@@ -261,6 +266,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/reduction", reduction},
     {"/gradients/bucketing", bucketing},
     {"/gradients/flat_update", flat_update},
+    {"/gradients/unscale", unscale},
     {"/gradients/bucket_elements", bucket_elements},
     {"/gradients/bucket_elements_per_rank", bucket_elements},
     {"/gradients/bucket_mib", bucket_mib},

@@ -204,6 +204,7 @@ const Field kFields[] = {
     {"gradients.dtype=fp32-in-pipelines", {"parallel.pipeline=1"}},
     {"gradients.accumulation=after-pass"},
     {"gradients.flat_update=true", {"gradients.dtype=compute"}},
+    {"gradients.unscale=false", {"precision=fp16"}},
     {"gradients.average=before"},
     {"gradients.check_nan=true"},
     {"parallel.keep_outputs=true", {"parallel.pipeline=2", "recompute=full"}},

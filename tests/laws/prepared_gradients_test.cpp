@@ -146,6 +146,37 @@ TEST(PreparedGradients, OfUnitsOnTheStreamThatReducesThem) {
   }
 }
 
+// Megatron Core's _unscale_main_grads_and_check_for_nan, torch.amp's GradScaler: after the last
+// reduction a pass over what a rank updates, all ranks agree, the host waits, and then the norm.
+TEST(PreparedGradients, LoseTheScaleOfTheLossInFp16) {
+  for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer, Sharding::kParameters}) {
+    Plan plan = in_ranges(sharding, true);
+    plan.buckets.checks = false;
+    for (const bool unscales : {false, true}) {
+      plan.unscales = unscales;
+      const std::vector<Done> all =
+          done(lowered_buckets(plan), {"gradients.unscale", "gradients.finite", "gradients.reduce",
+                                       "gradients.norm", "gradients.clip"});
+      const std::vector<Done> passes = named(all, "gradients.unscale");
+      const std::vector<Done> waits = named(all, "gradients.finite");
+      EXPECT_EQ(elements(all, "gradients.unscale"), unscales ? elements(all, "gradients.clip") : 0);
+      ASSERT_EQ(waits.size(), unscales ? 1U : 0U);
+      const bool shared = unscales && sharding != Sharding::kNone;
+      EXPECT_EQ(named(all, "gradients.finite.reduce").size(), shared ? 1U : 0U);
+      if (!unscales) continue;
+      for (const Done& one : all) {
+        if (one.name == "gradients.reduce") {
+          EXPECT_LE(one.end, passes.front().start);
+        }
+        if (one.name == "gradients.norm") {
+          EXPECT_LE(waits[0].end, one.start);
+        }
+      }
+      EXPECT_LE(passes.back().end, waits[0].start);
+    }
+  }
+}
+
 // The gathers of a step wait for the zeroes, which a framework gives its compute stream first.
 TEST(GatheredParameters, ComeAfterTheZeroes) {
   for (const Sharding sharding : {Sharding::kOptimizer, Sharding::kGradients}) {
