@@ -76,7 +76,7 @@ const char* flat_update(const Run& run) {
 }
 
 const char* unscale(const Run& run) {
-  if (run.plan.precision.compute != DType::kFp16) return "losses are scaled in fp16 alone";
+  if (run.plan.precision.branch() != DType::kFp16) return "losses are scaled in fp16 alone";
   return run.plan.updates_on_host() ? "the host takes the scale out as it updates" : nullptr;
 }
 

@@ -205,6 +205,8 @@ const Field kFields[] = {
     {"gradients.accumulation=after-pass"},
     {"gradients.flat_update=true", {"gradients.dtype=compute"}},
     {"gradients.unscale=false", {"precision=fp16"}},
+    {"gradients.unscale=false",
+     {"precision=fp16", "kernels.autocast=true", "parallel.tensor=1", "parallel.pipeline=1"}},
     {"gradients.average=before"},
     {"gradients.check_nan=true"},
     {"parallel.keep_outputs=true", {"parallel.pipeline=2", "recompute=full"}},
