@@ -252,6 +252,7 @@ class PlanReader {
       int kind = 0;
       r.read_choice("kind", kind, {"caching", "planned"});
       r.read("expandable_segments", x_plan.expandable_segments);
+      r.read("record_stream", x_plan.records_streams);
       x_plan.planned_memory = kind == 1;
     });
     x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});

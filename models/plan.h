@@ -323,7 +323,7 @@ struct Plan {
   HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
   /// Of the framework's allocator (sim/program/allocator.h); or memory is laid out before the step,
   /// and nothing is held beyond what lives (XLA).
-  bool expandable_segments = false, planned_memory = false;
+  bool expandable_segments = false, planned_memory = false, records_streams = false;
 
   /// Parts of the global batch: data-parallel ranks proper.
   std::int64_t batch_ranks() const { return data / context; }

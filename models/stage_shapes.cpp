@@ -8,7 +8,6 @@
 namespace foretrain {
 namespace {
 
-constexpr std::int8_t kGatherPool = 1, kReducePool = 2;
 constexpr std::int16_t kToCopyOut = 2;  ///< of the weights, where they are copied out of it
 constexpr std::int16_t kWhole = 0;      ///< buffer of gathered weights, of whole gradients
 constexpr std::int16_t kNarrowed = 1;   ///< the shard in the type that travels
@@ -79,10 +78,10 @@ FrameLayout StageWriter::weights_layout(const UnitShape& shape) const {
   FrameLayout weights;
   weights.name = "unit weights";
   add(weights, "whole", BufferKind::kParameters, type, shape.elements, stays_whole(shape));
-  if (!copies_out(shape)) weights.buffers.back().pool = kGatherPool;
+  if (!copies_out(shape)) weights.buffers.back().pool = Buffer::kGatherPool;
   const auto add_travelling = [&](const char* name, std::int64_t count) {
     add(weights, name, BufferKind::kCommunication, type, count, false);
-    weights.buffers.back().pool = kGatherPool;
+    weights.buffers.back().pool = Buffer::kGatherPool;
   };
   if (sharded_parameters()) {
     add_travelling("shard to gather", shape.elements / shape.holders.shards);
@@ -109,9 +108,9 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
       !x_plan.fresh_gradients());
   add(gradients, "to reduce", BufferKind::kCommunication, x_plan.units.reduce, shape.elements,
       false);
-  if (!x_plan.copies_out()) gradients.buffers.back().pool = kReducePool;
+  if (!x_plan.copies_out()) gradients.buffers.back().pool = Buffer::kReducePool;
   add(gradients, "part", BufferKind::kCommunication, x_plan.units.reduce, own, false);
-  gradients.buffers.back().pool = kReducePool;
+  gradients.buffers.back().pool = Buffer::kReducePool;
   const bool on_host = shape.on_host;
   gradients.events = {"reduced", "summed over tensor ranks", "scattered"};
   if (on_host) gradients.events.insert(gradients.events.end(), {"part ready", "at host"});

@@ -245,6 +245,7 @@ struct IdleKey {
 
 constexpr IdleKey kIdleKeys[] = {
     {"/sharding/unit_layers", if_not_by_units},
+    {"/allocator/record_stream", if_not_by_units},
     {"/sharding/reshard_after_forward", if_not_parameters},
     {"/sharding/reshard_last_unit", if_not_parameters},
     {"/sharding/reshard_in_pipeline", reshard_in_pipeline},

@@ -62,6 +62,7 @@ Result<LibraryMemory> library_memory(const Run& run) {
   reader.ignore("sources");
   FT_TRY(reader.finish());
   out.allocator.expandable = run.plan.expandable_segments;
+  out.allocator.records_streams = run.plan.records_streams;
   return out;
 }
 

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <deque>
 #include <iterator>
+#include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "sim/program/builder.h"
@@ -36,6 +39,7 @@ class Allocator {
     const bool small = size <= x_rules.small_limit;
     const auto pool = static_cast<std::uint8_t>(2 * buffer.pool + (small ? 0 : 1));
     std::int32_t block = take_free(pool, size);
+    if (block == kNone && lacks_room(small, size)) heard(x_call);
     if (block == kNone) block = take_segment(pool, size);
     if (block == kNone || !map(block, size)) return kNone;
     const Bytes rest = x_blocks[at(block)].size - size;
@@ -62,12 +66,31 @@ class Allocator {
     list(block);
   }
 
-  void count_retries_from_now() { x_use.retries.clear(); }
+  /// Free once the host has heard that call `number`, the one that is entered, is over.
+  void hold(std::int32_t block) { x_held.push_back(Held{x_call, block}); }
+
+  /// The host knows that all calls up to `number` are over.
+  void heard(std::int32_t number) {
+    while (!x_held.empty() && x_held.front().call <= number) {
+      const std::int32_t block = x_held.front().block;
+      x_held.pop_front();
+      release(block);
+    }
+  }
+
+  /// Calls are numbered anew, and retries counted.
+  void next_step() {
+    x_use.retries.clear();
+    for (Held& held : x_held) held.call = -1;
+  }
   /// What is allocated from now on is so by call `number`.
   void enter(std::size_t number) { x_call = static_cast<std::int32_t>(number); }
   const AllocatorUse& use() const { return x_use; }
 
  private:
+  struct Held {
+    std::int32_t call, block;
+  };
   /// Free blocks of a pool by size, then in the order in which they came.
   struct Free {
     Bytes size;
@@ -128,6 +151,13 @@ class Allocator {
     block.pool = of;
     add_reserved(segment);
     return new_block(block);
+  }
+
+  /// Whether memory would have to be given back for a block of `size`, which waits for the device.
+  bool lacks_room(bool small, Bytes size) const {
+    const Bytes more =
+        x_rules.expandable ? rounded_up(size, page_of(small)) : segment_size(small, size);
+    return x_limit > 0 && x_reserved + more > x_limit;
   }
 
   /// The pool's one segment becomes longer, its last block large enough.
@@ -239,6 +269,7 @@ class Allocator {
   AllocatorUse x_use;
   std::vector<Block> x_blocks;
   std::vector<std::int32_t> x_unused;
+  std::deque<Held> x_held;  ///< in the order of their calls
   static constexpr std::size_t kPools = 2 * Buffer::kPools;
   std::array<std::set<Free>, kPools> x_free;
   std::vector<std::int32_t> x_last =
@@ -284,10 +315,59 @@ void allocate_persistent(const Program& program, Places& places, Allocator& allo
   }
 }
 
-void run_step(const Program& program, Places& places, Allocator& allocator) {
+/// What of other streams' work the host knows to be over, call by call.
+class Hearing {
+ public:
+  explicit Hearing(const Program& program) : x_program(program) {}
+
+  /// Before call `c`: the host waits for what a gather waits for.
+  void enter(std::size_t c, Allocator& allocator) const {
+    const Call& call = x_program.calls[c];
+    if (call.waits.empty() || !gathers(call)) return;
+    std::int32_t last = -1;
+    for (const StreamWait& wait : call.waits) {
+      const auto found = x_recorded.find({wait.frame, wait.event});
+      if (found != x_recorded.end()) last = std::max(last, found->second);
+    }
+    allocator.heard(last);
+  }
+
+  void leave(std::size_t c, Allocator& allocator) {
+    const Call& call = x_program.calls[c];
+    const auto number = static_cast<std::int32_t>(c);
+    for (const Op& op : x_program.segments[call.segment.index()].ops) {
+      const bool waits = std::holds_alternative<HostSync>(x_program.works[op.work.index()]);
+      if (waits) allocator.heard(number);
+      if (!op.records.valid()) continue;
+      const FrameId frame = call.frames[static_cast<std::size_t>(op.records.frame)];
+      x_recorded[{frame, op.records.event}] = number;
+    }
+  }
+
+ private:
+  bool gathers(const Call& call) const {
+    for (const Op& op : x_program.segments[call.segment.index()].ops) {
+      for (const BufferRef& ref : op.allocates) {
+        const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
+        const FrameLayout& layout =
+            x_program.layouts[x_program.frames[frame.index()].layout.index()];
+        const Buffer& buffer = layout.buffers[static_cast<std::size_t>(ref.buffer)];
+        if (buffer.pool == Buffer::kGatherPool) return true;
+      }
+    }
+    return false;
+  }
+
+  const Program& x_program;
+  std::map<std::pair<FrameId, std::int16_t>, std::int32_t> x_recorded;  ///< by which call
+};
+
+void run_step(const Program& program, bool records_streams, Places& places, Allocator& allocator) {
+  Hearing hearing(program);
   for (std::size_t c = 0; c < program.calls.size(); ++c) {
     const Call& call = program.calls[c];
     allocator.enter(c);
+    if (records_streams) hearing.enter(c, allocator);
     for (const Op& op : program.segments[call.segment.index()].ops) {
       for (const BufferRef& ref : op.allocates) {
         const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
@@ -299,11 +379,15 @@ void run_step(const Program& program, Places& places, Allocator& allocator) {
       }
       for (const BufferRef& ref : op.frees) {
         const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
-        std::int32_t& block = places.of(frame, static_cast<std::size_t>(ref.buffer));
-        if (block != kNone) allocator.release(block);
+        const auto b = static_cast<std::size_t>(ref.buffer);
+        std::int32_t& block = places.of(frame, b);
+        const bool held = records_streams && places.buffer(frame, b).pool != 0;
+        if (block != kNone && held) allocator.hold(block);
+        if (block != kNone && !held) allocator.release(block);
         block = kNone;
       }
     }
+    if (records_streams) hearing.leave(c, allocator);
   }
 }
 
@@ -363,9 +447,9 @@ AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rul
   Places places(program);
   Allocator allocator(rules, limit);
   allocate_persistent(program, places, allocator);
-  if (allocator.use().fits) run_step(program, places, allocator);
-  allocator.count_retries_from_now();
-  if (allocator.use().fits) run_step(program, places, allocator);
+  if (allocator.use().fits) run_step(program, rules.records_streams, places, allocator);
+  allocator.next_step();
+  if (allocator.use().fits) run_step(program, rules.records_streams, places, allocator);
   return allocator.use();
 }
 

@@ -18,6 +18,10 @@ struct AllocatorRules {
   Bytes large_round = 2 << 20;  ///< segments of larger blocks are multiples of it
   /// Segments grow at their end (`expandable_segments:True`), by small and middle segments.
   bool expandable = false;
+  /// What pools beside compute's hold is free again once the host knows that both streams are
+  /// through (`record_stream`): when it has waited for the device (a HostSync, a retry), or holds a
+  /// gather back until an earlier pass is over. It is taken to be ahead of the device otherwise.
+  bool records_streams = false;
 };
 
 /// No segment could be had before cached ones were given back, which waits for the device.
@@ -36,10 +40,9 @@ struct AllocatorUse {
 
 /// Two steps, so that the second finds what the first left: the persistent buffers, then the
 /// Program's own. Segments are had up to `limit` bytes (0: without end). Buffers come from the
-/// pool that they name. Left out: blocks that wait for another stream's event before they are free
-/// again (`record_stream`), tensors inside operations, `max_split_size_mb`,
-/// `roundup_power2_divisions`, where in a free block its pages begin, and that expandable segments
-/// prefer holes to their end.
+/// pool that they name. Left out: blocks of compute's pool that other streams use
+/// (`record_stream`), tensors inside operations, `max_split_size_mb`, `roundup_power2_divisions`,
+/// where in a free block its pages begin, and that expandable segments prefer holes to their end.
 AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit);
 
 /// The Program with what its retries cost: before the call in which some take place the host waits

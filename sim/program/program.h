@@ -101,7 +101,9 @@ struct Buffer {
   /// PyTorch's allocator has a pool for every stream: that of compute, or one beside it whose
   /// blocks compute does not get (what is allocated while another stream is the current one).
   std::int8_t pool = 0;
-  static constexpr std::int8_t kPools = 3;
+  /// Of gathers, whose calls the host holds back until what they wait for has happened
+  /// (`limit_all_gathers`), and of reductions.
+  static constexpr std::int8_t kGatherPool = 1, kReducePool = 2, kPools = 3;
   /// With `shards` > 1 the buffer is the rank's own of so many equal parts of an array, by its
   /// place in `shard_group`; pieces and replicas count elements of the whole array.
   std::int32_t shards = 1;

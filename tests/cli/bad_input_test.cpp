@@ -216,6 +216,7 @@ TEST(Gradients, AreAddedAfterPassesWhereThatIsModelled) {
   expect_refused(place, with("gradients.check_nan=1"), {"/gradients/check_nan", "true or false"});
   expect_refused(place, with("overlap.parameter_gather=late"),
                  {"/overlap/parameter_gather", "true, false or \"auto\""});
+  expect_refused(place, with("allocator.record_stream=x"), {"/allocator/record_stream", "\"x\""});
   expect_refused(place, with("allocator.expandable_segments=1"),
                  {"/allocator/expandable_segments", "1", "true"});
   expect_refused(place, with("allocator.expandable=true"), {"/allocator/expandable", "unknown"});

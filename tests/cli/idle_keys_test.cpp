@@ -97,6 +97,7 @@ const Idle kIdle[] = {
      "gradients are of the type that computes",
      {"gradients.dtype=compute"}},
     {"sharding.copy_out=true", kNotParameters},
+    {"allocator.record_stream=true", kNotByUnits},
     {"sharding.live_elements=10000", kNotParameters},
     {"sharding.forward_prefetch=true",
      "sharding.live_elements is above 0",

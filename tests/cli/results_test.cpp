@@ -213,6 +213,7 @@ const Field kFields[] = {
     {"parallel.scatter_gather=true", {"parallel.pipeline=2", "parallel.sequence=false"}},
     {"allocator.expandable_segments=true"},
     {"allocator.kind=planned"},
+    {"allocator.record_stream=true", kSharded},
     {"gradients.reduction=all-reduce"},
     {"gradients.reduction=reduce"},
     {"gradients.bucket_elements=10000000"},

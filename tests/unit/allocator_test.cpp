@@ -72,6 +72,62 @@ Bytes reserved(const std::vector<Bytes>& sizes, const std::vector<Step>& steps,
   return use_of(sizes, steps, expandable).reserved;
 }
 
+// record_stream: what a gather let go is of use to the next one when the host waits for that pass
+// before it, when it waits for the device, or when there is no room; else the next one takes more.
+TEST(Allocator, HoldsWhatOtherStreamsMayRead) {
+  const auto gathers = [](bool waits, bool synchronizes) {
+    Program program = program_of({40 * kMebi, 40 * kMebi}, {{{0}, {0}}, {{1}, {1}}});
+    program.works = {Work{Kernel{}}, Work{HostSync{}}};
+    for (Buffer& buffer : program.layouts[0].buffers) buffer.pool = Buffer::kGatherPool;
+    program.layouts[0].events = {"over"};
+    for (Segment& segment : program.segments) segment.ops[0].work = WorkId(0);
+    program.segments[0].ops[0].records = EventRef{0, 0};
+    if (waits) program.calls[1].waits = {StreamWait{StreamId(0), FrameId(0), 0}};
+    if (synchronizes) program.segments[0].ops[0].work = WorkId(1);
+    return program;
+  };
+  AllocatorRules rules;
+  const auto reserved = [&rules](const Program& program) {
+    return caching_allocator(program, rules, 0).reserved;
+  };
+  EXPECT_EQ(reserved(gathers(false, false)), 40 * kMebi);
+  rules.records_streams = true;
+  // Two blocks a step, of which none came back in two steps.
+  EXPECT_EQ(reserved(gathers(false, false)), 160 * kMebi);
+  // The second step begins with what the first one's last pass still holds.
+  EXPECT_EQ(reserved(gathers(true, false)), 80 * kMebi);
+  EXPECT_EQ(reserved(gathers(false, true)), 80 * kMebi);
+  const AllocatorUse full = caching_allocator(gathers(false, false), rules, 100 * kMebi);
+  EXPECT_TRUE(full.fits);
+  EXPECT_EQ(full.reserved, 80 * kMebi);
+  const std::vector<AllocatorRetry> retries = {{0, 80 * kMebi}};
+  EXPECT_EQ(full.retries, retries);
+}
+
+// FSDP: where gathers are limited what is held beside those in use does not depend on how many
+// layers there are; without a limit a step's gathers all are.
+TEST(Allocator, HoldsTwoUnitsWhereGathersAreLimited) {
+  Model model = small_gpt();
+  model.hidden = 512;
+  model.head_dim = 128;
+  model.intermediate = 2048;
+  const auto beyond = [&model](std::int64_t layers, std::int64_t limit) {
+    model.layers = layers;
+    Plan plan = small_plan(model, {1, 1, 1, 2}, 1);
+    plan.sharding = Sharding::kParameters;
+    plan.units.gathers_in_flight = limit;
+    const Program program = lower(model, plan).programs[0];
+    AllocatorRules rules;
+    const Bytes before = caching_allocator(program, rules, 0).reserved;
+    rules.records_streams = true;
+    return caching_allocator(program, rules, 0).reserved - before;
+  };
+  EXPECT_GT(beyond(8, 2), 0);
+  EXPECT_EQ(beyond(16, 2), beyond(8, 2));
+  EXPECT_GT(beyond(8, 0), beyond(8, 2));
+  EXPECT_GT(beyond(16, 0), beyond(8, 0));
+}
+
 TEST(CachingAllocator, RoundsBlocksAndSegments) {
   EXPECT_EQ(use_of({1, 513}, {{{0, 1}, {}}, {{}, {0, 1}}}).allocated, 512 + 1024);
   EXPECT_EQ(reserved({1, 513}, {{{0, 1}, {}}, {{}, {0, 1}}}), 2 * kMebi);
