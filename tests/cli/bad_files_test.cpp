@@ -51,6 +51,37 @@ TEST_P(BadFiles, AreRefused) {
 INSTANTIATE_TEST_SUITE_P(All, BadFiles, testing::ValuesIn(bad_files()),
                          [](const auto& one) { return std::string(one.param.name); });
 
+// An output is refused where it would take the place of another, or of what is read.
+TEST(BadOutputs, AreNotWrittenOverWhatIsRead) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  std::filesystem::create_symlink("run.json", place.path("in/link.json"));
+  const std::vector<std::string> files = {"link.json", "run.json"};
+  const std::vector<std::string> simulate = {"simulate", "run.json", "--quiet"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), simulate.begin(), simulate.end());
+    return place.run(more);
+  };
+  for (const char* option : {"--json", "--trace", "--timeline"}) {
+    for (const char* path : {"run.json", "./run.json", "link.json"}) {
+      expect_refused(place, with({option, path}), {option, path, "would be overwritten"}, files);
+    }
+    const CommandResult empty = with({option, ""});
+    EXPECT_NE(empty.exit_code, 0);
+    EXPECT_NE(empty.err.find("expected a path"), std::string::npos) << empty.err;
+  }
+  expect_refused(place, with({"--json", "a.json", "--trace", "./a.json"}),
+                 {"--json, --trace", "both", "./a.json"}, files);
+  expect_refused(place, with({"--json", "-", "--timeline", "-"}),
+                 {"--json, --timeline", "only one of them can be -"}, files);
+  expect_refused(place, place.run({"show", "run.json", "--json", "run.json"}),
+                 {"--json", "run.json", "would be overwritten"}, files);
+  expect_refused(place, place.run({"score", "run.json", "--csv", "run.json"}),
+                 {"--csv", "run.json", "would be overwritten"}, files);
+  const CommandResult fine = with({"--json", "/dev/null", "--trace", "/dev/null"});
+  EXPECT_EQ(fine.exit_code, 0) << fine.err;
+}
+
 TEST(BadInput, ADeepObjectIsRefused) {
   const Workplace place;
   std::string deep;

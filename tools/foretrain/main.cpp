@@ -29,9 +29,15 @@ Status run_guarded(const Verb& verb) {
   }
 }
 
+/// An option that names a file to write.
+void add_output(CLI::App* app, const char* name, std::string& path, const char* help) {
+  app->add_option(name, path, help)->type_name("FILE")->check([](const std::string& text) {
+    return text.empty() ? "found nothing, expected a path" : "";
+  });
+}
+
 void add_json(CLI::App* app, std::string& path) {
-  app->add_option("--json", path, "Write the machine-readable result to FILE (- for stdout)")
-      ->type_name("FILE");
+  add_output(app, "--json", path, "Write the machine-readable result to FILE (- for stdout)");
 }
 
 Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
@@ -43,10 +49,8 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
   verb->add_option("--set", args.sets, "Override a field, e.g. parallel.tensor=4 (repeatable)")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
-  verb->add_option("--trace", args.trace, "Write a Chrome trace (.json or .json.gz)")
-      ->type_name("FILE");
-  verb->add_option("--timeline", args.timeline, "Write the lossless timeline (.json or .json.gz)")
-      ->type_name("FILE");
+  add_output(verb, "--trace", args.trace, "Write a Chrome trace (.json or .json.gz)");
+  add_output(verb, "--timeline", args.timeline, "Write the lossless timeline (.json or .json.gz)");
   verb->add_option("--trace-ranks", args.trace_ranks,
                    "Ranks to trace (default: one of each class of equal ranks)")
       ->delimiter(',')
@@ -98,10 +102,8 @@ Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
       "Example:\n  foretrain execute gpt-small-host --ranks 2 --set parallel.tensor=2 "
       "--trace out.json.gz");
   add_execution(verb, args);
-  verb->add_option("--trace", args.trace, "Write a Chrome trace of the median step")
-      ->type_name("FILE");
-  verb->add_option("--timeline", args.timeline, "Write the lossless timeline of that step")
-      ->type_name("FILE");
+  add_output(verb, "--trace", args.trace, "Write a Chrome trace of the median step");
+  add_output(verb, "--timeline", args.timeline, "Write the lossless timeline of that step");
   verb->add_flag("--records", args.records,
                  "CUDA: tell from CUPTI's records what of the ops' time is queueing");
   return {verb, [&args] { return foretrain::execute(args); }};
@@ -160,7 +162,7 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
   verb->add_option("--worst", args.worst, "Also list the N rows with the largest time error")
       ->type_name("N")
       ->check(CLI::Range(0, 1000000));
-  verb->add_option("--csv", args.csv, "Write a table of all rows")->type_name("FILE");
+  add_output(verb, "--csv", args.csv, "Write a table of all rows");
   verb->add_option("--only", args.only, "Only rows whose id or group contains TEXT")
       ->type_name("TEXT");
   verb->add_option("--threads", args.threads, "Rows predicted at once (default: all cores)")

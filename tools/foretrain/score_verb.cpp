@@ -32,6 +32,7 @@ std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool
 }  // namespace
 
 Status score(const ScoreArgs& args) {
+  FT_TRY(check_outputs({{"--json", args.json}, {"--csv", args.csv}}, args.rows));
   FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
   if (!args.only.empty()) {
     std::erase_if(rows, [&args](const Row& row) {

@@ -14,10 +14,6 @@
 
 namespace foretrain {
 
-Status write_output(const std::string& path, const std::string& text) {
-  return write_text_file(path, text);
-}
-
 Status print(bool quiet, const std::string& text) {
   return quiet ? ok_status() : write_output("-", text);
 }
@@ -30,11 +26,9 @@ void warn_of_idle_keys(bool quiet, const Run& run) {
 }
 
 Status simulate(const SimulateArgs& args) {
-  const int on_stdout =
-      (args.json == "-" ? 1 : 0) + (args.trace == "-" ? 1 : 0) + (args.timeline == "-" ? 1 : 0);
-  if (on_stdout > 1) {
-    return input_error("--json, --trace, --timeline: only one of them can be - (stdout)");
-  }
+  FT_TRY(
+      check_outputs({{"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}},
+                    {args.run, args.profile}));
   if (!args.trace_ranks.empty() && args.trace.empty() && args.timeline.empty()) {
     return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
   }

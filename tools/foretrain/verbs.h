@@ -81,6 +81,15 @@ Status doctor(const DoctorArgs& args);
 /// Writes `text` to a path, or to stdout for "-".
 Status write_output(const std::string& path, const std::string& text);
 
+/// A file that a verb writes: the option that names it, and its path; "" = none.
+struct Output {
+  const char* option;
+  std::string path;
+};
+/// Refuses outputs that would be written to one place, or over a file that is read. Names of
+/// shipped files are no paths: nothing stands there.
+Status check_outputs(const std::vector<Output>& outputs, const std::vector<std::string>& inputs);
+
 /// Writes `text` to stdout unless `quiet`.
 Status print(bool quiet, const std::string& text);
 
