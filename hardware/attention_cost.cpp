@@ -222,11 +222,11 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   const bool half = work.dtype == DType::kBf16 || work.dtype == DType::kFp16;
   if (curve == nullptr || peak_tflops(device, work.dtype) <= 0 || (!half && !fp8)) {
     const bool full = work.dtype == DType::kFp32 || work.dtype == DType::kTf32;
-    return unsupported(std::string(name_of(work.kernel)) + " attention in " +
-                       std::string(name_of(work.dtype)) + " on " + device.name +
-                       (full ? ": fused attention needs fp16 or bf16 there; set kernels.attention "
-                               "to \"unfused\""
-                             : ""));
+    return unsupported(
+        std::string(name_of(work.kernel)) + " attention in " + std::string(name_of(work.dtype)) +
+        " on " + device.name +
+        (full ? ": fused attention needs fp16 or bf16 there; " : ": there is no such kernel; ") +
+        "set kernels.attention to \"unfused\"");
   }
   const double idle = imbalance(device, work, spans);
   const auto heads = static_cast<double>(work.batch * work.q_heads);

@@ -319,7 +319,9 @@ class PlanReader {
     check_pipeline();
     settle_accumulation(x_model, x_gradients, p);
     settle_compression(p);
-    p.unscales = p.unscales && p.precision.branch() == DType::kFp16 && !p.updates_on_host();
+    const bool clips = x_gradients.unscale == GradientKeys::Unscale::kClipping && p.clip_norm > 0;
+    p.unscales = p.precision.branch() == DType::kFp16 && !clips &&
+                 x_gradients.unscale != GradientKeys::Unscale::kNone;
     if (const auto no = refused_recompute(x_model, p))
       return refuse(no->place, no->message, no->kind);
     if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {

@@ -272,7 +272,7 @@ void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
   plan.fused_accumulation = accumulation != 1;
   plan.sums_after_pass = accumulation == 2;
   reader.read("flat_update", plan.flat_update);
-  reader.read("unscale", plan.unscales);
+  reader.read_enum("unscale", keys.unscale, {"apart", "with-clipping", "none"});
   int reduce = 0;
   reader.read_choice("reduce_dtype", reduce, {"fp32", "compute", "int4"});
   keys.reduced_as_compute = reduce >= 1;

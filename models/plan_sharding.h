@@ -14,6 +14,9 @@ struct GradientKeys {
   enum class Stored : std::uint8_t { kFp32, kCompute, kFp32InPipelines };
   Stored stored = Stored::kFp32;
   bool reduced_as_compute = false;  ///< sums, whatever travels
+  /// Who takes the scale of fp16's loss out of the gradients: a pass of its own, or the clipping.
+  enum class Unscale : std::uint8_t { kApart, kClipping, kNone };
+  Unscale unscale = Unscale::kApart;
   std::int64_t bucket_elements_per_rank = 0;
 };
 

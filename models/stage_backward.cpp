@@ -54,8 +54,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   const bool reduces =
       !by_units() && !x_plan.contiguous_passes() && (last || x_plan.reduces_each_pass());
   if (Unit* root = root_of(chunk)) open_unit(*root, true);
-  const bool prefetches = by_units() && x_plan.units.backward_prefetch == Prefetch::kBefore;
-  if (prefetches && chunk.layers > 0) open_units(chunk, chunk.layers - 1, true);
+  if (sharded_parameters()) prefetch(chunk, chunk.layers - 1, true, 0);
   pass_begins(true, mb, receive_input(c, mb, true));
   if (passage.part.valid()) gather_output(passage, mb);
   const bool shares = x_plan.shares_vocabulary();

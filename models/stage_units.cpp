@@ -317,28 +317,32 @@ void StageWriter::open_units(Chunk& chunk, std::int64_t layer, bool backward) {
 void StageWriter::unit_opens(Chunk& chunk, std::int64_t layer, bool backward) {
   if (!sharded_parameters()) return;
   open_units(chunk, layer, backward);
-  const Units& u = x_plan.units;
-  const bool ahead = backward ? u.backward_prefetch == Prefetch::kBefore : u.forward_prefetch;
-  prefetch(chunk, layer, backward, u.live_elements > 0 ? u.live_elements : ahead ? 1 : 0);
+  const Unit& unit = unit_of(chunk, layer);
+  prefetch(chunk, backward ? unit.first - 1 : unit.last, backward, 1);
 }
 
-/// Gathers units behind that of `layer`, in the order in which the pass needs them, until they have
-/// `most` elements. With `live_elements` that is DeepSpeed's stage3_max_live_parameters
-/// (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module): each of a layer's modules
-/// gathers stage3_prefetch_bucket_size more, the last parameter whole, so that what is ahead grows
-/// to that limit. Left out: that it gathers parameter by parameter, counts what is in use too, and
-/// begins with the backward pass before the forward pass is over.
-void StageWriter::prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t most) {
-  const auto behind = [&](std::int64_t l) {
-    const Unit& unit = unit_of(chunk, l);
-    return backward ? unit.first - 1 : unit.last;
-  };
+/// Gathers ahead of a pass the units from that of `layer` on, in the order in which the pass needs
+/// them: the next one, or with `live_elements` until they have so many elements, but no more units
+/// than `gathers_in_flight` beside the `in_use`. The former is DeepSpeed's
+/// stage3_max_live_parameters (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module):
+/// each of a layer's modules gathers stage3_prefetch_bucket_size more, the last parameter whole, so
+/// that what is ahead grows to that limit. Left out: that it gathers parameter by parameter, counts
+/// what is in use too, begins with the backward pass before the forward pass is over, and that its
+/// host waits for gathers a few modules back.
+void StageWriter::prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t in_use) {
+  const Units& u = x_plan.units;
+  const bool next = backward ? u.backward_prefetch == Prefetch::kBefore : u.forward_prefetch;
+  const std::int64_t most = u.live_elements > 0 ? u.live_elements : next ? 1 : 0;
   std::int64_t elements = 0;
-  for (std::int64_t l = behind(layer); l >= 0 && l < chunk.layers; l = behind(l)) {
-    if (elements >= most) return;
+  for (std::int64_t l = layer; l >= 0 && l < chunk.layers && elements < most;) {
+    if (u.live_elements > 0 && u.gathers_in_flight > 0 && in_use++ >= u.gathers_in_flight) return;
     open_units(chunk, l, backward);
-    elements += x_shapes[unit_of(chunk, l).shape].filled;
-    if (const Unit* experts = expert_unit(chunk, l)) elements += x_shapes[experts->shape].filled;
+    const Unit& unit = unit_of(chunk, l);
+    for (const Unit* ahead : {&unit, static_cast<const Unit*>(expert_unit(chunk, l))}) {
+      if (ahead == nullptr || stays_whole(x_shapes[ahead->shape])) continue;
+      elements += x_shapes[ahead->shape].filled;
+    }
+    l = backward ? unit.first - 1 : unit.last;
   }
 }
 

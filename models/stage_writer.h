@@ -349,7 +349,7 @@ class StageWriter {
   bool keeps(const Chunk& chunk, const Unit& unit, bool backward) const;
   bool reused_soon(const Chunk& chunk, const Unit& unit) const;
   void unit_opens(Chunk& chunk, std::int64_t layer, bool backward);
-  void prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t most);
+  void prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t in_use);
   void unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, bool backward, bool last);
   void reduce_unit(Unit& unit, StreamWait after, bool last);
   /// Binds the parameters of a layer of the chunk, or of the end whose layouts are `end`.

@@ -132,6 +132,19 @@ Kind offloading(const Run& run) {
   return out;
 }
 
+/// Fewer parameters gathered ahead of their passes.
+Kind fewer_ahead(const Plan& plan) {
+  if (plan.sharding != Sharding::kParameters || plan.units.live_elements == 0) return {};
+  return {{"sharding.live_elements=1"}};
+}
+
+/// What was offloaded back on the device: the host may be what is too small.
+Kind less_offloading(const Plan& plan) {
+  if (!plan.offload.states()) return {};
+  if (plan.offload.parameters == Memory::kDevice) return {{"offload.optimizer=none"}};
+  return {{"offload.parameters=none"}, {"offload.parameters=none", "offload.optimizer=none"}};
+}
+
 Kind offloaded_activations(const Plan& plan) {
   Kind out;
   std::vector<std::int64_t> counts = parts_of_stage(plan);
@@ -147,6 +160,8 @@ std::vector<Kind> kinds_of(const Run& run) {
   const Plan& plan = run.plan;
   std::vector<Kind> out;
   out.push_back(growing_segments(plan));
+  out.push_back(fewer_ahead(plan));
+  out.push_back(less_offloading(plan));
   out.push_back(cheap_modules(run));
   out.push_back(more_recomputation(plan));
   out.push_back(more_sharding(run));

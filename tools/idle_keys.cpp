@@ -49,6 +49,12 @@ const char* reuse_elements(const Run& run) {
   return p.units.reshard ? nullptr : "sharding.reshard_after_forward is false";
 }
 
+const char* live_elements(const Run& run) {
+  const Plan& p = run.plan;
+  const bool once = p.pipeline > 1 && !p.units.reshard;
+  return once ? "stages gather once a step" : if_not_parameters(run);
+}
+
 const char* prefetch(const Run& run) {
   if (run.plan.sharding != Sharding::kParameters) return if_not_parameters(run);
   return run.plan.units.live_elements > 0 ? "sharding.live_elements is above 0" : nullptr;
@@ -77,7 +83,9 @@ const char* flat_update(const Run& run) {
 
 const char* unscale(const Run& run) {
   if (run.plan.precision.branch() != DType::kFp16) return "losses are scaled in fp16 alone";
-  return run.plan.updates_on_host() ? "the host takes the scale out as it updates" : nullptr;
+  const bool decided = run.plan.offload.device_share >= 0;
+  return decided && run.plan.updates_on_host() ? "the host takes the scale out as it updates"
+                                               : nullptr;
 }
 
 const char* average(const Run& run) {
@@ -253,7 +261,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/reuse_elements", reuse_elements},
     {"/sharding/forward_prefetch", prefetch},
     {"/sharding/backward_prefetch", prefetch},
-    {"/sharding/live_elements", if_not_parameters},
+    {"/sharding/live_elements", live_elements},
     {"/sharding/gathers_in_flight", if_not_parameters},
     {"/sharding/copy_out", copy_out},
     {"/sharding/shard_dtype", if_not_parameters},

@@ -72,12 +72,14 @@ Status check_length(const Run& run, const Workload& workload, const Prepared& pr
   return ok_status();
 }
 
-/// FLOPs that one rank's tensor cores execute in a step.
-double executed_flops(const Program& program) {
+/// FLOPs that a mean rank's tensor cores execute in a step. Where every rank is taken as the one
+/// with most tokens for its experts, `load` times the mean, their products are those of so many.
+double executed_flops(const Program& program, double load) {
   std::vector<double> of_segment(program.segments.size());
   for (std::size_t s = 0; s < program.segments.size(); ++s) {
     for (const Op& op : program.segments[s].ops) {
-      of_segment[s] += flops_of(program.works[op.work.index()]);
+      const double of_rank = op.name.starts_with("moe.experts.") ? load : 1;
+      of_segment[s] += flops_of(program.works[op.work.index()]) / of_rank;
     }
   }
   double sum = 0;
@@ -235,8 +237,10 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   out.tokens_per_s = tokens / seconds;
   out.model_tflops_per_accelerator = causal / seconds / accelerators / 1e12;
   out.mfu = out.model_tflops_per_accelerator / peak_tflops(run);
+  const bool natural = run.plan.experts.routing == Routing::kNatural;
+  const double load = run.model.has_experts() && natural ? run.plan.experts.factor : 1;
   double executed = 0;
-  for (const Program& program : workload.programs) executed += executed_flops(program);
+  for (const Program& program : workload.programs) executed += executed_flops(program, load);
   executed *= accelerators / static_cast<double>(workload.programs.size());
   out.hfu = executed / seconds / accelerators / 1e12 / peak_tflops(run);
 }

@@ -122,6 +122,15 @@ std::string kernels_text(const Run& run) {
   return out;
 }
 
+/// As the RUN, or its system, names it; of parts, what computes.
+std::string precision_text(const Run& run) {
+  const Json* whole = value_at(run.resolved, "/precision");
+  const Json* part = value_at(run.resolved, "/precision/compute");
+  const Json* named = whole != nullptr && whole->string() != nullptr ? whole : part;
+  const bool text = named != nullptr && named->string() != nullptr;
+  return text ? *named->string() : std::string(name_of(run.plan.precision.matrix));
+}
+
 std::string plan_text(const Run& run) {
   const Plan& p = run.plan;
   std::string out = "tensor " + std::to_string(p.tensor);
@@ -333,7 +342,8 @@ std::string count_text(std::int64_t count) {
 std::string text_report(const Run& run, const Prediction& p) {
   std::string out = run.name + "\n";
   out += "  " + run.model.name + ", " + count_text(p.parameters) + " parameters, on " +
-         count_text(p.ranks) + " " + run.cluster.device.name + "\n";
+         count_text(p.ranks) + " " + run.cluster.device.name + ", " + run.system + " in " +
+         precision_text(run) + "\n";
   out += "  " + plan_text(run) + "\n\n";
   out += "Step        " + seconds_text(p.iteration_time_s) + "   (" +
          seconds_text(p.interval_s[0]) + " to " + seconds_text(p.interval_s[1]) +
@@ -364,6 +374,10 @@ Json json_report(const Run& run, const Prediction& p) {
   Json out{Json::Object{}};
   out.set("schema", "foretrain/prediction/1");
   out.set("name", run.name);
+  out.set("system", run.system);
+  out.set("precision", precision_text(run));
+  out.set("accelerators", p.ranks);
+  out.set("accelerator", run.cluster.device.name);
   out.set("iteration_time_s", p.iteration_time_s);
   out.set("iteration_time_interval_s", Json::Array{p.interval_s[0], p.interval_s[1]});
   out.set("tokens_per_s", p.tokens_per_s);

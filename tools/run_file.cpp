@@ -276,6 +276,13 @@ void note_limits(Run& run) {
                   experts.factor, experts.load.empty() ? "imbalance" : "load");
     run.notes.emplace_back(text.data());
   }
+  const std::string& type = run.model.type;
+  const bool gates = type == "llama" || type.starts_with("mistral") || type.starts_with("qwen");
+  if (gates && run.model.activation != Activation::kSwiglu) {
+    run.notes.emplace_back(
+        "model.hidden_act other than silu: an MLP without a gate, as here; that " +
+        ("of Hugging Face's " + type) + " keeps its gate");
+  }
   const Json* precision = run.resolved.find("precision");
   const Architecture made = run.cluster.device.architecture;
   if (precision != nullptr && *precision == Json("mxfp8") && is_nvidia(made) &&

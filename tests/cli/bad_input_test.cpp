@@ -211,7 +211,8 @@ TEST(Gradients, AreAddedAfterPassesWhereThatIsModelled) {
                  {"/gradients/accumulation", "\"later\"", "fused, separate, after-pass"});
   expect_refused(place, with("parallel.keep_outputs=2"), {"/parallel/keep_outputs", "2", "true"});
   expect_refused(place, with("gradients.flat_update=x"), {"/gradients/flat_update", "\"x\""});
-  expect_refused(place, with("gradients.unscale=2"), {"/gradients/unscale", "true or false"});
+  expect_refused(place, with("gradients.unscale=2"),
+                 {"/gradients/unscale", "apart, with-clipping, none"});
   expect_refused(place, with("gradients.average=after"), {"/gradients/average", "loss, before"});
   expect_refused(place, with("gradients.check_nan=1"), {"/gradients/check_nan", "true or false"});
   expect_refused(place, with("overlap.parameter_gather=late"),

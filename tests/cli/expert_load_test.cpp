@@ -65,6 +65,20 @@ TEST(ExpertLoad, ThatCannotBe) {
   }
 }
 
+// The busiest rank sets the pace; what all ranks execute stays the same.
+TEST(ExpertLoad, AddsNoArithmetic) {
+  const Workplace place;
+  place.write("run.json", kLoadRun);
+  const auto executed = [&place](const std::vector<std::string>& sets) {
+    const Json result = simulated(place, "run.json", sets);
+    return at(result, "hfu").number() * at(result, "iteration_time_s").number();
+  };
+  const double balanced = executed({"moe.routing=balanced"});
+  for (const char* imbalance : {"moe.imbalance=1.25", "moe.imbalance=2"}) {
+    EXPECT_NEAR(executed({imbalance}), balanced, 2e-3 * balanced) << imbalance;
+  }
+}
+
 // Groups of shards hold all experts, of ranks that follow each other.
 TEST(ExpertGroups, HoldAllExperts) {
   const Workplace place;

@@ -39,7 +39,7 @@ TEST_P(IdleKeys, AreNamedAndMoveNothing) {
             std::string::npos)
       << other.err;
   EXPECT_NE(other.err.find(GetParam().why + "\n"), std::string::npos) << other.err;
-  const std::vector<std::string> apart = {"simulation", "notes"};
+  const std::vector<std::string> apart = {"simulation", "notes", "accelerator"};
   EXPECT_EQ(dump_json(without(parse_json(base.out, "base").value(), apart)),
             dump_json(without(parse_json(other.out, "other").value(), apart)));
   arguments.emplace_back("--quiet");
@@ -98,6 +98,9 @@ const Idle kIdle[] = {
      {"gradients.dtype=compute"}},
     {"sharding.copy_out=true", kNotParameters},
     {"allocator.record_stream=true", kNotByUnits},
+    {"sharding.backward_prefetch=none",
+     "sharding.live_elements is above 0",
+     {"sharding.level=parameters", "parallel.pipeline=1", "sharding.live_elements=10000"}},
     {"sharding.live_elements=10000", kNotParameters},
     {"sharding.forward_prefetch=true",
      "sharding.live_elements is above 0",
@@ -108,8 +111,8 @@ const Idle kIdle[] = {
     {"gradients.flat_update=true",
      "sharding.level is neither none nor optimizer",
      {"sharding.level=gradients", "parallel.pipeline=1", "gradients.dtype=compute"}},
-    {"gradients.unscale=false", "losses are scaled in fp16 alone"},
-    {"gradients.unscale=false",
+    {"gradients.unscale=none", "losses are scaled in fp16 alone"},
+    {"gradients.unscale=none",
      "the host takes the scale out as it updates",
      {"sharding.level=gradients", "parallel.pipeline=1", "precision=fp16",
       "offload.optimizer=cpu"}},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "models/lower.h"
 #include "models/stage.h"
@@ -189,11 +190,35 @@ TEST(LiveParameters, AreGatheredAhead) {
     }
   }
   // One unit ahead is what both prefetches do.
+  const auto both_ways = [&] {
+    const Workload workload = verified(model, plan);
+    return std::pair(gathered_ahead(workload, "layer forward"),
+                     gathered_ahead(workload, "layer backward"));
+  };
   plan.units.live_elements = 1;
-  const auto by_size = gathered_ahead(verified(model, plan), "layer forward");
+  const auto by_size = both_ways();
+  plan.units.backward_prefetch = Prefetch::kNone;
+  EXPECT_EQ(both_ways(), by_size);
   plan.units.live_elements = 0;
   plan.units.forward_prefetch = true;
-  EXPECT_EQ(gathered_ahead(verified(model, plan), "layer forward"), by_size);
+  plan.units.backward_prefetch = Prefetch::kBefore;
+  EXPECT_EQ(both_ways(), by_size);
+}
+
+// gathers_in_flight counts the unit in use.
+TEST(LiveParameters, KeepToTheLimitOfGathers) {
+  const Model model = small_gpt();
+  Plan plan = plan_of_parameters(model, 2, 1);
+  plan.units.live_elements = std::int64_t{1} << 40;
+  for (const std::int64_t limit : {1, 2, 3}) {
+    plan.units.gathers_in_flight = limit;
+    const auto forward = gathered_ahead(verified(model, plan), "layer forward");
+    ASSERT_EQ(forward.size(), static_cast<std::size_t>(model.layers));
+    for (std::int64_t l = 0; l < model.layers; ++l) {
+      const std::int64_t layers = std::min(model.layers, l + limit);
+      EXPECT_EQ(forward[static_cast<std::size_t>(l)], 1 + layers) << limit << " " << l;
+    }
+  }
 }
 
 /// Bytes that the ranks of a node receive from others in the all-gathers of one name, each rank the

@@ -195,7 +195,7 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
       ->allow_extra_args(false);
   verb->add_option("--program", args.program_rank, "Print the Program of RANK")
       ->type_name("RANK")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   verb->add_option("--why", args.why, "Print how the operations of that name are priced")
       ->type_name("OP");
   add_json(verb, args.json);
