@@ -111,7 +111,12 @@ void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
     }
     return;
   }
-  if (r.has(other)) r.fail(other, std::string("this routing reads ") + key);
+  if (r.has(other)) {
+    r.fail(other, std::string("routing \"") +
+                      (plan.routing == Routing::kNatural ? "natural" : "capacity") + "\" reads " +
+                      key + "; set moe.routing to \"" +
+                      (plan.routing == Routing::kNatural ? "capacity" : "natural") + "\"");
+  }
   if (r.has("load")) return read_load(r, experts, plan);
   const double least = plan.routing == Routing::kNatural ? 1 : 1e-3;
   r.read(key, plan.factor, JsonReader::Range{least, 1e3});

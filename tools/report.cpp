@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 
 #include "models/plan_layout.h"
 #include "models/plan_schedule.h"
@@ -67,11 +68,12 @@ std::string sharded_text(const Plan& p) {
   return " (" + what + " sharded" + groups + ")";
 }
 
-/// " of 13 + 2 x 14 + 9 layers", where they were not divided by their number.
-std::string layout_text(const Run& run) {
-  const Plan& p = run.plan;
+/// " of 13 + 2 x 14 + 9 layers", where they are not equal.
+std::string layout_text(const Plan& p) {
   const std::vector<std::int64_t>& layout = p.pipeline_layout;
-  if (layout == default_layout(run.model.layers, p.chunks(), !p.shares_vocabulary())) return "";
+  if (std::adjacent_find(layout.begin(), layout.end(), std::not_equal_to<>()) == layout.end()) {
+    return "";
+  }
   std::string out;
   for (auto it = layout.begin(); it != layout.end();) {
     const auto end = std::find_if(it, layout.end(), [it](std::int64_t n) { return n != *it; });
@@ -139,7 +141,7 @@ std::string plan_text(const Run& run) {
   if (p.sequence) out += " with sequence parallelism";
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
-  if (p.chunks() > 1) out += " by " + name_of(p.schedule) + layout_text(run);
+  if (p.chunks() > 1) out += " by " + name_of(p.schedule) + layout_text(p);
   if (p.context > 1) out += ", context " + std::to_string(p.context);
   if (p.experts.expert > 1) out += ", expert " + std::to_string(p.experts.expert);
   if (p.experts.tensor > 1) out += " x tensor " + std::to_string(p.experts.tensor);

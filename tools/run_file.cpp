@@ -285,9 +285,10 @@ void note_limits(Run& run) {
   }
   const Json* precision = run.resolved.find("precision");
   const Architecture made = run.cluster.device.architecture;
-  if (precision != nullptr && *precision == Json("mxfp8") && is_nvidia(made) &&
-      made < Architecture::kBlackwell) {
-    run.notes.emplace_back("mxfp8: the tensor cores of " + run.cluster.device.name +
+  const bool scales_blocks =
+      is_nvidia(made) ? made >= Architecture::kBlackwell : made == Architecture::kCdna4;
+  if (precision != nullptr && *precision == Json("mxfp8") && !scales_blocks) {
+    run.notes.emplace_back("mxfp8: the matrix units of " + run.cluster.device.name +
                            " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
   }
   if (run.plan.precision.one_copy && is_nvidia(made) && made < Architecture::kBlackwell) {
