@@ -274,6 +274,25 @@ void StageWriter::sum_copies_of_unit(const UnitShape& shape, const View& part, s
                        EventRef());
 }
 
+/// A unit's gradients in the type that is reduced, divided where that comes before.
+Ref StageWriter::as_it_travels(const UnitShape& shape, Ref whole, const PushOp& push) {
+  const DType reduced = x_plan.units.reduce;
+  const bool shared = shape.holders.shards > 1 || shape.holders.shards < shape.holders.ranks;
+  if ((shared || shape.on_host) && reduced != whole.dtype) {
+    const Ref wide{0, kWidened, reduced, shape.elements};
+    push(unit_op(shape.holders.stream, "gradients.cast",
+                 kernel_of(KernelKind::kCast, 1, shape.elements, reduced), Phase::kGradients),
+         {whole.view()}, wide.view());
+    whole = wide;
+  }
+  if (x_plan.divides_gradients() && shared) {
+    push(unit_op(shape.holders.stream, "gradients.average",
+                 kernel_of(KernelKind::kCast, 1, shape.elements, whole.dtype), Phase::kGradients),
+         {whole.view()}, whole.view());
+  }
+  return whole;
+}
+
 /// Formal frames: the whole gradients, the shard. The first reduction of a step sets the shard,
 /// later ones add to it.
 SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
@@ -303,18 +322,7 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   const bool on_host = shape.on_host;
   const bool narrow = !alone && x_plan.units.narrow_reduction;
   const bool copies = shape.holders.shards < shape.holders.ranks;
-  if ((!alone || copies || on_host) && !narrow && reduced != whole.dtype) {
-    const Ref wide{0, kWidened, reduced, shape.elements};
-    push(unit_op(shape.holders.stream, "gradients.cast",
-                 kernel_of(KernelKind::kCast, 1, shape.elements, reduced), Phase::kGradients),
-         {whole.view()}, wide.view());
-    whole = wide;
-  }
-  if (x_plan.divides_gradients() && !narrow && (!alone || copies)) {
-    push(unit_op(shape.holders.stream, "gradients.average",
-                 kernel_of(KernelKind::kCast, 1, shape.elements, whole.dtype), Phase::kGradients),
-         {whole.view()}, whole.view());
-  }
+  if (!narrow) whole = as_it_travels(shape, whole, push);
   const bool at_once = first && reduced == shard.dtype && !on_host;
   const Ref part = alone ? whole : at_once ? shard : Ref{0, kPart, reduced, own};
   const char* stream = shape.holders.stream;

@@ -249,15 +249,19 @@ void StageWriter::write_unscaling(SegmentWriter& w, const std::vector<Updated>& 
     w.compute("gradients.unscale", kernel_of(KernelKind::kCast, 1, u.count, type), {u.gradient},
               {u.gradient});
   }
-  if (x_plan.norm_ranks() > 1) {
-    w.compute(
-        "gradients.finite.reduce",
-        Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32, false},
-        {found.view()}, {found.view()});
-    w.segment().ops.back().category = Category::kData;
-  }
+  sum_over_norm_group(w, "gradients.finite.reduce", found);
   w.compute("gradients.finite", HostSync{}, {found.view()}, {});
   w.segment().ops.back().category = Category::kHost;
+}
+
+/// Of a number that every rank has for what it updates.
+void StageWriter::sum_over_norm_group(SegmentWriter& w, const char* name, const Ref& value) {
+  if (x_plan.norm_ranks() == 1) return;
+  w.compute(
+      name,
+      Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32, false},
+      {value.view()}, {value.view()});
+  w.segment().ops.back().category = Category::kData;
 }
 
 /// Gradient norm over all parameters, the host's check of it, and scaling by min(1, clip / norm).
@@ -279,13 +283,7 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
     w.compute("gradients.norm", kernel(KernelKind::kSquaredNorm, u.count), {u.gradient, sum.view()},
               {sum.view()});
   }
-  if (x_plan.norm_ranks() > 1) {
-    w.compute(
-        "gradients.norm.reduce",
-        Collective{CollectiveKind::kAllReduce, x_builder.group(kNormGroup), 1, DType::kFp32, false},
-        {norm.view()}, {norm.view()});
-    w.segment().ops.back().category = Category::kData;
-  }
+  sum_over_norm_group(w, "gradients.norm.reduce", norm);
   if (own_expert_norm()) add_expert_norm(w);
   w.compute("gradients.check", HostSync{}, {norm.view()}, {});
   w.segment().ops.back().category = Category::kHost;

@@ -292,6 +292,7 @@ class StageWriter {
   void update_operands(const Updated& u, std::vector<View>& reads, std::vector<View>& writes) const;
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   void write_unscaling(SegmentWriter& w, const std::vector<Updated>& updated);
+  void sum_over_norm_group(SegmentWriter& w, const char* name, const Ref& value);
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
   void flatten_gradients(SegmentWriter& w, Call& call, std::vector<Updated>& updated);
   void write_clips(SegmentWriter& w, const std::vector<Updated>& updated) const;
@@ -370,6 +371,7 @@ class StageWriter {
 
   // --- Units in fewer bits, and a second copy of them (stage_narrow.cpp) ---
   using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;
+  Ref as_it_travels(const UnitShape& shape, Ref whole, const PushOp& push);
   std::int64_t unit_elements(std::int64_t filled, std::int64_t shards) const;
   bool gathers_narrow(const UnitShape& shape) const;
   void add_narrow(const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients) const;

@@ -240,6 +240,41 @@ Status find_profile(Run& run, const Json& user, const std::string& source) {
   return use_profile(run, own, own);
 }
 
+/// What of the model's file is ignored, or taken in another way than its family's code does.
+void note_model(Run& run) {
+  std::string ignored;
+  for (const std::string& key : run.model.ignored) {
+    if (key == "source" || key == "parameters_published") continue;
+    ignored += (ignored.empty() ? "" : ", ") + key;
+  }
+  if (!ignored.empty()) {
+    run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
+  }
+  const std::string& type = run.model.type;
+  const bool gates = type == "llama" || type.starts_with("mistral") || type.starts_with("qwen");
+  if (gates && run.model.activation != Activation::kSwiglu) {
+    run.notes.emplace_back(
+        "model.hidden_act other than silu: an MLP without a gate, as here; that " +
+        ("of Hugging Face's " + type) + " keeps its gate");
+  }
+}
+
+/// Precisions that the device has not, priced as if it had.
+void note_precision(Run& run) {
+  const Json* precision = run.resolved.find("precision");
+  const Architecture made = run.cluster.device.architecture;
+  const bool scales_blocks =
+      is_nvidia(made) ? made >= Architecture::kBlackwell : made == Architecture::kCdna4;
+  if (precision != nullptr && *precision == Json("mxfp8") && !scales_blocks) {
+    run.notes.emplace_back("mxfp8: the matrix units of " + run.cluster.device.name +
+                           " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
+  }
+  if (run.plan.precision.one_copy && is_nvidia(made) && made < Architecture::kBlackwell) {
+    run.notes.emplace_back("kernels.fp8_copies one: fp8 products of " + run.cluster.device.name +
+                           " take operands in one order; priced as if they took both");
+  }
+}
+
 void note_limits(Run& run) {
   if (run.cluster.device.architecture == Architecture::kCpu && run.profile == nullptr) {
     run.notes.emplace_back(
@@ -256,14 +291,7 @@ void note_limits(Run& run) {
         "communication buffers, context and allocator are taken as CUDA's; what " +
         run.cluster.device.name + " needs is not known");
   }
-  std::string ignored;
-  for (const std::string& key : run.model.ignored) {
-    if (key == "source" || key == "parameters_published") continue;
-    ignored += (ignored.empty() ? "" : ", ") + key;
-  }
-  if (!ignored.empty()) {
-    run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
-  }
+  note_model(run);
   if (run.plan.schedule == Schedule::kInterleaved && run.plan.virtual_pipeline == 1) {
     run.notes.emplace_back("interleaved-1f1b without parallel.virtual_pipeline is 1f1b");
   }
@@ -276,25 +304,7 @@ void note_limits(Run& run) {
                   experts.factor, experts.load.empty() ? "imbalance" : "load");
     run.notes.emplace_back(text.data());
   }
-  const std::string& type = run.model.type;
-  const bool gates = type == "llama" || type.starts_with("mistral") || type.starts_with("qwen");
-  if (gates && run.model.activation != Activation::kSwiglu) {
-    run.notes.emplace_back(
-        "model.hidden_act other than silu: an MLP without a gate, as here; that " +
-        ("of Hugging Face's " + type) + " keeps its gate");
-  }
-  const Json* precision = run.resolved.find("precision");
-  const Architecture made = run.cluster.device.architecture;
-  const bool scales_blocks =
-      is_nvidia(made) ? made >= Architecture::kBlackwell : made == Architecture::kCdna4;
-  if (precision != nullptr && *precision == Json("mxfp8") && !scales_blocks) {
-    run.notes.emplace_back("mxfp8: the matrix units of " + run.cluster.device.name +
-                           " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
-  }
-  if (run.plan.precision.one_copy && is_nvidia(made) && made < Architecture::kBlackwell) {
-    run.notes.emplace_back("kernels.fp8_copies one: fp8 products of " + run.cluster.device.name +
-                           " take operands in one order; priced as if they took both");
-  }
+  note_precision(run);
   if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
     run.notes.emplace_back(
         "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");

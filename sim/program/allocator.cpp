@@ -10,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "sim/program/builder.h"
-
 namespace foretrain {
 namespace {
 
@@ -362,119 +360,75 @@ class Hearing {
   std::map<std::pair<FrameId, std::int16_t>, std::int32_t> x_recorded;  ///< by which call
 };
 
-void run_step(const Program& program, bool records_streams, Places& places, Allocator& allocator) {
-  Hearing hearing(program);
-  for (std::size_t c = 0; c < program.calls.size(); ++c) {
-    const Call& call = program.calls[c];
-    allocator.enter(c);
-    if (records_streams) hearing.enter(c, allocator);
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      for (const BufferRef& ref : op.allocates) {
-        const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
-        const auto b = static_cast<std::size_t>(ref.buffer);
-        const Buffer& buffer = places.buffer(frame, b);
-        if (buffer.memory != Memory::kDevice) continue;
-        places.of(frame, b) = allocator.allocate(buffer);
-        if (!allocator.use().fits) return;
-      }
-      for (const BufferRef& ref : op.frees) {
-        const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
-        const auto b = static_cast<std::size_t>(ref.buffer);
-        std::int32_t& block = places.of(frame, b);
-        const bool held = records_streams && places.buffer(frame, b).pool != 0;
-        if (block != kNone && held) allocator.hold(block);
-        if (block != kNone && !held) allocator.release(block);
-        block = kNone;
-      }
-    }
-    if (records_streams) hearing.leave(c, allocator);
-  }
-}
+/// The blocks of one step, call by call.
+class Walk {
+ public:
+  Walk(const Program& program, bool records_streams, Places& places, Allocator& allocator)
+      : x_program(program),
+        x_records_streams(records_streams),
+        x_places(places),
+        x_allocator(allocator) {}
 
-/// Whether the device does it; a stream with pauses is another thread's of the host.
-bool is_of_device(const Work& work) {
-  if (const auto* copy = std::get_if<Copy>(&work)) {
-    return copy->from == Memory::kDevice || copy->to == Memory::kDevice;
-  }
-  if (const auto* opaque = std::get_if<Opaque>(&work)) return opaque->where == Memory::kDevice;
-  return !std::holds_alternative<HostSync>(work) && !std::holds_alternative<HostDelay>(work) &&
-         !std::holds_alternative<Pause>(work);
-}
-
-/// The streams that freeing the device's memory waits for.
-std::vector<std::size_t> device_streams(const Program& program) {
-  std::vector<std::uint8_t> device(program.streams.size());
-  std::vector<std::uint8_t> pauses(program.streams.size());
-  for (const Segment& segment : program.segments) {
-    for (const Op& op : segment.ops) {
-      const Work& work = program.works[op.work.index()];
-      const auto* pause = std::get_if<Pause>(&work);
-      if (is_of_device(work)) device[op.stream.index()] = 1;
-      if (pause != nullptr && pause->time.ps > 0) pauses[op.stream.index()] = 1;
+  void run() {
+    Hearing hearing(x_program);
+    for (std::size_t c = 0; c < x_program.calls.size(); ++c) {
+      const Call& call = x_program.calls[c];
+      x_allocator.enter(c);
+      if (x_records_streams) hearing.enter(c, x_allocator);
+      for (const Op& op : x_program.segments[call.segment.index()].ops) {
+        if (!take(call, op)) return;
+        give_back(call, op);
+      }
+      if (x_records_streams) hearing.leave(c, x_allocator);
     }
   }
-  std::vector<std::size_t> out;
-  for (std::size_t s = 0; s < device.size(); ++s) {
-    if (device[s] != 0 && pauses[s] == 0) out.push_back(s);
-  }
-  return out;
-}
 
-SegmentId add_stall(Program& program, const std::vector<std::size_t>& streams, Bytes given_back,
-                    Time per_gib) {
-  constexpr double kGiB = 1 << 30;
-  const double gib = static_cast<double>(given_back) / kGiB;
-  Segment stall;
-  stall.name = "allocator retries";
-  const auto add = [&](std::size_t stream, const char* name, const Work& work) {
-    Op op;
-    op.stream = StreamId(stream);
-    op.work = interned(program, work);
-    op.name = name;
-    op.category = Category::kHost;
-    stall.ops.push_back(std::move(op));
-  };
-  for (const std::size_t s : streams) add(s, "allocator.wait", HostSync{});
-  const double ps = gib * static_cast<double>(per_gib.ps);
-  add(0, "allocator.retry", HostDelay{Time{static_cast<std::int64_t>(ps)}});
-  program.segments.push_back(std::move(stall));
-  return SegmentId(program.segments.size() - 1);
-}
+ private:
+  /// False where there is no room.
+  bool take(const Call& call, const Op& op) {
+    for (const BufferRef& ref : op.allocates) {
+      const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
+      const auto b = static_cast<std::size_t>(ref.buffer);
+      const Buffer& buffer = x_places.buffer(frame, b);
+      if (buffer.memory != Memory::kDevice) continue;
+      x_places.of(frame, b) = x_allocator.allocate(buffer);
+      if (!x_allocator.use().fits) return false;
+    }
+    return true;
+  }
+
+  void give_back(const Call& call, const Op& op) {
+    for (const BufferRef& ref : op.frees) {
+      const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
+      const auto b = static_cast<std::size_t>(ref.buffer);
+      std::int32_t& block = x_places.of(frame, b);
+      if (block == kNone) continue;
+      if (x_records_streams && x_places.buffer(frame, b).pool != 0) {
+        x_allocator.hold(block);
+      } else {
+        x_allocator.release(block);
+      }
+      block = kNone;
+    }
+  }
+
+  const Program& x_program;
+  bool x_records_streams;
+  Places& x_places;
+  Allocator& x_allocator;
+};
 
 }  // namespace
 
 AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit) {
   Places places(program);
   Allocator allocator(rules, limit);
+  Walk step(program, rules.records_streams, places, allocator);
   allocate_persistent(program, places, allocator);
-  if (allocator.use().fits) run_step(program, rules.records_streams, places, allocator);
+  if (allocator.use().fits) step.run();
   allocator.next_step();
-  if (allocator.use().fits) run_step(program, rules.records_streams, places, allocator);
+  if (allocator.use().fits) step.run();
   return allocator.use();
-}
-
-Program with_retries(Program program, const std::vector<AllocatorRetry>& retries, Time per_gib) {
-  if (retries.empty()) return program;
-  std::vector<Call> calls;
-  const std::vector<std::size_t> streams = device_streams(program);
-  auto next = retries.begin();
-  for (std::size_t c = 0; c < program.calls.size(); ++c) {
-    Bytes given_back = 0;
-    const auto first = next;
-    for (; next != retries.end() && next->call == static_cast<std::int32_t>(c); ++next) {
-      given_back += next->given_back;
-    }
-    if (next != first) {
-      Call stall;
-      stall.segment = add_stall(program, streams, given_back, per_gib);
-      stall.layer = program.calls[c].layer;
-      stall.microbatch = program.calls[c].microbatch;
-      calls.push_back(std::move(stall));
-    }
-    calls.push_back(std::move(program.calls[c]));
-  }
-  program.calls = std::move(calls);
-  return program;
 }
 
 }  // namespace foretrain
