@@ -102,8 +102,9 @@ void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
   }
   r.read("dispatcher_sms", sms, JsonReader::IntRange{1, 1024});
   plan.sms = static_cast<std::int32_t>(sms);
-  const char* key = plan.routing == Routing::kNatural ? "imbalance" : "capacity_factor";
-  const char* other = plan.routing == Routing::kNatural ? "capacity_factor" : "imbalance";
+  const bool natural = plan.routing == Routing::kNatural;
+  const char* key = natural ? "imbalance" : "capacity_factor";
+  const char* other = natural ? "capacity_factor" : "imbalance";
   if (plan.routing != Routing::kNatural) plan.factor = 1;
   if (plan.routing == Routing::kBalanced) {
     for (const char* name : {key, other, "load"}) {
@@ -112,13 +113,12 @@ void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
     return;
   }
   if (r.has(other)) {
-    r.fail(other, std::string("routing \"") +
-                      (plan.routing == Routing::kNatural ? "natural" : "capacity") + "\" reads " +
-                      key + "; set moe.routing to \"" +
-                      (plan.routing == Routing::kNatural ? "capacity" : "natural") + "\"");
+    r.fail(other, natural ? "routing \"natural\" reads imbalance; set moe.routing to \"capacity\""
+                          : "routing \"capacity\" reads capacity_factor; set moe.routing to "
+                            "\"natural\"");
   }
   if (r.has("load")) return read_load(r, experts, plan);
-  const double least = plan.routing == Routing::kNatural ? 1 : 1e-3;
+  const double least = natural ? 1 : 1e-3;
   r.read(key, plan.factor, JsonReader::Range{least, 1e3});
 }
 

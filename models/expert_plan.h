@@ -15,6 +15,11 @@ namespace foretrain {
 /// an auxiliary loss gets 1.52 to 1.72 times the mean (arXiv 2408.15664, MaxVio, from memory).
 double natural_imbalance(std::int64_t experts, std::int64_t ranks);
 
+/// Tokens of the busiest rank's experts, which every rank is taken to have, over those of the mean.
+inline double busiest_load(const ExpertPlan& plan) {
+  return plan.routing == Routing::kNatural ? plan.factor : 1;
+}
+
 /// Of the experts of the busiest rank, tokens over the mean; empty where `plan.load` is.
 std::vector<double> busiest_loads(const ExpertPlan& plan);
 

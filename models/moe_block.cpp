@@ -44,7 +44,7 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
     out.sent = out.capacity * e.count;
     out.per_expert = out.capacity * p.expert * p.tensor;
   } else {
-    const double load = p.routing == Routing::kNatural ? p.factor : 1;
+    const double load = busiest_load(p);
     out.capacity = ceil_div(tokens * e.top_k, e.count);
     out.sent = tokens * e.top_k;
     out.per_expert = of_expert(load);
@@ -58,7 +58,7 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
     out.sent = tokens;
     out.received = tokens * p.expert * p.tensor;
   } else if (p.dispatcher != Dispatcher::kAllToAll) {
-    const double load = p.routing == Routing::kNatural ? p.factor : 1;
+    const double load = busiest_load(p);
     out.sent = scaled(tokens, parts_hit(fan_out(e), p.expert));
     out.received = scaled(out.sent, load);
   }

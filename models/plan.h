@@ -449,9 +449,9 @@ struct Plan {
   bool contiguous() const { return buckets.cut == Bucketing::kContiguous; }
   /// So is every microbatch's, and nothing else of them is kept.
   bool contiguous_passes() const { return contiguous() && sharding == Sharding::kGradients; }
-  bool gathers() const { return sharding == Sharding::kParameters; }
+  bool shards_parameters() const { return sharding == Sharding::kParameters; }  ///< ZeRO-3, FSDP
   /// Small parameters stay gathered: models/stage_units.cpp.
-  bool persists() const { return gathers() && units.persist_elements > 0; }
+  bool persists() const { return shards_parameters() && units.persist_elements > 0; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.
   bool fresh_gradients() const { return by_units() && units.reduce_each; }
   /// So does that of parameters whose gradients are added up after every pass.
@@ -467,11 +467,11 @@ struct Plan {
   }
   /// Parameters are copied out of what they were gathered in: `units.copies_out`, where it goes.
   bool copies_out() const {
-    return sharding == Sharding::kParameters && units.copies_out && !units.narrow_gathers &&
+    return shards_parameters() && units.copies_out && !units.narrow_gathers &&
            units.secondary == 0 && units.inner_group == 1;
   }
   /// Layers' parameters arrive in fp8, which their linears read.
-  bool gathers_fp8() const { return gathers() && units.casts_shards && shards() > 1; }
+  bool gathers_fp8() const { return shards_parameters() && units.casts_shards && shards() > 1; }
   /// Sums of gradients are cast to a narrower type to travel, and back.
   bool narrows_gradients() const {
     return !by_units() && !contiguous() && bits_of(units.reduce) < bits_of(precision.gradients);

@@ -322,8 +322,8 @@ void StageWriter::unit_opens(Chunk& chunk, std::int64_t layer, bool backward) {
 }
 
 /// Gathers ahead of a pass the units from that of `layer` on, in the order in which the pass needs
-/// them: the next one, or with `live_elements` until they have so many elements, but no more units
-/// than `gathers_in_flight` beside the `in_use`. The former is DeepSpeed's
+/// them: the next one, or with `live_elements` until they have so many elements, in no more than
+/// `gathers_in_flight` units, the `in_use` among them. Going by elements is DeepSpeed's
 /// stage3_max_live_parameters (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module):
 /// each of a layer's modules gathers stage3_prefetch_bucket_size more, the last parameter whole, so
 /// that what is ahead grows to that limit. Left out: that it gathers parameter by parameter, counts
@@ -332,10 +332,13 @@ void StageWriter::unit_opens(Chunk& chunk, std::int64_t layer, bool backward) {
 void StageWriter::prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t in_use) {
   const Units& u = x_plan.units;
   const bool next = backward ? u.backward_prefetch == Prefetch::kBefore : u.forward_prefetch;
-  const std::int64_t most = u.live_elements > 0 ? u.live_elements : next ? 1 : 0;
+  const bool by_elements = u.live_elements > 0;
+  const std::int64_t most = by_elements ? u.live_elements : next ? 1 : 0;
+  const bool limited = by_elements && u.gathers_in_flight > 0;
   std::int64_t elements = 0;
   for (std::int64_t l = layer; l >= 0 && l < chunk.layers && elements < most;) {
-    if (u.live_elements > 0 && u.gathers_in_flight > 0 && in_use++ >= u.gathers_in_flight) return;
+    if (limited && in_use >= u.gathers_in_flight) return;
+    ++in_use;
     open_units(chunk, l, backward);
     const Unit& unit = unit_of(chunk, l);
     for (const Unit* ahead : {&unit, static_cast<const Unit*>(expert_unit(chunk, l))}) {

@@ -315,7 +315,7 @@ class StageWriter {
 
   // --- Sharded units (stage_units.cpp, stage_shapes.cpp) ---
   bool by_units() const { return x_plan.by_units(); }
-  bool sharded_parameters() const { return x_plan.sharding == Sharding::kParameters; }
+  bool sharded_parameters() const { return x_plan.shards_parameters(); }
   void make_units(Chunk& chunk);
   void append_layout(UnitContent& out, const FrameLayout& layout, std::int64_t layer) const;
   void add_unit(Chunk& chunk, std::int64_t first, std::int64_t last, UnitContent& small);

@@ -49,10 +49,14 @@ const char* reuse_elements(const Run& run) {
   return p.units.reshard ? nullptr : "sharding.reshard_after_forward is false";
 }
 
+const char* record_stream(const Run& run) {
+  return run.plan.planned_memory ? "allocator.kind is planned" : if_not_by_units(run);
+}
+
 const char* live_elements(const Run& run) {
   const Plan& p = run.plan;
-  const bool once = p.pipeline > 1 && !p.units.reshard;
-  return once ? "stages gather once a step" : if_not_parameters(run);
+  if (p.sharding != Sharding::kParameters) return if_not_parameters(run);
+  return p.pipeline > 1 && !p.units.reshard ? "stages gather once a step" : nullptr;
 }
 
 const char* prefetch(const Run& run) {
@@ -253,7 +257,7 @@ struct IdleKey {
 
 constexpr IdleKey kIdleKeys[] = {
     {"/sharding/unit_layers", if_not_by_units},
-    {"/allocator/record_stream", if_not_by_units},
+    {"/allocator/record_stream", record_stream},
     {"/sharding/reshard_after_forward", if_not_parameters},
     {"/sharding/reshard_last_unit", if_not_parameters},
     {"/sharding/reshard_in_pipeline", reshard_in_pipeline},

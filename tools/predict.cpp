@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "models/expert_plan.h"
 #include "models/lower.h"
 #include "sim/engine/recorder.h"
 #include "sim/program/verify.h"
@@ -237,8 +238,7 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   out.tokens_per_s = tokens / seconds;
   out.model_tflops_per_accelerator = causal / seconds / accelerators / 1e12;
   out.mfu = out.model_tflops_per_accelerator / peak_tflops(run);
-  const bool natural = run.plan.experts.routing == Routing::kNatural;
-  const double load = run.model.has_experts() && natural ? run.plan.experts.factor : 1;
+  const double load = busiest_load(run.plan.experts);
   double executed = 0;
   for (const Program& program : workload.programs) executed += executed_flops(program, load);
   executed *= accelerators / static_cast<double>(workload.programs.size());
