@@ -100,6 +100,14 @@ std::int64_t deepest(const Gemm& work) {
   return *std::max_element(work.groups.begin(), work.groups.end());
 }
 
+/// A tile begins by waiting for memory and ends by writing what it made: `prologue_k` as fitted to
+/// 16-bit products, and the same time, thus less k, where the arithmetic is slower.
+double prologue_k(const DeviceSpec& device, const GemmConstants& c, DType type) {
+  const double half = peak_tflops(device, DType::kFp16);
+  const double peak = peak_tflops(device, type);
+  return c.prologue_k * (half > 0 ? std::min(1.0, peak / half) : 1);
+}
+
 GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
                       const GemmTile& tile, std::int64_t splits, double rate, double moved) {
   GemmEstimate out{tile.rows, tile.columns, splits};
@@ -109,8 +117,9 @@ GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Ge
   const double fill = static_cast<double>(out.tiles) / device.sm_count;
   const double waves =
       (1 - c.fractional_wave) * static_cast<double>(out.waves) + c.fractional_wave * fill;
-  const auto depth = [&c, splits](std::int64_t k) {
-    return static_cast<double>(k) / static_cast<double>(splits) + c.prologue_k;
+  const double prologue = prologue_k(device, c, work.in);
+  const auto depth = [prologue, splits](std::int64_t k) {
+    return static_cast<double>(k) / static_cast<double>(splits) + prologue;
   };
   double passed = waves * depth(work.k);
   if (deepest(work) > work.k) passed = std::max(passed, depth(deepest(work)));
@@ -156,8 +165,8 @@ void explain(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
         << best.tiles << " tiles, " << best.waves << " waves on " << device.sm_count << " SMs\n"
         << "compute " << best.compute_s * 1e6 << " us at " << best.rate / 1e12
         << " TFLOP/s sustained, of whole waves by " << 1 - c.fractional_wave << ", each tile "
-        << c.prologue_k << " of k longer for its begin and end; memory " << best.memory_s * 1e6
-        << " us\n";
+        << prologue_k(device, c, work.in) << " of k longer for its begin and end; memory "
+        << best.memory_s * 1e6 << " us\n";
   if (device.slowest != 1) {
     steps << "the slowest accelerator of the run: " << device.slowest << " of the mean rate\n";
   }

@@ -20,6 +20,7 @@ inline constexpr double kLongestSeconds = 1e6;
 ///     T  = ceil(m/tm) ceil(n/tn) batch s                       tiles
 ///     W  = (1-f) ceil(T/S) + f T/S                             waves on S SMs
 ///     compute = W * 2 tm tn (k/s + K0) / (peak * efficiency * relative / S)
+///     K0      = prologue_k min(1, peak / peak of 16 bits): a tile's begin and end wait for memory
 ///     memory  = bytes / (bandwidth * memory_efficiency)
 /// and, where epilogue_efficiency says so, after both what the epilogue moves beyond two bytes an
 /// element of C. Products apart: docs/prices.md. bytes: A and B once for each wave block of tiles
@@ -33,8 +34,9 @@ Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream*
 /// A convolution: the GEMM that it is (`implicit_gemm`), but through device memory go its two
 /// operands and its result once each, since patches overlap in the caches and a layer has few
 /// columns; and with tiles of 64 besides the GEMM's, and k split until the SMs are filled, as
-/// cuDNN's kernels have it. More than 2^31 rows are refused. Left out: Winograd and FFT kernels
-/// (fp32, 3 x 3), the transposes of channels-first layouts, samples of GEMMs nearby.
+/// cuDNN's kernels have it; in fp32 with filters of 3 x 3 and stride 1 Winograd's products where
+/// those are shorter. More than 2^31 rows are refused. Left out: FFT kernels, larger Winograd
+/// tiles, samples of GEMMs nearby.
 Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
                               std::ostream* steps);
 

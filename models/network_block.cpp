@@ -172,6 +172,19 @@ class BlockWriter {
     return out;
   }
 
+  /// `image` as the convolution `name` reads it. Tensor cores multiply 16-bit images whose channels
+  /// lie together; where they lie apart cuDNN copies what each call reads, and its kernels write
+  /// their result as it shall lie (nchwToNhwcKernel and ..._nhwc2nchw_... in profiles, tensorflow
+  /// issue 15897). Left out: the filters, which are copied too, small beside images.
+  Ref turned(SegmentWriter& w, const Node& n, const std::string& name, const Ref& image,
+             const ImageShape& shape) const {
+    const bool halves = bits_of(x_plan.precision.matrix) == 16;
+    if (!x_plan.channels_first || !halves || n.kind != NodeKind::kConvolution) return image;
+    const Ref out = w.local().add(name, BufferKind::kWorkspace, x_type, image.count);
+    w.compute(name, kernel(KernelKind::kTranspose, shape), {image.view()}, {out.view()});
+    return out;
+  }
+
   // --- Forward
   void write_forward(SegmentWriter& w, std::size_t i) {
     const Node& n = node(i);
@@ -226,7 +239,8 @@ class BlockWriter {
   void product(SegmentWriter& w, std::size_t i, const Product& work) {
     const Node& n = node(i);
     const Ref bias = weight(i, ".bias");
-    std::vector<View> reads = {input(i).view(), weight(i, ".weight").view()};
+    const Ref x = turned(w, n, n.name + ".transpose", input(i), n.in);
+    std::vector<View> reads = {x.view(), weight(i, ".weight").view()};
     // Linears take their bias along in eager code too (addmm).
     const bool along = n.kind == NodeKind::kLinear || !eager();
     if (bias.valid() && along) reads.push_back(bias.view());
@@ -401,8 +415,9 @@ class BlockWriter {
       const Ref d_in = place(in, n.name);
       Work work = convolution(n, ConvolutionPass::kInputGradient);
       if (linear) work = input_gradient_gemm(x_plan, x_images, n.out.channels, n.in.elements());
+      const Ref d_out = turned(w, n, n.name + ".input_gradient.transpose", d, n.out);
       w.compute(n.name + ".input_gradient", std::move(work),
-                {d.view(), weight(i, ".weight").view()}, {d_in.view()});
+                {d_out.view(), weight(i, ".weight").view()}, {d_in.view()});
       contribute(w, in, d_in, n.name);
     }
     if (linear) {
@@ -411,8 +426,11 @@ class BlockWriter {
                             d, input(i), d_weight);
       return;
     }
-    write_weight_gradient(w, x_plan, n.name, convolution(n, ConvolutionPass::kWeightGradient), d,
-                          input(i), d_weight);
+    const std::string name = n.name + ".weight_gradient";
+    const Ref d_out = turned(w, n, name + ".transpose", d, n.out);
+    const Ref x = turned(w, n, name + ".input.transpose", input(i), n.in);
+    write_weight_gradient(w, x_plan, n.name, convolution(n, ConvolutionPass::kWeightGradient),
+                          d_out, x, d_weight);
   }
 
   void norm_backward(SegmentWriter& w, std::size_t i, const Ref& d) {

@@ -203,6 +203,8 @@ class PlanReader {
       int projections = 0;
       r.read_choice("projections", projections, {"packed", "separate"});
       x_plan.separate_projections = projections == 1;
+      int layout = 0;
+      r.read_choice("image_layout", layout, {"channels-last", "channels-first"});
       r.read("early_stop", x_plan.recompute.early_stop);
       r.read_enum("fusion", x_plan.fusion, {"fused", "eager", "norms"});
       r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
@@ -212,6 +214,8 @@ class PlanReader {
       bool compile = false;
       r.read("compile", compile);
       if (compile) x_plan.fusion = Fusion::kCompiled;
+      // XLA and Inductor assign the layouts of convolutions themselves, by what the device reads.
+      x_plan.channels_first = layout == 1 && !compile;
       read_recipe(r, x_plan.precision);
       read_asked(r, "autocast", x_autocast);
       read_asked(r, "fp8_weights", x_low_weights);

@@ -308,8 +308,8 @@ struct Plan {
   Overlap overlap;
   HostWaits host_waits = HostWaits::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;
-  /// Queries, keys and values, and the two halves of a gated MLP, are linears of their own.
-  bool separate_projections = false;
+  bool separate_projections = false;  ///< q, k and v, a gated MLP's halves are linears of their own
+  bool channels_first = false;        ///< order of images in memory: models/network_block.cpp
   Fusion fusion = Fusion::kFused;
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;

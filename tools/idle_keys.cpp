@@ -192,6 +192,12 @@ const char* fusion(const Run& run) {
   return "the model has no rotary embedding and no gated activation";
 }
 
+const char* image_layout(const Run& run) {
+  if (!run.model.is_network()) return "the model has no convolutions";
+  if (run.plan.fusion == Fusion::kCompiled) return "under kernels.compile compilers choose it";
+  return bits_of(run.plan.precision.matrix) == 16 ? nullptr : "the precision is not one of 16 bits";
+}
+
 const char* fp8_weights(const Run& run) {
   if (run.plan.precision.low_weights) return nullptr;
   if (asks(run, "/kernels/fp8_weights", Json(false))) return nullptr;
@@ -273,6 +279,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/blocking", blocking},
     {"/overlap/gradient_reduce", gradient_reduce},
     {"/kernels/fusion", fusion},
+    {"/kernels/image_layout", image_layout},
     {"/gradients/average", average},
     {"/gradients/check_nan", check_nan},
     {"/gradients/reduce_dtype", reduce_dtype},

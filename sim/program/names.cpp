@@ -45,7 +45,8 @@ std::string_view name_of(KernelKind kind) {
       "batch-norm",     "batch-norm-backward",
       "max-pool",       "max-pool-backward",
       "average-pool",   "average-pool-backward",
-      "concatenate",    "split-channels"};
+      "concatenate",    "split-channels",
+      "transpose"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 

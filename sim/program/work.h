@@ -211,6 +211,7 @@ enum class KernelKind : std::uint8_t {
   kAveragePoolBackward,
   kConcatenate,  ///< channels of several images, one after another
   kSplitChannels,
+  kTranspose,  ///< an image's channels before or behind its pixels
   kCount
 };
 

@@ -191,6 +191,7 @@ const Idle kIdle[] = {
      "under kernels.autocast parameters and gradients are fp32",
      {"parallel.tensor=1", "kernels.autocast=true"}},
     {"kernels.early_stop=true", "nothing is computed again"},
+    {"kernels.image_layout=channels-first", "the model has no convolutions"},
     {"kernels.grouped_gemm=single", "the model has no experts"},
 };
 INSTANTIATE_TEST_SUITE_P(Each, IdleKeys, testing::ValuesIn(kIdle));

@@ -109,6 +109,7 @@ TEST(Networks, AreWellFormed) {
       for (const bool wide : {false, true}) {
         Plan plan = plan_of(model, 4, 2);
         plan.fusion = fusion;
+        plan.channels_first = fusion == Fusion::kEager;
         plan.global_batch *= wide ? 2 : 1;
         plan.fused_accumulation = wide;
         plan.dropout = wide ? 0 : -1;
@@ -243,6 +244,65 @@ TEST(Networks, ConvolutionsAreImplicitProducts) {
     EXPECT_GT(seconds,
               2.0 * 64 * (64 * 56 * 56 + 128 * 28 * 28) / (cluster.device.memory_gb_per_s * 1e9));
   }
+}
+
+// 3 x 3 filters of stride 1 in fp32 take 16 multiplications in place of 36: faster than the
+// arithmetic of their FLOPs, no faster than that of a 2.25th. Nothing else is.
+TEST(Networks, WinogradMultipliesLess) {
+  const Result<Json> json = parse_json(R"({"preset": "dgx-1v", "accelerators": 1})", "test");
+  const Cluster cluster = read_cluster(json.value(), "test", "").value();
+  const std::unique_ptr<CostModel> prices = make_cost_model(cluster, PriceOptions());
+  const double peak = cluster.device.fp32_tflops * 1e12;
+  // Of the time that the FLOPs of a convolution with `kernel` and `stride` take at the peak.
+  const auto share = [&](ConvolutionPass pass, std::int64_t kernel, std::int64_t stride) {
+    const std::int64_t out = 56 / stride;
+    const std::int64_t pad = kernel / 2;
+    Convolution work{pass, 128, 256, 56, 56, 256, out, out, kernel, kernel, stride, pad, pad};
+    work.in = work.out = DType::kFp32;
+    return prices->price(Work{work}, {}).value().duration.seconds() / (flops_of(Work{work}) / peak);
+  };
+  for (const ConvolutionPass pass : {ConvolutionPass::kForward, ConvolutionPass::kInputGradient,
+                                     ConvolutionPass::kWeightGradient}) {
+    EXPECT_LT(share(pass, 3, 1), 1);
+    EXPECT_GT(share(pass, 3, 1), 1 / 2.25);
+    EXPECT_GT(share(pass, 3, 2), 1);
+    EXPECT_GT(share(pass, 5, 1), 1);
+  }
+}
+
+// Where channels come first a 16-bit convolution reads copies: its input, the gradient of its
+// output for the input's, and both for the weights'. Of the images nobody wants a gradient; linears
+// and wider types read what there is.
+TEST(Networks, ChannelsFirstAreTransposed) {
+  const Model model = network(R"([{"conv": 6, "kernel": 3, "norm": true, "activation": "relu"},
+      {"conv": 5}, {"pool": "average"}, {"linear": 10}])");
+  Plan plan = plan_of(model, 1, 2);
+  plan.channels_first = true;
+  const auto transposes = [&model](const Plan& p) {
+    const Program program = lowered(model, p).programs[0];
+    std::vector<std::string> out;
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        const auto* kernel = std::get_if<Kernel>(&program.works[op.work.index()]);
+        if (kernel == nullptr || kernel->kind != KernelKind::kTranspose) continue;
+        out.push_back(op.name + " " + std::to_string(kernel->rows * kernel->cols));
+      }
+    }
+    return out;
+  };
+  EXPECT_TRUE(transposes(plan).empty());
+  plan.precision = Precision();
+  // Two images of 8 x 12 x 12, what the first leaves of them 6 x 10 x 10, the second 5 x 10 x 10.
+  const std::vector<std::string> expected = {"conv1.transpose 2304",
+                                             "conv1.transpose 1200",
+                                             "conv1.input_gradient.transpose 1000",
+                                             "conv1.weight_gradient.transpose 1000",
+                                             "conv1.weight_gradient.input.transpose 1200",
+                                             "conv1.weight_gradient.transpose 1200",
+                                             "conv1.weight_gradient.input.transpose 2304"};
+  EXPECT_EQ(transposes(plan), expected);
+  plan.channels_first = false;
+  EXPECT_TRUE(transposes(plan).empty());
 }
 
 struct Wrong {
