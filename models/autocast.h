@@ -1,4 +1,4 @@
-// torch.autocast in 16 bits, as eager training loops have it (PyTorch's docs/source/amp.rst and
+// torch.autocast in 16 bits, as training loops have it (PyTorch's docs/source/amp.rst and
 // aten/src/ATen/autocast_mode.cpp).
 //
 // Parameters, their gradients and the optimizer's states are fp32. Linears and matrix products run
@@ -15,6 +15,11 @@
 // norms keep their fp32 input. A layer that is computed again casts again. The 16-bit gradient of a
 // weight is cast to fp32, and added to those of earlier microbatches by a kernel of its own; of a
 // single microbatch it is the gradient. That of a bias is summed into fp32 at once here.
+//
+// Compiled (`Precision::fuses_casts`) the kernels beside linears do what casts would: norms write
+// the 16-bit copy and read a 16-bit gradient, dropout's gradient writes 16 bits. Casts of
+// parameters and of their gradients, which have products alone beside them, stay kernels of their
+// own.
 //
 // Of layers that are computed again autocast holds the copies of weights to the end of the forward
 // pass. Left out: operations of fp32's list inside activations (`pow` in GPT-2's gelu), the copy in

@@ -38,7 +38,7 @@ struct Placer {
   }
   /// The same of what a norm gives: under autocast it is cast, and the copy is kept.
   Operand normed(const char* name, const Ref& x, bool again) const {
-    if (!precision.autocast) return operand(name, x, again);
+    if (!precision.autocast || precision.fuses_casts) return operand(name, x, again);
     const Ref copy = add(name, precision.branch(), x.count, again);
     return Operand{copy, copy};
   }

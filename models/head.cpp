@@ -118,7 +118,7 @@ class HeadWriter : EndWriter {
   void keep_forward(const std::string& at, Prediction& p, std::int64_t count) {
     if (x_at_end) {
       p.y = keep(at + "head.norm out", x_branch, count);
-      p.normed = autocast() ? temp(x_forward, at + "head.norm out in fp32", count) : p.y;
+      p.normed = casts() ? temp(x_forward, at + "head.norm out in fp32", count) : p.y;
       p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
     }
     p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
@@ -134,8 +134,8 @@ class HeadWriter : EndWriter {
                     const Ref& maximum, const Ref& target, bool joined) {
     const Ref logits = temp(x_forward, at + "logits", x_branch, x_tokens * x_vocabulary);
     if (x_at_end) norm_forward(w, at + "head.norm", in, p.normed, p.stats);
+    if (casts()) write_casts(w, "head.output.cast_input", {}, x_hidden, p.normed, p.y);
     if (autocast()) {
-      write_casts(w, "head.output.cast_input", {}, x_hidden, p.normed, p.y);
       write_casts(w, "head.output.cast_weight", {}, x_hidden, own_table(), x_cast);
     }
     output_forward(w, at, p, head_input(w, at, p), logits);
@@ -243,7 +243,7 @@ class HeadWriter : EndWriter {
     } else {
       output_backward(w, at, p, d_logits, full, d_y);
     }
-    if (autocast()) {
+    if (casts()) {
       const Ref wide = temp(x_backward, "d head.norm out in fp32", d_y.count);
       write_casts(w, "head.output.cast_input_gradient", {}, x_hidden, d_y, wide);
       d_y = wide;
@@ -469,6 +469,7 @@ class HeadWriter : EndWriter {
   }
 
   bool autocast() const { return x_plan.precision.autocast; }
+  bool casts() const { return autocast() && !x_plan.precision.fuses_casts; }
   Ref own_table() const { return weight(x_table.c_str()); }
   /// What products read: itself, or under autocast its 16-bit copy.
   Ref table() const { return x_cast.valid() ? x_cast : own_table(); }

@@ -26,7 +26,7 @@ SegmentId LayerOps::finish(SegmentWriter& writer, LayoutId saved, LayoutId local
 
 void LayerOps::cast_input(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& x,
                           const Ref& copy, const std::vector<Ref>& more) {
-  if (!x_plan.precision.autocast) return;
+  if (!x_plan.precision.autocast || x_plan.precision.fuses_casts) return;
   write_casts(w, name + ".cast_input", {}, l.in, x, copy);
   for (const Ref& other : more) write_casts(w, name + ".cast_input", {}, l.in, x, other);
 }
@@ -35,7 +35,7 @@ void LayerOps::cast_input(SegmentWriter& w, const std::string& name, const Linea
 /// add up in 16 bits, and the other casts and sums are what the one cast moves besides.
 Ref LayerOps::cast_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
                                   const Ref& d, const std::vector<Ref>& more) {
-  if (!x_plan.precision.autocast) return d;
+  if (!x_plan.precision.autocast || x_plan.precision.fuses_casts) return d;
   const Ref wide = scratch(name + " d input in fp32", d.count, x_plan.precision.compute);
   Kernel cast = kernel_of(KernelKind::kCast, d.count / l.in, l.in, d.dtype);
   const auto others = static_cast<std::int64_t>(more.size());
@@ -133,7 +133,8 @@ void LayerOps::residual_of_both(SegmentWriter& w) {
 Ref LayerOps::dropped(SegmentWriter& w, const std::string& name, const Ref& d_out,
                       const Ref& mask) {
   Ref d_sum = d_out;
-  if (x_plan.precision.autocast) {
+  const bool with_dropout = x_plan.precision.fuses_casts && mask.valid();
+  if (x_plan.precision.autocast && !with_dropout) {
     d_sum = scratch(name + " d in 16 bits", d_out.count);
     write_casts(w, name + ".cast_output_gradient", {}, x_hidden, d_out, d_sum);
   }

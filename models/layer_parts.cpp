@@ -168,8 +168,7 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   const bool norm = whole || again.norm;
   const bool copied =
       x_plan.precision.keeps_copies() && !queries && !(x_model.shared_norm && reads_normed());
-  b.y1 = place.add("attention.norm out", precision.compute, flat(),
-                   copied || norm || precision.autocast);
+  b.y1 = place.add("attention.norm out", normed_type(), flat(), copied || norm || casts_normed());
   b.y1_x = place.normed("attention.norm out quantized", b.y1, norm);
   b.y1_more = declare_more(place, "attention.norm out quantized", x_qkv, b.y1);
   b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
@@ -213,8 +212,8 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
     b.y2 = b.y1;
     b.y2_x = b.y1_x;
   } else {
-    b.y2 = place.add("mlp.norm out", precision.compute, flat(),
-                     (low && !reads_normed()) || norm || precision.autocast);
+    b.y2 = place.add("mlp.norm out", normed_type(), flat(),
+                     (low && !reads_normed()) || norm || casts_normed());
     b.y2_x = {b.y2, b.y2};
     if (!x_moe || x_moe->shares()) {
       b.y2_x = place.normed("mlp.norm out quantized", b.y2, norm || starts_branch());
@@ -300,7 +299,7 @@ void LayerParts::cast_again() {
 std::vector<Ref> LayerParts::declare_more(const Placer& place, const char* name, const Linear& l,
                                           const Ref& normed) const {
   std::vector<Ref> out;
-  if (!x_plan.precision.autocast) return out;
+  if (!casts_normed()) return out;
   for (std::size_t i = 1; i < l.apart(); ++i) {
     out.push_back(place.add(name, x_plan.precision.branch(), normed.count, x_again.layer));
   }

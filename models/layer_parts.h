@@ -107,6 +107,11 @@ class LayerParts {
   bool starts_branch() const { return x_again.mlp || x_again.moe || x_again.shared_experts; }
   /// The normed input of the MLP or the experts is read after the forward pass, not a copy of it.
   bool reads_normed() const { return starts_branch() || x_moe.has_value(); }
+  /// What norms give is cast by kernels of their own, or they write what linears read.
+  bool casts_normed() const { return x_plan.precision.autocast && !x_plan.precision.fuses_casts; }
+  DType normed_type() const {
+    return casts_normed() ? x_plan.precision.compute : x_plan.precision.branch();
+  }
   /// Of parallel branches: a rank adds its products of both, and their sum is reduced.
   bool joins() const { return x_model.parallel_residual && !x_grid && !x_moe; }
   /// Both branches multiply the same rows, which are gathered once; so is their gradient's sum

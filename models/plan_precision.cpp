@@ -75,7 +75,6 @@ std::optional<Refusal> refused_autocast(const Model& model, const Plan& p) {
       {p.shares_vocabulary(), "a vocabulary that all stages share"},
       {p.forwards > 1, "passes that come back"},
       {modules, "recomputation of less than whole layers"},
-      {p.fusion == Fusion::kCompiled, "kernels.compile"},
   };
   for (const Case& one : cases) {
     if (!one.found) continue;
@@ -92,6 +91,7 @@ std::optional<Refusal> settle_autocast(Asked asked, const Model& model, Plan& pl
     return asked == Asked::kYes ? no : std::nullopt;
   }
   p.autocast = true;
+  p.fuses_casts = plan.fusion == Fusion::kCompiled;
   p.compute = p.gradients = DType::kFp32;
   p.master = false;
   return std::nullopt;

@@ -29,6 +29,8 @@ struct Precision {
   /// Parameters and the residual stream are in `compute`, fp32; linears, attention and what follows
   /// them in `matrix`, 16 bits: models/autocast.h.
   bool autocast = false;
+  /// Compiled under autocast: kernels beside linears read and write 16 bits in place of casts.
+  bool fuses_casts = false;
   /// Of what linears give and take.
   DType branch() const { return autocast ? matrix : compute; }
   bool low() const { return bits_of(linear) < 16; }

@@ -28,7 +28,6 @@ TEST(AutocastCommand, ThatIsNotModelled) {
       {{"schedule=1f1b-vocab-1"}, "a vocabulary that all stages share"},
       {{"schedule=3f1b"}, "passes that come back"},
       {{"precision=fp8"}, "linears in less than 16 bits"},
-      {{"kernels.compile=true"}, "kernels.compile"},
       {{"model=mixtral-8x7b"}, "experts"},
       {{"model=qwen3-32b"}, "norms of queries and keys"},
       {{"model=t5-small", "parallel.pipeline=1"}, "encoder-decoders"}};

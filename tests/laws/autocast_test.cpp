@@ -143,6 +143,33 @@ TEST(Autocast, CastsBesideTheirLinears) {
   EXPECT_EQ(names_in(program, "layer backward"), backward);
 }
 
+// Compiled, what is beside a linear reads and writes 16 bits itself: of a layer's casts those of
+// parameters and of their gradients are left, and without dropout, which would write it, that of
+// the stream's gradient.
+TEST(Autocast, CompiledKernelsCastOnTheirWay) {
+  const Model model = small_gpt();
+  Plan plan = eager_plan(model, {}, 1);
+  plan.fusion = Fusion::kCompiled;
+  for (const double dropout : {0.0, 0.1}) {
+    plan.dropout = dropout;
+    const Program program = lowered_program(model, under_autocast(plan));
+    const LinearSizes of = linears_of(model);
+    const Casts forward = casts_in(program, "layer forward");
+    EXPECT_EQ(forward.count, 8);
+    EXPECT_EQ(forward.bytes, 6 * (of.matrices + of.biases));
+    const Casts backward = casts_in(program, "layer backward");
+    const std::int64_t streams = dropout > 0 ? 0 : 2;
+    EXPECT_EQ(backward.count, 4 + streams);
+    EXPECT_EQ(backward.bytes, 6 * (of.matrices + streams * plan.tokens() * model.hidden));
+    for (const Op& op : segment_of(program, "layer forward").ops) {
+      if (op.name != "mlp.norm") continue;
+      const auto& norm = std::get<Kernel>(program.works[op.work.index()]);
+      const std::int64_t flat = plan.tokens() * model.hidden;
+      EXPECT_EQ(norm.bytes, (4 + 2) * flat + 4 * (2 * model.hidden + 2 * plan.tokens()));
+    }
+  }
+}
+
 // T tokens of width h, W elements of matrices and b of biases. Forward the inputs of two packed
 // linears, r4 w2, and what the four hold; backward two gradients of the stream to 16 bits, two of
 // inputs and W of weights to fp32. Apart q, k, v and gate, up cast three more inputs, and backward

@@ -281,8 +281,8 @@ void draw_contiguous(Rng rng, const Model& model, Plan& p) {
 /// Linears on 16-bit copies. What is drawn later does not depend on it.
 void draw_autocast(Rng rng, const Model& model, Plan& p) {
   if (refused_autocast(model, p) || rng.below(3) == 0) return;
+  p.fusion = std::array{Fusion::kEager, Fusion::kFused, Fusion::kCompiled}.at(rng.below(3));
   p = under_autocast(p);
-  p.fusion = rng.below(2) == 0 ? Fusion::kEager : Fusion::kFused;
   p.loss = rng.below(2) == 0 ? LossForm::kTorch : LossForm::kFused;
   p.separate_projections = rng.below(2) == 0;
 }
@@ -301,7 +301,7 @@ void draw_habits(Rng rng, const Model& model, Plan& p) {
 
 Plan under_autocast(Plan plan) {
   Precision& p = plan.precision;
-  p.autocast = true;
+  p.autocast = true, p.fuses_casts = plan.fusion == Fusion::kCompiled;
   p.matrix = p.linear = p.compute;
   p.compute = p.gradients = DType::kFp32;
   p.master = false;
