@@ -257,6 +257,7 @@ class PlanReader {
       r.read_choice("kind", kind, {"caching", "planned"});
       r.read("expandable_segments", x_plan.expandable_segments);
       r.read("record_stream", x_plan.records_streams);
+      r.read("context_gib", x_plan.context_gib, JsonReader::Range{0, 1e3});
       x_plan.planned_memory = kind == 1;
     });
     x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});

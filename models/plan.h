@@ -321,8 +321,8 @@ struct Plan {
   Time step_time;                  ///< host time a step outside of kernels' launches
   Time checkpoint_time;            ///< host time that recomputing a layer adds
   HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
-  /// Of the framework's allocator (sim/program/allocator.h); or memory is laid out before the step,
-  /// and nothing is held beyond what lives (XLA).
+  double context_gib = 0;          ///< what CUDA and its libraries hold before the first tensor
+  /// Of the framework's allocator (sim/program/allocator.h); or memory is laid out before (XLA).
   bool expandable_segments = false, planned_memory = false, records_streams = false;
 
   /// Parts of the global batch: data-parallel ranks proper.

@@ -53,6 +53,10 @@ const char* record_stream(const Run& run) {
   return run.plan.planned_memory ? "allocator.kind is planned" : if_not_by_units(run);
 }
 
+const char* context_gib(const Run& run) {
+  return run.cluster.scale_up == ScaleUp::kTorus ? "TPUs have no CUDA" : nullptr;
+}
+
 const char* live_elements(const Run& run) {
   const Plan& p = run.plan;
   if (p.sharding != Sharding::kParameters) return if_not_parameters(run);
@@ -264,6 +268,7 @@ struct IdleKey {
 constexpr IdleKey kIdleKeys[] = {
     {"/sharding/unit_layers", if_not_by_units},
     {"/allocator/record_stream", record_stream},
+    {"/allocator/context_gib", context_gib},
     {"/sharding/reshard_after_forward", if_not_parameters},
     {"/sharding/reshard_last_unit", if_not_parameters},
     {"/sharding/reshard_in_pipeline", reshard_in_pipeline},

@@ -14,7 +14,7 @@ namespace {
 
 /// configs/memory.json.
 struct LibraryMemory {
-  double context_gib = 0, workspace_gib = 0;
+  double workspace_gib = 0;
   CommunicatorBuffers nccl;
   AllocatorRules allocator;
   Time retry_per_gib;
@@ -41,7 +41,6 @@ Result<LibraryMemory> library_memory(const Run& run) {
   FT_ASSIGN(const Json json, parse_json(find_asset("memory.json"), "memory.json"));
   LibraryMemory out;
   JsonReader reader(json, "memory.json", "");
-  reader.read("context_gib", out.context_gib, kGibs);
   reader.read("blas_workspace_gib", out.workspace_gib, kGibs);
   read_part(reader, "nccl", [&out](JsonReader& nccl) {
     read_mib(nccl, "connection_mib", out.nccl.connection);
@@ -142,7 +141,7 @@ Result<MemoryReport> report_program(const Run& run, const Workload& workload, st
   out.peak_rank = static_cast<std::int64_t>(rank);
   out.peak_at = place_of(program, peak);
   out.capacity_gib = run.cluster.device.memory_gib;
-  out.context_gib = torus ? 0 : library.context_gib;
+  out.context_gib = torus ? 0 : run.plan.context_gib;
   out.workspace_gib = torus ? 0 : library.workspace_gib;
   FT_ASSIGN(out.communication_gib, communicators_gib(run, workload, rank, library.nccl));
   out.allocated_gib = gib(peak.bytes) + out.workspace_gib;

@@ -218,6 +218,7 @@ TEST(Gradients, AreAddedAfterPassesWhereThatIsModelled) {
   expect_refused(place, with("overlap.parameter_gather=late"),
                  {"/overlap/parameter_gather", "true, false or \"auto\""});
   expect_refused(place, with("allocator.record_stream=x"), {"/allocator/record_stream", "\"x\""});
+  expect_refused(place, with("allocator.context_gib=-1"), {"/allocator/context_gib", "-1"});
   expect_refused(place, with("allocator.expandable_segments=1"),
                  {"/allocator/expandable_segments", "1", "true"});
   expect_refused(place, with("allocator.expandable=true"), {"/allocator/expandable", "unknown"});

@@ -192,6 +192,7 @@ const Idle kIdle[] = {
      {"parallel.tensor=1", "kernels.autocast=true"}},
     {"kernels.early_stop=true", "nothing is computed again"},
     {"kernels.image_layout=channels-first", "the model has no convolutions"},
+    {"allocator.context_gib=1", "TPUs have no CUDA", {"cluster.preset=tpu-v5p"}},
     {"kernels.grouped_gemm=single", "the model has no experts"},
 };
 INSTANTIATE_TEST_SUITE_P(Each, IdleKeys, testing::ValuesIn(kIdle));

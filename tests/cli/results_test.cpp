@@ -215,6 +215,7 @@ const Field kFields[] = {
     {"parallel.scatter_gather=true", {"parallel.pipeline=2", "parallel.sequence=false"}},
     {"allocator.expandable_segments=true"},
     {"allocator.kind=planned"},
+    {"allocator.context_gib=1.5"},
     {"allocator.record_stream=true", kSharded},
     {"gradients.reduction=all-reduce"},
     {"gradients.reduction=reduce"},
