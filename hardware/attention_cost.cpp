@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "hardware/gemm_formula.h"
 #include "hardware/kernel_constants.h"
 #include "hardware/local_cost.h"
 #include "sim/program/context_pairs.h"
@@ -284,8 +285,15 @@ Status add_gemm(const DeviceSpec& device, const Attention& work, std::int64_t m,
   gemm.n = n;
   gemm.k = k;
   gemm.batch = work.batch * work.q_heads;
-  gemm.in = gemm.out = work.dtype;
-  FT_ASSIGN(const Cost cost, gemm_cost(device, gemm, nullptr));
+  gemm.in = work.plain ? DType::kFp32 : work.dtype;
+  gemm.out = work.dtype;
+  const double elements = static_cast<double>(m) * static_cast<double>(k) +
+                          static_cast<double>(n) * static_cast<double>(k) +
+                          static_cast<double>(m) * static_cast<double>(n);
+  const double moved =
+      work.plain ? bits_of(work.dtype) / 8.0 * static_cast<double>(gemm.batch) * elements : 0;
+  const GemmConstants& constants = kernel_constants(device.architecture).gemm;
+  FT_ASSIGN(const Cost cost, product_cost(device, constants, gemm, moved, nullptr));
   sum.latency_s += cost.latency.seconds();
   sum.arithmetic_s += (cost.duration - cost.latency).seconds();
   return ok_status();

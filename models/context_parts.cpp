@@ -34,7 +34,8 @@ Attention ContextParts::core(bool backward) const {
   a.window = windowed ? x_model.sliding_window : 0;
   a.documents = x_plan.documents;
   a.kernel = x_plan.attention;
-  a.dtype = x_plan.precision.branch();
+  a.dtype = x_plan.precision.attention();
+  a.plain = x_plan.plain_products;
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;
   if (x_plan.recompute.parts > 1 && (a.dropout > 0 || a.alibi)) {
     a.head_part = static_cast<std::int32_t>(x_part);

@@ -136,7 +136,8 @@ class CrossWriter : MemoryWriter {
     out.causal = false;
     out.dropout = x_dropout.attention;
     out.kernel = x_plan.attention;
-    out.dtype = x_type;
+    out.dtype = x_plan.precision.attention();
+    out.plain = x_plan.plain_products;
     return out;
   }
 

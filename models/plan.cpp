@@ -206,6 +206,9 @@ class PlanReader {
       int layout = 0;
       r.read_choice("image_layout", layout, {"channels-last", "channels-first"});
       r.read("early_stop", x_plan.recompute.early_stop);
+      int products = 0;
+      r.read_choice("attention_products", products, {"tensor-cores", "plain"});
+      x_plan.plain_products = products == 1 && x_plan.attention == AttentionKernel::kUnfused;
       r.read_enum("fusion", x_plan.fusion, {"fused", "eager", "norms"});
       r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
       int grouped = 0;

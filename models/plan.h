@@ -266,8 +266,7 @@ struct Plan {
   std::int64_t accelerators = 1;
   std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
   std::int64_t data = 1;  ///< ranks of a stage that hold the same: data- times context-parallel
-  /// Neighbours in a ring of keys that exchange heads for tokens, so that a ring has as many fewer
-  /// members.
+  /// Neighbours in a ring of keys that exchange heads for tokens: it has as many fewer members.
   std::int64_t context_inner = 1;
   bool sequence = false;  ///< sequence parallelism beside tensor parallelism
   TensorMode tensor_mode = TensorMode::k1D;
@@ -310,6 +309,7 @@ struct Plan {
   AttentionKernel attention = AttentionKernel::kFlash;
   bool separate_projections = false;  ///< q, k and v, a gated MLP's halves are linears of their own
   bool channels_first = false;        ///< order of images in memory: models/network_block.cpp
+  bool plain_products = false;        ///< an unfused attention's run off the tensor cores
   Fusion fusion = Fusion::kFused;
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;

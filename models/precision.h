@@ -33,6 +33,8 @@ struct Precision {
   bool fuses_casts = false;
   /// Of what linears give and take.
   DType branch() const { return autocast ? matrix : compute; }
+  /// Of an attention: tf32 where that is what its products are to be multiplied in.
+  DType attention() const { return matrix == DType::kTf32 ? matrix : branch(); }
   bool low() const { return bits_of(linear) < 16; }
   /// Quantisation-aware: forward products alone have 8-bit operands, of which nothing is kept; all
   /// backward products are in `matrix`.

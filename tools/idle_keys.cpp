@@ -196,6 +196,11 @@ const char* fusion(const Run& run) {
   return "the model has no rotary embedding and no gated activation";
 }
 
+const char* attention_products(const Run& run) {
+  if (run.plan.attention != AttentionKernel::kUnfused) return "kernels.attention is not unfused";
+  return run.plan.precision.matrix == DType::kFp32 ? "fp32 has no tensor cores" : nullptr;
+}
+
 const char* image_layout(const Run& run) {
   if (!run.model.is_network()) return "the model has no convolutions";
   if (run.plan.fusion == Fusion::kCompiled) return "under kernels.compile compilers choose it";
@@ -285,6 +290,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/overlap/gradient_reduce", gradient_reduce},
     {"/kernels/fusion", fusion},
     {"/kernels/image_layout", image_layout},
+    {"/kernels/attention_products", attention_products},
     {"/gradients/average", average},
     {"/gradients/check_nan", check_nan},
     {"/gradients/reduce_dtype", reduce_dtype},

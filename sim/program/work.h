@@ -128,6 +128,7 @@ struct Attention {
   std::vector<std::int64_t> documents = {};
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;
+  bool plain = false;          ///< unfused: its products run off the tensor cores
   GroupSlot heads_split_over;  ///< the rank holds its equal part of the model's heads; none = all
   GroupSlot sequences_split_over;   ///< likewise of the microbatch's sequences
   std::int64_t first_sequence = 0;  ///< among those that the rank holds

@@ -192,6 +192,10 @@ const Idle kIdle[] = {
      {"parallel.tensor=1", "kernels.autocast=true"}},
     {"kernels.early_stop=true", "nothing is computed again"},
     {"kernels.image_layout=channels-first", "the model has no convolutions"},
+    {"kernels.attention_products=plain", "kernels.attention is not unfused"},
+    {"kernels.attention_products=plain",
+     "fp32 has no tensor cores",
+     {"precision=fp32", "kernels.attention=unfused"}},
     {"allocator.context_gib=1", "TPUs have no CUDA", {"cluster.preset=tpu-v5p"}},
     {"kernels.grouped_gemm=single", "the model has no experts"},
 };

@@ -304,6 +304,7 @@ const Field kFields[] = {
     {"overlap.parameter_gather=auto",
      {"overlap.gradient_reduce=false", "overlap.parameter_gather=true"}},
     {"kernels.attention=unfused"},
+    {"kernels.attention_products=plain", {"kernels.attention=unfused"}},
     {"kernels.optimizer=adam"},
     {"kernels.optimizer=lamb"},
     {"kernels.optimizer=sgd"},

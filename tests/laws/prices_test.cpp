@@ -64,6 +64,31 @@ TEST(Prices, BeginAndEndOfATileAreNoArithmetic) {
   EXPECT_NEAR(begin_and_end(DType::kFp32) / begin_and_end(DType::kFp16), 1, 0.25);
 }
 
+// An unfused attention multiplies in its type; off the tensor cores no faster than fp32 does.
+TEST(Prices, AttentionMultipliesInItsTypeOrPlainly) {
+  const std::unique_ptr<CostModel> prices =
+      make_cost_model(cluster_of("dgx-a100-80gb", 1), PriceOptions());
+  const auto seconds = [&prices](DType type, bool plain) {
+    Attention work;
+    work.batch = 8;
+    work.q_heads = work.kv_heads = 16;
+    work.q_len = work.kv_len = 2048;
+    work.head_dim = 64;
+    work.causal = false;
+    work.kernel = AttentionKernel::kUnfused;
+    work.dtype = type;
+    work.plain = plain;
+    return prices->price(Work{work}, {}).value().duration.seconds();
+  };
+  const double flops = 4.0 * 8 * 16 * 2048 * 2048 * 64;
+  EXPECT_LT(seconds(DType::kFp16, false), seconds(DType::kTf32, false));
+  EXPECT_LT(seconds(DType::kTf32, false), seconds(DType::kFp32, false));
+  for (const DType type : {DType::kFp16, DType::kTf32, DType::kFp32}) {
+    EXPECT_GT(seconds(type, true), flops / 19.5e12);
+    EXPECT_LE(seconds(type, true), 1.01 * seconds(DType::kFp32, false));
+  }
+}
+
 TEST(Prices, TheSlowestDeviceIsTheExpectedOne) {
   constexpr double kSpread = 0.015;
   EXPECT_DOUBLE_EQ(slowest_rate(1, kSpread), 1);
