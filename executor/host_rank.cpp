@@ -289,6 +289,9 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op, Arrival& there) {
     FT_TRY(exchange(*batch, x, there));
   } else if (const auto* pause = std::get_if<Pause>(&work)) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause->time.ps / 1000));
+  } else if (std::holds_alternative<HostDelay>(work)) {
+    // What nothing computes with: kept because a framework would.
+    for (const Operand& write : x.writes) std::memset(write.data, 0, HostMemory<T>::size_of(write));
   } else if (std::holds_alternative<Copy>(work)) {
     if (x.reads.empty()) load_tokens(context, x.writes[0]);
     for (std::size_t i = 0; i < x.reads.size(); ++i) {

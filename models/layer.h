@@ -111,6 +111,7 @@ LayerSegments write_layer(ProgramBuilder& builder, const Model& model, const Pla
 /// A norm with its weights.
 struct NormRefs {
   Ref weight, bias, weight_gradient, bias_gradient;
+  Ref composed = {};  ///< what autograd keeps of an RMS norm that is composed of operations
 };
 Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DType dtype,
                    bool backward);

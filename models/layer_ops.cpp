@@ -48,11 +48,22 @@ Ref LayerOps::cast_input_gradient(SegmentWriter& w, const std::string& name, con
   return wide;
 }
 
+void LayerOps::keep_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
+  if (!kept.valid()) return;
+  w.compute(name + ".keep", HostDelay{}, {}, {kept.view()}).category = Category::kHost;
+}
+
+void LayerOps::let_go_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
+  if (!kept.valid()) return;
+  w.compute(name + ".release", HostDelay{}, {kept.part(0, 0)}, {}).category = Category::kHost;
+}
+
 void LayerOps::forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
                             const Ref& out, const Ref& stats) {
   if (x_grid) return x_grid->norm(w, name, norm, in, out, stats);
   w.compute(name, norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, false),
             norm_reads(in, norm), {out.view(), stats.view()});
+  keep_composed(w, name, norm.composed);
 }
 
 void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
@@ -87,6 +98,7 @@ void LayerOps::forward_activation(SegmentWriter& w) {
   w.compute("mlp.activation",
             kernel(activation_kind(x_model.activation, false), x_tokens, x_down.in),
             std::move(reads), {x_b.act.view()});
+  keep_composed(w, "mlp.activation", x_b.composed_act);
   x_quantizer.quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_x);
 }
 
@@ -152,6 +164,7 @@ void LayerOps::backward_activation(SegmentWriter& w, const Ref& d_act, const Ref
   w.compute("mlp.activation_gradient",
             kernel(activation_kind(x_model.activation, true), x_tokens, x_down.in),
             std::move(reads), {d_up.view()});
+  let_go_composed(w, "mlp.activation", x_b.composed_act);
 }
 
 void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm,
@@ -165,6 +178,7 @@ void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const No
   w.compute(name + ".gradient",
             norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, true),
             std::move(reads), std::move(writes));
+  let_go_composed(w, name, norm.composed);
 }
 
 void LayerOps::backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {

@@ -31,6 +31,10 @@ class LayerOps : public LinearParts {
   Ref cast_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                           const std::vector<Ref>& more);
 
+  /// What composed operations keep lives from a forward to a backward op: of no time, on no data.
+  static void keep_composed(SegmentWriter& w, const std::string& name, const Ref& kept);
+  static void let_go_composed(SegmentWriter& w, const std::string& name, const Ref& kept);
+
   void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
                     const Ref& out, const Ref& stats);
   /// From what the linear gives, `raw`, to queries, keys and values as attention reads them.

@@ -47,6 +47,7 @@ Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts) {
                    &out.y2_full,
                    &out.up,
                    &out.act,
+                   &out.composed_act,
                    &out.down,
                    &out.down_part,
                    &out.mask2,
@@ -172,6 +173,9 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   b.y1_x = place.normed("attention.norm out quantized", b.y1, norm);
   b.y1_more = declare_more(place, "attention.norm out quantized", x_qkv, b.y1);
   b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
+  if (composes_norms()) {
+    x_norm1.composed = place.add("attention.norm input in fp32", DType::kFp32, flat(), norm);
+  }
   if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
   const bool core = repeats_core() || again.attention;
   b.qkv = place.add("qkv", type, x_tokens * x_qkv_width,
@@ -220,6 +224,9 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
     }
     b.y2_more = declare_more(place, "mlp.norm out quantized", x_up, b.y2);
     b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
+    if (composes_norms()) {
+      x_norm2.composed = place.add("mlp.norm input in fp32", DType::kFp32, flat(), norm);
+    }
   }
   if (x_moe) return x_moe->declare(saved, local);
   const bool whole = again.layer || again.mlp || again.parts > 1;
@@ -228,6 +235,9 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
   const bool activation = whole || again.activation;
   b.act = place.add("mlp activation", type, x_tokens * x_down.in, low || activation);
   b.act_x = place.operand("mlp activation quantized", b.act, activation);
+  if (composes_activation()) {
+    b.composed_act = place.add("mlp gate activated", type, b.act.count, activation);
+  }
 }
 
 void LayerParts::declare_operations(Buffers& b, const Placer& place) const {

@@ -348,7 +348,12 @@ Status DeviceRank::dispatch(const Launch& launch) {
   }
   if (const auto* batch = std::get_if<P2PBatch>(&work)) return exchange(launch, *batch);
   if (std::holds_alternative<Copy>(work)) return copy(launch);
-  if (std::holds_alternative<HostSync>(work) || std::holds_alternative<HostDelay>(work)) {
+  if (std::holds_alternative<HostSync>(work)) return ok_status();
+  if (std::holds_alternative<HostDelay>(work)) {
+    // What nothing computes with: kept because a framework would.
+    for (const Operand& write : launch.x.writes) {
+      FT_TRY(x_device->fill(launch.stream, write.data, 0, bytes_of(write)));
+    }
     return ok_status();
   }
   if (const auto* pause = std::get_if<Pause>(&work)) {

@@ -217,6 +217,29 @@ TEST(Autocast, BytesKept) {
   }
 }
 
+// Composed of operations, each of a layer's two RMS norms keeps its input in fp32 in place of 16
+// bits beside what is kept anyway, and a gated activation the activated gate. Layer norms and gelu
+// are one operation in eager code too; what is computed again is not kept.
+TEST(EagerForms, KeepWhatTheirGradientsRead) {
+  for (const bool llama : {true, false}) {
+    const Model model = llama ? small_llama() : small_gpt();
+    for (const bool again : {false, true}) {
+      Plan plan = eager_plan(model, {}, 1);
+      plan.recompute.layer = again;
+      const auto kept = [&](Fusion fusion) {
+        plan.fusion = fusion;
+        const Program program = lowered_program(model, plan);
+        return memory_peak(program).saved;
+      };
+      const Bytes norms = model.layers * 2 * 4 * plan.tokens() * model.hidden;
+      const Bytes gates = model.layers * 2 * plan.tokens() * model.intermediate;
+      const bool more = llama && !again;
+      EXPECT_EQ(kept(Fusion::kEager) - kept(Fusion::kFused), more ? norms + gates : 0);
+      EXPECT_EQ(kept(Fusion::kNorms) - kept(Fusion::kFused), more ? gates : 0);
+    }
+  }
+}
+
 // fp32 parameters and gradients, two states and no copy: 16 bytes a parameter. Stages exchange
 // fp32.
 TEST(Autocast, StatesAndMessages) {
