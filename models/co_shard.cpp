@@ -230,12 +230,12 @@ class CoShardWriter : LayerOps {
     const bool reduces = x_plan.tensor > 1 && (last || !shares_input());
     bias_gradient(w, out_name, b.out, gradient.own, x_rows);
     if (!last) gather(w, b.name, b.input, b.full);
-    const Ref d_inner = scratch((out_name + " d input").c_str(), x_tokens * b.out.in);
-    const Ref d_in = scratch((in_name + " d output").c_str(), x_tokens * b.in.out);
+    const Ref d_inner = scratch(out_name + " d input", x_tokens * b.out.in);
+    const Ref d_in = scratch(in_name + " d output", x_tokens * b.in.out);
     const Ref d_sum =
-        last ? gradient.sum : scratch((in_name + " d input").c_str(), x_tokens * x_model.hidden);
+        last ? gradient.sum : scratch(in_name + " d input", x_tokens * x_model.hidden);
     const bool scatters = reduces && x_plan.sequence;
-    const Ref d_rows = scatters ? scratch((in_name + " d rows").c_str(), flat()) : d_sum;
+    const Ref d_rows = scatters ? scratch(in_name + " d rows", flat()) : d_sum;
     EventRef reduced;
     for (std::int64_t i = 0; i < x_parts; ++i) {
       take_part(i);

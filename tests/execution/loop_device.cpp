@@ -204,7 +204,9 @@ class Worker {
 class LoopDevice final : public Device {
  public:
   LoopDevice(RankId rank, Transport& transport, std::size_t team, LoopGpu gpu)
-      : x_rank(rank), x_transport(transport), x_team(team), x_gpu(std::move(gpu)) {}
+      : x_rank(rank), x_transport(transport), x_team(team), x_gpu(std::move(gpu)) {
+    use_one_blas_thread();
+  }
 
   Status open(std::size_t streams, std::size_t marks) override {
     x_marked.assign(marks, 0);
