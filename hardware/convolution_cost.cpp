@@ -42,10 +42,6 @@ double bytes_moved(const Convolution& work) {
   return 0;
 }
 
-/// What of a matrix kernel's rate Winograd's reach: transforms take instructions too, and 0.6 to
-/// 0.7 of the peak is left (Lavin and Gray on Maxwell, from memory).
-constexpr double kWinogradRate = 0.75;
-
 /// Kernels for it: 3 x 3, stride 1, in fp32 off the tensor cores.
 bool takes_winograd(const Convolution& w) {
   return w.in == DType::kFp32 && w.kernel_height == 3 && w.kernel_width == 3 && w.stride == 1;
@@ -95,9 +91,9 @@ Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
   c.tiles.insert(c.tiles.end(), kNarrowTiles.begin(), kNarrowTiles.end());
   while (c.splits.back() < device.sm_count) c.splits.push_back(c.splits.back() * 2);
   const Gemm product = implicit_gemm(work);
-  if (takes_winograd(work)) {
+  if (c.winograd > 0 && takes_winograd(work)) {
     GemmConstants slower = c;
-    for (GemmTile& tile : slower.tiles) tile.relative *= kWinogradRate;
+    for (GemmTile& tile : slower.tiles) tile.relative *= c.winograd;
     const Gemm products = winograd_products(work);
     FT_ASSIGN(const Cost implicit, product_cost(device, c, product, bytes_moved(work), nullptr));
     FT_ASSIGN(const Cost winograd,

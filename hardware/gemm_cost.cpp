@@ -103,7 +103,8 @@ std::int64_t deepest(const Gemm& work) {
 /// A tile begins by waiting for memory and ends by writing what it made: `prologue_k` as fitted to
 /// 16-bit products, and the same time, thus less k, where the arithmetic is slower.
 double prologue_k(const DeviceSpec& device, const GemmConstants& c, DType type) {
-  const double half = peak_tflops(device, DType::kFp16);
+  const double half =
+      std::max(peak_tflops(device, DType::kFp16), peak_tflops(device, DType::kBf16));
   const double peak = peak_tflops(device, type);
   return c.prologue_k * (half > 0 ? std::min(1.0, peak / half) : 1);
 }

@@ -35,6 +35,7 @@ GemmConstants read_gemm(const Json& json) {
   gemm.weight_gradient = number_at(json, "weight_gradient");
   if (const Json* split = json.find("split_accumulator")) gemm.split_accumulator = split->number();
   if (const Json* cutlass = json.find("cutlass")) gemm.cutlass = cutlass->number();
+  if (const Json* winograd = json.find("winograd")) gemm.winograd = winograd->number();
   if (const Json* epilogue = json.find("epilogue_efficiency")) {
     gemm.epilogue_efficiency = epilogue->number();
   }

@@ -30,6 +30,7 @@ struct GemmConstants {
   std::int64_t at_once = 4;        ///< products apart that run side by side
   double split_accumulator = 1;    ///< rate of fp8 with it
   double cutlass = 1;              ///< rate of CUTLASS' kernels with block scales
+  double winograd = 0;             ///< rate of Winograd's convolutions in fp32; 0: there are none
   double memory_efficiency = 1;
   double latency_us = 0;
   double misaligned = 1;  ///< rate where a contiguous dimension is no multiple of 16 bytes
