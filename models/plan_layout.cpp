@@ -68,8 +68,7 @@ void settle_layout(JsonReader& run, const Model& model, Plan& plan) {
 }
 
 bool can_scatter_messages(const Model& model, const Plan& p) {
-  const bool one_by_one = !p.weaves() && !p.shares_vocabulary() && p.forwards == 1;
-  return one_by_one && !model.is_encoder_decoder() && !model.is_network() &&
+  return !model.is_encoder_decoder() && !model.is_network() &&
          p.tokens() * model.hidden % p.tensor == 0;
 }
 

@@ -114,7 +114,8 @@ FrameId StageWriter::receive_input(std::int32_t c, std::int32_t mb, bool gradien
 void StageWriter::pass_begins(bool backward, std::int32_t mb, FrameId arrived) {
   host_waits_for_pass(backward, mb, arrived);
   if (x_plan.pass_time.ps > 0) host_takes_time(backward, mb);
-  if (arrived.valid() && x_plan.scatters_messages()) gather_message(backward, mb, arrived);
+  const bool gathered = x_joined_begins.size() > 1;  // by joined_begin
+  if (arrived.valid() && !gathered) gather_message(backward, mb, arrived);
 }
 
 /// What the framework's own code takes beside a pass.
@@ -147,6 +148,7 @@ Op StageWriter::gather_of_parts(const char* name, Phase phase) {
 
 /// Here and not where the message is received: collectives of a group have one order.
 void StageWriter::gather_message(bool backward, std::int32_t mb, FrameId arrived) {
+  if (!x_plan.scatters_messages()) return;
   SegmentId& segment = x_message_gathers[backward ? 1 : 0];
   if (!segment.valid()) {
     Op op = gather_of_parts(backward ? "gather gradients" : "gather activations",
@@ -226,9 +228,10 @@ void StageWriter::wait_on_host(bool backward, std::int32_t mb, FrameId arrived) 
   x_builder.call(std::move(call));
 }
 
-/// A copy of the part that is sent, of a tensor that is to be kept.
-FrameId StageWriter::keep_part(Passage& passage, std::int32_t mb) {
+/// Of a forward pass: its output, or a copy of the part that is sent, where that is what is kept.
+FrameId StageWriter::sent_output(Passage& passage, std::int32_t mb) {
   const FrameId output = passage.hidden.back();
+  if (!x_plan.keep_outputs || !x_plan.scatters_messages()) return output;
   auto& [segment, layout] = x_part;
   if (!segment.valid()) {
     LayoutWriter local("part of what was sent", 1);

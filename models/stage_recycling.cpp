@@ -52,11 +52,11 @@ void StageWriter::embed_returned(Chunk& chunk, Passage& passage, std::int32_t mb
 
 /// What a pass that keeps nothing leaves: its output, here or on its way.
 void StageWriter::forward_ends(const Chunk& chunk, const Pass& pass) {
-  const FrameId out = x_passages.at({pass.chunk, pass.microbatch}).hidden.back();
+  Passage& passage = x_passages.at({pass.chunk, pass.microbatch});
   if (chunk.first && chunk.last) {
-    x_returned[pass.microbatch] = out;
+    x_returned[pass.microbatch] = passage.hidden.back();
   } else {
-    send(pass.chunk, out, pass.microbatch, false);
+    send(pass.chunk, sent_output(passage, pass.microbatch), pass.microbatch, false);
   }
   x_passages.erase({pass.chunk, pass.microbatch});
 }

@@ -29,6 +29,7 @@ void StageWriter::joined_begin(const std::vector<Pass>& list, std::size_t first)
     if (pass.kind != PassKind::kWeightGradients) {
       const FrameId frame = receive_input(pass.chunk, pass.microbatch, gradient);
       if (frame.valid() && i > first) {
+        gather_message(gradient, pass.microbatch, frame);
         x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kReady});
       }
     }

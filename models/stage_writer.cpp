@@ -217,10 +217,7 @@ void StageWriter::forward(const Pass& pass) {
   pass_ends(false, mb);
   share_scales(chunk, mb, false);
   if (!passage.keeps) return forward_ends(chunk, pass);
-  if (!chunk.last && !turns(c, 1)) {
-    const bool part = x_plan.keep_outputs && x_plan.scatters_messages();
-    send(c, part ? keep_part(passage, mb) : passage.hidden.back(), mb, false);
-  }
+  if (!chunk.last && !turns(c, 1)) send(c, sent_output(passage, mb), mb, false);
   if (!ends) x_pass_done = StreamWait{StreamId(), passage.hidden.back(), kReady};
   if (x_plan.spreads_vocabulary()) x_layer_passes.push_back(x_pass_done);
 }

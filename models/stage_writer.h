@@ -190,7 +190,7 @@ class StageWriter {
   Op gather_of_parts(const char* name, Phase phase);
   void gather_output(Passage& passage, std::int32_t mb);
   void gather_message(bool backward, std::int32_t mb, FrameId arrived);
-  FrameId keep_part(Passage& passage, std::int32_t mb);
+  FrameId sent_output(Passage& passage, std::int32_t mb);
   void pass_ends(bool backward, std::int32_t mb);
   void wait_on_host(bool backward, std::int32_t mb, FrameId arrived);
   FrameId receive_input(std::int32_t chunk, std::int32_t mb, bool gradient);

@@ -79,9 +79,7 @@ const char* scatter_gather(const Run& run) {
   if (p.tensor == 1) return if_no_tensor(run);
   if (p.shard() > 1) return "tensor ranks hold parts of the residual stream anyway";
   if (p.scatter_gather || !asks(run, "/parallel/scatter_gather", Json(true))) return nullptr;
-  return "it is modelled for decoders and encoders whose passes run one by one, each stage "
-         "with its own layers and the ends with the vocabulary, and whose tokens x hidden_size "
-         "tensor divides";
+  return "it is modelled for decoders and encoders whose tokens x hidden_size tensor divides";
 }
 
 const char* flat_update(const Run& run) {

@@ -93,5 +93,28 @@ TEST(ScatterGather, TrainsAsOneRank) {
   }
 }
 
+// Passes that come back, begin together, or leave the vocabulary to all stages.
+TEST(ScatterGather, TrainsAsOneRankUnderOtherSchedules) {
+  Model model = narrowed(small_llama(), 4);
+  model.tied_embeddings = false;
+  for (const Schedule schedule :
+       {Schedule::k1F1B, Schedule::kRecycling, Schedule::kDualPipe, Schedule::kDualPipeV,
+        Schedule::kChimera, Schedule::kSharedVocabulary, Schedule::kVocabulary1,
+        Schedule::kVocabulary2}) {
+    for (const bool keeps : {false, true}) {
+      const bool v = schedule == Schedule::kDualPipeV;
+      Plan plan = small_plan(model, {2, 2, v ? 2 : 1, 1}, 4);
+      plan.schedule = schedule;
+      plan.forwards = schedule == Schedule::kRecycling ? 2 : 1;
+      plan.sequence_length = 8;
+      plan.scatter_gather = true;
+      plan.keep_outputs = keeps;
+      plan.overlap.pipeline = !keeps;
+      plan.overlap.passes = schedule == Schedule::k1F1B;
+      expect_as_one_rank(model, in_fp32(plan));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain
