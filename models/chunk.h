@@ -102,6 +102,7 @@ struct UnitShape {
   bool on_host = false;                   ///< the host keeps its states and updates them
   std::vector<ElementRange> alike;        ///< what all tensor ranks hold
   std::vector<ElementRange> partial;      ///< of it what they compute in parts
+  ElementRange tied;                      ///< a table that another stage holds too
   LayoutId weights, gradients, shards, states;
   SegmentId gather, reduce_first, reduce_next;
   SegmentId copy_out;      ///< where gathered parameters are copied out of what they came in

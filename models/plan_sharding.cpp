@@ -356,10 +356,11 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
                    "reduce makes a reduction for each of " + text(plan.shards()) +
                        " ranks that share the states; expected at most " + text(kMostOwners)};
   }
-  if (plan.by_units() && model.tied_embeddings && plan.pipeline > 1) {
+  const bool tied_across = model.tied_embeddings && plan.pipeline > 1;
+  if (plan.by_units() && plan.updates_on_host() && tied_across) {
     return Refusal{"sharding/level",
                    "a table that is tied across pipeline stages is not modelled with sharded "
-                   "gradients",
+                   "gradients that the host updates",
                    ErrorKind::kUnsupported};
   }
   return refused_buckets(model, plan);

@@ -131,6 +131,9 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
   for (const auto& [begin, end] : shape.alike) {
     shards.buffers[0].replicas.push_back({begin, end, x_builder.group(kTensorGroup)});
   }
+  if (const auto [begin, end] = shape.tied; end > begin) {
+    shards.buffers[0].replicas.push_back({begin, end, x_builder.group(kTiedGroup)});
+  }
   shape.shards = x_builder.layout(std::move(shards));
 
   FrameLayout states;

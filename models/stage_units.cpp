@@ -153,6 +153,11 @@ std::size_t StageWriter::root_shape(Chunk& chunk, UnitContent& small) {
   shape.holders = chunk.holders;
   shape.root = true;
   shape.on_host = kept_on_host(chunk, 0);
+  if (tied_across()) {
+    shape.tied = tied_table(chunk.has_embedding ? x_embedding.parameters : x_head.parameters);
+    shape.tied.first += own.elements;
+    shape.tied.second += own.elements;
+  }
   return shape_of(shape, joined(std::move(own), cut));
 }
 

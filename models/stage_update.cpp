@@ -170,6 +170,7 @@ void StageWriter::reduce_rest() {
 /// chunk.
 void StageWriter::update() {
   if (x_plan.updates_on_host()) return finish_host_update();
+  if (by_units()) sum_tied_units();
   LayoutWriter events("update", 0);
   SegmentWriter w(x_builder, "update", events);
   w.phase = Phase::kOptimizer;

@@ -339,6 +339,9 @@ class StageWriter {
   void sum_copies_of_unit(const UnitShape& shape, const View& part, std::int64_t count,
                           Segment& segment);
   void sum_shared(const UnitShape& shape, Segment& segment);
+  static ElementRange tied_table(const ParameterLayouts& parameters);
+  void sum_tied_units();
+  StreamWait sum_tied(Unit& unit);
   Op unit_op(const char* stream, const char* name, Work work, Phase phase);
   Unit& unit_of(Chunk& chunk, std::int64_t layer) const;
   Unit* root_of(Chunk& chunk);

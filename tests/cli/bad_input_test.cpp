@@ -194,6 +194,7 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
           {"/sharding/inner_group", "not modelled with experts, gather_dtype int8 or fp8"});
   refused({level, stage, "sharding.persist_elements=-1"}, {"/sharding/persist_elements", "-1"});
   refused({level, stage, "sharding.live_elements=1.5"}, {"/sharding/live_elements", "1.5"});
+  refused({level, "offload.optimizer=cpu"}, {"/sharding/level", "tied", "the host updates"});
   refused({level, stage, "gradients.reduce_dtype=int4", "gradients.inner_group=3"},
           {"/gradients/inner_group", "3 does not divide"});
 }
@@ -402,7 +403,6 @@ const BadSet kUnsupported[] = {
      {"/schedule/activations", "0.5", "1 to"}},
     {"schedule={\"name\":\"zb-auto\",\"memory\":4}", {"/schedule/memory", "unknown key"}},
     {"schedule=mine.json", {"mine.json", "No such file"}},
-    {"sharding.level=parameters", {"/sharding/level", "tied across pipeline stages"}},
     {"sharding.group_size=3", {"/sharding/group_size", "3", "does not divide"}},
     {"sharding.group_size=\"all\"", {"/sharding/group_size", "\"all\"", "or null"}},
     {"offload.optimizer=cpu", {"/offload/optimizer", "sharding.level", "gradients or parameters"}},

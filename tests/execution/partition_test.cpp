@@ -48,5 +48,29 @@ TEST(Partition, OfExpertsTrainsAsOneRank) {
   expect_as_one_rank(model, in_fp32(plan));
 }
 
+// A table of the first and the last stage in sharded units of unlike sizes, also where norms and
+// positions stay gathered beside it, and where groups of shards hold copies.
+TEST(TiedUnits, TrainAsOneRank) {
+  for (Model model : {narrowed(small_gpt(), 4), narrowed(small_llama(), 4)}) {
+    model.tied_embeddings = true;
+    model.positions = std::min<std::int64_t>(model.positions, 8);
+    for (const Degrees degrees :
+         {Degrees{1, 2, 1, 2}, Degrees{2, 2, 1, 1}, Degrees{1, 2, 2, 2}, Degrees{1, 2, 1, 4}}) {
+      for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
+        Plan plan = small_plan(model, degrees, 4);
+        plan.sequence_length = 8;
+        plan.schedule = degrees.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
+        plan.sharding = sharding;
+        plan.shard_group = degrees.data == 4 ? 2 : 0;
+        plan.units.reduce = DType::kFp32;
+        plan.units.reduce_each = sharding == Sharding::kGradients;
+        plan.units.persist_elements = degrees.virtual_pipeline > 1 ? 8 : 0;
+        plan.clip_norm = 0.3;
+        expect_as_one_rank(model, in_fp32(plan));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -78,7 +78,6 @@ Drawn draw_sharded_plan(Rng& rng) {
     p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
     fit_schedule(out.model, p);
   }
-  if (p.pipeline > 1) out.model.tied_embeddings = false;
   std::int64_t group = 1 + rng.below(p.data);
   while (p.data % group != 0 || (group == 1 && p.data > 1)) group = 1 + rng.below(p.data);
   p.shard_group = coin() ? 0 : group;
@@ -99,6 +98,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   draw_levels(rng, p);
   draw_placement(rng, p.offload);
   p.buckets.averages = Rng(rng).below(2) == 0;
+  if (p.pipeline > 1 && p.updates_on_host()) out.model.tied_embeddings = false;
   fit_autocast(out.model, p);
   return out;
 }
