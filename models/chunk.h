@@ -92,6 +92,9 @@ struct UnitContent {
   std::vector<ElementRange> alike, partial;
 };
 
+/// Where among the cut parameters of an end a tied table lies (stage_tied.cpp).
+ElementRange tied_table(const ParameterLayouts& end);
+
 /// Layouts and segments of the units of one shape; see stage_units.cpp.
 struct UnitShape {
   Holders holders;
@@ -161,5 +164,18 @@ struct Chunk {
 
 /// Where its parameters begin, in falling order, element 0 last.
 std::vector<std::int64_t> parameter_begins(const Chunk& chunk);
+
+/// A message that is sent later.
+struct HeldBack {
+  std::int32_t chunk = 0, microbatch = 0;
+  FrameId frame;
+  bool gradient = false;
+};
+
+/// Of what a layer keeps: its frame on the host, the copies out and in, and what lets go of it.
+struct HostCopies {
+  LayoutId layout;
+  SegmentId out, in, let_go;
+};
 
 }  // namespace foretrain

@@ -224,12 +224,6 @@ void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
                     "recompute.co_shard",
                     ErrorKind::kUnsupported);
   }
-  if (plan.splits_backward() && plan.by_units()) {
-    run.fail("schedule",
-             "separate passes for gradients of weights with sharded gradients or parameters are "
-             "not modelled yet",
-             ErrorKind::kUnsupported);
-  }
 }
 
 }  // namespace foretrain

@@ -356,11 +356,14 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
                    "reduce makes a reduction for each of " + text(plan.shards()) +
                        " ranks that share the states; expected at most " + text(kMostOwners)};
   }
-  const bool tied_across = model.tied_embeddings && plan.pipeline > 1;
-  if (plan.by_units() && plan.updates_on_host() && tied_across) {
+  const bool tied = plan.by_units() && model.tied_embeddings;
+  const bool on_one_stage = plan.stage_of(0) == plan.stage_of(plan.chunks() - 1);
+  if (tied && (on_one_stage ? plan.splits_backward() : plan.updates_on_host())) {
     return Refusal{"sharding/level",
-                   "a table that is tied across pipeline stages is not modelled with sharded "
-                   "gradients that the host updates",
+                   on_one_stage ? "a table that is tied on one stage is not modelled with sharded "
+                                  "gradients and separate passes for those of weights"
+                                : "a table that is tied across pipeline stages is not modelled "
+                                  "with sharded gradients that the host updates",
                    ErrorKind::kUnsupported};
   }
   return refused_buckets(model, plan);

@@ -71,39 +71,10 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   } else if (!chunk.first) {
     send(c, passage.gradient, mb, true);
   }
+  set_gradients_aside(chunk, passage);
   x_pass_done = StreamWait{StreamId(), passage.done_frame, passage.done_event};
   if (x_plan.spreads_vocabulary()) x_layer_passes.push_back(x_pass_done);
   if (!x_plan.splits_backward() && !shares) x_passages.erase(found);
-}
-
-/// What the backward pass of this microbatch left: the gradients of the chunk's matrices. The last
-/// such pass finishes the chunk.
-void StageWriter::weight_gradients(std::int32_t c, std::int32_t mb, bool last) {
-  Chunk& chunk = x_chunks[static_cast<std::size_t>(c)];
-  const auto found = x_passages.find({c, mb});
-  FT_CHECK(found != x_passages.end(), "gradients of weights before those of inputs");
-  Passage& passage = found->second;
-  const bool own_table = !(x_model.tied_embeddings && chunk.has_embedding);
-  for (auto& [layer, call] : passage.weights) {
-    const bool head = layer < 0;
-    passage.done_frame = call.frames[head ? std::size_t{kHeadLocal} : std::size_t{kLocal}];
-    passage.done_event = head ? x_head_segments->done : layer_segments(chunk, layer).done;
-    call.waits = std::move(x_before_next);
-    x_before_next.clear();
-    x_builder.call(std::move(call));
-    if (!last) continue;
-    const FrameId frame = passage.done_frame;
-    if (head) {
-      if (own_table) reduce_ready(chunk, chunk.head.cut_begin, frame, passage.done_event);
-      continue;
-    }
-    reduce_ready(chunk, chunk.parts[static_cast<std::size_t>(layer)].cut_begin, frame,
-                 passage.done_event);
-    reduce_experts_ready(chunk, layer, frame, passage.done_event);
-  }
-  finish_pass(chunk, passage.done_frame, passage.done_event, last);
-  x_pass_done = StreamWait{StreamId(), passage.done_frame, passage.done_event};
-  x_passages.erase(found);
 }
 
 }  // namespace foretrain

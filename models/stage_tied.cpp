@@ -10,10 +10,9 @@
 
 namespace foretrain {
 
-/// Where among the cut parameters of an end the table lies.
-ElementRange StageWriter::tied_table(const ParameterLayouts& parameters) {
+ElementRange tied_table(const ParameterLayouts& end) {
   std::int64_t begin = 0;
-  for (const Buffer& buffer : parameters.cut.buffers) {
+  for (const Buffer& buffer : end.cut.buffers) {
     if (buffer.name == "embedding.tokens") return {begin, begin + buffer.count};
     begin += buffer.count;
   }

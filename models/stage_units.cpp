@@ -370,6 +370,7 @@ void StageWriter::unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, boo
   if (after && x_plan.units.live_elements == 0 && unit.first > 0) {
     open_units(chunk, unit.first - 1, true);
   }
+  if (x_plan.splits_backward()) return;
   reduce_unit(unit, StreamWait{StreamId(), frame, kReady}, last);
   if (experts != nullptr) reduce_unit(*experts, StreamWait{StreamId(), frame, kReady}, last);
 }

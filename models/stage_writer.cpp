@@ -134,13 +134,7 @@ void StageWriter::wait_gathered(const Chunk& chunk, const PartFrames& part, Call
 /// After a microbatch's backward pass through the whole chunk.
 void StageWriter::finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last) {
   if (by_units()) {
-    if (Unit* root = root_of(chunk)) {
-      if (last || !keeps(chunk, *root, true)) close_unit(*root, frame, event);
-      reduce_unit(*root, StreamWait{StreamId(), frame, event}, last);
-    }
-    if (Unit* small = small_unit(chunk)) reduce_unit(*small, {StreamId(), frame, event}, last);
-    chunk.done_frame = frame;
-    chunk.done_event = event;
+    if (!x_plan.splits_backward()) finish_units(chunk, frame, event, last);
     return;
   }
   if (x_plan.contiguous_passes()) return finish_contiguous(chunk, frame, event, last);
@@ -324,8 +318,7 @@ void StageWriter::head_backward(Chunk& chunk, Passage& passage, std::int32_t mb)
   bind_tied(chunk, true, call);
   bind_part(chunk, -1, &x_head, true, call);
   if (!s.weights.valid()) return x_builder.call(std::move(call));
-  Call weights = call;
-  weights.segment = s.weights;
+  Call weights = for_weights(call, s.weights);
   x_builder.call(std::move(call));
   if (!x_plan.defers_head()) {
     passage.weights.emplace_back(-1, std::move(weights));
@@ -378,10 +371,7 @@ void StageWriter::layer_backward(Chunk& chunk, Passage& passage, std::int64_t l,
   bind_loss(chunk, passage, l, call);
   bind_memory(chunk, passage, l, true, call);
   bind_part(chunk, l, nullptr, true, call);
-  if (s.weights.valid()) {
-    passage.weights.emplace_back(l, call);
-    passage.weights.back().second.segment = s.weights;
-  }
+  if (s.weights.valid()) passage.weights.emplace_back(l, for_weights(call, s.weights));
   if (sliced()) {
     const bool first = l + 1 == chunk.layers;
     if (first) call.waits.push_back({StreamId(std::size_t{0}), passage.gradient, kReady});

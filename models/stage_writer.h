@@ -105,6 +105,7 @@ class StageWriter {
     FrameId gradient;                 ///< of the residual stream, as the backward pass comes down
     /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
     std::vector<std::pair<std::int64_t, Call>> weights;
+    std::vector<std::pair<Unit*, FrameId>> aside;  ///< units' gradients without those
     /// Copies on the host of what layer `first` keeps: of its input where `second`.
     std::map<std::pair<std::int64_t, bool>, FrameId> on_host;
     FrameId part;        ///< of what was sent, where that is all of it that is kept
@@ -134,6 +135,10 @@ class StageWriter {
   void finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
   void wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const;
   void weight_gradients(std::int32_t chunk, std::int32_t microbatch, bool last);
+  Call for_weights(Call call, SegmentId segment) const;
+  void set_gradients_aside(Chunk& chunk, Passage& passage);
+  void weights_end(Chunk& chunk, std::int64_t layer, StreamWait done, bool last);
+  void finish_units(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
   void write_passes();
   std::int64_t scaled_linears(const Chunk& chunk) const;
   void share_scales(const Chunk& chunk, std::int32_t mb, bool backward);
@@ -169,11 +174,6 @@ class StageWriter {
   void arrives_after(const char* group, std::size_t passes);
 
   // --- Messages between stages (stage_messages.cpp) ---
-  struct HeldBack {
-    std::int32_t chunk = 0, microbatch = 0;
-    FrameId frame;
-    bool gradient = false;
-  };
   bool goes_up(std::int32_t chunk) const {
     return x_plan.placement() != ChunkPlacement::kRound && chunk == 1;
   }
@@ -339,7 +339,6 @@ class StageWriter {
   void sum_copies_of_unit(const UnitShape& shape, const View& part, std::int64_t count,
                           Segment& segment);
   void sum_shared(const UnitShape& shape, Segment& segment);
-  static ElementRange tied_table(const ParameterLayouts& parameters);
   void sum_tied_units();
   StreamWait sum_tied(Unit& unit);
   Op unit_op(const char* stream, const char* name, Work work, Phase phase);
@@ -383,10 +382,6 @@ class StageWriter {
   void reduce_narrow(const UnitShape& shape, const Ref& whole, const Ref& part, const PushOp& push);
 
   // --- Host memory and storage (stage_offload.cpp) ---
-  struct HostCopies {
-    LayoutId layout;
-    SegmentId out, in, let_go;
-  };
   Op& side_op(Segment& segment, const char* stream, const std::string& name, Work work,
               std::vector<View> reads, std::vector<View> writes);
   Copy host_copy(Memory from, Memory to, Bytes bytes) const;
@@ -452,7 +447,6 @@ class StageWriter {
   std::array<SegmentId, 2> x_host_waits;  ///< forward, backward
   /// Of share_scales, with its frame: by largest values and direction.
   std::map<std::pair<std::int64_t, bool>, std::pair<SegmentId, FrameId>> x_scales;
-  /// Down, up; of activations, of gradients.
   /// By whether it is sent, goes up the pipeline and carries gradients.
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
   std::array<SegmentId, 2> x_message_gathers, x_pass_pauses;  ///< forward, backward

@@ -194,6 +194,7 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
           {"/sharding/inner_group", "not modelled with experts, gather_dtype int8 or fp8"});
   refused({level, stage, "sharding.persist_elements=-1"}, {"/sharding/persist_elements", "-1"});
   refused({level, stage, "sharding.live_elements=1.5"}, {"/sharding/live_elements", "1.5"});
+  refused({level, stage, "schedule=zb-h1"}, {"/sharding/level", "tied", "separate passes"});
   refused({level, "offload.optimizer=cpu"}, {"/sharding/level", "tied", "the host updates"});
   refused({level, stage, "gradients.reduce_dtype=int4", "gradients.inner_group=3"},
           {"/gradients/inner_group", "3 does not divide"});

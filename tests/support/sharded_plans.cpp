@@ -74,7 +74,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   p.overlap.tensor_slices = 1;
   p.buckets = GradientBuckets();
   p.sums_after_pass = false;
-  if (p.splits_backward() || p.ways() == 2 || p.shares_vocabulary()) {
+  if (p.ways() == 2 || p.shares_vocabulary()) {
     p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
     fit_schedule(out.model, p);
   }
@@ -98,7 +98,10 @@ Drawn draw_sharded_plan(Rng& rng) {
   draw_levels(rng, p);
   draw_placement(rng, p.offload);
   p.buckets.averages = Rng(rng).below(2) == 0;
-  if (p.pipeline > 1 && p.updates_on_host()) out.model.tied_embeddings = false;
+  if (p.splits_backward()) p.offload.activation_layers = 0;
+  const bool on_one_stage = p.stage_of(0) == p.stage_of(p.chunks() - 1);
+  const bool unlike = on_one_stage ? p.splits_backward() : p.updates_on_host();
+  if (unlike) out.model.tied_embeddings = false;
   fit_autocast(out.model, p);
   return out;
 }
