@@ -156,9 +156,17 @@ void StageWriter::reduce_rest() {
       x_before_update.push_back(done);
     }
   }
-  for (Chunk& chunk : x_chunks) {
-    for (Bucket& bucket : chunk.buckets) {
-      reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
+  // Where two stages hold the same two chunks, both must begin with the same one.
+  std::vector<Chunk*> order;
+  for (Chunk& chunk : x_chunks) order.push_back(&chunk);
+  if (x_plan.ways() == 2) {
+    std::stable_sort(order.begin(), order.end(), [](const Chunk* a, const Chunk* b) {
+      return a->first_layer < b->first_layer;
+    });
+  }
+  for (Chunk* chunk : order) {
+    for (Bucket& bucket : chunk->buckets) {
+      reduce_bucket(*chunk, bucket, chunk->done_frame, chunk->done_event);
     }
   }
   for (Chunk& chunk : x_chunks) {

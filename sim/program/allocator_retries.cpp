@@ -16,21 +16,23 @@ bool is_of_device(const Work& work) {
          !std::holds_alternative<Pause>(work);
 }
 
-/// The streams that freeing the device's memory waits for.
+/// The streams that freeing the device's memory waits for. Not those of messages: Programs
+/// post them far ahead, and another stage may take part only after what this one has yet to do.
 std::vector<std::size_t> device_streams(const Program& program) {
   std::vector<std::uint8_t> device(program.streams.size());
-  std::vector<std::uint8_t> pauses(program.streams.size());
+  std::vector<std::uint8_t> left_out(program.streams.size());
   for (const Segment& segment : program.segments) {
     for (const Op& op : segment.ops) {
       const Work& work = program.works[op.work.index()];
       const auto* pause = std::get_if<Pause>(&work);
       if (is_of_device(work)) device[op.stream.index()] = 1;
-      if (pause != nullptr && pause->time.ps > 0) pauses[op.stream.index()] = 1;
+      const bool waits = pause != nullptr && pause->time.ps > 0;
+      if (waits || std::holds_alternative<P2PBatch>(work)) left_out[op.stream.index()] = 1;
     }
   }
   std::vector<std::size_t> out;
   for (std::size_t s = 0; s < device.size(); ++s) {
-    if (device[s] != 0 && pauses[s] == 0) out.push_back(s);
+    if (device[s] != 0 && left_out[s] == 0) out.push_back(s);
   }
   return out;
 }

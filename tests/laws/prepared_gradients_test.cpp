@@ -177,6 +177,22 @@ TEST(PreparedGradients, LoseTheScaleOfTheLossInFp16) {
   }
 }
 
+// Two stages hold the same two chunks; compute that waits for the sum of one must not do so before
+// the other stage's compute is there.
+TEST(NarrowedGradients, OfTwoCopiesComeInOneOrder) {
+  Model model = small_llama();
+  model.tied_embeddings = false;
+  for (const Schedule schedule : {Schedule::kChimera, Schedule::kDualPipe}) {
+    Plan plan = small_plan(model, {1, 4, 1, 1}, 8);
+    plan.schedule = schedule;
+    plan.units.reduce = DType::kBf16;
+    ASSERT_TRUE(plan.narrows_gradients());
+    TestPrices prices(plain_rates());
+    const Result<Replayed> result = replay_all(lower(model, plan), prices, true);
+    EXPECT_TRUE(result.ok()) << result.error().message;
+  }
+}
+
 // The gathers of a step wait for the zeroes, which a framework gives its compute stream first.
 TEST(GatheredParameters, ComeAfterTheZeroes) {
   for (const Sharding sharding : {Sharding::kOptimizer, Sharding::kGradients}) {
