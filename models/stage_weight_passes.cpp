@@ -2,10 +2,8 @@
 //
 // With sharded units a backward pass lets parameters go as any other does, and what it wrote of a
 // unit's gradients, those of norms and biases, waits with the microbatch until its pass for weights
-// has written the rest: then the unit is reduced. Left out: that a pass for weights of mixed kinds
-// needs parameters again.
+// has written the rest: then the unit is reduced.
 #include <algorithm>
-#include <initializer_list>
 
 #include "models/stage_writer.h"
 #include "sim/base/check.h"

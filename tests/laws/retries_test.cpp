@@ -23,6 +23,18 @@ bool is_stall(const Program& program, const Call& call) {
   return program.segments[call.segment.index()].name == "allocator retries";
 }
 
+/// The streams that stalls wait for.
+std::set<std::string> waited_for(const Program& program) {
+  std::set<std::string> waited;
+  for (const Call& call : program.calls) {
+    if (!is_stall(program, call)) continue;
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      if (op.name == "allocator.wait") waited.insert(program.streams[op.stream.index()]);
+    }
+  }
+  return waited;
+}
+
 struct Stalls {
   std::int64_t calls = 0;
   Time host;  ///< of all of them
@@ -113,13 +125,7 @@ TEST(AllocatorRetries, LeaveMessagesAlone) {
   const Model model = small_llama();
   const Plan plan = small_plan(model, {1, 2, 1, 1}, 4);
   const Program program = with_retries(lower(model, plan).programs[1], {{3, 1 << 20}}, kPerGib);
-  std::set<std::string> waited;
-  for (const Call& call : program.calls) {
-    if (!is_stall(program, call)) continue;
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      if (op.name == "allocator.wait") waited.insert(program.streams[op.stream.index()]);
-    }
-  }
+  const std::set<std::string> waited = waited_for(program);
   EXPECT_EQ(waited.count("compute"), 1U);
   EXPECT_EQ(waited.count("receive activations"), 0U);
   EXPECT_EQ(waited.count("send gradients"), 0U);
@@ -136,13 +142,7 @@ TEST(AllocatorRetries, LeaveTheHostsStreamsAlone) {
   plan.offload.optimizer = Memory::kStorage;
   plan.offload.delayed_update = true;
   const Program program = with_retries(lower(model, plan).programs[0], {{3, 1 << 20}}, kPerGib);
-  std::set<std::string> waited;
-  for (const Call& call : program.calls) {
-    if (!is_stall(program, call)) continue;
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      if (op.name == "allocator.wait") waited.insert(program.streams[op.stream.index()]);
-    }
-  }
+  const std::set<std::string> waited = waited_for(program);
   const std::set<std::string> expected = {"compute", "data", "to host", "from host"};
   EXPECT_EQ(waited, expected);
 }
