@@ -430,11 +430,6 @@ std::optional<Refusal> refused_offload(const Plan& p) {
                    "needs offload.optimizer cpu or nvme, without delayed_update",
                    ErrorKind::kUnsupported};
   }
-  if (o.activation_layers > 0 && p.splits_backward()) {
-    return Refusal{"offload/activation_layers",
-                   "is not modelled with gradients of weights in passes of their own",
-                   ErrorKind::kUnsupported};
-  }
   return std::nullopt;
 }
 

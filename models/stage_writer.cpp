@@ -207,6 +207,8 @@ void StageWriter::forward(const Pass& pass) {
   finish_slices();
   if (head && pass.round > 0) x_first_pass = mb == 0;  // its own
   if (head) head_forward(chunk, passage, mb);
+  // Blocks of a woven pass go in between: it lets go of its own.
+  if (x_joined && x_plan.weaves() && x_model.has_experts()) let_go_of_copied();
   let_go_of_casts(chunk, passage, mb);
   pass_ends(false, mb);
   share_scales(chunk, mb, false);

@@ -1,7 +1,11 @@
-// Passes of their own for gradients of weights, beside sharded gradients and parameters.
+// Passes of their own for gradients of weights, beside sharded gradients and parameters, and
+// activations on the host.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
 
 #include "models/lower.h"
 #include "sim/program/memory.h"
@@ -51,6 +55,61 @@ TEST(WeightPassesOfUnits, TrainExpertsAsOneRank) {
     plan.units.reduce_each = each;
     expect_as_one_rank(model, in_fp32(plan));
   }
+}
+
+// What the host keeps comes back for the gradients of inputs and is there for those of weights.
+TEST(WeightPasses, TrainWithActivationsOnTheHost) {
+  for (const Schedule schedule : {Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
+                                  Schedule::kZbAuto, Schedule::kDualPipeV}) {
+    for (const Sharding sharding : {Sharding::kNone, Sharding::kParameters}) {
+      const bool v = schedule == Schedule::kZbV || schedule == Schedule::kDualPipeV;
+      const Model model = narrowed(small_llama(), 4);
+      Plan plan = small_plan(model, {1, 2, v ? 2 : 1, 2}, 5);
+      plan.schedule = schedule;
+      plan.sequence_length = 8;
+      plan.sharding = sharding;
+      plan.units.reduce = DType::kFp32;
+      plan.recompute.layer = v;
+      plan.offload.activation_layers = v ? 1 : 2;
+      expect_as_one_rank(model, in_fp32(plan));
+    }
+  }
+}
+
+// Blocks of a backward pass come between those of the forward pass that it hides.
+TEST(WeightPasses, TrainExpertsWithActivationsOnTheHost) {
+  Model model = narrowed(small_moe(), 4);
+  model.experts = Experts{8, 2, 8, 8, 1, 1, false};
+  model.tied_embeddings = false;
+  for (const Sharding sharding : {Sharding::kNone, Sharding::kGradients}) {
+    Plan plan = small_plan(model, {1, 2, 2, 2}, 5);
+    plan.schedule = Schedule::kDualPipeV;
+    plan.sequence_length = 16;
+    plan.experts.expert = 2;
+    plan.sharding = sharding;
+    plan.units.reduce = DType::kFp32;
+    plan.offload.activation_layers = 4;
+    expect_as_one_rank(model, in_fp32(plan));
+  }
+}
+
+// Each microbatch is copied out and back once, however its backward pass is divided.
+TEST(WeightPasses, CopyWhatIsOnTheHostOnce) {
+  const Model model = small_llama();
+  const auto copied = [&model](Schedule schedule, std::int64_t layers) {
+    Plan plan = small_plan(model, {1, 2, 1, 1}, 4);
+    plan.schedule = schedule;
+    plan.offload.activation_layers = layers;
+    std::map<std::string, std::int64_t> counts;
+    for (const Program& program : lower(model, plan).programs) {
+      for (const Call& call : program.calls) ++counts[program.segments[call.segment.index()].name];
+    }
+    return std::pair(counts["keep on the host"], counts["load from the host"]);
+  };
+  EXPECT_EQ(copied(Schedule::kZbH1, 0), std::pair(0L, 0L));
+  EXPECT_GT(copied(Schedule::kZbH1, 1).first, 0);
+  EXPECT_EQ(copied(Schedule::kZbH1, 1), copied(Schedule::k1F1B, 1));
+  EXPECT_EQ(copied(Schedule::kZbH1, 1).first, copied(Schedule::kZbH1, 1).second);
 }
 
 // A pass for weights reads no parameters: those of a layer are let go before it, as in 1f1b.

@@ -98,7 +98,6 @@ Drawn draw_sharded_plan(Rng& rng) {
   draw_levels(rng, p);
   draw_placement(rng, p.offload);
   p.buckets.averages = Rng(rng).below(2) == 0;
-  if (p.splits_backward()) p.offload.activation_layers = 0;
   const bool on_one_stage = p.stage_of(0) == p.stage_of(p.chunks() - 1);
   const bool unlike = on_one_stage ? p.splits_backward() : p.updates_on_host();
   if (unlike) out.model.tied_embeddings = false;
