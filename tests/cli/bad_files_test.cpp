@@ -83,6 +83,40 @@ TEST(BadOutputs, AreNotWrittenOverWhatIsRead) {
   EXPECT_EQ(fine.exit_code, 0) << fine.err;
 }
 
+// Nor over what the RUN, or a --set, names, or what that names in turn.
+TEST(BadOutputs, AreNotWrittenOverWhatIsNamed) {
+  const Workplace place;
+  place.write("model.json", R"({"preset": "gpt2", "n_layer": 2})");
+  place.write("device.json", R"({"preset": "h100-sxm-80gb"})");
+  place.write("cluster.json",
+              R"({"preset": "dgx-h100", "accelerators": 8, "device": "device.json"})");
+  place.write("run.json", R"({"model": {"preset": "model.json"}, "cluster": "cluster.json",
+                              "batch": {"global": 8, "sequence": 64}})");
+  place.write("system.json", R"({"defaults": {}})");
+  place.write("rows.json", R"([{"id": "a", "run": {"model": "model.json", "cluster": "x"}}])");
+  const std::vector<std::string> files = {"cluster.json", "device.json", "model.json",
+                                          "rows.json",    "run.json",    "system.json"};
+  for (const char* output : {"model.json", "cluster.json", "device.json", "./system.json"}) {
+    const std::vector<std::string> parts = {"--json", output, "would be overwritten"};
+    expect_refused(
+        place, place.run({"simulate", "run.json", "--set", "system=system.json", "--json", output}),
+        parts, files);
+  }
+  expect_refused(place, place.run({"show", "run.json", "--json", "cluster.json"}),
+                 {"cluster.json", "would be overwritten"}, files);
+  expect_refused(place, place.run({"execute", "run.json", "--timeline", "model.json"}),
+                 {"--timeline", "model.json", "would be overwritten"}, files);
+  for (const char* rows : {"rows.json", "."}) {
+    expect_refused(place, place.run({"score", rows, "--csv", "model.json"}),
+                   {"--csv", "model.json", "would be overwritten"}, files);
+  }
+  expect_refused(place,
+                 place.run({"simulate", "run.json", "--set",
+                            R"(cluster={"preset": "dgx-h100", "device": "device.json"})", "--trace",
+                            "device.json"}),
+                 {"--trace", "device.json", "would be overwritten"}, files);
+}
+
 TEST(BadInput, ADeepObjectIsRefused) {
   const Workplace place;
   std::string deep;

@@ -103,8 +103,9 @@ Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
 }  // namespace
 
 Status execute(const ExecuteArgs& args) {
-  FT_TRY(check_outputs(
-      {{"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}}, {args.run}));
+  FT_TRY(
+      check_outputs({{"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}},
+                    read_with(args.run, args.sets)));
   FT_TRY(choose_blas(args.blas));
   FT_ASSIGN(CudaModule cuda, open_device(args.device));
   FT_ASSIGN(const HostRun host, prepare_host_run(args.run, args.sets, args.ranks, std::move(cuda)));

@@ -299,7 +299,7 @@ Status list(const ListArgs& args) {
 }
 
 Status show(const ShowArgs& args) {
-  FT_TRY(check_outputs({{"--json", args.json}}, {args.name}));
+  FT_TRY(check_outputs({{"--json", args.json}}, read_with(args.name, args.sets)));
   const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
   if (!wants_run) {
     if (is_part(args.name) || is_system_file(args.name)) return show_part(args);

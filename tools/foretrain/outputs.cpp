@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <filesystem>
 
 #include "sim/base/file.h"
+#include "sim/base/json.h"
 #include "tools/foretrain/verbs.h"
 
 namespace foretrain {
@@ -16,7 +18,42 @@ fs::path place_of(const std::string& path) {
   return other ? fs::path() : place;
 }
 
+/// Adds every file that a text in `json` leads to, from the working directory or from `folder`.
+void add_files(const Json& json, const fs::path& folder, std::vector<std::string>& out) {
+  if (const std::string* text = json.string()) {
+    for (const fs::path& path : {fs::path(*text), folder / *text}) {
+      std::error_code error;
+      const bool known = std::find(out.begin(), out.end(), path.string()) != out.end();
+      if (!text->empty() && !known && fs::is_regular_file(path, error))
+        out.push_back(path.string());
+    }
+  } else if (const Json::Object* object = json.object()) {
+    for (const auto& [key, value] : *object) add_files(value, folder, out);
+  } else if (const Json::Array* array = json.array()) {
+    for (const Json& value : *array) add_files(value, folder, out);
+  }
+}
+
 }  // namespace
+
+std::vector<std::string> read_with(const std::string& run, const std::vector<std::string>& sets) {
+  std::vector<std::string> out;
+  add_files(Json(run), fs::path(), out);
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(run, error)) {
+    if (entry.path().extension() == ".json") out.push_back(entry.path().string());
+  }
+  for (const std::string& set : sets) {
+    const std::string text = set.substr(set.find('=') + 1);
+    const Result<Json> json = parse_json(text, "--set");
+    add_files(json.ok() ? json.value() : Json(text), fs::path(), out);
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) {  // what they name in turn
+    const Result<Json> json = read_json_file(out[i]);
+    if (json.ok()) add_files(json.value(), fs::path(out[i]).parent_path(), out);
+  }
+  return out;
+}
 
 Status write_output(const std::string& path, const std::string& text) {
   return write_text_file(path, text);

@@ -32,7 +32,12 @@ std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool
 }  // namespace
 
 Status score(const ScoreArgs& args) {
-  FT_TRY(check_outputs({{"--json", args.json}, {"--csv", args.csv}}, args.rows));
+  std::vector<std::string> inputs;
+  for (const std::string& rows : args.rows) {
+    inputs.push_back(rows);
+    for (std::string& file : read_with(rows, {})) inputs.push_back(std::move(file));
+  }
+  FT_TRY(check_outputs({{"--json", args.json}, {"--csv", args.csv}}, inputs));
   FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
   if (!args.only.empty()) {
     std::erase_if(rows, [&args](const Row& row) {

@@ -26,9 +26,10 @@ void warn_of_idle_keys(bool quiet, const Run& run) {
 }
 
 Status simulate(const SimulateArgs& args) {
-  FT_TRY(
-      check_outputs({{"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}},
-                    {args.run, args.profile}));
+  std::vector<std::string> inputs = read_with(args.run, args.sets);
+  inputs.push_back(args.profile);
+  FT_TRY(check_outputs(
+      {{"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}}, inputs));
   if (!args.trace_ranks.empty() && args.trace.empty() && args.timeline.empty()) {
     return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
   }

@@ -10,7 +10,9 @@ namespace foretrain {
 
 Status validate(const ValidateArgs& args) {
   const ExecuteArgs& e = args.execute;
-  FT_TRY(check_outputs({{"--json", e.json}}, {e.run, args.profile}));
+  std::vector<std::string> inputs = read_with(e.run, e.sets);
+  inputs.push_back(args.profile);
+  FT_TRY(check_outputs({{"--json", e.json}}, inputs));
   FT_TRY(choose_blas(e.blas));
   FT_ASSIGN(CudaModule cuda, open_device(e.device));
   FT_ASSIGN(HostRun host, prepare_host_run(e.run, e.sets, e.ranks, std::move(cuda)));

@@ -90,6 +90,10 @@ struct Output {
 /// shipped files are no paths: nothing stands there.
 Status check_outputs(const std::vector<Output>& outputs, const std::vector<std::string>& inputs);
 
+/// The files that are read for a RUN or another preset, or for a folder of rows: its own, those
+/// that it or a `--set` names, those that these name.
+std::vector<std::string> read_with(const std::string& run, const std::vector<std::string>& sets);
+
 /// Writes `text` to stdout unless `quiet`.
 Status print(bool quiet, const std::string& text);
 
