@@ -168,6 +168,7 @@ std::vector<Kind> kinds_of(const Run& run) {
   out.push_back(smaller_microbatches(plan));
   out.push_back(more_ranks("parallel.tensor", plan.tensor, run.cluster.accelerators_per_node));
   out.push_back(more_ranks("parallel.pipeline", plan.pipeline, run.model.layers));
+  out.push_back(more_ranks("parallel.context", plan.context, plan.data));
   out.push_back(offloading(run));
   out.push_back(offloaded_activations(plan));
   return out;

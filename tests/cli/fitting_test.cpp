@@ -72,6 +72,20 @@ TEST(Fitting, HostsHoldWhatAllTheirRanksKeep) {
   }
 }
 
+// Long sequences are cut among more ranks: half of the tokens keep half of the activations.
+TEST(Fitting, LongSequencesAreCut) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 16}, "parallel": {"tensor": 4}, "batch": {"global": 16, "micro": 1,
+      "sequence": 65536}})");
+  const std::vector<Json> changes = changes_of(simulated(place, "run.json", {}));
+  const auto cuts = [](const Json& change) {
+    const Json sets = at(change, "set");
+    return *sets.array() == Json::Array{Json("parallel.context=2")};
+  };
+  EXPECT_TRUE(std::any_of(changes.begin(), changes.end(), cuts));
+}
+
 TEST(Fitting, WhatIsSaidIsTrue) {
   const Workplace place;
   place.write("run.json", kTooBig);
