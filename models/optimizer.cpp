@@ -63,6 +63,10 @@ Bytes update_bytes_beside(Optimizer optimizer) {
   }
 }
 
+bool loops_over_tensors(Optimizer optimizer) {
+  return optimizer != Optimizer::kFusedAdam && optimizer != Optimizer::kLamb;
+}
+
 double host_update_factor(Optimizer optimizer) {
   return optimizer == Optimizer::kAdam ? 14.76 / 2.57 : 1;
 }

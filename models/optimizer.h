@@ -42,6 +42,10 @@ bool is_adam(Optimizer optimizer);
 std::string update_name(Optimizer optimizer);
 Bytes update_bytes_beside(Optimizer optimizer);
 
+/// Whether the host launches kernels for every parameter tensor, `host.update_us` each, as eager
+/// optimizers do; others launch theirs for lists of tensors.
+bool loops_over_tensors(Optimizer optimizer);
+
 /// How much longer the host takes for an update than for its operands alone: PyTorch's operations
 /// one after another take 14.76 s for 10e9 parameters where a fused, vectorised Adam takes 2.57 s
 /// (arXiv 2101.06840, table 4, from memory).

@@ -244,16 +244,16 @@ class PlanReader {
       read_operations(r, graph == 0 && x_plan.fusion != Fusion::kCompiled);
     });
     nested("host", [this](JsonReader& r) {
-      double data_us = 0;
-      double pass_us = 0;
-      double step_us = 0;
-      r.read("data_us", data_us, JsonReader::Range{0, 1e12});
-      r.read("pass_us", pass_us, JsonReader::Range{0, 1e12});
-      r.read("step_us", step_us, JsonReader::Range{0, 1e12});
+      const auto read_time = [&r](const char* key, Time& time, double most = 1e12) {
+        double us = 0;
+        r.read(key, us, JsonReader::Range{0, most});
+        time = Time::from_us(us);
+      };
+      read_time("data_us", x_plan.data_time);
+      read_time("pass_us", x_plan.pass_time);
+      read_time("step_us", x_plan.step_time);
+      read_time("update_us", x_plan.update_time, 1e6);
       r.read_enum("synchronize", x_plan.host_waits, {"none", "forward", "transfers", "passes"});
-      x_plan.data_time = Time::from_us(data_us);
-      x_plan.pass_time = Time::from_us(pass_us);
-      x_plan.step_time = Time::from_us(step_us);
     });
     nested("allocator", [this](JsonReader& r) {
       int kind = 0;

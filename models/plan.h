@@ -291,9 +291,8 @@ struct Plan {
   GradientBuckets buckets;
   Offload offload;
   std::int64_t global_batch = 1, micro_batch = 1, sequence_length = 1;
-  std::int64_t target_length = 0;  ///< tokens of the decoder's sequences; 0 = as the encoder's
-  /// Lengths of the documents that every sequence packs, if several: models/documents.h.
-  std::vector<std::int64_t> documents;
+  std::int64_t target_length = 0;       ///< tokens of the decoder's sequences; 0 = as the encoder's
+  std::vector<std::int64_t> documents;  ///< lengths of those that every sequence packs, if several
   Precision precision;
   Recompute recompute;
   ExpertPlan experts;
@@ -319,6 +318,7 @@ struct Plan {
   Time data_time;                  ///< host time to prepare one microbatch
   Time pass_time;                  ///< host time of each pass of a microbatch through a chunk
   Time step_time;                  ///< host time a step outside of kernels' launches
+  Time update_time;                ///< host time of each parameter tensor: models/optimizer.h
   Time checkpoint_time;            ///< host time that recomputing a layer adds
   HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
   double context_gib = 0;          ///< what CUDA and its libraries hold before the first tensor

@@ -197,6 +197,9 @@ void StageWriter::update() {
   write_clipping(w, updated);
   flatten_gradients(w, call, updated);
   write_updates(w, updated);
+  if (loops_over_tensors(x_plan.optimizer)) {
+    w.pause("host.update", Time{x_plan.update_time.ps * updated_tensors()});
+  }
   // A stage without layers or ends has nothing to update, and nothing waits for it.
   if (!w.segment().ops.empty()) w.record(EventRef{0, kUpdateDone});
   call.segment = x_builder.segment(std::move(w.segment()));
@@ -212,6 +215,15 @@ void StageWriter::update() {
     }
   }
   reduce_loss();
+}
+
+/// The parameter tensors of the stage as its optimizer sees them: units are flat (FSDP1).
+std::int64_t StageWriter::updated_tensors() const {
+  std::size_t out = 0;
+  for (const Chunk& chunk : x_chunks) {
+    out += by_units() ? chunk.units.size() : chunk.ranges.size();
+  }
+  return static_cast<std::int64_t>(out);
 }
 
 void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out) {

@@ -297,6 +297,7 @@ class StageWriter {
   void flatten_gradients(SegmentWriter& w, Call& call, std::vector<Updated>& updated);
   void write_clips(SegmentWriter& w, const std::vector<Updated>& updated) const;
   void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
+  std::int64_t updated_tensors() const;
   void gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after);
   void reduce_loss();
   /// This rank's part of a bucket in formal frame `frame`; all of it when the optimizer is not

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "models/optimizer.h"
+
 namespace foretrain {
 namespace {
 
@@ -66,6 +68,13 @@ const char* live_elements(const Run& run) {
 const char* prefetch(const Run& run) {
   if (run.plan.sharding != Sharding::kParameters) return if_not_parameters(run);
   return run.plan.units.live_elements > 0 ? "sharding.live_elements is above 0" : nullptr;
+}
+
+const char* update_us(const Run& run) {
+  if (run.plan.updates_on_host()) return "the host updates the parameters itself";
+  return loops_over_tensors(run.plan.optimizer)
+             ? nullptr
+             : "kernels of kernels.optimizer update lists of tensors";
 }
 
 const char* clock_mhz(const Run&) {
@@ -318,6 +327,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/batch/documents", documents},
     {"/sharding/gather_dtype", gather_dtype},
     {"/host/synchronize", synchronize},
+    {"/host/update_us", update_us},
     {"/kernels/amax_reduction", amax_reduction},
     {"/kernels/autocast", autocast},
     {"/kernels/fp8_weights", fp8_weights},

@@ -312,6 +312,7 @@ const BadSet kImpossible[] = {
     {"host.pass_us=-1", {"/host/pass_us", "found -1", "from 0"}},
     {"host.pass_us=999999999999", {"run.json", "more than 11 days"}},
     {"host.step_us=-1", {"/host/step_us", "found -1", "from 0"}},
+    {"host.update_us=1e7", {"/host/update_us", "found 10000000", "to 1000000"}},
 };
 
 /// Eight experts of which a token has `drawn`, with `groups` of them.

@@ -382,6 +382,7 @@ const Field kFields[] = {
     {"host.data_us=100000"},
     {"host.pass_us=100000"},
     {"host.step_us=1000"},
+    {"host.update_us=10000", {"kernels.optimizer=adam"}},
     {"host.synchronize=passes", {"launch.dispatch_us=1000"}},
     {"dropout=0.1"},
     {"cluster.network.nic_gbit_per_s=50", {"cluster.accelerators=16"}},

@@ -96,5 +96,33 @@ TEST(OptimizerUpdate, Bytes) {
   EXPECT_EQ(moved(Optimizer::kAdam8bit), 12 * p + 2 * 2 * p + 2 * 2 * 4 * ((p + 255) / 256));
 }
 
+// Loops launch for each of the parameters of embedding, layers and head; flat units are one each.
+TEST(OptimizerUpdate, HostsLoopOverTensors) {
+  const Model model = even_gpt();
+  const auto tensors = static_cast<std::int64_t>(embedding_parameters(model).size() +
+                                                 head_parameters(model).size()) +
+                       model.layers * static_cast<std::int64_t>(layer_parameters(model).size());
+  const auto looped = [](Optimizer optimizer, Sharding sharding) {
+    Plan plan = plan_with(optimizer, sharding, 2);
+    plan.update_time = Time::from_us(3);
+    const Program program = program_of(plan);
+    Time sum;
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        const auto* delay = std::get_if<HostDelay>(&program.works[op.work.index()]);
+        if (delay != nullptr) sum += delay->time;
+      }
+    }
+    return sum;
+  };
+  for (const Optimizer o : {Optimizer::kAdam, Optimizer::kSgd, Optimizer::kAdafactor}) {
+    EXPECT_EQ(looped(o, Sharding::kNone), Time::from_us(3 * static_cast<double>(tensors)));
+  }
+  EXPECT_EQ(looped(Optimizer::kAdam, Sharding::kParameters),
+            Time::from_us(3 * static_cast<double>(model.layers + 1)));
+  EXPECT_EQ(looped(Optimizer::kFusedAdam, Sharding::kNone), Time());
+  EXPECT_EQ(looped(Optimizer::kLamb, Sharding::kNone), Time());
+}
+
 }  // namespace
 }  // namespace foretrain
