@@ -111,20 +111,22 @@ template <typename T>
 void squared_norm(const Kernel& w, const OpContext& context, const Operands<T>& x) {
   const Operand& view = x.reads[0];
   const Buffer& buffer = *view.buffer;
-  const std::int64_t first =
-      view.begin + (buffer.shards > 1 ? context.place(buffer.shard_group).index * buffer.count : 0);
-  const auto squares = [&](std::int64_t begin, std::int64_t end) {
-    double sum = 0;
-    for (std::int64_t i = std::max(begin, first); i < std::min(end, first + w.cols); ++i) {
-      const double v = x.in(0)[i - first];
-      sum += v * v;
+  double sum = 0;
+  for (const ArrayRun& run : context.runs_of(view, w.cols)) {
+    const auto squares = [&](std::int64_t begin, std::int64_t end) {
+      double out = 0;
+      for (std::int64_t i = std::max(begin, run.first); i < std::min(end, run.first + run.count);
+           ++i) {
+        const double v = x.in(0)[run.at + i - run.first];
+        out += v * v;
+      }
+      return out;
+    };
+    sum += squares(run.first, run.first + run.count);
+    for (const Replica& r : buffer.replicas) {
+      const auto copies = static_cast<double>(context.place(r.group).size);
+      sum -= squares(r.begin, r.end) * (1 - 1 / copies);
     }
-    return sum;
-  };
-  double sum = squares(first, first + w.cols);
-  for (const Replica& r : buffer.replicas) {
-    const auto copies = static_cast<double>(context.place(r.group).size);
-    sum -= squares(r.begin, r.end) * (1 - 1 / copies);
   }
   *x.out(0) += static_cast<T>(sum);
 }

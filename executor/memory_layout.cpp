@@ -70,10 +70,19 @@ void MemoryLayout::add_slice(const Piece& piece, std::size_t f, const Home& home
   slice.first_col = first(place(piece.cols_split_over), piece.col_part, piece.col_count);
   slice.owner = frame.alias_of.valid() ? frame.alias_of : FrameId(f);
   slice.element = home.offset / bytes_of(owner.dtype, 1) + piece.offset;
-  if (owner.shards > 1) slice.element -= place(owner.shard_group) * owner.count;
-  slice.begin = std::max<std::int64_t>(0, -slice.element);
-  slice.end = std::min(slice.rows * slice.cols, owner.count - slice.element);
-  if (slice.begin >= slice.end) return;
+  const std::int64_t element = slice.element;
+  const std::int64_t own = owner.shards > 1 ? place(owner.shard_group) : 0;
+  const std::int64_t run = owner.count / owner.chunks;
+  for (std::int64_t chunk = 0; chunk < owner.chunks; ++chunk) {
+    const std::int64_t begin = owner.chunk_begin(chunk, own);
+    slice.element = element - begin + chunk * run;
+    slice.begin = std::max<std::int64_t>(0, chunk * run - slice.element);
+    slice.end = std::min(slice.rows * slice.cols, (chunk + 1) * run - slice.element);
+    if (slice.begin < slice.end) keep_slice(slice);
+  }
+}
+
+void MemoryLayout::keep_slice(const TensorSlice& slice) {
   // Aliases come and go with the calls that bind them; the first one will do.
   const auto same = [&slice](const TensorSlice& known) {
     return known.owner == slice.owner && known.element == slice.element &&

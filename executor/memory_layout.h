@@ -47,6 +47,7 @@ class MemoryLayout {
  private:
   void collect_slices();
   void add_slice(const Piece& piece, std::size_t frame, const Home& home);
+  void keep_slice(const TensorSlice& slice);
 
   const Program& x_program;
   std::vector<Place> x_places;

@@ -70,6 +70,12 @@ inline std::int64_t position_in_part(std::int64_t i, std::int64_t member, std::i
   return (i < chunk ? member : 2 * members - 1 - member) * chunk + i % chunk;
 }
 
+/// Elements of a view, from `at` on, that lie together in the array of which its buffer is a part:
+/// from `first` on.
+struct ArrayRun {
+  std::int64_t at = 0, first = 0, count = 0;
+};
+
 struct OpContext {
   Batch batch;
   Training training;
@@ -110,6 +116,22 @@ struct OpContext {
   std::int64_t global_token(GroupSlot split_over, std::int64_t rows, std::int64_t r) const {
     const Token at = token(split_over, rows, r);
     return (first_sequence() + at.sequence) * batch.length + at.position;
+  }
+  /// The runs of `count` elements of a view: one, or one of each chunk of which the rank has a
+  /// part.
+  std::vector<ArrayRun> runs_of(const Operand& view, std::int64_t count) const {
+    const Buffer& buffer = *view.buffer;
+    if (buffer.shards == 1) return {{0, view.begin, count}};
+    std::vector<ArrayRun> out;
+    const std::int64_t run = buffer.count / buffer.chunks;
+    for (std::int64_t chunk = 0; chunk < buffer.chunks; ++chunk) {
+      const std::int64_t begin = std::max(view.begin, chunk * run);
+      const std::int64_t end = std::min(view.begin + count, (chunk + 1) * run);
+      if (begin >= end) continue;
+      const std::int64_t first = buffer.chunk_begin(chunk, place(buffer.shard_group).index);
+      out.push_back({begin - view.begin, first + begin - chunk * run, end - begin});
+    }
+    return out;
   }
   /// The key of random draws of this op's purpose.
   std::uint64_t key(std::string_view purpose) const {

@@ -101,6 +101,7 @@ struct UnitShape {
   bool root = false;
   std::int64_t layers = 0;
   std::int64_t filled = 0, elements = 0;  ///< parameters; with padding up to equal shards
+  std::int64_t chunks = 1;                ///< in which they travel, one after the other
   bool whole = false;                     ///< its parameters stay gathered
   bool on_host = false;                   ///< the host keeps its states and updates them
   std::vector<ElementRange> alike;        ///< what all tensor ranks hold

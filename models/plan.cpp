@@ -315,30 +315,26 @@ class PlanReader {
     }
     check_batch();
     check_masked();
+    const auto check = [this](const std::optional<Refusal>& no) {
+      if (no) refuse(no->place, no->message, no->kind);
+    };
     if (const auto no = refused_documents(x_model, p)) {
       return refuse(no->place, no->message, no->kind);
     }
-    if (const std::optional<Refusal> no = refused_tensor(x_model, p)) {
-      refuse(no->place, no->message, no->kind);
-    }
-    if (const std::optional<Refusal> no = refused_precision(x_model, p)) {
-      refuse(no->place, no->message, no->kind);
-    }
+    check(refused_tensor(x_model, p));
+    check(refused_precision(x_model, p));
     check_pipeline();
     settle_accumulation(x_model, x_gradients, p);
     settle_compression(p);
+    settle_chunks(x_model, p);
     const bool clips = x_gradients.unscale == GradientKeys::Unscale::kClipping && p.clip_norm > 0;
     p.unscales = p.precision.branch() == DType::kFp16 && !clips &&
                  x_gradients.unscale != GradientKeys::Unscale::kNone;
     if (const auto no = refused_recompute(x_model, p))
       return refuse(no->place, no->message, no->kind);
-    if (const std::optional<Refusal> no = refused_sharding(x_model, p)) {
-      refuse(no->place, no->message, no->kind);
-    }
+    check(refused_sharding(x_model, p));
     if (x_plan.offload.states()) p.units.narrow_shards = true;
-    if (const std::optional<Refusal> no = refused_offload(p)) {
-      refuse(no->place, no->message, no->kind);
-    }
+    check(refused_offload(p));
     check_kernels();
     check_expert_plan(x_reader, x_model, x_plan);
   }

@@ -197,10 +197,9 @@ struct Units {
   std::int64_t persist_elements = 0;
   /// Parameters that the backward pass needs again after fewer others stay gathered; 0 = none.
   std::int64_t reuse_elements = 0;
-  /// Ranks that gather among each other what they gathered across such groups (MiCS, see
-  /// models/stage_levels.cpp); 1: at once.
-  std::int64_t inner_group = 1;
-  bool forward_prefetch = false;  ///< the next unit's gather is issued before this one's pass
+  std::int64_t inner_group = 1;     ///< neighbours that gather in a second stage: stage_levels.cpp
+  std::int64_t chunk_elements = 0;  ///< least of what travels at once; 0: a unit (settle_chunks)
+  bool forward_prefetch = false;    ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
   std::int64_t live_elements = 0;      ///< instead of both: of what is gathered ahead; 0 = by them
   std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit

@@ -247,6 +247,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read("reshard_last_unit", units.reshard_last);
   reader.read("reshard_in_pipeline", units.reshard_in_pipeline);
   reader.read("inner_group", units.inner_group, IntRange{1, 1 << 20});
+  reader.read("chunk_elements", units.chunk_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("persist_elements", units.persist_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("reuse_elements", units.reuse_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("forward_prefetch", units.forward_prefetch);
@@ -332,11 +333,46 @@ void settle_compression(Plan& plan) {
   if (same) c = Compression::kNone;
 }
 
+void settle_chunks(const Model& model, Plan& plan) {
+  Units& u = plan.units;
+  if (u.chunk_elements == 0 || !plan.shards_parameters() || model.layers == 0) return;
+  std::int64_t layer = 0;
+  for (const Parameter& one : layer_parameters(model, false)) layer += one.count();
+  layer = std::max<std::int64_t>(layer / plan.tensor, 1);
+  u.layers = std::max(u.layers, std::min(model.layers, u.chunk_elements / layer));
+}
+
+namespace {
+
+/// Chunks are whole arrays of the compute type, in one level, of which nothing else is kept.
+std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
+  const Units& u = p.units;
+  if (u.chunk_elements == 0 || !p.shards_parameters()) return std::nullopt;
+  const bool tied = model.tied_embeddings && p.stage_of(0) != p.stage_of(p.chunks() - 1);
+  const std::pair<bool, const char*> others[] = {
+      {u.narrow_gathers || u.casts_shards, "sharding.gather_dtype other than compute"},
+      {u.secondary > 0, "sharding.secondary_group"},
+      {u.inner_group > 1, "sharding.inner_group"},
+      {u.narrow_reduction, "gradients.reduce_dtype int4"},
+      {p.offload.page > 0, "offload.page_mib"},
+      {tied, "a table that is tied across pipeline stages"},
+  };
+  for (const auto& [is, what] : others) {
+    if (!is) continue;
+    return Refusal{"sharding/chunk_elements", std::string("is not modelled with ") + what,
+                   ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
   if (auto group = refused_group(plan)) return group;
   if (auto kinds = refused_kinds(model, plan)) return kinds;
   if (auto narrow = refused_narrow(model, plan)) return narrow;
   if (auto levels = refused_levels(model, plan)) return levels;
+  if (auto chunks = refused_chunks(model, plan)) return chunks;
   if (plan.sums_after_pass && plan.defers_head()) {
     return Refusal{"overlap/head_deferral",
                    "does not go with gradients that are added up after every pass: set "

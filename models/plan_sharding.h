@@ -36,6 +36,9 @@ bool can_copy_into_buckets(const Model& model, const Plan& plan);
 /// Else they go as they would without them. Once the degrees are known.
 void settle_buckets(const Model& model, Plan& plan);
 
+/// A unit has as many layers as a chunk has room for. Once the degrees are known.
+void settle_chunks(const Model& model, Plan& plan);
+
 /// Gradients that travel in the type that they have are not cast.
 void settle_compression(Plan& plan);
 

@@ -31,7 +31,14 @@ void StageWriter::gather_whole(const UnitShape& shape, const View& part, const R
     segment.ops.push_back(std::move(op));
   };
   if (!gathers_in_levels(shape)) {
-    return gather("parameters.gather", shape.holders.shard_group, whole.count, part, whole.view());
+    for (std::int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+      View own = part;
+      own.bytes = part.bytes / shape.chunks;
+      own.offset += chunk * own.bytes;
+      const Ref to = whole.slice(chunk, shape.chunks);
+      gather("parameters.gather", shape.holders.shard_group, to.count, own, to.view());
+    }
+    return;
   }
   const std::int64_t inner = x_plan.units.inner_group;
   const std::int64_t groups = shape.holders.shards / inner;

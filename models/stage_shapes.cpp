@@ -26,6 +26,7 @@ void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std
 std::size_t StageWriter::shape_of(UnitShape shape, const UnitContent& content) {
   shape.filled = content.elements;
   shape.elements = unit_elements(shape.filled, shape.holders.shards);
+  shape.chunks = unit_chunks(shape.filled, shape.holders.shards);
   shape.alike = content.alike;
   shape.partial = content.partial;
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
@@ -51,6 +52,7 @@ void StageWriter::mark_shard(Buffer& buffer, const UnitShape& shape) const {
   const View own = own_shard(0, 0, shape, buffer.dtype);
   buffer.shards = own.shards;
   buffer.shard_group = own.shard_group;
+  buffer.chunks = static_cast<std::int32_t>(shape.chunks);
 }
 
 bool StageWriter::copies_out(const UnitShape& shape) const {
@@ -332,9 +334,13 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   if (narrow) {
     reduce_narrow(shape, whole, part, push);
   } else if (!alone) {
-    for (Op& op : scattered(shape.holders, whole.view(), part.view(), shape.elements, reduced)) {
-      const std::vector<View> reads = op.reads;
-      push(std::move(op), reads, part.view());
+    for (std::int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+      const Ref from = whole.slice(chunk, shape.chunks);
+      const View to = part.slice(chunk, shape.chunks).view();
+      for (Op& op : scattered(shape.holders, from.view(), to, from.count, reduced)) {
+        const std::vector<View> reads = op.reads;
+        push(std::move(op), reads, to);
+      }
     }
   }
   if (copies) {

@@ -375,6 +375,7 @@ class StageWriter {
   // --- Units in fewer bits, and a second copy of them (stage_narrow.cpp) ---
   using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;
   Ref as_it_travels(const UnitShape& shape, Ref whole, const PushOp& push);
+  std::int64_t unit_chunks(std::int64_t filled, std::int64_t shards) const;
   std::int64_t unit_elements(std::int64_t filled, std::int64_t shards) const;
   bool gathers_narrow(const UnitShape& shape) const;
   void add_narrow(const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients) const;

@@ -326,6 +326,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/parallel/sequence", if_no_tensor},
     {"/batch/documents", documents},
     {"/sharding/gather_dtype", gather_dtype},
+    {"/sharding/chunk_elements", if_not_parameters},
     {"/host/synchronize", synchronize},
     {"/host/update_us", update_us},
     {"/kernels/amax_reduction", amax_reduction},

@@ -199,17 +199,19 @@ template <typename L>
 void squared_norm(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
   const Operand& view = x.reads[0];
   const Buffer& buffer = *view.buffer;
-  const std::int64_t first =
-      view.begin + (buffer.shards > 1 ? context.place(buffer.shard_group).index * buffer.count : 0);
-  struct Interval {
+  struct Interval {  // of the view
     std::int64_t begin, end;
     double weight;
   };
-  std::vector<Interval> intervals = {{first, first + w.cols, 1.0}};
-  for (const Replica& r : buffer.replicas) {
-    const auto copies = static_cast<double>(context.place(r.group).size);
-    const Interval cut{std::max(r.begin, first), std::min(r.end, first + w.cols), 1 / copies - 1};
-    if (copies > 1 && cut.begin < cut.end) intervals.push_back(cut);
+  std::vector<Interval> intervals = {{0, w.cols, 1.0}};
+  for (const ArrayRun& run : context.runs_of(view, w.cols)) {
+    for (const Replica& r : buffer.replicas) {
+      const auto copies = static_cast<double>(context.place(r.group).size);
+      const Interval cut{run.at + std::max(r.begin, run.first) - run.first,
+                         run.at + std::min(r.end, run.first + run.count) - run.first,
+                         1 / copies - 1};
+      if (copies > 1 && cut.begin < cut.end) intervals.push_back(cut);
+    }
   }
   const auto parts_of = [](const Interval& i) {
     return (i.end - i.begin + kNormPart - 1) / kNormPart;
@@ -221,8 +223,8 @@ void squared_norm(L& launcher, const Kernel& w, const OpContext& context, const 
   with_type(x.type_in(0), [&](auto tag) {
     using T = typename decltype(tag)::Type;
     for (const Interval& i : intervals) {
-      launcher.rows(parts_of(i), SquaresPart<T>{x.in<T>(0) + (i.begin - first), i.end - i.begin,
-                                                i.weight, sums + done});
+      launcher.rows(parts_of(i),
+                    SquaresPart<T>{x.in<T>(0) + i.begin, i.end - i.begin, i.weight, sums + done});
       done += parts_of(i);
     }
   });

@@ -107,10 +107,17 @@ struct Buffer {
   /// With `shards` > 1 the buffer is the rank's own of so many equal parts of an array, by its
   /// place in `shard_group`; pieces and replicas count elements of the whole array.
   std::int32_t shards = 1;
+  /// That array is so many equal chunks, of each of which the rank has its part, one after the
+  /// other.
+  std::int32_t chunks = 1;
   GroupSlot shard_group;
   std::vector<Piece> pieces;      ///< initial content of a parameter
   std::vector<Replica> replicas;  ///< of gradients
   Bytes bytes() const { return bytes_of(dtype, count); }
+  /// Where in the array the rank's part of a chunk begins, `place` being its place.
+  std::int64_t chunk_begin(std::int64_t chunk, std::int64_t place) const {
+    return (chunk * shards + place) * (count / chunks);
+  }
   bool operator==(const Buffer&) const = default;
 };
 

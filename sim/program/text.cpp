@@ -143,6 +143,7 @@ void print_layout(const FrameLayout& layout, std::size_t index, std::string& out
     if (buffer.saved) out += " saved";
     if (buffer.shards > 1) {
       out += " own of " + number(buffer.shards) + " in group " + number(buffer.shard_group.value);
+      if (buffer.chunks > 1) out += " in " + number(buffer.chunks) + " chunks";
     }
     for (const Replica& r : buffer.replicas) {
       out += " alike in group " + number(r.group.value) + " [" + number(r.begin) + ", " +

@@ -193,6 +193,10 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
   refused({level, stage, "sharding.inner_group=2", "sharding.gather_dtype=int8"},
           {"/sharding/inner_group", "not modelled with experts, gather_dtype int8 or fp8"});
   refused({level, stage, "sharding.persist_elements=-1"}, {"/sharding/persist_elements", "-1"});
+  for (const char* other : {"sharding.gather_dtype=int8", "gradients.reduce_dtype=int4"}) {
+    refused({level, stage, "sharding.chunk_elements=1000000", other},
+            {"/sharding/chunk_elements", "is not modelled with"});
+  }
   refused({level, stage, "sharding.live_elements=1.5"}, {"/sharding/live_elements", "1.5"});
   refused({level, stage, "schedule=zb-h1"}, {"/sharding/level", "tied", "separate passes"});
   refused({level, "offload.optimizer=cpu"}, {"/sharding/level", "tied", "the host updates"});

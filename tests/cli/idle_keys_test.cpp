@@ -57,6 +57,7 @@ const Idle kIdle[] = {
     {"sharding.gathers_in_flight=5", kNotParameters, kGradients},
     {"sharding.persist_elements=10000", kNotParameters},
     {"sharding.persist_elements=10000", kNotParameters, kGradients},
+    {"sharding.chunk_elements=10000", kNotParameters, kGradients},
     {"sharding.reuse_elements=10000", kNotParameters},
     {"sharding.reuse_elements=10000", kNotParameters, kGradients},
     {"sharding.reuse_elements=10000",

@@ -358,6 +358,7 @@ const Field kFields[] = {
      {"sharding.level=parameters", "parallel.pipeline=1", "sharding.forward_prefetch=true",
       "launch.dispatch_us=1"}},
     {"sharding.shard_dtype=compute", kSharded},
+    {"sharding.chunk_elements=2000000", kSharded},
     {"sharding.gather_dtype=int8", kSharded},
     {"sharding.gather_dtype=fp8",
      with(kSharded, {"cluster.preset=dgx-h100", "precision=fp8", "kernels.fp8_recipe=current"})},

@@ -8,12 +8,13 @@
 #include "models/lower.h"
 #include "sim/program/verify.h"
 #include "tests/execution/device_plans.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
 namespace {
 
-constexpr int kSteps = 3;
+constexpr int kSteps = cases(3, 2);
 
 Workload lowered(const Model& model, Plan plan) {
   if (plan.pipeline_layout.empty()) plan.pipeline_layout = default_layout(model.layers, 1);

@@ -62,6 +62,48 @@ Plan plan_of_parameters(const Model& model, std::int64_t ranks, std::int64_t mic
   return plan;
 }
 
+std::map<std::string, std::int64_t> collectives_by_name(const Workload& workload) {
+  std::map<std::string, std::int64_t> out;
+  const Program& program = workload.programs[0];
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      if (std::holds_alternative<Collective>(program.works[op.work.index()])) ++out[op.name];
+    }
+  }
+  return out;
+}
+
+// Gemini: units of f parameters travel in f / least equal chunks, one where there are fewer, padded
+// to equal parts of every rank; layers twice, ends once a microbatch, gradients once.
+TEST(Chunks, AreEqualAndAtLeastSoLarge) {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  constexpr std::int64_t kRanks = 3, kMicrobatches = 2;
+  const auto elements = [](const std::vector<Parameter>& parameters) {
+    std::int64_t sum = 0;
+    for (const Parameter& p : parameters) sum += p.count();
+    return sum;
+  };
+  const std::int64_t layer = elements(layer_parameters(model));
+  const std::int64_t ends =
+      elements(embedding_parameters(model)) + elements(head_parameters(model));
+  for (const std::int64_t least : {1000, 7777, 40'000, 10'000'000}) {
+    Plan plan = plan_of_parameters(model, kRanks, kMicrobatches);
+    plan.units.chunk_elements = least;
+    const auto chunks = [least](std::int64_t f) { return std::max<std::int64_t>(1, f / least); };
+    const Workload workload = verified(model, plan);
+    const auto count = collectives_by_name(workload);
+    const auto bytes = bytes_by_name(workload);
+    const std::int64_t of_layers = model.layers * chunks(layer);
+    EXPECT_EQ(count.at("parameters.gather"), kMicrobatches * (2 * of_layers + chunks(ends)));
+    EXPECT_EQ(count.at("gradients.reduce"), kMicrobatches * (of_layers + chunks(ends)));
+    const std::int64_t layers = model.layers * padded(layer, chunks(layer) * kRanks);
+    const std::int64_t rest = padded(ends, chunks(ends) * kRanks);
+    EXPECT_EQ(bytes.at("parameters.gather"), 2 * kMicrobatches * (2 * layers + rest)) << least;
+    EXPECT_EQ(bytes.at("gradients.reduce"), 2 * kMicrobatches * (layers + rest)) << least;
+  }
+}
+
 // stage3_param_persistence_threshold: parameters of at most so many elements are gathered once a
 // step, after their update, those above in every pass; the gradients of all are reduced.
 TEST(PersistentParameters, AreGatheredOnce) {
