@@ -362,7 +362,14 @@ std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
     return Refusal{"sharding/chunk_elements", std::string("is not modelled with ") + what,
                    ErrorKind::kUnsupported};
   }
-  return std::nullopt;
+  // Each is an op of the unit's segments.
+  constexpr std::int64_t kMostChunks = 16'384;
+  const std::int64_t elements = reduced_elements(model, p);
+  if (elements / u.chunk_elements <= kMostChunks) return std::nullopt;
+  return Refusal{"sharding/chunk_elements",
+                 text(elements) + " parameters of a stage in chunks of " + text(u.chunk_elements) +
+                     " make more than " + text(kMostChunks) + "; expected at least " +
+                     text(elements / kMostChunks + 1)};
 }
 
 }  // namespace
