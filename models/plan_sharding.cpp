@@ -336,9 +336,18 @@ void settle_compression(Plan& plan) {
 void settle_chunks(const Model& model, Plan& plan) {
   Units& u = plan.units;
   if (u.chunk_elements == 0 || !plan.shards_parameters() || model.layers == 0) return;
-  std::int64_t layer = 0;
-  for (const Parameter& one : layer_parameters(model, false)) layer += one.count();
-  layer = std::max<std::int64_t>(layer / plan.tensor, 1);
+  // Of a rank; experts are units of their own with as many layers.
+  std::int64_t layer = 1;
+  for (const bool sparse : {false, true}) {
+    if (sparse ? model.sparse_layers() == 0 : model.sparse_layers() == model.layers) continue;
+    std::int64_t others = 0;
+    std::int64_t experts = 0;
+    for (const Parameter& one : layer_parameters(model, sparse)) {
+      (one.expert ? experts : others) += one.count();
+    }
+    layer = std::max(
+        {layer, others / plan.tensor, experts / (plan.experts.expert * plan.experts.tensor)});
+  }
   u.layers = std::max(u.layers, std::min(model.layers, u.chunk_elements / layer));
 }
 

@@ -217,13 +217,18 @@ void StageWriter::update() {
   reduce_loss();
 }
 
-/// The parameter tensors of the stage as its optimizer sees them: units are flat (FSDP1).
+/// The parameter tensors of the stage as a rank's optimizer sees them: units are flat (FSDP1)
+/// unless parameters are copied out of them (FSDP2); of a sharded optimizer's a rank has its share.
 std::int64_t StageWriter::updated_tensors() const {
   std::size_t out = 0;
   for (const Chunk& chunk : x_chunks) {
-    out += by_units() ? chunk.units.size() : chunk.ranges.size();
+    if (!by_units()) out += chunk.ranges.size();
+    for (const Unit& unit : chunk.units) {
+      out += x_plan.copies_out() ? pieces_of(x_shapes[unit.shape]).size() : 1;
+    }
   }
-  return static_cast<std::int64_t>(out);
+  const auto tensors = static_cast<std::int64_t>(out);
+  return by_units() ? tensors : (tensors + x_plan.shards() - 1) / x_plan.shards();
 }
 
 void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out) {

@@ -35,16 +35,20 @@ std::string profile_folder() {
   return std::string(home) + "/.local/share/foretrain/profiles";
 }
 
-Result<Profile> load_profile(const std::string& name_or_path, const std::string& where) {
+std::string profile_path(const std::string& name_or_path) {
   std::error_code ignored;
-  std::string path = name_or_path;
-  if (!std::filesystem::exists(path, ignored)) {
-    const std::string named = profile_folder() + "/" + name_or_path + ".json";
-    if (!std::filesystem::exists(named, ignored)) {
-      return input_error(where + ": no profile \"" + name_or_path +
-                         "\" and no such file; `foretrain calibrate --out FILE` measures one");
-    }
-    path = named;
+  const std::string named = profile_folder() + "/" + name_or_path + ".json";
+  for (const std::string& path : {name_or_path, named}) {
+    if (!name_or_path.empty() && std::filesystem::exists(path, ignored)) return path;
+  }
+  return "";
+}
+
+Result<Profile> load_profile(const std::string& name_or_path, const std::string& where) {
+  const std::string path = profile_path(name_or_path);
+  if (path.empty()) {
+    return input_error(where + ": no profile \"" + name_or_path +
+                       "\" and no such file; `foretrain calibrate --out FILE` measures one");
   }
   FT_ASSIGN(const Json json, read_json_file(path));
   return read_profile(json, path);

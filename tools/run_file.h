@@ -59,6 +59,9 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
 /// "" where the environment names neither.
 std::string profile_folder();
 
+/// Where the profile of that path, or of that name in the user's folder, lies; "" if nowhere.
+std::string profile_path(const std::string& name_or_path);
+
 /// A profile by path, or by name in the user's folder. `where` stands in messages.
 Result<Profile> load_profile(const std::string& name_or_path, const std::string& where);
 

@@ -6,10 +6,35 @@
 
 namespace foretrain {
 
-bool Holds::is_open(std::int32_t stream) const {
-  return std::any_of(x_all.begin(), x_all.end(), [stream](const Hold& hold) {
+void Holds::open(std::int32_t stream, Time begin, const Cost& cost) {
+  const auto at = std::upper_bound(x_all.begin(), x_all.end(), begin,
+                                   [](Time time, const Hold& hold) { return time < hold.begin; });
+  x_all.insert(at, Hold{stream, begin, kNever, cost.sms_held, cost.memory_share});
+}
+
+void Holds::close(std::int32_t stream, Time end) {
+  const auto open = std::find_if(x_all.rbegin(), x_all.rend(), [stream](const Hold& hold) {
     return hold.stream == stream && hold.end == kNever;
   });
+  if (open != x_all.rend()) open->end = end;
+}
+
+bool Holds::is_open(std::int32_t stream) const {
+  // A stream's holds follow each other: the last one tells.
+  const auto last = std::find_if(x_all.rbegin(), x_all.rend(),
+                                 [stream](const Hold& hold) { return hold.stream == stream; });
+  return last != x_all.rend() && last->end == kNever;
+}
+
+void Holds::forget(Time now) {
+  constexpr std::ptrdiff_t kWorthwhile = 32;
+  const auto begun = std::partition_point(x_all.begin(), x_all.end(),
+                                          [now](const Hold& hold) { return hold.begin < now; });
+  const bool few = x_all.end() - begun < kWorthwhile;  // to move
+  if (!few && begun - x_all.begin() < kWorthwhile) return;
+  x_all.erase(
+      std::remove_if(x_all.begin(), begun, [now](const Hold& hold) { return hold.end <= now; }),
+      begun);
 }
 
 Holds::Answer Holds::end_beside(const Cost& cost, int sm_count, std::int32_t stream,
@@ -25,11 +50,11 @@ Holds::Answer Holds::end_beside(const Cost& cost, int sm_count, std::int32_t str
       if (hold.stream == stream || hold.end <= now) continue;
       if (hold.begin > now) {
         change = min(change, hold.begin);
-      } else {
-        sms += hold.sms;
-        memory += hold.memory_share;
-        change = min(change, hold.end);
+        break;  // the others begin later
       }
+      sms += hold.sms;
+      memory += hold.memory_share;
+      change = min(change, hold.end);
     }
     if (sms == 0 && memory == 0) {
       out.end = progress.end_at(now, kOneRate);
@@ -45,7 +70,8 @@ Holds::Answer Holds::end_beside(const Cost& cost, int sm_count, std::int32_t str
     now = change;
   }
   for (const Hold& hold : x_all) {
-    if (hold.stream != stream && hold.end == kNever && hold.begin < out.end) out.certain = false;
+    if (!(hold.begin < out.end)) break;
+    if (hold.stream != stream && hold.end == kNever) out.certain = false;
   }
   return out;
 }

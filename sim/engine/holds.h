@@ -12,14 +12,8 @@ namespace foretrain {
 class Holds {
  public:
   /// From `begin` on, until `end`; a stream has at most one open hold.
-  void open(std::int32_t stream, Time begin, const Cost& cost) {
-    x_all.push_back(Hold{stream, begin, kNever, cost.sms_held, cost.memory_share});
-  }
-  void close(std::int32_t stream, Time end) {
-    for (Hold& hold : x_all) {
-      if (hold.stream == stream && hold.end == kNever) hold.end = end;
-    }
-  }
+  void open(std::int32_t stream, Time begin, const Cost& cost);
+  void close(std::int32_t stream, Time end);
   bool is_open(std::int32_t stream) const;
 
   struct Answer {
@@ -29,10 +23,8 @@ class Holds {
   /// The end of a kernel of `stream` that starts at `ready`, beside the holds of other streams.
   Answer end_beside(const Cost& cost, int sm_count, std::int32_t stream, Time ready) const;
 
-  /// Drops what no kernel that starts at `now` or later can meet.
-  void forget(Time now) {
-    std::erase_if(x_all, [now](const Hold& hold) { return hold.end <= now; });
-  }
+  /// Drops what no kernel that starts at `now` or later can meet, when it is worth the move.
+  void forget(Time now);
 
  private:
   struct Hold {
@@ -40,7 +32,7 @@ class Holds {
     Time begin, end;  ///< end is kNever while unknown
     std::int32_t sms = 0, memory_share = 0;
   };
-  std::vector<Hold> x_all;
+  std::vector<Hold> x_all;  ///< by begin: those of a stream that runs ahead stand at the end
 };
 
 }  // namespace foretrain

@@ -117,6 +117,26 @@ TEST(BadOutputs, AreNotWrittenOverWhatIsNamed) {
                  {"--trace", "device.json", "would be overwritten"}, files);
 }
 
+// Names that are no files, texts that are none, and files that name each other.
+TEST(BadOutputs, AreWrittenBesideWhatIsNot) {
+  const Workplace place;
+  place.write("run.json", R"({"name": "./run.json", "cluster": "dgx-h100",
+                              "model": {"preset": "gpt2", "n_layer": 2, "name": "out.json"},
+                              "batch": {"global": 8, "sequence": 64}})");
+  place.write("loop.json", R"({"model": "./loop.json", "system": "../in/loop.json"})");
+  std::filesystem::create_directories(place.path("in/gpt3-175b-1024-a100"));
+  for (int twice = 0; twice < 2; ++twice) {
+    const CommandResult out = place.run({"simulate", "run.json", "--quiet", "--json", "out.json"});
+    EXPECT_EQ(out.exit_code, 0) << out.err;
+    const CommandResult inside =
+        place.run({"show", "gpt3-175b-1024-a100", "--json", "gpt3-175b-1024-a100/out.json"});
+    EXPECT_EQ(inside.exit_code, 0) << inside.err;
+  }
+  const CommandResult loop = place.run({"simulate", "loop.json", "--json", "new.json"});
+  EXPECT_EQ(loop.exit_code, 1);
+  EXPECT_LT(loop.wall_s, 5);
+}
+
 TEST(BadInput, ADeepObjectIsRefused) {
   const Workplace place;
   std::string deep;

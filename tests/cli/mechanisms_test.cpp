@@ -208,8 +208,8 @@ TEST(Mechanisms, OfFairScale) {
 }
 
 // Gemini: the parameters of a layer are two chunks of more than 300,000 elements here, the ends
-// one. A pass gathers its chunks as it comes to them; their gradients are reduce-scattered, chunk
-// by chunk, beside the passes that follow.
+// one. A pass gathers its chunks when those of the one before are let go; their gradients are
+// reduce-scattered, chunk by chunk, beside the passes that follow.
 TEST(Mechanisms, OfGemini) {
   expect_story("colossal-ai-gemini", {"sharding.chunk_elements=300000"},
                {"all-gather 0: <<2>> on data",
@@ -217,26 +217,26 @@ TEST(Mechanisms, OfGemini) {
                 "all-gather 1: <1> on data",
                 "all-gather 2: <1> on data",
                 "layer forward 0 after all-gather 2",
-                "all-gather 3: <1> on data",
-                "all-gather 4: <1> on data",
+                "all-gather 3: <1> on data after layer forward 0",
+                "all-gather 4: <1> on data after layer forward 0",
                 "layer forward 1 after all-gather 4",
-                "all-gather 5: <1> on data",
-                "all-gather 6: <1> on data",
+                "all-gather 5: <1> on data after layer forward 1",
+                "all-gather 6: <1> on data after layer forward 1",
                 "layer forward 2 after all-gather 6",
                 "head forward",
                 "head backward",
-                "all-gather 7: <1> on data",
-                "all-gather 8: <1> on data",
+                "all-gather 7: <1> on data after layer forward 2",
+                "all-gather 8: <1> on data after layer forward 2",
                 "layer backward 2 after all-gather 8",
                 "reduce-scatter 0: <1> on data after layer backward 2",
                 "reduce-scatter 1: <1> on data after layer backward 2",
-                "all-gather 9: <1> on data",
-                "all-gather 10: <1> on data",
+                "all-gather 9: <1> on data after layer backward 2",
+                "all-gather 10: <1> on data after layer backward 2",
                 "layer backward 1 after all-gather 10",
                 "reduce-scatter 2: <1> on data after layer backward 1",
                 "reduce-scatter 3: <1> on data after layer backward 1",
-                "all-gather 11: <1> on data",
-                "all-gather 12: <1> on data",
+                "all-gather 11: <1> on data after layer backward 1",
+                "all-gather 12: <1> on data after layer backward 1",
                 "layer backward 0 after all-gather 12",
                 "reduce-scatter 4: <1> on data after layer backward 0",
                 "reduce-scatter 5: <1> on data after layer backward 0",

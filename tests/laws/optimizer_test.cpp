@@ -96,14 +96,16 @@ TEST(OptimizerUpdate, Bytes) {
   EXPECT_EQ(moved(Optimizer::kAdam8bit), 12 * p + 2 * 2 * p + 2 * 2 * 4 * ((p + 255) / 256));
 }
 
-// Loops launch for each of the parameters of embedding, layers and head; flat units are one each.
+// Loops launch for each of the parameters of embedding, layers and head; sharded optimizers for
+// their share of these; flat units are one each, those that parameters are copied out of are not.
 TEST(OptimizerUpdate, HostsLoopOverTensors) {
   const Model model = even_gpt();
   const auto tensors = static_cast<std::int64_t>(embedding_parameters(model).size() +
                                                  head_parameters(model).size()) +
                        model.layers * static_cast<std::int64_t>(layer_parameters(model).size());
-  const auto looped = [](Optimizer optimizer, Sharding sharding) {
+  const auto looped = [](Optimizer optimizer, Sharding sharding, bool copies_out = false) {
     Plan plan = plan_with(optimizer, sharding, 2);
+    plan.units.copies_out = copies_out;
     plan.update_time = Time::from_us(3);
     const Program program = program_of(plan);
     Time sum;
@@ -118,8 +120,13 @@ TEST(OptimizerUpdate, HostsLoopOverTensors) {
   for (const Optimizer o : {Optimizer::kAdam, Optimizer::kSgd, Optimizer::kAdafactor}) {
     EXPECT_EQ(looped(o, Sharding::kNone), Time::from_us(3 * static_cast<double>(tensors)));
   }
+  const std::int64_t share = (tensors + 1) / 2;
+  EXPECT_EQ(looped(Optimizer::kAdam, Sharding::kOptimizer),
+            Time::from_us(3 * static_cast<double>(share)));
   EXPECT_EQ(looped(Optimizer::kAdam, Sharding::kParameters),
             Time::from_us(3 * static_cast<double>(model.layers + 1)));
+  EXPECT_EQ(looped(Optimizer::kAdam, Sharding::kParameters, true),
+            Time::from_us(3 * static_cast<double>(tensors)));
   EXPECT_EQ(looped(Optimizer::kFusedAdam, Sharding::kNone), Time());
   EXPECT_EQ(looped(Optimizer::kLamb, Sharding::kNone), Time());
 }

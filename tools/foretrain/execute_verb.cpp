@@ -103,12 +103,13 @@ Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
 }  // namespace
 
 Status execute(const ExecuteArgs& args) {
-  FT_TRY(
-      check_outputs({{"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}},
-                    read_with(args.run, args.sets)));
+  const std::vector<Output> outputs = {
+      {"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}};
+  FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
   FT_TRY(choose_blas(args.blas));
   FT_ASSIGN(CudaModule cuda, open_device(args.device));
   FT_ASSIGN(const HostRun host, prepare_host_run(args.run, args.sets, args.ranks, std::move(cuda)));
+  FT_TRY(check_outputs(outputs, {profile_path(host.run.profile_source)}));
   if (args.records && !host.on_cuda()) {
     return input_error("--records: the host's times are those of the ops; needs --device cuda");
   }

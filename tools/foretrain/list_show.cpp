@@ -299,13 +299,15 @@ Status list(const ListArgs& args) {
 }
 
 Status show(const ShowArgs& args) {
-  FT_TRY(check_outputs({{"--json", args.json}}, read_with(args.name, args.sets)));
+  const std::vector<Output> outputs = {{"--json", args.json}};
+  FT_TRY(check_outputs(outputs, read_with(outputs, args.name, args.sets)));
   const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
   if (!wants_run) {
     if (is_part(args.name) || is_system_file(args.name)) return show_part(args);
     FT_TRY(check_run_name(args.name));
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
+  FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
   warn_of_idle_keys(args.quiet, run);
   if (args.program_rank >= 0) return show_program(run, args);
   if (!args.why.empty()) return show_why(run, args);

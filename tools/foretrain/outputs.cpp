@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "sim/base/file.h"
 #include "sim/base/json.h"
@@ -18,39 +19,82 @@ fs::path place_of(const std::string& path) {
   return other ? fs::path() : place;
 }
 
-/// Adds every file that a text in `json` leads to, from the working directory or from `folder`.
-void add_files(const Json& json, const fs::path& folder, std::vector<std::string>& out) {
-  if (const std::string* text = json.string()) {
-    for (const fs::path& path : {fs::path(*text), folder / *text}) {
-      std::error_code error;
-      const bool known = std::find(out.begin(), out.end(), path.string()) != out.end();
-      if (!text->empty() && !known && fs::is_regular_file(path, error))
-        out.push_back(path.string());
-    }
-  } else if (const Json::Object* object = json.object()) {
-    for (const auto& [key, value] : *object) add_files(value, folder, out);
-  } else if (const Json::Array* array = json.array()) {
-    for (const Json& value : *array) add_files(value, folder, out);
+/// Files that are read, each once, whatever names lead to it.
+class Inputs {
+ public:
+  void add(const fs::path& path) {
+    std::error_code error;
+    if (!fs::is_regular_file(path, error)) return;
+    if (x_places.insert(place_of(path.string())).second) paths.push_back(path.string());
   }
+  /// What a RUN, a --set, a model's or a cluster's file names: from the working directory or from
+  /// the `folder` of the file that names it.
+  void add_named(const Json& json, const fs::path& folder) {
+    if (const Json::Array* rows = json.array()) {
+      for (const Json& row : *rows) add_named(row, folder);
+    }
+    if (json.object() == nullptr) return;
+    for (const auto& [key, value] : *json.object()) {
+      const bool names =
+          std::find(std::begin(kNaming), std::end(kNaming), key) != std::end(kNaming);
+      if (const std::string* text = value.string(); names && text != nullptr && !text->empty()) {
+        add(*text);
+        add(folder / *text);
+      }
+      if (names || key == "network" || key == "run") add_named(value, folder);
+    }
+  }
+  std::vector<std::string> paths;
+
+ private:
+  static constexpr std::string_view kNaming[] = {"model",    "cluster", "system", "profile",
+                                                 "schedule", "preset",  "device", "topology"};
+  std::set<fs::path> x_places;
+};
+
+bool writes_files(const std::vector<Output>& outputs) {
+  return std::any_of(outputs.begin(), outputs.end(), [](const Output& output) {
+    return !output.path.empty() && output.path != "-";
+  });
 }
 
 }  // namespace
 
-std::vector<std::string> read_with(const std::string& run, const std::vector<std::string>& sets) {
-  std::vector<std::string> out;
-  add_files(Json(run), fs::path(), out);
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(run, error)) {
-    if (entry.path().extension() == ".json") out.push_back(entry.path().string());
-  }
+std::vector<std::string> read_with(const std::vector<Output>& outputs, const std::string& run,
+                                   const std::vector<std::string>& sets) {
+  Inputs inputs;
+  if (!writes_files(outputs)) return inputs.paths;
+  inputs.add(run);
   for (const std::string& set : sets) {
-    const std::string text = set.substr(set.find('=') + 1);
+    const std::size_t equals = set.find('=');
+    if (equals == std::string::npos) continue;
+    const std::string text = set.substr(equals + 1);
     const Result<Json> json = parse_json(text, "--set");
-    add_files(json.ok() ? json.value() : Json(text), fs::path(), out);
+    Json named{Json::Object{}};
+    named.set(set.substr(0, equals).substr(set.substr(0, equals).rfind('.') + 1),
+              json.ok() ? json.value() : Json(text));
+    inputs.add_named(named, fs::path());
   }
-  for (std::size_t i = 0; i < out.size(); ++i) {  // what they name in turn
-    const Result<Json> json = read_json_file(out[i]);
-    if (json.ok()) add_files(json.value(), fs::path(out[i]).parent_path(), out);
+  for (std::size_t i = 0; i < inputs.paths.size(); ++i) {  // what they name in turn
+    const fs::path path = inputs.paths[i];
+    const Result<Json> json = read_json_file(path.string());
+    if (json.ok()) inputs.add_named(json.value(), path.parent_path());
+  }
+  return inputs.paths;
+}
+
+std::vector<std::string> read_with_rows(const std::vector<Output>& outputs,
+                                        const std::vector<std::string>& rows) {
+  std::vector<std::string> out;
+  const auto add = [&](const std::string& file) {
+    for (std::string& read : read_with(outputs, file, {})) out.push_back(std::move(read));
+  };
+  for (const std::string& path : rows) {
+    add(path);
+    std::error_code error;
+    for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
+      if (entry.path().extension() == ".json") add(entry.path().string());
+    }
   }
   return out;
 }

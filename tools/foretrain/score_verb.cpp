@@ -32,12 +32,8 @@ std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool
 }  // namespace
 
 Status score(const ScoreArgs& args) {
-  std::vector<std::string> inputs;
-  for (const std::string& rows : args.rows) {
-    inputs.push_back(rows);
-    for (std::string& file : read_with(rows, {})) inputs.push_back(std::move(file));
-  }
-  FT_TRY(check_outputs({{"--json", args.json}, {"--csv", args.csv}}, inputs));
+  const std::vector<Output> outputs = {{"--json", args.json}, {"--csv", args.csv}};
+  FT_TRY(check_outputs(outputs, read_with_rows(outputs, args.rows)));
   FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
   if (!args.only.empty()) {
     std::erase_if(rows, [&args](const Row& row) {

@@ -26,10 +26,9 @@ void warn_of_idle_keys(bool quiet, const Run& run) {
 }
 
 Status simulate(const SimulateArgs& args) {
-  std::vector<std::string> inputs = read_with(args.run, args.sets);
-  inputs.push_back(args.profile);
-  FT_TRY(check_outputs(
-      {{"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}}, inputs));
+  const std::vector<Output> outputs = {
+      {"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}};
+  FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
   if (!args.trace_ranks.empty() && args.trace.empty() && args.timeline.empty()) {
     return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
   }
@@ -38,6 +37,7 @@ Status simulate(const SimulateArgs& args) {
     prices = [&args](Run& run) { return use_profile(run, args.profile, "--profile"); };
   }
   FT_ASSIGN(const Run run, load_run(args.run, args.sets, prices));
+  FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
   warn_of_idle_keys(args.quiet, run);
   PredictOptions options;
   options.full = args.full;

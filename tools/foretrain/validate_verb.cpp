@@ -10,9 +10,8 @@ namespace foretrain {
 
 Status validate(const ValidateArgs& args) {
   const ExecuteArgs& e = args.execute;
-  std::vector<std::string> inputs = read_with(e.run, e.sets);
-  inputs.push_back(args.profile);
-  FT_TRY(check_outputs({{"--json", e.json}}, inputs));
+  const std::vector<Output> outputs = {{"--json", e.json}};
+  FT_TRY(check_outputs(outputs, read_with(outputs, e.run, e.sets)));
   FT_TRY(choose_blas(e.blas));
   FT_ASSIGN(CudaModule cuda, open_device(e.device));
   FT_ASSIGN(HostRun host, prepare_host_run(e.run, e.sets, e.ranks, std::move(cuda)));
@@ -21,6 +20,7 @@ Status validate(const ValidateArgs& args) {
   options.seconds_per_op = args.seconds_per_op;
   options.quiet = e.quiet;
   if (!args.profile.empty()) FT_TRY(use_profile(host.run, args.profile, "--profile"));
+  FT_TRY(check_outputs(outputs, {profile_path(host.run.profile_source)}));
   FT_ASSIGN(Job job, start_job(host.workload, e.threads, e.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (job.speaks()) warn_of_idle_keys(e.quiet, host.run);

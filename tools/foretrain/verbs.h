@@ -90,9 +90,14 @@ struct Output {
 /// shipped files are no paths: nothing stands there.
 Status check_outputs(const std::vector<Output>& outputs, const std::vector<std::string>& inputs);
 
-/// The files that are read for a RUN or another preset, or for a folder of rows: its own, those
-/// that it or a `--set` names, those that these name.
-std::vector<std::string> read_with(const std::string& run, const std::vector<std::string>& sets);
+/// The files that are read for a RUN or another preset, where an output is a file at all: its own,
+/// those that it or a `--set` names, those that these name. Profiles by name are not among them:
+/// `Run::profile_source`.
+std::vector<std::string> read_with(const std::vector<Output>& outputs, const std::string& run,
+                                   const std::vector<std::string>& sets);
+/// The same of rows: files, or folders of them.
+std::vector<std::string> read_with_rows(const std::vector<Output>& outputs,
+                                        const std::vector<std::string>& rows);
 
 /// Writes `text` to stdout unless `quiet`.
 Status print(bool quiet, const std::string& text);
