@@ -284,7 +284,9 @@ void StageWriter::close_unit(Unit& unit, FrameId frame, std::int16_t event) {
 
 /// Whether parameters stay gathered after a pass. The root's wait for its backward pass; in a
 /// pipeline, whose microbatches overlap, they and what is never resharded stay for the whole step.
+/// Breadth-first, a chunk's parameters stay while its microbatches follow each other.
 bool StageWriter::keeps(const Chunk& chunk, const Unit& unit, bool backward) const {
+  if (x_same_follows && x_plan.schedule == Schedule::kBreadthFirst) return true;
   const bool root = x_shapes[unit.shape].root;
   const bool pipeline = x_plan.pipeline > 1;
   if (backward) return pipeline && (root || !x_plan.units.reshard);

@@ -42,6 +42,8 @@ void StageWriter::write_passes() {
       x_joined_begins.emplace_back(x_builder.program().calls.size(),
                                    pass.kind == PassKind::kForward);
     }
+    x_same_follows =
+        i + 1 < list.size() && list[i + 1].kind == pass.kind && list[i + 1].chunk == pass.chunk;
     const auto c = static_cast<std::size_t>(pass.chunk);
     switch (pass.kind) {
       case PassKind::kForward:

@@ -479,6 +479,7 @@ class StageWriter {
   std::map<LayoutId, SegmentId> x_lets_go;  ///< of autocast's copies that such a frame holds
   std::vector<StreamWait> x_before_next;    ///< compute waits for these before its next call
   std::vector<StreamWait> x_before_update;  ///< gradients that are not reduced over data
+  bool x_same_follows = false;              ///< a pass of the same chunk and direction comes next
   bool x_first_pass = false;
 };
 

@@ -57,6 +57,28 @@ TEST(WeightPassesOfUnits, TrainExpertsAsOneRank) {
   }
 }
 
+// Parameters stay for all microbatches of a chunk, gathered once forward and once backward.
+TEST(BreadthFirst, TrainsAsOneRank) {
+  for (const bool experts : {false, true}) {
+    for (const bool each : {false, true}) {
+      Model model = narrowed(experts ? small_moe() : small_llama(), 4);
+      if (experts) model.experts = Experts{8, 2, 8, 8, 1, 1, false};
+      model.tied_embeddings = !experts && each;
+      Plan plan = small_plan(model, {1, 2, 2, 2}, 3);
+      plan.schedule = Schedule::kBreadthFirst;
+      plan.sequence_length = 16;
+      plan.experts.expert = experts ? 2 : 1;
+      plan.sharding = Sharding::kParameters;
+      plan.units.reduce = DType::kFp32;
+      plan.units.reduce_each = each;
+      plan.units.forward_prefetch = each;
+      plan.units.copies_out = !each;
+      plan.recompute.layer = each;
+      expect_as_one_rank(model, in_fp32(plan));
+    }
+  }
+}
+
 // What the host keeps comes back for the gradients of inputs and is there for those of weights.
 TEST(WeightPasses, TrainWithActivationsOnTheHost) {
   for (const Schedule schedule : {Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,

@@ -247,6 +247,29 @@ TEST(LiveParameters, AreGatheredAhead) {
   EXPECT_EQ(both_ways(), by_size);
 }
 
+// Breadth-first pipelines (Lamy-Poirier, arXiv 2211.05953): whatever the number of microbatches, a
+// layer is gathered once forward and once backward, an end once, and reduced once where gradients
+// add up; chunks that take turns gather for every microbatch.
+TEST(BreadthFirst, GathersAndReducesOnceForAllMicrobatches) {
+  const Model model = small_gpt();
+  for (const std::int64_t microbatches : {2, 4, 8}) {
+    Plan plan = small_plan(model, {1, 2, 2, 2}, microbatches);
+    plan.schedule = Schedule::kBreadthFirst;
+    plan.sharding = Sharding::kParameters;
+    plan.units.reduce_each = false;
+    for (const bool ahead : {false, true}) {
+      plan.units.forward_prefetch = ahead;
+      const auto once = collectives_by_name(verified(model, plan));
+      const std::int64_t layers = model.layers / 2;
+      EXPECT_EQ(once.at("parameters.gather"), 2 * layers + 1) << microbatches;
+      EXPECT_EQ(once.at("gradients.reduce"), layers + 1) << microbatches;
+    }
+    plan.schedule = Schedule::kInterleaved;
+    const auto each = collectives_by_name(verified(model, plan));
+    EXPECT_GT(each.at("parameters.gather"), microbatches * model.layers / 2) << microbatches;
+  }
+}
+
 // gathers_in_flight counts the unit in use.
 TEST(LiveParameters, KeepToTheLimitOfGathers) {
   const Model model = small_gpt();
