@@ -169,19 +169,19 @@ void HostRank<T>::issue() {
     const std::size_t index = position;
     const Work& work = x_program.works[x_list.op_of(x_list.tasks[s][index]).work.index()];
     if (const auto* delay = std::get_if<HostDelay>(&work)) {
-      wake_streams();
-      lock.unlock();
+      wake_streams(lock);
       std::this_thread::sleep_for(std::chrono::nanoseconds(delay->time.ps / 1000));
       lock.lock();
     }
     x_issued[s] = index + 1;
     if (std::holds_alternative<HostSync>(work)) {
-      wake_streams();
+      wake_streams(lock);
+      lock.lock();
       x_host.wait(lock, [&] { return x_failed || x_done[s] > index; });
     }
     if (x_failed) return;
   }
-  wake_streams();
+  wake_streams(lock);
 }
 
 template <typename T>
@@ -193,14 +193,17 @@ bool HostRank<T>::is_ready(std::size_t stream, std::size_t index) const {
 }
 
 /// Wakes the streams whose next op can start, and no others: a thread that wakes for nothing takes
-/// the core from a kernel. With the lock.
+/// the core from a kernel. Lets go of the lock first: they would wake only to wait for it.
 template <typename T>
-void HostRank<T>::wake_streams() {
+void HostRank<T>::wake_streams(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::size_t> ready;
   for (std::size_t s = 0; s < x_asleep.size(); ++s) {
     if (!x_asleep[s] || !is_ready(s, *x_asleep[s])) continue;
     x_asleep[s].reset();
-    x_wake[s].notify_one();
+    ready.push_back(s);
   }
+  lock.unlock();
+  for (const std::size_t s : ready) x_wake[s].notify_one();
 }
 
 template <typename T>
@@ -245,14 +248,15 @@ bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
         min(Time::from_seconds(cpu_after - (there ? there->cpu_seconds : cpu_before)), record.work);
   }
   x_records[stream].push_back(record);
-  const std::lock_guard lock(x_mutex);
+  std::unique_lock lock(x_mutex);
   x_cpu_seconds += record.cpu.seconds();
   x_wall_seconds += record.work.seconds();
   if (task.event >= 0) x_events[static_cast<std::size_t>(task.event)] = true;
   x_done[stream] = index + 1;
+  const bool failed = x_failed;
   if (std::holds_alternative<HostSync>(work)) x_host.notify_all();
-  if (task.event >= 0) wake_streams();
-  return !x_failed;
+  if (task.event >= 0) wake_streams(lock);
+  return !failed;
 }
 
 template <typename T>

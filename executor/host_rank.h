@@ -50,7 +50,7 @@ class HostRank final : public RankRunner {
   void issue();
   void run_stream(std::size_t stream);
   bool is_ready(std::size_t stream, std::size_t index) const;
-  void wake_streams();
+  void wake_streams(std::unique_lock<std::mutex>& lock);
   bool run_task(std::size_t stream, std::size_t index);
   Status execute(const Call& call, const Op& op, Arrival& there);
   Status dispatch(const Call& call, const Op& op, Arrival& there);

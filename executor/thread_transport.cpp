@@ -164,15 +164,19 @@ class ThreadTransport : public Transport {
       solve(meeting);
       meeting.arrived = 0;
       meeting.round = mine;
+      lock.unlock();
       meeting.changed.notify_all();
     } else {
       meeting.changed.wait(lock, [&] { return x_aborted || meeting.round == mine; });
       if (x_aborted) return failure();
+      lock.unlock();
     }
     copy_out(meeting, place);
+    lock.lock();
     if (++meeting.left == meeting.calls.size()) {
       meeting.left = 0;
       meeting.solved = mine;
+      lock.unlock();
       meeting.changed.notify_all();
     } else {
       // Nobody goes on before all have copied: a send buffer may be somebody's source.

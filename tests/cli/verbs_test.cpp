@@ -59,7 +59,9 @@ TEST(Verbs, EveryPresetCanBeShown) {
     ASSERT_TRUE(json.ok()) << kind;
     const Json names = at(json.value(), kind);
     ASSERT_TRUE(names.array() != nullptr && !names.array()->empty()) << kind;
+    std::size_t at_name = 0;
     for (const Json& name : *names.array()) {
+      if (at_name++ % static_cast<std::size_t>(cases(1, 8)) != 0) continue;
       const CommandResult shown = place.run({"show", *name.string()});
       EXPECT_EQ(shown.exit_code, 0) << *name.string() << ": " << shown.err;
       EXPECT_NE(shown.out, "") << *name.string();
