@@ -87,10 +87,10 @@ double network_latency_us(const Cluster& cluster, const Placement& at) {
 }
 
 std::int32_t share_of(double bytes, double rate_gb_per_s, double seconds, std::int32_t sharers) {
-  if (bytes <= 0 || seconds <= 0) return 0;
+  if (bytes <= 0 || rate_gb_per_s <= 0 || seconds <= 0) return 0;
   const double share = bytes / (rate_gb_per_s * 1e9) / seconds * kWhole;
   return static_cast<std::int32_t>(
-      std::min(std::ceil(share), std::floor(double{kWhole} / sharers)));
+      std::min(std::ceil(share), std::floor(double{kWhole} / std::max(1, sharers))));
 }
 
 }  // namespace foretrain

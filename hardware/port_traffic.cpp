@@ -3,20 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "hardware/link_traffic.h"
 #include "hardware/local_cost.h"
 
 namespace foretrain {
-namespace {
-
-std::int32_t share_of(double bytes, double gb_per_s, double seconds, std::int32_t sharers) {
-  if (bytes <= 0 || gb_per_s <= 0) return 0;
-  const double share = bytes / (gb_per_s * 1e9) / seconds * kWhole;
-  return static_cast<std::int32_t>(
-      std::min(std::ceil(share), std::floor(double{kWhole} / std::max(1, sharers))));
-}
-
-}  // namespace
-
 Cost held_cost(const DeviceSpec& device, const PortTraffic& traffic, double alpha_s, double seconds,
                double passes) {
   Cost cost;

@@ -3,6 +3,7 @@
 
 #include "hardware/cluster.h"
 #include "hardware/placement.h"
+#include "tests/unit/rank_list.h"
 
 namespace foretrain {
 namespace {
@@ -93,12 +94,6 @@ TEST(Cluster, AnInlineObjectNeedsNoPreset) {
       "accelerators_per_node": 4, "network": {"nics_per_node": 4, "nic_gbit_per_s": 200}})");
   ASSERT_TRUE(cluster.ok()) << cluster.error().message;
   EXPECT_EQ(cluster.value().nodes(), 4);
-}
-
-std::vector<RankId> ranks(int first, int count, int stride) {
-  std::vector<RankId> out;
-  for (int i = 0; i < count; ++i) out.emplace_back(first + i * stride);
-  return out;
 }
 
 TEST(Placement, IsTheSameWhereverTheGroupStarts) {

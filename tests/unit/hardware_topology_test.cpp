@@ -3,6 +3,7 @@
 
 #include "hardware/hardware_cost_model.h"
 #include "hardware/placement.h"
+#include "tests/unit/rank_list.h"
 
 namespace foretrain {
 namespace {
@@ -20,12 +21,6 @@ std::string message(const std::string& preset, int accelerators, const std::stri
 
 bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-std::vector<RankId> ranks(int first, int count, int stride) {
-  std::vector<RankId> out;
-  for (int i = 0; i < count; ++i) out.emplace_back(first + i * stride);
-  return out;
 }
 
 TEST(Topology, MistakesAreNamed) {

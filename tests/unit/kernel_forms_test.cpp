@@ -91,8 +91,8 @@ TEST(AttentionForm, RepeatsGroupedKeys) {
 // steps of a block that is everything move besides what the whole does, but for keys and values,
 // whose copies are an op of their own.
 TEST(AttentionForm, OfRingSelfAttention) {
-  using Step = AttentionStep;
-  const auto form = [](Fusion fusion, DType type, bool backward, Step step, std::int32_t hops) {
+  using Part = AttentionStep;
+  const auto form = [](Fusion fusion, DType type, bool backward, Part step, std::int32_t hops) {
     Plan plan;
     plan.fusion = fusion;
     Attention work = scores_kept(type, backward);
@@ -100,39 +100,39 @@ TEST(AttentionForm, OfRingSelfAttention) {
     work.hops = hops;
     return attention_form(plan, work);
   };
-  const auto fused = [&form](bool backward, Step step, std::int32_t hops) {
+  const auto fused = [&form](bool backward, Part step, std::int32_t hops) {
     return form(Fusion::kFused, DType::kFp16, backward, step, hops);
   };
   for (const std::int32_t hops : {0, 1}) {
     const int first = hops == 0 ? 1 : 0;
-    EXPECT_EQ(fused(false, Step::kScores, hops).bytes, sum({{kScores, 2, 2}}));
-    EXPECT_EQ(fused(false, Step::kScores, hops).kernels, 1);
-    EXPECT_EQ(fused(false, Step::kValues, hops).bytes,
+    EXPECT_EQ(fused(false, Part::kScores, hops).bytes, sum({{kScores, 2, 2}}));
+    EXPECT_EQ(fused(false, Part::kScores, hops).kernels, 1);
+    EXPECT_EQ(fused(false, Part::kValues, hops).bytes,
               sum({{kHeads, 4, 2}, {first * kHeads, 0, 2}}));
-    EXPECT_EQ(fused(false, Step::kValues, hops).kernels, 1 + first);
+    EXPECT_EQ(fused(false, Part::kValues, hops).kernels, 1 + first);
     // Every block's share of the zeros.
-    EXPECT_EQ(fused(true, Step::kProbabilityGradient, hops).bytes,
+    EXPECT_EQ(fused(true, Part::kProbabilityGradient, hops).bytes,
               sum({{kScores, 4, 2}, {kScores, 0, 2}}));
-    EXPECT_EQ(fused(true, Step::kQueryGradient, hops).bytes,
+    EXPECT_EQ(fused(true, Part::kQueryGradient, hops).bytes,
               sum({{kHeads, 4, 2}, {first * kHeads, 0, 2}}));
   }
-  for (const Step step : {Step::kSoftmax, Step::kValueGradient, Step::kKeyGradient}) {
+  for (const Part step : {Part::kSoftmax, Part::kValueGradient, Part::kKeyGradient}) {
     EXPECT_EQ(fused(true, step, 0).bytes, 0);
   }
   for (const DType type : {DType::kFp16, DType::kFp32}) {
     for (const bool backward : {false, true}) {
       AttentionForm more;
-      const std::vector<Step> steps =
-          backward ? std::vector<Step>{Step::kValueGradient, Step::kProbabilityGradient,
-                                       Step::kSoftmax, Step::kKeyGradient, Step::kQueryGradient}
-                   : std::vector<Step>{Step::kScores, Step::kSoftmax, Step::kValues};
-      for (const Step step : steps) {
+      const std::vector<Part> steps =
+          backward ? std::vector<Part>{Part::kValueGradient, Part::kProbabilityGradient,
+                                       Part::kSoftmax, Part::kKeyGradient, Part::kQueryGradient}
+                   : std::vector<Part>{Part::kScores, Part::kSoftmax, Part::kValues};
+      for (const Part step : steps) {
         const AttentionForm eager = form(Fusion::kEager, type, backward, step, 0);
         const AttentionForm plain = form(Fusion::kFused, type, backward, step, 0);
         more.kernels += eager.kernels - plain.kernels;
         more.bytes += eager.bytes - plain.bytes;
       }
-      const AttentionForm whole = form(Fusion::kEager, type, backward, Step::kWhole, 0);
+      const AttentionForm whole = form(Fusion::kEager, type, backward, Part::kWhole, 0);
       EXPECT_EQ(more.kernels, whole.kernels - 2);
       EXPECT_EQ(more.bytes, whole.bytes - bytes_of(type, 2 * 2 * kHeads));
     }
