@@ -202,7 +202,7 @@ struct Units {
   bool forward_prefetch = false;    ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
   std::int64_t live_elements = 0;      ///< instead of both: of what is gathered ahead; 0 = by them
-  std::int64_t gathers_in_flight = 2;  ///< gathered and not yet let go; 0 = no limit
+  std::int64_t gathers_in_flight = 2;  ///< gathered to be let go after a pass; 0 = no limit
   bool narrow_shards = false;          ///< shards in the compute type; else fp32, cast to gather
   bool reduce_each = true;             ///< gradients of every microbatch; else of the last one
   bool reduce_waits = false;           ///< compute goes on when they are reduced

@@ -239,7 +239,20 @@ class Search {
     });
   }
 
+  /// Whether the system has nothing for one of them, which is remembered.
+  bool lacks(const Sets& sets) {
+    for (const std::string& set : sets) {
+      const std::string lacked = lacked_by(x_run, set);
+      if (lacked.empty()) continue;
+      std::vector<std::string>& all = x_out.lacking;
+      if (std::find(all.begin(), all.end(), lacked) == all.end()) all.push_back(lacked);
+      return true;
+    }
+    return false;
+  }
+
   bool attempt(const Sets& sets) {
+    if (lacks(sets)) return false;
     if (x_out.tried >= kLeastTries && x_operations > kMostOperations) return false;
     Sets all = sets;
     const auto prices = [this](Run& run) {

@@ -185,7 +185,7 @@ const char* gradient_reduce(const Run& run) {
 
 const char* parameter_gather(const Run& run) {
   if (run.plan.sharding == Sharding::kParameters && !run.plan.persists()) {
-    return "sharded parameters are gathered for every pass";
+    return "sharded parameters are gathered for passes that need them";
   }
   return if_none(run);
 }

@@ -40,8 +40,9 @@ struct Change {
   double iteration_time_s = 0, peak_gib = 0;
 };
 struct Fitting {
-  std::vector<Change> changes;  ///< the fastest first
-  std::int64_t tried = 0;       ///< changes, alone and in pairs
+  std::vector<Change> changes;       ///< the fastest first
+  std::int64_t tried = 0;            ///< changes, alone and in pairs
+  std::vector<std::string> lacking;  ///< what the system has not, so that it was not tried
 };
 
 struct Prediction {

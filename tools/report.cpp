@@ -209,10 +209,15 @@ std::string command_text(const std::vector<std::string>& sets) {
 }
 
 /// What would make it fit, the fastest first.
-std::string fitting_text(const Prediction& p) {
+std::string fitting_text(const Run& run, const Prediction& p) {
   if (!p.fitting) return "";
   const Fitting& f = *p.fitting;
   std::string out = "Would fit, of " + std::to_string(f.tried) + " changes tried\n";
+  if (!f.lacking.empty()) {
+    std::string all;
+    for (const std::string& lacked : f.lacking) all += (all.empty() ? "" : ", ") + lacked;
+    out += "  not tried, as " + run.system + " has none of it: " + all + "\n";
+  }
   if (f.changes.empty()) {
     return out + "  none: recompute, sharding, microbatch, tensor, pipeline, offload, in pairs\n";
   }
@@ -239,6 +244,9 @@ Json fitting_json(const Fitting& fitting) {
     changes.push_back(std::move(one));
   }
   out.set("changes", std::move(changes));
+  Json::Array lacking;
+  for (const std::string& lacked : fitting.lacking) lacking.emplace_back(lacked);
+  out.set("lacking", std::move(lacking));
   return out;
 }
 
@@ -356,7 +364,7 @@ std::string text_report(const Run& run, const Prediction& p) {
   out += "Efficiency  " + fixed(p.model_tflops_per_accelerator, 1) +
          " model TFLOP/s per accelerator, MFU " + percent(p.mfu) + ", HFU " + percent(p.hfu) +
          (run.plan.precision.low() ? " of the 16-bit peak" : "") + "\n\n";
-  out += memory_text(p.memory) + fitting_text(p) + "\n" + time_text(p);
+  out += memory_text(p.memory) + fitting_text(run, p) + "\n" + time_text(p);
   if (!p.sensitivity.empty()) {
     out += "\nA step gains, if 10 % faster\n";
     for (const Sensitivity& s : p.sensitivity) {

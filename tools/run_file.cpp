@@ -1,14 +1,13 @@
 #include "tools/run_file.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <filesystem>
 
 #include "sim/base/assets.h"
 #include "tools/divide.h"
 #include "tools/memory_report.h"
 #include "tools/ready_lists.h"
+#include "tools/run_notes.h"
 
 namespace foretrain {
 namespace {
@@ -131,6 +130,32 @@ Error with_origin(Error error, const Run& run) {
   return error;
 }
 
+/// What a system has not: keys of plans, or of one a value.
+Status read_lacking(const Json* lacks, const std::string& source, Run& run) {
+  if (lacks == nullptr) return ok_status();
+  if (lacks->array() == nullptr) {
+    return input_error(source + ": /lacks: found " + describe(*lacks) +
+                       ", expected a list of keys or KEY=VALUE");
+  }
+  for (std::size_t i = 0; i < lacks->array()->size(); ++i) {
+    const Json& entry = (*lacks->array())[i];
+    const std::string where = source + ": /lacks/" + std::to_string(i) + ": found ";
+    const std::string* text = entry.string();
+    if (text == nullptr) {
+      return input_error(where + describe(entry) + ", expected a key or KEY=VALUE");
+    }
+    const std::vector<std::string>& keys = plan_keys();
+    const std::string key = text->substr(0, text->find_first_of(".="));
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
+      const std::string near = nearest_name(key, keys);
+      return input_error(where + "\"" + *text + "\", which begins with no key of a plan" +
+                         (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
+    }
+    run.lacking.push_back(*text);
+  }
+  return ok_status();
+}
+
 /// Lays what a system supplies onto `run.resolved`: its defaults, then those of the device's
 /// architecture.
 Status lay_system(Run& run, const Json& file) {
@@ -139,7 +164,9 @@ Status lay_system(Run& run, const Json& file) {
   for (const char* key : {"name", "description", "sources", "schema", "$schema"}) reader.take(key);
   const Json* defaults = reader.take("defaults");
   const Json* by_architecture = reader.take("architectures");
+  const Json* lacks = reader.take("lacks");
   FT_TRY(reader.finish());
+  FT_TRY(read_lacking(lacks, source, run));
   if (defaults != nullptr) {
     FT_TRY(check_plan_keys(*defaults, source, "/defaults"));
     overlay(run.resolved, *defaults, source, "", run.origins);
@@ -238,81 +265,6 @@ Status find_profile(Run& run, const Json& user, const std::string& source) {
   const std::string own = profile_folder() + "/host.json";
   if (run.cluster.device.name != "host" || !is_file(own)) return ok_status();
   return use_profile(run, own, own);
-}
-
-/// What of the model's file is ignored, or taken in another way than its family's code does.
-void note_model(Run& run) {
-  std::string ignored;
-  for (const std::string& key : run.model.ignored) {
-    if (key == "source" || key == "parameters_published") continue;
-    ignored += (ignored.empty() ? "" : ", ") + key;
-  }
-  if (!ignored.empty()) {
-    run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
-  }
-  const std::string& type = run.model.type;
-  const bool gates = type == "llama" || type.starts_with("mistral") || type.starts_with("qwen");
-  if (gates && run.model.activation != Activation::kSwiglu) {
-    run.notes.emplace_back(
-        "model.hidden_act other than silu: an MLP without a gate, as here; that " +
-        ("of Hugging Face's " + type) + " keeps its gate");
-  }
-}
-
-/// Precisions that the device has not, priced as if it had.
-void note_precision(Run& run) {
-  const Json* precision = run.resolved.find("precision");
-  const Architecture made = run.cluster.device.architecture;
-  const bool scales_blocks =
-      is_nvidia(made) ? made >= Architecture::kBlackwell : made == Architecture::kCdna4;
-  if (precision != nullptr && *precision == Json("mxfp8") && !scales_blocks) {
-    run.notes.emplace_back("mxfp8: the matrix units of " + run.cluster.device.name +
-                           " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
-  }
-  if (run.plan.precision.one_copy && is_nvidia(made) && made < Architecture::kBlackwell) {
-    run.notes.emplace_back("kernels.fp8_copies one: fp8 products of " + run.cluster.device.name +
-                           " take operands in one order; priced as if they took both");
-  }
-}
-
-void note_limits(Run& run) {
-  if (run.cluster.device.architecture == Architecture::kCpu && run.profile == nullptr) {
-    run.notes.emplace_back(
-        "the figures of " + run.cluster.device.name +
-        " are generic, not of this machine; `foretrain calibrate --device host` measures it");
-  }
-  const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
-  if (torus) {
-    run.notes.emplace_back(
-        "memory is what the program's buffers take; what runtime and compiler of " +
-        run.cluster.device.name + " need beside them is not known");
-  } else if (!is_nvidia(run.cluster.device.architecture)) {
-    run.notes.emplace_back(
-        "communication buffers, context and allocator are taken as CUDA's; what " +
-        run.cluster.device.name + " needs is not known");
-  }
-  note_model(run);
-  if (run.plan.schedule == Schedule::kInterleaved && run.plan.virtual_pipeline == 1) {
-    run.notes.emplace_back("interleaved-1f1b without parallel.virtual_pipeline is 1f1b");
-  }
-  const ExpertPlan& experts = run.plan.experts;
-  if (run.model.has_experts() && experts.routing == Routing::kNatural && experts.factor > 1) {
-    std::array<char, 160> text{};
-    std::snprintf(text.data(), text.size(),
-                  "every rank is taken as the one with most tokens for its experts, %.2f times the "
-                  "mean (moe.routing natural, moe.%s)",
-                  experts.factor, experts.load.empty() ? "imbalance" : "load");
-    run.notes.emplace_back(text.data());
-  }
-  note_precision(run);
-  if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
-    run.notes.emplace_back(
-        "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");
-  }
-  if (run.plan.overlap.expert && run.model.experts.shared_width > 0 &&
-      experts.dispatcher == Dispatcher::kAllToAll) {
-    run.notes.emplace_back("overlap.expert: exchanges of tokens run beside the shared experts");
-  }
 }
 
 }  // namespace

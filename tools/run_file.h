@@ -22,6 +22,7 @@ struct Run {
   std::string name;
   std::string source;  ///< file or preset, for messages
   std::string system;
+  std::vector<std::string> lacking;            ///< keys, or KEY=VALUE, that its system has not
   Json usual;                                  ///< what its system does where the RUN says nothing
   Json resolved;                               ///< all defaults filled in
   std::map<std::string, std::string> origins;  ///< by JSON pointer: "default", "system NAME", ...
@@ -41,6 +42,9 @@ const Json* value_at(const Json& json, const std::string& pointer);
 
 /// Whether the value at the pointer, wherever it is from, is this one.
 bool asks(const Run& run, const char* pointer, const Json& value);
+
+/// Of what the system has not, what "KEY=VALUE" sets; "" if nothing.
+std::string lacked_by(const Run& run, const std::string& set);
 
 /// Sets the profile of a run in place of what the RUN says, before anything that depends on prices
 /// is decided.

@@ -174,6 +174,39 @@ TEST(Fitting, SaysHowMuchIsNeeded) {
   EXPECT_NE(shown.out.find("DOES NOT FIT, at least "), std::string::npos) << shown.out;
 }
 
+// A system file says what its system has nothing for: that is no advice, and named.
+TEST(Fitting, OffersWhatTheSystemHas) {
+  const Workplace place;
+  place.write("run.json", kTooBig);
+  const auto lacking = [&place](const char* system) {
+    const Json result = simulated(place, "run.json", {std::string("system=") + system});
+    for (const Json& change : changes_of(result)) {
+      const Json sets = at(change, "set");
+      for (const Json& set : *sets.array()) {
+        if (std::string(system) == "megatron-lm") continue;
+        EXPECT_FALSE(set.string()->starts_with("parallel.")) << *set.string();
+        EXPECT_FALSE(set.string()->starts_with("sharding.level=parameters")) << *set.string();
+      }
+    }
+    return dump_json(at(at(result, "would_fit"), "lacking"));
+  };
+  EXPECT_EQ(lacking("megatron-lm"), "[]");
+  EXPECT_NE(lacking("horovod").find("\"sharding\""), std::string::npos);
+  const std::string of_ddp = lacking("pytorch-ddp");
+  EXPECT_NE(of_ddp.find("\"sharding.level=gradients\""), std::string::npos) << of_ddp;
+  EXPECT_NE(of_ddp.find("\"parallel.tensor\""), std::string::npos) << of_ddp;
+  EXPECT_EQ(of_ddp.find("\"sharding\""), std::string::npos) << of_ddp;
+  const CommandResult shown = place.run({"simulate", "run.json", "--set", "system=horovod"});
+  EXPECT_NE(shown.out.find("not tried, as horovod has none of it: sharding, "), std::string::npos)
+      << shown.out;
+  const auto note = [&place](const char* set) {
+    return place.run({"simulate", "run.json", "--set", "system=pytorch-ddp", "--set", set}).out;
+  };
+  const std::string of_tensor = "Note: pytorch-ddp has no parallel.tensor: ";
+  EXPECT_NE(note("parallel.tensor=2").find(of_tensor), std::string::npos);
+  EXPECT_EQ(note("parallel.tensor=1").find(of_tensor), std::string::npos);
+}
+
 TEST(Fitting, IsPrinted) {
   const Workplace place;
   place.write("run.json", kTooBig);

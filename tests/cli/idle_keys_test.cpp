@@ -170,7 +170,7 @@ const Idle kIdle[] = {
       "offload.optimizer=cpu"}},
     {"overlap.expert=true", "the model has no shared experts"},
     {"overlap.parameter_gather=true",
-     "sharded parameters are gathered for every pass",
+     "sharded parameters are gathered for passes that need them",
      {"sharding.level=parameters", "parallel.pipeline=1"}},
     {"overlap.parameter_gather=true", "sharding.level is none", {"sharding.level=none"}},
     {"overlap.pipeline=false", "parallel.pipeline is 1", kOneRank},

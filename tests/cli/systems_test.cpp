@@ -116,6 +116,9 @@ TEST(Systems, DifferByArchitecture) {
   refused(R"({"architectures": []})", "/architectures: found");
   refused(R"({"architectures": {"volta": {"recomputed": 1}}})", "/architectures/volta/recomputed");
   refused(R"({"defaults": {"cluster": {}}})", "/defaults/cluster");
+  refused(R"({"lacks": "sharding"})", "/lacks: found");
+  refused(R"({"lacks": ["offload", 5]})", "/lacks/1: found 5");
+  refused(R"({"lacks": ["shading.level"]})", "did you mean \"sharding\"?");
   refused(R"({"defaults": {"kernels": {"flash": "flash9"}}})", "/kernels/flash");
   place.write("wrong.json", R"({"architectures": {"hoper": {}}})");
   const CommandResult wrong = place.run({"simulate", "run.json", "--set", "system=wrong.json"});

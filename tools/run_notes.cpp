@@ -1,0 +1,117 @@
+// What a run ignores, does not model, or asks of a system that has it not.
+#include "tools/run_notes.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <set>
+
+namespace foretrain {
+namespace {
+
+/// What of the model's file is ignored, or taken in another way than its family's code does.
+void note_model(Run& run) {
+  std::string ignored;
+  for (const std::string& key : run.model.ignored) {
+    if (key == "source" || key == "parameters_published") continue;
+    ignored += (ignored.empty() ? "" : ", ") + key;
+  }
+  if (!ignored.empty()) {
+    run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
+  }
+  const std::string& type = run.model.type;
+  const bool gates = type == "llama" || type.starts_with("mistral") || type.starts_with("qwen");
+  if (gates && run.model.activation != Activation::kSwiglu) {
+    run.notes.emplace_back(
+        "model.hidden_act other than silu: an MLP without a gate, as here; that " +
+        ("of Hugging Face's " + type) + " keeps its gate");
+  }
+}
+
+/// Precisions that the device has not, priced as if it had.
+void note_precision(Run& run) {
+  const Json* precision = run.resolved.find("precision");
+  const Architecture made = run.cluster.device.architecture;
+  const bool scales_blocks =
+      is_nvidia(made) ? made >= Architecture::kBlackwell : made == Architecture::kCdna4;
+  if (precision != nullptr && *precision == Json("mxfp8") && !scales_blocks) {
+    run.notes.emplace_back("mxfp8: the matrix units of " + run.cluster.device.name +
+                           " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
+  }
+  if (run.plan.precision.one_copy && is_nvidia(made) && made < Architecture::kBlackwell) {
+    run.notes.emplace_back("kernels.fp8_copies one: fp8 products of " + run.cluster.device.name +
+                           " take operands in one order; priced as if they took both");
+  }
+}
+
+/// What the RUN asks for that its system has not.
+void note_lacking(Run& run) {
+  std::set<std::string> asked;
+  for (const auto& [pointer, origin] : run.origins) {
+    if (origin != "RUN" && origin != "--set") continue;
+    const Json* value = value_at(run.resolved, pointer);
+    const Json* usual = value_at(run.usual, pointer);
+    if (value == nullptr || (usual != nullptr && *value == *usual)) continue;
+    std::string set = pointer.substr(1) + "=";
+    std::replace(set.begin(), set.end(), '/', '.');
+    set += value->string() != nullptr ? *value->string() : dump_json(*value);
+    if (const std::string lacked = lacked_by(run, set); !lacked.empty()) asked.insert(lacked);
+  }
+  for (const std::string& lacked : asked) {
+    run.notes.push_back(run.system + " has no " + lacked + ": simulated as others have it");
+  }
+}
+
+}  // namespace
+
+std::string lacked_by(const Run& run, const std::string& set) {
+  const auto found =
+      std::find_if(run.lacking.begin(), run.lacking.end(), [&set](const std::string& entry) {
+        if (!set.starts_with(entry)) return false;
+        return set.size() == entry.size() || set[entry.size()] == '.' || set[entry.size()] == '=';
+      });
+  return found == run.lacking.end() ? "" : *found;
+}
+
+void note_limits(Run& run) {
+  if (run.cluster.device.architecture == Architecture::kCpu && run.profile == nullptr) {
+    run.notes.emplace_back(
+        "the figures of " + run.cluster.device.name +
+        " are generic, not of this machine; `foretrain calibrate --device host` measures it");
+  }
+  const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
+  if (torus) {
+    run.notes.emplace_back(
+        "memory is what the program's buffers take; what runtime and compiler of " +
+        run.cluster.device.name + " need beside them is not known");
+  } else if (!is_nvidia(run.cluster.device.architecture)) {
+    run.notes.emplace_back(
+        "communication buffers, context and allocator are taken as CUDA's; what " +
+        run.cluster.device.name + " needs is not known");
+  }
+  note_model(run);
+  note_lacking(run);
+  if (run.plan.schedule == Schedule::kInterleaved && run.plan.virtual_pipeline == 1) {
+    run.notes.emplace_back("interleaved-1f1b without parallel.virtual_pipeline is 1f1b");
+  }
+  const ExpertPlan& experts = run.plan.experts;
+  if (run.model.has_experts() && experts.routing == Routing::kNatural && experts.factor > 1) {
+    std::array<char, 160> text{};
+    std::snprintf(text.data(), text.size(),
+                  "every rank is taken as the one with most tokens for its experts, %.2f times the "
+                  "mean (moe.routing natural, moe.%s)",
+                  experts.factor, experts.load.empty() ? "imbalance" : "load");
+    run.notes.emplace_back(text.data());
+  }
+  note_precision(run);
+  if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
+    run.notes.emplace_back(
+        "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");
+  }
+  if (run.plan.overlap.expert && run.model.experts.shared_width > 0 &&
+      experts.dispatcher == Dispatcher::kAllToAll) {
+    run.notes.emplace_back("overlap.expert: exchanges of tokens run beside the shared experts");
+  }
+}
+
+}  // namespace foretrain
