@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
 
 #include "tests/cli/run_command.h"
 
@@ -25,7 +28,18 @@ class Execution : public ::testing::Test {
   Execution() {
     x_place.write("run.json", kTiny);
     // No profile of the user's own plays a part.
-    setenv("XDG_DATA_HOME", x_place.path("data").c_str(), 1);
+    set("XDG_DATA_HOME", x_place.path("data").c_str());
+  }
+  ~Execution() override {
+    for (const auto& [name, before] : x_before) {
+      before ? setenv(name.c_str(), before->c_str(), 1) : unsetenv(name.c_str());
+    }
+  }
+  /// Sets a variable of the environment for this test.
+  void set(const char* name, const char* value) {
+    const char* before = std::getenv(name);
+    x_before.emplace(name, before == nullptr ? std::nullopt : std::optional<std::string>(before));
+    setenv(name, value, 1);
   }
   Json executed(std::vector<std::string> more) const {
     more.insert(more.begin(), {"execute", "run.json", "--steps", "3", "--json", "-"});
@@ -45,6 +59,7 @@ class Execution : public ::testing::Test {
     EXPECT_EQ(x_place.files(), before);
   }
   Workplace x_place;
+  std::map<std::string, std::optional<std::string>> x_before;  ///< of the environment
 };
 
 std::vector<double> losses(const Json& json) {
@@ -100,7 +115,7 @@ TEST_F(Execution, ThreadsAndProcessesTrainLikeOneRank) {
   expect_equal_losses(one, by_threads);
 #if defined(__SANITIZE_ADDRESS__)
   // Open MPI leaves memory to the end of the process and unloads the modules that allocated it.
-  setenv("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1", 1);
+  set("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1");
 #endif
   const Json by_default = executed(tensor);
   expect_equal_losses(one, by_default);

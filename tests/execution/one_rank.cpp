@@ -116,7 +116,10 @@ Plan in_fp32(Plan plan) {
 
 void expect_as_one_rank(const Model& model, const Plan& plan) {
   // Of a test's plans every third one under a sanitizer, the first among them.
+  static const testing::TestInfo* test = nullptr;
   static int plans = 0;
+  if (test != testing::UnitTest::GetInstance()->current_test_info()) plans = 0;
+  test = testing::UnitTest::GetInstance()->current_test_info();
   if (kSanitized && plans++ % 3 != 0) return;
   SCOPED_TRACE(describe(model, plan));
   const Result<Trained> one = train<double>(model, on_one_rank(plan));
