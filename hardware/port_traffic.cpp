@@ -1,7 +1,6 @@
 #include "hardware/port_traffic.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "hardware/link_traffic.h"
 #include "hardware/local_cost.h"

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tools/run_notes.h"
+
 namespace foretrain {
 namespace {
 

@@ -43,9 +43,6 @@ const Json* value_at(const Json& json, const std::string& pointer);
 /// Whether the value at the pointer, wherever it is from, is this one.
 bool asks(const Run& run, const char* pointer, const Json& value);
 
-/// Of what the system has not, what "KEY=VALUE" sets; "" if nothing.
-std::string lacked_by(const Run& run, const std::string& set);
-
 /// Sets the profile of a run in place of what the RUN says, before anything that depends on prices
 /// is decided.
 using ChoosePrices = std::function<Status(Run&)>;

@@ -46,6 +46,7 @@ void note_precision(Run& run) {
 
 /// What the RUN asks for that its system has not.
 void note_lacking(Run& run) {
+  if (run.lacking.empty()) return;
   std::set<std::string> asked;
   for (const auto& [pointer, origin] : run.origins) {
     if (origin != "RUN" && origin != "--set") continue;
@@ -54,7 +55,7 @@ void note_lacking(Run& run) {
     if (value == nullptr || (usual != nullptr && *value == *usual)) continue;
     std::string set = pointer.substr(1) + "=";
     std::replace(set.begin(), set.end(), '/', '.');
-    set += value->string() != nullptr ? *value->string() : dump_json(*value);
+    set += value->string() != nullptr ? *value->string() : dump_json(*value, -1);
     if (const std::string lacked = lacked_by(run, set); !lacked.empty()) asked.insert(lacked);
   }
   for (const std::string& lacked : asked) {
