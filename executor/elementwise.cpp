@@ -112,7 +112,7 @@ void squared_norm(const Kernel& w, const OpContext& context, const Operands<T>& 
   const Operand& view = x.reads[0];
   const Buffer& buffer = *view.buffer;
   double sum = 0;
-  for (const ArrayRun& run : context.runs_of(view, w.cols)) {
+  for (const Buffer::Part& run : context.parts_of(view, w.cols)) {
     const auto squares = [&](std::int64_t begin, std::int64_t end) {
       double out = 0;
       for (std::int64_t i = std::max(begin, run.first); i < std::min(end, run.first + run.count);

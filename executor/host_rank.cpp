@@ -317,7 +317,18 @@ Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x, Ar
   // Of a broadcast only the root reads, of a reduction only the root writes.
   call.send = x.reads.empty() ? x.writes[0].data : x.reads[0].data;
   call.receive = x.writes.empty() ? x.reads[0].data : x.writes[0].data;
-  return x_transport.collective(x_rank, x_binding.groups[work.group.index()], call, &there);
+  const GroupId group = x_binding.groups[work.group.index()];
+  if (work.runs.empty()) return x_transport.collective(x_rank, group, call, &there);
+  const std::int64_t members = x_places[work.group.index()].size;
+  const bool gathers = work.kind == CollectiveKind::kAllGather;
+  for (const std::int64_t run : work.runs) {
+    call.count = run;
+    Arrival again;
+    FT_TRY(x_transport.collective(x_rank, group, call, there.has_value() ? &again : &there));
+    call.send = static_cast<const T*>(call.send) + (gathers ? run / members : run);
+    call.receive = static_cast<T*>(call.receive) + (gathers ? run : run / members);
+  }
+  return ok_status();
 }
 
 template <typename T>

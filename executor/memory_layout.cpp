@@ -72,12 +72,10 @@ void MemoryLayout::add_slice(const Piece& piece, std::size_t f, const Home& home
   slice.element = home.offset / bytes_of(owner.dtype, 1) + piece.offset;
   const std::int64_t element = slice.element;
   const std::int64_t own = owner.shards > 1 ? place(owner.shard_group) : 0;
-  const std::int64_t run = owner.count / owner.chunks;
-  for (std::int64_t chunk = 0; chunk < owner.chunks; ++chunk) {
-    const std::int64_t begin = owner.chunk_begin(chunk, own);
-    slice.element = element - begin + chunk * run;
-    slice.begin = std::max<std::int64_t>(0, chunk * run - slice.element);
-    slice.end = std::min(slice.rows * slice.cols, (chunk + 1) * run - slice.element);
+  for (const Buffer::Part& part : owner.parts(own)) {
+    slice.element = element - part.first + part.at;
+    slice.begin = std::max<std::int64_t>(0, part.at - slice.element);
+    slice.end = std::min(slice.rows * slice.cols, part.at + part.count - slice.element);
     if (slice.begin < slice.end) keep_slice(slice);
   }
 }
@@ -86,7 +84,8 @@ void MemoryLayout::keep_slice(const TensorSlice& slice) {
   // Aliases come and go with the calls that bind them; the first one will do.
   const auto same = [&slice](const TensorSlice& known) {
     return known.owner == slice.owner && known.element == slice.element &&
-           known.tensor == slice.tensor;
+           known.tensor == slice.tensor && known.begin == slice.begin &&
+           known.first_row == slice.first_row && known.first_col == slice.first_col;
   };
   if (std::none_of(x_slices.begin(), x_slices.end(), same)) x_slices.push_back(slice);
 }

@@ -70,12 +70,6 @@ inline std::int64_t position_in_part(std::int64_t i, std::int64_t member, std::i
   return (i < chunk ? member : 2 * members - 1 - member) * chunk + i % chunk;
 }
 
-/// Elements of a view, from `at` on, that lie together in the array of which its buffer is a part:
-/// from `first` on.
-struct ArrayRun {
-  std::int64_t at = 0, first = 0, count = 0;
-};
-
 struct OpContext {
   Batch batch;
   Training training;
@@ -117,19 +111,16 @@ struct OpContext {
     const Token at = token(split_over, rows, r);
     return (first_sequence() + at.sequence) * batch.length + at.position;
   }
-  /// The runs of `count` elements of a view: one, or one of each chunk of which the rank has a
-  /// part.
-  std::vector<ArrayRun> runs_of(const Operand& view, std::int64_t count) const {
+  /// Where `count` elements of a view lie in the array of which its buffer is a part.
+  std::vector<Buffer::Part> parts_of(const Operand& view, std::int64_t count) const {
     const Buffer& buffer = *view.buffer;
     if (buffer.shards == 1) return {{0, view.begin, count}};
-    std::vector<ArrayRun> out;
-    const std::int64_t run = buffer.count / buffer.chunks;
-    for (std::int64_t chunk = 0; chunk < buffer.chunks; ++chunk) {
-      const std::int64_t begin = std::max(view.begin, chunk * run);
-      const std::int64_t end = std::min(view.begin + count, (chunk + 1) * run);
-      if (begin >= end) continue;
-      const std::int64_t first = buffer.chunk_begin(chunk, place(buffer.shard_group).index);
-      out.push_back({begin - view.begin, first + begin - chunk * run, end - begin});
+    std::vector<Buffer::Part> out;
+    for (const Buffer::Part& part : buffer.parts(place(buffer.shard_group).index)) {
+      const std::int64_t begin = std::max(view.begin, part.at);
+      const std::int64_t end = std::min(view.begin + count, part.at + part.count);
+      if (begin < end)
+        out.push_back({begin - view.begin, part.first + begin - part.at, end - begin});
     }
     return out;
   }

@@ -127,6 +127,7 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
   if (const auto* collective = std::get_if<Collective>(&work)) {
     Collective plain = *collective;
     plain.group = GroupSlot(std::size_t{0});
+    plain.runs.clear();
     return {std::string(name_of(plain.kind)), text_of(Work{plain}), ranks};
   }
   if (const auto* batch = std::get_if<P2PBatch>(&work)) {

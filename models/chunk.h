@@ -90,6 +90,8 @@ struct UnitContent {
   std::int64_t elements = 0;
   std::vector<Piece> pieces;
   std::vector<ElementRange> alike, partial;
+  std::vector<std::int64_t> ends;  ///< of each parameter
+  void append(const UnitContent& back);
 };
 
 /// Where among the cut parameters of an end a tied table lies (stage_tied.cpp).
@@ -101,17 +103,28 @@ struct UnitShape {
   bool root = false;
   std::int64_t layers = 0;
   std::int64_t filled = 0, elements = 0;  ///< parameters; with padding up to equal shards
-  std::int64_t chunks = 1;                ///< in which they travel, one after the other
-  bool whole = false;                     ///< its parameters stay gathered
-  bool on_host = false;                   ///< the host keeps its states and updates them
-  std::vector<ElementRange> alike;        ///< what all tensor ranks hold
-  std::vector<ElementRange> partial;      ///< of it what they compute in parts
-  ElementRange tied;                      ///< a table that another stage holds too
+  /// Of so many elements each, of which every holder has its part; none: all are one.
+  std::vector<std::int64_t> runs;
+  std::int64_t tensors = 0;           ///< parameters in it
+  bool whole = false;                 ///< its parameters stay gathered
+  bool on_host = false;               ///< the host keeps its states and updates them
+  std::vector<ElementRange> alike;    ///< what all tensor ranks hold
+  std::vector<ElementRange> partial;  ///< of it what they compute in parts
+  ElementRange tied;                  ///< a table that another stage holds too
   LayoutId weights, gradients, shards, states;
   SegmentId gather, reduce_first, reduce_next;
   SegmentId copy_out;      ///< where gathered parameters are copied out of what they came in
   SegmentId gather_again;  ///< for backward passes, from the second copy; invalid: as forward
   Ref secondary;           ///< the rank's part of that copy, in a frame of `states`
+};
+
+/// Of a unit's runs those that travel together: elements [begin, begin + count).
+struct UnitRuns {
+  std::int64_t begin = 0, count = 0;
+  std::vector<std::int64_t> runs;
+  std::vector<std::int64_t> several() const {  ///< as Collective has them
+    return runs.size() > 1 ? runs : std::vector<std::int64_t>();
+  }
 };
 
 /// Parameters that are gathered and reduced together: a run of layers, or the ends of a chunk.

@@ -253,6 +253,7 @@ class PlanReader {
       read_time("pass_us", x_plan.pass_time);
       read_time("step_us", x_plan.step_time);
       read_time("update_us", x_plan.update_time, 1e6);
+      read_time("scatter_us", x_plan.scatter_time, 1e6);
       r.read_enum("synchronize", x_plan.host_waits, {"none", "forward", "transfers", "passes"});
     });
     nested("allocator", [this](JsonReader& r) {

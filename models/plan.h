@@ -169,15 +169,13 @@ struct Recompute {
 };
 
 struct Overlap {
-  bool tensor = false;  ///< see docs/plans.md
-  bool tensor_backward =
-      true;  ///< all-gather and reduction of a linear's backward beside its GEMMs
+  bool tensor = false;          ///< see docs/plans.md
+  bool tensor_backward = true;  ///< collectives of a linear's backward pass beside its GEMMs
   bool pipeline = true;
   bool gradient_reduce = false;
   bool parameter_gather = false;
   bool expert = false;  ///< shared experts beside the exchanges of tokens
-  /// Of so many microbatches, the first, the gradients of the output matrix are computed when the
-  /// last stage's passes are over.
+  /// Of the first so many microbatches the output matrix's gradients follow the stage's last pass.
   std::int64_t head_deferral = 0;
   bool passes = false;  ///< exchanges of a pass beside another microbatch's: models/stage_weave.cpp
   /// Parts of a microbatch whose passes take turns in every layer, so that the collectives of one
@@ -186,8 +184,8 @@ struct Overlap {
   bool operator==(const Overlap&) const = default;
 };
 
-/// How sharded gradients and parameters are handled. A unit is a run of layers of a chunk; the
-/// ends of the chunk are one more, which stays gathered until its backward pass is over.
+/// Sharded gradients and parameters. A unit is a run of layers of a chunk; the ends of the chunk
+/// are one more, which stays gathered until its backward pass is over.
 struct Units {
   std::int64_t layers = 1;          ///< of a unit
   bool reshard = true;              ///< parameters are let go after the forward pass
@@ -197,9 +195,10 @@ struct Units {
   std::int64_t persist_elements = 0;
   /// Parameters that the backward pass needs again after fewer others stay gathered; 0 = none.
   std::int64_t reuse_elements = 0;
-  std::int64_t inner_group = 1;     ///< neighbours that gather in a second stage: stage_levels.cpp
-  std::int64_t chunk_elements = 0;  ///< least of what travels at once; 0: a unit (settle_chunks)
-  bool forward_prefetch = false;    ///< the next unit's gather is issued before this one's pass
+  std::int64_t inner_group = 1;      ///< neighbours that gather in a second stage: stage_levels.cpp
+  std::int64_t chunk_elements = 0;   ///< least of what travels at once; 0: a unit (settle_chunks)
+  std::int64_t gather_elements = 0;  ///< parameters are cut apart, so many go at once; 0: a unit
+  bool forward_prefetch = false;     ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;
   std::int64_t live_elements = 0;      ///< instead of both: of what is gathered ahead; 0 = by them
   std::int64_t gathers_in_flight = 2;  ///< gathered to be let go after a pass; 0 = no limit
@@ -318,6 +317,7 @@ struct Plan {
   Time pass_time;                  ///< host time of each pass of a microbatch through a chunk
   Time step_time;                  ///< host time a step outside of kernels' launches
   Time update_time;                ///< host time of each parameter tensor: models/optimizer.h
+  Time scatter_time;               ///< of each parameter and rank in a unit's reduction
   Time checkpoint_time;            ///< host time that recomputing a layer adds
   HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
   double context_gib = 0;          ///< what CUDA and its libraries hold before the first tensor
@@ -449,6 +449,7 @@ struct Plan {
   /// So is every microbatch's, and nothing else of them is kept.
   bool contiguous_passes() const { return contiguous() && sharding == Sharding::kGradients; }
   bool shards_parameters() const { return sharding == Sharding::kParameters; }  ///< ZeRO-3, FSDP
+  bool shards_by_parameter() const;  ///< `units.gather_elements`, where it goes
   /// Small parameters stay gathered: models/stage_units.cpp.
   bool persists() const { return shards_parameters() && units.persist_elements > 0; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.

@@ -1,5 +1,6 @@
 #include "models/plan_sharding.h"
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 
@@ -248,6 +249,7 @@ void read_sharding(JsonReader& reader, Plan& plan) {
   reader.read("reshard_in_pipeline", units.reshard_in_pipeline);
   reader.read("inner_group", units.inner_group, IntRange{1, 1 << 20});
   reader.read("chunk_elements", units.chunk_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("gather_elements", units.gather_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("persist_elements", units.persist_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("reuse_elements", units.reuse_elements, IntRange{0, std::int64_t{1} << 50});
   reader.read("forward_prefetch", units.forward_prefetch);
@@ -333,6 +335,13 @@ void settle_compression(Plan& plan) {
   if (same) c = Compression::kNone;
 }
 
+/// Each in the compute type, in one level, with nothing else kept of it.
+bool Plan::shards_by_parameter() const {
+  return shards_parameters() && units.gather_elements > 0 && !units.narrow_gathers &&
+         !units.casts_shards && units.secondary == 0 && units.inner_group == 1 &&
+         !units.narrow_reduction && offload.page == 0;
+}
+
 void settle_chunks(const Model& model, Plan& plan) {
   Units& u = plan.units;
   if (u.chunk_elements == 0 || !plan.shards_parameters() || model.layers == 0) return;
@@ -362,6 +371,7 @@ std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
       {u.narrow_gathers || u.casts_shards, "sharding.gather_dtype other than compute"},
       {u.secondary > 0, "sharding.secondary_group"},
       {u.inner_group > 1, "sharding.inner_group"},
+      {u.gather_elements > 0, "sharding.gather_elements"},
       {u.narrow_reduction, "gradients.reduce_dtype int4"},
       {p.offload.page > 0, "offload.page_mib"},
       {tied, "a table that is tied across pipeline stages"},

@@ -66,6 +66,7 @@ void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
     UnitShape shape;
     shape.holders = experts.holders;
     shape.layers = unit.last - unit.first;
+    shape.tensors = static_cast<std::int64_t>(content.ends.size());
     shape.on_host = kept_on_host(owner, unit.last);
     push_unit(experts, shape_of(shape, content), unit.first, unit.last);
   }

@@ -21,22 +21,21 @@ constexpr std::int16_t kAcross = 2;  ///< buffer of a unit's weights: gathered a
 void StageWriter::gather_whole(const UnitShape& shape, const View& part, const Ref& whole,
                                Segment& segment) {
   const auto gather = [&](const char* name, const char* group, std::int64_t count, const View& from,
-                          const View& to) {
-    Op op = unit_op(
-        shape.holders.stream, name,
-        Collective{CollectiveKind::kAllGather, x_builder.group(group), count, whole.dtype, false},
-        Phase::kForward);
+                          const View& to, std::vector<std::int64_t> runs = {}) {
+    Collective work{CollectiveKind::kAllGather, x_builder.group(group), count, whole.dtype, false};
+    work.runs = std::move(runs);
+    Op op = unit_op(shape.holders.stream, name, std::move(work), Phase::kForward);
     op.reads = {from};
     op.writes = {to};
     segment.ops.push_back(std::move(op));
   };
   if (!gathers_in_levels(shape)) {
-    for (std::int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+    for (const UnitRuns& runs : gathered_together(shape)) {
       View own = part;
-      own.bytes = part.bytes / shape.chunks;
-      own.offset += chunk * own.bytes;
-      const Ref to = whole.slice(chunk, shape.chunks);
-      gather("parameters.gather", shape.holders.shard_group, to.count, own, to.view());
+      own.bytes = bytes_of(whole.dtype, runs.count / shape.holders.shards);
+      own.offset += bytes_of(whole.dtype, runs.begin / shape.holders.shards);
+      gather("parameters.gather", shape.holders.shard_group, runs.count, own,
+             whole.part(runs.begin, runs.count), runs.several());
     }
     return;
   }

@@ -39,27 +39,6 @@ Opaque moves(const char* name, const Ref& from, const Ref& to) {
 
 }  // namespace
 
-/// Gemini (Colossal-AI) lays parameters one after the other into chunks of equal size, which it
-/// looks for between a least size and twice that, so that little is left empty: here a unit is cut
-/// into as many equal chunks as are at least so large. Left out: chunks that end within the next
-/// layer, and parameters that no chunk splits.
-std::int64_t StageWriter::unit_chunks(std::int64_t filled, std::int64_t shards) const {
-  const std::int64_t least = x_plan.units.chunk_elements;
-  if (least == 0 || !sharded_parameters() || shards == 1) return 1;
-  return std::max<std::int64_t>(1, filled / least);
-}
-
-/// Of equal shards of each chunk, each of whole bytes in what travels, or of whole pages.
-std::int64_t StageWriter::unit_elements(std::int64_t filled, std::int64_t shards) const {
-  const Bytes page = x_plan.offload.states() ? x_plan.offload.page : 0;
-  if (page > 0) {
-    return round_up(filled,
-                    shards * std::max<Bytes>(1, page * 8 / bits_of(x_plan.precision.compute)));
-  }
-  return round_up(
-      filled, x_plan.units.narrow_reduction ? 2 * shards : unit_chunks(filled, shards) * shards);
-}
-
 /// Buffers for what travels in fewer bits, behind those that every unit has.
 void StageWriter::add_narrow(const UnitShape& shape, FrameLayout& weights,
                              FrameLayout& gradients) const {

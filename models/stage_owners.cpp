@@ -22,12 +22,15 @@ View part_of(const View& whole, std::int64_t place, std::int64_t of) {
 
 }  // namespace
 
-/// Of `whole`, `count` elements that divide among the ranks; its sum is `part` on each.
+/// Of `whole`, `count` elements that divide among the ranks; its sum is `part` on each. `runs`: as
+/// Collective has them, where one rank's part is of each.
 std::vector<Op> StageWriter::scattered(const Holders& holders, const View& whole, const View& part,
-                                       std::int64_t count, DType type) {
+                                       std::int64_t count, DType type,
+                                       const std::vector<std::int64_t>& runs) {
   const bool owners = x_plan.to_owners();
   Collective sum{owners ? CollectiveKind::kReduce : CollectiveKind::kReduceScatter,
                  x_builder.group(holders.shard_group), count, type, false};
+  sum.runs = runs;
   std::vector<Op> out;
   const std::int64_t parts = owners ? holders.shards : 1;
   for (std::int64_t owner = 0; owner < parts; ++owner) {

@@ -25,8 +25,8 @@ void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std
 /// The shape of a unit of which holders, layers and where it is kept are given.
 std::size_t StageWriter::shape_of(UnitShape shape, const UnitContent& content) {
   shape.filled = content.elements;
-  shape.elements = unit_elements(shape.filled, shape.holders.shards);
-  shape.chunks = unit_chunks(shape.filled, shape.holders.shards);
+  shape.runs = unit_runs(shape, content);
+  shape.elements = unit_elements(shape);
   shape.alike = content.alike;
   shape.partial = content.partial;
   for (std::size_t s = 0; s < x_shapes.size(); ++s) {
@@ -34,6 +34,7 @@ std::size_t StageWriter::shape_of(UnitShape shape, const UnitContent& content) {
     if (known.holders.expert != shape.holders.expert || known.root != shape.root) continue;
     if (known.layers != shape.layers || known.filled != shape.filled) continue;
     if (known.whole != shape.whole || known.on_host != shape.on_host) continue;
+    if (known.runs != shape.runs || known.tensors != shape.tensors) continue;
     const bool alike = !sharded_parameters() || pieces_of(known) == content.pieces;
     if (alike) return s;
   }
@@ -52,7 +53,7 @@ void StageWriter::mark_shard(Buffer& buffer, const UnitShape& shape) const {
   const View own = own_shard(0, 0, shape, buffer.dtype);
   buffer.shards = own.shards;
   buffer.shard_group = own.shard_group;
-  buffer.chunks = static_cast<std::int32_t>(shape.chunks);
+  buffer.runs = shape.runs;
 }
 
 bool StageWriter::copies_out(const UnitShape& shape) const {
@@ -309,6 +310,12 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   sum_shared(shape, segment);
   std::vector<EventRef> waits;
   if (!segment.ops.empty()) waits.push_back(EventRef{0, kSummed});
+  const std::int64_t views = shape.tensors * (shape.holders.shards - 1);
+  if (const Time host{x_plan.scatter_time.ps * views}; host.ps > 0) {
+    segment.ops.push_back(
+        unit_op(shape.holders.stream, "host.scatter", HostDelay{host}, Phase::kGradients));
+    segment.ops.back().category = Category::kHost;
+  }
   const PushOp push = [&](Op op, std::vector<View> reads, const View& write) {
     op.reads = std::move(reads);
     op.writes = {write};
@@ -334,10 +341,11 @@ SegmentId StageWriter::write_reduction(const UnitShape& shape, bool first) {
   if (narrow) {
     reduce_narrow(shape, whole, part, push);
   } else if (!alone) {
-    for (std::int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
-      const Ref from = whole.slice(chunk, shape.chunks);
-      const View to = part.slice(chunk, shape.chunks).view();
-      for (Op& op : scattered(shape.holders, from.view(), to, from.count, reduced)) {
+    for (const UnitRuns& runs : reduced_together(shape)) {
+      const View from = whole.part(runs.begin, runs.count);
+      const View to =
+          part.part(runs.begin / shape.holders.shards, runs.count / shape.holders.shards);
+      for (Op& op : scattered(shape.holders, from, to, runs.count, reduced, runs.several())) {
         const std::vector<View> reads = op.reads;
         push(std::move(op), reads, to);
       }

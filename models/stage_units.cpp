@@ -10,58 +10,6 @@
 
 namespace foretrain {
 
-/// What of a unit's parameters tensor ranks hold alike, and of it what they compute in parts: with
-/// sequence parallelism everything, from their own tokens; without it the norms of queries and
-/// keys, from their own heads.
-void StageWriter::append_layout(UnitContent& out, const FrameLayout& layout,
-                                std::int64_t layer) const {
-  const auto extend = [&out](std::vector<ElementRange>& ranges, std::int64_t count) {
-    if (!ranges.empty() && ranges.back().second == out.elements) {
-      ranges.back().second += count;
-    } else {
-      ranges.emplace_back(out.elements, out.elements + count);
-    }
-  };
-  for (const Buffer& buffer : layout.buffers) {
-    const bool cut = std::any_of(buffer.pieces.begin(), buffer.pieces.end(), [](const Piece& p) {
-      return p.rows_split_over.valid() || p.cols_split_over.valid();
-    });
-    const bool of_heads = x_model.qk_norm && (buffer.name == "attention.q_norm.weight" ||
-                                              buffer.name == "attention.k_norm.weight");
-    if (!cut && x_plan.tensor > 1) {
-      extend(out.alike, buffer.count);
-      if (x_plan.sequence || of_heads) extend(out.partial, buffer.count);
-    }
-    for (Piece piece : buffer.pieces) {
-      piece.offset += out.elements;
-      piece.layer = static_cast<std::int32_t>(layer);
-      out.pieces.push_back(piece);
-    }
-    out.elements += buffer.count;
-  }
-}
-
-namespace {
-
-/// `back` behind `front`.
-UnitContent joined(UnitContent front, const UnitContent& back) {
-  const auto move = [&front](const std::vector<ElementRange>& from, std::vector<ElementRange>& to) {
-    for (const auto& [begin, end] : from) {
-      to.emplace_back(begin + front.elements, end + front.elements);
-    }
-  };
-  move(back.alike, front.alike);
-  move(back.partial, front.partial);
-  for (Piece piece : back.pieces) {
-    piece.offset += front.elements;
-    front.pieces.push_back(piece);
-  }
-  front.elements += back.elements;
-  return front;
-}
-
-}  // namespace
-
 void StageWriter::make_units(Chunk& chunk) {
   UnitContent small;
   for (std::int64_t l = 0; l < chunk.layers; l += x_plan.units.layers) {
@@ -89,6 +37,7 @@ void StageWriter::add_unit(Chunk& chunk, std::int64_t first, std::int64_t last,
                            UnitContent& small) {
   UnitContent shared;
   UnitContent cut;
+  std::size_t tensors = 0;
   const bool apart = x_plan.persists();
   bool whole = apart;
   const std::size_t begin = chunk.parts.size();
@@ -100,6 +49,7 @@ void StageWriter::add_unit(Chunk& chunk, std::int64_t first, std::int64_t last,
     append_layout(apart ? small : shared, p.shared, apart ? chunk.first_layer + l + 1 : l - first);
     append_layout(cut, p.cut, l - first);
     part.cut_end = cut.elements;
+    tensors += p.shared.buffers.size() + p.cut.buffers.size();
     chunk.parts.push_back(part);
     whole = whole && p.small;
   }
@@ -112,7 +62,9 @@ void StageWriter::add_unit(Chunk& chunk, std::int64_t first, std::int64_t last,
   shape.whole = whole;
   shape.on_host = kept_on_host(chunk, last);
   shape.layers = last - first;
-  push_unit(chunk, shape_of(shape, joined(std::move(shared), cut)), first, last);
+  shape.tensors = static_cast<std::int64_t>(tensors);
+  shared.append(cut);
+  push_unit(chunk, shape_of(shape, shared), first, last);
 }
 
 /// Adds the frames that own the parameters of a unit and their gradients.
@@ -136,14 +88,19 @@ std::size_t StageWriter::root_shape(Chunk& chunk, UnitContent& small) {
   UnitContent& shared = x_plan.persists() ? small : own;
   // A tied table is the embedding's: the head finds it at the same place.
   const bool own_table = chunk.has_head && !(x_model.tied_embeddings && chunk.has_embedding);
+  std::size_t tensors = 0;
   chunk.embedding.shared_begin = shared.elements;
   if (chunk.has_embedding) {
+    tensors += x_embedding.parameters.shared.buffers.size();
+    tensors += x_embedding.parameters.cut.buffers.size();
     append_layout(shared, x_embedding.parameters.shared, 0);
     append_layout(cut, x_embedding.parameters.cut, 0);
   }
   if (chunk.has_head) {
     chunk.head.shared_begin = shared.elements;
     chunk.head.cut_begin = own_table ? cut.elements : 0;
+    tensors += x_head.parameters.shared.buffers.size();
+    if (own_table) tensors += x_head.parameters.cut.buffers.size();
     append_layout(shared, x_head.parameters.shared, 0);
     if (own_table) append_layout(cut, x_head.parameters.cut, 0);
   }
@@ -152,13 +109,15 @@ std::size_t StageWriter::root_shape(Chunk& chunk, UnitContent& small) {
   UnitShape shape;
   shape.holders = chunk.holders;
   shape.root = true;
+  shape.tensors = static_cast<std::int64_t>(tensors);
   shape.on_host = kept_on_host(chunk, 0);
   if (tied_across()) {
     shape.tied = tied_table(chunk.has_embedding ? x_embedding.parameters : x_head.parameters);
     shape.tied.first += own.elements;
     shape.tied.second += own.elements;
   }
-  return shape_of(shape, joined(std::move(own), cut));
+  own.append(cut);
+  return shape_of(shape, own);
 }
 
 void StageWriter::push_unit(Chunk& chunk, std::size_t shape, std::int64_t first,
@@ -333,9 +292,9 @@ void StageWriter::unit_opens(Chunk& chunk, std::int64_t layer, bool backward) {
 /// `gathers_in_flight` units, the `in_use` among them. Going by elements is DeepSpeed's
 /// stage3_max_live_parameters (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module):
 /// each of a layer's modules gathers stage3_prefetch_bucket_size more, the last parameter whole, so
-/// that what is ahead grows to that limit. Left out: that it gathers parameter by parameter, counts
-/// what is in use too, begins with the backward pass before the forward pass is over, and that its
-/// host waits for gathers a few modules back.
+/// that what is ahead grows to that limit. Left out: that it counts what is in use too, begins with
+/// the backward pass before the forward pass is over, and that its host waits for gathers a few
+/// modules back.
 void StageWriter::prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t in_use) {
   const Units& u = x_plan.units;
   const bool next = backward ? u.backward_prefetch == Prefetch::kBefore : u.forward_prefetch;

@@ -238,7 +238,8 @@ class StageWriter {
 
   // --- Gradients to their owners (stage_owners.cpp) ---
   std::vector<Op> scattered(const Holders& holders, const View& whole, const View& part,
-                            std::int64_t count, DType type);
+                            std::int64_t count, DType type,
+                            const std::vector<std::int64_t>& runs = {});
   std::vector<Op> sums(const Bucket& bucket, const View& all, const View& part, DType type);
   std::vector<Op> from_owners(const Holders& holders, const View& whole, std::int64_t count,
                               DType type, Phase phase);
@@ -366,7 +367,11 @@ class StageWriter {
   void bind_unit(Unit& unit, bool backward, Call& call);
   void need_gradients(Unit& unit);
 
-  // --- Gathers of units, at once and in two levels (stage_levels.cpp) ---
+  // --- Runs of units (stage_runs.cpp), gathers at once and in two levels (stage_levels.cpp) ---
+  std::vector<std::int64_t> unit_runs(const UnitShape& shape, const UnitContent& content) const;
+  std::int64_t unit_elements(const UnitShape& shape) const;
+  std::vector<UnitRuns> gathered_together(const UnitShape& shape) const;
+  std::vector<UnitRuns> reduced_together(const UnitShape& shape) const;
   bool gathers_in_levels(const UnitShape& shape) const {
     return x_plan.units.inner_group > 1 && shape.holders.shards > 1;
   }
@@ -375,8 +380,6 @@ class StageWriter {
   // --- Units in fewer bits, and a second copy of them (stage_narrow.cpp) ---
   using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;
   Ref as_it_travels(const UnitShape& shape, Ref whole, const PushOp& push);
-  std::int64_t unit_chunks(std::int64_t filled, std::int64_t shards) const;
-  std::int64_t unit_elements(std::int64_t filled, std::int64_t shards) const;
   bool gathers_narrow(const UnitShape& shape) const;
   void add_narrow(const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients) const;
   void gather_narrow(const UnitShape& shape, const Ref& shard, const Ref& whole, Segment& segment);

@@ -70,6 +70,14 @@ const char* prefetch(const Run& run) {
   return run.plan.units.live_elements > 0 ? "sharding.live_elements is above 0" : nullptr;
 }
 
+const char* gather_elements(const Run& run) {
+  const Plan& p = run.plan;
+  if (p.sharding != Sharding::kParameters) return if_not_parameters(run);
+  if (p.shards_by_parameter() || p.units.gather_elements == 0) return nullptr;
+  return "parameters are gathered by units with gather_dtype int8 and fp8, reduce_dtype int4, "
+         "secondary_group, inner_group and offload.page_mib";
+}
+
 const char* update_us(const Run& run) {
   if (run.plan.updates_on_host()) return "the host updates the parameters itself";
   return loops_over_tensors(run.plan.optimizer)
@@ -136,6 +144,7 @@ const char* bucketing(const Run& run) {
 }
 
 const char* bucket_elements(const Run& run) {
+  if (run.plan.shards_by_parameter()) return nullptr;
   if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
   if (run.plan.contiguous()) return nullptr;
   if (run.plan.buckets.cut != Bucketing::kRanges) return "gradients.bucketing is not ranges";
@@ -327,6 +336,8 @@ constexpr IdleKey kIdleKeys[] = {
     {"/batch/documents", documents},
     {"/sharding/gather_dtype", gather_dtype},
     {"/sharding/chunk_elements", if_not_parameters},
+    {"/sharding/gather_elements", gather_elements},
+    {"/host/scatter_us", if_not_by_units},
     {"/host/synchronize", synchronize},
     {"/host/update_us", update_us},
     {"/kernels/amax_reduction", amax_reduction},

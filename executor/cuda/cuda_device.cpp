@@ -276,8 +276,9 @@ Status CudaDevice::cudnn_attention(std::size_t, const Attention&, const DeviceOp
 }
 #endif
 
-Status CudaDevice::collective(std::size_t stream, GroupId group, const DeviceCollective& call) {
-  return x_nccl->collective(group, call, x_streams[stream]);
+Status CudaDevice::collectives(std::size_t stream, GroupId group,
+                               std::span<const DeviceCollective> calls) {
+  return x_nccl->collectives(group, calls, x_streams[stream]);
 }
 
 Status CudaDevice::exchange(std::size_t stream, std::span<const MessageCall> messages) {

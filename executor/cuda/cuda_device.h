@@ -60,7 +60,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override;
   Status compute(std::size_t stream, const Work& work, const OpContext& context,
                  const DeviceOperands& x) override;
-  Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) override;
+  Status collectives(std::size_t stream, GroupId group,
+                     std::span<const DeviceCollective> calls) override;
   Status exchange(std::size_t stream, std::span<const MessageCall> messages) override;
 
  private:

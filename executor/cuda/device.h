@@ -85,7 +85,9 @@ class Device {
   virtual Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) = 0;
   virtual Status compute(std::size_t stream, const Work& work, const OpContext& context,
                          const DeviceOperands& x) = 0;
-  virtual Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) = 0;
+  /// In one launch.
+  virtual Status collectives(std::size_t stream, GroupId group,
+                             std::span<const DeviceCollective> calls) = 0;
   virtual Status exchange(std::size_t stream, std::span<const MessageCall> messages) = 0;
 };
 

@@ -432,7 +432,18 @@ Status DeviceRank::communicate(const Launch& launch, const Collective& work) {
   // Of a broadcast only the root reads, of a reduction only the root writes.
   call.send = launch.x.reads.empty() ? launch.x.writes[0].data : launch.x.reads[0].data;
   call.receive = launch.x.writes.empty() ? launch.x.reads[0].data : launch.x.writes[0].data;
-  return x_device->collective(launch.stream, x_binding.groups[work.group.index()], call);
+  std::vector<DeviceCollective> calls = {call};
+  if (!work.runs.empty()) calls.clear();
+  const bool gathers = work.kind == CollectiveKind::kAllGather;
+  for (const std::int64_t run : work.runs) {
+    call.count = run;
+    calls.push_back(call);
+    const Bytes whole = bytes_of(call.type, run);
+    const Bytes own = whole / call.members;
+    call.send = static_cast<const std::byte*>(call.send) + (gathers ? own : whole);
+    call.receive = static_cast<std::byte*>(call.receive) + (gathers ? whole : own);
+  }
+  return x_device->collectives(launch.stream, x_binding.groups[work.group.index()], calls);
 }
 
 Status DeviceRank::exchange(const Launch& launch, const P2PBatch& work) {

@@ -85,6 +85,14 @@ NcclGroups::~NcclGroups() {
   destroy(x_world);
 }
 
+Status NcclGroups::collectives(GroupId group, std::span<const DeviceCollective> calls,
+                               cudaStream_t stream) {
+  if (calls.size() == 1) return collective(group, calls[0], stream);
+  FT_TRY(check(ncclGroupStart(), "group"));
+  for (const DeviceCollective& call : calls) FT_TRY(collective(group, call, stream));
+  return check(ncclGroupEnd(), "collectives");
+}
+
 Status NcclGroups::collective(GroupId group, const DeviceCollective& call, cudaStream_t stream) {
   const auto members = x_workload.groups[group.index()].size();
   const auto count = static_cast<std::size_t>(call.count);

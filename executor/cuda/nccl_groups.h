@@ -24,12 +24,13 @@ class NcclGroups {
   NcclGroups& operator=(NcclGroups&&) = delete;
   ~NcclGroups();
 
-  Status collective(GroupId group, const DeviceCollective& call, cudaStream_t stream);
+  Status collectives(GroupId group, std::span<const DeviceCollective> calls, cudaStream_t stream);
   Status exchange(std::span<const MessageCall> messages, cudaStream_t stream);
 
  private:
   NcclGroups(const Workload& workload, RankId rank) : x_workload(workload), x_rank(rank) {}
   Status split();
+  Status collective(GroupId group, const DeviceCollective& call, cudaStream_t stream);
 
   const Workload& x_workload;
   RankId x_rank;

@@ -204,7 +204,7 @@ void squared_norm(L& launcher, const Kernel& w, const OpContext& context, const 
     double weight;
   };
   std::vector<Interval> intervals = {{0, w.cols, 1.0}};
-  for (const ArrayRun& run : context.runs_of(view, w.cols)) {
+  for (const Buffer::Part& run : context.parts_of(view, w.cols)) {
     for (const Replica& r : buffer.replicas) {
       const auto copies = static_cast<double>(context.place(r.group).size);
       const Interval cut{run.at + std::max(r.begin, run.first) - run.first,

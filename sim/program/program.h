@@ -107,16 +107,28 @@ struct Buffer {
   /// With `shards` > 1 the buffer is the rank's own of so many equal parts of an array, by its
   /// place in `shard_group`; pieces and replicas count elements of the whole array.
   std::int32_t shards = 1;
-  /// That array is so many equal chunks, of each of which the rank has its part, one after the
-  /// other.
-  std::int32_t chunks = 1;
   GroupSlot shard_group;
+  /// That array is cut into runs of so many elements, of each of which the rank has its part, one
+  /// after the other; none: it is one.
+  std::vector<std::int64_t> runs;
   std::vector<Piece> pieces;      ///< initial content of a parameter
   std::vector<Replica> replicas;  ///< of gradients
   Bytes bytes() const { return bytes_of(dtype, count); }
-  /// Where in the array the rank's part of a chunk begins, `place` being its place.
-  std::int64_t chunk_begin(std::int64_t chunk, std::int64_t place) const {
-    return (chunk * shards + place) * (count / chunks);
+  /// Elements of the buffer, from `at` on, that lie together in the array, from `first` on.
+  struct Part {
+    std::int64_t at = 0, first = 0, count = 0;
+  };
+  /// What the buffer holds of the array, in order, `place` being the rank's place.
+  std::vector<Part> parts(std::int64_t place) const {
+    if (runs.empty()) return {{0, place * count, count}};
+    std::vector<Part> out;
+    std::int64_t at = 0;
+    for (const std::int64_t run : runs) {
+      const std::int64_t own = run / shards;
+      out.push_back({at, at * shards + place * own, own});
+      at += own;
+    }
+    return out;
   }
   bool operator==(const Buffer&) const = default;
 };

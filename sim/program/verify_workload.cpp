@@ -20,6 +20,7 @@ std::uint64_t fingerprint(const Collective& work) {
   h = hash_u64(h + static_cast<std::uint64_t>(work.kind));
   h = hash_u64(h + static_cast<std::uint64_t>(work.dtype));
   h = hash_u64(h + static_cast<std::uint64_t>(work.root));
+  for (const std::int64_t run : work.runs) h = hash_u64(h + static_cast<std::uint64_t>(run));
   return hash_u64(h + (work.maximum ? 1 : 0));
 }
 

@@ -298,6 +298,9 @@ struct Collective {
   /// kernels made for it (DeepEP).
   FanOut fan_out = {};
   std::int32_t root = 0;  ///< place in the group, of broadcast and reduce
+  /// Of all-gather and reduce-scatter: the array is runs of so many elements, of each of which a
+  /// member has its part, one after the other, and all travel at once; none: it is one.
+  std::vector<std::int64_t> runs = {};
   bool operator==(const Collective&) const = default;
 };
 

@@ -58,6 +58,12 @@ const Idle kIdle[] = {
     {"sharding.persist_elements=10000", kNotParameters},
     {"sharding.persist_elements=10000", kNotParameters, kGradients},
     {"sharding.chunk_elements=10000", kNotParameters, kGradients},
+    {"sharding.gather_elements=10000", kNotParameters, kGradients},
+    {"sharding.gather_elements=10000",
+     "parameters are gathered by units with gather_dtype int8 and fp8, reduce_dtype int4, "
+     "secondary_group, inner_group and offload.page_mib",
+     {"sharding.level=parameters", "sharding.secondary_group=2"}},
+    {"host.scatter_us=10", kNotByUnits},
     {"sharding.reuse_elements=10000", kNotParameters},
     {"sharding.reuse_elements=10000", kNotParameters, kGradients},
     {"sharding.reuse_elements=10000",

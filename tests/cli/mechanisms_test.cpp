@@ -246,6 +246,62 @@ TEST(Mechanisms, OfGemini) {
                 "reduce-scatter 6"});
 }
 
+// DeepSpeed's ZeRO-3: parameters are gathered ahead until so many elements are on their way, the
+// last of them whole: three of a layer's four matrices (1,048,576 B), then the fourth. Their
+// gradients are reduced as many at a time as fit into a bucket, from the last one on. Norms stay
+// on every rank: each is gathered after its update, and all are reduced at once.
+TEST(Mechanisms, OfDeepSpeedsZero3) {
+  Lines story =
+      Story(lowered("deepspeed", {"sharding.level=parameters", "host.pass_us=0",
+                                  "sharding.persist_elements=1000", "sharding.reuse_elements=0",
+                                  "sharding.live_elements=1", "sharding.gather_elements=300000",
+                                  "gradients.bucket_elements=400000"}))
+          .lines;
+  std::erase_if(story, [](const std::string& line) { return line.starts_with("host waits"); });
+  const Lines passes = {"all-gather 0: 1048576 B on data",  // the tables
+                        "embedding forward after all-gather 0",
+                        "all-gather 1: 1048576 B on data",
+                        "all-gather 2: 262144 B on data",
+                        "all-gather 3: 1048576 B on data",
+                        "all-gather 4: 262144 B on data",
+                        "layer forward 0 after all-gather 2",
+                        "all-gather 5: 1048576 B on data",
+                        "all-gather 6: 262144 B on data",
+                        "layer forward 1 after all-gather 4",
+                        "layer forward 2 after all-gather 6",
+                        "head forward",
+                        "all-gather 7: 1048576 B on data",
+                        "all-gather 8: 262144 B on data",
+                        "head backward",
+                        "all-gather 9: 1048576 B on data",
+                        "all-gather 10: 262144 B on data",
+                        "layer backward 2 after all-gather 8",
+                        "reduce-scatter 0: 786432 B on data after layer backward 2",
+                        "reduce-scatter 1: 524288 B on data after layer backward 2",
+                        "all-gather 11: 1048576 B on data",
+                        "all-gather 12: 262144 B on data",
+                        "layer backward 1 after all-gather 10",
+                        "reduce-scatter 2: 786432 B on data after layer backward 1",
+                        "reduce-scatter 3: 524288 B on data after layer backward 1",
+                        "layer backward 0 after all-gather 12",
+                        "reduce-scatter 4: 786432 B on data after layer backward 0",
+                        "reduce-scatter 5: 524288 B on data after layer backward 0",
+                        "embedding backward",
+                        "reduce-scatter 6: 524288 B on data after embedding backward",
+                        "reduce-scatter 7: 524288 B on data after embedding backward",
+                        "reduce-scatter 8: 3584 B on data after embedding backward"};
+  ASSERT_GT(story.size(), passes.size());
+  const auto rest = story.begin() + static_cast<std::ptrdiff_t>(passes.size());
+  EXPECT_EQ(Lines(story.begin(), rest), passes);
+  Lines end = {
+      "update after reduce-scatter 5, reduce-scatter 3, reduce-scatter 1, reduce-scatter 7, "
+      "reduce-scatter 8"};
+  for (int norm = 13; norm < 20; ++norm) {
+    end.push_back("all-gather " + std::to_string(norm) + ": 512 B on data after update");
+  }
+  EXPECT_EQ(Lines(rest, story.end()), end);
+}
+
 // Megatron-LLaMA: gradients of every microbatch are copied into buckets of at most so many
 // elements, cut between parameters from the end, each of which is cut among the ranks. Full buckets
 // are reduce-scattered in fp32 beside the passes that follow; the buckets of parameters are

@@ -127,6 +127,8 @@ std::vector<DeviceCase> many_rank_cases() {
   out.push_back({"llama tensor 2 data 2, ZeRO-1", llama, plan});
   plan.sharding = Sharding::kParameters;
   out.push_back({"llama tensor 2 data 2, ZeRO-3", llama, plan});
+  plan.units.gather_elements = plan.bucket_elements = 5'000;
+  out.push_back({"llama tensor 2 data 2, ZeRO-3 by parameters", llama, plan});
   Model deep = device_sized(small_gpt());
   deep.layers = 4;
   deep.tied_embeddings = true;

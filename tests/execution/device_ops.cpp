@@ -170,7 +170,7 @@ class HostKernels final : public Device {
     if (const auto* kernel = std::get_if<Kernel>(&work)) run_kernel(*kernel, context, operands);
     return ok_status();
   }
-  Status collective(std::size_t, GroupId, const DeviceCollective&) override {
+  Status collectives(std::size_t, GroupId, std::span<const DeviceCollective>) override {
     return input_error("no communication");
   }
   Status exchange(std::size_t, std::span<const MessageCall>) override {

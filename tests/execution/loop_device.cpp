@@ -318,7 +318,18 @@ class LoopDevice final : public Device {
       return ok_status();
     });
   }
-  Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) override {
+  Status collectives(std::size_t stream, GroupId group,
+                     std::span<const DeviceCollective> calls) override {
+    for (const DeviceCollective& call : calls) FT_TRY(collective(stream, group, call));
+    return ok_status();
+  }
+  Status exchange(std::size_t stream, std::span<const MessageCall> messages) override {
+    const std::vector<MessageCall> all(messages.begin(), messages.end());
+    return queue(stream, [this, all] { return x_transport.exchange(x_rank, all); });
+  }
+
+ private:
+  Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) {
     return queue(stream, [this, group, call] {
       CollectiveCall out;
       out.kind = call.kind;
@@ -334,12 +345,6 @@ class LoopDevice final : public Device {
       return in_floats(group, call, out);
     });
   }
-  Status exchange(std::size_t stream, std::span<const MessageCall> messages) override {
-    const std::vector<MessageCall> all(messages.begin(), messages.end());
-    return queue(stream, [this, all] { return x_transport.exchange(x_rank, all); });
-  }
-
- private:
   /// Of halves: added up in fp32.
   Status in_floats(GroupId group, const DeviceCollective& call, CollectiveCall out) {
     const std::int64_t part = call.count / call.members;

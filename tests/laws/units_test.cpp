@@ -104,6 +104,71 @@ TEST(Chunks, AreEqualAndAtLeastSoLarge) {
   }
 }
 
+// DeepSpeed's ZeRO-3: every parameter is cut into equal parts of its own; as many are gathered at
+// once as make so many elements, the last one whole, and reduced at once as fit into a bucket, from
+// the last one on. What stays gathered is gathered parameter by parameter, and reduced alike.
+TEST(UnitsByParameter, TravelTogether) {
+  Model model = small_gpt();
+  model.vocabulary = 1024;
+  constexpr std::int64_t kRanks = 2, kMicrobatches = 3;
+  std::vector<Parameter> ends = embedding_parameters(model);
+  for (const Parameter& p : head_parameters(model)) ends.push_back(p);
+  const std::vector<Parameter> layer = layer_parameters(model);
+  const auto above = [](const std::vector<Parameter>& parameters, std::int64_t most) {
+    return std::count_if(parameters.begin(), parameters.end(),
+                         [most](const Parameter& p) { return p.is_table() || p.count() > most; });
+  };
+  for (const std::int64_t most : {0, 1024}) {
+    const std::int64_t of_layer = above(layer, most);
+    const std::int64_t of_ends = above(ends, most);
+    const auto all =
+        static_cast<std::int64_t>(model.layers * static_cast<std::int64_t>(layer.size()) +
+                                  static_cast<std::int64_t>(ends.size()));
+    const std::int64_t kept = all - model.layers * of_layer - of_ends;
+    const auto counts = [&](std::int64_t least, std::int64_t bucket) {
+      Plan plan = plan_of_parameters(model, kRanks, kMicrobatches);
+      plan.units.persist_elements = most;
+      const auto at_once = bytes_by_name(verified(model, plan));
+      plan.units.gather_elements = least;
+      plan.bucket_elements = bucket;
+      const Workload workload = verified(model, plan);
+      EXPECT_EQ(bytes_by_name(workload), at_once);  // even counts: no part is padded
+      return collectives_by_name(workload);
+    };
+    const auto apart = counts(1, 1);
+    EXPECT_EQ(apart.at("parameters.gather"),
+              kMicrobatches * (2 * model.layers * of_layer + of_ends) + kept);
+    EXPECT_EQ(apart.at("gradients.reduce"),
+              kMicrobatches * (model.layers * of_layer + of_ends + kept));
+    const auto together = counts(1'000'000'000, 0);
+    EXPECT_EQ(together.at("parameters.gather"), kMicrobatches * (2 * model.layers + 1) + kept);
+    EXPECT_EQ(together.at("gradients.reduce"),
+              kMicrobatches * (model.layers + 1 + (kept > 0 ? 1 : 0)));
+  }
+}
+
+// Of a unit the host looks at every parameter of every other rank before its reduction.
+TEST(UnitsByParameter, TakeTheHostsTime) {
+  const Model model = small_gpt();
+  constexpr std::int64_t kRanks = 4, kMicrobatches = 2;
+  Plan plan = plan_of_parameters(model, kRanks, kMicrobatches);
+  plan.units.persist_elements = 1024;
+  plan.scatter_time = Time::from_us(1);
+  const Workload workload = lower(model, plan);
+  const Program& program = workload.programs[0];
+  Time sum;
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const auto* delay = std::get_if<HostDelay>(&program.works[op.work.index()]);
+      if (delay != nullptr && op.name == "host.scatter") sum.ps += delay->time.ps;
+    }
+  }
+  const auto tensors = static_cast<std::int64_t>(
+      static_cast<std::size_t>(model.layers) * layer_parameters(model).size() +
+      embedding_parameters(model).size() + head_parameters(model).size());
+  EXPECT_EQ(sum, Time::from_us(static_cast<double>(kMicrobatches * (kRanks - 1) * tensors)));
+}
+
 // stage3_param_persistence_threshold: parameters of at most so many elements are gathered once a
 // step, after their update, those above in every pass; the gradients of all are reduced.
 TEST(PersistentParameters, AreGatheredOnce) {

@@ -77,7 +77,7 @@ std::string describe(const Model& model, const Plan& plan) {
   out += " group " + n(plan.shards()) + " units" +
          numbers({u.layers, u.gathers_in_flight, static_cast<std::int64_t>(u.backward_prefetch),
                   u.persist_elements, u.reuse_elements, u.live_elements, u.inner_group,
-                  u.chunk_elements}) +
+                  u.chunk_elements, u.gather_elements}) +
          flags({u.reshard, u.reshard_last, u.forward_prefetch, u.narrow_shards, u.reduce_each,
                 u.reduce_waits});
   out += describe_experts(model, plan);

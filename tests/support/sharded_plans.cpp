@@ -52,14 +52,16 @@ void draw_levels(Rng rng, Plan& p) {
   if (u.inner_group == p.shards() || p.shards() % u.inner_group != 0) u.inner_group = 1;
 }
 
-/// Units that travel in chunks. What is drawn later does not depend on it.
+/// Units that travel in chunks, or by parameters. What is drawn later does not depend on it.
 void draw_chunks(Rng rng, const Model& model, Plan& p) {
   Units& u = p.units;
   const bool tied = model.tied_embeddings && p.stage_of(0) != p.stage_of(p.chunks() - 1);
   const bool goes = p.sharding == Sharding::kParameters && !u.narrow_gathers && !u.casts_shards &&
                     !u.narrow_reduction && u.secondary == 0 && u.inner_group == 1 &&
                     p.offload.page == 0 && !tied;
-  if (goes && rng.below(2) == 0) u.chunk_elements = std::int64_t{1} << (6 + rng.below(8));
+  if (!goes || rng.below(2) == 0) return;
+  (rng.below(2) == 0 ? u.chunk_elements : u.gather_elements) = std::int64_t{1}
+                                                               << (6 + rng.below(8));
 }
 
 /// Small parameters that stay gathered. What is drawn later does not depend on it.
