@@ -37,25 +37,28 @@ void Holds::forget(Time now) {
       begun);
 }
 
+Holds::Beside Holds::beside(std::int32_t stream, Time now) const {
+  Beside out{0, 0, kNever};
+  for (const Hold& hold : x_all) {
+    if (hold.stream == stream || hold.end <= now) continue;
+    if (hold.begin > now) {
+      out.change = min(out.change, hold.begin);
+      break;  // the others begin later
+    }
+    out.sms += hold.sms;
+    out.memory += hold.memory_share;
+    out.change = min(out.change, hold.end);
+  }
+  return out;
+}
+
 Holds::Answer Holds::end_beside(const Cost& cost, int sm_count, std::int32_t stream,
                                 Time ready) const {
   Answer out;
   Progress progress(cost.duration);
   Time now = ready;
   while (true) {
-    std::int32_t sms = 0;
-    std::int32_t memory = 0;
-    Time change = kNever;
-    for (const Hold& hold : x_all) {
-      if (hold.stream == stream || hold.end <= now) continue;
-      if (hold.begin > now) {
-        change = min(change, hold.begin);
-        break;  // the others begin later
-      }
-      sms += hold.sms;
-      memory += hold.memory_share;
-      change = min(change, hold.end);
-    }
+    const auto [sms, memory, change] = beside(stream, now);
     if (sms == 0 && memory == 0) {
       out.end = progress.end_at(now, kOneRate);
       if (out.end <= change) break;

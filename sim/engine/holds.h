@@ -32,6 +32,13 @@ class Holds {
     Time begin, end;  ///< end is kNever while unknown
     std::int32_t sms = 0, memory_share = 0;
   };
+  /// What other streams hold at a time, and until when they hold as much.
+  struct Beside {
+    std::int32_t sms = 0, memory = 0;
+    Time change;
+  };
+  Beside beside(std::int32_t stream, Time now) const;
+
   std::vector<Hold> x_all;  ///< by begin: those of a stream that runs ahead stand at the end
 };
 
