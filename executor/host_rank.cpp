@@ -312,21 +312,17 @@ Status HostRank<T>::communicate(const Collective& work, const Operands<T>& x, Ar
   call.maximum = work.maximum;
   // Counts of tokens are of eight bytes too, and are moved only.
   call.doubles = sizeof(T) == sizeof(double) || work.dtype == DType::kInt64;
-  call.count = work.count;
   call.root = work.root;
   // Of a broadcast only the root reads, of a reduction only the root writes.
-  call.send = x.reads.empty() ? x.writes[0].data : x.reads[0].data;
-  call.receive = x.writes.empty() ? x.reads[0].data : x.writes[0].data;
+  const std::byte* const send = x.reads.empty() ? x.writes[0].data : x.reads[0].data;
+  std::byte* const receive = x.writes.empty() ? x.reads[0].data : x.writes[0].data;
   const GroupId group = x_binding.groups[work.group.index()];
-  if (work.runs.empty()) return x_transport.collective(x_rank, group, call, &there);
-  const std::int64_t members = x_places[work.group.index()].size;
-  const bool gathers = work.kind == CollectiveKind::kAllGather;
-  for (const std::int64_t run : work.runs) {
-    call.count = run;
+  for (const CollectiveRun& run : runs_of(work, x_places[work.group.index()].size)) {
+    call.count = run.count;
+    call.send = send + static_cast<std::size_t>(run.send) * call.element();
+    call.receive = receive + static_cast<std::size_t>(run.receive) * call.element();
     Arrival again;
     FT_TRY(x_transport.collective(x_rank, group, call, there.has_value() ? &again : &there));
-    call.send = static_cast<const T*>(call.send) + (gathers ? run / members : run);
-    call.receive = static_cast<T*>(call.receive) + (gathers ? run : run / members);
   }
   return ok_status();
 }

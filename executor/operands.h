@@ -70,6 +70,24 @@ inline std::int64_t position_in_part(std::int64_t i, std::int64_t member, std::i
   return (i < chunk ? member : 2 * members - 1 - member) * chunk + i % chunk;
 }
 
+/// One run of a collective: elements of its array, and where a member's operands begin.
+struct CollectiveRun {
+  std::int64_t count = 0, send = 0, receive = 0;
+};
+
+inline std::vector<CollectiveRun> runs_of(const Collective& work, std::int64_t members) {
+  if (work.runs.empty()) return {{work.count, 0, 0}};
+  const bool gathers = work.kind == CollectiveKind::kAllGather;
+  std::vector<CollectiveRun> out;
+  std::int64_t begin = 0;
+  for (const std::int64_t run : work.runs) {
+    const std::int64_t own = begin / members;
+    out.push_back({run, gathers ? own : begin, gathers ? begin : own});
+    begin += run;
+  }
+  return out;
+}
+
 struct OpContext {
   Batch batch;
   Training training;
@@ -119,8 +137,8 @@ struct OpContext {
     for (const Buffer::Part& part : buffer.parts(place(buffer.shard_group).index)) {
       const std::int64_t begin = std::max(view.begin, part.at);
       const std::int64_t end = std::min(view.begin + count, part.at + part.count);
-      if (begin < end)
-        out.push_back({begin - view.begin, part.first + begin - part.at, end - begin});
+      if (begin >= end) continue;
+      out.push_back({begin - view.begin, part.first + begin - part.at, end - begin});
     }
     return out;
   }

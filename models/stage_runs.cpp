@@ -135,8 +135,9 @@ std::vector<UnitRuns> StageWriter::reduced_together(const UnitShape& shape) cons
     end -= *run;
     last.begin = end;
     last.count += *run;
-    last.runs.insert(last.runs.begin(), *run);
+    last.runs.push_back(*run);
   }
+  for (UnitRuns& together : out) std::reverse(together.runs.begin(), together.runs.end());
   return out;
 }
 

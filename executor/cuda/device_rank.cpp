@@ -426,22 +426,19 @@ Status DeviceRank::communicate(const Launch& launch, const Collective& work) {
   call.kind = work.kind;
   call.maximum = work.maximum;
   call.type = launch.x.reads.empty() ? launch.x.type_out(0) : launch.x.type_in(0);
-  call.count = work.count;
   call.members = x_places[work.group.index()].size;
   call.root = work.root;
   // Of a broadcast only the root reads, of a reduction only the root writes.
-  call.send = launch.x.reads.empty() ? launch.x.writes[0].data : launch.x.reads[0].data;
-  call.receive = launch.x.writes.empty() ? launch.x.reads[0].data : launch.x.writes[0].data;
-  std::vector<DeviceCollective> calls = {call};
-  if (!work.runs.empty()) calls.clear();
-  const bool gathers = work.kind == CollectiveKind::kAllGather;
-  for (const std::int64_t run : work.runs) {
-    call.count = run;
+  const std::byte* const send =
+      launch.x.reads.empty() ? launch.x.writes[0].data : launch.x.reads[0].data;
+  std::byte* const receive =
+      launch.x.writes.empty() ? launch.x.reads[0].data : launch.x.writes[0].data;
+  std::vector<DeviceCollective> calls;
+  for (const CollectiveRun& run : runs_of(work, call.members)) {
+    call.count = run.count;
+    call.send = send + bytes_of(call.type, run.send);
+    call.receive = receive + bytes_of(call.type, run.receive);
     calls.push_back(call);
-    const Bytes whole = bytes_of(call.type, run);
-    const Bytes own = whole / call.members;
-    call.send = static_cast<const std::byte*>(call.send) + (gathers ? own : whole);
-    call.receive = static_cast<std::byte*>(call.receive) + (gathers ? whole : own);
   }
   return x_device->collectives(launch.stream, x_binding.groups[work.group.index()], calls);
 }
