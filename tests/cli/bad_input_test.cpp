@@ -193,9 +193,11 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
   refused({level, stage, "sharding.inner_group=2", "sharding.gather_dtype=int8"},
           {"/sharding/inner_group", "not modelled with experts, gather_dtype int8 or fp8"});
   refused({level, stage, "sharding.persist_elements=-1"}, {"/sharding/persist_elements", "-1"});
+  refused({level, stage, "sharding.gather_elements=-1"}, {"/sharding/gather_elements", "-1"});
   refused({level, stage, "sharding.chunk_elements=10"},
           {"/sharding/chunk_elements", "in chunks of 10", "expected at least"});
-  for (const char* other : {"sharding.gather_dtype=int8", "gradients.reduce_dtype=int4"}) {
+  for (const char* other : {"sharding.gather_dtype=int8", "gradients.reduce_dtype=int4",
+                            "sharding.gather_elements=1000"}) {
     refused({level, stage, "sharding.chunk_elements=1000000", other},
             {"/sharding/chunk_elements", "is not modelled with"});
   }
