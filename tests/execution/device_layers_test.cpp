@@ -75,7 +75,7 @@ TEST(LoopOffload, TrainsLikeTheHost) {
 
 TEST(LoopContext, TrainsLikeTheHost) {
   const std::vector<DeviceCase> all = context_cases();
-  for (std::size_t i = 0; i < all.size(); i += std::size_t{cases(1, 4)}) {
+  for (std::size_t i = 0; i < all.size(); i += std::size_t{cases(1, 6)}) {
     const DeviceCase& one = all[i];
     expect_trains_like_host(one, DType::kFp32, on_loop, {});
     if (kSanitized || one.plan.accelerators > 2) continue;

@@ -35,8 +35,9 @@ TEST(LoopDevice, EveryOperationIsTheHosts) {
 }
 
 TEST(LoopDevice, TrainsLikeTheHostInFp32) {
-  for (const DeviceCase& one : single_rank_cases()) {
-    expect_trains_like_host(one, DType::kFp32, loop, {});
+  const std::vector<DeviceCase> all = single_rank_cases();
+  for (std::size_t i = 0; i < all.size(); i += std::size_t{cases(1, 2)}) {
+    expect_trains_like_host(all[i], DType::kFp32, loop, {});
   }
 }
 
