@@ -51,17 +51,16 @@ typename HostRank<T>::Kept HostRank<T>::kept(const Call& call, const View& view)
   return {found.frame(), x_memory.at(*found.call, found.view)};
 }
 
-/// A master copy starts as the weights that the same optimizer op writes.
+/// A master copy starts as the weights.
 template <typename T>
 void HostRank<T>::start_masters() {
   for (const auto& [stream, index] : x_list.issue) {
     const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
-    const Op& op = x_list.op_of(task);
-    const Kernel* kernel = kernel_in(x_program.works[op.work.index()]);
-    if (kernel == nullptr || kernel->kind != KernelKind::kAdam || op.writes.size() < 4) continue;
-    const Call& call = x_program.calls[static_cast<std::size_t>(task.call)];
-    const Operand weights = kept(call, op.writes[0]).operand;
-    const Operand master = kept(call, op.writes[3]).operand;
+    const std::optional<UpdatedWeights> update = updated_weights(x_list, task);
+    if (!update || !update->master) continue;
+    const Call& call = x_list.call_of(task);
+    const Operand weights = kept(call, update->weights).operand;
+    const Operand master = kept(call, *update->master).operand;
     std::copy_n(reinterpret_cast<const T*>(weights.data), weights.count,
                 reinterpret_cast<T*>(master.data));
   }
@@ -72,10 +71,9 @@ std::vector<typename HostRank<T>::Updated> HostRank<T>::updated() const {
   std::vector<Updated> out;
   for (const auto& [stream, index] : x_list.issue) {
     const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
-    const Op& op = x_list.op_of(task);
-    const Kernel* kernel = kernel_in(x_program.works[op.work.index()]);
-    if (kernel == nullptr || kernel->kind != KernelKind::kAdam) continue;
-    const Kept weights = kept(x_program.calls[static_cast<std::size_t>(task.call)], op.writes[0]);
+    const std::optional<UpdatedWeights> update = updated_weights(x_list, task);
+    if (!update) continue;
+    const Kept weights = kept(x_list.call_of(task), update->weights);
     out.push_back(
         {weights.frame, weights.operand.begin, weights.operand.begin + weights.operand.count});
   }

@@ -81,6 +81,21 @@ KeptView kept_view(const TaskList& list, const Call& call, const View& view) {
   return own;
 }
 
+std::optional<UpdatedWeights> updated_weights(const TaskList& list, const Task& task) {
+  const Kernel* const adam = kernel_in(list.work_of(task));
+  if (adam == nullptr || adam->kind != KernelKind::kAdam) return std::nullopt;
+  const Op& op = list.op_of(task);
+  const std::vector<Op>& ops = list.program->segments[list.call_of(task).segment.index()].ops;
+  const auto casts = [&](const Op& other) {
+    const Kernel* const cast = kernel_in(list.program->works[other.work.index()]);
+    return cast != nullptr && cast->kind == KernelKind::kCast && other.reads[0] == op.writes[0];
+  };
+  const auto cast = std::find_if(ops.begin() + task.op + 1, ops.end(), casts);
+  if (cast != ops.end()) return UpdatedWeights{cast->writes[0], op.writes[0]};
+  if (op.writes.size() < 4) return UpdatedWeights{op.writes[0], std::nullopt};
+  return UpdatedWeights{op.writes[0], op.writes[3]};
+}
+
 std::vector<Place> places_of(const Workload& workload, RankId rank) {
   std::vector<Place> out;
   for (const GroupId id : workload.ranks[rank.index()].groups) {

@@ -2,6 +2,7 @@
 // for.
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,14 @@ struct KeptView {
 /// Where the content of an optimizer's buffer is between steps: a buffer that comes and goes is
 /// copied from or to one that stays.
 KeptView kept_view(const TaskList& list, const Call& call, const View& view);
+
+/// The weights of an update, and the fp32 copies that they equal after it, if any.
+struct UpdatedWeights {
+  View weights;
+  std::optional<View> master;
+};
+/// Of an Adam; none of other ops. Where it updates the copies alone, a cast of its call follows.
+std::optional<UpdatedWeights> updated_weights(const TaskList& list, const Task& task);
 
 /// A rank's places in the groups that its slots are bound to.
 std::vector<Place> places_of(const Workload& workload, RankId rank);

@@ -91,13 +91,14 @@ WholeModel ThreadRun<T>::gradients() const {
   const Program& program = rank.program();
   // Gradient buffers lie like the parameters: the optimizer reads the one and writes the other.
   std::map<FrameId, FrameId> gradient_of;
-  for (const Call& call : program.calls) {
-    for (const Op& op : program.segments[call.segment.index()].ops) {
-      const auto* kernel = std::get_if<Kernel>(&program.works[op.work.index()]);
-      if (kernel == nullptr || kernel->kind != KernelKind::kAdam) continue;
-      gradient_of[call.frames[static_cast<std::size_t>(op.writes[0].frame)]] =
-          call.frames[static_cast<std::size_t>(op.reads[0].frame)];
-    }
+  const TaskList list(program);
+  for (const auto& [stream, index] : list.issue) {
+    const Task& task = list.tasks[static_cast<std::size_t>(stream)][index];
+    const std::optional<UpdatedWeights> update = updated_weights(list, task);
+    if (!update) continue;
+    const std::vector<FrameId>& frames = list.call_of(task).frames;
+    gradient_of[frames[static_cast<std::size_t>(update->weights.frame)]] =
+        frames[static_cast<std::size_t>(list.op_of(task).reads[0].frame)];
   }
   WholeModel out;
   for (const auto& slice : rank.memory().slices()) {

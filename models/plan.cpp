@@ -222,10 +222,7 @@ class PlanReader {
       read_recipe(r, x_plan.precision);
       read_asked(r, "autocast", x_autocast);
       read_asked(r, "fp8_weights", x_low_weights);
-      int optimizer = 1;
-      r.read_choice("optimizer", optimizer,
-                    {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});
-      x_plan.optimizer = static_cast<Optimizer>(optimizer);
+      read_optimizer(r, x_plan);
     });
   }
 

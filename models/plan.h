@@ -276,11 +276,11 @@ struct Plan {
   /// it has ended: models/stage_buckets.cpp.
   bool sums_after_pass = false;
   bool flat_update = false;   ///< a rank's part of 16-bit gradients is flattened, then widened
+  bool copies_back = false;   ///< 16-bit weights are cast from their fp32 copies after the update
   bool unscales = false;      ///< fp16's scale leaves the gradients in a pass of its own
   bool keep_outputs = false;  ///< a stage lets go of what it sent after that microbatch's backward
-  /// Tensor ranks send a part each of what they hold alike, and gather what they received.
-  bool scatter_gather = false;
-  std::vector<std::string> rank_order;        ///< fastest first: tp, cp, ep, dp, pp
+  bool scatter_gather = false;          ///< tensor ranks send a part each of what they hold alike
+  std::vector<std::string> rank_order;  ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
   Partition partition = Partition::kLayers;   ///< how, where no RUN gives it
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks

@@ -352,6 +352,7 @@ void StageWriter::flatten_gradients(SegmentWriter& w, Call& call, std::vector<Up
 }
 
 /// The operands of one update: the gradient, the weights unless a copy of them is a state, states.
+/// Where 16-bit weights are cast from that copy afterwards, it is what is updated.
 void StageWriter::update_operands(const Updated& u, std::vector<View>& reads,
                                   std::vector<View>& writes) const {
   reads = {u.gradient};
@@ -365,14 +366,23 @@ void StageWriter::update_operands(const Updated& u, std::vector<View>& reads,
     reads.push_back(view);
     writes.push_back(view);
   }
+  if (!u.master || !x_plan.copies_back) return;
+  writes.front() = reads.back();
+  writes.pop_back();
+  reads.insert(reads.begin() + 1, reads.back());
+  reads.pop_back();
 }
 
+/// With `copies_back` the update's kernels know the fp32 copies alone: Megatron-LM's
+/// _copy_main_params_to_model_params, DeepSpeed's step.
 void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& updated) {
+  std::vector<std::pair<View, const Updated*>> copied;
   for (const Updated& u : updated) {
     std::vector<View> reads;
     std::vector<View> writes;
     update_operands(u, reads, writes);
     const std::string name = update_name(x_plan.optimizer);
+    if (u.master && x_plan.copies_back) copied.emplace_back(writes.front(), &u);
     if (!is_adam(x_plan.optimizer)) {
       Bytes bytes = update_bytes_beside(x_plan.optimizer) * u.count;
       for (const std::vector<View>* views : {&reads, &writes}) {
@@ -391,6 +401,10 @@ void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& up
     // dozen passes of foreach kernels.
     adam.launches = x_plan.optimizer == Optimizer::kFusedAdam ? 1 : 12;
     w.compute(name, adam, std::move(reads), std::move(writes));
+  }
+  for (const auto& [master, u] : copied) {
+    w.compute("optimizer.weights", kernel_of(KernelKind::kCast, 1, u->count, DType::kFp32),
+              {master}, {u->weights});
   }
 }
 

@@ -104,6 +104,15 @@ const char* flat_update(const Run& run) {
   return run.plan.precision.gradients == DType::kFp32 ? "gradients are fp32" : nullptr;
 }
 
+const char* weights_copy(const Run& run) {
+  const Plan& p = run.plan;
+  if (!(p.by_units() ? p.master_shards() : p.precision.master)) {
+    return "no fp32 copies of the weights are kept";
+  }
+  const bool on_host = p.updates_on_host() && p.offload.device_share == 0;
+  return on_host ? "the host writes both as it updates" : nullptr;
+}
+
 const char* unscale(const Run& run) {
   if (run.plan.precision.branch() != DType::kFp16) return "losses are scaled in fp16 alone";
   const bool decided = run.plan.offload.device_share >= 0;
@@ -314,6 +323,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/bucketing", bucketing},
     {"/gradients/flat_update", flat_update},
     {"/gradients/unscale", unscale},
+    {"/kernels/weights_copy", weights_copy},
     {"/gradients/bucket_elements", bucket_elements},
     {"/gradients/bucket_elements_per_rank", bucket_elements},
     {"/gradients/bucket_mib", bucket_mib},

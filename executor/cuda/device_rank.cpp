@@ -207,17 +207,16 @@ Status DeviceRank::draw() {
   return ok_status();
 }
 
-/// A master copy starts as the weights that the same optimizer op writes.
+/// A master copy starts as the weights.
 Status DeviceRank::start_masters() {
   for (const Launch& launch : x_launches) {
-    const Kernel* const kernel = kernel_in(x_list.work_of(*launch.task));
-    const Op& op = x_list.op_of(*launch.task);
-    if (kernel == nullptr || kernel->kind != KernelKind::kAdam || op.writes.size() < 4) continue;
-    const Operand weights = kept(launch, op.writes[0]);
+    const std::optional<UpdatedWeights> update = updated_weights(x_list, *launch.task);
+    if (!update || !update->master) continue;
+    const Operand weights = kept(launch, update->weights);
     std::vector<std::byte> bytes(bytes_of(weights));
     FT_TRY(read(bytes.data(), weights, bytes.size()));
     const std::vector<float> values = unpack(bytes, weights.buffer->dtype);
-    FT_TRY(write(kept(launch, op.writes[3]), values.data(), values.size() * sizeof(float)));
+    FT_TRY(write(kept(launch, *update->master), values.data(), values.size() * sizeof(float)));
   }
   return ok_status();
 }

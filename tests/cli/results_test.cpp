@@ -211,6 +211,7 @@ const Field kFields[] = {
     {"gradients.unscale=none",
      {"precision=fp16", "kernels.autocast=true", "parallel.tensor=1", "parallel.pipeline=1"}},
     {"gradients.average=before"},
+    {"kernels.weights_copy=fused"},
     {"gradients.check_nan=true"},
     {"parallel.keep_outputs=true", {"parallel.pipeline=2", "recompute=full"}},
     {"parallel.scatter_gather=true", {"parallel.pipeline=2", "parallel.sequence=false"}},

@@ -129,6 +129,11 @@ std::vector<DeviceCase> many_rank_cases() {
   out.push_back({"llama tensor 2 data 2, ZeRO-3", llama, plan});
   plan.units.gather_elements = plan.bucket_elements = 5'000;
   out.push_back({"llama tensor 2 data 2, ZeRO-3 by parameters", llama, plan});
+  Plan copied = plan;
+  copied.sharding = Sharding::kOptimizer;
+  copied.units.gather_elements = 0;
+  copied.precision.master = copied.copies_back = true;
+  out.push_back({"llama tensor 2 data 2, ZeRO-1, weights copied back", llama, copied});
   Model deep = device_sized(small_gpt());
   deep.layers = 4;
   deep.tied_embeddings = true;

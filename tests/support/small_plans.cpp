@@ -290,8 +290,8 @@ void draw_autocast(Rng rng, const Model& model, Plan& p) {
 /// What frameworks keep or copy that others do not. What is drawn later does not depend on it.
 void draw_habits(Rng rng, const Model& model, Plan& p) {
   p.sums_after_pass = rng.below(3) == 0 && can_sum_after_pass(model, p);
-  for (bool* habit :
-       {&p.flat_update, &p.unscales, &p.keep_outputs, &p.buckets.averages, &p.buckets.checks}) {
+  for (bool* habit : {&p.flat_update, &p.unscales, &p.keep_outputs, &p.buckets.averages,
+                      &p.buckets.checks, &p.copies_back}) {
     *habit = rng.below(3) == 0;
   }
   p.scatter_gather = rng.below(2) == 0 && can_scatter_messages(model, p);
