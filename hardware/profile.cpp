@@ -128,7 +128,10 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
     Collective plain = *collective;
     plain.group = GroupSlot(std::size_t{0});
     plain.runs.clear();
-    return {std::string(name_of(plain.kind)), text_of(Work{plain}), ranks};
+    // Apart from whole ones: they take the time of as many collectives where no library joins them.
+    const std::string runs =
+        collective->runs.empty() ? "" : " in " + std::to_string(collective->runs.size()) + " runs";
+    return {std::string(name_of(plain.kind)) + runs, text_of(Work{plain}), ranks};
   }
   if (const auto* batch = std::get_if<P2PBatch>(&work)) {
     Bytes bytes = 0;

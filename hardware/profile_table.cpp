@@ -230,6 +230,11 @@ Result<MeasuredPrice> ProfileTable::price(const Work& work, std::int64_t ranks) 
     if (const auto* work_gemm = std::get_if<Gemm>(&work)) return gemm(near, *work_gemm);
     return between(near, size);
   }
+  if (const auto* cut = std::get_if<Collective>(&work); cut != nullptr && !cut->runs.empty()) {
+    Collective whole = *cut;
+    whole.runs.clear();
+    return price(Work{whole}, ranks);
+  }
   const std::string name = typed_name(family_of(work), type);
   const auto family = x_by_family.find(name);
   if (family == x_by_family.end()) {

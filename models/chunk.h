@@ -91,6 +91,7 @@ struct UnitContent {
   std::vector<Piece> pieces;
   std::vector<ElementRange> alike, partial;
   std::vector<std::int64_t> ends;  ///< of each parameter
+  std::int64_t experts = 1;        ///< parameters that a buffer holds, one behind the other
   void append(const UnitContent& back);
 };
 

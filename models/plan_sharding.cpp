@@ -371,7 +371,7 @@ std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
       {u.narrow_gathers || u.casts_shards, "sharding.gather_dtype other than compute"},
       {u.secondary > 0, "sharding.secondary_group"},
       {u.inner_group > 1, "sharding.inner_group"},
-      {u.gather_elements > 0, "sharding.gather_elements"},
+      {u.gather_elements > 0, "sharding.gather_elements (set it to 0)"},
       {u.narrow_reduction, "gradients.reduce_dtype int4"},
       {p.offload.page > 0, "offload.page_mib"},
       {tied, "a table that is tied across pipeline stages"},

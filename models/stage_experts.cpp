@@ -58,6 +58,7 @@ void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
   for (std::int64_t first = 0; first < owner.layers; first += x_plan.units.layers) {
     const Unit& unit = owner.units[static_cast<std::size_t>(first / x_plan.units.layers)];
     UnitContent content;
+    content.experts = x_model.experts.count / x_plan.experts.expert;
     for (std::int64_t l = unit.first; l < unit.last; ++l) {
       experts.parts[static_cast<std::size_t>(l)].cut_begin = content.elements;
       append_layout(content, kind_of(owner, l).parameters.experts, l - unit.first);

@@ -49,8 +49,11 @@ void StageWriter::append_layout(UnitContent& out, const FrameLayout& layout,
       piece.layer = static_cast<std::int32_t>(layer);
       out.pieces.push_back(piece);
     }
+    // Of several experts each is a parameter.
+    for (std::int64_t e = 1; e <= out.experts; ++e) {
+      out.ends.push_back(out.elements + buffer.count * e / out.experts);
+    }
     out.elements += buffer.count;
-    out.ends.push_back(out.elements);
   }
 }
 

@@ -74,8 +74,18 @@ const char* gather_elements(const Run& run) {
   const Plan& p = run.plan;
   if (p.sharding != Sharding::kParameters) return if_not_parameters(run);
   if (p.shards_by_parameter() || p.units.gather_elements == 0) return nullptr;
-  return "parameters are gathered by units with gather_dtype int8 and fp8, reduce_dtype int4, "
-         "secondary_group, inner_group and offload.page_mib";
+  const Units& u = p.units;
+  if (u.inner_group > 1) return "parameters are gathered by units with sharding.inner_group";
+  if (u.secondary > 0) return "parameters are gathered by units with sharding.secondary_group";
+  if (u.narrow_reduction)
+    return "parameters are gathered by units with gradients.reduce_dtype int4";
+  if (p.offload.page > 0) return "parameters are gathered by units with offload.page_mib";
+  return "parameters are gathered by units with sharding.gather_dtype int8 and fp8";
+}
+
+const char* scatter_us(const Run& run) {
+  if (run.plan.sharding != Sharding::kParameters) return if_not_parameters(run);
+  return run.plan.units.narrow_reduction ? "gradients.reduce_dtype is int4" : nullptr;
 }
 
 const char* update_us(const Run& run) {
@@ -154,6 +164,10 @@ const char* bucketing(const Run& run) {
 
 const char* bucket_elements(const Run& run) {
   if (run.plan.shards_by_parameter()) return nullptr;
+  if (run.plan.sharding == Sharding::kParameters) {
+    const char* const units = gather_elements(run);
+    return units != nullptr ? units : "sharding.gather_elements is 0";
+  }
   if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
   if (run.plan.contiguous()) return nullptr;
   if (run.plan.buckets.cut != Bucketing::kRanges) return "gradients.bucketing is not ranges";
@@ -347,7 +361,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/sharding/gather_dtype", gather_dtype},
     {"/sharding/chunk_elements", if_not_parameters},
     {"/sharding/gather_elements", gather_elements},
-    {"/host/scatter_us", if_not_by_units},
+    {"/host/scatter_us", scatter_us},
     {"/host/synchronize", synchronize},
     {"/host/update_us", update_us},
     {"/kernels/amax_reduction", amax_reduction},

@@ -89,8 +89,13 @@ Status NcclGroups::collectives(GroupId group, std::span<const DeviceCollective> 
                                cudaStream_t stream) {
   if (calls.size() == 1) return collective(group, calls[0], stream);
   FT_TRY(check(ncclGroupStart(), "group"));
-  for (const DeviceCollective& call : calls) FT_TRY(collective(group, call, stream));
-  return check(ncclGroupEnd(), "collectives");
+  Status queued = ok_status();
+  for (const DeviceCollective& call : calls) {
+    queued = collective(group, call, stream);
+    if (!queued.ok()) break;
+  }
+  Status ended = check(ncclGroupEnd(), "collectives");  // whatever happened: groups nest
+  return queued.ok() ? ended : queued;
 }
 
 Status NcclGroups::collective(GroupId group, const DeviceCollective& call, cudaStream_t stream) {

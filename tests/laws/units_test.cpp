@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -147,7 +148,7 @@ TEST(UnitsByParameter, TravelTogether) {
   }
 }
 
-// Of a unit the host looks at every parameter of every other rank before its reduction.
+// Of a unit the host looks at every parameter of every rank before its reduction.
 TEST(UnitsByParameter, TakeTheHostsTime) {
   const Model model = small_gpt();
   constexpr std::int64_t kRanks = 4, kMicrobatches = 2;
@@ -166,7 +167,45 @@ TEST(UnitsByParameter, TakeTheHostsTime) {
   const auto tensors = static_cast<std::int64_t>(
       static_cast<std::size_t>(model.layers) * layer_parameters(model).size() +
       embedding_parameters(model).size() + head_parameters(model).size());
-  EXPECT_EQ(sum, Time::from_us(static_cast<double>(kMicrobatches * (kRanks - 1) * tensors)));
+  EXPECT_EQ(sum, Time::from_us(static_cast<double>(kMicrobatches * kRanks * tensors)));
+}
+
+// Not where gradients alone are sharded, which DeepSpeed's stage 2 reduces in buckets, nor where
+// reductions in 4 bits take them whole; and never so long that it wraps around.
+TEST(UnitsByParameter, TakeTheHostsTimeNowhereElse) {
+  const Model model = small_gpt();
+  const auto longest = [&model](const Plan& plan) {
+    const Workload workload = lower(model, plan);
+    Time out;
+    for (const Work& work : workload.programs[0].works) {
+      if (const auto* delay = std::get_if<HostDelay>(&work)) out = max(out, delay->time);
+    }
+    return out;
+  };
+  Plan plan = plan_of_parameters(model, 4, 2);
+  plan.scatter_time = Time::from_us(1);
+  EXPECT_GT(longest(plan).ps, 0);
+  Plan gradients = plan;
+  gradients.sharding = Sharding::kGradients;
+  EXPECT_EQ(longest(gradients).ps, 0);
+  Plan narrow = plan;
+  narrow.units.narrow_reduction = true;
+  EXPECT_EQ(longest(narrow).ps, 0);
+  plan.scatter_time = Time{std::numeric_limits<std::int64_t>::max() / 2};
+  EXPECT_GT(longest(plan).seconds(), 1e5);
+}
+
+// An expert's matrices are parameters of their own, however many a rank holds in one buffer.
+TEST(UnitsByParameter, CountEveryExpert) {
+  const Model model = small_moe();
+  Plan plan = plan_of_parameters(model, 2, 1);
+  plan.units.gather_elements = 1;
+  const auto count = [&](std::int64_t expert) {
+    plan.experts.expert = expert;
+    return collectives_by_name(verified(model, plan)).at("parameters.gather");
+  };
+  const std::int64_t sparse = model.layers - 1;  // twice a step, up and down
+  EXPECT_GE(count(1), sparse * 2 * 2 * model.experts.count);
 }
 
 // stage3_param_persistence_threshold: parameters of at most so many elements are gathered once a

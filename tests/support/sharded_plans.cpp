@@ -56,12 +56,11 @@ void draw_levels(Rng rng, Plan& p) {
 void draw_chunks(Rng rng, const Model& model, Plan& p) {
   Units& u = p.units;
   const bool tied = model.tied_embeddings && p.stage_of(0) != p.stage_of(p.chunks() - 1);
-  const bool goes = p.sharding == Sharding::kParameters && !u.narrow_gathers && !u.casts_shards &&
-                    !u.narrow_reduction && u.secondary == 0 && u.inner_group == 1 &&
-                    p.offload.page == 0 && !tied;
-  if (!goes || rng.below(2) == 0) return;
-  (rng.below(2) == 0 ? u.chunk_elements : u.gather_elements) = std::int64_t{1}
-                                                               << (6 + rng.below(8));
+  const bool goes = !u.narrow_gathers && !u.casts_shards && !u.narrow_reduction &&
+                    u.secondary == 0 && u.inner_group == 1 && p.offload.page == 0 && !tied;
+  if (p.sharding != Sharding::kParameters || rng.below(2) == 0) return;
+  const bool chunks = rng.below(2) == 0 && goes;
+  (chunks ? u.chunk_elements : u.gather_elements) = std::int64_t{1} << (6 + rng.below(8));
 }
 
 /// Small parameters that stay gathered. What is drawn later does not depend on it.

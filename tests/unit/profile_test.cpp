@@ -158,6 +158,23 @@ TEST(Profile, ReadsBackAndRefuses) {
   }
 }
 
+// A collective of several runs is measured apart from a whole one, whose price it takes without.
+TEST(Profile, RunsAreMeasuredApart) {
+  Collective whole{CollectiveKind::kAllGather, GroupSlot(std::size_t{0}), 1200, DType::kFp32,
+                   false};
+  Collective cut = whole;
+  cut.runs = {400, 400, 400};
+  Profile profile;
+  add(profile, Work{whole}, 2, 10);
+  const auto us = [&profile](const Collective& work) {
+    return ProfileTable(profile).price(Work{work}, 2).value().seconds * 1e6;
+  };
+  EXPECT_DOUBLE_EQ(us(cut), 10);
+  add(profile, Work{cut}, 2, 25);
+  EXPECT_DOUBLE_EQ(us(cut), 25);
+  EXPECT_DOUBLE_EQ(us(whole), 10);
+}
+
 // A product's price is never that of another library than the machine's.
 TEST(Profile, OtherLibrariesDoNotCount) {
   Profile profile;
