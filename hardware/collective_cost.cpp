@@ -63,6 +63,17 @@ double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, Collect
   return bandwidth;
 }
 
+/// Whether NICs limit what NCCL counts on: its search takes channels in steps of speed, which leave
+/// less than a quarter of them.
+bool counts_on_nics(const Cluster& cluster, const NcclGroup& group, NcclAlgorithm algorithm) {
+  const auto graph = [&]() -> const NcclGraph& {
+    if (is_nvls(algorithm)) return group.nvls;
+    return algorithm == NcclAlgorithm::kTree ? group.tree : group.ring;
+  };
+  const double counted = graph().channels * graph().inter;
+  return 1.25 * counted > cluster.nic_port_gb_per_s() * group.nics_per_node;
+}
+
 /// Seconds at full rate, by what limits them.
 struct Transfer {
   double algorithm = 0;  ///< at the bandwidth that the algorithm reaches
@@ -94,10 +105,11 @@ Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Place
     out.algorithm = reached / rates.scale_up;
     return out;
   }
-  const double slower = network_slowdown(cluster.topology, at) / rates.network;
+  const double slowdown = network_slowdown(cluster.topology, at);
   const double nics = cluster.nic_port_gb_per_s() * group.nics_per_node * 1e9;
-  out.algorithm = reached * slower;
-  out.network = traffic.node_network / (c.network_line_share * nics) * slower;
+  const bool of_nics = counts_on_nics(cluster, group, algorithm);
+  out.algorithm = reached * slowdown / (of_nics ? rates.network : rates.scale_up);
+  out.network = traffic.node_network / (c.network_line_share * nics) * slowdown / rates.network;
   return out;
 }
 

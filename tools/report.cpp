@@ -358,6 +358,7 @@ std::string text_report(const Run& run, const Prediction& p) {
   out += "Step        " + seconds_text(p.iteration_time_s) + "   (" +
          seconds_text(p.interval_s[0]) + " to " + seconds_text(p.interval_s[1]) +
          ", 90 % of what its prices' deviations allow)\n";
+  if (!p.memory.fits) out += "            were there room for it, which there is not\n";
   out += "Throughput  " + count_text(std::llround(p.tokens_per_s)) +
          (run.model.is_network() ? " images/s, " : " tokens/s, ") +
          fixed(p.tokens_per_s / static_cast<double>(p.ranks), 1) + " per accelerator\n";

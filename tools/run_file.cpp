@@ -185,6 +185,12 @@ Status lay_system(Run& run, const Json& file) {
 
 /// The keys a RUN may have, refused early so that a misspelt one is not taken for a preset's.
 Status check_keys(const Json& json, const std::string& source) {
+  for (const char* key : {"model_type", "architectures"}) {
+    if (json.find(key) == nullptr || json.find("model") != nullptr) continue;
+    return input_error(source + ": /" + key +
+                       ": this is a model; a RUN names it beside a cluster: {\"model\": {what is "
+                       "here}, \"cluster\": {\"preset\": \"dgx-h100\", \"accelerators\": 64}}");
+  }
   JsonReader reader(json, source, "");
   for (const char* key : {"name", "model", "cluster", "system", "profile", "$schema", "schema"}) {
     reader.ignore(key);
@@ -206,6 +212,18 @@ Status drop_sequence(Run& run) {
   run.origins.erase(origin);
   run.resolved.find("batch")->erase("sequence");
   return ok_status();
+}
+
+/// How ranks of a context exchange keys, where there is one: a system's default is none of a RUN
+/// without.
+void drop_context(Run& run) {
+  const auto origin = run.origins.find("/kernels/context");
+  if (origin == run.origins.end() || origin->second == "RUN" || origin->second == "--set") return;
+  const Json* const parallel = run.resolved.find("parallel");
+  const Json* const context = parallel == nullptr ? nullptr : parallel->find("context");
+  if (context != nullptr && context->is_number() && context->number() > 1) return;
+  run.origins.erase(origin);
+  run.resolved.find("kernels")->erase("context");
 }
 
 Result<Model> load_model(const Json& json, const std::string& source) {
@@ -377,6 +395,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   if (run.name.empty()) run.name = source;
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
   FT_TRY(drop_sequence(run));
+  drop_context(run);
   Result<Plan> plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
   if (!plan.ok()) return with_origin(plan.error(), run);
   run.plan = std::move(plan.value());

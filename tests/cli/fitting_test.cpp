@@ -54,6 +54,7 @@ TEST(Fitting, HostsHaveRoomToo) {
   const CommandResult said =
       place.run({"simulate", "run.json", "--set", "cluster.host_memory_gib=4"});
   EXPECT_NE(said.out.find("GiB of 2.0: DOES NOT FIT"), std::string::npos) << said.out;
+  EXPECT_NE(said.out.find("were there room for it, which there is not"), std::string::npos);
   EXPECT_NE(said.out.find("--set offload.optimizer=none "), std::string::npos) << said.out;
 }
 

@@ -145,6 +145,25 @@ TEST(Systems, MegatronOverlapsBackwardBeforeBlackwell) {
   EXPECT_GT(gain("cluster.preset=dgx-b200"), 1);
 }
 
+// DeepSpeed cuts sequences by Ulysses alone; without a context nothing is said of it.
+TEST(Systems, CutSequencesAsTheyDo) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const auto with = [&place](std::vector<std::string> command, const char* set) {
+    for (const char* each : {"system=deepspeed", "parallel.context=2", set}) {
+      command.insert(command.end(), {"--set", each});
+    }
+    return place.run(command);
+  };
+  const std::vector<std::string> show = {"show", "run.json", "--program", "0"};
+  EXPECT_NE(with(show, "batch.micro=1").out.find("all-to-all group"), std::string::npos);
+  const CommandResult ring = with({"simulate", "run.json"}, "kernels.context=ring");
+  EXPECT_NE(ring.out.find("deepspeed has no kernels.context=ring"), std::string::npos) << ring.out;
+  const CommandResult none = with({"simulate", "run.json"}, "parallel.context=1");
+  EXPECT_EQ(none.exit_code, 0) << none.err;
+  EXPECT_EQ(none.out.find("kernels.context"), std::string::npos) << none.out;
+}
+
 // How gradients and parameters travel in each system, as its documentation says.
 TEST(Systems, MoveGradientsAsTheyDo) {
   const Workplace place;

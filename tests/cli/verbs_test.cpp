@@ -78,6 +78,20 @@ TEST(Verbs, ShowProgramIsStable) {
   EXPECT_EQ(first.out, place.run({"show", "run.json", "--program", "0"}).out);
 }
 
+TEST(Verbs, ShowSaysWhatIsNoRun) {
+  const Workplace place;
+  for (const char* part : {"dgx-h100", "llama-3-8b", "deepspeed"}) {
+    const CommandResult result = place.run({"show", part, "--set", "batch.micro=1"});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_NE(result.err.find(std::string(part) + " is no RUN"), std::string::npos) << result.err;
+  }
+  place.write("config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})");
+  const CommandResult model = place.run({"simulate", "config.json"});
+  EXPECT_EQ(model.exit_code, 1);
+  EXPECT_NE(model.err.find("this is a model; a RUN names it beside a cluster"), std::string::npos)
+      << model.err;
+}
+
 TEST(Verbs, ShowWhyOffersTheNearestName) {
   const Workplace place;
   place.write("run.json", kSmallRun);
@@ -87,6 +101,10 @@ TEST(Verbs, ShowWhyOffersTheNearestName) {
   const CommandResult miss = place.run({"show", "run.json", "--why", "mlp.upp"});
   EXPECT_EQ(miss.exit_code, 1);
   EXPECT_NE(miss.err.find("did you mean \"mlp.up\""), std::string::npos) << miss.err;
+  const CommandResult word = place.run({"show", "run.json", "--why", "mlp"});
+  EXPECT_EQ(word.exit_code, 1);
+  EXPECT_NE(word.err.find("of like name: "), std::string::npos) << word.err;
+  EXPECT_NE(word.err.find("mlp.down"), std::string::npos) << word.err;
 }
 
 TEST(Verbs, APathWinsOverAName) {

@@ -97,6 +97,24 @@ TEST(CollectiveLaws, MoreBytesAreNeverCheaperWithinAChoice) {
   });
 }
 
+// Where NICs have more than NCCL counts on, faster ones gain nothing and faster links of a node do;
+// where they have not, the other way round. Latencies stay.
+TEST(CollectiveLaws, GainFromWhatLimitsThem) {
+  for (const double gb_per_s : {12.5, 50.0, 400.0}) {
+    Cluster cluster = cluster_of({"dgx-h100", 64, 64, 1});
+    cluster.nic_gbit_per_s = 8 * gb_per_s;
+    const Placement at = placed(cluster, 64, 1);
+    const auto time = [&](const LinkRates& rates) {
+      return price(cluster, at, CollectiveKind::kAllGather, kLargest, rates).duration.seconds();
+    };
+    const double plain = time({});
+    const bool of_nics = gb_per_s < 100;
+    EXPECT_NEAR(time({1, 1.1}) / plain, of_nics ? 1 / 1.1 : 1, 5e-3) << gb_per_s;
+    EXPECT_NEAR(time({1.1, 1}) / plain, of_nics ? 1 : 1 / 1.1, 5e-3) << gb_per_s;
+    EXPECT_NEAR(time({1.1, 1.1}) / plain, 1 / 1.1, 5e-3) << gb_per_s;
+  }
+}
+
 // A change of algorithm may make more bytes cheaper, as on real machines, but never by much.
 TEST(CollectiveLaws, MoreBytesAreHardlyCheaperAcrossChoices) {
   for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {

@@ -199,9 +199,14 @@ Status show_why(const Run& run, const ShowArgs& args) {
   }
   if (!out.empty()) return print(args.quiet, out);
   const std::string near = nearest_name(args.why, names);
+  std::string found;
+  for (const std::string& name : names) {
+    if (name.find(args.why) != std::string::npos) found += (found.empty() ? "" : ", ") + name;
+  }
   return input_error("--why " + args.why + ": no operation of that name" +
                      (near.empty() ? "" : " (did you mean \"" + near + "\"?)") +
-                     "; `show RUN --program 0` lists them");
+                     (found.empty() ? "; `show RUN --program 0` lists those of a rank"
+                                    : "; of like name: " + found));
 }
 
 bool has(const std::string& kind, const std::string& name) {
@@ -302,6 +307,11 @@ Status show(const ShowArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.name, args.sets)));
   const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
+  if (wants_run && is_part(args.name) && !has("runs", args.name)) {
+    return input_error("show: " + args.name +
+                       " is no RUN, which --set, --program and --why need; `foretrain list runs` "
+                       "lists the shipped ones");
+  }
   if (!wants_run) {
     if (is_part(args.name) || is_system_file(args.name)) return show_part(args);
     FT_TRY(check_run_name(args.name));
