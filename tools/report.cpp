@@ -133,6 +133,21 @@ std::string precision_text(const Run& run) {
   return text ? *named->string() : std::string(name_of(run.plan.precision.matrix));
 }
 
+std::string context_text(const Plan& p) {
+  switch (p.context_exchange) {
+    case ContextExchange::kAllGather:
+      return " by all-gather";
+    case ContextExchange::kAllToAll:
+      return " by all-to-all";
+    case ContextExchange::kRingSelf:
+      return " by ring self-attention";
+    default:
+      return p.context_inner > 1 ? " by rings of all-to-all" : " by ring";
+  }
+}
+
+}  // namespace
+
 std::string plan_text(const Run& run) {
   const Plan& p = run.plan;
   std::string out = "tensor " + std::to_string(p.tensor);
@@ -142,7 +157,7 @@ std::string plan_text(const Run& run) {
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
   if (p.chunks() > 1) out += " by " + name_of(p.schedule) + layout_text(p);
-  if (p.context > 1) out += ", context " + std::to_string(p.context);
+  if (p.context > 1) out += ", context " + std::to_string(p.context) + context_text(p);
   if (p.experts.expert > 1) out += ", expert " + std::to_string(p.experts.expert);
   if (p.experts.tensor > 1) out += " x tensor " + std::to_string(p.experts.tensor);
   out += ", data " + std::to_string(p.batch_ranks());
@@ -155,6 +170,8 @@ std::string plan_text(const Run& run) {
   if (run.model.is_encoder_decoder()) out += " and " + std::to_string(p.target()) + " targets";
   return out + recompute_text(p.recompute) + kernels_text(run);
 }
+
+namespace {
 
 std::string least_text(const MemoryReport& m) {
   if (m.least_gib > m.peak_gib - 0.05) return "";

@@ -7,6 +7,8 @@
 
 namespace foretrain {
 
+/// One line: degrees, schedule, sharding, microbatches, kernels, as they were resolved.
+std::string plan_text(const Run& run);
 /// The report for a terminal: a few lines of verdict, where the time goes, memory, what would help.
 std::string text_report(const Run& run, const Prediction& prediction);
 

@@ -92,6 +92,19 @@ TEST(Verbs, ShowSaysWhatIsNoRun) {
       << model.err;
 }
 
+TEST(Verbs, ShowSaysWhatFollows) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "mixtral-8x7b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 16}, "parallel": {"expert": 8, "context": 2, "pipeline": 2},
+      "batch": {"global": 8, "micro": 1, "sequence": 4096}})");
+  const CommandResult shown = place.run({"show", "run.json"});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  for (const char* part : {"pipeline 2 by 1f1b", "context 2 by ring", "dropout of the residual",
+                           "experts by alltoall, routing natural, the busiest rank's tokens 1."}) {
+    EXPECT_NE(shown.out.find(part), std::string::npos) << shown.out;
+  }
+}
+
 TEST(Verbs, ShowWhyOffersTheNearestName) {
   const Workplace place;
   place.write("run.json", kSmallRun);

@@ -3,6 +3,7 @@
 #include "hardware/cluster.h"
 #include "hardware/device.h"
 #include "hardware/hardware_cost_model.h"
+#include "models/layer.h"
 #include "models/lower.h"
 #include "sim/engine/quotient.h"
 #include "tools/foretrain/verbs.h"
@@ -124,6 +125,23 @@ Status print_object(Json json, const ShowArgs& args,
   return write_output(args.json, dump_json(json) + "\n");
 }
 
+/// What a field that is not set comes to.
+std::string derived_text(const Run& run) {
+  const Plan& p = run.plan;
+  std::string out;
+  if (!run.model.is_network()) {
+    const DropoutRates dropout = dropout_of(run.model, p);
+    out += "  dropout of the residual stream " + fixed(dropout.hidden, 3) + ", of attention " +
+           fixed(dropout.attention, 3) + "\n";
+  }
+  if (run.model.experts.count == 0) return out;
+  const std::array<const char*, 4> dispatchers = {"allgather", "alltoall", "deepep", "hybridep"};
+  const std::array<const char*, 3> routings = {"balanced", "natural", "capacity"};
+  return out + "  experts by " + dispatchers.at(static_cast<std::size_t>(p.experts.dispatcher)) +
+         ", routing " + routings.at(static_cast<std::size_t>(p.experts.routing)) +
+         ", the busiest rank's tokens " + fixed(p.experts.factor, 2) + " times the mean\n";
+}
+
 Status show_run(const Run& run, const ShowArgs& args) {
   if (!args.json.empty()) {
     Json origins{Json::Object{}};
@@ -141,10 +159,9 @@ Status show_run(const Run& run, const ShowArgs& args) {
   print_fields(model_json(run.model), "", {}, "", out);
   out += "\ncluster\n";
   print_fields(to_json(run.cluster), "", {}, "", out);
-  out += "\nresolved plan\n  data-parallel " + std::to_string(run.plan.data) + ", microbatches " +
-         std::to_string(run.plan.microbatches()) + ", layers of each chunk";
+  out += "\nresolved plan\n  " + plan_text(run) + "\n  layers of each chunk";
   for (const std::int64_t layers : run.plan.pipeline_layout) out += " " + std::to_string(layers);
-  out += "\n";
+  out += "\n" + derived_text(run);
   for (const std::string& note : run.notes) out += "Note: " + note + "\n";
   return print(args.quiet, out);
 }
