@@ -58,6 +58,23 @@ TEST(Fitting, HostsHaveRoomToo) {
   EXPECT_NE(said.out.find("--set offload.optimizer=none "), std::string::npos) << said.out;
 }
 
+// For sweeps: the same prediction without what it takes many more to find.
+TEST(Fitting, NoAdviceLeavesOnlyAdviceOut) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "batch": {"global": 8, "micro": 1, "sequence": 8192}})");
+  const CommandResult plain =
+      place.run({"simulate", "run.json", "--no-advice", "--quiet", "--json", "-"});
+  ASSERT_EQ(plain.exit_code, 0) << plain.err;
+  const Json without = parse_json(plain.out, "stdout").value();
+  const Json with = simulated(place, "run.json", {});
+  EXPECT_NE(with.find("would_fit"), nullptr);
+  EXPECT_EQ(without.find("would_fit"), nullptr);
+  EXPECT_TRUE(at(without, "sensitivity").object()->empty());
+  EXPECT_EQ(at(without, "iteration_time_s"), at(with, "iteration_time_s"));
+  EXPECT_EQ(at(without, "memory"), at(with, "memory"));
+}
+
 // Of four stages the first keeps most on the host, whichever has the highest peak on the device.
 TEST(Fitting, HostsHoldWhatAllTheirRanksKeep) {
   const Workplace place;

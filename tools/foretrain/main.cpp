@@ -60,6 +60,8 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
   verb->add_flag("--full", args.full, "Simulate every rank instead of one of each class");
   verb->add_flag("--verify", args.verify,
                  "Check the programs for races, leaks and mismatched communication first");
+  verb->add_flag("--no-advice", args.no_advice,
+                 "Leave out what would make it fit and what a step gains: faster, for sweeps");
   verb->add_flag("--quiet", args.quiet, "No report, no progress");
   add_json(verb, args.json);
   return {verb, [&args] { return foretrain::simulate(args); }};

@@ -42,6 +42,7 @@ Status simulate(const SimulateArgs& args) {
   PredictOptions options;
   options.full = args.full;
   options.verify = args.verify;
+  options.sensitivity = !args.no_advice;
   options.timeline = !args.trace.empty() || !args.timeline.empty();
   options.trace_ranks = args.trace_ranks;
   const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
@@ -52,7 +53,7 @@ Status simulate(const SimulateArgs& args) {
     };
   }
   FT_ASSIGN(Prediction prediction, predict(run, options));
-  const bool reported = !args.quiet || !args.json.empty();
+  const bool reported = !args.no_advice && (!args.quiet || !args.json.empty());
   if (!prediction.memory.fits && reported) prediction.fitting = find_fitting(run, prediction);
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   if (!args.trace.empty()) {

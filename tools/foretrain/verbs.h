@@ -18,6 +18,7 @@ struct SimulateArgs {
   std::string profile;                ///< measured prices: a path or a name
   std::vector<std::int64_t> trace_ranks;
   bool full = false, quiet = false, verify = false;
+  bool no_advice = false;  ///< of what would make it fit and what a step gains
 };
 Status simulate(const SimulateArgs& args);
 
