@@ -1,6 +1,7 @@
 #include "tools/fitting.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "tools/run_notes.h"
@@ -78,25 +79,44 @@ std::int64_t layers_of_stage(const Plan& plan) {
          *std::max_element(plan.pipeline_layout.begin(), plan.pipeline_layout.end());
 }
 
-/// A quarter, half and three quarters of a stage's layers, those that are different.
+/// A quarter, half, three quarters and all of a stage's layers, those that are different.
 std::vector<std::int64_t> parts_of_stage(const Plan& plan) {
   std::vector<std::int64_t> out;
-  for (const std::int64_t quarters : {1, 2, 3}) {
+  for (const std::int64_t quarters : {1, 2, 3, 4}) {
     const std::int64_t layers = layers_of_stage(plan) * quarters / 4;
     if (layers > (out.empty() ? 0 : out.back())) out.push_back(layers);
   }
   return out;
 }
 
-Kind more_recomputation(const Plan& plan) {
+/// A change of so many layers of a stage, more than so many of them.
+struct OfLayers {
+  std::function<Sets(std::int64_t)> sets;
+  std::int64_t above = 0;
+};
+
+OfLayers recomputed_layers(const Plan& plan) {
+  return {[all = layers_of_stage(plan)](std::int64_t layers) -> Sets {
+    if (layers == all) return {"recompute=full"};
+    return {"recompute={\"modules\":[\"layer\"],\"layers\":" + std::to_string(layers) + "}"};
+  }};
+}
+
+OfLayers offloaded_layers(const Plan& plan) {
+  return {[](std::int64_t layers) -> Sets { return {set_of("offload.activation_layers", layers)}; },
+          plan.offload.activation_layers};
+}
+
+Kind kind_of(const OfLayers& change, const Plan& plan) {
   Kind out;
-  if (plan.recompute.layer) return out;
   for (const std::int64_t layers : parts_of_stage(plan)) {
-    out.push_back(
-        {"recompute={\"modules\":[\"layer\"],\"layers\":" + std::to_string(layers) + "}"});
+    if (layers > change.above) out.push_back(change.sets(layers));
   }
-  out.push_back({"recompute=full"});
   return out;
+}
+
+Kind more_recomputation(const Plan& plan) {
+  return plan.recompute.layer ? Kind() : kind_of(recomputed_layers(plan), plan);
 }
 
 /// What of experts and latent attention is cheap to compute again.
@@ -147,16 +167,7 @@ Kind less_offloading(const Plan& plan) {
   return {{"offload.parameters=none"}, {"offload.parameters=none", "offload.optimizer=none"}};
 }
 
-Kind offloaded_activations(const Plan& plan) {
-  Kind out;
-  std::vector<std::int64_t> counts = parts_of_stage(plan);
-  counts.push_back(layers_of_stage(plan));
-  for (const std::int64_t layers : counts) {
-    if (layers <= plan.offload.activation_layers) continue;
-    out.push_back({set_of("offload.activation_layers", layers)});
-  }
-  return out;
-}
+Kind offloaded_activations(const Plan& plan) { return kind_of(offloaded_layers(plan), plan); }
 
 std::vector<Kind> kinds_of(const Run& run) {
   const Plan& plan = run.plan;
@@ -185,13 +196,18 @@ class Search {
     x_options.most_memory = most_memory;
   }
 
-  /// Of each kind the mildest change that fits, then, if fewer than `enough` do, pairs of kinds.
-  Fitting run(const std::vector<Kind>& kinds, std::size_t enough) && {
+  /// Of each kind the mildest change that fits, then fewer layers of those that are counted, then,
+  /// if fewer than `enough` fit, pairs of kinds.
+  Fitting run(const std::vector<Kind>& kinds, std::size_t enough,
+              const std::vector<OfLayers>& counted = {}) && {
     for (const Kind& kind : kinds) {
       for (const Sets& sets : kind) {
-        if (attempt(sets)) break;
+        if (!attempt(sets)) continue;
+        x_alone.push_back(sets);
+        break;
       }
     }
+    for (const OfLayers& change : counted) take_fewer(change);
     if (x_out.changes.size() < enough) try_pairs(kinds);
     // What makes a step several times as long helps nobody.
     constexpr double kWorst = 3;
@@ -227,10 +243,33 @@ class Search {
     }
   }
 
+  /// Fewer layers than a part of the stage that fits, to a 64th of it.
+  void take_fewer(const OfLayers& change) {
+    std::int64_t low = change.above;
+    for (const std::int64_t layers : parts_of_stage(x_run.plan)) {
+      if (layers <= change.above) continue;
+      if (fits(change.sets(layers))) return take_fewer(change, low, layers);
+      low = layers;
+    }
+  }
+  void take_fewer(const OfLayers& change, std::int64_t low, std::int64_t high) {
+    constexpr int kHalvings = 4;
+    for (int i = 0; i < kHalvings && high - low > 1; ++i) {
+      const std::int64_t middle = low + (high - low) / 2;
+      if (attempt(change.sets(middle))) {
+        const Sets more = change.sets(high);
+        std::erase_if(x_out.changes,
+                      [&more](const Change& other) { return other.sets.front() == more.front(); });
+        high = middle;
+      } else {
+        low = middle;
+      }
+    }
+  }
+
   /// What fits alone needs nothing beside it.
   bool fits(const Sets& sets) const {
-    return std::any_of(x_out.changes.begin(), x_out.changes.end(),
-                       [&sets](const Change& change) { return change.sets == sets; });
+    return std::find(x_alone.begin(), x_alone.end(), sets) != x_alone.end();
   }
 
   static bool contradict(const Sets& one, const Sets& other) {
@@ -284,13 +323,15 @@ class Search {
   double x_base_s;
   PredictOptions x_options;
   std::int64_t x_operations = 0;
+  std::vector<Sets> x_alone;  ///< that fit, of each kind the mildest
   Fitting x_out;
 };
 
 }  // namespace
 
 Fitting find_fitting(const Run& run, const Prediction& prediction) {
-  return Search(run, prediction, 1).run(kinds_of(run), kEnough);
+  return Search(run, prediction, 1)
+      .run(kinds_of(run), kEnough, {recomputed_layers(run.plan), offloaded_layers(run.plan)});
 }
 
 Fitting find_unsaid(const Run& run, const Prediction& prediction, double most_memory) {

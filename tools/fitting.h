@@ -1,13 +1,13 @@
 // What would make a run fit: a small search over the fields of its plan that trade time for memory.
 //
 // Recomputation, more sharding, smaller microbatches, more tensor, pipeline or context ranks,
-// offloading: of each kind the mildest change that fits, then, if fewer than three kinds have one,
-// all pairs of different kinds, as long as the replays stay under a number of operations. Every
-// change is resolved, lowered and, if it fits, replayed like a RUN of the user's; those that a
-// plan refuses are dropped, those that the RUN's system has nothing for are not tried. The bound
-// counts operations, not seconds: the same RUN has the same answer on every machine. Left out:
-// three changes at once, schedules, and what changes the training itself (batch, precision,
-// optimizer).
+// offloading: of each kind the mildest change that fits, of layers as few as do, then, if fewer
+// than three kinds have one, all pairs of different kinds, as long as the replays stay under a
+// number of operations. Every change is resolved, lowered and, if it fits, replayed like a RUN of
+// the user's; those that a plan refuses are dropped, those that the RUN's system has nothing for
+// are not tried. The bound counts operations, not seconds: the same RUN has the same answer on
+// every machine. Left out: three changes at once, schedules, and what changes the training itself
+// (batch, precision, optimizer).
 #pragma once
 
 #include "tools/predict.h"

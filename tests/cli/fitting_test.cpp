@@ -58,6 +58,31 @@ TEST(Fitting, HostsHaveRoomToo) {
   EXPECT_NE(said.out.find("--set offload.optimizer=none "), std::string::npos) << said.out;
 }
 
+// Not only quarters of a stage: about as few layers are computed again as fit.
+TEST(Fitting, TakesAsFewLayersAsFit) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-70b", "cluster": {"preset": "dgx-a100-80gb",
+      "accelerators": 64}, "system": "deepspeed", "sharding": {"level": "parameters"},
+      "batch": {"global": 128, "micro": 1, "sequence": 8192}})");
+  std::int64_t layers = 0;
+  for (const Json& change : changes_of(simulated(place, "run.json", {}))) {
+    const Json sets = at(change, "set");
+    const std::string set = *sets.array()->front().string();
+    const std::size_t found = set.find("\"layers\":");
+    if (found != std::string::npos) layers = std::stoll(set.substr(found + 9));
+  }
+  ASSERT_GT(layers, 0);
+  const auto fits = [&](std::int64_t count) {
+    const Json result =
+        simulated(place, "run.json",
+                  {"recompute={\"modules\":[\"layer\"],\"layers\":" + std::to_string(count) + "}"});
+    return at(result, "memory/fits") == Json(true);
+  };
+  EXPECT_TRUE(fits(layers));
+  EXPECT_FALSE(fits(layers - 2));
+  EXPECT_NE(layers % 20, 0);  // no quarter of 80
+}
+
 // For sweeps: the same prediction without what it takes many more to find.
 TEST(Fitting, NoAdviceLeavesOnlyAdviceOut) {
   const Workplace place;
