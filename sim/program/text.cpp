@@ -143,7 +143,7 @@ void print_layout(const FrameLayout& layout, std::size_t index, std::string& out
     if (buffer.saved) out += " saved";
     if (buffer.shards > 1) {
       out += " own of " + number(buffer.shards) + " in group " + number(buffer.shard_group.value);
-      if (!buffer.runs.empty()) out += " in " + number(buffer.runs.size()) + " runs";
+      if (!buffer.runs.empty()) out += " in " + std::to_string(buffer.runs.size()) + " runs";
     }
     for (const Replica& r : buffer.replicas) {
       out += " alike in group " + number(r.group.value) + " [" + number(r.begin) + ", " +
@@ -225,7 +225,7 @@ std::string text_of(const Work& work) {
             return std::string(name_of(w.kind)) + " group " + number(w.group.value) + " " +
                    number(w.count) + " " + std::string(name_of(w.dtype)) +
                    (w.maximum ? " max" : "") + (rooted ? " root " + number(w.root) : "") +
-                   (w.runs.empty() ? "" : " in " + number(w.runs.size()) + " runs") +
+                   (w.runs.empty() ? "" : " in " + std::to_string(w.runs.size()) + " runs") +
                    text_of(w.fan_out);
           },
           [](const P2PBatch& w) { return text_of(w); },
