@@ -1,5 +1,6 @@
 #include "hardware/presets.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "sim/base/assets.h"
@@ -28,6 +29,7 @@ std::vector<std::string> preset_names(std::string_view folder) {
     if (!asset.path.starts_with(prefix) || !asset.path.ends_with(".json")) continue;
     names.emplace_back(asset.path.substr(prefix.size(), asset.path.size() - prefix.size() - 5));
   }
+  std::sort(names.begin(), names.end());  // files are in the order of their paths
   return names;
 }
 

@@ -386,8 +386,10 @@ std::string text_report(const Run& run, const Prediction& p) {
   if (!p.sensitivity.empty()) {
     out += "\nA step gains, if 10 % faster\n";
     for (const Sensitivity& s : p.sensitivity) {
-      out += "  " + pad(s.resource, 30) + pad_left(seconds_text(s.gain_s), 9) +
-             pad_left(percent(rounded_share(s.gain_s / p.iteration_time_s)), 9) + "\n";
+      const double share = rounded_share(s.gain_s / p.iteration_time_s);
+      const double gain = share == 0 ? std::max(0.0, s.gain_s) : s.gain_s;
+      out += "  " + pad(s.resource, 30) + pad_left(seconds_text(gain), 9) +
+             pad_left(percent(share), 9) + "\n";
     }
   }
   out += "\nPrices: " + percent(p.provenance[0]) + " of the busy time measured, " +

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "hardware/presets.h"
 #include "sim/base/assets.h"
 #include "tools/divide.h"
 #include "tools/memory_report.h"
@@ -300,17 +301,6 @@ const Json* value_at(const Json& json, const std::string& pointer) {
 bool asks(const Run& run, const char* pointer, const Json& value) {
   const Json* asked = value_at(run.resolved, pointer);
   return asked != nullptr && *asked == value;
-}
-
-std::vector<std::string> preset_names(const std::string& kind) {
-  std::vector<std::string> out;
-  const std::string prefix = kind + "/";
-  for (const Asset& asset : assets()) {
-    if (!asset.path.starts_with(prefix)) continue;
-    const std::string_view file = asset.path.substr(prefix.size());
-    out.emplace_back(file.substr(0, file.size() - std::string_view(".json").size()));
-  }
-  return out;
 }
 
 Result<Json> load_preset(const std::string& kind, const std::string& name_or_path,

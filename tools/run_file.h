@@ -75,9 +75,6 @@ PriceOptions price_options(const Run& run);
 /// Prices of the run's cluster and profile.
 std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options);
 
-/// Names of presets of a kind: "models", "clusters", "systems", "runs", "devices".
-std::vector<std::string> preset_names(const std::string& kind);
-
 /// A preset by name, or the file at a path; a path that exists wins.
 Result<Json> load_preset(const std::string& kind, const std::string& name_or_path,
                          const std::string& where);

@@ -3,6 +3,7 @@
 #include "hardware/cluster.h"
 #include "hardware/device.h"
 #include "hardware/hardware_cost_model.h"
+#include "hardware/presets.h"
 #include "models/layer.h"
 #include "models/lower.h"
 #include "sim/engine/quotient.h"
