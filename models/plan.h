@@ -276,7 +276,6 @@ struct Plan {
   /// it has ended: models/stage_buckets.cpp.
   bool sums_after_pass = false;
   bool flat_update = false;   ///< a rank's part of 16-bit gradients is flattened, then widened
-  bool copies_back = false;   ///< 16-bit weights are cast from their fp32 copies after the update
   bool unscales = false;      ///< fp16's scale leaves the gradients in a pass of its own
   bool keep_outputs = false;  ///< a stage lets go of what it sent after that microbatch's backward
   bool scatter_gather = false;          ///< tensor ranks send a part each of what they hold alike
@@ -311,6 +310,7 @@ struct Plan {
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;
   Optimizer optimizer = Optimizer::kFusedAdam;
+  bool copies_back = false;        ///< 16-bit weights are cast from fp32 ones after the update
   double dropout = -1;             ///< overrides the model's; -1: see `dropout_of`
   double clip_norm = 1;            ///< 0 = no gradient clipping
   Time data_time;                  ///< host time to prepare one microbatch

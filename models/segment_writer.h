@@ -117,11 +117,12 @@ class SegmentWriter {
                      Work work, std::vector<View> reads, std::vector<View> writes);
   void collective(const std::string& name, Collective work, std::vector<View> reads,
                   std::vector<View> writes) {
-    wait(async_collective(name, work, std::move(reads), std::move(writes)));
+    wait(async_collective(name, std::move(work), std::move(reads), std::move(writes)));
   }
   EventRef async_collective(const std::string& name, Collective work, std::vector<View> reads,
                             std::vector<View> writes) {
-    return on_stream("tensor", name, Category::kTensor, work, std::move(reads), std::move(writes));
+    return on_stream("tensor", name, Category::kTensor, std::move(work), std::move(reads),
+                     std::move(writes));
   }
   /// A message to one rank beside one of as many bytes from another, on channels of these names.
   EventRef exchange(const std::string& stream, const std::string& name, Category category,
