@@ -66,11 +66,9 @@ double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, Collect
 /// Whether NICs limit what NCCL counts on: its search takes channels in steps of speed, which leave
 /// less than a quarter of them.
 bool counts_on_nics(const Cluster& cluster, const NcclGroup& group, NcclAlgorithm algorithm) {
-  const auto graph = [&]() -> const NcclGraph& {
-    if (is_nvls(algorithm)) return group.nvls;
-    return algorithm == NcclAlgorithm::kTree ? group.tree : group.ring;
-  };
-  const double counted = graph().channels * graph().inter;
+  const bool tree = algorithm == NcclAlgorithm::kTree;
+  const NcclGraph& graph = is_nvls(algorithm) ? group.nvls : tree ? group.tree : group.ring;
+  const double counted = graph.channels * graph.inter;
   return 1.25 * counted > cluster.nic_port_gb_per_s() * group.nics_per_node;
 }
 

@@ -90,8 +90,8 @@ void read_load(JsonReader& r, const Experts& e, ExpertPlan& plan) {
 }
 
 void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
-  r.read_enum("routing", plan.routing, {"balanced", "natural", "capacity"});
-  r.read_enum("dispatcher", plan.dispatcher, {"allgather", "alltoall", "deepep", "hybridep"});
+  r.read_enum("routing", plan.routing, kRoutingNames);
+  r.read_enum("dispatcher", plan.dispatcher, kDispatcherNames);
   int cast = 0;
   r.read_choice("dispatch_dtype", cast, {"compute", "fp8"});
   plan.cast_first = cast == 1;

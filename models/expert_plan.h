@@ -8,6 +8,11 @@
 
 namespace foretrain {
 
+/// As a RUN names them, in the order of the enumerators.
+inline const std::vector<std::string> kDispatcherNames = {"allgather", "alltoall", "deepep",
+                                                          "hybridep"};
+inline const std::vector<std::string> kRoutingNames = {"balanced", "natural", "capacity"};
+
 /// Expected tokens of the busiest of `ranks` ranks over the mean, where `experts` experts that no
 /// one balances by force are spread over them: 1 + sigma z / sqrt(m) sqrt(1 - (m - 1) / (experts -
 /// 1)), m experts a rank whose loads have a spread of sigma = 0.26 and a fixed sum, z the expected

@@ -355,22 +355,24 @@ void StageWriter::flatten_gradients(SegmentWriter& w, Call& call, std::vector<Up
 /// Where 16-bit weights are cast from that copy afterwards, it is what is updated.
 void StageWriter::update_operands(const Updated& u, std::vector<View>& reads,
                                   std::vector<View>& writes) const {
-  reads = {u.gradient};
-  writes = {u.weights};
-  if (!u.master) reads.push_back(u.weights);
+  std::vector<View> states;
   std::int16_t buffer = u.first;
   for (const OptimizerState& state : optimizer_states(x_plan.optimizer, u.master)) {
     const std::int64_t begin = state.factored ? 0 : u.begin / state.block;
     const std::int64_t end = state.factored ? u.factors : state.elements(u.begin + u.count);
-    const View view = Ref{u.states, buffer++, state.type, 0}.part(begin, end - begin);
-    reads.push_back(view);
-    writes.push_back(view);
+    states.push_back(Ref{u.states, buffer++, state.type, 0}.part(begin, end - begin));
   }
-  if (!u.master || !x_plan.copies_back) return;
-  writes.front() = reads.back();
-  writes.pop_back();
-  reads.insert(reads.begin() + 1, reads.back());
-  reads.pop_back();
+  View weights = u.weights;
+  const bool apart = u.master && x_plan.copies_back;
+  if (apart) {
+    weights = states.back();
+    states.pop_back();
+  }
+  reads = {u.gradient};
+  if (!u.master || apart) reads.push_back(weights);
+  reads.insert(reads.end(), states.begin(), states.end());
+  writes = {weights};
+  writes.insert(writes.end(), states.begin(), states.end());
 }
 
 /// With `copies_back` the update's kernels know the fp32 copies alone: Megatron-LM's

@@ -33,6 +33,15 @@ ncclDataType_t nccl_type_of(DType type) {
   }
 }
 
+/// One launch of all that `queue` calls NCCL for; closed whatever happened, as groups nest.
+template <typename Queue>
+Status as_group(const char* what, const Queue& queue) {
+  FT_TRY(check(ncclGroupStart(), "group"));
+  const Status queued = queue();
+  Status ended = check(ncclGroupEnd(), what);
+  return queued.ok() ? ended : queued;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<NcclGroups>> NcclGroups::create(const Workload& workload, RankId rank,
@@ -88,14 +97,10 @@ NcclGroups::~NcclGroups() {
 Status NcclGroups::collectives(GroupId group, std::span<const DeviceCollective> calls,
                                cudaStream_t stream) {
   if (calls.size() == 1) return collective(group, calls[0], stream);
-  FT_TRY(check(ncclGroupStart(), "group"));
-  Status queued = ok_status();
-  for (const DeviceCollective& call : calls) {
-    queued = collective(group, call, stream);
-    if (!queued.ok()) break;
-  }
-  Status ended = check(ncclGroupEnd(), "collectives");  // whatever happened: groups nest
-  return queued.ok() ? ended : queued;
+  return as_group("collectives", [&]() -> Status {
+    for (const DeviceCollective& call : calls) FT_TRY(collective(group, call, stream));
+    return ok_status();
+  });
 }
 
 Status NcclGroups::collective(GroupId group, const DeviceCollective& call, cudaStream_t stream) {
@@ -143,14 +148,15 @@ Status NcclGroups::collective(GroupId group, const DeviceCollective& call, cudaS
 }
 
 Status NcclGroups::exchange(std::span<const MessageCall> messages, cudaStream_t stream) {
-  FT_TRY(check(ncclGroupStart(), "group"));
-  for (const MessageCall& m : messages) {
-    ncclComm_t comm = x_channels[m.channel.index()];
-    const auto bytes = static_cast<std::size_t>(m.bytes);
-    FT_TRY(m.send ? check(ncclSend(m.data, bytes, ncclInt8, 1, comm, stream), "send")
-                  : check(ncclRecv(m.data, bytes, ncclInt8, 0, comm, stream), "receive"));
-  }
-  return check(ncclGroupEnd(), "messages");
+  return as_group("messages", [&]() -> Status {
+    for (const MessageCall& m : messages) {
+      ncclComm_t comm = x_channels[m.channel.index()];
+      const auto bytes = static_cast<std::size_t>(m.bytes);
+      FT_TRY(m.send ? check(ncclSend(m.data, bytes, ncclInt8, 1, comm, stream), "send")
+                    : check(ncclRecv(m.data, bytes, ncclInt8, 0, comm, stream), "receive"));
+    }
+    return ok_status();
+  });
 }
 
 }  // namespace foretrain

@@ -4,6 +4,7 @@
 #include "hardware/device.h"
 #include "hardware/hardware_cost_model.h"
 #include "hardware/presets.h"
+#include "models/expert_plan.h"
 #include "models/layer.h"
 #include "models/lower.h"
 #include "sim/engine/quotient.h"
@@ -136,11 +137,10 @@ std::string derived_text(const Run& run) {
            fixed(dropout.attention, 3) + "\n";
   }
   if (run.model.experts.count == 0) return out;
-  const std::array<const char*, 4> dispatchers = {"allgather", "alltoall", "deepep", "hybridep"};
-  const std::array<const char*, 3> routings = {"balanced", "natural", "capacity"};
-  return out + "  experts by " + dispatchers.at(static_cast<std::size_t>(p.experts.dispatcher)) +
-         ", routing " + routings.at(static_cast<std::size_t>(p.experts.routing)) +
-         ", the busiest rank's tokens " + fixed(p.experts.factor, 2) + " times the mean\n";
+  return out + "  experts by " +
+         kDispatcherNames.at(static_cast<std::size_t>(p.experts.dispatcher)) + ", routing " +
+         kRoutingNames.at(static_cast<std::size_t>(p.experts.routing)) +
+         ", the busiest rank's tokens " + fixed(busiest_load(p.experts), 2) + " times the mean\n";
 }
 
 Status show_run(const Run& run, const ShowArgs& args) {
@@ -325,14 +325,13 @@ Status show(const ShowArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.name, args.sets)));
   const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
-  if (wants_run && is_part(args.name) && !has("runs", args.name)) {
-    return input_error("show: " + args.name +
-                       " is no RUN, which --set, --program and --why need; `foretrain list runs` "
-                       "lists the shipped ones");
-  }
   if (!wants_run) {
     if (is_part(args.name) || is_system_file(args.name)) return show_part(args);
     FT_TRY(check_run_name(args.name));
+  } else if (is_part(args.name) && !has("runs", args.name)) {
+    return input_error("show: " + args.name +
+                       " is no RUN, which --set, --program and --why need; `foretrain list runs` "
+                       "lists the shipped ones");
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
   FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
