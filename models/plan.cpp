@@ -4,6 +4,7 @@
 
 #include "models/documents.h"
 #include "models/expert_plan.h"
+#include "models/optimizer.h"
 #include "models/plan_layout.h"
 #include "models/plan_network.h"
 #include "models/plan_precision.h"
