@@ -192,6 +192,18 @@ std::vector<PlacementId> places_of(const Actor& actor, const Work& work) {
   return places;
 }
 
+Error no_such_operation(const std::string& asked, const std::vector<std::string>& names) {
+  const std::string near = nearest_name(asked, names);
+  std::string found;
+  for (const std::string& name : names) {
+    if (name.find(asked) != std::string::npos) found += (found.empty() ? "" : ", ") + name;
+  }
+  return input_error("--why " + asked + ": no operation of that name" +
+                     (near.empty() ? "" : " (did you mean \"" + near + "\"?)") +
+                     (found.empty() ? "; `show RUN --program 0` lists those of a rank"
+                                    : "; of like name: " + found));
+}
+
 /// How each distinct work of the ops named `args.why` is priced on the first rank of every Program.
 Status show_why(const Run& run, const ShowArgs& args) {
   const Workload workload = lower(run.model, run.plan);
@@ -215,16 +227,7 @@ Status show_why(const Run& run, const ShowArgs& args) {
       }
     }
   }
-  if (!out.empty()) return print(args.quiet, out);
-  const std::string near = nearest_name(args.why, names);
-  std::string found;
-  for (const std::string& name : names) {
-    if (name.find(args.why) != std::string::npos) found += (found.empty() ? "" : ", ") + name;
-  }
-  return input_error("--why " + args.why + ": no operation of that name" +
-                     (near.empty() ? "" : " (did you mean \"" + near + "\"?)") +
-                     (found.empty() ? "; `show RUN --program 0` lists those of a rank"
-                                    : "; of like name: " + found));
+  return out.empty() ? no_such_operation(args.why, names) : print(args.quiet, out);
 }
 
 bool has(const std::string& kind, const std::string& name) {
