@@ -67,12 +67,12 @@ struct Pass {
   bool operator==(const Pass&) const = default;
 };
 
-/// What zb-auto works with: durations of a stage's passes and of a message, and memory.
+/// Durations of a stage's passes and of a message, for schedules that fit them; memory for zb-auto.
 struct AutoSchedule {
   Time forward = Time{1}, input_gradients = Time{1}, weight_gradients = Time{1}, transfer;
-  /// Most microbatches' activations on a stage; 0 = as many as stages, like 1f1b.
-  double activations = 0;
+  double activations = 0;   ///< of microbatches, the most on a stage; 0 = as many as stages
   double weight_share = 1;  ///< of the activations of a microbatch: what W needs
+  bool given = false;  ///< the durations are a RUN's own
   bool operator==(const AutoSchedule&) const = default;
 };
 

@@ -119,24 +119,24 @@ void check_recycling(JsonReader& run, const Model& model, const Plan& p) {
   if (p.overlap.passes) return refuse("overlap/passes", "passes that run as one are");
 }
 
-void read_automatic(JsonReader& r, AutoSchedule& out) {
+void read_durations(JsonReader& r, AutoSchedule& out) {
   constexpr JsonReader::Range kMicroseconds{1e-3, 1e6};
-  const auto read_time = [&r](const char* key, Time& time, JsonReader::Range range) {
+  const auto read_time = [&r, &out](const char* key, Time& time, JsonReader::Range range) {
     double us = -1;
     r.read(key, us, range);
-    if (us >= 0) time = Time::from_us(us);
+    if (us < 0) return;
+    time = Time::from_us(us);
+    out.given = true;
   };
-  // Those that are not given take 1 us, a message no time.
+  // Of some that are given the others take 1 us, a message no time.
   out.forward = out.input_gradients = out.weight_gradients = Time::from_us(1);
-  r.read("activations", out.activations, JsonReader::Range{1, 1e6});
-  r.read("weight_share", out.weight_share, JsonReader::Range{0.01, 1});
   read_time("forward_us", out.forward, kMicroseconds);
   read_time("input_gradients_us", out.input_gradients, kMicroseconds);
   read_time("weight_gradients_us", out.weight_gradients, kMicroseconds);
   read_time("transfer_us", out.transfer, {0, 1e6});
 }
 
-/// {"name": "zb-auto", ...}: what the heuristic works with; {"name": "3f1b", "forwards": n}.
+/// {"name": "zb-auto", ...}: what the order is made for; {"name": "3f1b", "forwards": n}.
 void read_object(JsonReader& run, const Json& json, Plan& plan) {
   JsonReader r(json, run.source(), run.pointer("schedule"));
   std::string name;
@@ -146,12 +146,22 @@ void read_object(JsonReader& run, const Json& json, Plan& plan) {
     plan.forwards = kRecyclingForwards;
     r.read("forwards", plan.forwards, JsonReader::IntRange{1, 64});
   } else {
-    plan.schedule = Schedule::kZbAuto;
-    if (name != "zb-auto") {
-      r.fail("name", "found \"" + name +
-                         "\", expected \"zb-auto\" or \"3f1b\", the schedules that have keys");
+    int choice = static_cast<int>(Schedule::kZbAuto);
+    const auto& names = schedule_names();
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found != names.end()) choice = static_cast<int>(found - names.begin());
+    plan.schedule = static_cast<Schedule>(choice);
+    if (found == names.end() || !fits_durations(plan.schedule)) {
+      r.fail("name",
+             "found \"" + name +
+                 "\", expected \"zb-auto\", \"zb-v\", \"chimera\" or \"3f1b\", the schedules "
+                 "that have keys");
     }
-    read_automatic(r, plan.automatic);
+    if (plan.schedule == Schedule::kZbAuto) {
+      r.read("activations", plan.automatic.activations, JsonReader::Range{1, 1e6});
+      r.read("weight_share", plan.automatic.weight_share, JsonReader::Range{0.01, 1});
+    }
+    read_durations(r, plan.automatic);
   }
   run.adopt(r.finish());
 }
@@ -160,6 +170,13 @@ void read_object(JsonReader& run, const Json& json, Plan& plan) {
 
 std::string name_of(Schedule schedule) {
   return schedule_names()[static_cast<std::size_t>(schedule)];
+}
+
+/// zb-v and dualpipev have no others.
+void two_chunks(Plan& plan) {
+  if (plan.placement() == ChunkPlacement::kV && plan.virtual_pipeline == 1) {
+    plan.virtual_pipeline = 2;
+  }
 }
 
 void read_schedule(JsonReader& run, Plan& plan) {
@@ -171,7 +188,10 @@ void read_schedule(JsonReader& run, Plan& plan) {
     plan.schedule_file = *name;
     return;
   }
-  if (json->object() != nullptr) return read_object(run, *json, plan);
+  if (json->object() != nullptr) {
+    read_object(run, *json, plan);
+    return two_chunks(plan);
+  }
   int choice = static_cast<int>(plan.schedule);
   run.read_choice("schedule", choice, schedule_names());
   plan.schedule = static_cast<Schedule>(choice);
@@ -179,8 +199,7 @@ void read_schedule(JsonReader& run, Plan& plan) {
   if (plan.schedule == Schedule::kFile) {
     return run.fail("schedule", "found " + describe(*json) + ", expected the file's own path");
   }
-  if (plan.placement() == ChunkPlacement::kV && plan.virtual_pipeline == 1)
-    plan.virtual_pipeline = 2;
+  two_chunks(plan);
 }
 
 /// Gradients of the output matrix that wait for the last stage's cool-down.
@@ -206,7 +225,7 @@ void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
   if (run.failed()) return;
   // A host that waited for its stage's passes would not reach what other stages wait for.
   if (plan.spreads_vocabulary()) plan.host_waits = HostWaits::kNone;
-  if (plan.schedule == Schedule::kZbAuto) plan.passes = passes_of(plan);
+  if (fits_durations(plan.schedule)) plan.passes = passes_of(plan);
   if (plan.schedule == Schedule::kFile) {
     auto passes = read_schedule_file(plan.schedule_file, plan);
     if (!passes.ok()) return run.adopt(passes.error());

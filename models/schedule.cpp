@@ -224,11 +224,16 @@ std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::in
   }
 }
 
+bool fits_durations(Schedule schedule) {
+  return schedule == Schedule::kZbAuto || schedule == Schedule::kZbV ||
+         schedule == Schedule::kChimera;
+}
+
 std::vector<std::vector<Pass>> passes_of(const Plan& plan) {
-  const bool given = plan.schedule == Schedule::kFile || plan.schedule == Schedule::kZbAuto;
+  const bool given = plan.schedule == Schedule::kFile || fits_durations(plan.schedule);
   if (given && !plan.passes.empty()) return plan.passes;
   if (plan.schedule == Schedule::kZbV || plan.schedule == Schedule::kChimera) {
-    return equal_passes(plan);
+    return ranked_passes(plan);
   }
   if (plan.schedule == Schedule::kZbAuto) {
     return automatic_passes(plan.automatic, plan.pipeline, plan.microbatches());

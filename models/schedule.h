@@ -46,15 +46,19 @@ std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::in
                                   std::int64_t virtual_pipeline, std::int64_t microbatches,
                                   bool paired = false);
 
-/// The lists of every stage for zb-v or chimera, from a run in which every pass takes one unit of
-/// time and every stage always takes the first pass that it can.
+/// The lists of every stage for zb-v or chimera, for the durations of `plan.automatic`: of several
+/// runs, in each of which a free stage takes the pass of least rank that it can, the one that ends
+/// first. A pass ranks by its time in the chain of a microbatch's passes, and by some part of what
+/// a stage works for a microbatch times the microbatches before it: a smaller part sends forward
+/// passes ahead. Gradients of weights then go where a stage waits, which is what makes the order
+/// stand unequal durations.
 ///
-/// zb-v (arXiv 2405.15362), two chunks in the shape of a V: forward of chunk 1, gradients of inputs
-/// of chunk 0, of chunk 1, forward of chunk 0, gradients of weights; it keeps at most 2p passes.
-/// chimera (Li and Hoefler 2021, arXiv 2107.06925), a pipeline from each side: backward, forward,
-/// of the chunk that is deeper in its pipeline first; at most p passes kept. With m = p
-/// microbatches this is the paper's schedule.
-std::vector<std::vector<Pass>> equal_passes(const Plan& plan);
+/// zb-v (arXiv 2405.15362), two chunks in the shape of a V; it keeps at most 2p passes. With equal
+/// passes and free messages no stage waits between its passes from m = 2p on, give or take one.
+/// chimera (Li and Hoefler 2021, arXiv 2107.06925), a pipeline from each side; at most p passes
+/// kept. With m = p microbatches this is the paper's schedule; with more its authors join blocks of
+/// p, whose bubbles between them do not come up here.
+std::vector<std::vector<Pass>> ranked_passes(const Plan& plan);
 
 /// The passes of `stage` for 1f1b-vocab-1 and 1f1b-vocab-2 (Yeung et al., arXiv 2411.05288): 1f1b
 /// with k more forward passes first, k = 2 or 1 the barriers between a microbatch's last forward
@@ -83,6 +87,9 @@ std::vector<Pass> recycling_passes(const Plan& plan, std::int64_t stage);
 /// stage takes least from its first to its last pass is taken. zb-1p is `activations` p, zb-2p 2p.
 std::vector<std::vector<Pass>> automatic_passes(const AutoSchedule& given, std::int64_t pipeline,
                                                 std::int64_t microbatches);
+
+/// Its order follows from how long passes take (`Plan::automatic`).
+bool fits_durations(Schedule schedule);
 
 /// The passes of every stage of `plan`, or of one.
 std::vector<std::vector<Pass>> passes_of(const Plan& plan);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "models/lower.h"
+#include "models/schedule.h"
 #include "sim/engine/prepared.h"
 
 namespace foretrain {
@@ -97,22 +98,90 @@ std::vector<LayerWeights> weights_of(const Items& items) {
   return out;
 }
 
+/// A plan's Programs and what their works cost, by pipeline stage.
+class PricedStages {
+ public:
+  PricedStages(const Run& run, const Plan& plan)
+      : x_plan(plan),
+        x_workload(lower(run.model, plan)),
+        x_model(cost_model_of(run, price_options(run))) {}
+  Status price() {
+    FT_ASSIGN(x_prepared, prepare(x_workload, *x_model, false));
+    return ok_status();
+  }
+  const Program& program(std::int64_t stage) const {
+    return x_workload.programs[x_prepared.quotient.actors[actor(stage)].program.index()];
+  }
+  const PreparedPrices& prices(std::int64_t stage) const {
+    return x_prepared.prices[static_cast<std::size_t>(x_prepared.prices_of[actor(stage)])];
+  }
+
+ private:
+  std::size_t actor(std::int64_t stage) const {
+    const RankId rank = rank_at(x_plan, {0, 0, stage});
+    return static_cast<std::size_t>(x_prepared.quotient.actor_of[rank.index()]);
+  }
+  const Plan& x_plan;
+  Workload x_workload;
+  std::unique_ptr<CostModel> x_model;
+  Prepared x_prepared;
+};
+
+/// Of a stage and a microbatch.
+struct StageTimes {
+  PassTime forward, backward, weights;
+  double length() const {
+    const auto of = [](const PassTime& t) { return std::max(t.device, t.host); };
+    return of(forward) + of(backward) + of(weights);
+  }
+};
+
+StageTimes stage_times(const Program& program, const std::vector<Cost>& costs) {
+  std::vector<PassTime> alone;
+  for (const Segment& segment : program.segments) {
+    alone.push_back(time_alone(program, segment, costs));
+  }
+  StageTimes out;
+  for (const Call& call : program.calls) {
+    const Segment& segment = program.segments[call.segment.index()];
+    const PassTime& time = alone[call.segment.index()];
+    if (time.device == 0) continue;
+    if (segment.name.ends_with(" weights")) {
+      out.weights += time;
+    } else if (segment.ops.front().phase == Phase::kForward) {
+      out.forward += time;
+    } else {
+      out.backward += time;
+    }
+  }
+  return out;
+}
+
+/// The longest message to another stage, alone.
+Time longest_message(const Program& program, const PreparedPrices& prices) {
+  Time most;
+  for (const Segment& segment : program.segments) {
+    for (const Op& op : segment.ops) {
+      if (op.category != Category::kPipeline) continue;
+      for (const Cost& cost : prices.message_costs[op.work.index()]) {
+        most = std::max(most, cost.duration);
+      }
+    }
+  }
+  return most;
+}
+
 }  // namespace
 
 Result<std::vector<LayerWeights>> pass_times(const Run& run) {
   Plan even = run.plan;
   even.pipeline_layout = default_layout(run.model.layers, even.chunks(), !even.shares_vocabulary());
   even.offload.device_share = std::max(even.offload.device_share, 0.0);  // not yet known
-  const Workload workload = lower(run.model, even);
-  const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
-  FT_ASSIGN(const Prepared prepared, prepare(workload, *model, false));
+  PricedStages stages(run, even);
+  FT_TRY(stages.price());
   Items items(static_cast<std::size_t>(run.model.layers + 2));
-  for (std::int64_t stage = 0; stage < even.pipeline; ++stage) {
-    const RankId rank = rank_at(even, {0, 0, stage});
-    const auto actor = static_cast<std::size_t>(prepared.quotient.actor_of[rank.index()]);
-    const Program& program = workload.programs[prepared.quotient.actors[actor].program.index()];
-    const auto prices = static_cast<std::size_t>(prepared.prices_of[actor]);
-    add_passes(program, prepared.prices[prices].costs, items);
+  for (std::int64_t s = 0; s < even.pipeline; ++s) {
+    add_passes(stages.program(s), stages.prices(s).costs, items);
   }
   // Every stage has as much of them.
   if (even.shares_vocabulary()) items.front() = items.back() = PassTime{};
@@ -124,6 +193,32 @@ Status divide_by_time(Run& run) {
   if (p.partition != Partition::kProfiled || p.chunks() == 1) return ok_status();
   FT_ASSIGN(const std::vector<LayerWeights> times, pass_times(run));
   p.pipeline_layout = balanced_layout(times, p.chunks());
+  return ok_status();
+}
+
+Status order_by_time(Run& run) {
+  Plan& p = run.plan;
+  if (!fits_durations(p.schedule) || p.automatic.given || p.pipeline == 1) return ok_status();
+  Plan priced = p;
+  priced.offload.device_share = std::max(priced.offload.device_share, 0.0);  // not yet known
+  PricedStages stages(run, priced);
+  FT_TRY(stages.price());
+  StageTimes busiest;
+  for (std::int64_t s = 0; s < p.pipeline; ++s) {
+    const StageTimes times = stage_times(stages.program(s), stages.prices(s).costs);
+    if (times.length() > busiest.length()) busiest = times;
+    const Time message = longest_message(stages.program(s), stages.prices(s));
+    p.automatic.transfer = std::max(p.automatic.transfer, message);
+  }
+  const auto each = [&p](const PassTime& t) {
+    const double ps = std::max(t.device, t.host) / static_cast<double>(p.microbatches());
+    return Time{std::max<std::int64_t>(1, static_cast<std::int64_t>(ps))};
+  };
+  p.automatic.forward = each(busiest.forward);
+  p.automatic.input_gradients = each(busiest.backward);
+  p.automatic.weight_gradients = p.splits_backward() ? each(busiest.weights) : Time{};
+  p.passes.clear();
+  p.passes = passes_of(p);
   return ok_status();
 }
 

@@ -1,4 +1,4 @@
-// How a pipeline's layers are divided by the time of their passes.
+// How a pipeline's layers are divided, and its passes ordered, by the time that they take.
 #pragma once
 
 #include "models/partition.h"
@@ -17,5 +17,11 @@ Result<std::vector<LayerWeights>> pass_times(const Run& run);
 /// division decides what a layer's pass takes, also where it depends on its place in a stage
 /// (`recompute.layers`, `offload.activation_layers`).
 Status divide_by_time(Run& run);
+
+/// Makes the order of a schedule that fits durations (`fits_durations`) for those of this run,
+/// where it gives none: of the stage that works longest, forward passes, gradients of inputs with
+/// what is computed again, and of weights, each as long as its device or its host takes alone; the
+/// longest message. Its authors time them in the first steps.
+Status order_by_time(Run& run);
 
 }  // namespace foretrain

@@ -401,6 +401,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   FT_TRY(prices ? prices(run) : find_profile(run, user, source));
   note_limits(run);
   FT_TRY(divide_by_time(run));
+  FT_TRY(order_by_time(run));
   FT_TRY(place_states(run));
   FT_TRY(list_ready(run));
   return run;
