@@ -68,6 +68,7 @@ class EmbeddingWriter : EndWriter {
       const bool apart = &rest != &w;
       LayoutWriter& place = apart ? x_saved : x_forward;
       if (x_at_end) joined = partial() || more ? temp(place, "embedded in all", full) : out;
+      meet(w, x_forward, kStagesEmbeddingGroup);
       EventRef there =
           to_end(w, stages(kStagesEmbeddingGroup), "embedding.stages.reduce", 0, looked_up, joined);
       if (!x_at_end) return {};
@@ -131,6 +132,7 @@ class EmbeddingWriter : EndWriter {
     if (!x_plan.shares_vocabulary()) return write_table_gradient(w, gradient_of_sum(w));
     const Ref d = x_at_end ? gradient_of_sum(inner)
                            : temp(x_backward, "d embedding of the first", x_tokens * x_hidden);
+    meet(inner, x_backward, kStagesEmbeddingGradientGroup);
     w.wait(
         from_end(inner, stages(kStagesEmbeddingGradientGroup), "embedding.stages.broadcast", 0, d));
     write_table_gradient(w, d);

@@ -167,6 +167,17 @@ class EndWriter {
   }
   std::int64_t statistics() const { return x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1); }
 
+  /// Stages that come to an exchange at different times wait for each other in a collective of one
+  /// element, which holds few SMs, and not in that of all tokens (Yeung et al., whose code does so
+  /// for embeddings; their gradients of hidden states travel behind the next microbatch's maxima).
+  void meet(SegmentWriter& w, LayoutWriter& local, const char* group) const {
+    if (!x_plan.spreads_vocabulary()) return;
+    const View one = temp(local, std::string(group) + " meet", DType::kFp32, 1).view();
+    w.on_stream(
+        group, std::string(group) + ".meet", Category::kPipeline,
+        Collective{CollectiveKind::kAllReduce, x_builder.group(group), 1, DType::kFp32, true},
+        {one}, {one});
+  }
   EventRef over_stages(SegmentWriter& w, const char* group, const std::string& name,
                        CollectiveKind kind, std::int64_t root, std::int64_t count, Views reads,
                        Views writes) const {

@@ -451,6 +451,7 @@ class HeadWriter : EndWriter {
     if (!one_barrier()) {
       const Ref part = temp(x_backward, "d head input", x_tokens * x_hidden);
       input_gradient(w, d_logits, part);
+      meet(w, x_backward, kStagesGradientGroup);
       to_last(w, part);
     }
     matrix_gradient(w, p, d_logits);

@@ -73,7 +73,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
   }
   set_gradients_aside(chunk, passage);
   x_pass_done = StreamWait{StreamId(), passage.done_frame, passage.done_event};
-  if (x_plan.spreads_vocabulary()) x_layer_passes.push_back(x_pass_done);
+  x_layer_passes.push_back(x_pass_done);
   if (!x_plan.splits_backward() && !shares) x_passages.erase(found);
 }
 

@@ -65,18 +65,23 @@ void StageWriter::message(std::int32_t c, FrameId frame, std::int32_t mb, bool g
                               layout_of(frame), send);
   }
   Call call{segment, -1, mb, {frame}, {}};
-  if (x_joined_done.frame.valid()) {
-    call.waits.push_back(x_joined_done);
-    call.waits.back().stream = x_builder.program().segments[segment.index()].ops.front().stream;
+  // A kernel that waits for what another stage sends holds SMs. Like NCCL's under PyTorch a receive
+  // starts behind the compute that was issued before it: with overlap it is posted a pass early.
+  const std::size_t back = x_plan.overlap.pipeline ? 2 : 1;
+  if (!send && x_layer_passes.size() >= back) {
+    call.waits.push_back(x_layer_passes[x_layer_passes.size() - back]);
+  }
+  if (x_joined_done.frame.valid()) call.waits.push_back(x_joined_done);
+  for (StreamWait& wait : call.waits) {
+    wait.stream = x_builder.program().segments[segment.index()].ops.front().stream;
   }
   x_builder.call(std::move(call));
-  // Hosts that wait, for counts of tokens, between several chunks or in schedules that send more
-  // than one microbatch ahead, post their receives late: compute that waited for its messages could
-  // then wait for ever.
+  // Receives are posted late: between several chunks, in schedules that send more than one
+  // microbatch ahead and with hosts that wait for counts of tokens, compute that waited for its
+  // messages could then wait for ever.
   const bool in_turn = x_plan.chunks_of_stage() == 1 &&
                        (x_plan.schedule == Schedule::kGpipe || x_plan.schedule == Schedule::k1F1B);
-  const bool late = x_plan.host_waits != HostWaits::kNone && !in_turn;
-  if (!send || x_plan.overlap.pipeline || x_model.has_experts() || late) return;
+  if (!send || x_plan.overlap.pipeline || x_model.has_experts() || !in_turn) return;
   // Without overlap the next pass waits until the message is gone.
   x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kSent});
 }

@@ -111,6 +111,7 @@ void StageWriter::weight_gradients(std::int32_t c, std::int32_t mb, bool last) {
     finish_pass(chunk, passage.done_frame, passage.done_event, last);
   }
   x_pass_done = StreamWait{StreamId(), passage.done_frame, passage.done_event};
+  x_layer_passes.push_back(x_pass_done);
   x_passages.erase(found);
 }
 

@@ -214,10 +214,10 @@ void StageWriter::forward(const Pass& pass) {
   let_go_of_casts(chunk, passage, mb);
   pass_ends(false, mb);
   share_scales(chunk, mb, false);
+  x_layer_passes.push_back(StreamWait{StreamId(), passage.hidden.back(), kReady});
   if (!passage.keeps) return forward_ends(chunk, pass);
   if (!chunk.last && !turns(c, 1)) send(c, sent_output(passage, mb), mb, false);
   if (!ends) x_pass_done = StreamWait{StreamId(), passage.hidden.back(), kReady};
-  if (x_plan.spreads_vocabulary()) x_layer_passes.push_back(x_pass_done);
 }
 
 void StageWriter::embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb) {

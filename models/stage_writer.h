@@ -468,7 +468,7 @@ class StageWriter {
   /// Where the event of the last backward or weight pass is; with the vocabulary on all stages, of
   /// the last pass.
   StreamWait x_pass_done;
-  std::vector<StreamWait> x_layer_passes;  ///< with the vocabulary's passes spread: their ends
+  std::vector<StreamWait> x_layer_passes;  ///< ends of passes through layers
   StreamWait x_joined_done;                ///< for messages that wait for more than their frame
   std::vector<HeldBack> x_held_back;       ///< messages that wait for the end of joined passes
   /// Gradients of the residual stream between two chunks of this stage that follow each other.
