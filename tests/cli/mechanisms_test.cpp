@@ -1,88 +1,15 @@
 // Does each data-parallel system move what its code moves: the sequence of its collectives in a
 // step of a small model, their bytes, their streams, and which passes wait for which of them?
-//
-// What stands behind "after" is what a stream waits for; without it an operation starts when those
-// before it on its stream are done. A collective on a stream of its own that no pass waits for runs
-// beside the passes that follow it. What the norm and the loss exchange is left out.
+// What the norm and the loss exchange is left out.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 
-#include "models/lower.h"
-#include "sim/program/verify.h"
+#include "tests/cli/story.h"
 #include "tools/ready_lists.h"
-#include "tools/run_file.h"
 
 namespace foretrain {
 namespace {
-
-constexpr const char* kMechanismsRun = R"({
-  "model": {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 3,
-            "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 1024},
-  "cluster": {"preset": "dgx-a100-80gb", "accelerators": 4},
-  "batch": {"global": 4, "micro": 1, "sequence": 128}})";
-
-Program lowered(const std::string& system, std::vector<std::string> sets) {
-  sets.push_back("system=" + system);
-  const Result<Run> run = resolve_run(parse_json(kMechanismsRun, "run").value(), "run", sets);
-  EXPECT_TRUE(run.ok()) << run.error().message;
-  Workload workload = lower(run.value().model, run.value().plan);
-  const Status status = verify(workload);
-  EXPECT_TRUE(status.ok()) << status.error().message;
-  return std::move(workload.programs.front());
-}
-
-/// Tells a Program call by call.
-class Story {
- public:
-  explicit Story(const Program& program) : x_program(program) {
-    for (const Call& call : program.calls) tell(call);
-  }
-  std::vector<std::string> lines;
-
- private:
-  void tell(const Call& call) {
-    const Segment& segment = x_program.segments[call.segment.index()];
-    std::string label = segment.name;
-    if (call.layer >= 0) label += " " + std::to_string(call.layer);
-    const std::size_t before = lines.size();
-    for (const Op& op : segment.ops) {
-      const auto* moved = std::get_if<Collective>(&x_program.works[op.work.index()]);
-      if (moved == nullptr || moved->count == 1) continue;  // sums of norms and losses
-      const std::string kind(name_of(moved->kind));
-      label = kind + " " + std::to_string(x_numbers[kind]++);
-      lines.push_back(label + ": " + std::to_string(bytes_of(moved->dtype, moved->count)) +
-                      " B on " + x_program.streams[op.stream.index()] + behind(call, op.stream));
-    }
-    const bool told = lines.size() > before;
-    const bool passes = call.microbatch >= 0 && segment.name != "load inputs";
-    if (!told && (passes || segment.name == "update" || segment.name == "copy parameters out")) {
-      lines.push_back(label + behind(call, StreamId(std::size_t{0})));
-    }
-    for (const Op& op : segment.ops) {
-      if (op.records.valid()) {
-        const FrameId frame = call.frames[static_cast<std::size_t>(op.records.frame)];
-        x_recorded[{frame.value, op.records.event}] = label;
-      }
-    }
-  }
-  std::string behind(const Call& call, StreamId stream) const {
-    std::string out;
-    for (const StreamWait& wait : call.waits) {
-      const auto found = x_recorded.find({wait.frame.value, wait.event});
-      if (!(wait.stream == stream) || found == x_recorded.end()) continue;
-      out += (out.empty() ? " after " : ", ") + found->second;
-    }
-    return out;
-  }
-
-  const Program& x_program;
-  std::map<std::string, int> x_numbers;
-  std::map<std::pair<std::int32_t, std::int16_t>, std::string> x_recorded;
-};
-
-using Lines = std::vector<std::string>;
 
 constexpr const char* kUpdate =
     "update after reduce-scatter 2, reduce-scatter 1, reduce-scatter 0, reduce-scatter 3";
