@@ -172,9 +172,14 @@ class EndWriter {
   /// for embeddings; their gradients of hidden states travel behind the next microbatch's maxima).
   void meet(SegmentWriter& w, LayoutWriter& local, const char* group) const {
     if (!x_plan.spreads_vocabulary()) return;
-    const View one = temp(local, std::string(group) + " meet", DType::kFp32, 1).view();
+    const std::string name = std::string(group) + ".meet";
+    const View one = temp(local, name, DType::kFp32, 1).view();
+    Kernel zero;
+    zero.rows = zero.cols = 1;
+    zero.dtype = DType::kFp32;
+    w.on_stream(group, name + ".zero", Category::kPipeline, zero, {}, {one});
     w.on_stream(
-        group, std::string(group) + ".meet", Category::kPipeline,
+        group, name, Category::kPipeline,
         Collective{CollectiveKind::kAllReduce, x_builder.group(group), 1, DType::kFp32, true},
         {one}, {one});
   }

@@ -72,7 +72,7 @@ struct AutoSchedule {
   Time forward = Time{1}, input_gradients = Time{1}, weight_gradients = Time{1}, transfer;
   double activations = 0;   ///< of microbatches, the most on a stage; 0 = as many as stages
   double weight_share = 1;  ///< of the activations of a microbatch: what W needs
-  bool given = false;  ///< the durations are a RUN's own
+  bool given = false;       ///< the durations are a RUN's own
   bool operator==(const AutoSchedule&) const = default;
 };
 
