@@ -172,7 +172,11 @@ class PlanReader {
     nested("overlap", [this](JsonReader& r) {
       r.read("tensor", x_plan.overlap.tensor);
       r.read("tensor_backward", x_plan.overlap.tensor_backward);
-      r.read("pipeline", x_plan.overlap.pipeline);
+      Asked messages = x_plan.overlap.pipeline ? Asked::kYes : Asked::kNo;
+      read_asked(r, "pipeline", messages);
+      const bool in_turns = messages == Asked::kWhereModelled;
+      x_plan.overlap.pipeline =
+          in_turns ? x_plan.chunks() > x_plan.pipeline : messages == Asked::kYes;
       r.read("gradient_reduce", x_plan.overlap.gradient_reduce);
       Asked gather = Asked::kNo;
       read_asked(r, "parameter_gather", gather);

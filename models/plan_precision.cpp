@@ -46,7 +46,9 @@ void read_asked(JsonReader& kernels, const char* key, Asked& out) {
     out = Asked::kWhereModelled;
   } else if (*json == Json(true)) {
     out = Asked::kYes;
-  } else if (!(*json == Json(false))) {
+  } else if (*json == Json(false)) {
+    out = Asked::kNo;
+  } else {
     kernels.fail(key, "found " + describe(*json) + ", expected true, false or \"auto\"");
   }
 }

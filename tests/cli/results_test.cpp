@@ -301,7 +301,7 @@ const Field kFields[] = {
     {"kernels.early_stop=true", {"recompute=full"}},
     {"recompute={\"modules\":[\"layer\"],\"keep\":[\"qkv\"]}", {"recompute=full"}},
     {"kernels.grouped_gemm=single", with(kExperts, {"cluster.preset=dgx-b200"})},
-    {"overlap.pipeline=false", {"launch.dispatch_us=1"}},
+    {"overlap.pipeline=true", {"launch.dispatch_us=1"}},
     {"overlap.head_deferral=2"},
     {"overlap.gradient_reduce=false"},
     {"overlap.parameter_gather=false"},
