@@ -65,6 +65,10 @@ Bytes update_bytes_beside(Optimizer optimizer) {
     // Stage 1 writes the update (w4), norms read weights and update (r8), stage 2 reads both (r8).
     case Optimizer::kLamb:
       return 20;
+    // torch/optim/adamw.py, _multi_tensor_adamw: decay r4 w4, lerp r8 w4, times beta r4 w4, addcmul
+    // r8 w4, root, quotient and sum r4 w4 each, addcdiv r12 w4: 80, less the operands' 28.
+    case Optimizer::kAdam:
+      return 52;
     // Square and add r8 w8, means of rows and columns r8, their product w4, times the gradient r8
     // w4, its norm r4, quotient r4 w4, times the rate r4 w4, added r4: less what the operands
     // count.

@@ -402,6 +402,7 @@ void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& up
     // Multi-tensor implementations launch once for many tensors; the plain one works in about a
     // dozen passes of foreach kernels.
     adam.launches = x_plan.optimizer == Optimizer::kFusedAdam ? 1 : 12;
+    adam.intermediate_bytes = update_bytes_beside(x_plan.optimizer);
     w.compute(name, adam, std::move(reads), std::move(writes));
   }
   for (const auto& [master, u] : copied) {

@@ -78,7 +78,8 @@ TEST(OptimizerStates, Shards) {
 }
 
 // With fp32 weights and gradients (r4 and w4, r4): SGD reads and writes 4 P of momentum; LAMB
-// writes the update, reads it twice, and reads the weights twice more.
+// writes the update, reads it twice, and reads the weights twice more; Adam is one kernel, or eight
+// operations over lists of tensors, of which each reads and writes what it works on.
 TEST(OptimizerUpdate, Bytes) {
   const std::int64_t p = parameter_count(even_gpt());
   const auto moved = [](Optimizer optimizer) {
@@ -89,8 +90,17 @@ TEST(OptimizerUpdate, Bytes) {
     for (const Work& work : program.works) {
       if (const auto* opaque = std::get_if<Opaque>(&work)) sum += opaque->bytes;
     }
+    for (const Segment& segment : program.segments) {
+      for (const Op& op : segment.ops) {
+        const auto* kernel = std::get_if<Kernel>(&program.works[op.work.index()]);
+        const bool adam = kernel != nullptr && kernel->kind == KernelKind::kAdam;
+        if (adam) sum += kernel_bytes(*kernel, op);
+      }
+    }
     return sum;
   };
+  EXPECT_EQ(moved(Optimizer::kFusedAdam), 28 * p);
+  EXPECT_EQ(moved(Optimizer::kAdam), 80 * p);
   EXPECT_EQ(moved(Optimizer::kSgd), (12 + 8) * p);
   EXPECT_EQ(moved(Optimizer::kLamb), (12 + 16 + 20) * p);
   EXPECT_EQ(moved(Optimizer::kAdam8bit), 12 * p + 2 * 2 * p + 2 * 2 * 4 * ((p + 255) / 256));
