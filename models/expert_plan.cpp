@@ -102,6 +102,10 @@ void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
   }
   r.read("dispatcher_sms", sms, JsonReader::IntRange{1, 1024});
   plan.sms = static_cast<std::int32_t>(sms);
+  r.read("min_capacity", plan.least_capacity, JsonReader::IntRange{0, 1'000'000});
+  int gate = 0;
+  r.read_choice("gate", gate, {"indices", "masks"});
+  plan.masks = gate == 1;
   const bool natural = plan.routing == Routing::kNatural;
   const char* key = natural ? "imbalance" : "capacity_factor";
   const char* other = natural ? "capacity_factor" : "imbalance";
@@ -269,6 +273,14 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
     return refuse("moe/dispatch_dtype",
                   "fp8 needs an fp8 precision, and moe.dispatcher deepep or hybridep, whose "
                   "kernels carry it");
+  }
+  const bool plain = plan.experts.dispatcher == Dispatcher::kAllToAll && cut == 1 && !plan.sequence;
+  if (plan.experts.masks && plan.experts.routing == Routing::kCapacity &&
+      (!plain || plan.precision.low() || plan.overlap.expert)) {
+    return refuse("moe/gate",
+                  "masks are modelled with moe.dispatcher alltoall, in 16 bits and more, without "
+                  "parallel.sequence, parallel.expert_tensor and overlap.expert",
+                  ErrorKind::kUnsupported);
   }
   const std::int64_t ranks = plan.accelerators / plan.pipeline;
   if (ranks % (expert * cut) != 0) {

@@ -41,6 +41,7 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan) {
   if (p.routing == Routing::kCapacity) {
     out.capacity =
         scaled(1, static_cast<double>(tokens * e.top_k) * p.factor / static_cast<double>(e.count));
+    out.capacity = std::max(out.capacity, p.least_capacity);
     out.sent = out.capacity * e.count;
     out.per_expert = out.capacity * p.expert * p.tensor;
   } else {
@@ -120,7 +121,11 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
     x_input = place.add("expert input", type, rows * x_model.hidden, whole || low);
   }
   x_in = place.operand("expert input quantized", x_input, whole);
-  x_probabilities = place.add("expert probabilities", DType::kFp32, rows, whole);
+  if (masks()) {
+    declare_masks(place, whole);
+  } else {
+    x_probabilities = place.add("expert probabilities", DType::kFp32, rows, whole);
+  }
   if (gathers()) x_places = place.add("expert places", DType::kInt64, rows, whole);
   x_up = place.add("expert up", type, rows * raised(x_width), whole);
   const bool activation = whole || x_again.expert_activation;
@@ -154,6 +159,9 @@ void MoeBlock::route(SegmentWriter& w, const Ref& in) {
 
 /// The host sizes buffers and GEMMs by the counts, unless a capacity fixes them.
 void MoeBlock::count_tokens(SegmentWriter& w) {
+  if (masks()) {  // which log the counts
+    w.compute("moe.counts.check", HostSync{}, {x_map.view()}, {}).category = Category::kHost;
+  }
   if (x_plan.experts.routing == Routing::kCapacity) return;
   const std::int64_t experts = x_router.out;
   Ref counts = temporary("token counts", experts, DType::kInt64);
@@ -186,6 +194,12 @@ void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
   }
   const bool here = way().steps.empty();
   const std::int64_t rows = way().rows.front();
+  if (masks()) {
+    const Ref picked = here ? x_input : temporary("picked", rows * h);
+    pick(w, in, picked);
+    if (!here) to_experts(w, "moe.dispatch", {{picked, x_input, h}});
+    return;
+  }
   const Ref tokens = here ? x_input : temporary("permuted", rows * h);
   const Ref chances =
       here ? x_probabilities : temporary("permuted probabilities", rows, DType::kFp32);
@@ -216,9 +230,11 @@ Ref MoeBlock::padded(SegmentWriter& w, const std::string& name, const Ref& rows)
 }
 
 void MoeBlock::activation(SegmentWriter& w) {
+  std::vector<View> reads = {x_up.view()};
+  if (!masks()) reads.push_back(x_probabilities.view());
   w.compute("moe.experts.activation",
             kernel(activation_kind(x_model.activation, false), x_sizes.worked(), x_width),
-            {x_up.view(), x_probabilities.view()}, {x_act.view()});
+            std::move(reads), {x_act.view()});
   x_quantizer->quantize(w, "moe.experts.down.quantize", x_act, x_sizes.worked(), x_activated);
 }
 
@@ -234,7 +250,8 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   grouped(w, "moe.experts.up", {m, raised(x_width), h}, up, false, x_in.in,
           x_quantizer->by_rows(up), x_up);
   activation(w);
-  const Ref down = temporary("expert output", x_sizes.worked() * h);
+  const bool last = masks() && way().steps.empty();
+  const Ref down = last ? x_results : temporary("expert output", x_sizes.worked() * h);
   grouped(w, "moe.experts.down", {m, h, x_width, 1, false, true}, narrow, false, x_activated.in,
           x_quantizer->by_rows(narrow), down);
   const Ref results = padded(w, "moe.experts.unpad", down);
@@ -244,9 +261,10 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   }
   Ref back = results;
   if (const Way path = way(); !path.steps.empty()) {
-    back = temporary("combined", path.rows.front() * h);
+    back = masks() ? x_results : temporary("combined", path.rows.front() * h);
     from_experts(w, "moe.combine", {{results, back, h}});
   }
+  if (masks()) return join(w, out);
   w.compute("moe.unpermute", of_experts(KernelKind::kUnpermute, x_rows, h),
             {back.view(), x_map.view()}, {out.view()});
 }
@@ -351,6 +369,10 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
   Ref d_back = d_out;
   if (!direct()) {
     d_back = temporary("d combined", path.rows.front() * h);
+  }
+  if (masks()) {
+    join_gradient(w, d_out, d_back);
+  } else if (!direct()) {
     w.compute("moe.unpermute_gradient", of_experts(KernelKind::kPermute, path.rows.front(), h),
               {d_out.view(), x_map.view()}, {d_back.view()});
   }
@@ -360,10 +382,17 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
   expert_linear_backward(w, "moe.experts.down", {m, x_width, h}, {h, x_width, m}, d_down,
                          x_activated.kept, d_act);
   const Ref d_up = temporary("d expert up", rows * raised(x_width));
-  const Ref d_chances = temporary("d expert probabilities", rows, DType::kFp32);
+  Ref d_chances;
+  std::vector<View> reads = {d_act.view(), x_up.view()};
+  std::vector<View> writes = {d_up.view()};
+  if (!masks()) {
+    d_chances = temporary("d expert probabilities", rows, DType::kFp32);
+    reads.push_back(x_probabilities.view());
+    writes.push_back(d_chances.view());
+  }
   w.compute("moe.experts.activation_gradient",
-            kernel(activation_kind(x_model.activation, true), rows, x_width),
-            {d_act.view(), x_up.view(), x_probabilities.view()}, {d_up.view(), d_chances.view()});
+            kernel(activation_kind(x_model.activation, true), rows, x_width), std::move(reads),
+            std::move(writes));
   const Ref d_padded = temporary("d expert input", rows * h);
   expert_linear_backward(w, "moe.experts.up", {m, h, raised(x_width), 1, false, true},
                          {h, raised(x_width), m}, gradient_of(w, "moe.experts.up", d_up), x_in.kept,
@@ -374,6 +403,14 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
                   expert("moe.experts.down", true, ".bias"));
     bias_gradient(w, "moe.experts.up", rows, raised(x_width), d_up,
                   expert("moe.experts.up", true, ".bias"));
+  }
+  if (masks()) {
+    Ref d_picked = d_input;
+    if (!path.steps.empty()) {
+      d_picked = temporary("d picked", path.rows.front() * h);
+      from_experts(w, "moe.dispatch_gradient", {{d_input, d_picked, h}});
+    }
+    return pick_gradient(w, d_picked);
   }
   x_beside = std::move(beside);
   const Ref d_tokens = temporary("d dispatched", x_rows * h);

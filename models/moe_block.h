@@ -110,6 +110,21 @@ class MoeBlock : public Block {
            !cast_first();
   }
   Ref padded(SegmentWriter& w, const std::string& name, const Ref& rows);
+  /// Tokens of experts with a capacity are picked, and their results joined, by products with dense
+  /// masks: models/moe_masks.cpp.
+  bool masks() const {
+    return x_plan.experts.masks && x_plan.experts.routing == Routing::kCapacity;
+  }
+  void declare_masks(const Placer& place, bool again);
+  /// tokens [E c, h] = mask^T in, and out = weights results.
+  void pick(SegmentWriter& w, const Ref& in, const Ref& tokens);
+  void join(SegmentWriter& w, const Ref& out);
+  /// d results = weights^T d_out, d weights = d_out results^T.
+  void join_gradient(SegmentWriter& w, const Ref& d_out, const Ref& d_results);
+  struct InputGradients {
+    Ref tokens, probabilities;
+  };
+  InputGradients pick_gradient(SegmentWriter& w, const Ref& d_picked);
   bool direct() const { return gathers() || (fused() && !exchanges()); }
   std::int64_t probability_width() const { return gathers() ? x_model.experts.count : 1; }
   void dispatch(SegmentWriter& w, const Ref& in);
@@ -124,9 +139,6 @@ class MoeBlock : public Block {
                               const Ref& d_in);
   Quantizer::Copies gradient_of(SegmentWriter& w, const std::string& name, const Ref& d);
   Quantizer::Copies result_gradient(SegmentWriter& w, const Ref& d_back);
-  struct InputGradients {
-    Ref tokens, probabilities;
-  };
   /// `beside`, if there is any, runs beside the exchange that takes the gradients home.
   InputGradients experts_backward(SegmentWriter& w, const Ref& d_out, std::function<void()> beside);
   Ref router_backward(SegmentWriter& w, const Ref& in, const Ref& d_probabilities);
@@ -136,6 +148,7 @@ class MoeBlock : public Block {
   std::int64_t x_width, x_shared;
   Matrix x_router, x_shared_up, x_shared_down;
   Ref x_scores, x_map, x_input, x_probabilities, x_up, x_act, x_s_up, x_s_act;
+  Ref x_mask, x_weights, x_results, x_d_weights;  ///< of `masks`
   Ref x_places;  ///< of gathered tokens: which of them an expert's row is
   Operand x_in, x_activated, x_s_activated;  ///< as the linears read them
   std::function<void()> x_beside;            ///< what the next exchange of tokens hides

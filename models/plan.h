@@ -85,15 +85,14 @@ enum class ContextExchange : std::uint8_t { kRing, kAllGather, kAllToAll, kRingS
 /// What is held in parts by the ranks of a shard group: nothing; optimizer states (ZeRO-1);
 /// gradients too (ZeRO-2); parameters too (ZeRO-3, FSDP).
 enum class Sharding : std::uint8_t { kNone, kOptimizer, kGradients, kParameters };
-/// When the backward pass issues the gather of the unit that comes next: as it gets there, after
-/// the current unit's gradients, before them.
 /// Where the host stops until the device has done what it was given, beside what a Program needs:
 /// before forward passes (timers of throughput), when a transfer that blocks has arrived, or around
 /// every pass (timers of passes).
 enum class HostWaits : std::uint8_t { kNone, kForward, kTransfers, kPasses };
+/// When the backward pass issues the gather of the next unit: as it gets there, after the current
+/// unit's gradients, before them.
 enum class Prefetch : std::uint8_t { kNone, kAfter, kBefore };
-/// How gradients of a bucket travel when the optimizer is sharded. kReduce: one reduction for each
-/// rank's part, to that rank, which broadcasts the parameters (models/stage_owners.cpp).
+/// How a bucket's gradients travel when the optimizer is sharded; kReduce: models/stage_owners.cpp.
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce, kReduce };
 
 /// How gradients that are not sharded are cut into buckets, from the end of the list.
@@ -127,12 +126,13 @@ struct ExpertPlan {
   Dispatcher dispatcher = Dispatcher::kAllToAll;
   Routing routing = Routing::kBalanced;
   double factor = 1;
-  /// Tokens of each expert over the mean, where the RUN gives them; `factor` is of the busiest
-  /// rank.
+  /// Tokens of each expert over the mean, where a RUN gives them; `factor` is of the busiest rank.
   std::vector<double> load = {};
+  std::int64_t least_capacity = 0;
   bool single_kernel = false;  ///< one computes the products of all experts of a rank
   std::int32_t sms = 0;        ///< that fused dispatchers hold
   bool cast_first = false;  ///< tokens, and the gradients of results, travel in the linears' 8 bits
+  bool masks = false;       ///< they are picked by products with masks: models/moe_masks.cpp
   /// One kernel sorts and sends.
   bool fused() const {
     return dispatcher == Dispatcher::kDeepEp || dispatcher == Dispatcher::kHybridEp;

@@ -215,16 +215,34 @@ Status drop_sequence(Run& run) {
   return ok_status();
 }
 
-/// How ranks of a context exchange keys, where there is one: a system's default is none of a RUN
-/// without.
-void drop_context(Run& run) {
-  const auto origin = run.origins.find("/kernels/context");
-  if (origin == run.origins.end() || origin->second == "RUN" || origin->second == "--set") return;
+/// Whether `pointer` is a system's default.
+bool is_default(const Run& run, const std::string& pointer) {
+  const auto origin = run.origins.find(pointer);
+  return origin != run.origins.end() && origin->second != "RUN" && origin->second != "--set";
+}
+
+/// A system's defaults of what a RUN does not have: how ranks of a context exchange keys, experts.
+void drop_unused(Run& run) {
   const Json* const parallel = run.resolved.find("parallel");
   const Json* const context = parallel == nullptr ? nullptr : parallel->find("context");
-  if (context != nullptr && context->is_number() && context->number() > 1) return;
-  run.origins.erase(origin);
-  run.resolved.find("kernels")->erase("context");
+  const bool has_context = context != nullptr && context->is_number() && context->number() > 1;
+  if (!has_context && is_default(run, "/kernels/context")) {
+    run.origins.erase("/kernels/context");
+    run.resolved.find("kernels")->erase("context");
+  }
+  Json* const moe = run.resolved.find("moe");
+  if (moe == nullptr || run.model.has_experts()) return;
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : *moe->object()) keys.push_back(key);
+  for (const std::string& key : keys) {
+    const bool own = run.origins.find("/moe/" + key) != run.origins.end();
+    if (!is_default(run, own ? "/moe/" + key : "/moe")) continue;
+    run.origins.erase("/moe/" + key);
+    moe->erase(key);
+  }
+  if (!moe->object()->empty()) return;
+  run.origins.erase("/moe");
+  run.resolved.erase("moe");
 }
 
 Result<Model> load_model(const Json& json, const std::string& source) {
@@ -385,7 +403,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   if (run.name.empty()) run.name = source;
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
   FT_TRY(drop_sequence(run));
-  drop_context(run);
+  drop_unused(run);
   Result<Plan> plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
   if (!plan.ok()) return with_origin(plan.error(), run);
   run.plan = std::move(plan.value());

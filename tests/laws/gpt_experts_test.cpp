@@ -84,5 +84,39 @@ TEST(GptExperts, AreLoweredUnderEveryPlan) {
   }
 }
 
+// DeepSpeed's masks: two products forward and three backward of s tokens, E c places and h columns,
+// whatever the ranks, with places for at least so many tokens; tokens alone travel, twice each way.
+TEST(GptExperts, ArePickedByMasks) {
+  Model model = gpt_with_experts();
+  model.layers = 2;
+  for (const std::int64_t ranks : {1, 4}) {
+    for (const std::int64_t least : {0, 64}) {
+      Plan plan = small_plan(model, {1, 1, 1, ranks}, 1);
+      plan.experts.expert = ranks;
+      plan.experts.routing = Routing::kCapacity;
+      plan.experts.masks = true;
+      plan.experts.least_capacity = least;
+      const Workload workload = lower(model, plan);
+      const Status status = verify(workload);
+      ASSERT_TRUE(status.ok()) << status.error().message;
+      const Program& program = workload.programs[0];
+      const std::int64_t tokens = plan.tokens();
+      const std::int64_t places = std::max((tokens + 127) / 128, least) * 128;
+      EXPECT_DOUBLE_EQ(flops_of_gemms(program, "moe.masks."),
+                       5 * 2.0 * static_cast<double>(tokens * places * model.hidden));
+      std::int64_t exchanges = 0;
+      for (const Call& call : program.calls) {
+        for (const Op& op : program.segments[call.segment.index()].ops) {
+          const auto* c = std::get_if<Collective>(&program.works[op.work.index()]);
+          if (c == nullptr || c->kind != CollectiveKind::kAllToAll) continue;
+          EXPECT_EQ(c->count, places * model.hidden) << op.name;
+          ++exchanges;
+        }
+      }
+      EXPECT_EQ(exchanges, ranks > 1 ? 4 : 0);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain
