@@ -240,7 +240,7 @@ void drop_unused(Run& run) {
     run.origins.erase("/moe/" + key);
     moe->erase(key);
   }
-  if (!moe->object()->empty()) return;
+  if (!moe->object()->empty() || !is_default(run, "/moe")) return;
   run.origins.erase("/moe");
   run.resolved.erase("moe");
 }

@@ -119,26 +119,30 @@ Workload with_experts(Lines sets) {
 
 // Tokens go to their experts and come back in two all-to-alls of a layer, forward and backward,
 // each of the room that all experts have: tokens x experts of a token x capacity factor, whatever
-// is routed. What comes next on compute waits for them.
+// is routed. Products with masks pick them and join what comes back; probabilities do not travel.
+// What comes next on compute waits for the exchanges.
 TEST(Mechanisms, OfDeepSpeedsExperts) {
   for (const std::int64_t factor : {1, 2}) {
     const Workload workload = with_experts({"moe.capacity_factor=" + std::to_string(factor)});
     const Program& program = workload.programs.front();
     const std::string rows = moved("all-to-all", factor * SmallModel::kStream, "expert");
     EXPECT_EQ(with_part(ops_of(program, "layer forward with experts"), rows),
-              (Lines{"moe.dispatch.exchange" + rows + " after moe.permute",
+              (Lines{"moe.dispatch.exchange" + rows + " after moe.masks.pick",
                      "moe.combine.exchange" + rows + " after moe.combine.unsort"}));
     EXPECT_EQ(ops_of(program, "layer forward with experts").back(),
-              "end after moe.combine.exchange");
+              "moe.masks.join after moe.combine.exchange");
     const Lines backward = ops_of(program, "layer backward with experts");
     EXPECT_EQ(
         with_part(backward, rows),
-        (Lines{"moe.combine_gradient.exchange" + rows + " after moe.unpermute_gradient",
+        (Lines{"moe.combine_gradient.exchange" + rows + " after moe.masks.join_gradient",
                "moe.dispatch_gradient.exchange" + rows + " after moe.dispatch_gradient.unsort"}));
+    for (const char* pass : {"layer forward with experts", "layer backward with experts"}) {
+      EXPECT_EQ(with_part(ops_of(program, pass), "all-to-all").size(), 2U) << pass;
+    }
     EXPECT_EQ(waiting_for(backward, "moe.combine_gradient.exchange"),
               Lines{"moe.experts.down.input_gradient after moe.combine_gradient.exchange"});
     EXPECT_EQ(starting_with(waiting_for(backward, "moe.dispatch_gradient.exchange"),
-                            "moe.router.input_gradient")
+                            "moe.masks.pick_gradient")
                   .size(),
               1U);
   }
