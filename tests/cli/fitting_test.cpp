@@ -58,6 +58,61 @@ TEST(Fitting, HostsHaveRoomToo) {
   EXPECT_NE(said.out.find("--set offload.optimizer=none "), std::string::npos) << said.out;
 }
 
+std::vector<std::string> sets_of(const Json& change) {
+  std::vector<std::string> out;
+  const Json list = at(change, "set");
+  for (const Json& set : *list.array()) out.push_back(*set.string());
+  return out;
+}
+
+constexpr const char* kThirteenBillion =
+    R"({"model": "llama-2-13b", "system": "deepspeed", "sharding": {"level": "gradients"},
+        "cluster": {"preset": "dgx-a100-80gb", "accelerators": 1}, "recompute": "full",
+        "batch": {"global": 1, "micro": 1, "sequence": 2048}})";
+
+// ZeRO-Offload's case: the only way to train on one device, at many times the time of a step that
+// there is no room for.
+TEST(Fitting, NothingElseFitsSoSlowStepsCount) {
+  const Workplace place;
+  place.write("run.json", kThirteenBillion);
+  const Json base = simulated(place, "run.json", {"cluster.host_memory_gb_per_s=50"});
+  const std::vector<Json> changes = changes_of(base);
+  ASSERT_FALSE(changes.empty());
+  EXPECT_EQ(sets_of(changes.front()), std::vector<std::string>{"offload.optimizer=cpu"});
+  EXPECT_GT(at(changes.front(), "iteration_time_s").number(),
+            3 * at(base, "iteration_time_s").number());
+}
+
+// Storage is tried where the host is what has too little memory, and nowhere else.
+TEST(Fitting, StorageWhereHostsAreTooSmall) {
+  const Workplace place;
+  place.write("run.json", kThirteenBillion);
+  const std::vector<std::string> base = {"sharding.level=parameters",
+                                         "cluster.preset=dgx-a100-40gb", "cluster.accelerators=4",
+                                         "batch.global=4"};
+  const auto stored = [&](const char* gib) {
+    std::vector<std::string> sets = base;
+    sets.push_back(std::string("cluster.host_memory_gib=") + gib);
+    std::vector<std::vector<std::string>> out;
+    for (const Json& change : changes_of(simulated(place, "run.json", sets))) {
+      const std::vector<std::string> all = sets_of(change);
+      const bool any = std::any_of(all.begin(), all.end(),
+                                   [](const std::string& set) { return set.ends_with("=nvme"); });
+      if (any) out.push_back(all);
+    }
+    return out;
+  };
+  EXPECT_TRUE(stored("2048").empty());
+  const std::vector<std::vector<std::string>> found = stored("100");
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.front(), std::vector<std::string>{"offload.optimizer=nvme"});
+  std::vector<std::string> applied = base;
+  applied.insert(applied.end(), {"cluster.host_memory_gib=100", "offload.optimizer=nvme"});
+  const Json other = simulated(place, "run.json", applied);
+  EXPECT_EQ(at(other, "memory/fits"), Json(true));
+  EXPECT_GT(at(other, "memory/storage_gib").number(), 0);
+}
+
 // Not only quarters of a stage: about as few layers are computed again as fit.
 TEST(Fitting, TakesAsFewLayersAsFit) {
   const Workplace place;
@@ -145,10 +200,7 @@ TEST(Fitting, WhatIsSaidIsTrue) {
   // Applied, the best and the worst fit, in the time said.
   for (const std::size_t which : {std::size_t{0}, changes.size() - 1}) {
     const Json& change = changes[which];
-    std::vector<std::string> sets;
-    const Json list = at(change, "set");
-    for (const Json& set : *list.array()) sets.push_back(*set.string());
-    const Json other = simulated(place, "run.json", sets);
+    const Json other = simulated(place, "run.json", sets_of(change));
     EXPECT_EQ(at(at(other, "memory"), "fits"), Json(true));
     EXPECT_EQ(at(other, "iteration_time_s"), at(change, "iteration_time_s"));
     EXPECT_EQ(at(at(other, "memory"), "peak_gib"), at(change, "peak_gib"));
