@@ -100,6 +100,32 @@ const char* clock_mhz(const Run&) {
          "them";
 }
 
+const char* if_no_network(const Run& run) {
+  if (run.cluster.uses_network()) return nullptr;
+  return run.cluster.topology.slice_size() > 0 ? "the job is one slice" : "the job has one node";
+}
+
+const char* topology(const Run& run) {
+  return run.cluster.scale_up == ScaleUp::kTorus ? nullptr : if_no_network(run);
+}
+
+const char* oversubscription(const Run& run) {
+  const Cluster& c = run.cluster;
+  if (!c.uses_network()) return if_no_network(run);
+  const std::vector<NetworkLevel>& levels = c.topology.levels;
+  // Without a switch in the node messages between rails cross the leaves wherever they go.
+  const bool to_rails =
+      c.topology.kind == TopologyKind::kRailFatTree && c.scale_up != ScaleUp::kSwitch;
+  const bool below = !levels.empty() && c.nodes() <= levels.front().nodes && !to_rails;
+  return below ? "all nodes of the job lie below one leaf" : nullptr;
+}
+
+const char* sharp(const Run& run) {
+  if (!run.cluster.uses_network()) return if_no_network(run);
+  if (!is_nvidia(run.cluster.device.architecture)) return "it is NCCL's to use";
+  return run.cluster.fabric == Fabric::kInfiniBand ? nullptr : "SHARP is InfiniBand's";
+}
+
 const char* scatter_gather(const Run& run) {
   const Plan& p = run.plan;
   if (p.pipeline == 1) return if_no_pipeline(run);
@@ -356,6 +382,14 @@ constexpr IdleKey kIdleKeys[] = {
     {"/parallel/pipeline_partition", if_no_pipeline},
     {"/parallel/scatter_gather", scatter_gather},
     {"/cluster/device/clock_mhz", clock_mhz},
+    {"/cluster/network/fabric", if_no_network},
+    {"/cluster/network/latency_us", if_no_network},
+    {"/cluster/network/nic_gbit_per_s", if_no_network},
+    {"/cluster/network/nics_per_node", if_no_network},
+    {"/cluster/network/nodes_per_leaf", if_no_network},
+    {"/cluster/network/oversubscription", oversubscription},
+    {"/cluster/network/sharp", sharp},
+    {"/cluster/network/topology", topology},
     {"/parallel/sequence", if_no_tensor},
     {"/batch/documents", documents},
     {"/sharding/gather_dtype", gather_dtype},

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <set>
 
+#include "models/expert_plan.h"
+
 namespace foretrain {
 namespace {
 
@@ -42,6 +44,16 @@ void note_precision(Run& run) {
     run.notes.emplace_back("kernels.fp8_copies one: fp8 products of " + run.cluster.device.name +
                            " take operands in one order; priced as if they took both");
   }
+}
+
+/// Dispatchers of CUDA and NVSHMEM, priced elsewhere as if they were there.
+void note_dispatcher(Run& run) {
+  const ExpertPlan& experts = run.plan.experts;
+  const DeviceSpec& device = run.cluster.device;
+  if (!run.model.has_experts() || !experts.fused() || is_nvidia(device.architecture)) return;
+  run.notes.push_back("moe.dispatcher " +
+                      kDispatcherNames.at(static_cast<std::size_t>(experts.dispatcher)) +
+                      ": its kernels are CUDA's; priced as if " + device.name + " had their like");
 }
 
 /// What the RUN asks for that its system has not.
@@ -105,6 +117,7 @@ void note_limits(Run& run) {
     run.notes.emplace_back(text.data());
   }
   note_precision(run);
+  note_dispatcher(run);
   if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
     run.notes.emplace_back(
         "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");
