@@ -21,6 +21,9 @@ void note_model(Run& run) {
   if (!ignored.empty()) {
     run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
   }
+  for (const std::string& part : run.model.left_out) {
+    run.notes.push_back("left out of " + run.model.type + " models: " + part);
+  }
   const std::string& type = run.model.type;
   const bool gates = type == "llama" || type.starts_with("mistral") || type.starts_with("qwen");
   if (gates && run.model.activation != Activation::kSwiglu) {
