@@ -35,11 +35,12 @@ void note_model(Run& run) {
 
 /// Precisions that the device has not, priced as if it had.
 void note_precision(Run& run) {
-  const Json* precision = run.resolved.find("precision");
   const Architecture made = run.cluster.device.architecture;
   const bool scales_blocks =
       is_nvidia(made) ? made >= Architecture::kBlackwell : made == Architecture::kCdna4;
-  if (precision != nullptr && *precision == Json("mxfp8") && !scales_blocks) {
+  const Json mxfp8("mxfp8");
+  const bool asked = asks(run, "/precision", mxfp8) || asks(run, "/precision/compute", mxfp8);
+  if (asked && !scales_blocks) {
     run.notes.emplace_back("mxfp8: the matrix units of " + run.cluster.device.name +
                            " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
   }
