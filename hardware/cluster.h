@@ -57,6 +57,7 @@ struct Cluster {
   double host_memory_gb_per_s = 200;
   double host_memory_gib = 0;   ///< of a node; 0: not known
   double storage_gb_per_s = 6;  ///< for each accelerator
+  double storage_tb = 0;        ///< of a node; 0: not known
   /// Among accelerators: standard deviation of tensor-core rates, of the mean; without it what is
   /// known of their architecture (`KernelConstants`).
   std::optional<double> rate_spread;

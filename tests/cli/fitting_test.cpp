@@ -113,6 +113,26 @@ TEST(Fitting, StorageWhereHostsAreTooSmall) {
   EXPECT_GT(at(other, "memory/storage_gib").number(), 0);
 }
 
+// A node's drives hold 12 bytes of states for each of a node's parameters, or the plan does not
+// fit.
+TEST(Fitting, StorageHasRoomOrNot) {
+  const Workplace place;
+  place.write("run.json", kThirteenBillion);
+  const auto with = [&place](const std::string& tb) {
+    return simulated(place, "run.json", {"offload.optimizer=nvme", "cluster.storage_tb=" + tb});
+  };
+  const Json memory = at(with("0.17"), "memory");
+  EXPECT_NEAR(at(memory, "storage_gib").number() * 1.073741824e-3, 12 * 13.0159e-3, 1e-4);
+  EXPECT_NEAR(at(memory, "storage_capacity_gib").number(), 0.17e12 / (1 << 30), 1e-6);
+  EXPECT_EQ(at(memory, "fits"), Json(true));
+  EXPECT_EQ(at(with("0.15"), "memory/fits"), Json(false));
+  const CommandResult said = place.run({"simulate", "run.json", "--set", "offload.optimizer=nvme",
+                                        "--set", "cluster.storage_tb=0.15"});
+  EXPECT_NE(said.out.find("in storage for each rank 145.46 GiB of 139.7: DOES NOT FIT"),
+            std::string::npos)
+      << said.out;
+}
+
 // Not only quarters of a stage: about as few layers are computed again as fit.
 TEST(Fitting, TakesAsFewLayersAsFit) {
   const Workplace place;
