@@ -311,7 +311,7 @@ class Search {
   /// Whether the system has nothing for one of them, which is remembered.
   bool lacks(const Sets& sets) {
     for (const std::string& set : sets) {
-      const std::string lacked = lacked_by(x_run, set);
+      const std::string lacked = lacked_by(x_run, set, sets);
       if (lacked.empty()) continue;
       std::vector<std::string>& all = x_out.lacking;
       if (std::find(all.begin(), all.end(), lacked) == all.end()) all.push_back(lacked);

@@ -11,6 +11,9 @@
 namespace foretrain {
 namespace {
 
+/// In what a system has not: "KEY without OTHER".
+constexpr std::string_view kWithout = " without ";
+
 /// What of the model's file is ignored, or taken in another way than its family's code does.
 void note_model(Run& run) {
   std::string ignored;
@@ -81,12 +84,26 @@ void note_lacking(Run& run) {
 
 }  // namespace
 
-std::string lacked_by(const Run& run, const std::string& set) {
-  const auto found =
-      std::find_if(run.lacking.begin(), run.lacking.end(), [&set](const std::string& entry) {
-        if (!set.starts_with(entry)) return false;
-        return set.size() == entry.size() || set[entry.size()] == '.' || set[entry.size()] == '=';
-      });
+std::string lacked_by(const Run& run, const std::string& set,
+                      const std::vector<std::string>& beside) {
+  const auto of = [](const std::string& text, const std::string& key) {
+    if (!text.starts_with(key)) return false;
+    return text.size() == key.size() || text[key.size()] == '.' || text[key.size()] == '=';
+  };
+  const auto given = [&](const std::string& key) {
+    std::string pointer = "/" + key;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    const Json* value = value_at(run.resolved, pointer);
+    if (value != nullptr && !(*value == Json("none"))) return true;
+    return std::any_of(beside.begin(), beside.end(),
+                       [&](const std::string& other) { return of(other, key); });
+  };
+  const auto lacks = [&](const std::string& entry) {
+    const std::size_t without = entry.find(kWithout);
+    if (!of(set, entry.substr(0, without))) return false;
+    return without == std::string::npos || !given(entry.substr(without + kWithout.size()));
+  };
+  const auto found = std::find_if(run.lacking.begin(), run.lacking.end(), lacks);
   return found == run.lacking.end() ? "" : *found;
 }
 

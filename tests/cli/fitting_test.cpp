@@ -322,6 +322,41 @@ TEST(Fitting, OffersWhatTheSystemHas) {
   EXPECT_EQ(note("parallel.tensor=1").find(of_tensor), std::string::npos);
 }
 
+// FSDP moves states to the host with the parameters or not at all, and nothing to storage.
+TEST(Fitting, WhatASystemHasTogether) {
+  const Workplace place;
+  place.write("run.json", kThirteenBillion);
+  const std::vector<std::string> base = {"system=pytorch-fsdp",
+                                         "sharding.level=parameters",
+                                         "cluster.preset=dgx-a100-40gb",
+                                         "cluster.accelerators=4",
+                                         "batch.global=4",
+                                         "cluster.host_memory_gib=150"};
+  const Json fits = at(simulated(place, "run.json", base), "would_fit");
+  EXPECT_NE(dump_json(at(fits, "lacking")).find("optimizer without offload.parameters"),
+            std::string::npos);
+  const Json changes = at(fits, "changes");
+  for (const Json& change : *changes.array()) {
+    for (const std::string& set : sets_of(change)) {
+      EXPECT_FALSE(set.ends_with("=nvme")) << set;
+      if (set.starts_with("offload.optimizer")) {
+        EXPECT_NE(dump_json(at(change, "set")).find("offload.parameters=cpu"), std::string::npos);
+      }
+    }
+  }
+  const auto notes = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = base;
+    sets.insert(sets.end(), more.begin(), more.end());
+    sets.back() += "0";  // memory for all of it
+    return dump_json(at(simulated(place, "run.json", sets), "notes"));
+  };
+  const std::string apart = "pytorch-fsdp has no offload.optimizer without offload.parameters";
+  const std::string memory = "cluster.host_memory_gib=150";
+  EXPECT_NE(notes({"offload.optimizer=cpu", memory}).find(apart), std::string::npos);
+  EXPECT_EQ(notes({"offload.optimizer=cpu", "offload.parameters=cpu", memory}).find(apart),
+            std::string::npos);
+}
+
 TEST(Fitting, IsPrinted) {
   const Workplace place;
   place.write("run.json", kTooBig);
