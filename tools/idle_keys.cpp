@@ -162,6 +162,14 @@ const char* average(const Run& run) {
   return run.plan.units.narrow_reduction ? "gradients.reduce_dtype is int4" : nullptr;
 }
 
+const char* accumulation(const Run& run) {
+  const Plan& p = run.plan;
+  // What adds up within a pass: parts of a layer, the output matrix of later tokens.
+  const bool within = p.recompute.parts > 1 || run.model.predict_layers > 0;
+  const bool apart = p.writes_fresh() && !p.sums_after_pass;
+  return apart && !within ? "the gradients of every microbatch are reduced on their own" : nullptr;
+}
+
 const char* check_nan(const Run& run) {
   if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
   return run.plan.contiguous() ? "gradients.bucketing is contiguous" : nullptr;
@@ -356,6 +364,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/kernels/fusion", fusion},
     {"/kernels/image_layout", image_layout},
     {"/kernels/attention_products", attention_products},
+    {"/gradients/accumulation", accumulation},
     {"/gradients/average", average},
     {"/gradients/check_nan", check_nan},
     {"/gradients/reduce_dtype", reduce_dtype},
