@@ -52,11 +52,12 @@ struct Cluster {
   std::int32_t accelerators_per_package = 1;
   double package_gb_per_s = 0;  ///< between accelerators of one package; 0 where they have no own
   std::int32_t accelerators_per_pcie_switch = 1;  ///< that share one uplink to host and peers
-  bool sharp = false;     ///< switches reduce (SHARP), and the job may use it
+  bool sharp = false;     ///< switches may reduce (SHARP), where the fabric has that
   double host_speed = 1;  ///< of one thread, relative to an EPYC 7003: scales launches
   double host_memory_gb_per_s = 200;
   double host_memory_gib = 0;   ///< of a node; 0: not known
   double storage_gb_per_s = 6;  ///< for each accelerator
+  double storage_tb = 0;        ///< of a node; 0: not known
   /// Among accelerators: standard deviation of tensor-core rates, of the mean; without it what is
   /// known of their architecture (`KernelConstants`).
   std::optional<double> rate_spread;
@@ -73,6 +74,8 @@ struct Cluster {
     return slice > 0 ? slice : accelerators_per_node;
   }
   std::int32_t domain_of(RankId rank) const { return rank.value / domain_size(); }
+  bool uses_network() const { return accelerators > domain_size(); }
+  bool switches_reduce() const { return sharp && fabric == Fabric::kInfiniBand; }
 
   /// NIC ports as ranks see them: several NICs driven by one accelerator count as one port.
   std::int32_t nic_ports_per_node() const;

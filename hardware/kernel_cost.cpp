@@ -17,10 +17,19 @@ constexpr double kStorageStartUs = 100;  // from memory
 // bytes each, of the 256 GB/s of its memory's channels.
 constexpr double kHostEfficiency = 0.426;
 
+std::int32_t ranks_of_node(const Cluster& cluster) {
+  return std::min(cluster.accelerators, cluster.accelerators_per_node);
+}
+
 /// Of the host's memory for each accelerator of a node, all at once.
 double host_memory_share(const Cluster& cluster, double host_rate) {
-  const auto ranks = std::min<std::int64_t>(cluster.accelerators, cluster.accelerators_per_node);
-  return cluster.host_memory_gb_per_s * host_rate / static_cast<double>(ranks);
+  return cluster.host_memory_gb_per_s * host_rate / ranks_of_node(cluster);
+}
+
+/// Of the uplink that accelerators share, when all that the job has on it copy at once.
+double pcie_share(const Cluster& cluster, double host_rate) {
+  return cluster.device.pcie_gb_per_s * kPcieEfficiency * host_rate /
+         std::min(ranks_of_node(cluster), cluster.accelerators_per_pcie_switch);
 }
 
 Cost untiled(double latency_us, double compute_s, double memory_s, double deviation) {
@@ -98,8 +107,7 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
   if (work.bytes < 0) return input_error("a copy of negative bytes");
   if (work.bytes == 0) return Cost{};
   const DeviceSpec& device = cluster.device;
-  const double pcie = device.pcie_gb_per_s * kPcieEfficiency * host_rate /
-                      cluster.accelerators_per_pcie_switch;  // all that share it copy at once
+  const double pcie = pcie_share(cluster, host_rate);
   const auto touches = [&work](Memory memory) { return work.from == memory || work.to == memory; };
   double rate = 0, start = kCopyStartUs;
   if (work.from == Memory::kDevice && work.to == Memory::kDevice) {

@@ -160,7 +160,7 @@ NcclGroup described(const Cluster& cluster, std::int32_t ranks, std::int32_t nod
   group.architecture = cluster.device.architecture;
   group.cpu = cluster.cpu;
   group.scale_up = cluster.scale_up;
-  group.sharp = cluster.sharp;
+  group.sharp = cluster.switches_reduce();
   if (group.sharp && nodes > 1) {
     group.collnet = collnet_graph(group.architecture, cluster.device.nccl_scale_up_gb_per_s,
                                   group.nics_per_node, cluster.nic_port_gb_per_s());

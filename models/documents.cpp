@@ -63,6 +63,14 @@ void read_documents(JsonReader& batch, Plan& plan) {
 }
 
 std::optional<Refusal> refused_documents(const Model& model, const Plan& plan) {
+  if (model.attention_chunk > 0 && plan.sequence_length > model.attention_chunk) {
+    return Refusal{"batch/sequence",
+                   "found " + text(plan.sequence_length) + ": attention within chunks of " +
+                       text(model.attention_chunk) +
+                       " tokens (the model's attention_chunk_size) is modelled for sequences of "
+                       "one chunk; null there lets tokens see all before them",
+                   ErrorKind::kUnsupported};
+  }
   if (plan.documents.empty()) return std::nullopt;
   const auto refused = [](const std::string& message) {
     return Refusal{"batch/documents", message, ErrorKind::kUnsupported};

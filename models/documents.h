@@ -16,7 +16,8 @@ namespace foretrain {
 void read_documents(JsonReader& batch, Plan& plan);
 
 /// A ring would skip pieces that differ from rank to rank; cross-attention has no documents; a
-/// window of gathered keys would have to be cut at both.
+/// window of gathered keys would have to be cut at both. Nor is a sequence of several of the
+/// chunks that a model's attention stays in modelled.
 std::optional<Refusal> refused_documents(const Model& model, const Plan& plan);
 
 }  // namespace foretrain

@@ -1,5 +1,7 @@
 #include "models/model.h"
 
+#include <algorithm>
+
 namespace foretrain {
 namespace {
 
@@ -97,6 +99,9 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
 }  // namespace
 
 std::int64_t Model::sparse_layers() const {
+  if (!experts.layers.empty()) {
+    return std::count(experts.layers.begin(), experts.layers.end(), true);
+  }
   if (!has_experts() || experts.first_dense >= layers) return 0;
   return layers / experts.step - experts.first_dense / experts.step;
 }

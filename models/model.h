@@ -25,6 +25,7 @@ struct Experts {
   bool bias = false;                         ///< of the experts' matrices
   std::int64_t groups = 1, group_top_k = 1;  ///< a token's experts are of so many of the groups
   bool router_bias = false;
+  std::vector<bool> layers = {};  ///< which have experts; empty: as first_dense and step say
   bool operator==(const Experts&) const = default;
 };
 
@@ -48,6 +49,7 @@ struct Model {
   std::int64_t positions = 0;        ///< rows of the learned position table; 0 without one
   std::int64_t sliding_window = 0;   ///< keys each query sees, 0 = all
   std::vector<bool> full_attention;  ///< by layer: it sees all keys nevertheless; empty: none does
+  std::int64_t attention_chunk = 0;  ///< keys lie in chunks of so many, 0 = in one (Llama 4)
   Norm norm = Norm::kRmsNorm;
   Activation activation = Activation::kSwiglu;
   Position position = Position::kRope;
@@ -70,6 +72,7 @@ struct Model {
   std::int64_t predict_layers = 0;    ///< layers for multi-token prediction, beside `layers`
   double hidden_dropout = -1, attention_dropout = -1;  ///< -1: the file does not say
   std::vector<std::string> ignored;                    ///< keys of the file that do not matter here
+  std::vector<std::string> left_out;                   ///< what its family has and is not here
   bool operator==(const Model&) const = default;
 
   std::int64_t query_width() const { return heads * head_dim; }
@@ -90,6 +93,7 @@ struct Model {
   /// Whether layer `index` has experts.
   bool sparse(std::int64_t index) const {
     if (index >= layers) return has_experts();  // of multi-token prediction
+    if (!experts.layers.empty()) return experts.layers[static_cast<std::size_t>(index)];
     return has_experts() && index >= experts.first_dense && (index + 1) % experts.step == 0;
   }
   std::int64_t sparse_layers() const;

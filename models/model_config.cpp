@@ -10,90 +10,32 @@ namespace {
 constexpr std::int64_t kMost = 1'000'000'000;
 
 /// Keys of hub files that change neither shapes nor costs.
-constexpr std::array kIgnored = {"source",
-                                 "position_embedding_type",
-                                 "parameters_published",
-                                 "architectures",
-                                 "torch_dtype",
-                                 "dtype",
-                                 "transformers_version",
-                                 "bos_token_id",
-                                 "eos_token_id",
-                                 "pad_token_id",
-                                 "unk_token_id",
-                                 "initializer_range",
-                                 "use_cache",
-                                 "rope_theta",
-                                 "rope_scaling",
-                                 "rms_norm_eps",
-                                 "norm_eps",
-                                 "layer_norm_eps",
-                                 "layer_norm_epsilon",
-                                 "norm_epsilon",
-                                 "pretraining_tp",
-                                 "attn_implementation",
-                                 "_name_or_path",
-                                 "rotary_pct",
-                                 "rotary_emb_base",
-                                 "partial_rotary_factor",
-                                 "rope_percent",
-                                 "max_window_layers",
-                                 "use_sliding_window",
-                                 "auto_map",
-                                 "_from_model_config",
-                                 "tokenizer_class",
-                                 "summary_type",
-                                 "summary_use_proj",
-                                 "summary_activation",
-                                 "summary_first_dropout",
-                                 "summary_proj_to_labels",
-                                 "task_specific_params",
-                                 "scale_attn_weights",
-                                 "reorder_and_upcast_attn",
-                                 "scale_attn_by_inverse_layer_idx",
-                                 "do_sample",
-                                 "max_length",
-                                 "prefix",
-                                 "layerdrop",
-                                 "init_std",
-                                 "enable_bias",
-                                 "layer_norm_elementwise_affine",
-                                 "_remove_final_layer_norm",
-                                 "apply_residual_connection_post_layernorm",
-                                 "attention_softmax_in_fp32",
-                                 "bias_dropout_fusion",
-                                 "masked_softmax_fusion",
-                                 "offset_alibi",
-                                 "seq_length",
-                                 "skip_bias_add",
-                                 "skip_bias_add_qkv",
-                                 "slow_but_exact",
-                                 "unk_token_id",
-                                 "n_ctx",
-                                 "hidden_act_param",
-                                 "init_config",
-                                 "init_device",
-                                 "learned_pos_emb",
-                                 "logit_scale",
-                                 "verbose",
-                                 "embedding_fraction",
-                                 "use_bfloat16",
-                                 "model_dtype",
-                                 "classifier_dropout",
-                                 "head_dropout",
-                                 "is_decoder",
-                                 "id2label",
-                                 "label2id",
-                                 "gradient_checkpointing",
-                                 "output_attentions",
-                                 "output_hidden_states",
-                                 "fused_layer_norm",
-                                 "quantization_config",
-                                 "generation_config",
-                                 "license",
-                                 "no_sync",
-                                 "tie_encoder_decoder",
-                                 "resid_pdrop_note"};
+constexpr std::array kIgnored = {
+    "source", "position_embedding_type", "parameters_published", "architectures", "torch_dtype",
+    "dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
+    "initializer_range", "use_cache", "rope_theta", "rope_scaling", "rms_norm_eps", "norm_eps",
+    "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "pretraining_tp", "attn_implementation",
+    "_name_or_path", "rotary_pct", "rotary_emb_base", "partial_rotary_factor", "rope_percent",
+    "max_window_layers", "use_sliding_window", "auto_map", "_from_model_config", "tokenizer_class",
+    "summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_labels", "task_specific_params", "scale_attn_weights",
+    "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "do_sample", "max_length",
+    "prefix", "layerdrop", "init_std", "enable_bias", "layer_norm_elementwise_affine",
+    "_remove_final_layer_norm", "apply_residual_connection_post_layernorm",
+    "attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi",
+    "seq_length", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact", "unk_token_id", "n_ctx",
+    "hidden_act_param", "init_config", "init_device", "learned_pos_emb", "logit_scale", "verbose",
+    "embedding_fraction", "use_bfloat16", "model_dtype", "classifier_dropout", "head_dropout",
+    "is_decoder", "id2label", "label2id", "gradient_checkpointing", "output_attentions",
+    "output_hidden_states", "fused_layer_norm", "quantization_config", "generation_config",
+    "license", "no_sync", "tie_encoder_decoder", "resid_pdrop_note",
+    // Grok-1's factors, and what bounds its scores.
+    "attn_output_multiplier", "output_multiplier_scale", "embedding_multiplier_scale",
+    "max_attn_value", "max_attn_val",
+    // Llama 4: layers without rotary positions, scales of queries.
+    "no_rope_layers", "no_rope_layer_interval", "attn_temperature_tuning", "floor_scale",
+    "attn_scale", "for_llm_compression", "cache_implementation", "rope_parameters",
+    "original_max_position_embeddings"};
 
 struct Spelling {
   const char* native;
@@ -184,40 +126,44 @@ class ModelReader {
 
   Status refuse_other_types() {
     static const std::vector<std::string> known = {
-        "gpt2",        "gpt_neox",    "opt",      "bloom", "llama",   "mistral",
-        "qwen2",       "qwen3",       "nemotron", "mpt",   "mixtral", "qwen3_moe",
-        "deepseek_v2", "deepseek_v3", "gpt_oss",  "bert",  "t5",      "marian"};
-    static const std::vector<std::string> later = {"qwen2_moe", "llama4_text", "grok-1"};
+        "gpt2",      "gpt_neox",  "opt",    "bloom",       "llama",       "mistral",
+        "qwen2",     "qwen3",     "phi3",   "nemotron",    "mpt",         "mixtral",
+        "qwen2_moe", "qwen3_moe", "grok-1", "llama4_text", "deepseek_v2", "deepseek_v3",
+        "gpt_oss",   "bert",      "t5",     "marian"};
     if (x_reader.failed()) return x_reader.finish();
-    const auto is = [this](const std::vector<std::string>& list) {
-      return std::find(list.begin(), list.end(), x_model.type) != list.end();
-    };
-    if (is(known)) {
-      if (has_experts(x_json, x_model.type)) return ok_status();
-      for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-        const Json* experts = x_json.find(key);
-        if (experts != nullptr && experts->number() > 1) {
-          return unsupported(x_reader.source() + ": " + x_reader.pointer(key) + ": " +
-                             x_model.type +
-                             " models with experts are not modelled yet; expected model_type "
-                             "gpt2, mixtral, qwen3_moe, deepseek_v2, deepseek_v3 or gpt_oss");
-        }
-        x_reader.ignore(key);
-      }
-      return ok_status();
+    if (std::find(known.begin(), known.end(), x_model.type) != known.end()) {
+      return refuse_experts(known);
     }
-    if (is(later)) {
-      return unsupported(x_reader.source() + ": " + x_reader.pointer("model_type") + ": \"" +
-                         x_model.type + "\" models are not modelled yet");
-    }
-    std::string text = "found \"" + x_model.type +
-                       "\", expected one of gpt2, gpt_neox, opt, bloom, "
-                       "llama, mistral, qwen2, qwen3, nemotron, mpt, mixtral, qwen3_moe, "
-                       "deepseek_v2, deepseek_v3, gpt_oss, bert, t5, marian";
+    std::string text = "found \"" + x_model.type + "\", expected one of " + list_of(known);
     const std::string near = nearest_name(x_model.type, known);
     if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
     x_reader.fail("model_type", text);
     return x_reader.finish();
+  }
+
+  static std::string list_of(const std::vector<std::string>& names) {
+    std::string out;
+    for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+    return out;
+  }
+
+  /// Of types that have none.
+  Status refuse_experts(const std::vector<std::string>& known) {
+    if (has_experts(x_json, x_model.type)) return ok_status();
+    for (const char* key : kExpertCounts) {
+      const Json* experts = x_json.find(key);
+      if (experts != nullptr && experts->number() > 1) {
+        std::vector<std::string> with;
+        const Json one = Json::Object{{key, *experts}};
+        std::copy_if(known.begin(), known.end(), std::back_inserter(with),
+                     [&one](const std::string& type) { return has_experts(one, type); });
+        return unsupported(x_reader.source() + ": " + x_reader.pointer(key) + ": " + x_model.type +
+                           " models with experts are not modelled yet; expected " + "model_type " +
+                           list_of(with));
+      }
+      x_reader.ignore(key);
+    }
+    return ok_status();
   }
 
   /// What each family fixes in its code rather than in its file.
@@ -244,9 +190,15 @@ class ModelReader {
     m.bidirectional = bert;
     m.parallel_residual = type == "gpt_neox";
     m.embedding_norm = type == "bloom" || bert;
-    m.qkv_bias = m.qkv_bias || type == "qwen2" || type == "gpt_oss";
+    m.qkv_bias = m.qkv_bias || type.starts_with("qwen2") || type == "gpt_oss";
     m.projection_bias = m.projection_bias || type == "gpt_oss";
-    m.qk_norm = type == "qwen3" || type == "qwen3_moe";
+    m.qk_norm = type == "qwen3" || type == "qwen3_moe" || type == "llama4_text";
+    if (type == "llama4_text") m.attention_chunk = 8192;
+    if (type == "grok-1") {
+      m.tied_embeddings = true;
+      m.left_out = {"norms behind attention and experts",
+                    "gelu in the gate of experts, which is taken as silu"};
+    }
   }
 
   /// The spelling of `native` that this file uses.
@@ -292,6 +244,9 @@ class ModelReader {
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;
     }
+    const Json* chunk = x_json.find("attention_chunk_size");
+    if (chunk != nullptr && chunk->is_null()) m.attention_chunk = 0;
+    x_reader.read("attention_chunk_size", m.attention_chunk, JsonReader::IntRange{1, kMost});
     read_layer_types();
   }
 
@@ -312,12 +267,14 @@ class ModelReader {
     bool good = list != nullptr && static_cast<std::int64_t>(list->size()) == x_model.layers;
     for (std::size_t l = 0; good && l < list->size(); ++l) {
       const std::string* type = (*list)[l].string();
-      good = type != nullptr && (*type == "full_attention" || *type == "sliding_attention");
+      good = type != nullptr && (*type == "full_attention" || *type == "sliding_attention" ||
+                                 *type == "chunked_attention");
       if (good) x_model.full_attention.push_back(*type == "full_attention");
     }
     if (!good) {
       x_reader.fail("layer_types",
-                    "expected \"full_attention\" or \"sliding_attention\" for each layer");
+                    "expected \"full_attention\", \"sliding_attention\" or "
+                    "\"chunked_attention\" for each layer");
     }
     if (x_model.sliding_window == 0) x_model.full_attention.clear();
   }
@@ -333,6 +290,13 @@ class ModelReader {
       m.qkv_bias = m.projection_bias = attention_bias;
     }
     x_reader.read("mlp_bias", m.mlp_bias);
+    x_reader.read("qkv_bias", m.qkv_bias);
+    x_reader.read("use_qk_norm", m.qk_norm);
+    if (m.type == "llama4_text" && m.qk_norm) {
+      m.left_out.emplace_back(
+          "that norms of queries and keys have no weights, and layers without rotary positions "
+          "no such norms");
+    }
     x_reader.read(key("hidden_dropout"), m.hidden_dropout, JsonReader::Range{0, 1});
     x_reader.read(key("attention_dropout"), m.attention_dropout, JsonReader::Range{0, 1});
     x_reader.ignore("activation_dropout");
@@ -367,7 +331,8 @@ class ModelReader {
     int index = -1;
     x_reader.read_choice(key("hidden_act"), index, names);
     if (index < 0) return;
-    if (index <= 3) x_model.activation = Activation::kGelu;
+    const bool gated = x_model.type == "grok-1";
+    if (index <= 3) x_model.activation = gated ? Activation::kSwiglu : Activation::kGelu;
     if (index == 4) x_model.activation = Activation::kSwiglu;
     if (index == 5) x_model.activation = Activation::kRelu;
     if (index == 6) x_model.activation = Activation::kRelu2;

@@ -1,6 +1,7 @@
 // Parts of the reader of `config.json`.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "models/model.h"
@@ -10,6 +11,10 @@ namespace foretrain {
 
 /// Of a width or a count of what there must be one of.
 inline constexpr JsonReader::IntRange kConfigSize{1, 1'000'000'000};
+
+/// How hub files call the number of experts.
+inline constexpr std::array kExpertCounts = {"num_experts", "num_local_experts",
+                                             "n_routed_experts"};
 
 /// Whether a model of this `model_type` has experts: always, or where a gpt2's file gives it more
 /// than one, as those of DeepSpeed-MoE have them.

@@ -172,8 +172,7 @@ struct Overlap {
   bool tensor = false;          ///< see docs/plans.md
   bool tensor_backward = true;  ///< collectives of a linear's backward pass beside its GEMMs
   bool pipeline = true;
-  bool gradient_reduce = false;
-  bool parameter_gather = false;
+  bool gradient_reduce = false, parameter_gather = false;
   bool expert = false;  ///< shared experts beside the exchanges of tokens
   /// Of the first so many microbatches the output matrix's gradients follow the stage's last pass.
   std::int64_t head_deferral = 0;
@@ -223,7 +222,7 @@ struct ReadyList {
   bool operator==(const ReadyList&) const = default;
 };
 
-/// How gradients that are not sharded travel; see models/stage_buckets.cpp.
+/// How gradients that are not sharded travel: models/stage_buckets.cpp.
 struct GradientBuckets {
   Bucketing cut = Bucketing::kRanges;
   Bytes bytes = 0, first_bytes = 0;  ///< of a bucket of whole parameters; of the first one
@@ -257,12 +256,13 @@ struct Offload {
   Bytes page = 0;         ///< offloaded units are whole pages on every rank; 0: as they come
   bool pageable = false;  ///< the host's memory is not pinned: it waits for every copy
   bool states() const { return optimizer != Memory::kDevice || parameters != Memory::kDevice; }
+  /// The host writes new weights over those that it keeps, which no pass reads meanwhile.
+  bool in_place() const { return parameters != Memory::kDevice && !delayed_update; }
   bool operator==(const Offload&) const = default;
 };
 
 struct Plan {
-  std::int64_t accelerators = 1;
-  std::int64_t tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
+  std::int64_t accelerators = 1, tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
   std::int64_t data = 1;  ///< ranks of a stage that hold the same: data- times context-parallel
   /// Neighbours in a ring of keys that exchange heads for tokens: it has as many fewer members.
   std::int64_t context_inner = 1;

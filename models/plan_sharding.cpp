@@ -482,9 +482,8 @@ std::optional<Refusal> refused_offload(const Plan& p) {
                    "needs sharding.level parameters, and offload.optimizer cpu or nvme",
                    ErrorKind::kUnsupported};
   }
-  if (o.delayed_update && (parameters || !states)) {
-    return Refusal{"offload/delayed_update",
-                   "needs offload.optimizer cpu or nvme, and parameters on the device",
+  if (o.delayed_update && !states) {
+    return Refusal{"offload/delayed_update", "needs offload.optimizer cpu or nvme",
                    ErrorKind::kUnsupported};
   }
   if (o.device_share != 0 && (!states || o.delayed_update)) {

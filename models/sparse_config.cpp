@@ -6,6 +6,22 @@
 namespace foretrain {
 namespace {
 
+/// What the code of a type with experts fixes rather than its file.
+struct SparseType {
+  const char* name;
+  bool one_width = false;      ///< an expert is as wide as `intermediate_size` says
+  bool always_shared = false;  ///< one expert more, which all tokens share
+};
+constexpr SparseType kTypes[] = {{"gpt2", true},   {"mixtral", true}, {"gpt_oss", true},
+                                 {"grok-1", true}, {"qwen2_moe"},     {"qwen3_moe"},
+                                 {"deepseek_v2"},  {"deepseek_v3"},   {"llama4_text", true, true}};
+
+const SparseType* sparse_type(const std::string& name) {
+  const auto* found = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                   [&name](const SparseType& type) { return name == type.name; });
+  return found == std::end(kTypes) ? nullptr : found;
+}
+
 /// Keys of hub files that choose among experts or weigh losses, but cost nothing.
 constexpr std::array kRouting = {"norm_topk_prob",
                                  "scoring_func",
@@ -53,10 +69,33 @@ void read_groups(const Json& json, JsonReader& reader, const std::string& type, 
   }
 }
 
+/// Layers named one by one: those that keep their MLP, or those that have experts.
+void read_layers(JsonReader& reader, Model& m) {
+  for (const bool sparse : {false, true}) {
+    const char* key = sparse ? "moe_layers" : "mlp_only_layers";
+    const Json* json = reader.take(key);
+    if (json == nullptr) continue;
+    std::vector<bool> layers;
+    for (std::int64_t l = 0; l < m.layers; ++l) layers.push_back(!sparse && m.sparse(l));
+    bool good = json->array() != nullptr;
+    for (std::size_t i = 0; good && i < json->array()->size(); ++i) {
+      const auto* index = std::get_if<std::int64_t>(&(*json->array())[i].value);
+      good = index != nullptr && *index >= 0 && *index < m.layers;
+      if (good) layers[static_cast<std::size_t>(*index)] = sparse;
+    }
+    if (!good) {
+      reader.fail(key, "found " + describe(*json) + ", expected a list of layers, from 0 to " +
+                           std::to_string(m.layers - 1));
+      return;
+    }
+    if (sparse || !json->array()->empty()) m.experts.layers = std::move(layers);
+  }
+}
+
 void read_experts(const Json& json, JsonReader& reader, Model& m) {
   Experts& e = m.experts;
-  const char* key = "n_routed_experts";
-  for (const char* name : {"num_experts", "num_local_experts"}) {
+  const char* key = kExpertCounts.back();
+  for (const char* name : kExpertCounts) {
     if (json.find(name) != nullptr) key = name;
   }
   reader.require(key, "a number of experts");
@@ -66,10 +105,11 @@ void read_experts(const Json& json, JsonReader& reader, Model& m) {
   e.width = m.intermediate;
   e.router_bias = m.attention_sinks = m.type == "gpt_oss";
   e.bias = e.router_bias || m.mlp_bias;
-  const bool one_width = m.type == "mixtral" || m.type == "gpt_oss" || m.type == "gpt2";
-  if (!one_width) reader.require("moe_intermediate_size", "the width of an expert");
+  const SparseType& type = *sparse_type(m.type);
+  if (!type.one_width) reader.require("moe_intermediate_size", "the width of an expert");
   reader.read("moe_intermediate_size", e.width, kConfigSize);
-  std::int64_t shared = 0;
+  reader.read("intermediate_size_mlp", m.intermediate, kConfigSize);
+  std::int64_t shared = type.always_shared ? 1 : 0;
   reader.read("n_shared_experts", shared, JsonReader::IntRange{0, 1 << 16});
   if (shared > 0 && m.type == "gpt2") {
     reader.fail("n_shared_experts", "shared experts with biases are not modelled",
@@ -83,12 +123,7 @@ void read_experts(const Json& json, JsonReader& reader, Model& m) {
     reader.read(name, e.step, kConfigSize);
   }
   reader.read("num_nextn_predict_layers", m.predict_layers, JsonReader::IntRange{0, 1 << 10});
-  if (const Json* dense = reader.take("mlp_only_layers")) {
-    if (dense->array() == nullptr || !dense->array()->empty()) {
-      reader.fail("mlp_only_layers", "single layers without experts are not modelled yet",
-                  ErrorKind::kUnsupported);
-    }
-  }
+  read_layers(reader, m);
   if (e.top_k > e.count) {
     reader.fail("num_experts_per_tok",
                 std::to_string(e.top_k) + " experts of " + std::to_string(e.count));
@@ -116,17 +151,17 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
 }  // namespace
 
 bool has_experts(const Json& json, const std::string& type) {
-  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    const Json* experts = json.find(key);
-    if (type == "gpt2" && experts != nullptr) return true;
-  }
-  return type == "mixtral" || type == "qwen3_moe" || type == "deepseek_v2" ||
-         type == "deepseek_v3" || type == "gpt_oss";
+  if (type != "gpt2") return sparse_type(type) != nullptr;
+  return std::any_of(kExpertCounts.begin(), kExpertCounts.end(),
+                     [&json](const char* key) { return json.find(key) != nullptr; });
 }
 
 void read_sparse(const Json& json, JsonReader& reader, Model& model) {
   read_experts(json, reader, model);
   if (model.type.starts_with("deepseek")) read_latent(json, reader, model);
+  if (model.type == "qwen2_moe") {
+    model.left_out.emplace_back("the gate of the shared experts, a number for each token");
+  }
   for (const char* key : kRouting) reader.ignore(key);
   if (!model.gated() && model.type != "gpt2") {
     reader.fail("hidden_act", "experts that are not gated (silu) are not modelled yet",

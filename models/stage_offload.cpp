@@ -8,7 +8,8 @@
 // after, one unit beside another's update. New weights go back to the device, or stay: offloaded
 // shards are copied to the device for every gather (bandwidth-centric: each rank its own part).
 // Copies have a stream for each direction. With a delayed update the host works on the last step's
-// gradients beside this step's passes, and new weights are loaded at its end.
+// gradients beside this step's passes, and new weights are loaded at its end, or take the place of
+// those that it keeps (Angel-PTM's lock-free updating, whose passes may find some of them before).
 //
 // Angel-PTM (arXiv 2303.02868): what there is room for stays on the device, states, gradients and
 // shards, and is updated there beside the host's update: whole units, those of the first layers,
@@ -42,6 +43,12 @@ constexpr std::int16_t kKept = 0, kLoaded = 1;
 
 /// Buffer of a unit's shards: the sum over microbatches; of its gradients: a part as it arrives.
 constexpr std::int16_t kHostSum = 0, kArrived = 3;
+
+/// What stays in the host's memory changes its address alone.
+Work replacing(const Copy& copy) {
+  if (copy.from == copy.to) return Pause{};
+  return copy;
+}
 
 }  // namespace
 
@@ -79,8 +86,9 @@ Copy StageWriter::host_copy(Memory from, Memory to, Bytes bytes) const {
 
 /// cudaMemcpyAsync returns when a copy of pages that are not pinned is done.
 void StageWriter::wait_for_copy(Segment& segment, const char* stream) {
-  const Work& copy = x_builder.program().works[segment.ops.back().work.index()];
-  if (!std::get<Copy>(copy).pageable) return;
+  const Work& work = x_builder.program().works[segment.ops.back().work.index()];
+  const auto* copy = std::get_if<Copy>(&work);
+  if (copy == nullptr || !copy->pageable) return;
   const Phase phase = segment.ops.back().phase;
   Op& wait = side_op(segment, stream, "host.wait", HostSync{}, {}, {});
   wait.category = Category::kHost;
@@ -246,12 +254,13 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
         .records = EventRef{states_frame, kStatesRead};
     waits.push_back(EventRef{states_frame, kStatesRead});
   }
-  // New weights in the type that travels: in place where shards are offloaded, else to be loaded.
-  const bool stays = x_plan.offload.parameters != Memory::kDevice;
-  const std::int16_t fresh = stays ? std::int16_t{0} : fresh_weights();
+  // New weights in the type that travels.
+  const std::int16_t fresh = x_plan.offload.in_place() ? std::int16_t{0} : fresh_weights();
   const View weights = Ref{states_frame, fresh, x_plan.precision.compute, own}.view();
   std::vector<View> reads = {Ref{frame, kHostSum, x_plan.units.reduce, own}.view()};
-  if (!x_plan.master_shards()) reads.push_back(weights);
+  if (!x_plan.master_shards()) {
+    reads.push_back(Ref{states_frame, 0, x_plan.precision.compute, own}.view());
+  }
   reads.insert(reads.end(), staged.begin(), staged.end());
   if (x_plan.clip_norm > 0) reads.push_back(View{0, kNormSquare, 0, 4, 1, GroupSlot()});
   std::vector<View> writes = staged;
@@ -287,9 +296,11 @@ void StageWriter::update_on_device() {
 }
 
 /// New weights go to the device once the host has them, and, where it was early, once nothing reads
-/// the old ones.
+/// the old ones; where shards are offloaded they take the place of those, in memory by their
+/// address alone.
 void StageWriter::load_weights() {
-  if (x_plan.offload.parameters != Memory::kDevice) return;
+  if (x_plan.offload.in_place()) return;
+  const Memory to_memory = x_plan.offload.parameters;
   const StreamId in = x_builder.stream(kIn);
   const std::int16_t fresh = fresh_weights();
   for (Chunk& chunk : x_chunks) {
@@ -304,9 +315,9 @@ void StageWriter::load_weights() {
       const View to =
           sharded_parameters() ? Ref{0, 0, type, own}.view() : own_shard(1, 0, shape, type);
       const Ref from{0, fresh, type, own};
-      side_op(segment, kIn, "parameters.load",
-              host_copy(Memory::kHost, Memory::kDevice, from.view().bytes), {from.view()}, {to})
-          .records = EventRef{0, kWeightsLoaded};
+      const Copy copy = host_copy(Memory::kHost, to_memory, from.view().bytes);
+      side_op(segment, kIn, "parameters.load", replacing(copy), {from.view()}, {to}).records =
+          EventRef{0, kWeightsLoaded};
       wait_for_copy(segment, kIn);
       Call call{x_builder.segment(std::move(segment)),
                 -1,
@@ -331,7 +342,7 @@ void StageWriter::finish_host_update() {
   }
   load_weights();
   if (!x_plan.overlap.parameter_gather) {
-    const bool stays = x_plan.offload.parameters != Memory::kDevice;
+    const bool stays = x_plan.offload.in_place();
     for (Chunk& chunk : x_chunks) {
       for (Unit& unit : chunk.units) {
         const bool on_host = x_shapes[unit.shape].on_host;

@@ -182,7 +182,7 @@ void StageWriter::write_shape(UnitShape& shape, const std::vector<Piece>& pieces
 }
 
 /// What the host needs beside the states: those that lie in storage while it updates them, and new
-/// weights on their way to the device.
+/// weights on their way to the device, or while passes read the old ones.
 void StageWriter::add_host_states(FrameLayout& states, std::int64_t own) const {
   states.events = {"updated", "states read", "weights loaded"};
   const std::size_t first = sharded_parameters() ? 1 : 0;
@@ -194,7 +194,7 @@ void StageWriter::add_host_states(FrameLayout& states, std::int64_t own) const {
     buffer.memory = Memory::kHost;
     states.buffers.push_back(std::move(buffer));
   }
-  if (x_plan.offload.parameters != Memory::kDevice) return;
+  if (x_plan.offload.in_place()) return;
   add(states, "new weights", BufferKind::kParameters, x_plan.precision.compute, own, false);
   states.buffers.back().memory = Memory::kHost;
 }

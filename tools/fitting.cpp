@@ -12,11 +12,16 @@ namespace {
 /// Operations of all Programs and replays together, and changes that are tried in any case.
 constexpr std::int64_t kMostOperations = 4'000'000;
 constexpr std::int64_t kLeastTries = 16;
-constexpr std::size_t kEnough = 3;  ///< changes alone, before pairs are tried
+constexpr std::int64_t kEnough = 3;  ///< changes alone, before pairs are tried
+constexpr double kWorst = 3;         ///< times the step: what takes longer helps few
 
 using Sets = std::vector<std::string>;
 /// Changes of one kind, the mildest first.
 using Kind = std::vector<Sets>;
+
+std::string place_name(Memory memory) {
+  return memory == Memory::kDevice ? "none" : memory == Memory::kHost ? "cpu" : "nvme";
+}
 
 std::string set_of(const char* key, std::int64_t value) {
   return std::string(key) + "=" + std::to_string(value);
@@ -136,22 +141,40 @@ Kind growing_segments(const Plan& plan) {
   return {{"allocator.expandable_segments=true"}};
 }
 
-Kind offloading(const Run& run) {
+/// Nothing if the run has it so.
+Sets offloaded(const Run& run, Memory optimizer, Memory parameters) {
   const Plan& plan = run.plan;
+  const bool host_updates = optimizer == plan.offload.optimizer && plan.updates_on_host();
+  const bool moves = parameters != plan.offload.parameters;
+  Sets out;
+  if (host_updates && !moves) return out;
+  const bool all = parameters != Memory::kDevice;
+  const Sharding least = all ? Sharding::kParameters : Sharding::kGradients;
+  if (plan.sharding < least) out = sharded(run, all ? "parameters" : "gradients");
+  if (!host_updates) out.push_back("offload.optimizer=" + place_name(optimizer));
+  if (moves) out.push_back("offload.parameters=" + place_name(parameters));
+  return out;
+}
+
+/// States, then shards of parameters too, to the host, then to storage.
+Kind offloading(const Run& run) {
+  const Offload& now = run.plan.offload;
   Kind out;
-  if (!plan.updates_on_host()) {
-    Sets sets;
-    if (plan.sharding < Sharding::kGradients) sets = sharded(run, "gradients");
-    sets.emplace_back("offload.optimizer=cpu");
-    out.push_back(sets);
-  }
-  if (plan.offload.parameters == Memory::kDevice) {
-    Sets sets;
-    if (plan.sharding != Sharding::kParameters) sets = sharded(run, "parameters");
-    sets.insert(sets.end(), {"offload.optimizer=cpu", "offload.parameters=cpu"});
-    out.push_back(sets);
+  for (const Memory optimizer : {Memory::kHost, Memory::kStorage}) {
+    for (const Memory parameters : {Memory::kDevice, Memory::kHost, Memory::kStorage}) {
+      const bool back = optimizer < now.optimizer || parameters < now.parameters;
+      if (back || parameters > optimizer) continue;
+      Sets sets = offloaded(run, optimizer, parameters);
+      if (!sets.empty()) out.push_back(std::move(sets));
+    }
   }
   return out;
+}
+
+bool to_storage(const Sets& sets) {
+  return std::any_of(sets.begin(), sets.end(), [](const std::string& set) {
+    return set.ends_with("=" + place_name(Memory::kStorage));
+  });
 }
 
 /// Fewer parameters gathered ahead of their passes.
@@ -187,18 +210,24 @@ std::vector<Kind> kinds_of(const Run& run) {
   return out;
 }
 
+bool is_slow(const Change& change, double base_s) {
+  return change.iteration_time_s > kWorst * base_s;
+}
+
 class Search {
  public:
   /// `most_memory`: that a change may need, of the capacity.
   Search(const Run& run, const Prediction& prediction, double most_memory)
-      : x_run(run), x_base_s(prediction.iteration_time_s) {
+      : x_run(run),
+        x_base_s(prediction.iteration_time_s),
+        x_host_was_short(!prediction.memory.host_fits()) {
     x_options.verify = x_options.sensitivity = false;
     x_options.most_memory = most_memory;
   }
 
   /// Of each kind the mildest change that fits, then fewer layers of those that are counted, then,
   /// if fewer than `enough` fit, pairs of kinds.
-  Fitting run(const std::vector<Kind>& kinds, std::size_t enough,
+  Fitting run(const std::vector<Kind>& kinds, std::int64_t enough,
               const std::vector<OfLayers>& counted = {}) && {
     for (const Kind& kind : kinds) {
       for (const Sets& sets : kind) {
@@ -208,13 +237,12 @@ class Search {
       }
     }
     for (const OfLayers& change : counted) take_fewer(change);
-    if (x_out.changes.size() < enough) try_pairs(kinds);
-    // What makes a step several times as long helps nobody.
-    constexpr double kWorst = 3;
-    std::erase_if(x_out.changes, [this](const Change& change) {
-      return change.iteration_time_s > kWorst * x_base_s;
-    });
     std::vector<Change>& changes = x_out.changes;
+    const auto slow = [this](const Change& change) { return is_slow(change, x_base_s); };
+    const auto slow_ones = std::count_if(changes.begin(), changes.end(), slow);
+    if (std::ssize(changes) - slow_ones < enough) try_pairs(kinds);
+    // What takes several times as long is of use where nothing else fits.
+    if (!std::all_of(changes.begin(), changes.end(), slow)) std::erase_if(changes, slow);
     std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
       return std::pair(a.iteration_time_s, a.sets.size()) <
              std::pair(b.iteration_time_s, b.sets.size());
@@ -283,7 +311,7 @@ class Search {
   /// Whether the system has nothing for one of them, which is remembered.
   bool lacks(const Sets& sets) {
     for (const std::string& set : sets) {
-      const std::string lacked = lacked_by(x_run, set);
+      const std::string lacked = lacked_by(x_run, set, sets);
       if (lacked.empty()) continue;
       std::vector<std::string>& all = x_out.lacking;
       if (std::find(all.begin(), all.end(), lacked) == all.end()) all.push_back(lacked);
@@ -293,6 +321,7 @@ class Search {
   }
 
   bool attempt(const Sets& sets) {
+    if (to_storage(sets) && !x_host_was_short) return false;
     if (lacks(sets)) return false;
     if (x_out.tried >= kLeastTries && x_operations > kMostOperations) return false;
     Sets all = sets;
@@ -313,7 +342,9 @@ class Search {
     if (prediction.ok()) {
       x_operations += prediction.value().lowered + prediction.value().operations;
     }
-    if (!prediction.ok() || !prediction.value().memory.within(x_options.most_memory)) return false;
+    if (!prediction.ok()) return false;
+    x_host_was_short |= !prediction.value().memory.host_fits();
+    if (!prediction.value().memory.within(x_options.most_memory)) return false;
     x_out.changes.push_back(
         {all, prediction.value().iteration_time_s, prediction.value().memory.peak_gib});
     return true;
@@ -321,6 +352,7 @@ class Search {
 
   const Run& x_run;
   double x_base_s;
+  bool x_host_was_short;  ///< in a change tried so far: what makes storage worth a try
   PredictOptions x_options;
   std::int64_t x_operations = 0;
   std::vector<Sets> x_alone;  ///< that fit, of each kind the mildest
@@ -336,7 +368,11 @@ Fitting find_fitting(const Run& run, const Prediction& prediction) {
 
 Fitting find_unsaid(const Run& run, const Prediction& prediction, double most_memory) {
   const std::vector<Kind> kinds = {more_recomputation(run.plan), offloaded_activations(run.plan)};
-  return Search(run, prediction, most_memory).run(kinds, 0);
+  Fitting out = Search(run, prediction, most_memory).run(kinds, 0);
+  std::erase_if(out.changes, [&prediction](const Change& change) {
+    return is_slow(change, prediction.iteration_time_s);
+  });
+  return out;
 }
 
 }  // namespace foretrain

@@ -100,6 +100,32 @@ const char* clock_mhz(const Run&) {
          "them";
 }
 
+const char* if_no_network(const Run& run) {
+  if (run.cluster.uses_network()) return nullptr;
+  return run.cluster.topology.slice_size() > 0 ? "the job is one slice" : "the job has one node";
+}
+
+const char* topology(const Run& run) {
+  return run.cluster.scale_up == ScaleUp::kTorus ? nullptr : if_no_network(run);
+}
+
+const char* oversubscription(const Run& run) {
+  const Cluster& c = run.cluster;
+  if (!c.uses_network()) return if_no_network(run);
+  const std::vector<NetworkLevel>& levels = c.topology.levels;
+  // Without a switch in the node messages between rails cross the leaves wherever they go.
+  const bool to_rails =
+      c.topology.kind == TopologyKind::kRailFatTree && c.scale_up != ScaleUp::kSwitch;
+  const bool below = !levels.empty() && c.nodes() <= levels.front().nodes && !to_rails;
+  return below ? "all nodes of the job lie below one leaf" : nullptr;
+}
+
+const char* sharp(const Run& run) {
+  if (!run.cluster.uses_network()) return if_no_network(run);
+  if (!is_nvidia(run.cluster.device.architecture)) return "it is NCCL's to use";
+  return run.cluster.fabric == Fabric::kInfiniBand ? nullptr : "SHARP is InfiniBand's";
+}
+
 const char* scatter_gather(const Run& run) {
   const Plan& p = run.plan;
   if (p.pipeline == 1) return if_no_pipeline(run);
@@ -134,6 +160,14 @@ const char* average(const Run& run) {
   if (!asks(run, "/gradients/average", Json("before"))) return nullptr;
   if (run.plan.data == 1) return "one rank holds all gradients";
   return run.plan.units.narrow_reduction ? "gradients.reduce_dtype is int4" : nullptr;
+}
+
+const char* accumulation(const Run& run) {
+  const Plan& p = run.plan;
+  // What adds up within a pass: parts of a layer, the output matrix of later tokens.
+  const bool within = p.recompute.parts > 1 || run.model.predict_layers > 0;
+  const bool apart = p.writes_fresh() && !p.sums_after_pass;
+  return apart && !within ? "the gradients of every microbatch are reduced on their own" : nullptr;
 }
 
 const char* check_nan(const Run& run) {
@@ -330,6 +364,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/kernels/fusion", fusion},
     {"/kernels/image_layout", image_layout},
     {"/kernels/attention_products", attention_products},
+    {"/gradients/accumulation", accumulation},
     {"/gradients/average", average},
     {"/gradients/check_nan", check_nan},
     {"/gradients/reduce_dtype", reduce_dtype},
@@ -356,6 +391,14 @@ constexpr IdleKey kIdleKeys[] = {
     {"/parallel/pipeline_partition", if_no_pipeline},
     {"/parallel/scatter_gather", scatter_gather},
     {"/cluster/device/clock_mhz", clock_mhz},
+    {"/cluster/network/fabric", if_no_network},
+    {"/cluster/network/latency_us", if_no_network},
+    {"/cluster/network/nic_gbit_per_s", if_no_network},
+    {"/cluster/network/nics_per_node", if_no_network},
+    {"/cluster/network/nodes_per_leaf", if_no_network},
+    {"/cluster/network/oversubscription", oversubscription},
+    {"/cluster/network/sharp", sharp},
+    {"/cluster/network/topology", topology},
     {"/parallel/sequence", if_no_tensor},
     {"/batch/documents", documents},
     {"/sharding/gather_dtype", gather_dtype},

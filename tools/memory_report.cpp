@@ -178,7 +178,8 @@ void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
     out.storage_gib = std::max(out.storage_gib, storage / static_cast<double>(each));
   }
   out.host_capacity_gib = run.cluster.host_memory_gib / static_cast<double>(each);
-  out.fits = out.fits && out.host_fits();
+  out.storage_capacity_gib = run.cluster.storage_tb * 1e12 / kGiB / static_cast<double>(each);
+  out.fits = out.fits && out.host_fits() && out.storage_fits();
 }
 
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {

@@ -20,9 +20,14 @@ namespace foretrain {
 /// libraries take.
 struct MemoryReport {
   double peak_gib = 0, capacity_gib = 0;
-  bool fits = true;  ///< on the device and on the host
-  bool within(double share) const { return peak_gib <= share * capacity_gib && host_fits(); }
+  bool fits = true;  ///< on the device, on the host and in storage
+  bool within(double share) const {
+    return peak_gib <= share * capacity_gib && host_fits() && storage_fits();
+  }
   bool host_fits() const { return host_capacity_gib <= 0 || host_gib <= host_capacity_gib; }
+  bool storage_fits() const {
+    return storage_capacity_gib <= 0 || storage_gib <= storage_capacity_gib;
+  }
   std::array<double, static_cast<std::size_t>(BufferKind::kCount)> by_kind_gib{};
   double communication_gib = 0;  ///< NCCL's buffers: of the rank's groups, its peers, and all ranks
   double workspace_gib = 0;      ///< BLAS workspaces
@@ -40,8 +45,8 @@ struct MemoryReport {
   double least_gib = 0;
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
   /// Offloaded at most: of the node whose ranks keep most, the mean of a rank; and a rank's share
-  /// of its node's memory, 0 where that is not known.
-  double host_gib = 0, storage_gib = 0, host_capacity_gib = 0;
+  /// of what its node has, 0 where that is not known.
+  double host_gib = 0, storage_gib = 0, host_capacity_gib = 0, storage_capacity_gib = 0;
   std::int64_t peak_rank = 0;
   std::string peak_at;  ///< the op at which it is reached
 

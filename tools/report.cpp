@@ -51,7 +51,8 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
     {Part::kExposedTensor, "exposed tensor communication"},
     {Part::kExposedData, "exposed data communication"},
     {Part::kExposedPipeline, "exposed pipeline transfers"},
-    {Part::kExposedOther, "exposed expert, context exchanges"},
+    {Part::kExposedExpert, "exposed expert exchanges"},
+    {Part::kExposedContext, "exposed context exchanges"},
     {Part::kHostUpdate, "host's update of offloaded states"},
     {Part::kBubble, "pipeline bubble and waiting"},
     {Part::kData, "data loading"},
@@ -204,14 +205,14 @@ std::string memory_text(const MemoryReport& m) {
     out += "  the allocator gives segments back " + times +
            " a step, which waits for the device and the driver\n";
   }
-  if (m.host_gib > 0) {
-    out += "  on the host for each rank " + fixed(m.host_gib, 2) + " GiB";
-    if (m.host_capacity_gib > 0) {
-      out += " of " + fixed(m.host_capacity_gib, 1) + (m.host_fits() ? "" : ": DOES NOT FIT");
-    }
+  const auto offloaded = [&out](const char* where, double gib, double capacity, bool fits) {
+    if (gib <= 0) return;
+    out += std::string("  ") + where + " for each rank " + fixed(gib, 2) + " GiB";
+    if (capacity > 0) out += " of " + fixed(capacity, 1) + (fits ? "" : ": DOES NOT FIT");
     out += "\n";
-  }
-  if (m.storage_gib > 0) out += "  in storage for each rank " + fixed(m.storage_gib, 2) + " GiB\n";
+  };
+  offloaded("on the host", m.host_gib, m.host_capacity_gib, m.host_fits());
+  offloaded("in storage", m.storage_gib, m.storage_capacity_gib, m.storage_fits());
   return out;
 }
 
@@ -331,6 +332,7 @@ Json memory_json(const MemoryReport& m) {
   out.set("host_gib", m.host_gib);
   if (m.host_capacity_gib > 0) out.set("host_capacity_gib", m.host_capacity_gib);
   out.set("storage_gib", m.storage_gib);
+  if (m.storage_capacity_gib > 0) out.set("storage_capacity_gib", m.storage_capacity_gib);
   return out;
 }
 

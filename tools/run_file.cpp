@@ -38,6 +38,16 @@ void look_beside(Json& run, const std::filesystem::path& folder) {
   }
 }
 
+constexpr const char* kPrecision = "/precision";
+
+/// A precision that is a name is the `compute` of one that is an object.
+Json spelt_out(const Json& precision) {
+  if (precision.string() == nullptr) return precision;
+  Json out{Json::Object{}};
+  out.set("compute", precision);
+  return out;
+}
+
 /// Lays `over` onto `base`: objects member by member, everything else whole. Notes where values
 /// come from.
 void overlay(Json& base, const Json& over, const std::string& origin, const std::string& pointer,
@@ -55,7 +65,10 @@ void overlay(Json& base, const Json& over, const std::string& origin, const std:
   for (const auto& [key, value] : *over.object()) {
     const std::string at = pointer + "/" + key;
     if (Json* old = base.find(key)) {
-      overlay(*old, value, origin, at, origins);
+      const bool unlike = (old->object() == nullptr) != (value.object() == nullptr);
+      const bool spell = at == kPrecision && unlike;
+      if (spell) *old = spelt_out(*old);
+      overlay(*old, spell ? spelt_out(value) : value, origin, at, origins);
     } else {
       base.set(key, value);
       origins[at] = origin;
@@ -392,7 +405,12 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   FT_TRY(lay_system(run, system_file));
   run.usual = run.resolved;
   overlay(run.resolved, user, "RUN", "", run.origins);
-  for (const auto& [pointer, origin] : set_origins) run.origins[pointer] = origin;
+  for (const auto& [pointer, origin] : set_origins) {
+    const Json* given = value_at(user, pointer);
+    const bool spelt = pointer == kPrecision && given != nullptr && given->string() != nullptr &&
+                       value_at(run.resolved, pointer)->object() != nullptr;
+    run.origins[spelt ? pointer + "/compute" : pointer] = origin;
+  }
 
   if (const Json* name = user.find("name"); name != nullptr && !name->is_null()) {
     if (name->string() == nullptr) {

@@ -6,8 +6,13 @@
 #include <cstdio>
 #include <set>
 
+#include "models/expert_plan.h"
+
 namespace foretrain {
 namespace {
+
+/// In what a system has not: "KEY without OTHER".
+constexpr std::string_view kWithout = " without ";
 
 /// What of the model's file is ignored, or taken in another way than its family's code does.
 void note_model(Run& run) {
@@ -18,6 +23,9 @@ void note_model(Run& run) {
   }
   if (!ignored.empty()) {
     run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
+  }
+  for (const std::string& part : run.model.left_out) {
+    run.notes.push_back("left out of " + run.model.type + " models: " + part);
   }
   const std::string& type = run.model.type;
   const bool gates = type == "llama" || type.starts_with("mistral") || type.starts_with("qwen");
@@ -30,11 +38,12 @@ void note_model(Run& run) {
 
 /// Precisions that the device has not, priced as if it had.
 void note_precision(Run& run) {
-  const Json* precision = run.resolved.find("precision");
   const Architecture made = run.cluster.device.architecture;
   const bool scales_blocks =
       is_nvidia(made) ? made >= Architecture::kBlackwell : made == Architecture::kCdna4;
-  if (precision != nullptr && *precision == Json("mxfp8") && !scales_blocks) {
+  const Json mxfp8("mxfp8");
+  const bool asked = asks(run, "/precision", mxfp8) || asks(run, "/precision/compute", mxfp8);
+  if (asked && !scales_blocks) {
     run.notes.emplace_back("mxfp8: the matrix units of " + run.cluster.device.name +
                            " do not scale by blocks of 32; priced as if they did, at its fp8 rate");
   }
@@ -42,6 +51,16 @@ void note_precision(Run& run) {
     run.notes.emplace_back("kernels.fp8_copies one: fp8 products of " + run.cluster.device.name +
                            " take operands in one order; priced as if they took both");
   }
+}
+
+/// Dispatchers of CUDA and NVSHMEM, priced elsewhere as if they were there.
+void note_dispatcher(Run& run) {
+  const ExpertPlan& experts = run.plan.experts;
+  const DeviceSpec& device = run.cluster.device;
+  if (!run.model.has_experts() || !experts.fused() || is_nvidia(device.architecture)) return;
+  run.notes.push_back("moe.dispatcher " +
+                      kDispatcherNames.at(static_cast<std::size_t>(experts.dispatcher)) +
+                      ": its kernels are CUDA's; priced as if " + device.name + " had their like");
 }
 
 /// What the RUN asks for that its system has not.
@@ -65,12 +84,26 @@ void note_lacking(Run& run) {
 
 }  // namespace
 
-std::string lacked_by(const Run& run, const std::string& set) {
-  const auto found =
-      std::find_if(run.lacking.begin(), run.lacking.end(), [&set](const std::string& entry) {
-        if (!set.starts_with(entry)) return false;
-        return set.size() == entry.size() || set[entry.size()] == '.' || set[entry.size()] == '=';
-      });
+std::string lacked_by(const Run& run, const std::string& set,
+                      const std::vector<std::string>& beside) {
+  const auto of = [](const std::string& text, const std::string& key) {
+    if (!text.starts_with(key)) return false;
+    return text.size() == key.size() || text[key.size()] == '.' || text[key.size()] == '=';
+  };
+  const auto given = [&](const std::string& key) {
+    std::string pointer = "/" + key;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    const Json* value = value_at(run.resolved, pointer);
+    if (value != nullptr && !(*value == Json("none"))) return true;
+    return std::any_of(beside.begin(), beside.end(),
+                       [&](const std::string& other) { return of(other, key); });
+  };
+  const auto lacks = [&](const std::string& entry) {
+    const std::size_t without = entry.find(kWithout);
+    if (!of(set, entry.substr(0, without))) return false;
+    return without == std::string::npos || !given(entry.substr(without + kWithout.size()));
+  };
+  const auto found = std::find_if(run.lacking.begin(), run.lacking.end(), lacks);
   return found == run.lacking.end() ? "" : *found;
 }
 
@@ -105,6 +138,7 @@ void note_limits(Run& run) {
     run.notes.emplace_back(text.data());
   }
   note_precision(run);
+  note_dispatcher(run);
   if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
     run.notes.emplace_back(
         "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");

@@ -28,11 +28,21 @@ Time data_delay(const SpanInfo& info) {
 
 std::string_view name_of(Part part) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(Part::kCount)> kNames = {
-      "gemm",           "attention",    "memory_bound",
-      "recompute",      "optimizer",    "copy",
-      "exposed_tensor", "exposed_data", "exposed_pipeline",
-      "exposed_other",  "host_update",  "pipeline_bubble",
-      "data",           "host"};
+      "gemm",
+      "attention",
+      "memory_bound",
+      "recompute",
+      "optimizer",
+      "copy",
+      "exposed_tensor",
+      "exposed_data",
+      "exposed_pipeline",
+      "exposed_expert",
+      "exposed_context",
+      "host_update",
+      "pipeline_bubble",
+      "data",
+      "host"};
   return kNames.at(static_cast<std::size_t>(part));
 }
 
@@ -45,8 +55,9 @@ Part part_of(const SpanInfo& info) {
     case Category::kPipeline:
       return Part::kExposedPipeline;
     case Category::kExpert:
+      return Part::kExposedExpert;
     case Category::kContext:
-      return Part::kExposedOther;
+      return Part::kExposedContext;
     case Category::kMemory:
       return Part::kCopy;
     case Category::kHost:

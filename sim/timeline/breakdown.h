@@ -23,7 +23,8 @@ enum class Part : std::uint8_t {
   kExposedTensor,
   kExposedData,
   kExposedPipeline,
-  kExposedOther,
+  kExposedExpert,
+  kExposedContext,
   kHostUpdate,  ///< the host works on offloaded states and gradients
   kBubble,      ///< waiting for another rank, or done before the others are
   kData,        ///< the host loads and prepares data (`host.data_us`)

@@ -424,8 +424,8 @@ const BadSet kUnsupported[] = {
     {"recompute={\"modules\":[\"moe\"]}", {"/recompute/modules", "\"moe\"", "no experts"}},
     {"profile=mine.json", {"/profile", "no profile \"mine.json\"", "foretrain calibrate"}},
     {"moe={}", {"/moe", "no experts"}},
-    {"model={\"model_type\":\"grok-1\",\"num_local_experts\":8}",
-     {"/model/model_type", "\"grok-1\"", "not modelled yet"}},
+    {"model={\"preset\":\"llama-4-scout\",\"attention_chunk_size\":16}",
+     {"/batch/sequence", "attention within chunks of 16"}},
 };
 INSTANTIATE_TEST_SUITE_P(Unsupported, BadSets, testing::ValuesIn(kUnsupported));
 

@@ -58,6 +58,81 @@ TEST(Fitting, HostsHaveRoomToo) {
   EXPECT_NE(said.out.find("--set offload.optimizer=none "), std::string::npos) << said.out;
 }
 
+std::vector<std::string> sets_of(const Json& change) {
+  std::vector<std::string> out;
+  const Json list = at(change, "set");
+  for (const Json& set : *list.array()) out.push_back(*set.string());
+  return out;
+}
+
+constexpr const char* kThirteenBillion =
+    R"({"model": "llama-2-13b", "system": "deepspeed", "sharding": {"level": "gradients"},
+        "cluster": {"preset": "dgx-a100-80gb", "accelerators": 1}, "recompute": "full",
+        "batch": {"global": 1, "micro": 1, "sequence": 2048}})";
+
+// ZeRO-Offload's case: the only way to train on one device, at many times the time of a step that
+// there is no room for.
+TEST(Fitting, NothingElseFitsSoSlowStepsCount) {
+  const Workplace place;
+  place.write("run.json", kThirteenBillion);
+  const Json base = simulated(place, "run.json", {"cluster.host_memory_gb_per_s=50"});
+  const std::vector<Json> changes = changes_of(base);
+  ASSERT_FALSE(changes.empty());
+  EXPECT_EQ(sets_of(changes.front()), std::vector<std::string>{"offload.optimizer=cpu"});
+  EXPECT_GT(at(changes.front(), "iteration_time_s").number(),
+            3 * at(base, "iteration_time_s").number());
+}
+
+// Storage is tried where the host is what has too little memory, and nowhere else.
+TEST(Fitting, StorageWhereHostsAreTooSmall) {
+  const Workplace place;
+  place.write("run.json", kThirteenBillion);
+  const std::vector<std::string> base = {"sharding.level=parameters",
+                                         "cluster.preset=dgx-a100-40gb", "cluster.accelerators=4",
+                                         "batch.global=4"};
+  const auto stored = [&](const char* gib) {
+    std::vector<std::string> sets = base;
+    sets.push_back(std::string("cluster.host_memory_gib=") + gib);
+    std::vector<std::vector<std::string>> out;
+    for (const Json& change : changes_of(simulated(place, "run.json", sets))) {
+      const std::vector<std::string> all = sets_of(change);
+      const bool any = std::any_of(all.begin(), all.end(),
+                                   [](const std::string& set) { return set.ends_with("=nvme"); });
+      if (any) out.push_back(all);
+    }
+    return out;
+  };
+  EXPECT_TRUE(stored("2048").empty());
+  const std::vector<std::vector<std::string>> found = stored("100");
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.front(), std::vector<std::string>{"offload.optimizer=nvme"});
+  std::vector<std::string> applied = base;
+  applied.insert(applied.end(), {"cluster.host_memory_gib=100", "offload.optimizer=nvme"});
+  const Json other = simulated(place, "run.json", applied);
+  EXPECT_EQ(at(other, "memory/fits"), Json(true));
+  EXPECT_GT(at(other, "memory/storage_gib").number(), 0);
+}
+
+// A node's drives hold 12 bytes of states for each of a node's parameters, or the plan does not
+// fit.
+TEST(Fitting, StorageHasRoomOrNot) {
+  const Workplace place;
+  place.write("run.json", kThirteenBillion);
+  const auto with = [&place](const std::string& tb) {
+    return simulated(place, "run.json", {"offload.optimizer=nvme", "cluster.storage_tb=" + tb});
+  };
+  const Json memory = at(with("0.17"), "memory");
+  EXPECT_NEAR(at(memory, "storage_gib").number() * 1.073741824e-3, 12 * 13.0159e-3, 1e-4);
+  EXPECT_NEAR(at(memory, "storage_capacity_gib").number(), 0.17e12 / (1 << 30), 1e-6);
+  EXPECT_EQ(at(memory, "fits"), Json(true));
+  EXPECT_EQ(at(with("0.15"), "memory/fits"), Json(false));
+  const CommandResult said = place.run({"simulate", "run.json", "--set", "offload.optimizer=nvme",
+                                        "--set", "cluster.storage_tb=0.15"});
+  EXPECT_NE(said.out.find("in storage for each rank 145.46 GiB of 139.7: DOES NOT FIT"),
+            std::string::npos)
+      << said.out;
+}
+
 // Not only quarters of a stage: about as few layers are computed again as fit.
 TEST(Fitting, TakesAsFewLayersAsFit) {
   const Workplace place;
@@ -145,10 +220,7 @@ TEST(Fitting, WhatIsSaidIsTrue) {
   // Applied, the best and the worst fit, in the time said.
   for (const std::size_t which : {std::size_t{0}, changes.size() - 1}) {
     const Json& change = changes[which];
-    std::vector<std::string> sets;
-    const Json list = at(change, "set");
-    for (const Json& set : *list.array()) sets.push_back(*set.string());
-    const Json other = simulated(place, "run.json", sets);
+    const Json other = simulated(place, "run.json", sets_of(change));
     EXPECT_EQ(at(at(other, "memory"), "fits"), Json(true));
     EXPECT_EQ(at(other, "iteration_time_s"), at(change, "iteration_time_s"));
     EXPECT_EQ(at(at(other, "memory"), "peak_gib"), at(change, "peak_gib"));
@@ -248,6 +320,41 @@ TEST(Fitting, OffersWhatTheSystemHas) {
   const std::string of_tensor = "Note: pytorch-ddp has no parallel.tensor: ";
   EXPECT_NE(note("parallel.tensor=2").find(of_tensor), std::string::npos);
   EXPECT_EQ(note("parallel.tensor=1").find(of_tensor), std::string::npos);
+}
+
+// FSDP moves states to the host with the parameters or not at all, and nothing to storage.
+TEST(Fitting, WhatASystemHasTogether) {
+  const Workplace place;
+  place.write("run.json", kThirteenBillion);
+  const std::vector<std::string> base = {"system=pytorch-fsdp",
+                                         "sharding.level=parameters",
+                                         "cluster.preset=dgx-a100-40gb",
+                                         "cluster.accelerators=4",
+                                         "batch.global=4",
+                                         "cluster.host_memory_gib=150"};
+  const Json fits = at(simulated(place, "run.json", base), "would_fit");
+  EXPECT_NE(dump_json(at(fits, "lacking")).find("optimizer without offload.parameters"),
+            std::string::npos);
+  const Json changes = at(fits, "changes");
+  for (const Json& change : *changes.array()) {
+    for (const std::string& set : sets_of(change)) {
+      EXPECT_FALSE(set.ends_with("=nvme")) << set;
+      if (set.starts_with("offload.optimizer")) {
+        EXPECT_NE(dump_json(at(change, "set")).find("offload.parameters=cpu"), std::string::npos);
+      }
+    }
+  }
+  const auto notes = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = base;
+    sets.insert(sets.end(), more.begin(), more.end());
+    sets.back() += "0";  // memory for all of it
+    return dump_json(at(simulated(place, "run.json", sets), "notes"));
+  };
+  const std::string apart = "pytorch-fsdp has no offload.optimizer without offload.parameters";
+  const std::string memory = "cluster.host_memory_gib=150";
+  EXPECT_NE(notes({"offload.optimizer=cpu", memory}).find(apart), std::string::npos);
+  EXPECT_EQ(notes({"offload.optimizer=cpu", "offload.parameters=cpu", memory}).find(apart),
+            std::string::npos);
 }
 
 TEST(Fitting, IsPrinted) {

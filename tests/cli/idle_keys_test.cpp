@@ -148,6 +148,12 @@ const Idle kIdle[] = {
     {"gradients.average=before",
      "gradients.reduce_dtype is int4",
      {"sharding.level=parameters", "parallel.pipeline=1", "gradients.reduce_dtype=int4"}},
+    {"gradients.accumulation=separate",
+     "the gradients of every microbatch are reduced on their own",
+     {"sharding.level=parameters", "parallel.pipeline=1"}},
+    {"gradients.accumulation=fused",
+     "the gradients of every microbatch are reduced on their own",
+     {"sharding.level=gradients", "parallel.pipeline=1", "gradients.bucketing=contiguous"}},
     {"gradients.check_nan=true", "sharding.level is neither none nor optimizer", kGradients},
     {"gradients.check_nan=true",
      "gradients.bucketing is contiguous",
@@ -203,6 +209,24 @@ const Idle kIdle[] = {
     {"cluster.device.clock_mhz=1000",
      "prices rest on rates that were reached, whatever the clock was: peaks and bandwidth move "
      "them"},
+    {"cluster.network.fabric=efa", "the job has one node"},
+    {"cluster.network.latency_us=50", "the job has one node"},
+    {"cluster.network.nic_gbit_per_s=50", "the job has one node"},
+    {"cluster.network.nics_per_node=1", "the job has one node"},
+    {"cluster.network.nodes_per_leaf=1", "the job has one node"},
+    {"cluster.network.oversubscription=4", "the job has one node"},
+    {"cluster.network.oversubscription=4",
+     "all nodes of the job lie below one leaf",
+     {"cluster.accelerators=32"}},
+    {"cluster.network.topology=slingshot-dragonfly", "the job has one node"},
+    {"cluster.network.sharp=true", "the job has one node"},
+    {"cluster.network.sharp=true", "the job is one slice", {"cluster.preset=tpu-v5p"}},
+    {"cluster.network.sharp=true",
+     "SHARP is InfiniBand's",
+     {"cluster.accelerators=32", "cluster.network.fabric=ethernet"}},
+    {"cluster.network.sharp=true",
+     "it is NCCL's to use",
+     {"cluster.preset=mi300x", "cluster.accelerators=32"}},
     {"kernels.amax_reduction=stage", "there are no delayed scales of fp8"},
     {"kernels.fp8_copies=one", "nothing is in fp8 with one scale for a matrix"},
     {"kernels.fp8_weights=auto", "nothing is in fp8 with one scale for a matrix"},
@@ -265,6 +289,21 @@ TEST(IdleKeysOf, RunsAreNamedByEveryVerb) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_TRUE(result.err.starts_with(line)) << verb[0] << ": " << result.err;
   }
+}
+
+// Dispatchers of CUDA are priced elsewhere as if they were there, which a note says.
+TEST(IdleKeysOf, DispatchersOfCudaAreNotedElsewhere) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "mixtral-8x7b", "parallel": {"expert": 8},
+      "cluster": {"preset": "mi300x", "accelerators": 8}, "batch": {"sequence": 4096}})");
+  const auto notes = [&place](const std::vector<std::string>& sets) {
+    return dump_json(at(simulated(place, "run.json", sets), "notes"));
+  };
+  const std::string note = "moe.dispatcher deepep: its kernels are CUDA's";
+  EXPECT_NE(notes({"moe.dispatcher=deepep"}).find(note), std::string::npos);
+  EXPECT_EQ(notes({}).find("moe.dispatcher"), std::string::npos);
+  EXPECT_EQ(notes({"moe.dispatcher=deepep", "cluster.preset=dgx-h100"}).find("CUDA's"),
+            std::string::npos);
 }
 
 // A default that asks for nothing is no mistake.

@@ -378,6 +378,7 @@ const Field kFields[] = {
     {"offload.optimizer=nvme", kOffloaded},
     {"offload.parameters=cpu", kOffloaded},
     {"offload.delayed_update=true", kOffloaded},
+    {"offload.delayed_update=true", with(kOffloaded, {"offload.parameters=cpu"})},
     {"offload.activation_layers=2"},
     {"launch.cuda_graph=full"},
     {"launch.dispatch_us=50"},

@@ -230,6 +230,34 @@ TEST(Systems, HaveTheirOwnMechanisms) {
   EXPECT_GT(occurrences(place, "angel-ptm", "on the host"), 1);
 }
 
+// A precision's name says what computes; what else a system sets of it stays.
+TEST(Systems, KeepTheRestOfAPrecision) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const auto with = [&place](const std::string& system, const std::string& precision) {
+    std::vector<std::string> sets = {"system=" + system};
+    if (!precision.empty()) sets.push_back("precision=" + precision);
+    return without(simulated(place, "run.json", sets), {"simulation"});
+  };
+  const auto states = [](const Json& result) {
+    return at(result, "memory/by_kind_gib/optimizer").number();
+  };
+  EXPECT_EQ(dump_json(with("lightseq", "fp16")), dump_json(with("lightseq", "")));
+  EXPECT_NEAR(states(with("lightseq", "int8")), states(with("lightseq", "")), 1e-6);
+  EXPECT_NEAR(states(with("lightseq", R"({"master_weights":true})")),
+              1.5 * states(with("lightseq", "bf16")), 1e-6);
+  // And the other way round: fields of it leave what the system computes in.
+  const Json fp32 = with("transformers", "");
+  EXPECT_EQ(at(fp32, "model_tflops_per_accelerator"),
+            at(with("transformers", R"({"gradients":"fp32"})"), "model_tflops_per_accelerator"));
+  const CommandResult shown =
+      place.run({"show", "run.json", "--set", "system=lightseq", "--set", "precision=bf16"});
+  EXPECT_NE(shown.out.find("precision.compute                        \"bf16\"   (--set)"),
+            std::string::npos)
+      << shown.out;
+  EXPECT_NE(shown.out.find("false   (system lightseq)"), std::string::npos) << shown.out;
+}
+
 // What `auto` decides is the same for whoever lowers the run: here all states have room.
 TEST(Systems, PlaceStatesAlike) {
   const Workplace place;

@@ -298,5 +298,20 @@ TEST(Presets, HaveTheParametersPublished) {
   EXPECT_GT(checked, 20);
 }
 
+// Where authors print billions, or count what is left out here: Llama 4's images (0.9 billion) and
+// Qwen's gate of shared experts.
+TEST(Presets, HaveTheBillionsPublished) {
+  const std::string folder = std::string(FORETRAIN_SOURCE_DIR) + "/configs/models/";
+  for (const auto& [name, billions] : {std::pair{"grok-1", 314.0},
+                                       {"llama-4-scout", 109.0 - 0.9},
+                                       {"llama-4-maverick", 401.7 - 0.9},
+                                       {"qwen1.5-moe-a2.7b", 14.315784192},
+                                       {"qwen2-57b-a14b", 57.4}}) {
+    const Model model =
+        read_model(read_json_file(folder + name + ".json").value(), name, "").value();
+    EXPECT_NEAR(static_cast<double>(parameter_count(model)) / 1e9 / billions, 1, 0.006) << name;
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -435,6 +435,10 @@ TEST(Presets, ActiveParameters) {
                                        {"qwen3-235b-a22b", 22.0},
                                        {"deepseek-v2", 21.0},
                                        {"deepseek-v3", 37.0},
+                                       {"llama-4-scout", 17.0},
+                                       {"llama-4-maverick", 17.0},
+                                       {"qwen1.5-moe-a2.7b", 2.7},
+                                       {"qwen2-57b-a14b", 14.0},
                                        {"gpt-oss-20b", 3.6},
                                        {"gpt-oss-120b", 5.1}}) {
     const Result<Json> json = read_json_file(folder + name + ".json");

@@ -192,6 +192,29 @@ TEST(Offload, WorksBesideThePasses) {
             (12 + 2 + 2) * parameter_count(model_here()) / kRanks);
 }
 
+// With shards on the host too passes read the old weights there while it makes new ones, which take
+// their place at the end: no copy in memory, one to storage.
+TEST(Offload, LateUpdatesOfOffloadedShards) {
+  const std::int64_t own = parameter_count(model_here()) / kRanks;
+  for (const Memory memory : {Memory::kHost, Memory::kStorage}) {
+    for (const bool narrow : {true, false}) {
+      Plan plan = plan_here(Sharding::kParameters, 2);
+      plan.offload.optimizer = plan.offload.parameters = memory;
+      plan.precision.master = narrow;
+      auto now = copied(lowered(plan));
+      plan.offload.delayed_update = true;
+      const Workload late = lowered(plan);
+      auto copies = copied(late);
+      EXPECT_EQ(copies["parameters.from_host"], now["parameters.from_host"]);
+      EXPECT_EQ(copies["parameters.load"], memory == Memory::kStorage ? 2 * own : 0);
+      EXPECT_EQ(now["parameters.load"], 0);
+      const Times times = times_of(plan);
+      EXPECT_LT(times.first_update, times.last_backward);
+      EXPECT_GE(times.last_load, times.last_backward);
+    }
+  }
+}
+
 // What the first layers keep, with their inputs, goes out and comes back once a microbatch; the
 // device keeps it no longer.
 TEST(Offload, Activations) {

@@ -258,6 +258,17 @@ TEST(CostModel, WorkOnTheHost) {
   EXPECT_EQ(pause.launch, Time{});
 }
 
+// Two accelerators share an uplink, unless the job has only one of them.
+TEST(CostModel, CopiesShareAnUplinkAmongTheJobsAccelerators) {
+  const auto seconds = [](std::int32_t accelerators) {
+    const Copy copy{Memory::kDevice, Memory::kHost, 1'000'000'000};
+    const auto model = make_cost_model(cluster_of("dgx-a100-80gb", accelerators), {});
+    return model->price(Work{copy}, {}).value().duration.seconds() - 5e-6;
+  };
+  EXPECT_NEAR(seconds(1), seconds(2) / 2, 1e-8);
+  EXPECT_NEAR(seconds(2), seconds(4), 1e-8);
+}
+
 TEST(CostModel, PlacementsAreSharedAndExplained) {
   const auto model = make_cost_model(cluster_of("dgx-h100", 1024), {});
   std::vector<RankId> first, second, one = {RankId(5)};
