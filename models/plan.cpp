@@ -252,6 +252,7 @@ class PlanReader {
         time = Time::from_us(us);
       };
       read_time("data_us", x_plan.data_time);
+      read_time("loader_us", x_plan.loader_time);
       read_time("pass_us", x_plan.pass_time);
       read_time("step_us", x_plan.step_time);
       read_time("update_us", x_plan.update_time, 1e6);
@@ -413,10 +414,9 @@ class PlanReader {
     const double longest =
         static_cast<double>(p.tokens()) *
         std::max(1.0, static_cast<double>(p.target()) / static_cast<double>(p.sequence_length));
-    const double largest = longest *
-                           static_cast<double>(std::max({x_model.vocabulary, x_model.hidden * 8,
-                                                         x_model.intermediate * 2})) *
-                           8.0;
+    const double largest = 8.0 * longest *
+                           static_cast<double>(std::max(
+                               {x_model.vocabulary, x_model.hidden * 8, x_model.intermediate * 2}));
     const double scores = longest * static_cast<double>(std::max(p.sequence_length, p.target())) *
                           static_cast<double>(x_model.heads) * 32.0;  // as eager attention moves
     if (largest > 4e18 || (p.attention == AttentionKernel::kUnfused && scores > 4e18)) {
@@ -434,8 +434,9 @@ class PlanReader {
                                  " layers of a stage are more than a million layer passes");
     }
     const auto passes = static_cast<double>((p.forwards + 1) * p.chunks_of_stage());
-    const double waits = (p.data_time.seconds() + passes * p.pass_time.seconds()) *
-                         static_cast<double>(p.microbatches());
+    const double waits =
+        ((p.data_time + p.loader_time).seconds() + passes * p.pass_time.seconds()) *
+        static_cast<double>(p.microbatches());
     if (waits + p.step_time.seconds() > 1e6) {
       refuse("host", "a step would wait more than 11 days for its host");
     }

@@ -313,7 +313,7 @@ struct Plan {
   bool copies_back = false;        ///< 16-bit weights are cast from fp32 ones after the update
   double dropout = -1;             ///< overrides the model's; -1: see `dropout_of`
   double clip_norm = 1;            ///< 0 = no gradient clipping
-  Time data_time;                  ///< host time to prepare one microbatch
+  Time data_time, loader_time;     ///< to prepare a microbatch: of the host, of workers beside it
   Time pass_time;                  ///< host time of each pass of a microbatch through a chunk
   Time step_time;                  ///< host time a step outside of kernels' launches
   Time update_time;                ///< host time of each parameter tensor: models/optimizer.h

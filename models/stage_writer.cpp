@@ -68,9 +68,29 @@ void StageWriter::write_passes() {
   finish_head();
 }
 
+/// Workers beside the host prepare the next step's microbatches: the step takes as long as they do,
+/// or what else it does.
+void StageWriter::load_ahead() {
+  const bool loads = x_plan.shares_vocabulary() ||
+                     std::any_of(x_chunks.begin(), x_chunks.end(),
+                                 [](const Chunk& chunk) { return chunk.first || chunk.last; });
+  if (x_plan.loader_time.ps == 0 || !loads) return;
+  Op op;
+  op.stream = x_builder.stream("loader");
+  op.work = x_builder.work(Pause{Time{x_plan.loader_time.ps * x_plan.microbatches()}});
+  op.name = "data.load_ahead";
+  op.category = Category::kHost;
+  op.phase = Phase::kInput;
+  Segment segment;
+  segment.name = "load ahead";
+  segment.ops.push_back(std::move(op));
+  x_builder.call(Call{x_builder.segment(std::move(segment)), -1, -1, {}, {}});
+}
+
 /// Zeroes the gradients; with gathers overlapped, last step's parameters come in after it, beside
 /// the forward pass: a framework's collectives wait for what its compute stream was given before.
 void StageWriter::step_begins() {
+  load_ahead();
   if (by_units()) return zero_units();
   StreamWait zeroed;
   for (std::size_t c = 0; c < x_chunks.size(); ++c) {

@@ -119,8 +119,9 @@ class StageWriter {
                          std::vector<StreamWait> waits = {});
   void gather_parameters(Chunk& chunk, StreamWait after);
   void forward(const Pass& pass);
-  void backward(std::int32_t chunk, std::int32_t microbatch, bool last);
-  void load_inputs(Passage& passage, std::int32_t microbatch);
+  void backward(std::int32_t c, std::int32_t mb, bool last);
+  void load_inputs(Passage& passage, std::int32_t mb);
+  void load_ahead();
   void embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void head_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
   void head_goes_back(Chunk& chunk, Passage& passage, std::int32_t mb, bool reduces);
@@ -455,8 +456,7 @@ class StageWriter {
   /// By whether it is sent, goes up the pipeline and carries gradients.
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
   std::array<SegmentId, 2> x_message_gathers, x_pass_pauses;  ///< forward, backward
-  std::pair<SegmentId, LayoutId> x_part;                      ///< of a copy of what is sent
-  std::pair<SegmentId, LayoutId> x_output;                    ///< of that gathered again
+  std::pair<SegmentId, LayoutId> x_part, x_output;  ///< of a copy of what is sent; gathered again
   bool x_joined = false;
   /// First call of each of the joined passes, and whether it is a forward pass.
   std::vector<std::pair<std::size_t, bool>> x_joined_begins;

@@ -92,9 +92,19 @@ double peak_tflops(const Run& run) {
   return foretrain::peak_tflops(run.cluster.device, run.plan.precision.matrix);
 }
 
-/// Gains from one resource at a time at 11/10 of its rate.
-Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& workload,
-                                               Time base) {
+/// The same plan with data that is there sooner.
+Workload with_faster_data(const Run& run, double faster) {
+  Plan plan = run.plan;
+  for (Time* time : {&plan.data_time, &plan.loader_time}) {
+    time->ps = static_cast<std::int64_t>(std::llround(static_cast<double>(time->ps) / faster));
+  }
+  return lower(run.model, plan);
+}
+
+/// Gains from one resource at a time at 11/10 of its rate; from that of data where it is waited
+/// for.
+Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& workload, Time base,
+                                               bool waits_for_data) {
   constexpr double kFaster = 1.1;
   struct Case {
     const char* name;
@@ -107,10 +117,11 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
                              {"host memory, its links", &PriceOptions::host_rate}};
   const bool offloads = run.plan.offload.states() || run.plan.offload.activation_layers > 0;
   std::vector<Sensitivity> out;
-  const auto add = [&](const char* name, const PriceOptions& options) -> Status {
+  const auto add = [&](const char* name, const PriceOptions& options,
+                       const Workload& priced) -> Status {
     const std::unique_ptr<CostModel> model = cost_model_of(run, options);
-    FT_ASSIGN(const Prepared prepared, prepare(workload, *model, false));
-    FT_ASSIGN(const Replay faster, replay(workload, prepared, nullptr));
+    FT_ASSIGN(const Prepared prepared, prepare(priced, *model, false));
+    FT_ASSIGN(const Replay faster, replay(priced, prepared, nullptr));
     out.push_back({name, (base - faster.end).seconds()});
     return ok_status();
   };
@@ -118,12 +129,15 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
     if (one.rate == &PriceOptions::host_rate && !offloads) continue;
     PriceOptions options = price_options(run);
     options.*one.rate = kFaster;
-    FT_TRY(add(one.name, options));
+    FT_TRY(add(one.name, options, workload));
   }
   PriceOptions host = price_options(run);
   host.dispatch_per_kernel = Time{static_cast<std::int64_t>(
       std::llround(static_cast<double>(host.dispatch_per_kernel.ps) / kFaster))};
-  FT_TRY(add("host launches", host));
+  FT_TRY(add("host launches", host, workload));
+  if (waits_for_data) {
+    FT_TRY(add("data loading", price_options(run), with_faster_data(run, kFaster)));
+  }
   return out;
 }
 
@@ -293,7 +307,9 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   fill_rates(run, workload, out);
   set_interval(workload, prepared, own, critical, out);
   if (options.sensitivity) {
-    FT_ASSIGN(out.sensitivity, sensitivities(run, workload, result.end));
+    const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
+    const bool waits = data.ps > result.end.ps / 100;
+    FT_ASSIGN(out.sensitivity, sensitivities(run, workload, result.end, waits));
   }
   out.ranks = run.cluster.accelerators;
   out.ranks_simulated = static_cast<std::int64_t>(prepared.quotient.actors.size());

@@ -62,6 +62,7 @@ Part part_of(const SpanInfo& info) {
       return Part::kCopy;
     case Category::kHost:
     case Category::kCount:
+      if (info.phase == Phase::kInput && info.work.starts_with("pause")) return Part::kData;
       return info.work.ends_with("on the host") ? Part::kHostUpdate : Part::kHost;
     case Category::kCompute:
       break;
@@ -83,14 +84,21 @@ Breakdown break_down(const Timeline& timeline, std::int32_t track) {
     edges.push_back({to, part, -1});
   };
   Time last;
+  Time loaded;  // what workers prepare beside the step counts where nothing else is left
   for (const Span& span : timeline.spans) {
     if (span.track != track) continue;
     const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
+    if (part_of(info) == Part::kData) {
+      loaded = max(loaded, span.end);
+      continue;
+    }
     add(Part::kData, max(Time(), span.begin - data_delay(info)), span.begin);
     add(Part::kBubble, span.begin, span.start);
     add(part_of(info), span.start, span.end);
     last = max(last, span.end);
   }
+  add(Part::kData, last, loaded);
+  last = max(last, loaded);
   add(Part::kBubble, last, timeline.end);
   std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
   Breakdown out{};

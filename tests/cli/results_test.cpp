@@ -92,6 +92,24 @@ TEST(Result, DataThatIsTheBottleneckShowsAsSuch) {
   EXPECT_NEAR((slow_step - waits) / step, 1, 0.02);
 }
 
+// Workers prepare the next step's data beside this one: the step takes the longer of both.
+TEST(Result, DataFromWorkersIsWaitedForWhereItTakesLonger) {
+  const auto with_loader = [](double us) {
+    return simulated(small_place(), "run.json",
+                     {"parallel.pipeline=1", "parallel.virtual_pipeline=1", "schedule=1f1b",
+                      "host.data_us=0", "host.loader_us=" + std::to_string(us)});
+  };
+  const Json none = with_loader(0);
+  const double step = at(none, "iteration_time_s").number();
+  constexpr double kMicrobatches =
+      16 / 2 / 4;  // of a rank: sequences over their number, data ranks
+  EXPECT_EQ(at(with_loader(1e6 * 0.9 * step / kMicrobatches), "iteration_time_s").number(), step);
+  const Json slow = with_loader(1e6 * 3 * step / kMicrobatches);
+  EXPECT_NEAR(at(slow, "iteration_time_s").number() / step, 3, 1e-6);
+  EXPECT_NEAR(at(slow, "breakdown_s/data").number() / step, 2, 0.05);
+  EXPECT_NEAR(at(slow, "sensitivity/data loading").number() / step, 3 - 3 / 1.1, 0.01);
+}
+
 TEST(Result, IsTheSameTwice) {
   Json first = simulated(small_place(), "run.json");
   Json second = simulated(small_place(), "run.json");
@@ -386,6 +404,7 @@ const Field kFields[] = {
     {"launch.operations={\"gemm\":200}"},
     {"launch.graph_dispatch_us=50", {"launch.cuda_graph=full"}},
     {"host.data_us=100000"},
+    {"host.loader_us=10000000"},
     {"host.pass_us=100000"},
     {"host.step_us=1000"},
     {"host.update_us=10000", {"kernels.optimizer=adam"}},
