@@ -183,7 +183,11 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
     outside = traffic.node_least * network_slowdown(cluster.topology, at, true) /
               (c.all_to_all_network * nics * 1e9);
   }
-  const double seconds = power_mean(start, std::max(inside, outside), c.all_to_all_power);
+  const FanOut& to = work.fan_out;
+  const double carried =
+      to.enough > 0 ? std::min(1.0, static_cast<double>(to.sms) / static_cast<double>(to.enough))
+                    : 1.0;
+  const double seconds = power_mean(start, std::max(inside, outside) / carried, c.all_to_all_power);
   Cost cost = finish(cluster, rates, at, traffic, start, seconds);
   cost.sms_held = work.fan_out.sms > 0 ? std::min(work.fan_out.sms, cluster.device.sm_count)
                                        : nccl_p2p_channels(nccl_group_of(cluster, at), at.ranks - 1,

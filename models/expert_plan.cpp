@@ -95,8 +95,7 @@ void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
   int cast = 0;
   r.read_choice("dispatch_dtype", cast, {"compute", "fp8"});
   plan.cast_first = cast == 1;
-  // Megatron-LM's transformer_config.py of November 2025: moe_deepep_num_sms, moe_hybridep_num_sms.
-  std::int64_t sms = plan.dispatcher == Dispatcher::kDeepEp ? 20 : plan.fused() ? 16 : 0;
+  std::int64_t sms = enough_sms(plan.dispatcher);
   if (!plan.fused() && r.has("dispatcher_sms")) {
     r.fail("dispatcher_sms", "is of dispatchers deepep and hybridep; others hold what NCCL does");
   }
@@ -127,6 +126,11 @@ void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
 }
 
 }  // namespace
+
+std::int32_t enough_sms(Dispatcher dispatcher) {
+  if (dispatcher == Dispatcher::kDeepEp) return 20;
+  return dispatcher == Dispatcher::kHybridEp ? 16 : 0;
+}
 
 double natural_imbalance(std::int64_t experts, std::int64_t ranks) {
   constexpr double kSpread = 0.26;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "models/expert_plan.h"
 #include "models/moe_block.h"
 #include "models/stage.h"
 #include "sim/base/check.h"
@@ -58,6 +59,7 @@ void MoeBlock::swap(SegmentWriter& w, const std::string& name, const Payload& pa
     if (fused()) {
       work.fan_out = fan_out(x_model.experts);
       work.fan_out.sms = x_plan.experts.sms;
+      work.fan_out.enough = enough_sms(x_plan.experts.dispatcher);
       // The kernels of DeepEP carry the probabilities beside their tokens.
       for (std::size_t beside = 1; beside < payload.size(); ++beside) {
         reads.push_back(payload[beside].from.view());

@@ -273,7 +273,8 @@ enum class CollectiveKind : std::uint8_t {
 /// of the `groups` equal groups of items. 0 drawn: every member gets its own rows.
 struct FanOut {
   std::int32_t drawn = 0, items = 1, groups = 1, limit = 1;
-  std::int32_t sms = 0;  ///< that its kernels hold
+  std::int32_t sms = 0;     ///< that its kernels hold
+  std::int32_t enough = 0;  ///< that carry as much as the links do; fewer carry their part of it
   bool operator==(const FanOut&) const = default;
 };
 

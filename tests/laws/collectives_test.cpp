@@ -115,6 +115,23 @@ TEST(CollectiveLaws, GainFromWhatLimitsThem) {
   }
 }
 
+// Kernels made for the exchange of tokens carry what the links do from so many SMs on, and with
+// fewer their part of it.
+TEST(CollectiveLaws, FewerSmsCarryLess) {
+  for (const std::int32_t ranks : {8, 64}) {
+    const Cluster cluster = cluster_of({"dgx-h100", ranks, ranks, 1});
+    const Placement at = placed(cluster, ranks, 1);
+    const auto seconds = [&](std::int32_t sms) {
+      Collective work{CollectiveKind::kAllToAll, GroupSlot(), kLargest / 2, DType::kBf16, false};
+      work.fan_out = {8, 256, 1, 1, sms, 20};
+      return collective_cost(cluster, {}, at, work, nullptr).value().duration.seconds();
+    };
+    EXPECT_EQ(seconds(20), seconds(132));
+    EXPECT_NEAR(seconds(10) / seconds(20), 2, 0.02);
+    EXPECT_NEAR(seconds(4) / seconds(20), 5, 0.05);
+  }
+}
+
 // A change of algorithm may make more bytes cheaper, as on real machines, but never by much.
 TEST(CollectiveLaws, MoreBytesAreHardlyCheaperAcrossChoices) {
   for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
