@@ -205,7 +205,8 @@ void StageWriter::gather_weights(Unit& unit, StreamWait after) {
 }
 
 /// Gathers a unit's parameters unless they are there. A gather waits until an earlier one's are let
-/// go where more must not be in flight.
+/// go where more must not be in flight; where that one's pass is still to come, as with a prefetch
+/// beside a limit of one, until those before it are.
 void StageWriter::open_unit(Unit& unit, bool backward) {
   if (!sharded_parameters() || unit.weights.valid()) return;
   const UnitShape& shape = x_shapes[unit.shape];
@@ -218,13 +219,12 @@ void StageWriter::open_unit(Unit& unit, bool backward) {
     std::vector<StreamWait>& let_go = x_let_go[shape.holders.expert ? 1 : 0];
     unit.gather = let_go.size();
     const auto limit = static_cast<std::size_t>(x_plan.units.gathers_in_flight);
-    if (limit > 0 && unit.gather >= limit) {
-      const StreamWait& wait = let_go[unit.gather - limit];
-      if (wait.frame.valid()) {
-        call.waits.push_back(wait);
-        // The copy from the host stands on a stream of its own.
-        call.waits.back().stream = x_builder.program().segments[gather.index()].ops[0].stream;
-      }
+    std::size_t earlier = limit > 0 && unit.gather >= limit ? unit.gather - limit + 1 : 0;
+    while (earlier > 0 && !let_go[earlier - 1].frame.valid()) --earlier;
+    if (earlier > 0) {
+      call.waits.push_back(let_go[earlier - 1]);
+      // The copy from the host stands on a stream of its own.
+      call.waits.back().stream = x_builder.program().segments[gather.index()].ops[0].stream;
     }
     let_go.emplace_back();
   }

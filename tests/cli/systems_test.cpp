@@ -230,6 +230,21 @@ TEST(Systems, HaveTheirOwnMechanisms) {
   EXPECT_GT(occurrences(place, "angel-ptm", "on the host"), 1);
 }
 
+// The host lets memory of gathers go when it holds one back: a tighter limit on them needs no more.
+TEST(Systems, ATighterLimitOnGathersNeedsNoMore) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  double before = 0;
+  for (int limit = 1; limit < 5; ++limit) {
+    const Json result = simulated(place, "run.json",
+                                  {"system=pytorch-fsdp", "model=gpt3-1.3b",
+                                   "sharding.gathers_in_flight=" + std::to_string(limit)});
+    const double now = at(result, "memory/reserved_gib").number();
+    EXPECT_GE(now, before) << limit;
+    before = now;
+  }
+}
+
 // A precision's name says what computes; what else a system sets of it stays.
 TEST(Systems, KeepTheRestOfAPrecision) {
   const Workplace place;
