@@ -339,7 +339,7 @@ void settle_compression(Plan& plan) {
 bool Plan::shards_by_parameter() const {
   return shards_parameters() && units.gather_elements > 0 && !units.narrow_gathers &&
          !units.casts_shards && units.secondary == 0 && units.inner_group == 1 &&
-         !units.narrow_reduction && offload.page == 0;
+         !units.narrow_reduction;
 }
 
 void settle_chunks(const Model& model, Plan& plan) {
@@ -373,7 +373,6 @@ std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
       {u.inner_group > 1, "sharding.inner_group"},
       {u.gather_elements > 0, "sharding.gather_elements (set it to 0)"},
       {u.narrow_reduction, "gradients.reduce_dtype int4"},
-      {p.offload.page > 0, "offload.page_mib"},
       {tied, "a table that is tied across pipeline stages"},
   };
   for (const auto& [is, what] : others) {

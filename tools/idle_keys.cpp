@@ -79,7 +79,6 @@ const char* gather_elements(const Run& run) {
   if (u.secondary > 0) return "parameters are gathered by units with sharding.secondary_group";
   if (u.narrow_reduction)
     return "parameters are gathered by units with gradients.reduce_dtype int4";
-  if (p.offload.page > 0) return "parameters are gathered by units with offload.page_mib";
   return "parameters are gathered by units with sharding.gather_dtype int8 and fp8";
 }
 
