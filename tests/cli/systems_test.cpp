@@ -245,6 +245,31 @@ TEST(Systems, ATighterLimitOnGathersNeedsNoMore) {
   }
 }
 
+// What a system does with gradients that every rank holds whole gives way where the RUN shards
+// them, with a note; what the RUN itself asks for does not.
+TEST(Systems, BucketsGiveWayToShards) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  for (const char* level : {"optimizer", "gradients", "parameters"}) {
+    for (const char* system : {"transformers", "pytorch-ddp", "colossal-ai", "horovod"}) {
+      const Json result =
+          simulated(place, "run.json",
+                    {std::string("system=") + system, std::string("sharding.level=") + level});
+      const std::string notes = dump_json(at(result, "notes"));
+      EXPECT_NE(notes.find("gradients.bucketing, bucket_copy"), std::string::npos) << notes;
+      EXPECT_NE(notes.find(std::string("left out with sharding.level ") + level), std::string::npos)
+          << notes;
+    }
+    const CommandResult own =
+        place.run({"simulate", "run.json", "--set", "system=transformers", "--set",
+                   std::string("sharding.level=") + level, "--set", "gradients.bucket_copy=true"});
+    EXPECT_NE(own.exit_code, 0);
+    EXPECT_NE(own.err.find("/gradients/bucket_copy"), std::string::npos) << own.err;
+  }
+  const Json plain = simulated(place, "run.json", {"system=transformers", "sharding.level=none"});
+  EXPECT_EQ(dump_json(at(plain, "notes")).find("left out"), std::string::npos);
+}
+
 // A precision's name says what computes; what else a system sets of it stays.
 TEST(Systems, KeepTheRestOfAPrecision) {
   const Workplace place;
