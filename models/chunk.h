@@ -44,6 +44,7 @@ struct ParameterRange {
 /// Elements [begin, begin + count) of a buffer of the staging frame.
 struct Staged {
   std::int64_t begin = 0, count = 0;
+  std::int16_t buffer = 0;  ///< of copies
 };
 
 struct Bucket {
@@ -54,7 +55,8 @@ struct Bucket {
   bool issued = false;   ///< its reduction stands in the Program
   std::size_t list = 0;  ///< of a coordinator's lists
   bool first_of_list = true;
-  Staged staged;             ///< its copy, padded; count 0: it travels where it lies
+  Staged copied;             ///< its copy, padded; count 0: there is none
+  Staged staged;             ///< what of it travels whole beside factors, or its signs
   Staged left, right;        ///< the factors of its matrices, where they travel instead
   std::int64_t work = 0;     ///< multiply-adds of one factor
   SegmentId sum, sum_again;  ///< of a contiguous bucket: of the first pass, of others
@@ -179,6 +181,12 @@ struct Chunk {
 
 /// Where its parameters begin, in falling order, element 0 last.
 std::vector<std::int64_t> parameter_begins(const Chunk& chunk);
+
+/// Whether buckets travel cast, in arrays of their own that live meanwhile.
+bool casts_buckets(const Plan& plan);
+
+/// Whether compute copies gradients into buckets of their type, which stay.
+bool copies_on_compute(const Plan& plan);
 
 /// A message that is sent later.
 struct HeldBack {

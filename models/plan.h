@@ -253,7 +253,7 @@ struct Offload {
   /// at 1 everything does. kRoom: as many as there is room for, which who knows the device decides.
   double device_share = 0;
   static constexpr double kRoom = -1;
-  Bytes page = 0;         ///< offloaded units are whole pages on every rank; 0: as they come
+  Bytes page = 0;         ///< states lie in pages of so many bytes; 0: as they come
   bool pageable = false;  ///< the host's memory is not pinned: it waits for every copy
   bool states() const { return optimizer != Memory::kDevice || parameters != Memory::kDevice; }
   /// The host writes new weights over those that it keeps, which no pass reads meanwhile.

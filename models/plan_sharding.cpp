@@ -302,6 +302,10 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
 
 void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
   const bool wider = plan.precision.gradients != plan.precision.compute;
+  const bool within = plan.recompute.parts > 1 || plan.overlap.tensor_slices > 1;
+  // Autograd keeps a step's only gradients as they are.
+  const bool only = plan.microbatches() == 1 && !within && model.predict_layers == 0;
+  if (only && !wider) plan.fused_accumulation = true;
   const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
   if (!in_pipelines || !wider || !can_sum_after_pass(model, plan)) return;
   plan.sums_after_pass = true;
@@ -339,7 +343,7 @@ void settle_compression(Plan& plan) {
 bool Plan::shards_by_parameter() const {
   return shards_parameters() && units.gather_elements > 0 && !units.narrow_gathers &&
          !units.casts_shards && units.secondary == 0 && units.inner_group == 1 &&
-         !units.narrow_reduction && offload.page == 0;
+         !units.narrow_reduction;
 }
 
 void settle_chunks(const Model& model, Plan& plan) {
@@ -373,7 +377,6 @@ std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
       {u.inner_group > 1, "sharding.inner_group"},
       {u.gather_elements > 0, "sharding.gather_elements (set it to 0)"},
       {u.narrow_reduction, "gradients.reduce_dtype int4"},
-      {p.offload.page > 0, "offload.page_mib"},
       {tied, "a table that is tied across pipeline stages"},
   };
   for (const auto& [is, what] : others) {

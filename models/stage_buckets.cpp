@@ -7,19 +7,28 @@
 // models/stage_coordinator.cpp).
 //
 // A copied bucket goes: copy in, reduction, copy out. With Horovod's one buffer all of it is on the
-// bucket's stream; DDP's buckets have memory of their own, and compute copies. Left out: norms and
-// biases, which lie at the begin of the buffer, go last instead of with their layer; a bucket waits
-// for the end of its layer's backward pass.
+// bucket's stream; DDP's buckets have memory of their own, and compute copies. What is compressed
+// is made from the bucket, which stays (PyTorch's comm hooks): compute casts it, and beside compute
+// what comes back is cast into it. Horovod's buffer is of the type that travels. Left out: norms
+// and biases, which lie at the begin of the buffer, go last instead of with their layer; a bucket
+// waits for the end of its layer's backward pass; PyTorch casts back on a stream of its own.
 #include <algorithm>
 
 #include "models/stage_writer.h"
 
 namespace foretrain {
-namespace {
 
-constexpr std::int16_t kCopies = 0;  ///< buffer of the staging frame
+bool casts_buckets(const Plan& plan) {
+  const Compression c = plan.buckets.compression;
+  const bool casts = c == Compression::kFp16 || c == Compression::kBf16;
+  return plan.sharding == Sharding::kNone && plan.buckets.cut != Bucketing::kReady && casts;
+}
 
-}  // namespace
+bool copies_on_compute(const Plan& plan) {
+  const GradientBuckets& b = plan.buckets;
+  return plan.sharding == Sharding::kNone && b.cut != Bucketing::kReady &&
+         (b.copy || (b.inner_group > 1 && !casts_buckets(plan)));
+}
 
 std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
   std::vector<std::int64_t> out = {0};
@@ -123,14 +132,19 @@ void StageWriter::make_staging(Chunk& chunk) {
     layout.add(name, BufferKind::kCommunication, type, count);
     layout.layout().buffers.back().persistent = true;
   };
+  const bool one_buffer = b.cut == Bucketing::kReady;
+  bool copies = one_buffer || copies_on_compute(x_plan);
   if (b.compression == Compression::kPowerSgd) {
     stage_factors(chunk, add);
+    copies = copies && !one_buffer;
   } else if (b.compression == Compression::kOneBit) {
     stage_signs(chunk, add);
-  } else {
+    copies = copies && !one_buffer;
+  }
+  if (copies) {
     std::int64_t total = 0;
-    const bool one_buffer = b.cut == Bucketing::kReady;
     const bool always = b.inner_group > 1 || b.compression != Compression::kNone;
+    const std::int64_t unit = casts_buckets(x_plan) ? 1 : b.inner_group;
     const std::vector<std::int64_t> begins = parameter_begins(chunk);
     for (Bucket& bucket : chunk.buckets) {
       const auto inside = std::count_if(begins.begin(), begins.end(), [&bucket](std::int64_t at) {
@@ -138,13 +152,16 @@ void StageWriter::make_staging(Chunk& chunk) {
       });
       // A tensor alone needs no fusion.
       if (!x_plan.stages_buckets() || (one_buffer && inside < 2 && !always)) continue;
-      bucket.staged.count = round_up(bucket.end - bucket.begin, b.inner_group);
-      bucket.staged.begin = one_buffer ? 0 : total;
-      total = std::max(total, bucket.staged.begin + bucket.staged.count);
+      bucket.copied.count = round_up(bucket.end - bucket.begin, unit);
+      bucket.copied.begin = one_buffer ? 0 : total;
+      bucket.copied.buffer = static_cast<std::int16_t>(layout.layout().buffers.size());
+      total = std::max(total, bucket.copied.begin + bucket.copied.count);
     }
-    add("copies", travelling_type(), std::max<std::int64_t>(total, 1));
+    add("copies", one_buffer ? travelling_type() : x_plan.precision.gradients,
+        std::max<std::int64_t>(total, 1));
   }
   if (b.cycle.ps > 0) add("readiness", DType::kFp32, kReadinessElements);
+  if (layout.layout().buffers.empty()) return;
   chunk.staging = x_builder.frame(x_builder.layout(layout.layout()));
 }
 
@@ -179,19 +196,26 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
     call.frames.push_back(chunk.staging);
   }
   if (x_plan.buckets.cycle.ps > 0) coordinate(chunk, bucket, segment);
-  bool on_compute = false;  // what comes before and after the reduction
+  const bool copied = copies_on_compute(x_plan);
+  bool on_compute = copied;  // what comes before and after the reduction
+  Ref copy;
+  if (bucket.copied.count > 0) copy = copy_in(bucket, segment);
+  const View from = copied ? copy.view() : gradients_of(bucket);
+  const std::size_t next = segment.ops.size();
   if (bucket.left.count + bucket.right.count > 0) {
-    write_factors(bucket, segment);
+    write_factors(bucket, segment, from);
   } else if (x_plan.buckets.compression == Compression::kOneBit) {
-    write_signs(bucket, segment);
-  } else if (bucket.staged.count > 0) {
-    write_copied(bucket, segment);
-    on_compute = copies_on_compute();
-  } else if (x_plan.narrows_gradients()) {
-    write_narrowed(bucket, segment, call);
-    on_compute = !x_plan.overlap.gradient_reduce;
+    write_signs(bucket, segment, from);
+  } else if (casts_buckets(x_plan) || x_plan.narrows_gradients()) {
+    write_narrowed(bucket, segment, call, from);
+    on_compute = casts_buckets(x_plan) || !x_plan.overlap.gradient_reduce;
+  } else if (bucket.copied.count > 0) {
+    write_copied(bucket, segment, copy);
   } else {
     write_in_place(bucket, segment);
+  }
+  if (copied && segment.ops[next].stream.index() > 0) {
+    segment.ops[next].waits.push_back(EventRef{1, kCopied});
   }
   call.segment = x_builder.segment(std::move(segment));
   const auto wait_on = [&call, &after](StreamId stream) {
@@ -210,7 +234,8 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
 /// mean over all ranks here: a copy of the bucket onto itself stands for the division's time.
 /// Returns what comes after it.
 StreamWait StageWriter::prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after) {
-  const bool apart = x_plan.narrows_gradients() && bucket.holders.ranks > 1;
+  const bool narrows = casts_buckets(x_plan) || x_plan.narrows_gradients();
+  const bool apart = narrows && bucket.holders.ranks > 1;
   const bool divides = x_plan.divides_gradients() && !apart;
   if (!divides && !x_plan.buckets.checks) return after;
   LayoutWriter local("prepared bucket", 1);
@@ -273,57 +298,13 @@ void StageWriter::sum_over_ranks(const Bucket& bucket, Segment& segment, const V
                        EventRef{1, kScattered}, done);
 }
 
-/// Cast as a whole into a buffer that lives until it is cast back (DeepSpeed's runtime/engine.py,
-/// allreduce_bucket with a communication_data_type, v0.6.4); what overlaps casts beside compute.
-void StageWriter::write_narrowed(Bucket& bucket, Segment& segment, Call& call) {
-  const DType type = travelling_type();
-  const DType kept = x_plan.precision.gradients;
-  LayoutWriter local("narrow gradients", static_cast<std::int16_t>(segment.frames.size()));
-  const std::int64_t count = bucket.end - bucket.begin;
-  const View narrow = local.add("narrow", BufferKind::kCommunication, type, count).view();
-  const EventRef cast = local.event("cast");
-  const EventRef summed = local.event("summed");
-  const View all = gradients_of(bucket);
-  const auto add_cast = [&](const char* name, std::int64_t elements, DType to, const View& from,
-                            const View& into) -> Op& {
-    Op& op = bucket_op(bucket, segment, name, kernel_of(KernelKind::kCast, 1, elements, to), {from},
-                       {into});
-    if (x_plan.overlap.gradient_reduce) return op;
-    op.stream = StreamId(std::size_t{0});
-    op.category = Category::kCompute;
-    return op;
-  };
-  add_cast("gradients.narrow", count, type, all, narrow);
-  if (x_plan.divides_gradients()) add_cast("gradients.average", count, type, narrow, narrow);
-  segment.ops.back().records = cast;
-  const std::size_t next = segment.ops.size();
-  const bool scatter = scatters(bucket);
-  const View own = shard_view(0, bucket, kept);
-  View part = narrow;
-  if (scatter) part = shard_of(narrow, bucket.holders.shards, own.shard_group);
-  sum_over_ranks(bucket, segment, narrow, part, type, summed);
-  segment.ops[next].waits = {cast};
-  Op& back = add_cast("gradients.widen", scatter ? shard_elements(bucket) : count, kept, part,
-                      scatter ? own : all);
-  back.waits = {summed};
-  back.records = EventRef{1, kReduced};
-  const LayoutId layout = x_builder.layout(local.layout());
-  segment.frames.push_back(layout);
-  call.frames.push_back(x_builder.frame(layout));
-}
-
-/// Factors and signs are made on the bucket's stream.
-bool StageWriter::copies_on_compute() const {
-  const Compression c = x_plan.buckets.compression;
-  return x_plan.stages_buckets() && x_plan.buckets.cut != Bucketing::kReady &&
-         c != Compression::kPowerSgd && c != Compression::kOneBit;
-}
-
-/// Sums a copied array of `count` elements over the bucket's ranks: at once, or within inner
-/// groups, then what each rank got there over the ranks at the same place, and back.
-void StageWriter::sum_copies(const Bucket& bucket, const View& copy, std::int64_t count, DType type,
-                             Segment& segment) {
+/// Sums a copied array over the bucket's ranks: at once, or within inner groups, then what each
+/// rank got there over the ranks at the same place, and back.
+void StageWriter::sum_copies(const Bucket& bucket, const Ref& copied, Segment& segment) {
   const std::int64_t inner = x_plan.buckets.inner_group;
+  const std::int64_t count = copied.count;
+  const DType type = copied.dtype;
+  const View copy = copied.view();
   if (inner == 1) {
     bucket_op(bucket, segment, "gradients.reduce",
               Collective{CollectiveKind::kAllReduce, x_builder.group(bucket.holders.group), count,
@@ -345,50 +326,57 @@ void StageWriter::sum_copies(const Bucket& bucket, const View& copy, std::int64_
             Collective{CollectiveKind::kAllGather, group, count, type, false}, {own}, {copy});
 }
 
-void StageWriter::write_copied(Bucket& bucket, Segment& segment) {
+/// Zeroes behind the gradients, up to equal parts.
+void StageWriter::pad(const Bucket& bucket, const Ref& rest, Segment& segment) {
+  if (rest.count == 0) return;
+  bucket_op(bucket, segment, "gradients.pad",
+            kernel_of(KernelKind::kFill, 1, rest.count, rest.dtype), {}, {rest.view()});
+}
+
+/// By compute, or into the one buffer on the bucket's stream.
+Ref StageWriter::copy_in(const Bucket& bucket, Segment& segment) {
+  const Staged& at = bucket.copied;
   const std::int64_t count = bucket.end - bucket.begin;
-  const DType type = travelling_type();
-  const Ref copies{2, kCopies, type, 0};
-  const View filled = copies.part(bucket.staged.begin, count);
+  const bool on_compute = copies_on_compute(x_plan);
+  const DType type = on_compute ? x_plan.precision.gradients : travelling_type();
+  const Ref copy{2, at.buffer, type, at.count, at.begin};
   Op& in =
       bucket_op(bucket, segment, "gradients.copy", kernel_of(KernelKind::kCast, 1, count, type),
-                {gradients_of(bucket)}, {filled});
-  if (copies_on_compute()) {
+                {gradients_of(bucket)}, {copy.part(0, count)});
+  if (on_compute) {
     in.stream = StreamId(std::size_t{0});
     in.category = Category::kCompute;
     in.records = EventRef{1, kCopied};
   }
-  const std::size_t next = segment.ops.size();
-  if (const std::int64_t rest = bucket.staged.count - count; rest > 0) {
-    bucket_op(bucket, segment, "gradients.pad", kernel_of(KernelKind::kFill, 1, rest, type), {},
-              {copies.part(bucket.staged.begin + count, rest)});
-  }
-  const View copy = copies.part(bucket.staged.begin, bucket.staged.count);
-  sum_copies(bucket, copy, bucket.staged.count, type, segment);
-  if (copies_on_compute()) {
-    segment.ops[next].waits = {EventRef{1, kCopied}};
-  } else {
+  pad(bucket, Ref{2, at.buffer, type, at.count - count, at.begin + count}, segment);
+  return copy;
+}
+
+void StageWriter::write_copied(Bucket& bucket, Segment& segment, const Ref& copy) {
+  const std::int64_t count = bucket.end - bucket.begin;
+  sum_copies(bucket, copy, segment);
+  if (!copies_on_compute(x_plan)) {
     bucket_op(bucket, segment, "gradients.copy_back",
-              kernel_of(KernelKind::kCast, 1, count, x_plan.precision.gradients), {filled},
-              {gradients_of(bucket)});
+              kernel_of(KernelKind::kCast, 1, count, x_plan.precision.gradients),
+              {copy.part(0, count)}, {gradients_of(bucket)});
   }
   segment.ops.back().records = EventRef{1, kReduced};
 }
 
 /// Compute takes back what it copied, bucket by bucket, once it is reduced.
 void StageWriter::copy_back(Chunk& chunk) {
-  if (!chunk.staging.valid() || !copies_on_compute()) return;
+  if (!chunk.staging.valid() || !copies_on_compute(x_plan)) return;
+  const DType type = x_plan.precision.gradients;
   for (Bucket& bucket : chunk.buckets) {
-    if (bucket.staged.count == 0) continue;
+    if (bucket.copied.count == 0) continue;
     const std::int64_t count = bucket.end - bucket.begin;
     Segment segment;
     segment.name = "copy buckets back";
     segment.frames = {layout_of(chunk.gradients), layout_of(chunk.staging)};
-    Op op = unit_op("compute", "gradients.copy_back",
-                    kernel_of(KernelKind::kCast, 1, count, x_plan.precision.gradients),
+    Op op = unit_op("compute", "gradients.copy_back", kernel_of(KernelKind::kCast, 1, count, type),
                     Phase::kGradients);
     op.category = Category::kCompute;
-    op.reads = {Ref{1, kCopies, travelling_type(), 0}.part(bucket.staged.begin, count)};
+    op.reads = {Ref{1, bucket.copied.buffer, type, 0}.part(bucket.copied.begin, count)};
     op.writes = {gradients_of(bucket)};
     segment.ops.push_back(std::move(op));
     x_builder.call(Call{x_builder.segment(std::move(segment)),

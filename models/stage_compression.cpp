@@ -1,5 +1,7 @@
 // What travels in place of gradients.
 //
+// A cast: into an array that lives until what comes back is cast again.
+//
 // PowerSGD (Vogels et al. 2019; PyTorch's powerSGD_hook in its steady state): a matrix M of n rows
 // and m columns becomes P = M Q, summed over ranks and made orthogonal, then Q = M^T P, summed
 // again; M is replaced by P Q^T and the difference kept for the next step. r (n + m) elements
@@ -36,6 +38,60 @@ View part(std::int16_t buffer, DType type, const Staged& at) {
 
 }  // namespace
 
+/// Cast as a whole into a buffer that lives until it is cast back (DeepSpeed's runtime/engine.py,
+/// allreduce_bucket with a communication_data_type, v0.6.4; PyTorch's
+/// torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py, fp16_compress_hook, on compute).
+/// What overlaps casts beside compute otherwise.
+void StageWriter::write_narrowed(Bucket& bucket, Segment& segment, Call& call, const View& from) {
+  const DType type = travelling_type();
+  const DType kept = x_plan.precision.gradients;
+  const bool compressed = casts_buckets(x_plan);
+  LayoutWriter local("narrow gradients", static_cast<std::int16_t>(segment.frames.size()));
+  const std::int64_t count = bucket.end - bucket.begin;
+  const std::int64_t padded = compressed ? round_up(count, x_plan.buckets.inner_group) : count;
+  const Ref narrow = local.add("narrow", BufferKind::kCommunication, type, padded);
+  const View filled = narrow.part(0, count);
+  const EventRef cast = local.event("cast");
+  const EventRef summed = local.event("summed");
+  const auto add_cast = [&](const char* name, std::int64_t elements, DType to, const View& source,
+                            const View& into, bool beside) -> Op& {
+    Op& op = bucket_op(bucket, segment, name, kernel_of(KernelKind::kCast, 1, elements, to),
+                       {source}, {into});
+    if (beside) return op;
+    op.stream = StreamId(std::size_t{0});
+    op.category = Category::kCompute;
+    return op;
+  };
+  const bool overlaps = x_plan.overlap.gradient_reduce;
+  const bool beside = overlaps && !compressed;
+  add_cast("gradients.narrow", count, type, from, filled, beside);
+  if (x_plan.divides_gradients()) {
+    add_cast("gradients.average", count, type, filled, filled, beside);
+  }
+  segment.ops.back().records = cast;
+  const std::size_t next = segment.ops.size();
+  const bool scatter = scatters(bucket);
+  const View own = shard_view(0, bucket, kept);
+  View part = narrow.view();
+  if (scatter) part = shard_of(part, bucket.holders.shards, own.shard_group);
+  if (compressed) {
+    pad(bucket, Ref{narrow.frame, narrow.buffer, type, padded - count, count}, segment);
+    sum_copies(bucket, narrow, segment);
+    part = filled;
+    segment.ops.back().records = summed;
+  } else {
+    sum_over_ranks(bucket, segment, narrow.view(), part, type, summed);
+  }
+  segment.ops[next].waits = {cast};
+  Op& back = add_cast("gradients.widen", scatter ? shard_elements(bucket) : count, kept, part,
+                      scatter ? own : from, overlaps || compressed);
+  back.waits = {summed};
+  back.records = EventRef{1, kReduced};
+  const LayoutId layout = x_builder.layout(local.layout());
+  segment.frames.push_back(layout);
+  call.frames.push_back(x_builder.frame(layout));
+}
+
 void StageWriter::stage_factors(Chunk& chunk, const AddBuffer& add) {
   Staged plain, left, right;
   for (Bucket& bucket : chunk.buckets) {
@@ -67,9 +123,8 @@ void StageWriter::stage_factors(Chunk& chunk, const AddBuffer& add) {
   add("compression error", type, chunk.elements);
 }
 
-void StageWriter::write_factors(Bucket& bucket, Segment& segment) {
+void StageWriter::write_factors(Bucket& bucket, Segment& segment, const View& all) {
   const DType type = x_plan.precision.gradients;
-  const View all = gradients_of(bucket);
   const View plain = part(kPlain, type, bucket.staged);
   const View left = part(kLeft, type, bucket.left);
   const View right = part(kRight, type, bucket.right);
@@ -118,10 +173,9 @@ void StageWriter::stage_signs(Chunk& chunk, const AddBuffer& add) {
   add("average error", kErrorType, 8 * own);
 }
 
-void StageWriter::write_signs(Bucket& bucket, Segment& segment) {
+void StageWriter::write_signs(Bucket& bucket, Segment& segment, const View& all) {
   const std::int64_t ranks = bucket.holders.ranks;
   const GroupSlot group = x_builder.group(bucket.holders.group);
-  const View all = gradients_of(bucket);
   const View error = part(kSignError, kErrorType, Staged{bucket.begin, bucket.end - bucket.begin});
   const View signs = part(kSigns, DType::kUint8, bucket.staged);
   const View received = part(kReceived, DType::kUint8, bucket.staged);

@@ -13,7 +13,8 @@
 //
 // Angel-PTM (arXiv 2303.02868): what there is room for stays on the device, states, gradients and
 // shards, and is updated there beside the host's update: whole units, those of the first layers,
-// whose gradients come last. Units are whole pages.
+// whose gradients come last. States lie in pages that two of them may share, so that of each memory
+// the last page alone is not full; what is empty neither travels nor is updated.
 //
 // What layers keep, their input included, is copied out after their forward pass, for which compute
 // waits after the next layer's, and back while the layer after them computes backward.
@@ -21,7 +22,8 @@
 // Memory that is not pinned (`pageable`; DeepSpeed's pin_memory false) is copied more slowly, and
 // the host waits for every copy.
 //
-// Left out: staging buffers beside storage, page tables and their rounding, eviction by need.
+// Left out: staging buffers beside storage, page tables, that more than two small tensors share no
+// page, eviction by need.
 #include <algorithm>
 
 #include "models/optimizer.h"

@@ -91,7 +91,7 @@ void StageWriter::write_layouts() {
   const bool copies = x_plan.sharding != Sharding::kNone && x_plan.replicas() > 1;
   if (!by_units() && copies) bucket.event("scattered");
   const bool turns = x_plan.buckets.cycle.ps > 0;
-  if (copies_on_compute() || x_plan.contiguous() || turns) bucket.event("copied");
+  if (copies_on_compute(x_plan) || x_plan.contiguous() || turns) bucket.event("copied");
   if (x_plan.contiguous() || turns) bucket.event(turns ? "turn" : "summed");
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);

@@ -95,17 +95,12 @@ std::vector<std::int64_t> StageWriter::unit_runs(const UnitShape& shape,
   return out;
 }
 
-/// Of equal shards of each run, each of whole bytes in what travels, or of whole pages.
+/// Of equal shards of each run, each of whole bytes in what travels.
 std::int64_t StageWriter::unit_elements(const UnitShape& shape) const {
   if (!shape.runs.empty()) {
     return std::accumulate(shape.runs.begin(), shape.runs.end(), std::int64_t{0});
   }
   const std::int64_t shards = shape.holders.shards;
-  const Bytes page = x_plan.offload.states() ? x_plan.offload.page : 0;
-  if (page > 0) {
-    return round_up(shape.filled,
-                    shards * std::max<Bytes>(1, page * 8 / bits_of(x_plan.precision.compute)));
-  }
   return round_up(shape.filled, x_plan.units.narrow_reduction ? 2 * shards : shards);
 }
 

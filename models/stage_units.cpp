@@ -4,11 +4,41 @@
 // step they are gathered like parameters of which the gradients alone are sharded. Left out: small
 // tables and experts stay sharded.
 #include <algorithm>
+#include <map>
 
 #include "models/stage_writer.h"
 #include "sim/base/check.h"
 
 namespace foretrain {
+namespace {
+
+/// What stays empty of the last page in each memory: states follow one another in pages that two
+/// may share.
+FrameLayout rest_of_pages(const Program& program, const std::vector<Chunk>& chunks, Bytes page) {
+  std::map<Memory, Bytes> filled;
+  for (const Chunk& chunk : chunks) {
+    for (const Unit& unit : chunk.units) {
+      for (const FrameId frame : {unit.states, unit.shards}) {
+        const LayoutId layout = program.frames[frame.index()].layout;
+        for (const Buffer& buffer : program.layouts[layout.index()].buffers) {
+          if (buffer.persistent) filled[buffer.memory] += buffer.bytes();
+        }
+      }
+    }
+  }
+  FrameLayout out;
+  out.name = "pages";
+  for (const auto& [memory, bytes] : filled) {
+    const Bytes rest = (page - bytes % page) % page;
+    if (rest == 0) continue;
+    out.buffers.push_back(
+        buffer_of("rest of the last page", BufferKind::kWorkspace, DType::kUint8, rest, true));
+    out.buffers.back().memory = memory;
+  }
+  return out;
+}
+
+}  // namespace
 
 void StageWriter::make_units(Chunk& chunk) {
   UnitContent small;
@@ -155,6 +185,10 @@ Unit* StageWriter::small_unit(Chunk& chunk) const {
 /// The step's first segment: the host's own time, zeroes for what is added to; and with sharded
 /// gradients alone, last step's parameters on their way.
 void StageWriter::zero_units() {
+  if (const Bytes page = x_plan.offload.page; page > 0 && x_plan.offload.states()) {
+    FrameLayout rest = rest_of_pages(x_builder.program(), x_chunks, page);
+    if (!rest.buffers.empty()) (void)x_builder.frame(x_builder.layout(std::move(rest)));
+  }
   LayoutWriter events("zero", 0);
   SegmentWriter w(x_builder, "zero", events);
   w.phase = Phase::kGradients;
@@ -205,7 +239,8 @@ void StageWriter::gather_weights(Unit& unit, StreamWait after) {
 }
 
 /// Gathers a unit's parameters unless they are there. A gather waits until an earlier one's are let
-/// go where more must not be in flight.
+/// go where more must not be in flight; where that one's pass is still to come, as with a prefetch
+/// beside a limit of one, until those before it are.
 void StageWriter::open_unit(Unit& unit, bool backward) {
   if (!sharded_parameters() || unit.weights.valid()) return;
   const UnitShape& shape = x_shapes[unit.shape];
@@ -218,13 +253,12 @@ void StageWriter::open_unit(Unit& unit, bool backward) {
     std::vector<StreamWait>& let_go = x_let_go[shape.holders.expert ? 1 : 0];
     unit.gather = let_go.size();
     const auto limit = static_cast<std::size_t>(x_plan.units.gathers_in_flight);
-    if (limit > 0 && unit.gather >= limit) {
-      const StreamWait& wait = let_go[unit.gather - limit];
-      if (wait.frame.valid()) {
-        call.waits.push_back(wait);
-        // The copy from the host stands on a stream of its own.
-        call.waits.back().stream = x_builder.program().segments[gather.index()].ops[0].stream;
-      }
+    std::size_t earlier = limit > 0 && unit.gather >= limit ? unit.gather - limit + 1 : 0;
+    while (earlier > 0 && !let_go[earlier - 1].frame.valid()) --earlier;
+    if (earlier > 0) {
+      call.waits.push_back(let_go[earlier - 1]);
+      // The copy from the host stands on a stream of its own.
+      call.waits.back().stream = x_builder.program().segments[gather.index()].ops[0].stream;
     }
     let_go.emplace_back();
   }

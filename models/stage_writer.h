@@ -208,7 +208,6 @@ class StageWriter {
   std::vector<std::int64_t> bucket_begins(const Chunk& chunk) const;
   void make_staging(Chunk& chunk);
   DType travelling_type() const;
-  bool copies_on_compute() const;
   void reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame, std::int16_t event);
   void reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event);
   StreamWait prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after);
@@ -219,23 +218,24 @@ class StageWriter {
   bool scatters(const Bucket& bucket) const;
   void sum_over_ranks(const Bucket& bucket, Segment& segment, const View& all, const View& part,
                       DType type, EventRef done);
-  void write_narrowed(Bucket& bucket, Segment& segment, Call& call);
+  void write_narrowed(Bucket& bucket, Segment& segment, Call& call, const View& from);
   std::vector<std::int64_t> list_begins(const Chunk& chunk) const;
   void number_lists(Chunk& chunk) const;
   void coordinate(const Chunk& chunk, const Bucket& bucket, Segment& segment);
-  void sum_copies(const Bucket& bucket, const View& copy, std::int64_t count, DType type,
-                  Segment& segment);
-  void write_copied(Bucket& bucket, Segment& segment);
+  void sum_copies(const Bucket& bucket, const Ref& copied, Segment& segment);
+  void pad(const Bucket& bucket, const Ref& rest, Segment& segment);
+  Ref copy_in(const Bucket& bucket, Segment& segment);
+  void write_copied(Bucket& bucket, Segment& segment, const Ref& copy);
   void copy_back(Chunk& chunk);
   void collect_pass(Chunk& chunk, bool last);
   StreamWait add_pass(const Chunk& chunk);
   void let_go_of_output(const Chunk& chunk, const Passage& passage, std::int32_t mb);
   void let_go_of_casts(const Chunk& chunk, const Passage& passage, std::int32_t mb);
   void stage_factors(Chunk& chunk, const AddBuffer& add);
-  void write_factors(Bucket& bucket, Segment& segment);
+  void write_factors(Bucket& bucket, Segment& segment, const View& all);
   std::int64_t sign_bytes(const Bucket& bucket) const;
   void stage_signs(Chunk& chunk, const AddBuffer& add);
-  void write_signs(Bucket& bucket, Segment& segment);
+  void write_signs(Bucket& bucket, Segment& segment, const View& all);
 
   // --- Gradients to their owners (stage_owners.cpp) ---
   std::vector<Op> scattered(const Holders& holders, const View& whole, const View& part,

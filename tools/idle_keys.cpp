@@ -79,7 +79,6 @@ const char* gather_elements(const Run& run) {
   if (u.secondary > 0) return "parameters are gathered by units with sharding.secondary_group";
   if (u.narrow_reduction)
     return "parameters are gathered by units with gradients.reduce_dtype int4";
-  if (p.offload.page > 0) return "parameters are gathered by units with offload.page_mib";
   return "parameters are gathered by units with sharding.gather_dtype int8 and fp8";
 }
 
@@ -167,7 +166,11 @@ const char* accumulation(const Run& run) {
   // What adds up within a pass: parts of a layer, the output matrix of later tokens.
   const bool within = p.recompute.parts > 1 || run.model.predict_layers > 0;
   const bool apart = p.writes_fresh() && !p.sums_after_pass;
-  return apart && !within ? "the gradients of every microbatch are reduced on their own" : nullptr;
+  if (apart && !within) return "the gradients of every microbatch are reduced on their own";
+  const bool asked = asks(run, "/gradients/accumulation", Json("separate"));
+  return asked && p.fused_accumulation
+             ? "the gradients of a step's only microbatch are added to none"
+             : nullptr;
 }
 
 const char* check_nan(const Run& run) {

@@ -258,6 +258,30 @@ void drop_unused(Run& run) {
   run.resolved.erase("moe");
 }
 
+/// Buckets of plain data parallelism that a system has by default give way to shards that the RUN
+/// asks for.
+void drop_buckets(Run& run) {
+  const Json* const level = value_at(run.resolved, "/sharding/level");
+  Json* const gradients = run.resolved.find("gradients");
+  const bool readable = level != nullptr && level->string() != nullptr && gradients != nullptr;
+  if (!readable || is_default(run, "/sharding/level") || *level == Json("none")) return;
+  std::string dropped;
+  for (const char* key : {"bucketing", "bucket_copy", "no_sync", "inner_group", "compression",
+                          "compression_rank", "cycle_us"}) {
+    const std::string pointer = std::string("/gradients/") + key;
+    const auto of = run.origins.find(pointer);
+    if (of == run.origins.end() || !of->second.starts_with("system ")) continue;
+    if (asks(run, pointer.c_str(), Json("contiguous"))) continue;  // of shards too
+    run.origins.erase(of);
+    gradients->erase(key);
+    dropped += (dropped.empty() ? "gradients." : ", ") + std::string(key);
+  }
+  if (dropped.empty()) return;
+  run.notes.push_back(dropped + " of " + run.system +
+                      " are of gradients that no ranks share: left out with sharding.level " +
+                      *level->string());
+}
+
 Result<Model> load_model(const Json& json, const std::string& source) {
   if (const std::string* name = json.string()) {
     FT_ASSIGN(const Json preset, load_preset("models", *name, source + ": /model"));
@@ -422,6 +446,7 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   FT_ASSIGN(run.model, load_model(*user.find("model"), source));
   FT_TRY(drop_sequence(run));
   drop_unused(run);
+  drop_buckets(run);
   Result<Plan> plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
   if (!plan.ok()) return with_origin(plan.error(), run);
   run.plan = std::move(plan.value());

@@ -6,14 +6,11 @@
 #include <algorithm>
 #include <set>
 
+#include "tests/cli/mechanism_counts.h"
 #include "tests/cli/mechanism_pipelines.h"
 
 namespace foretrain {
 namespace {
-
-std::string on_data(const char* kind, int number, std::int64_t bytes) {
-  return kind + (" " + std::to_string(number)) + ": " + std::to_string(bytes) + " B on data";
-}
 
 // Sharded parameters in a scanned loop: the next layer's are gathered in 16 bits beside this one's
 // pass, forward and again backward, and every layer's gradients are reduce-scattered whole, in 16

@@ -230,6 +230,46 @@ TEST(Systems, HaveTheirOwnMechanisms) {
   EXPECT_GT(occurrences(place, "angel-ptm", "on the host"), 1);
 }
 
+// The host lets memory of gathers go when it holds one back: a tighter limit on them needs no more.
+TEST(Systems, ATighterLimitOnGathersNeedsNoMore) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  double before = 0;
+  for (int limit = 1; limit < 5; ++limit) {
+    const Json result = simulated(place, "run.json",
+                                  {"system=pytorch-fsdp", "model=gpt3-1.3b",
+                                   "sharding.gathers_in_flight=" + std::to_string(limit)});
+    const double now = at(result, "memory/reserved_gib").number();
+    EXPECT_GE(now, before) << limit;
+    before = now;
+  }
+}
+
+// What a system does with gradients that every rank holds whole gives way where the RUN shards
+// them, with a note; what the RUN itself asks for does not.
+TEST(Systems, BucketsGiveWayToShards) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  for (const char* level : {"optimizer", "gradients", "parameters"}) {
+    for (const char* system : {"transformers", "pytorch-ddp", "colossal-ai", "horovod"}) {
+      const Json result =
+          simulated(place, "run.json",
+                    {std::string("system=") + system, std::string("sharding.level=") + level});
+      const std::string notes = dump_json(at(result, "notes"));
+      EXPECT_NE(notes.find("gradients.bucketing, bucket_copy"), std::string::npos) << notes;
+      EXPECT_NE(notes.find(std::string("left out with sharding.level ") + level), std::string::npos)
+          << notes;
+    }
+    const CommandResult own =
+        place.run({"simulate", "run.json", "--set", "system=transformers", "--set",
+                   std::string("sharding.level=") + level, "--set", "gradients.bucket_copy=true"});
+    EXPECT_NE(own.exit_code, 0);
+    EXPECT_NE(own.err.find("/gradients/bucket_copy"), std::string::npos) << own.err;
+  }
+  const Json plain = simulated(place, "run.json", {"system=transformers", "sharding.level=none"});
+  EXPECT_EQ(dump_json(at(plain, "notes")).find("left out"), std::string::npos);
+}
+
 // A precision's name says what computes; what else a system sets of it stays.
 TEST(Systems, KeepTheRestOfAPrecision) {
   const Workplace place;

@@ -5,6 +5,7 @@
 
 #include "models/lower.h"
 #include "models/stage.h"
+#include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/laws/bucket_plans.h"
 #include "tests/support/recording.h"
@@ -162,15 +163,49 @@ TEST(Buckets, ReducedInTwoLevels) {
   EXPECT_EQ(outer[0], inner[0] / 2);
 }
 
-// Half the bits, half the bytes: 2 P of 4 P.
+/// What stays of a step to the next for the gradients' way.
+Bytes kept_to_travel(const Workload& workload) {
+  return persistent_bytes(
+      workload.programs[0])[static_cast<std::size_t>(BufferKind::kCommunication)];
+}
+
+// Half the bits, half the bytes: 2 P of 4 P. The cast is of the bucket, which is there as without
+// it, and lives while it travels.
 TEST(Buckets, InHalfPrecision) {
-  Plan plan = plain(Bucketing::kRanges, 0, 0);
-  plan.buckets.compression = Compression::kFp16;
-  const Workload workload = lowered_buckets(plan);
-  const std::string count = std::to_string(parameter_count(model_for_buckets()));
-  const auto moved = reductions(workload);
-  ASSERT_EQ(moved.size(), 2U);
-  EXPECT_EQ(moved[1], "gradients.reduce: all-reduce group 1 " + count + " fp16");
+  const std::int64_t all = parameter_count(model_for_buckets());
+  for (const bool copies : {false, true}) {
+    Plan plan = plain(Bucketing::kRanges, 0, 0);
+    plan.buckets.copy = copies;
+    const Bytes without = kept_to_travel(lowered_buckets(plan));
+    EXPECT_EQ(without, copies ? 4 * all : 0);
+    plan.buckets.compression = Compression::kFp16;
+    const Workload workload = lowered_buckets(plan);
+    EXPECT_EQ(kept_to_travel(workload), without);
+    std::vector<std::string> moved = reductions(workload);
+    if (copies) {
+      ASSERT_EQ(moved.size(), 4U);
+      EXPECT_EQ(moved[0].substr(0, 15), "gradients.copy:");
+      moved.erase(moved.begin());
+    }
+    ASSERT_EQ(moved.size(), 3U);
+    EXPECT_EQ(moved[0].substr(0, 17), "gradients.narrow:");
+    EXPECT_EQ(moved[1], "gradients.reduce: all-reduce group 1 " + std::to_string(all) + " fp16");
+    EXPECT_EQ(moved[2].substr(0, 16), "gradients.widen:");
+  }
+}
+
+// Factors and signs are made of the buckets that gradients are copied into: 4 P more.
+TEST(Buckets, AreThereBesideWhatIsMadeOfThem) {
+  for (const Compression compression : {Compression::kPowerSgd, Compression::kOneBit}) {
+    Plan plan = plain(Bucketing::kParameters, 2'000'000, 10'000);
+    plan.buckets.compression = compression;
+    plan.buckets.rank = compression == Compression::kPowerSgd ? 4 : 0;
+    const Bytes without = kept_to_travel(lowered_buckets(plan));
+    plan.buckets.copy = true;
+    const Workload workload = lowered_buckets(plan);
+    EXPECT_EQ(kept_to_travel(workload), without + 4 * parameter_count(model_for_buckets()));
+    EXPECT_EQ(reductions(workload).front().substr(0, 15), "gradients.copy:");
+  }
 }
 
 // PowerSGD of rank r sends r (n + m) elements of an n x m matrix, and vectors whole.

@@ -138,21 +138,25 @@ TEST(Offload, SharesStayOnTheDevice) {
   }
 }
 
-// A rank's part of every unit is whole pages of the compute type.
-TEST(Offload, UnitsAreWholePages) {
-  Plan plan = plan_here(Sharding::kParameters, 1);
-  plan.offload.page = 1 << 16;
-  const Workload workload = lowered(plan);
-  const Model model = model_here();
-  const auto pages = [](std::int64_t elements) {
-    const std::int64_t page = (1 << 16) / 2 * kRanks;
-    return (elements + page - 1) / page * page;
-  };
-  std::int64_t layer = 0;
-  for (const Parameter& p : layer_parameters(model)) layer += p.count();
-  const std::int64_t root = parameter_count(model) - model.layers * layer;
-  EXPECT_EQ(copied(workload).at("parameters.load"),
-            2 * (model.layers * pages(layer) + pages(root)) / kRanks);
+// Two tensors may share a page: of each memory the last one alone is not full, and what is empty
+// neither travels nor is updated.
+TEST(Offload, StatesFillPages) {
+  constexpr Bytes kPage = 1 << 16;
+  const auto in_pages = [](Bytes bytes) { return (bytes + kPage - 1) / kPage * kPage; };
+  const Bytes own = parameter_count(model_here()) / kRanks;
+  for (const Memory where : {Memory::kHost, Memory::kStorage}) {
+    Plan plan = plan_here(Sharding::kParameters, 1);
+    plan.offload.optimizer = where;
+    const auto without = copied(lowered(plan));
+    plan.offload.page = kPage;
+    const Workload workload = lowered(plan);
+    EXPECT_EQ(copied(workload), without);
+    // Gradients are at the host.
+    ASSERT_NE(12 * own % kPage, 0);
+    const bool together = where == Memory::kHost;
+    EXPECT_EQ(held(workload)[where], in_pages((together ? 12 + 2 : 12) * own));
+    EXPECT_EQ(held(workload)[Memory::kHost], in_pages((together ? 12 + 2 : 2) * own));
+  }
 }
 
 struct Times {

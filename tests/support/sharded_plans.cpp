@@ -57,7 +57,7 @@ void draw_chunks(Rng rng, const Model& model, Plan& p) {
   Units& u = p.units;
   const bool tied = model.tied_embeddings && p.stage_of(0) != p.stage_of(p.chunks() - 1);
   const bool goes = !u.narrow_gathers && !u.casts_shards && !u.narrow_reduction &&
-                    u.secondary == 0 && u.inner_group == 1 && p.offload.page == 0 && !tied;
+                    u.secondary == 0 && u.inner_group == 1 && !tied;
   if (p.sharding != Sharding::kParameters || rng.below(2) == 0) return;
   const bool chunks = rng.below(2) == 0 && goes;
   (chunks ? u.chunk_elements : u.gather_elements) = std::int64_t{1} << (6 + rng.below(8));
