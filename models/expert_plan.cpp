@@ -283,7 +283,8 @@ void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
       (!plain || plan.precision.low() || plan.overlap.expert)) {
     return refuse("moe/gate",
                   "masks are modelled with moe.dispatcher alltoall, in 16 bits and more, without "
-                  "parallel.sequence, parallel.expert_tensor and overlap.expert",
+                  "parallel.sequence, parallel.expert_tensor and overlap.expert; set moe.gate to "
+                  "indices for what this plan costs without them",
                   ErrorKind::kUnsupported);
   }
   const std::int64_t ranks = plan.accelerators / plan.pipeline;

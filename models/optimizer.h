@@ -13,7 +13,7 @@
 //   adafactor          4 (n + m) for a matrix n x m, 4 n for a vector, no momentum (Shazeer and
 //                      Stern 2018); in eager operations as in Hugging Face's Adafactor
 //
-// adam runs in for-each operations: a dozen launches, each reading and writing its operands; left
+// adam runs in for-each operations: eight launches, each reading and writing its operands; left
 // out: the root of the variance, 4 P that live during the update, and 8-bit states' fp32 exceptions
 // (small tensors, embeddings).
 #pragma once

@@ -34,11 +34,11 @@ class PlanReader {
     read_states();
     read_batch();
     read_precision();
+    read_schedule(x_reader, x_plan);
     read_overlap();
     read_kernels();
     read_recompute(x_reader, x_selective == 1, x_model, x_plan);
     read_others();
-    read_schedule(x_reader, x_plan);
     FT_TRY(x_reader.finish());
     check();
     FT_TRY(x_reader.finish());

@@ -249,6 +249,7 @@ std::vector<Pass> passes_of(const Plan& plan, std::int64_t stage) {
     case Schedule::kZbAuto:
     case Schedule::kZbV:
     case Schedule::kChimera:
+      if (!plan.passes.empty()) return plan.passes[static_cast<std::size_t>(stage)];
       return passes_of(plan)[static_cast<std::size_t>(stage)];
     case Schedule::kVocabulary1:
     case Schedule::kVocabulary2:

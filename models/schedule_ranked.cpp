@@ -283,10 +283,16 @@ std::vector<std::vector<Pass>> ranked_passes(const Plan& plan) {
                        std::max<Ps>(1, given.weight_gradients.ps / parts), given.transfer.ps};
   Lists best;
   std::pair<Ps, Ps> least;
+  // The likeliest first; of long lists fewer are tried.
+  constexpr std::array<double, 8> kPatience = {0.3, 0.4, 0.25, 0.5, 0.2, 0.35, 0.1, 1.0};
+  constexpr std::int64_t kMostPasses = 16'000'000;
+  const std::int64_t all = 24 * plan.pipeline * passes.microbatches;
+  const auto tried = static_cast<std::size_t>(
+      std::clamp<std::int64_t>(kMostPasses / all, 1, std::ssize(kPatience)));
   for (const Durations& ranked : {Durations{}, real}) {
-    for (const double patience : {0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 1.0}) {
-      const Lists order = RankedRun(passes, ranked, patience).run();
-      for (const double wait : {0.25, 0.5, 0.75, 1.0}) {
+    for (std::size_t i = 0; i < tried; ++i) {
+      const Lists order = RankedRun(passes, ranked, kPatience[i]).run();
+      for (const double wait : {0.5, 0.75, 0.25, 1.0}) {
         Refilled refilled(passes, real, wait);
         refilled.run(order);
         if (!best.empty() && refilled.length() >= least) continue;

@@ -399,9 +399,8 @@ void StageWriter::write_updates(SegmentWriter& w, const std::vector<Updated>& up
     adam.rows = 1;
     adam.cols = u.count;
     adam.dtype = DType::kFp32;
-    // Multi-tensor implementations launch once for many tensors; the plain one works in about a
-    // dozen passes of foreach kernels.
-    adam.launches = x_plan.optimizer == Optimizer::kFusedAdam ? 1 : 12;
+    // Multi-tensor implementations launch once for many tensors, the plain one eight times.
+    adam.launches = x_plan.optimizer == Optimizer::kFusedAdam ? 1 : 8;
     adam.intermediate_bytes = update_bytes_beside(x_plan.optimizer);
     w.compute(name, adam, std::move(reads), std::move(writes));
   }

@@ -69,12 +69,9 @@ void StageWriter::write_passes() {
 }
 
 /// Workers beside the host prepare the next step's microbatches: the step takes as long as they do,
-/// or what else it does.
+/// or what else it does. On every stage, so that each shows what all wait for.
 void StageWriter::load_ahead() {
-  const bool loads = x_plan.shares_vocabulary() ||
-                     std::any_of(x_chunks.begin(), x_chunks.end(),
-                                 [](const Chunk& chunk) { return chunk.first || chunk.last; });
-  if (x_plan.loader_time.ps == 0 || !loads) return;
+  if (x_plan.loader_time.ps == 0) return;
   Op op;
   op.stream = x_builder.stream("loader");
   op.work = x_builder.work(Pause{Time{x_plan.loader_time.ps * x_plan.microbatches()}});

@@ -146,7 +146,8 @@ StageTimes stage_times(const Program& program, const std::vector<Cost>& costs) {
     const Segment& segment = program.segments[call.segment.index()];
     const PassTime& time = alone[call.segment.index()];
     if (time.device == 0) continue;
-    if (segment.name.ends_with(" weights")) {
+    const bool of_layer = segment.name.starts_with("layer weights");
+    if (of_layer || segment.name.starts_with("head weights")) {
       out.weights += time;
     } else if (segment.ops.front().phase == Phase::kForward) {
       out.forward += time;

@@ -341,12 +341,18 @@ const char* precision_gradients(const Run& run) {
   return narrow_under_autocast(run, "/precision/gradients");
 }
 
+const char* if_no_capacity(const Run& run) {
+  return run.plan.experts.routing == Routing::kCapacity ? nullptr : "moe.routing is not capacity";
+}
+
 struct IdleKey {
   const char* pointer;
   Why why;
 };
 
 constexpr IdleKey kIdleKeys[] = {
+    {"/moe/gate", if_no_capacity},
+    {"/moe/min_capacity", if_no_capacity},
     {"/sharding/unit_layers", if_not_by_units},
     {"/allocator/record_stream", record_stream},
     {"/allocator/context_gib", context_gib},

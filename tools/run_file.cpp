@@ -244,7 +244,7 @@ void drop_unused(Run& run) {
     run.resolved.find("kernels")->erase("context");
   }
   Json* const moe = run.resolved.find("moe");
-  if (moe == nullptr || run.model.has_experts()) return;
+  if (moe == nullptr || moe->object() == nullptr || run.model.has_experts()) return;
   std::vector<std::string> keys;
   for (const auto& [key, value] : *moe->object()) keys.push_back(key);
   for (const std::string& key : keys) {

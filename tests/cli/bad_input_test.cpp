@@ -424,6 +424,8 @@ const BadSet kUnsupported[] = {
     {"recompute={\"modules\":[\"moe\"]}", {"/recompute/modules", "\"moe\"", "no experts"}},
     {"profile=mine.json", {"/profile", "no profile \"mine.json\"", "foretrain calibrate"}},
     {"moe={}", {"/moe", "no experts"}},
+    {"moe=5", {"/moe", "no experts"}},
+    {"moe=[]", {"/moe", "no experts"}},
     {"model={\"preset\":\"llama-4-scout\",\"attention_chunk_size\":16}",
      {"/batch/sequence", "attention within chunks of 16"}},
 };

@@ -51,7 +51,12 @@ const std::vector<std::string> kOneRank = {"parallel.tensor=1", "parallel.pipeli
 const char* const kNotParameters = "sharding.level is not parameters";
 const char* const kNotByUnits = "sharding.level is neither gradients nor parameters";
 
+const std::vector<std::string> kMixture = {"model=qwen3-30b-a3b", "parallel.tensor=1",
+                                           "parallel.pipeline=1", "parallel.expert=8"};
+
 const Idle kIdle[] = {
+    {"moe.gate=masks", "moe.routing is not capacity", kMixture},
+    {"moe.min_capacity=64", "moe.routing is not capacity", kMixture},
     {"parallel.pipeline_partition=profiled", "parallel.pipeline is 1", {"parallel.pipeline=1"}},
     {"sharding.gathers_in_flight=5", kNotParameters},
     {"sharding.gathers_in_flight=5", kNotParameters, kGradients},

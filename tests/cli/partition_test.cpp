@@ -182,5 +182,29 @@ TEST(Partition, ThatCannotBe) {
   }
 }
 
+// Orders that fit durations are made for those that the run has, W apart from B also where layers
+// are computed again: zb-v leaves a smaller bubble than zb-h1, and one as large as its order for
+// passes in which these are known.
+TEST(Order, FitsTheRunsOwnPasses) {
+  const Workplace place;
+  place.write("run.json", R"({
+    "model": {"model_type": "llama", "num_hidden_layers": 16, "hidden_size": 4096,
+              "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 1024},
+    "cluster": {"preset": "dgx-a100-80gb", "accelerators": 8, "rate_spread": 0},
+    "parallel": {"pipeline": 8, "tensor": 1}, "sharding": {"level": "none"}, "dropout": 0,
+    "batch": {"global": 24, "micro": 1, "sequence": 2048}, "precision": "bf16",
+    "recompute": "full", "launch": {"cuda_graph": "full"}})");
+  const auto takes = [&place](const std::string& schedule) {
+    const CommandResult told = place.run(
+        {"simulate", "run.json", "--no-advice", "--json", "-", "--set", "schedule=" + schedule});
+    return at(parse_json(told.out, "stdout").value(), "iteration_time_s").number();
+  };
+  const double own = takes("zb-v");
+  EXPECT_LT(own, takes("zb-h1"));
+  EXPECT_NEAR(own / takes(R"({"name": "zb-v", "forward_us": 4000, "input_gradients_us": 8100,
+                             "weight_gradients_us": 4000, "transfer_us": 50})"),
+              1, 0.01);
+}
+
 }  // namespace
 }  // namespace foretrain
