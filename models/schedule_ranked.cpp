@@ -68,6 +68,13 @@ struct Passes {
 
 using Lists = std::vector<std::vector<Pass>>;
 
+template <typename Stages>
+Lists lists_of(Stages& stages) {
+  Lists out;
+  for (auto& stage : stages) out.push_back(std::move(stage.passes));
+  return out;
+}
+
 /// A run without messages in which a stage that is free takes, of the passes that it can, the one
 /// of least rank: its time in the chain of a microbatch's passes, and for every microbatch before
 /// it `patience` of what a stage works for one. It keeps no more passes than there are chunks.
@@ -88,9 +95,7 @@ class RankedRun {
       x_queue.pop();
       if (now >= x_stages[static_cast<std::size_t>(stage)].free) take(now, stage);
     }
-    Lists out;
-    for (Stage& s : x_stages) out.push_back(std::move(s.passes));
-    return out;
+    return lists_of(x_stages);
   }
 
  private:
@@ -219,11 +224,7 @@ class Refilled {
     }
     return out;
   }
-  Lists passes() && {
-    Lists out;
-    for (Stage& s : x_stages) out.push_back(std::move(s.passes));
-    return out;
-  }
+  Lists passes() && { return lists_of(x_stages); }
 
  private:
   struct Stage {
