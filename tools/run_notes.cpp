@@ -63,6 +63,21 @@ void note_dispatcher(Run& run) {
                       ": its kernels are CUDA's; priced as if " + device.name + " had their like");
 }
 
+/// A system's buckets that this plan's gradients do not go through.
+void note_buckets(Run& run) {
+  const Plan& p = run.plan;
+  const bool shards = p.sharding == Sharding::kOptimizer || p.sharding == Sharding::kGradients;
+  if (!asks(run, "/gradients/bucketing", Json("contiguous")) || p.contiguous()) return;
+  if (!shards || p.data == 1) return;
+  const char* with = "this model or schedule";
+  if (p.shard_group > 0) with = "sharding.group_size";
+  if (p.offload.states()) with = "offloaded states";
+  run.notes.push_back(std::string("gradients.bucketing contiguous is not modelled with ") + with +
+                      ": gradients are reduced " +
+                      (p.by_units() ? "unit by unit beside the backward pass, which may be faster"
+                                    : "in equal ranges"));
+}
+
 /// What the RUN asks for that its system has not.
 void note_lacking(Run& run) {
   if (run.lacking.empty()) return;
@@ -125,6 +140,12 @@ void note_limits(Run& run) {
   }
   note_model(run);
   note_lacking(run);
+  note_buckets(run);
+  if (run.graphs_by_layer) {
+    run.notes.emplace_back(
+        "launch.cuda_graph layer: what stands outside of layers (head, loss, norms of gradients, "
+        "optimizer) is launched as cheaply as they are");
+  }
   if (run.plan.schedule == Schedule::kInterleaved && run.plan.virtual_pipeline == 1) {
     run.notes.emplace_back("interleaved-1f1b without parallel.virtual_pipeline is 1f1b");
   }
