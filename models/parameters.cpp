@@ -184,7 +184,7 @@ void write_product(SegmentWriter& w, const Plan& plan, const std::string& name, 
                    std::int64_t rows, const Ref& d, const Ref& in, const Ref& gradient) {
   SegmentWriter& target = w.of_weights();
   const std::string at = name + ".weight_gradient";
-  const bool adds = product.accumulate || !plan.writes_fresh();
+  const bool adds = product.accumulate || (!plan.writes_fresh() && !plan.adds_nothing);
   product.accumulate = adds && plan.fused_accumulation;
   product.out = plan.fused_accumulation ? plan.local_gradients() : plan.precision.compute;
   if (!adds || plan.fused_accumulation) {

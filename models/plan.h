@@ -271,7 +271,7 @@ struct Plan {
   std::int64_t tensor_depth = 1;  ///< d of 2.5d: tensor = d q^2
   Sharding sharding = Sharding::kNone;
   GradientReduction reduction = GradientReduction::kReduceScatter;
-  bool fused_accumulation = true;  ///< GEMMs add to the gradients of earlier microbatches
+  bool fused_accumulation = true, adds_nothing = false;  ///< to gradients of earlier microbatches
   /// Every backward pass writes gradients in the compute type, which are added to those before when
   /// it has ended: models/stage_buckets.cpp.
   bool sums_after_pass = false;

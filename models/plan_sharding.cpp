@@ -303,9 +303,9 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
 void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
   const bool wider = plan.precision.gradients != plan.precision.compute;
   const bool within = plan.recompute.parts > 1 || plan.overlap.tensor_slices > 1;
-  // Autograd keeps a step's only gradients as they are.
   const bool only = plan.microbatches() == 1 && !within && model.predict_layers == 0;
-  if (only && !wider) plan.fused_accumulation = true;
+  plan.adds_nothing = only && !wider && !plan.fused_accumulation;
+  plan.fused_accumulation |= plan.adds_nothing;
   const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
   if (!in_pipelines || !wider || !can_sum_after_pass(model, plan)) return;
   plan.sums_after_pass = true;
