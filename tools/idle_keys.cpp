@@ -166,11 +166,7 @@ const char* accumulation(const Run& run) {
   // What adds up within a pass: parts of a layer, the output matrix of later tokens.
   const bool within = p.recompute.parts > 1 || run.model.predict_layers > 0;
   const bool apart = p.writes_fresh() && !p.sums_after_pass;
-  if (apart && !within) return "the gradients of every microbatch are reduced on their own";
-  const bool asked = asks(run, "/gradients/accumulation", Json("separate"));
-  return asked && p.fused_accumulation
-             ? "the gradients of a step's only microbatch are added to none"
-             : nullptr;
+  return apart && !within ? "the gradients of every microbatch are reduced on their own" : nullptr;
 }
 
 const char* check_nan(const Run& run) {
