@@ -449,7 +449,7 @@ bool asks_for_nothing(const Json& value) {
 bool set_by_user(const Run& run, const std::string& pointer) {
   const Json* value = value_at(run.resolved, pointer);
   const std::string origin = origin_of(run, pointer);
-  if (value == nullptr || value->is_null() || (origin != "RUN" && origin != "--set")) return false;
+  if (value == nullptr || value->is_null() || !is_users(origin)) return false;
   const Json* usual = value_at(run.usual, pointer);
   return !asks_for_nothing(*value) || (usual != nullptr && !(*usual == *value));
 }

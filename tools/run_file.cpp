@@ -219,7 +219,7 @@ Status drop_sequence(Run& run) {
   if (!run.model.is_network()) return ok_status();
   const auto origin = run.origins.find("/batch/sequence");
   if (origin == run.origins.end()) return ok_status();
-  if (origin->second == "RUN" || origin->second == "--set") {
+  if (is_users(origin->second)) {
     return input_error(run.source + ": /batch/sequence: " + run.model.name +
                        " takes images, whose size is the model's \"image\"; leave it out");
   }
@@ -231,7 +231,7 @@ Status drop_sequence(Run& run) {
 /// Whether `pointer` is a system's default.
 bool is_default(const Run& run, const std::string& pointer) {
   const auto origin = run.origins.find(pointer);
-  return origin != run.origins.end() && origin->second != "RUN" && origin->second != "--set";
+  return origin != run.origins.end() && !is_users(origin->second);
 }
 
 /// A system's defaults of what a RUN does not have: how ranks of a context exchange keys, experts.
@@ -342,6 +342,8 @@ Status find_profile(Run& run, const Json& user, const std::string& source) {
 }
 
 }  // namespace
+
+bool is_users(const std::string& origin) { return origin == "RUN" || origin == "--set"; }
 
 const Json* value_at(const Json& json, const std::string& pointer) {
   const Json* out = &json;

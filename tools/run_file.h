@@ -40,6 +40,9 @@ struct Run {
 /// What stands at "/key/inner"; null if nothing.
 const Json* value_at(const Json& json, const std::string& pointer);
 
+/// Of an entry of `Run::origins`: whether the value is the user's own, not a default.
+bool is_users(const std::string& origin);
+
 /// Whether the value at the pointer, wherever it is from, is this one.
 bool asks(const Run& run, const char* pointer, const Json& value);
 

@@ -83,7 +83,7 @@ void note_lacking(Run& run) {
   if (run.lacking.empty()) return;
   std::set<std::string> asked;
   for (const auto& [pointer, origin] : run.origins) {
-    if (origin != "RUN" && origin != "--set") continue;
+    if (!is_users(origin)) continue;
     const Json* value = value_at(run.resolved, pointer);
     const Json* usual = value_at(run.usual, pointer);
     if (value == nullptr || (usual != nullptr && *value == *usual)) continue;
