@@ -1,5 +1,6 @@
 #include "models/plan_layout.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "models/partition.h"
@@ -38,6 +39,16 @@ void read_layout(JsonReader& parallel, Plan& plan) {
                                           "as well; leave one of them out");
 }
 
+std::vector<std::int64_t> even_layout(const Model& model, const Plan& plan) {
+  const std::int64_t chunks = plan.chunks();
+  const bool ends = !plan.shares_vocabulary();
+  const std::int64_t predicted = model.layers % chunks == 0 || !ends ? 0 : 2 * model.predict_layers;
+  std::vector<std::int64_t> out = default_layout(model.layers + predicted, chunks, ends);
+  out.back() -= predicted;
+  for (; out.back() < 0; ++out.back()) --*std::max_element(out.begin(), out.end() - 1);
+  return out;
+}
+
 void settle_layout(JsonReader& run, const Model& model, Plan& plan) {
   const std::int64_t chunks = plan.chunks();
   if (plan.pipeline_layout.empty()) {
@@ -54,7 +65,7 @@ void settle_layout(JsonReader& run, const Model& model, Plan& plan) {
     }
     plan.pipeline_layout = chunks > 1 && plan.partition == Partition::kParameters
                                ? balanced_layout({parameter_weights(model, plan)}, chunks)
-                               : default_layout(model.layers, chunks, !plan.shares_vocabulary());
+                               : even_layout(model, plan);
   }
   const std::int64_t sum =
       std::accumulate(plan.pipeline_layout.begin(), plan.pipeline_layout.end(), std::int64_t{0});

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "models/lower.h"
+#include "models/plan_layout.h"
 #include "models/schedule.h"
 #include "sim/engine/prepared.h"
 
@@ -176,7 +177,7 @@ Time longest_message(const Program& program, const PreparedPrices& prices) {
 
 Result<std::vector<LayerWeights>> pass_times(const Run& run) {
   Plan even = run.plan;
-  even.pipeline_layout = default_layout(run.model.layers, even.chunks(), !even.shares_vocabulary());
+  even.pipeline_layout = even_layout(run.model, even);
   even.offload.device_share = std::max(even.offload.device_share, 0.0);  // not yet known
   PricedStages stages(run, even);
   FT_TRY(stages.price());

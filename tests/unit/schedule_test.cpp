@@ -1,5 +1,6 @@
 // Are schedules and layouts those written out by hand?
 #include "models/schedule.h"
+#include "models/plan_layout.h"
 
 #include <gtest/gtest.h>
 
@@ -321,6 +322,51 @@ TEST(DefaultLayout, EmbeddingAndLossCount) {
 TEST(DefaultLayout, AsEqualAsCanBe) {
   EXPECT_EQ(default_layout(61, 16), (Layout{3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3}));
   EXPECT_EQ(default_layout(1, 2), (Layout{1, 0}));
+}
+
+Layout even(std::int64_t layers, std::int64_t predicted, std::int64_t chunks) {
+  Model model;
+  model.layers = layers;
+  model.predict_layers = predicted;
+  Plan plan;
+  plan.pipeline = chunks;
+  return even_layout(model, plan);
+}
+
+// DeepSeek-V3's layouts in Megatron Bridge's recipes: a layer of multi-token prediction and its
+// pass through the output matrix in the last chunk take the place of two layers.
+TEST(EvenLayout, PredictionCounts) {
+  EXPECT_EQ(even(61, 1, 4), (Layout{16, 16, 16, 13}));
+  EXPECT_EQ(even(61, 1, 8), (Layout{8, 8, 8, 8, 8, 8, 8, 5}));
+  Layout expected(16, 4);
+  expected.back() = 1;
+  EXPECT_EQ(even(61, 1, 16), expected);
+  expected = Layout(32, 2);
+  expected.front() = 1;
+  expected.back() = 0;
+  EXPECT_EQ(even(61, 1, 32), expected);
+}
+
+// Megatron-LM asks for no layout where layers divide, and puts the prediction behind the last ones.
+TEST(EvenLayout, LayersThatDivideStayEqual) {
+  EXPECT_EQ(even(60, 1, 4), Layout(4, 15));
+  EXPECT_EQ(even(61, 0, 16), default_layout(61, 16));
+}
+
+TEST(EvenLayout, AlwaysSums) {
+  for (std::int64_t layers = 1; layers <= 40; ++layers) {
+    for (std::int64_t predicted = 0; predicted <= 3; ++predicted) {
+      for (std::int64_t chunks = 1; chunks <= layers + 2; ++chunks) {
+        const Layout layout = even(layers, predicted, chunks);
+        ASSERT_EQ(static_cast<std::int64_t>(layout.size()), chunks);
+        EXPECT_EQ(std::accumulate(layout.begin(), layout.end(), std::int64_t{0}), layers);
+        for (std::size_t c = 0; c < layout.size(); ++c) {
+          const bool end = c == 0 || c + 1 == layout.size();
+          EXPECT_GE(layout[c], end ? 0 : 1) << layers << " + " << predicted << " in " << chunks;
+        }
+      }
+    }
+  }
 }
 
 // Chunks sum to the layers and differ by at most one, or by the ends' one.
