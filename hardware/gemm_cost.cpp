@@ -326,9 +326,34 @@ Result<Cost> uneven_cost(const DeviceSpec& device, const GemmConstants& c, const
   return sum;
 }
 
+/// Of `beside` products that follow one another on streams of their own, so that where one leaves
+/// SMs idle the next one's tiles run: an equal part of the product of all their rows, not less than
+/// its own operands' way through memory, not more than it takes alone.
+Result<Cost> beside_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
+  Gemm alone = work;
+  alone.beside = 1;
+  Gemm all = alone;
+  all.m *= work.beside;
+  FT_ASSIGN(Cost cost, gemm_cost(device, alone, steps));
+  FT_ASSIGN(const Cost whole, gemm_cost(device, all, nullptr));
+  const Time part = bounded((whole.duration - whole.latency).seconds() / work.beside);
+  const Time busy = std::min(cost.duration - cost.latency, max(part, cost.memory));
+  cost.tiles = 0;
+  cost.tile = Time{};
+  cost.rounds = 1;
+  cost.compute = busy;
+  cost.duration = cost.latency + busy;
+  if (steps != nullptr) {
+    *steps << work.beside << " side by side, whose waves fill each other up: " << busy.us()
+           << " us each\n";
+  }
+  return cost;
+}
+
 }  // namespace
 
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
+  if (work.beside > 1) return beside_cost(device, work, steps);
   const GemmConstants& c = kernel_constants(device.architecture).gemm;
   if (work.apart && !work.groups.empty()) return uneven_cost(device, c, work, steps);
   if (work.apart && work.batch > 1) return apart_cost(device, c, work, steps);

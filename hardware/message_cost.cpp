@@ -30,6 +30,7 @@ struct Transfers {
   /// The communicator is not known: across nodes that of the pair, within a node one of the whole
   /// node, as of a pipeline with a stage on every device.
   std::int32_t channels(const Cluster& cluster) const {
+    if (widest == nullptr) return 0;  // copy engines move them all
     const std::int32_t node = cluster.accelerators_per_node;
     const NcclGroup group =
         widest->nodes > 1 ? nccl_group_of(cluster, *widest) : nccl_group(cluster, node, 1, node, 0);
@@ -84,7 +85,7 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
     const Port port = across ? (message.send ? Port::kNicOut : Port::kNicIn)
                              : (message.send ? Port::kScaleUpOut : Port::kScaleUpIn);
     const auto index = static_cast<std::size_t>(port);
-    transfers.add(placements[i], message);
+    if (!message.copied || across) transfers.add(placements[i], message);
     const double rate =
         across ? c.message_network * nic / network_slowdown(cluster.topology, placements[i])
                : inside_share * inside_rate;

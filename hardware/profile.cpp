@@ -103,7 +103,9 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
     const std::string layout =
         std::string(gemm->transpose_a ? "t" : "n") + (gemm->transpose_b ? "t" : "n");
-    return {"gemm " + layout, text_of(work), ranks};
+    Gemm alone = *gemm;
+    alone.beside = 1;
+    return {"gemm " + layout, text_of(Work{alone}), ranks};
   }
   if (const auto* attention = std::get_if<Attention>(&work)) {
     Attention plain = *attention;

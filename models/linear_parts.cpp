@@ -53,7 +53,7 @@ void LinearParts::forward_column(SegmentWriter& w, const char* block, const char
     if (part.valid()) gather(w, block, part, full);
     return forward_linear(w, name, l, full, out, with_bias);
   }
-  const Gemm gemm = of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false);
+  const Gemm gemm = of_part(of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false));
   ring_gather(w, std::string(block) + ".gather", part, full,
               [&](std::int64_t hops, const View& in) {
                 std::vector<View> reads = {in, x_quantizer.by_rows(l.weight).view()};
@@ -74,7 +74,7 @@ void LinearParts::column_again(SegmentWriter& w, const char* block, const char* 
               {out.view()});
     return;
   }
-  const Gemm gemm = forward_gemm(x_plan, x_rows, width, l.in);
+  const Gemm gemm = of_part(forward_gemm(x_plan, x_rows, width, l.in));
   ring_gather(w, std::string(block) + ".gather", part, full,
               [&](std::int64_t hops, const View& in) {
                 w.compute(name, gemm, {in, matrix}, {member(out, hops)});
@@ -111,7 +111,7 @@ Quantizer::Copies LinearParts::row_input_gradient(SegmentWriter& w, const std::s
   const Quantizer::Copies own = x_quantizer.cast_own(w, name, d, x_rows);
   const Ref& part = own.rows;
   const Ref full = temporary(w, name + " d gathered", part.count * x_plan.tensor, part.dtype);
-  const Gemm gemm = of_linear(l, input_gradient_gemm(x_plan, x_rows, l.out, l.in), true);
+  const Gemm gemm = of_part(of_linear(l, input_gradient_gemm(x_plan, x_rows, l.out, l.in), true));
   ring_gather(w, name + ".gather", part, full, [&](std::int64_t hops, const View& in) {
     w.compute(name + ".input_gradient", gemm, {in, matrix.view()}, {member(d_in, hops)});
   });
@@ -142,9 +142,9 @@ View LinearParts::member(const Ref& all, std::int64_t hops) const {
 
 /// To the member `places` on in the group, from the one as many places before.
 EventRef LinearParts::exchange(SegmentWriter& w, const std::string& name, std::int64_t places,
-                               const View& out, const View& in) {
+                               const View& out, const View& in, bool copied) {
   return w.exchange(kTensorGroup, name, Category::kTensor, ring_channel(true, places),
-                    ring_channel(false, places), out, in);
+                    ring_channel(false, places), out, in, copied);
 }
 
 void LinearParts::ring_gather(SegmentWriter& w, const std::string& name, const Ref& part,
@@ -155,7 +155,9 @@ void LinearParts::ring_gather(SegmentWriter& w, const std::string& name, const R
   for (std::int64_t i = 0; i < x_plan.tensor; ++i) {
     const View here = member(full, i);
     EventRef next;
-    if (i + 1 < x_plan.tensor) next = exchange(w, name, 1, here, member(full, i + 1));
+    if (i + 1 < x_plan.tensor) {
+      next = exchange(w, name, 1, here, member(full, i + 1), x_plan.overlap.tensor_copy_engines);
+    }
     product(i, here);
     if (next.valid()) w.wait(next);
   }
@@ -169,7 +171,7 @@ void LinearParts::ring_reduce(SegmentWriter& w, const char* block, const char* n
   const std::int64_t own = x_rows * l.out;
   const View mine = adds ? member(partial, 0) : temporary(w, reduce + " own", own).view();
   const Ref arriving = temporary(w, reduce + " of others", own * (t - 1));
-  Gemm gemm = of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false);
+  Gemm gemm = of_part(of_linear(l, forward_gemm(x_plan, x_rows, l.out, l.in), false));
   gemm.accumulate = adds;
   const View matrix = x_quantizer.by_rows(l.weight).view();
   const auto multiply = [&](std::int64_t hops, const View& to) {
@@ -182,7 +184,7 @@ void LinearParts::ring_reduce(SegmentWriter& w, const char* block, const char* n
   for (std::int64_t i = 1; i < t; ++i) {
     multiply(t - i, member(partial, t - i));
     sum.push_back(arriving.part((i - 1) * own, own));
-    arrived = exchange(w, reduce, i, member(partial, t - i), sum.back());
+    arrived = exchange(w, reduce, i, member(partial, t - i), sum.back(), false);
   }
   multiply(0, mine);
   w.wait(arrived);

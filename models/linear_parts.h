@@ -1,6 +1,7 @@
 // A layer's linears, and what tensor-parallel ranks exchange before and after them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -23,9 +24,11 @@ namespace foretrain {
 /// The collectives of a column-parallel linear's gradients stay whole: the gather of its input runs
 /// beside the input gradient, the reduction beside the weight gradient, with or without
 /// `overlap.tensor_backward`.
-/// A kernel puts the rank's own part among those that are gathered.
-/// Left out: several compute streams for the products of parts (which hide their last waves), the
-/// copy engines in place of the SMs that an exchange takes; experts, latent attention and the head.
+/// A kernel puts the rank's own part among those that are gathered. With `overlap.tensor_streams`
+/// products are issued on so many streams by turns and each takes the SMs that the one before it
+/// leaves in its last wave: a property of their prices, as the Program has one compute stream. With
+/// `overlap.tensor_copy_engines` copy engines move what is gathered and hold no SMs.
+/// Left out: experts, latent attention and the head.
 class LinearParts : public ContextParts {
  protected:
   using ContextParts::ContextParts;
@@ -38,6 +41,12 @@ class LinearParts : public ContextParts {
   Gemm of_linear(const Linear& l, Gemm gemm, bool backward) const {
     gemm.parts = l.parts;
     return x_quantizer.typed(gemm, l.weight, backward);
+  }
+  /// The product of one rank's part in a ring.
+  Gemm of_part(Gemm gemm) const {
+    const std::int64_t beside = std::min(x_plan.tensor, x_plan.overlap.tensor_streams);
+    gemm.beside = static_cast<std::int32_t>(beside);
+    return gemm;
   }
   /// All rows of `part`, where tokens are cut.
   void gather(SegmentWriter& w, const char* block, const Ref& part, const Ref& full);
@@ -82,7 +91,7 @@ class LinearParts : public ContextParts {
   /// tokens.
   View member(const Ref& all, std::int64_t hops) const;
   EventRef exchange(SegmentWriter& w, const std::string& name, std::int64_t places, const View& out,
-                    const View& in);
+                    const View& in, bool copied);
   void ring_gather(SegmentWriter& w, const std::string& name, const Ref& part, const Ref& full,
                    const Product& product);
   void ring_reduce(SegmentWriter& w, const char* block, const char* name, const Linear& l,

@@ -170,8 +170,7 @@ class PlanReader {
 
   void read_overlap() {
     nested("overlap", [this](JsonReader& r) {
-      r.read("tensor", x_plan.overlap.tensor);
-      r.read("tensor_backward", x_plan.overlap.tensor_backward);
+      read_tensor_overlap(r, x_plan.overlap);
       Asked messages = x_plan.overlap.pipeline ? Asked::kYes : Asked::kNo;
       read_asked(r, "pipeline", messages);
       const bool in_turns = messages == Asked::kWhereModelled;
@@ -186,7 +185,6 @@ class PlanReader {
       r.read("expert", x_plan.overlap.expert);
       r.read("passes", x_plan.overlap.passes);
       r.read("head_deferral", x_plan.overlap.head_deferral, IntRange{0, 1'000'000'000});
-      r.read("tensor_slices", x_plan.overlap.tensor_slices, JsonReader::IntRange{1, 1024});
     });
   }
 

@@ -171,15 +171,15 @@ struct Recompute {
 struct Overlap {
   bool tensor = false;          ///< see docs/plans.md
   bool tensor_backward = true;  ///< collectives of a linear's backward pass beside its GEMMs
-  bool pipeline = true;
-  bool gradient_reduce = false, parameter_gather = false;
+  bool pipeline = true, gradient_reduce = false, parameter_gather = false;
   bool expert = false;  ///< shared experts beside the exchanges of tokens
   /// Of the first so many microbatches the output matrix's gradients follow the stage's last pass.
   std::int64_t head_deferral = 0;
   bool passes = false;  ///< exchanges of a pass beside another microbatch's: models/stage_weave.cpp
-  /// Parts of a microbatch whose passes take turns in every layer, so that the collectives of one
-  /// travel under the others' products: models/stage_slices.cpp.
+  /// Parts of a microbatch that take turns in every layer: models/stage_slices.cpp.
   std::int64_t tensor_slices = 1;
+  std::int64_t tensor_streams = 1;   ///< for the products of `tensor`'s parts, by turns
+  bool tensor_copy_engines = false;  ///< they move what `tensor` gathers
   bool operator==(const Overlap&) const = default;
 };
 

@@ -166,6 +166,14 @@ void read_tensor_mode(JsonReader& reader, Plan& plan) {
   if (plan.in_grid() && !reader.has("sequence")) plan.sequence = false;
 }
 
+void read_tensor_overlap(JsonReader& reader, Overlap& overlap) {
+  reader.read("tensor", overlap.tensor);
+  reader.read("tensor_backward", overlap.tensor_backward);
+  reader.read("tensor_slices", overlap.tensor_slices, JsonReader::IntRange{1, 1024});
+  reader.read("tensor_streams", overlap.tensor_streams, JsonReader::IntRange{1, 64});
+  reader.read("tensor_copy_engines", overlap.tensor_copy_engines);
+}
+
 std::optional<Refusal> refused_tensor(const Model& model, const Plan& plan) {
   if (Refused no = plan.in_grid() ? refused_grid(model, plan) : refused_1d(model, plan)) return no;
   return refused_slices(model, plan);

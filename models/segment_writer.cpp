@@ -52,9 +52,9 @@ EventRef SegmentWriter::on_stream(const std::string& stream, const std::string& 
 
 EventRef SegmentWriter::exchange(const std::string& stream, const std::string& name,
                                  Category category, const std::string& to, const std::string& from,
-                                 const View& out, const View& in) {
-  P2PBatch batch{{Message{true, x_builder.channel(to), out.bytes},
-                  Message{false, x_builder.channel(from), out.bytes}}};
+                                 const View& out, const View& in, bool copied) {
+  P2PBatch batch{{Message{true, x_builder.channel(to), out.bytes, copied},
+                  Message{false, x_builder.channel(from), out.bytes, copied}}};
   return on_stream(stream, name, category, std::move(batch), {out}, {in});
 }
 

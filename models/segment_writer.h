@@ -124,10 +124,11 @@ class SegmentWriter {
     return on_stream("tensor", name, Category::kTensor, std::move(work), std::move(reads),
                      std::move(writes));
   }
-  /// A message to one rank beside one of as many bytes from another, on channels of these names.
+  /// A message to one rank beside one of as many bytes from another, on channels of these names;
+  /// `copied`: by copy engines.
   EventRef exchange(const std::string& stream, const std::string& name, Category category,
-                    const std::string& to, const std::string& from, const View& out,
-                    const View& in);
+                    const std::string& to, const std::string& from, const View& out, const View& in,
+                    bool copied = false);
   /// The last compute op records `event` (it must not record another).
   void record(EventRef event);
 

@@ -34,6 +34,9 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
                        ": /recompute: operations is only simulated; expected none, full or other "
                        "modules (kernels.selective attention makes selective executable)");
   }
+  // Executors multiply parts one after another and send them by NCCL or MPI.
+  run.plan.overlap.tensor_streams = 1;
+  run.plan.overlap.tensor_copy_engines = false;
   HostRun out{std::move(run), {}, std::move(cuda)};
   out.workload = lower(out.run.model, out.run.plan);
   if (!out.on_cuda()) {

@@ -299,6 +299,10 @@ const char* if_no_rings(const Run& run) {
   return run.plan.sequence ? nullptr : "parallel.sequence is false";
 }
 
+const char* if_not_in_parts(const Run& run) {
+  return run.plan.overlap.tensor ? if_no_rings(run) : "overlap.tensor is false";
+}
+
 const char* gather_dtype(const Run& run) {
   if (run.plan.sharding != Sharding::kParameters) return if_not_parameters(run);
   return run.plan.shards() > 1 ? nullptr : "one rank holds all parameters";
@@ -392,6 +396,8 @@ constexpr IdleKey kIdleKeys[] = {
     {"/overlap/pipeline", if_no_pipeline},
     {"/overlap/tensor", if_no_rings},
     {"/overlap/tensor_backward", if_no_tensor},
+    {"/overlap/tensor_copy_engines", if_not_in_parts},
+    {"/overlap/tensor_streams", if_not_in_parts},
     {"/parallel/keep_outputs", if_no_pipeline},
     {"/parallel/pipeline_partition", if_no_pipeline},
     {"/parallel/scatter_gather", scatter_gather},

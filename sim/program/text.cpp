@@ -67,7 +67,7 @@ std::string text_of(const P2PBatch& w) {
   std::string out = "p2p";
   for (const Message& m : w.messages) {
     out += (m.send ? " send " : " receive ") + number(m.bytes) + " B on channel " +
-           number(m.channel.value);
+           number(m.channel.value) + (m.copied ? " copied" : "");
   }
   return out;
 }
@@ -79,6 +79,7 @@ std::string text_of(const Gemm& w) {
   out += " " + std::string(name_of(w.in)) + "->" + std::string(name_of(w.out));
   if (w.split_accumulator) out += " split accumulator";
   if (w.cutlass) out += " cutlass";
+  if (w.beside > 1) out += " of " + number(w.beside) + " side by side";
   if (w.parts[0] > 0) {
     out += " of";
     for (const std::int64_t part : w.parts) out += part > 0 ? " " + number(part) : "";

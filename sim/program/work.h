@@ -36,6 +36,9 @@ struct Gemm {
   /// The products of the batch are GEMMs of their own, issued one after another on a few streams;
   /// else one kernel computes them all.
   bool apart = false;
+  /// So many like it, itself among them, are issued at once on as many streams: where one leaves
+  /// SMs idle the next one's tiles take them.
+  std::int32_t beside = 1;
   /// Tokens of each product of the batch where they differ, as those of experts do: m, or k of a
   /// weight's gradient (transpose_a). m or k is their mean then, rounded up.
   std::vector<std::int64_t> groups = {};
@@ -310,6 +313,7 @@ struct Message {
   bool send = false;
   ChannelSlot channel;
   Bytes bytes = 0;
+  bool copied = false;  ///< within a node by copy engines, which hold no SMs
   bool operator==(const Message&) const = default;
 };
 

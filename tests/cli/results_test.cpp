@@ -303,6 +303,8 @@ const Field kFields[] = {
      automatic(",\"activations\":5,\"input_gradients_us\":2")},
     {"overlap.tensor_backward=false"},
     {"overlap.tensor=true"},
+    {"overlap.tensor_streams=1", {"overlap.tensor=true"}},
+    {"overlap.tensor_copy_engines=false", {"overlap.tensor=true"}},
     {"overlap.tensor_slices=2", {"parallel.sequence=false", "batch.micro=2"}},
     {"overlap.expert=true", kExperts},
     {"overlap.passes=true", with(kExperts, {"batch.global=64"})},

@@ -175,6 +175,38 @@ TEST(Gemm, ProductsApart) {
   }
 }
 
+// Products side by side fill each other's last waves: each takes no more than alone, together they
+// take no less than one product of all their rows, and beside a collective as much longer.
+TEST(Gemm, ProductsSideBySide) {
+  for (const char* name : {"a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"}) {
+    const DeviceSpec device = read_device(Json(name), "test", "").value();
+    const auto price = [&device](const Gemm& work) {
+      return gemm_cost(device, work, nullptr).value();
+    };
+    double gained = 0;
+    for (const std::int64_t m : {128, 512, 1000, 4096}) {
+      for (const std::int32_t n : {2, 3, 8}) {
+        Gemm work{m, 6656, 16384, 1, false, true};
+        const Cost alone = price(work);
+        Gemm all = work;
+        all.m *= n;
+        work.beside = n;
+        const Cost each = price(work);
+        EXPECT_LE(each.duration, alone.duration) << name << " " << m << " " << n;
+        const Cost whole = price(all);
+        const Time one_by_one{(alone.duration - alone.latency).ps * n};
+        EXPECT_GE(n * (each.duration - each.latency).seconds(),
+                  std::min(one_by_one, whole.duration - whole.latency).seconds() * (1 - 1e-6))
+            << name << " " << m << " " << n;
+        EXPECT_GE(each.duration - each.latency, each.memory);
+        EXPECT_GT(duration_beside(each, device.sm_count, 20, 0), each.duration);
+        gained = std::max(gained, 1 - each.duration.seconds() / alone.duration.seconds());
+      }
+    }
+    EXPECT_GT(gained, 0.01) << name;
+  }
+}
+
 // No GEMM beats the wire: what it reads once and writes, over the bandwidth.
 TEST(Gemm, NeverBeatsTheWire) {
   for (const char* name : {"a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"}) {

@@ -322,6 +322,36 @@ TEST(TensorParallelVolume, InRings) {
   }
 }
 
+// Of the same parts: with three streams three products stand side by side, of two ranks two; copy
+// engines move what is gathered, the t - 1 exchanges of four gathers a layer.
+TEST(TensorParallelVolume, RingsOnSeveralStreams) {
+  const Model model = unpadded(small_llama());
+  for (const std::int64_t t : {2, 4}) {
+    Plan plan = small_plan(model, {t, 1, 1, 1}, 1);
+    plan.sequence = plan.overlap.tensor = true;
+    const Workload plain = lower(model, plan);
+    plan.overlap.tensor_streams = 3;
+    plan.overlap.tensor_copy_engines = true;
+    const Workload several = lower(model, plan);
+    EXPECT_EQ(traffic_of(several.programs[0], true).sent, traffic_of(plain.programs[0], true).sent);
+    std::int64_t parts = 0;
+    std::int64_t copies = 0;
+    for (const Call& call : several.programs[0].calls) {
+      for (const Op& op : several.programs[0].segments[call.segment.index()].ops) {
+        const Work& work = several.programs[0].works[op.work.index()];
+        if (const auto* gemm = std::get_if<Gemm>(&work); gemm != nullptr && gemm->beside > 1) {
+          EXPECT_EQ(gemm->beside, std::min<std::int64_t>(t, 3));
+          ++parts;
+        }
+        const auto* batch = std::get_if<P2PBatch>(&work);
+        if (batch != nullptr && batch->messages.front().copied) ++copies;
+      }
+    }
+    EXPECT_EQ(copies, 4 * (t - 1) * model.layers);
+    EXPECT_EQ(parts, 6 * t * model.layers);
+  }
+}
+
 // Tensor ranks compute the gradients of the norms of queries and keys from their own heads: without
 // sequence parallelism these alone are summed, 2 x head_dim fp32 elements a layer; with it all that
 // is held alike, which they are part of.

@@ -335,7 +335,15 @@ TEST(MessageCost, TransfersHoldSms) {
   P2PBatch both;
   both.messages = {Message{true, ChannelSlot(0), 1 << 25}, Message{false, ChannelSlot(1), 1 << 25}};
   EXPECT_EQ(model->price(Work{both}, std::vector{across, across}).value().sms_held, 2);
-  EXPECT_EQ(model->price(Work{both}, std::vector{inside, inside}).value().sms_held, 4);
+  const Cost sent = model->price(Work{both}, std::vector{inside, inside}).value();
+  EXPECT_EQ(sent.sms_held, 4);
+  // Copy engines hold none, as far as they reach.
+  for (Message& message : both.messages) message.copied = true;
+  const Cost copied = model->price(Work{both}, std::vector{inside, inside}).value();
+  EXPECT_EQ(copied.sms_held, 0);
+  EXPECT_EQ(copied.duration, sent.duration);
+  EXPECT_EQ(copied.memory_share, sent.memory_share);
+  EXPECT_EQ(model->price(Work{both}, std::vector{across, across}).value().sms_held, 2);
 }
 
 // SimuMax on 8 B200: 0.597 of 900 GB/s and 7.3 us. SimAI on 8 H100: busbw 0.44 of 370.8 GB/s at
