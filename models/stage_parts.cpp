@@ -420,6 +420,7 @@ Batch StageWriter::batch() {
   if (x_plan.data > 1) out.split_over = x_builder.group(cut ? kBatchGroup : kDataGroup);
   if (cut) out.context = x_builder.group(kContextGroup);
   out.contiguous = cut && x_plan.context_exchange == ContextExchange::kRingSelf;
+  if (cut && x_plan.context_exchange == ContextExchange::kRing) out.documents = x_plan.documents;
   return out;
 }
 
