@@ -176,7 +176,7 @@ class StageWriter {
 
   // --- Messages between stages (stage_messages.cpp) ---
   bool goes_up(std::int32_t chunk) const {
-    return x_plan.placement() != ChunkPlacement::kRound && chunk == 1;
+    return x_plan.placement() != ChunkPlacement::kRound && chunk % 2 == 1;
   }
   /// The chunk before or after this one in the pipeline stands on this stage too.
   bool turns(std::int32_t chunk, std::int64_t step) const {
