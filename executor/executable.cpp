@@ -97,7 +97,8 @@ Status check_work(const Workload& workload, std::size_t program, const std::stri
     return unsupported(
         "the " + backend + " cannot execute " + opaque->name + ": only its bytes and " +
         "FLOPs are known (layers given as numbers, optimizers other than Adam, " +
-        "compression, gather_dtype int8 and fp8, reduce_dtype int4, offload.delayed_update)");
+        "compression, gather_dtype int8 and fp8, reduce_dtype int4, offload.delayed_update, "
+        "overlap.post_validation)");
   }
   if (std::holds_alternative<Convolution>(work))
     return refuse(backend, work, "it is only simulated");

@@ -177,6 +177,9 @@ struct Overlap {
   /// Of the first so many microbatches the output matrix's gradients follow the stage's last pass.
   std::int64_t head_deferral = 0;
   bool passes = false;  ///< exchanges of a pass beside another microbatch's: models/stage_weave.cpp
+  /// The gradients' norm goes from stage to stage, which update before it is known: the next step
+  /// looks at it. models/stage_validation.cpp.
+  bool post_validation = false;
   /// Parts of a microbatch whose passes take turns in every layer, so that the collectives of one
   /// travel under the others' products: models/stage_slices.cpp.
   std::int64_t tensor_slices = 1;
@@ -456,6 +459,10 @@ struct Plan {
   /// Sums of gradients are cast to a narrower type to travel, and back.
   bool narrows_gradients() const {
     return !by_units() && !contiguous() && bits_of(units.reduce) < bits_of(precision.gradients);
+  }
+  /// `overlap.post_validation`, where stages would wait for each other.
+  bool validates_later() const {
+    return overlap.post_validation && pipeline > 1 && (clip_norm > 0 || unscales);
   }
   bool divides_gradients() const { return buckets.averages && data > 1; }
   /// Type of gradients as the backward pass writes them.

@@ -224,12 +224,28 @@ void check_deferral(JsonReader& run, const Plan& plan) {
            ErrorKind::kUnsupported);
 }
 
+/// Norms that stages hand on.
+void check_validation(JsonReader& run, const Model& model, const Plan& plan) {
+  if (!plan.overlap.post_validation || plan.pipeline == 1) return;
+  const char* why = nullptr;
+  if (plan.ways() == 2) why = "schedules with two copies";
+  if (plan.shares_vocabulary()) why = "a vocabulary that all stages share";
+  if (plan.by_units()) why = "sharded gradients or parameters";
+  if (plan.offload.states()) why = "offloaded states";
+  if (plan.in_grid()) why = "grids";
+  if (model.has_experts()) why = "experts";
+  if (why == nullptr) return;
+  run.fail("overlap/post_validation", std::string("does not go with ") + why,
+           ErrorKind::kUnsupported);
+}
+
 void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
   check_chunks(run, plan);
   if (!run.failed()) check_copies(run, model, plan);
   if (!run.failed()) check_shared_vocabulary(run, model, plan);
   if (!run.failed()) check_recycling(run, model, plan);
   if (!run.failed()) check_deferral(run, plan);
+  if (!run.failed()) check_validation(run, model, plan);
   if (run.failed()) return;
   // A host that waited for its stage's passes would not reach what other stages wait for.
   if (plan.spreads_vocabulary()) plan.host_waits = HostWaits::kNone;
