@@ -78,7 +78,9 @@ class AttentionRun {
     const std::int64_t members = context.among_parts(x_w.parts_over).size;
     std::vector<std::int64_t> out;
     for (std::int64_t i = 0; i < x_w.q_len; ++i) {
-      out.push_back(whole ? i : position_in_part(i, member, members, context.batch.length));
+      out.push_back(whole ? i
+                          : position_in_part(i, member, members, context.batch.length,
+                                             context.batch.documents));
     }
     return out;
   }

@@ -124,7 +124,8 @@ void split_sequence(const Kernel& w, const OpContext& context, const Operands<T>
   const bool back = w.kind == KernelKind::kJoinSequence;
   for (std::int64_t m = 0; m < members; ++m) {
     for (std::int64_t i = 0; i < batch * part; ++i) {
-      const std::int64_t position = position_in_part(i % part, m, members, length);
+      const std::int64_t position =
+          position_in_part(i % part, m, members, length, context.batch.documents);
       const std::int64_t whole = (i / part * length + position) * w.cols;
       const std::int64_t cut = (m * batch * part + i) * w.cols;
       std::copy_n(x.in(0) + (back ? cut : whole), w.cols, x.out(0) + (back ? whole : cut));

@@ -57,7 +57,11 @@ std::int64_t tokens_in_a_row(const Workload& workload, std::size_t program, std:
     if (rank.program.index() != program) continue;
     const GroupId group = rank.groups[batch.context.index()];
     const auto members = static_cast<std::int64_t>(workload.groups[group.index()].size());
-    return std::gcd(rows, batch.length / (batch.contiguous ? members : 2 * members));
+    const std::int64_t chunks = batch.contiguous ? members : 2 * members;
+    if (batch.documents.empty()) return std::gcd(rows, batch.length / chunks);
+    std::int64_t out = rows;
+    for (const std::int64_t document : batch.documents) out = std::gcd(out, document / chunks);
+    return out;
   }
   return rows;
 }
@@ -93,7 +97,8 @@ Status check_work(const Workload& workload, std::size_t program, const std::stri
     return unsupported(
         "the " + backend + " cannot execute " + opaque->name + ": only its bytes and " +
         "FLOPs are known (layers given as numbers, optimizers other than Adam, " +
-        "compression, gather_dtype int8 and fp8, reduce_dtype int4, offload.delayed_update)");
+        "compression, gather_dtype int8 and fp8, reduce_dtype int4, offload.delayed_update, "
+        "overlap.post_validation)");
   }
   if (std::holds_alternative<Convolution>(work))
     return refuse(backend, work, "it is only simulated");

@@ -70,6 +70,10 @@ inline std::int64_t position_in_part(std::int64_t i, std::int64_t member, std::i
   return (i < chunk ? member : 2 * members - 1 - member) * chunk + i % chunk;
 }
 
+/// The same where each of `documents`, whose lengths have the ratios of these, is so cut.
+std::int64_t position_in_part(std::int64_t i, std::int64_t member, std::int64_t members,
+                              std::int64_t length, const std::vector<std::int64_t>& documents);
+
 /// One run of a collective: elements of its array, and where a member's operands begin.
 struct CollectiveRun {
   std::int64_t count = 0, send = 0, receive = 0;
@@ -113,7 +117,8 @@ struct OpContext {
   /// Position in its sequence of token i of the part that a context-parallel member holds.
   std::int64_t position_in_part(std::int64_t i, std::int64_t member) const {
     if (batch.contiguous) return member * length() + i;
-    return foretrain::position_in_part(i, member, place(batch.context).size, batch.length);
+    return foretrain::position_in_part(i, member, place(batch.context).size, batch.length,
+                                       batch.documents);
   }
   /// A token, by its place in the microbatch's sequences.
   struct Token {

@@ -1,5 +1,6 @@
 #include "executor/token_data.h"
 
+#include <numeric>
 #include <vector>
 
 namespace foretrain {
@@ -22,6 +23,19 @@ std::vector<std::int64_t> sequence(const OpContext& context, std::int64_t number
 }
 
 }  // namespace
+
+std::int64_t position_in_part(std::int64_t i, std::int64_t member, std::int64_t members,
+                              std::int64_t length, const std::vector<std::int64_t>& documents) {
+  const std::int64_t whole = std::accumulate(documents.begin(), documents.end(), std::int64_t{0});
+  std::int64_t begin = 0;
+  for (const std::int64_t document : documents) {
+    const std::int64_t own = document * length / whole;
+    if (i < own / members) return begin + position_in_part(i, member, members, own);
+    i -= own / members;
+    begin += own;
+  }
+  return position_in_part(i, member, members, length);
+}
 
 void load_tokens(const OpContext& context, const Operand& out) {
   const Batch& batch = context.batch;

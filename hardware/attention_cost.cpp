@@ -100,12 +100,11 @@ struct Span {
   double padded = 1;
 };
 
-/// A document of its own. One that is shorter than a block takes a block.
+/// A document of its own. What is shorter than a block takes a block.
 Span span_of(Attention one) {
   const double pairs = pairs_of(one);
-  if (one.q_len == one.kv_len) {
-    one.q_len = one.kv_len = std::max(one.kv_len, kKeyBlock);
-  }
+  one.q_len = std::max(one.q_len, kKeyBlock);
+  one.kv_len = std::max(one.kv_len, kKeyBlock);
   return {one, pairs, pairs_of(one) / pairs};
 }
 

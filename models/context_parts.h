@@ -14,7 +14,8 @@ namespace foretrain {
 /// and values meet the queries:
 ///   ring       c-1 exchanges with the neighbours beside the c pieces of attention; the first piece
 ///              is the rank's own causal square, every later one half a square. Backward the
-///              gradients of keys and values travel along, and home at the end.
+///              gradients of keys and values travel along, and home at the end. Where sequences
+///              pack documents each of these is so cut, and a piece is one for every document.
 ///   allgather  keys and values are gathered before, their gradients reduce-scattered after.
 ///   ring_self  ring self-attention (Li et al., arXiv 2105.13120): models/context_self.cpp.
 ///   alltoall   heads instead of tokens are cut within the attention: two exchanges each way; what

@@ -1,5 +1,6 @@
 #include "models/documents.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "models/plan_reading.h"
@@ -62,6 +63,24 @@ void read_documents(JsonReader& batch, Plan& plan) {
   if (plan.documents.size() == 1) plan.documents.clear();
 }
 
+namespace {
+
+/// TransformerEngine, pytorch/attention/dot_product_attention/context_parallel.py: sequences of the
+/// thd format are padded to a multiple of 2c by whoever packs them.
+std::optional<Refusal> refused_in_ring(const Plan& plan) {
+  const std::int64_t chunks = 2 * plan.context;
+  const auto odd = std::find_if(plan.documents.begin(), plan.documents.end(),
+                                [chunks](std::int64_t length) { return length % chunks != 0; });
+  if (odd == plan.documents.end()) return std::nullopt;
+  return Refusal{"batch/documents",
+                 "a document of " + text(*odd) + " tokens is not a multiple of twice context " +
+                     text(plan.context) + ", as a ring cuts each into " + text(chunks) +
+                     " chunks: give padded lengths, or set kernels.context to allgather or "
+                     "alltoall"};
+}
+
+}  // namespace
+
 std::optional<Refusal> refused_documents(const Model& model, const Plan& plan) {
   if (model.attention_chunk > 0 && plan.sequence_length > model.attention_chunk) {
     return Refusal{"batch/sequence",
@@ -79,12 +98,12 @@ std::optional<Refusal> refused_documents(const Model& model, const Plan& plan) {
     return refused("packed documents are modelled for decoders and encoders, not for both in one");
   }
   if (plan.context == 1) return std::nullopt;
-  const bool rows = plan.context_exchange == ContextExchange::kRingSelf;
-  if (rows || plan.context_exchange == ContextExchange::kRing) {
+  if (plan.context_exchange == ContextExchange::kRingSelf) {
     return refused(
-        "a ring does not attend inside documents; set kernels.context to allgather or alltoall" +
-        std::string(rows ? ", with fused attention" : ""));
+        "ring self-attention does not attend inside documents; set kernels.context to ring, "
+        "allgather or alltoall, with fused attention");
   }
+  if (plan.context_exchange == ContextExchange::kRing) return refused_in_ring(plan);
   const bool windowed = model.sliding_window > 0 && model.sliding_window < plan.sequence_length;
   if (windowed && plan.context_exchange == ContextExchange::kAllGather) {
     return refused(

@@ -15,9 +15,10 @@ namespace foretrain {
 /// losses that are not taken at their ends.
 void read_documents(JsonReader& batch, Plan& plan);
 
-/// A ring would skip pieces that differ from rank to rank; cross-attention has no documents; a
-/// window of gathered keys would have to be cut at both. Nor is a sequence of several of the
-/// chunks that a model's attention stays in modelled.
+/// Ranks of a ring hold chunks of every document, which therefore divides into them, else some
+/// would have pieces to skip; ring self-attention stores whole rows; cross-attention has no
+/// documents; a window of gathered keys would have to be cut at both. Nor is a sequence of several
+/// of the chunks that a model's attention stays in modelled.
 std::optional<Refusal> refused_documents(const Model& model, const Plan& plan);
 
 }  // namespace foretrain

@@ -56,6 +56,10 @@ inline constexpr std::int16_t kLabels = 1;
 inline constexpr std::int16_t kLoss = 0;
 inline constexpr std::int16_t kNormSquare = 1;
 inline constexpr std::int16_t kExpertNormSquare = 2;
+// Where stages hand on what they know of the norm; without experts.
+inline constexpr std::int16_t kNormBefore = 2;
+inline constexpr std::int16_t kNormOfAll = 3;
+inline constexpr std::int16_t kFinite = 4;
 
 struct EndLayouts {
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient, inputs, scalars;

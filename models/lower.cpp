@@ -156,6 +156,9 @@ class Lowering {
     if (x_plan.ways() == 2) bind_ways();
     bind(kScaleGroup, [](const Coordinates& at) { return Key{at.pipeline, 0, 0}; });
     bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
+    bind(kStageNormGroup, [shards](const Coordinates& at) {
+      return Key{at.data / shards, at.pipeline, 0};
+    });
   }
 
   /// The holders of a chunk that stands on two stages.
@@ -288,6 +291,8 @@ class Lowering {
       join(next, kToPrevious, at, kFromNext);
       join(next, kUpToPrevious, at, kUpFromNext);
       join(at, kUpToNext, next, kUpFromPrevious);
+      join(at, kNormToNext, next, kNormFromPrevious);
+      join(next, kStateToPrevious, at, kStateFromNext);
     }
   }
 

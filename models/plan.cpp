@@ -184,6 +184,7 @@ class PlanReader {
           with_gradients ? x_plan.overlap.gradient_reduce : gather == Asked::kYes;
       r.read("expert", x_plan.overlap.expert);
       r.read("passes", x_plan.overlap.passes);
+      r.read("post_validation", x_plan.overlap.post_validation);
       r.read("head_deferral", x_plan.overlap.head_deferral, IntRange{0, 1'000'000'000});
     });
   }
@@ -332,8 +333,7 @@ class PlanReader {
     const bool clips = x_gradients.unscale == GradientKeys::Unscale::kClipping && p.clip_norm > 0;
     p.unscales = p.precision.branch() == DType::kFp16 && !clips &&
                  x_gradients.unscale != GradientKeys::Unscale::kNone;
-    if (const auto no = refused_recompute(x_model, p))
-      return refuse(no->place, no->message, no->kind);
+    check(refused_recompute(x_model, p));
     check(refused_sharding(x_model, p));
     if (x_plan.offload.states()) p.units.narrow_shards = true;
     check(refused_offload(p));

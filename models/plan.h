@@ -38,7 +38,7 @@ enum class Schedule : std::uint8_t {
 /// Where the chunks of the pipeline stand.
 enum class ChunkPlacement : std::uint8_t {
   kRound,     ///< round the stages: chunk c on stage c mod p
-  kV,         ///< down the stages and up again: chunks s and 2p - 1 - s on stage s
+  kV,         ///< down the stages and up again: chunks s and 2p - 1 - s on stage s, then as before
   kBothWays,  ///< one pipeline down and one up: stage s holds chunks s and p - 1 - s of p
 };
 
@@ -176,6 +176,9 @@ struct Overlap {
   /// Of the first so many microbatches the output matrix's gradients follow the stage's last pass.
   std::int64_t head_deferral = 0;
   bool passes = false;  ///< exchanges of a pass beside another microbatch's: models/stage_weave.cpp
+  /// The gradients' norm goes from stage to stage, which update before it is known: the next step
+  /// looks at it. models/stage_validation.cpp.
+  bool post_validation = false;
   /// Parts of a microbatch that take turns in every layer: models/stage_slices.cpp.
   std::int64_t tensor_slices = 1;
   std::int64_t tensor_streams = 1;   ///< for the products of `tensor`'s parts, by turns
@@ -294,6 +297,7 @@ struct Plan {
   Recompute recompute;
   ExpertPlan experts;
   std::string schedule_file;
+  ChunkPlacement file_placement = ChunkPlacement::kRound;
   std::vector<std::vector<Pass>> passes;  ///< by stage, where a file or a search made them
   Schedule schedule = Schedule::k1F1B;
   AutoSchedule automatic;
@@ -332,18 +336,7 @@ struct Plan {
   }
   std::int64_t microbatches() const { return global_batch / (micro_batch * batch_ranks()); }
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
-  ChunkPlacement placement() const {
-    switch (schedule) {
-      case Schedule::kZbV:
-      case Schedule::kDualPipeV:
-        return ChunkPlacement::kV;
-      case Schedule::kDualPipe:
-      case Schedule::kChimera:
-        return ChunkPlacement::kBothWays;
-      default:
-        return ChunkPlacement::kRound;
-    }
-  }
+  ChunkPlacement placement() const;
   /// Pipelines that run over the same stages, each with a copy of the parameters.
   std::int64_t ways() const { return placement() == ChunkPlacement::kBothWays ? 2 : 1; }
   std::int64_t chunks_of_stage() const { return virtual_pipeline * ways(); }
@@ -352,20 +345,11 @@ struct Plan {
     return ways() * microbatch / microbatches();
   }
   /// The chunk of the pipeline that stands as `index` on `stage`.
-  std::int64_t chunk_at(std::int64_t stage, std::int64_t index) const {
-    if (placement() == ChunkPlacement::kRound || index == 0) return index * pipeline + stage;
-    return chunks() - 1 - stage;
-  }
+  std::int64_t chunk_at(std::int64_t stage, std::int64_t index) const;
   /// The stage of a chunk, in one of the ways.
-  std::int64_t stage_of(std::int64_t chunk, std::int64_t way = 0) const {
-    if (way == 1) return pipeline - 1 - chunk;
-    const bool up = placement() == ChunkPlacement::kV && chunk >= pipeline;
-    return up ? 2 * pipeline - 1 - chunk : chunk % pipeline;
-  }
+  std::int64_t stage_of(std::int64_t chunk, std::int64_t way = 0) const;
   /// Passes that run as one hide each other's exchanges of tokens.
-  bool weaves() const {
-    return overlap.passes || schedule == Schedule::kDualPipe || schedule == Schedule::kDualPipeV;
-  }
+  bool weaves() const;
   /// Every stage holds a part of the vocabulary: models/stage_vocabulary.cpp.
   bool shares_vocabulary() const {
     return schedule == Schedule::kSharedVocabulary || spreads_vocabulary();
@@ -475,6 +459,10 @@ struct Plan {
   /// Sums of gradients are cast to a narrower type to travel, and back.
   bool narrows_gradients() const {
     return !by_units() && !contiguous() && bits_of(units.reduce) < bits_of(precision.gradients);
+  }
+  /// `overlap.post_validation`, where stages would wait for each other.
+  bool validates_later() const {
+    return overlap.post_validation && pipeline > 1 && (clip_norm > 0 || unscales);
   }
   bool divides_gradients() const { return buckets.averages && data > 1; }
   /// Type of gradients as the backward pass writes them.

@@ -30,12 +30,14 @@ const std::vector<std::string>& schedule_names() {
 
 constexpr std::int64_t kRecyclingForwards = 3;  ///< what the name says
 
-/// zb-v and dualpipev have two chunks a stage; a second pipeline up the stages has its own.
+/// zb-v and dualpipev have two chunks a stage, a file's V may turn again; a second pipeline up the
+/// stages has its own.
 void check_placed(JsonReader& run, const Plan& p) {
   const bool v = p.placement() == ChunkPlacement::kV;
-  const std::string name = name_of(p.schedule);
+  const std::string name = name_of(p);
   if (p.pipeline == 1) return run.fail("schedule", name + " needs pipeline > 1");
-  if (p.virtual_pipeline != (v ? 2 : 1)) {
+  const bool any = v && p.schedule == Schedule::kFile;
+  if (!any && p.virtual_pipeline != (v ? 2 : 1)) {
     const std::string rest = v ? "" : ": its two chunks a stage are no virtual ones";
     return run.fail("schedule", name + " needs virtual_pipeline " + (v ? "2" : "1") + ", found " +
                                     text(p.virtual_pipeline) + rest);
@@ -76,10 +78,10 @@ void check_chunks(JsonReader& run, const Plan& p) {
 void check_copies(JsonReader& run, const Model& model, const Plan& p) {
   if (p.ways() == 1) return;
   const auto refuse = [&run, &p](const char* place, const std::string& what) {
-    run.fail(place,
-             what + " not modelled with the two copies of the parameters that " +
-                 name_of(p.schedule) + " keeps",
-             ErrorKind::kUnsupported);
+    run.fail(
+        place,
+        what + " not modelled with the two copies of the parameters that " + name_of(p) + " keeps",
+        ErrorKind::kUnsupported);
   };
   if (model.tied_embeddings) return refuse("schedule", "a tied embedding is");
   if (p.by_units()) return refuse("sharding/level", "sharded gradients are");
@@ -172,6 +174,10 @@ std::string name_of(Schedule schedule) {
   return schedule_names()[static_cast<std::size_t>(schedule)];
 }
 
+std::string name_of(const Plan& plan) {
+  return plan.schedule == Schedule::kFile ? plan.schedule_file : name_of(plan.schedule);
+}
+
 /// zb-v and dualpipev have no others.
 void two_chunks(Plan& plan) {
   if (plan.placement() == ChunkPlacement::kV && plan.virtual_pipeline == 1) {
@@ -186,7 +192,9 @@ void read_schedule(JsonReader& run, Plan& plan) {
   if (const std::string* name = json->string(); name != nullptr && name->ends_with(".json")) {
     plan.schedule = Schedule::kFile;
     plan.schedule_file = *name;
-    return;
+    const Result<Json> file = read_json_file(*name);
+    return run.adopt(file.ok() ? read_schedule_file(file.value(), *name, plan)
+                               : Status(file.error()));
   }
   if (json->object() != nullptr) {
     read_object(run, *json, plan);
@@ -216,20 +224,42 @@ void check_deferral(JsonReader& run, const Plan& plan) {
            ErrorKind::kUnsupported);
 }
 
+/// Norms that stages hand on.
+void check_validation(JsonReader& run, const Model& model, const Plan& plan) {
+  if (!plan.overlap.post_validation || plan.pipeline == 1) return;
+  const char* why = nullptr;
+  if (plan.ways() == 2) why = "schedules with two copies";
+  if (plan.shares_vocabulary()) why = "a vocabulary that all stages share";
+  if (plan.by_units()) why = "sharded gradients or parameters";
+  if (plan.offload.states()) why = "offloaded states";
+  if (plan.in_grid()) why = "grids";
+  if (model.has_experts()) why = "experts";
+  if (why == nullptr) return;
+  run.fail("overlap/post_validation", std::string("does not go with ") + why,
+           ErrorKind::kUnsupported);
+}
+
 void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
   check_chunks(run, plan);
   if (!run.failed()) check_copies(run, model, plan);
   if (!run.failed()) check_shared_vocabulary(run, model, plan);
   if (!run.failed()) check_recycling(run, model, plan);
   if (!run.failed()) check_deferral(run, plan);
+  if (!run.failed()) check_validation(run, model, plan);
   if (run.failed()) return;
   // A host that waited for its stage's passes would not reach what other stages wait for.
   if (plan.spreads_vocabulary()) plan.host_waits = HostWaits::kNone;
   if (fits_durations(plan.schedule)) plan.passes = passes_of(plan);
   if (plan.schedule == Schedule::kFile) {
-    auto passes = read_schedule_file(plan.schedule_file, plan);
-    if (!passes.ok()) return run.adopt(passes.error());
-    plan.passes = std::move(passes.value());
+    run.adopt(check_schedule_file(model, plan));
+    const bool whole = plan.weaves() && !plan.splits_backward();
+    if (whole && (plan.by_units() || plan.offload.activation_layers > 0)) {
+      run.fail("schedule",
+               "passes that run as one are not modelled with sharded gradients or parameters, or "
+               "with activations on the host, unless gradients of weights have passes of their own",
+               ErrorKind::kUnsupported);
+    }
+    if (run.failed()) return;
   }
   if (plan.splits_backward() && plan.overlap.tensor_slices > 1) {
     return run.fail("schedule",

@@ -262,6 +262,48 @@ std::vector<Pass> passes_of(const Plan& plan, std::int64_t stage) {
   }
 }
 
+ChunkPlacement Plan::placement() const {
+  switch (schedule) {
+    case Schedule::kZbV:
+    case Schedule::kDualPipeV:
+      return ChunkPlacement::kV;
+    case Schedule::kDualPipe:
+    case Schedule::kChimera:
+      return ChunkPlacement::kBothWays;
+    case Schedule::kFile:
+      return file_placement;
+    default:
+      return ChunkPlacement::kRound;
+  }
+}
+
+std::int64_t Plan::chunk_at(std::int64_t stage, std::int64_t index) const {
+  switch (placement()) {
+    case ChunkPlacement::kRound:
+      break;
+    case ChunkPlacement::kV:
+      if (index % 2 == 1) return (index + 1) * pipeline - 1 - stage;
+      break;
+    case ChunkPlacement::kBothWays:
+      return index == 0 ? stage : pipeline - 1 - stage;
+  }
+  return index * pipeline + stage;
+}
+
+std::int64_t Plan::stage_of(std::int64_t chunk, std::int64_t way) const {
+  const std::int64_t at = chunk % pipeline;
+  const bool up = way == 1 || (placement() == ChunkPlacement::kV && chunk / pipeline % 2 == 1);
+  return up ? pipeline - 1 - at : at;
+}
+
+bool Plan::weaves() const {
+  const auto joins = [](const std::vector<Pass>& list) {
+    return std::any_of(list.begin(), list.end(), [](const Pass& pass) { return pass.joined; });
+  };
+  return overlap.passes || schedule == Schedule::kDualPipe || schedule == Schedule::kDualPipeV ||
+         (schedule == Schedule::kFile && std::any_of(passes.begin(), passes.end(), joins));
+}
+
 bool Plan::splits_backward() const {
   switch (schedule) {
     case Schedule::kZbH1:
@@ -272,9 +314,10 @@ bool Plan::splits_backward() const {
     case Schedule::kDualPipeV:
       return true;
     case Schedule::kFile:
+      // A "B" is the gradients of inputs as soon as any stage has a "W" (read_schedule_file).
       return !passes.empty() &&
              std::any_of(passes.front().begin(), passes.front().end(),
-                         [](const Pass& pass) { return pass.kind == PassKind::kWeightGradients; });
+                         [](const Pass& pass) { return pass.kind == PassKind::kInputGradients; });
     default:
       return false;
   }

@@ -95,11 +95,20 @@ bool fits_durations(Schedule schedule);
 std::vector<std::vector<Pass>> passes_of(const Plan& plan);
 std::vector<Pass> passes_of(const Plan& plan, std::int64_t stage);
 
-/// Reads a user's schedule, for every stage a list of [chunk of the pipeline, microbatch, "F", "B"
-/// or "W"], and refuses what misses a pass or can not run (see `check_passes`). Without any "W" a
-/// "B" is the whole backward pass.
-Result<std::vector<std::vector<Pass>>> read_schedule_file(const std::string& path,
-                                                          const Plan& plan);
+/// Reads a user's schedule, the content of `path`, into `plan`, whose pipeline is known: for every
+/// stage a list of [chunk of the pipeline, microbatch, "F", "B" or "W"], in which passes that run
+/// as one are a list within it; or {"placement": "round", "v" or "bidirectional", "stages": that
+/// list}. A V has at least two chunks a stage. Without any "W" a "B" is the whole backward pass.
+/// Left out: chunks that stand anywhere else, passes over a vocabulary that stages share.
+Status read_schedule_file(const Json& json, const std::string& path, Plan& plan);
+
+/// Refuses a file that names microbatches that there are not, misses a pass or can not run (see
+/// `check_passes`), once all else of `plan` is known.
+Status check_schedule_file(const Model& model, const Plan& plan);
+
+/// The passes of `plan` as `read_schedule_file` reads them; unsupported where a file has no such
+/// passes.
+Result<std::string> schedule_text(const Plan& plan);
 
 /// Every pass of every microbatch stands once, on the stage of its chunk; messages between two
 /// stages are sent in the order in which they are taken; no stage waits for ever.

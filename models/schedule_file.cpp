@@ -1,363 +1,223 @@
-#include <array>
-#include <map>
-#include <optional>
-#include <set>
-#include <tuple>
+// A user's own order of passes, and how one is written.
+#include <algorithm>
+#include <cmath>
 
 #include "models/plan_reading.h"
+#include "models/plan_schedule.h"
 #include "models/schedule.h"
 #include "sim/base/json.h"
 
 namespace foretrain {
 namespace {
 
-const char* letter(PassKind kind) {
-  switch (kind) {
-    case PassKind::kForward:
-    case PassKind::kForwardOnly:
-      return "F";
-    case PassKind::kWeightGradients:
-      return "W";
-    case PassKind::kEmbedding:
-      return "embedding";
-    case PassKind::kHead:
-      return "head";
-    case PassKind::kHeadForward:
-      return "S";
-    case PassKind::kHeadBackward:
-      return "T";
-    case PassKind::kEmbeddingGradients:
-      return "embedding's gradients";
-    default:
-      return "B";
-  }
+constexpr const char* kOrderSchema = "foretrain/schedule/1";
+
+/// By ChunkPlacement.
+const std::vector<std::string>& placement_names() {
+  static const std::vector<std::string> names = {"round", "v", "bidirectional"};
+  return names;
 }
 
-/// A pass over the vocabulary that all stages share.
-bool is_common(PassKind kind) { return kind >= PassKind::kEmbedding; }
-
-bool is_forward(PassKind kind) {
-  return kind == PassKind::kForward || kind == PassKind::kForwardOnly;
-}
-
-/// The kinds that every microbatch has on every chunk.
-std::vector<PassKind> kinds_of(const Plan& plan, PassKind backward) {
-  if (plan.spreads_vocabulary()) {
-    return {PassKind::kEmbedding,    PassKind::kForward,  PassKind::kHeadForward,
-            PassKind::kHeadBackward, PassKind::kBackward, PassKind::kEmbeddingGradients};
-  }
-  if (plan.shares_vocabulary()) {
-    return {PassKind::kEmbedding, PassKind::kForward, PassKind::kHead, PassKind::kBackward,
-            PassKind::kEmbeddingGradients};
-  }
-  if (backward == PassKind::kBackward) return {PassKind::kForward, backward};
-  return {PassKind::kForward, backward, PassKind::kWeightGradients};
-}
-
-/// A pass of the whole pipeline.
-struct Global {
-  std::int64_t chunk = 0, microbatch = 0;
-  PassKind kind = PassKind::kForward;
-  std::int64_t round = 0;
-  auto operator<=>(const Global&) const = default;
-  std::string name() const {
-    const std::string which = round > 0 ? std::to_string(round + 1) + ". " : "";
-    return which + letter(kind) + " of microbatch " + text(microbatch) + " on chunk " + text(chunk);
-  }
-};
-
-Global global(const Plan& plan, std::size_t stage, const Pass& pass) {
-  return {plan.chunk_at(static_cast<std::int64_t>(stage), pass.chunk), pass.microbatch, pass.kind,
-          pass.round};
-}
-
-std::int64_t stage_of(const Plan& plan, const Global& g) {
-  return plan.stage_of(g.chunk, plan.way_of(g.microbatch));
-}
-
-using Lists = std::vector<std::vector<Pass>>;
-
-PassKind backward_kind(const Lists& lists) {
-  for (const auto& list : lists) {
-    for (const Pass& pass : list) {
-      if (pass.kind == PassKind::kWeightGradients) return PassKind::kInputGradients;
-    }
-  }
-  return PassKind::kBackward;
-}
-
-Status check_complete(const Plan& plan, const Lists& lists) {
-  std::set<Global> found;
-  for (std::size_t s = 0; s < lists.size(); ++s) {
-    for (const Pass& pass : lists[s]) {
-      const Global g = global(plan, s, pass);
-      if (!found.insert(g).second) return input_error(g.name() + " stands twice");
-      const std::int64_t stage = stage_of(plan, g);
-      if (stage == static_cast<std::int64_t>(s)) continue;
-      return input_error(g.name() + " stands on stage " + text(static_cast<std::int64_t>(s)) +
-                         ", its way leads over stage " + text(stage));
-    }
-  }
-  std::vector<std::pair<PassKind, std::int64_t>> kinds;  // with their rounds
-  for (const PassKind kind : kinds_of(plan, backward_kind(lists))) {
-    kinds.emplace_back(kind, kind == PassKind::kForward ? plan.forwards - 1 : 0);
-  }
-  for (std::int64_t r = 0; r + 1 < plan.forwards; ++r)
-    kinds.emplace_back(PassKind::kForwardOnly, r);
-  for (std::int64_t c = 0; c < plan.chunks(); ++c) {
-    for (std::int64_t mb = 0; mb < plan.microbatches(); ++mb) {
-      for (const auto& [kind, round] : kinds) {
-        const Global g{c, mb, kind, round};
-        if (found.contains(g)) continue;
-        return input_error(g.name() + " is missing on stage " + text(stage_of(plan, g)));
-      }
-    }
-  }
-  return ok_status();
-}
-
-/// The passes that must be over before `g` can begin.
-std::vector<Global> needs(const Plan& plan, const Global& g, PassKind backward) {
-  const std::int64_t last = plan.chunks() - 1;
-  const bool spreads = plan.spreads_vocabulary();
-  const auto before = [&](std::int64_t chunk, PassKind kind) {
-    const std::int64_t round = kind == PassKind::kForward ? plan.forwards - 1 : 0;
-    return std::vector<Global>{{chunk, g.microbatch, kind, round}};
-  };
-  // Where the vocabulary's passes are spread, that of every stage.
-  const auto of_all = [&](PassKind kind) {
-    std::vector<Global> out;
-    for (std::int64_t c = 0; c <= last; ++c) out.push_back({c, g.microbatch, kind});
-    return out;
-  };
-  switch (g.kind) {
-    case PassKind::kEmbedding:
-      return {};
-    case PassKind::kHead:
-      return g.chunk == last ? before(last, PassKind::kForward) : std::vector<Global>();
-    case PassKind::kHeadForward:
-      return before(last, PassKind::kForward);
-    case PassKind::kHeadBackward:
-      return of_all(PassKind::kHeadForward);
-    case PassKind::kEmbeddingGradients:
-      return g.chunk == 0 || spreads ? before(0, backward) : std::vector<Global>();
-    case PassKind::kForward:
-    case PassKind::kForwardOnly:
-      if (g.chunk > 0) return {{g.chunk - 1, g.microbatch, g.kind, g.round}};
-      if (g.round > 0) return {{last, g.microbatch, PassKind::kForwardOnly, g.round - 1}};
-      if (spreads) return of_all(PassKind::kEmbedding);
-      return plan.shares_vocabulary() ? before(0, PassKind::kEmbedding) : std::vector<Global>();
-    case PassKind::kWeightGradients:
-      return before(g.chunk, backward);
-    default:
-      break;
-  }
-  if (g.chunk < last) return before(g.chunk + 1, backward);
-  if (!spreads) {
-    return before(last, plan.shares_vocabulary() ? PassKind::kHead : PassKind::kForward);
-  }
-  return of_all(plan.vocabulary_barriers() == 1 ? PassKind::kHeadForward : PassKind::kHeadBackward);
-}
-
-/// A replay of the lists in which only order counts.
-class Order {
+class FileReader {
  public:
-  Order(const Plan& plan, const Lists& lists)
-      : x_plan(plan), x_lists(lists), x_backward(backward_kind(lists)), x_at(lists.size(), 0) {}
+  FileReader(const std::string& path, Plan& plan) : x_path(path), x_plan(plan) {}
 
-  Status run() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (std::size_t s = 0; s < x_lists.size(); ++s) {
-        for (Global on; x_at[s] < x_lists[s].size() && !blocked(s, on); moved = true) finish(s);
+  Status read(const Json& json) {
+    const Json* stages = &json;
+    std::string place = x_path + ": ";
+    JsonReader reader(json, x_path, "");
+    if (json.object() != nullptr) {
+      std::string schema = kOrderSchema;
+      reader.read("schema", schema);
+      if (schema != kOrderSchema) {
+        reader.fail("schema", "found \"" + schema + "\", expected \"" + kOrderSchema + "\"");
       }
+      reader.read_enum("placement", x_plan.file_placement, placement_names());
+      stages = reader.require("stages", "the list of every stage's passes");
+      FT_TRY(reader.finish());
+      place += "/stages";
     }
-    for (std::size_t s = 0; s < x_lists.size(); ++s) {
-      Global on;
-      if (x_at[s] == x_lists[s].size() || !blocked(s, on)) continue;
-      return input_error("stages wait for each other: stage " + text(static_cast<std::int64_t>(s)) +
-                         " stops before pass " + text(static_cast<std::int64_t>(x_at[s])) + ", " +
-                         global(x_plan, s, x_lists[s][x_at[s]]).name() + ", which needs " +
-                         on.name());
+    if (x_plan.file_placement == ChunkPlacement::kV) {
+      x_plan.virtual_pipeline = std::max<std::int64_t>(x_plan.virtual_pipeline, 2);
+    }
+    return read_stages(*stages, place);
+  }
+
+ private:
+  Status read_stages(const Json& json, const std::string& place) {
+    const Json::Array* stages = json.array();
+    if (stages == nullptr || static_cast<std::int64_t>(stages->size()) != x_plan.pipeline) {
+      return input_error(x_path + ": found " + describe(json) + ", expected a list for each of " +
+                         text(x_plan.pipeline) + " stages");
+    }
+    x_plan.passes.assign(stages->size(), {});
+    for (std::size_t s = 0; s < stages->size(); ++s) {
+      const std::string at = place + "/" + text(static_cast<std::int64_t>(s));
+      const Json::Array* list = (*stages)[s].array();
+      if (list == nullptr) {
+        return input_error(at + ": found " + describe((*stages)[s]) + ", expected a list");
+      }
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        FT_TRY(read_item((*list)[i], s, at + "/" + text(static_cast<std::int64_t>(i))));
+      }
     }
     return ok_status();
   }
 
- private:
-  /// Whether the next passes of the stage, as many as are joined, wait for one that is not done.
-  bool blocked(std::size_t s, Global& on) const {
-    std::set<Global> own;
-    for (std::size_t i = x_at[s]; i < x_lists[s].size(); ++i) {
-      const Global g = global(x_plan, s, x_lists[s][i]);
-      const auto missing = [this, &own](const Global& pass) {
-        return !x_done.contains(pass) && !own.contains(pass);
-      };
-      for (const Global& pass : needs(x_plan, g, x_backward)) {
-        on = pass;
-        if (missing(on)) return true;
-      }
-      if (is_common(g.kind)) {
-        // What is spread waits for what others send, and the first stage for those it sends to.
-        const bool sends = g.kind == PassKind::kEmbeddingGradients && g.chunk == 0;
-        return (sends || !x_plan.spreads_vocabulary()) && !all_there(x_lists[s][i], on);
-      }
-      on = {g.chunk, g.microbatch, PassKind::kForward, x_plan.forwards - 1};
-      if (!is_forward(g.kind) && missing(on)) return true;
-      if (!x_lists[s][i].joined) return false;
-      own.insert(g);
+  /// A pass, or a list of passes that run as one.
+  Status read_item(const Json& json, std::size_t stage, const std::string& place) {
+    const Json::Array* items = json.array();
+    std::vector<Pass>& out = x_plan.passes[stage];
+    if (items == nullptr || items->empty() || items->front().array() == nullptr) {
+      FT_ASSIGN(const Pass pass, read_pass(json, stage, place));
+      out.push_back(pass);
+      return ok_status();
     }
-    return false;
-  }
-  /// Every stage has come to this pass of all stages, or is over it; else `on` is one that is not.
-  bool all_there(const Pass& pass, Global& on) const {
-    for (std::size_t s = 0; s < x_lists.size(); ++s) {
-      on = global(x_plan, s, pass);
-      const bool here = x_at[s] < x_lists[s].size() && x_lists[s][x_at[s]] == pass;
-      if (!here && !x_done.contains(on)) return false;
+    std::vector<Pass> together;
+    for (std::size_t i = 0; i < items->size(); ++i) {
+      FT_ASSIGN(Pass pass,
+                read_pass((*items)[i], stage, place + "/" + text(static_cast<std::int64_t>(i))));
+      pass.joined = i + 1 < items->size();
+      together.push_back(pass);
     }
-    return true;
-  }
-  void finish(std::size_t s) {
-    bool joined = true;
-    for (; joined && x_at[s] < x_lists[s].size(); ++x_at[s]) {
-      const Pass& pass = x_lists[s][x_at[s]];
-      joined = pass.joined;
-      x_done.insert(global(x_plan, s, pass));
+    if (!can_join(together)) {
+      return input_error(place +
+                         ": only F and then B of another microbatch run as one, with or without "
+                         "W of that B, or B and its W");
     }
+    out.insert(out.end(), together.begin(), together.end());
+    return ok_status();
   }
 
-  const Plan& x_plan;
-  const Lists& x_lists;
-  PassKind x_backward;
-  std::set<Global> x_done;
-  std::vector<std::size_t> x_at;  ///< by stage: its next pass
+  static bool can_join(const std::vector<Pass>& passes) {
+    std::size_t i = 0;
+    if (passes.front().kind == PassKind::kForward) ++i;
+    if (i == passes.size() || passes[i].kind != PassKind::kBackward) return false;
+    const Pass& backward = passes[i];
+    if (i == 1 && passes.front().microbatch == backward.microbatch) return false;
+    if (++i == passes.size()) return i == 2;
+    const Pass& weights = passes[i];
+    return i + 1 == passes.size() && weights.kind == PassKind::kWeightGradients &&
+           weights.chunk == backward.chunk && weights.microbatch == backward.microbatch;
+  }
+
+  Result<Pass> read_pass(const Json& json, std::size_t stage, const std::string& place) const {
+    const Json::Array* items = json.array();
+    if (items == nullptr || items->size() != 3 || !(*items)[0].is_number() ||
+        !(*items)[1].is_number() || (*items)[2].string() == nullptr) {
+      return input_error(place + ": found " + describe(json) +
+                         ", expected [chunk, microbatch, \"F\", \"B\" or \"W\"]");
+    }
+    const double chunk = (*items)[0].number();
+    const double microbatch = (*items)[1].number();
+    const auto at = static_cast<std::int64_t>(stage);
+    Pass pass;
+    while (pass.chunk < x_plan.chunks_of_stage() &&
+           static_cast<double>(x_plan.chunk_at(at, pass.chunk)) != chunk) {
+      ++pass.chunk;
+    }
+    if (pass.chunk == x_plan.chunks_of_stage()) {
+      return input_error(place + "/0: found " + describe((*items)[0]) + ", which is no chunk of " +
+                         text(x_plan.chunks()) + " on stage " + text(at));
+    }
+    constexpr double kMost = 1 << 30;
+    if (!(microbatch >= 0 && microbatch < kMost) || microbatch != std::floor(microbatch)) {
+      return input_error(place + "/1: found " + describe((*items)[1]) +
+                         ", expected a microbatch's number, the first is 0");
+    }
+    pass.microbatch = static_cast<std::int32_t>(microbatch);
+    const std::string& kind = *(*items)[2].string();
+    if (kind == "B") pass.kind = PassKind::kBackward;
+    if (kind == "W") pass.kind = PassKind::kWeightGradients;
+    if (kind != "F" && kind != "B" && kind != "W") {
+      return input_error(place + "/2: found \"" + kind + "\", expected F, B or W");
+    }
+    return pass;
+  }
+
+  const std::string& x_path;
+  Plan& x_plan;
 };
 
-bool sends(const Pass& pass) {
-  return pass.kind != PassKind::kWeightGradients && !is_common(pass.kind);
-}
-
-/// The pass that begins with what `g` gives; none where nothing leaves the pipeline's end.
-std::optional<Global> taker(const Plan& plan, Global g) {
-  g.chunk += is_forward(g.kind) ? 1 : -1;
-  if (g.chunk >= 0 && g.chunk < plan.chunks()) return g;
-  if (g.kind != PassKind::kForwardOnly || plan.pipeline == 1) return std::nullopt;
-  g.chunk = 0;
-  g.kind = ++g.round + 1 == plan.forwards ? PassKind::kForward : PassKind::kForwardOnly;
-  return g;
-}
-
-/// The chunk whose pass `g` begins with; none at the pipeline's end.
-std::optional<std::int64_t> sender(const Plan& plan, const Global& g) {
-  const std::int64_t chunk = g.chunk + (is_forward(g.kind) ? -1 : 1);
-  if (chunk >= 0 && chunk < plan.chunks()) return chunk;
-  if (g.round == 0 || plan.pipeline == 1) return std::nullopt;
-  return plan.chunks() - 1;
-}
-
-/// What one stage sends another must be taken in the order in which it is sent.
-Status check_messages(const Plan& plan, const Lists& lists) {
-  // By sender, receiver and whether they are gradients: what is sent, what is taken.
-  using Key = std::tuple<std::int64_t, std::int64_t, bool>;
-  std::map<Key, std::array<std::vector<Global>, 2>> ways;
-  for (std::size_t s = 0; s < lists.size(); ++s) {
-    for (const Pass& pass : lists[s]) {
-      if (!sends(pass)) continue;
-      const Global g = global(plan, s, pass);
-      const bool gradients = !is_forward(pass.kind);
-      const auto stage = static_cast<std::int64_t>(s);
-      if (const auto sent = taker(plan, g)) {
-        ways[{stage, stage_of(plan, *sent), gradients}][0].push_back(*sent);
-      }
-      if (const auto from = sender(plan, g)) {
-        const Global before{*from, g.microbatch, g.kind};
-        ways[{stage_of(plan, before), stage, gradients}][1].push_back(g);
-      }
-    }
+/// A table that is tied on one stage is the gradients' of both ends, which are reduced after the
+/// first chunk's last pass.
+Status check_tied(const Model& model, const Plan& plan) {
+  const std::int64_t stage = plan.stage_of(plan.chunks() - 1);
+  const bool shared = model.tied_embeddings && plan.chunks() > 1 && plan.stage_of(0) == stage;
+  if (!shared || !plan.splits_backward()) return ok_status();
+  std::int64_t last = -1;
+  for (const Pass& pass : plan.passes[static_cast<std::size_t>(stage)]) {
+    if (pass.kind == PassKind::kWeightGradients) last = plan.chunk_at(stage, pass.chunk);
   }
-  for (const auto& [key, orders] : ways) {
-    for (std::size_t i = 0; i < orders[0].size(); ++i) {
-      if (orders[0][i] == orders[1][i]) continue;
-      return input_error("stage " + text(std::get<1>(key)) + " runs " + orders[1][i].name() +
-                         " where stage " + text(std::get<0>(key)) + " sends it the input of " +
-                         orders[0][i].name() + ": messages keep their order");
+  if (last != plan.chunks() - 1) return ok_status();
+  return unsupported("with a tied embedding the last W of chunk 0 must come after the last W of " +
+                     ("chunk " + text(last)) + ", which adds to the same gradients");
+}
+
+}  // namespace
+
+Status read_schedule_file(const Json& json, const std::string& path, Plan& plan) {
+  FT_TRY(FileReader(path, plan).read(json));
+  const auto splits = [](const std::vector<Pass>& list) {
+    return std::any_of(list.begin(), list.end(),
+                       [](const Pass& pass) { return pass.kind == PassKind::kWeightGradients; });
+  };
+  if (std::none_of(plan.passes.begin(), plan.passes.end(), splits)) return ok_status();
+  for (auto& list : plan.passes) {
+    for (Pass& pass : list) {
+      if (pass.kind == PassKind::kBackward) pass.kind = PassKind::kInputGradients;
     }
   }
   return ok_status();
 }
 
-Result<Pass> read_pass(const Json& json, const Plan& plan, std::size_t stage,
-                       const std::string& place) {
-  const Json::Array* items = json.array();
-  if (items == nullptr || items->size() != 3 || !(*items)[0].is_number() ||
-      !(*items)[1].is_number() || (*items)[2].string() == nullptr) {
-    return input_error(place + ": found " + describe(json) +
-                       ", expected [stage, microbatch, \"F\", \"B\" or \"W\"]");
+Status check_schedule_file(const Model& model, const Plan& plan) {
+  for (std::size_t s = 0; s < plan.passes.size(); ++s) {
+    for (std::size_t i = 0; i < plan.passes[s].size(); ++i) {
+      const std::int64_t found = plan.passes[s][i].microbatch;
+      if (found < plan.microbatches()) continue;
+      return input_error(plan.schedule_file + ": found microbatch " + text(found) + " in pass " +
+                         text(static_cast<std::int64_t>(i)) + " of stage " +
+                         text(static_cast<std::int64_t>(s)) + ", expected one of " +
+                         text(plan.microbatches()) + " microbatches, the first is 0");
+    }
   }
-  const double chunk = (*items)[0].number();
-  const double microbatch = (*items)[1].number();
-  const auto within = [](double x, std::int64_t count) {
-    return x >= 0 && x < static_cast<double>(count) &&
-           x == static_cast<double>(static_cast<std::int64_t>(x));
+  const auto named = [&plan](const Status& status) {
+    if (status.ok()) return status;
+    Error error = status.error();
+    error.message = plan.schedule_file + ": " + error.message;
+    return Status(error);
   };
-  if (!within(chunk, plan.chunks()) ||
-      plan.stage_of(static_cast<std::int64_t>(chunk)) != static_cast<std::int64_t>(stage)) {
-    return input_error(place + "/0: found " + describe((*items)[0]) + ", which is no chunk of " +
-                       text(plan.chunks()) + " on stage " + text(static_cast<std::int64_t>(stage)));
-  }
-  if (!within(microbatch, plan.microbatches())) {
-    return input_error(place + "/1: found " + describe((*items)[1]) + ", expected one of " +
-                       text(plan.microbatches()) + " microbatches, the first is 0");
-  }
-  Pass pass;
-  pass.chunk = static_cast<std::int32_t>(static_cast<std::int64_t>(chunk) / plan.pipeline);
-  pass.microbatch = static_cast<std::int32_t>(microbatch);
-  const std::string& kind = *(*items)[2].string();
-  if (kind == "B") pass.kind = PassKind::kBackward;
-  if (kind == "W") pass.kind = PassKind::kWeightGradients;
-  if (kind != "F" && kind != "B" && kind != "W") {
-    return input_error(place + "/2: found \"" + kind + "\", expected F, B or W");
-  }
-  return pass;
+  FT_TRY(named(check_passes(plan, plan.passes)));
+  return named(check_tied(model, plan));
 }
 
-}  // namespace
-
-Status check_passes(const Plan& plan, const Lists& passes) {
-  FT_TRY(check_complete(plan, passes));
-  FT_TRY(Order(plan, passes).run());
-  return check_messages(plan, passes);
-}
-
-Result<Lists> read_schedule_file(const std::string& path, const Plan& plan) {
-  FT_ASSIGN(const Json json, read_json_file(path));
-  const Json::Array* ranks = json.array();
-  if (ranks == nullptr || static_cast<std::int64_t>(ranks->size()) != plan.pipeline) {
-    return input_error(path + ": found " + describe(json) + ", expected a list for each of " +
-                       text(plan.pipeline) + " stages");
+Result<std::string> schedule_text(const Plan& plan) {
+  if (plan.shares_vocabulary() || plan.forwards > 1) {
+    return unsupported("a file's passes are F, B and W, those of " + name_of(plan) + " are more");
   }
-  Lists out(ranks->size());
-  for (std::size_t s = 0; s < ranks->size(); ++s) {
-    const std::string place = path + ": /" + text(static_cast<std::int64_t>(s));
-    const Json::Array* list = (*ranks)[s].array();
-    if (list == nullptr) {
-      return input_error(place + ": found " + describe((*ranks)[s]) + ", expected a list");
+  std::string out = "{\"schema\": \"" + std::string(kOrderSchema) + "\", \"placement\": \"" +
+                    placement_names()[static_cast<std::size_t>(plan.placement())] +
+                    "\", \"stages\": [";
+  const auto lists = passes_of(plan);
+  for (std::size_t s = 0; s < lists.size(); ++s) {
+    out += s == 0 ? "\n[" : ",\n[";
+    bool joined = false;
+    for (std::size_t i = 0; i < lists[s].size(); ++i) {
+      const Pass& pass = lists[s][i];
+      if (i > 0) out += ",";
+      if (pass.joined && !joined) out += "[";
+      const char* kind = pass.kind == PassKind::kForward           ? "F"
+                         : pass.kind == PassKind::kWeightGradients ? "W"
+                                                                   : "B";
+      out += "[" + text(plan.chunk_at(static_cast<std::int64_t>(s), pass.chunk)) + "," +
+             text(pass.microbatch) + ",\"" + kind + "\"]";
+      if (joined && !pass.joined) out += "]";
+      joined = pass.joined;
     }
-    for (std::size_t i = 0; i < list->size(); ++i) {
-      FT_ASSIGN(const Pass pass,
-                read_pass((*list)[i], plan, s, place + "/" + text(static_cast<std::int64_t>(i))));
-      out[s].push_back(pass);
-    }
+    out += "]";
   }
-  const PassKind backward = backward_kind(out);
-  for (auto& list : out) {
-    for (Pass& pass : list) {
-      if (pass.kind == PassKind::kBackward) pass.kind = backward;
-    }
-  }
-  const Status status = check_passes(plan, out);
-  if (!status.ok()) return input_error(path + ": " + status.error().message);
-  return out;
+  return out + "]}\n";
 }
 
 }  // namespace foretrain

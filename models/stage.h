@@ -30,6 +30,7 @@ inline constexpr const char* kInnerShardGroup = "inner shards";
 inline constexpr const char* kOuterShardGroup = "outer shards";
 inline constexpr const char* kSecondaryGroup = "secondary shards";  ///< sharding.secondary_group
 inline constexpr const char* kNormGroup = "gradient norm";
+inline constexpr const char* kStageNormGroup = "gradient norm of a stage";
 inline constexpr const char* kScaleGroup = "stage";            ///< all ranks that hold its layers
 inline constexpr const char* kStagesGroup = "stages";          ///< of a pipeline
 inline constexpr const char* kVocabularyGroup = "vocabulary";  ///< and their tensor groups
@@ -66,6 +67,12 @@ inline constexpr const char* kUpToPrevious = "activations to previous";
 inline constexpr const char* kUpFromNext = "activations from next";
 inline constexpr const char* kUpToNext = "gradients to next";
 inline constexpr const char* kUpFromPrevious = "gradients from previous";
+
+// What stages know of the norm of the gradients: models/stage_validation.cpp.
+inline constexpr const char* kNormToNext = "norm to next";
+inline constexpr const char* kNormFromPrevious = "norm from previous";
+inline constexpr const char* kStateToPrevious = "whole norm to previous";
+inline constexpr const char* kStateFromNext = "whole norm from next";
 
 /// Writes the Program of `stage`, 0 .. pipeline - 1. Model and plan must fit each other
 /// (`read_plan`).

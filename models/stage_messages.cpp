@@ -18,6 +18,11 @@ constexpr const char* kChannels[2][2][2] = {
 
 }  // namespace
 
+bool StageWriter::turns(std::int32_t chunk, std::int64_t step) const {
+  const std::int64_t at = x_plan.chunk_at(x_stage, chunk);
+  return x_plan.placement() == ChunkPlacement::kV && x_plan.stage_of(at + step) == x_stage;
+}
+
 /// The residual stream, or its gradient, in formal frame `frame`.
 View StageWriter::whole_of_parts(std::int16_t frame) const {
   const Bytes bytes = bytes_of(x_plan.precision.compute, hidden_elements(x_model, x_plan));

@@ -77,8 +77,17 @@ void StageWriter::write_layouts() {
   if (own_expert_norm()) {
     scalars.add("expert gradient square norm", BufferKind::kWorkspace, DType::kFp32, 1);
   }
+  if (x_plan.validates_later()) {
+    for (const char* name : {"norm of stages before", "norm of all stages", "finite"}) {
+      scalars.add(name, BufferKind::kWorkspace, DType::kFp32, 1);
+    }
+  }
   for (Buffer& buffer : scalars.layout().buffers) buffer.persistent = true;
   scalars.event("update done");
+  if (x_plan.validates_later()) {
+    scalars.event("norm passed");
+    scalars.event("finite passed");
+  }
   if (x_plan.in_grid()) scalars.event("loss summed");
   if (x_plan.updates_on_host()) {
     scalars.event("norms done");
@@ -420,6 +429,7 @@ Batch StageWriter::batch() {
   if (x_plan.data > 1) out.split_over = x_builder.group(cut ? kBatchGroup : kDataGroup);
   if (cut) out.context = x_builder.group(kContextGroup);
   out.contiguous = cut && x_plan.context_exchange == ContextExchange::kRingSelf;
+  if (cut && x_plan.context_exchange == ContextExchange::kRing) out.documents = x_plan.documents;
   return out;
 }
 

@@ -268,7 +268,7 @@ void StageWriter::bind_update(SegmentWriter& w, Call& call, std::vector<Updated>
 void StageWriter::write_unscaling(SegmentWriter& w, const std::vector<Updated>& updated) {
   if (!x_plan.unscales) return;
   const DType type = x_plan.precision.gradients;
-  const Ref found{0, kNormSquare, DType::kFp32, 1};
+  const Ref found{0, x_plan.validates_later() ? kFinite : kNormSquare, DType::kFp32, 1};
   w.compute("gradients.finite.zero", kernel_of(KernelKind::kFill, 1, 1, DType::kFp32), {},
             {found.view()});
   for (const Updated& u : updated) {
@@ -282,6 +282,7 @@ void StageWriter::write_unscaling(SegmentWriter& w, const std::vector<Updated>& 
 
 /// Of a number that every rank has for what it updates.
 void StageWriter::sum_over_norm_group(SegmentWriter& w, const char* name, const Ref& value) {
+  if (x_plan.validates_later()) return pass_down(w, name, value);
   if (x_plan.norm_ranks() == 1) return;
   w.compute(
       name,
@@ -317,7 +318,7 @@ void StageWriter::write_clipping(SegmentWriter& w, const std::vector<Updated>& u
 }
 
 void StageWriter::write_clips(SegmentWriter& w, const std::vector<Updated>& updated) const {
-  if (x_plan.clip_norm <= 0) return;
+  if (x_plan.clip_norm <= 0 || x_plan.validates_later()) return;
   const Ref norm{0, kNormSquare, DType::kFp32, 1};
   for (const Updated& u : updated) {
     Kernel clip = kernel_of(KernelKind::kScale, 1, u.count, x_plan.precision.gradients);

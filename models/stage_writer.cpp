@@ -30,13 +30,28 @@ Program StageWriter::run() && {
   return program;
 }
 
+/// Before the forward pass by which the last stage's state can be here, at most the last one of the
+/// warm-up: get_post_validation_time of sail-sg/zero-bubble-pipeline-parallelism,
+/// megatron/core/pipeline_parallel/zerobubble/scheduler/communication.py.
+std::size_t StageWriter::place_of_validation(const std::vector<Pass>& list) const {
+  std::size_t warmup = 0;
+  while (warmup < list.size() && list[warmup].kind == PassKind::kForward &&
+         list[warmup].chunk == 0) {
+    ++warmup;
+  }
+  const auto hops = static_cast<std::size_t>(x_plan.pipeline - 1 - x_stage);
+  return std::min(2 * hops, std::max<std::size_t>(warmup, 1) - 1);
+}
+
 void StageWriter::write_passes() {
   const std::int64_t all = x_plan.microbatches() / x_plan.ways();
   std::vector<std::int64_t> forwards(x_chunks.size(), 0);
   std::vector<std::int64_t> backwards(x_chunks.size(), 0);
   const std::vector<Pass> list = passes_of(x_plan, x_stage);
+  const std::size_t validation = x_plan.validates_later() ? place_of_validation(list) : list.size();
   for (std::size_t i = 0; i < list.size(); ++i) {
     const Pass& pass = list[i];
+    if (i == validation) validate_last_step();
     if (pass.joined && (i == 0 || !list[i - 1].joined)) joined_begin(list, i);
     if (x_joined) {
       x_joined_begins.emplace_back(x_builder.program().calls.size(),

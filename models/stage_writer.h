@@ -176,13 +176,10 @@ class StageWriter {
 
   // --- Messages between stages (stage_messages.cpp) ---
   bool goes_up(std::int32_t chunk) const {
-    return x_plan.placement() != ChunkPlacement::kRound && chunk == 1;
+    return x_plan.placement() != ChunkPlacement::kRound && chunk % 2 == 1;
   }
   /// The chunk before or after this one in the pipeline stands on this stage too.
-  bool turns(std::int32_t chunk, std::int64_t step) const {
-    const std::int64_t at = x_plan.chunk_at(x_stage, chunk);
-    return x_plan.placement() == ChunkPlacement::kV && x_plan.stage_of(at + step) == x_stage;
-  }
+  bool turns(std::int32_t chunk, std::int64_t step) const;
   void pass_begins(bool backward, std::int32_t mb, FrameId arrived);
   void host_takes_time(bool backward, std::int32_t mb);
   void host_waits_for_pass(bool backward, std::int32_t mb, FrameId arrived);
@@ -295,6 +292,9 @@ class StageWriter {
   void bind_update(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   void write_unscaling(SegmentWriter& w, const std::vector<Updated>& updated);
   void sum_over_norm_group(SegmentWriter& w, const char* name, const Ref& value);
+  void pass_down(SegmentWriter& w, const std::string& name, const Ref& value);
+  std::size_t place_of_validation(const std::vector<Pass>& list) const;
+  void validate_last_step();
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
   void flatten_gradients(SegmentWriter& w, Call& call, std::vector<Updated>& updated);
   void write_clips(SegmentWriter& w, const std::vector<Updated>& updated) const;

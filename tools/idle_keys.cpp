@@ -125,6 +125,13 @@ const char* sharp(const Run& run) {
   return run.cluster.fabric == Fabric::kInfiniBand ? nullptr : "SHARP is InfiniBand's";
 }
 
+const char* post_validation(const Run& run) {
+  if (run.plan.pipeline == 1) return if_no_pipeline(run);
+  return run.plan.validates_later() || !run.plan.overlap.post_validation
+             ? nullptr
+             : "gradients are not clipped: there is nothing to validate";
+}
+
 const char* scatter_gather(const Run& run) {
   const Plan& p = run.plan;
   if (p.pipeline == 1) return if_no_pipeline(run);
@@ -394,6 +401,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/overlap/head_deferral", if_no_pipeline},
     {"/overlap/parameter_gather", parameter_gather},
     {"/overlap/pipeline", if_no_pipeline},
+    {"/overlap/post_validation", post_validation},
     {"/overlap/tensor", if_no_rings},
     {"/overlap/tensor_backward", if_no_tensor},
     {"/overlap/tensor_copy_engines", if_not_in_parts},

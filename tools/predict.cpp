@@ -7,11 +7,17 @@
 #include "models/expert_plan.h"
 #include "models/lower.h"
 #include "sim/engine/recorder.h"
+#include "sim/engine/step_ends.h"
+#include "sim/program/repeat.h"
 #include "sim/program/verify.h"
 #include "tools/report.h"
 
 namespace foretrain {
 namespace {
+
+/// Steps that are replayed to know one. Where ranks begin one as they have ended the one before,
+/// the first, which all begin together, is forgotten by the third.
+std::int32_t steps_of(const Plan& plan) { return plan.validates_later() ? 3 : 1; }
 
 /// Busy time of an actor's compute stream by its prices: who has most is critical.
 double compute_seconds(const Workload& workload, const Prepared& prepared, std::size_t actor) {
@@ -98,7 +104,7 @@ Workload with_faster_data(const Run& run, double faster) {
   for (Time* time : {&plan.data_time, &plan.loader_time}) {
     time->ps = static_cast<std::int64_t>(std::llround(static_cast<double>(time->ps) / faster));
   }
-  return lower(run.model, plan);
+  return repeated(lower(run.model, plan), steps_of(plan));
 }
 
 /// Gains from one resource at a time at 11/10 of its rate; from that of data where it is waited
@@ -121,8 +127,8 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
                        const Workload& priced) -> Status {
     const std::unique_ptr<CostModel> model = cost_model_of(run, options);
     FT_ASSIGN(const Prepared prepared, prepare(priced, *model, false));
-    FT_ASSIGN(const Replay faster, replay(priced, prepared, nullptr));
-    out.push_back({name, (base - faster.end).seconds()});
+    FT_ASSIGN(const Time faster, step_time(priced, prepared, steps_of(run.plan)));
+    out.push_back({name, (base - faster).seconds()});
     return ok_status();
   };
   for (const Case& one : kCases) {
@@ -259,6 +265,21 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   out.hfu = executed / seconds / accelerators / 1e12 / peak_tflops(run);
 }
 
+Recorder recorder_of(std::size_t actor, std::size_t actors) {
+  std::vector<std::uint8_t> wanted(actors, 0);
+  wanted[actor] = 1;
+  return Recorder(std::move(wanted));
+}
+
+/// Of a step that all ranks begin together, where the one predicted is not such a one.
+Result<Timeline> first_step(const Workload& workload, CostModel& model, bool full,
+                            Recorder& recorder,
+                            const std::function<std::string(RankId)>& track_name) {
+  FT_ASSIGN(const Prepared prepared, prepare(workload, model, full));
+  FT_ASSIGN(const Replay result, replay(workload, prepared, &recorder));
+  return recorder.take(workload, prepared, result, track_name);
+}
+
 }  // namespace
 
 Result<Prediction> predict(const Run& run, const PredictOptions& options) {
@@ -282,41 +303,51 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
     Program& retried = workload.programs[program];
     retried = with_retries(std::move(retried), retries, out.memory.retry_per_gib);
   }
+  const std::int32_t steps = steps_of(run.plan);
+  const Workload several = steps > 1 ? repeated(workload, steps) : Workload();
+  const Workload& timed = steps > 1 ? several : workload;
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
-  FT_ASSIGN(const Prepared prepared, prepare(workload, *model, options.full));
-  FT_TRY(check_length(run, workload, prepared));
-  const std::size_t critical = critical_actor(workload, prepared);
+  FT_ASSIGN(const Prepared prepared, prepare(timed, *model, options.full));
+  FT_TRY(check_length(run, timed, prepared));
+  const std::size_t critical = critical_actor(timed, prepared);
   std::vector<std::uint8_t> wanted;
   FT_TRY(choose_actors(prepared, options, wanted));
-  std::vector<std::uint8_t> only_critical(wanted.size(), 0);
-  only_critical[critical] = 1;
-  Recorder of_critical(only_critical);
+  Recorder of_critical = recorder_of(critical, wanted.size());
   Recorder of_shown(wanted);
   Tee tee(of_critical, of_shown);
-  SpanSink& sink = options.timeline ? static_cast<SpanSink&>(tee) : of_critical;
-  Counter counter(sink, operations_in_all(workload, prepared), options.progress);
-  FT_ASSIGN(const Replay result, replay(workload, prepared, options.progress ? &counter : &sink));
-  const Plan& plan = run.plan;
-  const auto track_name = [&plan](RankId rank) {
-    return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(plan, rank));
+  const bool shows = options.timeline && steps == 1;
+  StepEnds ends(timed, prepared, steps, &of_critical);
+  SpanSink& sink = shows       ? static_cast<SpanSink&>(tee)
+                   : steps > 1 ? static_cast<SpanSink&>(ends)
+                               : of_critical;
+  Counter counter(sink, operations_in_all(timed, prepared), options.progress);
+  FT_ASSIGN(const Replay result, replay(timed, prepared, options.progress ? &counter : &sink));
+  const Time step = steps > 1 ? ends.longest() : result.end;
+  const auto track_name = [&run](RankId rank) {
+    return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(run.plan, rank));
   };
-  const Timeline own = of_critical.take(workload, prepared, result, track_name);
-  out.iteration_time_s = result.end.seconds();
+  Timeline own = of_critical.take(timed, prepared, result, track_name);
+  if (steps > 1) own = window_of(std::move(own), ends.begin(critical), step);
+  out.iteration_time_s = step.seconds();
   out.critical_rank = prepared.quotient.actors[critical].rank.value;
   out.breakdown = break_down(own, 0);
   fill_rates(run, workload, out);
-  set_interval(workload, prepared, own, critical, out);
+  set_interval(timed, prepared, own, critical, out);
   if (options.sensitivity) {
     const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
-    const bool waits = data.ps > result.end.ps / 100;
-    FT_ASSIGN(out.sensitivity, sensitivities(run, workload, result.end, waits));
+    const bool waits = data.ps > step.ps / 100;
+    FT_ASSIGN(out.sensitivity, sensitivities(run, timed, step, waits));
   }
   out.ranks = run.cluster.accelerators;
   out.ranks_simulated = static_cast<std::int64_t>(prepared.quotient.actors.size());
   out.operations = result.operations;
   out.events = result.events;
   if (options.timeline) {
-    out.timeline = of_shown.take(workload, prepared, result, track_name);
+    if (shows) {
+      out.timeline = of_shown.take(timed, prepared, result, track_name);
+    } else {
+      FT_ASSIGN(out.timeline, first_step(workload, *model, options.full, of_shown, track_name));
+    }
     out.timeline->name = run.name;
   }
   out.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

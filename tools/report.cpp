@@ -157,7 +157,7 @@ std::string plan_text(const Run& run) {
   if (p.sequence) out += " with sequence parallelism";
   out += ", pipeline " + std::to_string(p.pipeline);
   if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
-  if (p.chunks() > 1) out += " by " + name_of(p.schedule) + layout_text(p);
+  if (p.chunks() > 1) out += " by " + name_of(p) + layout_text(p);
   if (p.context > 1) out += ", context " + std::to_string(p.context) + context_text(p);
   if (p.experts.expert > 1) out += ", expert " + std::to_string(p.experts.expert);
   if (p.experts.tensor > 1) out += " x tensor " + std::to_string(p.experts.tensor);

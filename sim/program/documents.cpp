@@ -1,6 +1,7 @@
 #include "sim/program/documents.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "sim/program/context_pairs.h"
@@ -46,8 +47,11 @@ std::vector<Attention> by_document(const Attention& work) {
   std::vector<Attention> out;
   Attention one = work;
   one.documents.clear();
+  const std::int64_t whole =
+      std::accumulate(work.documents.begin(), work.documents.end(), std::int64_t{0});
   for (const std::int64_t length : work.documents) {
-    one.q_len = one.kv_len = length;
+    one.q_len = length * work.q_len / whole;
+    one.kv_len = length * work.kv_len / whole;
     out.push_back(one);
   }
   return out;

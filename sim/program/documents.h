@@ -7,7 +7,8 @@
 
 namespace foretrain {
 
-/// Of an attention over whole sequences: one for every document.
+/// One for every document: over whole sequences, or where each document is cut among members of a
+/// ring (ContextPart::kOwn, kMember), over the same part of each.
 std::vector<Attention> by_document(const Attention& work);
 
 /// What the mask leaves of one document to one rank: query-key pairs of one head and one sequence.

@@ -255,6 +255,8 @@ struct Batch {
   GroupSlot context;            ///< none when every rank holds whole sequences
   /// Members of `context` hold one run of tokens each; else chunks i and 2c-1-i of 2c.
   bool contiguous = false;
+  /// Lengths of a sequence's documents where each of them is so cut instead; else empty.
+  std::vector<std::int64_t> documents = {};
   bool operator==(const Batch&) const = default;
 };
 

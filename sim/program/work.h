@@ -127,7 +127,7 @@ struct Attention {
   double dropout = 0;       ///< rate
   std::int64_t window = 0;  ///< keys each query sees, 0 = all
   /// Lengths of the documents that every sequence packs, if it packs several: keys of others are
-  /// not seen.
+  /// not seen. Of kOwn and kMember each is cut among the members, as the Batch says.
   std::vector<std::int64_t> documents = {};
   AttentionKernel kernel = AttentionKernel::kFlash;
   DType dtype = DType::kBf16;

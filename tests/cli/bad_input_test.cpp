@@ -383,9 +383,14 @@ const BadSchedule kBadSchedules[] = {
      {"order.json", "wait for each other", "stage 0 stops before pass 0",
       "needs B of microbatch 0 on chunk 1"}},
     {"[[[1,0,\"F\"]],[]]", {"order.json: /0/0/0", "no chunk of 2 on stage 0"}},
-    {"[[[0,1,\"F\"]],[]]", {"order.json: /0/0/1", "1 microbatches"}},
+    {"[[[0,1,\"F\"]],[]]",
+     {"order.json: found microbatch 1 in pass 0 of stage 0", "1 microbatches"}},
     {"[[[0,0,\"X\"]],[]]", {"order.json: /0/0/2", "\"X\"", "F, B or W"}},
-    {"[[0],1]", {"order.json: /0/0", "expected [stage, microbatch"}},
+    {"[[0],1]", {"order.json: /0/0", "expected [chunk, microbatch"}},
+    {"{\"placement\":\"v\",\"stages\":[[[1,0,\"F\"]],[]]}",
+     {"order.json: /stages/0/0/0", "no chunk of 4 on stage 0"}},
+    {"{\"placement\":\"bidirectional\",\"stages\":[[],[]]}",
+     {"order.json has a pipeline in each direction", "1 microbatches per rank must both be even"}},
 };
 INSTANTIATE_TEST_SUITE_P(Files, BadSchedules, testing::ValuesIn(kBadSchedules));
 

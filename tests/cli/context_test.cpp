@@ -82,7 +82,8 @@ TEST(ContextParallel, RingSelfAttentionThatCannotBe) {
       {"batch.sequence=2046", {"/batch/sequence", "not a multiple of context 4"}},
       {"parallel.context_inner=2", {"/parallel/context_inner", "kernels.context ring"}},
       {"parallel.context=1", {"/kernels/context", "needs parallel.context > 1"}},
-      {"batch.documents=511", {"/batch/documents", "allgather or alltoall, with fused attention"}},
+      {"batch.documents=511",
+       {"/batch/documents", "ring, allgather or alltoall, with fused attention"}},
       {"model.sliding_window=128",
        {"/parallel/context", "windows", "allgather or alltoall, with fused attention"}},
       {"model=deepseek-v2", {"/kernels/attention", "unfused latent attention"}}};

@@ -323,6 +323,7 @@ const Field kFields[] = {
     {"kernels.grouped_gemm=single", with(kExperts, {"cluster.preset=dgx-b200"})},
     {"overlap.pipeline=true", {"launch.dispatch_us=1"}},
     {"overlap.head_deferral=2"},
+    {"overlap.post_validation=true"},
     {"overlap.gradient_reduce=false"},
     {"overlap.parameter_gather=false"},
     {"overlap.parameter_gather=auto",

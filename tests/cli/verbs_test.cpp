@@ -78,6 +78,28 @@ TEST(Verbs, ShowProgramIsStable) {
   EXPECT_EQ(first.out, place.run({"show", "run.json", "--program", "0"}).out);
 }
 
+// What zb-v and chimera make for the run's own durations, and the two ways of DualPipe.
+TEST(Verbs, ShowWritesAScheduleThatSimulatesAlike) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "gpt3-125m", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "parallel": {"pipeline": 4},
+      "batch": {"global": 32, "micro": 1, "sequence": 2048}})");
+  for (const char* name : {"zb-v", "dualpipev", "dualpipe", "chimera"}) {
+    const std::vector<std::string> sets = {"model.tie_word_embeddings=false",
+                                           std::string("schedule=") + name};
+    const CommandResult order = place.run(with_sets({"show", "run.json", "--schedule"}, sets));
+    ASSERT_EQ(order.exit_code, 0) << order.err;
+    place.write("order.json", order.out);
+    const std::vector<std::string> own = {sets[0], "schedule=order.json"};
+    EXPECT_EQ(at(simulated(place, "run.json", own), "iteration_time_s").number(),
+              at(simulated(place, "run.json", sets), "iteration_time_s").number())
+        << name;
+  }
+  const CommandResult other =
+      place.run(with_sets({"show", "run.json", "--schedule"}, {"schedule=1f1b-interlaced"}));
+  expect_refused(place, other, {"those of 1f1b-interlaced are more"}, {"order.json", "run.json"});
+}
+
 TEST(Verbs, ShowSaysWhatIsNoRun) {
   const Workplace place;
   for (const char* part : {"dgx-h100", "llama-3-8b", "deepspeed"}) {

@@ -39,6 +39,32 @@ TEST(Documents, TrainAsOneRank) {
   }
 }
 
+// Every document in chunks of its own around a ring, also where neighbours exchange heads.
+TEST(Documents, InARingTrainAsOneRank) {
+  for (Model model : {narrowed(small_gpt(), 2), narrowed(small_llama(), 2)}) {
+    if (model.positions > 0) model.positions = 32;
+    model.heads = model.kv_heads = 4;
+    for (const Lengths& lengths : {Lengths{16, 16}, Lengths{8, 24}, Lengths{16, 8, 8}}) {
+      for (const std::int64_t context : {2, 4}) {
+        for (const std::int64_t inner : {1, 2}) {
+          if (inner == context) continue;
+          Plan plan = in_fp32(small_plan(model, {context == 4 ? 1 : 2, 1, 1, context}, 2));
+          plan.context = context;
+          plan.context_inner = inner;
+          plan.sequence_length = 32;
+          plan.documents = lengths;
+          plan.micro_batch = 2;
+          plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
+          plan.dropout = 0.1;
+          plan.recompute.attention = lengths.size() == 2;
+          ASSERT_FALSE(refused_documents(model, plan));
+          expect_as_one_rank(model, plan);
+        }
+      }
+    }
+  }
+}
+
 // Drawn plans: tensor, pipeline and context ranks, units, co-shards, slices.
 TEST(Documents, TrainAsOneRankUnderDrawnPlans) {
   int taken = 0;
@@ -47,7 +73,9 @@ TEST(Documents, TrainAsOneRankUnderDrawnPlans) {
     const DrawnKind kinds[] = {DrawnKind::kContext, DrawnKind::kBuckets, DrawnKind::kUnits};
     Drawn drawn = draw_small(rng, kinds[rng.below(3)]);
     Plan& plan = drawn.plan;
-    const std::int64_t first = 1 + rng.below(plan.sequence_length - 1);
+    std::int64_t first = 1 + rng.below(plan.sequence_length - 1);
+    const bool ring = plan.context > 1 && plan.context_exchange == ContextExchange::kRing;
+    if (ring && first > 2 * plan.context) first -= first % (2 * plan.context);
     plan.documents = {first, plan.sequence_length - first};
     if (refused_documents(drawn.model, plan)) continue;
     ++taken;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "hardware/local_cost.h"
+#include "models/documents.h"
 #include "models/lower.h"
 #include "sim/program/documents.h"
 #include "sim/program/verify.h"
@@ -53,9 +54,13 @@ TEST(Documents, LeaveTheirSquares) {
     double share = 0;
     for (const std::int64_t d : lengths) share += static_cast<double>(d * d) / (128.0 * 128.0);
     for (const std::int64_t context : {1, 2, 4}) {
-      for (const auto exchange : {ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
+      for (const auto exchange :
+           {ContextExchange::kAllGather, ContextExchange::kAllToAll, ContextExchange::kRing}) {
         if (exchange == ContextExchange::kAllToAll && model.kv_heads % context != 0) continue;
-        const Workload workload = lower(model, plan_of(model, context, exchange, lengths));
+        Plan plan = plan_of(model, context, exchange, lengths);
+        if (refused_documents(model, plan)) continue;
+        if (context == 4 && exchange == ContextExchange::kRing) plan.context_inner = 2;
+        const Workload workload = lower(model, plan);
         ASSERT_TRUE(verify(workload).ok());
         const AttentionFlops part = attention_flops_of(workload.programs[0]);
         const auto c = static_cast<double>(context);
@@ -64,6 +69,32 @@ TEST(Documents, LeaveTheirSquares) {
       }
     }
   }
+}
+
+// Pieces of documents need the arrays that those of whole sequences do.
+TEST(Documents, AroundARingKeepItsArrays) {
+  const Model model = small_llama();
+  for (const std::int64_t context : {2, 4}) {
+    const Plan whole = plan_of(model, context, ContextExchange::kRing, {});
+    const Plan packed = plan_of(model, context, ContextExchange::kRing, {64, 24, 40});
+    ASSERT_FALSE(refused_documents(model, packed));
+    const Program a = lower(model, whole).programs[0];
+    const Program b = lower(model, packed).programs[0];
+    EXPECT_EQ(a.layouts, b.layouts);
+    EXPECT_EQ(a.frames, b.frames);
+    EXPECT_EQ(a.calls, b.calls);
+    EXPECT_EQ(b.batch.documents, packed.documents);
+  }
+}
+
+TEST(Documents, AroundARingDivideIntoItsChunks) {
+  const Model model = small_llama();
+  const Plan plan = plan_of(model, 4, ContextExchange::kRing, {64, 20, 44});
+  const auto refused = refused_documents(model, plan);
+  ASSERT_TRUE(refused);
+  EXPECT_NE(refused->message.find("20 tokens is not a multiple of twice context 4"),
+            std::string::npos);
+  EXPECT_FALSE(refused_documents(model, plan_of(model, 2, ContextExchange::kRing, {64, 20, 44})));
 }
 
 /// Area where y < x, both in one document, x in the chunks of `member`: cells of the diagonal half.
@@ -123,17 +154,20 @@ Attention large(AttentionKernel kernel, bool backward, std::int64_t length) {
 TEST(Documents, ShorterOnesTakeLessTime) {
   const DeviceSpec device = read_device(Json("h200-sxm-141gb"), "test", "").value();
   for (const bool backward : {false, true}) {
-    for (const ContextPart part : {ContextPart::kWhole, ContextPart::kAll}) {
+    for (const ContextPart part :
+         {ContextPart::kWhole, ContextPart::kOwn, ContextPart::kMember, ContextPart::kAll}) {
       Attention work = large(AttentionKernel::kFlash, backward, 32768);
       work.part = part;
-      if (part == ContextPart::kAll) {
-        work.causal = false;
-        work.q_len = 8192;
-        work.kv_len = 16384;
-      }
+      if (part != ContextPart::kWhole) work.q_len = work.kv_len = 8192;
+      if (part == ContextPart::kMember) work.kv_len = 4096;
+      if (part == ContextPart::kAll) work.kv_len = 16384;
+      work.causal = part == ContextPart::kWhole || part == ContextPart::kOwn;
       const Time whole = attention_cost(device, work, nullptr).value().compute;
       Time last = whole;
-      for (std::int64_t n = 2; n <= 256; n *= 2) {
+      // Around a ring pieces of less than a block would take a block.
+      const bool pieces = part == ContextPart::kOwn || part == ContextPart::kMember;
+      const std::int64_t most = pieces ? work.kv_len / 128 : 256;
+      for (std::int64_t n = 2; n <= most; n *= 2) {
         work.documents.assign(static_cast<std::size_t>(n), 32768 / n);
         const Time time = attention_cost(device, work, nullptr).value().compute;
         EXPECT_LT(time, last) << n;

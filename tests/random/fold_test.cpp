@@ -112,8 +112,14 @@ bool can_defer(const Plan& p) {
   return p.pipeline > 1 && whole && !p.by_units() && !p.reduces_each_pass() && !p.sums_after_pass;
 }
 
-/// Packed documents, deferred gradients, gathers and weights in fp8, loads of experts. What is
-/// drawn later does not depend on it.
+/// Whether its stages can hand the norm of the gradients on.
+bool can_validate_later(const Model& m, const Plan& p) {
+  return p.pipeline > 1 && p.ways() == 1 && !p.shares_vocabulary() && !p.by_units() &&
+         !p.offload.states() && !p.in_grid() && !m.has_experts();
+}
+
+/// Packed documents, norms that are handed on, deferred gradients, gathers and weights in fp8,
+/// loads of experts. What is drawn later does not depend on it.
 void add_rare(Rng rng, Drawn& drawn) {
   Model& m = drawn.model;
   Plan& p = drawn.plan;
@@ -124,6 +130,7 @@ void add_rare(Rng rng, Drawn& drawn) {
     if (refused_documents(m, p)) p.documents.clear();
   }
   if (can_defer(p)) p.overlap.head_deferral = rng.below(5);
+  p.overlap.post_validation = can_validate_later(m, p) && rng.below(3) == 0;
   const bool gathers = p.sharding == Sharding::kParameters && p.units.secondary == 0 &&
                        p.units.inner_group == 1 && !p.offload.states() && !m.has_experts();
   if (gathers && p.precision.linear == DType::kFp8 && !p.precision.blocks) {

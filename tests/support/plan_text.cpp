@@ -68,7 +68,7 @@ std::string describe(const Model& model, const Plan& plan) {
       " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap " + n(plan.overlap.tensor_slices);
   const Overlap& o = plan.overlap;
   out += flags({o.tensor, o.tensor_backward, o.pipeline, o.gradient_reduce, o.parameter_gather,
-                o.expert, o.passes});
+                o.expert, o.passes, o.post_validation});
   const Recompute& r = plan.recompute;
   out += " recompute" + flags({r.layer, r.attention, r.norm, r.mlp, r.activation, r.early_stop,
                                r.keep_heads, r.keep_core, r.keep_projection, r.keep_up});

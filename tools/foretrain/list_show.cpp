@@ -7,6 +7,7 @@
 #include "models/expert_plan.h"
 #include "models/layer.h"
 #include "models/lower.h"
+#include "models/schedule.h"
 #include "sim/engine/quotient.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/report.h"
@@ -180,6 +181,11 @@ Status show_program(const Run& run, const ShowArgs& args) {
   return print(args.quiet, out + text_of(workload.programs[rank.program.index()]));
 }
 
+Status show_schedule(const Run& run, const ShowArgs& args) {
+  FT_ASSIGN(const std::string text, schedule_text(run.plan));
+  return args.json.empty() ? print(args.quiet, text) : write_output(args.json, text);
+}
+
 std::vector<PlacementId> places_of(const Actor& actor, const Work& work) {
   std::vector<PlacementId> places;
   if (const auto* collective = std::get_if<Collective>(&work)) {
@@ -327,20 +333,23 @@ Status list(const ListArgs& args) {
 Status show(const ShowArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.name, args.sets)));
-  const bool wants_run = args.program_rank >= 0 || !args.why.empty() || !args.sets.empty();
+  const bool wants_run =
+      args.program_rank >= 0 || !args.why.empty() || args.schedule || !args.sets.empty();
   if (!wants_run) {
     if (is_part(args.name) || is_system_file(args.name)) return show_part(args);
     FT_TRY(check_run_name(args.name));
   } else if (is_part(args.name) && !has("runs", args.name)) {
-    return input_error("show: " + args.name +
-                       " is no RUN, which --set, --program and --why need; `foretrain list runs` "
-                       "lists the shipped ones");
+    return input_error(
+        "show: " + args.name +
+        " is no RUN, which --set, --program, --why and --schedule need; `foretrain list runs` "
+        "lists the shipped ones");
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
   FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
   warn_of_idle_keys(args.quiet, run);
   if (args.program_rank >= 0) return show_program(run, args);
   if (!args.why.empty()) return show_why(run, args);
+  if (args.schedule) return show_schedule(run, args);
   return show_run(run, args);
 }
 

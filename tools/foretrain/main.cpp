@@ -190,7 +190,8 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
       "show", "Every resolved field of a preset or a RUN, and where it came from");
   verb->footer(
       "Examples:\n  foretrain show dgx-h100\n  foretrain show run.json --program 0\n"
-      "  foretrain show run.json --why mlp.up");
+      "  foretrain show run.json --why mlp.up\n"
+      "  foretrain show run.json --set schedule=zb-v --schedule > order.json");
   verb->add_option("NAME", args.name, "A preset's name, or a RUN file")->required();
   verb->add_option("--set", args.sets, "Override a field of a RUN (repeatable)")
       ->type_name("KEY=VALUE")
@@ -200,6 +201,8 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
       ->check(CLI::Range(0, 1 << 30));
   verb->add_option("--why", args.why, "Print how the operations of that name are priced")
       ->type_name("OP");
+  verb->add_flag("--schedule", args.schedule,
+                 "Print the order of every stage's passes, as a file that `schedule` takes");
   add_json(verb, args.json);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::show(args); }};

@@ -69,6 +69,7 @@ struct ShowArgs {
   std::vector<std::string> sets;
   std::int64_t program_rank = -1;  ///< >= 0: print the Program of that rank
   std::string why;                 ///< print how this op was priced
+  bool schedule = false;           ///< print the order of every stage's passes
   bool quiet = false;
 };
 Status show(const ShowArgs& args);
