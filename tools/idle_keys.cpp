@@ -136,6 +136,7 @@ const char* scatter_gather(const Run& run) {
 
 const char* flat_update(const Run& run) {
   if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
+  if (run.plan.updates_on_host()) return "the host updates the parameters itself";
   return run.plan.precision.gradients == DType::kFp32 ? "gradients are fp32" : nullptr;
 }
 
