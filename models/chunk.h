@@ -217,10 +217,11 @@ struct HeldBack {
   bool gradient = false;
 };
 
-/// Of what a layer keeps: its frame on the host, the copies out and in, and what lets go of it.
+/// Of what a layer keeps: its frame on the host, the copies out and in, and what lets go of it;
+/// where it goes on to storage its frame there and the copies to it and back.
 struct HostCopies {
-  LayoutId layout;
-  SegmentId out, in, let_go;
+  LayoutId layout, stored;
+  SegmentId out, in, let_go, write, read;
 };
 
 }  // namespace foretrain

@@ -31,6 +31,9 @@ void read_device_share(JsonReader& reader, Offload& offload) {
 void read_offload(JsonReader& reader, Offload& offload) {
   const std::vector<std::string> places = {"none", "cpu", "nvme"};
   reader.read("activation_layers", offload.activation_layers, IntRange{0, kAnyCount.high});
+  int activations = 0;
+  reader.read_choice("activations", activations, {"cpu", "nvme"});
+  offload.activations = activations == 1 ? Memory::kStorage : Memory::kHost;
   reader.read_enum("optimizer", offload.optimizer, places);
   reader.read_enum("parameters", offload.parameters, places);
   reader.read("delayed_update", offload.delayed_update);

@@ -1,6 +1,12 @@
 // What layers keep on the host: it is copied out, their input included, after their forward pass,
 // for which compute waits after the next layer's, and back while the layer after them computes
 // backward.
+//
+// Or in storage (ZeRO-Infinity, arXiv 2104.07857; SSDTrain, arXiv 2408.10013), by way of the host,
+// where two layers' have room: written once it is there, before the layer after the next one's is
+// copied out, and read while the layer two behind computes backward. Left out: copies between
+// device and storage without the host (SSDTrain's, by GPUDirect Storage), that what is needed again
+// too soon stays; what the host is said to hold counts one of the two layers.
 #include <algorithm>
 
 #include "models/stage_writer.h"
@@ -10,41 +16,66 @@ namespace {
 
 // Events of what is kept on the host.
 constexpr std::int16_t kKept = 0, kLoaded = 1;
+/// Frames on their way to storage that have room on the host: two of each of two layers.
+constexpr std::size_t kStaged = 4;
 
 }  // namespace
 
-/// The layout of a frame's copy on the host.
-LayoutId StageWriter::host_layout(LayoutId device) {
+/// The layout of a frame's copy in another memory.
+LayoutId StageWriter::away_layout(LayoutId device, Memory memory) {
   FrameLayout layout = x_builder.program().layouts[device.index()];
-  layout.name += " on the host";
+  layout.name += memory == Memory::kHost ? " on the host" : " in storage";
   layout.events = {"kept", "loaded"};
   for (Buffer& buffer : layout.buffers) {
-    buffer.memory = Memory::kHost;
+    buffer.memory = memory;
     buffer.saved = false;
   }
   return x_builder.layout(std::move(layout));
 }
 
-/// Copies all buffers of a frame to the host or back; the last copy records `event` of the host's.
-SegmentId StageWriter::copy_segment(LayoutId device, LayoutId host, bool out) {
+/// Copies all buffers of a frame to the memory behind or back. The last copy records that it is
+/// kept, in the frame that it is copied to, or that it is loaded, in that of the host.
+SegmentId StageWriter::copy_segment(LayoutId near, LayoutId far, bool out) {
+  const std::vector<Buffer> buffers = x_builder.program().layouts[near.index()].buffers;
+  if (buffers.empty()) return SegmentId();
+  const Memory close = buffers.front().memory;
+  const Memory away = close == Memory::kDevice ? Memory::kHost : Memory::kStorage;
+  const bool storage = away == Memory::kStorage;
+  const char* stream = storage ? (out ? kStorageWrite : kStorageRead) : (out ? kOut : kIn);
   Segment segment;
-  segment.name = out ? "keep on the host" : "load from the host";
-  segment.frames = {device, host};
-  const FrameLayout& layout = x_builder.program().layouts[device.index()];
-  for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
-    const Buffer& buffer = layout.buffers[b];
-    const View there{0, static_cast<std::int16_t>(b), 0, buffer.bytes(), 1, GroupSlot()};
+  segment.name = storage ? (out ? "write to storage" : "read from storage")
+                         : (out ? "keep on the host" : "load from the host");
+  segment.frames = {near, far};
+  for (std::size_t b = 0; b < buffers.size(); ++b) {
+    const Bytes bytes = buffers[b].bytes();
+    const View there{0, static_cast<std::int16_t>(b), 0, bytes, 1, GroupSlot()};
     View here = there;
     here.frame = 1;
-    const Copy copy = out ? Copy{Memory::kDevice, Memory::kHost, buffer.bytes()}
-                          : Copy{Memory::kHost, Memory::kDevice, buffer.bytes()};
-    side_op(segment, out ? kOut : kIn, "activations.copy", copy, {out ? there : here},
+    side_op(segment, stream, storage ? "activations.store" : "activations.copy",
+            out ? Copy{close, away, bytes} : Copy{away, close, bytes}, {out ? there : here},
             {out ? here : there});
     segment.ops.back().phase = out ? Phase::kForward : Phase::kBackward;
   }
-  if (segment.ops.empty()) return SegmentId();
-  segment.ops.back().records = EventRef{1, out ? kKept : kLoaded};
+  segment.ops.back().records = out       ? EventRef{1, kKept}
+                               : storage ? EventRef{0, kKept}
+                                         : EventRef{1, kLoaded};
   return x_builder.segment(std::move(segment));
+}
+
+const HostCopies& StageWriter::host_copies(LayoutId device) {
+  const auto known = x_host_copies.find(device.value);
+  if (known != x_host_copies.end()) return known->second;
+  HostCopies copies;
+  copies.layout = away_layout(device, Memory::kHost);
+  copies.out = copy_segment(device, copies.layout, true);
+  copies.in = copy_segment(device, copies.layout, false);
+  copies.let_go = let_go_segment(device);
+  if (x_plan.offload.activations == Memory::kStorage) {
+    copies.stored = away_layout(device, Memory::kStorage);
+    copies.write = copy_segment(copies.layout, copies.stored, true);
+    copies.read = copy_segment(copies.layout, copies.stored, false);
+  }
+  return x_host_copies.emplace(device.value, copies).first->second;
 }
 
 bool StageWriter::keeps_on_host(const Chunk& chunk, std::int64_t l) const {
@@ -58,27 +89,54 @@ void StageWriter::keep_on_host(const Chunk& chunk, Passage& passage, std::int64_
   const auto i = static_cast<std::size_t>(l);
   const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
   for (FrameId* frame : {&passage.saved[i], &passage.hidden[i]}) {
-    const LayoutId device = layout_of(*frame);
-    auto known = x_host_copies.find(device.value);
-    if (known == x_host_copies.end()) {
-      const LayoutId host = host_layout(device);
-      known = x_host_copies
-                  .emplace(device.value,
-                           HostCopies{host, copy_segment(device, host, true),
-                                      copy_segment(device, host, false), let_go_segment(device)})
-                  .first;
-    }
-    const HostCopies& copies = known->second;
+    const HostCopies& copies = host_copies(layout_of(*frame));
     if (!copies.out.valid()) continue;
     const FrameId host = x_builder.frame(copies.layout, layer);
     const FrameId passed = passage.hidden[i + 1];
-    x_builder.call(Call{copies.out,
-                        layer,
-                        -1,
-                        {*frame, host},
-                        {StreamWait{x_builder.stream(kOut), passed, kReady}}});
-    passage.on_host[{l, frame == &passage.hidden[i]}] = host;
+    Call call{copies.out,
+              layer,
+              -1,
+              {*frame, host},
+              {StreamWait{x_builder.stream(kOut), passed, kReady}}};
+    if (x_stored.size() >= kStaged) {
+      const FrameId room = x_stored[x_stored.size() - kStaged];
+      call.waits.push_back(StreamWait{x_builder.stream(kOut), room, kKept});
+    }
+    x_builder.call(std::move(call));
     x_copied_out.emplace_back(*frame, host);
+    passage.on_host[{l, frame == &passage.hidden[i]}] =
+        copies.write.valid() ? store(copies, host, layer) : host;
+  }
+}
+
+/// What was copied to the host goes on to storage. Returns where it is.
+FrameId StageWriter::store(const HostCopies& copies, FrameId host, std::int32_t layer) {
+  const FrameId stored = x_builder.frame(copies.stored, layer);
+  const StreamWait copied{x_builder.stream(kStorageWrite), host, kKept};
+  x_builder.call(Call{copies.write, layer, -1, {host, stored}, {copied}});
+  x_stored.push_back(stored);
+  return stored;
+}
+
+/// What layer `l` has in storage comes back to the host, if it is not there.
+void StageWriter::read_ahead(const Chunk& chunk, Passage& passage, std::int64_t l) {
+  const StreamId stream = x_builder.stream(kStorageRead);
+  for (const bool input : {false, true}) {
+    const auto found = passage.on_host.find({l, input});
+    if (found == passage.on_host.end()) continue;
+    const auto i = static_cast<std::size_t>(l);
+    const FrameId frame = input ? passage.hidden[i] : passage.saved[i];
+    const HostCopies& copies = x_host_copies.at(layout_of(frame).value);
+    if (!(layout_of(found->second) == copies.stored)) continue;
+    const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
+    const FrameId host = x_builder.frame(copies.layout, layer);
+    x_builder.call(Call{
+        copies.read,
+        layer,
+        -1,
+        {host, found->second},
+        {StreamWait{stream, passage.gradient, kReady}, StreamWait{stream, found->second, kKept}}});
+    found->second = host;
   }
 }
 
@@ -113,6 +171,7 @@ SegmentId StageWriter::let_go_segment(LayoutId device) {
 void StageWriter::load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l) {
   let_go_of_copied();
   if (l < 0) return;
+  if (x_plan.offload.activations == Memory::kStorage) read_ahead(chunk, passage, l);
   const auto i = static_cast<std::size_t>(l);
   const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
   for (const bool input : {false, true}) {
@@ -128,6 +187,7 @@ void StageWriter::load_from_host(const Chunk& chunk, Passage& passage, std::int6
                         {StreamWait{x_builder.stream(kIn), passage.gradient, kReady},
                          StreamWait{x_builder.stream(kIn), found->second, kKept}}});
   }
+  if (x_plan.offload.activations == Memory::kStorage) read_ahead(chunk, passage, l - 1);
 }
 
 /// Every stream of the call waits for what comes back.

@@ -106,7 +106,7 @@ class StageWriter {
     /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
     std::vector<std::pair<std::int64_t, Call>> weights;
     std::vector<std::pair<Unit*, FrameId>> aside;  ///< units' gradients without those
-    /// Copies on the host of what layer `first` keeps: of its input where `second`.
+    /// Copies on the host or in storage of what layer `first` keeps: its input where `second`.
     std::map<std::pair<std::int64_t, bool>, FrameId> on_host;
     FrameId part;        ///< of what was sent, where that is all of it that is kept
     FrameId done_frame;  ///< and the event of the last pass
@@ -416,13 +416,16 @@ class StageWriter {
   void write_host_update(Segment& segment, const UpdatedPart& part);
   void load_weights();
   void finish_host_update();
-  LayoutId host_layout(LayoutId device);
-  SegmentId copy_segment(LayoutId device, LayoutId host, bool out);
+  LayoutId away_layout(LayoutId device, Memory memory);
+  SegmentId copy_segment(LayoutId near, LayoutId far, bool out);
   bool keeps_on_host(const Chunk& chunk, std::int64_t l) const;
   void keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l);
   void let_go_of_copied();
   SegmentId let_go_segment(LayoutId device);
   void load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l);
+  const HostCopies& host_copies(LayoutId device);
+  FrameId store(const HostCopies& copies, FrameId host, std::int32_t layer);
+  void read_ahead(const Chunk& chunk, Passage& passage, std::int64_t l);
   void wait_loaded(const Passage& passage, std::int64_t l, Call& call) const;
 
   const Model& x_model;
@@ -451,6 +454,7 @@ class StageWriter {
   std::vector<UnitShape> x_shapes;
   std::map<std::int32_t, HostCopies> x_host_copies;       ///< by layout on the device
   std::vector<std::pair<FrameId, FrameId>> x_copied_out;  ///< frames, and those on the host
+  std::vector<FrameId> x_stored;                          ///< frames in storage, in order
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;

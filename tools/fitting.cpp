@@ -200,6 +200,17 @@ Kind less_offloading(const Plan& plan) {
 
 Kind offloaded_activations(const Plan& plan) { return kind_of(offloaded_layers(plan), plan); }
 
+/// Of the layers whose activations are offloaded already, else of all.
+Kind stored_activations(const Plan& plan) {
+  const Offload& now = plan.offload;
+  if (now.activations == Memory::kStorage) return {};
+  Sets out = {"offload.activations=" + place_name(Memory::kStorage)};
+  if (now.activation_layers == 0) {
+    out.push_back(set_of("offload.activation_layers", layers_of_stage(plan)));
+  }
+  return {out};
+}
+
 std::vector<Kind> kinds_of(const Run& run) {
   const Plan& plan = run.plan;
   std::vector<Kind> out;
@@ -215,6 +226,7 @@ std::vector<Kind> kinds_of(const Run& run) {
   out.push_back(more_ranks("parallel.context", plan.context, plan.data));
   out.push_back(offloading(run));
   out.push_back(offloaded_activations(plan));
+  out.push_back(stored_activations(plan));
   return out;
 }
 

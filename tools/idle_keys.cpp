@@ -233,6 +233,10 @@ const char* pageable(const Run& run) {
   return o.optimizer == Memory::kHost ? nullptr : "offload.optimizer is not cpu";
 }
 
+const char* activations(const Run& run) {
+  return run.plan.offload.activation_layers > 0 ? nullptr : "offload.activation_layers is 0";
+}
+
 const char* overlap_expert(const Run& run) {
   if (run.model.experts.shared_width == 0) return "the model has no shared experts";
   return run.plan.experts.dispatcher == Dispatcher::kAllToAll ? nullptr
@@ -385,6 +389,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/first_bucket_mib", bucket_mib},
     {"/gradients/compression", compression},
     {"/gradients/compression_rank", compression_rank},
+    {"/offload/activations", activations},
     {"/offload/page_mib", page_mib},
     {"/offload/pageable", pageable},
     {"/overlap/expert", overlap_expert},

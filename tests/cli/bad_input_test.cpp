@@ -419,6 +419,7 @@ const BadSet kUnsupported[] = {
      {"/offload/page_mib", "unit by unit", "gradients or parameters"}},
     {"offload={\"optimizer\":\"nvme\",\"device_share\":0.5}",
      {"/offload/device_share", "unit by unit", "gradients or parameters"}},
+    {"offload.activations=none", {"/offload/activations", "none", "cpu, nvme"}},
     {"offload.delayed_update=true", {"/offload/delayed_update", "offload.optimizer"}},
     {"kernels.optimizer=adafactor", {"/kernels/optimizer", "whole matrices"}},
     {"gradients.compression=fp16", {"/gradients/compression", "set sharding.level to none"}},

@@ -190,6 +190,7 @@ const Idle kIdle[] = {
     {"gradients.flat_update=true",
      "the host updates the parameters itself",
      {"offload.optimizer=cpu", "gradients.dtype=compute"}},
+    {"offload.activations=nvme", "offload.activation_layers is 0"},
     {"offload.page_mib=4", "offload.optimizer is none", kGradients},
     {"offload.pageable=true", "offload.optimizer is not cpu", kGradients},
     {"offload.activation_layers=100",

@@ -400,6 +400,7 @@ const Field kFields[] = {
     {"offload.delayed_update=true", kOffloaded},
     {"offload.delayed_update=true", with(kOffloaded, {"offload.parameters=cpu"})},
     {"offload.activation_layers=2"},
+    {"offload.activations=nvme", {"offload.activation_layers=2"}},
     {"offload.optimizer=cpu"},
     {"offload.optimizer=nvme", {"offload.optimizer=cpu"}},
     {"offload.delayed_update=true", {"offload.optimizer=cpu"}},

@@ -254,6 +254,7 @@ std::vector<DeviceCase> offload_cases(std::int64_t ranks) {
         plan.offload.optimizer = states;
         plan.offload.parameters = parameters;
         plan.offload.activation_layers = 2;
+        plan.offload.activations = states;
         out.push_back({"states in " + std::string(name_of(states)) + ", parameters in " +
                            std::string(name_of(parameters)) + ", ZeRO-" +
                            std::to_string(static_cast<int>(sharding)),

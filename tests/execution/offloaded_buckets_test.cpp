@@ -1,5 +1,5 @@
-// Do plans whose states lie in buckets and are updated on the host train as one rank that offloads
-// nothing?
+// Do plans whose states lie in buckets and are updated on the host, and layers whose activations go
+// to storage, train as one rank that offloads nothing?
 #include <gtest/gtest.h>
 
 #include "tests/execution/one_rank.h"
@@ -78,6 +78,21 @@ TEST(OffloadedBuckets, ContiguousTrainAsOneRank) {
     plan.bucket_elements = bit(2) ? 700 : 1;
     if (bit(1)) plan.offload.optimizer = Memory::kStorage;
     expect_as_one_rank(model, in_fp32(plan));
+  }
+}
+
+// What layers keep goes on to storage and comes back, in one chunk and in several.
+TEST(StoredActivations, TrainAsOneRank) {
+  for (const Degrees& degrees : {Degrees{1, 1, 1, 1}, Degrees{1, 2, 1, 2}, Degrees{2, 2, 2, 1}}) {
+    for (const std::int64_t layers : {1, 3, 8}) {
+      const Model model = narrowed(small_llama(), 8);
+      Plan plan = small_plan(model, degrees, 4);
+      plan.sequence_length = 8;
+      plan.recompute.layer = layers == 3;
+      plan.offload.activation_layers = layers;
+      plan.offload.activations = Memory::kStorage;
+      expect_as_one_rank(model, in_fp32(plan));
+    }
   }
 }
 

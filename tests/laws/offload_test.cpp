@@ -312,6 +312,23 @@ TEST(Offload, Activations) {
   EXPECT_EQ(copied(lowered(plan)).at("activations.copy"), 2 * 2 * model.layers / 2 * input);
 }
 
+// What goes on to storage passes through the host, each time once: the host has room for one
+// layer's at a time, storage keeps all.
+TEST(Offload, StoredActivations) {
+  const Model model = model_here();
+  Plan plan = small_plan(model, {1, 1, 1, 1}, 2);
+  plan.offload.activation_layers = model.layers / 2;
+  const Workload on_host = lowered(plan);
+  const Bytes moved = copied(on_host).at("activations.copy");
+  const Bytes kept = memory_peak(on_host.programs[0], Memory::kHost).bytes;
+  plan.offload.activations = Memory::kStorage;
+  const Workload stored = lowered(plan);
+  EXPECT_EQ(copied(stored).at("activations.copy"), moved);
+  EXPECT_EQ(copied(stored).at("activations.store"), moved);
+  EXPECT_EQ(memory_peak(stored.programs[0], Memory::kStorage).bytes, kept);
+  EXPECT_LE(memory_peak(stored.programs[0], Memory::kHost).bytes, 2 * kept / (model.layers / 2));
+}
+
 // What a layer keeps is on the device until compute has waited for its copy to the host, after the
 // next layer's pass: the one behind that does not begin before, however slow copies are.
 TEST(OffloadedActivations, LiveUntilTheyAreCopied) {
@@ -339,6 +356,45 @@ TEST(OffloadedActivations, LiveUntilTheyAreCopied) {
     ASSERT_EQ(copied.size(), static_cast<std::size_t>(model_here().layers));
     for (std::int32_t layer = 0; layer + 2 < model_here().layers; ++layer) {
       EXPECT_GE(began.at(layer + 2), copied.at(layer)) << layer;
+    }
+  }
+}
+
+// However slow storage is, no layer has left the device before the one two before it is stored; and
+// what comes back is read before the layer behind it begins, while an earlier one computes.
+TEST(StoredActivations, WaitForRoomAndAreReadAhead) {
+  Plan plan = plan_here(Sharding::kOptimizer, 1);
+  plan.offload.optimizer = Memory::kDevice;
+  plan.offload.activation_layers = model_here().layers;
+  plan.offload.activations = Memory::kStorage;
+  const Workload workload = lowered(plan);
+  const Program& program = workload.programs[0];
+  for (const std::int64_t slower : {1, 50}) {
+    Rates rates = plain_rates();
+    rates.storage = slower;
+    TestPrices prices(rates);
+    const Result<Replayed> result = replay_all(workload, prices, false);
+    ASSERT_TRUE(result.ok()) << result.error().message;
+    std::map<std::string, std::map<std::int32_t, Times>> times;  // by segment and layer
+    for (const OpTimes& t : result.value().sink.of(0)) {
+      const Call& call = program.calls[static_cast<std::size_t>(t.call)];
+      Times& one = times[program.segments[call.segment.index()].name][call.layer];
+      one.first_copy = std::min(one.first_copy, t.start);
+      one.last_load = max(one.last_load, t.end);
+    }
+    const auto layers = static_cast<std::int32_t>(model_here().layers);
+    ASSERT_EQ(times["write to storage"].size(), static_cast<std::size_t>(layers));
+    for (std::int32_t layer = 0; layer + 2 < layers; ++layer) {
+      EXPECT_GT(times["keep on the host"].at(layer + 2).last_load,
+                times["write to storage"].at(layer).last_load)
+          << layer;
+      EXPECT_GE(times["read from storage"].at(layer).first_copy,
+                times["layer backward"].at(layer + 2).first_copy);
+      EXPECT_GT(times["load from the host"].at(layer).last_load,
+                times["read from storage"].at(layer).last_load);
+      if (slower > 1) continue;
+      EXPECT_LT(times["read from storage"].at(layer).first_copy,
+                times["layer backward"].at(layer + 1).first_copy);
     }
   }
 }

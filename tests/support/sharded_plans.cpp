@@ -79,6 +79,9 @@ void draw_reuse(Rng rng, Units& u) {
 }  // namespace
 
 void draw_offloaded_buckets(Rng rng, const Model& model, Plan& p) {
+  if (p.offload.activation_layers > 0 && rng.below(2) == 0) {
+    p.offload.activations = Memory::kStorage;
+  }
   if (p.by_units() || p.precision.low_weights || rng.below(2) == 0) return;
   const Offload before = p.offload;
   p.offload.optimizer = rng.below(2) == 0 ? Memory::kHost : Memory::kStorage;
