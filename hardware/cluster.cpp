@@ -148,6 +148,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   reader.read("host_memory_gb_per_s", cluster.host_memory_gb_per_s, {1e-3, 1e6});
   reader.read("host_memory_gib", cluster.host_memory_gib, {1e-3, 1e9});
   reader.read("storage_gb_per_s", cluster.storage_gb_per_s, {1e-3, 1e6});
+  reader.read("storage_write_gb_per_s", cluster.storage_write_gb_per_s, {1e-3, 1e6});
   reader.read("storage_tb", cluster.storage_tb, {1e-3, 1e9});
   if (const Json* network = reader.take("network")) {
     FT_TRY(read_network(*network, source, reader.pointer("network"), cluster));
@@ -253,6 +254,9 @@ Json to_json(const Cluster& cluster) {
   out.set("host_memory_gb_per_s", cluster.host_memory_gb_per_s);
   if (cluster.host_memory_gib > 0) out.set("host_memory_gib", cluster.host_memory_gib);
   out.set("storage_gb_per_s", cluster.storage_gb_per_s);
+  if (cluster.storage_write_gb_per_s > 0) {
+    out.set("storage_write_gb_per_s", cluster.storage_write_gb_per_s);
+  }
   if (cluster.storage_tb > 0) out.set("storage_tb", cluster.storage_tb);
   out.set("rate_spread", rate_spread_of(cluster));
   out.set("network", std::move(network));

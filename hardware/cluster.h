@@ -55,9 +55,10 @@ struct Cluster {
   bool sharp = false;     ///< switches may reduce (SHARP), where the fabric has that
   double host_speed = 1;  ///< of one thread, relative to an EPYC 7003: scales launches
   double host_memory_gb_per_s = 200;
-  double host_memory_gib = 0;   ///< of a node; 0: not known
-  double storage_gb_per_s = 6;  ///< for each accelerator
-  double storage_tb = 0;        ///< of a node; 0: not known
+  double host_memory_gib = 0;         ///< of a node; 0: not known
+  double storage_gb_per_s = 6;        ///< for each accelerator: reads, and writes where
+  double storage_write_gb_per_s = 0;  ///< these have no rate of their own: 0
+  double storage_tb = 0;              ///< of a node; 0: not known
   /// Among accelerators: standard deviation of tensor-core rates, of the mean; without it what is
   /// known of their architecture (`KernelConstants`).
   std::optional<double> rate_spread;
@@ -82,6 +83,9 @@ struct Cluster {
   std::int32_t nic_port_of_local(std::int32_t local) const;
   double nic_gb_per_s() const { return nic_gbit_per_s / 8; }
   double nic_port_gb_per_s() const;
+  double storage_writes() const {  ///< GB/s
+    return storage_write_gb_per_s > 0 ? storage_write_gb_per_s : storage_gb_per_s;
+  }
   double node_network_gb_per_s() const { return nics_per_node * nic_gb_per_s(); }
 };
 

@@ -58,7 +58,7 @@ Result<Cost> kernel_cost(const DeviceSpec& device, const Kernel& work, std::ostr
 Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostream* steps);
 
 /// Work of the host's processor on the host's memory, such as an Adam update of offloaded states:
-/// bytes / (0.545 host memory bandwidth of the node / accelerators of the node), since all ranks of
+/// bytes / (0.426 host memory bandwidth of the node / accelerators of the node), since all ranks of
 /// a node do theirs at once. Vectorised CPU optimizers are bound by memory (arXiv 2101.06840,
 /// section 5.1); the efficiency is that of its CPU-Adam. Left out: cores taken by data loading.
 Result<Cost> host_work_cost(const Cluster& cluster, double host_rate, const Opaque& work,
@@ -66,7 +66,8 @@ Result<Cost> host_work_cost(const Cluster& cluster, double host_rate, const Opaq
 
 /// Copies: start + bytes / rate. PCIe 0.88 of line (55.4 of 63 GB/s, stas00/ml-engineering
 /// network), divided among the accelerators behind one PCIe switch; within device memory read and
-/// write; host memory and storage by the cluster's rates.
+/// write; host memory and storage by the cluster's rates, of storage one for reads and one for
+/// writes. Left out: that a drive which reads and writes at once does neither at its full rate.
 Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& work,
                        std::ostream* steps);
 

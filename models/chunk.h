@@ -8,6 +8,7 @@
 // other ranks.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -61,6 +62,9 @@ struct Bucket {
   std::int64_t work = 0;     ///< multiply-adds of one factor
   SegmentId sum, sum_again;  ///< of a contiguous bucket: of the first pass, of others
   LayoutId flat;             ///< the copy of it that is reduced; invalid: it is itself
+  FrameId sums, previous;    ///< at the host, where that updates: gradients, last step's
+  FrameId states;
+  std::array<SegmentId, 2> to_host;  ///< of the first pass, of others
 };
 inline constexpr std::int16_t kReduced = 0;
 inline constexpr std::int16_t kGathered = 1;
@@ -73,16 +77,26 @@ inline constexpr std::int16_t kTurn = 3;
 /// fp32 words that a coordinator exchanges in a cycle.
 inline constexpr std::int64_t kReadinessElements = 64;
 
+/// Event of the scalars on a grid, after those of an update.
+inline constexpr std::int16_t kLossSummed = 3;
+
 /// Event of a chunk's marks: what tensor ranks hold alike is summed.
 inline constexpr std::int16_t kSharedMark = 0;
+
+/// The streams of copies to the host and back, to storage and back.
+inline constexpr const char* kOut = "to host";
+inline constexpr const char* kIn = "from host";
+inline constexpr const char* kStorageWrite = "storage write";
+inline constexpr const char* kStorageRead = "storage read";
 
 /// Events of a unit's weights; its gradients record kReduced.
 inline constexpr std::int16_t kGatheredUnit = 0;
 inline constexpr std::int16_t kFromHost = 1;  ///< the rank's part is on the device
-/// Events of a unit's gradients on their way to the host, after those of a bucket.
+/// Events of a unit's or a bucket's gradients on their way to the host, after others.
 inline constexpr std::int16_t kPartReady = 3;
 inline constexpr std::int16_t kAtHost = 4;
-/// Event of a unit's states: what the host updated is on the device.
+inline constexpr std::int16_t kSummedAtHost = 5;  ///< of a bucket
+/// Event of a unit's or a bucket's states: what the host updated is on the device.
 inline constexpr std::int16_t kWeightsLoaded = 2;
 
 using ElementRange = std::pair<std::int64_t, std::int64_t>;  ///< [begin, end)
@@ -142,6 +156,14 @@ struct Unit {
   bool waited = false;               ///< compute has waited for it
 };
 
+/// What the host updates of a rank, or the device beside it: the formal frame of its gradients, of
+/// which they are the first buffer; that of its states follows where the host updates.
+struct UpdatedPart {
+  std::int16_t gradients = 0;
+  DType type = DType::kBf16;  ///< of the gradients
+  std::int64_t own = 0;       ///< elements
+};
+
 struct Chunk {
   Holders holders;
   std::int64_t first_layer = 0, layers = 0;
@@ -195,10 +217,11 @@ struct HeldBack {
   bool gradient = false;
 };
 
-/// Of what a layer keeps: its frame on the host, the copies out and in, and what lets go of it.
+/// Of what a layer keeps: its frame on the host, the copies out and in, and what lets go of it;
+/// where it goes on to storage its frame there and the copies to it and back.
 struct HostCopies {
-  LayoutId layout;
-  SegmentId out, in, let_go;
+  LayoutId layout, stored;
+  SegmentId out, in, let_go, write, read;
 };
 
 }  // namespace foretrain

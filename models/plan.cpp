@@ -336,7 +336,7 @@ class PlanReader {
     check(refused_recompute(x_model, p));
     check(refused_sharding(x_model, p));
     if (x_plan.offload.states()) p.units.narrow_shards = true;
-    check(refused_offload(p));
+    check(refused_offload(x_model, p));
     check_kernels();
     check_expert_plan(x_reader, x_model, x_plan);
   }

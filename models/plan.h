@@ -248,10 +248,10 @@ enum class Optimizer : std::uint8_t { kAdam, kFusedAdam, kLamb, kAdafactor, kAda
 
 /// What lives in host memory or storage instead of the device's; see models/stage_offload.cpp.
 struct Offload {
-  Memory optimizer = Memory::kDevice;   ///< states, with the gradients that they need
-  Memory parameters = Memory::kDevice;  ///< shards of parameters
-  std::int64_t activation_layers = 0;   ///< first so many of a stage: what they keep
-  bool delayed_update = false;          ///< the host updates beside the next step's passes
+  Memory optimizer = Memory::kDevice;  ///< states, with the gradients that they need
+  Memory parameters = Memory::kDevice, activations = Memory::kHost;  ///< shards; what layers keep
+  std::int64_t activation_layers = 0;                                ///< first so many of a stage
+  bool delayed_update = false;  ///< the host updates beside the next step's passes
   /// Of the layers of a stage the share whose states stay on the device after all, the first ones;
   /// at 1 everything does. kRoom: as many as there is room for, which who knows the device decides.
   double device_share = 0;

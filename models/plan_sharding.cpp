@@ -323,7 +323,9 @@ bool can_copy_into_buckets(const Model& model, const Plan& p) {
       p.sharding == Sharding::kOptimizer ||
       (p.sharding == Sharding::kGradients && p.chunks() == 1 && p.schedule != Schedule::kFile &&
        p.units.reduce_each && !p.units.narrow_reduction);
-  return plain && one_place && !own_passes && shared && level && !p.offload.states();
+  // What stays on the device, and what fills pages, are whole units.
+  const bool units = p.offload.states() && (p.offload.device_share != 0 || p.offload.page > 0);
+  return plain && one_place && !own_passes && shared && level && !units;
 }
 
 void settle_buckets(const Model& model, Plan& plan) {
@@ -432,69 +434,6 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
                    ErrorKind::kUnsupported};
   }
   return refused_buckets(model, plan);
-}
-
-namespace {
-
-/// A share, or "auto".
-void read_device_share(JsonReader& reader, Offload& offload) {
-  const char* key = "device_share";
-  const Json* json = reader.take(key);
-  if (json == nullptr) return;
-  if (const std::string* name = json->string(); name != nullptr && *name == "auto") {
-    offload.device_share = Offload::kRoom;
-    return;
-  }
-  const bool number = std::holds_alternative<std::int64_t>(json->value) ||
-                      std::holds_alternative<double>(json->value);
-  if (!number || json->number() < 0 || json->number() > 1) {
-    reader.fail(key, "found " + describe(*json) + ", expected 0 to 1 or \"auto\"");
-    return;
-  }
-  offload.device_share = json->number();
-}
-
-}  // namespace
-
-void read_offload(JsonReader& reader, Offload& offload) {
-  const std::vector<std::string> places = {"none", "cpu", "nvme"};
-  reader.read("activation_layers", offload.activation_layers, IntRange{0, kAnyCount.high});
-  reader.read_enum("optimizer", offload.optimizer, places);
-  reader.read_enum("parameters", offload.parameters, places);
-  reader.read("delayed_update", offload.delayed_update);
-  reader.read("pageable", offload.pageable);
-  read_device_share(reader, offload);
-  double mib = 0;
-  reader.read("page_mib", mib, JsonReader::Range{0, 1024});
-  offload.page = static_cast<Bytes>(mib * 1048576);
-  if (offload.optimizer == Memory::kDevice && offload.device_share < 0) offload.device_share = 0;
-}
-
-std::optional<Refusal> refused_offload(const Plan& p) {
-  const Offload& o = p.offload;
-  const bool parameters = o.parameters != Memory::kDevice;
-  if (o.states() && !p.by_units()) {
-    return Refusal{"offload/optimizer",
-                   "states are offloaded unit by unit: set sharding.level to gradients or "
-                   "parameters (on one accelerator as well)",
-                   ErrorKind::kUnsupported};
-  }
-  const bool states = o.optimizer != Memory::kDevice;
-  if (parameters && (p.sharding != Sharding::kParameters || !states)) {
-    return Refusal{"offload/parameters",
-                   "needs sharding.level parameters, and offload.optimizer cpu or nvme",
-                   ErrorKind::kUnsupported};
-  }
-  if (o.delayed_update && !states) {
-    return Refusal{"offload/delayed_update", "needs offload.optimizer cpu or nvme",
-                   ErrorKind::kUnsupported};
-  }
-  if (o.device_share != 0 && (!states || o.delayed_update)) {
-    return Refusal{"offload/device_share",
-                   "needs offload.optimizer cpu or nvme, without delayed_update",
-                   ErrorKind::kUnsupported};
-  }
-  return std::nullopt;
 }
 
 }  // namespace foretrain

@@ -52,6 +52,6 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan);
 
 /// The key `offload`.
 void read_offload(JsonReader& reader, Offload& offload);
-std::optional<Refusal> refused_offload(const Plan& plan);
+std::optional<Refusal> refused_offload(const Model& model, const Plan& plan);
 
 }  // namespace foretrain

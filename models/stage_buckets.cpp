@@ -40,10 +40,22 @@ std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
   return out;
 }
 
-/// Begins of the buckets, in the order in which they become ready.
+/// Begins of the buckets, in the order in which they become ready. What no other rank holds is not
+/// reduced: one bucket, or what each layer's backward pass makes ready for the host.
 std::vector<std::int64_t> StageWriter::bucket_begins(const Chunk& chunk) const {
   const GradientBuckets& b = x_plan.buckets;
   std::vector<std::int64_t> out;
+  if (chunk.holders.ranks == 1) {
+    if (x_plan.updates_on_host()) {
+      if (chunk.has_head) out.push_back(chunk.head.cut_begin);
+      for (const PartFrames& part : chunk.parts) out.push_back(part.cut_begin);
+    }
+    std::erase_if(out, [&chunk](std::int64_t begin) { return begin >= chunk.elements; });
+    out.push_back(0);
+    std::sort(out.rbegin(), out.rend());
+    out.erase(std::unique(out.begin(), out.end()), out.end());
+    return out;
+  }
   if (b.cut == Bucketing::kRanges) {
     const std::int64_t unit = sharded(chunk.holders) ? chunk.holders.shards * 128 : 1;
     const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
@@ -87,12 +99,6 @@ Bucket StageWriter::new_bucket(const Chunk& chunk, std::int64_t begin, std::int6
 }
 
 void StageWriter::make_buckets(Chunk& chunk) {
-  const Holders& holders = chunk.holders;
-  if (holders.ranks == 1) {
-    chunk.buckets.push_back(new_bucket(chunk, 0, chunk.elements));
-    chunk.buckets.back().last = true;
-    return;
-  }
   std::int64_t end = chunk.elements;
   for (const std::int64_t begin : bucket_begins(chunk)) {
     Bucket bucket = new_bucket(chunk, begin, end);
@@ -107,9 +113,12 @@ void StageWriter::make_buckets(Chunk& chunk) {
     if (tied_across() && chunk.has_head) bucket.last |= overlaps(chunk.head);
     chunk.buckets.push_back(bucket);
   }
-  number_lists(chunk);
-  make_staging(chunk);
-  if (x_plan.contiguous()) make_own(chunk);
+  if (chunk.holders.ranks > 1) {
+    number_lists(chunk);
+    make_staging(chunk);
+    if (x_plan.contiguous()) make_own(chunk);
+  }
+  make_host_buckets(chunk);
 }
 
 DType StageWriter::travelling_type() const {
@@ -186,7 +195,7 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
     return reduce_contiguous(chunk, bucket, after);
   }
   after = prepare_bucket(chunk, bucket, after);
-  if (bucket.holders.ranks == 1) return;
+  if (bucket.holders.ranks == 1) return bucket_to_host(chunk, bucket, after);
   Segment segment;
   segment.name = kReduceGradients;
   segment.frames = {layout_of(chunk.gradients), x_bucket};
@@ -227,6 +236,7 @@ void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std
   }
   if (on_compute) wait_on(StreamId(std::size_t{0}));
   x_builder.call(std::move(call));
+  bucket_to_host(chunk, bucket, after);
 }
 
 /// What compute does with a bucket before its reduction, if anything: its norm, which the host

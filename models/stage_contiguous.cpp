@@ -11,6 +11,7 @@
 // it and waits for the reduction, or with overlap.gradient_reduce all but the first copy goes on
 // the reductions' stream, with two buffers by turns.
 // The buffers have room for bucket_elements, however few there are.
+// Where the host updates, what is kept goes there instead, bucket by bucket, and is added up there.
 //
 // Left out: a parameter that is larger than a bucket is reduced where it lies (here the buffer is
 // as large); the rank's part is a range of all parameters, so that one rank copies all of a bucket
@@ -50,7 +51,22 @@ std::vector<std::int64_t> StageWriter::contiguous_begins(const Chunk& chunk) con
   return out;
 }
 
-/// The rank's part of each bucket.
+/// The rank's part of a bucket.
+Buffer StageWriter::own_gradients(const Chunk& chunk, const Bucket& bucket) {
+  Buffer own = buffer_of("own", BufferKind::kGradients, x_plan.precision.gradients,
+                         shard_elements(bucket), true);
+  if (sharded(bucket.holders)) {
+    own.shards = static_cast<std::int32_t>(bucket.holders.shards);
+    own.shard_group = x_builder.group(bucket.holders.shard_group);
+  }
+  for (Replica alike : chunk.replicas) {
+    alike.begin = std::max(alike.begin, bucket.begin) - bucket.begin;
+    alike.end = std::min(alike.end, bucket.end) - bucket.begin;
+    if (alike.begin < alike.end) own.replicas.push_back(alike);
+  }
+  return own;
+}
+
 void StageWriter::make_own(Chunk& chunk) {
   if (chunk.elements == 0) return;  // a stage without layers
   FrameLayout kept;
@@ -58,15 +74,8 @@ void StageWriter::make_own(Chunk& chunk) {
   kept.name = "own gradients";
   pass.name = "own gradients of a pass";
   for (Bucket& bucket : chunk.buckets) {
-    Buffer own = buffer_of("own", BufferKind::kGradients, x_plan.precision.gradients,
-                           shard_elements(bucket), true);
-    own.shards = static_cast<std::int32_t>(bucket.holders.shards);
-    own.shard_group = x_builder.group(bucket.holders.shard_group);
-    for (Replica alike : chunk.replicas) {
-      alike.begin = std::max(alike.begin, bucket.begin) - bucket.begin;
-      alike.end = std::min(alike.end, bucket.end) - bucket.begin;
-      if (alike.begin < alike.end) own.replicas.push_back(alike);
-    }
+    Buffer own = own_gradients(chunk, bucket);
+    own.persistent = !x_plan.updates_on_host();  // where they stay instead
     kept.buffers.push_back(own);
     own.dtype = x_plan.precision.compute;
     own.persistent = false;
@@ -217,6 +226,7 @@ void StageWriter::reduce_contiguous(Chunk& chunk, Bucket& bucket, StreamWait aft
   x_builder.call(std::move(call));
   x_buffer_free[static_cast<std::size_t>(turn(index))] =
       StreamWait{compute, bucket.frame, kReduced};
+  bucket_to_host(chunk, bucket, after);
 }
 
 /// Compute copies into a buffer once what it held is reduced, on another stream.
@@ -310,7 +320,7 @@ void StageWriter::finish_contiguous(Chunk& chunk, FrameId frame, std::int16_t ev
   reduce_bucket(chunk, chunk.buckets.back(), FrameId(), 0);
   chunk.done_frame = frame;
   chunk.done_event = event;
-  if (!(chunk.own_now == chunk.own)) add_own(chunk);
+  if (!(chunk.own_now == chunk.own) && !x_plan.updates_on_host()) add_own(chunk);
   x_filling = -1;
   if (last) return;
   for (Bucket& bucket : chunk.buckets) {

@@ -16,14 +16,19 @@
 // whose gradients come last. States lie in pages that two of them may share, so that of each memory
 // the last page alone is not full; what is empty neither travels nor is updated.
 //
-// What layers keep, their input included, is copied out after their forward pass, for which compute
-// waits after the next layer's, and back while the layer after them computes backward.
+// With a sharded optimizer alone (DeepSpeed's runtime/zero/stage_1_and_2.py with cpu_offload;
+// Megatron Core's optimizer/cpu_offloading/hybrid_optimizer.py), and on one data rank without
+// sharding, gradients of all microbatches are added up on the device. The rank's part of a bucket
+// is copied out once that is reduced, and goes on as a unit's does; what no other rank holds is cut
+// by layers. Contiguous buckets of sharded gradients are copied out in every microbatch.
 //
 // Memory that is not pinned (`pageable`; DeepSpeed's pin_memory false) is copied more slowly, and
 // the host waits for every copy.
 //
 // Left out: staging buffers beside storage, page tables, that more than two small tensors share no
-// page, eviction by need.
+// page, eviction by need; that both named files square gradients on the device, that DeepSpeed's
+// widens them before they are copied out and adds microbatches up there, that Megatron Core's
+// copies them when all passes are over and may leave a fraction of them to the device.
 #include <algorithm>
 
 #include "models/optimizer.h"
@@ -32,17 +37,12 @@
 namespace foretrain {
 namespace {
 
-constexpr const char* kOut = "to host";
-constexpr const char* kIn = "from host";
 constexpr const char* kHostStream = "host update";
 
 // Events of a unit's states.
 constexpr std::int16_t kUpdated = 0, kStatesRead = 1;
 // Events of the scalars.
 constexpr std::int16_t kHostUpdateDone = 0, kNormsDone = 1, kDeviceUpdateDone = 2;
-// Events of activations that are kept on the host.
-constexpr std::int16_t kKept = 0, kLoaded = 1;
-
 /// Buffer of a unit's shards: the sum over microbatches; of its gradients: a part as it arrives.
 constexpr std::int16_t kHostSum = 0, kArrived = 3;
 
@@ -97,28 +97,99 @@ void StageWriter::wait_for_copy(Segment& segment, const char* stream) {
   wait.phase = phase;
 }
 
-/// The last ops of a unit's reduction: its part goes to the host and is added up there.
+/// What was reduced goes to the host and is added up there, the first of a step excepted (no
+/// `arrived`). `done`: where that is recorded, in the frame of the events.
+void StageWriter::add_at_host(Segment& segment, const View& part, const Ref& sum,
+                              const Ref& arrived, EventRef done) {
+  const bool first = !arrived.valid();
+  side_op(segment, kOut, "gradients.to_host", host_copy(Memory::kDevice, Memory::kHost, part.bytes),
+          {part}, {first ? sum.view() : arrived.view()})
+      .phase = Phase::kGradients;
+  wait_for_copy(segment, kOut);
+  if (!first) {
+    segment.ops.back().records = EventRef{done.frame, kAtHost};
+    host_op(segment, "gradients.accumulate", kernel_of(KernelKind::kAdd, 1, sum.count, sum.dtype),
+            {sum.view(), arrived.view()}, {sum.view()})
+        .waits = {EventRef{done.frame, kAtHost}};
+    segment.ops.back().phase = Phase::kGradients;
+  }
+  segment.ops.back().records = done;
+}
+
+/// The last ops of a unit's reduction: its part goes to the host.
 void StageWriter::gradients_to_host(Segment& segment, const View& part, std::int64_t own,
                                     bool first) {
   const DType type = x_plan.units.reduce;
-  const Ref sum{1, kHostSum, type, own};
-  const Ref arrived{0, kArrived, type, own};
-  const View to = first ? sum.view() : arrived.view();
-  const bool reduced = !segment.ops.empty();
-  if (reduced) segment.ops.back().records = EventRef{0, kPartReady};
-  Op& out = side_op(segment, kOut, "gradients.to_host",
-                    host_copy(Memory::kDevice, Memory::kHost, part.bytes), {part}, {to});
-  if (reduced) out.waits = {EventRef{0, kPartReady}};
-  out.phase = Phase::kGradients;
-  wait_for_copy(segment, kOut);
-  if (!first) {
-    segment.ops.back().records = EventRef{0, kAtHost};
-    host_op(segment, "gradients.accumulate", kernel_of(KernelKind::kAdd, 1, own, type),
-            {sum.view(), arrived.view()}, {sum.view()})
-        .waits = {EventRef{0, kAtHost}};
-    segment.ops.back().phase = Phase::kGradients;
+  const std::size_t out = segment.ops.size();
+  if (out > 0) segment.ops.back().records = EventRef{0, kPartReady};
+  add_at_host(segment, part, Ref{1, kHostSum, type, own},
+              first ? Ref() : Ref{0, kArrived, type, own}, EventRef{0, kReduced});
+  if (out > 0) segment.ops[out].waits = {EventRef{0, kPartReady}};
+}
+
+/// Where a chunk's states are in buckets: at the host the rank's part of each.
+void StageWriter::make_host_buckets(Chunk& chunk) {
+  if (!x_plan.updates_on_host()) return;
+  for (Bucket& bucket : chunk.buckets) {
+    if (bucket.begin == bucket.end) continue;
+    const std::int64_t own = shard_elements(bucket);
+    FrameLayout sums{"bucket on the host", {own_gradients(chunk, bucket)}, {}};
+    sums.buffers.front().memory = Memory::kHost;
+    const LayoutId layout = x_builder.layout(std::move(sums));
+    bucket.sums = x_builder.frame(layout);
+    if (x_plan.offload.delayed_update) bucket.previous = x_builder.frame(layout);
+    FrameLayout states;
+    states.name = "bucket states";
+    for (const OptimizerState& state : optimizer_states(x_plan.optimizer, x_plan.master_shards())) {
+      states.buffers.push_back(
+          buffer_of(state.name, BufferKind::kOptimizer, state.type, state.elements(own), true));
+      states.buffers.back().memory = x_plan.offload.optimizer;
+    }
+    add_host_states(states, own);
+    bucket.states = x_builder.frame(x_builder.layout(std::move(states)));
   }
-  segment.ops.back().records = EventRef{0, kReduced};
+}
+
+/// Formal frames: where the rank's part lies on the device, the bucket's events, its gradients at
+/// the host; of later passes what arrives there.
+SegmentId StageWriter::write_to_host(const Chunk& chunk, const Bucket& bucket, bool again) {
+  const std::int64_t own = shard_elements(bucket);
+  const DType type = x_plan.precision.gradients;
+  Segment segment;
+  segment.name = "gradients to the host";
+  segment.frames = {layout_of(chunk.own.valid() ? chunk.own_now : chunk.gradients), x_bucket,
+                    layout_of(bucket.sums)};
+  View part = shard_view(0, bucket, type);
+  Ref arrived;
+  if (chunk.own.valid()) {
+    const auto index = static_cast<std::int16_t>(&bucket - chunk.buckets.data());
+    part = Ref{0, index, again ? x_plan.precision.compute : type, own}.view();
+  }
+  if (again) {
+    LayoutWriter layout("arrived on the host", 3);
+    arrived = layout.add("arrived", BufferKind::kGradients, x_plan.precision.compute, own);
+    layout.layout().buffers.back().memory = Memory::kHost;
+    segment.frames.push_back(x_builder.layout(layout.layout()));
+  }
+  add_at_host(segment, part, Ref{2, kHostSum, type, own}, arrived, EventRef{1, kSummedAtHost});
+  return x_builder.segment(std::move(segment));
+}
+
+/// The rank's part of a bucket, once it is reduced; what no other rank holds after `after`.
+void StageWriter::bucket_to_host(const Chunk& chunk, Bucket& bucket, StreamWait after) {
+  if (!bucket.states.valid()) return;
+  const bool again = chunk.own.valid() && !(chunk.own_now == chunk.own);
+  SegmentId& segment = bucket.to_host[again ? 1 : 0];
+  if (!segment.valid()) segment = write_to_host(chunk, bucket, again);
+  const FrameId from = chunk.own.valid() ? chunk.own_now : chunk.gradients;
+  if (bucket.holders.ranks > 1) after = StreamWait{StreamId(), bucket.frame, kReduced};
+  after.stream = x_builder.stream(kOut);
+  Call call{segment, -1, -1, {from, bucket.frame, bucket.sums}, {after}};
+  if (again) {
+    call.frames.push_back(
+        x_builder.frame(x_builder.program().segments[segment.index()].frames.back()));
+  }
+  x_builder.call(std::move(call));
 }
 
 /// The copy of an offloaded shard to the device, before it is gathered.
@@ -167,58 +238,61 @@ void StageWriter::update_on_host(bool at_begin) {
   Call call;
   call.frames = {x_scalar_frame};
   const StreamId host = x_builder.stream(kHostStream);
-  UnitFrames units;
-  UnitFrames on_device;
+  std::vector<UpdatedPart> parts;
+  std::vector<UpdatedPart> on_device;
+  const auto bind = [&](FrameId frame) {
+    segment.frames.push_back(layout_of(frame));
+    call.frames.push_back(frame);
+  };
+  const auto next = [&call] { return static_cast<std::int16_t>(call.frames.size()); };
   for (const Chunk& chunk : x_chunks) {
     for (const Unit& unit : chunk.units) {
       const UnitShape& shape = x_shapes[unit.shape];
-      const auto frame_of_gradients = static_cast<std::int16_t>(call.frames.size());
+      const std::int64_t own = shape.elements / shape.holders.shards;
       if (!shape.on_host) {
-        on_device.emplace_back(&shape, frame_of_gradients);
-        segment.frames.push_back(shape.shards);
-        call.frames.push_back(unit.shards);
+        on_device.push_back({next(), x_plan.precision.gradients, own});
+        bind(unit.shards);
         call.waits.push_back(StreamWait{StreamId(std::size_t{0}), unit.reduced, kReduced});
         continue;
       }
-      units.emplace_back(&shape, frame_of_gradients);
-      for (const auto& [layout, frame] :
-           {std::pair(shape.shards, at_begin ? unit.previous : unit.shards),
-            std::pair(shape.states, unit.states)}) {
-        segment.frames.push_back(layout);
-        call.frames.push_back(frame);
-      }
+      parts.push_back({next(), x_plan.units.reduce, own});
+      bind(at_begin ? unit.previous : unit.shards);
+      bind(unit.states);
       if (!at_begin) call.waits.push_back(StreamWait{host, unit.reduced, kReduced});
     }
+    for (const Bucket& bucket : chunk.buckets) {
+      if (!bucket.states.valid()) continue;
+      parts.push_back({next(), x_plan.precision.gradients, shard_elements(bucket)});
+      bind(at_begin ? bucket.previous : bucket.sums);
+      bind(bucket.states);
+      if (!at_begin) call.waits.push_back(StreamWait{host, bucket.frame, kSummedAtHost});
+    }
   }
-  if (units.empty()) return;
-  write_host_norm(segment, units, on_device);
-  for (const auto& [shape, frame] : units) write_host_update(segment, *shape, frame);
+  if (parts.empty()) return;
+  write_host_norm(segment, parts, on_device);
+  for (const UpdatedPart& part : parts) write_host_update(segment, part);
   call.segment = x_builder.segment(std::move(segment));
   x_builder.call(std::move(call));
 }
 
 /// Squares are summed by the host, then by the device, then over ranks; the host waits for the
 /// result.
-void StageWriter::write_host_norm(Segment& segment, const UnitFrames& units,
-                                  const UnitFrames& on_device) {
+void StageWriter::write_host_norm(Segment& segment, const std::vector<UpdatedPart>& parts,
+                                  const std::vector<UpdatedPart>& on_device) {
   if (x_plan.clip_norm <= 0) return;
   const View norm{0, kNormSquare, 0, 4, 1, GroupSlot()};
-  for (const auto& [shape, frame] : units) {
-    const std::int64_t own = shape->elements / shape->holders.shards;
-    std::vector<View> reads = {Ref{frame, kHostSum, x_plan.units.reduce, own}.view()};
+  for (const UpdatedPart& part : parts) {
+    std::vector<View> reads = {Ref{part.gradients, kHostSum, part.type, part.own}.view()};
     if (!segment.ops.empty()) reads.push_back(norm);
-    host_op(segment, "gradients.norm",
-            kernel_of(KernelKind::kSquaredNorm, 1, own, x_plan.units.reduce), std::move(reads),
-            {norm});
+    host_op(segment, "gradients.norm", kernel_of(KernelKind::kSquaredNorm, 1, part.own, part.type),
+            std::move(reads), {norm});
   }
   segment.ops.back().records = EventRef{0, kNormsDone};
   std::vector<EventRef> waits = {EventRef{0, kNormsDone}};
-  for (const auto& [shape, frame] : on_device) {
-    const std::int64_t own = shape->elements / shape->holders.shards;
-    const DType type = x_plan.precision.gradients;
+  for (const UpdatedPart& part : on_device) {
     Op& sum = side_op(segment, "compute", "gradients.norm",
-                      kernel_of(KernelKind::kSquaredNorm, 1, own, type),
-                      {Ref{frame, 0, type, own}.view(), norm}, {norm});
+                      kernel_of(KernelKind::kSquaredNorm, 1, part.own, part.type),
+                      {Ref{part.gradients, 0, part.type, part.own}.view(), norm}, {norm});
     sum.waits = std::move(waits);
     waits.clear();
   }
@@ -237,9 +311,9 @@ void StageWriter::write_host_norm(Segment& segment, const UnitFrames& units,
   check.records = EventRef{0, kHostUpdateDone};
 }
 
-void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, std::int16_t frame) {
-  const std::int64_t own = shape.elements / shape.holders.shards;
-  const auto states_frame = static_cast<std::int16_t>(frame + 1);
+void StageWriter::write_host_update(Segment& segment, const UpdatedPart& part) {
+  const std::int64_t own = part.own;
+  const auto states_frame = static_cast<std::int16_t>(part.gradients + 1);
   const std::int16_t first = sharded_parameters() ? 1 : 0;
   std::vector<View> states = state_views(states_frame, first, own);
   const auto count = static_cast<std::int16_t>(states.size());
@@ -251,7 +325,7 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   std::vector<View> staged = states;
   if (storage) {
     for (View& view : staged) view.buffer = static_cast<std::int16_t>(view.buffer + count);
-    side_op(segment, "storage read", "optimizer.read", Copy{Memory::kStorage, Memory::kHost, bytes},
+    side_op(segment, kStorageRead, "optimizer.read", Copy{Memory::kStorage, Memory::kHost, bytes},
             states, staged)
         .records = EventRef{states_frame, kStatesRead};
     waits.push_back(EventRef{states_frame, kStatesRead});
@@ -259,7 +333,7 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   // New weights in the type that travels.
   const std::int16_t fresh = x_plan.offload.in_place() ? std::int16_t{0} : fresh_weights();
   const View weights = Ref{states_frame, fresh, x_plan.precision.compute, own}.view();
-  std::vector<View> reads = {Ref{frame, kHostSum, x_plan.units.reduce, own}.view()};
+  std::vector<View> reads = {Ref{part.gradients, kHostSum, part.type, own}.view()};
   if (!x_plan.master_shards()) {
     reads.push_back(Ref{states_frame, 0, x_plan.precision.compute, own}.view());
   }
@@ -274,7 +348,7 @@ void StageWriter::write_host_update(Segment& segment, const UnitShape& shape, st
   update.waits = std::move(waits);
   update.records = EventRef{states_frame, kUpdated};
   if (!storage) return;
-  side_op(segment, "storage write", "optimizer.write", Copy{Memory::kHost, Memory::kStorage, bytes},
+  side_op(segment, kStorageWrite, "optimizer.write", Copy{Memory::kHost, Memory::kStorage, bytes},
           staged, states)
       .waits = {EventRef{states_frame, kUpdated}};
 }
@@ -305,32 +379,43 @@ void StageWriter::load_weights() {
   const Memory to_memory = x_plan.offload.parameters;
   const StreamId in = x_builder.stream(kIn);
   const std::int16_t fresh = fresh_weights();
-  for (Chunk& chunk : x_chunks) {
-    for (Unit& unit : chunk.units) {
+  // Formal frames: the states, the weights; `whole`, whose part `to` is where no shard of states
+  // is.
+  const auto load = [&](FrameId states, LayoutId weights, FrameId whole, const View& to) {
+    const DType type = x_plan.precision.compute;
+    Segment segment;
+    segment.name = "load weights";
+    segment.frames = {layout_of(states), weights};
+    const View from = Ref{0, fresh, type, to.bytes * 8 / bits_of(type)}.view();
+    side_op(segment, kIn, "parameters.load",
+            replacing(host_copy(Memory::kHost, to_memory, to.bytes)), {from}, {to})
+        .records = EventRef{0, kWeightsLoaded};
+    wait_for_copy(segment, kIn);
+    Call call{x_builder.segment(std::move(segment)),
+              -1,
+              -1,
+              {states, whole},
+              {StreamWait{in, states, kUpdated}}};
+    for (const Chunk& done : x_chunks) {
+      if (!x_plan.offload.delayed_update || !done.done_frame.valid()) continue;
+      call.waits.push_back(StreamWait{in, done.done_frame, done.done_event});
+    }
+    x_builder.call(std::move(call));
+  };
+  for (const Chunk& chunk : x_chunks) {
+    for (const Unit& unit : chunk.units) {
       const UnitShape& shape = x_shapes[unit.shape];
       if (!shape.on_host) continue;
-      const std::int64_t own = shape.elements / shape.holders.shards;
+      const bool whole = !sharded_parameters();
       const DType type = x_plan.precision.compute;
-      Segment segment;
-      segment.name = "load weights";
-      segment.frames = {shape.states, shape.weights};
-      const View to =
-          sharded_parameters() ? Ref{0, 0, type, own}.view() : own_shard(1, 0, shape, type);
-      const Ref from{0, fresh, type, own};
-      const Copy copy = host_copy(Memory::kHost, to_memory, from.view().bytes);
-      side_op(segment, kIn, "parameters.load", replacing(copy), {from.view()}, {to}).records =
-          EventRef{0, kWeightsLoaded};
-      wait_for_copy(segment, kIn);
-      Call call{x_builder.segment(std::move(segment)),
-                -1,
-                -1,
-                {unit.states, sharded_parameters() ? FrameId() : unit.weights},
-                {StreamWait{in, unit.states, kUpdated}}};
-      for (const Chunk& done : x_chunks) {
-        if (!x_plan.offload.delayed_update || !done.done_frame.valid()) continue;
-        call.waits.push_back(StreamWait{in, done.done_frame, done.done_event});
-      }
-      x_builder.call(std::move(call));
+      const std::int64_t own = shape.elements / shape.holders.shards;
+      load(unit.states, shape.weights, whole ? unit.weights : FrameId(),
+           whole ? own_shard(1, 0, shape, type) : Ref{0, 0, type, own}.view());
+    }
+    for (const Bucket& bucket : chunk.buckets) {
+      if (!bucket.states.valid()) continue;
+      load(bucket.states, layout_of(chunk.parameters), chunk.parameters,
+           own_weights(1, chunk, bucket));
     }
   }
 }
@@ -352,144 +437,13 @@ void StageWriter::finish_host_update() {
             unit, on_host ? StreamWait{StreamId(), unit.states, stays ? kUpdated : kWeightsLoaded}
                           : StreamWait{StreamId(), x_scalar_frame, kDeviceUpdateDone});
       }
+      for (Bucket& bucket : chunk.buckets) {
+        if (!sharded(chunk.holders)) continue;
+        gather_bucket(chunk, bucket, StreamWait{StreamId(), bucket.states, kWeightsLoaded});
+      }
     }
   }
   reduce_loss();
-}
-
-/// The layout of a frame's copy on the host.
-LayoutId StageWriter::host_layout(LayoutId device) {
-  FrameLayout layout = x_builder.program().layouts[device.index()];
-  layout.name += " on the host";
-  layout.events = {"kept", "loaded"};
-  for (Buffer& buffer : layout.buffers) {
-    buffer.memory = Memory::kHost;
-    buffer.saved = false;
-  }
-  return x_builder.layout(std::move(layout));
-}
-
-/// Copies all buffers of a frame to the host or back; the last copy records `event` of the host's.
-SegmentId StageWriter::copy_segment(LayoutId device, LayoutId host, bool out) {
-  Segment segment;
-  segment.name = out ? "keep on the host" : "load from the host";
-  segment.frames = {device, host};
-  const FrameLayout& layout = x_builder.program().layouts[device.index()];
-  for (std::size_t b = 0; b < layout.buffers.size(); ++b) {
-    const Buffer& buffer = layout.buffers[b];
-    const View there{0, static_cast<std::int16_t>(b), 0, buffer.bytes(), 1, GroupSlot()};
-    View here = there;
-    here.frame = 1;
-    const Copy copy = out ? Copy{Memory::kDevice, Memory::kHost, buffer.bytes()}
-                          : Copy{Memory::kHost, Memory::kDevice, buffer.bytes()};
-    side_op(segment, out ? kOut : kIn, "activations.copy", copy, {out ? there : here},
-            {out ? here : there});
-    segment.ops.back().phase = out ? Phase::kForward : Phase::kBackward;
-  }
-  if (segment.ops.empty()) return SegmentId();
-  segment.ops.back().records = EventRef{1, out ? kKept : kLoaded};
-  return x_builder.segment(std::move(segment));
-}
-
-bool StageWriter::keeps_on_host(const Chunk& chunk, std::int64_t l) const {
-  return chunk.layers_before + l < x_plan.offload.activation_layers;
-}
-
-/// After the forward pass of layer `l`: what it keeps, and its input, leave the device.
-void StageWriter::keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l) {
-  let_go_of_copied();
-  if (!keeps_on_host(chunk, l)) return;
-  const auto i = static_cast<std::size_t>(l);
-  const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
-  for (FrameId* frame : {&passage.saved[i], &passage.hidden[i]}) {
-    const LayoutId device = layout_of(*frame);
-    auto known = x_host_copies.find(device.value);
-    if (known == x_host_copies.end()) {
-      const LayoutId host = host_layout(device);
-      known = x_host_copies
-                  .emplace(device.value,
-                           HostCopies{host, copy_segment(device, host, true),
-                                      copy_segment(device, host, false), let_go_segment(device)})
-                  .first;
-    }
-    const HostCopies& copies = known->second;
-    if (!copies.out.valid()) continue;
-    const FrameId host = x_builder.frame(copies.layout, layer);
-    const FrameId passed = passage.hidden[i + 1];
-    x_builder.call(Call{copies.out,
-                        layer,
-                        -1,
-                        {*frame, host},
-                        {StreamWait{x_builder.stream(kOut), passed, kReady}}});
-    passage.on_host[{l, frame == &passage.hidden[i]}] = host;
-    x_copied_out.emplace_back(*frame, host);
-  }
-}
-
-/// What was copied out of the device is there until compute has waited for the copy, which it does
-/// after the next layer's pass: a framework gives memory to what comes next only then.
-void StageWriter::let_go_of_copied() {
-  for (const auto& [device, host] : x_copied_out) {
-    const StreamWait copied{StreamId(std::size_t{0}), host, kKept};
-    const SegmentId segment = x_host_copies.at(layout_of(device).value).let_go;
-    x_builder.call(Call{segment, -1, -1, {device}, {copied}});
-  }
-  x_copied_out.clear();
-}
-
-SegmentId StageWriter::let_go_segment(LayoutId device) {
-  Segment segment;
-  segment.name = "let go of what is on the host";
-  segment.frames = {device};
-  Op op = unit_op("compute", "activations.copied", Pause{}, Phase::kForward);
-  op.category = Category::kMemory;
-  const std::vector<Buffer>& buffers = x_builder.program().layouts[device.index()].buffers;
-  for (std::size_t b = 0; b < buffers.size(); ++b) {
-    op.reads.push_back(
-        View{0, static_cast<std::int16_t>(b), 0, buffers[b].bytes(), 1, GroupSlot()});
-  }
-  segment.ops.push_back(std::move(op));
-  return x_builder.segment(std::move(segment));
-}
-
-/// Before the backward pass of the layer behind layer `l` (or of `l` itself, the last one): its
-/// frames come back, into new memory, while that one computes.
-void StageWriter::load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l) {
-  let_go_of_copied();
-  if (l < 0) return;
-  const auto i = static_cast<std::size_t>(l);
-  const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
-  for (const bool input : {false, true}) {
-    const auto found = passage.on_host.find({l, input});
-    if (found == passage.on_host.end()) continue;
-    FrameId& frame = input ? passage.hidden[i] : passage.saved[i];
-    const HostCopies& copies = x_host_copies.at(layout_of(frame).value);
-    frame = x_builder.frame(layout_of(frame), layer);
-    x_builder.call(Call{copies.in,
-                        layer,
-                        -1,
-                        {frame, found->second},
-                        {StreamWait{x_builder.stream(kIn), passage.gradient, kReady},
-                         StreamWait{x_builder.stream(kIn), found->second, kKept}}});
-  }
-}
-
-/// Every stream of the call waits for what comes back.
-void StageWriter::wait_loaded(const Passage& passage, std::int64_t l, Call& call) const {
-  if (passage.on_host.empty()) return;
-  std::vector<StreamId> streams;
-  for (const Op& op : x_builder.program().segments[call.segment.index()].ops) {
-    if (std::find(streams.begin(), streams.end(), op.stream) == streams.end()) {
-      streams.push_back(op.stream);
-    }
-  }
-  for (const bool input : {false, true}) {
-    const auto found = passage.on_host.find({l, input});
-    if (found == passage.on_host.end()) continue;
-    for (const StreamId stream : streams) {
-      call.waits.push_back(StreamWait{stream, found->second, kLoaded});
-    }
-  }
 }
 
 }  // namespace foretrain

@@ -39,6 +39,21 @@ std::int64_t factor_elements(const ParameterLayouts& parameters) {
 
 }  // namespace
 
+template <typename Layouts>
+void StageWriter::parameter_frames(Layouts& out, const std::string& name,
+                                   const std::vector<Parameter>& parameters) {
+  out.parameters = parameter_layouts(x_builder, name, parameters, x_plan, false);
+  out.parameter_gradients = parameter_layouts(x_builder, name, parameters, x_plan, true);
+  out.weights = x_builder.layout(out.parameters.cut);
+  out.gradients = x_builder.layout(out.parameter_gradients.cut);
+  out.shared = x_builder.layout(out.parameters.shared);
+  out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
+}
+template void StageWriter::parameter_frames(LayerLayouts&, const std::string&,
+                                            const std::vector<Parameter>&);
+template void StageWriter::parameter_frames(EndLayouts&, const std::string&,
+                                            const std::vector<Parameter>&);
+
 bool StageWriter::tied_across() const {
   return x_model.tied_embeddings && !x_plan.shares_vocabulary() &&
          x_plan.stage_of(0) != x_plan.stage_of(x_plan.chunks() - 1);
@@ -88,10 +103,13 @@ void StageWriter::write_layouts() {
     scalars.event("norm passed");
     scalars.event("finite passed");
   }
-  if (x_plan.in_grid()) scalars.event("loss summed");
   if (x_plan.updates_on_host()) {
     scalars.event("norms done");
     scalars.event("update on the device done");
+  }
+  if (x_plan.in_grid()) {
+    scalars.layout().events.resize(kLossSummed);
+    scalars.event("loss summed");
   }
   x_scalars = x_builder.layout(scalars.layout());
   LayoutWriter bucket("bucket", 0);
@@ -102,6 +120,11 @@ void StageWriter::write_layouts() {
   const bool turns = x_plan.buckets.cycle.ps > 0;
   if (copies_on_compute(x_plan) || x_plan.contiguous() || turns) bucket.event("copied");
   if (x_plan.contiguous() || turns) bucket.event(turns ? "turn" : "summed");
+  if (x_plan.updates_on_host()) {
+    bucket.layout().events.resize(kAtHost);
+    bucket.event("at host");
+    bucket.event("summed at host");
+  }
   x_bucket = x_builder.layout(bucket.layout());
   LayoutWriter marks("chunk marks", 0);
   marks.event("shared gradients reduced");
@@ -407,6 +430,7 @@ void StageWriter::own_buffers(Chunk& chunk, std::int64_t elements, std::vector<R
         one_buffer("gradient sum", BufferKind::kGradients, precision.gradients, total)));
   }
   chunk.state_elements = total / (split ? chunk.holders.shards : 1);
+  if (x_plan.updates_on_host()) return;  // where every bucket has its own
   FrameLayout states;
   states.name = "optimizer";
   for (const OptimizerState& state : optimizer_states(x_plan.optimizer, precision.master)) {

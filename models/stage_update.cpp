@@ -11,7 +11,6 @@ namespace {
 constexpr std::int16_t kTiedMark = 1;
 constexpr std::int16_t kGridMark = 2;
 constexpr std::int16_t kUpdateDone = 0;
-constexpr std::int16_t kLossSummed = 1;
 
 }  // namespace
 

@@ -126,6 +126,7 @@ void StageWriter::step_begins() {
     if (w.segment().ops.empty()) continue;
     zeroed = call_marked(w, "zeroed", {chunk.gradients, x_scalar_frame});
   }
+  if (x_plan.offload.delayed_update) update_on_host(true);
   if (!x_plan.overlap.parameter_gather) return;
   for (Chunk& chunk : x_chunks) {
     if (sharded(chunk.holders)) gather_parameters(chunk, zeroed);

@@ -106,7 +106,7 @@ class StageWriter {
     /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
     std::vector<std::pair<std::int64_t, Call>> weights;
     std::vector<std::pair<Unit*, FrameId>> aside;  ///< units' gradients without those
-    /// Copies on the host of what layer `first` keeps: of its input where `second`.
+    /// Copies on the host or in storage of what layer `first` keeps: its input where `second`.
     std::map<std::pair<std::int64_t, bool>, FrameId> on_host;
     FrameId part;        ///< of what was sent, where that is all of it that is kept
     FrameId done_frame;  ///< and the event of the last pass
@@ -250,6 +250,7 @@ class StageWriter {
   };
   std::vector<std::int64_t> contiguous_begins(const Chunk& chunk) const;
   void make_own(Chunk& chunk);
+  Buffer own_gradients(const Chunk& chunk, const Bucket& bucket);
   FrameId contiguous_frame();
   std::int16_t turn(std::size_t bucket) const {
     return static_cast<std::int16_t>(x_plan.overlap.gradient_reduce ? bucket % 2 : 0);
@@ -395,6 +396,11 @@ class StageWriter {
   Op& host_op(Segment& segment, const std::string& name, const Kernel& kernel,
               std::vector<View> reads, std::vector<View> writes, double factor = 1);
   void gradients_to_host(Segment& segment, const View& part, std::int64_t own, bool first);
+  void add_at_host(Segment& segment, const View& part, const Ref& sum, const Ref& arrived,
+                   EventRef done);
+  void make_host_buckets(Chunk& chunk);
+  SegmentId write_to_host(const Chunk& chunk, const Bucket& bucket, bool again);
+  void bucket_to_host(const Chunk& chunk, Bucket& bucket, StreamWait after);
   void shard_from_host(Segment& segment, const View& shard, const View& to);
   std::int16_t fresh_weights() const;
   std::vector<View> state_views(std::int16_t frame, std::int16_t first, std::int64_t own) const;
@@ -405,19 +411,21 @@ class StageWriter {
   }
   void update_on_host(bool at_begin);
   void update_on_device();
-  /// Units, and the formal frames of their gradients.
-  using UnitFrames = std::vector<std::pair<const UnitShape*, std::int16_t>>;
-  void write_host_norm(Segment& segment, const UnitFrames& units, const UnitFrames& on_device);
-  void write_host_update(Segment& segment, const UnitShape& shape, std::int16_t frame);
+  void write_host_norm(Segment& segment, const std::vector<UpdatedPart>& parts,
+                       const std::vector<UpdatedPart>& on_device);
+  void write_host_update(Segment& segment, const UpdatedPart& part);
   void load_weights();
   void finish_host_update();
-  LayoutId host_layout(LayoutId device);
-  SegmentId copy_segment(LayoutId device, LayoutId host, bool out);
+  LayoutId away_layout(LayoutId device, Memory memory);
+  SegmentId copy_segment(LayoutId near, LayoutId far, bool out);
   bool keeps_on_host(const Chunk& chunk, std::int64_t l) const;
   void keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l);
   void let_go_of_copied();
   SegmentId let_go_segment(LayoutId device);
   void load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l);
+  const HostCopies& host_copies(LayoutId device);
+  FrameId store(const HostCopies& copies, FrameId host, std::int32_t layer);
+  void read_ahead(const Chunk& chunk, Passage& passage, std::int64_t l);
   void wait_loaded(const Passage& passage, std::int64_t l, Call& call) const;
 
   const Model& x_model;
@@ -446,6 +454,7 @@ class StageWriter {
   std::vector<UnitShape> x_shapes;
   std::map<std::int32_t, HostCopies> x_host_copies;       ///< by layout on the device
   std::vector<std::pair<FrameId, FrameId>> x_copied_out;  ///< frames, and those on the host
+  std::vector<FrameId> x_stored;                          ///< frames in storage, in order
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
@@ -485,16 +494,5 @@ class StageWriter {
   bool x_same_follows = false;              ///< a pass of the same chunk and direction comes next
   bool x_first_pass = false;
 };
-
-template <typename Layouts>
-void StageWriter::parameter_frames(Layouts& out, const std::string& name,
-                                   const std::vector<Parameter>& parameters) {
-  out.parameters = parameter_layouts(x_builder, name, parameters, x_plan, false);
-  out.parameter_gradients = parameter_layouts(x_builder, name, parameters, x_plan, true);
-  out.weights = x_builder.layout(out.parameters.cut);
-  out.gradients = x_builder.layout(out.parameter_gradients.cut);
-  out.shared = x_builder.layout(out.parameters.shared);
-  out.shared_gradients = x_builder.layout(out.parameter_gradients.shared);
-}
 
 }  // namespace foretrain

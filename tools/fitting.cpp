@@ -19,6 +19,9 @@ using Sets = std::vector<std::string>;
 /// Changes of one kind, the mildest first.
 using Kind = std::vector<Sets>;
 
+/// Of `sharding.level`.
+constexpr const char* kLevels[] = {"none", "optimizer", "gradients", "parameters"};
+
 std::string place_name(Memory memory) {
   return memory == Memory::kDevice ? "none" : memory == Memory::kHost ? "cpu" : "nvme";
 }
@@ -52,9 +55,8 @@ Kind more_sharding(const Run& run) {
   if (plan.replicas() > 1 && plan.sharding != Sharding::kNone) {
     out.push_back({"sharding.group_size=null"});
   }
-  const char* const levels[] = {"none", "optimizer", "gradients", "parameters"};
-  for (int level = static_cast<int>(plan.sharding) + 1; level < 4; ++level) {
-    out.push_back(sharded(run, levels[level]));
+  for (std::size_t level = static_cast<std::size_t>(plan.sharding) + 1; level < 4; ++level) {
+    out.push_back(sharded(run, kLevels[level]));
   }
   return out;
 }
@@ -141,22 +143,21 @@ Kind growing_segments(const Plan& plan) {
   return {{"allocator.expandable_segments=true"}};
 }
 
-/// Nothing if the run has it so.
-Sets offloaded(const Run& run, Memory optimizer, Memory parameters) {
+/// With at least so much of the states sharded. Nothing if the run has it so.
+Sets offloaded(const Run& run, Sharding least, Memory optimizer, Memory parameters) {
   const Plan& plan = run.plan;
   const bool host_updates = optimizer == plan.offload.optimizer && plan.updates_on_host();
   const bool moves = parameters != plan.offload.parameters;
   Sets out;
   if (host_updates && !moves) return out;
-  const bool all = parameters != Memory::kDevice;
-  const Sharding least = all ? Sharding::kParameters : Sharding::kGradients;
-  if (plan.sharding < least) out = sharded(run, all ? "parameters" : "gradients");
+  if (plan.sharding < least) out = sharded(run, kLevels[static_cast<std::size_t>(least)]);
   if (!host_updates) out.push_back("offload.optimizer=" + place_name(optimizer));
   if (moves) out.push_back("offload.parameters=" + place_name(parameters));
   return out;
 }
 
-/// States, then shards of parameters too, to the host, then to storage.
+/// States, with their gradients added up on the device (one data rank needs no sharding for it) or
+/// not, then shards of parameters too, to the host, then to storage.
 Kind offloading(const Run& run) {
   const Offload& now = run.plan.offload;
   Kind out;
@@ -164,8 +165,15 @@ Kind offloading(const Run& run) {
     for (const Memory parameters : {Memory::kDevice, Memory::kHost, Memory::kStorage}) {
       const bool back = optimizer < now.optimizer || parameters < now.parameters;
       if (back || parameters > optimizer) continue;
-      Sets sets = offloaded(run, optimizer, parameters);
-      if (!sets.empty()) out.push_back(std::move(sets));
+      const bool all = parameters != Memory::kDevice;
+      const bool alone = run.plan.holders() == 1;
+      for (const Sharding least : {alone ? Sharding::kNone : Sharding::kOptimizer,
+                                   Sharding::kGradients, Sharding::kParameters}) {
+        if (all != (least == Sharding::kParameters)) continue;
+        if (optimizer == Memory::kStorage && least < Sharding::kGradients) continue;
+        Sets sets = offloaded(run, least, optimizer, parameters);
+        if (!sets.empty() && (out.empty() || sets != out.back())) out.push_back(std::move(sets));
+      }
     }
   }
   return out;
@@ -192,6 +200,17 @@ Kind less_offloading(const Plan& plan) {
 
 Kind offloaded_activations(const Plan& plan) { return kind_of(offloaded_layers(plan), plan); }
 
+/// Of the layers whose activations are offloaded already, else of all.
+Kind stored_activations(const Plan& plan) {
+  const Offload& now = plan.offload;
+  if (now.activations == Memory::kStorage) return {};
+  Sets out = {"offload.activations=" + place_name(Memory::kStorage)};
+  if (now.activation_layers == 0) {
+    out.push_back(set_of("offload.activation_layers", layers_of_stage(plan)));
+  }
+  return {out};
+}
+
 std::vector<Kind> kinds_of(const Run& run) {
   const Plan& plan = run.plan;
   std::vector<Kind> out;
@@ -207,6 +226,7 @@ std::vector<Kind> kinds_of(const Run& run) {
   out.push_back(more_ranks("parallel.context", plan.context, plan.data));
   out.push_back(offloading(run));
   out.push_back(offloaded_activations(plan));
+  out.push_back(stored_activations(plan));
   return out;
 }
 

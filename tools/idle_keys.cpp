@@ -143,6 +143,7 @@ const char* scatter_gather(const Run& run) {
 
 const char* flat_update(const Run& run) {
   if (run.plan.by_units()) return "sharding.level is neither none nor optimizer";
+  if (run.plan.updates_on_host()) return "the host updates the parameters itself";
   return run.plan.precision.gradients == DType::kFp32 ? "gradients are fp32" : nullptr;
 }
 
@@ -237,6 +238,10 @@ const char* page_mib(const Run& run) {
 const char* pageable(const Run& run) {
   const Offload& o = run.plan.offload;
   return o.optimizer == Memory::kHost ? nullptr : "offload.optimizer is not cpu";
+}
+
+const char* activations(const Run& run) {
+  return run.plan.offload.activation_layers > 0 ? nullptr : "offload.activation_layers is 0";
 }
 
 const char* overlap_expert(const Run& run) {
@@ -395,6 +400,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/first_bucket_mib", bucket_mib},
     {"/gradients/compression", compression},
     {"/gradients/compression_rank", compression_rank},
+    {"/offload/activations", activations},
     {"/offload/page_mib", page_mib},
     {"/offload/pageable", pageable},
     {"/overlap/expert", overlap_expert},

@@ -71,7 +71,9 @@ void note_buckets(Run& run) {
   if (!shards || p.data == 1) return;
   const char* with = "this model or schedule";
   if (p.shard_group > 0) with = "sharding.group_size";
-  if (p.offload.states()) with = "offloaded states";
+  const Offload& o = p.offload;
+  if (o.states() && o.page > 0) with = "offload.page_mib";
+  if (o.states() && o.device_share != 0) with = "offload.device_share";
   run.notes.push_back(std::string("gradients.bucketing contiguous is not modelled with ") + with +
                       ": gradients are reduced " +
                       (p.by_units() ? "unit by unit beside the backward pass, which may be faster"

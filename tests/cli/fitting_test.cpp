@@ -113,6 +113,24 @@ TEST(Fitting, StorageWhereHostsAreTooSmall) {
   EXPECT_GT(at(other, "memory/storage_gib").number(), 0);
 }
 
+// What layers keep goes on to storage where it is the host that has too little memory for it.
+TEST(Fitting, StoresActivationsWhereHostsAreTooSmall) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-8b", "parallel": {"tensor": 8},
+      "cluster": {"preset": "dgx-a100-40gb", "accelerators": 8, "storage_gb_per_s": 20},
+      "offload": {"activation_layers": 32},
+      "batch": {"global": 1, "micro": 1, "sequence": 65536}})");
+  const auto stores = [&](const char* gib) {
+    const std::vector<std::string> sets = {std::string("cluster.host_memory_gib=") + gib};
+    const std::vector<Json> changes = changes_of(simulated(place, "run.json", sets));
+    return std::any_of(changes.begin(), changes.end(), [](const Json& change) {
+      return sets_of(change) == std::vector<std::string>{"offload.activations=nvme"};
+    });
+  };
+  EXPECT_TRUE(stores("60"));
+  EXPECT_FALSE(stores("1024"));
+}
+
 // A node's drives hold 12 bytes of states for each of a node's parameters, or the plan does not
 // fit.
 TEST(Fitting, StorageHasRoomOrNot) {
@@ -423,7 +441,7 @@ TEST(Fitting, MayNotExist) {
   EXPECT_TRUE(changes_of(result).empty());
   const double tried = at(at(result, "would_fit"), "tried").number();
   EXPECT_GT(tried, 0);
-  EXPECT_LE(tried, 100);
+  EXPECT_LE(tried, 120);
 }
 
 }  // namespace

@@ -370,6 +370,8 @@ const Field kFields[] = {
     {"sharding.reshard_last_unit=false", kSharded},
     {"sharding.inner_group=2", kSharded},
     {"cluster.host_memory_gib=64", kOffloaded},
+    {"cluster.storage_gb_per_s=3", {"offload.optimizer=nvme"}},
+    {"cluster.storage_write_gb_per_s=3", with(kOffloaded, {"offload.optimizer=nvme"})},
     {"offload.device_share=0.5", kOffloaded},
     {"offload.device_share=\"auto\"", kOffloaded},
     {"offload.page_mib=16", kOffloaded},
@@ -401,6 +403,11 @@ const Field kFields[] = {
     {"offload.delayed_update=true", kOffloaded},
     {"offload.delayed_update=true", with(kOffloaded, {"offload.parameters=cpu"})},
     {"offload.activation_layers=2"},
+    {"offload.activations=nvme", {"offload.activation_layers=2"}},
+    {"offload.optimizer=cpu"},
+    {"offload.optimizer=nvme", {"offload.optimizer=cpu"}},
+    {"offload.delayed_update=true", {"offload.optimizer=cpu"}},
+    {"offload.pageable=true", {"offload.optimizer=cpu"}},
     {"launch.cuda_graph=full"},
     {"launch.dispatch_us=50"},
     {"launch.checkpoint_us=5000", {"recompute=full"}},
@@ -467,7 +474,8 @@ const Field kRates[] = {
     {"cluster.network.nics_per_node=4", {"cluster.network.nics_per_node=2"}},
     {"cluster.network.oversubscription=2", {"cluster.network.oversubscription=4"}},
     {"cluster.host_memory_gb_per_s=400", {"cluster.host_memory_gb_per_s=200"}},
-    {"cluster.storage_gb_per_s=12", {"cluster.storage_gb_per_s=6"}},
+    {"cluster.storage_gb_per_s=12", {"offload.optimizer=nvme"}},
+    {"cluster.storage_write_gb_per_s=12", {"offload.optimizer=nvme"}},
 };
 INSTANTIATE_TEST_SUITE_P(Each, Rates, testing::ValuesIn(kRates));
 

@@ -241,7 +241,8 @@ std::vector<DeviceCase> offload_cases(std::int64_t ranks) {
   std::vector<DeviceCase> out;
   Model model = device_sized(small_llama());
   model.layers = 3;
-  for (const Sharding sharding : {Sharding::kGradients, Sharding::kParameters}) {
+  for (const Sharding sharding :
+       {Sharding::kOptimizer, Sharding::kGradients, Sharding::kParameters}) {
     for (const Memory states : {Memory::kHost, Memory::kStorage}) {
       for (const Memory parameters : {Memory::kDevice, Memory::kHost, Memory::kStorage}) {
         if (parameters != Memory::kDevice && sharding != Sharding::kParameters) continue;
@@ -253,9 +254,10 @@ std::vector<DeviceCase> offload_cases(std::int64_t ranks) {
         plan.offload.optimizer = states;
         plan.offload.parameters = parameters;
         plan.offload.activation_layers = 2;
+        plan.offload.activations = states;
         out.push_back({"states in " + std::string(name_of(states)) + ", parameters in " +
-                           std::string(name_of(parameters)) +
-                           (sharding == Sharding::kGradients ? ", ZeRO-2" : ", ZeRO-3"),
+                           std::string(name_of(parameters)) + ", ZeRO-" +
+                           std::to_string(static_cast<int>(sharding)),
                        model, plan});
       }
     }

@@ -137,6 +137,8 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   const bool whole = !p.splits_backward() && !p.shares_vocabulary() && p.ways() == 1;
   const bool once = !p.by_units() && !p.reduces_each_pass() && !p.sums_after_pass;
   if (p.pipeline > 1 && whole && once) p.overlap.head_deferral = rng.below(5);
+  draw_offloaded_buckets(Rng(rng), m, p);
+  p.offload.delayed_update = false;
   return out;
 }
 

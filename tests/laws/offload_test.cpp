@@ -1,6 +1,7 @@
 // Does offloading move what the papers count, keep what they keep, and work beside the passes?
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "models/lower.h"
@@ -29,6 +30,12 @@ Plan plan_here(Sharding sharding, std::int64_t microbatches) {
   plan.units.narrow_shards = true;
   plan.offload.optimizer = Memory::kHost;
   return plan;
+}
+
+/// Parameters, up to whole 128s of every rank.
+std::int64_t in_buckets() {
+  constexpr std::int64_t kEach = kRanks * 128;
+  return (parameter_count(model_here()) + kEach - 1) / kEach * kEach;
 }
 
 Workload lowered(const Plan& plan) {
@@ -64,6 +71,28 @@ std::map<Memory, Bytes> held(const Workload& workload) {
   return out;
 }
 
+struct Times {
+  Time first_copy{INT64_MAX}, last_backward, first_update{INT64_MAX}, last_load;
+};
+
+Times times_of(const Plan& plan) {
+  const Workload workload = lowered(plan);
+  TestPrices prices(plain_rates());
+  const Result<Replayed> result = replay_all(workload, prices, false);
+  EXPECT_TRUE(result.ok()) << result.error().message;
+  Times out;
+  const Program& program = workload.programs[0];
+  for (const OpTimes& t : result.value().sink.of(0)) {
+    const Call& call = program.calls[static_cast<std::size_t>(t.call)];
+    const Op& op = program.segments[call.segment.index()].ops[static_cast<std::size_t>(t.op)];
+    if (op.phase == Phase::kBackward) out.last_backward = max(out.last_backward, t.end);
+    if (op.name == "gradients.to_host" && t.start < out.first_copy) out.first_copy = t.start;
+    if (op.name == "optimizer.adam" && t.start < out.first_update) out.first_update = t.start;
+    if (op.name == "parameters.load") out.last_load = max(out.last_load, t.end);
+  }
+  return out;
+}
+
 // ZeRO-Offload (arXiv 2101.06840, section 3): of P parameters a rank sends the gradients of its
 // part and gets back its weights, 2 P / d bytes each way; the host keeps 12 P / d of states and the
 // gradients, the device weights alone.
@@ -81,6 +110,67 @@ TEST(Offload, StatesAndGradients) {
       EXPECT_EQ(device[static_cast<std::size_t>(BufferKind::kGradients)], 0);
     }
   }
+}
+
+// ZeRO-1: the device adds up all gradients, of which the rank's part leaves once a step.
+TEST(Offload, StatesOfAShardedOptimizer) {
+  const std::int64_t all = in_buckets();
+  for (const bool overlaps : {false, true}) {
+    for (const std::int64_t microbatches : {1, 3}) {
+      Plan plan = plan_here(Sharding::kOptimizer, microbatches);
+      plan.overlap.gradient_reduce = overlaps;
+      plan.bucket_elements = all / 4;
+      const Workload workload = lowered(plan);
+      const auto bytes = copied(workload);
+      EXPECT_EQ(bytes.at("gradients.to_host"), 2 * all / kRanks);
+      EXPECT_EQ(bytes.at("parameters.load"), 2 * all / kRanks);
+      EXPECT_EQ(held(workload)[Memory::kHost], (12 + 2) * all / kRanks);
+      const BytesByKind device = persistent_bytes(workload.programs[0]);
+      EXPECT_EQ(device[static_cast<std::size_t>(BufferKind::kOptimizer)], 0);
+      EXPECT_EQ(device[static_cast<std::size_t>(BufferKind::kGradients)], 2 * all);
+      plan.offload.optimizer = Memory::kStorage;
+      EXPECT_EQ(copied(lowered(plan)).at("optimizer.read"), 12 * all / kRanks);
+      EXPECT_EQ(copied(lowered(plan)).at("optimizer.write"), 12 * all / kRanks);
+    }
+  }
+}
+
+// ZeRO-2 in contiguous buckets: every microbatch's part leaves, and the device keeps none.
+TEST(Offload, StatesOfContiguousBuckets) {
+  const std::int64_t own = in_buckets() / kRanks;
+  for (const std::int64_t microbatches : {1, 3}) {
+    Plan plan = plan_here(Sharding::kGradients, microbatches);
+    const Bytes in_units = held(lowered(plan))[Memory::kDevice];
+    plan.buckets.cut = Bucketing::kContiguous;
+    plan.bucket_elements = 300'000;  // more than any parameter has
+    const Workload workload = lowered(plan);
+    const auto bytes = copied(workload);
+    EXPECT_EQ(bytes.at("gradients.to_host"), microbatches * 2 * own);
+    EXPECT_EQ(bytes.at("parameters.load"), 2 * own);
+    EXPECT_EQ(held(workload)[Memory::kHost], (12 + 2) * own);
+    // Beside the bucket and what all tensor ranks hold: norms.
+    EXPECT_LT(held(workload)[Memory::kDevice] - in_units - 2 * plan.bucket_elements, own / 100);
+  }
+}
+
+// One data rank without sharding: all gradients leave, each layer's with its backward pass.
+TEST(Offload, StatesOfOneRank) {
+  const Model model = model_here();
+  Plan plan = small_plan(model, {1, 1, 1, 1}, 2);
+  plan.precision.gradients = DType::kBf16;
+  plan.offload.optimizer = Memory::kHost;
+  plan.overlap.gradient_reduce = true;
+  const Workload workload = lowered(plan);
+  const std::int64_t all = parameter_count(model);
+  EXPECT_EQ(copied(workload).at("gradients.to_host"), 2 * all);
+  EXPECT_EQ(copied(workload).at("parameters.load"), 2 * all);
+  EXPECT_EQ(held(workload)[Memory::kHost], (12 + 2) * all);
+  const Program& program = workload.programs[0];
+  const auto copies = std::count_if(program.calls.begin(), program.calls.end(), [&](const Call& c) {
+    return program.segments[c.segment.index()].name == "gradients to the host";
+  });
+  EXPECT_EQ(copies, model.layers + 2);  // the output matrix, the layers, what lies before them
+  EXPECT_LT(times_of(plan).first_copy, times_of(plan).last_backward);
 }
 
 // ZeRO-Infinity (arXiv 2104.07857): offloaded shards are copied in before every gather, each rank
@@ -159,41 +249,24 @@ TEST(Offload, StatesFillPages) {
   }
 }
 
-struct Times {
-  Time first_copy{INT64_MAX}, last_backward, first_update{INT64_MAX}, last_load;
-};
-
-Times times_of(const Plan& plan) {
-  const Workload workload = lowered(plan);
-  TestPrices prices(plain_rates());
-  const Result<Replayed> result = replay_all(workload, prices, false);
-  EXPECT_TRUE(result.ok()) << result.error().message;
-  Times out;
-  const Program& program = workload.programs[0];
-  for (const OpTimes& t : result.value().sink.of(0)) {
-    const Call& call = program.calls[static_cast<std::size_t>(t.call)];
-    const Op& op = program.segments[call.segment.index()].ops[static_cast<std::size_t>(t.op)];
-    if (op.phase == Phase::kBackward) out.last_backward = max(out.last_backward, t.end);
-    if (op.name == "gradients.to_host" && t.start < out.first_copy) out.first_copy = t.start;
-    if (op.name == "optimizer.adam" && t.start < out.first_update) out.first_update = t.start;
-    if (op.name == "parameters.load") out.last_load = max(out.last_load, t.end);
-  }
-  return out;
-}
-
 // Gradients leave beside the backward pass. The update waits for the norm of all of them; delayed,
 // it runs beside the passes, and what it made is loaded after them.
 TEST(Offload, WorksBesideThePasses) {
-  Plan plan = plan_here(Sharding::kGradients, 1);
-  const Times now = times_of(plan);
-  EXPECT_LT(now.first_copy, now.last_backward);
-  EXPECT_GE(now.first_update, now.last_backward);
-  plan.offload.delayed_update = true;
-  const Times delayed = times_of(plan);
-  EXPECT_LT(delayed.first_update, delayed.last_backward);
-  EXPECT_GT(delayed.last_load, delayed.last_backward);
-  EXPECT_EQ(held(lowered(plan))[Memory::kHost],
-            (12 + 2 + 2) * parameter_count(model_here()) / kRanks);
+  for (const Sharding sharding : {Sharding::kOptimizer, Sharding::kGradients}) {
+    Plan plan = plan_here(sharding, 1);
+    plan.overlap.gradient_reduce = true;
+    plan.bucket_elements = 100'000;
+    const Times now = times_of(plan);
+    EXPECT_LT(now.first_copy, now.last_backward);
+    EXPECT_GE(now.first_update, now.last_backward);
+    plan.offload.delayed_update = true;
+    const Times delayed = times_of(plan);
+    EXPECT_LT(delayed.first_update, delayed.last_backward);
+    EXPECT_GT(delayed.last_load, delayed.last_backward);
+    const bool units = sharding == Sharding::kGradients;
+    EXPECT_EQ(held(lowered(plan))[Memory::kHost],
+              (12 + 2 + 2) * (units ? parameter_count(model_here()) : in_buckets()) / kRanks);
+  }
 }
 
 // With shards on the host too passes read the old weights there while it makes new ones, which take
@@ -239,6 +312,23 @@ TEST(Offload, Activations) {
   EXPECT_EQ(copied(lowered(plan)).at("activations.copy"), 2 * 2 * model.layers / 2 * input);
 }
 
+// What goes on to storage passes through the host, each time once: the host has room for one
+// layer's at a time, storage keeps all.
+TEST(Offload, StoredActivations) {
+  const Model model = model_here();
+  Plan plan = small_plan(model, {1, 1, 1, 1}, 2);
+  plan.offload.activation_layers = model.layers / 2;
+  const Workload on_host = lowered(plan);
+  const Bytes moved = copied(on_host).at("activations.copy");
+  const Bytes kept = memory_peak(on_host.programs[0], Memory::kHost).bytes;
+  plan.offload.activations = Memory::kStorage;
+  const Workload stored = lowered(plan);
+  EXPECT_EQ(copied(stored).at("activations.copy"), moved);
+  EXPECT_EQ(copied(stored).at("activations.store"), moved);
+  EXPECT_EQ(memory_peak(stored.programs[0], Memory::kStorage).bytes, kept);
+  EXPECT_LE(memory_peak(stored.programs[0], Memory::kHost).bytes, 2 * kept / (model.layers / 2));
+}
+
 // What a layer keeps is on the device until compute has waited for its copy to the host, after the
 // next layer's pass: the one behind that does not begin before, however slow copies are.
 TEST(OffloadedActivations, LiveUntilTheyAreCopied) {
@@ -270,6 +360,45 @@ TEST(OffloadedActivations, LiveUntilTheyAreCopied) {
   }
 }
 
+// However slow storage is, no layer has left the device before the one two before it is stored; and
+// what comes back is read before the layer behind it begins, while an earlier one computes.
+TEST(StoredActivations, WaitForRoomAndAreReadAhead) {
+  Plan plan = plan_here(Sharding::kOptimizer, 1);
+  plan.offload.optimizer = Memory::kDevice;
+  plan.offload.activation_layers = model_here().layers;
+  plan.offload.activations = Memory::kStorage;
+  const Workload workload = lowered(plan);
+  const Program& program = workload.programs[0];
+  for (const std::int64_t slower : {1, 50}) {
+    Rates rates = plain_rates();
+    rates.storage = slower;
+    TestPrices prices(rates);
+    const Result<Replayed> result = replay_all(workload, prices, false);
+    ASSERT_TRUE(result.ok()) << result.error().message;
+    std::map<std::string, std::map<std::int32_t, Times>> times;  // by segment and layer
+    for (const OpTimes& t : result.value().sink.of(0)) {
+      const Call& call = program.calls[static_cast<std::size_t>(t.call)];
+      Times& one = times[program.segments[call.segment.index()].name][call.layer];
+      one.first_copy = std::min(one.first_copy, t.start);
+      one.last_load = max(one.last_load, t.end);
+    }
+    const auto layers = static_cast<std::int32_t>(model_here().layers);
+    ASSERT_EQ(times["write to storage"].size(), static_cast<std::size_t>(layers));
+    for (std::int32_t layer = 0; layer + 2 < layers; ++layer) {
+      EXPECT_GT(times["keep on the host"].at(layer + 2).last_load,
+                times["write to storage"].at(layer).last_load)
+          << layer;
+      EXPECT_GE(times["read from storage"].at(layer).first_copy,
+                times["layer backward"].at(layer + 2).first_copy);
+      EXPECT_GT(times["load from the host"].at(layer).last_load,
+                times["read from storage"].at(layer).last_load);
+      if (slower > 1) continue;
+      EXPECT_LT(times["read from storage"].at(layer).first_copy,
+                times["layer backward"].at(layer + 1).first_copy);
+    }
+  }
+}
+
 /// Copies between device and host that are pageable, and the waits for them, by op name.
 std::map<std::string, std::pair<int, int>> pageable_copies(const Workload& workload) {
   std::map<std::string, std::pair<int, int>> out;
@@ -291,9 +420,10 @@ std::map<std::string, std::pair<int, int>> pageable_copies(const Workload& workl
 // What lies in the host's memory without being pinned is copied as often and as much, each time the
 // host waits; activations and what storage keeps are not of it.
 TEST(PageableMemory, HoldsTheHostUp) {
-  for (const Memory parameters : {Memory::kDevice, Memory::kHost}) {
-    const bool stays = parameters == Memory::kHost;
-    Plan plan = plan_here(stays ? Sharding::kParameters : Sharding::kGradients, 2);
+  for (const Sharding level : {Sharding::kOptimizer, Sharding::kGradients, Sharding::kParameters}) {
+    const bool stays = level == Sharding::kParameters;
+    const Memory parameters = stays ? Memory::kHost : Memory::kDevice;
+    Plan plan = plan_here(level, 2);
     plan.offload.parameters = parameters;
     plan.offload.activation_layers = 1;
     const Workload pinned = lowered(plan);

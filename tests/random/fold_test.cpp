@@ -144,6 +144,7 @@ void add_rare(Rng rng, Drawn& drawn) {
   p.units.reduce_waits = p.by_units() && rng.below(4) == 0;
   p.precision.one_copy = p.precision.by_tensor() && rng.below(2) == 0;
   if (rng.below(2) == 0) (void)settle_low_weights(Asked::kWhereModelled, m, p);
+  draw_offloaded_buckets(rng, m, p);
 }
 
 class Folding : public ::testing::TestWithParam<int> {};

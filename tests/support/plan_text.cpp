@@ -85,6 +85,7 @@ std::string describe(const Model& model, const Plan& plan) {
   const Offload& away = plan.offload;
   out += " offload " + n(static_cast<int>(away.optimizer)) + " " +
          n(static_cast<int>(away.parameters)) + " " + n(away.activation_layers) +
+         (away.activations == Memory::kStorage ? " stored" : "") +
          (away.delayed_update ? " delayed" : "") + (away.pageable ? " pageable" : "");
   return out + (model.tied_embeddings ? " tied" : "");
 }

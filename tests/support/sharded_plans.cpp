@@ -1,3 +1,4 @@
+#include "models/plan_sharding.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {
@@ -76,6 +77,18 @@ void draw_reuse(Rng rng, Units& u) {
 }
 
 }  // namespace
+
+void draw_offloaded_buckets(Rng rng, const Model& model, Plan& p) {
+  if (p.offload.activation_layers > 0 && rng.below(2) == 0) {
+    p.offload.activations = Memory::kStorage;
+  }
+  if (p.by_units() || p.precision.low_weights || rng.below(2) == 0) return;
+  const Offload before = p.offload;
+  p.offload.optimizer = rng.below(2) == 0 ? Memory::kHost : Memory::kStorage;
+  p.offload.delayed_update = rng.below(3) == 0;
+  p.offload.pageable = rng.below(3) == 0;
+  if (refused_offload(model, p)) p.offload = before;
+}
 
 Drawn draw_sharded_plan(Rng& rng) {
   Drawn out = draw_plan(rng);

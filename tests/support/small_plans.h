@@ -47,6 +47,9 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks);
 /// The same with sharded gradients or parameters, in units.
 Drawn draw_sharded_plan(Rng& rng);
 
+/// States of plans that have them in buckets outside of the device, where that goes.
+void draw_offloaded_buckets(Rng rng, const Model& model, Plan& plan);
+
 /// h 128, 4 heads, 4 layers of which the first keeps its MLP; 8 experts of width 64, 2 a token, one
 /// shared.
 Model small_moe();

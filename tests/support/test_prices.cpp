@@ -63,7 +63,9 @@ Result<Cost> TestPrices::price(const Work& work, std::span<const PlacementId> pl
     cost.memory = Time{opaque->bytes * x_rates.kilobyte / 1000};
     cost.duration = cost.latency + cost.memory;
   } else if (const auto* copy = std::get_if<Copy>(&work)) {
-    cost.duration = x_rates.latency + Time{copy->bytes * x_rates.kilobyte * x_rates.copies / 1000};
+    const bool storage = copy->from == Memory::kStorage || copy->to == Memory::kStorage;
+    const std::int64_t slower = x_rates.copies * (storage ? x_rates.storage : 1);
+    cost.duration = x_rates.latency + Time{copy->bytes * x_rates.kilobyte * slower / 1000};
   } else if (const auto* collective = std::get_if<Collective>(&work)) {
     const Shape& shape = x_shapes[placements[0].index()];
     std::int64_t ranks = 0;

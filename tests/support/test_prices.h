@@ -15,6 +15,7 @@ struct Rates {
   std::int64_t kiloflop = 0;                 ///< per 1000 FLOPs of a GEMM or attention
   std::int64_t kilobyte = 0;                 ///< per 1000 bytes of a memory-bound kernel
   std::int64_t copies = 1;                   ///< so many times as long a byte
+  std::int64_t storage = 1;                  ///< and as many more to storage and from it
   std::int64_t link_kilobyte = 0;            ///< per 1000 bytes inside a node
   std::int64_t nic_kilobyte = 0;             ///< per 1000 bytes between nodes
   Time attention_forward;                    ///< if set, an attention costs this and no more

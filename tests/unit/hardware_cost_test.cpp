@@ -258,6 +258,21 @@ TEST(CostModel, WorkOnTheHost) {
   EXPECT_EQ(pause.launch, Time{});
 }
 
+// A drive may write more slowly than it reads; without a rate for writes both are alike.
+TEST(CostModel, StorageReadsAndWrites) {
+  Cluster cluster = cluster_of("dgx-a100-80gb");
+  cluster.storage_gb_per_s = 4;
+  const auto seconds = [&cluster](Memory from, Memory to) {
+    const Copy copy{from, to, 1'000'000'000};
+    return make_cost_model(cluster, {})->price(Work{copy}, {}).value().duration.seconds() - 1e-4;
+  };
+  EXPECT_NEAR(seconds(Memory::kStorage, Memory::kHost), 1.0 / 4, 1e-9);
+  EXPECT_NEAR(seconds(Memory::kHost, Memory::kStorage), 1.0 / 4, 1e-9);
+  cluster.storage_write_gb_per_s = 2;
+  EXPECT_NEAR(seconds(Memory::kStorage, Memory::kHost), 1.0 / 4, 1e-9);
+  EXPECT_NEAR(seconds(Memory::kHost, Memory::kStorage), 1.0 / 2, 1e-9);
+}
+
 // Two accelerators share an uplink, unless the job has only one of them.
 TEST(CostModel, CopiesShareAnUplinkAmongTheJobsAccelerators) {
   const auto seconds = [](std::int32_t accelerators) {

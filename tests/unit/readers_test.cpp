@@ -413,7 +413,8 @@ TEST(ReadPlan, BucketsAndOffloadThatDoNotFit) {
   expect_error(with(R"("gradients":{"no_sync":false},"parallel":{"tensor":2})", 16),
                {"/gradients/no_sync"}, ErrorKind::kUnsupported);
   expect_error(with(R"("offload":{"optimizer":"cpu"})", 2),
-               {"/offload/optimizer", "sharding.level"}, ErrorKind::kUnsupported);
+               {"/offload/optimizer", "each of 2 ranks", "sharding.level"},
+               ErrorKind::kUnsupported);
   expect_error(with(R"("sharding":{"level":"gradients"},
                        "offload":{"optimizer":"cpu","parameters":"cpu"})",
                     2),
