@@ -63,4 +63,11 @@ void expect_refused(const Workplace& place, const CommandResult& result,
                     const std::vector<std::string>& parts,
                     const std::vector<std::string>& files = {"run.json"});
 
+/// A workplace that holds kSmallRun as run.json, the same for all tests.
+inline Workplace& small_place() {
+  static Workplace place;
+  if (!place.has("run.json")) place.write("run.json", kSmallRun);
+  return place;
+}
+
 }  // namespace foretrain
