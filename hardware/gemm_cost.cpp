@@ -326,26 +326,29 @@ Result<Cost> uneven_cost(const DeviceSpec& device, const GemmConstants& c, const
   return sum;
 }
 
-/// Of `beside` products that follow one another on streams of their own, so that where one leaves
-/// SMs idle the next one's tiles run: an equal part of the product of all their rows, not less than
-/// its own operands' way through memory, not more than it takes alone.
+/// Of `beside` products that follow one another on several streams, so that where one leaves SMs
+/// idle the next one's tiles run: an equal part of the product of all their rows, not less than its
+/// own operands' way through memory and than what it takes alone over the number of streams, which
+/// hold no more of them at once; not more than it takes alone.
 Result<Cost> beside_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
   Gemm alone = work;
-  alone.beside = 1;
+  alone.beside = alone.streams = 1;
   Gemm all = alone;
   all.m *= work.beside;
   FT_ASSIGN(Cost cost, gemm_cost(device, alone, steps));
   FT_ASSIGN(const Cost whole, gemm_cost(device, all, nullptr));
+  const Time own = cost.duration - cost.latency;
+  const Time at_once = bounded(own.seconds() / work.streams);
   const Time part = bounded((whole.duration - whole.latency).seconds() / work.beside);
-  const Time busy = std::min(cost.duration - cost.latency, max(part, cost.memory));
+  const Time busy = std::min(own, max(max(part, at_once), cost.memory));
   cost.tiles = 0;
   cost.tile = Time{};
   cost.rounds = 1;
   cost.compute = busy;
   cost.duration = cost.latency + busy;
   if (steps != nullptr) {
-    *steps << work.beside << " side by side, whose waves fill each other up: " << busy.us()
-           << " us each\n";
+    *steps << work.beside << " on " << work.streams
+           << " streams, whose waves fill each other up: " << busy.us() << " us each\n";
   }
   return cost;
 }

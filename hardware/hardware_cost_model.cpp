@@ -42,9 +42,10 @@ class HardwareCostModel final : public CostModel {
     steps << text_of_kind(work) << " on " << x_cluster.device.name << "\n";
     const Result<Cost> cost = price_with(work, placements, &steps);
     if (!cost.ok()) return steps.str() + cost.error().message + "\n";
-    steps << "duration " << cost.value().duration.us() << " us, launch " << cost.value().launch.us()
-          << " us, " << name_of(cost.value().provenance) << ", deviation "
-          << 100 * cost.value().deviation << " %\n";
+    steps << "duration " << cost.value().duration.us() << " us, " << cost.value().latency.us()
+          << " of it latency, launch " << cost.value().launch.us() << " us, "
+          << name_of(cost.value().provenance) << ", deviation " << 100 * cost.value().deviation
+          << " %\n";
     return steps.str();
   }
 

@@ -115,7 +115,7 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
            kernel_constants(device.architecture).memory.default_efficiency / 2;
   } else if (touches(Memory::kStorage)) {
     const bool writes = work.to == Memory::kStorage;
-    rate = (writes ? cluster.storage_writes() : cluster.storage_gb_per_s) * host_rate;
+    rate = writes ? cluster.storage_writes() : cluster.storage_gb_per_s;
     if (touches(Memory::kDevice)) rate = std::min(rate, pcie);
     start = kStorageStartUs;
   } else if (touches(Memory::kDevice)) {

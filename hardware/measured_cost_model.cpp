@@ -104,11 +104,22 @@ class MeasuredCostModel final : public CostModel {
   }
 
  private:
+  /// What a product that others fill up takes, as `base` says, of what was measured of it alone.
+  Result<double> share_of_alone(const Work& work, const Cost& cost) const {
+    const auto* gemm = std::get_if<Gemm>(&work);
+    if (gemm == nullptr || gemm->beside == 1) return 1.0;
+    Gemm alone = *gemm;
+    alone.beside = alone.streams = 1;
+    FT_ASSIGN(const Cost whole, x_base->price(Work{alone}, {}));
+    return whole.duration.ps > 0 ? cost.duration.seconds() / whole.duration.seconds() : 1.0;
+  }
+
   /// What shares a device shares it as `base` says.
   Result<Cost> on_device(const Work& work, std::span<const PlacementId> placements,
                          const MeasuredPrice& price) const {
     FT_ASSIGN(Cost cost, x_base->price(work, placements));
-    const Time measured = Time::from_seconds(price.seconds + x_dispatch);
+    FT_ASSIGN(const double share, share_of_alone(work, cost));
+    const Time measured = Time::from_seconds((price.seconds + x_dispatch) * share);
     if (cost.duration.ps > 0) {
       const double scale = measured.seconds() / cost.duration.seconds();
       for (Time* part : {&cost.latency, &cost.tile, &cost.compute, &cost.memory}) {

@@ -104,7 +104,7 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
     const std::string layout =
         std::string(gemm->transpose_a ? "t" : "n") + (gemm->transpose_b ? "t" : "n");
     Gemm alone = *gemm;
-    alone.beside = 1;
+    alone.beside = alone.streams = 1;
     return {"gemm " + layout, text_of(Work{alone}), ranks};
   }
   if (const auto* attention = std::get_if<Attention>(&work)) {

@@ -44,8 +44,10 @@ class LinearParts : public ContextParts {
   }
   /// The product of one rank's part in a ring.
   Gemm of_part(Gemm gemm) const {
-    const std::int64_t beside = std::min(x_plan.tensor, x_plan.overlap.tensor_streams);
-    gemm.beside = static_cast<std::int32_t>(beside);
+    const std::int64_t streams = std::min(x_plan.tensor, x_plan.overlap.tensor_streams);
+    if (streams == 1) return gemm;
+    gemm.beside = static_cast<std::int32_t>(x_plan.tensor);
+    gemm.streams = static_cast<std::int32_t>(streams);
     return gemm;
   }
   /// All rows of `part`, where tokens are cut.

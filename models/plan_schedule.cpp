@@ -70,7 +70,8 @@ void check_chunks(JsonReader& run, const Plan& p) {
                       p.schedule == Schedule::kBreadthFirst || p.schedule == Schedule::kFile;
   if (p.virtual_pipeline > 1 && !chunks) {
     run.fail("schedule", "virtual_pipeline " + text(p.virtual_pipeline) +
-                             " needs the interleaved-1f1b or the bfs schedule");
+                             " needs interleaved-1f1b, bfs, a V (zb-v, dualpipev: virtual_pipeline "
+                             "2) or a file");
   }
 }
 
@@ -234,6 +235,7 @@ void check_validation(JsonReader& run, const Model& model, const Plan& plan) {
   if (plan.offload.states()) why = "offloaded states";
   if (plan.in_grid()) why = "grids";
   if (model.has_experts()) why = "experts";
+  if (plan.loader_time.ps > 0) why = "host.loader_us, which ends a step for all";
   if (why == nullptr) return;
   run.fail("overlap/post_validation", std::string("does not go with ") + why,
            ErrorKind::kUnsupported);

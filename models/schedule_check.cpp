@@ -1,4 +1,5 @@
 // Whether the passes of all stages are complete and can run.
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -86,20 +87,55 @@ PassKind backward_kind(const Lists& lists) {
   return PassKind::kBackward;
 }
 
+/// The pass on the same stage that has to stand before `g`: of a backward pass the forward pass, of
+/// the gradients of weights those of inputs.
+std::optional<Global> comes_after(const Plan& plan, const Global& g, PassKind backward) {
+  Global out = g;
+  if (g.kind == PassKind::kWeightGradients) {
+    out.kind = backward;
+  } else if (g.kind == backward) {
+    out.kind = PassKind::kForward;
+    out.round = plan.forwards - 1;
+  } else {
+    return std::nullopt;
+  }
+  return out;
+}
+
 Status check_complete(const Plan& plan, const Lists& lists) {
   std::set<Global> found;
+  std::int64_t microbatches = 0;
+  std::int64_t chunks = 0;
+  const PassKind backward = backward_kind(lists);
   for (std::size_t s = 0; s < lists.size(); ++s) {
-    for (const Pass& pass : lists[s]) {
-      const Global g = global(plan, s, pass);
-      if (!found.insert(g).second) return input_error(g.name() + " stands twice");
+    const std::string own = text(static_cast<std::int64_t>(s));
+    for (std::size_t i = 0; i < lists[s].size(); ++i) {
+      const Global g = global(plan, s, lists[s][i]);
+      const std::string at = ": stage " + own + ", pass " + text(static_cast<std::int64_t>(i));
+      if (!found.insert(g).second) return input_error(g.name() + " stands twice" + at);
       const std::int64_t stage = stage_of(plan, g);
-      if (stage == static_cast<std::int64_t>(s)) continue;
-      return input_error(g.name() + " stands on stage " + text(static_cast<std::int64_t>(s)) +
-                         ", its way leads over stage " + text(stage));
+      if (stage != static_cast<std::int64_t>(s)) {
+        return input_error(g.name() + " stands on stage " + own + ", its way leads over stage " +
+                           text(stage));
+      }
+      if (const auto first = comes_after(plan, g, backward); first && !found.contains(*first)) {
+        return input_error(g.name() + " stands before its " + letter(first->kind) + at);
+      }
+      microbatches = std::max(microbatches, g.microbatch + 1);
+      chunks = std::max(chunks, g.chunk + 1);
     }
   }
+  if (microbatches < plan.microbatches()) {
+    return input_error("the passes are of " + text(microbatches) + " microbatches, the run has " +
+                       text(plan.microbatches()) + " a step");
+  }
+  if (chunks < plan.chunks()) {
+    return input_error("the passes are of " + text(chunks) + " chunks, the run has " +
+                       text(plan.chunks()) + " (pipeline " + text(plan.pipeline) +
+                       " x virtual_pipeline " + text(plan.virtual_pipeline) + ")");
+  }
   std::vector<std::pair<PassKind, std::int64_t>> kinds;  // with their rounds
-  for (const PassKind kind : kinds_of(plan, backward_kind(lists))) {
+  for (const PassKind kind : kinds_of(plan, backward)) {
     kinds.emplace_back(kind, kind == PassKind::kForward ? plan.forwards - 1 : 0);
   }
   for (std::int64_t r = 0; r + 1 < plan.forwards; ++r)
@@ -266,11 +302,13 @@ Status check_messages(const Plan& plan, const Lists& lists) {
       const Global g = global(plan, s, pass);
       const bool gradients = !is_forward(pass.kind);
       const auto stage = static_cast<std::int64_t>(s);
-      if (const auto sent = taker(plan, g)) {
+      // Between chunks of one stage nothing travels.
+      if (const auto sent = taker(plan, g); sent && stage_of(plan, *sent) != stage) {
         ways[{stage, stage_of(plan, *sent), gradients}][0].push_back(*sent);
       }
       if (const auto from = sender(plan, g)) {
         const Global before{*from, g.microbatch, g.kind};
+        if (stage_of(plan, before) == stage) continue;
         ways[{stage_of(plan, before), stage, gradients}][1].push_back(g);
       }
     }

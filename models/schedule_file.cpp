@@ -47,7 +47,11 @@ class FileReader {
   Status read_stages(const Json& json, const std::string& place) {
     const Json::Array* stages = json.array();
     if (stages == nullptr || static_cast<std::int64_t>(stages->size()) != x_plan.pipeline) {
-      return input_error(x_path + ": found " + describe(json) + ", expected a list for each of " +
+      const std::string found = stages == nullptr
+                                    ? describe(json)
+                                    : text(static_cast<std::int64_t>(stages->size())) + " lists";
+      const std::string at = place.ends_with(": ") ? place : place + ": ";
+      return input_error(at + "found " + found + ", expected a list for each of " +
                          text(x_plan.pipeline) + " stages");
     }
     x_plan.passes.assign(stages->size(), {});

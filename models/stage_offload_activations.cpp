@@ -16,8 +16,8 @@ namespace {
 
 // Events of what is kept on the host.
 constexpr std::int16_t kKept = 0, kLoaded = 1;
-/// Frames on their way to storage that have room on the host: two of each of two layers.
-constexpr std::size_t kStaged = 4;
+/// Layers on their way to storage for which there is room on the host.
+constexpr std::size_t kStaged = 2;
 
 }  // namespace
 
@@ -88,6 +88,7 @@ void StageWriter::keep_on_host(const Chunk& chunk, Passage& passage, std::int64_
   if (!keeps_on_host(chunk, l)) return;
   const auto i = static_cast<std::size_t>(l);
   const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
+  FrameId stored;
   for (FrameId* frame : {&passage.saved[i], &passage.hidden[i]}) {
     const HostCopies& copies = host_copies(layout_of(*frame));
     if (!copies.out.valid()) continue;
@@ -104,9 +105,10 @@ void StageWriter::keep_on_host(const Chunk& chunk, Passage& passage, std::int64_
     }
     x_builder.call(std::move(call));
     x_copied_out.emplace_back(*frame, host);
-    passage.on_host[{l, frame == &passage.hidden[i]}] =
-        copies.write.valid() ? store(copies, host, layer) : host;
+    if (copies.write.valid()) stored = store(copies, host, layer);
+    passage.on_host[{l, frame == &passage.hidden[i]}] = copies.write.valid() ? stored : host;
   }
+  if (stored.valid()) x_stored.push_back(stored);
 }
 
 /// What was copied to the host goes on to storage. Returns where it is.
@@ -114,7 +116,6 @@ FrameId StageWriter::store(const HostCopies& copies, FrameId host, std::int32_t 
   const FrameId stored = x_builder.frame(copies.stored, layer);
   const StreamWait copied{x_builder.stream(kStorageWrite), host, kKept};
   x_builder.call(Call{copies.write, layer, -1, {host, stored}, {copied}});
-  x_stored.push_back(stored);
   return stored;
 }
 

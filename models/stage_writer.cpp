@@ -35,10 +35,7 @@ Program StageWriter::run() && {
 /// megatron/core/pipeline_parallel/zerobubble/scheduler/communication.py.
 std::size_t StageWriter::place_of_validation(const std::vector<Pass>& list) const {
   std::size_t warmup = 0;
-  while (warmup < list.size() && list[warmup].kind == PassKind::kForward &&
-         list[warmup].chunk == 0) {
-    ++warmup;
-  }
+  while (warmup < list.size() && list[warmup].kind == PassKind::kForward) ++warmup;
   const auto hops = static_cast<std::size_t>(x_plan.pipeline - 1 - x_stage);
   return std::min(2 * hops, std::max<std::size_t>(warmup, 1) - 1);
 }

@@ -454,7 +454,7 @@ class StageWriter {
   std::vector<UnitShape> x_shapes;
   std::map<std::int32_t, HostCopies> x_host_copies;       ///< by layout on the device
   std::vector<std::pair<FrameId, FrameId>> x_copied_out;  ///< frames, and those on the host
-  std::vector<FrameId> x_stored;                          ///< frames in storage, in order
+  std::vector<FrameId> x_stored;                          ///< by layer the last one in storage
   /// By number of the gather: when its arrays were let go. Of layers, of experts.
   std::array<std::vector<StreamWait>, 2> x_let_go;
   std::optional<EndSegments> x_embedding_segments, x_head_segments;

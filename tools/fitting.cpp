@@ -156,24 +156,20 @@ Sets offloaded(const Run& run, Sharding least, Memory optimizer, Memory paramete
   return out;
 }
 
-/// States, with their gradients added up on the device (one data rank needs no sharding for it) or
-/// not, then shards of parameters too, to the host, then to storage.
-Kind offloading(const Run& run) {
+/// States to the host, then to storage, with so much sharded: their gradients added up on the
+/// device (one data rank needs no sharding for it) or not; of parameters with the shards of these
+/// where they are or, then, on the host too.
+Kind offloading(const Run& run, Sharding least) {
   const Offload& now = run.plan.offload;
   Kind out;
   for (const Memory optimizer : {Memory::kHost, Memory::kStorage}) {
     for (const Memory parameters : {Memory::kDevice, Memory::kHost, Memory::kStorage}) {
       const bool back = optimizer < now.optimizer || parameters < now.parameters;
       if (back || parameters > optimizer) continue;
-      const bool all = parameters != Memory::kDevice;
-      const bool alone = run.plan.holders() == 1;
-      for (const Sharding least : {alone ? Sharding::kNone : Sharding::kOptimizer,
-                                   Sharding::kGradients, Sharding::kParameters}) {
-        if (all != (least == Sharding::kParameters)) continue;
-        if (optimizer == Memory::kStorage && least < Sharding::kGradients) continue;
-        Sets sets = offloaded(run, least, optimizer, parameters);
-        if (!sets.empty() && (out.empty() || sets != out.back())) out.push_back(std::move(sets));
-      }
+      if (parameters != Memory::kDevice && least < Sharding::kParameters) continue;
+      if (optimizer == Memory::kStorage && least < Sharding::kGradients) continue;
+      Sets sets = offloaded(run, least, optimizer, parameters);
+      if (!sets.empty() && (out.empty() || sets != out.back())) out.push_back(std::move(sets));
     }
   }
   return out;
@@ -224,7 +220,11 @@ std::vector<Kind> kinds_of(const Run& run) {
   out.push_back(more_ranks("parallel.tensor", plan.tensor, run.cluster.accelerators_per_node));
   out.push_back(more_ranks("parallel.pipeline", plan.pipeline, run.model.layers));
   out.push_back(more_ranks("parallel.context", plan.context, plan.data));
-  out.push_back(offloading(run));
+  const bool alone = plan.holders() == 1;
+  for (const Sharding least : {alone ? Sharding::kNone : Sharding::kOptimizer, Sharding::kGradients,
+                               Sharding::kParameters}) {
+    out.push_back(offloading(run, least));
+  }
   out.push_back(offloaded_activations(plan));
   out.push_back(stored_activations(plan));
   return out;
@@ -232,6 +232,19 @@ std::vector<Kind> kinds_of(const Run& run) {
 
 bool is_slow(const Change& change, double base_s) {
   return change.iteration_time_s > kWorst * base_s;
+}
+
+bool is_within(const Sets& some, const Sets& all) {
+  return std::all_of(some.begin(), some.end(), [&all](const std::string& set) {
+    return std::find(all.begin(), all.end(), set) != all.end();
+  });
+}
+
+/// Whether `change` is `less` and something more, which makes it no faster.
+bool is_needless(const Change& change, const Change& less) {
+  constexpr double kSame = 1.001;
+  return less.sets.size() < change.sets.size() && is_within(less.sets, change.sets) &&
+         less.iteration_time_s <= change.iteration_time_s * kSame;
 }
 
 class Search {
@@ -267,6 +280,11 @@ class Search {
       return std::pair(a.iteration_time_s, a.sets.size()) <
              std::pair(b.iteration_time_s, b.sets.size());
     });
+    // What adds to a change that fits and is as fast is not needed.
+    std::erase_if(changes, [all = changes](const Change& c) {
+      return std::any_of(all.begin(), all.end(),
+                         [&c](const Change& less) { return is_needless(c, less); });
+    });
     // Of changes that come to the same the one that says least.
     const auto same = [](const Change& a, const Change& b) {
       return a.iteration_time_s == b.iteration_time_s;
@@ -282,6 +300,7 @@ class Search {
         for (const Sets& one : kinds[a]) {
           for (const Sets& other : kinds[b]) {
             if (fits(one) || fits(other) || contradict(one, other)) continue;
+            if (is_within(one, other) || is_within(other, one)) continue;
             Sets both = one;
             both.insert(both.end(), other.begin(), other.end());
             attempt(both);
@@ -343,7 +362,10 @@ class Search {
   bool attempt(const Sets& sets) {
     if (to_storage(sets) && !x_host_was_short) return false;
     if (lacks(sets)) return false;
-    if (x_out.tried >= kLeastTries && x_operations > kMostOperations) return false;
+    if (x_out.tried >= kLeastTries && x_operations > kMostOperations) {
+      x_out.stopped = true;
+      return false;
+    }
     Sets all = sets;
     const auto prices = [this](Run& run) {
       run.profile = x_run.profile;

@@ -315,6 +315,11 @@ const char* if_not_in_parts(const Run& run) {
   return run.plan.overlap.tensor ? if_no_rings(run) : "overlap.tensor is false";
 }
 
+const char* copy_engines(const Run& run) {
+  const bool holds = is_nvidia(run.cluster.device.architecture);
+  return holds ? if_not_in_parts(run) : "messages hold no compute units on this device";
+}
+
 const char* gather_dtype(const Run& run) {
   if (run.plan.sharding != Sharding::kParameters) return if_not_parameters(run);
   return run.plan.shards() > 1 ? nullptr : "one rank holds all parameters";
@@ -410,7 +415,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/overlap/post_validation", post_validation},
     {"/overlap/tensor", if_no_rings},
     {"/overlap/tensor_backward", if_no_tensor},
-    {"/overlap/tensor_copy_engines", if_not_in_parts},
+    {"/overlap/tensor_copy_engines", copy_engines},
     {"/overlap/tensor_streams", if_not_in_parts},
     {"/parallel/keep_outputs", if_no_pipeline},
     {"/parallel/pipeline_partition", if_no_pipeline},

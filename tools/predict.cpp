@@ -107,6 +107,11 @@ Workload with_faster_data(const Run& run, double faster) {
   return repeated(lower(run.model, plan), steps_of(plan));
 }
 
+bool uses_storage(const Offload& offload) {
+  return offload.optimizer == Memory::kStorage || offload.parameters == Memory::kStorage ||
+         (offload.activation_layers > 0 && offload.activations == Memory::kStorage);
+}
+
 /// Gains from one resource at a time at 11/10 of its rate; from that of data where it is waited
 /// for.
 Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& workload, Time base,
@@ -123,9 +128,9 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
                              {"host memory, its links", &PriceOptions::host_rate}};
   const bool offloads = run.plan.offload.states() || run.plan.offload.activation_layers > 0;
   std::vector<Sensitivity> out;
-  const auto add = [&](const char* name, const PriceOptions& options,
-                       const Workload& priced) -> Status {
-    const std::unique_ptr<CostModel> model = cost_model_of(run, options);
+  const auto add = [&](const char* name, const PriceOptions& options, const Workload& priced,
+                       const Run& on) -> Status {
+    const std::unique_ptr<CostModel> model = cost_model_of(on, options);
     FT_ASSIGN(const Prepared prepared, prepare(priced, *model, false));
     FT_ASSIGN(const Time faster, step_time(priced, prepared, steps_of(run.plan)));
     out.push_back({name, (base - faster).seconds()});
@@ -135,14 +140,20 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
     if (one.rate == &PriceOptions::host_rate && !offloads) continue;
     PriceOptions options = price_options(run);
     options.*one.rate = kFaster;
-    FT_TRY(add(one.name, options, workload));
+    FT_TRY(add(one.name, options, workload, run));
   }
   PriceOptions host = price_options(run);
   host.dispatch_per_kernel = Time{static_cast<std::int64_t>(
       std::llround(static_cast<double>(host.dispatch_per_kernel.ps) / kFaster))};
-  FT_TRY(add("host launches", host, workload));
+  FT_TRY(add("host launches", host, workload, run));
+  if (uses_storage(run.plan.offload)) {
+    Run faster = run;
+    faster.cluster.storage_gb_per_s *= kFaster;
+    faster.cluster.storage_write_gb_per_s *= kFaster;
+    FT_TRY(add("storage", price_options(run), workload, faster));
+  }
   if (waits_for_data) {
-    FT_TRY(add("data loading", price_options(run), with_faster_data(run, kFaster)));
+    FT_TRY(add("data loading", price_options(run), with_faster_data(run, kFaster), run));
   }
   return out;
 }

@@ -42,6 +42,7 @@ struct Change {
 struct Fitting {
   std::vector<Change> changes;       ///< the fastest first
   std::int64_t tried = 0;            ///< changes, alone and in pairs
+  bool stopped = false;              ///< before all were tried: they would have taken too long
   std::vector<std::string> lacking;  ///< what the system has not, so that it was not tried
 };
 

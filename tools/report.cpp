@@ -4,10 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <functional>
 
-#include "models/plan_layout.h"
-#include "models/plan_schedule.h"
 #include "sim/base/rng.h"
 #include "sim/cost/cost_model.h"
 #include "tools/version.h"
@@ -53,77 +50,12 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
     {Part::kExposedPipeline, "exposed pipeline transfers"},
     {Part::kExposedExpert, "exposed expert exchanges"},
     {Part::kExposedContext, "exposed context exchanges"},
+    {Part::kStorage, "reads and writes of storage"},
     {Part::kHostUpdate, "host's update of offloaded states"},
     {Part::kBubble, "pipeline bubble and waiting"},
     {Part::kData, "data loading"},
     {Part::kHost, "host launches and waits"},
 }};
-
-std::string sharded_text(const Plan& p) {
-  if (p.data == 1 || p.sharding == Sharding::kNone) return "";
-  std::string what = "optimizer";
-  if (p.sharding == Sharding::kGradients) what = "gradients and optimizer";
-  if (p.sharding == Sharding::kParameters) what = "parameters, gradients and optimizer";
-  const std::string groups =
-      p.replicas() > 1 ? " in groups of " + std::to_string(p.shards()) : std::string();
-  return " (" + what + " sharded" + groups + ")";
-}
-
-/// " of 13 + 2 x 14 + 9 layers", where they are not equal.
-std::string layout_text(const Plan& p) {
-  const std::vector<std::int64_t>& layout = p.pipeline_layout;
-  if (std::adjacent_find(layout.begin(), layout.end(), std::not_equal_to<>()) == layout.end()) {
-    return "";
-  }
-  std::string out;
-  for (auto it = layout.begin(); it != layout.end();) {
-    const auto end = std::find_if(it, layout.end(), [it](std::int64_t n) { return n != *it; });
-    out += out.empty() ? " of " : " + ";
-    if (end - it > 1) out += std::to_string(end - it) + " x ";
-    out += std::to_string(*it);
-    it = end;
-  }
-  out += " layers";
-  return p.partition == Partition::kLayers ? out : out + " (" + name_of(p.partition) + ")";
-}
-
-std::string recompute_text(const Recompute& r) {
-  if (!r.any()) return "";
-  if (r.layer && r.parts == 1) return ", layers computed again in backward passes";
-  return ", parts of layers computed again in backward passes";
-}
-
-/// Of the newest kernels for the device nothing is said.
-const char* attention_text(AttentionKernel kernel) {
-  switch (kernel) {
-    case AttentionKernel::kUnfused:
-      return ", unfused attention";
-    case AttentionKernel::kFlash1:
-      return ", FlashAttention 1";
-    case AttentionKernel::kTriton:
-      return ", FlashAttention 1 in Triton";
-    case AttentionKernel::kFlash2:
-      return ", FlashAttention 2";
-    case AttentionKernel::kCudnn:
-      return ", cuDNN's attention";
-    case AttentionKernel::kFlash:
-      break;
-  }
-  return "";
-}
-
-/// What systems choose, and time and memory hang on.
-std::string kernels_text(const Run& run) {
-  std::string out;
-  if (!run.model.is_network()) out += attention_text(run.plan.attention);
-  const Precision& precision = run.plan.precision;
-  if (precision.autocast) out += ", autocast";
-  if (precision.low()) {
-    out += precision.low_weights ? ", linears and their weights in " : ", linears in ";
-    out += name_of(precision.linear);
-  }
-  return out;
-}
 
 /// As the RUN, or its system, names it; of parts, what computes.
 std::string precision_text(const Run& run) {
@@ -134,58 +66,41 @@ std::string precision_text(const Run& run) {
   return text ? *named->string() : std::string(name_of(run.plan.precision.matrix));
 }
 
-std::string context_text(const Plan& p) {
-  switch (p.context_exchange) {
-    case ContextExchange::kAllGather:
-      return " by all-gather";
-    case ContextExchange::kAllToAll:
-      return " by all-to-all";
-    case ContextExchange::kRingSelf:
-      return " by ring self-attention";
-    default:
-      return p.context_inner > 1 ? " by rings of all-to-all" : " by ring";
+/// Broken behind commas, so that no line is longer than 100 characters where that can be.
+std::string wrapped(const std::string& text, const std::string& indent) {
+  constexpr std::size_t kWidth = 100;
+  std::string out = indent;
+  std::size_t length = indent.size();
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t comma = text.find(", ", at);
+    const std::size_t end = comma == std::string::npos ? text.size() : comma + 2;
+    if (length > indent.size() && length + (end - at) > kWidth) {
+      out.back() = '\n';
+      out += indent + "  ";
+      length = indent.size() + 2;
+    }
+    out.append(text, at, end - at);
+    length += end - at;
+    at = end;
   }
+  return out + "\n";
 }
-
-}  // namespace
-
-std::string plan_text(const Run& run) {
-  const Plan& p = run.plan;
-  std::string out = "tensor " + std::to_string(p.tensor);
-  if (p.in_grid()) out += " in " + std::string(name_of(p.tensor_mode));
-  if (p.tensor_depth > 1) out += " of depth " + std::to_string(p.tensor_depth);
-  if (p.sequence) out += " with sequence parallelism";
-  out += ", pipeline " + std::to_string(p.pipeline);
-  if (p.virtual_pipeline > 1) out += " x " + std::to_string(p.virtual_pipeline) + " virtual";
-  if (p.chunks() > 1) out += " by " + name_of(p) + layout_text(p);
-  if (p.context > 1) out += ", context " + std::to_string(p.context) + context_text(p);
-  if (p.experts.expert > 1) out += ", expert " + std::to_string(p.experts.expert);
-  if (p.experts.tensor > 1) out += " x tensor " + std::to_string(p.experts.tensor);
-  out += ", data " + std::to_string(p.batch_ranks());
-  out += sharded_text(p);
-  out += ", " + std::to_string(p.microbatches()) +
-         (p.microbatches() == 1 ? " microbatch of " : " microbatches of ") +
-         std::to_string(p.micro_batch);
-  if (run.model.is_network()) return out + " images";
-  out += " x " + std::to_string(p.sequence_length) + " tokens";
-  if (run.model.is_encoder_decoder()) out += " and " + std::to_string(p.target()) + " targets";
-  return out + recompute_text(p.recompute) + kernels_text(run);
-}
-
-namespace {
 
 std::string least_text(const MemoryReport& m) {
   if (m.least_gib > m.peak_gib - 0.05) return "";
   return ", at least " + fixed(m.least_gib, 1) + " are needed";
 }
 
+std::string verdict_text(const MemoryReport& m) {
+  if (m.peak_gib > m.capacity_gib) return "DOES NOT FIT" + least_text(m);
+  const std::string fits = "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left";
+  if (m.fits) return fits;
+  return fits + ", but " + (m.host_fits() ? "storage" : "the host") + " DOES NOT (below)";
+}
+
 std::string memory_text(const MemoryReport& m) {
-  std::string out =
-      "Memory      " + fixed(m.peak_gib, 1) + " of " + fixed(m.capacity_gib, 1) + " GiB on rank " +
-      std::to_string(m.peak_rank) + ": " +
-      (m.peak_gib <= m.capacity_gib ? "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left"
-                                    : "DOES NOT FIT" + least_text(m)) +
-      "\n";
+  std::string out = "Memory      " + fixed(m.peak_gib, 1) + " of " + fixed(m.capacity_gib, 1) +
+                    " GiB on rank " + std::to_string(m.peak_rank) + ": " + verdict_text(m) + "\n";
   const auto line = [&out, &m](const std::string& name, double gib) {
     if (gib < 0.005) return;
     out += "  " + pad(name, 30) + pad_left(fixed(gib, 2), 9) + " GiB  " +
@@ -230,7 +145,8 @@ std::string command_text(const std::vector<std::string>& sets) {
 std::string fitting_text(const Run& run, const Prediction& p) {
   if (!p.fitting) return "";
   const Fitting& f = *p.fitting;
-  std::string out = "Would fit, of " + std::to_string(f.tried) + " changes tried\n";
+  std::string out = "Would fit, of " + std::to_string(f.tried) + " changes tried" +
+                    (f.stopped ? ", where the search stopped" : "") + "\n";
   if (!f.lacking.empty()) {
     std::string all;
     for (const std::string& lacked : f.lacking) all += (all.empty() ? "" : ", ") + lacked;
@@ -242,10 +158,9 @@ std::string fitting_text(const Run& run, const Prediction& p) {
   for (std::size_t c = 0; c < f.changes.size() && c < 5; ++c) {
     const Change& change = f.changes[c];
     const double more = change.iteration_time_s / p.iteration_time_s - 1;
-    out += "  " + pad(command_text(change.sets), 70) +
-           pad_left(seconds_text(change.iteration_time_s), 9) +
+    out += "  " + pad_left(seconds_text(change.iteration_time_s), 9) +
            pad_left((more < 0 ? "" : "+") + percent(more), 10) +
-           pad_left(fixed(change.peak_gib, 1), 7) + " GiB\n";
+           pad_left(fixed(change.peak_gib, 1), 7) + " GiB  " + command_text(change.sets) + "\n";
   }
   return out;
 }
@@ -253,6 +168,7 @@ std::string fitting_text(const Run& run, const Prediction& p) {
 Json fitting_json(const Fitting& fitting) {
   Json out{Json::Object{}};
   out.set("tried", fitting.tried);
+  out.set("stopped", fitting.stopped);
   Json::Array changes;
   for (const Change& change : fitting.changes) {
     Json one{Json::Object{}};
@@ -370,10 +286,11 @@ std::string count_text(std::int64_t count) {
 
 std::string text_report(const Run& run, const Prediction& p) {
   std::string out = run.name + "\n";
-  out += "  " + run.model.name + ", " + count_text(p.parameters) + " parameters, on " +
-         count_text(p.ranks) + " " + run.cluster.device.name + ", " + run.system + " in " +
-         precision_text(run) + "\n";
-  out += "  " + plan_text(run) + "\n\n";
+  out += wrapped(run.model.name + ", " + count_text(p.parameters) + " parameters, on " +
+                     count_text(p.ranks) + " " + run.cluster.device.name + ", " + run.system +
+                     " in " + precision_text(run),
+                 "  ");
+  out += wrapped(plan_text(run), "  ") + "\n";
   out += "Step        " + seconds_text(p.iteration_time_s) + "   (" +
          seconds_text(p.interval_s[0]) + " to " + seconds_text(p.interval_s[1]) +
          ", 90 % of what its prices' deviations allow)\n";
@@ -390,8 +307,10 @@ std::string text_report(const Run& run, const Prediction& p) {
     for (const Sensitivity& s : p.sensitivity) {
       const double share = rounded_share(s.gain_s / p.iteration_time_s);
       const double gain = share == 0 ? std::max(0.0, s.gain_s) : s.gain_s;
-      out += "  " + pad(s.resource, 30) + pad_left(seconds_text(gain), 9) +
-             pad_left(percent(share), 9) + "\n";
+      // A faster resource that another one waits for less well gains nothing.
+      const bool none = share < 0;
+      out += "  " + pad(s.resource, 30) + pad_left(none ? "none" : seconds_text(gain), 9) +
+             (none ? std::string() : pad_left(percent(share), 9)) + "\n";
     }
   }
   out += "\nPrices: " + percent(p.provenance[0]) + " of the busy time measured, " +

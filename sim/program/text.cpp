@@ -79,7 +79,7 @@ std::string text_of(const Gemm& w) {
   out += " " + std::string(name_of(w.in)) + "->" + std::string(name_of(w.out));
   if (w.split_accumulator) out += " split accumulator";
   if (w.cutlass) out += " cutlass";
-  if (w.beside > 1) out += " of " + number(w.beside) + " side by side";
+  if (w.beside > 1) out += " of " + number(w.beside) + " on " + number(w.streams) + " streams";
   if (w.parts[0] > 0) {
     out += " of";
     for (const std::int64_t part : w.parts) out += part > 0 ? " " + number(part) : "";

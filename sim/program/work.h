@@ -36,9 +36,9 @@ struct Gemm {
   /// The products of the batch are GEMMs of their own, issued one after another on a few streams;
   /// else one kernel computes them all.
   bool apart = false;
-  /// So many like it, itself among them, are issued at once on as many streams: where one leaves
+  /// So many like it, itself among them, are issued on `streams` streams by turns: where one leaves
   /// SMs idle the next one's tiles take them.
-  std::int32_t beside = 1;
+  std::int32_t beside = 1, streams = 1;
   /// Tokens of each product of the batch where they differ, as those of experts do: m, or k of a
   /// weight's gradient (transpose_a). m or k is their mean then, rounded up.
   std::vector<std::int64_t> groups = {};

@@ -39,6 +39,7 @@ std::string_view name_of(Part part) {
       "exposed_pipeline",
       "exposed_expert",
       "exposed_context",
+      "storage",
       "host_update",
       "pipeline_bubble",
       "data",
@@ -59,7 +60,8 @@ Part part_of(const SpanInfo& info) {
     case Category::kContext:
       return Part::kExposedContext;
     case Category::kMemory:
-      return Part::kCopy;
+      return info.work.find(name_of(Memory::kStorage)) == std::string::npos ? Part::kCopy
+                                                                            : Part::kStorage;
     case Category::kHost:
     case Category::kCount:
       if (info.phase == Phase::kInput && info.work.starts_with("pause")) return Part::kData;

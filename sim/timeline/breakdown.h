@@ -10,9 +10,9 @@
 namespace foretrain {
 
 /// At every instant the first that applies: a kernel runs (its family; what is computed again and
-/// the optimizer apart), else a transfer runs (exposed communication), else the host updates what
-/// is offloaded, else a partner is awaited (bubble), else the host prepares a microbatch's data,
-/// else it has not issued the next op.
+/// the optimizer apart), else a transfer runs (exposed communication), else storage is read or
+/// written, else the host updates what is offloaded, else a partner is awaited (bubble), else the
+/// host prepares a microbatch's data, else it has not issued the next op.
 enum class Part : std::uint8_t {
   kGemm,
   kAttention,
@@ -25,6 +25,7 @@ enum class Part : std::uint8_t {
   kExposedPipeline,
   kExposedExpert,
   kExposedContext,
+  kStorage,     ///< reads and writes of storage, and nothing else
   kHostUpdate,  ///< the host works on offloaded states and gradients
   kBubble,      ///< waiting for another rank, or done before the others are
   kData,        ///< the host loads and prepares data (`host.data_us`)

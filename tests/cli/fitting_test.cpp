@@ -55,7 +55,7 @@ TEST(Fitting, HostsHaveRoomToo) {
       place.run({"simulate", "run.json", "--set", "cluster.host_memory_gib=4"});
   EXPECT_NE(said.out.find("GiB of 2.0: DOES NOT FIT"), std::string::npos) << said.out;
   EXPECT_NE(said.out.find("were there room for it, which there is not"), std::string::npos);
-  EXPECT_NE(said.out.find("--set offload.optimizer=none "), std::string::npos) << said.out;
+  EXPECT_NE(said.out.find("--set offload.optimizer=none\n"), std::string::npos) << said.out;
 }
 
 std::vector<std::string> sets_of(const Json& change) {
@@ -441,7 +441,7 @@ TEST(Fitting, MayNotExist) {
   EXPECT_TRUE(changes_of(result).empty());
   const double tried = at(at(result, "would_fit"), "tried").number();
   EXPECT_GT(tried, 0);
-  EXPECT_LE(tried, 120);
+  EXPECT_LE(tried, 140);
 }
 
 }  // namespace

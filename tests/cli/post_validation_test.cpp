@@ -47,6 +47,7 @@ TEST(PostValidation, ThatHasNothingToDoOrCannotBe) {
       {"schedule=chimera", "two copies"},
       {"schedule=1f1b-interlaced", "all stages share"},
       {"sharding.level=gradients", "sharded gradients"},
+      {"host.loader_us=1000", "host.loader_us"},
       {"model=mixtral-8x7b", "experts"}};
   for (const auto& [set, part] : bad) {
     expect_refused(place, with("simulate", set), {"/overlap/post_validation", part});

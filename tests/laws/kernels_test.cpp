@@ -191,7 +191,10 @@ TEST(Gemm, ProductsSideBySide) {
         Gemm all = work;
         all.m *= n;
         work.beside = n;
+        work.streams = 2;
         const Cost each = price(work);
+        work.streams = n;
+        EXPECT_LE(price(work).duration, each.duration) << "more streams are no slower";
         EXPECT_LE(each.duration, alone.duration) << name << " " << m << " " << n;
         const Cost whole = price(all);
         const Time one_by_one{(alone.duration - alone.latency).ps * n};

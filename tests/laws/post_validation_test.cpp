@@ -71,6 +71,24 @@ TEST(PostValidation, StepsAreAlikeFromTheThirdOn) {
   }
 }
 
+// Chunks by turns: the state comes back up within the warm-up, which is that of all chunks, so that
+// no stage waits for it.
+TEST(PostValidation, NoStageWaitsInInterleavedWarmUps) {
+  const Model model = pass_model();
+  for (const std::int64_t p : {2, 4}) {
+    for (const std::int64_t v : {2, 4}) {
+      Plan plan = small_plan(model, {1, p, 1, 1}, 4 * p);
+      plan.schedule = Schedule::kInterleaved;
+      plan.virtual_pipeline = v;
+      plan.pipeline_layout = default_layout(model.layers, p * v);
+      const PassDurations d = durations(1, 2, 1);
+      const Time with_wait = step_of(model, plan, d, 3);
+      plan.overlap.post_validation = true;
+      EXPECT_LE(step_of(model, plan, d, 3), with_wait) << p << " x " << v;
+    }
+  }
+}
+
 std::int64_t count(const Program& program, const std::string& name) {
   std::int64_t out = 0;
   for (const Call& call : program.calls) {

@@ -340,7 +340,8 @@ TEST(TensorParallelVolume, RingsOnSeveralStreams) {
       for (const Op& op : several.programs[0].segments[call.segment.index()].ops) {
         const Work& work = several.programs[0].works[op.work.index()];
         if (const auto* gemm = std::get_if<Gemm>(&work); gemm != nullptr && gemm->beside > 1) {
-          EXPECT_EQ(gemm->beside, std::min<std::int64_t>(t, 3));
+          EXPECT_EQ(gemm->beside, t);
+          EXPECT_EQ(gemm->streams, std::min<std::int64_t>(t, 3));
           ++parts;
         }
         const auto* batch = std::get_if<P2PBatch>(&work);

@@ -241,7 +241,7 @@ TEST(ReadPlan, Errors) {
                {"3 microbatches", "multiple of pipeline 2"});
   expect_error(
       plan_of("{\"parallel\":{\"pipeline\":2,\"virtual_pipeline\":2},\"schedule\":\"1f1b\"}", 2),
-      {"needs the interleaved-1f1b or the bfs schedule"});
+      {"needs interleaved-1f1b, bfs, a V"});
   expect_error(plan_of("{\"parallel\":{\"pipeline\":11}}", 11), {"11 pipeline chunks", "8 layers"});
   expect_error(plan_of("{\"parallel\":{\"pipeline\":2,\"pipeline_layout\":[4,3]}}", 2),
                {"pipeline_layout", "7 layers", "2 with 8"});

@@ -202,7 +202,9 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
   verb->add_option("--why", args.why, "Print how the operations of that name are priced")
       ->type_name("OP");
   verb->add_flag("--schedule", args.schedule,
-                 "Print the order of every stage's passes, as a file that `schedule` takes");
+                 "Print the order of every stage's passes, as a file that `schedule` takes")
+      ->excludes("--why")
+      ->excludes("--program");
   add_json(verb, args.json);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::show(args); }};
