@@ -399,6 +399,35 @@ TEST(StoredActivations, WaitForRoomAndAreReadAhead) {
   }
 }
 
+// Of layers that are computed again only the inputs travel: there is room for two of them too.
+TEST(StoredActivations, InputsAloneWaitForRoom) {
+  Plan plan = plan_here(Sharding::kOptimizer, 1);
+  plan.offload.optimizer = Memory::kDevice;
+  plan.offload.activation_layers = model_here().layers;
+  plan.offload.activations = Memory::kStorage;
+  plan.recompute.layer = true;
+  const Workload workload = lowered(plan);
+  Rates rates = plain_rates();
+  rates.storage = 500;
+  TestPrices prices(rates);
+  const Result<Replayed> result = replay_all(workload, prices, false);
+  ASSERT_TRUE(result.ok()) << result.error().message;
+  std::map<std::int32_t, Time> kept;
+  std::map<std::int32_t, Time> stored;
+  for (const OpTimes& t : result.value().sink.of(0)) {
+    const Program& program = workload.programs[0];
+    const Call& call = program.calls[static_cast<std::size_t>(t.call)];
+    const std::string& name = program.segments[call.segment.index()].name;
+    if (name == "keep on the host") kept[call.layer] = t.end;
+    if (name == "write to storage") stored[call.layer] = t.end;
+  }
+  const auto layers = static_cast<std::int32_t>(model_here().layers);
+  ASSERT_EQ(stored.size(), static_cast<std::size_t>(layers));
+  for (std::int32_t layer = 0; layer + 2 < layers; ++layer) {
+    EXPECT_GT(kept.at(layer + 2), stored.at(layer)) << layer;
+  }
+}
+
 /// Copies between device and host that are pageable, and the waits for them, by op name.
 std::map<std::string, std::pair<int, int>> pageable_copies(const Workload& workload) {
   std::map<std::string, std::pair<int, int>> out;
