@@ -123,8 +123,11 @@ std::vector<Span> spans_of(const Attention& work) {
     one.documents.clear();
     one.q_len = part.queries;
     const double keys = part.pairs / static_cast<double>(part.queries);
-    one.kv_len = std::max<std::int64_t>(1, std::llround(keys));
-    out.push_back({one, part.pairs});
+    // A block of queries and keys is computed whole; the mask leaves half of one.
+    const double most = std::max(keys, static_cast<double>(kKeyBlock) / 2);
+    one.kv_len = std::max<std::int64_t>(1, std::llround(most));
+    const double rows = std::max(1.0, kQueryBlock / static_cast<double>(part.queries));
+    out.push_back({one, part.pairs, rows * most / keys});
   }
   return out;
 }

@@ -179,6 +179,27 @@ TEST(Documents, ShorterOnesTakeLessTime) {
   }
 }
 
+// A document shorter than a block takes a block, whether the rank has its own keys or all: as many
+// tokens in twice as many documents take twice as long.
+TEST(Documents, ShorterThanABlockTakeABlock) {
+  const DeviceSpec device = read_device(Json("h200-sxm-141gb"), "test", "").value();
+  for (const ContextPart part : {ContextPart::kWhole, ContextPart::kAll}) {
+    Attention work = large(AttentionKernel::kFlash, false, 32768);
+    work.part = part;
+    work.causal = part == ContextPart::kWhole;
+    if (part == ContextPart::kAll) {
+      work.q_len = 8192;
+      work.kv_len = 16384;
+    }
+    const auto seconds = [&](std::int64_t length) {
+      work.documents.assign(static_cast<std::size_t>(32768 / length), length);
+      return attention_cost(device, work, nullptr).value().compute.seconds();
+    };
+    EXPECT_NEAR(seconds(64) / seconds(128), 2, 0.1);
+    EXPECT_NEAR(seconds(32) / seconds(64), 2, 0.1);
+  }
+}
+
 // One long document among short ones lies in few chunks: ranks that hold none of it wait.
 TEST(Documents, UnequalMembersWait) {
   const DeviceSpec device = read_device(Json("h200-sxm-141gb"), "test", "").value();
