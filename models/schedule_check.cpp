@@ -102,10 +102,9 @@ std::optional<Global> comes_after(const Plan& plan, const Global& g, PassKind ba
   return out;
 }
 
-Status check_complete(const Plan& plan, const Lists& lists) {
-  std::set<Global> found;
-  std::int64_t microbatches = 0;
-  std::int64_t chunks = 0;
+/// Collects the passes of all stages, each of which stands once, on its stage and behind what the
+/// same stage has to do before it.
+Status check_places(const Plan& plan, const Lists& lists, std::set<Global>& found) {
   const PassKind backward = backward_kind(lists);
   for (std::size_t s = 0; s < lists.size(); ++s) {
     const std::string own = text(static_cast<std::int64_t>(s));
@@ -121,9 +120,18 @@ Status check_complete(const Plan& plan, const Lists& lists) {
       if (const auto first = comes_after(plan, g, backward); first && !found.contains(*first)) {
         return input_error(g.name() + " stands before its " + letter(first->kind) + at);
       }
-      microbatches = std::max(microbatches, g.microbatch + 1);
-      chunks = std::max(chunks, g.chunk + 1);
     }
+  }
+  return ok_status();
+}
+
+/// Of fewer microbatches or chunks than the run has nothing more is said.
+Status check_counts(const Plan& plan, const std::set<Global>& found) {
+  std::int64_t microbatches = 0;
+  std::int64_t chunks = 0;
+  for (const Global& g : found) {
+    microbatches = std::max(microbatches, g.microbatch + 1);
+    chunks = std::max(chunks, g.chunk + 1);
   }
   if (microbatches < plan.microbatches()) {
     return input_error("the passes are of " + text(microbatches) + " microbatches, the run has " +
@@ -134,8 +142,15 @@ Status check_complete(const Plan& plan, const Lists& lists) {
                        text(plan.chunks()) + " (pipeline " + text(plan.pipeline) +
                        " x virtual_pipeline " + text(plan.virtual_pipeline) + ")");
   }
+  return ok_status();
+}
+
+Status check_complete(const Plan& plan, const Lists& lists) {
+  std::set<Global> found;
+  FT_TRY(check_places(plan, lists, found));
+  FT_TRY(check_counts(plan, found));
   std::vector<std::pair<PassKind, std::int64_t>> kinds;  // with their rounds
-  for (const PassKind kind : kinds_of(plan, backward)) {
+  for (const PassKind kind : kinds_of(plan, backward_kind(lists))) {
     kinds.emplace_back(kind, kind == PassKind::kForward ? plan.forwards - 1 : 0);
   }
   for (std::int64_t r = 0; r + 1 < plan.forwards; ++r)

@@ -93,7 +93,7 @@ std::string least_text(const MemoryReport& m) {
 
 std::string verdict_text(const MemoryReport& m) {
   if (m.peak_gib > m.capacity_gib) return "DOES NOT FIT" + least_text(m);
-  const std::string fits = "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left";
+  std::string fits = "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left";
   if (m.fits) return fits;
   return fits + ", but " + (m.host_fits() ? "storage" : "the host") + " DOES NOT (below)";
 }
