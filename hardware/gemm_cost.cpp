@@ -331,11 +331,9 @@ Result<Cost> uneven_cost(const DeviceSpec& device, const GemmConstants& c, const
 /// own operands' way through memory and than what it takes alone over the number of streams, which
 /// hold no more of them at once; not more than it takes alone.
 Result<Cost> beside_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps) {
-  Gemm alone = work;
-  alone.beside = alone.streams = 1;
-  Gemm all = alone;
+  Gemm all = alone(work);
   all.m *= work.beside;
-  FT_ASSIGN(Cost cost, gemm_cost(device, alone, steps));
+  FT_ASSIGN(Cost cost, gemm_cost(device, alone(work), steps));
   FT_ASSIGN(const Cost whole, gemm_cost(device, all, nullptr));
   const Time own = cost.duration - cost.latency;
   const Time at_once = bounded(own.seconds() / work.streams);

@@ -15,6 +15,12 @@ namespace foretrain {
 inline Time bounded(double seconds) { return Time::from_seconds(std::min(seconds, 2e6)); }
 inline constexpr double kLongestSeconds = 1e6;
 
+/// One of the products that follow each other on several streams, by itself.
+inline Gemm alone(Gemm work) {
+  work.beside = work.streams = 1;
+  return work;
+}
+
 /// GEMM: the best over tiles (tm x tn) and splits s of k (where a third of the SMs would idle) of
 /// latency + max(compute, memory), with
 ///     T  = ceil(m/tm) ceil(n/tn) batch s                       tiles
@@ -28,7 +34,8 @@ inline constexpr double kLongestSeconds = 1e6;
 /// when split. Efficiencies are SUSTAINED ones, with the clock that the power cap leaves.
 /// With groups of unequal m T sums ceil(m/tm) over them; of unequal k the mean counts, and compute
 /// is no shorter than a tile of the deepest. Constants: configs/kernels/, with source and residual.
-/// Left out: stream-K, operand values, boost at the start of a burst.
+/// Of `beside` products on several streams each takes its part of one of all their rows, no less
+/// than alone over the streams. Left out: stream-K, operand values, boost at the start of a burst.
 Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream* steps);
 
 /// A convolution: the GEMM that it is (`implicit_gemm`), but through device memory go its two

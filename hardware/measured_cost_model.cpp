@@ -3,6 +3,7 @@
 #include <sstream>
 #include <utility>
 
+#include "hardware/local_cost.h"
 #include "hardware/profile.h"
 
 namespace foretrain {
@@ -108,10 +109,8 @@ class MeasuredCostModel final : public CostModel {
   Result<double> share_of_alone(const Work& work, const Cost& cost) const {
     const auto* gemm = std::get_if<Gemm>(&work);
     if (gemm == nullptr || gemm->beside == 1) return 1.0;
-    Gemm alone = *gemm;
-    alone.beside = alone.streams = 1;
-    FT_ASSIGN(const Cost whole, x_base->price(Work{alone}, {}));
-    return whole.duration.ps > 0 ? cost.duration.seconds() / whole.duration.seconds() : 1.0;
+    FT_ASSIGN(const Cost one, x_base->price(Work{alone(*gemm)}, {}));
+    return one.duration.ps > 0 ? cost.duration.seconds() / one.duration.seconds() : 1.0;
   }
 
   /// What shares a device shares it as `base` says.

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "hardware/local_cost.h"
+
 namespace foretrain {
 namespace {
 
@@ -103,9 +105,7 @@ SampleKey sample_key(const Work& work, std::int64_t ranks) {
   if (const auto* gemm = std::get_if<Gemm>(&work)) {
     const std::string layout =
         std::string(gemm->transpose_a ? "t" : "n") + (gemm->transpose_b ? "t" : "n");
-    Gemm alone = *gemm;
-    alone.beside = alone.streams = 1;
-    return {"gemm " + layout, text_of(Work{alone}), ranks};
+    return {"gemm " + layout, text_of(Work{alone(*gemm)}), ranks};
   }
   if (const auto* attention = std::get_if<Attention>(&work)) {
     Attention plain = *attention;

@@ -167,7 +167,8 @@ Status check_complete(const Plan& plan, const Lists& lists) {
   return ok_status();
 }
 
-/// The passes that must be over before `g` can begin.
+/// The passes that must be over before `g` can begin, beside those of the same chunk and microbatch
+/// whose places `check_places` has seen to.
 std::vector<Global> needs(const Plan& plan, const Global& g, PassKind backward) {
   const std::int64_t last = plan.chunks() - 1;
   const bool spreads = plan.spreads_vocabulary();
@@ -199,7 +200,7 @@ std::vector<Global> needs(const Plan& plan, const Global& g, PassKind backward) 
       if (spreads) return of_all(PassKind::kEmbedding);
       return plan.shares_vocabulary() ? before(0, PassKind::kEmbedding) : std::vector<Global>();
     case PassKind::kWeightGradients:
-      return before(g.chunk, backward);
+      return {};
     default:
       break;
   }
@@ -237,25 +238,18 @@ class Order {
  private:
   /// Whether the next passes of the stage, as many as are joined, wait for one that is not done.
   bool blocked(std::size_t s, Global& on) const {
-    std::set<Global> own;
     for (std::size_t i = x_at[s]; i < x_lists[s].size(); ++i) {
       const Global g = global(x_plan, s, x_lists[s][i]);
-      const auto missing = [this, &own](const Global& pass) {
-        return !x_done.contains(pass) && !own.contains(pass);
-      };
       for (const Global& pass : needs(x_plan, g, x_backward)) {
         on = pass;
-        if (missing(on)) return true;
+        if (!x_done.contains(on)) return true;
       }
       if (is_common(g.kind)) {
         // What is spread waits for what others send, and the first stage for those it sends to.
         const bool sends = g.kind == PassKind::kEmbeddingGradients && g.chunk == 0;
         return (sends || !x_plan.spreads_vocabulary()) && !all_there(x_lists[s][i], on);
       }
-      on = {g.chunk, g.microbatch, PassKind::kForward, x_plan.forwards - 1};
-      if (!is_forward(g.kind) && missing(on)) return true;
       if (!x_lists[s][i].joined) return false;
-      own.insert(g);
     }
     return false;
   }

@@ -1,6 +1,8 @@
 // Do sequences that pack documents train as the documents would apart, on context ranks too?
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "models/documents.h"
 #include "tests/execution/drawn_plans.h"
 #include "tests/execution/one_rank.h"
@@ -10,6 +12,20 @@ namespace foretrain {
 namespace {
 
 using Lengths = std::vector<std::int64_t>;
+
+/// Two tensor ranks beside one or two of context, one beside four; two microbatches of two
+/// sequences.
+Plan packed(const Model& model, std::int64_t context, const Lengths& lengths) {
+  Plan plan = in_fp32(small_plan(model, {context == 4 ? 1 : 2, 1, 1, context}, 2));
+  plan.context = context;
+  plan.sequence_length = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  plan.documents = lengths;
+  plan.micro_batch = 2;
+  plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
+  plan.dropout = 0.1;
+  plan.recompute.attention = lengths.size() == 2;
+  return plan;
+}
 
 // With slopes, positions, windows, dropout, stored scores, recomputation, and on the ranks of every
 // exchange that takes documents.
@@ -22,16 +38,9 @@ TEST(Documents, TrainAsOneRank) {
         for (const auto exchange : {ContextExchange::kAllGather, ContextExchange::kAllToAll}) {
           const bool gathers = exchange == ContextExchange::kAllGather;
           model.sliding_window = !gathers && lengths.size() == 3 ? 4 : 0;
-          Plan plan = in_fp32(small_plan(model, {context == 4 ? 1 : 2, 1, 1, context}, 2));
-          plan.context = context;
+          Plan plan = packed(model, context, lengths);
           plan.context_exchange = exchange;
-          plan.sequence_length = 16;
-          plan.documents = lengths;
-          plan.micro_batch = 2;
-          plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
-          plan.dropout = 0.1;
           if (context == 1 && gathers) plan.attention = AttentionKernel::kUnfused;
-          plan.recompute.attention = lengths.size() == 2;
           expect_as_one_rank(model, plan);
         }
       }
@@ -48,15 +57,8 @@ TEST(Documents, InARingTrainAsOneRank) {
       for (const std::int64_t context : {2, 4}) {
         for (const std::int64_t inner : {1, 2}) {
           if (inner == context) continue;
-          Plan plan = in_fp32(small_plan(model, {context == 4 ? 1 : 2, 1, 1, context}, 2));
-          plan.context = context;
+          Plan plan = packed(model, context, lengths);
           plan.context_inner = inner;
-          plan.sequence_length = 32;
-          plan.documents = lengths;
-          plan.micro_batch = 2;
-          plan.global_batch = plan.micro_batch * plan.batch_ranks() * 2;
-          plan.dropout = 0.1;
-          plan.recompute.attention = lengths.size() == 2;
           ASSERT_FALSE(refused_documents(model, plan));
           expect_as_one_rank(model, plan);
         }
