@@ -80,8 +80,7 @@ Ref ContextParts::temporary(SegmentWriter& w, const std::string& name, std::int6
 
 Ref ContextParts::temporary(SegmentWriter& w, const std::string& name, std::int64_t count,
                             DType type) {
-  LayoutWriter& place = w.phase == Phase::kForward ? x_forward : x_backward;
-  return place.add(name, BufferKind::kActivations, type, count);
+  return w.local().add(name, BufferKind::kActivations, type, count);
 }
 
 EventRef ContextParts::exchange(SegmentWriter& w, const std::string& name, const View& out,

@@ -19,6 +19,9 @@ class LayerWriter : LayerOps {
     SegmentWriter forward(x_builder, "layer forward" + x_name_suffix, x_forward);
     blocks_write_to(x_forward);
     write_forward(forward);
+    SegmentWriter again_forward(x_builder, "layer again" + x_name_suffix, x_forward);
+    again_forward.phase = Phase::kRecompute;
+    if (x_plan.recompute.in_blocks()) write_forward(again_forward);
     SegmentWriter backward(x_builder, "layer backward" + x_name_suffix, x_backward);
     blocks_write_to(x_backward);
     SegmentWriter of_weights(x_builder, "layer weights" + x_name_suffix, x_backward);
@@ -41,6 +44,9 @@ class LayerWriter : LayerOps {
     }
     auto out = closed_layouts<LayerSegments>(x_builder, x_saved, x_forward, x_backward);
     out.forward = finish(forward, out.saved, out.local_forward);
+    if (x_plan.recompute.in_blocks()) {
+      out.again = finish(again_forward, out.saved, out.local_forward);
+    }
     out.backward = finish(backward, out.saved, out.local_backward);
     out.done = done;
     if (done >= 0) out.weights = finish(of_weights, out.saved, out.local_backward);
@@ -92,7 +98,6 @@ class LayerWriter : LayerOps {
 
   // --- Forward ---
   void write_forward(SegmentWriter& w) {
-    w.phase = Phase::kForward;
     begin(w, EventRef{kInput, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, true, false);
     forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);

@@ -160,10 +160,15 @@ struct Recompute {
   std::int64_t parts = 1;
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
+  /// So many layers of a chunk are computed again one after the other from the input of the first,
+  /// 0: all of it, before any of them goes back: models/stage_recompute.cpp.
+  std::int64_t block_layers = 1;
+  bool early = false;  ///< the first block of a pass before the gradient is there
   bool any() const {
     return layer || attention || norm || mlp || activation || operations || moe ||
            expert_activation || shared_experts || latent_up || parts > 1;
   }
+  bool in_blocks() const { return layer && (block_layers != 1 || early); }
   bool keeps() const { return keep_heads || keep_core || keep_projection || keep_up; }
   bool operator==(const Recompute&) const = default;
 };

@@ -108,6 +108,41 @@ std::optional<Refusal> refused_parts(const Model& model, const Plan& plan) {
   return std::nullopt;
 }
 
+/// What blocks of layers that are computed again together do not go with.
+std::optional<Refusal> refused_blocks(const Model& model, const Plan& plan) {
+  const Recompute& again = plan.recompute;
+  if (again.block_layers == 1 && !again.early) return std::nullopt;
+  const bool blocks = again.block_layers != 1;
+  const char* place = blocks ? "recompute/block_layers" : "recompute/early";
+  const bool whole = again.layer && !again.attention && !again.norm && !again.mlp &&
+                     !again.operations && !again.activation && !again.keeps();
+  if (!whole) {
+    return Refusal{place, "goes with \"modules\": [\"layer\"] alone, and without keep"};
+  }
+  if (again.parts > 1 || again.layers >= 0 || again.layer_period > 1) {
+    return Refusal{place, "goes with neither layers, layer_period nor co_shard"};
+  }
+  struct Case {
+    bool found;
+    const char* what;
+  };
+  const Case cases[] = {
+      {model.is_network(), "networks of layers"},
+      {model.is_encoder_decoder(), "encoder-decoders"},
+      {plan.precision.autocast, "kernels.autocast"},
+      {plan.by_units(), "sharded gradients or parameters"},
+      {plan.offload.activation_layers > 0, "offload.activation_layers"},
+      {plan.overlap.tensor_slices > 1, "overlap.tensor_slices"},
+      {plan.weaves(), "passes that run as one"},
+      {plan.forwards > 1, "passes that come back"},
+  };
+  for (const Case& c : cases) {
+    if (!c.found) continue;
+    return Refusal{place, std::string("is not modelled with ") + c.what, ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& plan) {
@@ -130,12 +165,24 @@ void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& 
   reader.read("co_shard", out.parts, JsonReader::IntRange{1, 65536});
   reader.read("layers", out.layers, JsonReader::IntRange{0, kAnyCount.high});
   reader.read("layer_period", out.layer_period, kAnyCount);
+  const Json* block = json->find("block_layers");
+  if (block != nullptr && block->is_string() && reader.take("block_layers") != nullptr) {
+    if (!(*block == Json("stage"))) {
+      reader.fail("block_layers",
+                  "found " + describe(*block) + ", expected a number of layers or \"stage\"");
+    }
+    out.block_layers = 0;
+  } else {
+    reader.read("block_layers", out.block_layers, kAnyCount);
+  }
+  reader.read("early", out.early);
   run.adopt(reader.finish());
 }
 
 std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan) {
   const Recompute& again = plan.recompute;
   if (auto no = refused_parts(model, plan)) return no;
+  if (auto no = refused_blocks(model, plan)) return no;
   if ((again.layer_period > 1 || again.layers >= 0) && !again.any()) {
     return Refusal{"recompute", "layers and layer_period need modules to recompute"};
   }

@@ -18,6 +18,7 @@ void StageWriter::layers_go_back(Chunk& chunk, Passage& passage, std::int32_t mb
   load_from_host(chunk, passage, chunk.layers - 1);
   for (std::int64_t l = chunk.layers; l-- > 0;) {
     load_from_host(chunk, passage, l - 1);
+    block_again(chunk, passage, l, mb);
     layer_backward(chunk, passage, l, mb);
     unit_ends(chunk, l, passage.gradient, true, last);
     if (x_plan.contiguous_passes()) {
@@ -55,6 +56,7 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
       !by_units() && !x_plan.contiguous_passes() && (last || x_plan.reduces_each_pass());
   if (Unit* root = root_of(chunk)) open_unit(*root, true);
   if (sharded_parameters()) prefetch(chunk, chunk.layers - 1, true, 0);
+  if (x_plan.recompute.early && !chunk.last) block_again(chunk, passage, chunk.layers - 1, mb);
   pass_begins(true, mb, receive_input(c, mb, true));
   if (passage.part.valid()) gather_output(passage, mb);
   const bool shares = x_plan.shares_vocabulary();

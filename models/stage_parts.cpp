@@ -61,7 +61,7 @@ bool StageWriter::tied_across() const {
 
 bool StageWriter::recomputed(std::int64_t layer_of_stage) const {
   const Recompute& r = x_plan.recompute;
-  if (!r.any()) return false;
+  if (!r.any() || r.in_blocks()) return false;
   if (r.layers >= 0 && layer_of_stage >= r.layers) return false;
   return layer_of_stage % r.layer_period == 0;
 }
@@ -201,6 +201,7 @@ void StageWriter::write_end_parameters() {
 /// The segments of a kind of layer: recomputed or not, with the window or not.
 void StageWriter::write_layer_kinds(LayerLayouts& layer) {
   for (const bool again : {false, true}) {
+    if (again && x_plan.recompute.in_blocks()) continue;
     if (again != x_plan.recompute.any() && (again || x_plan.recompute.parts > 1)) continue;
     if (by_units()) continue;  // see layer_segments
     for (const bool windowed : {false, true}) {

@@ -276,13 +276,29 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   if (s.quantize.valid() && !part.quantized.valid()) quantize_weights(chunk, l, s, mb);
   passage.saved.push_back(x_builder.frame(s.saved, index, mb));
   passage.hidden.push_back(x_builder.frame(kind_of(chunk, l).output, index, mb));
+  Call call = forward_call(chunk, passage, l, mb, passage.hidden.back());
+  if (sliced()) {
+    if (l == 0) call.waits.push_back({StreamId(std::size_t{0}), passage.hidden.front(), kReady});
+    return call_slices(std::move(call), s.forward_slices);
+  }
+  x_builder.call(std::move(call));
+  unit_ends(chunk, l, passage.hidden.back(), false, false);
+  if (passage.keeps) keep_on_host(chunk, passage, l);
+}
+
+/// From the stream before layer `l` to `out`, with the frame of the layer for what is kept.
+Call StageWriter::forward_call(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb,
+                               FrameId out) {
+  const auto index = static_cast<std::int32_t>(chunk.first_layer + l);
+  const auto at = static_cast<std::size_t>(l);
+  const LayerSegments& s = layer_segments(chunk, l);
+  const PartFrames& part = chunk.parts[at];
   Call call{
       s.forward,
       index,
       mb,
-      {part.weights, part.gradients, part.shared, part.shared_gradients,
-       passage.hidden[static_cast<std::size_t>(l)], passage.hidden.back(), passage.saved.back(),
-       x_builder.frame(s.local_forward, index, mb), FrameId(), FrameId()},
+      {part.weights, part.gradients, part.shared, part.shared_gradients, passage.hidden[at], out,
+       passage.saved[at], x_builder.frame(s.local_forward, index, mb), FrameId(), FrameId()},
       std::move(x_before_next)};
   x_before_next.clear();
   wait_gathered(chunk, part, call);
@@ -291,13 +307,7 @@ void StageWriter::layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, 
   bind_loss(chunk, passage, l, call);
   bind_memory(chunk, passage, l, false, call);
   bind_part(chunk, l, nullptr, false, call);
-  if (sliced()) {
-    if (l == 0) call.waits.push_back({StreamId(std::size_t{0}), passage.hidden.front(), kReady});
-    return call_slices(std::move(call), s.forward_slices);
-  }
-  x_builder.call(std::move(call));
-  unit_ends(chunk, l, passage.hidden.back(), false, false);
-  if (passage.keeps) keep_on_host(chunk, passage, l);
+  return call;
 }
 
 /// Before the first use of a layer's weights in a step.

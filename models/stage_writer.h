@@ -111,6 +111,7 @@ class StageWriter {
     FrameId part;        ///< of what was sent, where that is all of it that is kept
     FrameId done_frame;  ///< and the event of the last pass
     std::int16_t done_event = 0;
+    std::int64_t again = INT64_MAX;  ///< first layer that has been computed again: block_again
   };
   void bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l, Call& call) const;
   void bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
@@ -132,6 +133,8 @@ class StageWriter {
   void embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
   void quantize_weights(Chunk& chunk, std::int64_t l, const LayerSegments& s, std::int32_t mb);
   void layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
+  Call forward_call(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb, FrameId out);
+  void block_again(Chunk& chunk, Passage& passage, std::int64_t last, std::int32_t mb);
   void layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
   void finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
   void wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const;
@@ -474,8 +477,7 @@ class StageWriter {
   std::function<void()> x_after_slices;  ///< what follows them
   FrameId x_head_done;                   ///< local frame of the head's last backward pass
   std::vector<Call> x_head_left;         ///< gradients of its matrix that wait for the cool-down
-  /// Where the event of the last backward or weight pass is; with the vocabulary on all stages, of
-  /// the last pass.
+  /// Event of the last backward or weight pass; of the last of all with a shared vocabulary.
   StreamWait x_pass_done;
   std::vector<StreamWait> x_layer_passes;  ///< ends of passes through layers
   StreamWait x_joined_done;                ///< for messages that wait for more than their frame
@@ -487,7 +489,7 @@ class StageWriter {
   std::map<std::pair<std::int32_t, std::int32_t>, Passage> x_passages;
   std::map<std::int32_t, FrameId> x_input_frames;
   std::map<std::int32_t, FrameId> x_returned;  ///< outputs of one stage that come back to it
-  SegmentId x_adds_returned;
+  SegmentId x_adds_returned, x_checkpoint;
   std::map<LayoutId, SegmentId> x_lets_go;  ///< of autocast's copies that such a frame holds
   std::vector<StreamWait> x_before_next;    ///< compute waits for these before its next call
   std::vector<StreamWait> x_before_update;  ///< gradients that are not reduced over data

@@ -337,8 +337,7 @@ const char* synchronize(const Run& run) {
 }
 
 const char* autocast(const Run& run) {
-  if (run.plan.precision.autocast) return nullptr;
-  if (asks(run, "/kernels/autocast", Json(false))) return nullptr;
+  if (run.plan.precision.autocast || asks(run, "/kernels/autocast", Json(false))) return nullptr;
   return bits_of(run.plan.precision.compute) > 16 ? "the precision is not one of 16 bits"
                                                   : "the plan is not one that it is modelled for";
 }
@@ -444,6 +443,7 @@ constexpr IdleKey kIdleKeys[] = {
     {"/gradients/dtype", gradients_dtype},
     {"/precision/gradients", precision_gradients},
     {"/precision/master_weights", wide_under_autocast},
+    {"/recompute/early", if_no_pipeline},
     {"/kernels/early_stop", early_stop},
     {"/kernels/grouped_gemm", if_no_experts},
 };

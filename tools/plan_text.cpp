@@ -39,6 +39,14 @@ std::string layout_text(const Plan& p) {
 
 std::string recompute_text(const Recompute& r) {
   if (!r.any()) return "";
+  if (r.in_blocks()) {
+    const std::string block = r.block_layers == 0 ? "stages"
+                              : r.block_layers == 1
+                                  ? "layers"
+                                  : std::to_string(r.block_layers) + " layers at once";
+    return ", " + block + " computed again " +
+           (r.early ? "before gradients arrive" : "in backward passes");
+  }
   if (r.layer && r.parts == 1) return ", layers computed again in backward passes";
   return ", parts of layers computed again in backward passes";
 }

@@ -16,12 +16,19 @@ void add_pass(Lines& out, const PipelineStage& at, const StagePass& pass) {
   const std::int64_t each = kPipelineLayers / (kPipelineStages * at.chunks);
   const bool first = chunk == 0, last = chunk == kPipelineStages * at.chunks - 1;
   const auto end = [&](const char* name) { out.push_back(name + way + of); };
+  const auto again = [&] {
+    for (std::int64_t i = 0; at.again && !pass.forward && i < each; ++i) {
+      out.push_back("layer again " + std::to_string(chunk * each + i) + of);
+    }
+  };
+  if (!last) again();
   if (pass.forward ? !first : !last) {
     out.push_back("receive " + what + of);
     if (at.host_waits) out.push_back("host waits, " + way + of);
   }
   if (pass.forward && first) end("embedding ");
   if (!pass.forward && last) end("head ");
+  if (last) again();
   for (std::int64_t i = 0; i < each; ++i) {
     const std::int64_t layer = chunk * each + (pass.forward ? i : each - 1 - i);
     out.push_back("layer " + way + at.suffix + " " + std::to_string(layer) + of);

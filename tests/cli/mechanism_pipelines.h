@@ -34,6 +34,7 @@ struct PipelineStage {
   std::int64_t stage = 0, chunks = 1, microbatches = 4;
   bool host_waits = false;  ///< for what it receives
   std::string suffix = "";  ///< of a layer's passes
+  bool again = false;       ///< backward passes begin with the forward passes of their layers
 };
 
 /// A pass of a microbatch through a chunk of the stage.

@@ -314,6 +314,8 @@ const Field kFields[] = {
      with(kExperts, {"cluster.preset=dgx-h100", "precision=fp8", "moe.dispatcher=deepep"})},
     {"kernels.early_stop=true", {"recompute=full"}},
     {"recompute={\"modules\":[\"layer\"],\"keep\":[\"qkv\"]}", {"recompute=full"}},
+    {"recompute={\"modules\":[\"layer\"],\"block_layers\":2}", {"recompute=full"}},
+    {"recompute={\"modules\":[\"layer\"],\"early\":true}", {"recompute=full"}},
     {"kernels.grouped_gemm=single", with(kExperts, {"cluster.preset=dgx-b200"})},
     {"overlap.pipeline=true", {"launch.dispatch_us=1"}},
     {"overlap.head_deferral=2"},
