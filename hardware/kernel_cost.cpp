@@ -124,7 +124,10 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
   } else {
     rate = host_memory_share(cluster, host_rate) / 2;
   }
-  if (rate <= 0) return unsupported("a copy to the host: " + device.name + " has no pcie_gb_per_s");
+  if (rate <= 0) {
+    return unsupported("a copy to the host: device " + device.name +
+                       " has no pcie_gb_per_s; set it in its file or as cluster.device of the RUN");
+  }
   Cost cost;
   cost.latency = Time::from_us(start);
   cost.duration = cost.latency + bounded(static_cast<double>(work.bytes) / (rate * 1e9));

@@ -69,6 +69,37 @@ TEST(Verbs, EveryPresetCanBeShown) {
   }
 }
 
+// A part in a file of the user's own, by its schema or by what it has: with the origin of its
+// fields.
+TEST(Verbs, AFileOfAPartCanBeShown) {
+  const Workplace place;
+  struct Part {
+    const char* preset;
+    const char* field;
+  };
+  for (const Part& part :
+       {Part{"h100-sxm-80gb", "sm_count"}, Part{"aws-p5", "network.nics_per_node"},
+        Part{"rail-fat-tree", "kind"}, Part{"gpt2", "hidden_size"}}) {
+    const CommandResult preset = place.run({"show", part.preset});
+    ASSERT_EQ(preset.exit_code, 0) << preset.err;
+    const char* kinds[] = {"devices", "clusters", "fabrics", "models"};
+    for (const char* kind : kinds) {
+      const std::string path = std::string("configs/") + kind + "/" + part.preset + ".json";
+      const Result<std::string> text = read_text_file(FORETRAIN_SOURCE_DIR "/" + path);
+      if (!text.ok()) continue;
+      for (const bool schema : {true, false}) {
+        Json json = parse_json(text.value(), path).value();
+        if (!schema) json.erase("schema");
+        place.write("mine.json", dump_json(json));
+        const CommandResult shown = place.run({"show", "mine.json"});
+        EXPECT_EQ(shown.exit_code, 0) << shown.err;
+        EXPECT_EQ(shown.out, preset.out) << path;
+        EXPECT_NE(shown.out.find(part.field), std::string::npos) << path;
+      }
+    }
+  }
+}
+
 TEST(Verbs, ShowProgramIsStable) {
   const Workplace place;
   place.write("run.json", kSmallRun);

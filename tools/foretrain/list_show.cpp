@@ -241,10 +241,42 @@ bool has(const std::string& kind, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// A model, cluster, device, fabric or system: what a RUN is made of.
-bool is_part(const std::string& name) {
-  const std::array<const char*, 5> parts = {"models", "clusters", "devices", "fabrics", "systems"};
-  return std::any_of(parts.begin(), parts.end(), [&](const char* kind) { return has(kind, name); });
+/// What a file describes, by its schema or by a key that the others do not have; "" where that is
+/// a RUN or nothing known.
+std::string kind_of_file(const Json& file) {
+  struct Mark {
+    const char* schema;
+    const char* kind;
+    std::array<const char*, 3> keys;
+  };
+  constexpr std::array<Mark, 5> kMarks = {
+      {{"foretrain/device/1", "devices", {"architecture"}},
+       {"foretrain/cluster/1", "clusters", {"device", "accelerators_per_node"}},
+       {"foretrain/fabric/1", "fabrics", {"kind", "levels"}},
+       {"", "models", {"model_type", "num_hidden_layers", "layers"}},
+       {"", "systems", {"defaults", "architectures"}}}};
+  if (file.find("model") != nullptr || file.find("cluster") != nullptr) return "";
+  const Json* schema = file.find("schema");
+  for (const Mark& mark : kMarks) {
+    if (schema != nullptr ? *schema == Json(mark.schema)
+                          : std::any_of(mark.keys.begin(), mark.keys.end(), [&](const char* key) {
+                              return key != nullptr && file.find(key) != nullptr;
+                            })) {
+      return mark.kind;
+    }
+  }
+  return "";
+}
+
+/// Models, clusters, devices, fabrics or systems: what a RUN is made of, a preset or a file; "" for
+/// what is none.
+std::string kind_of_part(const std::string& name) {
+  for (const char* kind : {"models", "clusters", "devices", "fabrics", "systems"}) {
+    if (has(kind, name)) return kind;
+  }
+  if (has("runs", name)) return "";
+  const Result<Json> file = load_preset("runs", name, "show");
+  return file.ok() ? kind_of_file(file.value()) : "";
 }
 
 Status show_fabric(const ShowArgs& args) {
@@ -256,34 +288,25 @@ Status show_fabric(const ShowArgs& args) {
   return print_object(std::move(json), args, fabric_sources(args.name));
 }
 
-Status show_part(const ShowArgs& args) {
-  if (has("models", args.name)) {
+Status show_part(const std::string& kind, const ShowArgs& args) {
+  if (kind == "models") {
     FT_ASSIGN(const Json json, load_preset("models", args.name, "show"));
     FT_ASSIGN(const Model model, read_model(json, "model " + args.name, ""));
     return print_object(model_json(model), args);
   }
-  if (has("clusters", args.name)) {
+  if (kind == "clusters") {
     FT_ASSIGN(const Cluster cluster, read_cluster(Json(args.name), "show", ""));
     std::map<std::string, std::string> sources = cluster_sources(args.name);
     sources["/derived"] = "derived";
     return print_object(to_json(cluster), args, sources);
   }
-  if (has("devices", args.name)) {
+  if (kind == "devices") {
     FT_ASSIGN(const DeviceSpec device, read_device(Json(args.name), "show", ""));
     return print_object(to_json(device), args, device_sources(args.name));
   }
-  if (has("fabrics", args.name)) return show_fabric(args);
+  if (kind == "fabrics") return show_fabric(args);
   FT_ASSIGN(const Json json, load_preset("systems", args.name, "show"));
   return print_object(json, args);
-}
-
-/// A file of a system's defaults, which is no RUN.
-bool is_system_file(const std::string& name) {
-  const Result<Json> json = load_preset("systems", name, "show");
-  if (!json.ok() || has("systems", name)) return false;
-  const Json& file = json.value();
-  const bool supplies = file.find("defaults") != nullptr || file.find("architectures") != nullptr;
-  return supplies && file.find("model") == nullptr && file.find("cluster") == nullptr;
 }
 
 /// For a name that is no preset and no file, offers the nearest of all presets.
@@ -336,9 +359,11 @@ Status show(const ShowArgs& args) {
   const bool wants_run =
       args.program_rank >= 0 || !args.why.empty() || args.schedule || !args.sets.empty();
   if (!wants_run) {
-    if (is_part(args.name) || is_system_file(args.name)) return show_part(args);
+    if (const std::string kind = kind_of_part(args.name); !kind.empty()) {
+      return show_part(kind, args);
+    }
     FT_TRY(check_run_name(args.name));
-  } else if (is_part(args.name) && !has("runs", args.name)) {
+  } else if (!kind_of_part(args.name).empty()) {
     return input_error(
         "show: " + args.name +
         " is no RUN, which --set, --program, --why and --schedule need; `foretrain list runs` "
