@@ -131,7 +131,10 @@ TEST(Placement, CountsHopsAcrossOversubscribedLeaves) {
     return placement_of(cluster, ranks(0, 4, stride)).value().crossings;
   };
   using Levels = std::array<std::int32_t, kMaxLevels>;
-  EXPECT_EQ(crossings(R"("nodes_per_leaf": 2)", 8), (Levels{0, 0, 0}));
+  // A level that costs nothing is not told apart, one that costs time is.
+  EXPECT_EQ(crossings(R"("topology": {"kind": "fat-tree", "levels": [{"nodes": 2}]})", 8),
+            (Levels{0, 0, 0}));
+  EXPECT_EQ(crossings(R"("nodes_per_leaf": 2)", 8), (Levels{512, 0, 0}));
   EXPECT_EQ(crossings(R"("nodes_per_leaf": 2, "oversubscription": 4)", 8), (Levels{512, 0, 0}));
   EXPECT_EQ(crossings(R"("nodes_per_leaf": 2, "oversubscription": 4)", 16), (Levels{1024, 0, 0}));
   // Pairs: each of 4 nodes in leaves of 2 has one neighbour below its leaf and two beyond.
