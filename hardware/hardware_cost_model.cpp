@@ -1,6 +1,7 @@
 #include "hardware/hardware_cost_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -10,6 +11,11 @@
 
 namespace foretrain {
 namespace {
+
+bool on_tensor_cores(const Work& work) {
+  return std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work) ||
+         std::holds_alternative<Convolution>(work);
+}
 
 class HardwareCostModel final : public CostModel {
  public:
@@ -122,6 +128,10 @@ class HardwareCostModel final : public CostModel {
       return cost;
     }
     FT_ASSIGN(cost, price_device(work, placements, steps));
+    if (on_tensor_cores(work)) {
+      const double loss = kernel_constants(x_cluster.device.architecture).clock_loss_beside;
+      cost.clock_loss = static_cast<std::int32_t>(std::lround(loss * kWhole));
+    }
     if (cost.duration.seconds() > kLongestSeconds) {
       return input_error(std::string(text_of_kind(work)) + " takes more than 11 days on " +
                          x_cluster.device.name + "; found a size or a rate out of proportion");

@@ -106,7 +106,8 @@ MemoryConstants read_memory(const Json& json) {
 KernelConstants read_constants(Architecture architecture) {
   const Json root = load_constants("kernels/" + std::string(name_of(architecture)) + ".json");
   return {read_gemm(member(root, "gemm")), read_attention(member(root, "attention")),
-          read_memory(member(root, "memory")), number_at(root, "rate_spread")};
+          read_memory(member(root, "memory")), number_at(root, "rate_spread"),
+          number_at(root, "clock_loss_beside")};
 }
 
 }  // namespace

@@ -73,6 +73,7 @@ struct KernelConstants {
   AttentionConstants attention;
   MemoryConstants memory;
   double rate_spread = 0;  ///< among devices: standard deviation of tensor-core rates, of the mean
+  double clock_loss_beside = 0;  ///< of tensor cores, to the power that communication beside draws
 };
 
 const KernelConstants& kernel_constants(Architecture architecture);

@@ -46,12 +46,14 @@ Time duration_beside(const Cost& cost, int sm_count, std::int32_t sms_held,
   }
   const std::int64_t free_sms = std::max(1, sm_count - sms_held);
   const std::int64_t free_memory = std::max(kWhole / 16, kWhole - memory_share);
-  std::int64_t busy = scaled(cost.memory.ps, kWhole, free_memory);
+  const std::int64_t clock = kWhole - (sms_held > 0 ? cost.clock_loss : 0);
+  std::int64_t arithmetic = scaled(cost.compute.ps, sm_count, free_sms);
   if (cost.tiles > 0) {
     const std::int64_t waves = (cost.tiles + free_sms - 1) / free_sms * cost.rounds;
-    busy = std::max(busy, scaled(waves, cost.tile.ps, 1));
+    arithmetic = std::max(arithmetic, scaled(waves, cost.tile.ps, 1));
   }
-  busy = std::max(busy, scaled(cost.compute.ps, sm_count, free_sms));
+  const std::int64_t busy =
+      std::max(scaled(arithmetic, kWhole, clock), scaled(cost.memory.ps, kWhole, free_memory));
   return max(cost.duration, cost.latency + Time{busy});
 }
 

@@ -39,8 +39,10 @@ inline constexpr std::size_t kMostSlowdowns = 8;
 ///
 /// Local work (kernels) yields: beside communication that holds `h` of `S` SMs and a share `b` of
 /// the memory bandwidth it takes
-///     latency + max( rounds * ceil(tiles / (S - h)) * tile,   compute,   memory / (1 - b) )
-/// where `compute` is scaled by S / (S - h) for work that has no tiles. Where slowdowns f(h) were
+///     latency + max( rounds * ceil(tiles / (S - h)) * tile / c,   compute / c,   memory / (1 - b)
+///     )
+/// where `compute` is scaled by S / (S - h) for work that has no tiles, and c = 1 - clock_loss is
+/// what the power that communication draws leaves of the clock. Where slowdowns f(h) were
 /// measured it takes, instead,
 ///     duration * f(h)
 /// with f linear between f(0) = 1 and what was measured, and on along the last two beyond; b is in
@@ -55,11 +57,12 @@ struct Cost {
                   ///< nature
 
   // Yielding work.
-  std::int64_t tiles = 0;                            ///< output tiles, 0 if not tiled
-  Time tile;                                         ///< time of one wave of tiles
-  std::int32_t rounds = 1;                           ///< so many times `tiles`, one after another
-  Time compute;                                      ///< arithmetic time of untiled work
-  Time memory;                                       ///< time bound by device memory
+  std::int64_t tiles = 0;       ///< output tiles, 0 if not tiled
+  Time tile;                    ///< time of one wave of tiles
+  std::int32_t rounds = 1;      ///< so many times `tiles`, one after another
+  Time compute;                 ///< arithmetic time of untiled work
+  Time memory;                  ///< time bound by device memory
+  std::int32_t clock_loss = 0;  ///< of arithmetic beside communication that holds SMs, in 1/65536
   std::array<Slowdown, kMostSlowdowns> slowdowns{};  ///< by SMs, rising; the rest is none
 
   // Holding work.

@@ -318,6 +318,26 @@ TEST(DurationBeside, Equation) {
   EXPECT_EQ(duration_beside(plain, 16, 4, kWhole / 2).ps, 1334);
 }
 
+// Communication on SMs draws power, copies do not: arithmetic loses a quarter of its clock, memory
+// nothing.
+TEST(DurationBeside, ClockLoss) {
+  Cost cost;
+  cost.latency = Time{5};
+  cost.clock_loss = kWhole / 4;
+  cost.compute = Time{900};
+  cost.memory = Time{1000};
+  cost.duration = Time{1005};
+  EXPECT_EQ(duration_beside(cost, 16, 0, 0).ps, 1005);
+  EXPECT_EQ(duration_beside(cost, 16, 0, kWhole / 4).ps, 1339);
+  EXPECT_EQ(duration_beside(cost, 16, 4, 0).ps, 5 + 1600);  // 900 x 16 / 12 / (3/4)
+  cost.compute = Time{};
+  cost.tiles = 20;
+  cost.tile = Time{450};
+  EXPECT_EQ(duration_beside(cost, 16, 4, 0).ps, 5 + 1200);  // still 2 waves
+  cost.memory = Time{5000};
+  EXPECT_EQ(duration_beside(cost, 16, 4, 0).ps, 5005);
+}
+
 // duration f(h), f linear from (0, 1) through what was measured and on: 1.25 at 4 SMs, 2 at 8.
 TEST(DurationBeside, WhatWasMeasuredInItsPlace) {
   Cost cost;
