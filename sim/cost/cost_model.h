@@ -19,10 +19,11 @@ enum class Provenance : std::uint8_t { kMeasured, kInterpolated, kAnalytic };
 std::string_view name_of(Provenance provenance);
 
 /// Ports of a rank that other ranks or other streams may use at the same moment. Both directions of
-/// a link are separate ports.
-enum class Port : std::uint8_t { kScaleUpOut, kScaleUpIn, kNicOut, kNicIn };
-inline constexpr int kPortCount = 4;
-constexpr bool is_outgoing(Port port) { return port == Port::kScaleUpOut || port == Port::kNicOut; }
+/// a link are separate ports. The host link (PCIe) carries copies to and from the host and what
+/// goes to NICs on it.
+enum class Port : std::uint8_t { kScaleUpOut, kScaleUpIn, kNicOut, kNicIn, kHostOut, kHostIn };
+inline constexpr int kPortCount = 6;
+constexpr bool is_outgoing(Port port) { return static_cast<int>(port) % 2 == 0; }
 
 /// Shares are in 1/65536 of the resource.
 inline constexpr std::int32_t kWhole = 1 << 16;
@@ -48,8 +49,8 @@ inline constexpr std::size_t kMostSlowdowns = 8;
 /// with f linear between f(0) = 1 and what was measured, and on along the last two beyond; b is in
 /// it then, as far as what copied beside it takes what communication takes.
 /// Communication holds: it keeps its SMs from launch to end, and is slowed only by others on its
-/// ports: its rate is min(1, 1 / sum of shares) over the ports it uses. Left out: communication
-/// slowed by compute; two kernels of one rank on two streams.
+/// ports: its rate is min(1, 1 / sum of shares) over the ports it uses, and so are copies. Left
+/// out: communication slowed by compute; two kernels of one rank on two streams.
 struct Cost {
   Time launch;    ///< host time to issue it
   Time latency;   ///< device time that sharing does not stretch
@@ -69,6 +70,12 @@ struct Cost {
   std::int32_t sms_held = 0;
   std::int32_t memory_share = 0;                      ///< of device memory bandwidth, in 1/65536
   std::array<std::int32_t, kPortCount> port_share{};  ///< in 1/65536 of each port
+  bool uses_ports() const {
+    for (const std::int32_t share : port_share) {
+      if (share > 0 && duration.ps > 0) return true;
+    }
+    return false;
+  }
   bool waits_idle = false;  ///< holds SMs and memory only once its partners are there (not NCCL)
 
   Provenance provenance = Provenance::kAnalytic;

@@ -257,8 +257,9 @@ std::vector<PortUse> port_uses(const Program& program, const PreparedPrices& pri
       const auto* collective = std::get_if<Collective>(&program.works[w]);
       const auto* batch = std::get_if<P2PBatch>(&program.works[w]);
       for (std::size_t p = 0; p < kPortCount; ++p) {
-        if (collective != nullptr) {
-          note(op, collective->group.value, -1, p, prices.costs[w].port_share[p]);
+        if (batch == nullptr) {
+          note(op, collective != nullptr ? collective->group.value : -1, -1, p,
+               prices.costs[w].port_share[p]);
         }
         for (std::size_t m = 0; batch != nullptr && m < batch->messages.size(); ++m) {
           const Message& message = batch->messages[m];
@@ -276,8 +277,8 @@ std::vector<PortUse> port_uses(const Program& program, const PreparedPrices& pri
   return uses;
 }
 
-/// Marks the groups and channels whose transfers may meet others on a port: where the largest
-/// shares of all streams of all ranks on that port sum to more than the whole.
+/// Marks the groups, channels and copies whose transfers may meet others on a port: where the
+/// largest shares of all streams of all ranks on that port sum to more than the whole.
 void find_sharing(const Workload& workload, Prepared& prepared) {
   const Quotient& q = prepared.quotient;
   std::vector<std::vector<PortUse>> uses(prepared.prices.size());
@@ -300,6 +301,7 @@ void find_sharing(const Workload& workload, Prepared& prepared) {
   }
   prepared.group_shares.assign(q.groups.size(), 0);
   prepared.channel_shares.assign(q.channels.size(), 0);
+  prepared.copy_shares.assign(q.actors.size(), 0);
   for (std::size_t a = 0; a < q.actors.size(); ++a) {
     const Actor& actor = q.actors[a];
     for (const PortUse& use : uses[static_cast<std::size_t>(prepared.prices_of[a])]) {
@@ -307,6 +309,8 @@ void find_sharing(const Workload& workload, Prepared& prepared) {
       if (use.group_slot >= 0) {
         const std::int32_t group = actor.groups[static_cast<std::size_t>(use.group_slot)];
         prepared.group_shares[static_cast<std::size_t>(group)] = 1;
+      } else if (use.channel_slot < 0) {
+        prepared.copy_shares[a] = 1;
       } else {
         const std::int32_t channel = actor.channels[static_cast<std::size_t>(use.channel_slot)];
         prepared.channel_shares[static_cast<std::size_t>(channel)] = 1;

@@ -71,6 +71,7 @@ struct Prepared {
   std::vector<std::int32_t> prices_of;  ///< by actor
   int sm_count = 1;
   std::vector<std::uint8_t> group_shares, channel_shares;  ///< may meet others on a port
+  std::vector<std::uint8_t> copy_shares;                   ///< by actor, of its copies
 };
 
 /// Folds (unless `full`), flattens and prices. The workload must have passed `verify`.

@@ -140,6 +140,9 @@ class Replayer {
     const Cost& cost = prices.costs[static_cast<std::size_t>(op.cost)];
     switch (op.kind) {
       case OpClass::kLocal:
+        if (x_prepared.copy_shares[static_cast<std::size_t>(a)] != 0 && cost.uses_ports()) {
+          return move_copy(a, actor, s, ready, cost);
+        }
         complete(a, actor, s, ready, ready, ready + cost.duration);
         return true;
       case OpClass::kYielding:
@@ -176,6 +179,15 @@ class Replayer {
       record(actor, program.event_id(entry, op.records), end);
     }
     ++stream.op;
+  }
+
+  /// A copy that may meet others on a link.
+  bool move_copy(std::int32_t a, ActorState& actor, std::int32_t s, Time ready, const Cost& cost) {
+    Stream& stream = actor.streams[static_cast<std::size_t>(s)];
+    stream.wait = Wait::kPartner;
+    stream.ready = stream.matched = ready;
+    share_ports(ready, cost, {Waiter{a, s, 0}});
+    return false;
   }
 
   // --- Kernels beside communication --------------------------------------------------------------
@@ -283,7 +295,7 @@ class Replayer {
     const Time start = group.latest;
     for (const Waiter& waiter : group.waiters) x_state.stream(waiter).matched = start;
     if (shares) {
-      share_collective(start, cost, group.waiters);
+      share_ports(start, cost, group.waiters);
       group.waiters.clear();
       return false;
     }
@@ -292,7 +304,7 @@ class Replayer {
     return true;
   }
 
-  void share_collective(Time start, const Cost& cost, const std::vector<Waiter>& waiters) {
+  void share_ports(Time start, const Cost& cost, const std::vector<Waiter>& waiters) {
     Transfer transfer;
     transfer.start = start;
     transfer.alone = cost.duration;

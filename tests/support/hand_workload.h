@@ -39,6 +39,9 @@ class HandPrices : public CostModel {
       transfer(cost, collective->count);
     } else if (const auto* batch = std::get_if<P2PBatch>(&work)) {
       transfer(cost, batch->messages[0].bytes);
+    } else if (const auto* copy = std::get_if<Copy>(&work)) {
+      cost.duration = Time{copy->bytes};
+      cost.port_share[static_cast<std::size_t>(Port::kNicOut)] = port_share;
     }
     return cost;
   }

@@ -245,6 +245,27 @@ TEST(Replay, TransfersShareAPort) {
   EXPECT_EQ(run(w, prices)[1], (Row{{0, 0, 40}, {40, 40, 140}}));
 }
 
+// A copy to the host in the place of the second message above.
+TEST(Replay, CopiesShareAPort) {
+  HandPrices prices;
+  prices.port_share = 49152;
+  prices.kernel("wait", 40);
+  HandProgram sender("both");
+  sender.kernel("wait", {}, 0);
+  sender.op("send", P2PBatch{{sender.message(true, "out", 100)}});
+  sender.op("copy", Copy{Memory::kDevice, Memory::kHost, 100}, {0}, 1);
+  sender.kernel("wait", {1});
+  HandProgram receiver("receiver");
+  receiver.op("receive", P2PBatch{{receiver.message(false, "in", 100)}});
+  Workload w = workload_of({sender.build(), receiver.build()});
+  bind_channel(w, 0, 0, 1, 0);
+  const auto times = run(w, prices);
+  EXPECT_EQ(times[0], (Row{{0, 0, 40}, {0, 0, 131}, {40, 40, 171}, {171, 171, 211}}));
+  EXPECT_EQ(times[1], (Row{{0, 0, 131}}));
+  prices.port_share = 32768;
+  EXPECT_EQ(run(w, prices)[0], (Row{{0, 0, 40}, {0, 0, 100}, {40, 40, 140}, {140, 140, 180}}));
+}
+
 // Two groups in opposite orders on one stream: each rank waits for the other in another group.
 TEST(Replay, DeadlockNamesRanksOpsAndReasons) {
   HandPrices prices;
