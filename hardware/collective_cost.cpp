@@ -104,16 +104,15 @@ Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Place
     return out;
   }
   const double slowdown = network_slowdown(cluster.topology, at);
-  const double nics = cluster.nic_port_gb_per_s() * group.nics_per_node * 1e9;
+  const double port = cluster.nic_port_gb_per_s() * 1e9;
   const bool of_nics = counts_on_nics(cluster, group, algorithm);
   out.algorithm = reached * slowdown / (of_nics ? rates.network : rates.scale_up);
-  out.network = traffic.node_network / (c.network_line_share * nics) * slowdown / rates.network;
+  out.network = traffic.nic_network / (c.network_line_share * port) * slowdown / rates.network;
   return out;
 }
 
-double memory_share(const Cluster& cluster, const Traffic& traffic, const Placement& at,
-                    double seconds) {
-  const double bytes = std::max(traffic.rank_scale_up, traffic.node_network / at.per_node_max);
+double memory_share(const Cluster& cluster, const Traffic& traffic, double seconds) {
+  const double bytes = std::max(traffic.rank_scale_up, traffic.rank_network);
   const double rate = nccl_constants().memory_traffic * bytes / seconds / 1e9;
   return std::min(0.5, rate / cluster.device.memory_gb_per_s);
 }
@@ -133,8 +132,8 @@ void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement
   if (at.nodes == 1) return;
   const double rate =
       cluster.nic_port_gb_per_s() * rates.network / network_slowdown(cluster.topology, at);
-  const std::int32_t outside = share_of(traffic.node_network / at.per_node_max, rate, seconds,
-                                        std::max(1, at.ranks_per_nic));
+  const std::int32_t outside =
+      share_of(traffic.rank_network, rate, seconds, std::max(1, at.ranks_per_nic));
   cost.port_share.at(static_cast<std::size_t>(Port::kNicOut)) = outside;
   cost.port_share.at(static_cast<std::size_t>(Port::kNicIn)) = outside;
 }
@@ -148,18 +147,33 @@ Cost finish(const Cluster& cluster, const LinkRates& rates, const Placement& at,
   Cost cost;
   cost.duration = max(Time{1}, bounded(seconds));
   cost.latency = min(cost.duration, bounded(alpha_s));
-  cost.memory_share =
-      static_cast<std::int32_t>(memory_share(cluster, traffic, at, seconds) * kWhole);
+  cost.memory_share = static_cast<std::int32_t>(memory_share(cluster, traffic, seconds) * kWhole);
   fill_shares(cluster, rates, at, traffic, cost);
   return cost;
+}
+
+/// What `traffic_of` says; what a NIC brings to a device of PCIe passes the same lanes as the rest.
+Traffic traffic_on(const Cluster& cluster, const Placement& at, CollectiveKind kind,
+                   NcclAlgorithm algorithm, double bytes) {
+  Traffic traffic = traffic_of(at, kind, algorithm, bytes);
+  if (cluster.scale_up == ScaleUp::kPcie) {
+    traffic.rank_scale_up = bytes * bus_factor(kind, at.ranks);
+  }
+  return traffic;
 }
 
 /// Rows that go to several members cross the network once a node, then the node's own links.
 void send_once_a_node(const Placement& at, double bytes, const FanOut& fan_out, Traffic& traffic) {
   if (fan_out.drawn == 0 || at.nodes == 1) return;
-  const double share = parts_hit(fan_out, at.nodes) / parts_hit(fan_out, at.ranks);
-  traffic.node_network *= share;
-  traffic.node_least *= share;
+  const double rank = parts_hit(fan_out, at.ranks) / at.ranks;  // chance of a row to hit a rank
+  traffic = Traffic{};
+  for (const NodeShape& shape : at.shapes) {
+    const std::int64_t nodes = at.ranks / shape.members;
+    const double node = parts_hit(fan_out, nodes) / static_cast<double>(nodes);
+    const double once = std::min(1.0, node / (shape.members * rank));
+    const double sent = node_bytes(at, shape.members, CollectiveKind::kAllToAll, bytes);
+    add_node(shape, once * sent, traffic);
+  }
   traffic.rank_scale_up = bytes * (at.per_node_max - 1) / at.per_node_max;
 }
 
@@ -167,8 +181,8 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
                 const Collective& work, std::ostream* steps) {
   const Bytes bytes = bytes_of(work.dtype, work.count);
   const NcclConstants& c = nccl_constants();
-  Traffic traffic =
-      traffic_of(at, CollectiveKind::kAllToAll, NcclAlgorithm::kRing, static_cast<double>(bytes));
+  Traffic traffic = traffic_on(cluster, at, CollectiveKind::kAllToAll, NcclAlgorithm::kRing,
+                               static_cast<double>(bytes));
   send_once_a_node(at, static_cast<double>(bytes), work.fan_out, traffic);
   const double network_us = network_latency_us(cluster, at);
   const double start =
@@ -179,9 +193,9 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   const double inside = traffic.rank_scale_up / (reached * scale_up_rate(cluster, rates) * 1e9);
   double outside = 0;
   if (at.nodes > 1) {
-    const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * rates.network;
-    outside = traffic.node_least * network_slowdown(cluster.topology, at, true) /
-              (c.all_to_all_network * nics * 1e9);
+    const double port = cluster.nic_port_gb_per_s() * rates.network;
+    outside = traffic.nic_network * network_slowdown(cluster.topology, at, true) /
+              (c.all_to_all_network * port * 1e9);
   }
   const FanOut& to = work.fan_out;
   const double carried =
@@ -252,11 +266,7 @@ struct Derivation {
 }  // namespace
 
 NcclGroup nccl_group_of(const Cluster& cluster, const Placement& at) {
-  std::int32_t nics = at.nics_per_node;
-  if (at.per_node_min < at.per_node_max) {  // NCCL takes the fewest channels of any node
-    nics = std::max(1, nics * at.per_node_min / at.per_node_max);
-  }
-  return nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, nics);
+  return nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, at.fewest_nics());
 }
 
 Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
@@ -290,7 +300,7 @@ Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& 
   const auto size = static_cast<double>(bytes);
   const NcclGroup group = nccl_group_of(cluster, at);
   const TimeLaw& law = law_of(cluster, at.nodes);
-  const Traffic traffic = traffic_of(at, work.kind, choice.algorithm, size);
+  const Traffic traffic = traffic_on(cluster, at, work.kind, choice.algorithm, size);
   const Transfer transfer = transfer_of(cluster, rates, at, group, work, choice.algorithm, traffic);
 
   const double latency_us = least_latency_us(group, work.kind, choice.algorithm);

@@ -10,8 +10,9 @@
 // L: the algorithm's least latency over the protocols, A: its largest bandwidth, both NCCL's own.
 // port: what a rank sends over its line rate; an all-reduce by NVLS, which is limited by nothing
 // else, reaches nvls_efficiency of it. NICs: what the algorithm sends out of a node
-// (hardware/link_traffic.h) over 0.97 of the line rate of the NICs that its members reach. What
-// crosses oversubscribed levels of the network is slowed as hardware/topology.h says.
+// (hardware/link_traffic.h) over 0.97 of the line rate of the NICs that its members reach, of the
+// node where that takes longest. What crosses oversubscribed levels of the network is slowed as
+// hardware/topology.h says.
 // The power mean with p < 1 stands for the slow middle: LL and LL128 move half and 0.92 of the
 // bytes that Simple does, chunks shrink with the message and fill the pipeline worse.
 // latency_factor, p and the efficiencies are fitted to public logs by (architecture, one node, many
@@ -34,7 +35,7 @@
 namespace foretrain {
 
 /// What NCCL would see of a placed group. Where nodes hold unequal numbers of members the NICs are
-/// those of the emptiest: NCCL uses as many channels as every node can.
+/// the fewest that any reaches: NCCL uses as many channels as every node can.
 NcclGroup nccl_group_of(const Cluster& cluster, const Placement& placement);
 
 /// `steps`, where given, gets the price's derivation. A group of one member costs nothing.
