@@ -26,20 +26,28 @@ const TimeLaw& law_of(const Cluster& cluster, std::int32_t nodes) {
   return laws.at(nccl_row(cluster.device.architecture));
 }
 
-/// The least latency over the protocols; for NVLS and NVLSTree, which offer one protocol only and
-/// hand small messages to the others, over the algorithms as well.
-double least_latency_us(const NcclGroup& group, CollectiveKind kind, NcclAlgorithm chosen) {
-  double least = -1;
+/// NCCL's least latencies over the protocols, in us.
+struct Latency {
+  double least = -1;   ///< of any algorithm
+  double beyond = -1;  ///< what the chosen one has more
+};
+
+Latency latency_of(const NcclGroup& group, CollectiveKind kind, NcclAlgorithm chosen) {
+  Latency out;
+  double own = -1;
   for (int a = 0; a < kNcclAlgorithms; ++a) {
     const auto algorithm = static_cast<NcclAlgorithm>(a);
-    if (algorithm != chosen && !is_nvls(chosen)) continue;
     for (int p = 0; p < kNcclProtocols; ++p) {
       const NcclTuning tuning = nccl_tuning(group, kind, algorithm, static_cast<NcclProtocol>(p));
       if (tuning.gb_per_s <= 0) continue;
-      if (least < 0 || tuning.latency_us < least) least = tuning.latency_us;
+      if (out.least < 0 || tuning.latency_us < out.least) out.least = tuning.latency_us;
+      if (algorithm != chosen) continue;
+      if (own < 0 || tuning.latency_us < own) own = tuning.latency_us;
     }
   }
-  return std::max(0.0, least);
+  // NVLS and NVLSTree offer one protocol only and hand small messages to the others.
+  out.beyond = is_nvls(chosen) ? 0 : own - out.least;
+  return out;
 }
 
 /// A: NCCL's largest over the protocols; within a mesh, measured by the number of members; NVLSTree
@@ -216,52 +224,74 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   return cost;
 }
 
-/// The numbers of one price, for the reader.
-struct Derivation {
-  const Placement& at;
-  const NcclGroup& group;
-  const NcclChoice& choice;
-  const TimeLaw& law;
-  const Transfer& transfer;
-  const Traffic& traffic;
-  Bytes bytes = 0;
-  double latency_us = 0, alpha_s = 0, seconds = 0, busbw = 0;
-
-  void write(const Cluster& cluster, const Cost& cost, std::ostream& out) const {
-    const bool far = at.nodes > 1;
-    out << "group: " << at.ranks << " ranks on " << at.nodes << " nodes, " << at.per_node_min
-        << " to " << at.per_node_max << " a node";
-    if (far) {
-      out << ", " << group.nics_per_node << " NICs a node, slowed by the network's levels "
-          << network_slowdown(cluster.topology, at) << " times";
-    }
-    out << "\n"
-        << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
-        << ", its own estimate " << choice.time_us << " us of " << bytes << " bytes\n"
-        << "alpha: " << law.latency_factor << " * " << latency_us << " us";
-    if (is_nvls(choice.algorithm) && law.per_rank_us > 0) {
-      out << " + " << law.per_rank_us << " us * " << at.ranks << " ranks";
-    }
-    if (far) out << " + " << network_latency_us(cluster, at) << " us of network";
-    out << " = " << alpha_s * 1e6 << " us\n"
-        << "x: the longest of\n";
-    if (transfer.bandwidth > 0) {
-      out << "  " << transfer.algorithm * 1e6 << " us: " << transfer.share << " of the "
-          << transfer.bandwidth << " GB/s of the array that NCCL counts on\n";
-    }
-    out << "  " << transfer.scale_up * 1e6 << " us: " << traffic.rank_scale_up
-        << " bytes out of a device";
-    if (transfer.bandwidth <= 0) out << ", at " << transfer.share << " of its port's line rate";
-    out << "\n";
-    if (far) {
-      out << "  " << transfer.network * 1e6 << " us: " << traffic.node_network
-          << " bytes out of a node\n";
-    }
-    out << "(alpha^p + x^p)^(1/p) with p " << law.power << ": " << seconds * 1e6 << " us, busbw "
-        << busbw << " GB/s\n"
-        << "SMs held " << cost.sms_held << "\n";
-  }
+/// The time of one collective and what it is made of.
+struct NcclTime {
+  NcclGroup group;
+  TimeLaw law;
+  Traffic traffic;
+  Latency latency;
+  Transfer transfer;
+  double alpha_s = 0, fill_s = 0, seconds = 0;
 };
+
+NcclTime time_of(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+                 const Collective& work, const NcclChoice& choice) {
+  const auto size = static_cast<double>(bytes_of(work.dtype, work.count));
+  NcclTime out;
+  out.group = nccl_group_of(cluster, at);
+  out.law = law_of(cluster, at.nodes);
+  out.traffic = traffic_on(cluster, at, work.kind, choice.algorithm, size);
+  out.transfer = transfer_of(cluster, rates, at, out.group, work, choice.algorithm, out.traffic);
+  out.latency = latency_of(out.group, work.kind, choice.algorithm);
+  out.alpha_s = (out.law.latency_factor * out.latency.least + out.latency.beyond +
+                 network_latency_us(cluster, at)) *
+                1e-6;
+  const double x = out.transfer.longest();
+  if (is_nvls(choice.algorithm)) out.fill_s = std::min(out.law.per_rank_us * at.ranks * 1e-6, x);
+  out.seconds = power_mean(out.alpha_s, x, out.law.power) + out.fill_s;
+  return out;
+}
+
+/// The numbers of one price, for the reader.
+void write_steps(const Cluster& cluster, const Placement& at, const Collective& work,
+                 const NcclChoice& choice, const NcclTime& time, const Cost& cost,
+                 std::ostream& out) {
+  const bool far = at.nodes > 1;
+  const Bytes bytes = bytes_of(work.dtype, work.count);
+  const double seconds = time.seconds;
+  out << "group: " << at.ranks << " ranks on " << at.nodes << " nodes, " << at.per_node_min
+      << " to " << at.per_node_max << " a node";
+  if (far) {
+    out << ", " << time.group.nics_per_node << " NICs a node, slowed by the network's levels "
+        << network_slowdown(cluster.topology, at) << " times";
+  }
+  out << "\n"
+      << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
+      << ", its own estimate " << choice.time_us << " us of " << bytes << " bytes\n"
+      << "alpha: " << time.law.latency_factor << " * " << time.latency.least << " us";
+  if (time.latency.beyond > 0) out << " + " << time.latency.beyond << " us of this algorithm";
+  if (far) out << " + " << network_latency_us(cluster, at) << " us of network";
+  out << " = " << time.alpha_s * 1e6 << " us\n"
+      << "x: the longest of\n";
+  const Transfer& transfer = time.transfer;
+  if (transfer.bandwidth > 0) {
+    out << "  " << transfer.algorithm * 1e6 << " us: " << transfer.share << " of the "
+        << transfer.bandwidth << " GB/s of the array that NCCL counts on\n";
+  }
+  out << "  " << transfer.scale_up * 1e6 << " us: " << time.traffic.rank_scale_up
+      << " bytes out of a device";
+  if (transfer.bandwidth <= 0) out << ", at " << transfer.share << " of its port's line rate";
+  out << "\n";
+  if (far) {
+    out << "  " << transfer.network * 1e6 << " us: " << time.traffic.node_network
+        << " bytes out of a node\n";
+  }
+  out << "(alpha^p + x^p)^(1/p) with p " << time.law.power;
+  if (time.fill_s > 0) out << ", and " << time.fill_s * 1e6 << " us to fill the trees";
+  out << ": " << seconds * 1e6 << " us, busbw "
+      << static_cast<double>(bytes) * bus_factor(work.kind, at.ranks) / seconds / 1e9 << " GB/s\n"
+      << "SMs held " << cost.sms_held << "\n";
+}
 
 }  // namespace
 
@@ -296,27 +326,11 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
 
 Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& at,
                const Collective& work, const NcclChoice& choice, std::ostream* steps) {
-  const Bytes bytes = bytes_of(work.dtype, work.count);
-  const auto size = static_cast<double>(bytes);
-  const NcclGroup group = nccl_group_of(cluster, at);
-  const TimeLaw& law = law_of(cluster, at.nodes);
-  const Traffic traffic = traffic_on(cluster, at, work.kind, choice.algorithm, size);
-  const Transfer transfer = transfer_of(cluster, rates, at, group, work, choice.algorithm, traffic);
-
-  const double latency_us = least_latency_us(group, work.kind, choice.algorithm);
-  double alpha_us = law.latency_factor * latency_us;
-  if (is_nvls(choice.algorithm)) alpha_us += law.per_rank_us * at.ranks;
-  alpha_us += network_latency_us(cluster, at);
-  const double alpha = alpha_us * 1e-6;
-  const double seconds = power_mean(alpha, transfer.longest(), law.power);
-  Cost cost = finish(cluster, rates, at, traffic, alpha, seconds);
-  cost.sms_held = nccl_channels(group, choice, work.kind, bytes);
-  cost.deviation = static_cast<float>(law.deviation);
-  if (steps != nullptr) {
-    const double busbw = size * bus_factor(work.kind, at.ranks) / seconds / 1e9;
-    Derivation{at, group, choice, law, transfer, traffic, bytes, latency_us, alpha, seconds, busbw}
-        .write(cluster, cost, *steps);
-  }
+  const NcclTime time = time_of(cluster, rates, at, work, choice);
+  Cost cost = finish(cluster, rates, at, time.traffic, time.alpha_s + time.fill_s, time.seconds);
+  cost.sms_held = nccl_channels(time.group, choice, work.kind, bytes_of(work.dtype, work.count));
+  cost.deviation = static_cast<float>(time.law.deviation);
+  if (steps != nullptr) write_steps(cluster, at, work, choice, time, cost, *steps);
   return cost;
 }
 

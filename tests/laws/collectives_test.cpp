@@ -127,26 +127,6 @@ TEST(CollectiveLaws, MoreBytesAreHardlyCheaperAcrossChoices) {
   });
 }
 
-// Equal groups: all members in one node against one member a node.
-TEST(CollectiveLaws, AGroupInsideANodeIsNeverSlowerThanSpread) {
-  for (const char* preset : {"dgx-a100-80gb", "hgx-a800", "dgx-h100", "hgx-h800", "dgx-b200",
-                             "dgx-1v", "aws-p4d", "aws-p5", "gb200-nvl72"}) {
-    Cluster cluster = read_cluster(Json(preset), "test", "").value();
-    cluster.accelerators = 8 * cluster.accelerators_per_node;
-    for (const std::int32_t count : {2, 4, 8}) {
-      const Placement inside = placed(cluster, count, 1);
-      const Placement spread = placed(cluster, count, cluster.accelerators_per_node);
-      for (const CollectiveKind kind : all_collectives()) {
-        for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 2) {
-          EXPECT_LE(price(cluster, inside, kind, bytes).duration,
-                    price(cluster, spread, kind, bytes).duration)
-              << preset << " " << count << " kind " << static_cast<int>(kind) << " " << bytes;
-        }
-      }
-    }
-  }
-}
-
 TEST(CollectiveLaws, WhatAPriceHoldsIsInRange) {
   for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
     for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
