@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "hardware/local_cost.h"
@@ -234,8 +235,9 @@ struct NcclTime {
   double alpha_s = 0, fill_s = 0, seconds = 0;
 };
 
+/// With x no longer than `most_s`.
 NcclTime time_of(const Cluster& cluster, const LinkRates& rates, const Placement& at,
-                 const Collective& work, const NcclChoice& choice) {
+                 const Collective& work, const NcclChoice& choice, double most_s) {
   const auto size = static_cast<double>(bytes_of(work.dtype, work.count));
   NcclTime out;
   out.group = nccl_group_of(cluster, at);
@@ -246,19 +248,33 @@ NcclTime time_of(const Cluster& cluster, const LinkRates& rates, const Placement
   out.alpha_s = (out.law.latency_factor * out.latency.least + out.latency.beyond +
                  network_latency_us(cluster, at)) *
                 1e-6;
-  const double x = out.transfer.longest();
+  const double x = std::min(most_s, out.transfer.longest());
   if (is_nvls(choice.algorithm)) out.fill_s = std::min(out.law.per_rank_us * at.ranks * 1e-6, x);
   out.seconds = power_mean(out.alpha_s, x, out.law.power) + out.fill_s;
   return out;
 }
 
+/// What as many members as a node holds would take in one, their bytes at x or faster: 0 for a
+/// group that lies in one.
+double seconds_in_a_node(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+                         const Collective& work, double x) {
+  Placement near;
+  near.ranks = std::min(at.ranks, cluster.accelerators_per_node);
+  if (at.nodes == 1 || near.ranks < 2) return 0;
+  near.nodes = 1;
+  near.per_node_max = near.per_node_min = near.ranks;
+  const NcclChoice choice =
+      choose_nccl(nccl_group_of(cluster, near), work.kind, bytes_of(work.dtype, work.count));
+  return time_of(cluster, rates, near, work, choice, x).seconds;
+}
+
 /// The numbers of one price, for the reader.
 void write_steps(const Cluster& cluster, const Placement& at, const Collective& work,
-                 const NcclChoice& choice, const NcclTime& time, const Cost& cost,
-                 std::ostream& out) {
+                 const NcclChoice& choice, const NcclTime& time, double in_a_node_s,
+                 const Cost& cost, std::ostream& out) {
   const bool far = at.nodes > 1;
   const Bytes bytes = bytes_of(work.dtype, work.count);
-  const double seconds = time.seconds;
+  const double seconds = std::max(time.seconds, in_a_node_s);
   out << "group: " << at.ranks << " ranks on " << at.nodes << " nodes, " << at.per_node_min
       << " to " << at.per_node_max << " a node";
   if (far) {
@@ -288,6 +304,7 @@ void write_steps(const Cluster& cluster, const Placement& at, const Collective& 
   }
   out << "(alpha^p + x^p)^(1/p) with p " << time.law.power;
   if (time.fill_s > 0) out << ", and " << time.fill_s * 1e6 << " us to fill the trees";
+  if (in_a_node_s > time.seconds) out << ", no less than in one node";
   out << ": " << seconds * 1e6 << " us, busbw "
       << static_cast<double>(bytes) * bus_factor(work.kind, at.ranks) / seconds / 1e9 << " GB/s\n"
       << "SMs held " << cost.sms_held << "\n";
@@ -326,11 +343,14 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
 
 Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& at,
                const Collective& work, const NcclChoice& choice, std::ostream* steps) {
-  const NcclTime time = time_of(cluster, rates, at, work, choice);
-  Cost cost = finish(cluster, rates, at, time.traffic, time.alpha_s + time.fill_s, time.seconds);
+  const NcclTime time =
+      time_of(cluster, rates, at, work, choice, std::numeric_limits<double>::infinity());
+  const double in_a_node = seconds_in_a_node(cluster, rates, at, work, time.transfer.longest());
+  Cost cost = finish(cluster, rates, at, time.traffic, time.alpha_s + time.fill_s,
+                     std::max(time.seconds, in_a_node));
   cost.sms_held = nccl_channels(time.group, choice, work.kind, bytes_of(work.dtype, work.count));
   cost.deviation = static_cast<float>(time.law.deviation);
-  if (steps != nullptr) write_steps(cluster, at, work, choice, time, cost, *steps);
+  if (steps != nullptr) write_steps(cluster, at, work, choice, time, in_a_node, cost, *steps);
   return cost;
 }
 

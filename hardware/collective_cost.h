@@ -18,6 +18,8 @@
 // (hardware/link_traffic.h) over 0.97 of the line rate of the NICs that its members reach, of the
 // node where that takes longest. What crosses oversubscribed levels of the network is slowed as
 // hardware/topology.h says.
+// Across nodes no less than what as many members as a node holds would take in one, at x or faster:
+// the same steps over nearer links.
 // The power mean with p < 1 stands for the slow middle: LL and LL128 move half and 0.92 of the
 // bytes that Simple does, chunks shrink with the message and fill the pipeline worse.
 // latency_factor, p and the efficiencies are fitted to public logs by (architecture, one node, many
