@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "hardware/local_cost.h"
 #include "hardware/mesh_collectives.h"
@@ -51,8 +52,17 @@ Latency latency_of(const NcclGroup& group, CollectiveKind kind, NcclAlgorithm ch
   return out;
 }
 
-/// A: NCCL's largest over the protocols; within a mesh, measured by the number of members; NVLSTree
-/// no more than its ceiling for nodes of 8 heads.
+/// Of a table by number of members; `other` for numbers it lacks.
+double at_ranks(const std::vector<double>& ranks, const std::vector<double>& values,
+                std::int32_t members, double other) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == members) return values[i];
+  }
+  return other;
+}
+
+/// A: NCCL's largest over the protocols; within a mesh, and of few A100 on NVSwitch, as measured by
+/// the number of members; NVLSTree no more than its ceiling for nodes of 8 heads.
 double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, CollectiveKind kind,
                          NcclAlgorithm algorithm) {
   const NcclConstants& c = nccl_constants();
@@ -65,11 +75,14 @@ double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, Collect
     const double head = c.nvls_tree.at(nccl_row(group.architecture)).at(group.nodes == 2 ? 1 : 2);
     return std::min(bandwidth, c.nvls_tree_heads * head / bus_factor(kind, group.ranks));
   }
-  if (cluster.scale_up != ScaleUp::kMesh || group.nodes > 1) return bandwidth;
-  for (std::size_t i = 0; i < c.mesh_ranks.size(); ++i) {
-    if (c.mesh_ranks[i] == group.ranks) return c.mesh_busbw[i] / bus_factor(kind, group.ranks);
+  if (group.nodes > 1) return bandwidth;
+  if (cluster.scale_up == ScaleUp::kMesh) {
+    const double measured = at_ranks(c.mesh_ranks, c.mesh_busbw, group.ranks, 0);
+    return measured > 0 ? measured / bus_factor(kind, group.ranks) : bandwidth;
   }
-  return bandwidth;
+  const bool few =
+      cluster.scale_up == ScaleUp::kSwitch && cluster.device.architecture == Architecture::kAmpere;
+  return few ? bandwidth * at_ranks(c.few_ranks, c.few_ranks_share, group.ranks, 1) : bandwidth;
 }
 
 /// Whether NICs limit what NCCL counts on: its search takes channels in steps of speed, which leave
