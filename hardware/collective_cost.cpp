@@ -276,8 +276,8 @@ double seconds_in_a_node(const Cluster& cluster, const LinkRates& rates, const P
   if (at.nodes == 1 || near.ranks < 2) return 0;
   near.nodes = 1;
   near.per_node_max = near.per_node_min = near.ranks;
-  const NcclChoice choice =
-      choose_nccl(nccl_group_of(cluster, near), work.kind, bytes_of(work.dtype, work.count));
+  const NcclChoice choice = choose_nccl(nccl_group_of(cluster, near), work.kind,
+                                        bytes_of(work.dtype, work.count), work.dtype);
   return time_of(cluster, rates, near, work, choice, x).seconds;
 }
 
@@ -351,7 +351,8 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
     return all_to_all(cluster, rates, placement, work, steps);
   }
   const NcclGroup group = nccl_group_of(cluster, placement);
-  return nccl_cost(cluster, rates, placement, work, choose_nccl(group, work.kind, bytes), steps);
+  return nccl_cost(cluster, rates, placement, work,
+                   choose_nccl(group, work.kind, bytes, work.dtype), steps);
 }
 
 Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& at,
