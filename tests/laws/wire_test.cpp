@@ -146,6 +146,19 @@ TEST(Wire, RowsThatCrossOnceStillReachTheEmptiestNode) {
             least_seconds(cluster, lone, CollectiveKind::kAllToAll) * (Bytes{1} << 30));
 }
 
+// In a full mesh two members have one link, eight have seven: those two take as long to bring their
+// halves together as they would alone.
+TEST(Wire, TheLinksOfTheEmptiestNodeCountToo) {
+  for (const char* preset : {"mi300x", "mi355x", "ascend-910b"}) {
+    const Cluster cluster = nodes_of(preset, 2);
+    for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kAllGather}) {
+      EXPECT_GE(price_among(cluster, members_of(cluster, {8, 2}), kind, Bytes{1} << 34).duration,
+                price_among(cluster, members_of(cluster, {2}), kind, Bytes{1} << 34).duration)
+          << preset << " " << text_of(kind);
+    }
+  }
+}
+
 // Where nodes have unequal numbers the slowest sets the time, whichever it is.
 TEST(Wire, TheOrderOfUnequalNodesDoesNotMatter) {
   for (const char* preset : {"dgx-h100", "mi300x", "frontier", "ascend-910b"}) {
