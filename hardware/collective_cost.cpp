@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "hardware/local_cost.h"
 #include "hardware/mesh_collectives.h"
@@ -26,24 +28,41 @@ const TimeLaw& law_of(const Cluster& cluster, std::int32_t nodes) {
   return laws.at(nccl_row(cluster.device.architecture));
 }
 
-/// The least latency over the protocols; for NVLS and NVLSTree, which offer one protocol only and
-/// hand small messages to the others, over the algorithms as well.
-double least_latency_us(const NcclGroup& group, CollectiveKind kind, NcclAlgorithm chosen) {
-  double least = -1;
+/// NCCL's least latencies over the protocols, in us.
+struct Latency {
+  double least = -1;   ///< of any algorithm
+  double beyond = -1;  ///< what the chosen one has more
+};
+
+Latency latency_of(const NcclGroup& group, CollectiveKind kind, NcclAlgorithm chosen) {
+  Latency out;
+  double own = -1;
   for (int a = 0; a < kNcclAlgorithms; ++a) {
     const auto algorithm = static_cast<NcclAlgorithm>(a);
-    if (algorithm != chosen && !is_nvls(chosen)) continue;
     for (int p = 0; p < kNcclProtocols; ++p) {
       const NcclTuning tuning = nccl_tuning(group, kind, algorithm, static_cast<NcclProtocol>(p));
       if (tuning.gb_per_s <= 0) continue;
-      if (least < 0 || tuning.latency_us < least) least = tuning.latency_us;
+      if (out.least < 0 || tuning.latency_us < out.least) out.least = tuning.latency_us;
+      if (algorithm != chosen) continue;
+      if (own < 0 || tuning.latency_us < own) own = tuning.latency_us;
     }
   }
-  return std::max(0.0, least);
+  // NVLS and NVLSTree offer one protocol only and hand small messages to the others.
+  out.beyond = is_nvls(chosen) ? 0 : own - out.least;
+  return out;
 }
 
-/// A: NCCL's largest over the protocols; within a mesh, measured by the number of members; NVLSTree
-/// no more than its ceiling for nodes of 8 heads.
+/// Of a table by number of members; `other` for numbers it lacks.
+double at_ranks(const std::vector<double>& ranks, const std::vector<double>& values,
+                std::int32_t members, double other) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == members) return values[i];
+  }
+  return other;
+}
+
+/// A: NCCL's largest over the protocols; within a mesh, and of few A100 on NVSwitch, as measured by
+/// the number of members; NVLSTree no more than its ceiling for nodes of 8 heads.
 double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, CollectiveKind kind,
                          NcclAlgorithm algorithm) {
   const NcclConstants& c = nccl_constants();
@@ -56,11 +75,14 @@ double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, Collect
     const double head = c.nvls_tree.at(nccl_row(group.architecture)).at(group.nodes == 2 ? 1 : 2);
     return std::min(bandwidth, c.nvls_tree_heads * head / bus_factor(kind, group.ranks));
   }
-  if (cluster.scale_up != ScaleUp::kMesh || group.nodes > 1) return bandwidth;
-  for (std::size_t i = 0; i < c.mesh_ranks.size(); ++i) {
-    if (c.mesh_ranks[i] == group.ranks) return c.mesh_busbw[i] / bus_factor(kind, group.ranks);
+  if (group.nodes > 1) return bandwidth;
+  if (cluster.scale_up == ScaleUp::kMesh) {
+    const double measured = at_ranks(c.mesh_ranks, c.mesh_busbw, group.ranks, 0);
+    return measured > 0 ? measured / bus_factor(kind, group.ranks) : bandwidth;
   }
-  return bandwidth;
+  const bool few =
+      cluster.scale_up == ScaleUp::kSwitch && cluster.device.architecture == Architecture::kAmpere;
+  return few ? bandwidth * at_ranks(c.few_ranks, c.few_ranks_share, group.ranks, 1) : bandwidth;
 }
 
 /// Whether NICs limit what NCCL counts on: its search takes channels in steps of speed, which leave
@@ -104,16 +126,15 @@ Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Place
     return out;
   }
   const double slowdown = network_slowdown(cluster.topology, at);
-  const double nics = cluster.nic_port_gb_per_s() * group.nics_per_node * 1e9;
+  const double port = cluster.nic_port_gb_per_s() * 1e9;
   const bool of_nics = counts_on_nics(cluster, group, algorithm);
   out.algorithm = reached * slowdown / (of_nics ? rates.network : rates.scale_up);
-  out.network = traffic.node_network / (c.network_line_share * nics) * slowdown / rates.network;
+  out.network = traffic.nic_network / (c.network_line_share * port) * slowdown / rates.network;
   return out;
 }
 
-double memory_share(const Cluster& cluster, const Traffic& traffic, const Placement& at,
-                    double seconds) {
-  const double bytes = std::max(traffic.rank_scale_up, traffic.node_network / at.per_node_max);
+double memory_share(const Cluster& cluster, const Traffic& traffic, double seconds) {
+  const double bytes = std::max(traffic.rank_scale_up, traffic.rank_network);
   const double rate = nccl_constants().memory_traffic * bytes / seconds / 1e9;
   return std::min(0.5, rate / cluster.device.memory_gb_per_s);
 }
@@ -133,8 +154,8 @@ void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement
   if (at.nodes == 1) return;
   const double rate =
       cluster.nic_port_gb_per_s() * rates.network / network_slowdown(cluster.topology, at);
-  const std::int32_t outside = share_of(traffic.node_network / at.per_node_max, rate, seconds,
-                                        std::max(1, at.ranks_per_nic));
+  const std::int32_t outside =
+      share_of(traffic.rank_network, rate, seconds, std::max(1, at.ranks_per_nic));
   cost.port_share.at(static_cast<std::size_t>(Port::kNicOut)) = outside;
   cost.port_share.at(static_cast<std::size_t>(Port::kNicIn)) = outside;
 }
@@ -148,18 +169,33 @@ Cost finish(const Cluster& cluster, const LinkRates& rates, const Placement& at,
   Cost cost;
   cost.duration = max(Time{1}, bounded(seconds));
   cost.latency = min(cost.duration, bounded(alpha_s));
-  cost.memory_share =
-      static_cast<std::int32_t>(memory_share(cluster, traffic, at, seconds) * kWhole);
+  cost.memory_share = static_cast<std::int32_t>(memory_share(cluster, traffic, seconds) * kWhole);
   fill_shares(cluster, rates, at, traffic, cost);
   return cost;
+}
+
+/// What `traffic_of` says; what a NIC brings to a device of PCIe passes the same lanes as the rest.
+Traffic traffic_on(const Cluster& cluster, const Placement& at, CollectiveKind kind,
+                   NcclAlgorithm algorithm, double bytes) {
+  Traffic traffic = traffic_of(at, kind, algorithm, bytes);
+  if (cluster.scale_up == ScaleUp::kPcie) {
+    traffic.rank_scale_up = bytes * bus_factor(kind, at.ranks);
+  }
+  return traffic;
 }
 
 /// Rows that go to several members cross the network once a node, then the node's own links.
 void send_once_a_node(const Placement& at, double bytes, const FanOut& fan_out, Traffic& traffic) {
   if (fan_out.drawn == 0 || at.nodes == 1) return;
-  const double share = parts_hit(fan_out, at.nodes) / parts_hit(fan_out, at.ranks);
-  traffic.node_network *= share;
-  traffic.node_least *= share;
+  const double rank = parts_hit(fan_out, at.ranks) / at.ranks;  // chance of a row to hit a rank
+  traffic = Traffic{};
+  for (const NodeShape& shape : at.shapes) {
+    const std::int64_t nodes = at.ranks / shape.members;
+    const double node = parts_hit(fan_out, nodes) / static_cast<double>(nodes);
+    const double once = std::min(1.0, node / (shape.members * rank));
+    const double sent = node_bytes(at, shape.members, CollectiveKind::kAllToAll, bytes);
+    add_node(shape, once * sent, traffic);
+  }
   traffic.rank_scale_up = bytes * (at.per_node_max - 1) / at.per_node_max;
 }
 
@@ -167,8 +203,8 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
                 const Collective& work, std::ostream* steps) {
   const Bytes bytes = bytes_of(work.dtype, work.count);
   const NcclConstants& c = nccl_constants();
-  Traffic traffic =
-      traffic_of(at, CollectiveKind::kAllToAll, NcclAlgorithm::kRing, static_cast<double>(bytes));
+  Traffic traffic = traffic_on(cluster, at, CollectiveKind::kAllToAll, NcclAlgorithm::kRing,
+                               static_cast<double>(bytes));
   send_once_a_node(at, static_cast<double>(bytes), work.fan_out, traffic);
   const double network_us = network_latency_us(cluster, at);
   const double start =
@@ -179,9 +215,9 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   const double inside = traffic.rank_scale_up / (reached * scale_up_rate(cluster, rates) * 1e9);
   double outside = 0;
   if (at.nodes > 1) {
-    const double nics = cluster.nic_port_gb_per_s() * at.nics_per_node * rates.network;
-    outside = traffic.node_least * network_slowdown(cluster.topology, at, true) /
-              (c.all_to_all_network * nics * 1e9);
+    const double port = cluster.nic_port_gb_per_s() * rates.network;
+    outside = traffic.nic_network * network_slowdown(cluster.topology, at, true) /
+              (c.all_to_all_network * port * 1e9);
   }
   const FanOut& to = work.fan_out;
   const double carried =
@@ -202,61 +238,95 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   return cost;
 }
 
-/// The numbers of one price, for the reader.
-struct Derivation {
-  const Placement& at;
-  const NcclGroup& group;
-  const NcclChoice& choice;
-  const TimeLaw& law;
-  const Transfer& transfer;
-  const Traffic& traffic;
-  Bytes bytes = 0;
-  double latency_us = 0, alpha_s = 0, seconds = 0, busbw = 0;
-
-  void write(const Cluster& cluster, const Cost& cost, std::ostream& out) const {
-    const bool far = at.nodes > 1;
-    out << "group: " << at.ranks << " ranks on " << at.nodes << " nodes, " << at.per_node_min
-        << " to " << at.per_node_max << " a node";
-    if (far) {
-      out << ", " << group.nics_per_node << " NICs a node, slowed by the network's levels "
-          << network_slowdown(cluster.topology, at) << " times";
-    }
-    out << "\n"
-        << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
-        << ", its own estimate " << choice.time_us << " us of " << bytes << " bytes\n"
-        << "alpha: " << law.latency_factor << " * " << latency_us << " us";
-    if (is_nvls(choice.algorithm) && law.per_rank_us > 0) {
-      out << " + " << law.per_rank_us << " us * " << at.ranks << " ranks";
-    }
-    if (far) out << " + " << network_latency_us(cluster, at) << " us of network";
-    out << " = " << alpha_s * 1e6 << " us\n"
-        << "x: the longest of\n";
-    if (transfer.bandwidth > 0) {
-      out << "  " << transfer.algorithm * 1e6 << " us: " << transfer.share << " of the "
-          << transfer.bandwidth << " GB/s of the array that NCCL counts on\n";
-    }
-    out << "  " << transfer.scale_up * 1e6 << " us: " << traffic.rank_scale_up
-        << " bytes out of a device";
-    if (transfer.bandwidth <= 0) out << ", at " << transfer.share << " of its port's line rate";
-    out << "\n";
-    if (far) {
-      out << "  " << transfer.network * 1e6 << " us: " << traffic.node_network
-          << " bytes out of a node\n";
-    }
-    out << "(alpha^p + x^p)^(1/p) with p " << law.power << ": " << seconds * 1e6 << " us, busbw "
-        << busbw << " GB/s\n"
-        << "SMs held " << cost.sms_held << "\n";
-  }
+/// The time of one collective and what it is made of.
+struct NcclTime {
+  NcclGroup group;
+  TimeLaw law;
+  Traffic traffic;
+  Latency latency;
+  Transfer transfer;
+  double alpha_s = 0, fill_s = 0, seconds = 0;
 };
+
+/// With x no longer than `most_s`.
+NcclTime time_of(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+                 const Collective& work, const NcclChoice& choice, double most_s) {
+  const auto size = static_cast<double>(bytes_of(work.dtype, work.count));
+  NcclTime out;
+  out.group = nccl_group_of(cluster, at);
+  out.law = law_of(cluster, at.nodes);
+  out.traffic = traffic_on(cluster, at, work.kind, choice.algorithm, size);
+  out.transfer = transfer_of(cluster, rates, at, out.group, work, choice.algorithm, out.traffic);
+  out.latency = latency_of(out.group, work.kind, choice.algorithm);
+  out.alpha_s = (out.law.latency_factor * out.latency.least + out.latency.beyond +
+                 network_latency_us(cluster, at)) *
+                1e-6;
+  const double x = std::min(most_s, out.transfer.longest());
+  if (is_nvls(choice.algorithm)) out.fill_s = std::min(out.law.per_rank_us * at.ranks * 1e-6, x);
+  out.seconds = power_mean(out.alpha_s, x, out.law.power) + out.fill_s;
+  return out;
+}
+
+/// What as many members as a node holds would take in one, their bytes at x or faster: 0 for a
+/// group that lies in one.
+double seconds_in_a_node(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+                         const Collective& work, double x) {
+  Placement near;
+  near.ranks = std::min(at.ranks, cluster.accelerators_per_node);
+  if (at.nodes == 1 || near.ranks < 2) return 0;
+  near.nodes = 1;
+  near.per_node_max = near.per_node_min = near.ranks;
+  const NcclChoice choice = choose_nccl(nccl_group_of(cluster, near), work.kind,
+                                        bytes_of(work.dtype, work.count), work.dtype);
+  return time_of(cluster, rates, near, work, choice, x).seconds;
+}
+
+/// The numbers of one price, for the reader.
+void write_steps(const Cluster& cluster, const Placement& at, const Collective& work,
+                 const NcclChoice& choice, const NcclTime& time, double in_a_node_s,
+                 const Cost& cost, std::ostream& out) {
+  const bool far = at.nodes > 1;
+  const Bytes bytes = bytes_of(work.dtype, work.count);
+  const double seconds = std::max(time.seconds, in_a_node_s);
+  out << "group: " << at.ranks << " ranks on " << at.nodes << " nodes, " << at.per_node_min
+      << " to " << at.per_node_max << " a node";
+  if (far) {
+    out << ", " << time.group.nics_per_node << " NICs a node, slowed by the network's levels "
+        << network_slowdown(cluster.topology, at) << " times";
+  }
+  out << "\n"
+      << "NCCL: " << name_of(choice.algorithm) << "/" << name_of(choice.protocol)
+      << ", its own estimate " << choice.time_us << " us of " << bytes << " bytes\n"
+      << "alpha: " << time.law.latency_factor << " * " << time.latency.least << " us";
+  if (time.latency.beyond > 0) out << " + " << time.latency.beyond << " us of this algorithm";
+  if (far) out << " + " << network_latency_us(cluster, at) << " us of network";
+  out << " = " << time.alpha_s * 1e6 << " us\n"
+      << "x: the longest of\n";
+  const Transfer& transfer = time.transfer;
+  if (transfer.bandwidth > 0) {
+    out << "  " << transfer.algorithm * 1e6 << " us: " << transfer.share << " of the "
+        << transfer.bandwidth << " GB/s of the array that NCCL counts on\n";
+  }
+  out << "  " << transfer.scale_up * 1e6 << " us: " << time.traffic.rank_scale_up
+      << " bytes out of a device";
+  if (transfer.bandwidth <= 0) out << ", at " << transfer.share << " of its port's line rate";
+  out << "\n";
+  if (far) {
+    out << "  " << transfer.network * 1e6 << " us: " << time.traffic.node_network
+        << " bytes out of a node\n";
+  }
+  out << "(alpha^p + x^p)^(1/p) with p " << time.law.power;
+  if (time.fill_s > 0) out << ", and " << time.fill_s * 1e6 << " us to fill the trees";
+  if (in_a_node_s > time.seconds) out << ", no less than in one node";
+  out << ": " << seconds * 1e6 << " us, busbw "
+      << static_cast<double>(bytes) * bus_factor(work.kind, at.ranks) / seconds / 1e9 << " GB/s\n"
+      << "SMs held " << cost.sms_held << "\n";
+}
 
 }  // namespace
 
 NcclGroup nccl_group_of(const Cluster& cluster, const Placement& at) {
-  std::int32_t nics = at.nics_per_node;
-  if (at.per_node_min < at.per_node_max) {  // NCCL takes the fewest channels of any node
-    nics = std::max(1, nics * at.per_node_min / at.per_node_max);
-  }
-  return nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, nics);
+  return nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, at.fewest_nics());
 }
 
 Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
@@ -281,32 +351,20 @@ Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,
     return all_to_all(cluster, rates, placement, work, steps);
   }
   const NcclGroup group = nccl_group_of(cluster, placement);
-  return nccl_cost(cluster, rates, placement, work, choose_nccl(group, work.kind, bytes), steps);
+  return nccl_cost(cluster, rates, placement, work,
+                   choose_nccl(group, work.kind, bytes, work.dtype), steps);
 }
 
 Cost nccl_cost(const Cluster& cluster, const LinkRates& rates, const Placement& at,
                const Collective& work, const NcclChoice& choice, std::ostream* steps) {
-  const Bytes bytes = bytes_of(work.dtype, work.count);
-  const auto size = static_cast<double>(bytes);
-  const NcclGroup group = nccl_group_of(cluster, at);
-  const TimeLaw& law = law_of(cluster, at.nodes);
-  const Traffic traffic = traffic_of(at, work.kind, choice.algorithm, size);
-  const Transfer transfer = transfer_of(cluster, rates, at, group, work, choice.algorithm, traffic);
-
-  const double latency_us = least_latency_us(group, work.kind, choice.algorithm);
-  double alpha_us = law.latency_factor * latency_us;
-  if (is_nvls(choice.algorithm)) alpha_us += law.per_rank_us * at.ranks;
-  alpha_us += network_latency_us(cluster, at);
-  const double alpha = alpha_us * 1e-6;
-  const double seconds = power_mean(alpha, transfer.longest(), law.power);
-  Cost cost = finish(cluster, rates, at, traffic, alpha, seconds);
-  cost.sms_held = nccl_channels(group, choice, work.kind, bytes);
-  cost.deviation = static_cast<float>(law.deviation);
-  if (steps != nullptr) {
-    const double busbw = size * bus_factor(work.kind, at.ranks) / seconds / 1e9;
-    Derivation{at, group, choice, law, transfer, traffic, bytes, latency_us, alpha, seconds, busbw}
-        .write(cluster, cost, *steps);
-  }
+  const NcclTime time =
+      time_of(cluster, rates, at, work, choice, std::numeric_limits<double>::infinity());
+  const double in_a_node = seconds_in_a_node(cluster, rates, at, work, time.transfer.longest());
+  Cost cost = finish(cluster, rates, at, time.traffic, time.alpha_s + time.fill_s,
+                     std::max(time.seconds, in_a_node));
+  cost.sms_held = nccl_channels(time.group, choice, work.kind, bytes_of(work.dtype, work.count));
+  cost.deviation = static_cast<float>(time.law.deviation);
+  if (steps != nullptr) write_steps(cluster, at, work, choice, time, in_a_node, cost, *steps);
   return cost;
 }
 

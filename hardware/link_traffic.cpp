@@ -26,6 +26,12 @@ double node_all_reduce(const Placement& at, NcclAlgorithm algorithm, double byte
 
 }  // namespace
 
+void add_node(const NodeShape& shape, double bytes, Traffic& traffic) {
+  traffic.node_network = std::max(traffic.node_network, bytes);
+  traffic.nic_network = std::max(traffic.nic_network, bytes / shape.nics);
+  traffic.rank_network = std::max(traffic.rank_network, bytes / shape.members);
+}
+
 double bus_factor(CollectiveKind kind, double ranks) {
   switch (kind) {
     case CollectiveKind::kAllReduce:
@@ -41,36 +47,51 @@ double bus_factor(CollectiveKind kind, double ranks) {
   return 1;
 }
 
+double node_bytes(const Placement& at, std::int32_t members, CollectiveKind kind, double bytes) {
+  if (at.nodes == 1) return 0;
+  const double n = at.ranks, nodes = at.nodes;
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return bytes * 2 * (nodes - 1) / nodes;
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kReduceScatter:
+      return bytes * (n - members) / n;
+    case CollectiveKind::kAllToAll:
+      return bytes * members * (n - members) / n;
+    case CollectiveKind::kBroadcast:
+    case CollectiveKind::kReduce:
+      return bytes;
+  }
+  return bytes;
+}
+
 Traffic traffic_of(const Placement& at, CollectiveKind kind, NcclAlgorithm algorithm,
                    double bytes) {
   const double n = at.ranks;
   const bool reduces_all = kind == CollectiveKind::kAllReduce;
+  const bool exchanges = kind == CollectiveKind::kAllToAll;
   Traffic traffic;
   const double ring = bytes * bus_factor(kind, n);
   if (at.per_node_max > 1) traffic.rank_scale_up = ring;
   if (reduces_all && is_nvls(algorithm)) traffic.rank_scale_up = bytes;
-  if (kind == CollectiveKind::kAllToAll) traffic.rank_scale_up = bytes * (at.per_node_max - 1) / n;
-  if (at.nodes == 1) return traffic;
-  const double outside = (n - at.per_node_max) / n;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      traffic.node_network = node_all_reduce(at, algorithm, bytes);
-      traffic.node_least = std::min(traffic.node_network, 2 * bytes * (at.nodes - 1) / at.nodes);
-      return traffic;
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kReduceScatter:
-      traffic.node_least = bytes * outside;
-      break;
-    case CollectiveKind::kAllToAll:
-      traffic.node_least = traffic.node_network = bytes * at.per_node_max * outside;
-      return traffic;
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce:
-      traffic.node_least = bytes;
-      break;
+  if (exchanges) traffic.rank_scale_up = bytes * (at.per_node_max - 1) / n;
+  for (const NodeShape& shape : at.shapes) {
+    double sent = node_bytes(at, shape.members, kind, bytes);
+    if (reduces_all) {
+      sent = node_all_reduce(at, algorithm, bytes);
+    } else if (!exchanges && algorithm == NcclAlgorithm::kRing) {
+      sent = std::max(ring, sent);
+    }
+    add_node(shape, sent, traffic);
   }
-  const bool rings = algorithm == NcclAlgorithm::kRing;
-  traffic.node_network = rings ? std::max(ring, traffic.node_least) : traffic.node_least;
+  return traffic;
+}
+
+Traffic direct_traffic_of(const Placement& at, CollectiveKind kind, double bytes) {
+  Traffic traffic;
+  for (const NodeShape& shape : at.shapes) {
+    add_node(shape, node_bytes(at, shape.members, kind, bytes), traffic);
+  }
   return traffic;
 }
 

@@ -42,30 +42,10 @@ double phases_of(CollectiveKind kind) {
   return once ? 1 : 2;
 }
 
-/// Bytes that one rank sends within its node.
-double inside_bytes(const Placement& at, CollectiveKind kind, double bytes) {
-  const double n = at.ranks, g = at.per_node_max;
-  if (kind == CollectiveKind::kAllToAll) return bytes * (g - 1) / n;
+/// Bytes that one rank sends within its node of g members.
+double inside_bytes(const Placement& at, double g, CollectiveKind kind, double bytes) {
+  if (kind == CollectiveKind::kAllToAll) return bytes * (g - 1) / at.ranks;
   return phases_of(kind) * bytes * (g - 1) / g;
-}
-
-/// Bytes that one node sends to others.
-double outside_bytes(const Placement& at, CollectiveKind kind, double bytes) {
-  const double n = at.ranks, nodes = at.nodes, g = at.per_node_max;
-  if (at.nodes == 1) return 0;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return bytes * 2 * (nodes - 1) / nodes;
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kReduceScatter:
-      return bytes * (n - g) / n;
-    case CollectiveKind::kAllToAll:
-      return bytes * g * (n - g) / n;
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce:
-      return bytes;
-  }
-  return bytes;
 }
 
 double port_gb_per_s(const Cluster& cluster, const LinkRates& rates) {
@@ -90,24 +70,45 @@ double mesh_pair_gb_per_s(const Cluster& cluster, const LinkRates& rates,
   return port / std::max(1, cluster.device.scale_up_links);
 }
 
+namespace {
+
+/// What the node whose links take longest sends.
+struct Inside {
+  double bytes = 0, gb_per_s = 0, seconds = 0;  ///< of one rank
+};
+
+Inside inside_of(const Cluster& cluster, const LinkRates& rates, const Placement& at,
+                 CollectiveKind kind, double bytes) {
+  const double pair = mesh_pair_gb_per_s(cluster, rates, at);
+  const bool links = cluster.scale_up == ScaleUp::kFullMesh || at.one_package;
+  Inside longest;
+  const auto add = [&](double members) {
+    if (members < 2) return;
+    const double sent = inside_bytes(at, members, kind, bytes);
+    const double rate = links ? (members - 1) * pair : pair;
+    const double seconds = sent / (rate * 1e9);
+    if (seconds > longest.seconds) longest = {sent, rate, seconds};
+  };
+  add(at.per_node_max);
+  for (const NodeShape& shape : at.shapes) add(shape.members);
+  return longest;
+}
+
+}  // namespace
+
 Cost mesh_collective_cost(const Cluster& cluster, const LinkRates& rates,
                           const Placement& placement, CollectiveKind kind, double bytes,
                           std::ostream* steps) {
   const MeshLaw& law = mesh_law(cluster.device.architecture);
-  const double peers = placement.per_node_max - 1;
-  const double pair = mesh_pair_gb_per_s(cluster, rates, placement);
-  const bool links = cluster.scale_up == ScaleUp::kFullMesh || placement.one_package;
-  const double inside_rate = links ? peers * pair : pair;
-  const double nics =
-      cluster.nic_port_gb_per_s() * std::max(1, placement.nics_per_node) * rates.network;
-  const double inside = inside_bytes(placement, kind, bytes);
-  const double outside = outside_bytes(placement, kind, bytes);
+  const Inside inside = inside_of(cluster, rates, placement, kind, bytes);
+  const Traffic network = direct_traffic_of(placement, kind, bytes);
+  const double port = cluster.nic_port_gb_per_s() * rates.network;
 
-  const double inside_s = inside <= 0 ? 0 : inside / (law.scale_up_efficiency * inside_rate * 1e9);
+  const double inside_s = inside.seconds / law.scale_up_efficiency;
   double outside_s = 0, alpha_us = law.alpha_us, slowdown = 1;
   if (placement.nodes > 1) {
     slowdown = network_slowdown(cluster.topology, placement, kind == CollectiveKind::kAllToAll);
-    outside_s = outside * slowdown / (law.network_efficiency * nics * 1e9);
+    outside_s = network.nic_network * slowdown / (law.network_efficiency * port * 1e9);
     const double hop =
         law.step_us + cluster.network_latency_us + network_detour_us(cluster.topology, placement);
     alpha_us += phases_of(kind) * std::ceil(std::log2(placement.nodes)) * hop;
@@ -117,18 +118,19 @@ Cost mesh_collective_cost(const Cluster& cluster, const LinkRates& rates,
   const double seconds = alpha_us * 1e-6 + x;
 
   PortTraffic traffic;
-  traffic.scale_up_bytes = inside;
-  traffic.scale_up_gb_per_s = std::max(port_gb_per_s(cluster, rates), inside_rate);
-  traffic.nic_bytes = outside / placement.per_node_max;
-  traffic.nic_gb_per_s = cluster.nic_port_gb_per_s() * rates.network / slowdown;
+  traffic.scale_up_bytes = inside.bytes;
+  traffic.scale_up_gb_per_s = std::max(port_gb_per_s(cluster, rates), inside.gb_per_s);
+  traffic.nic_bytes = network.rank_network;
+  traffic.nic_gb_per_s = port / slowdown;
   traffic.nic_sharers = placement.ranks_per_nic;
   Cost cost = held_cost(cluster.device, traffic, alpha_us * 1e-6, seconds, law.memory_passes);
   cost.sms_held = law.sms_held;
   cost.deviation = static_cast<float>(law.deviation);
   if (steps != nullptr) {
     *steps << "group: " << placement.ranks << " ranks on " << placement.nodes << " nodes, direct\n"
-           << "alpha " << alpha_us << " us, inside " << inside_s * 1e6 << " us at " << inside_rate
-           << " GB/s line, across " << outside_s * 1e6 << " us: " << seconds * 1e6 << " us\n"
+           << "alpha " << alpha_us << " us, inside " << inside_s * 1e6 << " us at "
+           << inside.gb_per_s << " GB/s line, across " << outside_s * 1e6
+           << " us: " << seconds * 1e6 << " us\n"
            << "SMs held " << cost.sms_held << "\n";
   }
   return cost;

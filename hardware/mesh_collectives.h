@@ -1,11 +1,12 @@
 // Collectives where every member reaches every other directly and NCCL is not the library: RCCL on
 // Infinity Fabric, HCCL on HCCS or Unified Bus, MPI on a host.
 //
-// In a node of g members, each with a port of R GB/s or, in a full mesh, one link of L to each
-// peer (so that R = (g-1) L and two members use ONE link):
+// In a node of g members (of unequal nodes the slowest counts), each with a port of R GB/s or, in a
+// full mesh, one link of L to each peer (so that R = (g-1) L and two members use ONE link):
 //     inside = phases * bytes * (g-1)/g / (e R)
 // phases: 2 all-reduce, 1 all-gather and reduce-scatter, 2 broadcast and reduce (scatter, gather).
-// Between N nodes, halving and doubling or rings over the NICs that a node's members reach:
+// Between N nodes, halving and doubling or rings over the NICs that a node's members reach, of the
+// node whose NICs take longest (`node_bytes`):
 //     across = bytes * F / (e_n NICs),   F = 2(N-1)/N all-reduce, (n-g)/n gathers, 1 broadcast
 // stretched by the network's levels (hardware/topology.h). All-to-all sends bytes/n to each peer.
 //     t = alpha + log2(N) steps + max(inside, across)    pipelined: RCCL, MPI, and any all-to-all

@@ -11,6 +11,8 @@ namespace {
 
 constexpr double kNarrowRing = 12;  // GB/s: half the threads
 constexpr double kLeastTraffic = 16384;
+constexpr double kFp8Ring = 1024;         // times as long, src/enqueue.cc
+constexpr std::int32_t kMostFp8Ring = 8;  // ranks
 constexpr std::int32_t kMostP2p = 64, kFewChannels = 2;
 constexpr Bytes kNearChunk = Bytes{512} << 10, kFarChunk = Bytes{128} << 10;
 
@@ -44,16 +46,23 @@ std::string_view name_of(NcclProtocol protocol) {
   return kNames.at(index_of(protocol));
 }
 
-NcclChoice choose_nccl(const NcclGroup& group, CollectiveKind kind, Bytes bytes) {
+NcclChoice choose_nccl(const NcclGroup& group, CollectiveKind kind, Bytes bytes, DType dtype) {
+  const bool adds = kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
+                    kind == CollectiveKind::kReduce;
+  const bool last_resort = adds && dtype == DType::kFp8 && group.ranks > kMostFp8Ring;
   NcclChoice best;
-  best.time_us = -1;
+  double least = -1;
   for (int a = 0; a < kNcclAlgorithms; ++a) {
     for (int p = 0; p < kNcclProtocols; ++p) {
       const auto algorithm = static_cast<NcclAlgorithm>(a);
       const auto protocol = static_cast<NcclProtocol>(p);
       if (nccl_tuning(group, kind, algorithm, protocol).gb_per_s <= 0) continue;
       const double us = estimate_us(group, kind, algorithm, protocol, static_cast<double>(bytes));
-      if (best.time_us < 0 || us < best.time_us) best = NcclChoice{algorithm, protocol, us};
+      const bool ring = algorithm == NcclAlgorithm::kRing;
+      const double rank = last_resort && ring ? kFp8Ring * us : us;
+      if (least >= 0 && rank >= least) continue;
+      least = rank;
+      best = NcclChoice{algorithm, protocol, us};
     }
   }
   return best;

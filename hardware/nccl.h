@@ -7,7 +7,7 @@
 // a law fitted to measurements for that. CollNet (SHARP) follows the same source, but no search
 // result with it was at hand to compare.
 // Left out: symmetric-memory and copy-engine kernels, tuner plugins, NCCL's own environment
-// variables, fp8 reductions (NCCL forbids Ring to them above 8 ranks).
+// variables, and that NVLS cannot add every type.
 #pragma once
 
 #include <array>
@@ -87,8 +87,10 @@ struct NcclChoice {
   bool operator==(const NcclChoice&) const = default;
 };
 
-/// The choice for `bytes` of the full array (Collective::count). Not for all-to-all.
-NcclChoice choose_nccl(const NcclGroup& group, CollectiveKind kind, Bytes bytes);
+/// The choice for `bytes` of the full array (Collective::count). Not for all-to-all. Sums in 8 bits
+/// lose precision along a ring: above 8 ranks NCCL takes it only where nothing else adds.
+NcclChoice choose_nccl(const NcclGroup& group, CollectiveKind kind, Bytes bytes,
+                       DType dtype = DType::kBf16);
 
 /// SMs that the collective holds. All channels, less while each would move under threads * T bytes
 /// (T = 64 Simple, 8 LL and LL128, 8 n Ring/LL) or 16 KiB of traffic; NVLS always all of its own.

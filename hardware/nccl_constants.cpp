@@ -128,6 +128,8 @@ NcclConstants load() {
   c.all_to_all_peer_us = number_at(all_to_all, "per_peer_us");
   c.all_to_all_power = number_at(all_to_all, "power");
   c.memory_traffic = number_at(root, "memory_traffic_per_byte");
+  c.few_ranks = numbers_at(member(root, "few_ampere"), "ranks");
+  c.few_ranks_share = numbers_at(member(root, "few_ampere"), "share");
   c.mesh_ranks = numbers_at(member(root, "mesh_busbw_gb_per_s"), "ranks");
   c.mesh_busbw = numbers_at(member(root, "mesh_busbw_gb_per_s"), "gb_per_s");
   return c;

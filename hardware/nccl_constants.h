@@ -54,6 +54,7 @@ struct NcclConstants {
   double all_to_all_power = 1;
   double memory_traffic = 3;
   std::vector<double> mesh_ranks, mesh_busbw;
+  std::vector<double> few_ranks, few_ranks_share;  ///< of A, few members of a node on NVSwitch
 };
 
 const NcclConstants& nccl_constants();

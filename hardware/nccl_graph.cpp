@@ -32,7 +32,8 @@ std::span<const double> inter_speeds(Architecture a) {
   return kInterOld;
 }
 
-constexpr std::int32_t kMostHeads = 32;  // of NVLS
+constexpr std::int32_t kMostHeads = 32;   // of NVLS
+constexpr std::int32_t kEqualRings = 16;  // members of a node
 
 bool near(double a, double b) { return std::abs(a - b) <= 0.03 * std::max(a, b); }
 
@@ -61,12 +62,15 @@ NcclGraph ring_in_node(Architecture architecture, double links) {
 }
 
 /// One channel a NIC, as fast as the NIC and the links behind it allow; where nodes have more NICs
-/// than that many channels (NVL72), the speed and count that carry most.
-NcclGraph ring_across(Architecture architecture, double links, std::int32_t ranks_per_node,
-                      std::int32_t nics, double nic_rate) {
+/// than that many channels (NVL72), the speed and count that carry most. Of a node's members one
+/// sends each channel to the NIC and not over its links, unless PCIe carries both.
+NcclGraph ring_across(const NcclGroup& group, double links, double nic_rate) {
   constexpr std::int32_t kMostRings = 16;
-  const double inside =
+  const Architecture architecture = group.architecture;
+  const std::int32_t ranks_per_node = group.ranks_per_node, nics = group.nics_per_node;
+  double inside =
       ranks_per_node > 1 ? links * ranks_per_node / (ranks_per_node - 1) : nic_rate * nics;
+  if (group.scale_up == ScaleUp::kPcie) inside = links;
   NcclGraph graph{4, 0, 0, 0};
   for (const double speed : inter_speeds(architecture)) {
     if (speed > nic_rate * (1 + 1e-9)) continue;
@@ -133,15 +137,17 @@ void apply_rule(NcclGroup& group, const Cluster& cluster, double nic_rate) {
       group.nvls = nvls_graph(a, links, std::min(group.ranks_per_node, kMostHeads), 0);
     }
   } else {
-    group.ring = ring_across(a, links, group.ranks_per_node, group.nics_per_node, nic_rate);
+    group.ring = ring_across(group, links, nic_rate);
     group.tree = group.ring;
     group.tree.pattern = a == Architecture::kHopper || blackwell ? 3 : 1;
     if (has_nvls(cluster) && group.ranks_per_node > 1 && group.nics_per_node > 1) {
       group.nvls = nvls_graph(a, links, std::min(group.nics_per_node, kMostHeads), nic_rate);
     }
   }
+  // The searches at hand found equal rings for up to 16 members and unequal ones for 36 and 72.
   group.equal_channels =
-      group.ranks_per_node == 1 || (group.nodes == 1 && cluster.scale_up != ScaleUp::kMesh);
+      group.ranks_per_node == 1 || (group.nodes == 1 && cluster.scale_up != ScaleUp::kMesh &&
+                                    group.ranks_per_node <= kEqualRings);
   group.channels = doubled_channels(group);
   if (group.nvls.channels > 0) group.nvls_channels = !blackwell ? 16 : group.nodes == 1 ? 24 : 32;
 }

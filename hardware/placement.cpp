@@ -82,7 +82,9 @@ void count_domain(const Cluster& cluster, std::span<const RankId> members, Place
     }
     placement.ranks_per_nic = std::max(placement.ranks_per_nic, ++on_port);
   }
-  placement.nics_per_node = std::max(placement.nics_per_node, ports);
+  const NodeShape shape{count, ports};
+  const auto place = std::lower_bound(placement.shapes.begin(), placement.shapes.end(), shape);
+  if (place == placement.shapes.end() || *place != shape) placement.shapes.insert(place, shape);
   const auto spread = [&](std::int32_t size) {
     return cluster.local_of(members.front()) / size != cluster.local_of(members.back()) / size;
   };
@@ -99,6 +101,14 @@ TorusAxes axes_of(const Cluster& cluster, std::span<const RankId> members) {
 }
 
 }  // namespace
+
+std::int32_t Placement::fewest_nics() const {
+  std::int32_t fewest = 0;
+  for (const NodeShape& shape : shapes) {
+    fewest = fewest == 0 ? shape.nics : std::min(fewest, shape.nics);
+  }
+  return fewest;
+}
 
 Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> ranks) {
   if (ranks.empty()) return input_error("cluster " + cluster.name + ": a group without members");
@@ -136,7 +146,10 @@ Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> r
   } else if (placement.nodes > 1) {
     count_crossings(cluster, ranks, sorted, placement);
   }
-  if (placement.nodes == 1) placement.nics_per_node = placement.ranks_per_nic = 0;
+  if (placement.nodes == 1) {
+    placement.shapes.clear();
+    placement.ranks_per_nic = 0;
+  }
   return placement;
 }
 

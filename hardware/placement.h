@@ -5,18 +5,26 @@
 #include <compare>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "hardware/cluster.h"
 #include "hardware/torus.h"
 
 namespace foretrain {
 
+/// What a group has on one node (of a torus: slice).
+struct NodeShape {
+  std::int32_t members = 0;
+  std::int32_t nics = 0;  ///< NIC ports that they reach
+  std::strong_ordering operator<=>(const NodeShape&) const = default;
+};
+
 /// Translation-invariant: equal for all groups of the same pattern, wherever they start.
 struct Placement {
   std::int32_t ranks = 0;
   std::int32_t nodes = 0;  ///< scale-up domains: nodes, or slices of a torus
   std::int32_t per_node_max = 0, per_node_min = 0;
-  std::int32_t nics_per_node = 0;  ///< NIC ports that the members of the fullest node reach
+  std::vector<NodeShape> shapes;   ///< the distinct ones, ascending; none for one node
   std::int32_t ranks_per_nic = 0;  ///< members that share the busiest port
   /// Of 1024 node-to-node hops in member order, those that leave a domain of each network level; 0
   /// where it cannot matter because the level is neither oversubscribed nor slow.
@@ -28,6 +36,9 @@ struct Placement {
   bool across_switches = false;  ///< they lie behind several PCIe switches of a node
   TorusAxes axes{};              ///< of the fullest slice
   std::strong_ordering operator<=>(const Placement&) const = default;
+
+  /// NIC ports of the node that reaches the fewest; 0 for a group on one node.
+  std::int32_t fewest_nics() const;
 };
 
 /// Linear in the number of members when they come in rank order. Refuses empty groups, ranks beyond

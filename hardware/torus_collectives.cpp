@@ -42,25 +42,6 @@ double hops_of(const Placement& at) {
   return hops;
 }
 
-/// Bytes that one slice sends to others.
-double outside_bytes(const Placement& at, CollectiveKind kind, double bytes) {
-  const double n = at.ranks, slices = at.nodes, g = at.per_node_max;
-  if (at.nodes == 1) return 0;
-  switch (kind) {
-    case CollectiveKind::kAllReduce:
-      return bytes * 2 * (slices - 1) / slices;
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kReduceScatter:
-      return bytes * (n - g) / n;
-    case CollectiveKind::kAllToAll:
-      return bytes * g * (n - g) / n;
-    case CollectiveKind::kBroadcast:
-    case CollectiveKind::kReduce:
-      return bytes;
-  }
-  return bytes;
-}
-
 }  // namespace
 
 const TorusLaw& torus_law() {
@@ -93,12 +74,11 @@ Cost torus_collective_cost(const Cluster& cluster, const LinkRates& rates,
   const double own = kind == CollectiveKind::kAllToAll ? bytes * g / n : bytes;
   const double inside_s = phases * own * seconds_per_byte(placement, kind, link) / law.efficiency;
   double alpha_us = law.start_us + phases * hops_of(placement) * cluster.topology.hop_latency_us;
-  double outside = 0, outside_s = 0;
+  const Traffic network = direct_traffic_of(placement, kind, bytes);
+  double outside_s = 0;
   if (placement.nodes > 1) {
-    const double nics =
-        cluster.nic_port_gb_per_s() * std::max(1, placement.nics_per_node) * rates.network;
-    outside = outside_bytes(placement, kind, bytes);
-    outside_s = outside / (law.network_efficiency * nics * 1e9);
+    const double port = cluster.nic_port_gb_per_s() * rates.network;
+    outside_s = network.nic_network / (law.network_efficiency * port * 1e9);
     alpha_us += law.network_start_us +
                 phases * std::ceil(std::log2(placement.nodes)) * cluster.network_latency_us;
   }
@@ -107,7 +87,7 @@ Cost torus_collective_cost(const Cluster& cluster, const LinkRates& rates,
   PortTraffic traffic;
   traffic.scale_up_bytes = g > 1 ? phases * own * (g - 1) / g : 0;
   traffic.scale_up_gb_per_s = cluster.device.scale_up_gb_per_s * rates.scale_up;
-  traffic.nic_bytes = outside / g;
+  traffic.nic_bytes = network.rank_network;
   traffic.nic_gb_per_s = cluster.nic_port_gb_per_s() * rates.network;
   traffic.nic_sharers = placement.ranks_per_nic;
   Cost cost = held_cost(cluster.device, traffic, alpha_us * 1e-6, seconds, law.memory_passes);

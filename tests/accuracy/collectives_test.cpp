@@ -6,6 +6,9 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <vector>
 
 #include "hardware/collective_cost.h"
@@ -66,16 +69,17 @@ Bands errors_of(const Json& series) {
   return errors;
 }
 
-void print_row(const std::string& name, const Bands& errors) {
-  std::printf("| %s |", name.c_str());
+std::string row_of(const std::string& name, const Bands& errors) {
+  std::string row = "| " + name + " |";
   for (const std::vector<double>& band : errors) {
-    if (band.empty()) {
-      std::printf(" |");
-    } else {
-      std::printf(" %.0f, %+.0f (%zu) |", 100 * median_size(band), 100 * median(band), band.size());
+    std::array<char, 64> text{};
+    if (!band.empty()) {
+      std::snprintf(text.data(), text.size(), " %.0f, %+.0f (%zu)", 100 * median_size(band),
+                    100 * median(band), band.size());
     }
+    row += std::string(text.data()) + " |";
   }
-  std::printf("\n");
+  return row;
 }
 
 void append(Bands& to, const Bands& from) {
@@ -84,41 +88,128 @@ void append(Bands& to, const Bands& from) {
   }
 }
 
-void expect_within(const std::string& name, const Bands& errors) {
-  std::vector<double> small = errors[0], large = errors[2];
-  small.insert(small.end(), errors[1].begin(), errors[1].end());
-  large.insert(large.end(), errors[3].begin(), errors[3].end());
-  EXPECT_LE(median_size(small), 0.20) << name;
-  EXPECT_LE(median_size(large), 0.08) << name;
-  for (std::size_t band = 0; band < kBands; ++band) {
-    EXPECT_LE(std::abs(median(errors.at(band))), 0.10) << name << ", " << kBandNames.at(band);
+/// Median error without sign below 16 MiB and from there on; the largest of a band with sign.
+struct Errors {
+  double small = 0, large = 0, bias = 0;
+  bool within(const Errors& bound) const {
+    return small <= bound.small && large <= bound.large && bias <= bound.bias;
   }
+};
+constexpr Errors kBound = {0.20, 0.08, 0.10};
+
+Errors of_bands(const Bands& bands) {
+  std::vector<double> small = bands[0], large = bands[2];
+  small.insert(small.end(), bands[1].begin(), bands[1].end());
+  large.insert(large.end(), bands[3].begin(), bands[3].end());
+  Errors errors{median_size(small), median_size(large), 0};
+  for (const std::vector<double>& band : bands) {
+    errors.bias = std::max(errors.bias, std::abs(median(band)));
+  }
+  return errors;
 }
 
-// Median of the error without sign at most 8 % from 16 MiB on and 20 % below; no band of sizes has
-// a median error, with sign, beyond 10 %; for groups on one node and on many alike.
-TEST(CollectivePrices, AreAsCloseToMeasurementsAsStated) {
-  const Json data =
-      read_json_file(std::string(FORETRAIN_TEST_DATA) + "/collectives_measured.json").value();
+void expect_within(const std::string& name, const Errors& errors, const Errors& bound) {
+  EXPECT_LE(errors.small, bound.small) << name << ", below 16 MiB";
+  EXPECT_LE(errors.large, bound.large) << name << ", from 16 MiB on";
+  EXPECT_LE(errors.bias, bound.bias) << name << ", bias of a band";
+}
+
+/// Series beyond the bound, what they are held to, and what in the data is the reason.
+struct Exception {
+  const char* series;
+  Errors bound;
+  const char* reason;
+};
+constexpr const char* kEightA100 =
+    "three logs of 8 A100 differ by 1.2 to 2 times from 1 to 64 MiB, this one above vTrain's";
+constexpr const char* kEightH200 =
+    "two logs of 8 H200 differ by 22 to 39 % below 4 MiB: PyTorch's launch is in one";
+constexpr const char* kBlackwell =
+    "PyTorch's launch is in the 8 GPUs' log and not in the tray of 4's, and they share constants";
+constexpr const char* kNvls = "NVLS was measured where NCCL 2.28 takes the ring";
+const std::vector<Exception>& exceptions() {
+  static const std::vector<Exception> all = {
+      {"a100x8_stas", {0.20, 0.08, 0.12}, kEightA100},
+      {"a100x8_azure", {0.20, 0.08, 0.15}, kEightA100},
+      {"h200x8_stas", {0.20, 0.08, 0.22}, kEightH200},
+      {"h200x8_azure", {0.20, 0.08, 0.14}, kEightH200},
+      {"hopper8_mooncake", {0.62, 0.08, 0.67}, "a floor of 19 us, where others have 26 to 40"},
+      {"b200x8_stas", {0.38, 0.09, 0.42}, kBlackwell},
+      {"gb200x4_azure", {0.20, 0.08, 0.21}, kBlackwell},
+      {"b200x32_4n_stas", {0.20, 0.08, 0.35}, "the loop warms up: 6.3 ms at 32 KiB, 0.4 at 256"},
+      {"h200_5gpu_8G", {0.20, 0.15, 0.15}, kNvls},
+      {"b200_6gpu_8G_NVLS", {0.20, 0.09, 0.10}, kNvls},
+      {"b200_7gpu_8G_NVLS", {0.20, 0.14, 0.14}, kNvls},
+      {"b200_8gpu_8G_NVLS",
+       {0.20, 0.09, 0.10},
+       "the same machine's log has 740 GB/s at 4 GiB and 839 at 8"},
+      {"a100_4n_stas", {0.20, 0.35, 0.80}, "the network is not stated"},
+      {"h100_256_ag", {0.20, 0.27, 0.27}, "reported as a fault: 200 GB/s"},
+      {"vtrain_v100_8gpu", {0.20, 0.08, 0.19}, "12 MiB took longer than 16 in it"},
+  };
+  return all;
+}
+
+const Exception* exception_of(const std::string& series) {
+  for (const Exception& exception : exceptions()) {
+    if (series == exception.series) return &exception;
+  }
+  return nullptr;
+}
+
+Json measured_series() {
+  return read_json_file(std::string(FORETRAIN_TEST_DATA) + "/collectives_measured.json").value();
+}
+
+// Every series: median of the error without sign at most 8 % from 16 MiB on and 20 % below, and no
+// band of sizes with a median error, with sign, beyond 10 %; the exceptions by name.
+TEST(CollectivePrices, AreAsCloseToEverySeriesAsStated) {
+  const Json data = measured_series();
+  std::size_t rows = 0, excepted = 0;
+  for (const Json& series : *data.find("series")->array()) {
+    const std::string& id = *series.find("id")->string();
+    const Errors errors = of_bands(errors_of(series));
+    const Exception* exception = exception_of(id);
+    expect_within(id, errors, exception == nullptr ? kBound : exception->bound);
+    if (exception != nullptr) {
+      ++excepted;
+      EXPECT_FALSE(errors.within(kBound)) << id << " needs no exception: " << exception->reason;
+    }
+    ++rows;
+  }
+  EXPECT_EQ(excepted, exceptions().size());
+  EXPECT_GE(rows, 52U);
+}
+
+// The same of all points together, of groups on one node and on many; and the table in the document
+// is the one printed here.
+TEST(CollectivePrices, AreAsCloseTogetherAndAsTheDocumentSays) {
+  const Json data = measured_series();
+  std::ifstream file(std::string(FORETRAIN_SOURCE_DIR) + "/docs/prices.md");
+  const std::string document((std::istreambuf_iterator<char>(file)), {});
+  const auto show = [&](const std::string& name, const Bands& errors) {
+    const std::string row = row_of(name, errors);
+    std::printf("%s\n", row.c_str());
+    EXPECT_NE(document.find(row + "\n"), std::string::npos) << "docs/prices.md lacks " << row;
+  };
   Bands one, many;
-  std::size_t points = 0, rows = 0;
+  std::size_t points = 0;
   std::printf("median error without sign, with sign, in %% (points)\n| series |");
   for (const char* name : kBandNames) std::printf(" %s |", name);
   std::printf("\n| --- | --- | --- | --- | --- |\n");
   for (const Json& series : *data.find("series")->array()) {
     const Bands errors = errors_of(series);
-    print_row(*series.find("id")->string(), errors);
-    ++rows;
-    if (series.find("counted") != nullptr) continue;
+    const bool counted = series.find("counted") == nullptr;
+    show(*series.find("id")->string(), errors);
+    if (!counted) continue;
     append(series.find("nodes")->number() == 1 ? one : many, errors);
     for (const std::vector<double>& band : errors) points += band.size();
   }
-  print_row("one node", one);
-  print_row("many nodes", many);
-  EXPECT_GE(rows, 52U);
-  EXPECT_GE(points, 400U);
-  expect_within("one node", one);
-  expect_within("many nodes", many);
+  show("**one node**", one);
+  show("**many nodes**", many);
+  EXPECT_GE(points, 500U);
+  expect_within("one node", of_bands(one), kBound);
+  expect_within("many nodes", of_bands(many), kBound);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "hardware/collective_cost.h"
+#include "tests/support/collectives.h"
 
 namespace foretrain {
 namespace {
@@ -32,13 +32,6 @@ const std::vector<Layout>& layouts() {
   return all;
 }
 
-const std::vector<CollectiveKind>& kinds() {
-  static const std::vector<CollectiveKind> all = {
-      CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
-      CollectiveKind::kBroadcast, CollectiveKind::kReduce,    CollectiveKind::kAllToAll};
-  return all;
-}
-
 Cluster cluster_of(const Layout& layout, bool sharp = false) {
   Cluster cluster = read_cluster(Json(layout.preset), "test", "").value();
   cluster.accelerators = layout.accelerators;
@@ -47,22 +40,12 @@ Cluster cluster_of(const Layout& layout, bool sharp = false) {
 }
 
 Placement placed(const Cluster& cluster, std::int32_t count, std::int32_t stride) {
-  std::vector<RankId> ranks;
-  for (std::int32_t i = 0; i < count; ++i) ranks.emplace_back(i * stride);
-  return placement_of(cluster, ranks).value();
-}
-
-Collective work_of(CollectiveKind kind, Bytes bytes) {
-  Collective work;
-  work.kind = kind;
-  work.dtype = DType::kUint8;
-  work.count = bytes;
-  return work;
+  return placement_of(cluster, strided(count, stride)).value();
 }
 
 Cost price(const Cluster& cluster, const Placement& at, CollectiveKind kind, Bytes bytes,
            const LinkRates& rates = {}) {
-  return collective_cost(cluster, rates, at, work_of(kind, bytes), nullptr).value();
+  return collective_cost(cluster, rates, at, collective_of(kind, bytes), nullptr).value();
 }
 
 template <typename Body>
@@ -71,7 +54,7 @@ void for_each_price(Body body) {
     for (const Layout& layout : layouts()) {
       const Cluster cluster = cluster_of(layout, sharp);
       const Placement at = placed(cluster, layout.count, layout.stride);
-      for (const CollectiveKind kind : kinds()) {
+      for (const CollectiveKind kind : all_collectives()) {
         SCOPED_TRACE(std::string(layout.preset) + " " + std::to_string(layout.count) + "/" +
                      std::to_string(layout.stride) + " kind " +
                      std::to_string(static_cast<int>(kind)) + (sharp ? " SHARP" : ""));
@@ -144,50 +127,10 @@ TEST(CollectiveLaws, MoreBytesAreHardlyCheaperAcrossChoices) {
   });
 }
 
-// Equal groups: all members in one node against one member a node.
-TEST(CollectiveLaws, AGroupInsideANodeIsNeverSlowerThanSpread) {
-  for (const char* preset : {"dgx-a100-80gb", "hgx-a800", "dgx-h100", "hgx-h800", "dgx-b200",
-                             "dgx-1v", "aws-p4d", "aws-p5", "gb200-nvl72"}) {
-    Cluster cluster = read_cluster(Json(preset), "test", "").value();
-    cluster.accelerators = 8 * cluster.accelerators_per_node;
-    for (const std::int32_t count : {2, 4, 8}) {
-      const Placement inside = placed(cluster, count, 1);
-      const Placement spread = placed(cluster, count, cluster.accelerators_per_node);
-      for (const CollectiveKind kind : kinds()) {
-        for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 2) {
-          EXPECT_LE(price(cluster, inside, kind, bytes).duration,
-                    price(cluster, spread, kind, bytes).duration)
-              << preset << " " << count << " kind " << static_cast<int>(kind) << " " << bytes;
-        }
-      }
-    }
-  }
-}
-
-/// Seconds that the wire needs for one byte of the collective: of a rank's links where all are in
-/// one node, else of a node's NICs.
-double wire_seconds(const Cluster& cluster, const Placement& at, CollectiveKind kind) {
-  const double n = at.ranks;
-  const double nodes = at.nodes;
-  const bool all_reduce = kind == CollectiveKind::kAllReduce;
-  if (at.nodes == 1) {
-    // NVLS halves what a rank sends for an all-reduce; a broadcast passes every byte once.
-    return (all_reduce ? 1 : bus_factor(kind, n)) / (scale_up_rate(cluster, {}) * 1e9);
-  }
-  double least = (n - at.per_node_max) / n;
-  if (all_reduce) least = cluster.sharp ? 1 : 2 * (nodes - 1) / nodes;
-  if (kind == CollectiveKind::kAllToAll) least *= at.per_node_max;
-  if (kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce) least = 1;
-  return least / (cluster.nic_port_gb_per_s() * at.nics_per_node * 1e9);
-}
-
-// What a rank or a node sends cannot leave faster than its links' line rate.
-TEST(CollectiveLaws, NothingBeatsTheWire) {
+TEST(CollectiveLaws, WhatAPriceHoldsIsInRange) {
   for_each_price([](const Cluster& cluster, const Placement& at, CollectiveKind kind) {
-    const double wire = wire_seconds(cluster, at, kind);
     for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
       const Cost cost = price(cluster, at, kind, bytes);
-      EXPECT_GE(cost.duration.seconds() * 1.000001, static_cast<double>(bytes) * wire) << bytes;
       for (const std::int32_t share : cost.port_share) {
         EXPECT_GE(share, 0);
         EXPECT_LE(share, kWhole);
@@ -221,8 +164,9 @@ TEST(CollectiveLaws, LargePricesScaleWithBytesOverRate) {
     NcclChoice choice{NcclAlgorithm::kRing, NcclProtocol::kSimple, 0};
     if (kind == CollectiveKind::kAllToAll) return;
     const Bytes bytes = kLargest;
-    const Cost once = nccl_cost(cluster, {}, at, work_of(kind, bytes), choice, nullptr);
-    const Cost twice = nccl_cost(cluster, {2, 2}, at, work_of(kind, 2 * bytes), choice, nullptr);
+    const Cost once = nccl_cost(cluster, {}, at, collective_of(kind, bytes), choice, nullptr);
+    const Cost twice =
+        nccl_cost(cluster, {2, 2}, at, collective_of(kind, 2 * bytes), choice, nullptr);
     EXPECT_NEAR(twice.duration.us(), once.duration.us(), 1e-6 * once.duration.us());
   });
 }
@@ -251,6 +195,48 @@ TEST(CollectiveLaws, MoreChannelsNeverSlowALoneCollective) {
       EXPECT_LE(choose_nccl(wider, kind, bytes).time_us, choose_nccl(group, kind, bytes).time_us);
     }
   });
+}
+
+/// The price with twice the NICs, or twice the links in the node, over the price without.
+double wider_over(const Cluster& cluster, const std::vector<RankId>& ranks, CollectiveKind kind,
+                  Bytes bytes, bool nics, const NcclChoice* choice) {
+  Cluster wider = cluster;
+  if (nics) wider.nics_per_node *= 2;
+  if (!nics) {
+    wider.device.scale_up_gb_per_s *= 2;
+    wider.device.nccl_scale_up_gb_per_s *= 2;
+  }
+  const auto time = [&](const Cluster& c) {
+    if (choice == nullptr) return price_among(c, ranks, kind, bytes).duration.seconds();
+    const Placement at = placement_of(c, ranks).value();
+    return nccl_cost(c, {}, at, collective_of(kind, bytes), *choice, nullptr).duration.seconds();
+  };
+  return time(wider) / time(cluster);
+}
+
+// With a given algorithm never; where NCCL then chooses another, by no more than a tenth. (Twice
+// the links in a node make a shape that no search was at hand for, so that choices cannot be
+// compared.)
+TEST(CollectiveLaws, MoreNicsAndLinksNeverRaiseAPrice) {
+  const NcclChoice ring{NcclAlgorithm::kRing, NcclProtocol::kSimple, 0};
+  const std::vector<std::vector<std::int32_t>> members = {
+      {8}, {8, 8}, {8, 8, 8, 8, 8, 8, 8, 8}, {4, 4, 4}, {8, 3}};
+  for (const char* preset : {"dgx-1v", "aws-p4d", "dgx-a100-80gb", "dgx-h100", "hgx-h800", "aws-p5",
+                             "dgx-b200", "aws-p6-b200", "gcp-a3-high"}) {
+    const Cluster cluster = nodes_of(preset, 8);
+    for (const std::vector<std::int32_t>& each : members) {
+      const std::vector<RankId> ranks = members_of(cluster, each);
+      for (const CollectiveKind kind : all_collectives()) {
+        const NcclChoice* given = kind == CollectiveKind::kAllToAll ? nullptr : &ring;
+        for (Bytes bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
+          SCOPED_TRACE(std::string(preset) + " " + text_of(kind) + " " + std::to_string(bytes));
+          EXPECT_LE(wider_over(cluster, ranks, kind, bytes, true, given), 1.000001);
+          EXPECT_LE(wider_over(cluster, ranks, kind, bytes, false, given), 1.000001);
+          EXPECT_LE(wider_over(cluster, ranks, kind, bytes, true, nullptr), 1.1);
+        }
+      }
+    }
+  }
 }
 
 // A reduction in the switches moves half of what a ring does: large all-reduces gain.

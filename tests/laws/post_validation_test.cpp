@@ -25,7 +25,7 @@ Time step_of(const Model& model, const Plan& plan, PassDurations durations, std:
   return out.ok() ? out.value() : Time();
 }
 
-PassDurations durations(std::int64_t f, std::int64_t b, std::int64_t w) {
+PassDurations lasting(std::int64_t f, std::int64_t b, std::int64_t w) {
   return {Time{f * 4'000'000}, Time{b * 4'000'000}, Time{w * 4'000'000}, Time{}};
 }
 
@@ -40,7 +40,7 @@ Plan plan_of(const Model& model, Schedule schedule, std::int64_t p, std::int64_t
 // before it. That the last one ends (p - 1) F later counts once all wait for each other.
 TEST(PostValidation, LeavesWhatAStageWorks) {
   const Model model = pass_model();
-  const PassDurations d = durations(1, 1, 1);
+  const PassDurations d = lasting(1, 1, 1);
   for (const std::int64_t p : {2, 4, 8}) {
     const std::int64_t m = 2 * p + 3;
     const std::int64_t layers = model.layers / p;
@@ -60,7 +60,7 @@ TEST(PostValidation, StepsAreAlikeFromTheThirdOn) {
   for (const Schedule schedule : {Schedule::k1F1B, Schedule::kZbH1, Schedule::kZbH2}) {
     for (const auto& [f, b, w] : {std::array{1, 1, 1}, std::array{2, 3, 1}, std::array{3, 4, 5}}) {
       Plan plan = plan_of(model, schedule, 4, 9);
-      const PassDurations d = durations(f, b, w);
+      const PassDurations d = lasting(f, b, w);
       const Time with_wait = step_of(model, plan, d, 3);
       plan.overlap.post_validation = true;
       const Time third = step_of(model, plan, d, 3);
@@ -81,7 +81,7 @@ TEST(PostValidation, NoStageWaitsInInterleavedWarmUps) {
       plan.schedule = Schedule::kInterleaved;
       plan.virtual_pipeline = v;
       plan.pipeline_layout = default_layout(model.layers, p * v);
-      const PassDurations d = durations(1, 2, 1);
+      const PassDurations d = lasting(1, 2, 1);
       const Time with_wait = step_of(model, plan, d, 3);
       plan.overlap.post_validation = true;
       EXPECT_LE(step_of(model, plan, d, 3), with_wait) << p << " x " << v;

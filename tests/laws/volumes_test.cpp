@@ -14,7 +14,7 @@ namespace {
 
 /// Bytes of the full arrays of a Program's collectives in one step, by group and kind, and of its
 /// messages by channel.
-struct Traffic {
+struct Carried {
   std::map<std::pair<std::string, CollectiveKind>, Bytes> collectives;
   std::map<std::string, Bytes> sent, received;
   Bytes of(const char* group, CollectiveKind kind) const {
@@ -23,8 +23,8 @@ struct Traffic {
   }
 };
 
-Traffic traffic_of(const Program& program, bool layers_only) {
-  Traffic out;
+Carried traffic_of(const Program& program, bool layers_only) {
+  Carried out;
   for (const Call& call : program.calls) {
     if (layers_only && call.layer < 0) continue;
     for (const Op& op : program.segments[call.segment.index()].ops) {
@@ -61,7 +61,7 @@ TEST(DataParallelVolume, AllReduce) {
     for (const std::int64_t bucket : {0, 100'000, 1}) {
       Plan plan = small_plan(model, {1, 1, 1, d}, 2);
       plan.bucket_elements = bucket == 1 ? 1 << 16 : bucket;
-      const Traffic t = traffic_of(lower(model, plan).programs[0], false);
+      const Carried t = traffic_of(lower(model, plan).programs[0], false);
       EXPECT_EQ(t.of(kDataGroup, kReduce), 4 * parameters + 4);
       EXPECT_EQ(t.of(kDataGroup, kGather), 0);
       EXPECT_EQ(t.of(kDataGroup, kScatter), 0);
@@ -89,7 +89,7 @@ TEST(DataParallelVolume, DistributedOptimizer) {
         plan.sharding = Sharding::kOptimizer;
         plan.overlap.gradient_reduce = plan.overlap.parameter_gather = overlap;
         plan.bucket_elements = 100'000;
-        const Traffic traffic = traffic_of(lower(model, plan).programs[0], false);
+        const Carried traffic = traffic_of(lower(model, plan).programs[0], false);
         EXPECT_EQ(traffic.of(kDataGroup, kScatter), 4 * padded);
         EXPECT_EQ(traffic.of(kDataGroup, kGather), 2 * padded);
         EXPECT_EQ(traffic.of(kDataGroup, kReduce), 4);  // the loss
@@ -98,7 +98,7 @@ TEST(DataParallelVolume, DistributedOptimizer) {
       Plan plan = small_plan(model, {t, 1, 1, d}, 2);
       plan.sharding = Sharding::kOptimizer;
       plan.reduction = GradientReduction::kAllReduce;
-      const Traffic traffic = traffic_of(lower(model, plan).programs[0], false);
+      const Carried traffic = traffic_of(lower(model, plan).programs[0], false);
       EXPECT_EQ(traffic.of(kDataGroup, kReduce), 4 * padded + 4);
       EXPECT_EQ(traffic.of(kDataGroup, kGather), 2 * padded);
     }
@@ -118,7 +118,7 @@ TEST(DataParallelVolume, ShardedParameters) {
     Plan plan = small_plan(model, {1, 1, 1, d}, 1);
     plan.sharding = Sharding::kParameters;
     plan.units.reduce = plan.precision.compute;
-    const Traffic t = traffic_of(lower(model, plan).programs[0], false);
+    const Carried t = traffic_of(lower(model, plan).programs[0], false);
     EXPECT_EQ(t.of(kDataGroup, kGather), 4 * layers + 2 * ends);
     EXPECT_EQ(t.of(kDataGroup, kScatter), 2 * (layers + ends));
   }
@@ -137,7 +137,7 @@ TEST(DataParallelVolume, HybridSharding) {
     plan.shard_group = group;
     plan.units.reduce = plan.precision.compute;
     const Workload workload = lower(model, plan);
-    const Traffic t = traffic_of(workload.programs[0], false);
+    const Carried t = traffic_of(workload.programs[0], false);
     EXPECT_EQ(t.of(kReplicaGroup, kReduce), 2 * parameters / group);
     EXPECT_EQ(t.of(kReplicaGroup, kGather) + t.of(kReplicaGroup, kScatter), 0);
     EXPECT_EQ(t.of(kShardGroup, kScatter), 2 * parameters);
@@ -166,7 +166,7 @@ TEST(DataParallelVolume, ReducedToOwners) {
     plan.units.reduce = plan.precision.gradients = plan.precision.compute;
     const Workload workload = lower(model, plan);
     ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
-    const Traffic t = traffic_of(workload.programs[0], false);
+    const Carried t = traffic_of(workload.programs[0], false);
     const std::int64_t unit = level == Sharding::kOptimizer ? 128 * kOwners : 1;
     const Bytes all = 2 * ((parameters + unit - 1) / unit * unit);
     EXPECT_EQ(t.of(kDataGroup, CollectiveKind::kReduce), all);
@@ -191,7 +191,7 @@ TEST(DataParallelVolume, ZeroPlusPlus) {
   plan.units.secondary = plan.buckets.inner_group = 4;
   const Workload workload = lower(model, plan);
   ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
-  const Traffic t = traffic_of(workload.programs[0], false);
+  const Carried t = traffic_of(workload.programs[0], false);
   const auto parameters = static_cast<Bytes>(parameter_count(model));
   // Units are padded up to equal shards; the last one and the ends are not gathered again.
   const auto about = [](Bytes found, double expected) {
@@ -253,10 +253,10 @@ TEST(DataParallelVolume, GathersInFp8) {
   for (const bool current : {false, true}) {
     plan.precision.current_scaling = current;
     plan.units.narrow_gathers = plan.units.casts_shards = false;
-    const Traffic wide = gathered();
+    const Carried wide = gathered();
     EXPECT_EQ(count(".quantize_weights"), 2 * 4 * model.layers);
     plan.units.narrow_gathers = plan.units.casts_shards = true;
-    const Traffic narrow = gathered();
+    const Carried narrow = gathered();
     EXPECT_EQ(count(".quantize_weights"), 0);
     EXPECT_EQ(count(".turn_weights"), 4 * model.layers);
     const std::int64_t gathers = 2 * model.layers;  // forward and backward
@@ -281,7 +281,7 @@ TEST(TensorParallelVolume, PerLayer) {
       plan.overlap.tensor_backward = overlap;
       const Bytes array = 2 * plan.tokens() * model.hidden;
       const std::int64_t passes = model.layers * plan.microbatches();
-      Traffic traffic = traffic_of(lower(model, plan).programs[0], true);
+      Carried traffic = traffic_of(lower(model, plan).programs[0], true);
       EXPECT_EQ(traffic.of(kTensorGroup, kReduce), 4 * array * passes);
       EXPECT_EQ(traffic.of(kTensorGroup, kGather), 0);
       plan.sequence = true;
@@ -309,7 +309,7 @@ TEST(TensorParallelVolume, InRings) {
     plan.sequence = plan.overlap.tensor = true;
     const Bytes array = 2 * plan.tokens() * model.hidden;
     const std::int64_t passes = model.layers * plan.microbatches();
-    const Traffic traffic = traffic_of(lower(model, plan).programs[0], true);
+    const Carried traffic = traffic_of(lower(model, plan).programs[0], true);
     EXPECT_EQ(traffic.of(kTensorGroup, kGather), 2 * array * passes);
     EXPECT_EQ(traffic.of(kTensorGroup, kScatter), 2 * array * passes);
     const Bytes gathered = 4 * (t - 1) * array / t * passes;
@@ -381,8 +381,8 @@ TEST(PipelineVolume, Messages) {
       plan.sequence = sequence;
       const Bytes each = 2 * plan.tokens() * model.hidden / (sequence ? 2 : 1) * 4;
       const Workload workload = lower(model, plan);
-      const Traffic first = traffic_of(workload.programs[0], false);
-      const Traffic last = traffic_of(workload.programs[1], false);
+      const Carried first = traffic_of(workload.programs[0], false);
+      const Carried last = traffic_of(workload.programs[1], false);
       EXPECT_EQ(first.sent.at(kToNext), v * each);
       EXPECT_EQ(last.received.at(kFromPrevious), v * each);
       EXPECT_EQ(last.sent.at(kToPrevious), v * each);
@@ -443,7 +443,7 @@ TEST(PipelineVolume, SharedVocabulary) {
     const Workload workload = lower(model, plan);
     const Bytes hidden = 2 * plan.tokens() * model.hidden;
     for (const Program& program : workload.programs) {
-      const Traffic traffic = traffic_of(program, false);
+      const Carried traffic = traffic_of(program, false);
       EXPECT_EQ(traffic.of(kStagesGroup, CollectiveKind::kReduce), 6 * 2 * hidden);
       EXPECT_EQ(traffic.of(kStagesGroup, CollectiveKind::kBroadcast), 6 * 2 * hidden);
       EXPECT_EQ(traffic.of(kVocabularyGroup, kReduce), 6 * 3 * 4 * plan.tokens());

@@ -105,7 +105,7 @@ TEST(Placement, IsTheSameWhereverTheGroupStarts) {
   EXPECT_EQ(data, placement_of(cluster, ranks(5, 16, 8)).value());
   EXPECT_EQ(data.nodes, 16);
   EXPECT_EQ(data.per_node_max, 1);
-  EXPECT_EQ(data.nics_per_node, 1);
+  EXPECT_EQ(data.fewest_nics(), 1);
 }
 
 TEST(Placement, CountsUnevenGroups) {
@@ -113,7 +113,8 @@ TEST(Placement, CountsUnevenGroups) {
   const Placement uneven = placement_of(cluster, ranks(6, 6, 1)).value();
   EXPECT_EQ(uneven.per_node_max, 4);
   EXPECT_EQ(uneven.per_node_min, 2);
-  EXPECT_EQ(uneven.nics_per_node, 4);
+  EXPECT_EQ(uneven.shapes, (std::vector<NodeShape>{{2, 2}, {4, 4}}));
+  EXPECT_EQ(uneven.fewest_nics(), 2);
 }
 
 TEST(Placement, RefusesRanksThatDoNotFit) {

@@ -99,6 +99,20 @@ TEST(Nccl, SelectionBySizeEqualsTheLibrarys) {
   EXPECT_EQ(sizes, 83 * 3 * 25);
 }
 
+// src/enqueue.cc: sums of 8 bits along a long ring lose precision.
+TEST(Nccl, SumsInEightBitsTakeARingOnlyWhereNothingElseAdds) {
+  const Cluster cluster = cluster_of(Json("dgx-a100-80gb"));
+  const auto ring = [](const NcclGroup& group, CollectiveKind kind, DType dtype) {
+    return choose_nccl(group, kind, Bytes{1} << 32, dtype).algorithm == NcclAlgorithm::kRing;
+  };
+  const NcclGroup two = group_of(cluster, 8, 4), one = group_of(cluster, 8, 1);
+  EXPECT_TRUE(ring(two, CollectiveKind::kAllReduce, DType::kBf16));
+  EXPECT_FALSE(ring(two, CollectiveKind::kAllReduce, DType::kFp8));
+  EXPECT_TRUE(ring(one, CollectiveKind::kAllReduce, DType::kFp8));
+  EXPECT_TRUE(ring(two, CollectiveKind::kAllGather, DType::kFp8));      // adds nothing
+  EXPECT_TRUE(ring(two, CollectiveKind::kReduceScatter, DType::kFp8));  // has nothing else
+}
+
 // No search with SHARP was at hand; these are the formulas of src/graph/tuning.cc by hand.
 TEST(Nccl, SharpOffersCollNetAndNvlsAcrossNodes) {
   Cluster cluster = cluster_of(Json("dgx-h100"));

@@ -100,7 +100,7 @@ TEST(Topology, SlicesOfATorusAreItsDomains) {
   const Placement all = placement_of(two, ranks(0, 512, 1)).value();
   EXPECT_EQ(all.nodes, 2);
   EXPECT_EQ(all.per_node_max, 256);
-  EXPECT_EQ(all.nics_per_node, 32 * 2);
+  EXPECT_EQ(all.fewest_nics(), 32 * 2);
   EXPECT_EQ(all.ranks_per_nic, 4);
   EXPECT_EQ(placement_of(two, ranks(0, 2, 256)).value().nodes, 2);
 }
