@@ -56,6 +56,7 @@ class HardwareCostModel final : public CostModel {
   }
 
   std::int32_t port_of(RankId rank, Port port) const override {
+    if (port == Port::kHostOut || port == Port::kHostIn) return rank.value;
     if (port == Port::kScaleUpOut || port == Port::kScaleUpIn) {
       if (x_cluster.scale_up != ScaleUp::kPcie) return rank.value;
       const std::int32_t behind = x_cluster.accelerators_per_pcie_switch;
@@ -73,6 +74,32 @@ class HardwareCostModel final : public CostModel {
         "host sync", "host delay", "pause",  "opaque",     "convolution"};
     static_assert(std::variant_size_v<Work> == kNames.size());
     return kNames.at(work.index());
+  }
+
+  /// What crosses an accelerator's link to the host, by bytes over duration and line rate: copies,
+  /// and what goes to NICs, which hang on its lanes. Where accelerators reach each other over that
+  /// link the laws of collectives count what NICs take of it.
+  void add_host_link(const Work& work, Cost& cost) const {
+    const double line = x_cluster.device.pcie_gb_per_s;
+    if (line <= 0 || cost.duration.ps == 0) return;
+    const bool pcie = x_cluster.scale_up == ScaleUp::kPcie;
+    const auto share = [&cost](Port port) -> std::int32_t& {
+      return cost.port_share.at(static_cast<std::size_t>(port));
+    };
+    const auto of_line = [line](double gb_per_s) {
+      return static_cast<std::int32_t>(std::min(1.0, gb_per_s / line) * kWhole);
+    };
+    if (const auto* copy = std::get_if<Copy>(&work)) {
+      const bool out = copy->from == Memory::kDevice;
+      if (out == (copy->to == Memory::kDevice)) return;  // on the device, or not there
+      const Port port = pcie ? (out ? Port::kScaleUpOut : Port::kScaleUpIn)
+                             : (out ? Port::kHostOut : Port::kHostIn);
+      share(port) = of_line(static_cast<double>(copy->bytes) / cost.duration.seconds() / 1e9);
+    } else if (!pcie) {
+      const double nic = x_cluster.nic_port_gb_per_s() / kWhole;
+      share(Port::kHostOut) = of_line(share(Port::kNicOut) * nic);
+      share(Port::kHostIn) = of_line(share(Port::kNicIn) * nic);
+    }
   }
 
   Result<Placement> placement(PlacementId id) const {
@@ -128,6 +155,7 @@ class HardwareCostModel final : public CostModel {
       return cost;
     }
     FT_ASSIGN(cost, price_device(work, placements, steps));
+    add_host_link(work, cost);
     if (on_tensor_cores(work)) {
       const double loss = kernel_constants(x_cluster.device.architecture).clock_loss_beside;
       cost.clock_loss = static_cast<std::int32_t>(std::lround(loss * kWhole));
