@@ -1,16 +1,10 @@
-#include <array>
+#include <vector>
 
 #include "hardware/gemm_formula.h"
 #include "hardware/local_cost.h"
 
 namespace foretrain {
 namespace {
-
-/// Kernels for few channels that GEMM libraries do not choose. Their sizes stand in the names of
-/// cuDNN's kernels (..._256x64_..., tilesize128x64x32); rates of the best tile's from memory.
-constexpr std::array kNarrowTiles = {GemmTile{256, 64, 0.9}, GemmTile{64, 256, 0.9},
-                                     GemmTile{128, 64, 0.85}, GemmTile{64, 128, 0.85},
-                                     GemmTile{64, 64, 0.7}};
 
 struct Traffic {
   double x = 0, y = 0, weights = 0;  ///< elements
@@ -88,7 +82,8 @@ double winograd_bytes(const Convolution& w) {
 Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
                               std::ostream* steps) {
   GemmConstants c = kernel_constants(device.architecture).gemm;
-  c.tiles.insert(c.tiles.end(), kNarrowTiles.begin(), kNarrowTiles.end());
+  const std::vector<GemmTile>& narrow = shared_constants().narrow_tiles;
+  c.tiles.insert(c.tiles.end(), narrow.begin(), narrow.end());
   while (c.splits.back() < device.sm_count) c.splits.push_back(c.splits.back() * 2);
   const Gemm product = implicit_gemm(work);
   if (c.winograd > 0 && takes_winograd(work)) {

@@ -4,6 +4,7 @@
 #include <numbers>
 #include <vector>
 
+#include "hardware/kernel_constants.h"
 #include "hardware/presets.h"
 
 namespace foretrain {
@@ -66,12 +67,14 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   reader.read("scale_up_links", device.scale_up_links, {0, 4096});
   reader.read("scale_up_gb_per_s", device.scale_up_gb_per_s, {1e-3, 1e7});
   if (base.sm_count == 0 || device.scale_up_gb_per_s != base.scale_up_gb_per_s) {
-    device.nccl_scale_up_gb_per_s = 0.82 * device.scale_up_gb_per_s;  // H100: 20.6 of 25 a link
+    device.nccl_scale_up_gb_per_s = shared_constants().nccl_share * device.scale_up_gb_per_s;
   }
   reader.read("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s, {1e-3, 1e7});
   reader.read("pcie_gb_per_s", device.pcie_gb_per_s, {1e-3, 1e6});
   reader.read("power_w", device.power_w, {0, 1e6});
   reader.read("power_limit_w", device.power_limit_w, {0, 1e6});
+  reader.read("relative_rate", device.relative_rate, {0.01, 2});
+  reader.read("exponentials_per_clock", device.exponentials_per_clock, {1, 1e4});
   if (device.fp16_tflops <= 0 && device.bf16_tflops <= 0) {
     reader.fail("bf16_tflops", "a device needs bf16_tflops or fp16_tflops");
   }
@@ -87,7 +90,7 @@ std::string_view name_of(Architecture architecture) {
 }
 
 double power_law(double power_w, double reference_w) {
-  return std::pow(power_w / reference_w, 0.568);
+  return std::pow(power_w / reference_w, shared_constants().power_exponent);
 }
 
 double power_factor(const DeviceSpec& device) {
@@ -95,7 +98,9 @@ double power_factor(const DeviceSpec& device) {
   return power_law(device.power_limit_w, device.power_w);
 }
 
-double sustained_factor(const DeviceSpec& device) { return device.slowest * power_factor(device); }
+double sustained_factor(const DeviceSpec& device) {
+  return device.slowest * device.relative_rate * power_factor(device);
+}
 
 double slowest_rate(std::int64_t devices, double spread) {
   const auto n = static_cast<double>(devices);
@@ -180,6 +185,8 @@ Json to_json(const DeviceSpec& device) {
   set_rate("pcie_gb_per_s", device.pcie_gb_per_s);
   out.set("power_w", device.power_w);
   set_rate("power_limit_w", device.power_limit_w);
+  if (device.relative_rate != 1) out.set("relative_rate", device.relative_rate);
+  set_rate("exponentials_per_clock", device.exponentials_per_clock);
   return out;
 }
 

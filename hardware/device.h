@@ -53,6 +53,9 @@ struct DeviceSpec {
   double pcie_gb_per_s = 0;           ///< device to host, or NVLink-C2C
   double power_w = 0;                 ///< what the product may draw
   double power_limit_w = 0;           ///< what an operator lets it draw, 0 = all
+  double relative_rate = 1;           ///< tensor-core rate that this product keeps up, of what
+                                      ///< configs/kernels/ has for its architecture
+  double exponentials_per_clock = 0;  ///< of an SM, in fp32; 0: not known
   /// Sustained tensor-core rate of the slowest of a run's devices, of the mean one's: set by the
   /// cluster, no field of a device.
   double slowest = 1;
@@ -72,7 +75,7 @@ double power_law(double power_w, double reference_w);
 double power_factor(const DeviceSpec& device);
 
 /// What is left of the sustained rate of tensor cores in a run, whose step waits for its slowest
-/// device: that, and what the power limit leaves.
+/// device: that, what the power limit leaves, and what the product keeps up.
 double sustained_factor(const DeviceSpec& device);
 
 /// Expected rate of the slowest of `devices` >= 1, of the mean: 1 - spread z with

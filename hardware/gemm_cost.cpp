@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -54,24 +55,28 @@ double partial_bytes(const Gemm& work, std::int64_t splits) {
   return splits > 1 ? static_cast<double>(splits + 1) * results * 4 : 0;
 }
 
+/// Elements of A and B that blocks of as many tiles as compute at once read, each row and column
+/// once a block: the least over shapes of the block.
+double block_reads(const DeviceSpec& device, const Gemm& work, const GemmEstimate& c) {
+  const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n);
+  const std::int64_t high_most = std::min<std::int64_t>(device.sm_count, ceil_div(work.m, c.rows));
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t high = 1; high <= high_most; ++high) {
+    const std::int64_t wide = device.sm_count / high;
+    const double down = static_cast<double>(ceil_div(work.m, high * c.rows));
+    const double across = static_cast<double>(ceil_div(work.n, wide * c.columns));
+    least = std::min(least, m * across + n * down);
+  }
+  return static_cast<double>(work.batch) * static_cast<double>(work.k) * least;
+}
+
 /// Bytes through device memory, see local_cost.h.
 double traffic(const DeviceSpec& device, const Gemm& work, const GemmEstimate& c) {
   const double in = bits_of(work.in) / 8.0, out = bits_of(work.out) / 8.0;
   const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n),
              k = static_cast<double>(work.k), batch = static_cast<double>(work.batch);
-  const double once = in * batch * (m * k + k * n);
-  double reads = once;
-  if (once > device.l2_mib * kMiB) {
-    // A wave covers a block of tiles as square as can be; its rows and columns are read once.
-    const double in_flight = static_cast<double>(std::min<std::int64_t>(device.sm_count, c.tiles));
-    const auto rows = static_cast<double>(c.rows), columns = static_cast<double>(c.columns);
-    const double high =
-        std::clamp(std::round(std::sqrt(in_flight * columns / rows)), 1.0, std::ceil(m / rows));
-    const double wide = std::max(1.0, std::floor(in_flight / high));
-    const double block = std::min(high * rows, m) + std::min(wide * columns, n);
-    reads = std::max(once,
-                     static_cast<double>(c.waves) * block * k / static_cast<double>(c.splits) * in);
-  }
+  double reads = in * batch * (m * k + k * n);
+  if (reads > device.l2_mib * kMiB) reads = in * block_reads(device, work, c);
   return reads + batch * m * n * out * (work.accumulate ? 2 : 1) + partial_bytes(work, c.splits);
 }
 
@@ -92,6 +97,20 @@ std::int64_t tiles_of(const Gemm& work, const GemmTile& tile) {
   std::int64_t high = 0;
   for (const std::int64_t tokens : work.groups) high += ceil_div(tokens, tile.rows);
   return high * wide;
+}
+
+/// Tiles' worth of what is computed: whole tiles, or where they lie on systolic arrays the rows and
+/// columns padded to those.
+double computed_tiles(const GemmConstants& c, const Gemm& work, const GemmTile& tile) {
+  if (c.array == 0) return static_cast<double>(tiles_of(work, tile));
+  const auto padded = [&c](std::int64_t x) { return ceil_div(x, c.array) * c.array; };
+  std::int64_t rows = padded(work.m) * work.batch;
+  if (!work.groups.empty() && !work.transpose_a) {
+    rows = 0;
+    for (const std::int64_t tokens : work.groups) rows += padded(tokens);
+  }
+  return static_cast<double>(rows) * static_cast<double>(padded(work.n)) /
+         static_cast<double>(tile.rows * tile.columns);
 }
 
 /// The k of the deepest product, which bounds the others' time from below.
@@ -115,7 +134,7 @@ GemmEstimate evaluate(const DeviceSpec& device, const GemmConstants& c, const Ge
   out.tiles = tiles_of(work, tile) * splits;
   out.waves = ceil_div(out.tiles, device.sm_count);
   out.rate = rate * tile.relative;
-  const double fill = static_cast<double>(out.tiles) / device.sm_count;
+  const double fill = computed_tiles(c, work, tile) * static_cast<double>(splits) / device.sm_count;
   const double waves =
       (1 - c.fractional_wave) * static_cast<double>(out.waves) + c.fractional_wave * fill;
   const double prologue = prologue_k(device, c, work.in);
@@ -172,10 +191,11 @@ void explain(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
     steps << "the slowest accelerator of the run: " << device.slowest << " of the mean rate\n";
   }
   if (correction.factor != 1) {
-    steps << "samples of " << name_of(device.architecture) << " nearby: times " << correction.factor
-          << "\n";
+    steps << "samples of configs/gemm/" << name_of(device.architecture) << ".json nearby: times "
+          << correction.factor << ", " << name_of(correction.provenance) << "\n";
   }
-  steps << "achieved " << flops_of(Work{work}) / cost.duration.seconds() / 1e12 << " TFLOP/s\n";
+  steps << "achieved " << flops_of(Work{work}) / cost.duration.seconds() / 1e12 << " TFLOP/s\n"
+        << kernel_constants(device.architecture).source("gemm");
 }
 
 }  // namespace
@@ -184,19 +204,19 @@ GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, con
                            ClockState clock, double moved) {
   double rate = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
   if (misaligned(work)) rate *= c.misaligned;
-  if (clock == ClockState::kSustained) rate *= sustained_factor(device);
+  rate *= clock == ClockState::kSustained ? sustained_factor(device) : device.relative_rate;
   if (work.transpose_a) rate *= c.weight_gradient;
   if (work.split_accumulator) rate *= c.split_accumulator;
   if (work.cutlass) rate *= c.cutlass;
   if (clock == ClockState::kBurst) {
     rate *= 1 + c.boost * std::exp(-2e-9 * products_of(work) / c.boost_gflop);
   }
+  const double split_below = shared_constants().split_below * device.sm_count;
   GemmEstimate best;
   for (const GemmTile& tile : c.tiles) {
     const std::int64_t tiles = tiles_of(work, tile);
     for (const std::int64_t splits : c.splits) {
-      // cuBLAS splits k where a third of the SMs would idle and the parts stay deep.
-      if (splits > 1 && (work.k / splits < 256 || 3 * tiles > 2 * device.sm_count)) continue;
+      if (splits > 1 && static_cast<double>(tiles) > split_below) continue;
       const GemmEstimate next = evaluate(device, c, work, tile, splits, rate, moved);
       if (best.tiles == 0 || next.busy_s() < best.busy_s()) best = next;
     }

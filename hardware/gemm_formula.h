@@ -40,10 +40,17 @@ struct GemmCorrection {
 };
 
 /// With r_i = ln(measured / law) of the samples of the same architecture, number of SMs, pass and
-/// batch, 16-bit operands, and d_i their distance in (ln m, ln n, ln k):
-///     factor = exp( sum w_i r_i / (1 + sum w_i) ),   w_i = exp(-d_i^2 / (2 * 0.5^2))
-/// and exp(r_i) at a sample's own shape. Samples are compared with the law in the burst state, in
-/// which they were taken. Interpolated where the weights sum to 1 and above; else analytic.
+/// batch, 16-bit operands, and d_i their distance in (ln m, ln n, ln k), 0.5 more where one adds to
+/// its result or has it in other bits than the other:
+///     mean   = sum w_i r_i / (1 + sum w_i),   w_i = exp(-d_i^2 / (2 * 0.5^2))
+///     factor = exp(mean between max(r_i - D_i) and min(r_i + D_i))
+/// D_i: 0.25 of the distances in ln m and ln n, in whole tiles of 256, and 0.4 of that in ln k.
+/// So the price at a sample's own shape is what was measured where its neighbours let it be (where
+/// the two bounds cross, half way between them), and fades to theirs no faster than the law grows:
+/// an odd sample makes no larger product cheaper, but for 1 % between steps of tiles. Samples are
+/// compared with the law in the burst state, in which they were taken. Measured: of the very
+/// product on the very device, within 1 % of the sample; interpolated where the weights sum to 1
+/// and above; else analytic.
 /// `own_shape` false leaves out samples with the same extents in any order: for tests of how well
 /// shapes are predicted that nobody measured.
 GemmCorrection measured_correction(const DeviceSpec& device, const Gemm& work,

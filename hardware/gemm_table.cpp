@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -11,19 +12,25 @@
 namespace foretrain {
 namespace {
 
-constexpr double kReach = 0.5;  // of a sample, in the logarithm of an extent; see docs/prices.md
+// Of how samples speak for their neighbours, chosen by how well shapes left out are predicted;
+// see measured_correction.
+constexpr double kReach = 0.5;  // of a sample, in the logarithm of an extent
 constexpr double kDoubt = 1;    // weight of "no correction"
+// Of the correction's logarithm, over that of an extent: less than the law's own.
+constexpr double kSlope = 0.25, kSlopeOfK = 0.4;
+constexpr std::int64_t kTile = 256;   // the largest extent of the tiles of both tables
+constexpr double kAsMeasured = 0.01;  // of the price; what still counts as what was measured
 
 enum class GemmPass : std::uint8_t { kForward, kInputGradient, kWeightGradient };
 
 struct Sample {
-  std::int64_t batch = 1;
-  std::array<std::int64_t, 3> extents{};  ///< m, n, k
+  Gemm work;
   GemmPass pass = GemmPass::kForward;
   double log_ratio = 0;  ///< ln(measured / law)
 };
 
 struct Table {
+  std::string device;  ///< that was measured
   std::int32_t sm_count = 0;
   std::vector<Sample> samples;
 };
@@ -59,16 +66,17 @@ Table load_table(Architecture architecture) {
   device.sm_count = table.sm_count = static_cast<std::int32_t>(number_at(root, "sm_count"));
   device.memory_gb_per_s = number_at(root, "memory_gb_per_s");
   device.l2_mib = number_at(root, "l2_mib");
+  table.device = *member(root, "device").string();
   const double peak = number_at(root, "tflops");
-  device.bf16_tflops = peak * number_at(root, "relative_rate");
+  device.bf16_tflops = peak;
+  device.relative_rate = number_at(root, "relative_rate");
   const GemmConstants& constants = kernel_constants(architecture).gemm;
   for (const Json& item : *member(root, "rows").array()) {
     const Json::Array& row = *item.array();
     const Gemm work = gemm_of(row);
     const double measured = flops_of(Work{work}) / (row[7].number() * peak * 1e12);
     const double law = estimate_gemm(device, constants, work, ClockState::kBurst).seconds();
-    table.samples.push_back(
-        {work.batch, {work.m, work.n, work.k}, pass_of(work), std::log(measured / law)});
+    table.samples.push_back({work, pass_of(work), std::log(measured / law)});
   }
   return table;
 }
@@ -81,19 +89,40 @@ const Table& table_of(Architecture architecture) {
   return architecture == Architecture::kBlackwell ? blackwell : none;
 }
 
-double distance2(const std::array<std::int64_t, 3>& a, const std::array<std::int64_t, 3>& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double apart = std::log(static_cast<double>(a.at(i)) / static_cast<double>(b.at(i)));
-    sum += apart * apart;
-  }
-  return sum;
+/// Of two shapes with the same pass and batch, from the distances of the logarithms of their
+/// extents. Rows and columns count in whole tiles, since the law does not rise within one.
+struct Distance {
+  double straight = 0;  ///< the root of the sum of squares
+  double change = 0;    ///< by which corrections may differ
+};
+
+Distance distance_of(const Gemm& a, const Gemm& b) {
+  const auto apart = [](std::int64_t x, std::int64_t y) {
+    return std::abs(std::log(static_cast<double>(x) / static_cast<double>(y)));
+  };
+  const auto tiles = [](std::int64_t x) { return (x + kTile - 1) / kTile; };
+  const double m = apart(tiles(a.m), tiles(b.m));
+  const double n = apart(tiles(a.n), tiles(b.n));
+  const double k = apart(a.k, b.k);
+  return {std::sqrt(m * m + n * n + k * k), kSlope * (m + n) + kSlopeOfK * k};
 }
 
-bool is_permutation(std::array<std::int64_t, 3> a, std::array<std::int64_t, 3> b) {
-  std::sort(a.begin(), a.end());
-  std::sort(b.begin(), b.end());
-  return a == b;
+/// Results of the same kind: equal products but for their extents.
+bool alike(const Gemm& a, const Gemm& b) {
+  return a.accumulate == b.accumulate && bits_of(a.out) == bits_of(b.out);
+}
+
+bool is_permutation(const Gemm& a, const Gemm& b) {
+  std::array<std::int64_t, 3> x = {a.m, a.n, a.k};
+  std::array<std::int64_t, 3> y = {b.m, b.n, b.k};
+  std::sort(x.begin(), x.end());
+  std::sort(y.begin(), y.end());
+  return x == y;
+}
+
+/// Whether a price is the sample's own: of the device that was measured, running as it did.
+bool is_of(const Table& table, const DeviceSpec& device) {
+  return table.device == device.name && power_factor(device) == 1;
 }
 
 }  // namespace
@@ -101,18 +130,33 @@ bool is_permutation(std::array<std::int64_t, 3> a, std::array<std::int64_t, 3> b
 GemmCorrection measured_correction(const DeviceSpec& device, const Gemm& work, bool own_shape) {
   const Table& table = table_of(device.architecture);
   if (table.sm_count != device.sm_count || bits_of(work.in) != 16 || work.k == 0) return {};
-  const std::array<std::int64_t, 3> extents = {work.m, work.n, work.k};
   double weights = 0, sum = 0;
+  double most = std::numeric_limits<double>::infinity(), least = -most;
+  const Sample* own = nullptr;
   for (const Sample& sample : table.samples) {
-    if (sample.pass != pass_of(work) || sample.batch != work.batch) continue;
-    if (!own_shape && is_permutation(sample.extents, extents)) continue;
-    if (sample.extents == extents) return {std::exp(sample.log_ratio), Provenance::kMeasured};
-    const double weight = std::exp(-distance2(sample.extents, extents) / (2 * kReach * kReach));
+    if (sample.pass != pass_of(work) || sample.work.batch != work.batch) continue;
+    if (!own_shape && is_permutation(sample.work, work)) continue;
+    Distance d = distance_of(sample.work, work);
+    if (!alike(sample.work, work)) {
+      d = {d.straight + kReach, d.change + kSlopeOfK * kReach};
+    } else if (sample.work.m == work.m && sample.work.n == work.n && sample.work.k == work.k) {
+      own = &sample;
+    }
+    const double weight = std::exp(-d.straight * d.straight / (2 * kReach * kReach));
     weights += weight;
     sum += weight * sample.log_ratio;
+    most = std::min(most, sample.log_ratio + d.change);
+    least = std::max(least, sample.log_ratio - d.change);
   }
-  return {std::exp(sum / (kDoubt + weights)),
-          weights >= 1 ? Provenance::kInterpolated : Provenance::kAnalytic};
+  const double mean = sum / (kDoubt + weights);
+  const double log =
+      (std::min(std::max(mean, least), most) + std::max(std::min(mean, most), least)) / 2;
+  GemmCorrection out{std::exp(log),
+                     weights >= 1 ? Provenance::kInterpolated : Provenance::kAnalytic};
+  if (own != nullptr && is_of(table, device) && std::abs(log - own->log_ratio) < kAsMeasured) {
+    out.provenance = Provenance::kMeasured;
+  }
+  return out;
 }
 
 }  // namespace foretrain

@@ -7,13 +7,22 @@
 namespace foretrain {
 namespace {
 
+std::int64_t whole_at(const Json& json, std::string_view key) {
+  return static_cast<std::int64_t>(number_at(json, key));
+}
+
+std::vector<GemmTile> tiles_at(const Json& json, std::string_view key) {
+  std::vector<GemmTile> out;
+  for (const Json& tile : *member(json, key).array()) {
+    out.push_back({whole_at(tile, "rows"), whole_at(tile, "columns"), number_at(tile, "relative")});
+  }
+  return out;
+}
+
 GemmConstants read_gemm(const Json& json) {
   GemmConstants gemm;
-  for (const Json& tile : *member(json, "tiles").array()) {
-    gemm.tiles.push_back({static_cast<std::int64_t>(number_at(tile, "rows")),
-                          static_cast<std::int64_t>(number_at(tile, "columns")),
-                          number_at(tile, "relative")});
-  }
+  gemm.tiles = tiles_at(json, "tiles");
+  if (json.find("array") != nullptr) gemm.array = whole_at(json, "array");
   for (const double split : numbers_at(json, "splits")) {
     gemm.splits.push_back(static_cast<std::int64_t>(split));
   }
@@ -64,8 +73,13 @@ AttentionConstants read_attention(const Json& json) {
     attention.reference_power_w = power->number();
   }
   attention.lengths = numbers_at(json, "lengths");
-  attention.fp8_forward = number_at(json, "fp8_forward");
-  attention.fp8_backward = number_at(json, "fp8_backward");
+  for (const double width : numbers_at(json, "widths")) {
+    attention.widths.push_back(static_cast<std::int64_t>(width));
+  }
+  if (json.find("reference_exponentials") != nullptr) {
+    attention.reference_exponentials = number_at(json, "reference_exponentials");
+    attention.exponential_power = number_at(json, "exponential_power");
+  }
   attention.latency_us = number_at(json, "latency_us");
   attention.deviation = number_at(json, "deviation");
   for (const Json& item : *member(json, "curves").array()) {
@@ -74,7 +88,8 @@ AttentionConstants read_attention(const Json& json) {
     curve.backward = *member(item, "pass").string() == "backward";
     curve.causal = member(item, "causal") == Json(true);
     curve.head_dim = static_cast<std::int64_t>(number_at(item, "head_dim"));
-    curve.narrow_values = item.find("value_dim") != nullptr;
+    curve.value_dim =
+        item.find("value_dim") == nullptr ? curve.head_dim : whole_at(item, "value_dim");
     curve.tflops = numbers_at(item, "tflops");
     FT_CHECK(curve.tflops.size() == attention.lengths.size(), "an attention curve misses lengths");
     attention.curves.push_back(curve);
@@ -93,24 +108,74 @@ MemoryConstants read_memory(const Json& json) {
   MemoryConstants memory;
   const Json& efficiency = member(json, "efficiency");
   memory.default_efficiency = number_at(efficiency, "default");
-  for (std::size_t i = 0; i < memory.efficiency.size(); ++i) {
-    const Json* own = efficiency.find(name_of(static_cast<KernelKind>(i)));
-    memory.efficiency.at(i) = own == nullptr ? memory.default_efficiency : own->number();
-  }
   memory.latency_us = number_at(json, "latency_us");
+  const Json* starts = json.find("start_us");
+  for (std::size_t i = 0; i < memory.efficiency.size(); ++i) {
+    const std::string_view kind = name_of(static_cast<KernelKind>(i));
+    const Json* own = efficiency.find(kind);
+    memory.efficiency.at(i) = own == nullptr ? memory.default_efficiency : own->number();
+    const Json* start = starts == nullptr ? nullptr : starts->find(kind);
+    memory.start_us.at(i) = start == nullptr ? memory.latency_us : start->number();
+  }
   memory.deviation = number_at(json, "deviation");
   memory.arithmetic_efficiency = number_at(json, "arithmetic_efficiency");
   return memory;
 }
 
 KernelConstants read_constants(Architecture architecture) {
-  const Json root = load_constants("kernels/" + std::string(name_of(architecture)) + ".json");
-  return {read_gemm(member(root, "gemm")), read_attention(member(root, "attention")),
-          read_memory(member(root, "memory")), number_at(root, "rate_spread"),
-          number_at(root, "clock_loss_beside")};
+  KernelConstants out;
+  out.file = "kernels/" + std::string(name_of(architecture)) + ".json";
+  const Json root = load_constants(out.file);
+  out.gemm = read_gemm(member(root, "gemm"));
+  out.attention = read_attention(member(root, "attention"));
+  out.memory = read_memory(member(root, "memory"));
+  out.rate_spread = number_at(root, "rate_spread");
+  out.clock_loss_beside = number_at(root, "clock_loss_beside");
+  for (const auto& [field, text] : *member(root, "sources").object()) {
+    out.sources[field] = *text.string();
+  }
+  return out;
+}
+
+SharedConstants read_shared() {
+  const Json root = load_constants("kernels/shared.json");
+  const Json& attention = member(root, "attention");
+  const Json& copies = member(root, "copies");
+  const Json& host = member(root, "host");
+  SharedConstants out;
+  out.split_below = number_at(member(root, "gemm"), "split_below_waves");
+  out.narrow_tiles = tiles_at(member(root, "convolution"), "narrow_tiles");
+  out.query_block = whole_at(attention, "query_block");
+  out.key_block = whole_at(attention, "key_block");
+  out.narrow_width = whole_at(attention, "narrow_width");
+  out.attention_tail = number_at(attention, "benchmark_tail");
+  out.short_length_power = number_at(attention, "short_length_power");
+  out.unfused_deviation = number_at(attention, "unfused_deviation");
+  out.power_exponent = number_at(member(root, "power"), "exponent");
+  out.nccl_share = number_at(member(root, "scale_up"), "nccl_share");
+  out.pcie_efficiency = number_at(copies, "pcie_efficiency");
+  out.pageable = number_at(copies, "pageable");
+  out.copy_start_us = number_at(copies, "start_us");
+  out.storage_start_us = number_at(copies, "storage_start_us");
+  out.copy_deviation = number_at(copies, "deviation");
+  out.host_efficiency = number_at(host, "memory_efficiency");
+  out.host_deviation = number_at(host, "deviation");
+  out.opaque_deviation = number_at(member(root, "opaque"), "deviation");
+  return out;
 }
 
 }  // namespace
+
+std::string KernelConstants::source(const std::string& field) const {
+  const auto at = sources.find(field);
+  return "constants: configs/" + file + ", " + field + ": " +
+         (at == sources.end() ? "no source" : at->second) + "\n";
+}
+
+const SharedConstants& shared_constants() {
+  static const SharedConstants shared = read_shared();
+  return shared;
+}
 
 const KernelConstants& kernel_constants(Architecture architecture) {
   static const std::array<KernelConstants, kArchitectures> all = {

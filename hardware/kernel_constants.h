@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "hardware/device.h"
@@ -17,6 +19,8 @@ struct GemmTile {
 
 struct GemmConstants {
   std::vector<GemmTile> tiles;
+  std::int64_t array = 0;  ///< extent of a systolic array, to which the last rows and columns of
+                           ///< tiles are padded; 0: to whole tiles
   std::vector<std::int64_t> splits;
   double fp32 = 0, tf32 = 0, fp16 = 0, bf16 = 0, fp8 = 0,
          fp4 = 0;                  ///< share of the peak, sustained
@@ -40,8 +44,7 @@ struct GemmConstants {
 struct AttentionCurve {
   AttentionKernel kernel = AttentionKernel::kFlash;
   bool backward = false, causal = false;
-  std::int64_t head_dim = 128;
-  bool narrow_values = false;  ///< values are narrower than keys: latent attention
+  std::int64_t head_dim = 128, value_dim = 128;
   std::vector<double> tflops;  ///< at AttentionConstants::lengths
 };
 
@@ -58,12 +61,34 @@ struct AttentionConstants {
   std::vector<double> lengths;
   std::vector<AttentionCurve> curves;
   std::vector<AttentionRelative> relatives;
-  double fp8_forward = 1, fp8_backward = 1;
+  std::vector<std::int64_t> widths;  ///< of heads that kernels are made for; others are padded
+  /// Exponentials that the curves' device computes a clock and SM, and the exponent with which
+  /// forward rates go by them; 0: not known.
+  double reference_exponentials = 0, exponential_power = 0;
   double latency_us = 0, deviation = 0;
 };
 
+/// configs/kernels/shared.json: what no architecture has a value of its own for.
+struct SharedConstants {
+  double split_below = 0;              ///< waves; products that fill more of one do not split k
+  std::vector<GemmTile> narrow_tiles;  ///< of convolutions, besides those of GEMMs
+  std::int64_t query_block = 128, key_block = 128;  ///< of fused attention
+  std::int64_t narrow_width = 64;                   ///< of heads; narrower ones take as long
+  double attention_tail = 1;      ///< time of the benchmarks' last pieces, in which curves are
+  double short_length_power = 0;  ///< of the length, below the curves' shortest
+  double unfused_deviation = 0;
+  double power_exponent = 0;  ///< see power_law
+  double nccl_share = 0;      ///< of a device's scale-up rate, as NCCL's topology search counts it
+  double pcie_efficiency = 0, pageable = 0, copy_start_us = 0, storage_start_us = 0;
+  double copy_deviation = 0, host_efficiency = 0, host_deviation = 0, opaque_deviation = 0;
+};
+
+const SharedConstants& shared_constants();
+
 struct MemoryConstants {
   std::array<double, static_cast<std::size_t>(KernelKind::kCount)> efficiency{};
+  /// Of the first kernel of a kind, where it is not `latency_us`: what does not go by bytes.
+  std::array<double, static_cast<std::size_t>(KernelKind::kCount)> start_us{};
   double default_efficiency = 1;
   double latency_us = 0, deviation = 0, arithmetic_efficiency = 1;
 };
@@ -74,6 +99,10 @@ struct KernelConstants {
   MemoryConstants memory;
   double rate_spread = 0;  ///< among devices: standard deviation of tensor-core rates, of the mean
   double clock_loss_beside = 0;  ///< of tensor cores, to the power that communication beside draws
+  std::string file;
+  std::map<std::string, std::string> sources;  ///< by the field's path in the file
+  /// A line for explanations: the file that a field stands in, and where its value comes from.
+  std::string source(const std::string& field) const;
 };
 
 const KernelConstants& kernel_constants(Architecture architecture);

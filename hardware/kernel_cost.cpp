@@ -7,16 +7,6 @@
 namespace foretrain {
 namespace {
 
-constexpr double kPcieEfficiency = 0.88;  // 55.4 of 63 GB/s, stas00/ml-engineering network
-constexpr double kCopyStartUs = 5;        // from memory
-/// Of the rate of pinned pages: 1/2.4 on a GTX 280 (cs.virginia.edu/~mwb7w/cuda_support,
-/// memory_management_overhead); for later devices from memory.
-constexpr double kPageable = 0.42;
-constexpr double kStorageStartUs = 100;  // from memory
-// CPU-Adam, 2.57 s for 10e9 parameters on a DGX-2 (arXiv 2101.06840, table 4, from memory), 28
-// bytes each, of the 256 GB/s of its memory's channels.
-constexpr double kHostEfficiency = 0.426;
-
 std::int32_t ranks_of_node(const Cluster& cluster) {
   return std::min(cluster.accelerators, cluster.accelerators_per_node);
 }
@@ -28,7 +18,7 @@ double host_memory_share(const Cluster& cluster, double host_rate) {
 
 /// Of the uplink that accelerators share, when all that the job has on it copy at once.
 double pcie_share(const Cluster& cluster, double host_rate) {
-  return cluster.device.pcie_gb_per_s * kPcieEfficiency * host_rate /
+  return cluster.device.pcie_gb_per_s * shared_constants().pcie_efficiency * host_rate /
          std::min(ranks_of_node(cluster), cluster.accelerators_per_pcie_switch);
 }
 
@@ -42,10 +32,22 @@ Cost untiled(double latency_us, double compute_s, double memory_s, double deviat
   return cost;
 }
 
-void explain_roofline(const Cost& cost, std::ostream* steps) {
-  if (steps == nullptr) return;
-  *steps << "latency " << cost.latency.us() << " us; arithmetic " << cost.compute.us()
-         << " us; memory " << cost.memory.us() << " us\n";
+/// What a memory-bound kernel moves and computes, and at which part of the device's rates.
+struct Roofline {
+  double bytes = 0, memory_efficiency = 1;
+  double flops = 0, tflops = 0, arithmetic_efficiency = 1;
+};
+
+void explain_roofline(const DeviceSpec& device, const Roofline& r, const Cost& cost,
+                      std::ostream& steps) {
+  steps << "latency " << cost.latency.us() << " us; memory " << r.bytes / 1e6 << " MB at "
+        << device.memory_gb_per_s << " GB/s, of which " << r.memory_efficiency << ": "
+        << cost.memory.us() << " us";
+  if (r.flops > 0) {
+    steps << "; arithmetic " << r.flops / 1e9 << " GFLOP at " << r.tflops << " TFLOP/s, of which "
+          << r.arithmetic_efficiency << ": " << cost.compute.us() << " us";
+  }
+  steps << "\n" << kernel_constants(device.architecture).source("memory/efficiency");
 }
 
 }  // namespace
@@ -55,8 +57,10 @@ Result<Cost> kernel_cost(const DeviceSpec& device, const Kernel& work, std::ostr
     return input_error("a " + std::string(name_of(work.kind)) + " kernel of negative size");
   }
   const MemoryConstants& c = kernel_constants(device.architecture).memory;
-  const double rate =
-      device.memory_gb_per_s * 1e9 * c.efficiency.at(static_cast<std::size_t>(work.kind));
+  const auto kind = static_cast<std::size_t>(work.kind);
+  const double efficiency = c.efficiency.at(kind);
+  const double latency_us = c.start_us.at(kind) + c.latency_us * (work.launches - 1);
+  const double rate = device.memory_gb_per_s * 1e9 * efficiency;
   if (work.flops > 0 && device.fp32_tflops <= 0) {
     return unsupported("arithmetic of " + std::string(name_of(work.kind)) + ": " + device.name +
                        " has no fp32_tflops");
@@ -65,9 +69,14 @@ Result<Cost> kernel_cost(const DeviceSpec& device, const Kernel& work, std::ostr
       work.flops == 0
           ? 0
           : static_cast<double>(work.flops) / (device.fp32_tflops * 1e12 * c.arithmetic_efficiency);
-  const Cost cost = untiled(c.latency_us * work.launches, compute,
-                            static_cast<double>(work.bytes) / rate, c.deviation);
-  explain_roofline(cost, steps);
+  const Cost cost =
+      untiled(latency_us, compute, static_cast<double>(work.bytes) / rate, c.deviation);
+  if (steps != nullptr) {
+    explain_roofline(device,
+                     {static_cast<double>(work.bytes), efficiency, static_cast<double>(work.flops),
+                      device.fp32_tflops, c.arithmetic_efficiency},
+                     cost, *steps);
+  }
   return cost;
 }
 
@@ -87,17 +96,22 @@ Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostr
   const Cost cost = untiled(c.memory.latency_us, compute,
                             static_cast<double>(work.bytes) /
                                 (device.memory_gb_per_s * 1e9 * c.memory.default_efficiency),
-                            0.3);
-  explain_roofline(cost, steps);
+                            shared_constants().opaque_deviation);
+  if (steps != nullptr) {
+    explain_roofline(device,
+                     {static_cast<double>(work.bytes), c.memory.default_efficiency,
+                      static_cast<double>(work.flops), peak, efficiency},
+                     cost, *steps);
+  }
   return cost;
 }
 
 Result<Cost> host_work_cost(const Cluster& cluster, double host_rate, const Opaque& work,
                             std::ostream* steps) {
-  const double rate = host_memory_share(cluster, host_rate) * kHostEfficiency;
+  const double rate = host_memory_share(cluster, host_rate) * shared_constants().host_efficiency;
   Cost cost;
   cost.duration = bounded(static_cast<double>(work.bytes) / (rate * 1e9));
-  cost.deviation = 0.3F;
+  cost.deviation = static_cast<float>(shared_constants().host_deviation);
   if (steps != nullptr) *steps << rate << " GB/s of host memory for each accelerator\n";
   return cost;
 }
@@ -106,10 +120,11 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
                        std::ostream* steps) {
   if (work.bytes < 0) return input_error("a copy of negative bytes");
   if (work.bytes == 0) return Cost{};
+  const SharedConstants& shared = shared_constants();
   const DeviceSpec& device = cluster.device;
   const double pcie = pcie_share(cluster, host_rate);
   const auto touches = [&work](Memory memory) { return work.from == memory || work.to == memory; };
-  double rate = 0, start = kCopyStartUs;
+  double rate = 0, start = shared.copy_start_us;
   if (work.from == Memory::kDevice && work.to == Memory::kDevice) {
     rate = device.memory_gb_per_s *
            kernel_constants(device.architecture).memory.default_efficiency / 2;
@@ -117,10 +132,10 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
     const bool writes = work.to == Memory::kStorage;
     rate = writes ? cluster.storage_writes() : cluster.storage_gb_per_s;
     if (touches(Memory::kDevice)) rate = std::min(rate, pcie);
-    start = kStorageStartUs;
+    start = shared.storage_start_us;
   } else if (touches(Memory::kDevice)) {
-    rate =
-        std::min(pcie, host_memory_share(cluster, host_rate)) * (work.pageable ? kPageable : 1.0);
+    rate = std::min(pcie, host_memory_share(cluster, host_rate)) *
+           (work.pageable ? shared.pageable : 1.0);
   } else {
     rate = host_memory_share(cluster, host_rate) / 2;
   }
@@ -137,7 +152,7 @@ Result<Cost> copy_cost(const Cluster& cluster, double host_rate, const Copy& wor
     cost.memory_share =
         static_cast<std::int32_t>(std::min(1.0, used / (device.memory_gb_per_s * 1e9)) * kWhole);
   }
-  cost.deviation = 0.1F;
+  cost.deviation = static_cast<float>(shared.copy_deviation);
   if (steps != nullptr) *steps << "start " << start << " us, then " << rate << " GB/s\n";
   return cost;
 }

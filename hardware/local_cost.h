@@ -29,7 +29,8 @@ inline Gemm alone(Gemm work) {
 ///     K0      = prologue_k min(1, peak / peak of 16 bits): a tile's begin and end wait for memory
 ///     memory  = bytes / (bandwidth * memory_efficiency)
 /// and, where epilogue_efficiency says so, after both what the epilogue moves beyond two bytes an
-/// element of C. Products apart: docs/prices.md. bytes: A and B once for each wave block of tiles
+/// element of C. On systolic arrays the last blocks are padded to those alone. Products apart:
+/// docs/prices.md. bytes: A once for each column of blocks of S tiles, B once for each row of them
 /// (once in all if they fit in L2), C once (twice if accumulated), and (s+1) fp32 partial results
 /// when split. Efficiencies are SUSTAINED ones, with the clock that the power cap leaves.
 /// With groups of unequal m T sums ceil(m/tm) over them; of unequal k the mean counts, and compute
@@ -47,11 +48,12 @@ Result<Cost> gemm_cost(const DeviceSpec& device, const Gemm& work, std::ostream*
 Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
                               std::ostream* steps);
 
-/// Attention. Flash and cuDNN: FLOPs over a measured rate, interpolated over the logarithm of the
-/// length between curves by (kernel, pass, head_dim, causal), scaled by the devices' peaks; slower
-/// where batch * heads * blocks of 128 queries are few: max(longest, P + 1/2) / P / 1.03 with P
-/// blocks an SM and a longest of 2 mean blocks where causal. A window is a band of window + 128
-/// keys; where power bounds the rate it goes as power^0.568 (errors: docs/prices.md). Unfused:
+/// Attention. Flash and cuDNN: time of a query-key pair on curves by (kernel, pass, head_dim,
+/// causal), interpolated over the logarithm of the length and between widths, to which heads are
+/// padded (attention_rate.h), scaled by the devices' rates; T with all SMs busy, where blocks of
+/// 128 queries are few max(longest block, T + half a block) / 1.03, of a block's time on one SM,
+/// the last block of a causal mask nearly twice the mean. A window is a band of window + 128 keys
+/// (errors: docs/prices.md). Types of less than 16 bits are refused. Unfused:
 /// batched GEMMs over the full square and one memory pass for softmax and one for dropout (the
 /// fused scale-mask-softmax kernel of Megatron-LM), and what a framework that composes it moves
 /// besides (models/kernel_forms.h). FLOPs as sim/program/work.h states them. Packed documents: the

@@ -192,9 +192,15 @@ Json measured(const std::string& file) {
   return read_json_file(std::string(FORETRAIN_TEST_DATA) + "/" + file).value();
 }
 
-/// Errors of GEMMs, as logarithms: of those with at least `from` rows and fewer than `to`.
-std::vector<double> gemm_errors(const std::string& series, std::int64_t from, std::int64_t to) {
-  std::vector<double> out;
+struct GemmError {
+  Architecture architecture = Architecture::kHopper;
+  double us = 0;     ///< measured
+  double error = 0;  ///< ln(priced / measured)
+};
+
+/// Errors of GEMMs with at least `from` rows and fewer than `to`.
+std::vector<GemmError> gemms_of(const std::string& series, std::int64_t from, std::int64_t to) {
+  std::vector<GemmError> out;
   const Json data = measured("gemm_measured.json");
   for (const Json& item : *data.find(series)->array()) {
     const Json::Array& row = *item.array();
@@ -213,8 +219,15 @@ std::vector<double> gemm_errors(const std::string& series, std::int64_t from, st
     if (work.m < from || work.m >= to) continue;
     const double flops = 2.0 * row[2].number() * row[3].number() * row[4].number();
     const double us = flops / row[5].number() / 1e6;
-    out.push_back(std::log(gemm_cost(device, work, nullptr).value().duration.us() / us));
+    const double priced = gemm_cost(device, work, nullptr).value().duration.us();
+    out.push_back({device.architecture, us, std::log(priced / us)});
   }
+  return out;
+}
+
+std::vector<double> gemm_errors(const std::string& series, std::int64_t from, std::int64_t to) {
+  std::vector<double> out;
+  for (const GemmError& x : gemms_of(series, from, to)) out.push_back(x.error);
   return out;
 }
 
@@ -228,6 +241,21 @@ TEST(Prices, GemmsAreAsCloseToMeasurementsAsStated) {
   EXPECT_LT(rms(gemm_errors("limited", 0, kAll)), 0.05);
   EXPECT_LT(rms(gemm_errors("weight_gradients", 0, kAll)), 0.06);
   EXPECT_LT(rms(gemm_errors("low", 0, kAll)), 0.11);  // nvfp4 alone differs by 30 % among sizes
+}
+
+// All 22 shapes to which Hopper's constants are fitted, and those of more than 40 us.
+TEST(Prices, HoppersGemmsAreAsCloseAsStated) {
+  std::vector<double> all, large;
+  for (const char* series : {"rows", "hopper", "limited"}) {
+    for (const GemmError& x : gemms_of(series, 0, std::int64_t{1} << 40)) {
+      if (x.architecture != Architecture::kHopper) continue;
+      all.push_back(x.error);
+      if (x.us > 40) large.push_back(x.error);
+    }
+  }
+  EXPECT_EQ(all.size(), 22U);
+  EXPECT_LT(rms(all), 0.075);
+  EXPECT_LT(rms(large), 0.035);
 }
 
 }  // namespace
