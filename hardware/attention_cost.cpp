@@ -123,6 +123,21 @@ double shared_by_blocks(const DeviceSpec& device, const Attention& work,
   return std::max(total, std::max(longest, total + block / 2) / shared_constants().attention_tail);
 }
 
+/// The same with less of a mask; none without one.
+std::optional<Attention> with_more_pairs(const Attention& work) {
+  Attention more = work;
+  if (!work.documents.empty()) {
+    more.documents.clear();
+  } else if (slides(work)) {
+    more.window = 0;
+  } else if (triangular(work)) {
+    more.causal = false;
+  } else {
+    return std::nullopt;
+  }
+  return more;
+}
+
 /// What the rate on the curve is read at, and what it is scaled by.
 void explain_fused(const DeviceSpec& device, const Attention& work, const AttentionConstants& c,
                    std::ostream& steps) {
@@ -185,11 +200,9 @@ Result<Cost> fused(const DeviceSpec& device, const Attention& work, std::ostream
   }
   const double busy = std::accumulate(parts.begin(), parts.end(), 0.0);
   double seconds = shared_by_blocks(device, work, spans, parts);
-  if (!work.documents.empty()) {  // fewer pairs never take longer
-    Attention whole = work;
-    whole.documents.clear();
-    FT_ASSIGN(const Cost most, fused(device, whole, nullptr));
-    seconds = std::min(seconds, most.compute.seconds());
+  if (const std::optional<Attention> more = with_more_pairs(work)) {  // fewer never take longer
+    const Result<Cost> most = fused(device, *more, nullptr);
+    if (most.ok()) seconds = std::min(seconds, most.value().compute.seconds());
   }
   const auto heads = static_cast<double>(work.batch * work.q_heads);
   const double element = bits_of(work.dtype) / 8.0;

@@ -151,6 +151,9 @@ void fill_shares(const Cluster& cluster, const LinkRates& rates, const Placement
                      pcie ? cluster.accelerators_per_pcie_switch : 1);
   cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpOut)) = inside;
   cost.port_share.at(static_cast<std::size_t>(Port::kScaleUpIn)) = inside;
+  const double lanes = (at.nodes > 1 ? traffic.rank_network : 0) +
+                       (cluster.scale_up == ScaleUp::kPcie ? traffic.rank_scale_up : 0);
+  add_host_link(cluster, lanes, lanes, cost);
   if (at.nodes == 1) return;
   const double rate =
       cluster.nic_port_gb_per_s() * rates.network / network_slowdown(cluster.topology, at);

@@ -79,6 +79,8 @@ Cost direct_messages_cost(const Cluster& cluster, const LinkRates& rates,
     const double share = bytes.at(i) <= 0 ? 0 : bytes.at(i) / (rate * 1e9) / seconds;
     cost.port_share.at(i) = static_cast<std::int32_t>(std::min(1.0, share) * kWhole);
   }
+  add_host_link(cluster, bytes.at(static_cast<std::size_t>(Port::kNicOut)),
+                bytes.at(static_cast<std::size_t>(Port::kNicIn)), cost);
   cost.deviation = 0.2F;
   if (steps != nullptr) {
     *steps << work.messages.size() << " messages: start " << start_us << " us, busiest link "

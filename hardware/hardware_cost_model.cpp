@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hardware/collective_cost.h"
+#include "hardware/link_traffic.h"
 #include "hardware/local_cost.h"
 
 namespace foretrain {
@@ -76,30 +77,16 @@ class HardwareCostModel final : public CostModel {
     return kNames.at(work.index());
   }
 
-  /// What crosses an accelerator's link to the host, by bytes over duration and line rate: copies,
-  /// and what goes to NICs, which hang on its lanes. Where accelerators reach each other over that
-  /// link the laws of collectives count what NICs take of it.
-  void add_host_link(const Work& work, Cost& cost) const {
-    const double line = x_cluster.device.pcie_gb_per_s;
-    if (line <= 0 || cost.duration.ps == 0) return;
-    const bool pcie = x_cluster.scale_up == ScaleUp::kPcie;
-    const auto share = [&cost](Port port) -> std::int32_t& {
-      return cost.port_share.at(static_cast<std::size_t>(port));
-    };
-    const auto of_line = [line](double gb_per_s) {
-      return static_cast<std::int32_t>(std::min(1.0, gb_per_s / line) * kWhole);
-    };
-    if (const auto* copy = std::get_if<Copy>(&work)) {
-      const bool out = copy->from == Memory::kDevice;
-      if (out == (copy->to == Memory::kDevice)) return;  // on the device, or not there
-      const Port port = pcie ? (out ? Port::kScaleUpOut : Port::kScaleUpIn)
-                             : (out ? Port::kHostOut : Port::kHostIn);
-      share(port) = of_line(static_cast<double>(copy->bytes) / cost.duration.seconds() / 1e9);
-    } else if (!pcie) {
-      const double nic = x_cluster.nic_port_gb_per_s() / kWhole;
-      share(Port::kHostOut) = of_line(share(Port::kNicOut) * nic);
-      share(Port::kHostIn) = of_line(share(Port::kNicIn) * nic);
-    }
+  /// Of a copy, by bytes over duration and line rate: the accelerator's lanes to the host, and with
+  /// peers on PCIe the uplink that those behind one switch share.
+  void add_lanes(const Copy& copy, Cost& cost) const {
+    const bool out = copy.from == Memory::kDevice;
+    if (out == (copy.to == Memory::kDevice)) return;  // on the device, or not there
+    const auto bytes = static_cast<double>(copy.bytes);
+    add_host_link(x_cluster, out ? bytes : 0, out ? 0 : bytes, cost);
+    if (x_cluster.scale_up != ScaleUp::kPcie) return;
+    cost.port_share.at(static_cast<std::size_t>(out ? Port::kScaleUpOut : Port::kScaleUpIn)) =
+        cost.port_share.at(static_cast<std::size_t>(out ? Port::kHostOut : Port::kHostIn));
   }
 
   Result<Placement> placement(PlacementId id) const {
@@ -146,7 +133,7 @@ class HardwareCostModel final : public CostModel {
                           std::ostream* steps) const {
     Cost cost;
     if (const auto* delay = std::get_if<HostDelay>(&work)) {
-      cost.launch = delay->time;
+      cost.launch = cost.captured = delay->time;
       return cost;
     }
     if (std::holds_alternative<HostSync>(work)) return cost;
@@ -155,7 +142,7 @@ class HardwareCostModel final : public CostModel {
       return cost;
     }
     FT_ASSIGN(cost, price_device(work, placements, steps));
-    add_host_link(work, cost);
+    if (const auto* copy = std::get_if<Copy>(&work)) add_lanes(*copy, cost);
     if (on_tensor_cores(work)) {
       const double loss = kernel_constants(x_cluster.device.architecture).clock_loss_beside;
       cost.clock_loss = static_cast<std::int32_t>(std::lround(loss * kWhole));
@@ -166,6 +153,7 @@ class HardwareCostModel final : public CostModel {
     }
     const double dispatch_s = x_options.dispatch_per_kernel.seconds() / x_cluster.host_speed;
     cost.launch = bounded(dispatch_s * operations_of(work, x_options.host_operations));
+    cost.captured = bounded(x_options.captured_dispatch.seconds() * operations_of(work, {}));
     return cost;
   }
 

@@ -12,6 +12,7 @@ namespace foretrain {
 /// Multipliers are of a resource's rate: 2 makes it twice as fast. For "what if" and sensitivities.
 struct PriceOptions {
   Time dispatch_per_kernel;  ///< host time to issue one operation at host_speed 1
+  Time captured_dispatch;    ///< the same for those of a graph that is launched as one
   HostOperations host_operations;
   double compute_rate = 1;   ///< arithmetic
   double memory_rate = 1;    ///< device memory

@@ -114,4 +114,11 @@ std::int32_t share_of(double bytes, double rate_gb_per_s, double seconds, std::i
       std::min(std::ceil(share), std::floor(double{kWhole} / std::max(1, sharers))));
 }
 
+void add_host_link(const Cluster& cluster, double out, double in, Cost& cost) {
+  const double line = cluster.device.pcie_gb_per_s;
+  const double seconds = cost.duration.seconds();
+  cost.port_share.at(static_cast<std::size_t>(Port::kHostOut)) = share_of(out, line, seconds, 1);
+  cost.port_share.at(static_cast<std::size_t>(Port::kHostIn)) = share_of(in, line, seconds, 1);
+}
+
 }  // namespace foretrain

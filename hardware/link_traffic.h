@@ -50,4 +50,8 @@ double network_latency_us(const Cluster& cluster, const Placement& at);
 /// sharers of the port at most an equal part.
 std::int32_t share_of(double bytes, double rate_gb_per_s, double seconds, std::int32_t sharers);
 
+/// What one rank sends and receives over its link to the host: what NICs, which hang on its lanes,
+/// carry of it, and where accelerators reach each other over PCIe what goes to peers.
+void add_host_link(const Cluster& cluster, double out, double in, Cost& cost);
+
 }  // namespace foretrain

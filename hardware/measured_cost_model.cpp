@@ -124,6 +124,9 @@ class MeasuredCostModel final : public CostModel {
       for (Time* part : {&cost.latency, &cost.tile, &cost.compute, &cost.memory}) {
         *part = Time::from_seconds(part->seconds() * scale);
       }
+      for (std::int32_t& port : cost.port_share) {
+        port = static_cast<std::int32_t>(std::min(port / scale, double{kWhole}));
+      }
     }
     cost.duration = measured;
     if (x_launch.ps > 0) cost.launch = x_launch;

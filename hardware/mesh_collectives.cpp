@@ -124,6 +124,7 @@ Cost mesh_collective_cost(const Cluster& cluster, const LinkRates& rates,
   traffic.nic_gb_per_s = port / slowdown;
   traffic.nic_sharers = placement.ranks_per_nic;
   Cost cost = held_cost(cluster.device, traffic, alpha_us * 1e-6, seconds, law.memory_passes);
+  add_host_link(cluster, network.rank_network, network.rank_network, cost);
   cost.sms_held = law.sms_held;
   cost.deviation = static_cast<float>(law.deviation);
   if (steps != nullptr) {

@@ -76,6 +76,7 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   std::array<double, kPortCount> port_bytes{};
   std::array<double, kPortCount> port_seconds{};
   double start = 0, moved = 0;
+  std::array<double, 2> lanes{};  // of the link to the host, out and in
   const bool behind_switches =
       cluster.scale_up == ScaleUp::kPcie && cluster.accelerators_per_pcie_switch > 1;
   Transfers transfers;
@@ -93,6 +94,9 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
       port_bytes.at(index) += static_cast<double>(message.bytes);
     }
     moved += static_cast<double>(message.bytes);
+    if (across || cluster.scale_up == ScaleUp::kPcie) {
+      lanes.at(message.send ? 0 : 1) += static_cast<double>(message.bytes);
+    }
     port_seconds.at(index) += static_cast<double>(message.bytes) / (rate * 1e9);
     start =
         std::max(start, across ? c.message_network_us + network_latency_us(cluster, placements[i])
@@ -108,6 +112,7 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
     const bool network = i >= static_cast<std::size_t>(Port::kNicOut);
     cost.port_share.at(i) = share_of(port_bytes.at(i), network ? nic : inside_rate, seconds, 1);
   }
+  add_host_link(cluster, lanes[0], lanes[1], cost);
   cost.memory_share = static_cast<std::int32_t>(
       std::min(0.5, moved / seconds / (device.memory_gb_per_s * 1e9)) * kWhole);
   cost.sms_held = transfers.channels(cluster);

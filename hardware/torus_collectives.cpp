@@ -91,6 +91,7 @@ Cost torus_collective_cost(const Cluster& cluster, const LinkRates& rates,
   traffic.nic_gb_per_s = cluster.nic_port_gb_per_s() * rates.network;
   traffic.nic_sharers = placement.ranks_per_nic;
   Cost cost = held_cost(cluster.device, traffic, alpha_us * 1e-6, seconds, law.memory_passes);
+  add_host_link(cluster, network.rank_network, network.rank_network, cost);
   cost.deviation = static_cast<float>(law.deviation);
   if (steps != nullptr) {
     *steps << "group: " << placement.ranks << " ranks on " << placement.nodes << " slices, axes";

@@ -20,8 +20,13 @@ class LayerWriter : LayerOps {
     blocks_write_to(x_forward);
     write_forward(forward);
     SegmentWriter again_forward(x_builder, "layer again" + x_name_suffix, x_forward);
-    again_forward.phase = Phase::kRecompute;
-    if (x_plan.recompute.in_blocks()) write_forward(again_forward);
+    SegmentWriter last_again(x_builder, "layer again at the end" + x_name_suffix, x_forward);
+    if (x_plan.recompute.in_blocks()) {
+      write_again_as_forward(again_forward);
+      x_again.early_stop = x_plan.recompute.early_stop;
+      write_again_as_forward(last_again);
+      x_again.early_stop = false;
+    }
     SegmentWriter backward(x_builder, "layer backward" + x_name_suffix, x_backward);
     blocks_write_to(x_backward);
     SegmentWriter of_weights(x_builder, "layer weights" + x_name_suffix, x_backward);
@@ -46,6 +51,8 @@ class LayerWriter : LayerOps {
     out.forward = finish(forward, out.saved, out.local_forward);
     if (x_plan.recompute.in_blocks()) {
       out.again = finish(again_forward, out.saved, out.local_forward);
+      const bool stops = x_plan.recompute.early_stop;
+      out.again_last = stops ? finish(last_again, out.saved, out.local_forward) : out.again;
     }
     out.backward = finish(backward, out.saved, out.local_backward);
     out.done = done;
@@ -97,6 +104,11 @@ class LayerWriter : LayerOps {
   }
 
   // --- Forward ---
+  void write_again_as_forward(SegmentWriter& w) {
+    w.phase = Phase::kRecompute;
+    write_forward(w);
+  }
+
   void write_forward(SegmentWriter& w) {
     begin(w, EventRef{kInput, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, true, false);
@@ -108,7 +120,7 @@ class LayerWriter : LayerOps {
     attention_output(w);
     mlp_norm(w);
     forward_branch(w);
-    last_residual(w);
+    if (!stops_early(w)) last_residual(w);
     end(w, EventRef{kOutput, kReady});
   }
 

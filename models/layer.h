@@ -74,7 +74,8 @@ struct LayerSegments {
   SegmentId weights;       ///< gradients of weights, where they have a pass of their own
   std::int16_t done = -1;  ///< event of the local frame that its last op records
   SegmentId quantize;      ///< writes the copies of weights, where the layer has it
-  SegmentId again;         ///< the forward pass repeated, where blocks of layers are
+  /// The forward pass repeated, where blocks of layers are; of the last layer of one.
+  SegmentId again, again_last;
   /// With `overlap.tensor_slices` in place of forward and backward: of every slice.
   std::vector<SegmentId> forward_slices, backward_slices;
   LayoutId saved, local_forward, local_backward;

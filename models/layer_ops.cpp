@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "models/autocast.h"
+#include "models/captured.h"
 
 namespace foretrain {
 
@@ -21,6 +22,7 @@ SegmentId LayerOps::finish(SegmentWriter& writer, LayoutId saved, LayoutId local
   }
   for (const LayoutId owner : l.owners) writer.segment().frames.push_back(owner);
   if (l.quantized.valid()) writer.segment().frames.push_back(l.quantized);
+  capture(x_plan.captured, l.sparse, x_builder, writer.segment());
   return x_builder.segment(std::move(writer.segment()));
 }
 

@@ -239,10 +239,11 @@ class PlanReader {
       r.read_choice("cuda_graph", graph, {"none", "layer", "full"});
       r.read("checkpoint_us", us, JsonReader::Range{0, 1e9});
       if (graph == 0) x_plan.checkpoint_time = Time::from_us(us);
+      read_captured(r, graph == 1, x_model, x_plan.captured);
       r.read("dispatch_us", us, JsonReader::Range{0, 1e6});
       r.read("compiled_dispatch_us", us, JsonReader::Range{0, 1e6});
       r.read("graph_dispatch_us", us, JsonReader::Range{0, 1e6});
-      read_operations(r, graph == 0 && x_plan.fusion != Fusion::kCompiled);
+      read_operations(r, graph != 2 && x_plan.fusion != Fusion::kCompiled);
     });
     nested("host", [this](JsonReader& r) {
       const auto read_time = [&r](const char* key, Time& time, double most = 1e12) {
@@ -334,6 +335,7 @@ class PlanReader {
     p.unscales = p.precision.branch() == DType::kFp16 && !clips &&
                  x_gradients.unscale != GradientKeys::Unscale::kNone;
     check(refused_recompute(x_model, p));
+    if (p.chunks() == 1) p.recompute.early = false;  // nothing arrives
     check(refused_sharding(x_model, p));
     if (x_plan.offload.states()) p.units.narrow_shards = true;
     check(refused_offload(x_model, p));

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/captured.h"
 #include "models/model.h"
 #include "models/precision.h"
 #include "sim/base/json.h"
@@ -328,6 +329,7 @@ struct Plan {
   Time update_time;                ///< host time of each parameter tensor: models/optimizer.h
   Time scatter_time;               ///< of each parameter and rank in a unit's reduction
   Time checkpoint_time;            ///< host time that recomputing a layer adds
+  Captured captured;               ///< of layers
   HostOperations host_operations;  ///< of the framework, where nothing is captured or compiled
   double context_gib = 0;          ///< what CUDA and its libraries hold before the first tensor
   /// Of the framework's allocator (sim/program/allocator.h); or memory is laid out before (XLA).

@@ -10,58 +10,25 @@
 namespace foretrain {
 namespace {
 
-using Flags = std::vector<std::pair<std::string, bool Recompute::*>>;
-
-const Flags& modules() {
-  static const Flags all = {{"core_attn", &Recompute::attention},
-                            {"layernorm", &Recompute::norm},
-                            {"mlp", &Recompute::mlp},
-                            {"layer", &Recompute::layer},
-                            {"operations", &Recompute::operations},
-                            {"moe_act", &Recompute::expert_activation},
-                            {"moe", &Recompute::moe},
-                            {"shared_experts", &Recompute::shared_experts},
-                            {"mla_up_proj", &Recompute::latent_up}};
+const Flags<Recompute>& modules() {
+  static const Flags<Recompute> all = {{"core_attn", &Recompute::attention},
+                                       {"layernorm", &Recompute::norm},
+                                       {"mlp", &Recompute::mlp},
+                                       {"layer", &Recompute::layer},
+                                       {"operations", &Recompute::operations},
+                                       {"moe_act", &Recompute::expert_activation},
+                                       {"moe", &Recompute::moe},
+                                       {"shared_experts", &Recompute::shared_experts},
+                                       {"mla_up_proj", &Recompute::latent_up}};
   return all;
 }
 
-const Flags& results() {
-  static const Flags all = {{"qkv", &Recompute::keep_heads},
-                            {"core_attn", &Recompute::keep_core},
-                            {"projection", &Recompute::keep_projection},
-                            {"up", &Recompute::keep_up}};
+const Flags<Recompute>& results() {
+  static const Flags<Recompute> all = {{"qkv", &Recompute::keep_heads},
+                                       {"core_attn", &Recompute::keep_core},
+                                       {"projection", &Recompute::keep_projection},
+                                       {"up", &Recompute::keep_up}};
   return all;
-}
-
-/// Sets what a list of names says; `each` sees every name.
-template <typename Each>
-void read_flags(JsonReader& reader, const char* key, const Flags& flags, Recompute& out,
-                Each each) {
-  const Json* list = reader.take(key);
-  if (list == nullptr || list->is_null()) return;
-  std::vector<std::string> names;
-  std::string expected;
-  for (const auto& [name, unused] : flags) {
-    names.push_back(name);
-    expected += (expected.empty() ? "" : ", ") + name;
-  }
-  if (list->array() == nullptr) {
-    return reader.fail(key, "found " + describe(*list) + ", expected a list of " + expected);
-  }
-  for (const Json& item : *list->array()) {
-    const std::string name = item.string() ? *item.string() : describe(item);
-    bool Recompute::*flag = nullptr;
-    for (const auto& [known, member] : flags) {
-      if (known == name) flag = member;
-    }
-    if (flag == nullptr) {
-      const std::string near = nearest_name(name, names);
-      return reader.fail(key, "found " + describe(item) + ", expected " + expected +
-                                  (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
-    }
-    out.*flag = true;
-    each(name);
-  }
 }
 
 bool knows_operations(const Model& model, const Plan& plan) {
@@ -115,7 +82,9 @@ std::optional<Refusal> refused_blocks(const Model& model, const Plan& plan) {
   const bool blocks = again.block_layers != 1;
   const char* place = blocks ? "recompute/block_layers" : "recompute/early";
   const bool whole = again.layer && !again.attention && !again.norm && !again.mlp &&
-                     !again.operations && !again.activation && !again.keeps();
+                     !again.operations && !again.activation && !again.moe &&
+                     !again.expert_activation && !again.shared_experts && !again.latent_up &&
+                     !again.keeps();
   if (!whole) {
     return Refusal{place, "goes with \"modules\": [\"layer\"] alone, and without keep"};
   }

@@ -56,8 +56,9 @@ void StageWriter::backward(std::int32_t c, std::int32_t mb, bool last) {
       !by_units() && !x_plan.contiguous_passes() && (last || x_plan.reduces_each_pass());
   if (Unit* root = root_of(chunk)) open_unit(*root, true);
   if (sharded_parameters()) prefetch(chunk, chunk.layers - 1, true, 0);
+  const FrameId arrived = receive_input(c, mb, true);
   if (x_plan.recompute.early && !chunk.last) block_again(chunk, passage, chunk.layers - 1, mb);
-  pass_begins(true, mb, receive_input(c, mb, true));
+  pass_begins(true, mb, arrived);
   if (passage.part.valid()) gather_output(passage, mb);
   const bool shares = x_plan.shares_vocabulary();
   if (chunk.last && !shares) head_goes_back(chunk, passage, mb, reduces);

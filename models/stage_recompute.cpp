@@ -6,8 +6,7 @@
 // back all n run forward once more, now keeping what their backward passes read, so that
 // activations of one block and inputs of all blocks are what a stage holds. Nothing that this
 // repeats depends on the gradient: a stage that waits for one may repeat its last block meanwhile
-// (`early`), as GPipe does. Left out: that a block ends at the last result which a gradient reads
-// (`early_stop`), and the embedding in the first block.
+// (`early`), as GPipe does. Left out: the embedding in the first block.
 #include "models/stage_writer.h"
 
 namespace foretrain {
@@ -33,7 +32,7 @@ void StageWriter::block_again(Chunk& chunk, Passage& passage, std::int64_t last,
     passage.saved[at] = x_builder.frame(s.saved, index, mb);
     const FrameId out = x_builder.frame(kind_of(chunk, l).output, index, mb);
     Call call = forward_call(chunk, passage, l, mb, out);
-    call.segment = s.again;
+    call.segment = l == last ? s.again_last : s.again;
     const bool waits = l == first && !x_plan.recompute.early && passage.gradient.valid();
     if (waits) call.waits.push_back({StreamId(std::size_t{0}), passage.gradient, kReady});
     x_builder.call(std::move(call));

@@ -44,7 +44,7 @@ PassTime time_alone(const Program& program, const Segment& segment,
   PassTime out;
   for (const Op& op : segment.ops) {
     const Cost& cost = costs[op.work.index()];
-    out.host += static_cast<double>(cost.launch.ps);
+    out.host += static_cast<double>(launch_of(op, cost).ps);
     if (!of_pass(op)) continue;
     double& stream = streams[op.stream.index()];
     for (const EventRef& wait : op.waits) {

@@ -44,7 +44,7 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
   }
   const Status possible =
       out.on_cuda() ? check_device_executable(out.workload) : check_executable(out.workload);
-  if (out.on_cuda() && out.run.graphs && out.run.graphs_by_layer) {
+  if (out.on_cuda() && out.run.graphs_by_layer) {
     return unsupported(out.run.source +
                        ": /launch/cuda_graph: the CUDA backend captures whole "
                        "steps; set it to full or none");

@@ -205,7 +205,7 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   }
   out->retry_per_gib = library.retry_per_gib;
   out->retries.clear();
-  if (all_fit && !run.graphs) out->retries = std::move(retries);
+  if (all_fit && !run.graphs && !run.graphs_by_layer) out->retries = std::move(retries);
   for (const auto& [program, of_program] : out->retries) {
     out->allocator_retries = std::max<std::int64_t>(out->allocator_retries, std::ssize(of_program));
   }

@@ -66,7 +66,7 @@ Status check_length(const Run& run, const Workload& workload, const Prepared& pr
     for (std::size_t s = 0; s < program.segments.size(); ++s) {
       for (const Op& op : program.segments[s].ops) {
         const Cost& cost = prices.costs[op.work.index()];
-        of_segment[s] += cost.duration.seconds() + cost.launch.seconds();
+        of_segment[s] += cost.duration.seconds() + launch_of(op, cost).seconds();
       }
     }
     double sum = 0;

@@ -77,6 +77,7 @@ Status use_profile(Run& run, const std::string& name_or_path, const std::string&
 PriceOptions price_options(const Run& run) {
   PriceOptions out;
   out.dispatch_per_kernel = run.dispatch;
+  out.captured_dispatch = run.captured_dispatch;
   out.host_operations = run.plan.host_operations;
   return out;
 }

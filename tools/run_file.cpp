@@ -313,18 +313,20 @@ std::string cuda_graph(const Json& run) {
   return graph == nullptr || graph->string() == nullptr ? "none" : *graph->string();
 }
 
-/// Host time of one launch: inside a CUDA graph the device's own pace, in compiled code without the
-/// framework's dispatcher.
-double dispatch_us(const Json& run) {
+/// Host time of one operation by that key of `launch`.
+Time launch_time(const Json& run, const char* key) {
   const Json* launch = run.find("launch");
-  if (launch == nullptr) return 0;
-  const bool none = cuda_graph(run) == "none";
+  const Json* us = launch == nullptr ? nullptr : launch->find(key);
+  return Time::from_us(us == nullptr ? 0 : us->number());
+}
+
+/// Inside a CUDA graph the device's own pace, in compiled code without the framework's dispatcher.
+const char* dispatch_key(const Json& run) {
+  if (cuda_graph(run) == "full") return "graph_dispatch_us";
   const Json* kernels = run.find("kernels");
   const Json* compile = kernels == nullptr ? nullptr : kernels->find("compile");
   const bool compiled = compile != nullptr && *compile == Json(true);
-  const char* key = !none ? "graph_dispatch_us" : compiled ? "compiled_dispatch_us" : "dispatch_us";
-  const Json* us = launch->find(key);
-  return us == nullptr ? 0 : us->number();
+  return compiled ? "compiled_dispatch_us" : "dispatch_us";
 }
 
 /// The RUN's profile, else for the host that of the user's folder, if there is one.
@@ -458,8 +460,9 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
                        " has no arithmetic in " + std::string(name_of(type)) +
                        "; expected another precision");
   }
-  run.dispatch = Time::from_us(dispatch_us(run.resolved));
-  run.graphs = cuda_graph(run.resolved) != "none";
+  run.dispatch = launch_time(run.resolved, dispatch_key(run.resolved));
+  run.captured_dispatch = launch_time(run.resolved, "graph_dispatch_us");
+  run.graphs = cuda_graph(run.resolved) == "full";
   run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
   FT_TRY(prices ? prices(run) : find_profile(run, user, source));
   note_limits(run);

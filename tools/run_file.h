@@ -29,8 +29,8 @@ struct Run {
   Model model;
   Cluster cluster;
   Plan plan;
-  Time dispatch;                                 ///< host time of one operation
-  bool graphs = false, graphs_by_layer = false;  ///< launch.cuda_graph: not none, layer
+  Time dispatch, captured_dispatch;              ///< host time of one operation, also in a graph
+  bool graphs = false, graphs_by_layer = false;  ///< launch.cuda_graph: full, layer
   /// Measured prices of the host, from `profile_source`; may be none.
   std::shared_ptr<const Profile> profile;
   std::string profile_source;

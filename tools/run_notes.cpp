@@ -143,11 +143,6 @@ void note_limits(Run& run) {
   note_model(run);
   note_lacking(run);
   note_buckets(run);
-  if (run.graphs_by_layer) {
-    run.notes.emplace_back(
-        "launch.cuda_graph layer: what stands outside of layers (head, loss, norms of gradients, "
-        "optimizer) is launched as cheaply as they are");
-  }
   if (run.plan.schedule == Schedule::kInterleaved && run.plan.virtual_pipeline == 1) {
     run.notes.emplace_back("interleaved-1f1b without parallel.virtual_pipeline is 1f1b");
   }

@@ -53,6 +53,7 @@ inline constexpr std::size_t kMostSlowdowns = 8;
 /// out: communication slowed by compute; two kernels of one rank on two streams.
 struct Cost {
   Time launch;    ///< host time to issue it
+  Time captured;  ///< the same within a graph of some operations
   Time latency;   ///< device time that sharing does not stretch
   Time duration;  ///< device time when alone, latency included; > 0 unless the work is free by
                   ///< nature
@@ -82,6 +83,11 @@ struct Cost {
   float deviation = 0;  ///< one standard deviation of the price, relative
   bool operator==(const Cost&) const = default;
 };
+
+/// Host time to issue an operation of this cost.
+inline Time launch_of(const Op& op, const Cost& cost) {
+  return op.captured ? cost.captured : cost.launch;
+}
 
 /// How a group (or a pair) lies on the machine, as far as prices can tell; equal ids, equal prices.
 using PlacementId = Id<struct PlacementTag>;

@@ -140,6 +140,7 @@ Result<Cost> price_work(const Work& work, const Actor& actor, const CostModel& m
     const PlacementId place = actor.channel_places[message.channel.index()];
     FT_ASSIGN(const Cost cost, model.price(P2PBatch{{message}}, std::span(&place, 1)));
     whole.launch += cost.launch;
+    whole.captured += cost.captured;
     whole.duration = max(whole.duration, cost.duration);
     whole.latency = max(whole.latency, cost.latency);
     whole.sms_held += cost.sms_held;
@@ -165,7 +166,7 @@ void lay_out_launches(const Program& program, const PreparedProgram& flat, Prepa
     std::vector<std::uint8_t> epoch(segment.ops.size());
     Time at;
     for (std::size_t o = 0; o < segment.ops.size(); ++o) {
-      at += out.costs[segment.ops[o].work.index()].launch;
+      at += launch_of(segment.ops[o], out.costs[segment.ops[o].work.index()]);
       issue[o] = at;
       epoch[o] = syncs[g];
       if (std::holds_alternative<HostSync>(program.works[segment.ops[o].work.index()])) {
@@ -192,7 +193,7 @@ void lay_out_launches(const Program& program, const PreparedProgram& flat, Prepa
     out.call_issue.push_back(at);
     at = syncs[g] > 0 ? tail[g] : at + tail[g];
     for (const Op& op : program.segments[g].ops) {
-      out.host_total += out.costs[op.work.index()].launch;
+      out.host_total += launch_of(op, out.costs[op.work.index()]);
     }
   }
 }

@@ -203,6 +203,7 @@ struct Op {
   std::vector<BufferRef> frees;      ///< after it ran
   std::vector<EventRef> waits;
   EventRef records;
+  bool captured = false;  ///< in a graph that the host launches as one; eager where the step is
   bool operator==(const Op&) const = default;
 };
 

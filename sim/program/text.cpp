@@ -131,6 +131,7 @@ void print_op(const Op& op, const Program& program, std::string& out) {
   list("frees", op.frees, ref);
   list("waits", op.waits, event);
   if (op.records.valid()) out += " records " + event(op.records);
+  if (op.captured) out += " captured";
   out += "\n";
 }
 

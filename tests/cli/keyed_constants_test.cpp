@@ -93,7 +93,7 @@ std::vector<std::string> strings_of(const std::string& line) {
     if (!inside && line.compare(i, 2, "//") == 0) break;
     if (inside && line[i] == '\\') {
       out.back() += line.substr(i++, 2);
-    } else if (line[i] == '"') {
+    } else if (line[i] == '"' && (inside || i == 0 || line[i - 1] != '\'')) {
       if (!inside) out.emplace_back();
       inside = !inside;
     } else if (inside) {

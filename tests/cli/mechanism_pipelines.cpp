@@ -21,9 +21,9 @@ void add_pass(Lines& out, const PipelineStage& at, const StagePass& pass) {
       out.push_back("layer again " + std::to_string(chunk * each + i) + of);
     }
   };
-  if (!last) again();
   if (pass.forward ? !first : !last) {
     out.push_back("receive " + what + of);
+    again();
     if (at.host_waits) out.push_back("host waits, " + way + of);
   }
   if (pass.forward && first) end("embedding ");

@@ -100,6 +100,20 @@ TEST(Verbs, AFileOfAPartCanBeShown) {
   }
 }
 
+// What builds on a preset is of its kind; a schema that is none says so.
+TEST(Verbs, AFileThatBuildsOnAPartCanBeShown) {
+  const Workplace place;
+  place.write("mine.json", R"({"preset": "dgx-h100", "accelerators": 16})");
+  const CommandResult cluster = place.run({"show", "mine.json"});
+  EXPECT_EQ(cluster.exit_code, 0) << cluster.err;
+  EXPECT_NE(cluster.out.find("nic_gbit_per_s"), std::string::npos);
+  place.write("mine.json", R"({"schema": "foretrain/device/2", "architecture": "hopper"})");
+  const CommandResult other = place.run({"show", "mine.json"});
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_NE(other.err.find("/schema: found \"foretrain/device/2\""), std::string::npos)
+      << other.err;
+}
+
 TEST(Verbs, ShowProgramIsStable) {
   const Workplace place;
   place.write("run.json", kSmallRun);

@@ -199,6 +199,37 @@ TEST(PriceSweeps, AttentionNeverFalls) {
   }
 }
 
+// A causal mask is no dearer than none, a window no dearer than the mask without it: also where
+// blocks are few, so that the longest of them sets the time.
+TEST(PriceSweeps, AMaskCostsNothing) {
+  for (const DeviceSpec& device : all_devices()) {
+    const DType type = device.bf16_tflops > 0 ? DType::kBf16 : DType::kFp16;
+    for (const AttentionKernel kernel : {AttentionKernel::kFlash, AttentionKernel::kCudnn}) {
+      for (const bool backward : {false, true}) {
+        for (const std::int64_t heads : {2, 8, 33}) {
+          for (const std::int64_t length : {128, 194, 513, 1024, 2048, 8192}) {
+            Attention work = heads_of(kernel, backward, false, type);
+            work.q_heads = work.kv_heads = heads;
+            work.q_len = work.kv_len = length;
+            if (!attention_cost(device, work, nullptr).ok()) continue;
+            const auto takes = [&device](const Attention& a) {
+              return attention_cost(device, a, nullptr).value().duration;
+            };
+            const Time full = takes(work);
+            work.causal = true;
+            const Time causal = takes(work);
+            EXPECT_LE(causal, full) << device.name << " " << heads << " " << length;
+            for (const std::int64_t window : {4, 64, 200}) {
+              work.window = window;
+              EXPECT_LE(takes(work), causal) << device.name << " " << length << " " << window;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // A hundred and twenty-eight tokens are one block of queries, eight more begin another: BERT's
 // backward on A100 grew cheaper by it.
 TEST(PriceSweeps, ASecondBlockOfQueriesIsNoCheaper) {

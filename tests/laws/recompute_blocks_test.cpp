@@ -107,5 +107,47 @@ TEST(RecomputeBlocks, EarlyHidesTheWayUp) {
   }
 }
 
+// Nor does a stage lose by it, whatever the order of its passes.
+TEST(RecomputeBlocks, EarlyIsNeverSlower) {
+  Model model = pass_model();
+  model.layers = 8;
+  for (const Schedule schedule :
+       {Schedule::kGpipe, Schedule::k1F1B, Schedule::kInterleaved, Schedule::kZbH1}) {
+    for (const std::int64_t layers : {0, 1, 2}) {
+      Time step[2];
+      for (const bool early : {false, true}) {
+        const std::int64_t chunks = schedule == Schedule::kInterleaved ? 2 : 1;
+        Plan plan = in_blocks(model, {1, 4, chunks, 1}, 8, layers, early);
+        plan.schedule = schedule;
+        PassPrices prices({Time{4'000'000}, Time{5'000'000}, Time{3'000'000}, Time{500'000}});
+        const Result<Replayed> result = replay_all(blocks_workload(model, plan), prices, true);
+        ASSERT_TRUE(result.ok()) << result.error().message;
+        step[early ? 1 : 0] = result.value().replay.end;
+      }
+      EXPECT_LE(step[1], step[0]) << static_cast<int>(schedule) << " " << layers;
+    }
+  }
+}
+
+// The last layer of a block ends at the last product that a gradient reads, the others whole.
+TEST(RecomputeBlocks, EarlyStop) {
+  Plan plan = in_blocks(small_llama(), {}, 1, 2);
+  const auto products = [&plan](const char* name) {
+    const Program program = blocks_workload(small_llama(), plan).programs[0];
+    std::int64_t count = 0;
+    for (const Call& call : program.calls) {
+      for (const Op& op : program.segments[call.segment.index()].ops) {
+        count += op.phase == Phase::kRecompute && op.name == name ? 1 : 0;
+      }
+    }
+    return count;
+  };
+  const std::int64_t layers = small_llama().layers;
+  EXPECT_EQ(products("mlp.down"), layers);
+  plan.recompute.early_stop = true;
+  EXPECT_EQ(products("mlp.down"), layers - (layers + 1) / 2);
+  EXPECT_EQ(products("mlp.up"), layers);
+}
+
 }  // namespace
 }  // namespace foretrain

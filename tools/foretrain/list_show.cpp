@@ -256,6 +256,12 @@ std::string kind_of_file(const Json& file) {
        {"", "models", {"model_type", "num_hidden_layers", "layers"}},
        {"", "systems", {"defaults", "architectures"}}}};
   if (file.find("model") != nullptr || file.find("cluster") != nullptr) return "";
+  // A file that builds on a preset is of its kind.
+  if (const Json* preset = file.find("preset"); preset != nullptr && preset->string() != nullptr) {
+    for (const char* kind : {"devices", "clusters", "fabrics"}) {
+      if (has(kind, *preset->string())) return kind;
+    }
+  }
   const Json* schema = file.find("schema");
   for (const Mark& mark : kMarks) {
     if (schema != nullptr ? *schema == Json(mark.schema)
@@ -323,6 +329,15 @@ Status check_run_name(const std::string& name) {
                                         "\" and no such file (did you mean \"" + near + "\"?)");
 }
 
+/// A RUN has none: a file that has one is of another version or kind.
+Status check_schema(const std::string& name) {
+  const Result<Json> file = load_preset("runs", name, "show");
+  const Json* schema = file.ok() ? file.value().find("schema") : nullptr;
+  if (schema == nullptr) return ok_status();
+  return input_error(name + ": /schema: found " + describe(*schema) +
+                     ", expected foretrain/device/1, foretrain/cluster/1 or foretrain/fabric/1");
+}
+
 }  // namespace
 
 Status list(const ListArgs& args) {
@@ -363,6 +378,7 @@ Status show(const ShowArgs& args) {
       return show_part(kind, args);
     }
     FT_TRY(check_run_name(args.name));
+    FT_TRY(check_schema(args.name));
   } else if (!kind_of_part(args.name).empty()) {
     return input_error(
         "show: " + args.name +
