@@ -86,12 +86,13 @@ double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, Collect
 }
 
 /// Whether NICs limit what NCCL counts on: its search takes channels in steps of speed, which leave
-/// less than a quarter of them.
+/// some of them.
 bool counts_on_nics(const Cluster& cluster, const NcclGroup& group, NcclAlgorithm algorithm) {
   const bool tree = algorithm == NcclAlgorithm::kTree;
   const NcclGraph& graph = is_nvls(algorithm) ? group.nvls : tree ? group.tree : group.ring;
   const double counted = graph.channels * graph.inter;
-  return 1.25 * counted > cluster.nic_port_gb_per_s() * group.nics_per_node;
+  return nccl_constants().search.speed_step * counted >
+         cluster.nic_port_gb_per_s() * group.nics_per_node;
 }
 
 /// Seconds at full rate, by what limits them.
@@ -228,7 +229,7 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   cost.sms_held = work.fan_out.sms > 0 ? std::min(work.fan_out.sms, cluster.device.sm_count)
                                        : nccl_p2p_channels(nccl_group_of(cluster, at), at.ranks - 1,
                                                            bytes / at.ranks);
-  cost.deviation = 0.25F;
+  cost.deviation = static_cast<float>(c.all_to_all_deviation);
   if (steps != nullptr) {
     *steps << "all-to-all of " << at.ranks << " ranks on " << at.nodes << " nodes: start "
            << start * 1e6 << " us; NVLink " << inside * 1e6 << " us; NIC " << outside * 1e6

@@ -79,7 +79,10 @@ Cost direct_messages_cost(const Cluster& cluster, const LinkRates& rates,
     const double share = bytes.at(i) <= 0 ? 0 : bytes.at(i) / (rate * 1e9) / seconds;
     cost.port_share.at(i) = static_cast<std::int32_t>(std::min(1.0, share) * kWhole);
   }
-  cost.deviation = 0.2F;
+  const bool torus = cluster.scale_up == ScaleUp::kTorus;
+  cost.deviation =
+      static_cast<float>(torus ? torus_law().message_deviation
+                               : mesh_law(cluster.device.architecture).message_deviation);
   if (steps != nullptr) {
     *steps << work.messages.size() << " messages: start " << start_us << " us, busiest link "
            << busiest * 1e6 << " us\n";

@@ -111,7 +111,7 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   cost.memory_share = static_cast<std::int32_t>(
       std::min(0.5, moved / seconds / (device.memory_gb_per_s * 1e9)) * kWhole);
   cost.sms_held = transfers.channels(cluster);
-  cost.deviation = 0.15F;
+  cost.deviation = static_cast<float>(c.message_deviation);
   if (steps != nullptr) {
     *steps << work.messages.size() << " messages: start " << start << " us, busiest port "
            << busiest * 1e6 << " us; SMs held " << cost.sms_held << "\n";

@@ -38,6 +38,9 @@ inline constexpr int kNcclProtocols = 3;
 std::string_view name_of(NcclAlgorithm algorithm);
 std::string_view name_of(NcclProtocol protocol);
 
+/// NCCL_TOPO_PATTERN_TREE: neither split nor balanced.
+inline constexpr std::int32_t kNcclTreePattern = 3;
+
 /// A result of NCCL's topology search: `channels` paths of so many GB/s each, before duplication.
 struct NcclGraph {
   std::int32_t pattern =

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/base/constants.h"
 #include "sim/base/json.h"
 #include "sim/base/result.h"
 
@@ -29,13 +30,5 @@ Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
 /// for every key that ends in _tflops.
 std::map<std::string, std::string> preset_sources(const std::string& folder,
                                                   const std::string& name);
-
-/// An embedded file of constants of ours; aborts if it is missing or no JSON.
-Json load_constants(std::string_view path);
-
-/// A member of such a file; aborts if absent.
-const Json& member(const Json& object, std::string_view key);
-double number_at(const Json& object, std::string_view key);
-std::vector<double> numbers_at(const Json& object, std::string_view key);
 
 }  // namespace foretrain
