@@ -1,5 +1,8 @@
 #include "hardware/nccl_constants.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "hardware/presets.h"
 
 namespace foretrain {
@@ -170,6 +173,26 @@ NcclPointToPoint point_to_point_of(const Json& json) {
   return out;
 }
 
+void read_mesh(const Json& json, NcclConstants& c) {
+  for (const Json& item : *member(json, "busbw").array()) {
+    c.mesh_busbw.push_back({count_at(item, "ranks"), count_at(item, "rings"),
+                            member(item, "relayed") == Json(true), number_at(item, "gb_per_s")});
+  }
+  const auto ring_of = [&c](bool relayed) {  // geometric mean
+    double logarithms = 0;
+    int rows = 0;
+    for (const NcclConstants::MeshBusbw& row : c.mesh_busbw) {
+      if (row.relayed != relayed) continue;
+      logarithms += std::log(row.gb_per_s / row.rings);
+      ++rows;
+    }
+    return std::exp(logarithms / std::max(1, rows));
+  };
+  c.mesh_ring = ring_of(false);
+  c.mesh_relayed_ring = ring_of(true);
+  c.mesh_host = number_at(json, "host_gb_per_s");
+}
+
 NcclConstants load() {
   const Json root = load_constants("nccl.json");
   NcclConstants c;
@@ -221,8 +244,7 @@ NcclConstants load() {
   c.memory_traffic = number_at(root, "memory_traffic_per_byte");
   c.few_ranks = numbers_at(member(root, "few_ampere"), "ranks");
   c.few_ranks_share = numbers_at(member(root, "few_ampere"), "share");
-  c.mesh_ranks = numbers_at(member(root, "mesh_busbw_gb_per_s"), "ranks");
-  c.mesh_busbw = numbers_at(member(root, "mesh_busbw_gb_per_s"), "gb_per_s");
+  read_mesh(member(root, "mesh"), c);
   return c;
 }
 

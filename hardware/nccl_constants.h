@@ -94,7 +94,15 @@ struct NcclConstants {
   double fan_out_scale_up = 1, all_to_all_network = 1, all_to_all_us = 0, all_to_all_peer_us = 0;
   double all_to_all_power = 1, all_to_all_deviation = 0;
   double memory_traffic = 3;
-  std::vector<double> mesh_ranks, mesh_busbw;
+  /// Of groups within a mesh; `ring` and `relayed_ring` are a ring's part of it in the mean.
+  struct MeshBusbw {
+    std::int32_t ranks = 0, rings = 0;
+    bool relayed = false;
+    double gb_per_s = 0;
+  };
+  std::vector<MeshBusbw> mesh_busbw;
+  double mesh_ring = 0, mesh_relayed_ring = 0;
+  double mesh_host = 0;                            ///< GB/s through the host
   std::vector<double> few_ranks, few_ranks_share;  ///< of A, few members of a node on NVSwitch
 };
 

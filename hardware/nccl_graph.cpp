@@ -117,9 +117,19 @@ std::int32_t doubled_channels(const NcclGroup& group) {
   return std::clamp(2 * group.ring.channels, 1, search_bounds().channels);
 }
 
+/// What a member's links carry in rings, GB/s.
+double links_of(const NcclGroup& group, const Cluster& cluster) {
+  const DeviceSpec& device = cluster.device;
+  if (cluster.scale_up != ScaleUp::kMesh || group.ranks_per_node == 1) {
+    return device.nccl_scale_up_gb_per_s;
+  }
+  if (group.mesh.rings == 0) return nccl_constants().mesh_host;
+  return group.mesh.rings * device.nccl_scale_up_gb_per_s / std::max(1, device.scale_up_links);
+}
+
 void apply_rule(NcclGroup& group, const Cluster& cluster, double nic_rate) {
   const Architecture a = cluster.device.architecture;
-  const double links = cluster.device.nccl_scale_up_gb_per_s;
+  const double links = links_of(group, cluster);
   const bool blackwell = a == Architecture::kBlackwell;
   if (group.nodes == 1) {
     group.ring = ring_in_node(
@@ -154,7 +164,7 @@ void apply_rule(NcclGroup& group, const Cluster& cluster, double nic_rate) {
 namespace {
 
 NcclGroup described(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
-                    std::int32_t ranks_per_node, std::int32_t nics_per_node) {
+                    std::int32_t ranks_per_node, std::int32_t nics_per_node, const MeshUse* mesh) {
   NcclGroup group;
   group.ranks = ranks;
   group.nodes = nodes;
@@ -163,6 +173,10 @@ NcclGroup described(const Cluster& cluster, std::int32_t ranks, std::int32_t nod
   group.architecture = cluster.device.architecture;
   group.cpu = cluster.cpu;
   group.scale_up = cluster.scale_up;
+  if (cluster.scale_up == ScaleUp::kMesh && ranks_per_node > 1) {
+    group.mesh = mesh != nullptr ? *mesh : mesh_use(cluster.mesh_links, ranks_per_node);
+    if (group.mesh.rings == 0) group.scale_up = ScaleUp::kPcie;
+  }
   group.sharp = cluster.switches_reduce();
   if (group.sharp && nodes > 1) {
     group.collnet = collnet_graph(group.architecture, cluster.device.nccl_scale_up_gb_per_s,
@@ -175,19 +189,24 @@ NcclGroup described(const Cluster& cluster, std::int32_t ranks, std::int32_t nod
 
 NcclGroup nccl_group_by_rule(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
                              std::int32_t ranks_per_node, std::int32_t nics_per_node) {
-  NcclGroup group = described(cluster, ranks, nodes, ranks_per_node, nics_per_node);
+  NcclGroup group = described(cluster, ranks, nodes, ranks_per_node, nics_per_node, nullptr);
   apply_rule(group, cluster, cluster.nic_port_gb_per_s());
   return group;
 }
 
 NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
-                     std::int32_t ranks_per_node, std::int32_t nics_per_node) {
-  NcclGroup group = described(cluster, ranks, nodes, ranks_per_node, nics_per_node);
+                     std::int32_t ranks_per_node, std::int32_t nics_per_node, const MeshUse* mesh) {
+  NcclGroup group = described(cluster, ranks, nodes, ranks_per_node, nics_per_node, mesh);
   const double nic_rate = cluster.nic_port_gb_per_s();
   for (const NcclGraphRow& row : nccl_constants().graphs) {
     if (row.architecture != group.architecture || row.scale_up != group.scale_up ||
         row.ranks_per_node != ranks_per_node || row.many_nodes != (nodes > 1) ||
         !near(row.scale_up_gb_per_s, cluster.device.nccl_scale_up_gb_per_s)) {
+      continue;
+    }
+    // A row of a mesh is of that mesh.
+    if (group.scale_up == ScaleUp::kMesh && !row.many_nodes &&
+        row.ring.channels != group.mesh.rings) {
       continue;
     }
     if (row.many_nodes &&

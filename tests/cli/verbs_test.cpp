@@ -51,6 +51,16 @@ TEST(Verbs, ListAndDoctorAnswerInJsonToo) {
   }
 }
 
+TEST(Verbs, ShowPrintsTheLinksOfAMeshWithTheirSource) {
+  const Workplace place;
+  const std::string shown = place.run({"show", "dgx-1v"}).out;
+  const std::size_t at = shown.find("\nmesh_links");
+  ASSERT_NE(at, std::string::npos) << shown;
+  const std::string line = shown.substr(at + 1, shown.find('\n', at + 1) - at - 1);
+  EXPECT_NE(line.find("[[0,1,1,2,2,0,0,0],"), std::string::npos) << line;
+  EXPECT_NE(line.find("(nvidia-smi topo -m"), std::string::npos) << line;
+}
+
 TEST(Verbs, EveryPresetCanBeShown) {
   const Workplace place;
   for (const char* kind : {"models", "clusters", "devices", "fabrics", "systems", "runs"}) {
