@@ -153,8 +153,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
     if (reader.failed()) return reader.finish().error();
     FT_ASSIGN(cluster, read_preset(preset, source, reader.pointer("preset"), depth));
   }
-  reader.ignore("schema");
-  reader.ignore("sources");
+  ignore_remarks(reader);
   reader.read("name", cluster.name);
   if (const Json* device = reader.take("device")) {
     FT_ASSIGN(cluster.device,

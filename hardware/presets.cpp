@@ -52,6 +52,16 @@ Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
   return NamedJson{std::move(json), "preset " + name};
 }
 
+void ignore_remarks(JsonReader& reader) {
+  for (const char* key : {"schema", "sources", "figures_changed"}) reader.ignore(key);
+}
+
+std::string figures_changed(const std::string& folder, const std::string& name) {
+  const Result<NamedJson> file = load_preset(folder, name, "", "");
+  const Json* month = file.ok() ? file.value().json.find("figures_changed") : nullptr;
+  return month == nullptr || month->string() == nullptr ? "" : *month->string();
+}
+
 std::map<std::string, std::string> preset_sources(const std::string& folder,
                                                   const std::string& name) {
   std::map<std::string, std::string> out;

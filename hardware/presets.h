@@ -26,6 +26,13 @@ struct NamedJson {
 Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
                               const std::string& source, const std::string& pointer);
 
+/// Marks as known what a data file says of itself: `schema`, `sources`, `figures_changed`.
+void ignore_remarks(JsonReader& reader);
+
+/// `figures_changed` of such a file, the month in which its figures were last read or changed
+/// ("2026-11"); "" where it has none.
+std::string figures_changed(const std::string& folder, const std::string& name);
+
 /// The `sources` of a shipped file, by JSON pointer: "sm_count" becomes "/sm_count"; "peaks" stands
 /// for every key that ends in _tflops.
 std::map<std::string, std::string> preset_sources(const std::string& folder,
