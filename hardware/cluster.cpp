@@ -86,6 +86,25 @@ Result<Cluster> read_preset(const std::string& name, const std::string& source,
   return cluster;
 }
 
+/// `mesh_links`, which a mesh has and nothing else; those of the preset where none are given.
+Status read_mesh(JsonReader& reader, const std::string& source, Cluster& cluster) {
+  const Json* own = reader.take("mesh_links");
+  if (cluster.scale_up != ScaleUp::kMesh) {
+    if (own != nullptr) {
+      reader.fail("mesh_links", "are of scale_up \"mesh\", and this one is \"" +
+                                    std::string(name_of(cluster.scale_up)) + "\"");
+    }
+    cluster.mesh_links.clear();
+    return ok_status();
+  }
+  if (reader.failed() || (own == nullptr && cluster.mesh_links.empty())) return ok_status();
+  const Json inherited = to_json(cluster.mesh_links);
+  FT_ASSIGN(cluster.mesh_links,
+            read_links(own != nullptr ? *own : inherited, source, reader.pointer("mesh_links"),
+                       cluster.accelerators_per_node, cluster.device.scale_up_links));
+  return ok_status();
+}
+
 double rate_spread_of(const Cluster& cluster) {
   return cluster.rate_spread.value_or(kernel_constants(cluster.device.architecture).rate_spread);
 }
@@ -99,6 +118,11 @@ Status check_complete(const Cluster& cluster, const std::string& source,
   if (cluster.device.sm_count == 0) return lacks("device");
   if (cluster.accelerators == 0) return lacks("accelerators");
   if (cluster.accelerators_per_node == 0) return lacks("accelerators_per_node");
+  if (cluster.scale_up == ScaleUp::kMesh && cluster.mesh_links.empty()) {
+    return input_error(source + ": " + pointer +
+                       ": scale_up \"mesh\" needs \"mesh_links\", a row for each accelerator of a "
+                       "node with its links to each; see configs/clusters/dgx-1v.json");
+  }
   if ((cluster.scale_up == ScaleUp::kTorus) != (cluster.topology.kind == TopologyKind::kTorus)) {
     return input_error(source + ": " + pointer + ": scale_up is " +
                        std::string(name_of(cluster.scale_up)) + " and network/topology is " +
@@ -129,8 +153,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
     if (reader.failed()) return reader.finish().error();
     FT_ASSIGN(cluster, read_preset(preset, source, reader.pointer("preset"), depth));
   }
-  reader.ignore("schema");
-  reader.ignore("sources");
+  ignore_remarks(reader);
   reader.read("name", cluster.name);
   if (const Json* device = reader.take("device")) {
     FT_ASSIGN(cluster.device,
@@ -140,6 +163,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   reader.read("accelerators_per_node", cluster.accelerators_per_node, {1, 1 << 16});
   reader.read("accelerators_per_tray", cluster.accelerators_per_tray, {1, 1 << 16});
   reader.read_enum("scale_up", cluster.scale_up, scale_up_names());
+  FT_TRY(read_mesh(reader, source, cluster));
   reader.read("accelerators_per_package", cluster.accelerators_per_package, {1, 4096});
   reader.read("package_gb_per_s", cluster.package_gb_per_s, {1e-3, 1e7});
   reader.read("accelerators_per_pcie_switch", cluster.accelerators_per_pcie_switch, {1, 4096});
@@ -242,6 +266,7 @@ Json to_json(const Cluster& cluster) {
     out.set("accelerators_per_tray", cluster.accelerators_per_tray);
   }
   out.set("scale_up", name_of(cluster.scale_up));
+  if (!cluster.mesh_links.empty()) out.set("mesh_links", to_json(cluster.mesh_links));
   if (cluster.accelerators_per_package > 1) {
     out.set("accelerators_per_package", cluster.accelerators_per_package);
     out.set("package_gb_per_s", cluster.package_gb_per_s);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hardware/device.h"
+#include "hardware/link_mesh.h"
 #include "hardware/topology.h"
 #include "sim/base/json.h"
 #include "sim/base/result.h"
@@ -18,7 +19,7 @@ namespace foretrain {
 /// How the accelerators of a node reach each other.
 enum class ScaleUp : std::uint8_t {
   kSwitch,    ///< NVSwitch, Unified Bus: every pair at full rate
-  kMesh,      ///< hybrid cube mesh of V100: the rate depends on how many take part
+  kMesh,      ///< unequal numbers of links a pair: hybrid cube mesh of V100
   kPcie,      ///< PCIe switches and sockets
   kFullMesh,  ///< one link for each pair: Infinity Fabric of MI300X, HCCS
   kTorus,     ///< links to the neighbours on 1 to 3 axes: ICI of TPUs
@@ -43,6 +44,7 @@ struct Cluster {
   std::int32_t accelerators_per_node = 0;
   std::int32_t accelerators_per_tray = 0;  ///< of a rack that jobs get tray by tray; 0: whole nodes
   ScaleUp scale_up = ScaleUp::kSwitch;
+  LinkMatrix mesh_links;  ///< of a mesh; else empty
   Cpu cpu = Cpu::kIntel;
   std::int32_t nics_per_node = 0;
   double nic_gbit_per_s = 0;

@@ -61,8 +61,21 @@ double at_ranks(const std::vector<double>& ranks, const std::vector<double>& val
   return other;
 }
 
-/// A: NCCL's largest over the protocols; within a mesh, and of few A100 on NVSwitch, as measured by
-/// the number of members; NVLSTree no more than its ceiling for nodes of 8 heads.
+/// busbw of a group within a mesh, measured for as many members on as many rings, else the mean of
+/// what a ring has; 0 through the host, where nobody measured.
+double mesh_busbw(const NcclGroup& group) {
+  const NcclConstants& c = nccl_constants();
+  for (const NcclConstants::MeshBusbw& row : c.mesh_busbw) {
+    if (row.ranks == group.ranks && row.rings == group.mesh.rings &&
+        row.relayed == group.mesh.relayed) {
+      return row.gb_per_s;
+    }
+  }
+  return group.mesh.rings * (group.mesh.relayed ? c.mesh_relayed_ring : c.mesh_ring);
+}
+
+/// A: NCCL's largest over the protocols; within a mesh by the rings, and of few A100 on NVSwitch
+/// by the number of members, as measured; NVLSTree no more than its ceiling for nodes of 8 heads.
 double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, CollectiveKind kind,
                          NcclAlgorithm algorithm) {
   const NcclConstants& c = nccl_constants();
@@ -77,8 +90,8 @@ double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, Collect
   }
   if (group.nodes > 1) return bandwidth;
   if (cluster.scale_up == ScaleUp::kMesh) {
-    const double measured = at_ranks(c.mesh_ranks, c.mesh_busbw, group.ranks, 0);
-    return measured > 0 ? measured / bus_factor(kind, group.ranks) : bandwidth;
+    const double busbw = mesh_busbw(group);
+    return busbw > 0 ? busbw / bus_factor(kind, group.ranks) : bandwidth;
   }
   const bool few =
       cluster.scale_up == ScaleUp::kSwitch && cluster.device.architecture == Architecture::kAmpere;
@@ -86,12 +99,13 @@ double largest_bandwidth(const Cluster& cluster, const NcclGroup& group, Collect
 }
 
 /// Whether NICs limit what NCCL counts on: its search takes channels in steps of speed, which leave
-/// less than a quarter of them.
+/// some of them.
 bool counts_on_nics(const Cluster& cluster, const NcclGroup& group, NcclAlgorithm algorithm) {
   const bool tree = algorithm == NcclAlgorithm::kTree;
   const NcclGraph& graph = is_nvls(algorithm) ? group.nvls : tree ? group.tree : group.ring;
   const double counted = graph.channels * graph.inter;
-  return 1.25 * counted > cluster.nic_port_gb_per_s() * group.nics_per_node;
+  return nccl_constants().search.speed_step * counted >
+         cluster.nic_port_gb_per_s() * group.nics_per_node;
 }
 
 /// Seconds at full rate, by what limits them.
@@ -202,6 +216,16 @@ void send_once_a_node(const Placement& at, double bytes, const FanOut& fan_out, 
   traffic.rank_scale_up = bytes * (at.per_node_max - 1) / at.per_node_max;
 }
 
+/// Every pair's message over the links of its way: as long as the busiest links take, or the host.
+double mesh_exchange_s(const Cluster& cluster, const Placement& at, double sent, double reached,
+                       double line) {
+  const NcclConstants& c = nccl_constants();
+  const double message = sent / std::max(1, at.per_node_max - 1);
+  const double link = line / std::max(1, cluster.device.scale_up_links);
+  const double busiest = at.mesh.exchanged / double{kExchangeUnit};
+  return message * std::max(busiest / (reached * link), at.mesh.through_host / (c.mesh_host * 1e9));
+}
+
 Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement& at,
                 const Collective& work, std::ostream* steps) {
   const Bytes bytes = bytes_of(work.dtype, work.count);
@@ -215,7 +239,10 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   const double reached = work.fan_out.drawn > 0
                              ? c.fan_out_scale_up
                              : c.all_to_all_scale_up.at(nccl_row(cluster.device.architecture));
-  const double inside = traffic.rank_scale_up / (reached * scale_up_rate(cluster, rates) * 1e9);
+  const double line = scale_up_rate(cluster, rates) * 1e9;
+  const double inside = cluster.scale_up == ScaleUp::kMesh
+                            ? mesh_exchange_s(cluster, at, traffic.rank_scale_up, reached, line)
+                            : traffic.rank_scale_up / (reached * line);
   double outside = 0;
   if (at.nodes > 1) {
     const double port = cluster.nic_port_gb_per_s() * rates.network;
@@ -231,7 +258,7 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   cost.sms_held = work.fan_out.sms > 0 ? std::min(work.fan_out.sms, cluster.device.sm_count)
                                        : nccl_p2p_channels(nccl_group_of(cluster, at), at.ranks - 1,
                                                            bytes / at.ranks);
-  cost.deviation = 0.25F;
+  cost.deviation = static_cast<float>(c.all_to_all_deviation);
   if (steps != nullptr) {
     *steps << "all-to-all of " << at.ranks << " ranks on " << at.nodes << " nodes: start "
            << start * 1e6 << " us; NVLink " << inside * 1e6 << " us; NIC " << outside * 1e6
@@ -279,6 +306,7 @@ double seconds_in_a_node(const Cluster& cluster, const LinkRates& rates, const P
   if (at.nodes == 1 || near.ranks < 2) return 0;
   near.nodes = 1;
   near.per_node_max = near.per_node_min = near.ranks;
+  if (cluster.scale_up == ScaleUp::kMesh) near.mesh = mesh_use(cluster.mesh_links, near.ranks);
   const NcclChoice choice = choose_nccl(nccl_group_of(cluster, near), work.kind,
                                         bytes_of(work.dtype, work.count), work.dtype);
   return time_of(cluster, rates, near, work, choice, x).seconds;
@@ -329,7 +357,7 @@ void write_steps(const Cluster& cluster, const Placement& at, const Collective& 
 }  // namespace
 
 NcclGroup nccl_group_of(const Cluster& cluster, const Placement& at) {
-  return nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, at.fewest_nics());
+  return nccl_group(cluster, at.ranks, at.nodes, at.per_node_max, at.fewest_nics(), &at.mesh);
 }
 
 Result<Cost> collective_cost(const Cluster& cluster, const LinkRates& rates,

@@ -29,7 +29,8 @@
 //
 // All-to-all: the same mean of start + peers * per_peer and
 //     max(bytes to own node / (share of NVLink), bytes to others / (share of NICs)).
-// Messages: start + network latency + the busiest port's bytes over its rate.
+// Messages: start + network latency + the busiest port's bytes over its rate; on a mesh (and there
+// an all-to-all too) no faster than the links of the pairs, hardware/link_mesh.h.
 // Left out: jitter, congestion between groups (the engine shares ports).
 #pragma once
 

@@ -46,8 +46,7 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
                                const std::string& pointer, const DeviceSpec& base = {}) {
   DeviceSpec device = base;
   JsonReader reader(json, source, pointer);
-  reader.ignore("schema");
-  reader.ignore("sources");
+  ignore_remarks(reader);
   reader.ignore("preset");
   if (base.sm_count == 0) require_all(reader);
   reader.read("name", device.name);

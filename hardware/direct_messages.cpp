@@ -81,7 +81,10 @@ Cost direct_messages_cost(const Cluster& cluster, const LinkRates& rates,
   }
   add_host_link(cluster, bytes.at(static_cast<std::size_t>(Port::kNicOut)),
                 bytes.at(static_cast<std::size_t>(Port::kNicIn)), cost);
-  cost.deviation = 0.2F;
+  const bool torus = cluster.scale_up == ScaleUp::kTorus;
+  cost.deviation =
+      static_cast<float>(torus ? torus_law().message_deviation
+                               : mesh_law(cluster.device.architecture).message_deviation);
   if (steps != nullptr) {
     *steps << work.messages.size() << " messages: start " << start_us << " us, busiest link "
            << busiest * 1e6 << " us\n";

@@ -126,6 +126,7 @@ KernelConstants read_constants(Architecture architecture) {
   KernelConstants out;
   out.file = "kernels/" + std::string(name_of(architecture)) + ".json";
   const Json root = load_constants(out.file);
+  out.figures_changed = *member(root, "figures_changed").string();
   out.gemm = read_gemm(member(root, "gemm"));
   out.attention = read_attention(member(root, "attention"));
   out.memory = read_memory(member(root, "memory"));
@@ -169,7 +170,8 @@ SharedConstants read_shared() {
 std::string KernelConstants::source(const std::string& field) const {
   const auto at = sources.find(field);
   return "constants: configs/" + file + ", " + field + ": " +
-         (at == sources.end() ? "no source" : at->second) + "\n";
+         (at == sources.end() ? "no source" : at->second) + "; figures of " + figures_changed +
+         "\n";
 }
 
 const SharedConstants& shared_constants() {

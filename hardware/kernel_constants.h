@@ -99,7 +99,7 @@ struct KernelConstants {
   MemoryConstants memory;
   double rate_spread = 0;  ///< among devices: standard deviation of tensor-core rates, of the mean
   double clock_loss_beside = 0;  ///< of tensor cores, to the power that communication beside draws
-  std::string file;
+  std::string file, figures_changed;
   std::map<std::string, std::string> sources;  ///< by the field's path in the file
   /// A line for explanations: the file that a field stands in, and where its value comes from.
   std::string source(const std::string& field) const;

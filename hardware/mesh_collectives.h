@@ -27,7 +27,7 @@ struct MeshLaw {
   double scale_up_efficiency = 1, network_efficiency = 1;
   double alpha_us = 0;  ///< start of a collective
   double step_us = 0;   ///< of one of the log2(N) steps between nodes, beside the network's latency
-  double message_us = 0;
+  double message_us = 0, message_deviation = 0;
   double memory_passes = 1;
   std::int32_t sms_held = 0;
   bool pipelined = true;

@@ -1,7 +1,9 @@
 // Prices of point-to-point messages; the equation stands in hardware/collective_cost.h.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "hardware/collective_cost.h"
 #include "hardware/direct_messages.h"
@@ -50,12 +52,18 @@ Status check(std::span<const Placement> placements, const P2PBatch& work) {
   return ok_status();
 }
 
-/// Part of the scale-up rate that one message reaches.
+/// What a port reaches of its line rate.
 double share_inside(const Cluster& cluster) {
   const NcclConstants& c = nccl_constants();
-  if (cluster.scale_up == ScaleUp::kPcie) return c.message_pcie;
-  if (cluster.scale_up != ScaleUp::kMesh) return c.message_scale_up;
-  return c.message_scale_up / std::max(1, cluster.device.scale_up_links);
+  return cluster.scale_up == ScaleUp::kPcie ? c.message_pcie : c.message_scale_up;
+}
+
+/// GB/s of a pair of a mesh, by the links of its way (hardware/link_mesh.h).
+double mesh_pair(const Cluster& cluster, const LinkRates& rates, const Placement& at) {
+  const NcclConstants& c = nccl_constants();
+  if (at.mesh.pair_links == 0) return c.message_pcie * c.mesh_host * rates.scale_up;
+  const double link = scale_up_rate(cluster, rates) / std::max(1, cluster.device.scale_up_links);
+  return c.message_scale_up * at.mesh.pair_links * link;
 }
 
 }  // namespace
@@ -75,8 +83,9 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
 
   std::array<double, kPortCount> port_bytes{};
   std::array<double, kPortCount> port_seconds{};
-  double start = 0, moved = 0;
   std::array<double, 2> lanes{};  // of the link to the host, out and in
+  std::map<std::pair<std::int32_t, bool>, double> pair_seconds;  // of a mesh, by channel
+  double start = 0, moved = 0, busiest_pair = 0;
   const bool behind_switches =
       cluster.scale_up == ScaleUp::kPcie && cluster.accelerators_per_pcie_switch > 1;
   Transfers transfers;
@@ -98,12 +107,19 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
       lanes.at(message.send ? 0 : 1) += static_cast<double>(message.bytes);
     }
     port_seconds.at(index) += static_cast<double>(message.bytes) / (rate * 1e9);
+    if (!across && cluster.scale_up == ScaleUp::kMesh) {
+      double& pair = pair_seconds[{message.channel.value, message.send}];
+      const double pair_rate = mesh_pair(cluster, rates, placements[i]);
+      pair += static_cast<double>(message.bytes) / (pair_rate * 1e9);
+      busiest_pair = std::max(busiest_pair, pair);
+    }
     start =
         std::max(start, across ? c.message_network_us + network_latency_us(cluster, placements[i])
                                : c.message_scale_up_us);
   }
   if (work.messages.empty()) return Cost{};
-  const double busiest = *std::max_element(port_seconds.begin(), port_seconds.end());
+  const double busiest =
+      std::max(busiest_pair, *std::max_element(port_seconds.begin(), port_seconds.end()));
   Cost cost;
   cost.latency = Time::from_us(start);
   cost.duration = cost.latency + bounded(busiest);
@@ -116,7 +132,7 @@ Result<Cost> messages_cost(const Cluster& cluster, const LinkRates& rates,
   cost.memory_share = static_cast<std::int32_t>(
       std::min(0.5, moved / seconds / (device.memory_gb_per_s * 1e9)) * kWhole);
   cost.sms_held = transfers.channels(cluster);
-  cost.deviation = 0.15F;
+  cost.deviation = static_cast<float>(c.message_deviation);
   if (steps != nullptr) {
     *steps << work.messages.size() << " messages: start " << start << " us, busiest port "
            << busiest * 1e6 << " us; SMs held " << cost.sms_held << "\n";

@@ -9,13 +9,6 @@
 namespace foretrain {
 namespace {
 
-constexpr double kNarrowRing = 12;  // GB/s: half the threads
-constexpr double kLeastTraffic = 16384;
-constexpr double kFp8Ring = 1024;         // times as long, src/enqueue.cc
-constexpr std::int32_t kMostFp8Ring = 8;  // ranks
-constexpr std::int32_t kMostP2p = 64, kFewChannels = 2;
-constexpr Bytes kNearChunk = Bytes{512} << 10, kFarChunk = Bytes{128} << 10;
-
 double estimate_us(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclProtocol p,
                    double bytes) {
   const NcclConstants& c = nccl_constants();
@@ -49,7 +42,8 @@ std::string_view name_of(NcclProtocol protocol) {
 NcclChoice choose_nccl(const NcclGroup& group, CollectiveKind kind, Bytes bytes, DType dtype) {
   const bool adds = kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
                     kind == CollectiveKind::kReduce;
-  const bool last_resort = adds && dtype == DType::kFp8 && group.ranks > kMostFp8Ring;
+  const bool last_resort =
+      adds && dtype == DType::kFp8 && group.ranks > nccl_constants().enqueue.fp8_ring_ranks;
   NcclChoice best;
   double least = -1;
   for (int a = 0; a < kNcclAlgorithms; ++a) {
@@ -59,7 +53,7 @@ NcclChoice choose_nccl(const NcclGroup& group, CollectiveKind kind, Bytes bytes,
       if (nccl_tuning(group, kind, algorithm, protocol).gb_per_s <= 0) continue;
       const double us = estimate_us(group, kind, algorithm, protocol, static_cast<double>(bytes));
       const bool ring = algorithm == NcclAlgorithm::kRing;
-      const double rank = last_resort && ring ? kFp8Ring * us : us;
+      const double rank = last_resort && ring ? nccl_constants().enqueue.fp8_ring_factor * us : us;
       if (least >= 0 && rank >= least) continue;
       least = rank;
       best = NcclChoice{algorithm, protocol, us};
@@ -76,26 +70,30 @@ std::int32_t nccl_channels(const NcclGroup& group, const NcclChoice& choice, Col
                            Bytes bytes) {
   if (is_nvls(choice.algorithm)) return std::max(1, group.nvls_channels);
   const auto size = static_cast<double>(bytes);
-  double threads = group.ring.channels * group.ring.intra <= kNarrowRing ? 256 : 512;
-  double per_thread = 64;
-  if (choice.protocol == NcclProtocol::kLl128) threads = 640, per_thread = 8;
-  if (choice.protocol == NcclProtocol::kLl) {
-    threads = 512;
-    per_thread = choice.algorithm == NcclAlgorithm::kRing ? 8.0 * group.ranks : 8.0;
-  }
+  const NcclEnqueue& rules = nccl_constants().enqueue;
+  double threads = rules.threads.at(index_of(choice.protocol));
+  double per_thread = rules.thread_bytes.at(index_of(choice.protocol));
+  const bool ring = choice.algorithm == NcclAlgorithm::kRing;
+  if (choice.protocol == NcclProtocol::kLl && ring) per_thread *= group.ranks;
+  const bool narrow = group.ring.channels * group.ring.intra <= rules.narrow;
+  if (choice.protocol == NcclProtocol::kSimple && narrow) threads = rules.narrow_threads;
   const double traffic = size * (kind == CollectiveKind::kAllReduce ? 2 : 1);
   const double wanted =
-      std::min(std::ceil(size / (threads * per_thread)), std::ceil(traffic / kLeastTraffic));
+      std::min(std::ceil(size / (threads * per_thread)), std::ceil(traffic / rules.channel_bytes));
   return static_cast<std::int32_t>(std::clamp(wanted, 1.0, static_cast<double>(group.channels)));
 }
 
 std::int32_t nccl_p2p_channels(const NcclGroup& group, std::int32_t peers, Bytes bytes_each) {
+  const NcclPointToPoint& rules = nccl_constants().point_to_point;
   const auto all = static_cast<std::int32_t>(
-      std::bit_ceil(static_cast<std::uint32_t>(std::clamp(group.channels, 1, kMostP2p))));
+      std::bit_ceil(static_cast<std::uint32_t>(std::clamp(group.channels, 1, rules.channels))));
   const bool far = group.nodes > 1, linked = group.scale_up == ScaleUp::kSwitch;
-  const std::int32_t most = far || !linked ? std::min(all, kFewChannels) : all;
-  const Bytes chunk = far || group.scale_up == ScaleUp::kPcie ? kFarChunk : kNearChunk;
-  const Bytes smallest = chunk / (far ? 2 : 8), largest = far ? chunk : chunk * 32;
+  const std::int32_t most = far || !linked ? std::min(all, rules.channels_without_switch) : all;
+  const bool slow = far || group.scale_up == ScaleUp::kPcie;
+  const auto chunk = static_cast<double>(slow ? rules.other_chunk : rules.nvlink_chunk);
+  const auto chunks = [chunk](double count) { return static_cast<Bytes>(chunk * count); };
+  const Bytes smallest = chunks(far ? rules.least_many_nodes : rules.least_one_node);
+  const Bytes largest = chunks(far ? rules.most_many_nodes : rules.most_one_node);
   std::int32_t each = most;
   while (each > 1 && static_cast<std::int64_t>(each) * group.ranks > all) each /= 2;
   each = static_cast<std::int32_t>(std::clamp<Bytes>((bytes_each - 1) / smallest + 1, 1, each));

@@ -38,6 +38,9 @@ inline constexpr int kNcclProtocols = 3;
 std::string_view name_of(NcclAlgorithm algorithm);
 std::string_view name_of(NcclProtocol protocol);
 
+/// NCCL_TOPO_PATTERN_TREE: neither split nor balanced.
+inline constexpr std::int32_t kNcclTreePattern = 3;
+
 /// A result of NCCL's topology search: `channels` paths of so many GB/s each, before duplication.
 struct NcclGraph {
   std::int32_t pattern =
@@ -54,7 +57,8 @@ struct NcclGroup {
   std::int32_t nics_per_node = 1;   ///< NICs that the members of a node can use
   Architecture architecture = Architecture::kHopper;
   Cpu cpu = Cpu::kIntel;
-  ScaleUp scale_up = ScaleUp::kSwitch;
+  ScaleUp scale_up = ScaleUp::kSwitch;  ///< kPcie also for members of a mesh without links
+  MeshUse mesh{};
   bool sharp = false;           ///< the network's switches reduce
   bool equal_channels = false;  ///< every ring visits the ranks in the same order
   NcclGraph ring, tree, nvls, collnet;
@@ -65,9 +69,10 @@ struct NcclGroup {
 /// The graphs for `ranks` members on `nodes` nodes, at most `ranks_per_node` on each, which reach
 /// `nics_per_node` NICs. From the table of search results where it has the shape, else by the
 /// search's own rule: the channel speed and count that maximise the bandwidth which the links
-/// allow.
+/// allow. `mesh`: what the members have of one; without it they are the first of their nodes.
 NcclGroup nccl_group(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,
-                     std::int32_t ranks_per_node, std::int32_t nics_per_node);
+                     std::int32_t ranks_per_node, std::int32_t nics_per_node,
+                     const MeshUse* mesh = nullptr);
 
 /// The same without the table, for the shapes it lacks.
 NcclGroup nccl_group_by_rule(const Cluster& cluster, std::int32_t ranks, std::int32_t nodes,

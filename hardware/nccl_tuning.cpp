@@ -1,6 +1,7 @@
 // NCCL's latency L and bandwidth A of each (algorithm, protocol): src/graph/tuning.cc of NCCL
-// 2.28.9. With C channels of w GB/s (w: within the node up to two nodes and for CollNet, else
-// between nodes), n ranks on N nodes, g a node, B = C w and s = 2(n-1) all-reduce, n-1 gathers:
+// 2.28.9; the numbers below stand in configs/nccl.json, `tuning`. With C channels of w GB/s (w:
+// within the node up to two nodes and for CollNet, else between nodes), n ranks on N nodes, g a
+// node, B = C w and s = 2(n-1) all-reduce, n-1 gathers:
 //   Ring     A = B n / s, LL half of B, LL128 0.92 B, both under ceilings
 //            L = base + (s - x) hop + x net,  x = 2(N-1) or N-1
 //   Tree     A = 0.92 B / 2 under ceilings     L = base + 2 ((g-1) hop + log2(N) net)
@@ -19,18 +20,7 @@
 namespace foretrain {
 namespace {
 
-constexpr double kRingLlShare = 0.5;  // half of each LL line is flags
-constexpr double kLl128Share = 0.92;  // of the bus, src/graph/tuning.cc
-constexpr double kTreeShare = 0.92;
-constexpr double kTreeLlDivisor = 3.8;
-constexpr double kPlainTree = 0.85;
-constexpr double kPatShare = 0.75;
-constexpr std::int32_t kPatternTree = 3;
-constexpr std::int32_t kNvlsGatherRanks = 32;
-constexpr std::int32_t kCollNetRanks = 8;
-constexpr double kCollNetNewer = 0.85;
-constexpr double kCollNetGather = 0.9;
-constexpr double kCollNetRankUs = 0.4;
+const NcclTuningRules& tuning_rules() { return nccl_constants().tuning; }
 
 std::size_t node_column(std::int32_t nodes) { return nodes == 1 ? 0U : nodes == 2 ? 1U : 2U; }
 
@@ -59,13 +49,14 @@ bool offered(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclProto
     case NcclAlgorithm::kCollNetDirect:
     case NcclAlgorithm::kCollNetChain:
       return p == NcclProtocol::kSimple && g.sharp && g.nodes > 1 && g.collnet.channels > 0 &&
-             g.ranks_per_node <= kCollNetRanks &&
+             g.ranks_per_node <= tuning_rules().collnet_ranks &&
              (kind == CollectiveKind::kAllReduce ||
               (gathers(kind) && a == NcclAlgorithm::kCollNetDirect));
     case NcclAlgorithm::kNvls:
       return p == NcclProtocol::kSimple && (g.nodes == 1 || g.sharp) && g.nvls.channels >= 2 &&
              (kind == CollectiveKind::kAllReduce ||
-              (gathers(kind) && g.nodes == 1 && g.ranks_per_node <= kNvlsGatherRanks));
+              (gathers(kind) && g.nodes == 1 &&
+               g.ranks_per_node <= tuning_rules().nvls_gather_ranks));
     case NcclAlgorithm::kNvlsTree:
       return p == NcclProtocol::kSimple && kind == CollectiveKind::kAllReduce && g.nodes > 1 &&
              g.nvls.channels >= 2;
@@ -84,10 +75,10 @@ double ll_ceiling(const NcclGroup& g) {
 double ring_bandwidth(const NcclGroup& g, CollectiveKind kind, NcclProtocol p) {
   const NcclConstants& c = nccl_constants();
   double bus = g.ring.channels * (g.nodes <= 2 ? g.ring.intra : g.ring.inter);
-  if (p == NcclProtocol::kLl) bus = std::min(ll_ceiling(g), kRingLlShare * bus);
+  if (p == NcclProtocol::kLl) bus = std::min(ll_ceiling(g), tuning_rules().ring_ll * bus);
   if (p == NcclProtocol::kLl128) {
     const double cap = c.ring_ll128.at(nccl_row(g.architecture)).at(node_column(g.nodes));
-    bus = std::min(kLl128Share * bus, g.ring.channels * cap);
+    bus = std::min(tuning_rules().ll128 * bus, g.ring.channels * cap);
   }
   return bus * g.ranks / steps_of(g, kind);
 }
@@ -96,13 +87,14 @@ double tree_bandwidth(const NcclGroup& g, NcclProtocol p) {
   const NcclConstants& c = nccl_constants();
   const std::size_t row = nccl_row(g.architecture), column = node_column(g.nodes);
   double bus = g.tree.channels * (g.nodes <= 2 ? g.tree.intra : g.tree.inter);
-  bus = std::min(kTreeShare * bus, g.tree.channels * c.tree_simple.at(row).at(column));
-  if (p == NcclProtocol::kLl) bus = std::min(bus / kTreeLlDivisor, ll_ceiling(g));
+  bus = std::min(tuning_rules().tree * bus, g.tree.channels * c.tree_simple.at(row).at(column));
+  if (p == NcclProtocol::kLl) bus = std::min(bus / tuning_rules().tree_ll_divisor, ll_ceiling(g));
   if (p == NcclProtocol::kLl128) {
-    bus = std::min(bus * (g.nodes == 1 ? 7.0 / 9.0 : 120.0 / 128.0),
+    bus = std::min(bus * (g.nodes == 1 ? tuning_rules().tree_ll128_one_node
+                                       : tuning_rules().tree_ll128_many_nodes),
                    g.tree.channels * c.tree_ll128.at(row).at(column));
   }
-  if (g.tree.pattern == kPatternTree) bus *= kPlainTree;
+  if (g.tree.pattern == kNcclTreePattern) bus *= tuning_rules().plain_tree;
   return bus * 0.5;
 }
 
@@ -120,11 +112,13 @@ double nvls_bandwidth(const NcclGroup& g, CollectiveKind kind, bool tree) {
 
 double collnet_direct_bandwidth(const NcclGroup& g, CollectiveKind kind) {
   if (gathers(kind)) {
-    return g.ranks_per_node * std::min(g.collnet.intra, kCollNetGather * g.collnet.inter);
+    return g.ranks_per_node *
+           std::min(g.collnet.intra, tuning_rules().collnet_gather * g.collnet.inter);
   }
   const double ratio = static_cast<double>(g.ranks_per_node) / g.collnet.channels;
   double bus = g.collnet.channels * g.collnet.intra / (ratio - (ratio - 1) / 2);
-  if (nccl_row(g.architecture) >= nccl_row(Architecture::kHopper)) bus *= kCollNetNewer;
+  if (nccl_row(g.architecture) >= nccl_row(Architecture::kHopper))
+    bus *= tuning_rules().collnet_newer;
   return bus * 0.5;
 }
 
@@ -143,7 +137,7 @@ double bandwidth(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclP
     case NcclAlgorithm::kNvlsTree:
       return nvls_bandwidth(g, kind, true);
     case NcclAlgorithm::kPat:
-      return g.tree.channels * (g.nodes <= 2 ? g.tree.intra : g.tree.inter) * kPatShare;
+      return g.tree.channels * (g.nodes <= 2 ? g.tree.intra : g.tree.inter) * tuning_rules().pat;
   }
   return 0;
 }
@@ -185,7 +179,7 @@ double latency(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclPro
     case NcclAlgorithm::kCollNetDirect:
       return base +
              2 * (std::min(1, g.ranks_per_node - 1) * inside +
-                  kCollNetRankUs * (g.ranks_per_node - 1)) +
+                  tuning_rules().collnet_rank_us * (g.ranks_per_node - 1)) +
              across;
     case NcclAlgorithm::kCollNetChain:
       return base + 2 * (g.ranks_per_node - 1) * inside + across;
@@ -194,7 +188,8 @@ double latency(const NcclGroup& g, CollectiveKind kind, NcclAlgorithm a, NcclPro
     case NcclAlgorithm::kNvlsTree:
       return base + inside + 2 * depth * across;
     case NcclAlgorithm::kPat:
-      return base + depth * across / 3.5 + 2.8 * g.ranks;
+      return base + depth * across / tuning_rules().pat_depth_divisor +
+             tuning_rules().pat_rank_us * g.ranks;
   }
   return base;
 }

@@ -93,6 +93,27 @@ void count_domain(const Cluster& cluster, std::span<const RankId> members, Place
       placement.across_switches || spread(cluster.accelerators_per_pcie_switch);
 }
 
+/// Of a mesh: the least that the members have of it on any node.
+MeshUse mesh_of(const Cluster& cluster, std::span<const RankId> sorted) {
+  MeshUse least;
+  std::vector<std::int32_t> members, last;
+  bool seen = false;
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    members.push_back(cluster.local_of(sorted[i]));
+    const bool ends =
+        i + 1 == sorted.size() || cluster.node_of(sorted[i + 1]) != cluster.node_of(sorted[i]);
+    if (!ends) continue;
+    if (members.size() > 1 && members != last) {
+      const MeshUse use = mesh_use(cluster.mesh_links, members);
+      least = seen ? slower_of(least, use) : use;
+      seen = true;
+      last = members;
+    }
+    members.clear();
+  }
+  return least;
+}
+
 TorusAxes axes_of(const Cluster& cluster, std::span<const RankId> members) {
   std::vector<std::int32_t> inside;
   inside.reserve(members.size());
@@ -141,6 +162,7 @@ Result<Placement> placement_of(const Cluster& cluster, std::span<const RankId> r
     if (members.size() > fullest.size()) fullest = members;
     begin = i;
   }
+  if (cluster.scale_up == ScaleUp::kMesh) placement.mesh = mesh_of(cluster, sorted);
   if (cluster.topology.slice_size() > 0) {
     placement.axes = axes_of(cluster, fullest);
   } else if (placement.nodes > 1) {

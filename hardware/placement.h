@@ -35,6 +35,7 @@ struct Placement {
   bool one_package = false;      ///< the members lie in one package (two levels of scale-up)
   bool across_switches = false;  ///< they lie behind several PCIe switches of a node
   TorusAxes axes{};              ///< of the fullest slice
+  MeshUse mesh{};                ///< of the node where it carries least
   std::strong_ordering operator<=>(const Placement&) const = default;
 
   /// NIC ports of the node that reaches the fewest; 0 for a group on one node.

@@ -52,6 +52,16 @@ Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
   return NamedJson{std::move(json), "preset " + name};
 }
 
+void ignore_remarks(JsonReader& reader) {
+  for (const char* key : {"schema", "sources", "figures_changed"}) reader.ignore(key);
+}
+
+std::string figures_changed(const std::string& folder, const std::string& name) {
+  const Result<NamedJson> file = load_preset(folder, name, "", "");
+  const Json* month = file.ok() ? file.value().json.find("figures_changed") : nullptr;
+  return month == nullptr || month->string() == nullptr ? "" : *month->string();
+}
+
 std::map<std::string, std::string> preset_sources(const std::string& folder,
                                                   const std::string& name) {
   std::map<std::string, std::string> out;
@@ -66,28 +76,6 @@ std::map<std::string, std::string> preset_sources(const std::string& folder,
       if (field.ends_with("_tflops") || field == "int8_tops") out["/" + field] = *text.string();
     }
   }
-  return out;
-}
-
-Json load_constants(std::string_view path) {
-  Result<Json> json = parse_json(find_asset(path), std::string(path));
-  FT_CHECK(json.ok(), "an embedded file of constants is missing or no JSON");
-  return std::move(json).value();
-}
-
-const Json& member(const Json& object, std::string_view key) {
-  const Json* found = object.find(key);
-  FT_CHECK(found != nullptr, "an embedded file of constants lacks a key");
-  return *found;
-}
-
-double number_at(const Json& object, std::string_view key) { return member(object, key).number(); }
-
-std::vector<double> numbers_at(const Json& object, std::string_view key) {
-  std::vector<double> out;
-  const Json::Array* items = member(object, key).array();
-  FT_CHECK(items != nullptr, "an embedded file of constants lacks an array");
-  for (const Json& item : *items) out.push_back(item.number());
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/base/constants.h"
 #include "sim/base/json.h"
 #include "sim/base/result.h"
 
@@ -25,17 +26,16 @@ struct NamedJson {
 Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
                               const std::string& source, const std::string& pointer);
 
+/// Marks as known what a data file says of itself: `schema`, `sources`, `figures_changed`.
+void ignore_remarks(JsonReader& reader);
+
+/// `figures_changed` of such a file, the month in which its figures were last read or changed
+/// ("2026-11"); "" where it has none.
+std::string figures_changed(const std::string& folder, const std::string& name);
+
 /// The `sources` of a shipped file, by JSON pointer: "sm_count" becomes "/sm_count"; "peaks" stands
 /// for every key that ends in _tflops.
 std::map<std::string, std::string> preset_sources(const std::string& folder,
                                                   const std::string& name);
-
-/// An embedded file of constants of ours; aborts if it is missing or no JSON.
-Json load_constants(std::string_view path);
-
-/// A member of such a file; aborts if absent.
-const Json& member(const Json& object, std::string_view key);
-double number_at(const Json& object, std::string_view key);
-std::vector<double> numbers_at(const Json& object, std::string_view key);
 
 }  // namespace foretrain

@@ -152,8 +152,7 @@ Status read_at_depth(const Json& json, const std::string& source, const std::str
     if (reader.failed()) return reader.finish();
     FT_TRY(read_preset(preset, source, reader.pointer("preset"), topology, latency_us, depth));
   }
-  reader.ignore("schema");
-  reader.ignore("sources");
+  ignore_remarks(reader);
   reader.ignore("name");
   const TopologyKind before = topology.kind;
   reader.read_enum("kind", topology.kind, kind_names());

@@ -53,6 +53,7 @@ const TorusLaw& torus_law() {
     out.start_us = number_at(root, "start_us");
     out.network_start_us = number_at(root, "network_start_us");
     out.message_us = number_at(root, "message_us");
+    out.message_deviation = number_at(root, "message_deviation");
     out.memory_passes = number_at(root, "memory_passes");
     out.deviation = number_at(root, "deviation");
     return out;

@@ -26,7 +26,7 @@ namespace foretrain {
 
 struct TorusLaw {
   double efficiency = 1, network_efficiency = 1;
-  double start_us = 0, network_start_us = 0, message_us = 0;
+  double start_us = 0, network_start_us = 0, message_us = 0, message_deviation = 0;
   double memory_passes = 1, deviation = 0;
 };
 const TorusLaw& torus_law();

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "models/plan_reading.h"
+#include "sim/base/constants.h"
 
 namespace foretrain {
 namespace {
@@ -127,18 +128,32 @@ void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
 
 }  // namespace
 
+const MoeConstants& moe_constants() {
+  static const MoeConstants constants = [] {
+    const Json root = load_constants("moe.json");
+    const Json& sms = member(root, "dispatcher_sms");
+    const Json& launches = member(root, "router_launches");
+    const auto count = [](const Json& json, std::string_view key) {
+      return static_cast<std::int32_t>(number_at(json, key));
+    };
+    return MoeConstants{number_at(root, "load_spread"), count(sms, "deepep"),
+                        count(sms, "hybridep"), count(launches, "forward"),
+                        count(launches, "backward")};
+  }();
+  return constants;
+}
+
 std::int32_t enough_sms(Dispatcher dispatcher) {
-  if (dispatcher == Dispatcher::kDeepEp) return 20;
-  return dispatcher == Dispatcher::kHybridEp ? 16 : 0;
+  if (dispatcher == Dispatcher::kDeepEp) return moe_constants().deepep_sms;
+  return dispatcher == Dispatcher::kHybridEp ? moe_constants().hybridep_sms : 0;
 }
 
 double natural_imbalance(std::int64_t experts, std::int64_t ranks) {
-  constexpr double kSpread = 0.26;
   if (ranks <= 1 || experts <= 1) return 1;
   const auto all = static_cast<double>(experts);
   const auto n = static_cast<double>(ranks);
   const double own = std::max(1.0, all / n);
-  const double spread = kSpread * std::sqrt((1 - (own - 1) / (all - 1)) / own);
+  const double spread = moe_constants().load_spread * std::sqrt((1 - (own - 1) / (all - 1)) / own);
   return 1 + spread * normal_quantile((n - 0.375) / (n + 0.25));
 }
 

@@ -13,17 +13,22 @@ inline const std::vector<std::string> kDispatcherNames = {"allgather", "alltoall
                                                           "hybridep"};
 inline const std::vector<std::string> kRoutingNames = {"balanced", "natural", "capacity"};
 
-/// SMs with which a dispatcher's kernels carry what links do, and by default hold: 20 and 16, as
-/// Megatron-LM set them in November 2025 (transformer_config.py, moe_deepep_num_sms and
-/// moe_hybridep_num_sms); 20 fill NVLink and InfiniBand (DeepSeek-AI, arXiv 2412.19437, section
-/// 3.2.2). That fewer carry their part of it is taken. 0: other dispatchers.
+/// configs/moe.json, read once.
+struct MoeConstants {
+  double load_spread = 0;  ///< of an expert, of the mean
+  std::int32_t deepep_sms = 0, hybridep_sms = 0;
+  std::int32_t router_launches = 0, router_gradient_launches = 0;
+};
+const MoeConstants& moe_constants();
+
+/// SMs with which a dispatcher's kernels carry what links do, and by default hold. That fewer carry
+/// their part of it is taken. 0: other dispatchers.
 std::int32_t enough_sms(Dispatcher dispatcher);
 
 /// Expected tokens of the busiest of `ranks` ranks over the mean, where `experts` experts that no
 /// one balances by force are spread over them: 1 + sigma z / sqrt(m) sqrt(1 - (m - 1) / (experts -
-/// 1)), m experts a rank whose loads have a spread of sigma = 0.26 and a fixed sum, z the expected
-/// largest of `ranks` normal variables (Blom 1958). Sigma: the busiest of 64 experts trained with
-/// an auxiliary loss gets 1.52 to 1.72 times the mean (arXiv 2408.15664, MaxVio, from memory).
+/// 1)), m experts a rank whose loads have a spread of sigma (`load_spread`) and a fixed sum, z the
+/// expected largest of `ranks` normal variables (Blom 1958).
 double natural_imbalance(std::int64_t experts, std::int64_t ranks);
 
 /// Tokens of the busiest rank's experts, which every rank is taken to have, over those of the mean.

@@ -12,11 +12,6 @@
 namespace foretrain {
 namespace {
 
-// Launches of Megatron-LM's unfused router: softmax, choice, two dense tables of zeros scattered
-// into and converted, sums of tokens; and of its gradient.
-constexpr std::int32_t kRouteLaunches = 10;
-constexpr std::int32_t kRouteGradientLaunches = 5;
-
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -152,7 +147,7 @@ void MoeBlock::route(SegmentWriter& w, const Ref& in) {
   const Ref logits = temporary("router logits", x_rows * x_router.out);
   linear(w, "moe.router", x_router, x_rows, in, logits);
   Kernel choose = of_experts(KernelKind::kRoute, x_rows, x_router.out);
-  choose.launches = kRouteLaunches;
+  choose.launches = moe_constants().router_launches;
   if (x_plan.sequence) choose.split_over = x_tensor;
   w.compute("moe.route", choose, {logits.view()}, {x_scores.view(), x_map.view()});
 }
@@ -439,7 +434,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
 Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_probabilities) {
   const Ref d_logits = temporary("d router logits", x_rows * x_router.out);
   Kernel choose = of_experts(KernelKind::kRouteBackward, x_rows, x_router.out);
-  choose.launches = kRouteGradientLaunches;
+  choose.launches = moe_constants().router_gradient_launches;
   w.compute("moe.route_gradient", choose, {d_probabilities.view(), x_scores.view(), x_map.view()},
             {d_logits.view()});
   if (x_model.experts.router_bias) {

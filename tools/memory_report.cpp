@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hardware/communicator_memory.h"
+#include "hardware/presets.h"
 #include "models/lower.h"
 #include "sim/base/assets.h"
 #include "sim/program/allocator.h"
@@ -58,7 +59,7 @@ Result<LibraryMemory> library_memory(const Run& run) {
     rules.read("retry_ms_per_gib", retry_ms, {0, 1e3});
     out.retry_per_gib = Time::from_us(1e3 * retry_ms);
   });
-  reader.ignore("sources");
+  ignore_remarks(reader);
   FT_TRY(reader.finish());
   out.allocator.expandable = run.plan.expandable_segments;
   out.allocator.records_streams = run.plan.records_streams;

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <filesystem>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,6 +16,10 @@ namespace foretrain {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// Beginnings of the names of files that hold laws of messages, collectives and experts.
+constexpr std::array kLaws = {"nccl",  "message_cost", "direct_messages", "collective_cost",
+                              "mesh_", "torus_",       "expert_plan",     "moe_"};
 
 const fs::path& root() {
   static const fs::path path = FORETRAIN_SOURCE_DIR;
@@ -138,6 +144,27 @@ TEST(KeyedConstants, NoCodeKnowsAName) {
   EXPECT_GT(looked_at, 5000U);
 }
 
+// Measures and other programs' numbers stand in `configs/` beside their sources.
+TEST(KeyedConstants, NoLawOfMessagesAndExpertsHoldsItsNumbers) {
+  const std::regex measure(
+      R"(constexpr (double|std::int32_t|std::array<double)|deviation = [0-9])");
+  std::size_t looked_at = 0;
+  for (const char* folder : {"hardware", "models"}) {
+    for (const fs::path& path : files_of(folder, {".cpp"})) {
+      const std::string file = path.filename().string();
+      const bool law = std::any_of(kLaws.begin(), kLaws.end(),
+                                   [&](const char* name) { return file.starts_with(name); });
+      if (!law) continue;
+      ++looked_at;
+      const std::string text = read_text_file(path.string()).value();
+      std::smatch found;
+      EXPECT_FALSE(std::regex_search(text, found, measure))
+          << path.string() << ": \"" << found.str() << "\" belongs into a file of configs/";
+    }
+  }
+  EXPECT_GE(looked_at, 12U);
+}
+
 /// Keys and strings of a file of constants, its sources apart.
 void collect(const Json& json, std::vector<std::string>& out) {
   if (json.string() != nullptr) out.push_back(*json.string());
@@ -160,7 +187,7 @@ TEST(KeyedConstants, NoPriceKnowsAName) {
                              "configs/clusters", "configs/fabrics"}) {
     for (const fs::path& path : files_of(folder, {".json"})) files.push_back(path);
   }
-  for (const char* file : {"nccl.json", "mesh.json", "torus.json", "memory.json"}) {
+  for (const char* file : {"nccl.json", "mesh.json", "torus.json", "memory.json", "moe.json"}) {
     files.push_back(root() / "configs" / file);
   }
   for (const fs::path& path : files) {

@@ -51,6 +51,30 @@ TEST(Verbs, ListAndDoctorAnswerInJsonToo) {
   }
 }
 
+TEST(Verbs, ShowPrintsTheLinksOfAMeshWithTheirSource) {
+  const Workplace place;
+  const std::string shown = place.run({"show", "dgx-1v"}).out;
+  const std::size_t at = shown.find("\nmesh_links");
+  ASSERT_NE(at, std::string::npos) << shown;
+  const std::string line = shown.substr(at + 1, shown.find('\n', at + 1) - at - 1);
+  EXPECT_NE(line.find("[[0,1,1,2,2,0,0,0],"), std::string::npos) << line;
+  EXPECT_NE(line.find("(nvidia-smi topo -m"), std::string::npos) << line;
+}
+
+// Of the cluster's own file, its device's and its fabric's.
+TEST(Verbs, ShowSaysWhenFiguresWereLastChanged) {
+  const Workplace place;
+  const std::string shown = place.run({"show", "dgx-1v"}).out;
+  for (const char* line :
+       {"\nfigures_changed ", "\ndevice.figures_changed ", "\nnetwork.topology.figures_changed "}) {
+    const std::size_t at = shown.find(line);
+    ASSERT_NE(at, std::string::npos) << line << shown;
+    EXPECT_NE(shown.substr(at, 60).find("\"20"), std::string::npos) << shown.substr(at, 60);
+  }
+  EXPECT_NE(place.run({"show", "h100-sxm-80gb"}).out.find("figures_changed"), std::string::npos);
+  EXPECT_NE(place.run({"show", "rail-fat-tree"}).out.find("figures_changed"), std::string::npos);
+}
+
 TEST(Verbs, EveryPresetCanBeShown) {
   const Workplace place;
   for (const char* kind : {"models", "clusters", "devices", "fabrics", "systems", "runs"}) {

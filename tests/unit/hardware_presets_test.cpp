@@ -2,11 +2,15 @@
 // from?
 #include <gtest/gtest.h>
 
+#include <regex>
+#include <set>
+
 #include "hardware/cluster.h"
 #include "hardware/collective_cost.h"
 #include "hardware/kernel_constants.h"
 #include "hardware/local_cost.h"
 #include "hardware/presets.h"
+#include "sim/base/assets.h"
 
 namespace foretrain {
 namespace {
@@ -16,7 +20,8 @@ using Sources = std::map<std::string, std::string>;
 /// Every leaf below `pointer` has a source of its own or of something around it.
 void expect_sources(const Json& json, const std::string& pointer, const Sources& sources,
                     const std::string& preset) {
-  if (pointer == "/schema" || pointer == "/name" || pointer == "/sources") return;
+  static const std::set<std::string> remarks = {"/schema", "/name", "/sources", "/figures_changed"};
+  if (remarks.contains(pointer)) return;
   const auto own = sources.find(pointer);
   if (own != sources.end()) {
     EXPECT_FALSE(own->second.empty()) << preset << pointer;
@@ -57,6 +62,57 @@ TEST(Presets, EveryFieldSaysWhereItIsFrom) {
   expect_all_sources("devices", device_preset_names());
   expect_all_sources("clusters", cluster_preset_names());
   expect_all_sources("fabrics", fabric_preset_names());
+}
+
+/// Of a file of constants. What its name says of it, `architecture`, has no source.
+void expect_constants_sources(const std::string& path) {
+  Json file = load_constants(path);
+  const Json* all = file.find("sources");
+  ASSERT_NE(all, nullptr) << path;
+  Sources sources;
+  for (const auto& [key, text] : *all->object()) {
+    ASSERT_NE(text.string(), nullptr) << path << ": " << key;
+    sources["/" + key] = *text.string();
+    const Json* field = &file;
+    for (std::size_t begin = 0; begin <= key.size() && field->object() != nullptr;) {
+      const std::size_t end = std::min(key.find('/', begin), key.size());
+      field = field->find(key.substr(begin, end - begin));
+      ASSERT_NE(field, nullptr) << path << ": a source for " << key;
+      begin = end + 1;
+    }
+  }
+  file.erase("architecture");
+  expect_sources(file, "", sources, path);
+}
+
+TEST(Presets, EveryConstantSaysWhereItIsFrom) {
+  for (const char* path : {"nccl.json", "mesh.json", "torus.json", "memory.json", "moe.json"}) {
+    expect_constants_sources(path);
+  }
+  for (const std::string& name : preset_names("kernels")) {
+    expect_constants_sources("kernels/" + name + ".json");
+  }
+  for (const std::string& name : preset_names("gemm")) {  // one source of all its rows
+    EXPECT_FALSE(member(load_constants("gemm/" + name + ".json"), "source").string()->empty());
+  }
+}
+
+TEST(Presets, EveryDataFileSaysWhenItsFiguresWereLastChanged) {
+  static const std::regex month("20[0-9]{2}-(0[1-9]|1[0-2])");
+  int files = 0;
+  for (const Asset& asset : assets()) {
+    const std::string path(asset.path);
+    const std::string folder = path.substr(0, path.find('/'));
+    if (folder == "models" || folder == "runs" || folder == "systems") continue;
+    if (path == "defaults.json") continue;  // what a RUN means, no figures
+    ++files;
+    const Json file = load_constants(path);
+    const Json* changed = file.find("figures_changed");
+    ASSERT_NE(changed, nullptr) << path << ": \"figures_changed\", as \"2026-11\", is missing";
+    ASSERT_NE(changed->string(), nullptr) << path;
+    EXPECT_TRUE(std::regex_match(*changed->string(), month)) << path << *changed->string();
+  }
+  EXPECT_GT(files, 100);
 }
 
 TEST(Presets, TheNamesThatRunsRelyOnAreThere) {

@@ -285,13 +285,43 @@ std::string kind_of_part(const std::string& name) {
   return file.ok() ? kind_of_file(file.value()) : "";
 }
 
+using Sources = std::map<std::string, std::string>;
+
+/// Beside the fields of a data file: when they were last changed.
+void add_month(const std::string& folder, const std::string& name, const std::string& pointer,
+               Json* fields, Sources& sources) {
+  const std::string month = figures_changed(folder, name);
+  if (fields == nullptr || month.empty()) return;
+  fields->set("figures_changed", month);
+  sources[pointer + "/figures_changed"] = "month of the last change to the file";
+}
+
+/// The same of the device and the fabric that a cluster's file names.
+void add_months(const std::string& cluster, Json& json, Sources& sources) {
+  add_month("clusters", cluster, "", &json, sources);
+  const Result<Json> file = load_preset("clusters", cluster, "show");
+  if (!file.ok()) return;
+  const Json* device = file.value().find("device");
+  if (device != nullptr && device->string() != nullptr) {
+    add_month("devices", *device->string(), "/device", json.find("device"), sources);
+  }
+  const Json* network = file.value().find("network");
+  const Json* fabric = network == nullptr ? nullptr : network->find("topology");
+  if (fabric != nullptr && fabric->object() != nullptr) fabric = fabric->find("preset");
+  if (fabric == nullptr || fabric->string() == nullptr) return;
+  add_month("fabrics", *fabric->string(), "/network/topology",
+            json.find("network")->find("topology"), sources);
+}
+
 Status show_fabric(const ShowArgs& args) {
   Topology topology;
   double latency_us = 0;
   FT_TRY(read_topology(Json(args.name), "show", "", topology, latency_us));
   Json json = to_json(topology);
   json.set("latency_us", latency_us);
-  return print_object(std::move(json), args, fabric_sources(args.name));
+  Sources sources = fabric_sources(args.name);
+  add_month("fabrics", args.name, "", &json, sources);
+  return print_object(std::move(json), args, sources);
 }
 
 Status show_part(const std::string& kind, const ShowArgs& args) {
@@ -302,13 +332,18 @@ Status show_part(const std::string& kind, const ShowArgs& args) {
   }
   if (kind == "clusters") {
     FT_ASSIGN(const Cluster cluster, read_cluster(Json(args.name), "show", ""));
-    std::map<std::string, std::string> sources = cluster_sources(args.name);
+    Sources sources = cluster_sources(args.name);
     sources["/derived"] = "derived";
-    return print_object(to_json(cluster), args, sources);
+    Json json = to_json(cluster);
+    add_months(args.name, json, sources);
+    return print_object(std::move(json), args, sources);
   }
   if (kind == "devices") {
     FT_ASSIGN(const DeviceSpec device, read_device(Json(args.name), "show", ""));
-    return print_object(to_json(device), args, device_sources(args.name));
+    Sources sources = device_sources(args.name);
+    Json json = to_json(device);
+    add_month("devices", args.name, "", &json, sources);
+    return print_object(std::move(json), args, sources);
   }
   if (kind == "fabrics") return show_fabric(args);
   FT_ASSIGN(const Json json, load_preset("systems", args.name, "show"));
