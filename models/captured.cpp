@@ -39,6 +39,11 @@ void read_captured(JsonReader& launch, bool by_layer, const Model& model, Captur
   if (out.any() && !by_layer) {
     return launch.fail("graph_modules", "goes with cuda_graph layer alone");
   }
+  if ((out.moe || out.router || out.preprocess) && !model.has_experts()) {
+    return launch.fail("graph_modules",
+                       "moe, moe_router and moe_preprocess are of layers with experts, and the "
+                       "model has none");
+  }
   if (!by_layer) return;
   if (model.is_network() || model.is_encoder_decoder()) {
     return launch.fail("cuda_graph",

@@ -240,7 +240,11 @@ std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
 }  // namespace
 
 void read_sharding(JsonReader& reader, Plan& plan) {
-  reader.read_enum("level", plan.sharding, {"none", "optimizer", "gradients", "parameters"});
+  constexpr int kLevels = 4;
+  int level = static_cast<int>(plan.sharding);
+  reader.read_choice("level", level,
+                     {"none", "optimizer", "gradients", "parameters", "zero1", "zero2", "zero3"});
+  plan.sharding = static_cast<Sharding>(level < kLevels ? level : level - kLevels + 1);
   read_group(reader, "group_size", plan.shard_group);
   Units& units = plan.units;
   reader.read("unit_layers", units.layers, kAnyCount);

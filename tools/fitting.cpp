@@ -74,7 +74,7 @@ Kind smaller_microbatches(const Plan& plan) {
 
 Kind more_ranks(const char* key, std::int64_t now, std::int64_t most) {
   Kind out;
-  for (const std::int64_t times : {2, 4}) {
+  for (const std::int64_t times : {2, 4, 8}) {
     if (now * times <= most) out.push_back({set_of(key, now * times)});
   }
   return out;
@@ -137,9 +137,11 @@ Kind cheap_modules(const Run& run) {
   return out;
 }
 
-/// Segments that grow lose less to fragments, at no cost.
-Kind growing_segments(const Plan& plan) {
-  if (plan.planned_memory || plan.expandable_segments) return {};
+/// Segments that grow lose less to fragments, at no cost, where CUDA's allocator has them.
+Kind growing_segments(const Run& run) {
+  const Plan& plan = run.plan;
+  const bool none = run.cluster.scale_up == ScaleUp::kTorus;
+  if (none || plan.planned_memory || plan.expandable_segments) return {};
   return {{"allocator.expandable_segments=true"}};
 }
 
@@ -210,7 +212,7 @@ Kind stored_activations(const Plan& plan) {
 std::vector<Kind> kinds_of(const Run& run) {
   const Plan& plan = run.plan;
   std::vector<Kind> out;
-  out.push_back(growing_segments(plan));
+  out.push_back(growing_segments(run));
   out.push_back(fewer_ahead(plan));
   out.push_back(less_offloading(plan));
   out.push_back(cheap_modules(run));
@@ -245,6 +247,18 @@ bool is_needless(const Change& change, const Change& less) {
   constexpr double kSame = 1.001;
   return less.sets.size() < change.sets.size() && is_within(less.sets, change.sets) &&
          less.iteration_time_s <= change.iteration_time_s * kSame;
+}
+
+/// Whether `other` sets no other keys, is no slower and needs no more memory, and less of one.
+bool is_beaten(const Change& change, const Change& other) {
+  const auto key = [](const std::string& set) { return set.substr(0, set.find('=')); };
+  const bool alike = std::all_of(other.sets.begin(), other.sets.end(), [&](const auto& set) {
+    return std::any_of(change.sets.begin(), change.sets.end(),
+                       [&](const auto& own) { return key(own) == key(set); });
+  });
+  const std::pair mine(change.iteration_time_s, change.peak_gib);
+  const std::pair theirs(other.iteration_time_s, other.peak_gib);
+  return alike && mine != theirs && theirs.first <= mine.first && theirs.second <= mine.second;
 }
 
 class Search {
@@ -283,7 +297,7 @@ class Search {
     // What adds to a change that fits and is as fast is not needed.
     std::erase_if(changes, [all = changes](const Change& c) {
       return std::any_of(all.begin(), all.end(),
-                         [&c](const Change& less) { return is_needless(c, less); });
+                         [&c](const Change& o) { return is_needless(c, o) || is_beaten(c, o); });
     });
     // Of changes that come to the same the one that says least.
     const auto same = [](const Change& a, const Change& b) {

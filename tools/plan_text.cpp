@@ -37,13 +37,15 @@ std::string layout_text(const Plan& p) {
   return p.partition == Partition::kLayers ? out : out + " (" + name_of(p.partition) + ")";
 }
 
-std::string recompute_text(const Recompute& r) {
+std::string recompute_text(const Plan& plan) {
+  const Recompute& r = plan.recompute;
   if (!r.any()) return "";
   if (r.in_blocks()) {
-    const std::string block = r.block_layers == 0 ? "stages"
-                              : r.block_layers == 1
-                                  ? "layers"
-                                  : std::to_string(r.block_layers) + " layers at once";
+    const std::int64_t most =
+        *std::max_element(plan.pipeline_layout.begin(), plan.pipeline_layout.end());
+    std::string block = std::to_string(r.block_layers) + " layers at once";
+    if (r.block_layers == 1) block = "layers";
+    if (r.block_layers == 0 || (r.block_layers > 1 && r.block_layers >= most)) block = "stages";
     return ", " + block + " computed again " +
            (r.early ? "before gradients arrive" : "in backward passes");
   }
@@ -144,7 +146,7 @@ std::string plan_text(const Run& run) {
   out += " x " + std::to_string(p.sequence_length) + " tokens";
   if (run.model.is_encoder_decoder()) out += " and " + std::to_string(p.target()) + " targets";
   out += documents_text(p);
-  return out + recompute_text(p.recompute) + offload_text(p.offload) + kernels_text(run);
+  return out + recompute_text(p) + offload_text(p.offload) + kernels_text(run);
 }
 
 }  // namespace foretrain

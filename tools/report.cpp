@@ -141,6 +141,24 @@ std::string command_text(const std::vector<std::string>& sets) {
   return out;
 }
 
+/// The kinds of changes that were tried: all but those the system has nothing of.
+std::string tried_text(const Fitting& f) {
+  const std::pair<const char*, const char*> kinds[] = {{"recompute", "recompute"},
+                                                       {"sharding", "sharding"},
+                                                       {"batch", "microbatch"},
+                                                       {"parallel.tensor", "tensor"},
+                                                       {"parallel.pipeline", "pipeline"},
+                                                       {"parallel.context", "context"},
+                                                       {"offload", "offload"}};
+  std::string out;
+  for (const auto& [key, name] : kinds) {
+    const bool lacks = std::any_of(f.lacking.begin(), f.lacking.end(),
+                                   [&](const auto& lacked) { return lacked == key; });
+    if (!lacks) out += (out.empty() ? "" : ", ") + std::string(name);
+  }
+  return out + (f.stopped ? "" : ", in pairs");
+}
+
 /// What would make it fit, the fastest first.
 std::string fitting_text(const Run& run, const Prediction& p) {
   if (!p.fitting) return "";
@@ -153,7 +171,7 @@ std::string fitting_text(const Run& run, const Prediction& p) {
     out += "  not tried, as " + run.system + " has none of it: " + all + "\n";
   }
   if (f.changes.empty()) {
-    return out + "  none: recompute, sharding, microbatch, tensor, pipeline, offload, in pairs\n";
+    return out + "  none: " + tried_text(f) + "\n";
   }
   for (std::size_t c = 0; c < f.changes.size() && c < 5; ++c) {
     const Change& change = f.changes[c];

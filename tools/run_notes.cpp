@@ -157,6 +157,14 @@ void note_limits(Run& run) {
   }
   note_precision(run);
   note_dispatcher(run);
+  const bool counts = run.model.has_experts() && experts.dispatcher == Dispatcher::kAllToAll &&
+                      experts.routing != Routing::kCapacity;
+  if (counts && (run.graphs || run.plan.captured.moe)) {
+    run.notes.emplace_back(
+        "launch.cuda_graph: experts' exchanges are in graphs as if their sizes were known, which "
+        "frameworks reach by padding (moe.routing capacity); graph_modules attn, moe_router and "
+        "moe_preprocess leave them out");
+  }
   if (run.plan.overlap.tensor && run.plan.tensor > 1 && !run.plan.rings()) {
     run.notes.emplace_back(
         "overlap.tensor needs parallel.sequence: the collectives of tensor parallelism stay whole");

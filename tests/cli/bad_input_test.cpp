@@ -38,6 +38,8 @@ const BadSet kUnknownNames[] = {
     {"system=megatron", {"/system", "\"megatron\"", "megatron-lm"}},
     {"launch.cuda_graph=layers", {"/launch/cuda_graph", "\"layers\"", "none, layer, full"}},
     {"launch.graph_modules=[\"attn\"]", {"/launch/graph_modules", "cuda_graph layer alone"}},
+    {"launch={\"cuda_graph\":\"layer\",\"graph_modules\":[\"moe_router\"]}",
+     {"/launch/graph_modules", "the model has none"}},
     {"launch={\"cuda_graph\":\"layer\",\"graph_modules\":[\"attention\"]}",
      {"/launch/graph_modules", "\"attention\"", "moe_router"}},
     {"launch.operations={\"atention\":2}", {"/launch/operations/atention", "attention"}},
