@@ -82,6 +82,34 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   return device;
 }
 
+constexpr int kMostPresets = 8;  // a file may build on another, but not on itself
+
+Result<DeviceSpec> read_at_depth(const Json& json, const std::string& source,
+                                 const std::string& pointer, const DeviceSpec& base, int depth) {
+  if (depth > kMostPresets) {
+    return input_error(
+        source + ": " + pointer + ": more than " + std::to_string(kMostPresets) +
+        " files build on each other; accepted: a device that does not build on itself");
+  }
+  if (const std::string* name = json.string()) {
+    FT_ASSIGN(NamedJson preset, load_preset("devices", *name, source, pointer));
+    return read_at_depth(preset.json, preset.source, "", {}, depth + 1);
+  }
+  if (json.object() == nullptr) {
+    return input_error(source + ": " + pointer + ": found " + describe(json) +
+                       "; accepted: a device's name, a path, or an object");
+  }
+  const Json* preset = json.find("preset");
+  if (preset == nullptr) return read_fields(json, source, pointer, base);
+  if (preset->string() == nullptr) {
+    return input_error(source + ": " + pointer + "/preset: found " + describe(*preset) +
+                       "; accepted: a device's name or a path");
+  }
+  FT_ASSIGN(const DeviceSpec named,
+            read_at_depth(*preset, source, pointer + "/preset", {}, depth + 1));
+  return read_fields(json, source, pointer, named);
+}
+
 }  // namespace
 
 std::string_view name_of(Architecture architecture) {
@@ -139,22 +167,7 @@ double peak_tflops(const DeviceSpec& device, DType type) {
 
 Result<DeviceSpec> read_device(const Json& json, const std::string& source,
                                const std::string& pointer, const DeviceSpec& base) {
-  if (const std::string* name = json.string()) {
-    FT_ASSIGN(NamedJson preset, load_preset("devices", *name, source, pointer));
-    return read_fields(preset.json, preset.source, "");
-  }
-  if (json.object() == nullptr) {
-    return input_error(source + ": " + pointer + ": found " + describe(json) +
-                       "; accepted: a device's name, a path, or an object");
-  }
-  const Json* preset = json.find("preset");
-  if (preset == nullptr) return read_fields(json, source, pointer, base);
-  if (preset->string() == nullptr) {
-    return input_error(source + ": " + pointer + "/preset: found " + describe(*preset) +
-                       "; accepted: a device's name or a path");
-  }
-  FT_ASSIGN(const DeviceSpec named, read_device(*preset, source, pointer + "/preset"));
-  return read_fields(json, source, pointer, named);
+  return read_at_depth(json, source, pointer, base, 0);
 }
 
 Json to_json(const DeviceSpec& device) {

@@ -131,6 +131,14 @@ TEST(Verbs, AFileThatBuildsOnAPartCanBeShown) {
   const CommandResult cluster = place.run({"show", "mine.json"});
   EXPECT_EQ(cluster.exit_code, 0) << cluster.err;
   EXPECT_NE(cluster.out.find("nic_gbit_per_s"), std::string::npos);
+  place.write("mine.json", R"({"preset": "h100-sxm-80gb", "memory_gib": 96})");
+  const CommandResult device = place.run({"show", "mine.json"});
+  EXPECT_EQ(device.exit_code, 0) << device.err;
+  EXPECT_NE(device.out.find("96"), std::string::npos) << device.out;
+  place.write("loop.json", R"({"preset": "loop.json", "architecture": "hopper"})");
+  const CommandResult loop = place.run({"show", "loop.json"});
+  EXPECT_EQ(loop.exit_code, 1);
+  EXPECT_NE(loop.err.find("build on each other"), std::string::npos) << loop.err;
   place.write("mine.json", R"({"schema": "foretrain/device/2", "architecture": "hopper"})");
   const CommandResult other = place.run({"show", "mine.json"});
   EXPECT_EQ(other.exit_code, 1);
