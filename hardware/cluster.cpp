@@ -36,8 +36,6 @@ Status check_links(const Cluster& cluster, const std::string& source, const std:
                      "; accepted: fewer accelerators_per_node, fewer axes, or another device");
 }
 
-constexpr int kMaxPresetDepth = 8;  // a preset file may build on another, but not on itself
-
 /// Short for the first level of switches.
 Status read_first_level(JsonReader& reader, Topology& topology) {
   for (const char* key : {"nodes_per_leaf", "oversubscription"}) {
@@ -76,11 +74,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
 
 Result<Cluster> read_preset(const std::string& name, const std::string& source,
                             const std::string& pointer, int depth) {
-  if (depth >= kMaxPresetDepth) {
-    return input_error(source + ": " + pointer + ": presets build on each other without end at \"" +
-                       name + "\"");
-  }
-  FT_ASSIGN(NamedJson preset, load_preset("clusters", name, source, pointer));
+  FT_ASSIGN(NamedJson preset, load_base("clusters", name, source, pointer, depth));
   FT_ASSIGN(Cluster cluster, read_at_depth(preset.json, preset.source, "", depth + 1));
   if (cluster.name.empty()) cluster.name = name;
   return cluster;

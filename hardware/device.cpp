@@ -82,17 +82,10 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   return device;
 }
 
-constexpr int kMostPresets = 8;  // a file may build on another, but not on itself
-
 Result<DeviceSpec> read_at_depth(const Json& json, const std::string& source,
                                  const std::string& pointer, const DeviceSpec& base, int depth) {
-  if (depth > kMostPresets) {
-    return input_error(
-        source + ": " + pointer + ": more than " + std::to_string(kMostPresets) +
-        " files build on each other; accepted: a device that does not build on itself");
-  }
   if (const std::string* name = json.string()) {
-    FT_ASSIGN(NamedJson preset, load_preset("devices", *name, source, pointer));
+    FT_ASSIGN(NamedJson preset, load_base("devices", *name, source, pointer, depth));
     return read_at_depth(preset.json, preset.source, "", {}, depth + 1);
   }
   if (json.object() == nullptr) {
@@ -105,8 +98,7 @@ Result<DeviceSpec> read_at_depth(const Json& json, const std::string& source,
     return input_error(source + ": " + pointer + "/preset: found " + describe(*preset) +
                        "; accepted: a device's name or a path");
   }
-  FT_ASSIGN(const DeviceSpec named,
-            read_at_depth(*preset, source, pointer + "/preset", {}, depth + 1));
+  FT_ASSIGN(const DeviceSpec named, read_at_depth(*preset, source, pointer + "/preset", {}, depth));
   return read_fields(json, source, pointer, named);
 }
 

@@ -63,7 +63,7 @@ Table load_table(Architecture architecture) {
   const Json root = load_constants(path);
   DeviceSpec device;
   device.architecture = architecture;
-  device.sm_count = table.sm_count = static_cast<std::int32_t>(number_at(root, "sm_count"));
+  device.sm_count = table.sm_count = count_at(root, "sm_count");
   device.memory_gb_per_s = number_at(root, "memory_gb_per_s");
   device.l2_mib = number_at(root, "l2_mib");
   table.device = *member(root, "device").string();

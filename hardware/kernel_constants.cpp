@@ -7,14 +7,10 @@
 namespace foretrain {
 namespace {
 
-std::int64_t whole_at(const Json& json, std::string_view key) {
-  return static_cast<std::int64_t>(number_at(json, key));
-}
-
 std::vector<GemmTile> tiles_at(const Json& json, std::string_view key) {
   std::vector<GemmTile> out;
   for (const Json& tile : *member(json, key).array()) {
-    out.push_back({whole_at(tile, "rows"), whole_at(tile, "columns"), number_at(tile, "relative")});
+    out.push_back({count_at(tile, "rows"), count_at(tile, "columns"), number_at(tile, "relative")});
   }
   return out;
 }
@@ -22,7 +18,7 @@ std::vector<GemmTile> tiles_at(const Json& json, std::string_view key) {
 GemmConstants read_gemm(const Json& json) {
   GemmConstants gemm;
   gemm.tiles = tiles_at(json, "tiles");
-  if (json.find("array") != nullptr) gemm.array = whole_at(json, "array");
+  if (json.find("array") != nullptr) gemm.array = count_at(json, "array");
   for (const double split : numbers_at(json, "splits")) {
     gemm.splits.push_back(static_cast<std::int64_t>(split));
   }
@@ -87,9 +83,9 @@ AttentionConstants read_attention(const Json& json) {
     curve.kernel = attention_kernel(*member(item, "kernel").string());
     curve.backward = *member(item, "pass").string() == "backward";
     curve.causal = member(item, "causal") == Json(true);
-    curve.head_dim = static_cast<std::int64_t>(number_at(item, "head_dim"));
+    curve.head_dim = count_at(item, "head_dim");
     curve.value_dim =
-        item.find("value_dim") == nullptr ? curve.head_dim : whole_at(item, "value_dim");
+        item.find("value_dim") == nullptr ? curve.head_dim : count_at(item, "value_dim");
     curve.tflops = numbers_at(item, "tflops");
     FT_CHECK(curve.tflops.size() == attention.lengths.size(), "an attention curve misses lengths");
     attention.curves.push_back(curve);
@@ -146,9 +142,9 @@ SharedConstants read_shared() {
   SharedConstants out;
   out.split_below = number_at(member(root, "gemm"), "split_below_waves");
   out.narrow_tiles = tiles_at(member(root, "convolution"), "narrow_tiles");
-  out.query_block = whole_at(attention, "query_block");
-  out.key_block = whole_at(attention, "key_block");
-  out.narrow_width = whole_at(attention, "narrow_width");
+  out.query_block = count_at(attention, "query_block");
+  out.key_block = count_at(attention, "key_block");
+  out.narrow_width = count_at(attention, "narrow_width");
   out.attention_tail = number_at(attention, "benchmark_tail");
   out.short_length_power = number_at(attention, "short_length_power");
   out.unfused_deviation = number_at(attention, "unfused_deviation");

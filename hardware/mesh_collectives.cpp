@@ -19,7 +19,7 @@ MeshLaw law_at(const Json& root, std::string_view library) {
   law.message_us = number_at(json, "message_us");
   law.message_deviation = number_at(json, "message_deviation");
   law.memory_passes = number_at(json, "memory_passes");
-  law.sms_held = static_cast<std::int32_t>(number_at(json, "sms_held"));
+  law.sms_held = count_at(json, "sms_held");
   law.pipelined = member(json, "pipelined") == Json(true);
   law.deviation = number_at(json, "deviation");
   return law;

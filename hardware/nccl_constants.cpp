@@ -60,17 +60,17 @@ std::vector<NcclGraphRow> graph_rows(const Json& json) {
       if (name_of(s) == scale_up) row.scale_up = s;
     }
     row.scale_up_gb_per_s = number_at(item, "scale_up_gb_per_s");
-    row.ranks_per_node = static_cast<std::int32_t>(number_at(item, "ranks_per_node"));
+    row.ranks_per_node = count_at(item, "ranks_per_node");
     row.many_nodes = *member(item, "nodes").string() == "many";
     if (row.many_nodes) {
-      row.nics_per_node = static_cast<std::int32_t>(number_at(item, "nics_per_node"));
+      row.nics_per_node = count_at(item, "nics_per_node");
       row.nic_gb_per_s = number_at(item, "nic_gb_per_s");
     }
     row.ring = graph_of(item, "ring");
     row.tree = graph_of(item, "tree");
     row.nvls = graph_of(item, "nvls");
-    row.channels = static_cast<std::int32_t>(number_at(item, "channels"));
-    row.nvls_channels = static_cast<std::int32_t>(number_at(item, "nvls_channels"));
+    row.channels = count_at(item, "channels");
+    row.nvls_channels = count_at(item, "nvls_channels");
     row.equal_channels = std::get<bool>(member(item, "equal_channels").value);
     rows.push_back(row);
   }
@@ -86,10 +86,6 @@ std::array<TimeLaw, 4> laws_of(const Json& json) {
                          number_at(law, "nvls_efficiency"), number_at(law, "deviation")};
   }
   return laws;
-}
-
-std::int32_t count_at(const Json& json, std::string_view key) {
-  return static_cast<std::int32_t>(number_at(json, key));
 }
 
 NcclTuningRules tuning_of(const Json& json) {
@@ -225,7 +221,7 @@ NcclConstants load() {
   c.many_nodes = laws_of(member(member(root, "laws"), "many_nodes"));
   c.many_nodes_cloud = laws_of(member(member(root, "laws"), "many_nodes_cloud"));
   c.network_line_share = number_at(root, "network_line_share");
-  c.nvls_tree_heads = static_cast<std::int32_t>(number_at(root, "nvls_tree_heads"));
+  c.nvls_tree_heads = count_at(root, "nvls_tree_heads");
   const Json& message = member(root, "messages");
   c.message_scale_up = number_at(message, "scale_up_efficiency");
   c.message_network = number_at(message, "network_efficiency");

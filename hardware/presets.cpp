@@ -52,6 +52,16 @@ Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
   return NamedJson{std::move(json), "preset " + name};
 }
 
+Result<NamedJson> load_base(std::string_view folder, const std::string& name,
+                            const std::string& source, const std::string& pointer, int depth) {
+  constexpr int kMostDepth = 8;
+  if (depth >= kMostDepth) {
+    return input_error(source + ": " + pointer + ": presets build on each other without end at \"" +
+                       name + "\"");
+  }
+  return load_preset(folder, name, source, pointer);
+}
+
 void ignore_remarks(JsonReader& reader) {
   for (const char* key : {"schema", "sources", "figures_changed"}) reader.ignore(key);
 }

@@ -26,6 +26,11 @@ struct NamedJson {
 Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
                               const std::string& source, const std::string& pointer);
 
+/// The same for what other files of the kind build on, `depth` of them so far: an error where there
+/// are so many that one must build on itself.
+Result<NamedJson> load_base(std::string_view folder, const std::string& name,
+                            const std::string& source, const std::string& pointer, int depth);
+
 /// Marks as known what a data file says of itself: `schema`, `sources`, `figures_changed`.
 void ignore_remarks(JsonReader& reader);
 

@@ -13,7 +13,6 @@ const std::vector<std::string>& kind_names() {
   return names;
 }
 
-constexpr int kMaxPresetDepth = 8;
 constexpr std::int64_t kMostAccelerators = 1 << 20;
 
 using Dims = std::vector<std::int32_t>;
@@ -104,11 +103,7 @@ Status read_at_depth(const Json& json, const std::string& source, const std::str
 
 Status read_preset(const std::string& name, const std::string& source, const std::string& pointer,
                    Topology& topology, double& latency_us, int depth) {
-  if (depth >= kMaxPresetDepth) {
-    return input_error(source + ": " + pointer + ": presets build on each other without end at \"" +
-                       name + "\"");
-  }
-  FT_ASSIGN(const NamedJson preset, load_preset("fabrics", name, source, pointer));
+  FT_ASSIGN(const NamedJson preset, load_base("fabrics", name, source, pointer, depth));
   return read_at_depth(preset.json, preset.source, "", topology, latency_us, depth + 1);
 }
 

@@ -133,12 +133,9 @@ const MoeConstants& moe_constants() {
     const Json root = load_constants("moe.json");
     const Json& sms = member(root, "dispatcher_sms");
     const Json& launches = member(root, "router_launches");
-    const auto count = [](const Json& json, std::string_view key) {
-      return static_cast<std::int32_t>(number_at(json, key));
-    };
-    return MoeConstants{number_at(root, "load_spread"), count(sms, "deepep"),
-                        count(sms, "hybridep"), count(launches, "forward"),
-                        count(launches, "backward")};
+    return MoeConstants{number_at(root, "load_spread"), count_at(sms, "deepep"),
+                        count_at(sms, "hybridep"), count_at(launches, "forward"),
+                        count_at(launches, "backward")};
   }();
   return constants;
 }

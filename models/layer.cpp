@@ -21,9 +21,11 @@ class LayerWriter : LayerOps {
     write_forward(forward);
     SegmentWriter again_forward(x_builder, "layer again" + x_name_suffix, x_forward);
     SegmentWriter last_again(x_builder, "layer again at the end" + x_name_suffix, x_forward);
-    if (x_plan.recompute.in_blocks()) {
-      write_again_as_forward(again_forward);
-      x_again.early_stop = x_plan.recompute.early_stop;
+    const bool blocks = x_plan.recompute.in_blocks();
+    const bool stops = blocks && x_plan.recompute.early_stop;
+    if (blocks) write_again_as_forward(again_forward);
+    if (stops) {
+      x_again.early_stop = true;
       write_again_as_forward(last_again);
       x_again.early_stop = false;
     }
@@ -49,9 +51,8 @@ class LayerWriter : LayerOps {
     }
     auto out = closed_layouts<LayerSegments>(x_builder, x_saved, x_forward, x_backward);
     out.forward = finish(forward, out.saved, out.local_forward);
-    if (x_plan.recompute.in_blocks()) {
+    if (blocks) {
       out.again = finish(again_forward, out.saved, out.local_forward);
-      const bool stops = x_plan.recompute.early_stop;
       out.again_last = stops ? finish(last_again, out.saved, out.local_forward) : out.again;
     }
     out.backward = finish(backward, out.saved, out.local_backward);

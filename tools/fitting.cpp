@@ -242,6 +242,8 @@ bool is_within(const Sets& some, const Sets& all) {
   });
 }
 
+std::string key_of(const std::string& set) { return set.substr(0, set.find('=')); }
+
 /// Whether `change` is `less` and something more, which makes it no faster.
 bool is_needless(const Change& change, const Change& less) {
   constexpr double kSame = 1.001;
@@ -251,10 +253,9 @@ bool is_needless(const Change& change, const Change& less) {
 
 /// Whether `other` sets no other keys, is no slower and needs no more memory, and less of one.
 bool is_beaten(const Change& change, const Change& other) {
-  const auto key = [](const std::string& set) { return set.substr(0, set.find('=')); };
   const bool alike = std::all_of(other.sets.begin(), other.sets.end(), [&](const auto& set) {
     return std::any_of(change.sets.begin(), change.sets.end(),
-                       [&](const auto& own) { return key(own) == key(set); });
+                       [&](const auto& own) { return key_of(own) == key_of(set); });
   });
   const std::pair mine(change.iteration_time_s, change.peak_gib);
   const std::pair theirs(other.iteration_time_s, other.peak_gib);
@@ -354,10 +355,9 @@ class Search {
   }
 
   static bool contradict(const Sets& one, const Sets& other) {
-    const auto key = [](const std::string& set) { return set.substr(0, set.find('=')); };
     return std::any_of(one.begin(), one.end(), [&](const std::string& a) {
       return std::any_of(other.begin(), other.end(),
-                         [&](const std::string& b) { return a != b && key(a) == key(b); });
+                         [&](const std::string& b) { return a != b && key_of(a) == key_of(b); });
     });
   }
 

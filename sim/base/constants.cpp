@@ -19,6 +19,10 @@ const Json& member(const Json& object, std::string_view key) {
 
 double number_at(const Json& object, std::string_view key) { return member(object, key).number(); }
 
+std::int32_t count_at(const Json& object, std::string_view key) {
+  return static_cast<std::int32_t>(number_at(object, key));
+}
+
 std::vector<double> numbers_at(const Json& object, std::string_view key) {
   std::vector<double> out;
   const Json::Array* items = member(object, key).array();

@@ -40,8 +40,7 @@ inline constexpr std::size_t kMostSlowdowns = 8;
 ///
 /// Local work (kernels) yields: beside communication that holds `h` of `S` SMs and a share `b` of
 /// the memory bandwidth it takes
-///     latency + max( rounds * ceil(tiles / (S - h)) * tile / c,   compute / c,   memory / (1 - b)
-///     )
+///     latency + max(rounds * ceil(tiles / (S - h)) * tile / c,  compute / c,  memory / (1 - b))
 /// where `compute` is scaled by S / (S - h) for work that has no tiles, and c = 1 - clock_loss is
 /// what the power that communication draws leaves of the clock. Where slowdowns f(h) were
 /// measured it takes, instead,

@@ -350,9 +350,15 @@ Status show_part(const std::string& kind, const ShowArgs& args) {
   return print_object(json, args);
 }
 
-/// For a name that is no preset and no file, offers the nearest of all presets.
+/// For a name that is no preset and no file, offers the nearest of all presets; refuses what has a
+/// schema.
 Status check_run_name(const std::string& name) {
   const Result<Json> run = load_preset("runs", name, "show");
+  if (const Json* schema = run.ok() ? run.value().find("schema") : nullptr) {
+    // A RUN has none: this is of another version or kind.
+    return input_error(name + ": /schema: found " + describe(*schema) +
+                       ", expected foretrain/device/1, foretrain/cluster/1 or foretrain/fabric/1");
+  }
   if (run.ok() || has("runs", name)) return ok_status();
   std::vector<std::string> all;
   for (const std::string& kind : kinds()) {
@@ -362,15 +368,6 @@ Status check_run_name(const std::string& name) {
   return input_error(near.empty() ? run.error().message
                                   : "show: no preset \"" + name +
                                         "\" and no such file (did you mean \"" + near + "\"?)");
-}
-
-/// A RUN has none: a file that has one is of another version or kind.
-Status check_schema(const std::string& name) {
-  const Result<Json> file = load_preset("runs", name, "show");
-  const Json* schema = file.ok() ? file.value().find("schema") : nullptr;
-  if (schema == nullptr) return ok_status();
-  return input_error(name + ": /schema: found " + describe(*schema) +
-                     ", expected foretrain/device/1, foretrain/cluster/1 or foretrain/fabric/1");
 }
 
 }  // namespace
@@ -413,7 +410,6 @@ Status show(const ShowArgs& args) {
       return show_part(kind, args);
     }
     FT_TRY(check_run_name(args.name));
-    FT_TRY(check_schema(args.name));
   } else if (!kind_of_part(args.name).empty()) {
     return input_error(
         "show: " + args.name +
