@@ -100,8 +100,9 @@ double rate_by_power(const DeviceSpec& device, const AttentionConstants& c) {
 }
 
 double device_rate(const DeviceSpec& device, const AttentionConstants& c, bool backward) {
-  double rate = std::max(device.bf16_tflops, device.fp16_tflops) / c.reference_tflops *
-                sustained_factor(device) * rate_by_power(device, c);
+  double rate = std::max(device.bf16_tflops, device.fp16_tflops) / c.reference_tflops;
+  rate *= c.reference_power_w > 0 ? device.slowest * power_factor(device) * rate_by_power(device, c)
+                                  : sustained_factor(device, DType::kBf16);
   if (!backward && c.reference_exponentials > 0 && device.exponentials_per_clock > 0) {
     rate *= std::pow(device.exponentials_per_clock / c.reference_exponentials, c.exponential_power);
   }

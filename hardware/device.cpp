@@ -41,6 +41,38 @@ void rename_changed(const DeviceSpec& base, DeviceSpec& device) {
   if (device.name == base.name && !(of_base_size == base)) device.name += " changed";
 }
 
+constexpr DType kMultiplied[] = {DType::kFp32, DType::kTf32, DType::kBf16, DType::kFp16,
+                                 DType::kFp8,  DType::kFp4,  DType::kInt8};
+
+/// One number for products of all types, or an object of numbers by type.
+void read_relative_rate(JsonReader& reader, RelativeRates& out) {
+  constexpr std::string_view kKey = "relative_rate";
+  const Json* json = reader.take(kKey);
+  if (json == nullptr) return;
+  constexpr JsonReader::Range kRange{0.01, 2};
+  if (json->object() == nullptr) {
+    double rate = 1;
+    reader.read(kKey, rate, kRange);
+    out = RelativeRates(rate);
+    return;
+  }
+  JsonReader types(*json, reader.source(), reader.pointer(kKey));
+  for (const DType type : kMultiplied) {
+    double rate = out.of(type);
+    types.read(name_of(type), rate, kRange);
+    out.set(type, rate);
+  }
+  reader.adopt(types.finish());
+}
+
+Json to_json(const RelativeRates& rates) {
+  Json out{Json::Object{}};
+  for (const DType type : kMultiplied) {
+    if (rates.of(type) != 1) out.set(name_of(type), rates.of(type));
+  }
+  return rates == RelativeRates(rates.of(DType::kFp32)) ? Json(rates.of(DType::kFp32)) : out;
+}
+
 /// The fields of `json` over those of `base`; without one (no SMs) all that have no default.
 Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
                                const std::string& pointer, const DeviceSpec& base = {}) {
@@ -72,7 +104,7 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   reader.read("pcie_gb_per_s", device.pcie_gb_per_s, {1e-3, 1e6});
   reader.read("power_w", device.power_w, {0, 1e6});
   reader.read("power_limit_w", device.power_limit_w, {0, 1e6});
-  reader.read("relative_rate", device.relative_rate, {0.01, 2});
+  read_relative_rate(reader, device.relative_rate);
   reader.read("exponentials_per_clock", device.exponentials_per_clock, {1, 1e4});
   if (device.fp16_tflops <= 0 && device.bf16_tflops <= 0) {
     reader.fail("bf16_tflops", "a device needs bf16_tflops or fp16_tflops");
@@ -117,8 +149,8 @@ double power_factor(const DeviceSpec& device) {
   return power_law(device.power_limit_w, device.power_w);
 }
 
-double sustained_factor(const DeviceSpec& device) {
-  return device.slowest * device.relative_rate * power_factor(device);
+double sustained_factor(const DeviceSpec& device, DType type) {
+  return device.slowest * device.relative_rate.of(type) * power_factor(device);
 }
 
 double slowest_rate(std::int64_t devices, double spread) {
@@ -189,7 +221,9 @@ Json to_json(const DeviceSpec& device) {
   set_rate("pcie_gb_per_s", device.pcie_gb_per_s);
   out.set("power_w", device.power_w);
   set_rate("power_limit_w", device.power_limit_w);
-  if (device.relative_rate != 1) out.set("relative_rate", device.relative_rate);
+  if (device.relative_rate != RelativeRates()) {
+    out.set("relative_rate", to_json(device.relative_rate));
+  }
   set_rate("exponentials_per_clock", device.exponentials_per_clock);
   return out;
 }

@@ -33,6 +33,20 @@ std::string_view name_of(Architecture architecture);
 /// All names, in the order of the values.
 const std::vector<std::string>& architecture_names();
 
+/// Rates of products by type of operands that a device keeps up, of what configs/kernels/ has for
+/// its architecture at the device's peak: 1 where nothing says otherwise.
+class RelativeRates {
+ public:
+  RelativeRates() : RelativeRates(1) {}
+  explicit RelativeRates(double of_all) { x_rates.fill(of_all); }
+  double of(DType type) const { return x_rates.at(static_cast<std::size_t>(type)); }
+  void set(DType type, double rate) { x_rates.at(static_cast<std::size_t>(type)) = rate; }
+  bool operator==(const RelativeRates&) const = default;
+
+ private:
+  std::array<double, static_cast<std::size_t>(DType::kUint8) + 1> x_rates;
+};
+
 /// Data-sheet figures. Rates are decimal (1 GB = 1e9 B), per direction; dense arithmetic.
 /// Left out: clocks under load (the achieved rates of configs/kernels/ hold them), ECC, MIG.
 struct DeviceSpec {
@@ -53,8 +67,7 @@ struct DeviceSpec {
   double pcie_gb_per_s = 0;           ///< device to host, or NVLink-C2C
   double power_w = 0;                 ///< what the product may draw
   double power_limit_w = 0;           ///< what an operator lets it draw, 0 = all
-  double relative_rate = 1;           ///< tensor-core rate that this product keeps up, of what
-                                      ///< configs/kernels/ has for its architecture
+  RelativeRates relative_rate;
   double exponentials_per_clock = 0;  ///< of an SM, in fp32; 0: not known
   /// Sustained tensor-core rate of the slowest of a run's devices, of the mean one's: set by the
   /// cluster, no field of a device.
@@ -75,8 +88,8 @@ double power_law(double power_w, double reference_w);
 double power_factor(const DeviceSpec& device);
 
 /// What is left of the sustained rate of tensor cores in a run, whose step waits for its slowest
-/// device: that, what the power limit leaves, and what the product keeps up.
-double sustained_factor(const DeviceSpec& device);
+/// device: that, what the power limit leaves, and what the device keeps up with operands of `type`.
+double sustained_factor(const DeviceSpec& device, DType type);
 
 /// Expected rate of the slowest of `devices` >= 1, of the mean: 1 - spread z with
 /// z = quantile((n - 0.375) / (n + 0.25)) of the normal distribution (Blom 1958, expected largest

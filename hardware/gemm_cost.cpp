@@ -190,6 +190,9 @@ void explain(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
   if (device.slowest != 1) {
     steps << "the slowest accelerator of the run: " << device.slowest << " of the mean rate\n";
   }
+  if (const double rate = device.relative_rate.of(work.in); rate != 1) {
+    steps << "relative_rate of the device: " << rate << "\n";
+  }
   if (correction.factor != 1) {
     steps << "samples of configs/gemm/" << name_of(device.architecture) << ".json nearby: times "
           << correction.factor << ", " << name_of(correction.provenance) << "\n";
@@ -202,15 +205,18 @@ void explain(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
 
 GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
                            ClockState clock, double moved) {
-  double rate = peak_tflops(device, work.in) * 1e12 * efficiency_of(c, work.in);
+  const double peak = peak_tflops(device, work.in) * 1e12;
+  double rate = peak * efficiency_of(c, work.in);
   if (misaligned(work)) rate *= c.misaligned;
-  rate *= clock == ClockState::kSustained ? sustained_factor(device) : device.relative_rate;
+  rate *= clock == ClockState::kSustained ? sustained_factor(device, work.in)
+                                          : device.relative_rate.of(work.in);
   if (work.transpose_a) rate *= c.weight_gradient;
   if (work.split_accumulator) rate *= c.split_accumulator;
   if (work.cutlass) rate *= c.cutlass;
   if (clock == ClockState::kBurst) {
     rate *= 1 + c.boost * std::exp(-2e-9 * products_of(work) / c.boost_gflop);
   }
+  rate = std::min(rate, peak);
   const double split_below = shared_constants().split_below * device.sm_count;
   GemmEstimate best;
   for (const GemmTile& tile : c.tiles) {

@@ -39,9 +39,10 @@ struct GemmCorrection {
   Provenance provenance = Provenance::kAnalytic;
 };
 
-/// With r_i = ln(measured / law) of the samples of the same architecture, number of SMs, pass and
-/// batch, 16-bit operands, and d_i their distance in (ln m, ln n, ln k), 0.5 more where one adds to
-/// its result or has it in other bits than the other:
+/// For 16-bit operands on devices of the samples' architecture, number of SMs and, within a
+/// quarter, rate: faster ones wait more for memory and the ends of tiles. With r_i = ln(measured /
+/// law) of the samples of the same pass and batch, and d_i their distance in (ln m, ln n, ln k),
+/// 0.5 more where one adds to its result or has it in other bits than the other:
 ///     mean   = sum w_i r_i / (1 + sum w_i),   w_i = exp(-d_i^2 / (2 * 0.5^2))
 ///     factor = exp(mean between max(r_i - D_i) and min(r_i + D_i))
 /// D_i: 0.25 of the distances in ln m and ln n, in whole tiles of 256, and 0.4 of that in ln k.

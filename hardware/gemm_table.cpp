@@ -19,6 +19,7 @@ constexpr double kDoubt = 1;    // weight of "no correction"
 // Of the correction's logarithm, over that of an extent: less than the law's own.
 constexpr double kSlope = 0.25, kSlopeOfK = 0.4;
 constexpr std::int64_t kTile = 256;   // the largest extent of the tiles of both tables
+constexpr double kLikeRate = 1.25;    // a device's over that of the samples: farther ones differ
 constexpr double kAsMeasured = 0.01;  // of the price; what still counts as what was measured
 
 enum class GemmPass : std::uint8_t { kForward, kInputGradient, kWeightGradient };
@@ -32,6 +33,7 @@ struct Sample {
 struct Table {
   std::string device;  ///< that was measured
   std::int32_t sm_count = 0;
+  double tflops = 0;  ///< its peak in 16 bits times its relative_rate
   std::vector<Sample> samples;
 };
 
@@ -69,7 +71,9 @@ Table load_table(Architecture architecture) {
   table.device = *member(root, "device").string();
   const double peak = number_at(root, "tflops");
   device.bf16_tflops = peak;
-  device.relative_rate = number_at(root, "relative_rate");
+  const double relative_rate = number_at(root, "relative_rate");
+  device.relative_rate = RelativeRates(relative_rate);
+  table.tflops = peak * relative_rate;
   const GemmConstants& constants = kernel_constants(architecture).gemm;
   for (const Json& item : *member(root, "rows").array()) {
     const Json::Array& row = *item.array();
@@ -120,6 +124,14 @@ bool is_permutation(const Gemm& a, const Gemm& b) {
   return x == y;
 }
 
+/// Whether the samples speak of this device: one with as many SMs, at about the rate of theirs, so
+/// that memory and the ends of tiles take the same part of a product's time.
+bool speaks_of(const Table& table, const DeviceSpec& device) {
+  if (table.sm_count != device.sm_count) return false;
+  const double ratio = device.bf16_tflops * device.relative_rate.of(DType::kBf16) / table.tflops;
+  return ratio < kLikeRate && 1 / ratio < kLikeRate;
+}
+
 /// Whether a price is the sample's own: of the device that was measured, running as it did.
 bool is_of(const Table& table, const DeviceSpec& device) {
   return table.device == device.name && power_factor(device) == 1;
@@ -129,7 +141,7 @@ bool is_of(const Table& table, const DeviceSpec& device) {
 
 GemmCorrection measured_correction(const DeviceSpec& device, const Gemm& work, bool own_shape) {
   const Table& table = table_of(device.architecture);
-  if (table.sm_count != device.sm_count || bits_of(work.in) != 16 || work.k == 0) return {};
+  if (!speaks_of(table, device) || bits_of(work.in) != 16 || work.k == 0) return {};
   double weights = 0, sum = 0;
   double most = std::numeric_limits<double>::infinity(), least = -most;
   const Sample* own = nullptr;

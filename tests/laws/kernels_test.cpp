@@ -46,7 +46,7 @@ Errors errors_of(const std::string& architecture, const std::string& device_name
   DeviceSpec device = read_device(Json(device_name), "test", "").value();
   const double peak = number_at(root, "tflops");
   device.bf16_tflops = peak;
-  device.relative_rate = number_at(root, "relative_rate");
+  device.relative_rate = RelativeRates(number_at(root, "relative_rate"));
   device.memory_gb_per_s = number_at(root, "memory_gb_per_s");
   const GemmConstants& constants = kernel_constants(device.architecture).gemm;
   Errors errors;

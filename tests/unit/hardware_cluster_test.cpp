@@ -69,6 +69,29 @@ TEST(Cluster, FieldsOfThePresetsDeviceCanBeSet) {
 }
 
 // 32 NICs of 100 Gbit/s for 8 accelerators: each drives four as one port of 50 GB/s.
+// One number for products of all types, or by type over what the preset says.
+TEST(Cluster, RelativeRatesAreOfAllTypesOrOfEach) {
+  const auto device = [](const std::string& fields) {
+    return read_device(parse_json(fields, "run.json").value(), "run.json", "/device");
+  };
+  const DeviceSpec all = device(R"({"preset": "b300-sxm-288gb", "relative_rate": 0.9})").value();
+  EXPECT_EQ(all.relative_rate, RelativeRates(0.9));
+  const DeviceSpec one =
+      device(R"({"preset": "b300-sxm-288gb", "relative_rate": {"fp8": 0.5}})").value();
+  const DeviceSpec preset = device(R"("b300-sxm-288gb")").value();
+  EXPECT_EQ(one.relative_rate.of(DType::kFp8), 0.5);
+  EXPECT_EQ(one.relative_rate.of(DType::kBf16), preset.relative_rate.of(DType::kBf16));
+  for (const DeviceSpec& x : {all, one, preset}) {
+    EXPECT_EQ(read_device(to_json(x), "test", "").value().relative_rate, x.relative_rate);
+  }
+  EXPECT_NE(device(R"({"preset": "b300-sxm-288gb", "relative_rate": {"fp9": 1}})")
+                .error()
+                .message.find("/device/relative_rate"),
+            std::string::npos);
+  EXPECT_FALSE(device(R"({"preset": "b300-sxm-288gb", "relative_rate": {"fp8": 0}})").ok());
+  EXPECT_FALSE(device(R"({"preset": "b300-sxm-288gb", "relative_rate": "fast"})").ok());
+}
+
 TEST(Cluster, SeveralNicsOfOneAcceleratorAreOnePort) {
   const Cluster cluster = read_cluster(Json("aws-p5"), "test", "").value();
   EXPECT_EQ(cluster.nic_ports_per_node(), 8);
