@@ -86,8 +86,8 @@ TEST(GemmCost, OnlyTheVeryProductIsMeasured) {
   Gemm work = gemm_of(4096, 28672, 8192);
   work.transpose_b = true;
   EXPECT_EQ(provenance("b200-sxm-180gb", work), Provenance::kMeasured);
-  EXPECT_EQ(provenance("gb200-186gb", work), Provenance::kInterpolated);
-  EXPECT_EQ(provenance("b300-sxm-288gb", work), Provenance::kInterpolated);
+  EXPECT_EQ(provenance("gb200-186gb", work), Provenance::kAnalytic);  // of another rate
+  EXPECT_EQ(provenance("b300-sxm-288gb", work), Provenance::kAnalytic);
   Gemm added = work;
   added.accumulate = true;
   EXPECT_EQ(provenance("b200-sxm-180gb", added), Provenance::kInterpolated);
