@@ -142,7 +142,11 @@ Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Place
   const double slowdown = network_slowdown(cluster.topology, at);
   const double port = cluster.nic_port_gb_per_s() * 1e9;
   const bool of_nics = counts_on_nics(cluster, group, algorithm);
-  out.algorithm = reached * slowdown / (of_nics ? rates.network : rates.scale_up);
+  // On two nodes a byte crosses the NICs once, and what NCCL counts on is no bound: 8 B200 a node
+  // reach their NICs' rate.
+  if (!nvls_across || at.nodes > 2) {
+    out.algorithm = reached * slowdown / (of_nics ? rates.network : rates.scale_up);
+  }
   out.network = traffic.nic_network / (c.network_line_share * port) * slowdown / rates.network;
   return out;
 }
@@ -236,9 +240,10 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   const double network_us = network_latency_us(cluster, at);
   const double start =
       (c.all_to_all_us + c.all_to_all_peer_us * (at.ranks - 1) + network_us) * 1e-6;
-  const double reached = work.fan_out.drawn > 0
-                             ? c.fan_out_scale_up
-                             : c.all_to_all_scale_up.at(nccl_row(cluster.device.architecture));
+  const std::size_t row = nccl_row(cluster.device.architecture);
+  const double power = c.all_to_all_power.at(row);
+  const double reached =
+      work.fan_out.drawn > 0 ? c.fan_out_scale_up : c.all_to_all_scale_up.at(row);
   const double line = scale_up_rate(cluster, rates) * 1e9;
   const double inside = cluster.scale_up == ScaleUp::kMesh
                             ? mesh_exchange_s(cluster, at, traffic.rank_scale_up, reached, line)
@@ -253,7 +258,7 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   const double carried =
       to.enough > 0 ? std::min(1.0, static_cast<double>(to.sms) / static_cast<double>(to.enough))
                     : 1.0;
-  const double seconds = power_mean(start, std::max(inside, outside) / carried, c.all_to_all_power);
+  const double seconds = power_mean(start, std::max(inside, outside) / carried, power);
   Cost cost = finish(cluster, rates, at, traffic, start, seconds);
   cost.sms_held = work.fan_out.sms > 0 ? std::min(work.fan_out.sms, cluster.device.sm_count)
                                        : nccl_p2p_channels(nccl_group_of(cluster, at), at.ranks - 1,
@@ -262,7 +267,7 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   if (steps != nullptr) {
     *steps << "all-to-all of " << at.ranks << " ranks on " << at.nodes << " nodes: start "
            << start * 1e6 << " us; NVLink " << inside * 1e6 << " us; NIC " << outside * 1e6
-           << " us; power " << c.all_to_all_power << ": " << seconds * 1e6 << " us\n"
+           << " us; power " << power << ": " << seconds * 1e6 << " us\n"
            << "SMs held " << cost.sms_held << "\n";
   }
   return cost;
@@ -275,7 +280,7 @@ struct NcclTime {
   Traffic traffic;
   Latency latency;
   Transfer transfer;
-  double alpha_s = 0, fill_s = 0, seconds = 0;
+  double alpha_s = 0, power = 1, fill_s = 0, seconds = 0;
 };
 
 /// With x no longer than `most_s`.
@@ -292,8 +297,10 @@ NcclTime time_of(const Cluster& cluster, const LinkRates& rates, const Placement
                  network_latency_us(cluster, at)) *
                 1e-6;
   const double x = std::min(most_s, out.transfer.longest());
-  if (is_nvls(choice.algorithm)) out.fill_s = std::min(out.law.per_rank_us * at.ranks * 1e-6, x);
-  out.seconds = power_mean(out.alpha_s, x, out.law.power) + out.fill_s;
+  const bool nvls = is_nvls(choice.algorithm);
+  if (nvls) out.fill_s = std::min(out.law.per_rank_us * at.ranks * 1e-6, x);
+  out.power = nvls ? out.law.nvls_power : out.law.power;
+  out.seconds = power_mean(out.alpha_s, x, out.power) + out.fill_s;
   return out;
 }
 
@@ -346,7 +353,7 @@ void write_steps(const Cluster& cluster, const Placement& at, const Collective& 
     out << "  " << transfer.network * 1e6 << " us: " << time.traffic.node_network
         << " bytes out of a node\n";
   }
-  out << "(alpha^p + x^p)^(1/p) with p " << time.law.power;
+  out << "(alpha^p + x^p)^(1/p) with p " << time.power;
   if (time.fill_s > 0) out << ", and " << time.fill_s * 1e6 << " us to fill the trees";
   if (in_a_node_s > time.seconds) out << ", no less than in one node";
   out << ": " << seconds * 1e6 << " us, busbw "

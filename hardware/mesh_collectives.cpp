@@ -21,6 +21,7 @@ MeshLaw law_at(const Json& root, std::string_view library) {
   law.memory_passes = number_at(json, "memory_passes");
   law.sms_held = count_at(json, "sms_held");
   law.pipelined = member(json, "pipelined") == Json(true);
+  law.network_rings = member(json, "network_rings") == Json(true);
   law.deviation = number_at(json, "deviation");
   return law;
 }
@@ -102,7 +103,9 @@ Cost mesh_collective_cost(const Cluster& cluster, const LinkRates& rates,
                           std::ostream* steps) {
   const MeshLaw& law = mesh_law(cluster.device.architecture);
   const Inside inside = inside_of(cluster, rates, placement, kind, bytes);
-  const Traffic network = direct_traffic_of(placement, kind, bytes);
+  const Traffic network = law.network_rings
+                              ? traffic_of(placement, kind, NcclAlgorithm::kRing, bytes)
+                              : direct_traffic_of(placement, kind, bytes);
   const double port = cluster.nic_port_gb_per_s() * rates.network;
 
   const double inside_s = inside.seconds / law.scale_up_efficiency;

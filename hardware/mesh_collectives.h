@@ -8,9 +8,10 @@
 // Between N nodes, halving and doubling or rings over the NICs that a node's members reach, of the
 // node whose NICs take longest (`node_bytes`):
 //     across = bytes * F / (e_n NICs),   F = 2(N-1)/N all-reduce, (n-g)/n gathers, 1 broadcast
-// stretched by the network's levels (hardware/topology.h). All-to-all sends bytes/n to each peer.
-//     t = alpha + log2(N) steps + max(inside, across)    pipelined: RCCL, MPI, and any all-to-all
-//                                 inside + across        one after the other: HCCL
+// stretched by the network's levels (hardware/topology.h). RCCL's rings go through every member, so
+// that F = 2(n-1)/n, (n-1)/n, 1. All-to-all sends bytes/n to each peer.
+//     t = alpha + phases log2(N) steps + max(inside, across)    pipelined: RCCL, MPI, all-to-all
+//                                        inside + across        one after the other: HCCL
 // Constants: configs/mesh.json. MI300X, 8 GPUs and 2 GPUs measured 312.9 and 47.7 GB/s busbw: one
 // efficiency of 0.72 fits both within 3.5 %.
 // Left out: rings through the mesh for small groups, multi-path routes over third members, the
@@ -31,6 +32,7 @@ struct MeshLaw {
   double memory_passes = 1;
   std::int32_t sms_held = 0;
   bool pipelined = true;
+  bool network_rings = false;  ///< rings through all members, not halving, between nodes
   double deviation = 0;
 };
 const MeshLaw& mesh_law(Architecture architecture);

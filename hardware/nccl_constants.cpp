@@ -83,7 +83,8 @@ std::array<TimeLaw, 4> laws_of(const Json& json) {
     const Json& law = member(json, kRows.at(i));
     laws.at(i) = TimeLaw{number_at(law, "latency_factor"),  number_at(law, "power"),
                          number_at(law, "per_rank_us"),     number_at(law, "efficiency"),
-                         number_at(law, "nvls_efficiency"), number_at(law, "deviation")};
+                         number_at(law, "nvls_efficiency"), number_at(law, "nvls_power"),
+                         number_at(law, "deviation")};
   }
   return laws;
 }
@@ -235,7 +236,7 @@ NcclConstants load() {
   c.all_to_all_network = number_at(all_to_all, "network_efficiency");
   c.all_to_all_us = number_at(all_to_all, "start_us");
   c.all_to_all_peer_us = number_at(all_to_all, "per_peer_us");
-  c.all_to_all_power = number_at(all_to_all, "power");
+  c.all_to_all_power = array_of<4>(member(all_to_all, "power"));
   c.all_to_all_deviation = number_at(all_to_all, "deviation");
   c.memory_traffic = number_at(root, "memory_traffic_per_byte");
   c.few_ranks = numbers_at(member(root, "few_ampere"), "ranks");

@@ -29,7 +29,7 @@ struct NcclGraphRow {
 /// on one node and of NCCL's bandwidth on many.
 struct TimeLaw {
   double latency_factor = 1, power = 1, per_rank_us = 0, efficiency = 1, nvls_efficiency = 1,
-         deviation = 0;
+         nvls_power = 1, deviation = 0;
 };
 
 /// Shares of the bus and latencies that src/graph/tuning.cc writes out; hardware/nccl_tuning.cpp
@@ -90,9 +90,9 @@ struct NcclConstants {
   std::int32_t nvls_tree_heads = 8;
   double message_scale_up = 1, message_network = 1, message_pcie = 1;
   double message_scale_up_us = 0, message_network_us = 0, message_deviation = 0;
-  std::array<double, 4> all_to_all_scale_up{};
+  std::array<double, 4> all_to_all_scale_up{}, all_to_all_power{};
   double fan_out_scale_up = 1, all_to_all_network = 1, all_to_all_us = 0, all_to_all_peer_us = 0;
-  double all_to_all_power = 1, all_to_all_deviation = 0;
+  double all_to_all_deviation = 0;
   double memory_traffic = 3;
   /// Of groups within a mesh; `ring` and `relayed_ring` are a ring's part of it in the mean.
   struct MeshBusbw {

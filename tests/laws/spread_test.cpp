@@ -18,7 +18,7 @@ const std::vector<Exception>& exceptions() {
       "the ring inside crosses the bridge between PCIe switches: NCCL's search finds 10 of 24 GB/s "
       "(A100), 15 of 24 (L40S) and 22 of 48 (H100), and the lanes' whole rate to a NIC beside";
   static const std::vector<Exception> all = {
-      {"pcie-a100", 2.4, kPcie},
+      {"pcie-a100", 2.5, kPcie},
       {"pcie-h100", 2.1, kPcie},
       {"l40s", 1.8, kPcie},
       {"hgx-h800", 1.25, "a rank sends 200 GB/s by NVLink and 50 by its NIC at once"},
