@@ -55,7 +55,9 @@ Status check(std::span<const Placement> placements, const P2PBatch& work) {
 /// What a port reaches of its line rate.
 double share_inside(const Cluster& cluster) {
   const NcclConstants& c = nccl_constants();
-  return cluster.scale_up == ScaleUp::kPcie ? c.message_pcie : c.message_scale_up;
+  return cluster.scale_up == ScaleUp::kPcie
+             ? c.message_pcie
+             : c.message_scale_up.at(nccl_row(cluster.device.architecture));
 }
 
 /// GB/s of a pair of a mesh, by the links of its way (hardware/link_mesh.h).
@@ -63,7 +65,7 @@ double mesh_pair(const Cluster& cluster, const LinkRates& rates, const Placement
   const NcclConstants& c = nccl_constants();
   if (at.mesh.pair_links == 0) return c.message_pcie * c.mesh_host * rates.scale_up;
   const double link = scale_up_rate(cluster, rates) / std::max(1, cluster.device.scale_up_links);
-  return c.message_scale_up * at.mesh.pair_links * link;
+  return share_inside(cluster) * at.mesh.pair_links * link;
 }
 
 }  // namespace

@@ -224,7 +224,7 @@ NcclConstants load() {
   c.network_line_share = number_at(root, "network_line_share");
   c.nvls_tree_heads = count_at(root, "nvls_tree_heads");
   const Json& message = member(root, "messages");
-  c.message_scale_up = number_at(message, "scale_up_efficiency");
+  c.message_scale_up = array_of<4>(member(message, "scale_up_efficiency"));
   c.message_network = number_at(message, "network_efficiency");
   c.message_pcie = number_at(message, "pcie_efficiency");
   c.message_scale_up_us = number_at(message, "scale_up_start_us");

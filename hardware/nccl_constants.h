@@ -88,7 +88,8 @@ struct NcclConstants {
   std::array<TimeLaw, 4> one_node{}, many_nodes{}, many_nodes_cloud{};
   double network_line_share = 1;
   std::int32_t nvls_tree_heads = 8;
-  double message_scale_up = 1, message_network = 1, message_pcie = 1;
+  std::array<double, 4> message_scale_up{};
+  double message_network = 1, message_pcie = 1;
   double message_scale_up_us = 0, message_network_us = 0, message_deviation = 0;
   std::array<double, 4> all_to_all_scale_up{}, all_to_all_power{};
   double fan_out_scale_up = 1, all_to_all_network = 1, all_to_all_us = 0, all_to_all_peer_us = 0;
