@@ -6,6 +6,7 @@
 #include "hardware/presets.h"
 #include "sim/base/assets.h"
 #include "tools/divide.h"
+#include "tools/key_names.h"
 #include "tools/memory_report.h"
 #include "tools/ready_lists.h"
 #include "tools/run_notes.h"
@@ -397,8 +398,10 @@ Result<Run> load_run(const std::string& name_or_path, const std::vector<std::str
   return resolve_run(json, name_or_path, sets, prices);
 }
 
-Result<Run> resolve_run(const Json& json, const std::string& source,
-                        const std::vector<std::string>& sets, const ChoosePrices& prices) {
+namespace {
+
+Result<Run> resolve(const Json& json, const std::string& source,
+                    const std::vector<std::string>& sets, const ChoosePrices& prices) {
   Run run;
   run.source = source;
   Json user = json;
@@ -471,6 +474,14 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
   FT_TRY(place_states(run));
   FT_TRY(list_ready(run));
   return run;
+}
+
+}  // namespace
+
+Result<Run> resolve_run(const Json& json, const std::string& source,
+                        const std::vector<std::string>& sets, const ChoosePrices& prices) {
+  Result<Run> run = resolve(json, source, sets, prices);
+  return run.ok() ? std::move(run) : with_our_name(run.error());
 }
 
 }  // namespace foretrain

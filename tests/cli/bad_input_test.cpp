@@ -53,6 +53,17 @@ const BadSet kUnknownNames[] = {
 };
 INSTANTIATE_TEST_SUITE_P(UnknownNames, BadSets, testing::ValuesIn(kUnknownNames));
 
+/// Keys of other systems.
+const BadSet kForeignNames[] = {
+    {"parallel.tp=4", {"/parallel/tp: unknown key; here it is parallel.tensor"}},
+    {"parallel.data=2", {"not set: cluster.accelerators / (tensor x pipeline x context)"}},
+    {"batch.--micro-batch-size=2", {"here it is batch.micro"}},
+    {"zero_optimization={\"stage\":3}", {"/zero_optimization", "sharding.level: zero1"}},
+    {"cluster.nodes=4", {"/cluster/nodes", "cluster.accelerators, in all nodes together"}},
+    {"optimizer=adamw", {"/optimizer", "kernels.optimizer"}},
+};
+INSTANTIATE_TEST_SUITE_P(ForeignNames, BadSets, testing::ValuesIn(kForeignNames));
+
 /// What a network of layers is not lowered for.
 const BadSet kOfNetworks[] = {
     {"parallel.tensor=2", {"/parallel/tensor", "found 2", "data parallelism alone"}},
