@@ -1,7 +1,11 @@
 #include "tools/fitting.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
+#include <map>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "tools/run_notes.h"
@@ -277,6 +281,7 @@ class Search {
   /// if fewer than `enough` fit, pairs of kinds.
   Fitting run(const std::vector<Kind>& kinds, std::int64_t enough,
               const std::vector<OfLayers>& counted = {}) && {
+    look_ahead(kinds);
     for (const Kind& kind : kinds) {
       for (const Sets& sets : kind) {
         if (!attempt(sets)) continue;
@@ -373,36 +378,80 @@ class Search {
     return false;
   }
 
-  bool attempt(const Sets& sets) {
-    if (to_storage(sets) && !x_host_was_short) return false;
-    if (lacks(sets)) return false;
-    if (x_out.tried >= kLeastTries && x_operations > kMostOperations) {
-      x_out.stopped = true;
-      return false;
-    }
-    Sets all = sets;
+  /// What a change comes to; of one that a plan refuses nothing.
+  struct Outcome {
+    Change change;
+    bool predicted = false, host_fits = true, fits = false;
+    std::int64_t operations = 0;  ///< lowered and replayed
+  };
+  std::optional<Outcome> outcome_of(const Sets& sets) const {
+    Outcome out;
+    out.change.sets = sets;
     const auto prices = [this](Run& run) {
       run.profile = x_run.profile;
       run.profile_source = x_run.profile_source;
       return ok_status();
     };
+    Sets& all = out.change.sets;
     Result<Run> changed = resolve_run(x_run.resolved, x_run.source, all, prices);
     if (changed.ok() && changed.value().plan.global_batch != x_run.plan.global_batch) {
       // A batch that follows from the microbatch stays what it was: the same work.
       all.push_back(set_of("batch.global", x_run.plan.global_batch));
       changed = resolve_run(x_run.resolved, x_run.source, all, prices);
     }
-    if (!changed.ok()) return false;
-    ++x_out.tried;
+    if (!changed.ok()) return {};
     const Result<Prediction> prediction = predict(changed.value(), x_options);
-    if (prediction.ok()) {
-      x_operations += prediction.value().lowered + prediction.value().operations;
+    if (!prediction.ok()) return out;
+    const Prediction& p = prediction.value();
+    out.predicted = true;
+    out.operations = p.lowered + p.operations;
+    out.host_fits = p.memory.host_fits();
+    out.fits = p.memory.within(x_options.most_memory);
+    out.change.iteration_time_s = p.iteration_time_s;
+    out.change.peak_gib = p.memory.peak_gib;
+    return out;
+  }
+
+  /// The mildest changes of all kinds, which are tried in any case, at once on all cores.
+  void look_ahead(const std::vector<Kind>& kinds) {
+    std::vector<Sets> mildest;
+    for (const Kind& kind : kinds) {
+      if (!kind.empty() && !may_not(kind.front())) mildest.push_back(kind.front());
     }
-    if (!prediction.ok()) return false;
-    x_host_was_short |= !prediction.value().memory.host_fits();
-    if (!prediction.value().memory.within(x_options.most_memory)) return false;
-    x_out.changes.push_back(
-        {all, prediction.value().iteration_time_s, prediction.value().memory.peak_gib});
+    std::vector<std::optional<Outcome>> outcomes(mildest.size());
+    std::atomic<std::size_t> next{0};
+    const auto work = [&] {
+      for (std::size_t i = next++; i < mildest.size(); i = next++) {
+        outcomes[i] = outcome_of(mildest[i]);
+      }
+    };
+    const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+    std::vector<std::jthread> others;
+    for (std::size_t t = 1; t < std::min(cores, mildest.size()); ++t) others.emplace_back(work);
+    work();
+    others.clear();
+    for (std::size_t i = 0; i < mildest.size(); ++i) x_ahead[mildest[i]] = std::move(outcomes[i]);
+  }
+
+  /// Storage stands in for a host that was too small; nothing for what a system has not.
+  bool may_not(const Sets& sets) { return (to_storage(sets) && !x_host_was_short) || lacks(sets); }
+
+  bool attempt(const Sets& sets) {
+    if (may_not(sets)) return false;
+    if (x_out.tried >= kLeastTries && x_operations > kMostOperations) {
+      x_out.stopped = true;
+      return false;
+    }
+    const auto ahead = x_ahead.find(sets);
+    const std::optional<Outcome> outcome =
+        ahead == x_ahead.end() ? outcome_of(sets) : ahead->second;
+    if (!outcome) return false;
+    ++x_out.tried;
+    if (!outcome->predicted) return false;
+    x_operations += outcome->operations;
+    x_host_was_short |= !outcome->host_fits;
+    if (!outcome->fits) return false;
+    x_out.changes.push_back(outcome->change);
     return true;
   }
 
@@ -411,6 +460,7 @@ class Search {
   bool x_host_was_short;  ///< in a change tried so far: what makes storage worth a try
   PredictOptions x_options;
   std::int64_t x_operations = 0;
+  std::map<Sets, std::optional<Outcome>> x_ahead;
   std::vector<Sets> x_alone;  ///< that fit, of each kind the mildest
   Fitting x_out;
 };
