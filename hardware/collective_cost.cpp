@@ -142,9 +142,11 @@ Transfer transfer_of(const Cluster& cluster, const LinkRates& rates, const Place
   const double slowdown = network_slowdown(cluster.topology, at);
   const double port = cluster.nic_port_gb_per_s() * 1e9;
   const bool of_nics = counts_on_nics(cluster, group, algorithm);
-  // On two nodes a byte crosses the NICs once, and what NCCL counts on is no bound: 8 B200 a node
-  // reach their NICs' rate.
-  if (!nvls_across || at.nodes > 2) {
+  // On two nodes a byte crosses the NICs once, and what NCCL counts on is no bound for all heads
+  // together: 8 B200 a node reach their NICs' rate. Of fewer members a node nothing was measured.
+  if (nvls_across && at.nodes == 2 && at.per_node_min >= c.nvls_tree_heads) {
+    out.bandwidth = 0;
+  } else {
     out.algorithm = reached * slowdown / (of_nics ? rates.network : rates.scale_up);
   }
   out.network = traffic.nic_network / (c.network_line_share * port) * slowdown / rates.network;
@@ -273,6 +275,38 @@ Cost all_to_all(const Cluster& cluster, const LinkRates& rates, const Placement&
   return cost;
 }
 
+/// Nodes after nodes that a byte's way leads over: N - 1 around a ring, twice for an all-reduce;
+/// the depth of a tree up and down; a switch once.
+double network_steps(const Placement& at, CollectiveKind kind, NcclAlgorithm algorithm) {
+  const double nodes = at.nodes;
+  const double phases = kind == CollectiveKind::kAllReduce ? 2 : 1;
+  switch (algorithm) {
+    case NcclAlgorithm::kTree:
+    case NcclAlgorithm::kNvlsTree:
+    case NcclAlgorithm::kPat:
+      return phases * std::ceil(std::log2(nodes));
+    case NcclAlgorithm::kRing:
+      return phases * (nodes - 1);
+    case NcclAlgorithm::kNvls:
+    case NcclAlgorithm::kCollNetDirect:
+    case NcclAlgorithm::kCollNetChain:
+      break;
+  }
+  return phases;
+}
+
+/// What the network's latency adds: once as it is, and at every further step what it has beyond the
+/// networks that the law was measured on, whose steps are in its latency_factor.
+double network_alpha_us(const Cluster& cluster, const Placement& at, CollectiveKind kind,
+                        NcclAlgorithm algorithm) {
+  if (at.nodes == 1) return 0;
+  const NcclConstants& c = nccl_constants();
+  const double usual = in_cloud(cluster) ? c.usual_cloud_us : c.usual_network_us;
+  const double beyond = std::max(0.0, cluster.network_latency_us - usual);
+  const double further = std::max(0.0, network_steps(at, kind, algorithm) - 1);
+  return network_latency_us(cluster, at) + further * beyond;
+}
+
 /// The time of one collective and what it is made of.
 struct NcclTime {
   NcclGroup group;
@@ -280,7 +314,7 @@ struct NcclTime {
   Traffic traffic;
   Latency latency;
   Transfer transfer;
-  double alpha_s = 0, power = 1, fill_s = 0, seconds = 0;
+  double network_us = 0, alpha_s = 0, power = 1, fill_s = 0, seconds = 0;
 };
 
 /// With x no longer than `most_s`.
@@ -293,9 +327,9 @@ NcclTime time_of(const Cluster& cluster, const LinkRates& rates, const Placement
   out.traffic = traffic_on(cluster, at, work.kind, choice.algorithm, size);
   out.transfer = transfer_of(cluster, rates, at, out.group, work, choice.algorithm, out.traffic);
   out.latency = latency_of(out.group, work.kind, choice.algorithm);
-  out.alpha_s = (out.law.latency_factor * out.latency.least + out.latency.beyond +
-                 network_latency_us(cluster, at)) *
-                1e-6;
+  out.network_us = network_alpha_us(cluster, at, work.kind, choice.algorithm);
+  out.alpha_s =
+      (out.law.latency_factor * out.latency.least + out.latency.beyond + out.network_us) * 1e-6;
   const double x = std::min(most_s, out.transfer.longest());
   const bool nvls = is_nvls(choice.algorithm);
   if (nvls) out.fill_s = std::min(out.law.per_rank_us * at.ranks * 1e-6, x);
@@ -337,7 +371,7 @@ void write_steps(const Cluster& cluster, const Placement& at, const Collective& 
       << ", its own estimate " << choice.time_us << " us of " << bytes << " bytes\n"
       << "alpha: " << time.law.latency_factor << " * " << time.latency.least << " us";
   if (time.latency.beyond > 0) out << " + " << time.latency.beyond << " us of this algorithm";
-  if (far) out << " + " << network_latency_us(cluster, at) << " us of network";
+  if (far) out << " + " << time.network_us << " us of network";
   out << " = " << time.alpha_s * 1e6 << " us\n"
       << "x: the longest of\n";
   const Transfer& transfer = time.transfer;

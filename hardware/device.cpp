@@ -52,7 +52,12 @@ void read_relative_rate(JsonReader& reader, RelativeRates& out) {
   constexpr JsonReader::Range kRange{0.01, 2};
   if (json->object() == nullptr) {
     double rate = 1;
-    reader.read(kKey, rate, kRange);
+    if (json->is_number()) {
+      reader.read(kKey, rate, kRange);
+    } else {
+      reader.fail(kKey, "found " + describe(*json) +
+                            ", expected a number from 0.01 to 2, or an object of them by type");
+    }
     out = RelativeRates(rate);
     return;
   }

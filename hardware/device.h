@@ -39,12 +39,16 @@ class RelativeRates {
  public:
   RelativeRates() : RelativeRates(1) {}
   explicit RelativeRates(double of_all) { x_rates.fill(of_all); }
-  double of(DType type) const { return x_rates.at(static_cast<std::size_t>(type)); }
+  double of(DType type) const {
+    const auto at = static_cast<std::size_t>(type);
+    return at < x_rates.size() ? x_rates[at] : 1;
+  }
   void set(DType type, double rate) { x_rates.at(static_cast<std::size_t>(type)) = rate; }
   bool operator==(const RelativeRates&) const = default;
 
  private:
-  std::array<double, static_cast<std::size_t>(DType::kUint8) + 1> x_rates;
+  std::array<double, static_cast<std::size_t>(DType::kInt8) + 1>
+      x_rates;  // kInt8: the last that is multiplied
 };
 
 /// Data-sheet figures. Rates are decimal (1 GB = 1e9 B), per direction; dense arithmetic.

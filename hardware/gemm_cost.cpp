@@ -15,30 +15,6 @@ constexpr double kMostProducts = 1e19;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-double efficiency_of(const GemmConstants& c, DType type) {
-  switch (type) {
-    case DType::kFp32:
-      return c.fp32;
-    case DType::kTf32:
-      return c.tf32;
-    case DType::kBf16:
-      return c.bf16;
-    case DType::kFp16:
-      return c.fp16;
-    case DType::kFp8:
-      return c.fp8;
-    case DType::kFp4:
-      return c.fp4;
-    case DType::kInt8:  // of 16 bits: there is no public table
-      return c.fp16 > 0 ? c.fp16 : c.bf16;
-    case DType::kInt32:
-    case DType::kInt64:
-    case DType::kUint8:
-      return 0;
-  }
-  return 0;
-}
-
 /// Tensor cores read 16 bytes at a time of the dimension that lies contiguous in memory: m or k of
 /// the first operand, k or n of the second, n of the result.
 bool misaligned(const Gemm& work) {
@@ -202,6 +178,30 @@ void explain(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
 }
 
 }  // namespace
+
+double efficiency_of(const GemmConstants& c, DType type) {
+  switch (type) {
+    case DType::kFp32:
+      return c.fp32;
+    case DType::kTf32:
+      return c.tf32;
+    case DType::kBf16:
+      return c.bf16;
+    case DType::kFp16:
+      return c.fp16;
+    case DType::kFp8:
+      return c.fp8;
+    case DType::kFp4:
+      return c.fp4;
+    case DType::kInt8:  // of 16 bits: there is no public table
+      return c.fp16 > 0 ? c.fp16 : c.bf16;
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUint8:
+      return 0;
+  }
+  return 0;
+}
 
 GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& c, const Gemm& work,
                            ClockState clock, double moved) {

@@ -29,6 +29,9 @@ struct GemmEstimate {
 GemmEstimate estimate_gemm(const DeviceSpec& device, const GemmConstants& constants,
                            const Gemm& work, ClockState clock, double moved = 0);
 
+/// Of the peak, what large products with operands of `type` keep up on the architecture.
+double efficiency_of(const GemmConstants& constants, DType type);
+
 /// The cost of a product by the law, with `moved` as above; samples correct it where `moved` is 0.
 Result<Cost> product_cost(const DeviceSpec& device, const GemmConstants& constants,
                           const Gemm& work, double moved, std::ostream* steps);
@@ -39,10 +42,11 @@ struct GemmCorrection {
   Provenance provenance = Provenance::kAnalytic;
 };
 
-/// For 16-bit operands on devices of the samples' architecture, number of SMs and, within a
-/// quarter, rate: faster ones wait more for memory and the ends of tiles. With r_i = ln(measured /
-/// law) of the samples of the same pass and batch, and d_i their distance in (ln m, ln n, ln k),
-/// 0.5 more where one adds to its result or has it in other bits than the other:
+/// For 16-bit operands on devices of the samples' architecture, number of SMs and about their rate,
+/// as others wait more or less for memory and the ends of tiles: what they say fades to nothing
+/// between e^0.1 and e^0.4 times as fast or slow. With r_i = ln(measured / law) of the samples of
+/// the same pass and batch, and d_i their distance in (ln m, ln n, ln k), 0.5 more where one adds
+/// to its result or has it in other bits than the other:
 ///     mean   = sum w_i r_i / (1 + sum w_i),   w_i = exp(-d_i^2 / (2 * 0.5^2))
 ///     factor = exp(mean between max(r_i - D_i) and min(r_i + D_i))
 /// D_i: 0.25 of the distances in ln m and ln n, in whole tiles of 256, and 0.4 of that in ln k.

@@ -18,8 +18,10 @@ constexpr double kReach = 0.5;  // of a sample, in the logarithm of an extent
 constexpr double kDoubt = 1;    // weight of "no correction"
 // Of the correction's logarithm, over that of an extent: less than the law's own.
 constexpr double kSlope = 0.25, kSlopeOfK = 0.4;
-constexpr std::int64_t kTile = 256;   // the largest extent of the tiles of both tables
-constexpr double kLikeRate = 1.25;    // a device's over that of the samples: farther ones differ
+constexpr std::int64_t kTile = 256;  // the largest extent of the tiles of both tables
+// How far a device's rate may be from that of the samples, in its logarithm: from the first on they
+// speak less, from the second not.
+constexpr double kLikeRate = 0.1, kUnlikeRate = 0.4;
 constexpr double kAsMeasured = 0.01;  // of the price; what still counts as what was measured
 
 enum class GemmPass : std::uint8_t { kForward, kInputGradient, kWeightGradient };
@@ -124,12 +126,17 @@ bool is_permutation(const Gemm& a, const Gemm& b) {
   return x == y;
 }
 
-/// Whether the samples speak of this device: one with as many SMs, at about the rate of theirs, so
-/// that memory and the ends of tiles take the same part of a product's time.
-bool speaks_of(const Table& table, const DeviceSpec& device) {
-  if (table.sm_count != device.sm_count) return false;
-  const double ratio = device.bf16_tflops * device.relative_rate.of(DType::kBf16) / table.tflops;
-  return ratio < kLikeRate && 1 / ratio < kLikeRate;
+/// How much of what the samples say holds for this device, from 0 to 1: all for one with as many
+/// SMs at their rate, so that memory and the ends of tiles take the same part of a product's time.
+/// It fades with the rate, so that a faster device is never slower.
+double likeness(const Table& table, const DeviceSpec& device, DType type) {
+  if (table.sm_count != device.sm_count) return 0;
+  const double efficiency = efficiency_of(kernel_constants(device.architecture).gemm, type);
+  const double kept = std::min(device.relative_rate.of(type), 1 / efficiency);  // no peak is beaten
+  const double rate = peak_tflops(device, type) * kept;
+  if (rate <= 0 || table.tflops <= 0) return 0;
+  const double off = std::abs(std::log(rate / table.tflops));
+  return std::clamp((kUnlikeRate - off) / (kUnlikeRate - kLikeRate), 0.0, 1.0);
 }
 
 /// Whether a price is the sample's own: of the device that was measured, running as it did.
@@ -141,7 +148,8 @@ bool is_of(const Table& table, const DeviceSpec& device) {
 
 GemmCorrection measured_correction(const DeviceSpec& device, const Gemm& work, bool own_shape) {
   const Table& table = table_of(device.architecture);
-  if (!speaks_of(table, device) || bits_of(work.in) != 16 || work.k == 0) return {};
+  const double like = likeness(table, device, work.in);
+  if (like <= 0 || bits_of(work.in) != 16 || work.k == 0) return {};
   double weights = 0, sum = 0;
   double most = std::numeric_limits<double>::infinity(), least = -most;
   const Sample* own = nullptr;
@@ -162,9 +170,9 @@ GemmCorrection measured_correction(const DeviceSpec& device, const Gemm& work, b
   }
   const double mean = sum / (kDoubt + weights);
   const double log =
-      (std::min(std::max(mean, least), most) + std::max(std::min(mean, most), least)) / 2;
-  GemmCorrection out{std::exp(log),
-                     weights >= 1 ? Provenance::kInterpolated : Provenance::kAnalytic};
+      like * (std::min(std::max(mean, least), most) + std::max(std::min(mean, most), least)) / 2;
+  GemmCorrection out{std::exp(log), like > 0.5 && weights >= 1 ? Provenance::kInterpolated
+                                                               : Provenance::kAnalytic};
   if (own != nullptr && is_of(table, device) && std::abs(log - own->log_ratio) < kAsMeasured) {
     out.provenance = Provenance::kMeasured;
   }

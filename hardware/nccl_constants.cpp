@@ -221,6 +221,8 @@ NcclConstants load() {
   c.one_node = laws_of(member(member(root, "laws"), "one_node"));
   c.many_nodes = laws_of(member(member(root, "laws"), "many_nodes"));
   c.many_nodes_cloud = laws_of(member(member(root, "laws"), "many_nodes_cloud"));
+  c.usual_network_us = number_at(root, "usual_network_us");
+  c.usual_cloud_us = number_at(root, "usual_cloud_us");
   c.network_line_share = number_at(root, "network_line_share");
   c.nvls_tree_heads = count_at(root, "nvls_tree_heads");
   const Json& message = member(root, "messages");

@@ -86,6 +86,7 @@ struct NcclConstants {
 
   /// By row of the tables; `many_nodes_cloud` is for EFA and Ethernet.
   std::array<TimeLaw, 4> one_node{}, many_nodes{}, many_nodes_cloud{};
+  double usual_network_us = 0, usual_cloud_us = 0;  ///< latencies of the laws' networks
   double network_line_share = 1;
   std::int32_t nvls_tree_heads = 8;
   std::array<double, 4> message_scale_up{};

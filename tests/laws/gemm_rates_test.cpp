@@ -73,6 +73,8 @@ std::vector<double> gemm_errors(const std::string& series, std::int64_t from, st
   return out;
 }
 
+enum class Pass : std::uint8_t { kForward, kInput, kWeight };
+
 constexpr std::int64_t kAny = std::int64_t{1} << 40;
 
 TEST(GemmRates, AreAsCloseToMeasurementsAsStated) {
@@ -131,7 +133,7 @@ TEST(GemmRates, OtherB200AreFaster) {
   }
 }
 
-/// The four products of a layer in one pass.
+/// The four products of a layer in one pass, as linears issue them.
 double layer_ms(const DeviceSpec& device, DType type, const std::string& pass) {
   constexpr std::int64_t kTokens = 15872, kWidth = 4096, kMlp = 16384;
   double ms = 0;
@@ -139,6 +141,9 @@ double layer_ms(const DeviceSpec& device, DType type, const std::string& pass) {
                                 std::pair{kWidth, kMlp}, std::pair{kMlp, kWidth}}) {
     Gemm work;
     work.in = type;
+    work.split_accumulator = pass != "forward" && type == DType::kFp8;
+    work.transpose_b = pass == "forward";
+    work.transpose_a = pass == "weight-gradient";
     if (pass == "forward") {
       work.m = kTokens, work.n = out, work.k = in;
     } else if (pass == "input-gradient") {
@@ -165,6 +170,38 @@ TEST(GemmRates, LayersTakeWhatTransformerEngineMeasured) {
                 errors.size(), mean_of(errors), rms(errors));
     EXPECT_LT(std::abs(mean_of(errors)), 0.07) << key.first << " " << key.second;
     EXPECT_LT(rms(errors), 0.08) << key.first << " " << key.second;
+  }
+}
+
+// Whatever samples say of a device: one that multiplies faster is nowhere slower.
+TEST(GemmRates, AFasterDeviceIsNeverSlower) {
+  struct Shape {
+    std::int64_t m, n, k;
+  };
+  for (const char* name : {"b200-sxm-180gb", "a100-sxm-80gb"}) {
+    for (const Shape& shape :
+         {Shape{4096, 4096, 1536}, Shape{4096, 512, 4096}, Shape{2048, 576, 7168},
+          Shape{4096, 28672, 8192}, Shape{4096, 4096, 7168}, Shape{4096, 1792, 4096}}) {
+      for (const Pass pass : {Pass::kForward, Pass::kInput, Pass::kWeight}) {
+        double last = 0;
+        for (double rate = 0.5; rate < 2; rate *= 1.01) {
+          Json json{Json::Object{}};
+          json.set("preset", Json(name));
+          json.set("relative_rate", Json(rate));
+          Gemm work;
+          work.m = shape.m, work.n = shape.n, work.k = shape.k;
+          work.transpose_b = pass == Pass::kForward;
+          work.transpose_a = pass == Pass::kWeight;
+          const DeviceSpec device = read_device(json, "test", "").value();
+          const double us = gemm_cost(device, work, nullptr).value().duration.us();
+          if (last > 0) {
+            EXPECT_LE(us, last * 1.001) << name << " at " << rate << ": " << shape.m << " x "
+                                        << shape.n << " x " << shape.k;
+          }
+          last = us;
+        }
+      }
+    }
   }
 }
 
