@@ -6,6 +6,7 @@
 #include "hardware/presets.h"
 #include "sim/base/assets.h"
 #include "tools/divide.h"
+#include "tools/kernel_defaults.h"
 #include "tools/key_names.h"
 #include "tools/memory_report.h"
 #include "tools/ready_lists.h"
@@ -143,6 +144,23 @@ Error with_origin(Error error, const Run& run) {
     break;
   }
   return error;
+}
+
+/// What a name is that is no RUN's, and a RUN with it.
+std::string no_run(const std::string& name) {
+  const auto is = [&name](const char* kind) {
+    return !find_asset(std::string(kind) + "/" + name + ".json").empty();
+  };
+  const std::string one = is("models")     ? "model"
+                          : is("clusters") ? "cluster"
+                          : is("systems")  ? "system"
+                                           : "";
+  if (one.empty()) return "";
+  const std::string model = one == "model" ? name : "MODEL";
+  const std::string cluster = one == "cluster" ? name : "dgx-h100";
+  const std::string system = one == "system" ? ", \"system\": \"" + name + "\"" : "";
+  return "; it is a " + one + ", which a RUN names: {\"model\": {\"preset\": \"" + model +
+         "\"}, \"cluster\": {\"preset\": \"" + cluster + "\", \"accelerators\": 64}" + system + "}";
 }
 
 /// What a system has not: keys of plans, or of one a value.
@@ -374,18 +392,9 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
   const std::string one = kind.substr(0, kind.size() - 1);
   std::string message = where + ": no " + one + " \"" + name_or_path + "\" and no such file";
   const std::vector<std::string> names = preset_names(kind);
-  std::string near = nearest_name(name_or_path, names);
-  if (near.empty() && !name_or_path.empty()) {
-    for (const std::string& name : names) {  // the shortest that begins like it
-      if (name.starts_with(name_or_path) && (near.empty() || name.size() < near.size()))
-        near = name;
-    }
-  }
+  const std::string near = nearest_name(name_or_path, names);
   if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
-  if (kind == "runs" && !find_asset("models/" + name_or_path + ".json").empty()) {
-    message += "; it is a model, which a RUN names beside a cluster: {\"model\": {\"preset\": \"" +
-               name_or_path + "\"}, \"cluster\": {\"preset\": \"dgx-h100\", \"accelerators\": 64}}";
-  }
+  if (kind == "runs") message += no_run(name_or_path);
   return input_error(message + "; `foretrain list " + kind + "` lists them");
 }
 
@@ -455,13 +464,16 @@ Result<Run> resolve(const Json& json, const std::string& source,
   drop_unused(run);
   drop_buckets(run);
   Result<Plan> plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
+  if (plan.ok() && settle_attention(run, plan.value())) {
+    plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
+  }
   if (!plan.ok()) return with_origin(plan.error(), run);
   run.plan = std::move(plan.value());
   for (const DType type : {run.plan.precision.matrix, run.plan.precision.linear}) {
     if (peak_tflops(run.cluster.device, type) > 0) continue;
     return unsupported(source + ": /precision: " + run.cluster.device.name +
-                       " has no arithmetic in " + std::string(name_of(type)) +
-                       "; expected another precision");
+                       " has no arithmetic in " + std::string(name_of(type)) + "; it has " +
+                       types_of(run.cluster.device));
   }
   run.dispatch = launch_time(run.resolved, dispatch_key(run.resolved));
   run.captured_dispatch = launch_time(run.resolved, "graph_dispatch_us");

@@ -62,6 +62,12 @@ std::string nearest_name(std::string_view wrong, const std::vector<std::string>&
       best = name;
     }
   }
+  constexpr std::size_t kPart = 3;  // letters that tell something of a name
+  if (!best.empty() || wrong.size() < kPart) return best;
+  for (const std::string& name : accepted) {  // the shortest that holds it
+    if (name.find(wrong) == std::string::npos) continue;
+    if (best.empty() || name.size() < best.size()) best = name;
+  }
   return best;
 }
 

@@ -59,7 +59,7 @@ const BadSet kForeignNames[] = {
     {"parallel.data=2", {"not set: cluster.accelerators / (tensor x pipeline x context)"}},
     {"batch.--micro-batch-size=2", {"here it is batch.micro"}},
     {"zero_optimization={\"stage\":3}", {"/zero_optimization", "sharding.level: zero1"}},
-    {"cluster.nodes=4", {"/cluster/nodes", "cluster.accelerators, in all nodes together"}},
+    {"cluster.nodes=4", {"/cluster/nodes", "cluster.accelerators, of all nodes together"}},
     {"optimizer=adamw", {"/optimizer", "kernels.optimizer"}},
 };
 INSTANTIATE_TEST_SUITE_P(ForeignNames, BadSets, testing::ValuesIn(kForeignNames));
@@ -123,7 +123,7 @@ TEST(Operations, AreNotExecuted) {
   const Workplace place;
   place.write("run.json", R"({"model": "llama-3-8b", "system": "torchtitan", "cluster": {"preset":
       "host", "accelerators": 2}, "batch": {"global": 2, "micro": 1, "sequence": 64},
-      "precision": "fp32", "recompute": "selective"})");
+      "precision": "fp32", "recompute": "selective", "kernels": {"flash": "flash2"}})");
   expect_refused(place, place.run({"execute", "run.json"}), {"/recompute", "only simulated"});
   place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
       "accelerators": 8}})");
@@ -135,6 +135,26 @@ TEST(Operations, AreNotExecuted) {
       place.run({"simulate", "run.json", "--set", "system=torchtitan", "--set",
                  "parallel.context=2", "--set", "recompute=selective"});
   EXPECT_EQ(around.exit_code, 0) << around.err;
+}
+
+// What a system has by default and the device has not is replaced, what a user asks for is not.
+TEST(Attention, DefaultsGiveWayToTheDevice) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-2-7b", "system": "deepspeed", "precision": "fp16",
+      "cluster": {"preset": "dgx-1v-32gb", "accelerators": 8}, "sharding": {"level": "zero3"}})");
+  const CommandResult run = place.run({"simulate", "run.json", "--no-advice"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.out.find("has no flash1 in fp16, which deepspeed has by default; taken as unfused"),
+            std::string::npos)
+      << run.out;
+  expect_refused(place, place.run({"simulate", "run.json", "--set", "kernels.attention=flash"}),
+                 {"there is no such kernel", "unfused"});
+  expect_refused(place, place.run({"simulate", "run.json", "--set", "precision=bf16"}),
+                 {"/precision", "it has fp32, fp16"});
+  expect_refused(place,
+                 place.run({"simulate", "run.json", "--set", "cluster.preset=mi300x", "--set",
+                            "kernels.attention=cudnn"}),
+                 {"there is no such kernel", "\"flash\" or \"unfused\""});
 }
 
 TEST(Experts, BusiestRankHasAShareAtMost) {

@@ -200,14 +200,14 @@ std::vector<PlacementId> places_of(const Actor& actor, const Work& work) {
 
 Error no_such_operation(const std::string& asked, const std::vector<std::string>& names) {
   const std::string near = nearest_name(asked, names);
-  std::string found;
+  std::string all, found;
   for (const std::string& name : names) {
+    all += (all.empty() ? "" : ", ") + name;
     if (name.find(asked) != std::string::npos) found += (found.empty() ? "" : ", ") + name;
   }
   return input_error("--why " + asked + ": no operation of that name" +
                      (near.empty() ? "" : " (did you mean \"" + near + "\"?)") +
-                     (found.empty() ? "; `show RUN --program 0` lists those of a rank"
-                                    : "; of like name: " + found));
+                     (found.empty() ? "; there are: " + all : "; of like name: " + found));
 }
 
 /// How each distinct work of the ops named `args.why` is priced on the first rank of every Program.

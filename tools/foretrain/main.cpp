@@ -255,6 +255,9 @@ int main(int argc, char** argv) {
                         add_execute(app, execute_args),   add_validate(app, validate_args),
                         add_score(app, score_args),       add_list(app, list_args),
                         add_show(app, show_args),         add_doctor(app, doctor_args)};
+  app.failure_message([](const CLI::App* of, const CLI::Error& error) {
+    return "foretrain: " + CLI::FailureMessage::simple(of, error);
+  });
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

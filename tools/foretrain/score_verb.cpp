@@ -35,6 +35,7 @@ Status score(const ScoreArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json}, {"--csv", args.csv}};
   FT_TRY(check_outputs(outputs, read_with_rows(outputs, args.rows)));
   FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
+  if (rows.empty()) return input_error(args.rows.front() + ": there is no row in it");
   if (!args.only.empty()) {
     std::erase_if(rows, [&args](const Row& row) {
       return row.id.find(args.only) == std::string::npos &&
