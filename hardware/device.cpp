@@ -110,6 +110,8 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   reader.read("power_w", device.power_w, {0, 1e6});
   reader.read("power_limit_w", device.power_limit_w, {0, 1e6});
   read_relative_rate(reader, device.relative_rate);
+  if (device.relative_rate != base.relative_rate) device.rate_note.clear();
+  reader.read("rate_note", device.rate_note);
   reader.read("exponentials_per_clock", device.exponentials_per_clock, {1, 1e4});
   if (device.fp16_tflops <= 0 && device.bf16_tflops <= 0) {
     reader.fail("bf16_tflops", "a device needs bf16_tflops or fp16_tflops");
@@ -229,6 +231,7 @@ Json to_json(const DeviceSpec& device) {
   if (device.relative_rate != RelativeRates()) {
     out.set("relative_rate", to_json(device.relative_rate));
   }
+  if (!device.rate_note.empty()) out.set("rate_note", device.rate_note);
   set_rate("exponentials_per_clock", device.exponentials_per_clock);
   return out;
 }

@@ -72,6 +72,7 @@ struct DeviceSpec {
   double power_w = 0;                 ///< what the product may draw
   double power_limit_w = 0;           ///< what an operator lets it draw, 0 = all
   RelativeRates relative_rate;
+  std::string rate_note;  ///< what is doubtful about it, for whoever reads a report; may be ""
   double exponentials_per_clock = 0;  ///< of an SM, in fp32; 0: not known
   /// Sustained tensor-core rate of the slowest of a run's devices, of the mean one's: set by the
   /// cluster, no field of a device.

@@ -44,9 +44,11 @@ Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
   if (text.empty()) {
     const std::vector<std::string> names = preset_names(folder);
     const std::string near = nearest_name(name, names);
+    const std::string which = near.empty() ? "; accepted: a path or one of " + joined(names)
+                                           : " (did you mean \"" + near + "\"?); `foretrain list " +
+                                                 std::string(folder) + "` lists them";
     return input_error(source + ": " + pointer + ": no preset \"" + name + "\" in " +
-                       std::string(folder) + "; accepted: a path or one of " + joined(names) +
-                       (near.empty() ? "" : "; did you mean \"" + near + "\"?"));
+                       std::string(folder) + which);
   }
   FT_ASSIGN(Json json, parse_json(text, "preset " + name));
   return NamedJson{std::move(json), "preset " + name};

@@ -60,6 +60,9 @@ void check_chunks(JsonReader& run, const Plan& p) {
   if (p.virtual_pipeline > 1 && p.pipeline == 1) {
     return run.fail("parallel/virtual_pipeline", "needs pipeline > 1");
   }
+  if (p.splits_backward() && p.pipeline == 1 && p.schedule != Schedule::kFile) {
+    return run.fail("schedule", name_of(p) + " needs pipeline > 1: without one it has no bubble");
+  }
   if (p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1 &&
       p.microbatches() % p.pipeline != 0) {
     return run.fail("batch/global", text(p.microbatches()) +

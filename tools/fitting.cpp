@@ -343,7 +343,7 @@ class Search {
     constexpr int kHalvings = 4;
     for (int i = 0; i < kHalvings && high - low > 1; ++i) {
       const std::int64_t middle = low + (high - low) / 2;
-      if (attempt(change.sets(middle))) {
+      if (attempt(change.sets(middle)) && has_room(change.sets(high))) {
         const Sets more = change.sets(high);
         std::erase_if(x_out.changes,
                       [&more](const Change& other) { return other.sets.front() == more.front(); });
@@ -352,6 +352,18 @@ class Search {
         low = middle;
       }
     }
+  }
+
+  /// Whether the change found last leaves room, or `more` of it none either; else it is taken back:
+  /// a plan that is planned fits with a few per cent to spare.
+  bool has_room(const Sets& more) {
+    constexpr double kRoom = 0.97;
+    std::vector<Change>& all = x_out.changes;
+    const double most = kRoom * x_run.cluster.device.memory_gib;
+    const auto roomy = [&](const Change& c) { return c.sets == more && c.peak_gib <= most; };
+    if (all.back().peak_gib <= most || std::none_of(all.begin(), all.end(), roomy)) return true;
+    all.pop_back();
+    return false;
   }
 
   /// What fits alone needs nothing beside it.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "sim/base/assets.h"
 #include "sim/base/constants.h"
 
 namespace foretrain {
@@ -78,6 +79,22 @@ Error with_our_name(Error error) {
   say_key(member(file, "names"), error.message);
   say_value(member(file, "values"), error.message);
   return error;
+}
+
+std::string no_run(const std::string& name) {
+  const auto is = [&name](const char* kind) {
+    return !find_asset(std::string(kind) + "/" + name + ".json").empty();
+  };
+  const std::string one = is("models")     ? "model"
+                          : is("clusters") ? "cluster"
+                          : is("systems")  ? "system"
+                                           : "";
+  if (one.empty()) return "";
+  const std::string model = one == "model" ? name : "MODEL";
+  const std::string cluster = one == "cluster" ? name : "dgx-h100";
+  const std::string system = one == "system" ? ", \"system\": \"" + name + "\"" : "";
+  return "; it is a " + one + ", which a RUN names: {\"model\": {\"preset\": \"" + model +
+         "\"}, \"cluster\": {\"preset\": \"" + cluster + "\", \"accelerators\": 64}" + system + "}";
 }
 
 }  // namespace foretrain

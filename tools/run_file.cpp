@@ -146,23 +146,6 @@ Error with_origin(Error error, const Run& run) {
   return error;
 }
 
-/// What a name is that is no RUN's, and a RUN with it.
-std::string no_run(const std::string& name) {
-  const auto is = [&name](const char* kind) {
-    return !find_asset(std::string(kind) + "/" + name + ".json").empty();
-  };
-  const std::string one = is("models")     ? "model"
-                          : is("clusters") ? "cluster"
-                          : is("systems")  ? "system"
-                                           : "";
-  if (one.empty()) return "";
-  const std::string model = one == "model" ? name : "MODEL";
-  const std::string cluster = one == "cluster" ? name : "dgx-h100";
-  const std::string system = one == "system" ? ", \"system\": \"" + name + "\"" : "";
-  return "; it is a " + one + ", which a RUN names: {\"model\": {\"preset\": \"" + model +
-         "\"}, \"cluster\": {\"preset\": \"" + cluster + "\", \"accelerators\": 64}" + system + "}";
-}
-
 /// What a system has not: keys of plans, or of one a value.
 Status read_lacking(const Json* lacks, const std::string& source, Run& run) {
   if (lacks == nullptr) return ok_status();
@@ -198,6 +181,7 @@ Status lay_system(Run& run, const Json& file) {
   const Json* defaults = reader.take("defaults");
   const Json* by_architecture = reader.take("architectures");
   const Json* lacks = reader.take("lacks");
+  FT_TRY(read_devices(reader.take("devices"), source, run));
   FT_TRY(reader.finish());
   FT_TRY(read_lacking(lacks, source, run));
   if (defaults != nullptr) {

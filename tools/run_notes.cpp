@@ -124,11 +124,48 @@ std::string lacked_by(const Run& run, const std::string& set,
   return found == run.lacking.end() ? "" : *found;
 }
 
+Status read_devices(const Json* devices, const std::string& source, Run& run) {
+  if (devices == nullptr) return ok_status();
+  const Json::Array* all = devices->array();
+  const std::vector<std::string> known = {"nvidia", "amd", "tpu", "ascend"};
+  const auto is_known = [&known](const Json& one) {
+    return one.string() != nullptr &&
+           std::find(known.begin(), known.end(), *one.string()) != known.end();
+  };
+  if (all == nullptr || !std::all_of(all->begin(), all->end(), is_known)) {
+    return input_error(source + ": /devices: found " + describe(*devices) +
+                       ", expected a list of nvidia, amd, tpu and ascend");
+  }
+  for (const Json& one : *all) run.devices.push_back(*one.string());
+  return ok_status();
+}
+
+/// The maker's name in a system's `devices`; "" for hosts, on which every system is lowered alike.
+std::string maker_of(Architecture architecture) {
+  if (is_nvidia(architecture)) return "nvidia";
+  const std::string name(name_of(architecture));
+  for (const auto& [begin, maker] :
+       {std::pair{"cdna", "amd"}, std::pair{"tpu", "tpu"}, std::pair{"ascend", "ascend"}}) {
+    if (name.starts_with(begin)) return maker;
+  }
+  return "";
+}
+
 void note_limits(Run& run) {
+  const std::string maker = maker_of(run.cluster.device.architecture);
+  const std::vector<std::string>& known = run.devices;
+  if (!known.empty() && !maker.empty() &&
+      std::find(known.begin(), known.end(), maker) == known.end()) {
+    run.notes.push_back(run.system + " does not run on " + run.cluster.device.name +
+                        ": priced as if it did, with its defaults");
+  }
   if (run.cluster.device.architecture == Architecture::kCpu && run.profile == nullptr) {
     run.notes.emplace_back(
         "the figures of " + run.cluster.device.name +
         " are generic, not of this machine; `foretrain calibrate --device host` measures it");
+  }
+  if (const std::string& note = run.cluster.device.rate_note; !note.empty()) {
+    run.notes.push_back(run.cluster.device.name + ": " + note);
   }
   const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
   if (torus) {

@@ -13,6 +13,9 @@ namespace foretrain {
 std::string lacked_by(const Run& run, const std::string& set,
                       const std::vector<std::string>& beside = {});
 
+/// `devices` of a system's file: makers whose devices it runs on.
+Status read_devices(const Json* devices, const std::string& source, Run& run);
+
 /// Appends to `run.notes` what was ignored, is not modelled, or is none of its system's.
 void note_limits(Run& run);
 

@@ -238,7 +238,8 @@ TEST(Shards, TravelInFewerBitsOnlyWhereTheyTravel) {
             {"/sharding/chunk_elements", "is not modelled with"});
   }
   refused({level, stage, "sharding.live_elements=1.5"}, {"/sharding/live_elements", "1.5"});
-  refused({level, stage, "schedule=zb-h1"}, {"/sharding/level", "tied", "separate passes"});
+  refused({level, stage, "schedule=zb-v", "parallel.pipeline=2", "parallel.virtual_pipeline=2"},
+          {"/sharding/level", "tied", "separate passes"});
   refused({level, "offload.optimizer=cpu"}, {"/sharding/level", "tied", "the host updates"});
   refused({level, stage, "gradients.reduce_dtype=int4", "gradients.inner_group=3"},
           {"/gradients/inner_group", "3 does not divide"});

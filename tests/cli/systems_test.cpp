@@ -332,6 +332,31 @@ TEST(Systems, KeepActivationsAsTheyDo) {
   EXPECT_EQ(occurrences(place, "alpa", "host waits"), 0);
 }
 
+// A note tells of a system on devices that it does not run on; all shipped files say which they
+// are.
+TEST(Systems, SayWhoseDevicesTheyRunOn) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "tpu-v5p",
+      "accelerators": 64}, "batch": {"micro": 1, "sequence": 512}})");
+  const auto noted = [&place](const std::string& system) {
+    const CommandResult run =
+        place.run({"simulate", "run.json", "--no-advice", "--set", "system=" + system});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    return run.out.find(system + " does not run on tpu-v5p") != std::string::npos;
+  };
+  EXPECT_TRUE(noted("torchtitan"));
+  EXPECT_FALSE(noted("maxtext"));
+  for (const auto& file :
+       std::filesystem::directory_iterator(FORETRAIN_SOURCE_DIR "/configs/systems")) {
+    const Json system = read_json_file(file.path().string()).value();
+    EXPECT_NE(system.find("devices"), nullptr) << file.path();
+  }
+  place.write("own.json", R"({"devices": ["nvidia", "intel"], "defaults": {}})");
+  const CommandResult bad = place.run({"simulate", "run.json", "--set", "system=own.json"});
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_NE(bad.err.find("/devices: found"), std::string::npos) << bad.err;
+}
+
 // An eager framework's host takes longer than one whose layers are few kernels.
 TEST(Systems, DifferInHostTime) {
   const Workplace place;
