@@ -164,6 +164,11 @@ void note_limits(Run& run) {
         "the figures of " + run.cluster.device.name +
         " are generic, not of this machine; `foretrain calibrate --device host` measures it");
   }
+  if (run.model.has_experts()) {
+    run.notes.emplace_back(
+        "runs with experts miss by more than the interval beside the step says, which is that of "
+        "prices alone (README, Measured error)");
+  }
   if (const std::string& note = run.cluster.device.rate_note; !note.empty()) {
     run.notes.push_back(run.cluster.device.name + ": " + note);
   }

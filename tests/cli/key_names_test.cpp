@@ -1,6 +1,9 @@
 // Are the keys that other systems' names are said to be keys that a RUN has?
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
+
 #include "sim/base/constants.h"
 #include "tools/run_file.h"
 
@@ -24,6 +27,16 @@ TEST(KeyNames, AreOfKeysThatExist) {
     const auto theirs = resolve_run(run, "test", {name + "=1"});
     ASSERT_FALSE(theirs.ok()) << name;
     EXPECT_NE(theirs.error().message.find("unknown key; here it is "), std::string::npos) << name;
+  }
+}
+
+TEST(KeyNames, StandInTheDocument) {
+  std::ifstream file(FORETRAIN_SOURCE_DIR "/configs/README.md");
+  const std::string document((std::istreambuf_iterator<char>(file)), {});
+  const Json names = load_constants("key_names.json");
+  for (const auto& [name, ours] : *member(names, "names").object()) {
+    EXPECT_NE(document.find("`" + name + "`"), std::string::npos) << name;
+    EXPECT_NE(document.find("| " + *ours.string() + " |"), std::string::npos) << *ours.string();
   }
 }
 
