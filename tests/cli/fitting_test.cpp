@@ -174,7 +174,7 @@ TEST(Fitting, TakesAsFewLayersAsFit) {
   };
   EXPECT_TRUE(leaves_room(layers));
   EXPECT_FALSE(leaves_room(layers - 4));  // fragments jump by GiB
-  EXPECT_NE(layers % 20, 0);  // no quarter of 80
+  EXPECT_NE(layers % 20, 0);              // no quarter of 80
 }
 
 // For sweeps: the same prediction without what it takes many more to find.

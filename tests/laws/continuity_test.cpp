@@ -90,6 +90,30 @@ TEST(Continuity, ALongRingsStepsCountOnce) {
               steps(NcclAlgorithm::kRing) - steps(NcclAlgorithm::kTree), 0.01);
 }
 
+// A network slower than those that were measured adds what it has beyond them at every node around
+// a ring, twice for an all-reduce, and at every level of a tree.
+TEST(Continuity, ASlowNetworkCountsAtEveryStep) {
+  constexpr std::int32_t kNodes = 32;
+  const std::vector<std::int32_t> each(kNodes, 8);
+  const auto start_us = [&](double latency_us, CollectiveKind kind, NcclAlgorithm algorithm) {
+    Cluster cluster = nodes_of("dgx-h100", kNodes);
+    cluster.network_latency_us = latency_us;
+    const Placement at = placement_of(cluster, members_of(cluster, each)).value();
+    const NcclChoice choice{algorithm, NcclProtocol::kSimple, 0};
+    return nccl_cost(cluster, {}, at, collective_of(kind, 1 << 30), choice, nullptr).latency.us();
+  };
+  const auto added = [&](CollectiveKind kind, NcclAlgorithm algorithm) {
+    return (start_us(1003.6, kind, algorithm) - start_us(3.6, kind, algorithm)) / 1000;
+  };
+  EXPECT_NEAR(added(CollectiveKind::kReduceScatter, NcclAlgorithm::kRing), kNodes - 1, 0.001);
+  EXPECT_NEAR(added(CollectiveKind::kAllReduce, NcclAlgorithm::kRing), 2 * (kNodes - 1), 0.001);
+  EXPECT_NEAR(added(CollectiveKind::kAllReduce, NcclAlgorithm::kTree), 2 * 5, 0.001);
+  // Below them nothing is counted but once.
+  EXPECT_NEAR(start_us(3.6, CollectiveKind::kAllReduce, NcclAlgorithm::kRing) -
+                  start_us(2.6, CollectiveKind::kAllReduce, NcclAlgorithm::kRing),
+              1, 0.001);
+}
+
 // To fill the trees of many ranks takes no longer than the transfer itself.
 TEST(Continuity, ASmallMessageFillsNoTrees) {
   const Cluster cluster = nodes_of("gb200-nvl72", 8);

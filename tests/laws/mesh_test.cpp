@@ -90,5 +90,22 @@ TEST(MeshLaws, NoGroupBeatsItsPorts) {
   }
 }
 
+// Of a GiB between two in a node nccl-tests' sendrecv_perf measured 663 GB/s on 8 B200 (an
+// acceptance report of 2026-05), nvbandwidth 0.83 to 0.91 of 450 GB/s on H100 and H200 (Azure).
+TEST(Messages, ReachTheShareOfNvlinkThatWasMeasured) {
+  const auto gb_per_s = [](const char* preset) {
+    Cluster cluster = read_cluster(Json(preset), "test", "").value();
+    cluster.accelerators = 8;
+    P2PBatch batch;
+    batch.messages.push_back({true, ChannelSlot(1), Bytes{1} << 30, false});
+    const std::vector<Placement> at = {placement_of(cluster, ranks_of({0, 1})).value()};
+    const Cost cost = messages_cost(cluster, {}, at, batch, nullptr).value();
+    return static_cast<double>(Bytes{1} << 30) / cost.duration.seconds() / 1e9;
+  };
+  EXPECT_NEAR(gb_per_s("dgx-b200") / 663, 1, 0.02);
+  EXPECT_GT(gb_per_s("dgx-h100") / 450, 0.83);
+  EXPECT_LT(gb_per_s("dgx-h100") / 450, 0.91);
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -81,7 +81,13 @@ TEST(Cluster, RelativeRatesAreOfAllTypesOrOfEach) {
   const DeviceSpec preset = device(R"("b300-sxm-288gb")").value();
   EXPECT_EQ(one.relative_rate.of(DType::kFp8), 0.5);
   EXPECT_EQ(one.relative_rate.of(DType::kBf16), preset.relative_rate.of(DType::kBf16));
-  for (const DeviceSpec& x : {all, one, preset}) {
+  const DeviceSpec over =
+      device(R"({"preset": "h100-pcie-80gb", "relative_rate": {"fp8": 1}})").value();
+  EXPECT_NE(device(R"({"preset": "b300-sxm-288gb", "relative_rate": true})")
+                .error()
+                .message.find("a number from 0.01 to 2, or an object"),
+            std::string::npos);
+  for (const DeviceSpec& x : {all, one, preset, over}) {
     EXPECT_EQ(read_device(to_json(x), "test", "").value().relative_rate, x.relative_rate);
   }
   EXPECT_NE(device(R"({"preset": "b300-sxm-288gb", "relative_rate": {"fp9": 1}})")
