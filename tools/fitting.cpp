@@ -1,13 +1,12 @@
 #include "tools/fitting.h"
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <map>
 #include <optional>
-#include <thread>
 #include <utility>
 
+#include "tools/parallel.h"
 #include "tools/run_notes.h"
 
 namespace foretrain {
@@ -431,17 +430,7 @@ class Search {
       if (!kind.empty() && !may_not(kind.front())) mildest.push_back(kind.front());
     }
     std::vector<std::optional<Outcome>> outcomes(mildest.size());
-    std::atomic<std::size_t> next{0};
-    const auto work = [&] {
-      for (std::size_t i = next++; i < mildest.size(); i = next++) {
-        outcomes[i] = outcome_of(mildest[i]);
-      }
-    };
-    const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
-    std::vector<std::jthread> others;
-    for (std::size_t t = 1; t < std::min(cores, mildest.size()); ++t) others.emplace_back(work);
-    work();
-    others.clear();
+    in_parallel(mildest.size(), [&](std::size_t i) { outcomes[i] = outcome_of(mildest[i]); });
     for (std::size_t i = 0; i < mildest.size(); ++i) x_ahead[mildest[i]] = std::move(outcomes[i]);
   }
 

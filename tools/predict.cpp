@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 
 #include "models/expert_plan.h"
 #include "models/lower.h"
@@ -10,6 +11,7 @@
 #include "sim/engine/step_ends.h"
 #include "sim/program/repeat.h"
 #include "sim/program/verify.h"
+#include "tools/parallel.h"
 #include "tools/report.h"
 
 namespace foretrain {
@@ -127,33 +129,46 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
                              {"network", &PriceOptions::network_rate},
                              {"host memory, its links", &PriceOptions::host_rate}};
   const bool offloads = run.plan.offload.states() || run.plan.offload.activation_layers > 0;
-  std::vector<Sensitivity> out;
-  const auto add = [&](const char* name, const PriceOptions& options, const Workload& priced,
-                       const Run& on) -> Status {
-    const std::unique_ptr<CostModel> model = cost_model_of(on, options);
-    FT_ASSIGN(const Prepared prepared, prepare(priced, *model, false));
-    FT_ASSIGN(const Time faster, step_time(priced, prepared, steps_of(run.plan)));
-    out.push_back({name, (base - faster).seconds()});
-    return ok_status();
+  struct What {
+    std::string name;
+    PriceOptions options;
+    const Workload* workload;
+    const Run* run;
   };
+  const PriceOptions usual = price_options(run);
+  std::vector<What> all;
   for (const Case& one : kCases) {
     if (one.rate == &PriceOptions::host_rate && !offloads) continue;
-    PriceOptions options = price_options(run);
-    options.*one.rate = kFaster;
-    FT_TRY(add(one.name, options, workload, run));
+    all.push_back({one.name, usual, &workload, &run});
+    all.back().options.*one.rate = kFaster;
   }
-  PriceOptions host = price_options(run);
-  host.dispatch_per_kernel = Time{static_cast<std::int64_t>(
-      std::llround(static_cast<double>(host.dispatch_per_kernel.ps) / kFaster))};
-  FT_TRY(add("host launches", host, workload, run));
+  all.push_back({"host launches", usual, &workload, &run});
+  Time& dispatch = all.back().options.dispatch_per_kernel;
+  dispatch =
+      Time{static_cast<std::int64_t>(std::llround(static_cast<double>(dispatch.ps) / kFaster))};
+  Run with_storage;
   if (uses_storage(run.plan.offload)) {
-    Run faster = run;
-    faster.cluster.storage_gb_per_s *= kFaster;
-    faster.cluster.storage_write_gb_per_s *= kFaster;
-    FT_TRY(add("storage", price_options(run), workload, faster));
+    with_storage = run;
+    with_storage.cluster.storage_gb_per_s *= kFaster;
+    with_storage.cluster.storage_write_gb_per_s *= kFaster;
+    all.push_back({"storage", usual, &workload, &with_storage});
   }
+  Workload with_data;
   if (waits_for_data) {
-    FT_TRY(add("data loading", price_options(run), with_faster_data(run, kFaster), run));
+    with_data = with_faster_data(run, kFaster);
+    all.push_back({"data loading", usual, &with_data, &run});
+  }
+  const auto step_of = [&run](const What& what) -> Result<Time> {
+    const std::unique_ptr<CostModel> model = cost_model_of(*what.run, what.options);
+    FT_ASSIGN(const Prepared prepared, prepare(*what.workload, *model, false));
+    return step_time(*what.workload, prepared, steps_of(run.plan));
+  };
+  std::vector<std::optional<Result<Time>>> steps(all.size());
+  in_parallel(all.size(), [&](std::size_t i) { steps[i] = step_of(all[i]); });
+  std::vector<Sensitivity> out;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    FT_ASSIGN(const Time faster, *steps[i]);
+    out.push_back({all[i].name, (base - faster).seconds()});
   }
   return out;
 }

@@ -2,9 +2,9 @@
 
 #include <atomic>
 #include <cstdio>
-#include <thread>
 
 #include "tools/foretrain/verbs.h"
+#include "tools/parallel.h"
 #include "tools/score.h"
 
 namespace foretrain {
@@ -12,19 +12,13 @@ namespace {
 
 std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool progress) {
   std::vector<RowResult> results(rows.size());
-  std::atomic<std::size_t> next{0};
   std::atomic<std::size_t> done{0};
-  const auto work = [&] {
-    for (std::size_t i = next++; i < rows.size(); i = next++) {
-      results[i] = score_row(rows[i]);
-      const std::size_t count = ++done;
-      if (progress) std::fprintf(stderr, "\r%zu of %zu rows", count, rows.size());
-    }
+  const auto work = [&](std::size_t i) {
+    results[i] = score_row(rows[i]);
+    const std::size_t count = ++done;
+    if (progress) std::fprintf(stderr, "\r%zu of %zu rows", count, rows.size());
   };
-  std::vector<std::thread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(work);
-  work();
-  for (std::thread& other : others) other.join();
+  in_parallel(rows.size(), work, static_cast<std::size_t>(threads));
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   return results;
 }
@@ -43,10 +37,8 @@ Status score(const ScoreArgs& args) {
     });
     if (rows.empty()) return input_error("--only " + args.only + ": no row has it in id or group");
   }
-  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
-  const int threads = args.threads > 0 ? args.threads : static_cast<int>(cores);
   const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
-  const std::vector<RowResult> results = score_all(rows, threads, progress);
+  const std::vector<RowResult> results = score_all(rows, args.threads, progress);
   if (!args.json.empty()) {
     FT_TRY(write_output(args.json, dump_json(score_json(rows, results)) + "\n"));
   }
