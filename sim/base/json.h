@@ -139,6 +139,7 @@ class JsonReader {
   std::vector<std::string> x_known;
   std::vector<std::string> x_ignored;
   std::optional<Error> x_error;
+  bool x_missing = false;  ///< the error is of a key that is missing
 };
 
 }  // namespace foretrain

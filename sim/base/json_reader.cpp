@@ -95,7 +95,10 @@ const Json* JsonReader::take(std::string_view key) { return find(key); }
 
 const Json* JsonReader::require(std::string_view key, std::string_view what) {
   const Json* json = find(key);
-  if (json == nullptr) fail(key, "is missing, expected " + std::string(what));
+  if (json == nullptr) {
+    x_missing = x_missing || !x_error;
+    fail(key, "is missing, expected " + std::string(what));
+  }
   return json;
 }
 
@@ -201,6 +204,13 @@ void JsonReader::adopt(const Status& status) {
 }
 
 Status JsonReader::finish() {
+  if (x_error && x_missing) {  // perhaps it is there by another name
+    for (const auto& [key, value] : *x_json.object()) {
+      if (std::find(x_known.begin(), x_known.end(), key) != x_known.end()) continue;
+      x_error->message += "; unknown here: " + key;
+      break;
+    }
+  }
   if (x_error) return *x_error;
   for (const auto& [key, value] : *x_json.object()) {
     if (std::find(x_known.begin(), x_known.end(), key) != x_known.end()) continue;
