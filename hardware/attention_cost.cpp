@@ -179,7 +179,7 @@ Error no_such_kernel(const DeviceSpec& device, const Attention& work) {
   const bool full = work.dtype == DType::kFp32 || work.dtype == DType::kTf32;
   const AttentionConstants& c = kernel_constants(device.architecture).attention;
   const auto [newest, unused] = known_kernel(c, AttentionKernel::kFlash, work.backward);
-  const double keys = static_cast<double>(work.kv_len);
+  const auto keys = static_cast<double>(work.kv_len);
   const bool tiled = !full && seconds_per_pair(c, work, newest, triangular(work), keys).has_value();
   return unsupported(
       std::string(name_of(work.kernel)) + " attention in " + std::string(name_of(work.dtype)) +

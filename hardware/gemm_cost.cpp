@@ -39,8 +39,8 @@ double block_reads(const DeviceSpec& device, const Gemm& work, const GemmEstimat
   double least = std::numeric_limits<double>::infinity();
   for (std::int64_t high = 1; high <= high_most; ++high) {
     const std::int64_t wide = device.sm_count / high;
-    const double down = static_cast<double>(ceil_div(work.m, high * c.rows));
-    const double across = static_cast<double>(ceil_div(work.n, wide * c.columns));
+    const auto down = static_cast<double>(ceil_div(work.m, high * c.rows));
+    const auto across = static_cast<double>(ceil_div(work.n, wide * c.columns));
     least = std::min(least, m * across + n * down);
   }
   return static_cast<double>(work.batch) * static_cast<double>(work.k) * least;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hardware/collective_cost.h"
+#include "hardware/kernel_constants.h"
 #include "hardware/link_traffic.h"
 #include "hardware/local_cost.h"
 

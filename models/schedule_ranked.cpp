@@ -234,7 +234,7 @@ class Refilled {
     std::int64_t kept = 0;
     Ps begin = 0, free = 0;
   };
-  void put_weights(Stage& s) {
+  void put_weights(Stage& s) const {
     s.passes.push_back(s.weights.front());
     s.weights.pop();
     s.free += x_takes.weights;
