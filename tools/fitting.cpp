@@ -356,9 +356,8 @@ class Search {
   /// Whether the change found last leaves room, or `more` of it none either; else it is taken back:
   /// a plan that is planned fits with a few per cent to spare.
   bool has_room(const Sets& more) {
-    constexpr double kRoom = 0.97;
     std::vector<Change>& all = x_out.changes;
-    const double most = kRoom * x_run.cluster.device.memory_gib;
+    const double most = kRoomyShare * x_run.cluster.device.memory_gib;
     const auto roomy = [&](const Change& c) { return c.sets == more && c.peak_gib <= most; };
     if (all.back().peak_gib <= most || std::none_of(all.begin(), all.end(), roomy)) return true;
     all.pop_back();

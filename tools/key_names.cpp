@@ -75,7 +75,7 @@ void say_value(const Json& values, std::string& message) {
 }  // namespace
 
 Error with_our_name(Error error) {
-  const Json file = load_constants("key_names.json");
+  static const Json file = load_constants("key_names.json");
   say_key(member(file, "names"), error.message);
   say_value(member(file, "values"), error.message);
   return error;

@@ -34,6 +34,9 @@ struct Sensitivity {
   double gain_s = 0;  ///< what the step gains if this resource's rate is 10 % higher
 };
 
+/// Of the memory: what a plan may take and still have a few per cent to spare.
+inline constexpr double kRoomyShare = 0.97;
+
 /// Changes of a RUN with which it fits: tools/fitting.h.
 struct Change {
   std::vector<std::string> sets;

@@ -173,14 +173,14 @@ std::string fitting_text(const Run& run, const Prediction& p) {
   if (f.changes.empty()) {
     return out + "  none: " + tried_text(f) + "\n";
   }
-  constexpr double kEdge = 0.97;
   for (std::size_t c = 0; c < f.changes.size() && c < 5; ++c) {
     const Change& change = f.changes[c];
     const double more = change.iteration_time_s / p.iteration_time_s - 1;
     out += "  " + pad_left(seconds_text(change.iteration_time_s), 9) +
            pad_left((more < 0 ? "" : "+") + percent(more), 10) +
            pad_left(fixed(change.peak_gib, 1), 7) + " GiB  " + command_text(change.sets) +
-           (change.peak_gib > kEdge * p.memory.capacity_gib ? "   (close to the edge)" : "") + "\n";
+           (change.peak_gib > kRoomyShare * p.memory.capacity_gib ? "   (close to the edge)" : "") +
+           "\n";
   }
   return out;
 }

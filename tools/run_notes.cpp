@@ -140,6 +140,8 @@ Status read_devices(const Json* devices, const std::string& source, Run& run) {
   return ok_status();
 }
 
+namespace {
+
 /// The maker's name in a system's `devices`; "" for hosts, on which every system is lowered alike.
 std::string maker_of(Architecture architecture) {
   if (is_nvidia(architecture)) return "nvidia";
@@ -150,6 +152,8 @@ std::string maker_of(Architecture architecture) {
   }
   return "";
 }
+
+}  // namespace
 
 void note_limits(Run& run) {
   const std::string maker = maker_of(run.cluster.device.architecture);

@@ -203,25 +203,30 @@ void JsonReader::adopt(const Status& status) {
   if (!x_error && !status.ok()) x_error = status.error();
 }
 
-Status JsonReader::finish() {
-  if (x_error && x_missing) {  // perhaps it is there by another name
-    for (const auto& [key, value] : *x_json.object()) {
-      if (std::find(x_known.begin(), x_known.end(), key) != x_known.end()) continue;
-      x_error->message += "; unknown here: " + key;
-      break;
-    }
+namespace {
+
+/// The first key of `object` that is none of those; null if there is none.
+const std::string* unknown_key(const Json& object, const std::vector<std::string>& known) {
+  for (const auto& [key, value] : *object.object()) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) return &key;
   }
-  if (x_error) return *x_error;
-  for (const auto& [key, value] : *x_json.object()) {
-    if (std::find(x_known.begin(), x_known.end(), key) != x_known.end()) continue;
-    std::string message = "unknown key";
-    const std::string near = nearest_name(key, x_known);
-    message +=
-        near.empty() ? "; accepted here: " + join(x_known) : " (did you mean \"" + near + "\"?)";
-    fail(key, message);
+  return nullptr;
+}
+
+}  // namespace
+
+Status JsonReader::finish() {
+  if (x_error && !x_missing) return *x_error;
+  const std::string* unknown = unknown_key(x_json, x_known);
+  if (x_error) {  // of a key that is missing: perhaps it is there by another name
+    if (unknown != nullptr) x_error->message += "; unknown here: " + *unknown;
     return *x_error;
   }
-  return ok_status();
+  if (unknown == nullptr) return ok_status();
+  const std::string near = nearest_name(*unknown, x_known);
+  fail(*unknown, "unknown key" + (near.empty() ? "; accepted here: " + join(x_known)
+                                               : " (did you mean \"" + near + "\"?)"));
+  return *x_error;
 }
 
 }  // namespace foretrain
