@@ -151,6 +151,15 @@ double power_law(double power_w, double reference_w) {
   return std::pow(power_w / reference_w, shared_constants().power_exponent);
 }
 
+std::string types_of(const DeviceSpec& device) {
+  std::string out;
+  for (const DType type : kMultiplied) {
+    if (peak_tflops(device, type) <= 0) continue;
+    out += (out.empty() ? "" : ", ") + std::string(name_of(type));
+  }
+  return out;
+}
+
 double power_factor(const DeviceSpec& device) {
   if (device.power_limit_w <= 0 || device.power_limit_w >= device.power_w) return 1;
   return power_law(device.power_limit_w, device.power_w);

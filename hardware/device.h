@@ -83,6 +83,9 @@ struct DeviceSpec {
 /// Peak dense arithmetic rate in TFLOP/s for operands of `type`; 0 where the device has none.
 double peak_tflops(const DeviceSpec& device, DType type);
 
+/// The types that it has arithmetic for, for messages.
+std::string types_of(const DeviceSpec& device);
+
 /// The sustained rate of tensor cores at `power_w` over that at `reference_w`, where power bounds
 /// it: (power / reference)^0.568. The exponent is fitted with the rates of Hopper to GEMMs on H100
 /// of 700 W and of 500 W (configs/kernels/hopper.json). Dynamic power that grows as the 2nd to 3rd

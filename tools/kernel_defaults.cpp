@@ -41,14 +41,4 @@ bool settle_attention(Run& run, const Plan& plan) {
   return true;
 }
 
-std::string types_of(const DeviceSpec& device) {
-  std::string out;
-  for (const DType type : {DType::kFp32, DType::kTf32, DType::kFp16, DType::kBf16, DType::kFp8,
-                           DType::kFp4, DType::kInt8}) {
-    if (peak_tflops(device, type) <= 0) continue;
-    out += (out.empty() ? "" : ", ") + std::string(name_of(type));
-  }
-  return out;
-}
-
 }  // namespace foretrain

@@ -10,7 +10,4 @@ namespace foretrain {
 /// has changed, of which `plan` is.
 bool settle_attention(Run& run, const Plan& plan);
 
-/// The types of numbers that the device multiplies, for messages.
-std::string types_of(const DeviceSpec& device);
-
 }  // namespace foretrain
