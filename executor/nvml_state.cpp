@@ -22,9 +22,10 @@ struct Nvml {
   const char* (*text)(NvmlReturn) = nullptr;
   NvmlReturn (*by_bus)(const char*, NvmlDevice*) = nullptr;
   NvmlReturn (*by_uuid)(const char*, NvmlDevice*) = nullptr;
-  NvmlReturn (*clock)(NvmlDevice, int, unsigned*) = nullptr;        ///< MHz
-  NvmlReturn (*power)(NvmlDevice, unsigned*) = nullptr;             ///< mW
-  NvmlReturn (*temperature)(NvmlDevice, int, unsigned*) = nullptr;  ///< C
+  NvmlReturn (*clock)(NvmlDevice, int, unsigned*) = nullptr;          ///< MHz
+  NvmlReturn (*power)(NvmlDevice, unsigned*) = nullptr;               ///< mW
+  NvmlReturn (*temperature)(NvmlDevice, int, unsigned*) = nullptr;    ///< C
+  NvmlReturn (*throttle)(NvmlDevice, unsigned long long*) = nullptr;  ///< bits; drivers may lack it
 };
 
 /// A library that is closed with its last user.
@@ -63,6 +64,11 @@ Status find_all(const NvmlLibrary& library, Nvml& out) {
   FT_TRY(library.find("nvmlDeviceGetHandleByUUID", out.by_uuid));
   FT_TRY(library.find("nvmlDeviceGetClockInfo", out.clock));
   FT_TRY(library.find("nvmlDeviceGetPowerUsage", out.power));
+  // Named anew in drivers of CUDA 12.2.
+  const Status events = library.find("nvmlDeviceGetCurrentClocksEventReasons", out.throttle);
+  if (!events.ok()) {
+    (void)library.find("nvmlDeviceGetCurrentClocksThrottleReasons", out.throttle);
+  }
   return library.find("nvmlDeviceGetTemperature", out.temperature);
 }
 
@@ -92,6 +98,11 @@ class NvmlStateReader final : public StateReader {
     try_one("clock", clock(), x_has_clock);
     try_one("power", power(), x_has_power);
     try_one("temperature", temperature(), x_has_temperature);
+    unsigned long long bits = 0;
+    x_has_throttle = x_nvml.throttle != nullptr && x_nvml.throttle(x_device, &bits) == kNvmlSuccess;
+    if (!x_has_throttle) {
+      x_missing += (x_missing.empty() ? "" : "; ") + std::string("reasons of throttling");
+    }
     return ok_status();
   }
 
@@ -104,6 +115,11 @@ class NvmlStateReader final : public StateReader {
     if (x_has_clock) out.clock_mhz = value(clock(), 1);
     if (x_has_power) out.power_w = value(power(), 1e-3);
     if (x_has_temperature) out.temperature_c = value(temperature(), 1);
+    constexpr std::uint64_t kIdle = 1;
+    unsigned long long bits = 0;
+    if (x_has_throttle && x_nvml.throttle(x_device, &bits) == kNvmlSuccess) {
+      out.throttle = bits & ~kIdle;
+    }
     return out;
   }
   std::string missing() const override { return x_missing; }
@@ -135,7 +151,8 @@ class NvmlStateReader final : public StateReader {
 
   NvmlLibrary x_library;
   Nvml x_nvml;
-  bool x_started = false, x_has_clock = false, x_has_power = false, x_has_temperature = false;
+  bool x_started = false, x_has_clock = false, x_has_power = false, x_has_temperature = false,
+       x_has_throttle = false;
   NvmlDevice x_device = nullptr;
   std::string x_missing;
 };

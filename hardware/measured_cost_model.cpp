@@ -23,17 +23,21 @@ bool yields(const Work& work) {
 
 class MeasuredCostModel final : public CostModel {
  public:
-  MeasuredCostModel(std::unique_ptr<CostModel> base, const Profile& profile,
-                    std::int64_t ranks_at_once, bool graphs)
-      : x_base(std::move(base)), x_table(profile), x_ranks(ranks_at_once) {
+  MeasuredCostModel(std::unique_ptr<CostModel> base, std::unique_ptr<CostModel> nominal,
+                    const Profile& profile, const MeasuredPricesOptions& options)
+      : x_base(std::move(base)),
+        x_nominal(std::move(nominal)),
+        x_table(profile, options.what, &model()),
+        x_ranks(options.ranks_at_once),
+        x_on_device(profile.of_device()) {
+    if (options.what != PricesFor::kExecution) return;
     x_dispatch = x_table.overhead_seconds(kDispatchSample, x_ranks);
     x_event = x_table.overhead_seconds(kEventSample, x_ranks);
     const auto launch_of = [this](const char* op) {
       return Time::from_seconds(x_table.overhead_seconds(op, x_ranks));
     };
     x_launch = launch_of(kLaunchSample);
-    x_on_device = x_launch.ps > 0;
-    if (!graphs || !x_on_device) return;
+    if (!options.graphs || !x_on_device) return;
     x_launch = launch_of(kGraphLaunchSample);
     const double gap = x_table.overhead_seconds(kGraphDispatchSample, x_ranks);
     if (gap > 0) x_dispatch = gap;
@@ -41,10 +45,20 @@ class MeasuredCostModel final : public CostModel {
 
   int sm_count() const override { return x_base->sm_count(); }
 
+  /// Whether the group lies as ranks 0, 1, ... do is found here: later models only price.
   Result<PlacementId> place(std::span<const RankId> ranks) override {
     FT_ASSIGN(const PlacementId id, x_base->place(ranks));
-    if (x_sizes.size() <= id.index()) x_sizes.resize(id.index() + 1);
-    x_sizes[id.index()] = static_cast<std::int64_t>(ranks.size());
+    if (x_placed.size() > id.index() && x_placed[id.index()].size > 0) return id;
+    Placed placed{static_cast<std::int64_t>(ranks.size()), id, false};
+    std::vector<RankId> first;
+    for (std::size_t r = 0; r < ranks.size(); ++r) first.emplace_back(r);
+    const Result<PlacementId> as_first = x_base->place(first);
+    placed.as_first = as_first.ok() && as_first.value() == id;
+    if (x_nominal != nullptr) {
+      FT_ASSIGN(placed.nominal, x_nominal->place(ranks));
+    }
+    if (x_placed.size() <= id.index()) x_placed.resize(id.index() + 1);
+    x_placed[id.index()] = placed;
     return id;
   }
 
@@ -52,13 +66,116 @@ class MeasuredCostModel final : public CostModel {
     if (is_free(work)) {
       return x_base->price(work, placements);
     }
-    const Result<MeasuredPrice> found = x_table.price(work, ranks_of(work, placements));
-    if (!found.ok()) {
-      FT_ASSIGN(Cost modelled, x_base->price(work, placements));
-      return x_on_device ? with_slowdowns(modelled, work) : modelled;
+    const Result<Cost> modelled = x_base->price(work, placements);
+    FT_ASSIGN(const Found found, find(work, placements, modelled));
+    if (!found.known) {
+      return modelled.ok() ? Result<Cost>(with_slowdowns(modelled.value(), work)) : modelled;
     }
-    const MeasuredPrice& price = found.value();
-    if (x_on_device) return on_device(work, placements, price);
+    if (x_on_device) return on_device(work, modelled, found.price);
+    return on_host(work, found.price);
+  }
+
+  std::string explain(const Work& work, std::span<const PlacementId> placements) const override {
+    if (is_free(work)) {
+      return x_base->explain(work, placements);
+    }
+    std::ostringstream steps;
+    const Result<Cost> modelled = x_base->price(work, placements);
+    const auto found = find(work, placements, modelled);
+    if (!found.ok()) return found.error().message + "\n";
+    if (found.value().known) {
+      const MeasuredPrice& price = found.value().price;
+      steps << "profile: " << price.seconds * 1e6 << " us, " << name_of(price.provenance) << ", "
+            << price.from << "\n"
+            << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us, launch ";
+      if (x_launch.ps == 0) {
+        steps << "as modelled\n";
+      } else {
+        steps << x_launch.us() << " us\n";
+      }
+    } else {
+      steps << "profile: no sample for this; as modelled\n";
+    }
+    if (!found.value().known || found.value().price.provenance != Provenance::kMeasured) {
+      steps << x_base->explain(work, placements);
+    }
+    if (x_on_device && yields(work)) explain_beside(work, steps);
+    return steps.str();
+  }
+
+  std::int32_t port_of(RankId rank, Port port) const override {
+    return x_base->port_of(rank, port);
+  }
+
+ private:
+  struct Found {
+    bool known = false;  ///< some sample tells
+    MeasuredPrice price;
+  };
+
+  CostModel& model() const { return x_nominal == nullptr ? *x_base : *x_nominal; }
+
+  struct Placed {
+    std::int64_t size = 0;  ///< 0: not placed yet
+    PlacementId nominal;    ///< that of `x_nominal`
+    bool as_first = false;  ///< as ranks 0, 1, ...
+  };
+
+  const Placed& placed(PlacementId id) const {
+    FT_CHECK(id.index() < x_placed.size(), "a placement of another model");
+    return x_placed[id.index()];
+  }
+
+  /// Whether the group of a collective lies as that of its sample does.
+  bool lies_as_measured(const Work& work, std::span<const PlacementId> placements) const {
+    if (!x_on_device || !std::holds_alternative<Collective>(work)) return true;
+    return placed(placements[0]).as_first;
+  }
+
+  /// The price of the model without changed rates.
+  Result<Cost> unchanged(const Work& work, std::span<const PlacementId> placements) const {
+    std::vector<PlacementId> same;
+    for (const PlacementId id : placements) same.push_back(placed(id).nominal);
+    return x_nominal->price(work, same);
+  }
+
+  /// What the profile says, at the rates of `x_base`; `modelled`: by these.
+  Result<Found> find(const Work& work, std::span<const PlacementId> placements,
+                     const Result<Cost>& modelled) const {
+    const std::int64_t ranks = ranks_of(work, placements);
+    Found out;
+    double faster = 1;  // for a change of rates
+    double nominal = modelled.ok() ? modelled.value().duration.seconds() : 0;
+    if (x_nominal != nullptr && modelled.ok()) {
+      FT_ASSIGN(const Cost before, unchanged(work, placements));
+      if (before.duration.ps > 0) faster = nominal / before.duration.seconds();
+      nominal = before.duration.seconds();
+    }
+    if (sample_key(work, ranks).op.empty() || !lies_as_measured(work, placements)) return out;
+    const auto own = x_table.own(work, ranks);
+    if (own) {
+      FT_ASSIGN(const double share, share_of_alone(work, modelled));
+      out = {true, *own};
+      out.price.seconds *= share;
+    } else if (!modelled.ok()) {
+      return out;
+    } else {
+      out.price = x_table.corrected(work, ranks, nominal);
+      out.known = out.price.explained > 0;
+    }
+    out.price.seconds *= faster;
+    return out;
+  }
+
+  /// What a product that others fill up takes, as `base` says, of what was measured of it alone.
+  Result<double> share_of_alone(const Work& work, const Result<Cost>& cost) const {
+    const auto* gemm = std::get_if<Gemm>(&work);
+    if (gemm == nullptr || gemm->beside == 1 || !cost.ok()) return 1.0;
+    FT_ASSIGN(const Cost one, x_base->price(Work{alone(*gemm)}, {}));
+    return one.duration.ps > 0 ? cost.value().duration.seconds() / one.duration.seconds() : 1.0;
+  }
+
+  Cost on_host(const Work& work, const MeasuredPrice& price) const {
     Cost cost;
     double seconds = price.seconds + x_dispatch;
     const bool talks =
@@ -77,48 +194,10 @@ class MeasuredCostModel final : public CostModel {
     return cost;
   }
 
-  std::string explain(const Work& work, std::span<const PlacementId> placements) const override {
-    if (is_free(work)) {
-      return x_base->explain(work, placements);
-    }
-    std::ostringstream steps;
-    const auto price = x_table.price(work, ranks_of(work, placements));
-    if (!price.ok()) {
-      steps << price.error().message << "\n" << x_base->explain(work, placements);
-      if (x_on_device && yields(work)) explain_beside(work, steps);
-      return steps.str();
-    }
-    steps << "profile: " << price.value().seconds * 1e6 << " us, "
-          << name_of(price.value().provenance) << " from " << price.value().from << "\n"
-          << "dispatch " << x_dispatch * 1e6 << " us, event " << x_event * 1e6 << " us, launch ";
-    if (x_on_device && x_launch.ps == 0) {
-      steps << "in graphs as modelled, the profile has none\n";
-    } else {
-      steps << x_launch.us() << " us\n";
-    }
-    if (x_on_device && yields(work)) explain_beside(work, steps);
-    return steps.str();
-  }
-
-  std::int32_t port_of(RankId rank, Port port) const override {
-    return x_base->port_of(rank, port);
-  }
-
- private:
-  /// What a product that others fill up takes, as `base` says, of what was measured of it alone.
-  Result<double> share_of_alone(const Work& work, const Cost& cost) const {
-    const auto* gemm = std::get_if<Gemm>(&work);
-    if (gemm == nullptr || gemm->beside == 1) return 1.0;
-    FT_ASSIGN(const Cost one, x_base->price(Work{alone(*gemm)}, {}));
-    return one.duration.ps > 0 ? cost.duration.seconds() / one.duration.seconds() : 1.0;
-  }
-
-  /// What shares a device shares it as `base` says.
-  Result<Cost> on_device(const Work& work, std::span<const PlacementId> placements,
-                         const MeasuredPrice& price) const {
-    FT_ASSIGN(Cost cost, x_base->price(work, placements));
-    FT_ASSIGN(const double share, share_of_alone(work, cost));
-    const Time measured = Time::from_seconds((price.seconds + x_dispatch) * share);
+  /// What shares a device shares it as `base` says; a work that `base` refuses shares nothing.
+  Cost on_device(const Work& work, const Result<Cost>& modelled, const MeasuredPrice& price) const {
+    Cost cost = modelled.ok() ? modelled.value() : Cost{};
+    const Time measured = Time::from_seconds(price.seconds + x_dispatch);
     if (cost.duration.ps > 0) {
       const double scale = measured.seconds() / cost.duration.seconds();
       for (Time* part : {&cost.latency, &cost.tile, &cost.compute, &cost.memory}) {
@@ -127,6 +206,8 @@ class MeasuredCostModel final : public CostModel {
       for (std::int32_t& port : cost.port_share) {
         port = static_cast<std::int32_t>(std::min(port / scale, double{kWhole}));
       }
+    } else if (yields(work)) {
+      cost.compute = measured;
     }
     cost.duration = measured;
     if (x_launch.ps > 0) cost.launch = x_launch;
@@ -163,26 +244,26 @@ class MeasuredCostModel final : public CostModel {
 
   std::int64_t ranks_of(const Work& work, std::span<const PlacementId> placements) const {
     if (!std::holds_alternative<Collective>(work)) return x_ranks;
-    FT_CHECK(placements.size() == 1 && placements[0].index() < x_sizes.size(),
-             "a collective has one placement");
-    return x_sizes[placements[0].index()];
+    FT_CHECK(placements.size() == 1, "a collective has one placement");
+    return placed(placements[0]).size;
   }
 
-  std::unique_ptr<CostModel> x_base;
+  std::unique_ptr<CostModel> x_base, x_nominal;
   ProfileTable x_table;
   std::int64_t x_ranks;
   double x_dispatch = 0, x_event = 0;
   bool x_on_device = false;
-  Time x_launch;                      ///< of devices; 0: as `base` says
-  std::vector<std::int64_t> x_sizes;  ///< by PlacementId
+  Time x_launch;                 ///< of devices; 0: as `base` says
+  std::vector<Placed> x_placed;  ///< by PlacementId
 };
 
 }  // namespace
 
 std::unique_ptr<CostModel> make_measured_cost_model(std::unique_ptr<CostModel> base,
                                                     const Profile& profile,
-                                                    std::int64_t ranks_at_once, bool graphs) {
-  return std::make_unique<MeasuredCostModel>(std::move(base), profile, ranks_at_once, graphs);
+                                                    const MeasuredPricesOptions& options,
+                                                    std::unique_ptr<CostModel> nominal) {
+  return std::make_unique<MeasuredCostModel>(std::move(base), std::move(nominal), profile, options);
 }
 
 }  // namespace foretrain

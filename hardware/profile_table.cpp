@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
+#include <cstdlib>
+#include <iomanip>
+#include <sstream>
 #include <utility>
 
 #include "hardware/profile.h"
+#include "sim/program/read_work.h"
 
 namespace foretrain {
 namespace {
@@ -20,6 +23,12 @@ std::string family_of(const Work& work) {
   return "communication";
 }
 
+bool is_overhead(const std::string& op) {
+  static const std::vector<std::string> all = {kDispatchSample, kEventSample, kLaunchSample,
+                                               kGraphDispatchSample, kGraphLaunchSample};
+  return std::find(all.begin(), all.end(), op) != all.end();
+}
+
 std::string family_of_op(const std::string& op) {
   static const std::vector<std::string> communication = {
       "all-reduce", "all-gather", "reduce-scatter", "broadcast",
@@ -27,15 +36,10 @@ std::string family_of_op(const std::string& op) {
   if (op.starts_with("gemm")) return "gemm";
   if (op.starts_with("attention")) return "attention";
   if (op.starts_with("copy")) return "copy";
-  static const std::vector<std::string> overheads = {kDispatchSample, kEventSample, kLaunchSample,
-                                                     kGraphDispatchSample, kGraphLaunchSample};
-  if (std::find(overheads.begin(), overheads.end(), op) != overheads.end()) return op;
   const bool talks =
       std::find(communication.begin(), communication.end(), op) != communication.end();
   return talks ? "communication" : "kernel";
 }
-
-double rate_of_sample(const Sample& s) { return s.size / (s.price_us() * 1e-6); }
 
 double deviation_of(const Sample& s) {
   // The distance from the 10th to the 90th percentile of a normal distribution is 2.56 deviations.
@@ -56,6 +60,23 @@ std::string type_in(const SampleKey& key) {
 
 std::string typed_name(const std::string& name, const std::string& type) {
   return type.empty() ? name : name + " of " + type;
+}
+
+/// Samples of one such name tell of each other: attention that one kernel computes, ...
+std::string family_name(const SampleKey& key) {
+  std::string family = family_of_op(key.op);
+  if (family == "attention") family += key.op.substr(key.op.rfind(' '));
+  return typed_name(family, type_in(key));
+}
+
+/// The work that a sample is of, over ranks 0, 1, ...
+Result<Work> work_of(const SampleKey& key) {
+  if (key.op != "send-receive") return read_work(key.shape);
+  Message message;
+  message.send = true;
+  message.channel = ChannelSlot(std::size_t{0});
+  message.bytes = std::atoll(key.shape.c_str());
+  return Work{P2PBatch{{message}}};
 }
 
 /// ", 3 of them sustained, 1 burst"; nothing where states are not told apart.
@@ -83,30 +104,88 @@ std::string measured_how(const Sample& s) {
   add(", at ", s.ran_at.clock_mhz, " MHz");
   add(", ", s.ran_at.power_w, " W");
   add(", ", s.ran_at.temperature_c, " C");
+  if (s.key.by == Maker::kFramework) out += ", by " + s.library;
+  return out;
+}
+
+/// Extents that time goes by: of products m, n, k, their number and what becomes of the result; of
+/// attention its heads, lengths and the size of a head; of all else bytes, and of kernels their
+/// columns.
+ShapePoint extents_of(const Work& work) {
+  const auto ln = [](double extent) { return std::log(std::max(extent, 1.0)); };
+  // What matters less than an extent is nearer.
+  constexpr double kOfBatch = 0.5, kOfColumns = 0.3, kOfResult = 0.5;
+  ShapePoint out;
+  if (const auto* g = std::get_if<Gemm>(&work)) {
+    out.x = {ln(static_cast<double>(g->m)), ln(static_cast<double>(g->n)),
+             ln(static_cast<double>(g->k)), kOfBatch * ln(static_cast<double>(g->batch))};
+    out.x[5] = kOfResult * (bits_of(g->out) / bits_of(g->in) + (g->accumulate ? 1 : 0));
+  } else if (const auto* a = std::get_if<Attention>(&work);
+             a != nullptr && a->step != AttentionStep::kSoftmax) {
+    out.x = {kOfBatch * ln(static_cast<double>(a->batch * a->q_heads)),
+             ln(static_cast<double>(a->q_len)), ln(static_cast<double>(a->kv_len)),
+             ln(static_cast<double>(a->head_dim))};
+  } else {
+    out.x[0] = ln(sample_size(work));
+    if (const auto* k = std::get_if<Kernel>(&work)) {
+      out.x[1] = kOfColumns * ln(static_cast<double>(k->cols));
+    }
+  }
   return out;
 }
 
 }  // namespace
 
-ProfileTable::ProfileTable(Profile profile) : x_profile(std::move(profile)) {
-  std::erase_if(x_profile.samples, [library = x_profile.about("blas")](const auto& entry) {
-    const Sample& sample = entry.second;
-    return sample.median_us <= 0 || (!sample.library.empty() && sample.library != library);
+ProfileTable::ProfileTable(Profile profile, PricesFor what, CostModel* modelled)
+    : x_profile(std::move(profile)), x_modelled(modelled), x_of_device(x_profile.of_device()) {
+  std::erase_if(x_profile.samples, [&](const auto& entry) {
+    const auto& [key, sample] = entry;
+    const bool other = !sample.library.empty() && sample.library != x_profile.about("blas");
+    return sample.median_us <= 0 || !counts(key.by, what) || (other && key.by != Maker::kFramework);
   });
   for (const auto& [key, sample] : x_profile.samples) {
-    if (sample.size <= 0) continue;
-    if (x_profile.priced_by(key) != &sample) continue;
-    x_by_op[typed_name(key.op, type_in(key))].push_back(&sample);
-    x_by_family[typed_name(family_of_op(key.op), type_in(key))].push_back(&sample);
-  }
-  x_of_device = x_by_op.contains(kLaunchSample);
-  list_besides();
-  for (auto* table : {&x_by_op, &x_by_family}) {
-    for (auto& [name, samples] : *table) {
-      std::stable_sort(samples.begin(), samples.end(),
-                       [](const Sample* a, const Sample* b) { return a->size < b->size; });
+    if (sample.size <= 0 || x_profile.priced_by(key) != &sample) continue;
+    if (is_overhead(key.op)) {
+      x_overheads[key.op].push_back(&sample);
+    } else {
+      x_by_shape[{key.op, key.shape}].push_back(&sample);
     }
   }
+  list_besides();
+  if (x_modelled != nullptr) learn(*x_modelled);
+}
+
+/// Residuals of all samples whose shape the model prices.
+void ProfileTable::learn(CostModel& modelled) {
+  constexpr double kLeastNoise = 0.01;
+  for (const auto& [name, samples] : x_by_shape) {
+    const Result<Work> work = work_of(samples.front()->key);
+    if (!work.ok()) continue;
+    for (const Sample* s : samples) {
+      const Result<double> seconds = modelled_seconds(modelled, work.value(), s->key.ranks);
+      if (!seconds.ok() || seconds.value() <= 0) continue;
+      Family& family = x_families[family_name(s->key)];
+      (void)x_kinds.emplace(s->key.op, static_cast<std::int64_t>(x_kinds.size()));
+      family.residuals.add(point_of(work.value(), s->key.ranks),
+                           std::log(s->price_us() * 1e-6 / seconds.value()),
+                           std::max(kLeastNoise, deviation_of(*s)));
+      family.samples.push_back(s);
+      family.most_ranks = std::max(family.most_ranks, s->key.ranks);
+    }
+  }
+}
+
+/// Where a work lies among its family's samples. On a device what a rank does alone lies there
+/// whatever the others do.
+ShapePoint ProfileTable::point_of(const Work& work, std::int64_t ranks) const {
+  ShapePoint out = extents_of(work);
+  const SampleKey key = sample_key(work, ranks);
+  const auto kind = x_kinds.find(key.op);
+  out.kind = kind == x_kinds.end() ? -1 : kind->second;
+  const bool alone = family_of(work) != "communication" && family_of(work) != "copy";
+  if (!x_of_device || !alone)
+    out.x[4] = std::log(static_cast<double>(std::max<std::int64_t>(1, key.ranks)));
+  return out;
 }
 
 /// Samples of one number of SMs after another, each family's slowdowns multiplied.
@@ -150,103 +229,95 @@ ProfileTable::Samples ProfileTable::nearest_ranks(const Samples& samples, std::i
   return out;
 }
 
-/// Those of the nearest number of ranks; of what a rank does on a device of its own, all.
-ProfileTable::Samples ProfileTable::counting(const Work& work, const Samples& samples,
-                                             std::int64_t ranks) const {
-  const std::string family = family_of(work);
-  const bool own = family == "gemm" || family == "attention" || family == "kernel";
-  return x_of_device && own ? samples : nearest_ranks(samples, ranks);
-}
-
 double ProfileTable::overhead_seconds(const char* op, std::int64_t ranks) const {
-  const auto found = x_by_op.find(op);
-  if (found == x_by_op.end()) return 0;
+  const auto found = x_overheads.find(op);
+  if (found == x_overheads.end()) return 0;
   return nearest_ranks(found->second, ranks).front()->price_us() * 1e-6;
 }
 
-MeasuredPrice ProfileTable::between(const Samples& samples, double size) {
-  const auto above = std::find_if(samples.begin(), samples.end(),
-                                  [size](const Sample* s) { return s->size >= size; });
-  MeasuredPrice out;
-  out.provenance = Provenance::kInterpolated;
-  if (above == samples.begin() || above == samples.end()) {
-    const Sample& edge = above == samples.end() ? *samples.back() : **above;
-    const double scale = above == samples.end() ? size / edge.size : 1;
-    out.seconds = edge.price_us() * 1e-6 * scale;
-    out.deviation = deviation_of(edge);
-    out.from = edge.key.shape + states_of({&edge});
-    return out;
+std::optional<MeasuredPrice> ProfileTable::own(const Work& work, std::int64_t ranks) const {
+  const SampleKey key = sample_key(work, ranks);
+  const auto found = x_by_shape.find({key.op, key.shape});
+  if (found == x_by_shape.end()) {
+    const auto* cut = std::get_if<Collective>(&work);
+    if (cut == nullptr || cut->runs.empty()) return std::nullopt;
+    Collective whole = *cut;
+    whole.runs.clear();
+    return own(Work{whole}, ranks);
   }
-  const Sample& a = **std::prev(above);
-  const Sample& b = **above;
-  const double width = std::log(b.size / a.size);
-  const double place = width > 0 ? std::log(size / a.size) / width : 1;
-  out.seconds =
-      std::exp((1 - place) * std::log(a.price_us()) + place * std::log(b.price_us())) * 1e-6;
-  out.deviation = std::max(deviation_of(a), deviation_of(b));
-  out.from = a.key.shape + " and " + b.key.shape + states_of({&a, &b});
-  return out;
+  const Sample& s = *nearest_ranks(found->second, key.ranks).front();
+  const bool talks = family_of(work) == "communication";
+  if (x_of_device && talks && s.key.ranks != key.ranks) return std::nullopt;
+  return MeasuredPrice{s.price_us() * 1e-6, Provenance::kMeasured, deviation_of(s), 1,
+                       measured_how(s)};
 }
 
-MeasuredPrice ProfileTable::gemm(const Samples& samples, const Gemm& work) {
-  double weights = 0;
-  double sum = 0;
-  MeasuredPrice out;
-  for (const Sample* s : samples) {
-    const auto sizes = gemm_sizes(s->key.shape);
-    if (!sizes) continue;
-    const auto [m, n, k] = *sizes;
-    const double d2 = std::pow(std::log(m / static_cast<double>(work.m)), 2) +
-                      std::pow(std::log(n / static_cast<double>(work.n)), 2) +
-                      std::pow(std::log(k / static_cast<double>(work.k)), 2);
-    const double weight = 1 / (d2 + 0.01);
-    weights += weight;
-    sum += weight * std::log(rate_of_sample(*s));
-    out.deviation = std::max(out.deviation, deviation_of(*s));
+MeasuredPrice ProfileTable::corrected(const Work& work, std::int64_t ranks, double modelled) const {
+  constexpr double kInterpolated = 0.5;
+  constexpr std::size_t kNamed = 3;
+  constexpr double kDeviation = 0.3;  // of a price that no sample supports
+  MeasuredPrice out{modelled, Provenance::kAnalytic, kDeviation, 0, ""};
+  const SampleKey asked = sample_key(work, ranks);
+  const std::string name = family_name(asked);
+  const auto found = x_families.find(name);
+  const bool talks = x_of_device && family_of(work) == "communication";
+  if (found == x_families.end() || (talks && asked.ranks > found->second.most_ranks)) {
+    out.from = "the profile has no sample of " + name;
+    return out;
   }
-  out.provenance = Provenance::kInterpolated;
-  out.seconds = weights > 0 ? flops_of(Work{work}) / std::exp(sum / weights) : 0;
-  out.from = std::to_string(samples.size()) + " samples of " + samples.front()->key.op +
-             states_of(samples);
+  const Family& family = found->second;
+  const Residuals::Estimate estimate = family.residuals.at(point_of(work, ranks));
+  out.seconds = modelled * std::exp(estimate.log_ratio);
+  out.explained = estimate.explained;
+  out.deviation = kDeviation * std::sqrt(1 - estimate.explained);
+  if (estimate.explained >= kInterpolated) out.provenance = Provenance::kInterpolated;
+  std::ostringstream from;
+  from << std::exp(estimate.log_ratio) << " times the modelled " << modelled * 1e6 << " us, by "
+       << family.samples.size() << (family.samples.size() == 1 ? " sample of " : " samples of ")
+       << name << states_of(family.samples) << ", explaining "
+       << std::lround(100 * estimate.explained) << " % of it";
+  for (std::size_t i = 0; i < std::min(kNamed, estimate.neighbours.size()); ++i) {
+    const Residuals::Neighbour& one = estimate.neighbours[i];
+    const SampleKey& key = family.samples[one.sample]->key;
+    from << "\n  "
+         << (key.op.starts_with("gemm") || key.shape.starts_with(key.op) ? "" : key.op + " ")
+         << key.shape << ": weight " << std::setprecision(2) << one.weight << ", "
+         << "extents " << std::exp(one.distance) << " times off";
+  }
+  out.from = from.str();
   return out;
 }
 
 Result<MeasuredPrice> ProfileTable::price(const Work& work, std::int64_t ranks) const {
   const SampleKey key = sample_key(work, ranks);
   if (key.op.empty()) return unsupported("a profile has no prices for " + text_of(work));
-  const double size = sample_size(work);
-  const std::string type = type_in(key);
-  if (const auto found = x_by_op.find(typed_name(key.op, type)); found != x_by_op.end()) {
-    const Samples near = counting(work, found->second, key.ranks);
-    Samples own;
-    for (const Sample* s : near) {
-      if (s->key.shape == key.shape) own.push_back(s);
-    }
-    if (!own.empty()) {
-      const Sample& s = *nearest_ranks(own, key.ranks).front();
-      return MeasuredPrice{s.price_us() * 1e-6, Provenance::kMeasured, deviation_of(s),
-                           measured_how(s)};
-    }
-    if (const auto* work_gemm = std::get_if<Gemm>(&work)) return gemm(near, *work_gemm);
-    return between(near, size);
+  if (const std::optional<MeasuredPrice> sample = own(work, ranks)) return *sample;
+  if (x_modelled == nullptr) {
+    return input_error("the profile has no sample of " + key.shape +
+                       "; `foretrain calibrate --shapes-of RUN` measures what a run needs");
   }
-  if (const auto* cut = std::get_if<Collective>(&work); cut != nullptr && !cut->runs.empty()) {
-    Collective whole = *cut;
-    whole.runs.clear();
-    return price(Work{whole}, ranks);
+  FT_ASSIGN(const double seconds, modelled_seconds(*x_modelled, work, key.ranks));
+  return corrected(work, ranks, seconds);
+}
+
+Result<double> modelled_seconds(CostModel& model, const Work& work, std::int64_t ranks) {
+  std::vector<PlacementId> placements;
+  const auto place = [&](std::int64_t count) -> Status {
+    std::vector<RankId> members;
+    for (std::int64_t r = 0; r < count; ++r) members.emplace_back(static_cast<std::size_t>(r));
+    FT_ASSIGN(const PlacementId id, model.place(members));
+    placements.push_back(id);
+    return ok_status();
+  };
+  if (std::holds_alternative<Collective>(work)) {
+    if (ranks < 2 || ranks > (1 << 16)) return unsupported("a collective of one rank");
+    FT_TRY(place(ranks));
   }
-  const std::string name = typed_name(family_of(work), type);
-  const auto family = x_by_family.find(name);
-  if (family == x_by_family.end()) {
-    return input_error("the profile has no sample of " + name + " for " + text_of(work) +
-                       "; run `foretrain calibrate` where MPI is installed");
+  if (const auto* batch = std::get_if<P2PBatch>(&work)) {
+    for (std::size_t i = 0; i < batch->messages.size(); ++i) FT_TRY(place(2));
   }
-  double sum = 0;
-  const Samples near = counting(work, family->second, key.ranks);
-  for (const Sample* s : near) sum += std::log(rate_of_sample(*s));
-  const double rate = std::exp(sum / static_cast<double>(near.size()));
-  return MeasuredPrice{size / rate, Provenance::kAnalytic, 0.5,
-                       "the mean rate of " + family->first + states_of(near)};
+  FT_ASSIGN(const Cost cost, model.price(work, placements));
+  return cost.duration.seconds();
 }
 
 }  // namespace foretrain

@@ -180,8 +180,13 @@ void add_gemms(const std::vector<std::int64_t>& sizes, DType type, std::int64_t 
     for (const std::int64_t n : sizes) {
       for (const std::int64_t k : sizes) {
         for (int pass = 0; pass < 3; ++pass) {
-          const Gemm work{m,    n,   k, 1, pass == 2, pass == 0, pass == 2 && type == DType::kFp32,
-                          type, type};
+          Gemm work{m,    n,   k, 1, pass == 2, pass == 0, pass == 2 && type == DType::kFp32,
+                    type, type};
+          out.push_back(micro_gemm(work, ranks));
+          if (pass < 2 || bits_of(type) == 32) continue;
+          // Gradients of weights are kept in the type, or added up in fp32.
+          work.out = DType::kFp32;
+          work.accumulate = true;
           out.push_back(micro_gemm(work, ranks));
         }
       }
@@ -196,10 +201,12 @@ std::vector<MicroOp> gemm_grid(std::int64_t ranks, bool quick, bool on_device) {
               DType::kFp32, ranks, out);
     return out;
   }
-  std::vector<std::int64_t> sizes = {512, 4096};
-  if (!quick) sizes = {256, 1024, 4096};
-  add_gemms(sizes, DType::kFp32, ranks, out);  // nobody trains in it at larger sizes
-  if (!quick) sizes.push_back(8192);
+  // Nobody trains in fp32 at larger sizes.
+  add_gemms(
+      quick ? std::vector<std::int64_t>{512, 4096} : std::vector<std::int64_t>{256, 1024, 4096},
+      DType::kFp32, ranks, out);
+  std::vector<std::int64_t> sizes = {1024, 4096, 16384};
+  if (!quick) sizes = {1024, 2048, 4096, 8192, 16384};
   add_gemms(sizes, DType::kBf16, ranks, out);
   return out;
 }

@@ -69,6 +69,7 @@ Status use_profile(Run& run, const std::string& name_or_path, const std::string&
   run.notes.push_back("priced from " + name_or_path + ", measured on " +
                       profile.about("processor") + ", " + profile.about("date") +
                       states_of(profile));
+  if (!profile.of_device()) run.prices_for = PricesFor::kExecution;
   run.profile = std::make_shared<const Profile>(std::move(profile));
   run.profile_source = name_or_path;
   return ok_status();
@@ -85,8 +86,15 @@ PriceOptions price_options(const Run& run) {
 std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& options) {
   std::unique_ptr<CostModel> base = make_cost_model(run.cluster, options);
   if (run.profile == nullptr) return base;
-  return make_measured_cost_model(std::move(base), *run.profile, run.cluster.accelerators,
-                                  run.graphs);
+  MeasuredPricesOptions how;
+  how.what = run.prices_for;
+  how.ranks_at_once = run.cluster.accelerators;
+  how.graphs = run.graphs;
+  // What was measured is one device, not the slowest of the run.
+  Cluster measured = run.cluster;
+  measured.device.slowest = 1;
+  return make_measured_cost_model(std::move(base), *run.profile, how,
+                                  make_cost_model(measured, price_options(run)));
 }
 
 }  // namespace foretrain

@@ -32,9 +32,11 @@ struct Run {
   Plan plan;
   Time dispatch, captured_dispatch;              ///< host time of one operation, also in a graph
   bool graphs = false, graphs_by_layer = false;  ///< launch.cuda_graph: full, layer
-  /// Measured prices of the host, from `profile_source`; may be none.
+  /// Measured prices of the cluster's device, from `profile_source`; may be none.
   std::shared_ptr<const Profile> profile;
   std::string profile_source;
+  /// What its measured prices stand for: on the host what `execute` runs, since nothing else does.
+  PricesFor prices_for = PricesFor::kFramework;
   std::vector<std::string> notes;  ///< what was ignored or is not modelled
 };
 

@@ -133,6 +133,7 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
   FT_ASSIGN(const Executed executed, measure_and_execute(host, job, options, profile, out));
   if (!job.speaks()) return out;
   host.run.profile = std::make_shared<const Profile>(std::move(profile));
+  host.run.prices_for = PricesFor::kExecution;
   PredictOptions how;
   how.full = how.timeline = true;
   how.verify = how.sensitivity = false;

@@ -193,7 +193,7 @@ TEST_F(Execution, WhySaysStateAndSlowdown) {
   const CommandResult why = x_place.run(
       {"show", "llama-3-8b-8-h100", "--set", "profile=\"p.json\"", "--why", "attention.qkv"});
   ASSERT_EQ(why.exit_code, 0) << why.err;
-  EXPECT_NE(why.out.find("1 samples of gemm nt, sustained"), std::string::npos) << why.out;
+  EXPECT_NE(why.out.find("by 1 sample of gemm of bf16, sustained"), std::string::npos) << why.out;
   EXPECT_NE(why.out.find("1.25 times beside 16 SMs (1 sample)"), std::string::npos) << why.out;
   const Json with = simulated(x_place, "llama-3-8b-8-h100", {}, {"--profile", "p.json"});
   EXPECT_NE(dump_json(at(with, "notes")).find("products sustained, slowdown beside"),

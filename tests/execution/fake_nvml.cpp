@@ -13,6 +13,7 @@ int users = 0;
 unsigned clock_mhz = 1980;
 unsigned power_mw = 689'500;
 unsigned degrees = 61;
+unsigned long long throttle = 0x5;  // idle, and capped by power
 bool knows_power = true;
 bool knows_buses = true;
 
@@ -65,6 +66,12 @@ int nvmlDeviceGetPowerUsage(void* device, unsigned* out) {
 int nvmlDeviceGetTemperature(void* device, int sensor, unsigned* out) {
   if (device != &gpu || sensor != 0) return kNotSupported;
   *out = degrees;
+  return kSuccess;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* out) {
+  if (device != &gpu) return kNotSupported;
+  *out = throttle;
   return kSuccess;
 }
 

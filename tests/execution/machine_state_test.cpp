@@ -32,13 +32,15 @@ class Nvml : public ::testing::Test {
   void* x_library;
 };
 
+constexpr std::uint64_t kCapped = 0x4;  // by power; that it idles is no reason
+
 TEST_F(Nvml, ReadsInMegahertzWattsAndDegrees) {
   auto reader = open(kGpu);
   ASSERT_TRUE(reader.ok()) << reader.error().message;
   EXPECT_EQ(reader.value()->missing(), "");
-  EXPECT_EQ(reader.value()->read(), (MachineState{1980, 689.5, 61}));
+  EXPECT_EQ(reader.value()->read(), (MachineState{1980, 689.5, 61, kCapped}));
   set(1410, 399'000, 74, true, true);
-  EXPECT_EQ(reader.value()->read(), (MachineState{1410, 399, 74}));
+  EXPECT_EQ(reader.value()->read(), (MachineState{1410, 399, 74, kCapped}));
   EXPECT_EQ(users(), 1);
   reader.value().reset();
   EXPECT_EQ(users(), 0);
@@ -49,7 +51,7 @@ TEST_F(Nvml, WhatIsNotSupportedIsAbsentAndSaid) {
   const auto reader = open(kGpu);
   ASSERT_TRUE(reader.ok()) << reader.error().message;
   EXPECT_EQ(reader.value()->missing(), "power: Not Supported");
-  EXPECT_EQ(reader.value()->read(), (MachineState{1980, std::nullopt, 61}));
+  EXPECT_EQ(reader.value()->read(), (MachineState{1980, std::nullopt, 61, kCapped}));
 }
 
 // By its place on the bus, else by its identifier; another GPU is not found.

@@ -1,6 +1,8 @@
 // Prices from a profile: which sample answers, and what lies between samples.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <memory>
 #include <utility>
 
 #include "hardware/cluster.h"
@@ -49,15 +51,17 @@ TEST(Profile, TheSameShapeIsMeasured) {
   }
 }
 
+Profile of_device(const char* device) {
+  Profile out;
+  out.machine = Json{Json::Object{}};
+  out.machine.set("device", device);
+  return out;
+}
+
 // On a device the number of ranks tells nothing of what each does alone: the same shape is measured
-// whatever it was, and all shapes are neighbours.
+// whatever it was.
 TEST(Profile, RanksOfADeviceDoNotMatter) {
-  Profile profile;
-  Sample launch;
-  launch.key = {kLaunchSample, "by the host", 1};
-  launch.size = 1;
-  launch.median_us = 5;
-  profile.add(launch);
+  Profile profile = of_device("h100-sxm-80gb");
   add(profile, gemm(64, 64, 64), 1, 10);
   add(profile, gemm(256, 64, 64), 2, 40);
   add(profile, kernel(1'200), 2, 3);
@@ -65,69 +69,195 @@ TEST(Profile, RanksOfADeviceDoNotMatter) {
   for (const std::int64_t ranks : {1, 2, 8}) {
     EXPECT_DOUBLE_EQ(table.price(gemm(64, 64, 64), ranks).value().seconds, 10e-6);
     EXPECT_DOUBLE_EQ(table.price(gemm(256, 64, 64), ranks).value().seconds, 40e-6);
-    EXPECT_NEAR(table.price(gemm(128, 64, 64), ranks).value().seconds, 20e-6, 1e-12);
     EXPECT_DOUBLE_EQ(table.price(kernel(1'200), ranks).value().seconds, 3e-6);
   }
+  EXPECT_FALSE(table.price(gemm(128, 64, 64), 1).ok()) << "no model, no sample";
   add(profile, gemm(64, 64, 64), 2, 12);
   EXPECT_DOUBLE_EQ(ProfileTable(profile).price(gemm(64, 64, 64), 4).value().seconds, 12e-6);
 }
 
-// ln t linear in ln size: twice the geometric mean of the sizes takes that of the times.
-TEST(Profile, BetweenTwoSizes) {
-  Profile profile;
-  add(profile, kernel(1'200), 1, 1);
-  add(profile, kernel(120'000), 1, 64);
-  const ProfileTable table(profile);
-  const auto us = [&table](Bytes bytes) {
-    const auto price = table.price(kernel(bytes), 1);
-    EXPECT_EQ(price.value().provenance, Provenance::kInterpolated);
-    return price.value().seconds * 1e6;
+std::unique_ptr<CostModel> prices_of(const char* preset, const PriceOptions& options = {}) {
+  Json json{Json::Object{}};
+  json.set("preset", preset);
+  json.set("accelerators", std::int64_t{64});
+  const auto cluster = read_cluster(json, "test", "");
+  EXPECT_TRUE(cluster.ok()) << cluster.error().message;
+  return make_cost_model(cluster.value(), options);
+}
+
+double seconds_by(CostModel& model, const Work& work) {
+  return modelled_seconds(model, work, 1).value();
+}
+
+Gemm half(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return Gemm{m, n, k, 1, false, true, false, DType::kBf16, DType::kBf16};
+}
+
+// Samples that are all twice what is modelled: so is what lies between them; far from all of them a
+// price is the modelled one, and each says so.
+TEST(Profile, ResidualsFadeWithTheDistance) {
+  const auto model = prices_of("dgx-h100");
+  Profile profile = of_device("h100-sxm-80gb");
+  for (const std::int64_t m : {2048, 8192}) {
+    for (const std::int64_t k : {2048, 8192}) {
+      const Gemm work = half(m, 4096, k);
+      add(profile, work, 1, 2e6 * seconds_by(*model, work));
+    }
+  }
+  const ProfileTable table(profile, PricesFor::kFramework, model.get());
+  const auto ratio = [&](const Gemm& work) {
+    return table.price(work, 1).value().seconds / seconds_by(*model, work);
   };
-  EXPECT_NEAR(us(12'000), 8, 1e-9);
-  EXPECT_NEAR(us(240'000), 128, 1e-9);  // at the largest's rate
-  EXPECT_NEAR(us(120), 1, 1e-9);        // no less than the smallest
+  EXPECT_NEAR(ratio(half(2048, 4096, 2048)), 2, 1e-9);
+  EXPECT_NEAR(ratio(half(4096, 4096, 4096)), 2, 0.1);
+  const auto near = table.price(half(4096, 4096, 4096), 1).value();
+  EXPECT_EQ(near.provenance, Provenance::kInterpolated);
+  EXPECT_NE(near.from.find("4 samples of gemm of bf16"), std::string::npos) << near.from;
+  EXPECT_NE(near.from.find("gemm 2048x4096x2048 nt bf16->bf16: weight"), std::string::npos)
+      << near.from;
+  double before = ratio(half(4096, 4096, 4096));
+  for (const std::int64_t k : {16, 4, 1}) {
+    const double now = ratio(half(4096 * 16 / k, 4096 * 16 / k, k));
+    EXPECT_LT(now, before);
+    EXPECT_GT(now, 1);
+    before = now;
+  }
+  const auto far = table.price(half(1 << 24, 1 << 20, 1), 1).value();
+  EXPECT_EQ(far.provenance, Provenance::kAnalytic);
+  EXPECT_LT(ratio(half(1 << 24, 1 << 20, 1)), 1.4);
+  // Another type, and what no sample is of: as modelled.
+  Gemm other = half(4096, 4096, 4096);
+  other.in = other.out = DType::kFp16;
+  EXPECT_NEAR(ratio(other), 1, 1e-12);
+  EXPECT_NE(table.price(other, 1).value().from.find("no sample of gemm of fp16"),
+            std::string::npos);
 }
 
-TEST(Profile, GemmsGoByTheRateOfTheirNeighbours) {
-  Profile profile;
-  // 2 m n k / t = 1e9 FLOP/s for one shape, 4e9 for the other: half way, sqrt of the product.
-  add(profile, gemm(64, 64, 64), 1, 2.0 * 64 * 64 * 64 / 1e9 * 1e6);
-  add(profile, gemm(256, 64, 64), 1, 2.0 * 256 * 64 * 64 / 4e9 * 1e6);
-  const ProfileTable table(profile);
-  const auto price = table.price(gemm(128, 64, 64), 1);
-  ASSERT_TRUE(price.ok());
-  EXPECT_NEAR(price.value().seconds, 2.0 * 128 * 64 * 64 / 2e9, 1e-12);
-  EXPECT_EQ(price.value().provenance, Provenance::kInterpolated);
-  // Another layout has no sample: the mean rate of all GEMMs, and it says so.
-  Gemm other = gemm(128, 64, 64);
-  other.transpose_a = true;
-  const auto guess = table.price(other, 1);
-  EXPECT_EQ(guess.value().provenance, Provenance::kAnalytic);
-  EXPECT_NEAR(guess.value().seconds, 2.0 * 128 * 64 * 64 / 2e9, 1e-12);
-  EXPECT_FALSE(table.price(kernel(1'200), 1).ok());
+// A layout without samples takes less from another's than one with them.
+TEST(Profile, LayoutsAreApart) {
+  const auto model = prices_of("dgx-h100");
+  Profile profile = of_device("h100-sxm-80gb");
+  const Gemm work = half(4096, 4096, 4096);
+  add(profile, work, 1, 2e6 * seconds_by(*model, work));
+  const ProfileTable table(profile, PricesFor::kFramework, model.get());
+  Gemm gradient = work;
+  gradient.transpose_b = false;
+  const double ratio = table.price(gradient, 1).value().seconds / seconds_by(*model, gradient);
+  EXPECT_GT(ratio, 1.2);
+  EXPECT_LT(ratio, 1.8);
 }
 
-// Steps of ring self-attention without samples of their own: products go by the rate of attention,
-// softmax by the bytes of memory-bound kernels.
-TEST(Profile, StepsOfAttentionGoByWhatTheyAre) {
-  Profile profile;
-  Attention whole;
-  whole.kernel = AttentionKernel::kUnfused;
-  whole.q_len = whole.kv_len = 64;
-  whole.head_dim = 16;
-  whole.dtype = DType::kFp32;
-  add(profile, whole, 1, flops_of(Work{whole}) / 1e9 * 1e6);
-  add(profile, kernel(1'200), 1, 1'200 / 1e8 * 1e6);
-  const ProfileTable table(profile);
-  Attention scores = whole;
-  scores.step = AttentionStep::kScores;
-  EXPECT_NEAR(table.price(scores, 1).value().seconds, 2.0 * 64 * 64 * 16 / 1e9, 1e-12);
-  Attention softmax = whole;
-  softmax.step = AttentionStep::kSoftmax;
-  EXPECT_NEAR(table.price(softmax, 1).value().seconds, 2.0 * 4 * 64 * 64 / 1e8, 1e-12);
-  softmax.dropout = 0.1;
-  softmax.backward = true;
-  EXPECT_NEAR(table.price(softmax, 1).value().seconds, 5.0 * 4 * 64 * 64 / 1e8, 1e-12);
+// The kernels, launches and gaps of `execute` say nothing of a framework, the vendor's libraries
+// do.
+TEST(Profile, OnlyTheVendorPricesBoth) {
+  const auto model = prices_of("dgx-h100");
+  Profile profile = of_device("h100-sxm-80gb");
+  Attention flash;
+  flash.batch = 2;
+  flash.q_heads = flash.kv_heads = 16;
+  flash.q_len = flash.kv_len = 4096;
+  flash.head_dim = 128;
+  Attention cudnn = flash;
+  cudnn.kernel = AttentionKernel::kCudnn;
+  add(profile, Work{flash}, 1, 1e6);
+  add(profile, Work{cudnn}, 1, 1e3);
+  add(profile, kernel(12 << 20), 1, 1e5);
+  add(profile, half(4096, 4096, 4096), 1, 300);
+  Sample launch;
+  launch.key = {kLaunchSample, "by the host", 1};
+  launch.size = 1;
+  launch.count = 1;
+  launch.median_us = 50;
+  profile.add(launch);
+  const auto cost = [&](PricesFor what, const Work& work) {
+    return make_measured_cost_model(prices_of("dgx-h100"), profile, {what, 1, false})
+        ->price(work, {})
+        .value();
+  };
+  const auto modelled = [&](const Work& work) { return model->price(work, {}).value(); };
+  constexpr PricesFor kFramework = PricesFor::kFramework, kExecution = PricesFor::kExecution;
+  EXPECT_EQ(cost(kFramework, Work{flash}), modelled(Work{flash}));
+  EXPECT_EQ(cost(kFramework, kernel(12 << 20)), modelled(kernel(12 << 20)));
+  EXPECT_EQ(cost(kFramework, kernel(24 << 20)), modelled(kernel(24 << 20)));
+  EXPECT_NEAR(cost(kFramework, Work{cudnn}).duration.us(), 1e3, 1e-6);
+  EXPECT_NEAR(cost(kFramework, half(4096, 4096, 4096)).duration.us(), 300, 1e-6);
+  EXPECT_EQ(cost(kFramework, half(4096, 4096, 4096)).launch,
+            modelled(half(4096, 4096, 4096)).launch);
+  EXPECT_NEAR(cost(kExecution, Work{flash}).duration.us(), 1e6, 1e-3);
+  EXPECT_NEAR(cost(kExecution, kernel(12 << 20)).duration.us(), 1e5, 1e-3);
+  EXPECT_EQ(cost(kExecution, Work{flash}).launch.us(), 50);
+  // A framework's own kernels price a framework alone.
+  Sample norm;
+  norm.key = sample_key(kernel(12 << 20), 1);
+  norm.key.by = Maker::kFramework;
+  norm.library = "PyTorch 2.9";
+  norm.size = 12 << 20;
+  norm.count = 1;
+  norm.median_us = 30;
+  profile.add(norm);
+  EXPECT_NEAR(cost(kFramework, kernel(12 << 20)).duration.us(), 30, 1e-6);
+  EXPECT_NEAR(cost(kExecution, kernel(12 << 20)).duration.us(), 1e5, 1e-3);
+}
+
+// What the model refuses has the price of its own sample, and no other.
+TEST(Profile, RefusedByTheModel) {
+  Profile profile = of_device("some-gpu");
+  Attention work;
+  work.q_len = work.kv_len = 512;
+  work.head_dim = 64;
+  add(profile, Work{work}, 1, 70);
+  const auto model =
+      make_measured_cost_model(prices_of("host"), profile, {PricesFor::kExecution, 1, false});
+  ASSERT_FALSE(prices_of("host")->price(Work{work}, {}).ok());
+  const auto cost = model->price(Work{work}, {});
+  ASSERT_TRUE(cost.ok()) << cost.error().message;
+  EXPECT_NEAR(cost.value().duration.us(), 70, 1e-6);
+  EXPECT_NE(model->explain(Work{work}, {}).find("measured 10 times"), std::string::npos);
+  work.q_len = 256;
+  EXPECT_FALSE(model->price(Work{work}, {}).ok());
+}
+
+// A rate that is changed changes a measured price by as much as the modelled one.
+TEST(Profile, WhatIfARateWereHigher) {
+  Profile profile = of_device("h100-sxm-80gb");
+  add(profile, half(8192, 8192, 8192), 1, 2000);
+  PriceOptions faster;
+  faster.compute_rate = 1.1;
+  const auto model =
+      make_measured_cost_model(prices_of("dgx-h100", faster), profile, {}, prices_of("dgx-h100"));
+  const double ratio =
+      prices_of("dgx-h100", faster)->price(half(8192, 8192, 8192), {}).value().duration.seconds() /
+      prices_of("dgx-h100")->price(half(8192, 8192, 8192), {}).value().duration.seconds();
+  ASSERT_LT(ratio, 0.95);
+  EXPECT_NEAR(model->price(half(8192, 8192, 8192), {}).value().duration.us(), 2000 * ratio, 1e-3);
+}
+
+// A collective's sample is of a group within a node: one across nodes costs what is modelled.
+TEST(Profile, GroupsThatLieElsewhereAreModelled) {
+  Profile profile = of_device("h100-sxm-80gb");
+  const Collective work{CollectiveKind::kAllReduce, GroupSlot(std::size_t{0}), 1 << 24,
+                        DType::kBf16, false};
+  add(profile, Work{work}, 8, 5000);
+  const auto model = make_measured_cost_model(prices_of("dgx-h100"), profile, {});
+  const auto us = [&](std::int64_t ranks, std::int64_t stride) {
+    std::vector<RankId> members;
+    for (std::int64_t r = 0; r < ranks; ++r)
+      members.emplace_back(static_cast<std::size_t>(r * stride));
+    const std::array placements = {model->place(members).value()};
+    return model->price(Work{work}, placements).value().duration.us();
+  };
+  const auto modelled_us = [&](std::int64_t ranks, std::int64_t stride) {
+    const auto plain = prices_of("dgx-h100");
+    std::vector<RankId> members;
+    for (std::int64_t r = 0; r < ranks; ++r)
+      members.emplace_back(static_cast<std::size_t>(r * stride));
+    const std::array placements = {plain->place(members).value()};
+    return plain->price(Work{work}, placements).value().duration.us();
+  };
+  EXPECT_NEAR(us(8, 1), 5000, 1e-6);
+  EXPECT_DOUBLE_EQ(us(8, 8), modelled_us(8, 8));
+  EXPECT_DOUBLE_EQ(us(16, 1), modelled_us(16, 1));
+  EXPECT_GT(us(4, 1), 1.5 * modelled_us(4, 1)) << "fewer ranks of the same node";
 }
 
 TEST(Profile, ReadsBackAndRefuses) {
@@ -208,55 +338,17 @@ Sample in_state(const Work& work, const char* state, double us) {
 // Sustained before what is not told apart before bursts, shape by shape; the price says which.
 TEST(Profile, StatesOfASample) {
   Profile profile;
-  const auto us = [&profile](const Gemm& work) {
-    return ProfileTable(profile).price(work, 1).value().seconds * 1e6;
-  };
-  const auto from = [&profile](const Gemm& work) {
-    return ProfileTable(profile).price(work, 1).value().from;
-  };
   const Gemm work = gemm(64, 64, 64);
+  const auto price = [&] { return ProfileTable(profile).price(work, 1).value(); };
   profile.add(in_state(work, kBurst, 8));
-  EXPECT_DOUBLE_EQ(us(work), 8);
-  EXPECT_NE(from(work).find(", burst"), std::string::npos) << from(work);
+  EXPECT_DOUBLE_EQ(price().seconds, 8e-6);
+  EXPECT_NE(price().from.find(", burst"), std::string::npos) << price().from;
   profile.add(in_state(work, "", 9));
-  EXPECT_DOUBLE_EQ(us(work), 9);
-  EXPECT_EQ(from(work), "measured 10 times");
+  EXPECT_DOUBLE_EQ(price().seconds, 9e-6);
+  EXPECT_EQ(price().from, "measured 10 times");
   profile.add(in_state(work, kSustained, 10));
-  EXPECT_DOUBLE_EQ(us(work), 10);
-  EXPECT_NE(from(work).find(", sustained"), std::string::npos) << from(work);
-  // Between shapes: one sample of each, (64, 64, 64) at its sustained rate.
-  profile.add(in_state(gemm(256, 64, 64), kBurst, 40));
-  EXPECT_NEAR(us(gemm(128, 64, 64)), 20, 1e-9);
-  EXPECT_NE(from(gemm(128, 64, 64)).find("2 samples of gemm nt, 1 sustained, 1 burst"),
-            std::string::npos)
-      << from(gemm(128, 64, 64));
-}
-
-// A rate in one type says nothing of another.
-TEST(Profile, TypesAreApart) {
-  Profile profile;
-  Gemm low = gemm(64, 64, 64);
-  low.in = DType::kFp8;
-  low.out = DType::kBf16;
-  profile.add(in_state(low, kSustained, 5));
-  const auto price = ProfileTable(profile).price(low, 1);
-  ASSERT_TRUE(price.ok()) << price.error().message;
-  EXPECT_EQ(price.value().provenance, Provenance::kMeasured);
-  Gemm half = low;
-  half.in = DType::kBf16;
-  const auto none = ProfileTable(profile).price(half, 1);
-  ASSERT_FALSE(none.ok());
-  EXPECT_NE(none.error().message.find("no sample of gemm of bf16"), std::string::npos)
-      << none.error().message;
-  Attention attention;
-  attention.q_len = attention.kv_len = 128;
-  attention.head_dim = 64;
-  profile.add(in_state(attention, kSustained, 7));
-  attention.kv_len = attention.q_len = 256;
-  EXPECT_EQ(ProfileTable(profile).price(attention, 1).value().provenance,
-            Provenance::kInterpolated);
-  attention.dtype = DType::kFp16;
-  EXPECT_FALSE(ProfileTable(profile).price(attention, 1).ok());
+  EXPECT_DOUBLE_EQ(price().seconds, 10e-6);
+  EXPECT_NE(price().from.find(", sustained"), std::string::npos) << price().from;
 }
 
 Sample beside(const Work& work, std::int32_t sms, double us, double alone_us) {
@@ -293,20 +385,11 @@ TEST(Profile, SlowdownsByFamily) {
 // On a device work beside communication takes what was measured, in place of the equation of
 // shares, and its price says so. fp8 products have measured prices like others.
 TEST(Profile, PricesADevice) {
-  const auto cluster = read_cluster(Json("dgx-h100"), "test", "");
-  ASSERT_TRUE(cluster.ok()) << cluster.error().message;
   Gemm low{4096, 4096, 4096, 1, false, true, false, DType::kFp8, DType::kBf16};
-  Profile profile;
-  Sample launch;
-  launch.key = {kLaunchSample, "by the host", 1};
-  launch.size = 1;
-  launch.count = 1;
-  launch.median_us = 5;
-  profile.add(launch);
+  Profile profile = of_device("h100-sxm-80gb");
   profile.add(in_state(low, kSustained, 130));
   profile.add(beside(low, 16, 150, 100));
-  const auto model =
-      make_measured_cost_model(make_cost_model(cluster.value(), PriceOptions{}), profile, 1);
+  const auto model = make_measured_cost_model(prices_of("dgx-h100"), profile, {});
   const auto cost = model->price(low, {});
   ASSERT_TRUE(cost.ok()) << cost.error().message;
   EXPECT_EQ(cost.value().provenance, Provenance::kMeasured);
@@ -317,28 +400,26 @@ TEST(Profile, PricesADevice) {
   EXPECT_NE(why.find("1.5 times beside 16 SMs (1 sample)"), std::string::npos) << why;
   EXPECT_NE(why.find("measured 10 times, sustained"), std::string::npos) << why;
   // A product in a type without samples costs what is modelled, beside others what was measured.
-  Gemm half = low;
-  half.in = DType::kBf16;
-  const auto modelled = model->price(half, {});
+  Gemm other = low;
+  other.in = DType::kBf16;
+  const auto modelled = model->price(other, {});
   ASSERT_TRUE(modelled.ok());
   EXPECT_EQ(modelled.value().provenance, Provenance::kAnalytic);
   EXPECT_EQ(duration_beside(modelled.value(), model->sm_count(), 16, 0).ps,
             (modelled.value().duration.ps * 3 + 1) / 2);
   // Memory-bound kernels have no such sample: as modelled, and it says so.
-  const auto other = model->price(kernel(1 << 20), {});
-  ASSERT_TRUE(other.ok());
-  EXPECT_EQ(other.value().slowdowns, Cost{}.slowdowns);
+  const auto norm = model->price(kernel(1 << 20), {});
+  ASSERT_TRUE(norm.ok());
+  EXPECT_EQ(norm.value().slowdowns, Cost{}.slowdowns);
   EXPECT_NE(model->explain(kernel(1 << 20), {}).find("as modelled"), std::string::npos);
 }
 
-// Host time of a launch: that within graphs where a step is one, and modelled where it was not
-// measured. The gap between ops likewise.
+// Of what `execute` runs, host time of a launch: that within graphs where a step is one, and
+// modelled where it was not measured. The gap between ops likewise.
 TEST(Profile, LaunchesWithAndWithoutGraphs) {
-  const auto cluster = read_cluster(Json("dgx-h100"), "test", "");
-  ASSERT_TRUE(cluster.ok()) << cluster.error().message;
   PriceOptions modelled;
   modelled.dispatch_per_kernel = Time::from_us(2);
-  Profile profile;
+  Profile profile = of_device("h100-sxm-80gb");
   const auto overhead = [&profile](const char* op, double us) {
     Sample sample;
     sample.key = {op, op, 1};
@@ -350,11 +431,11 @@ TEST(Profile, LaunchesWithAndWithoutGraphs) {
   const Gemm work = gemm(64, 64, 64);
   profile.add(in_state(work, kSustained, 50));
   const auto cost = [&](bool graphs) {
-    const auto model =
-        make_measured_cost_model(make_cost_model(cluster.value(), modelled), profile, 1, graphs);
+    const auto model = make_measured_cost_model(prices_of("dgx-h100", modelled), profile,
+                                                {PricesFor::kExecution, 1, graphs});
     return model->price(work, {}).value();
   };
-  const auto base = make_cost_model(cluster.value(), modelled)->price(work, {}).value();
+  const auto base = prices_of("dgx-h100", modelled)->price(work, {}).value();
   overhead(kLaunchSample, 6);
   overhead(kDispatchSample, 3);
   EXPECT_EQ(cost(false).launch.us(), 6);
@@ -374,7 +455,9 @@ TEST(Profile, StatesReadBack) {
   Profile profile;
   profile.machine.set("device", "some");
   Sample full = beside(gemm(64, 64, 64), 8, 11, 10);
-  full.ran_at = {1755, 690.5, 61};
+  full.ran_at = {1755, 690.5, 61, 0x4 | 0x20};
+  full.beside_gb_per_s = 420;
+  full.key.spin = true;
   profile.add(full);
   profile.add(in_state(gemm(64, 64, 64), kBurst, 9));
   const Json json = to_json(profile);
@@ -385,6 +468,7 @@ TEST(Profile, StatesReadBack) {
   ASSERT_NE(read, nullptr);
   EXPECT_EQ(read->ran_at, full.ran_at);
   EXPECT_EQ(read->alone_us, 10);
+  EXPECT_EQ(read->beside_gb_per_s, 420);
   EXPECT_EQ(median_state(again.value()), full.ran_at);
   const auto plain = read_profile(
       parse_json(R"({"schema": "foretrain/profile/1", "machine": {}, "samples": [{"op": "add",
@@ -395,6 +479,22 @@ TEST(Profile, StatesReadBack) {
       "p.json");
   ASSERT_TRUE(plain.ok()) << plain.error().message;
   EXPECT_EQ(plain.value().samples.begin()->first, (SampleKey{"add", "s", 1}));
+  // Profiles without makers: that of who computes the op in `execute`.
+  for (const auto& [op, by] :
+       {std::pair{"all-gather", Maker::kVendor},
+        std::pair{"attention causal cudnn", Maker::kVendor},
+        std::pair{"attention causal flash", Maker::kOwn}, std::pair{"copy", Maker::kVendor},
+        std::pair{"launch", Maker::kOwn}, std::pair{"reduce", Maker::kVendor}}) {
+    const auto old = read_profile(
+        parse_json(std::string(
+                       R"({"schema": "foretrain/profile/1", "machine": {}, "samples": [{"op": ")") +
+                       op + R"(", "shape": "s", "median_us": 2}]})",
+                   "p.json")
+            .value(),
+        "p.json");
+    ASSERT_TRUE(old.ok()) << old.error().message;
+    EXPECT_EQ(old.value().samples.begin()->first.by, by) << op;
+  }
   Json broken = to_json(profile);
   Json::Array samples = *std::as_const(broken).find("samples")->array();
   samples[0].set("state", "warm");
