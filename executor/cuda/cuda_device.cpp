@@ -110,6 +110,13 @@ Status CudaDevice::read(void* to, const std::byte* from, std::size_t bytes) {
   return cuda_status(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy");
 }
 
+Status CudaDevice::fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) {
+  x_problem.reset();
+  device::fill_on_cuda(nullptr, *this, to, type, count, fill);
+  if (x_problem) return *x_problem;
+  return cuda_status(cudaStreamSynchronize(nullptr), "random content");
+}
+
 Status CudaDevice::begin() {
   FT_TRY(cuda_status(cudaSetDevice(x_number), "device"));
   x_host_work.clear();
@@ -200,14 +207,17 @@ Status CudaDevice::finish() {
   return ok_status();
 }
 
-Status CudaDevice::hold_sms(int sms) {
+Status CudaDevice::hold_sms(int sms, bool copies) {
   if (x_holder == nullptr) {
     FT_ASSIGN(x_holder, SmHolder::create());
   }
-  return x_holder->hold(sms);
+  return x_holder->hold(sms, copies);
 }
 
-Status CudaDevice::release_sms() { return x_holder == nullptr ? ok_status() : x_holder->release(); }
+Result<double> CudaDevice::release_sms() {
+  if (x_holder == nullptr) return 0.0;
+  return x_holder->release();
+}
 
 Result<Time> CudaDevice::time_of(std::size_t mark) {
   float milliseconds = 0;

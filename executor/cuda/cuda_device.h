@@ -41,6 +41,7 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   Result<std::byte*> take_host(std::size_t bytes) override;
   Status write(std::byte* to, const void* from, std::size_t bytes) override;
   Status read(void* to, const std::byte* from, std::size_t bytes) override;
+  Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) override;
   Status begin() override;
   Status mark(std::size_t stream, std::size_t mark) override;
   Status wait(std::size_t stream, std::size_t mark) override;
@@ -53,8 +54,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   void begin_op(std::size_t op) override;
   void end_op() override;
   std::vector<Time> busy_times(std::size_t ops) override;
-  Status hold_sms(int sms) override;
-  Status release_sms() override;
+  Status hold_sms(int sms, bool copies) override;
+  Result<double> release_sms() override;
   Status copy(std::size_t stream, std::byte* to, const std::byte* from, std::size_t bytes) override;
   Status on_host(std::size_t stream, std::function<void()> work) override;
   Status fill(std::size_t stream, std::byte* to, int byte, std::size_t bytes) override;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "executor/cuda/device_view.h"
+#include "executor/fill.h"
 #include "executor/transport.h"
 #include "sim/base/result.h"
 
@@ -47,6 +48,8 @@ class Device {
   /// Between steps; done on return.
   virtual Status write(std::byte* to, const void* from, std::size_t bytes) = 0;
   virtual Status read(void* to, const std::byte* from, std::size_t bytes) = 0;
+  /// Elements of memory of the device become random. Between steps; done on return.
+  virtual Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) = 0;
 
   /// Streams start together, at time zero.
   virtual Status begin() = 0;
@@ -71,11 +74,14 @@ class Device {
   virtual std::vector<Time> busy_times(std::size_t) { return {}; }
 
   /// Until `release_sms` a kernel of its own holds so many SMs, a block each, and copies memory
-  /// there; on return all of its blocks run. Work goes on beside it and `finish` does not wait for
-  /// it. kUnsupported where nothing can be held, or not so many.
-  virtual Status hold_sms(int) { return unsupported("this device holds no SMs"); }
-  /// Ends it and waits for its end. An error where it had not lasted until now.
-  virtual Status release_sms() { return ok_status(); }
+  /// there if it `copies`; on return all of its blocks run. Work goes on beside it and `finish`
+  /// does not wait for it. kUnsupported where nothing can be held, or not so many.
+  virtual Status hold_sms(int /*sms*/, bool /*copies*/) {
+    return unsupported("this device holds no SMs");
+  }
+  /// Ends it and waits for its end; what it moved in GB/s, bytes read and written, 0 where that is
+  /// not known. An error where it had not lasted until now.
+  virtual Result<double> release_sms() { return 0.0; }
 
   /// Between memory of the device and of the host, in any direction.
   virtual Status copy(std::size_t stream, std::byte* to, const std::byte* from,

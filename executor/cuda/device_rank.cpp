@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "executor/cuda/fill_kernels.h"
+#include "executor/cuda/host_loops.h"
 #include "executor/cuda/host_update.h"
 #include "executor/cuda/packing.h"
 #include "executor/token_data.h"
@@ -242,8 +244,20 @@ Status DeviceRank::repeat_values(FrameId frame, std::int16_t buffer,
   return write(to, bytes.data(), bytes.size());
 }
 
-Status DeviceRank::hold_sms(int sms) {
-  FT_TRY(x_device->hold_sms(sms));
+DType DeviceRank::type_of(FrameId frame, std::int16_t buffer) const {
+  return x_layout.buffer(x_layout.index_of(frame, buffer)).dtype;
+}
+
+Status DeviceRank::fill_values(FrameId frame, std::int16_t buffer, const Fill& fill) {
+  const Operand to = whole(x_layout.index_of(frame, buffer));
+  if (is_on_device(to)) return x_device->fill_random(to.data, to.buffer->dtype, to.count, fill);
+  device::HostLoops loops;
+  device::fill_random(loops, to.data, to.buffer->dtype, to.count, fill);
+  return ok_status();
+}
+
+Status DeviceRank::hold_sms(int sms, bool copies) {
+  FT_TRY(x_device->hold_sms(sms, copies));
   x_holds = true;
   return ok_status();
 }
@@ -291,7 +305,10 @@ Status DeviceRank::run() {
   x_issue_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (x_options.queued) x_options.queued();
   FT_TRY(x_device->finish());
-  if (std::exchange(x_holds, false)) FT_TRY(x_device->release_sms());
+  x_held_gb_per_s = 0;
+  if (std::exchange(x_holds, false)) {
+    FT_ASSIGN(x_held_gb_per_s, x_device->release_sms());
+  }
   return read_results();
 }
 

@@ -35,8 +35,12 @@ class DeviceRank final : public RankRunner {
                     const std::function<double(std::int64_t)>& value) override;
   Status repeat_values(FrameId frame, std::int16_t buffer,
                        const std::vector<double>& pattern) override;
+  DType type_of(FrameId frame, std::int16_t buffer) const override;
+  /// By the device where the buffer lies there.
+  Status fill_values(FrameId frame, std::int16_t buffer, const Fill& fill) override;
   /// Their time ends with the next step's work.
-  Status hold_sms(int sms) override;
+  Status hold_sms(int sms, bool copies) override;
+  double held_gb_per_s() const override { return x_held_gb_per_s; }
   double issue_seconds() const override { return x_issue_seconds; }
   double queued_seconds() const override { return x_queued_seconds; }
 
@@ -104,6 +108,7 @@ class DeviceRank final : public RankRunner {
   bool x_holds = false;  ///< SMs
   double x_loss = 0;
   double x_issue_seconds = 0;
+  double x_held_gb_per_s = 0;
   double x_queued_seconds = std::numeric_limits<double>::quiet_NaN();
 };
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <deque>
 
+#include "executor/cuda/fill_kernels.h"
+#include "executor/cuda/host_loops.h"
 #include "executor/kernels.h"
 
 namespace foretrain {
@@ -139,6 +141,11 @@ class HostKernels final : public Device {
   }
   Status read(void* to, const std::byte* from, std::size_t bytes) override {
     std::memcpy(to, from, bytes);
+    return ok_status();
+  }
+  Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) override {
+    device::HostLoops loops;
+    device::fill_random(loops, to, type, count, fill);
     return ok_status();
   }
   Status begin() override { return ok_status(); }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "executor/cuda/compute.h"
+#include "executor/cuda/fill_kernels.h"
 #include "executor/cuda/fp8.h"
 #include "executor/cuda/host_loops.h"
 #include "executor/kernels.h"
@@ -228,6 +229,11 @@ class LoopDevice final : public Device {
     std::memcpy(to, from, bytes);
     return ok_status();
   }
+  Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) override {
+    device::HostLoops loops;
+    device::fill_random(loops, to, type, count, fill);
+    return ok_status();
+  }
   Status begin() override {
     if (x_gpu.begin) x_gpu.begin();
     x_marked.assign(x_marked.size(), 0);
@@ -286,8 +292,17 @@ class LoopDevice final : public Device {
   std::vector<Time> busy_times(std::size_t ops) override {
     return x_gpu.busy ? std::vector<Time>(ops, x_gpu.busy()) : std::vector<Time>();
   }
-  Status hold_sms(int sms) override { return x_gpu.hold ? x_gpu.hold(sms) : Device::hold_sms(sms); }
-  Status release_sms() override { return x_gpu.release ? x_gpu.release() : ok_status(); }
+  void record(bool on) override {
+    if (x_gpu.record) x_gpu.record(on);
+  }
+  Status hold_sms(int sms, bool copies) override {
+    if (x_gpu.holds) return x_gpu.holds(sms, copies);
+    return x_gpu.hold ? x_gpu.hold(sms) : Device::hold_sms(sms, copies);
+  }
+  Result<double> release_sms() override {
+    if (x_gpu.release) FT_TRY(x_gpu.release());
+    return x_gpu.held_gb_per_s;
+  }
   Status copy(std::size_t stream, std::byte* to, const std::byte* from,
               std::size_t bytes) override {
     return queue(stream, [=, this] { return write(to, from, bytes); });
