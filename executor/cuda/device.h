@@ -51,8 +51,12 @@ class Device {
   /// Elements of memory of the device become random. Between steps; done on return.
   virtual Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) = 0;
 
+  /// Whether marks of the next steps have times; they have until it is called.
+  virtual void time_marks(bool /*on*/) {}
   /// Streams start together, at time zero.
   virtual Status begin() = 0;
+  /// All of the step is queued: its time ends where all streams are done.
+  virtual Status end() = 0;
   virtual Status mark(std::size_t stream, std::size_t mark) = 0;
   virtual Status wait(std::size_t stream, std::size_t mark) = 0;
   virtual Status wait_on_host(std::size_t mark) = 0;
@@ -64,7 +68,12 @@ class Device {
   /// All streams are done.
   virtual Status finish() = 0;
   virtual Result<Time> time_of(std::size_t mark) = 0;
-  /// From now on `busy_times` are wanted, or not.
+  /// From `begin` to `end`, of the step that has finished.
+  virtual Result<Time> step_time() = 0;
+  /// After an error: what is queued waits for nobody any more. No step comes after it.
+  virtual void abandon() {}
+  /// From now on `busy_times` are wanted, or not. CUDA's switch is the process's, so whoever steps
+  /// sets it; ranks of one run that are threads want the same.
   virtual void record(bool) {}
   /// What is queued between the two is work of `op`.
   virtual void begin_op(std::size_t) {}

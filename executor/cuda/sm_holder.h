@@ -29,6 +29,7 @@ class SmHolder {
   /// Stops it and waits for its end; GB/s that it moved, read and written. An error where its time
   /// (ten seconds) was over before.
   Result<double> release();
+  bool holds() const { return x_holds; }
 
  private:
   SmHolder() = default;

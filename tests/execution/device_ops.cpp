@@ -149,6 +149,7 @@ class HostKernels final : public Device {
     return ok_status();
   }
   Status begin() override { return ok_status(); }
+  Status end() override { return ok_status(); }
   Status mark(std::size_t, std::size_t) override { return ok_status(); }
   Status wait(std::size_t, std::size_t) override { return ok_status(); }
   Status wait_on_host(std::size_t) override { return ok_status(); }
@@ -156,6 +157,7 @@ class HostKernels final : public Device {
   Status end_piece(std::size_t) override { return ok_status(); }
   Status finish() override { return ok_status(); }
   Result<Time> time_of(std::size_t) override { return Time{}; }
+  Result<Time> step_time() override { return Time{}; }
   Status copy(std::size_t, std::byte* to, const std::byte* from, std::size_t bytes) override {
     return write(to, from, bytes);
   }
