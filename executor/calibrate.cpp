@@ -32,35 +32,21 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// So many random numbers that a buffer of any size is filled with: prime, so that few rows repeat.
-constexpr std::int64_t kRandomNumbers = 1048573;
-
-/// Positive numbers near one half, so that no kernel meets a NaN or a denormal.
+/// Numbers of both signs for what products and attention multiply: from them the units take their
+/// power, and so the clock. Else positive ones near one half, so that no kernel meets a NaN or a
+/// denormal; so are the sums that attention keeps beside its operands.
 Status fill(RankRunner& rank, const MicroOp& micro, std::int64_t sets) {
-  std::uint64_t state = 88172645463325252ULL;
-  const auto next = [&state] {
-    state ^= state << 13;
-    state ^= state >> 7;
-    return (state ^= state << 17) >> 11;
-  };
-  const auto vocabulary =
-      static_cast<std::uint64_t>(std::max<std::int64_t>(1, micro.batch.vocabulary));
-  std::vector<double> pattern;
+  constexpr std::uint64_t kSeed = 88172645463325252ULL;
+  const auto* attention = std::get_if<Attention>(&micro.work);
+  Fill how;
+  how.vocabulary = std::max<std::int64_t>(1, micro.batch.vocabulary);
   for (std::int64_t s = 0; s < sets; ++s) {
     for (std::size_t b = 0; b < micro.buffers.size(); ++b) {
-      const DType type = micro.buffers[b].dtype;
-      const FrameId frame(static_cast<std::size_t>(s));
-      const std::int64_t count =
-          std::clamp<std::int64_t>(micro.buffers[b].count, 1, kRandomNumbers);
-      pattern.clear();
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::uint64_t bits = next();
-        pattern.push_back(type == DType::kInt64 ? static_cast<double>(bits % vocabulary)
-                          : type == DType::kUint8
-                              ? static_cast<double>(bits & 1)
-                              : 0.25 + 0.5 * static_cast<double>(bits) * 0x1.0p-53);
-      }
-      FT_TRY(rank.repeat_values(frame, static_cast<std::int16_t>(b), pattern));
+      how.seed = mix(mix(kSeed, static_cast<std::uint64_t>(s)), b);
+      how.signed_normal = std::holds_alternative<Gemm>(micro.work) ||
+                          (attention != nullptr && micro.buffers[b].dtype == attention->dtype);
+      FT_TRY(rank.fill_values(FrameId(static_cast<std::size_t>(s)), static_cast<std::int16_t>(b),
+                              how));
     }
   }
   return ok_status();

@@ -22,7 +22,11 @@ struct CudaModule {
   Bytes cache_bytes = 0;   ///< L2 of the first device
   bool cudnn = false;      ///< whether it was built with cuDNN
   std::string no_records;  ///< why it has no CUPTI records; empty where it has
-  MakeRank make_rank;      ///< rank r on device `device_of(r)`
+  /// Rank r on device `device_of(r)`. Ranks share what they need of their device with those that
+  /// come after them (handles, plans, memory, communicators of the same transport); that ends with
+  /// the last copy of this and the last rank, which must be before `main` returns. Ranks of one
+  /// device must not set up or step at the same time.
+  MakeRank make_rank;
 };
 
 /// Whether its tensor cores multiply fp8.

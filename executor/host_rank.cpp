@@ -90,6 +90,12 @@ double HostRank<T>::loss() const {
 }
 
 template <typename T>
+DType HostRank<T>::type_of(FrameId frame, std::int16_t buffer) const {
+  const FrameLayout& layout = x_program.layouts[x_program.frames[frame.index()].layout.index()];
+  return layout.buffers[static_cast<std::size_t>(buffer)].dtype;
+}
+
+template <typename T>
 Status HostRank<T>::set_values(FrameId frame, std::int16_t buffer,
                                const std::function<double(std::int64_t)>& value) {
   Call call;

@@ -34,6 +34,7 @@ class HostRank final : public RankRunner {
   double loss() const override;
   Status set_values(FrameId frame, std::int16_t buffer,
                     const std::function<double(std::int64_t)>& value) override;
+  DType type_of(FrameId frame, std::int16_t buffer) const override;
   std::int64_t steps() const { return x_step; }
 
   HostMemory<T>& memory() { return x_memory; }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "executor/fill.h"
 #include "executor/operands.h"
 #include "sim/base/result.h"
 #include "sim/base/units.h"
@@ -20,6 +21,8 @@ struct HostOptions {
   bool graphs = false;
   /// Devices: records of when the work of every op ran, at some cost for every launch.
   bool records = false;
+  /// Devices: when every op began and ended; see `RankRunner::mark_ops`.
+  bool marks = true;
   /// Devices: called in every step once all of it is queued, while the device works on it.
   std::function<void()> queued;
 };
@@ -52,6 +55,9 @@ class RankRunner {
   virtual Status set_up() = 0;
   /// One training step; the caller's thread is the host that issues. All ranks must step.
   virtual Status step() = 0;
+  /// Devices: whether the next steps tell when every op began and ended, which costs each op two
+  /// points of time on its stream. Without, records have `work` only, where that is known.
+  virtual void mark_ops(bool /*on*/) {}
   /// Of the last step, by stream, in issue order.
   virtual const std::vector<std::vector<OpRecord>>& records() const = 0;
   /// Element i of a buffer that owns memory becomes value(i), stored in the buffer's type. Between
@@ -65,9 +71,26 @@ class RankRunner {
       return pattern[static_cast<std::size_t>(i) % pattern.size()];
     });
   }
-  /// From now until the next step has run a kernel of its own holds so many SMs and copies memory.
-  /// kUnsupported where nothing can be held, or not so many.
-  virtual Status hold_sms(int) { return unsupported("the host has no SMs to hold"); }
+  /// The type that a buffer's elements are stored in.
+  virtual DType type_of(FrameId frame, std::int16_t buffer) const = 0;
+  /// A buffer that owns memory becomes random, the same on every backend. Between steps.
+  virtual Status fill_values(FrameId frame, std::int16_t buffer, const Fill& fill) {
+    const DType type = type_of(frame, buffer);
+    return set_values(frame, buffer, [type, &fill](std::int64_t i) {
+      if (type == DType::kInt64) return static_cast<double>(fill.whole(i));
+      if (type == DType::kUint8) return static_cast<double>(fill.flag(i));
+      return static_cast<double>(fill.real(i));
+    });
+  }
+  /// From now until the next step has run a kernel of its own holds so many SMs and, if it
+  /// `copies`, copies memory there. kUnsupported where nothing can be held, or not so many.
+  virtual Status hold_sms(int /*sms*/, bool /*copies*/ = true) {
+    return unsupported("the host has no SMs to hold");
+  }
+  /// What held SMs moved beside the last step, bytes read and written; 0 where that is not known.
+  virtual double held_gb_per_s() const { return 0; }
+  /// Devices: from the begin of the last step to the end of its last op; 0 where it is not known.
+  virtual double step_seconds() const { return 0; }
   /// Host time to queue the ops of the last step; 0 where the host runs them itself.
   virtual double issue_seconds() const { return 0; }
   /// CPU and wall time of the work in the ops of the last step: equal when nobody else used the

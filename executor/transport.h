@@ -2,6 +2,7 @@
 // host. Two implementations: threads of one process, and MPI.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -48,7 +49,7 @@ struct MessageCall {
 /// rank returns an error.
 class Transport {
  public:
-  Transport() = default;
+  Transport() : x_id(++s_made) {}
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
   Transport(Transport&&) = delete;
@@ -75,6 +76,12 @@ class Transport {
   virtual void kernel_ends(RankId) {}
   /// Whether every rank is a process: its CPU time is then that of its threads together.
   virtual bool ranks_are_processes() const { return false; }
+  /// Told apart from every other transport that this process has made, gone ones too.
+  std::uint64_t id() const { return x_id; }
+
+ private:
+  static inline std::atomic<std::uint64_t> s_made{0};
+  std::uint64_t x_id;
 };
 
 /// Ranks are threads of this process.

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 #include <cupti.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +11,7 @@
 #include <mutex>
 
 #include "executor/cuda/busy_times.h"
+#include "executor/cuda/open_library.h"
 
 namespace foretrain {
 namespace {
@@ -65,26 +65,19 @@ Collected& collected() {
   return only;
 }
 
-template <typename Function>
-bool find(void* library, const char* name, Function& out) {
-  out = reinterpret_cast<Function>(dlsym(library, name));
-  return out != nullptr;
-}
-
 Status load(Cupti& out) {
   const std::string versioned = "libcupti.so." + std::to_string(CUDART_VERSION / 1000);
-  void* library = dlopen(versioned.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) library = dlopen("libcupti.so", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return input_error(versioned + " is not found");
-  const bool whole = find(library, "cuptiActivityRegisterCallbacks", out.register_callbacks) &&
-                     find(library, "cuptiActivityEnable", out.enable) &&
-                     find(library, "cuptiActivityDisable", out.disable) &&
-                     find(library, "cuptiActivityFlushAll", out.flush) &&
-                     find(library, "cuptiActivityGetNextRecord", out.next) &&
-                     find(library, "cuptiActivityGetNumDroppedRecords", out.dropped) &&
-                     find(library, "cuptiActivityPushExternalCorrelationId", out.push) &&
-                     find(library, "cuptiActivityPopExternalCorrelationId", out.pop) &&
-                     find(library, "cuptiGetResultString", out.text);
+  FT_ASSIGN(void* const library, open_library({versioned}, library_places()));
+  const bool whole =
+      find_function(library, "cuptiActivityRegisterCallbacks", out.register_callbacks) &&
+      find_function(library, "cuptiActivityEnable", out.enable) &&
+      find_function(library, "cuptiActivityDisable", out.disable) &&
+      find_function(library, "cuptiActivityFlushAll", out.flush) &&
+      find_function(library, "cuptiActivityGetNextRecord", out.next) &&
+      find_function(library, "cuptiActivityGetNumDroppedRecords", out.dropped) &&
+      find_function(library, "cuptiActivityPushExternalCorrelationId", out.push) &&
+      find_function(library, "cuptiActivityPopExternalCorrelationId", out.pop) &&
+      find_function(library, "cuptiGetResultString", out.text);
   return whole ? ok_status() : Status(input_error(versioned + " lacks a function"));
 }
 

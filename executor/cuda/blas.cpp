@@ -152,33 +152,39 @@ Blas::~Blas() {
 }
 
 Blas::Shape Blas::shape_of(const Product& p) {
-  return {
-      {p.m, p.n, p.k, p.batch, p.lda, p.ldb, p.ldc, p.stride_a, p.stride_b, p.stride_c},
-      {p.transpose_a ? 1 : 0, p.transpose_b ? 1 : 0, static_cast<int>(p.in),
-       static_cast<int>(p.out), p.bias != nullptr ? 1 : 0, p.beta != 0 ? 1 : 0, alignment_of(p.a),
-       alignment_of(p.b), alignment_of(p.c), p.a_is_e5m2 ? 1 : 0, p.fast_sums ? 1 : 0}};
+  return {{p.m, p.n, p.k, p.batch, p.lda, p.ldb, p.ldc, p.stride_a, p.stride_b, p.stride_c},
+          {p.transpose_a ? 1 : 0, p.transpose_b ? 1 : 0, static_cast<int>(p.in),
+           static_cast<int>(p.out), p.bias != nullptr ? alignment_of(p.bias) : 0,
+           p.beta != 0 ? 1 : 0, alignment_of(p.a), alignment_of(p.b), alignment_of(p.c),
+           p.a_is_e5m2 ? 1 : 0, p.fast_sums ? 1 : 0}};
 }
 
-Result<const Blas::Plan*> Blas::plan_of(const Product& p) {
-  std::unique_ptr<Plan>& plan = x_plans[shape_of(p)];
-  if (plan == nullptr) {
-    auto made = std::make_unique<Plan>();
-    FT_TRY(made->describe(p));
-    FT_TRY(made->choose(x_handle, p));
-    plan = std::move(made);
-  }
-  if (p.bias != nullptr) FT_TRY(plan->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias));
-  if (p.in == DType::kFp8) FT_TRY(plan->set_scales(p));
-  return plan.get();
+Status Blas::make(const Product& p, Entry& out) {
+  auto made = std::make_unique<Plan>();
+  FT_TRY(made->describe(p));
+  FT_TRY(made->choose(x_handle, p));
+  out.plan = std::move(made);
+  return ok_status();
 }
 
 Status Blas::multiply(const Product& p, void* workspace, cudaStream_t stream) {
   if (p.m <= 0 || p.n <= 0 || p.k <= 0) return ok_status();
-  FT_ASSIGN(const Plan* const plan, plan_of(p));
-  return check(cublasLtMatmul(x_handle, plan->operation, &p.alpha, p.b, plan->first, p.a,
-                              plan->second, &p.beta, p.c, plan->result, p.c, plan->result,
-                              &plan->algorithm, workspace, kWorkspace, stream),
-               "product");
+  Entry& entry = x_plans[shape_of(p)];
+  if (entry.refused) return *entry.refused;
+  Status done = entry.plan == nullptr ? make(p, entry) : ok_status();
+  if (done.ok() && p.bias != nullptr) {
+    done = entry.plan->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  }
+  if (done.ok() && p.in == DType::kFp8) done = entry.plan->set_scales(p);
+  if (done.ok()) {
+    const Plan& plan = *entry.plan;
+    done = check(cublasLtMatmul(x_handle, plan.operation, &p.alpha, p.b, plan.first, p.a,
+                                plan.second, &p.beta, p.c, plan.result, p.c, plan.result,
+                                &plan.algorithm, workspace, kWorkspace, stream),
+                 "product");
+  }
+  if (!done.ok() && p.bias != nullptr) entry.refused = done.error();
+  return done;
 }
 
 }  // namespace foretrain

@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -21,7 +22,8 @@ std::string text_of(cublasStatus_t status);
 /// One handle; algorithms are asked for once a shape. Types: fp32 (tf32 where the product says so),
 /// bf16, fp16, added up in fp32; C of the type of A and B or fp32. fp8 with one scale an operand: A
 /// [m, k] in e4m3 or e5m2, B [n, k] in e4m3, C in bf16, fp16 or fp32; devices of capability 8.9 and
-/// above, extents that are multiples of 16. kUnsupported where the library has no algorithm.
+/// above, extents that are multiples of 16. kUnsupported where the library has no algorithm; a
+/// product with a bias that it refused once it is not asked for again.
 class Blas {
  public:
   static Result<std::unique_ptr<Blas>> create();
@@ -38,13 +40,18 @@ class Blas {
  private:
   Blas() = default;
   struct Plan;
+  /// Of a shape: how, or why not.
+  struct Entry {
+    std::unique_ptr<Plan> plan;
+    std::optional<Error> refused;
+  };
   /// Everything but addresses; of these the alignment.
   using Shape = std::tuple<std::array<std::int64_t, 10>, std::array<int, 11>>;
   static Shape shape_of(const Product& product);
-  Result<const Plan*> plan_of(const Product& product);
+  Status make(const Product& product, Entry& out);
 
   cublasLtHandle_t x_handle = nullptr;
-  std::map<Shape, std::unique_ptr<Plan>> x_plans;
+  std::map<Shape, Entry> x_plans;
 };
 
 }  // namespace foretrain

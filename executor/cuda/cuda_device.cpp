@@ -11,7 +11,6 @@
 #ifdef FORETRAIN_CUDNN
 #include "executor/cuda/cudnn_attention.h"
 #endif
-#include "executor/cuda/rope_table.h"
 #include "executor/cuda/sm_holder.h"
 
 namespace foretrain {
@@ -39,61 +38,78 @@ Result<int> count_cuda_devices() {
 }
 
 CudaDevice::~CudaDevice() {
-  cudaSetDevice(x_number);
-  x_holder.reset();
-  cudaDeviceSynchronize();
+  if (!x_session->make_current().ok()) return;
+  if (x_session->has_holder()) (void)release_sms();
+  for (cudaStream_t stream : x_streams) cudaStreamSynchronize(stream);
+  // A communicator's end waits for the graphs that have captured its calls.
+  destroy_graphs();
   x_nccl.reset();
-  x_blas.reset();
-  x_cudnn.reset();
+  x_session->end_step();
+  const auto give_back = [this](const std::vector<cudaEvent_t>& events, bool timed) {
+    for (cudaEvent_t event : events) {
+      if (event != nullptr) x_session->give_back(event, timed);
+    }
+  };
+  give_back(x_marks, true);
+  give_back(x_ends, true);
+  give_back(x_origin, true);
+  give_back(x_orders, false);
+  give_back(x_fork, false);
+  for (void* block : x_blocks) x_session->give_back(block);
+  for (void* block : x_host_blocks) x_session->give_back_host(block);
+}
+
+void CudaDevice::destroy_graphs() {
   for (cudaGraphExec_t piece : x_pieces) {
     if (piece != nullptr) cudaGraphExecDestroy(piece);
   }
-  for (cudaEvent_t event : x_marks) cudaEventDestroy(event);
-  for (cudaEvent_t event : x_orders) cudaEventDestroy(event);
-  if (x_fork != nullptr) cudaEventDestroy(x_fork);
-  if (x_origin != nullptr) cudaEventDestroy(x_origin);
-  for (cudaStream_t stream : x_streams) cudaStreamDestroy(stream);
-  for (void* block : x_blocks) cudaFree(block);
-  for (void* block : x_host_blocks) cudaFreeHost(block);
+  x_pieces.clear();
 }
 
 Status CudaDevice::open(std::size_t streams, std::size_t marks) {
-  FT_TRY(cuda_status(cudaSetDevice(x_number), "device"));
-  x_streams.assign(streams, nullptr);
-  for (cudaStream_t& stream : x_streams) {
-    FT_TRY(cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream"));
+  FT_TRY(x_session->make_current());
+  for (std::size_t s = 0; s < streams; ++s) {
+    FT_ASSIGN(const cudaStream_t stream, x_session->stream(s));
+    x_streams.push_back(stream);
   }
-  FT_TRY(cuda_status(cudaEventCreate(&x_origin), "event"));
-  x_marks.reserve(marks);
-  while (x_marks.size() < marks) {
-    cudaEvent_t event = nullptr;
-    FT_TRY(cuda_status(cudaEventCreate(&event), "event"));
-    x_marks.push_back(event);
-  }
-  FT_ASSIGN(x_blas, Blas::create());
-  FT_ASSIGN(x_nccl, NcclGroups::create(x_workload, x_rank, x_transport));
+  x_marks.assign(marks, nullptr);
+  x_orders.assign(marks, nullptr);
+  x_ends.assign(streams, nullptr);
+  x_origin.assign(1, nullptr);
+  x_fork.assign(1, nullptr);
+  FT_ASSIGN(x_nccl, x_session->groups(x_workload, x_rank, x_transport));
   return ok_status();
 }
 
-Result<std::size_t> CudaDevice::free_bytes() {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  FT_TRY(cuda_status(cudaMemGetInfo(&free, &total), "free memory"));
-  return free;
+Result<cudaEvent_t> CudaDevice::event(std::vector<cudaEvent_t>& of, std::size_t number,
+                                      bool timed) {
+  if (of[number] == nullptr) {
+    FT_ASSIGN(of[number], x_session->event(timed));
+  }
+  return of[number];
 }
 
+Status CudaDevice::record_event(std::vector<cudaEvent_t>& of, std::size_t number, bool timed,
+                                std::size_t stream) {
+  FT_ASSIGN(const cudaEvent_t made, event(of, number, timed));
+  return cuda_status(cudaEventRecord(made, x_streams[stream]), "event");
+}
+
+Result<std::size_t> CudaDevice::free_bytes() { return x_session->free_bytes(); }
+
+/// Of its own stream alone, as below.
 Result<std::byte*> CudaDevice::take(std::size_t bytes) {
-  void* out = nullptr;
-  FT_TRY(cuda_status(cudaMalloc(&out, std::max<std::size_t>(bytes, 1)), "memory"));
+  FT_TRY(x_session->make_current());
+  FT_ASSIGN(void* const out, x_session->take(bytes));
   x_blocks.push_back(out);
-  FT_TRY(cuda_status(cudaMemset(out, 0, bytes), "memory"));
-  FT_TRY(cuda_status(cudaDeviceSynchronize(), "memory"));
+  FT_TRY(cuda_status(cudaMemsetAsync(out, 0, bytes, nullptr), "memory"));
+  FT_TRY(cuda_status(cudaStreamSynchronize(nullptr), "memory"));
   return static_cast<std::byte*>(out);
 }
 
 Result<std::byte*> CudaDevice::take_host(std::size_t bytes) {
-  void* out = nullptr;
-  FT_TRY(cuda_status(cudaMallocHost(&out, bytes), "memory of the host"));
+  FT_TRY(x_session->make_current());
+  FT_ASSIGN(void* const out, x_session->take_host(bytes));
   x_host_blocks.push_back(out);
   std::memset(out, 0, bytes);
   return static_cast<std::byte*>(out);
@@ -101,63 +117,73 @@ Result<std::byte*> CudaDevice::take_host(std::size_t bytes) {
 
 /// Waits for its own stream alone: others may be waiting for ranks that wait for this one.
 Status CudaDevice::write(std::byte* to, const void* from, std::size_t bytes) {
+  FT_TRY(x_session->make_current());
   FT_TRY(cuda_status(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy"));
   return cuda_status(cudaStreamSynchronize(nullptr), "copy");
 }
 
 Status CudaDevice::read(void* to, const std::byte* from, std::size_t bytes) {
-  FT_TRY(cuda_status(cudaDeviceSynchronize(), "copy"));
+  FT_TRY(x_session->make_current());
+  FT_TRY(finish());
   return cuda_status(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy");
 }
 
+Status CudaDevice::fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) {
+  FT_TRY(x_session->make_current());
+  x_problem.reset();
+  device::fill_on_cuda(nullptr, *this, to, type, count, fill);
+  if (x_problem) return *x_problem;
+  return cuda_status(cudaStreamSynchronize(nullptr), "random content");
+}
+
 Status CudaDevice::begin() {
-  FT_TRY(cuda_status(cudaSetDevice(x_number), "device"));
+  FT_TRY(x_session->make_current());
   x_host_work.clear();
+  x_in_pieces = false;
   if (x_streams.empty()) return ok_status();
-  FT_TRY(cuda_status(cudaEventRecord(x_origin, x_streams[0]), "event"));
+  FT_TRY(record_event(x_origin, 0, true, 0));
   for (cudaStream_t stream : x_streams) {
-    FT_TRY(cuda_status(cudaStreamWaitEvent(stream, x_origin, 0), "event"));
+    FT_TRY(cuda_status(cudaStreamWaitEvent(stream, x_origin[0], 0), "event"));
   }
+  return ok_status();
+}
+
+Status CudaDevice::end() {
+  for (std::size_t s = 0; s < x_streams.size(); ++s) FT_TRY(record_event(x_ends, s, true, s));
   return ok_status();
 }
 
 /// In a captured piece an event that is recorded as external takes the time; only another one can
 /// order streams.
 Status CudaDevice::mark(std::size_t stream, std::size_t mark) {
-  if (!x_capturing) return cuda_status(cudaEventRecord(x_marks[mark], x_streams[stream]), "event");
-  FT_TRY(cuda_status(
-      cudaEventRecordWithFlags(x_marks[mark], x_streams[stream], cudaEventRecordExternal),
-      "event of a graph"));
+  if (!x_capturing) return record_event(x_timed ? x_marks : x_orders, mark, x_timed, stream);
+  if (x_timed) {
+    FT_ASSIGN(const cudaEvent_t timed, event(x_marks, mark, true));
+    FT_TRY(cuda_status(cudaEventRecordWithFlags(timed, x_streams[stream], cudaEventRecordExternal),
+                       "event of a graph"));
+  }
   x_ordered[mark] = true;
-  return cuda_status(cudaEventRecord(x_orders[mark], x_streams[stream]), "event of a graph");
+  return record_event(x_orders, mark, false, stream);
 }
 
 Status CudaDevice::wait(std::size_t stream, std::size_t mark) {
-  if (!x_capturing) {
-    return cuda_status(cudaStreamWaitEvent(x_streams[stream], x_marks[mark], 0), "event");
-  }
   // Pieces follow each other on one stream: what an earlier one did is over.
-  if (!x_ordered[mark]) return ok_status();
-  return cuda_status(cudaStreamWaitEvent(x_streams[stream], x_orders[mark], 0), "event of a graph");
+  if (x_capturing && !x_ordered[mark]) return ok_status();
+  cudaEvent_t event = (x_timed && !x_capturing ? x_marks : x_orders)[mark];
+  if (event == nullptr) return input_error("a wait for what is not queued yet");
+  return cuda_status(cudaStreamWaitEvent(x_streams[stream], event, 0), "event");
 }
 
 Status CudaDevice::begin_piece(std::size_t piece) {
-  if (x_fork == nullptr) {
-    FT_TRY(cuda_status(cudaEventCreateWithFlags(&x_fork, cudaEventDisableTiming), "event"));
-  }
-  while (x_orders.size() < x_marks.size()) {
-    cudaEvent_t event = nullptr;
-    FT_TRY(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event"));
-    x_orders.push_back(event);
-  }
   if (x_pieces.size() <= piece) x_pieces.resize(piece + 1, nullptr);
   x_ordered.assign(x_marks.size(), false);
+  x_in_pieces = true;
   // Relaxed: a kernel may still ask for scratch memory.
   FT_TRY(cuda_status(cudaStreamBeginCapture(x_streams[0], cudaStreamCaptureModeRelaxed), "graph"));
   x_capturing = true;
-  FT_TRY(cuda_status(cudaEventRecord(x_fork, x_streams[0]), "graph"));
+  FT_TRY(record_event(x_fork, 0, false, 0));
   for (std::size_t s = 1; s < x_streams.size(); ++s) {
-    FT_TRY(cuda_status(cudaStreamWaitEvent(x_streams[s], x_fork, 0), "graph"));
+    FT_TRY(cuda_status(cudaStreamWaitEvent(x_streams[s], x_fork[0], 0), "graph"));
   }
   return ok_status();
 }
@@ -166,8 +192,8 @@ Status CudaDevice::begin_piece(std::size_t piece) {
 /// arguments, so every step is captured and updates the graph of the step before.
 Status CudaDevice::end_piece(std::size_t piece) {
   for (std::size_t s = 1; s < x_streams.size(); ++s) {
-    FT_TRY(cuda_status(cudaEventRecord(x_fork, x_streams[s]), "graph"));
-    FT_TRY(cuda_status(cudaStreamWaitEvent(x_streams[0], x_fork, 0), "graph"));
+    FT_TRY(record_event(x_fork, 0, false, s));
+    FT_TRY(cuda_status(cudaStreamWaitEvent(x_streams[0], x_fork[0], 0), "graph"));
   }
   x_capturing = false;
   cudaGraph_t graph = nullptr;
@@ -188,8 +214,10 @@ Status CudaDevice::end_piece(std::size_t piece) {
   return cuda_status(cudaGraphLaunch(made, x_streams[0]), "graph");
 }
 
+/// An event within a graph is waited for by way of the stream that the graph runs on.
 Status CudaDevice::wait_on_host(std::size_t mark) {
-  return cuda_status(cudaEventSynchronize(x_marks[mark]), "event");
+  if (x_in_pieces) return cuda_status(cudaStreamSynchronize(x_streams[0]), "graph");
+  return cuda_status(cudaEventSynchronize((x_timed ? x_marks : x_orders)[mark]), "event");
 }
 
 /// Of its own streams: what holds SMs goes on.
@@ -197,22 +225,50 @@ Status CudaDevice::finish() {
   for (cudaStream_t stream : x_streams) {
     FT_TRY(cuda_status(cudaStreamSynchronize(stream), "step"));
   }
+  x_session->end_step();
   return ok_status();
 }
 
-Status CudaDevice::hold_sms(int sms) {
-  if (x_holder == nullptr) {
-    FT_ASSIGN(x_holder, SmHolder::create());
+/// Graphs first, as above. A capture that an error left open ends with it.
+void CudaDevice::abandon() {
+  if (x_capturing) {
+    cudaGraph_t graph = nullptr;
+    (void)cudaStreamEndCapture(x_streams[0], &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    x_capturing = false;
   }
-  return x_holder->hold(sms);
+  destroy_graphs();
+  if (x_nccl != nullptr) x_nccl->abort();
+  (void)cudaGetLastError();
 }
 
-Status CudaDevice::release_sms() { return x_holder == nullptr ? ok_status() : x_holder->release(); }
+Status CudaDevice::hold_sms(int sms, bool copies) {
+  FT_TRY(x_session->make_current());
+  FT_ASSIGN(SmHolder* const holder, x_session->holder());
+  return holder->hold(sms, copies);
+}
 
-Result<Time> CudaDevice::time_of(std::size_t mark) {
+Result<double> CudaDevice::release_sms() {
+  if (!x_session->has_holder()) return 0.0;
+  FT_ASSIGN(SmHolder* const holder, x_session->holder());
+  return holder->release();
+}
+
+Result<Time> CudaDevice::since_origin(cudaEvent_t event) const {
   float milliseconds = 0;
-  FT_TRY(cuda_status(cudaEventElapsedTime(&milliseconds, x_origin, x_marks[mark]), "time"));
+  FT_TRY(cuda_status(cudaEventElapsedTime(&milliseconds, x_origin[0], event), "time"));
   return Time{std::llround(static_cast<double>(milliseconds) * 1e9)};
+}
+
+Result<Time> CudaDevice::time_of(std::size_t mark) { return since_origin(x_marks[mark]); }
+
+Result<Time> CudaDevice::step_time() {
+  Time out;
+  for (cudaEvent_t end : x_ends) {
+    FT_ASSIGN(const Time time, since_origin(end));
+    out = max(out, time);
+  }
+  return out;
 }
 
 #ifdef FORETRAIN_CUPTI
@@ -262,17 +318,16 @@ Status CudaDevice::compute(std::size_t stream, const Work& work, const OpContext
 Status CudaDevice::cudnn_attention(std::size_t stream, const Attention& work,
                                    const DeviceOperands& x) {
   constexpr int kOfAttention = 3;
-  if (x_cudnn == nullptr) {
-    FT_ASSIGN(x_cudnn, Cudnn::create());
-  }
-  FT_ASSIGN(const CudnnAttention* const made, x_cudnn->attention(work));
+  FT_ASSIGN(Cudnn* const cudnn, x_session->cudnn());
+  FT_ASSIGN(const CudnnAttention* const made, cudnn->attention(work));
   void* const memory = scratch(stream, kOfAttention, Cudnn::scratch_bytes(*made));
   if (memory == nullptr) return *x_problem;
-  return x_cudnn->run(work, *made, x, memory, x_streams[stream]);
+  return cudnn->run(work, *made, x, memory, x_streams[stream]);
 }
 #else
 Status CudaDevice::cudnn_attention(std::size_t, const Attention&, const DeviceOperands&) {
-  return unsupported("this build has no cuDNN: set kernels.attention to flash or unfused");
+  FT_TRY(x_session->cudnn());
+  return ok_status();
 }
 #endif
 
@@ -285,54 +340,20 @@ Status CudaDevice::exchange(std::size_t stream, std::span<const MessageCall> mes
   return x_nccl->exchange(messages, x_streams[stream]);
 }
 
-/// Grows; the old block stays until the end, what is queued may still use it.
+/// None, and the problem is noted, where there is an error.
+template <typename T>
+T* CudaDevice::got(Result<T*> result) {
+  if (result.ok()) return result.value();
+  fail(result.error());
+  return nullptr;
+}
+
 void* CudaDevice::scratch(std::size_t stream, int which, std::size_t bytes) {
-  Scratch& own = x_scratch[{stream, which}];
-  if (own.bytes >= bytes) return own.data;
-  const std::size_t size = std::max(bytes, 2 * own.bytes);
-  void* data = nullptr;
-  const Status taken = cuda_status(cudaMalloc(&data, size), "scratch memory");
-  if (!taken.ok()) {
-    fail(taken.error().message);
-    return nullptr;
-  }
-  x_blocks.push_back(data);
-  own = {data, size};
-  return data;
+  return got(x_session->scratch(stream, which, bytes));
 }
 
 const float* CudaDevice::rope_table(std::int64_t length, std::int64_t head_dim) {
-  const float*& known = x_tables[{length, head_dim}];
-  if (known != nullptr) return known;
-  const std::vector<float> table = make_rope_table(length, head_dim);
-  void* data = nullptr;
-  const std::size_t bytes = table.size() * sizeof(float);
-  const Status taken = cuda_status(cudaMalloc(&data, bytes), "table of rotary positions");
-  if (!taken.ok()) {
-    fail(taken.error().message);
-    return nullptr;
-  }
-  x_blocks.push_back(data);
-  const Status copied = write(static_cast<std::byte*>(data), table.data(), bytes);
-  if (!copied.ok()) fail(copied.error().message);
-  known = static_cast<const float*>(data);
-  return known;
-}
-
-/// A one in memory of the device.
-const float* CudaDevice::one() {
-  if (x_one != nullptr) return x_one;
-  constexpr float kOne = 1;
-  void* data = nullptr;
-  const Status taken = cuda_status(cudaMalloc(&data, sizeof kOne), "scale of operands");
-  if (!taken.ok()) {
-    fail(taken.error());
-    return nullptr;
-  }
-  x_blocks.push_back(data);
-  const Status written = write(static_cast<std::byte*>(data), &kOne, sizeof kOne);
-  if (!written.ok()) fail(written.error());
-  return x_one = static_cast<const float*>(data);
+  return got(x_session->rope_table(length, head_dim));
 }
 
 void CudaDevice::product(cudaStream_t stream, std::size_t index, const Product& asked) {
@@ -341,14 +362,14 @@ void CudaDevice::product(cudaStream_t stream, std::size_t index, const Product& 
   if (workspace == nullptr) return;
   Product product = asked;
   if (product.in == DType::kFp8) {
-    product.scale_a = product.scale_b = one();
+    product.scale_a = product.scale_b = got(x_session->one());
     if (product.scale_a == nullptr) return;
   }
-  Status done = x_blas->multiply(product, workspace, stream);
+  Status done = x_session->blas().multiply(product, workspace, stream);
   if (!done.ok() && product.bias != nullptr && product.ldc == product.n) {
     Product plain = product;
     plain.bias = nullptr;
-    done = x_blas->multiply(plain, workspace, stream);
+    done = x_session->blas().multiply(plain, workspace, stream);
     if (done.ok()) device::add_bias_on_cuda(stream, index, *this, product);
   }
   if (!done.ok()) fail(done.error());

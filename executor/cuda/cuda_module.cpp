@@ -2,7 +2,6 @@
 #include "executor/cuda_module.h"
 
 #include <cublasLt.h>
-#include <nccl.h>
 
 #ifdef FORETRAIN_CUDNN
 #include <cudnn.h>
@@ -44,13 +43,10 @@ std::string no_records() {
 std::string versions() {
   int driver = 0;
   int runtime = 0;
-  int nccl = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  ncclGetVersion(&nccl);
   return "CUDA driver " + std::to_string(driver) + ", runtime " + std::to_string(runtime) +
-         ", cuBLASLt " + std::to_string(cublasLtGetVersion()) + ", NCCL " + std::to_string(nccl) +
-         cudnn_version();
+         ", cuBLASLt " + std::to_string(cublasLtGetVersion()) + nccl_version() + cudnn_version();
 }
 
 /// As NVML knows it: CUDA's numbers are the process's own.
@@ -70,13 +66,18 @@ GpuName name_of_gpu(int number, const cudaDeviceProp& properties) {
   return out;
 }
 
-Result<std::unique_ptr<RankRunner>> make_rank(const Workload& workload, RankId rank,
-                                              Transport& transport, const HostOptions& options) {
-  FT_ASSIGN(const int devices, count_cuda_devices());
-  FT_ASSIGN(const int number, device_of(rank, devices));
-  auto device = std::make_unique<CudaDevice>(workload, rank, transport, number);
-  return std::unique_ptr<RankRunner>(
-      std::make_unique<DeviceRank>(workload, rank, transport, options, std::move(device)));
+/// Its ranks share what they need of a device; all of it goes with the last copy and rank.
+MakeRank rank_maker() {
+  return [sessions = std::make_shared<DeviceSessions>()](
+             const Workload& workload, RankId rank, Transport& transport,
+             const HostOptions& options) -> Result<std::unique_ptr<RankRunner>> {
+    FT_ASSIGN(const int devices, count_cuda_devices());
+    FT_ASSIGN(const int number, device_of(rank, devices));
+    FT_ASSIGN(auto session, sessions->of(number));
+    auto device = std::make_unique<CudaDevice>(workload, rank, transport, std::move(session));
+    return std::unique_ptr<RankRunner>(
+        std::make_unique<DeviceRank>(workload, rank, transport, options, std::move(device)));
+  };
 }
 
 }  // namespace
@@ -106,5 +107,5 @@ extern "C" __attribute__((visibility("default"))) void foretrain_open_cuda(
   module.versions = foretrain::versions();
   module.cudnn = foretrain::kCudnn;
   module.no_records = foretrain::no_records();
-  module.make_rank = foretrain::make_rank;
+  module.make_rank = foretrain::rank_maker();
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "executor/cuda/device_view.h"
+#include "executor/fill.h"
 #include "executor/transport.h"
 #include "sim/base/result.h"
 
@@ -47,9 +48,15 @@ class Device {
   /// Between steps; done on return.
   virtual Status write(std::byte* to, const void* from, std::size_t bytes) = 0;
   virtual Status read(void* to, const std::byte* from, std::size_t bytes) = 0;
+  /// Elements of memory of the device become random. Between steps; done on return.
+  virtual Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) = 0;
 
+  /// Whether marks of the next steps have times; they have until it is called.
+  virtual void time_marks(bool /*on*/) {}
   /// Streams start together, at time zero.
   virtual Status begin() = 0;
+  /// All of the step is queued: its time ends where all streams are done.
+  virtual Status end() = 0;
   virtual Status mark(std::size_t stream, std::size_t mark) = 0;
   virtual Status wait(std::size_t stream, std::size_t mark) = 0;
   virtual Status wait_on_host(std::size_t mark) = 0;
@@ -61,7 +68,12 @@ class Device {
   /// All streams are done.
   virtual Status finish() = 0;
   virtual Result<Time> time_of(std::size_t mark) = 0;
-  /// From now on `busy_times` are wanted, or not.
+  /// From `begin` to `end`, of the step that has finished.
+  virtual Result<Time> step_time() = 0;
+  /// After an error: what is queued waits for nobody any more. No step comes after it.
+  virtual void abandon() {}
+  /// From now on `busy_times` are wanted, or not. CUDA's switch is the process's, so whoever steps
+  /// sets it; ranks of one run that are threads want the same.
   virtual void record(bool) {}
   /// What is queued between the two is work of `op`.
   virtual void begin_op(std::size_t) {}
@@ -71,11 +83,14 @@ class Device {
   virtual std::vector<Time> busy_times(std::size_t) { return {}; }
 
   /// Until `release_sms` a kernel of its own holds so many SMs, a block each, and copies memory
-  /// there; on return all of its blocks run. Work goes on beside it and `finish` does not wait for
-  /// it. kUnsupported where nothing can be held, or not so many.
-  virtual Status hold_sms(int) { return unsupported("this device holds no SMs"); }
-  /// Ends it and waits for its end. An error where it had not lasted until now.
-  virtual Status release_sms() { return ok_status(); }
+  /// there if it `copies`; on return all of its blocks run. Work goes on beside it and `finish`
+  /// does not wait for it. kUnsupported where nothing can be held, or not so many.
+  virtual Status hold_sms(int /*sms*/, bool /*copies*/) {
+    return unsupported("this device holds no SMs");
+  }
+  /// Ends it and waits for its end; what it moved in GB/s, bytes read and written, 0 where that is
+  /// not known. An error where it had not lasted until now.
+  virtual Result<double> release_sms() { return 0.0; }
 
   /// Between memory of the device and of the host, in any direction.
   virtual Status copy(std::size_t stream, std::byte* to, const std::byte* from,

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "executor/cuda/host_update.h"
-#include "executor/cuda/packing.h"
 #include "executor/token_data.h"
 
 namespace foretrain {
@@ -19,11 +18,7 @@ namespace {
 std::size_t begin_of(std::size_t op) { return 2 * op; }
 std::size_t end_of(std::size_t op) { return 2 * op + 1; }
 
-std::size_t bytes_of(const Operand& x) {
-  return static_cast<std::size_t>(bytes_of(x.buffer->dtype, x.count));
-}
 constexpr std::size_t kStandAlignment = 256;
-bool is_on_device(const Operand& x) { return x.buffer->memory == Memory::kDevice; }
 bool is_stored(const Operand& x) { return x.buffer->memory == Memory::kStorage; }
 
 bool is_work_of_host(const Work& work) {
@@ -51,7 +46,6 @@ DeviceRank::DeviceRank(const Workload& workload, RankId rank, Transport& transpo
 Status DeviceRank::set_up() {
   FT_TRY(x_device->open(x_list.tasks.size(), 2 * x_list.issue.size()));
   FT_TRY(take_memory());
-  x_device->record(x_options.records);
   FT_TRY(list_launches());
   FT_TRY(draw());
   return start_masters();
@@ -110,9 +104,10 @@ Status DeviceRank::list_launches() {
     for (const View& view : op.writes) {
       launch.x.writes.push_back(operand(call, view, offsets[next++]));
     }
+    const Work& work = x_list.work_of(*launch.task);
     if (launch.task->event >= 0)
       x_mark_of[static_cast<std::size_t>(launch.task->event)] = end_of(i);
-    const Work& work = x_list.work_of(*launch.task);
+    x_waited.push_back(launch.task->event >= 0 || std::holds_alternative<HostSync>(work));
     if (std::holds_alternative<Copy>(work) && launch.x.reads.empty()) {
       FT_ASSIGN(launch.staging, x_device->take_host(bytes_of(launch.x.writes[0])));
     }
@@ -175,84 +170,10 @@ Operand DeviceRank::whole(std::size_t b) const {
           buffer.count, 0, &buffer};
 }
 
-Status DeviceRank::write(const Operand& to, const void* from, std::size_t bytes) {
-  if (is_on_device(to)) return x_device->write(to.data, from, bytes);
-  std::memcpy(to.data, from, bytes);
-  return ok_status();
-}
-
-Status DeviceRank::read(void* to, const Operand& from, std::size_t bytes) {
-  if (is_on_device(from)) return x_device->read(to, from.data, bytes);
-  std::memcpy(to, from.data, bytes);
-  return ok_status();
-}
-
-Status DeviceRank::draw() {
-  for (std::size_t b = 0; b < x_layout.size(); ++b) {
-    const Buffer& buffer = x_layout.buffer(b);
-    if (x_plan.buffers[b].bytes == 0 || !is_real(buffer.dtype)) continue;
-    std::vector<float> values(static_cast<std::size_t>(buffer.count), 0.0F);
-    bool any = false;
-    for (const TensorSlice& slice : x_layout.slices()) {
-      if (x_layout.index_of(slice.owner, 0) != b) continue;
-      any = true;
-      draw_parameters(slice, x_options.training.seed, [&](std::int64_t element, float value) {
-        values[static_cast<std::size_t>(element)] = value;
-      });
-    }
-    if (!any) continue;
-    const std::vector<std::byte> packed = pack(values, buffer.dtype);
-    FT_TRY(write(whole(b), packed.data(), packed.size()));
-  }
-  return ok_status();
-}
-
-/// A master copy starts as the weights.
-Status DeviceRank::start_masters() {
-  for (const Launch& launch : x_launches) {
-    const std::optional<UpdatedWeights> update = updated_weights(x_list, *launch.task);
-    if (!update || !update->master) continue;
-    const Operand weights = kept(launch, update->weights);
-    std::vector<std::byte> bytes(bytes_of(weights));
-    FT_TRY(read(bytes.data(), weights, bytes.size()));
-    const std::vector<float> values = unpack(bytes, weights.buffer->dtype);
-    FT_TRY(write(kept(launch, *update->master), values.data(), values.size() * sizeof(float)));
-  }
-  return ok_status();
-}
-
-Status DeviceRank::set_values(FrameId frame, std::int16_t buffer,
-                              const std::function<double(std::int64_t)>& value) {
-  const Operand to = whole(x_layout.index_of(frame, buffer));
-  std::vector<double> values;
-  for (std::int64_t i = 0; i < to.count; ++i) values.push_back(value(i));
-  const std::vector<std::byte> bytes = pack(values, to.buffer->dtype);
-  return write(to, bytes.data(), bytes.size());
-}
-
-/// Packed once; what is longer is the same bytes again.
-Status DeviceRank::repeat_values(FrameId frame, std::int16_t buffer,
-                                 const std::vector<double>& pattern) {
-  const Operand to = whole(x_layout.index_of(frame, buffer));
-  const std::vector<std::byte> once = pack(pattern, to.buffer->dtype);
-  std::vector<std::byte> bytes(bytes_of(to));
-  for (std::size_t at = 0; at < bytes.size(); at += once.size()) {
-    std::memcpy(bytes.data() + at, once.data(), std::min(once.size(), bytes.size() - at));
-  }
-  return write(to, bytes.data(), bytes.size());
-}
-
-Status DeviceRank::hold_sms(int sms) {
-  FT_TRY(x_device->hold_sms(sms));
+Status DeviceRank::hold_sms(int sms, bool copies) {
+  FT_TRY(x_device->hold_sms(sms, copies));
   x_holds = true;
   return ok_status();
-}
-
-Result<std::vector<float>> DeviceRank::values(FrameId frame) {
-  const Operand from = whole(x_layout.index_of(frame, 0));
-  std::vector<std::byte> bytes(bytes_of(from));
-  FT_TRY(read(bytes.data(), from, bytes.size()));
-  return unpack(bytes, from.buffer->dtype);
 }
 
 OpContext DeviceRank::context_of(const Launch& launch) const {
@@ -270,6 +191,7 @@ OpContext DeviceRank::context_of(const Launch& launch) const {
 
 Status DeviceRank::step() {
   Status done = run();
+  if (!done.ok()) x_device->abandon();
   if (!done.ok() && !x_alone) {
     x_transport.abort("rank " + std::to_string(x_rank.value) + ": " + done.error().message);
   }
@@ -285,13 +207,19 @@ Status DeviceRank::run() {
     load_tokens(context_of(launch), host);
   }
   FT_TRY(x_transport.barrier(x_rank));
+  // Other ranks that stepped meanwhile may have wanted it otherwise.
+  x_device->record(x_options.records);
+  x_device->time_marks(x_options.marks);
   FT_TRY(x_device->begin());
   const auto begin = std::chrono::steady_clock::now();
   FT_TRY(queue_all());
   x_issue_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (x_options.queued) x_options.queued();
   FT_TRY(x_device->finish());
-  if (std::exchange(x_holds, false)) FT_TRY(x_device->release_sms());
+  x_held_gb_per_s = 0;
+  if (std::exchange(x_holds, false)) {
+    FT_ASSIGN(x_held_gb_per_s, x_device->release_sms());
+  }
   return read_results();
 }
 
@@ -310,7 +238,8 @@ Status DeviceRank::queue_all() {
     FT_TRY(x_device->wait_on_host(end_of(i)));
     if (graphs) FT_TRY(x_device->begin_piece(++piece));
   }
-  return graphs ? x_device->end_piece(piece) : ok_status();
+  if (graphs) FT_TRY(x_device->end_piece(piece));
+  return x_device->end();
 }
 
 Status DeviceRank::queue(std::size_t i) {
@@ -325,11 +254,11 @@ Status DeviceRank::queue(std::size_t i) {
   for (const PlannedBlock& block : x_plan.allocates[i]) {
     if (x_options.check) FT_TRY(poison(launch.stream, block));
   }
-  FT_TRY(x_device->mark(launch.stream, begin_of(i)));
+  if (x_options.marks) FT_TRY(x_device->mark(launch.stream, begin_of(i)));
   x_device->begin_op(i);
   Status done = dispatch(launch);
   x_device->end_op();
-  if (!done.ok()) return done;
+  if (!done.ok() || !(x_options.marks || x_waited[i])) return done;
   return x_device->mark(launch.stream, end_of(i));
 }
 
@@ -456,6 +385,8 @@ Status DeviceRank::exchange(const Launch& launch, const P2PBatch& work) {
 
 Status DeviceRank::read_results() {
   x_records.assign(x_list.tasks.size(), {});
+  FT_ASSIGN(const Time whole_step, x_device->step_time());
+  x_step_seconds = whole_step.seconds();
   const std::vector<Time> busy = x_device->busy_times(x_launches.size());
   Time queued;
   Time known;
@@ -463,12 +394,18 @@ Status DeviceRank::read_results() {
     OpRecord record;
     record.call = x_launches[i].task->call;
     record.op = x_launches[i].task->op;
-    FT_ASSIGN(record.begin, x_device->time_of(begin_of(i)));
-    FT_ASSIGN(record.end, x_device->time_of(end_of(i)));
+    if (x_options.marks) {
+      FT_ASSIGN(record.begin, x_device->time_of(begin_of(i)));
+      FT_ASSIGN(record.end, x_device->time_of(end_of(i)));
+    }
     if (!busy.empty() && busy[i].ps > 0) {
-      record.work = record.cpu = min(busy[i], record.end - record.begin);
-      queued = queued + (record.end - record.begin - record.work);
-      known = known + record.work;
+      record.work = busy[i];
+      if (x_options.marks) {
+        record.work = min(record.work, record.end - record.begin);
+        queued = queued + (record.end - record.begin - record.work);
+        known = known + record.work;
+      }
+      record.cpu = record.work;
     }
     x_records[x_launches[i].stream].push_back(record);
   }

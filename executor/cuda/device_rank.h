@@ -1,6 +1,8 @@
 // One rank on a device: queues the ops of a step on its streams as the Program says and reads when
 // each began and ended.
 //
+// Without `mark_ops` only what streams or the host wait for is marked, and no mark has a time.
+//
 // An op's time begins when its stream and its events let it, so it holds the way of its launch to
 // the device where the queue had run dry.
 //
@@ -35,10 +37,16 @@ class DeviceRank final : public RankRunner {
                     const std::function<double(std::int64_t)>& value) override;
   Status repeat_values(FrameId frame, std::int16_t buffer,
                        const std::vector<double>& pattern) override;
+  DType type_of(FrameId frame, std::int16_t buffer) const override;
+  /// By the device where the buffer lies there.
+  Status fill_values(FrameId frame, std::int16_t buffer, const Fill& fill) override;
   /// Their time ends with the next step's work.
-  Status hold_sms(int sms) override;
+  Status hold_sms(int sms, bool copies) override;
+  double held_gb_per_s() const override { return x_held_gb_per_s; }
   double issue_seconds() const override { return x_issue_seconds; }
   double queued_seconds() const override { return x_queued_seconds; }
+  void mark_ops(bool on) override { x_options.marks = on; }
+  double step_seconds() const override { return x_step_seconds; }
 
   const MemoryPlan& plan() const { return x_plan; }
   const MemoryLayout& layout() const { return x_layout; }
@@ -98,12 +106,15 @@ class DeviceRank final : public RankRunner {
   std::vector<std::byte*> x_staging;     ///< by stream, of the host
   std::vector<Launch> x_launches;
   std::vector<std::size_t> x_mark_of;  ///< by event: that of the op that records it
+  std::vector<bool> x_waited;          ///< by launch: streams or the host wait for its end
   std::vector<std::vector<OpRecord>> x_records;
   std::int64_t x_step = 0;
   bool x_alone = false;  ///< no other rank waits for this one
   bool x_holds = false;  ///< SMs
   double x_loss = 0;
   double x_issue_seconds = 0;
+  double x_held_gb_per_s = 0;
+  double x_step_seconds = 0;
   double x_queued_seconds = std::numeric_limits<double>::quiet_NaN();
 };
 

@@ -6,6 +6,11 @@
 
 namespace foretrain {
 
+inline std::size_t bytes_of(const Operand& x) {
+  return static_cast<std::size_t>(bytes_of(x.buffer->dtype, x.count));
+}
+inline bool is_on_device(const Operand& x) { return x.buffer->memory == Memory::kDevice; }
+
 /// The operands of one op. Addresses are the device's: host code hands them on, nothing more.
 struct DeviceOperands {
   std::vector<Operand> reads, writes;

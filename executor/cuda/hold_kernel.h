@@ -10,7 +10,8 @@
 
 namespace foretrain::device {
 
-/// What the blocks copy: a part of 16-byte words each, over and over, a chunk at a time.
+/// What the blocks copy: a part of 16-byte words each, over and over, a chunk at a time; without
+/// words they wait only.
 struct HoldCopy {
   struct alignas(16) Word {
     std::uint64_t low = 0, high = 0;
@@ -42,6 +43,19 @@ struct HoldFlags {
   int stop = 0;                             ///< the host's
   int late = 0;                             ///< a block ended by itself, its time over
   std::array<int, kMostHeldSms> running{};  ///< by block, 1 once it runs
+  // By block, written at its end: bytes that it read and wrote, and how long it ran.
+  std::array<std::uint64_t, kMostHeldSms> moved{};
+  std::array<std::uint64_t, kMostHeldSms> ran_ns{};
+
+  /// What so many blocks moved while they ran.
+  double gb_per_s(int blocks) const {
+    double out = 0;
+    for (std::size_t b = 0; b < static_cast<std::size_t>(blocks); ++b) {
+      if (ran_ns.at(b) > 0)
+        out += static_cast<double>(moved.at(b)) / static_cast<double>(ran_ns[b]);
+    }
+    return out;
+  }
 };
 
 }  // namespace foretrain::device

@@ -16,10 +16,18 @@ __device__ void tell(int* flag) {
   __threadfence_system();
 }
 
-__global__ void hold(HoldCopy copy, HoldFlags* flags, int* running, std::uint64_t most_ns) {
+/// Where blocks leave their parts of HoldFlags.
+struct Places {
+  int* running;
+  std::uint64_t* moved;
+  std::uint64_t* ran_ns;
+};
+
+__global__ void hold(HoldCopy copy, HoldFlags* flags, Places places, std::uint64_t most_ns) {
   extern __shared__ int decided[];  // the rest of the memory is what fills the SM
   const std::uint64_t begin = now_ns();
-  if (threadIdx.x == 0) tell(running + blockIdx.x);
+  std::uint64_t moved = 0;
+  if (threadIdx.x == 0) tell(places.running + blockIdx.x);
   for (std::int64_t round = 0;; ++round) {
     // Asked for before the copy, so that its way over the bus goes on beside it.
     int stop = 0;
@@ -34,12 +42,16 @@ __global__ void hold(HoldCopy copy, HoldFlags* flags, int* running, std::uint64_
       const bool late = stop == 0 && now_ns() - begin > most_ns;
       if (late) tell(&flags->late);
       decided[0] = stop != 0 || late ? 1 : 0;
+      moved += 2 * sizeof(HoldCopy::Word) * static_cast<std::uint64_t>(count);
     }
     __syncthreads();
     const bool over = decided[0] != 0;
     __syncthreads();  // before the next round decides
-    if (over) return;
+    if (over) break;
   }
+  if (threadIdx.x != 0) return;
+  places.moved[blockIdx.x] = moved;
+  places.ran_ns[blockIdx.x] = now_ns() - begin;
 }
 
 }  // namespace
@@ -50,8 +62,9 @@ cudaError_t launch_hold(cudaStream_t stream, const HoldCopy& copy, HoldFlags* fl
   const cudaError_t room =
       cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (room != cudaSuccess) return room;
+  const Places places{flags->running.data(), flags->moved.data(), flags->ran_ns.data()};
   hold<<<static_cast<unsigned>(blocks), kThreads, static_cast<std::size_t>(shared_bytes), stream>>>(
-      copy, flags, flags->running.data(), most_ns);
+      copy, flags, places, most_ns);
   return cudaGetLastError();
 }
 

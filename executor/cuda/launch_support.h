@@ -6,6 +6,7 @@
 #include <string>
 
 #include "executor/cuda/device_view.h"
+#include "executor/fill.h"
 #include "sim/program/work.h"
 
 namespace foretrain::device {
@@ -32,5 +33,9 @@ void compute_on_cuda(cudaStream_t stream, std::size_t index, LaunchSupport& supp
 /// Adds a bias to the columns of C, for a product whose library call cannot.
 void add_bias_on_cuda(cudaStream_t stream, std::size_t index, LaunchSupport& support,
                       const Product& product);
+
+/// Random content; see Fill.
+void fill_on_cuda(cudaStream_t stream, LaunchSupport& support, std::byte* to, DType type,
+                  std::int64_t count, const Fill& fill);
 
 }  // namespace foretrain::device

@@ -64,7 +64,7 @@ SmHolder::~SmHolder() {
   if (x_memory != nullptr) cudaFree(x_memory);
 }
 
-Status SmHolder::hold(int sms) {
+Status SmHolder::hold(int sms, bool copies) {
   if (x_holds) FT_TRY(release());
   if (sms < 1 || sms >= x_sms || sms > device::kMostHeldSms) {
     return unsupported("of " + std::to_string(x_sms) + " SMs " + std::to_string(sms) +
@@ -75,12 +75,13 @@ Status SmHolder::hold(int sms) {
   using Word = device::HoldCopy::Word;
   auto* const words = static_cast<Word*>(x_memory);
   const std::int64_t count = kBytes / static_cast<std::int64_t>(sizeof(Word));
-  const device::HoldCopy copy{words, words + count, count,
+  const device::HoldCopy copy{words, words + count, copies ? count : 0,
                               kChunkBytes / static_cast<std::int64_t>(sizeof(Word))};
   FT_TRY(cannot(cuda_status(
       device::launch_hold(x_stream, copy, x_flags_on_device, sms, x_shared_bytes, kMostNs),
       "kernel that holds SMs")));
   x_holds = true;
+  x_held = sms;
   const auto until = std::chrono::steady_clock::now() + kLongestStart;
   const auto first = x_flags->running.begin();
   const auto count_running = [&] { return std::count_if(first, first + sms, seen); };
@@ -96,12 +97,12 @@ Status SmHolder::hold(int sms) {
   return ok_status();
 }
 
-Status SmHolder::release() {
-  if (!x_holds) return ok_status();
+Result<double> SmHolder::release() {
+  if (!x_holds) return 0.0;
   x_holds = false;
   tell(x_flags->stop, 1);
   FT_TRY(cuda_status(cudaStreamSynchronize(x_stream), "end of what holds SMs"));
-  if (seen(x_flags->late) == 0) return ok_status();
+  if (seen(x_flags->late) == 0) return x_flags->gb_per_s(x_held);
   return input_error("SMs were to be held for longer than 10 s: the step beside them is too long");
 }
 

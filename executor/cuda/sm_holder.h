@@ -23,11 +23,13 @@ class SmHolder {
   /// Stops what still holds.
   ~SmHolder();
 
-  /// Returns once a block runs on each of so many SMs, fewer than the device has. kUnsupported
-  /// where they do not within two seconds.
-  Status hold(int sms);
-  /// Stops it and waits for its end. An error where its time (ten seconds) was over before.
-  Status release();
+  /// Returns once a block runs on each of so many SMs, fewer than the device has; without `copies`
+  /// the blocks do nothing but wait. kUnsupported where they do not run within two seconds.
+  Status hold(int sms, bool copies);
+  /// Stops it and waits for its end; GB/s that it moved, read and written. An error where its time
+  /// (ten seconds) was over before.
+  Result<double> release();
+  bool holds() const { return x_holds; }
 
  private:
   SmHolder() = default;
@@ -37,7 +39,7 @@ class SmHolder {
   void* x_memory = nullptr;
   device::HoldFlags* x_flags = nullptr;
   device::HoldFlags* x_flags_on_device = nullptr;
-  int x_sms = 0, x_shared_bytes = 0;
+  int x_sms = 0, x_shared_bytes = 0, x_held = 0;
   bool x_holds = false;
 };
 

@@ -16,9 +16,23 @@
 namespace foretrain {
 namespace {
 
+/// What tests share on each device, as ranks of the module do; gone before main returns.
+std::unique_ptr<DeviceSessions>& sessions() {
+  static std::unique_ptr<DeviceSessions> only;
+  return only;
+}
+class SessionsOfTests final : public ::testing::Environment {
+ public:
+  void SetUp() override { sessions() = std::make_unique<DeviceSessions>(); }
+  void TearDown() override { sessions().reset(); }
+};
+const auto* const kSessions = ::testing::AddGlobalTestEnvironment(new SessionsOfTests);
+
+/// Rank r on device r.
 Result<std::unique_ptr<Device>> cuda(const Workload& workload, RankId rank, Transport& transport) {
+  FT_ASSIGN(auto session, sessions()->of(rank.value));
   return std::unique_ptr<Device>(
-      std::make_unique<CudaDevice>(workload, rank, transport, rank.value));
+      std::make_unique<CudaDevice>(workload, rank, transport, std::move(session)));
 }
 
 std::string why_no_device() {
@@ -78,7 +92,9 @@ TEST(Cuda, EveryOperationIsTheLoops) {
       const Workload workload = lowered(one, type);
       const Workload alone = micro_ranks(1);  // no communication
       const auto transport = make_thread_transport(alone);
-      CudaDevice device(alone, RankId(0), *transport, 0);
+      const auto made = cuda(alone, RankId(0), *transport);
+      ASSERT_TRUE(made.ok()) << made.error().message;
+      Device& device = *made.value();
       const auto loops = make_loop_device(RankId(0), *transport);
       ASSERT_TRUE(loops->open(1, 0).ok());
       const Status open = device.open(1, 0);
@@ -184,7 +200,9 @@ TEST(Cuda, ProductsInFp8AreTheLoops) {
   if (!multiplies_fp8(open_cuda().value())) GTEST_SKIP() << "this device has no fp8";
   const Workload alone = micro_ranks(1);
   const auto transport = make_thread_transport(alone);
-  CudaDevice device(alone, RankId(0), *transport, 0);
+  const auto made = cuda(alone, RankId(0), *transport);
+  ASSERT_TRUE(made.ok()) << made.error().message;
+  Device& device = *made.value();
   const auto loops = make_loop_device(RankId(0), *transport);
   ASSERT_TRUE(loops->open(1, 0).ok());
   const Status open = device.open(1, 0);

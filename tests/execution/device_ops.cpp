@@ -6,6 +6,8 @@
 #include <cstring>
 #include <deque>
 
+#include "executor/cuda/fill_kernels.h"
+#include "executor/cuda/host_loops.h"
 #include "executor/kernels.h"
 
 namespace foretrain {
@@ -141,7 +143,13 @@ class HostKernels final : public Device {
     std::memcpy(to, from, bytes);
     return ok_status();
   }
+  Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) override {
+    device::HostLoops loops;
+    device::fill_random(loops, to, type, count, fill);
+    return ok_status();
+  }
   Status begin() override { return ok_status(); }
+  Status end() override { return ok_status(); }
   Status mark(std::size_t, std::size_t) override { return ok_status(); }
   Status wait(std::size_t, std::size_t) override { return ok_status(); }
   Status wait_on_host(std::size_t) override { return ok_status(); }
@@ -149,6 +157,7 @@ class HostKernels final : public Device {
   Status end_piece(std::size_t) override { return ok_status(); }
   Status finish() override { return ok_status(); }
   Result<Time> time_of(std::size_t) override { return Time{}; }
+  Result<Time> step_time() override { return Time{}; }
   Status copy(std::size_t, std::byte* to, const std::byte* from, std::size_t bytes) override {
     return write(to, from, bytes);
   }

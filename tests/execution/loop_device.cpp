@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "executor/cuda/compute.h"
+#include "executor/cuda/fill_kernels.h"
 #include "executor/cuda/fp8.h"
 #include "executor/cuda/host_loops.h"
 #include "executor/kernels.h"
@@ -228,6 +229,11 @@ class LoopDevice final : public Device {
     std::memcpy(to, from, bytes);
     return ok_status();
   }
+  Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) override {
+    device::HostLoops loops;
+    device::fill_random(loops, to, type, count, fill);
+    return ok_status();
+  }
   Status begin() override {
     if (x_gpu.begin) x_gpu.begin();
     x_marked.assign(x_marked.size(), 0);
@@ -273,6 +279,18 @@ class LoopDevice final : public Device {
     x_captured.clear();
     return ok_status();
   }
+  void time_marks(bool on) override { x_timed = on; }
+  Status end() override {
+    x_ended.assign(x_workers.size(), 0);
+    for (std::size_t s = 0; s < x_workers.size(); ++s) {
+      FT_TRY(queue(s, [this, s] {
+        const std::lock_guard lock(x_mutex);
+        x_ended[s] = ++x_now;
+        return ok_status();
+      }));
+    }
+    return ok_status();
+  }
   Status finish() override { return drain(); }
   Status drain() {
     Status first = ok_status();
@@ -282,12 +300,30 @@ class LoopDevice final : public Device {
     }
     return first;
   }
-  Result<Time> time_of(std::size_t mark) override { return Time{x_marked[mark] * 1'000'000}; }
+  Result<Time> time_of(std::size_t mark) override {
+    if (!x_timed) return input_error("the time of a mark that has none");
+    if (x_marked[mark] == 0) return input_error("the time of what was not marked");
+    return Time{x_marked[mark] * 1'000'000};
+  }
+  Result<Time> step_time() override {
+    std::int64_t last = 0;
+    for (const std::int64_t end : x_ended) last = std::max(last, end);
+    return Time{last * 1'000'000};
+  }
   std::vector<Time> busy_times(std::size_t ops) override {
     return x_gpu.busy ? std::vector<Time>(ops, x_gpu.busy()) : std::vector<Time>();
   }
-  Status hold_sms(int sms) override { return x_gpu.hold ? x_gpu.hold(sms) : Device::hold_sms(sms); }
-  Status release_sms() override { return x_gpu.release ? x_gpu.release() : ok_status(); }
+  void record(bool on) override {
+    if (x_gpu.record) x_gpu.record(on);
+  }
+  Status hold_sms(int sms, bool copies) override {
+    if (x_gpu.holds) return x_gpu.holds(sms, copies);
+    return x_gpu.hold ? x_gpu.hold(sms) : Device::hold_sms(sms, copies);
+  }
+  Result<double> release_sms() override {
+    if (x_gpu.release) FT_TRY(x_gpu.release());
+    return x_gpu.held_gb_per_s;
+  }
   Status copy(std::size_t stream, std::byte* to, const std::byte* from,
               std::size_t bytes) override {
     return queue(stream, [=, this] { return write(to, from, bytes); });
@@ -399,7 +435,8 @@ class LoopDevice final : public Device {
   std::vector<bool> x_queued;  ///< of the thread that issues
   std::mutex x_mutex;          ///< of the marks
   std::condition_variable x_changed;
-  std::vector<std::int64_t> x_marked;
+  std::vector<std::int64_t> x_marked, x_ended;  ///< x_ended: by stream
+  bool x_timed = true;
   std::int64_t x_now = 0;
   std::vector<std::unique_ptr<Worker>> x_workers;  ///< last: they end first
 };

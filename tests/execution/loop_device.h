@@ -16,6 +16,9 @@ struct LoopGpu {
   std::function<Time()> busy;       ///< of every op of the step that has ended, at most 1 us
   std::function<Status(int)> hold;  ///< so many SMs
   std::function<Status()> release;
+  std::function<Status(int, bool)> holds;  ///< so many SMs, with or without copies; before `hold`
+  double held_gb_per_s = 0;                ///< what held SMs moved
+  std::function<void(bool)> record;        ///< whether `busy` will be asked for
 };
 
 /// Collectives and messages go through `transport`. What an op writes is searched for NaN. `team`:

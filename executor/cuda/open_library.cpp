@@ -1,0 +1,112 @@
+#include "executor/cuda/open_library.h"
+
+#include <dlfcn.h>
+#include <glob.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+namespace foretrain {
+namespace {
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::vector<std::string> folders_of(const std::string& list) {
+  std::vector<std::string> out;
+  std::istringstream in(list);
+  std::string one;
+  while (std::getline(in, one, ':')) {
+    if (!one.empty()) out.push_back(one);
+  }
+  return out;
+}
+
+void add_matches(const std::string& pattern, std::vector<std::string>& out) {
+  glob_t found{};
+  if (glob(pattern.c_str(), GLOB_ONLYDIR, nullptr, &found) == 0) {
+    for (std::size_t i = 0; i < found.gl_pathc; ++i) out.emplace_back(found.gl_pathv[i]);
+  }
+  globfree(&found);
+}
+
+/// Where a Python that lies in `prefix`/bin keeps packages.
+void add_python(const std::string& prefix, std::vector<std::string>& out) {
+  if (prefix.empty()) return;
+  for (const char* packages : {"site-packages", "dist-packages"}) {
+    add_matches(prefix + "/lib/python3*/" + packages + "/nvidia/*/lib", out);
+  }
+}
+
+/// The prefix of the first `python3` on the path.
+std::string python_prefix() {
+  for (const std::string& folder : folders_of(variable("PATH"))) {
+    std::error_code error;
+    const auto file = std::filesystem::canonical(folder + "/python3", error);
+    if (!error) return file.parent_path().parent_path().string();
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<std::string> library_places() {
+  std::vector<std::string> out;
+  for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
+    const std::string home = variable(name);
+    if (home.empty()) continue;
+    add_matches(home + "/lib64", out);
+    add_matches(home + "/extras/CUPTI/lib64", out);
+  }
+  add_python(variable("VIRTUAL_ENV"), out);
+  add_python(variable("CONDA_PREFIX"), out);
+  add_python(python_prefix(), out);
+  add_python(variable("HOME") + "/.local", out);
+  for (const char* prefix : {"/usr/local", "/usr", "/opt/conda"}) add_python(prefix, out);
+  add_matches("/usr/lib/python3/dist-packages/nvidia/*/lib", out);
+  add_matches("/usr/local/cuda*/lib64", out);
+  add_matches("/usr/local/cuda*/extras/CUPTI/lib64", out);
+  return out;
+}
+
+Result<void*> open_library(const std::vector<std::string>& names,
+                           const std::vector<std::string>& places) {
+  std::string said;
+  // A file that is there but cannot be loaded tells more than those that are missing.
+  const auto load = [&said](const std::string& path, bool is_there) -> void* {
+    if (!is_there) return nullptr;
+    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    const char* const problem = library == nullptr ? dlerror() : nullptr;
+    if (problem != nullptr && said.empty() && path.find('/') != std::string::npos) said = problem;
+    return library;
+  };
+  const auto in_folders = [&](const std::vector<std::string>& folders) -> void* {
+    for (const std::string& folder : folders) {
+      for (const std::string& name : names) {
+        const std::string path = folder + "/" + name;
+        std::error_code error;
+        if (void* library = load(path, std::filesystem::exists(path, error))) return library;
+      }
+    }
+    return nullptr;
+  };
+  const std::vector<std::string> asked = folders_of(variable(kLibraryPath));
+  if (void* library = in_folders(asked)) return library;
+  for (const std::string& name : names) {
+    if (void* library = load(name, true)) return library;
+  }
+  if (void* library = in_folders(places)) return library;
+  std::string out = names.empty() ? "no library" : names.front();
+  if (!said.empty()) return input_error(out + " cannot be loaded: " + said);
+  out += " is not found: neither where the loader looks";
+  for (const std::string& folder : asked) out += ", nor in " + folder;
+  for (const std::string& folder : places) out += ", nor in " + folder;
+  return input_error(out + "; name its folder in " + kLibraryPath);
+}
+
+void* find_symbol(void* library, const char* name) { return dlsym(library, name); }
+
+}  // namespace foretrain

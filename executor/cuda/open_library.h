@@ -1,0 +1,34 @@
+// Shared libraries that a machine may have or not, loaded when they are asked for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sim/base/result.h"
+
+namespace foretrain {
+
+/// The variable that names folders to look for libraries in, with colons between.
+inline constexpr const char* kLibraryPath = "FORETRAIN_LIBRARY_PATH";
+
+/// Loads the first of `names` that is there: in the folders of FORETRAIN_LIBRARY_PATH, else where
+/// the loader looks, else in `places`. The error says where it looked, and what the loader said of
+/// a file that is there. It stays loaded.
+Result<void*> open_library(const std::vector<std::string>& names,
+                           const std::vector<std::string>& places);
+
+/// Folders of libraries that Python packages brought (site-packages/nvidia/*/lib), and those of
+/// CUDA toolkits with their extras, as far as they exist.
+std::vector<std::string> library_places();
+
+/// Where a library has a name; none where it has not.
+void* find_symbol(void* library, const char* name);
+
+/// Whether the library has the function, which `out` then is.
+template <typename Function>
+bool find_function(void* library, const char* name, Function& out) {
+  out = reinterpret_cast<Function>(find_symbol(library, name));
+  return out != nullptr;
+}
+
+}  // namespace foretrain
