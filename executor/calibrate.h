@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,8 @@ struct CalibrateOptions {
   std::shared_ptr<StateReader> state;
   std::string no_state;
   std::function<bool()> interrupted;
+  /// No operation is begun after it.
+  std::optional<std::chrono::steady_clock::time_point> deadline;
   std::function<void(double)> rest;  ///< a pause of so many s; none: sleeps
   /// Operations done, in all, and the next one's shape; on rank 0.
   std::function<void(std::size_t, std::size_t, const std::string&)> progress;
@@ -65,7 +68,7 @@ class Calibration {
               Transport& transport, CalibrateOptions options);
 
   /// Adds samples to rank 0's `profile`; what it had at the first round is not measured (unless
-  /// `again`). All ranks call it. False when interrupted.
+  /// `again`). All ranks call it. False when interrupted, or out of time.
   Result<bool> round(Profile& profile);
 
  private:
@@ -95,7 +98,10 @@ class Calibration {
   Result<double> guess_seconds(std::size_t i, const Sample* burst);
   void look(bool surely);
   void describe_machine(Profile& profile) const;
-  bool stop_asked() const { return x_options.interrupted && x_options.interrupted(); }
+  bool stop_asked() const {
+    return (x_options.interrupted && x_options.interrupted()) ||
+           (x_options.deadline && Clock::now() >= *x_options.deadline);
+  }
 
   const std::vector<MicroOp>& x_ops;
   std::int64_t x_ranks;

@@ -102,13 +102,14 @@ Status Calibration::measure_beside(std::size_t i, Sample& out) {
   bool more = true;
   for (int pairs = 1; more; ++pairs) {
     FT_TRY(step(*rank, i, turns.members, &alone));
-    FT_TRY(rank->hold_sms(micro.key.sms));
+    FT_TRY(rank->hold_sms(micro.key.sms, !micro.key.spin));
     FT_TRY(step(*rank, i, turns.members, &beside));
     if (x_self.value == 0) {
       Sample without;
       const double spread_alone = summarize(alone, without);
       const double spread = summarize(beside, out);
       out.alone_us = without.price_us();
+      out.beside_gb_per_s = rank->held_gb_per_s();
       const bool enough = pairs >= kFewestPairs;
       const bool over = enough && passed_since(begin) > 2 * x_options.seconds;
       const bool close = enough && spread >= 0 && spread_alone >= 0 &&

@@ -255,16 +255,65 @@ std::vector<MicroOp> distinct_ops(const Workload& workload) {
 }
 
 MicroOp micro_gemm(const Gemm& work, std::int64_t ranks) {
+  const std::int64_t a = work.batch * work.m * work.k;
+  const std::int64_t b = work.batch * work.k * work.n;
+  const std::int64_t c = work.batch * work.m * work.n;
   MicroOp out;
   out.work = work;
   out.key = sample_key(work, ranks);
-  out.buffers = {typed("a", work.m * work.k, work.in), typed("b", work.k * work.n, work.in),
-                 typed("c", work.m * work.n, work.out)};
+  out.buffers = {typed("a", a, work.in), typed("b", b, work.in), typed("c", c, work.out)};
   out.op.name = "gemm";
-  out.op.reads = {whole(0, work.m * work.k, work.in), whole(1, work.k * work.n, work.in)};
-  out.op.writes = {whole(2, work.m * work.n, work.out)};
+  out.op.reads = {whole(0, a, work.in), whole(1, b, work.in)};
+  out.op.writes = {whole(2, c, work.out)};
   if (work.accumulate) out.op.reads.push_back(out.op.writes[0]);
   return out;
+}
+
+MicroOp micro_attention(const Attention& work) {
+  const std::int64_t tokens = work.batch * work.q_len;
+  const std::int64_t qkv = tokens * (work.q_heads + 2 * work.kv_heads) * work.head_dim;
+  const std::int64_t result = tokens * work.q_heads * work.head_dim;
+  const std::int64_t stats = tokens * work.q_heads;
+  MicroOp out;
+  out.work = work;
+  out.key = sample_key(work, 1);
+  out.batch.sequences = work.batch;
+  out.batch.length = work.q_len;
+  out.op.name = "attention";
+  const DType type = work.dtype;
+  if (!work.backward) {
+    out.buffers = {typed("qkv", qkv, type), typed("out", result, type),
+                   typed("statistics", stats, DType::kFp32)};
+    out.op.reads = {whole(0, qkv, type)};
+    out.op.writes = {whole(1, result, type), whole(2, stats)};
+    return out;
+  }
+  out.buffers = {typed("d out", result, type), typed("qkv", qkv, type), typed("out", result, type),
+                 typed("statistics", stats, DType::kFp32), typed("d qkv", qkv, type)};
+  out.op.reads = {whole(0, result, type), whole(1, qkv, type), whole(2, result, type),
+                  whole(3, stats)};
+  out.op.writes = {whole(4, qkv, type)};
+  return out;
+}
+
+Attention cudnn_twin(const Attention& work) {
+  Attention out = work;
+  out.kernel = AttentionKernel::kCudnn;
+  out.heads_split_over = out.sequences_split_over = out.parts_over = out.heads_over = GroupSlot();
+  out.first_sequence = out.head_part = 0;
+  out.head_parts = 1;
+  out.more_kernels = 0;
+  out.more_bytes = 0;
+  if (out.part == ContextPart::kHeads) out.part = ContextPart::kWhole;
+  return out;
+}
+
+bool cudnn_attends(const Attention& w) {
+  constexpr std::int64_t kWidest = 128, kStep = 8;
+  return w.kernel == AttentionKernel::kCudnn && bits_of(w.dtype) == 16 && w.head_dim % kStep == 0 &&
+         w.head_dim <= kWidest && w.value_width() == w.head_dim && w.q_len == w.kv_len &&
+         w.window == 0 && !w.alibi && w.dropout == 0 && w.documents.empty() &&
+         w.part == ContextPart::kWhole && w.step == AttentionStep::kWhole;
 }
 
 MicroOp micro_collective(CollectiveKind kind, std::int64_t count, std::int64_t ranks, DType type) {

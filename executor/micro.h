@@ -23,8 +23,14 @@ struct MicroOp {
 /// keys is that of the Workload, or of the group of a collective.
 std::vector<MicroOp> distinct_ops(const Workload& workload);
 
-/// A GEMM of its own, of its types.
+/// A GEMM of its own, of its types; a batch lies one product after another.
 MicroOp micro_gemm(const Gemm& work, std::int64_t ranks);
+/// Attention over whole sequences of a rank of its own, that saves log-sum-exps.
+MicroOp micro_attention(const Attention& work);
+/// The same by cuDNN, of which the parts of heads and sequences that a rank has tell nothing;
+/// whether cuDNN's graphs have it.
+Attention cudnn_twin(const Attention& work);
+bool cudnn_attends(const Attention& work);
 /// A collective over `ranks` ranks, out of place; a message.
 MicroOp micro_collective(CollectiveKind kind, std::int64_t count, std::int64_t ranks,
                          DType type = DType::kFp32);

@@ -91,4 +91,19 @@ std::map<std::string, std::string> preset_sources(const std::string& folder,
   return out;
 }
 
+NamedGpu gpu_called(const std::string& name) {
+  for (const std::string& device : preset_names("devices")) {
+    const Result<NamedJson> file = load_preset("devices", device, "", "");
+    if (!file.ok()) continue;
+    const Json* const names = file.value().json.find("cuda_names");
+    const Json* const cluster = file.value().json.find("cluster");
+    if (names == nullptr || names->array() == nullptr || cluster == nullptr) continue;
+    const Json::Array& all = *names->array();
+    if (std::find(all.begin(), all.end(), Json(name)) != all.end()) {
+      return {device, *cluster->string()};
+    }
+  }
+  return {};
+}
+
 }  // namespace foretrain

@@ -43,4 +43,10 @@ std::string figures_changed(const std::string& folder, const std::string& name);
 std::map<std::string, std::string> preset_sources(const std::string& folder,
                                                   const std::string& name);
 
+/// The shipped device that CUDA calls `name`, and a cluster of it; empty texts where none is.
+struct NamedGpu {
+  std::string device, cluster;
+};
+NamedGpu gpu_called(const std::string& name);
+
 }  // namespace foretrain

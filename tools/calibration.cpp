@@ -46,7 +46,7 @@ std::vector<std::vector<std::string>> models_of(std::int64_t width, bool on_devi
                  {"precision=\"bf16\"", "batch.sequence=2048", "batch.micro=2", "batch.global=8"});
     model.emplace_back(model[0] == "gpt-small-host" ? "model.n_positions=2048"
                                                     : "model.max_position_embeddings=2048");
-    for (const char* attention : {"flash", "unfused"}) {
+    for (const char* attention : {"flash", "unfused", "cudnn"}) {
       out.push_back(model);
       out.back().push_back(std::string("kernels.attention=\"") + attention + "\"");
     }
@@ -122,19 +122,6 @@ bool has_states(const MicroOp& op) {
   return std::holds_alternative<Gemm>(op.work) || std::holds_alternative<Attention>(op.work);
 }
 
-/// Each such op as a burst, and, behind everything else, sustained.
-void tell_states_apart(bool quick, std::vector<MicroOp>& ops) {
-  std::vector<MicroOp> sustained;
-  for (MicroOp& op : ops) {
-    if (!has_states(op) || op.key.sms > 0) continue;
-    op.key.state = kBurst;
-    if (quick) continue;
-    sustained.push_back(op);
-    sustained.back().key.state = kSustained;
-  }
-  ops.insert(ops.end(), sustained.begin(), sustained.end());
-}
-
 /// The largest op of that name and type; nothing where there is none.
 const MicroOp* largest(const std::vector<MicroOp>& ops, const std::string& name, DType type) {
   const MicroOp* out = nullptr;
@@ -146,7 +133,7 @@ const MicroOp* largest(const std::vector<MicroOp>& ops, const std::string& name,
 }
 
 /// GEMMs of each layout, attention of both passes and a memory-bound kernel, each beside several
-/// numbers of SMs.
+/// numbers of SMs that copy memory, and beside two that spin.
 std::vector<MicroOp> beside_ops(const std::vector<MicroOp>& ops, const CalibrationScope& scope) {
   constexpr std::int64_t kExtent = 4096;
   std::vector<MicroOp> of;
@@ -156,8 +143,9 @@ std::vector<MicroOp> beside_ops(const std::vector<MicroOp>& ops, const Calibrati
         Gemm{kExtent, kExtent, kExtent, 1, pass == 2, pass == 0, false, DType::kBf16, DType::kBf16},
         1));
   }
-  for (const char* name :
-       {"attention causal flash", "attention-backward causal flash", "rms-norm"}) {
+  const std::string kernel = scope.cudnn ? "cudnn" : "flash";
+  for (const std::string& name : {"attention causal " + kernel,
+                                  "attention-backward causal " + kernel, std::string("rms-norm")}) {
     const MicroOp* const found = largest(ops, name, DType::kBf16);
     if (found != nullptr) of.push_back(*found);
   }
@@ -168,6 +156,33 @@ std::vector<MicroOp> beside_ops(const std::vector<MicroOp>& ops, const Calibrati
       out.push_back(op);
       out.back().key.state.clear();
       out.back().key.sms = sms;
+      if (sms != 8 && sms != 24) continue;
+      out.push_back(out.back());
+      out.back().key.spin = true;
+    }
+  }
+  return out;
+}
+
+/// Both passes of causal attention by cuDNN.
+std::vector<MicroOp> attention_grid(bool quick) {
+  std::vector<MicroOp> out;
+  for (const std::int64_t length : {2048, 4096, 8192, 16384}) {
+    for (const std::int64_t head : {128, 64}) {
+      for (const std::int64_t group : {1, 4}) {
+        if (quick && (length == 4096 || (head == 64 && group > 1))) continue;
+        Attention work;
+        work.kernel = AttentionKernel::kCudnn;
+        work.batch = 1;
+        work.q_heads = 2048 / head;
+        work.kv_heads = work.q_heads / group;
+        work.q_len = work.kv_len = length;
+        work.head_dim = head;
+        for (const bool backward : {false, true}) {
+          work.backward = backward;
+          out.push_back(micro_attention(work));
+        }
+      }
     }
   }
   return out;
@@ -245,12 +260,24 @@ Status drop_what_one_rank_has(bool quick, std::vector<MicroOp>& ops) {
 
 }  // namespace
 
+void tell_states_apart(bool quick, std::vector<MicroOp>& ops) {
+  std::vector<MicroOp> sustained;
+  for (MicroOp& op : ops) {
+    if (!has_states(op) || op.key.sms > 0) continue;
+    op.key.state = quick ? kSustained : kBurst;
+    if (quick) continue;
+    sustained.push_back(op);
+    sustained.back().key.state = kSustained;
+  }
+  ops.insert(ops.end(), sustained.begin(), sustained.end());
+}
+
 CalibrationScope scope_of(std::int64_t ranks, bool quick, const CudaModule& cuda) {
-  return {ranks, quick, cuda.devices > 0, multiplies_fp8(cuda), cuda.sms};
+  return {ranks, quick, cuda.devices > 0, multiplies_fp8(cuda), cuda.sms, cuda.cudnn};
 }
 
 Result<std::vector<MicroOp>> calibration_ops(const CalibrationScope& scope) {
-  const auto [ranks, quick, on_device, fp8, sms] = scope;
+  const auto [ranks, quick, on_device, fp8, sms, cudnn] = scope;
   FT_ASSIGN(std::vector<MicroOp> out, model_ops(ranks, quick, on_device));
   append_ops(out, gemm_grid(ranks, quick, on_device));
   if (on_device && fp8 && ranks == 1) {
@@ -260,6 +287,13 @@ Result<std::vector<MicroOp>> calibration_ops(const CalibrationScope& scope) {
         quick ? std::vector<std::int64_t>{4096} : std::vector<std::int64_t>{1024, 4096, 8192},
         grid);
     append_ops(out, std::move(grid));
+  }
+  if (on_device && cudnn && ranks == 1) append_ops(out, attention_grid(quick));
+  if (on_device && !cudnn) {
+    std::erase_if(out, [](const MicroOp& op) {
+      const auto* attention = std::get_if<Attention>(&op.work);
+      return attention != nullptr && attention->kernel == AttentionKernel::kCudnn;
+    });
   }
   if (ranks > 1) append_ops(out, communication_grid(ranks, quick, on_device));
   if (!on_device) return out;
@@ -319,8 +353,8 @@ void append_ops(std::vector<MicroOp>& ops, std::vector<MicroOp> more) {
   }
 }
 
-ProgressLine::ProgressLine(bool quiet)
-    : x_on(!quiet && isatty(STDERR_FILENO) != 0), x_begin(now_seconds()) {}
+ProgressLine::ProgressLine(bool quiet, double budget)
+    : x_on(!quiet && isatty(STDERR_FILENO) != 0), x_begin(now_seconds()), x_budget(budget) {}
 
 ProgressLine::~ProgressLine() {
   if (x_on) std::fprintf(stderr, "\r%*s\r", 78, "");
@@ -329,8 +363,9 @@ ProgressLine::~ProgressLine() {
 void ProgressLine::show(std::size_t done, std::size_t all, const std::string& what) const {
   if (!x_on) return;
   const double passed = now_seconds() - x_begin;
-  const double left =
+  double left =
       done == 0 ? 0 : passed / static_cast<double>(done) * static_cast<double>(all - done);
+  if (x_budget > 0) left = std::min(left, std::max(0.0, x_budget - passed));
   std::fprintf(stderr, "\r%4zu of %zu, %3.0f s left: %-44.44s", done, all, left, what.c_str());
 }
 

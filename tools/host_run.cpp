@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "executor/cuda/device.h"
+#include "hardware/presets.h"
 #include "models/lower.h"
 #include "sim/program/verify.h"
 
@@ -20,6 +21,15 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
                                  std::int64_t ranks, CudaModule cuda) {
   if (ranks > 0) sets.push_back("cluster.accelerators=" + std::to_string(ranks));
   FT_ASSIGN(Run run, load_run(name_or_path, sets));
+  if (cuda.devices > 0 && run.cluster.device.name == "host" && !cuda.device_names.empty()) {
+    // The GPU at hand is what the host's cluster stands for.
+    const NamedGpu gpu = gpu_called(cuda.device_names.front());
+    if (!gpu.cluster.empty()) {
+      sets.push_back("cluster={\"preset\": \"" + gpu.cluster +
+                     "\", \"accelerators\": " + std::to_string(run.cluster.accelerators) + "}");
+      FT_ASSIGN(run, load_run(name_or_path, sets));
+    }
+  }
   if (run.model.is_network()) {
     return unsupported(run.source + ": /model: " + run.model.name +
                        " is a network of layers, which is only simulated; expected a transformer");

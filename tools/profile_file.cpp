@@ -2,6 +2,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "hardware/presets.h"
+#include "sim/base/assets.h"
 #include "tools/run_file.h"
 
 namespace foretrain {
@@ -46,6 +48,10 @@ std::string profile_path(const std::string& name_or_path) {
 
 Result<Profile> load_profile(const std::string& name_or_path, const std::string& where) {
   const std::string path = profile_path(name_or_path);
+  if (path.empty() && !find_asset("profiles/" + name_or_path + ".json").empty()) {
+    FT_ASSIGN(const NamedJson shipped, load_preset("profiles", name_or_path, where, ""));
+    return read_profile(shipped.json, shipped.source);
+  }
   if (path.empty()) {
     return input_error(where + ": no profile \"" + name_or_path +
                        "\" and no such file; `foretrain calibrate --out FILE` measures one");
@@ -73,6 +79,12 @@ Status use_profile(Run& run, const std::string& name_or_path, const std::string&
   run.profile = std::make_shared<const Profile>(std::move(profile));
   run.profile_source = name_or_path;
   return ok_status();
+}
+
+Status use_shipped_profile(Run& run) {
+  const std::string& device = run.cluster.device.name;
+  if (find_asset("profiles/" + device + ".json").empty()) return ok_status();
+  return use_profile(run, device, "/cluster");
 }
 
 PriceOptions price_options(const Run& run) {

@@ -332,7 +332,8 @@ const char* dispatch_key(const Json& run) {
   return compiled ? "compiled_dispatch_us" : "dispatch_us";
 }
 
-/// The RUN's profile, else for the host that of the user's folder, if there is one.
+/// The RUN's profile, else that of the cluster's device in the user's folder, else the shipped one,
+/// if there is one.
 Status find_profile(Run& run, const Json& user, const std::string& source) {
   if (const Json* profile = user.find("profile"); profile != nullptr && !profile->is_null()) {
     if (profile->string() == nullptr) {
@@ -341,9 +342,8 @@ Status find_profile(Run& run, const Json& user, const std::string& source) {
     }
     return use_profile(run, *profile->string(), source + ": /profile");
   }
-  const std::string own = profile_folder() + "/host.json";
-  if (run.cluster.device.name != "host" || !is_file(own)) return ok_status();
-  return use_profile(run, own, own);
+  const std::string own = profile_folder() + "/" + run.cluster.device.name + ".json";
+  return is_file(own) ? use_profile(run, own, own) : use_shipped_profile(run);
 }
 
 }  // namespace

@@ -74,6 +74,8 @@ Result<Profile> load_profile(const std::string& name_or_path, const std::string&
 
 /// Prices the run from a profile; its cluster must be of the device that was measured.
 Status use_profile(Run& run, const std::string& name_or_path, const std::string& where);
+/// The same from the shipped profile of the cluster's device, where there is one.
+Status use_shipped_profile(Run& run);
 
 /// What the run says of the host; nothing faster or slower than it is.
 PriceOptions price_options(const Run& run);

@@ -92,7 +92,7 @@ using Sets = std::vector<std::string>;
 Sets usual_recomputation(const Row& row) {
   Json silent = row.run;
   silent.erase("recompute");
-  const Result<Run> run = resolve_run(silent, row.id, {});
+  const Result<Run> run = resolve_run(silent, row.id, {}, use_shipped_profile);
   const Json* usual = run.ok() ? run.value().resolved.find("recompute") : nullptr;
   return usual == nullptr ? Sets() : Sets{"recompute=" + dump_json(*usual, -1)};
 }
@@ -102,7 +102,7 @@ Result<Prediction> predict_measured(const Row& row, const Run& run, const Predic
   FT_ASSIGN(Prediction as_given, predict(run, options));
   if (as_given.memory.within(kSurelyTooLarge)) return as_given;
   const auto changed = [&run, &options](const Sets& sets) -> Result<Prediction> {
-    FT_ASSIGN(const Run other, resolve_run(run.resolved, run.source, sets));
+    FT_ASSIGN(const Run other, resolve_run(run.resolved, run.source, sets, use_shipped_profile));
     return predict(other, options);
   };
   if (const Sets usual = usual_recomputation(row); !usual.empty()) {
@@ -126,7 +126,7 @@ RowResult score_unguarded(const Row& row) {
     out.reason = error.message;
     return out;
   };
-  const Result<Run> run = resolve_run(row.run, row.id, {});
+  const Result<Run> run = resolve_run(row.run, row.id, {}, use_shipped_profile);
   if (!run.ok()) return refuse(run.error());
   PredictOptions options;
   options.sensitivity = false;

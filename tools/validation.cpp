@@ -4,8 +4,10 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <set>
 
 #include "executor/side_by_side.h"
+#include "hardware/hardware_cost_model.h"
 #include "models/lower.h"
 #include "tools/calibration.h"
 #include "tools/report.h"
@@ -108,6 +110,12 @@ std::string row(const std::string& name, const std::string& a, const std::string
 
 }  // namespace
 
+double Transfer::error_at(double share) const {
+  if (operations.empty()) return 0;
+  const auto last = static_cast<double>(operations.size() - 1);
+  return std::abs(operations[static_cast<std::size_t>(std::lround(share * last))].error());
+}
+
 double Validation::loss_difference() const {
   double worst = 0;
   for (std::size_t i = 0; i < std::min(losses.size(), losses_of_one_rank.size()); ++i) {
@@ -116,13 +124,63 @@ double Validation::loss_difference() const {
   return worst;
 }
 
+namespace {
+
+Result<Prediction> predict_step(const Run& run) {
+  PredictOptions how;
+  how.full = how.timeline = true;
+  how.verify = how.sensitivity = false;
+  return predict(run, how);
+}
+
+/// The profile without what it knows of these very shapes.
+Profile without_shapes(const Profile& profile, const std::vector<MicroOp>& ops,
+                       std::int64_t& held_out) {
+  std::set<std::pair<std::string, std::string>> shapes;
+  for (const MicroOp& op : ops) shapes.insert({op.key.op, op.key.shape});
+  Profile out = profile;
+  held_out = static_cast<std::int64_t>(std::erase_if(out.samples, [&](const auto& entry) {
+    return shapes.contains({entry.first.op, entry.first.shape});
+  }));
+  return out;
+}
+
+/// `measured` has the run's own shapes.
+Result<Transfer> transfer_of(const HostRun& host, const Profile& measured,
+                             const ValidateOptions& options) {
+  Transfer out;
+  out.profile = options.prices_source;
+  const std::vector<MicroOp> ops = distinct_ops(host.workload);
+  Run run = host.run;
+  run.prices_for = PricesFor::kExecution;
+  run.profile =
+      std::make_shared<const Profile>(without_shapes(*options.prices_from, ops, out.held_out));
+  FT_ASSIGN(const Prediction prediction, predict_step(run));
+  out.predicted_s = prediction.iteration_time_s;
+  const auto model = make_cost_model(run.cluster, price_options(run));
+  const ProfileTable table(*run.profile, run.prices_for, model.get());
+  for (const MicroOp& op : ops) {
+    const Sample* const own = measured.priced_by(op.key);
+    const Result<MeasuredPrice> price = table.price(op.work, op.key.ranks);
+    if (own == nullptr || own->price_us() <= 0 || !price.ok()) continue;
+    out.operations.push_back({op.key.shape, price.value().seconds * 1e6, own->price_us()});
+  }
+  std::stable_sort(out.operations.begin(), out.operations.end(),
+                   [](const Transfer::Operation& a, const Transfer::Operation& b) {
+                     return std::abs(a.error()) < std::abs(b.error());
+                   });
+  return out;
+}
+
+}  // namespace
+
 Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions& options) {
   Validation out;
   Profile profile;
-  if (host.run.profile != nullptr) profile = *host.run.profile;
+  if (host.run.profile != nullptr && options.prices_from == nullptr) profile = *host.run.profile;
   const Json here = identity_of(host);
   if (!same_machine(profile.machine, here)) {
-    if (host.run.profile != nullptr && job.speaks() && !options.quiet) {
+    if (!profile.samples.empty() && job.speaks() && !options.quiet) {
       std::fprintf(stderr,
                    "foretrain: %s is of another machine or library; everything is measured anew\n",
                    host.run.profile_source.c_str());
@@ -134,10 +192,10 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
   if (!job.speaks()) return out;
   host.run.profile = std::make_shared<const Profile>(std::move(profile));
   host.run.prices_for = PricesFor::kExecution;
-  PredictOptions how;
-  how.full = how.timeline = true;
-  how.verify = how.sensitivity = false;
-  FT_ASSIGN(const Prediction prediction, predict(host.run, how));
+  FT_ASSIGN(const Prediction prediction, predict_step(host.run));
+  if (options.prices_from != nullptr) {
+    FT_ASSIGN(out.transfer, transfer_of(host, *host.run.profile, options));
+  }
   out.predicted_s = prediction.iteration_time_s;
   out.provenance = prediction.provenance;
   out.executed = count_steps(executed);
@@ -148,6 +206,48 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
             train_on_one(host, std::min<std::size_t>(3, out.losses.size())));
   return out;
 }
+
+namespace {
+
+std::string transfer_text(const Transfer& transfer, double executed_s) {
+  std::string out = row("step from other shapes", seconds_text(transfer.predicted_s),
+                        seconds_text(executed_s), share(transfer.predicted_s, executed_s));
+  out += "Composition: the step, by prices of its own shapes. Transfer: from " + transfer.profile +
+         ", " + std::to_string(transfer.held_out) + " samples of these shapes left out; of " +
+         std::to_string(transfer.operations.size()) + " operations the price is off by " +
+         fixed(100 * transfer.error_at(0.5), 1) + " % in the median, " +
+         fixed(100 * transfer.error_at(0.9), 1) + " % at the 90th percentile.\n";
+  if (transfer.operations.empty()) return out;
+  const Transfer::Operation& worst = transfer.operations.back();
+  return out + "Worst: " + worst.work + ", " + fixed(worst.predicted_us, 1) + " us, measured " +
+         fixed(worst.measured_us, 1) + " us.\n";
+}
+
+Json transfer_json(const Transfer& transfer, double executed_s) {
+  Json out{Json::Object{}};
+  out.set("profile", transfer.profile);
+  out.set("held_out", transfer.held_out);
+  Json predicted{Json::Object{}};
+  predicted.set("step_time_s", transfer.predicted_s);
+  out.set("predicted", std::move(predicted));
+  Json error{Json::Object{}};
+  error.set("step_time_s", transfer.predicted_s / executed_s - 1);
+  error.set("operations_median", transfer.error_at(0.5));
+  error.set("operations_p90", transfer.error_at(0.9));
+  Json::Array operations;
+  for (const Transfer::Operation& one : transfer.operations) {
+    Json item{Json::Object{}};
+    item.set("work", one.work);
+    item.set("predicted_us", one.predicted_us);
+    item.set("measured_us", one.measured_us);
+    operations.push_back(std::move(item));
+  }
+  error.set("by_operation", std::move(operations));
+  out.set("error", std::move(error));
+  return out;
+}
+
+}  // namespace
 
 std::string validation_table(const HostRun& host, const Job& job, const Validation& result) {
   std::string out = host.run.name + ": " + std::to_string(job.ranks) +
@@ -161,6 +261,7 @@ std::string validation_table(const HostRun& host, const Job& job, const Validati
   const CountedSteps& e = result.executed;
   out += row("step", seconds_text(result.predicted_s), seconds_text(e.median_s),
              share(result.predicted_s, e.median_s));
+  if (result.transfer) out += transfer_text(*result.transfer, e.median_s);
   out += "Families are sums over all ranks; the step is the median of " +
          std::to_string(e.counted) + (e.busy ? "" : " clean") + " steps, spread " +
          fixed(100 * e.spread, 1) + " %.\n" + std::to_string(result.measured_now) +
@@ -222,6 +323,9 @@ Json validation_json(const HostRun& host, const Validation& result) {
   out.set("predicted", std::move(predicted));
   out.set("executed", std::move(executed));
   out.set("error", std::move(error));
+  if (result.transfer) {
+    out.set("transfer", transfer_json(*result.transfer, result.executed.median_s));
+  }
   out.set("numerics", std::move(numerics));
   out.set("machine", identity_of(host));
   out.set("revision", kRevision);

@@ -1,11 +1,14 @@
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 
 #include "executor/kernels.h"
+#include "hardware/presets.h"
 #include "tools/calibration.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/report.h"
+#include "tools/run_shapes.h"
 #include "tools/version.h"
 
 namespace foretrain {
@@ -15,12 +18,23 @@ CalibrateOptions options_of(const CalibrateArgs& args, const CudaModule& cuda) {
   CalibrateOptions out = cuda.devices > 0 ? options_on_device(cuda) : options_on_host();
   out.seconds = args.quick ? 0.05 : 0.25;
   out.spread = args.quick ? 0.1 : 0.03;
+  if (cuda.devices > 0 && (args.quick || args.budget > 0)) {
+    // One op after another keeps the device warm: less to wait for.
+    out.settle = 0.15;
+    out.window = 0.1;
+    out.most_settle = 1.5;
+  }
   out.interrupted = interrupted;
+  if (args.budget > 0) {
+    out.deadline = std::chrono::steady_clock::now() +
+                   std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                       std::chrono::duration<double>(args.budget));
+  }
   return out;
 }
 
 /// Where to write, its folder made if it is the user's own.
-Result<std::string> output_path(const CalibrateArgs& args) {
+Result<std::string> output_path(const CalibrateArgs& args, const std::string& device) {
   if (!args.out.empty()) return args.out;
   const std::string folder = profile_folder();
   if (folder.empty()) {
@@ -30,25 +44,48 @@ Result<std::string> output_path(const CalibrateArgs& args) {
   std::filesystem::create_directories(folder, error);
   if (error) return input_error(folder + ": " + error.message());
   const std::string kind = args.device == "host" ? args.blas : "";
-  return folder + "/" + args.device + (kind.empty() ? "" : "-" + kind) + ".json";
+  return folder + "/" + device + (kind.empty() ? "" : "-" + kind) + ".json";
 }
 
-Json identity(const CalibrateArgs& args, const CudaModule& cuda, Bytes rotation) {
-  Json out = cuda.devices > 0 ? device_identity(cuda, args.name) : machine_identity();
-  out.set("command", std::string("foretrain calibrate") + (args.quick ? " --quick" : "") +
-                         (args.blas.empty() ? "" : " --blas " + args.blas));
+/// The device of clusters that the profile is of.
+Result<std::string> device_name(const CalibrateArgs& args, const CudaModule& cuda) {
+  if (cuda.devices == 0) return std::string("host");
+  if (!args.name.empty()) return args.name;
+  const std::string called = cuda.device_names.empty() ? "" : cuda.device_names.front();
+  const NamedGpu known = gpu_called(called);
+  if (!known.device.empty()) return known.device;
+  return input_error("--device cuda: no shipped device is called \"" + called +
+                     "\" by its driver; --name DEVICE says which device of clusters it is "
+                     "(`foretrain list devices`, or a name of a file of your own)");
+}
+
+std::string command_of(const CalibrateArgs& args) {
+  std::string out = "foretrain calibrate";
+  if (args.device != "host") out += " --device " + args.device;
+  if (args.quick) out += " --quick";
+  if (!args.blas.empty()) out += " --blas " + args.blas;
+  if (!args.shapes_of.empty()) out += " --shapes-of";
+  for (const std::string& run : args.shapes_of) out += " " + run;
+  return args.budget > 0 ? out + " --budget " + fixed(args.budget, 0) : out;
+}
+
+Json identity(const CalibrateArgs& args, const CudaModule& cuda, const std::string& device,
+              Bytes rotation) {
+  Json out = cuda.devices > 0 ? device_identity(cuda, device) : machine_identity();
+  out.set("command", command_of(args));
   out.set("foretrain", std::string(kVersion) + " (" + kRevision + ")");
-  if (cuda.devices > 0) out.set("states", args.quick ? kBurst : "burst, sustained");
+  if (cuda.devices > 0)
+    out.set("states", args.quick || args.budget > 0 ? kSustained : "burst, sustained");
   out.set("rotation_kib", static_cast<std::int64_t>(rotation / 1024));
   return out;
 }
 
 /// What there is to go on from.
 Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path,
-                              const CudaModule& cuda, Bytes rotation) {
+                              const Json& identity) {
   std::error_code ignored;
   Profile fresh;
-  fresh.machine = identity(args, cuda, rotation);
+  fresh.machine = identity;
   if (!args.resume || !std::filesystem::exists(path, ignored)) return fresh;
   FT_ASSIGN(Profile old, load_profile(path, "--out"));
   if (!args.force && !same_machine(old.machine, fresh.machine)) {
@@ -64,10 +101,18 @@ Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path
   return old;
 }
 
+Result<std::vector<MicroOp>> ops_of(const CalibrateArgs& args, const CalibrationScope& scope) {
+  if (args.shapes_of.empty()) return calibration_ops(scope);
+  FT_ASSIGN(std::vector<MicroOp> out, shapes_of_runs(args.shapes_of, scope));
+  if (scope.on_device) tell_states_apart(true, out);
+  return out;
+}
+
 Status measure(const CalibrateArgs& args, std::int64_t ranks, const std::string& path,
                const CudaModule& cuda, CalibrateOptions options, Profile& profile) {
-  FT_ASSIGN(const std::vector<MicroOp> ops, calibration_ops(scope_of(ranks, args.quick, cuda)));
-  ProgressLine line(args.quiet);
+  FT_ASSIGN(const std::vector<MicroOp> ops, ops_of(args, scope_of(ranks, args.quick, cuda)));
+  if (ops.empty()) return ok_status();
+  ProgressLine line(args.quiet, args.budget);
   options.progress = [&line](std::size_t done, std::size_t all, const std::string& what) {
     line.show(done, all, what);
   };
@@ -89,7 +134,7 @@ Status measure(const CalibrateArgs& args, std::int64_t ranks, const std::string&
 /// Two ranks at once: what they do to each other, and how they talk.
 Status measure_pair(const CalibrateArgs& args, const std::string& path, const CudaModule& cuda,
                     const CalibrateOptions& options, Profile& profile) {
-  if (args.device == "cuda" && cuda.devices < 2) return ok_status();
+  if (args.device == "cuda" && (cuda.devices < 2 || !args.shapes_of.empty())) return ok_status();
 
   const Status mpi = check_mpi();
   if (args.threads || !mpi.ok()) {
@@ -105,6 +150,14 @@ Status measure_pair(const CalibrateArgs& args, const std::string& path, const Cu
   if (!args.blas.empty()) words.insert(words.end(), {"--blas", args.blas});
   if (args.quick) words.emplace_back("--quick");
   if (args.quiet) words.emplace_back("--quiet");
+  if (!args.shapes_of.empty()) words.emplace_back("--shapes-of");
+  words.insert(words.end(), args.shapes_of.begin(), args.shapes_of.end());
+  if (options.deadline) {
+    const auto left = *options.deadline - std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(left).count();
+    if (seconds < 1) return ok_status();
+    words.insert(words.end(), {"--budget", fixed(seconds, 3)});
+  }
   FT_ASSIGN(const int code, run_under_mpirun(2, words));
   if (code != 0 && !interrupted()) {
     return input_error("the MPI job that measures two ranks ended with exit code " +
@@ -149,6 +202,26 @@ std::string summary(const Profile& profile, const std::string& path) {
          left_out(profile);
 }
 
+/// Where more ranks measure together than this machine is asked for.
+Status check_runs(const CalibrateArgs& args) {
+  if (args.device != "host") return ok_status();
+  for (const std::string& run : args.shapes_of) {
+    FT_ASSIGN(const std::int64_t ranks, ranks_of_run(run));
+    if (ranks <= 2) continue;
+    return input_error("--shapes-of " + run + ": the run has " + std::to_string(ranks) +
+                       " ranks, the host is measured with one and two; give a run of as many");
+  }
+  return ok_status();
+}
+
+bool measures_pair(const CalibrateArgs& args) {
+  if (args.shapes_of.empty() || args.device != "host") return true;
+  return std::any_of(args.shapes_of.begin(), args.shapes_of.end(), [](const std::string& run) {
+    const Result<std::int64_t> ranks = ranks_of_run(run);
+    return ranks.ok() && ranks.value() == 2;
+  });
+}
+
 }  // namespace
 
 Status calibrate(const CalibrateArgs& args) {
@@ -157,20 +230,27 @@ Status calibrate(const CalibrateArgs& args) {
   if (!args.name.empty() && cuda.devices == 0) {
     return input_error("--name: the host's profile is of device \"host\"; leave it out");
   }
-  FT_ASSIGN(const std::string path, output_path(args));
+  FT_TRY(check_runs(args));
+  FT_ASSIGN(const std::string device, device_name(args, cuda));
+  FT_ASSIGN(const std::string path, output_path(args, device));
   note_interrupts();
   const CalibrateOptions options = options_of(args, cuda);
-  FT_ASSIGN(Profile profile, begin_profile(args, path, cuda, options.rotation));
+  FT_ASSIGN(Profile profile,
+            begin_profile(args, path, identity(args, cuda, device, options.rotation)));
   if (args.worker_ranks > 0) return measure(args, args.worker_ranks, path, cuda, options, profile);
   FT_TRY(measure(args, 1, path, cuda, options, profile));
-  if (!interrupted()) FT_TRY(measure_pair(args, path, cuda, options, profile));
+  if (!interrupted() && measures_pair(args)) {
+    FT_TRY(measure_pair(args, path, cuda, options, profile));
+  }
   if (interrupted()) {
     return input_error("interrupted; " + std::to_string(profile.samples.size()) +
                        " operations are in " + path + ", --resume goes on");
   }
   if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(to_json(profile)) + "\n"));
   if (args.json == "-") return ok_status();
-  return print(args.quiet, summary(profile, path));
+  const bool late = options.deadline && std::chrono::steady_clock::now() >= *options.deadline;
+  return print(args.quiet,
+               summary(profile, path) + (late ? "stopped at the budget; --resume goes on\n" : ""));
 }
 
 }  // namespace foretrain

@@ -119,6 +119,10 @@ Verb add_validate(CLI::App& app, foretrain::ValidateArgs& args) {
   verb->add_option("--profile", args.profile,
                    "Start from these prices and measure only what they lack")
       ->type_name("FILE");
+  verb->add_option("--prices-from", args.prices_from,
+                   "Predict also from this profile as if it had never seen the run's shapes: how "
+                   "far its prices transfer")
+      ->type_name("FILE");
   verb->add_option("--seconds-per-op", args.seconds_per_op, "Time to measure one operation")
       ->check(CLI::Range(0.001, 60.0))
       ->capture_default_str();
@@ -133,20 +137,28 @@ Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
   CLI::App* verb = app.add_subcommand("calibrate", "Measure this machine into a profile");
   verb->footer(
       "Interrupt it at any time: what is measured is kept, --resume goes on.\n"
-      "Example:\n  foretrain calibrate --quick --out here.json\n"
-      "  foretrain simulate gpt-small-host --profile here.json");
+      "Examples:\n  foretrain calibrate --quick --out here.json\n"
+      "  foretrain simulate gpt-small-host --profile here.json\n"
+      "  foretrain calibrate --device cuda --shapes-of llama-3-8b-8-h100 --budget 120");
   add_device(verb, args.device);
   add_blas(verb, args.blas);
   verb->add_option(
           "--out", args.out,
           "The profile (default, in the user's data folder: host.json, host-NAME.json with "
-          "--blas NAME, or cuda.json)")
+          "--blas NAME, or that of the device, e.g. h100-sxm-80gb.json)")
       ->type_name("FILE");
   verb->add_option("--name", args.name,
                    "With --device cuda: the device preset that the profile is of, e.g. "
-                   "h100-sxm-80gb (default: what the driver calls it)");
+                   "h100-sxm-80gb (default: the preset that the driver's name belongs to)");
+  verb->add_option("--shapes-of", args.shapes_of,
+                   "Measure the operations of these RUNs, the most costly first, in place of the "
+                   "usual ones; on a device, of runs of any size")
+      ->type_name("RUN");
+  verb->add_option("--budget", args.budget, "Stop after so many seconds with what is measured")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(1.0, 1e6));
   verb->add_flag("--quick", args.quick,
-                 "Fewer shapes, less time for each; on a device bursts only, nothing sustained");
+                 "Fewer shapes, less time for each; on a device sustained only, no bursts");
   verb->add_flag("--resume", args.resume, "Keep what the profile has, measure what it lacks");
   verb->add_flag("--force", args.force, "Resume the profile of another machine all the same");
   verb->add_flag("--threads", args.threads, "Ranks as threads of one process, without MPI");

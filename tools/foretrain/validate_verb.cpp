@@ -20,7 +20,14 @@ Status validate(const ValidateArgs& args) {
   options.seconds_per_op = args.seconds_per_op;
   options.quiet = e.quiet;
   if (!args.profile.empty()) FT_TRY(use_profile(host.run, args.profile, "--profile"));
-  FT_TRY(check_outputs(outputs, {profile_path(host.run.profile_source)}));
+  if (!args.prices_from.empty()) {
+    Run other = host.run;
+    FT_TRY(use_profile(other, args.prices_from, "--prices-from"));
+    options.prices_from = other.profile;
+    options.prices_source = args.prices_from;
+  }
+  FT_TRY(check_outputs(outputs,
+                       {profile_path(host.run.profile_source), profile_path(args.prices_from)}));
   FT_ASSIGN(Job job, start_job(host.workload, e.threads, e.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (job.speaks()) warn_of_idle_keys(e.quiet, host.run);

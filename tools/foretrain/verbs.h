@@ -36,6 +36,8 @@ Status execute(const ExecuteArgs& args);
 struct CalibrateArgs {
   std::string device = "host", blas, out, json;
   std::string name;  ///< the device of clusters that a CUDA profile prices
+  std::vector<std::string> shapes_of;  ///< RUNs whose operations are measured, not the usual ones
+  double budget = 0;                   ///< s; 0: as long as it takes
   bool quick = false, resume = false, force = false, threads = false, quiet = false;
   std::int64_t worker_ranks = 0;  ///< > 0: one of so many ranks that measure together
 };
@@ -44,6 +46,7 @@ Status calibrate(const CalibrateArgs& args);
 struct ValidateArgs {
   ExecuteArgs execute;
   std::string profile;
+  std::string prices_from;  ///< a profile that must not have seen the run's shapes
   double seconds_per_op = 0.3;
   double max_error = -1;  ///< < 0: report only; else the largest error of the step, in percent
 };
