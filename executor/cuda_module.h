@@ -20,7 +20,7 @@ struct CudaModule {
   int sms = 0;                ///< of the first device
   int capability = 0;      ///< likewise, 10 times the major number and the minor one: 89, 90, 100
   Bytes cache_bytes = 0;   ///< L2 of the first device
-  bool cudnn = false;      ///< whether it was built with cuDNN
+  bool cudnn = false;      ///< whether it was built with cuDNN and has found the library
   std::string no_records;  ///< why it has no CUPTI records; empty where it has
   /// Rank r on device `device_of(r)`. Ranks share what they need of their device with those that
   /// come after them (handles, plans, memory, communicators of the same transport); that ends with

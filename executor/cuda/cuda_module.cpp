@@ -3,10 +3,6 @@
 
 #include <cublasLt.h>
 
-#ifdef FORETRAIN_CUDNN
-#include <cudnn.h>
-#endif
-
 #include <array>
 #include <cstdlib>
 #include <memory>
@@ -17,16 +13,22 @@
 #include "executor/cuda/activity.h"
 #endif
 #include "executor/cuda/cuda_device.h"
+#ifdef FORETRAIN_CUDNN
+#include "executor/cuda/cudnn_api.h"
+#endif
 #include "executor/cuda/device_rank.h"
 
 namespace foretrain {
 namespace {
 
 #ifdef FORETRAIN_CUDNN
-constexpr bool kCudnn = true;
-std::string cudnn_version() { return ", cuDNN " + std::to_string(cudnnGetVersion()); }
+bool has_cudnn() { return open_cudnn().ok(); }
+std::string cudnn_version() {
+  if (!has_cudnn()) return "";
+  return ", cuDNN " + std::to_string(cudnn_api().get_version());
+}
 #else
-constexpr bool kCudnn = false;
+bool has_cudnn() { return false; }
 std::string cudnn_version() { return ""; }
 #endif
 
@@ -105,7 +107,7 @@ extern "C" __attribute__((visibility("default"))) void foretrain_open_cuda(
     }
   }
   module.versions = foretrain::versions();
-  module.cudnn = foretrain::kCudnn;
+  module.cudnn = foretrain::has_cudnn();
   module.no_records = foretrain::no_records();
   module.make_rank = foretrain::rank_maker();
 }

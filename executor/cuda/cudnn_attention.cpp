@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "executor/cuda/cudnn_api.h"
+
 namespace foretrain {
 namespace {
 
@@ -153,6 +155,7 @@ void build_backward(const Attention& w, const Layout& l, CudnnAttention& out) {
 
 Result<std::unique_ptr<CudnnAttention>> build_cudnn_attention(const Attention& w,
                                                               cudnnHandle_t handle) {
+  FT_TRY(open_cudnn());
   auto out = std::make_unique<CudnnAttention>();
   const Layout layout(w);
   w.backward ? build_backward(w, layout, *out) : build_forward(w, layout, *out);
@@ -167,15 +170,16 @@ Result<std::unique_ptr<CudnnAttention>> build_cudnn_attention(const Attention& w
 }
 
 Result<std::unique_ptr<Cudnn>> Cudnn::create() {
+  FT_TRY(open_cudnn());
   std::unique_ptr<Cudnn> out(new Cudnn());
-  const cudnnStatus_t status = cudnnCreate(&out->x_handle);
+  const cudnnStatus_t status = cudnn_api().create(&out->x_handle);
   if (status != CUDNN_STATUS_SUCCESS) return input_error("cuDNN: handle: " + text_of(status));
   return out;
 }
 
 Cudnn::~Cudnn() {
   x_made.clear();
-  if (x_handle != nullptr) cudnnDestroy(x_handle);
+  if (x_handle != nullptr) cudnn_api().destroy(x_handle);
 }
 
 Result<const CudnnAttention*> Cudnn::attention(const Attention& work) {
@@ -195,7 +199,7 @@ std::size_t Cudnn::scratch_bytes(const CudnnAttention& made) {
 
 Status Cudnn::run(const Attention& w, const CudnnAttention& made, const DeviceOperands& x,
                   void* scratch, cudaStream_t stream) {
-  if (const cudnnStatus_t status = cudnnSetStream(x_handle, stream);
+  if (const cudnnStatus_t status = cudnn_api().set_stream(x_handle, stream);
       status != CUDNN_STATUS_SUCCESS) {
     return input_error("cuDNN: stream: " + text_of(status));
   }

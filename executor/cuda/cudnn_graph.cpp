@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "executor/cuda/cudnn_api.h"
+
 namespace foretrain {
 namespace {
 
@@ -17,8 +19,8 @@ Dims packed(const Dims& dims) {
 
 std::string text_of(cudnnStatus_t status) {
   std::array<char, 512> more{};
-  cudnnGetLastErrorString(more.data(), more.size());
-  return std::string(cudnnGetErrorString(status)) + (more[0] == 0 ? "" : ": ") + more.data();
+  cudnn_api().last_error_string(more.data(), more.size());
+  return std::string(cudnn_api().error_string(status)) + (more[0] == 0 ? "" : ": ") + more.data();
 }
 
 CudnnGraph::CudnnGraph() = default;
@@ -31,17 +33,17 @@ void CudnnGraph::note(cudnnStatus_t status, const char* what) {
 
 CudnnGraph::Descriptor CudnnGraph::make(cudnnBackendDescriptorType_t type) {
   cudnnBackendDescriptor_t made = nullptr;
-  note(cudnnBackendCreateDescriptor(type, &made), "descriptor");
+  note(cudnn_api().create_descriptor(type, &made), "descriptor");
   return {made, [](void* of) {
-            if (of != nullptr) cudnnBackendDestroyDescriptor(of);
+            if (of != nullptr) cudnn_api().destroy_descriptor(of);
           }};
 }
 
 void CudnnGraph::set(const Descriptor& of, int name, cudnnBackendAttributeType_t type,
                      std::int64_t count, const void* values) {
   if (of == nullptr) return;
-  note(cudnnBackendSetAttribute(of.get(), static_cast<cudnnBackendAttributeName_t>(name), type,
-                                count, values),
+  note(cudnn_api().set_attribute(of.get(), static_cast<cudnnBackendAttributeName_t>(name), type,
+                                 count, values),
        "attribute");
 }
 
@@ -51,7 +53,7 @@ void CudnnGraph::link(const Descriptor& of, int name, const Descriptor& to) {
 }
 
 void CudnnGraph::close(const Descriptor& of, const char* what) {
-  if (of != nullptr) note(cudnnBackendFinalize(of.get()), what);
+  if (of != nullptr) note(cudnn_api().finalize(of.get()), what);
 }
 
 CudnnGraph::Tensor CudnnGraph::add(const Dims& dims, const Dims& strides, cudnnDataType_t type,
@@ -196,8 +198,8 @@ Status CudnnGraph::choose_by(cudnnHandle_t handle, cudnnBackendHeurMode_t mode) 
     places.push_back(found.back().get());
   }
   std::int64_t count = 0;
-  note(cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                CUDNN_TYPE_BACKEND_DESCRIPTOR, kMost, &count, places.data()),
+  note(cudnn_api().get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, kMost, &count, places.data()),
        "heuristic");
   for (std::int64_t i = 0; i < std::min(count, kMost); ++i) {
     x_problem.clear();
@@ -207,8 +209,8 @@ Status CudnnGraph::choose_by(cudnnHandle_t handle, cudnnBackendHeurMode_t mode) 
     close(plan, "plan");
     if (!x_problem.empty()) continue;
     std::int64_t one = 0;
-    note(cudnnBackendGetAttribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                  CUDNN_TYPE_INT64, 1, &one, &x_workspace),
+    note(cudnn_api().get_attribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                   CUDNN_TYPE_INT64, 1, &one, &x_workspace),
          "workspace");
     if (!x_problem.empty()) continue;
     x_plan = plan;
@@ -231,19 +233,20 @@ Status CudnnGraph::run(cudnnHandle_t handle, const std::map<Tensor, void*>& memo
     places.push_back(&value);
   }
   cudnnBackendDescriptor_t pack = nullptr;
-  cudnnStatus_t status = cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
+  cudnnStatus_t status =
+      cudnn_api().create_descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
   const auto set_pack = [&](cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                             std::size_t count, const void* values) {
     if (status != CUDNN_STATUS_SUCCESS) return;
-    status = cudnnBackendSetAttribute(pack, name, type, static_cast<std::int64_t>(count), values);
+    status = cudnn_api().set_attribute(pack, name, type, static_cast<std::int64_t>(count), values);
   };
   set_pack(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.size(), ids.data());
   set_pack(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, places.size(),
            places.data());
   set_pack(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
-  if (status == CUDNN_STATUS_SUCCESS) status = cudnnBackendFinalize(pack);
-  if (status == CUDNN_STATUS_SUCCESS) status = cudnnBackendExecute(handle, x_plan.get(), pack);
-  if (pack != nullptr) cudnnBackendDestroyDescriptor(pack);
+  if (status == CUDNN_STATUS_SUCCESS) status = cudnn_api().finalize(pack);
+  if (status == CUDNN_STATUS_SUCCESS) status = cudnn_api().execute(handle, x_plan.get(), pack);
+  if (pack != nullptr) cudnn_api().destroy_descriptor(pack);
   if (status == CUDNN_STATUS_SUCCESS) return ok_status();
   return input_error("cuDNN: attention: " + text_of(status));
 }

@@ -20,6 +20,7 @@ std::string text_of(cudnnStatus_t status);
 /// Four dimensions, outermost first.
 using Dims = std::array<std::int64_t, 4>;
 
+/// Of a process that has opened the library.
 class CudnnGraph {
  public:
   using Tensor = std::int64_t;  ///< its identity in this graph

@@ -2,6 +2,7 @@
 // a device; which engine takes a graph, and its numbers, only a device can tell.
 #include <gtest/gtest.h>
 
+#include "executor/cuda/cudnn_api.h"
 #include "executor/cuda/cudnn_attention.h"
 #include "tests/execution/device_plans.h"
 
@@ -45,6 +46,7 @@ TEST(CudnnGraph, FinishesWithoutADevice) {
 
 // The graph is checked: keys of another length do not multiply.
 TEST(CudnnGraph, WrongShapesAreFound) {
+  ASSERT_TRUE(open_cudnn().ok());
   CudnnGraph graph;
   const auto a = graph.tensor({1, 1, 16, 64}, {1024, 1024, 64, 1}, CUDNN_DATA_HALF);
   const auto b = graph.tensor({1, 1, 32, 16}, {512, 512, 16, 1}, CUDNN_DATA_HALF);

@@ -23,14 +23,22 @@ if(CMAKE_CUDA_COMPILER)
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit 12 QUIET)
-  # Optional, and loaded at run time: without its header the backend runs one rank.
-  find_path(nccl_include nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-  # Optional: without cuDNN `kernels.attention: cudnn` is refused on devices.
-  find_path(cudnn_include cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-  find_library(cudnn_library cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
-  # Optional, and loaded at run time: without its headers times are those of events.
+  # Optional, and loaded at run time, so headers are enough: without NCCL's the backend runs one
+  # rank, without cuDNN's `kernels.attention: cudnn` is refused on devices, without CUPTI's times are
+  # those of events. Python's packages have headers and libraries too.
+  file(GLOB python_includes LIST_DIRECTORIES TRUE
+       $ENV{VIRTUAL_ENV}/lib/python3*/site-packages/nvidia/*/include
+       $ENV{CONDA_PREFIX}/lib/python3*/site-packages/nvidia/*/include
+       $ENV{HOME}/.local/lib/python3*/site-packages/nvidia/*/include
+       /usr/local/lib/python3*/dist-packages/nvidia/*/include
+       /usr/local/lib/python3*/site-packages/nvidia/*/include
+       /usr/lib/python3*/dist-packages/nvidia/*/include
+       /opt/conda/lib/python3*/site-packages/nvidia/*/include)
+  find_path(nccl_include nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS ${python_includes})
+  find_path(cudnn_include cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS ${python_includes})
   find_path(cupti_include cupti.h HINTS ${CUDAToolkit_INCLUDE_DIRS}
-            ${CUDAToolkit_TARGET_DIR}/extras/CUPTI/include)
+            ${CUDAToolkit_TARGET_DIR}/extras/CUPTI/include
+            PATHS ${python_includes})
   if(NOT TARGET CUDA::cublasLt)
     string(APPEND missing " cuBLASLt")
   endif()
