@@ -30,22 +30,42 @@ std::vector<std::vector<std::string>> plans_of(std::int64_t ranks) {
            "gradients.bucket_elements=1000000"}};
 }
 
-/// What a small model of that width is made of, and its plan's common part.
-std::vector<std::vector<std::string>> models_of(std::int64_t width, bool on_device) {
-  const std::string h = std::to_string(width);
-  const std::string heads = std::to_string(width / 64);
-  std::vector<std::string> gpt = {"gpt-small-host", "model.n_embd=" + h, "model.n_head=" + heads,
-                                  "model.n_layer=2"};
-  std::vector<std::string> llama = {
-      "llama-small-host", "model.hidden_size=" + h, "model.num_attention_heads=" + heads,
-      "model.intermediate_size=" + std::to_string(3 * width), "model.num_hidden_layers=2"};
-  if (!on_device) return {gpt, llama};
+/// A small model's sizes: no extent of one is that of another, so that each kernel is measured at
+/// several.
+struct ModelSizes {
+  std::int64_t width = 0, length = 0, vocabulary = 0;
+};
+
+std::vector<ModelSizes> sizes_of(bool quick, bool on_device) {
+  if (on_device && quick) return {{1024, 2048, 4096}};
+  if (on_device) return {{1024, 2048, 4096}, {4096, 4096, 32768}};
+  if (quick) return {{256, 256, 4096}};
+  return {{128, 128, 1024}, {256, 256, 4096}, {512, 512, 8192}};
+}
+
+/// What small models of these sizes are made of, and their plan's common part.
+std::vector<std::vector<std::string>> models_of(const ModelSizes& sizes, bool on_device) {
+  const auto set = [](const char* key, std::int64_t value) {
+    return std::string(key) + "=" + std::to_string(value);
+  };
+  const std::vector<std::string> gpt = {"gpt-small-host", set("model.n_embd", sizes.width),
+                                        set("model.n_head", sizes.width / 64), "model.n_layer=2",
+                                        set("model.n_positions", sizes.length)};
+  const std::vector<std::string> llama = {"llama-small-host",
+                                          set("model.hidden_size", sizes.width),
+                                          set("model.num_attention_heads", sizes.width / 64),
+                                          set("model.intermediate_size", 3 * sizes.width),
+                                          "model.num_hidden_layers=2",
+                                          set("model.max_position_embeddings", sizes.length)};
   std::vector<std::vector<std::string>> out;
   for (std::vector<std::string> model : {gpt, llama}) {
-    model.insert(model.end(),
-                 {"precision=\"bf16\"", "batch.sequence=2048", "batch.micro=2", "batch.global=8"});
-    model.emplace_back(model[0] == "gpt-small-host" ? "model.n_positions=2048"
-                                                    : "model.max_position_embeddings=2048");
+    model.push_back(set("batch.sequence", sizes.length));
+    model.push_back(set("model.vocab_size", sizes.vocabulary));
+    if (!on_device) {
+      out.push_back(model);
+      continue;
+    }
+    model.insert(model.end(), {"precision=\"bf16\"", "batch.micro=2", "batch.global=8"});
     for (const char* attention : {"flash", "unfused", "cudnn"}) {
       out.push_back(model);
       out.back().push_back(std::string("kernels.attention=\"") + attention + "\"");
@@ -56,12 +76,8 @@ std::vector<std::vector<std::string>> models_of(std::int64_t width, bool on_devi
 
 Result<std::vector<MicroOp>> model_ops(std::int64_t ranks, bool quick, bool on_device) {
   std::vector<MicroOp> out;
-  std::vector<std::int64_t> widths = {256};
-  if (!quick) widths = {128, 256, 512};
-  if (on_device)
-    widths = quick ? std::vector<std::int64_t>{1024} : std::vector<std::int64_t>{1024, 4096};
-  for (const std::int64_t width : widths) {
-    for (const std::vector<std::string>& model : models_of(width, on_device)) {
+  for (const ModelSizes& sizes : sizes_of(quick, on_device)) {
+    for (const std::vector<std::string>& model : models_of(sizes, on_device)) {
       for (const std::vector<std::string>& plan : plans_of(ranks)) {
         std::vector<std::string> sets(model.begin() + 1, model.end());
         sets.insert(sets.end(), plan.begin(), plan.end());
@@ -80,9 +96,8 @@ constexpr const char* kDeviceWithFp8 = R"(cluster={"preset": "dgx-h100", "accele
 /// The products in fp8 of a model's layers: Programs in fp8 are not executed, their products are
 /// measured.
 Status add_fp8_of_model(bool quick, std::vector<MicroOp>& out) {
-  for (const std::int64_t width : {1024, 4096}) {
-    if (quick && width != 1024) continue;
-    for (std::vector<std::string> model : models_of(width, true)) {
+  for (const ModelSizes& sizes : sizes_of(quick, true)) {
+    for (std::vector<std::string> model : models_of(sizes, true)) {
       if (model[0] != "llama-small-host") continue;
       model.insert(model.end(), {"precision=\"fp8\"", kDeviceWithFp8});
       FT_ASSIGN(const Run run, load_run(model[0], {model.begin() + 1, model.end()}));

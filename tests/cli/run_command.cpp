@@ -68,7 +68,16 @@ Workplace::~Workplace() {
 }
 
 CommandResult Workplace::run(const std::vector<std::string>& arguments) const {
-  std::vector<std::string> command = {FORETRAIN_BINARY};
+  return run_program(FORETRAIN_BINARY, arguments);
+}
+
+CommandResult Workplace::run_on_loop_gpu(const std::vector<std::string>& arguments) const {
+  return run_program(FORETRAIN_LOOP_BINARY, arguments);
+}
+
+CommandResult Workplace::run_program(const std::string& program,
+                                     const std::vector<std::string>& arguments) const {
+  std::vector<std::string> command = {program};
   command.insert(command.end(), arguments.begin(), arguments.end());
   const fs::path out = x_folder / "stdout";
   const fs::path err = x_folder / "stderr";

@@ -27,6 +27,8 @@ class Workplace {
 
   /// Standard input is empty, standard output and error are files (so nothing is a terminal).
   CommandResult run(const std::vector<std::string>& arguments) const;
+  /// The same of the program that has a GPU of loops.
+  CommandResult run_on_loop_gpu(const std::vector<std::string>& arguments) const;
 
   /// Writes a file into the folder.
   void write(const std::string& name, const std::string& text) const;
@@ -37,6 +39,8 @@ class Workplace {
   std::vector<std::string> files() const;
 
  private:
+  CommandResult run_program(const std::string& program,
+                            const std::vector<std::string>& arguments) const;
   std::filesystem::path x_folder;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <barrier>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
@@ -239,6 +240,7 @@ class LoopDevice final : public Device {
     x_marked.assign(x_marked.size(), 0);
     x_queued.assign(x_queued.size(), false);
     x_now = 0;
+    x_begin = std::chrono::steady_clock::now();
     x_pieces = 0;
     return ok_status();
   }
@@ -246,7 +248,7 @@ class LoopDevice final : public Device {
     x_queued[mark] = true;
     return queue(stream, [this, mark] {
       const std::lock_guard lock(x_mutex);
-      x_marked[mark] = ++x_now;
+      x_marked[mark] = tick();
       x_changed.notify_all();
       return ok_status();
     });
@@ -285,7 +287,7 @@ class LoopDevice final : public Device {
     for (std::size_t s = 0; s < x_workers.size(); ++s) {
       FT_TRY(queue(s, [this, s] {
         const std::lock_guard lock(x_mutex);
-        x_ended[s] = ++x_now;
+        x_ended[s] = tick();
         return ok_status();
       }));
     }
@@ -303,12 +305,12 @@ class LoopDevice final : public Device {
   Result<Time> time_of(std::size_t mark) override {
     if (!x_timed) return input_error("the time of a mark that has none");
     if (x_marked[mark] == 0) return input_error("the time of what was not marked");
-    return Time{x_marked[mark] * 1'000'000};
+    return Time{x_marked[mark]};
   }
   Result<Time> step_time() override {
     std::int64_t last = 0;
     for (const std::int64_t end : x_ended) last = std::max(last, end);
-    return Time{last * 1'000'000};
+    return Time{last};
   }
   std::vector<Time> busy_times(std::size_t ops) override {
     return x_gpu.busy ? std::vector<Time>(ops, x_gpu.busy()) : std::vector<Time>();
@@ -365,6 +367,14 @@ class LoopDevice final : public Device {
   }
 
  private:
+  /// Picoseconds since the step's begin, later at every call; of the marks' lock.
+  std::int64_t tick() {
+    constexpr std::int64_t kOfMark = 1'000'000;
+    if (!x_gpu.wall_clock) return x_now += kOfMark;
+    const auto passed = std::chrono::steady_clock::now() - x_begin;
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
+    return x_now = std::max(x_now + 1, static_cast<std::int64_t>(ns) * 1000);
+  }
   Status collective(std::size_t stream, GroupId group, const DeviceCollective& call) {
     return queue(stream, [this, group, call] {
       CollectiveCall out;
@@ -438,6 +448,7 @@ class LoopDevice final : public Device {
   std::vector<std::int64_t> x_marked, x_ended;  ///< x_ended: by stream
   bool x_timed = true;
   std::int64_t x_now = 0;
+  std::chrono::steady_clock::time_point x_begin;
   std::vector<std::unique_ptr<Worker>> x_workers;  ///< last: they end first
 };
 

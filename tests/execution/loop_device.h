@@ -19,6 +19,7 @@ struct LoopGpu {
   std::function<Status(int, bool)> holds;  ///< so many SMs, with or without copies; before `hold`
   double held_gb_per_s = 0;                ///< what held SMs moved
   std::function<void(bool)> record;        ///< whether `busy` will be asked for
+  bool wall_clock = false;  ///< marks have the time that has passed, not their number in us
 };
 
 /// Collectives and messages go through `transport`. What an op writes is searched for NaN. `team`:
