@@ -21,7 +21,7 @@ Status validate(const ValidateArgs& args) {
   options.quiet = e.quiet;
   if (!args.profile.empty()) FT_TRY(use_profile(host.run, args.profile, "--profile"));
   FT_TRY(check_outputs(outputs, {profile_path(host.run.profile_source)}));
-  FT_ASSIGN(Job job, start_job(host.workload, e.threads, e.command_line));
+  FT_ASSIGN(Job job, start_job(host, e.threads, e.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (job.speaks()) warn_of_idle_keys(e.quiet, host.run);
   if (!job.note.empty() && !e.quiet) std::fprintf(stderr, "foretrain: %s\n", job.note.c_str());
