@@ -213,16 +213,20 @@ Status TcpMesh::write(std::int64_t number, Kind kind, std::uint64_t tag, std::ui
   Peer& peer = x_peers[static_cast<std::size_t>(number)];
   const Header header = {kFrameMagic, kind, tag, said};
   std::unique_lock writing(peer.writing, std::defer_lock);
-  const bool locked = writing.try_lock_for(
-      std::chrono::duration<double>(kind == Kind::kAbort ? kLinger : 3600.0 * 24 * 365));
-  if (locked && !peer.broken && (!x_failed || kind == Kind::kAbort)) {
+  if (kind != Kind::kAbort) writing.lock();
+  // Who tells why the job ends waits for the frame that is under way, but not for ever.
+  const auto begin = std::chrono::steady_clock::now();
+  while (!writing.owns_lock() && !writing.try_lock() && seconds_since(begin) < kLinger) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (writing.owns_lock() && !peer.broken && (!x_failed || kind == Kind::kAbort)) {
     const bool whole = write_bytes(peer, &header, sizeof header, bytes > 0) &&
                        write_bytes(peer, data, bytes, false);
     peer.broken = !whole || last;
     if (last && whole) shutdown(peer.socket.number(), SHUT_WR);
     if (whole) return ok_status();
   }
-  writing = {};
+  if (writing.owns_lock()) writing.unlock();
   // The reader finds out why the peer does not take it, or has just said it.
   std::unique_lock lock(x_mutex);
   x_changed.wait_for(lock, std::chrono::seconds(1), [&] { return x_failed.load(); });

@@ -84,7 +84,7 @@ class TcpMesh {
   };
   struct Peer {
     Socket socket;
-    std::timed_mutex writing;
+    std::mutex writing;
     bool broken = false;  ///< by `writing`: the last frame is not whole, or the last was sent
     // Of the reader alone:
     Header header;
