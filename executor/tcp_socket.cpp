@@ -125,7 +125,7 @@ Tried connect_once(const std::string& host, int port, Socket& out, std::string& 
   hints.ai_family = is_loopback(host) ? AF_INET : AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const std::string name = host == "::1" ? "127.0.0.1" : host;
+  const std::string name = is_loopback(host) ? "127.0.0.1" : host;
   const int failed = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
   const Addresses addresses(found, &freeaddrinfo);
   if (failed != 0) {

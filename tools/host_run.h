@@ -33,7 +33,6 @@ struct Job {
   std::int64_t ranks = 1;
   MpiWorld world;     ///< of kMpi and kTcp
   int exit_code = 0;  ///< of kRelaunched: what the ranks returned
-  std::string note;   ///< what the user should know, or ""
   /// Whether this process is one rank of several.
   bool joined() const { return kind == Kind::kMpi || kind == Kind::kTcp; }
   bool speaks() const { return !joined() || world.rank.value == 0; }

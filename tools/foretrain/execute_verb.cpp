@@ -118,7 +118,6 @@ Status execute(const ExecuteArgs& args) {
   FT_ASSIGN(Job job, start_job(host, args.threads, args.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (job.speaks()) warn_of_idle_keys(args.quiet, host.run);
-  if (!job.note.empty() && !args.quiet) std::fprintf(stderr, "foretrain: %s\n", job.note.c_str());
   if (args.records && job.speaks() && !host.cuda.no_records.empty() && !args.quiet) {
     std::fprintf(stderr, "foretrain: --records: %s; times are of CUDA events alone\n",
                  host.cuda.no_records.c_str());
