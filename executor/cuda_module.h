@@ -40,9 +40,13 @@ using OpenCuda = void(CudaModule& module, std::string& problem);
 /// missing (module, library, driver, device) is the error.
 Result<CudaModule> open_cuda();
 
+/// Whether `--device cuda` can work as far as files tell: the module and the driver's devices.
+/// Loads nothing.
+Status check_cuda_files();
+
 /// The device of this process that a rank takes: where ranks are processes the launcher's local
-/// number, else the rank's own. An error where there are fewer devices than ranks: NCCL refuses two
-/// ranks on one.
+/// number, or the only one that the process sees; else the rank's own. An error where there are
+/// fewer devices than ranks: NCCL refuses two ranks on one.
 Result<int> device_of(RankId rank, int devices);
 
 }  // namespace foretrain

@@ -73,18 +73,21 @@ Result<Executed> execute_threads(const Workload& workload, const ExecuteOptions&
 /// Whether the ranks that run on this machine fit into its free memory.
 Status check_memory(const Workload& workload, std::int64_t ranks_here);
 
-/// Ranks that a launcher (mpirun, srun) started this process among; 0 when none did.
+/// Ranks that a launcher (mpirun, srun, torchrun) started this process among; 0 when none did.
 std::int64_t launched_ranks();
 
-/// One process of an MPI job.
+/// One process of a job, by MPI or by TCP.
 struct MpiWorld {
   RankId rank;
   std::int64_t size = 0;
   std::unique_ptr<Transport> transport;
   std::function<void()> finish;
 };
-/// Loads the MPI module that lies beside the program, or in ../lib/foretrain, and joins the job.
-/// May be called again for another Workload of as many ranks; `finish` once, last.
+/// Joins the job that the launcher's variables describe (executor/job_variables.h): by TCP, else by
+/// MPI. May be called again for another Workload of as many ranks, while the first world lives;
+/// `finish` once, last.
+Result<MpiWorld> join_job(const Workload& workload);
+/// By MPI: loads its module, which lies beside the program or in ../lib/foretrain.
 Result<MpiWorld> join_mpi(const Workload& workload);
 
 /// Whether `join_mpi` would find its module and `mpirun` is on the path.

@@ -1,25 +1,146 @@
-// Joining and starting MPI jobs without linking MPI: a module beside the program holds all of it.
+// Joining and starting jobs, without linking MPI: a module beside the program holds all of it.
+#include "executor/launch.h"
+
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <thread>
 
-#include "executor/execute.h"
 #include "executor/module_file.h"
 #include "executor/mpi_module.h"
+#include "executor/tcp_transport.h"
+#include "sim/base/check.h"
 
 namespace foretrain {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// The children that SIGINT and SIGTERM are passed on to.
+constexpr std::size_t kMostChildren = 4096;
+std::array<volatile sig_atomic_t, kMostChildren> running_children{};
+volatile sig_atomic_t passed_on = 0;
+void pass_on(int signal) {
+  passed_on = signal;
+  for (const volatile sig_atomic_t& child : running_children) {
+    if (child > 0) kill(static_cast<pid_t>(child), signal);
+  }
+}
+
+/// A process to start.
+struct Child {
+  std::vector<std::string> words;
+  std::vector<std::string> variables;  ///< "NAME=value", beside those of this process
+  int keeps = -1;                      ///< an open file that it inherits
+};
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> out;
+  for (std::string& word : words) out.push_back(word.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+Result<pid_t> start_child(Child child) {
+  std::vector<std::string> variables = child.variables;
+  for (char** one = environ; *one != nullptr; ++one) {
+    const std::string_view text = *one;
+    const std::string_view name = text.substr(0, text.find('=') + 1);
+    const bool own = std::any_of(child.variables.begin(), child.variables.end(),
+                                 [&](const std::string& v) { return v.starts_with(name); });
+    if (!own) variables.emplace_back(text);
+  }
+  std::vector<char*> argv = pointers(child.words);
+  std::vector<char*> envp = pointers(variables);
+  const pid_t parent = getpid();
+  const pid_t out = fork();
+  if (out < 0) return input_error(child.words[0] + " cannot be started: " + strerror(errno));
+  if (out > 0) return out;
+  // Whatever ends this process must not leave ranks behind.
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(127);
+  if (child.keeps >= 0) fcntl(child.keeps, F_SETFD, 0);
+  execve(argv[0], argv.data(), envp.data());
+  _exit(127);
+}
+
+/// Waits for all. Once one has failed the others have some seconds to end by themselves.
+int wait_for_all(std::vector<pid_t> children) {
+  constexpr auto kPatience = std::chrono::seconds(15);
+  int first = 0;
+  std::chrono::steady_clock::time_point failed_at{};
+  auto nap = std::chrono::milliseconds(1);
+  while (!children.empty()) {
+    int failure = 0;
+    std::erase_if(children, [&](pid_t child) {
+      int status = 0;
+      if (waitpid(child, &status, WNOHANG) != child) return false;
+      for (volatile sig_atomic_t& one : running_children) {
+        if (one == child) one = 0;
+      }
+      // Who was killed is the cause of those that exit.
+      failure = std::max(failure, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+      return true;
+    });
+    const auto now = std::chrono::steady_clock::now();
+    if (first == 0 && failure != 0) {
+      first = failure;
+      failed_at = now;
+    }
+    if (first != 0 && now - failed_at > kPatience) {
+      for (const pid_t child : children) kill(child, SIGKILL);
+    }
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, std::chrono::milliseconds(50));
+  }
+  return first;
+}
+
+Result<int> run_children(const std::vector<Child>& children) {
+  FT_CHECK(children.size() <= kMostChildren, "more children than are passed signals");
+  struct sigaction action {};
+  action.sa_handler = pass_on;
+  constexpr std::array<int, 3> kPassed = {SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, 3> before{};
+  passed_on = 0;
+  for (std::size_t i = 0; i < kPassed.size(); ++i) {
+    sigaction(kPassed.at(i), &action, &before.at(i));
+  }
+  std::vector<pid_t> started;
+  Status all = ok_status();
+  for (std::size_t i = 0; i < children.size() && all.ok(); ++i) {
+    const Result<pid_t> one = start_child(children[i]);
+    all = one.ok() ? ok_status() : Status(one.error());
+    if (!one.ok()) continue;
+    started.push_back(one.value());
+    running_children.at(i) = one.value();
+  }
+  if (!all.ok()) {
+    for (const pid_t child : started) kill(child, SIGKILL);
+  }
+  const int code = wait_for_all(started);
+  for (std::size_t i = 0; i < kPassed.size(); ++i) {
+    sigaction(kPassed.at(i), &before.at(i), nullptr);
+  }
+  FT_TRY(all);
+  // What it would have done to this process it does now.
+  if (passed_on != 0) raise(passed_on);
+  return code;
+}
+
+}  // namespace
 
 std::string find_program(const std::string& name) {
   const char* path = std::getenv("PATH");
@@ -32,31 +153,6 @@ std::string find_program(const std::string& name) {
   }
   return "";
 }
-
-/// The child that SIGINT and SIGTERM are passed on to.
-volatile sig_atomic_t running_child = 0;
-volatile sig_atomic_t passed_on = 0;
-void pass_on(int signal) {
-  passed_on = signal;
-  if (running_child > 0) kill(static_cast<pid_t>(running_child), signal);
-}
-
-std::vector<std::string> command_line(const std::string& mpirun, std::int64_t ranks,
-                                      const std::vector<std::string>& arguments) {
-  std::vector<std::string> out = {mpirun, "-np", std::to_string(ranks)};
-  const bool room = ranks <= static_cast<std::int64_t>(std::thread::hardware_concurrency());
-  if (room) {
-    out.insert(out.end(), {"--bind-to", "core"});
-  } else {
-    out.insert(out.end(), {"--oversubscribe", "--bind-to", "none"});
-  }
-  if (geteuid() == 0) out.emplace_back("--allow-run-as-root");
-  out.push_back(own_path());
-  out.insert(out.end(), arguments.begin(), arguments.end());
-  return out;
-}
-
-}  // namespace
 
 std::string own_path() {
   std::error_code error;
@@ -75,26 +171,35 @@ std::string find_module(const std::string& module) {
 }
 
 std::int64_t launched_ranks() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
-    if (const char* value = std::getenv(name)) return std::max(1LL, std::atoll(value));
-  }
-  // srun starts single processes too, with one task.
-  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-  return tasks != nullptr && std::getenv("PMIX_RANK") != nullptr ? std::atoll(tasks) : 0;
+  const JobVariables job = job_variables();
+  return job.by == JobVariables::By::kNobody ? 0 : job.size;
 }
 
 Status check_mpi() {
   if (find_module(kMpiModuleFile).empty()) {
-    return input_error(
-        "more than one rank needs MPI, and this build has none: install libopenmpi-dev and build "
-        "again, or use --threads (ranks as threads of one process)");
+    return input_error(std::string("this build has no MPI (") + kMpiModuleFile +
+                       "): install libopenmpi-dev and build again");
   }
   if (find_program("mpirun").empty()) {
-    return input_error(
-        "more than one rank needs mpirun, which is not on the PATH: install openmpi-bin, or use "
-        "--threads (ranks as threads of one process)");
+    return input_error("mpirun is not on the PATH: install openmpi-bin");
   }
   return ok_status();
+}
+
+const char* RankStart::transport() const {
+  if (by == By::kThreads) return "threads";
+  return by == By::kMpi || by == By::kMpirun ? "mpi" : "tcp";
+}
+
+RankStart rank_start(bool threads) {
+  using By = RankStart::By;
+  if (threads) return {By::kThreads, ""};
+  const JobVariables job = job_variables();
+  if (job.by == JobVariables::By::kMpi) return {By::kMpi, ""};
+  if (job.by == JobVariables::By::kTcp) return {By::kTcp, ""};
+  const Status mpi = check_mpi();
+  if (mpi.ok()) return {By::kMpirun, ""};
+  return {By::kProcesses, mpi.error().message};
 }
 
 Result<MpiWorld> join_mpi(const Workload& workload) {
@@ -112,39 +217,59 @@ Result<MpiWorld> join_mpi(const Workload& workload) {
   return world;
 }
 
+Result<MpiWorld> join_job(const Workload& workload) {
+  const JobVariables job = job_variables();
+  if (job.by == JobVariables::By::kTcp) return join_tcp(workload, job);
+  return join_mpi(workload);
+}
+
+bool is_for_devices(const std::vector<std::string>& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--device=cuda") return true;
+    if (i > 0 && arguments[i - 1] == "--device" && arguments[i] == "cuda") return true;
+  }
+  return false;
+}
+
+std::vector<std::string> mpirun_words(const std::string& mpirun, std::int64_t ranks,
+                                      std::int64_t cores, const std::string& program,
+                                      const std::vector<std::string>& arguments) {
+  std::vector<std::string> out = {mpirun, "-np", std::to_string(ranks)};
+  if (is_for_devices(arguments) || ranks > cores) {
+    out.insert(out.end(), {"--oversubscribe", "--bind-to", "none"});
+  } else {
+    out.insert(out.end(), {"--bind-to", "core"});
+  }
+  if (geteuid() == 0) out.emplace_back("--allow-run-as-root");
+  out.push_back(program);
+  out.insert(out.end(), arguments.begin(), arguments.end());
+  return out;
+}
+
 Result<int> run_under_mpirun(std::int64_t ranks, const std::vector<std::string>& arguments) {
   FT_TRY(check_mpi());
-  std::vector<std::string> words = command_line(find_program("mpirun"), ranks, arguments);
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const pid_t child = fork();
-  if (child < 0) return input_error(std::string("mpirun cannot be started: ") + strerror(errno));
-  if (child == 0) {
-    // Whatever ends this process must not leave ranks behind.
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    execv(argv[0], argv.data());
-    _exit(127);
+  const auto cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
+  Child child;
+  child.words = mpirun_words(find_program("mpirun"), ranks, cores, own_path(), arguments);
+  return run_children({child});
+}
+
+Result<int> run_as_processes(std::int64_t ranks, const std::vector<std::string>& arguments) {
+  FT_ASSIGN(const Socket listener, listen_at(true, 0));
+  const std::string port = std::to_string(own_end(listener).port);
+  std::vector<Child> children(static_cast<std::size_t>(ranks));
+  for (std::size_t r = 0; r < children.size(); ++r) {
+    children[r].words = {own_path()};
+    children[r].words.insert(children[r].words.end(), arguments.begin(), arguments.end());
+    const std::string rank = std::to_string(r);
+    children[r].variables = {"RANK=" + rank, "LOCAL_RANK=" + rank,
+                             "WORLD_SIZE=" + std::to_string(ranks), "MASTER_ADDR=127.0.0.1",
+                             "MASTER_PORT=" + port};
+    if (r > 0) continue;
+    children[r].keeps = listener.number();
+    children[r].variables.push_back(kListenerVariable + ("=" + std::to_string(listener.number())));
   }
-  running_child = child;
-  struct sigaction action {};
-  action.sa_handler = pass_on;
-  constexpr std::array<int, 3> kPassed = {SIGINT, SIGTERM, SIGHUP};
-  std::array<struct sigaction, 3> before{};
-  passed_on = 0;
-  for (std::size_t i = 0; i < kPassed.size(); ++i) {
-    sigaction(kPassed.at(i), &action, &before.at(i));
-  }
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  running_child = 0;
-  for (std::size_t i = 0; i < kPassed.size(); ++i) {
-    sigaction(kPassed.at(i), &before.at(i), nullptr);
-  }
-  // What it would have done to this process it does now.
-  if (passed_on != 0) raise(passed_on);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return run_children(children);
 }
 
 }  // namespace foretrain

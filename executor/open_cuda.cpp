@@ -1,20 +1,17 @@
 // Loading the CUDA module, so that the program itself needs no CUDA.
 #include <dlfcn.h>
 
-#include <cstdlib>
+#include <filesystem>
 
 #include "executor/cuda_module.h"
+#include "executor/job_variables.h"
 #include "executor/module_file.h"
 
 namespace foretrain {
 
 Result<CudaModule> open_cuda() {
   const std::string path = find_module(kCudaModuleFile);
-  if (path.empty()) {
-    return input_error(
-        "this build has no CUDA backend (libforetrain_cuda.so): install the CUDA toolkit with "
-        "cuBLAS and NCCL and build again");
-  }
+  if (path.empty()) return check_cuda_files().error();
   void* const module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (module == nullptr) {
     return input_error(std::string("the CUDA backend cannot be loaded: ") + dlerror());
@@ -28,18 +25,28 @@ Result<CudaModule> open_cuda() {
   return out;
 }
 
-Result<int> device_of(RankId rank, int devices) {
-  int local = rank.value;
-  if (launched_ranks() > 0) {
-    for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
-                             "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
-      if (const char* value = std::getenv(name)) {
-        local = std::atoi(value);
-        break;
-      }
-    }
+Status check_cuda_files() {
+  if (find_module(kCudaModuleFile).empty()) {
+    return input_error(
+        "this build has no CUDA backend (libforetrain_cuda.so): install the CUDA toolkit with "
+        "cuBLAS and NCCL and build again");
   }
-  if (local < devices) return local;
+  // Linux, WSL, Tegra.
+  for (const char* file : {"/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu"}) {
+    std::error_code ignored;
+    if (std::filesystem::exists(file, ignored)) return ok_status();
+  }
+  return input_error(
+      "there is no CUDA device: the NVIDIA driver has no /dev/nvidiactl here (a container needs "
+      "--gpus all, or --nv)");
+}
+
+Result<int> device_of(RankId rank, int devices) {
+  const JobVariables job = job_variables();
+  // Each task with one visible device has its own, unless two have the same: `take_seats`.
+  if (job.by != JobVariables::By::kNobody && devices == 1) return 0;
+  const std::int64_t local = job.local.value_or(rank.value);
+  if (local >= 0 && local < devices) return static_cast<int>(local);
   return input_error("rank " + std::to_string(rank.value) + " is number " +
                      std::to_string(local + 1) + " on this machine, which has " +
                      std::to_string(devices) + (devices == 1 ? " CUDA device" : " CUDA devices") +

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "executor/cuda/device.h"
+#include "executor/device_seats.h"
+#include "executor/launch.h"
 #include "hardware/presets.h"
 #include "models/lower.h"
 #include "sim/program/verify.h"
@@ -12,7 +15,8 @@ namespace foretrain {
 
 Result<CudaModule> open_device(const std::string& device) {
   if (device == "host") return CudaModule{};
-  Result<CudaModule> cuda = open_cuda();
+  const Status files = check_cuda_files();
+  Result<CudaModule> cuda = files.ok() ? open_cuda() : files.error();
   if (cuda.ok()) return cuda;
   return input_error("--device cuda: " + cuda.error().message + "; or use --device host");
 }
@@ -73,30 +77,38 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
   return out;
 }
 
-Result<Job> start_job(const Workload& workload, bool threads,
+Result<Job> start_job(const HostRun& host, bool threads,
                       const std::vector<std::string>& arguments) {
+  using By = RankStart::By;
   Job job;
-  job.ranks = static_cast<std::int64_t>(workload.ranks.size());
-  if (!threads && launched_ranks() > 0) {
-    FT_ASSIGN(job.world, join_mpi(workload));
-    job.kind = Job::Kind::kMpi;
+  job.ranks = static_cast<std::int64_t>(host.workload.ranks.size());
+  const RankStart start = rank_start(threads);
+  if (start.by == By::kMpi || start.by == By::kTcp) {
+    FT_ASSIGN(job.world, join_job(host.workload));
+    job.kind = start.by == By::kMpi ? Job::Kind::kMpi : Job::Kind::kTcp;
+    if (host.on_cuda()) FT_TRY(take_seats(host.cuda, job.world.rank, *job.world.transport));
     return job;
   }
   if (job.ranks == 1) return job;
-  job.kind = Job::Kind::kThreads;
-  if (threads) return job;
-  if (const Status mpi = check_mpi(); !mpi.ok()) {
-    job.note = mpi.error().message + "; going on with threads";
-    return job;
+  if (start.by != By::kMpirun && host.on_cuda()) {
+    FT_TRY(device_of(RankId(static_cast<std::size_t>(job.ranks - 1)), host.cuda.devices));
   }
-  job.kind = Job::Kind::kRelaunched;
-  FT_ASSIGN(job.exit_code, run_under_mpirun(job.ranks, arguments));
+  job.kind = start.by == By::kThreads ? Job::Kind::kThreads : Job::Kind::kRelaunched;
+  if (start.by == By::kMpirun) {
+    FT_ASSIGN(job.exit_code, run_under_mpirun(job.ranks, arguments));
+  } else if (start.by == By::kProcesses) {
+    if (std::find(arguments.begin(), arguments.end(), "--quiet") == arguments.end()) {
+      std::fprintf(stderr, "foretrain: %s; going on with processes that TCP connects\n",
+                   start.note.c_str());
+    }
+    FT_ASSIGN(job.exit_code, run_as_processes(job.ranks, arguments));
+  }
   return job;
 }
 
 Status relaunched_status(const Job& job) {
   if (job.exit_code == 0) return ok_status();
-  return input_error("the MPI job ended with exit code " + std::to_string(job.exit_code) +
+  return input_error("the ranks ended with exit code " + std::to_string(job.exit_code) +
                      " (see above); no result was written");
 }
 
@@ -115,7 +127,7 @@ ExecuteOptions execute_options(const HostRun& host, std::int64_t steps) {
 Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps, bool records) {
   ExecuteOptions options = execute_options(host, steps);
   options.host.records = records;
-  if (job.kind != Job::Kind::kMpi) return execute_threads(host.workload, options);
+  if (!job.joined()) return execute_threads(host.workload, options);
   return execute_rank(host.workload, job.world.rank, *job.world.transport, options);
 }
 

@@ -1,4 +1,4 @@
-// Running Workloads on this machine: as one process, as ranks of an MPI job, or as threads.
+// Running Workloads on this machine: as one process, as ranks of a job, or as threads.
 #pragma once
 
 #include <string>
@@ -28,24 +28,26 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
 Result<CudaModule> open_device(const std::string& device);
 /// How the ranks of this invocation run.
 struct Job {
-  enum class Kind : std::uint8_t { kAlone, kThreads, kMpi, kRelaunched };
+  enum class Kind : std::uint8_t { kAlone, kThreads, kMpi, kTcp, kRelaunched };
   Kind kind = Kind::kAlone;
   std::int64_t ranks = 1;
-  MpiWorld world;     ///< of kMpi
-  int exit_code = 0;  ///< of kRelaunched: what mpirun returned
-  std::string note;   ///< what the user should know, or ""
-  bool speaks() const { return kind != Kind::kMpi || world.rank.value == 0; }
+  MpiWorld world;     ///< of kMpi and kTcp
+  int exit_code = 0;  ///< of kRelaunched: what the ranks returned
+  /// Whether this process is one rank of several.
+  bool joined() const { return kind == Kind::kMpi || kind == Kind::kTcp; }
+  bool speaks() const { return !joined() || world.rank.value == 0; }
   const char* transport() const {
+    if (kind == Kind::kTcp) return "tcp";
     return kind == Kind::kMpi ? "mpi" : kind == Kind::kThreads ? "threads" : "none";
   }
 };
 
-/// One rank: alone. Several: joins the MPI job that this process is part of; else starts
-/// `arguments` under mpirun and waits (kRelaunched); else, without MPI or with `threads`, threads.
-Result<Job> start_job(const Workload& workload, bool threads,
-                      const std::vector<std::string>& arguments);
+/// One rank: alone. Several, as `rank_start` says: joins the job that this process is part of; else
+/// starts `arguments` again, once a rank, and waits (kRelaunched); else threads. On devices every
+/// rank of a job has one of its own, or it is refused.
+Result<Job> start_job(const HostRun& host, bool threads, const std::vector<std::string>& arguments);
 
-/// The error of a job that mpirun ended with a code other than 0.
+/// The error of ranks that ended with a code other than 0.
 Status relaunched_status(const Job& job);
 
 /// How the run executes: on what, how often, and its ranks' names. `host` must outlive it.

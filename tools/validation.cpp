@@ -70,8 +70,8 @@ Result<Executed> measure_and_execute(const HostRun& host, Job& job, const Valida
   };
   const Workload world = micro_ranks(job.ranks);
   Result<Executed> executed = Executed{};
-  if (job.kind == Job::Kind::kMpi) {
-    FT_ASSIGN(const MpiWorld micro, join_mpi(world));
+  if (job.joined()) {
+    FT_ASSIGN(const MpiWorld micro, join_job(world));
     executed = measure_and_execute_rank(ops, host.workload, micro.rank, *micro.transport,
                                         *job.world.transport, how, profile);
   } else {

@@ -123,7 +123,7 @@ Status measure(const CalibrateArgs& args, std::int64_t ranks, const std::string&
     return ok_status();
   }
   const Workload world = micro_ranks(ranks);
-  FT_ASSIGN(MpiWorld mpi, join_mpi(world));
+  FT_ASSIGN(MpiWorld mpi, join_job(world));
   FT_ASSIGN(const bool whole,
             calibrate_rank(ops, ranks, mpi.rank, *mpi.transport, options, profile));
   (void)whole;

@@ -51,7 +51,9 @@ std::string report(const HostRun& host, const Job& job, const Executed& executed
   std::string out = host.run.name + " on this machine: " + std::to_string(job.ranks) +
                     (job.ranks == 1 ? " rank" : " ranks");
   if (job.ranks > 1) {
-    out += job.kind == Job::Kind::kMpi ? " (MPI processes)" : " (threads of one process)";
+    out += job.kind == Job::Kind::kMpi   ? " (MPI processes)"
+           : job.kind == Job::Kind::kTcp ? " (processes that TCP connects)"
+                                         : " (threads of one process)";
   }
   const bool cuda = host.on_cuda();
   if (cuda && !host.cuda.device_names.empty()) out += " on " + host.cuda.device_names.front();
@@ -113,10 +115,9 @@ Status execute(const ExecuteArgs& args) {
   if (args.records && !host.on_cuda()) {
     return input_error("--records: the host's times are those of the ops; needs --device cuda");
   }
-  FT_ASSIGN(Job job, start_job(host.workload, args.threads, args.command_line));
+  FT_ASSIGN(Job job, start_job(host, args.threads, args.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (job.speaks()) warn_of_idle_keys(args.quiet, host.run);
-  if (!job.note.empty() && !args.quiet) std::fprintf(stderr, "foretrain: %s\n", job.note.c_str());
   if (args.records && job.speaks() && !host.cuda.no_records.empty() && !args.quiet) {
     std::fprintf(stderr, "foretrain: --records: %s; times are of CUDA events alone\n",
                  host.cuda.no_records.c_str());

@@ -100,7 +100,9 @@ void add_execution(CLI::App* verb, foretrain::ExecuteArgs& args) {
 Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
   CLI::App* verb = app.add_subcommand("execute", "Really run the Program that simulate replays");
   verb->footer(
-      "More than one rank: starts itself under mpirun, or joins the job it is started in.\n"
+      "More than one rank: joins the job it is started in (mpirun, srun, torchrun), else starts "
+      "itself\n"
+      "under mpirun, or without MPI as processes that TCP connects.\n"
       "Example:\n  foretrain execute gpt-small-host --ranks 2 --set parallel.tensor=2 "
       "--trace out.json.gz");
   add_execution(verb, args);
@@ -223,8 +225,8 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
 }
 
 Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
-  CLI::App* verb =
-      app.add_subcommand("doctor", "What this machine has, and what each missing piece costs");
+  CLI::App* verb = app.add_subcommand(
+      "doctor", "What this machine and build have, what each missing piece costs");
   verb->footer("Example:\n  foretrain doctor");
   add_json(verb, args.json);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");

@@ -1,7 +1,5 @@
 #include "tools/validation.h"
 
-#include <cstdio>
-
 #include "executor/kernels.h"
 #include "tools/foretrain/verbs.h"
 #include "tools/report.h"
@@ -28,10 +26,9 @@ Status validate(const ValidateArgs& args) {
   }
   FT_TRY(check_outputs(outputs,
                        {profile_path(host.run.profile_source), profile_path(args.prices_from)}));
-  FT_ASSIGN(Job job, start_job(host.workload, e.threads, e.command_line));
+  FT_ASSIGN(Job job, start_job(host, e.threads, e.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (job.speaks()) warn_of_idle_keys(e.quiet, host.run);
-  if (!job.note.empty() && !e.quiet) std::fprintf(stderr, "foretrain: %s\n", job.note.c_str());
   FT_ASSIGN(const Validation result, validate_here(host, job, options));
   Status status = ok_status();
   if (job.speaks()) {

@@ -1,0 +1,415 @@
+#include "executor/tcp_mesh.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+
+namespace foretrain {
+namespace {
+
+constexpr std::uint32_t kFrameMagic = 0x46544d31;
+constexpr std::size_t kFrameBytes = 1 << 20;  ///< bytes, so that arrays take turns
+constexpr std::size_t kLongestReason = 4000;
+constexpr std::size_t kMostLines = 1 << 20;
+constexpr double kLinger = 2;  ///< seconds to say why a job ends
+
+double seconds_since(std::chrono::steady_clock::time_point at) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - at).count();
+}
+
+}  // namespace
+
+AllThere there_now() {
+  timespec cpu{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+  return {std::chrono::steady_clock::now(),
+          static_cast<double>(cpu.tv_sec) + 1e-9 * static_cast<double>(cpu.tv_nsec)};
+}
+
+/// A transfer of a call that is under way.
+struct TcpMesh::Open {
+  TcpTransfer what;
+  std::uint64_t number = 0;  ///< among those of its tag and direction
+  bool sent = false;
+  Part part;  ///< of a receive
+};
+
+TcpMesh::TcpMesh(std::int64_t rank, std::vector<Socket> ranks, double ends_process)
+    : x_rank(rank),
+      x_ends_process(ends_process),
+      x_peers(ranks.size()),
+      x_wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    x_peers[r].socket = std::move(ranks[r]);
+    x_peers[r].closed = !x_peers[r].socket.open();
+  }
+  x_reader = std::thread([this] { read_all(); });
+}
+
+TcpMesh::~TcpMesh() {
+  {
+    std::unique_lock lock(x_mutex);
+    if (!x_finished && !x_failed) {
+      lock.unlock();
+      abort("ended before the others");
+    }
+  }
+  x_stop = true;
+  eventfd_write(x_wake.number(), 1);
+  x_reader.join();
+}
+
+Status TcpMesh::transfer(std::span<const TcpTransfer> transfers, Arrival* there) {
+  std::vector<Open> open(transfers.size());
+  Status status = start(transfers, open);
+  if (status.ok()) status = finish_transfers(open, there);
+  if (!status.ok()) withdraw(open);
+  return status;
+}
+
+Status TcpMesh::start(std::span<const TcpTransfer> transfers, std::vector<Open>& open) {
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    const TcpTransfer& one = transfers[i];
+    open[i].what = one;
+    {
+      const std::lock_guard lock(x_mutex);
+      if (x_failed) return failure();
+      Line& line = x_lines[{one.peer, one.tag}];
+      open[i].number = one.send ? line.sends++ : line.receives++;
+      if (!one.send) {
+        open[i].part = {static_cast<std::byte*>(one.data), one.bytes, false};
+        line.posted.push_back(&open[i].part);
+      }
+    }
+    FT_TRY(
+        write(one.peer, one.send ? Kind::kSends : Kind::kReceives, one.tag, one.bytes, nullptr, 0));
+  }
+  return ok_status();
+}
+
+Status TcpMesh::finish_transfers(std::vector<Open>& open, Arrival* there) {
+  std::unique_lock lock(x_mutex);
+  while (true) {
+    if (x_failed) return failure();
+    bool all_there = true;
+    bool all_done = true;
+    Open* sendable = nullptr;
+    for (Open& one : open) {
+      const Line& line = x_lines[{one.what.peer, one.what.tag}];
+      const bool is_there = (one.what.send ? line.other_receives : line.other_sends) > one.number;
+      const bool done = one.what.send ? one.sent : one.part.done;
+      all_there = all_there && (is_there || done);
+      all_done = all_done && done;
+      if (one.what.send && is_there && !done && sendable == nullptr) sendable = &one;
+    }
+    if (all_there && there != nullptr && !*there) *there = there_now();
+    if (all_done) return ok_status();
+    if (sendable == nullptr) {
+      x_changed.wait(lock);
+      continue;
+    }
+    lock.unlock();
+    FT_TRY(send_array(sendable->what));
+    lock.lock();
+    sendable->sent = true;
+  }
+}
+
+/// Nothing refers to the call's memory any more.
+void TcpMesh::withdraw(std::vector<Open>& open) {
+  std::unique_lock lock(x_mutex);
+  for (Open& one : open) {
+    if (one.what.send) continue;
+    x_changed.wait(lock, [&] { return x_filling != &one.part; });
+    std::erase(x_lines[{one.what.peer, one.what.tag}].posted, &one.part);
+  }
+}
+
+Status TcpMesh::send_array(const TcpTransfer& transfer) {
+  const auto* at = static_cast<const std::byte*>(transfer.data);
+  std::size_t left = transfer.bytes;
+  do {
+    const std::size_t part = std::min(left, kFrameBytes);
+    FT_TRY(write(transfer.peer, Kind::kData, transfer.tag, part, at, part));
+    at += part;
+    left -= part;
+  } while (left > 0);
+  return ok_status();
+}
+
+Status TcpMesh::signal(std::int64_t peer, std::uint64_t tag) {
+  return write(peer, Kind::kSignal, tag, 0, nullptr, 0);
+}
+
+Status TcpMesh::await(std::int64_t peer, std::uint64_t tag) {
+  std::unique_lock lock(x_mutex);
+  Line& line = x_lines[{peer, tag}];
+  x_changed.wait(lock, [&] { return x_failed || line.signals > 0; });
+  if (x_failed) return failure();
+  --line.signals;
+  return ok_status();
+}
+
+void TcpMesh::abort(const std::string& reason) {
+  const bool named = reason.starts_with("rank ");
+  if (fail(named ? reason : rank_name(x_rank) + ": " + reason)) spread();
+}
+
+Status TcpMesh::finish() {
+  for (std::int64_t r = 0; r < size(); ++r) {
+    if (r != x_rank) FT_TRY(write(r, Kind::kBye, 0, 0, nullptr, 0, true));
+  }
+  std::unique_lock lock(x_mutex);
+  x_finished = true;
+  x_changed.wait(lock, [&] {
+    return x_failed || std::all_of(x_peers.begin(), x_peers.end(), [&](const Peer& peer) {
+             return peer.bye || &peer == &x_peers[static_cast<std::size_t>(x_rank)];
+           });
+  });
+  if (x_failed) return failure();
+  return ok_status();
+}
+
+/// By `x_mutex`.
+Error TcpMesh::failure() { return input_error(x_reason); }
+
+/// Whether this was the first.
+bool TcpMesh::fail(const std::string& reason) {
+  {
+    const std::lock_guard lock(x_mutex);
+    if (x_failed) return false;
+    x_reason = reason;
+    x_failed_at = std::chrono::steady_clock::now();
+    x_failed = true;
+  }
+  x_changed.notify_all();
+  eventfd_write(x_wake.number(), 1);
+  return true;
+}
+
+/// Tells all ranks why the job ended.
+void TcpMesh::spread() {
+  std::string reason;
+  {
+    const std::lock_guard lock(x_mutex);
+    reason = x_reason.substr(0, kLongestReason);
+  }
+  for (std::int64_t r = 0; r < size(); ++r) {
+    if (r == x_rank) continue;
+    (void)write(r, Kind::kAbort, 0, reason.size(), reason.data(), reason.size(), true);
+  }
+}
+
+/// One frame. `last`: nothing follows it.
+Status TcpMesh::write(std::int64_t number, Kind kind, std::uint64_t tag, std::uint64_t said,
+                      const void* data, std::size_t bytes, bool last) {
+  Peer& peer = x_peers[static_cast<std::size_t>(number)];
+  const Header header = {kFrameMagic, kind, tag, said};
+  std::unique_lock writing(peer.writing, std::defer_lock);
+  if (kind != Kind::kAbort) writing.lock();
+  // Who tells why the job ends waits for the frame that is under way, but not for ever.
+  const auto begin = std::chrono::steady_clock::now();
+  while (!writing.owns_lock() && !writing.try_lock() && seconds_since(begin) < kLinger) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (writing.owns_lock() && !peer.broken && (!x_failed || kind == Kind::kAbort)) {
+    const bool whole = write_bytes(peer, &header, sizeof header, bytes > 0) &&
+                       write_bytes(peer, data, bytes, false);
+    peer.broken = !whole || last;
+    if (last && whole) shutdown(peer.socket.number(), SHUT_WR);
+    if (whole) return ok_status();
+  }
+  if (writing.owns_lock()) writing.unlock();
+  // The reader finds out why the peer does not take it, or has just said it.
+  std::unique_lock lock(x_mutex);
+  x_changed.wait_for(lock, std::chrono::seconds(1), [&] { return x_failed.load(); });
+  if (x_failed) return failure();
+  lock.unlock();
+  const std::string gone = rank_name(number) + " is gone: it takes no data any more";
+  if (fail(gone)) spread();
+  return input_error(gone);
+}
+
+/// `more`: the rest of the frame follows.
+bool TcpMesh::write_bytes(const Peer& peer, const void* data, std::size_t bytes, bool more) const {
+  const auto* at = static_cast<const std::byte*>(data);
+  const auto begin = std::chrono::steady_clock::now();
+  while (bytes > 0) {
+    const ssize_t sent =
+        send(peer.socket.number(), at, bytes, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
+    if (sent > 0) {
+      at += sent;
+      bytes -= static_cast<std::size_t>(sent);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return false;
+    // Once the job has ended a frame that was begun becomes whole, or not in time.
+    if (x_failed && seconds_since(begin) > kLinger) return false;
+    pollfd writable = {peer.socket.number(), POLLOUT, 0};
+    poll(&writable, 1, 100);
+  }
+  return true;
+}
+
+void TcpMesh::read_all() {
+  std::vector<pollfd> looks(x_peers.size() + 1);
+  std::chrono::steady_clock::time_point stopped{};
+  while (true) {
+    bool open = false;
+    for (std::size_t r = 0; r < x_peers.size(); ++r) {
+      looks[r] = {x_peers[r].closed ? -1 : x_peers[r].socket.number(), POLLIN, 0};
+      open = open || !x_peers[r].closed;
+    }
+    looks.back() = {x_wake.number(), POLLIN, 0};
+    const bool stop = x_stop;
+    if (stop) {
+      // What peers still say is read, so that they can read what was said to them.
+      if (stopped.time_since_epoch().count() == 0) stopped = std::chrono::steady_clock::now();
+      if (!open || !x_failed || seconds_since(stopped) > kLinger) return;
+    }
+    poll(looks.data(), looks.size(), x_failed || stop ? 50 : -1);
+    eventfd_t ignored = 0;
+    eventfd_read(x_wake.number(), &ignored);
+    for (std::size_t r = 0; r < x_peers.size(); ++r) {
+      if (looks[r].revents != 0) read_from(static_cast<std::int64_t>(r));
+    }
+    if (!stop && x_failed && x_ends_process > 0) look_at_end(std::chrono::steady_clock::now());
+  }
+}
+
+void TcpMesh::look_at_end(std::chrono::steady_clock::time_point now) {
+  const std::lock_guard lock(x_mutex);
+  if (std::chrono::duration<double>(now - x_failed_at).count() < x_ends_process) return;
+  std::fprintf(stderr, "foretrain: %s\n", x_reason.c_str());
+  std::fflush(stderr);
+  _exit(1);
+}
+
+/// Reads what there is, some frames at most.
+void TcpMesh::read_from(std::int64_t number) {
+  Peer& peer = x_peers[static_cast<std::size_t>(number)];
+  constexpr int kFrames = 16;
+  for (int i = 0; i < kFrames && !peer.closed; ++i) {
+    if (peer.payload > 0) {
+      peer.header.kind == Kind::kData ? take_data(number) : take_payload(number);
+      if (peer.payload > 0) return;
+      continue;
+    }
+    auto* at = reinterpret_cast<std::byte*>(&peer.header) + peer.header_bytes;
+    const ssize_t got = recv(peer.socket.number(), at, sizeof peer.header - peer.header_bytes, 0);
+    if (!take(number, got)) return;
+    peer.header_bytes += static_cast<std::size_t>(got);
+    if (peer.header_bytes < sizeof peer.header) return;
+    peer.header_bytes = 0;
+    take_header(number);
+  }
+}
+
+/// Whether anything came; notices that the peer is gone.
+bool TcpMesh::take(std::int64_t number, ssize_t got) {
+  if (got > 0) return true;
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  Peer& peer = x_peers[static_cast<std::size_t>(number)];
+  peer.closed = true;
+  const std::string why = got == 0 ? "its connection closed" : strerror(errno);
+  bool expected = false;
+  {
+    const std::lock_guard lock(x_mutex);
+    expected = peer.bye;
+  }
+  if (!expected && fail(rank_name(number) + " is gone: " + why)) spread();
+  return false;
+}
+
+void TcpMesh::take_header(std::int64_t number) {
+  Peer& peer = x_peers[static_cast<std::size_t>(number)];
+  const Header& header = peer.header;
+  const bool has_payload = header.kind == Kind::kData || header.kind == Kind::kAbort;
+  const std::size_t most = header.kind == Kind::kData ? kFrameBytes : kLongestReason;
+  bool sound = header.magic == kFrameMagic && (!has_payload || header.bytes <= most);
+  {
+    const std::lock_guard lock(x_mutex);
+    sound = sound && (x_lines.size() < kMostLines || x_lines.contains({number, header.tag}));
+    if (sound && header.kind < Kind::kAbort) {
+      Line& line = x_lines[{number, header.tag}];
+      if (header.kind == Kind::kSends) ++line.other_sends;
+      if (header.kind == Kind::kReceives) ++line.other_receives;
+      if (header.kind == Kind::kSignal) ++line.signals;
+      if (header.kind == Kind::kData && !x_failed) {
+        sound = !line.posted.empty() && header.bytes <= line.posted.front()->left;
+      }
+      if (sound && header.kind == Kind::kSends && line.other_sends <= line.receives) {
+        const std::uint64_t behind = line.receives - line.other_sends;
+        const std::size_t posted = line.posted.size();
+        if (behind < posted) sound = line.posted[posted - 1 - behind]->left == header.bytes;
+      }
+    }
+    if (header.kind == Kind::kBye) peer.bye = true;
+    sound = sound && header.kind >= Kind::kSends && header.kind <= Kind::kBye;
+  }
+  x_changed.notify_all();
+  if (!sound) {
+    peer.closed = true;
+    const std::string what = rank_name(number) + " sent what " + rank_name(x_rank) +
+                             " does not expect: do all run the same RUN and version?";
+    if (fail(what)) spread();
+    return;
+  }
+  if (!has_payload) return;
+  peer.payload = header.bytes;
+  peer.reason.clear();
+  if (header.kind == Kind::kData && header.bytes == 0) take_data(number);
+}
+
+void TcpMesh::take_payload(std::int64_t number) {
+  Peer& peer = x_peers[static_cast<std::size_t>(number)];
+  std::array<char, 4096> text{};
+  const ssize_t got =
+      recv(peer.socket.number(), text.data(), std::min(text.size(), peer.payload), 0);
+  if (!take(number, got)) return;
+  peer.payload -= static_cast<std::size_t>(got);
+  peer.reason.append(text.data(), static_cast<std::size_t>(got));
+  if (peer.payload > 0 || peer.header.kind != Kind::kAbort) return;
+  if (fail(peer.reason)) spread();
+}
+
+/// Into the memory of the receive that waits longest; nowhere once the job has ended.
+void TcpMesh::take_data(std::int64_t number) {
+  Peer& peer = x_peers[static_cast<std::size_t>(number)];
+  Line* line = nullptr;
+  Part* part = nullptr;
+  {
+    const std::lock_guard lock(x_mutex);
+    line = &x_lines[{number, peer.header.tag}];
+    if (!x_failed && !line->posted.empty()) part = x_filling = line->posted.front();
+  }
+  if (part == nullptr) return take_payload(number);
+  if (peer.payload > 0) {
+    const ssize_t got = recv(peer.socket.number(), part->at, peer.payload, 0);
+    const bool some = take(number, got);
+    if (some) {
+      part->at += got;
+      part->left -= static_cast<std::size_t>(got);
+      peer.payload -= static_cast<std::size_t>(got);
+    }
+  }
+  {
+    const std::lock_guard lock(x_mutex);
+    x_filling = nullptr;
+    if (part->left == 0 && peer.payload == 0) {
+      part->done = true;
+      std::erase(line->posted, part);
+    }
+  }
+  x_changed.notify_all();
+}
+
+}  // namespace foretrain
