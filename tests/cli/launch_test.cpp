@@ -117,13 +117,17 @@ TEST_F(Launching, RanksOfAnotherRunAreRefused) {
   EXPECT_NE(err().find("rank 1 of 2 did not come"), std::string::npos) << err();
 }
 
-/// Starts ranks that would train for long, as `$job`, and waits for the first of them, `$child`.
+/// Starts ranks that would train for long, as `$job`, and waits until the first of them, `$child`,
+/// trains.
 const std::string kLongJob =
     "PATH=/none " + std::string(FORETRAIN_BINARY) +
     " execute run.json --steps 100000 & job=$!\n"
     "child=\nwhile [ -z \"$child\" ]; do\n"
     "  [ -r /proc/$job/task/$job/children ] || exit 78\n"
-    "  read child rest < /proc/$job/task/$job/children; sleep 0.02\ndone\nsleep 0.2\n";
+    "  read child rest < /proc/$job/task/$job/children; sleep 0.02\ndone\n"
+    // It trains once it has threads: one that reads connections, and streams.
+    "while set -- /proc/$child/task/* && [ $# -lt 3 ]; do\n"
+    "  [ -e /proc/$child ] || exit 79\n  sleep 0.02\ndone\n";
 
 // Its first rank is killed: the others end, and so does the starter.
 TEST_F(Launching, ARankThatDiesEndsTheJobWithItsCode) {

@@ -355,7 +355,7 @@ TEST(TcpRendezvous, SaysWhoIsMissing) {
   Meeting meeting;
   TcpJob one = meeting.job(0, 4);
   TcpJob other = meeting.job(2, 4);
-  one.seconds = 0.3;
+  one.seconds = 1;
   expect_both(told(std::move(one), std::move(other)), "ranks 1, 3 of 4 did not come to 127.0.0.1:");
 }
 
