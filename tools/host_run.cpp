@@ -15,10 +15,12 @@ namespace foretrain {
 
 Result<CudaModule> open_device(const std::string& device) {
   if (device == "host") return CudaModule{};
-  const Status files = check_cuda_files();
-  Result<CudaModule> cuda = files.ok() ? open_cuda() : files.error();
+  Result<CudaModule> cuda = open_cuda();
   if (cuda.ok()) return cuda;
-  return input_error("--device cuda: " + cuda.error().message + "; or use --device host");
+  // What `doctor` says, where files tell why.
+  const Status files = check_cuda_files();
+  const Error& why = files.ok() ? cuda.error() : files.error();
+  return input_error("--device cuda: " + why.message + "; or use --device host");
 }
 
 Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<std::string> sets,

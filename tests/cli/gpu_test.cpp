@@ -24,7 +24,7 @@ class LoopGpuCommand : public ::testing::Test {
  protected:
   LoopGpuCommand() {
     x_place.write("run.json", kTiny);
-    setenv("XDG_DATA_HOME", x_place.path("data").c_str(), 1);
+    setenv("XDG_DATA_HOME", x_place.path("in/data").c_str(), 1);
   }
   ~LoopGpuCommand() override {
     for (const char* name : {"XDG_DATA_HOME", "FORETRAIN_LOOP_GPU", "FORETRAIN_LOOP_GPUS"}) {
@@ -81,7 +81,8 @@ TEST_F(LoopGpuCommand, CalibratesTheShapesOfARunWithinABudget) {
       at(profile.value(), "machine/command").string()->find("--shapes-of run.json --budget 6"),
       std::string::npos);
   std::int64_t products = 0;
-  for (const Json& sample : *at(profile.value(), "samples").array()) {
+  const Json samples = at(profile.value(), "samples");
+  for (const Json& sample : *samples.array()) {
     const bool gemm = at(sample, "op").string()->starts_with("gemm");
     if (!gemm) continue;
     ++products;
@@ -98,7 +99,7 @@ TEST_F(LoopGpuCommand, WhereThereIsNoGpuItSaysSo) {
   for (const char* verb : {"execute", "validate"}) {
     const CommandResult refused = x_place.run_on_loop_gpu({verb, "run.json", "--device", "cuda"});
     EXPECT_EQ(refused.exit_code, 1);
-    EXPECT_NE(refused.err.find("no CUDA device here"), std::string::npos) << refused.err;
+    EXPECT_NE(refused.err.find("no CUDA device"), std::string::npos) << refused.err;
   }
 }
 
