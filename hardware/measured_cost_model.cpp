@@ -29,6 +29,7 @@ class MeasuredCostModel final : public CostModel {
         x_nominal(std::move(nominal)),
         x_table(profile, options.what, &model()),
         x_ranks(options.ranks_at_once),
+        x_memory_gb_per_s(options.memory_gb_per_s),
         x_on_device(profile.of_device()) {
     if (options.what != PricesFor::kExecution) return;
     x_dispatch = x_table.overhead_seconds(kDispatchSample, x_ranks);
@@ -221,9 +222,13 @@ class MeasuredCostModel final : public CostModel {
     if (!yields(work)) return cost;
     std::size_t at = 0;
     for (const ProfileTable::Beside& one : x_table.beside(work)) {
-      constexpr double kMost = 1e4;
-      const long long factor = std::llround(std::min(one.slowdown, kMost) * kWhole);
-      cost.slowdowns[at++] = {one.sms, static_cast<std::int32_t>(factor)};
+      const auto share_of = [](double share) {
+        constexpr double kMost = 1e4;
+        return static_cast<std::int32_t>(std::llround(std::min(share, kMost) * kWhole));
+      };
+      const double copied = x_memory_gb_per_s > 0 ? one.gb_per_s / x_memory_gb_per_s : 0;
+      cost.slowdowns[at++] = {one.sms, share_of(one.slowdown), share_of(one.spin),
+                              share_of(std::min(copied, 1.0))};
     }
     return cost;
   }
@@ -237,7 +242,10 @@ class MeasuredCostModel final : public CostModel {
     steps << "beside communication, measured:";
     for (const ProfileTable::Beside& one : measured) {
       steps << (&one == &measured.front() ? " " : ", ") << one.slowdown << " times beside "
-            << one.sms << " SMs (" << one.samples << (one.samples == 1 ? " sample)" : " samples)");
+            << one.sms << " SMs (" << one.samples << (one.samples == 1 ? " sample" : " samples");
+      if (one.spin > 0) steps << ", " << one.spin << " times where they copy nothing";
+      if (one.gb_per_s > 0) steps << ", copying " << one.gb_per_s << " GB/s";
+      steps << ")";
     }
     steps << "\n";
   }
@@ -251,6 +259,7 @@ class MeasuredCostModel final : public CostModel {
   std::unique_ptr<CostModel> x_base, x_nominal;
   ProfileTable x_table;
   std::int64_t x_ranks;
+  double x_memory_gb_per_s;
   double x_dispatch = 0, x_event = 0;
   bool x_on_device = false;
   Time x_launch;                 ///< of devices; 0: as `base` says

@@ -166,17 +166,21 @@ class ProfileTable {
     std::int32_t sms = 0;
     double slowdown = 1;
     std::int64_t samples = 0;
+    double spin = 0;      ///< the same beside SMs that copy nothing; 0: not known
+    double gb_per_s = 0;  ///< that was copied, in the mean; 0: not known
   };
   const std::vector<Beside>& beside(const Work& work) const;
 
  private:
   using Samples = std::vector<const Sample*>;
   struct Family {
+    explicit Family(double apart) : residuals(apart) {}
     Residuals residuals;
     Samples samples;  ///< as `residuals` counts them
     std::int64_t most_ranks = 0;
   };
   static Samples nearest_ranks(const Samples& samples, std::int64_t ranks);
+  static double apart_in(const SampleKey& key);
   void learn(CostModel& modelled);
   ShapePoint point_of(const Work& work, std::int64_t ranks) const;
   void list_besides();
@@ -198,7 +202,8 @@ Result<double> modelled_seconds(CostModel& model, const Work& work, std::int64_t
 struct MeasuredPricesOptions {
   PricesFor what = PricesFor::kFramework;
   std::int64_t ranks_at_once = 1;
-  bool graphs = false;  ///< the ops of a step are CUDA graphs
+  bool graphs = false;         ///< the ops of a step are CUDA graphs
+  double memory_gb_per_s = 0;  ///< of the device; 0: not known
 };
 
 /// The prices of `base` with what was measured in their place (ProfileTable). `nominal` is the same

@@ -155,6 +155,15 @@ ProfileTable::ProfileTable(Profile profile, PricesFor what, CostModel* modelled)
   if (x_modelled != nullptr) learn(*x_modelled);
 }
 
+/// How far kinds of one family are from each other: layouts of a product differ little, kernels by
+/// what they compute.
+double ProfileTable::apart_in(const SampleKey& key) {
+  constexpr double kLayouts = 1.5, kKernels = 8, kOther = 3;
+  const std::string family = family_of_op(key.op);
+  if (family == "gemm" || family == "attention") return kLayouts;
+  return family == "kernel" ? kKernels : kOther;
+}
+
 /// Residuals of all samples whose shape the model prices.
 void ProfileTable::learn(CostModel& modelled) {
   constexpr double kLeastNoise = 0.01;
@@ -164,7 +173,7 @@ void ProfileTable::learn(CostModel& modelled) {
     for (const Sample* s : samples) {
       const Result<double> seconds = modelled_seconds(modelled, work.value(), s->key.ranks);
       if (!seconds.ok() || seconds.value() <= 0) continue;
-      Family& family = x_families[family_name(s->key)];
+      Family& family = x_families.try_emplace(family_name(s->key), apart_in(s->key)).first->second;
       (void)x_kinds.emplace(s->key.op, static_cast<std::int64_t>(x_kinds.size()));
       family.residuals.add(point_of(work.value(), s->key.ranks),
                            std::log(s->price_us() * 1e-6 / seconds.value()),
@@ -188,24 +197,50 @@ ShapePoint ProfileTable::point_of(const Work& work, std::int64_t ranks) const {
   return out;
 }
 
-/// Samples of one number of SMs after another, each family's slowdowns multiplied.
+/// Samples of one number of SMs after another, each family's slowdowns multiplied. What spinning
+/// SMs do is linear between the numbers of them that were measured.
 void ProfileTable::list_besides() {
-  std::map<std::string, std::map<std::int32_t, Beside>> all;
+  struct Sums {
+    double log_copies = 0, log_spins = 0, gb_per_s = 0;
+    std::int64_t copies = 0, spins = 0, rates = 0;
+  };
+  std::map<std::string, std::map<std::int32_t, Sums>> all;
   for (const auto& [key, sample] : x_profile.samples) {
     if (key.sms == 0 || sample.alone_us <= 0) continue;
-    Beside& one = all[family_of_op(key.op)][key.sms];
-    one.sms = key.sms;
-    one.slowdown *= sample.price_us() / sample.alone_us;
-    ++one.samples;
+    Sums& sums = all[family_of_op(key.op)][key.sms];
+    const double log = std::log(sample.price_us() / sample.alone_us);
+    (key.spin ? sums.log_spins : sums.log_copies) += log;
+    ++(key.spin ? sums.spins : sums.copies);
+    if (key.spin || sample.beside_gb_per_s <= 0) continue;
+    sums.gb_per_s += sample.beside_gb_per_s;
+    ++sums.rates;
   }
   for (const auto& [family, by_sms] : all) {
-    double before = 1;
+    const auto spin_at = [&by_sms](std::int32_t sms) {
+      std::pair<double, double> below{0, 1};
+      for (const auto& [held, sums] : by_sms) {
+        if (sums.spins == 0) continue;
+        const double spin = std::exp(sums.log_spins / static_cast<double>(sums.spins));
+        if (held < sms) {
+          below = {held, spin};
+          continue;
+        }
+        const double place = (sms - below.first) / (held - below.first);
+        return below.second + place * (spin - below.second);
+      }
+      return below.first > 0 ? below.second : 0;
+    };
     std::vector<Beside>& out = x_beside[family];
-    for (const auto& [sms, sum] : by_sms) {
-      Beside one = sum;
+    for (const auto& [sms, sums] : by_sms) {
+      if (sums.copies == 0) continue;
       if (out.size() == kMostSlowdowns) break;
-      one.slowdown = std::max(before, std::pow(one.slowdown, 1 / static_cast<double>(one.samples)));
-      before = one.slowdown;
+      Beside one{sms, std::exp(sums.log_copies / static_cast<double>(sums.copies)), sums.copies, 0,
+                 0};
+      one.slowdown = std::max(out.empty() ? 1 : out.back().slowdown, one.slowdown);
+      if (const double spin = spin_at(sms); spin > 0) {
+        one.spin = std::clamp(spin, out.empty() ? 1 : out.back().spin, one.slowdown);
+      }
+      if (sums.rates > 0) one.gb_per_s = sums.gb_per_s / static_cast<double>(sums.rates);
       out.push_back(one);
     }
   }

@@ -40,8 +40,8 @@ void solve(std::vector<double>& a, std::size_t n, std::vector<double>& b) {
 
 }  // namespace
 
-double distance(const ShapePoint& a, const ShapePoint& b) {
-  double sum = a.kind == b.kind ? 0 : ShapePoint::kApart * ShapePoint::kApart;
+double Residuals::distance(const ShapePoint& a, const ShapePoint& b) const {
+  double sum = a.kind == b.kind ? 0 : x_apart * x_apart;
   for (std::size_t i = 0; i < a.x.size(); ++i) sum += (a.x[i] - b.x[i]) * (a.x[i] - b.x[i]);
   return std::sqrt(sum);
 }

@@ -17,17 +17,15 @@
 namespace foretrain {
 
 /// A shape: logarithms of its extents, unused ones 0, and a number for the kind of operation.
-/// Kinds are `kApart` from each other.
 struct ShapePoint {
-  static constexpr double kApart = 1.5;
   std::array<double, 6> x{};
   std::int64_t kind = 0;
 };
-/// The root of the sum of squares of all differences.
-double distance(const ShapePoint& a, const ShapePoint& b);
 
 class Residuals {
  public:
+  /// Kinds are `apart` from each other.
+  explicit Residuals(double apart = 1.5) : x_apart(apart) {}
   /// `log_ratio`: ln(measured / modelled); `noise`: its standard deviation.
   void add(const ShapePoint& at, double log_ratio, double noise);
   bool empty() const { return x_samples.empty(); }
@@ -51,6 +49,10 @@ class Residuals {
     ShapePoint at;
     double log_ratio = 0, noise = 0;
   };
+  /// The root of the sum of squares of all differences.
+  double distance(const ShapePoint& a, const ShapePoint& b) const;
+
+  double x_apart;
   std::vector<Sample> x_samples;
 };
 

@@ -102,6 +102,7 @@ std::unique_ptr<CostModel> cost_model_of(const Run& run, const PriceOptions& opt
   how.what = run.prices_for;
   how.ranks_at_once = run.cluster.accelerators;
   how.graphs = run.graphs;
+  how.memory_gb_per_s = run.cluster.device.memory_gb_per_s;
   // What was measured is one device, not the slowest of the run.
   Cluster measured = run.cluster;
   measured.device.slowest = 1;

@@ -13,14 +13,22 @@ std::int64_t scaled(std::int64_t a, std::int64_t b, std::int64_t c) {
   return static_cast<std::int64_t>((product + c - 1) / c);
 }
 
+/// Beside SMs that copy so much: between what was measured beside spinning and copying ones.
+std::int32_t factor_at(const Slowdown& measured, std::int32_t memory_share) {
+  if (measured.spin == 0 || measured.memory_share == 0) return measured.factor;
+  const std::int64_t rise = std::max(0, measured.factor - measured.spin);
+  const std::int64_t copied = std::min(memory_share, measured.memory_share);
+  return static_cast<std::int32_t>(measured.spin + scaled(rise, copied, measured.memory_share));
+}
+
 /// In 1/65536, beside so many SMs; 0 where nothing was measured.
-std::int64_t measured_factor(const Cost& cost, std::int32_t sms_held) {
-  Slowdown below{0, kWhole};
+std::int64_t measured_factor(const Cost& cost, std::int32_t sms_held, std::int32_t memory_share) {
+  Slowdown below{0, kWhole, 0, 0};
   Slowdown before = below;
   for (const Slowdown& above : cost.slowdowns) {
     if (above.sms == 0) break;
     before = below;
-    below = above;
+    below = {above.sms, factor_at(above, memory_share), 0, 0};
     if (above.sms >= sms_held) break;
   }
   if (below.sms == 0) return 0;
@@ -41,7 +49,8 @@ std::string_view name_of(Provenance provenance) {
 Time duration_beside(const Cost& cost, int sm_count, std::int32_t sms_held,
                      std::int32_t memory_share) {
   if (sms_held == 0 && memory_share == 0) return cost.duration;
-  if (const std::int64_t factor = measured_factor(cost, sms_held); sms_held > 0 && factor > 0) {
+  if (const std::int64_t factor = measured_factor(cost, sms_held, memory_share);
+      sms_held > 0 && factor > 0) {
     return max(cost.duration, Time{scaled(cost.duration.ps, factor, kWhole)});
   }
   const std::int64_t free_sms = std::max(1, sm_count - sms_held);

@@ -30,8 +30,10 @@ inline constexpr std::int32_t kWhole = 1 << 16;
 
 /// How much longer work takes beside a kernel that holds so many SMs and copies memory, measured.
 struct Slowdown {
-  std::int32_t sms = 0;     ///< 0: none
-  std::int32_t factor = 0;  ///< in 1/65536; kWhole: as long as alone
+  std::int32_t sms = 0;           ///< 0: none
+  std::int32_t factor = 0;        ///< in 1/65536; kWhole: as long as alone
+  std::int32_t spin = 0;          ///< the same beside one that copies nothing; 0: not known
+  std::int32_t memory_share = 0;  ///< that the copies took, in 1/65536; 0: not known
   bool operator==(const Slowdown&) const = default;
 };
 inline constexpr std::size_t kMostSlowdowns = 8;
@@ -45,8 +47,10 @@ inline constexpr std::size_t kMostSlowdowns = 8;
 /// what the power that communication draws leaves of the clock. Where slowdowns f(h) were
 /// measured it takes, instead,
 ///     duration * f(h)
-/// with f linear between f(0) = 1 and what was measured, and on along the last two beyond; b is in
-/// it then, as far as what copied beside it takes what communication takes.
+/// with f linear between f(0) = 1 and what was measured, and on along the last two beyond. What was
+/// measured beside SMs that copied a share B and beside SMs that only spun is taken between them by
+/// min(1, b / B); where one of them is not known b is in it as far as what copied takes what
+/// communication takes.
 /// Communication holds: it keeps its SMs from launch to end, and is slowed only by others on its
 /// ports: its rate is min(1, 1 / sum of shares) over the ports it uses, and so are copies. Left
 /// out: communication slowed by compute; two kernels of one rank on two streams.

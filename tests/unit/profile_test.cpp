@@ -382,6 +382,53 @@ TEST(Profile, SlowdownsByFamily) {
   EXPECT_FALSE(table.price(gemm(64, 64, 64), 1).ok());
 }
 
+// Between SMs that spin and SMs that copy, by what communication copies.
+TEST(Profile, SlowdownsByWhatIsCopied) {
+  const Gemm work = half(4096, 4096, 4096);
+  Profile profile = of_device("h100-sxm-80gb");
+  profile.add(in_state(work, kSustained, 100));
+  Sample copies = beside(work, 16, 200, 100);
+  copies.beside_gb_per_s = 670;
+  profile.add(copies);
+  Sample spins = beside(work, 16, 120, 100);
+  spins.key.spin = true;
+  profile.add(spins);
+  MeasuredPricesOptions how;
+  how.memory_gb_per_s = 3350;
+  const auto model = make_measured_cost_model(prices_of("dgx-h100"), profile, how);
+  const Cost cost = model->price(work, {}).value();
+  const auto us = [&](std::int32_t sms, double share) {
+    const auto memory = static_cast<std::int32_t>(share * kWhole);
+    return duration_beside(cost, model->sm_count(), sms, memory).us();
+  };
+  EXPECT_NEAR(us(16, 0), 120, 0.01);
+  EXPECT_NEAR(us(16, 0.1), 160, 0.01);
+  EXPECT_NEAR(us(16, 0.2), 200, 0.01);
+  EXPECT_NEAR(us(16, 0.5), 200, 0.01);
+  EXPECT_NEAR(us(8, 0), 110, 0.01);
+  const std::string why = model->explain(work, {});
+  EXPECT_NE(why.find("1.2 times where they copy nothing, copying 670 GB/s"), std::string::npos)
+      << why;
+}
+
+// A kind of kernel says little of another, whatever their sizes.
+TEST(Profile, KindsOfKernelsAreFarApart) {
+  const auto model = prices_of("host");
+  Profile profile;
+  Kernel slow = std::get<Kernel>(kernel(12 << 10));
+  slow.kind = KernelKind::kGelu;
+  add(profile, Work{slow}, 1, 1e7 * seconds_by(*model, Work{slow}));
+  add(profile, kernel(12 << 10), 1, 1e6 * seconds_by(*model, kernel(12 << 10)));
+  const ProfileTable table(profile, PricesFor::kExecution, model.get());
+  const auto ratio = [&](const Work& work) {
+    return table.price(work, 1).value().seconds / seconds_by(*model, work);
+  };
+  slow.cols *= 4;
+  slow.bytes *= 4;
+  EXPECT_GT(ratio(Work{slow}), 4);
+  EXPECT_LT(ratio(kernel(48 << 10)), 1.5);
+}
+
 // On a device work beside communication takes what was measured, in place of the equation of
 // shares, and its price says so. fp8 products have measured prices like others.
 TEST(Profile, PricesADevice) {

@@ -363,7 +363,7 @@ TEST(DurationBeside, ClockLoss) {
 TEST(DurationBeside, WhatWasMeasuredInItsPlace) {
   Cost cost;
   cost.compute = cost.duration = Time{1000};
-  cost.slowdowns = {Slowdown{4, kWhole * 5 / 4}, Slowdown{8, kWhole * 2}};
+  cost.slowdowns = {Slowdown{4, kWhole * 5 / 4, 0, 0}, Slowdown{8, kWhole * 2, 0, 0}};
   EXPECT_EQ(duration_beside(cost, 16, 0, 0).ps, 1000);
   EXPECT_EQ(duration_beside(cost, 16, 2, 0).ps, 1125);
   EXPECT_EQ(duration_beside(cost, 16, 4, kWhole / 2).ps, 1250);  // its copies are in it
