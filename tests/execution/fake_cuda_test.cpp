@@ -150,7 +150,8 @@ TEST_F(FakeCuda, RanksOfAModuleShareASession) {
     for (int s = 0; s < 3; ++s) FT_TRY(rank.step());
     return ok_status();
   };
-  const auto transport = make_thread_transport(micro_ranks(2));
+  const Workload world = micro_ranks(2);
+  const auto transport = make_thread_transport(world);
   HostOptions options;
   options.graphs = true;
   std::map<std::string, int> first;
@@ -165,7 +166,7 @@ TEST_F(FakeCuda, RanksOfAModuleShareASession) {
     EXPECT_EQ(calls(made), first[made]) << made;
   }
   EXPECT_EQ(calls("ncclCommDestroy"), 0);
-  const auto second = make_thread_transport(micro_ranks(2));
+  const auto second = make_thread_transport(world);
   on_two_ranks(workload, *second, module.make_rank, options, steps);
   EXPECT_EQ(calls("ncclCommInitRank"), 2 * first["ncclCommInitRank"]);
   const int of_one_transport = calls("ncclCommDestroy");
@@ -265,6 +266,7 @@ TEST_F(FakeCuda, StepsWithoutMarksTakeNoTimesOfOps) {
       EXPECT_GT(rank.step_seconds(), 0);
       // The origin and the ends of two streams; of ops two each.
       EXPECT_EQ(calls("timed records") - before, 3 + (marks ? 4 * kHandOvers : 0));
+      rank.queue_ahead(marks);
     }
   }
 }
