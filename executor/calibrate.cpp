@@ -149,7 +149,14 @@ Status Calibration::measure_overhead(std::size_t i, Sample& out) {
   const Workload workload =
       i == kOfEvents ? event_workload(x_ranks, kHandOvers) : dispatch_workload(x_ranks, kHandOvers);
   const bool in_graph = kAllOverheads.at(i).in_graph;
-  FT_ASSIGN(const auto rank, make_rank(workload, false, in_graph));
+  const bool is_launch = kAllOverheads.at(i).is_launch;
+  FT_ASSIGN(const auto rank, make_rank(workload, !is_launch && !in_graph, in_graph));
+  // Points of time around every op would be part of what is measured; so would waits for the host
+  // be of gaps.
+  rank->mark_ops(false);
+  rank->queue_ahead(!is_launch);
+  FT_TRY(step(*rank, i, 1, nullptr));
+  if (!is_launch && gaps_of(*rank).empty()) rank->mark_ops(true);
   out.size = 1;
   const Status done = repeat(*rank, i, 1, out);
   // What a driver cannot capture does not end the calibration.

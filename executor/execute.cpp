@@ -18,9 +18,11 @@ std::vector<std::int64_t> pack(const RankRunner& rank) {
   std::vector<std::int64_t> out = {std::bit_cast<std::int64_t>(rank.loss()),
                                    std::bit_cast<std::int64_t>(rank.cpu_seconds()),
                                    std::bit_cast<std::int64_t>(rank.wall_seconds()),
-                                   std::bit_cast<std::int64_t>(rank.queued_seconds())};
+                                   std::bit_cast<std::int64_t>(rank.queued_seconds()),
+                                   std::bit_cast<std::int64_t>(rank.step_seconds())};
   for (std::size_t s = 0; s < rank.records().size(); ++s) {
     for (const OpRecord& r : rank.records()[s]) {
+      if (r.end.ps <= 0) continue;
       out.insert(out.end(), {static_cast<std::int64_t>(s), r.call, r.op, r.begin.ps, r.end.ps});
     }
   }
@@ -30,7 +32,9 @@ std::vector<std::int64_t> pack(const RankRunner& rank) {
 StepMeasure unpack(const Workload& workload, const std::vector<std::vector<std::int64_t>>& gathered,
                    std::vector<RankRecords>& ranks) {
   StepMeasure out;
+  out.marks = false;
   Time end;
+  double seconds = 0;
   for (std::size_t r = 0; r < gathered.size(); ++r) {
     const std::vector<std::int64_t>& values = gathered[r];
     const auto loss = std::bit_cast<double>(values[0]);
@@ -39,9 +43,10 @@ StepMeasure unpack(const Workload& workload, const std::vector<std::vector<std::
     if (!std::isnan(loss)) out.loss = loss;
     if (wall > 0) out.clean = std::min(out.clean, cpu / wall);
     out.queued = std::fmax(out.queued, std::bit_cast<double>(values[3]));
+    seconds = std::max(seconds, std::bit_cast<double>(values[4]));
     const Program& program = workload.programs[workload.ranks[r].program.index()];
     RankRecords records(program.streams.size());
-    for (std::size_t i = 4; i + 4 < values.size(); i += 5) {
+    for (std::size_t i = 5; i + 4 < values.size(); i += 5) {
       const OpRecord record{static_cast<std::int32_t>(values[i + 1]),
                             static_cast<std::int32_t>(values[i + 2]),
                             Time{values[i + 3]},
@@ -50,10 +55,11 @@ StepMeasure unpack(const Workload& workload, const std::vector<std::vector<std::
                             Time{}};
       records[static_cast<std::size_t>(values[i])].push_back(record);
       end = max(end, record.end);
+      out.marks = true;
     }
     ranks.push_back(std::move(records));
   }
-  out.seconds = end.seconds();
+  out.seconds = seconds > 0 ? seconds : end.seconds();
   return out;
 }
 
@@ -95,7 +101,12 @@ Result<std::unique_ptr<Execution>> Execution::create(const Workload& workload, R
 
 Status Execution::run(std::int64_t steps) {
   for (std::int64_t s = 0; s < steps; ++s) {
+    const bool last = s + 1 == steps;
+    const bool marks = x_options.host.records || (last && (steps > 1 || !x_shown));
+    x_runner->mark_ops(marks);
     FT_TRY(x_runner->step());
+    x_shown = x_shown || (marks && x_done > 0);
+    ++x_done;
     FT_ASSIGN(const auto gathered, x_transport.gather(x_rank, pack(*x_runner)));
     if (x_rank.value != 0) continue;
     Step step;
@@ -105,23 +116,43 @@ Status Execution::run(std::int64_t steps) {
   return ok_status();
 }
 
+std::vector<std::size_t> counted_steps(const std::vector<StepMeasure>& steps) {
+  std::vector<std::size_t> all;
+  std::vector<std::size_t> without_marks;
+  for (std::size_t s = steps.size() > 1 ? 1 : 0; s < steps.size(); ++s) {
+    all.push_back(s);
+    if (!steps[s].marks) without_marks.push_back(s);
+  }
+  return without_marks.empty() ? all : without_marks;
+}
+
 Executed Execution::result() const {
   Executed out;
   if (x_steps.empty()) return out;
   for (const Step& step : x_steps) out.steps.push_back(step.measure);
-  std::vector<std::size_t> counted;
-  for (std::size_t s = x_steps.size() > 1 ? 1 : 0; s < x_steps.size(); ++s) counted.push_back(s);
-  std::sort(counted.begin(), counted.end(), [&](std::size_t a, std::size_t b) {
-    return out.steps[a].seconds < out.steps[b].seconds;
-  });
+  const auto sort = [&out](std::vector<std::size_t>& steps) {
+    std::sort(steps.begin(), steps.end(), [&](std::size_t a, std::size_t b) {
+      return out.steps[a].seconds < out.steps[b].seconds;
+    });
+  };
+  std::vector<std::size_t> counted = counted_steps(out.steps);
+  sort(counted);
   const auto at = [&](double share) {
     const double place = share * static_cast<double>(counted.size() - 1);
     return counted[static_cast<std::size_t>(std::lround(place))];
   };
-  out.median = at(0.5);
-  out.median_seconds = out.steps[out.median].seconds;
+  out.median_seconds = out.steps[at(0.5)].seconds;
   out.spread = (out.steps[at(0.9)].seconds - out.steps[at(0.1)].seconds) /
                std::max(out.median_seconds, 1e-12);
+  // What warms up is shown where nothing else can be.
+  std::vector<std::size_t> shown;
+  for (std::size_t s = 1; s < out.steps.size(); ++s) {
+    if (out.steps[s].marks) shown.push_back(s);
+  }
+  if (shown.empty()) shown.push_back(0);
+  sort(shown);
+  out.median =
+      shown[static_cast<std::size_t>(std::lround(0.5 * static_cast<double>(shown.size() - 1)))];
   out.timeline = measured_timeline(x_workload, x_steps[out.median].ranks, x_options.name_of);
   return out;
 }

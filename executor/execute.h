@@ -21,6 +21,7 @@ struct ExecuteOptions {
 
 struct StepMeasure {
   double seconds = 0;  ///< from the barrier to the end of the last op of any rank
+  bool marks = true;   ///< its ops were marked: on a device it takes longer for it
   double loss = 0;
   double clean = 1;  ///< CPU time over wall time of the kernels, of the rank where it is lowest
   /// On devices: `queued_seconds` of the rank where it is longest; NaN where that is not known.
@@ -29,10 +30,14 @@ struct StepMeasure {
 
 struct Executed {
   std::vector<StepMeasure> steps;         ///< empty on ranks other than 0
-  std::size_t median = 0;                 ///< the step that `timeline` shows
+  std::size_t median = 0;                 ///< the step that `timeline` shows: of those with marks
   double median_seconds = 0, spread = 0;  ///< of the counted steps; (p90 - p10) / median
   Timeline timeline;
 };
+
+/// Those whose time counts, if there are any: not the first, which warms up, where there are more;
+/// of the rest those without marks, where there are any.
+std::vector<std::size_t> counted_steps(const std::vector<StepMeasure>& steps);
 
 /// A run in several goes, with other work between. All ranks make one and call the same.
 class Execution {
@@ -47,6 +52,7 @@ class Execution {
   Execution(Execution&&) = delete;
   Execution& operator=(Execution&&) = delete;
 
+  /// Devices do not mark ops but in the last step, and in those that tell what was queued.
   Status run(std::int64_t steps);
   /// Of all steps so far; whole on rank 0.
   Executed result() const;
@@ -61,6 +67,8 @@ class Execution {
   const ExecuteOptions& x_options;
   std::unique_ptr<RankRunner> x_runner;
   std::vector<Step> x_steps;
+  std::int64_t x_done = 0;
+  bool x_shown = false;  ///< a step after the first had marks
 };
 
 /// This process' part. All ranks call it.

@@ -56,6 +56,19 @@ std::vector<std::int64_t> durations_of(const RankRunner& rank) {
 std::vector<std::int64_t> gaps_of(const RankRunner& rank) {
   std::vector<OpRecord> all;
   for (const auto& stream : rank.records()) all.insert(all.end(), stream.begin(), stream.end());
+  Time busy;
+  bool marked = false;
+  bool known = rank.step_seconds() > 0 && !all.empty();
+  for (const OpRecord& record : all) {
+    known = known && record.work.ps > 0;
+    marked = marked || record.end.ps > 0;
+    busy = busy + record.work;
+  }
+  if (known) {
+    const Time rest = Time::from_seconds(rank.step_seconds()) - busy;
+    return {std::max<std::int64_t>(1, rest.ps / static_cast<std::int64_t>(all.size()))};
+  }
+  if (!marked) return {};
   std::sort(all.begin(), all.end(),
             [](const OpRecord& a, const OpRecord& b) { return a.begin < b.begin; });
   std::vector<std::int64_t> out;

@@ -23,7 +23,8 @@ double summarize(const OpTimings& times, Sample& out);
 
 /// By operation of the last step, in ps: its time; where it was disturbed its CPU time, negative.
 std::vector<std::int64_t> durations_of(const RankRunner& rank);
-/// From the end of one op to the begin of the next, in ps.
+/// In ps, from the end of one op to the begin of the next: on average, the time of the step less
+/// that in which ops ran, where a device knows both; else of every op, where they were marked.
 std::vector<std::int64_t> gaps_of(const RankRunner& rank);
 /// Host time of a launch in ps, on average; none where the host runs the ops itself.
 std::vector<std::int64_t> launches_of(const RankRunner& rank);

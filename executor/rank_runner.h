@@ -58,6 +58,9 @@ class RankRunner {
   /// Devices: whether the next steps tell when every op began and ended, which costs each op two
   /// points of time on its stream. Without, records have `work` only, where that is known.
   virtual void mark_ops(bool /*on*/) {}
+  /// Devices: whether the next steps start when all of them is queued, at most 20 ms late, so that
+  /// no op waits for the host. Not of graphs.
+  virtual void queue_ahead(bool /*on*/) {}
   /// Of the last step, by stream, in issue order.
   virtual const std::vector<std::vector<OpRecord>>& records() const = 0;
   /// Element i of a buffer that owns memory becomes value(i), stored in the buffer's type. Between

@@ -139,7 +139,7 @@ CountedSteps count_steps(const Executed& executed) {
   std::vector<double> clean;
   std::vector<double> all;
   std::vector<double> cpu;
-  for (std::size_t s = executed.steps.size() > 1 ? 1 : 0; s < executed.steps.size(); ++s) {
+  for (const std::size_t s : counted_steps(executed.steps)) {
     all.push_back(executed.steps[s].seconds);
     cpu.push_back(executed.steps[s].seconds * executed.steps[s].clean);
     if (executed.steps[s].clean >= kClean) clean.push_back(executed.steps[s].seconds);

@@ -1,8 +1,10 @@
 #include "executor/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #ifdef FORETRAIN_CUPTI
 #include "executor/cuda/activity.h"
@@ -134,6 +136,20 @@ Status CudaDevice::fill_random(std::byte* to, DType type, std::int64_t count, co
   device::fill_on_cuda(nullptr, *this, to, type, count, fill);
   if (x_problem) return *x_problem;
   return cuda_status(cudaStreamSynchronize(nullptr), "random content");
+}
+
+/// Never for long: where a queue has no room left the host waits for the device.
+Status CudaDevice::hold_back() {
+  FT_TRY(x_session->make_current());
+  if (x_streams.empty()) return ok_status();
+  x_go.store(false);
+  const auto wait = [](void* of) {
+    constexpr auto kLongest = std::chrono::milliseconds(20);
+    const auto& go = *static_cast<const std::atomic<bool>*>(of);
+    const auto until = std::chrono::steady_clock::now() + kLongest;
+    while (!go.load() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  };
+  return cuda_status(cudaLaunchHostFunc(x_streams[0], wait, &x_go), "work of the host");
 }
 
 Status CudaDevice::begin() {

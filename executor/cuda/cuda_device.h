@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -40,6 +41,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   Status read(void* to, const std::byte* from, std::size_t bytes) override;
   Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) override;
   void time_marks(bool on) override { x_timed = on; }
+  Status hold_back() override;
+  void let_go() override { x_go.store(true); }
   Status begin() override;
   Status end() override;
   Status mark(std::size_t stream, std::size_t mark) override;
@@ -94,6 +97,7 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   std::vector<cudaEvent_t> x_origin;  ///< one
   std::vector<cudaEvent_t> x_fork;    ///< one; of pieces
   bool x_timed = true;
+  std::atomic<bool> x_go{true};  ///< for what holds a step back, on CUDA's thread
   // Of graphs: which marks this piece has recorded, and what is launched again.
   std::vector<bool> x_ordered;
   std::vector<cudaGraphExec_t> x_pieces;

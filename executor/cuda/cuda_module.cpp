@@ -17,6 +17,7 @@
 #include "executor/cuda/cudnn_api.h"
 #endif
 #include "executor/cuda/device_rank.h"
+#include "executor/cuda/peers.h"
 
 namespace foretrain {
 namespace {
@@ -87,8 +88,17 @@ MakeRank rank_maker() {
 
 extern "C" __attribute__((visibility("default"))) void foretrain_open_cuda(
     foretrain::CudaModule& module, std::string& problem) {
-  // Kernels that are loaded at their first launch wait for the whole device, and so for NCCL.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  // Kernels that are loaded at their first launch wait for the whole device, and so for NCCL; but
+  // loading all of them takes seconds. The driver looks once, before it can count devices or anyone
+  // knows how many ranks there will be.
+  const auto* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const bool several =
+      foretrain::may_have_peers(foretrain::launched_ranks(), visible == nullptr ? "" : visible,
+                                foretrain::count_device_files("/dev"));
+  setenv("CUDA_MODULE_LOADING", several ? "EAGER" : "LAZY", 0);
+  // Streams of a Program must not wait for each other: one that waits for another rank would hold
+  // up what that rank waits for.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const auto devices = foretrain::count_cuda_devices();
   if (!devices.ok()) {
     problem = devices.error().message;

@@ -11,6 +11,11 @@ namespace {
 constexpr int kGraphHandle = 800;
 constexpr int kPlanHandle = 400;
 
+// Devices that are described only: names that cuDNN before 9.7 has not.
+constexpr int kDeviceProperties = 38;
+constexpr int kDevicePropertiesJson = 2702;
+constexpr int kHeuristicDevice = 204;
+
 Dims packed(const Dims& dims) {
   return {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
 }
@@ -183,14 +188,9 @@ Status CudnnGraph::choose(cudnnHandle_t handle) {
   return done;
 }
 
-Status CudnnGraph::choose_by(cudnnHandle_t handle, cudnnBackendHeurMode_t mode) {
+/// What the heuristic proposes, best first.
+std::vector<CudnnGraph::Descriptor> CudnnGraph::found_by(const Descriptor& heuristic) {
   constexpr std::int64_t kMost = 8;
-  x_problem.clear();
-  const Descriptor heuristic = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-  link(heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, x_graph);
-  set(heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-  close(heuristic, "heuristic");
-  if (!x_problem.empty()) return input_error(x_problem);
   std::vector<Descriptor> found;
   std::vector<void*> places;
   for (std::int64_t i = 0; i < kMost; ++i) {
@@ -201,11 +201,41 @@ Status CudnnGraph::choose_by(cudnnHandle_t handle, cudnnBackendHeurMode_t mode) 
   note(cudnn_api().get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                  CUDNN_TYPE_BACKEND_DESCRIPTOR, kMost, &count, places.data()),
        "heuristic");
-  for (std::int64_t i = 0; i < std::min(count, kMost); ++i) {
+  found.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, kMost)));
+  return found;
+}
+
+Result<std::int64_t> CudnnGraph::engines(const std::string& device) {
+  x_problem.clear();
+  const Descriptor properties = make(static_cast<cudnnBackendDescriptorType_t>(kDeviceProperties));
+  set(properties, kDevicePropertiesJson, CUDNN_TYPE_CHAR, static_cast<std::int64_t>(device.size()),
+      device.data());
+  close(properties, "properties of a device");
+  const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
+  const Descriptor heuristic = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  link(heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, x_graph);
+  set(heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+  link(heuristic, kHeuristicDevice, properties);
+  close(heuristic, "heuristic");
+  if (!x_problem.empty()) return input_error(x_problem);
+  const std::vector<Descriptor> found = found_by(heuristic);
+  if (!x_problem.empty()) return input_error(x_problem);
+  return static_cast<std::int64_t>(found.size());
+}
+
+Status CudnnGraph::choose_by(cudnnHandle_t handle, cudnnBackendHeurMode_t mode) {
+  x_problem.clear();
+  const Descriptor heuristic = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  link(heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, x_graph);
+  set(heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+  close(heuristic, "heuristic");
+  if (!x_problem.empty()) return input_error(x_problem);
+  const std::vector<Descriptor> found = found_by(heuristic);
+  for (const Descriptor& configuration : found) {
     x_problem.clear();
     const Descriptor plan = make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     set(plan, kPlanHandle, CUDNN_TYPE_HANDLE, 1, &handle);
-    link(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, found[static_cast<std::size_t>(i)]);
+    link(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
     close(plan, "plan");
     if (!x_problem.empty()) continue;
     std::int64_t one = 0;

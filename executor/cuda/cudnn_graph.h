@@ -55,6 +55,9 @@ class CudnnGraph {
   std::size_t operations() const { return x_operations.size(); }
   /// Chooses how to run it; after `finish` with a handle.
   Status choose(cudnnHandle_t handle);
+  /// How many ways to run it the library's heuristic has for a device that is described in its
+  /// JSON, and need not be there; after `finish` without a handle.
+  Result<std::int64_t> engines(const std::string& device);
   std::size_t workspace_bytes() const { return static_cast<std::size_t>(x_workspace); }
   /// On the handle's stream. `memory`: of every tensor that is neither a constant nor between.
   Status run(cudnnHandle_t handle, const std::map<Tensor, void*>& memory, void* workspace) const;
@@ -70,6 +73,7 @@ class CudnnGraph {
   Tensor add(const Dims& dims, const Dims& strides, cudnnDataType_t type, bool is_virtual,
              bool by_value);
   Status choose_by(cudnnHandle_t handle, cudnnBackendHeurMode_t mode);
+  std::vector<Descriptor> found_by(const Descriptor& heuristic);
 
   std::vector<Descriptor> x_tensors;  ///< by identity - 1
   std::map<Tensor, float> x_constants;

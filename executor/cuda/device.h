@@ -53,6 +53,9 @@ class Device {
 
   /// Whether marks of the next steps have times; they have until it is called.
   virtual void time_marks(bool /*on*/) {}
+  /// The next step does not start before `let_go`, or 20 ms are over.
+  virtual Status hold_back() { return ok_status(); }
+  virtual void let_go() {}
   /// Streams start together, at time zero.
   virtual Status begin() = 0;
   /// All of the step is queued: its time ends where all streams are done.

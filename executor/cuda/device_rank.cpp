@@ -210,9 +210,13 @@ Status DeviceRank::run() {
   // Other ranks that stepped meanwhile may have wanted it otherwise.
   x_device->record(x_options.records);
   x_device->time_marks(x_options.marks);
+  const bool ahead = x_ahead && !x_options.graphs;
+  if (ahead) FT_TRY(x_device->hold_back());
   FT_TRY(x_device->begin());
   const auto begin = std::chrono::steady_clock::now();
-  FT_TRY(queue_all());
+  const Status queued = queue_all();
+  if (ahead) x_device->let_go();
+  FT_TRY(queued);
   x_issue_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (x_options.queued) x_options.queued();
   FT_TRY(x_device->finish());

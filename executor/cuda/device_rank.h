@@ -46,6 +46,7 @@ class DeviceRank final : public RankRunner {
   double issue_seconds() const override { return x_issue_seconds; }
   double queued_seconds() const override { return x_queued_seconds; }
   void mark_ops(bool on) override { x_options.marks = on; }
+  void queue_ahead(bool on) override { x_ahead = on; }
   double step_seconds() const override { return x_step_seconds; }
 
   const MemoryPlan& plan() const { return x_plan; }
@@ -111,6 +112,7 @@ class DeviceRank final : public RankRunner {
   std::int64_t x_step = 0;
   bool x_alone = false;  ///< no other rank waits for this one
   bool x_holds = false;  ///< SMs
+  bool x_ahead = false;  ///< steps start when they are queued
   double x_loss = 0;
   double x_issue_seconds = 0;
   double x_held_gb_per_s = 0;

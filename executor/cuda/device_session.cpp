@@ -189,8 +189,7 @@ Result<cudaEvent_t> DeviceSession::event(bool timed) {
 
 Result<std::unique_ptr<NcclGroups>> DeviceSession::groups(const Workload& workload, RankId rank,
                                                           Transport& transport) {
-  if (workload.ranks.size() > 1) x_blocks.clear();
-  return NcclGroups::create(workload, rank, transport, x_worlds);
+  return NcclGroups::create(workload, rank, transport, x_worlds, [this] { x_blocks.clear(); });
 }
 
 Result<std::shared_ptr<DeviceSession>> DeviceSessions::of(int number) {

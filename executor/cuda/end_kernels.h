@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "executor/cuda/token_links.h"
 #include "executor/cuda/token_places.h"
 
 namespace foretrain::device {
@@ -35,26 +36,6 @@ struct Embedding {
   }
 };
 
-/// The row before that holds the same token, -1 where there is none; `next` starts as -1.
-struct SameTokenBefore {
-  const std::int64_t* tokens;
-  std::int32_t* before;
-  std::int32_t* next;
-  FT_DEVICE void operator()(std::int64_t r) const {
-    const std::int64_t token = tokens[r];
-    std::int64_t at = r - 1;
-    while (at >= 0 && tokens[at] != token) --at;
-    before[r] = static_cast<std::int32_t>(at);
-    next[r] = -1;
-  }
-};
-struct LinkTokens {
-  const std::int32_t* before;
-  std::int32_t* next;
-  FT_DEVICE void operator()(std::int64_t r) const {
-    if (before[r] >= 0) next[before[r]] = static_cast<std::int32_t>(r);
-  }
-};
 /// The first row of a token adds up all of them.
 template <typename T, typename G>
 struct EmbeddingBackward {
@@ -236,11 +217,10 @@ void embedding_backward(L& launcher, const Kernel& w, const OpContext& context,
                         const DeviceOperands& x) {
   const Slice slice = slice_of(w, context, x.writes[0].count / w.cols);
   auto* const before = static_cast<std::int32_t*>(
-      launcher.scratch(2 * sizeof(std::int32_t) * static_cast<std::size_t>(w.rows)));
+      launcher.scratch(sizeof(std::int32_t) * static_cast<std::size_t>(kLinkArrays * w.rows)));
   std::int32_t* const next = before + w.rows;
   const auto* const tokens = x.in<std::int64_t>(1);
-  launcher.elements(w.rows, SameTokenBefore{tokens, before, next});
-  launcher.elements(w.rows, LinkTokens{before, next});
+  link_tokens(launcher, tokens, w.rows, before);
   with_types(x.type_in(0), x.type_out(0), [&](auto work, auto gradients) {
     using T = typename decltype(work)::Type;
     using G = typename decltype(gradients)::Type;

@@ -81,7 +81,7 @@ class NcclWorld {
 
   /// Those that are not there yet; as few splits as have room for them. Every rank takes part in
   /// every split, with or without a colour.
-  Status make(const std::vector<Key>& keys) {
+  Status make(const std::vector<Key>& keys, const std::function<void()>& make_room) {
     std::vector<Key> missing;
     std::vector<std::vector<RankId>> members;
     for (const Key& key : keys) {
@@ -89,6 +89,7 @@ class NcclWorld {
       missing.push_back(key);
       members.push_back(std::get<0>(key));
     }
+    if (!missing.empty()) make_room();
     for (const std::vector<std::size_t>& layer : disjoint_layers(members)) {
       int colour = NCCL_SPLIT_NOCOLOR;
       int place = 0;
@@ -218,7 +219,8 @@ std::string nccl_version() {
 }
 
 Result<std::unique_ptr<NcclGroups>> NcclGroups::create(const Workload& workload, RankId rank,
-                                                       Transport& transport, NcclWorlds& worlds) {
+                                                       Transport& transport, NcclWorlds& worlds,
+                                                       const std::function<void()>& make_room) {
   std::unique_ptr<NcclGroups> out(new NcclGroups(workload, worlds));
   out->x_groups.assign(workload.groups.size(), nullptr);
   out->x_channels.assign(workload.channels.size(), nullptr);
@@ -229,6 +231,7 @@ Result<std::unique_ptr<NcclGroups>> NcclGroups::create(const Workload& workload,
     std::erase_if(worlds.x_made, [&](const auto& one) {
       return one.first != transport.id() && one.second.use_count() <= 1;
     });
+    make_room();
     auto made = NcclWorld::create(workload.ranks.size(), rank, transport);
     if (!made.ok()) {
       worlds.x_made.erase(transport.id());
@@ -237,7 +240,7 @@ Result<std::unique_ptr<NcclGroups>> NcclGroups::create(const Workload& workload,
     world = std::move(made).value();
   }
   const std::vector<NcclWorld::Key> keys = keys_of(workload);
-  FT_TRY(world->make(keys));
+  FT_TRY(world->make(keys, make_room));
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const std::size_t groups = out->x_groups.size();
     (i < groups ? out->x_groups[i] : out->x_channels[i - groups]) = world->find(keys[i]);
@@ -287,7 +290,8 @@ class NcclWorld {};
 std::string nccl_version() { return ", built without NCCL"; }
 
 Result<std::unique_ptr<NcclGroups>> NcclGroups::create(const Workload& workload, RankId, Transport&,
-                                                       NcclWorlds& worlds) {
+                                                       NcclWorlds& worlds,
+                                                       const std::function<void()>&) {
   if (workload.ranks.size() > 1) {
     return unsupported(
         "this build has no NCCL, which runs of several ranks need: install it with "

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -37,10 +38,11 @@ class NcclWorlds {
 class NcclGroups {
  public:
   /// Of all ranks, with their devices current; rank 0's identifier goes through `transport`. A
-  /// transport that was not seen before drops communicators of others that no rank uses. Without
-  /// NCCL several ranks are refused.
+  /// transport that was not seen before drops communicators of others that no rank uses. Where new
+  /// ones take memory `make_room` is called first. Without NCCL several ranks are refused.
   static Result<std::unique_ptr<NcclGroups>> create(const Workload& workload, RankId rank,
-                                                    Transport& transport, NcclWorlds& worlds);
+                                                    Transport& transport, NcclWorlds& worlds,
+                                                    const std::function<void()>& make_room);
   NcclGroups(const NcclGroups&) = delete;
   NcclGroups& operator=(const NcclGroups&) = delete;
   NcclGroups(NcclGroups&&) = delete;

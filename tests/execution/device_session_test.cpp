@@ -2,9 +2,11 @@
 // libraries found, and does a step mark and record what its rank asks for? All of it without one.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <vector>
 
@@ -13,7 +15,10 @@
 #include "executor/cuda/disjoint_layers.h"
 #include "executor/cuda/hold_kernel.h"
 #include "executor/cuda/open_library.h"
+#include "executor/cuda/peers.h"
+#include "executor/execute.h"
 #include "executor/micro.h"
+#include "executor/op_timings.h"
 #include "tests/execution/loop_device.h"
 
 namespace foretrain {
@@ -171,6 +176,27 @@ TEST(OpenLibrary, SaysWhatTheLoaderSays) {
   EXPECT_NE(bad.error().message.find("ELF"), std::string::npos) << bad.error().message;
 }
 
+// A launcher says how many; without one ranks may be threads where there are several devices.
+TEST(Peers, WhatShowsBeforeCudaStarts) {
+  EXPECT_FALSE(may_have_peers(1, "", 8));
+  EXPECT_TRUE(may_have_peers(2, "0", 1));
+  EXPECT_FALSE(may_have_peers(0, "", 1));
+  EXPECT_TRUE(may_have_peers(0, "", 2));
+  EXPECT_FALSE(may_have_peers(0, "3", 8));
+  EXPECT_TRUE(may_have_peers(0, "3,4", 8));
+}
+
+TEST(Peers, DevicesAreCountedByTheirFiles) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / "foretrain-peers";
+  std::filesystem::create_directories(folder);
+  for (const char* name : {"nvidia0", "nvidia12", "nvidiactl", "nvidia", "nvidia-uvm", "null"}) {
+    std::ofstream(folder / name) << "";
+  }
+  EXPECT_EQ(count_device_files(folder.string()), 2);
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(count_device_files(folder.string()), 0);
+}
+
 /// A rank that hands an op back and forth between two streams.
 struct TwoStreams {
   explicit TwoStreams(LoopGpu gpu, HostOptions options = {})
@@ -222,6 +248,75 @@ TEST(Marks, RecordsTellTheWorkWithoutThem) {
   for (const auto& stream : run.rank.records()) {
     for (const OpRecord& record : stream) EXPECT_EQ(record.work.ps, 300'000);
   }
+}
+
+/// Ranks on loop devices.
+MakeRank on_loops(const std::function<LoopGpu()>& gpu) {
+  return [gpu](const Workload& of, RankId rank, Transport& transport, const HostOptions& how) {
+    return Result<std::unique_ptr<RankRunner>>(std::make_unique<DeviceRank>(
+        of, rank, transport, how, make_loop_device(rank, transport, 1, gpu())));
+  };
+}
+
+std::vector<bool> marks_of(const Executed& executed) {
+  std::vector<bool> out;
+  for (const StepMeasure& step : executed.steps) out.push_back(step.marks);
+  return out;
+}
+
+// The time is of steps without marks, the Timeline of one that has them.
+TEST(Marks, ExecutionTimesStepsWithoutThem) {
+  const Workload workload = event_workload(2, 5);
+  ExecuteOptions options;
+  options.make_rank = on_loops([] { return LoopGpu{}; });
+  options.name_of = [](RankId) { return std::string("rank"); };
+  options.steps = 4;
+  const auto executed = execute_threads(workload, options);
+  ASSERT_TRUE(executed.ok()) << executed.error().message;
+  EXPECT_EQ(marks_of(executed.value()), (std::vector<bool>{false, false, false, true}));
+  EXPECT_EQ(counted_steps(executed.value().steps), (std::vector<std::size_t>{1, 2}));
+  EXPECT_EQ(executed.value().median, 3U);
+  EXPECT_EQ(executed.value().timeline.spans.size(), 20U);
+  for (const StepMeasure& step : executed.value().steps) EXPECT_GT(step.seconds, 0);
+  // What was queued is told of every step, between its marks.
+  options.host.records = true;
+  const auto recorded = execute_threads(workload, options);
+  ASSERT_TRUE(recorded.ok());
+  EXPECT_EQ(marks_of(recorded.value()), std::vector<bool>(4, true));
+  // One step shows itself; single ones show the second.
+  options.host.records = false;
+  const Workload alone = event_workload(1, 5);
+  const auto transport = make_thread_transport(alone);
+  const auto execution = Execution::create(alone, RankId(0), *transport, options);
+  ASSERT_TRUE(execution.ok());
+  ASSERT_TRUE(execution.value()->run(1).ok());
+  EXPECT_EQ(execution.value()->result().timeline.spans.size(), 10U);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(execution.value()->run(1).ok());
+  EXPECT_EQ(marks_of(execution.value()->result()), (std::vector<bool>{true, true, false, false}));
+  EXPECT_EQ(execution.value()->result().median, 1U);
+}
+
+// The step takes 1 us for each of its two streams' ends and what is waited for; ops ran 0.1 us.
+TEST(Marks, GapsAreWhatIsLeftOfTheStep) {
+  LoopGpu gpu;
+  gpu.busy = [] { return Time{100'000}; };
+  HostOptions options;
+  options.marks = false;
+  options.records = true;
+  TwoStreams run(gpu, options);
+  ASSERT_TRUE(run.rank.set_up().ok());
+  ASSERT_TRUE(run.rank.step().ok());
+  const std::vector<std::int64_t> gaps = gaps_of(run.rank);
+  ASSERT_EQ(gaps.size(), 1U);
+  EXPECT_EQ(gaps[0], std::llround(run.rank.step_seconds() * 1e12 - 10 * 100'000) / 10);
+  // Without busy times marks tell; without either nothing does.
+  TwoStreams unknown({});
+  ASSERT_TRUE(unknown.rank.set_up().ok());
+  ASSERT_TRUE(unknown.rank.step().ok());
+  EXPECT_EQ(gaps_of(unknown.rank).size(), 9U);
+  unknown.rank.mark_ops(false);
+  ASSERT_TRUE(unknown.rank.step().ok());
+  EXPECT_TRUE(gaps_of(unknown.rank).empty());
 }
 
 // The switch is the process's: a rank that steps after one that records does not record itself.
