@@ -279,12 +279,12 @@ void tell_states_apart(bool quick, std::vector<MicroOp>& ops) {
   std::vector<MicroOp> sustained;
   for (MicroOp& op : ops) {
     if (!has_states(op) || op.key.sms > 0) continue;
-    op.key.state = quick ? kSustained : kBurst;
-    if (quick) continue;
+    op.key.state = kBurst;
     sustained.push_back(op);
     sustained.back().key.state = kSustained;
   }
-  ops.insert(ops.end(), sustained.begin(), sustained.end());
+  if (quick) std::erase_if(ops, [](const MicroOp& op) { return op.key.state == kBurst; });
+  ops.insert(quick ? ops.begin() : ops.end(), sustained.begin(), sustained.end());
 }
 
 CalibrationScope scope_of(std::int64_t ranks, bool quick, const CudaModule& cuda) {

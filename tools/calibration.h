@@ -25,7 +25,7 @@ CalibrationScope scope_of(std::int64_t ranks, bool quick, const CudaModule& cuda
 /// attention, and so are the grids, and there are:
 ///   products in fp8, on one rank, where the device has them: those of the Llama, and a grid;
 ///   cuDNN's attention by length, size and grouping of heads;
-///   GEMMs and attention as bursts and sustained, bursts first; `quick` leaves the bursts out;
+///   GEMMs and attention as bursts and sustained (`tell_states_apart`);
 ///   on one rank some of these, and a memory-bound kernel, beside held SMs that copy memory or
 ///   spin;
 ///   of several ranks only communication and what one rank has not.
@@ -42,7 +42,7 @@ CalibrateOptions options_on_host();
 Json device_identity(const CudaModule& cuda, const std::string& name);
 
 /// Of products and attention on devices: as bursts, and, behind everything else, sustained; `quick`
-/// leaves the bursts out.
+/// has them sustained alone, before everything else.
 void tell_states_apart(bool quick, std::vector<MicroOp>& ops);
 
 /// Appends what `more` has and `ops` has not.

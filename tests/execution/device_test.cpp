@@ -8,12 +8,14 @@
 #include "executor/cuda/device_rank.h"
 #include "executor/side_by_side.h"
 #include "models/lower.h"
+#include "sim/program/verify.h"
 #include "tests/execution/device_ops.h"
 #include "tests/execution/device_plans.h"
 #include "tests/execution/loop_device.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
 #include "tools/calibration.h"
+#include "tools/run_shapes.h"
 
 namespace foretrain {
 namespace {
@@ -145,28 +147,59 @@ TEST(LoopDevice, WhatIsCalibratedIsExecutable) {
   }
 }
 
-// Products and attention are taken in two states, bursts before what is sustained; quickly in
-// bursts alone; a few ops beside SMs that are held, never all of them.
+// Products and attention are taken in two states, bursts before what is sustained; quickly
+// sustained alone and before all else; a few ops beside SMs that are held, never all of them.
 TEST(LoopDevice, StatesThatAreCalibrated) {
   const auto count = [](bool quick, const std::string& state) {
     const auto ops = calibration_ops({1, quick, true, false, 30});
     EXPECT_TRUE(ops.ok());
     std::int64_t out = 0;
-    bool sustained = false;
+    bool sustained = quick;
     for (const MicroOp& op : ops.value()) {
       const bool heavy = op.key.op.starts_with("gemm") || op.key.op.starts_with("attention");
       EXPECT_EQ(op.key.state.empty(), !heavy || op.key.sms > 0) << op.key.shape;
       EXPECT_LT(op.key.sms, 30);
-      sustained = sustained || op.key.state == kSustained;
-      EXPECT_FALSE(sustained && op.key.state != kSustained) << op.key.shape;
+      const bool now = op.key.state == kSustained;
+      EXPECT_FALSE(quick ? now && !sustained : sustained && !now) << op.key.shape;
+      sustained = quick ? sustained && now : sustained || now;
       if (op.key.sms == 0 && op.key.state == state) ++out;
     }
     return out;
   };
   EXPECT_GT(count(false, kBurst), 100);
   EXPECT_EQ(count(false, kBurst), count(false, kSustained));
-  EXPECT_GT(count(true, kBurst), 10);
-  EXPECT_EQ(count(true, kSustained), 0);
+  EXPECT_EQ(count(true, kBurst), 0);
+  EXPECT_GT(count(true, kSustained), 10);
+}
+
+// Of runs of any size a device measures the products first, the most costly one before all others;
+// cuDNN's attention of their shapes; and kernels that need no other rank.
+TEST(LoopDevice, ShapesOfRuns) {
+  const CalibrationScope scope{1, false, true, false, 132, true};
+  const auto ops = shapes_of_runs({"llama-3-8b-8-h100", "llama-3.1-405b-16384-h100"}, scope);
+  ASSERT_TRUE(ops.ok()) << ops.error().message;
+  ASSERT_GT(ops.value().size(), 40U);
+  EXPECT_EQ(ops.value()[0].key.by, Maker::kVendor);
+  EXPECT_GT(sample_size(ops.value()[0].work), 5e11);
+  bool vendor = true;
+  std::set<std::string> kinds;
+  std::set<SampleKey> keys;
+  for (const MicroOp& op : ops.value()) {
+    const bool product =
+        std::holds_alternative<Gemm>(op.work) || std::holds_alternative<Attention>(op.work);
+    EXPECT_TRUE(!product || vendor) << op.key.shape;
+    vendor = vendor && product;
+    EXPECT_EQ(op.key.ranks, 1);
+    EXPECT_TRUE(keys.insert(op.key).second) << op.key.shape;
+    EXPECT_FALSE(std::holds_alternative<Collective>(op.work));
+    kinds.insert(op.key.op);
+    const Workload one = micro_workload(op, 1, 1, 1);
+    EXPECT_TRUE(verify(one).ok()) << op.key.shape << ": " << verify(one).error().message;
+  }
+  for (const char* kind : {"gemm nt", "gemm nn", "gemm tn", "attention causal cudnn",
+                           "attention-backward causal cudnn", "rms-norm", "swiglu"}) {
+    EXPECT_TRUE(kinds.contains(kind)) << kind;
+  }
 }
 
 /// Memory is used again, yet never while another op may still touch it: the plan of a Program with
