@@ -97,6 +97,12 @@ Profile calibrated(const WaveGpu& gpu, bool quick) {
   return out;
 }
 
+/// Named in the test's results, in percent.
+void record(const std::string& name, double worst, double mean) {
+  ::testing::Test::RecordProperty(name + "_worst", std::to_string(100 * worst));
+  ::testing::Test::RecordProperty(name + "_mean", std::to_string(100 * mean));
+}
+
 struct ShapeErrors {
   double worst = 0, sum = 0;
   std::int64_t shapes = 0;
@@ -124,10 +130,13 @@ ShapeErrors errors_of(const Profile& profile, const WaveGpu& gpu) {
 TEST(ProfileTransfer, ShapesLeftOutOfTheGridAreRight) {
   for (const WaveGpu& gpu : kGpus) {
     const ShapeErrors errors = errors_of(calibrated(gpu, false), gpu);
+    const std::string at = std::to_string(std::lround(gpu.flop_per_s / 1e12));
+    record("full_" + at, errors.worst, errors.mean());
     EXPECT_GT(errors.shapes, 50);
     EXPECT_LT(errors.worst, 0.05) << gpu.flop_per_s;
     EXPECT_LT(errors.mean(), 0.01) << gpu.flop_per_s;
     const ShapeErrors quick = errors_of(calibrated(gpu, true), gpu);
+    record("quick_" + at, quick.worst, quick.mean());
     EXPECT_LT(quick.worst, 0.1) << gpu.flop_per_s;
     EXPECT_LT(quick.mean(), 0.02) << gpu.flop_per_s;
   }
@@ -140,6 +149,8 @@ TEST(ProfileTransfer, ShapesOfOneRunTellOfOthers) {
     const std::vector<Gemm> shapes = shapes_of_runs();
     for (std::size_t i = 0; i < shapes.size(); i += 2) add_sample(gpu, shapes[i], profile);
     const ShapeErrors errors = errors_of(profile, gpu);
+    record("others_" + std::to_string(std::lround(gpu.flop_per_s / 1e12)), errors.worst,
+           errors.mean());
     EXPECT_GT(errors.shapes, 25);
     EXPECT_LT(errors.mean(), 0.02) << gpu.flop_per_s;
     EXPECT_LT(errors.worst, 0.08) << gpu.flop_per_s;

@@ -35,7 +35,7 @@ Status execute(const ExecuteArgs& args);
 
 struct CalibrateArgs {
   std::string device = "host", blas, out, json;
-  std::string name;  ///< the device of clusters that a CUDA profile prices
+  std::string name;                    ///< the device of clusters that a CUDA profile prices
   std::vector<std::string> shapes_of;  ///< RUNs whose operations are measured, not the usual ones
   double budget = 0;                   ///< s; 0: as long as it takes
   bool quick = false, resume = false, force = false, threads = false, quiet = false;
