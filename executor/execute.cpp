@@ -20,9 +20,13 @@ std::vector<std::int64_t> pack(const RankRunner& rank) {
                                    std::bit_cast<std::int64_t>(rank.wall_seconds()),
                                    std::bit_cast<std::int64_t>(rank.queued_seconds()),
                                    std::bit_cast<std::int64_t>(rank.step_seconds())};
+  bool marked = false;
+  for (const auto& stream : rank.records()) {
+    for (const OpRecord& r : stream) marked = marked || r.end.ps > 0;
+  }
+  if (!marked) return out;
   for (std::size_t s = 0; s < rank.records().size(); ++s) {
     for (const OpRecord& r : rank.records()[s]) {
-      if (r.end.ps <= 0) continue;
       out.insert(out.end(), {static_cast<std::int64_t>(s), r.call, r.op, r.begin.ps, r.end.ps});
     }
   }

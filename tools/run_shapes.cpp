@@ -159,7 +159,7 @@ Result<std::vector<MicroOp>> shapes_of_runs(const std::vector<std::string>& runs
     FT_ASSIGN(const Run run, load_unpriced(name));
     if (run.model.is_network() || run.model.is_encoder_decoder()) {
       return unsupported(run.source + ": /model: " + run.model.name +
-                         " is only simulated; --shapes-of takes transformers of one stack");
+                         " is only simulated; --shapes-of takes models of one stack of layers");
     }
     if (scope.on_device) {
       FT_TRY(add_on_device(run, scope, out));

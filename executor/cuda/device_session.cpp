@@ -13,6 +13,8 @@
 namespace foretrain {
 namespace {
 
+constexpr std::size_t kMostFreeOfHost = std::size_t{1} << 30;
+
 /// The launch of a kernel must not find the error of an allocation.
 void* given(cudaError_t error, void* block, cudaError_t& refused) {
   if (error == cudaSuccess) return block;
@@ -38,7 +40,7 @@ DeviceSession::DeviceSession(int number, std::size_t most_free)
             const cudaError_t error = cudaMallocHost(&out, bytes);
             return given(error, out, x_refused);
           },
-          [](void* block) { cudaFreeHost(block); }, most_free) {}
+          [](void* block) { cudaFreeHost(block); }, kMostFreeOfHost) {}
 
 /// A quarter of the memory may lie unused: libraries take theirs by themselves.
 Result<std::shared_ptr<DeviceSession>> DeviceSession::create(int number) {
