@@ -84,7 +84,7 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   DeviceSpec device = base;
   JsonReader reader(json, source, pointer);
   ignore_remarks(reader);
-  for (const char* key : {"preset", "cuda_names", "cluster"}) reader.ignore(key);
+  for (const char* key : {"preset", "cuda_names", "usual_cluster"}) reader.ignore(key);
   if (base.sm_count == 0) require_all(reader);
   reader.read("name", device.name);
   reader.read_enum("architecture", device.architecture, architecture_names());

@@ -96,7 +96,7 @@ NamedGpu gpu_called(const std::string& name) {
     const Result<NamedJson> file = load_preset("devices", device, "", "");
     if (!file.ok()) continue;
     const Json* const names = file.value().json.find("cuda_names");
-    const Json* const cluster = file.value().json.find("cluster");
+    const Json* const cluster = file.value().json.find("usual_cluster");
     if (names == nullptr || names->array() == nullptr || cluster == nullptr) continue;
     const Json::Array& all = *names->array();
     if (std::find(all.begin(), all.end(), Json(name)) != all.end()) {
