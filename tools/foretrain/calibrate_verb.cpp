@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "executor/kernels.h"
+#include "executor/launch.h"
 #include "hardware/presets.h"
 #include "tools/calibration.h"
 #include "tools/foretrain/verbs.h"
@@ -136,11 +137,9 @@ Status measure_pair(const CalibrateArgs& args, const std::string& path, const Cu
                     const CalibrateOptions& options, Profile& profile) {
   if (args.device == "cuda" && (cuda.devices < 2 || !args.shapes_of.empty())) return ok_status();
 
-  const Status mpi = check_mpi();
-  if (args.threads || !mpi.ok()) {
-    if (!mpi.ok() && !args.quiet) {
-      std::fprintf(stderr, "foretrain: %s; going on with threads\n", mpi.error().message.c_str());
-    }
+  const RankStart start = rank_start(args.threads);
+  const bool processes = start.by == RankStart::By::kProcesses;
+  if (!processes && start.by != RankStart::By::kMpirun) {
     return measure(args, 2, path, cuda, options, profile);
   }
   std::vector<std::string> words = {"calibrate", "--worker-ranks", "2",      "--out",
@@ -158,9 +157,9 @@ Status measure_pair(const CalibrateArgs& args, const std::string& path, const Cu
     if (seconds < 1) return ok_status();
     words.insert(words.end(), {"--budget", fixed(seconds, 3)});
   }
-  FT_ASSIGN(const int code, run_under_mpirun(2, words));
+  FT_ASSIGN(const int code, processes ? run_as_processes(2, words) : run_under_mpirun(2, words));
   if (code != 0 && !interrupted()) {
-    return input_error("the MPI job that measures two ranks ended with exit code " +
+    return input_error("the job that measures two ranks ended with exit code " +
                        std::to_string(code) + "; what was measured is in " + path);
   }
   FT_ASSIGN(profile, load_profile(path, "--out"));
