@@ -8,8 +8,8 @@ namespace {
 
 // Chosen by how well shapes left out of grids are predicted; see docs/prices.md.
 constexpr double kDeviation = 0.3;  // s: of analytic prices on a device that nobody measured
-constexpr double kShared = 0.7;     // a
-constexpr double kFar = 8;          // L, in logarithms of extents
+constexpr double kShared = 0.85;    // a
+constexpr double kFar = 10;         // L, in logarithms of extents
 constexpr double kNear = 1.5;       // l
 
 double covariance(double d) {
