@@ -75,6 +75,10 @@ Status use_profile(Run& run, const std::string& name_or_path, const std::string&
   run.notes.push_back("priced from " + name_or_path + ", measured on " +
                       profile.about("processor") + ", " + profile.about("date") +
                       states_of(profile));
+  // Kernels of one framework are not another's.
+  std::erase_if(profile.samples, [&run](const auto& entry) {
+    return entry.first.by == Maker::kFramework && !entry.second.library.starts_with(run.framework);
+  });
   if (!profile.of_device()) run.prices_for = PricesFor::kExecution;
   run.profile = std::make_shared<const Profile>(std::move(profile));
   run.profile_source = name_or_path;

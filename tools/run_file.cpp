@@ -181,6 +181,7 @@ Status lay_system(Run& run, const Json& file) {
   const Json* defaults = reader.take("defaults");
   const Json* by_architecture = reader.take("architectures");
   const Json* lacks = reader.take("lacks");
+  reader.read("framework", run.framework);
   FT_TRY(read_devices(reader.take("devices"), source, run));
   FT_TRY(reader.finish());
   FT_TRY(read_lacking(lacks, source, run));

@@ -23,6 +23,7 @@ struct Run {
   std::string source;  ///< file or preset, for messages
   std::string system;
   std::vector<std::string> devices;            ///< makers whose devices its system runs on
+  std::string framework = "PyTorch";           ///< whose kernels its system calls
   std::vector<std::string> lacking;            ///< keys, or KEY=VALUE, that its system has not
   Json usual;                                  ///< what its system does where the RUN says nothing
   Json resolved;                               ///< all defaults filled in

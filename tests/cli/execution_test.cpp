@@ -172,6 +172,26 @@ TEST_F(Execution, InterruptedCalibrationKeepsWhatItHas) {
   expect_refused({"simulate", "llama-3-8b-8-h100", "--profile", "p.json"}, {"--profile", "host"});
 }
 
+// PyTorch's kernels price systems that call PyTorch, and no others.
+TEST_F(Execution, AFrameworksKernelsAreItsOwn) {
+  x_place.write("p.json", R"({"schema": "foretrain/profile/2",
+    "machine": {"device": "h100-sxm-80gb", "processor": "some GPU", "date": "a day"},
+    "samples": [{"op": "rms-norm", "shape": "rms-norm 4096x4096 bf16 67133440 B",
+      "by": "framework", "library": "PyTorch 2.9", "dtype": "bf16", "size": 67133440, "count": 9,
+      "median_us": 400, "p10_us": 400, "p90_us": 400}]})");
+  const auto step_s = [this](const char* run, const char* system, bool priced) {
+    const std::vector<std::string> sets = {std::string("system=\"") + system + "\""};
+    const Json json = simulated(
+        x_place, run, sets,
+        priced ? std::vector<std::string>{"--profile", "p.json"} : std::vector<std::string>{});
+    return at(json, "iteration_time_s").number();
+  };
+  const char* const run = "llama-3-8b-8-h100";
+  EXPECT_GT(step_s(run, "megatron-lm", true), 1.01 * step_s(run, "megatron-lm", false));
+  EXPECT_EQ(step_s("maxtext-llama-2-70b-64-h100", "maxtext", true),
+            step_s("maxtext-llama-2-70b-64-h100", "maxtext", false));
+}
+
 // The shapes of a run are what prices it.
 TEST_F(Execution, ShapesOfARunPriceIt) {
   const CommandResult made =
