@@ -100,6 +100,7 @@ Status Calibration::measure_beside(std::size_t i, Sample& out) {
   OpTimings& beside = x_timings[i];
   const auto begin = Clock::now();
   bool more = true;
+  double moved = 0;
   for (int pairs = 1; more; ++pairs) {
     FT_TRY(step(*rank, i, turns.members, &alone));
     FT_TRY(rank->hold_sms(micro.key.sms, !micro.key.spin));
@@ -109,7 +110,8 @@ Status Calibration::measure_beside(std::size_t i, Sample& out) {
       const double spread_alone = summarize(alone, without);
       const double spread = summarize(beside, out);
       out.alone_us = without.price_us();
-      out.beside_gb_per_s = rank->held_gb_per_s();
+      moved += rank->held_gb_per_s();
+      out.beside_gb_per_s = moved / pairs;
       const bool enough = pairs >= kFewestPairs;
       const bool over = enough && passed_since(begin) > 2 * x_options.seconds;
       const bool close = enough && spread >= 0 && spread_alone >= 0 &&

@@ -127,10 +127,10 @@ class MeasuredCostModel final : public CostModel {
     return x_placed[id.index()];
   }
 
-  /// Whether the group of a collective lies as that of its sample does.
-  bool lies_as_measured(const Work& work, std::span<const PlacementId> placements) const {
-    if (!x_on_device || !std::holds_alternative<Collective>(work)) return true;
-    return placed(placements[0]).as_first;
+  /// Whether a collective's group, or the pairs of messages, lie as those of samples do.
+  bool lies_as_measured(std::span<const PlacementId> placements) const {
+    return !x_on_device || std::all_of(placements.begin(), placements.end(),
+                                       [this](PlacementId id) { return placed(id).as_first; });
   }
 
   /// The price of the model without changed rates.
@@ -146,18 +146,19 @@ class MeasuredCostModel final : public CostModel {
     const std::int64_t ranks = ranks_of(work, placements);
     Found out;
     double faster = 1;  // for a change of rates
-    double nominal = modelled.ok() ? modelled.value().duration.seconds() : 0;
+    Cost nominal = modelled.ok() ? modelled.value() : Cost{};
     if (x_nominal != nullptr && modelled.ok()) {
-      FT_ASSIGN(const Cost before, unchanged(work, placements));
-      if (before.duration.ps > 0) faster = nominal / before.duration.seconds();
-      nominal = before.duration.seconds();
+      const double changed = nominal.duration.seconds();
+      FT_ASSIGN(nominal, unchanged(work, placements));
+      if (nominal.duration.ps > 0) faster = changed / nominal.duration.seconds();
     }
-    if (sample_key(work, ranks).op.empty() || !lies_as_measured(work, placements)) return out;
+    if (sample_key(work, ranks).op.empty() || !lies_as_measured(placements)) return out;
     const auto own = x_table.own(work, ranks);
     if (own) {
       FT_ASSIGN(const double share, share_of_alone(work, modelled));
       out = {true, *own};
       out.price.seconds *= share;
+      if (share != 1) out.price.provenance = Provenance::kInterpolated;
     } else if (!modelled.ok()) {
       return out;
     } else {

@@ -97,7 +97,10 @@ NamedGpu gpu_called(const std::string& name) {
     if (!file.ok()) continue;
     const Json* const names = file.value().json.find("cuda_names");
     const Json* const cluster = file.value().json.find("usual_cluster");
-    if (names == nullptr || names->array() == nullptr || cluster == nullptr) continue;
+    if (names == nullptr || names->array() == nullptr || cluster == nullptr ||
+        cluster->string() == nullptr) {
+      continue;
+    }
     const Json::Array& all = *names->array();
     if (std::find(all.begin(), all.end(), Json(name)) != all.end()) {
       return {device, *cluster->string()};

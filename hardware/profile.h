@@ -152,8 +152,8 @@ class ProfileTable {
 
   /// The sample of that very shape; nothing where there is none.
   std::optional<MeasuredPrice> own(const Work& work, std::int64_t ranks) const;
-  /// `modelled`: seconds of the work by the model, as this cluster would price it.
-  MeasuredPrice corrected(const Work& work, std::int64_t ranks, double modelled) const;
+  /// `modelled`: the model's price of the work, as this cluster would have it.
+  MeasuredPrice corrected(const Work& work, std::int64_t ranks, const Cost& modelled) const;
   /// `own`, else `corrected` from the model's price of the work over ranks 0, 1, ...: an error
   /// where there is no model, or it refuses the work.
   Result<MeasuredPrice> price(const Work& work, std::int64_t ranks) const;
@@ -180,9 +180,12 @@ class ProfileTable {
     std::int64_t most_ranks = 0;
   };
   static Samples nearest_ranks(const Samples& samples, std::int64_t ranks);
+  /// Among samples of one shape the nearest `ranks`, then the state, then a framework's own.
+  static const Sample& best(const Samples& samples, std::int64_t ranks);
   static double apart_in(const SampleKey& key);
   void learn(CostModel& modelled);
-  ShapePoint point_of(const Work& work, std::int64_t ranks) const;
+  ShapePoint point_of(const Work& work, std::int64_t ranks, const Cost& modelled) const;
+  void learn_one(const Sample& sample, CostModel& modelled);
   void list_besides();
 
   Profile x_profile;
@@ -195,7 +198,9 @@ class ProfileTable {
   std::map<std::string, std::vector<Beside>> x_beside;  ///< by family
 };
 
-/// Modelled seconds of a work over ranks 0, 1, ... of a cluster; an error where the model refuses.
+/// The model's price of a work over ranks 0, 1, ... of a cluster; an error where it refuses.
+Result<Cost> modelled_cost(CostModel& model, const Work& work, std::int64_t ranks);
+/// Its duration.
 Result<double> modelled_seconds(CostModel& model, const Work& work, std::int64_t ranks);
 
 /// How measured prices stand in for a model's.

@@ -166,28 +166,42 @@ double ProfileTable::apart_in(const SampleKey& key) {
 
 /// Residuals of all samples whose shape the model prices.
 void ProfileTable::learn(CostModel& modelled) {
-  constexpr double kLeastNoise = 0.01;
   for (const auto& [name, samples] : x_by_shape) {
-    const Result<Work> work = work_of(samples.front()->key);
-    if (!work.ok()) continue;
-    for (const Sample* s : samples) {
-      const Result<double> seconds = modelled_seconds(modelled, work.value(), s->key.ranks);
-      if (!seconds.ok() || seconds.value() <= 0) continue;
-      Family& family = x_families.try_emplace(family_name(s->key), apart_in(s->key)).first->second;
-      (void)x_kinds.emplace(s->key.op, static_cast<std::int64_t>(x_kinds.size()));
-      family.residuals.add(point_of(work.value(), s->key.ranks),
-                           std::log(s->price_us() * 1e-6 / seconds.value()),
-                           std::max(kLeastNoise, deviation_of(*s)));
-      family.samples.push_back(s);
-      family.most_ranks = std::max(family.most_ranks, s->key.ranks);
-    }
+    for (const Sample* s : samples) learn_one(*s, modelled);
   }
+}
+
+/// Nothing of a sample whose name and shape do not agree, or that is off by more than any device.
+void ProfileTable::learn_one(const Sample& s, CostModel& modelled) {
+  constexpr double kLeastNoise = 0.01;
+  constexpr double kMostOff = 1000;
+  constexpr double kMostOffOnDevices = 5;  // beyond it something else was measured
+  const Result<Work> work = work_of(s.key);
+  if (!work.ok()) return;
+  const SampleKey key = sample_key(work.value(), s.key.ranks);
+  if (key.op != s.key.op || key.shape != s.key.shape) return;
+  const Result<Cost> cost = modelled_cost(modelled, work.value(), s.key.ranks);
+  if (!cost.ok() || cost.value().duration.ps <= 0) return;
+  const double off = std::log(s.price_us() * 1e-6 / cost.value().duration.seconds());
+  if (!(std::abs(off) <= std::log(kMostOff))) return;
+  const double most = std::log(kMostOffOnDevices);
+  Family& family = x_families.try_emplace(family_name(s.key), apart_in(s.key)).first->second;
+  (void)x_kinds.emplace(s.key.op, static_cast<std::int64_t>(x_kinds.size()));
+  family.residuals.add(point_of(work.value(), s.key.ranks, cost.value()),
+                       x_of_device ? std::clamp(off, -most, most) : off,
+                       std::max(kLeastNoise, deviation_of(s)));
+  family.samples.push_back(&s);
+  family.most_ranks = std::max(family.most_ranks, s.key.ranks);
 }
 
 /// Where a work lies among its family's samples. On a device what a rank does alone lies there
 /// whatever the others do.
-ShapePoint ProfileTable::point_of(const Work& work, std::int64_t ranks) const {
+ShapePoint ProfileTable::point_of(const Work& work, std::int64_t ranks,
+                                  const Cost& modelled) const {
   ShapePoint out = extents_of(work);
+  if (modelled.duration.ps > 0) {
+    out.latency = std::min(1.0, modelled.latency.seconds() / modelled.duration.seconds());
+  }
   const SampleKey key = sample_key(work, ranks);
   const auto kind = x_kinds.find(key.op);
   out.kind = kind == x_kinds.end() ? -1 : kind->second;
@@ -270,6 +284,17 @@ double ProfileTable::overhead_seconds(const char* op, std::int64_t ranks) const 
   return nearest_ranks(found->second, ranks).front()->price_us() * 1e-6;
 }
 
+const Sample& ProfileTable::best(const Samples& samples, std::int64_t ranks) {
+  const auto place = [](const Sample* s) {
+    const int state = s->key.state == kSustained ? 0 : s->key.state.empty() ? 1 : 2;
+    return std::pair(state, s->key.by == Maker::kFramework ? 0 : 1);
+  };
+  const Samples near = nearest_ranks(samples, ranks);
+  return **std::min_element(near.begin(), near.end(), [&place](const Sample* a, const Sample* b) {
+    return place(a) < place(b);
+  });
+}
+
 std::optional<MeasuredPrice> ProfileTable::own(const Work& work, std::int64_t ranks) const {
   const SampleKey key = sample_key(work, ranks);
   const auto found = x_by_shape.find({key.op, key.shape});
@@ -280,14 +305,16 @@ std::optional<MeasuredPrice> ProfileTable::own(const Work& work, std::int64_t ra
     whole.runs.clear();
     return own(Work{whole}, ranks);
   }
-  const Sample& s = *nearest_ranks(found->second, key.ranks).front();
+  const Sample& s = best(found->second, key.ranks);
   const bool talks = family_of(work) == "communication";
   if (x_of_device && talks && s.key.ranks != key.ranks) return std::nullopt;
   return MeasuredPrice{s.price_us() * 1e-6, Provenance::kMeasured, deviation_of(s), 1,
                        measured_how(s)};
 }
 
-MeasuredPrice ProfileTable::corrected(const Work& work, std::int64_t ranks, double modelled) const {
+MeasuredPrice ProfileTable::corrected(const Work& work, std::int64_t ranks,
+                                      const Cost& cost) const {
+  const double modelled = cost.duration.seconds();
   constexpr double kInterpolated = 0.5;
   constexpr std::size_t kNamed = 3;
   constexpr double kDeviation = 0.3;  // of a price that no sample supports
@@ -301,7 +328,7 @@ MeasuredPrice ProfileTable::corrected(const Work& work, std::int64_t ranks, doub
     return out;
   }
   const Family& family = found->second;
-  const Residuals::Estimate estimate = family.residuals.at(point_of(work, ranks));
+  const Residuals::Estimate estimate = family.residuals.at(point_of(work, ranks, cost));
   out.seconds = modelled * std::exp(estimate.log_ratio);
   out.explained = estimate.explained;
   out.deviation = kDeviation * std::sqrt(1 - estimate.explained);
@@ -331,11 +358,16 @@ Result<MeasuredPrice> ProfileTable::price(const Work& work, std::int64_t ranks) 
     return input_error("the profile has no sample of " + key.shape +
                        "; `foretrain calibrate --shapes-of RUN` measures what a run needs");
   }
-  FT_ASSIGN(const double seconds, modelled_seconds(*x_modelled, work, key.ranks));
-  return corrected(work, ranks, seconds);
+  FT_ASSIGN(const Cost cost, modelled_cost(*x_modelled, work, key.ranks));
+  return corrected(work, ranks, cost);
 }
 
 Result<double> modelled_seconds(CostModel& model, const Work& work, std::int64_t ranks) {
+  FT_ASSIGN(const Cost cost, modelled_cost(model, work, ranks));
+  return cost.duration.seconds();
+}
+
+Result<Cost> modelled_cost(CostModel& model, const Work& work, std::int64_t ranks) {
   std::vector<PlacementId> placements;
   const auto place = [&](std::int64_t count) -> Status {
     std::vector<RankId> members;
@@ -351,8 +383,7 @@ Result<double> modelled_seconds(CostModel& model, const Work& work, std::int64_t
   if (const auto* batch = std::get_if<P2PBatch>(&work)) {
     for (std::size_t i = 0; i < batch->messages.size(); ++i) FT_TRY(place(2));
   }
-  FT_ASSIGN(const Cost cost, model.price(work, placements));
-  return cost.duration.seconds();
+  return model.price(work, placements);
 }
 
 }  // namespace foretrain

@@ -12,9 +12,14 @@ constexpr double kShared = 0.85;    // a
 constexpr double kFar = 10;         // L, in logarithms of extents
 constexpr double kNear = 1.5;       // l
 
-double covariance(double d) {
+constexpr double kLatency = 0.3;    // F
+constexpr double kExplained = 0.5;  // of the variance: what less explains counts for less
+
+/// Of distance `d` and latency shares that are `f` apart.
+double covariance(double d, double f) {
   return kDeviation * kDeviation *
-         (kShared * std::exp(-d / kFar) + (1 - kShared) * std::exp(-d / kNear));
+         (kShared * std::exp(-d / kFar) + (1 - kShared) * std::exp(-d / kNear)) *
+         std::exp(-f * f / (kLatency * kLatency));
 }
 
 /// Solves A x = b for a symmetric positive definite A of n rows, by Cholesky; A is overwritten.
@@ -52,34 +57,40 @@ void Residuals::add(const ShapePoint& at, double log_ratio, double noise) {
 
 Residuals::Estimate Residuals::at(const ShapePoint& shape) const {
   Estimate out;
+  const auto covariance_of = [this](const ShapePoint& a, const ShapePoint& b) {
+    return covariance(distance(a, b), std::abs(a.latency - b.latency));
+  };
   for (std::size_t i = 0; i < x_samples.size(); ++i) {
-    out.neighbours.push_back({i, distance(shape, x_samples[i].at), 0});
+    const ShapePoint& at = x_samples[i].at;
+    out.neighbours.push_back({i, distance(shape, at), covariance_of(shape, at)});
   }
   const std::size_t n = std::min(kMost, out.neighbours.size());
   const auto nearer = [](const Neighbour& a, const Neighbour& b) {
-    return a.distance != b.distance ? a.distance < b.distance : a.sample < b.sample;
+    return a.weight != b.weight ? a.weight > b.weight : a.sample < b.sample;
   };
   std::partial_sort(out.neighbours.begin(), out.neighbours.begin() + static_cast<std::ptrdiff_t>(n),
                     out.neighbours.end(), nearer);
   out.neighbours.resize(n);
   std::vector<double> matrix(n * n);
   std::vector<double> weights(n);
+  std::vector<double> asked(n);
   for (std::size_t i = 0; i < n; ++i) {
     const Sample& own = x_samples[out.neighbours[i].sample];
     for (std::size_t j = 0; j <= i; ++j) {
-      matrix[i * n + j] = covariance(distance(own.at, x_samples[out.neighbours[j].sample].at));
+      matrix[i * n + j] = covariance_of(own.at, x_samples[out.neighbours[j].sample].at);
     }
     matrix[i * n + i] += own.noise * own.noise;
-    weights[i] = covariance(out.neighbours[i].distance);
+    weights[i] = asked[i] = out.neighbours[i].weight;
   }
   solve(matrix, n, weights);
   for (std::size_t i = 0; i < n; ++i) {
     Neighbour& one = out.neighbours[i];
     one.weight = weights[i];
     out.log_ratio += weights[i] * x_samples[one.sample].log_ratio;
-    out.explained += weights[i] * covariance(one.distance) / covariance(0);
+    out.explained += weights[i] * asked[i] / covariance(0, 0);
   }
   out.explained = std::clamp(out.explained, 0.0, 1.0);
+  out.log_ratio *= std::min(1.0, out.explained / kExplained);
   std::stable_sort(out.neighbours.begin(), out.neighbours.end(),
                    [](const Neighbour& a, const Neighbour& b) {
                      return std::abs(a.weight) > std::abs(b.weight);

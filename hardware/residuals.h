@@ -2,12 +2,15 @@
 //
 // r = ln(measured / modelled) is a random function of the shape whose mean is 0 and whose
 // covariance falls with the distance d of two shapes (kriging; Matheron 1963):
-//     C(d) = s^2 (a exp(-d / L) + (1 - a) exp(-d / l))
-// The first part is what a device does to all shapes alike, the second what it does to neighbours.
+//     C = s^2 (a exp(-d / L) + (1 - a) exp(-d / l)) exp(-(f - f')^2 / F^2)
+// The first part is what a device does to all shapes alike, the second what it does to neighbours;
+// f is the share of a shape's modelled time that is latency: what is bound by launches tells
+// nothing of rates, nor the other way round.
 // With samples r_i of noise e_i at x_i the estimate at x is
 //     r(x) = sum w_i r_i,   w = (C + diag(e^2))^-1 c,   c_i = C(|x - x_i|)
-// and 1 - c w / C(0) of its variance is left. So r is the sample at a sample, and far from all of
-// them 0: the price is then the modelled one.
+// and 1 - c w / C(0) of its variance is left. Where the samples explain less than half of the
+// variance r is that share of it over a half smaller. So r is the sample at a sample and falls to 0
+// far from all of them: the price is then the modelled one.
 #pragma once
 
 #include <array>
@@ -16,10 +19,12 @@
 
 namespace foretrain {
 
-/// A shape: logarithms of its extents, unused ones 0, and a number for the kind of operation.
+/// A shape: logarithms of its extents, unused ones 0, a number for the kind of operation, and the
+/// share of its modelled time that is latency.
 struct ShapePoint {
   std::array<double, 6> x{};
   std::int64_t kind = 0;
+  double latency = 0;
 };
 
 class Residuals {
@@ -49,7 +54,7 @@ class Residuals {
     ShapePoint at;
     double log_ratio = 0, noise = 0;
   };
-  /// The root of the sum of squares of all differences.
+  /// The root of the sum of squares of all differences of extents.
   double distance(const ShapePoint& a, const ShapePoint& b) const;
 
   double x_apart;

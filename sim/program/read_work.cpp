@@ -1,7 +1,10 @@
 #include "sim/program/read_work.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <limits>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -66,8 +69,9 @@ class Words {
     std::int64_t out = 0;
     const char* const end = word.data() + word.size();
     const auto [stopped, error] = std::from_chars(word.data(), end, out);
-    if (word.empty() || error != std::errc() || stopped != end || out < 0) return std::nullopt;
-    return out;
+    constexpr std::int64_t kMost = std::int64_t{1} << 48;
+    const bool whole = !word.empty() && error == std::errc() && stopped == end;
+    return whole && out >= 0 && out <= kMost ? std::optional(out) : std::nullopt;
   }
 
   std::vector<std::string> x_words;
@@ -201,10 +205,13 @@ std::optional<Work> read_attention(Words& words) {
   return out;
 }
 
+bool fits_slot(std::int64_t value) { return value <= std::numeric_limits<std::int32_t>::max(); }
+
 bool take_slot(Words& words, GroupSlot& out) {
   const auto slot = words.take_number();
-  if (slot) out = GroupSlot(static_cast<std::size_t>(*slot));
-  return slot.has_value();
+  if (!slot || !fits_slot(*slot)) return false;
+  out = GroupSlot(static_cast<std::size_t>(*slot));
+  return true;
 }
 
 std::optional<Work> read_kernel(Words& words, KernelKind kind) {
@@ -268,6 +275,27 @@ std::optional<Work> read_copy(Words& words) {
   return out;
 }
 
+/// Whether sizes are those of a work that something may do.
+bool is_sane(const Work& work) {
+  const auto all = [](const std::vector<std::int64_t>& values, std::int64_t least) {
+    return std::all_of(values.begin(), values.end(),
+                       [least](std::int64_t v) { return v >= least; });
+  };
+  if (const auto* g = std::get_if<Gemm>(&work)) {
+    const bool groups = g->groups.empty() ||
+                        (static_cast<std::int64_t>(g->groups.size()) == g->batch &&
+                         std::accumulate(g->groups.begin(), g->groups.end(), std::int64_t{0}) > 0);
+    return g->batch >= 1 && g->beside >= 1 && g->streams >= 1 && groups;
+  }
+  if (const auto* a = std::get_if<Attention>(&work)) {
+    return all({a->batch, a->q_heads, a->kv_heads, a->q_len, a->kv_len, a->head_dim, a->head_parts},
+               1) &&
+           all(a->documents, 1) && a->q_heads % a->kv_heads == 0;
+  }
+  if (const auto* k = std::get_if<Kernel>(&work)) return k->launches >= 1;
+  return true;
+}
+
 std::optional<Work> read(Words& words) {
   const std::string& first = words.peek();
   if (first == "gemm") return read_gemm(words);
@@ -288,7 +316,8 @@ std::optional<Work> read(Words& words) {
 Result<Work> read_work(const std::string& text) {
   Words words(text);
   std::optional<Work> out = read(words);
-  if (!out || !words.done()) return unsupported("no work that can be read: \"" + text + "\"");
+  if (!out || !words.done() || !is_sane(*out))
+    return unsupported("no work that can be read: \"" + text + "\"");
   return *std::move(out);
 }
 

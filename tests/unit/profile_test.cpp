@@ -113,11 +113,11 @@ TEST(Profile, ResidualsFadeWithTheDistance) {
   const auto near = table.price(half(4096, 4096, 4096), 1).value();
   EXPECT_EQ(near.provenance, Provenance::kInterpolated);
   EXPECT_NE(near.from.find("4 samples of gemm of bf16"), std::string::npos) << near.from;
-  EXPECT_NE(near.from.find("gemm 2048x4096x2048 nt bf16->bf16: weight"), std::string::npos)
+  EXPECT_NE(near.from.find("gemm 2048x4096x8192 nt bf16->bf16: weight"), std::string::npos)
       << near.from;
   double before = ratio(half(4096, 4096, 4096));
-  for (const std::int64_t k : {16, 4, 1}) {
-    const double now = ratio(half(4096 * 16 / k, 4096 * 16 / k, k));
+  for (const std::int64_t m : {1 << 16, 1 << 20, 1 << 24}) {
+    const double now = ratio(half(m, 4096, 4096));
     EXPECT_LT(now, before);
     EXPECT_GT(now, 1);
     before = now;
@@ -131,6 +131,70 @@ TEST(Profile, ResidualsFadeWithTheDistance) {
   EXPECT_NEAR(ratio(other), 1, 1e-12);
   EXPECT_NE(table.price(other, 1).value().from.find("no sample of gemm of fp16"),
             std::string::npos);
+}
+
+Sample in_state(const Work& work, const char* state, double us) {
+  Sample out;
+  out.key = sample_key(work, 1);
+  out.key.state = state;
+  out.size = sample_size(work);
+  out.count = 10;
+  out.median_us = us;
+  return out;
+}
+
+// What is bound by its launch says nothing of rates.
+TEST(Profile, LaunchBoundShapesSayNothingOfRates) {
+  const auto model = prices_of("dgx-h100");
+  const Gemm large = half(8192, 14336, 4096);
+  for (const double us : {1.5, 5.0, 30.0, 100.0, 5e3}) {
+    Profile profile = of_device("h100-sxm-80gb");
+    for (const std::int64_t m : {64, 128, 192, 256}) add(profile, half(m, 128, 128), 1, us);
+    const ProfileTable table(profile, PricesFor::kFramework, model.get());
+    const auto price = table.price(large, 1).value();
+    EXPECT_EQ(price.provenance, Provenance::kAnalytic);
+    EXPECT_NEAR(price.seconds / seconds_by(*model, large), 1, 0.02) << us;
+    EXPECT_EQ(table.price(half(160, 128, 128), 1).value().provenance, Provenance::kInterpolated);
+  }
+}
+
+// A sample whose name and shape do not agree, or that no device could take, is not learned.
+TEST(Profile, WhatCannotBeIsNotLearned) {
+  const auto model = prices_of("dgx-h100");
+  Profile profile = of_device("h100-sxm-80gb");
+  Sample strange;
+  strange.key = sample_key(half(4096, 4096, 4096), 8);
+  strange.key.op = "all-reduce";
+  strange.size = 1e6;
+  strange.count = 1;
+  strange.median_us = 1e5;
+  profile.add(strange);
+  Sample tiny = strange;
+  tiny.key = sample_key(half(4096, 4096, 2048), 1);
+  tiny.median_us = 1e-300;
+  profile.add(tiny);
+  const ProfileTable table(profile, PricesFor::kFramework, model.get());
+  const Gemm work = half(4096, 4096, 4096);
+  EXPECT_DOUBLE_EQ(table.price(work, 1).value().seconds, seconds_by(*model, work));
+}
+
+// Of two makers' samples of one shape that in the better state prices, then the framework's own.
+TEST(Profile, TheBetterStateBeforeTheMaker) {
+  const Gemm work = half(4096, 4096, 4096);
+  Profile profile = of_device("h100-sxm-80gb");
+  const auto add_by = [&](Maker by, const char* state, double us) {
+    Sample sample = in_state(work, state, us);
+    sample.key.by = by;
+    profile.add(sample);
+  };
+  const auto us = [&] {
+    return ProfileTable(profile, PricesFor::kFramework).price(work, 1).value().seconds * 1e6;
+  };
+  add_by(Maker::kVendor, kBurst, 200);
+  add_by(Maker::kFramework, kSustained, 230);
+  EXPECT_NEAR(us(), 230, 1e-9);
+  add_by(Maker::kVendor, kSustained, 220);
+  EXPECT_NEAR(us(), 230, 1e-9);
 }
 
 // A layout without samples takes less from another's than one with them.
@@ -260,6 +324,25 @@ TEST(Profile, GroupsThatLieElsewhereAreModelled) {
   EXPECT_GT(us(4, 1), 1.5 * modelled_us(4, 1)) << "fewer ranks of the same node";
 }
 
+// Messages likewise: the sample is of ranks 0 and 1, whose links those of other nodes have not.
+TEST(Profile, MessagesBetweenNodesAreModelled) {
+  Message message;
+  message.send = true;
+  message.channel = ChannelSlot(std::size_t{0});
+  message.bytes = 8 << 20;
+  const Work work = P2PBatch{{message}};
+  Profile profile = of_device("h100-sxm-80gb");
+  add(profile, work, 2, 5000);
+  const auto us = [&](CostModel& model, std::size_t to) {
+    const std::array pair = {RankId(std::size_t{0}), RankId(to)};
+    const std::array placements = {model.place(pair).value()};
+    return model.price(work, placements).value().duration.us();
+  };
+  const auto measured = make_measured_cost_model(prices_of("dgx-h100"), profile, {});
+  EXPECT_NEAR(us(*measured, 1), 5000, 1e-6);
+  EXPECT_DOUBLE_EQ(us(*measured, 8), us(*prices_of("dgx-h100"), 8));
+}
+
 TEST(Profile, ReadsBackAndRefuses) {
   Profile profile;
   profile.machine.set("device", "host");
@@ -323,16 +406,6 @@ TEST(Profile, OtherLibrariesDoNotCount) {
   EXPECT_EQ(read.value().samples.begin()->second.library, "other");
   profile.machine.set("blas", "other");
   EXPECT_TRUE(ProfileTable(profile).price(gemm(64, 64, 64), 1).ok());
-}
-
-Sample in_state(const Work& work, const char* state, double us) {
-  Sample out;
-  out.key = sample_key(work, 1);
-  out.key.state = state;
-  out.size = sample_size(work);
-  out.count = 10;
-  out.median_us = us;
-  return out;
 }
 
 // Sustained before what is not told apart before bursts, shape by shape; the price says which.
@@ -415,10 +488,10 @@ TEST(Profile, SlowdownsByWhatIsCopied) {
 TEST(Profile, KindsOfKernelsAreFarApart) {
   const auto model = prices_of("host");
   Profile profile;
-  Kernel slow = std::get<Kernel>(kernel(12 << 10));
+  Kernel slow = std::get<Kernel>(kernel(12 << 20));
   slow.kind = KernelKind::kGelu;
   add(profile, Work{slow}, 1, 1e7 * seconds_by(*model, Work{slow}));
-  add(profile, kernel(12 << 10), 1, 1e6 * seconds_by(*model, kernel(12 << 10)));
+  add(profile, kernel(12 << 20), 1, 1e6 * seconds_by(*model, kernel(12 << 20)));
   const ProfileTable table(profile, PricesFor::kExecution, model.get());
   const auto ratio = [&](const Work& work) {
     return table.price(work, 1).value().seconds / seconds_by(*model, work);
@@ -426,7 +499,7 @@ TEST(Profile, KindsOfKernelsAreFarApart) {
   slow.cols *= 4;
   slow.bytes *= 4;
   EXPECT_GT(ratio(Work{slow}), 4);
-  EXPECT_LT(ratio(kernel(48 << 10)), 1.5);
+  EXPECT_LT(ratio(kernel(48 << 20)), 1.5);
 }
 
 // On a device work beside communication takes what was measured, in place of the equation of

@@ -45,11 +45,31 @@ TEST(ReadWork, TextsReadBack) {
 
 TEST(ReadWork, WhatIsNoneIsRefused) {
   for (const char* text :
-       {"", "gemm", "gemm 1x2", "gemm 1x2x3", "gemm 1x2x3 nt bf16", "gemm 1x2x-3 nt bf16->bf16",
-        "gemm 1x2x3 nt bf16->bf16 more", "gemm 99999999999999999999x2x3 nt bf16->bf16",
-        "attention batch 2", "attention batch 2 heads 8/2 length 128 head 64 flash bf16", "gelu",
-        "gelu 1x2 bf16 5", "all-gather group 0 10 bf16 in 3 runs", "copy host 4 B", "host-sync",
-        "copy host->moon 4 B", "opaque x 1 B 2 FLOP"}) {
+       {"",
+        "gemm",
+        "gemm 1x2",
+        "gemm 1x2x3",
+        "gemm 1x2x3 nt bf16",
+        "gemm 1x2x-3 nt bf16->bf16",
+        "gemm 1x2x3 nt bf16->bf16 more",
+        "gemm 99999999999999999999x2x3 nt bf16->bf16",
+        "attention batch 2",
+        "attention batch 2 heads 8/2 length 128 head 64 flash bf16",
+        "gelu",
+        "gelu 1x2 bf16 5",
+        "all-gather group 0 10 bf16 in 3 runs",
+        "copy host 4 B",
+        "host-sync",
+        "attention batch 1 heads 12/12 length 128x128 head 64 causal documents 0 cudnn bf16",
+        "attention batch 0 heads 12/12 length 128x128 head 64 causal cudnn bf16",
+        "attention batch 1 heads 12/5 length 128x128 head 64 causal cudnn bf16",
+        "gemm 1x2x3 batch 2 nt bf16->bf16 groups 0 0",
+        "gemm 1x2x3 nt bf16->bf16 of 4 on 0 streams",
+        "gemm 1x2x3 batch 2 nt bf16->bf16 groups 5",
+        "all-gather group 99999999999 10 bf16",
+        "gelu 1x2 bf16 5 B in 0 launches",
+        "copy host->moon 4 B",
+        "opaque x 1 B 2 FLOP"}) {
     EXPECT_FALSE(read_work(text).ok()) << text;
   }
 }

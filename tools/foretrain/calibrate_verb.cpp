@@ -133,8 +133,8 @@ Status measure(const CalibrateArgs& args, std::int64_t ranks, const std::string&
 }
 
 /// Two ranks at once: what they do to each other, and how they talk.
-Status measure_pair(const CalibrateArgs& args, const std::string& path, const CudaModule& cuda,
-                    const CalibrateOptions& options, Profile& profile) {
+Status measure_pair(const CalibrateArgs& args, const std::string& path, CudaModule& cuda,
+                    CalibrateOptions& options, Profile& profile) {
   if (args.device == "cuda" && (cuda.devices < 2 || !args.shapes_of.empty())) return ok_status();
 
   const RankStart start = rank_start(args.threads);
@@ -142,6 +142,8 @@ Status measure_pair(const CalibrateArgs& args, const std::string& path, const Cu
   if (!processes && start.by != RankStart::By::kMpirun) {
     return measure(args, 2, path, cuda, options, profile);
   }
+  // What this process holds of its device, the ranks need.
+  cuda.make_rank = options.make_rank = {};
   std::vector<std::string> words = {"calibrate", "--worker-ranks", "2",      "--out",
                                     path,        "--resume",       "--force"};
   if (cuda.devices > 0) words.insert(words.end(), {"--device", "cuda"});
@@ -225,7 +227,7 @@ bool measures_pair(const CalibrateArgs& args) {
 
 Status calibrate(const CalibrateArgs& args) {
   FT_TRY(choose_blas(args.blas));
-  FT_ASSIGN(const CudaModule cuda, open_device(args.device));
+  FT_ASSIGN(CudaModule cuda, open_device(args.device));
   if (!args.name.empty() && cuda.devices == 0) {
     return input_error("--name: the host's profile is of device \"host\"; leave it out");
   }
@@ -233,7 +235,7 @@ Status calibrate(const CalibrateArgs& args) {
   FT_ASSIGN(const std::string device, device_name(args, cuda));
   FT_ASSIGN(const std::string path, output_path(args, device));
   note_interrupts();
-  const CalibrateOptions options = options_of(args, cuda);
+  CalibrateOptions options = options_of(args, cuda);
   FT_ASSIGN(Profile profile,
             begin_profile(args, path, identity(args, cuda, device, options.rotation)));
   if (args.worker_ranks > 0) return measure(args, args.worker_ranks, path, cuda, options, profile);
