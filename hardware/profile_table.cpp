@@ -317,8 +317,9 @@ MeasuredPrice ProfileTable::corrected(const Work& work, std::int64_t ranks,
   const double modelled = cost.duration.seconds();
   constexpr double kInterpolated = 0.5;
   constexpr std::size_t kNamed = 3;
-  constexpr double kDeviation = 0.3;  // of a price that no sample supports
-  MeasuredPrice out{modelled, Provenance::kAnalytic, kDeviation, 0, ""};
+  constexpr double kLeastDeviation = 0.01;
+  const double doubt = static_cast<double>(cost.deviation);
+  MeasuredPrice out{modelled, Provenance::kAnalytic, doubt, 0, ""};
   const SampleKey asked = sample_key(work, ranks);
   const std::string name = family_name(asked);
   const auto found = x_families.find(name);
@@ -331,7 +332,7 @@ MeasuredPrice ProfileTable::corrected(const Work& work, std::int64_t ranks,
   const Residuals::Estimate estimate = family.residuals.at(point_of(work, ranks, cost));
   out.seconds = modelled * std::exp(estimate.log_ratio);
   out.explained = estimate.explained;
-  out.deviation = kDeviation * std::sqrt(1 - estimate.explained);
+  out.deviation = std::max(kLeastDeviation, doubt * std::sqrt(1 - estimate.explained));
   if (estimate.explained >= kInterpolated) out.provenance = Provenance::kInterpolated;
   std::ostringstream from;
   from << std::exp(estimate.log_ratio) << " times the modelled " << modelled * 1e6 << " us, by "

@@ -112,6 +112,8 @@ TEST(Profile, ResidualsFadeWithTheDistance) {
   EXPECT_NEAR(ratio(half(4096, 4096, 4096)), 2, 0.1);
   const auto near = table.price(half(4096, 4096, 4096), 1).value();
   EXPECT_EQ(near.provenance, Provenance::kInterpolated);
+  const float doubt = model->price(half(4096, 4096, 4096), {}).value().deviation;
+  EXPECT_LT(near.deviation, doubt);
   EXPECT_NE(near.from.find("4 samples of gemm of bf16"), std::string::npos) << near.from;
   EXPECT_NE(near.from.find("gemm 2048x4096x8192 nt bf16->bf16: weight"), std::string::npos)
       << near.from;
@@ -124,6 +126,8 @@ TEST(Profile, ResidualsFadeWithTheDistance) {
   }
   const auto far = table.price(half(1 << 24, 1 << 20, 1), 1).value();
   EXPECT_EQ(far.provenance, Provenance::kAnalytic);
+  EXPECT_GT(far.deviation, near.deviation);
+  EXPECT_LE(far.deviation, doubt);
   EXPECT_LT(ratio(half(1 << 24, 1 << 20, 1)), 1.4);
   // Another type, and what no sample is of: as modelled.
   Gemm other = half(4096, 4096, 4096);
