@@ -145,6 +145,19 @@ TEST_F(Launching, SignalsReachTheRanks) {
   EXPECT_EQ(code, 128 + 15) << err();
 }
 
+// As below nohup: the terminal's end ends neither the starter nor its ranks.
+TEST_F(Launching, IgnoredSignalsStayIgnored) {
+  const int code = shell("trap '' HUP\n" + kLongJob +
+                         "ignored() { while read name mask; do\n"
+                         "  [ \"$name\" = SigIgn: ] && echo $mask\ndone < /proc/$1/status; }\n"
+                         "for one in $job $child; do\n"
+                         // SIGHUP is the lowest bit.
+                         "  case $(ignored $one) in *[02468aceACE]) bad=1;; esac\ndone\n"
+                         "kill -TERM $job; wait $job; code=$?\n"
+                         "[ -n \"$bad\" ] && exit 77; exit $code");
+  EXPECT_EQ(code, 128 + 15) << err();
+}
+
 /// What a script asks of Slurm, by option.
 std::string option_of(const std::string& script, const std::string& option) {
   const std::string line = "\n#SBATCH --" + option;
