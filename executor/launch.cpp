@@ -54,6 +54,9 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return out;
 }
 
+/// What the CUDA module sets where it sees one device. Ranks decide anew: they are several.
+constexpr std::string_view kNotPassed = "CUDA_MODULE_LOADING=LAZY";
+
 /// Signals that wait meanwhile find a child that has no handler of this process.
 void take_signals_anew(const sigset_t& mask) {
   for (const int signal : kPassed) {
@@ -72,7 +75,7 @@ Result<pid_t> start_child(Child child, const sigset_t& mask) {
     const std::string_view name = text.substr(0, text.find('=') + 1);
     const bool own = std::any_of(child.variables.begin(), child.variables.end(),
                                  [&](const std::string& v) { return v.starts_with(name); });
-    if (!own) variables.emplace_back(text);
+    if (!own && text != kNotPassed) variables.emplace_back(text);
   }
   std::vector<char*> argv = pointers(child.words);
   std::vector<char*> envp = pointers(variables);

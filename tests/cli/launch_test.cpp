@@ -158,6 +158,17 @@ TEST_F(Launching, IgnoredSignalsStayIgnored) {
   EXPECT_EQ(code, 128 + 15) << err();
 }
 
+// Ranks that are several decide by themselves how CUDA loads its kernels.
+TEST_F(Launching, LazyLoadingIsNotPassedOn) {
+  ASSERT_EQ(
+      shell(kLongJob + "cp /proc/$child/environ seen; kill -TERM $job; wait $job; [ $? = 143 ]",
+            "CUDA_MODULE_LOADING=LAZY OTHER=1"),
+      0)
+      << err();
+  EXPECT_NE(x_place.read("seen").find("OTHER=1"), std::string::npos);
+  EXPECT_EQ(x_place.read("seen").find("CUDA_MODULE_LOADING"), std::string::npos);
+}
+
 /// What a script asks of Slurm, by option.
 std::string option_of(const std::string& script, const std::string& option) {
   const std::string line = "\n#SBATCH --" + option;
