@@ -106,8 +106,9 @@ TEST_F(Launching, ValidationMeasuresThroughTheSameConnections) {
 }
 
 TEST_F(Launching, RanksOfAnotherRunAreRefused) {
-  EXPECT_EQ(shell(as_rank(1) + kExecute + " --set batch.global=8 2> other & " + as_rank(0) +
-                  kExecute + "; code=$?; wait $! && exit 77; exit $code"),
+  EXPECT_EQ(shell(as_rank(1) + kExecute + " --set batch.global=8 2> other & " +
+                  "FORETRAIN_JOIN_SECONDS=2 " + as_rank(0) + kExecute +
+                  "; code=$?; wait $! && exit 77; exit $code"),
             1);
   EXPECT_NE(err().find("rank 1 runs something else than rank 0"), std::string::npos) << err();
   EXPECT_NE(x_place.read("other").find("give all ranks the same RUN"), std::string::npos);
