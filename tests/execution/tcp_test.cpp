@@ -260,6 +260,27 @@ TEST(Tcp, AnAbortEndsEveryCallOfEveryRank) {
       false);
 }
 
+// Peers that take no data, however many, hold the end up for no longer than one would.
+TEST(Tcp, PeersThatDoNotListenHoldUpAnAbortOnce) {
+  constexpr std::size_t kPeers = 3;
+  std::vector<Socket> ranks(kPeers + 1);
+  std::vector<Socket> others;
+  for (std::size_t r = 1; r <= kPeers; ++r) {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+    ranks[r] = Socket(ends[0]);
+    others.emplace_back(ends[1]);
+    const std::vector<char> noise(1 << 16, 'x');
+    while (send(ends[0], noise.data(), noise.size(), 0) > 0) {
+    }
+  }
+  TcpMesh mesh(0, std::move(ranks), 0);
+  const auto begin = std::chrono::steady_clock::now();
+  mesh.abort("the disk is full");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  others.clear();
+}
+
 // Who goes without a word is named by all that wait.
 TEST(Tcp, ARankThatDiesIsNamed) {
   Meeting meeting;
