@@ -259,6 +259,15 @@ TEST_F(Doctor, TellsWhetherExecuteCanUseADevice) {
   EXPECT_NE(err().find("--device cuda: " + why), std::string::npos) << err();
 }
 
+TEST_F(Doctor, KnowsTheLibrariesOfCuda) {
+  const Json said = doctor("");
+  for (const char* what : {"cuBLASLt", "NCCL", "cuDNN", "CUPTI", "NVML"}) {
+    const Json one = finding(said, what);
+    EXPECT_EQ(at(one, "of"), Json("machine"));
+    EXPECT_EQ(at(one, "costs").string()->empty(), at(one, "found") == Json(true)) << what;
+  }
+}
+
 TEST_F(Doctor, KnowsTheBuild) {
   const Json said = doctor("");
   const Json executed_by = at(finding(said, "BLAS"), "where");
