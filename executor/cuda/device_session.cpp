@@ -95,7 +95,11 @@ Result<std::size_t> DeviceSession::free_bytes() {
   std::size_t free = 0;
   std::size_t total = 0;
   FT_TRY(cuda_status(cudaMemGetInfo(&free, &total), "free memory"));
-  return free + x_blocks.free_bytes();
+  free += x_blocks.free_bytes();
+  // As below, these are given up first.
+  for (const auto& [place, block] : x_scratch) free += block.bytes;
+  if (x_holder != nullptr && !x_holder->holds()) free += SmHolder::memory_bytes();
+  return free;
 }
 
 /// Where there is no room, what the next step would take again anyhow is given up first.

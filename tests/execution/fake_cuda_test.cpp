@@ -235,6 +235,24 @@ TEST_F(FakeCuda, UnusedMemoryIsGivenUpWhereItIsShort) {
   EXPECT_TRUE(device->fill_random(most.value(), DType::kFp32, 100, Fill{1, true, 1}).ok());
 }
 
+// What `take` gives up first counts as free: scratch memory and what could hold SMs.
+TEST_F(FakeCuda, WhatIsGivenUpFirstCountsAsFree) {
+  constexpr std::size_t kMiB = 1 << 20;
+  fake::state().memory = 700 * kMiB;
+  const auto session = x_sessions->of(0);
+  ASSERT_TRUE(session.ok());
+  DeviceSession& own = *session.value();
+  ASSERT_TRUE(own.scratch(0, 0, 40 * kMiB).ok());
+  ASSERT_TRUE(own.scratch(0, 0, 80 * kMiB).ok());
+  own.end_step();
+  ASSERT_TRUE(own.holder().ok());
+  ASSERT_LT(own.free_bytes().value(), 701 * kMiB);
+  ASSERT_GT(own.free_bytes().value(), 699 * kMiB);
+  const auto most = own.take(690 * kMiB);
+  ASSERT_TRUE(most.ok()) << most.error().message;
+  own.give_back(most.value());
+}
+
 // A bias that no algorithm adds is added by a kernel, and asked for once.
 TEST_F(FakeCuda, ABiasThatIsRefusedIsAskedForOnce) {
   fake::state().refuses_bias = true;
