@@ -43,7 +43,7 @@ class DeviceSession {
 
   /// Bytes that can still be taken.
   Result<std::size_t> free_bytes();
-  /// Content is what the last user left. Between steps.
+  /// Content is what the last user left. Between steps. kUnsupported where the device has no room.
   Result<void*> take(std::size_t bytes);
   void give_back(void* block) { x_blocks.give_back(block); }
   /// Pinned memory of the host, likewise.

@@ -253,6 +253,35 @@ TEST_F(FakeCuda, WhatIsGivenUpFirstCountsAsFree) {
   own.give_back(most.value());
 }
 
+// An op that does not fit is left out of a calibration, by name; the next one is measured.
+TEST_F(FakeCuda, CalibrationLeavesOutWhatDoesNotFit) {
+  fake::state().memory = std::size_t{48} << 20;
+  const CudaModule module = open_fake();
+  CalibrateOptions options;
+  options.seconds = 0.005;
+  options.rotation = 1 << 10;
+  options.make_rank = module.make_rank;
+  options.library = "fake";
+  options.gemm_rate = options.byte_rate = 1e8;
+  std::vector<MicroOp> ops;
+  for (const std::int64_t size : {1 << 14, 8}) {
+    ops.push_back(
+        micro_gemm(Gemm{size, 1024, 8, 1, false, true, false, DType::kFp32, DType::kFp32}, 1));
+  }
+  Profile profile;
+  profile.machine = Json{Json::Object{}};
+  const auto whole = calibrate_threads(ops, 1, options, profile);
+  ASSERT_TRUE(whole.ok()) << whole.error().message;
+  EXPECT_EQ(profile.find(ops[0].key), nullptr);
+  EXPECT_NE(profile.find(ops[1].key), nullptr);
+  const std::string skipped = dump_json(profile.machine);
+  // Once, as operands that are larger than the caches need no second set.
+  EXPECT_NE(skipped.find(ops[0].key.shape +
+                         ": out of device memory: this rank needs 64 MiB, the device has 48 MiB"),
+            std::string::npos)
+      << skipped;
+}
+
 // A bias that no algorithm adds is added by a kernel, and asked for once.
 TEST_F(FakeCuda, ABiasThatIsRefusedIsAskedForOnce) {
   fake::state().refuses_bias = true;
