@@ -144,6 +144,7 @@ Result<void*> DeviceSession::scratch(std::size_t stream, int which, std::size_t 
 }
 
 void DeviceSession::end_step() {
+  if (x_holder != nullptr && x_holder->holds()) return;
   for (void* block : x_moved) x_blocks.give_back(block);
   x_moved.clear();
 }

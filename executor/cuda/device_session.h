@@ -51,7 +51,8 @@ class DeviceSession {
   void give_back_host(void* block) { x_host_blocks.give_back(block); }
   /// Lasts until the end of the step: what has grown moves.
   Result<void*> scratch(std::size_t stream, int which, std::size_t bytes);
-  /// All streams are done: scratch memory that has moved is nobody's any more.
+  /// All streams are done: scratch memory that has moved is nobody's any more. While SMs are held
+  /// it stays, as CUDA would wait for what holds them.
   void end_step();
   /// Stay until the end.
   Result<const float*> rope_table(std::int64_t length, std::int64_t head_dim);

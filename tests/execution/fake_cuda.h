@@ -26,6 +26,7 @@ struct State {
   std::vector<std::string> faults;
   std::int64_t now = 0;       ///< the last point of time
   bool refuses_bias = false;  ///< of cublasLt
+  int holding = 0;            ///< kernels that hold SMs
 };
 State& state();
 

@@ -336,6 +336,26 @@ TEST_F(FakeCuda, HeldSmsTellWhatTheyMoved) {
   EXPECT_EQ(too_many.error().kind, ErrorKind::kUnsupported);
 }
 
+// Memory that moved in the step is given back once nothing holds SMs: CUDA would wait for that.
+TEST_F(FakeCuda, MemoryIsFreedOnceSmsAreReleased) {
+  constexpr std::size_t kMiB = 1 << 20;
+  fake::state().memory = 4 * kMiB;  // a quarter may lie unused
+  const auto session = x_sessions->of(0);
+  ASSERT_TRUE(session.ok());
+  fake::state().memory = 1024 * kMiB;
+  const Workload alone = micro_ranks(1);
+  const auto transport = make_thread_transport(alone);
+  const auto device = opened(this->device(), alone, *transport);
+  ASSERT_TRUE(device->hold_sms(8, true).ok());
+  ASSERT_TRUE(session.value()->scratch(0, 0, 2 * kMiB).ok());
+  ASSERT_TRUE(session.value()->scratch(0, 0, 4 * kMiB).ok());
+  const std::size_t before = fake::state().used[0];
+  ASSERT_TRUE(device->finish().ok());
+  EXPECT_EQ(fake::state().used[0], before);
+  ASSERT_TRUE(device->release_sms().ok());
+  EXPECT_LT(fake::state().used[0], before);
+}
+
 // After an error communicators are aborted, graphs before them; ranks that come later get new ones.
 TEST_F(FakeCuda, CommunicatorsAreAbortedAfterAnError) {
   const CudaModule module = open_fake();
