@@ -29,6 +29,7 @@ class FakeCuda : public ::testing::Test {
     fake::state().calls.clear();
     fake::state().memory = std::size_t{1} << 30;
     fake::state().refuses_bias = false;
+    fake::state().refuses_split = false;
     x_sessions = std::make_unique<DeviceSessions>();
   }
   void TearDown() override {
@@ -354,6 +355,30 @@ TEST_F(FakeCuda, MemoryIsFreedOnceSmsAreReleased) {
   EXPECT_EQ(fake::state().used[0], before);
   ASSERT_TRUE(device->release_sms().ok());
   EXPECT_LT(fake::state().used[0], before);
+}
+
+// Communicators that could be made go with those that could not.
+TEST_F(FakeCuda, AWorldThatIsHalfMadeIsAborted) {
+  const CudaModule module = open_fake();
+  const Workload workload =
+      micro_workload(micro_collective(CollectiveKind::kAllReduce, 1000, 2), 2, 2, 4);
+  const auto transport = make_thread_transport(workload);
+  fake::state().refuses_split = true;
+  std::array<Status, 2> results{ok_status(), ok_status()};
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      auto rank = module.make_rank(workload, RankId(r), *transport, {});
+      results.at(r) = rank.ok() ? rank.value()->set_up() : Status(rank.error());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& status : results) EXPECT_FALSE(status.ok());
+  EXPECT_EQ(calls("ncclCommAbort"), 2);
+  fake::state().refuses_split = false;
+  on_two_ranks(workload, *transport, module.make_rank, {},
+               [](RankRunner& rank, RankId) { return rank.step(); });
+  EXPECT_EQ(calls("ncclCommInitRank"), 4);
 }
 
 // After an error communicators are aborted, graphs before them; ranks that come later get new ones.
