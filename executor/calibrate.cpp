@@ -168,16 +168,18 @@ Calibration::Turns Calibration::turns_of(const MicroOp& micro) const {
   const double rate = multiplies(micro.work) ? x_options.gemm_rate : x_options.byte_rate;
   const double guess = std::max(1e-7, sample_size(micro.work) / rate);
   const Bytes bytes = std::max<Bytes>(1, micro.bytes());
-  out.sets = std::clamp<std::int64_t>(x_options.rotation / bytes + 1, 2, x_options.most_sets);
-  out.repeats = out.sets;
+  // Operands that are larger than caches push themselves out.
+  out.sets = std::clamp<std::int64_t>(x_options.rotation / bytes + 1, 1, x_options.most_sets);
+  const std::int64_t fewest = std::max<std::int64_t>(2, out.sets);
+  out.repeats = fewest;
   const bool talks = std::holds_alternative<Collective>(micro.work) ||
                      std::holds_alternative<P2PBatch>(micro.work);
   if (talks) out.members = micro.key.ranks;
   if (micro.key.state == kBurst) return out;
   // On a busy machine every transfer waits for a partner that has lost its core.
-  const auto sets = static_cast<double>(out.sets);
-  const double most = std::max(talks ? 50.0 : 200.0, sets);
-  out.repeats = static_cast<std::int64_t>(std::clamp(0.02 / guess, sets, most));
+  const auto least = static_cast<double>(fewest);
+  const double most = std::max(talks ? 50.0 : 200.0, least);
+  out.repeats = static_cast<std::int64_t>(std::clamp(0.02 / guess, least, most));
   return out;
 }
 

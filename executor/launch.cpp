@@ -32,6 +32,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kMostChildren = 4096;
 std::array<volatile sig_atomic_t, kMostChildren> running_children{};
 volatile sig_atomic_t passed_on = 0;
+constexpr std::array<int, 3> kPassed = {SIGINT, SIGTERM, SIGHUP};
 void pass_on(int signal) {
   passed_on = signal;
   for (const volatile sig_atomic_t& child : running_children) {
@@ -53,14 +54,28 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return out;
 }
 
-Result<pid_t> start_child(Child child) {
+/// What the CUDA module sets where it sees one device. Ranks decide anew: they are several.
+constexpr std::string_view kNotPassed = "CUDA_MODULE_LOADING=LAZY";
+
+/// Signals that wait meanwhile find a child that has no handler of this process.
+void take_signals_anew(const sigset_t& mask) {
+  for (const int signal : kPassed) {
+    struct sigaction now {};
+    sigaction(signal, nullptr, &now);
+    if (now.sa_handler == pass_on) std::signal(signal, SIG_DFL);
+  }
+  sigprocmask(SIG_SETMASK, &mask, nullptr);
+}
+
+/// `mask`: of the signals that the child blocks.
+Result<pid_t> start_child(Child child, const sigset_t& mask) {
   std::vector<std::string> variables = child.variables;
   for (char** one = environ; *one != nullptr; ++one) {
     const std::string_view text = *one;
     const std::string_view name = text.substr(0, text.find('=') + 1);
     const bool own = std::any_of(child.variables.begin(), child.variables.end(),
                                  [&](const std::string& v) { return v.starts_with(name); });
-    if (!own) variables.emplace_back(text);
+    if (!own && text != kNotPassed) variables.emplace_back(text);
   }
   std::vector<char*> argv = pointers(child.words);
   std::vector<char*> envp = pointers(variables);
@@ -69,6 +84,7 @@ Result<pid_t> start_child(Child child) {
   if (out < 0) return input_error(child.words[0] + " cannot be started: " + strerror(errno));
   if (out > 0) return out;
   // Whatever ends this process must not leave ranks behind.
+  take_signals_anew(mask);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(127);
   if (child.keeps >= 0) fcntl(child.keeps, F_SETFD, 0);
@@ -112,21 +128,32 @@ Result<int> run_children(const std::vector<Child>& children) {
   FT_CHECK(children.size() <= kMostChildren, "more children than are passed signals");
   struct sigaction action {};
   action.sa_handler = pass_on;
-  constexpr std::array<int, 3> kPassed = {SIGINT, SIGTERM, SIGHUP};
-  std::array<struct sigaction, 3> before{};
+  std::array<struct sigaction, kPassed.size()> before{};
+  sigset_t passed;
+  sigset_t mask;
+  sigemptyset(&passed);
+  for (const int signal : kPassed) sigaddset(&passed, signal);
+  pthread_sigmask(SIG_BLOCK, &passed, &mask);
   passed_on = 0;
   for (std::size_t i = 0; i < kPassed.size(); ++i) {
-    sigaction(kPassed.at(i), &action, &before.at(i));
+    sigaction(kPassed.at(i), nullptr, &before.at(i));
+    // What is ignored, as below nohup, stays so here and in the children.
+    if (before.at(i).sa_handler != SIG_IGN) sigaction(kPassed.at(i), &action, nullptr);
   }
   std::vector<pid_t> started;
   Status all = ok_status();
   for (std::size_t i = 0; i < children.size() && all.ok(); ++i) {
-    const Result<pid_t> one = start_child(children[i]);
+    const Result<pid_t> one = start_child(children[i], mask);
     all = one.ok() ? ok_status() : Status(one.error());
     if (!one.ok()) continue;
     started.push_back(one.value());
     running_children.at(i) = one.value();
   }
+  // Another thread may have taken a signal before all children were known.
+  for (const pid_t child : started) {
+    if (passed_on != 0) kill(child, passed_on);
+  }
+  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
   if (!all.ok()) {
     for (const pid_t child : started) kill(child, SIGKILL);
   }

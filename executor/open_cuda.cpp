@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "executor/cuda/open_library.h"
 #include "executor/cuda_module.h"
 #include "executor/job_variables.h"
 #include "executor/module_file.h"
@@ -12,10 +13,12 @@ namespace foretrain {
 Result<CudaModule> open_cuda() {
   const std::string path = find_module(kCudaModuleFile);
   if (path.empty()) return check_cuda_files().error();
-  void* const module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (module == nullptr) {
-    return input_error(std::string("the CUDA backend cannot be loaded: ") + dlerror());
+  // Its cuBLASLt may be a Python package's.
+  const Result<void*> opened = open_module(path, library_places());
+  if (!opened.ok()) {
+    return input_error("the CUDA backend cannot be loaded: " + opened.error().message);
   }
+  void* const module = opened.value();
   auto* const open = reinterpret_cast<OpenCuda*>(dlsym(module, kOpenCudaSymbol));
   if (open == nullptr) return input_error(path + " is not the CUDA module of this version");
   CudaModule out;
@@ -29,7 +32,7 @@ Status check_cuda_files() {
   if (find_module(kCudaModuleFile).empty()) {
     return input_error(
         "this build has no CUDA backend (libforetrain_cuda.so): install the CUDA toolkit with "
-        "cuBLAS and NCCL and build again");
+        "cuBLAS, and NCCL for several ranks, and build again");
   }
   // Linux, WSL, Tegra.
   for (const char* file : {"/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu"}) {

@@ -194,34 +194,35 @@ bool TcpMesh::fail(const std::string& reason) {
   return true;
 }
 
-/// Tells all ranks why the job ended.
+/// Tells all ranks why the job ended, those that take no data one after another within one time.
 void TcpMesh::spread() {
   std::string reason;
   {
     const std::lock_guard lock(x_mutex);
     reason = x_reason.substr(0, kLongestReason);
   }
+  const Deadline by = in_seconds(kLinger);
   for (std::int64_t r = 0; r < size(); ++r) {
     if (r == x_rank) continue;
-    (void)write(r, Kind::kAbort, 0, reason.size(), reason.data(), reason.size(), true);
+    (void)write(r, Kind::kAbort, 0, reason.size(), reason.data(), reason.size(), true, by);
   }
 }
 
-/// One frame. `last`: nothing follows it.
+/// One frame. `last`: nothing follows it. `by`: of kAbort, when it is given up.
 Status TcpMesh::write(std::int64_t number, Kind kind, std::uint64_t tag, std::uint64_t said,
-                      const void* data, std::size_t bytes, bool last) {
+                      const void* data, std::size_t bytes, bool last, Deadline by) {
   Peer& peer = x_peers[static_cast<std::size_t>(number)];
   const Header header = {kFrameMagic, kind, tag, said};
   std::unique_lock writing(peer.writing, std::defer_lock);
   if (kind != Kind::kAbort) writing.lock();
   // Who tells why the job ends waits for the frame that is under way, but not for ever.
-  const auto begin = std::chrono::steady_clock::now();
-  while (!writing.owns_lock() && !writing.try_lock() && seconds_since(begin) < kLinger) {
+  while (!writing.owns_lock() && !writing.try_lock() && milliseconds_until(by) > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (writing.owns_lock() && !peer.broken && (!x_failed || kind == Kind::kAbort)) {
-    const bool whole = write_bytes(peer, &header, sizeof header, bytes > 0) &&
-                       write_bytes(peer, data, bytes, false);
+    if (kind != Kind::kAbort) by = in_seconds(kLinger);
+    const bool whole = write_bytes(peer, &header, sizeof header, bytes > 0, by) &&
+                       write_bytes(peer, data, bytes, false, by);
     peer.broken = !whole || last;
     if (last && whole) shutdown(peer.socket.number(), SHUT_WR);
     if (whole) return ok_status();
@@ -237,10 +238,10 @@ Status TcpMesh::write(std::int64_t number, Kind kind, std::uint64_t tag, std::ui
   return input_error(gone);
 }
 
-/// `more`: the rest of the frame follows.
-bool TcpMesh::write_bytes(const Peer& peer, const void* data, std::size_t bytes, bool more) const {
+/// `more`: the rest of the frame follows. `by`: when it is given up, once the job has ended.
+bool TcpMesh::write_bytes(const Peer& peer, const void* data, std::size_t bytes, bool more,
+                          Deadline by) const {
   const auto* at = static_cast<const std::byte*>(data);
-  const auto begin = std::chrono::steady_clock::now();
   while (bytes > 0) {
     const ssize_t sent =
         send(peer.socket.number(), at, bytes, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
@@ -252,7 +253,7 @@ bool TcpMesh::write_bytes(const Peer& peer, const void* data, std::size_t bytes,
     if (errno == EINTR) continue;
     if (errno != EAGAIN) return false;
     // Once the job has ended a frame that was begun becomes whole, or not in time.
-    if (x_failed && seconds_since(begin) > kLinger) return false;
+    if (x_failed && milliseconds_until(by) == 0) return false;
     pollfd writable = {peer.socket.number(), POLLOUT, 0};
     poll(&writable, 1, 100);
   }

@@ -103,8 +103,9 @@ class TcpMesh {
   void withdraw(std::vector<Open>& open);
   Status send_array(const TcpTransfer& transfer);
   Status write(std::int64_t peer, Kind kind, std::uint64_t tag, std::uint64_t said,
-               const void* data, std::size_t bytes, bool last = false);
-  bool write_bytes(const Peer& peer, const void* data, std::size_t bytes, bool more) const;
+               const void* data, std::size_t bytes, bool last = false, Deadline by = {});
+  bool write_bytes(const Peer& peer, const void* data, std::size_t bytes, bool more,
+                   Deadline by) const;
   Error failure();
   bool fail(const std::string& reason);
   void spread();

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <thread>
 
 namespace foretrain {
@@ -81,8 +82,8 @@ class Door {
     hellos.resize(static_cast<std::size_t>(x_job.size - x_first));
     x_missing = x_job.size - x_first;
     while (x_missing > 0) {
-      const int wait = milliseconds_until(deadline);
-      if (wait == 0) return input_error(missing());
+      const int wait = milliseconds_until(std::min(deadline, x_hopeless));
+      if (wait == 0) return input_error(why_not(milliseconds_until(deadline) == 0));
       std::vector<pollfd> looks = {{x_listener.number(), POLLIN, 0}};
       for (const Guest& guest : x_guests) looks.push_back({guest.socket.number(), POLLIN, 0});
       const std::size_t guests = x_guests.size();
@@ -135,12 +136,35 @@ class Door {
     if (hello.secret != secret) return ok_status();
     if (const std::string why = fault(hello, other_end(socket).host); !why.empty()) {
       refuse(socket, why);
-      return input_error(why);
+      note_refusal(hello, why);
+      return ok_status();
     }
     x_ranks[hello.rank] = std::move(socket);
     hellos[static_cast<std::size_t>(hello.rank - x_first)] = hello;
     --x_missing;
     return ok_status();
+  }
+
+  /// A process of another job may have said it: the right one may still come. Once every rank that
+  /// is missing has been refused there is little hope.
+  void note_refusal(const Hello& hello, const std::string& why) {
+    constexpr std::size_t kMostReasons = 8;
+    const bool known = std::find(x_refused.begin(), x_refused.end(), why) != x_refused.end();
+    if (!known && x_refused.size() < kMostReasons) x_refused.push_back(why);
+    if (hello.rank < x_first || hello.rank >= x_job.size) return;
+    x_wrong.insert(hello.rank);
+    for (std::int64_t r = x_first; r < x_job.size; ++r) {
+      if (!x_ranks[static_cast<std::size_t>(r)].open() && !x_wrong.contains(r)) return;
+    }
+    x_hopeless = std::min(x_hopeless, in_seconds(kSoon));
+  }
+
+  /// Whom it refused, and who did not come if time is over.
+  std::string why_not(bool late) const {
+    std::string out;
+    for (const std::string& why : x_refused) out += (out.empty() ? "" : "; ") + why;
+    if (late) out += (out.empty() ? "" : "; ") + missing();
+    return out;
   }
 
   /// Why a rank of this protocol does not belong to the job; "" if it does.
@@ -180,12 +204,15 @@ class Door {
   std::vector<Socket>& x_ranks;
   std::vector<Guest> x_guests;
   std::int64_t x_missing = 0;
+  std::vector<std::string> x_refused;  ///< why, in the order of their coming
+  std::set<std::int64_t> x_wrong;      ///< ranks that were refused
+  Deadline x_hopeless = Deadline::max();
 };
 
 Status gather_all(TcpJob& job, std::vector<Socket>& ranks) {
   const bool loopback = is_loopback(job.address);
   if (!job.listener.open()) {
-    Result<Socket> made = listen_at(loopback, job.port);
+    Result<Socket> made = listen_for(job.address, job.port);
     if (!made.ok()) {
       return input_error("rank 0 cannot listen at MASTER_PORT " + std::to_string(job.port) + ": " +
                          made.error().message + "; choose another port, the same on all ranks");

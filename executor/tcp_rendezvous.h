@@ -23,8 +23,9 @@ struct TcpJob {
 
 /// A connection to every rank, by rank; closed to its own. Connections that do not speak this
 /// protocol are closed and ignored. A rank of another protocol, size or workload, or a second one
-/// of the same number, ends the job on all ranks, as does one that does not come; the error names
-/// the rank.
+/// of the same number, is refused at once; rank 0 waits on, as the right one may still come: 20 s
+/// where every missing rank has been refused. A rank that does not come ends the job on all ranks;
+/// the error names the rank and whom rank 0 has refused.
 Result<std::vector<Socket>> meet_by_tcp(TcpJob job);
 
 }  // namespace foretrain

@@ -17,6 +17,7 @@ namespace foretrain {
 namespace {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+constexpr const char* kTaken = "taken by another program of this machine";
 
 void set_flag(int number, int level, int name, int value) {
   setsockopt(number, level, name, &value, sizeof value);
@@ -45,10 +46,23 @@ Endpoint endpoint_of(const sockaddr_storage& address, socklen_t bytes) {
   return {text, std::atoi(port.data())};
 }
 
-Result<Socket> listen_on(int family, bool loopback, int port) {
+/// The message is kTaken where another socket listens there.
+Status listen_with(const Socket& socket, const sockaddr* address, socklen_t bytes) {
+  set_flag(socket.number(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (bind(socket.number(), address, bytes) == 0 && listen(socket.number(), SOMAXCONN) == 0) {
+    return ok_status();
+  }
+  return input_error(errno == EADDRINUSE ? kTaken : strerror(errno));
+}
+
+Result<Socket> socket_of(int family) {
   Socket out(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!out.open()) return input_error(std::string("no socket: ") + strerror(errno));
-  set_flag(out.number(), SOL_SOCKET, SO_REUSEADDR, 1);
+  return out;
+}
+
+Result<Socket> listen_on(int family, bool loopback, int port) {
+  FT_ASSIGN(Socket out, socket_of(family));
   sockaddr_storage address{};
   socklen_t bytes = sizeof(sockaddr_in);
   if (family == AF_INET6) {
@@ -66,11 +80,7 @@ Result<Socket> listen_on(int family, bool loopback, int port) {
     four.sin_port = htons(static_cast<std::uint16_t>(port));
     std::memcpy(&address, &four, sizeof four);
   }
-  if (bind(out.number(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0 ||
-      listen(out.number(), SOMAXCONN) != 0) {
-    if (errno == EADDRINUSE) return input_error("taken by another program of this machine");
-    return input_error(strerror(errno));
-  }
+  FT_TRY(listen_with(out, reinterpret_cast<const sockaddr*>(&address), bytes));
   return out;
 }
 
@@ -117,6 +127,23 @@ Result<Socket> listen_at(bool loopback, int port) {
     if (both.ok()) return both;
   }
   return listen_on(AF_INET, loopback, port);
+}
+
+Result<Socket> listen_for(const std::string& address, int port) {
+  if (is_loopback(address)) return listen_at(true, port);
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int failed = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const Addresses addresses(found, &freeaddrinfo);
+  if (failed == 0 && found != nullptr) {
+    FT_ASSIGN(Socket out, socket_of(found->ai_family));
+    const Status bound = listen_with(out, found->ai_addr, found->ai_addrlen);
+    if (bound.ok()) return out;
+    if (bound.error().message == kTaken) return bound.error();
+  }
+  return listen_at(false, port);
 }
 
 Tried connect_once(const std::string& host, int port, Socket& out, std::string& problem) {

@@ -53,6 +53,9 @@ bool is_loopback(const std::string& host);
 
 /// Listens at a port (0: a free one) of the loopback, or of every address of this machine.
 Result<Socket> listen_at(bool loopback, int port);
+/// Listens where those connect who are told this address: at a number that is this machine's own,
+/// else (a name may mean something else elsewhere, a number may be forwarded) at every address.
+Result<Socket> listen_for(const std::string& address, int port);
 
 enum class Tried : std::uint8_t { kReached, kLater, kHopeless };
 /// One try, of at most 5 s. `problem` says why not; kHopeless: another try would not help.

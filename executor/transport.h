@@ -1,5 +1,5 @@
 // How ranks talk: the meaning of NCCL's collectives and grouped send/receive, for memory of the
-// host. Two implementations: threads of one process, and MPI.
+// host. Three implementations: threads of one process, MPI, and TCP.
 #pragma once
 
 #include <atomic>

@@ -41,7 +41,7 @@ Result<int> count_cuda_devices() {
 
 CudaDevice::~CudaDevice() {
   if (!x_session->make_current().ok()) return;
-  if (x_session->has_holder()) (void)release_sms();
+  let_sms_go();
   for (cudaStream_t stream : x_streams) cudaStreamSynchronize(stream);
   // A communicator's end waits for the graphs that have captured its calls.
   destroy_graphs();
@@ -59,6 +59,13 @@ CudaDevice::~CudaDevice() {
   give_back(x_fork, false);
   for (void* block : x_blocks) x_session->give_back(block);
   for (void* block : x_host_blocks) x_session->give_back_host(block);
+}
+
+/// Before what may free memory, which waits for all kernels.
+void CudaDevice::let_sms_go() {
+  if (!x_session->has_holder()) return;
+  const auto holder = x_session->holder();
+  if (holder.ok()) (void)holder.value()->release();
 }
 
 void CudaDevice::destroy_graphs() {
@@ -236,7 +243,7 @@ Status CudaDevice::wait_on_host(std::size_t mark) {
   return cuda_status(cudaEventSynchronize((x_timed ? x_marks : x_orders)[mark]), "event");
 }
 
-/// Of its own streams: what holds SMs goes on.
+/// Of its own streams: what holds SMs goes on, and memory is given back when it has ended.
 Status CudaDevice::finish() {
   for (cudaStream_t stream : x_streams) {
     FT_TRY(cuda_status(cudaStreamSynchronize(stream), "step"));
@@ -247,6 +254,7 @@ Status CudaDevice::finish() {
 
 /// Graphs first, as above. A capture that an error left open ends with it.
 void CudaDevice::abandon() {
+  let_sms_go();
   if (x_capturing) {
     cudaGraph_t graph = nullptr;
     (void)cudaStreamEndCapture(x_streams[0], &graph);
@@ -267,7 +275,9 @@ Status CudaDevice::hold_sms(int sms, bool copies) {
 Result<double> CudaDevice::release_sms() {
   if (!x_session->has_holder()) return 0.0;
   FT_ASSIGN(SmHolder* const holder, x_session->holder());
-  return holder->release();
+  Result<double> out = holder->release();
+  x_session->end_step();
+  return out;
 }
 
 Result<Time> CudaDevice::since_origin(cudaEvent_t event) const {

@@ -82,6 +82,7 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   Status record_event(std::vector<cudaEvent_t>& of, std::size_t number, bool timed,
                       std::size_t stream);
   Result<Time> since_origin(cudaEvent_t event) const;
+  void let_sms_go();
   void destroy_graphs();
   Status cudnn_attention(std::size_t stream, const Attention& work, const DeviceOperands& x);
 

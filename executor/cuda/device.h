@@ -41,7 +41,7 @@ class Device {
   virtual Status open(std::size_t streams, std::size_t marks) = 0;
   /// Bytes that can still be taken.
   virtual Result<std::size_t> free_bytes() = 0;
-  /// Zeroed; given back with the device.
+  /// Zeroed; given back with the device. kUnsupported where there is no room.
   virtual Result<std::byte*> take(std::size_t bytes) = 0;
   /// Memory of the host that `copy` takes, zeroed; given back with the device.
   virtual Result<std::byte*> take_host(std::size_t bytes) = 0;

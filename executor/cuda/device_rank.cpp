@@ -55,13 +55,14 @@ Status DeviceRank::take_memory() {
   FT_ASSIGN(const std::size_t room, x_device->free_bytes());
   const auto bytes_in = [this](Memory memory) { return x_plan.space(memory).bytes; };
   const auto missing = [](const std::string& what, std::size_t bytes, const std::string& rest) {
-    return input_error("out of " + what + ": this rank needs " + std::to_string(bytes >> 20) +
-                       " MiB" + rest + "; use a smaller model or batch");
+    return "out of " + what + ": this rank needs " + std::to_string(bytes >> 20) + " MiB" + rest +
+           "; use a smaller model or batch";
   };
   const std::size_t bytes = bytes_in(Memory::kDevice);
   if (bytes > room) {
-    return missing("device memory", bytes,
-                   ", the device has " + std::to_string(room >> 20) + " MiB free");
+    // An op that needs it alone can be left out.
+    return unsupported(missing("device memory", bytes,
+                               ", the device has " + std::to_string(room >> 20) + " MiB free"));
   }
   FT_ASSIGN(x_memory[0], x_device->take(bytes));
   if (const std::size_t host = bytes_in(Memory::kHost); host > 0) {
@@ -70,7 +71,7 @@ Status DeviceRank::take_memory() {
   if (const std::size_t stored = bytes_in(Memory::kStorage); stored > 0) {
     x_memory[2] = x_files.map(stored);
     if (x_memory[2] == nullptr)
-      return missing("room in the folder for temporary files", stored, "");
+      return input_error(missing("room in the folder for temporary files", stored, ""));
   }
   return ok_status();
 }

@@ -23,6 +23,13 @@ void* given(cudaError_t error, void* block, cudaError_t& refused) {
   return nullptr;
 }
 
+/// kUnsupported where the device is too small.
+Error too_much(cudaError_t refused, const char* what) {
+  Error out = cuda_status(refused, what).error();
+  if (refused == cudaErrorMemoryAllocation) out.kind = ErrorKind::kUnsupported;
+  return out;
+}
+
 }  // namespace
 
 DeviceSession::DeviceSession(int number, std::size_t most_free)
@@ -95,7 +102,11 @@ Result<std::size_t> DeviceSession::free_bytes() {
   std::size_t free = 0;
   std::size_t total = 0;
   FT_TRY(cuda_status(cudaMemGetInfo(&free, &total), "free memory"));
-  return free + x_blocks.free_bytes();
+  free += x_blocks.free_bytes();
+  // As below, these are given up first.
+  for (const auto& [place, block] : x_scratch) free += block.bytes;
+  if (x_holder != nullptr && !x_holder->holds()) free += SmHolder::memory_bytes();
+  return free;
 }
 
 /// Where there is no room, what the next step would take again anyhow is given up first.
@@ -107,7 +118,7 @@ Result<void*> DeviceSession::take(std::size_t bytes) {
   x_blocks.clear();
   out = x_blocks.take(bytes);
   if (out != nullptr) return out;
-  return cuda_status(x_refused, "memory").error();
+  return too_much(x_refused, "memory");
 }
 
 void DeviceSession::free_scratch() {
@@ -126,13 +137,14 @@ Result<void*> DeviceSession::scratch(std::size_t stream, int which, std::size_t 
   if (own.bytes >= bytes && own.data != nullptr) return own.data;
   const std::size_t size = std::max<std::size_t>({bytes, own.bytes + own.bytes / 4, 1});
   void* const data = x_blocks.take(size);
-  if (data == nullptr) return cuda_status(x_refused, "scratch memory").error();
+  if (data == nullptr) return too_much(x_refused, "scratch memory");
   if (own.data != nullptr) x_moved.push_back(own.data);
   own = {data, size};
   return data;
 }
 
 void DeviceSession::end_step() {
+  if (x_holder != nullptr && x_holder->holds()) return;
   for (void* block : x_moved) x_blocks.give_back(block);
   x_moved.clear();
 }

@@ -43,7 +43,7 @@ class DeviceSession {
 
   /// Bytes that can still be taken.
   Result<std::size_t> free_bytes();
-  /// Content is what the last user left. Between steps.
+  /// Content is what the last user left. Between steps. kUnsupported where the device has no room.
   Result<void*> take(std::size_t bytes);
   void give_back(void* block) { x_blocks.give_back(block); }
   /// Pinned memory of the host, likewise.
@@ -51,7 +51,8 @@ class DeviceSession {
   void give_back_host(void* block) { x_host_blocks.give_back(block); }
   /// Lasts until the end of the step: what has grown moves.
   Result<void*> scratch(std::size_t stream, int which, std::size_t bytes);
-  /// All streams are done: scratch memory that has moved is nobody's any more.
+  /// All streams are done: scratch memory that has moved is nobody's any more. While SMs are held
+  /// it stays, as CUDA would wait for what holds them.
   void end_step();
   /// Stay until the end.
   Result<const float*> rope_table(std::int64_t length, std::int64_t head_dim);

@@ -240,7 +240,12 @@ Result<std::unique_ptr<NcclGroups>> NcclGroups::create(const Workload& workload,
     world = std::move(made).value();
   }
   const std::vector<NcclWorld::Key> keys = keys_of(workload);
-  FT_TRY(world->make(keys, make_room));
+  if (const Status made = world->make(keys, make_room); !made.ok()) {
+    // What others have made by now is of no use either.
+    world->abort();
+    worlds.x_made.erase(transport.id());
+    return made.error();
+  }
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const std::size_t groups = out->x_groups.size();
     (i < groups ? out->x_groups[i] : out->x_channels[i - groups]) = world->find(keys[i]);

@@ -40,6 +40,7 @@ class NcclGroups {
   /// Of all ranks, with their devices current; rank 0's identifier goes through `transport`. A
   /// transport that was not seen before drops communicators of others that no rank uses. Where new
   /// ones take memory `make_room` is called first. Without NCCL several ranks are refused.
+  /// Where not all can be made those that were are aborted, and the next call begins anew.
   static Result<std::unique_ptr<NcclGroups>> create(const Workload& workload, RankId rank,
                                                     Transport& transport, NcclWorlds& worlds,
                                                     const std::function<void()>& make_room);

@@ -41,6 +41,14 @@ void add_python(const std::string& prefix, std::vector<std::string>& out) {
   }
 }
 
+/// Of "libX.so.1: cannot open shared object file: ...", as the loader says of a library that
+/// another one needs; else "".
+std::string missing_library(const std::string& said) {
+  const std::size_t end = said.find(": cannot open shared object file");
+  const std::string name = said.substr(0, end);
+  return end == std::string::npos || name.find('/') != std::string::npos ? "" : name;
+}
+
 /// The prefix of the first `python3` on the path.
 std::string python_prefix() {
   for (const std::string& folder : folders_of(variable("PATH"))) {
@@ -73,12 +81,13 @@ std::vector<std::string> library_places() {
 }
 
 Result<void*> open_library(const std::vector<std::string>& names,
-                           const std::vector<std::string>& places) {
+                           const std::vector<std::string>& places, bool everywhere) {
   std::string said;
   // A file that is there but cannot be loaded tells more than those that are missing.
-  const auto load = [&said](const std::string& path, bool is_there) -> void* {
+  const int symbols = everywhere ? RTLD_GLOBAL : RTLD_LOCAL;
+  const auto load = [&said, symbols](const std::string& path, bool is_there) -> void* {
     if (!is_there) return nullptr;
-    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* const library = dlopen(path.c_str(), RTLD_NOW | symbols);
     const char* const problem = library == nullptr ? dlerror() : nullptr;
     if (problem != nullptr && said.empty() && path.find('/') != std::string::npos) said = problem;
     return library;
@@ -105,6 +114,21 @@ Result<void*> open_library(const std::vector<std::string>& names,
   for (const std::string& folder : asked) out += ", nor in " + folder;
   for (const std::string& folder : places) out += ", nor in " + folder;
   return input_error(out + "; name its folder in " + kLibraryPath);
+}
+
+Result<void*> open_module(const std::string& path, const std::vector<std::string>& places) {
+  constexpr int kMostNeeded = 8;
+  std::string tried;
+  for (int i = 0; i <= kMostNeeded; ++i) {
+    if (void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return module;
+    const char* const problem = dlerror();
+    const std::string said = problem == nullptr ? "it cannot be loaded" : problem;
+    const std::string missing = missing_library(said);
+    if (missing.empty() || missing == tried) return input_error(said);
+    FT_TRY(open_library({missing}, places, true));
+    tried = missing;
+  }
+  return input_error(path + " needs too many libraries that the loader does not find");
 }
 
 void* find_symbol(void* library, const char* name) { return dlsym(library, name); }

@@ -13,9 +13,13 @@ inline constexpr const char* kLibraryPath = "FORETRAIN_LIBRARY_PATH";
 
 /// Loads the first of `names` that is there: in the folders of FORETRAIN_LIBRARY_PATH, else where
 /// the loader looks, else in `places`. The error says where it looked, and what the loader said of
-/// a file that is there. It stays loaded.
+/// a file that is there. It stays loaded; `everywhere`: other libraries see its symbols.
 Result<void*> open_library(const std::vector<std::string>& names,
-                           const std::vector<std::string>& places);
+                           const std::vector<std::string>& places, bool everywhere = false);
+
+/// Loads the file of a module; what it needs and the loader does not find is loaded before, from
+/// the places of `open_library`. The error names what is missing and where it was looked for.
+Result<void*> open_module(const std::string& path, const std::vector<std::string>& places);
 
 /// Folders of libraries that Python packages brought (site-packages/nvidia/*/lib), and those of
 /// CUDA toolkits with their extras, as far as they exist.

@@ -36,6 +36,8 @@ Result<std::unique_ptr<SmHolder>> SmHolder::create() {
   return out;
 }
 
+std::size_t SmHolder::memory_bytes() { return static_cast<std::size_t>(2 * kBytes); }
+
 Status SmHolder::open() {
   int device = 0;
   FT_TRY(cuda_status(cudaGetDevice(&device), "device"));

@@ -30,6 +30,8 @@ class SmHolder {
   /// (ten seconds) was over before.
   Result<double> release();
   bool holds() const { return x_holds; }
+  /// Bytes of the device that it has.
+  static std::size_t memory_bytes();
 
  private:
   SmHolder() = default;

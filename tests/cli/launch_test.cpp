@@ -106,8 +106,9 @@ TEST_F(Launching, ValidationMeasuresThroughTheSameConnections) {
 }
 
 TEST_F(Launching, RanksOfAnotherRunAreRefused) {
-  EXPECT_EQ(shell(as_rank(1) + kExecute + " --set batch.global=8 2> other & " + as_rank(0) +
-                  kExecute + "; code=$?; wait $! && exit 77; exit $code"),
+  EXPECT_EQ(shell(as_rank(1) + kExecute + " --set batch.global=8 2> other & " +
+                  "FORETRAIN_JOIN_SECONDS=2 " + as_rank(0) + kExecute +
+                  "; code=$?; wait $! && exit 77; exit $code"),
             1);
   EXPECT_NE(err().find("rank 1 runs something else than rank 0"), std::string::npos) << err();
   EXPECT_NE(x_place.read("other").find("give all ranks the same RUN"), std::string::npos);
@@ -143,6 +144,30 @@ TEST_F(Launching, SignalsReachTheRanks) {
                          "kill -TERM $job; wait $job; code=$?\n"
                          "[ -e /proc/$child ] && exit 77; exit $code");
   EXPECT_EQ(code, 128 + 15) << err();
+}
+
+// As below nohup: the terminal's end ends neither the starter nor its ranks.
+TEST_F(Launching, IgnoredSignalsStayIgnored) {
+  const int code = shell("trap '' HUP\n" + kLongJob +
+                         "ignored() { while read name mask; do\n"
+                         "  [ \"$name\" = SigIgn: ] && echo $mask\ndone < /proc/$1/status; }\n"
+                         "for one in $job $child; do\n"
+                         // SIGHUP is the lowest bit.
+                         "  case $(ignored $one) in *[02468aceACE]) bad=1;; esac\ndone\n"
+                         "kill -TERM $job; wait $job; code=$?\n"
+                         "[ -n \"$bad\" ] && exit 77; exit $code");
+  EXPECT_EQ(code, 128 + 15) << err();
+}
+
+// Ranks that are several decide by themselves how CUDA loads its kernels.
+TEST_F(Launching, LazyLoadingIsNotPassedOn) {
+  ASSERT_EQ(
+      shell(kLongJob + "cp /proc/$child/environ seen; kill -TERM $job; wait $job; [ $? = 143 ]",
+            "CUDA_MODULE_LOADING=LAZY OTHER=1"),
+      0)
+      << err();
+  EXPECT_NE(x_place.read("seen").find("OTHER=1"), std::string::npos);
+  EXPECT_EQ(x_place.read("seen").find("CUDA_MODULE_LOADING"), std::string::npos);
 }
 
 /// What a script asks of Slurm, by option.
@@ -232,6 +257,15 @@ TEST_F(Doctor, TellsWhetherExecuteCanUseADevice) {
   EXPECT_NE(why, "");
   EXPECT_EQ(shell(kExecute + " --ranks 1 --set parallel.tensor=1 --device cuda"), 1);
   EXPECT_NE(err().find("--device cuda: " + why), std::string::npos) << err();
+}
+
+TEST_F(Doctor, KnowsTheLibrariesOfCuda) {
+  const Json said = doctor("");
+  for (const char* what : {"cuBLASLt", "NCCL", "cuDNN", "CUPTI", "NVML"}) {
+    const Json one = finding(said, what);
+    EXPECT_EQ(at(one, "of"), Json("machine"));
+    EXPECT_EQ(at(one, "costs").string()->empty(), at(one, "found") == Json(true)) << what;
+  }
 }
 
 TEST_F(Doctor, KnowsTheBuild) {

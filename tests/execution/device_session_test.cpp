@@ -176,6 +176,26 @@ TEST(OpenLibrary, SaysWhatTheLoaderSays) {
   EXPECT_NE(bad.error().message.find("ELF"), std::string::npos) << bad.error().message;
 }
 
+// As the CUDA module needs cuBLASLt, which may lie in a Python package only.
+TEST(OpenLibrary, ModulesFindWhatTheyNeed) {
+  const std::filesystem::path file(FORETRAIN_FAR_LIBRARY);
+  const auto none = open_module(FORETRAIN_NEEDS_FAR, {"third"});
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().message, file.filename().string() +
+                                      " is not found: neither where the loader looks, nor in "
+                                      "third; name its folder in FORETRAIN_LIBRARY_PATH");
+  const LibraryPath path(file.parent_path().string());
+  const auto found = open_module(FORETRAIN_NEEDS_FAR, {});
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  int (*function)() = nullptr;
+  ASSERT_TRUE(find_function(found.value(), "ask_far", function));
+  EXPECT_EQ(function(), 42);
+  // A module that is not there is no library that it needs.
+  const auto nowhere = open_module("/none/libmodule.so", {});
+  ASSERT_FALSE(nowhere.ok());
+  EXPECT_TRUE(nowhere.error().message.starts_with("/none/libmodule.so: cannot open"));
+}
+
 // A launcher says how many; without one ranks may be threads where there are several devices.
 TEST(Peers, WhatShowsBeforeCudaStarts) {
   EXPECT_FALSE(may_have_peers(1, "", 8));

@@ -112,6 +112,9 @@ cudaError_t release(void* block) {
     state().faults.emplace_back("memory freed that was not taken");
     return said(cudaErrorInvalidValue);
   }
+  if (found->second.first >= 0 && state().holding > 0) {
+    state().faults.emplace_back("memory freed while SMs are held, which waits for what holds them");
+  }
   if (found->second.first >= 0) state().used[found->second.first] -= found->second.second;
   state().blocks.erase(found);
   std::free(block);
@@ -137,6 +140,10 @@ cudaError_t launch_hold(cudaStream_t stream, const HoldCopy& copy, HoldFlags* fl
   for (int b = 0; b < blocks; ++b) {
     flags->running.at(static_cast<std::size_t>(b)) = 1;
     flags->moved.at(static_cast<std::size_t>(b)) = copy.words > 0 ? 3000 : 0;
+  }
+  if (stream->hold == nullptr) {
+    const std::lock_guard lock(fake::state().mutex);
+    ++fake::state().holding;
   }
   stream->hold = flags;
   stream->held = blocks;
@@ -254,6 +261,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream->hold->stop == 0) fake::fault("waits for what holds SMs and was not told to stop");
   for (int b = 0; b < stream->held; ++b) stream->hold->ran_ns[static_cast<std::size_t>(b)] = 1000;
   stream->hold = nullptr;
+  const std::lock_guard lock(fake::state().mutex);
+  --fake::state().holding;
   return cudaSuccess;
 }
 /// Another stream's capture takes this one in; what lies outside of it cannot be waited for.

@@ -24,8 +24,10 @@ struct State {
   std::map<std::string, int> alive;        ///< streams, events, graphs, communicators, handles
   std::map<const void*, int> graphs_with;  ///< graphs that have captured a communicator's calls
   std::vector<std::string> faults;
-  std::int64_t now = 0;       ///< the last point of time
-  bool refuses_bias = false;  ///< of cublasLt
+  std::int64_t now = 0;        ///< the last point of time
+  bool refuses_bias = false;   ///< of cublasLt
+  bool refuses_split = false;  ///< of NCCL
+  int holding = 0;             ///< kernels that hold SMs
 };
 State& state();
 

@@ -29,6 +29,7 @@ class FakeCuda : public ::testing::Test {
     fake::state().calls.clear();
     fake::state().memory = std::size_t{1} << 30;
     fake::state().refuses_bias = false;
+    fake::state().refuses_split = false;
     x_sessions = std::make_unique<DeviceSessions>();
   }
   void TearDown() override {
@@ -235,6 +236,53 @@ TEST_F(FakeCuda, UnusedMemoryIsGivenUpWhereItIsShort) {
   EXPECT_TRUE(device->fill_random(most.value(), DType::kFp32, 100, Fill{1, true, 1}).ok());
 }
 
+// What `take` gives up first counts as free: scratch memory and what could hold SMs.
+TEST_F(FakeCuda, WhatIsGivenUpFirstCountsAsFree) {
+  constexpr std::size_t kMiB = 1 << 20;
+  fake::state().memory = 700 * kMiB;
+  const auto session = x_sessions->of(0);
+  ASSERT_TRUE(session.ok());
+  DeviceSession& own = *session.value();
+  ASSERT_TRUE(own.scratch(0, 0, 40 * kMiB).ok());
+  ASSERT_TRUE(own.scratch(0, 0, 80 * kMiB).ok());
+  own.end_step();
+  ASSERT_TRUE(own.holder().ok());
+  ASSERT_LT(own.free_bytes().value(), 701 * kMiB);
+  ASSERT_GT(own.free_bytes().value(), 699 * kMiB);
+  const auto most = own.take(690 * kMiB);
+  ASSERT_TRUE(most.ok()) << most.error().message;
+  own.give_back(most.value());
+}
+
+// An op that does not fit is left out of a calibration, by name; the next one is measured.
+TEST_F(FakeCuda, CalibrationLeavesOutWhatDoesNotFit) {
+  fake::state().memory = std::size_t{48} << 20;
+  const CudaModule module = open_fake();
+  CalibrateOptions options;
+  options.seconds = 0.005;
+  options.rotation = 1 << 10;
+  options.make_rank = module.make_rank;
+  options.library = "fake";
+  options.gemm_rate = options.byte_rate = 1e8;
+  std::vector<MicroOp> ops;
+  for (const std::int64_t size : {1 << 14, 8}) {
+    ops.push_back(
+        micro_gemm(Gemm{size, 1024, 8, 1, false, true, false, DType::kFp32, DType::kFp32}, 1));
+  }
+  Profile profile;
+  profile.machine = Json{Json::Object{}};
+  const auto whole = calibrate_threads(ops, 1, options, profile);
+  ASSERT_TRUE(whole.ok()) << whole.error().message;
+  EXPECT_EQ(profile.find(ops[0].key), nullptr);
+  EXPECT_NE(profile.find(ops[1].key), nullptr);
+  const std::string skipped = dump_json(profile.machine);
+  // Once, as operands that are larger than the caches need no second set.
+  EXPECT_NE(skipped.find(ops[0].key.shape +
+                         ": out of device memory: this rank needs 64 MiB, the device has 48 MiB"),
+            std::string::npos)
+      << skipped;
+}
+
 // A bias that no algorithm adds is added by a kernel, and asked for once.
 TEST_F(FakeCuda, ABiasThatIsRefusedIsAskedForOnce) {
   fake::state().refuses_bias = true;
@@ -287,6 +335,50 @@ TEST_F(FakeCuda, HeldSmsTellWhatTheyMoved) {
   const Status too_many = rank.hold_sms(132, true);
   ASSERT_FALSE(too_many.ok());
   EXPECT_EQ(too_many.error().kind, ErrorKind::kUnsupported);
+}
+
+// Memory that moved in the step is given back once nothing holds SMs: CUDA would wait for that.
+TEST_F(FakeCuda, MemoryIsFreedOnceSmsAreReleased) {
+  constexpr std::size_t kMiB = 1 << 20;
+  fake::state().memory = 4 * kMiB;  // a quarter may lie unused
+  const auto session = x_sessions->of(0);
+  ASSERT_TRUE(session.ok());
+  fake::state().memory = 1024 * kMiB;
+  const Workload alone = micro_ranks(1);
+  const auto transport = make_thread_transport(alone);
+  const auto device = opened(this->device(), alone, *transport);
+  ASSERT_TRUE(device->hold_sms(8, true).ok());
+  ASSERT_TRUE(session.value()->scratch(0, 0, 2 * kMiB).ok());
+  ASSERT_TRUE(session.value()->scratch(0, 0, 4 * kMiB).ok());
+  const std::size_t before = fake::state().used[0];
+  ASSERT_TRUE(device->finish().ok());
+  EXPECT_EQ(fake::state().used[0], before);
+  ASSERT_TRUE(device->release_sms().ok());
+  EXPECT_LT(fake::state().used[0], before);
+}
+
+// Communicators that could be made go with those that could not.
+TEST_F(FakeCuda, AWorldThatIsHalfMadeIsAborted) {
+  const CudaModule module = open_fake();
+  const Workload workload =
+      micro_workload(micro_collective(CollectiveKind::kAllReduce, 1000, 2), 2, 2, 4);
+  const auto transport = make_thread_transport(workload);
+  fake::state().refuses_split = true;
+  std::array<Status, 2> results{ok_status(), ok_status()};
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      auto rank = module.make_rank(workload, RankId(r), *transport, {});
+      results.at(r) = rank.ok() ? rank.value()->set_up() : Status(rank.error());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& status : results) EXPECT_FALSE(status.ok());
+  EXPECT_EQ(calls("ncclCommAbort"), 2);
+  fake::state().refuses_split = false;
+  on_two_ranks(workload, *transport, module.make_rank, {},
+               [](RankRunner& rank, RankId) { return rank.step(); });
+  EXPECT_EQ(calls("ncclCommInitRank"), 4);
 }
 
 // After an error communicators are aborted, graphs before them; ranks that come later get new ones.

@@ -172,6 +172,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int r
 }
 ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t* out, ncclConfig_t*) {
   fake::count("ncclCommSplit");
+  if (fake::state().refuses_split) return ncclInternalError;
   fake::Members& all = *comm->members;
   const auto self = static_cast<std::size_t>(comm->rank);
   all.splits[self] = {colour, key};

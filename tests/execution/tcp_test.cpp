@@ -1,7 +1,10 @@
 // Do ranks that TCP connects find each other, exchange what threads exchange, and say who is amiss?
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
+#include <netdb.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -257,6 +260,27 @@ TEST(Tcp, AnAbortEndsEveryCallOfEveryRank) {
       false);
 }
 
+// Peers that take no data, however many, hold the end up for no longer than one would.
+TEST(Tcp, PeersThatDoNotListenHoldUpAnAbortOnce) {
+  constexpr std::size_t kPeers = 3;
+  std::vector<Socket> ranks(kPeers + 1);
+  std::vector<Socket> others;
+  for (std::size_t r = 1; r <= kPeers; ++r) {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()), 0);
+    ranks[r] = Socket(ends[0]);
+    others.emplace_back(ends[1]);
+    const std::vector<char> noise(1 << 16, 'x');
+    while (send(ends[0], noise.data(), noise.size(), 0) > 0) {
+    }
+  }
+  TcpMesh mesh(0, std::move(ranks), 0);
+  const auto begin = std::chrono::steady_clock::now();
+  mesh.abort("the disk is full");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  others.clear();
+}
+
 // Who goes without a word is named by all that wait.
 TEST(Tcp, ARankThatDiesIsNamed) {
   Meeting meeting;
@@ -332,17 +356,22 @@ void expect_both(const std::vector<std::string>& messages, const std::string& te
 }
 
 TEST(TcpRendezvous, RefusesByName) {
+  // Rank 0 waits on for the right one.
+  constexpr double kSeconds = 0.6;
   Meeting sizes;
   TcpJob one = sizes.job(0, 2);
+  one.seconds = kSeconds;
   TcpJob other = sizes.job(1, 4);
   expect_both(told(std::move(one), std::move(other)), "with rank 1 has WORLD_SIZE 4, rank 0 has 2");
   Meeting runs;
   one = runs.job(0, 2);
+  one.seconds = kSeconds;
   other = runs.job(1, 2);
   other.workload = 99;
   expect_both(told(std::move(one), std::move(other)), "with rank 1 runs something else");
   Meeting twins;
   one = twins.job(0, 3);
+  one.seconds = kSeconds;
   std::vector<std::string> messages(3);
   on_ranks(3, [&](std::size_t r) {
     const auto sockets = meet_by_tcp(r == 0 ? std::move(one) : twins.job(1, 3));
@@ -401,6 +430,66 @@ TEST(TcpRendezvous, StrangersDoNotDisturb) {
   expect_both(told(std::move(one), meeting.job(1, 2)), "");
   char last = 0;
   EXPECT_FALSE(receive_all(strangers[0], &last, 1, in_seconds(1)).ok());
+}
+
+// One that greets rightly, as a rank of another job does, is refused by name; the right one may
+// come after it.
+TEST(TcpRendezvous, RanksOfAnotherJobDoNotDisturb) {
+  Meeting meeting;
+  TcpJob one = meeting.job(0, 2);
+  TcpJob right = meeting.job(1, 2);
+  TcpJob wrong = meeting.job(1, 2);
+  wrong.workload = 99;
+  std::vector<std::string> messages(2, "none");
+  on_ranks(2, [&](std::size_t r) {
+    if (r == 1) {
+      const auto refused = meet_by_tcp(std::move(wrong));
+      ASSERT_FALSE(refused.ok());
+      EXPECT_NE(refused.error().message.find("rank 0 refuses: "), std::string::npos);
+      EXPECT_NE(refused.error().message.find("runs something else"), std::string::npos);
+    }
+    const auto sockets = meet_by_tcp(std::move(r == 0 ? one : right));
+    messages[r] = sockets.ok() ? "" : sockets.error().message;
+  });
+  EXPECT_EQ(messages, std::vector<std::string>(2));
+}
+
+/// An address of this machine that is none of the loopback, or "".
+std::string own_address() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  std::string out;
+  for (const ifaddrs* one = all; one != nullptr && out.empty(); one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
+    std::array<char, 64> text{};
+    getnameinfo(one->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0,
+                NI_NUMERICHOST);
+    if (!is_loopback(text.data())) out = text.data();
+  }
+  freeifaddrs(all);
+  return out;
+}
+
+TEST(TcpRendezvous, ListensWhereTheAddressPoints) {
+  const auto end_of = [](const std::string& address) {
+    const Result<Socket> made = listen_for(address, 0);
+    EXPECT_TRUE(made.ok()) << address;
+    return made.ok() ? own_end(made.value()).host : "";
+  };
+  EXPECT_EQ(end_of("localhost"), "127.0.0.1");
+  EXPECT_EQ(end_of("127.0.1.1"), "127.0.0.1");
+  const std::string everywhere = own_end(listen_at(false, 0).value()).host;
+  // Of no machine (RFC 5737), and a name.
+  EXPECT_EQ(end_of("192.0.2.1"), everywhere);
+  EXPECT_EQ(end_of("node7"), everywhere);
+  const std::string own = own_address();
+  if (own.empty()) GTEST_SKIP() << "this machine has the loopback only";
+  EXPECT_EQ(end_of(own), own);
+  const Result<Socket> first = listen_for(own, 0);
+  ASSERT_TRUE(first.ok());
+  const Result<Socket> second = listen_for(own, own_end(first.value()).port);
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.error().message.find("taken"), std::string::npos);
 }
 
 // Who comes first waits for rank 0.

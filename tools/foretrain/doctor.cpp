@@ -65,6 +65,8 @@ std::vector<Finding> of_machine() {
       finding(false, "CUDA toolkit", first_of({"/usr/local/cuda/bin/nvcc", "/usr/bin/nvcc"}),
               "the CUDA backend cannot be built here",
               "install cuda-toolkit from NVIDIA's repository"),
+      library(places, "cuBLASLt", "libcublasLt.so", "the CUDA backend cannot be loaded",
+              "install libcublas-13-0 of NVIDIA's repository, or pip install nvidia-cublas"),
       library(places, "NCCL", "libnccl.so", "no collectives between GPUs",
               "install libnccl2 (to build: libnccl-dev), or pip install nvidia-nccl-cu13"),
       library(places, "cuDNN", "libcudnn.so", "no kernels.attention cudnn on a GPU",
