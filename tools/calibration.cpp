@@ -387,7 +387,11 @@ void ProgressLine::show(std::size_t done, std::size_t all, const std::string& wh
 void note_interrupts() {
   struct sigaction action {};
   action.sa_handler = ask_to_stop;
-  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+  }
 }
 
 bool interrupted() { return stop_asked != 0; }

@@ -44,8 +44,7 @@ Finding library(const LibraryPlaces& places, const char* what, const char* name,
   const FoundLibrary found = find_library(places, name);
   Finding out = finding(false, what, found.path, costs, get);
   if (!found.path.empty() && !found.by_loader) {
-    out.get = "programs do not look there: export LD_LIBRARY_PATH=" +
-              std::filesystem::path(found.path).parent_path().string() + ":$LD_LIBRARY_PATH";
+    out.get = "nothing to do: the CUDA backend looks there itself";
   }
   return out;
 }
