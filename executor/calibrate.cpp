@@ -222,6 +222,7 @@ Status Calibration::repeat(RankRunner& rank, std::size_t i, std::int64_t members
       std::this_thread::sleep_for(std::chrono::duration<double>(pause));
     }
     FT_TRY(step(rank, i, members, number > 0 ? &timings : nullptr));
+    if (x_self.value == 0 && number == 0) more = !stop_asked();
     if (x_self.value == 0 && number > 0) {
       const double quartiles = summarize(timings, out);
       const double passed = seconds_since(begin);
@@ -232,7 +233,9 @@ Status Calibration::repeat(RankRunner& rank, std::size_t i, std::int64_t members
       const bool close =
           number > 1 && quartiles >= 0 && enough && quartiles <= x_options.spread * out.median_us;
       if (close && !over) out.stopped = "spread";
-      more = !over && !close;
+      more = !over && !close && !stop_asked();
+      // Too few to be a sample: the op counts as not begun.
+      if (!more && !over && !close && !enough) out.count = 0;
     }
     FT_ASSIGN(more, agree(more));
   }

@@ -48,7 +48,7 @@ struct CalibrateOptions {
   std::shared_ptr<StateReader> state;
   std::string no_state;
   std::function<bool()> interrupted;
-  /// No operation is begun after it.
+  /// Nothing is begun after it; an operation that was timed too rarely by then is left out.
   std::optional<std::chrono::steady_clock::time_point> deadline;
   std::function<void(double)> rest;  ///< a pause of so many s; none: sleeps
   /// Operations done, in all, and the next one's shape; on rank 0.

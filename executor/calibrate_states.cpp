@@ -118,7 +118,8 @@ Status Calibration::measure_beside(std::size_t i, Sample& out) {
                          spread <= x_options.spread * out.median_us &&
                          spread_alone <= x_options.spread * without.median_us;
       if (close && !over) out.stopped = "spread";
-      more = !over && !close;
+      more = !over && !close && !stop_asked();
+      if (!more && !enough) out.count = 0;
     }
     FT_ASSIGN(more, agree(more));
   }

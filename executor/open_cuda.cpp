@@ -31,8 +31,8 @@ Result<CudaModule> open_cuda() {
 Status check_cuda_files() {
   if (find_module(kCudaModuleFile).empty()) {
     return input_error(
-        "this build has no CUDA backend (libforetrain_cuda.so): install the CUDA toolkit with "
-        "cuBLAS, and NCCL for several ranks, and build again");
+        "this build has no CUDA backend (libforetrain_cuda.so): build all targets, not foretrain "
+        "alone, where the CUDA toolkit with cuBLAS, and NCCL for several ranks, are installed");
   }
   // Linux, WSL, Tegra.
   for (const char* file : {"/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu"}) {

@@ -100,6 +100,7 @@ Status TcpMesh::finish_transfers(std::vector<Open>& open, Arrival* there) {
     if (x_failed) return failure();
     bool all_there = true;
     bool all_done = true;
+    std::int64_t left = -1;  // a peer that has ended and will not come
     Open* sendable = nullptr;
     for (Open& one : open) {
       const Line& line = x_lines[{one.what.peer, one.what.tag}];
@@ -107,10 +108,16 @@ Status TcpMesh::finish_transfers(std::vector<Open>& open, Arrival* there) {
       const bool done = one.what.send ? one.sent : one.part.done;
       all_there = all_there && (is_there || done);
       all_done = all_done && done;
+      const bool coming = one.what.send && is_there;
+      if (!done && !coming && said_bye(one.what.peer)) left = one.what.peer;
       if (one.what.send && is_there && !done && sendable == nullptr) sendable = &one;
     }
     if (all_there && there != nullptr && !*there) *there = there_now();
     if (all_done) return ok_status();
+    if (left >= 0) {
+      lock.unlock();
+      return left_alone_by(left);
+    }
     if (sendable == nullptr) {
       x_changed.wait(lock);
       continue;
@@ -151,10 +158,28 @@ Status TcpMesh::signal(std::int64_t peer, std::uint64_t tag) {
 Status TcpMesh::await(std::int64_t peer, std::uint64_t tag) {
   std::unique_lock lock(x_mutex);
   Line& line = x_lines[{peer, tag}];
-  x_changed.wait(lock, [&] { return x_failed || line.signals > 0; });
+  x_changed.wait(lock, [&] { return x_failed || line.signals > 0 || said_bye(peer); });
   if (x_failed) return failure();
+  if (line.signals == 0) {
+    lock.unlock();
+    return left_alone_by(peer);
+  }
   --line.signals;
   return ok_status();
+}
+
+/// By `x_mutex`. Nothing comes from it any more.
+bool TcpMesh::said_bye(std::int64_t peer) const {
+  return x_peers[static_cast<std::size_t>(peer)].bye;
+}
+
+/// This rank waits for one that has done all that it had to.
+Error TcpMesh::left_alone_by(std::int64_t peer) {
+  const std::string why = rank_name(peer) + " ended while " + rank_name(x_rank) +
+                          " waits for it: give all ranks the same RUN and options";
+  if (fail(why)) spread();
+  const std::lock_guard lock(x_mutex);
+  return failure();
 }
 
 void TcpMesh::abort(const std::string& reason) {

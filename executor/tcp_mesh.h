@@ -107,6 +107,8 @@ class TcpMesh {
   bool write_bytes(const Peer& peer, const void* data, std::size_t bytes, bool more,
                    Deadline by) const;
   Error failure();
+  bool said_bye(std::int64_t peer) const;
+  Error left_alone_by(std::int64_t peer);
   bool fail(const std::string& reason);
   void spread();
 

@@ -344,7 +344,14 @@ Status find_profile(Run& run, const Json& user, const std::string& source) {
     return use_profile(run, *profile->string(), source + ": /profile");
   }
   const std::string own = profile_folder() + "/" + run.cluster.device.name + ".json";
-  return is_file(own) ? use_profile(run, own, own) : use_shipped_profile(run);
+  if (!is_file(own)) return use_shipped_profile(run);
+  const Status used = use_profile(run, own, own);
+  if (used.ok()) return used;
+  // Nobody asked for it by name.
+  run.notes.push_back(
+      "not priced from the profile that lies in the user's folder: " + used.error().message +
+      "; delete it, or measure again by `foretrain calibrate`");
+  return use_shipped_profile(run);
 }
 
 }  // namespace

@@ -499,7 +499,11 @@ def identify(options):
     if options.dry_run:
         processor, library = "no GPU: times are made up", "PyTorch, times made up"
     else:
-        import torch
+        try:
+            import torch
+        except ImportError as missing:
+            sys.exit("torch_prices: %s: run it where PyTorch 2 is installed; --dry-run lists the shapes without" %
+                     missing)
         if options.device == "cuda" and not torch.cuda.is_available():
             sys.exit("torch_prices: PyTorch finds no GPU; --device cpu measures the processor instead")
         processor = torch.cuda.get_device_name(0) if options.device == "cuda" else "the host's cores"
@@ -572,12 +576,13 @@ def merge(base, profile):
 
 def main():
     parser = argparse.ArgumentParser(description="Measures PyTorch's kernels into a profile of foretrain.")
-    parser.add_argument("--out", help="the profile to write")
+    parser.add_argument("--out", metavar="FILE", help="the profile to write")
     parser.add_argument("--merge", help="a profile of the same device that gets these samples too")
     parser.add_argument("--merged", help="where to write that (default: over it)")
     parser.add_argument("--name", default="", help="the device preset that the GPU is, e.g. h100-sxm-80gb")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
+                        help="what is measured (default: cuda; cpu is for trying the script)")
+    parser.add_argument("--seconds", type=float, default=60, help="time for all shapes (default: 60)")
     parser.add_argument("--of", choices=sorted(RUNS), action="append", help="only shapes of this run (repeatable)")
     parser.add_argument("--tiny", action="store_true", help="shapes that a processor takes no time for")
     parser.add_argument("--dry-run", action="store_true",

@@ -105,6 +105,22 @@ TEST_F(Launching, ValidationMeasuresThroughTheSameConnections) {
   EXPECT_EQ(at(json("v.json"), "numerics/matches_one_rank"), Json(true));
 }
 
+// A rank that ends before another one is noticed by it, whichever they are.
+TEST_F(Launching, RanksOfOtherLengthsEndTheJob) {
+  const auto steps = [](const char* count) {
+    return std::string("timeout 20 ") + FORETRAIN_BINARY + " execute run.json --steps " + count;
+  };
+  for (const auto& [first, second] : {std::pair{"4", "2"}, std::pair{"2", "4"}}) {
+    const int code =
+        shell(as_rank(1) + steps(second) + " 2> other & " + as_rank(0) + steps(first) +
+              "; mine=$?; wait $!; other=$?; [ $mine -ne 124 ] && [ $other -ne 124 ] && "
+              "[ $((mine + other)) -gt 0 ]");
+    EXPECT_EQ(code, 0) << err();
+    EXPECT_NE((err() + x_place.read("other")).find("the same RUN and options"), std::string::npos)
+        << err();
+  }
+}
+
 TEST_F(Launching, RanksOfAnotherRunAreRefused) {
   EXPECT_EQ(shell(as_rank(1) + kExecute + " --set batch.global=8 2> other & " +
                   "FORETRAIN_JOIN_SECONDS=2 " + as_rank(0) + kExecute +

@@ -81,19 +81,39 @@ Json identity(const CalibrateArgs& args, const CudaModule& cuda, const std::stri
   return out;
 }
 
+/// What would be replaced stays beside it: minutes on a rented device are not lost by one word.
+Status keep_beside(const std::string& path, bool quiet) {
+  if (!std::filesystem::is_regular_file(path)) return ok_status();
+  const std::string kept = path + ".before";
+  std::error_code error;
+  std::filesystem::copy_file(path, kept, std::filesystem::copy_options::overwrite_existing, error);
+  if (error) return input_error(kept + ": " + error.message());
+  if (!quiet) {
+    std::fprintf(stderr, "foretrain: %s is measured anew; the old one is %s (--resume goes on)\n",
+                 path.c_str(), kept.c_str());
+  }
+  return ok_status();
+}
+
 /// What there is to go on from.
 Result<Profile> begin_profile(const CalibrateArgs& args, const std::string& path,
                               const Json& identity) {
   std::error_code ignored;
   Profile fresh;
   fresh.machine = identity;
-  if (!args.resume || !std::filesystem::exists(path, ignored)) return fresh;
+  if (!std::filesystem::exists(path, ignored)) return fresh;
+  if (!args.resume) {
+    FT_TRY(keep_beside(path, args.quiet));
+    return fresh;
+  }
   FT_ASSIGN(Profile old, load_profile(path, "--out"));
   if (!args.force && !same_machine(old.machine, fresh.machine)) {
-    return input_error(path + ": is the profile of another machine (" + old.about("processor") +
-                       " with " + old.about("blas") + ", here " + fresh.about("processor") +
-                       " with " + fresh.about("blas") +
-                       "); choose another file, or --force to mix them");
+    const auto machine = [](const Profile& profile) {
+      return profile.about("device") + ": " + profile.about("processor") + " with " +
+             profile.about("blas");
+    };
+    return input_error(path + ": is the profile of another machine (" + machine(old) + ", here " +
+                       machine(fresh) + "); choose another file, or --force to mix them");
   }
   // Ranks that measure together go on with what one rank has just measured.
   const Json* const skipped = args.worker_ranks > 0 ? old.machine.find("skipped") : nullptr;
@@ -230,6 +250,21 @@ Status calibrate(const CalibrateArgs& args) {
   FT_ASSIGN(CudaModule cuda, open_device(args.device));
   if (!args.name.empty() && cuda.devices == 0) {
     return input_error("--name: the host's profile is of device \"host\"; leave it out");
+  }
+  if (!args.blas.empty() && cuda.devices > 0) {
+    return input_error("--blas: products on a device are cuBLASLt's; leave it out");
+  }
+  if (args.force && !args.resume) {
+    return input_error("--force: goes with --resume, whose refusal it lifts");
+  }
+  const std::vector<std::string> known = preset_names("devices");
+  if (!args.name.empty() && !args.quiet &&
+      std::find(known.begin(), known.end(), args.name) == known.end()) {
+    const std::string near = nearest_name(args.name, known);
+    std::fprintf(stderr,
+                 "foretrain: --name %s is no shipped device%s: a device file of your own "
+                 "must have that name\n",
+                 args.name.c_str(), near.empty() ? "" : (" (did you mean " + near + "?)").c_str());
   }
   FT_TRY(check_runs(args));
   FT_ASSIGN(const std::string device, device_name(args, cuda));

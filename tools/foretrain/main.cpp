@@ -154,7 +154,7 @@ Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
                    "h100-sxm-80gb (default: the preset that the driver's name belongs to)");
   verb->add_option("--shapes-of", args.shapes_of,
                    "Measure the operations of these RUNs, the most costly first, in place of the "
-                   "usual ones; on a device, of runs of any size")
+                   "usual ones; on a device of runs of any size, on the host of one or two ranks")
       ->type_name("RUN");
   verb->add_option("--budget", args.budget, "Stop after so many seconds with what is measured")
       ->type_name("SECONDS")

@@ -21,6 +21,11 @@ Status validate(const ValidateArgs& args) {
   if (!args.prices_from.empty()) {
     Run other = host.run;
     FT_TRY(use_profile(other, args.prices_from, "--prices-from"));
+    if (other.profile->samples.empty()) {
+      return input_error("--prices-from " + args.prices_from +
+                         ": no samples of the makers that this run needs; what is priced by the "
+                         "model alone `simulate` says");
+    }
     options.prices_from = other.profile;
     options.prices_source = args.prices_from;
   }
