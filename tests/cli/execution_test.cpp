@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -170,6 +171,43 @@ TEST_F(Execution, InterruptedCalibrationKeepsWhatItHas) {
                  {"other.json", "another machine", "abacus", "--force"});
   // Nor is it a price for other devices.
   expect_refused({"simulate", "llama-3-8b-8-h100", "--profile", "p.json"}, {"--profile", "host"});
+}
+
+// A place that cannot be written to is named before the work.
+TEST_F(Execution, PlacesForResultsAreCheckedFirst) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"execute", "run.json", "--trace", "none/x.json"},
+        {"validate", "run.json", "--json", "none/x.json"},
+        {"calibrate", "--out", "none/x.json"}}) {
+    const CommandResult result = x_place.run(words);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_NE(result.err.find("none/x.json cannot be written"), std::string::npos) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_LT(result.wall_s, 5);
+  }
+}
+
+// What is measured anew does not take what was there away.
+TEST_F(Execution, AnOldProfileStaysBeside) {
+  x_place.write("p.json", "something");
+  const CommandResult made =
+      x_place.run({"calibrate", "--quick", "--budget", "1", "--out", "p.json", "--threads"});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_EQ(x_place.read("p.json.before"), "something");
+  EXPECT_NE(made.err.find("p.json.before"), std::string::npos) << made.err;
+  expect_refused({"calibrate", "--force", "--out", "q.json"}, {"--force", "--resume"});
+}
+
+// One that is damaged and that nobody named stops nothing.
+TEST_F(Execution, ADamagedProfileOfTheUserIsPassedOver) {
+  std::filesystem::create_directories(x_place.path("data/foretrain/profiles"));
+  std::ofstream(x_place.path("data/foretrain/profiles/host.json"))
+      << "{\"schema\": \"foretrain/prof";
+  const Json json = simulated(x_place, "run.json");
+  EXPECT_NE(dump_json(at(json, "notes")).find("not priced from the profile"), std::string::npos);
+  expect_refused({"simulate", "run.json", "--profile",
+                  x_place.path("data/foretrain/profiles/host.json").string()},
+                 {"host.json"});
 }
 
 // PyTorch's kernels price systems that call PyTorch, and no others.

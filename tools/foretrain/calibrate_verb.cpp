@@ -269,6 +269,7 @@ Status calibrate(const CalibrateArgs& args) {
   FT_TRY(check_runs(args));
   FT_ASSIGN(const std::string device, device_name(args, cuda));
   FT_ASSIGN(const std::string path, output_path(args, device));
+  FT_TRY(check_outputs({{"--out", path}, {"--json", args.json}}, {}));
   note_interrupts();
   CalibrateOptions options = options_of(args, cuda);
   FT_ASSIGN(Profile profile,

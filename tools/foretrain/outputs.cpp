@@ -108,6 +108,15 @@ Status check_outputs(const std::vector<Output>& outputs, const std::vector<std::
     const Output& one = outputs[i];
     if (one.path.empty()) continue;
     const fs::path place = one.path == "-" ? fs::path() : place_of(one.path);
+    // Before hours of work, not after.
+    std::error_code ignored;
+    const fs::path folder = fs::absolute(one.path, ignored).parent_path();
+    if (!place.empty() && !fs::is_directory(folder, ignored)) {
+      const auto why = fs::exists(folder, ignored) ? std::errc::not_a_directory
+                                                   : std::errc::no_such_file_or_directory;
+      return input_error(std::string(one.option) + ": " + one.path + " cannot be written: " +
+                         folder.string() + ": " + std::make_error_code(why).message());
+    }
     for (std::size_t j = 0; j < i; ++j) {
       const Output& other = outputs[j];
       if (other.path.empty()) continue;
