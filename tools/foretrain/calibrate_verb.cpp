@@ -27,6 +27,10 @@ CalibrateOptions options_of(const CalibrateArgs& args, const CudaModule& cuda) {
   }
   out.interrupted = interrupted;
   if (args.budget > 0) {
+    // Of a short one most goes to operations, not to the first one's warming up.
+    constexpr double kOfHeat = 0.1, kOfOne = 0.02, kShortest = 0.02;
+    out.heat = std::min(out.heat, kOfHeat * args.budget);
+    out.seconds = std::min(out.seconds, std::max(kShortest, kOfOne * args.budget));
     out.deadline = std::chrono::steady_clock::now() +
                    std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                        std::chrono::duration<double>(args.budget));
