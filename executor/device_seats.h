@@ -16,7 +16,7 @@ struct DeviceSeat {
 };
 
 /// Whether all ranks have devices of their own, by their identifiers, else by host and place on the
-/// bus; the error names two that have not. What is not known of a device is taken as its own.
+/// bus; the error names two that have not. A device without identifiers counts as apart.
 Status check_apart(std::span<const DeviceSeat> by_rank);
 
 /// This rank's device, `device_of(self)`, told to all ranks; every rank calls it and every rank

@@ -137,7 +137,7 @@ Result<int> run_children(const std::vector<Child>& children) {
   passed_on = 0;
   for (std::size_t i = 0; i < kPassed.size(); ++i) {
     sigaction(kPassed.at(i), nullptr, &before.at(i));
-    // What is ignored, as below nohup, stays so here and in the children.
+    // nohup ignores a signal: this process and its children go on ignoring it.
     if (before.at(i).sa_handler != SIG_IGN) sigaction(kPassed.at(i), &action, nullptr);
   }
   std::vector<pid_t> started;

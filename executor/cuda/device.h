@@ -73,7 +73,7 @@ class Device {
   virtual Result<Time> time_of(std::size_t mark) = 0;
   /// From `begin` to `end`, of the step that has finished.
   virtual Result<Time> step_time() = 0;
-  /// After an error: what is queued waits for nobody any more. No step comes after it.
+  /// After an error: queued work stops waiting for other ranks. The device takes no further step.
   virtual void abandon() {}
   /// From now on `busy_times` are wanted, or not. CUDA's switch is the process's, so whoever steps
   /// sets it; ranks of one run that are threads want the same.

@@ -49,7 +49,7 @@ class DeviceSession {
   /// Pinned memory of the host, likewise.
   Result<void*> take_host(std::size_t bytes);
   void give_back_host(void* block) { x_host_blocks.give_back(block); }
-  /// Lasts until the end of the step: what has grown moves.
+  /// The address holds until the end of the step: memory that grows moves.
   Result<void*> scratch(std::size_t stream, int which, std::size_t bytes);
   /// All streams are done: scratch memory that has moved is nobody's any more. While SMs are held
   /// it stays, as CUDA would wait for what holds them.

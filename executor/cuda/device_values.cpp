@@ -1,4 +1,4 @@
-// What is in the buffers of a rank on a device between steps.
+// Values of the buffers of a rank on a device, written and read between steps.
 #include <cstring>
 
 #include "executor/cuda/device_rank.h"

@@ -1,4 +1,4 @@
-// Which groups can be made in one go: those that share no member.
+// Groups that share no member, so that one split makes all of them.
 #pragma once
 
 #include <cstddef>
