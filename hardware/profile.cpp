@@ -265,7 +265,7 @@ void write_state(const MachineState& state, Json& to) {
 }
 
 const Sample* Profile::priced_by(const SampleKey& key) const {
-  for (const char* state : {kSustained, "", kBurst}) {
+  for (const char* state : kStatesByWorth) {
     SampleKey one = key;
     one.state = state;
     one.sms = 0;

@@ -36,6 +36,9 @@ constexpr bool counts(Maker maker, PricesFor what) {
          maker == (what == PricesFor::kExecution ? Maker::kOwn : Maker::kFramework);
 }
 
+/// The states of samples of one shape, from the one that prices before the others.
+inline constexpr std::array<const char*, 3> kStatesByWorth = {kSustained, "", kBurst};
+
 /// What a sample measures, the same for a work of any Program. Local work: alone on its rank while
 /// `ranks` ranks do the same. Collectives: over `ranks` ranks.
 struct SampleKey {

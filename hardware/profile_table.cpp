@@ -286,8 +286,8 @@ double ProfileTable::overhead_seconds(const char* op, std::int64_t ranks) const 
 
 const Sample& ProfileTable::best(const Samples& samples, std::int64_t ranks) {
   const auto place = [](const Sample* s) {
-    const int state = s->key.state == kSustained ? 0 : s->key.state.empty() ? 1 : 2;
-    return std::pair(state, s->key.by == Maker::kFramework ? 0 : 1);
+    const auto* const state = std::find(kStatesByWorth.begin(), kStatesByWorth.end(), s->key.state);
+    return std::pair(state - kStatesByWorth.begin(), s->key.by == Maker::kFramework ? 0 : 1);
   };
   const Samples near = nearest_ranks(samples, ranks);
   return **std::min_element(near.begin(), near.end(), [&place](const Sample* a, const Sample* b) {
