@@ -1,7 +1,6 @@
 #include "executor/cuda/open_library.h"
 
 #include <dlfcn.h>
-#include <glob.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -25,22 +24,6 @@ std::vector<std::string> folders_of(const std::string& list) {
   return out;
 }
 
-void add_matches(const std::string& pattern, std::vector<std::string>& out) {
-  glob_t found{};
-  if (glob(pattern.c_str(), GLOB_ONLYDIR, nullptr, &found) == 0) {
-    for (std::size_t i = 0; i < found.gl_pathc; ++i) out.emplace_back(found.gl_pathv[i]);
-  }
-  globfree(&found);
-}
-
-/// Where a Python that lies in `prefix`/bin keeps packages.
-void add_python(const std::string& prefix, std::vector<std::string>& out) {
-  if (prefix.empty()) return;
-  for (const char* packages : {"site-packages", "dist-packages"}) {
-    add_matches(prefix + "/lib/python3*/" + packages + "/nvidia/*/lib", out);
-  }
-}
-
 /// Of "libX.so.1: cannot open shared object file: ...", as the loader says of a library that
 /// another one needs; else "".
 std::string missing_library(const std::string& said) {
@@ -49,36 +32,7 @@ std::string missing_library(const std::string& said) {
   return end == std::string::npos || name.find('/') != std::string::npos ? "" : name;
 }
 
-/// The prefix of the first `python3` on the path.
-std::string python_prefix() {
-  for (const std::string& folder : folders_of(variable("PATH"))) {
-    std::error_code error;
-    const auto file = std::filesystem::canonical(folder + "/python3", error);
-    if (!error) return file.parent_path().parent_path().string();
-  }
-  return "";
-}
-
 }  // namespace
-
-std::vector<std::string> library_places() {
-  std::vector<std::string> out;
-  for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
-    const std::string home = variable(name);
-    if (home.empty()) continue;
-    add_matches(home + "/lib64", out);
-    add_matches(home + "/extras/CUPTI/lib64", out);
-  }
-  add_python(variable("VIRTUAL_ENV"), out);
-  add_python(variable("CONDA_PREFIX"), out);
-  add_python(python_prefix(), out);
-  add_python(variable("HOME") + "/.local", out);
-  for (const char* prefix : {"/usr/local", "/usr", "/opt/conda"}) add_python(prefix, out);
-  add_matches("/usr/lib/python3/dist-packages/nvidia/*/lib", out);
-  add_matches("/usr/local/cuda*/lib64", out);
-  add_matches("/usr/local/cuda*/extras/CUPTI/lib64", out);
-  return out;
-}
 
 Result<void*> open_library(const std::vector<std::string>& names,
                            const std::vector<std::string>& places, bool everywhere) {

@@ -4,12 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "executor/library_places.h"
 #include "sim/base/result.h"
 
 namespace foretrain {
-
-/// The variable that names folders to look for libraries in, with colons between.
-inline constexpr const char* kLibraryPath = "FORETRAIN_LIBRARY_PATH";
 
 /// Loads the first of `names` that is there: in the folders of FORETRAIN_LIBRARY_PATH, else where
 /// the loader looks, else in `places`. The error says where it looked, and what the loader said of
@@ -20,10 +18,6 @@ Result<void*> open_library(const std::vector<std::string>& names,
 /// Loads the file of a module; what it needs and the loader does not find is loaded before, from
 /// the places of `open_library`. The error names what is missing and where it was looked for.
 Result<void*> open_module(const std::string& path, const std::vector<std::string>& places);
-
-/// Folders of libraries that Python packages brought (site-packages/nvidia/*/lib), and those of
-/// CUDA toolkits with their extras, as far as they exist.
-std::vector<std::string> library_places();
 
 /// Where a library has a name; none where it has not.
 void* find_symbol(void* library, const char* name);

@@ -9,10 +9,10 @@
 #include <map>
 #include <string>
 
+#include "executor/library_places.h"
 #include "executor/tcp_socket.h"
 #include "sim/base/file.h"
 #include "tests/cli/run_command.h"
-#include "tools/library_places.h"
 
 namespace foretrain {
 namespace {
@@ -318,6 +318,7 @@ TEST_F(Doctor, LooksWherePipAndCondaInstall) {
   put("python/bin/python3");
   put("python/lib/python3.10/site-packages/nvidia/cublas/lib/libcublasLt.so.13");
   put("given/libgiven.so.1");
+  put("asked/libasked.so.1");
   put("etc/ld.so.conf.d/cuda.conf");
   put("listed/liblisted.so");
   std::ofstream(root / "etc/ld.so.conf.d/cuda.conf") << "# a comment\n/listed\n";
@@ -325,7 +326,8 @@ TEST_F(Doctor, LooksWherePipAndCondaInstall) {
       {"VIRTUAL_ENV", root / "venv"},
       {"HOME", root / "home"},
       {"PATH", "/none:" + (root / "python/bin").string()},
-      {"LD_LIBRARY_PATH", (root / "given").string() + ":"}};
+      {"LD_LIBRARY_PATH", (root / "given").string() + ":"},
+      {kLibraryPath, (root / "asked").string()}};
   const LibraryPlaces places = library_places(root, [&](const char* name) -> const char* {
     const auto at = variables.find(name);
     return at == variables.end() ? nullptr : at->second.c_str();
@@ -342,6 +344,8 @@ TEST_F(Doctor, LooksWherePipAndCondaInstall) {
     EXPECT_NE(found.path, "") << name;
     EXPECT_TRUE(found.by_loader) << name;
   }
+  EXPECT_NE(find_library(places, "libasked.so").path, "");
+  EXPECT_FALSE(find_library(places, "libasked.so").by_loader);
   EXPECT_EQ(find_library(places, "libnone.so").path, "");
   EXPECT_EQ(find_library(places, "libncc").path, "");
   // What is in a file is read, not run.

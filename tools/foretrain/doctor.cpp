@@ -5,12 +5,12 @@
 #include "executor/cuda_module.h"
 #include "executor/kernels.h"
 #include "executor/launch.h"
+#include "executor/library_places.h"
 #include "executor/module_file.h"
 #include "executor/mpi_module.h"
 #include "executor/onednn_module.h"
 #include "sim/base/json.h"
 #include "tools/foretrain/verbs.h"
-#include "tools/library_places.h"
 #include "tools/version.h"
 
 namespace foretrain {

@@ -9,9 +9,13 @@
 
 namespace foretrain {
 
+/// The variable that names folders to look for libraries in, with colons between.
+inline constexpr const char* kLibraryPath = "FORETRAIN_LIBRARY_PATH";
+
 struct LibraryPlaces {
   std::vector<std::filesystem::path> loader;  ///< where programs find them
-  /// Where pip and conda put them; programs need LD_LIBRARY_PATH to find them there.
+  /// Where kLibraryPath says, pip and conda put them, and CUDA's toolkits keep them: the CUDA
+  /// backend looks there itself.
   std::vector<std::filesystem::path> packages;
 };
 
@@ -20,10 +24,12 @@ struct LibraryPlaces {
 /// `nvidia` of the system, the user, VIRTUAL_ENV, CONDA_PREFIX, /opt/conda and the python3 on the
 /// PATH.
 LibraryPlaces library_places(const std::filesystem::path& root, const ReadVariable& read);
+/// The `packages` of this machine.
+std::vector<std::string> library_places();
 
 struct FoundLibrary {
   std::string path;       ///< "" where there is none
-  bool by_loader = true;  ///< else LD_LIBRARY_PATH must name its folder
+  bool by_loader = true;  ///< else the CUDA backend alone finds it
 };
 /// A file whose name is `name` or begins with it and a dot: "libnccl.so" is libnccl.so.2.
 FoundLibrary find_library(const LibraryPlaces& places, const std::string& name);

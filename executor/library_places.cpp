@@ -1,6 +1,7 @@
-#include "tools/library_places.h"
+#include "executor/library_places.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
@@ -46,6 +47,13 @@ void add_packages(const fs::path& prefix, std::vector<fs::path>& out) {
   }
 }
 
+void add_toolkit(const fs::path& home, std::vector<fs::path>& out) {
+  for (const char* folder : {"lib64", "extras/CUPTI/lib64"}) {
+    std::error_code error;
+    if (fs::is_directory(home / folder, error)) out.push_back(home / folder);
+  }
+}
+
 /// PREFIX of the first PREFIX/bin/python3 on the PATH, as it is written and where it leads.
 std::vector<fs::path> prefixes_of_python(const ReadVariable& read) {
   for (const std::string& folder : split(read("PATH"), ':')) {
@@ -79,6 +87,10 @@ LibraryPlaces library_places(const fs::path& root, const ReadVariable& read) {
         "/usr/local/cuda/lib", "/usr/local/cuda/extras/CUPTI/lib64"}) {
     out.loader.push_back(below(folder));
   }
+  for (const std::string& folder : split(read(kLibraryPath), ':')) out.packages.push_back(folder);
+  for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
+    if (const char* home = read(name)) add_toolkit(home, out.packages);
+  }
   const auto add = [&](const char* prefix, const char* under = "") {
     if (prefix != nullptr && *prefix != '\0') add_packages(fs::path(prefix) / under, out.packages);
   };
@@ -89,6 +101,16 @@ LibraryPlaces library_places(const fs::path& root, const ReadVariable& read) {
   for (const fs::path& prefix : prefixes_of_python(read)) add(prefix.c_str());
   add(read("HOME"), ".local");
   for (const char* prefix : {"/usr", "/usr/local", "/opt/conda"}) add(below(prefix).c_str());
+  for (const fs::path& one : inside(below("/usr/local"))) {
+    if (one.filename().string().starts_with("cuda")) add_toolkit(one, out.packages);
+  }
+  return out;
+}
+
+std::vector<std::string> library_places() {
+  const auto read = [](const char* name) -> const char* { return std::getenv(name); };
+  std::vector<std::string> out;
+  for (const fs::path& folder : library_places("", read).packages) out.push_back(folder.string());
   return out;
 }
 
