@@ -56,8 +56,9 @@ Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
 /// (errors: docs/prices.md). Types of less than 16 bits are refused. Unfused:
 /// batched GEMMs over the full square and one memory pass for softmax and one for dropout (the
 /// fused scale-mask-softmax kernel of Megatron-LM), and what a framework that composes it moves
-/// besides (models/kernel_forms.h). FLOPs as sim/program/work.h states them. Packed documents: the
-/// time of each at the rate of its length, in one kernel. Left out: other block-sparse masks.
+/// besides (models/layers/kernel_forms.h). FLOPs as sim/program/work.h states them. Packed
+/// documents: the time of each at the rate of its length, in one kernel. Left out: other
+/// block-sparse masks.
 Result<Cost> attention_cost(const DeviceSpec& device, const Attention& work, std::ostream* steps);
 
 /// launches * latency + max(bytes / (bandwidth * efficiency(kind)), FLOPs / fp32 rate).

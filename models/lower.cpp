@@ -4,8 +4,8 @@
 #include <map>
 #include <string_view>
 
-#include "models/stage.h"
-#include "models/tensor_grid.h"
+#include "models/layers/tensor_grid.h"
+#include "models/stage/stage.h"
 #include "sim/base/check.h"
 
 namespace foretrain {

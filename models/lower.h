@@ -6,7 +6,7 @@
 
 #include <array>
 
-#include "models/plan.h"
+#include "models/plan/plan.h"
 #include "sim/program/program.h"
 
 namespace foretrain {

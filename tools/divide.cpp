@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "models/lower.h"
-#include "models/plan_layout.h"
-#include "models/schedule.h"
+#include "models/plan/plan_layout.h"
+#include "models/schedule/schedule.h"
 #include "sim/engine/prepared.h"
 
 namespace foretrain {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "models/optimizer.h"
+#include "models/layers/optimizer.h"
 
 namespace foretrain {
 namespace {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <functional>
 
-#include "models/plan_layout.h"
-#include "models/plan_schedule.h"
+#include "models/plan/plan_layout.h"
+#include "models/plan/plan_schedule.h"
 #include "tools/report.h"
 
 namespace foretrain {

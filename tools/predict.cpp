@@ -5,8 +5,8 @@
 #include <cmath>
 #include <optional>
 
-#include "models/expert_plan.h"
 #include "models/lower.h"
+#include "models/plan/expert_plan.h"
 #include "sim/engine/recorder.h"
 #include "sim/engine/step_ends.h"
 #include "sim/program/repeat.h"

@@ -11,8 +11,8 @@
 #include "hardware/cluster.h"
 #include "hardware/hardware_cost_model.h"
 #include "hardware/profile.h"
-#include "models/model.h"
-#include "models/plan.h"
+#include "models/architecture/model.h"
+#include "models/plan/plan.h"
 #include "sim/base/json.h"
 
 namespace foretrain {

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <set>
 
-#include "models/expert_plan.h"
+#include "models/plan/expert_plan.h"
 
 namespace foretrain {
 namespace {

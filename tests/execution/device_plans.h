@@ -9,7 +9,7 @@
 
 #include "executor/cuda/device_rank.h"
 #include "executor/thread_run.h"
-#include "models/plan.h"
+#include "models/plan/plan.h"
 
 namespace foretrain {
 

@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "models/documents.h"
+#include "models/plan/documents.h"
 #include "tests/execution/drawn_plans.h"
 #include "tests/execution/one_rank.h"
 #include "tests/support/sanitized.h"

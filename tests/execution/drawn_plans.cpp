@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "models/partition.h"
+#include "models/plan/partition.h"
 
 namespace foretrain {
 namespace {

@@ -1,4 +1,4 @@
-// Tensor parallelism on grids trains as one rank does: the oracle of models/tensor_grid.h.
+// Tensor parallelism on grids trains as one rank does: the oracle of models/layers/tensor_grid.h.
 #include <gtest/gtest.h>
 
 #include <ostream>

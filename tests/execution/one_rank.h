@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "executor/thread_run.h"
-#include "models/plan.h"
+#include "models/plan/plan.h"
 
 namespace foretrain {
 

@@ -1,5 +1,5 @@
 // Do stages with as many parameters, not as many layers, train as one rank?
-#include "models/partition.h"
+#include "models/plan/partition.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Does a user's order of passes train as one rank does, wherever it says that chunks stand?
 #include <gtest/gtest.h>
 
-#include "models/schedule.h"
+#include "models/schedule/schedule.h"
 #include "sim/base/json.h"
 #include "tests/execution/one_rank.h"
 #include "tests/support/small_plans.h"

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "models/layer.h"
+#include "models/layers/layer.h"
 #include "models/lower.h"
-#include "models/plan_precision.h"
+#include "models/plan/plan_precision.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "hardware/local_cost.h"
-#include "models/documents.h"
 #include "models/lower.h"
+#include "models/plan/documents.h"
 #include "sim/program/documents.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "models/encoder_decoder.h"
+#include "models/layers/encoder_decoder.h"
 #include "models/lower.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"

@@ -4,9 +4,9 @@
 #include <numeric>
 
 #include "hardware/local_cost.h"
-#include "models/expert_plan.h"
+#include "models/layers/moe_block.h"
 #include "models/lower.h"
-#include "models/moe_block.h"
+#include "models/plan/expert_plan.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 

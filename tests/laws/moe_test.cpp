@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "models/expert_plan.h"
+#include "models/layers/moe_block.h"
 #include "models/lower.h"
-#include "models/moe_block.h"
-#include "models/stage.h"
+#include "models/plan/expert_plan.h"
+#include "models/stage/stage.h"
 #include "sim/base/file.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"

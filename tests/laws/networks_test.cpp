@@ -6,8 +6,8 @@
 
 #include "hardware/cluster.h"
 #include "hardware/hardware_cost_model.h"
+#include "models/layers/network_block.h"
 #include "models/lower.h"
-#include "models/network_block.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"

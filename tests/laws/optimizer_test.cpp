@@ -1,8 +1,8 @@
 // Do optimizers keep and move what their papers say?
 #include <gtest/gtest.h>
 
+#include "models/layers/optimizer.h"
 #include "models/lower.h"
-#include "models/optimizer.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"

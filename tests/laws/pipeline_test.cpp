@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "models/lower.h"
-#include "models/schedule.h"
+#include "models/schedule/schedule.h"
 #include "sim/program/memory.h"
 #include "tests/support/pass_prices.h"
 #include "tests/support/recording.h"

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "models/layer.h"
+#include "models/layers/layer.h"
 #include "models/lower.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
@@ -39,7 +39,7 @@ Ps recycling_step(const Model& model, const Plan& plan, PassDurations durations)
 }
 
 // m (n F + B) + (p - 1)(F + B) from m = p on: the bubble is that of 1F1B, derived in
-// models/schedule.h; B as long as F, twice, three times as long.
+// models/schedule/schedule.h; B as long as F, twice, three times as long.
 TEST(PipelineBubble, Recycling) {
   Model model = pass_model();
   for (const std::int64_t p : {1, 2, 3, 4, 7}) {

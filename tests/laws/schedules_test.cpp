@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "models/lower.h"
-#include "models/schedule.h"
+#include "models/schedule/schedule.h"
 #include "sim/base/json.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"

@@ -21,9 +21,9 @@
 #include <numeric>
 #include <ostream>
 
+#include "models/layers/tensor_grid.h"
 #include "models/lower.h"
-#include "models/stage.h"
-#include "models/tensor_grid.h"
+#include "models/stage/stage.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "models/lower.h"
-#include "models/schedule.h"
-#include "models/stage.h"
+#include "models/schedule/schedule.h"
+#include "models/stage/stage.h"
 #include "sim/program/verify.h"
 #include "tests/support/pass_prices.h"
 #include "tests/support/recording.h"

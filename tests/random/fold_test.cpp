@@ -1,9 +1,9 @@
 // Does a folded replay equal the full one, op by op, on plans that nobody thought of?
 #include <gtest/gtest.h>
 
-#include "models/documents.h"
 #include "models/lower.h"
-#include "models/plan_precision.h"
+#include "models/plan/documents.h"
+#include "models/plan/plan_precision.h"
 #include "sim/program/verify.h"
 #include "tests/support/recording.h"
 #include "tests/support/sanitized.h"

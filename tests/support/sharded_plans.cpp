@@ -1,4 +1,4 @@
-#include "models/plan_sharding.h"
+#include "models/plan/plan_sharding.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 
-#include "models/plan_layout.h"
-#include "models/plan_precision.h"
-#include "models/plan_sharding.h"
+#include "models/plan/plan_layout.h"
+#include "models/plan/plan_precision.h"
+#include "models/plan/plan_sharding.h"
 
 namespace foretrain {
 

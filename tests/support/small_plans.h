@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "models/plan.h"
+#include "models/plan/plan.h"
 #include "sim/base/rng.h"
 
 namespace foretrain {

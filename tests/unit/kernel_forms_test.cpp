@@ -1,4 +1,4 @@
-#include "models/kernel_forms.h"
+#include "models/layers/kernel_forms.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Do the readers of models and plans take what is right and name what is wrong?
 #include <gtest/gtest.h>
 
-#include "models/plan.h"
+#include "models/plan/plan.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "models/lower.h"
-#include "models/schedule.h"
+#include "models/schedule/schedule.h"
 #include "sim/base/json.h"
 #include "tests/support/small_plans.h"
 

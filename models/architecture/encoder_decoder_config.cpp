@@ -1,0 +1,83 @@
+#include <array>
+
+#include "models/architecture/model_config.h"
+
+namespace foretrain {
+namespace {
+
+/// Keys of hub files that change neither shapes nor costs.
+constexpr std::array kIgnored = {"is_encoder_decoder",
+                                 "decoder_start_token_id",
+                                 "forced_eos_token_id",
+                                 "relative_attention_max_distance",
+                                 "initializer_factor",
+                                 "dense_act_fn",
+                                 "is_gated_act",
+                                 "output_past",
+                                 "n_positions",
+                                 "num_beams",
+                                 "bad_words_ids",
+                                 "decoder_layerdrop",
+                                 "encoder_layerdrop",
+                                 "decoder_vocab_size",
+                                 "num_hidden_layers",
+                                 "scale_embedding",
+                                 "static_position_embeddings",
+                                 "normalize_before",
+                                 "normalize_embedding",
+                                 "add_bias_logits",
+                                 "add_final_layer_norm",
+                                 "activation_dropout"};
+
+void read_t5(JsonReader& reader, Model& m) {
+  reader.require("d_kv", "the size of a head");
+  reader.read("d_kv", m.head_dim, kConfigSize);
+  reader.read("relative_attention_num_buckets", m.relative_buckets,
+              JsonReader::IntRange{0, 1 << 20});
+  reader.read("dropout_rate", m.hidden_dropout, JsonReader::Range{0, 1});
+  m.attention_dropout = m.hidden_dropout;
+  int form = 0;
+  reader.read_choice("feed_forward_proj", form, {"relu", "gelu", "gated-gelu", "gated-silu"});
+  constexpr std::array kForms = {Activation::kRelu, Activation::kGelu, Activation::kSwiglu,
+                                 Activation::kSwiglu};
+  m.activation = kForms.at(static_cast<std::size_t>(form));
+}
+
+/// The other stack's sizes, which must be the encoder's.
+void read_same(JsonReader& reader, const char* key, std::int64_t size) {
+  std::int64_t other = size;
+  reader.read(key, other, kConfigSize);
+  if (other == size) return;
+  reader.fail(key,
+              "found " + std::to_string(other) + ", the encoder has " + std::to_string(size) +
+                  ": stacks that differ in more than their depth are not modelled",
+              ErrorKind::kUnsupported);
+}
+
+}  // namespace
+
+bool is_encoder_decoder_type(const std::string& type) { return type == "t5" || type == "marian"; }
+
+void read_encoder_decoder(JsonReader& reader, Model& m) {
+  m.encoder_layers = m.decoder_layers = m.layers;
+  if (m.type == "t5") {
+    m.relative_buckets = 32;
+    reader.read("num_decoder_layers", m.decoder_layers, kConfigSize);
+    read_t5(reader, m);
+  } else {
+    reader.read("decoder_layers", m.decoder_layers, kConfigSize);
+    read_same(reader, "decoder_attention_heads", m.heads);
+    read_same(reader, "decoder_ffn_dim", m.intermediate);
+    bool shared = true;
+    reader.read("share_encoder_decoder_embeddings", shared);
+    if (!shared) {
+      reader.fail("share_encoder_decoder_embeddings",
+                  "found false; a table for each stack is not modelled", ErrorKind::kUnsupported);
+    }
+  }
+  m.kv_heads = m.heads;
+  m.layers = m.encoder_layers + 1 + 2 * m.decoder_layers;
+  for (const char* key : kIgnored) reader.ignore(key);
+}
+
+}  // namespace foretrain

@@ -1,0 +1,323 @@
+#include "models/architecture/model.h"
+
+#include <algorithm>
+
+namespace foretrain {
+namespace {
+
+void add_norm(const Model& model, const std::string& name, std::int64_t width,
+              std::vector<Parameter>& out) {
+  out.push_back({name + ".weight", width, 1, Split::kNone, Init::kOnes});
+  if (model.norm == Norm::kLayerNorm && model.norm_bias) {
+    out.push_back({name + ".bias", width, 1, Split::kNone, Init::kZeros});
+  }
+}
+
+std::int64_t count(const std::vector<Parameter>& parameters) {
+  std::int64_t sum = 0;
+  for (const Parameter& p : parameters) sum += p.count();
+  return sum;
+}
+
+/// Of `p`, what one token passes through.
+std::int64_t active(const Model& model, const Parameter& p) {
+  return p.expert ? p.count() / model.experts.count * model.experts.top_k : p.count();
+}
+
+void add_attention(const Model& model, std::vector<Parameter>& out) {
+  const std::int64_t h = model.hidden;
+  const std::int64_t qkv = model.query_width() + 2 * model.kv_width();
+  out.push_back({"attention.qkv.weight", qkv, h, Split::kRows, Init::kNormal});
+  if (model.qkv_bias) out.push_back({"attention.qkv.bias", qkv, 1, Split::kRows, Init::kZeros});
+  if (model.qk_norm) {
+    out.push_back({"attention.q_norm.weight", model.head_dim, 1, Split::kNone, Init::kOnes});
+    out.push_back({"attention.k_norm.weight", model.head_dim, 1, Split::kNone, Init::kOnes});
+  }
+  out.push_back(
+      {"attention.projection.weight", h, model.query_width(), Split::kCols, Init::kNormal});
+  if (model.projection_bias) {
+    out.push_back({"attention.projection.bias", h, 1, Split::kNone, Init::kZeros});
+  }
+  if (model.attention_sinks) {
+    out.push_back({"attention.sinks.weight", model.heads, 1, Split::kRows, Init::kZeros});
+  }
+}
+
+/// Latent attention: q and kv go down to their ranks, are normed, and come up to all heads.
+void add_latent_attention(const Model& model, std::vector<Parameter>& out) {
+  const LatentAttention& l = model.latent;
+  const std::int64_t h = model.hidden;
+  const auto norm = [&out](const char* name, std::int64_t width) {
+    out.push_back({name, width, 1, Split::kNone, Init::kOnes});
+  };
+  if (l.q_rank > 0) {
+    out.push_back({"attention.q_down.weight", l.q_rank, h, Split::kNone, Init::kNormal});
+    norm("attention.q_down_norm.weight", l.q_rank);
+  }
+  const std::int64_t q_in = l.q_rank > 0 ? l.q_rank : h;
+  out.push_back({"attention.q_up.weight", model.query_width(), q_in, Split::kRows, Init::kNormal});
+  out.push_back({"attention.kv_down.weight", l.kv_rank + l.rope, h, Split::kNone, Init::kNormal});
+  norm("attention.kv_down_norm.weight", l.kv_rank);
+  out.push_back({"attention.kv_up.weight", model.heads * (l.nope + l.value), l.kv_rank,
+                 Split::kRows, Init::kNormal});
+  out.push_back(
+      {"attention.projection.weight", h, model.value_width(), Split::kCols, Init::kNormal});
+}
+
+void add_mlp(const Model& model, std::vector<Parameter>& out) {
+  const std::int64_t h = model.hidden;
+  const std::int64_t up = model.gated() ? 2 * model.intermediate : model.intermediate;
+  const std::int64_t parts = model.gated() ? 2 : 1;
+  out.push_back({"mlp.up.weight", up, h, Split::kRows, Init::kNormal, parts});
+  if (model.mlp_bias) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros, parts});
+  out.push_back({"mlp.down.weight", h, model.intermediate, Split::kCols, Init::kNormal});
+  if (model.mlp_bias) out.push_back({"mlp.down.bias", h, 1, Split::kNone, Init::kZeros});
+}
+
+/// Experts' matrices lie one below the other, [inputs, outputs] of the first, so that ranks hold
+/// rows of whole experts and expert_tensor cuts columns of both.
+void add_experts(const Model& model, std::vector<Parameter>& out) {
+  const Experts& e = model.experts;
+  const std::int64_t h = model.hidden;
+  const std::int64_t halves = model.gated() ? 2 : 1;
+  const std::int64_t up = halves * e.width;
+  out.push_back({"moe.router.weight", e.count, h, Split::kNone, Init::kNormal});
+  if (e.router_bias) out.push_back({"moe.router.bias", e.count, 1, Split::kNone, Init::kZeros});
+  if (e.shared_width > 0) {
+    out.push_back(
+        {"moe.shared.up.weight", halves * e.shared_width, h, Split::kRows, Init::kNormal, halves});
+    out.push_back({"moe.shared.down.weight", h, e.shared_width, Split::kCols, Init::kNormal});
+  }
+  out.push_back({"moe.experts.up.weight", e.count * h, up, Split::kCols, Init::kNormal, 1, true});
+  out.push_back(
+      {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, 1, true});
+  if (!e.bias) return;
+  out.push_back({"moe.experts.up.bias", e.count, up, Split::kCols, Init::kZeros, 1, true});
+  out.push_back({"moe.experts.down.bias", e.count, h, Split::kNone, Init::kZeros, 1, true});
+}
+
+}  // namespace
+
+std::int64_t Model::sparse_layers() const {
+  if (!experts.layers.empty()) {
+    return std::count(experts.layers.begin(), experts.layers.end(), true);
+  }
+  if (!has_experts() || experts.first_dense >= layers) return 0;
+  return layers / experts.step - experts.first_dense / experts.step;
+}
+
+bool Model::has_windowed(bool windowed) const {
+  for (std::int64_t l = 0; l < layers + predict_layers; ++l) {
+    if (this->windowed(l) == windowed) return true;
+  }
+  return false;
+}
+
+std::vector<Parameter> layer_parameters(const Model& model, bool sparse) {
+  std::vector<Parameter> out;
+  add_norm(model, "attention.norm", model.hidden, out);
+  if (model.is_latent()) {
+    add_latent_attention(model, out);
+  } else {
+    add_attention(model, out);
+  }
+  if (!model.shared_norm) add_norm(model, "mlp.norm", model.hidden, out);
+  if (sparse) {
+    add_experts(model, out);
+  } else {
+    add_mlp(model, out);
+  }
+  return out;
+}
+
+std::vector<Parameter> cross_parameters(const Model& model) {
+  const std::int64_t h = model.hidden;
+  std::vector<Parameter> out;
+  const auto linear = [&](const std::string& name, std::int64_t rows, std::int64_t cols,
+                          Split split, bool bias) {
+    out.push_back({name + ".weight", rows, cols, split, Init::kNormal});
+    const Split of_bias = split == Split::kRows ? split : Split::kNone;
+    if (bias) out.push_back({name + ".bias", rows, 1, of_bias, Init::kZeros});
+  };
+  add_norm(model, "cross.norm", h, out);
+  linear("cross.q", model.query_width(), h, Split::kRows, model.qkv_bias);
+  linear("cross.kv", 2 * model.kv_width(), h, Split::kRows, model.qkv_bias);
+  linear("cross.projection", h, model.query_width(), Split::kCols, model.projection_bias);
+  return out;
+}
+
+std::vector<Parameter> turn_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  add_norm(model, "encoder.norm", model.hidden, out);
+  if (model.relative_buckets == 0) return out;
+  for (const char* name : {"encoder.relative_positions", "decoder.relative_positions"}) {
+    out.push_back({name, model.relative_buckets, model.heads, Split::kNone, Init::kNormal});
+  }
+  return out;
+}
+
+std::vector<Parameter> block_parameters(const NetworkBlock& block) {
+  std::vector<Parameter> out;
+  const auto add = [&out](const std::string& name, std::int64_t rows, std::int64_t cols,
+                          Init init) {
+    // Cut in one part: such parameters keep their order in the buffer.
+    out.push_back({name, rows, cols, Split::kRows, init});
+  };
+  for (const Node& n : block.nodes) {
+    const std::int64_t count = n.parameter_count();
+    if (count == 0) continue;
+    const bool norm = n.kind == NodeKind::kNorm;
+    const bool bias = n.bias || norm;
+    const std::int64_t weights = count - (bias ? n.out.channels : 0);
+    const bool matrix = !norm && n.kind != NodeKind::kOpaque;
+    const std::int64_t rows = matrix ? n.out.channels : weights;
+    add(n.name + ".weight", rows, weights / rows, norm ? Init::kOnes : Init::kNormal);
+    if (bias) add(n.name + ".bias", n.out.channels, 1, Init::kZeros);
+  }
+  return out;
+}
+
+std::vector<Parameter> embedding_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  out.push_back({"embedding.tokens", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
+  if (model.positions > 0) {
+    out.push_back(
+        {"embedding.positions", model.positions, model.hidden, Split::kNone, Init::kNormal});
+  }
+  if (model.embedding_norm) add_norm(model, "embedding.norm", model.hidden, out);
+  return out;
+}
+
+std::vector<Parameter> head_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  add_norm(model, "head.norm", model.hidden, out);
+  if (!model.tied_embeddings) {
+    out.push_back({"head.output", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
+  }
+  return out;
+}
+
+std::vector<Parameter> prediction_parameters(const Model& model) {
+  std::vector<Parameter> out;
+  const std::int64_t h = model.hidden;
+  for (std::int64_t d = 1; d <= model.predict_layers; ++d) {
+    const std::string at = "predict" + std::to_string(d) + ".";
+    out.push_back({at + "norms.weight", 2 * h, 1, Split::kNone, Init::kOnes});
+    out.push_back({at + "join.weight", h, 2 * h, Split::kNone, Init::kNormal});
+    add_norm(model, at + "head.norm", h, out);
+  }
+  return out;
+}
+
+std::int64_t parameter_count(const Model& model) {
+  if (model.is_network()) return parameter_count(model.network);
+  const std::int64_t sparse = model.sparse_layers();
+  std::int64_t sum = count(embedding_parameters(model)) + count(head_parameters(model));
+  if (model.is_encoder_decoder()) {
+    const std::int64_t layer = count(layer_parameters(model));
+    return sum + model.encoder_layers * layer + count(turn_parameters(model)) +
+           model.decoder_layers * (layer + count(cross_parameters(model)));
+  }
+  if (sparse < model.layers) sum += (model.layers - sparse) * count(layer_parameters(model));
+  if (sparse > 0) sum += sparse * count(layer_parameters(model, true));
+  return sum;
+}
+
+std::int64_t active_parameter_count(const Model& model) {
+  std::int64_t idle = 0;
+  if (!model.has_experts()) return parameter_count(model);
+  for (const Parameter& p : layer_parameters(model, true)) idle += p.count() - active(model, p);
+  return parameter_count(model) - model.sparse_layers() * idle;
+}
+
+namespace {
+
+/// Elements of the matrices that every token is multiplied with: the layers' and the output matrix,
+/// tied or not.
+std::int64_t active_matrices(const Model& model, std::int64_t sequence) {
+  const bool few = model.masked > 0 && model.masked < sequence;
+  std::int64_t matrices = model.vocabulary * model.hidden;
+  if (few) matrices = matrices * model.masked / sequence;
+  const std::int64_t sparse = model.sparse_layers();
+  for (const bool experts : {false, true}) {
+    const std::int64_t layers = experts ? sparse + model.predict_layers : model.layers - sparse;
+    if (layers == 0) continue;
+    for (const Parameter& p : layer_parameters(model, experts)) {
+      if (p.cols > 1 && !p.name.ends_with(".bias")) matrices += layers * active(model, p);
+    }
+  }
+  matrices += model.predict_layers * model.vocabulary * model.hidden;
+  for (const Parameter& p : prediction_parameters(model)) {
+    if (p.cols > 1) matrices += p.count();
+  }
+  return matrices;
+}
+
+double matrix_elements(const std::vector<Parameter>& parameters) {
+  double sum = 0;
+  for (const Parameter& p : parameters) {
+    if (p.cols > 1) sum += static_cast<double>(p.count());
+  }
+  return sum;
+}
+
+FlopConventions flops_of_stacks(const Model& model, double tokens, double sequence, double target) {
+  const auto encoder = static_cast<double>(model.encoder_layers);
+  const auto decoder = static_cast<double>(model.decoder_layers);
+  const double layer = matrix_elements(layer_parameters(model));
+  const auto h = static_cast<double>(model.hidden);
+  const double keys = 2 * static_cast<double>(model.kv_width()) * h;
+  const double queries = matrix_elements(cross_parameters(model)) - keys;
+  // Multiply-adds of a sequence's forward pass.
+  const double linear =
+      sequence * (encoder * layer + decoder * keys) +
+      target * (decoder * (layer + queries) + static_cast<double>(model.vocabulary) * h);
+  const double width = 2 * static_cast<double>(model.query_width());
+  const double seen = encoder * sequence * sequence + decoder * target * sequence;
+  const double own = decoder * target * target;
+  const double sequences = tokens / sequence;
+  return {sequences * 6 * (linear + width * (seen + own / 2)),
+          sequences * 6 * (linear + width * (seen + own)),
+          sequences * 8 * (linear + width * (seen + own))};
+}
+
+}  // namespace
+
+FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
+                            std::int64_t target, const std::vector<std::int64_t>& documents) {
+  if (model.is_encoder_decoder()) {
+    return flops_of_stacks(model, static_cast<double>(tokens), static_cast<double>(sequence),
+                           static_cast<double>(target > 0 ? target : sequence));
+  }
+  if (model.is_network()) {
+    const double forward = static_cast<double>(tokens) * forward_flops(model.network);
+    return {3 * forward, 3 * forward, 4 * forward};
+  }
+  double causal = 0;
+  double full = 0;
+  double again = 0;
+  const std::int64_t all = model.layers + model.predict_layers;
+  std::int64_t with_window = 0;
+  for (std::int64_t l = 0; l < all; ++l) with_window += model.windowed(l) ? 1 : 0;
+  const std::vector<std::int64_t> lengths = documents.empty() ? std::vector{sequence} : documents;
+  for (const bool narrow : {false, true}) {
+    const double width = static_cast<double>(narrow ? with_window : all - with_window) *
+                         static_cast<double>(model.query_width() + model.value_width()) / 2;
+    for (const std::int64_t length : lengths) {
+      const bool windowed = narrow && model.sliding_window < length;
+      const auto keys = static_cast<double>(windowed ? model.sliding_window : length);
+      // Keys that a query sees on average under the causal mask: s/2 without a window.
+      const double hidden = keys * keys / (2 * static_cast<double>(length));
+      const double seen = model.bidirectional ? keys : keys - hidden;
+      const double share = width * (static_cast<double>(length) / static_cast<double>(sequence));
+      causal += 12 * share * seen;
+      full += 12 * share * keys;
+      again += 16 * share * keys;
+    }
+  }
+  const auto p = static_cast<double>(active_matrices(model, sequence));
+  const auto t = static_cast<double>(tokens);
+  return {t * (6 * p + causal), t * (6 * p + full), t * (8 * p + again)};
+}
+
+}  // namespace foretrain

@@ -1,0 +1,178 @@
+// The architecture of a model: what Hugging Face's config.json says, in one vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/architecture/network.h"
+#include "sim/base/json.h"
+#include "sim/base/result.h"
+#include "sim/program/program.h"
+
+namespace foretrain {
+
+enum class Norm : std::uint8_t { kLayerNorm, kRmsNorm };
+enum class Activation : std::uint8_t { kGelu, kSwiglu, kRelu, kRelu2 };
+enum class Position : std::uint8_t { kLearned, kRope, kAlibi };
+
+/// Mixture of experts in place of the MLP: every token goes through `top_k` of `experts` gated MLPs
+/// of `width`, and through `shared_width` more that all tokens share.
+struct Experts {
+  std::int64_t count = 0, top_k = 0, width = 0, shared_width = 0;
+  std::int64_t first_dense = 0;              ///< the first so many layers keep their MLP
+  std::int64_t step = 1;                     ///< of the others, every so many-th layer has experts
+  bool bias = false;                         ///< of the experts' matrices
+  std::int64_t groups = 1, group_top_k = 1;  ///< a token's experts are of so many of the groups
+  bool router_bias = false;
+  std::vector<bool> layers = {};  ///< which have experts; empty: as first_dense and step say
+  bool operator==(const Experts&) const = default;
+};
+
+/// Multi-head latent attention (DeepSeek-V2): queries and keys-values pass through narrow
+/// projections; `rope` elements of a key are shared by all heads. kv_rank 0: plain attention.
+struct LatentAttention {
+  std::int64_t q_rank = 0, kv_rank = 0, nope = 0, rope = 0, value = 0;
+  bool operator==(const LatentAttention&) const = default;
+};
+
+/// What a layer of an encoder-decoder is: models/layers/encoder_decoder.h.
+enum class Stack : std::uint8_t { kEncoder, kTurn, kCross, kDecoder };
+
+/// A decoder-only transformer, or an encoder that predicts masked tokens (BERT). Layers are equal,
+/// but for those with experts. Or a network of layers, of which nothing else is set: its blocks are
+/// the `layers`, its classes the `vocabulary`, its images sequences of one token.
+struct Model {
+  std::string name, type;
+  std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  std::int64_t intermediate = 0, vocabulary = 0;
+  std::int64_t positions = 0;        ///< rows of the learned position table; 0 without one
+  std::int64_t sliding_window = 0;   ///< keys each query sees, 0 = all
+  std::vector<bool> full_attention;  ///< by layer: it sees all keys nevertheless; empty: none does
+  std::int64_t attention_chunk = 0;  ///< keys lie in chunks of so many, 0 = in one (Llama 4)
+  Norm norm = Norm::kRmsNorm;
+  Activation activation = Activation::kSwiglu;
+  Position position = Position::kRope;
+  bool tied_embeddings = false;
+  bool qkv_bias = false, projection_bias = false, mlp_bias = false, norm_bias = false;
+  bool qk_norm = false;            ///< RMSNorm of every query and key head
+  bool attention_sinks = false;    ///< one logit a head beside those of the keys
+  bool parallel_residual = false;  ///< attention and MLP both read the layer's input
+  bool shared_norm = false;        ///< through one norm, with parallel_residual
+  bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
+  Experts experts;
+  LatentAttention latent;
+  Network network;
+  /// Of an encoder-decoder, whose `layers` are the encoder's, one where the decoder's tokens come
+  /// in, and two for each of the decoder: cross-attention, the rest.
+  std::int64_t encoder_layers = 0, decoder_layers = 0;
+  std::int64_t relative_buckets = 0;  ///< of distances, with a bias for each head in both stacks
+  bool bidirectional = false;         ///< tokens see those after them too
+  std::int64_t masked = 0;            ///< tokens of a sequence that the head predicts; 0 = all
+  std::int64_t predict_layers = 0;    ///< layers for multi-token prediction, beside `layers`
+  double hidden_dropout = -1, attention_dropout = -1;  ///< -1: the file does not say
+  std::vector<std::string> ignored;                    ///< keys of the file that do not matter here
+  std::vector<std::string> left_out;                   ///< what its family has and is not here
+  bool operator==(const Model&) const = default;
+
+  std::int64_t query_width() const { return heads * head_dim; }
+  std::int64_t kv_width() const { return kv_heads * head_dim; }
+  /// Width of the values of all heads: what the output projection reads.
+  std::int64_t value_width() const {
+    return latent.kv_rank > 0 ? heads * latent.value : query_width();
+  }
+  bool gated() const { return activation == Activation::kSwiglu; }
+  bool is_encoder_decoder() const { return encoder_layers > 0; }
+  Stack stack(std::int64_t index) const {
+    if (index <= encoder_layers) return index < encoder_layers ? Stack::kEncoder : Stack::kTurn;
+    return (index - encoder_layers) % 2 == 1 ? Stack::kCross : Stack::kDecoder;
+  }
+  bool is_network() const { return !network.empty(); }
+  bool is_latent() const { return latent.kv_rank > 0; }
+  bool has_experts() const { return experts.count > 0; }
+  /// Whether layer `index` has experts.
+  bool sparse(std::int64_t index) const {
+    if (index >= layers) return has_experts();  // of multi-token prediction
+    if (!experts.layers.empty()) return experts.layers[static_cast<std::size_t>(index)];
+    return has_experts() && index >= experts.first_dense && (index + 1) % experts.step == 0;
+  }
+  std::int64_t sparse_layers() const;
+  /// Whether layer `index` sees only `sliding_window` keys.
+  bool windowed(std::int64_t index) const {
+    const auto i = static_cast<std::size_t>(index);
+    return sliding_window > 0 && (i >= full_attention.size() || !full_attention[i]);
+  }
+  /// Whether any layer is windowed, or any is not.
+  bool has_windowed(bool windowed) const;
+};
+
+/// Reads the keys of a `config.json` (see configs/README.md), or `image` and `layers`.
+/// Encoder-decoders are refused as unsupported. Of BERT's parameters the pooler, the transform
+/// before the output matrix and the bias after it are left out (0.6 % of bert-large), and norms
+/// stand before what they stand after.
+Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer);
+
+/// All the names that the key of a config goes by, itself among them.
+std::vector<std::string> spellings_of(const std::string& key);
+
+/// How tensor parallelism cuts a parameter.
+enum class Split : std::uint8_t { kNone, kRows, kCols };
+
+/// One parameter tensor of a layer, of the embedding or of the head; [rows, cols] of the whole
+/// model.
+struct Parameter {
+  std::string name;
+  std::int64_t rows = 0, cols = 1;
+  Split split = Split::kNone;
+  Init init = Init::kNormal;
+  /// Equal matrices one above the other, each cut alone: gate and up.
+  std::int64_t parts = 1;
+  bool expert = false;  ///< of all experts: rows are cut over expert, columns over expert_tensor
+  std::int64_t count() const { return rows * cols; }
+  /// Cut along the vocabulary.
+  bool is_table() const { return name == "embedding.tokens" || name == "head.output"; }
+  bool operator==(const Parameter&) const = default;
+};
+
+/// Parameters of one transformer layer, in the order of use; of one with experts if `sparse`.
+std::vector<Parameter> layer_parameters(const Model& model, bool sparse = false);
+/// Cross-attention of a decoder layer; the encoder's last norm and both stacks' relative positions.
+std::vector<Parameter> cross_parameters(const Model& model);
+std::vector<Parameter> turn_parameters(const Model& model);
+/// Parameters of a block of a network, in the order of use.
+std::vector<Parameter> block_parameters(const NetworkBlock& block);
+/// Token table, position table, embedding norm.
+std::vector<Parameter> embedding_parameters(const Model& model);
+/// Final norm, and the output matrix unless tied.
+std::vector<Parameter> head_parameters(const Model& model);
+
+/// What multi-token prediction adds to the head: for each later token the norms of its two inputs,
+/// the matrix that joins them and a final norm. Its layers are `predict_layers` more, its embedding
+/// and its output matrix the model's.
+std::vector<Parameter> prediction_parameters(const Model& model);
+
+/// Parameters of the whole model; a tied matrix counts once. Layers for multi-token prediction are
+/// left out, as in published counts.
+std::int64_t parameter_count(const Model& model);
+/// The same, of the experts only those that one token passes through.
+std::int64_t active_parameter_count(const Model& model);
+
+/// FLOPs of one step over `tokens` tokens in sequences of `sequence`, by the three conventions that
+/// published figures use. With P = matrices that a token is multiplied with (the output matrix and
+/// `top_k` experts included, tables that are only looked up not), L layers and q = heads * head_dim
+/// (latent attention: the mean of the widths of queries and values):
+/// An encoder-decoder has tokens of the encoder and, in sequences of `target` (0: as long), of the
+/// decoder: every matrix and score counts with the tokens it is multiplied with.
+/// A network of layers: 3 times the forward FLOPs of an image by the first two, 4 times by the
+/// third.
+/// Of sequences that pack `documents` s is what their tokens see in the mean, sum d^2 / sum d.
+struct FlopConventions {
+  double causal = 0;      ///< 6 P + 6 L q s a token: attention halved (what `mfu` uses)
+  double full = 0;        ///< 6 P + 12 L q s a token: as Megatron-LM and PaLM print it
+  double recomputed = 0;  ///< 8 P + 16 L q s a token: full, with every layer's forward done twice
+};
+FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
+                            std::int64_t target = 0,
+                            const std::vector<std::int64_t>& documents = {});
+
+}  // namespace foretrain

@@ -1,0 +1,229 @@
+#include "models/layers/layer_ops.h"
+
+#include <utility>
+
+#include "models/layers/autocast.h"
+#include "models/plan/captured.h"
+
+namespace foretrain {
+
+void LayerOps::blocks_write_to(LayoutWriter& local) {
+  x_quantizer.write_to(local);
+  if (x_moe) x_moe->write_to(local, x_quantizer);
+  if (x_latent) x_latent->write_to(local, x_quantizer);
+}
+
+SegmentId LayerOps::finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
+  const LayerLayouts& l = x_layouts;
+  writer.segment().frames = l.frames(saved, local);
+  if (l.sparse) {
+    writer.segment().frames.push_back(l.experts);
+    writer.segment().frames.push_back(l.expert_gradients);
+  }
+  for (const LayoutId owner : l.owners) writer.segment().frames.push_back(owner);
+  if (l.quantized.valid()) writer.segment().frames.push_back(l.quantized);
+  capture(x_plan.captured, l.sparse, x_builder, writer.segment());
+  return x_builder.segment(std::move(writer.segment()));
+}
+
+void LayerOps::cast_input(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& x,
+                          const Ref& copy, const std::vector<Ref>& more) {
+  if (!x_plan.precision.autocast || x_plan.precision.fuses_casts) return;
+  write_casts(w, name + ".cast_input", {}, l.in, x, copy);
+  for (const Ref& other : more) write_casts(w, name + ".cast_input", {}, l.in, x, other);
+}
+
+/// The gradients that linears apart give are cast one by one and added in fp32; here their products
+/// add up in 16 bits, and the other casts and sums are what the one cast moves besides.
+Ref LayerOps::cast_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l,
+                                  const Ref& d, const std::vector<Ref>& more) {
+  if (!x_plan.precision.autocast || x_plan.precision.fuses_casts) return d;
+  const Ref wide = scratch(name + " d input in fp32", d.count, x_plan.precision.compute);
+  Kernel cast = kernel_of(KernelKind::kCast, d.count / l.in, l.in, d.dtype);
+  const auto others = static_cast<std::int64_t>(more.size());
+  constexpr std::int64_t kCastAndAdd = (2 + 4) + (8 + 4);  // r2 w4, then r8 w4
+  cast.launches = static_cast<std::int32_t>(1 + 2 * others);
+  cast.intermediate_bytes = others * kCastAndAdd;
+  std::vector<View> reads = {d.view()};
+  for (const Ref& copy : more) reads.push_back(copy.part(0, 0));  // kept until here
+  w.compute(name + ".cast_input_gradient", cast, std::move(reads), {wide.view()});
+  return wide;
+}
+
+void LayerOps::keep_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
+  if (!kept.valid()) return;
+  w.compute(name + ".keep", HostDelay{}, {}, {kept.view()}).category = Category::kHost;
+}
+
+void LayerOps::let_go_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
+  if (!kept.valid()) return;
+  w.compute(name + ".release", HostDelay{}, {kept.part(0, 0)}, {}).category = Category::kHost;
+}
+
+void LayerOps::forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
+                            const Ref& out, const Ref& stats) {
+  if (x_grid) return x_grid->norm(w, name, norm, in, out, stats);
+  w.compute(name, norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, false),
+            norm_reads(in, norm), {out.view(), stats.view()});
+  keep_composed(w, name, norm.composed);
+}
+
+void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
+  if (x_model.qk_norm) {
+    std::vector<View> reads = views_of(raw);
+    reads.push_back(weight("attention.q_norm.weight").view());
+    reads.push_back(weight("attention.k_norm.weight").view());
+    w.compute("attention.qk_norm",
+              kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
+              std::move(reads), {x_b.qkv.view()});
+    raw = {x_b.qkv};
+  }
+  if (x_model.position == Position::kRope) {
+    w.compute("attention.rope", rope(false), views_of(raw), {x_b.qkv.view()});
+  }
+}
+
+void LayerOps::forward_core(SegmentWriter& w) {
+  if (x_plan.context > 1) {
+    context_forward(w);
+  } else {
+    std::vector<View> writes = core_statistics();
+    writes.insert(writes.begin(), x_b.context.view());
+    w.compute("attention.core", core_of_slice(false), {x_b.qkv.view()}, std::move(writes));
+  }
+  x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens, x_b.context_x);
+}
+
+void LayerOps::forward_activation(SegmentWriter& w) {
+  std::vector<View> reads = views_of(raw_up());
+  if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
+  w.compute("mlp.activation",
+            kernel(activation_kind(x_model.activation, false), x_tokens, x_down.in),
+            std::move(reads), {x_b.act.view()});
+  keep_composed(w, "mlp.activation", x_b.composed_act);
+  x_quantizer.quantize(w, "mlp.down.quantize", x_b.act, x_tokens, x_b.act_x);
+}
+
+Attention LayerOps::core_of_slice(bool backward) const {
+  Attention out = core(backward);
+  if (out.dropout > 0) out.first_sequence = x_slice * out.batch;
+  return out;
+}
+
+Kernel LayerOps::dropout(KernelKind kind) const {
+  Kernel out = kernel(kind, x_rows, x_hidden);
+  if (kind == KernelKind::kResidualAdd) out.dtype = x_plan.precision.compute;
+  out.value = x_dropout.hidden;
+  if (out.value > 0) out.first_row = x_slice * x_rows;
+  if (x_plan.sequence) out.split_over = x_tensor;
+  if (x_plan.in_grid()) {
+    out.split_over = x_builder.group(residual_axes(x_plan).tokens);
+    out.cols_split_over = x_builder.group(residual_axes(x_plan).columns);
+  }
+  return out;
+}
+
+void LayerOps::residual(SegmentWriter& w, const char* name, const Ref& stream, const Ref& branch,
+                        const Ref& bias, const Ref& mask, const Ref& out) {
+  std::vector<View> reads = {stream.view(), branch.view()};
+  if (bias.valid()) reads.push_back(bias.view());
+  std::vector<View> writes = {out.view()};
+  if (mask.valid()) writes.push_back(mask.view());
+  w.compute(name, dropout(KernelKind::kResidualAdd), std::move(reads), std::move(writes));
+}
+
+void LayerOps::residual_of_both(SegmentWriter& w) {
+  const Ref& one = x_projection.bias;
+  const Ref& other = x_down.bias;
+  Ref bias = one.valid() ? one : other;
+  if (one.valid() && other.valid()) {
+    bias = temporary(w, "biases of both branches", one.count);
+    w.compute("mlp.residual.biases", kernel(KernelKind::kAdd, 1, one.count),
+              {one.view(), other.view()}, {bias.view()});
+  }
+  residual(w, "mlp.residual", x_b.input, x_b.down, bias, x_b.mask, x_b.output);
+}
+
+Ref LayerOps::dropped(SegmentWriter& w, const std::string& name, const Ref& d_out,
+                      const Ref& mask) {
+  Ref d_sum = d_out;
+  const bool with_dropout = x_plan.precision.fuses_casts && mask.valid();
+  if (x_plan.precision.autocast && !with_dropout) {
+    d_sum = scratch(name + " d in 16 bits", d_out.count);
+    write_casts(w, name + ".cast_output_gradient", {}, x_hidden, d_out, d_sum);
+  }
+  if (!mask.valid()) return d_sum;
+  const Ref d = scratch(name + " d dropout", d_sum.count);
+  w.compute(name + ".dropout_gradient", dropout(KernelKind::kResidualAddBackward),
+            {d_sum.view(), mask.view()}, {d.view()});
+  return d;
+}
+
+void LayerOps::backward_activation(SegmentWriter& w, const Ref& d_act, const Ref& d_up) {
+  std::vector<View> reads = views_of(raw_up());
+  reads.insert(reads.begin(), d_act.view());
+  if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
+  w.compute("mlp.activation_gradient",
+            kernel(activation_kind(x_model.activation, true), x_tokens, x_down.in),
+            std::move(reads), {d_up.view()});
+  let_go_composed(w, "mlp.activation", x_b.composed_act);
+}
+
+void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm,
+                             const Ref& in, const Ref& stats, const Ref& d_out,
+                             const Ref& d_residual, const Ref& d_in) {
+  if (x_grid) return x_grid->norm_backward(w, name, norm, in, stats, d_out, d_residual, d_in);
+  std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
+                             d_residual.view()};
+  std::vector<View> writes = {d_in.view()};
+  add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
+  w.compute(name + ".gradient",
+            norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, true),
+            std::move(reads), std::move(writes));
+  let_go_composed(w, name, norm.composed);
+}
+
+void LayerOps::backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
+  if (x_plan.context > 1) {
+    context_backward(w, d_context, d_qkv);
+  } else {
+    std::vector<View> reads = {d_context.view(), x_b.qkv.view(), x_b.context.view()};
+    const std::vector<View> statistics = core_statistics();
+    reads.insert(reads.end(), statistics.begin(), statistics.end());
+    w.compute("attention.core_gradient", core_of_slice(true), std::move(reads), {d_qkv.view()});
+  }
+  if (x_latent) return;
+  if (x_model.attention_sinks) {
+    const Ref sinks = gradient("attention.sinks.weight").slice(x_part, x_plan.recompute.parts);
+    std::vector<View> reads = {d_context.view()};
+    std::vector<View> writes;
+    add_gradients(x_plan, {sinks}, reads, writes);
+    w.compute("attention.sinks.gradient", kernel(KernelKind::kBiasGrad, x_tokens, x_q_heads),
+              std::move(reads), std::move(writes));
+  }
+  backward_positions(w, d_qkv);
+}
+
+void LayerOps::backward_positions(SegmentWriter& w, const Ref& d_qkv) {
+  if (x_model.position == Position::kRope) {
+    w.compute("attention.rope_gradient", rope(true), {d_qkv.view()}, {d_qkv.view()});
+  }
+  if (!x_model.qk_norm) return;
+  const Ref q = gradient("attention.q_norm.weight");
+  const Ref k = gradient("attention.k_norm.weight");
+  std::vector<View> normed = views_of(raw_heads());
+  normed.insert(normed.begin(), d_qkv.view());
+  for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
+    normed.push_back(weight(name).view());
+  }
+  std::vector<View> writes = {d_qkv.view()};
+  // Every part of the heads adds to what the parts before gave.
+  if (x_part > 0 && x_plan.writes_fresh()) normed.insert(normed.end(), {q.view(), k.view()});
+  add_gradients(x_plan, {q, k}, normed, writes);
+  w.compute(
+      "attention.qk_norm_gradient",
+      kernel(KernelKind::kRmsNormBackward, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
+      std::move(normed), std::move(writes));
+}
+
+}  // namespace foretrain

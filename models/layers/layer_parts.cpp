@@ -1,0 +1,335 @@
+#include "models/layers/layer_parts.h"
+
+namespace foretrain {
+namespace {
+
+/// What of `again` a layer of this kind has.
+Recompute of_kind(Recompute again, bool sparse, bool latent) {
+  if (!latent) again.latent_up = false;
+  if (sparse) {
+    again.mlp = again.activation = false;
+  } else {
+    again.moe = again.expert_activation = again.shared_experts = false;
+  }
+  return again;
+}
+
+}  // namespace
+
+Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts) {
+  Buffers out = whole;
+  const auto cut = [i, parts](Ref& ref) {
+    if (ref.valid()) ref = ref.slice(i, parts);
+  };
+  for (Ref* ref : {&out.input,
+                   &out.output,
+                   &out.output_gradient,
+                   &out.input_gradient,
+                   &out.y1,
+                   &out.stats1,
+                   &out.y1_full,
+                   &out.qkv_raw,
+                   &out.qkv,
+                   &out.context,
+                   &out.row_stats,
+                   &out.scores,
+                   &out.score_mask,
+                   &out.dropped,
+                   &out.kept_heads,
+                   &out.keys,
+                   &out.gate,
+                   &out.attention_out,
+                   &out.attention_part,
+                   &out.mask1,
+                   &out.x2,
+                   &out.y2,
+                   &out.stats2,
+                   &out.y2_full,
+                   &out.up,
+                   &out.act,
+                   &out.composed_act,
+                   &out.down,
+                   &out.down_part,
+                   &out.mask2,
+                   &out.mask}) {
+    cut(*ref);
+  }
+  for (Operand* operand : {&out.y1_x, &out.y2_x, &out.context_x, &out.act_x}) {
+    cut(operand->in);
+    cut(operand->kept);
+  }
+  return out;
+}
+
+KernelKind activation_kind(Activation activation, bool backward) {
+  switch (activation) {
+    case Activation::kGelu:
+      return backward ? KernelKind::kGeluBackward : KernelKind::kGelu;
+    case Activation::kSwiglu:
+      return backward ? KernelKind::kSwigluBackward : KernelKind::kSwiglu;
+    case Activation::kRelu:
+      return backward ? KernelKind::kReluBackward : KernelKind::kRelu;
+    case Activation::kRelu2:
+      return backward ? KernelKind::kRelu2Backward : KernelKind::kRelu2;
+  }
+  return KernelKind::kGelu;
+}
+
+LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& plan,
+                       const LayerLayouts& layouts, bool recompute)
+    : x_builder(builder),
+      x_model(model),
+      x_plan(plan),
+      x_layouts(layouts),
+      x_saved("saved" + suffix(recompute), kSaved),
+      x_forward("forward" + suffix(recompute), kLocal),
+      x_backward("backward" + suffix(recompute), kLocal),
+      x_again(recompute ? of_kind(plan.recompute, layouts.sparse, model.is_latent()) : Recompute{}),
+      x_dropout(dropout_of(model, plan)),
+      x_tensor(builder.group("tensor")),
+      x_tokens(plan.in_grid() ? plan.rows() : plan.tokens()),
+      x_rows(plan.rows()),
+      x_hidden(model.hidden / plan.column_parts()),
+      x_quantizer(builder, plan, layouts) {
+  x_name_suffix = (layouts.sparse ? " with experts" : "") + suffix(recompute);
+  if (x_again.operations) x_again.layer = true;
+  x_again.parts = plan.recompute.parts;
+  set_linears();
+  if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
+  if (layouts.sparse) x_moe.emplace(builder, model, plan, layouts, x_again);
+  if (!model.is_latent()) return;
+  x_latent.emplace(builder, model, plan, layouts);
+  x_qkv_width = x_latent->packed_width();
+}
+
+void LayerParts::set_linears() {
+  const std::int64_t t = x_plan.width_parts() * x_plan.recompute.parts;
+  const std::int64_t h = x_hidden;
+  const std::int64_t f = x_model.intermediate / t;
+  x_q_heads = x_model.heads / t;
+  x_kv_heads = x_model.kv_heads / t;
+  x_qkv_width = (x_q_heads + 2 * x_kv_heads) * x_model.head_dim;
+  x_qkv = linear("attention.qkv", x_qkv_width, h);
+  x_projection = linear("attention.projection", h, x_model.value_width() / t);
+  x_up = linear("mlp.up", x_model.gated() ? 2 * f : f, h);
+  x_down = linear("mlp.down", h, f);
+  if (x_plan.separate_projections) {
+    const std::int64_t kv = x_kv_heads * x_model.head_dim;
+    x_qkv.parts = {x_q_heads * x_model.head_dim, kv, kv};
+    if (x_model.gated()) x_up.parts = {f, f};
+  }
+  x_up.matrices = x_model.gated() ? 2 : 1;
+  x_projection.inner = x_down.inner = true;
+  x_projection.number = 1;
+  x_up.number = 2;
+  x_down.number = 3;
+  x_norm1 = norm("attention.norm");
+  x_norm2 = norm("mlp.norm");
+}
+
+Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
+  const Placer place{saved, local, x_plan.precision};
+  const DType type = x_plan.precision.compute;
+  if (x_plan.precision.autocast) declare_casts(saved, local);
+  Buffers b;
+  b.input = {kInput, kHiddenBuffer, type, flat()};
+  b.output = {kOutput, kHiddenBuffer, type, flat()};
+  b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat()};
+  b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat()};
+  declare_attention(b, saved, local);
+  const bool parallel = x_model.parallel_residual;
+  if (x_dropout.hidden > 0 && !parallel) {
+    b.mask1 = place.add("attention dropout mask", DType::kUint8, flat(), x_again.layer);
+  }
+  if (!parallel) b.x2 = place.add("attention residual", type, flat(), x_again.layer);
+  declare_branch(b, saved, local);
+  if (x_dropout.hidden > 0) {
+    // Parts do not repeat what it is drawn for.
+    const bool whole = x_again.layer && x_again.parts == 1;
+    if (parallel) {
+      b.mask = place.add("dropout mask", DType::kUint8, flat(), whole && !x_again.operations);
+    } else {
+      const bool again = (whole || x_again.mlp) && !x_again.operations;
+      b.mask2 = place.add("mlp dropout mask", DType::kUint8, flat(), again);
+    }
+  }
+  declare_partial(b, saved, local);
+  if (x_grid && x_grid->keeps()) declare_kept(b, saved, local);
+  return b;
+}
+
+void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter& local) {
+  const Placer place{saved, local, x_plan.precision};
+  const Recompute& again = x_again;
+  const Precision& precision = x_plan.precision;
+  const DType type = precision.branch();
+  const bool whole = again.layer;
+  // Queries that the way up computes again start from the normed input itself.
+  const bool queries = again.latent_up && !x_latent->narrow_queries();
+  const bool norm = whole || again.norm;
+  const bool copied =
+      x_plan.precision.keeps_copies() && !queries && !(x_model.shared_norm && reads_normed());
+  b.y1 = place.add("attention.norm out", normed_type(), flat(), copied || norm || casts_normed());
+  b.y1_x = place.normed("attention.norm out quantized", b.y1, norm);
+  b.y1_more = declare_more(place, "attention.norm out quantized", x_qkv, b.y1);
+  b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
+  if (composes_norms()) {
+    x_norm1.composed = place.add("attention.norm input in fp32", DType::kFp32, flat(), norm);
+  }
+  if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
+  const bool core = repeats_core() || again.attention;
+  b.qkv = place.add("qkv", type, x_tokens * x_qkv_width,
+                    repeats_heads() || again.latent_up || (exchanges_heads() && !core));
+  if (x_model.qk_norm)
+    b.qkv_raw = place.add("qkv raw", type, x_tokens * x_qkv_width, repeats_heads());
+  b.context = place.add("context", type, x_tokens * x_projection.in, repeats_core());
+  if (exchanges_heads()) {
+    b.qkv_heads = place.add("qkv of own heads", type, b.qkv.count, core);
+    b.out_heads = place.add("context of own heads", type, b.context.count, core);
+  }
+  declare_operations(b, place);
+  b.context_x = place.operand("context quantized", b.context, core);
+  if (x_plan.attention != AttentionKernel::kUnfused) {
+    b.row_stats = place.add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
+    return;
+  }
+  const std::int64_t square = x_tokens * x_q_heads * x_plan.sequence_length;
+  // Eager softmax is in fp32 under autocast, and what it gives is kept beside its 16-bit copy.
+  const bool wide = precision.autocast && x_plan.fusion == Fusion::kEager;
+  b.scores = place.add("probabilities", wide ? precision.compute : type, square, core);
+  if (x_dropout.attention > 0) {
+    b.score_mask = place.add("attention mask", DType::kUint8, square, core);
+    b.dropped = place.add("dropped probabilities", type, square, core);
+  } else if (wide) {
+    b.narrow_scores = place.add("probabilities in 16 bits", type, square, core);
+  }
+}
+
+void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local) {
+  const Placer place{saved, local, x_plan.precision};
+  const Recompute& again = x_again;
+  const Precision& precision = x_plan.precision;
+  const DType type = precision.branch();
+  const bool low = precision.keeps_copies();
+  const bool norm = again.layer || again.norm;
+  if (x_model.shared_norm) {
+    b.y2 = b.y1;
+    b.y2_x = b.y1_x;
+  } else {
+    b.y2 = place.add("mlp.norm out", normed_type(), flat(),
+                     (low && !reads_normed()) || norm || casts_normed());
+    b.y2_x = {b.y2, b.y2};
+    if (!x_moe || x_moe->shares()) {
+      b.y2_x = place.normed("mlp.norm out quantized", b.y2, norm || starts_branch());
+    }
+    b.y2_more = declare_more(place, "mlp.norm out quantized", x_up, b.y2);
+    b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
+    if (composes_norms()) {
+      x_norm2.composed = place.add("mlp.norm input in fp32", DType::kFp32, flat(), norm);
+    }
+  }
+  if (x_moe) return x_moe->declare(saved, local);
+  const bool whole = again.layer || again.mlp || again.parts > 1;
+  b.up = place.add("mlp up", type, x_tokens * x_up.out / (keeps_products() ? 2 : 1),
+                   whole && !again.keep_up);
+  const bool activation = whole || again.activation;
+  b.act = place.add("mlp activation", type, x_tokens * x_down.in, low || activation);
+  b.act_x = place.operand("mlp activation quantized", b.act, activation);
+  if (composes_activation()) {
+    b.composed_act = place.add("mlp gate activated", type, b.act.count, activation);
+  }
+}
+
+void LayerParts::declare_operations(Buffers& b, const Placer& place) const {
+  if (!keeps_products()) return;
+  const DType type = x_plan.precision.compute;
+  const std::int64_t kv = x_tokens * x_kv_heads * x_model.head_dim;
+  b.kept_heads = place.add("queries and values", type, x_tokens * x_qkv_width - kv, false);
+  b.keys = place.add("keys", type, kv, true);
+  b.gate = place.add("mlp gate", type, x_tokens * x_down.in, false);
+}
+
+/// What tensor-parallel collectives give and take. Of what is kept by operation the backward pass
+/// reads the scattered output of attention alone: the others are kept without need.
+void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const {
+  const std::int64_t full = x_tokens * x_model.hidden;
+  const auto temp = [&](const char* name, DType dtype, std::int64_t count, bool kept = false) {
+    return (kept ? saved : local).add(name, BufferKind::kActivations, dtype, count, kept);
+  };
+  const DType type = x_plan.precision.branch();
+  if (x_plan.sequence) {
+    b.y1_full = temp("attention input gathered", b.y1_x.in.dtype, full);
+    b.y2_full = shares_input() ? b.y1_full : temp("mlp input gathered", b.y2_x.in.dtype, full);
+    if (!joins()) b.attention_part = temp("attention partial", type, full);
+    b.down_part = temp("mlp partial", type, full, keeps_products());
+  }
+  if (!joins()) b.attention_out = temp("attention out", type, flat(), keeps_projection());
+  b.down = temp("mlp out", type, flat(), keeps_scattered() || keeps_products());
+  if (!x_plan.sequence) {
+    b.y1_full = b.y1_x.in;
+    b.y2_full = b.y2_x.in;
+    b.attention_part = b.attention_out;
+    b.down_part = b.down;
+  }
+}
+
+/// Autocast's copies of weights and biases. They stay for the linears' backward pass or, of a layer
+/// that is computed again, until the forward pass of the microbatch is over.
+void LayerParts::declare_casts(LayoutWriter& saved, LayoutWriter& local) {
+  const auto copy_of = [&](const std::string& name, const Ref& own, bool again) {
+    if (!own.valid() || (again && !x_again.layer)) return Ref();
+    return (again ? local : saved)
+        .add(name + " in 16 bits", BufferKind::kActivations, x_plan.precision.branch(), own.count,
+             !x_again.layer);
+  };
+  const std::pair<std::string, Linear*> linears[] = {{"attention.qkv", &x_qkv},
+                                                     {"attention.projection", &x_projection},
+                                                     {"mlp.up", &x_up},
+                                                     {"mlp.down", &x_down}};
+  for (const auto& [name, l] : linears) {
+    if (!l->own_weight.valid()) {
+      l->own_weight = l->weight;
+      l->own_bias = l->bias;
+    }
+    l->weight = copy_of(name + ".weight", l->own_weight, false);
+    l->bias = copy_of(name + ".bias", l->own_bias, false);
+    l->weight_again = copy_of(name + ".weight", l->own_weight, true);
+    l->bias_again = copy_of(name + ".bias", l->own_bias, true);
+  }
+}
+
+void LayerParts::cast_again() {
+  if (!x_plan.precision.autocast || !x_again.layer) return;
+  for (Linear* l : {&x_qkv, &x_projection, &x_up, &x_down}) {
+    l->weight = l->weight_again;
+    l->bias = l->bias_again;
+  }
+}
+
+std::vector<Ref> LayerParts::declare_more(const Placer& place, const char* name, const Linear& l,
+                                          const Ref& normed) const {
+  std::vector<Ref> out;
+  if (!casts_normed()) return out;
+  for (std::size_t i = 1; i < l.apart(); ++i) {
+    out.push_back(place.add(name, x_plan.precision.branch(), normed.count, x_again.layer));
+  }
+  return out;
+}
+
+/// What 3d gathers: kept, unless the linear is computed again.
+void LayerParts::declare_kept(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const {
+  const Placer place{saved, local, x_plan.precision};
+  const auto keep = [&](const char* input, const char* weight, const Linear& l, bool again) {
+    const DType type = x_plan.precision.compute;
+    const Ref in = place.add(input, type, x_grid->kept_input(x_rows, l.in), again);
+    b.kept.at(l.number) = {in, place.add(weight, type, x_grid->kept_weight(l.of_grid()), again)};
+  };
+  const bool whole = x_again.layer;
+  const bool mlp = whole || x_again.mlp;
+  keep("qkv input gathered", "qkv weight gathered", x_qkv, whole);
+  keep("projection input gathered", "projection weight gathered", x_projection, whole);
+  keep("up input gathered", "up weight gathered", x_up, mlp);
+  keep("down input gathered", "down weight gathered", x_down, mlp);
+}
+
+}  // namespace foretrain

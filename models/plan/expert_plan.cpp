@@ -1,0 +1,343 @@
+#include "models/plan/expert_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <sstream>
+
+#include "models/plan/plan_reading.h"
+#include "sim/base/constants.h"
+
+namespace foretrain {
+namespace {
+
+/// x with P(X < x) = p for a normal variable; 0.5 <= p < 1.
+double normal_quantile(double p) {
+  double low = 0;
+  double high = 10;
+  for (int i = 0; i < 60; ++i) {
+    const double x = (low + high) / 2;
+    (std::erfc(-x / std::sqrt(2.0)) / 2 < p ? low : high) = x;
+  }
+  return low;
+}
+
+/// Shares s_i of the choices of the i-th most chosen expert as i^-exponent. They are dealt to the
+/// ranks in turn: the i-th lies on rank i mod ranks.
+std::vector<double> zipf(std::int64_t experts, std::int64_t ranks, double exponent) {
+  std::vector<double> out(static_cast<std::size_t>(experts));
+  const std::int64_t local = experts / ranks;
+  for (std::int64_t i = 0; i < experts; ++i) {
+    out[static_cast<std::size_t>(i % ranks * local + i / ranks)] =
+        std::pow(static_cast<double>(i + 1), -exponent);
+  }
+  return out;
+}
+
+std::vector<double> read_shares(JsonReader& r, const Json& json, std::int64_t experts,
+                                std::int64_t ranks) {
+  std::vector<double> out;
+  if (json.object() != nullptr) {
+    JsonReader inner(json, r.source(), r.pointer("load"));
+    double exponent = 0;
+    if (!inner.has("zipf")) inner.fail("zipf", "missing: the exponent of the shares");
+    inner.read("zipf", exponent, JsonReader::Range{0, 10});
+    r.adopt(inner.finish());
+    return zipf(experts, ranks, exponent);
+  }
+  const std::string expected = "expected a share of the choices for each of the " + text(experts) +
+                               " experts, or {\"zipf\": exponent}";
+  if (json.array() == nullptr) {
+    r.fail("load", "found " + describe(json) + ", " + expected);
+    return out;
+  }
+  for (const Json& item : *json.array()) {
+    if (!item.is_number() || item.number() < 0 || item.number() > 1e9) {
+      r.fail("load", "found " + describe(item) + " in the list, " + expected);
+      return {};
+    }
+    out.push_back(item.number());
+  }
+  if (static_cast<std::int64_t>(out.size()) != experts) {
+    r.fail("load", "found " + text(static_cast<std::int64_t>(out.size())) + " shares, " + expected);
+  }
+  return out;
+}
+
+/// `load`, as tokens of an expert over the mean; the factor of the busiest rank follows.
+void read_load(JsonReader& r, const Experts& e, ExpertPlan& plan) {
+  const Json* json = r.take("load");
+  if (json == nullptr || e.count % plan.expert != 0) return;  // refused elsewhere
+  if (plan.routing != Routing::kNatural || r.has("imbalance")) {
+    return r.fail("load", "is of routing \"natural\", in place of imbalance");
+  }
+  plan.load = read_shares(r, *json, e.count, plan.expert);
+  const double sum = std::accumulate(plan.load.begin(), plan.load.end(), 0.0);
+  if (r.failed()) return;
+  if (sum <= 0) return r.fail("load", "all shares are 0");
+  const double most = static_cast<double>(e.count) / static_cast<double>(e.top_k);
+  for (double& load : plan.load) {
+    // To a billionth: equal shares are the mean to the row.
+    load = std::round(load * static_cast<double>(e.count) / sum * 1e9) / 1e9;
+    if (load <= most * 1.0001) continue;
+    std::ostringstream message;
+    message << "an expert has " << load << " times the mean, but as a token chooses " << e.top_k
+            << " of " << e.count << " different experts, one has at most " << most << " times";
+    return r.fail("load", message.str());
+  }
+  const std::vector<double> busiest = busiest_loads(plan);
+  plan.factor =
+      std::accumulate(busiest.begin(), busiest.end(), 0.0) / static_cast<double>(busiest.size());
+}
+
+void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
+  r.read_enum("routing", plan.routing, kRoutingNames);
+  r.read_enum("dispatcher", plan.dispatcher, kDispatcherNames);
+  int cast = 0;
+  r.read_choice("dispatch_dtype", cast, {"compute", "fp8"});
+  plan.cast_first = cast == 1;
+  std::int64_t sms = enough_sms(plan.dispatcher);
+  if (!plan.fused() && r.has("dispatcher_sms")) {
+    r.fail("dispatcher_sms", "is of dispatchers deepep and hybridep; others hold what NCCL does");
+  }
+  r.read("dispatcher_sms", sms, JsonReader::IntRange{1, 1024});
+  plan.sms = static_cast<std::int32_t>(sms);
+  r.read("min_capacity", plan.least_capacity, JsonReader::IntRange{0, 1'000'000});
+  int gate = 0;
+  r.read_choice("gate", gate, {"indices", "masks"});
+  plan.masks = gate == 1;
+  const bool natural = plan.routing == Routing::kNatural;
+  const char* key = natural ? "imbalance" : "capacity_factor";
+  const char* other = natural ? "capacity_factor" : "imbalance";
+  if (plan.routing != Routing::kNatural) plan.factor = 1;
+  if (plan.routing == Routing::kBalanced) {
+    for (const char* name : {key, other, "load"}) {
+      if (r.has(name)) r.fail(name, "routing \"balanced\" has none");
+    }
+    return;
+  }
+  if (r.has(other)) {
+    r.fail(other, natural ? "routing \"natural\" reads imbalance; set moe.routing to \"capacity\""
+                          : "routing \"capacity\" reads capacity_factor; set moe.routing to "
+                            "\"natural\"");
+  }
+  if (r.has("load")) return read_load(r, experts, plan);
+  const double least = natural ? 1 : 1e-3;
+  r.read(key, plan.factor, JsonReader::Range{least, 1e3});
+}
+
+}  // namespace
+
+const MoeConstants& moe_constants() {
+  static const MoeConstants constants = [] {
+    const Json root = load_constants("moe.json");
+    const Json& sms = member(root, "dispatcher_sms");
+    const Json& launches = member(root, "router_launches");
+    return MoeConstants{number_at(root, "load_spread"), count_at(sms, "deepep"),
+                        count_at(sms, "hybridep"), count_at(launches, "forward"),
+                        count_at(launches, "backward")};
+  }();
+  return constants;
+}
+
+std::int32_t enough_sms(Dispatcher dispatcher) {
+  if (dispatcher == Dispatcher::kDeepEp) return moe_constants().deepep_sms;
+  return dispatcher == Dispatcher::kHybridEp ? moe_constants().hybridep_sms : 0;
+}
+
+double natural_imbalance(std::int64_t experts, std::int64_t ranks) {
+  if (ranks <= 1 || experts <= 1) return 1;
+  const auto all = static_cast<double>(experts);
+  const auto n = static_cast<double>(ranks);
+  const double own = std::max(1.0, all / n);
+  const double spread = moe_constants().load_spread * std::sqrt((1 - (own - 1) / (all - 1)) / own);
+  return 1 + spread * normal_quantile((n - 0.375) / (n + 0.25));
+}
+
+std::vector<double> busiest_loads(const ExpertPlan& plan) {
+  const auto local = static_cast<std::int64_t>(plan.load.size()) / plan.expert;
+  std::vector<double> out;
+  double most = -1;
+  for (std::int64_t rank = 0; rank < plan.expert && local > 0; ++rank) {
+    const auto first = plan.load.begin() + rank * local;
+    const double sum = std::accumulate(first, first + local, 0.0);
+    if (sum <= most) continue;
+    most = sum;
+    out.assign(first, first + local);
+  }
+  return out;
+}
+
+void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
+  const Json* json = run.take("moe");
+  if (model.has_experts()) {  // what training does unless told to force the balance
+    plan.routing = Routing::kNatural;
+    plan.factor = natural_imbalance(model.experts.count, plan.expert);
+  }
+  if (json == nullptr) return;
+  if (!model.has_experts()) return run.fail("moe", "the model has no experts");
+  JsonReader reader(*json, run.source(), run.pointer("moe"));
+  read_routing(reader, model.experts, plan);
+  run.adopt(reader.finish());
+}
+
+void check_expert_module(JsonReader& reader, const std::string& name, const Model& model) {
+  if (name == "mla_up_proj" && !model.is_latent()) {
+    reader.fail("modules", "found \"mla_up_proj\", but the model's attention is not latent");
+  }
+  const bool experts = name == "moe" || name == "moe_act" || name == "shared_experts";
+  if (experts && !model.has_experts()) {
+    reader.fail("modules", "found \"" + name + "\", but the model has no experts");
+  }
+}
+
+namespace {
+
+/// What passes that hide each other's exchanges do not go with.
+void check_paired(JsonReader& run, const Model& model, const Plan& plan) {
+  if (!plan.overlap.passes) return;
+  if (!model.has_experts()) return run.fail("overlap/passes", "the model has no experts");
+  // Without chunks a stage's pair would begin when its neighbour's ends: half of the time is lost.
+  const bool alone = plan.schedule == Schedule::k1F1B && plan.pipeline == 1;
+  if (!alone && (plan.schedule != Schedule::kInterleaved || plan.virtual_pipeline == 1)) {
+    return run.fail("overlap/passes",
+                    "pairs the passes of interleaved-1f1b with virtual_pipeline > 1, or of one "
+                    "stage; dualpipe pairs its own");
+  }
+  if (plan.experts.expert * plan.experts.tensor == 1) {
+    return run.fail("overlap/passes",
+                    "no tokens are exchanged: parallel.expert and expert_tensor are 1");
+  }
+  if (plan.pipeline > 1 && plan.microbatches() == plan.pipeline) {
+    return run.fail("overlap/passes", "with as many microbatches as stages, " +
+                                          text(plan.pipeline) +
+                                          ", all forward passes come first: there are no pairs");
+  }
+  if (plan.by_units() || plan.offload.activation_layers > 0) {
+    run.fail("overlap/passes",
+             "with sharded gradients or parameters, or with activations on the host, is not "
+             "modelled yet",
+             ErrorKind::kUnsupported);
+  }
+}
+
+/// All tokens of all ranks choose among the experts of one.
+double most_imbalance(const Experts& e, std::int64_t ranks) {
+  const double chosen = static_cast<double>(std::min(e.top_k, e.count / ranks));
+  return static_cast<double>(ranks) * chosen / static_cast<double>(e.top_k);
+}
+
+void check_imbalance(JsonReader& run, const Experts& e, const ExpertPlan& plan) {
+  if (plan.routing != Routing::kNatural || e.count % plan.expert != 0) return;
+  const double most = std::max(1.0, most_imbalance(e, plan.expert));
+  if (plan.factor <= most * 1.0001) return;
+  std::ostringstream message;
+  message << "found " << plan.factor << ", but with " << text(plan.expert)
+          << " ranks that share the experts the busiest has at most " << most << " times the mean";
+  run.fail("moe/imbalance", message.str());
+}
+
+/// Groups of shards hold all experts: each is made of ranks that follow each other in a stage, and
+/// of whole groups of ranks that hold all experts together.
+void check_groups(JsonReader& run, const Plan& plan) {
+  if (plan.sharding == Sharding::kNone || plan.replicas() == 1) return;
+  const std::int64_t group = plan.shards() * plan.tensor;
+  const std::int64_t holders = plan.experts.expert * plan.experts.tensor;
+  if (group % holders != 0) {
+    return run.fail("sharding/group_size",
+                    text(plan.shards()) + " ranks x tensor " + text(plan.tensor) +
+                        " do not hold all experts: expected a multiple of expert " +
+                        text(plan.experts.expert) + " x expert_tensor " +
+                        text(plan.experts.tensor) + " = " + text(holders));
+  }
+  std::vector<std::string> order = plan.rank_order;
+  std::erase(order, "pp");
+  const auto at = [&order](const char* name) {
+    return std::find(order.begin(), order.end(), name);
+  };
+  const bool whole = at("tp") < at("cp") || plan.context == 1 || plan.tensor == 1 ||
+                     plan.shards() % plan.context == 0;
+  if (order.back() != "dp" || !whole) {
+    run.fail(
+        "sharding/group_size",
+        "with experts, groups of shards are modelled where the ranks of one follow each other: "
+        "set parallel.rank_order to one with dp behind tp, cp and ep, such as tp-cp-ep-dp-pp",
+        ErrorKind::kUnsupported);
+  }
+}
+
+}  // namespace
+
+void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
+  check_paired(run, model, plan);
+  const std::int64_t expert = plan.experts.expert;
+  const std::int64_t cut = plan.experts.tensor;
+  const auto refuse = [&run](const char* place, const std::string& message,
+                             ErrorKind kind = ErrorKind::kInput) {
+    run.fail(place, message, kind);
+  };
+  if (!model.has_experts()) {
+    if (expert > 1)
+      refuse("parallel/expert", "found " + text(expert) + ": the model has no experts");
+    if (cut > 1) {
+      refuse("parallel/expert_tensor", "found " + text(cut) + ": the model has no experts");
+    }
+    return;
+  }
+  const Experts& e = model.experts;
+  if (plan.experts.cast_first && (!plan.experts.fused() || plan.precision.linear != DType::kFp8)) {
+    return refuse("moe/dispatch_dtype",
+                  "fp8 needs an fp8 precision, and moe.dispatcher deepep or hybridep, whose "
+                  "kernels carry it");
+  }
+  const bool plain = plan.experts.dispatcher == Dispatcher::kAllToAll && cut == 1 && !plan.sequence;
+  if (plan.experts.masks && plan.experts.routing == Routing::kCapacity &&
+      (!plain || plan.precision.low() || plan.overlap.expert)) {
+    return refuse("moe/gate",
+                  "masks are modelled with moe.dispatcher alltoall, in 16 bits and more, without "
+                  "parallel.sequence, parallel.expert_tensor and overlap.expert; set moe.gate to "
+                  "indices for what this plan costs without them",
+                  ErrorKind::kUnsupported);
+  }
+  const std::int64_t ranks = plan.accelerators / plan.pipeline;
+  if (ranks % (expert * cut) != 0) {
+    return refuse("parallel/expert", "expert " + text(expert) + " x expert_tensor " + text(cut) +
+                                         " does not divide the " + text(ranks) +
+                                         " ranks of a pipeline stage");
+  }
+  if (e.count % expert != 0) {
+    refuse("parallel/expert",
+           text(expert) + " does not divide the model's " + text(e.count) + " experts");
+  }
+  check_imbalance(run, e, plan.experts);
+  if (e.width % cut != 0) {
+    refuse("parallel/expert_tensor",
+           text(cut) + " does not divide the experts' width " + text(e.width));
+  }
+  if (e.shared_width % plan.tensor != 0) {
+    refuse("parallel/tensor", text(plan.tensor) + " does not divide the shared experts' width " +
+                                  text(e.shared_width));
+  }
+  if (plan.tensor > 1 && !plan.sequence) {
+    refuse("parallel/sequence",
+           "experts with tensor parallelism need sequence parallelism: without it every tensor "
+           "rank would send the same tokens");
+  }
+  if (model.predict_layers > 0 && model.tied_embeddings) {
+    refuse("model/num_nextn_predict_layers",
+           "multi-token prediction with tied embeddings is not modelled yet",
+           ErrorKind::kUnsupported);
+  }
+  check_groups(run, plan);
+  if (plan.attention == AttentionKernel::kUnfused && model.is_latent()) {
+    refuse("kernels/attention", "unfused latent attention is not modelled yet",
+           ErrorKind::kUnsupported);
+  }
+  const double rows = static_cast<double>(plan.tokens()) * static_cast<double>(e.top_k) *
+                      static_cast<double>(expert * cut) * plan.experts.factor;
+  if (rows * static_cast<double>(std::max({model.hidden, 2 * e.width, e.count})) * 8 > 4e18) {
+    refuse("batch", "one microbatch would send more than 4 EB to its experts");
+  }
+}
+
+}  // namespace foretrain

@@ -1,0 +1,51 @@
+// The part of a plan that is about experts.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/plan/plan.h"
+
+namespace foretrain {
+
+/// As a RUN names them, in the order of the enumerators.
+inline const std::vector<std::string> kDispatcherNames = {"allgather", "alltoall", "deepep",
+                                                          "hybridep"};
+inline const std::vector<std::string> kRoutingNames = {"balanced", "natural", "capacity"};
+
+/// configs/moe.json, read once.
+struct MoeConstants {
+  double load_spread = 0;  ///< of an expert, of the mean
+  std::int32_t deepep_sms = 0, hybridep_sms = 0;
+  std::int32_t router_launches = 0, router_gradient_launches = 0;
+};
+const MoeConstants& moe_constants();
+
+/// SMs with which a dispatcher's kernels carry what links do, and by default hold. That fewer carry
+/// their part of it is taken. 0: other dispatchers.
+std::int32_t enough_sms(Dispatcher dispatcher);
+
+/// Expected tokens of the busiest of `ranks` ranks over the mean, where `experts` experts that no
+/// one balances by force are spread over them: 1 + sigma z / sqrt(m) sqrt(1 - (m - 1) / (experts -
+/// 1)), m experts a rank whose loads have a spread of sigma (`load_spread`) and a fixed sum, z the
+/// expected largest of `ranks` normal variables (Blom 1958).
+double natural_imbalance(std::int64_t experts, std::int64_t ranks);
+
+/// Tokens of the busiest rank's experts, which every rank is taken to have, over those of the mean.
+inline double busiest_load(const ExpertPlan& plan) {
+  return plan.routing == Routing::kNatural ? plan.factor : 1;
+}
+
+/// Of the experts of the busiest rank, tokens over the mean; empty where `plan.load` is.
+std::vector<double> busiest_loads(const ExpertPlan& plan);
+
+/// Reads `moe`; the plan's degrees are known.
+void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan);
+
+/// Refuses module `name` of `recompute.modules` where the model has no such part.
+void check_expert_module(JsonReader& reader, const std::string& name, const Model& model);
+
+/// Refuses degrees that do not divide and combinations that cannot be. The plan's data is known.
+void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan);
+
+}  // namespace foretrain

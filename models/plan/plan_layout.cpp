@@ -1,0 +1,94 @@
+#include "models/plan/plan_layout.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "models/plan/partition.h"
+#include "models/plan/plan_reading.h"
+
+namespace foretrain {
+namespace {
+
+const std::vector<std::string>& partition_names() {
+  static const std::vector<std::string> names = {"layers", "parameters", "profiled"};
+  return names;
+}
+
+void read_chunks(JsonReader& reader, const Json& json, Plan& plan) {
+  if (json.array() == nullptr) {
+    return reader.fail("pipeline_layout", "found " + describe(json) +
+                                              ", expected a list with the layers of every chunk");
+  }
+  for (const Json& item : *json.array()) {
+    const auto* layers = std::get_if<std::int64_t>(&item.value);
+    if (layers == nullptr || *layers < 0 || *layers > kAnyCount.high) {
+      return reader.fail("pipeline_layout", "found " + describe(item) + ", expected whole numbers");
+    }
+    plan.pipeline_layout.push_back(*layers);
+  }
+}
+
+}  // namespace
+
+void read_layout(JsonReader& parallel, Plan& plan) {
+  parallel.read_enum("pipeline_partition", plan.partition, partition_names());
+  if (const Json* layout = parallel.take("pipeline_layout")) read_chunks(parallel, *layout, plan);
+  if (plan.partition == Partition::kLayers || plan.pipeline_layout.empty()) return;
+  parallel.fail("pipeline_partition", "found \"" + name_of(plan.partition) +
+                                          "\", which works out the pipeline_layout that is given "
+                                          "as well; leave one of them out");
+}
+
+std::vector<std::int64_t> even_layout(const Model& model, const Plan& plan) {
+  const std::int64_t chunks = plan.chunks();
+  const bool ends = !plan.shares_vocabulary();
+  const std::int64_t predicted = model.layers % chunks == 0 || !ends ? 0 : 2 * model.predict_layers;
+  std::vector<std::int64_t> out = default_layout(model.layers + predicted, chunks, ends);
+  out.back() -= predicted;
+  for (; out.back() < 0; ++out.back()) --*std::max_element(out.begin(), out.end() - 1);
+  return out;
+}
+
+void settle_layout(JsonReader& run, const Model& model, Plan& plan) {
+  const std::int64_t chunks = plan.chunks();
+  if (plan.pipeline_layout.empty()) {
+    if (chunks > model.layers + 2) {
+      return run.fail("parallel/pipeline",
+                      text(chunks) + " pipeline chunks for " + text(model.layers) + " layers");
+    }
+    if (chunks > 1 && plan.partition != Partition::kLayers && model.layers > kMostBalanced) {
+      return run.fail("parallel/pipeline_partition",
+                      "found \"" + name_of(plan.partition) + "\" of " + text(model.layers) +
+                          " layers; at most " + text(kMostBalanced) +
+                          " are balanced, use \"layers\"",
+                      ErrorKind::kUnsupported);
+    }
+    plan.pipeline_layout = chunks > 1 && plan.partition == Partition::kParameters
+                               ? balanced_layout({parameter_weights(model, plan)}, chunks)
+                               : even_layout(model, plan);
+  }
+  const std::int64_t sum =
+      std::accumulate(plan.pipeline_layout.begin(), plan.pipeline_layout.end(), std::int64_t{0});
+  if (static_cast<std::int64_t>(plan.pipeline_layout.size()) == chunks && sum == model.layers) {
+    return;
+  }
+  run.fail("parallel/pipeline_layout",
+           "found " + text(static_cast<std::int64_t>(plan.pipeline_layout.size())) +
+               " chunks with " + text(sum) + " layers, expected " + text(chunks) + " with " +
+               text(model.layers));
+}
+
+bool can_scatter_messages(const Model& model, const Plan& p) {
+  return !model.is_encoder_decoder() && !model.is_network() &&
+         p.tokens() * model.hidden % p.tensor == 0;
+}
+
+void settle_messages(const Model& model, Plan& plan) {
+  plan.scatter_gather = plan.scatter_gather && can_scatter_messages(model, plan);
+}
+
+std::string name_of(Partition partition) {
+  return partition_names()[static_cast<std::size_t>(partition)];
+}
+
+}  // namespace foretrain

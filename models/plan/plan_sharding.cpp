@@ -1,0 +1,443 @@
+#include "models/plan/plan_sharding.h"
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+#include "models/plan/plan_reading.h"
+
+namespace foretrain {
+namespace {
+
+using IntRange = JsonReader::IntRange;
+
+/// null: as if the key were not there.
+void read_group(JsonReader& reader, const char* key, std::int64_t& out) {
+  const Json* json = reader.take(key);
+  if (json == nullptr || json->is_null()) return;
+  const auto* size = std::get_if<std::int64_t>(&json->value);
+  if (size == nullptr || *size < 1) {
+    reader.fail(key, "found " + describe(*json) + ", expected a number of ranks or null");
+    return;
+  }
+  out = *size;
+}
+
+std::optional<Refusal> refused_group(const Plan& p) {
+  if (p.shard_group == 0) return std::nullopt;
+  if (p.sharding == Sharding::kNone) {
+    return Refusal{"sharding/group_size", "sharding.level is none: nothing is shared"};
+  }
+  if (p.data % p.shard_group != 0) {
+    return Refusal{"sharding/group_size", text(p.shard_group) + " does not divide " + text(p.data) +
+                                              " data-parallel ranks"};
+  }
+  if (p.by_units() && p.shard_group == 1 && p.data > 1) {
+    return Refusal{"sharding/group_size",
+                   "a group of one rank shares nothing: set sharding.level to none"};
+  }
+  return std::nullopt;
+}
+
+/// What of parameters and gradients travels in fewer bits, and a second copy of the parameters.
+std::optional<Refusal> refused_narrow(const Model& model, const Plan& p) {
+  const Units& u = p.units;
+  const char* place = u.narrow_gathers  ? "sharding/gather_dtype"
+                      : u.secondary > 0 ? "sharding/secondary_group"
+                                        : "gradients/reduce_dtype";
+  const bool gathers = u.narrow_gathers || u.secondary > 0;
+  if (!gathers && !u.narrow_reduction) return std::nullopt;
+  if (gathers && p.sharding != Sharding::kParameters) {
+    return Refusal{place, "needs sharding.level parameters"};
+  }
+  if (u.narrow_reduction && p.to_owners()) {
+    return Refusal{"gradients/reduction", "reduce is not modelled with gradients.reduce_dtype int4",
+                   ErrorKind::kUnsupported};
+  }
+  if (!p.by_units()) return Refusal{place, "int4 needs sharding.level gradients or parameters"};
+  if (model.has_experts() || p.offload.states()) {
+    return Refusal{place, "is not modelled with experts, nor with offloaded states",
+                   ErrorKind::kUnsupported};
+  }
+  const Precision& c = p.precision;
+  if (u.casts_shards && (c.linear != DType::kFp8 || c.blocks)) {
+    return Refusal{place,
+                   "fp8 needs precision fp8, with kernels.fp8_recipe delayed, current or "
+                   "tensorwise: one scale for a matrix"};
+  }
+  if (u.casts_shards && u.secondary > 0) {
+    return Refusal{place, "fp8 does not go with secondary_group", ErrorKind::kUnsupported};
+  }
+  if (u.secondary > 0 && (u.secondary == 1 || p.shards() % u.secondary != 0)) {
+    return Refusal{"sharding/secondary_group",
+                   "found " + text(u.secondary) +
+                       ", expected more than one rank, and a divisor of "
+                       "the " +
+                       text(p.shards()) + " that share the parameters"};
+  }
+  if (u.narrow_reduction && p.replicas() > 1) {
+    return Refusal{"gradients/reduce_dtype",
+                   "int4 is not modelled with sharding.group_size: its exchanges run over all "
+                   "data-parallel ranks, in two levels with gradients.inner_group",
+                   ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
+/// Gathers in two levels.
+std::optional<Refusal> refused_levels(const Model& model, const Plan& p) {
+  const Units& u = p.units;
+  const char* place = "sharding/inner_group";
+  if (u.inner_group == 1) return std::nullopt;
+  if (p.sharding != Sharding::kParameters) {
+    return Refusal{place, "needs sharding.level parameters"};
+  }
+  if (u.inner_group >= p.shards() || p.shards() % u.inner_group != 0) {
+    return Refusal{place, "found " + text(u.inner_group) + ", expected a divisor of the " +
+                              text(p.shards()) + " ranks that share the parameters, less than all"};
+  }
+  if (model.has_experts() || u.narrow_gathers || u.secondary > 0) {
+    return Refusal{place, "is not modelled with experts, gather_dtype int8 or fp8, secondary_group",
+                   ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
+void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
+  reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready", "contiguous"});
+  const auto bytes = [&reader](const char* key, Bytes& out) {
+    double mib = 0;
+    reader.read(key, mib, JsonReader::Range{0, 1e9});
+    out = static_cast<Bytes>(mib * 1048576);
+  };
+  bytes("bucket_mib", buckets.bytes);
+  bytes("first_bucket_mib", buckets.first_bytes);
+  if (buckets.first_bytes == 0) buckets.first_bytes = buckets.bytes;
+  reader.read("bucket_copy", buckets.copy);
+  reader.read("no_sync", buckets.last_pass_only);
+  int average = 0;
+  reader.read_choice("average", average, {"loss", "before"});
+  buckets.averages = average == 1;
+  reader.read("check_nan", buckets.checks);
+  reader.read("inner_group", buckets.inner_group, IntRange{1, 1 << 20});
+  reader.read_enum("compression", buckets.compression,
+                   {"none", "fp16", "bf16", "powersgd", "onebit"});
+  reader.read("compression_rank", buckets.rank, IntRange{0, 4096});
+  double cycle_us = 0;
+  reader.read("cycle_us", cycle_us, JsonReader::Range{0, 1e6});
+  buckets.cycle = Time::from_us(cycle_us);
+}
+
+/// What of `gradients` goes with a sharded optimizer; all else is at its default.
+GradientBuckets of_shards(const Plan& p) {
+  GradientBuckets out;
+  out.bytes = p.buckets.bytes;
+  out.first_bytes = p.buckets.first_bytes;
+  if (p.units.narrow_reduction) out.inner_group = p.buckets.inner_group;
+  if (p.contiguous()) out.cut = p.buckets.cut;
+  return out;
+}
+
+/// The first key whose value goes with nothing that is sharded.
+std::optional<Refusal> refused_beside_shards(const GradientBuckets& b, const GradientBuckets& of) {
+  const std::array<std::tuple<bool, const char*, const char*>, 7> keys = {{
+      {b.cut != of.cut, "gradients/bucketing",
+       "ranges, or contiguous below sharding.level parameters"},
+      {b.copy != of.copy, "gradients/bucket_copy", "false"},
+      {b.last_pass_only != of.last_pass_only, "gradients/no_sync", "true"},
+      {b.inner_group != of.inner_group, "gradients/inner_group", "1, but with reduce_dtype int4"},
+      {b.compression != of.compression, "gradients/compression", "none"},
+      {b.rank != of.rank, "gradients/compression_rank", "0"},
+      {b.cycle != of.cycle, "gradients/cycle_us", "0"},
+  }};
+  for (const auto& [differs, place, expected] : keys) {
+    if (!differs) continue;
+    return Refusal{
+        place,
+        std::string("does not go with a sharded optimizer: set sharding.level to none, or "
+                    "this to ") +
+            expected,
+        ErrorKind::kUnsupported};
+  }
+  return std::nullopt;
+}
+
+/// Buckets of whole parameters, copies and compression are ways of plain data parallelism.
+std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
+  const GradientBuckets& b = p.buckets;
+  const auto unsupported = [](const char* place, const std::string& message) {
+    return Refusal{place, message, ErrorKind::kUnsupported};
+  };
+  if (p.data % b.inner_group != 0) {
+    return Refusal{"gradients/inner_group", text(b.inner_group) + " does not divide " +
+                                                text(p.data) + " data-parallel ranks"};
+  }
+  if (p.sharding != Sharding::kNone) {
+    return refused_beside_shards(b, of_shards(p));
+  }
+  if (b.cut != Bucketing::kRanges && b.bytes == 0) {
+    return Refusal{"gradients/bucket_mib", "buckets of whole parameters need a size above 0"};
+  }
+  const bool factors = b.compression == Compression::kPowerSgd;
+  if (factors && (b.rank == 0 || b.cut == Bucketing::kRanges)) {
+    return Refusal{"gradients/compression_rank",
+                   "powersgd needs a rank above 0, and bucketing by whole parameters"};
+  }
+  if ((factors || b.compression == Compression::kOneBit) && b.inner_group > 1) {
+    return unsupported("gradients/inner_group", "goes with compression none, fp16 and bf16");
+  }
+  const bool casts = b.compression == Compression::kFp16 || b.compression == Compression::kBf16;
+  if (casts && p.precision.gradients != DType::kFp32) {
+    return unsupported("gradients/compression", "found a cast of " +
+                                                    std::string(name_of(p.precision.gradients)) +
+                                                    " gradients to another 16-bit type; expected "
+                                                    "none, powersgd, onebit or gradients in fp32");
+  }
+  if (model.has_experts() && (factors || b.inner_group > 1)) {
+    return unsupported("gradients", "inner_group and powersgd are modelled without experts");
+  }
+  constexpr std::int64_t kMostPasses = 4096;
+  if (!b.last_pass_only && p.microbatches() > kMostPasses) {
+    return Refusal{"gradients/no_sync", "a reduction in each of " + text(p.microbatches()) +
+                                            " microbatches; expected at most " + text(kMostPasses)};
+  }
+  if (!b.last_pass_only && (p.pipeline > 1 || p.tensor > 1 || model.has_experts())) {
+    return unsupported("gradients/no_sync",
+                       "a reduction in every microbatch is modelled for "
+                       "pipeline 1 and tensor 1, without experts");
+  }
+  return std::nullopt;
+}
+
+/// Of the parameters of a mean rank those that it reduces with others: experts have groups of their
+/// own.
+std::int64_t reduced_elements(const Model& model, const Plan& p) {
+  std::int64_t experts = 0;
+  if (model.has_experts()) {
+    for (const Parameter& one : layer_parameters(model, true)) {
+      if (one.expert) experts += model.sparse_layers() * one.count();
+    }
+  }
+  const std::int64_t others = (parameter_count(model) - experts) / (p.tensor * p.pipeline);
+  const std::int64_t own = experts / (p.experts.expert * p.experts.tensor * p.pipeline);
+  return (p.data > 1 ? others : 0) + (p.expert_data() > 1 ? own : 0);
+}
+
+/// Buckets are ops; more of them than this describe no real run and would only fill memory.
+std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
+  constexpr std::int64_t kMostBuckets = 4096;
+  const bool cut =
+      !p.by_units() && p.buckets.cut == Bucketing::kRanges && p.overlap.gradient_reduce;
+  if (p.bucket_elements == 0 || !cut) return std::nullopt;
+  const std::int64_t elements = reduced_elements(model, p);
+  if (elements / p.bucket_elements <= kMostBuckets) return std::nullopt;
+  return Refusal{"gradients/bucket_elements",
+                 text(elements) + " parameters of a rank in buckets of " + text(p.bucket_elements) +
+                     " make more than " + text(kMostBuckets) + " buckets; expected at least " +
+                     text(elements / kMostBuckets + 1)};
+}
+
+}  // namespace
+
+void read_sharding(JsonReader& reader, Plan& plan) {
+  constexpr int kLevels = 4;
+  int level = static_cast<int>(plan.sharding);
+  reader.read_choice("level", level,
+                     {"none", "optimizer", "gradients", "parameters", "zero1", "zero2", "zero3"});
+  plan.sharding = static_cast<Sharding>(level < kLevels ? level : level - kLevels + 1);
+  read_group(reader, "group_size", plan.shard_group);
+  Units& units = plan.units;
+  reader.read("unit_layers", units.layers, kAnyCount);
+  reader.read("reshard_after_forward", units.reshard);
+  reader.read("reshard_last_unit", units.reshard_last);
+  reader.read("reshard_in_pipeline", units.reshard_in_pipeline);
+  reader.read("inner_group", units.inner_group, IntRange{1, 1 << 20});
+  reader.read("chunk_elements", units.chunk_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("gather_elements", units.gather_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("persist_elements", units.persist_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("reuse_elements", units.reuse_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("forward_prefetch", units.forward_prefetch);
+  reader.read_enum("backward_prefetch", units.backward_prefetch, {"none", "post", "pre"});
+  reader.read("live_elements", units.live_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("copy_out", units.copies_out);
+  reader.read("gathers_in_flight", units.gathers_in_flight, IntRange{0, 1 << 20});
+  int shards = 0;
+  reader.read_choice("shard_dtype", shards, {"fp32", "compute"});
+  units.narrow_shards = shards == 1;
+  int gathered = 0;
+  reader.read_choice("gather_dtype", gathered, {"compute", "int8", "fp8"});
+  units.narrow_gathers = gathered >= 1;
+  units.casts_shards = gathered == 2;
+  read_group(reader, "secondary_group", units.secondary);
+}
+
+void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
+  reader.read_enum("dtype", keys.stored, {"fp32", "compute", "fp32-in-pipelines"});
+  reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce", "reduce"});
+  int accumulation = 0;
+  reader.read_choice("accumulation", accumulation, {"fused", "separate", "after-pass"});
+  plan.fused_accumulation = accumulation != 1;
+  plan.sums_after_pass = accumulation == 2;
+  reader.read("flat_update", plan.flat_update);
+  reader.read_enum("unscale", keys.unscale, {"apart", "with-clipping", "none"});
+  int reduce = 0;
+  reader.read_choice("reduce_dtype", reduce, {"fp32", "compute", "int4"});
+  keys.reduced_as_compute = reduce >= 1;
+  plan.units.narrow_reduction = reduce == 2;
+  int when = 0;
+  reader.read_choice("reduce", when, {"every-microbatch", "last-microbatch"});
+  plan.units.reduce_each = when == 0;
+  reader.read("blocking", plan.units.reduce_waits);
+  reader.read("bucket_elements", plan.bucket_elements, IntRange{0, std::int64_t{1} << 50});
+  reader.read("bucket_elements_per_rank", keys.bucket_elements_per_rank,
+              IntRange{0, 1'000'000'000});
+  reader.read("clip_norm", plan.clip_norm, JsonReader::Range{0, 1e9});
+  read_buckets(reader, plan.buckets);
+}
+
+bool can_sum_after_pass(const Model& model, const Plan& p) {
+  const bool plain =
+      !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() && !model.is_network();
+  const bool one_place = p.placement() == ChunkPlacement::kRound && !p.shares_vocabulary();
+  // Slices of a microbatch add their gradients up.
+  const bool in_turn = !p.splits_backward() && p.overlap.tensor_slices == 1;
+  return plain && one_place && in_turn && !p.by_units() && !p.reduces_each_pass();
+}
+
+void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
+  const bool wider = plan.precision.gradients != plan.precision.compute;
+  const bool within = plan.recompute.parts > 1 || plan.overlap.tensor_slices > 1;
+  const bool only = plan.microbatches() == 1 && !within && model.predict_layers == 0;
+  plan.adds_nothing = only && !wider && !plan.fused_accumulation;
+  plan.fused_accumulation |= plan.adds_nothing;
+  const bool in_pipelines = keys.stored == GradientKeys::Stored::kFp32InPipelines;
+  if (!in_pipelines || !wider || !can_sum_after_pass(model, plan)) return;
+  plan.sums_after_pass = true;
+  if (plan.contiguous()) plan.buckets.cut = Bucketing::kRanges;
+}
+
+bool can_copy_into_buckets(const Model& model, const Plan& p) {
+  const bool plain = !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() &&
+                     !model.is_network() && model.masked == 0 && model.predict_layers == 0;
+  const bool own_passes = p.splits_backward() || p.shares_vocabulary() || p.sums_after_pass ||
+                          p.overlap.tensor_slices > 1 || p.forwards > 1;
+  const bool one_place = p.placement() == ChunkPlacement::kRound;
+  const bool shared = p.data > 1 && p.bucket_elements > 0 && p.shard_group == 0;
+  const bool level =
+      p.sharding == Sharding::kOptimizer ||
+      (p.sharding == Sharding::kGradients && p.chunks() == 1 && p.schedule != Schedule::kFile &&
+       p.units.reduce_each && !p.units.narrow_reduction);
+  // What stays on the device, and what fills pages, are whole units.
+  const bool units = p.offload.states() && (p.offload.device_share != 0 || p.offload.page > 0);
+  return plain && one_place && !own_passes && shared && level && !units;
+}
+
+void settle_buckets(const Model& model, Plan& plan) {
+  if (!plan.contiguous() || can_copy_into_buckets(model, plan)) return;
+  plan.buckets.cut = Bucketing::kRanges;
+}
+
+void settle_compression(Plan& plan) {
+  Compression& c = plan.buckets.compression;
+  const DType type = plan.precision.gradients;
+  const bool same = (c == Compression::kFp16 && type == DType::kFp16) ||
+                    (c == Compression::kBf16 && type == DType::kBf16);
+  if (same) c = Compression::kNone;
+}
+
+/// Each in the compute type, in one level, with nothing else kept of it.
+bool Plan::shards_by_parameter() const {
+  return shards_parameters() && units.gather_elements > 0 && !units.narrow_gathers &&
+         !units.casts_shards && units.secondary == 0 && units.inner_group == 1 &&
+         !units.narrow_reduction;
+}
+
+void settle_chunks(const Model& model, Plan& plan) {
+  Units& u = plan.units;
+  if (u.chunk_elements == 0 || !plan.shards_parameters() || model.layers == 0) return;
+  // Of a rank; experts are units of their own with as many layers.
+  std::int64_t layer = 1;
+  for (const bool sparse : {false, true}) {
+    if (sparse ? model.sparse_layers() == 0 : model.sparse_layers() == model.layers) continue;
+    std::int64_t others = 0;
+    std::int64_t experts = 0;
+    for (const Parameter& one : layer_parameters(model, sparse)) {
+      (one.expert ? experts : others) += one.count();
+    }
+    layer = std::max(
+        {layer, others / plan.tensor, experts / (plan.experts.expert * plan.experts.tensor)});
+  }
+  u.layers = std::max(u.layers, std::min(model.layers, u.chunk_elements / layer));
+}
+
+namespace {
+
+/// Chunks are whole arrays of the compute type, in one level, of which nothing else is kept.
+std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
+  const Units& u = p.units;
+  if (u.chunk_elements == 0 || !p.shards_parameters()) return std::nullopt;
+  const bool tied = model.tied_embeddings && p.stage_of(0) != p.stage_of(p.chunks() - 1);
+  const std::pair<bool, const char*> others[] = {
+      {u.narrow_gathers || u.casts_shards, "sharding.gather_dtype other than compute"},
+      {u.secondary > 0, "sharding.secondary_group"},
+      {u.inner_group > 1, "sharding.inner_group"},
+      {u.gather_elements > 0, "sharding.gather_elements (set it to 0)"},
+      {u.narrow_reduction, "gradients.reduce_dtype int4"},
+      {tied, "a table that is tied across pipeline stages"},
+  };
+  for (const auto& [is, what] : others) {
+    if (!is) continue;
+    return Refusal{"sharding/chunk_elements", std::string("is not modelled with ") + what,
+                   ErrorKind::kUnsupported};
+  }
+  // Each is an op of the unit's segments.
+  constexpr std::int64_t kMostChunks = 16'384;
+  const std::int64_t elements = reduced_elements(model, p);
+  if (elements / u.chunk_elements <= kMostChunks) return std::nullopt;
+  return Refusal{"sharding/chunk_elements",
+                 text(elements) + " parameters of a stage in chunks of " + text(u.chunk_elements) +
+                     " make more than " + text(kMostChunks) + "; expected at least " +
+                     text(elements / kMostChunks + 1)};
+}
+
+}  // namespace
+
+std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
+  if (auto group = refused_group(plan)) return group;
+  if (auto kinds = refused_kinds(model, plan)) return kinds;
+  if (auto narrow = refused_narrow(model, plan)) return narrow;
+  if (auto levels = refused_levels(model, plan)) return levels;
+  if (auto chunks = refused_chunks(model, plan)) return chunks;
+  if (plan.sums_after_pass && plan.defers_head()) {
+    return Refusal{"overlap/head_deferral",
+                   "does not go with gradients that are added up after every pass: set "
+                   "gradients.dtype to fp32 and gradients.accumulation to fused",
+                   ErrorKind::kUnsupported};
+  }
+  if (plan.sums_after_pass && !can_sum_after_pass(model, plan)) {
+    return Refusal{"gradients/accumulation",
+                   "after-pass is modelled for decoders without experts, with tensor_mode 1d, "
+                   "sharding.level none or optimizer, no_sync, without overlap.tensor_slices, and "
+                   "schedules whose backward passes are whole and whose chunks go round the stages",
+                   ErrorKind::kUnsupported};
+  }
+  constexpr std::int64_t kMostOwners = 1024;
+  if (plan.to_owners() && plan.shards() > kMostOwners) {
+    return Refusal{"gradients/reduction",
+                   "reduce makes a reduction for each of " + text(plan.shards()) +
+                       " ranks that share the states; expected at most " + text(kMostOwners)};
+  }
+  const bool tied = plan.by_units() && model.tied_embeddings;
+  const bool on_one_stage = plan.stage_of(0) == plan.stage_of(plan.chunks() - 1);
+  if (tied && (on_one_stage ? plan.splits_backward() : plan.updates_on_host())) {
+    return Refusal{"sharding/level",
+                   on_one_stage ? "a table that is tied on one stage is not modelled with sharded "
+                                  "gradients and separate passes for those of weights"
+                                : "a table that is tied across pipeline stages is not modelled "
+                                  "with sharded gradients that the host updates",
+                   ErrorKind::kUnsupported};
+  }
+  return refused_buckets(model, plan);
+}
+
+}  // namespace foretrain

@@ -1,0 +1,462 @@
+// Gradient buckets: where they are cut, and how those that are copied travel.
+//
+// Three cuts, all from the end of the parameters, which the backward pass finishes first. Equal
+// ranges (Megatron-LM). Whole parameters until a size is reached, with another size for the first
+// bucket (PyTorch DDP, compute_bucket_assignment_by_size). What the backward passes of one layer or
+// of several, those of a coordinator's cycle, make ready, as long as it fits (Horovod:
+// models/stage/stage_coordinator.cpp).
+//
+// A copied bucket goes: copy in, reduction, copy out. With Horovod's one buffer all of it is on the
+// bucket's stream; DDP's buckets have memory of their own, and compute copies. What is compressed
+// is made from the bucket, which stays (PyTorch's comm hooks): compute casts it, and beside compute
+// what comes back is cast into it. Horovod's buffer is of the type that travels. Left out: norms
+// and biases, which lie at the begin of the buffer, go last instead of with their layer; a bucket
+// waits for the end of its layer's backward pass; PyTorch casts back on a stream of its own.
+#include <algorithm>
+
+#include "models/stage/stage_writer.h"
+
+namespace foretrain {
+
+bool casts_buckets(const Plan& plan) {
+  const Compression c = plan.buckets.compression;
+  const bool casts = c == Compression::kFp16 || c == Compression::kBf16;
+  return plan.sharding == Sharding::kNone && plan.buckets.cut != Bucketing::kReady && casts;
+}
+
+bool copies_on_compute(const Plan& plan) {
+  const GradientBuckets& b = plan.buckets;
+  return plan.sharding == Sharding::kNone && b.cut != Bucketing::kReady &&
+         (b.copy || (b.inner_group > 1 && !casts_buckets(plan)));
+}
+
+std::vector<std::int64_t> parameter_begins(const Chunk& chunk) {
+  std::vector<std::int64_t> out = {0};
+  for (const ParameterRange& range : chunk.ranges) out.push_back(range.begin);
+  for (const PartFrames& part : chunk.parts) out.push_back(part.cut_begin);
+  std::erase_if(out, [&chunk](std::int64_t begin) { return begin >= chunk.elements; });
+  std::sort(out.rbegin(), out.rend());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+/// Begins of the buckets, in the order in which they become ready. What no other rank holds is not
+/// reduced: one bucket, or what each layer's backward pass makes ready for the host.
+std::vector<std::int64_t> StageWriter::bucket_begins(const Chunk& chunk) const {
+  const GradientBuckets& b = x_plan.buckets;
+  std::vector<std::int64_t> out;
+  if (chunk.holders.ranks == 1) {
+    if (x_plan.updates_on_host()) {
+      if (chunk.has_head) out.push_back(chunk.head.cut_begin);
+      for (const PartFrames& part : chunk.parts) out.push_back(part.cut_begin);
+    }
+    std::erase_if(out, [&chunk](std::int64_t begin) { return begin >= chunk.elements; });
+    out.push_back(0);
+    std::sort(out.rbegin(), out.rend());
+    out.erase(std::unique(out.begin(), out.end()), out.end());
+    return out;
+  }
+  if (b.cut == Bucketing::kRanges) {
+    const std::int64_t unit = sharded(chunk.holders) ? chunk.holders.shards * 128 : 1;
+    const bool whole = x_plan.bucket_elements == 0 || !x_plan.overlap.gradient_reduce;
+    const std::int64_t size =
+        whole ? chunk.elements : std::max(round_up(x_plan.bucket_elements, unit), unit);
+    for (std::int64_t end = chunk.elements; end > 0; end -= size) {
+      out.push_back(std::max<std::int64_t>(0, end - size));
+    }
+    return out;
+  }
+  if (b.cut == Bucketing::kContiguous) return contiguous_begins(chunk);
+  const DType type = x_plan.precision.gradients;
+  const std::vector<std::int64_t> lists = list_begins(chunk);
+  std::int64_t end = chunk.elements;   // of the bucket that is being filled
+  std::int64_t from = chunk.elements;  // where it begins so far
+  for (const std::int64_t begin : parameter_begins(chunk)) {
+    const Bytes limit = out.empty() ? b.first_bytes : b.bytes;
+    const bool full = bytes_of(type, end - begin) > limit;
+    if (b.cut == Bucketing::kReady && full && from < end) {
+      out.push_back(from);
+      end = from;
+    }
+    from = begin;
+    const bool closes = b.cut == Bucketing::kReady
+                            ? std::find(lists.begin(), lists.end(), begin) != lists.end()
+                            : bytes_of(type, end - begin) >= limit;
+    if (begin > 0 && !closes) continue;
+    out.push_back(begin);
+    end = begin;
+  }
+  return out;
+}
+
+Bucket StageWriter::new_bucket(const Chunk& chunk, std::int64_t begin, std::int64_t end) {
+  Bucket bucket;
+  bucket.begin = begin;
+  bucket.end = end;
+  bucket.holders = chunk.holders;
+  bucket.frame = x_builder.frame(x_bucket);
+  return bucket;
+}
+
+void StageWriter::make_buckets(Chunk& chunk) {
+  std::int64_t end = chunk.elements;
+  for (const std::int64_t begin : bucket_begins(chunk)) {
+    Bucket bucket = new_bucket(chunk, begin, end);
+    end = begin;
+    // With depth all gradients wait for their sum over it.
+    bucket.last =
+        bucket.begin < std::max<std::int64_t>(chunk.shared_elements, 1) || x_plan.tensor_depth > 1;
+    const auto overlaps = [&bucket](const PartFrames& part) {
+      return bucket.begin < part.cut_end && part.cut_begin < bucket.end;
+    };
+    if (tied_across() && chunk.has_embedding) bucket.last |= overlaps(chunk.embedding);
+    if (tied_across() && chunk.has_head) bucket.last |= overlaps(chunk.head);
+    chunk.buckets.push_back(bucket);
+  }
+  if (chunk.holders.ranks > 1) {
+    number_lists(chunk);
+    make_staging(chunk);
+    if (x_plan.contiguous()) make_own(chunk);
+  }
+  make_host_buckets(chunk);
+}
+
+DType StageWriter::travelling_type() const {
+  switch (x_plan.buckets.compression) {
+    case Compression::kFp16:
+      return DType::kFp16;
+    case Compression::kBf16:
+      return DType::kBf16;
+    default:
+      return x_plan.narrows_gradients() ? x_plan.units.reduce : x_plan.precision.gradients;
+  }
+}
+
+/// The buffers that buckets are copied into, and the words that a coordinator exchanges.
+void StageWriter::make_staging(Chunk& chunk) {
+  const GradientBuckets& b = x_plan.buckets;
+  if (!x_plan.stages_buckets() && b.cycle.ps == 0) return;
+  LayoutWriter layout("buckets", 0);
+  const auto add = [&layout](const char* name, DType type, std::int64_t count) {
+    layout.add(name, BufferKind::kCommunication, type, count);
+    layout.layout().buffers.back().persistent = true;
+  };
+  const bool one_buffer = b.cut == Bucketing::kReady;
+  bool copies = one_buffer || copies_on_compute(x_plan);
+  if (b.compression == Compression::kPowerSgd) {
+    stage_factors(chunk, add);
+    copies = copies && !one_buffer;
+  } else if (b.compression == Compression::kOneBit) {
+    stage_signs(chunk, add);
+    copies = copies && !one_buffer;
+  }
+  if (copies) {
+    std::int64_t total = 0;
+    const bool always = b.inner_group > 1 || b.compression != Compression::kNone;
+    const std::int64_t unit = casts_buckets(x_plan) ? 1 : b.inner_group;
+    const std::vector<std::int64_t> begins = parameter_begins(chunk);
+    for (Bucket& bucket : chunk.buckets) {
+      const auto inside = std::count_if(begins.begin(), begins.end(), [&bucket](std::int64_t at) {
+        return bucket.begin <= at && at < bucket.end;
+      });
+      // A tensor alone needs no fusion.
+      if (!x_plan.stages_buckets() || (one_buffer && inside < 2 && !always)) continue;
+      bucket.copied.count = round_up(bucket.end - bucket.begin, unit);
+      bucket.copied.begin = one_buffer ? 0 : total;
+      bucket.copied.buffer = static_cast<std::int16_t>(layout.layout().buffers.size());
+      total = std::max(total, bucket.copied.begin + bucket.copied.count);
+    }
+    add("copies", one_buffer ? travelling_type() : x_plan.precision.gradients,
+        std::max<std::int64_t>(total, 1));
+  }
+  if (b.cycle.ps > 0) add("readiness", DType::kFp32, kReadinessElements);
+  if (layout.layout().buffers.empty()) return;
+  chunk.staging = x_builder.frame(x_builder.layout(layout.layout()));
+}
+
+/// Everything from element `reached` on is final once `event` of `frame` is recorded.
+void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame,
+                               std::int16_t event) {
+  if (!x_plan.overlap.gradient_reduce) return;
+  if (x_plan.sums_after_pass && reached > 0) return;
+  for (Bucket& bucket : chunk.buckets) {
+    const bool of_head = bucket.begin < chunk.head.cut_end && chunk.head.cut_begin < bucket.end;
+    if (of_head && chunk.last && x_plan.defers_head()) continue;  // its gradients are to come
+    if (bucket.begin >= reached && !bucket.last) reduce_bucket(chunk, bucket, frame, event);
+  }
+}
+
+void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event) {
+  if (bucket.issued) return;
+  bucket.issued = true;
+  if (bucket.begin == bucket.end) return;
+  StreamWait after{StreamId(), frame, event};
+  if (x_plan.contiguous() && bucket.holders.ranks > 1) {
+    return reduce_contiguous(chunk, bucket, after);
+  }
+  after = prepare_bucket(chunk, bucket, after);
+  if (bucket.holders.ranks == 1) return bucket_to_host(chunk, bucket, after);
+  Segment segment;
+  segment.name = kReduceGradients;
+  segment.frames = {layout_of(chunk.gradients), x_bucket};
+  Call call{SegmentId(), -1, -1, {chunk.gradients, bucket.frame}, {}};
+  if (chunk.staging.valid()) {
+    segment.frames.push_back(layout_of(chunk.staging));
+    call.frames.push_back(chunk.staging);
+  }
+  if (x_plan.buckets.cycle.ps > 0) coordinate(chunk, bucket, segment);
+  const bool copied = copies_on_compute(x_plan);
+  bool on_compute = copied;  // what comes before and after the reduction
+  Ref copy;
+  if (bucket.copied.count > 0) copy = copy_in(bucket, segment);
+  const View from = copied ? copy.view() : gradients_of(bucket);
+  const std::size_t next = segment.ops.size();
+  if (bucket.left.count + bucket.right.count > 0) {
+    write_factors(bucket, segment, from);
+  } else if (x_plan.buckets.compression == Compression::kOneBit) {
+    write_signs(bucket, segment, from);
+  } else if (casts_buckets(x_plan) || x_plan.narrows_gradients()) {
+    write_narrowed(bucket, segment, call, from);
+    on_compute = casts_buckets(x_plan) || !x_plan.overlap.gradient_reduce;
+  } else if (bucket.copied.count > 0) {
+    write_copied(bucket, segment, copy);
+  } else {
+    write_in_place(bucket, segment);
+  }
+  if (copied && segment.ops[next].stream.index() > 0) {
+    segment.ops[next].waits.push_back(EventRef{1, kCopied});
+  }
+  call.segment = x_builder.segment(std::move(segment));
+  const auto wait_on = [&call, &after](StreamId stream) {
+    call.waits.push_back(StreamWait{stream, after.frame, after.event});
+  };
+  wait_on(x_builder.stream(bucket.holders.stream));
+  if (x_plan.buckets.cycle.ps > 0 && bucket.first_of_list) {
+    wait_on(x_builder.stream(kCoordinator));
+  }
+  if (on_compute) wait_on(StreamId(std::size_t{0}));
+  x_builder.call(std::move(call));
+  bucket_to_host(chunk, bucket, after);
+}
+
+/// What compute does with a bucket before its reduction, if anything: its norm, which the host
+/// waits for (Megatron Core's check_for_nan_in_grad), and the division by the ranks. The loss is a
+/// mean over all ranks here: a copy of the bucket onto itself stands for the division's time.
+/// Returns what comes after it.
+StreamWait StageWriter::prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after) {
+  const bool narrows = casts_buckets(x_plan) || x_plan.narrows_gradients();
+  const bool apart = narrows && bucket.holders.ranks > 1;
+  const bool divides = x_plan.divides_gradients() && !apart;
+  if (!divides && !x_plan.buckets.checks) return after;
+  LayoutWriter local("prepared bucket", 1);
+  SegmentWriter w(x_builder, "prepare gradients", local);
+  w.phase = Phase::kGradients;
+  const DType type = x_plan.precision.gradients;
+  const std::int64_t count = bucket.end - bucket.begin;
+  const View all = gradients_of(bucket);
+  if (x_plan.buckets.checks) {
+    const View norm = local.add("norm", BufferKind::kWorkspace, DType::kFp32, 1).view();
+    w.compute("gradients.check.zero", kernel_of(KernelKind::kFill, 1, 1, DType::kFp32), {}, {norm});
+    w.compute("gradients.check.norm", kernel_of(KernelKind::kSquaredNorm, 1, count, type),
+              {all, norm}, {norm});
+    w.compute("gradients.check.wait", HostSync{}, {norm}, {});
+    w.segment().ops.back().category = Category::kHost;
+  }
+  if (divides) {
+    w.compute("gradients.average", kernel_of(KernelKind::kCast, 1, count, type), {all}, {all});
+  }
+  after.stream = StreamId(std::size_t{0});
+  return call_marked(w, "prepared", {chunk.gradients}, {after});
+}
+
+Op& StageWriter::bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
+                           std::vector<View> reads, std::vector<View> writes) {
+  Op op = unit_op(bucket.holders.stream, name, std::move(work), Phase::kGradients);
+  op.reads = std::move(reads);
+  op.writes = std::move(writes);
+  segment.ops.push_back(std::move(op));
+  return segment.ops.back();
+}
+
+View StageWriter::gradients_of(const Bucket& bucket) const {
+  const DType type = x_plan.precision.gradients;
+  return View{
+      0, 0,          bytes_of(type, bucket.begin), bytes_of(type, bucket.end - bucket.begin),
+      1, GroupSlot()};
+}
+
+void StageWriter::write_in_place(Bucket& bucket, Segment& segment) {
+  const View all = gradients_of(bucket);
+  const DType type = x_plan.precision.gradients;
+  const View part = scatters(bucket) ? shard_view(0, bucket, type) : all;
+  sum_over_ranks(bucket, segment, all, part, type, EventRef{1, kReduced});
+}
+
+/// A rank gets the sum of its own part alone.
+bool StageWriter::scatters(const Bucket& bucket) const {
+  return sharded(bucket.holders) && x_plan.reduction != GradientReduction::kAllReduce;
+}
+
+/// Into `part`, all of it or the rank's own; `done` is recorded at the end.
+void StageWriter::sum_over_ranks(const Bucket& bucket, Segment& segment, const View& all,
+                                 const View& part, DType type, EventRef done) {
+  const bool again = scatters(bucket) && bucket.holders.shards < bucket.holders.ranks;
+  for (Op& op : sums(bucket, all, part, type)) segment.ops.push_back(std::move(op));
+  segment.ops.back().records = again ? EventRef{1, kScattered} : done;
+  if (!again) return;
+  reduce_over_replicas(segment, bucket.holders, part, shard_elements(bucket), type,
+                       EventRef{1, kScattered}, done);
+}
+
+/// Sums a copied array over the bucket's ranks: at once, or within inner groups, then what each
+/// rank got there over the ranks at the same place, and back.
+void StageWriter::sum_copies(const Bucket& bucket, const Ref& copied, Segment& segment) {
+  const std::int64_t inner = x_plan.buckets.inner_group;
+  const std::int64_t count = copied.count;
+  const DType type = copied.dtype;
+  const View copy = copied.view();
+  if (inner == 1) {
+    bucket_op(bucket, segment, "gradients.reduce",
+              Collective{CollectiveKind::kAllReduce, x_builder.group(bucket.holders.group), count,
+                         type, false},
+              {copy}, {copy});
+    return;
+  }
+  const GroupSlot group = x_builder.group(kInnerGroup);
+  const View own = shard_of(copy, inner, group);
+  bucket_op(bucket, segment, "gradients.inner.reduce",
+            Collective{CollectiveKind::kReduceScatter, group, count, type, false}, {copy}, {own});
+  if (inner < bucket.holders.ranks) {
+    bucket_op(bucket, segment, "gradients.outer.reduce",
+              Collective{CollectiveKind::kAllReduce, x_builder.group(kOuterGroup), count / inner,
+                         type, false},
+              {own}, {own});
+  }
+  bucket_op(bucket, segment, "gradients.inner.gather",
+            Collective{CollectiveKind::kAllGather, group, count, type, false}, {own}, {copy});
+}
+
+/// Zeroes behind the gradients, up to equal parts.
+void StageWriter::pad(const Bucket& bucket, const Ref& rest, Segment& segment) {
+  if (rest.count == 0) return;
+  bucket_op(bucket, segment, "gradients.pad",
+            kernel_of(KernelKind::kFill, 1, rest.count, rest.dtype), {}, {rest.view()});
+}
+
+/// By compute, or into the one buffer on the bucket's stream.
+Ref StageWriter::copy_in(const Bucket& bucket, Segment& segment) {
+  const Staged& at = bucket.copied;
+  const std::int64_t count = bucket.end - bucket.begin;
+  const bool on_compute = copies_on_compute(x_plan);
+  const DType type = on_compute ? x_plan.precision.gradients : travelling_type();
+  const Ref copy{2, at.buffer, type, at.count, at.begin};
+  Op& in =
+      bucket_op(bucket, segment, "gradients.copy", kernel_of(KernelKind::kCast, 1, count, type),
+                {gradients_of(bucket)}, {copy.part(0, count)});
+  if (on_compute) {
+    in.stream = StreamId(std::size_t{0});
+    in.category = Category::kCompute;
+    in.records = EventRef{1, kCopied};
+  }
+  pad(bucket, Ref{2, at.buffer, type, at.count - count, at.begin + count}, segment);
+  return copy;
+}
+
+void StageWriter::write_copied(Bucket& bucket, Segment& segment, const Ref& copy) {
+  const std::int64_t count = bucket.end - bucket.begin;
+  sum_copies(bucket, copy, segment);
+  if (!copies_on_compute(x_plan)) {
+    bucket_op(bucket, segment, "gradients.copy_back",
+              kernel_of(KernelKind::kCast, 1, count, x_plan.precision.gradients),
+              {copy.part(0, count)}, {gradients_of(bucket)});
+  }
+  segment.ops.back().records = EventRef{1, kReduced};
+}
+
+/// Compute takes back what it copied, bucket by bucket, once it is reduced.
+void StageWriter::copy_back(Chunk& chunk) {
+  if (!chunk.staging.valid() || !copies_on_compute(x_plan)) return;
+  const DType type = x_plan.precision.gradients;
+  for (Bucket& bucket : chunk.buckets) {
+    if (bucket.copied.count == 0) continue;
+    const std::int64_t count = bucket.end - bucket.begin;
+    Segment segment;
+    segment.name = "copy buckets back";
+    segment.frames = {layout_of(chunk.gradients), layout_of(chunk.staging)};
+    Op op = unit_op("compute", "gradients.copy_back", kernel_of(KernelKind::kCast, 1, count, type),
+                    Phase::kGradients);
+    op.category = Category::kCompute;
+    op.reads = {Ref{1, bucket.copied.buffer, type, 0}.part(bucket.copied.begin, count)};
+    op.writes = {gradients_of(bucket)};
+    segment.ops.push_back(std::move(op));
+    x_builder.call(Call{x_builder.segment(std::move(segment)),
+                        -1,
+                        -1,
+                        {chunk.gradients, chunk.staging},
+                        {StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced}}});
+  }
+}
+
+/// After a microbatch's backward pass whose gradients are reduced alone: adds them to the sum and
+/// clears them for the next one.
+void StageWriter::collect_pass(Chunk& chunk, bool last) {
+  for (Bucket& bucket : chunk.buckets) {
+    reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
+  }
+  copy_back(chunk);
+  LayoutWriter events("collect", 0);
+  SegmentWriter w(x_builder, "collect gradients", events);
+  w.phase = Phase::kGradients;
+  w.segment().frames = {layout_of(chunk.gradients), layout_of(chunk.summed)};
+  const DType type = x_plan.precision.gradients;
+  const Ref fresh{0, 0, type, chunk.elements};
+  const Ref sum{1, 0, type, chunk.elements};
+  const KernelKind kind = chunk.summed_once ? KernelKind::kAdd : KernelKind::kCast;
+  std::vector<View> reads = {fresh.view()};
+  if (chunk.summed_once) reads.push_back(sum.view());
+  w.compute(chunk.summed_once ? "gradients.accumulate" : "gradients.keep",
+            kernel_of(kind, 1, chunk.elements, type), std::move(reads), {sum.view()});
+  if (!last) {
+    w.compute("gradients.zero", kernel_of(KernelKind::kFill, 1, chunk.elements, type), {},
+              {fresh.view()});
+  }
+  chunk.summed_once = true;
+  Call call{x_builder.segment(std::move(w.segment())), -1, -1, {chunk.gradients, chunk.summed}, {}};
+  for (Bucket& bucket : chunk.buckets) {
+    if (bucket.begin == bucket.end) continue;
+    call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
+    if (last) continue;
+    bucket.frame = x_builder.frame(x_bucket);
+    bucket.issued = false;
+  }
+  x_builder.call(std::move(call));
+}
+
+/// Adds what a backward pass wrote to the gradients, a layer's worth at a time, each widened first
+/// where the sum is wider (DeepSpeed's runtime/bf16_optimizer.py, update_hp_grads, v0.6.4). What it
+/// wrote lives on until the next pass writes it anew.
+StreamWait StageWriter::add_pass(const Chunk& chunk) {
+  LayoutWriter local("sum of a pass", 2);
+  SegmentWriter w(x_builder, "add gradients of the pass", local);
+  w.phase = Phase::kGradients;
+  const DType from = x_plan.local_gradients();
+  const DType to = x_plan.precision.gradients;
+  const std::int64_t parts = std::max<std::int64_t>(1, chunk.layers);
+  const std::int64_t each = (chunk.elements + parts - 1) / parts;
+  for (std::int64_t begin = 0; begin < chunk.elements; begin += each) {
+    const std::int64_t count = std::min(each, chunk.elements - begin);
+    View part = Ref{0, 0, from, chunk.elements}.part(begin, count);
+    const View sum = Ref{1, 0, to, chunk.elements}.part(begin, count);
+    if (from != to) {
+      const Ref wide = w.local().add("widened", BufferKind::kWorkspace, to, count);
+      w.compute("gradients.widen", kernel_of(KernelKind::kCast, 1, count, to), {part},
+                {wide.view()});
+      part = wide.view();
+    }
+    w.compute("gradients.accumulate", kernel_of(KernelKind::kAdd, 1, count, to), {sum, part},
+              {sum});
+  }
+  return call_marked(w, "added", {chunk.written, chunk.gradients});
+}
+
+}  // namespace foretrain

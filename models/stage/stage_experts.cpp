@@ -1,0 +1,132 @@
+#include "models/stage/stage_writer.h"
+
+namespace foretrain {
+
+void StageWriter::make_experts(std::size_t index) {
+  std::int64_t elements = 0;
+  for (std::int64_t l = 0; l < x_chunks[index].layers; ++l) {
+    elements += kind_of(x_chunks[index], l).parameters.expert_elements;
+  }
+  if (elements == 0) return;
+  Chunk chunk;
+  const std::int64_t ranks = x_plan.expert_data() * x_plan.ways();
+  const std::int64_t shards = x_plan.expert_shards();
+  const char* shard_group = shards < ranks ? kExpertShardGroup : kExpertDataGroup;
+  chunk.holders = Holders{kExpertDataGroup, shard_group, "expert data",      ranks,
+                          shards,           true,        kExpertReplicaGroup};
+  std::vector<Replica> replicas;
+  if (x_plan.ways() == 2) {
+    const char* group = kExpertWayGroups[index];
+    chunk.holders = Holders{group, group, group, ranks, shards, true, nullptr};
+    if (shards == 1) replicas.push_back({0, elements, x_builder.group(kTwinGroup)});
+  }
+  chunk.first_layer = x_chunks[index].first_layer;
+  chunk.marks = x_builder.frame(x_marks);
+  x_chunks[index].experts = static_cast<int>(x_chunks.size());
+  if (by_units()) {
+    make_expert_units(chunk, x_chunks[index]);
+    x_chunks.push_back(std::move(chunk));
+    return;
+  }
+  const Chunk& owner = x_chunks[index];
+  map_expert_weights(chunk, owner);
+  own_buffers(chunk, elements, std::move(replicas));
+  std::int64_t at = 0;
+  for (std::int64_t l = 0; l < owner.layers; ++l) {
+    PartFrames part;
+    part.cut_begin = at;
+    if (const LayerLayouts& kind = kind_of(owner, l); kind.sparse) {
+      const auto alias = [&](LayoutId layout, FrameId of, Bytes offset) {
+        return x_builder.alias(layout, of, 0, offset,
+                               static_cast<std::int32_t>(owner.first_layer + l));
+      };
+      part.weights = alias(kind.experts, chunk.parameters, weight_byte(chunk, at));
+      part.gradients =
+          alias(kind.expert_gradients, chunk.written, bytes_of(x_plan.local_gradients(), at));
+      at += kind.parameters.expert_elements;
+    }
+    part.cut_end = at;
+    chunk.parts.push_back(part);
+  }
+  make_buckets(chunk);
+  x_chunks.push_back(std::move(chunk));
+}
+
+/// The experts of every unit of the owner, where it has any.
+void StageWriter::make_expert_units(Chunk& experts, const Chunk& owner) {
+  experts.parts.resize(static_cast<std::size_t>(owner.layers));
+  for (std::int64_t first = 0; first < owner.layers; first += x_plan.units.layers) {
+    const Unit& unit = owner.units[static_cast<std::size_t>(first / x_plan.units.layers)];
+    UnitContent content;
+    content.experts = x_model.experts.count / x_plan.experts.expert;
+    for (std::int64_t l = unit.first; l < unit.last; ++l) {
+      experts.parts[static_cast<std::size_t>(l)].cut_begin = content.elements;
+      append_layout(content, kind_of(owner, l).parameters.experts, l - unit.first);
+    }
+    if (content.elements == 0) continue;
+    UnitShape shape;
+    shape.holders = experts.holders;
+    shape.layers = unit.last - unit.first;
+    shape.tensors = static_cast<std::int64_t>(content.ends.size());
+    shape.on_host = kept_on_host(owner, unit.last);
+    push_unit(experts, shape_of(shape, content), unit.first, unit.last);
+  }
+}
+
+Unit* StageWriter::expert_unit(const Chunk& chunk, std::int64_t layer) {
+  if (chunk.experts < 0) return nullptr;
+  for (Unit& unit : x_chunks[static_cast<std::size_t>(chunk.experts)].units) {
+    if (unit.first <= layer && layer < unit.last) return &unit;
+  }
+  return nullptr;
+}
+
+/// Binds the experts of layer `l` to its call; in the first pass they must have been gathered.
+void StageWriter::bind_experts(const Chunk& chunk, std::int64_t l, bool backward, Call& call) {
+  const LayerLayouts& kind = kind_of(chunk, l);
+  if (!kind.sparse) return;
+  const Chunk& experts = x_chunks[static_cast<std::size_t>(chunk.experts)];
+  const PartFrames& part = experts.parts[static_cast<std::size_t>(l)];
+  if (!by_units()) {
+    call.frames.push_back(part.weights);
+    call.frames.push_back(part.gradients);
+    wait_gathered(experts, part, call);
+    return;
+  }
+  Unit& unit = *expert_unit(chunk, l);
+  if (backward) need_gradients(unit);
+  const auto bind = [&](LayoutId layout, FrameId owner, DType type) {
+    return x_builder.alias(layout, owner, 0, bytes_of(type, part.cut_begin), call.layer);
+  };
+  call.frames.push_back(bind(kind.experts, unit.weights, x_plan.precision.compute));
+  call.frames.push_back(
+      backward ? bind(kind.expert_gradients, unit.gradients, x_plan.local_gradients()) : FrameId());
+}
+
+/// After the backward pass of layer `l`; at the first layer all experts of the chunk are done.
+void StageWriter::reduce_experts_ready(const Chunk& chunk, std::int64_t l, FrameId frame,
+                                       std::int16_t event) {
+  if (chunk.experts < 0) return;
+  Chunk& experts = x_chunks[static_cast<std::size_t>(chunk.experts)];
+  if (l == 0) return finish_chunk(experts, frame, event);
+  reduce_ready(experts, experts.parts[static_cast<std::size_t>(l)].cut_begin, frame, event);
+}
+
+/// Without a sharded optimizer the experts' squares are summed over the ranks that hold different
+/// ones, which are not those over which the others' are.
+void StageWriter::add_expert_norm(SegmentWriter& w) {
+  const Ref norm{0, kNormSquare, DType::kFp32, 1};
+  const Ref experts{0, kExpertNormSquare, DType::kFp32, 1};
+  w.compute("gradients.norm.experts.reduce",
+            Collective{CollectiveKind::kAllReduce, x_builder.group(kExpertNormGroup), 1,
+                       DType::kFp32, false},
+            {experts.view()}, {experts.view()});
+  w.segment().ops.back().category = Category::kData;
+  Kernel add;
+  add.kind = KernelKind::kAdd;
+  add.rows = add.cols = 1;
+  add.dtype = DType::kFp32;
+  w.compute("gradients.norm.add", add, {experts.view(), norm.view()}, {norm.view()});
+}
+
+}  // namespace foretrain
