@@ -143,7 +143,7 @@ struct ExpertPlan {
 };
 
 /// What is alike among the chunks of the pipeline: the number of their layers, that of their
-/// parameters, the time of their passes, which who knows prices works out (tools/divide.h).
+/// parameters, the time of their passes, which who knows prices works out (tools/predict/divide.h).
 enum class Partition : std::uint8_t { kLayers, kParameters, kProfiled };
 
 /// Which modules' activations are computed again in the backward pass.
@@ -245,8 +245,8 @@ struct GradientBuckets {
   Compression compression = Compression::kNone;
   std::int64_t rank = 0;  ///< of the factors that PowerSGD sends
   Time cycle;             ///< of a coordinator that lists what is ready; 0 = none
-  /// What it lists cycle by cycle, which who knows the times decides (tools/ready_lists.h); empty:
-  /// every part in a cycle of its own, half a cycle after it is ready.
+  /// What it lists cycle by cycle, which who knows the times decides (tools/predict/ready_lists.h);
+  /// empty: every part in a cycle of its own, half a cycle after it is ready.
   std::vector<ReadyList> lists;
   bool operator==(const GradientBuckets&) const = default;
 };

@@ -3,10 +3,10 @@
 // buffers in order, as long as they fit.
 //
 // What a cycle finds depends on times, which a Program does not know: the plan says how many parts
-// of the backward pass each list has and how long the last of them waits (tools/ready_lists.h).
-// Where it does not say so every part is a list of its own, and waits for half a cycle. Cycles go
-// on beside reductions, on a stream of their own. Left out: requests that miss the coordinator's
-// response cache.
+// of the backward pass each list has and how long the last of them waits
+// (tools/predict/ready_lists.h). Where it does not say so every part is a list of its own, and
+// waits for half a cycle. Cycles go on beside reductions, on a stream of their own. Left out:
+// requests that miss the coordinator's response cache.
 #include <algorithm>
 
 #include "models/stage/stage_writer.h"

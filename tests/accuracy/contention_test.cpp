@@ -7,7 +7,7 @@
 
 #include "hardware/hardware_cost_model.h"
 #include "models/lower.h"
-#include "tools/predict.h"
+#include "tools/predict/predict.h"
 
 namespace foretrain {
 namespace {

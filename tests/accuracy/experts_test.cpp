@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "tools/predict.h"
+#include "tools/predict/predict.h"
 
 namespace foretrain {
 namespace {

@@ -12,9 +12,9 @@
 #include "hardware/hardware_cost_model.h"
 #include "hardware/profile.h"
 #include "models/lower.h"
-#include "tools/calibration.h"
-#include "tools/predict.h"
-#include "tools/run_file.h"
+#include "tools/calibrate/calibration.h"
+#include "tools/predict/predict.h"
+#include "tools/predict/run_file.h"
 
 namespace foretrain {
 namespace {

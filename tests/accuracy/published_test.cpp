@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "tools/score.h"
+#include "tools/score/score.h"
 
 namespace foretrain {
 namespace {

@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "sim/base/constants.h"
-#include "tools/run_file.h"
+#include "tools/predict/run_file.h"
 
 namespace foretrain {
 namespace {

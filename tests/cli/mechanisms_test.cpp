@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "tests/cli/story.h"
-#include "tools/ready_lists.h"
+#include "tools/predict/ready_lists.h"
 
 namespace foretrain {
 namespace {

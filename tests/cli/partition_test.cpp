@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "tests/cli/run_command.h"
-#include "tools/divide.h"
-#include "tools/predict.h"
+#include "tools/predict/divide.h"
+#include "tools/predict/predict.h"
 
 namespace foretrain {
 namespace {

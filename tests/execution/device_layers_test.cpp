@@ -7,7 +7,7 @@
 #include "tests/execution/drawn_plans.h"
 #include "tests/execution/loop_device.h"
 #include "tests/support/sanitized.h"
-#include "tools/host_run.h"
+#include "tools/calibrate/host_run.h"
 
 namespace foretrain {
 namespace {

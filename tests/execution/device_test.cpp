@@ -14,8 +14,8 @@
 #include "tests/execution/loop_device.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"
-#include "tools/calibration.h"
-#include "tools/run_shapes.h"
+#include "tools/calibrate/calibration.h"
+#include "tools/calibrate/run_shapes.h"
 
 namespace foretrain {
 namespace {

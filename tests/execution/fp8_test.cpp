@@ -13,8 +13,8 @@
 #include "executor/random.h"
 #include "models/lower.h"
 #include "tests/execution/loop_device.h"
-#include "tools/calibration.h"
-#include "tools/run_file.h"
+#include "tools/calibrate/calibration.h"
+#include "tools/predict/run_file.h"
 
 namespace foretrain {
 namespace {

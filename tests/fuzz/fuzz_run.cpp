@@ -7,7 +7,7 @@
 
 #include "models/lower.h"
 #include "sim/program/verify.h"
-#include "tools/run_file.h"
+#include "tools/predict/run_file.h"
 
 namespace foretrain {
 namespace {

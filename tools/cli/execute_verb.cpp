@@ -1,0 +1,139 @@
+#include <cmath>
+#include <cstdio>
+
+#include "executor/calibrate.h"
+#include "executor/kernels.h"
+#include "tools/calibrate/host_run.h"
+#include "tools/cli/verbs.h"
+#include "tools/report/report.h"
+#include "tools/version.h"
+#include "traces/chrome_trace.h"
+#include "traces/timeline_json.h"
+
+namespace foretrain {
+namespace {
+
+Json to_json(const HostRun& host, const Job& job, const Executed& executed) {
+  const CountedSteps counted = count_steps(executed);
+  Json out{Json::Object{}};
+  out.set("schema", "foretrain/execution/1");
+  out.set("run", host.run.name);
+  out.set("ranks", job.ranks);
+  out.set("transport", job.transport());
+  out.set("device", host.on_cuda() ? "cuda" : "host");
+  out.set("step_time_s", counted.median_s);
+  out.set("spread", counted.spread);
+  out.set("clean_repeats", counted.clean);
+  out.set("machine_busy", counted.busy);
+  Json::Array steps;
+  for (const StepMeasure& step : executed.steps) {
+    Json one{Json::Object{}};
+    one.set("step_time_s", step.seconds);
+    one.set("loss", step.loss);
+    if (!host.on_cuda()) one.set("clean", step.clean);
+    if (!std::isnan(step.queued)) one.set("queued_s", step.queued);
+    steps.push_back(std::move(one));
+  }
+  out.set("steps", std::move(steps));
+  out.set("machine", machine_identity());
+  if (host.on_cuda()) {
+    Json::Array names;
+    for (const std::string& name : host.cuda.device_names) names.emplace_back(name);
+    out.set("cuda_devices", std::move(names));
+    out.set("cuda_versions", host.cuda.versions);
+  }
+  out.set("revision", kRevision);
+  return out;
+}
+
+std::string report(const HostRun& host, const Job& job, const Executed& executed) {
+  const CountedSteps counted = count_steps(executed);
+  std::string out = host.run.name + " on this machine: " + std::to_string(job.ranks) +
+                    (job.ranks == 1 ? " rank" : " ranks");
+  if (job.ranks > 1) {
+    out += job.kind == Job::Kind::kMpi   ? " (MPI processes)"
+           : job.kind == Job::Kind::kTcp ? " (processes that TCP connects)"
+                                         : " (threads of one process)";
+  }
+  const bool cuda = host.on_cuda();
+  if (cuda && !host.cuda.device_names.empty()) out += " on " + host.cuda.device_names.front();
+  out += "\n  step         loss        time";
+  out += cuda ? "\n" : "   CPU/wall of kernels\n";
+  for (std::size_t s = 0; s < executed.steps.size(); ++s) {
+    const StepMeasure& step = executed.steps[s];
+    char line[128];
+    const int end = std::snprintf(line, sizeof line, "  %4zu %12.6f %11s", s + 1, step.loss,
+                                  seconds_text(step.seconds).c_str());
+    FT_CHECK(end > 0 && end < 100, "a line of the report");
+    if (!cuda) std::snprintf(line + end, sizeof line - 100, "   %.3f", step.clean);
+    if (!std::isnan(step.queued)) {
+      std::snprintf(line + end, sizeof line - 100, "   %s queued",
+                    seconds_text(step.queued).c_str());
+    }
+    out += line;
+    out += s == 0 && executed.steps.size() > 1 ? "  (warms up)\n" : "\n";
+  }
+  out += "Step        " + seconds_text(counted.median_s) + " (median of " +
+         std::to_string(counted.counted) + (counted.busy || cuda ? "" : " clean") +
+         " steps, spread " + fixed(100 * counted.spread, 1) + " %)\n";
+  if (counted.busy) {
+    out +=
+        "Machine busy: others used the cores in every step (CPU time over wall time below "
+        "0.98); this time is too long\n";
+  }
+  return out;
+}
+
+Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
+                   const Executed& executed) {
+  if (!args.trace.empty()) {
+    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
+    TraceOptions trace;
+    trace.about = {{"run", host.run.name}, {"foretrain", kVersion}, {"revision", kRevision}};
+    FT_TRY(write_chrome_trace(executed.timeline, trace, file));
+    FT_TRY(file.commit());
+  }
+  if (!args.timeline.empty()) {
+    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.timeline));
+    FT_TRY(save_timeline(executed.timeline, file));
+    FT_TRY(file.commit());
+  }
+  if (args.json.empty()) return ok_status();
+  return write_output(args.json, dump_json(to_json(host, job, executed)) + "\n");
+}
+
+}  // namespace
+
+Status execute(const ExecuteArgs& args) {
+  const std::vector<Output> outputs = {
+      {"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}};
+  FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
+  FT_TRY(choose_blas(args.blas));
+  FT_ASSIGN(CudaModule cuda, open_device(args.device));
+  FT_ASSIGN(const HostRun host, prepare_host_run(args.run, args.sets, args.ranks, std::move(cuda)));
+  FT_TRY(check_outputs(outputs, {profile_path(host.run.profile_source)}));
+  if (args.records && !host.on_cuda()) {
+    return input_error("--records: the host's times are those of the ops; needs --device cuda");
+  }
+  FT_ASSIGN(Job job, start_job(host, args.threads, args.command_line));
+  if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
+  if (job.speaks()) warn_of_idle_keys(args.quiet, host.run);
+  if (args.records && job.speaks() && !host.cuda.no_records.empty() && !args.quiet) {
+    std::fprintf(stderr, "foretrain: --records: %s; times are of CUDA events alone\n",
+                 host.cuda.no_records.c_str());
+  }
+  FT_ASSIGN(Executed executed, execute_job(host, job, args.steps, args.records));
+  executed.timeline.name = host.run.name;
+  Status written = ok_status();
+  if (job.speaks()) {
+    written = write_files(args, host, job, executed);
+    const bool taken = args.json == "-" || args.trace == "-" || args.timeline == "-";
+    if (written.ok() && !args.quiet && !taken) {
+      written = write_output("-", report(host, job, executed));
+    }
+  }
+  if (job.world.finish) job.world.finish();
+  return written;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,290 @@
+// foretrain: predicts pre-training runs. One verb a job; CLI11 is used here only.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <new>
+
+#include "sim/base/json.h"
+#include "tools/cli/verbs.h"
+#include "tools/version.h"
+
+namespace {
+
+using foretrain::Status;
+
+struct Verb {
+  CLI::App* app = nullptr;
+  std::function<Status()> run;
+};
+
+/// Out of memory is the input's fault like any other: one message.
+Status run_guarded(const Verb& verb) {
+  try {
+    return verb.run();
+  } catch (const std::bad_alloc&) {
+    return foretrain::input_error("this needs more memory than the machine gives");
+  }
+}
+
+/// An option that names a file to write.
+void add_output(CLI::App* app, const char* name, std::string& path, const char* help) {
+  app->add_option(name, path, help)->type_name("FILE")->check([](const std::string& text) {
+    return text.empty() ? "found nothing, expected a path" : "";
+  });
+}
+
+void add_json(CLI::App* app, std::string& path) {
+  add_output(app, "--json", path, "Write the machine-readable result to FILE (- for stdout)");
+}
+
+Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
+  CLI::App* verb = app.add_subcommand("simulate", "Predict one run: time, memory, where both go");
+  verb->footer(
+      "Example:\n  foretrain simulate llama-3.1-405b-16384-h100 --set parallel.tensor=4 --trace "
+      "out.json.gz");
+  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("--set", args.sets, "Override a field, e.g. parallel.tensor=4 (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  add_output(verb, "--trace", args.trace, "Write a Chrome trace (.json or .json.gz)");
+  add_output(verb, "--timeline", args.timeline, "Write the lossless timeline (.json or .json.gz)");
+  verb->add_option("--trace-ranks", args.trace_ranks,
+                   "Ranks to trace (default: one of each class of equal ranks)")
+      ->delimiter(',')
+      ->type_name("RANK,...");
+  verb->add_option("--profile", args.profile, "Prices that `foretrain calibrate` measured")
+      ->type_name("FILE");
+  verb->add_flag("--full", args.full, "Simulate every rank instead of one of each class");
+  verb->add_flag("--verify", args.verify,
+                 "Check the programs for races, leaks and mismatched communication first");
+  verb->add_flag("--no-advice", args.no_advice,
+                 "Leave out what would make it fit and what a step gains: faster, for sweeps");
+  verb->add_flag("--quiet", args.quiet, "No report, no progress");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::simulate(args); }};
+}
+
+void add_device(CLI::App* verb, std::string& device) {
+  verb->add_option("--device", device, "host or cuda")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+}
+
+void add_blas(CLI::App* verb, std::string& blas) {
+  verb->add_option("--blas", blas,
+                   "What multiplies on the host: openblas (default where it is installed), onednn, "
+                   "onednn-bf16 or plain")
+      ->check(CLI::IsMember({"openblas", "onednn", "onednn-bf16", "plain"}));
+}
+
+void add_execution(CLI::App* verb, foretrain::ExecuteArgs& args) {
+  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  add_device(verb, args.device);
+  add_blas(verb, args.blas);
+  verb->add_option("--set", args.sets, "Override a field, e.g. parallel.tensor=2 (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("--steps", args.steps, "Training steps; the first one warms up")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  verb->add_option("--ranks", args.ranks, "Ranks to run (default: the RUN's accelerators)")
+      ->check(CLI::Range(1, 4096));
+  verb->add_flag("--threads", args.threads, "Ranks as threads of one process, without MPI");
+  verb->add_flag("--quiet", args.quiet, "No report, no progress");
+  add_json(verb, args.json);
+}
+
+Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
+  CLI::App* verb = app.add_subcommand("execute", "Really run the Program that simulate replays");
+  verb->footer(
+      "More than one rank: joins the job it is started in (mpirun, srun, torchrun), else starts "
+      "itself\n"
+      "under mpirun, or without MPI as processes that TCP connects.\n"
+      "Example:\n  foretrain execute gpt-small-host --ranks 2 --set parallel.tensor=2 "
+      "--trace out.json.gz");
+  add_execution(verb, args);
+  add_output(verb, "--trace", args.trace, "Write a Chrome trace of the median step");
+  add_output(verb, "--timeline", args.timeline, "Write the lossless timeline of that step");
+  verb->add_flag("--records", args.records,
+                 "CUDA: tell from CUPTI's records what of the ops' time is queueing");
+  return {verb, [&args] { return foretrain::execute(args); }};
+}
+
+Verb add_validate(CLI::App& app, foretrain::ValidateArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "validate", "Measure the RUN's operations, predict it, execute it, compare");
+  verb->footer("Example:\n  foretrain validate gpt-small-host --steps 10 --max-error 15");
+  add_execution(verb, args.execute);
+  verb->add_option("--profile", args.profile,
+                   "Start from these prices and measure only what they lack")
+      ->type_name("FILE");
+  verb->add_option("--prices-from", args.prices_from,
+                   "Predict also from this profile as if it had never seen the run's shapes: how "
+                   "far its prices transfer")
+      ->type_name("FILE");
+  verb->add_option("--seconds-per-op", args.seconds_per_op, "Time to measure one operation")
+      ->check(CLI::Range(0.001, 60.0))
+      ->capture_default_str();
+  verb->add_option("--max-error", args.max_error,
+                   "Exit 1 if the step is predicted worse than this, in percent")
+      ->type_name("PERCENT")
+      ->check(CLI::Range(0.0, 1e6));
+  return {verb, [&args] { return foretrain::validate(args); }};
+}
+
+Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
+  CLI::App* verb = app.add_subcommand("calibrate", "Measure this machine into a profile");
+  verb->footer(
+      "Interrupt it at any time: what is measured is kept, --resume goes on.\n"
+      "Examples:\n  foretrain calibrate --quick --out here.json\n"
+      "  foretrain simulate gpt-small-host --profile here.json\n"
+      "  foretrain calibrate --device cuda --shapes-of llama-3-8b-8-h100 --budget 120");
+  add_device(verb, args.device);
+  add_blas(verb, args.blas);
+  verb->add_option(
+          "--out", args.out,
+          "The profile (default, in the user's data folder: host.json, host-NAME.json with "
+          "--blas NAME, or that of the device, e.g. h100-sxm-80gb.json)")
+      ->type_name("FILE");
+  verb->add_option("--name", args.name,
+                   "With --device cuda: the device preset that the profile is of, e.g. "
+                   "h100-sxm-80gb (default: the preset that the driver's name belongs to)");
+  verb->add_option("--shapes-of", args.shapes_of,
+                   "Measure the operations of these RUNs, the most costly first, in place of the "
+                   "usual ones; on a device of runs of any size, on the host of one or two ranks")
+      ->type_name("RUN");
+  verb->add_option("--budget", args.budget, "Stop after so many seconds with what is measured")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(1.0, 1e6));
+  verb->add_flag("--quick", args.quick,
+                 "Fewer shapes, less time for each; on a device sustained only, no bursts");
+  verb->add_flag("--resume", args.resume, "Keep what the profile has, measure what it lacks");
+  verb->add_flag("--force", args.force, "Resume the profile of another machine all the same");
+  verb->add_flag("--threads", args.threads, "Ranks as threads of one process, without MPI");
+  verb->add_flag("--quiet", args.quiet, "No report, no progress");
+  verb->add_option("--worker-ranks", args.worker_ranks, "")->group("");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::calibrate(args); }};
+}
+
+Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
+  CLI::App* verb =
+      app.add_subcommand("score", "Predict every published run of a rows file; print the errors");
+  verb->footer("Example:\n  foretrain score configs/published --worst 10 --csv errors.csv");
+  verb->add_option("ROWS", args.rows, "Rows files, or folders of them")->required();
+  verb->add_option("--worst", args.worst, "Also list the N rows with the largest time error")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1000000));
+  add_output(verb, "--csv", args.csv, "Write a table of all rows");
+  verb->add_option("--only", args.only, "Only rows whose id or group contains TEXT")
+      ->type_name("TEXT");
+  verb->add_option("--threads", args.threads, "Rows predicted at once (default: all cores)")
+      ->check(CLI::Range(1, 1024));
+  verb->add_flag("--quiet", args.quiet, "No table, no progress");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::score(args); }};
+}
+
+Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
+  CLI::App* verb =
+      app.add_subcommand("list", "What ships: models, clusters, devices, fabrics, systems, runs");
+  verb->footer("Example:\n  foretrain list models");
+  verb->add_option("KIND", args.kind,
+                   "models, clusters, devices, fabrics, systems, profiles or runs");
+  add_json(verb, args.json);
+  verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
+  return {verb, [&args] { return foretrain::list(args); }};
+}
+
+Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "show", "Every resolved field of a preset or a RUN, and where it came from");
+  verb->footer(
+      "Examples:\n  foretrain show dgx-h100\n  foretrain show run.json --program 0\n"
+      "  foretrain show run.json --why mlp.up\n"
+      "  foretrain show run.json --set schedule=zb-v --schedule > order.json");
+  verb->add_option("NAME", args.name, "A preset's name, or a RUN file")->required();
+  verb->add_option("--set", args.sets, "Override a field of a RUN (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("--program", args.program_rank, "Print the Program of RANK")
+      ->type_name("RANK")
+      ->check(CLI::Range(0, 1 << 30));
+  verb->add_option("--why", args.why, "Print how the operations of that name are priced")
+      ->type_name("OP");
+  verb->add_flag("--schedule", args.schedule,
+                 "Print the order of every stage's passes, as a file that `schedule` takes")
+      ->excludes("--why")
+      ->excludes("--program");
+  add_json(verb, args.json);
+  verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
+  return {verb, [&args] { return foretrain::show(args); }};
+}
+
+Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "doctor", "What this machine and build have, what each missing piece costs");
+  verb->footer("Example:\n  foretrain doctor");
+  add_json(verb, args.json);
+  verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
+  return {verb, [&args] { return foretrain::doctor(args); }};
+}
+
+/// Says which verb `word` may have meant, if it is none.
+void suggest_verb(CLI::App& app, const std::string& word) {
+  if (word.empty() || word.front() == '-') return;
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : app.get_subcommands({})) {
+    if (verb->get_name() == word) return;
+    verbs.push_back(verb->get_name());
+  }
+  const std::string near = foretrain::nearest_name(word, verbs);
+  std::fprintf(stderr, "foretrain: no verb \"%s\"%s\n", word.c_str(),
+               near.empty() ? "" : ("; did you mean \"" + near + "\"?").c_str());
+}
+
+}  // namespace
+
+// NOLINTNEXTLINE(bugprone-exception-escape): a broken command description should end the program
+int main(int argc, char** argv) {
+  CLI::App app("Predicts LLM pre-training runs before the money is spent.", "foretrain");
+  app.set_version_flag("--version",
+                       std::string(foretrain::kVersion) + " (" + foretrain::kRevision + ")");
+  app.require_subcommand(1);
+  app.footer("Example:\n  foretrain simulate llama-3-8b-8-h100");
+  foretrain::SimulateArgs simulate_args;
+  foretrain::ExecuteArgs execute_args;
+  foretrain::CalibrateArgs calibrate_args;
+  foretrain::ValidateArgs validate_args;
+  execute_args.command_line.assign(argv + std::min(argc, 1), argv + argc);
+  validate_args.execute.command_line = execute_args.command_line;
+  foretrain::ScoreArgs score_args;
+  foretrain::ListArgs list_args;
+  foretrain::ShowArgs show_args;
+  foretrain::DoctorArgs doctor_args;
+  const Verb verbs[] = {add_simulate(app, simulate_args), add_calibrate(app, calibrate_args),
+                        add_execute(app, execute_args),   add_validate(app, validate_args),
+                        add_score(app, score_args),       add_list(app, list_args),
+                        add_show(app, show_args),         add_doctor(app, doctor_args)};
+  app.failure_message([](const CLI::App* of, const CLI::Error& error) {
+    return "foretrain: " + CLI::FailureMessage::simple(of, error);
+  });
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error) == 0 ? 0 : 2;
+    if (code != 0 && argc > 1) suggest_verb(app, argv[1]);
+    return code;
+  }
+  for (const Verb& verb : verbs) {
+    if (!verb.app->parsed()) continue;
+    const Status status = run_guarded(verb);
+    if (status.ok()) return 0;
+    std::fprintf(stderr, "foretrain: %s\n", status.error().message.c_str());
+    return 1;
+  }
+  return 2;
+}

@@ -1,0 +1,50 @@
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+
+#include "tools/cli/verbs.h"
+#include "tools/predict/parallel.h"
+#include "tools/score/score.h"
+
+namespace foretrain {
+namespace {
+
+std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool progress) {
+  std::vector<RowResult> results(rows.size());
+  std::atomic<std::size_t> done{0};
+  const auto work = [&](std::size_t i) {
+    results[i] = score_row(rows[i]);
+    const std::size_t count = ++done;
+    if (progress) std::fprintf(stderr, "\r%zu of %zu rows", count, rows.size());
+  };
+  in_parallel(rows.size(), work, static_cast<std::size_t>(threads));
+  if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
+  return results;
+}
+
+}  // namespace
+
+Status score(const ScoreArgs& args) {
+  const std::vector<Output> outputs = {{"--json", args.json}, {"--csv", args.csv}};
+  FT_TRY(check_outputs(outputs, read_with_rows(outputs, args.rows)));
+  FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
+  if (rows.empty()) return input_error(args.rows.front() + ": there is no row in it");
+  if (!args.only.empty()) {
+    std::erase_if(rows, [&args](const Row& row) {
+      return row.id.find(args.only) == std::string::npos &&
+             row.group.find(args.only) == std::string::npos;
+    });
+    if (rows.empty()) return input_error("--only " + args.only + ": no row has it in id or group");
+  }
+  const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
+  const std::vector<RowResult> results = score_all(rows, args.threads, progress);
+  if (!args.json.empty()) {
+    FT_TRY(write_output(args.json, dump_json(score_json(rows, results)) + "\n"));
+  }
+  if (!args.csv.empty()) FT_TRY(write_output(args.csv, score_csv(rows, results)));
+  if (args.quiet || args.json == "-" || args.csv == "-") return ok_status();
+  return write_output("-", score_table(rows, results, static_cast<std::size_t>(args.worst)));
+}
+
+}  // namespace foretrain

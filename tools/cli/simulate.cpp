@@ -1,0 +1,85 @@
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "sim/base/file.h"
+#include "tools/cli/verbs.h"
+#include "tools/predict/fitting.h"
+#include "tools/predict/idle_keys.h"
+#include "tools/predict/predict.h"
+#include "tools/report/report.h"
+#include "tools/version.h"
+#include "traces/chrome_trace.h"
+#include "traces/timeline_json.h"
+
+namespace foretrain {
+
+Status print(bool quiet, const std::string& text) {
+  return quiet ? ok_status() : write_output("-", text);
+}
+
+void warn_of_idle_keys(bool quiet, const Run& run) {
+  if (quiet) return;
+  for (const std::string& line : idle_keys(run)) {
+    std::fprintf(stderr, "foretrain: warning: %s: %s\n", run.source.c_str(), line.c_str());
+  }
+}
+
+Status simulate(const SimulateArgs& args) {
+  const std::vector<Output> outputs = {
+      {"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}};
+  FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
+  if (!args.trace_ranks.empty() && args.trace.empty() && args.timeline.empty()) {
+    return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
+  }
+  ChoosePrices prices;
+  if (!args.profile.empty()) {
+    prices = [&args](Run& run) { return use_profile(run, args.profile, "--profile"); };
+  }
+  FT_ASSIGN(const Run run, load_run(args.run, args.sets, prices));
+  FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
+  warn_of_idle_keys(args.quiet, run);
+  PredictOptions options;
+  options.full = args.full;
+  options.verify = args.verify;
+  options.sensitivity = !args.no_advice;
+  options.timeline = !args.trace.empty() || !args.timeline.empty();
+  options.trace_ranks = args.trace_ranks;
+  const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
+  if (progress) {
+    options.progress = [](std::int64_t done, std::int64_t all) {
+      std::fprintf(stderr, "\r%3d %% of %lld million operations",
+                   static_cast<int>(100 * done / all), static_cast<long long>(all / 1'000'000));
+    };
+  }
+  FT_ASSIGN(Prediction prediction, predict(run, options));
+  const bool reported = !args.no_advice && (!args.quiet || !args.json.empty());
+  if (!prediction.memory.fits && reported) prediction.fitting = find_fitting(run, prediction);
+  if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
+  if (!args.trace.empty()) {
+    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
+    TraceOptions trace;
+    trace.about = {{"run", run.name}, {"foretrain", kVersion}, {"revision", kRevision}};
+    FT_TRY(write_chrome_trace(*prediction.timeline, trace, file));
+    FT_TRY(file.commit());
+  }
+  if (!args.timeline.empty()) {
+    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.timeline));
+    FT_TRY(save_timeline(*prediction.timeline, file));
+    FT_TRY(file.commit());
+  }
+  if (!args.json.empty()) {
+    FT_TRY(write_output(args.json, dump_json(json_report(run, prediction)) + "\n"));
+  }
+  const bool stdout_taken = args.json == "-" || args.trace == "-" || args.timeline == "-";
+  if (!args.quiet && !stdout_taken) {
+    FT_TRY(write_output("-", text_report(run, prediction)));
+    if (!args.trace.empty()) {
+      std::printf("Trace: %s (open it at https://ui.perfetto.dev or chrome://tracing)\n",
+                  args.trace.c_str());
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace foretrain

@@ -1,0 +1,113 @@
+// The verbs of the command line. Each returns the exit code: 0 done, 1 input or environment at
+// fault.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/base/result.h"
+#include "tools/predict/run_file.h"
+
+namespace foretrain {
+
+struct SimulateArgs {
+  std::string run;
+  std::vector<std::string> sets;
+  std::string json, trace, timeline;  ///< output paths, "" = none, "-" = stdout
+  std::string profile;                ///< measured prices: a path or a name
+  std::vector<std::int64_t> trace_ranks;
+  bool full = false, quiet = false, verify = false;
+  bool no_advice = false;  ///< of what would make it fit and what a step gains
+};
+Status simulate(const SimulateArgs& args);
+
+struct ExecuteArgs {
+  std::string run, device = "host", blas;
+  std::vector<std::string> sets;
+  std::string json, trace, timeline;
+  std::int64_t steps = 6, ranks = 0;  ///< ranks 0: as many as the RUN has accelerators
+  bool threads = false, quiet = false;
+  bool records = false;                   ///< of a device: what of its ops' time is queueing
+  std::vector<std::string> command_line;  ///< of this process, less its name; for mpirun
+};
+Status execute(const ExecuteArgs& args);
+
+struct CalibrateArgs {
+  std::string device = "host", blas, out, json;
+  std::string name;                    ///< the device of clusters that a CUDA profile prices
+  std::vector<std::string> shapes_of;  ///< RUNs whose operations are measured, not the usual ones
+  double budget = 0;                   ///< s; 0: as long as it takes
+  bool quick = false, resume = false, force = false, threads = false, quiet = false;
+  std::int64_t worker_ranks = 0;  ///< > 0: one of so many ranks that measure together
+};
+Status calibrate(const CalibrateArgs& args);
+
+struct ValidateArgs {
+  ExecuteArgs execute;
+  std::string profile;
+  std::string prices_from;  ///< a profile that must not have seen the run's shapes
+  double seconds_per_op = 0.3;
+  double max_error = -1;  ///< < 0: report only; else the largest error of the step, in percent
+};
+Status validate(const ValidateArgs& args);
+
+struct ScoreArgs {
+  std::vector<std::string> rows;  ///< rows files
+  std::string json, csv, only;    ///< `only`: rows whose id or group contains it
+  std::int64_t worst = 0;
+  int threads = 0;  ///< 0: as many as there are cores
+  bool quiet = false;
+};
+Status score(const ScoreArgs& args);
+
+struct ListArgs {
+  std::string kind, json;
+  bool quiet = false;  ///< as everywhere: nothing but what --json asks for
+};
+Status list(const ListArgs& args);
+
+struct ShowArgs {
+  std::string name, json;
+  std::vector<std::string> sets;
+  std::int64_t program_rank = -1;  ///< >= 0: print the Program of that rank
+  std::string why;                 ///< print how this op was priced
+  bool schedule = false;           ///< print the order of every stage's passes
+  bool quiet = false;
+};
+Status show(const ShowArgs& args);
+
+struct DoctorArgs {
+  std::string json;
+  bool quiet = false;
+};
+Status doctor(const DoctorArgs& args);
+
+/// Writes `text` to a path, or to stdout for "-".
+Status write_output(const std::string& path, const std::string& text);
+
+/// A file that a verb writes: the option that names it, and its path; "" = none.
+struct Output {
+  const char* option;
+  std::string path;
+};
+/// Refuses outputs that would be written to one place, or over a file that is read. Names of
+/// shipped files are no paths: nothing stands there.
+Status check_outputs(const std::vector<Output>& outputs, const std::vector<std::string>& inputs);
+
+/// The files that are read for a RUN or another preset, where an output is a file at all: its own,
+/// those that it or a `--set` names, those that these name. Profiles by name are not among them:
+/// `Run::profile_source`.
+std::vector<std::string> read_with(const std::vector<Output>& outputs, const std::string& run,
+                                   const std::vector<std::string>& sets);
+/// The same of rows: files, or folders of them.
+std::vector<std::string> read_with_rows(const std::vector<Output>& outputs,
+                                        const std::vector<std::string>& rows);
+
+/// Writes `text` to stdout unless `quiet`.
+Status print(bool quiet, const std::string& text);
+
+/// Warns on stderr, unless `quiet`, of what the RUN sets without an effect.
+void warn_of_idle_keys(bool quiet, const Run& run);
+
+}  // namespace foretrain

@@ -1,0 +1,27 @@
+// What would make a run fit: a small search over the fields of its plan that trade time for memory.
+//
+// Recomputation, more sharding, smaller microbatches, more tensor, pipeline or context ranks,
+// offloading to the host and, where it has too little memory, to storage: of each kind the mildest
+// change that fits, of layers as few as do, then, if fewer than three kinds have one, all pairs of
+// different kinds, as long as the replays stay under a number of operations. What adds to a change
+// that fits and makes it no faster is not told. What takes more than three times as long as the
+// step would is left out if anything faster fits. Every change is resolved, lowered and, if it
+// fits, replayed like a RUN of the user's; those that a plan refuses are dropped, those that the
+// RUN's system has nothing for are not tried. The bound counts operations, not seconds: the same
+// RUN has the same answer on every machine. Left out: three changes at once, schedules, and what
+// changes the training itself (batch, precision, optimizer).
+#pragma once
+
+#include "tools/predict/predict.h"
+
+namespace foretrain {
+
+/// `prediction` is that of `run`, which does not fit.
+Fitting find_fitting(const Run& run, const Prediction& prediction);
+
+/// The same among what a report of a run often leaves out, one change at a time: layers that are
+/// computed again, activations kept on the host; nothing that takes three times as long.
+/// `most_memory`: of the capacity.
+Fitting find_unsaid(const Run& run, const Prediction& prediction, double most_memory);
+
+}  // namespace foretrain

@@ -1,0 +1,251 @@
+#include "tools/predict/memory_report.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "hardware/communicator_memory.h"
+#include "hardware/presets.h"
+#include "models/lower.h"
+#include "sim/base/assets.h"
+#include "sim/program/allocator.h"
+
+namespace foretrain {
+namespace {
+
+/// configs/memory.json.
+struct LibraryMemory {
+  double workspace_gib = 0;
+  CommunicatorBuffers nccl;
+  AllocatorRules allocator;
+  Time retry_per_gib;
+};
+
+constexpr JsonReader::Range kGibs{0, 1e3};
+
+void read_mib(JsonReader& reader, const char* key, Bytes& out) {
+  double mib = 0;
+  reader.read(key, mib, {0, 1e6});
+  out = static_cast<Bytes>(mib * 1024 * 1024);
+}
+
+template <typename Read>
+void read_part(JsonReader& reader, const char* key, Read read) {
+  const Json* part = reader.require(key, "an object");
+  if (part == nullptr) return;
+  JsonReader nested(*part, reader.source(), reader.pointer(key));
+  read(nested);
+  reader.adopt(nested.finish());
+}
+
+Result<LibraryMemory> library_memory(const Run& run) {
+  FT_ASSIGN(const Json json, parse_json(find_asset("memory.json"), "memory.json"));
+  LibraryMemory out;
+  JsonReader reader(json, "memory.json", "");
+  reader.read("blas_workspace_gib", out.workspace_gib, kGibs);
+  read_part(reader, "nccl", [&out](JsonReader& nccl) {
+    read_mib(nccl, "connection_mib", out.nccl.connection);
+    read_mib(nccl, "nvls_head_mib", out.nccl.nvls_head);
+    read_mib(nccl, "pool_mib", out.nccl.pool);
+  });
+  read_part(reader, "allocator", [&out](JsonReader& rules) {
+    rules.read("round", out.allocator.round, JsonReader::IntRange{1, 1 << 30});
+    read_mib(rules, "small_mib", out.allocator.small_limit);
+    read_mib(rules, "small_segment_mib", out.allocator.small_segment);
+    read_mib(rules, "middle_mib", out.allocator.middle_limit);
+    read_mib(rules, "middle_segment_mib", out.allocator.middle_segment);
+    read_mib(rules, "large_round_mib", out.allocator.large_round);
+    double retry_ms = 0;
+    rules.read("retry_ms_per_gib", retry_ms, {0, 1e3});
+    out.retry_per_gib = Time::from_us(1e3 * retry_ms);
+  });
+  ignore_remarks(reader);
+  FT_TRY(reader.finish());
+  out.allocator.expandable = run.plan.expandable_segments;
+  out.allocator.records_streams = run.plan.records_streams;
+  return out;
+}
+
+double gib(Bytes bytes) { return static_cast<double>(bytes) / kGiB; }
+
+/// Of one rank: its groups, those it exchanges messages with, and the group of all ranks, over
+/// which every framework meets once.
+Result<double> communicators_gib(const Run& run, const Workload& workload, std::size_t rank,
+                                 const CommunicatorBuffers& buffers) {
+  if (workload.ranks.size() < 2) return 0.0;
+  Bytes sum = 0;
+  std::vector<std::vector<RankId>> known;
+  const auto add = [&](const std::vector<RankId>& members) -> Status {
+    if (std::find(known.begin(), known.end(), members) != known.end()) return ok_status();
+    known.push_back(members);
+    FT_ASSIGN(const Placement at, placement_of(run.cluster, members));
+    sum += communicator_bytes(run.cluster, at, buffers);
+    return ok_status();
+  };
+  std::vector<RankId> all;
+  for (std::size_t r = 0; r < workload.ranks.size(); ++r) all.emplace_back(r);
+  FT_TRY(add(all));
+  const RankBinding& binding = workload.ranks[rank];
+  for (const GroupId group : binding.groups) {
+    if (group.valid()) FT_TRY(add(workload.groups[group.index()]));
+  }
+  std::vector<RankId> peers;
+  for (const ChannelId id : binding.channels) {
+    if (!id.valid()) continue;
+    const Channel& channel = workload.channels[id.index()];
+    peers.push_back(channel.source.index() == rank ? channel.destination : channel.source);
+  }
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return gib(sum + message_bytes(run.cluster, RankId(rank), peers, buffers));
+}
+
+std::string place_of(const Program& program, const MemoryPeak& peak) {
+  if (peak.call < 0) return "the start";
+  const Call& call = program.calls[static_cast<std::size_t>(peak.call)];
+  const Segment& segment = program.segments[call.segment.index()];
+  std::string out = segment.name + ", " + segment.ops[static_cast<std::size_t>(peak.op)].name;
+  if (call.layer >= 0) out += ", layer " + std::to_string(call.layer);
+  if (call.microbatch >= 0) out += ", microbatch " + std::to_string(call.microbatch);
+  return out;
+}
+
+std::size_t first_rank(const Workload& workload, std::size_t program) {
+  for (std::size_t r = 0; r < workload.ranks.size(); ++r) {
+    if (workload.ranks[r].program.index() == program) return r;
+  }
+  return 0;
+}
+
+/// What the allocator reserves for the Program beside `others_gib`; without a limit where it does
+/// not fit.
+void reserve(const Program& program, const AllocatorRules& rules, double others_gib, std::size_t p,
+             MemoryReport& out) {
+  const double room = (out.capacity_gib - others_gib) * kGiB;
+  AllocatorUse use;
+  use.fits = false;
+  if (room >= 1) use = caching_allocator(program, rules, static_cast<Bytes>(room));
+  if (use.fits && !use.retries.empty()) out.retries[p] = use.retries;
+  if (!use.fits) use = caching_allocator(program, rules, 0);
+  out.reserved_gib = gib(use.reserved) + out.workspace_gib;
+}
+
+/// Of the first rank of Program `p`, whose tensors peak at `peak`.
+Result<MemoryReport> report_program(const Run& run, const Workload& workload, std::size_t p,
+                                    const MemoryPeak& peak, const LibraryMemory& library) {
+  const Program& program = workload.programs[p];
+  const std::size_t rank = first_rank(workload, p);
+  const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
+  MemoryReport out;
+  for (std::size_t k = 0; k < out.by_kind_gib.size(); ++k)
+    out.by_kind_gib[k] = gib(peak.by_kind[k]);
+  out.peak_rank = static_cast<std::int64_t>(rank);
+  out.peak_at = place_of(program, peak);
+  out.capacity_gib = run.cluster.device.memory_gib;
+  out.context_gib = torus ? 0 : run.plan.context_gib;
+  out.workspace_gib = torus ? 0 : library.workspace_gib;
+  FT_ASSIGN(out.communication_gib, communicators_gib(run, workload, rank, library.nccl));
+  out.allocated_gib = gib(peak.bytes) + out.workspace_gib;
+  const double others = out.context_gib + out.workspace_gib + out.communication_gib;
+  out.reserved_gib = out.allocated_gib;
+  const bool planned = torus || run.plan.planned_memory;
+  if (!planned) reserve(program, library.allocator, others, p, out);
+  out.peak_gib = out.reserved_gib + out.communication_gib + out.context_gib;
+  out.fits = out.peak_gib <= out.capacity_gib;
+  return out;
+}
+
+}  // namespace
+
+/// Beside the devices: of the node whose ranks keep most, the mean.
+void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
+  std::vector<double> on_host, in_storage;
+  for (const Program& program : workload.programs) {
+    on_host.push_back(gib(memory_peak(program, Memory::kHost).bytes));
+    in_storage.push_back(gib(memory_peak(program, Memory::kStorage).bytes));
+  }
+  const auto ranks = workload.ranks.size();
+  const auto each =
+      std::min<std::size_t>(ranks, static_cast<std::size_t>(run.cluster.accelerators_per_node));
+  for (std::size_t first = 0; first < ranks; first += each) {
+    double host = 0, storage = 0;
+    const std::size_t end = std::min(ranks, first + each);
+    for (std::size_t r = first; r < end; ++r) {
+      host += on_host[workload.ranks[r].program.index()];
+      storage += in_storage[workload.ranks[r].program.index()];
+    }
+    // A last node with fewer ranks has as much memory for them.
+    out.host_gib = std::max(out.host_gib, host / static_cast<double>(each));
+    out.storage_gib = std::max(out.storage_gib, storage / static_cast<double>(each));
+  }
+  out.host_capacity_gib = run.cluster.host_memory_gib / static_cast<double>(each);
+  out.storage_capacity_gib = run.cluster.storage_tb * 1e12 / kGiB / static_cast<double>(each);
+  out.fits = out.fits && out.host_fits() && out.storage_fits();
+}
+
+Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
+  FT_ASSIGN(const LibraryMemory library, library_memory(run));
+  std::vector<MemoryPeak> peaks;
+  Bytes most = 0;
+  for (const Program& program : workload.programs) {
+    peaks.push_back(memory_peak(program));
+    most = std::max(most, peaks.back().bytes);
+  }
+  // Fragments and communicators differ between stages by less than this share of tensors.
+  constexpr double kNear = 0.95;
+  std::optional<MemoryReport> out;
+  std::map<std::size_t, std::vector<AllocatorRetry>> retries;
+  bool all_fit = true;
+  for (std::size_t p = 0; p < peaks.size(); ++p) {
+    if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
+    FT_ASSIGN(const MemoryReport one, report_program(run, workload, p, peaks[p], library));
+    retries.insert(one.retries.begin(), one.retries.end());
+    all_fit = all_fit && one.fits;
+    if (out && one.peak_gib <= out->peak_gib) continue;
+    out = one;
+  }
+  out->retry_per_gib = library.retry_per_gib;
+  out->retries.clear();
+  if (all_fit && !run.graphs && !run.graphs_by_layer) out->retries = std::move(retries);
+  for (const auto& [program, of_program] : out->retries) {
+    out->allocator_retries = std::max<std::int64_t>(out->allocator_retries, std::ssize(of_program));
+  }
+  fill_host(run, workload, *out);
+  out->theoretical_gib = gib(peaks.front().persistent + peaks.front().saved);
+  return *out;
+}
+
+Result<double> least_memory(const Run& run, const Workload& workload, const MemoryReport& memory) {
+  FT_ASSIGN(const LibraryMemory library, library_memory(run));
+  const auto rank = static_cast<std::size_t>(memory.peak_rank);
+  const Program& program = workload.programs[workload.ranks[rank].program.index()];
+  constexpr Bytes kStep = Bytes{1} << 26;
+  auto least = static_cast<Bytes>((memory.allocated_gib - memory.workspace_gib) * kGiB);
+  auto most = static_cast<Bytes>((memory.reserved_gib - memory.workspace_gib) * kGiB);
+  while (most - least > kStep) {
+    const Bytes middle = least + (most - least) / 2;
+    (caching_allocator(program, library.allocator, middle).fits ? most : least) = middle;
+  }
+  return memory.peak_gib - memory.reserved_gib + memory.workspace_gib + gib(most);
+}
+
+Status place_states(Run& run) {
+  double& share = run.plan.offload.device_share;
+  if (share >= 0) return ok_status();
+  constexpr int kSteps = 256;
+  int least = 0;
+  int most = kSteps;
+  while (least < most) {
+    const int middle = (least + most + 1) / 2;
+    share = static_cast<double>(middle) / kSteps;
+    FT_ASSIGN(const MemoryReport memory, report_memory(run, lower(run.model, run.plan)));
+    const bool fits = memory.fits && memory.allocator_retries == 0;
+    (fits ? least : most) = fits ? middle : middle - 1;
+  }
+  share = static_cast<double>(least) / kSteps;
+  run.notes.push_back("offload.device_share auto: the states of " +
+                      std::to_string(least * 100 / kSteps) + " % of the layers have room");
+  return ok_status();
+}
+
+}  // namespace foretrain

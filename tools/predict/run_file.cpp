@@ -1,0 +1,491 @@
+#include "tools/predict/run_file.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "hardware/presets.h"
+#include "sim/base/assets.h"
+#include "tools/predict/divide.h"
+#include "tools/predict/kernel_defaults.h"
+#include "tools/predict/key_names.h"
+#include "tools/predict/memory_report.h"
+#include "tools/predict/ready_lists.h"
+#include "tools/predict/run_notes.h"
+
+namespace foretrain {
+namespace {
+
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored) && !is_folder(path);
+}
+
+/// Files that a RUN names lie beside it where they do not from the working directory.
+void look_beside(Json& run, const std::filesystem::path& folder) {
+  const auto look = [&folder](Json* value) {
+    const std::string* name = value == nullptr ? nullptr : value->string();
+    if (name == nullptr || is_file(*name)) return;
+    const std::filesystem::path beside = folder / *name;
+    if (is_file(beside.string())) *value = Json(beside.string());
+  };
+  for (const char* key : {"model", "cluster", "system", "profile", "schedule"}) {
+    Json* value = run.find(key);
+    look(value);
+    if (value != nullptr && value->object() != nullptr) look(value->find("preset"));
+  }
+}
+
+constexpr const char* kPrecision = "/precision";
+
+/// A precision that is a name is the `compute` of one that is an object.
+Json spelt_out(const Json& precision) {
+  if (precision.string() == nullptr) return precision;
+  Json out{Json::Object{}};
+  out.set("compute", precision);
+  return out;
+}
+
+/// Lays `over` onto `base`: objects member by member, everything else whole. Notes where values
+/// come from.
+void overlay(Json& base, const Json& over, const std::string& origin, const std::string& pointer,
+             std::map<std::string, std::string>& origins) {
+  if (over.is_null() && base.object() != nullptr) return;  // null: not given
+  if (over.object() == nullptr || base.object() == nullptr) {
+    base = over;
+    // Values below are no longer what they were.
+    for (auto it = origins.lower_bound(pointer); it != origins.end();) {
+      it = it->first.starts_with(pointer + "/") ? origins.erase(it) : std::next(it);
+    }
+    origins[pointer] = origin;
+    return;
+  }
+  for (const auto& [key, value] : *over.object()) {
+    const std::string at = pointer + "/" + key;
+    if (Json* old = base.find(key)) {
+      const bool unlike = (old->object() == nullptr) != (value.object() == nullptr);
+      const bool spell = at == kPrecision && unlike;
+      if (spell) *old = spelt_out(*old);
+      overlay(*old, spell ? spelt_out(value) : value, origin, at, origins);
+    } else {
+      base.set(key, value);
+      origins[at] = origin;
+    }
+  }
+}
+
+/// Keys whose text names a preset: it becomes an object where a field of it is set.
+bool names_a_preset(const std::string& key) {
+  return key == "cluster" || key == "model" || key == "device" || key == "topology";
+}
+
+Status apply_set(Json& run, const std::string& text, std::map<std::string, std::string>& origins) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return input_error("--set " + text + ": expected KEY=VALUE, for example parallel.tensor=4");
+  }
+  const std::string value_text = text.substr(equals + 1);
+  const Result<Json> parsed = parse_json(value_text, "--set");
+  // What looks like a number or starts like a structure was meant as JSON; anything else is a text.
+  const bool meant_as_json =
+      !value_text.empty() &&
+      (std::string_view("{[\"").find(value_text[0]) != std::string_view::npos ||
+       value_text.find_first_not_of("-+.0123456789eE") == std::string::npos);
+  if (!parsed.ok() && meant_as_json && !is_file(value_text)) {
+    return input_error("--set " + text + ": " + parsed.error().message);
+  }
+  const Json value = parsed.ok() ? parsed.value() : Json(value_text);
+  std::string path = text.substr(0, equals);
+  Json* at = &run;
+  std::string pointer;
+  while (true) {
+    const std::size_t dot = path.find('.');
+    const std::string key = path.substr(0, dot);
+    pointer += "/" + key;
+    if (key.empty()) return input_error("--set " + text + ": an empty key");
+    if (dot == std::string::npos) {
+      at->set(key, value);
+      break;
+    }
+    Json* next = at->find(key);
+    if (next == nullptr) next = &at->set(key, Json(Json::Object{}));
+    if (next->string() != nullptr && names_a_preset(key)) {
+      Json object{Json::Object{}};
+      object.set("preset", *next);
+      *next = std::move(object);
+    } else if (next->object() == nullptr) {
+      return input_error("--set " + text + ": " + pointer + " is " + describe(*next) +
+                         ", not an object");
+    }
+    at = next;
+    path = path.substr(dot + 1);
+  }
+  origins[pointer] = "--set";
+  return ok_status();
+}
+
+/// A system supplies keys of plans alone: neither a model nor a cluster.
+Status check_plan_keys(const Json& json, const std::string& source, const std::string& pointer) {
+  JsonReader reader(json, source, pointer);
+  for (const std::string& key : plan_keys()) reader.take(key);
+  return reader.finish();
+}
+
+/// Names the system where it, and not the RUN, set what a plan cannot be read from.
+Error with_origin(Error error, const Run& run) {
+  for (const auto& [pointer, origin] : run.origins) {
+    if (!origin.starts_with("system ")) continue;
+    if (error.message.find(": " + pointer + ": ") == std::string::npos) continue;
+    error.message += " (set by " + origin + ")";
+    break;
+  }
+  return error;
+}
+
+/// What a system has not: keys of plans, or of one a value.
+Status read_lacking(const Json* lacks, const std::string& source, Run& run) {
+  if (lacks == nullptr) return ok_status();
+  if (lacks->array() == nullptr) {
+    return input_error(source + ": /lacks: found " + describe(*lacks) +
+                       ", expected a list of keys or KEY=VALUE");
+  }
+  for (std::size_t i = 0; i < lacks->array()->size(); ++i) {
+    const Json& entry = (*lacks->array())[i];
+    const std::string where = source + ": /lacks/" + std::to_string(i) + ": found ";
+    const std::string* text = entry.string();
+    if (text == nullptr) {
+      return input_error(where + describe(entry) + ", expected a key or KEY=VALUE");
+    }
+    const std::vector<std::string>& keys = plan_keys();
+    const std::string key = text->substr(0, text->find_first_of(".="));
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
+      const std::string near = nearest_name(key, keys);
+      return input_error(where + "\"" + *text + "\", which begins with no key of a plan" +
+                         (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
+    }
+    run.lacking.push_back(*text);
+  }
+  return ok_status();
+}
+
+/// Lays what a system supplies onto `run.resolved`: its defaults, then those of the device's
+/// architecture.
+Status lay_system(Run& run, const Json& file) {
+  const std::string source = "system " + run.system;
+  JsonReader reader(file, source, "");
+  for (const char* key : {"name", "description", "sources", "schema", "$schema"}) reader.take(key);
+  const Json* defaults = reader.take("defaults");
+  const Json* by_architecture = reader.take("architectures");
+  const Json* lacks = reader.take("lacks");
+  reader.read("framework", run.framework);
+  FT_TRY(read_devices(reader.take("devices"), source, run));
+  FT_TRY(reader.finish());
+  FT_TRY(read_lacking(lacks, source, run));
+  if (defaults != nullptr) {
+    FT_TRY(check_plan_keys(*defaults, source, "/defaults"));
+    overlay(run.resolved, *defaults, source, "", run.origins);
+  }
+  if (by_architecture == nullptr) return ok_status();
+  JsonReader architectures(*by_architecture, source, "/architectures");
+  for (const std::string& name : architecture_names()) {
+    const Json* of_one = architectures.take(name);
+    if (of_one == nullptr) continue;
+    FT_TRY(check_plan_keys(*of_one, source, "/architectures/" + name));
+    if (name != name_of(run.cluster.device.architecture)) continue;
+    overlay(run.resolved, *of_one, source + " on " + name, "", run.origins);
+  }
+  return architectures.finish();
+}
+
+/// The keys a RUN may have, refused early so that a misspelt one is not taken for a preset's.
+Status check_keys(const Json& json, const std::string& source) {
+  for (const char* key : {"model_type", "architectures"}) {
+    if (json.find(key) == nullptr || json.find("model") != nullptr) continue;
+    return input_error(source + ": /" + key +
+                       ": this is a model; a RUN names it beside a cluster: {\"model\": {what is "
+                       "here}, \"cluster\": {\"preset\": \"dgx-h100\", \"accelerators\": 64}}");
+  }
+  JsonReader reader(json, source, "");
+  for (const char* key : {"name", "model", "cluster", "system", "profile", "$schema", "schema"}) {
+    reader.ignore(key);
+    reader.take(key);
+  }
+  for (const std::string& key : plan_keys()) reader.take(key);
+  return reader.finish();
+}
+
+/// Images have no length: a default of it is none of the RUN's.
+Status drop_sequence(Run& run) {
+  if (!run.model.is_network()) return ok_status();
+  const auto origin = run.origins.find("/batch/sequence");
+  if (origin == run.origins.end()) return ok_status();
+  if (is_users(origin->second)) {
+    return input_error(run.source + ": /batch/sequence: " + run.model.name +
+                       " takes images, whose size is the model's \"image\"; leave it out");
+  }
+  run.origins.erase(origin);
+  run.resolved.find("batch")->erase("sequence");
+  return ok_status();
+}
+
+/// Whether `pointer` is a system's default.
+bool is_default(const Run& run, const std::string& pointer) {
+  const auto origin = run.origins.find(pointer);
+  return origin != run.origins.end() && !is_users(origin->second);
+}
+
+/// A system's defaults of what a RUN does not have: how ranks of a context exchange keys, experts.
+void drop_unused(Run& run) {
+  const Json* const parallel = run.resolved.find("parallel");
+  const Json* const context = parallel == nullptr ? nullptr : parallel->find("context");
+  const bool has_context = context != nullptr && context->is_number() && context->number() > 1;
+  if (!has_context && is_default(run, "/kernels/context")) {
+    run.origins.erase("/kernels/context");
+    run.resolved.find("kernels")->erase("context");
+  }
+  Json* const moe = run.resolved.find("moe");
+  if (moe == nullptr || moe->object() == nullptr || run.model.has_experts()) return;
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : *moe->object()) keys.push_back(key);
+  for (const std::string& key : keys) {
+    const bool own = run.origins.find("/moe/" + key) != run.origins.end();
+    if (!is_default(run, own ? "/moe/" + key : "/moe")) continue;
+    run.origins.erase("/moe/" + key);
+    moe->erase(key);
+  }
+  if (!moe->object()->empty() || !is_default(run, "/moe")) return;
+  run.origins.erase("/moe");
+  run.resolved.erase("moe");
+}
+
+/// Buckets of plain data parallelism that a system has by default give way to shards that the RUN
+/// asks for.
+void drop_buckets(Run& run) {
+  const Json* const level = value_at(run.resolved, "/sharding/level");
+  Json* const gradients = run.resolved.find("gradients");
+  const bool readable = level != nullptr && level->string() != nullptr && gradients != nullptr;
+  if (!readable || is_default(run, "/sharding/level") || *level == Json("none")) return;
+  std::string dropped;
+  for (const char* key : {"bucketing", "bucket_copy", "no_sync", "inner_group", "compression",
+                          "compression_rank", "cycle_us"}) {
+    const std::string pointer = std::string("/gradients/") + key;
+    const auto of = run.origins.find(pointer);
+    if (of == run.origins.end() || !of->second.starts_with("system ")) continue;
+    if (asks(run, pointer.c_str(), Json("contiguous"))) continue;  // of shards too
+    run.origins.erase(of);
+    gradients->erase(key);
+    dropped += (dropped.empty() ? "gradients." : ", ") + std::string(key);
+  }
+  if (dropped.empty()) return;
+  run.notes.push_back(dropped + " of " + run.system +
+                      " are of gradients that no ranks share: left out with sharding.level " +
+                      *level->string());
+}
+
+Result<Model> load_model(const Json& json, const std::string& source) {
+  if (const std::string* name = json.string()) {
+    FT_ASSIGN(const Json preset, load_preset("models", *name, source + ": /model"));
+    return read_model(preset, is_file(*name) ? *name : "model " + *name, "");
+  }
+  if (json.object() == nullptr) {
+    return input_error(source + ": /model: found " + describe(json) +
+                       ", expected a name, a path or an object");
+  }
+  const Json* preset = json.find("preset");
+  if (preset == nullptr) return read_model(json, source, "/model");
+  if (preset->string() == nullptr) {
+    return input_error(source + ": /model/preset: found " + describe(*preset) +
+                       ", expected a name or a path");
+  }
+  FT_ASSIGN(Json whole, load_preset("models", *preset->string(), source + ": /model/preset"));
+  for (const auto& [key, value] : *json.object()) {
+    if (key == "preset") continue;
+    for (const std::string& other : spellings_of(key)) whole.erase(other);
+    whole.set(key, value);
+  }
+  return read_model(whole, source, "/model");
+}
+
+/// launch.cuda_graph: none, layer or full.
+std::string cuda_graph(const Json& run) {
+  const Json* launch = run.find("launch");
+  const Json* graph = launch == nullptr ? nullptr : launch->find("cuda_graph");
+  return graph == nullptr || graph->string() == nullptr ? "none" : *graph->string();
+}
+
+/// Host time of one operation by that key of `launch`.
+Time launch_time(const Json& run, const char* key) {
+  const Json* launch = run.find("launch");
+  const Json* us = launch == nullptr ? nullptr : launch->find(key);
+  return Time::from_us(us == nullptr ? 0 : us->number());
+}
+
+/// Inside a CUDA graph the device's own pace, in compiled code without the framework's dispatcher.
+const char* dispatch_key(const Json& run) {
+  if (cuda_graph(run) == "full") return "graph_dispatch_us";
+  const Json* kernels = run.find("kernels");
+  const Json* compile = kernels == nullptr ? nullptr : kernels->find("compile");
+  const bool compiled = compile != nullptr && *compile == Json(true);
+  return compiled ? "compiled_dispatch_us" : "dispatch_us";
+}
+
+/// The RUN's profile, else that of the cluster's device in the user's folder, else the shipped one,
+/// if there is one.
+Status find_profile(Run& run, const Json& user, const std::string& source) {
+  if (const Json* profile = user.find("profile"); profile != nullptr && !profile->is_null()) {
+    if (profile->string() == nullptr) {
+      return input_error(source + ": /profile: found " + describe(*profile) +
+                         ", expected a name or a path");
+    }
+    return use_profile(run, *profile->string(), source + ": /profile");
+  }
+  const std::string own = profile_folder() + "/" + run.cluster.device.name + ".json";
+  if (!is_file(own)) return use_shipped_profile(run);
+  const Status used = use_profile(run, own, own);
+  if (used.ok()) return used;
+  // Nobody asked for it by name.
+  run.notes.push_back(
+      "not priced from the profile that lies in the user's folder: " + used.error().message +
+      "; delete it, or measure again by `foretrain calibrate`");
+  return use_shipped_profile(run);
+}
+
+}  // namespace
+
+bool is_users(const std::string& origin) { return origin == "RUN" || origin == "--set"; }
+
+const Json* value_at(const Json& json, const std::string& pointer) {
+  const Json* out = &json;
+  for (std::size_t at = 0; out != nullptr && at < pointer.size();) {
+    const std::size_t end = std::min(pointer.find('/', at + 1), pointer.size());
+    out = out->object() == nullptr ? nullptr : out->find(pointer.substr(at + 1, end - at - 1));
+    at = end;
+  }
+  return out;
+}
+
+bool asks(const Run& run, const char* pointer, const Json& value) {
+  const Json* asked = value_at(run.resolved, pointer);
+  return asked != nullptr && *asked == value;
+}
+
+Result<Json> load_preset(const std::string& kind, const std::string& name_or_path,
+                         const std::string& where) {
+  if (is_file(name_or_path)) return read_json_file(name_or_path);
+  const std::string_view text = find_asset(kind + "/" + name_or_path + ".json");
+  if (!text.empty()) return parse_json(text, name_or_path);
+  if (is_folder(name_or_path)) {
+    return input_error(where + ": " + name_or_path + " is a directory, expected a file or a name");
+  }
+  const std::string one = kind.substr(0, kind.size() - 1);
+  std::string message = where + ": no " + one + " \"" + name_or_path + "\" and no such file";
+  const std::vector<std::string> names = preset_names(kind);
+  const std::string near = nearest_name(name_or_path, names);
+  if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
+  if (kind == "runs") message += no_run(name_or_path);
+  return input_error(message + "; `foretrain list " + kind + "` lists them");
+}
+
+Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
+                     const ChoosePrices& prices) {
+  FT_ASSIGN(Json json, load_preset("runs", name_or_path, "RUN"));
+  if (is_file(name_or_path)) {
+    look_beside(json, std::filesystem::path(name_or_path).parent_path());
+  }
+  return resolve_run(json, name_or_path, sets, prices);
+}
+
+namespace {
+
+Result<Run> resolve(const Json& json, const std::string& source,
+                    const std::vector<std::string>& sets, const ChoosePrices& prices) {
+  Run run;
+  run.source = source;
+  Json user = json;
+  FT_TRY(check_keys(user, source));
+  std::map<std::string, std::string> set_origins;
+  for (const std::string& set : sets) FT_TRY(apply_set(user, set, set_origins));
+  FT_TRY(check_keys(user, sets.empty() ? source : source + " with --set"));
+
+  FT_ASSIGN(run.resolved, parse_json(find_asset("defaults.json"), "defaults"));
+  for (const auto& [key, value] : *run.resolved.object()) {
+    Json empty{Json::Object{}};
+    overlay(empty, value, "default", "/" + key, run.origins);
+    if (value.object() == nullptr) continue;
+    run.origins.erase("/" + key);
+    for (const auto& [inner, unused] : *value.object()) {
+      run.origins["/" + key + "/" + inner] = "default";
+    }
+  }
+  const Json* system = user.find("system");
+  run.system = system != nullptr && system->string() ? *system->string() : "megatron-lm";
+  if (system != nullptr && system->string() == nullptr && !system->is_null()) {
+    return input_error(source + ": /system: found " + describe(*system) + ", expected a name");
+  }
+  FT_ASSIGN(const Json system_file, load_preset("systems", run.system, source + ": /system"));
+  for (const char* key : {"model", "cluster"}) {
+    if (user.find(key) == nullptr) {
+      return input_error(source + ": /" + key +
+                         ": is missing, expected a preset's name or an object");
+    }
+  }
+  FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
+  FT_TRY(lay_system(run, system_file));
+  run.usual = run.resolved;
+  overlay(run.resolved, user, "RUN", "", run.origins);
+  for (const auto& [pointer, origin] : set_origins) {
+    const Json* given = value_at(user, pointer);
+    const bool spelt = pointer == kPrecision && given != nullptr && given->string() != nullptr &&
+                       value_at(run.resolved, pointer)->object() != nullptr;
+    run.origins[spelt ? pointer + "/compute" : pointer] = origin;
+  }
+
+  if (const Json* name = user.find("name"); name != nullptr && !name->is_null()) {
+    if (name->string() == nullptr) {
+      return input_error(source + ": /name: found " + describe(*name) + ", expected a text");
+    }
+    run.name = *name->string();
+  }
+  if (run.name.empty()) run.name = source;
+  FT_ASSIGN(run.model, load_model(*user.find("model"), source));
+  FT_TRY(drop_sequence(run));
+  drop_unused(run);
+  drop_buckets(run);
+  Result<Plan> plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
+  if (plan.ok() && settle_attention(run, plan.value())) {
+    plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
+  }
+  if (!plan.ok()) return with_origin(plan.error(), run);
+  run.plan = std::move(plan.value());
+  for (const DType type : {run.plan.precision.matrix, run.plan.precision.linear}) {
+    if (peak_tflops(run.cluster.device, type) > 0) continue;
+    return unsupported(source + ": /precision: " + run.cluster.device.name +
+                       " has no arithmetic in " + std::string(name_of(type)) + "; it has " +
+                       types_of(run.cluster.device));
+  }
+  run.dispatch = launch_time(run.resolved, dispatch_key(run.resolved));
+  run.captured_dispatch = launch_time(run.resolved, "graph_dispatch_us");
+  run.graphs = cuda_graph(run.resolved) == "full";
+  run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
+  FT_TRY(prices ? prices(run) : find_profile(run, user, source));
+  note_limits(run);
+  FT_TRY(divide_by_time(run));
+  FT_TRY(order_by_time(run));
+  FT_TRY(place_states(run));
+  FT_TRY(list_ready(run));
+  return run;
+}
+
+}  // namespace
+
+Result<Run> resolve_run(const Json& json, const std::string& source,
+                        const std::vector<std::string>& sets, const ChoosePrices& prices) {
+  Result<Run> run = resolve(json, source, sets, prices);
+  return run.ok() ? std::move(run) : with_our_name(run.error());
+}
+
+}  // namespace foretrain
