@@ -5,6 +5,7 @@
 
 #include "models/layers/kernel_forms.h"
 #include "sim/base/check.h"
+#include "sim/base/json.h"
 
 namespace foretrain {
 
@@ -13,7 +14,9 @@ StageWriter::StageWriter(const Model& model, const Plan& plan, std::int64_t stag
   x_builder.stream("compute");  // stream 0
 }
 
-Program StageWriter::run(const std::string& until) && {
+/// What the stage holds: frames of parameters, gradients and states, segments that all its tasks
+/// share.
+void StageWriter::write_holdings() {
   write_layouts();
   write_segments();
   for (std::int64_t c = 0; c < x_plan.chunks_of_stage(); ++c) make_chunk(c);
@@ -23,9 +26,17 @@ Program StageWriter::run(const std::string& until) && {
   if (const Bytes page = x_plan.offload.page; page > 0 && by_units() && x_plan.offload.states()) {
     fill_last_pages(page);
   }
-  x_step = lowered_step(context(), until);
+}
+
+StageStep StageWriter::step(const std::string& until, bool verified) && {
+  write_holdings();
+  return lowered_step(context(), until, verified);
+}
+
+Program StageWriter::run() && {
+  write_holdings();
+  x_step = lowered_step(context());
   x_done.resize(x_step.made());
-  if (!until.empty()) return {};
   for (const TaskId id : x_step.order()) emit(id);
   x_builder.batch(batch());
   Program program = std::move(x_builder).build();
@@ -400,6 +411,33 @@ void StageWriter::weight_gradients(Chunk& chunk, TaskId id) {
 
 Program write_stage(const Model& model, const Plan& plan, std::int64_t stage) {
   return StageWriter(model, plan, stage).run();
+}
+
+StageStep step_of(const Model& model, const Plan& plan, std::int64_t stage,
+                  const std::string& until, bool verified) {
+  return StageWriter(model, plan, stage).step(until, verified);
+}
+
+Result<std::string> step_text(const Model& model, const Plan& plan, std::int64_t stage,
+                              const std::string& until) {
+  std::vector<std::string> names;
+  for (const StagePass& pass : stage_passes()) names.emplace_back(pass.name);
+  const bool known = until.empty() || std::find(names.begin(), names.end(), until) != names.end();
+  if (!known) {
+    const std::string near = nearest_name(until, names);
+    std::string all;
+    for (const std::string& name : names) all += (all.empty() ? "\"" : ", \"") + name + "\"";
+    return input_error("no pass is called \"" + until + "\"" +
+                       (near.empty() ? "." : "; did you mean \"" + near + "\"?") +
+                       " The passes, in order: " + all);
+  }
+  const StageStep step = step_of(model, plan, stage, until);
+  std::string out = "stage " + std::to_string(stage) + " of " + std::to_string(plan.pipeline) +
+                    ": " + std::to_string(step.order().size()) + " tasks" +
+                    (until.empty() ? "" : " after the pass \"" + until + "\"") + "\n";
+  return out +
+         "passes that rewrote them: " + (step.rewritten_by.empty() ? "none" : step.rewritten_by) +
+         "\n" + text_of(step);
 }
 
 }  // namespace foretrain

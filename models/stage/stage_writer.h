@@ -22,9 +22,9 @@ namespace foretrain {
 class StageWriter {
  public:
   StageWriter(const Model& model, const Plan& plan, std::int64_t stage);
-  /// With `until` the step after that pass alone, as `step` gives it.
-  Program run(const std::string& until = "") &&;
-  const StageStep& step() const { return x_step; }
+  Program run() &&;
+  /// The tasks alone: see `lowered_step`.
+  StageStep step(const std::string& until, bool verified) &&;
 
  private:
   // --- Frames and segments (stage_parts.cpp) ---
@@ -123,6 +123,7 @@ class StageWriter {
   };
 
   // --- Tasks as calls (emit.cpp) ---
+  void write_holdings();
   StageContext context() const;
   StreamWait point(const Task& task) const;
   std::vector<StreamWait> waits_of(const Task& task, SegmentId segment);

@@ -26,6 +26,15 @@ StageStep expand(const StageContext& s);
 /// `verified`: checks the list after each (see `fault_of`).
 StageStep lowered_step(const StageContext& s, const std::string& until = "", bool verified = false);
 
+/// The same for a stage of a plan: what emission gets.
+StageStep step_of(const Model& model, const Plan& plan, std::int64_t stage,
+                  const std::string& until = "", bool verified = false);
+
+/// The same as text, with a line that names the passes; an error names those that there are where
+/// `until` is none of them.
+Result<std::string> step_text(const Model& model, const Plan& plan, std::int64_t stage,
+                              const std::string& until);
+
 /// Why these tasks are no step: one stands twice, comes after a later one, or a layer's backward
 /// pass before its forward pass. "" if they are.
 std::string fault_of(const StageStep& step);

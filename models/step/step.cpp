@@ -51,7 +51,10 @@ const std::vector<StagePass>& stage_passes() {
 StageStep lowered_step(const StageContext& s, const std::string& until, bool verified) {
   StageStep step = expand(s);
   for (const StagePass& pass : stage_passes()) {
-    if (pass.wanted(s)) pass.run(s, step);
+    if (pass.wanted(s)) {
+      pass.run(s, step);
+      step.rewritten_by += (step.rewritten_by.empty() ? "" : ", ") + std::string(pass.name);
+    }
     if (verified) {
       const std::string fault = fault_of(step);
       FT_CHECK(fault.empty(), fault.c_str());
@@ -147,6 +150,54 @@ std::string_view name_of(Direction direction) {
   return kNames[static_cast<std::size_t>(direction)];
 }
 
+namespace {
+
+/// What the form of a task says, in words.
+std::string form_text(const Task& task) {
+  switch (task.kind) {
+    case TaskKind::kReceive:
+      return task.form == kHoisted    ? "  posted for passes that run as one"
+             : task.form == kReturned ? "  returned output"
+                                      : "";
+    case TaskKind::kEmbedding:
+      return task.form == kReturned ? "  to be added to a returned output" : "";
+    case TaskKind::kReduceParts:
+      return task.form == kOverTensor ? "  over tensor ranks"
+             : task.form == kOverTied ? "  of a tied table"
+                                      : "  over the grid";
+    case TaskKind::kLayer: {
+      std::string out;
+      if ((task.form & kBlockFirst) != 0) out += "  first of a block";
+      if ((task.form & kBlockLast) != 0) out += "  last of a block";
+      if ((task.form & kSliceHeads) != 0) out += "  first blocks of slices";
+      if ((task.form & kSliceBody) != 0) out += "  middle blocks of slices";
+      return out;
+    }
+    default:
+      return "";
+  }
+}
+
+std::string index_text(const Task& task) {
+  if (task.index < 0) return "";
+  const std::string number = std::to_string(task.index);
+  switch (task.kind) {
+    case TaskKind::kReduceBucket:
+      return "  bucket " + number;
+    case TaskKind::kGather:
+    case TaskKind::kRelease:
+    case TaskKind::kReduceUnit:
+    case TaskKind::kReduceParts:
+      return "  unit " + number;
+    case TaskKind::kShareScales:
+      return "  " + number + " values";
+    default:
+      return "  number " + number;
+  }
+}
+
+}  // namespace
+
 std::string text_of(const StageStep& step) {
   std::map<TaskId, std::size_t> lines;
   std::string out;
@@ -162,8 +213,7 @@ std::string text_of(const StageStep& step) {
     if (task.microbatch >= 0) line += "  microbatch " + std::to_string(task.microbatch);
     if (task.chunk >= 0) line += "  chunk " + std::to_string(task.chunk);
     if (task.layer >= 0) line += "  layer " + std::to_string(task.layer);
-    if (task.index >= 0) line += "  number " + std::to_string(task.index);
-    if (task.form != 0) line += "  form " + std::to_string(task.form);
+    line += index_text(task) + form_text(task);
     if (task.of.valid()) line += "  of " + std::to_string(lines[task.of]);
     for (const After& after : task.after) {
       line += "  after " + std::to_string(lines[after.task]);

@@ -143,6 +143,7 @@ class StageStep {
   std::size_t made() const { return x_tasks.size(); }
 
   std::vector<PassPlace> passes;
+  std::string rewritten_by;  ///< names of the passes that have run
 
  private:
   std::vector<Task> x_tasks;
