@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "models/stage/chunk.h"
+#include "models/holdings/chunk.h"
 #include "models/step/task.h"
 
 namespace foretrain {

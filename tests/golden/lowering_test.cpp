@@ -15,7 +15,7 @@
 #include <sstream>
 
 #include "models/lower.h"
-#include "models/stage/stage.h"
+#include "models/emit/emit.h"
 #include "tests/support/canonical.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"

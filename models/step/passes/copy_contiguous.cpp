@@ -1,6 +1,6 @@
 // Contiguous buckets of sharded gradients (ZeRO-2): what a backward pass makes lives until it is
 // copied into the bucket that is being filled, which is reduced when the next parameter would not
-// fit, in every microbatch: models/stage/stage_contiguous.cpp.
+// fit, in every microbatch: models/gradients/contiguous.cpp.
 #include "models/step/passes.h"
 
 namespace foretrain {
