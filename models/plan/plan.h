@@ -52,7 +52,7 @@ enum class PassKind : std::uint8_t {
   // Where all stages share the vocabulary, on every stage; these stand last.
   kEmbedding,
   kHead,          ///< forward and backward, on all stages at once
-  kHeadForward,   ///< S of Vocab-1 and Vocab-2: models/stage/stage_vocabulary.cpp
+  kHeadForward,   ///< S of Vocab-1 and Vocab-2: models/step/passes/spread_vocabulary.cpp
   kHeadBackward,  ///< T
   kEmbeddingGradients,
 };
@@ -163,7 +163,7 @@ struct Recompute {
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
   /// So many layers of a chunk are computed again one after the other from the input of the first,
-  /// 0: all of it, before any of them goes back: models/stage/stage_recompute.cpp.
+  /// 0: all of it, before any of them goes back: models/step/passes/recompute_blocks.cpp.
   std::int64_t block_layers = 1;
   bool early = false;  ///< the first block of a pass before the gradient is there
   bool any() const {
@@ -185,9 +185,9 @@ struct Overlap {
   bool passes =
       false;  ///< exchanges of a pass beside another microbatch's: models/stage/stage_weave.cpp
   /// The gradients' norm goes from stage to stage, which update before it is known: the next step
-  /// looks at it. models/stage/stage_validation.cpp.
+  /// looks at it. models/step/passes/post_validate.cpp.
   bool post_validation = false;
-  /// Parts of a microbatch that take turns in every layer: models/stage/stage_slices.cpp.
+  /// Parts of a microbatch that take turns in every layer: models/step/passes/slice_microbatch.cpp.
   std::int64_t tensor_slices = 1;
   std::int64_t tensor_streams = 1;   ///< for the products of `tensor`'s parts, by turns
   bool tensor_copy_engines = false;  ///< they move what `tensor` gathers
@@ -311,7 +311,7 @@ struct Plan {
   Schedule schedule = Schedule::k1F1B;
   AutoSchedule automatic;
   /// Forward passes of a microbatch, the last with gradients; each but the first adds what the one
-  /// before gave to the embedding: models/stage/stage_recycling.cpp.
+  /// before gave to the embedding: models/step/passes/recycle_outputs.cpp.
   std::int64_t forwards = 1;
   Overlap overlap;
   HostWaits host_waits = HostWaits::kNone;
@@ -360,7 +360,7 @@ struct Plan {
   std::int64_t stage_of(std::int64_t chunk, std::int64_t way = 0) const;
   /// Passes that run as one hide each other's exchanges of tokens.
   bool weaves() const;
-  /// Every stage holds a part of the vocabulary: models/stage/stage_vocabulary.cpp.
+  /// Every stage holds a part of the vocabulary: models/step/passes/spread_vocabulary.cpp.
   bool shares_vocabulary() const {
     return schedule == Schedule::kSharedVocabulary || spreads_vocabulary();
   }

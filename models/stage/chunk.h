@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -146,14 +147,15 @@ struct UnitRuns {
 
 /// Parameters that are gathered and reduced together: a run of layers, or the ends of a chunk.
 struct Unit {
-  std::size_t shape = 0;             ///< in the stage's list of shapes
-  std::int64_t first = 0, last = 0;  ///< layers [first, last) of the chunk; none of the root
-  FrameId previous;                  ///< the last step's gradients, with a delayed update
-  FrameId states, shards;            ///< the rank's part: optimizer states, gradients
-  FrameId weights, gradients;        ///< the whole arrays as long as they live
-  FrameId reduced;                   ///< where the event of the last reduction is
-  std::size_t gather = 0;            ///< its last gather's number
-  bool waited = false;               ///< compute has waited for it
+  std::size_t shape = 0;                  ///< in the stage's list of shapes
+  std::int64_t first = 0, last = 0;       ///< layers [first, last) of the chunk; none of the root
+  FrameId previous;                       ///< the last step's gradients, with a delayed update
+  FrameId states, shards;                 ///< the rank's part: optimizer states, gradients
+  FrameId weights, gradients;             ///< the whole arrays as long as they live
+  std::map<std::int32_t, FrameId> fresh;  ///< in place of gradients: by microbatch, until reduced
+  FrameId reduced;                        ///< where the event of the last reduction is
+  std::size_t gather = 0;                 ///< its last gather's number
+  bool waited = false;                    ///< compute has waited for it
 };
 
 /// What the host updates of a rank, or the device beside it: the formal frame of its gradients, of
@@ -196,9 +198,8 @@ struct Chunk {
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
   std::vector<Unit> units;      ///< by their layers, then the root, then what stays gathered
   int small = -1;               ///< which unit that is
-  FrameId marks;                ///< events of the reductions over small groups
-  FrameId done_frame;           ///< and the event of its last backward pass
-  std::int16_t done_event = 0;
+  std::vector<const char*> grid_groups;  ///< those of a grid that compute parts of its gradients
+  FrameId marks;                         ///< events of the reductions over small groups
 };
 
 /// Where its parameters begin, in falling order, element 0 last.

@@ -68,7 +68,7 @@ inline constexpr const char* kUpFromNext = "activations from next";
 inline constexpr const char* kUpToNext = "gradients to next";
 inline constexpr const char* kUpFromPrevious = "gradients from previous";
 
-// What stages know of the norm of the gradients: models/stage/stage_validation.cpp.
+// What stages know of the norm of the gradients: models/step/passes/post_validate.cpp.
 inline constexpr const char* kNormToNext = "norm to next";
 inline constexpr const char* kNormFromPrevious = "norm from previous";
 inline constexpr const char* kStateToPrevious = "whole norm to previous";

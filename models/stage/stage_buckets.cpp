@@ -109,8 +109,9 @@ void StageWriter::make_buckets(Chunk& chunk) {
     const auto overlaps = [&bucket](const PartFrames& part) {
       return bucket.begin < part.cut_end && part.cut_begin < bucket.end;
     };
-    if (tied_across() && chunk.has_embedding) bucket.last |= overlaps(chunk.embedding);
-    if (tied_across() && chunk.has_head) bucket.last |= overlaps(chunk.head);
+    if (tied_across(x_model, x_plan) && chunk.has_embedding)
+      bucket.last |= overlaps(chunk.embedding);
+    if (tied_across(x_model, x_plan) && chunk.has_head) bucket.last |= overlaps(chunk.head);
     chunk.buckets.push_back(bucket);
   }
   if (chunk.holders.ranks > 1) {
@@ -174,21 +175,7 @@ void StageWriter::make_staging(Chunk& chunk) {
   chunk.staging = x_builder.frame(x_builder.layout(layout.layout()));
 }
 
-/// Everything from element `reached` on is final once `event` of `frame` is recorded.
-void StageWriter::reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame,
-                               std::int16_t event) {
-  if (!x_plan.overlap.gradient_reduce) return;
-  if (x_plan.sums_after_pass && reached > 0) return;
-  for (Bucket& bucket : chunk.buckets) {
-    const bool of_head = bucket.begin < chunk.head.cut_end && chunk.head.cut_begin < bucket.end;
-    if (of_head && chunk.last && x_plan.defers_head()) continue;  // its gradients are to come
-    if (bucket.begin >= reached && !bucket.last) reduce_bucket(chunk, bucket, frame, event);
-  }
-}
-
 void StageWriter::reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event) {
-  if (bucket.issued) return;
-  bucket.issued = true;
   if (bucket.begin == bucket.end) return;
   StreamWait after{StreamId(), frame, event};
   if (x_plan.contiguous() && bucket.holders.ranks > 1) {
@@ -400,10 +387,6 @@ void StageWriter::copy_back(Chunk& chunk) {
 /// After a microbatch's backward pass whose gradients are reduced alone: adds them to the sum and
 /// clears them for the next one.
 void StageWriter::collect_pass(Chunk& chunk, bool last) {
-  for (Bucket& bucket : chunk.buckets) {
-    reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
-  }
-  copy_back(chunk);
   LayoutWriter events("collect", 0);
   SegmentWriter w(x_builder, "collect gradients", events);
   w.phase = Phase::kGradients;
@@ -427,7 +410,6 @@ void StageWriter::collect_pass(Chunk& chunk, bool last) {
     call.waits.push_back(StreamWait{StreamId(std::size_t{0}), bucket.frame, kReduced});
     if (last) continue;
     bucket.frame = x_builder.frame(x_bucket);
-    bucket.issued = false;
   }
   x_builder.call(std::move(call));
 }

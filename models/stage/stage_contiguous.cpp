@@ -310,7 +310,8 @@ void StageWriter::finish_contiguous(Chunk& chunk, FrameId frame, std::int16_t ev
           chunk.embedding.cut_begin);
   StreamWait summed;
   const std::int64_t before = x_embedding.parameters.shared_elements;
-  const std::vector<Range> parts = partial_gradients(chunk.shared_elements, before, chunk.layers);
+  const std::vector<ElementRange> parts =
+      partial_gradients(x_model, x_plan, x_layer, chunk.shared_elements, before, chunk.layers);
   if (!parts.empty()) {
     chunk.marks = x_builder.frame(x_marks);
     summed = reduce_parts("tensor", kTensorGroup, chunk, parts, kSharedMark,
@@ -318,14 +319,11 @@ void StageWriter::finish_contiguous(Chunk& chunk, FrameId frame, std::int16_t ev
   }
   copy_in(chunk, chunk.gradients, 0, summed);
   reduce_bucket(chunk, chunk.buckets.back(), FrameId(), 0);
-  chunk.done_frame = frame;
-  chunk.done_event = event;
   if (!(chunk.own_now == chunk.own) && !x_plan.updates_on_host()) add_own(chunk);
   x_filling = -1;
   if (last) return;
   for (Bucket& bucket : chunk.buckets) {
     bucket.frame = x_builder.frame(x_bucket);
-    bucket.issued = false;
   }
   chunk.own_now = x_builder.frame(chunk.own_of_pass);
 }

@@ -88,7 +88,7 @@ const LayerSegments& StageWriter::stack_segments(Chunk& chunk, std::int64_t l) {
   const Stack stack = x_model.stack(layer);
   const bool first = stack == Stack::kCross && layer == x_model.layers - 2;
   const std::size_t shape = by_units() ? unit_of(chunk, l).shape : 0;
-  const bool again = recomputed(chunk.layers_before + l);
+  const bool again = recomputes(x_plan, chunk.layers_before + l);
   const auto [it, fresh] = x_stack_segments.try_emplace({stack, first, again, shape});
   if (!fresh) return it->second;
   LayerLayouts layouts = stack_layouts(layer);
@@ -126,7 +126,7 @@ void StageWriter::bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bo
   call.frames.push_back(passage.memory);
   call.frames.push_back(passage.memory_gradient);
   if (stack == Stack::kCross) return;
-  call.frames.push_back(passage.inputs);
+  call.frames.push_back(inputs_of(call.microbatch));
   if (!by_units()) {
     call.frames.push_back(chunk.embedding.weights);
     call.frames.push_back(chunk.embedding.gradients);
@@ -136,14 +136,12 @@ void StageWriter::bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bo
   Unit& root = *root_of(chunk);
   const std::int64_t begin = chunk.embedding.cut_begin;
   Unit* const small = small_unit(chunk);
-  if (backward) need_gradients(root);
-  if (backward && small != nullptr) need_gradients(*small);
   call.frames.push_back(x_builder.alias(x_embedding.weights, root.weights, 0,
                                         bytes_of(x_plan.precision.compute, begin), call.layer));
-  call.frames.push_back(backward
-                            ? x_builder.alias(x_embedding.gradients, root.gradients, 0,
-                                              bytes_of(x_plan.local_gradients(), begin), call.layer)
-                            : FrameId());
+  call.frames.push_back(
+      backward ? x_builder.alias(x_embedding.gradients, gradients_of(root, call.microbatch), 0,
+                                 bytes_of(x_plan.local_gradients(), begin), call.layer)
+               : FrameId());
   bind_unit(root, backward, call);
   if (small != nullptr) bind_unit(*small, backward, call);
 }

@@ -90,26 +90,17 @@ void StageWriter::bind_experts(const Chunk& chunk, std::int64_t l, bool backward
   if (!by_units()) {
     call.frames.push_back(part.weights);
     call.frames.push_back(part.gradients);
-    wait_gathered(experts, part, call);
     return;
   }
   Unit& unit = *expert_unit(chunk, l);
-  if (backward) need_gradients(unit);
+  FrameId gradients;
+  if (backward) gradients = gradients_of(unit, call.microbatch);
   const auto bind = [&](LayoutId layout, FrameId owner, DType type) {
     return x_builder.alias(layout, owner, 0, bytes_of(type, part.cut_begin), call.layer);
   };
   call.frames.push_back(bind(kind.experts, unit.weights, x_plan.precision.compute));
-  call.frames.push_back(
-      backward ? bind(kind.expert_gradients, unit.gradients, x_plan.local_gradients()) : FrameId());
-}
-
-/// After the backward pass of layer `l`; at the first layer all experts of the chunk are done.
-void StageWriter::reduce_experts_ready(const Chunk& chunk, std::int64_t l, FrameId frame,
-                                       std::int16_t event) {
-  if (chunk.experts < 0) return;
-  Chunk& experts = x_chunks[static_cast<std::size_t>(chunk.experts)];
-  if (l == 0) return finish_chunk(experts, frame, event);
-  reduce_ready(experts, experts.parts[static_cast<std::size_t>(l)].cut_begin, frame, event);
+  call.frames.push_back(backward ? bind(kind.expert_gradients, gradients, x_plan.local_gradients())
+                                 : FrameId());
 }
 
 /// Without a sharded optimizer the experts' squares are summed over the ranks that hold different

@@ -68,12 +68,11 @@ void StageWriter::write_blocks() {
 }
 
 /// A block with a loss reads labels and adds to the step's loss.
-void StageWriter::bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l,
-                            Call& call) const {
+void StageWriter::bind_loss(const Chunk& chunk, std::int64_t l, Call& call) const {
   if (!x_model.is_network()) return;
   const auto block = static_cast<std::size_t>(chunk.first_layer + l);
   if (!x_model.network.blocks[block].has_loss()) return;
-  call.frames.push_back(passage.inputs);
+  call.frames.push_back(inputs_of(call.microbatch));
   call.frames.push_back(x_scalar_frame);
 }
 

@@ -374,7 +374,7 @@ void StageWriter::update_on_device() {
 /// New weights go to the device once the host has them, and, where it was early, once nothing reads
 /// the old ones; where shards are offloaded they take the place of those, in memory by their
 /// address alone.
-void StageWriter::load_weights() {
+void StageWriter::load_weights(const Task& task) {
   if (x_plan.offload.in_place()) return;
   const Memory to_memory = x_plan.offload.parameters;
   const StreamId in = x_builder.stream(kIn);
@@ -396,10 +396,8 @@ void StageWriter::load_weights() {
               -1,
               {states, whole},
               {StreamWait{in, states, kUpdated}}};
-    for (const Chunk& done : x_chunks) {
-      if (!x_plan.offload.delayed_update || !done.done_frame.valid()) continue;
-      call.waits.push_back(StreamWait{in, done.done_frame, done.done_event});
-    }
+    const std::vector<StreamWait> last_reads = waits_of(task, call.segment);
+    call.waits.insert(call.waits.end(), last_reads.begin(), last_reads.end());
     x_builder.call(std::move(call));
   };
   for (const Chunk& chunk : x_chunks) {
@@ -420,30 +418,10 @@ void StageWriter::load_weights() {
   }
 }
 
-/// The end of a step whose update is the host's; parameters that every rank holds whole are
-/// gathered once each rank has loaded its part.
-void StageWriter::finish_host_update() {
-  if (!x_plan.offload.delayed_update) {
-    update_on_host(false);
-    update_on_device();
-  }
-  load_weights();
-  if (!x_plan.overlap.parameter_gather) {
-    const bool stays = x_plan.offload.in_place();
-    for (Chunk& chunk : x_chunks) {
-      for (Unit& unit : chunk.units) {
-        const bool on_host = x_shapes[unit.shape].on_host;
-        gather_weights(
-            unit, on_host ? StreamWait{StreamId(), unit.states, stays ? kUpdated : kWeightsLoaded}
-                          : StreamWait{StreamId(), x_scalar_frame, kDeviceUpdateDone});
-      }
-      for (Bucket& bucket : chunk.buckets) {
-        if (!sharded(chunk.holders)) continue;
-        gather_bucket(chunk, bucket, StreamWait{StreamId(), bucket.states, kWeightsLoaded});
-      }
-    }
-  }
-  reduce_loss();
+/// Where a unit's new weights are there, after a step whose update is the host's.
+StreamWait StageWriter::host_updated(const Unit& unit) const {
+  if (!x_shapes[unit.shape].on_host) return {StreamId(), x_scalar_frame, kDeviceUpdateDone};
+  return {StreamId(), unit.states, x_plan.offload.in_place() ? kUpdated : kWeightsLoaded};
 }
 
 }  // namespace foretrain

@@ -1,12 +1,5 @@
-// What layers keep on the host: it is copied out, their input included, after their forward pass,
-// for which compute waits after the next layer's, and back while the layer after them computes
-// backward.
-//
-// Or in storage (ZeRO-Infinity, arXiv 2104.07857; SSDTrain, arXiv 2408.10013), by way of the host,
-// where two layers' have room: written once it is there, before the layer after the next one's is
-// copied out, and read while the layer two behind computes backward. Left out: copies between
-// device and storage without the host (SSDTrain's, by GPUDirect Storage), that what is needed again
-// too soon stays; what the host is said to hold counts one of the two layers.
+// Copies of what layers keep, to the host and storage and back:
+// models/step/passes/offload_activations.cpp.
 #include <algorithm>
 
 #include "models/stage/stage_writer.h"
@@ -16,8 +9,6 @@ namespace {
 
 // Events of what is kept on the host.
 constexpr std::int16_t kKept = 0, kLoaded = 1;
-/// Layers on their way to storage for which there is room on the host.
-constexpr std::size_t kStaged = 2;
 
 }  // namespace
 
@@ -78,37 +69,43 @@ const HostCopies& StageWriter::host_copies(LayoutId device) {
   return x_host_copies.emplace(device.value, copies).first->second;
 }
 
-bool StageWriter::keeps_on_host(const Chunk& chunk, std::int64_t l) const {
-  return chunk.layers_before + l < x_plan.offload.activation_layers;
+void StageWriter::emit_move(TaskId id) {
+  const Task& task = x_step[id];
+  const Chunk& chunk = x_chunks[static_cast<std::size_t>(task.chunk)];
+  Passage& passage = x_passages[{task.chunk, task.microbatch}];
+  switch (task.kind) {
+    case TaskKind::kMoveOut:
+      return move_out(chunk, passage, id);
+    case TaskKind::kReleaseMoved:
+      return let_go_of_copied(x_moved.at(task.of));
+    case TaskKind::kReadBack:
+      return read_back(chunk, passage, task.layer);
+    default:
+      return move_back(chunk, passage, task.layer);
+  }
 }
 
-/// After the forward pass of layer `l`: what it keeps, and its input, leave the device.
-void StageWriter::keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l) {
-  let_go_of_copied();
-  if (!keeps_on_host(chunk, l)) return;
+/// After the forward pass of a layer: what it keeps, and its input, leave the device.
+void StageWriter::move_out(const Chunk& chunk, Passage& passage, TaskId id) {
+  const Task& task = x_step[id];
+  const std::int64_t l = task.layer;
   const auto i = static_cast<std::size_t>(l);
   const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
   FrameId stored;
+  std::vector<std::pair<FrameId, FrameId>>& moved = x_moved[id];
   for (FrameId* frame : {&passage.saved[i], &passage.hidden[i]}) {
     const HostCopies& copies = host_copies(layout_of(*frame));
     if (!copies.out.valid()) continue;
     const FrameId host = x_builder.frame(copies.layout, layer);
     const FrameId passed = passage.hidden[i + 1];
-    Call call{copies.out,
-              layer,
-              -1,
-              {*frame, host},
-              {StreamWait{x_builder.stream(kOut), passed, kReady}}};
-    if (x_stored.size() >= kStaged) {
-      const FrameId room = x_stored[x_stored.size() - kStaged];
-      call.waits.push_back(StreamWait{x_builder.stream(kOut), room, kKept});
-    }
+    Call call{copies.out, layer, -1, {*frame, host}, waits_of(task, copies.out)};
+    call.waits.push_back(StreamWait{x_builder.stream(kOut), passed, kReady});
     x_builder.call(std::move(call));
-    x_copied_out.emplace_back(*frame, host);
+    moved.emplace_back(*frame, host);
     if (copies.write.valid()) stored = store(copies, host, layer);
     passage.on_host[{l, frame == &passage.hidden[i]}] = copies.write.valid() ? stored : host;
   }
-  if (stored.valid()) x_stored.push_back(stored);
+  if (stored.valid()) x_done[id.index()] = done_at(stored, kKept);
 }
 
 /// What was copied to the host goes on to storage. Returns where it is.
@@ -119,8 +116,8 @@ FrameId StageWriter::store(const HostCopies& copies, FrameId host, std::int32_t 
   return stored;
 }
 
-/// What layer `l` has in storage comes back to the host, if it is not there.
-void StageWriter::read_ahead(const Chunk& chunk, Passage& passage, std::int64_t l) {
+/// What layer `l` has in storage comes back to the host.
+void StageWriter::read_back(const Chunk& chunk, Passage& passage, std::int64_t l) {
   const StreamId stream = x_builder.stream(kStorageRead);
   for (const bool input : {false, true}) {
     const auto found = passage.on_host.find({l, input});
@@ -141,15 +138,12 @@ void StageWriter::read_ahead(const Chunk& chunk, Passage& passage, std::int64_t 
   }
 }
 
-/// What was copied out of the device is there until compute has waited for the copy, which it does
-/// after the next layer's pass: a framework gives memory to what comes next only then.
-void StageWriter::let_go_of_copied() {
-  for (const auto& [device, host] : x_copied_out) {
+void StageWriter::let_go_of_copied(const std::vector<std::pair<FrameId, FrameId>>& moved) {
+  for (const auto& [device, host] : moved) {
     const StreamWait copied{StreamId(std::size_t{0}), host, kKept};
     const SegmentId segment = x_host_copies.at(layout_of(device).value).let_go;
     x_builder.call(Call{segment, -1, -1, {device}, {copied}});
   }
-  x_copied_out.clear();
 }
 
 SegmentId StageWriter::let_go_segment(LayoutId device) {
@@ -167,12 +161,8 @@ SegmentId StageWriter::let_go_segment(LayoutId device) {
   return x_builder.segment(std::move(segment));
 }
 
-/// Before the backward pass of the layer behind layer `l` (or of `l` itself, the last one): its
-/// frames come back, into new memory, while that one computes.
-void StageWriter::load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l) {
-  let_go_of_copied();
-  if (l < 0) return;
-  if (x_plan.offload.activations == Memory::kStorage) read_ahead(chunk, passage, l);
+/// What layer `l` keeps comes back to the device, into new memory.
+void StageWriter::move_back(const Chunk& chunk, Passage& passage, std::int64_t l) {
   const auto i = static_cast<std::size_t>(l);
   const auto layer = static_cast<std::int32_t>(chunk.first_layer + l);
   for (const bool input : {false, true}) {
@@ -188,7 +178,6 @@ void StageWriter::load_from_host(const Chunk& chunk, Passage& passage, std::int6
                         {StreamWait{x_builder.stream(kIn), passage.gradient, kReady},
                          StreamWait{x_builder.stream(kIn), found->second, kKept}}});
   }
-  if (x_plan.offload.activations == Memory::kStorage) read_ahead(chunk, passage, l - 1);
 }
 
 /// Every stream of the call waits for what comes back.

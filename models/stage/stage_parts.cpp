@@ -4,6 +4,7 @@
 #include "models/layers/quantizer.h"
 #include "models/layers/tensor_grid.h"
 #include "models/stage/stage_writer.h"
+#include "sim/base/check.h"
 
 namespace foretrain {
 namespace {
@@ -53,19 +54,6 @@ template void StageWriter::parameter_frames(LayerLayouts&, const std::string&,
                                             const std::vector<Parameter>&);
 template void StageWriter::parameter_frames(EndLayouts&, const std::string&,
                                             const std::vector<Parameter>&);
-
-bool StageWriter::tied_across() const {
-  return x_model.tied_embeddings && !x_plan.shares_vocabulary() &&
-         x_plan.stage_of(0) != x_plan.stage_of(x_plan.chunks() - 1);
-}
-
-bool StageWriter::recomputed(std::int64_t layer_of_stage) const {
-  const Recompute& r = x_plan.recompute;
-  if (!r.any() || r.in_blocks()) return false;
-  if (r.layers >= 0 && layer_of_stage >= r.layers) return false;
-  return layer_of_stage % r.layer_period == 0;
-}
-
 void StageWriter::write_layouts() {
   const auto hidden = [this](const char* name, bool saved) {
     LayoutWriter writer(name, 0);
@@ -276,6 +264,14 @@ void StageWriter::make_chunk(std::int64_t index) {
   if (by_units()) return make_units(x_chunks.back());
   place_parts(x_chunks.back());
   make_buckets(x_chunks.back());
+  Chunk& made = x_chunks.back();
+  for (const GridPart& part : grid_parts(made, made.shared_elements, made.elements)) {
+    std::vector<const char*>& groups = made.grid_groups;
+    if (std::find(groups.begin(), groups.end(), part.group) == groups.end()) {
+      groups.push_back(part.group);
+    }
+  }
+  FT_CHECK(made.grid_groups.size() <= 2, "a grid with more than two groups of holders");
 }
 
 /// What other ranks hold too: the norms and biases of a tensor-parallel group, a table that is tied
@@ -283,7 +279,7 @@ void StageWriter::make_chunk(std::int64_t index) {
 std::vector<Replica> StageWriter::replicas(const Chunk& chunk, std::int64_t cut_begin,
                                            std::int64_t cut_end) {
   std::vector<Replica> out;
-  const bool tied_end = tied_across() && (chunk.has_embedding || chunk.has_head);
+  const bool tied_end = tied_across(x_model, x_plan) && (chunk.has_embedding || chunk.has_head);
   // The table is the embedding's only cut parameter and the first, or the head's and the last.
   const std::int64_t elements = !tied_end             ? 0
                                 : chunk.has_embedding ? x_embedding.parameters.cut_elements
@@ -353,7 +349,7 @@ void StageWriter::place_parts(Chunk& chunk) {
     chunk.factor_elements += factor_elements(x_embedding.parameters);
   }
   // In zb-v a tied table lies in the stage's first chunk, the head in its second.
-  const bool borrowed = chunk.has_head && !own_table && !both_ends && !tied_across();
+  const bool borrowed = chunk.has_head && !own_table && !both_ends && !tied_across(x_model, x_plan);
   const bool head_table = chunk.has_head && !borrowed && (own_table || !both_ends);
   if (chunk.has_head) {
     chunk.factor_elements += factor_elements(x_head.parameters);

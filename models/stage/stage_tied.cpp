@@ -20,14 +20,6 @@ ElementRange tied_table(const ParameterLayouts& end) {
   return {};
 }
 
-void StageWriter::sum_tied_units() {
-  if (!tied_across()) return;
-  for (Chunk& chunk : x_chunks) {
-    Unit* const root = root_of(chunk);
-    if (root != nullptr) x_before_update.push_back(sum_tied(*root));
-  }
-}
-
 /// Formal frames: the rank's part, what is gathered.
 StreamWait StageWriter::sum_tied(Unit& unit) {
   const UnitShape& shape = x_shapes[unit.shape];

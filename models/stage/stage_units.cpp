@@ -1,8 +1,6 @@
-// Sharded gradients (ZeRO-2) and parameters (ZeRO-3, FSDP): which units are gathered and reduced
-// when. With `persist_elements` the small parameters of a chunk are a unit that stays gathered
-// (DeepSpeed's stage3_param_persistence_threshold): only the update makes them anew, and once a
-// step they are gathered like parameters of which the gradients alone are sharded. Left out: small
-// tables and experts stay sharded.
+// Sharded gradients (ZeRO-2) and parameters (ZeRO-3, FSDP): what the units of a chunk are, and the
+// frames that their parameters and gradients have. When they are gathered and reduced:
+// models/step/passes/gather_units.cpp, reduce_units.cpp.
 #include <algorithm>
 #include <map>
 
@@ -141,7 +139,7 @@ std::size_t StageWriter::root_shape(Chunk& chunk, UnitContent& small) {
   shape.root = true;
   shape.tensors = static_cast<std::int64_t>(tensors);
   shape.on_host = kept_on_host(chunk, 0);
-  if (tied_across()) {
+  if (tied_across(x_model, x_plan)) {
     shape.tied = tied_table(chunk.has_embedding ? x_embedding.parameters : x_head.parameters);
     shape.tied.first += own.elements;
     shape.tied.second += own.elements;
@@ -182,13 +180,13 @@ Unit* StageWriter::small_unit(Chunk& chunk) const {
   return chunk.small < 0 ? nullptr : &chunk.units[static_cast<std::size_t>(chunk.small)];
 }
 
-/// The step's first segment: the host's own time, zeroes for what is added to; and with sharded
-/// gradients alone, last step's parameters on their way.
-void StageWriter::zero_units() {
-  if (const Bytes page = x_plan.offload.page; page > 0 && x_plan.offload.states()) {
-    FrameLayout rest = rest_of_pages(x_builder.program(), x_chunks, page);
-    if (!rest.buffers.empty()) (void)x_builder.frame(x_builder.layout(std::move(rest)));
-  }
+void StageWriter::fill_last_pages(Bytes page) {
+  FrameLayout rest = rest_of_pages(x_builder.program(), x_chunks, page);
+  if (!rest.buffers.empty()) (void)x_builder.frame(x_builder.layout(std::move(rest)));
+}
+
+/// The step's first segment: the host's own time, zeroes for what is added to.
+StreamWait StageWriter::zero_units() {
   LayoutWriter events("zero", 0);
   SegmentWriter w(x_builder, "zero", events);
   w.phase = Phase::kGradients;
@@ -211,21 +209,17 @@ void StageWriter::zero_units() {
       zero("gradients.zero", Ref{frame, 0, x_plan.local_gradients(), shape.elements});
     }
   }
-  const StreamWait zeroed = call_marked(w, "zeroed", std::move(frames));
-  if (x_plan.overlap.parameter_gather) gather_all_weights(zeroed);
-  if (x_plan.offload.delayed_update) update_on_host(true);
+  return call_marked(w, "zeroed", std::move(frames));
 }
 
-/// Of what every rank holds whole, with sharded gradients alone everything, else what stays
-/// gathered, it gathers what others updated: first what the forward pass needs first.
-void StageWriter::gather_all_weights(StreamWait after) {
-  for (Chunk& chunk : x_chunks) {
-    Unit* const root = root_of(chunk);
-    if (root != nullptr) gather_weights(*root, after);
-    for (Unit& unit : chunk.units) {
-      if (&unit != root) gather_weights(unit, after);
-    }
-  }
+/// Gathers a unit's parameters for a pass.
+void StageWriter::open_unit(Unit& unit, const Task& task) {
+  const UnitShape& shape = x_shapes[unit.shape];
+  unit.weights = x_builder.frame(shape.weights);
+  unit.waited = false;
+  const bool again = task.direction == Direction::kBackward && shape.gather_again.valid();
+  const SegmentId gather = again ? shape.gather_again : shape.gather;
+  x_builder.call(Call{gather, -1, -1, {unit.weights, unit.states}, waits_of(task, gather)});
 }
 
 void StageWriter::gather_weights(Unit& unit, StreamWait after) {
@@ -237,156 +231,20 @@ void StageWriter::gather_weights(Unit& unit, StreamWait after) {
   unit.waited = !x_plan.overlap.parameter_gather;
   x_builder.call(std::move(call));
 }
-
-/// Gathers a unit's parameters unless they are there. A gather waits until an earlier one's are let
-/// go where more must not be in flight; where that one's pass is still to come, as with a prefetch
-/// beside a limit of one, until those before it are.
-void StageWriter::open_unit(Unit& unit, bool backward) {
-  if (!sharded_parameters() || unit.weights.valid()) return;
-  const UnitShape& shape = x_shapes[unit.shape];
-  unit.weights = x_builder.frame(shape.weights);
-  unit.waited = false;
-  const bool again = backward && shape.gather_again.valid();
-  const SegmentId gather = again ? shape.gather_again : shape.gather;
-  Call call{gather, -1, -1, {unit.weights, unit.states}, {}};
-  if (!shape.root) {
-    std::vector<StreamWait>& let_go = x_let_go[shape.holders.expert ? 1 : 0];
-    unit.gather = let_go.size();
-    const auto limit = static_cast<std::size_t>(x_plan.units.gathers_in_flight);
-    std::size_t earlier = limit > 0 && unit.gather >= limit ? unit.gather - limit + 1 : 0;
-    while (earlier > 0 && !let_go[earlier - 1].frame.valid()) --earlier;
-    if (earlier > 0) {
-      call.waits.push_back(let_go[earlier - 1]);
-      // The copy from the host stands on a stream of its own.
-      call.waits.back().stream = x_builder.program().segments[gather.index()].ops[0].stream;
-    }
-    let_go.emplace_back();
-  }
-  x_builder.call(std::move(call));
-}
-
-void StageWriter::close_unit(Unit& unit, FrameId frame, std::int16_t event) {
-  const UnitShape& shape = x_shapes[unit.shape];
-  if (stays_whole(shape)) return;
-  if (!shape.root) {
-    x_let_go[shape.holders.expert ? 1 : 0][unit.gather] =
-        StreamWait{x_builder.stream(shape.holders.stream), frame, event};
-  }
-  unit.weights = FrameId();
-}
-
-/// Whether parameters stay gathered after a pass. The root's wait for its backward pass; in a
-/// pipeline, whose microbatches overlap, they and what is never resharded stay for the whole step.
-/// Breadth-first, a chunk's parameters stay while its microbatches follow each other.
-bool StageWriter::keeps(const Chunk& chunk, const Unit& unit, bool backward) const {
-  if (x_same_follows && x_plan.schedule == Schedule::kBreadthFirst) return true;
-  const bool root = x_shapes[unit.shape].root;
-  const bool pipeline = x_plan.pipeline > 1;
-  if (backward) return pipeline && (root || !x_plan.units.reshard);
-  const bool last = unit.last == chunk.layers && !pipeline;
-  return root || !x_plan.units.reshard || (last && !x_plan.units.reshard_last) ||
-         reused_soon(chunk, unit);
-}
-
-/// Whether the modules that run from a unit's forward to its backward pass have fewer elements than
-/// `reuse_elements`: those behind it twice, three times where they are computed again (DeepSpeed's
-/// stage3_max_reuse_distance, runtime/zero/partitioned_param_coordinator.py). Never in a pipeline:
-/// other microbatches run in between.
-bool StageWriter::reused_soon(const Chunk& chunk, const Unit& unit) const {
-  const std::int64_t most = x_plan.units.reuse_elements;
-  if (most == 0 || x_plan.pipeline > 1) return false;
-  std::int64_t elements = 0;
-  if (chunk.has_head) {
-    elements = 2 * (x_head.parameters.cut_elements + x_head.parameters.shared_elements);
-  }
-  for (std::int64_t l = chunk.layers; l-- > unit.last && elements < most;) {
-    const ParameterLayouts& p = kind_of(chunk, l).parameters;
-    const std::int64_t passes = recomputed(chunk.layers_before + l) ? 3 : 2;
-    elements += passes * (p.cut_elements + p.shared_elements + p.expert_elements);
-  }
-  return elements < most;
-}
-
-/// Gathers what the pass of `layer` needs: its unit, and that of its experts.
-void StageWriter::open_units(Chunk& chunk, std::int64_t layer, bool backward) {
-  open_unit(unit_of(chunk, layer), backward);
-  if (Unit* experts = expert_unit(chunk, layer)) open_unit(*experts, backward);
-}
-
-/// Before the pass of `layer`.
-void StageWriter::unit_opens(Chunk& chunk, std::int64_t layer, bool backward) {
-  if (!sharded_parameters()) return;
-  open_units(chunk, layer, backward);
-  const Unit& unit = unit_of(chunk, layer);
-  prefetch(chunk, backward ? unit.first - 1 : unit.last, backward, 1);
-}
-
-/// Gathers ahead of a pass the units from that of `layer` on, in the order in which the pass needs
-/// them: the next one, or with `live_elements` until they have so many elements, in no more than
-/// `gathers_in_flight` units, the `in_use` among them. Going by elements is DeepSpeed's
-/// stage3_max_live_parameters (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module):
-/// each of a layer's modules gathers stage3_prefetch_bucket_size more, the last parameter whole, so
-/// that what is ahead grows to that limit. Left out: that it counts what is in use too, begins with
-/// the backward pass before the forward pass is over, and that its host waits for gathers a few
-/// modules back.
-void StageWriter::prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t in_use) {
-  const Units& u = x_plan.units;
-  const bool next = backward ? u.backward_prefetch == Prefetch::kBefore : u.forward_prefetch;
-  const bool by_elements = u.live_elements > 0;
-  const std::int64_t most = by_elements ? u.live_elements : next ? 1 : 0;
-  const bool limited = by_elements && u.gathers_in_flight > 0;
-  std::int64_t elements = 0;
-  for (std::int64_t l = layer; l >= 0 && l < chunk.layers && elements < most;) {
-    if (limited && in_use >= u.gathers_in_flight) return;
-    ++in_use;
-    open_units(chunk, l, backward);
-    const Unit& unit = unit_of(chunk, l);
-    for (const Unit* ahead : {&unit, static_cast<const Unit*>(expert_unit(chunk, l))}) {
-      if (ahead == nullptr || stays_whole(x_shapes[ahead->shape])) continue;
-      elements += x_shapes[ahead->shape].filled;
-    }
-    l = backward ? unit.first - 1 : unit.last;
-  }
-}
-
-/// After the pass of `layer`, which recorded `kReady` of `frame`.
-void StageWriter::unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, bool backward,
-                            bool last) {
-  if (!by_units()) return;
-  Unit& unit = unit_of(chunk, layer);
-  if (layer != (backward ? unit.first : unit.last - 1)) return;
-  Unit* experts = expert_unit(chunk, layer);
-  for (Unit* ended : {&unit, experts}) {
-    if (ended == nullptr) continue;
-    if (!keeps(chunk, *ended, backward) || (backward && last)) close_unit(*ended, frame, kReady);
-  }
-  if (!backward) return;
-  const bool after = x_plan.units.backward_prefetch == Prefetch::kAfter;
-  if (after && x_plan.units.live_elements == 0 && unit.first > 0) {
-    open_units(chunk, unit.first - 1, true);
-  }
-  if (x_plan.splits_backward()) return;
-  reduce_unit(unit, StreamWait{StreamId(), frame, kReady}, last);
-  if (experts != nullptr) reduce_unit(*experts, StreamWait{StreamId(), frame, kReady}, last);
-}
-
-void StageWriter::reduce_unit(Unit& unit, StreamWait after, bool last) {
-  if (!x_plan.units.reduce_each && !last) return;
+void StageWriter::reduce_unit(Unit& unit, std::int32_t mb, StreamWait after) {
   const UnitShape& shape = x_shapes[unit.shape];
   const SegmentId segment = unit.reduced.valid() ? shape.reduce_next : shape.reduce_first;
   after.stream = x_builder.program().segments[segment.index()].ops.front().stream;
-  x_builder.call(Call{segment, -1, -1, {unit.gradients, unit.shards}, {after}});
-  unit.reduced = unit.gradients;
-  if (x_plan.units.reduce_waits) {
-    x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), unit.reduced, kReduced});
-  }
-  if (x_plan.fresh_gradients()) unit.gradients = FrameId();
+  const FrameId gradients = gradients_of(unit, mb);
+  x_builder.call(Call{segment, -1, -1, {gradients, unit.shards}, {after}});
+  unit.reduced = gradients;
+  unit.fresh.erase(mb);
 }
 
 /// Binds the frames that own a unit's arrays to a call; its gathered weights must be there.
 void StageWriter::bind_unit(Unit& unit, bool backward, Call& call) {
   call.frames.push_back(unit.weights);
-  call.frames.push_back(backward ? unit.gradients : FrameId());
+  call.frames.push_back(backward ? gradients_of(unit, call.microbatch) : FrameId());
   if (unit.waited) return;
   unit.waited = true;
   const StreamWait gathered{StreamId(std::size_t{0}), unit.weights, kGatheredUnit};
@@ -395,9 +253,13 @@ void StageWriter::bind_unit(Unit& unit, bool backward, Call& call) {
   x_builder.call(Call{copy_out, -1, -1, {unit.weights}, {gathered}});
 }
 
-/// Frames of whole gradients come with the first backward pass that writes them.
-void StageWriter::need_gradients(Unit& unit) {
-  if (!unit.gradients.valid()) unit.gradients = x_builder.frame(x_shapes[unit.shape].gradients);
+/// Whole gradients: one array, or one of every microbatch that comes with the first backward pass
+/// that writes it and lives until it is reduced.
+FrameId StageWriter::gradients_of(Unit& unit, std::int32_t mb) {
+  if (!x_plan.fresh_gradients()) return unit.gradients;
+  FrameId& frame = unit.fresh[mb];
+  if (!frame.valid()) frame = x_builder.frame(x_shapes[unit.shape].gradients);
+  return frame;
 }
 
 /// Binds the parameters that a call of a layer's or an end's segment uses; a part's frames of
@@ -409,9 +271,7 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
   FT_CHECK(found != nullptr, "an end whose parameters are in no unit");
   Unit& unit = *found;
   Unit* const small = small_unit(chunk);
-  if (backward) need_gradients(unit);
-  if (backward && small != nullptr) need_gradients(*small);
-  const Unit& of_shared = small == nullptr ? unit : *small;
+  Unit& of_shared = small == nullptr ? unit : *small;
   const PartFrames& part = end == &x_embedding ? chunk.embedding
                            : end == &x_head    ? chunk.head
                                                : chunk.parts[static_cast<std::size_t>(layer)];
@@ -425,8 +285,10 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
     bind(kShared, layouts.shared, of_shared.weights, type, part.shared_begin);
     if (!backward) return;
     const DType local = x_plan.local_gradients();
-    bind(kGradients, layouts.gradients, unit.gradients, local, part.cut_begin);
-    bind(kSharedGradients, layouts.shared_gradients, of_shared.gradients, local, part.shared_begin);
+    const std::int32_t mb = call.microbatch;
+    bind(kGradients, layouts.gradients, gradients_of(unit, mb), local, part.cut_begin);
+    bind(kSharedGradients, layouts.shared_gradients, gradients_of(of_shared, mb), local,
+         part.shared_begin);
   };
   if (end == nullptr) {
     all(kind_of(chunk, layer));
@@ -442,7 +304,7 @@ void StageWriter::bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* 
 const LayerSegments& StageWriter::layer_segments(Chunk& chunk, std::int64_t layer) {
   if (x_model.is_encoder_decoder()) return stack_segments(chunk, layer);
   if (x_model.is_network()) return x_block_segments[block_kind(chunk, layer)];
-  const bool again = recomputed(chunk.layers_before + layer);
+  const bool again = recomputes(x_plan, chunk.layers_before + layer);
   const LayerLayouts& kind = kind_of(chunk, layer);
   const bool windowed = x_model.windowed(chunk.first_layer + layer);
   if (!by_units()) return x_layer_segments.at({kind.sparse, windowed, again, 0, 0});

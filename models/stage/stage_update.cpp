@@ -46,7 +46,7 @@ void StageWriter::reduce_over_replicas(Segment& segment, const Holders& holders,
 }
 
 StreamWait StageWriter::reduce_parts(const char* stream, const char* group, const Chunk& chunk,
-                                     const std::vector<Range>& parts, std::int16_t mark,
+                                     const std::vector<ElementRange>& parts, std::int16_t mark,
                                      StreamWait after) {
   const DType type =
       x_plan.contiguous_passes() ? x_plan.local_gradients() : x_plan.precision.gradients;
@@ -71,121 +71,42 @@ StreamWait StageWriter::reduce_parts(const char* stream, const char* group, cons
   x_builder.call(Call{id, -1, -1, {chunk.gradients, chunk.marks}, {after}});
   return StreamWait{StreamId(std::size_t{0}), chunk.marks, mark};
 }
-
-/// What tensor ranks hold alike but computed in part: with sequence parallelism everything, from
-/// their own tokens; without it the norms of queries and keys, from their own heads. Of the first
-/// `shared` elements of a chunk or a unit, in which `before` stand before those of its `layers`.
-std::vector<StageWriter::Range> StageWriter::partial_gradients(std::int64_t shared,
-                                                               std::int64_t before,
-                                                               std::int64_t layers) const {
-  if (x_plan.tensor == 1 || shared == 0 || x_plan.in_grid()) return {};
-  if (x_plan.sequence) return {{0, shared}};
-  std::vector<Range> out;
-  if (!x_model.qk_norm) return out;
-  std::int64_t begin = before;
-  for (const Buffer& buffer : x_layer.parameter_gradients.shared.buffers) {
-    if (buffer.name == "attention.q_norm.weight") break;
-    begin += buffer.count;
+/// What ranks of a small group computed in parts: the vectors that tensor ranks hold alike, a table
+/// that is tied to another stage's, what a group of a grid holds (vectors by their columns, of
+/// which 3d has two, or vectors and then matrices: 2.5d).
+StreamWait StageWriter::reduce_parts_of(Chunk& chunk, const Task& task) {
+  const StreamWait after = point(task);
+  if (task.form == kOverTensor) {
+    const std::int64_t before = chunk.has_embedding ? x_embedding.parameters.shared_elements : 0;
+    return reduce_parts(
+        "tensor", kTensorGroup, chunk,
+        partial_gradients(x_model, x_plan, x_layer, chunk.shared_elements, before, chunk.layers),
+        kSharedMark, after);
   }
-  for (std::int64_t l = 0; l < layers; ++l) {
-    out.emplace_back(begin, begin + 2 * x_model.head_dim);
-    begin += x_layer.parameters.shared_elements;
+  if (task.form == kOverTied) {
+    const PartFrames& part = chunk.has_embedding ? chunk.embedding : chunk.head;
+    return reduce_parts("tied embedding", kTiedGroup, chunk, {{part.cut_begin, part.cut_end}},
+                        kTiedMark, after);
   }
-  return out;
-}
-
-/// After the last backward pass of a chunk: gradients that tensor ranks computed in part are
-/// summed, then the buckets that waited for them go.
-void StageWriter::finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event) {
-  reduce_ready(chunk, 0, frame, event);
-  chunk.done_frame = frame;
-  chunk.done_event = event;
-  const std::int64_t before = chunk.has_embedding ? x_embedding.parameters.shared_elements : 0;
-  const std::vector<Range> parts = partial_gradients(chunk.shared_elements, before, chunk.layers);
-  if (!parts.empty()) {
-    const StreamWait done = reduce_parts("tensor", kTensorGroup, chunk, parts, kSharedMark,
-                                         StreamWait{StreamId(), frame, event});
-    chunk.done_frame = done.frame;
-    chunk.done_event = done.event;
-    x_before_update.push_back(done);
+  const auto g = static_cast<std::size_t>(task.form - kOverGrid);
+  const char* group = chunk.grid_groups[g];
+  std::vector<ElementRange> parts;
+  for (const GridPart& part : grid_parts(chunk, chunk.shared_elements, chunk.elements)) {
+    if (part.group == group) parts.emplace_back(part.begin, part.end);
   }
-  reduce_over_grid(chunk);
-  // Chunks whose tied table waits for another stage reduce their last buckets at the very end, so
-  // that the wait does not hold up the buckets of other chunks.
-  const bool waits = tied_across() && (chunk.has_embedding || chunk.has_head);
-  if (waits || !x_plan.overlap.gradient_reduce) return;
-  for (Bucket& bucket : chunk.buckets) {
-    reduce_bucket(chunk, bucket, chunk.done_frame, chunk.done_event);
-  }
-}
-
-/// Sums of what ranks of a grid hold in parts, one group after the other: vectors (by their
-/// columns, of which 3d has two), or vectors and then matrices (2.5d).
-void StageWriter::reduce_over_grid(Chunk& chunk) {
-  const std::vector<GridPart> all = grid_parts(chunk, chunk.shared_elements, chunk.elements);
-  std::vector<const char*> groups;
-  for (const GridPart& part : all) {
-    const bool known = std::find(groups.begin(), groups.end(), part.group) != groups.end();
-    if (!known) groups.push_back(part.group);
-  }
-  FT_CHECK(groups.size() <= 2, "a grid with more than two groups of holders");
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    std::vector<Range> parts;
-    for (const GridPart& part : all) {
-      if (part.group == groups[g]) parts.emplace_back(part.begin, part.end);
-    }
-    const StreamWait done =
-        reduce_parts(groups[g], groups[g], chunk, parts, g == 0 ? kSharedMark : kGridMark,
-                     StreamWait{StreamId(), chunk.done_frame, chunk.done_event});
-    chunk.done_frame = done.frame;
-    chunk.done_event = done.event;
-    x_before_update.push_back(done);
-  }
-}
-
-void StageWriter::reduce_rest() {
-  for (Chunk& chunk : x_chunks) {
-    if (tied_across() && (chunk.has_embedding || chunk.has_head)) {
-      const PartFrames& part = chunk.has_embedding ? chunk.embedding : chunk.head;
-      const StreamWait done =
-          reduce_parts("tied embedding", kTiedGroup, chunk, {{part.cut_begin, part.cut_end}},
-                       kTiedMark, StreamWait{StreamId(), chunk.done_frame, chunk.done_event});
-      chunk.done_frame = done.frame;
-      chunk.done_event = done.event;
-      x_before_update.push_back(done);
-    }
-  }
-  // Where two stages hold the same two chunks, both must begin with the same one.
-  std::vector<Chunk*> order;
-  for (Chunk& chunk : x_chunks) order.push_back(&chunk);
-  if (x_plan.ways() == 2) {
-    std::stable_sort(order.begin(), order.end(), [](const Chunk* a, const Chunk* b) {
-      return a->first_layer < b->first_layer;
-    });
-  }
-  for (Chunk* chunk : order) {
-    for (Bucket& bucket : chunk->buckets) {
-      reduce_bucket(*chunk, bucket, chunk->done_frame, chunk->done_event);
-    }
-  }
-  for (Chunk& chunk : x_chunks) {
-    if (!chunk.summed.valid()) copy_back(chunk);
-  }
+  return reduce_parts(group, group, chunk, parts, g == 0 ? kSharedMark : kGridMark, after);
 }
 
 /// Formal frames of the update: the scalars, then parameters, gradients and optimizer of every
 /// chunk.
-void StageWriter::update() {
-  if (x_plan.updates_on_host()) return finish_host_update();
-  if (by_units()) sum_tied_units();
+StreamWait StageWriter::update(const Task& task) {
   LayoutWriter events("update", 0);
   SegmentWriter w(x_builder, "update", events);
   w.phase = Phase::kOptimizer;
   w.segment().frames = {x_scalars};
   Call call;
   call.frames = {x_scalar_frame};
-  call.waits = std::move(x_before_next);
-  call.waits.insert(call.waits.end(), x_before_update.begin(), x_before_update.end());
+  call.waits = waits_of(task, SegmentId());
   std::vector<Updated> updated;
   if (by_units()) {
     bind_units(w, call, updated);
@@ -203,17 +124,7 @@ void StageWriter::update() {
   if (!w.segment().ops.empty()) w.record(EventRef{0, kUpdateDone});
   call.segment = x_builder.segment(std::move(w.segment()));
   x_builder.call(std::move(call));
-  if (by_units() && !x_plan.overlap.parameter_gather) {
-    gather_all_weights(StreamWait{StreamId(), x_scalar_frame, kUpdateDone});
-  }
-  if (!by_units() && !x_plan.overlap.parameter_gather) {
-    for (Chunk& chunk : x_chunks) {
-      if (!sharded(chunk.holders)) continue;
-      const StreamWait done{StreamId(), x_scalar_frame, kUpdateDone};
-      for (Bucket& bucket : chunk.buckets) gather_bucket(chunk, bucket, done);
-    }
-  }
-  reduce_loss();
+  return StreamWait{StreamId(), x_scalar_frame, kUpdateDone};
 }
 
 /// The parameter tensors of the stage as a rank's optimizer sees them: units are flat (FSDP1)
@@ -437,7 +348,7 @@ void StageWriter::gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after) 
 }
 
 /// The mean loss, for the log.
-void StageWriter::reduce_loss() {
+void StageWriter::reduce_loss(const Task& task) {
   const auto end = std::find_if(x_chunks.begin(), x_chunks.end(),
                                 [](const Chunk& chunk) { return chunk.has_head; });
   if (end == x_chunks.end()) return;
@@ -469,7 +380,8 @@ void StageWriter::reduce_loss() {
   const StreamId stream = segment.ops.front().stream;
   const SegmentId id = x_builder.segment(std::move(segment));
   StreamWait done{stream, x_scalar_frame, kUpdateDone};
-  if (x_plan.updates_on_host()) done = StreamWait{stream, end->done_frame, end->done_event};
+  if (x_plan.updates_on_host()) done = point(task);
+  done.stream = stream;
   x_builder.call(Call{id, -1, -1, {x_scalar_frame}, {done}});
 }
 

@@ -60,7 +60,7 @@ void StageWriter::pass_down(SegmentWriter& w, const std::string& name, const Ref
 
 /// A step's own state would reach the next one, whose Program is the same: what comes here is that
 /// of the step before.
-void StageWriter::validate_last_step() {
+void StageWriter::validate_last_step(const Task& task) {
   LayoutWriter events("validation", 1);
   SegmentWriter w(x_builder, "validate the last step", events);
   w.phase = Phase::kOptimizer;
@@ -87,11 +87,8 @@ void StageWriter::validate_last_step() {
   w.compute("gradients.validated", HostSync{}, {state.view()}, {}).category = Category::kHost;
   w.segment().frames = {x_scalars, x_builder.layout(events.layout())};
   Call call{SegmentId(), -1, -1, {x_scalar_frame, x_builder.frame(w.segment().frames.back())}, {}};
-  if (!x_layer_passes.empty()) {
-    call.waits = {x_layer_passes.back()};
-    call.waits.back().stream = x_builder.stream(stream);
-  }
   call.segment = x_builder.segment(std::move(w.segment()));
+  call.waits = waits_of(task, call.segment);
   x_builder.call(std::move(call));
 }
 

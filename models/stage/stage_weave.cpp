@@ -19,37 +19,6 @@
 
 namespace foretrain {
 
-/// From `first` on passes are joined: what all of them begin with must be there before the first,
-/// and what they send waits for the last.
-void StageWriter::joined_begin(const std::vector<Pass>& list, std::size_t first) {
-  x_joined = true;
-  for (std::size_t i = first; i < list.size(); ++i) {
-    const Pass& pass = list[i];
-    const bool gradient = pass.kind != PassKind::kForward;
-    if (pass.kind != PassKind::kWeightGradients) {
-      const FrameId frame = receive_input(pass.chunk, pass.microbatch, gradient);
-      if (frame.valid() && i > first) {
-        gather_message(gradient, pass.microbatch, frame);
-        x_before_next.push_back(StreamWait{StreamId(std::size_t{0}), frame, kReady});
-      }
-    }
-    if (!pass.joined) return;
-  }
-}
-
-/// What waited for the end of joined passes is sent once compute is done with all of them.
-void StageWriter::joined_end() {
-  x_joined = false;
-  weave();
-  if (x_held_back.empty()) return;
-  x_joined_done = StreamWait{StreamId(), x_pass_done.frame, x_pass_done.event};
-  for (const HeldBack& held : x_held_back) {
-    send(held.chunk, held.frame, held.microbatch, held.gradient);
-  }
-  x_joined_done = StreamWait();
-  x_held_back.clear();
-}
-
 /// Whether the op waits for tokens that other ranks send; with slices, for tensor ranks.
 bool StageWriter::waits_for_others(const Segment& segment, const Op& op) const {
   const Program& program = x_builder.program();

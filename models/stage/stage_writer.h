@@ -15,6 +15,7 @@
 #include "models/schedule/schedule.h"
 #include "models/stage/chunk.h"
 #include "models/stage/stage.h"
+#include "models/step/passes.h"
 
 namespace foretrain {
 
@@ -22,6 +23,8 @@ class StageWriter {
  public:
   StageWriter(const Model& model, const Plan& plan, std::int64_t stage);
   Program run() &&;
+  /// The tasks alone: see `lowered_step`.
+  StageStep step(const std::string& until, bool verified) &&;
 
  private:
   // --- Frames and segments (stage_parts.cpp) ---
@@ -47,7 +50,6 @@ class StageWriter {
   PartFrames head_with_table_of(const Chunk& owner, std::int64_t total);
   PartFrames place(const ParameterLayouts& parameters, LayoutId weights, LayoutId gradients,
                    LayoutId shared, LayoutId shared_gradients, std::int32_t layer);
-  bool tied_across() const;
   bool holds(std::int64_t chunk) const {
     return x_stage == x_plan.stage_of(chunk) ||
            (x_plan.ways() == 2 && x_stage == x_plan.stage_of(chunk, 1));
@@ -87,70 +89,108 @@ class StageWriter {
   /// The unit that holds the experts of `layer`; null without experts or units.
   Unit* expert_unit(const Chunk& chunk, std::int64_t layer);
   void bind_experts(const Chunk& chunk, std::int64_t l, bool backward, Call& call);
-  void reduce_experts_ready(const Chunk& chunk, std::int64_t l, FrameId frame, std::int16_t event);
   void add_expert_norm(SegmentWriter& w);
   bool own_expert_norm() const {
     return x_model.has_experts() && x_plan.sharding == Sharding::kNone;
   }
-  bool recomputed(std::int64_t layer_of_stage) const;
 
   // --- The schedule (stage_writer.cpp) ---
   struct Passage {                ///< one microbatch in one chunk
-    bool keeps = true;            ///< what the backward pass needs
     std::vector<FrameId> hidden;  ///< residual stream: before layer 0, after layer 0, ...
     std::vector<FrameId> saved;   ///< by layer
-    FrameId embedding_saved, head_saved, inputs;
+    FrameId embedding_saved, head_saved;
     FrameId embedding_local;          ///< of its backward pass, where that is two
+    FrameId embedded, returned;       ///< where an earlier pass's output is added
     FrameId memory, memory_gradient;  ///< the encoder's output, where a decoder reads it
     FrameId gradient;                 ///< of the residual stream, as the backward pass comes down
-    /// Passes for the gradients of weights that are still to come, by layer; -1 the head.
-    std::vector<std::pair<std::int64_t, Call>> weights;
-    std::vector<std::pair<Unit*, FrameId>> aside;  ///< units' gradients without those
     /// Copies on the host or in storage of what layer `first` keeps: its input where `second`.
     std::map<std::pair<std::int64_t, bool>, FrameId> on_host;
-    FrameId part;        ///< of what was sent, where that is all of it that is kept
-    FrameId done_frame;  ///< and the event of the last pass
-    std::int16_t done_event = 0;
-    std::int64_t again = INT64_MAX;  ///< first layer that has been computed again: block_again
+    FrameId part;                ///< of what was sent, where that is all of it that is kept
+    StreamWait done, head_done;  ///< the last backward op so far; the head's
   };
-  void bind_loss(const Chunk& chunk, const Passage& passage, std::int64_t l, Call& call) const;
+  /// Where other tasks find what a task has done.
+  struct Done {
+    StreamWait output, end;
+  };
+  static Done done_at(FrameId frame, std::int16_t event) {
+    return {StreamWait{StreamId(), frame, event}, StreamWait{StreamId(), frame, event}};
+  }
+  /// A layer's pass in slices: by slice its blocks.
+  struct Sliced {
+    Call call;
+    std::vector<std::vector<SegmentId>> blocks;
+    std::size_t last() const { return blocks.front().size() - 1; }
+  };
+
+  // --- Tasks as calls (emit.cpp) ---
+  void write_holdings();
+  StageContext context() const;
+  StreamWait point(const Task& task) const;
+  std::vector<StreamWait> waits_of(const Task& task, SegmentId segment);
+  void emit(TaskId id);
+  void emit_of_step(TaskId id);
+  void mark(TaskId id);
+  void end_passage(const Task& task, const Pass& pass, Passage& passage);
+  void emit_compute(TaskId id);
+  void emit_message(TaskId id);
+  void emit_gather(TaskId id);
+  void emit_reduction(TaskId id);
+  void emit_move(TaskId id);
+  void load_ahead();
+  StreamWait zero(std::size_t c);
+  FrameId inputs_of(std::int32_t microbatch) const;
+  void need_input(std::int32_t c, std::int32_t mb, bool gradient);
+  void embedding_forward(Chunk& chunk, Passage& passage, const Task& task);
+  void embedding_backward(Chunk& chunk, Passage& passage, TaskId id);
+  void layer_forward(Chunk& chunk, Passage& passage, TaskId id);
+  void layer_backward(Chunk& chunk, Passage& passage, TaskId id);
+  void layer_again(Chunk& chunk, Passage& passage, const Task& task);
+  Call forward_call(Chunk& chunk, Passage& passage, const Task& task, FrameId out);
+  void head_forward(Chunk& chunk, Passage& passage, const Task& task);
+  void head_backward(Chunk& chunk, Passage& passage, TaskId id);
+  void weight_gradients(Chunk& chunk, TaskId id);
+  void quantize_weights(Chunk& chunk, const Task& task);
+  void checkpoint(std::int32_t mb);
+  void share_scales(const Task& task);
+  void call_slice_heads(TaskId id, Call call, const std::vector<SegmentId>& slices);
+  void call_slice_bodies(const Task& task);
+  void call_slice_tails(const Task& task);
+  void call_block(const Sliced& sliced, std::size_t slice, std::size_t block);
+  void add_returned(Passage& passage, std::int32_t mb);
+  void embedding_inner_forward(Chunk& chunk, Passage& passage, const Task& task);
+  void embedding_inner_backward(Chunk& chunk, Passage& passage, const Task& task);
+  void head_inner_backward(Chunk& chunk, Passage& passage, const Task& task);
+  Call inner_call(SegmentId segment, const PartFrames& part, const Task& task,
+                  std::vector<FrameId> frames);
+  void message(const Task& task, FrameId frame, bool send);
+  void wait_on_host(const Task& task);
+  void keep_part(Passage& passage, std::int32_t mb);
+  void let_go_of_casts(const Chunk& chunk, const Passage& passage, const Task& task);
+  void bind_loss(const Chunk& chunk, std::int64_t l, Call& call) const;
+  StreamWait reduce_parts_of(Chunk& chunk, const Task& task);
+  StreamWait update(const Task& task);
+  void validate_last_step(const Task& task);
+  void reduce_loss(const Task& task);
+  void fill_last_pages(Bytes page);
+  StreamWait zero_units();
+  void open_unit(Unit& unit, const Task& task);
+  void reduce_unit(Unit& unit, std::int32_t mb, StreamWait after);
+  FrameId gradients_of(Unit& unit, std::int32_t mb);
+  void load_weights(const Task& task);
+  StreamWait host_updated(const Unit& unit) const;
+  void move_out(const Chunk& chunk, Passage& passage, TaskId id);
+  void let_go_of_copied(const std::vector<std::pair<FrameId, FrameId>>& moved);
+  void read_back(const Chunk& chunk, Passage& passage, std::int64_t l);
+  void move_back(const Chunk& chunk, Passage& passage, std::int64_t l);
+
   void bind_memory(Chunk& chunk, Passage& passage, std::int64_t l, bool backward, Call& call);
-  void step_begins();
   StreamWait call_marked(SegmentWriter& w, const char* event, std::vector<FrameId> frames,
                          std::vector<StreamWait> waits = {});
-  void gather_parameters(Chunk& chunk, StreamWait after);
-  void forward(const Pass& pass);
-  void backward(std::int32_t c, std::int32_t mb, bool last);
   void load_inputs(Passage& passage, std::int32_t mb);
-  void load_ahead();
-  void embedding_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
-  void head_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
-  void head_goes_back(Chunk& chunk, Passage& passage, std::int32_t mb, bool reduces);
-  void layers_go_back(Chunk& chunk, Passage& passage, std::int32_t mb, bool last, bool reduces);
-  void pass_goes_out(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
-  void head_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
-  void finish_head();
-  void embedding_backward(Chunk& chunk, Passage& passage, std::int32_t mb, bool last);
-  void quantize_weights(Chunk& chunk, std::int64_t l, const LayerSegments& s, std::int32_t mb);
-  void layer_forward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
-  Call forward_call(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb, FrameId out);
-  void block_again(Chunk& chunk, Passage& passage, std::int64_t last, std::int32_t mb);
-  void layer_backward(Chunk& chunk, Passage& passage, std::int64_t l, std::int32_t mb);
-  void finish_pass(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
-  void wait_gathered(const Chunk& chunk, const PartFrames& part, Call& call) const;
-  void weight_gradients(std::int32_t chunk, std::int32_t microbatch, bool last);
   Call for_weights(Call call, SegmentId segment) const;
-  void set_gradients_aside(Chunk& chunk, Passage& passage);
-  void weights_end(Chunk& chunk, std::int64_t layer, StreamWait done, bool last);
-  void finish_units(Chunk& chunk, FrameId frame, std::int16_t event, bool last);
-  void write_passes();
-  std::int64_t scaled_linears(const Chunk& chunk) const;
-  void share_scales(const Chunk& chunk, std::int32_t mb, bool backward);
 
   // --- Passes that run as one (stage_weave.cpp) ---
   using Blocks = std::vector<std::vector<Call>>;
-  void joined_begin(const std::vector<Pass>& list, std::size_t first);
-  void joined_end();
   bool waits_for_others(const Segment& segment, const Op& op) const;
   const std::vector<SegmentId>& blocks_of(SegmentId id);
   std::vector<Blocks> in_blocks(const std::vector<Call>& calls);
@@ -158,46 +198,21 @@ class StageWriter {
 
   // --- Slices of a microbatch (stage_slices.cpp) ---
   bool sliced() const { return x_plan.overlap.tensor_slices > 1; }
-  void call_slices(Call call, const std::vector<SegmentId>& slices);
-  void after_slices(std::function<void()> next);
-  void finish_slices();
 
   // --- Forward passes whose output comes back (stage_recycling.cpp) ---
-  FrameId receive_returned(const Chunk& chunk, std::int32_t mb);
-  void embed_returned(Chunk& chunk, Passage& passage, std::int32_t mb, FrameId returned);
-  void forward_ends(const Chunk& chunk, const Pass& pass);
 
   // --- A vocabulary on all stages (stage_vocabulary.cpp) ---
-  void vocabulary_pass(const Pass& pass);
-  void embedding_inner_forward(Chunk& chunk, Passage& passage, std::int32_t mb);
-  void embedding_inner_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
-  void head_inner_backward(Chunk& chunk, Passage& passage, std::int32_t mb);
-  Call inner_call(SegmentId segment, const PartFrames& part, std::int32_t mb,
-                  std::vector<FrameId> frames);
-  void broadcast_waits();
-  void arrives_after(const char* group, std::size_t passes);
 
   // --- Messages between stages (stage_messages.cpp) ---
   bool goes_up(std::int32_t chunk) const {
     return x_plan.placement() != ChunkPlacement::kRound && chunk % 2 == 1;
   }
-  /// The chunk before or after this one in the pipeline stands on this stage too.
-  bool turns(std::int32_t chunk, std::int64_t step) const;
-  void pass_begins(bool backward, std::int32_t mb, FrameId arrived);
   void host_takes_time(bool backward, std::int32_t mb);
-  void host_waits_for_pass(bool backward, std::int32_t mb, FrameId arrived);
   View whole_of_parts(std::int16_t frame) const;
   View sent_part(std::int16_t frame);
   Op gather_of_parts(const char* name, Phase phase);
   void gather_output(Passage& passage, std::int32_t mb);
   void gather_message(bool backward, std::int32_t mb, FrameId arrived);
-  FrameId sent_output(Passage& passage, std::int32_t mb);
-  void pass_ends(bool backward, std::int32_t mb);
-  void wait_on_host(bool backward, std::int32_t mb, FrameId arrived);
-  FrameId receive_input(std::int32_t chunk, std::int32_t mb, bool gradient);
-  void receive(std::int32_t chunk, FrameId frame, std::int32_t mb, bool gradient);
-  void send(std::int32_t chunk, FrameId frame, std::int32_t mb, bool gradient);
-  void message(std::int32_t chunk, FrameId frame, std::int32_t mb, bool gradient, bool send);
   SegmentId message_segment(const std::string& stream, const char* channel, LayoutId layout,
                             bool send);
 
@@ -208,7 +223,6 @@ class StageWriter {
   std::vector<std::int64_t> bucket_begins(const Chunk& chunk) const;
   void make_staging(Chunk& chunk);
   DType travelling_type() const;
-  void reduce_ready(Chunk& chunk, std::int64_t reached, FrameId frame, std::int16_t event);
   void reduce_bucket(Chunk& chunk, Bucket& bucket, FrameId frame, std::int16_t event);
   StreamWait prepare_bucket(const Chunk& chunk, const Bucket& bucket, StreamWait after);
   Op& bucket_op(const Bucket& bucket, Segment& segment, const char* name, Work work,
@@ -230,7 +244,6 @@ class StageWriter {
   void collect_pass(Chunk& chunk, bool last);
   StreamWait add_pass(const Chunk& chunk);
   void let_go_of_output(const Chunk& chunk, const Passage& passage, std::int32_t mb);
-  void let_go_of_casts(const Chunk& chunk, const Passage& passage, std::int32_t mb);
   void stage_factors(Chunk& chunk, const AddBuffer& add);
   void write_factors(Bucket& bucket, Segment& segment, const View& all);
   std::int64_t sign_bytes(const Bucket& bucket) const;
@@ -269,17 +282,10 @@ class StageWriter {
   void add_own(Chunk& chunk);
 
   // --- Reductions and the update (stage_update.cpp) ---
-  void finish_chunk(Chunk& chunk, FrameId frame, std::int16_t event);
-  /// Elements [begin, end) of a chunk's gradients.
-  using Range = std::pair<std::int64_t, std::int64_t>;
   /// All-reduces parts of the gradients over a small group; returns where the last one's event is.
   StreamWait reduce_parts(const char* stream, const char* group, const Chunk& chunk,
-                          const std::vector<Range>& parts, std::int16_t mark, StreamWait after);
-  std::vector<Range> partial_gradients(std::int64_t shared, std::int64_t before,
-                                       std::int64_t layers) const;
-  void reduce_over_grid(Chunk& chunk);
-  void reduce_rest();
-  void update();
+                          const std::vector<ElementRange>& parts, std::int16_t mark,
+                          StreamWait after);
   void reduce_over_replicas(Segment& segment, const Holders& holders, const View& shard,
                             std::int64_t count, DType type, EventRef before, EventRef after);
   /// What one kernel of the update touches, in formal frames of the update's segment.
@@ -297,15 +303,12 @@ class StageWriter {
   void write_unscaling(SegmentWriter& w, const std::vector<Updated>& updated);
   void sum_over_norm_group(SegmentWriter& w, const char* name, const Ref& value);
   void pass_down(SegmentWriter& w, const std::string& name, const Ref& value);
-  std::size_t place_of_validation(const std::vector<Pass>& list) const;
-  void validate_last_step();
   void write_clipping(SegmentWriter& w, const std::vector<Updated>& updated);
   void flatten_gradients(SegmentWriter& w, Call& call, std::vector<Updated>& updated);
   void write_clips(SegmentWriter& w, const std::vector<Updated>& updated) const;
   void write_updates(SegmentWriter& w, const std::vector<Updated>& updated);
   std::int64_t updated_tensors() const;
   void gather_bucket(Chunk& chunk, Bucket& bucket, StreamWait after);
-  void reduce_loss();
   /// This rank's part of a bucket in formal frame `frame`; all of it when the optimizer is not
   /// sharded.
   View shard_view(std::int16_t frame, const Bucket& bucket, DType type);
@@ -346,31 +349,18 @@ class StageWriter {
   void sum_copies_of_unit(const UnitShape& shape, const View& part, std::int64_t count,
                           Segment& segment);
   void sum_shared(const UnitShape& shape, Segment& segment);
-  void sum_tied_units();
   StreamWait sum_tied(Unit& unit);
   Op unit_op(const char* stream, const char* name, Work work, Phase phase);
   Unit& unit_of(Chunk& chunk, std::int64_t layer) const;
   Unit* root_of(Chunk& chunk);
-  void open_unit(Unit& unit, bool backward);
-  void close_unit(Unit& unit, FrameId frame, std::int16_t event);
-  void zero_units();
   void gather_weights(Unit& unit, StreamWait after);
-  void gather_all_weights(StreamWait after);
-  bool keeps(const Chunk& chunk, const Unit& unit, bool backward) const;
-  bool reused_soon(const Chunk& chunk, const Unit& unit) const;
-  void unit_opens(Chunk& chunk, std::int64_t layer, bool backward);
-  void prefetch(Chunk& chunk, std::int64_t layer, bool backward, std::int64_t in_use);
-  void unit_ends(Chunk& chunk, std::int64_t layer, FrameId frame, bool backward, bool last);
-  void reduce_unit(Unit& unit, StreamWait after, bool last);
   /// Binds the parameters of a layer of the chunk, or of the end whose layouts are `end`.
   void bind_part(Chunk& chunk, std::int64_t layer, const EndLayouts* end, bool backward,
                  Call& call);
   void bind_units(SegmentWriter& w, Call& call, std::vector<Updated>& out);
   const LayerSegments& layer_segments(Chunk& chunk, std::int64_t layer);
   View own_shard(std::int16_t frame, std::int16_t buffer, const UnitShape& shape, DType type) const;
-  void open_units(Chunk& chunk, std::int64_t layer, bool backward);
   void bind_unit(Unit& unit, bool backward, Call& call);
-  void need_gradients(Unit& unit);
 
   // --- Runs of units (stage_runs.cpp), gathers at once and in two levels (stage_levels.cpp) ---
   std::vector<std::int64_t> unit_runs(const UnitShape& shape, const UnitContent& content) const;
@@ -417,18 +407,11 @@ class StageWriter {
   void write_host_norm(Segment& segment, const std::vector<UpdatedPart>& parts,
                        const std::vector<UpdatedPart>& on_device);
   void write_host_update(Segment& segment, const UpdatedPart& part);
-  void load_weights();
-  void finish_host_update();
   LayoutId away_layout(LayoutId device, Memory memory);
   SegmentId copy_segment(LayoutId near, LayoutId far, bool out);
-  bool keeps_on_host(const Chunk& chunk, std::int64_t l) const;
-  void keep_on_host(const Chunk& chunk, Passage& passage, std::int64_t l);
-  void let_go_of_copied();
   SegmentId let_go_segment(LayoutId device);
-  void load_from_host(const Chunk& chunk, Passage& passage, std::int64_t l);
   const HostCopies& host_copies(LayoutId device);
   FrameId store(const HostCopies& copies, FrameId host, std::int32_t layer);
-  void read_ahead(const Chunk& chunk, Passage& passage, std::int64_t l);
   void wait_loaded(const Passage& passage, std::int64_t l, Call& call) const;
 
   const Model& x_model;
@@ -455,11 +438,7 @@ class StageWriter {
   /// By experts, window, recomputed, shape of the unit and of what stays gathered (0: none).
   std::map<std::tuple<bool, bool, bool, std::size_t, std::size_t>, LayerSegments> x_layer_segments;
   std::vector<UnitShape> x_shapes;
-  std::map<std::int32_t, HostCopies> x_host_copies;       ///< by layout on the device
-  std::vector<std::pair<FrameId, FrameId>> x_copied_out;  ///< frames, and those on the host
-  std::vector<FrameId> x_stored;                          ///< by layer the last one in storage
-  /// By number of the gather: when its arrays were let go. Of layers, of experts.
-  std::array<std::vector<StreamWait>, 2> x_let_go;
+  std::map<std::int32_t, HostCopies> x_host_copies;  ///< by layout on the device
   std::optional<EndSegments> x_embedding_segments, x_head_segments;
   std::array<SegmentId, 2> x_load;        ///< by way
   std::array<SegmentId, 2> x_host_waits;  ///< forward, backward
@@ -469,19 +448,16 @@ class StageWriter {
   std::array<std::array<std::array<SegmentId, 2>, 2>, 2> x_messages;
   std::array<SegmentId, 2> x_message_gathers, x_pass_pauses;  ///< forward, backward
   std::pair<SegmentId, LayoutId> x_part, x_output;  ///< of a copy of what is sent; gathered again
-  bool x_joined = false;
+  StageStep x_step;
+  std::vector<Done> x_done;  ///< by task
+  /// Gradients of weights that are still to come: by chunk, microbatch and layer; -1 the head.
+  std::map<std::tuple<std::int32_t, std::int32_t, std::int64_t>, Call> x_weights;
+  std::map<TaskId, Sliced> x_sliced;  ///< by the task of the first blocks
+  /// By the task that copied them out: frames, and those on the host.
+  std::map<TaskId, std::vector<std::pair<FrameId, FrameId>>> x_moved;
   /// First call of each of the joined passes, and whether it is a forward pass.
   std::vector<std::pair<std::size_t, bool>> x_joined_begins;
   std::map<SegmentId, std::vector<SegmentId>> x_blocks_of;
-  std::vector<Call> x_slice_ends;        ///< last blocks of a layer's slices, still to come
-  std::function<void()> x_after_slices;  ///< what follows them
-  FrameId x_head_done;                   ///< local frame of the head's last backward pass
-  std::vector<Call> x_head_left;         ///< gradients of its matrix that wait for the cool-down
-  /// Event of the last backward or weight pass; of the last of all with a shared vocabulary.
-  StreamWait x_pass_done;
-  std::vector<StreamWait> x_layer_passes;  ///< ends of passes through layers
-  StreamWait x_joined_done;                ///< for messages that wait for more than their frame
-  std::vector<HeldBack> x_held_back;       ///< messages that wait for the end of joined passes
   /// Gradients of the residual stream between two chunks of this stage that follow each other.
   std::map<std::int32_t, FrameId> x_turned;
   FrameId x_scalar_frame;
@@ -491,10 +467,6 @@ class StageWriter {
   std::map<std::int32_t, FrameId> x_returned;  ///< outputs of one stage that come back to it
   SegmentId x_adds_returned, x_checkpoint;
   std::map<LayoutId, SegmentId> x_lets_go;  ///< of autocast's copies that such a frame holds
-  std::vector<StreamWait> x_before_next;    ///< compute waits for these before its next call
-  std::vector<StreamWait> x_before_update;  ///< gradients that are not reduced over data
-  bool x_same_follows = false;              ///< a pass of the same chunk and direction comes next
-  bool x_first_pass = false;
 };
 
 }  // namespace foretrain
