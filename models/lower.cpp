@@ -4,9 +4,9 @@
 #include <map>
 #include <string_view>
 
-#include "models/layers/tensor_grid.h"
 #include "models/emit/emit.h"
-#include "models/layers/slots.h"
+#include "models/layers/tensor_grid.h"
+#include "models/slots.h"
 #include "sim/base/check.h"
 
 namespace foretrain {

@@ -2,10 +2,8 @@
 // models/step/passes/offload_activations.cpp.
 #include <algorithm>
 
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
 #include "models/emit/update.h"
-#include "models/gradients/buckets.h"
 #include "models/units/units.h"
 
 namespace foretrain {

@@ -1,7 +1,6 @@
 // The tasks of a step as calls of segments: one after another, in their order.
 #include <algorithm>
 
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
 #include "models/emit/update.h"
 #include "models/gradients/buckets.h"

@@ -3,7 +3,6 @@
 #include "models/layers/encoder_decoder.h"
 #include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
 #include "models/gradients/buckets.h"
 #include "models/units/units.h"
 

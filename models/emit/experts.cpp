@@ -1,5 +1,4 @@
 #include "models/emit/frames.h"
-#include "models/emit/tasks.h"
 #include "models/emit/update.h"
 #include "models/gradients/buckets.h"
 #include "models/units/units.h"

@@ -10,11 +10,8 @@
 // shard and their reduction over the ranks before it is cast (a few kilobytes a step), and a second
 // launch for each bucket.
 #include "models/emit/frames.h"
-#include "models/emit/tasks.h"
 #include "models/emit/update.h"
-#include "models/gradients/buckets.h"
 #include "models/holdings/byte_map.h"
-#include "models/units/units.h"
 #include "sim/base/check.h"
 
 namespace foretrain {

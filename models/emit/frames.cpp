@@ -1,8 +1,6 @@
 #include <algorithm>
 
 #include "models/emit/frames.h"
-#include "models/emit/tasks.h"
-#include "models/emit/update.h"
 #include "models/gradients/buckets.h"
 #include "models/layers/optimizer.h"
 #include "models/layers/quantizer.h"

@@ -2,7 +2,7 @@
 // layers and ends.
 #pragma once
 
-#include "models/emit/stage_state.h"
+#include "models/stage.h"
 
 namespace foretrain {
 

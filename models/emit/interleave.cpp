@@ -15,11 +15,7 @@
 #include <algorithm>
 #include <array>
 
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 

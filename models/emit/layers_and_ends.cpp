@@ -1,7 +1,6 @@
 #include "models/emit/emit.h"
 #include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
 #include "models/gradients/buckets.h"
 #include "models/units/units.h"
 

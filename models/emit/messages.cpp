@@ -1,9 +1,5 @@
 // Messages between stages, and what the host waits for.
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 

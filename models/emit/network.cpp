@@ -4,11 +4,8 @@
 
 #include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
 #include "models/layers/network_block.h"
 #include "models/layers/network_loss.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 

@@ -1,9 +1,5 @@
 // The output of an earlier pass, added to the embedding: models/step/passes/recycle_outputs.cpp.
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 

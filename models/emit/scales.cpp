@@ -1,9 +1,5 @@
 // The exchange of scales: models/step/passes/share_scales.cpp.
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 

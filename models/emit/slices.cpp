@@ -1,11 +1,7 @@
 // Layers' passes in slices of a microbatch: models/step/passes/slice_microbatch.cpp.
 #include <utility>
 
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
-#include "models/units/units.h"
 #include "sim/base/check.h"
 
 namespace foretrain {

@@ -1,7 +1,7 @@
 // Emission: a task becomes calls of segments. A kind of task each.
 #pragma once
 
-#include "models/emit/stage_state.h"
+#include "models/stage.h"
 
 namespace foretrain {
 

@@ -1,7 +1,7 @@
 // The end of a step: the update on the device or the host, and what follows it.
 #pragma once
 
-#include "models/emit/stage_state.h"
+#include "models/stage.h"
 
 namespace foretrain {
 

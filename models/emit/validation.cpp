@@ -13,12 +13,9 @@
 // what is not finite. Gradients are taken to be finite and within the limit, so nothing scales
 // them: left out are updates that are undone and made again with clipped gradients, and the second
 // number on the way back.
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
 #include "models/emit/update.h"
-#include "models/gradients/buckets.h"
 #include "models/layers/ends.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 namespace {

@@ -1,10 +1,6 @@
 // The parts of a vocabulary on all stages that go with passes of layers:
 // models/step/passes/spread_vocabulary.cpp.
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 

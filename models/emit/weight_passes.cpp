@@ -5,11 +5,7 @@
 // has written the rest: then the unit is reduced.
 #include <algorithm>
 
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
-#include "models/units/units.h"
 #include "sim/base/check.h"
 
 namespace foretrain {

@@ -14,7 +14,6 @@
 // waits for the end of its layer's backward pass; PyTorch casts back on a stream of its own.
 #include <algorithm>
 
-#include "models/emit/frames.h"
 #include "models/emit/tasks.h"
 #include "models/emit/update.h"
 #include "models/gradients/buckets.h"

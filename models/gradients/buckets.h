@@ -1,7 +1,7 @@
 // Gradient buckets: where they are cut, and how they are reduced.
 #pragma once
 
-#include "models/emit/stage_state.h"
+#include "models/stage.h"
 
 namespace foretrain {
 

@@ -17,11 +17,8 @@
 // The work beside communication is given as bytes and FLOPs: it is simulated, not executed.
 #include <algorithm>
 
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
 #include "models/emit/update.h"
 #include "models/gradients/buckets.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 

@@ -21,8 +21,6 @@
 // last; with overlap.gradient_reduce the host waits for the device at the end of a pass.
 #include <algorithm>
 
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
 #include "models/emit/update.h"
 #include "models/gradients/buckets.h"
 #include "models/units/units.h"

@@ -9,11 +9,7 @@
 // requests that miss the coordinator's response cache.
 #include <algorithm>
 
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
-#include "models/emit/update.h"
 #include "models/gradients/buckets.h"
-#include "models/units/units.h"
 
 namespace foretrain {
 namespace {

@@ -7,9 +7,6 @@
 // Left out: owners have whole parameters there, dealt in turn to the rank that has least, so that a
 // unit is as many reductions as it has parameters (or buffers of them) and owners differ by up to
 // the largest one; here each owns 1/d of every unit or bucket, their mean.
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
-#include "models/emit/update.h"
 #include "models/gradients/buckets.h"
 #include "models/units/units.h"
 

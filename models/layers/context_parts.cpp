@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "models/layers/slots.h"
+#include "models/slots.h"
 
 namespace foretrain {
 

@@ -1,6 +1,6 @@
 #include "models/layers/encoder_decoder.h"
 
-#include "models/layers/slots.h"
+#include "models/slots.h"
 
 namespace foretrain {
 namespace {

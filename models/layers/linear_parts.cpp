@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "models/layers/autocast.h"
-#include "models/layers/slots.h"
+#include "models/slots.h"
 
 namespace foretrain {
 

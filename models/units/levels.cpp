@@ -8,10 +8,6 @@
 //
 // Left out: that the gathers of a group are one launch; the copies of what crossed groups to its
 // place, since gathers read it where it arrived.
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
 #include "models/units/units.h"
 
 namespace foretrain {

@@ -15,10 +15,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
 #include "models/units/units.h"
 #include "sim/base/check.h"
 

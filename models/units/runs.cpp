@@ -18,10 +18,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
 #include "models/units/units.h"
 
 namespace foretrain {

@@ -2,8 +2,6 @@
 // gradients.
 #include <algorithm>
 
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
 #include "models/emit/update.h"
 #include "models/gradients/buckets.h"
 #include "models/layers/optimizer.h"
@@ -127,6 +125,25 @@ FrameLayout weights_layout(Stage& stage, const UnitShape& shape) {
   return weights;
 }
 
+/// A rank's part of a unit's gradients.
+static FrameLayout shards_layout(Stage& stage, const UnitShape& shape) {
+  const std::int64_t own = shape.elements / shape.holders.shards;
+  const bool on_host = shape.on_host;
+  FrameLayout shards;
+  shards.name = "unit gradient shard";
+  add(shards, "shard", BufferKind::kGradients,
+      on_host ? stage.plan.units.reduce : stage.plan.precision.gradients, own, true);
+  if (on_host) shards.buffers[0].memory = Memory::kHost;
+  mark_shard(stage, shards.buffers[0], shape);
+  for (const auto& [begin, end] : shape.alike) {
+    shards.buffers[0].replicas.push_back({begin, end, stage.builder.group(kTensorGroup)});
+  }
+  if (const auto [begin, end] = shape.tied; end > begin) {
+    shards.buffers[0].replicas.push_back({begin, end, stage.builder.group(kTiedGroup)});
+  }
+  return shards;
+}
+
 void write_shape(Stage& stage, UnitShape& shape, const std::vector<Piece>& pieces) {
   const Precision& p = stage.plan.precision;
   const std::int64_t own = shape.elements / shape.holders.shards;
@@ -155,19 +172,7 @@ void write_shape(Stage& stage, UnitShape& shape, const std::vector<Piece>& piece
   shape.weights = stage.builder.layout(std::move(weights));
   shape.gradients = stage.builder.layout(std::move(gradients));
 
-  FrameLayout shards;
-  shards.name = "unit gradient shard";
-  add(shards, "shard", BufferKind::kGradients, on_host ? stage.plan.units.reduce : p.gradients, own,
-      true);
-  if (on_host) shards.buffers[0].memory = Memory::kHost;
-  mark_shard(stage, shards.buffers[0], shape);
-  for (const auto& [begin, end] : shape.alike) {
-    shards.buffers[0].replicas.push_back({begin, end, stage.builder.group(kTensorGroup)});
-  }
-  if (const auto [begin, end] = shape.tied; end > begin) {
-    shards.buffers[0].replicas.push_back({begin, end, stage.builder.group(kTiedGroup)});
-  }
-  shape.shards = stage.builder.layout(std::move(shards));
+  shape.shards = stage.builder.layout(shards_layout(stage, shape));
 
   FrameLayout states;
   states.name = "unit states";

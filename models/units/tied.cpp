@@ -5,10 +5,6 @@
 // share it, the two sum the table, and every rank takes its own part back (from memory of Megatron
 // Core's distributed/finalize_model_grads.py, which makes a whole tensor of a sharded gradient).
 // Left out: that only the table need be gathered.
-#include "models/emit/frames.h"
-#include "models/emit/tasks.h"
-#include "models/emit/update.h"
-#include "models/gradients/buckets.h"
 #include "models/units/units.h"
 #include "sim/base/check.h"
 

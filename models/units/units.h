@@ -1,7 +1,7 @@
 // Sharded units: what they are, and how they are gathered and reduced (ZeRO-2, ZeRO-3, FSDP).
 #pragma once
 
-#include "models/emit/stage_state.h"
+#include "models/stage.h"
 
 namespace foretrain {
 

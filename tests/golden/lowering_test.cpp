@@ -14,8 +14,8 @@
 #include <map>
 #include <sstream>
 
-#include "models/lower.h"
 #include "models/emit/emit.h"
+#include "models/lower.h"
 #include "tests/support/canonical.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/small_plans.h"

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "models/lower.h"
 #include "models/holdings/byte_map.h"
+#include "models/lower.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"

@@ -17,7 +17,7 @@
 //
 // A kernel that waits for what other stages send holds SMs. What only arrives at a stage starts
 // once compute is done with the pass before, or so many of the layers' passes before what reads it.
-#include "models/layers/slots.h"
+#include "models/slots.h"
 #include "models/step/passes.h"
 
 namespace foretrain {

@@ -16,7 +16,7 @@
 
 #include "models/holdings/chunk.h"
 #include "models/layers/encoder_decoder.h"
-#include "models/layers/slots.h"
+#include "models/slots.h"
 #include "models/step/passes.h"
 
 namespace foretrain {
