@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -123,6 +124,12 @@ struct WrittenSegments {
   std::map<LayoutId, SegmentId> lets_go;  ///< of autocast's copies that such a frame holds
 };
 
+struct HashOfPair {
+  std::size_t operator()(const std::pair<std::int32_t, std::int32_t>& key) const {
+    return static_cast<std::size_t>(key.second) * 4096 + static_cast<std::size_t>(key.first);
+  }
+};
+
 /// The frames of values that tasks hand on.
 struct StepValues {
   std::vector<TaskDone> done;  ///< by task
@@ -135,7 +142,8 @@ struct StepValues {
   std::vector<std::pair<std::size_t, bool>> joined_begins;
   /// Gradients of the residual stream between two chunks of this stage that follow each other.
   std::map<std::int32_t, FrameId> turned;
-  std::map<std::pair<std::int32_t, std::int32_t>, MicrobatchState> passages;
+  std::unordered_map<std::pair<std::int32_t, std::int32_t>, MicrobatchState, HashOfPair>
+      passages;  ///< by chunk and microbatch
   std::map<std::int32_t, FrameId> input_frames;
   std::map<std::int32_t, FrameId> returned;  ///< outputs of one stage that come back to it
 };

@@ -150,7 +150,7 @@ void end_passage(Stage& stage, const Task& task, const Pass& pass, MicrobatchSta
     over = true;
   }
   if (back && pass.kind < PassKind::kEmbedding) {
-    const bool stays = !chunk.first && stays_on_stage(context(stage), task.chunk, -1);
+    const bool stays = !chunk.first && stays_on_stage(stage.plan, stage.number, task.chunk, -1);
     if (stays) stage.values.turned[task.microbatch] = passage.gradient;
     const bool kept = stage.plan.splits_backward() || stage.plan.shares_vocabulary();
     over = (stays || chunk.first) && !kept;

@@ -162,7 +162,7 @@ void need_input(Stage& stage, std::int32_t c, std::int32_t mb, bool gradient) {
   const Chunk& chunk = stage.holds.chunks[static_cast<std::size_t>(c)];
   MicrobatchState& passage = stage.values.passages[{c, mb}];
   const bool end = gradient ? chunk.last : chunk.first;
-  const bool turned = !end && stays_on_stage(context(stage), c, gradient ? 1 : -1);
+  const bool turned = !end && stays_on_stage(stage.plan, stage.number, c, gradient ? 1 : -1);
   if (gradient && !passage.gradient.valid()) {
     passage.gradient = turned ? stage.values.turned.at(mb)
                               : stage.builder.frame(stage.holds.head.hidden_gradient, -1, mb);

@@ -16,9 +16,9 @@ bool recomputes(const Plan& plan, std::int64_t layer_of_stage) {
   return layer_of_stage % r.layer_period == 0;
 }
 
-bool stays_on_stage(const StageContext& s, std::int32_t chunk, std::int64_t step) {
-  const std::int64_t at = s.plan.chunk_at(s.stage, chunk);
-  return s.plan.placement() == ChunkPlacement::kV && s.plan.stage_of(at + step) == s.stage;
+bool stays_on_stage(const Plan& plan, std::int64_t stage, std::int32_t chunk, std::int64_t step) {
+  if (plan.placement() != ChunkPlacement::kV) return false;
+  return plan.stage_of(plan.chunk_at(stage, chunk) + step) == stage;
 }
 
 std::vector<ElementRange> partial_gradients(const Model& model, const Plan& plan,
@@ -57,10 +57,12 @@ std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk) {
 }
 
 std::int32_t unit_of_layer(const StageContext& s, std::int32_t chunk, std::int64_t layer) {
+  // Units stand in the order of their layers; of an experts' chunk some may be missing.
   const std::vector<Unit>& units = s.chunk(chunk).units;
-  const auto found = std::find_if(units.begin(), units.end(), [layer](const Unit& unit) {
-    return unit.first <= layer && layer < unit.last;
-  });
+  const auto here = [layer](const Unit& unit) { return unit.first <= layer && layer < unit.last; };
+  const auto place = static_cast<std::size_t>(layer / s.plan.units.layers);
+  if (place < units.size() && here(units[place])) return static_cast<std::int32_t>(place);
+  const auto found = std::find_if(units.begin(), units.end(), here);
   return found == units.end() ? -1 : static_cast<std::int32_t>(found - units.begin());
 }
 

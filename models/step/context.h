@@ -33,7 +33,10 @@ bool tied_across(const Model& model, const Plan& plan);
 bool recomputes(const Plan& plan, std::int64_t layer_of_stage);
 
 /// The chunk before (-1) or after (1) this one in the pipeline stands on this stage too.
-bool stays_on_stage(const StageContext& s, std::int32_t chunk, std::int64_t step);
+bool stays_on_stage(const Plan& plan, std::int64_t stage, std::int32_t chunk, std::int64_t step);
+inline bool stays_on_stage(const StageContext& s, std::int32_t chunk, std::int64_t step) {
+  return stays_on_stage(s.plan, s.stage, chunk, step);
+}
 
 /// What tensor ranks hold alike but computed in part: with sequence parallelism everything, from
 /// their own tokens; without it the norms of queries and keys, from their own heads. Of the first
@@ -59,11 +62,10 @@ template <typename Wanted, typename Make>
 void insert(StageStep& step, bool behind, const Wanted& wanted, const Make& make) {
   std::vector<TaskId> order;
   order.reserve(step.order().size());
-  for (const TaskId id : std::vector<TaskId>(step.order())) {
+  for (const TaskId id : step.order()) {
     if (behind) order.push_back(id);
-    const Task at = step[id];
-    if (wanted(at)) {
-      for (Task& task : make(id, at)) order.push_back(step.make(std::move(task)));
+    if (wanted(step[id])) {
+      for (Task& task : make(id, step[id])) order.push_back(step.make(std::move(task)));
     }
     if (!behind) order.push_back(id);
   }

@@ -1,6 +1,5 @@
 // The schedule of a stage as tasks.
 #include <map>
-#include <set>
 
 #include "models/schedule/schedule.h"
 #include "models/step/passes.h"
@@ -16,6 +15,8 @@ class Expansion {
 
   void passes() {
     x_step.passes = places();
+    x_received.resize(x_step.passes.size());
+    x_loaded.resize(static_cast<std::size_t>(x_s.plan.microbatches()));
     for (x_pass = 0; x_pass < static_cast<std::int32_t>(x_step.passes.size()); ++x_pass) {
       if (here().in_pair == 0) hoist_receives();
       if (here().in_pair >= 0) add(TaskKind::kPairBegin);
@@ -84,10 +85,10 @@ class Expansion {
   /// The receive of a pass's input, unless there is none.
   void receive(bool gradient, std::int16_t form = 0) {
     const Pass& pass = here().pass;
-    if (x_received.count(x_pass) > 0) return;
+    if (x_received[static_cast<std::size_t>(x_pass)]) return;
     const bool end = gradient ? chunk().last : chunk().first;
     if (end || stays_on_stage(x_s, pass.chunk, gradient ? 1 : -1)) return;
-    x_received.insert(x_pass);
+    x_received[static_cast<std::size_t>(x_pass)] = true;
     x_step[add(TaskKind::kReceive, gradient ? Direction::kBackward : Direction::kForward)].form =
         form;
   }
@@ -131,7 +132,9 @@ class Expansion {
 
   /// Tokens where a microbatch's first chunk stands, labels where its last does.
   void load_inputs() {
-    if (x_loaded.insert(here().pass.microbatch).second) add(TaskKind::kLoadInputs);
+    const auto microbatch = static_cast<std::size_t>(here().pass.microbatch);
+    if (!x_loaded[microbatch]) add(TaskKind::kLoadInputs);
+    x_loaded[microbatch] = true;
   }
 
   void forward() {
@@ -208,10 +211,10 @@ class Expansion {
   const StageContext& x_s;
   StageStep& x_step;
   std::int32_t x_pass = 0;
-  std::set<std::int32_t> x_received;  ///< passes whose input has been asked for
-  std::set<std::int32_t> x_loaded;    ///< microbatches
-  std::vector<Task> x_held_back;      ///< messages of passes that run as one
-  TaskId x_done;                      ///< end of the last pass that joined messages wait for
+  std::vector<bool> x_received;   ///< by pass: its input has been asked for
+  std::vector<bool> x_loaded;     ///< by microbatch: its inputs
+  std::vector<Task> x_held_back;  ///< messages of passes that run as one
+  TaskId x_done;                  ///< end of the last pass that joined messages wait for
 };
 
 /// The step's first kernels, and last step's update where that is the host's.

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -131,7 +132,10 @@ struct PassPlace {
 class StageStep {
  public:
   /// A task that stands nowhere yet.
-  TaskId make(Task task) { return push_id<TaskId>(x_tasks, std::move(task)); }
+  TaskId make(Task task) {
+    x_tasks.push_back(std::move(task));
+    return TaskId(x_tasks.size() - 1);
+  }
   TaskId append(Task task) {
     x_order.push_back(make(std::move(task)));
     return x_order.back();
@@ -146,7 +150,7 @@ class StageStep {
   std::string rewritten_by;  ///< names of the passes that have run
 
  private:
-  std::vector<Task> x_tasks;
+  std::deque<Task> x_tasks;  ///< places stay while tasks are made
   std::vector<TaskId> x_order;
 };
 

@@ -9,8 +9,8 @@ void defer_head(const StageContext& s, StageStep& step) {
   std::vector<TaskId> order;
   std::vector<Task> left;
   Task ready;
-  for (const TaskId id : std::vector<TaskId>(step.order())) {
-    const Task at = step[id];
+  for (const TaskId id : step.order()) {
+    const Task& at = step[id];
     const bool back = at.direction == Direction::kBackward;
     // The chunk's gradients are complete when those are; the embedding's own end comes before.
     const bool of_last = at.chunk >= 0 && s.chunk(at.chunk).last && !s.chunk(at.chunk).first;

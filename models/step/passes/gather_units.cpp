@@ -19,12 +19,12 @@ class Gathers {
   }
 
   void run() {
-    for (const TaskId id : std::vector<TaskId>(x_step.order())) {
-      const Task at = x_step[id];
+    for (const TaskId id : x_step.order()) {
+      const Task& at = x_step[id];
       const bool back = at.direction == Direction::kBackward;
       const bool pass = back || at.direction == Direction::kForward;
       const bool layer = at.kind == TaskKind::kLayer && pass;
-      x_at = at;
+      x_at = &at;
       if (layer) {
         open_layer(at.chunk, at.layer, back);
         const Unit& unit = unit_of(at.chunk, at.layer);
@@ -57,7 +57,7 @@ class Gathers {
   }
 
   TaskId add(TaskKind kind, std::int32_t c, std::int32_t u, Direction direction) {
-    Task task = beside(x_at, kind, direction);
+    Task task = beside(*x_at, kind, direction);
     task.chunk = c;
     task.layer = -1;
     task.index = u;
@@ -88,7 +88,7 @@ class Gathers {
   void close(std::int32_t c, std::int32_t u, TaskId behind) {
     const UnitShape& shape = x_s.shape(unit_at(c, u));
     if (shape.whole || state(c, u) == kClosed) return;
-    add(TaskKind::kRelease, c, u, x_at.direction);
+    add(TaskKind::kRelease, c, u, x_at->direction);
     if (!shape.root) {
       x_let_go[shape.holders.expert ? 1 : 0][static_cast<std::size_t>(state(c, u))] = behind;
     }
@@ -193,7 +193,7 @@ class Gathers {
 
   const StageContext& x_s;
   StageStep& x_step;
-  Task x_at;  ///< where new tasks stand
+  const Task* x_at = nullptr;  ///< where new tasks stand
   std::vector<TaskId> x_order;
   std::vector<std::vector<std::int64_t>> x_open;  ///< by chunk and unit: its gather's number
   /// By number of the gather: what read its parameters last. Of layers, of experts.

@@ -88,7 +88,7 @@ void gather_updated(const StageContext& s, StageStep& step) {
   }
   std::map<std::pair<std::int32_t, std::int32_t>, TaskId> known;
   std::vector<TaskId> order;
-  for (const TaskId id : std::vector<TaskId>(step.order())) {
+  for (const TaskId id : step.order()) {
     order.push_back(id);
     if (!(id == behind)) continue;
     for (Task& task : gathers(s, ahead ? zeroed : id, ahead)) {

@@ -30,8 +30,8 @@ bool waits_before(const Plan& plan, const Task& at, bool received) {
 void host_time(const StageContext& s, StageStep& step) {
   std::map<std::int32_t, TaskId> receives;  // by pass
   std::vector<TaskId> order;
-  for (const TaskId id : std::vector<TaskId>(step.order())) {
-    const Task at = step[id];
+  for (const TaskId id : step.order()) {
+    const Task& at = step[id];
     if (at.kind == TaskKind::kReceive) receives[at.pass] = id;
     const bool layers =
         at.pass >= 0 &&

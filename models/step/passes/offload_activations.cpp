@@ -27,8 +27,8 @@ class Moves {
   Moves(const StageContext& s, StageStep& step) : x_s(s), x_step(step) {}
 
   void run() {
-    for (const TaskId id : std::vector<TaskId>(x_step.order())) {
-      const Task at = x_step[id];
+    for (const TaskId id : x_step.order()) {
+      const Task& at = x_step[id];
       const bool layer = at.kind == TaskKind::kLayer;
       const std::int64_t layers = at.chunk < 0 ? 0 : x_s.chunk(at.chunk).layers;
       if (layer && at.direction == Direction::kBackward) {

@@ -26,8 +26,8 @@ class Reductions {
 
   void run() {
     bool over = false;
-    for (const TaskId id : std::vector<TaskId>(x_step.order())) {
-      const Task at = x_step[id];
+    for (const TaskId id : x_step.order()) {
+      const Task& at = x_step[id];
       const bool ends = at.kind == TaskKind::kUpdate || at.kind == TaskKind::kHostUpdate ||
                         at.kind == TaskKind::kLoadWeights;
       if (ends && at.last && !over) {

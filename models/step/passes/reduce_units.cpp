@@ -23,8 +23,8 @@ void reduce_units(const StageContext& s, StageStep& step) {
     order.push_back(step.make(std::move(task)));
   };
   const Direction writes = s.plan.splits_backward() ? Direction::kWeights : Direction::kBackward;
-  for (const TaskId id : std::vector<TaskId>(step.order())) {
-    const Task at = step[id];
+  for (const TaskId id : step.order()) {
+    const Task& at = step[id];
     const bool ends_step = at.last && at.pass < 0;
     if (ends_step && at.kind == TaskKind::kUpdate && tied_across(s.model, s.plan)) {
       for (std::size_t c = 0; c < s.chunks.size(); ++c) {

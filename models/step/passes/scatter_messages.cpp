@@ -33,8 +33,8 @@ void scatter_messages(const StageContext& s, StageStep& step) {
     task.of = receive;
     order.push_back(step.make(std::move(task)));
   };
-  for (const TaskId id : std::vector<TaskId>(step.order())) {
-    const Task at = step[id];
+  for (const TaskId id : step.order()) {
+    const Task& at = step[id];
     order.push_back(id);
     const bool layers = at.pass >= 0 && step.passes[static_cast<std::size_t>(at.pass)].pass.kind <
                                             PassKind::kEmbedding;

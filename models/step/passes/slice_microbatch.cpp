@@ -28,8 +28,8 @@ void slice_microbatch(const StageContext&, StageStep& step) {
     order.insert(order.end(), waiting.begin(), waiting.end());
     waiting.clear();
   };
-  for (const TaskId id : std::vector<TaskId>(step.order())) {
-    const Task at = step[id];
+  for (const TaskId id : step.order()) {
+    const Task& at = step[id];
     const bool layer = at.kind == TaskKind::kLayer;
     const bool reduces = at.kind == TaskKind::kReduceBucket || at.kind == TaskKind::kReduceParts;
     if (open.valid() && reduces) {
