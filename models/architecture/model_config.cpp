@@ -130,7 +130,7 @@ class ModelReader {
         "qwen2",     "qwen3",     "phi3",   "nemotron",    "mpt",         "mixtral",
         "qwen2_moe", "qwen3_moe", "grok-1", "llama4_text", "deepseek_v2", "deepseek_v3",
         "gpt_oss",   "bert",      "t5",     "marian"};
-    if (x_reader.failed()) return x_reader.finish();
+    if (x_reader.failed()) return x_reader.status();
     if (std::find(known.begin(), known.end(), x_model.type) != known.end()) {
       return refuse_experts(known);
     }

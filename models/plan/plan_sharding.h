@@ -20,9 +20,6 @@ struct GradientKeys {
   std::int64_t bucket_elements_per_rank = 0;
 };
 
-void read_sharding(JsonReader& reader, Plan& plan);
-void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys);
-
 /// Whether `sums_after_pass` is modelled for the plan.
 bool can_sum_after_pass(const Model& model, const Plan& plan);
 
@@ -50,8 +47,6 @@ struct Refusal {
 };
 std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan);
 
-/// The key `offload`.
-void read_offload(JsonReader& reader, Offload& offload);
 std::optional<Refusal> refused_offload(const Model& model, const Plan& plan);
 
 }  // namespace foretrain

@@ -284,6 +284,9 @@ int main(int argc, char** argv) {
     const Status status = run_guarded(verb);
     if (status.ok()) return 0;
     std::fprintf(stderr, "foretrain: %s\n", status.error().message.c_str());
+    for (const foretrain::Error& one : status.error().more) {
+      std::fprintf(stderr, "foretrain: %s\n", one.message.c_str());
+    }
     return 1;
   }
   return 2;
