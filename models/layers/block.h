@@ -26,21 +26,21 @@ struct Placer {
   }
   /// What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
   /// columns, or one for both, in place of the activation `x`.
-  Operand operand(const char* name, const Ref& x, bool again) const {
-    if (!precision.low()) return Operand{x, x};
+  LinearOperand operand(const char* name, const Ref& x, bool again) const {
+    if (!precision.low()) return LinearOperand{x, x};
     if (precision.one_copy) {
       const Ref both = add(name, precision.linear, x.count, again);
-      return Operand{both, both};
+      return LinearOperand{both, both};
     }
     const Ref in = local.add(name, BufferKind::kActivations, precision.linear, x.count);
-    if (precision.forward_only()) return Operand{in, x};
-    return Operand{in, add(name, precision.linear, x.count, again)};
+    if (precision.forward_only()) return LinearOperand{in, x};
+    return LinearOperand{in, add(name, precision.linear, x.count, again)};
   }
   /// The same of what a norm gives: under autocast it is cast, and the copy is kept.
-  Operand normed(const char* name, const Ref& x, bool again) const {
+  LinearOperand normed(const char* name, const Ref& x, bool again) const {
     if (!precision.autocast || precision.fuses_casts) return operand(name, x, again);
     const Ref copy = add(name, precision.branch(), x.count, again);
-    return Operand{copy, copy};
+    return LinearOperand{copy, copy};
   }
 };
 

@@ -42,7 +42,7 @@ void LatentBlock::norm(SegmentWriter& w, const std::string& name, std::int64_t w
             {in.part(0, x_rows * width), weight(name).view()}, {out.view(), statistics.view()});
 }
 
-void LatentBlock::forward(SegmentWriter& w, const Operand& x, const Ref& qkv) {
+void LatentBlock::forward(SegmentWriter& w, const LinearOperand& x, const Ref& qkv) {
   const Ref& in = x.in;
   if (narrow_queries()) {
     linear(w, "attention.q_down", x_q_down, x_rows, in, x_q_low);
@@ -53,7 +53,7 @@ void LatentBlock::forward(SegmentWriter& w, const Operand& x, const Ref& qkv) {
   up(w, x, qkv);
 }
 
-void LatentBlock::up(SegmentWriter& w, const Operand& x, const Ref& qkv) {
+void LatentBlock::up(SegmentWriter& w, const LinearOperand& x, const Ref& qkv) {
   if (narrow_queries()) {
     x_quantizer->quantize(w, "attention.q_up.quantize", x_q_normed, x_rows, x_q);
   }
@@ -100,7 +100,7 @@ Ref LatentBlock::reduced(SegmentWriter& w, const std::string& name, const Ref& f
   return part;
 }
 
-Ref LatentBlock::backward(SegmentWriter& w, const Operand& x, const Ref& d_qkv) {
+Ref LatentBlock::backward(SegmentWriter& w, const LinearOperand& x, const Ref& d_qkv) {
   const Ref& in = x.kept;
   const LatentAttention& l = x_model.latent;
   const Ref d_q = temporary("d q", x_tokens * x_q_up.out);

@@ -21,13 +21,13 @@ class LatentBlock : public Block {
   /// the way from the ranks up is.
   void declare(LayoutWriter& saved, LayoutWriter& local, bool again, bool up_again);
   /// From the normed input `x` of this rank's tokens to the packed `qkv` of all.
-  void forward(SegmentWriter& w, const Operand& x, const Ref& qkv);
+  void forward(SegmentWriter& w, const LinearOperand& x, const Ref& qkv);
   /// The second half of forward: from the normed ranks up.
-  void up(SegmentWriter& w, const Operand& x, const Ref& qkv);
+  void up(SegmentWriter& w, const LinearOperand& x, const Ref& qkv);
   /// Queries that are not cut to a rank come from the layer's normed input.
   bool narrow_queries() const { return x_model.latent.q_rank > 0; }
   /// Returns the gradient of the normed input.
-  Ref backward(SegmentWriter& w, const Operand& x, const Ref& d_qkv);
+  Ref backward(SegmentWriter& w, const LinearOperand& x, const Ref& d_qkv);
 
  private:
   void norm(SegmentWriter& w, const std::string& name, std::int64_t width, const Ref& in,
@@ -39,7 +39,7 @@ class LatentBlock : public Block {
   std::int64_t x_heads;
   Matrix x_q_down, x_q_up, x_kv_down, x_kv_up;
   Ref x_q_low, x_q_normed, x_q_statistics, x_kv_low, x_kv_normed, x_kv_statistics;
-  Operand x_q, x_kv;  ///< the normed ranks as the ways up read them
+  LinearOperand x_q, x_kv;  ///< the normed ranks as the ways up read them
 };
 
 }  // namespace foretrain

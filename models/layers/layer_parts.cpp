@@ -54,7 +54,7 @@ Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts) {
                    &out.mask}) {
     cut(*ref);
   }
-  for (Operand* operand : {&out.y1_x, &out.y2_x, &out.context_x, &out.act_x}) {
+  for (LinearOperand* operand : {&out.y1_x, &out.y2_x, &out.context_x, &out.act_x}) {
     cut(operand->in);
     cut(operand->kept);
   }

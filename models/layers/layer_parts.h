@@ -43,7 +43,7 @@ struct Buffers {
   Ref kept_heads, keys, gate;
   /// Operands of the linears: quantized copies for forward, and what is kept for the weight
   /// gradients. Under 16 bits and more both are the activation itself.
-  Operand y1_x, y2_x, context_x, act_x;
+  LinearOperand y1_x, y2_x, context_x, act_x;
   /// Under autocast the copies of further linears that take the same.
   std::vector<Ref> y1_more, y2_more;
   Ref attention_out, attention_part, mask1, x2, y2, stats2, y2_full, up, act, down, down_part,

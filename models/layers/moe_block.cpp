@@ -264,7 +264,7 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
             {back.view(), x_map.view()}, {out.view()});
 }
 
-void MoeBlock::shared_up(SegmentWriter& w, const Operand& x) {
+void MoeBlock::shared_up(SegmentWriter& w, const LinearOperand& x) {
   linear(w, "moe.shared.up", x_shared_up, x_tokens, gathered(w, "moe.shared", x.in), x_s_up);
   w.compute("moe.shared.activation",
             kernel(activation_kind(x_model.activation, false), x_tokens, x_shared), {x_s_up.view()},
@@ -282,7 +282,7 @@ Ref MoeBlock::shared_down(SegmentWriter& w) {
   return part;
 }
 
-void MoeBlock::forward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out) {
+void MoeBlock::forward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out) {
   route(w, in);
   count_tokens(w);
   if (x_shared == 0) {
@@ -308,7 +308,7 @@ void MoeBlock::forward(SegmentWriter& w, const Ref& in, const Operand& x, const 
             {routed.view(), shared.view()}, {out.view()});
 }
 
-void MoeBlock::again(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out) {
+void MoeBlock::again(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out) {
   if (x_again.layer || x_again.moe) return forward(w, in, x, out);
   if (x_again.expert_activation) activation(w);
   if (x_again.shared_experts && x_shared > 0) shared_up(w, x);
@@ -459,7 +459,7 @@ Ref MoeBlock::shared_down_backward(SegmentWriter& w, const Ref& d_out) {
   return d_up;
 }
 
-Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& d_out) {
+Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& d_out) {
   Ref d_shared_up;
   Ref d_shared;
   const auto down = [&] { d_shared_up = shared_down_backward(w, d_out); };

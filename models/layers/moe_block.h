@@ -45,11 +45,11 @@ class MoeBlock : public Block {
   void declare(LayoutWriter& saved, LayoutWriter& local);
   /// From the normed `in` of this rank's tokens to the branch `out` of the same tokens; `x` is `in`
   /// as the shared experts read it.
-  void forward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out);
+  void forward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out);
   /// Computes again what forward did not keep.
-  void again(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& out);
+  void again(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out);
   /// Returns the gradient of `in`.
-  Ref backward(SegmentWriter& w, const Ref& in, const Operand& x, const Ref& d_out);
+  Ref backward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& d_out);
   bool shares() const { return x_shared > 0; }
   /// Elements that the first matrix of an expert of this width gives: gate and up, or up alone.
   std::int64_t raised(std::int64_t width) const { return x_model.gated() ? 2 * width : width; }
@@ -130,7 +130,7 @@ class MoeBlock : public Block {
   void dispatch(SegmentWriter& w, const Ref& in);
   void activation(SegmentWriter& w);
   void experts_forward(SegmentWriter& w, const Ref& out);
-  void shared_up(SegmentWriter& w, const Operand& x);
+  void shared_up(SegmentWriter& w, const LinearOperand& x);
   Ref shared_down(SegmentWriter& w);
   /// Returns the gradient of what the first matrix gives.
   Ref shared_down_backward(SegmentWriter& w, const Ref& d_out);
@@ -150,8 +150,8 @@ class MoeBlock : public Block {
   Ref x_scores, x_map, x_input, x_probabilities, x_up, x_act, x_s_up, x_s_act;
   Ref x_mask, x_weights, x_results, x_d_weights;  ///< of `masks`
   Ref x_places;  ///< of gathered tokens: which of them an expert's row is
-  Operand x_in, x_activated, x_s_activated;  ///< as the linears read them
-  std::function<void()> x_beside;            ///< what the next exchange of tokens hides
+  LinearOperand x_in, x_activated, x_s_activated;  ///< as the linears read them
+  std::function<void()> x_beside;                  ///< what the next exchange of tokens hides
 };
 
 }  // namespace foretrain

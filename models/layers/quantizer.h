@@ -30,7 +30,7 @@ namespace foretrain {
 
 /// What a linear's forward GEMM reads, and what is kept for its weight gradient: two quantized
 /// copies, one for both, or the activation itself.
-struct Operand {
+struct LinearOperand {
   Ref in, kept;
 };
 
@@ -55,7 +55,7 @@ class Quantizer {
   void quantize(SegmentWriter& w, const std::string& name, const Ref& x, std::int64_t rows,
                 const Ref& by_rows, const Ref& by_columns);
   void quantize(SegmentWriter& w, const std::string& name, const Ref& x, std::int64_t rows,
-                const Operand& to) {
+                const LinearOperand& to) {
     quantize(w, name, x, rows, to.in, to.kept);
   }
   /// The gradient that the two backward GEMMs of `weight` read: by rows, and by columns.

@@ -159,7 +159,7 @@ TEST(Mechanisms, OfTransformers) {
   EXPECT_EQ(ran(program, "data.prepare").times, 2);
   EXPECT_GT(ran(program, "data.prepare").host.ps, 0);
   EXPECT_EQ(ran(program, "gradients.check").times, 1);
-  const Ran added = ran(program, ".accumulate");
+  const RanOps added = ran(program, ".accumulate");
   EXPECT_EQ(added.times, 2 * (4 * kLayers + 2));
   EXPECT_EQ(added.written, 2 * 4 * (kLayers * sizes.of_matrices() + 2 * sizes.table()));
   // Those of a step's only microbatch are kept as they are.
@@ -194,13 +194,13 @@ TEST(Mechanisms, OfTransformersAutocast) {
   const Program program = lowered("transformers", {"batch.global=8", "precision=fp16"});
   EXPECT_EQ(Story(program).lines, ddp_story(DdpBuckets(sizes), false));
   const std::int64_t matrices = kLayers * sizes.of_matrices() + sizes.table();
-  const Ran weights = ran(program, ".cast_weight");
+  const RanOps weights = ran(program, ".cast_weight");
   EXPECT_EQ(weights.times, 2 * (4 * kLayers + 1));
   EXPECT_EQ(weights.read, 2 * 4 * matrices);
   EXPECT_EQ(weights.written, 2 * 2 * matrices);
   // Normed inputs of attention, of the MLP and of the output matrix; others are in 16 bits.
   EXPECT_EQ(ran(program, ".cast_input").written, 2 * (2 * kLayers + 1) * SmallModel::kStream);
-  const Ran gradients = ran(program, ".cast_gradient");
+  const RanOps gradients = ran(program, ".cast_gradient");
   EXPECT_EQ(gradients.read, 2 * 2 * matrices);
   EXPECT_EQ(gradients.written, 2 * 4 * matrices);
   EXPECT_EQ(ran(program, "gradients.unscale").written, 4 * sizes.all());

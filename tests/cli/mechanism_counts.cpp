@@ -31,8 +31,8 @@ std::string on_data(const char* kind, std::int64_t number, std::int64_t bytes) {
   return numbered(kind, number) + ": " + std::to_string(bytes) + " B on data";
 }
 
-Ran ran(const Program& program, const std::string& ending) {
-  Ran out;
+RanOps ran(const Program& program, const std::string& ending) {
+  RanOps out;
   for (const Call& call : program.calls) {
     for (const Op& op : program.segments[call.segment.index()].ops) {
       if (!op.name.ends_with(ending)) continue;

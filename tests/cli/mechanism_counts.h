@@ -32,12 +32,12 @@ std::string numbered(const char* kind, std::int64_t number);
 std::string on_data(const char* kind, std::int64_t number, std::int64_t bytes);
 
 /// What a step does in the operations whose names end so.
-struct Ran {
+struct RanOps {
   std::int64_t times = 0;
   Bytes read = 0, written = 0;
   Time host;
 };
-Ran ran(const Program& program, const std::string& ending);
+RanOps ran(const Program& program, const std::string& ending);
 
 /// Every operation of the segments of a name in the order of issue: "name on stream".
 Lines issued(const Program& program, const std::string& segment);

@@ -64,7 +64,7 @@ TEST(Mechanisms, OfPyTorchFsdp) {
   EXPECT_EQ(Story(lowered("pytorch-fsdp", {})).lines, fsdp_story(sizes, 2));
   const Program twice = lowered("pytorch-fsdp", {"batch.global=8"});
   EXPECT_EQ(starting_with(Story(twice).lines, "reduce-scatter").size(), 2U * (kLayers + 1));
-  const Ran cast = ran(twice, "parameters.cast");
+  const RanOps cast = ran(twice, "parameters.cast");
   EXPECT_EQ(cast.read, 2 * cast.written);
   EXPECT_EQ(ran(twice, "gradients.average").written, 2 * 2 * sizes.all());
   EXPECT_EQ(ran(twice, "gradients.keep").written, 4 * sizes.all() / kRanks);

@@ -58,6 +58,10 @@ Model small_latent();
 /// `draw_plan` with experts in some layers, all dispatchers and routings; half by units.
 Drawn draw_sparse_plan(Rng& rng);
 
+/// Packed documents, norms that are handed on, deferred gradients, gathers and weights in fp8,
+/// loads of experts. What is drawn later does not depend on it.
+void add_rare(Rng rng, Drawn& drawn);
+
 /// Elements of the collectives of that name in the first Program, in order.
 std::vector<std::int64_t> collective_sizes(const Workload& workload, const std::string& name);
 

@@ -110,7 +110,7 @@ std::string row(const std::string& name, const std::string& a, const std::string
 
 }  // namespace
 
-double Transfer::error_at(double share) const {
+double ProfileTransfer::error_at(double share) const {
   if (operations.empty()) return 0;
   const auto last = static_cast<double>(operations.size() - 1);
   return std::abs(operations[static_cast<std::size_t>(std::lround(share * last))].error());
@@ -146,9 +146,9 @@ Profile without_shapes(const Profile& profile, const std::vector<MicroOp>& ops,
 }
 
 /// `measured` has the run's own shapes.
-Result<Transfer> transfer_of(const HostRun& host, const Profile& measured,
-                             const ValidateOptions& options) {
-  Transfer out;
+Result<ProfileTransfer> transfer_of(const HostRun& host, const Profile& measured,
+                                    const ValidateOptions& options) {
+  ProfileTransfer out;
   out.profile = options.prices_source;
   const std::vector<MicroOp> ops = distinct_ops(host.workload);
   Run run = host.run;
@@ -166,7 +166,7 @@ Result<Transfer> transfer_of(const HostRun& host, const Profile& measured,
     out.operations.push_back({op.key.shape, price.value().seconds * 1e6, own->price_us()});
   }
   std::stable_sort(out.operations.begin(), out.operations.end(),
-                   [](const Transfer::Operation& a, const Transfer::Operation& b) {
+                   [](const ProfileTransfer::Operation& a, const ProfileTransfer::Operation& b) {
                      return std::abs(a.error()) < std::abs(b.error());
                    });
   return out;
@@ -209,7 +209,7 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
 
 namespace {
 
-std::string transfer_text(const Transfer& transfer, double executed_s) {
+std::string transfer_text(const ProfileTransfer& transfer, double executed_s) {
   std::string out = row("step from other shapes", seconds_text(transfer.predicted_s),
                         seconds_text(executed_s), share(transfer.predicted_s, executed_s));
   out += "Composition: the step, by prices of its own shapes. Transfer: from " + transfer.profile +
@@ -218,12 +218,12 @@ std::string transfer_text(const Transfer& transfer, double executed_s) {
          fixed(100 * transfer.error_at(0.5), 1) + " % in the median, " +
          fixed(100 * transfer.error_at(0.9), 1) + " % at the 90th percentile.\n";
   if (transfer.operations.empty()) return out;
-  const Transfer::Operation& worst = transfer.operations.back();
+  const ProfileTransfer::Operation& worst = transfer.operations.back();
   return out + "Worst: " + worst.work + ", " + fixed(worst.predicted_us, 1) + " us, measured " +
          fixed(worst.measured_us, 1) + " us.\n";
 }
 
-Json transfer_json(const Transfer& transfer, double executed_s) {
+Json transfer_json(const ProfileTransfer& transfer, double executed_s) {
   Json out{Json::Object{}};
   out.set("profile", transfer.profile);
   out.set("held_out", transfer.held_out);
@@ -235,7 +235,7 @@ Json transfer_json(const Transfer& transfer, double executed_s) {
   error.set("operations_median", transfer.error_at(0.5));
   error.set("operations_p90", transfer.error_at(0.9));
   Json::Array operations;
-  for (const Transfer::Operation& one : transfer.operations) {
+  for (const ProfileTransfer::Operation& one : transfer.operations) {
     Json item{Json::Object{}};
     item.set("work", one.work);
     item.set("predicted_us", one.predicted_us);

@@ -27,7 +27,7 @@ struct FamilyTimes {
 };
 
 /// What a profile says of shapes that it has not seen.
-struct Transfer {
+struct ProfileTransfer {
   std::string profile;
   double predicted_s = 0;
   std::int64_t held_out = 0;  ///< samples of the run's shapes, left out
@@ -50,7 +50,7 @@ struct Validation {
   std::int64_t measured_now = 0;  ///< operations that the profile lacked
   std::int64_t measured_clean = 0;
   std::vector<double> losses, losses_of_one_rank;
-  std::optional<Transfer> transfer;
+  std::optional<ProfileTransfer> transfer;
   double step_error() const { return predicted_s / executed.median_s - 1; }
   /// Largest relative difference of the losses.
   double loss_difference() const;
