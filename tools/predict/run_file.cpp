@@ -427,7 +427,8 @@ Result<Run> resolve(const Json& json, const std::string& source,
     }
   }
   const Json* system = user.find("system");
-  run.system = system != nullptr && system->string() ? *system->string() : "megatron-lm";
+  run.system = system != nullptr && system->string() ? *system->string()
+                                                     : *run.resolved.find("system")->string();
   if (system != nullptr && system->string() == nullptr && !system->is_null()) {
     return input_error(source + ": /system: found " + describe(*system) + ", expected a name");
   }
