@@ -70,7 +70,9 @@ namespace {
 class ModelReader {
  public:
   ModelReader(const Json& json, const std::string& source, const std::string& pointer)
-      : x_json(json), x_reader(json, source, pointer) {}
+      : x_json(json), x_reader(json, source, pointer) {
+    x_reader.take("$schema");
+  }
 
   Result<Model> run() {
     x_reader.read("name", x_model.name);

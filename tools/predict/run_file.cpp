@@ -412,6 +412,7 @@ Result<Run> resolve(const Json& json, const std::string& source,
   run.source = source;
   Json user = json;
   FT_TRY(check_keys(user, source));
+  for (const char* remark : {"$schema", "schema"}) user.erase(remark);
   std::map<std::string, std::string> set_origins;
   for (const std::string& set : sets) FT_TRY(apply_set(user, set, set_origins));
   FT_TRY(check_keys(user, sets.empty() ? source : source + " with --set"));
