@@ -480,11 +480,16 @@ Result<Run> resolve(const Json& json, const std::string& source,
   run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
   FT_TRY(prices ? prices(run) : find_profile(run, user, source));
   note_limits(run);
+  return run;
+}
+
+/// What depends on times: the division of layers, orders that fit durations, the states that stay
+/// on the device, what a coordinator's cycles find ready. Nothing before it simulates.
+Status decide(Run& run) {
   FT_TRY(divide_by_time(run));
   FT_TRY(order_by_time(run));
   FT_TRY(place_states(run));
-  FT_TRY(list_ready(run));
-  return run;
+  return list_ready(run);
 }
 
 }  // namespace
@@ -492,7 +497,9 @@ Result<Run> resolve(const Json& json, const std::string& source,
 Result<Run> resolve_run(const Json& json, const std::string& source,
                         const std::vector<std::string>& sets, const ChoosePrices& prices) {
   Result<Run> run = resolve(json, source, sets, prices);
-  return run.ok() ? std::move(run) : with_our_name(run.error());
+  if (!run.ok()) return with_our_name(run.error());
+  FT_TRY(decide(run.value()));
+  return run;
 }
 
 }  // namespace foretrain
