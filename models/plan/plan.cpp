@@ -144,7 +144,8 @@ class PlanDeriver {
                              text(p.accelerators) + " accelerators");
     } else {
       p.data = p.accelerators / (p.tensor * p.pipeline);
-      if (p.global_batch == 0) p.global_batch = p.micro_batch * p.batch_ranks();
+      const std::int64_t ranks_batch = p.micro_batch * p.batch_ranks();
+      if (p.global_batch == 0) p.global_batch = ranks_batch * x_request.accumulation;
       return true;
     }
     return false;

@@ -56,6 +56,7 @@ struct Request {
   std::string rank_order = "tp-cp-ep-dp-pp";
   std::optional<bool> sequence;
   GradientKeys gradients;
+  std::int64_t accumulation = 1;  ///< microbatches of a rank, where no global batch is given
   Json documents;
   NamedPrecision precision = NamedPrecision::kBf16;
   bool named_precision = false;

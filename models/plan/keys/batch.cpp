@@ -2,6 +2,16 @@
 
 namespace foretrain {
 
+namespace {
+
+bool global_is_given(const KeyContext& c) {
+  const Json* batch = c.resolved.find("batch");
+  const Json* global = batch == nullptr ? nullptr : batch->find("global");
+  return global != nullptr && !global->is_null();
+}
+
+}  // namespace
+
 PlanKeys batch_keys() {
   return {
       PlanKey::count("batch.global", [](Request& r, auto v) { r.plan.global_batch = v; })
@@ -9,9 +19,14 @@ PlanKeys batch_keys() {
           .says("Sequences of a step.")
           .alias({"gbs", "global_batch_size", "global_train_batch_size", "train_batch_size"})
           .alias({"batch_size"}, ", or batch.micro of one rank's pass")
-          .alias({"gradient_accumulation", "gradient_accumulation_steps", "num_microbatches"},
-                 ": micro x data ranks x what this says")
           .probe("32"),
+      PlanKey::count("batch.accumulation", [](Request& r, auto v) { r.accumulation = v; })
+          .range(1, 1e6)
+          .else_("1")
+          .says("Microbatches of a data-parallel rank, where batch.global is not given.")
+          .alias({"gradient_accumulation", "gradient_accumulation_steps", "num_microbatches"})
+          .probe("4", {R"(batch={"micro":2,"sequence":512})"})
+          .idle_if(global_is_given, "batch.global is given"),
       PlanKey::count("batch.micro", [](Request& r, auto v) { r.plan.micro_batch = v; })
           .range(1, 1 << 20)
           .fallback_to(1)
