@@ -224,7 +224,7 @@ class PlanDeriver {
     refuse(refused_precision(x_model, p));
     check_schedule(x_reader, x_model, p);
     refuse(refused_recompute(x_model, p));
-    refuse(refused_sharding(x_model, p));
+    for (const Refusal& one : refused_sharding(x_model, p)) refuse(one);
     refuse(refused_offload(x_model, p));
     check_kernels();
     check_expert_plan(x_reader, x_model, p);

@@ -9,7 +9,7 @@
 namespace foretrain {
 namespace {
 
-std::optional<Refusal> refused_group(const Plan& p) {
+std::optional<Refusal> refused_group(const Model&, const Plan& p) {
   if (p.shard_group == 0) return std::nullopt;
   if (p.sharding == Sharding::kNone) {
     return Refusal{"sharding/group_size", "sharding.level is none: nothing is shared"};
@@ -305,14 +305,8 @@ std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
                      text(elements / kMostChunks + 1)};
 }
 
-}  // namespace
-
-std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
-  if (auto group = refused_group(plan)) return group;
-  if (auto kinds = refused_kinds(model, plan)) return kinds;
-  if (auto narrow = refused_narrow(model, plan)) return narrow;
-  if (auto levels = refused_levels(model, plan)) return levels;
-  if (auto chunks = refused_chunks(model, plan)) return chunks;
+/// Gradients that are added up after passes, tables that are tied, owners.
+std::optional<Refusal> refused_reduction(const Model& model, const Plan& plan) {
   if (plan.sums_after_pass && plan.defers_head()) {
     return Refusal{"overlap/head_deferral",
                    "does not go with gradients that are added up after every pass: set "
@@ -342,7 +336,18 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
                                   "with sharded gradients that the host updates",
                    ErrorKind::kUnsupported};
   }
-  return refused_buckets(model, plan);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<Refusal> refused_sharding(const Model& model, const Plan& plan) {
+  std::vector<Refusal> out;
+  for (const auto rule : {refused_group, refused_kinds, refused_narrow, refused_levels,
+                          refused_chunks, refused_reduction, refused_buckets}) {
+    if (const std::optional<Refusal> no = rule(model, plan)) out.push_back(*no);
+  }
+  return out;
 }
 
 }  // namespace foretrain

@@ -39,13 +39,14 @@ void settle_chunks(const Model& model, Plan& plan);
 /// Gradients that travel in the type that they have are not cast.
 void settle_compression(Plan& plan);
 
-/// The first thing that cannot be, once all degrees are known.
+/// What a plan cannot be, once all degrees are known.
 struct Refusal {
   const char* place = "";
   std::string message;
   ErrorKind kind = ErrorKind::kInput;
 };
-std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan);
+/// All that is broken, whatever its order.
+std::vector<Refusal> refused_sharding(const Model& model, const Plan& plan);
 
 std::optional<Refusal> refused_offload(const Model& model, const Plan& plan);
 
