@@ -55,7 +55,7 @@ typename HostRank<T>::Kept HostRank<T>::kept(const Call& call, const View& view)
 template <typename T>
 void HostRank<T>::start_masters() {
   for (const auto& [stream, index] : x_list.issue) {
-    const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
+    const QueuedOp& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
     const std::optional<UpdatedWeights> update = updated_weights(x_list, task);
     if (!update || !update->master) continue;
     const Call& call = x_list.call_of(task);
@@ -70,7 +70,7 @@ template <typename T>
 std::vector<typename HostRank<T>::Updated> HostRank<T>::updated() const {
   std::vector<Updated> out;
   for (const auto& [stream, index] : x_list.issue) {
-    const Task& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
+    const QueuedOp& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
     const std::optional<UpdatedWeights> update = updated_weights(x_list, task);
     if (!update) continue;
     const Kept weights = kept(x_list.call_of(task), update->weights);
@@ -219,7 +219,7 @@ void HostRank<T>::run_stream(std::size_t stream) {
 
 template <typename T>
 bool HostRank<T>::run_task(std::size_t stream, std::size_t index) {
-  const Task& task = x_list.tasks[stream][index];
+  const QueuedOp& task = x_list.tasks[stream][index];
   {
     std::unique_lock lock(x_mutex);
     while (!x_failed && !is_ready(stream, index)) {

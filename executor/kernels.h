@@ -1,4 +1,4 @@
-// Host kernels: every Work of the IR that computes. Operands stand in docs/program.md.
+// Host kernels: every Work of the IR that computes. Operands stand in docs/reference/programs.md.
 //
 // Left out: bf16 and fp16 storage, more than one thread for one op.
 #pragma once

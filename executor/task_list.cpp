@@ -26,7 +26,7 @@ TaskList::TaskList(const Program& of) : program(&of), tasks(of.streams.size()) {
     const Segment& segment = of.segments[call.segment.index()];
     for (std::size_t o = 0; o < segment.ops.size(); ++o) {
       const Op& op = segment.ops[o];
-      Task task;
+      QueuedOp task;
       task.call = static_cast<std::int32_t>(c);
       task.op = static_cast<std::int32_t>(o);
       task.waits = std::move(pending[op.stream.index()]);
@@ -65,7 +65,7 @@ KeptView kept_view(const TaskList& list, const Call& call, const View& view) {
   const KeptView own{&call, view};
   if (stays(*list.program, own)) return own;
   for (const auto& [stream, index] : list.issue) {
-    const Task& task = list.tasks[static_cast<std::size_t>(stream)][index];
+    const QueuedOp& task = list.tasks[static_cast<std::size_t>(stream)][index];
     if (!std::holds_alternative<Copy>(list.work_of(task))) continue;
     const Op& op = list.op_of(task);
     for (std::size_t i = 0; i < op.reads.size(); ++i) {
@@ -81,7 +81,7 @@ KeptView kept_view(const TaskList& list, const Call& call, const View& view) {
   return own;
 }
 
-std::optional<UpdatedWeights> updated_weights(const TaskList& list, const Task& task) {
+std::optional<UpdatedWeights> updated_weights(const TaskList& list, const QueuedOp& task) {
   const Kernel* const adam = kernel_in(list.work_of(task));
   if (adam == nullptr || adam->kind != KernelKind::kAdam) return std::nullopt;
   const Op& op = list.op_of(task);

@@ -12,7 +12,7 @@
 namespace foretrain {
 
 /// An op of a call. Events are numbered over all frames of the Program.
-struct Task {
+struct QueuedOp {
   std::int32_t call = 0, op = 0;
   std::vector<std::size_t> waits;
   std::int64_t event = -1;  ///< that it records
@@ -23,18 +23,20 @@ struct TaskList {
 
   const Program* program;
   std::size_t events = 0;
-  std::vector<std::vector<Task>> tasks;                     ///< by stream
+  std::vector<std::vector<QueuedOp>> tasks;                 ///< by stream
   std::vector<std::pair<std::int32_t, std::size_t>> issue;  ///< (stream, task) in issue order
   FrameId loss_frame;                                       ///< invalid where no loss is computed
   std::int16_t loss_buffer = 0;
 
-  const Call& call_of(const Task& task) const {
+  const Call& call_of(const QueuedOp& task) const {
     return program->calls[static_cast<std::size_t>(task.call)];
   }
-  const Op& op_of(const Task& task) const {
+  const Op& op_of(const QueuedOp& task) const {
     return program->segments[call_of(task).segment.index()].ops[static_cast<std::size_t>(task.op)];
   }
-  const Work& work_of(const Task& task) const { return program->works[op_of(task).work.index()]; }
+  const Work& work_of(const QueuedOp& task) const {
+    return program->works[op_of(task).work.index()];
+  }
 };
 
 /// The kernel that a device or the host's processor runs; none where the work is no kernel, or one
@@ -57,7 +59,7 @@ struct UpdatedWeights {
   std::optional<View> master;
 };
 /// Of an Adam; none of other ops. Where it updates the copies alone, a cast of its call follows.
-std::optional<UpdatedWeights> updated_weights(const TaskList& list, const Task& task);
+std::optional<UpdatedWeights> updated_weights(const TaskList& list, const QueuedOp& task);
 
 /// A rank's places in the groups that its slots are bound to.
 std::vector<Place> places_of(const Workload& workload, RankId rank);

@@ -93,7 +93,7 @@ WholeModel ThreadRun<T>::gradients() const {
   std::map<FrameId, FrameId> gradient_of;
   const TaskList list(program);
   for (const auto& [stream, index] : list.issue) {
-    const Task& task = list.tasks[static_cast<std::size_t>(stream)][index];
+    const QueuedOp& task = list.tasks[static_cast<std::size_t>(stream)][index];
     const std::optional<UpdatedWeights> update = updated_weights(list, task);
     if (!update) continue;
     const std::vector<FrameId>& frames = list.call_of(task).frames;

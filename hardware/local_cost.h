@@ -53,7 +53,7 @@ Result<Cost> convolution_cost(const DeviceSpec& device, const Convolution& work,
 /// padded (attention_rate.h), scaled by the devices' rates; T with all SMs busy, where blocks of
 /// 128 queries are few max(longest block, T + half a block) / 1.03, of a block's time on one SM,
 /// the last block of a causal mask nearly twice the mean. A window is a band of window + 128 keys
-/// (errors: docs/prices.md). Types of less than 16 bits are refused. Unfused:
+/// (errors: docs/explanation). Types of less than 16 bits are refused. Unfused:
 /// batched GEMMs over the full square and one memory pass for softmax and one for dropout (the
 /// fused scale-mask-softmax kernel of Megatron-LM), and what a framework that composes it moves
 /// besides (models/layers/kernel_forms.h). FLOPs as sim/program/work.h states them. Packed

@@ -6,7 +6,8 @@
 namespace foretrain {
 namespace {
 
-// Chosen by how well shapes left out of grids are predicted; see docs/prices.md.
+// Chosen by how well shapes left out of grids are predicted; see
+// docs/explanation/profiles-and-residuals.md.
 constexpr double kDeviation = 0.3;  // s: of analytic prices on a device that nobody measured
 constexpr double kShared = 0.85;    // a
 constexpr double kFar = 10;         // L, in logarithms of extents

@@ -5,7 +5,8 @@
 #include <string_view>
 
 #include "models/layers/tensor_grid.h"
-#include "models/stage/stage.h"
+#include "models/emit/emit.h"
+#include "models/layers/slots.h"
 #include "sim/base/check.h"
 
 namespace foretrain {

@@ -7,7 +7,7 @@
 Norms, rotations, gated and plain activations, residual additions, attention by backend, the fused AdamW, passes over
 gradients and parameters, for the shapes that four shipped runs have on a rank. Samples are `by: framework`: they price
 what a framework runs, not what `foretrain execute` does. Keys are the texts that foretrain writes for the same works,
-bytes included (docs/program.md), so that a run finds them as its own.
+bytes included (docs/reference/programs.md), so that a run finds them as its own.
 
 Times are of CUDA events around replays of a CUDA graph (without one, around the operations): no host time is in them.
 Operands turn through four times the L2 and are normal numbers; before attention is timed the device is kept busy.
@@ -52,7 +52,7 @@ TINY = dict(norm="rms", rows=32, hidden=64, tokens=32, swiglu=48, gelu=48, batch
 MORE_ATTENTION = [(1, 32, 32, 2048, 128), (1, 32, 8, 4096, 128), (2, 32, 32, 2048, 64), (1, 16, 16, 16384, 128)]
 BACKENDS = {"flash2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "unfused": "MATH"}
 LONGEST_UNFUSED = 4096
-# Bytes an element that eager PyTorch moves besides the operands (docs/prices.md).
+# Bytes an element that eager PyTorch moves besides the operands (docs/explanation/memory-bound-prices.md).
 EAGER = {"rms-norm": 32, "rms-norm-backward": 72, "swiglu": 4, "swiglu-backward": 8, "rope": 18, "rope-backward": 18}
 
 

@@ -64,7 +64,7 @@ class DeviceRank final : public RankRunner {
   /// What is handed to the device, one for each op in issue order.
   struct Launch {
     std::size_t stream = 0;
-    const Task* task = nullptr;
+    const QueuedOp* task = nullptr;
     DeviceOperands x;
     std::byte* staging = nullptr;  ///< of input copies
     std::vector<Stand> stands;     ///< of work of the host

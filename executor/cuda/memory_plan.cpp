@@ -69,7 +69,7 @@ class Planner {
   }
 
   void visit(std::size_t i, std::size_t stream, std::size_t index) {
-    const Task& task = x_list.tasks[stream][index];
+    const QueuedOp& task = x_list.tasks[stream][index];
     const Call& call = x_list.call_of(task);
     const Op& op = x_list.op_of(task);
     Clock& clock = x_streams[stream];

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 
 namespace foretrain {
 

@@ -1,6 +1,6 @@
 #include "models/layers/encoder_decoder.h"
 
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 
 namespace foretrain {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "models/layers/ends.h"
+#include "models/layers/slots.h"
 #include "models/layers/tensor_grid.h"
-#include "models/stage/stage.h"
 
 namespace foretrain {
 

@@ -5,9 +5,9 @@
 // norm, rotary embedding, gated activations, dropout and the loss from elementwise operations whose
 // results pass through memory; `kernel_form` counts the bytes that they move besides, for each
 // element, and the launches, in operations of a Program (two to three kernels each, see
-// docs/prices.md). Unfused attention is composed likewise: `attention_form` counts the copies that
-// batched products need, the passes over the scores beside softmax and dropout, and casts. Of ring
-// self-attention it counts what blocks take to come together, which no form goes without.
+// docs/explanation). Unfused attention is composed likewise: `attention_form` counts the copies
+// that batched products need, the passes over the scores beside softmax and dropout, and casts. Of
+// ring self-attention it counts what blocks take to come together, which no form goes without.
 #pragma once
 
 #include "models/plan/plan.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "models/layers/autocast.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 
 namespace foretrain {
 

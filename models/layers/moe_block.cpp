@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "models/layers/layer_parts.h"
+#include "models/layers/slots.h"
 #include "models/plan/expert_plan.h"
-#include "models/stage/stage.h"
 #include "sim/base/check.h"
 
 namespace foretrain {

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "models/layers/moe_block.h"
+#include "models/layers/slots.h"
 #include "models/plan/expert_plan.h"
-#include "models/stage/stage.h"
 #include "sim/base/check.h"
 
 namespace foretrain {

@@ -1,8 +1,8 @@
 #include "models/layers/autocast.h"
 #include "models/layers/layer.h"
 #include "models/layers/quantizer.h"
+#include "models/layers/slots.h"
 #include "models/layers/tensor_grid.h"
-#include "models/stage/stage.h"
 #include "sim/base/check.h"
 
 #include <algorithm>

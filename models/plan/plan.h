@@ -52,7 +52,7 @@ enum class PassKind : std::uint8_t {
   // Where all stages share the vocabulary, on every stage; these stand last.
   kEmbedding,
   kHead,          ///< forward and backward, on all stages at once
-  kHeadForward,   ///< S of Vocab-1 and Vocab-2: models/stage/stage_vocabulary.cpp
+  kHeadForward,   ///< S of Vocab-1 and Vocab-2: models/step/passes/spread_vocabulary.cpp
   kHeadBackward,  ///< T
   kEmbeddingGradients,
 };
@@ -94,7 +94,7 @@ enum class HostWaits : std::uint8_t { kNone, kForward, kTransfers, kPasses };
 /// unit's gradients, before them.
 enum class Prefetch : std::uint8_t { kNone, kAfter, kBefore };
 /// How a bucket's gradients travel when the optimizer is sharded; kReduce:
-/// models/stage/stage_owners.cpp.
+/// models/gradients/owners.cpp.
 enum class GradientReduction : std::uint8_t { kReduceScatter, kAllReduce, kReduce };
 
 /// How gradients that are not sharded are cut into buckets, from the end of the list.
@@ -102,10 +102,10 @@ enum class Bucketing : std::uint8_t {
   kRanges,      ///< equal ranges of elements (Megatron-LM)
   kParameters,  ///< whole parameters until the bucket is full (PyTorch DDP)
   kReady,       ///< whole parameters that one layer's backward pass makes ready (Horovod)
-  /// Whole parameters as long as they fit, copied into a buffer: models/stage/stage_contiguous.cpp.
+  /// Whole parameters as long as they fit, copied into a buffer: models/gradients/contiguous.cpp.
   kContiguous,
 };
-/// What travels in place of a bucket's gradients; see models/stage/stage_compression.cpp.
+/// What travels in place of a bucket's gradients; see models/gradients/compression.cpp.
 enum class Compression : std::uint8_t { kNone, kFp16, kBf16, kPowerSgd, kOneBit };
 
 /// How elementwise work is composed: models/layers/kernel_forms.h.
@@ -163,7 +163,7 @@ struct Recompute {
   std::int64_t layers = -1;       ///< first so many layers of every stage; -1 all
   std::int64_t layer_period = 1;  ///< every so many-th layer
   /// So many layers of a chunk are computed again one after the other from the input of the first,
-  /// 0: all of it, before any of them goes back: models/stage/stage_recompute.cpp.
+  /// 0: all of it, before any of them goes back: models/step/passes/recompute_blocks.cpp.
   std::int64_t block_layers = 1;
   bool early = false;  ///< the first block of a pass before the gradient is there
   bool any() const {
@@ -183,11 +183,11 @@ struct Overlap {
   /// Of the first so many microbatches the output matrix's gradients follow the stage's last pass.
   std::int64_t head_deferral = 0;
   bool passes =
-      false;  ///< exchanges of a pass beside another microbatch's: models/stage/stage_weave.cpp
+      false;  ///< exchanges of a pass beside another microbatch's: models/emit/interleave.cpp
   /// The gradients' norm goes from stage to stage, which update before it is known: the next step
-  /// looks at it. models/stage/stage_validation.cpp.
+  /// looks at it. models/step/passes/post_validate.cpp.
   bool post_validation = false;
-  /// Parts of a microbatch that take turns in every layer: models/stage/stage_slices.cpp.
+  /// Parts of a microbatch that take turns in every layer: models/step/passes/slice_microbatch.cpp.
   std::int64_t tensor_slices = 1;
   std::int64_t tensor_streams = 1;   ///< for the products of `tensor`'s parts, by turns
   bool tensor_copy_engines = false;  ///< they move what `tensor` gathers
@@ -205,7 +205,8 @@ struct Units {
   std::int64_t persist_elements = 0;
   /// Parameters that the backward pass needs again after fewer others stay gathered; 0 = none.
   std::int64_t reuse_elements = 0;
-  std::int64_t inner_group = 1;      ///< neighbours that gather in a second stage: stage_levels.cpp
+  std::int64_t inner_group =
+      1;  ///< neighbours that gather in a second stage: models/units/levels.cpp
   std::int64_t chunk_elements = 0;   ///< least of what travels at once; 0: a unit (settle_chunks)
   std::int64_t gather_elements = 0;  ///< parameters are cut apart, so many go at once; 0: a unit
   bool forward_prefetch = false;     ///< the next unit's gather is issued before this one's pass
@@ -216,7 +217,7 @@ struct Units {
   bool reduce_each = true;             ///< gradients of every microbatch; else of the last one
   bool reduce_waits = false;           ///< compute goes on when they are reduced
   DType reduce = DType::kFp32;         ///< type in which gradients are reduced
-  // ZeRO++ (arXiv 2306.10209), see models/stage/stage_narrow.cpp:
+  // ZeRO++ (arXiv 2306.10209), see models/units/quantized.cpp:
   bool narrow_gathers = false;    ///< shards of parameters travel in 8 bits (qwZ)
   bool casts_shards = false;      ///< those of layers in fp8, as their linears read them
   bool copies_out = false;        ///< gathered into an array that compute copies them out of
@@ -233,7 +234,7 @@ struct ReadyList {
   bool operator==(const ReadyList&) const = default;
 };
 
-/// How gradients that are not sharded travel: models/stage/stage_buckets.cpp.
+/// How gradients that are not sharded travel: models/gradients/buckets.cpp.
 struct GradientBuckets {
   Bucketing cut = Bucketing::kRanges;
   Bytes bytes = 0, first_bytes = 0;  ///< of a bucket of whole parameters; of the first one
@@ -255,7 +256,7 @@ struct GradientBuckets {
 enum class Optimizer : std::uint8_t { kAdam, kFusedAdam, kLamb, kAdafactor, kAdam8bit, kSgd };
 
 /// What lives in host memory or storage instead of the device's; see
-/// models/stage/stage_offload.cpp.
+/// models/emit/host_states.cpp.
 struct Offload {
   Memory optimizer = Memory::kDevice;  ///< states, with the gradients that they need
   Memory parameters = Memory::kDevice, activations = Memory::kHost;  ///< shards; what layers keep
@@ -285,7 +286,7 @@ struct Plan {
   GradientReduction reduction = GradientReduction::kReduceScatter;
   bool fused_accumulation = true, adds_nothing = false;  ///< to gradients of earlier microbatches
   /// Every backward pass writes gradients in the compute type, which are added to those before when
-  /// it has ended: models/stage/stage_buckets.cpp.
+  /// it has ended: models/gradients/buckets.cpp.
   bool sums_after_pass = false;
   bool flat_update = false;   ///< a rank's part of 16-bit gradients is flattened, then widened
   bool unscales = false;      ///< fp16's scale leaves the gradients in a pass of its own
@@ -311,7 +312,7 @@ struct Plan {
   Schedule schedule = Schedule::k1F1B;
   AutoSchedule automatic;
   /// Forward passes of a microbatch, the last with gradients; each but the first adds what the one
-  /// before gave to the embedding: models/stage/stage_recycling.cpp.
+  /// before gave to the embedding: models/step/passes/recycle_outputs.cpp.
   std::int64_t forwards = 1;
   Overlap overlap;
   HostWaits host_waits = HostWaits::kNone;
@@ -360,7 +361,7 @@ struct Plan {
   std::int64_t stage_of(std::int64_t chunk, std::int64_t way = 0) const;
   /// Passes that run as one hide each other's exchanges of tokens.
   bool weaves() const;
-  /// Every stage holds a part of the vocabulary: models/stage/stage_vocabulary.cpp.
+  /// Every stage holds a part of the vocabulary: models/step/passes/spread_vocabulary.cpp.
   bool shares_vocabulary() const {
     return schedule == Schedule::kSharedVocabulary || spreads_vocabulary();
   }
@@ -383,7 +384,7 @@ struct Plan {
   std::int64_t target() const { return target_length > 0 ? target_length : sequence_length; }
   /// Ranks that hold the same parameters.
   std::int64_t holders() const { return data * ways(); }
-  /// `scatter_gather`, where a message is not a part anyway: models/stage/stage_messages.cpp.
+  /// `scatter_gather`, where a message is not a part anyway: models/emit/messages.cpp.
   bool scatters_messages() const {
     return scatter_gather && pipeline > 1 && tensor > 1 && shard() == 1;
   }
@@ -444,7 +445,7 @@ struct Plan {
   bool contiguous_passes() const { return contiguous() && sharding == Sharding::kGradients; }
   bool shards_parameters() const { return sharding == Sharding::kParameters; }  ///< ZeRO-3, FSDP
   bool shards_by_parameter() const;  ///< `units.gather_elements`, where it goes
-  /// Small parameters stay gathered: models/stage/stage_units.cpp.
+  /// Small parameters stay gathered: models/units/units.cpp.
   bool persists() const { return shards_parameters() && units.persist_elements > 0; }
   /// The backward pass of each microbatch writes gradients instead of adding to them.
   bool fresh_gradients() const { return by_units() && units.reduce_each; }

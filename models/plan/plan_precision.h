@@ -32,7 +32,7 @@ std::optional<Refusal> refused_autocast(const Model& model, const Plan& plan);
 /// known.
 std::optional<Refusal> settle_autocast(Asked asked, const Model& model, Plan& plan);
 
-/// The same of weights that are kept in fp8 alone: models/stage/stage_low_weights.cpp.
+/// The same of weights that are kept in fp8 alone: models/emit/fp8_weights.cpp.
 std::optional<Refusal> settle_low_weights(Asked asked, const Model& model, Plan& plan);
 
 /// What int8 does not go with.

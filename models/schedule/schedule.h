@@ -41,7 +41,7 @@ namespace foretrain {
 /// in the shape of a V, or a V from each side with a copy of the parameters for each. A forward
 /// pass and the backward pass of another microbatch go as one; only the first and the last backward
 /// passes leave their gradients of weights for later. What the two overlap: the exchanges of
-/// experts (models/stage/stage_weave.cpp).
+/// experts (models/emit/interleave.cpp).
 std::vector<Pass> schedule_passes(Schedule schedule, std::int64_t stage, std::int64_t pipeline,
                                   std::int64_t virtual_pipeline, std::int64_t microbatches,
                                   bool paired = false);

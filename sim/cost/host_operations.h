@@ -23,10 +23,10 @@ Result<HostOperations> read_host_operations(const Json& json, const std::string&
 /// The kind that HostOperations name; empty for what costs the host nothing.
 std::string_view host_kind_of(const Work& work);
 
-/// One operation stands for two to three launches of an eager framework (docs/prices.md, host
-/// time). Kernels count theirs; unfused attention its products, softmax and dropout, and half an
-/// operation for each kernel besides; products of experts that stand apart 0.28 an expert more, and
-/// 0.9 where its rows are quantized.
+/// One operation stands for two to three launches of an eager framework
+/// (docs/explanation/host-time.md, host time). Kernels count theirs; unfused attention its
+/// products, softmax and dropout, and half an operation for each kernel besides; products of
+/// experts that stand apart 0.28 an expert more, and 0.9 where its rows are quantized.
 double operations_of(const Work& work, const HostOperations& framework);
 
 }  // namespace foretrain

@@ -95,7 +95,7 @@ enum class ContextPart : std::uint8_t {
 /// One op of an unfused attention that goes block by block (ring self-attention): a product with
 /// the keys or values of one member, whose columns of the scores S or probabilities P are `hops`
 /// blocks before the queries' own, or an op on whole rows. What each reads and writes stands in
-/// docs/program.md.
+/// docs/reference/programs.md.
 enum class AttentionStep : std::uint8_t {
   kWhole,                ///< no step: all of it
   kScores,               ///< columns of S = Q K^T
@@ -151,7 +151,7 @@ struct Attention {
 };
 
 /// Kernels bound by memory bandwidth. `rows` x `cols` is the shape of the main operand; what each
-/// reads and writes, in this order, stands in docs/program.md.
+/// reads and writes, in this order, stands in docs/reference/programs.md.
 enum class KernelKind : std::uint8_t {
   kEmbedding,
   kEmbeddingBackward,

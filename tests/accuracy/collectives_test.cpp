@@ -1,5 +1,6 @@
-// Are prices of collectives as close to public measurements as docs/prices.md says? Prints the
-// residuals by series and by size: build/release/tests/foretrain_accuracy --gtest_filter='Coll*'
+// Are prices of collectives as close to public measurements as docs/explanation/collectives.md
+// says? Prints the residuals by series and by size: build/release/tests/foretrain_accuracy
+// --gtest_filter='Coll*'
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -197,12 +198,13 @@ TEST(CollectivePrices, AreAsCloseToEverySeriesAsStated) {
 // is the one printed here.
 TEST(CollectivePrices, AreAsCloseTogetherAndAsTheDocumentSays) {
   const Json data = measured_series();
-  std::ifstream file(std::string(FORETRAIN_SOURCE_DIR) + "/docs/prices.md");
+  std::ifstream file(std::string(FORETRAIN_SOURCE_DIR) + "/docs/explanation/collectives.md");
   const std::string document((std::istreambuf_iterator<char>(file)), {});
   const auto show = [&](const std::string& name, const Bands& errors) {
     const std::string row = row_of(name, errors);
     std::printf("%s\n", row.c_str());
-    EXPECT_NE(document.find(row + "\n"), std::string::npos) << "docs/prices.md lacks " << row;
+    EXPECT_NE(document.find(row + "\n"), std::string::npos)
+        << "docs/explanation/collectives.md lacks " << row;
   };
   Bands one, many;
   std::size_t points = 0;

@@ -1,5 +1,6 @@
 // Do experts cost what Megatron-LM's own test of the layer measured on 8 H100? Prints the table of
-// docs/prices.md: build/release/tests/foretrain_accuracy --gtest_filter='Expert*'
+// docs/explanation/expert-layer-prices.md: build/release/tests/foretrain_accuracy
+// --gtest_filter='Expert*'
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,7 @@
 // How well does the GEMM law predict shapes that its constants never saw? The samples of
 // configs/gemm/ are cut into ten parts by shape (a shape and its permutations in one), and each is
-// predicted with constants that are fitted anew to the other nine. docs/prices.md has the numbers.
+// predicted with constants that are fitted anew to the other nine. docs/explanation/gemm-prices.md
+// has the numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>

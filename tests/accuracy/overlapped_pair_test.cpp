@@ -1,5 +1,5 @@
 // Do the phases of a layer of DeepSeek-V3 cost what its published trace shows, beside the exchange
-// that holds some of the SMs? Prints the table of docs/prices.md:
+// that holds some of the SMs? Prints the table of docs/explanation/expert-layer-prices.md:
 // build/release/tests/foretrain_accuracy --gtest_filter='OverlappedPair*'
 #include <gtest/gtest.h>
 

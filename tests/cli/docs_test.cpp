@@ -33,10 +33,10 @@ std::vector<std::string> words(const std::string& line) {
   return all;
 }
 
-TEST(Documents, EveryCommandOfPlanningRuns) {
+TEST(Documents, EveryCommandOfTheTutorialRuns) {
   if (kSanitized) GTEST_SKIP() << "the same verbs run elsewhere";
   const Workplace place;
-  const std::string text = document("docs/planning.md");
+  const std::string text = document("docs/tutorial/plan-a-run.md");
   const std::string open = "```json\n";
   const std::size_t begin = text.find(open);
   ASSERT_NE(begin, std::string::npos);
@@ -55,6 +55,32 @@ TEST(Documents, EveryCommandOfPlanningRuns) {
     ++commands;
   }
   EXPECT_GT(commands, 5);
+}
+
+TEST(Documents, VerbsAreThoseOfTheCommand) {
+  const Workplace place;
+  const std::string page = document("docs/reference/verbs.md");
+  std::istringstream lines(page);
+  int verbs = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("## ")) continue;
+    const std::string verb = line.substr(3);
+    const CommandResult help = place.run({verb, "--help"});
+    EXPECT_EQ(help.exit_code, 0) << verb;
+    EXPECT_NE(page.find("```\n" + help.out + "```\n"), std::string::npos)
+        << verb << " --help prints something else: run tools/write_references";
+    ++verbs;
+  }
+  const std::string all = place.run({"--help"}).out;
+  const std::string heading = "Subcommands:\n";
+  std::istringstream listed(all.substr(all.find(heading) + heading.size()));
+  for (std::string line; std::getline(listed, line) && line.starts_with("  ");) {
+    const std::string verb = line.substr(2, line.find(' ', 2) - 2);
+    EXPECT_NE(page.find("\n## " + verb + "\n"), std::string::npos)
+        << "docs/reference/verbs.md lacks " << verb << ": run tools/write_references";
+    --verbs;
+  }
+  EXPECT_EQ(verbs, 0);
 }
 
 }  // namespace

@@ -218,7 +218,7 @@ TEST(MemoryPlan, BlocksThatAreThereTogetherDoNotOverlap) {
     std::map<std::size_t, PlannedBlock> live;  // by buffer
     std::array<std::size_t, 3> most{};         // by memory
     for (std::size_t at = 0; at < list.issue.size(); ++at) {
-      const Task& task =
+      const QueuedOp& task =
           list.tasks[static_cast<std::size_t>(list.issue[at].first)][list.issue[at].second];
       const Call& call = list.call_of(task);
       const Op& op = list.op_of(task);

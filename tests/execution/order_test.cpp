@@ -50,7 +50,7 @@ class Orders {
 
  private:
   std::string visit(std::size_t i, std::size_t stream, std::size_t index) {
-    const Task& task = x_list.tasks[stream][index];
+    const QueuedOp& task = x_list.tasks[stream][index];
     Clock& clock = x_streams[stream];
     join(clock, x_host);
     for (const std::size_t event : task.waits) join(clock, x_events[event]);

@@ -5,7 +5,7 @@
 
 #include "hardware/local_cost.h"
 #include "models/lower.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "sim/program/context_pairs.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"

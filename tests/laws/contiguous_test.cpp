@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "models/lower.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "sim/program/verify.h"
 #include "tests/laws/bucket_plans.h"
 #include "tests/support/recording.h"

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "models/lower.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 

@@ -116,7 +116,8 @@ TEST(Torus, MessagesTakeOneLinkAndShiftsShareIt) {
   expect_near(seconds(4), torus_seconds(size, 50 / 4.0));
 }
 
-// stas00/ml-engineering: busbw 47.7 GB/s on 2 GPUs, 312.9 on 8. docs/prices.md states 3.5 %.
+// stas00/ml-engineering: busbw 47.7 GB/s on 2 GPUs, 312.9 on 8. docs/explanation/collectives.md
+// states 3.5 %.
 TEST(Mesh, Mi300xIsAsFastAsMeasured) {
   const Cluster platform = cluster_of("mi300x", 8);
   const auto busbw = [&platform](int n) {

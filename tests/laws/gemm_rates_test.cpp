@@ -1,4 +1,4 @@
-// Are prices of GEMMs as close to measurements as docs/prices.md says?
+// Are prices of GEMMs as close to measurements as docs/explanation/gemm-prices.md says?
 #include <gtest/gtest.h>
 
 #include <cmath>

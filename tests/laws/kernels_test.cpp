@@ -1,5 +1,5 @@
 // How far are prices of kernels from the tables that are public? The bounds stand in
-// docs/prices.md.
+// docs/explanation.
 #include <gtest/gtest.h>
 
 #include <algorithm>

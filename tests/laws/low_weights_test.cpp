@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "models/lower.h"
-#include "models/stage/byte_map.h"
+#include "models/holdings/byte_map.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"

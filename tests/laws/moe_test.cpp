@@ -13,7 +13,7 @@
 #include "models/layers/moe_block.h"
 #include "models/lower.h"
 #include "models/plan/expert_plan.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "sim/base/file.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "tests/laws/bucket_plans.h"
 #include "tests/support/recording.h"
 #include "tests/support/test_prices.h"

@@ -23,7 +23,7 @@
 
 #include "models/layers/tensor_grid.h"
 #include "models/lower.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 

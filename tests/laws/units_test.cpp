@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "models/lower.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"

@@ -6,7 +6,7 @@
 
 #include "models/lower.h"
 #include "models/schedule/schedule.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "sim/program/verify.h"
 #include "tests/support/pass_prices.h"
 #include "tests/support/recording.h"

@@ -8,6 +8,7 @@
 #include "models/lower.h"
 #include "models/plan/expert_plan.h"
 #include "models/schedule/schedule.h"
+#include "models/step/passes.h"
 #include "sim/engine/quotient.h"
 #include "tools/cli/verbs.h"
 #include "tools/predict/run_file.h"
@@ -184,6 +185,16 @@ Status show_program(const Run& run, const ShowArgs& args) {
 Status show_schedule(const Run& run, const ShowArgs& args) {
   FT_ASSIGN(const std::string text, schedule_text(run.plan));
   return args.json.empty() ? print(args.quiet, text) : write_output(args.json, text);
+}
+
+Status show_step(const Run& run, const ShowArgs& args) {
+  if (args.stage >= run.plan.pipeline) {
+    return input_error("--stage " + std::to_string(args.stage) + ": the pipeline has stages 0 to " +
+                       std::to_string(run.plan.pipeline - 1));
+  }
+  Result<std::string> text = step_text(run.model, run.plan, args.stage, args.after);
+  if (!text.ok()) return input_error("--after: " + text.error().message);
+  return print(args.quiet, text.value());
 }
 
 std::vector<PlacementId> places_of(const Actor& actor, const Work& work) {
@@ -403,18 +414,18 @@ Status list(const ListArgs& args) {
 Status show(const ShowArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.name, args.sets)));
-  const bool wants_run =
-      args.program_rank >= 0 || !args.why.empty() || args.schedule || !args.sets.empty();
+  const bool wants_run = args.program_rank >= 0 || !args.why.empty() || args.schedule ||
+                         args.step || !args.sets.empty();
   if (!wants_run) {
     if (const std::string kind = kind_of_part(args.name); !kind.empty()) {
       return show_part(kind, args);
     }
     FT_TRY(check_run_name(args.name));
   } else if (!kind_of_part(args.name).empty()) {
-    return input_error(
-        "show: " + args.name +
-        " is no RUN, which --set, --program, --why and --schedule need; `foretrain list runs` "
-        "lists the shipped ones");
+    return input_error("show: " + args.name +
+                       " is no RUN, which --set, --program, --why, --schedule and --step need; "
+                       "`foretrain list runs` "
+                       "lists the shipped ones");
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
   FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
@@ -422,6 +433,7 @@ Status show(const ShowArgs& args) {
   if (args.program_rank >= 0) return show_program(run, args);
   if (!args.why.empty()) return show_why(run, args);
   if (args.schedule) return show_schedule(run, args);
+  if (args.step) return show_step(run, args);
   return show_run(run, args);
 }
 

@@ -205,7 +205,8 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
   verb->footer(
       "Examples:\n  foretrain show dgx-h100\n  foretrain show run.json --program 0\n"
       "  foretrain show run.json --why mlp.up\n"
-      "  foretrain show run.json --set schedule=zb-v --schedule > order.json");
+      "  foretrain show run.json --set schedule=zb-v --schedule > order.json\n"
+      "  foretrain show run.json --step --after \"reduce buckets\"");
   verb->add_option("NAME", args.name, "A preset's name, or a RUN file")->required();
   verb->add_option("--set", args.sets, "Override a field of a RUN (repeatable)")
       ->type_name("KEY=VALUE")
@@ -219,6 +220,18 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
                  "Print the order of every stage's passes, as a file that `schedule` takes")
       ->excludes("--why")
       ->excludes("--program");
+  CLI::Option* step = verb->add_flag("--step", args.step,
+                                     "Print the tasks of a stage's step, as lowering makes them")
+                          ->excludes("--why")
+                          ->excludes("--program")
+                          ->excludes("--schedule");
+  verb->add_option("--after", args.after, "With --step: the tasks after that pass of lowering")
+      ->type_name("PASS")
+      ->needs(step);
+  verb->add_option("--stage", args.stage, "With --step: which stage of the pipeline (0)")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1 << 30))
+      ->needs(step);
   add_json(verb, args.json);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::show(args); }};

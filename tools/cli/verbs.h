@@ -73,6 +73,9 @@ struct ShowArgs {
   std::int64_t program_rank = -1;  ///< >= 0: print the Program of that rank
   std::string why;                 ///< print how this op was priced
   bool schedule = false;           ///< print the order of every stage's passes
+  bool step = false;               ///< print the tasks of a stage
+  std::string after;               ///< after that pass alone
+  std::int64_t stage = 0;
   bool quiet = false;
 };
 Status show(const ShowArgs& args);

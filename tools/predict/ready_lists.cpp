@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "models/lower.h"
-#include "models/stage/stage.h"
+#include "models/layers/slots.h"
 #include "sim/engine/prepared.h"
 #include "sim/engine/replay.h"
 

@@ -12,8 +12,8 @@ std::string plan_text(const Run& run);
 /// The report for a terminal: a few lines of verdict, where the time goes, memory, what would help.
 std::string text_report(const Run& run, const Prediction& prediction);
 
-/// The result JSON (keys are listed in docs/formats.md). All but simulation.wall_s is the same on
-/// every run of one version.
+/// The result JSON (keys are listed in docs/reference/files.md). All but simulation.wall_s is the
+/// same on every run of one version.
 Json json_report(const Run& run, const Prediction& prediction);
 
 /// "12.3 ms", "4.56 s", "18.7 us".

@@ -1,0 +1,84 @@
+#include "models/step/context.h"
+
+#include <algorithm>
+
+namespace foretrain {
+
+bool tied_across(const Model& model, const Plan& plan) {
+  return model.tied_embeddings && !plan.shares_vocabulary() &&
+         plan.stage_of(0) != plan.stage_of(plan.chunks() - 1);
+}
+
+bool recomputes(const Plan& plan, std::int64_t layer_of_stage) {
+  const Recompute& r = plan.recompute;
+  if (!r.any() || r.in_blocks()) return false;
+  if (r.layers >= 0 && layer_of_stage >= r.layers) return false;
+  return layer_of_stage % r.layer_period == 0;
+}
+
+bool stays_on_stage(const StageContext& s, std::int32_t chunk, std::int64_t step) {
+  const std::int64_t at = s.plan.chunk_at(s.stage, chunk);
+  return s.plan.placement() == ChunkPlacement::kV && s.plan.stage_of(at + step) == s.stage;
+}
+
+std::vector<ElementRange> partial_gradients(const Model& model, const Plan& plan,
+                                            const LayerLayouts& layer, std::int64_t shared,
+                                            std::int64_t before, std::int64_t layers) {
+  if (plan.tensor == 1 || shared == 0 || plan.in_grid()) return {};
+  if (plan.sequence) return {{0, shared}};
+  std::vector<ElementRange> out;
+  if (!model.qk_norm) return out;
+  std::int64_t begin = before;
+  for (const Buffer& buffer : layer.parameter_gradients.shared.buffers) {
+    if (buffer.name == "attention.q_norm.weight") break;
+    begin += buffer.count;
+  }
+  for (std::int64_t l = 0; l < layers; ++l) {
+    out.emplace_back(begin, begin + 2 * model.head_dim);
+    begin += layer.parameters.shared_elements;
+  }
+  return out;
+}
+
+std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk) {
+  constexpr std::int64_t kOfAttention = 2;
+  constexpr std::int64_t kOfMlp = 2;
+  std::int64_t out = 0;
+  for (std::int64_t l = 0; l < s.chunk(chunk).layers; ++l) {
+    out += kOfAttention;
+    if (!s.kind(chunk, l).sparse) {
+      out += kOfMlp;
+      continue;
+    }
+    out += kOfMlp * (s.model.experts.count / s.plan.experts.expert);
+    if (s.model.experts.shared_width > 0) out += kOfMlp;
+  }
+  return out;
+}
+
+std::int32_t unit_of_layer(const StageContext& s, std::int32_t chunk, std::int64_t layer) {
+  const std::vector<Unit>& units = s.chunk(chunk).units;
+  const auto found = std::find_if(units.begin(), units.end(), [layer](const Unit& unit) {
+    return unit.first <= layer && layer < unit.last;
+  });
+  return found == units.end() ? -1 : static_cast<std::int32_t>(found - units.begin());
+}
+
+std::int32_t root_unit(const StageContext& s, std::int32_t chunk) {
+  const std::vector<Unit>& units = s.chunk(chunk).units;
+  const auto found = std::find_if(units.begin(), units.end(),
+                                  [&s](const Unit& unit) { return s.shape(unit).root; });
+  return found == units.end() ? -1 : static_cast<std::int32_t>(found - units.begin());
+}
+
+Task beside(const Task& at, TaskKind kind, Direction direction) {
+  Task out = at;
+  out.kind = kind;
+  out.direction = direction;
+  out.form = 0;
+  out.of = TaskId();
+  out.after.clear();
+  return out;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,73 @@
+// What passes over a stage's tasks know: the model, the plan, and what the stage holds.
+#pragma once
+
+#include <vector>
+
+#include "models/holdings/chunk.h"
+#include "models/step/task.h"
+
+namespace foretrain {
+
+struct StageContext {
+  const Model& model;
+  const Plan& plan;
+  std::int64_t stage;
+  const std::vector<Chunk>& chunks;      ///< experts' chunks behind the others
+  const std::vector<UnitShape>& shapes;  ///< of sharded units
+  const LayerLayouts& dense_layer;       ///< the plain kind of layer
+  const EndLayouts& embedding;
+  const EndLayouts& head;
+  std::vector<std::vector<const LayerLayouts*>> kinds;  ///< by chunk and layer of it
+
+  const Chunk& chunk(std::int32_t c) const { return chunks[static_cast<std::size_t>(c)]; }
+  const LayerLayouts& kind(std::int32_t c, std::int64_t l) const {
+    return *kinds[static_cast<std::size_t>(c)][static_cast<std::size_t>(l)];
+  }
+  const UnitShape& shape(const Unit& unit) const { return shapes[unit.shape]; }
+};
+
+/// The token table is also the output matrix, and another stage has one of the two.
+bool tied_across(const Model& model, const Plan& plan);
+
+/// Whether the layer of a stage is computed again alone in its backward pass.
+bool recomputes(const Plan& plan, std::int64_t layer_of_stage);
+
+/// The chunk before (-1) or after (1) this one in the pipeline stands on this stage too.
+bool stays_on_stage(const StageContext& s, std::int32_t chunk, std::int64_t step);
+
+/// What tensor ranks hold alike but computed in part: with sequence parallelism everything, from
+/// their own tokens; without it the norms of queries and keys, from their own heads. Of the first
+/// `shared` elements of a chunk, in which `before` stand before those of its `layers`, all of the
+/// kind `layer`.
+std::vector<ElementRange> partial_gradients(const Model& model, const Plan& plan,
+                                            const LayerLayouts& layer, std::int64_t shared,
+                                            std::int64_t before, std::int64_t layers);
+
+/// The linears of a chunk's layers whose inputs have a scale each.
+std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk);
+
+/// The unit of a layer of a chunk, by its number; -1 where its parameters are in none.
+std::int32_t unit_of_layer(const StageContext& s, std::int32_t chunk, std::int64_t layer);
+/// The unit of the chunk's ends, by its number; -1: none.
+std::int32_t root_unit(const StageContext& s, std::int32_t chunk);
+
+/// A task of another kind for the same pass, chunk and layer.
+Task beside(const Task& at, TaskKind kind, Direction direction);
+
+/// Adds a task behind (`after`) or before each one of a kind, in order: `make` returns the tasks.
+template <typename Wanted, typename Make>
+void insert(StageStep& step, bool behind, const Wanted& wanted, const Make& make) {
+  std::vector<TaskId> order;
+  order.reserve(step.order().size());
+  for (const TaskId id : std::vector<TaskId>(step.order())) {
+    if (behind) order.push_back(id);
+    const Task at = step[id];
+    if (wanted(at)) {
+      for (Task& task : make(id, at)) order.push_back(step.make(std::move(task)));
+    }
+    if (!behind) order.push_back(id);
+  }
+  step.place(std::move(order));
+}
+
+}  // namespace foretrain

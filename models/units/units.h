@@ -1,0 +1,71 @@
+// Sharded units: what they are, and how they are gathered and reduced (ZeRO-2, ZeRO-3, FSDP).
+#pragma once
+
+#include "models/emit/stage_state.h"
+
+namespace foretrain {
+
+/// Gathers of MiCS: models/units/levels.cpp.
+inline bool gathers_in_levels(const Stage& stage, const UnitShape& shape) {
+  return stage.plan.units.inner_group > 1 && shape.holders.shards > 1;
+}
+/// Where the shards of a unit's parameters lie.
+inline Memory shard_memory(const Stage& stage, const UnitShape& shape) {
+  return shape.on_host ? stage.plan.offload.parameters : Memory::kDevice;
+}
+
+// models/units/units.cpp
+FrameId gradients_of(Stage& stage, Unit& unit, std::int32_t mb);
+
+// models/units/shapes.cpp
+std::size_t shape_of(Stage& stage, UnitShape shape, const UnitContent& content);
+const std::vector<Piece>& pieces_of(Stage& stage, const UnitShape& shape);
+void add_host_states(Stage& stage, FrameLayout& states, std::int64_t own);
+Op unit_op(Stage& stage, const char* stream, const char* name, Work work, Phase phase);
+View own_shard(Stage& stage, std::int16_t frame, std::int16_t buffer, const UnitShape& shape,
+               DType type);
+
+// models/units/tied.cpp
+StreamWait sum_tied(Stage& stage, Unit& unit);
+
+// models/units/units.cpp
+void make_units(Stage& stage, Chunk& chunk);
+std::vector<LayoutId> owners_of(Stage& stage, Chunk& chunk, std::int64_t layer);
+void push_unit(Stage& stage, Chunk& chunk, std::size_t shape, std::int64_t first,
+               std::int64_t last);
+Unit& unit_of(Stage& stage, Chunk& chunk, std::int64_t layer);
+Unit* root_of(Stage& stage, Chunk& chunk);
+Unit* small_unit(Chunk& chunk);
+void fill_last_pages(Stage& stage, Bytes page);
+StreamWait zero_units(Stage& stage);
+void open_unit(Stage& stage, Unit& unit, const Task& task);
+void gather_weights(Stage& stage, Unit& unit, StreamWait after);
+void reduce_unit(Stage& stage, Unit& unit, std::int32_t mb, StreamWait after);
+void bind_unit(Stage& stage, Unit& unit, bool backward, Call& call);
+void bind_part(Stage& stage, Chunk& chunk, std::int64_t layer, const EndLayouts* end, bool backward,
+               Call& call);
+const LayerSegments& layer_segments(Stage& stage, Chunk& chunk, std::int64_t layer);
+void bind_units(Stage& stage, SegmentWriter& w, Call& call, std::vector<UpdatedArrays>& out);
+
+// models/units/quantized.cpp
+void add_narrow(Stage& stage, const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients);
+bool gathers_narrow(Stage& stage, const UnitShape& shape);
+void gather_narrow(Stage& stage, const UnitShape& shape, const Ref& shard, const Ref& whole,
+                   Segment& segment);
+void write_secondary(Stage& stage, UnitShape& shape, const Ref& whole, Segment& forward);
+void reduce_narrow(Stage& stage, const UnitShape& shape, const Ref& whole, const Ref& part,
+                   const PushOp& push);
+
+// models/units/runs.cpp
+void append_layout(Stage& stage, UnitContent& out, const FrameLayout& layout, std::int64_t layer);
+std::vector<std::int64_t> unit_runs(Stage& stage, const UnitShape& shape,
+                                    const UnitContent& content);
+std::int64_t unit_elements(Stage& stage, const UnitShape& shape);
+std::vector<UnitRuns> gathered_together(Stage& stage, const UnitShape& shape);
+std::vector<UnitRuns> reduced_together(Stage& stage, const UnitShape& shape);
+
+// models/units/levels.cpp
+void gather_whole(Stage& stage, const UnitShape& shape, const View& part, const Ref& whole,
+                  Segment& segment);
+
+}  // namespace foretrain
