@@ -2,26 +2,12 @@
 
 #include <algorithm>
 
+#include "hardware/cluster_keys.h"
 #include "hardware/kernel_constants.h"
 #include "hardware/presets.h"
 
 namespace foretrain {
 namespace {
-
-using Names = std::vector<std::string>;
-
-const Names& scale_up_names() {
-  static const Names names = {"switch", "mesh", "pcie", "full-mesh", "torus"};
-  return names;
-}
-const Names& cpu_names() {
-  static const Names names = {"intel", "amd", "arm"};
-  return names;
-}
-const Names& fabric_names() {
-  static const Names names = {"infiniband", "roce", "efa", "ethernet"};
-  return names;
-}
 
 /// Links that each device must have for the scale-up to be what it says.
 Status check_links(const Cluster& cluster, const std::string& source, const std::string& pointer) {
@@ -37,7 +23,7 @@ Status check_links(const Cluster& cluster, const std::string& source, const std:
 }
 
 /// Short for the first level of switches.
-Status read_first_level(JsonReader& reader, Topology& topology) {
+Status check_first_level(JsonReader& reader, const Topology& topology) {
   for (const char* key : {"nodes_per_leaf", "oversubscription"}) {
     if (reader.has(key) && topology.kind == TopologyKind::kTorus) {
       reader.fail(key,
@@ -45,11 +31,7 @@ Status read_first_level(JsonReader& reader, Topology& topology) {
                   "\"topology\" with another kind, or leave it out");
     }
   }
-  if (reader.failed()) return reader.finish();
-  if (topology.levels.empty()) return ok_status();
-  NetworkLevel& leaf = topology.levels.front();
-  reader.read("nodes_per_leaf", leaf.nodes, {1, 1 << 20});
-  reader.read("oversubscription", leaf.oversubscription, {1, 1e4});
+  if (reader.failed()) return reader.status();
   return ok_status();
 }
 
@@ -60,12 +42,8 @@ Status read_network(const Json& json, const std::string& source, const std::stri
     FT_TRY(read_topology(*topology, source, reader.pointer("topology"), cluster.topology,
                          cluster.network_latency_us));
   }
-  reader.read("nics_per_node", cluster.nics_per_node, {1, 4096});
-  reader.read("nic_gbit_per_s", cluster.nic_gbit_per_s, {1e-3, 1e6});
-  reader.read_enum("fabric", cluster.fabric, fabric_names());
-  FT_TRY(read_first_level(reader, cluster.topology));
-  reader.read("latency_us", cluster.network_latency_us, {0, 1e6});
-  reader.read("sharp", cluster.sharp);
+  FT_TRY(check_first_level(reader, cluster.topology));
+  read_cluster_keys(reader, "cluster.network", cluster);
   return reader.finish();
 }
 
@@ -144,36 +122,18 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
   if (reader.has("preset")) {
     std::string preset;
     reader.read("preset", preset);
-    if (reader.failed()) return reader.finish().error();
+    if (reader.failed()) return reader.status().error();
     FT_ASSIGN(cluster, read_preset(preset, source, reader.pointer("preset"), depth));
   }
   ignore_remarks(reader);
-  reader.read("name", cluster.name);
   if (const Json* device = reader.take("device")) {
     FT_ASSIGN(cluster.device,
               read_device(*device, source, reader.pointer("device"), cluster.device));
   }
-  reader.read("accelerators", cluster.accelerators, {1, 1 << 20});
-  reader.read("accelerators_per_node", cluster.accelerators_per_node, {1, 1 << 16});
-  reader.read("accelerators_per_tray", cluster.accelerators_per_tray, {1, 1 << 16});
-  reader.read_enum("scale_up", cluster.scale_up, scale_up_names());
+  read_cluster_keys(reader, "cluster", cluster);
   FT_TRY(read_mesh(reader, source, cluster));
-  reader.read("accelerators_per_package", cluster.accelerators_per_package, {1, 4096});
-  reader.read("package_gb_per_s", cluster.package_gb_per_s, {1e-3, 1e7});
-  reader.read("accelerators_per_pcie_switch", cluster.accelerators_per_pcie_switch, {1, 4096});
-  reader.read_enum("cpu", cluster.cpu, cpu_names());
-  reader.read("host_speed", cluster.host_speed, {1e-2, 1e2});
-  reader.read("host_memory_gb_per_s", cluster.host_memory_gb_per_s, {1e-3, 1e6});
-  reader.read("host_memory_gib", cluster.host_memory_gib, {1e-3, 1e9});
-  reader.read("storage_gb_per_s", cluster.storage_gb_per_s, {1e-3, 1e6});
-  reader.read("storage_write_gb_per_s", cluster.storage_write_gb_per_s, {1e-3, 1e6});
-  reader.read("storage_tb", cluster.storage_tb, {1e-3, 1e9});
   if (const Json* network = reader.take("network")) {
     FT_TRY(read_network(*network, source, reader.pointer("network"), cluster));
-  }
-  if (reader.has("rate_spread")) {
-    cluster.rate_spread = 0;
-    reader.read("rate_spread", *cluster.rate_spread, {0, 0.1});
   }
   FT_TRY(reader.finish());
   FT_TRY(check_complete(cluster, source, pointer));

@@ -65,7 +65,7 @@ Result<NamedJson> load_base(std::string_view folder, const std::string& name,
 }
 
 void ignore_remarks(JsonReader& reader) {
-  for (const char* key : {"schema", "sources", "figures_changed"}) reader.ignore(key);
+  for (const char* key : {"$schema", "schema", "sources", "figures_changed"}) reader.ignore(key);
 }
 
 std::string figures_changed(const std::string& folder, const std::string& name) {

@@ -144,14 +144,14 @@ Status read_at_depth(const Json& json, const std::string& source, const std::str
   if (reader.has("preset")) {
     std::string preset;
     reader.read("preset", preset);
-    if (reader.failed()) return reader.finish();
+    if (reader.failed()) return reader.status();
     FT_TRY(read_preset(preset, source, reader.pointer("preset"), topology, latency_us, depth));
   }
   ignore_remarks(reader);
   reader.ignore("name");
   const TopologyKind before = topology.kind;
   reader.read_enum("kind", topology.kind, kind_names());
-  if (reader.failed()) return reader.finish();
+  if (reader.failed()) return reader.status();
   if (topology.kind != before) {
     const TopologyKind kind = topology.kind;
     topology = Topology{};

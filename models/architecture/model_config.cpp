@@ -70,7 +70,9 @@ namespace {
 class ModelReader {
  public:
   ModelReader(const Json& json, const std::string& source, const std::string& pointer)
-      : x_json(json), x_reader(json, source, pointer) {}
+      : x_json(json), x_reader(json, source, pointer) {
+    x_reader.take("$schema");
+  }
 
   Result<Model> run() {
     x_reader.read("name", x_model.name);
@@ -130,7 +132,7 @@ class ModelReader {
         "qwen2",     "qwen3",     "phi3",   "nemotron",    "mpt",         "mixtral",
         "qwen2_moe", "qwen3_moe", "grok-1", "llama4_text", "deepseek_v2", "deepseek_v3",
         "gpt_oss",   "bert",      "t5",     "marian"};
-    if (x_reader.failed()) return x_reader.finish();
+    if (x_reader.failed()) return x_reader.status();
     if (std::find(known.begin(), known.end(), x_model.type) != known.end()) {
       return refuse_experts(known);
     }

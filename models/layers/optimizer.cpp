@@ -9,16 +9,6 @@ constexpr std::int64_t kQuantizedBlock = 256;  // bitsandbytes, functional.py, b
 
 }  // namespace
 
-void read_optimizer(JsonReader& reader, Plan& plan) {
-  int optimizer = 1;
-  reader.read_choice("optimizer", optimizer,
-                     {"adam", "fused_adam", "lamb", "adafactor", "adam8bit", "sgd"});
-  plan.optimizer = static_cast<Optimizer>(optimizer);
-  int copy = 0;
-  reader.read_choice("weights_copy", copy, {"fused", "apart"});
-  plan.copies_back = copy == 1;
-}
-
 std::vector<OptimizerState> optimizer_states(Optimizer optimizer, bool master) {
   std::vector<OptimizerState> out;
   switch (optimizer) {

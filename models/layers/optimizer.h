@@ -33,9 +33,6 @@ struct OptimizerState {
   std::int64_t elements(std::int64_t parameters) const { return (parameters + block - 1) / block; }
 };
 
-/// `kernels.optimizer` and `kernels.weights_copy`.
-void read_optimizer(JsonReader& reader, Plan& plan);
-
 /// In the order of the update's operands; the copy of the weights, if any, last.
 std::vector<OptimizerState> optimizer_states(Optimizer optimizer, bool master);
 

@@ -26,29 +26,20 @@ bool held(const Captured& captured, bool sparse, std::string_view name) {
 
 }  // namespace
 
-void read_captured(JsonReader& launch, bool by_layer, const Model& model, Captured& out) {
-  static const Flags<Captured> modules = {{"attn", &Captured::attention},
-                                          {"mlp", &Captured::mlp},
-                                          {"moe", &Captured::moe},
-                                          {"moe_router", &Captured::router},
-                                          {"moe_preprocess", &Captured::preprocess}};
-  double us = 0;
-  launch.read("graph_launch_us", us, JsonReader::Range{0, 1e6});
-  out.launch = Time::from_us(us);
-  read_flags(launch, "graph_modules", modules, out, [](const std::string&) {});
+void settle_captured(JsonReader& run, bool by_layer, const Model& model, Captured& out) {
   if (out.any() && !by_layer) {
-    return launch.fail("graph_modules", "goes with cuda_graph layer alone");
+    run.fail("launch/graph_modules", "goes with cuda_graph layer alone");
   }
   if ((out.moe || out.router || out.preprocess) && !model.has_experts()) {
-    return launch.fail("graph_modules",
-                       "moe, moe_router and moe_preprocess are of layers with experts, and the "
-                       "model has none");
+    run.fail("launch/graph_modules",
+             "moe, moe_router and moe_preprocess are of layers with experts, and the model has "
+             "none");
   }
   if (!by_layer) return;
   if (model.is_network() || model.is_encoder_decoder()) {
-    return launch.fail("cuda_graph",
-                       "layer is modelled for decoders and encoders; expected none or full",
-                       ErrorKind::kUnsupported);
+    run.fail("launch/cuda_graph",
+             "layer is modelled for decoders and encoders; expected none or full",
+             ErrorKind::kUnsupported);
   }
   if (!out.any()) out.attention = out.mlp = out.moe = true;
 }

@@ -19,8 +19,8 @@ struct Captured {
   bool operator==(const Captured&) const = default;
 };
 
-/// `graph_modules` and `graph_launch_us` of the key `launch`; without modules `by_layer` means all.
-void read_captured(JsonReader& launch, bool by_layer, const Model& model, Captured& out);
+/// Without `launch.graph_modules` graphs `by_layer` hold all of a layer.
+void settle_captured(JsonReader& run, bool by_layer, const Model& model, Captured& out);
 
 /// Marks the operations of a layer's segment that `captured` names, and puts the host's launch
 /// before each run of them. Left out: copies of a graph's inputs into memory of its own, and the

@@ -10,8 +10,6 @@ namespace {
 
 constexpr std::int64_t kMostDocuments = 65'536;
 
-const std::string kExpected = ", expected tokens of a document, or a list of the lengths of all";
-
 /// `length` tokens each, the last what is left.
 std::vector<std::int64_t> cut(std::int64_t sequence, std::int64_t length) {
   std::vector<std::int64_t> out;
@@ -21,46 +19,50 @@ std::vector<std::int64_t> cut(std::int64_t sequence, std::int64_t length) {
   return out;
 }
 
-void read_list(JsonReader& batch, const Json::Array& items, Plan& plan) {
+Refusal refused(const std::string& message) { return {"batch/documents", message}; }
+
+std::optional<Refusal> read_list(const Json::Array& items, Plan& plan) {
   for (const Json& item : items) {
     const auto* length = std::get_if<std::int64_t>(&item.value);
     if (length == nullptr || *length < 1 || *length > plan.sequence_length) {
-      return batch.fail("documents", "found " + describe(item) +
-                                         " in the list, expected whole numbers from 1 to the " +
-                                         text(plan.sequence_length) + " tokens of a sequence");
+      return refused("found " + describe(item) +
+                     " in the list, expected whole numbers from 1 to the " +
+                     text(plan.sequence_length) + " tokens of a sequence");
     }
     plan.documents.push_back(*length);
   }
   const std::int64_t sum =
       std::accumulate(plan.documents.begin(), plan.documents.end(), std::int64_t{0});
-  if (sum != plan.sequence_length) {
-    batch.fail("documents", "these lengths add up to " + text(sum) + ", expected the " +
-                                text(plan.sequence_length) + " tokens of a sequence");
-  }
+  if (sum == plan.sequence_length) return std::nullopt;
+  return refused("these lengths add up to " + text(sum) + ", expected the " +
+                 text(plan.sequence_length) + " tokens of a sequence");
 }
 
 }  // namespace
 
-void read_documents(JsonReader& batch, Plan& plan) {
-  const Json* json = batch.take("documents");
-  if (json == nullptr) return;
-  const auto* length = std::get_if<std::int64_t>(&json->value);
-  const bool list = json->array() != nullptr;
-  const std::int64_t documents = list ? static_cast<std::int64_t>(json->array()->size())
+std::optional<Refusal> derive_documents(const Json& asked, Plan& plan) {
+  if (asked.is_null()) return std::nullopt;
+  const auto* length = std::get_if<std::int64_t>(&asked.value);
+  const bool list = asked.array() != nullptr;
+  const std::int64_t documents = list ? static_cast<std::int64_t>(asked.array()->size())
                                  : length != nullptr && *length > 0
                                      ? (plan.sequence_length - 1) / *length + 1
                                      : 0;
-  if (documents < 1) return batch.fail("documents", "found " + describe(*json) + kExpected);
+  if (documents < 1) {
+    return refused("found " + describe(asked) +
+                   ", expected tokens of a document, or a list of the lengths of all");
+  }
   if (documents > kMostDocuments) {
-    return batch.fail("documents", "found " + text(documents) +
-                                       " of a sequence, expected at most " + text(kMostDocuments));
+    return refused("found " + text(documents) + " of a sequence, expected at most " +
+                   text(kMostDocuments));
   }
   if (list) {
-    read_list(batch, *json->array(), plan);
+    if (auto no = read_list(*asked.array(), plan)) return no;
   } else {
     plan.documents = cut(plan.sequence_length, *length);
   }
   if (plan.documents.size() == 1) plan.documents.clear();
+  return std::nullopt;
 }
 
 namespace {
@@ -91,22 +93,23 @@ std::optional<Refusal> refused_documents(const Model& model, const Plan& plan) {
                    ErrorKind::kUnsupported};
   }
   if (plan.documents.empty()) return std::nullopt;
-  const auto refused = [](const std::string& message) {
+  const auto unsupported = [](const std::string& message) {
     return Refusal{"batch/documents", message, ErrorKind::kUnsupported};
   };
   if (model.is_encoder_decoder()) {
-    return refused("packed documents are modelled for decoders and encoders, not for both in one");
+    return unsupported(
+        "packed documents are modelled for decoders and encoders, not for both in one");
   }
   if (plan.context == 1) return std::nullopt;
   if (plan.context_exchange == ContextExchange::kRingSelf) {
-    return refused(
+    return unsupported(
         "ring self-attention does not attend inside documents; set kernels.context to ring, "
         "allgather or alltoall, with fused attention");
   }
   if (plan.context_exchange == ContextExchange::kRing) return refused_in_ring(plan);
   const bool windowed = model.sliding_window > 0 && model.sliding_window < plan.sequence_length;
   if (windowed && plan.context_exchange == ContextExchange::kAllGather) {
-    return refused(
+    return unsupported(
         "documents and sliding windows do not go together with gathered keys; set kernels.context "
         "to alltoall");
   }

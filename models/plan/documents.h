@@ -13,7 +13,7 @@ namespace foretrain {
 /// segment ids of MaxText). A document as long as the sequence is none. `sequence` is known.
 /// Left out: lengths that differ between sequences, positions that begin anew in every document,
 /// losses that are not taken at their ends.
-void read_documents(JsonReader& batch, Plan& plan);
+std::optional<Refusal> derive_documents(const Json& asked, Plan& plan);
 
 /// Ranks of a ring hold chunks of every document, which therefore divides into them, else some
 /// would have pieces to skip; ring self-attention stores whole rows; cross-attention has no

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "models/plan/plan_reading.h"
+#include "models/plan/request.h"
 #include "sim/base/constants.h"
 
 namespace foretrain {
@@ -34,47 +35,47 @@ std::vector<double> zipf(std::int64_t experts, std::int64_t ranks, double expone
   return out;
 }
 
-std::vector<double> read_shares(JsonReader& r, const Json& json, std::int64_t experts,
+std::vector<double> read_shares(JsonReader& run, const Json& json, std::int64_t experts,
                                 std::int64_t ranks) {
   std::vector<double> out;
   if (json.object() != nullptr) {
-    JsonReader inner(json, r.source(), r.pointer("load"));
+    JsonReader inner(json, run.source(), run.pointer("moe/load"));
     double exponent = 0;
     if (!inner.has("zipf")) inner.fail("zipf", "missing: the exponent of the shares");
     inner.read("zipf", exponent, JsonReader::Range{0, 10});
-    r.adopt(inner.finish());
+    run.adopt(inner.finish());
     return zipf(experts, ranks, exponent);
   }
   const std::string expected = "expected a share of the choices for each of the " + text(experts) +
                                " experts, or {\"zipf\": exponent}";
   if (json.array() == nullptr) {
-    r.fail("load", "found " + describe(json) + ", " + expected);
+    run.fail("moe/load", "found " + describe(json) + ", " + expected);
     return out;
   }
   for (const Json& item : *json.array()) {
     if (!item.is_number() || item.number() < 0 || item.number() > 1e9) {
-      r.fail("load", "found " + describe(item) + " in the list, " + expected);
+      run.fail("moe/load", "found " + describe(item) + " in the list, " + expected);
       return {};
     }
     out.push_back(item.number());
   }
   if (static_cast<std::int64_t>(out.size()) != experts) {
-    r.fail("load", "found " + text(static_cast<std::int64_t>(out.size())) + " shares, " + expected);
+    run.fail("moe/load",
+             "found " + text(static_cast<std::int64_t>(out.size())) + " shares, " + expected);
   }
   return out;
 }
 
 /// `load`, as tokens of an expert over the mean; the factor of the busiest rank follows.
-void read_load(JsonReader& r, const Experts& e, ExpertPlan& plan) {
-  const Json* json = r.take("load");
-  if (json == nullptr || e.count % plan.expert != 0) return;  // refused elsewhere
-  if (plan.routing != Routing::kNatural || r.has("imbalance")) {
-    return r.fail("load", "is of routing \"natural\", in place of imbalance");
+void derive_load(JsonReader& run, const ExpertRequest& asked, const Experts& e, ExpertPlan& plan) {
+  if (e.count % plan.expert != 0) return;  // refused elsewhere
+  if (plan.routing != Routing::kNatural || asked.imbalance) {
+    return run.fail("moe/load", "is of routing \"natural\", in place of imbalance");
   }
-  plan.load = read_shares(r, *json, e.count, plan.expert);
+  plan.load = read_shares(run, asked.load, e.count, plan.expert);
   const double sum = std::accumulate(plan.load.begin(), plan.load.end(), 0.0);
-  if (r.failed()) return;
-  if (sum <= 0) return r.fail("load", "all shares are 0");
+  if (run.failed()) return;
+  if (sum <= 0) return run.fail("moe/load", "all shares are 0");
   const double most = static_cast<double>(e.count) / static_cast<double>(e.top_k);
   for (double& load : plan.load) {
     // To a billionth: equal shares are the mean to the row.
@@ -83,47 +84,29 @@ void read_load(JsonReader& r, const Experts& e, ExpertPlan& plan) {
     std::ostringstream message;
     message << "an expert has " << load << " times the mean, but as a token chooses " << e.top_k
             << " of " << e.count << " different experts, one has at most " << most << " times";
-    return r.fail("load", message.str());
+    return run.fail("moe/load", message.str());
   }
   const std::vector<double> busiest = busiest_loads(plan);
   plan.factor =
       std::accumulate(busiest.begin(), busiest.end(), 0.0) / static_cast<double>(busiest.size());
 }
 
-void read_routing(JsonReader& r, const Experts& experts, ExpertPlan& plan) {
-  r.read_enum("routing", plan.routing, kRoutingNames);
-  r.read_enum("dispatcher", plan.dispatcher, kDispatcherNames);
-  int cast = 0;
-  r.read_choice("dispatch_dtype", cast, {"compute", "fp8"});
-  plan.cast_first = cast == 1;
-  std::int64_t sms = enough_sms(plan.dispatcher);
-  if (!plan.fused() && r.has("dispatcher_sms")) {
-    r.fail("dispatcher_sms", "is of dispatchers deepep and hybridep; others hold what NCCL does");
+/// Keys of another routing than the plan's.
+void check_routing_keys(JsonReader& run, const ExpertRequest& asked, Routing routing) {
+  const bool balanced = routing == Routing::kBalanced;
+  const char* const none = "routing \"balanced\" has none";
+  if (asked.imbalance && routing != Routing::kNatural) {
+    run.fail("moe/imbalance",
+             balanced ? none
+                      : "routing \"capacity\" reads capacity_factor; set moe.routing to "
+                        "\"natural\"");
   }
-  r.read("dispatcher_sms", sms, JsonReader::IntRange{1, 1024});
-  plan.sms = static_cast<std::int32_t>(sms);
-  r.read("min_capacity", plan.least_capacity, JsonReader::IntRange{0, 1'000'000});
-  int gate = 0;
-  r.read_choice("gate", gate, {"indices", "masks"});
-  plan.masks = gate == 1;
-  const bool natural = plan.routing == Routing::kNatural;
-  const char* key = natural ? "imbalance" : "capacity_factor";
-  const char* other = natural ? "capacity_factor" : "imbalance";
-  if (plan.routing != Routing::kNatural) plan.factor = 1;
-  if (plan.routing == Routing::kBalanced) {
-    for (const char* name : {key, other, "load"}) {
-      if (r.has(name)) r.fail(name, "routing \"balanced\" has none");
-    }
-    return;
+  if (asked.capacity_factor && routing != Routing::kCapacity) {
+    run.fail(
+        "moe/capacity_factor",
+        balanced ? none : "routing \"natural\" reads imbalance; set moe.routing to \"capacity\"");
   }
-  if (r.has(other)) {
-    r.fail(other, natural ? "routing \"natural\" reads imbalance; set moe.routing to \"capacity\""
-                          : "routing \"capacity\" reads capacity_factor; set moe.routing to "
-                            "\"natural\"");
-  }
-  if (r.has("load")) return read_load(r, experts, plan);
-  const double least = natural ? 1 : 1e-3;
-  r.read(key, plan.factor, JsonReader::Range{least, 1e3});
+  if (balanced && !asked.load.is_null()) run.fail("moe/load", none);
 }
 
 }  // namespace
@@ -168,26 +151,41 @@ std::vector<double> busiest_loads(const ExpertPlan& plan) {
   return out;
 }
 
-void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan) {
-  const Json* json = run.take("moe");
-  if (model.has_experts()) {  // what training does unless told to force the balance
-    plan.routing = Routing::kNatural;
-    plan.factor = natural_imbalance(model.experts.count, plan.expert);
+void derive_experts(JsonReader& run, const ExpertRequest& asked, const Model& model,
+                    ExpertPlan& plan) {
+  if (!model.has_experts()) {
+    if (asked.given) run.fail("moe", "the model has no experts");
+    return;
   }
-  if (json == nullptr) return;
-  if (!model.has_experts()) return run.fail("moe", "the model has no experts");
-  JsonReader reader(*json, run.source(), run.pointer("moe"));
-  read_routing(reader, model.experts, plan);
-  run.adopt(reader.finish());
+  const Experts& e = model.experts;
+  // What training does unless told to force the balance.
+  plan.routing = asked.routing.value_or(Routing::kNatural);
+  const bool natural = plan.routing == Routing::kNatural;
+  plan.factor = natural ? asked.imbalance.value_or(natural_imbalance(e.count, plan.expert))
+                        : asked.capacity_factor.value_or(1);
+  if (!plan.fused() && asked.sms) {
+    run.fail("moe/dispatcher_sms",
+             "is of dispatchers deepep and hybridep; others hold what NCCL does");
+  }
+  const std::int64_t enough = asked.given ? enough_sms(plan.dispatcher) : 0;
+  plan.sms = static_cast<std::int32_t>(asked.sms.value_or(enough));
+  check_routing_keys(run, asked, plan.routing);
+  if (plan.routing != Routing::kBalanced && !asked.load.is_null()) {
+    derive_load(run, asked, e, plan);
+  }
 }
 
-void check_expert_module(JsonReader& reader, const std::string& name, const Model& model) {
-  if (name == "mla_up_proj" && !model.is_latent()) {
-    reader.fail("modules", "found \"mla_up_proj\", but the model's attention is not latent");
+void check_expert_modules(JsonReader& run, const Recompute& recompute, const Model& model) {
+  if (recompute.latent_up && !model.is_latent()) {
+    run.fail("recompute/modules", "found \"mla_up_proj\", but the model's attention is not latent");
   }
-  const bool experts = name == "moe" || name == "moe_act" || name == "shared_experts";
-  if (experts && !model.has_experts()) {
-    reader.fail("modules", "found \"" + name + "\", but the model has no experts");
+  if (model.has_experts()) return;
+  for (const auto& [is, name] :
+       {std::pair(recompute.moe, "moe"), std::pair(recompute.expert_activation, "moe_act"),
+        std::pair(recompute.shared_experts, "shared_experts")}) {
+    if (!is) continue;
+    run.fail("recompute/modules",
+             std::string("found \"") + name + "\", but the model has no experts");
   }
 }
 

@@ -39,11 +39,14 @@ inline double busiest_load(const ExpertPlan& plan) {
 /// Of the experts of the busiest rank, tokens over the mean; empty where `plan.load` is.
 std::vector<double> busiest_loads(const ExpertPlan& plan);
 
-/// Reads `moe`; the plan's degrees are known.
-void read_expert_plan(JsonReader& run, const Model& model, ExpertPlan& plan);
+struct ExpertRequest;
 
-/// Refuses module `name` of `recompute.modules` where the model has no such part.
-void check_expert_module(JsonReader& reader, const std::string& name, const Model& model);
+/// What `moe` asks for; the plan's degrees are known.
+void derive_experts(JsonReader& run, const ExpertRequest& asked, const Model& model,
+                    ExpertPlan& plan);
+
+/// Refuses modules of `recompute.modules` where the model has no such part.
+void check_expert_modules(JsonReader& run, const Recompute& recompute, const Model& model);
 
 /// Refuses degrees that do not divide and combinations that cannot be. The plan's data is known.
 void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan);

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "models/layers/optimizer.h"
 #include "models/plan/documents.h"
 #include "models/plan/expert_plan.h"
+#include "models/plan/keys/keys.h"
 #include "models/plan/plan_layout.h"
 #include "models/plan/plan_network.h"
 #include "models/plan/plan_precision.h"
@@ -17,74 +17,45 @@
 namespace foretrain {
 namespace {
 
-using IntRange = JsonReader::IntRange;
-constexpr IntRange kDegree{1, 1 << 20};
+const std::vector<std::string>& dimensions() {
+  static const std::vector<std::string> all = {"cp", "dp", "ep", "pp", "tp"};
+  return all;
+}
 
-const std::string kNotYet = "is not modelled yet";
-
-class PlanReader {
+/// Works out what follows from a request: first what the plan is, then what it cannot be.
+class PlanDeriver {
  public:
-  PlanReader(const Json& run, const std::string& source, const Model& model)
-      : x_reader(run, source, ""), x_model(model) {}
+  PlanDeriver(JsonReader& reader, const Request& request, const Model& model)
+      : x_reader(reader), x_request(request), x_model(model), x_plan(request.plan) {}
 
-  Result<Plan> read(std::int64_t accelerators) {
+  Result<Plan> derive(std::int64_t accelerators) {
     x_plan.accelerators = accelerators;
-    for (const char* key : {"name", "model", "cluster", "system", "profile"}) x_reader.ignore(key);
-    read_parallel();
-    read_states();
-    read_batch();
-    read_precision();
-    read_schedule(x_reader, x_plan);
-    read_overlap();
-    read_kernels();
-    read_recompute(x_reader, x_selective == 1, x_model, x_plan);
-    read_others();
-    FT_TRY(x_reader.finish());
+    derive_order();
+    derive_sequence();
+    derive_gradient_types();
+    derive_schedule(x_reader, x_request.schedule, x_plan);
+    derive_overlap();
+    derive_kernels();
+    derive_recompute(x_request, x_model, x_plan);
+    derive_experts(x_reader, x_request.experts, x_model, x_plan.experts);
+    derive_launch();
+    check_request();
+    FT_TRY(x_reader.status());
+    if (!derive_degrees()) return x_reader.status().error();
+    derive_rest();
+    FT_TRY(x_reader.status());
     check();
-    FT_TRY(x_reader.finish());
+    FT_TRY(x_reader.status());
+    derive_passes(x_reader, x_model, x_plan);
+    settle_layout(x_reader, x_model, x_plan);
+    FT_TRY(x_reader.status());
     return x_plan;
   }
 
  private:
-  template <typename Body>
-  void nested(const char* key, Body body) {
-    const Json* json = x_reader.take(key);
-    if (json == nullptr) return;
-    JsonReader reader(*json, x_reader.source(), x_reader.pointer(key));
-    body(reader);
-    x_reader.adopt(reader.finish());
-  }
-
-  void later(JsonReader& reader, const char* key, bool used) {
-    if (!used) return;
-    const Json* found = reader.take(key);
-    reader.fail(key, (found == nullptr ? "" : "found " + describe(*found) + ", which ") + kNotYet,
-                ErrorKind::kUnsupported);
-  }
-
-  void read_parallel() {
-    nested("parallel", [this](JsonReader& r) {
-      r.read("tensor", x_plan.tensor, kDegree);
-      r.read("pipeline", x_plan.pipeline, kDegree);
-      r.read("virtual_pipeline", x_plan.virtual_pipeline, kDegree);
-      r.read("context", x_plan.context, kDegree);
-      r.read("context_inner", x_plan.context_inner, kDegree);
-      r.read("expert", x_plan.experts.expert, kDegree);
-      r.read("expert_tensor", x_plan.experts.tensor, kDegree);
-      x_plan.sequence = x_plan.tensor > 1 && !x_model.is_encoder_decoder() && x_model.masked == 0;
-      r.read("sequence", x_plan.sequence);
-      if (x_plan.tensor == 1) x_plan.sequence = false;
-      read_tensor_mode(r, x_plan);
-      std::string order = "tp-cp-ep-dp-pp";
-      r.read("rank_order", order);
-      read_order(r, order);
-      r.read("keep_outputs", x_plan.keep_outputs);
-      r.read("scatter_gather", x_plan.scatter_gather);
-      read_layout(r, x_plan);
-    });
-  }
-
-  void read_order(JsonReader& reader, const std::string& order) {
+  // --- What follows ---
+  void derive_order() {
+    const std::string& order = x_request.rank_order;
     std::size_t at = 0;
     while (at <= order.size()) {
       const std::size_t dash = std::min(order.find('-', at), order.size());
@@ -93,190 +64,120 @@ class PlanReader {
     }
     std::vector<std::string> sorted = x_plan.rank_order;
     std::sort(sorted.begin(), sorted.end());
-    std::vector<std::string> all = {"cp", "dp", "ep", "pp", "tp"};
+    std::vector<std::string> all = dimensions();
     // cp and ep may be left out: they are 1 here.
     for (const char* optional : {"cp", "ep"}) {
       if (std::find(sorted.begin(), sorted.end(), optional) == sorted.end()) {
         std::erase(all, optional);
       }
     }
-    if (sorted != all) {
-      reader.fail(
-          "rank_order",
-          "found \"" + order + "\", expected tp, cp, ep, dp and pp once each, joined by \"-\"");
-    }
+    if (sorted == all) return;
+    refuse("parallel/rank_order",
+           "found \"" + order + "\", expected tp, cp, ep, dp and pp once each, joined by \"-\"");
   }
 
-  void read_states() {
-    nested("sharding", [this](JsonReader& r) { read_sharding(r, x_plan); });
-    nested("gradients", [this](JsonReader& r) { read_gradients(r, x_plan, x_gradients); });
+  void derive_sequence() {
+    Plan& p = x_plan;
+    if (p.tensor == 1 && p.tensor_depth == 1) p.tensor_mode = TensorMode::k1D;
+    const bool usual = !p.in_grid() && !x_model.is_encoder_decoder() && x_model.masked == 0;
+    p.sequence = p.tensor > 1 && x_request.sequence.value_or(usual);
+    if (x_model.is_network()) p.sequence_length = 1;
   }
 
-  void read_batch() {
-    nested("batch", [this](JsonReader& r) {
-      x_plan.global_batch = 0;  // one microbatch for every data-parallel rank, once that is known
-      r.read("global", x_plan.global_batch, kAnyCount);
-      r.read("micro", x_plan.micro_batch, IntRange{1, 1 << 20});
-      r.read("sequence", x_plan.sequence_length, IntRange{1, 1 << 26});
-      if (x_model.is_network()) x_plan.sequence_length = 1;
-      r.read("target_sequence", x_plan.target_length, IntRange{1, 1 << 26});
-      if (r.has("target_sequence") && !x_model.is_encoder_decoder()) {
-        r.fail("target_sequence", "needs a model with an encoder and a decoder");
-      }
-      read_documents(r, x_plan);
-    });
-  }
-
-  void read_precision() {
-    static const std::vector<std::string> names = {"fp32",          "tf32",  "fp16",  "bf16", "fp8",
-                                                   "fp8-blockwise", "mxfp8", "nvfp4", "int8"};
-    const Json* json = x_reader.take("precision");
-    if (json == nullptr) return;
-    int compute = 3;
-    if (json->object() != nullptr) {
-      nested("precision", [&](JsonReader& r) {
-        r.read_choice("compute", compute, names);
-        set_compute(compute);
-        int gradients = x_plan.precision.gradients == DType::kFp32 ? 0 : 1;
-        r.read_choice("gradients", gradients, {"fp32", "compute"});
-        x_plan.precision.gradients = gradients == 0 ? DType::kFp32 : x_plan.precision.compute;
-        r.read("master_weights", x_plan.precision.master);
-        later(r, "optimizer_states", r.has("optimizer_states"));
-        later(r, "communication", r.has("communication"));
-      });
-      return;
-    }
-    x_reader.read_choice("precision", compute, names);
-    set_compute(compute);
-  }
-
-  void set_compute(int choice) {
-    static const DType types[] = {DType::kFp32, DType::kFp32, DType::kFp16, DType::kBf16};
-    Precision& p = x_plan.precision;
-    constexpr int kInt8 = 8;
-    p.compute = types[choice == kInt8 ? 2 : std::min(choice, 3)];
-    p.matrix = choice == 1 ? DType::kTf32 : p.compute;
-    p.linear = choice < 4 ? p.matrix : choice == 7 ? DType::kFp4 : DType::kFp8;
-    if (choice == kInt8) p.linear = DType::kInt8;
-    p.blocks = choice > 4 && choice != kInt8;
-    p.current_scaling = choice == 7;  // nvfp4's blocks have a scale of the whole tensor above them
-    p.master = choice > 1;
+  void derive_gradient_types() {
+    Plan& p = x_plan;
+    if (p.buckets.first_bytes == 0) p.buckets.first_bytes = p.buckets.bytes;
+    const bool narrow = x_request.compute_gradients.value_or(false);
+    settle_compute(x_request.precision, p.precision);
+    if (x_request.master) p.precision.master = *x_request.master;
     using Stored = GradientKeys::Stored;
-    const bool adds_up = x_plan.pipeline > 1 && p.compute == DType::kBf16;
-    const bool wide = x_gradients.stored == Stored::kFp32 ||
-                      (x_gradients.stored == Stored::kFp32InPipelines && adds_up);
-    p.gradients = wide ? DType::kFp32 : p.compute;
+    const Stored stored = x_request.gradients.stored;
+    const bool adds_up = p.pipeline > 1 && p.precision.compute == DType::kBf16;
+    const bool wide =
+        x_request.compute_gradients
+            ? !narrow
+            : stored == Stored::kFp32 || (stored == Stored::kFp32InPipelines && adds_up);
+    p.precision.gradients = wide ? DType::kFp32 : p.precision.compute;
   }
 
-  void read_overlap() {
-    nested("overlap", [this](JsonReader& r) {
-      read_tensor_overlap(r, x_plan.overlap);
-      Asked messages = x_plan.overlap.pipeline ? Asked::kYes : Asked::kNo;
-      read_asked(r, "pipeline", messages);
-      const bool in_turns = messages == Asked::kWhereModelled;
-      x_plan.overlap.pipeline =
-          in_turns ? x_plan.chunks() > x_plan.pipeline : messages == Asked::kYes;
-      r.read("gradient_reduce", x_plan.overlap.gradient_reduce);
-      Asked gather = Asked::kNo;
-      read_asked(r, "parameter_gather", gather);
-      const bool with_gradients = gather == Asked::kWhereModelled;
-      x_plan.overlap.parameter_gather =
-          with_gradients ? x_plan.overlap.gradient_reduce : gather == Asked::kYes;
-      r.read("expert", x_plan.overlap.expert);
-      r.read("passes", x_plan.overlap.passes);
-      r.read("post_validation", x_plan.overlap.post_validation);
-      r.read("head_deferral", x_plan.overlap.head_deferral, IntRange{0, 1'000'000'000});
-    });
+  void derive_overlap() {
+    Overlap& o = x_plan.overlap;
+    const auto asked = [](Asked what, bool modelled) {
+      return what == Asked::kWhereModelled ? modelled : what == Asked::kYes;
+    };
+    o.pipeline = asked(x_request.pipeline_overlap, x_plan.chunks() > x_plan.pipeline);
+    o.parameter_gather = asked(x_request.parameter_gather, o.gradient_reduce);
   }
 
-  void read_kernels() {
-    nested("kernels", [this](JsonReader& r) {
-      int attention = 0;
-      r.read_choice("attention", attention, {"flash", "cudnn", "unfused"});
-      x_plan.attention = static_cast<AttentionKernel>(attention);
-      int flash = 0;
-      r.read_choice("flash", flash, {"newest", "flash2", "flash1", "triton"});
-      if (attention == 0 && flash > 0) {
-        x_plan.attention =
-            static_cast<AttentionKernel>(static_cast<int>(AttentionKernel::kFlash2) + flash - 1);
-      }
-      if (r.has("context") && x_plan.context == 1) r.fail("context", "needs parallel.context > 1");
-      r.read_enum("context", x_plan.context_exchange,
-                  {"ring", "allgather", "alltoall", "ring_self"});
-      r.read_choice("selective", x_selective, {"attention", "operations"});
-      int projections = 0;
-      r.read_choice("projections", projections, {"packed", "separate"});
-      x_plan.separate_projections = projections == 1;
-      int layout = 0;
-      r.read_choice("image_layout", layout, {"channels-last", "channels-first"});
-      r.read("early_stop", x_plan.recompute.early_stop);
-      int products = 0;
-      r.read_choice("attention_products", products, {"tensor-cores", "plain"});
-      x_plan.plain_products = products == 1 && x_plan.attention == AttentionKernel::kUnfused;
-      r.read_enum("fusion", x_plan.fusion, {"fused", "eager", "norms"});
-      r.read_enum("loss", x_plan.loss, {"fused", "parallel", "torch"});
-      int grouped = 0;
-      r.read_choice("grouped_gemm", grouped, {"streams", "single"});
-      x_plan.experts.single_kernel = grouped == 1;
-      bool compile = false;
-      r.read("compile", compile);
-      if (compile) x_plan.fusion = Fusion::kCompiled;
-      // XLA and Inductor assign the layouts of convolutions themselves, by what the device reads.
-      x_plan.channels_first = layout == 1 && !compile;
-      read_recipe(r, x_plan.precision);
-      read_asked(r, "autocast", x_autocast);
-      read_asked(r, "fp8_weights", x_low_weights);
-      read_optimizer(r, x_plan);
-    });
+  void derive_kernels() {
+    Plan& p = x_plan;
+    p.attention = attention_of(x_request);
+    p.plain_products = x_request.plain_products && p.attention == AttentionKernel::kUnfused;
+    if (x_request.context_exchange) p.context_exchange = *x_request.context_exchange;
+    if (x_request.compile) p.fusion = Fusion::kCompiled;
+    // XLA and Inductor assign the layouts of convolutions themselves, by what the device reads.
+    p.channels_first = x_request.channels_first && !x_request.compile;
+    settle_recipe(x_reader, x_request, p.precision);
   }
 
-  void read_others() {
-    read_expert_plan(x_reader, x_model, x_plan.experts);
-    nested("offload", [this](JsonReader& r) { read_offload(r, x_plan.offload); });
-    nested("launch", [this](JsonReader& r) {
-      int graph = 0;
-      double us = 0;
-      r.read_choice("cuda_graph", graph, {"none", "layer", "full"});
-      r.read("checkpoint_us", us, JsonReader::Range{0, 1e9});
-      if (graph == 0) x_plan.checkpoint_time = Time::from_us(us);
-      read_captured(r, graph == 1, x_model, x_plan.captured);
-      r.read("dispatch_us", us, JsonReader::Range{0, 1e6});
-      r.read("compiled_dispatch_us", us, JsonReader::Range{0, 1e6});
-      r.read("graph_dispatch_us", us, JsonReader::Range{0, 1e6});
-      read_operations(r, graph != 2 && x_plan.fusion != Fusion::kCompiled);
-    });
-    nested("host", [this](JsonReader& r) {
-      const auto read_time = [&r](const char* key, Time& time, double most = 1e12) {
-        double us = 0;
-        r.read(key, us, JsonReader::Range{0, most});
-        time = Time::from_us(us);
-      };
-      read_time("data_us", x_plan.data_time);
-      read_time("loader_us", x_plan.loader_time);
-      read_time("pass_us", x_plan.pass_time);
-      read_time("step_us", x_plan.step_time);
-      read_time("update_us", x_plan.update_time, 1e6);
-      read_time("scatter_us", x_plan.scatter_time, 1e6);
-      r.read_enum("synchronize", x_plan.host_waits, {"none", "forward", "transfers", "passes"});
-    });
-    nested("allocator", [this](JsonReader& r) {
-      int kind = 0;
-      r.read_choice("kind", kind, {"caching", "planned"});
-      r.read("expandable_segments", x_plan.expandable_segments);
-      r.read("record_stream", x_plan.records_streams);
-      r.read("context_gib", x_plan.context_gib, JsonReader::Range{0, 1e3});
-      x_plan.planned_memory = kind == 1;
-    });
-    x_reader.read("dropout", x_plan.dropout, JsonReader::Range{0, 1});
+  void derive_launch() {
+    Plan& p = x_plan;
+    if (x_request.graph == CudaGraph::kNone) p.checkpoint_time = x_request.checkpoint_time;
+    const bool eager = x_request.graph != CudaGraph::kFull && p.fusion != Fusion::kCompiled;
+    if (eager) p.host_operations = x_request.operations;
+    settle_captured(x_reader, x_request.graph == CudaGraph::kLayer, x_model, p.captured);
+    const bool on_device = p.offload.optimizer == Memory::kDevice;
+    if (on_device && p.offload.device_share < 0) p.offload.device_share = 0;
   }
 
-  void read_operations(JsonReader& launch, bool eager) {
-    const Json* json = launch.take("operations");
-    if (json == nullptr) return;
-    Result<HostOperations> read =
-        read_host_operations(*json, launch.source(), launch.pointer("operations"));
-    if (!read.ok()) return launch.adopt(read.error());
-    if (eager) x_plan.host_operations = std::move(read.value());
+  /// Whether the degrees are ones from which anything follows.
+  bool derive_degrees() {
+    Plan& p = x_plan;
+    const std::int64_t ranks = p.tensor * p.pipeline * p.context;
+    std::string degrees = "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline);
+    if (p.context > 1) degrees += " x context " + text(p.context);
+    if (ranks > p.accelerators) {
+      refuse("parallel", degrees + " needs " + text(ranks) + " accelerators, the cluster has " +
+                             text(p.accelerators));
+    } else if (p.accelerators % ranks != 0) {
+      refuse("parallel", degrees + " = " + text(ranks) + " does not divide " +
+                             text(p.accelerators) + " accelerators");
+    } else {
+      p.data = p.accelerators / (p.tensor * p.pipeline);
+      const std::int64_t ranks_batch = p.micro_batch * p.batch_ranks();
+      if (p.global_batch == 0) p.global_batch = ranks_batch * x_request.accumulation;
+      return true;
+    }
+    return false;
+  }
+
+  void derive_rest() {
+    Plan& p = x_plan;
+    if (refuse(derive_documents(x_request.documents, p))) return;
+    if (refuse(refused_network(x_model, p))) return;
+    refuse(settle_autocast(x_request.autocast, x_model, p));
+    const GradientKeys& gradients = x_request.gradients;
+    if (const std::int64_t each = gradients.bucket_elements_per_rank; each > 0) {
+      p.bucket_elements = std::max(p.bucket_elements, each * p.data);
+    }
+    p.units.reduce = gradients.reduced_as_compute ? p.precision.compute : DType::kFp32;
+    if (p.pipeline > 1 && !p.units.reshard_in_pipeline) {
+      p.units.reshard = p.units.reduce_each = false;
+    }
+    settle_buckets(x_model, p);
+    refuse(settle_low_weights(x_request.low_weights, x_model, p));
+    // A host that waited for its stage's passes would not reach what other stages wait for.
+    if (p.spreads_vocabulary()) p.host_waits = HostWaits::kNone;
+    settle_messages(x_model, p);
+    settle_accumulation(x_model, gradients, p);
+    settle_compression(p);
+    settle_chunks(x_model, p);
+    using Unscale = GradientKeys::Unscale;
+    const bool clips = gradients.unscale == Unscale::kClipping && p.clip_norm > 0;
+    p.unscales =
+        p.precision.branch() == DType::kFp16 && !clips && gradients.unscale != Unscale::kNone;
+    if (p.chunks() == 1) p.recompute.early = false;  // nothing arrives
+    if (p.offload.states()) p.units.narrow_shards = true;
   }
 
   // --- What cannot be ---
@@ -284,63 +185,49 @@ class PlanReader {
     x_reader.fail(place, message, kind);
   }
 
+  bool refuse(const std::optional<Refusal>& no) {
+    if (no) x_reader.fail(no->place, no->message, no->kind);
+    return no.has_value();
+  }
+
+  /// What keys do not go with each other, whatever follows.
+  void check_request() {
+    const Plan& p = x_plan;
+    if (p.tensor_depth > 1 && p.tensor_mode != TensorMode::k25D) {
+      refuse("parallel/tensor_depth", "needs tensor_mode 2.5d");
+    }
+    if (p.partition != Partition::kLayers && !p.pipeline_layout.empty()) {
+      refuse("parallel/pipeline_partition", "found \"" + name_of(p.partition) +
+                                                "\", which works out the pipeline_layout that is "
+                                                "given as well; leave one of them out");
+    }
+    if (p.target_length > 0 && !x_model.is_encoder_decoder()) {
+      refuse("batch/target_sequence", "needs a model with an encoder and a decoder");
+    }
+    if (x_request.context_exchange && p.context == 1) {
+      refuse("kernels/context", "needs parallel.context > 1");
+    }
+    check_expert_modules(x_reader, p.recompute, x_model);
+    if (p.virtual_pipeline > 4096) {
+      refuse("parallel/virtual_pipeline",
+             "found " + text(p.virtual_pipeline) + ", expected at most 4096");
+    }
+  }
+
   void check() {
-    Plan& p = x_plan;
-    const std::int64_t ranks = p.tensor * p.pipeline * p.context;
-    std::string degrees = "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline);
-    if (p.context > 1) degrees += " x context " + text(p.context);
-    if (ranks > p.accelerators) {
-      return refuse("parallel", degrees + " needs " + text(ranks) +
-                                    " accelerators, the cluster has " + text(p.accelerators));
-    }
-    if (p.accelerators % ranks != 0) {
-      return refuse("parallel", degrees + " = " + text(ranks) + " does not divide " +
-                                    text(p.accelerators) + " accelerators");
-    }
-    p.data = p.accelerators / (p.tensor * p.pipeline);
-    if (p.global_batch == 0) p.global_batch = p.micro_batch * p.batch_ranks();
-    if (const std::optional<Refusal> no = refused_network(x_model, p)) {
-      return refuse(no->place, no->message, no->kind);
-    }
+    const Plan& p = x_plan;
     check_context();
-    if (const auto no = settle_autocast(x_autocast, x_model, p)) {
-      return refuse(no->place, no->message, no->kind);
-    }
-    if (const std::int64_t each = x_gradients.bucket_elements_per_rank; each > 0) {
-      p.bucket_elements = std::max(p.bucket_elements, each * p.data);
-    }
-    p.units.reduce = x_gradients.reduced_as_compute ? p.precision.compute : DType::kFp32;
-    if (p.pipeline > 1 && !p.units.reshard_in_pipeline) {
-      p.units.reshard = p.units.reduce_each = false;
-    }
-    settle_buckets(x_model, p);
-    if (const auto no = settle_low_weights(x_low_weights, x_model, p)) {
-      return refuse(no->place, no->message, no->kind);
-    }
     check_batch();
     check_masked();
-    const auto check = [this](const std::optional<Refusal>& no) {
-      if (no) refuse(no->place, no->message, no->kind);
-    };
-    if (const auto no = refused_documents(x_model, p)) {
-      return refuse(no->place, no->message, no->kind);
-    }
-    check(refused_tensor(x_model, p));
-    check(refused_precision(x_model, p));
-    check_pipeline();
-    settle_accumulation(x_model, x_gradients, p);
-    settle_compression(p);
-    settle_chunks(x_model, p);
-    const bool clips = x_gradients.unscale == GradientKeys::Unscale::kClipping && p.clip_norm > 0;
-    p.unscales = p.precision.branch() == DType::kFp16 && !clips &&
-                 x_gradients.unscale != GradientKeys::Unscale::kNone;
-    check(refused_recompute(x_model, p));
-    if (p.chunks() == 1) p.recompute.early = false;  // nothing arrives
-    check(refused_sharding(x_model, p));
-    if (x_plan.offload.states()) p.units.narrow_shards = true;
-    check(refused_offload(x_model, p));
+    refuse(refused_documents(x_model, p));
+    refuse(refused_tensor(x_model, p));
+    refuse(refused_precision(x_model, p));
+    check_schedule(x_reader, x_model, p);
+    refuse(refused_recompute(x_model, p));
+    for (const Refusal& one : refused_sharding(x_model, p)) refuse(one);
+    refuse(refused_offload(x_model, p));
     check_kernels();
-    check_expert_plan(x_reader, x_model, x_plan);
+    check_expert_plan(x_reader, x_model, p);
   }
 
   void check_kernels() {
@@ -461,39 +348,33 @@ class PlanReader {
     }
   }
 
-  void check_pipeline() {
-    Plan& p = x_plan;
-    if (p.virtual_pipeline > 4096) {
-      return refuse("parallel/virtual_pipeline",
-                    "found " + text(p.virtual_pipeline) + ", expected at most 4096");
-    }
-    check_schedule(x_reader, x_model, p);
-    if (x_reader.failed()) return;
-    settle_layout(x_reader, x_model, p);
-    settle_messages(x_model, p);
-  }
-
-  JsonReader x_reader;
+  JsonReader& x_reader;
+  const Request& x_request;
   const Model& x_model;
   Plan x_plan;
-  GradientKeys x_gradients;
-  Asked x_autocast = Asked::kNo;
-  Asked x_low_weights = Asked::kNo;
-  int x_selective = 0;  ///< what `recompute` selective means
 };
 
 }  // namespace
 
 Result<Plan> read_plan(const Json& run, const std::string& source, const Model& model,
                        std::int64_t accelerators) {
-  return PlanReader(run, source, model).read(accelerators);
+  JsonReader reader(run, source, "");
+  Request request;
+  request.plan.global_batch = 0;  // one microbatch for every data-parallel rank
+  read_request(reader, request);
+  FT_TRY(reader.finish());
+  return PlanDeriver(reader, request, model).derive(accelerators);
 }
 
 const std::vector<std::string>& plan_keys() {
-  static const std::vector<std::string> keys = {"parallel",  "sharding",  "gradients", "batch",
-                                                "precision", "recompute", "schedule",  "overlap",
-                                                "kernels",   "moe",       "offload",   "launch",
-                                                "host",      "allocator", "dropout"};
+  static const std::vector<std::string> keys = [] {
+    std::vector<std::string> out;
+    for (const KeySection& section : run_sections()) {
+      if (!section.name.empty()) out.push_back(section.name);
+    }
+    out.emplace_back("dropout");
+    return out;
+  }();
   return keys;
 }
 

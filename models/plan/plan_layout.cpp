@@ -14,30 +14,7 @@ const std::vector<std::string>& partition_names() {
   return names;
 }
 
-void read_chunks(JsonReader& reader, const Json& json, Plan& plan) {
-  if (json.array() == nullptr) {
-    return reader.fail("pipeline_layout", "found " + describe(json) +
-                                              ", expected a list with the layers of every chunk");
-  }
-  for (const Json& item : *json.array()) {
-    const auto* layers = std::get_if<std::int64_t>(&item.value);
-    if (layers == nullptr || *layers < 0 || *layers > kAnyCount.high) {
-      return reader.fail("pipeline_layout", "found " + describe(item) + ", expected whole numbers");
-    }
-    plan.pipeline_layout.push_back(*layers);
-  }
-}
-
 }  // namespace
-
-void read_layout(JsonReader& parallel, Plan& plan) {
-  parallel.read_enum("pipeline_partition", plan.partition, partition_names());
-  if (const Json* layout = parallel.take("pipeline_layout")) read_chunks(parallel, *layout, plan);
-  if (plan.partition == Partition::kLayers || plan.pipeline_layout.empty()) return;
-  parallel.fail("pipeline_partition", "found \"" + name_of(plan.partition) +
-                                          "\", which works out the pipeline_layout that is given "
-                                          "as well; leave one of them out");
-}
 
 std::vector<std::int64_t> even_layout(const Model& model, const Plan& plan) {
   const std::int64_t chunks = plan.chunks();

@@ -6,9 +6,6 @@
 
 namespace foretrain {
 
-/// Of `parallel`.
-void read_layout(JsonReader& parallel, Plan& plan);
-
 /// Fills in the layout, or refuses one that does not have the model's layers in the plan's chunks.
 void settle_layout(JsonReader& run, const Model& model, Plan& plan);
 

@@ -6,47 +6,6 @@
 namespace foretrain {
 namespace {
 
-using IntRange = JsonReader::IntRange;
-
-/// A share, or "auto".
-void read_device_share(JsonReader& reader, Offload& offload) {
-  const char* key = "device_share";
-  const Json* json = reader.take(key);
-  if (json == nullptr) return;
-  if (const std::string* name = json->string(); name != nullptr && *name == "auto") {
-    offload.device_share = Offload::kRoom;
-    return;
-  }
-  const bool number = std::holds_alternative<std::int64_t>(json->value) ||
-                      std::holds_alternative<double>(json->value);
-  if (!number || json->number() < 0 || json->number() > 1) {
-    reader.fail(key, "found " + describe(*json) + ", expected 0 to 1 or \"auto\"");
-    return;
-  }
-  offload.device_share = json->number();
-}
-
-}  // namespace
-
-void read_offload(JsonReader& reader, Offload& offload) {
-  const std::vector<std::string> places = {"none", "cpu", "nvme"};
-  reader.read("activation_layers", offload.activation_layers, IntRange{0, kAnyCount.high});
-  int activations = 0;
-  reader.read_choice("activations", activations, {"cpu", "nvme"});
-  offload.activations = activations == 1 ? Memory::kStorage : Memory::kHost;
-  reader.read_enum("optimizer", offload.optimizer, places);
-  reader.read_enum("parameters", offload.parameters, places);
-  reader.read("delayed_update", offload.delayed_update);
-  reader.read("pageable", offload.pageable);
-  read_device_share(reader, offload);
-  double mib = 0;
-  reader.read("page_mib", mib, JsonReader::Range{0, 1024});
-  offload.page = static_cast<Bytes>(mib * 1048576);
-  if (offload.optimizer == Memory::kDevice && offload.device_share < 0) offload.device_share = 0;
-}
-
-namespace {
-
 /// States that lie in buckets instead of units.
 std::optional<Refusal> refused_in_buckets(const Model& model, const Plan& p) {
   const auto no = [](const char* place, const std::string& message) {

@@ -2,55 +2,54 @@
 
 #include <string>
 
+#include "models/plan/request.h"
+
 namespace foretrain {
 namespace {
 
-void read_scaling(JsonReader& kernels, Precision& precision) {
-  enum : int { kDelayed, kCurrent, kTensorwise, kRowwise, kBlockwise };
-  const bool given = kernels.has("fp8_recipe");
-  int recipe = kDelayed;
-  kernels.read_choice("fp8_recipe", recipe,
-                      {"delayed", "current", "tensorwise", "rowwise", "blockwise"});
-  if (!given) return;
-  if (!precision.keeps_copies()) return kernels.fail("fp8_recipe", "needs an fp8 precision");
-  if (precision.linear != DType::kFp8 || (precision.blocks && recipe != kBlockwise)) {
-    return kernels.fail("fp8_recipe",
-                        "is a choice for precision fp8; fp8-blockwise, mxfp8 and nvfp4 say how "
-                        "they are scaled");
+void settle_scaling(JsonReader& run, Fp8Recipe recipe, Precision& precision) {
+  if (!precision.keeps_copies()) return run.fail("kernels/fp8_recipe", "needs an fp8 precision");
+  if (precision.linear != DType::kFp8 || (precision.blocks && recipe != Fp8Recipe::kBlockwise)) {
+    return run.fail("kernels/fp8_recipe",
+                    "is a choice for precision fp8; fp8-blockwise, mxfp8 and nvfp4 say how they "
+                    "are scaled");
   }
-  precision.current_scaling = recipe == kCurrent || recipe == kTensorwise;
+  precision.current_scaling = recipe == Fp8Recipe::kCurrent || recipe == Fp8Recipe::kTensorwise;
   // A scale along what a GEMM sums over, as that of a row is, does not do for the other GEMMs.
-  precision.blocks |= recipe == kRowwise || recipe == kBlockwise;
+  precision.blocks |= recipe == Fp8Recipe::kRowwise || recipe == Fp8Recipe::kBlockwise;
 }
 
 }  // namespace
 
-void read_recipe(JsonReader& kernels, Precision& precision) {
-  kernels.read_enum("amax_reduction", precision.scales, {"none", "tensor", "stage"});
-  read_scaling(kernels, precision);
-  int copies = 0;
-  kernels.read_choice("fp8_copies", copies, {"two", "one"});
-  precision.one_copy = copies == 1 && precision.by_tensor();
-  int maker = 0;
-  kernels.read_choice("fp8_weight_gradient", maker, {"vendor", "cutlass"});
-  precision.cutlass = maker == 1;
-  if (maker == 1 && !(precision.blocks && precision.linear == DType::kFp8)) {
-    kernels.fail("fp8_weight_gradient", "cutlass needs fp8 scaled by blocks (fp8-blockwise)");
+void settle_compute(NamedPrecision name, Precision& p) {
+  using Name = NamedPrecision;
+  const bool integers = name == Name::kInt8;
+  p.compute = name <= Name::kTf32               ? DType::kFp32
+              : name == Name::kFp16 || integers ? DType::kFp16
+                                                : DType::kBf16;
+  p.matrix = name == Name::kTf32 ? DType::kTf32 : p.compute;
+  p.linear = name <= Name::kBf16    ? p.matrix
+             : name == Name::kNvfp4 ? DType::kFp4
+             : integers             ? DType::kInt8
+                                    : DType::kFp8;
+  p.blocks = name > Name::kFp8 && !integers;
+  p.current_scaling = name == Name::kNvfp4;  // its blocks have a scale of the whole tensor above
+  p.master = name > Name::kTf32;
+}
+
+void settle_recipe(JsonReader& run, const Request& request, Precision& precision) {
+  if (request.recipe) settle_scaling(run, *request.recipe, precision);
+  precision.one_copy = request.one_copy && precision.by_tensor();
+  precision.cutlass = request.cutlass;
+  if (request.cutlass && !(precision.blocks && precision.linear == DType::kFp8)) {
+    run.fail("kernels/fp8_weight_gradient", "cutlass needs fp8 scaled by blocks (fp8-blockwise)");
   }
 }
 
-void read_asked(JsonReader& kernels, const char* key, Asked& out) {
-  const Json* json = kernels.take(key);
-  if (json == nullptr) return;
-  if (*json == Json("auto")) {
-    out = Asked::kWhereModelled;
-  } else if (*json == Json(true)) {
-    out = Asked::kYes;
-  } else if (*json == Json(false)) {
-    out = Asked::kNo;
-  } else {
-    kernels.fail(key, "found " + describe(*json) + ", expected true, false or \"auto\"");
-  }
+AttentionKernel attention_of(const Request& request) {
+  const int generation = static_cast<int>(request.flash);
+  if (request.attention != AttentionKernel::kFlash || generation == 0) return request.attention;
+  return static_cast<AttentionKernel>(static_cast<int>(AttentionKernel::kFlash2) + generation - 1);
 }
 
 std::optional<Refusal> refused_autocast(const Model& model, const Plan& p) {

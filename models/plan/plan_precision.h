@@ -7,15 +7,22 @@
 
 namespace foretrain {
 
-/// The keys `amax_reduction` and `fp8_recipe` of `kernels`, for the precision that the RUN names:
-/// how the tensors of fp8 are scaled. The other formats of low precision have a recipe of their
-/// own.
-void read_recipe(JsonReader& kernels, Precision& precision);
+struct Request;
+enum class NamedPrecision : std::uint8_t;
+
+/// The types that a name of `precision` stands for.
+void settle_compute(NamedPrecision name, Precision& precision);
+
+/// How the tensors of fp8 are scaled (`kernels.fp8_recipe` and its like), for the precision that
+/// the RUN names. The other formats of low precision have a recipe of their own.
+void settle_recipe(JsonReader& run, const Request& request, Precision& precision);
+
+/// `kernels.attention`, of the generation that `kernels.flash` names.
+AttentionKernel attention_of(const Request& request);
 
 /// The keys `autocast` and `fp8_weights` of `kernels`: false, true, or "auto", which is where it is
 /// modelled.
 enum class Asked : std::uint8_t { kNo, kWhereModelled, kYes };
-void read_asked(JsonReader& kernels, const char* key, Asked& out);
 
 /// Why torch.autocast is not modelled for the plan, if it is not.
 std::optional<Refusal> refused_autocast(const Model& model, const Plan& plan);

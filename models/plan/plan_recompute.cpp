@@ -6,30 +6,10 @@
 
 #include "models/plan/expert_plan.h"
 #include "models/plan/plan_reading.h"
+#include "models/plan/request.h"
 
 namespace foretrain {
 namespace {
-
-const Flags<Recompute>& modules() {
-  static const Flags<Recompute> all = {{"core_attn", &Recompute::attention},
-                                       {"layernorm", &Recompute::norm},
-                                       {"mlp", &Recompute::mlp},
-                                       {"layer", &Recompute::layer},
-                                       {"operations", &Recompute::operations},
-                                       {"moe_act", &Recompute::expert_activation},
-                                       {"moe", &Recompute::moe},
-                                       {"shared_experts", &Recompute::shared_experts},
-                                       {"mla_up_proj", &Recompute::latent_up}};
-  return all;
-}
-
-const Flags<Recompute>& results() {
-  static const Flags<Recompute> all = {{"qkv", &Recompute::keep_heads},
-                                       {"core_attn", &Recompute::keep_core},
-                                       {"projection", &Recompute::keep_projection},
-                                       {"up", &Recompute::keep_up}};
-  return all;
-}
 
 bool knows_operations(const Model& model, const Plan& plan) {
   return model.gated() && model.position == Position::kRope && !model.has_experts() &&
@@ -114,38 +94,14 @@ std::optional<Refusal> refused_blocks(const Model& model, const Plan& plan) {
 
 }  // namespace
 
-void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& plan) {
+void derive_recompute(const Request& request, const Model& model, Plan& plan) {
   Recompute& out = plan.recompute;
-  const Json* json = run.take("recompute");
-  if (json == nullptr) return;
-  if (json->object() == nullptr) {
-    int choice = 0;
-    run.read_choice("recompute", choice, {"none", "selective", "full"});
-    out.layer = choice == 2;
-    out.operations = choice == 1 && operations && knows_operations(model, plan);
-    out.attention = choice == 1 && !out.operations;
-    return;
-  }
-  JsonReader reader(*json, run.source(), run.pointer("recompute"));
-  read_flags(reader, "modules", modules(), out,
-             [&](const std::string& name) { check_expert_module(reader, name, model); });
-  read_flags(reader, "keep", results(), out, [](const std::string&) {});
-  if (out.keeps() && !out.any()) out.layer = true;
-  reader.read("co_shard", out.parts, JsonReader::IntRange{1, 65536});
-  reader.read("layers", out.layers, JsonReader::IntRange{0, kAnyCount.high});
-  reader.read("layer_period", out.layer_period, kAnyCount);
-  const Json* block = json->find("block_layers");
-  if (block != nullptr && block->is_string() && reader.take("block_layers") != nullptr) {
-    if (!(*block == Json("stage"))) {
-      reader.fail("block_layers",
-                  "found " + describe(*block) + ", expected a number of layers or \"stage\"");
-    }
-    out.block_layers = 0;
-  } else {
-    reader.read("block_layers", out.block_layers, kAnyCount);
-  }
-  reader.read("early", out.early);
-  run.adopt(reader.finish());
+  const bool selective = request.recompute == NamedRecompute::kSelective;
+  const bool operations =
+      selective && request.selective_by_operations && knows_operations(model, plan);
+  out.layer |= request.recompute == NamedRecompute::kFull || (out.keeps() && !out.any());
+  out.operations |= operations;
+  out.attention |= selective && !operations;
 }
 
 std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan) {

@@ -7,9 +7,11 @@
 
 namespace foretrain {
 
-/// The key `recompute`. `operations`: "selective" means by operation, where that is modelled. The
-/// parallel degrees and kernels of `plan` are known.
-void read_recompute(JsonReader& run, bool operations, const Model& model, Plan& plan);
+struct Request;
+
+/// What `recompute` asks for. Selective means by operation where that is asked for and modelled.
+/// The parallel degrees and kernels of `plan` are known.
+void derive_recompute(const Request& request, const Model& model, Plan& plan);
 
 /// Modules and results that do not go together, or with the model.
 std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan);

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "models/plan/plan_reading.h"
+#include "models/plan/request.h"
 #include "models/schedule/schedule.h"
 
 namespace foretrain {
-namespace {
 
 const std::vector<std::string>& schedule_names() {
   static const std::vector<std::string> names = {"gpipe",
@@ -27,6 +27,8 @@ const std::vector<std::string>& schedule_names() {
                                                  "a path to a .json file"};
   return names;
 }
+
+namespace {
 
 constexpr std::int64_t kRecyclingForwards = 3;  ///< what the name says
 
@@ -125,51 +127,31 @@ void check_recycling(JsonReader& run, const Model& model, const Plan& p) {
   if (p.overlap.passes) return refuse("overlap/passes", "passes that run as one are");
 }
 
-void read_durations(JsonReader& r, AutoSchedule& out) {
-  constexpr JsonReader::Range kMicroseconds{1e-3, 1e6};
-  const auto read_time = [&r, &out](const char* key, Time& time, JsonReader::Range range) {
-    double us = -1;
-    r.read(key, us, range);
-    if (us < 0) return;
-    time = Time::from_us(us);
-    out.given = true;
-  };
-  // Of some that are given the others take 1 us, a message no time.
-  out.forward = out.input_gradients = out.weight_gradients = Time::from_us(1);
-  read_time("forward_us", out.forward, kMicroseconds);
-  read_time("input_gradients_us", out.input_gradients, kMicroseconds);
-  read_time("weight_gradients_us", out.weight_gradients, kMicroseconds);
-  read_time("transfer_us", out.transfer, {0, 1e6});
+/// Of some that are given the others take 1 us, a message no time.
+void derive_durations(const ScheduleRequest& asked, AutoSchedule& out) {
+  out.given = asked.forward_us || asked.input_gradients_us || asked.weight_gradients_us ||
+              asked.transfer_us;
+  out.forward = Time::from_us(asked.forward_us.value_or(1));
+  out.input_gradients = Time::from_us(asked.input_gradients_us.value_or(1));
+  out.weight_gradients = Time::from_us(asked.weight_gradients_us.value_or(1));
+  out.transfer = Time::from_us(asked.transfer_us.value_or(0));
 }
 
-/// {"name": "zb-auto", ...}: what the order is made for; {"name": "3f1b", "forwards": n}.
-void read_object(JsonReader& run, const Json& json, Plan& plan) {
-  JsonReader r(json, run.source(), run.pointer("schedule"));
-  std::string name;
-  r.read("name", name);
-  if (name == "3f1b") {
-    plan.schedule = Schedule::kRecycling;
-    plan.forwards = kRecyclingForwards;
-    r.read("forwards", plan.forwards, JsonReader::IntRange{1, 64});
-  } else {
-    int choice = static_cast<int>(Schedule::kZbAuto);
-    const auto& names = schedule_names();
-    const auto found = std::find(names.begin(), names.end(), name);
-    if (found != names.end()) choice = static_cast<int>(found - names.begin());
-    plan.schedule = static_cast<Schedule>(choice);
-    if (found == names.end() || !fits_durations(plan.schedule)) {
-      r.fail("name",
-             "found \"" + name +
-                 "\", expected \"zb-auto\", \"zb-v\", \"chimera\" or \"3f1b\", the schedules "
-                 "that have keys");
-    }
-    if (plan.schedule == Schedule::kZbAuto) {
-      r.read("activations", plan.automatic.activations, JsonReader::Range{1, 1e6});
-      r.read("weight_share", plan.automatic.weight_share, JsonReader::Range{0.01, 1});
-    }
-    read_durations(r, plan.automatic);
-  }
-  run.adopt(r.finish());
+/// Keys of other schedules.
+void check_schedule_keys(JsonReader& run, const ScheduleRequest& asked, Schedule schedule) {
+  const std::string name = name_of(schedule);
+  const auto refuse = [&](const char* key, bool given, bool known) {
+    if (given && !known) run.fail(std::string("schedule/") + key, "is no key of " + name);
+  };
+  const bool recycles = schedule == Schedule::kRecycling;
+  const bool fits = fits_durations(schedule);
+  refuse("forwards", asked.forwards.has_value(), recycles);
+  refuse("activations", asked.activations.has_value(), schedule == Schedule::kZbAuto);
+  refuse("weight_share", asked.weight_share.has_value(), schedule == Schedule::kZbAuto);
+  refuse("forward_us", asked.forward_us.has_value(), fits);
+  refuse("input_gradients_us", asked.input_gradients_us.has_value(), fits);
+  refuse("weight_gradients_us", asked.weight_gradients_us.has_value(), fits);
+  refuse("transfer_us", asked.transfer_us.has_value(), fits);
 }
 
 }  // namespace
@@ -189,28 +171,23 @@ void two_chunks(Plan& plan) {
   }
 }
 
-void read_schedule(JsonReader& run, Plan& plan) {
-  const Json* json = run.take("schedule");
-  plan.schedule = plan.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
-  if (json == nullptr) return;
-  if (const std::string* name = json->string(); name != nullptr && name->ends_with(".json")) {
+void derive_schedule(JsonReader& run, const ScheduleRequest& asked, Plan& plan) {
+  const bool chunks = plan.virtual_pipeline > 1;
+  plan.schedule = asked.name.value_or(chunks ? Schedule::kInterleaved : Schedule::k1F1B);
+  if (!asked.text.empty()) {
     plan.schedule = Schedule::kFile;
-    plan.schedule_file = *name;
-    const Result<Json> file = read_json_file(*name);
-    return run.adopt(file.ok() ? read_schedule_file(file.value(), *name, plan)
+    plan.schedule_file = asked.text;
+    const Result<Json> file = read_json_file(asked.text);
+    return run.adopt(file.ok() ? read_schedule_file(file.value(), asked.text, plan)
                                : Status(file.error()));
   }
-  if (json->object() != nullptr) {
-    read_object(run, *json, plan);
-    return two_chunks(plan);
+  check_schedule_keys(run, asked, plan.schedule);
+  if (plan.schedule == Schedule::kRecycling) {
+    plan.forwards = asked.forwards.value_or(kRecyclingForwards);
   }
-  int choice = static_cast<int>(plan.schedule);
-  run.read_choice("schedule", choice, schedule_names());
-  plan.schedule = static_cast<Schedule>(choice);
-  if (plan.schedule == Schedule::kRecycling) plan.forwards = kRecyclingForwards;
-  if (plan.schedule == Schedule::kFile) {
-    return run.fail("schedule", "found " + describe(*json) + ", expected the file's own path");
-  }
+  plan.automatic.activations = asked.activations.value_or(plan.automatic.activations);
+  plan.automatic.weight_share = asked.weight_share.value_or(plan.automatic.weight_share);
+  if (asked.as_object && fits_durations(plan.schedule)) derive_durations(asked, plan.automatic);
   two_chunks(plan);
 }
 
@@ -244,40 +221,33 @@ void check_validation(JsonReader& run, const Model& model, const Plan& plan) {
            ErrorKind::kUnsupported);
 }
 
-void check_schedule(JsonReader& run, const Model& model, Plan& plan) {
+void check_schedule(JsonReader& run, const Model& model, const Plan& plan) {
   check_chunks(run, plan);
-  if (!run.failed()) check_copies(run, model, plan);
-  if (!run.failed()) check_shared_vocabulary(run, model, plan);
-  if (!run.failed()) check_recycling(run, model, plan);
-  if (!run.failed()) check_deferral(run, plan);
-  if (!run.failed()) check_validation(run, model, plan);
-  if (run.failed()) return;
-  // A host that waited for its stage's passes would not reach what other stages wait for.
-  if (plan.spreads_vocabulary()) plan.host_waits = HostWaits::kNone;
+  check_copies(run, model, plan);
+  check_shared_vocabulary(run, model, plan);
+  check_recycling(run, model, plan);
+  check_deferral(run, plan);
+  check_validation(run, model, plan);
+  const bool whole = plan.schedule == Schedule::kFile && plan.weaves() && !plan.splits_backward();
+  if (whole && (plan.by_units() || plan.offload.activation_layers > 0)) {
+    run.fail("schedule",
+             "passes that run as one are not modelled with sharded gradients or parameters, or "
+             "with activations on the host, unless gradients of weights have passes of their own",
+             ErrorKind::kUnsupported);
+  }
+  const char* parts = plan.overlap.tensor_slices > 1 ? "overlap.tensor_slices"
+                      : plan.recompute.parts > 1     ? "recompute.co_shard"
+                                                     : nullptr;
+  if (plan.splits_backward() && parts != nullptr) {
+    run.fail("schedule",
+             std::string("separate passes for gradients of weights are not modelled with ") + parts,
+             ErrorKind::kUnsupported);
+  }
+}
+
+void derive_passes(JsonReader& run, const Model& model, Plan& plan) {
   if (fits_durations(plan.schedule)) plan.passes = passes_of(plan);
-  if (plan.schedule == Schedule::kFile) {
-    run.adopt(check_schedule_file(model, plan));
-    const bool whole = plan.weaves() && !plan.splits_backward();
-    if (whole && (plan.by_units() || plan.offload.activation_layers > 0)) {
-      run.fail("schedule",
-               "passes that run as one are not modelled with sharded gradients or parameters, or "
-               "with activations on the host, unless gradients of weights have passes of their own",
-               ErrorKind::kUnsupported);
-    }
-    if (run.failed()) return;
-  }
-  if (plan.splits_backward() && plan.overlap.tensor_slices > 1) {
-    return run.fail("schedule",
-                    "separate passes for gradients of weights are not modelled with "
-                    "overlap.tensor_slices",
-                    ErrorKind::kUnsupported);
-  }
-  if (plan.splits_backward() && plan.recompute.parts > 1) {
-    return run.fail("schedule",
-                    "separate passes for gradients of weights are not modelled with "
-                    "recompute.co_shard",
-                    ErrorKind::kUnsupported);
-  }
+  if (plan.schedule == Schedule::kFile) run.adopt(check_schedule_file(model, plan));
 }
 
 }  // namespace foretrain

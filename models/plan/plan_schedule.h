@@ -5,13 +5,21 @@
 
 namespace foretrain {
 
-/// Reads `schedule`: a name, the path of a JSON file (`read_schedule_file`), or an object with what
-/// zb-auto works with. zb-v and dualpipev have two chunks a stage.
-void read_schedule(JsonReader& run, Plan& plan);
+struct ScheduleRequest;
 
-/// Refuses degrees and features that the schedule does not go with; checks its file or works it
-/// out.
-void check_schedule(JsonReader& run, const Model& model, Plan& plan);
+/// The names of schedules, by `Schedule`.
+const std::vector<std::string>& schedule_names();
+
+/// Which schedule it is: by name, or a JSON file's (`read_schedule_file`). zb-v and dualpipev have
+/// two chunks a stage.
+void derive_schedule(JsonReader& run, const ScheduleRequest& asked, Plan& plan);
+
+/// Refuses degrees and features that the schedule does not go with.
+void check_schedule(JsonReader& run, const Model& model, const Plan& plan);
+
+/// Works out the passes of schedules that fit durations, and checks those of a file. The plan is
+/// one that goes with its schedule.
+void derive_passes(JsonReader& run, const Model& model, Plan& plan);
 
 /// As a RUN writes it.
 std::string name_of(Schedule schedule);

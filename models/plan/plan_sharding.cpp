@@ -9,21 +9,7 @@
 namespace foretrain {
 namespace {
 
-using IntRange = JsonReader::IntRange;
-
-/// null: as if the key were not there.
-void read_group(JsonReader& reader, const char* key, std::int64_t& out) {
-  const Json* json = reader.take(key);
-  if (json == nullptr || json->is_null()) return;
-  const auto* size = std::get_if<std::int64_t>(&json->value);
-  if (size == nullptr || *size < 1) {
-    reader.fail(key, "found " + describe(*json) + ", expected a number of ranks or null");
-    return;
-  }
-  out = *size;
-}
-
-std::optional<Refusal> refused_group(const Plan& p) {
+std::optional<Refusal> refused_group(const Model&, const Plan& p) {
   if (p.shard_group == 0) return std::nullopt;
   if (p.sharding == Sharding::kNone) {
     return Refusal{"sharding/group_size", "sharding.level is none: nothing is shared"};
@@ -101,31 +87,6 @@ std::optional<Refusal> refused_levels(const Model& model, const Plan& p) {
                    ErrorKind::kUnsupported};
   }
   return std::nullopt;
-}
-
-void read_buckets(JsonReader& reader, GradientBuckets& buckets) {
-  reader.read_enum("bucketing", buckets.cut, {"ranges", "parameters", "ready", "contiguous"});
-  const auto bytes = [&reader](const char* key, Bytes& out) {
-    double mib = 0;
-    reader.read(key, mib, JsonReader::Range{0, 1e9});
-    out = static_cast<Bytes>(mib * 1048576);
-  };
-  bytes("bucket_mib", buckets.bytes);
-  bytes("first_bucket_mib", buckets.first_bytes);
-  if (buckets.first_bytes == 0) buckets.first_bytes = buckets.bytes;
-  reader.read("bucket_copy", buckets.copy);
-  reader.read("no_sync", buckets.last_pass_only);
-  int average = 0;
-  reader.read_choice("average", average, {"loss", "before"});
-  buckets.averages = average == 1;
-  reader.read("check_nan", buckets.checks);
-  reader.read("inner_group", buckets.inner_group, IntRange{1, 1 << 20});
-  reader.read_enum("compression", buckets.compression,
-                   {"none", "fp16", "bf16", "powersgd", "onebit"});
-  reader.read("compression_rank", buckets.rank, IntRange{0, 4096});
-  double cycle_us = 0;
-  reader.read("cycle_us", cycle_us, JsonReader::Range{0, 1e6});
-  buckets.cycle = Time::from_us(cycle_us);
 }
 
 /// What of `gradients` goes with a sharded optimizer; all else is at its default.
@@ -239,62 +200,6 @@ std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
 
 }  // namespace
 
-void read_sharding(JsonReader& reader, Plan& plan) {
-  constexpr int kLevels = 4;
-  int level = static_cast<int>(plan.sharding);
-  reader.read_choice("level", level,
-                     {"none", "optimizer", "gradients", "parameters", "zero1", "zero2", "zero3"});
-  plan.sharding = static_cast<Sharding>(level < kLevels ? level : level - kLevels + 1);
-  read_group(reader, "group_size", plan.shard_group);
-  Units& units = plan.units;
-  reader.read("unit_layers", units.layers, kAnyCount);
-  reader.read("reshard_after_forward", units.reshard);
-  reader.read("reshard_last_unit", units.reshard_last);
-  reader.read("reshard_in_pipeline", units.reshard_in_pipeline);
-  reader.read("inner_group", units.inner_group, IntRange{1, 1 << 20});
-  reader.read("chunk_elements", units.chunk_elements, IntRange{0, std::int64_t{1} << 50});
-  reader.read("gather_elements", units.gather_elements, IntRange{0, std::int64_t{1} << 50});
-  reader.read("persist_elements", units.persist_elements, IntRange{0, std::int64_t{1} << 50});
-  reader.read("reuse_elements", units.reuse_elements, IntRange{0, std::int64_t{1} << 50});
-  reader.read("forward_prefetch", units.forward_prefetch);
-  reader.read_enum("backward_prefetch", units.backward_prefetch, {"none", "post", "pre"});
-  reader.read("live_elements", units.live_elements, IntRange{0, std::int64_t{1} << 50});
-  reader.read("copy_out", units.copies_out);
-  reader.read("gathers_in_flight", units.gathers_in_flight, IntRange{0, 1 << 20});
-  int shards = 0;
-  reader.read_choice("shard_dtype", shards, {"fp32", "compute"});
-  units.narrow_shards = shards == 1;
-  int gathered = 0;
-  reader.read_choice("gather_dtype", gathered, {"compute", "int8", "fp8"});
-  units.narrow_gathers = gathered >= 1;
-  units.casts_shards = gathered == 2;
-  read_group(reader, "secondary_group", units.secondary);
-}
-
-void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys) {
-  reader.read_enum("dtype", keys.stored, {"fp32", "compute", "fp32-in-pipelines"});
-  reader.read_enum("reduction", plan.reduction, {"reduce-scatter", "all-reduce", "reduce"});
-  int accumulation = 0;
-  reader.read_choice("accumulation", accumulation, {"fused", "separate", "after-pass"});
-  plan.fused_accumulation = accumulation != 1;
-  plan.sums_after_pass = accumulation == 2;
-  reader.read("flat_update", plan.flat_update);
-  reader.read_enum("unscale", keys.unscale, {"apart", "with-clipping", "none"});
-  int reduce = 0;
-  reader.read_choice("reduce_dtype", reduce, {"fp32", "compute", "int4"});
-  keys.reduced_as_compute = reduce >= 1;
-  plan.units.narrow_reduction = reduce == 2;
-  int when = 0;
-  reader.read_choice("reduce", when, {"every-microbatch", "last-microbatch"});
-  plan.units.reduce_each = when == 0;
-  reader.read("blocking", plan.units.reduce_waits);
-  reader.read("bucket_elements", plan.bucket_elements, IntRange{0, std::int64_t{1} << 50});
-  reader.read("bucket_elements_per_rank", keys.bucket_elements_per_rank,
-              IntRange{0, 1'000'000'000});
-  reader.read("clip_norm", plan.clip_norm, JsonReader::Range{0, 1e9});
-  read_buckets(reader, plan.buckets);
-}
-
 bool can_sum_after_pass(const Model& model, const Plan& p) {
   const bool plain =
       !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() && !model.is_network();
@@ -400,14 +305,8 @@ std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
                      text(elements / kMostChunks + 1)};
 }
 
-}  // namespace
-
-std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
-  if (auto group = refused_group(plan)) return group;
-  if (auto kinds = refused_kinds(model, plan)) return kinds;
-  if (auto narrow = refused_narrow(model, plan)) return narrow;
-  if (auto levels = refused_levels(model, plan)) return levels;
-  if (auto chunks = refused_chunks(model, plan)) return chunks;
+/// Gradients that are added up after passes, tables that are tied, owners.
+std::optional<Refusal> refused_reduction(const Model& model, const Plan& plan) {
   if (plan.sums_after_pass && plan.defers_head()) {
     return Refusal{"overlap/head_deferral",
                    "does not go with gradients that are added up after every pass: set "
@@ -437,7 +336,18 @@ std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan) {
                                   "with sharded gradients that the host updates",
                    ErrorKind::kUnsupported};
   }
-  return refused_buckets(model, plan);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<Refusal> refused_sharding(const Model& model, const Plan& plan) {
+  std::vector<Refusal> out;
+  for (const auto rule : {refused_group, refused_kinds, refused_narrow, refused_levels,
+                          refused_chunks, refused_reduction, refused_buckets}) {
+    if (const std::optional<Refusal> no = rule(model, plan)) out.push_back(*no);
+  }
+  return out;
 }
 
 }  // namespace foretrain

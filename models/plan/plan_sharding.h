@@ -20,9 +20,6 @@ struct GradientKeys {
   std::int64_t bucket_elements_per_rank = 0;
 };
 
-void read_sharding(JsonReader& reader, Plan& plan);
-void read_gradients(JsonReader& reader, Plan& plan, GradientKeys& keys);
-
 /// Whether `sums_after_pass` is modelled for the plan.
 bool can_sum_after_pass(const Model& model, const Plan& plan);
 
@@ -42,16 +39,15 @@ void settle_chunks(const Model& model, Plan& plan);
 /// Gradients that travel in the type that they have are not cast.
 void settle_compression(Plan& plan);
 
-/// The first thing that cannot be, once all degrees are known.
+/// What a plan cannot be, once all degrees are known.
 struct Refusal {
   const char* place = "";
   std::string message;
   ErrorKind kind = ErrorKind::kInput;
 };
-std::optional<Refusal> refused_sharding(const Model& model, const Plan& plan);
+/// All that is broken, whatever its order.
+std::vector<Refusal> refused_sharding(const Model& model, const Plan& plan);
 
-/// The key `offload`.
-void read_offload(JsonReader& reader, Offload& offload);
 std::optional<Refusal> refused_offload(const Model& model, const Plan& plan);
 
 }  // namespace foretrain

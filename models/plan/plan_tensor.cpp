@@ -156,24 +156,6 @@ std::string_view name_of(TensorMode mode) {
   return kNames.at(static_cast<std::size_t>(mode));
 }
 
-void read_tensor_mode(JsonReader& reader, Plan& plan) {
-  reader.read_enum("tensor_mode", plan.tensor_mode, {"1d", "2d", "2.5d", "3d"});
-  reader.read("tensor_depth", plan.tensor_depth, JsonReader::IntRange{1, 1 << 20});
-  if (plan.tensor_depth > 1 && plan.tensor_mode != TensorMode::k25D) {
-    reader.fail("tensor_depth", "needs tensor_mode 2.5d");
-  }
-  if (plan.tensor == 1 && plan.tensor_depth == 1) plan.tensor_mode = TensorMode::k1D;
-  if (plan.in_grid() && !reader.has("sequence")) plan.sequence = false;
-}
-
-void read_tensor_overlap(JsonReader& reader, Overlap& overlap) {
-  reader.read("tensor", overlap.tensor);
-  reader.read("tensor_backward", overlap.tensor_backward);
-  reader.read("tensor_slices", overlap.tensor_slices, JsonReader::IntRange{1, 1024});
-  reader.read("tensor_streams", overlap.tensor_streams, JsonReader::IntRange{1, 64});
-  reader.read("tensor_copy_engines", overlap.tensor_copy_engines);
-}
-
 std::optional<Refusal> refused_tensor(const Model& model, const Plan& plan) {
   if (Refused no = plan.in_grid() ? refused_grid(model, plan) : refused_1d(model, plan)) return no;
   return refused_slices(model, plan);

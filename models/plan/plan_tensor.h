@@ -7,13 +7,6 @@
 
 namespace foretrain {
 
-/// `tensor_mode` and `tensor_depth` of `parallel`; `tensor` and `sequence` are known. One tensor
-/// rank has no grid.
-void read_tensor_mode(JsonReader& reader, Plan& plan);
-
-/// What tensor parallelism hides, of `overlap`.
-void read_tensor_overlap(JsonReader& reader, Overlap& overlap);
-
 /// Degrees that do not divide the model, grids that cannot be, what a grid does not go with.
 std::optional<Refusal> refused_tensor(const Model& model, const Plan& plan);
 

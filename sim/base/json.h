@@ -75,8 +75,8 @@ std::string describe(const Json& json);
 /// The accepted name nearest to `wrong` by edit distance, or "" if none is near.
 std::string nearest_name(std::string_view wrong, const std::vector<std::string>& accepted);
 
-/// Reads the members of one object. Every `read` marks its key as known; the first error is kept
-/// and returned by `finish`, which also refuses unknown keys.
+/// Reads the members of one object. Every `read` marks its key as known; `finish` returns all
+/// errors, the first of each key, and refuses unknown keys.
 ///
 ///   JsonReader reader(json, "run.json", "/parallel");
 ///   reader.read("tensor", plan.tensor, {1, 1 << 20});
@@ -96,14 +96,14 @@ class JsonReader {
   JsonReader(const Json& json, std::string source, std::string where);
 
   bool has(std::string_view key);  ///< present and not null; marks the key as known
-  /// Each leaves `out` alone when the key is absent or null.
-  void read(std::string_view key, std::int64_t& out, IntRange range);
-  void read(std::string_view key, std::int32_t& out, IntRange range);
-  void read(std::string_view key, double& out, Range range);
-  void read(std::string_view key, bool& out);
-  void read(std::string_view key, std::string& out);
+  /// Each leaves `out` alone, and returns false, when the key is absent, null or wrong.
+  bool read(std::string_view key, std::int64_t& out, IntRange range);
+  bool read(std::string_view key, std::int32_t& out, IntRange range);
+  bool read(std::string_view key, double& out, Range range);
+  bool read(std::string_view key, bool& out);
+  bool read(std::string_view key, std::string& out);
   /// The index of the string in `names` goes to `out`.
-  void read_choice(std::string_view key, int& out, const std::vector<std::string>& names);
+  bool read_choice(std::string_view key, int& out, const std::vector<std::string>& names);
   template <typename Enum>
   void read_enum(std::string_view key, Enum& out, const std::vector<std::string>& names) {
     int index = static_cast<int>(out);
@@ -118,11 +118,13 @@ class JsonReader {
   void ignore(std::string_view key);
   const std::vector<std::string>& ignored() const { return x_ignored; }
 
-  /// Records an error about `key` unless there is one already.
+  /// Records an error about `key` unless there is one about it already.
   void fail(std::string_view key, const std::string& message, ErrorKind kind = ErrorKind::kInput);
-  /// Records the error of a nested reader, which names its own place.
+  /// Records the errors of a nested reader, which names its own place.
   void adopt(const Status& status);
-  bool failed() const { return x_error.has_value(); }
+  bool failed() const { return !x_errors.empty(); }
+  /// The errors so far, of a reader that has not seen all of its keys.
+  Status status() const;
   Status finish();
 
   const std::string& source() const { return x_source; }
@@ -130,16 +132,17 @@ class JsonReader {
 
  private:
   const Json* find(std::string_view key);
+  void fail_value(std::string_view key, const std::string& expected, const std::string& hint = "");
   bool read_number(std::string_view key, double& out, const std::string& accepted);
-  void read_integer(std::string_view key, std::int64_t& out, IntRange range);
+  bool read_integer(std::string_view key, std::int64_t& out, IntRange range);
 
   const Json& x_json;
   std::string x_source;
   std::string x_where;
   std::vector<std::string> x_known;
   std::vector<std::string> x_ignored;
-  std::optional<Error> x_error;
-  bool x_missing = false;  ///< the error is of a key that is missing
+  std::vector<Error> x_errors;
+  bool x_missing = false;  ///< the first error is of a key that is missing
 };
 
 }  // namespace foretrain

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "sim/base/json.h"
+#include "sim/base/key.h"
 
 namespace foretrain {
 namespace {
@@ -74,8 +75,9 @@ std::string nearest_name(std::string_view wrong, const std::vector<std::string>&
 JsonReader::JsonReader(const Json& json, std::string source, std::string where)
     : x_json(json), x_source(std::move(source)), x_where(std::move(where)) {
   if (json.object() == nullptr) {
-    x_error = input_error(x_source + ": " + (x_where.empty() ? "the document" : x_where) +
-                          ": found " + describe(json) + ", expected an object");
+    x_errors.push_back({x_source + ": " + (x_where.empty() ? "the document" : x_where) +
+                            ": found " + describe(json) + ", expected an object",
+                        ErrorKind::kInput, x_where, describe(json)});
   }
 }
 
@@ -96,7 +98,7 @@ const Json* JsonReader::take(std::string_view key) { return find(key); }
 const Json* JsonReader::require(std::string_view key, std::string_view what) {
   const Json* json = find(key);
   if (json == nullptr) {
-    x_missing = x_missing || !x_error;
+    x_missing = x_missing || x_errors.empty();
     fail(key, "is missing, expected " + std::string(what));
   }
   return json;
@@ -112,121 +114,169 @@ bool JsonReader::read_number(std::string_view key, double& out, const std::strin
   const Json* json = find(key);
   if (json == nullptr) return false;
   if (!json->is_number()) {
-    fail(key, "found " + describe(*json) + ", expected " + accepted);
+    fail_value(key, accepted);
     return false;
   }
   out = json->number();
   return true;
 }
 
-void JsonReader::read(std::string_view key, double& out, Range range) {
+bool JsonReader::read(std::string_view key, double& out, Range range) {
   const std::string accepted =
       "a number from " + short_number(range.low) + " to " + short_number(range.high);
   double value = 0;
-  if (!read_number(key, value, accepted)) return;
+  if (!read_number(key, value, accepted)) return false;
   if (value < range.low || value > range.high) {
     fail(key, "found " + short_number(value) + ", expected " + accepted);
-    return;
+    return false;
   }
   out = value;
+  return true;
 }
 
-void JsonReader::read_integer(std::string_view key, std::int64_t& out, IntRange range) {
+bool JsonReader::read_integer(std::string_view key, std::int64_t& out, IntRange range) {
   const std::string accepted =
       "a whole number from " + std::to_string(range.low) + " to " + std::to_string(range.high);
   double value = 0;
-  if (!read_number(key, value, accepted)) return;
+  if (!read_number(key, value, accepted)) return false;
   const Json& json = *x_json.find(key);
   const auto* exact = std::get_if<std::int64_t>(&json.value);
   const bool whole = exact != nullptr || (std::floor(value) == value && std::fabs(value) < 9e15);
   const std::int64_t integer = exact != nullptr ? *exact : whole ? std::int64_t(value) : 0;
   if (!whole || integer < range.low || integer > range.high) {
-    fail(key, "found " + describe(json) + ", expected " + accepted);
-    return;
+    fail_value(key, accepted);
+    return false;
   }
   out = integer;
+  return true;
 }
 
-void JsonReader::read(std::string_view key, std::int64_t& out, IntRange range) {
-  read_integer(key, out, range);
+bool JsonReader::read(std::string_view key, std::int64_t& out, IntRange range) {
+  return read_integer(key, out, range);
 }
 
-void JsonReader::read(std::string_view key, std::int32_t& out, IntRange range) {
+bool JsonReader::read(std::string_view key, std::int32_t& out, IntRange range) {
   std::int64_t wide = out;
-  read_integer(key, wide, range);
+  const bool is = read_integer(key, wide, range);
   out = static_cast<std::int32_t>(wide);
+  return is;
 }
 
-void JsonReader::read(std::string_view key, bool& out) {
+bool JsonReader::read(std::string_view key, bool& out) {
   const Json* json = find(key);
-  if (json == nullptr) return;
-  if (const bool* value = std::get_if<bool>(&json->value)) {
-    out = *value;
-  } else {
-    fail(key, "found " + describe(*json) + ", expected true or false");
+  if (json == nullptr) return false;
+  const bool* value = std::get_if<bool>(&json->value);
+  if (value == nullptr) {
+    fail_value(key, "true or false");
+    return false;
   }
+  out = *value;
+  return true;
 }
 
-void JsonReader::read(std::string_view key, std::string& out) {
+bool JsonReader::read(std::string_view key, std::string& out) {
   const Json* json = find(key);
-  if (json == nullptr) return;
-  if (const std::string* value = json->string()) {
-    out = *value;
-  } else {
-    fail(key, "found " + describe(*json) + ", expected a text");
+  if (json == nullptr) return false;
+  if (json->string() == nullptr) {
+    fail_value(key, "a text");
+    return false;
   }
+  out = *json->string();
+  return true;
 }
 
-void JsonReader::read_choice(std::string_view key, int& out,
+bool JsonReader::read_choice(std::string_view key, int& out,
                              const std::vector<std::string>& names) {
   const Json* json = find(key);
-  if (json == nullptr) return;
+  if (json == nullptr) return false;
   const std::string* value = json->string();
   const auto it = value ? std::find(names.begin(), names.end(), *value) : names.end();
-  if (it != names.end()) {
-    out = static_cast<int>(it - names.begin());
-    return;
+  if (it == names.end()) {
+    const std::string near = value ? nearest_name(*value, names) : "";
+    fail_value(key, "one of " + join(names),
+               near.empty() ? "" : " (did you mean \"" + near + "\"?)");
+    return false;
   }
-  std::string message = "found " + describe(*json) + ", expected one of " + join(names);
-  const std::string near = value ? nearest_name(*value, names) : "";
-  if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
-  fail(key, message);
+  out = static_cast<int>(it - names.begin());
+  return true;
 }
 
 void JsonReader::fail(std::string_view key, const std::string& message, ErrorKind kind) {
-  if (x_error) return;
   const std::string place = pointer(key);
-  x_error = Error{x_source + ": " + (place.empty() ? "" : place + ": ") + message, kind};
+  const bool told = std::any_of(x_errors.begin(), x_errors.end(),
+                                [&place](const Error& one) { return one.pointer == place; });
+  if (told) return;
+  x_errors.push_back(
+      {x_source + ": " + (place.empty() ? "" : place + ": ") + message, kind, place});
+}
+
+void JsonReader::fail_value(std::string_view key, const std::string& expected,
+                            const std::string& hint) {
+  const std::string found = describe(*x_json.find(key));
+  const std::size_t before = x_errors.size();
+  fail(key, "found " + found + ", expected " + expected + hint);
+  if (x_errors.size() == before) return;
+  x_errors.back().found = found;
+  x_errors.back().hint = hint;
 }
 
 void JsonReader::adopt(const Status& status) {
-  if (!x_error && !status.ok()) x_error = status.error();
+  if (status.ok()) return;
+  Error first = status.error();
+  std::vector<Error> more = std::move(first.more);
+  first.more.clear();
+  x_errors.push_back(std::move(first));
+  for (Error& one : more) x_errors.push_back(std::move(one));
 }
 
-namespace {
-
-/// The first key of `object` that is none of those; null if there is none.
-const std::string* unknown_key(const Json& object, const std::vector<std::string>& known) {
-  for (const auto& [key, value] : *object.object()) {
-    if (std::find(known.begin(), known.end(), key) == known.end()) return &key;
-  }
-  return nullptr;
+Status JsonReader::status() const {
+  if (x_errors.empty()) return ok_status();
+  Error out = x_errors.front();
+  out.more.insert(out.more.end(), x_errors.begin() + 1, x_errors.end());
+  return out;
 }
-
-}  // namespace
 
 Status JsonReader::finish() {
-  if (x_error && !x_missing) return *x_error;
-  const std::string* unknown = unknown_key(x_json, x_known);
-  if (x_error) {  // of a key that is missing: perhaps it is there by another name
-    if (unknown != nullptr) x_error->message += "; unknown here: " + *unknown;
-    return *x_error;
+  if (x_json.object() == nullptr) return status();
+  for (const auto& [key, value] : *x_json.object()) {
+    if (std::find(x_known.begin(), x_known.end(), key) != x_known.end()) continue;
+    if (x_missing) {  // perhaps what is missing is there by another name
+      x_errors.front().message += "; unknown here: " + key;
+      break;
+    }
+    const std::string near = nearest_name(key, x_known);
+    const std::string hint =
+        near.empty() ? "; accepted here: " + join(x_known) : " (did you mean \"" + near + "\"?)";
+    const std::size_t before = x_errors.size();
+    fail(key, "unknown key" + hint);
+    if (x_errors.size() == before) continue;
+    x_errors.back().hint = hint;
+    x_errors.back().unknown_key = true;
   }
-  if (unknown == nullptr) return ok_status();
-  const std::string near = nearest_name(*unknown, x_known);
-  fail(*unknown, "unknown key" + (near.empty() ? "; accepted here: " + join(x_known)
-                                               : " (did you mean \"" + near + "\"?)"));
-  return *x_error;
+  return status();
+}
+
+std::vector<std::size_t> read_names(JsonReader& reader, const std::string& key,
+                                    const std::vector<std::string>& names) {
+  std::vector<std::size_t> out;
+  const Json* list = reader.take(key);
+  if (list == nullptr) return out;
+  if (list->array() == nullptr) {
+    reader.fail(key, "found " + describe(*list) + ", expected a list of " + join(names));
+    return out;
+  }
+  for (const Json& item : *list->array()) {
+    const std::string name = item.string() ? *item.string() : describe(item);
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) {
+      const std::string near = nearest_name(name, names);
+      reader.fail(key, "found " + describe(item) + ", expected " + join(names) +
+                           (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
+      return out;
+    }
+    out.push_back(static_cast<std::size_t>(found - names.begin()));
+  }
+  return out;
 }
 
 }  // namespace foretrain

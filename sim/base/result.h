@@ -1,9 +1,10 @@
-// Result<T>: a value, or one message that tells the user what to mend.
+// Result<T>: a value, or what tells the user what to mend, a message for each fault.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "sim/base/check.h"
 
@@ -18,7 +19,20 @@ enum class ErrorKind {
 struct Error {
   std::string message;
   ErrorKind kind = ErrorKind::kInput;
+  std::string pointer = {};  ///< JSON pointer of the value at fault, where the fault is in a file
+  std::string found = {};    ///< the value, as the message writes it
+  std::string hint = {};     ///< the message's end: which accepted name the user may have meant
+  bool unknown_key = false;  ///< the fault is the key itself
+  std::vector<Error> more = {};  ///< the other faults of the same input
 };
+
+/// `error` with the faults of `other` behind its own.
+inline void append(Error& error, Error other) {
+  std::vector<Error> more = std::move(other.more);
+  other.more.clear();
+  error.more.push_back(std::move(other));
+  for (Error& one : more) error.more.push_back(std::move(one));
+}
 
 inline Error input_error(std::string message) {
   return Error{std::move(message), ErrorKind::kInput};

@@ -1,6 +1,7 @@
 // Whatever is wrong with the input: exit 1, one message that helps, nothing left behind.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "tests/cli/run_command.h"
@@ -68,6 +69,29 @@ const BadSet kForeignNames[] = {
     {"optimizer=adamw", {"/optimizer", "kernels.optimizer"}},
 };
 INSTANTIATE_TEST_SUITE_P(ForeignNames, BadSets, testing::ValuesIn(kForeignNames));
+
+// One pass tells every value that is wrong, and every mechanism that a plan breaks.
+TEST(BadRuns, EveryFaultIsTold) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const CommandResult values =
+      place.run({"simulate", "run.json", "--set", "parallel.tensor=0", "--set", "overlap.tensor=3",
+                 "--set", "sharding.levl=none", "--set", "batch.gradient_accumulation_steps=2"});
+  expect_refused(place, values,
+                 {"/parallel/tensor: found 0, expected a whole number from 1",
+                  "/overlap/tensor: found 3, expected true or false",
+                  "/sharding/levl: unknown key (did you mean \"level\"?)",
+                  "/batch/gradient_accumulation_steps: unknown key; here it is "
+                  "batch.accumulation\n"});
+  EXPECT_EQ(std::count(values.err.begin(), values.err.end(), '\n'), 4) << values.err;
+  const CommandResult rules = place.run(
+      {"simulate", "run.json", "--set", "batch.global=3", "--set", "sharding.group_size=3", "--set",
+       "offload.delayed_update=true", "--set", "parallel.expert=2"});
+  expect_refused(place, rules,
+                 {"/batch/global: 3 sequences", "/sharding/group_size: 3 does not",
+                  "/offload/delayed_update: needs", "/parallel/expert: found 2"});
+  EXPECT_EQ(std::count(rules.err.begin(), rules.err.end(), '\n'), 4) << rules.err;
+}
 
 /// What a network of layers is not lowered for.
 const BadSet kOfNetworks[] = {
@@ -448,7 +472,8 @@ const BadSet kUnsupported[] = {
     {"precision={\"communication\":\"bf16\"}", {"/precision/communication", "not modelled yet"}},
     {"overlap.passes=true", {"/overlap/passes", "no experts"}},
     {"schedule={\"name\":\"3f1b\",\"forwards\":0}", {"/schedule/forwards", "found 0", "1 to"}},
-    {"schedule={\"name\":\"3f1b\",\"activations\":2}", {"/schedule/activations", "unknown key"}},
+    {"schedule={\"name\":\"3f1b\",\"activations\":2}",
+     {"/schedule/activations", "is no key of 3f1b"}},
     {"recompute={\"co_shard\":0}", {"/recompute/co_shard", "found 0", "1 to"}},
     {"recompute={\"co_shard\":5}", {"/recompute/co_shard", "5 parts", "attention heads"}},
     {"recompute={\"co_shard\":2,\"modules\":[\"mlp\"]}", {"/recompute/co_shard", "layernorm"}},
@@ -480,8 +505,8 @@ const BadSet kUnsupported[] = {
     {"recompute={\"modules\":[\"moe\"]}", {"/recompute/modules", "\"moe\"", "no experts"}},
     {"profile=mine.json", {"/profile", "no profile \"mine.json\"", "foretrain calibrate"}},
     {"moe={}", {"/moe", "no experts"}},
-    {"moe=5", {"/moe", "no experts"}},
-    {"moe=[]", {"/moe", "no experts"}},
+    {"moe=5", {"/moe", "expected an object"}},
+    {"moe=[]", {"/moe", "expected an object"}},
     {"model={\"preset\":\"llama-4-scout\",\"attention_chunk_size\":16}",
      {"/batch/sequence", "attention within chunks of 16"}},
 };

@@ -109,8 +109,9 @@ std::vector<std::string> strings_of(const std::string& line) {
   return out;
 }
 
-// Types of a config.json, a schedule that a system is named after, the default of a RUN's `system`,
-// and the shipped run that a calibration takes operations from.
+// Types of a config.json, a schedule that a system is named after, and the shipped run that a
+// calibration takes operations from. Declarations of keys name models and systems in their
+// documents and probes: no prediction reads either, and the setter of a key sees a Request alone.
 TEST(KeyedConstants, NoCodeKnowsAName) {
   const std::set<std::string> names = names_nobody_may_know();
   ASSERT_GT(names.size(), 500U);
@@ -119,13 +120,13 @@ TEST(KeyedConstants, NoCodeKnowsAName) {
       {"model_config.cpp", "gpt2"},          {"sparse_config.cpp", "deepseek_v3"},
       {"sparse_config.cpp", "grok-1"},       {"sparse_config.cpp", "gpt2"},
       {"plan_schedule.cpp", "gpipe"},        {"plan_network.cpp", "gpipe"},
-      {"calibration.cpp", "gpt-small-host"}, {"calibration.cpp", "llama-small-host"},
-      {"run_file.cpp", "megatron-lm"}};
+      {"calibration.cpp", "gpt-small-host"}, {"calibration.cpp", "llama-small-host"}};
   std::size_t looked_at = 0;
   for (const char* folder : {"sim", "hardware", "models", "executor", "traces", "tools"}) {
     for (const fs::path& path : files_of(folder, {".cpp", ".h", ".cu", ".cuh"})) {
       const std::string file = path.filename().string();
       if (file == "main.cpp") continue;  // the examples of its help
+      if (path.string().find("/models/plan/keys/") != std::string::npos) continue;
       const Result<std::string> text = read_text_file(path.string());
       ASSERT_TRUE(text.ok());
       for (std::size_t begin = 0, end = 0; begin < text.value().size(); begin = end + 1) {

@@ -7,6 +7,7 @@
 #include "models/layers/moe_block.h"
 #include "models/lower.h"
 #include "models/plan/expert_plan.h"
+#include "models/plan/keys/keys.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
 
@@ -14,11 +15,13 @@ namespace foretrain {
 namespace {
 
 ExpertPlan read(const std::string& moe, const Model& model, std::int64_t ranks) {
-  ExpertPlan out;
-  out.expert = ranks;
+  Request request;
   const Json json = parse_json(R"({"moe": )" + moe + "}", "test").value();
   JsonReader reader(json, "test", "");
-  read_expert_plan(reader, model, out);
+  read_request(reader, request);
+  ExpertPlan out = request.plan.experts;
+  out.expert = ranks;
+  derive_experts(reader, request.experts, model, out);
   EXPECT_TRUE(reader.finish().ok()) << reader.finish().error().message;
   return out;
 }

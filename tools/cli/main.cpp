@@ -246,6 +246,22 @@ Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
   return {verb, [&args] { return foretrain::doctor(args); }};
 }
 
+Verb add_schema(CLI::App& app, foretrain::SchemaArgs& args) {
+  CLI::App* verb = app.add_subcommand("schema", "The JSON Schema of a kind of file, for editors");
+  verb->footer("Example:\n  foretrain schema run > run.schema.json");
+  verb->add_option("KIND", args.kind, "run, cluster or system")->required();
+  verb->add_flag("--page", args.page, "Print docs/reference/keys.md instead");
+  return {verb, [&args] { return foretrain::schema(args); }};
+}
+
+Verb add_completion(CLI::App& app, foretrain::CompletionArgs& args) {
+  CLI::App* verb = app.add_subcommand("completion", "A script that completes keys of --set");
+  verb->footer("Example:\n  source <(foretrain completion bash)");
+  verb->add_option("SHELL", args.shell, "bash")->required();
+  for (const CLI::App* other : app.get_subcommands({})) args.verbs.push_back(other->get_name());
+  return {verb, [&args] { return foretrain::completion(args); }};
+}
+
 /// Says which verb `word` may have meant, if it is none.
 void suggest_verb(CLI::App& app, const std::string& word) {
   if (word.empty() || word.front() == '-') return;
@@ -278,10 +294,13 @@ int main(int argc, char** argv) {
   foretrain::ListArgs list_args;
   foretrain::ShowArgs show_args;
   foretrain::DoctorArgs doctor_args;
+  foretrain::SchemaArgs schema_args;
+  foretrain::CompletionArgs completion_args;
   const Verb verbs[] = {add_simulate(app, simulate_args), add_calibrate(app, calibrate_args),
                         add_execute(app, execute_args),   add_validate(app, validate_args),
                         add_score(app, score_args),       add_list(app, list_args),
-                        add_show(app, show_args),         add_doctor(app, doctor_args)};
+                        add_show(app, show_args),         add_doctor(app, doctor_args),
+                        add_schema(app, schema_args),     add_completion(app, completion_args)};
   app.failure_message([](const CLI::App* of, const CLI::Error& error) {
     return "foretrain: " + CLI::FailureMessage::simple(of, error);
   });
@@ -297,6 +316,9 @@ int main(int argc, char** argv) {
     const Status status = run_guarded(verb);
     if (status.ok()) return 0;
     std::fprintf(stderr, "foretrain: %s\n", status.error().message.c_str());
+    for (const foretrain::Error& one : status.error().more) {
+      std::fprintf(stderr, "foretrain: %s\n", one.message.c_str());
+    }
     return 1;
   }
   return 2;

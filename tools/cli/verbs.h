@@ -80,6 +80,18 @@ struct ShowArgs {
 };
 Status show(const ShowArgs& args);
 
+struct SchemaArgs {
+  std::string kind;
+  bool page = false;  ///< print the reference page of keys instead
+};
+Status schema(const SchemaArgs& args);
+
+struct CompletionArgs {
+  std::string shell;
+  std::vector<std::string> verbs;
+};
+Status completion(const CompletionArgs& args);
+
 struct DoctorArgs {
   std::string json;
   bool quiet = false;

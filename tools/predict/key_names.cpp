@@ -3,15 +3,31 @@
 #include <algorithm>
 #include <string>
 
+#include "hardware/cluster_keys.h"
+#include "models/plan/keys/keys.h"
 #include "sim/base/assets.h"
-#include "sim/base/constants.h"
 
 namespace foretrain {
 namespace {
 
-constexpr std::string_view kUnknown = ": unknown key";
+/// What is said of names of other systems that no key stands for.
+const std::vector<std::pair<std::string, std::vector<std::string>>>& names_without_key() {
+  static const std::vector<std::pair<std::string, std::vector<std::string>>> all = {
+      {"not set: cluster.accelerators / (tensor x pipeline x context)",
+       {"data", "data_parallel", "data_parallel_size", "dp", "dp_size"}},
+      {"not set: cluster.accelerators / (tensor x pipeline x sharding.group_size)",
+       {"data_parallel_replicate_degree"}}};
+  return all;
+}
 
-/// As the file writes them: --micro-batch-size is micro_batch_size.
+template <typename Keys>
+void add_names(const Keys& keys, std::map<std::string, std::string>& out) {
+  for (const auto& key : keys) {
+    for (const KeyAlias& alias : key.aliases) out[alias.name] = key.path() + alias.says;
+  }
+}
+
+/// As declarations write them: --micro-batch-size is micro_batch_size.
 std::string spelt(std::string_view key) {
   std::string out;
   for (const char letter : key) {
@@ -38,46 +54,57 @@ bool may_stand_for(std::string_view pointer, std::string_view key, std::string_v
   return !never && key.find('_') != std::string_view::npos;
 }
 
-/// The pointer that ends at `end` of a message "file: /pointer: ...".
-std::string_view pointer_before(std::string_view message, std::size_t end) {
-  const std::size_t begin = message.rfind(": /", end);
-  return begin == std::string_view::npos ? "" : message.substr(begin + 2, end - begin - 2);
+/// What is known of a name stands in place of a guess by its letters.
+void say(Error& error, const std::string& known) {
+  error.message.resize(error.message.size() - error.hint.size());
+  error.message += known;
+  error.hint = known;
 }
 
-void say_key(const Json& names, std::string& message) {
-  const std::size_t end = message.rfind(kUnknown);
-  if (end == std::string::npos) return;
-  const std::string pointer(pointer_before(message, end));
-  const std::string_view key = std::string_view(pointer).substr(pointer.rfind('/') + 1);
-  const Json* ours = pointer.empty() ? nullptr : names.find(spelt(key));
-  if (ours == nullptr || !may_stand_for(pointer, key, *ours->string())) return;
-  message.insert(end + kUnknown.size(), "; here it is " + *ours->string());
+void say_key(Error& error) {
+  const std::string_view pointer = error.pointer;
+  const std::string_view key = pointer.substr(pointer.rfind('/') + 1);
+  const auto ours = names_of_others().find(spelt(key));
+  if (ours == names_of_others().end() || !may_stand_for(pointer, key, ours->second)) return;
+  say(error, "; here it is " + ours->second);
 }
 
-void say_value(const Json& values, std::string& message) {
-  for (const auto& [pointer, known] : *values.object()) {
-    for (const std::string& where : {pointer + ": ", pointer + "/preset: "}) {
-      const std::size_t at = message.find(": " + where);
-      if (at == std::string::npos) continue;
-      for (const auto& [theirs, ours] : *known.object()) {
-        const bool text = message.find("\"" + theirs + "\"", at) != std::string::npos;
-        const bool bare = message.find("found " + theirs + ",", at) != std::string::npos;
-        if (!text && !bare) continue;
-        const std::size_t near = message.find(" (did you mean", at);
-        if (near != std::string::npos) message.erase(near, message.find("?)", near) + 2 - near);
-        message += "; " + theirs + " is " + *ours.string() + " here";
-        return;
-      }
-    }
+void say_value(Error& error) {
+  std::string pointer = error.pointer;
+  if (pointer.ends_with("/preset")) pointer.resize(pointer.size() - std::string("/preset").size());
+  const auto tell = [&](const std::string& theirs, const std::string& ours) {
+    if (error.found != theirs && error.found != "\"" + theirs + "\"") return;
+    say(error, "; " + theirs + " is " + ours + " here");
+  };
+  for (const PlanKey& key : all_run_keys()) {
+    if (key.pointer() != pointer) continue;
+    for (const auto& [theirs, ours] : key.values) tell(theirs, ours);
   }
+  if (pointer != "/sharding") return;
+  for (const char* level : {"zero1", "zero2", "zero3"}) {
+    tell(level, std::string("{\"level\": \"") + level + "\"}");
+  }
+  tell("fsdp", "{\"level\": \"parameters\"}");
 }
 
 }  // namespace
 
+const std::map<std::string, std::string>& names_of_others() {
+  static const std::map<std::string, std::string> all = [] {
+    std::map<std::string, std::string> out;
+    add_names(all_run_keys(), out);
+    add_names(cluster_keys(), out);
+    for (const auto& [says, names] : names_without_key()) {
+      for (const std::string& name : names) out[name] = says;
+    }
+    return out;
+  }();
+  return all;
+}
+
 Error with_our_name(Error error) {
-  static const Json file = load_constants("key_names.json");
-  say_key(member(file, "names"), error.message);
-  say_value(member(file, "values"), error.message);
+  error.unknown_key ? say_key(error) : say_value(error);
+  for (Error& one : error.more) one.unknown_key ? say_key(one) : say_value(one);
   return error;
 }
 

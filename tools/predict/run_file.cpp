@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "hardware/presets.h"
+#include "models/plan/keys/keys.h"
 #include "sim/base/assets.h"
 #include "tools/predict/divide.h"
 #include "tools/predict/kernel_defaults.h"
@@ -137,12 +138,13 @@ Status check_plan_keys(const Json& json, const std::string& source, const std::s
 
 /// Names the system where it, and not the RUN, set what a plan cannot be read from.
 Error with_origin(Error error, const Run& run) {
-  for (const auto& [pointer, origin] : run.origins) {
-    if (!origin.starts_with("system ")) continue;
-    if (error.message.find(": " + pointer + ": ") == std::string::npos) continue;
-    error.message += " (set by " + origin + ")";
-    break;
-  }
+  const auto say = [&run](Error& one) {
+    const auto of = run.origins.find(one.pointer);
+    if (of == run.origins.end() || !of->second.starts_with("system ")) return;
+    one.message += " (set by " + of->second + ")";
+  };
+  say(error);
+  for (Error& one : error.more) say(one);
   return error;
 }
 
@@ -382,12 +384,15 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
     return input_error(where + ": " + name_or_path + " is a directory, expected a file or a name");
   }
   const std::string one = kind.substr(0, kind.size() - 1);
-  std::string message = where + ": no " + one + " \"" + name_or_path + "\" and no such file";
-  const std::vector<std::string> names = preset_names(kind);
-  const std::string near = nearest_name(name_or_path, names);
-  if (!near.empty()) message += " (did you mean \"" + near + "\"?)";
-  if (kind == "runs") message += no_run(name_or_path);
-  return input_error(message + "; `foretrain list " + kind + "` lists them");
+  Error error = input_error(where + ": no " + one + " \"" + name_or_path + "\" and no such file");
+  if (kind == "runs") error.message += no_run(name_or_path);
+  error.message += "; `foretrain list " + kind + "` lists them";
+  const std::string near = nearest_name(name_or_path, preset_names(kind));
+  if (!near.empty()) error.hint = " (did you mean \"" + near + "\"?)";
+  error.message += error.hint;
+  error.found = "\"" + name_or_path + "\"";
+  error.pointer = where.substr(std::min(where.size(), where.rfind(": /") + 2));
+  return error;
 }
 
 Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
@@ -407,11 +412,12 @@ Result<Run> resolve(const Json& json, const std::string& source,
   run.source = source;
   Json user = json;
   FT_TRY(check_keys(user, source));
+  for (const char* remark : {"$schema", "schema"}) user.erase(remark);
   std::map<std::string, std::string> set_origins;
   for (const std::string& set : sets) FT_TRY(apply_set(user, set, set_origins));
   FT_TRY(check_keys(user, sets.empty() ? source : source + " with --set"));
 
-  FT_ASSIGN(run.resolved, parse_json(find_asset("defaults.json"), "defaults"));
+  run.resolved = default_run();
   for (const auto& [key, value] : *run.resolved.object()) {
     Json empty{Json::Object{}};
     overlay(empty, value, "default", "/" + key, run.origins);
@@ -422,7 +428,8 @@ Result<Run> resolve(const Json& json, const std::string& source,
     }
   }
   const Json* system = user.find("system");
-  run.system = system != nullptr && system->string() ? *system->string() : "megatron-lm";
+  run.system = system != nullptr && system->string() ? *system->string()
+                                                     : *run.resolved.find("system")->string();
   if (system != nullptr && system->string() == nullptr && !system->is_null()) {
     return input_error(source + ": /system: found " + describe(*system) + ", expected a name");
   }
@@ -473,11 +480,16 @@ Result<Run> resolve(const Json& json, const std::string& source,
   run.graphs_by_layer = cuda_graph(run.resolved) == "layer";
   FT_TRY(prices ? prices(run) : find_profile(run, user, source));
   note_limits(run);
+  return run;
+}
+
+/// What depends on times: the division of layers, orders that fit durations, the states that stay
+/// on the device, what a coordinator's cycles find ready. Nothing before it simulates.
+Status decide(Run& run) {
   FT_TRY(divide_by_time(run));
   FT_TRY(order_by_time(run));
   FT_TRY(place_states(run));
-  FT_TRY(list_ready(run));
-  return run;
+  return list_ready(run);
 }
 
 }  // namespace
@@ -485,7 +497,9 @@ Result<Run> resolve(const Json& json, const std::string& source,
 Result<Run> resolve_run(const Json& json, const std::string& source,
                         const std::vector<std::string>& sets, const ChoosePrices& prices) {
   Result<Run> run = resolve(json, source, sets, prices);
-  return run.ok() ? std::move(run) : with_our_name(run.error());
+  if (!run.ok()) return with_our_name(run.error());
+  FT_TRY(decide(run.value()));
+  return run;
 }
 
 }  // namespace foretrain

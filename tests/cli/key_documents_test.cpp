@@ -1,0 +1,109 @@
+// Are the documents that are made from declarations of keys current, and do they hold for files?
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "sim/base/json.h"
+#include "tests/cli/run_command.h"
+#include "tools/predict/key_documents.h"
+
+namespace foretrain {
+namespace {
+
+const std::string kRoot = FORETRAIN_SOURCE_DIR;
+
+TEST(KeyDocuments, AreCurrent) {
+  EXPECT_EQ(read_text_file(kRoot + "/docs/reference/keys.md").value(), keys_page())
+      << "foretrain schema run --page > docs/reference/keys.md";
+  EXPECT_EQ(read_text_file(kRoot + "/docs/reference/run.schema.json").value(),
+            dump_json(schema_of("run")) + "\n")
+      << "foretrain schema run > docs/reference/run.schema.json";
+}
+
+/// Pointers of members that the schema, which closes its objects, does not have.
+void list_unknown(const Json& json, const Json& schema, const Json& root, const std::string& at,
+                  std::vector<std::string>& out) {
+  if (json.object() == nullptr) return;
+  if (const Json* reference = schema.find("$ref")) {
+    const std::string name = reference->string()->substr(std::string("#/$defs/").size());
+    return list_unknown(json, *root.find("$defs")->find(name), root, at, out);
+  }
+  const Json* any = schema.find("anyOf");
+  if (any != nullptr) {
+    for (const Json& one : *any->array()) {
+      if (one.find("properties") != nullptr) list_unknown(json, one, root, at, out);
+    }
+    return;
+  }
+  const Json* properties = schema.find("properties");
+  if (properties == nullptr) return;  // open
+  for (const auto& [key, value] : *json.object()) {
+    const Json* known = properties->find(key);
+    if (known == nullptr) {
+      out.push_back(at + "/" + key);
+    } else {
+      list_unknown(value, *known, root, at + "/" + key, out);
+    }
+  }
+}
+
+TEST(KeyDocuments, SchemasKnowEveryKeyOfShippedFiles) {
+  for (const std::string& kind : schema_kinds()) {
+    const Json schema = schema_of(kind);
+    int files = 0;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(kRoot + "/configs/" + kind + "s")) {
+      const Json file = read_json_file(entry.path().string()).value();
+      std::vector<std::string> unknown;
+      list_unknown(file, schema, schema, "", unknown);
+      EXPECT_EQ(unknown, std::vector<std::string>{}) << entry.path();
+      ++files;
+    }
+    EXPECT_GT(files, 10) << kind;
+  }
+  std::vector<std::string> unknown;
+  const Json wrong = parse_json(R"({"parallel": {"tensr": 2}})", "test").value();
+  list_unknown(wrong, schema_of("run"), schema_of("run"), "", unknown);
+  EXPECT_EQ(unknown, std::vector<std::string>{"/parallel/tensr"});
+}
+
+TEST(KeyDocuments, BashCompletesKeysAndValues) {
+  const Workplace place;
+  place.write("in.sh", place.run({"completion", "bash"}).out + R"(
+COMP_WORDS=(foretrain simulate --set sharding.le); COMP_CWORD=3; _foretrain; echo ${COMPREPLY[@]}
+COMP_WORDS=(foretrain simulate --set overlap.pipeline = t); COMP_CWORD=5; _foretrain
+echo ${COMPREPLY[@]}
+COMP_WORDS=(foretrain sch); COMP_CWORD=1; _foretrain; echo ${COMPREPLY[@]}
+)");
+  const std::string command = "bash " + place.path("in/in.sh").string() + " > " +
+                              place.path("in/out.txt").string() + " 2>&1";
+  if (std::system("bash -c 'compgen -W a' > /dev/null 2>&1") != 0) GTEST_SKIP() << "no bash";
+  ASSERT_EQ(std::system(command.c_str()), 0) << place.read("out.txt");
+  EXPECT_EQ(place.read("out.txt"), "sharding.level=\ntrue\nschema\n");
+}
+
+TEST(KeyDocuments, FilesMayNameTheirSchema) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const std::string plain = place.run({"show", "run.json"}).out;
+  place.write("run.json", R"({"$schema": "here.json",)" + std::string(kSmallRun).substr(1));
+  EXPECT_EQ(place.run({"show", "run.json"}).out, plain);
+  for (const char* kind : {"cluster", "system", "model"}) {
+    const std::string name = std::string(kind) == "cluster"  ? "dgx-a100-80gb"
+                             : std::string(kind) == "system" ? "megatron-lm"
+                                                             : "gpt3-125m";
+    const std::string text =
+        read_text_file(kRoot + "/configs/" + kind + "s/" + name + ".json").value();
+    place.write("file.json", R"({"$schema": "here.json",)" + text.substr(text.find('{') + 1));
+    const std::string path = std::string(kind) == "cluster" ? "cluster.preset" : kind;
+    const CommandResult shown =
+        place.run({"show", "run.json", "--set", path + "=file.json", "--json", "-", "--quiet"});
+    EXPECT_EQ(shown.exit_code, 0) << kind << ": " << shown.err;
+    EXPECT_EQ(shown.err, "") << kind;
+  }
+}
+
+}  // namespace
+}  // namespace foretrain
