@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "hardware/cluster_keys.h"
 #include "hardware/kernel_constants.h"
+#include "hardware/keys/cluster_keys.h"
 #include "hardware/presets.h"
 
 namespace foretrain {

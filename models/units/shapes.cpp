@@ -23,12 +23,12 @@ static SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool firs
 
 namespace {
 
-constexpr std::int16_t kToCopyOut = 2;  ///< of the weights, where they are copied out of it
-constexpr std::int16_t kWhole = 0;      ///< buffer of gathered weights, of whole gradients
-constexpr std::int16_t kNarrowed = 1;   ///< the shard in the type that travels
-constexpr std::int16_t kWidened = 1;    ///< whole gradients in the type that is reduced
-constexpr std::int16_t kPart = 2;       ///< the rank's part of one microbatch's sum
-constexpr std::int16_t kSummed = 1;     ///< event: parts of tensor ranks are added
+constexpr std::int16_t kToCopyOut = 2;         ///< of the weights, where they are copied out of it
+constexpr std::int16_t kWhole = 0;             ///< buffer of gathered weights, of whole gradients
+constexpr std::int16_t kNarrowed = 1;          ///< the shard in the type that travels
+constexpr std::int16_t kWidened = 1;           ///< whole gradients in the type that is reduced
+constexpr std::int16_t kPart = 2;              ///< the rank's part of one microbatch's sum
+constexpr std::int16_t kSummedOverTensor = 1;  ///< event: parts of tensor ranks are added
 
 void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std::int64_t count,
          bool persistent) {
@@ -307,7 +307,7 @@ void sum_shared(Stage& stage, const UnitShape& shape, Segment& segment) {
         View{0, kWhole, bytes_of(type, begin), bytes_of(type, end - begin), 1, GroupSlot()}};
     segment.ops.push_back(std::move(op));
   }
-  if (!segment.ops.empty()) segment.ops.back().records = EventRef{0, kSummed};
+  if (!segment.ops.empty()) segment.ops.back().records = EventRef{0, kSummedOverTensor};
 }
 
 /// What a rank holds of a unit's sum, all of it where it shares with nobody, over the other copies.
@@ -348,7 +348,7 @@ SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool first) {
   segment.frames = {shape.gradients, shape.shards};
   sum_shared(stage, shape, segment);
   std::vector<EventRef> waits;
-  if (!segment.ops.empty()) waits.push_back(EventRef{0, kSummed});
+  if (!segment.ops.empty()) waits.push_back(EventRef{0, kSummedOverTensor});
   if (const Time host = time_of_views(stage.plan, shape); host.ps > 0) {
     segment.ops.push_back(
         unit_op(stage, shape.holders.stream, "host.scatter", HostDelay{host}, Phase::kGradients));

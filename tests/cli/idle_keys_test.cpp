@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "hardware/cluster_keys.h"
+#include "hardware/keys/cluster_keys.h"
 #include "models/plan/keys/keys.h"
 #include "tests/cli/run_command.h"
 

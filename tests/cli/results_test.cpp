@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "hardware/cluster_keys.h"
+#include "hardware/keys/cluster_keys.h"
 #include "models/plan/keys/keys.h"
 #include "sim/base/json.h"
 #include "tests/cli/run_command.h"

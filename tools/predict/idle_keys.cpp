@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "hardware/cluster_keys.h"
+#include "hardware/keys/cluster_keys.h"
 
 namespace foretrain {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "hardware/cluster_keys.h"
+#include "hardware/keys/cluster_keys.h"
 #include "hardware/presets.h"
 #include "models/plan/keys/keys.h"
 
@@ -294,7 +294,7 @@ Json schema_of(const std::string& kind) {
 std::string keys_page() {
   std::string out =
       "# Keys of a RUN\n\n"
-      "Made from their declarations (`models/plan/keys/`, `hardware/cluster_keys.cpp`) by\n"
+      "Made from their declarations (`models/plan/keys/`, `hardware/keys/cluster_keys.cpp`) by\n"
       "`foretrain schema run --page > docs/reference/keys.md`; do not edit it. A key is written\n"
       "`section.key` for `--set`. \"Elsewhere\" lists what other systems call it.\n";
   for (const KeySection& section : run_sections()) out += table(section.name, section.doc);

@@ -1,4 +1,4 @@
-#include "hardware/cluster_keys.h"
+#include "hardware/keys/cluster_keys.h"
 
 #include <string>
 #include <utility>
