@@ -56,6 +56,31 @@ using AddBuffer = std::function<void(const char*, DType, std::int64_t)>;
 /// Adds an op to a segment, with its operands.
 using PushOp = std::function<void(Op, std::vector<View> reads, const View& write)>;
 
+/// Formal frames of segments, by what they hold.
+namespace formal {
+// Of a segment that knows the loss and the norms: it is the first.
+inline constexpr std::int16_t kScalars = 0;
+// Of messages, and of what is done with what is sent.
+inline constexpr std::int16_t kResidual = 0, kKeptPart = 0;
+// Of a sum of two streams.
+inline constexpr std::int16_t kEmbedded = 0, kReturnedOutput = 1, kSum = 2;
+// Of a copy to another memory.
+inline constexpr std::int16_t kNear = 0, kFar = 1;
+// Of buckets: gradients (or parameters) of a chunk, the events of a bucket, what is copied.
+inline constexpr std::int16_t kChunk = 0, kEvents = 1, kStaging = 2;
+// Of copies between arrays of gradients.
+inline constexpr std::int16_t kPassGradients = 0, kTotal = 1;
+// Of copies of buckets back, and of a bucket on its way to the host.
+inline constexpr std::int16_t kBackFrom = 1, kHostSums = 2;
+// Of units: their whole arrays, the rank's part.
+inline constexpr std::int16_t kUnit = 0, kShard = 1;
+// Of loading what the host has updated.
+inline constexpr std::int16_t kStates = 0, kLoaded = 1;
+}  // namespace formal
+
+/// The first buffer of a layout, where it has but one.
+inline constexpr std::int16_t kOnlyBuffer = 0;
+
 /// One microbatch in one chunk.
 struct MicrobatchState {
   std::vector<FrameId> hidden;  ///< residual stream: before layer 0, after layer 0, ...

@@ -60,9 +60,9 @@ SegmentId copy_segment(Stage& stage, LayoutId near, LayoutId far, bool out) {
             {out ? here : there});
     segment.ops.back().phase = out ? Phase::kForward : Phase::kBackward;
   }
-  segment.ops.back().records = out       ? EventRef{1, kKept}
-                               : storage ? EventRef{0, kKept}
-                                         : EventRef{1, kLoaded};
+  segment.ops.back().records = out       ? EventRef{formal::kFar, kKept}
+                               : storage ? EventRef{formal::kNear, kKept}
+                                         : EventRef{formal::kFar, kLoaded};
   return stage.builder.segment(std::move(segment));
 }
 
@@ -168,7 +168,7 @@ SegmentId let_go_segment(Stage& stage, LayoutId device) {
   const std::vector<Buffer>& buffers = stage.builder.program().layouts[device.index()].buffers;
   for (std::size_t b = 0; b < buffers.size(); ++b) {
     op.reads.push_back(
-        View{0, static_cast<std::int16_t>(b), 0, buffers[b].bytes(), 1, GroupSlot()});
+        View{formal::kNear, static_cast<std::int16_t>(b), 0, buffers[b].bytes(), 1, GroupSlot()});
   }
   segment.ops.push_back(std::move(op));
   return stage.builder.segment(std::move(segment));

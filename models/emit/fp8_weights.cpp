@@ -91,7 +91,7 @@ View weights_of(Stage& stage, std::int16_t frame, const Chunk& chunk, const Buck
     return weight_byte(stage, chunk, element) / parts * parts;
   };
   const Bytes begin = edge(bucket.begin);
-  return View{frame, 0, begin, edge(bucket.end) - begin, 1, GroupSlot()};
+  return View{frame, kOnlyBuffer, begin, edge(bucket.end) - begin, 1, GroupSlot()};
 }
 
 View own_weights(Stage& stage, std::int16_t frame, const Chunk& chunk, const Bucket& bucket) {

@@ -143,10 +143,11 @@ void gradients_to_host(Stage& stage, Segment& segment, const View& part, std::in
                        bool first) {
   const DType type = stage.plan.units.reduce;
   const std::size_t out = segment.ops.size();
-  if (out > 0) segment.ops.back().records = EventRef{0, kPartReady};
-  add_at_host(stage, segment, part, Ref{1, kHostSum, type, own},
-              first ? Ref() : Ref{0, kArrived, type, own}, EventRef{0, kReduced});
-  if (out > 0) segment.ops[out].waits = {EventRef{0, kPartReady}};
+  if (out > 0) segment.ops.back().records = EventRef{formal::kUnit, kPartReady};
+  add_at_host(stage, segment, part, Ref{formal::kShard, kHostSum, type, own},
+              first ? Ref() : Ref{formal::kUnit, kArrived, type, own},
+              EventRef{formal::kUnit, kReduced});
+  if (out > 0) segment.ops[out].waits = {EventRef{formal::kUnit, kPartReady}};
 }
 
 /// Where a chunk's states are in buckets: at the host the rank's part of each.
@@ -186,7 +187,7 @@ SegmentId write_to_host(Stage& stage, const Chunk& chunk, const Bucket& bucket, 
   Ref arrived;
   if (chunk.own.valid()) {
     const auto index = static_cast<std::int16_t>(&bucket - chunk.buckets.data());
-    part = Ref{0, index, again ? stage.plan.precision.compute : type, own}.view();
+    part = Ref{formal::kChunk, index, again ? stage.plan.precision.compute : type, own}.view();
   }
   if (again) {
     LayoutWriter layout("arrived on the host", 3);
@@ -194,8 +195,8 @@ SegmentId write_to_host(Stage& stage, const Chunk& chunk, const Bucket& bucket, 
     layout.layout().buffers.back().memory = Memory::kHost;
     segment.frames.push_back(stage.builder.layout(layout.layout()));
   }
-  add_at_host(stage, segment, part, Ref{2, kHostSum, type, own}, arrived,
-              EventRef{1, kSummedAtHost});
+  add_at_host(stage, segment, part, Ref{formal::kHostSums, kHostSum, type, own}, arrived,
+              EventRef{formal::kEvents, kSummedAtHost});
   return stage.builder.segment(std::move(segment));
 }
 
@@ -316,12 +317,12 @@ void write_host_norm(Stage& stage, Segment& segment, const std::vector<UpdatedPa
     host_op(stage, segment, "gradients.norm",
             kernel_of(KernelKind::kSquaredNorm, 1, part.own, part.type), std::move(reads), {norm});
   }
-  segment.ops.back().records = EventRef{0, kNormsDone};
-  std::vector<EventRef> waits = {EventRef{0, kNormsDone}};
+  segment.ops.back().records = EventRef{formal::kScalars, kNormsDone};
+  std::vector<EventRef> waits = {EventRef{formal::kScalars, kNormsDone}};
   for (const UpdatedPart& part : on_device) {
     Op& sum = side_op(stage, segment, "compute", "gradients.norm",
                       kernel_of(KernelKind::kSquaredNorm, 1, part.own, part.type),
-                      {Ref{part.gradients, 0, part.type, part.own}.view(), norm}, {norm});
+                      {Ref{part.gradients, kOnlyBuffer, part.type, part.own}.view(), norm}, {norm});
     sum.waits = std::move(waits);
     waits.clear();
   }
@@ -337,7 +338,7 @@ void write_host_norm(Stage& stage, Segment& segment, const std::vector<UpdatedPa
   Op& check = side_op(stage, segment, "compute", "gradients.check", HostSync{}, {norm}, {});
   check.category = Category::kHost;
   check.waits = std::move(waits);
-  check.records = EventRef{0, kHostUpdateDone};
+  check.records = EventRef{formal::kScalars, kHostUpdateDone};
 }
 
 void write_host_update(Stage& stage, Segment& segment, const UpdatedPart& part) {
@@ -350,7 +351,7 @@ void write_host_update(Stage& stage, Segment& segment, const UpdatedPart& part) 
   Bytes bytes = 0;
   for (const View& view : states) bytes += view.bytes;
   std::vector<EventRef> waits;
-  if (stage.plan.clip_norm > 0) waits.push_back(EventRef{0, kHostUpdateDone});
+  if (stage.plan.clip_norm > 0) waits.push_back(EventRef{formal::kScalars, kHostUpdateDone});
   std::vector<View> staged = states;
   if (storage) {
     for (View& view : staged) view.buffer = static_cast<std::int16_t>(view.buffer + count);
@@ -364,10 +365,11 @@ void write_host_update(Stage& stage, Segment& segment, const UpdatedPart& part) 
   const View weights = Ref{states_frame, fresh, stage.plan.precision.compute, own}.view();
   std::vector<View> reads = {Ref{part.gradients, kHostSum, part.type, own}.view()};
   if (!stage.plan.master_shards()) {
-    reads.push_back(Ref{states_frame, 0, stage.plan.precision.compute, own}.view());
+    reads.push_back(Ref{states_frame, kOnlyBuffer, stage.plan.precision.compute, own}.view());
   }
   reads.insert(reads.end(), staged.begin(), staged.end());
-  if (stage.plan.clip_norm > 0) reads.push_back(View{0, kNormSquare, 0, 4, 1, GroupSlot()});
+  if (stage.plan.clip_norm > 0)
+    reads.push_back(View{formal::kScalars, kNormSquare, 0, 4, 1, GroupSlot()});
   std::vector<View> writes = staged;
   writes.insert(writes.begin(), weights);
   Kernel adam = kernel_of(KernelKind::kAdam, 1, own, DType::kFp32);
@@ -395,7 +397,7 @@ void update_on_device(Stage& stage) {
   if (updated.empty()) return;
   write_clips(stage, w, updated);
   write_updates(stage, w, updated);
-  w.record(EventRef{0, kDeviceUpdateDone});
+  w.record(EventRef{formal::kScalars, kDeviceUpdateDone});
   call.segment = stage.builder.segment(std::move(w.segment()));
   stage.builder.call(std::move(call));
 }
@@ -415,10 +417,10 @@ void load_weights(Stage& stage, const Task& task) {
     Segment segment;
     segment.name = "load weights";
     segment.frames = {layout_of(stage, states), weights};
-    const View from = Ref{0, fresh, type, to.bytes * 8 / bits_of(type)}.view();
+    const View from = Ref{formal::kStates, fresh, type, to.bytes * 8 / bits_of(type)}.view();
     side_op(stage, segment, kIn, "parameters.load",
             replacing(host_copy(stage, Memory::kHost, to_memory, to.bytes)), {from}, {to})
-        .records = EventRef{0, kWeightsLoaded};
+        .records = EventRef{formal::kStates, kWeightsLoaded};
     wait_for_copy(stage, segment, kIn);
     Call call{stage.builder.segment(std::move(segment)),
               -1,
@@ -437,7 +439,8 @@ void load_weights(Stage& stage, const Task& task) {
       const DType type = stage.plan.precision.compute;
       const std::int64_t own = shape.elements / shape.holders.shards;
       load(unit.states, shape.weights, whole ? unit.weights : FrameId(),
-           whole ? own_shard(stage, 1, 0, shape, type) : Ref{0, 0, type, own}.view());
+           whole ? own_shard(stage, formal::kLoaded, kOnlyBuffer, shape, type)
+                 : Ref{formal::kStates, kOnlyBuffer, type, own}.view());
     }
     for (const Bucket& bucket : chunk.buckets) {
       if (!bucket.states.valid()) continue;

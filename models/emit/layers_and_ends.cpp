@@ -13,6 +13,9 @@
 
 namespace foretrain {
 
+// Formal frames of the step's first segment, behind the gradients, and of inputs.
+static constexpr std::int16_t kLossFrame = 1, kInputsFrame = 0;
+
 static void write_holdings(Stage& stage);
 static Call forward_call(Stage& stage, Chunk& chunk, MicrobatchState& passage, const Task& task,
                          FrameId out);
@@ -100,7 +103,7 @@ StreamWait zero(Stage& stage, std::size_t c) {
     Kernel clear;
     clear.rows = clear.cols = 1;
     clear.dtype = DType::kFp32;
-    w.compute("loss.zero", clear, {}, {View{1, kLoss, 0, 4, 1, GroupSlot()}});
+    w.compute("loss.zero", clear, {}, {View{kLossFrame, kLoss, 0, 4, 1, GroupSlot()}});
   }
   return call_marked(stage, w, "zeroed", {chunk.gradients, stage.holds.scalar_values});
 }
@@ -137,13 +140,13 @@ void load_inputs(Stage& stage, MicrobatchState& passage, std::int32_t microbatch
     const auto copy = [&](const std::string& name, std::int16_t buffer) {
       const Bytes bytes = inputs.buffers[static_cast<std::size_t>(buffer)].bytes();
       w.compute(name, Copy{Memory::kHost, Memory::kDevice, bytes}, {},
-                {View{0, buffer, 0, bytes, 1, GroupSlot()}});
+                {View{kInputsFrame, buffer, 0, bytes, 1, GroupSlot()}});
       w.segment().ops.back().category = Category::kMemory;
     };
     if (first) copy("data." + inputs.buffers[kTokens].name, kTokens);
     if (last) copy("data.labels", kLabels);
     if (stage.model.is_encoder_decoder()) copy("data.targets", kTargets);
-    if (stage.model.is_network()) w.record(EventRef{0, kReady});
+    if (stage.model.is_network()) w.record(EventRef{kInputsFrame, kReady});
     w.segment().frames = {stage.holds.inputs};
     load = stage.builder.segment(std::move(w.segment()));
   }

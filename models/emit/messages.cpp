@@ -52,8 +52,8 @@ SegmentId message_segment(Stage& stage, const std::string& stream, const char* c
   op.category = Category::kPipeline;
   op.phase = gradient ? Phase::kBackward : Phase::kForward;
   (send ? op.reads : op.writes).push_back(view);
-  if (send) op.waits.push_back(EventRef{0, kReady});
-  op.records = EventRef{0, send ? kSent : scatters ? kPartArrived : kReady};
+  if (send) op.waits.push_back(EventRef{formal::kResidual, kReady});
+  op.records = EventRef{formal::kResidual, send ? kSent : scatters ? kPartArrived : kReady};
   Segment segment;
   segment.name = stream;
   segment.frames = {layout};
@@ -110,8 +110,8 @@ void gather_message(Stage& stage, bool backward, std::int32_t mb, FrameId arrive
                             backward ? Phase::kBackward : Phase::kForward);
     op.reads = {sent_part(stage, 0)};
     op.writes = {whole_of_parts(stage, 0)};
-    op.waits = {EventRef{0, kPartArrived}};
-    op.records = EventRef{0, kReady};
+    op.waits = {EventRef{formal::kResidual, kPartArrived}};
+    op.records = EventRef{formal::kResidual, kReady};
     Segment out;
     out.name = op.name;
     out.frames = {layout_of(stage, arrived)};
@@ -129,9 +129,9 @@ void gather_output(Stage& stage, MicrobatchState& passage, std::int32_t mb) {
     local.add("output", BufferKind::kActivations, stage.plan.precision.compute,
               hidden_elements(stage.model, stage.plan));
     Op op = gather_of_parts(stage, "gather outputs", Phase::kBackward);
-    op.reads = {View{0, 0, 0, sent_part(stage, 0).bytes, 1, GroupSlot()}};
+    op.reads = {View{formal::kKeptPart, kOnlyBuffer, 0, sent_part(stage, 0).bytes, 1, GroupSlot()}};
     op.writes = {whole_of_parts(stage, 1)};
-    op.waits = {EventRef{0, kSent}};
+    op.waits = {EventRef{formal::kKeptPart, kSent}};
     op.records = local.event("ready");
     layout = stage.builder.layout(local.layout());
     Segment out;
@@ -170,7 +170,7 @@ void keep_part(Stage& stage, MicrobatchState& passage, std::int32_t mb) {
         local.add("part", BufferKind::kActivations, stage.plan.precision.compute, count);
     SegmentWriter w(stage.builder, "keep a part of what is sent", local);
     w.phase = Phase::kForward;
-    w.wait(EventRef{0, kReady});  // a stage without layers sends on what it gathers
+    w.wait(EventRef{formal::kResidual, kReady});  // a stage without layers sends on what it gathers
     w.compute("output.part", kernel_of(KernelKind::kCast, 1, count, part.dtype),
               {sent_part(stage, 0)}, {part.view()});
     w.record(local.event("ready"));
@@ -193,8 +193,9 @@ void let_go_of_output(Stage& stage, const Chunk& chunk, const MicrobatchState& p
   w.phase = Phase::kBackward;
   const Buffer& buffer =
       stage.builder.program().layouts[layout_of(stage, output).index()].buffers.front();
-  w.wait(EventRef{0, again ? kReady : kSent});
-  w.compute("output.release", HostDelay{}, {View{0, 0, 0, buffer.bytes(), 1, GroupSlot()}}, {})
+  w.wait(EventRef{formal::kResidual, again ? kReady : kSent});
+  w.compute("output.release", HostDelay{},
+            {View{formal::kResidual, kOnlyBuffer, 0, buffer.bytes(), 1, GroupSlot()}}, {})
       .category = Category::kHost;
   w.segment().frames = {layout_of(stage, output)};
   const auto layer = static_cast<std::int32_t>(chunk.first_layer + chunk.layers - 1);
@@ -213,7 +214,7 @@ void let_go_of_casts(Stage& stage, const Chunk& chunk, const MicrobatchState& pa
     for (const Buffer& b :
          stage.builder.program().layouts[layout_of(stage, saved).index()].buffers) {
       const auto number = static_cast<std::int16_t>(copies.size());
-      copies.push_back(View{0, number, 0, b.bytes(), 1, GroupSlot()});
+      copies.push_back(View{formal::kNear, number, 0, b.bytes(), 1, GroupSlot()});
     }
     w.compute("casts.release", HostDelay{}, std::move(copies), {}).category = Category::kHost;
     w.segment().frames = {layout_of(stage, saved)};

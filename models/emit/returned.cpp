@@ -11,14 +11,14 @@ void add_returned(Stage& stage, MicrobatchState& passage, std::int32_t mb) {
       return Ref{frame, kHiddenBuffer, stage.plan.precision.compute,
                  hidden_elements(stage.model, stage.plan)};
     };
-    w.wait(EventRef{0, kReady});
-    w.wait(EventRef{1, kReady});
+    w.wait(EventRef{formal::kEmbedded, kReady});
+    w.wait(EventRef{formal::kReturnedOutput, kReady});
     w.compute(
         "embedding.recycled",
         kernel_of(KernelKind::kAdd, stage.plan.rows(),
                   stage.model.hidden / stage.plan.column_parts(), stage.plan.precision.compute),
         {hidden(0).view(), hidden(1).view()}, {hidden(2).view()});
-    w.record(EventRef{2, kReady});
+    w.record(EventRef{formal::kSum, kReady});
     w.segment().frames = {stage.holds.layer.hidden, stage.holds.layer.hidden,
                           stage.holds.layer.hidden};
     stage.segments.adds_returned = stage.builder.segment(std::move(w.segment()));

@@ -14,7 +14,7 @@ void share_scales(Stage& stage, const Task& task) {
     for (Buffer& buffer : scales.layout().buffers) buffer.persistent = true;
     SegmentWriter w(stage.builder, backward ? "scales of gradients" : "scales", scales);
     w.phase = backward ? Phase::kBackward : Phase::kForward;
-    const View all = Ref{0, 0, DType::kFp32, largest}.view();
+    const View all = Ref{formal::kScalars, kOnlyBuffer, DType::kFp32, largest}.view();
     w.compute("scales.reduce",
               Collective{CollectiveKind::kAllReduce,
                          stage.builder.group(tensor ? kTensorGroup : kScaleGroup), largest,

@@ -80,11 +80,11 @@ StreamWait reduce_parts(Stage& stage, const char* stream, const char* group, con
     op.name = segment.name;
     op.category = mark == kTiedMark ? Category::kPipeline : Category::kTensor;
     op.phase = Phase::kGradients;
-    op.reads = op.writes = {
-        View{0, 0, bytes_of(type, begin), bytes_of(type, end - begin), 1, GroupSlot()}};
+    op.reads = op.writes = {View{formal::kChunk, kOnlyBuffer, bytes_of(type, begin),
+                                 bytes_of(type, end - begin), 1, GroupSlot()}};
     segment.ops.push_back(std::move(op));
   }
-  segment.ops.back().records = EventRef{1, mark};
+  segment.ops.back().records = EventRef{formal::kEvents, mark};
   const SegmentId id = stage.builder.segment(std::move(segment));
   stage.builder.call(Call{id, -1, -1, {chunk.gradients, chunk.marks}, {after}});
   return StreamWait{StreamId(std::size_t{0}), chunk.marks, mark};
@@ -140,7 +140,7 @@ StreamWait update(Stage& stage, const Task& task) {
     w.pause("host.update", Time{stage.plan.update_time.ps * updated_tensors(stage)});
   }
   // A stage without layers or ends has nothing to update, and nothing waits for it.
-  if (!w.segment().ops.empty()) w.record(EventRef{0, kUpdateDone});
+  if (!w.segment().ops.empty()) w.record(EventRef{formal::kScalars, kUpdateDone});
   call.segment = stage.builder.segment(std::move(w.segment()));
   stage.builder.call(std::move(call));
   return StreamWait{StreamId(), stage.holds.scalar_values, kUpdateDone};
@@ -361,7 +361,7 @@ void gather_bucket(Stage& stage, Chunk& chunk, Bucket& bucket, StreamWait after)
     segment.ops.back().reads = {own_weights(stage, 0, chunk, bucket)};
     segment.ops.back().writes = {all};
   }
-  segment.ops.back().records = EventRef{1, kGathered};
+  segment.ops.back().records = EventRef{formal::kEvents, kGathered};
   Call call{
       stage.builder.segment(std::move(segment)), -1, -1, {chunk.parameters, bucket.frame}, {}};
   after.stream = stage.builder.stream(bucket.holders.stream);
@@ -387,13 +387,13 @@ void reduce_loss(Stage& stage, const Task& task) {
     op.name = name;
     op.category = category;
     op.phase = Phase::kOptimizer;
-    op.reads = op.writes = {View{0, kLoss, 0, 4, 1, GroupSlot()}};
-    if (!segment.ops.empty()) op.waits = {EventRef{0, kLossSummed}};
+    op.reads = op.writes = {View{formal::kScalars, kLoss, 0, 4, 1, GroupSlot()}};
+    if (!segment.ops.empty()) op.waits = {EventRef{formal::kScalars, kLossSummed}};
     segment.ops.push_back(std::move(op));
   };
   if (tokens != nullptr) {
     reduce(tokens, tokens, "loss.sum", Category::kTensor);
-    segment.ops.back().records = EventRef{0, kLossSummed};
+    segment.ops.back().records = EventRef{formal::kScalars, kLossSummed};
   }
   if (end->holders.ranks > 1) {
     reduce(end->holders.stream, end->holders.group, "loss.reduce", Category::kData);

@@ -223,7 +223,7 @@ void reduce_bucket(Stage& stage, Chunk& chunk, Bucket& bucket, FrameId frame, st
     write_in_place(stage, bucket, segment);
   }
   if (copied && segment.ops[next].stream.index() > 0) {
-    segment.ops[next].waits.push_back(EventRef{1, kCopied});
+    segment.ops[next].waits.push_back(EventRef{formal::kEvents, kCopied});
   }
   call.segment = stage.builder.segment(std::move(segment));
   const auto wait_on = [&call, &after](StreamId stream) {
@@ -280,16 +280,19 @@ Op& bucket_op(Stage& stage, const Bucket& bucket, Segment& segment, const char* 
 
 View gradients_of(Stage& stage, const Bucket& bucket) {
   const DType type = stage.plan.precision.gradients;
-  return View{
-      0, 0,          bytes_of(type, bucket.begin), bytes_of(type, bucket.end - bucket.begin),
-      1, GroupSlot()};
+  return View{formal::kChunk,
+              kOnlyBuffer,
+              bytes_of(type, bucket.begin),
+              bytes_of(type, bucket.end - bucket.begin),
+              1,
+              GroupSlot()};
 }
 
 void write_in_place(Stage& stage, Bucket& bucket, Segment& segment) {
   const View all = gradients_of(stage, bucket);
   const DType type = stage.plan.precision.gradients;
   const View part = scatters(stage, bucket) ? shard_view(stage, 0, bucket, type) : all;
-  sum_over_ranks(stage, bucket, segment, all, part, type, EventRef{1, kReduced});
+  sum_over_ranks(stage, bucket, segment, all, part, type, EventRef{formal::kEvents, kReduced});
 }
 
 /// A rank gets the sum of its own part alone.
@@ -302,10 +305,10 @@ void sum_over_ranks(Stage& stage, const Bucket& bucket, Segment& segment, const 
                     const View& part, DType type, EventRef done) {
   const bool again = scatters(stage, bucket) && bucket.holders.shards < bucket.holders.ranks;
   for (Op& op : sums(stage, bucket, all, part, type)) segment.ops.push_back(std::move(op));
-  segment.ops.back().records = again ? EventRef{1, kScattered} : done;
+  segment.ops.back().records = again ? EventRef{formal::kEvents, kScattered} : done;
   if (!again) return;
   reduce_over_replicas(stage, segment, bucket.holders, part, shard_elements(stage, bucket), type,
-                       EventRef{1, kScattered}, done);
+                       EventRef{formal::kEvents, kScattered}, done);
 }
 
 /// Sums a copied array over the bucket's ranks: at once, or within inner groups, then what each
@@ -356,9 +359,10 @@ Ref copy_in(Stage& stage, const Bucket& bucket, Segment& segment) {
   if (on_compute) {
     in.stream = StreamId(std::size_t{0});
     in.category = Category::kCompute;
-    in.records = EventRef{1, kCopied};
+    in.records = EventRef{formal::kEvents, kCopied};
   }
-  pad(stage, bucket, Ref{2, at.buffer, type, at.count - count, at.begin + count}, segment);
+  pad(stage, bucket, Ref{formal::kStaging, at.buffer, type, at.count - count, at.begin + count},
+      segment);
   return copy;
 }
 
@@ -370,7 +374,7 @@ void write_copied(Stage& stage, Bucket& bucket, Segment& segment, const Ref& cop
               kernel_of(KernelKind::kCast, 1, count, stage.plan.precision.gradients),
               {copy.part(0, count)}, {gradients_of(stage, bucket)});
   }
-  segment.ops.back().records = EventRef{1, kReduced};
+  segment.ops.back().records = EventRef{formal::kEvents, kReduced};
 }
 
 /// Compute takes back what it copied, bucket by bucket, once it is reduced.
@@ -386,7 +390,8 @@ void copy_back(Stage& stage, Chunk& chunk) {
     Op op = unit_op(stage, "compute", "gradients.copy_back",
                     kernel_of(KernelKind::kCast, 1, count, type), Phase::kGradients);
     op.category = Category::kCompute;
-    op.reads = {Ref{1, bucket.copied.buffer, type, 0}.part(bucket.copied.begin, count)};
+    op.reads = {
+        Ref{formal::kBackFrom, bucket.copied.buffer, type, 0}.part(bucket.copied.begin, count)};
     op.writes = {gradients_of(stage, bucket)};
     segment.ops.push_back(std::move(op));
     stage.builder.call(Call{stage.builder.segment(std::move(segment)),
@@ -441,8 +446,8 @@ StreamWait add_pass(Stage& stage, const Chunk& chunk) {
   const std::int64_t each = (chunk.elements + parts - 1) / parts;
   for (std::int64_t begin = 0; begin < chunk.elements; begin += each) {
     const std::int64_t count = std::min(each, chunk.elements - begin);
-    View part = Ref{0, 0, from, chunk.elements}.part(begin, count);
-    const View sum = Ref{1, 0, to, chunk.elements}.part(begin, count);
+    View part = Ref{formal::kPassGradients, kOnlyBuffer, from, chunk.elements}.part(begin, count);
+    const View sum = Ref{formal::kTotal, kOnlyBuffer, to, chunk.elements}.part(begin, count);
     if (from != to) {
       const Ref wide = w.local().add("widened", BufferKind::kWorkspace, to, count);
       w.compute("gradients.widen", kernel_of(KernelKind::kCast, 1, count, to), {part},

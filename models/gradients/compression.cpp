@@ -37,7 +37,7 @@ constexpr DType kErrorType = DType::kFp32;
 constexpr std::int64_t kLeastSaving = 2;
 
 View part(std::int16_t buffer, DType type, const Staged& at) {
-  return Ref{2, buffer, type, 0}.part(at.begin, at.count);
+  return Ref{formal::kStaging, buffer, type, 0}.part(at.begin, at.count);
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ void write_narrowed(Stage& stage, Bucket& bucket, Segment& segment, Call& call, 
   Op& back = add_cast("gradients.widen", scatter ? shard_elements(stage, bucket) : count, kept,
                       part, scatter ? own : from, overlaps || compressed);
   back.waits = {summed};
-  back.records = EventRef{1, kReduced};
+  back.records = EventRef{formal::kEvents, kReduced};
   const LayoutId layout = stage.builder.layout(local.layout());
   segment.frames.push_back(layout);
   call.frames.push_back(stage.builder.frame(layout));
@@ -157,7 +157,7 @@ void write_factors(Stage& stage, Bucket& bucket, Segment& segment, const View& a
   std::vector<View> reads = {left, right, error};
   if (bucket.staged.count > 0) reads.push_back(plain);
   work("gradients.expand", all.bytes + 2 * error.bytes, std::move(reads), {all, error});
-  segment.ops.back().records = EventRef{1, kReduced};
+  segment.ops.back().records = EventRef{formal::kEvents, kReduced};
 }
 
 /// Elements of a bucket as whole bytes of signs for every rank.
@@ -204,7 +204,7 @@ void write_signs(Stage& stage, Bucket& bucket, Segment& segment, const View& all
       Collective{CollectiveKind::kAllGather, group, bucket.staged.count, DType::kUint8, false},
       {own}, {averages});
   work("gradients.expand", averages.bytes + all.bytes, {averages}, {all});
-  segment.ops.back().records = EventRef{1, kReduced};
+  segment.ops.back().records = EventRef{formal::kEvents, kReduced};
 }
 
 }  // namespace foretrain

@@ -37,6 +37,9 @@ static void add_own(Stage& stage, Chunk& chunk);
 namespace {
 
 // Formal frames of a bucket's reduction.
+// Of copies into buckets, whose event is alone in its frame; of the sum of a rank's own parts.
+constexpr std::int16_t kBufferFrame = 1, kCopiedFrame = 2, kOnlyEvent = 0;
+constexpr std::int16_t kOwnSums = 0, kOwnOfPass = 1;
 enum Frames : std::int16_t { kSums, kEvents, kBuffers, kOwn, kFlat };
 /// Event of a bucket after kCopied.
 constexpr std::int16_t kSummed = 3;
@@ -175,7 +178,7 @@ std::vector<CopyIn> write_copies(Stage& stage, Chunk& chunk, LayoutId from, std:
     if (segment.ops.empty()) return;
     segment.name = "copy gradients into buckets";
     segment.frames = {from, layout_of(stage, stage.contiguous.buffers), stage.contiguous.copied};
-    segment.ops.back().records = EventRef{2, 0};
+    segment.ops.back().records = EventRef{kCopiedFrame, kOnlyEvent};
     out.back().segment = stage.builder.segment(std::move(segment));
     segment = Segment();
   };
@@ -189,7 +192,7 @@ std::vector<CopyIn> write_copies(Stage& stage, Chunk& chunk, LayoutId from, std:
     segment.ops.push_back(std::move(op));
   };
   const auto place = [&](std::size_t bucket, std::int64_t first, std::int64_t end) {
-    return Ref{1, turn(stage, bucket), stage.plan.precision.compute, 0}.part(
+    return Ref{kBufferFrame, turn(stage, bucket), stage.plan.precision.compute, 0}.part(
         first - chunk.buckets[bucket].begin, end - first);
   };
   int filling = stage.contiguous.filling;
@@ -304,7 +307,7 @@ SegmentId write_contiguous(Stage& stage, const Chunk& chunk, Bucket& bucket, boo
   DType travelling = type;
   if (bucket.flat.valid()) {
     travelling = stage.plan.units.reduce;
-    reduced = Ref{kFlat, 0, travelling, count}.view();
+    reduced = Ref{kFlat, kOnlyBuffer, travelling, count}.view();
     kernel(stream, "gradients.flatten", cast(count, travelling), bucketed, reduced);
   }
   const View part = shard_of(reduced, shards, group);
@@ -357,8 +360,8 @@ void add_own(Stage& stage, Chunk& chunk) {
     for (std::size_t b = 0; b < chunk.buckets.size(); ++b) {
       const std::int64_t count = shard_elements(stage, chunk.buckets[b]);
       const auto buffer = static_cast<std::int16_t>(b);
-      const View sum = Ref{0, buffer, kept, count}.view();
-      const View part = Ref{1, buffer, stage.plan.precision.compute, count}.view();
+      const View sum = Ref{kOwnSums, buffer, kept, count}.view();
+      const View part = Ref{kOwnOfPass, buffer, stage.plan.precision.compute, count}.view();
       w.compute("gradients.accumulate", kernel_of(KernelKind::kAdd, 1, count, kept), {sum, part},
                 {sum});
     }

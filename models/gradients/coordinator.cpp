@@ -66,7 +66,7 @@ void coordinate(Stage& stage, const Chunk& chunk, const Bucket& bucket, Segment&
   const Time wait = known ? lists[bucket.list].wait : Time{stage.plan.buckets.cycle.ps / 2};
   Op& turn = bucket_op(stage, bucket, segment, "coordinator.cycle", Pause{wait}, {}, {});
   turn.stream = stage.builder.stream(kCoordinator);
-  turn.records = EventRef{1, kTurn};
+  turn.records = EventRef{formal::kEvents, kTurn};
   const FrameLayout& layout =
       stage.builder.program().layouts[layout_of(stage, chunk.staging).index()];
   const Ref words{2, static_cast<std::int16_t>(layout.buffers.size() - 1), DType::kFp32,
@@ -78,7 +78,7 @@ void coordinate(Stage& stage, const Chunk& chunk, const Bucket& bucket, Segment&
                   Collective{CollectiveKind::kAllReduce, stage.builder.group(bucket.holders.group),
                              kReadinessWords, DType::kFp32, true},
                   {view}, {view});
-    if (v == 0) ready.waits = {EventRef{1, kTurn}};
+    if (v == 0) ready.waits = {EventRef{formal::kEvents, kTurn}};
   }
 }
 

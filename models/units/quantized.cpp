@@ -124,7 +124,7 @@ void write_secondary(Stage& stage, UnitShape& shape, const Ref& whole, Segment& 
               Phase::kBackward);
   gather.reads = {kept.view()};
   gather.writes = {whole.view()};
-  gather.records = EventRef{0, kGatheredUnit};
+  gather.records = EventRef{formal::kUnit, kGatheredUnit};
   again.ops.push_back(std::move(gather));
   shape.gather_again = stage.builder.segment(std::move(again));
 }
@@ -137,7 +137,7 @@ void reduce_narrow(Stage& stage, const UnitShape& shape, const Ref& whole, const
   const bool within = inner > 1;
   const bool across = inner < shape.holders.shards;
   const auto bytes_in = [](std::int16_t buffer, std::int64_t elements) {
-    return Ref{0, buffer, DType::kUint8, elements / 2};
+    return Ref{formal::kUnit, buffer, DType::kUint8, elements / 2};
   };
   const auto kernel = [&](const char* name, const char* what, const Ref& from, const Ref& to) {
     push(unit_op(stage, stream, name, moves(what, from, to), Phase::kGradients), {from.view()},

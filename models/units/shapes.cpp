@@ -190,8 +190,8 @@ void write_shape(Stage& stage, UnitShape& shape, const std::vector<Piece>& piece
   if (on_host) add_host_states(stage, states, own);
   const std::int64_t ranks = shape.whole ? 0 : stage.plan.units.secondary;
   if (ranks > 0 && shape.holders.shards > 1) {
-    shape.secondary =
-        Ref{1, static_cast<std::int16_t>(states.buffers.size()), p.compute, shape.elements / ranks};
+    shape.secondary = Ref{formal::kShard, static_cast<std::int16_t>(states.buffers.size()),
+                          p.compute, shape.elements / ranks};
     add(states, "second copy's part", BufferKind::kParameters, p.compute, shape.secondary.count,
         true);
   }
@@ -254,20 +254,23 @@ SegmentId write_gather(Stage& stage, UnitShape& shape) {
   Segment segment;
   segment.name = "gather unit";
   segment.frames = {shape.weights, shape.states};
-  View part = sharded_parameters(stage) ? Ref{1, 0, stage.plan.shard_type(), own}.view()
-                                        : own_shard(stage, 0, kWhole, shape, type);
+  View part = sharded_parameters(stage)
+                  ? Ref{formal::kShard, kOnlyBuffer, stage.plan.shard_type(), own}.view()
+                  : own_shard(stage, 0, kWhole, shape, type);
   const bool alone = shape.holders.shards == 1;
   const bool offloaded = shard_memory(stage, shape) != Memory::kDevice;
   if (offloaded) {
-    const View here = alone ? whole.view() : Ref{0, kNarrowed, type, own}.view();
+    const View here = alone ? whole.view() : Ref{formal::kUnit, kNarrowed, type, own}.view();
     shard_from_host(stage, segment, part, here);
     part = here;
   }
   const bool narrow = !alone && gathers_narrow(stage, shape);
-  if (narrow) gather_narrow(stage, shape, Ref{1, 0, stage.plan.shard_type(), own}, whole, segment);
+  if (narrow)
+    gather_narrow(stage, shape, Ref{formal::kShard, kOnlyBuffer, stage.plan.shard_type(), own},
+                  whole, segment);
   if (sharded_parameters(stage) && !offloaded && !narrow &&
       (alone || stage.plan.shard_type() != type)) {
-    const Ref narrowed = alone ? whole : Ref{0, kNarrowed, type, own};
+    const Ref narrowed = alone ? whole : Ref{formal::kUnit, kNarrowed, type, own};
     Op cast = unit_op(stage, shape.holders.stream, "parameters.cast",
                       kernel_of(KernelKind::kCast, 1, own, type), Phase::kForward);
     cast.reads = {part};
@@ -284,13 +287,13 @@ SegmentId write_gather(Stage& stage, UnitShape& shape) {
                  sharded_parameters(stage) ? part : own_shard(stage, 0, kWhole, shape, type), whole,
                  segment);
     if (offloaded) {
-      segment.ops[first - 1].records = EventRef{0, kFromHost};
-      segment.ops[first].waits = {EventRef{0, kFromHost}};
+      segment.ops[first - 1].records = EventRef{formal::kUnit, kFromHost};
+      segment.ops[first].waits = {EventRef{formal::kUnit, kFromHost}};
     }
   }
   if (shape.secondary.valid()) write_secondary(stage, shape, whole, segment);
   if (segment.ops.empty()) return SegmentId();
-  segment.ops.back().records = EventRef{0, kGatheredUnit};
+  segment.ops.back().records = EventRef{formal::kUnit, kGatheredUnit};
   return stage.builder.segment(std::move(segment));
 }
 
@@ -303,18 +306,19 @@ void sum_shared(Stage& stage, const UnitShape& shape, Segment& segment) {
                                end - begin, type, false},
                     Phase::kGradients);
     op.category = Category::kTensor;
-    op.reads = op.writes = {
-        View{0, kWhole, bytes_of(type, begin), bytes_of(type, end - begin), 1, GroupSlot()}};
+    op.reads = op.writes = {View{formal::kUnit, kWhole, bytes_of(type, begin),
+                                 bytes_of(type, end - begin), 1, GroupSlot()}};
     segment.ops.push_back(std::move(op));
   }
-  if (!segment.ops.empty()) segment.ops.back().records = EventRef{0, kSummedOverTensor};
+  if (!segment.ops.empty()) segment.ops.back().records = EventRef{formal::kUnit, kSummedOverTensor};
 }
 
 /// What a rank holds of a unit's sum, all of it where it shares with nobody, over the other copies.
 void sum_copies_of_unit(Stage& stage, const UnitShape& shape, const View& part, std::int64_t count,
                         Segment& segment) {
   EventRef before;
-  if (!segment.ops.empty()) segment.ops.back().records = before = EventRef{0, kScattered};
+  if (!segment.ops.empty())
+    segment.ops.back().records = before = EventRef{formal::kUnit, kScattered};
   reduce_over_replicas(stage, segment, shape.holders, part, count, stage.plan.units.reduce, before,
                        EventRef());
 }
@@ -348,7 +352,7 @@ SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool first) {
   segment.frames = {shape.gradients, shape.shards};
   sum_shared(stage, shape, segment);
   std::vector<EventRef> waits;
-  if (!segment.ops.empty()) waits.push_back(EventRef{0, kSummedOverTensor});
+  if (!segment.ops.empty()) waits.push_back(EventRef{formal::kUnit, kSummedOverTensor});
   if (const Time host = time_of_views(stage.plan, shape); host.ps > 0) {
     segment.ops.push_back(
         unit_op(stage, shape.holders.stream, "host.scatter", HostDelay{host}, Phase::kGradients));
@@ -374,7 +378,7 @@ SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool first) {
   const bool copies = shape.holders.shards < shape.holders.ranks;
   if (!narrow) whole = as_it_travels(stage, shape, whole, push);
   const bool at_once = first && reduced == shard.dtype && !on_host;
-  const Ref part = alone ? whole : at_once ? shard : Ref{0, kPart, reduced, own};
+  const Ref part = alone ? whole : at_once ? shard : Ref{formal::kUnit, kPart, reduced, own};
   const char* stream = shape.holders.stream;
   if (narrow) {
     reduce_narrow(stage, shape, whole, part, push);
@@ -406,7 +410,7 @@ SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool first) {
                  kernel_of(kind, 1, own, shard.dtype), Phase::kGradients),
          std::move(reads), shard.view());
   }
-  segment.ops.back().records = EventRef{0, kReduced};
+  segment.ops.back().records = EventRef{formal::kUnit, kReduced};
   return stage.builder.segment(std::move(segment));
 }
 

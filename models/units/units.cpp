@@ -213,14 +213,14 @@ StreamWait zero_units(Stage& stage) {
     fill.dtype = ref.dtype;
     w.compute(name, fill, {}, {ref.view()});
   };
-  zero("loss.zero", Ref{0, kLoss, DType::kFp32, 1});
+  zero("loss.zero", Ref{formal::kScalars, kLoss, DType::kFp32, 1});
   for (const Chunk& chunk : stage.holds.chunks) {
     for (const Unit& unit : chunk.units) {
       if (stage.plan.fresh_gradients()) continue;
       const UnitShape& shape = stage.holds.shapes[unit.shape];
       const auto frame = static_cast<std::int16_t>(frames.size());
       frames.push_back(unit.gradients);
-      zero("gradients.zero", Ref{frame, 0, stage.plan.local_gradients(), shape.elements});
+      zero("gradients.zero", Ref{frame, kOnlyBuffer, stage.plan.local_gradients(), shape.elements});
     }
   }
   return call_marked(stage, w, "zeroed", std::move(frames));
@@ -358,7 +358,7 @@ void bind_units(Stage& stage, SegmentWriter& w, Call& call, std::vector<UpdatedA
           Ref{bind(shape.shards, unit.shards), 0, stage.plan.precision.gradients, own}.view();
       u.states = bind(shape.states, unit.states);
       if (sharded_parameters(stage)) {
-        u.weights = Ref{u.states, 0, stage.plan.shard_type(), own}.view();
+        u.weights = Ref{u.states, kOnlyBuffer, stage.plan.shard_type(), own}.view();
         u.first = 1;
       } else {
         u.weights = own_shard(stage, bind(shape.weights, unit.weights), 0, shape,
