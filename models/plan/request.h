@@ -59,7 +59,6 @@ struct Request {
   std::int64_t accumulation = 1;  ///< microbatches of a rank, where no global batch is given
   Json documents;
   NamedPrecision precision = NamedPrecision::kBf16;
-  bool named_precision = false;
   std::optional<bool> compute_gradients, master;
   NamedRecompute recompute = NamedRecompute::kNone;
   ScheduleRequest schedule;

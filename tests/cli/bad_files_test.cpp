@@ -205,6 +205,9 @@ TEST(BadUsage, ExitsWithTwo) {
       {"score", "a", "--threads", "0"},
       {"show"},
       {"show", "a", "--program", "-1"},
+      {"show", "a", "--program", "0", "--json", "b.json"},
+      {"show", "a", "--why", "mlp.up", "--json", "b.json"},
+      {"show", "a", "--step", "--json", "b.json"},
   };
   for (const std::vector<std::string>& arguments : wrong) {
     const CommandResult result = place.run(arguments);

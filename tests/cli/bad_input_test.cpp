@@ -93,6 +93,23 @@ TEST(BadRuns, EveryFaultIsTold) {
   EXPECT_EQ(std::count(rules.err.begin(), rules.err.end(), '\n'), 4) << rules.err;
 }
 
+// An unknown key of the file itself hides no other fault, nor does a cluster that of the model.
+TEST(BadRuns, FaultsOfTheFileAreToldWithTheOthers) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const CommandResult keys = place.run(
+      {"simulate", "run.json", "--set", "overlapp.tensor=true", "--set", "parallel.tensor=0"});
+  expect_refused(place, keys,
+                 {"/overlapp: unknown key (did you mean \"overlap\"?)",
+                  "/parallel/tensor: found 0, expected a whole number from 1"});
+  EXPECT_EQ(std::count(keys.err.begin(), keys.err.end(), '\n'), 2) << keys.err;
+  place.write("run.json", R"({"": 1, "model": "nosuch", "cluster": "none such"})");
+  const CommandResult parts = place.run({"simulate", "run.json"});
+  expect_refused(place, parts,
+                 {"unknown key", "/cluster: no preset \"none such\"", "/model: no model"});
+  EXPECT_EQ(std::count(parts.err.begin(), parts.err.end(), '\n'), 3) << parts.err;
+}
+
 /// What a network of layers is not lowered for.
 const BadSet kOfNetworks[] = {
     {"parallel.tensor=2", {"/parallel/tensor", "found 2", "data parallelism alone"}},

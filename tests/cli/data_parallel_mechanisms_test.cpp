@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "models/plan/keys/keys.h"
 #include "sim/program/memory.h"
 #include "tests/cli/mechanism_counts.h"
 #include "tests/cli/mechanism_pipelines.h"
@@ -87,11 +88,6 @@ Lines ddp_story(const DdpBuckets& ddp, bool each) {
 }
 
 const Lines kWide = {"batch.global=8", "model.hidden_size=1024", "model.intermediate_size=2048"};
-
-Lines with(Lines sets, const Lines& more) {
-  sets.insert(sets.end(), more.begin(), more.end());
-  return sets;
-}
 
 // DDP: whole parameters from the last on, at least 1 MiB, then 25 MiB a bucket; a bucket is
 // all-reduced in fp32 once it is full, one after the other on one stream, under no_sync in the last

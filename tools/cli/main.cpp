@@ -233,6 +233,10 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
       ->check(CLI::Range(0, 1 << 30))
       ->needs(step);
   add_json(verb, args.json);
+  // These are texts, of which there is no JSON.
+  for (const char* text : {"--program", "--why", "--step"}) {
+    verb->get_option("--json")->excludes(text);
+  }
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::show(args); }};
 }

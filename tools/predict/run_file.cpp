@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "hardware/presets.h"
 #include "models/plan/keys/keys.h"
@@ -220,6 +221,26 @@ Status check_keys(const Json& json, const std::string& source) {
   return reader.finish();
 }
 
+/// Checks the keys of a RUN. Unknown ones leave it and are added to `faults`, so that its other
+/// faults are told as well.
+Status take_unknown_keys(Json& run, const std::string& source, std::optional<Error>& faults) {
+  const Status checked = check_keys(run, source);
+  if (checked.ok()) return checked;
+  Error error = checked.error();
+  if (!error.unknown_key) return error;
+  const auto erase = [&run](const std::string& pointer) {
+    run.erase(pointer.empty() ? pointer : pointer.substr(1));
+  };
+  erase(error.pointer);
+  for (const Error& one : error.more) erase(one.pointer);
+  if (faults) {
+    append(*faults, std::move(error));
+  } else {
+    faults = std::move(error);
+  }
+  return ok_status();
+}
+
 /// Images have no length: a default of it is none of the RUN's.
 Status drop_sequence(Run& run) {
   if (!run.model.is_network()) return ok_status();
@@ -391,7 +412,8 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
   if (!near.empty()) error.hint = " (did you mean \"" + near + "\"?)";
   error.message += error.hint;
   error.found = "\"" + name_or_path + "\"";
-  error.pointer = where.substr(std::min(where.size(), where.rfind(": /") + 2));
+  const std::size_t pointer = where.rfind(": /");
+  if (pointer != std::string::npos) error.pointer = where.substr(pointer + 2);
   return error;
 }
 
@@ -407,15 +429,16 @@ Result<Run> load_run(const std::string& name_or_path, const std::vector<std::str
 namespace {
 
 Result<Run> resolve(const Json& json, const std::string& source,
-                    const std::vector<std::string>& sets, const ChoosePrices& prices) {
+                    const std::vector<std::string>& sets, const ChoosePrices& prices,
+                    std::optional<Error>& unknown) {
   Run run;
   run.source = source;
   Json user = json;
-  FT_TRY(check_keys(user, source));
+  FT_TRY(take_unknown_keys(user, source, unknown));
   for (const char* remark : {"$schema", "schema"}) user.erase(remark);
   std::map<std::string, std::string> set_origins;
   for (const std::string& set : sets) FT_TRY(apply_set(user, set, set_origins));
-  FT_TRY(check_keys(user, sets.empty() ? source : source + " with --set"));
+  FT_TRY(take_unknown_keys(user, source + " with --set", unknown));
 
   run.resolved = default_run();
   for (const auto& [key, value] : *run.resolved.object()) {
@@ -440,7 +463,14 @@ Result<Run> resolve(const Json& json, const std::string& source,
                          ": is missing, expected a preset's name or an object");
     }
   }
-  FT_ASSIGN(run.cluster, read_cluster(*user.find("cluster"), source, "/cluster"));
+  Result<Cluster> cluster = read_cluster(*user.find("cluster"), source, "/cluster");
+  if (!cluster.ok()) {
+    Error error = cluster.error();
+    const Result<Model> model = load_model(*user.find("model"), source);
+    if (!model.ok()) append(error, model.error());
+    return error;
+  }
+  run.cluster = std::move(cluster.value());
   FT_TRY(lay_system(run, system_file));
   run.usual = run.resolved;
   overlay(run.resolved, user, "RUN", "", run.origins);
@@ -496,7 +526,12 @@ Status decide(Run& run) {
 
 Result<Run> resolve_run(const Json& json, const std::string& source,
                         const std::vector<std::string>& sets, const ChoosePrices& prices) {
-  Result<Run> run = resolve(json, source, sets, prices);
+  std::optional<Error> unknown;
+  Result<Run> run = resolve(json, source, sets, prices, unknown);
+  if (unknown) {
+    if (!run.ok()) append(*unknown, run.error());
+    return with_our_name(*unknown);
+  }
   if (!run.ok()) return with_our_name(run.error());
   FT_TRY(decide(run.value()));
   return run;

@@ -5,6 +5,7 @@
 // chunk are a unit that stays gathered (DeepSpeed's stage3_param_persistence_threshold): only the
 // update makes them anew. Left out: small tables and experts stay sharded.
 #include <array>
+#include <map>
 
 #include "models/step/passes.h"
 
@@ -137,7 +138,7 @@ class Gathers {
   /// Whether parameters stay gathered after a pass. The root's wait for its backward pass; in a
   /// pipeline, whose microbatches overlap, they and what is never resharded stay for the whole
   /// step. Breadth-first, a chunk's parameters stay while its microbatches follow each other.
-  bool keeps(const Task& at, const Unit& unit, bool back) const {
+  bool keeps(const Task& at, const Unit& unit, bool back) {
     const Units& u = x_s.plan.units;
     const bool follows = x_step.passes[static_cast<std::size_t>(at.pass)].same_follows;
     if (follows && x_s.plan.schedule == Schedule::kBreadthFirst) return true;
@@ -152,20 +153,29 @@ class Gathers {
   /// than `reuse_elements`: those behind it twice, three times where they are computed again
   /// (DeepSpeed's stage3_max_reuse_distance, runtime/zero/partitioned_param_coordinator.py). Never
   /// in a pipeline: other microbatches run in between.
-  bool reused_soon(std::int32_t c, const Unit& unit) const {
+  bool reused_soon(std::int32_t c, const Unit& unit) {
     const std::int64_t most = x_s.plan.units.reuse_elements;
     if (most == 0 || x_s.plan.pipeline > 1) return false;
+    std::vector<std::int64_t>& behind = x_behind[c];
+    if (behind.empty()) behind = elements_behind(c);
+    return behind[static_cast<std::size_t>(unit.last)] < most;
+  }
+
+  /// By layer: elements of the modules that run from its forward to its backward pass, itself among
+  /// them; last those of the head.
+  std::vector<std::int64_t> elements_behind(std::int32_t c) const {
     const Chunk& chunk = x_s.chunk(c);
-    std::int64_t elements = 0;
+    std::vector<std::int64_t> out(static_cast<std::size_t>(chunk.layers) + 1, 0);
     if (chunk.has_head) {
-      elements = 2 * (x_s.head.parameters.cut_elements + x_s.head.parameters.shared_elements);
+      out.back() = 2 * (x_s.head.parameters.cut_elements + x_s.head.parameters.shared_elements);
     }
-    for (std::int64_t l = chunk.layers; l-- > unit.last && elements < most;) {
+    for (std::int64_t l = chunk.layers; l-- > 0;) {
+      const auto i = static_cast<std::size_t>(l);
       const ParameterLayouts& p = x_s.kind(c, l).parameters;
       const std::int64_t passes = recomputes(x_s.plan, chunk.layers_before + l) ? 3 : 2;
-      elements += passes * (p.cut_elements + p.shared_elements + p.expert_elements);
+      out[i] = out[i + 1] + passes * (p.cut_elements + p.shared_elements + p.expert_elements);
     }
-    return elements < most;
+    return out;
   }
 
   void end_layer(TaskId id, const Task& at, bool back) {
@@ -196,6 +206,7 @@ class Gathers {
   const Task* x_at = nullptr;  ///< where new tasks stand
   std::vector<TaskId> x_order;
   std::vector<std::vector<std::int64_t>> x_open;  ///< by chunk and unit: its gather's number
+  std::map<std::int32_t, std::vector<std::int64_t>> x_behind;  ///< by chunk: `elements_behind`
   /// By number of the gather: what read its parameters last. Of layers, of experts.
   std::array<std::vector<TaskId>, 2> x_let_go;
 };
