@@ -18,20 +18,25 @@ std::int64_t count(const StageStep& step, TaskKind kind) {
 
 // `lowered_step` stops the program where a pass leaves no step.
 TEST(Step, IsOneAfterEveryPass) {
-  std::set<std::string> ran;
+  std::string ran;
   for (Drawn (*draw)(Rng&) : {draw_plan, draw_sharded_plan, draw_sparse_plan}) {
-    for (std::uint64_t seed = 0; seed < cases(120, 15); ++seed) {
+    for (std::uint64_t seed = 0; seed < 60; ++seed) {
       Rng rng(9100 + seed);
       Drawn drawn = draw(rng);
       add_rare(rng, drawn);
       for (std::int64_t stage = 0; stage < drawn.plan.pipeline; ++stage) {
         const StageStep step = step_of(drawn.model, drawn.plan, stage, "", true);
         ASSERT_EQ(fault_of(step), "") << describe(drawn.model, drawn.plan);
-        ran.insert(step.rewritten_by);
+        ran += ", " + step.rewritten_by;
       }
     }
   }
-  EXPECT_GT(ran.size(), 5U) << "the plans ask for the same passes";
+  // What no drawn plan asks for has laws of its own.
+  const std::set<std::string> not_drawn = {"recompute blocks", "share scales"};
+  for (const StagePass& pass : stage_passes()) {
+    const bool drawn = ran.find(pass.name) != std::string::npos;
+    EXPECT_EQ(drawn, not_drawn.count(pass.name) == 0) << pass.name;
+  }
 }
 
 TEST(Step, FaultsAreFound) {
