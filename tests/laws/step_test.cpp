@@ -20,7 +20,7 @@ std::int64_t count(const StageStep& step, TaskKind kind) {
 TEST(Step, IsOneAfterEveryPass) {
   std::string ran;
   for (Drawn (*draw)(Rng&) : {draw_plan, draw_sharded_plan, draw_sparse_plan}) {
-    for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    for (std::uint64_t seed = 0; seed < 120; ++seed) {
       Rng rng(9100 + seed);
       Drawn drawn = draw(rng);
       add_rare(rng, drawn);
