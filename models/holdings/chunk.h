@@ -154,7 +154,6 @@ struct Unit {
   FrameId weights, gradients;             ///< the whole arrays as long as they live
   std::map<std::int32_t, FrameId> fresh;  ///< in place of gradients: by microbatch, until reduced
   FrameId reduced;                        ///< where the event of the last reduction is
-  std::size_t gather = 0;                 ///< its last gather's number
   bool waited = false;                    ///< compute has waited for it
 };
 
@@ -210,13 +209,6 @@ bool casts_buckets(const Plan& plan);
 
 /// Whether compute copies gradients into buckets of their type, which stay.
 bool copies_on_compute(const Plan& plan);
-
-/// A message that is sent later.
-struct HeldBack {
-  std::int32_t chunk = 0, microbatch = 0;
-  FrameId frame;
-  bool gradient = false;
-};
 
 /// Of what a layer keeps: its frame on the host, the copies out and in, and what lets go of it;
 /// where it goes on to storage its frame there and the copies to it and back.
