@@ -97,14 +97,14 @@ void emit_of_step(Stage& stage, TaskId id) {
 void mark(Stage& stage, TaskId id) {
   const Task& task = stage.step[id];
   if (task.kind == TaskKind::kPairBegin) {
-    const PassKind kind = stage.step.passes[static_cast<std::size_t>(task.pass)].pass.kind;
+    const PassKind kind = stage.step.place_of(task).pass.kind;
     stage.values.joined_begins.emplace_back(stage.builder.program().calls.size(),
                                             kind == PassKind::kForward);
     return;
   }
   if (task.kind == TaskKind::kPairEnd) return weave(stage);
   if (task.kind == TaskKind::kOpen) return;
-  const Pass& pass = stage.step.passes[static_cast<std::size_t>(task.pass)].pass;
+  const Pass& pass = stage.step.place_of(task).pass;
   const Chunk& chunk = stage.holds.chunks[static_cast<std::size_t>(task.chunk)];
   if (task.kind == TaskKind::kGradientsReady && task.of.valid()) {
     stage.values.done[id.index()] = stage.values.done[task.of.index()];
@@ -115,7 +115,7 @@ void mark(Stage& stage, TaskId id) {
     stage.values.done[id.index()].end = passage.done;
     return;
   }
-  const bool layers = pass.kind < PassKind::kEmbedding;
+  const bool layers = stage.step.through_layers(task);
   const bool back = task.direction == Direction::kBackward;
   if (task.kind == TaskKind::kBegin) {
     const bool forward = layers ? task.direction == Direction::kForward && !stage.model.is_network()
@@ -142,14 +142,14 @@ void mark(Stage& stage, TaskId id) {
 void end_passage(Stage& stage, const Task& task, const Pass& pass, MicrobatchState& passage) {
   const Chunk& chunk = stage.holds.chunks[static_cast<std::size_t>(task.chunk)];
   const bool back = task.direction == Direction::kBackward;
-  const bool alone = stage.step.passes[static_cast<std::size_t>(task.pass)].in_pair < 0;
+  const bool alone = stage.step.place_of(task).in_pair < 0;
   bool over = (task.direction == Direction::kWeights && alone) ||
               pass.kind == PassKind::kEmbeddingGradients;
   if (pass.kind == PassKind::kForwardOnly && chunk.first && chunk.last) {
     stage.values.returned[task.microbatch] = passage.hidden.back();
     over = true;
   }
-  if (back && pass.kind < PassKind::kEmbedding) {
+  if (back && stage.step.through_layers(task)) {
     const bool stays = !chunk.first && stays_on_stage(stage.plan, stage.number, task.chunk, -1);
     if (stays) stage.values.turned[task.microbatch] = passage.gradient;
     const bool kept = stage.plan.splits_backward() || stage.plan.shares_vocabulary();
@@ -223,7 +223,7 @@ void emit_message(Stage& stage, TaskId id) {
                                                    : passage.hidden.back();
       message(stage, task, frame, true);
       stage.values.done[id.index()] = done_at(frame, kSent);
-      const PassKind kind = stage.step.passes[static_cast<std::size_t>(task.pass)].pass.kind;
+      const PassKind kind = stage.step.place_of(task).pass.kind;
       const bool kept = stage.plan.splits_backward() || stage.plan.shares_vocabulary();
       if ((gradient && !kept) || kind == PassKind::kForwardOnly)
         stage.values.passages.erase({c, mb});

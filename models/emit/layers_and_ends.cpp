@@ -410,7 +410,7 @@ void weight_gradients(Stage& stage, Chunk& chunk, TaskId id) {
       local, head ? stage.segments.head->done : layer_segments(stage, chunk, task.layer).done);
   call.waits = waits_of(stage, task, call.segment);
   stage.builder.call(std::move(call));
-  const PassKind kind = stage.step.passes[static_cast<std::size_t>(task.pass)].pass.kind;
+  const PassKind kind = stage.step.place_of(task).pass.kind;
   if (kind != PassKind::kWeightGradients) return;  // the backward pass is what others wait for
   stage.values.passages[{task.chunk, task.microbatch}].done = stage.values.done[id.index()].end;
 }

@@ -57,7 +57,7 @@ class Expansion {
       const bool gradients =
           pass.kind == PassKind::kBackward || pass.kind == PassKind::kWeightGradients;
       place.last = gradients && ++backwards[pass.chunk] == all;
-      if (pass.kind >= PassKind::kEmbedding) {
+      if (!place.through_layers()) {
         place.first = pass.microbatch == 0;
         place.last = pass.microbatch + 1 == x_s.plan.microbatches();
       }

@@ -126,6 +126,8 @@ struct PassPlace {
   bool last = false;          ///< nothing adds to the chunk's gradients after it
   bool same_follows = false;  ///< a pass of the same chunk and kind comes next
   std::int32_t in_pair = -1;  ///< place among passes that run as one; -1: it runs alone
+  /// Of a chunk's layers; else of a vocabulary that lies on all stages.
+  bool through_layers() const { return pass.kind < PassKind::kEmbedding; }
 };
 
 /// The tasks of a stage, in order.
@@ -142,6 +144,14 @@ class StageStep {
   }
   Task& operator[](TaskId id) { return x_tasks[id.index()]; }
   const Task& operator[](TaskId id) const { return x_tasks[id.index()]; }
+  /// The pass that a task is of; it must be of one.
+  const PassPlace& place_of(const Task& task) const {
+    return passes[static_cast<std::size_t>(task.pass)];
+  }
+  /// Whether the task is of a pass through layers.
+  bool through_layers(const Task& task) const {
+    return task.pass >= 0 && place_of(task).through_layers();
+  }
   const std::vector<TaskId>& order() const { return x_order; }
   void place(std::vector<TaskId> order) { x_order = std::move(order); }
   std::size_t made() const { return x_tasks.size(); }

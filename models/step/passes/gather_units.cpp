@@ -140,7 +140,7 @@ class Gathers {
   /// step. Breadth-first, a chunk's parameters stay while its microbatches follow each other.
   bool keeps(const Task& at, const Unit& unit, bool back) {
     const Units& u = x_s.plan.units;
-    const bool follows = x_step.passes[static_cast<std::size_t>(at.pass)].same_follows;
+    const bool follows = x_step.place_of(at).same_follows;
     if (follows && x_s.plan.schedule == Schedule::kBreadthFirst) return true;
     const bool root = x_s.shape(unit).root;
     const bool pipeline = x_s.plan.pipeline > 1;

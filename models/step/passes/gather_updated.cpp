@@ -114,7 +114,7 @@ void gather_updated(const StageContext& s, StageStep& step) {
   for (const TaskId id : step.order()) {
     Task& task = step[id];
     if (task.pass < 0) continue;
-    const PassPlace& place = step.passes[static_cast<std::size_t>(task.pass)];
+    const PassPlace& place = step.place_of(task);
     const bool of_head = task.kind == TaskKind::kHead && place.pass.round > 0;
     if (of_head ? place.pass.microbatch != 0 : !place.first) continue;
     const PartFrames* part = part_of(s.chunk(task.chunk), task);

@@ -33,10 +33,7 @@ void host_time(const StageContext& s, StageStep& step) {
   for (const TaskId id : step.order()) {
     const Task& at = step[id];
     if (at.kind == TaskKind::kReceive) receives[at.pass] = id;
-    const bool layers =
-        at.pass >= 0 &&
-        step.passes[static_cast<std::size_t>(at.pass)].pass.kind < PassKind::kEmbedding &&
-        at.direction != Direction::kWeights;
+    const bool layers = step.through_layers(at) && at.direction != Direction::kWeights;
     const bool alone =
         !layers && at.direction != Direction::kWeights && s.plan.host_waits == HostWaits::kPasses;
     const auto wait = [&](TaskId received) {

@@ -40,8 +40,7 @@ class Moves {
       if (layers == 0 && behind_layers && at.direction == Direction::kBackward) release(at);
       // Blocks of a pass that is interleaved with another go in between: it lets go of its own.
       const bool woven = at.pass >= 0 && at.kind == TaskKind::kEnd && x_s.plan.weaves() &&
-                         x_s.model.has_experts() &&
-                         x_step.passes[static_cast<std::size_t>(at.pass)].in_pair >= 0;
+                         x_s.model.has_experts() && x_step.place_of(at).in_pair >= 0;
       if (woven && at.direction == Direction::kForward) release(at);
       x_order.push_back(id);
       if (layer && at.direction == Direction::kForward && keeps_anything(at)) keep(at);
@@ -52,7 +51,7 @@ class Moves {
  private:
   bool stored() const { return x_s.plan.offload.activations == Memory::kStorage; }
   bool keeps_anything(const Task& at) const {
-    const PassKind kind = x_step.passes[static_cast<std::size_t>(at.pass)].pass.kind;
+    const PassKind kind = x_step.place_of(at).pass.kind;
     return kind == PassKind::kForward;
   }
   bool offloads(const Task& at, std::int64_t layer) const {

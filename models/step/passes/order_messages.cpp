@@ -46,7 +46,7 @@ void order_messages(const StageContext& s, StageStep& step) {
     }
     switch (task.kind) {
       case TaskKind::kEnd:
-        if (step.passes[static_cast<std::size_t>(task.pass)].pass.kind < PassKind::kEmbedding) {
+        if (step.through_layers(task)) {
           ends.push_back(id);
         }
         break;

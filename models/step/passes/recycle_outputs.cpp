@@ -16,7 +16,7 @@ namespace foretrain {
 
 void recycle_outputs(const StageContext& s, StageStep& step) {
   const auto comes_back = [&](const Task& at) {
-    return at.pass >= 0 && step.passes[static_cast<std::size_t>(at.pass)].pass.round > 0 &&
+    return at.pass >= 0 && step.place_of(at).pass.round > 0 &&
            at.direction == Direction::kForward && s.chunk(at.chunk).first;
   };
   // Of one stage alone the output is there.

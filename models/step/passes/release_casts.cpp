@@ -9,7 +9,7 @@ void release_casts(const StageContext& s, StageStep& step) {
       step, false,
       [&](const Task& at) {
         return at.kind == TaskKind::kEnd && at.direction == Direction::kForward &&
-               step.passes[static_cast<std::size_t>(at.pass)].pass.kind < PassKind::kEmbedding;
+               step.through_layers(at);
       },
       [&](TaskId, const Task& at) {
         std::vector<Task> out;

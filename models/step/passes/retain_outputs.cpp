@@ -9,8 +9,8 @@ void retain_outputs(const StageContext& s, StageStep& step) {
       step, false,
       [&](const Task& at) {
         return at.kind == TaskKind::kEnd && at.direction == Direction::kBackward &&
-               step.passes[static_cast<std::size_t>(at.pass)].pass.kind < PassKind::kEmbedding &&
-               !s.chunk(at.chunk).last && !stays_on_stage(s, at.chunk, 1);
+               step.through_layers(at) && !s.chunk(at.chunk).last &&
+               !stays_on_stage(s, at.chunk, 1);
       },
       [](TaskId, const Task& at) {
         return std::vector<Task>{beside(at, TaskKind::kReleaseOutput, Direction::kBackward)};

@@ -18,7 +18,7 @@ namespace {
 /// Whether the output of a task's chunk goes to another stage.
 bool goes_on(const StageContext& s, const StageStep& step, const Task& at) {
   const Chunk& chunk = s.chunk(at.chunk);
-  const PassKind kind = step.passes[static_cast<std::size_t>(at.pass)].pass.kind;
+  const PassKind kind = step.place_of(at).pass.kind;
   if (kind == PassKind::kForwardOnly) return !(chunk.first && chunk.last);
   return !chunk.last && !stays_on_stage(s, at.chunk, 1);
 }
@@ -36,8 +36,7 @@ void scatter_messages(const StageContext& s, StageStep& step) {
   for (const TaskId id : step.order()) {
     const Task& at = step[id];
     order.push_back(id);
-    const bool layers = at.pass >= 0 && step.passes[static_cast<std::size_t>(at.pass)].pass.kind <
-                                            PassKind::kEmbedding;
+    const bool layers = step.through_layers(at);
     const bool sends = layers && s.plan.keep_outputs && goes_on(s, step, at);
     if (sends && at.kind == TaskKind::kEnd && at.direction == Direction::kForward) {
       order.push_back(step.make(beside(at, TaskKind::kKeepPart, Direction::kForward)));

@@ -16,8 +16,8 @@ void share_scales(const StageContext& s, StageStep& step) {
       step, false,
       [&](const Task& at) {
         if (at.kind != TaskKind::kEnd || at.direction == Direction::kWeights) return false;
-        const PassPlace& place = step.passes[static_cast<std::size_t>(at.pass)];
-        return place.in_pair < 0 && place.pass.kind < PassKind::kEmbedding;
+        const PassPlace& place = step.place_of(at);
+        return place.in_pair < 0 && place.through_layers();
       },
       [&](TaskId, const Task& at) {
         const std::int64_t largest = scaled_linears(s, at.chunk);

@@ -30,9 +30,7 @@ void add_inner_parts(const StageContext& s, StageStep& step) {
       return std::vector<Task>{beside(at, kind, at.direction)};
     };
   };
-  const auto through_layers = [&step](const Task& at) {
-    return step.passes[static_cast<std::size_t>(at.pass)].pass.kind < PassKind::kEmbedding;
-  };
+  const auto through_layers = [&step](const Task& at) { return step.through_layers(at); };
   insert(
       step, true,
       [&](const Task& at) {
@@ -66,7 +64,7 @@ void spread_vocabulary(const StageContext& s, StageStep& step) {
   for (const TaskId id : step.order()) {
     Task& task = step[id];
     if (task.pass < 0) continue;
-    const PassKind kind = step.passes[static_cast<std::size_t>(task.pass)].pass.kind;
+    const PassKind kind = step.place_of(task).pass.kind;
     const Chunk& chunk = s.chunk(task.chunk);
     const auto behind_last = [&] {
       if (done.valid()) task.after.push_back({done, kStagesGroup, true});
@@ -84,7 +82,7 @@ void spread_vocabulary(const StageContext& s, StageStep& step) {
       spreads ? behind_layers(kStagesEmbeddingGradientGroup, 2) : behind_last();
     }
     if (task.kind != TaskKind::kEnd) continue;
-    if (kind < PassKind::kEmbedding) layers.push_back(id);
+    if (step.through_layers(task)) layers.push_back(id);
     if (kind != PassKind::kEmbedding && kind != PassKind::kHeadForward) done = id;
   }
 }
