@@ -40,6 +40,25 @@ std::vector<ElementRange> partial_gradients(const Model& model, const Plan& plan
   return out;
 }
 
+void wait_for_gradients(const StageContext& s, const std::vector<After>& done,
+                        const std::vector<After>& summed, Task& task) {
+  if (task.kind == TaskKind::kUpdate) {
+    task.after.insert(task.after.end(), summed.begin(), summed.end());
+  }
+  if (task.kind == TaskKind::kLoadWeights && s.plan.offload.delayed_update) {
+    for (const After& after : done) {
+      if (after.task.valid()) task.after.push_back({after.task, kIn, after.end});
+    }
+  }
+  if (task.kind == TaskKind::kReduceLoss && s.plan.updates_on_host()) {
+    for (std::size_t c = 0; c < s.chunks.size(); ++c) {
+      if (!s.chunks[c].has_head) continue;
+      if (done[c].task.valid()) task.after.push_back(done[c]);
+      break;
+    }
+  }
+}
+
 std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk) {
   constexpr std::int64_t kOfAttention = 2;
   constexpr std::int64_t kOfMlp = 2;

@@ -46,6 +46,12 @@ std::vector<ElementRange> partial_gradients(const Model& model, const Plan& plan
                                             const LayerLayouts& layer, std::int64_t shared,
                                             std::int64_t before, std::int64_t layers);
 
+/// What the end of a step waits for: an update for `summed`, what is summed over small groups; new
+/// weights of a delayed update and the mean loss beside a host's update for the gradients of
+/// chunks, which are final at `done`, by chunk; invalid where there are none.
+void wait_for_gradients(const StageContext& s, const std::vector<After>& done,
+                        const std::vector<After>& summed, Task& task);
+
 /// The linears of a chunk's layers whose inputs have a scale each.
 std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk);
 

@@ -34,7 +34,7 @@ class Reductions {
         rest();
         over = true;
       }
-      if (at.last && at.pass < 0) wait_for_gradients(id);
+      if (at.last && at.pass < 0) wait_for_gradients(x_s, x_done, x_before_update, x_step[id]);
       x_order.push_back(id);
       if (at.kind == TaskKind::kHead) behind_head(id, at);
       if (at.kind == TaskKind::kLayer) behind_layer(id, at);
@@ -191,27 +191,6 @@ class Reductions {
     }
     for (std::int32_t c = 0; c < chunks; ++c) {
       if (!x_s.chunk(c).summed.valid()) add(task(TaskKind::kCopyBack, c), {});
-    }
-  }
-
-  /// What ends the step.
-  void wait_for_gradients(TaskId id) {
-    Task& task = x_step[id];
-    if (task.kind == TaskKind::kUpdate) {
-      task.after.insert(task.after.end(), x_before_update.begin(), x_before_update.end());
-    }
-    if (task.kind == TaskKind::kLoadWeights && x_s.plan.offload.delayed_update) {
-      for (After done : x_done) {
-        done.stream = kIn;
-        if (done.task.valid()) task.after.push_back(done);
-      }
-    }
-    if (task.kind == TaskKind::kReduceLoss && x_s.plan.updates_on_host()) {
-      for (std::size_t c = 0; c < x_s.chunks.size(); ++c) {
-        if (!x_s.chunks[c].has_head) continue;
-        if (x_done[c].task.valid()) task.after.push_back(x_done[c]);
-        break;
-      }
     }
   }
 

@@ -3,15 +3,13 @@
 // gradients of weights have passes of their own, what a backward pass wrote of a unit's gradients,
 // those of norms and biases, waits for them: then the unit is reduced. A tied table's units are
 // summed over both stages before the update.
-#include <map>
-
 #include "models/step/passes.h"
 
 namespace foretrain {
 
 void reduce_units(const StageContext& s, StageStep& step) {
   std::vector<TaskId> order;
-  std::map<std::int32_t, After> done;  // by chunk
+  std::vector<After> done(s.chunks.size());
   std::vector<After> summed;
   const auto reduce = [&](std::int32_t c, std::int32_t unit, TaskId id, const Task& at, bool end) {
     if (unit < 0 || (!s.plan.units.reduce_each && !at.last)) return;
@@ -38,18 +36,8 @@ void reduce_units(const StageContext& s, StageStep& step) {
         order.push_back(step.make(std::move(task)));
         summed.push_back({order.back(), kComputeStream, true});
       }
-      step[id].after.insert(step[id].after.end(), summed.begin(), summed.end());
     }
-    if (ends_step && at.kind == TaskKind::kLoadWeights && s.plan.offload.delayed_update) {
-      for (const auto& [c, after] : done) step[id].after.push_back({after.task, kIn, true});
-    }
-    if (ends_step && at.kind == TaskKind::kReduceLoss && s.plan.updates_on_host()) {
-      for (const auto& [c, after] : done) {
-        if (!s.chunk(c).has_head) continue;
-        step[id].after.push_back(after);
-        break;
-      }
-    }
+    if (ends_step) wait_for_gradients(s, done, summed, step[id]);
     order.push_back(id);
     if (at.direction != writes) continue;
     const bool end = writes == Direction::kWeights;
@@ -63,7 +51,7 @@ void reduce_units(const StageContext& s, StageStep& step) {
       }
     }
     if (at.kind != TaskKind::kGradientsReady) continue;
-    done[at.chunk] = {id, nullptr, true};
+    done[static_cast<std::size_t>(at.chunk)] = {id, nullptr, true};
     reduce(at.chunk, root_unit(s, at.chunk), id, at, true);
     reduce(at.chunk, s.chunk(at.chunk).small, id, at, true);
   }
