@@ -205,10 +205,6 @@ inline bool sharded(const Stage& stage, const Holders& holders) {
 inline LayoutId layout_of(const Stage& stage, FrameId frame) {
   return stage.builder.program().frames[frame.index()].layout;
 }
-/// Every rank holds its parameters from step to step.
-inline bool stays_whole(const Stage& stage, const UnitShape& shape) {
-  return !stage.plan.shards_parameters() || shape.whole;
-}
 /// Experts' squares are summed over other ranks than the rest.
 inline bool own_expert_norm(const Stage& stage) {
   return stage.model.has_experts() && stage.plan.sharding == Sharding::kNone;

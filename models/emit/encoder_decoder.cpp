@@ -97,7 +97,7 @@ const LayerSegments& stack_segments(Stage& stage, Chunk& chunk, std::int64_t l) 
   const std::int64_t layer = chunk.first_layer + l;
   const Stack stack = stage.model.stack(layer);
   const bool first = stack == Stack::kCross && layer == stage.model.layers - 2;
-  const std::size_t shape = by_units(stage) ? unit_of(stage, chunk, l).shape : 0;
+  const std::size_t shape = by_units(stage) ? unit_of(chunk, l).shape : 0;
   const bool again = recomputes(stage.plan, chunk.layers_before + l);
   const auto [it, fresh] = stage.segments.of_stacks.try_emplace({stack, first, again, shape});
   if (!fresh) return it->second;
@@ -143,7 +143,7 @@ void bind_memory(Stage& stage, Chunk& chunk, MicrobatchState& passage, std::int6
     return;
   }
   // The table lies in the root, which stays gathered until the backward pass is over.
-  Unit& root = *root_of(stage, chunk);
+  Unit& root = *root_of(chunk);
   const std::int64_t begin = chunk.embedding.cut_begin;
   Unit* const small = small_unit(chunk);
   call.frames.push_back(stage.builder.alias(stage.holds.embedding.weights, root.weights, 0,

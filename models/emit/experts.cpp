@@ -80,10 +80,9 @@ void make_expert_units(Stage& stage, Chunk& experts, const Chunk& owner) {
 
 Unit* expert_unit(Stage& stage, const Chunk& chunk, std::int64_t layer) {
   if (chunk.experts < 0) return nullptr;
-  for (Unit& unit : stage.holds.chunks[static_cast<std::size_t>(chunk.experts)].units) {
-    if (unit.first <= layer && layer < unit.last) return &unit;
-  }
-  return nullptr;
+  Chunk& experts = stage.holds.chunks[static_cast<std::size_t>(chunk.experts)];
+  const std::int32_t unit = unit_of_layer(experts, layer);
+  return unit < 0 ? nullptr : &experts.units[static_cast<std::size_t>(unit)];
 }
 
 /// Binds the experts of layer `l` to its call; in the first pass they must have been gathered.

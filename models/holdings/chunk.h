@@ -196,10 +196,19 @@ struct Chunk {
   std::vector<ParameterRange> ranges;
   std::vector<Bucket> buckets;  ///< in the order in which they become ready
   std::vector<Unit> units;      ///< by their layers, then the root, then what stays gathered
-  int small = -1;               ///< which unit that is
+  int root = -1, small = -1;    ///< which unit holds the ends, which stays gathered; -1: none
   std::vector<const char*> grid_groups;  ///< those of a grid that compute parts of its gradients
   FrameId marks;                         ///< events of the reductions over small groups
 };
+
+/// Every rank holds the parameters of such a unit from step to step.
+inline bool stays_whole(const Plan& plan, const UnitShape& shape) {
+  return !plan.shards_parameters() || shape.whole;
+}
+
+/// The unit of a layer of the chunk, by its number; -1 where its parameters are in none, as of
+/// experts' chunks where a layer has no experts.
+std::int32_t unit_of_layer(const Chunk& chunk, std::int64_t layer);
 
 /// Where its parameters begin, in falling order, element 0 last.
 std::vector<std::int64_t> parameter_begins(const Chunk& chunk);

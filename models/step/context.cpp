@@ -1,7 +1,5 @@
 #include "models/step/context.h"
 
-#include <algorithm>
-
 namespace foretrain {
 
 bool tied_across(const Model& model, const Plan& plan) {
@@ -73,23 +71,6 @@ std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk) {
     if (s.model.experts.shared_width > 0) out += kOfMlp;
   }
   return out;
-}
-
-std::int32_t unit_of_layer(const StageContext& s, std::int32_t chunk, std::int64_t layer) {
-  // Units stand in the order of their layers; of an experts' chunk some may be missing.
-  const std::vector<Unit>& units = s.chunk(chunk).units;
-  const auto here = [layer](const Unit& unit) { return unit.first <= layer && layer < unit.last; };
-  const auto place = static_cast<std::size_t>(layer / s.plan.units.layers);
-  if (place < units.size() && here(units[place])) return static_cast<std::int32_t>(place);
-  const auto found = std::find_if(units.begin(), units.end(), here);
-  return found == units.end() ? -1 : static_cast<std::int32_t>(found - units.begin());
-}
-
-std::int32_t root_unit(const StageContext& s, std::int32_t chunk) {
-  const std::vector<Unit>& units = s.chunk(chunk).units;
-  const auto found = std::find_if(units.begin(), units.end(),
-                                  [&s](const Unit& unit) { return s.shape(unit).root; });
-  return found == units.end() ? -1 : static_cast<std::int32_t>(found - units.begin());
 }
 
 Task beside(const Task& at, TaskKind kind, Direction direction) {

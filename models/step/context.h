@@ -55,11 +55,6 @@ void wait_for_gradients(const StageContext& s, const std::vector<After>& done,
 /// The linears of a chunk's layers whose inputs have a scale each.
 std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk);
 
-/// The unit of a layer of a chunk, by its number; -1 where its parameters are in none.
-std::int32_t unit_of_layer(const StageContext& s, std::int32_t chunk, std::int64_t layer);
-/// The unit of the chunk's ends, by its number; -1: none.
-std::int32_t root_unit(const StageContext& s, std::int32_t chunk);
-
 /// A task of another kind for the same pass, chunk and layer.
 Task beside(const Task& at, TaskKind kind, Direction direction);
 

@@ -84,7 +84,7 @@ void mark_shard(Stage& stage, Buffer& buffer, const UnitShape& shape) {
 }
 
 bool copies_out(Stage& stage, const UnitShape& shape) {
-  return stage.plan.copies_out() && shape.holders.shards > 1 && !stays_whole(stage, shape);
+  return stage.plan.copies_out() && shape.holders.shards > 1 && !stays_whole(stage.plan, shape);
 }
 
 /// FSDP2: one array holds what came from every rank, and compute copies each parameter out of it
@@ -107,7 +107,8 @@ FrameLayout weights_layout(Stage& stage, const UnitShape& shape) {
   const DType type = stage.plan.precision.compute;
   FrameLayout weights;
   weights.name = "unit weights";
-  add(weights, "whole", BufferKind::kParameters, type, shape.elements, stays_whole(stage, shape));
+  add(weights, "whole", BufferKind::kParameters, type, shape.elements,
+      stays_whole(stage.plan, shape));
   if (!copies_out(stage, shape)) weights.buffers.back().pool = Buffer::kGatherPool;
   const auto add_travelling = [&](const char* name, std::int64_t count) {
     add(weights, name, BufferKind::kCommunication, type, count, false);

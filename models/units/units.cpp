@@ -114,7 +114,7 @@ void append_owners(Stage& stage, std::size_t shape, std::vector<LayoutId>& out) 
 
 std::vector<LayoutId> owners_of(Stage& stage, Chunk& chunk, std::int64_t layer) {
   std::vector<LayoutId> out;
-  append_owners(stage, unit_of(stage, chunk, layer).shape, out);
+  append_owners(stage, unit_of(chunk, layer).shape, out);
   if (const Unit* small = small_unit(chunk)) append_owners(stage, small->shape, out);
   if (const Unit* experts = expert_unit(stage, chunk, layer))
     append_owners(stage, experts->shape, out);
@@ -174,20 +174,18 @@ void push_unit(Stage& stage, Chunk& chunk, std::size_t shape, std::int64_t first
   unit.shards = stage.builder.frame(s.shards);
   if (stage.plan.offload.delayed_update) unit.previous = stage.builder.frame(s.shards);
   unit.waited = true;
-  if (stays_whole(stage, s)) unit.weights = stage.builder.frame(s.weights);
+  if (stays_whole(stage.plan, s)) unit.weights = stage.builder.frame(s.weights);
   if (!stage.plan.fresh_gradients()) unit.gradients = stage.builder.frame(s.gradients);
+  if (s.root) chunk.root = static_cast<int>(chunk.units.size());
   chunk.units.push_back(unit);
 }
 
-Unit& unit_of(Stage& stage, Chunk& chunk, std::int64_t layer) {
-  return chunk.units[static_cast<std::size_t>(layer / stage.plan.units.layers)];
+Unit& unit_of(Chunk& chunk, std::int64_t layer) {
+  return chunk.units[static_cast<std::size_t>(unit_of_layer(chunk, layer))];
 }
 
-Unit* root_of(Stage& stage, Chunk& chunk) {
-  const auto found = std::find_if(chunk.units.begin(), chunk.units.end(), [&stage](const Unit& u) {
-    return stage.holds.shapes[u.shape].root;
-  });
-  return found == chunk.units.end() ? nullptr : &*found;
+Unit* root_of(Chunk& chunk) {
+  return chunk.root < 0 ? nullptr : &chunk.units[static_cast<std::size_t>(chunk.root)];
 }
 
 Unit* small_unit(Chunk& chunk) {
@@ -239,7 +237,7 @@ void open_unit(Stage& stage, Unit& unit, const Task& task) {
 
 void gather_weights(Stage& stage, Unit& unit, StreamWait after) {
   const UnitShape& shape = stage.holds.shapes[unit.shape];
-  if (!stays_whole(stage, shape) || !shape.gather.valid()) return;
+  if (!stays_whole(stage.plan, shape) || !shape.gather.valid()) return;
   Call call{shape.gather, -1, -1, {unit.weights, unit.states}, {}};
   after.stream = stage.builder.program().segments[shape.gather.index()].ops.front().stream;
   call.waits.push_back(after);
@@ -282,7 +280,7 @@ FrameId gradients_of(Stage& stage, Unit& unit, std::int32_t mb) {
 void bind_part(Stage& stage, Chunk& chunk, std::int64_t layer, const EndLayouts* end, bool backward,
                Call& call) {
   if (!by_units(stage)) return;
-  Unit* const found = end == nullptr ? &unit_of(stage, chunk, layer) : root_of(stage, chunk);
+  Unit* const found = end == nullptr ? &unit_of(chunk, layer) : root_of(chunk);
   FT_CHECK(found != nullptr, "an end whose parameters are in no unit");
   Unit& unit = *found;
   Unit* const small = small_unit(chunk);
@@ -326,7 +324,7 @@ const LayerSegments& layer_segments(Stage& stage, Chunk& chunk, std::int64_t lay
   const bool windowed = stage.model.windowed(chunk.first_layer + layer);
   if (!by_units(stage)) return stage.segments.of_layers.at({kind.sparse, windowed, again, 0, 0});
   const Unit* small = small_unit(chunk);
-  const std::tuple key(kind.sparse, windowed, again, unit_of(stage, chunk, layer).shape,
+  const std::tuple key(kind.sparse, windowed, again, unit_of(chunk, layer).shape,
                        small == nullptr ? std::size_t{0} : small->shape);
   const auto known = stage.segments.of_layers.find(key);
   if (known != stage.segments.of_layers.end()) return known->second;

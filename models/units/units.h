@@ -33,8 +33,8 @@ void make_units(Stage& stage, Chunk& chunk);
 std::vector<LayoutId> owners_of(Stage& stage, Chunk& chunk, std::int64_t layer);
 void push_unit(Stage& stage, Chunk& chunk, std::size_t shape, std::int64_t first,
                std::int64_t last);
-Unit& unit_of(Stage& stage, Chunk& chunk, std::int64_t layer);
-Unit* root_of(Stage& stage, Chunk& chunk);
+Unit& unit_of(Chunk& chunk, std::int64_t layer);
+Unit* root_of(Chunk& chunk);
 Unit* small_unit(Chunk& chunk);
 void fill_last_pages(Stage& stage, Bytes page);
 StreamWait zero_units(Stage& stage);

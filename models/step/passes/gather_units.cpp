@@ -33,7 +33,7 @@ class Gathers {
       }
       x_order.push_back(id);
       if (at.kind == TaskKind::kOpen && pass) {
-        if (const std::int32_t root = root_unit(x_s, at.chunk); root >= 0) {
+        if (const std::int32_t root = x_s.chunk(at.chunk).root; root >= 0) {
           open(at.chunk, root, back);
         }
         if (back) prefetch(at.chunk, x_s.chunk(at.chunk).layers - 1, true, 0);
@@ -48,7 +48,7 @@ class Gathers {
   static constexpr std::int64_t kClosed = -1;
 
   const Unit& unit_of(std::int32_t c, std::int64_t layer) const {
-    return unit_at(c, unit_of_layer(x_s, c, layer));
+    return unit_at(c, unit_of_layer(x_s.chunk(c), layer));
   }
   const Unit& unit_at(std::int32_t c, std::int32_t u) const {
     return x_s.chunk(c).units[static_cast<std::size_t>(u)];
@@ -98,10 +98,10 @@ class Gathers {
 
   /// The unit of a layer, and that of its experts.
   void open_layer(std::int32_t c, std::int64_t layer, bool back) {
-    open(c, unit_of_layer(x_s, c, layer), back);
+    open(c, unit_of_layer(x_s.chunk(c), layer), back);
     const std::int32_t experts = x_s.chunk(c).experts;
     if (experts < 0) return;
-    const std::int32_t u = unit_of_layer(x_s, experts, layer);
+    const std::int32_t u = unit_of_layer(x_s.chunk(experts), layer);
     if (u >= 0) open(experts, u, back);
   }
 
@@ -128,7 +128,7 @@ class Gathers {
       const Unit& unit = unit_of(c, l);
       if (!x_s.shape(unit).whole) elements += x_s.shape(unit).filled;
       if (chunk.experts >= 0) {
-        const std::int32_t experts = unit_of_layer(x_s, chunk.experts, l);
+        const std::int32_t experts = unit_of_layer(x_s.chunk(chunk.experts), l);
         if (experts >= 0) elements += x_s.shape(unit_at(chunk.experts, experts)).filled;
       }
       l = back ? unit.first - 1 : unit.last;
@@ -179,13 +179,13 @@ class Gathers {
   }
 
   void end_layer(TaskId id, const Task& at, bool back) {
-    const std::int32_t u = unit_of_layer(x_s, at.chunk, at.layer);
+    const std::int32_t u = unit_of_layer(x_s.chunk(at.chunk), at.layer);
     const Unit& unit = unit_at(at.chunk, u);
     if (at.layer != (back ? unit.first : unit.last - 1)) return;
     const bool over = back && at.last;
     if (over || !keeps(at, unit, back)) close(at.chunk, u, id);
     const std::int32_t experts = x_s.chunk(at.chunk).experts;
-    const std::int32_t e = experts < 0 ? -1 : unit_of_layer(x_s, experts, at.layer);
+    const std::int32_t e = experts < 0 ? -1 : unit_of_layer(x_s.chunk(experts), at.layer);
     if (e >= 0 && (over || !keeps(at, unit_at(experts, e), back))) close(experts, e, id);
     const Units& units = x_s.plan.units;
     const bool after = back && units.backward_prefetch == Prefetch::kAfter;
@@ -196,7 +196,7 @@ class Gathers {
 
   void end_chunk(TaskId id, const Task& at) {
     const bool weights = at.direction == Direction::kWeights;
-    const std::int32_t root = root_unit(x_s, at.chunk);
+    const std::int32_t root = x_s.chunk(at.chunk).root;
     if (weights != x_s.plan.splits_backward() || root < 0) return;
     if (at.last || !keeps(at, unit_at(at.chunk, root), true)) close(at.chunk, root, id);
   }

@@ -27,7 +27,7 @@ std::vector<Task> gathers(const StageContext& s, TaskId after, bool ahead) {
   for (std::size_t c = 0; c < s.chunks.size(); ++c) {
     const Chunk& chunk = s.chunks[c];
     const auto at = static_cast<std::int32_t>(c);
-    const std::int32_t root = root_unit(s, at);
+    const std::int32_t root = s.chunk(at).root;
     const bool root_first = ahead || !s.plan.updates_on_host();
     if (root >= 0 && root_first) out.push_back(gather(at, static_cast<std::size_t>(root), after));
     for (std::size_t u = 0; u < chunk.units.size(); ++u) {
@@ -45,8 +45,7 @@ std::vector<Task> gathers(const StageContext& s, TaskId after, bool ahead) {
     const auto i = static_cast<std::size_t>(task.index);
     if (!s.plan.by_units()) return chunk.buckets[i].begin == chunk.buckets[i].end;
     const UnitShape& shape = s.shape(chunk.units[i]);
-    const bool whole = !s.plan.shards_parameters() || shape.whole;
-    return !whole || !shape.gather.valid();
+    return !stays_whole(s.plan, shape) || !shape.gather.valid();
   };
   std::erase_if(out, idle);
   for (Task& task : out) task.last = !ahead;

@@ -26,7 +26,7 @@ void reduce_units(const StageContext& s, StageStep& step) {
     const bool ends_step = at.last && at.pass < 0;
     if (ends_step && at.kind == TaskKind::kUpdate && tied_across(s.model, s.plan)) {
       for (std::size_t c = 0; c < s.chunks.size(); ++c) {
-        const std::int32_t root = root_unit(s, static_cast<std::int32_t>(c));
+        const std::int32_t root = s.chunks[c].root;
         if (root < 0) continue;
         Task task;
         task.kind = TaskKind::kReduceParts;
@@ -42,17 +42,17 @@ void reduce_units(const StageContext& s, StageStep& step) {
     if (at.direction != writes) continue;
     const bool end = writes == Direction::kWeights;
     if (at.kind == TaskKind::kLayer) {
-      const std::int32_t unit = unit_of_layer(s, at.chunk, at.layer);
+      const std::int32_t unit = unit_of_layer(s.chunk(at.chunk), at.layer);
       const Chunk& chunk = s.chunk(at.chunk);
       if (chunk.units[static_cast<std::size_t>(unit)].first != at.layer) continue;
       reduce(at.chunk, unit, id, at, end);
       if (chunk.experts >= 0) {
-        reduce(chunk.experts, unit_of_layer(s, chunk.experts, at.layer), id, at, end);
+        reduce(chunk.experts, unit_of_layer(s.chunk(chunk.experts), at.layer), id, at, end);
       }
     }
     if (at.kind != TaskKind::kGradientsReady) continue;
     done[static_cast<std::size_t>(at.chunk)] = {id, nullptr, true};
-    reduce(at.chunk, root_unit(s, at.chunk), id, at, true);
+    reduce(at.chunk, s.chunk(at.chunk).root, id, at, true);
     reduce(at.chunk, s.chunk(at.chunk).small, id, at, true);
   }
   step.place(std::move(order));
