@@ -468,13 +468,12 @@ void own_buffers(Stage& stage, Chunk& chunk, std::int64_t elements, std::vector<
     chunk.summed = stage.builder.frame(stage.builder.layout(
         one_buffer("gradient sum", BufferKind::kGradients, precision.gradients, total)));
   }
-  chunk.state_elements = total / (split ? chunk.holders.shards : 1);
   if (stage.plan.updates_on_host()) return;  // where every bucket has its own
+  const std::int64_t own = total / (split ? chunk.holders.shards : 1);  // what this rank updates
   FrameLayout states;
   states.name = "optimizer";
   for (const OptimizerState& state : optimizer_states(stage.plan.optimizer, precision.master)) {
-    const std::int64_t count =
-        state.factored ? chunk.factor_elements : state.elements(chunk.state_elements);
+    const std::int64_t count = state.factored ? chunk.factor_elements : state.elements(own);
     states.buffers.push_back(
         one_buffer(state.name.c_str(), BufferKind::kOptimizer, state.type, count).buffers.front());
   }

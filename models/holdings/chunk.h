@@ -173,7 +173,6 @@ struct Chunk {
   bool has_embedding = false, has_head = false;  ///< holds of their parameters
   std::int64_t elements = 0;                     ///< of the whole buffer, padding included
   std::int64_t shared_elements = 0;
-  std::int64_t state_elements = 0;   ///< what this rank updates
   std::int64_t factor_elements = 0;  ///< rows and columns of its matrices
   PartFrames embedding, head;
   std::vector<PartFrames>
