@@ -8,8 +8,9 @@
 // after, one unit beside another's update. New weights go back to the device, or stay: offloaded
 // shards are copied to the device for every gather (bandwidth-centric: each rank its own part).
 // Copies have a stream for each direction. With a delayed update the host works on the last step's
-// gradients beside this step's passes, and new weights are loaded at its end, or take the place of
-// those that it keeps (Angel-PTM's lock-free updating, whose passes may find some of them before).
+// gradients beside this step's passes. New weights are loaded at the end of the step, or overwrite
+// the weights that the host keeps (Angel-PTM's lock-free updating, whose passes may read some new
+// weights earlier).
 //
 // Angel-PTM (arXiv 2303.02868): what there is room for stays on the device, states, gradients and
 // shards, and is updated there beside the host's update: whole units, those of the first layers,

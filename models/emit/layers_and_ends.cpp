@@ -341,7 +341,7 @@ void layer_backward(Stage& stage, Chunk& chunk, MicrobatchState& passage, TaskId
   if (stage.plan.contiguous_passes())
     part.gradients = stage.builder.frame(kind.gradients, index, mb);
   const FrameId below = stage.builder.frame(kind.hidden_gradient, index, mb);
-  // What is computed again writes the layer's output a second time: into a frame of its own.
+  // Recomputation writes the layer's output a second time, into a frame of its own.
   const FrameId output = stage.model.is_network() ? passage.hidden[static_cast<std::size_t>(l) + 1]
                                                   : stage.builder.frame(kind.output, index, mb);
   Call call{s.backward,

@@ -4,8 +4,8 @@
 // parallelism, for the gather before it), by columns for the GEMM of the weight gradient; the
 // latter is what is kept for the backward pass. A gradient is cast likewise. Weights are cast once
 // a step into two copies that stay, or, where they are gathered for every pass, in every pass;
-// those that have no 16-bit values (models/emit/fp8_weights.cpp) are turned into the second
-// one. Where products take operands in either order (Precision::one_copy) one copy does for both.
+// weights that have no 16-bit values (models/emit/fp8_weights.cpp) are transposed into the second
+// copy. Where products take operands in either order (Precision::one_copy) one copy does for both.
 // Scaling by the tensor's current maximum (nvfp4's second scale too) reads the tensor once more
 // before the cast. Scaled by tensor, one copy of a gradient is gathered and turned into the other;
 // blocks run along what a GEMM sums over, so both copies are gathered (Transformer Engine). The

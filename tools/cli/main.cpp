@@ -138,7 +138,7 @@ Verb add_validate(CLI::App& app, foretrain::ValidateArgs& args) {
 Verb add_calibrate(CLI::App& app, foretrain::CalibrateArgs& args) {
   CLI::App* verb = app.add_subcommand("calibrate", "Measure this machine into a profile");
   verb->footer(
-      "Interrupt it at any time: what is measured is kept, --resume goes on.\n"
+      "Interrupt it at any time: it keeps every sample so far, and --resume goes on.\n"
       "Examples:\n  foretrain calibrate --quick --out here.json\n"
       "  foretrain simulate gpt-small-host --profile here.json\n"
       "  foretrain calibrate --device cuda --shapes-of llama-3-8b-8-h100 --budget 120");

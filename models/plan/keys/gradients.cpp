@@ -73,7 +73,7 @@ bool asks_for_contiguous(const KeyContext& c) {
 
 bool reduces_units_alone(const KeyContext& c) {
   const Plan& p = c.plan;
-  // What adds up within a pass: parts of a layer, the output matrix of later tokens.
+  // Parts of a layer, and predictions of later tokens, add to the same gradient within one pass.
   const bool within = p.recompute.parts > 1 || c.model.predict_layers > 0;
   return p.writes_fresh() && !p.sums_after_pass && !within;
 }

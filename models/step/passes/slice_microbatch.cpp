@@ -11,9 +11,9 @@
 //   tensor                 | s0: reduce    | s1: reduce | s0: reduce | s1: reduce   |
 //
 // So a layer is two tasks here: its first blocks, with the last ones of the layer before, and those
-// between. What follows a layer (reductions of its gradients) follows its last blocks. Backward
-// likewise. What is reduced is the same, in n times as many collectives; products of 1/n of the
-// rows, and n gradients of every matrix that add up, are what it costs. Left out: the cut of the
+// between. Reductions of a layer's gradients follow its last blocks. Backward passes are cut the
+// same way. The same bytes travel, in n times as many collectives. The cost: every product has 1/n
+// of the rows, and n gradients of every matrix are added up. Left out: the cut of the
 // second matrices by columns (Domino's second dimension), sequence parallelism, whose scattered
 // rows would have to be those of the slices.
 #include "models/step/passes.h"
