@@ -113,7 +113,8 @@ struct SlicedPass {
 
 /// Layouts of what the stage holds, and its chunks.
 struct Holdings {
-  LayerLayouts layer, sparse_layer;
+  LayerLayouts layer;               ///< of a decoder: the residual stream's layouts alone
+  std::vector<LayerLayouts> kinds;  ///< of a decoder, by kind of layer
   EndLayouts embedding, head;
   LayerLayouts turn, cross, decoder;  ///< of an encoder-decoder
   MemoryLayouts memory;
@@ -132,8 +133,8 @@ struct WrittenSegments {
   /// By kind, whether its backward pass is the first of them, recomputed, shape of the unit.
   std::map<std::tuple<Stack, bool, bool, std::size_t>, LayerSegments> of_stacks;
   std::vector<LayerSegments> of_blocks;  ///< of a network, by kind
-  /// By experts, window, recomputed, shape of the unit and of what stays gathered (0: none).
-  std::map<std::tuple<bool, bool, bool, std::size_t, std::size_t>, LayerSegments> of_layers;
+  /// By kind, window, recomputed, shape of the unit and of what stays gathered (0: none).
+  std::map<std::tuple<LayerKind, bool, bool, std::size_t, std::size_t>, LayerSegments> of_layers;
   std::optional<EndSegments> embedding, head;
   std::map<std::int32_t, HostCopies> host_copies;  ///< by layout on the device
   std::array<SegmentId, 2> load;                   ///< by direction of the pipeline
@@ -217,6 +218,8 @@ inline const char* shard_group(const Stage& stage) {
 
 /// The kind of layer `l` of a chunk: its layouts.
 const LayerLayouts& kind_of(const Stage& stage, const Chunk& chunk, std::int64_t l);
+/// Of all layers of a chunk; of one of experts none.
+std::vector<const LayerLayouts*> kinds_of(const Stage& stage, const Chunk& chunk);
 std::size_t block_kind(const Stage& stage, const Chunk& chunk, std::int64_t l);
 
 }  // namespace foretrain

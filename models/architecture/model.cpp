@@ -98,6 +98,31 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
 
 }  // namespace
 
+LayerKind Model::kind(std::int64_t index) const {
+  LayerKind out;
+  bool sparse = has_experts();
+  if (sparse && index < layers) {  // those of multi-token prediction have experts
+    sparse = experts.layers.empty()
+                 ? index >= experts.first_dense && (index + 1) % experts.step == 0
+                 : experts.layers[static_cast<std::size_t>(index)];
+  }
+  if (sparse) out.feed_forward = FeedForward::kExperts;
+  return out;
+}
+
+std::vector<LayersOfKind> Model::kinds(bool prediction) const {
+  const std::int64_t sparse = sparse_layers();
+  const std::int64_t predicted = prediction ? predict_layers : 0;
+  std::vector<LayersOfKind> out;
+  const auto add = [&out](LayerKind kind, std::int64_t count) {
+    if (count > 0) out.push_back({kind, count});
+  };
+  const bool experts_predict = predicted > 0 && kind(layers).sparse();
+  add({}, layers - sparse + (experts_predict ? 0 : predicted));
+  add({Mixer::kAttention, FeedForward::kExperts}, sparse + (experts_predict ? predicted : 0));
+  return out;
+}
+
 std::int64_t Model::sparse_layers() const {
   if (!experts.layers.empty()) {
     return std::count(experts.layers.begin(), experts.layers.end(), true);
@@ -113,16 +138,19 @@ bool Model::has_windowed(bool windowed) const {
   return false;
 }
 
-std::vector<Parameter> layer_parameters(const Model& model, bool sparse) {
+std::vector<Parameter> layer_parameters(const Model& model, LayerKind kind) {
   std::vector<Parameter> out;
-  add_norm(model, "attention.norm", model.hidden, out);
-  if (model.is_latent()) {
-    add_latent_attention(model, out);
-  } else {
-    add_attention(model, out);
+  if (kind.mixer != Mixer::kNone) add_norm(model, "attention.norm", model.hidden, out);
+  if (kind.mixer == Mixer::kAttention) {
+    if (model.is_latent()) {
+      add_latent_attention(model, out);
+    } else {
+      add_attention(model, out);
+    }
   }
+  if (kind.feed_forward == FeedForward::kNone) return out;
   if (!model.shared_norm) add_norm(model, "mlp.norm", model.hidden, out);
-  if (sparse) {
+  if (kind.sparse()) {
     add_experts(model, out);
   } else {
     add_mlp(model, out);
@@ -211,23 +239,27 @@ std::vector<Parameter> prediction_parameters(const Model& model) {
 
 std::int64_t parameter_count(const Model& model) {
   if (model.is_network()) return parameter_count(model.network);
-  const std::int64_t sparse = model.sparse_layers();
   std::int64_t sum = count(embedding_parameters(model)) + count(head_parameters(model));
   if (model.is_encoder_decoder()) {
     const std::int64_t layer = count(layer_parameters(model));
     return sum + model.encoder_layers * layer + count(turn_parameters(model)) +
            model.decoder_layers * (layer + count(cross_parameters(model)));
   }
-  if (sparse < model.layers) sum += (model.layers - sparse) * count(layer_parameters(model));
-  if (sparse > 0) sum += sparse * count(layer_parameters(model, true));
+  for (const LayersOfKind& of : model.kinds(false)) {
+    sum += of.layers * count(layer_parameters(model, of.kind));
+  }
   return sum;
 }
 
 std::int64_t active_parameter_count(const Model& model) {
   std::int64_t idle = 0;
   if (!model.has_experts()) return parameter_count(model);
-  for (const Parameter& p : layer_parameters(model, true)) idle += p.count() - active(model, p);
-  return parameter_count(model) - model.sparse_layers() * idle;
+  for (const LayersOfKind& of : model.kinds(false)) {
+    for (const Parameter& p : layer_parameters(model, of.kind)) {
+      idle += of.layers * (p.count() - active(model, p));
+    }
+  }
+  return parameter_count(model) - idle;
 }
 
 namespace {
@@ -238,12 +270,9 @@ std::int64_t active_matrices(const Model& model, std::int64_t sequence) {
   const bool few = model.masked > 0 && model.masked < sequence;
   std::int64_t matrices = model.vocabulary * model.hidden;
   if (few) matrices = matrices * model.masked / sequence;
-  const std::int64_t sparse = model.sparse_layers();
-  for (const bool experts : {false, true}) {
-    const std::int64_t layers = experts ? sparse + model.predict_layers : model.layers - sparse;
-    if (layers == 0) continue;
-    for (const Parameter& p : layer_parameters(model, experts)) {
-      if (p.cols > 1 && !p.name.ends_with(".bias")) matrices += layers * active(model, p);
+  for (const LayersOfKind& of : model.kinds(true)) {
+    for (const Parameter& p : layer_parameters(model, of.kind)) {
+      if (p.cols > 1 && !p.name.ends_with(".bias")) matrices += of.layers * active(model, p);
     }
   }
   matrices += model.predict_layers * model.vocabulary * model.hidden;

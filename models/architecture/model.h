@@ -36,6 +36,25 @@ struct LatentAttention {
   bool operator==(const LatentAttention&) const = default;
 };
 
+/// How a layer mixes the tokens of a sequence, and what every token goes through alone after that.
+enum class Mixer : std::uint8_t { kNone, kAttention };
+enum class FeedForward : std::uint8_t { kNone, kMlp, kExperts };
+
+/// A layer is a mixer and a feed-forward, each with a norm before it and added to the residual
+/// stream; of a layer that has one of them the other is absent with its norm.
+struct LayerKind {
+  Mixer mixer = Mixer::kAttention;
+  FeedForward feed_forward = FeedForward::kMlp;
+  bool sparse() const { return feed_forward == FeedForward::kExperts; }
+  auto operator<=>(const LayerKind&) const = default;
+};
+
+/// A kind and how many layers are of it.
+struct LayersOfKind {
+  LayerKind kind;
+  std::int64_t layers = 0;
+};
+
 /// What a layer of an encoder-decoder is: models/layers/encoder_decoder.h.
 enum class Stack : std::uint8_t { kEncoder, kTurn, kCross, kDecoder };
 
@@ -90,12 +109,13 @@ struct Model {
   bool is_network() const { return !network.empty(); }
   bool is_latent() const { return latent.kv_rank > 0; }
   bool has_experts() const { return experts.count > 0; }
+  /// Of layer `index`; of those of multi-token prediction from `layers` on.
+  LayerKind kind(std::int64_t index) const;
+  /// The kinds that the layers are of, in the order of their first layer; those of multi-token
+  /// prediction are among them where `prediction` says so.
+  std::vector<LayersOfKind> kinds(bool prediction) const;
   /// Whether layer `index` has experts.
-  bool sparse(std::int64_t index) const {
-    if (index >= layers) return has_experts();  // of multi-token prediction
-    if (!experts.layers.empty()) return experts.layers[static_cast<std::size_t>(index)];
-    return has_experts() && index >= experts.first_dense && (index + 1) % experts.step == 0;
-  }
+  bool sparse(std::int64_t index) const { return kind(index).sparse(); }
   std::int64_t sparse_layers() const;
   /// Whether layer `index` sees only `sliding_window` keys.
   bool windowed(std::int64_t index) const {
@@ -134,8 +154,8 @@ struct Parameter {
   bool operator==(const Parameter&) const = default;
 };
 
-/// Parameters of one transformer layer, in the order of use; of one with experts if `sparse`.
-std::vector<Parameter> layer_parameters(const Model& model, bool sparse = false);
+/// Parameters of one layer, in the order of use.
+std::vector<Parameter> layer_parameters(const Model& model, LayerKind kind = {});
 /// Cross-attention of a decoder layer; the encoder's last norm and both stacks' relative positions.
 std::vector<Parameter> cross_parameters(const Model& model);
 std::vector<Parameter> turn_parameters(const Model& model);

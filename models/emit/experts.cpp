@@ -40,7 +40,7 @@ void make_experts(Stage& stage, std::size_t index) {
   for (std::int64_t l = 0; l < owner.layers; ++l) {
     PartFrames part;
     part.cut_begin = at;
-    if (const LayerLayouts& kind = kind_of(stage, owner, l); kind.sparse) {
+    if (const LayerLayouts& kind = kind_of(stage, owner, l); kind.kind.sparse()) {
       const auto alias = [&](LayoutId layout, FrameId of, Bytes offset) {
         return stage.builder.alias(layout, of, 0, offset,
                                    static_cast<std::int32_t>(owner.first_layer + l));
@@ -88,7 +88,7 @@ Unit* expert_unit(Stage& stage, const Chunk& chunk, std::int64_t layer) {
 /// Binds the experts of layer `l` to its call; in the first pass they must have been gathered.
 void bind_experts(Stage& stage, const Chunk& chunk, std::int64_t l, bool backward, Call& call) {
   const LayerLayouts& kind = kind_of(stage, chunk, l);
-  if (!kind.sparse) return;
+  if (!kind.kind.sparse()) return;
   const Chunk& experts = stage.holds.chunks[static_cast<std::size_t>(chunk.experts)];
   const PartFrames& part = experts.parts[static_cast<std::size_t>(l)];
   if (!by_units(stage)) {

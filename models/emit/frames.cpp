@@ -62,7 +62,16 @@ const LayerLayouts& kind_of(const Stage& stage, const Chunk& chunk, std::int64_t
   const Model& model = stage.model;
   if (model.is_network()) return stage.holds.blocks[block_kind(stage, chunk, l)];
   if (model.is_encoder_decoder()) return stack_layouts(stage, chunk.first_layer + l);
-  return model.sparse(chunk.first_layer + l) ? stage.holds.sparse_layer : stage.holds.layer;
+  const LayerKind kind = model.kind(chunk.first_layer + l);
+  return *std::find_if(stage.holds.kinds.begin(), stage.holds.kinds.end(),
+                       [&kind](const LayerLayouts& one) { return one.kind == kind; });
+}
+
+std::vector<const LayerLayouts*> kinds_of(const Stage& stage, const Chunk& chunk) {
+  std::vector<const LayerLayouts*> out;
+  if (chunk.holders.expert) return out;
+  for (std::int64_t l = 0; l < chunk.layers; ++l) out.push_back(&kind_of(stage, chunk, l));
+  return out;
 }
 
 /// Whether a chunk of the pipeline stands on this stage.
@@ -156,25 +165,19 @@ void write_layouts(Stage& stage) {
 void write_segments(Stage& stage) {
   if (stage.model.is_network()) return write_blocks(stage);
   if (stage.model.is_encoder_decoder()) return write_stacks(stage);
-  stage.holds.sparse_layer.hidden = stage.holds.layer.hidden;
-  stage.holds.sparse_layer.hidden_gradient = stage.holds.layer.hidden_gradient;
-  stage.holds.sparse_layer.output = stage.holds.layer.output;
-  stage.holds.sparse_layer.output_gradient = stage.holds.layer.output_gradient;
-  stage.holds.sparse_layer.sparse = true;
-  for (LayerLayouts* layer : {&stage.holds.layer, &stage.holds.sparse_layer}) {
-    const std::int64_t sparse = stage.model.sparse_layers();
-    const std::int64_t predict = stage.model.predict_layers;
-    if (layer->sparse ? sparse + predict == 0 : sparse == stage.model.layers) continue;
-    parameter_frames(stage, *layer, "layer", layer_parameters(stage.model, layer->sparse));
-    if (layer->sparse) {
-      layer->experts = stage.builder.layout(layer->parameters.experts);
-      layer->expert_gradients = stage.builder.layout(layer->parameter_gradients.experts);
+  for (const LayersOfKind& of : stage.model.kinds(true)) {
+    LayerLayouts& layer = stage.holds.kinds.emplace_back(stage.holds.layer);
+    layer.kind = of.kind;
+    parameter_frames(stage, layer, "layer", layer_parameters(stage.model, of.kind));
+    if (of.kind.sparse()) {
+      layer.experts = stage.builder.layout(layer.parameters.experts);
+      layer.expert_gradients = stage.builder.layout(layer.parameter_gradients.experts);
     }
     if (stage.plan.precision.low() && !by_units(stage)) {
-      FrameLayout copies = quantized_layout(layer->parameters, stage.plan.precision);
-      if (!copies.buffers.empty()) layer->quantized = stage.builder.layout(std::move(copies));
+      FrameLayout copies = quantized_layout(layer.parameters, stage.plan.precision);
+      if (!copies.buffers.empty()) layer.quantized = stage.builder.layout(std::move(copies));
     }
-    write_layer_kinds(stage, *layer);
+    write_layer_kinds(stage, layer);
   }
   for (EndLayouts* end : {&stage.holds.embedding, &stage.holds.head}) {
     end->hidden = stage.holds.layer.hidden;
@@ -228,7 +231,7 @@ void write_layer_kinds(Stage& stage, LayerLayouts& layer) {
     for (const bool windowed : {false, true}) {
       if (!stage.model.has_windowed(windowed)) continue;
       layer.windowed = windowed;
-      stage.segments.of_layers[{layer.sparse, windowed, again, 0, 0}] =
+      stage.segments.of_layers[{layer.kind, windowed, again, 0, 0}] =
           write_layer(stage.builder, stage.model, stage.plan, layer, again);
     }
   }

@@ -36,15 +36,11 @@ void write_holdings(Stage& stage) {
 }
 
 StageContext context(Stage& stage) {
-  StageContext out{stage.model,           stage.plan,         stage.number,
-                   stage.holds.chunks,    stage.holds.shapes, stage.holds.layer,
-                   stage.holds.embedding, stage.holds.head,   {}};
-  for (const Chunk& chunk : stage.holds.chunks) {
-    out.kinds.emplace_back();
-    if (chunk.holders.expert) continue;
-    for (std::int64_t l = 0; l < chunk.layers; ++l)
-      out.kinds.back().push_back(&kind_of(stage, chunk, l));
-  }
+  StageContext out{stage.model,        stage.plan,
+                   stage.number,       stage.holds.chunks,
+                   stage.holds.shapes, stage.holds.embedding,
+                   stage.holds.head,   {}};
+  for (const Chunk& chunk : stage.holds.chunks) out.kinds.push_back(kinds_of(stage, chunk));
   return out;
 }
 

@@ -98,8 +98,8 @@ StreamWait reduce_parts_of(Stage& stage, Chunk& chunk, const Task& task) {
     const std::int64_t before =
         chunk.has_embedding ? stage.holds.embedding.parameters.shared_elements : 0;
     return reduce_parts(stage, "tensor", kTensorGroup, chunk,
-                        partial_gradients(stage.model, stage.plan, stage.holds.layer,
-                                          chunk.shared_elements, before, chunk.layers),
+                        partial_gradients(stage.model, stage.plan, kinds_of(stage, chunk),
+                                          chunk.shared_elements, before),
                         kSharedMark, after);
   }
   if (task.form == kOverTied) {

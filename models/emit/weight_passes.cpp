@@ -32,7 +32,10 @@ Call for_weights(Stage& stage, Call call, SegmentId segment) {
     const bool owner =
         std::any_of(stage.holds.shapes.begin(), stage.holds.shapes.end(),
                     [&](const UnitShape& shape) { return shape.weights == s.frames[f]; });
-    const bool experts = s.frames[f] == stage.holds.sparse_layer.experts;
+    const bool experts = std::any_of(stage.holds.kinds.begin(), stage.holds.kinds.end(),
+                                     [&](const LayerLayouts& kind) {
+                                       return kind.experts.valid() && kind.experts == s.frames[f];
+                                     });
     if (owner || experts) weights.push_back(f);
   }
   for (const std::size_t f : weights) {

@@ -331,7 +331,7 @@ void finish_contiguous(Stage& stage, Chunk& chunk, FrameId frame, std::int16_t e
   StreamWait summed;
   const std::int64_t before = stage.holds.embedding.parameters.shared_elements;
   const std::vector<ElementRange> parts = partial_gradients(
-      stage.model, stage.plan, stage.holds.layer, chunk.shared_elements, before, chunk.layers);
+      stage.model, stage.plan, kinds_of(stage, chunk), chunk.shared_elements, before);
   if (!parts.empty()) {
     chunk.marks = stage.builder.frame(stage.holds.marks);
     summed = reduce_parts(stage, "tensor", kTensorGroup, chunk, parts, kSharedMark,

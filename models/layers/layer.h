@@ -65,6 +65,12 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
                                    const std::vector<Parameter>& parameters, const Plan& plan,
                                    bool gradients);
 
+/// Whether a buffer holds a norm of query or key heads, whose gradient every tensor rank has of its
+/// own heads alone.
+inline bool is_head_norm(const std::string& buffer) {
+  return buffer == "attention.q_norm.weight" || buffer == "attention.k_norm.weight";
+}
+
 /// Finds a parameter's buffer in the layouts: a Ref to formal frame `cut_frame` or `shared_frame`.
 Ref parameter_ref(const ParameterLayouts& layouts, const std::string& name, std::int16_t cut_frame,
                   std::int16_t shared_frame);
@@ -81,9 +87,9 @@ struct LayerSegments {
   LayoutId saved, local_forward, local_backward;
 };
 
-/// What all layers of a kind share, with experts or without.
+/// What all layers of a kind share.
 struct LayerLayouts {
-  bool sparse = false;
+  LayerKind kind;
   bool windowed = false;  ///< its queries see only the model's window of keys
   LayoutId experts, expert_gradients;
   LayoutId weights, gradients, shared, shared_gradients, hidden, hidden_gradient;
@@ -102,7 +108,7 @@ struct LayerLayouts {
 
 /// Formal frame of copies of the weights in a type of less than 16 bits, without sharded units.
 inline std::int16_t quantized_frame(const LayerLayouts& layouts) {
-  return static_cast<std::int16_t>(kLayerFrames + (layouts.sparse ? 2 : 0));
+  return static_cast<std::int16_t>(kLayerFrames + (layouts.kind.sparse() ? 2 : 0));
 }
 
 /// Writes the segments of a layer; `recompute` says whether this layer follows plan.recompute.

@@ -16,13 +16,13 @@ void LayerOps::blocks_write_to(LayoutWriter& local) {
 SegmentId LayerOps::finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
   const LayerLayouts& l = x_layouts;
   writer.segment().frames = l.frames(saved, local);
-  if (l.sparse) {
+  if (l.kind.sparse()) {
     writer.segment().frames.push_back(l.experts);
     writer.segment().frames.push_back(l.expert_gradients);
   }
   for (const LayoutId owner : l.owners) writer.segment().frames.push_back(owner);
   if (l.quantized.valid()) writer.segment().frames.push_back(l.quantized);
-  capture(x_plan.captured, l.sparse, x_builder, writer.segment());
+  capture(x_plan.captured, l.kind.sparse(), x_builder, writer.segment());
   return x_builder.segment(std::move(writer.segment()));
 }
 

@@ -84,19 +84,20 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
       x_saved("saved" + suffix(recompute), kSaved),
       x_forward("forward" + suffix(recompute), kLocal),
       x_backward("backward" + suffix(recompute), kLocal),
-      x_again(recompute ? of_kind(plan.recompute, layouts.sparse, model.is_latent()) : Recompute{}),
+      x_again(recompute ? of_kind(plan.recompute, layouts.kind.sparse(), model.is_latent())
+                        : Recompute{}),
       x_dropout(dropout_of(model, plan)),
       x_tensor(builder.group("tensor")),
       x_tokens(plan.in_grid() ? plan.rows() : plan.tokens()),
       x_rows(plan.rows()),
       x_hidden(model.hidden / plan.column_parts()),
       x_quantizer(builder, plan, layouts) {
-  x_name_suffix = (layouts.sparse ? " with experts" : "") + suffix(recompute);
+  x_name_suffix = (layouts.kind.sparse() ? " with experts" : "") + suffix(recompute);
   if (x_again.operations) x_again.layer = true;
   x_again.parts = plan.recompute.parts;
   set_linears();
   if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
-  if (layouts.sparse) x_moe.emplace(builder, model, plan, layouts, x_again);
+  if (layouts.kind.sparse()) x_moe.emplace(builder, model, plan, layouts, x_again);
   if (!model.is_latent()) return;
   x_latent.emplace(builder, model, plan, layouts);
   x_qkv_width = x_latent->packed_width();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "sim/base/check.h"
 
@@ -132,15 +133,18 @@ class Balancer {
 
 LayerWeights parameter_weights(const Model& model, const Plan& plan) {
   LayerWeights out;
-  const std::int64_t dense = sum_of(layer_parameters(model, false));
-  const std::int64_t sparse = model.has_experts() ? sum_of(layer_parameters(model, true)) : 0;
+  std::map<LayerKind, std::int64_t> weights;
+  for (const LayersOfKind& of : model.kinds(true)) {
+    weights[of.kind] = sum_of(layer_parameters(model, of.kind));
+  }
   for (std::int64_t l = 0; l < model.layers; ++l) {
-    out.layers.push_back(model.sparse(l) ? sparse : dense);
+    out.layers.push_back(weights.at(model.kind(l)));
   }
   if (plan.shares_vocabulary()) return out;
   out.embedding = sum_of(embedding_parameters(model));
-  out.head = sum_of(head_parameters(model)) + sum_of(prediction_parameters(model)) +
-             model.predict_layers * (model.sparse(model.layers) ? sparse : dense);
+  out.head =
+      sum_of(head_parameters(model)) + sum_of(prediction_parameters(model)) +
+      (model.predict_layers > 0 ? model.predict_layers * weights.at(model.kind(model.layers)) : 0);
   const bool apart = plan.stage_of(0) != plan.stage_of(plan.chunks() - 1);
   if (model.tied_embeddings && apart) out.head += embedding_parameters(model).front().count();
   return out;

@@ -174,9 +174,9 @@ std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
 /// own.
 std::int64_t reduced_elements(const Model& model, const Plan& p) {
   std::int64_t experts = 0;
-  if (model.has_experts()) {
-    for (const Parameter& one : layer_parameters(model, true)) {
-      if (one.expert) experts += model.sparse_layers() * one.count();
+  for (const LayersOfKind& of : model.kinds(false)) {
+    for (const Parameter& one : layer_parameters(model, of.kind)) {
+      if (one.expert) experts += of.layers * one.count();
     }
   }
   const std::int64_t others = (parameter_count(model) - experts) / (p.tensor * p.pipeline);
@@ -262,11 +262,10 @@ void settle_chunks(const Model& model, Plan& plan) {
   if (u.chunk_elements == 0 || !plan.shards_parameters() || model.layers == 0) return;
   // Of a rank; experts are units of their own with as many layers.
   std::int64_t layer = 1;
-  for (const bool sparse : {false, true}) {
-    if (sparse ? model.sparse_layers() == 0 : model.sparse_layers() == model.layers) continue;
+  for (const LayersOfKind& of : model.kinds(false)) {
     std::int64_t others = 0;
     std::int64_t experts = 0;
-    for (const Parameter& one : layer_parameters(model, sparse)) {
+    for (const Parameter& one : layer_parameters(model, of.kind)) {
       (one.expert ? experts : others) += one.count();
     }
     layer = std::max(

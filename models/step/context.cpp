@@ -20,20 +20,22 @@ bool stays_on_stage(const Plan& plan, std::int64_t stage, std::int32_t chunk, st
 }
 
 std::vector<ElementRange> partial_gradients(const Model& model, const Plan& plan,
-                                            const LayerLayouts& layer, std::int64_t shared,
-                                            std::int64_t before, std::int64_t layers) {
+                                            const std::vector<const LayerLayouts*>& layers,
+                                            std::int64_t shared, std::int64_t before) {
   if (plan.tensor == 1 || shared == 0 || plan.in_grid()) return {};
   if (plan.sequence) return {{0, shared}};
   std::vector<ElementRange> out;
   if (!model.qk_norm) return out;
   std::int64_t begin = before;
-  for (const Buffer& buffer : layer.parameter_gradients.shared.buffers) {
-    if (buffer.name == "attention.q_norm.weight") break;
-    begin += buffer.count;
-  }
-  for (std::int64_t l = 0; l < layers; ++l) {
-    out.emplace_back(begin, begin + 2 * model.head_dim);
-    begin += layer.parameters.shared_elements;
+  for (const LayerLayouts* layer : layers) {
+    for (const Buffer& buffer : layer->parameter_gradients.shared.buffers) {
+      const std::int64_t end = begin + buffer.count;
+      if (is_head_norm(buffer.name)) {
+        const bool continues = !out.empty() && out.back().second == begin;
+        continues ? void(out.back().second = end) : void(out.emplace_back(begin, end));
+      }
+      begin = end;
+    }
   }
   return out;
 }
@@ -63,7 +65,7 @@ std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk) {
   std::int64_t out = 0;
   for (std::int64_t l = 0; l < s.chunk(chunk).layers; ++l) {
     out += kOfAttention;
-    if (!s.kind(chunk, l).sparse) {
+    if (!s.kind(chunk, l).kind.sparse()) {
       out += kOfMlp;
       continue;
     }

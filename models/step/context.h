@@ -14,7 +14,6 @@ struct StageContext {
   std::int64_t stage;
   const std::vector<Chunk>& chunks;      ///< experts' chunks behind the others
   const std::vector<UnitShape>& shapes;  ///< of sharded units
-  const LayerLayouts& dense_layer;       ///< the plain kind of layer
   const EndLayouts& embedding;
   const EndLayouts& head;
   std::vector<std::vector<const LayerLayouts*>> kinds;  ///< by chunk and layer of it
@@ -40,11 +39,10 @@ inline bool stays_on_stage(const StageContext& s, std::int32_t chunk, std::int64
 
 /// What tensor ranks hold alike but computed in part: with sequence parallelism everything, from
 /// their own tokens; without it the norms of queries and keys, from their own heads. Of the first
-/// `shared` elements of a chunk, in which `before` stand before those of its `layers`, all of the
-/// kind `layer`.
+/// `shared` elements of a chunk, in which `before` stand before those of its `layers`.
 std::vector<ElementRange> partial_gradients(const Model& model, const Plan& plan,
-                                            const LayerLayouts& layer, std::int64_t shared,
-                                            std::int64_t before, std::int64_t layers);
+                                            const std::vector<const LayerLayouts*>& layers,
+                                            std::int64_t shared, std::int64_t before);
 
 /// What the end of a step waits for: an update for `summed`, what is summed over small groups; new
 /// weights of a delayed update and the mean loss beside a host's update for the gradients of

@@ -322,9 +322,9 @@ const LayerSegments& layer_segments(Stage& stage, Chunk& chunk, std::int64_t lay
   const bool again = recomputes(stage.plan, chunk.layers_before + layer);
   const LayerLayouts& kind = kind_of(stage, chunk, layer);
   const bool windowed = stage.model.windowed(chunk.first_layer + layer);
-  if (!by_units(stage)) return stage.segments.of_layers.at({kind.sparse, windowed, again, 0, 0});
+  if (!by_units(stage)) return stage.segments.of_layers.at({kind.kind, windowed, again, 0, 0});
   const Unit* small = small_unit(chunk);
-  const std::tuple key(kind.sparse, windowed, again, unit_of(chunk, layer).shape,
+  const std::tuple key(kind.kind, windowed, again, unit_of(chunk, layer).shape,
                        small == nullptr ? std::size_t{0} : small->shape);
   const auto known = stage.segments.of_layers.find(key);
   if (known != stage.segments.of_layers.end()) return known->second;

@@ -39,7 +39,7 @@ std::size_t size_of_group(const Workload& workload, const char* group) {
 
 std::int64_t expert_elements(const Model& model, std::int64_t expert) {
   std::int64_t out = 0;
-  for (const Parameter& p : layer_parameters(model, true)) {
+  for (const Parameter& p : layer_parameters(model, {Mixer::kAttention, FeedForward::kExperts})) {
     if (p.expert) out += p.count();
   }
   return out * model.sparse_layers() / expert;

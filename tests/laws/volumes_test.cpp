@@ -261,7 +261,7 @@ TEST(DataParallelVolume, GathersInFp8) {
     EXPECT_EQ(count(".turn_weights"), 4 * model.layers);
     const std::int64_t gathers = 2 * model.layers;  // forward and backward
     std::int64_t layer = 0;
-    for (const Parameter& p : layer_parameters(model, false)) layer += p.count();
+    for (const Parameter& p : layer_parameters(model)) layer += p.count();
     EXPECT_EQ(wide.of(kDataGroup, kGather) - narrow.of(kDataGroup, kGather), gathers * layer);
     const Bytes agreed = narrow.of(kDataGroup, kReduce) - wide.of(kDataGroup, kReduce);
     EXPECT_EQ(agreed, current ? gathers * 4 * 4 : 0);

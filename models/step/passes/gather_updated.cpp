@@ -120,7 +120,7 @@ void gather_updated(const StageContext& s, StageStep& step) {
     if (part == nullptr) continue;
     wait(task, task.chunk, *part);
     const std::int32_t experts = s.chunk(task.chunk).experts;
-    if (task.layer >= 0 && experts >= 0 && s.kind(task.chunk, task.layer).sparse) {
+    if (task.layer >= 0 && experts >= 0 && s.kind(task.chunk, task.layer).kind.sparse()) {
       wait(task, experts, s.chunk(experts).parts[static_cast<std::size_t>(task.layer)]);
     }
   }

@@ -138,9 +138,10 @@ class Reductions {
     ready(c, 0, after);
     x_done[static_cast<std::size_t>(c)] = after;
     const std::int64_t before = chunk.has_embedding ? x_s.embedding.parameters.shared_elements : 0;
-    const bool parts = !partial_gradients(x_s.model, x_s.plan, x_s.dense_layer,
-                                          chunk.shared_elements, before, chunk.layers)
-                            .empty();
+    const bool parts =
+        !partial_gradients(x_s.model, x_s.plan, x_s.kinds[static_cast<std::size_t>(c)],
+                           chunk.shared_elements, before)
+             .empty();
     if (parts) reduce_parts(c, kOverTensor);
     for (std::size_t g = 0; g < chunk.grid_groups.size(); ++g) {
       reduce_parts(c, static_cast<std::int16_t>(kOverGrid + static_cast<int>(g)));
