@@ -100,7 +100,7 @@ Status check_work(const Workload& workload, std::size_t program, const std::stri
         "compression, gather_dtype int8 and fp8, reduce_dtype int4, offload.delayed_update, "
         "overlap.post_validation)");
   }
-  if (std::holds_alternative<Convolution>(work))
+  if (std::holds_alternative<Convolution>(work) || std::holds_alternative<Scan>(work))
     return refuse(backend, work, "it is only simulated");
   if (const auto* kernel = std::get_if<Kernel>(&work)) {
     if (kernel->kind >= KernelKind::kBatchNorm)

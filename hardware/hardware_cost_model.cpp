@@ -16,7 +16,7 @@ namespace {
 
 bool on_tensor_cores(const Work& work) {
   return std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work) ||
-         std::holds_alternative<Convolution>(work);
+         std::holds_alternative<Convolution>(work) || std::holds_alternative<Scan>(work);
 }
 
 class HardwareCostModel final : public CostModel {
@@ -71,9 +71,9 @@ class HardwareCostModel final : public CostModel {
 
  private:
   static std::string_view text_of_kind(const Work& work) {
-    constexpr std::array<std::string_view, 11> kNames = {
-        "gemm",      "attention",  "kernel", "collective", "messages",   "copy",
-        "host sync", "host delay", "pause",  "opaque",     "convolution"};
+    constexpr std::array<std::string_view, 12> kNames = {
+        "gemm",      "attention",  "kernel", "collective", "messages",    "copy",
+        "host sync", "host delay", "pause",  "opaque",     "convolution", "scan"};
     static_assert(std::variant_size_v<Work> == kNames.size());
     return kNames.at(work.index());
   }
@@ -112,6 +112,7 @@ class HardwareCostModel final : public CostModel {
     if (const auto* gemm = std::get_if<Gemm>(&work)) return gemm_cost(device, *gemm, steps);
     if (const auto* c = std::get_if<Convolution>(&work)) return convolution_cost(device, *c, steps);
     if (const auto* a = std::get_if<Attention>(&work)) return attention_cost(device, *a, steps);
+    if (const auto* scan = std::get_if<Scan>(&work)) return scan_cost(device, *scan, steps);
     if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel_cost(device, *kernel, steps);
     if (const auto* opaque = std::get_if<Opaque>(&work)) {
       if (opaque->where == Memory::kDevice) return opaque_cost(device, *opaque, steps);

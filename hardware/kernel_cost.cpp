@@ -3,6 +3,7 @@
 
 #include "hardware/kernel_constants.h"
 #include "hardware/local_cost.h"
+#include "sim/program/scan.h"
 
 namespace foretrain {
 namespace {
@@ -103,6 +104,31 @@ Result<Cost> opaque_cost(const DeviceSpec& device, const Opaque& work, std::ostr
                       static_cast<double>(work.flops), peak, efficiency},
                      cost, *steps);
   }
+  return cost;
+}
+
+Result<Cost> scan_cost(const DeviceSpec& device, const Scan& work, std::ostream* steps) {
+  const KernelConstants& c = kernel_constants(device.architecture);
+  const double efficiency = work.dtype == DType::kFp32 ? c.gemm.fp32 : c.gemm.bf16;
+  const double peak = peak_tflops(device, work.dtype) * 1e12 * efficiency;
+  if (peak <= 0) {
+    return unsupported("a scan in " + std::string(name_of(work.dtype)) + " on " + device.name);
+  }
+  const double rate = device.memory_gb_per_s * 1e9 * c.memory.default_efficiency;
+  Cost cost;
+  for (const ScanKernel& kernel : kernels_of(work)) {
+    const Time compute = bounded(kernel.flops / peak);
+    const Time memory = bounded(kernel.bytes / rate);
+    cost.latency += Time::from_us(c.memory.latency_us);
+    cost.compute += compute;
+    cost.memory += memory;
+    cost.duration += Time::from_us(c.memory.latency_us) + max(compute, memory);
+    if (steps != nullptr) {
+      *steps << kernel.name << ": " << kernel.flops / 1e9 << " GFLOP " << compute.us() << " us, "
+             << kernel.bytes / 1e6 << " MB " << memory.us() << " us\n";
+    }
+  }
+  cost.deviation = static_cast<float>(shared_constants().opaque_deviation);
   return cost;
 }
 

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "sim/program/scan.h"
+
 namespace foretrain {
 namespace {
 
@@ -78,6 +80,7 @@ std::string_view host_kind_of(const Work& work) {
   if (std::holds_alternative<P2PBatch>(work)) return "messages";
   if (std::holds_alternative<Copy>(work)) return "copy";
   if (std::holds_alternative<Convolution>(work)) return "convolution";
+  if (const auto* scan = std::get_if<Scan>(&work)) return scan->backward ? "scan-backward" : "scan";
   return {};
 }
 
@@ -91,6 +94,9 @@ double operations_of(const Work& work, const HostOperations& framework) {
   if (const auto* kernel = std::get_if<Kernel>(&work)) return kernel->launches;
   if (const auto* attention = std::get_if<Attention>(&work)) {
     return operations_of_attention(*attention);
+  }
+  if (const auto* scan = std::get_if<Scan>(&work)) {
+    return static_cast<double>(kernels_of(*scan).size());
   }
   return 1;
 }

@@ -205,6 +205,27 @@ std::optional<Work> read_attention(Words& words) {
   return out;
 }
 
+/// "scan-backward batch 2 length 4096 heads 128/8 dim 64 state 128 chunk 256 bf16".
+std::optional<Work> read_scan(Words& words) {
+  Scan out;
+  out.backward = words.take() == "scan-backward";
+  std::array<std::int64_t, 2> heads{};
+  const auto take = [&words](std::string_view name, std::int64_t& value) {
+    if (!words.take(name)) return false;
+    const auto number = words.take_number();
+    value = number.value_or(0);
+    return number.has_value();
+  };
+  if (!take("batch", out.batch) || !take("length", out.length)) return std::nullopt;
+  if (!words.take("heads") || !words.take_sizes('/', heads)) return std::nullopt;
+  out.heads = heads[0];
+  out.groups = heads[1];
+  const bool sizes =
+      take("dim", out.head_dim) && take("state", out.state) && take("chunk", out.chunk);
+  if (!sizes || !find_type(words.take(), out.dtype)) return std::nullopt;
+  return out;
+}
+
 bool fits_slot(std::int64_t value) { return value <= std::numeric_limits<std::int32_t>::max(); }
 
 bool take_slot(Words& words, GroupSlot& out) {
@@ -292,6 +313,10 @@ bool is_sane(const Work& work) {
                1) &&
            all(a->documents, 1) && a->q_heads % a->kv_heads == 0;
   }
+  if (const auto* s = std::get_if<Scan>(&work)) {
+    return all({s->batch, s->length, s->heads, s->groups, s->head_dim, s->state, s->chunk}, 1) &&
+           s->heads % s->groups == 0;
+  }
   if (const auto* k = std::get_if<Kernel>(&work)) return k->launches >= 1;
   return true;
 }
@@ -300,6 +325,7 @@ std::optional<Work> read(Words& words) {
   const std::string& first = words.peek();
   if (first == "gemm") return read_gemm(words);
   if (first == "copy") return read_copy(words);
+  if (first == "scan" || first == "scan-backward") return read_scan(words);
   CollectiveKind collective{};
   if (find_name(first, CollectiveKind::kAllToAll, collective)) {
     return read_collective(words, collective);

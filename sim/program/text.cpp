@@ -3,6 +3,7 @@
 #include "sim/program/context_pairs.h"
 #include "sim/program/documents.h"
 #include "sim/program/program.h"
+#include "sim/program/scan.h"
 
 namespace foretrain {
 namespace {
@@ -101,6 +102,13 @@ std::string text_of(const Convolution& w) {
   }
   out += " " + std::string(name_of(w.in)) + "->" + std::string(name_of(w.out));
   return w.accumulate ? out + " accumulate" : out;
+}
+
+std::string text_of(const Scan& w) {
+  return "scan" + std::string(w.backward ? "-backward" : "") + " batch " + number(w.batch) +
+         " length " + number(w.length) + " heads " + number(w.heads) + "/" + number(w.groups) +
+         " dim " + number(w.head_dim) + " state " + number(w.state) + " chunk " + number(w.chunk) +
+         " " + std::string(name_of(w.dtype));
 }
 
 std::string text_of(const View& view) {
@@ -221,6 +229,7 @@ std::string text_of(const Work& work) {
           [](const Attention& w) { return text_of(w); },
           [](const Kernel& w) { return text_of(w); },
           [](const Convolution& w) { return text_of(w); },
+          [](const Scan& w) { return text_of(w); },
           [](const Collective& w) {
             const bool rooted =
                 w.kind == CollectiveKind::kBroadcast || w.kind == CollectiveKind::kReduce;
@@ -304,6 +313,11 @@ double flops_of(const Work& work) {
                           return flops_of(Work{implicit_gemm(forward)});
                         },
                         [](const Opaque& w) { return static_cast<double>(w.flops); },
+                        [](const Scan& w) {
+                          double sum = 0;
+                          for (const ScanKernel& kernel : kernels_of(w)) sum += kernel.flops;
+                          return sum;
+                        },
                         [](const auto&) { return 0.0; },
                     },
                     work);

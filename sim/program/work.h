@@ -150,6 +150,20 @@ struct Attention {
   bool operator==(const Attention&) const = default;
 };
 
+/// A state space scanned in chunks (Mamba-2's SSD, arXiv 2405.21060). Each of `heads` heads has a
+/// state of head_dim x state elements; heads of one of `groups` groups share B and C:
+///     h_t = exp(a dt_t) h_(t-1) + dt_t x_t B_t^T,   y_t = h_t C_t + D x_t,   dt = softplus(. +
+///     bias)
+/// Forward reads [tokens, heads head_dim + 2 groups state] of x, B, C, the steps dt [tokens,
+/// heads], a, D and the bias of steps [heads]; writes y. Backward reads d y and the same; writes d
+/// of x, B and C, of dt, and adds to those of a, D and the bias. The kernels that it is: scan.h.
+struct Scan {
+  bool backward = false;
+  std::int64_t batch = 1, length = 1, heads = 1, groups = 1, head_dim = 1, state = 1, chunk = 1;
+  DType dtype = DType::kBf16;
+  bool operator==(const Scan&) const = default;
+};
+
 /// Kernels bound by memory bandwidth. `rows` x `cols` is the shape of the main operand; what each
 /// reads and writes, in this order, stands in docs/reference/programs.md.
 enum class KernelKind : std::uint8_t {
@@ -215,7 +229,11 @@ enum class KernelKind : std::uint8_t {
   kAveragePoolBackward,
   kConcatenate,  ///< channels of several images, one after another
   kSplitChannels,
-  kTranspose,  ///< an image's channels before or behind its pixels
+  kTranspose,   ///< an image's channels before or behind its pixels
+  kCausalConv,  ///< silu of a convolution over a few tokens up to this one, channel by channel
+  kCausalConvBackward,
+  kGatedNorm,  ///< RMS norm of y silu(z), of each of a token's groups
+  kGatedNormBackward,
   kCount
 };
 
@@ -367,7 +385,7 @@ struct Opaque {
 };
 
 using Work = std::variant<Gemm, Attention, Kernel, Collective, P2PBatch, Copy, HostSync, HostDelay,
-                          Pause, Opaque, Convolution>;
+                          Pause, Opaque, Convolution, Scan>;
 
 std::string_view name_of(KernelKind kind);
 std::string_view name_of(CollectiveKind kind);

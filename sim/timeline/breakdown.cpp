@@ -72,7 +72,8 @@ Part part_of(const SpanInfo& info) {
   if (info.phase == Phase::kRecompute) return Part::kRecompute;
   if (info.phase == Phase::kOptimizer) return Part::kOptimizer;
   if (info.work.starts_with("gemm") || info.work.starts_with("convolution")) return Part::kGemm;
-  if (info.work.starts_with("attention") || info.work.starts_with("score-softmax")) {
+  if (info.work.starts_with("attention") || info.work.starts_with("score-softmax") ||
+      info.work.starts_with("scan")) {
     return Part::kAttention;
   }
   return Part::kMemoryBound;
