@@ -9,7 +9,6 @@
 
 namespace foretrain {
 
-static void emit(Stage& stage, TaskId id);
 static void emit_of_step(Stage& stage, TaskId id);
 static void mark(Stage& stage, TaskId id);
 static void end_passage(Stage& stage, const Task& task, const Pass& pass, MicrobatchState& passage);

@@ -19,7 +19,6 @@ static std::vector<Replica> replicas(Stage& stage, const Chunk& chunk, std::int6
                                      std::int64_t cut_end);
 static void place_parts(Stage& stage, Chunk& chunk);
 static PartFrames head_with_table_of(Stage& stage, const Chunk& owner, std::int64_t total);
-static Batch batch(Stage& stage);
 
 namespace {
 

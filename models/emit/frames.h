@@ -45,4 +45,7 @@ std::vector<GridPart> grid_parts(Stage& stage, const Chunk& chunk, std::int64_t 
                                  std::int64_t cut_end);
 void own_buffers(Stage& stage, Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas);
 
+/// The microbatches of the stage's Program, for executors.
+Batch batch(Stage& stage);
+
 }  // namespace foretrain

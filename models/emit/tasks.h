@@ -68,4 +68,7 @@ void weave(Stage& stage);
 // models/emit/scales.cpp
 void share_scales(Stage& stage, const Task& task);
 
+/// Writes the calls of a task.
+void emit(Stage& stage, TaskId id);
+
 }  // namespace foretrain
