@@ -64,6 +64,26 @@ void add_latent_attention(const Model& model, std::vector<Parameter>& out) {
       {"attention.projection.weight", h, model.value_width(), Split::kCols, Init::kNormal});
 }
 
+/// Heads, groups and channels are cut alike, so that every matrix is cut by rows or by columns.
+void add_mamba(const Model& model, std::vector<Parameter>& out) {
+  const StateSpace& s = model.hybrid.state_space;
+  const std::int64_t h = model.hidden;
+  const auto add = [&out](const char* name, std::int64_t rows, std::int64_t cols, Init init) {
+    out.push_back({name, rows, cols, Split::kRows, init});
+  };
+  add_norm(model, "mamba.norm", h, out);
+  add("mamba.in.weight", s.in_width(), h, Init::kNormal);
+  if (s.bias) add("mamba.in.bias", s.in_width(), 1, Init::kZeros);
+  add("mamba.conv.weight", s.conv_width(), s.taps, Init::kNormal);
+  if (s.conv_bias) add("mamba.conv.bias", s.conv_width(), 1, Init::kZeros);
+  add("mamba.decay", s.heads, 1, Init::kOnes);
+  add("mamba.skip", s.heads, 1, Init::kOnes);
+  add("mamba.step.bias", s.heads, 1, Init::kZeros);
+  add("mamba.gate_norm.weight", s.width(), 1, Init::kOnes);
+  out.push_back({"mamba.out.weight", h, s.width(), Split::kCols, Init::kNormal});
+  if (s.bias) out.push_back({"mamba.out.bias", h, 1, Split::kNone, Init::kZeros});
+}
+
 void add_mlp(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t h = model.hidden;
   const std::int64_t up = model.gated() ? 2 * model.intermediate : model.intermediate;
@@ -100,6 +120,9 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
 
 LayerKind Model::kind(std::int64_t index) const {
   LayerKind out;
+  if (index < static_cast<std::int64_t>(hybrid.layers.size())) {
+    return hybrid.layers[static_cast<std::size_t>(index)];
+  }
   bool sparse = has_experts();
   if (sparse && index < layers) {  // those of multi-token prediction have experts
     sparse = experts.layers.empty()
@@ -110,7 +133,24 @@ LayerKind Model::kind(std::int64_t index) const {
   return out;
 }
 
+bool Model::has_mixer(Mixer mixer) const {
+  if (hybrid.layers.empty()) return mixer == Mixer::kAttention;
+  return std::any_of(hybrid.layers.begin(), hybrid.layers.end(),
+                     [mixer](const LayerKind& kind) { return kind.mixer == mixer; });
+}
+
 std::vector<LayersOfKind> Model::kinds(bool prediction) const {
+  if (!hybrid.layers.empty()) {
+    std::vector<LayersOfKind> out;
+    const std::int64_t all = layers + (prediction ? predict_layers : 0);
+    for (std::int64_t l = 0; l < all; ++l) {
+      const LayerKind kind = this->kind(l);
+      const auto known = std::find_if(out.begin(), out.end(),
+                                      [&](const LayersOfKind& of) { return of.kind == kind; });
+      known == out.end() ? void(out.push_back({kind, 1})) : void(++known->layers);
+    }
+    return out;
+  }
   const std::int64_t sparse = sparse_layers();
   const std::int64_t predicted = prediction ? predict_layers : 0;
   std::vector<LayersOfKind> out;
@@ -124,6 +164,10 @@ std::vector<LayersOfKind> Model::kinds(bool prediction) const {
 }
 
 std::int64_t Model::sparse_layers() const {
+  if (!hybrid.layers.empty()) {
+    return std::count_if(hybrid.layers.begin(), hybrid.layers.end(),
+                         [](const LayerKind& kind) { return kind.sparse(); });
+  }
   if (!experts.layers.empty()) {
     return std::count(experts.layers.begin(), experts.layers.end(), true);
   }
@@ -140,8 +184,9 @@ bool Model::has_windowed(bool windowed) const {
 
 std::vector<Parameter> layer_parameters(const Model& model, LayerKind kind) {
   std::vector<Parameter> out;
-  if (kind.mixer != Mixer::kNone) add_norm(model, "attention.norm", model.hidden, out);
+  if (kind.mixer == Mixer::kMamba2) add_mamba(model, out);
   if (kind.mixer == Mixer::kAttention) {
+    add_norm(model, "attention.norm", model.hidden, out);
     if (model.is_latent()) {
       add_latent_attention(model, out);
     } else {
@@ -327,10 +372,18 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
   double again = 0;
   const std::int64_t all = model.layers + model.predict_layers;
   std::int64_t with_window = 0;
-  for (std::int64_t l = 0; l < all; ++l) with_window += model.windowed(l) ? 1 : 0;
+  std::int64_t attention = 0;
+  std::int64_t scans = 0;
+  for (const LayersOfKind& of : model.kinds(true)) {
+    attention += of.kind.mixer == Mixer::kAttention ? of.layers : 0;
+    scans += of.kind.mixer == Mixer::kMamba2 ? of.layers : 0;
+  }
+  for (std::int64_t l = 0; l < all; ++l) {
+    with_window += model.windowed(l) && model.kind(l).mixer == Mixer::kAttention ? 1 : 0;
+  }
   const std::vector<std::int64_t> lengths = documents.empty() ? std::vector{sequence} : documents;
   for (const bool narrow : {false, true}) {
-    const double width = static_cast<double>(narrow ? with_window : all - with_window) *
+    const double width = static_cast<double>(narrow ? with_window : attention - with_window) *
                          static_cast<double>(model.query_width() + model.value_width()) / 2;
     for (const std::int64_t length : lengths) {
       const bool windowed = narrow && model.sliding_window < length;
@@ -343,6 +396,14 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
       full += 12 * share * keys;
       again += 16 * share * keys;
     }
+  }
+  if (scans > 0) {
+    const StateSpace& s = model.hybrid.state_space;
+    const Scan scan{false, 1, 1, s.heads, s.groups, s.head_dim, s.state, s.chunk, DType::kBf16};
+    const double forward = static_cast<double>(scans) * flops_of(Work{scan});
+    causal += 3 * forward;
+    full += 3 * 7 * static_cast<double>(scans * s.width() * s.state);
+    again += 4 * forward;
   }
   const auto p = static_cast<double>(active_matrices(model, sequence));
   const auto t = static_cast<double>(tokens);

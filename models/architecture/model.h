@@ -14,7 +14,7 @@ namespace foretrain {
 
 enum class Norm : std::uint8_t { kLayerNorm, kRmsNorm };
 enum class Activation : std::uint8_t { kGelu, kSwiglu, kRelu, kRelu2 };
-enum class Position : std::uint8_t { kLearned, kRope, kAlibi };
+enum class Position : std::uint8_t { kLearned, kRope, kAlibi, kNone };
 
 /// Mixture of experts in place of the MLP: every token goes through `top_k` of `experts` gated MLPs
 /// of `width`, and through `shared_width` more that all tokens share.
@@ -36,8 +36,21 @@ struct LatentAttention {
   bool operator==(const LatentAttention&) const = default;
 };
 
+/// Mamba-2's mixer (Dao and Gu, arXiv 2405.21060): a linear to z, x, B, C and steps; a convolution
+/// of `taps` tokens over x, B and C; the scan of a state of head_dim x state elements a head, of
+/// which heads of one group share B and C; the norm of each group of y silu(z); a linear back.
+struct StateSpace {
+  std::int64_t heads = 0, head_dim = 0, state = 0, groups = 1, taps = 4;
+  std::int64_t chunk = 256;  ///< tokens that the scan takes at once
+  bool conv_bias = true, bias = false;
+  bool operator==(const StateSpace&) const = default;
+  std::int64_t width() const { return heads * head_dim; }
+  std::int64_t conv_width() const { return width() + 2 * groups * state; }
+  std::int64_t in_width() const { return width() + conv_width() + heads; }
+};
+
 /// How a layer mixes the tokens of a sequence, and what every token goes through alone after that.
-enum class Mixer : std::uint8_t { kNone, kAttention };
+enum class Mixer : std::uint8_t { kNone, kAttention, kMamba2 };
 enum class FeedForward : std::uint8_t { kNone, kMlp, kExperts };
 
 /// A layer is a mixer and a feed-forward, each with a norm before it and added to the residual
@@ -45,8 +58,17 @@ enum class FeedForward : std::uint8_t { kNone, kMlp, kExperts };
 struct LayerKind {
   Mixer mixer = Mixer::kAttention;
   FeedForward feed_forward = FeedForward::kMlp;
+  bool mixes() const { return mixer != Mixer::kNone; }
+  bool feeds() const { return feed_forward != FeedForward::kNone; }
   bool sparse() const { return feed_forward == FeedForward::kExperts; }
   auto operator<=>(const LayerKind&) const = default;
+};
+
+/// Layers of several mixers.
+struct Hybrid {
+  StateSpace state_space;
+  std::vector<LayerKind> layers;  ///< the kind of each; empty: as experts say
+  bool operator==(const Hybrid&) const = default;
 };
 
 /// A kind and how many layers are of it.
@@ -57,6 +79,13 @@ struct LayersOfKind {
 
 /// What a layer of an encoder-decoder is: models/layers/encoder_decoder.h.
 enum class Stack : std::uint8_t { kEncoder, kTurn, kCross, kDecoder };
+
+/// What a reader tells about a file.
+struct ModelNotes {
+  std::vector<std::string> ignored;   ///< keys that do not matter here
+  std::vector<std::string> left_out;  ///< what its family has and is not here
+  bool operator==(const ModelNotes&) const = default;
+};
 
 /// A decoder-only transformer, or an encoder that predicts masked tokens (BERT). Layers are equal,
 /// but for those with experts. Or a network of layers, of which nothing else is set: its blocks are
@@ -81,6 +110,7 @@ struct Model {
   bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
   Experts experts;
   LatentAttention latent;
+  Hybrid hybrid;
   Network network;
   /// Of an encoder-decoder, whose `layers` are the encoder's, one where the decoder's tokens come
   /// in, and two for each of the decoder: cross-attention, the rest.
@@ -90,8 +120,7 @@ struct Model {
   std::int64_t masked = 0;            ///< tokens of a sequence that the head predicts; 0 = all
   std::int64_t predict_layers = 0;    ///< layers for multi-token prediction, beside `layers`
   double hidden_dropout = -1, attention_dropout = -1;  ///< -1: the file does not say
-  std::vector<std::string> ignored;                    ///< keys of the file that do not matter here
-  std::vector<std::string> left_out;                   ///< what its family has and is not here
+  ModelNotes notes;
   bool operator==(const Model&) const = default;
 
   std::int64_t query_width() const { return heads * head_dim; }
@@ -109,6 +138,9 @@ struct Model {
   bool is_network() const { return !network.empty(); }
   bool is_latent() const { return latent.kv_rank > 0; }
   bool has_experts() const { return experts.count > 0; }
+  /// Some layers are other than attention and a feed-forward.
+  bool is_hybrid() const { return !hybrid.layers.empty(); }
+  bool has_mixer(Mixer mixer) const;
   /// Of layer `index`; of those of multi-token prediction from `layers` on.
   LayerKind kind(std::int64_t index) const;
   /// The kinds that the layers are of, in the order of their first layer; those of multi-token
@@ -186,6 +218,8 @@ std::int64_t active_parameter_count(const Model& model);
 /// A network of layers: 3 times the forward FLOPs of an image by the first two, 4 times by the
 /// third.
 /// Of sequences that pack `documents` s is what their tokens see in the mean, sum d^2 / sum d.
+/// A scan of a state space adds its own FLOPs to each: the chunks' of sim/program/scan.h in the
+/// first and third, 7 d state a token forward in the second, as Megatron-LM counts.
 struct FlopConventions {
   double causal = 0;      ///< 6 P + 6 L q s a token: attention halved (what `mfu` uses)
   double full = 0;        ///< 6 P + 12 L q s a token: as Megatron-LM and PaLM print it

@@ -47,7 +47,7 @@ constexpr Spelling kSpellings[] = {
     {"num_attention_heads", {"n_head", "n_heads", "num_heads", "encoder_attention_heads"}},
     {"intermediate_size", {"n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim"}},
     {"max_position_embeddings", {"n_positions", "max_seq_len", nullptr}},
-    {"hidden_act", {"activation_function", nullptr, nullptr}},
+    {"hidden_act", {"activation_function", "mlp_hidden_act", nullptr}},
     {"attention_dropout", {"attn_pdrop", "attention_probs_dropout_prob", nullptr}},
     {"hidden_dropout", {"resid_pdrop", "dropout", "hidden_dropout_prob"}},
 };
@@ -84,6 +84,7 @@ class ModelReader {
     read_shapes();
     read_switches();
     if (has_experts(x_json, x_model.type)) read_sparse(x_json, x_reader, x_model);
+    if (is_hybrid_type(x_model.type)) read_hybrid(x_json, x_reader, x_model);
     if (x_model.type == "mpt") read_mpt();
     for (const char* key : kIgnored) x_reader.ignore(key);
     x_reader.ignore("embd_pdrop");
@@ -91,7 +92,7 @@ class ModelReader {
     x_reader.ignore("emb_dropout");
     check();
     FT_TRY(x_reader.finish());
-    x_model.ignored = x_reader.ignored();
+    x_model.notes.ignored = x_reader.ignored();
     if (x_model.name.empty()) x_model.name = x_model.type;
     return x_model;
   }
@@ -122,7 +123,7 @@ class ModelReader {
     x_model.layers = static_cast<std::int64_t>(x_model.network.blocks.size());
     x_model.vocabulary = x_model.network.blocks.back().out.channels;
     if (x_model.name.empty()) x_model.name = "network";
-    x_model.ignored = x_reader.ignored();
+    x_model.notes.ignored = x_reader.ignored();
     return x_model;
   }
 
@@ -131,7 +132,8 @@ class ModelReader {
         "gpt2",      "gpt_neox",  "opt",    "bloom",       "llama",       "mistral",
         "qwen2",     "qwen3",     "phi3",   "nemotron",    "mpt",         "mixtral",
         "qwen2_moe", "qwen3_moe", "grok-1", "llama4_text", "deepseek_v2", "deepseek_v3",
-        "gpt_oss",   "bert",      "t5",     "marian"};
+        "gpt_oss",   "bert",      "t5",     "marian",      "nemotron_h",  "granitemoehybrid",
+        "bamba"};
     if (x_reader.failed()) return x_reader.status();
     if (std::find(known.begin(), known.end(), x_model.type) != known.end()) {
       return refuse_experts(known);
@@ -180,7 +182,8 @@ class ModelReader {
     m.norm_bias = classic || type == "nemotron";
     if (classic) m.qkv_bias = m.projection_bias = m.mlp_bias = true;
     m.activation = classic || type == "mpt" ? Activation::kGelu : Activation::kSwiglu;
-    if (type == "nemotron") m.activation = Activation::kRelu2;
+    if (type.starts_with("nemotron")) m.activation = Activation::kRelu2;
+    if (type == "nemotron_h") m.position = Position::kNone;
     if (type == "opt") m.activation = Activation::kRelu;
     if (type == "gpt2" || type == "opt" || bert) m.position = Position::kLearned;
     if (type == "bloom" || type == "mpt") m.position = Position::kAlibi;
@@ -198,8 +201,8 @@ class ModelReader {
     if (type == "llama4_text") m.attention_chunk = 8192;
     if (type == "grok-1") {
       m.tied_embeddings = true;
-      m.left_out = {"norms behind attention and experts",
-                    "gelu in the gate of experts, which is taken as silu"};
+      m.notes.left_out = {"norms behind attention and experts",
+                          "gelu in the gate of experts, which is taken as silu"};
     }
   }
 
@@ -249,7 +252,7 @@ class ModelReader {
     const Json* chunk = x_json.find("attention_chunk_size");
     if (chunk != nullptr && chunk->is_null()) m.attention_chunk = 0;
     x_reader.read("attention_chunk_size", m.attention_chunk, JsonReader::IntRange{1, kMost});
-    read_layer_types();
+    if (!is_hybrid_type(m.type)) read_layer_types();
   }
 
   /// The table of segments lies behind that of positions; `max_predictions_per_seq` is the key of
@@ -295,7 +298,7 @@ class ModelReader {
     x_reader.read("qkv_bias", m.qkv_bias);
     x_reader.read("use_qk_norm", m.qk_norm);
     if (m.type == "llama4_text" && m.qk_norm) {
-      m.left_out.emplace_back(
+      m.notes.left_out.emplace_back(
           "that norms of queries and keys have no weights, and layers without rotary positions "
           "no such norms");
     }

@@ -24,6 +24,13 @@ bool has_experts(const Json& json, const std::string& type);
 /// states its ranks.
 void read_sparse(const Json& json, JsonReader& reader, Model& model);
 
+/// Whether layers of this type have mixers of several kinds, as the file lists them.
+bool is_hybrid_type(const std::string& type);
+
+/// Reads what such a model has beside the keys of all and its experts: the state space and the kind
+/// of every layer.
+void read_hybrid(const Json& json, JsonReader& reader, Model& model);
+
 /// Whether models of this type have an encoder and a decoder.
 bool is_encoder_decoder_type(const std::string& type);
 

@@ -12,9 +12,17 @@ struct SparseType {
   bool one_width = false;      ///< an expert is as wide as `intermediate_size` says
   bool always_shared = false;  ///< one expert more, which all tokens share
 };
-constexpr SparseType kTypes[] = {{"gpt2", true},   {"mixtral", true}, {"gpt_oss", true},
-                                 {"grok-1", true}, {"qwen2_moe"},     {"qwen3_moe"},
-                                 {"deepseek_v2"},  {"deepseek_v3"},   {"llama4_text", true, true}};
+constexpr SparseType kTypes[] = {{"gpt2", true},
+                                 {"mixtral", true},
+                                 {"gpt_oss", true},
+                                 {"grok-1", true},
+                                 {"qwen2_moe"},
+                                 {"qwen3_moe"},
+                                 {"deepseek_v2"},
+                                 {"deepseek_v3"},
+                                 {"llama4_text", true, true},
+                                 {"nemotron_h"},
+                                 {"granitemoehybrid", true}};
 
 const SparseType* sparse_type(const std::string& name) {
   const auto* found = std::find_if(std::begin(kTypes), std::end(kTypes),
@@ -116,8 +124,10 @@ void read_experts(const Json& json, JsonReader& reader, Model& m) {
                 ErrorKind::kUnsupported);
   }
   e.shared_width = shared * e.width;
-  reader.read("shared_expert_intermediate_size", e.shared_width,
-              JsonReader::IntRange{0, kConfigSize.high});
+  for (const char* name : {"shared_expert_intermediate_size", "shared_intermediate_size",
+                           "moe_shared_expert_intermediate_size"}) {
+    reader.read(name, e.shared_width, JsonReader::IntRange{0, kConfigSize.high});
+  }
   reader.read("first_k_dense_replace", e.first_dense, JsonReader::IntRange{0, kConfigSize.high});
   for (const char* name : {"decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"}) {
     reader.read(name, e.step, kConfigSize);
@@ -151,20 +161,26 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
 }  // namespace
 
 bool has_experts(const Json& json, const std::string& type) {
-  if (type != "gpt2") return sparse_type(type) != nullptr;
-  return std::any_of(kExpertCounts.begin(), kExpertCounts.end(),
-                     [&json](const char* key) { return json.find(key) != nullptr; });
+  const bool by_key = type == "gpt2" || is_hybrid_type(type);
+  if (!by_key) return sparse_type(type) != nullptr;
+  const auto stated = [&](const char* key) {
+    const Json* count = json.find(key);
+    return count != nullptr && !(is_hybrid_type(type) && *count == Json(0));
+  };
+  return sparse_type(type) != nullptr &&
+         std::any_of(kExpertCounts.begin(), kExpertCounts.end(), stated);
 }
 
 void read_sparse(const Json& json, JsonReader& reader, Model& model) {
   read_experts(json, reader, model);
   if (model.type.starts_with("deepseek")) read_latent(json, reader, model);
   if (model.type == "qwen2_moe") {
-    model.left_out.emplace_back("the gate of the shared experts, a number for each token");
+    model.notes.left_out.emplace_back("the gate of the shared experts, a number for each token");
   }
   for (const char* key : kRouting) reader.ignore(key);
-  if (!model.gated() && model.type != "gpt2") {
-    reader.fail("hidden_act", "experts that are not gated (silu) are not modelled yet",
+  if (!model.gated() && model.activation != Activation::kRelu2 && model.type != "gpt2") {
+    reader.fail("hidden_act",
+                "experts of this activation are not modelled yet, but for silu and relu2",
                 ErrorKind::kUnsupported);
   }
 }

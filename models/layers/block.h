@@ -20,13 +20,13 @@ struct Placer {
   LayoutWriter& local;
   const Precision& precision;
 
-  Ref add(const char* name, DType dtype, std::int64_t count, bool again) const {
+  Ref add(const std::string& name, DType dtype, std::int64_t count, bool again) const {
     LayoutWriter& place = again ? local : saved;
     return place.add(name, BufferKind::kActivations, dtype, count, !again);
   }
   /// What a GEMM reads and what its weight gradient will read: two quantized copies, by rows and by
   /// columns, or one for both, in place of the activation `x`.
-  LinearOperand operand(const char* name, const Ref& x, bool again) const {
+  LinearOperand operand(const std::string& name, const Ref& x, bool again) const {
     if (!precision.low()) return LinearOperand{x, x};
     if (precision.one_copy) {
       const Ref both = add(name, precision.linear, x.count, again);
@@ -37,7 +37,7 @@ struct Placer {
     return LinearOperand{in, add(name, precision.linear, x.count, again)};
   }
   /// The same of what a norm gives: under autocast it is cast, and the copy is kept.
-  LinearOperand normed(const char* name, const Ref& x, bool again) const {
+  LinearOperand normed(const std::string& name, const Ref& x, bool again) const {
     if (!precision.autocast || precision.fuses_casts) return operand(name, x, again);
     const Ref copy = add(name, precision.branch(), x.count, again);
     return LinearOperand{copy, copy};

@@ -26,7 +26,7 @@ Attention ContextParts::core(bool backward) const {
   a.kv_heads = x_kv_heads;
   a.q_len = a.kv_len = local_length();
   a.head_dim = x_model.head_dim;
-  if (x_latent) a.value_dim = x_model.latent.value;
+  if (x_mixers.latent) a.value_dim = x_model.latent.value;
   a.causal = !x_model.bidirectional;
   a.alibi = x_model.position == Position::kAlibi;
   a.dropout = x_dropout.attention;

@@ -113,22 +113,30 @@ class LayerWriter : LayerOps {
   void write_forward(SegmentWriter& w) {
     begin(w, EventRef{kInput, kReady});
     if (x_quantizer.by_pass()) x_quantizer.quantize_weights(w, true, false);
-    forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
-    x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
     x_gathered = false;
-    forward_heads(w);
-    forward_core(w);
-    attention_output(w);
-    mlp_norm(w);
-    forward_branch(w);
-    if (!stops_early(w)) last_residual(w);
+    if (x_layouts.kind.mixes()) {
+      mixer_norm(w);
+      forward_heads(w);
+      forward_core(w);
+      if (x_layouts.kind.feeds() || !stops_early(w)) attention_output(w);
+    }
+    if (x_layouts.kind.feeds()) {
+      mlp_norm(w);
+      forward_branch(w);
+      if (!stops_early(w)) last_residual(w);
+    }
     end(w, EventRef{kOutput, kReady});
   }
 
-  const Ref& mlp_stream() const { return x_model.parallel_residual ? x_b.input : x_b.x2; }
+  void mixer_norm(SegmentWriter& w) {
+    const std::string name = mixer_names(x_layouts.kind).norm;
+    forward_norm(w, name.c_str(), x_norm1, x_b.input, x_b.y1, x_b.stats1);
+    x_quantizer.quantize(w, name + ".quantize", x_b.y1, x_rows, x_b.y1_x);
+  }
+
   void mlp_norm(SegmentWriter& w) {
     if (x_model.shared_norm) return;
-    forward_norm(w, "mlp.norm", x_norm2, mlp_stream(), x_b.y2, x_b.stats2);
+    forward_norm(w, "mlp.norm", x_norm2, x_b.x2, x_b.y2, x_b.stats2);
     quantize_mlp_input(w);
   }
 
@@ -150,18 +158,15 @@ class LayerWriter : LayerOps {
     w.phase = Phase::kRecompute;
     x_gathered = false;
     if (x_slice == 0) w.pause("checkpoint.state", x_plan.checkpoint_time);
-    attention_again(w);
-    branch_again(w);
+    if (x_layouts.kind.mixes()) attention_again(w);
+    if (x_layouts.kind.feeds()) branch_again(w);
     w.phase = Phase::kBackward;
   }
 
   void attention_again(SegmentWriter& w) {
     const Recompute& again = x_again;
     const bool whole = again.layer;
-    if (whole || again.norm) {
-      forward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.y1, x_b.stats1);
-      x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x);
-    }
+    if (whole || again.norm) mixer_norm(w);
     if (repeats_heads()) {
       forward_heads(w);
     } else if (again.latent_up) {
@@ -172,7 +177,7 @@ class LayerWriter : LayerOps {
       x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens,
                            x_b.context_x.in, Ref{});
     }
-    if (whole) attention_output(w);
+    if (whole && (x_layouts.kind.feeds() || !stops_early(w))) attention_output(w);
   }
 
   void branch_again(SegmentWriter& w) {
@@ -201,23 +206,23 @@ class LayerWriter : LayerOps {
 
   /// Queries, keys and values from their narrow forms, or from the normed input.
   void widen_again(SegmentWriter& w) {
-    if (!x_latent->narrow_queries() && !x_again.norm) {
+    if (!x_mixers.latent->narrow_queries() && !x_again.norm) {
       x_quantizer.quantize(w, "attention.norm.quantize", x_b.y1, x_rows, x_b.y1_x.in, Ref{});
     }
-    x_latent->up(w, x_b.y1_x, x_b.qkv);
+    x_mixers.latent->up(w, x_b.y1_x, x_b.qkv);
   }
 
   void attention_output(SegmentWriter& w) {
     if (joins()) return;  // with the MLP's
     if (w.phase == Phase::kForward || !keeps_projection()) {
       const bool kept = x_again.operations && w.phase == Phase::kRecompute;
-      forward_row(w, "attention", "attention.projection", x_projection,
-                  kept ? x_b.context_x.kept : x_b.context_x.in, x_b.attention_part,
+      forward_row(w, mixer_names(x_layouts.kind).block, mixer_names(x_layouts.kind).out,
+                  x_projection, kept ? x_b.context_x.kept : x_b.context_x.in, x_b.attention_part,
                   x_b.attention_out);
     }
     if (x_model.parallel_residual) return;
-    residual(w, "attention.residual", x_b.input, x_b.attention_out, x_projection.bias, x_b.mask1,
-             x_b.x2);
+    const std::string name = mixer_names(x_layouts.kind).block + std::string(".residual");
+    residual(w, name.c_str(), x_b.input, x_b.attention_out, x_projection.bias, x_b.mask1, x_b.x2);
   }
 
   void quantize_mlp_input(SegmentWriter& w) {
@@ -230,7 +235,7 @@ class LayerWriter : LayerOps {
 
   /// From the normed input to queries, keys and values.
   void forward_heads(SegmentWriter& w) {
-    if (x_latent) return x_latent->forward(w, x_b.y1_x, x_b.qkv);
+    if (x_mixers.latent) return x_mixers.latent->forward(w, x_b.y1_x, x_b.qkv);
     forward_qkv(w);
   }
 
@@ -267,18 +272,20 @@ class LayerWriter : LayerOps {
   /// No backward pass reads the product on the way down and the residual stream after it, but for
   /// what dropout and 3d leave on the way.
   bool stops_early(const SegmentWriter& w) const {
-    const bool drawn = x_b.mask2.valid() || (x_b.mask.valid() && x_again.layer);
+    const Ref& last = x_layouts.kind.feeds() ? x_b.mask2 : x_b.mask1;
+    const bool drawn = last.valid() || (x_b.mask.valid() && x_again.layer);
     const bool leaves = drawn || (x_grid && x_grid->keeps());
     return x_again.early_stop && w.phase == Phase::kRecompute && !x_moe && !leaves;
   }
 
   void forward_qkv(SegmentWriter& w) {
     std::vector<Ref> raw = raw_heads();
-    cast_input(w, "attention.qkv", x_qkv, x_b.y1, x_b.y1_x.in, x_b.y1_more);
+    const MixerNames names = mixer_names(x_layouts.kind);
+    cast_input(w, names.in, x_qkv, x_b.y1, x_b.y1_x.in, x_b.y1_more);
     if (keeps_products() && w.phase == Phase::kRecompute) {
       column_again(w, "attention", "attention.k", x_qkv, x_b.y1_x.in, x_b.y1_full, x_b.keys);
     } else {
-      forward_column(w, "attention", "attention.qkv", x_qkv, x_b.y1_x.in, x_b.y1_full, raw, true);
+      forward_column(w, names.block, names.in, x_qkv, x_b.y1_x.in, x_b.y1_full, raw, true);
     }
     x_gathered = true;
     forward_positions(w, std::move(raw));
@@ -310,32 +317,65 @@ class LayerWriter : LayerOps {
     const Ref d_out = x_b.output_gradient;
     Ref d_act;
     Ref d_up;
-    if (!x_moe) {
+    if (x_layouts.kind.feeds() && !x_moe) {
       d_act = scratch("d activation", x_tokens * x_down.in);
       d_up = scratch("d up", x_tokens * x_up.out);
     }
-    const Ref d_x2 = x_model.shared_norm
-                         ? d_out
-                         : scratch("d attention residual", flat(), x_plan.precision.compute);
-    const Ref d_context = scratch("d context", x_tokens * x_projection.in);
-    const Ref d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
+    Ref d_x2 = x_layouts.kind.mixes() ? d_out : x_b.input_gradient;
+    if (x_layouts.kind.mixes() && x_layouts.kind.feeds() && !x_model.shared_norm) {
+      d_x2 = scratch("d attention residual", flat(), x_plan.precision.compute);
+    }
+    Ref d_context;
+    Ref d_qkv;
+    if (x_layouts.kind.mixes()) {
+      d_context = scratch("d context", x_tokens * x_projection.in);
+      d_qkv = scratch("d qkv", x_tokens * x_qkv_width);
+    }
     const Ref d_both = x_model.parallel_residual ? dropped(w, "branches", d_out, x_b.mask) : d_out;
     if (joins()) backward_out(w, d_both, d_act, d_context);
-    const Ref d_y2 = backward_branch(w, d_both, d_act, d_up);
-    if (!x_model.shared_norm) {
-      backward_norm(w, "mlp.norm", x_norm2, mlp_stream(), x_b.stats2, d_y2, d_out, d_x2);
+    Ref d_y2;
+    if (x_layouts.kind.feeds()) {
+      d_y2 = backward_branch(w, d_both, d_act, d_up);
+      if (!x_model.shared_norm) {
+        backward_norm(w, "mlp.norm", x_norm2, x_b.x2, x_b.stats2, d_y2, d_out, d_x2);
+      }
     }
     // With parallel branches the attention branch sees the gradient of the output itself.
-    if (!joins()) {
-      backward_row(w, "attention.projection", x_projection,
-                   x_model.parallel_residual ? d_both : d_x2, x_b.mask1, x_b.context_x.kept,
-                   d_context);
+    if (x_layouts.kind.mixes()) {
+      const Ref& d = x_model.parallel_residual ? d_both : d_x2;
+      backward_mixer(w, {d, d_x2, d_y2, d_context, d_qkv});
     }
-    backward_core(w, d_context, d_qkv);
-    const Ref d_y1 = backward_heads(w, d_qkv, d_y2);
-    backward_norm(w, "attention.norm", x_norm1, x_b.input, x_b.stats1, d_y1, d_x2,
-                  x_b.input_gradient);
     end(w, EventRef{kInputGradient, kReady});
+  }
+
+  /// Gradients around the mixer: of its branch's output, of the stream that it adds to, of what the
+  /// feed-forward reads, of what the linear back reads, of what the linear in gives.
+  struct MixerGradients {
+    Ref out, stream, y2, context, qkv;
+  };
+
+  void backward_mixer(SegmentWriter& w, const MixerGradients& d) {
+    const MixerNames names = mixer_names(x_layouts.kind);
+    if (!joins()) {
+      backward_row(w, names.out, x_projection, d.out, x_b.mask1, x_b.context_x.kept, d.context);
+    }
+    backward_core(w, d.context, d.qkv);
+    Ref d_y1;
+    if (shares_input()) {  // the feed-forward's gradient is added to
+      d_y1 =
+          backward_column(w, names.in, x_qkv, d.qkv, x_b.y1_x.kept, x_b.y1_full, Turn::kLast, d.y2);
+    } else {
+      d_y1 = x_mixers.latent ? x_mixers.latent->backward(w, x_b.y1_x, d.qkv)
+                             : backward_column(w, names.in, x_qkv, d.qkv, x_b.y1_x.kept,
+                                               x_b.y1_full, Turn::kAlone);
+      if (x_model.shared_norm) {
+        w.compute("attention.norm.d_sum", kernel(KernelKind::kAdd, x_rows, x_hidden),
+                  {d_y1.view(), d.y2.view()}, {d_y1.view()});
+      }
+      d_y1 = cast_input_gradient(w, names.in, x_qkv, d_y1, x_b.y1_more);
+    }
+    backward_norm(w, names.norm, x_norm1, x_b.input, x_b.stats1, d_y1, d.stream,
+                  x_b.input_gradient);
   }
 
   /// The ways out of both branches have the same gradient, which is gathered once.
@@ -359,23 +399,6 @@ class LayerWriter : LayerOps {
     const Ref d_y2 = backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full,
                                      shares_input() ? Turn::kFirst : Turn::kAlone);
     return cast_input_gradient(w, "mlp.up", x_up, d_y2, x_b.y2_more);
-  }
-
-  /// From the gradient of queries, keys and values to that of their normed input. Where the MLP has
-  /// the same, `d_y2` is what it gives, and is added.
-  Ref backward_heads(SegmentWriter& w, const Ref& d_qkv, const Ref& d_y2) {
-    if (shares_input()) {
-      return backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_x.kept, x_b.y1_full,
-                             Turn::kLast, d_y2);
-    }
-    Ref d_y1 = x_latent ? x_latent->backward(w, x_b.y1_x, d_qkv)
-                        : backward_column(w, "attention.qkv", x_qkv, d_qkv, x_b.y1_x.kept,
-                                          x_b.y1_full, Turn::kAlone);
-    if (x_model.shared_norm) {
-      w.compute("attention.norm.d_sum", kernel(KernelKind::kAdd, x_rows, x_hidden),
-                {d_y1.view(), d_y2.view()}, {d_y1.view()});
-    }
-    return cast_input_gradient(w, "attention.qkv", x_qkv, d_y1, x_b.y1_more);
   }
 
   /// A row-parallel linear followed by dropout: `d_out` is the gradient of the residual stream.

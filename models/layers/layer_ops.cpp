@@ -10,7 +10,7 @@ namespace foretrain {
 void LayerOps::blocks_write_to(LayoutWriter& local) {
   x_quantizer.write_to(local);
   if (x_moe) x_moe->write_to(local, x_quantizer);
-  if (x_latent) x_latent->write_to(local, x_quantizer);
+  x_mixers.write_to(local, x_quantizer);
 }
 
 SegmentId LayerOps::finish(SegmentWriter& writer, LayoutId saved, LayoutId local) {
@@ -69,6 +69,7 @@ void LayerOps::forward_norm(SegmentWriter& w, const char* name, const NormRefs& 
 }
 
 void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
+  if (x_mixers.mamba) return;
   if (x_model.qk_norm) {
     std::vector<View> reads = views_of(raw);
     reads.push_back(weight("attention.q_norm.weight").view());
@@ -84,14 +85,17 @@ void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
 }
 
 void LayerOps::forward_core(SegmentWriter& w) {
-  if (x_plan.context > 1) {
+  if (x_mixers.mamba) {
+    x_mixers.mamba->forward(w, x_b.qkv, x_b.context);
+  } else if (x_plan.context > 1) {
     context_forward(w);
   } else {
     std::vector<View> writes = core_statistics();
     writes.insert(writes.begin(), x_b.context.view());
     w.compute("attention.core", core_of_slice(false), {x_b.qkv.view()}, std::move(writes));
   }
-  x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens, x_b.context_x);
+  x_quantizer.quantize(w, mixer_names(x_layouts.kind).out + std::string(".quantize"), x_b.context,
+                       x_tokens, x_b.context_x);
 }
 
 void LayerOps::forward_activation(SegmentWriter& w) {
@@ -184,6 +188,7 @@ void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const No
 }
 
 void LayerOps::backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
+  if (x_mixers.mamba) return x_mixers.mamba->backward(w, d_context, x_b.qkv, d_qkv);
   if (x_plan.context > 1) {
     context_backward(w, d_context, d_qkv);
   } else {
@@ -192,7 +197,7 @@ void LayerOps::backward_core(SegmentWriter& w, const Ref& d_context, const Ref& 
     reads.insert(reads.end(), statistics.begin(), statistics.end());
     w.compute("attention.core_gradient", core_of_slice(true), std::move(reads), {d_qkv.view()});
   }
-  if (x_latent) return;
+  if (x_mixers.latent) return;
   if (x_model.attention_sinks) {
     const Ref sinks = gradient("attention.sinks.weight").slice(x_part, x_plan.recompute.parts);
     std::vector<View> reads = {d_context.view()};

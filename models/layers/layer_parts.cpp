@@ -4,9 +4,16 @@ namespace foretrain {
 namespace {
 
 /// What of `again` a layer of this kind has.
-Recompute of_kind(Recompute again, bool sparse, bool latent) {
+Recompute of_kind(Recompute again, LayerKind kind, bool latent) {
   if (!latent) again.latent_up = false;
-  if (sparse) {
+  if (kind.mixer != Mixer::kAttention) {
+    again.attention = again.latent_up = again.keep_heads = again.keep_core = false;
+    again.keep_projection = false;
+  }
+  if (kind.feed_forward == FeedForward::kNone) {
+    again.mlp = again.activation = again.keep_up = false;
+    again.moe = again.expert_activation = again.shared_experts = false;
+  } else if (kind.sparse()) {
     again.mlp = again.activation = false;
   } else {
     again.moe = again.expert_activation = again.shared_experts = false;
@@ -15,6 +22,21 @@ Recompute of_kind(Recompute again, bool sparse, bool latent) {
 }
 
 }  // namespace
+
+/// Numbers that a norm keeps of a token.
+static std::int64_t norm_statistics(const Model& model) {
+  return model.norm == Norm::kLayerNorm ? 2 : 1;
+}
+
+/// What tells a layer of this kind from one of attention and an MLP.
+static std::string text_of_kind(LayerKind kind) {
+  std::string out = kind.mixer == Mixer::kMamba2 ? " with a state space"
+                    : kind.mixer == Mixer::kNone ? " without a mixer"
+                                                 : "";
+  if (kind.sparse()) out += " with experts";
+  if (kind.feed_forward == FeedForward::kNone) out += " without a feed-forward";
+  return out;
+}
 
 Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts) {
   Buffers out = whole;
@@ -84,23 +106,23 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
       x_saved("saved" + suffix(recompute), kSaved),
       x_forward("forward" + suffix(recompute), kLocal),
       x_backward("backward" + suffix(recompute), kLocal),
-      x_again(recompute ? of_kind(plan.recompute, layouts.kind.sparse(), model.is_latent())
-                        : Recompute{}),
+      x_again(recompute ? of_kind(plan.recompute, layouts.kind, model.is_latent()) : Recompute{}),
       x_dropout(dropout_of(model, plan)),
       x_tensor(builder.group("tensor")),
       x_tokens(plan.in_grid() ? plan.rows() : plan.tokens()),
       x_rows(plan.rows()),
       x_hidden(model.hidden / plan.column_parts()),
       x_quantizer(builder, plan, layouts) {
-  x_name_suffix = (layouts.kind.sparse() ? " with experts" : "") + suffix(recompute);
+  x_name_suffix = text_of_kind(layouts.kind) + suffix(recompute);
   if (x_again.operations) x_again.layer = true;
   x_again.parts = plan.recompute.parts;
+  if (layouts.kind.mixer == Mixer::kMamba2) x_mixers.mamba.emplace(builder, model, plan, layouts);
   set_linears();
   if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
   if (layouts.kind.sparse()) x_moe.emplace(builder, model, plan, layouts, x_again);
-  if (!model.is_latent()) return;
-  x_latent.emplace(builder, model, plan, layouts);
-  x_qkv_width = x_latent->packed_width();
+  if (!model.is_latent() || layouts.kind.mixer != Mixer::kAttention) return;
+  x_mixers.latent.emplace(builder, model, plan, layouts);
+  x_qkv_width = x_mixers.latent->packed_width();
 }
 
 void LayerParts::set_linears() {
@@ -114,17 +136,21 @@ void LayerParts::set_linears() {
   x_projection = linear("attention.projection", h, x_model.value_width() / t);
   x_up = linear("mlp.up", x_model.gated() ? 2 * f : f, h);
   x_down = linear("mlp.down", h, f);
-  if (x_plan.separate_projections) {
+  if (x_mixers.mamba) {
+    x_qkv_width = x_mixers.mamba->in_width();
+    x_qkv = linear("mamba.in", x_qkv_width, h);
+    x_projection = linear("mamba.out", h, x_mixers.mamba->out_width());
+  } else if (x_plan.separate_projections) {
     const std::int64_t kv = x_kv_heads * x_model.head_dim;
     x_qkv.parts = {x_q_heads * x_model.head_dim, kv, kv};
-    if (x_model.gated()) x_up.parts = {f, f};
   }
+  if (x_plan.separate_projections && x_model.gated()) x_up.parts = {f, f};
   x_up.matrices = x_model.gated() ? 2 : 1;
   x_projection.inner = x_down.inner = true;
   x_projection.number = 1;
   x_up.number = 2;
   x_down.number = 3;
-  x_norm1 = norm("attention.norm");
+  x_norm1 = norm(mixer_names(x_layouts.kind).norm);
   x_norm2 = norm("mlp.norm");
 }
 
@@ -137,14 +163,19 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   b.output = {kOutput, kHiddenBuffer, type, flat()};
   b.output_gradient = {kOutputGradient, kHiddenBuffer, type, flat()};
   b.input_gradient = {kInputGradient, kHiddenBuffer, type, flat()};
-  declare_attention(b, saved, local);
   const bool parallel = x_model.parallel_residual;
-  if (x_dropout.hidden > 0 && !parallel) {
-    b.mask1 = place.add("attention dropout mask", DType::kUint8, flat(), x_again.layer);
+  if (x_layouts.kind.mixes()) {
+    declare_mixer(b, saved, local);
+    if (x_dropout.hidden > 0 && !parallel) {
+      b.mask1 = place.add("attention dropout mask", DType::kUint8, flat(), x_again.layer);
+    }
   }
-  if (!parallel) b.x2 = place.add("attention residual", type, flat(), x_again.layer);
-  declare_branch(b, saved, local);
-  if (x_dropout.hidden > 0) {
+  b.x2 = x_layouts.kind.mixes() && !parallel ? b.output : b.input;
+  if (x_layouts.kind.mixes() && x_layouts.kind.feeds() && !parallel) {
+    b.x2 = place.add("attention residual", type, flat(), x_again.layer);
+  }
+  if (x_layouts.kind.feeds()) declare_branch(b, saved, local);
+  if (x_dropout.hidden > 0 && x_layouts.kind.feeds()) {
     // Parts do not repeat what it is drawn for.
     const bool whole = x_again.layer && x_again.parts == 1;
     if (parallel) {
@@ -159,25 +190,39 @@ Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
   return b;
 }
 
+/// The norm before the mixer and what it gives; the mixer's own.
+void LayerParts::declare_mixer(Buffers& b, LayoutWriter& saved, LayoutWriter& local) {
+  const Placer place{saved, local, x_plan.precision};
+  const Recompute& again = x_again;
+  const bool whole = again.layer;
+  // Queries that the way up computes again start from the normed input itself.
+  const bool queries = again.latent_up && !x_mixers.latent->narrow_queries();
+  const bool norm = whole || again.norm;
+  const bool copied =
+      x_plan.precision.keeps_copies() && !queries && !(x_model.shared_norm && reads_normed());
+  const std::string name = mixer_names(x_layouts.kind).norm;
+  b.y1 = place.add(name + " out", normed_type(), flat(), copied || norm || casts_normed());
+  b.y1_x = place.normed(name + " out quantized", b.y1, norm);
+  b.y1_more = declare_more(place, name + " out quantized", x_qkv, b.y1);
+  b.stats1 = place.add(name + " statistics", DType::kFp32, x_rows * norm_statistics(x_model), norm);
+  if (composes_norms()) {
+    x_norm1.composed = place.add(name + " input in fp32", DType::kFp32, flat(), norm);
+  }
+  if (!x_mixers.mamba) return declare_attention(b, saved, local);
+  const DType type = x_plan.precision.branch();
+  b.qkv = place.add("packed mixer inputs", type, x_tokens * x_qkv_width, whole);
+  x_mixers.mamba->declare(saved, local, whole);
+  b.context = place.add("mixed", type, x_tokens * x_projection.in, whole);
+  b.context_x = place.operand("mixed quantized", b.context, whole);
+}
+
 void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter& local) {
   const Placer place{saved, local, x_plan.precision};
   const Recompute& again = x_again;
   const Precision& precision = x_plan.precision;
   const DType type = precision.branch();
   const bool whole = again.layer;
-  // Queries that the way up computes again start from the normed input itself.
-  const bool queries = again.latent_up && !x_latent->narrow_queries();
-  const bool norm = whole || again.norm;
-  const bool copied =
-      x_plan.precision.keeps_copies() && !queries && !(x_model.shared_norm && reads_normed());
-  b.y1 = place.add("attention.norm out", normed_type(), flat(), copied || norm || casts_normed());
-  b.y1_x = place.normed("attention.norm out quantized", b.y1, norm);
-  b.y1_more = declare_more(place, "attention.norm out quantized", x_qkv, b.y1);
-  b.stats1 = place.add("attention.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
-  if (composes_norms()) {
-    x_norm1.composed = place.add("attention.norm input in fp32", DType::kFp32, flat(), norm);
-  }
-  if (x_latent) x_latent->declare(saved, local, whole, again.latent_up);
+  if (x_mixers.latent) x_mixers.latent->declare(saved, local, whole, again.latent_up);
   const bool core = repeats_core() || again.attention;
   b.qkv = place.add("qkv", type, x_tokens * x_qkv_width,
                     repeats_heads() || again.latent_up || (exchanges_heads() && !core));
@@ -224,7 +269,8 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
       b.y2_x = place.normed("mlp.norm out quantized", b.y2, norm || starts_branch());
     }
     b.y2_more = declare_more(place, "mlp.norm out quantized", x_up, b.y2);
-    b.stats2 = place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(), norm);
+    b.stats2 =
+        place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(x_model), norm);
     if (composes_norms()) {
       x_norm2.composed = place.add("mlp.norm input in fp32", DType::kFp32, flat(), norm);
     }
@@ -258,14 +304,19 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
     return (kept ? saved : local).add(name, BufferKind::kActivations, dtype, count, kept);
   };
   const DType type = x_plan.precision.branch();
+  const bool projects = x_layouts.kind.mixes() && !joins();
   if (x_plan.sequence) {
-    b.y1_full = temp("attention input gathered", b.y1_x.in.dtype, full);
-    b.y2_full = shares_input() ? b.y1_full : temp("mlp input gathered", b.y2_x.in.dtype, full);
-    if (!joins()) b.attention_part = temp("attention partial", type, full);
-    b.down_part = temp("mlp partial", type, full, keeps_products());
+    if (x_layouts.kind.mixes()) b.y1_full = temp("attention input gathered", b.y1_x.in.dtype, full);
+    if (shares_input()) b.y2_full = b.y1_full;
+    if (x_layouts.kind.feeds() && !shares_input()) {
+      b.y2_full = temp("mlp input gathered", b.y2_x.in.dtype, full);
+    }
+    if (projects) b.attention_part = temp("attention partial", type, full);
+    if (x_layouts.kind.feeds()) b.down_part = temp("mlp partial", type, full, keeps_products());
   }
-  if (!joins()) b.attention_out = temp("attention out", type, flat(), keeps_projection());
-  b.down = temp("mlp out", type, flat(), keeps_scattered() || keeps_products());
+  if (projects) b.attention_out = temp("attention out", type, flat(), keeps_projection());
+  if (x_layouts.kind.feeds())
+    b.down = temp("mlp out", type, flat(), keeps_scattered() || keeps_products());
   if (!x_plan.sequence) {
     b.y1_full = b.y1_x.in;
     b.y2_full = b.y2_x.in;
@@ -307,8 +358,8 @@ void LayerParts::cast_again() {
   }
 }
 
-std::vector<Ref> LayerParts::declare_more(const Placer& place, const char* name, const Linear& l,
-                                          const Ref& normed) const {
+std::vector<Ref> LayerParts::declare_more(const Placer& place, const std::string& name,
+                                          const Linear& l, const Ref& normed) const {
   std::vector<Ref> out;
   if (!casts_normed()) return out;
   for (std::size_t i = 1; i < l.apart(); ++i) {

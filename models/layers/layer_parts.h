@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "models/layers/latent_block.h"
 #include "models/layers/layer.h"
+#include "models/layers/mixers/latent_block.h"
+#include "models/layers/mixers/mamba_block.h"
 #include "models/layers/moe_block.h"
 #include "models/layers/tensor_grid.h"
 
@@ -58,6 +59,25 @@ Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts);
 
 KernelKind activation_kind(Activation activation, bool backward);
 
+/// What a mixer has beside two linears.
+struct MixerBlocks {
+  std::optional<LatentBlock> latent;  ///< in place of one linear to queries, keys and values
+  std::optional<MambaBlock> mamba;    ///< in place of the core of attention
+  void write_to(LayoutWriter& local, Quantizer& quantizer) {
+    if (latent) latent->write_to(local, quantizer);
+    if (mamba) mamba->write_to(local, quantizer);
+  }
+};
+
+/// What the operations of a layer's mixer are called.
+struct MixerNames {
+  const char *block, *norm, *in, *out;
+};
+inline MixerNames mixer_names(LayerKind kind) {
+  if (kind.mixer == Mixer::kMamba2) return {"mamba", "mamba.norm", "mamba.in", "mamba.out"};
+  return {"attention", "attention.norm", "attention.qkv", "attention.projection"};
+}
+
 /// The parts of one layer, for the writer of its segments.
 class LayerParts {
  protected:
@@ -89,7 +109,7 @@ class LayerParts {
   bool keeps_products() const { return x_again.operations && !x_plan.precision.low(); }
   std::vector<Ref> raw_heads() const {
     if (keeps_products()) return {x_b.kept_heads, x_b.keys};
-    return {x_model.qk_norm ? x_b.qkv_raw : x_b.qkv};
+    return {x_b.qkv_raw.valid() ? x_b.qkv_raw : x_b.qkv};
   }
   std::vector<Ref> raw_up() const {
     if (keeps_products()) return {x_b.gate, x_b.up};
@@ -128,7 +148,7 @@ class LayerParts {
   bool joins() const { return x_model.parallel_residual && !x_grid && !x_moe; }
   /// Both branches multiply the same rows, which are gathered once; so is their gradient's sum
   /// reduced.
-  bool shares_input() const { return joins() && x_model.shared_norm && !x_latent; }
+  bool shares_input() const { return joins() && x_model.shared_norm && !x_mixers.latent; }
   /// Declares all activations in the layout they belong to: kept from forward to backward, or
   /// local.
   Buffers declare(LayoutWriter& saved, LayoutWriter& local);
@@ -153,24 +173,24 @@ class LayerParts {
   Linear x_qkv, x_projection, x_up, x_down;
   NormRefs x_norm1, x_norm2;
   Quantizer x_quantizer;
-  std::optional<TensorGrid> x_grid;     ///< of more than one rank
-  std::optional<MoeBlock> x_moe;        ///< in place of the MLP
-  std::optional<LatentBlock> x_latent;  ///< in place of one linear to queries, keys and values
+  std::optional<TensorGrid> x_grid;  ///< of more than one rank
+  std::optional<MoeBlock> x_moe;     ///< in place of the MLP
+  MixerBlocks x_mixers;
   Buffers x_b;
   std::int64_t x_part = 0;  ///< of plan.recompute.parts: whose linears these are
   std::string x_name_suffix;
 
  private:
   void set_linears();
+  void declare_mixer(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& local);
   void declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
   void declare_operations(Buffers& b, const Placer& place) const;
   void declare_casts(LayoutWriter& saved, LayoutWriter& local);
-  std::vector<Ref> declare_more(const Placer& place, const char* name, const Linear& l,
+  std::vector<Ref> declare_more(const Placer& place, const std::string& name, const Linear& l,
                                 const Ref& normed) const;
   void declare_kept(Buffers& b, LayoutWriter& saved, LayoutWriter& local) const;
-  std::int64_t norm_statistics() const { return x_model.norm == Norm::kLayerNorm ? 2 : 1; }
 };
 
 }  // namespace foretrain

@@ -13,8 +13,8 @@ namespace {
 
 bool knows_operations(const Model& model, const Plan& plan) {
   return model.gated() && model.position == Position::kRope && !model.has_experts() &&
-         !model.is_latent() && plan.attention != AttentionKernel::kUnfused && plan.context == 1 &&
-         !plan.in_grid();
+         !model.is_latent() && !model.is_hybrid() && plan.attention != AttentionKernel::kUnfused &&
+         plan.context == 1 && !plan.in_grid();
 }
 
 /// What a layer in parts does not go with.
@@ -118,11 +118,13 @@ std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan) {
   if (again.keeps() && parts) {
     return Refusal{"recompute/keep", "goes with the module \"layer\" alone"};
   }
-  const bool other = model.has_experts() || model.is_latent() || plan.in_grid();
+  const bool other =
+      model.has_experts() || model.is_latent() || model.is_hybrid() || plan.in_grid();
   if (again.keeps() && other) {
     return Refusal{
         "recompute/keep",
-        "is modelled for models without experts and latent attention, in tensor_mode 1d"};
+        "is modelled for layers of attention and an MLP, without latent attention, in tensor_mode "
+        "1d"};
   }
   if (again.operations && !knows_operations(model, plan)) {
     return Refusal{"recompute",

@@ -1,6 +1,7 @@
 #include "models/plan/plan_tensor.h"
 
 #include <array>
+#include <numeric>
 
 #include "models/plan/plan_reading.h"
 
@@ -156,7 +157,32 @@ std::string_view name_of(TensorMode mode) {
   return kNames.at(static_cast<std::size_t>(mode));
 }
 
+/// Of models whose layers are not all attention and a feed-forward. Megatron Core gives every
+/// tensor rank whole heads and groups of a state space (ssm/mamba_mixer.py).
+static Refused refused_hybrid(const Model& m, const Plan& p) {
+  const auto no = [](const char* place, const std::string& what) {
+    return Refusal{place, "layers of several mixers are not modelled with " + what,
+                   ErrorKind::kUnsupported};
+  };
+  if (p.in_grid()) return no("parallel/tensor_mode", "grids: set parallel.tensor_mode to 1d");
+  if (p.overlap.tensor_slices > 1) return no("overlap/tensor_slices", "slices of a microbatch");
+  if (p.overlap.passes) return no("overlap/passes", "passes that run beside each other");
+  if (p.recompute.parts > 1) return no("recompute/co_shard", "parts of a layer");
+  if (!m.has_mixer(Mixer::kMamba2)) return std::nullopt;
+  if (p.context > 1) return no("parallel/context", "context parallelism of a state space");
+  const StateSpace& s = m.hybrid.state_space;
+  if (s.heads % p.tensor == 0 && s.groups % p.tensor == 0) return std::nullopt;
+  return Refusal{"parallel/tensor",
+                 "every rank holds whole heads and groups of a state space, and " +
+                     std::to_string(p.tensor) + " does not divide " + std::to_string(s.heads) +
+                     " heads and " + std::to_string(s.groups) + " groups; try " +
+                     std::to_string(std::gcd(p.tensor, std::gcd(s.heads, s.groups)))};
+}
+
 std::optional<Refusal> refused_tensor(const Model& model, const Plan& plan) {
+  if (model.is_hybrid()) {
+    if (Refused no = refused_hybrid(model, plan)) return no;
+  }
   if (Refused no = plan.in_grid() ? refused_grid(model, plan) : refused_1d(model, plan)) return no;
   return refused_slices(model, plan);
 }

@@ -64,8 +64,10 @@ std::int64_t scaled_linears(const StageContext& s, std::int32_t chunk) {
   constexpr std::int64_t kOfMlp = 2;
   std::int64_t out = 0;
   for (std::int64_t l = 0; l < s.chunk(chunk).layers; ++l) {
-    out += kOfAttention;
-    if (!s.kind(chunk, l).kind.sparse()) {
+    const LayerKind kind = s.kind(chunk, l).kind;
+    if (kind.mixer != Mixer::kNone) out += kOfAttention;
+    if (kind.feed_forward == FeedForward::kNone) continue;
+    if (!kind.sparse()) {
       out += kOfMlp;
       continue;
     }

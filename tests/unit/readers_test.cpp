@@ -132,7 +132,7 @@ TEST(ReadModel, Grok) {
   EXPECT_EQ(m.experts.width, 128);
   EXPECT_TRUE(m.gated());
   EXPECT_TRUE(m.tied_embeddings);
-  EXPECT_EQ(m.left_out.size(), 2U);
+  EXPECT_EQ(m.notes.left_out.size(), 2U);
   EXPECT_EQ(sparse_of(m), 4);
 }
 

@@ -17,14 +17,14 @@ constexpr std::string_view kWithout = " without ";
 /// What of the model's file is ignored, or taken in another way than its family's code does.
 void note_model(Run& run) {
   std::string ignored;
-  for (const std::string& key : run.model.ignored) {
+  for (const std::string& key : run.model.notes.ignored) {
     if (key == "source" || key == "parameters_published") continue;
     ignored += (ignored.empty() ? "" : ", ") + key;
   }
   if (!ignored.empty()) {
     run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
   }
-  for (const std::string& part : run.model.left_out) {
+  for (const std::string& part : run.model.notes.left_out) {
     run.notes.push_back("left out of " + run.model.type + " models: " + part);
   }
   const std::string& type = run.model.type;

@@ -1,4 +1,4 @@
-#include "models/layers/latent_block.h"
+#include "models/layers/mixers/latent_block.h"
 
 namespace foretrain {
 
