@@ -5,30 +5,6 @@
 namespace foretrain {
 namespace {
 
-/// Keys of hub files that change neither shapes nor costs.
-constexpr std::array kIgnored = {"is_encoder_decoder",
-                                 "decoder_start_token_id",
-                                 "forced_eos_token_id",
-                                 "relative_attention_max_distance",
-                                 "initializer_factor",
-                                 "dense_act_fn",
-                                 "is_gated_act",
-                                 "output_past",
-                                 "n_positions",
-                                 "num_beams",
-                                 "bad_words_ids",
-                                 "decoder_layerdrop",
-                                 "encoder_layerdrop",
-                                 "decoder_vocab_size",
-                                 "num_hidden_layers",
-                                 "scale_embedding",
-                                 "static_position_embeddings",
-                                 "normalize_before",
-                                 "normalize_embedding",
-                                 "add_bias_logits",
-                                 "add_final_layer_norm",
-                                 "activation_dropout"};
-
 void read_t5(JsonReader& reader, Model& m) {
   reader.require("d_kv", "the size of a head");
   reader.read("d_kv", m.head_dim, kConfigSize);
@@ -38,7 +14,7 @@ void read_t5(JsonReader& reader, Model& m) {
   m.attention_dropout = m.hidden_dropout;
   int form = 0;
   reader.read_choice("feed_forward_proj", form, {"relu", "gelu", "gated-gelu", "gated-silu"});
-  constexpr std::array kForms = {Activation::kRelu, Activation::kGelu, Activation::kSwiglu,
+  constexpr std::array kForms = {Activation::kRelu, Activation::kGelu, Activation::kGeglu,
                                  Activation::kSwiglu};
   m.activation = kForms.at(static_cast<std::size_t>(form));
 }
@@ -56,11 +32,9 @@ void read_same(JsonReader& reader, const char* key, std::int64_t size) {
 
 }  // namespace
 
-bool is_encoder_decoder_type(const std::string& type) { return type == "t5" || type == "marian"; }
-
 void read_encoder_decoder(JsonReader& reader, Model& m) {
   m.encoder_layers = m.decoder_layers = m.layers;
-  if (m.type == "t5") {
+  if (reader.has("d_kv")) {  // as T5 has it
     m.relative_buckets = 32;
     reader.read("num_decoder_layers", m.decoder_layers, kConfigSize);
     read_t5(reader, m);
@@ -77,7 +51,6 @@ void read_encoder_decoder(JsonReader& reader, Model& m) {
   }
   m.kv_heads = m.heads;
   m.layers = m.encoder_layers + 1 + 2 * m.decoder_layers;
-  for (const char* key : kIgnored) reader.ignore(key);
 }
 
 }  // namespace foretrain

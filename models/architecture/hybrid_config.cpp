@@ -8,32 +8,6 @@
 namespace foretrain {
 namespace {
 
-/// How the files of a type call what a state space has, and what stands where a key is absent.
-struct HybridType {
-  const char* name;
-  const char *heads, *head_dim, *state, *groups, *taps, *chunk, *conv_bias, *bias;
-  StateSpace fallback;
-  bool one_sublayer;  ///< a layer is a mixer or a feed-forward
-};
-
-constexpr std::array kHybrids = {
-    HybridType{"nemotron_h", "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
-               "conv_kernel", "chunk_size", "use_conv_bias", "mamba_proj_bias",
-               StateSpace{128, 64, 128, 8, 4, 128}, true},
-    HybridType{"granitemoehybrid", "mamba_n_heads", "mamba_d_head", "mamba_d_state",
-               "mamba_n_groups", "mamba_d_conv", "mamba_chunk_size", "mamba_conv_bias",
-               "mamba_proj_bias", StateSpace{128, 0, 256, 1, 4, 256}, false},
-    HybridType{"bamba", "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups",
-               "mamba_d_conv", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias",
-               StateSpace{128, 0, 256, 1, 4, 256}, false}};
-
-const HybridType* hybrid_type(const std::string& name) {
-  for (const HybridType& type : kHybrids) {
-    if (name == type.name) return &type;
-  }
-  return nullptr;
-}
-
 /// A letter of `hybrid_override_pattern` or a word of `layer_types` or `layers_block_type`.
 bool read_kind(const std::string& name, const Model& model, bool one_sublayer, LayerKind& out) {
   const FeedForward behind = one_sublayer          ? FeedForward::kNone
@@ -96,6 +70,11 @@ void read_pattern(const Json& json, JsonReader& reader, bool one_sublayer, Model
   for (const char* name : {"hybrid_override_pattern", "layers_block_type"}) {
     if (json.find(name) != nullptr) key = name;
   }
+  if (key == "layer_types" && json.find(key) == nullptr && one_sublayer) {
+    m.hybrid.layers.assign(static_cast<std::size_t>(m.layers),
+                           {Mixer::kMamba2, FeedForward::kNone});
+    return;  // a state space and nothing else
+  }
   const Json* pattern = reader.require(key, "the kind of every layer");
   if (pattern == nullptr) return;
   reader.take(key);
@@ -117,48 +96,48 @@ void read_pattern(const Json& json, JsonReader& reader, bool one_sublayer, Model
   }
 }
 
-void read_state_space(JsonReader& reader, const HybridType& type, Model& m) {
+void read_state_space(const Json& json, const ModelType& type, JsonReader& reader, Model& m) {
   StateSpace& s = m.hybrid.state_space;
-  s = type.fallback;
-  const std::pair<const char*, std::int64_t*> sizes[] = {
-      {type.heads, &s.heads},   {type.head_dim, &s.head_dim}, {type.state, &s.state},
-      {type.groups, &s.groups}, {type.taps, &s.taps},         {type.chunk, &s.chunk}};
-  std::int64_t expand = 2;
-  for (const char* name : {"expand", "mamba_expand"}) reader.read(name, expand, kConfigSize);
+  double expand = 2;
+  reader.read(key_of(json, type, "mamba_expand"), expand, JsonReader::Range{1.0 / 64, 64});
+  const std::pair<const char*, std::int64_t*> sizes[] = {{"mamba_num_heads", &s.heads},
+                                                         {"ssm_state_size", &s.state},
+                                                         {"mamba_groups", &s.groups},
+                                                         {"mamba_conv", &s.taps},
+                                                         {"mamba_chunk_size", &s.chunk}};
   for (const auto& [name, out] : sizes) {
-    if (out == &s.head_dim && s.head_dim == 0 && s.heads > 0)
-      s.head_dim = expand * m.hidden / s.heads;
-    reader.read(name, *out, kConfigSize);
+    const std::string key = key_of(json, type, name);
+    reader.require(key, "a size of the state space");
+    reader.read(key, *out, kConfigSize);
   }
-  reader.read(type.conv_bias, s.conv_bias);
-  reader.read(type.bias, s.bias);
+  if (s.heads > 0)
+    s.head_dim = static_cast<std::int64_t>(expand * static_cast<double>(m.hidden)) / s.heads;
+  reader.read(key_of(json, type, "mamba_head_dim"), s.head_dim, kConfigSize);
+  reader.read(key_of(json, type, "mamba_conv_bias"), s.conv_bias);
+  reader.read(key_of(json, type, "mamba_proj_bias"), s.bias);
   if (s.heads % s.groups != 0) {
-    reader.fail(type.groups, std::to_string(s.groups) + " groups do not divide " +
-                                 std::to_string(s.heads) + " heads of the state space");
+    reader.fail(key_of(json, type, "mamba_groups"),
+                std::to_string(s.groups) + " groups do not divide " + std::to_string(s.heads) +
+                    " heads of the state space");
   }
 }
 
 }  // namespace
 
-bool is_hybrid_type(const std::string& type) { return hybrid_type(type) != nullptr; }
-
-void read_hybrid(const Json& json, JsonReader& reader, Model& m) {
-  const HybridType& type = *hybrid_type(m.type);
-  read_state_space(reader, type, m);
-  read_pattern(json, reader, type.one_sublayer, m);
-  reader.read("attention_head_dim", m.head_dim, kConfigSize);
-  if (!m.has_experts()) reader.read("shared_intermediate_size", m.intermediate, kConfigSize);
-  if (const Json* positions = reader.take("position_embedding_type")) {
-    if (*positions == Json(std::string("nope"))) m.position = Position::kNone;
+void read_hybrid(const Json& json, const ModelType& type, bool one_sublayer, JsonReader& reader,
+                 Model& m) {
+  if (!m.has_experts()) {
+    reader.read(key_of(json, type, "shared_expert_intermediate_size"), m.intermediate, kConfigSize);
   }
-  for (const char* name :
-       {"mamba_hidden_act", "mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32",
-        "rescale_prenorm_residual", "num_logits_to_keep", "time_step_floor", "time_step_max",
-        "time_step_min", "time_step_limit", "time_step_rank", "use_bias", "normalization_function",
-        "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier",
-        "moe_shared_expert_overlap"}) {
-    reader.ignore(name);
-  }
+  read_pattern(json, reader, one_sublayer, m);
+  if (m.has_mixer(Mixer::kMamba2)) read_state_space(json, type, reader, m);
+  const LayerKind plain{Mixer::kAttention,
+                        m.has_experts() ? FeedForward::kExperts : FeedForward::kMlp};
+  std::vector<LayerKind>& layers = m.hybrid.layers;
+  const bool alike = std::all_of(layers.begin(), layers.end(),
+                                 [&plain](const LayerKind& kind) { return kind == plain; });
+  if (!alike) return;
+  layers.clear();  // a file of a hybrid's type that has none
 }
 
 }  // namespace foretrain

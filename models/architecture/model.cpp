@@ -7,8 +7,9 @@ namespace {
 
 void add_norm(const Model& model, const std::string& name, std::int64_t width,
               std::vector<Parameter>& out) {
+  if (!model.norms.weights) return;
   out.push_back({name + ".weight", width, 1, Split::kNone, Init::kOnes});
-  if (model.norm == Norm::kLayerNorm && model.norm_bias) {
+  if (model.norm == Norm::kLayerNorm && model.biases.norm) {
     out.push_back({name + ".bias", width, 1, Split::kNone, Init::kZeros});
   }
 }
@@ -28,14 +29,18 @@ void add_attention(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t h = model.hidden;
   const std::int64_t qkv = model.query_width() + 2 * model.kv_width();
   out.push_back({"attention.qkv.weight", qkv, h, Split::kRows, Init::kNormal});
-  if (model.qkv_bias) out.push_back({"attention.qkv.bias", qkv, 1, Split::kRows, Init::kZeros});
-  if (model.qk_norm) {
-    out.push_back({"attention.q_norm.weight", model.head_dim, 1, Split::kNone, Init::kOnes});
-    out.push_back({"attention.k_norm.weight", model.head_dim, 1, Split::kNone, Init::kOnes});
+  if (model.biases.qkv) out.push_back({"attention.qkv.bias", qkv, 1, Split::kRows, Init::kZeros});
+  if (model.qk_norm && model.norms.heads != HeadNorms::kWeightless) {
+    const bool one = model.norms.heads == HeadNorms::kOneHead;
+    const Split split = one ? Split::kNone : Split::kRows;
+    const std::int64_t q = one ? model.head_dim : model.query_width();
+    const std::int64_t k = one ? model.head_dim : model.kv_width();
+    out.push_back({"attention.q_norm.weight", q, 1, split, Init::kOnes});
+    out.push_back({"attention.k_norm.weight", k, 1, split, Init::kOnes});
   }
   out.push_back(
       {"attention.projection.weight", h, model.query_width(), Split::kCols, Init::kNormal});
-  if (model.projection_bias) {
+  if (model.biases.projection) {
     out.push_back({"attention.projection.bias", h, 1, Split::kNone, Init::kZeros});
   }
   if (model.attention_sinks) {
@@ -89,9 +94,9 @@ void add_mlp(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t up = model.gated() ? 2 * model.intermediate : model.intermediate;
   const std::int64_t parts = model.gated() ? 2 : 1;
   out.push_back({"mlp.up.weight", up, h, Split::kRows, Init::kNormal, parts});
-  if (model.mlp_bias) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros, parts});
+  if (model.biases.mlp) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros, parts});
   out.push_back({"mlp.down.weight", h, model.intermediate, Split::kCols, Init::kNormal});
-  if (model.mlp_bias) out.push_back({"mlp.down.bias", h, 1, Split::kNone, Init::kZeros});
+  if (model.biases.mlp) out.push_back({"mlp.down.bias", h, 1, Split::kNone, Init::kZeros});
 }
 
 /// Experts' matrices lie one below the other, [inputs, outputs] of the first, so that ranks hold
@@ -107,6 +112,9 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
     out.push_back(
         {"moe.shared.up.weight", halves * e.shared_width, h, Split::kRows, Init::kNormal, halves});
     out.push_back({"moe.shared.down.weight", h, e.shared_width, Split::kCols, Init::kNormal});
+    if (e.shared_gate) {
+      out.push_back({"moe.shared.gate.weight", 1, h, Split::kNone, Init::kNormal});
+    }
   }
   out.push_back({"moe.experts.up.weight", e.count * h, up, Split::kCols, Init::kNormal, 1, true});
   out.push_back(
@@ -186,20 +194,22 @@ std::vector<Parameter> layer_parameters(const Model& model, LayerKind kind) {
   std::vector<Parameter> out;
   if (kind.mixer == Mixer::kMamba2) add_mamba(model, out);
   if (kind.mixer == Mixer::kAttention) {
-    add_norm(model, "attention.norm", model.hidden, out);
+    if (model.norms.before) add_norm(model, "attention.norm", model.hidden, out);
     if (model.is_latent()) {
       add_latent_attention(model, out);
     } else {
       add_attention(model, out);
     }
+    if (model.norms.after) add_norm(model, "attention.after_norm", model.hidden, out);
   }
-  if (kind.feed_forward == FeedForward::kNone) return out;
-  if (!model.shared_norm) add_norm(model, "mlp.norm", model.hidden, out);
+  if (!kind.feeds()) return out;
+  if (model.norms.before && !model.shared_norm) add_norm(model, "mlp.norm", model.hidden, out);
   if (kind.sparse()) {
     add_experts(model, out);
   } else {
     add_mlp(model, out);
   }
+  if (model.norms.after) add_norm(model, "mlp.after_norm", model.hidden, out);
   return out;
 }
 
@@ -213,9 +223,9 @@ std::vector<Parameter> cross_parameters(const Model& model) {
     if (bias) out.push_back({name + ".bias", rows, 1, of_bias, Init::kZeros});
   };
   add_norm(model, "cross.norm", h, out);
-  linear("cross.q", model.query_width(), h, Split::kRows, model.qkv_bias);
-  linear("cross.kv", 2 * model.kv_width(), h, Split::kRows, model.qkv_bias);
-  linear("cross.projection", h, model.query_width(), Split::kCols, model.projection_bias);
+  linear("cross.q", model.query_width(), h, Split::kRows, model.biases.qkv);
+  linear("cross.kv", 2 * model.kv_width(), h, Split::kRows, model.biases.qkv);
+  linear("cross.projection", h, model.query_width(), Split::kCols, model.biases.projection);
   return out;
 }
 
@@ -266,6 +276,9 @@ std::vector<Parameter> head_parameters(const Model& model) {
   add_norm(model, "head.norm", model.hidden, out);
   if (!model.tied_embeddings) {
     out.push_back({"head.output", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
+  }
+  if (model.biases.head) {
+    out.push_back({"head.bias", model.vocabulary, 1, Split::kRows, Init::kZeros});
   }
   return out;
 }

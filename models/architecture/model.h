@@ -13,7 +13,7 @@
 namespace foretrain {
 
 enum class Norm : std::uint8_t { kLayerNorm, kRmsNorm };
-enum class Activation : std::uint8_t { kGelu, kSwiglu, kRelu, kRelu2 };
+enum class Activation : std::uint8_t { kGelu, kSwiglu, kRelu, kRelu2, kGeglu };
 enum class Position : std::uint8_t { kLearned, kRope, kAlibi, kNone };
 
 /// Mixture of experts in place of the MLP: every token goes through `top_k` of `experts` gated MLPs
@@ -25,6 +25,7 @@ struct Experts {
   bool bias = false;                         ///< of the experts' matrices
   std::int64_t groups = 1, group_top_k = 1;  ///< a token's experts are of so many of the groups
   bool router_bias = false;
+  bool shared_gate = false;       ///< a number for each token weighs the shared experts
   std::vector<bool> layers = {};  ///< which have experts; empty: as first_dense and step say
   bool operator==(const Experts&) const = default;
 };
@@ -80,9 +81,29 @@ struct LayersOfKind {
 /// What a layer of an encoder-decoder is: models/layers/encoder_decoder.h.
 enum class Stack : std::uint8_t { kEncoder, kTurn, kCross, kDecoder };
 
+/// Which linears, norms and output matrices have biases.
+struct Biases {
+  bool qkv = false, projection = false, mlp = false, norm = false, head = false;
+  bool operator==(const Biases&) const = default;
+};
+
+/// Weights of the norms of queries and keys: those of one head for all, those of each head, or of
+/// all heads as one vector; or none.
+enum class HeadNorms : std::uint8_t { kOneHead, kEachHead, kWidth, kWeightless };
+
+/// Norms of a block: of what its mixer and its feed-forward read, of what they give; none of them
+/// has weights where `weights` says so.
+struct BlockNorms {
+  bool before = true, after = false, weights = true;
+  HeadNorms heads = HeadNorms::kOneHead;
+  bool plain() const { return before && !after; }
+  bool operator==(const BlockNorms&) const = default;
+};
+
 /// What a reader tells about a file.
 struct ModelNotes {
   std::vector<std::string> ignored;   ///< keys that do not matter here
+  std::vector<std::string> unknown;   ///< keys of a publisher's file that no reader knows
   std::vector<std::string> left_out;  ///< what its family has and is not here
   bool operator==(const ModelNotes&) const = default;
 };
@@ -102,8 +123,9 @@ struct Model {
   Activation activation = Activation::kSwiglu;
   Position position = Position::kRope;
   bool tied_embeddings = false;
-  bool qkv_bias = false, projection_bias = false, mlp_bias = false, norm_bias = false;
-  bool qk_norm = false;            ///< RMSNorm of every query and key head
+  Biases biases;
+  BlockNorms norms;
+  bool qk_norm = false;            ///< norms of queries and keys
   bool attention_sinks = false;    ///< one logit a head beside those of the keys
   bool parallel_residual = false;  ///< attention and MLP both read the layer's input
   bool shared_norm = false;        ///< through one norm, with parallel_residual
@@ -129,7 +151,9 @@ struct Model {
   std::int64_t value_width() const {
     return latent.kv_rank > 0 ? heads * latent.value : query_width();
   }
-  bool gated() const { return activation == Activation::kSwiglu; }
+  bool gated() const {
+    return activation == Activation::kSwiglu || activation == Activation::kGeglu;
+  }
   bool is_encoder_decoder() const { return encoder_layers > 0; }
   Stack stack(std::int64_t index) const {
     if (index <= encoder_layers) return index < encoder_layers ? Stack::kEncoder : Stack::kTurn;
@@ -182,7 +206,9 @@ struct Parameter {
   bool expert = false;  ///< of all experts: rows are cut over expert, columns over expert_tensor
   std::int64_t count() const { return rows * cols; }
   /// Cut along the vocabulary.
-  bool is_table() const { return name == "embedding.tokens" || name == "head.output"; }
+  bool is_table() const {
+    return name == "embedding.tokens" || name == "head.output" || name == "head.bias";
+  }
   bool operator==(const Parameter&) const = default;
 };
 

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "models/architecture/model_config.h"
+#include "models/architecture/model_type.h"
 #include "models/architecture/network_config.h"
 
 namespace foretrain {
@@ -9,68 +10,189 @@ namespace {
 
 constexpr std::int64_t kMost = 1'000'000'000;
 
-/// Keys of hub files that change neither shapes nor costs.
-constexpr std::array kIgnored = {
-    "source", "position_embedding_type", "parameters_published", "architectures", "torch_dtype",
-    "dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
-    "initializer_range", "use_cache", "rope_theta", "rope_scaling", "rms_norm_eps", "norm_eps",
-    "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "pretraining_tp", "attn_implementation",
-    "_name_or_path", "rotary_pct", "rotary_emb_base", "partial_rotary_factor", "rope_percent",
-    "max_window_layers", "use_sliding_window", "auto_map", "_from_model_config", "tokenizer_class",
-    "summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout",
-    "summary_proj_to_labels", "task_specific_params", "scale_attn_weights",
-    "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "do_sample", "max_length",
-    "prefix", "layerdrop", "init_std", "enable_bias", "layer_norm_elementwise_affine",
-    "_remove_final_layer_norm", "apply_residual_connection_post_layernorm",
-    "attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi",
-    "seq_length", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact", "unk_token_id", "n_ctx",
-    "hidden_act_param", "init_config", "init_device", "learned_pos_emb", "logit_scale", "verbose",
-    "embedding_fraction", "use_bfloat16", "model_dtype", "classifier_dropout", "head_dropout",
-    "is_decoder", "id2label", "label2id", "gradient_checkpointing", "output_attentions",
-    "output_hidden_states", "fused_layer_norm", "quantization_config", "generation_config",
-    "license", "no_sync", "tie_encoder_decoder", "resid_pdrop_note",
-    // Grok-1's factors, and what bounds its scores.
-    "attn_output_multiplier", "output_multiplier_scale", "embedding_multiplier_scale",
-    "max_attn_value", "max_attn_val",
-    // Llama 4: layers without rotary positions, scales of queries.
-    "no_rope_layers", "no_rope_layer_interval", "attn_temperature_tuning", "floor_scale",
-    "attn_scale", "for_llm_compression", "cache_implementation", "rope_parameters",
-    "original_max_position_embeddings"};
-
+/// Other names of keys, in files of any type.
 struct Spelling {
   const char* native;
-  std::array<const char*, 4> others;
+  std::vector<const char*> others;
 };
-constexpr Spelling kSpellings[] = {
-    {"num_hidden_layers", {"n_layer", "n_layers", "num_layers", "encoder_layers"}},
-    {"hidden_size", {"n_embd", "d_model", "n_embed"}},
-    {"num_attention_heads", {"n_head", "n_heads", "num_heads", "encoder_attention_heads"}},
-    {"intermediate_size", {"n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim"}},
-    {"max_position_embeddings", {"n_positions", "max_seq_len", nullptr}},
-    {"hidden_act", {"activation_function", "mlp_hidden_act", nullptr}},
-    {"attention_dropout", {"attn_pdrop", "attention_probs_dropout_prob", nullptr}},
-    {"hidden_dropout", {"resid_pdrop", "dropout", "hidden_dropout_prob"}},
+const std::vector<Spelling>& all_spellings() {
+  static const std::vector<Spelling> kAll = {
+      {"num_hidden_layers", {"n_layer", "n_layers", "num_layers", "encoder_layers"}},
+      {"hidden_size", {"n_embd", "d_model", "n_embed"}},
+      {"num_attention_heads",
+       {"n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads"}},
+      {"num_key_value_heads", {"num_kv_heads", "n_kv_heads", "n_head_kv", "num_query_groups"}},
+      {"head_dim", {"attention_head_dim", "kv_channels"}},
+      {"intermediate_size",
+       {"n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim", "ffn_hidden_size", "intermediate_dim"}},
+      {"max_position_embeddings", {"n_positions", "max_seq_len"}},
+      {"hidden_act", {"activation_function", "mlp_hidden_act", "hidden_activation"}},
+      {"attention_dropout",
+       {"attn_pdrop", "attention_probs_dropout_prob", "attn_dropout_prob",
+        "attention_dropout_prob"}},
+      {"hidden_dropout",
+       {"resid_pdrop", "dropout", "hidden_dropout_prob", "residual_dropout", "ffn_dropout_prob"}},
+      {"num_experts", {"num_local_experts", "n_routed_experts", "moe_num_experts"}},
+      {"num_experts_per_tok", {"moe_k", "moe_topk", "top_k_experts", "num_experts_per_token"}},
+      {"n_shared_experts", {"moe_num_shared_experts", "num_shared_experts"}},
+      {"shared_expert_intermediate_size",
+       {"moe_shared_expert_intermediate_size", "shared_intermediate_size"}},
+      {"first_k_dense_replace", {"num_dense_layers", "moe_layer_start_index"}},
+      {"decoder_sparse_step",
+       {"moe_layer_freq", "interleave_moe_layer_step", "moe_layer_interval",
+        "moe_layer_frequency"}},
+  };
+  return kAll;
+}
+
+/// Keys under which a file of several parts has its language model.
+constexpr std::array kTextParts = {"text_config", "llm_config", "language_config"};
+
+/// A config file made ready: its text part, with defaults and rules of its type.
+struct Config {
+  Json json;
+  std::string pointer;
+  ModelType type;
+  std::vector<std::string> known;  ///< keys that rules read
+  /// A publisher's own file, whose unknown keys are told in a note.
+  bool published = false;
 };
+
+bool is_published(const Json& json) {
+  constexpr std::array kMarks = {"architectures", "transformers_version", "torch_dtype", "dtype"};
+  return std::any_of(kMarks.begin(), kMarks.end(),
+                     [&json](const char* key) { return json.find(key) != nullptr; });
+}
+
+const Json* text_part(const Json& json, const char*& key) {
+  for (const char* part : kTextParts) {
+    const Json* found = json.find(part);
+    if (found != nullptr && found->object() != nullptr) {
+      key = part;
+      return found;
+    }
+  }
+  return nullptr;
+}
+
+/// The number of layers, where the file lists their kinds alone.
+void count_listed_layers(Json& json, const ModelType& type) {
+  if (json.find(key_of(json, type, "num_hidden_layers")) != nullptr) return;
+  for (const char* key : {"hybrid_override_pattern", "layers_block_type", "layer_types"}) {
+    const Json* list = json.find(key);
+    if (list == nullptr) continue;
+    const std::size_t count = list->array() != nullptr    ? list->array()->size()
+                              : list->string() != nullptr ? list->string()->size()
+                                                          : 0;
+    if (count > 0) json.set("num_hidden_layers", Json(static_cast<std::int64_t>(count)));
+  }
+}
+
+/// What its type says where the file is silent, and where its switches stand so.
+void apply_rules(Config& c) {
+  const auto stated = [&c](const std::string& key) {
+    const Json* value = c.json.find(key);
+    return value != nullptr && !value->is_null();
+  };
+  for (const auto& [key, value] : c.type.defaults) {
+    bool found = stated(key);
+    for (const std::string& other : spellings_of(key)) found = found || stated(other);
+    const auto own = std::find_if(c.type.keys.begin(), c.type.keys.end(),
+                                  [&key](const auto& item) { return item.first == key; });
+    if (own != c.type.keys.end() && own->second.array() != nullptr) {
+      for (const Json& other : *own->second.array()) found = found || stated(*other.string());
+    }
+    if (!found) c.json.set(key, value);
+  }
+  Json traits(c.type.traits);
+  for (const Json& rule : c.type.rules) {
+    const Json* key = rule.find("key");
+    if (key == nullptr || key->string() == nullptr) continue;
+    c.known.push_back(*key->string());
+    const Json* is = rule.find("is");
+    const Json* value = c.json.find(*key->string());
+    if (value == nullptr || !(*value == (is == nullptr ? Json(true) : *is))) continue;
+    for (const char* part : {"set", "traits"}) {
+      const Json* items = rule.find(part);
+      if (items == nullptr || items->object() == nullptr) continue;
+      Json& to = part == std::string("set") ? c.json : traits;
+      for (const auto& [name, item] : *items->object()) {
+        item.is_null() ? to.erase(name) : void(to.set(name, item));
+      }
+    }
+  }
+  if (traits.object() != nullptr) c.type.traits = *traits.object();
+}
 
 }  // namespace
 
 std::vector<std::string> spellings_of(const std::string& key) {
-  for (const Spelling& spelling : kSpellings) {
+  for (const Spelling& spelling : all_spellings()) {
     std::vector<std::string> all = {spelling.native};
-    for (const char* other : spelling.others) {
-      if (other != nullptr) all.emplace_back(other);
-    }
+    all.insert(all.end(), spelling.others.begin(), spelling.others.end());
     if (std::find(all.begin(), all.end(), key) != all.end()) return all;
   }
   return {key};
 }
 
+std::string key_of(const Json& json, const ModelType& type, const std::string& native) {
+  const auto stated = [&json](const std::string& key) {
+    const Json* value = json.find(key);
+    return value != nullptr && !value->is_null();
+  };
+  if (stated(native)) return native;
+  for (const auto& [name, others] : type.keys) {
+    if (name != native || others.array() == nullptr) continue;
+    for (const Json& other : *others.array()) {
+      if (other.string() != nullptr && stated(*other.string())) return *other.string();
+    }
+  }
+  for (const std::string& other : spellings_of(native)) {
+    if (stated(other)) return other;
+  }
+  return native;
+}
+
 namespace {
+
+/// Traits that are switches, and what they set.
+void read_traits(const ModelType& type, Model& m, std::vector<std::string>& forms, Status& status) {
+  const Json json(type.traits);
+  JsonReader reader(json, "model_types/" + type.name + ".json", "/traits");
+  reader.read_enum("norm", m.norm, {"layer-norm", "rms-norm"});
+  reader.read_enum("activation", m.activation, {"gelu", "swiglu", "relu", "relu2", "geglu"});
+  reader.read_enum("position", m.position, {"learned", "rope", "alibi", "none"});
+  reader.read_enum("head_norms", m.norms.heads, {"one-head", "each-head", "width", "weightless"});
+  const std::pair<const char*, bool*> switches[] = {{"norm_bias", &m.biases.norm},
+                                                    {"norm_weights", &m.norms.weights},
+                                                    {"norms_before", &m.norms.before},
+                                                    {"norms_after", &m.norms.after},
+                                                    {"qkv_bias", &m.biases.qkv},
+                                                    {"projection_bias", &m.biases.projection},
+                                                    {"mlp_bias", &m.biases.mlp},
+                                                    {"head_bias", &m.biases.head},
+                                                    {"tied_embeddings", &m.tied_embeddings},
+                                                    {"bidirectional", &m.bidirectional},
+                                                    {"embedding_norm", &m.embedding_norm},
+                                                    {"parallel_residual", &m.parallel_residual},
+                                                    {"shared_norm", &m.shared_norm},
+                                                    {"qk_norm", &m.qk_norm},
+                                                    {"attention_sinks", &m.attention_sinks}};
+  for (const auto& [name, out] : switches) reader.read(name, *out);
+  for (const char* form : {"gated", "latent", "mixers", "one_sublayer", "segments", "attn_config",
+                           "encoder_decoder", "embedding_projection", "intermediate_halves"}) {
+    bool on = false;
+    if (reader.read(form, on) && on) forms.emplace_back(form);
+  }
+  reader.read("attention_chunk", m.attention_chunk, JsonReader::IntRange{1, kMost});
+  for (const char* number : {"full_every", "more_positions"}) reader.take(number);
+  status = reader.finish();
+}
 
 class ModelReader {
  public:
-  ModelReader(const Json& json, const std::string& source, const std::string& pointer)
-      : x_json(json), x_reader(json, source, pointer) {
+  ModelReader(const Config& config, const std::string& source)
+      : x_config(config), x_json(config.json), x_reader(config.json, source, config.pointer) {
     x_reader.take("$schema");
   }
 
@@ -78,18 +200,19 @@ class ModelReader {
     x_reader.read("name", x_model.name);
     if (const Json* layers = x_reader.take("layers")) return read_layers(*layers);
     x_reader.read("model_type", x_model.type);
-    if (x_model.type.empty()) x_reader.require("model_type", "a model type such as \"llama\"");
-    FT_TRY(refuse_other_types());
-    set_type_defaults();
+    FT_TRY(refuse_experts());
+    Status traits = ok_status();
+    read_traits(x_config.type, x_model, x_forms, traits);
+    FT_TRY(traits);
+    x_model.notes.left_out = x_config.type.left_out;
+    refuse_keys();
     read_shapes();
     read_switches();
-    if (has_experts(x_json, x_model.type)) read_sparse(x_json, x_reader, x_model);
-    if (is_hybrid_type(x_model.type)) read_hybrid(x_json, x_reader, x_model);
-    if (x_model.type == "mpt") read_mpt();
-    for (const char* key : kIgnored) x_reader.ignore(key);
-    x_reader.ignore("embd_pdrop");
-    x_reader.ignore("emb_pdrop");
-    x_reader.ignore("emb_dropout");
+    if (has_experts(x_json, x_config.type)) read_sparse(x_json, x_config.type, x_reader, x_model);
+    if (is("latent")) read_latent(x_json, x_reader, x_model);
+    if (is("mixers")) read_hybrid(x_json, x_config.type, is("one_sublayer"), x_reader, x_model);
+    if (is("attn_config")) read_attn_config();
+    FT_TRY(ignore_the_rest());
     check();
     FT_TRY(x_reader.finish());
     x_model.notes.ignored = x_reader.ignored();
@@ -98,6 +221,36 @@ class ModelReader {
   }
 
  private:
+  bool is(std::string_view form) const {
+    return std::find(x_forms.begin(), x_forms.end(), form) != x_forms.end();
+  }
+  std::int64_t number_of(const char* trait) const {
+    const Json json(x_config.type.traits);
+    const Json* value = json.find(trait);
+    return value == nullptr ? 0 : static_cast<std::int64_t>(value->number());
+  }
+
+  /// Keys that do not matter; those of a publisher's file that no reader knows.
+  Status ignore_the_rest() {
+    FT_ASSIGN(const std::vector<std::string> harmless, harmless_keys());
+    for (const std::string& key : x_config.known) x_reader.take(key);
+    for (const std::string& key : x_config.type.ignored) x_reader.ignore(key);
+    for (const std::string& key : harmless) x_reader.ignore(key);
+    for (const auto& [key, others] : x_config.type.keys) {
+      if (others.array() == nullptr) continue;
+      for (const Json& other : *others.array()) x_reader.ignore(*other.string());
+    }
+    for (const Spelling& spelling : all_spellings()) {  // what stands twice, by two names
+      for (const char* other : spelling.others) {
+        if (x_config.published) x_reader.ignore(other);
+      }
+    }
+    if (!x_config.published) return ok_status();
+    x_model.notes.unknown = x_reader.unknown();
+    for (const std::string& key : x_model.notes.unknown) x_reader.take(key);
+    return ok_status();
+  }
+
   /// A network of layers, on images of `image` = [channels, height, width].
   Result<Model> read_layers(const Json& layers) {
     ImageShape image;
@@ -127,97 +280,33 @@ class ModelReader {
     return x_model;
   }
 
-  Status refuse_other_types() {
-    static const std::vector<std::string> known = {
-        "gpt2",      "gpt_neox",  "opt",    "bloom",       "llama",       "mistral",
-        "qwen2",     "qwen3",     "phi3",   "nemotron",    "mpt",         "mixtral",
-        "qwen2_moe", "qwen3_moe", "grok-1", "llama4_text", "deepseek_v2", "deepseek_v3",
-        "gpt_oss",   "bert",      "t5",     "marian",      "nemotron_h",  "granitemoehybrid",
-        "bamba"};
-    if (x_reader.failed()) return x_reader.status();
-    if (std::find(known.begin(), known.end(), x_model.type) != known.end()) {
-      return refuse_experts(known);
+  /// Keys of the type that state what is not modelled.
+  void refuse_keys() {
+    for (const auto& [key, meaning] : x_config.type.refused) {
+      const Json* value = x_reader.take(key);
+      if (value == nullptr || *value == Json(0) || *value == Json(false)) continue;
+      x_reader.fail(key,
+                    "found " + describe(*value) + ": " + *meaning.string() + " is not modelled",
+                    ErrorKind::kUnsupported);
     }
-    std::string text = "found \"" + x_model.type + "\", expected one of " + list_of(known);
-    const std::string near = nearest_name(x_model.type, known);
-    if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
-    x_reader.fail("model_type", text);
-    return x_reader.finish();
-  }
-
-  static std::string list_of(const std::vector<std::string>& names) {
-    std::string out;
-    for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
-    return out;
   }
 
   /// Of types that have none.
-  Status refuse_experts(const std::vector<std::string>& known) {
-    if (has_experts(x_json, x_model.type)) return ok_status();
+  Status refuse_experts() {
+    if (!x_config.type.experts.is_null()) return ok_status();
     for (const char* key : kExpertCounts) {
       const Json* experts = x_json.find(key);
       if (experts != nullptr && experts->number() > 1) {
-        std::vector<std::string> with;
-        const Json one = Json::Object{{key, *experts}};
-        std::copy_if(known.begin(), known.end(), std::back_inserter(with),
-                     [&one](const std::string& type) { return has_experts(one, type); });
         return unsupported(x_reader.source() + ": " + x_reader.pointer(key) + ": " + x_model.type +
-                           " models with experts are not modelled yet; expected " + "model_type " +
-                           list_of(with));
+                           " models with experts are not modelled; expected a model_type that has "
+                           "them, such as mixtral or qwen3_moe");
       }
       x_reader.ignore(key);
     }
     return ok_status();
   }
 
-  /// What each family fixes in its code rather than in its file.
-  void set_type_defaults() {
-    Model& m = x_model;
-    const std::string& type = m.type;
-    const bool bert = type == "bert";
-    const bool marian = type == "marian";
-    const bool classic =
-        type == "gpt2" || type == "gpt_neox" || type == "opt" || type == "bloom" || bert || marian;
-    if (classic || type == "mpt" || type == "nemotron") m.norm = Norm::kLayerNorm;
-    m.norm_bias = classic || type == "nemotron";
-    if (classic) m.qkv_bias = m.projection_bias = m.mlp_bias = true;
-    m.activation = classic || type == "mpt" ? Activation::kGelu : Activation::kSwiglu;
-    if (type.starts_with("nemotron")) m.activation = Activation::kRelu2;
-    if (type == "nemotron_h") m.position = Position::kNone;
-    if (type == "opt") m.activation = Activation::kRelu;
-    if (type == "gpt2" || type == "opt" || bert) m.position = Position::kLearned;
-    if (type == "bloom" || type == "mpt") m.position = Position::kAlibi;
-    m.tied_embeddings = type == "gpt2" || type == "opt" || type == "bloom" || type == "mpt" || bert;
-    if (type == "t5" || marian) {
-      m.position = Position::kLearned;  // of which no row stands in a table
-      m.tied_embeddings = true;
-    }
-    m.bidirectional = bert;
-    m.parallel_residual = type == "gpt_neox";
-    m.embedding_norm = type == "bloom" || bert;
-    m.qkv_bias = m.qkv_bias || type.starts_with("qwen2") || type == "gpt_oss";
-    m.projection_bias = m.projection_bias || type == "gpt_oss";
-    m.qk_norm = type == "qwen3" || type == "qwen3_moe" || type == "llama4_text";
-    if (type == "llama4_text") m.attention_chunk = 8192;
-    if (type == "grok-1") {
-      m.tied_embeddings = true;
-      m.notes.left_out = {"norms behind attention and experts",
-                          "gelu in the gate of experts, which is taken as silu"};
-    }
-  }
-
-  /// The spelling of `native` that this file uses.
-  std::string key(const char* native) {
-    for (const Spelling& spelling : kSpellings) {
-      if (std::string_view(spelling.native) != native) continue;
-      for (const char* other : spelling.others) {
-        if (other != nullptr && x_json.find(native) == nullptr && x_json.find(other) != nullptr) {
-          return other;
-        }
-      }
-    }
-    return native;
-  }
+  std::string key(const char* native) const { return key_of(x_json, x_config.type, native); }
 
   void size(const char* native, std::int64_t& out, bool required) {
     const std::string name = key(native);
@@ -232,19 +321,20 @@ class ModelReader {
     size("num_attention_heads", m.heads, true);
     size("vocab_size", m.vocabulary, true);
     m.kv_heads = m.heads;
-    x_reader.read("num_key_value_heads", m.kv_heads, JsonReader::IntRange{1, kMost});
+    size("num_key_value_heads", m.kv_heads, false);
     m.head_dim = m.heads > 0 ? m.hidden / m.heads : 0;
-    x_reader.read("head_dim", m.head_dim, JsonReader::IntRange{1, kMost});
+    size("head_dim", m.head_dim, false);
     m.intermediate = 4 * m.hidden;
     size("intermediate_size", m.intermediate, m.type == "llama" || m.type == "mistral");
+    if (is("intermediate_halves")) m.intermediate /= 2;
     std::int64_t positions = 0;
-    const bool pair = is_encoder_decoder_type(m.type);
+    const bool pair = is("encoder_decoder");
     size("max_position_embeddings", positions, m.position == Position::kLearned && !pair);
-    if (pair) positions = 0;
-    // OPT's table has two more rows than positions (its padding offset).
-    if (m.position == Position::kLearned) m.positions = positions + (m.type == "opt" ? 2 : 0);
-    if (m.type == "bert") read_bert();
-    if (is_encoder_decoder_type(m.type)) read_encoder_decoder(x_reader, m);
+    if (m.position == Position::kLearned && !pair) {
+      m.positions = positions + number_of("more_positions");
+    }
+    if (is("segments")) read_segments();
+    if (pair) read_encoder_decoder(x_reader, m);
     x_reader.read("sliding_window", m.sliding_window, JsonReader::IntRange{1, kMost});
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;
@@ -252,29 +342,57 @@ class ModelReader {
     const Json* chunk = x_json.find("attention_chunk_size");
     if (chunk != nullptr && chunk->is_null()) m.attention_chunk = 0;
     x_reader.read("attention_chunk_size", m.attention_chunk, JsonReader::IntRange{1, kMost});
-    if (!is_hybrid_type(m.type)) read_layer_types();
+    if (!is("mixers")) read_layer_types();
   }
 
   /// The table of segments lies behind that of positions; `max_predictions_per_seq` is the key of
   /// BERT's own pre-training scripts.
-  void read_bert() {
+  void read_segments() {
     std::int64_t segments = 2;
     x_reader.read("type_vocab_size", segments, JsonReader::IntRange{0, kMost});
     x_model.positions += segments;
     x_reader.read("max_predictions_per_seq", x_model.masked, JsonReader::IntRange{0, kMost});
   }
 
-  /// Which layers have the window; without a list all of them.
+  /// Which layers have the window: as `layer_types` lists them, as a pattern says, or all.
   void read_layer_types() {
-    const Json* types = x_reader.take("layer_types");
-    if (types == nullptr) return;
-    const Json::Array* list = types->array();
+    if (const Json* types = x_reader.take("layer_types")) {
+      x_reader.take("sliding_window_pattern");  // the same, as a period
+      return read_listed_types(*types);
+    }
+    std::vector<bool> full;  // of a period
+    if (const std::int64_t every = number_of("full_every"); every > 0) {
+      full.assign(static_cast<std::size_t>(every), false);
+      full.back() = true;
+    }
+    if (const Json* pattern = x_reader.take("sliding_window_pattern")) {
+      if (const std::string* letters = pattern->string()) {
+        full.clear();
+        for (const char letter : *letters) full.push_back(letter == 'G');
+      } else if (pattern->number() >= 1 && pattern->number() <= 4096) {
+        full.assign(static_cast<std::size_t>(pattern->number()), false);
+        full.back() = true;
+      } else {
+        x_reader.fail("sliding_window_pattern",
+                      "found " + describe(*pattern) + ", expected a period or letters L and G");
+      }
+    }
+    if (full.empty() || x_model.sliding_window == 0) return;
+    const std::int64_t layers = std::min<std::int64_t>(x_model.layers, 1 << 16);
+    for (std::int64_t l = 0; l < layers; ++l) {
+      x_model.full_attention.push_back(full[static_cast<std::size_t>(l) % full.size()]);
+    }
+  }
+
+  void read_listed_types(const Json& types) {
+    const Json::Array* list = types.array();
     bool good = list != nullptr && static_cast<std::int64_t>(list->size()) == x_model.layers;
     for (std::size_t l = 0; good && l < list->size(); ++l) {
       const std::string* type = (*list)[l].string();
       good = type != nullptr && (*type == "full_attention" || *type == "sliding_attention" ||
-                                 *type == "chunked_attention");
-      if (good) x_model.full_attention.push_back(*type == "full_attention");
+                                 *type == "chunked_attention" || *type == "attention");
+      const bool full = good && (*type == "full_attention" || *type == "attention");
+      if (good) x_model.full_attention.push_back(full);
     }
     if (!good) {
       x_reader.fail("layer_types",
@@ -289,31 +407,29 @@ class ModelReader {
     x_reader.read("tie_word_embeddings", m.tied_embeddings);
     x_reader.read("use_parallel_residual", m.parallel_residual);
     read_branch_norms();
+    const bool ruled = std::find(x_config.known.begin(), x_config.known.end(), "attention_bias") !=
+                       x_config.known.end();
     bool attention_bias = false;
-    if (x_reader.has("attention_bias")) {
+    if (!ruled && x_reader.has("attention_bias")) {
       x_reader.read("attention_bias", attention_bias);
-      m.qkv_bias = m.projection_bias = attention_bias;
+      m.biases.qkv = m.biases.projection = attention_bias;
     }
-    x_reader.read("mlp_bias", m.mlp_bias);
-    x_reader.read("qkv_bias", m.qkv_bias);
+    x_reader.read("mlp_bias", m.biases.mlp);
+    x_reader.read("qkv_bias", m.biases.qkv);
+    x_reader.read("lm_head_bias", m.biases.head);
     x_reader.read("use_qk_norm", m.qk_norm);
-    if (m.type == "llama4_text" && m.qk_norm) {
-      m.notes.left_out.emplace_back(
-          "that norms of queries and keys have no weights, and layers without rotary positions "
-          "no such norms");
-    }
     x_reader.read(key("hidden_dropout"), m.hidden_dropout, JsonReader::Range{0, 1});
     x_reader.read(key("attention_dropout"), m.attention_dropout, JsonReader::Range{0, 1});
-    x_reader.ignore("activation_dropout");
     read_activation();
-    if (m.type == "opt") {
+    if (is("embedding_projection")) {
       std::int64_t width = m.hidden;
       x_reader.read("word_embed_proj_dim", width, JsonReader::IntRange{1, kMost});
       bool before = true;
       x_reader.read("do_layer_norm_before", before);
       if (width != m.hidden || !before) {
         x_reader.fail("word_embed_proj_dim",
-                      "OPT with an embedding projection or post-norm is not modelled yet",
+                      "an embedding projection or norms behind branches are not modelled for this "
+                      "type",
                       ErrorKind::kUnsupported);
       }
     }
@@ -322,7 +438,7 @@ class ModelReader {
   /// Falcon's key.
   void read_branch_norms() {
     constexpr const char* kKey = "num_ln_in_parallel_attn";
-    std::int64_t norms = 2;
+    std::int64_t norms = x_model.shared_norm ? 1 : 2;
     x_reader.read(kKey, norms, JsonReader::IntRange{1, 2});
     x_model.shared_norm = norms == 1;
     if (norms == 1 && !x_model.parallel_residual) {
@@ -332,18 +448,24 @@ class ModelReader {
 
   void read_activation() {
     static const std::vector<std::string> names = {
-        "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "silu", "relu", "relu2"};
+        "gelu",  "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python", "quick_gelu", "silu",
+        "swish", "relu",     "relu2",     "squared_relu"};
     int index = -1;
     x_reader.read_choice(key("hidden_act"), index, names);
     if (index < 0) return;
-    const bool gated = x_model.type == "grok-1";
-    if (index <= 3) x_model.activation = gated ? Activation::kSwiglu : Activation::kGelu;
-    if (index == 4) x_model.activation = Activation::kSwiglu;
-    if (index == 5) x_model.activation = Activation::kRelu;
-    if (index == 6) x_model.activation = Activation::kRelu2;
+    constexpr int kGelus = 6;
+    constexpr int kSilus = 8;
+    Activation& a = x_model.activation;
+    if (index < kGelus) {
+      a = is("gated") ? Activation::kGeglu : Activation::kGelu;
+    } else if (index < kSilus) {
+      a = Activation::kSwiglu;
+    } else {
+      a = index == kSilus ? Activation::kRelu : Activation::kRelu2;
+    }
   }
 
-  void read_mpt() {
+  void read_attn_config() {
     Model& m = x_model;
     double ratio = 4;
     x_reader.read("expansion_ratio", ratio, JsonReader::Range{1e-3, 1e3});
@@ -352,7 +474,7 @@ class ModelReader {
     }
     bool no_bias = true;
     x_reader.read("no_bias", no_bias);
-    m.qkv_bias = m.projection_bias = m.mlp_bias = m.norm_bias = !no_bias;
+    m.biases.qkv = m.biases.projection = m.biases.mlp = m.biases.norm = !no_bias;
     if (const Json* attention = x_reader.take("attn_config")) {
       JsonReader reader(*attention, x_reader.source(), x_reader.pointer("attn_config"));
       reader.read("kv_n_heads", m.kv_heads, JsonReader::IntRange{1, kMost});
@@ -395,15 +517,67 @@ class ModelReader {
     }
   }
 
+  const Config& x_config;
   const Json& x_json;
   JsonReader x_reader;
   Model x_model;
+  std::vector<std::string> x_forms;  ///< traits that have readers of their own
 };
+
+Status refuse_type(const std::string& type, JsonReader& reader) {
+  const std::vector<std::string> known = model_type_names();
+  std::string text = "found \"" + type + "\", which is none of the " +
+                     std::to_string(known.size()) + " types of configs/model_types";
+  const std::string near = nearest_name(type, known);
+  if (!near.empty()) text += " (did you mean \"" + near + "\"?)";
+  text += "; docs/reference/model-types.md says how to add one";
+  reader.fail("model_type", text);
+  return reader.status();
+}
+
+/// The type of the text part, or of the whole file where that has none of its own.
+Result<std::string> type_of(const Json& whole, const Json& part, const std::string& source,
+                            const std::string& pointer) {
+  JsonReader reader(part, source, pointer);
+  std::string type;
+  reader.read("model_type", type);
+  std::string outer;
+  if (&whole != &part) {
+    JsonReader outside(whole, source, "");
+    outside.read("model_type", outer);
+    if (!is_model_type(type) && is_model_type(outer)) return outer;
+  }
+  if (type.empty()) reader.require("model_type", "a model type such as \"llama\"");
+  FT_TRY(reader.status());
+  if (!is_model_type(type)) FT_TRY(refuse_type(type, reader));
+  return type;
+}
 
 }  // namespace
 
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer) {
-  return ModelReader(json, source, pointer).run();
+  Config config{json, pointer, {}, {}, is_published(json)};
+  if (json.object() != nullptr && json.find("layers") == nullptr) {
+    const char* key = nullptr;
+    const Json* part = text_part(json, key);
+    const std::string place = part == nullptr ? pointer : pointer + "/" + key;
+    FT_ASSIGN(const std::string type, type_of(json, part == nullptr ? json : *part, source, place));
+    FT_ASSIGN(config.type, load_model_type(type));
+    if (part != nullptr) {
+      config.json = *part;
+      config.pointer = place;
+      config.published = true;
+      config.json.set("model_type", Json(type));
+      for (const char* outer : {"tie_word_embeddings", "name"}) {
+        const Json* value = json.find(outer);
+        if (value != nullptr && part->find(outer) == nullptr) config.json.set(outer, *value);
+      }
+      config.type.left_out.push_back("parts beside " + std::string(key));
+    }
+    count_listed_layers(config.json, config.type);
+    apply_rules(config);
+  }
+  return ModelReader(config, source).run();
 }
 
 }  // namespace foretrain

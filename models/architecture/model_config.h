@@ -5,6 +5,7 @@
 #include <string>
 
 #include "models/architecture/model.h"
+#include "models/architecture/model_type.h"
 #include "sim/base/json.h"
 
 namespace foretrain {
@@ -13,28 +14,27 @@ namespace foretrain {
 inline constexpr JsonReader::IntRange kConfigSize{1, 1'000'000'000};
 
 /// How hub files call the number of experts.
-inline constexpr std::array kExpertCounts = {"num_experts", "num_local_experts",
-                                             "n_routed_experts"};
+inline constexpr std::array kExpertCounts = {"num_experts", "num_local_experts", "n_routed_experts",
+                                             "moe_num_experts"};
 
-/// Whether a model of this `model_type` has experts: always, or where a gpt2's file gives it more
-/// than one, as those of DeepSpeed-MoE have them.
-bool has_experts(const Json& json, const std::string& type);
+/// The name by which a file has the key `native`; `native` itself where it has not.
+std::string key_of(const Json& json, const ModelType& type, const std::string& native);
 
-/// Reads what such a model has beside the keys of all: experts, and latent attention where the file
-/// states its ranks.
-void read_sparse(const Json& json, JsonReader& reader, Model& model);
+/// Whether a model has experts: its type may, and the file gives it more than none.
+bool has_experts(const Json& json, const ModelType& type);
 
-/// Whether layers of this type have mixers of several kinds, as the file lists them.
-bool is_hybrid_type(const std::string& type);
+/// Reads the experts of such a model.
+void read_sparse(const Json& json, const ModelType& type, JsonReader& reader, Model& model);
 
-/// Reads what such a model has beside the keys of all and its experts: the state space and the kind
-/// of every layer.
-void read_hybrid(const Json& json, JsonReader& reader, Model& model);
+/// Reads latent attention, where the file states its ranks.
+void read_latent(const Json& json, JsonReader& reader, Model& model);
 
-/// Whether models of this type have an encoder and a decoder.
-bool is_encoder_decoder_type(const std::string& type);
+/// Reads the state space of a model whose layers have mixers of several kinds, and the kind of
+/// every layer; `one_sublayer`: a layer is a mixer or a feed-forward.
+void read_hybrid(const Json& json, const ModelType& type, bool one_sublayer, JsonReader& reader,
+                 Model& model);
 
-/// Reads what such a model has beside the keys of all, of which `model` holds the encoder's.
+/// Reads what an encoder-decoder has beside the keys of all, of which `model` holds the encoder's.
 void read_encoder_decoder(JsonReader& reader, Model& model);
 
 }  // namespace foretrain

@@ -6,56 +6,40 @@
 namespace foretrain {
 namespace {
 
-/// What the code of a type with experts fixes rather than its file.
-struct SparseType {
-  const char* name;
+/// What a type fixes of its experts: `experts` of its file.
+struct ExpertForm {
   bool one_width = false;      ///< an expert is as wide as `intermediate_size` says
   bool always_shared = false;  ///< one expert more, which all tokens share
+  bool shared_gate = false, router_bias = false, bias = false;
+  bool groups = false;    ///< a file without them has 8 groups, of which a token reaches 4
+  bool optional = false;  ///< only files that state their number have experts
 };
-constexpr SparseType kTypes[] = {{"gpt2", true},
-                                 {"mixtral", true},
-                                 {"gpt_oss", true},
-                                 {"grok-1", true},
-                                 {"qwen2_moe"},
-                                 {"qwen3_moe"},
-                                 {"deepseek_v2"},
-                                 {"deepseek_v3"},
-                                 {"llama4_text", true, true},
-                                 {"nemotron_h"},
-                                 {"granitemoehybrid", true}};
 
-const SparseType* sparse_type(const std::string& name) {
-  const auto* found = std::find_if(std::begin(kTypes), std::end(kTypes),
-                                   [&name](const SparseType& type) { return name == type.name; });
-  return found == std::end(kTypes) ? nullptr : found;
+ExpertForm form_of(const ModelType& type, JsonReader& errors) {
+  ExpertForm out;
+  JsonReader reader(type.experts, "model_types/" + type.name + ".json", "/experts");
+  const std::pair<const char*, bool*> switches[] = {{"one_width", &out.one_width},
+                                                    {"always_shared", &out.always_shared},
+                                                    {"shared_gate", &out.shared_gate},
+                                                    {"router_bias", &out.router_bias},
+                                                    {"bias", &out.bias},
+                                                    {"groups", &out.groups},
+                                                    {"optional", &out.optional}};
+  for (const auto& [name, value] : switches) reader.read(name, *value);
+  errors.adopt(reader.finish());
+  return out;
 }
-
-/// Keys of hub files that choose among experts or weigh losses, but cost nothing.
-constexpr std::array kRouting = {"norm_topk_prob",
-                                 "scoring_func",
-                                 "topk_method",
-                                 "routed_scaling_factor",
-                                 "aux_loss_alpha",
-                                 "seq_aux",
-                                 "ep_size",
-                                 "router_aux_loss_coef",
-                                 "router_jitter_noise",
-                                 "output_router_logits",
-                                 "rope_interleave",
-                                 "experts_per_token",
-                                 "swiglu_limit",
-                                 "initial_context_length"};
 
 /// Routing limited to groups of experts. Without the keys deepseek_v3 has 8 groups, 4 of which a
 /// token reaches: the defaults of Hugging Face's configuration class.
-void read_groups(const Json& json, JsonReader& reader, const std::string& type, Experts& e) {
+void read_groups(const Json& json, JsonReader& reader, bool by_default, Experts& e) {
   const auto given = [&](const char* key) {
     const Json* value = json.find(key);
     if (value != nullptr && value->is_null()) reader.ignore(key);
     return value != nullptr && !value->is_null();
   };
   const bool stated = given("n_group");
-  if (!stated && type == "deepseek_v3" && e.count % 8 == 0) {
+  if (!stated && by_default && e.count % 8 == 0) {
     e.groups = 8;
     e.group_top_k = 4;
   }
@@ -100,54 +84,69 @@ void read_layers(JsonReader& reader, Model& m) {
   }
 }
 
-void read_experts(const Json& json, JsonReader& reader, Model& m) {
+/// Where experts stand among the layers.
+void read_places(const Json& json, const ModelType& type, JsonReader& reader, Model& m) {
   Experts& e = m.experts;
-  const char* key = kExpertCounts.back();
-  for (const char* name : kExpertCounts) {
-    if (json.find(name) != nullptr) key = name;
-  }
-  reader.require(key, "a number of experts");
-  reader.read(key, e.count, JsonReader::IntRange{1, 1 << 16});
-  reader.require("num_experts_per_tok", "the experts of a token");
-  reader.read("num_experts_per_tok", e.top_k, kConfigSize);
+  reader.read(key_of(json, type, "first_k_dense_replace"), e.first_dense,
+              JsonReader::IntRange{0, kConfigSize.high});
+  reader.read(key_of(json, type, "decoder_sparse_step"), e.step, kConfigSize);
+  reader.read("num_nextn_predict_layers", m.predict_layers, JsonReader::IntRange{0, 1 << 10});
+  read_layers(reader, m);
+}
+
+}  // namespace
+
+bool has_experts(const Json& json, const ModelType& type) {
+  if (type.experts.is_null()) return false;
+  const Json* optional = type.experts.find("optional");
+  const Json* count = json.find(key_of(json, type, "num_experts"));
+  if (optional == nullptr || !(*optional == Json(true))) return true;
+  return count != nullptr && !count->is_null() && !(*count == Json(0));
+}
+
+void read_sparse(const Json& json, const ModelType& type, JsonReader& reader, Model& m) {
+  const ExpertForm form = form_of(type, reader);
+  Experts& e = m.experts;
+  const std::string count = key_of(json, type, "num_experts");
+  reader.require(count, "a number of experts");
+  reader.read(count, e.count, JsonReader::IntRange{1, 1 << 16});
+  const std::string chosen = key_of(json, type, "num_experts_per_tok");
+  reader.require(chosen, "the experts of a token");
+  reader.read(chosen, e.top_k, kConfigSize);
   e.width = m.intermediate;
-  e.router_bias = m.attention_sinks = m.type == "gpt_oss";
-  e.bias = e.router_bias || m.mlp_bias;
-  const SparseType& type = *sparse_type(m.type);
-  if (!type.one_width) reader.require("moe_intermediate_size", "the width of an expert");
-  reader.read("moe_intermediate_size", e.width, kConfigSize);
+  e.router_bias = form.router_bias;
+  e.bias = form.bias || m.biases.mlp;
+  const std::string width = key_of(json, type, "moe_intermediate_size");
+  if (!form.one_width) reader.require(width, "the width of an expert");
+  reader.read(width, e.width, kConfigSize);
   reader.read("intermediate_size_mlp", m.intermediate, kConfigSize);
-  std::int64_t shared = type.always_shared ? 1 : 0;
-  reader.read("n_shared_experts", shared, JsonReader::IntRange{0, 1 << 16});
-  if (shared > 0 && m.type == "gpt2") {
+  std::int64_t shared = form.always_shared ? 1 : 0;
+  reader.read(key_of(json, type, "n_shared_experts"), shared, JsonReader::IntRange{0, 1 << 16});
+  e.shared_width = shared * e.width;
+  reader.read(key_of(json, type, "shared_expert_intermediate_size"), e.shared_width,
+              JsonReader::IntRange{0, kConfigSize.high});
+  e.shared_gate = form.shared_gate && e.shared_width > 0;
+  if (e.shared_width > 0 && e.bias) {
     reader.fail("n_shared_experts", "shared experts with biases are not modelled",
                 ErrorKind::kUnsupported);
   }
-  e.shared_width = shared * e.width;
-  for (const char* name : {"shared_expert_intermediate_size", "shared_intermediate_size",
-                           "moe_shared_expert_intermediate_size"}) {
-    reader.read(name, e.shared_width, JsonReader::IntRange{0, kConfigSize.high});
-  }
-  reader.read("first_k_dense_replace", e.first_dense, JsonReader::IntRange{0, kConfigSize.high});
-  for (const char* name : {"decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"}) {
-    reader.read(name, e.step, kConfigSize);
-  }
-  reader.read("num_nextn_predict_layers", m.predict_layers, JsonReader::IntRange{0, 1 << 10});
-  read_layers(reader, m);
+  read_places(json, type, reader, m);
   if (e.top_k > e.count) {
-    reader.fail("num_experts_per_tok",
-                std::to_string(e.top_k) + " experts of " + std::to_string(e.count));
+    reader.fail(chosen, std::to_string(e.top_k) + " experts of " + std::to_string(e.count));
     return;
   }
-  read_groups(json, reader, m.type, e);
+  read_groups(json, reader, form.groups, e);
 }
 
 void read_latent(const Json& json, JsonReader& reader, Model& m) {
+  if (const Json* stated = json.find("kv_lora_rank"); stated == nullptr || stated->is_null()) {
+    reader.require("kv_lora_rank", "the rank of keys and values");
+    return;
+  }
   LatentAttention& l = m.latent;
   const Json* rank = json.find("q_lora_rank");
   if (rank != nullptr && rank->is_null()) reader.ignore("q_lora_rank");
   if (rank != nullptr && !rank->is_null()) reader.read("q_lora_rank", l.q_rank, kConfigSize);
-  reader.require("kv_lora_rank", "the rank of keys and values");
   reader.read("kv_lora_rank", l.kv_rank, kConfigSize);
   l.nope = l.value = 128;
   l.rope = 64;
@@ -156,33 +155,6 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
   reader.read("v_head_dim", l.value, kConfigSize);
   m.head_dim = l.nope + l.rope;
   m.kv_heads = m.heads;
-}
-
-}  // namespace
-
-bool has_experts(const Json& json, const std::string& type) {
-  const bool by_key = type == "gpt2" || is_hybrid_type(type);
-  if (!by_key) return sparse_type(type) != nullptr;
-  const auto stated = [&](const char* key) {
-    const Json* count = json.find(key);
-    return count != nullptr && !(is_hybrid_type(type) && *count == Json(0));
-  };
-  return sparse_type(type) != nullptr &&
-         std::any_of(kExpertCounts.begin(), kExpertCounts.end(), stated);
-}
-
-void read_sparse(const Json& json, JsonReader& reader, Model& model) {
-  read_experts(json, reader, model);
-  if (model.type.starts_with("deepseek")) read_latent(json, reader, model);
-  if (model.type == "qwen2_moe") {
-    model.notes.left_out.emplace_back("the gate of the shared experts, a number for each token");
-  }
-  for (const char* key : kRouting) reader.ignore(key);
-  if (!model.gated() && model.activation != Activation::kRelu2 && model.type != "gpt2") {
-    reader.fail("hidden_act",
-                "experts of this activation are not modelled yet, but for silu and relu2",
-                ErrorKind::kUnsupported);
-  }
 }
 
 }  // namespace foretrain

@@ -217,8 +217,10 @@ class HeadWriter : EndWriter {
   void output_forward(SegmentWriter& w, const std::string& at, Prediction& p, const Ref& y,
                       const Ref& logits) {
     if (!x_grid) {
+      std::vector<View> reads = {y.view(), table().view()};
+      if (const Ref bias = weight("head.bias"); bias.valid()) reads.push_back(bias.view());
       w.compute(at + "head.output", forward_gemm(x_plan, x_tokens, x_vocabulary, x_hidden),
-                {y.view(), table().view()}, {logits.view()});
+                std::move(reads), {logits.view()});
       return;
     }
     if (x_grid->keeps()) {
@@ -237,6 +239,14 @@ class HeadWriter : EndWriter {
                          ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
                          : d_y;
     logits_gradient(w, at, p, d_logits);
+    if (const Ref bias = gradient("head.bias"); bias.valid()) {
+      std::vector<View> reads = {d_logits.view()};
+      std::vector<View> writes;
+      add_gradients(x_plan, {bias}, reads, writes);
+      w.compute(at + "head.bias_gradient",
+                kernel_of(KernelKind::kBiasGrad, x_tokens, x_vocabulary, x_branch),
+                std::move(reads), std::move(writes));
+    }
     if (x_plan.shares_vocabulary()) {
       shared_output_backward(w, p, d_logits, full, d_y);
       if (!x_at_end) return;

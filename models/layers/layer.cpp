@@ -142,7 +142,8 @@ class LayerWriter : LayerOps {
 
   void last_residual(SegmentWriter& w) {
     if (!x_model.parallel_residual) {
-      return residual(w, "mlp.residual", x_b.x2, x_b.down, x_down.bias, x_b.mask2, x_b.output);
+      const Ref branch = norm_after(w, "mlp", x_norm2, x_b.down);
+      return residual(w, "mlp.residual", x_b.x2, branch, x_down.bias, x_b.mask2, x_b.output);
     }
     if (!joins()) {
       w.compute("mlp.residual.branches", kernel(KernelKind::kAdd, x_rows, x_hidden),
@@ -222,7 +223,8 @@ class LayerWriter : LayerOps {
     }
     if (x_model.parallel_residual) return;
     const std::string name = mixer_names(x_layouts.kind).block + std::string(".residual");
-    residual(w, name.c_str(), x_b.input, x_b.attention_out, x_projection.bias, x_b.mask1, x_b.x2);
+    const Ref branch = norm_after(w, mixer_names(x_layouts.kind).block, x_norm1, x_b.attention_out);
+    residual(w, name.c_str(), x_b.input, branch, x_projection.bias, x_b.mask1, x_b.x2);
   }
 
   void quantize_mlp_input(SegmentWriter& w) {
@@ -274,7 +276,7 @@ class LayerWriter : LayerOps {
   bool stops_early(const SegmentWriter& w) const {
     const Ref& last = x_layouts.kind.feeds() ? x_b.mask2 : x_b.mask1;
     const bool drawn = last.valid() || (x_b.mask.valid() && x_again.layer);
-    const bool leaves = drawn || (x_grid && x_grid->keeps());
+    const bool leaves = drawn || (x_grid && x_grid->keeps()) || x_model.norms.after;
     return x_again.early_stop && w.phase == Phase::kRecompute && !x_moe && !leaves;
   }
 
@@ -357,7 +359,8 @@ class LayerWriter : LayerOps {
   void backward_mixer(SegmentWriter& w, const MixerGradients& d) {
     const MixerNames names = mixer_names(x_layouts.kind);
     if (!joins()) {
-      backward_row(w, names.out, x_projection, d.out, x_b.mask1, x_b.context_x.kept, d.context);
+      const Ref d_out = norm_after_gradient(w, names.block, x_norm1, x_b.attention_out, d.out);
+      backward_row(w, names.out, x_projection, d_out, x_b.mask1, x_b.context_x.kept, d.context);
     }
     backward_core(w, d.context, d.qkv);
     Ref d_y1;
@@ -393,8 +396,9 @@ class LayerWriter : LayerOps {
 
   /// From the gradient of the residual stream to that of the branch's normed input.
   Ref backward_branch(SegmentWriter& w, const Ref& d_out, const Ref& d_act, const Ref& d_up) {
-    if (x_moe) return x_moe->backward(w, x_b.y2, x_b.y2_x, dropped(w, "moe", d_out, x_b.mask2));
-    if (!joins()) backward_row(w, "mlp.down", x_down, d_out, x_b.mask2, x_b.act_x.kept, d_act);
+    const Ref d = norm_after_gradient(w, "mlp", x_norm2, x_b.down, d_out);
+    if (x_moe) return x_moe->backward(w, x_b.y2, x_b.y2_x, dropped(w, "moe", d, x_b.mask2));
+    if (!joins()) backward_row(w, "mlp.down", x_down, d, x_b.mask2, x_b.act_x.kept, d_act);
     backward_activation(w, d_act, d_up);
     const Ref d_y2 = backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full,
                                      shares_input() ? Turn::kFirst : Turn::kAlone);

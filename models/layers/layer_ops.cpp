@@ -7,6 +7,17 @@
 
 namespace foretrain {
 
+/// What composed operations keep lives from a forward to a backward op: of no time, on no data.
+static void keep_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
+  if (!kept.valid()) return;
+  w.compute(name + ".keep", HostDelay{}, {}, {kept.view()}).category = Category::kHost;
+}
+
+static void let_go_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
+  if (!kept.valid()) return;
+  w.compute(name + ".release", HostDelay{}, {kept.part(0, 0)}, {}).category = Category::kHost;
+}
+
 void LayerOps::blocks_write_to(LayoutWriter& local) {
   x_quantizer.write_to(local);
   if (x_moe) x_moe->write_to(local, x_quantizer);
@@ -50,30 +61,47 @@ Ref LayerOps::cast_input_gradient(SegmentWriter& w, const std::string& name, con
   return wide;
 }
 
-void LayerOps::keep_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
-  if (!kept.valid()) return;
-  w.compute(name + ".keep", HostDelay{}, {}, {kept.view()}).category = Category::kHost;
-}
-
-void LayerOps::let_go_composed(SegmentWriter& w, const std::string& name, const Ref& kept) {
-  if (!kept.valid()) return;
-  w.compute(name + ".release", HostDelay{}, {kept.part(0, 0)}, {}).category = Category::kHost;
-}
-
 void LayerOps::forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
                             const Ref& out, const Ref& stats) {
+  if (!x_model.norms.before) return;
   if (x_grid) return x_grid->norm(w, name, norm, in, out, stats);
   w.compute(name, norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, false),
             norm_reads(in, norm), {out.view(), stats.view()});
   keep_composed(w, name, norm.composed);
 }
 
+Ref LayerOps::norm_after(SegmentWriter& w, const std::string& block, const BranchNorms& norms,
+                         const Ref& in) {
+  if (!x_model.norms.after) return in;
+  const Ref out = temporary(w, block + " after_norm out", in.count);
+  w.compute(block + ".after_norm",
+            norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, false),
+            norm_reads(in, norms.after), {out.view(), norms.after_stats.view()});
+  return out;
+}
+
+Ref LayerOps::norm_after_gradient(SegmentWriter& w, const std::string& block,
+                                  const BranchNorms& norms, const Ref& in, const Ref& d_out) {
+  const NormRefs& norm = norms.after;
+  if (!x_model.norms.after) return d_out;
+  const Ref d_in = scratch("d " + block + " before after_norm", in.count);
+  std::vector<View> reads = {d_out.view(), in.view(), norms.after_stats.view()};
+  if (norm.weight.valid()) reads.push_back(norm.weight.view());
+  std::vector<View> writes = {d_in.view()};
+  add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
+  w.compute(block + ".after_norm.gradient",
+            norm_kernel(x_model, x_rows, x_hidden, x_plan.precision.compute, true),
+            std::move(reads), std::move(writes));
+  return d_in;
+}
+
 void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
   if (x_mixers.mamba) return;
   if (x_model.qk_norm) {
     std::vector<View> reads = views_of(raw);
-    reads.push_back(weight("attention.q_norm.weight").view());
-    reads.push_back(weight("attention.k_norm.weight").view());
+    for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
+      if (const Ref own = weight(name); own.valid()) reads.push_back(own.view());
+    }
     w.compute("attention.qk_norm",
               kernel(KernelKind::kRmsNorm, x_tokens * (x_q_heads + x_kv_heads), x_model.head_dim),
               std::move(reads), {x_b.qkv.view()});
@@ -177,8 +205,14 @@ void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const No
                              const Ref& in, const Ref& stats, const Ref& d_out,
                              const Ref& d_residual, const Ref& d_in) {
   if (x_grid) return x_grid->norm_backward(w, name, norm, in, stats, d_out, d_residual, d_in);
-  std::vector<View> reads = {d_out.view(), in.view(), stats.view(), norm.weight.view(),
-                             d_residual.view()};
+  if (!x_model.norms.before) {
+    w.compute(name + ".sum", kernel(KernelKind::kAdd, x_rows, x_hidden),
+              {d_out.view(), d_residual.view()}, {d_in.view()});
+    return;
+  }
+  std::vector<View> reads = {d_out.view(), in.view(), stats.view()};
+  if (norm.weight.valid()) reads.push_back(norm.weight.view());
+  reads.push_back(d_residual.view());
   std::vector<View> writes = {d_in.view()};
   add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
   w.compute(name + ".gradient",
@@ -219,11 +253,12 @@ void LayerOps::backward_positions(SegmentWriter& w, const Ref& d_qkv) {
   std::vector<View> normed = views_of(raw_heads());
   normed.insert(normed.begin(), d_qkv.view());
   for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
-    normed.push_back(weight(name).view());
+    if (const Ref own = weight(name); own.valid()) normed.push_back(own.view());
   }
   std::vector<View> writes = {d_qkv.view()};
   // Every part of the heads adds to what the parts before gave.
-  if (x_part > 0 && x_plan.writes_fresh()) normed.insert(normed.end(), {q.view(), k.view()});
+  if (x_part > 0 && x_plan.writes_fresh() && q.valid())
+    normed.insert(normed.end(), {q.view(), k.view()});
   add_gradients(x_plan, {q, k}, normed, writes);
   w.compute(
       "attention.qk_norm_gradient",

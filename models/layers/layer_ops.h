@@ -31,12 +31,14 @@ class LayerOps : public LinearParts {
   Ref cast_input_gradient(SegmentWriter& w, const std::string& name, const Linear& l, const Ref& d,
                           const std::vector<Ref>& more);
 
-  /// What composed operations keep lives from a forward to a backward op: of no time, on no data.
-  static void keep_composed(SegmentWriter& w, const std::string& name, const Ref& kept);
-  static void let_go_composed(SegmentWriter& w, const std::string& name, const Ref& kept);
-
   void forward_norm(SegmentWriter& w, const char* name, const NormRefs& norm, const Ref& in,
                     const Ref& out, const Ref& stats);
+  /// What is added to the stream: what a branch gives, or with norms behind branches its norm.
+  Ref norm_after(SegmentWriter& w, const std::string& block, const BranchNorms& norms,
+                 const Ref& in);
+  /// From the gradient of that to the gradient of what the branch gives.
+  Ref norm_after_gradient(SegmentWriter& w, const std::string& block, const BranchNorms& norms,
+                          const Ref& in, const Ref& d_out);
   /// From what the linear gives, `raw`, to queries, keys and values as attention reads them.
   void forward_positions(SegmentWriter& w, std::vector<Ref> raw);
   void forward_core(SegmentWriter& w);

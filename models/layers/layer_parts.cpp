@@ -23,6 +23,8 @@ Recompute of_kind(Recompute again, LayerKind kind, bool latent) {
 
 }  // namespace
 
+static std::string suffix(bool recompute) { return recompute ? " recomputed" : ""; }
+
 /// Numbers that a norm keeps of a token.
 static std::int64_t norm_statistics(const Model& model) {
   return model.norm == Norm::kLayerNorm ? 2 : 1;
@@ -89,6 +91,8 @@ KernelKind activation_kind(Activation activation, bool backward) {
       return backward ? KernelKind::kGeluBackward : KernelKind::kGelu;
     case Activation::kSwiglu:
       return backward ? KernelKind::kSwigluBackward : KernelKind::kSwiglu;
+    case Activation::kGeglu:
+      return backward ? KernelKind::kGegluBackward : KernelKind::kGeglu;
     case Activation::kRelu:
       return backward ? KernelKind::kReluBackward : KernelKind::kRelu;
     case Activation::kRelu2:
@@ -150,8 +154,8 @@ void LayerParts::set_linears() {
   x_projection.number = 1;
   x_up.number = 2;
   x_down.number = 3;
-  x_norm1 = norm(mixer_names(x_layouts.kind).norm);
-  x_norm2 = norm("mlp.norm");
+  x_norm1 = {norm(mixer_names(x_layouts.kind).norm), norm("attention.after_norm"), {}};
+  x_norm2 = {norm("mlp.norm"), norm("mlp.after_norm"), {}};
 }
 
 Buffers LayerParts::declare(LayoutWriter& saved, LayoutWriter& local) {
@@ -201,10 +205,19 @@ void LayerParts::declare_mixer(Buffers& b, LayoutWriter& saved, LayoutWriter& lo
   const bool copied =
       x_plan.precision.keeps_copies() && !queries && !(x_model.shared_norm && reads_normed());
   const std::string name = mixer_names(x_layouts.kind).norm;
-  b.y1 = place.add(name + " out", normed_type(), flat(), copied || norm || casts_normed());
+  b.y1 = b.input;
+  if (x_model.norms.before) {
+    b.y1 = place.add(name + " out", normed_type(), flat(), copied || norm || casts_normed());
+  }
   b.y1_x = place.normed(name + " out quantized", b.y1, norm);
   b.y1_more = declare_more(place, name + " out quantized", x_qkv, b.y1);
-  b.stats1 = place.add(name + " statistics", DType::kFp32, x_rows * norm_statistics(x_model), norm);
+  const std::int64_t statistics = x_rows * norm_statistics(x_model);
+  if (x_model.norms.before) {
+    b.stats1 = place.add(name + " statistics", DType::kFp32, statistics, norm);
+  }
+  if (x_model.norms.after) {
+    x_norm1.after_stats = place.add("mixer after_norm statistics", DType::kFp32, statistics, whole);
+  }
   if (composes_norms()) {
     x_norm1.composed = place.add(name + " input in fp32", DType::kFp32, flat(), norm);
   }
@@ -262,15 +275,24 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
     b.y2 = b.y1;
     b.y2_x = b.y1_x;
   } else {
-    b.y2 = place.add("mlp.norm out", normed_type(), flat(),
-                     (low && !reads_normed()) || norm || casts_normed());
+    b.y2 = b.x2;
+    if (x_model.norms.before) {
+      b.y2 = place.add("mlp.norm out", normed_type(), flat(),
+                       (low && !reads_normed()) || norm || casts_normed());
+    }
     b.y2_x = {b.y2, b.y2};
     if (!x_moe || x_moe->shares()) {
       b.y2_x = place.normed("mlp.norm out quantized", b.y2, norm || starts_branch());
     }
     b.y2_more = declare_more(place, "mlp.norm out quantized", x_up, b.y2);
-    b.stats2 =
-        place.add("mlp.norm statistics", DType::kFp32, x_rows * norm_statistics(x_model), norm);
+    const std::int64_t statistics = x_rows * norm_statistics(x_model);
+    if (x_model.norms.before) {
+      b.stats2 = place.add("mlp.norm statistics", DType::kFp32, statistics, norm);
+    }
+    if (x_model.norms.after) {
+      x_norm2.after_stats =
+          place.add("mlp after_norm statistics", DType::kFp32, statistics, repeats_branch());
+    }
     if (composes_norms()) {
       x_norm2.composed = place.add("mlp.norm input in fp32", DType::kFp32, flat(), norm);
     }
@@ -314,9 +336,14 @@ void LayerParts::declare_partial(Buffers& b, LayoutWriter& saved, LayoutWriter& 
     if (projects) b.attention_part = temp("attention partial", type, full);
     if (x_layouts.kind.feeds()) b.down_part = temp("mlp partial", type, full, keeps_products());
   }
-  if (projects) b.attention_out = temp("attention out", type, flat(), keeps_projection());
-  if (x_layouts.kind.feeds())
-    b.down = temp("mlp out", type, flat(), keeps_scattered() || keeps_products());
+  if (projects) {
+    const bool read_again = x_model.norms.after && !x_again.layer;
+    b.attention_out = temp("attention out", type, flat(), keeps_projection() || read_again);
+  }
+  if (x_layouts.kind.feeds()) {
+    const bool read_again = x_model.norms.after && !repeats_branch();
+    b.down = temp("mlp out", type, flat(), keeps_scattered() || keeps_products() || read_again);
+  }
   if (!x_plan.sequence) {
     b.y1_full = b.y1_x.in;
     b.y2_full = b.y2_x.in;

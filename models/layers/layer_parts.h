@@ -59,6 +59,12 @@ Buffers rows_of(const Buffers& whole, std::int64_t i, std::int64_t parts);
 
 KernelKind activation_kind(Activation activation, bool backward);
 
+/// The norm before a branch, and the one behind it where there is one, with what it keeps.
+struct BranchNorms : NormRefs {
+  NormRefs after = {};
+  Ref after_stats = {};
+};
+
 /// What a mixer has beside two linears.
 struct MixerBlocks {
   std::optional<LatentBlock> latent;  ///< in place of one linear to queries, keys and values
@@ -84,7 +90,6 @@ class LayerParts {
   LayerParts(ProgramBuilder& builder, const Model& model, const Plan& plan,
              const LayerLayouts& layouts, bool recompute);
 
-  static std::string suffix(bool recompute) { return recompute ? " recomputed" : ""; }
   Ref weight(const std::string& name) const {
     return parameter_ref(x_layouts.parameters, name, kWeights, kShared);
   }
@@ -121,6 +126,8 @@ class LayerParts {
     const bool whole = x_again.layer && !x_again.operations && !x_again.keep_core;
     return whole || x_again.parts > 1;
   }
+  /// The feed-forward of a layer is computed again, to its end.
+  bool repeats_branch() const { return x_again.layer || x_again.mlp || x_again.moe; }
   /// What is scattered over tensor ranks is kept.
   bool keeps_scattered() const { return x_again.operations && x_plan.sequence; }
   bool keeps_projection() const { return keeps_scattered() || x_again.keep_projection; }
@@ -133,7 +140,8 @@ class LayerParts {
   /// it multiplies with the weight, in place of the input, thus 4 bytes an element more. A gated
   /// activation: the activated gate. Left out: that of experts, the last norm.
   bool composes_norms() const {
-    return x_plan.fusion == Fusion::kEager && x_model.norm == Norm::kRmsNorm && !x_grid;
+    return x_plan.fusion == Fusion::kEager && x_model.norm == Norm::kRmsNorm && !x_grid &&
+           x_model.norms.before;
   }
   bool composes_activation() const {
     const bool composed = x_plan.fusion == Fusion::kEager || x_plan.fusion == Fusion::kNorms;
@@ -171,7 +179,7 @@ class LayerParts {
   std::int64_t x_hidden;          ///< columns of the residual stream on this rank
   std::int64_t x_q_heads = 0, x_kv_heads = 0, x_qkv_width = 0;
   Linear x_qkv, x_projection, x_up, x_down;
-  NormRefs x_norm1, x_norm2;
+  BranchNorms x_norm1, x_norm2;  ///< of the mixer, of the feed-forward
   Quantizer x_quantizer;
   std::optional<TensorGrid> x_grid;  ///< of more than one rank
   std::optional<MoeBlock> x_moe;     ///< in place of the MLP

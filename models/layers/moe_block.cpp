@@ -72,6 +72,7 @@ MoeBlock::MoeBlock(ProgramBuilder& builder, const Model& model, const Plan& plan
   if (x_shared == 0) return;
   x_shared_up = matrix("moe.shared.up", raised(x_shared), model.hidden);
   x_shared_down = matrix("moe.shared.down", model.hidden, x_shared);
+  if (model.experts.shared_gate) x_gate.emplace(builder, model, plan, layouts);
 }
 
 bool MoeBlock::sorts() const {
@@ -131,6 +132,7 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
   x_s_up = place.add("shared expert up", type, x_tokens * raised(x_shared), shared);
   x_s_act = place.add("shared expert activation", type, x_tokens * x_shared, low || shared);
   x_s_activated = place.operand("shared expert activation quantized", x_s_act, shared);
+  if (x_gate) x_gate->declare(place, whole);
 }
 
 void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
@@ -246,7 +248,7 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
           x_quantizer->by_rows(up), x_up);
   activation(w);
   const bool last = masks() && way().steps.empty();
-  const Ref down = last ? x_results : temporary("expert output", x_sizes.worked() * h);
+  const Ref down = last ? x_masks.results : temporary("expert output", x_sizes.worked() * h);
   grouped(w, "moe.experts.down", {m, h, x_width, 1, false, true}, narrow, false, x_activated.in,
           x_quantizer->by_rows(narrow), down);
   const Ref results = padded(w, "moe.experts.unpad", down);
@@ -256,7 +258,7 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   }
   Ref back = results;
   if (const Way path = way(); !path.steps.empty()) {
-    back = masks() ? x_results : temporary("combined", path.rows.front() * h);
+    back = masks() ? x_masks.results : temporary("combined", path.rows.front() * h);
     from_experts(w, "moe.combine", {{results, back, h}});
   }
   if (masks()) return join(w, out);
@@ -273,13 +275,47 @@ void MoeBlock::shared_up(SegmentWriter& w, const LinearOperand& x) {
 }
 
 Ref MoeBlock::shared_down(SegmentWriter& w) {
-  const Ref full = temporary("shared expert output", x_tokens * x_model.hidden);
+  const Ref full = x_gate && !x_plan.sequence
+                       ? x_gate->results()
+                       : temporary("shared expert output", x_tokens * x_model.hidden);
   linear(w, "moe.shared.down", x_shared_down, x_tokens, x_s_activated.in, full);
   if (!x_plan.sequence) return full;
-  const Ref part = temporary("shared expert reduced", x_rows * x_model.hidden);
+  const Ref part =
+      x_gate ? x_gate->results() : temporary("shared expert reduced", x_rows * x_model.hidden);
   w.collective("moe.shared.reduce", over_tensor(CollectiveKind::kReduceScatter, full.count),
                {full.view()}, {part.view()});
   return part;
+}
+
+void SharedGate::declare(const Placer& place, bool again) {
+  const DType type = x_plan.precision.compute;
+  x_gate = place.add("shared expert gate", type, x_rows, again);
+  x_results = place.add("shared expert output", type, x_rows * x_model.hidden, again);
+}
+
+Ref SharedGate::forward(SegmentWriter& w, const Ref& in) {
+  w.compute("moe.shared.gate", forward_gemm(x_plan, x_rows, 1, x_model.hidden),
+            {in.view(), weight("moe.shared.gate").view()}, {x_gate.view()});
+  const Ref out = temporary("gated shared output", x_rows * x_model.hidden);
+  w.compute("moe.shared.weigh", kernel(KernelKind::kGateRows, x_rows, x_model.hidden),
+            {x_results.view(), x_gate.view()}, {out.view()});
+  return out;
+}
+
+Ref SharedGate::backward(SegmentWriter& w, const Ref& in, const Ref& d_out,
+                         std::vector<View>& d_inputs) {
+  const std::int64_t h = x_model.hidden;
+  const Ref d_shared = temporary("d shared output", x_rows * h);
+  const Ref d_gate = temporary("d shared gate", x_rows);
+  w.compute("moe.shared.weigh_gradient", kernel(KernelKind::kGateRowsBackward, x_rows, h),
+            {d_out.view(), x_results.view(), x_gate.view()}, {d_shared.view(), d_gate.view()});
+  write_weight_gradient(w, x_plan, "moe.shared.gate", weight_gradient_gemm(x_plan, x_rows, 1, h),
+                        d_gate, in, gradient("moe.shared.gate"));
+  const Ref d_in = temporary("d shared gate input", x_rows * h);
+  w.compute("moe.shared.gate.input_gradient", input_gradient_gemm(x_plan, x_rows, 1, h),
+            {d_gate.view(), weight("moe.shared.gate").view()}, {d_in.view()});
+  d_inputs.push_back(d_in.view());
+  return d_shared;
 }
 
 void MoeBlock::forward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out) {
@@ -303,6 +339,10 @@ void MoeBlock::forward(SegmentWriter& w, const Ref& in, const LinearOperand& x, 
     x_beside = [&] { shared = shared_down(w); };
     experts_forward(w, routed);
     run_waiting();
+  }
+  if (x_gate) {
+    x_gate->write_to(*x_local, *x_quantizer);
+    shared = x_gate->forward(w, in);
   }
   w.compute("moe.add", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
             {routed.view(), shared.view()}, {out.view()});
@@ -462,7 +502,13 @@ Ref MoeBlock::shared_down_backward(SegmentWriter& w, const Ref& d_out) {
 Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& d_out) {
   Ref d_shared_up;
   Ref d_shared;
-  const auto down = [&] { d_shared_up = shared_down_backward(w, d_out); };
+  std::vector<View> d_inputs;
+  Ref d_of_shared = d_out;
+  if (x_gate) {
+    x_gate->write_to(*x_local, *x_quantizer);
+    d_of_shared = x_gate->backward(w, in, d_out, d_inputs);
+  }
+  const auto down = [&] { d_shared_up = shared_down_backward(w, d_of_shared); };
   const auto up = [&] {
     d_shared = column_backward(w, "moe.shared.up", x_shared_up, d_shared_up, x.kept);
   };
@@ -479,6 +525,7 @@ Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const LinearOperand& x, 
   const Ref d_router = router_backward(w, in, d.probabilities);
   std::vector<View> reads = {d.tokens.view(), d_router.view()};
   if (d_shared.valid()) reads.push_back(d_shared.view());
+  reads.insert(reads.end(), d_inputs.begin(), d_inputs.end());
   w.compute("moe.input_gradient", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
             std::move(reads), {d.tokens.view()});
   return d.tokens;

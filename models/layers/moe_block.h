@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,25 @@ MoeSizes moe_sizes(const Model& model, const Plan& plan);
 
 /// Of the ranks of an expert group, those that a token goes to.
 FanOut fan_out(const Experts& experts);
+
+/// Shared experts' results times the sigmoid of a number for each token, as Qwen's have it.
+class SharedGate : public Block {
+ public:
+  SharedGate(ProgramBuilder& builder, const Model& model, const Plan& plan,
+             const LayerLayouts& layouts)
+      : Block(builder, model, plan, layouts) {}
+  void declare(const Placer& place, bool again);
+  /// Where the results stand, for the backward pass.
+  const Ref& results() const { return x_results; }
+  /// The results, weighed by the gate of `in`.
+  Ref forward(SegmentWriter& w, const Ref& in);
+  /// The gradient of the results; adds to that of the gate's weight, and puts that of `in` beside
+  /// others in `d_inputs`.
+  Ref backward(SegmentWriter& w, const Ref& in, const Ref& d_out, std::vector<View>& d_inputs);
+
+ private:
+  Ref x_gate, x_results;
+};
 
 class MoeBlock : public Block {
  public:
@@ -148,8 +168,12 @@ class MoeBlock : public Block {
   std::int64_t x_width, x_shared;
   Matrix x_router, x_shared_up, x_shared_down;
   Ref x_scores, x_map, x_input, x_probabilities, x_up, x_act, x_s_up, x_s_act;
-  Ref x_mask, x_weights, x_results, x_d_weights;  ///< of `masks`
-  Ref x_places;  ///< of gathered tokens: which of them an expert's row is
+  std::optional<SharedGate> x_gate;
+  struct Masks {
+    Ref mask, weights, results, d_weights;
+  };
+  Masks x_masks;  ///< of `masks`
+  Ref x_places;   ///< of gathered tokens: which of them an expert's row is
   LinearOperand x_in, x_activated, x_s_activated;  ///< as the linears read them
   std::function<void()> x_beside;                  ///< what the next exchange of tokens hides
 };

@@ -18,9 +18,9 @@ namespace foretrain {
 
 void MoeBlock::declare_masks(const Placer& place, bool again) {
   const DType type = x_plan.precision.compute;
-  x_mask = place.add("token mask", type, x_rows * x_sizes.sent, again);
-  x_weights = place.add("combine weights", type, x_rows * x_sizes.sent, again);
-  x_results = place.add("expert results", type, x_sizes.sent * x_model.hidden, again);
+  x_masks.mask = place.add("token mask", type, x_rows * x_sizes.sent, again);
+  x_masks.weights = place.add("combine weights", type, x_rows * x_sizes.sent, again);
+  x_masks.results = place.add("expert results", type, x_sizes.sent * x_model.hidden, again);
 }
 
 void MoeBlock::pick(SegmentWriter& w, const Ref& in, const Ref& tokens) {
@@ -33,31 +33,32 @@ void MoeBlock::pick(SegmentWriter& w, const Ref& in, const Ref& tokens) {
               {to.view()});
   };
   pass("moe.masks.weights", 4 * all, x_scores, wide);
-  pass("moe.masks.mask", 4 * all + 2 * all + narrow, wide, x_mask);
-  pass("moe.masks.cast", 4 * all + narrow, wide, x_weights);
+  pass("moe.masks.mask", 4 * all + 2 * all + narrow, wide, x_masks.mask);
+  pass("moe.masks.cast", 4 * all + narrow, wide, x_masks.weights);
   Gemm product{x_sizes.sent, x_model.hidden, x_rows};
   product.transpose_a = true;
   product.in = product.out = x_plan.precision.compute;
-  w.compute("moe.masks.pick", product, {x_mask.view(), in.view()}, {tokens.view()});
+  w.compute("moe.masks.pick", product, {x_masks.mask.view(), in.view()}, {tokens.view()});
 }
 
 void MoeBlock::join(SegmentWriter& w, const Ref& out) {
   Gemm product{x_rows, x_model.hidden, x_sizes.sent};
   product.in = product.out = x_plan.precision.compute;
-  w.compute("moe.masks.join", product, {x_weights.view(), x_results.view()}, {out.view()});
+  w.compute("moe.masks.join", product, {x_masks.weights.view(), x_masks.results.view()},
+            {out.view()});
 }
 
 void MoeBlock::join_gradient(SegmentWriter& w, const Ref& d_out, const Ref& d_results) {
-  x_d_weights = temporary("d combine weights", x_rows * x_sizes.sent);
+  x_masks.d_weights = temporary("d combine weights", x_rows * x_sizes.sent);
   Gemm of_weights{x_rows, x_sizes.sent, x_model.hidden, 1, false, true};
   Gemm of_results{x_sizes.sent, x_model.hidden, x_rows};
   of_results.transpose_a = true;
   for (Gemm* product : {&of_weights, &of_results}) {
     product->in = product->out = x_plan.precision.compute;
   }
-  w.compute("moe.masks.join_weight_gradient", of_weights, {d_out.view(), x_results.view()},
-            {x_d_weights.view()});
-  w.compute("moe.masks.join_gradient", of_results, {x_weights.view(), d_out.view()},
+  w.compute("moe.masks.join_weight_gradient", of_weights, {d_out.view(), x_masks.results.view()},
+            {x_masks.d_weights.view()});
+  w.compute("moe.masks.join_gradient", of_results, {x_masks.weights.view(), d_out.view()},
             {d_results.view()});
 }
 
@@ -67,12 +68,12 @@ MoeBlock::InputGradients MoeBlock::pick_gradient(SegmentWriter& w, const Ref& d_
   const Ref d_scores = temporary("d scores", x_rows * x_model.experts.count, DType::kFp32);
   Gemm product{x_rows, x_model.hidden, x_sizes.sent};
   product.in = product.out = x_plan.precision.compute;
-  w.compute("moe.masks.pick_gradient", product, {x_mask.view(), d_picked.view()},
+  w.compute("moe.masks.pick_gradient", product, {x_masks.mask.view(), d_picked.view()},
             {d_tokens.view()});
   // Cast to fp32, times the places, summed over them.
   const std::string name = "moe.masks.weights_gradient";
   const Bytes bytes = bytes_of(x_plan.precision.compute, all) + 3 * 4 * all;
-  w.compute(name, Opaque{name, bytes, 0, DType::kFp32, Memory::kDevice}, {x_d_weights.view()},
+  w.compute(name, Opaque{name, bytes, 0, DType::kFp32, Memory::kDevice}, {x_masks.d_weights.view()},
             {d_scores.view()});
   return {d_tokens, d_scores};
 }

@@ -162,7 +162,8 @@ Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DTy
 }
 
 std::vector<View> norm_reads(const Ref& input, const NormRefs& norm) {
-  std::vector<View> reads = {input.view(), norm.weight.view()};
+  std::vector<View> reads = {input.view()};
+  if (norm.weight.valid()) reads.push_back(norm.weight.view());
   if (norm.bias.valid()) reads.push_back(norm.bias.view());
   return reads;
 }

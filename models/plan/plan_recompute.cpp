@@ -121,10 +121,10 @@ std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan) {
   const bool other =
       model.has_experts() || model.is_latent() || model.is_hybrid() || plan.in_grid();
   if (again.keeps() && other) {
-    return Refusal{
-        "recompute/keep",
-        "is modelled for layers of attention and an MLP, without latent attention, in tensor_mode "
-        "1d"};
+    return Refusal{"recompute/keep",
+                   "is modelled for layers of attention and an MLP, without experts and latent "
+                   "attention, in tensor_mode "
+                   "1d"};
   }
   if (again.operations && !knows_operations(model, plan)) {
     return Refusal{"recompute",

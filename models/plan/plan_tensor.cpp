@@ -157,11 +157,12 @@ std::string_view name_of(TensorMode mode) {
   return kNames.at(static_cast<std::size_t>(mode));
 }
 
-/// Of models whose layers are not all attention and a feed-forward. Megatron Core gives every
-/// tensor rank whole heads and groups of a state space (ssm/mamba_mixer.py).
+/// Of models whose layers are not all attention and a feed-forward, each with a norm before it.
+/// Megatron Core gives every tensor rank whole heads and groups of a state space
+/// (ssm/mamba_mixer.py).
 static Refused refused_hybrid(const Model& m, const Plan& p) {
   const auto no = [](const char* place, const std::string& what) {
-    return Refusal{place, "layers of several mixers are not modelled with " + what,
+    return Refusal{place, "layers of this model's kinds are not modelled with " + what,
                    ErrorKind::kUnsupported};
   };
   if (p.in_grid()) return no("parallel/tensor_mode", "grids: set parallel.tensor_mode to 1d");
@@ -180,7 +181,7 @@ static Refused refused_hybrid(const Model& m, const Plan& p) {
 }
 
 std::optional<Refusal> refused_tensor(const Model& model, const Plan& plan) {
-  if (model.is_hybrid()) {
+  if (model.is_hybrid() || !model.norms.plain() || !model.norms.weights || model.biases.head) {
     if (Refused no = refused_hybrid(model, plan)) return no;
   }
   if (Refused no = plan.in_grid() ? refused_grid(model, plan) : refused_1d(model, plan)) return no;

@@ -118,6 +118,9 @@ class JsonReader {
   void ignore(std::string_view key);
   const std::vector<std::string>& ignored() const { return x_ignored; }
 
+  /// Keys of the object that nothing has read or ignored so far.
+  std::vector<std::string> unknown() const;
+
   /// Records an error about `key` unless there is one about it already.
   void fail(std::string_view key, const std::string& message, ErrorKind kind = ErrorKind::kInput);
   /// Records the errors of a nested reader, which names its own place.
@@ -134,7 +137,6 @@ class JsonReader {
   const Json* find(std::string_view key);
   void fail_value(std::string_view key, const std::string& expected, const std::string& hint = "");
   bool read_number(std::string_view key, double& out, const std::string& accepted);
-  bool read_integer(std::string_view key, std::int64_t& out, IntRange range);
 
   const Json& x_json;
   std::string x_source;

@@ -134,7 +134,7 @@ bool JsonReader::read(std::string_view key, double& out, Range range) {
   return true;
 }
 
-bool JsonReader::read_integer(std::string_view key, std::int64_t& out, IntRange range) {
+bool JsonReader::read(std::string_view key, std::int64_t& out, IntRange range) {
   const std::string accepted =
       "a whole number from " + std::to_string(range.low) + " to " + std::to_string(range.high);
   double value = 0;
@@ -151,13 +151,9 @@ bool JsonReader::read_integer(std::string_view key, std::int64_t& out, IntRange 
   return true;
 }
 
-bool JsonReader::read(std::string_view key, std::int64_t& out, IntRange range) {
-  return read_integer(key, out, range);
-}
-
 bool JsonReader::read(std::string_view key, std::int32_t& out, IntRange range) {
   std::int64_t wide = out;
-  const bool is = read_integer(key, wide, range);
+  const bool is = read(key, wide, range);
   out = static_cast<std::int32_t>(wide);
   return is;
 }
@@ -233,6 +229,15 @@ Status JsonReader::status() const {
   if (x_errors.empty()) return ok_status();
   Error out = x_errors.front();
   out.more.insert(out.more.end(), x_errors.begin() + 1, x_errors.end());
+  return out;
+}
+
+std::vector<std::string> JsonReader::unknown() const {
+  std::vector<std::string> out;
+  if (x_json.object() == nullptr) return out;
+  for (const auto& [key, value] : *x_json.object()) {
+    if (std::find(x_known.begin(), x_known.end(), key) == x_known.end()) out.push_back(key);
+  }
   return out;
 }
 

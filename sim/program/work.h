@@ -234,6 +234,10 @@ enum class KernelKind : std::uint8_t {
   kCausalConvBackward,
   kGatedNorm,  ///< RMS norm of y silu(z), of each of a token's groups
   kGatedNormBackward,
+  kGeglu,  ///< gelu of the gate times the other half
+  kGegluBackward,
+  kGateRows,  ///< rows times the sigmoid of a number each
+  kGateRowsBackward,
   kCount
 };
 

@@ -49,7 +49,7 @@ std::vector<DeviceCase> single_rank_cases() {
   Model llama = device_sized(small_llama());
   add("llama flash", llama, AttentionKernel::kFlash, 0);
   add("llama unfused dropout", llama, AttentionKernel::kUnfused, 0.1);
-  llama.qk_norm = llama.qkv_bias = true;
+  llama.qk_norm = llama.biases.qkv = true;
   llama.sliding_window = 37;
   add("llama window qk-norm flash dropout", llama, AttentionKernel::kFlash, 0.1);
   add("llama window qk-norm unfused", llama, AttentionKernel::kUnfused, 0);
@@ -59,7 +59,7 @@ std::vector<DeviceCase> single_rank_cases() {
     alibi.positions = 0;
     alibi.parallel_residual = true;
     alibi.shared_norm = activation == Activation::kRelu2;
-    alibi.norm_bias = false;
+    alibi.biases.norm = false;
     alibi.activation = activation;
     add("alibi flash", alibi, AttentionKernel::kFlash, 0);
     add("alibi unfused", alibi, AttentionKernel::kUnfused, 0);

@@ -75,7 +75,7 @@ void make_small(Rng& rng, Model& m) {
     m.activation = kinds[rng.below(3)];
   }
   m.norm = rng.below(2) == 0 ? Norm::kLayerNorm : Norm::kRmsNorm;
-  m.norm_bias = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
+  m.biases.norm = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ TEST(Gradients, Llama) {
   Model model = probed(small_llama());
   expect_derivatives(model, plan_of(model, AttentionKernel::kFlash, 0));
   model.qk_norm = true;
-  model.qkv_bias = true;
+  model.biases.qkv = true;
   model.sliding_window = 3;
   expect_derivatives(model, plan_of(model, AttentionKernel::kFlash, 0.1));
 }
@@ -129,7 +129,7 @@ TEST(Gradients, AlibiParallelBranchesOtherActivations) {
     model.positions = 0;
     model.parallel_residual = true;
     model.shared_norm = activation == Activation::kRelu2;
-    model.norm_bias = false;
+    model.biases.norm = false;
     model.activation = activation;
     const double dropout = model.shared_norm ? 0.1 : 0;
     expect_derivatives(model, plan_of(model, AttentionKernel::kUnfused, dropout));

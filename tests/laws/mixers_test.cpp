@@ -155,5 +155,41 @@ TEST(HybridLayers, ComputeAgainWhatARecomputedLayerDidNotKeep) {
   EXPECT_DOUBLE_EQ(flops_on_rank<Scan>(again), kept + 3 * flops_of(Work{once}));
 }
 
+// Every kind of block lowers to a Program that reads nothing before it is written, under every cut.
+TEST(Blocks, LowerUnderEveryCut) {
+  std::vector<Model> models;
+  const auto add = [&models](auto change, Model model) {
+    change(model);
+    models.push_back(model);
+  };
+  const Model llama = small_llama();
+  add([](Model& m) { m.norms.after = true; }, llama);
+  add([](Model& m) { m.norms.after = true, m.norms.before = false; }, llama);
+  add([](Model& m) { m.norms.weights = false; }, llama);
+  add([](Model& m) { m.biases.head = true; }, llama);
+  add([](Model& m) { m.activation = Activation::kGeglu; }, llama);
+  add([](Model& m) { m.position = Position::kNone; }, llama);
+  for (const HeadNorms heads : {HeadNorms::kEachHead, HeadNorms::kWidth, HeadNorms::kWeightless}) {
+    add([heads](Model& m) { m.qk_norm = true, m.norms.heads = heads; }, llama);
+  }
+  add([](Model& m) { m.experts.shared_gate = true; }, small_moe());
+  add([](Model& m) { m.norms.after = true, m.norms.before = false; }, small_moe());
+  add([](Model& m) { m.hybrid.layers[1] = {Mixer::kNone, FeedForward::kMlp}; }, small_hybrid(true));
+  for (const Model& model : models) {
+    for (const std::int64_t tensor : {1, 2}) {
+      for (const int variant : {0, 1, 2, 3}) {
+        Plan plan = small_plan(model, {tensor, variant == 2 ? 1 : 2, 1, 2}, 2);
+        plan.sequence = tensor > 1;
+        if (variant == 1) plan.recompute.layer = true;
+        if (variant == 2) plan.sharding = Sharding::kParameters;
+        if (variant == 3) plan.fused_accumulation = !plan.fused_accumulation;
+        const Workload workload = lower(model, plan);
+        const Status fault = verify(workload);
+        EXPECT_TRUE(fault.ok()) << fault.error().message;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -113,7 +113,7 @@ TEST(ParallelBranches, OneNormHasFewerParameters) {
     model.parallel_residual = true;
     const std::int64_t two = parameter_count(model);
     model.shared_norm = true;
-    const std::int64_t norm = model.hidden * (model.norm_bias ? 2 : 1);
+    const std::int64_t norm = model.hidden * (model.biases.norm ? 2 : 1);
     EXPECT_EQ(two - parameter_count(model), model.layers * norm);
   }
 }

@@ -22,7 +22,7 @@ Model small_gpt() {
   m.norm = Norm::kLayerNorm;
   m.activation = Activation::kGelu;
   m.position = Position::kLearned;
-  m.qkv_bias = m.projection_bias = m.mlp_bias = m.norm_bias = true;
+  m.biases.qkv = m.biases.projection = m.biases.mlp = m.biases.norm = true;
   return m;
 }
 
@@ -121,7 +121,7 @@ Model draw_model(Rng& rng) {
   m.qk_norm = rng.below(4) == 0;
   m.parallel_residual = rng.below(4) == 0;
   m.embedding_norm = rng.below(4) == 0;
-  m.norm_bias = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
+  m.biases.norm = m.norm == Norm::kLayerNorm && rng.below(2) == 0;
   if (rng.below(4) == 0) m.position = Position::kAlibi;
   if (m.position != Position::kLearned) m.positions = 0;
   if (rng.below(4) == 0) m.sliding_window = 8;

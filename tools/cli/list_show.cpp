@@ -46,6 +46,32 @@ void add_sparse(const Model& m, Json& out) {
   out.set("active_parameters", active_parameter_count(m));
 }
 
+/// "36 of mamba2 and experts": how many layers are of each kind, where there are several mixers.
+void add_kinds(const Model& m, Json& out) {
+  if (!m.norms.plain()) {
+    out.set("norms", m.norms.before ? "before and behind branches" : "behind branches");
+  }
+  if (!m.is_hybrid()) return;
+  static const char* const mixers[] = {"", "attention", "mamba2"};
+  static const char* const feed_forwards[] = {"", "mlp", "experts"};
+  Json kinds{Json::Object{}};
+  for (const LayersOfKind& of : m.kinds(false)) {
+    std::string name = mixers[static_cast<std::size_t>(of.kind.mixer)];
+    if (of.kind.mixes() && of.kind.feeds()) name += " and ";
+    name += feed_forwards[static_cast<std::size_t>(of.kind.feed_forward)];
+    kinds.set(name, of.layers);
+  }
+  out.set("layers", std::move(kinds));
+  if (!m.has_mixer(Mixer::kMamba2)) return;
+  const StateSpace& s = m.hybrid.state_space;
+  out.set("mamba_num_heads", s.heads);
+  out.set("mamba_head_dim", s.head_dim);
+  out.set("ssm_state_size", s.state);
+  out.set("mamba_groups", s.groups);
+  out.set("mamba_conv", s.taps);
+  out.set("mamba_chunk_size", s.chunk);
+}
+
 Json model_json(const Model& m) {
   Json out{Json::Object{}};
   out.set("name", m.name);
@@ -75,20 +101,22 @@ Json model_json(const Model& m) {
   out.set("learned_positions", m.positions);
   out.set("sliding_window", m.sliding_window);
   out.set("norm", m.norm == Norm::kLayerNorm ? "layer-norm" : "rms-norm");
-  static const char* const activations[] = {"gelu", "silu (gated)", "relu", "relu2"};
+  static const char* const activations[] = {"gelu", "silu (gated)", "relu", "relu2",
+                                            "gelu (gated)"};
   out.set("activation", activations[static_cast<std::size_t>(m.activation)]);
-  static const char* const positions[] = {"learned", "rope", "alibi"};
+  static const char* const positions[] = {"learned", "rope", "alibi", "none"};
   if (!m.is_encoder_decoder()) {
     out.set("position", positions[static_cast<std::size_t>(m.position)]);
   }
   out.set("tie_word_embeddings", m.tied_embeddings);
-  out.set("qkv_bias", m.qkv_bias);
-  out.set("projection_bias", m.projection_bias);
-  out.set("mlp_bias", m.mlp_bias);
-  out.set("norm_bias", m.norm_bias);
+  out.set("qkv_bias", m.biases.qkv);
+  out.set("projection_bias", m.biases.projection);
+  out.set("mlp_bias", m.biases.mlp);
+  out.set("norm_bias", m.biases.norm);
   out.set("qk_norm", m.qk_norm);
   out.set("use_parallel_residual", m.parallel_residual);
   if (m.parallel_residual) out.set("num_ln_in_parallel_attn", m.shared_norm ? 1 : 2);
+  add_kinds(m, out);
   out.set("parameters", parameter_count(m));
   add_sparse(m, out);
   return out;

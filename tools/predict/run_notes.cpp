@@ -24,6 +24,16 @@ void note_model(Run& run) {
   if (!ignored.empty()) {
     run.notes.push_back("of the model these keys do not matter here and were ignored: " + ignored);
   }
+  std::string unknown;
+  for (const std::string& key : run.model.notes.unknown) {
+    unknown += (unknown.empty() ? "" : ", ") + key;
+  }
+  if (!unknown.empty()) {
+    run.notes.push_back(
+        "keys of the model's file that are not known here, and not modelled if they "
+        "change its shapes: " +
+        unknown);
+  }
   for (const std::string& part : run.model.notes.left_out) {
     run.notes.push_back("left out of " + run.model.type + " models: " + part);
   }
