@@ -45,8 +45,8 @@ TEST(Accuracy, KorthikantiMemoryWithin5Percent) {
 // Table 4 of the zero-bubble paper, 8 to 32 A100 under 1f1b, interleaved-1f1b, zb-1p and zb-2p:
 // peak memory at a median of 5 %, steps of 7 %.
 TEST(Accuracy, ZeroBubbleRuns) {
-  const Result<std::vector<Row>> rows =
-      read_rows({std::string(FORETRAIN_TEST_DATA) + "/zero_bubble_runs.json"});
+  const Result<std::vector<Row>> rows = read_rows(
+      {std::string(FORETRAIN_SOURCE_DIR) + "/configs/published_systems/zero-bubble.json"});
   ASSERT_TRUE(rows.ok()) << rows.error().message;
   ASSERT_EQ(rows.value().size(), 20U);
   std::vector<double> memory;
