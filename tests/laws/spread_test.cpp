@@ -24,6 +24,7 @@ const std::vector<Exception>& exceptions() {
       {"hgx-h800", 1.25, "a rank sends 200 GB/s by NVLink and 50 by its NIC at once"},
       {"gb300-nvl72", 1.25, "NCCL takes NVLS for gathers in a rack where its rings carry more"},
       {"ascend-910b", 1.02, "a pair's one link is as fast as a NIC; efficiencies from memory"},
+      {"ascend-910a", 2.4, "PCIe joins the two groups of HCCS, each accelerator has a NIC"},
   };
   return all;
 }
