@@ -115,6 +115,14 @@ struct UnitContent {
 /// Where among the cut parameters of an end a tied table lies (models/units/tied.cpp).
 ElementRange tied_table(const ParameterLayouts& end);
 
+/// How a unit's parameters come.
+struct UnitGather {
+  SegmentId all;
+  SegmentId again;  ///< for backward passes, from the second copy; invalid: as forward
+  std::vector<std::int64_t> calls;  ///< elements of each of its all-gathers, if they may be apart
+  std::map<std::pair<std::int16_t, std::int16_t>, SegmentId> parts;  ///< calls [first, second)
+};
+
 /// Layouts and segments of the units of one shape; see models/units/units.cpp.
 struct UnitShape {
   Holders holders;
@@ -130,10 +138,10 @@ struct UnitShape {
   std::vector<ElementRange> partial;  ///< of it what they compute in parts
   ElementRange tied;                  ///< a table that another stage holds too
   LayoutId weights, gradients, shards, states;
-  SegmentId gather, reduce_first, reduce_next;
-  SegmentId copy_out;      ///< where gathered parameters are copied out of what they came in
-  SegmentId gather_again;  ///< for backward passes, from the second copy; invalid: as forward
-  Ref secondary;           ///< the rank's part of that copy, in a frame of `states`
+  UnitGather gather;
+  SegmentId reduce_first, reduce_next;
+  SegmentId copy_out;  ///< where gathered parameters are copied out of what they came in
+  Ref secondary;       ///< the rank's part of the second copy, in a frame of `states`
 };
 
 /// Of a unit's runs those that travel together: elements [begin, begin + count).
@@ -155,6 +163,7 @@ struct Unit {
   std::map<std::int32_t, FrameId> fresh;  ///< in place of gradients: by microbatch, until reduced
   FrameId reduced;                        ///< where the event of the last reduction is
   bool waited = false;                    ///< compute has waited for it
+  std::int16_t begun = 0;                 ///< all-gathers issued, where more are to come
 };
 
 /// What the host updates of a rank, or the device beside it: the formal frame of its gradients, of

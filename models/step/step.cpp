@@ -165,6 +165,8 @@ std::string form_text(const Task& task) {
       return task.form == kOverTensor ? "  over tensor ranks"
              : task.form == kOverTied ? "  of a tied table"
                                       : "  over the grid";
+    case TaskKind::kGather:
+      return task.form == 0 ? "" : "  up to call " + std::to_string(task.form);
     case TaskKind::kLayer: {
       std::string out;
       if ((task.form & kBlockFirst) != 0) out += "  first of a block";

@@ -116,6 +116,7 @@ inline constexpr std::int16_t kBlockFirst = 1;  ///< of layers that are computed
 inline constexpr std::int16_t kBlockLast = 2;   ///< both may be set
 inline constexpr std::int16_t kSliceHeads = 4;  ///< first blocks of slices, with `of`'s last ones
 inline constexpr std::int16_t kSliceBody = 8;   ///< those between the first and the last ones
+/// Form of kGather: n, the unit's all-gathers up to the n-th that are not issued yet; 0, all.
 /// Forms of kReduceParts; from kOverGrid on by group of the grid.
 inline constexpr std::int16_t kOverTensor = 0, kOverTied = 1, kOverGrid = 2;
 

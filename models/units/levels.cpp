@@ -17,9 +17,10 @@ constexpr std::int16_t kAcross = 2;  ///< buffer of a unit's weights: gathered a
 
 }  // namespace
 
-/// `part` is this rank's shard of `whole`.
+/// `part` is this rank's shard of `whole`; of the all-gathers, calls [first, second), 0: to the
+/// end.
 void gather_whole(Stage& stage, const UnitShape& shape, const View& part, const Ref& whole,
-                  Segment& segment) {
+                  std::pair<std::int16_t, std::int16_t> calls, Segment& segment) {
   const auto gather = [&](const char* name, const char* group, std::int64_t count, const View& from,
                           const View& to, std::vector<std::int64_t> runs = {}) {
     Collective work{CollectiveKind::kAllGather, stage.builder.group(group), count, whole.dtype,
@@ -31,7 +32,10 @@ void gather_whole(Stage& stage, const UnitShape& shape, const View& part, const 
     segment.ops.push_back(std::move(op));
   };
   if (!gathers_in_levels(stage, shape)) {
+    std::int16_t number = 0;
     for (const UnitRuns& runs : gathered_together(stage, shape)) {
+      ++number;
+      if (number <= calls.first || (calls.second > 0 && number > calls.second)) continue;
       View own = part;
       own.bytes = bytes_of(whole.dtype, runs.count / shape.holders.shards);
       own.offset += bytes_of(whole.dtype, runs.begin / shape.holders.shards);

@@ -126,7 +126,7 @@ void write_secondary(Stage& stage, UnitShape& shape, const Ref& whole, Segment& 
   gather.writes = {whole.view()};
   gather.records = EventRef{formal::kUnit, kGatheredUnit};
   again.ops.push_back(std::move(gather));
-  shape.gather_again = stage.builder.segment(std::move(again));
+  shape.gather.again = stage.builder.segment(std::move(again));
 }
 
 /// Sums `whole` over the ranks: this one's part into `part`.

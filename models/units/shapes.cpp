@@ -14,11 +14,13 @@ static bool copies_out(Stage& stage, const UnitShape& shape);
 static SegmentId write_copy_out(Stage& stage, const UnitShape& shape);
 static FrameLayout weights_layout(Stage& stage, const UnitShape& shape);
 static void write_shape(Stage& stage, UnitShape& shape, const std::vector<Piece>& pieces);
-static SegmentId write_gather(Stage& stage, UnitShape& shape);
+static SegmentId write_gather(Stage& stage, UnitShape& shape,
+                              std::pair<std::int16_t, std::int16_t> calls);
 static void sum_shared(Stage& stage, const UnitShape& shape, Segment& segment);
 static void sum_copies_of_unit(Stage& stage, const UnitShape& shape, const View& part,
                                std::int64_t count, Segment& segment);
 static Ref as_it_travels(Stage& stage, const UnitShape& shape, Ref whole, const PushOp& push);
+static void note_calls(Stage& stage, UnitShape& shape);
 static SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool first);
 
 namespace {
@@ -198,7 +200,8 @@ void write_shape(Stage& stage, UnitShape& shape, const std::vector<Piece>& piece
   }
   shape.states = stage.builder.layout(std::move(states));
 
-  shape.gather = write_gather(stage, shape);
+  shape.gather.all = write_gather(stage, shape, {0, 0});
+  note_calls(stage, shape);
   if (copies_out(stage, shape)) shape.copy_out = write_copy_out(stage, shape);
   shape.reduce_first = write_reduction(stage, shape, true);
   if (stage.plan.fresh_gradients() && stage.plan.microbatches() > 1) {
@@ -248,7 +251,8 @@ View own_shard(Stage& stage, std::int16_t frame, std::int16_t buffer, const Unit
 
 /// Formal frames: the whole weights, the states. The shard is cast where it is wider than what
 /// travels; ranks that share with nobody only cast.
-SegmentId write_gather(Stage& stage, UnitShape& shape) {
+SegmentId write_gather(Stage& stage, UnitShape& shape,
+                       std::pair<std::int16_t, std::int16_t> calls) {
   const DType type = stage.plan.precision.compute;
   const std::int64_t own = shape.elements / shape.holders.shards;
   const Ref whole{0, copies_out(stage, shape) ? kToCopyOut : kWhole, type, shape.elements};
@@ -276,7 +280,7 @@ SegmentId write_gather(Stage& stage, UnitShape& shape) {
                       kernel_of(KernelKind::kCast, 1, own, type), Phase::kForward);
     cast.reads = {part};
     cast.writes = {narrowed.view()};
-    segment.ops.push_back(std::move(cast));
+    if (calls.first == 0) segment.ops.push_back(std::move(cast));
     part = narrowed.view();
   }
   if (!alone && stage.plan.to_owners()) {
@@ -286,7 +290,7 @@ SegmentId write_gather(Stage& stage, UnitShape& shape) {
     const std::size_t first = segment.ops.size();
     gather_whole(stage, shape,
                  sharded_parameters(stage) ? part : own_shard(stage, 0, kWhole, shape, type), whole,
-                 segment);
+                 calls, segment);
     if (offloaded) {
       segment.ops[first - 1].records = EventRef{formal::kUnit, kFromHost};
       segment.ops[first].waits = {EventRef{formal::kUnit, kFromHost}};
@@ -294,8 +298,28 @@ SegmentId write_gather(Stage& stage, UnitShape& shape) {
   }
   if (shape.secondary.valid()) write_secondary(stage, shape, whole, segment);
   if (segment.ops.empty()) return SegmentId();
-  segment.ops.back().records = EventRef{formal::kUnit, kGatheredUnit};
+  if (calls.second == 0) segment.ops.back().records = EventRef{formal::kUnit, kGatheredUnit};
   return stage.builder.segment(std::move(segment));
+}
+
+/// The all-gathers that may be issued apart: those of parameters cut one by one, which lie on the
+/// device and travel in the compute type from all ranks at once.
+void note_calls(Stage& stage, UnitShape& shape) {
+  const bool plain = !shape.runs.empty() && stage.plan.shards_by_parameter() &&
+                     shard_memory(stage, shape) == Memory::kDevice &&
+                     !gathers_in_levels(stage, shape) && !gathers_narrow(stage, shape) &&
+                     !shape.secondary.valid();
+  if (!plain || shape.whole || shape.root) return;
+  for (const UnitRuns& runs : gathered_together(stage, shape))
+    shape.gather.calls.push_back(runs.count);
+}
+
+/// All-gathers [from, to) of a unit's gather; 0: to the end.
+SegmentId gather_part(Stage& stage, std::size_t shape, std::int16_t from, std::int16_t to) {
+  UnitShape& of = stage.holds.shapes[shape];
+  SegmentId& known = of.gather.parts[{from, to}];
+  if (!known.valid()) known = write_gather(stage, of, {from, to});
+  return known;
 }
 
 /// Gradients that every tensor rank holds but computed in part: their sum over tensor ranks.

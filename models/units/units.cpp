@@ -227,19 +227,23 @@ StreamWait zero_units(Stage& stage) {
 /// Gathers a unit's parameters for a pass.
 void open_unit(Stage& stage, Unit& unit, const Task& task) {
   const UnitShape& shape = stage.holds.shapes[unit.shape];
-  unit.weights = stage.builder.frame(shape.weights);
+  const bool parts = unit.begun > 0 || task.form > 0;
+  if (unit.begun == 0) unit.weights = stage.builder.frame(shape.weights);
   unit.waited = false;
-  const bool again = task.direction == Direction::kBackward && shape.gather_again.valid();
-  const SegmentId gather = again ? shape.gather_again : shape.gather;
+  const bool again = task.direction == Direction::kBackward && shape.gather.again.valid();
+  const SegmentId gather = parts   ? gather_part(stage, unit.shape, unit.begun, task.form)
+                           : again ? shape.gather.again
+                                   : shape.gather.all;
+  unit.begun = task.form;
   stage.builder.call(
       Call{gather, -1, -1, {unit.weights, unit.states}, waits_of(stage, task, gather)});
 }
 
 void gather_weights(Stage& stage, Unit& unit, StreamWait after) {
   const UnitShape& shape = stage.holds.shapes[unit.shape];
-  if (!stays_whole(stage.plan, shape) || !shape.gather.valid()) return;
-  Call call{shape.gather, -1, -1, {unit.weights, unit.states}, {}};
-  after.stream = stage.builder.program().segments[shape.gather.index()].ops.front().stream;
+  if (!stays_whole(stage.plan, shape) || !shape.gather.all.valid()) return;
+  Call call{shape.gather.all, -1, -1, {unit.weights, unit.states}, {}};
+  after.stream = stage.builder.program().segments[shape.gather.all.index()].ops.front().stream;
   call.waits.push_back(after);
   unit.waited = !stage.plan.overlap.parameter_gather;
   stage.builder.call(std::move(call));

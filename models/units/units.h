@@ -1,6 +1,8 @@
 // Sharded units: what they are, and how they are gathered and reduced (ZeRO-2, ZeRO-3, FSDP).
 #pragma once
 
+#include <utility>
+
 #include "models/stage.h"
 
 namespace foretrain {
@@ -20,6 +22,7 @@ FrameId gradients_of(Stage& stage, Unit& unit, std::int32_t mb);
 // models/units/shapes.cpp
 std::size_t shape_of(Stage& stage, UnitShape shape, const UnitContent& content);
 const std::vector<Piece>& pieces_of(Stage& stage, const UnitShape& shape);
+SegmentId gather_part(Stage& stage, std::size_t shape, std::int16_t from, std::int16_t to);
 void add_host_states(Stage& stage, FrameLayout& states, std::int64_t own);
 Op unit_op(Stage& stage, const char* stream, const char* name, Work work, Phase phase);
 View own_shard(Stage& stage, std::int16_t frame, std::int16_t buffer, const UnitShape& shape,
@@ -66,6 +69,6 @@ std::vector<UnitRuns> reduced_together(Stage& stage, const UnitShape& shape);
 
 // models/units/levels.cpp
 void gather_whole(Stage& stage, const UnitShape& shape, const View& part, const Ref& whole,
-                  Segment& segment);
+                  std::pair<std::int16_t, std::int16_t> calls, Segment& segment);
 
 }  // namespace foretrain

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "models/step/passes.h"
@@ -71,8 +72,8 @@ TEST(Step, PlainPlan) {
   EXPECT_EQ(count(step, TaskKind::kGather), 0);
 }
 
-// Every gather of a unit is let go of once. Where gradients of weights have passes of their own,
-// what is not resharded stays to the end of the step.
+// Every gather of a unit, which may come in parts, is let go of once. Where gradients of weights
+// have passes of their own, what is not resharded stays to the end of the step.
 TEST(Step, GathersAreReleased) {
   for (std::uint64_t seed = 0; seed < cases(200, 20); ++seed) {
     Rng rng(9400 + seed);
@@ -81,14 +82,20 @@ TEST(Step, GathersAreReleased) {
     for (std::int64_t stage = 0; stage < drawn.plan.pipeline; ++stage) {
       const StageStep step = step_of(drawn.model, drawn.plan, stage);
       std::set<std::pair<std::int32_t, std::int32_t>> there;
+      std::map<std::pair<std::int32_t, std::int32_t>, std::int16_t> begun;
       for (const TaskId id : step.order()) {
         const Task& task = step[id];
         const std::pair unit(task.chunk, task.index);
         if (task.kind == TaskKind::kGather) {
-          EXPECT_TRUE(there.insert(unit).second) << "gathered twice";
+          const bool more = begun.contains(unit);
+          EXPECT_EQ(there.insert(unit).second, !more) << "gathered twice";
+          EXPECT_TRUE(!more || task.form == 0 || task.form > begun[unit]);
+          begun[unit] = task.form;
+          if (task.form == 0) begun.erase(unit);
         }
         if (task.kind == TaskKind::kRelease) {
           EXPECT_EQ(there.erase(unit), 1U) << "let go of, not there";
+          EXPECT_FALSE(begun.contains(unit)) << "let go of, in part";
         }
       }
       EXPECT_TRUE(there.empty()) << describe(drawn.model, drawn.plan);

@@ -2,15 +2,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "models/lower.h"
 #include "models/slots.h"
 #include "sim/program/memory.h"
 #include "sim/program/verify.h"
+#include "tests/support/recording.h"
 #include "tests/support/small_plans.h"
+#include "tests/support/test_prices.h"
 
 namespace foretrain {
 namespace {
@@ -349,6 +353,115 @@ TEST(LiveParameters, AreGatheredAhead) {
   plan.units.forward_prefetch = true;
   plan.units.backward_prefetch = Prefetch::kBefore;
   EXPECT_EQ(both_ways(), by_size);
+}
+
+/// Elements that the gathers before each backward pass of a layer have brought since the forward
+/// passes, by order of the passes.
+std::vector<std::int64_t> brought_backward(const Workload& workload, const std::string& pass) {
+  std::vector<std::int64_t> out;
+  std::int64_t elements = 0;
+  bool backward = false;
+  const Program& program = workload.programs[0];
+  for (const Call& call : program.calls) {
+    const Segment& segment = program.segments[call.segment.index()];
+    backward = backward || segment.name.starts_with("head");
+    for (const Op& op : segment.ops) {
+      const auto* c = std::get_if<Collective>(&program.works[op.work.index()]);
+      if (backward && op.name == "parameters.gather") elements += c->count;
+    }
+    if (segment.name == pass) out.push_back(elements);
+  }
+  return out;
+}
+
+// A layer that is computed again is in use until its backward pass is over: beside it so many of
+// the next parameters are gathered as the limit leaves room for, the last one whole, and the rest
+// behind its reduction.
+TEST(LiveParameters, CountWhatIsInUseBackward) {
+  Model model = small_gpt();
+  model.layers = 4;
+  model.tied_embeddings = false;
+  Plan plan = plan_of_parameters(model, 2, 1);
+  plan.recompute.layer = true;
+  plan.units.gathers_in_flight = 0;
+  plan.units.gather_elements = 1;
+  std::vector<std::int64_t> parameters;  // in the order in which they lie
+  for (const Parameter& p : layer_parameters(model)) parameters.push_back(p.count());
+  const std::int64_t layer = std::accumulate(parameters.begin(), parameters.end(), std::int64_t{0});
+  for (const std::int64_t live : {layer / 2, layer, layer + 1, layer + layer / 2, 2 * layer + 1}) {
+    plan.units.live_elements = live;
+    const Workload workload = verified(model, plan);
+    const auto brought = brought_backward(workload, "layer backward recomputed");
+    ASSERT_EQ(brought.size(), 4U);
+    std::vector<std::int64_t> order;  // elements behind each parameter of the layers to come
+    std::int64_t all = 0;
+    const Program& program = workload.programs[0];
+    for (const Segment& segment : program.segments) {
+      if (segment.name != "gather unit" || segment.ops.size() != parameters.size()) continue;
+      for (std::size_t l = 0; l < 4; ++l) {
+        for (const Op& op : segment.ops) {
+          order.push_back(all += std::get<Collective>(program.works[op.work.index()]).count);
+        }
+      }
+      break;
+    }
+    ASSERT_EQ(all, 4 * layer);
+    for (std::int64_t l = 0; l < 4; ++l) {
+      const std::int64_t ahead = std::max<std::int64_t>(live, layer) + l * layer;
+      const auto last = std::lower_bound(order.begin(), order.end(), ahead);
+      EXPECT_EQ(brought[static_cast<std::size_t>(l)], last == order.end() ? all : *last)
+          << live << " " << l;
+    }
+  }
+}
+
+Time step_time(const Model& model, const Plan& plan, Rates rates) {
+  TestPrices prices(rates);
+  const Result<Replayed> result = replay_all(verified(model, plan), prices, true);
+  EXPECT_TRUE(result.ok());
+  return result.ok() ? result.value().replay.end : Time{};
+}
+
+// In line, layers take their compute and their traffic, to the picosecond: what they take with free
+// links and what they take with free kernels add up. (An end's compute runs beside the gather of
+// the next layer.) Traffic that runs ahead is never slower, and nothing slows the other here.
+TEST(UnitsInLine, TakeComputeAndTraffic) {
+  Rates compute;
+  compute.kiloflop = 100;
+  compute.kilobyte = 1000;
+  Rates traffic;
+  traffic.link_kilobyte = traffic.nic_kilobyte = 50000;
+  Rates both = compute;
+  both.link_kilobyte = both.nic_kilobyte = traffic.link_kilobyte;
+  for (const bool again : {false, true}) {
+    /// What two layers take; `live` 0: in line.
+    const auto two_layers = [&](const Rates& rates, std::int64_t live) {
+      std::array<std::int64_t, 2> times{};
+      for (const std::size_t more : {0, 1}) {
+        Model model = small_gpt();
+        model.layers = 6 + 2 * static_cast<std::int64_t>(more);
+        Plan plan = plan_of_parameters(model, 8, 2);
+        plan.recompute.layer = again;
+        plan.units.gather_elements = 100000;
+        plan.bucket_elements = 300000;
+        plan.units.reduce_waits = live == 0;
+        plan.units.gathers_in_flight = live == 0 ? 1 : 0;
+        plan.units.live_elements = live;
+        plan.units.backward_prefetch = Prefetch::kNone;
+        times[more] = step_time(model, plan, rates).ps;
+      }
+      return times[1] - times[0];
+    };
+    const std::int64_t in_line = two_layers(both, 0);
+    EXPECT_EQ(in_line, two_layers(compute, 0) + two_layers(traffic, 0)) << again;
+    std::int64_t before = in_line;
+    for (const std::int64_t live : {1, 400000, 1000000, 100000000}) {
+      const std::int64_t ahead = two_layers(both, live);
+      EXPECT_LE(ahead, before) << again << " " << live;
+      before = ahead;
+    }
+    EXPECT_LT(before, in_line);
+  }
 }
 
 // Breadth-first pipelines (Lamy-Poirier, arXiv 2211.05953): whatever the number of microbatches, a

@@ -6,6 +6,7 @@
 // update makes them anew. Left out: small tables and experts stay sharded.
 #include <array>
 #include <map>
+#include <utility>
 
 #include "models/step/passes.h"
 
@@ -29,14 +30,14 @@ class Gathers {
       if (layer) {
         open_layer(at.chunk, at.layer, back);
         const Unit& unit = unit_of(at.chunk, at.layer);
-        prefetch(at.chunk, back ? unit.first - 1 : unit.last, back, 1);
+        prefetch(at.chunk, back ? unit.first - 1 : unit.last, back, 1, in_use(at, unit, back));
       }
       x_order.push_back(id);
       if (at.kind == TaskKind::kOpen && pass) {
         if (const std::int32_t root = x_s.chunk(at.chunk).root; root >= 0) {
           open(at.chunk, root, back);
         }
-        if (back) prefetch(at.chunk, x_s.chunk(at.chunk).layers - 1, true, 0);
+        if (back) prefetch(at.chunk, x_s.chunk(at.chunk).layers - 1, true, 0, 0);
       }
       if (layer) end_layer(id, at, back);
       if (at.kind == TaskKind::kGradientsReady) end_chunk(id, at);
@@ -66,14 +67,17 @@ class Gathers {
     return x_order.back();
   }
 
-  /// Gathers a unit unless it is there. A gather waits until an earlier one's parameters are let go
-  /// where more must not be in flight; where that one's pass is still to come, as with a prefetch
-  /// beside a limit of one, until those before it are.
+  /// Gathers a unit unless it is there, or what is missing of it. A gather waits until an earlier
+  /// one's parameters are let go where more must not be in flight; where that one's pass is still
+  /// to come, as with a prefetch beside a limit of one, until those before it are.
   void open(std::int32_t c, std::int32_t u, bool back) {
     const UnitShape& shape = x_s.shape(unit_at(c, u));
+    if (x_begun.erase({c, u}) > 0) {
+      gather(c, u, back);
+      return;
+    }
     if (shape.whole || state(c, u) != kClosed) return;
-    const TaskId gather =
-        add(TaskKind::kGather, c, u, back ? Direction::kBackward : Direction::kForward);
+    const TaskId gather = this->gather(c, u, back);
     state(c, u) = 0;
     if (shape.root) return;
     std::vector<TaskId>& let_go = x_let_go[shape.holders.expert ? 1 : 0];
@@ -84,6 +88,33 @@ class Gathers {
     while (earlier > 0 && !let_go[earlier - 1].valid()) --earlier;
     if (earlier > 0) x_step[gather].after.push_back({let_go[earlier - 1]});
     let_go.emplace_back();
+  }
+
+  TaskId gather(std::int32_t c, std::int32_t u, bool back) {
+    return add(TaskKind::kGather, c, u, back ? Direction::kBackward : Direction::kForward);
+  }
+
+  /// Gathers as many of a unit's first parameters as make up `most` elements, the last ones whole;
+  /// false if that is all of them, or they come at once.
+  bool begin(std::int32_t c, std::int32_t u, bool back, std::int64_t most) {
+    const std::vector<std::int64_t>& calls = x_s.shape(unit_at(c, u)).gather.calls;
+    const auto known = x_begun.find({c, u});
+    if (state(c, u) != kClosed && known == x_begun.end()) return false;
+    std::size_t count = 0;
+    for (std::int64_t elements = 0; count < calls.size() && elements < most; ++count) {
+      elements += calls[count];
+    }
+    if (count == calls.size()) return false;
+    const auto form = static_cast<std::int16_t>(count);
+    if (known != x_begun.end() && form <= known->second) return true;
+    if (known == x_begun.end()) {
+      open(c, u, back);
+    } else {
+      gather(c, u, back);
+    }
+    x_step[x_order.back()].form = form;
+    x_begun[{c, u}] = form;
+    return true;
   }
 
   void close(std::int32_t c, std::int32_t u, TaskId behind) {
@@ -105,32 +136,55 @@ class Gathers {
     if (u >= 0) open(experts, u, back);
   }
 
+  /// Elements that are in use through the backward pass of a layer that is computed again: its own,
+  /// and a tied table, which no module lets go of (is_external_param).
+  std::int64_t in_use(const Task& at, const Unit& unit, bool back) const {
+    const Chunk& chunk = x_s.chunk(at.chunk);
+    if (!back || !recomputes(x_s.plan, chunk.layers_before + at.layer)) return 0;
+    std::int64_t out = elements_of(at.chunk, unit);
+    const bool tied = x_s.model.tied_embeddings && chunk.has_embedding && chunk.has_head;
+    if (tied && chunk.root >= 0) out += x_s.shape(unit_at(at.chunk, chunk.root)).filled;
+    return out;
+  }
+
+  /// Of a unit that does not stay gathered, and of its experts.
+  std::int64_t elements_of(std::int32_t c, const Unit& unit) const {
+    const UnitShape& shape = x_s.shape(unit);
+    std::int64_t out = shape.whole ? 0 : shape.filled;
+    const std::int32_t experts = x_s.chunk(c).experts;
+    if (experts < 0) return out;
+    const std::int32_t u = unit_of_layer(x_s.chunk(experts), unit.first);
+    return u < 0 ? out : out + x_s.shape(unit_at(experts, u)).filled;
+  }
+
   /// Gathers ahead of a pass the units from that of `layer` on, in the order in which the pass
   /// needs them: the next one, or with `live_elements` until they have so many elements, in no more
-  /// than `gathers_in_flight` units, the `in_use` among them. Going by elements is DeepSpeed's
+  /// than `gathers_in_flight` units, the `units` among them. Going by elements is DeepSpeed's
   /// stage3_max_live_parameters (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module):
   /// each of a layer's modules gathers stage3_prefetch_bucket_size more, the last parameter whole,
-  /// so that what is ahead grows to that limit. Left out: that it counts what is in use too, begins
-  /// with the backward pass before the forward pass is over, and that its host waits for gathers a
-  /// few modules back.
-  void prefetch(std::int32_t c, std::int64_t layer, bool back, std::int64_t in_use) {
+  /// so that what is ahead and in use grows to that limit. A layer that is computed again is in use
+  /// from there to the end of its backward pass; what is left of the next one's parameters is then
+  /// gathered when its pass comes, behind the reductions that one communicator has to do before.
+  /// Forward, modules are let go of one by one as the host passes them. Left out: that modules are
+  /// let go of one by one in backward passes too, that the next pass's gathers begin before the
+  /// forward pass is over, and that the host waits for gathers a few modules back.
+  void prefetch(std::int32_t c, std::int64_t layer, bool back, std::int64_t units,
+                std::int64_t elements) {
     const Units& u = x_s.plan.units;
     const bool next = back ? u.backward_prefetch == Prefetch::kBefore : u.forward_prefetch;
     const bool by_elements = u.live_elements > 0;
-    const std::int64_t most = by_elements ? u.live_elements : next ? 1 : 0;
+    const std::int64_t most = by_elements ? u.live_elements : next ? elements + 1 : 0;
     const bool limited = by_elements && u.gathers_in_flight > 0;
     const Chunk& chunk = x_s.chunk(c);
-    std::int64_t elements = 0;
+    const bool by_parameter = by_elements && back;
     for (std::int64_t l = layer; l >= 0 && l < chunk.layers && elements < most;) {
-      if (limited && in_use >= u.gathers_in_flight) return;
-      ++in_use;
-      open_layer(c, l, back);
+      if (limited && units >= u.gathers_in_flight) return;
+      ++units;
       const Unit& unit = unit_of(c, l);
-      if (!x_s.shape(unit).whole) elements += x_s.shape(unit).filled;
-      if (chunk.experts >= 0) {
-        const std::int32_t experts = unit_of_layer(x_s.chunk(chunk.experts), l);
-        if (experts >= 0) elements += x_s.shape(unit_at(chunk.experts, experts)).filled;
-      }
+      const bool again = by_parameter && recomputes(x_s.plan, chunk.layers_before + l);
+      if (again && begin(c, unit_of_layer(chunk, l), back, most - elements)) return;
+      open_layer(c, l, back);
+      elements += elements_of(c, unit);
       l = back ? unit.first - 1 : unit.last;
     }
   }
@@ -206,6 +260,8 @@ class Gathers {
   const Task* x_at = nullptr;  ///< where new tasks stand
   std::vector<TaskId> x_order;
   std::vector<std::vector<std::int64_t>> x_open;  ///< by chunk and unit: its gather's number
+  /// By chunk and unit: how many of its all-gathers have been issued, where that is not all.
+  std::map<std::pair<std::int32_t, std::int32_t>, std::int16_t> x_begun;
   std::map<std::int32_t, std::vector<std::int64_t>> x_behind;  ///< by chunk: `elements_behind`
   /// By number of the gather: what read its parameters last. Of layers, of experts.
   std::array<std::vector<TaskId>, 2> x_let_go;
