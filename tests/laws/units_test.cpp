@@ -385,6 +385,7 @@ TEST(LiveParameters, CountWhatIsInUseBackward) {
   plan.recompute.layer = true;
   plan.units.gathers_in_flight = 0;
   plan.units.gather_elements = 1;
+  plan.bucket_elements = 1;
   std::vector<std::int64_t> parameters;  // in the order in which they lie
   for (const Parameter& p : layer_parameters(model)) parameters.push_back(p.count());
   const std::int64_t layer = std::accumulate(parameters.begin(), parameters.end(), std::int64_t{0});
@@ -412,6 +413,13 @@ TEST(LiveParameters, CountWhatIsInUseBackward) {
       EXPECT_EQ(brought[static_cast<std::size_t>(l)], last == order.end() ? all : *last)
           << live << " " << l;
     }
+  }
+  // A layer that fits into a bucket: the next is gathered whole before this one is reduced.
+  plan.bucket_elements = layer;
+  plan.units.live_elements = layer;
+  const auto brought = brought_backward(verified(model, plan), "layer backward recomputed");
+  for (std::int64_t l = 0; l < 4; ++l) {
+    EXPECT_EQ(brought[static_cast<std::size_t>(l)], std::min<std::int64_t>(4, l + 2) * layer);
   }
 }
 

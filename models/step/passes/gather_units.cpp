@@ -136,11 +136,22 @@ class Gathers {
     if (u >= 0) open(experts, u, back);
   }
 
-  /// Elements that are in use through the backward pass of a layer that is computed again: its own,
-  /// and a tied table, which no module lets go of (is_external_param).
+  /// Whether a layer's modules keep their parameters as long as its backward pass has not been
+  /// reduced: those of a layer that is computed again, of which several buckets are reduced. The
+  /// host is at most three reductions ahead of the device (stage3.py, max_param_reduce_events).
+  /// Where a layer's gradients fit into one it is layers ahead, and gathers what modules let go of
+  /// before the reductions.
+  bool keeps_through(std::int32_t c, std::int64_t layer) const {
+    const std::int64_t bucket = x_s.plan.bucket_elements;
+    if (bucket == 0 || elements_of(c, unit_of(c, layer)) <= bucket) return false;
+    return recomputes(x_s.plan, x_s.chunk(c).layers_before + layer);
+  }
+
+  /// Elements that are in use through the backward pass of such a layer: its own, and a tied table,
+  /// which no module lets go of (is_external_param).
   std::int64_t in_use(const Task& at, const Unit& unit, bool back) const {
     const Chunk& chunk = x_s.chunk(at.chunk);
-    if (!back || !recomputes(x_s.plan, chunk.layers_before + at.layer)) return 0;
+    if (!back || !keeps_through(at.chunk, at.layer)) return 0;
     std::int64_t out = elements_of(at.chunk, unit);
     const bool tied = x_s.model.tied_embeddings && chunk.has_embedding && chunk.has_head;
     if (tied && chunk.root >= 0) out += x_s.shape(unit_at(at.chunk, chunk.root)).filled;
@@ -162,12 +173,12 @@ class Gathers {
   /// than `gathers_in_flight` units, the `units` among them. Going by elements is DeepSpeed's
   /// stage3_max_live_parameters (runtime/zero/partitioned_param_coordinator.py, fetch_sub_module):
   /// each of a layer's modules gathers stage3_prefetch_bucket_size more, the last parameter whole,
-  /// so that what is ahead and in use grows to that limit. A layer that is computed again is in use
-  /// from there to the end of its backward pass; what is left of the next one's parameters is then
-  /// gathered when its pass comes, behind the reductions that one communicator has to do before.
-  /// Forward, modules are let go of one by one as the host passes them. Left out: that modules are
-  /// let go of one by one in backward passes too, that the next pass's gathers begin before the
-  /// forward pass is over, and that the host waits for gathers a few modules back.
+  /// so that what is ahead and in use grows to that limit. A layer that `keeps_through` is in use
+  /// to the end of its backward pass; what is left of the next one's parameters is then gathered
+  /// when its pass comes, behind the reductions that one communicator has to do before. Forward,
+  /// modules are let go of one by one as the host passes them. Left out: how far within a layer the
+  /// host is, that the next pass's gathers begin before the forward pass is over, and that the host
+  /// waits for gathers a few modules back.
   void prefetch(std::int32_t c, std::int64_t layer, bool back, std::int64_t units,
                 std::int64_t elements) {
     const Units& u = x_s.plan.units;
@@ -181,8 +192,8 @@ class Gathers {
       if (limited && units >= u.gathers_in_flight) return;
       ++units;
       const Unit& unit = unit_of(c, l);
-      const bool again = by_parameter && recomputes(x_s.plan, chunk.layers_before + l);
-      if (again && begin(c, unit_of_layer(chunk, l), back, most - elements)) return;
+      const bool kept = by_parameter && keeps_through(c, l);
+      if (kept && begin(c, unit_of_layer(chunk, l), back, most - elements)) return;
       open_layer(c, l, back);
       elements += elements_of(c, unit);
       l = back ? unit.first - 1 : unit.last;
