@@ -9,12 +9,11 @@ namespace foretrain {
 namespace {
 
 /// A letter of `hybrid_override_pattern` or a word of `layer_types` or `layers_block_type`.
-bool read_kind(const std::string& name, const Model& model, bool one_sublayer, LayerKind& out) {
-  const FeedForward behind = one_sublayer          ? FeedForward::kNone
-                             : model.has_experts() ? FeedForward::kExperts
-                                                   : FeedForward::kMlp;
+bool read_kind(const std::string& name, FeedForward behind, bool one_sublayer, LayerKind& out) {
   if (name == "M" || name == "mamba") {
     out = {Mixer::kMamba2, behind};
+  } else if (name == "conv") {
+    out = {Mixer::kConv, behind};
   } else if (name == "*" || name == "attention" || name == "full_attention") {
     out = {Mixer::kAttention, behind};
   } else if (one_sublayer && (name == "-" || name == "mlp")) {
@@ -41,20 +40,18 @@ std::vector<std::string> names_in(const Json& json) {
   return out;
 }
 
-/// Bamba's key: the layers of attention, by number.
-void read_indices(JsonReader& reader, const char* key, Model& m) {
+/// The layers of attention, by number; all others have the mixer `other`.
+void read_indices(JsonReader& reader, const char* key, Mixer other, Model& m) {
   const Json* json = reader.take(key);
-  LayerKind plain;
-  if (m.has_experts()) plain.feed_forward = FeedForward::kExperts;
-  LayerKind mamba = plain;
-  mamba.mixer = Mixer::kMamba2;
-  m.hybrid.layers.assign(static_cast<std::size_t>(std::max<std::int64_t>(0, m.layers)), mamba);
+  std::vector<LayerKind> layers;
+  for (std::int64_t l = 0; l < m.layers; ++l) layers.push_back({other, m.kind(l).feed_forward});
+  m.hybrid.layers = std::move(layers);
   const Json::Array* list = json->array();
   bool good = list != nullptr || json->is_null();
   for (std::size_t i = 0; good && list != nullptr && i < list->size(); ++i) {
     const auto* index = std::get_if<std::int64_t>(&(*list)[i].value);
     good = index != nullptr && *index >= 0 && *index < m.layers;
-    if (good) m.hybrid.layers[static_cast<std::size_t>(*index)] = plain;
+    if (good) m.hybrid.layers[static_cast<std::size_t>(*index)].mixer = Mixer::kAttention;
   }
   if (!good) {
     reader.fail(key, "found " + describe(*json) + ", expected a list of layers, from 0 to " +
@@ -63,9 +60,12 @@ void read_indices(JsonReader& reader, const char* key, Model& m) {
 }
 
 void read_pattern(const Json& json, JsonReader& reader, bool one_sublayer, Model& m) {
-  constexpr const char* kIndices = "attn_layer_indices";
   if (m.layers > (1 << 16)) return;  // the rules of sizes name it
-  if (json.find(kIndices) != nullptr) return read_indices(reader, kIndices, m);
+  constexpr std::pair<const char*, Mixer> kIndices[] = {{"attn_layer_indices", Mixer::kMamba2},
+                                                        {"full_attn_idxs", Mixer::kConv}};
+  for (const auto& [key, other] : kIndices) {
+    if (json.find(key) != nullptr) return read_indices(reader, key, other, m);
+  }
   std::string key = "layer_types";
   for (const char* name : {"hybrid_override_pattern", "layers_block_type"}) {
     if (json.find(name) != nullptr) key = name;
@@ -84,12 +84,14 @@ void read_pattern(const Json& json, JsonReader& reader, bool one_sublayer, Model
                          "for each of " + std::to_string(m.layers) + " layers");
     return;
   }
-  for (const std::string& name : names) {
+  for (std::size_t l = 0; l < names.size(); ++l) {
+    const std::string& name = names[l];
+    const FeedForward own = m.kind(static_cast<std::int64_t>(l)).feed_forward;
     LayerKind kind;
-    if (!read_kind(name, m, one_sublayer, kind)) {
+    if (!read_kind(name, one_sublayer ? FeedForward::kNone : own, one_sublayer, kind)) {
       reader.fail(key, "found the kind of layer \"" + name + "\", expected " +
                            (one_sublayer ? "M (mamba), * (attention), - (mlp) or E (moe)"
-                                         : "mamba or attention"));
+                                         : "mamba, conv or attention"));
       return;
     }
     m.hybrid.layers.push_back(kind);
@@ -131,11 +133,13 @@ void read_hybrid(const Json& json, const ModelType& type, bool one_sublayer, Jso
   }
   read_pattern(json, reader, one_sublayer, m);
   if (m.has_mixer(Mixer::kMamba2)) read_state_space(json, type, reader, m);
-  const LayerKind plain{Mixer::kAttention,
-                        m.has_experts() ? FeedForward::kExperts : FeedForward::kMlp};
+  reader.read(key_of(json, type, "conv_taps"), m.hybrid.conv_taps,
+              JsonReader::IntRange{1, 1 << 16});
+  reader.read("conv_bias", m.hybrid.conv_bias);
   std::vector<LayerKind>& layers = m.hybrid.layers;
-  const bool alike = std::all_of(layers.begin(), layers.end(),
-                                 [&plain](const LayerKind& kind) { return kind == plain; });
+  const bool alike = std::all_of(layers.begin(), layers.end(), [](const LayerKind& kind) {
+    return kind.mixer == Mixer::kAttention && kind.feeds();
+  });
   if (!alike) return;
   layers.clear();  // a file of a hybrid's type that has none
 }

@@ -89,6 +89,21 @@ void add_mamba(const Model& model, std::vector<Parameter>& out) {
   if (s.bias) out.push_back({"mamba.out.bias", h, 1, Split::kNone, Init::kZeros});
 }
 
+void add_convolution(const Model& model, std::vector<Parameter>& out) {
+  const std::int64_t h = model.hidden;
+  const auto add = [&out](const char* name, std::int64_t rows, std::int64_t cols, Split split) {
+    out.push_back({name, rows, cols, split, cols > 1 ? Init::kNormal : Init::kZeros});
+  };
+  const bool bias = model.hybrid.conv_bias;
+  add_norm(model, "conv.norm", h, out);
+  out.push_back({"conv.in.weight", 3 * h, h, Split::kRows, Init::kNormal, 3});
+  if (bias) add("conv.in.bias", 3 * h, 1, Split::kRows);
+  add("conv.taps.weight", h, model.hybrid.conv_taps, Split::kRows);
+  if (bias) add("conv.taps.bias", h, 1, Split::kRows);
+  add("conv.out.weight", h, h, Split::kCols);
+  if (bias) add("conv.out.bias", h, 1, Split::kNone);
+}
+
 void add_mlp(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t h = model.hidden;
   const std::int64_t up = model.gated() ? 2 * model.intermediate : model.intermediate;
@@ -193,6 +208,7 @@ bool Model::has_windowed(bool windowed) const {
 std::vector<Parameter> layer_parameters(const Model& model, LayerKind kind) {
   std::vector<Parameter> out;
   if (kind.mixer == Mixer::kMamba2) add_mamba(model, out);
+  if (kind.mixer == Mixer::kConv) add_convolution(model, out);
   if (kind.mixer == Mixer::kAttention) {
     if (model.norms.before) add_norm(model, "attention.norm", model.hidden, out);
     if (model.is_latent()) {

@@ -51,7 +51,7 @@ struct StateSpace {
 };
 
 /// How a layer mixes the tokens of a sequence, and what every token goes through alone after that.
-enum class Mixer : std::uint8_t { kNone, kAttention, kMamba2 };
+enum class Mixer : std::uint8_t { kNone, kAttention, kMamba2, kConv };
 enum class FeedForward : std::uint8_t { kNone, kMlp, kExperts };
 
 /// A layer is a mixer and a feed-forward, each with a norm before it and added to the residual
@@ -68,6 +68,8 @@ struct LayerKind {
 /// Layers of several mixers.
 struct Hybrid {
   StateSpace state_space;
+  std::int64_t conv_taps = 3;     ///< of gated short convolutions
+  bool conv_bias = false;         ///< of them and of their linears
   std::vector<LayerKind> layers;  ///< the kind of each; empty: as experts say
   bool operator==(const Hybrid&) const = default;
 };

@@ -179,8 +179,9 @@ void read_traits(const ModelType& type, Model& m, std::vector<std::string>& form
                                                     {"qk_norm", &m.qk_norm},
                                                     {"attention_sinks", &m.attention_sinks}};
   for (const auto& [name, out] : switches) reader.read(name, *out);
-  for (const char* form : {"gated", "latent", "mixers", "one_sublayer", "segments", "attn_config",
-                           "encoder_decoder", "embedding_projection", "intermediate_halves"}) {
+  for (const char* form :
+       {"gated", "latent", "mixers", "one_sublayer", "segments", "attn_config", "encoder_decoder",
+        "embedding_projection", "intermediate_halves", "intermediate_two_thirds"}) {
     bool on = false;
     if (reader.read(form, on) && on) forms.emplace_back(form);
   }
@@ -327,6 +328,11 @@ class ModelReader {
     m.intermediate = 4 * m.hidden;
     size("intermediate_size", m.intermediate, m.type == "llama" || m.type == "mistral");
     if (is("intermediate_halves")) m.intermediate /= 2;
+    if (is("intermediate_two_thirds")) {
+      std::int64_t multiple = 256;
+      x_reader.read("block_multiple_of", multiple, JsonReader::IntRange{1, 1 << 20});
+      m.intermediate = round_up(2 * m.intermediate / 3, multiple);
+    }
     std::int64_t positions = 0;
     const bool pair = is("encoder_decoder");
     size("max_position_embeddings", positions, m.position == Position::kLearned && !pair);

@@ -96,7 +96,7 @@ Ref LayerOps::norm_after_gradient(SegmentWriter& w, const std::string& block,
 }
 
 void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
-  if (x_mixers.mamba) return;
+  if (x_layouts.kind.mixer != Mixer::kAttention) return;
   if (x_model.qk_norm) {
     std::vector<View> reads = views_of(raw);
     for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
@@ -113,8 +113,8 @@ void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
 }
 
 void LayerOps::forward_core(SegmentWriter& w) {
-  if (x_mixers.mamba) {
-    x_mixers.mamba->forward(w, x_b.qkv, x_b.context);
+  if (x_mixers.replace_core([&](auto& core) { core.forward(w, x_b.qkv, x_b.context); })) {
+    // done
   } else if (x_plan.context > 1) {
     context_forward(w);
   } else {
@@ -222,7 +222,9 @@ void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const No
 }
 
 void LayerOps::backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
-  if (x_mixers.mamba) return x_mixers.mamba->backward(w, d_context, x_b.qkv, d_qkv);
+  if (x_mixers.replace_core([&](auto& core) { core.backward(w, d_context, x_b.qkv, d_qkv); })) {
+    return;
+  }
   if (x_plan.context > 1) {
     context_backward(w, d_context, d_qkv);
   } else {

@@ -1,5 +1,7 @@
 #include "models/layers/layer_parts.h"
 
+#include <array>
+
 namespace foretrain {
 namespace {
 
@@ -32,9 +34,9 @@ static std::int64_t norm_statistics(const Model& model) {
 
 /// What tells a layer of this kind from one of attention and an MLP.
 static std::string text_of_kind(LayerKind kind) {
-  std::string out = kind.mixer == Mixer::kMamba2 ? " with a state space"
-                    : kind.mixer == Mixer::kNone ? " without a mixer"
-                                                 : "";
+  constexpr std::array kMixers = {" without a mixer", "", " with a state space",
+                                  " with a convolution"};
+  std::string out = kMixers.at(static_cast<std::size_t>(kind.mixer));
   if (kind.sparse()) out += " with experts";
   if (kind.feed_forward == FeedForward::kNone) out += " without a feed-forward";
   return out;
@@ -121,6 +123,7 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
   if (x_again.operations) x_again.layer = true;
   x_again.parts = plan.recompute.parts;
   if (layouts.kind.mixer == Mixer::kMamba2) x_mixers.mamba.emplace(builder, model, plan, layouts);
+  if (layouts.kind.mixer == Mixer::kConv) x_mixers.conv.emplace(builder, model, plan, layouts);
   set_linears();
   if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
   if (layouts.kind.sparse()) x_moe.emplace(builder, model, plan, layouts, x_again);
@@ -140,11 +143,13 @@ void LayerParts::set_linears() {
   x_projection = linear("attention.projection", h, x_model.value_width() / t);
   x_up = linear("mlp.up", x_model.gated() ? 2 * f : f, h);
   x_down = linear("mlp.down", h, f);
-  if (x_mixers.mamba) {
-    x_qkv_width = x_mixers.mamba->in_width();
-    x_qkv = linear("mamba.in", x_qkv_width, h);
-    x_projection = linear("mamba.out", h, x_mixers.mamba->out_width());
-  } else if (x_plan.separate_projections) {
+  const MixerNames names = mixer_names(x_layouts.kind);
+  const bool other = x_mixers.replace_core([&](const auto& core) {
+    x_qkv_width = core.in_width();
+    x_qkv = linear(names.in, x_qkv_width, h);
+    x_projection = linear(names.out, h, core.out_width());
+  });
+  if (!other && x_plan.separate_projections) {
     const std::int64_t kv = x_kv_heads * x_model.head_dim;
     x_qkv.parts = {x_q_heads * x_model.head_dim, kv, kv};
   }
@@ -221,10 +226,10 @@ void LayerParts::declare_mixer(Buffers& b, LayoutWriter& saved, LayoutWriter& lo
   if (composes_norms()) {
     x_norm1.composed = place.add(name + " input in fp32", DType::kFp32, flat(), norm);
   }
-  if (!x_mixers.mamba) return declare_attention(b, saved, local);
+  if (x_layouts.kind.mixer == Mixer::kAttention) return declare_attention(b, saved, local);
   const DType type = x_plan.precision.branch();
   b.qkv = place.add("packed mixer inputs", type, x_tokens * x_qkv_width, whole);
-  x_mixers.mamba->declare(saved, local, whole);
+  x_mixers.replace_core([&](auto& core) { core.declare(saved, local, whole); });
   b.context = place.add("mixed", type, x_tokens * x_projection.in, whole);
   b.context_x = place.operand("mixed quantized", b.context, whole);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "models/layers/layer.h"
+#include "models/layers/mixers/conv_block.h"
 #include "models/layers/mixers/latent_block.h"
 #include "models/layers/mixers/mamba_block.h"
 #include "models/layers/moe_block.h"
@@ -69,9 +70,17 @@ struct BranchNorms : NormRefs {
 struct MixerBlocks {
   std::optional<LatentBlock> latent;  ///< in place of one linear to queries, keys and values
   std::optional<MambaBlock> mamba;    ///< in place of the core of attention
+  std::optional<ConvBlock> conv;      ///< likewise
+  /// Calls `visit` with what stands in place of the core of attention; false if nothing does.
+  template <typename Visit>
+  bool replace_core(Visit visit) {
+    if (mamba) visit(*mamba);
+    if (conv) visit(*conv);
+    return mamba.has_value() || conv.has_value();
+  }
   void write_to(LayoutWriter& local, Quantizer& quantizer) {
     if (latent) latent->write_to(local, quantizer);
-    if (mamba) mamba->write_to(local, quantizer);
+    replace_core([&](auto& core) { core.write_to(local, quantizer); });
   }
 };
 
@@ -80,6 +89,7 @@ struct MixerNames {
   const char *block, *norm, *in, *out;
 };
 inline MixerNames mixer_names(LayerKind kind) {
+  if (kind.mixer == Mixer::kConv) return {"conv", "conv.norm", "conv.in", "conv.out"};
   if (kind.mixer == Mixer::kMamba2) return {"mamba", "mamba.norm", "mamba.in", "mamba.out"};
   return {"attention", "attention.norm", "attention.qkv", "attention.projection"};
 }

@@ -15,7 +15,7 @@ namespace {
 /// router is the router's, as are shared experts, and permuting and counting the preprocessing's.
 bool held(const Captured& captured, bool sparse, std::string_view name) {
   const auto within = [name](std::string_view module) { return name.starts_with(module); };
-  if (within("attention.") || within("mamba.")) return captured.attention;
+  if (within("attention.") || within("mamba.") || within("conv.")) return captured.attention;
   if (!sparse) return captured.mlp;
   if (captured.moe) return true;
   const bool routes = within("mlp.norm") || within("moe.rout") || within("moe.shared.");

@@ -169,8 +169,11 @@ static Refused refused_hybrid(const Model& m, const Plan& p) {
   if (p.overlap.tensor_slices > 1) return no("overlap/tensor_slices", "slices of a microbatch");
   if (p.overlap.passes) return no("overlap/passes", "passes that run beside each other");
   if (p.recompute.parts > 1) return no("recompute/co_shard", "parts of a layer");
-  if (!m.has_mixer(Mixer::kMamba2)) return std::nullopt;
-  if (p.context > 1) return no("parallel/context", "context parallelism of a state space");
+  const bool scans = m.has_mixer(Mixer::kMamba2);
+  if (p.context > 1 && (scans || m.has_mixer(Mixer::kConv))) {
+    return no("parallel/context", "context parallelism of a state space or convolution");
+  }
+  if (!scans) return std::nullopt;
   const StateSpace& s = m.hybrid.state_space;
   if (s.heads % p.tensor == 0 && s.groups % p.tensor == 0) return std::nullopt;
   return Refusal{"parallel/tensor",

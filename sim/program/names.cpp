@@ -86,7 +86,9 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(KernelKind::kCou
      "geglu",
      "geglu-backward",
      "gate-rows",
-     "gate-rows-backward"};
+     "gate-rows-backward",
+     "gated-conv",
+     "gated-conv-backward"};
 
 }  // namespace
 

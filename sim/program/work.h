@@ -238,6 +238,8 @@ enum class KernelKind : std::uint8_t {
   kGegluBackward,
   kGateRows,  ///< rows times the sigmoid of a number each
   kGateRowsBackward,
+  kGatedConv,  ///< c conv(b x), channel by channel, over a few tokens up to this one
+  kGatedConvBackward,
   kCount
 };
 

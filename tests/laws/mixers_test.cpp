@@ -175,6 +175,9 @@ TEST(Blocks, LowerUnderEveryCut) {
   add([](Model& m) { m.experts.shared_gate = true; }, small_moe());
   add([](Model& m) { m.norms.after = true, m.norms.before = false; }, small_moe());
   add([](Model& m) { m.hybrid.layers[1] = {Mixer::kNone, FeedForward::kMlp}; }, small_hybrid(true));
+  add([](Model& m) { m.hybrid.layers[0] = {Mixer::kConv}; }, small_hybrid(false));
+  add([](Model& m) { m.hybrid.layers[0] = {Mixer::kConv}, m.hybrid.conv_bias = true; },
+      small_hybrid(false));
   for (const Model& model : models) {
     for (const std::int64_t tensor : {1, 2}) {
       for (const int variant : {0, 1, 2, 3}) {

@@ -52,7 +52,7 @@ void add_kinds(const Model& m, Json& out) {
     out.set("norms", m.norms.before ? "before and behind branches" : "behind branches");
   }
   if (!m.is_hybrid()) return;
-  static const char* const mixers[] = {"", "attention", "mamba2"};
+  static const char* const mixers[] = {"", "attention", "mamba2", "short convolution"};
   static const char* const feed_forwards[] = {"", "mlp", "experts"};
   Json kinds{Json::Object{}};
   for (const LayersOfKind& of : m.kinds(false)) {
