@@ -10,7 +10,6 @@ namespace foretrain {
 
 static LayerSegments write_stack_layer(Stage& stage, Stack stack, bool first, bool again,
                                        const LayerLayouts& layouts);
-static const LayerLayouts& stack_layouts(const Stage& stage, std::int64_t layer);
 
 /// Tokens of both stacks and the decoder's labels.
 LayoutId paired_inputs(Stage& stage) {

@@ -45,6 +45,8 @@ std::vector<GridPart> grid_parts(Stage& stage, const Chunk& chunk, std::int64_t 
                                  std::int64_t cut_end);
 void own_buffers(Stage& stage, Chunk& chunk, std::int64_t elements, std::vector<Replica> replicas);
 
+/// The layouts of a layer of an encoder-decoder: models/emit/encoder_decoder.cpp.
+const LayerLayouts& stack_layouts(const Stage& stage, std::int64_t layer);
 /// The microbatches of the stage's Program, for executors.
 Batch batch(Stage& stage);
 
