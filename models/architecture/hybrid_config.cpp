@@ -60,7 +60,13 @@ void read_indices(JsonReader& reader, const char* key, Mixer other, Model& m) {
 }
 
 void read_pattern(const Json& json, JsonReader& reader, bool one_sublayer, Model& m) {
-  if (m.layers > (1 << 16)) return;  // the rules of sizes name it
+  constexpr std::int64_t kMostListed = 1 << 16;
+  if (m.layers > kMostListed) {
+    reader.fail("num_hidden_layers", "found " + std::to_string(m.layers) +
+                                         " layers of several mixers, expected at most " +
+                                         std::to_string(kMostListed));
+    return;
+  }
   constexpr std::pair<const char*, Mixer> kIndices[] = {{"attn_layer_indices", Mixer::kMamba2},
                                                         {"full_attn_idxs", Mixer::kConv}};
   for (const auto& [key, other] : kIndices) {
@@ -110,7 +116,8 @@ void read_state_space(const Json& json, const ModelType& type, JsonReader& reade
   for (const auto& [name, out] : sizes) {
     const std::string key = key_of(json, type, name);
     reader.require(key, "a size of the state space");
-    reader.read(key, *out, kConfigSize);
+    constexpr JsonReader::IntRange kTaps{1, 1 << 10};
+    reader.read(key, *out, out == &s.taps ? kTaps : kConfigSize);
   }
   if (s.heads > 0)
     s.head_dim = static_cast<std::int64_t>(expand * static_cast<double>(m.hidden)) / s.heads;
@@ -132,9 +139,10 @@ void read_hybrid(const Json& json, const ModelType& type, bool one_sublayer, Jso
     reader.read(key_of(json, type, "shared_expert_intermediate_size"), m.intermediate, kConfigSize);
   }
   read_pattern(json, reader, one_sublayer, m);
-  if (m.has_mixer(Mixer::kMamba2)) read_state_space(json, type, reader, m);
+  const bool listed = static_cast<std::int64_t>(m.hybrid.layers.size()) == m.layers;
+  if (!listed || m.has_mixer(Mixer::kMamba2)) read_state_space(json, type, reader, m);
   reader.read(key_of(json, type, "conv_taps"), m.hybrid.conv_taps,
-              JsonReader::IntRange{1, 1 << 16});
+              JsonReader::IntRange{1, 1 << 10});
   reader.read("conv_bias", m.hybrid.conv_bias);
   std::vector<LayerKind>& layers = m.hybrid.layers;
   const bool alike = std::all_of(layers.begin(), layers.end(), [](const LayerKind& kind) {

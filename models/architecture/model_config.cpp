@@ -517,8 +517,13 @@ class ModelReader {
         (static_cast<double>(m.intermediate) * 3 + static_cast<double>(m.query_width()) * 4 +
          static_cast<double>(m.experts.count) * static_cast<double>(m.experts.width) * 3 +
          static_cast<double>(m.experts.shared_width) * 3);
+    const StateSpace& s = m.hybrid.state_space;
+    const double scans = static_cast<double>(m.layers) *
+                         (static_cast<double>(m.hidden) + static_cast<double>(s.taps)) *
+                         (3 * static_cast<double>(s.heads) * static_cast<double>(s.head_dim) +
+                          2 * static_cast<double>(s.groups) * static_cast<double>(s.state));
     const double tables = static_cast<double>(m.vocabulary) * static_cast<double>(m.hidden) * 2;
-    if (biggest + tables > 1e16) {
+    if (biggest + scans + tables > 1e16) {
       x_reader.fail("hidden_size", "the model would have more than 10^16 parameters");
     }
   }

@@ -118,6 +118,13 @@ TEST(ModelTypes, HybridsListTheirLayers) {
   EXPECT_TRUE(is_named(with("\"M-*\""), "found 3 kinds of layers"));
   EXPECT_TRUE(is_named(with("\"M-x-\""), "the kind of layer \"x\""));
   EXPECT_TRUE(is_named(with("7"), "kinds of layers"));
+  EXPECT_FALSE(is_named(with("7"), "unknown key"));
+  EXPECT_TRUE(is_named(with("\"M-*-\",\"state_size_of_all\":1"), "unknown key"));
+  EXPECT_TRUE(is_named(typed_model(of_type("nemotron_h",
+                                           ",\"mamba_num_heads\":1000000000,"
+                                           "\"mamba_head_dim\":1000000000,"
+                                           "\"hybrid_override_pattern\":\"MMMM\"")),
+                       "10^16"));
   EXPECT_TRUE(is_named(
       typed_model(of_type("nemotron_h", std::string(kHybrid) + "\"M-*-\",\"moe_latent_size\":8")),
       "moe_latent_size"));
