@@ -1,6 +1,7 @@
 // What executors refuse, found before anything starts.
 #include "executor/executable.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <string>
@@ -110,12 +111,37 @@ Status check_work(const Workload& workload, std::size_t program, const std::stri
   return ok_status();
 }
 
+/// A norm whose rows share one weight of a row's width; of others no kernel is written.
+bool has_one_weight(const Kernel& norm, const Op& op) {
+  const Bytes width = bytes_of(norm.dtype, norm.cols);
+  return std::any_of(op.reads.begin() + 1, op.reads.end(),
+                     [width](const View& read) { return read.bytes == width; });
+}
+
+Status check_norms(const Program& program, const std::string& backend) {
+  for (const Segment& segment : program.segments) {
+    for (const Op& op : segment.ops) {
+      const Work& work = program.works[op.work.index()];
+      const auto* kernel = std::get_if<Kernel>(&work);
+      const bool norm = kernel != nullptr && (kernel->kind == KernelKind::kRmsNorm ||
+                                              kernel->kind == KernelKind::kLayerNorm);
+      if (!norm || op.reads.empty() || has_one_weight(*kernel, op)) continue;
+      return refuse(backend, work,
+                    op.name +
+                        ": norms without weights, or with weights of each head, are only "
+                        "simulated");
+    }
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Status check_written_down(const Workload& workload, const std::string& backend) {
   for (std::size_t p = 0; p < workload.programs.size(); ++p) {
     const Program& program = workload.programs[p];
     FT_TRY(check_tensors(program, backend));
+    FT_TRY(check_norms(program, backend));
     for (const Work& work : program.works) FT_TRY(check_work(workload, p, backend, work));
   }
   return ok_status();

@@ -122,6 +122,54 @@ TEST(Gradients, Experts) {
   }
 }
 
+// Norms behind the branches, with and without those before; a bias of the output matrix; no
+// positions.
+TEST(Gradients, NormsBehindBranchesAndABiasOfTheHead) {
+  for (const bool before : {false, true}) {
+    for (const Norm norm : {Norm::kRmsNorm, Norm::kLayerNorm}) {
+      Model model = probed(small_llama());
+      model.norm = norm;
+      model.norms.after = true;
+      model.norms.before = before;
+      model.biases.head = before;
+      if (before) model.position = Position::kNone;
+      expect_derivatives(model, plan_of(model, AttentionKernel::kFlash, 0));
+    }
+  }
+  Model sparse = probed(small_moe());
+  sparse.experts = Experts{8, 2, 6, 4, 1, 1, false};
+  sparse.norms.after = true;
+  Plan plan = plan_of(sparse, AttentionKernel::kFlash, 0);
+  plan.sequence_length = 8;
+  plan.experts.routing = Routing::kCapacity;
+  plan.experts.factor = 4;
+  expect_derivatives(sparse, plan);
+}
+
+// What no kernel is written for is refused before anything starts.
+TEST(Gradients, OtherNormsAndMixersAreRefused) {
+  const auto refused = [](auto change, Model model) {
+    change(model);
+    const Status status =
+        check_executable(lower(model, plan_of(model, AttentionKernel::kFlash, 0)));
+    EXPECT_EQ(status.ok() ? ErrorKind::kInput : status.error().kind, ErrorKind::kUnsupported);
+  };
+  const Model llama = probed(small_llama());
+  refused([](Model& m) { m.norms.weights = false; }, llama);
+  for (const HeadNorms heads : {HeadNorms::kEachHead, HeadNorms::kWidth, HeadNorms::kWeightless}) {
+    refused([heads](Model& m) { m.qk_norm = true, m.norms.heads = heads; }, llama);
+  }
+  refused([](Model& m) { m.activation = Activation::kGeglu; }, llama);
+  const std::size_t layers = static_cast<std::size_t>(llama.layers);
+  refused([layers](Model& m) { m.hybrid.layers.assign(layers, {Mixer::kConv}); }, llama);
+  refused(
+      [layers](Model& m) {
+        m.hybrid.layers.assign(layers, {Mixer::kMamba2});
+        m.hybrid.state_space = {4, 8, 8, 1, 4, 4};
+      },
+      llama);
+}
+
 TEST(Gradients, AlibiParallelBranchesOtherActivations) {
   for (const Activation activation : {Activation::kGelu, Activation::kRelu2}) {
     Model model = probed(small_gpt());
