@@ -55,13 +55,15 @@ class Block {
  protected:
   Block(ProgramBuilder& builder, const Model& model, const Plan& plan, const LayerLayouts& layouts);
 
-  Ref weight(const std::string& name) const {
-    return parameter_ref(x_layouts.parameters, name + ".weight", kWeights, kShared);
+  /// A parameter by its whole name, and its gradient; invalid where the layer has none.
+  Ref parameter(const std::string& name) const {
+    return parameter_ref(x_layouts.parameters, name, kWeights, kShared);
   }
-  Ref gradient(const std::string& name) const {
-    return parameter_ref(x_layouts.parameter_gradients, name + ".weight", kGradients,
-                         kSharedGradients);
+  Ref parameter_gradient(const std::string& name) const {
+    return parameter_ref(x_layouts.parameter_gradients, name, kGradients, kSharedGradients);
   }
+  Ref weight(const std::string& name) const { return parameter(name + ".weight"); }
+  Ref gradient(const std::string& name) const { return parameter_gradient(name + ".weight"); }
   Matrix matrix(const std::string& name, std::int64_t out, std::int64_t in) const {
     return {weight(name), gradient(name), out, in};
   }

@@ -152,8 +152,7 @@ class EndWriter {
   void norm_gradient(SegmentWriter& w, const std::string& name, const NormRefs& norm,
                      const Ref& d_out, const Ref& in, const Ref& stats, const Ref& d_in) {
     if (x_grid) return x_grid->norm_backward(w, name, norm, in, stats, d_out, Ref(), d_in);
-    std::vector<View> reads = {d_out.view(), in.view(), stats.view()};
-    if (norm.weight.valid()) reads.push_back(norm.weight.view());
+    std::vector<View> reads = norm_gradient_reads(d_out, in, stats, norm);
     std::vector<View> writes = {d_in.view()};
     add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
     w.compute(name + ".gradient",

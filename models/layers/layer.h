@@ -124,6 +124,8 @@ struct NormRefs {
 Kernel norm_kernel(const Model& model, std::int64_t rows, std::int64_t cols, DType dtype,
                    bool backward);
 std::vector<View> norm_reads(const Ref& input, const NormRefs& norm);
+std::vector<View> norm_gradient_reads(const Ref& d_out, const Ref& input, const Ref& statistics,
+                                      const NormRefs& norm);
 /// Writes gradients of parameters, and reads them where the pass adds to them.
 void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vector<View>& reads,
                    std::vector<View>& writes);

@@ -85,8 +85,7 @@ Ref LayerOps::norm_after_gradient(SegmentWriter& w, const std::string& block,
   const NormRefs& norm = norms.after;
   if (!x_model.norms.after) return d_out;
   const Ref d_in = scratch("d " + block + " before after_norm", in.count);
-  std::vector<View> reads = {d_out.view(), in.view(), norms.after_stats.view()};
-  if (norm.weight.valid()) reads.push_back(norm.weight.view());
+  std::vector<View> reads = norm_gradient_reads(d_out, in, norms.after_stats, norm);
   std::vector<View> writes = {d_in.view()};
   add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);
   w.compute(block + ".after_norm.gradient",
@@ -210,8 +209,7 @@ void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const No
               {d_out.view(), d_residual.view()}, {d_in.view()});
     return;
   }
-  std::vector<View> reads = {d_out.view(), in.view(), stats.view()};
-  if (norm.weight.valid()) reads.push_back(norm.weight.view());
+  std::vector<View> reads = norm_gradient_reads(d_out, in, stats, norm);
   reads.push_back(d_residual.view());
   std::vector<View> writes = {d_in.view()};
   add_gradients(x_plan, {norm.weight_gradient, norm.bias_gradient}, reads, writes);

@@ -168,6 +168,13 @@ std::vector<View> norm_reads(const Ref& input, const NormRefs& norm) {
   return reads;
 }
 
+std::vector<View> norm_gradient_reads(const Ref& d_out, const Ref& input, const Ref& statistics,
+                                      const NormRefs& norm) {
+  std::vector<View> reads = {d_out.view(), input.view(), statistics.view()};
+  if (norm.weight.valid()) reads.push_back(norm.weight.view());
+  return reads;
+}
+
 void add_gradients(const Plan& plan, const std::vector<Ref>& gradients, std::vector<View>& reads,
                    std::vector<View>& writes) {
   for (const Ref& gradient : gradients) {

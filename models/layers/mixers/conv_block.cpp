@@ -24,10 +24,7 @@ Kernel ConvBlock::convolution(KernelKind kind, std::int64_t passes) const {
 
 void ConvBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {
   std::vector<View> reads = {in.view(), taps().view()};
-  if (const Ref bias = parameter_ref(x_layouts.parameters, "conv.taps.bias", kWeights, kShared);
-      bias.valid()) {
-    reads.push_back(bias.view());
-  }
+  if (const Ref bias = parameter("conv.taps.bias"); bias.valid()) reads.push_back(bias.view());
   w.compute("conv.gated", convolution(KernelKind::kGatedConv, 2), std::move(reads),
             {out.view(), x_gated.view(), x_convolved.view()});
 }
@@ -36,9 +33,8 @@ void ConvBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, cons
   std::vector<View> reads = {d_out.view(), in.view(), x_gated.view(), x_convolved.view(),
                              taps().view()};
   std::vector<View> writes = {d_in.view()};
-  const Ref bias =
-      parameter_ref(x_layouts.parameter_gradients, "conv.taps.bias", kGradients, kSharedGradients);
-  add_gradients(x_plan, {gradient("conv.taps"), bias}, reads, writes);
+  add_gradients(x_plan, {gradient("conv.taps"), parameter_gradient("conv.taps.bias")}, reads,
+                writes);
   w.compute("conv.gated.gradient", convolution(KernelKind::kGatedConvBackward, 5), std::move(reads),
             std::move(writes));
 }

@@ -48,8 +48,8 @@ Ref MambaBlock::convolve(SegmentWriter& w, const std::string& name, const Ref& i
   const Ref out = temporary(name, x_tokens * x_channels);
   Kernel work = kernel(KernelKind::kCausalConv, x_tokens, x_channels);
   work.flops = 2 * x_model.hybrid.state_space.taps * x_tokens * x_channels;
-  std::vector<View> reads = {parts_of(in).channels, own("mamba.conv.weight").view()};
-  if (const Ref bias = own("mamba.conv.bias"); bias.valid()) reads.push_back(bias.view());
+  std::vector<View> reads = {parts_of(in).channels, parameter("mamba.conv.weight").view()};
+  if (const Ref bias = parameter("mamba.conv.bias"); bias.valid()) reads.push_back(bias.view());
   w.compute(name, work, std::move(reads), {out.view()});
   return out;
 }
@@ -58,11 +58,11 @@ void MambaBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {
   const Packed packed = parts_of(in);
   const Ref channels = convolve(w, "mamba.conv", in);
   std::vector<View> reads = {channels.view(), packed.steps};
-  for (const char* name : kOfScan) reads.push_back(own(name).view());
+  for (const char* name : kOfScan) reads.push_back(parameter(name).view());
   w.compute("mamba.scan", scan(false), std::move(reads), {x_scanned.view()});
   w.compute("mamba.gate_norm",
             kernel(KernelKind::kGatedNorm, x_tokens * x_groups, out_width() / x_groups),
-            {x_scanned.view(), packed.gate, own("mamba.gate_norm.weight").view()},
+            {x_scanned.view(), packed.gate, parameter("mamba.gate_norm.weight").view()},
             {out.view(), x_roots.view()});
 }
 
@@ -71,9 +71,9 @@ void MambaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, con
   const Packed d_packed = parts_of(d_in);
   const Ref d_scanned = temporary("d scanned", x_tokens * out_width());
   std::vector<View> reads = {d_out.view(), x_scanned.view(), packed.gate, x_roots.view(),
-                             own("mamba.gate_norm.weight").view()};
+                             parameter("mamba.gate_norm.weight").view()};
   std::vector<View> writes = {d_scanned.view(), d_packed.gate};
-  add_gradients(x_plan, {own_gradient("mamba.gate_norm.weight")}, reads, writes);
+  add_gradients(x_plan, {parameter_gradient("mamba.gate_norm.weight")}, reads, writes);
   w.compute("mamba.gate_norm.gradient",
             kernel(KernelKind::kGatedNormBackward, x_tokens * x_groups, out_width() / x_groups),
             std::move(reads), std::move(writes));
@@ -81,17 +81,18 @@ void MambaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, con
   const Ref channels = convolve(w, "mamba.conv.again", in);
   const Ref d_channels = temporary("d channels", x_tokens * x_channels);
   reads = {d_scanned.view(), channels.view(), packed.steps};
-  for (const char* name : kOfScan) reads.push_back(own(name).view());
+  for (const char* name : kOfScan) reads.push_back(parameter(name).view());
   writes = {d_channels.view(), d_packed.steps};
   std::vector<Ref> gradients;
-  for (const char* name : kOfScan) gradients.push_back(own_gradient(name));
+  for (const char* name : kOfScan) gradients.push_back(parameter_gradient(name));
   add_gradients(x_plan, gradients, reads, writes);
   w.compute("mamba.scan.gradient", scan(true), std::move(reads), std::move(writes));
 
-  reads = {d_channels.view(), packed.channels, own("mamba.conv.weight").view()};
+  reads = {d_channels.view(), packed.channels, parameter("mamba.conv.weight").view()};
   writes = {d_packed.channels};
-  add_gradients(x_plan, {own_gradient("mamba.conv.weight"), own_gradient("mamba.conv.bias")}, reads,
-                writes);
+  add_gradients(x_plan,
+                {parameter_gradient("mamba.conv.weight"), parameter_gradient("mamba.conv.bias")},
+                reads, writes);
   Kernel work = kernel(KernelKind::kCausalConvBackward, x_tokens, x_channels);
   work.flops = 4 * x_model.hybrid.state_space.taps * x_tokens * x_channels;
   w.compute("mamba.conv.gradient", work, std::move(reads), std::move(writes));

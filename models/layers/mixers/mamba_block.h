@@ -37,12 +37,6 @@ class MambaBlock : public Block {
   Packed parts_of(const Ref& in) const;
   Scan scan(bool backward) const;
   Ref convolve(SegmentWriter& w, const std::string& name, const Ref& in);
-  Ref own(const char* name) const {
-    return parameter_ref(x_layouts.parameters, name, kWeights, kShared);
-  }
-  Ref own_gradient(const char* name) const {
-    return parameter_ref(x_layouts.parameter_gradients, name, kGradients, kSharedGradients);
-  }
 
   std::int64_t x_heads, x_groups, x_channels;  ///< of this rank; channels of the convolution
   Ref x_scanned, x_roots;
