@@ -32,9 +32,9 @@ void read_same(JsonReader& reader, const char* key, std::int64_t size) {
 
 }  // namespace
 
-void read_encoder_decoder(JsonReader& reader, Model& m) {
+void read_encoder_decoder(bool relative, JsonReader& reader, Model& m) {
   m.encoder_layers = m.decoder_layers = m.layers;
-  if (reader.has("d_kv")) {  // as T5 has it
+  if (relative) {
     m.relative_buckets = 32;
     reader.read("num_decoder_layers", m.decoder_layers, kConfigSize);
     read_t5(reader, m);

@@ -72,11 +72,11 @@ void read_pattern(const Json& json, JsonReader& reader, bool one_sublayer, Model
   for (const auto& [key, other] : kIndices) {
     if (json.find(key) != nullptr) return read_indices(reader, key, other, m);
   }
-  std::string key = "layer_types";
-  for (const char* name : {"hybrid_override_pattern", "layers_block_type"}) {
-    if (json.find(name) != nullptr) key = name;
-  }
-  if (key == "layer_types" && json.find(key) == nullptr && one_sublayer) {
+  const auto* const found =
+      std::find_if(kLayerLists.begin(), kLayerLists.end(),
+                   [&json](const char* name) { return json.find(name) != nullptr; });
+  const std::string key = found == kLayerLists.end() ? kLayerLists.back() : *found;
+  if (found == kLayerLists.end() && one_sublayer) {
     m.hybrid.layers.assign(static_cast<std::size_t>(m.layers),
                            {Mixer::kMamba2, FeedForward::kNone});
     return;  // a state space and nothing else

@@ -93,8 +93,8 @@ struct Biases {
 /// all heads as one vector; or none.
 enum class HeadNorms : std::uint8_t { kOneHead, kEachHead, kWidth, kWeightless };
 
-/// Norms of a block: of what its mixer and its feed-forward read, of what they give; none of them
-/// has weights where `weights` says so.
+/// The norms of a block. `before`: a norm reads the stream before each branch. `after`: a norm
+/// reads the result of each branch. Without `weights` no norm of the model has weights.
 struct BlockNorms {
   bool before = true, after = false, weights = true;
   HeadNorms heads = HeadNorms::kOneHead;

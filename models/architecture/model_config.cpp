@@ -78,7 +78,7 @@ const Json* text_part(const Json& json, const char*& key) {
 /// The number of layers, where the file lists their kinds alone.
 void count_listed_layers(Json& json, const ModelType& type) {
   if (json.find(key_of(json, type, "num_hidden_layers")) != nullptr) return;
-  for (const char* key : {"hybrid_override_pattern", "layers_block_type", "layer_types"}) {
+  for (const char* key : kLayerLists) {
     const Json* list = json.find(key);
     if (list == nullptr) continue;
     const std::size_t count = list->array() != nullptr    ? list->array()->size()
@@ -90,19 +90,9 @@ void count_listed_layers(Json& json, const ModelType& type) {
 
 /// What its type says where the file is silent, and where its switches stand so.
 void apply_rules(Config& c) {
-  const auto stated = [&c](const std::string& key) {
-    const Json* value = c.json.find(key);
-    return value != nullptr && !value->is_null();
-  };
   for (const auto& [key, value] : c.type.defaults) {
-    bool found = stated(key);
-    for (const std::string& other : spellings_of(key)) found = found || stated(other);
-    const auto own = std::find_if(c.type.keys.begin(), c.type.keys.end(),
-                                  [&key](const auto& item) { return item.first == key; });
-    if (own != c.type.keys.end() && own->second.array() != nullptr) {
-      for (const Json& other : *own->second.array()) found = found || stated(*other.string());
-    }
-    if (!found) c.json.set(key, value);
+    const Json* stated = c.json.find(key_of(c.json, c.type, key));
+    if (stated == nullptr || stated->is_null()) c.json.set(key, value);
   }
   Json traits(c.type.traits);
   for (const Json& rule : c.type.rules) {
@@ -156,7 +146,7 @@ std::string key_of(const Json& json, const ModelType& type, const std::string& n
 namespace {
 
 /// Traits that are switches, and what they set.
-void read_traits(const ModelType& type, Model& m, std::vector<std::string>& forms, Status& status) {
+Status read_traits(const ModelType& type, Model& m, std::vector<std::string>& forms) {
   const Json json(type.traits);
   JsonReader reader(json, "model_types/" + type.name + ".json", "/traits");
   reader.read_enum("norm", m.norm, {"layer-norm", "rms-norm"});
@@ -179,15 +169,15 @@ void read_traits(const ModelType& type, Model& m, std::vector<std::string>& form
                                                     {"qk_norm", &m.qk_norm},
                                                     {"attention_sinks", &m.attention_sinks}};
   for (const auto& [name, out] : switches) reader.read(name, *out);
-  for (const char* form :
-       {"gated", "latent", "mixers", "one_sublayer", "segments", "attn_config", "encoder_decoder",
-        "embedding_projection", "intermediate_halves", "intermediate_two_thirds"}) {
+  for (const char* form : {"gated", "latent", "mixers", "one_sublayer", "segments", "attn_config",
+                           "encoder_decoder", "relative_positions", "embedding_projection",
+                           "intermediate_halves", "intermediate_two_thirds"}) {
     bool on = false;
     if (reader.read(form, on) && on) forms.emplace_back(form);
   }
   reader.read("attention_chunk", m.attention_chunk, JsonReader::IntRange{1, kMost});
   for (const char* number : {"full_every", "more_positions"}) reader.take(number);
-  status = reader.finish();
+  return reader.finish();
 }
 
 class ModelReader {
@@ -202,9 +192,7 @@ class ModelReader {
     if (const Json* layers = x_reader.take("layers")) return read_layers(*layers);
     x_reader.read("model_type", x_model.type);
     FT_TRY(refuse_experts());
-    Status traits = ok_status();
-    read_traits(x_config.type, x_model, x_forms, traits);
-    FT_TRY(traits);
+    FT_TRY(read_traits(x_config.type, x_model, x_forms));
     x_model.notes.left_out = x_config.type.left_out;
     refuse_keys();
     read_shapes();
@@ -295,7 +283,7 @@ class ModelReader {
   /// Of types that have none.
   Status refuse_experts() {
     if (!x_config.type.experts.is_null()) return ok_status();
-    for (const char* key : kExpertCounts) {
+    for (const std::string& key : spellings_of("num_experts")) {
       const Json* experts = x_json.find(key);
       if (experts != nullptr && experts->number() > 1) {
         return unsupported(x_reader.source() + ": " + x_reader.pointer(key) + ": " + x_model.type +
@@ -340,7 +328,7 @@ class ModelReader {
       m.positions = positions + number_of("more_positions");
     }
     if (is("segments")) read_segments();
-    if (pair) read_encoder_decoder(x_reader, m);
+    if (pair) read_encoder_decoder(is("relative_positions"), x_reader, m);
     x_reader.read("sliding_window", m.sliding_window, JsonReader::IntRange{1, kMost});
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;

@@ -13,9 +13,9 @@ namespace foretrain {
 /// Of a width or a count of what there must be one of.
 inline constexpr JsonReader::IntRange kConfigSize{1, 1'000'000'000};
 
-/// How hub files call the number of experts.
-inline constexpr std::array kExpertCounts = {"num_experts", "num_local_experts", "n_routed_experts",
-                                             "moe_num_experts"};
+/// Keys that list the kind of every layer, by letter or by word.
+inline constexpr std::array kLayerLists = {"hybrid_override_pattern", "layers_block_type",
+                                           "layer_types"};
 
 /// The name by which a file has the key `native`; `native` itself where it has not.
 std::string key_of(const Json& json, const ModelType& type, const std::string& native);
@@ -34,7 +34,8 @@ void read_latent(const Json& json, JsonReader& reader, Model& model);
 void read_hybrid(const Json& json, const ModelType& type, bool one_sublayer, JsonReader& reader,
                  Model& model);
 
-/// Reads what an encoder-decoder has beside the keys of all, of which `model` holds the encoder's.
-void read_encoder_decoder(JsonReader& reader, Model& model);
+/// Reads what an encoder-decoder has beside the keys of all, of which `model` holds the encoder's;
+/// `relative`: its stacks have biases of relative positions, and its keys are T5's.
+void read_encoder_decoder(bool relative, JsonReader& reader, Model& model);
 
 }  // namespace foretrain

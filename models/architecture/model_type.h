@@ -17,7 +17,7 @@ namespace foretrain {
 ///             true), these keys and traits hold
 ///   experts   how it names and forms experts; absent: it has none
 ///   refused   keys whose presence is not modelled, and what they mean
-///   ignored   keys that change neither shapes nor costs; left_out: what is not modelled
+///   ignored   keys that change neither shapes nor costs; left_out: parts that no Program has
 struct ModelType {
   std::string name;
   Json::Object keys, defaults, traits, refused;

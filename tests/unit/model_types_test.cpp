@@ -93,6 +93,11 @@ TEST(ModelTypes, RulesFollowTheSwitchesOfAFile) {
   EXPECT_TRUE(old.biases.qkv && old.biases.mlp);
 }
 
+TEST(ModelTypes, StacksWithRelativePositionsNeedTheSizeOfAHead) {
+  EXPECT_TRUE(is_named(typed_model(of_type("t5")), "d_kv"));
+  EXPECT_TRUE(typed_model(of_type("t5", ",\"d_kv\":16")).ok());
+}
+
 // Norms: before and behind (4 h a layer), behind alone (2 h), none with weights.
 TEST(ModelTypes, NormsAreWhereTheTypeHasThem) {
   const std::int64_t plain = typed_parameters(of_type("llama"));
