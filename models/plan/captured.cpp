@@ -26,7 +26,7 @@ bool held(const Captured& captured, bool sparse, std::string_view name) {
 
 }  // namespace
 
-void settle_captured(JsonReader& run, bool by_layer, const Model& model, Captured& out) {
+void derive_captured(JsonReader& run, bool by_layer, const Model& model, Captured& out) {
   if (out.any() && !by_layer) {
     run.fail("launch/graph_modules", "goes with cuda_graph layer alone");
   }

@@ -20,7 +20,7 @@ struct Captured {
 };
 
 /// Without `launch.graph_modules` graphs `by_layer` hold all of a layer.
-void settle_captured(JsonReader& run, bool by_layer, const Model& model, Captured& out);
+void derive_captured(JsonReader& run, bool by_layer, const Model& model, Captured& out);
 
 /// Marks the operations of a layer's segment that `captured` names, and puts the host's launch
 /// before each run of them. Left out: copies of a graph's inputs into memory of its own, and the

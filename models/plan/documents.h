@@ -1,9 +1,8 @@
 // Sequences that pack several documents: `batch.documents`.
 #pragma once
 
-#include <optional>
-
-#include "models/plan/plan_sharding.h"
+#include "models/plan/plan.h"
+#include "models/plan/violations.h"
 
 namespace foretrain {
 
@@ -13,12 +12,12 @@ namespace foretrain {
 /// segment ids of MaxText). A document as long as the sequence is none. `sequence` is known.
 /// Left out: lengths that differ between sequences, positions that begin anew in every document,
 /// losses that are not taken at their ends.
-std::optional<Refusal> derive_documents(const Json& asked, Plan& plan);
+void derive_documents(const Json& asked, Plan& plan, Violations& out);
 
 /// Ranks of a ring hold chunks of every document, which therefore divides into them, else some
 /// would have pieces to skip; ring self-attention stores whole rows; cross-attention has no
 /// documents; a window of gathered keys would have to be cut at both. Nor is a sequence of several
 /// of the chunks that a model's attention stays in modelled.
-std::optional<Refusal> refused_documents(const Model& model, const Plan& plan);
+void check_documents(const Model& model, const Plan& plan, Violations& out);
 
 }  // namespace foretrain

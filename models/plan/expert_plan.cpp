@@ -175,47 +175,45 @@ void derive_experts(JsonReader& run, const ExpertRequest& asked, const Model& mo
   }
 }
 
-void check_expert_modules(JsonReader& run, const Recompute& recompute, const Model& model) {
+void check_expert_modules(const Recompute& recompute, const Model& model, Violations& out) {
   if (recompute.latent_up && !model.is_latent()) {
-    run.fail("recompute/modules", "found \"mla_up_proj\", but the model's attention is not latent");
+    out.add("recompute/modules", "found \"mla_up_proj\", but the model's attention is not latent");
   }
   if (model.has_experts()) return;
   for (const auto& [is, name] :
        {std::pair(recompute.moe, "moe"), std::pair(recompute.expert_activation, "moe_act"),
         std::pair(recompute.shared_experts, "shared_experts")}) {
     if (!is) continue;
-    run.fail("recompute/modules",
-             std::string("found \"") + name + "\", but the model has no experts");
+    out.add("recompute/modules",
+            std::string("found \"") + name + "\", but the model has no experts");
   }
 }
 
 namespace {
 
-/// What passes that hide each other's exchanges do not go with.
-void check_paired(JsonReader& run, const Model& model, const Plan& plan) {
+/// Passes that hide each other's exchanges.
+void check_paired(const Model& model, const Plan& plan, Violations& out) {
   if (!plan.overlap.passes) return;
-  if (!model.has_experts()) return run.fail("overlap/passes", "the model has no experts");
+  constexpr const char* kKey = "overlap/passes";
+  if (!model.has_experts()) return out.add(kKey, "the model has no experts");
   // Without chunks a stage's pair would begin when its neighbour's ends: half of the time is lost.
   const bool alone = plan.schedule == Schedule::k1F1B && plan.pipeline == 1;
   if (!alone && (plan.schedule != Schedule::kInterleaved || plan.virtual_pipeline == 1)) {
-    return run.fail("overlap/passes",
-                    "pairs the passes of interleaved-1f1b with virtual_pipeline > 1, or of one "
-                    "stage; dualpipe pairs its own");
+    out.add(kKey,
+            "pairs the passes of interleaved-1f1b with virtual_pipeline > 1, or of one stage; "
+            "dualpipe pairs its own");
   }
   if (plan.experts.expert * plan.experts.tensor == 1) {
-    return run.fail("overlap/passes",
-                    "no tokens are exchanged: parallel.expert and expert_tensor are 1");
+    out.add(kKey, "no tokens are exchanged: parallel.expert and expert_tensor are 1");
   }
   if (plan.pipeline > 1 && plan.microbatches() == plan.pipeline) {
-    return run.fail("overlap/passes", "with as many microbatches as stages, " +
-                                          text(plan.pipeline) +
-                                          ", all forward passes come first: there are no pairs");
+    out.add(kKey, "with as many microbatches as stages, " + text(plan.pipeline) +
+                      ", all forward passes come first: there are no pairs");
   }
   if (plan.by_units() || plan.offload.activation_layers > 0) {
-    run.fail("overlap/passes",
-             "with sharded gradients or parameters, or with activations on the host, is not "
-             "modelled yet",
-             ErrorKind::kUnsupported);
+    out.unsupported(kKey,
+                    "with sharded gradients or parameters, or with activations on the host, is "
+                    "not modelled yet");
   }
 }
 
@@ -225,28 +223,27 @@ double most_imbalance(const Experts& e, std::int64_t ranks) {
   return static_cast<double>(ranks) * chosen / static_cast<double>(e.top_k);
 }
 
-void check_imbalance(JsonReader& run, const Experts& e, const ExpertPlan& plan) {
+void check_imbalance(const Experts& e, const ExpertPlan& plan, Violations& out) {
   if (plan.routing != Routing::kNatural || e.count % plan.expert != 0) return;
   const double most = std::max(1.0, most_imbalance(e, plan.expert));
   if (plan.factor <= most * 1.0001) return;
   std::ostringstream message;
   message << "found " << plan.factor << ", but with " << text(plan.expert)
           << " ranks that share the experts the busiest has at most " << most << " times the mean";
-  run.fail("moe/imbalance", message.str());
+  out.add("moe/imbalance", message.str());
 }
 
 /// Groups of shards hold all experts: each is made of ranks that follow each other in a stage, and
 /// of whole groups of ranks that hold all experts together.
-void check_groups(JsonReader& run, const Plan& plan) {
+void check_groups(const Plan& plan, Violations& out) {
   if (plan.sharding == Sharding::kNone || plan.replicas() == 1) return;
   const std::int64_t group = plan.shards() * plan.tensor;
   const std::int64_t holders = plan.experts.expert * plan.experts.tensor;
   if (group % holders != 0) {
-    return run.fail("sharding/group_size",
-                    text(plan.shards()) + " ranks x tensor " + text(plan.tensor) +
-                        " do not hold all experts: expected a multiple of expert " +
-                        text(plan.experts.expert) + " x expert_tensor " +
-                        text(plan.experts.tensor) + " = " + text(holders));
+    out.add("sharding/group_size", text(plan.shards()) + " ranks x tensor " + text(plan.tensor) +
+                                       " do not hold all experts: expected a multiple of expert " +
+                                       text(plan.experts.expert) + " x expert_tensor " +
+                                       text(plan.experts.tensor) + " = " + text(holders));
   }
   std::vector<std::string> order = plan.rank_order;
   std::erase(order, "pp");
@@ -255,86 +252,90 @@ void check_groups(JsonReader& run, const Plan& plan) {
   };
   const bool whole = at("tp") < at("cp") || plan.context == 1 || plan.tensor == 1 ||
                      plan.shards() % plan.context == 0;
-  if (order.back() != "dp" || !whole) {
-    run.fail(
-        "sharding/group_size",
-        "with experts, groups of shards are modelled where the ranks of one follow each other: "
-        "set parallel.rank_order to one with dp behind tp, cp and ep, such as tp-cp-ep-dp-pp",
-        ErrorKind::kUnsupported);
+  if (order.back() == "dp" && whole) return;
+  out.unsupported(
+      "sharding/group_size",
+      "with experts, groups of shards are modelled where the ranks of one follow each other: set "
+      "parallel.rank_order to one with dp behind tp, cp and ep, such as tp-cp-ep-dp-pp");
+}
+
+/// Degrees that divide neither the ranks nor the model's experts.
+void check_expert_degrees(const Model& model, const Plan& plan, Violations& out) {
+  const std::int64_t expert = plan.experts.expert;
+  const std::int64_t cut = plan.experts.tensor;
+  const Experts& e = model.experts;
+  const std::int64_t ranks = plan.accelerators / plan.pipeline;
+  if (ranks % (expert * cut) != 0) {
+    out.add("parallel/expert", "expert " + text(expert) + " x expert_tensor " + text(cut) +
+                                   " does not divide the " + text(ranks) +
+                                   " ranks of a pipeline stage");
+  }
+  if (e.count % expert != 0) {
+    out.add("parallel/expert",
+            text(expert) + " does not divide the model's " + text(e.count) + " experts");
+  }
+  if (e.width % cut != 0) {
+    out.add("parallel/expert_tensor",
+            text(cut) + " does not divide the experts' width " + text(e.width));
+  }
+  if (e.shared_width % plan.tensor != 0) {
+    out.add("parallel/tensor", text(plan.tensor) + " does not divide the shared experts' width " +
+                                   text(e.shared_width));
+  }
+}
+
+/// The kernels that the way of experts is modelled with.
+void check_expert_kernels(const Model& model, const Plan& plan, Violations& out) {
+  const ExpertPlan& experts = plan.experts;
+  if (experts.cast_first && (!experts.fused() || plan.precision.linear != DType::kFp8)) {
+    out.add("moe/dispatch_dtype",
+            "fp8 needs an fp8 precision, and moe.dispatcher deepep or hybridep, whose kernels "
+            "carry it");
+  }
+  const bool plain =
+      experts.dispatcher == Dispatcher::kAllToAll && experts.tensor == 1 && !plan.sequence;
+  if (experts.masks && experts.routing == Routing::kCapacity &&
+      (!plain || plan.precision.low() || plan.overlap.expert)) {
+    out.unsupported("moe/gate",
+                    "masks are modelled with moe.dispatcher alltoall, in 16 bits and more, without "
+                    "parallel.sequence, parallel.expert_tensor and overlap.expert; set moe.gate to "
+                    "indices for what this plan costs without them");
+  }
+  if (plan.tensor > 1 && !plan.sequence) {
+    out.add("parallel/sequence",
+            "experts with tensor parallelism need sequence parallelism: without it every tensor "
+            "rank would send the same tokens");
+  }
+  if (model.predict_layers > 0 && model.tied_embeddings) {
+    out.unsupported("model/num_nextn_predict_layers",
+                    "multi-token prediction with tied embeddings is not modelled yet");
+  }
+  if (plan.attention == AttentionKernel::kUnfused && model.is_latent()) {
+    out.unsupported("kernels/attention", "unfused latent attention is not modelled yet");
   }
 }
 
 }  // namespace
 
-void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan) {
-  check_paired(run, model, plan);
-  const std::int64_t expert = plan.experts.expert;
-  const std::int64_t cut = plan.experts.tensor;
-  const auto refuse = [&run](const char* place, const std::string& message,
-                             ErrorKind kind = ErrorKind::kInput) {
-    run.fail(place, message, kind);
-  };
+void check_expert_plan(const Model& model, const Plan& plan, Violations& out) {
+  check_paired(model, plan, out);
+  const ExpertPlan& experts = plan.experts;
   if (!model.has_experts()) {
-    if (expert > 1)
-      refuse("parallel/expert", "found " + text(expert) + ": the model has no experts");
-    if (cut > 1) {
-      refuse("parallel/expert_tensor", "found " + text(cut) + ": the model has no experts");
+    for (const auto& [key, degree] : {std::pair("parallel/expert", experts.expert),
+                                      std::pair("parallel/expert_tensor", experts.tensor)}) {
+      if (degree > 1) out.add(key, "found " + text(degree) + ": the model has no experts");
     }
     return;
   }
+  check_expert_degrees(model, plan, out);
+  check_expert_kernels(model, plan, out);
+  check_imbalance(model.experts, experts, out);
+  check_groups(plan, out);
   const Experts& e = model.experts;
-  if (plan.experts.cast_first && (!plan.experts.fused() || plan.precision.linear != DType::kFp8)) {
-    return refuse("moe/dispatch_dtype",
-                  "fp8 needs an fp8 precision, and moe.dispatcher deepep or hybridep, whose "
-                  "kernels carry it");
-  }
-  const bool plain = plan.experts.dispatcher == Dispatcher::kAllToAll && cut == 1 && !plan.sequence;
-  if (plan.experts.masks && plan.experts.routing == Routing::kCapacity &&
-      (!plain || plan.precision.low() || plan.overlap.expert)) {
-    return refuse("moe/gate",
-                  "masks are modelled with moe.dispatcher alltoall, in 16 bits and more, without "
-                  "parallel.sequence, parallel.expert_tensor and overlap.expert; set moe.gate to "
-                  "indices for what this plan costs without them",
-                  ErrorKind::kUnsupported);
-  }
-  const std::int64_t ranks = plan.accelerators / plan.pipeline;
-  if (ranks % (expert * cut) != 0) {
-    return refuse("parallel/expert", "expert " + text(expert) + " x expert_tensor " + text(cut) +
-                                         " does not divide the " + text(ranks) +
-                                         " ranks of a pipeline stage");
-  }
-  if (e.count % expert != 0) {
-    refuse("parallel/expert",
-           text(expert) + " does not divide the model's " + text(e.count) + " experts");
-  }
-  check_imbalance(run, e, plan.experts);
-  if (e.width % cut != 0) {
-    refuse("parallel/expert_tensor",
-           text(cut) + " does not divide the experts' width " + text(e.width));
-  }
-  if (e.shared_width % plan.tensor != 0) {
-    refuse("parallel/tensor", text(plan.tensor) + " does not divide the shared experts' width " +
-                                  text(e.shared_width));
-  }
-  if (plan.tensor > 1 && !plan.sequence) {
-    refuse("parallel/sequence",
-           "experts with tensor parallelism need sequence parallelism: without it every tensor "
-           "rank would send the same tokens");
-  }
-  if (model.predict_layers > 0 && model.tied_embeddings) {
-    refuse("model/num_nextn_predict_layers",
-           "multi-token prediction with tied embeddings is not modelled yet",
-           ErrorKind::kUnsupported);
-  }
-  check_groups(run, plan);
-  if (plan.attention == AttentionKernel::kUnfused && model.is_latent()) {
-    refuse("kernels/attention", "unfused latent attention is not modelled yet",
-           ErrorKind::kUnsupported);
-  }
   const double rows = static_cast<double>(plan.tokens()) * static_cast<double>(e.top_k) *
-                      static_cast<double>(expert * cut) * plan.experts.factor;
+                      static_cast<double>(experts.expert * experts.tensor) * experts.factor;
   if (rows * static_cast<double>(std::max({model.hidden, 2 * e.width, e.count})) * 8 > 4e18) {
-    refuse("batch", "one microbatch would send more than 4 EB to its experts");
+    out.add("batch", "one microbatch would send more than 4 EB to its experts");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "models/plan/plan.h"
+#include "models/plan/violations.h"
 
 namespace foretrain {
 
@@ -45,10 +46,10 @@ struct ExpertRequest;
 void derive_experts(JsonReader& run, const ExpertRequest& asked, const Model& model,
                     ExpertPlan& plan);
 
-/// Refuses modules of `recompute.modules` where the model has no such part.
-void check_expert_modules(JsonReader& run, const Recompute& recompute, const Model& model);
+/// Modules of `recompute.modules` where the model has no such part.
+void check_expert_modules(const Recompute& recompute, const Model& model, Violations& out);
 
 /// Refuses degrees that do not divide and combinations that cannot be. The plan's data is known.
-void check_expert_plan(JsonReader& run, const Model& model, const Plan& plan);
+void check_expert_plan(const Model& model, const Plan& plan, Violations& out);
 
 }  // namespace foretrain

@@ -13,6 +13,7 @@
 #include "models/plan/plan_schedule.h"
 #include "models/plan/plan_sharding.h"
 #include "models/plan/plan_tensor.h"
+#include "models/plan/violations.h"
 
 namespace foretrain {
 namespace {
@@ -40,14 +41,17 @@ class PlanDeriver {
     derive_experts(x_reader, x_request.experts, x_model, x_plan.experts);
     derive_launch();
     check_request();
-    FT_TRY(x_reader.status());
-    if (!derive_degrees()) return x_reader.status().error();
+    FT_TRY(status());
+    derive_degrees();
+    FT_TRY(status());
+    derive_documents(x_request.documents, x_plan, x_violations);
+    check_network(x_model, x_plan, x_violations);
+    FT_TRY(status());
     derive_rest();
-    FT_TRY(x_reader.status());
     check();
-    FT_TRY(x_reader.status());
+    FT_TRY(status());
     derive_passes(x_reader, x_model, x_plan);
-    settle_layout(x_reader, x_model, x_plan);
+    derive_layout(x_reader, x_model, x_plan);
     FT_TRY(x_reader.status());
     return x_plan;
   }
@@ -88,7 +92,7 @@ class PlanDeriver {
     Plan& p = x_plan;
     if (p.buckets.first_bytes == 0) p.buckets.first_bytes = p.buckets.bytes;
     const bool narrow = x_request.compute_gradients.value_or(false);
-    settle_compute(x_request.precision, p.precision);
+    derive_compute(x_request.precision, p.precision);
     if (x_request.master) p.precision.master = *x_request.master;
     using Stored = GradientKeys::Stored;
     const Stored stored = x_request.gradients.stored;
@@ -117,7 +121,7 @@ class PlanDeriver {
     if (x_request.compile) p.fusion = Fusion::kCompiled;
     // XLA and Inductor assign the layouts of convolutions themselves, by what the device reads.
     p.channels_first = x_request.channels_first && !x_request.compile;
-    settle_recipe(x_reader, x_request, p.precision);
+    derive_recipe(x_reader, x_request, p.precision);
   }
 
   void derive_launch() {
@@ -125,13 +129,12 @@ class PlanDeriver {
     if (x_request.graph == CudaGraph::kNone) p.checkpoint_time = x_request.checkpoint_time;
     const bool eager = x_request.graph != CudaGraph::kFull && p.fusion != Fusion::kCompiled;
     if (eager) p.host_operations = x_request.operations;
-    settle_captured(x_reader, x_request.graph == CudaGraph::kLayer, x_model, p.captured);
+    derive_captured(x_reader, x_request.graph == CudaGraph::kLayer, x_model, p.captured);
     const bool on_device = p.offload.optimizer == Memory::kDevice;
     if (on_device && p.offload.device_share < 0) p.offload.device_share = 0;
   }
 
-  /// Whether the degrees are ones from which anything follows.
-  bool derive_degrees() {
+  void derive_degrees() {
     Plan& p = x_plan;
     const std::int64_t ranks = p.tensor * p.pipeline * p.context;
     std::string degrees = "tensor " + text(p.tensor) + " x pipeline " + text(p.pipeline);
@@ -146,32 +149,29 @@ class PlanDeriver {
       p.data = p.accelerators / (p.tensor * p.pipeline);
       const std::int64_t ranks_batch = p.micro_batch * p.batch_ranks();
       if (p.global_batch == 0) p.global_batch = ranks_batch * x_request.accumulation;
-      return true;
     }
-    return false;
   }
 
   void derive_rest() {
     Plan& p = x_plan;
-    if (refuse(derive_documents(x_request.documents, p))) return;
-    if (refuse(refused_network(x_model, p))) return;
-    refuse(settle_autocast(x_request.autocast, x_model, p));
+    derive_autocast(x_request.autocast, x_model, p, x_violations);
     const GradientKeys& gradients = x_request.gradients;
     if (const std::int64_t each = gradients.bucket_elements_per_rank; each > 0) {
       p.bucket_elements = std::max(p.bucket_elements, each * p.data);
     }
+    widen_buckets(x_model, p);
     p.units.reduce = gradients.reduced_as_compute ? p.precision.compute : DType::kFp32;
     if (p.pipeline > 1 && !p.units.reshard_in_pipeline) {
       p.units.reshard = p.units.reduce_each = false;
     }
-    settle_buckets(x_model, p);
-    refuse(settle_low_weights(x_request.low_weights, x_model, p));
+    derive_buckets(x_model, p);
+    derive_low_weights(x_request.low_weights, x_model, p, x_violations);
     // A host that waited for its stage's passes would not reach what other stages wait for.
     if (p.spreads_vocabulary()) p.host_waits = HostWaits::kNone;
-    settle_messages(x_model, p);
-    settle_accumulation(x_model, gradients, p);
-    settle_compression(p);
-    settle_chunks(x_model, p);
+    derive_messages(x_model, p);
+    derive_accumulation(x_model, gradients, p);
+    derive_compression(p);
+    derive_chunks(x_model, p);
     using Unscale = GradientKeys::Unscale;
     const bool clips = gradients.unscale == Unscale::kClipping && p.clip_norm > 0;
     p.unscales =
@@ -182,12 +182,15 @@ class PlanDeriver {
 
   // --- What cannot be ---
   void refuse(const char* place, const std::string& message, ErrorKind kind = ErrorKind::kInput) {
-    x_reader.fail(place, message, kind);
+    x_violations.add(place, message, kind);
   }
 
-  bool refuse(const std::optional<Refusal>& no) {
-    if (no) x_reader.fail(no->place, no->message, no->kind);
-    return no.has_value();
+  /// All that has been refused until now.
+  Status status() {
+    for (const Violation& one : x_violations.all()) {
+      x_reader.fail(one.key, one.message, one.kind);
+    }
+    return x_reader.status();
   }
 
   /// What keys do not go with each other, whatever follows.
@@ -207,7 +210,7 @@ class PlanDeriver {
     if (x_request.context_exchange && p.context == 1) {
       refuse("kernels/context", "needs parallel.context > 1");
     }
-    check_expert_modules(x_reader, p.recompute, x_model);
+    check_expert_modules(p.recompute, x_model, x_violations);
     if (p.virtual_pipeline > 4096) {
       refuse("parallel/virtual_pipeline",
              "found " + text(p.virtual_pipeline) + ", expected at most 4096");
@@ -219,15 +222,11 @@ class PlanDeriver {
     check_context();
     check_batch();
     check_masked();
-    refuse(refused_documents(x_model, p));
-    refuse(refused_tensor(x_model, p));
-    refuse(refused_precision(x_model, p));
-    check_schedule(x_reader, x_model, p);
-    refuse(refused_recompute(x_model, p));
-    for (const Refusal& one : refused_sharding(x_model, p)) refuse(one);
-    refuse(refused_offload(x_model, p));
+    for (const auto rules : {check_documents, check_tensor, check_precision, check_schedule,
+                             check_recompute, check_sharding, check_offload, check_expert_plan}) {
+      rules(x_model, p, x_violations);
+    }
     check_kernels();
-    check_expert_plan(x_reader, x_model, p);
   }
 
   void check_kernels() {
@@ -352,6 +351,7 @@ class PlanDeriver {
   const Request& x_request;
   const Model& x_model;
   Plan x_plan;
+  Violations x_violations;
 };
 
 }  // namespace

@@ -207,7 +207,7 @@ struct Units {
   std::int64_t reuse_elements = 0;
   std::int64_t inner_group =
       1;  ///< neighbours that gather in a second stage: models/units/levels.cpp
-  std::int64_t chunk_elements = 0;   ///< least of what travels at once; 0: a unit (settle_chunks)
+  std::int64_t chunk_elements = 0;   ///< least of what travels at once; 0: a unit (derive_chunks)
   std::int64_t gather_elements = 0;  ///< parameters are cut apart, so many go at once; 0: a unit
   bool forward_prefetch = false;     ///< the next unit's gather is issued before this one's pass
   Prefetch backward_prefetch = Prefetch::kBefore;

@@ -26,7 +26,7 @@ std::vector<std::int64_t> even_layout(const Model& model, const Plan& plan) {
   return out;
 }
 
-void settle_layout(JsonReader& run, const Model& model, Plan& plan) {
+void derive_layout(JsonReader& run, const Model& model, Plan& plan) {
   const std::int64_t chunks = plan.chunks();
   if (plan.pipeline_layout.empty()) {
     if (chunks > model.layers + 2) {
@@ -60,7 +60,7 @@ bool can_scatter_messages(const Model& model, const Plan& p) {
          p.tokens() * model.hidden % p.tensor == 0;
 }
 
-void settle_messages(const Model& model, Plan& plan) {
+void derive_messages(const Model& model, Plan& plan) {
   plan.scatter_gather = plan.scatter_gather && can_scatter_messages(model, plan);
 }
 

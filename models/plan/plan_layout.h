@@ -7,7 +7,7 @@
 namespace foretrain {
 
 /// Fills in the layout, or refuses one that does not have the model's layers in the plan's chunks.
-void settle_layout(JsonReader& run, const Model& model, Plan& plan);
+void derive_layout(JsonReader& run, const Model& model, Plan& plan);
 
 /// Layers of every chunk where a RUN says nothing: `default_layout` (models/plan/plan.h), but that
 /// where the layers do not divide those of multi-token prediction count. Each takes the place of
@@ -22,7 +22,7 @@ std::vector<std::int64_t> even_layout(const Model& model, const Plan& plan);
 bool can_scatter_messages(const Model& model, const Plan& plan);
 
 /// Takes it back where it is not.
-void settle_messages(const Model& model, Plan& plan);
+void derive_messages(const Model& model, Plan& plan);
 
 /// As a RUN writes it.
 std::string name_of(Partition partition);

@@ -7,7 +7,7 @@
 namespace foretrain {
 namespace {
 
-void settle_scaling(JsonReader& run, Fp8Recipe recipe, Precision& precision) {
+void derive_scaling(JsonReader& run, Fp8Recipe recipe, Precision& precision) {
   if (!precision.keeps_copies()) return run.fail("kernels/fp8_recipe", "needs an fp8 precision");
   if (precision.linear != DType::kFp8 || (precision.blocks && recipe != Fp8Recipe::kBlockwise)) {
     return run.fail("kernels/fp8_recipe",
@@ -21,7 +21,7 @@ void settle_scaling(JsonReader& run, Fp8Recipe recipe, Precision& precision) {
 
 }  // namespace
 
-void settle_compute(NamedPrecision name, Precision& p) {
+void derive_compute(NamedPrecision name, Precision& p) {
   using Name = NamedPrecision;
   const bool integers = name == Name::kInt8;
   p.compute = name <= Name::kTf32               ? DType::kFp32
@@ -37,8 +37,8 @@ void settle_compute(NamedPrecision name, Precision& p) {
   p.master = name > Name::kTf32;
 }
 
-void settle_recipe(JsonReader& run, const Request& request, Precision& precision) {
-  if (request.recipe) settle_scaling(run, *request.recipe, precision);
+void derive_recipe(JsonReader& run, const Request& request, Precision& precision) {
+  if (request.recipe) derive_scaling(run, *request.recipe, precision);
   precision.one_copy = request.one_copy && precision.by_tensor();
   precision.cutlass = request.cutlass;
   if (request.cutlass && !(precision.blocks && precision.linear == DType::kFp8)) {
@@ -52,98 +52,81 @@ AttentionKernel attention_of(const Request& request) {
   return static_cast<AttentionKernel>(static_cast<int>(AttentionKernel::kFlash2) + generation - 1);
 }
 
-std::optional<Refusal> refused_autocast(const Model& model, const Plan& p) {
+void check_autocast(const Model& model, const Plan& p, Violations& out) {
   const Recompute& again = p.recompute;
   const bool modules = again.attention || again.norm || again.mlp || again.activation ||
                        again.operations || again.parts > 1 || again.keeps();
-  struct Case {
-    bool found;
-    const char* what;
-  };
-  const Case cases[] = {
-      {p.precision.linear != p.precision.matrix, "linears in less than 16 bits"},
-      {model.is_network(), "networks of layers"},
-      {model.is_encoder_decoder(), "encoder-decoders"},
-      {model.has_experts(), "experts"},
-      {model.is_latent(), "latent attention"},
-      {model.qk_norm, "norms of queries and keys"},
-      {model.attention_sinks, "attention sinks"},
-      {model.shared_norm, "one norm for both branches"},
-      {model.predict_layers > 0, "multi-token prediction"},
-      {p.tensor > 1, "tensor parallelism"},
-      {p.context > 1, "context parallelism"},
-      {p.sharding > Sharding::kOptimizer, "sharded gradients or parameters"},
-      {p.shares_vocabulary(), "a vocabulary that all stages share"},
-      {p.forwards > 1, "passes that come back"},
-      {modules, "recomputation of less than whole layers"},
-  };
-  for (const Case& one : cases) {
-    if (!one.found) continue;
-    return Refusal{"kernels/autocast", std::string("is not modelled with ") + one.what,
-                   ErrorKind::kUnsupported};
-  }
-  return std::nullopt;
+  constexpr const char* kKey = "kernels/autocast";
+  out.beside("torch.autocast",
+             {{p.precision.linear != p.precision.matrix, kKey, "linears in less than 16 bits"},
+              {model.is_network(), kKey, "networks of layers"},
+              {model.is_encoder_decoder(), kKey, "encoder-decoders"},
+              {model.has_experts(), kKey, "experts"},
+              {model.is_latent(), kKey, "latent attention"},
+              {model.qk_norm, kKey, "norms of queries and keys"},
+              {model.attention_sinks, kKey, "attention sinks"},
+              {model.shared_norm, kKey, "one norm for both branches"},
+              {model.predict_layers > 0, kKey, "multi-token prediction"},
+              {p.tensor > 1, kKey, "tensor parallelism"},
+              {p.context > 1, kKey, "context parallelism"},
+              {p.sharding > Sharding::kOptimizer, kKey, "sharded gradients or parameters"},
+              {p.shares_vocabulary(), kKey, "a vocabulary that all stages share"},
+              {p.forwards > 1, kKey, "passes that come back"},
+              {modules, kKey, "recomputation of less than whole layers"}});
 }
 
-std::optional<Refusal> settle_autocast(Asked asked, const Model& model, Plan& plan) {
+void derive_autocast(Asked asked, const Model& model, Plan& plan, Violations& out) {
   Precision& p = plan.precision;
-  if (asked == Asked::kNo || bits_of(p.compute) > 16) return std::nullopt;
-  if (auto no = refused_autocast(model, plan)) {
-    return asked == Asked::kYes ? no : std::nullopt;
+  if (asked == Asked::kNo || bits_of(p.compute) > 16) return;
+  Violations why_not;
+  check_autocast(model, plan, why_not);
+  if (!why_not.empty()) {
+    if (asked == Asked::kYes) out.append(why_not);
+    return;
   }
   p.autocast = true;
   p.fuses_casts = plan.fusion == Fusion::kCompiled;
   p.compute = p.gradients = DType::kFp32;
   p.master = false;
-  return std::nullopt;
 }
 
 namespace {
 
-std::optional<Refusal> refused_low_weights(const Model& model, const Plan& plan) {
-  const auto needs = [](const char* what) {
-    return Refusal{"kernels/fp8_weights", std::string("needs ") + what};
-  };
-  const auto unsupported = [](const char* what) {
-    return Refusal{"kernels/fp8_weights", std::string("is not modelled with ") + what,
-                   ErrorKind::kUnsupported};
-  };
+void check_low_weights(const Model& model, const Plan& plan, Violations& out) {
+  constexpr const char* kKey = "kernels/fp8_weights";
   if (!plan.precision.by_tensor()) {
-    return needs(
-        "precision fp8, with kernels.fp8_recipe delayed, current or tensorwise: one scale "
-        "for a matrix");
+    out.add(kKey,
+            "needs precision fp8, with kernels.fp8_recipe delayed, current or tensorwise: one "
+            "scale for a matrix");
   }
-  if (!plan.precision.master) return needs("precision.master_weights, of which the update casts");
-  if (plan.by_units()) return unsupported("sharding.level gradients and parameters");
-  if (plan.offload.states()) return unsupported("offload.optimizer");
-  if (plan.to_owners()) return unsupported("gradients.reduction reduce");
-  if (plan.buckets.cut != Bucketing::kRanges) {
-    return unsupported("gradients.bucketing other than ranges");
+  if (!plan.precision.master) {
+    out.add(kKey, "needs precision.master_weights, of which the update casts");
   }
-  if (model.is_network() || model.is_encoder_decoder()) {
-    return unsupported("networks of layers and encoder-decoders");
-  }
-  return std::nullopt;
+  out.beside(
+      "a copy of weights in fp8 alone",
+      {{plan.by_units(), kKey, "sharding.level gradients and parameters"},
+       {plan.offload.states(), kKey, "offload.optimizer"},
+       {plan.to_owners(), kKey, "gradients.reduction reduce"},
+       {plan.buckets.cut != Bucketing::kRanges, kKey, "gradients.bucketing other than ranges"},
+       {model.is_network() || model.is_encoder_decoder(), kKey,
+        "networks of layers and encoder-decoders"}});
 }
 
 }  // namespace
 
-std::optional<Refusal> settle_low_weights(Asked asked, const Model& model, Plan& plan) {
-  if (asked == Asked::kNo) return std::nullopt;
-  if (auto no = refused_low_weights(model, plan)) return asked == Asked::kYes ? no : std::nullopt;
-  plan.precision.low_weights = true;
-  return std::nullopt;
+void derive_low_weights(Asked asked, const Model& model, Plan& plan, Violations& out) {
+  if (asked == Asked::kNo) return;
+  Violations why_not;
+  check_low_weights(model, plan, why_not);
+  plan.precision.low_weights = why_not.empty();
+  if (asked == Asked::kYes) out.append(why_not);
 }
 
-std::optional<Refusal> refused_precision(const Model& model, const Plan& plan) {
-  if (!plan.precision.forward_only()) return std::nullopt;
-  const auto no = [](const char* place, const std::string& what) {
-    return Refusal{place, "int8 is not modelled with " + what, ErrorKind::kUnsupported};
-  };
-  if (model.has_experts()) return no("precision", "experts");
-  if (model.is_latent()) return no("precision", "latent attention");
-  if (plan.tensor > 1) return no("parallel/tensor", "tensor parallelism");
-  return std::nullopt;
+void check_precision(const Model& model, const Plan& plan, Violations& out) {
+  if (!plan.precision.forward_only()) return;
+  out.beside("int8", {{model.has_experts(), "precision", "experts"},
+                      {model.is_latent(), "precision", "latent attention"},
+                      {plan.tensor > 1, "parallel/tensor", "tensor parallelism"}});
 }
 
 }  // namespace foretrain

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "models/plan/plan.h"
-#include "models/plan/plan_sharding.h"
+#include "models/plan/violations.h"
 #include "sim/base/json.h"
 
 namespace foretrain {
@@ -11,11 +11,11 @@ struct Request;
 enum class NamedPrecision : std::uint8_t;
 
 /// The types that a name of `precision` stands for.
-void settle_compute(NamedPrecision name, Precision& precision);
+void derive_compute(NamedPrecision name, Precision& precision);
 
 /// How the tensors of fp8 are scaled (`kernels.fp8_recipe` and its like), for the precision that
 /// the RUN names. The other formats of low precision have a recipe of their own.
-void settle_recipe(JsonReader& run, const Request& request, Precision& precision);
+void derive_recipe(JsonReader& run, const Request& request, Precision& precision);
 
 /// `kernels.attention`, of the generation that `kernels.flash` names.
 AttentionKernel attention_of(const Request& request);
@@ -24,18 +24,17 @@ AttentionKernel attention_of(const Request& request);
 /// modelled.
 enum class Asked : std::uint8_t { kNo, kWhereModelled, kYes };
 
-/// Why torch.autocast is not modelled for the plan, if it is not.
-std::optional<Refusal> refused_autocast(const Model& model, const Plan& plan);
+/// Adds why torch.autocast is not modelled for the plan, if it is not.
+void check_autocast(const Model& model, const Plan& plan, Violations& out);
 
 /// Under autocast a 16-bit precision is that of linears and attention alone; others it leaves as
-/// they are. Returns the refusal where it is asked for and not modelled. Once the degrees are
-/// known.
-std::optional<Refusal> settle_autocast(Asked asked, const Model& model, Plan& plan);
+/// they are. Adds a violation where autocast is asked for and not modelled. The degrees are known.
+void derive_autocast(Asked asked, const Model& model, Plan& plan, Violations& out);
 
 /// The same of weights that are kept in fp8 alone: models/emit/fp8_weights.cpp.
-std::optional<Refusal> settle_low_weights(Asked asked, const Model& model, Plan& plan);
+void derive_low_weights(Asked asked, const Model& model, Plan& plan, Violations& out);
 
 /// What int8 does not go with.
-std::optional<Refusal> refused_precision(const Model& model, const Plan& plan);
+void check_precision(const Model& model, const Plan& plan, Violations& out);
 
 }  // namespace foretrain

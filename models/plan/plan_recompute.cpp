@@ -17,11 +17,11 @@ bool knows_operations(const Model& model, const Plan& plan) {
          plan.context == 1 && !plan.in_grid();
 }
 
-/// What a layer in parts does not go with.
-std::optional<Refusal> refused_parts(const Model& model, const Plan& plan) {
+/// A layer in parts.
+void check_parts(const Model& model, const Plan& plan, Violations& out) {
   const Recompute& again = plan.recompute;
-  if (again.parts == 1) return std::nullopt;
-  constexpr const char* kPlace = "recompute/co_shard";
+  if (again.parts == 1) return;
+  constexpr const char* kKey = "recompute/co_shard";
   struct Divided {
     const char* name;
     std::int64_t width, context;
@@ -31,65 +31,49 @@ std::optional<Refusal> refused_parts(const Model& model, const Plan& plan) {
                              Divided{"key-value heads", model.kv_heads, context},
                              Divided{"intermediate_size", model.intermediate, 1}}) {
     if (cut.width % (again.parts * plan.tensor * cut.context) == 0) continue;
-    return Refusal{kPlace, text(again.parts) + " parts" +
-                               (plan.tensor > 1 ? " x tensor " + text(plan.tensor) : "") +
-                               (cut.context > 1 ? " x context " + text(cut.context) : "") +
-                               " do not divide the model's " + cut.name + " " + text(cut.width)};
+    out.add(kKey, text(again.parts) + " parts" +
+                      (plan.tensor > 1 ? " x tensor " + text(plan.tensor) : "") +
+                      (cut.context > 1 ? " x context " + text(cut.context) : "") +
+                      " do not divide the model's " + cut.name + " " + text(cut.width));
   }
   const bool modules = again.attention || again.mlp || again.operations || again.keeps();
   if (modules || again.layers >= 0 || again.layer_period > 1) {
-    return Refusal{kPlace,
-                   "parts are computed again in every layer: of the modules only layernorm and "
-                   "layer go with it, and neither keep, layers nor layer_period"};
+    out.add(kKey,
+            "parts are computed again in every layer: of the modules only layernorm and layer go "
+            "with it, and neither keep, layers nor layer_period");
   }
-  const auto no = [](const char* place, const std::string& what) {
-    return Refusal{place, "recompute.co_shard is not modelled with " + what,
-                   ErrorKind::kUnsupported};
-  };
-  if (model.has_experts()) return no(kPlace, "experts");
-  if (model.is_latent()) return no(kPlace, "latent attention");
-  if (plan.in_grid()) return no("parallel/tensor_mode", "grids");
-  if (plan.precision.low()) return no("precision", "less than 16 bits");
-  if (plan.rings()) return no("overlap/tensor", "collectives in parts under their products");
-  if (plan.overlap.tensor_slices > 1) return no("overlap/tensor_slices", "slices of a microbatch");
-  return std::nullopt;
+  out.beside("recompute.co_shard",
+             {{model.has_experts(), kKey, "experts"},
+              {model.is_latent(), kKey, "latent attention"},
+              {plan.in_grid(), "parallel/tensor_mode", "grids"},
+              {plan.precision.low(), "precision", "less than 16 bits"},
+              {plan.rings(), "overlap/tensor", "collectives in parts under their products"},
+              {plan.overlap.tensor_slices > 1, "overlap/tensor_slices", "slices of a microbatch"}});
 }
 
-/// What blocks of layers that are computed again together do not go with.
-std::optional<Refusal> refused_blocks(const Model& model, const Plan& plan) {
+/// Blocks of layers that are computed again together.
+void check_blocks(const Model& model, const Plan& plan, Violations& out) {
   const Recompute& again = plan.recompute;
-  if (again.block_layers == 1 && !again.early) return std::nullopt;
+  if (again.block_layers == 1 && !again.early) return;
   const bool blocks = again.block_layers != 1;
-  const char* place = blocks ? "recompute/block_layers" : "recompute/early";
+  const char* key = blocks ? "recompute/block_layers" : "recompute/early";
   const bool whole = again.layer && !again.attention && !again.norm && !again.mlp &&
                      !again.operations && !again.activation && !again.moe &&
                      !again.expert_activation && !again.shared_experts && !again.latent_up &&
                      !again.keeps();
-  if (!whole) {
-    return Refusal{place, "goes with \"modules\": [\"layer\"] alone, and without keep"};
-  }
+  if (!whole) out.add(key, "goes with \"modules\": [\"layer\"] alone, and without keep");
   if (again.parts > 1 || again.layers >= 0 || again.layer_period > 1) {
-    return Refusal{place, "goes with neither layers, layer_period nor co_shard"};
+    out.add(key, "goes with neither layers, layer_period nor co_shard");
   }
-  struct Case {
-    bool found;
-    const char* what;
-  };
-  const Case cases[] = {
-      {model.is_network(), "networks of layers"},
-      {model.is_encoder_decoder(), "encoder-decoders"},
-      {plan.precision.autocast, "kernels.autocast"},
-      {plan.by_units(), "sharded gradients or parameters"},
-      {plan.offload.activation_layers > 0, "offload.activation_layers"},
-      {plan.overlap.tensor_slices > 1, "overlap.tensor_slices"},
-      {plan.weaves(), "passes that run as one"},
-      {plan.forwards > 1, "passes that come back"},
-  };
-  for (const Case& c : cases) {
-    if (!c.found) continue;
-    return Refusal{place, std::string("is not modelled with ") + c.what, ErrorKind::kUnsupported};
-  }
-  return std::nullopt;
+  out.beside(blocks ? "a block of recomputed layers" : "early recomputation",
+             {{model.is_network(), key, "networks of layers"},
+              {model.is_encoder_decoder(), key, "encoder-decoders"},
+              {plan.precision.autocast, key, "kernels.autocast"},
+              {plan.by_units(), key, "sharded gradients or parameters"},
+              {plan.offload.activation_layers > 0, key, "offload.activation_layers"},
+              {plan.overlap.tensor_slices > 1, key, "overlap.tensor_slices"},
+              {plan.weaves(), key, "passes that run as one"},
+              {plan.forwards > 1, key, "passes that come back"}});
 }
 
 }  // namespace
@@ -104,34 +88,31 @@ void derive_recompute(const Request& request, const Model& model, Plan& plan) {
   out.attention |= selective && !operations;
 }
 
-std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan) {
+void check_recompute(const Model& model, const Plan& plan, Violations& out) {
   const Recompute& again = plan.recompute;
-  if (auto no = refused_parts(model, plan)) return no;
-  if (auto no = refused_blocks(model, plan)) return no;
+  check_parts(model, plan, out);
+  check_blocks(model, plan, out);
   if ((again.layer_period > 1 || again.layers >= 0) && !again.any()) {
-    return Refusal{"recompute", "layers and layer_period need modules to recompute"};
-  }
-  if (again.keeps() && !again.layer) {
-    return Refusal{"recompute/keep", "needs \"layer\" among the modules"};
+    out.add("recompute", "layers and layer_period need modules to recompute");
   }
   const bool parts = again.attention || again.norm || again.mlp || again.operations;
-  if (again.keeps() && parts) {
-    return Refusal{"recompute/keep", "goes with the module \"layer\" alone"};
+  if (again.keeps() && !again.layer) {
+    out.add("recompute/keep", "needs \"layer\" among the modules");
+  } else if (again.keeps() && parts) {
+    out.add("recompute/keep", "goes with the module \"layer\" alone");
   }
   const bool other =
       model.has_experts() || model.is_latent() || model.is_hybrid() || plan.in_grid();
   if (again.keeps() && other) {
-    return Refusal{"recompute/keep",
-                   "is modelled for layers of attention and an MLP, without experts and latent "
-                   "attention, in tensor_mode "
-                   "1d"};
+    out.add("recompute/keep",
+            "is modelled for layers of attention and an MLP, without experts and latent "
+            "attention, in tensor_mode 1d");
   }
   if (again.operations && !knows_operations(model, plan)) {
-    return Refusal{"recompute",
-                   "operations is modelled for layers with rotary positions, a gated MLP and fused "
-                   "attention, without experts, latent attention, context parallelism and grids"};
+    out.add("recompute",
+            "operations is modelled for layers with rotary positions, a gated MLP and fused "
+            "attention, without experts, latent attention, context parallelism and grids");
   }
-  return std::nullopt;
 }
 
 }  // namespace foretrain

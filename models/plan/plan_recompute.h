@@ -1,9 +1,8 @@
 // What of a layer a RUN computes again in its backward pass.
 #pragma once
 
-#include <optional>
-
-#include "models/plan/plan_sharding.h"
+#include "models/plan/plan.h"
+#include "models/plan/violations.h"
 
 namespace foretrain {
 
@@ -14,6 +13,6 @@ struct Request;
 void derive_recompute(const Request& request, const Model& model, Plan& plan);
 
 /// Modules and results that do not go together, or with the model.
-std::optional<Refusal> refused_recompute(const Model& model, const Plan& plan);
+void check_recompute(const Model& model, const Plan& plan, Violations& out);
 
 }  // namespace foretrain

@@ -32,99 +32,89 @@ namespace {
 
 constexpr std::int64_t kRecyclingForwards = 3;  ///< what the name says
 
+/// Without whole microbatches the batch is refused, and its schedule not looked at.
+bool whole_microbatches(const Plan& p) {
+  return p.global_batch % (p.micro_batch * p.batch_ranks()) == 0;
+}
+
 /// zb-v and dualpipev have two chunks a stage, a file's V may turn again; a second pipeline up the
 /// stages has its own.
-void check_placed(JsonReader& run, const Plan& p) {
+void check_placed(const Plan& p, Violations& out) {
   const bool v = p.placement() == ChunkPlacement::kV;
   const std::string name = name_of(p);
-  if (p.pipeline == 1) return run.fail("schedule", name + " needs pipeline > 1");
+  if (p.pipeline == 1) return out.add("schedule", name + " needs pipeline > 1");
   const bool any = v && p.schedule == Schedule::kFile;
   if (!any && p.virtual_pipeline != (v ? 2 : 1)) {
     const std::string rest = v ? "" : ": its two chunks a stage are no virtual ones";
-    return run.fail("schedule", name + " needs virtual_pipeline " + (v ? "2" : "1") + ", found " +
-                                    text(p.virtual_pipeline) + rest);
+    out.add("schedule", name + " needs virtual_pipeline " + (v ? "2" : "1") + ", found " +
+                            text(p.virtual_pipeline) + rest);
   }
+  if (!whole_microbatches(p)) return;
   const std::int64_t m = p.microbatches();
   if (!v && (p.pipeline % 2 != 0 || m % 2 != 0)) {
-    return run.fail("schedule", name + " has a pipeline in each direction: pipeline " +
-                                    text(p.pipeline) + " and " + text(m) +
-                                    " microbatches per rank must both be even");
+    out.add("schedule", name + " has a pipeline in each direction: pipeline " + text(p.pipeline) +
+                            " and " + text(m) + " microbatches per rank must both be even");
   }
   const bool dual = p.schedule == Schedule::kDualPipe || p.schedule == Schedule::kDualPipeV;
   if (dual && m < 2 * p.pipeline) {
-    run.fail("schedule", name + " needs at least twice as many microbatches per rank as stages, " +
-                             text(2 * p.pipeline) + ", found " + text(m));
+    out.add("schedule", name + " needs at least twice as many microbatches per rank as stages, " +
+                            text(2 * p.pipeline) + ", found " + text(m));
   }
 }
 
-void check_chunks(JsonReader& run, const Plan& p) {
-  if (p.placement() != ChunkPlacement::kRound) return check_placed(run, p);
+void check_virtual(const Plan& p, Violations& out) {
+  if (p.placement() != ChunkPlacement::kRound) return check_placed(p, out);
   if (p.virtual_pipeline > 1 && p.pipeline == 1) {
-    return run.fail("parallel/virtual_pipeline", "needs pipeline > 1");
+    out.add("parallel/virtual_pipeline", "needs pipeline > 1");
   }
   if (p.splits_backward() && p.pipeline == 1 && p.schedule != Schedule::kFile) {
-    return run.fail("schedule", name_of(p) + " needs pipeline > 1: without one it has no bubble");
+    out.add("schedule", name_of(p) + " needs pipeline > 1: without one it has no bubble");
   }
-  if (p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1 &&
+  if (p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1 && whole_microbatches(p) &&
       p.microbatches() % p.pipeline != 0) {
-    return run.fail("batch/global", text(p.microbatches()) +
-                                        " microbatches per rank are not a multiple of pipeline " +
-                                        text(p.pipeline) + ", as interleaved-1f1b needs");
+    out.add("batch/global", text(p.microbatches()) +
+                                " microbatches per rank are not a multiple of pipeline " +
+                                text(p.pipeline) + ", as interleaved-1f1b needs");
   }
   const bool chunks = p.schedule == Schedule::kInterleaved ||
                       p.schedule == Schedule::kBreadthFirst || p.schedule == Schedule::kFile;
   if (p.virtual_pipeline > 1 && !chunks) {
-    run.fail("schedule", "virtual_pipeline " + text(p.virtual_pipeline) +
-                             " needs interleaved-1f1b, bfs, a V (zb-v, dualpipev: virtual_pipeline "
-                             "2) or a file");
+    out.add("schedule", "virtual_pipeline " + text(p.virtual_pipeline) +
+                            " needs interleaved-1f1b, bfs, a V (zb-v, dualpipev: virtual_pipeline "
+                            "2) or a file");
   }
 }
 
-/// What a copy of the parameters on a second stage does not go with.
-void check_copies(JsonReader& run, const Model& model, const Plan& p) {
+/// A copy of the parameters on a second stage.
+void check_copies(const Model& model, const Plan& p, Violations& out) {
   if (p.ways() == 1) return;
-  const auto refuse = [&run, &p](const char* place, const std::string& what) {
-    run.fail(
-        place,
-        what + " not modelled with the two copies of the parameters that " + name_of(p) + " keeps",
-        ErrorKind::kUnsupported);
-  };
-  if (model.tied_embeddings) return refuse("schedule", "a tied embedding is");
-  if (p.by_units()) return refuse("sharding/level", "sharded gradients are");
-  if (p.shard_group > 0) return refuse("sharding/group_size", "groups of shards are");
-  if (p.buckets.inner_group > 1) return refuse("gradients/inner_group", "groups within groups are");
+  out.beside("a schedule that keeps two copies of the parameters (" + name_of(p) + ")",
+             {{model.tied_embeddings, "schedule", "a tied embedding"},
+              {p.by_units(), "sharding/level", "sharded gradients"},
+              {p.shard_group > 0, "sharding/group_size", "groups of shards"},
+              {p.buckets.inner_group > 1, "gradients/inner_group", "groups within groups"}});
 }
 
-/// What a vocabulary on all stages does not go with.
-void check_shared_vocabulary(JsonReader& run, const Model& model, const Plan& p) {
+/// A vocabulary on all stages.
+void check_shared_vocabulary(const Model& model, const Plan& p, Violations& out) {
   if (!p.shares_vocabulary()) return;
-  const auto refuse = [&run, &p](const char* place, const std::string& what) {
-    run.fail(place, what + " with the vocabulary on all stages (" + name_of(p.schedule) + ")",
-             ErrorKind::kUnsupported);
-  };
-  if (p.pipeline == 1) return run.fail("schedule", name_of(p.schedule) + " needs pipeline > 1");
-  if (p.in_grid()) return refuse("parallel/tensor_mode", "grids are not modelled");
-  if (model.masked > 0 || model.predict_layers > 0 || model.is_encoder_decoder()) {
-    return refuse("schedule",
-                  "masked tokens, encoder-decoders and multi-token prediction are not "
-                  "modelled");
-  }
-  if (p.by_units()) return refuse("sharding/level", "sharded gradients are not modelled");
-  if (p.reduces_each_pass()) {
-    refuse("gradients", "reducing gradients with every microbatch is not modelled");
-  }
+  if (p.pipeline == 1) return out.add("schedule", name_of(p.schedule) + " needs pipeline > 1");
+  out.beside("the vocabulary on all stages (" + name_of(p.schedule) + ")",
+             {{p.in_grid(), "parallel/tensor_mode", "grids"},
+              {model.masked > 0, "schedule", "the head of masked tokens"},
+              {model.predict_layers > 0, "schedule", "multi-token prediction"},
+              {model.is_encoder_decoder(), "schedule", "encoder-decoders"},
+              {p.by_units(), "sharding/level", "sharded gradients"},
+              {p.reduces_each_pass(), "gradients", "a reduction in every microbatch"}});
 }
 
-/// What forward passes that keep nothing do not go with.
-void check_recycling(JsonReader& run, const Model& model, const Plan& p) {
+/// Forward passes that keep nothing.
+void check_recycling(const Model& model, const Plan& p, Violations& out) {
   if (p.forwards == 1) return;
-  const auto refuse = [&run](const char* place, const std::string& what) {
-    run.fail(place, what + " not modelled with 3f1b", ErrorKind::kUnsupported);
-  };
-  if (model.is_network()) return refuse("schedule", "a model of layers is");
-  if (model.is_encoder_decoder()) return refuse("schedule", "an encoder-decoder is");
-  if (model.predict_layers > 0) return refuse("schedule", "multi-token prediction is");
-  if (p.overlap.passes) return refuse("overlap/passes", "passes that run as one are");
+  out.beside("3f1b", {{model.is_network(), "schedule", "a model of layers"},
+                      {model.is_encoder_decoder(), "schedule", "an encoder-decoder"},
+                      {model.predict_layers > 0, "schedule", "multi-token prediction"},
+                      {p.overlap.passes, "overlap/passes", "passes that run as one"}});
 }
 
 /// Of some that are given the others take 1 us, a message no time.
@@ -192,57 +182,52 @@ void derive_schedule(JsonReader& run, const ScheduleRequest& asked, Plan& plan) 
 }
 
 /// Gradients of the output matrix that wait for the last stage's cool-down.
-void check_deferral(JsonReader& run, const Plan& plan) {
+void check_deferral(const Plan& plan, Violations& out) {
   if (!plan.defers_head()) return;
-  const char* why = nullptr;
-  if (plan.splits_backward()) why = "schedules with passes of their own for gradients of weights";
-  if (plan.shares_vocabulary()) why = "a vocabulary that all stages share";
-  if (plan.ways() == 2) why = "schedules with two copies";
-  if (plan.by_units()) why = "sharded gradients or parameters";
-  if (plan.reduces_each_pass()) why = "gradients that are reduced in every pass (no_sync false)";
-  if (why == nullptr) return;
-  run.fail("overlap/head_deferral", std::string("does not go with ") + why,
-           ErrorKind::kUnsupported);
+  constexpr const char* kKey = "overlap/head_deferral";
+  out.beside("a deferred head",
+             {{plan.splits_backward(), kKey,
+               "schedules with passes of their own for gradients of weights"},
+              {plan.shares_vocabulary(), kKey, "a vocabulary that all stages share"},
+              {plan.ways() == 2, kKey, "schedules with two copies"},
+              {plan.by_units(), kKey, "sharded gradients or parameters"},
+              {plan.reduces_each_pass(), kKey,
+               "gradients that are reduced in every pass (no_sync false)"}});
 }
 
 /// Norms that stages hand on.
-void check_validation(JsonReader& run, const Model& model, const Plan& plan) {
+void check_validation(const Model& model, const Plan& plan, Violations& out) {
   if (!plan.overlap.post_validation || plan.pipeline == 1) return;
-  const char* why = nullptr;
-  if (plan.ways() == 2) why = "schedules with two copies";
-  if (plan.shares_vocabulary()) why = "a vocabulary that all stages share";
-  if (plan.by_units()) why = "sharded gradients or parameters";
-  if (plan.offload.states()) why = "offloaded states";
-  if (plan.in_grid()) why = "grids";
-  if (model.has_experts()) why = "experts";
-  if (plan.loader_time.ps > 0) why = "host.loader_us, which ends a step for all";
-  if (why == nullptr) return;
-  run.fail("overlap/post_validation", std::string("does not go with ") + why,
-           ErrorKind::kUnsupported);
+  constexpr const char* kKey = "overlap/post_validation";
+  out.beside("validation after the update",
+             {{plan.ways() == 2, kKey, "schedules with two copies"},
+              {plan.shares_vocabulary(), kKey, "a vocabulary that all stages share"},
+              {plan.by_units(), kKey, "sharded gradients or parameters"},
+              {plan.offload.states(), kKey, "offloaded states"},
+              {plan.in_grid(), kKey, "grids"},
+              {model.has_experts(), kKey, "experts"},
+              {plan.loader_time.ps > 0, kKey, "host.loader_us, which ends a step for all"}});
 }
 
-void check_schedule(JsonReader& run, const Model& model, const Plan& plan) {
-  check_chunks(run, plan);
-  check_copies(run, model, plan);
-  check_shared_vocabulary(run, model, plan);
-  check_recycling(run, model, plan);
-  check_deferral(run, plan);
-  check_validation(run, model, plan);
+void check_schedule(const Model& model, const Plan& plan, Violations& out) {
+  check_virtual(plan, out);
+  check_copies(model, plan, out);
+  check_shared_vocabulary(model, plan, out);
+  check_recycling(model, plan, out);
+  check_deferral(plan, out);
+  check_validation(model, plan, out);
   const bool whole = plan.schedule == Schedule::kFile && plan.weaves() && !plan.splits_backward();
   if (whole && (plan.by_units() || plan.offload.activation_layers > 0)) {
-    run.fail("schedule",
-             "passes that run as one are not modelled with sharded gradients or parameters, or "
-             "with activations on the host, unless gradients of weights have passes of their own",
-             ErrorKind::kUnsupported);
+    out.unsupported(
+        "schedule",
+        "passes that run as one are not modelled with sharded gradients or parameters, or with "
+        "activations on the host, unless gradients of weights have passes of their own");
   }
-  const char* parts = plan.overlap.tensor_slices > 1 ? "overlap.tensor_slices"
-                      : plan.recompute.parts > 1     ? "recompute.co_shard"
-                                                     : nullptr;
-  if (plan.splits_backward() && parts != nullptr) {
-    run.fail("schedule",
-             std::string("separate passes for gradients of weights are not modelled with ") + parts,
-             ErrorKind::kUnsupported);
-  }
+  out.beside(
+      "a schedule with separate passes for gradients of weights",
+      {{plan.splits_backward() && plan.overlap.tensor_slices > 1, "schedule",
+        "overlap.tensor_slices"},
+       {plan.splits_backward() && plan.recompute.parts > 1, "schedule", "recompute.co_shard"}});
 }
 
 void derive_passes(JsonReader& run, const Model& model, Plan& plan) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "models/plan/plan.h"
+#include "models/plan/violations.h"
 
 namespace foretrain {
 
@@ -15,7 +16,7 @@ const std::vector<std::string>& schedule_names();
 void derive_schedule(JsonReader& run, const ScheduleRequest& asked, Plan& plan);
 
 /// Refuses degrees and features that the schedule does not go with.
-void check_schedule(JsonReader& run, const Model& model, const Plan& plan);
+void check_schedule(const Model& model, const Plan& plan, Violations& out);
 
 /// Works out the passes of schedules that fit durations, and checks those of a file. The plan is
 /// one that goes with its schedule.

@@ -9,168 +9,7 @@
 namespace foretrain {
 namespace {
 
-std::optional<Refusal> refused_group(const Model&, const Plan& p) {
-  if (p.shard_group == 0) return std::nullopt;
-  if (p.sharding == Sharding::kNone) {
-    return Refusal{"sharding/group_size", "sharding.level is none: nothing is shared"};
-  }
-  if (p.data % p.shard_group != 0) {
-    return Refusal{"sharding/group_size", text(p.shard_group) + " does not divide " + text(p.data) +
-                                              " data-parallel ranks"};
-  }
-  if (p.by_units() && p.shard_group == 1 && p.data > 1) {
-    return Refusal{"sharding/group_size",
-                   "a group of one rank shares nothing: set sharding.level to none"};
-  }
-  return std::nullopt;
-}
-
-/// What of parameters and gradients travels in fewer bits, and a second copy of the parameters.
-std::optional<Refusal> refused_narrow(const Model& model, const Plan& p) {
-  const Units& u = p.units;
-  const char* place = u.narrow_gathers  ? "sharding/gather_dtype"
-                      : u.secondary > 0 ? "sharding/secondary_group"
-                                        : "gradients/reduce_dtype";
-  const bool gathers = u.narrow_gathers || u.secondary > 0;
-  if (!gathers && !u.narrow_reduction) return std::nullopt;
-  if (gathers && p.sharding != Sharding::kParameters) {
-    return Refusal{place, "needs sharding.level parameters"};
-  }
-  if (u.narrow_reduction && p.to_owners()) {
-    return Refusal{"gradients/reduction", "reduce is not modelled with gradients.reduce_dtype int4",
-                   ErrorKind::kUnsupported};
-  }
-  if (!p.by_units()) return Refusal{place, "int4 needs sharding.level gradients or parameters"};
-  if (model.has_experts() || p.offload.states()) {
-    return Refusal{place, "is not modelled with experts, nor with offloaded states",
-                   ErrorKind::kUnsupported};
-  }
-  const Precision& c = p.precision;
-  if (u.casts_shards && (c.linear != DType::kFp8 || c.blocks)) {
-    return Refusal{place,
-                   "fp8 needs precision fp8, with kernels.fp8_recipe delayed, current or "
-                   "tensorwise: one scale for a matrix"};
-  }
-  if (u.casts_shards && u.secondary > 0) {
-    return Refusal{place, "fp8 does not go with secondary_group", ErrorKind::kUnsupported};
-  }
-  if (u.secondary > 0 && (u.secondary == 1 || p.shards() % u.secondary != 0)) {
-    return Refusal{"sharding/secondary_group",
-                   "found " + text(u.secondary) +
-                       ", expected more than one rank, and a divisor of "
-                       "the " +
-                       text(p.shards()) + " that share the parameters"};
-  }
-  if (u.narrow_reduction && p.replicas() > 1) {
-    return Refusal{"gradients/reduce_dtype",
-                   "int4 is not modelled with sharding.group_size: its exchanges run over all "
-                   "data-parallel ranks, in two levels with gradients.inner_group",
-                   ErrorKind::kUnsupported};
-  }
-  return std::nullopt;
-}
-
-/// Gathers in two levels.
-std::optional<Refusal> refused_levels(const Model& model, const Plan& p) {
-  const Units& u = p.units;
-  const char* place = "sharding/inner_group";
-  if (u.inner_group == 1) return std::nullopt;
-  if (p.sharding != Sharding::kParameters) {
-    return Refusal{place, "needs sharding.level parameters"};
-  }
-  if (u.inner_group >= p.shards() || p.shards() % u.inner_group != 0) {
-    return Refusal{place, "found " + text(u.inner_group) + ", expected a divisor of the " +
-                              text(p.shards()) + " ranks that share the parameters, less than all"};
-  }
-  if (model.has_experts() || u.narrow_gathers || u.secondary > 0) {
-    return Refusal{place, "is not modelled with experts, gather_dtype int8 or fp8, secondary_group",
-                   ErrorKind::kUnsupported};
-  }
-  return std::nullopt;
-}
-
-/// What of `gradients` goes with a sharded optimizer; all else is at its default.
-GradientBuckets of_shards(const Plan& p) {
-  GradientBuckets out;
-  out.bytes = p.buckets.bytes;
-  out.first_bytes = p.buckets.first_bytes;
-  if (p.units.narrow_reduction) out.inner_group = p.buckets.inner_group;
-  if (p.contiguous()) out.cut = p.buckets.cut;
-  return out;
-}
-
-/// The first key whose value goes with nothing that is sharded.
-std::optional<Refusal> refused_beside_shards(const GradientBuckets& b, const GradientBuckets& of) {
-  const std::array<std::tuple<bool, const char*, const char*>, 7> keys = {{
-      {b.cut != of.cut, "gradients/bucketing",
-       "ranges, or contiguous below sharding.level parameters"},
-      {b.copy != of.copy, "gradients/bucket_copy", "false"},
-      {b.last_pass_only != of.last_pass_only, "gradients/no_sync", "true"},
-      {b.inner_group != of.inner_group, "gradients/inner_group", "1, but with reduce_dtype int4"},
-      {b.compression != of.compression, "gradients/compression", "none"},
-      {b.rank != of.rank, "gradients/compression_rank", "0"},
-      {b.cycle != of.cycle, "gradients/cycle_us", "0"},
-  }};
-  for (const auto& [differs, place, expected] : keys) {
-    if (!differs) continue;
-    return Refusal{
-        place,
-        std::string("does not go with a sharded optimizer: set sharding.level to none, or "
-                    "this to ") +
-            expected,
-        ErrorKind::kUnsupported};
-  }
-  return std::nullopt;
-}
-
-/// Buckets of whole parameters, copies and compression are ways of plain data parallelism.
-std::optional<Refusal> refused_kinds(const Model& model, const Plan& p) {
-  const GradientBuckets& b = p.buckets;
-  const auto unsupported = [](const char* place, const std::string& message) {
-    return Refusal{place, message, ErrorKind::kUnsupported};
-  };
-  if (p.data % b.inner_group != 0) {
-    return Refusal{"gradients/inner_group", text(b.inner_group) + " does not divide " +
-                                                text(p.data) + " data-parallel ranks"};
-  }
-  if (p.sharding != Sharding::kNone) {
-    return refused_beside_shards(b, of_shards(p));
-  }
-  if (b.cut != Bucketing::kRanges && b.bytes == 0) {
-    return Refusal{"gradients/bucket_mib", "buckets of whole parameters need a size above 0"};
-  }
-  const bool factors = b.compression == Compression::kPowerSgd;
-  if (factors && (b.rank == 0 || b.cut == Bucketing::kRanges)) {
-    return Refusal{"gradients/compression_rank",
-                   "powersgd needs a rank above 0, and bucketing by whole parameters"};
-  }
-  if ((factors || b.compression == Compression::kOneBit) && b.inner_group > 1) {
-    return unsupported("gradients/inner_group", "goes with compression none, fp16 and bf16");
-  }
-  const bool casts = b.compression == Compression::kFp16 || b.compression == Compression::kBf16;
-  if (casts && p.precision.gradients != DType::kFp32) {
-    return unsupported("gradients/compression", "found a cast of " +
-                                                    std::string(name_of(p.precision.gradients)) +
-                                                    " gradients to another 16-bit type; expected "
-                                                    "none, powersgd, onebit or gradients in fp32");
-  }
-  if (model.has_experts() && (factors || b.inner_group > 1)) {
-    return unsupported("gradients", "inner_group and powersgd are modelled without experts");
-  }
-  constexpr std::int64_t kMostPasses = 4096;
-  if (!b.last_pass_only && p.microbatches() > kMostPasses) {
-    return Refusal{"gradients/no_sync", "a reduction in each of " + text(p.microbatches()) +
-                                            " microbatches; expected at most " + text(kMostPasses)};
-  }
-  if (!b.last_pass_only && (p.pipeline > 1 || p.tensor > 1 || model.has_experts())) {
-    return unsupported("gradients/no_sync",
-                       "a reduction in every microbatch is modelled for "
-                       "pipeline 1 and tensor 1, without experts");
-  }
-  return std::nullopt;
-}
-
-/// Of the parameters of a mean rank those that it reduces with others: experts have groups of their
+/// The parameters of a mean rank that the rank reduces with others: experts have groups of their
 /// own.
 std::int64_t reduced_elements(const Model& model, const Plan& p) {
   std::int64_t experts = 0;
@@ -184,18 +23,182 @@ std::int64_t reduced_elements(const Model& model, const Plan& p) {
   return (p.data > 1 ? others : 0) + (p.expert_data() > 1 ? own : 0);
 }
 
+/// Most buckets and chunks of a rank. Each is an op; each bucket has frames of its own, and the
+/// frames of one call are 16-bit numbers.
+constexpr std::int64_t kMostBuckets = 12'288;
+constexpr std::int64_t kMostChunks = 65'536;
+
+/// Whether gradients lie in equal ranges that are reduced bucket by bucket.
+bool in_ranges(const Plan& p) {
+  return !p.by_units() && p.buckets.cut == Bucketing::kRanges && p.overlap.gradient_reduce;
+}
+
+/// Whether no device holds the weights and gradients of a rank, whatever the rest. The largest
+/// devices hold 288 GB (configs/devices); the bound leaves room for others.
+bool fits_no_device(std::int64_t elements, const Plan& p) {
+  constexpr double kMostBytes = 480e9;
+  const int bits = bits_of(p.precision.compute) + bits_of(p.precision.gradients);
+  return static_cast<double>(elements) * bits / 8 > kMostBytes;
+}
+
+void check_group(const Model&, const Plan& p, Violations& out) {
+  if (p.shard_group == 0) return;
+  if (p.sharding == Sharding::kNone) {
+    return out.add("sharding/group_size", "sharding.level is none: nothing is shared");
+  }
+  if (p.data % p.shard_group != 0) {
+    out.add("sharding/group_size",
+            text(p.shard_group) + " does not divide " + text(p.data) + " data-parallel ranks");
+  }
+  if (p.by_units() && p.shard_group == 1 && p.data > 1) {
+    out.add("sharding/group_size",
+            "a group of one rank shares nothing: set sharding.level to none");
+  }
+}
+
+/// What of parameters and gradients travels in fewer bits, and a second copy of the parameters.
+void check_narrow(const Model& model, const Plan& p, Violations& out) {
+  const Units& u = p.units;
+  const char* place = u.narrow_gathers  ? "sharding/gather_dtype"
+                      : u.secondary > 0 ? "sharding/secondary_group"
+                                        : "gradients/reduce_dtype";
+  const bool gathers = u.narrow_gathers || u.secondary > 0;
+  if (!gathers && !u.narrow_reduction) return;
+  if (gathers && p.sharding != Sharding::kParameters) {
+    out.add(place, "needs sharding.level parameters");
+  } else if (!p.by_units()) {
+    out.add(place, "int4 needs sharding.level gradients or parameters");
+  }
+  if (u.narrow_reduction && p.to_owners()) {
+    out.unsupported("gradients/reduction",
+                    "reduce is not modelled with gradients.reduce_dtype int4");
+  }
+  if (model.has_experts() || p.offload.states()) {
+    out.unsupported(place, "is not modelled with experts, nor with offloaded states");
+  }
+  const Precision& c = p.precision;
+  if (u.casts_shards && (c.linear != DType::kFp8 || c.blocks)) {
+    out.add(place,
+            "fp8 needs precision fp8, with kernels.fp8_recipe delayed, current or "
+            "tensorwise: one scale for a matrix");
+  }
+  if (u.casts_shards && u.secondary > 0) {
+    out.unsupported(place, "fp8 does not go with secondary_group");
+  }
+  if (u.secondary > 0 && (u.secondary == 1 || p.shards() % u.secondary != 0)) {
+    out.add("sharding/secondary_group", "found " + text(u.secondary) +
+                                            ", expected more than one rank, and a divisor of "
+                                            "the " +
+                                            text(p.shards()) + " that share the parameters");
+  }
+  if (u.narrow_reduction && p.replicas() > 1) {
+    out.unsupported("gradients/reduce_dtype",
+                    "int4 is not modelled with sharding.group_size: its exchanges run over all "
+                    "data-parallel ranks, in two levels with gradients.inner_group");
+  }
+}
+
+/// Gathers in two levels.
+void check_levels(const Model& model, const Plan& p, Violations& out) {
+  const Units& u = p.units;
+  const char* place = "sharding/inner_group";
+  if (u.inner_group == 1) return;
+  if (p.sharding != Sharding::kParameters) {
+    return out.add(place, "needs sharding.level parameters");
+  }
+  if (u.inner_group >= p.shards() || p.shards() % u.inner_group != 0) {
+    out.add(place, "found " + text(u.inner_group) + ", expected a divisor of the " +
+                       text(p.shards()) + " ranks that share the parameters, less than all");
+  }
+  if (model.has_experts() || u.narrow_gathers || u.secondary > 0) {
+    out.unsupported(place,
+                    "is not modelled with experts, gather_dtype int8 or fp8, secondary_group");
+  }
+}
+
+/// What of `gradients` goes with a sharded optimizer; all else is at its default.
+GradientBuckets of_shards(const Plan& p) {
+  GradientBuckets out;
+  out.bytes = p.buckets.bytes;
+  out.first_bytes = p.buckets.first_bytes;
+  if (p.units.narrow_reduction) out.inner_group = p.buckets.inner_group;
+  if (p.contiguous()) out.cut = p.buckets.cut;
+  return out;
+}
+
+/// Every key whose value goes with nothing that is sharded.
+void check_beside_shards(const GradientBuckets& b, const GradientBuckets& of, Violations& out) {
+  const std::array<std::tuple<bool, const char*, const char*>, 7> keys = {{
+      {b.cut != of.cut, "gradients/bucketing",
+       "ranges, or contiguous below sharding.level parameters"},
+      {b.copy != of.copy, "gradients/bucket_copy", "false"},
+      {b.last_pass_only != of.last_pass_only, "gradients/no_sync", "true"},
+      {b.inner_group != of.inner_group, "gradients/inner_group", "1, but with reduce_dtype int4"},
+      {b.compression != of.compression, "gradients/compression", "none"},
+      {b.rank != of.rank, "gradients/compression_rank", "0"},
+      {b.cycle != of.cycle, "gradients/cycle_us", "0"},
+  }};
+  for (const auto& [differs, place, expected] : keys) {
+    if (!differs) continue;
+    out.unsupported(place,
+                    std::string("does not go with a sharded optimizer: set sharding.level to "
+                                "none, or this to ") +
+                        expected);
+  }
+}
+
+/// Buckets of whole parameters, copies and compression are ways of plain data parallelism.
+void check_kinds(const Model& model, const Plan& p, Violations& out) {
+  const GradientBuckets& b = p.buckets;
+  if (p.data % b.inner_group != 0) {
+    out.add("gradients/inner_group",
+            text(b.inner_group) + " does not divide " + text(p.data) + " data-parallel ranks");
+  }
+  if (p.sharding != Sharding::kNone) {
+    return check_beside_shards(b, of_shards(p), out);
+  }
+  if (b.cut != Bucketing::kRanges && b.bytes == 0) {
+    out.add("gradients/bucket_mib", "buckets of whole parameters need a size above 0");
+  }
+  const bool factors = b.compression == Compression::kPowerSgd;
+  if (factors && (b.rank == 0 || b.cut == Bucketing::kRanges)) {
+    out.add("gradients/compression_rank",
+            "powersgd needs a rank above 0, and bucketing by whole parameters");
+  }
+  if ((factors || b.compression == Compression::kOneBit) && b.inner_group > 1) {
+    out.unsupported("gradients/inner_group", "goes with compression none, fp16 and bf16");
+  }
+  const bool casts = b.compression == Compression::kFp16 || b.compression == Compression::kBf16;
+  if (casts && p.precision.gradients != DType::kFp32) {
+    out.unsupported("gradients/compression", "found a cast of " +
+                                                 std::string(name_of(p.precision.gradients)) +
+                                                 " gradients to another 16-bit type; expected "
+                                                 "none, powersgd, onebit or gradients in fp32");
+  }
+  if (model.has_experts() && (factors || b.inner_group > 1)) {
+    out.unsupported("gradients", "inner_group and powersgd are modelled without experts");
+  }
+  constexpr std::int64_t kMostPasses = 4096;
+  if (!b.last_pass_only && p.microbatches() > kMostPasses) {
+    out.add("gradients/no_sync", "a reduction in each of " + text(p.microbatches()) +
+                                     " microbatches; expected at most " + text(kMostPasses));
+  }
+  if (!b.last_pass_only && (p.pipeline > 1 || p.tensor > 1 || model.has_experts())) {
+    out.unsupported("gradients/no_sync",
+                    "a reduction in every microbatch is modelled for "
+                    "pipeline 1 and tensor 1, without experts");
+  }
+}
+
 /// Buckets are ops; more of them than this describe no real run and would only fill memory.
-std::optional<Refusal> refused_buckets(const Model& model, const Plan& p) {
-  constexpr std::int64_t kMostBuckets = 4096;
-  const bool cut =
-      !p.by_units() && p.buckets.cut == Bucketing::kRanges && p.overlap.gradient_reduce;
-  if (p.bucket_elements == 0 || !cut) return std::nullopt;
+void check_buckets(const Model& model, const Plan& p, Violations& out) {
+  if (p.bucket_elements == 0 || !in_ranges(p)) return;
   const std::int64_t elements = reduced_elements(model, p);
-  if (elements / p.bucket_elements <= kMostBuckets) return std::nullopt;
-  return Refusal{"gradients/bucket_elements",
-                 text(elements) + " parameters of a rank in buckets of " + text(p.bucket_elements) +
-                     " make more than " + text(kMostBuckets) + " buckets; expected at least " +
-                     text(elements / kMostBuckets + 1)};
+  if (elements / p.bucket_elements <= kMostBuckets) return;
+  out.add("gradients/bucket_elements", text(elements) + " parameters of a rank in buckets of " +
+                                           text(p.bucket_elements) + " make more than " +
+                                           text(kMostBuckets) + " buckets; expected at least " +
+                                           text(elements / kMostBuckets + 1));
 }
 
 }  // namespace
@@ -209,7 +212,7 @@ bool can_sum_after_pass(const Model& model, const Plan& p) {
   return plain && one_place && in_turn && !p.by_units() && !p.reduces_each_pass();
 }
 
-void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
+void derive_accumulation(const Model& model, const GradientKeys& keys, Plan& plan) {
   const bool wider = plan.precision.gradients != plan.precision.compute;
   const bool within = plan.recompute.parts > 1 || plan.overlap.tensor_slices > 1;
   const bool only = plan.microbatches() == 1 && !within && model.predict_layers == 0;
@@ -237,12 +240,25 @@ bool can_copy_into_buckets(const Model& model, const Plan& p) {
   return plain && one_place && !own_passes && shared && level && !units;
 }
 
-void settle_buckets(const Model& model, Plan& plan) {
+void widen_buckets(const Model& model, Plan& plan) {
+  if (!in_ranges(plan) || plan.bucket_elements == 0) return;
+  const std::int64_t elements = reduced_elements(model, plan);
+  if (!fits_no_device(elements, plan)) return;
+  plan.bucket_elements = std::max(plan.bucket_elements, elements / kMostBuckets + 1);
+}
+
+bool has_widened_buckets(const Model& model, const Plan& plan) {
+  const std::int64_t elements = reduced_elements(model, plan);
+  return in_ranges(plan) && fits_no_device(elements, plan) &&
+         plan.bucket_elements == elements / kMostBuckets + 1;
+}
+
+void derive_buckets(const Model& model, Plan& plan) {
   if (!plan.contiguous() || can_copy_into_buckets(model, plan)) return;
   plan.buckets.cut = Bucketing::kRanges;
 }
 
-void settle_compression(Plan& plan) {
+void derive_compression(Plan& plan) {
   Compression& c = plan.buckets.compression;
   const DType type = plan.precision.gradients;
   const bool same = (c == Compression::kFp16 && type == DType::kFp16) ||
@@ -257,7 +273,7 @@ bool Plan::shards_by_parameter() const {
          !units.narrow_reduction;
 }
 
-void settle_chunks(const Model& model, Plan& plan) {
+void derive_chunks(const Model& model, Plan& plan) {
   Units& u = plan.units;
   if (u.chunk_elements == 0 || !plan.shards_parameters() || model.layers == 0) return;
   // Of a rank; experts are units of their own with as many layers.
@@ -277,76 +293,66 @@ void settle_chunks(const Model& model, Plan& plan) {
 namespace {
 
 /// Chunks are whole arrays of the compute type, in one level, of which nothing else is kept.
-std::optional<Refusal> refused_chunks(const Model& model, const Plan& p) {
+void check_unit_chunks(const Model& model, const Plan& p, Violations& out) {
   const Units& u = p.units;
-  if (u.chunk_elements == 0 || !p.shards_parameters()) return std::nullopt;
+  if (u.chunk_elements == 0 || !p.shards_parameters()) return;
   const bool tied = model.tied_embeddings && p.stage_of(0) != p.stage_of(p.chunks() - 1);
-  const std::pair<bool, const char*> others[] = {
-      {u.narrow_gathers || u.casts_shards, "sharding.gather_dtype other than compute"},
-      {u.secondary > 0, "sharding.secondary_group"},
-      {u.inner_group > 1, "sharding.inner_group"},
-      {u.gather_elements > 0, "sharding.gather_elements (set it to 0)"},
-      {u.narrow_reduction, "gradients.reduce_dtype int4"},
-      {tied, "a table that is tied across pipeline stages"},
-  };
-  for (const auto& [is, what] : others) {
-    if (!is) continue;
-    return Refusal{"sharding/chunk_elements", std::string("is not modelled with ") + what,
-                   ErrorKind::kUnsupported};
-  }
+  constexpr const char* kKey = "sharding/chunk_elements";
+  out.beside(
+      "a unit in chunks",
+      {{u.narrow_gathers || u.casts_shards, kKey, "sharding.gather_dtype other than compute"},
+       {u.secondary > 0, kKey, "sharding.secondary_group"},
+       {u.inner_group > 1, kKey, "sharding.inner_group"},
+       {u.gather_elements > 0, kKey, "sharding.gather_elements (set it to 0)"},
+       {u.narrow_reduction, kKey, "gradients.reduce_dtype int4"},
+       {tied, kKey, "a table that is tied across pipeline stages"}});
   // Each is an op of the unit's segments.
-  constexpr std::int64_t kMostChunks = 16'384;
   const std::int64_t elements = reduced_elements(model, p);
-  if (elements / u.chunk_elements <= kMostChunks) return std::nullopt;
-  return Refusal{"sharding/chunk_elements",
-                 text(elements) + " parameters of a stage in chunks of " + text(u.chunk_elements) +
-                     " make more than " + text(kMostChunks) + "; expected at least " +
-                     text(elements / kMostChunks + 1)};
+  if (elements / u.chunk_elements <= kMostChunks) return;
+  out.add("sharding/chunk_elements", text(elements) + " parameters of a stage in chunks of " +
+                                         text(u.chunk_elements) + " make more than " +
+                                         text(kMostChunks) + "; expected at least " +
+                                         text(elements / kMostChunks + 1));
 }
 
 /// Gradients that are added up after passes, tables that are tied, owners.
-std::optional<Refusal> refused_reduction(const Model& model, const Plan& plan) {
+void check_reduction(const Model& model, const Plan& plan, Violations& out) {
   if (plan.sums_after_pass && plan.defers_head()) {
-    return Refusal{"overlap/head_deferral",
-                   "does not go with gradients that are added up after every pass: set "
-                   "gradients.dtype to fp32 and gradients.accumulation to fused",
-                   ErrorKind::kUnsupported};
+    out.unsupported("overlap/head_deferral",
+                    "does not go with gradients that are added up after every pass: set "
+                    "gradients.dtype to fp32 and gradients.accumulation to fused");
   }
   if (plan.sums_after_pass && !can_sum_after_pass(model, plan)) {
-    return Refusal{"gradients/accumulation",
-                   "after-pass is modelled for decoders without experts, with tensor_mode 1d, "
-                   "sharding.level none or optimizer, no_sync, without overlap.tensor_slices, and "
-                   "schedules whose backward passes are whole and whose chunks go round the stages",
-                   ErrorKind::kUnsupported};
+    out.unsupported(
+        "gradients/accumulation",
+        "after-pass is modelled for decoders without experts, with tensor_mode 1d, "
+        "sharding.level none or optimizer, no_sync, without overlap.tensor_slices, and "
+        "schedules whose backward passes are whole and whose chunks go round the stages");
   }
   constexpr std::int64_t kMostOwners = 1024;
   if (plan.to_owners() && plan.shards() > kMostOwners) {
-    return Refusal{"gradients/reduction",
-                   "reduce makes a reduction for each of " + text(plan.shards()) +
-                       " ranks that share the states; expected at most " + text(kMostOwners)};
+    out.add("gradients/reduction", "reduce makes a reduction for each of " + text(plan.shards()) +
+                                       " ranks that share the states; expected at most " +
+                                       text(kMostOwners));
   }
   const bool tied = plan.by_units() && model.tied_embeddings;
   const bool on_one_stage = plan.stage_of(0) == plan.stage_of(plan.chunks() - 1);
   if (tied && (on_one_stage ? plan.splits_backward() : plan.updates_on_host())) {
-    return Refusal{"sharding/level",
-                   on_one_stage ? "a table that is tied on one stage is not modelled with sharded "
-                                  "gradients and separate passes for those of weights"
-                                : "a table that is tied across pipeline stages is not modelled "
-                                  "with sharded gradients that the host updates",
-                   ErrorKind::kUnsupported};
+    out.unsupported("sharding/level",
+                    on_one_stage ? "a table that is tied on one stage is not modelled with sharded "
+                                   "gradients and separate passes for those of weights"
+                                 : "a table that is tied across pipeline stages is not modelled "
+                                   "with sharded gradients that the host updates");
   }
-  return std::nullopt;
 }
 
 }  // namespace
 
-std::vector<Refusal> refused_sharding(const Model& model, const Plan& plan) {
-  std::vector<Refusal> out;
-  for (const auto rule : {refused_group, refused_kinds, refused_narrow, refused_levels,
-                          refused_chunks, refused_reduction, refused_buckets}) {
-    if (const std::optional<Refusal> no = rule(model, plan)) out.push_back(*no);
+void check_sharding(const Model& model, const Plan& plan, Violations& out) {
+  for (const auto check : {check_group, check_kinds, check_narrow, check_levels, check_unit_chunks,
+                           check_reduction, check_buckets}) {
+    check(model, plan, out);
   }
-  return out;
 }
 
 }  // namespace foretrain

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "models/plan/plan.h"
+#include "models/plan/violations.h"
 
 namespace foretrain {
 
@@ -25,29 +26,31 @@ bool can_sum_after_pass(const Model& model, const Plan& plan);
 
 /// Gradients that are wider only where a pipeline's passes add them up are added after each pass,
 /// where that is modelled. Once the schedule is known.
-void settle_accumulation(const Model& model, const GradientKeys& keys, Plan& plan);
+void derive_accumulation(const Model& model, const GradientKeys& keys, Plan& plan);
 
 /// Whether gradients of the plan can be copied into contiguous buckets.
 bool can_copy_into_buckets(const Model& model, const Plan& plan);
 
+/// Widens buckets that would be too many to be written as ops, where no device holds the gradients
+/// that are cut into buckets: the plan does not fit, and its memory does not depend on the buckets.
+/// The degrees are known.
+void widen_buckets(const Model& model, Plan& plan);
+
+/// Whether the plan's buckets are as wide as `widen_buckets` makes them.
+bool has_widened_buckets(const Model& model, const Plan& plan);
+
 /// Else they go as they would without them. Once the degrees are known.
-void settle_buckets(const Model& model, Plan& plan);
+void derive_buckets(const Model& model, Plan& plan);
 
 /// A unit has as many layers as a chunk has room for. Once the degrees are known.
-void settle_chunks(const Model& model, Plan& plan);
+void derive_chunks(const Model& model, Plan& plan);
 
 /// Gradients that travel in the type that they have are not cast.
-void settle_compression(Plan& plan);
+void derive_compression(Plan& plan);
 
-/// What a plan cannot be, once all degrees are known.
-struct Refusal {
-  const char* place = "";
-  std::string message;
-  ErrorKind kind = ErrorKind::kInput;
-};
-/// All that is broken, whatever its order.
-std::vector<Refusal> refused_sharding(const Model& model, const Plan& plan);
+/// What sharding and reductions cannot be. All degrees are known.
+void check_sharding(const Model& model, const Plan& plan, Violations& out);
 
-std::optional<Refusal> refused_offload(const Model& model, const Plan& plan);
+void check_offload(const Model& model, const Plan& plan, Violations& out);
 
 }  // namespace foretrain

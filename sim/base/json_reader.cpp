@@ -199,11 +199,10 @@ bool JsonReader::read_choice(std::string_view key, int& out,
 
 void JsonReader::fail(std::string_view key, const std::string& message, ErrorKind kind) {
   const std::string place = pointer(key);
+  const std::string text = x_source + ": " + (place.empty() ? "" : place + ": ") + message;
   const bool told = std::any_of(x_errors.begin(), x_errors.end(),
-                                [&place](const Error& one) { return one.pointer == place; });
-  if (told) return;
-  x_errors.push_back(
-      {x_source + ": " + (place.empty() ? "" : place + ": ") + message, kind, place});
+                                [&text](const Error& one) { return one.message == text; });
+  if (!told) x_errors.push_back({text, kind, place});
 }
 
 void JsonReader::fail_value(std::string_view key, const std::string& expected,

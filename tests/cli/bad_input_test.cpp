@@ -234,6 +234,46 @@ TEST(Experts, AreCountedInBucketsOnceARank) {
                  {"/gradients/bucket_elements", "18776141312 parameters of a rank"});
 }
 
+// Experts of 671 billion parameters whole on a rank: 16,776 buckets of 40 million.
+TEST(Memory, IsAnsweredHoweverManyBucketsThereWouldBe) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "deepseek-v3", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "batch": {"micro": 1, "sequence": 512}})");
+  for (const char* plan : {"sharding.level=none", "sharding.level=optimizer",
+                           "offload.optimizer=cpu", "gradients.dtype=compute"}) {
+    const CommandResult result =
+        place.run({"simulate", "run.json", "--no-advice", "--json", "result.json", "--set",
+                   "sharding.level=optimizer", "--set", plan});
+    ASSERT_EQ(result.exit_code, 0) << plan << result.err;
+    const Json memory = at(parse_json(place.read("result.json"), "").value(), "memory");
+    EXPECT_EQ(at(memory, "fits"), Json(false));
+    EXPECT_GT(at(memory, "peak_gib").number(), 2500) << plan;
+  }
+  const CommandResult told = place.run({"simulate", "run.json", "--no-advice"});
+  EXPECT_NE(told.out.find("wider than gradients.bucket_elements"), std::string::npos) << told.out;
+}
+
+// A plan is told of every rule that it breaks, of one mechanism or several.
+TEST(Rules, AreToldAllAtOnce) {
+  const Workplace place;
+  place.write("run.json", R"({"model": {"preset": "deepseek-v2", "num_hidden_layers": 4}, "cluster":
+      {"preset": "dgx-h100", "accelerators": 16}, "batch": {"global": 15, "sequence": 512},
+      "parallel": {"tensor": 4, "expert": 3, "sequence": true, "tensor_mode": "2d"},
+      "precision": "fp8", "kernels": {"attention": "unfused"}, "overlap": {"tensor_slices": 2},
+      "offload": {"delayed_update": true}, "sharding": {"inner_group": 2},
+      "moe": {"dispatch_dtype": "fp8"}, "gradients": {"inner_group": 3}})");
+  const CommandResult result = place.run({"simulate", "run.json"});
+  expect_refused(place, result,
+                 {"/parallel/sequence: 2d cuts the tokens",
+                  "/parallel/tensor_mode: tensor_mode 2d is not modelled with experts and latent "
+                  "attention: set parallel.tensor_mode to 1d",
+                  "/precision: tensor_mode 2d is not modelled with less than 16 bits",
+                  "/parallel/expert: 3 does not divide the model's 160 experts",
+                  "/batch/global: 15 sequences", "/overlap/tensor_slices: overlap.tensor_slices",
+                  "/offload/delayed_update", "/sharding/inner_group", "/moe/dispatch_dtype",
+                  "/gradients/inner_group", "/kernels/attention: unfused latent attention"});
+}
+
 TEST(Dispatch, CastsWhereItsKernelsDo) {
   const Workplace place;
   place.write("run.json", R"({"model": {"preset": "deepseek-v2", "num_hidden_layers": 4}, "cluster":

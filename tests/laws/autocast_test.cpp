@@ -369,29 +369,31 @@ TEST(Autocast, FormsOfKernels) {
 }
 
 // What is not modelled is told by name; other precisions stay as they are.
-TEST(Autocast, IsSettledByTheModelAndThePlan) {
+TEST(Autocast, IsDerivedFromTheModelAndThePlan) {
   const Model model = small_llama();
   Plan plan = eager_plan(model, {}, 1);
-  Plan settled = plan;
-  EXPECT_FALSE(settle_autocast(Asked::kYes, model, settled));
-  EXPECT_EQ(settled, under_autocast(plan));
-  settled = plan;
-  EXPECT_FALSE(settle_autocast(Asked::kNo, model, settled));
-  EXPECT_EQ(settled, plan);
+  Plan derived = plan;
+  Violations found;
+  derive_autocast(Asked::kYes, model, derived, found);
+  EXPECT_EQ(derived, under_autocast(plan));
+  derived = plan;
+  derive_autocast(Asked::kNo, model, derived, found);
+  EXPECT_EQ(derived, plan);
   plan.precision.compute = plan.precision.matrix = plan.precision.linear = DType::kFp32;
-  settled = plan;
-  EXPECT_FALSE(settle_autocast(Asked::kYes, model, settled));
-  EXPECT_EQ(settled, plan);
+  derived = plan;
+  derive_autocast(Asked::kYes, model, derived, found);
+  EXPECT_EQ(derived, plan);
   Model normed = model;
   normed.qk_norm = true;
-  plan = settled = eager_plan(normed, {}, 1);
-  EXPECT_FALSE(settle_autocast(Asked::kWhereModelled, normed, settled));
-  EXPECT_EQ(settled, plan);
-  const auto refused = settle_autocast(Asked::kYes, normed, settled);
-  ASSERT_TRUE(refused);
-  EXPECT_EQ(refused->kind, ErrorKind::kUnsupported);
-  EXPECT_EQ(std::string(refused->place), "kernels/autocast");
-  EXPECT_NE(refused->message.find("norms of queries and keys"), std::string::npos);
+  plan = derived = eager_plan(normed, {}, 1);
+  derive_autocast(Asked::kWhereModelled, normed, derived, found);
+  EXPECT_EQ(derived, plan);
+  EXPECT_TRUE(found.empty());
+  derive_autocast(Asked::kYes, normed, derived, found);
+  ASSERT_EQ(found.all().size(), 1U);
+  EXPECT_EQ(found.all()[0].kind, ErrorKind::kUnsupported);
+  EXPECT_EQ(found.all()[0].key, "kernels/autocast");
+  EXPECT_NE(found.all()[0].message.find("norms of queries and keys"), std::string::npos);
 }
 
 }  // namespace

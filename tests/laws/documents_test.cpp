@@ -58,7 +58,7 @@ TEST(Documents, LeaveTheirSquares) {
            {ContextExchange::kAllGather, ContextExchange::kAllToAll, ContextExchange::kRing}) {
         if (exchange == ContextExchange::kAllToAll && model.kv_heads % context != 0) continue;
         Plan plan = plan_of(model, context, exchange, lengths);
-        if (refused_documents(model, plan)) continue;
+        if (!found_by(check_documents, model, plan).empty()) continue;
         if (context == 4 && exchange == ContextExchange::kRing) plan.context_inner = 2;
         const Workload workload = lower(model, plan);
         ASSERT_TRUE(verify(workload).ok());
@@ -77,7 +77,7 @@ TEST(Documents, AroundARingKeepItsArrays) {
   for (const std::int64_t context : {2, 4}) {
     const Plan whole = plan_of(model, context, ContextExchange::kRing, {});
     const Plan packed = plan_of(model, context, ContextExchange::kRing, {64, 24, 40});
-    ASSERT_FALSE(refused_documents(model, packed));
+    ASSERT_TRUE(found_by(check_documents, model, packed).empty());
     const Program a = lower(model, whole).programs[0];
     const Program b = lower(model, packed).programs[0];
     EXPECT_EQ(a.layouts, b.layouts);
@@ -90,11 +90,12 @@ TEST(Documents, AroundARingKeepItsArrays) {
 TEST(Documents, AroundARingDivideIntoItsChunks) {
   const Model model = small_llama();
   const Plan plan = plan_of(model, 4, ContextExchange::kRing, {64, 20, 44});
-  const auto refused = refused_documents(model, plan);
-  ASSERT_TRUE(refused);
-  EXPECT_NE(refused->message.find("20 tokens is not a multiple of twice context 4"),
+  const Violations found = found_by(check_documents, model, plan);
+  ASSERT_EQ(found.all().size(), 1U);
+  EXPECT_NE(found.all()[0].message.find("20 tokens is not a multiple of twice context 4"),
             std::string::npos);
-  EXPECT_FALSE(refused_documents(model, plan_of(model, 2, ContextExchange::kRing, {64, 20, 44})));
+  const Plan whole_chunks = plan_of(model, 2, ContextExchange::kRing, {64, 20, 44});
+  EXPECT_TRUE(found_by(check_documents, model, whole_chunks).empty());
 }
 
 /// Area where y < x, both in one document, x in the chunks of `member`: cells of the diagonal half.

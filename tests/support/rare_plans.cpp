@@ -26,7 +26,7 @@ void add_rare(Rng rng, Drawn& drawn) {
     const std::int64_t some = 1 + rng.below(p.sequence_length / 2);
     p.documents = {some, p.sequence_length / 2, p.sequence_length - p.sequence_length / 2 - some};
     if (p.documents.back() == 0) p.documents.pop_back();
-    if (refused_documents(m, p)) p.documents.clear();
+    if (!found_by(check_documents, m, p).empty()) p.documents.clear();
   }
   if (can_defer(p)) p.overlap.head_deferral = rng.below(5);
   p.overlap.post_validation = can_validate_later(m, p) && rng.below(3) == 0;
@@ -42,7 +42,8 @@ void add_rare(Rng rng, Drawn& drawn) {
   }
   p.units.reduce_waits = p.by_units() && rng.below(4) == 0;
   p.precision.one_copy = p.precision.by_tensor() && rng.below(2) == 0;
-  if (rng.below(2) == 0) (void)settle_low_weights(Asked::kWhereModelled, m, p);
+  Violations ignored;
+  if (rng.below(2) == 0) derive_low_weights(Asked::kWhereModelled, m, p, ignored);
   draw_offloaded_buckets(rng, m, p);
 }
 

@@ -87,7 +87,7 @@ void draw_offloaded_buckets(Rng rng, const Model& model, Plan& p) {
   p.offload.optimizer = rng.below(2) == 0 ? Memory::kHost : Memory::kStorage;
   p.offload.delayed_update = rng.below(3) == 0;
   p.offload.pageable = rng.below(3) == 0;
-  if (refused_offload(model, p)) p.offload = before;
+  if (!found_by(check_offload, model, p).empty()) p.offload = before;
 }
 
 Drawn draw_sharded_plan(Rng& rng) {

@@ -93,7 +93,7 @@ void fit_schedule(Model& model, Plan& p) {
   const std::int64_t unit = groups ? stages : p.ways();
   p.global_batch = p.micro_batch * p.batch_ranks() * ((m + unit - 1) / unit * unit);
   p.sums_after_pass = p.sums_after_pass && can_sum_after_pass(model, p);
-  settle_messages(model, p);
+  derive_messages(model, p);
 }
 
 void fit_parts(const Model& model, Plan& p) {
@@ -280,7 +280,7 @@ void draw_contiguous(Rng rng, const Model& model, Plan& p) {
 
 /// Linears on 16-bit copies. What is drawn later does not depend on it.
 void draw_autocast(Rng rng, const Model& model, Plan& p) {
-  if (refused_autocast(model, p) || rng.below(3) == 0) return;
+  if (!found_by(check_autocast, model, p).empty() || rng.below(3) == 0) return;
   p.fusion = std::array{Fusion::kEager, Fusion::kFused, Fusion::kCompiled}.at(rng.below(3));
   p = under_autocast(p);
   p.loss = rng.below(2) == 0 ? LossForm::kTorch : LossForm::kFused;
@@ -309,7 +309,7 @@ Plan under_autocast(Plan plan) {
 }
 
 void fit_autocast(const Model& model, Plan& plan) {
-  if (!plan.precision.autocast || !refused_autocast(model, plan)) return;
+  if (!plan.precision.autocast || found_by(check_autocast, model, plan).empty()) return;
   plan.precision = Precision{};
 }
 

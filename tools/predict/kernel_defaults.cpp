@@ -22,7 +22,7 @@ bool is_users_key(const Run& run, const char* pointer) {
 
 }  // namespace
 
-bool settle_attention(Run& run, const Plan& plan) {
+bool derive_attention(Run& run, const Plan& plan) {
   Json* const kernels = run.resolved.find("kernels");
   const DeviceSpec& device = run.cluster.device;
   const DType type = plan.precision.compute;

@@ -493,7 +493,7 @@ Result<Run> resolve(const Json& json, const std::string& source,
   drop_unused(run);
   drop_buckets(run);
   Result<Plan> plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
-  if (plan.ok() && settle_attention(run, plan.value())) {
+  if (plan.ok() && derive_attention(run, plan.value())) {
     plan = read_plan(run.resolved, source, run.model, run.cluster.accelerators);
   }
   if (!plan.ok()) return with_origin(plan.error(), run);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "models/plan/expert_plan.h"
+#include "models/plan/plan_sharding.h"
 
 namespace foretrain {
 namespace {
@@ -88,6 +89,13 @@ void note_buckets(Run& run) {
                       ": gradients are reduced " +
                       (p.by_units() ? "unit by unit beside the backward pass, which may be faster"
                                     : "in equal ranges"));
+}
+
+void note_widened_buckets(Run& run) {
+  if (!has_widened_buckets(run.model, run.plan)) return;
+  run.notes.push_back("no device holds the gradients of a rank; they are simulated in buckets of " +
+                      std::to_string(run.plan.bucket_elements) +
+                      " parameters, wider than gradients.bucket_elements");
 }
 
 /// What the RUN asks for that its system has not.
@@ -199,6 +207,7 @@ void note_limits(Run& run) {
   note_model(run);
   note_lacking(run);
   note_buckets(run);
+  note_widened_buckets(run);
   if (run.plan.schedule == Schedule::kInterleaved && run.plan.virtual_pipeline == 1) {
     run.notes.emplace_back("interleaved-1f1b without parallel.virtual_pipeline is 1f1b");
   }
