@@ -154,7 +154,7 @@ class Lowering {
     });
     bind_expert_groups();
     if (x_plan.in_grid()) bind_grid();
-    if (x_plan.ways() == 2) bind_ways();
+    if (x_plan.directions() == 2) bind_ways();
     bind(kScaleGroup, [](const Coordinates& at) { return Key{at.pipeline, 0, 0}; });
     bind(kNormGroup, [shards](const Coordinates& at) { return Key{at.data / shards, 0, 0}; });
     bind(kStageNormGroup, [shards](const Coordinates& at) {
@@ -175,8 +175,8 @@ class Lowering {
     const auto pair = [this](const Coordinates& at) {
       return std::min(at.pipeline, x_plan.pipeline - 1 - at.pipeline);
     };
-    bind(kTwinGroup, [pair](const Coordinates& at) { return Key{at.tensor, at.data, pair(at)}; });
-    bind(kTensorTwinGroup, [pair](const Coordinates& at) { return Key{at.data, pair(at), 0}; });
+    bind(kMirrorGroup, [pair](const Coordinates& at) { return Key{at.tensor, at.data, pair(at)}; });
+    bind(kTensorMirrorGroup, [pair](const Coordinates& at) { return Key{at.data, pair(at), 0}; });
   }
 
   /// Ranks of a tensor group that agree in some of their coordinates on the grid.

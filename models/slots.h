@@ -12,14 +12,14 @@ inline constexpr const char* kReduceGradients = "reduce gradients";
 /// Names of slots that `lower` binds.
 inline constexpr const char* kTensorGroup = "tensor";
 inline constexpr const char* kDataGroup = "data";
-/// Holders of the chunks of each way: ranks of two stages.
+/// ReplicaGroup of the chunks of each way: ranks of two stages.
 inline constexpr const char* kWayGroups[] = {"data down", "data up"};
 inline constexpr const char* kExpertWayGroups[] = {"expert data down", "expert data up"};
-inline constexpr const char* kTwinGroup = "twins";               ///< same place on the two stages
-inline constexpr const char* kTensorTwinGroup = "tensor twins";  ///< their tensor groups together
-inline constexpr const char* kShardGroup = "shards";             ///< where it is not all of "data"
-inline constexpr const char* kReplicaGroup = "replicas";         ///< same shard, other groups
-inline constexpr const char* kInnerGroup = "inner data";         ///< gradients.inner_group ranks
+inline constexpr const char* kMirrorGroup = "twins";               ///< same place on the two stages
+inline constexpr const char* kTensorMirrorGroup = "tensor twins";  ///< their tensor groups together
+inline constexpr const char* kShardGroup = "shards";      ///< where it is not all of "data"
+inline constexpr const char* kReplicaGroup = "replicas";  ///< same shard, other groups
+inline constexpr const char* kInnerGroup = "inner data";  ///< gradients.inner_group ranks
 inline constexpr const char* kOuterGroup = "outer data";  ///< same place in other inner groups
 /// sharding.inner_group ranks, and those at the same place in other such groups of "shards"
 inline constexpr const char* kInnerShardGroup = "inner shards";

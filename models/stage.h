@@ -122,8 +122,8 @@ struct Holdings {
   std::vector<std::size_t> block_kinds;  ///< by layer
   std::vector<BetweenBlocks> between;
   LayoutId inputs, scalars, bucket, marks;
-  LayoutId ends;                  ///< of a tied table's gradients, with contiguous buckets
-  std::vector<UnitShape> shapes;  ///< of sharded units
+  LayoutId ends;                    ///< of a tied table's gradients, with contiguous buckets
+  std::vector<ShardLayout> shapes;  ///< of sharded units
   FrameId scalar_values;
   std::vector<Chunk> chunks;  ///< experts' chunks behind the others
 };
@@ -200,7 +200,7 @@ inline bool by_units(const Stage& stage) { return stage.plan.by_units(); }
 inline bool sharded_parameters(const Stage& stage) { return stage.plan.shards_parameters(); }
 inline bool sliced(const Stage& stage) { return stage.plan.overlap.tensor_slices > 1; }
 /// Whether states of these ranks' buckets are sharded.
-inline bool sharded(const Stage& stage, const Holders& holders) {
+inline bool sharded(const Stage& stage, const ReplicaGroup& holders) {
   return !stage.plan.by_units() && holders.shards > 1;
 }
 inline LayoutId layout_of(const Stage& stage, FrameId frame) {

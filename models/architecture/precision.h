@@ -24,7 +24,7 @@ struct Precision {
   bool blocks = false;           ///< low precision: scaled by blocks or rows, not by whole tensors
   bool cutlass = false;          ///< fp8 gradients of weights by CUTLASS
   bool one_copy = false;         ///< fp8 by tensor: products read one copy in either order
-  bool low_weights = false;      ///< fp8 by tensor: matrices of layers have no 16-bit values
+  bool fp8_primary_weights = false;  ///< fp8 by tensor: matrices of layers have no 16-bit values
   ScaleSharing scales = ScaleSharing::kNone;
   /// Parameters and the residual stream are in `compute`, fp32; linears, attention and what follows
   /// them in `matrix`, 16 bits: models/layers/autocast.h.

@@ -101,7 +101,7 @@ void mark(Stage& stage, TaskId id) {
                                             kind == PassKind::kForward);
     return;
   }
-  if (task.kind == TaskKind::kPairEnd) return weave(stage);
+  if (task.kind == TaskKind::kPairEnd) return interleave_paired_passes(stage);
   if (task.kind == TaskKind::kOpen) return;
   const Pass& pass = stage.step.place_of(task).pass;
   const Chunk& chunk = stage.holds.chunks[static_cast<std::size_t>(task.chunk)];

@@ -14,16 +14,16 @@ void make_experts(Stage& stage, std::size_t index) {
   }
   if (elements == 0) return;
   Chunk chunk;
-  const std::int64_t ranks = stage.plan.expert_data() * stage.plan.ways();
+  const std::int64_t ranks = stage.plan.expert_data() * stage.plan.directions();
   const std::int64_t shards = stage.plan.expert_shards();
   const char* shard_group = shards < ranks ? kExpertShardGroup : kExpertDataGroup;
-  chunk.holders = Holders{kExpertDataGroup, shard_group, "expert data",      ranks,
-                          shards,           true,        kExpertReplicaGroup};
+  chunk.holders = ReplicaGroup{kExpertDataGroup, shard_group, "expert data",      ranks,
+                               shards,           true,        kExpertReplicaGroup};
   std::vector<Replica> replicas;
-  if (stage.plan.ways() == 2) {
+  if (stage.plan.directions() == 2) {
     const char* group = kExpertWayGroups[index];
-    chunk.holders = Holders{group, group, group, ranks, shards, true, nullptr};
-    if (shards == 1) replicas.push_back({0, elements, stage.builder.group(kTwinGroup)});
+    chunk.holders = ReplicaGroup{group, group, group, ranks, shards, true, nullptr};
+    if (shards == 1) replicas.push_back({0, elements, stage.builder.group(kMirrorGroup)});
   }
   chunk.first_layer = stage.holds.chunks[index].first_layer;
   chunk.marks = stage.builder.frame(stage.holds.marks);
@@ -69,7 +69,7 @@ void make_expert_units(Stage& stage, Chunk& experts, const Chunk& owner) {
       append_layout(stage, content, kind_of(stage, owner, l).parameters.experts, l - unit.first);
     }
     if (content.elements == 0) continue;
-    UnitShape shape;
+    ShardLayout shape;
     shape.holders = experts.holders;
     shape.layers = unit.last - unit.first;
     shape.tensors = static_cast<std::int64_t>(content.ends.size());

@@ -48,7 +48,7 @@ Bytes bytes_of_all(const FrameLayout& layout) {
 /// Of a chunk's parameters, in the order of models/holdings/chunk.h; `head_table` says whether the
 /// head has a matrix of its own there.
 void map_weights(Stage& stage, Chunk& chunk, bool head_table) {
-  if (!stage.plan.precision.low_weights) return;
+  if (!stage.plan.precision.fp8_primary_weights) return;
   const auto add = [&chunk](const FrameLayout& layout, std::int64_t elements) {
     chunk.weights.add(elements, bytes_of_all(layout));
   };
@@ -70,7 +70,7 @@ void map_weights(Stage& stage, Chunk& chunk, bool head_table) {
 
 /// Of the experts of `owner`'s layers.
 void map_expert_weights(Stage& stage, Chunk& experts, const Chunk& owner) {
-  if (!stage.plan.precision.low_weights) return;
+  if (!stage.plan.precision.fp8_primary_weights) return;
   for (std::int64_t l = 0; l < owner.layers; ++l) {
     const ParameterLayouts& layer = kind_of(stage, owner, l).parameters;
     experts.weights.add(layer.expert_elements, bytes_of_all(layer.experts));

@@ -76,7 +76,7 @@ std::vector<const LayerLayouts*> kinds_of(const Stage& stage, const Chunk& chunk
 /// Whether a chunk of the pipeline stands on this stage.
 static bool holds_chunk(const Stage& stage, std::int64_t chunk) {
   return stage.number == stage.plan.stage_of(chunk) ||
-         (stage.plan.ways() == 2 && stage.number == stage.plan.stage_of(chunk, 1));
+         (stage.plan.directions() == 2 && stage.number == stage.plan.stage_of(chunk, 1));
 }
 
 template <typename Layouts>
@@ -288,12 +288,12 @@ void make_chunk(Stage& stage, std::int64_t index) {
   for (const Chunk& earlier : stage.holds.chunks) chunk.layers_before += earlier.layers;
   chunk.marks = stage.builder.frame(stage.holds.marks);
   chunk.holders =
-      Holders{kDataGroup, shard_group(stage), "data", stage.plan.data, stage.plan.shards(),
-              false,      kReplicaGroup};
-  if (stage.plan.ways() == 2) {
+      ReplicaGroup{kDataGroup, shard_group(stage), "data", stage.plan.data, stage.plan.shards(),
+                   false,      kReplicaGroup};
+  if (stage.plan.directions() == 2) {
     const char* group = kWayGroups[index];
-    chunk.holders =
-        Holders{group, group, group, stage.plan.holders(), stage.plan.shards(), false, nullptr};
+    chunk.holders = ReplicaGroup{
+        group, group, group, stage.plan.replica_ranks(), stage.plan.shards(), false, nullptr};
   }
   chunk.first = global == 0;
   chunk.last = global == stage.plan.chunks() - 1;
@@ -333,9 +333,9 @@ std::vector<Replica> replicas(Stage& stage, const Chunk& chunk, std::int64_t cut
     if (tied_end && deep && part.end == cut_end && !chunk.has_embedding) part.end -= elements;
     out.push_back({part.begin, part.end, stage.builder.group(part.group)});
   }
-  const bool twins = stage.plan.ways() == 2 && !sharded(stage, chunk.holders);
-  if (twins) out.push_back({cut_begin, cut_end, stage.builder.group(kTwinGroup)});
-  const char* alike = twins && stage.plan.tensor > 1 ? kTensorTwinGroup : kTwinGroup;
+  const bool twins = stage.plan.directions() == 2 && !sharded(stage, chunk.holders);
+  if (twins) out.push_back({cut_begin, cut_end, stage.builder.group(kMirrorGroup)});
+  const char* alike = twins && stage.plan.tensor > 1 ? kTensorMirrorGroup : kMirrorGroup;
   if (!twins) alike = kTensorGroup;
   if ((twins || (stage.plan.tensor > 1 && !stage.plan.in_grid())) && cut_begin > 0) {
     out.push_back({0, cut_begin, stage.builder.group(alike)});

@@ -278,7 +278,7 @@ void update_on_host(Stage& stage, bool at_begin) {
   const auto next = [&call] { return static_cast<std::int16_t>(call.frames.size()); };
   for (const Chunk& chunk : stage.holds.chunks) {
     for (const Unit& unit : chunk.units) {
-      const UnitShape& shape = stage.holds.shapes[unit.shape];
+      const ShardLayout& shape = stage.holds.shapes[unit.shape];
       const std::int64_t own = shape.elements / shape.holders.shards;
       if (!shape.on_host) {
         on_device.push_back({next(), stage.plan.precision.gradients, own});
@@ -434,7 +434,7 @@ void load_weights(Stage& stage, const Task& task) {
   };
   for (const Chunk& chunk : stage.holds.chunks) {
     for (const Unit& unit : chunk.units) {
-      const UnitShape& shape = stage.holds.shapes[unit.shape];
+      const ShardLayout& shape = stage.holds.shapes[unit.shape];
       if (!shape.on_host) continue;
       const bool whole = !sharded_parameters(stage);
       const DType type = stage.plan.precision.compute;

@@ -78,10 +78,10 @@ std::vector<Blocks> in_blocks(Stage& stage, const std::vector<Call>& calls) {
 }
 
 /// The calls of the joined passes in turn, where both kinds of passes have exchanges.
-void weave(Stage& stage) {
+void interleave_paired_passes(Stage& stage) {
   const std::vector<std::pair<std::size_t, bool>> begins = std::move(stage.values.joined_begins);
   stage.values.joined_begins.clear();
-  if (begins.size() < 2 || !stage.plan.weaves() || !stage.model.has_experts()) return;
+  if (begins.size() < 2 || !stage.plan.interleaves_pairs() || !stage.model.has_experts()) return;
   const std::size_t first = begins.front().first;
   std::vector<Call> calls = stage.builder.take_calls(first);
   std::array<std::vector<Call>, 2> passes;  // backward, forward

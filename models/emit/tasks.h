@@ -63,7 +63,7 @@ void weight_gradients(Stage& stage, Chunk& chunk, TaskId id);
 
 // models/emit/interleave.cpp
 const std::vector<SegmentId>& blocks_of(Stage& stage, SegmentId id);
-void weave(Stage& stage);
+void interleave_paired_passes(Stage& stage);
 
 // models/emit/scales.cpp
 void share_scales(Stage& stage, const Task& task);

@@ -48,8 +48,9 @@ View shard_view(Stage& stage, std::int16_t frame, const Bucket& bucket, DType ty
 
 /// Sums what the ranks hold that have the same shard in other groups. Experts have a stream of
 /// their own for it as for their reduction: what one waits for must not hold up the other.
-void reduce_over_replicas(Stage& stage, Segment& segment, const Holders& holders, const View& shard,
-                          std::int64_t count, DType type, EventRef before, EventRef after) {
+void reduce_over_replicas(Stage& stage, Segment& segment, const ReplicaGroup& holders,
+                          const View& shard, std::int64_t count, DType type, EventRef before,
+                          EventRef after) {
   Op op;
   op.stream = stage.builder.stream(holders.replica_group);
   op.work = stage.builder.work(Collective{
@@ -294,7 +295,7 @@ void update_operands(Stage& stage, const UpdatedArrays& u, std::vector<View>& re
     states.push_back(Ref{u.states, buffer++, state.type, 0}.part(begin, end - begin));
   }
   View weights = u.weights;
-  const bool apart = u.master && stage.plan.copies_back;
+  const bool apart = u.master && stage.plan.copies_master_to_model;
   if (apart) {
     weights = states.back();
     states.pop_back();
@@ -306,7 +307,7 @@ void update_operands(Stage& stage, const UpdatedArrays& u, std::vector<View>& re
   writes.insert(writes.end(), states.begin(), states.end());
 }
 
-/// With `copies_back` the update's kernels know the fp32 copies alone: Megatron-LM's
+/// With `copies_master_to_model` the update's kernels know the fp32 copies alone: Megatron-LM's
 /// _copy_main_params_to_model_params, DeepSpeed's step.
 void write_updates(Stage& stage, SegmentWriter& w, const std::vector<UpdatedArrays>& updated) {
   std::vector<std::pair<View, const UpdatedArrays*>> copied;
@@ -315,7 +316,7 @@ void write_updates(Stage& stage, SegmentWriter& w, const std::vector<UpdatedArra
     std::vector<View> writes;
     update_operands(stage, u, reads, writes);
     const std::string name = update_name(stage.plan.optimizer);
-    if (u.master && stage.plan.copies_back) copied.emplace_back(writes.front(), &u);
+    if (u.master && stage.plan.copies_master_to_model) copied.emplace_back(writes.front(), &u);
     if (!is_adam(stage.plan.optimizer)) {
       Bytes bytes = update_bytes_beside(stage.plan.optimizer) * u.count;
       for (const std::vector<View>* views : {&reads, &writes}) {
@@ -351,7 +352,7 @@ void gather_bucket(Stage& stage, Chunk& chunk, Bucket& bucket, StreamWait after)
   Segment segment;
   segment.name = "gather parameters";
   segment.frames = {layout_of(stage, chunk.parameters), stage.holds.bucket};
-  if (stage.plan.to_owners()) {
+  if (stage.plan.reduces_to_owner()) {
     segment.ops = from_owners(stage, bucket.holders, all, count, type, phase);
   } else {
     const Collective gather{CollectiveKind::kAllGather,

@@ -8,8 +8,9 @@ namespace foretrain {
 // models/emit/update.cpp
 std::int64_t shard_elements(Stage& stage, const Bucket& bucket);
 View shard_view(Stage& stage, std::int16_t frame, const Bucket& bucket, DType type);
-void reduce_over_replicas(Stage& stage, Segment& segment, const Holders& holders, const View& shard,
-                          std::int64_t count, DType type, EventRef before, EventRef after);
+void reduce_over_replicas(Stage& stage, Segment& segment, const ReplicaGroup& holders,
+                          const View& shard, std::int64_t count, DType type, EventRef before,
+                          EventRef after);
 StreamWait reduce_parts(Stage& stage, const char* stream, const char* group, const Chunk& chunk,
                         const std::vector<ElementRange>& parts, std::int16_t mark,
                         StreamWait after);

@@ -31,7 +31,7 @@ Call for_weights(Stage& stage, Call call, SegmentId segment) {
   for (std::size_t f = 0; f < s.frames.size(); ++f) {
     const bool owner =
         std::any_of(stage.holds.shapes.begin(), stage.holds.shapes.end(),
-                    [&](const UnitShape& shape) { return shape.weights == s.frames[f]; });
+                    [&](const ShardLayout& shape) { return shape.weights == s.frames[f]; });
     const bool experts = std::any_of(stage.holds.kinds.begin(), stage.holds.kinds.end(),
                                      [&](const LayerLayouts& kind) {
                                        return kind.experts.valid() && kind.experts == s.frames[f];

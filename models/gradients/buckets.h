@@ -49,12 +49,12 @@ void reduce_contiguous(Stage& stage, Chunk& chunk, Bucket& bucket, StreamWait af
 void finish_contiguous(Stage& stage, Chunk& chunk, FrameId frame, std::int16_t event, bool last);
 
 // models/gradients/owners.cpp
-std::vector<Op> scattered(Stage& stage, const Holders& holders, const View& whole, const View& part,
-                          std::int64_t count, DType type,
+std::vector<Op> scattered(Stage& stage, const ReplicaGroup& holders, const View& whole,
+                          const View& part, std::int64_t count, DType type,
                           const std::vector<std::int64_t>& runs = {});
 std::vector<Op> sums(Stage& stage, const Bucket& bucket, const View& all, const View& part,
                      DType type);
-std::vector<Op> from_owners(Stage& stage, const Holders& holders, const View& whole,
+std::vector<Op> from_owners(Stage& stage, const ReplicaGroup& holders, const View& whole,
                             std::int64_t count, DType type, Phase phase);
 
 }  // namespace foretrain

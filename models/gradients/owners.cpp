@@ -25,9 +25,10 @@ View part_of(const View& whole, std::int64_t place, std::int64_t of) {
 
 /// Of `whole`, `count` elements that divide among the ranks; its sum is `part` on each. `runs`: as
 /// Collective has them, where one rank's part is of each.
-std::vector<Op> scattered(Stage& stage, const Holders& holders, const View& whole, const View& part,
-                          std::int64_t count, DType type, const std::vector<std::int64_t>& runs) {
-  const bool owners = stage.plan.to_owners();
+std::vector<Op> scattered(Stage& stage, const ReplicaGroup& holders, const View& whole,
+                          const View& part, std::int64_t count, DType type,
+                          const std::vector<std::int64_t>& runs) {
+  const bool owners = stage.plan.reduces_to_owner();
   Collective sum{owners ? CollectiveKind::kReduce : CollectiveKind::kReduceScatter,
                  stage.builder.group(holders.shard_group), count, type, false};
   sum.runs = runs;
@@ -57,7 +58,7 @@ std::vector<Op> sums(Stage& stage, const Bucket& bucket, const View& all, const 
 }
 
 /// Each rank's part of `whole`, which others have from before the update.
-std::vector<Op> from_owners(Stage& stage, const Holders& holders, const View& whole,
+std::vector<Op> from_owners(Stage& stage, const ReplicaGroup& holders, const View& whole,
                             std::int64_t count, DType type, Phase phase) {
   std::vector<Op> out;
   Collective broadcast{CollectiveKind::kBroadcast, stage.builder.group(holders.shard_group),

@@ -29,7 +29,7 @@ struct PartFrames {
 };
 
 /// The ranks that hold the same parameters: their gradients are summed, their states sharded.
-struct Holders {
+struct ReplicaGroup {
   const char* group = nullptr;
   const char* shard_group = nullptr;  ///< those that share one copy of the states
   const char* stream = nullptr;
@@ -51,7 +51,7 @@ struct Staged {
 
 struct Bucket {
   std::int64_t begin = 0, end = 0;  ///< elements
-  Holders holders;
+  ReplicaGroup holders;
   FrameId frame;         ///< its events: kReduced, kGathered
   bool last = false;     ///< waits for everything: holds shared or tied parameters
   bool issued = false;   ///< its reduction stands in the Program
@@ -124,8 +124,8 @@ struct UnitGather {
 };
 
 /// Layouts and segments of the units of one shape; see models/units/units.cpp.
-struct UnitShape {
-  Holders holders;
+struct ShardLayout {
+  ReplicaGroup holders;
   bool root = false;
   std::int64_t layers = 0;
   std::int64_t filled = 0, elements = 0;  ///< parameters; with padding up to equal shards
@@ -175,7 +175,7 @@ struct UpdatedPart {
 };
 
 struct Chunk {
-  Holders holders;
+  ReplicaGroup holders;
   std::int64_t first_layer = 0, layers = 0;
   std::int64_t layers_before = 0;    ///< in earlier chunks of this stage
   bool first = false, last = false;  ///< of the pipeline: nothing comes in, nothing goes on
@@ -210,7 +210,7 @@ struct Chunk {
 };
 
 /// Every rank holds the parameters of such a unit from step to step.
-inline bool stays_whole(const Plan& plan, const UnitShape& shape) {
+inline bool stays_whole(const Plan& plan, const ShardLayout& shape) {
   return !plan.shards_parameters() || shape.whole;
 }
 

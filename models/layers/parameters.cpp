@@ -111,7 +111,7 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
     Buffer buffer;
     buffer.name = p.name;
     buffer.kind = gradients ? BufferKind::kGradients : BufferKind::kParameters;
-    const bool low = plan.precision.low_weights && is_cast(p.name);
+    const bool low = plan.precision.fp8_primary_weights && is_cast(p.name);
     buffer.dtype = gradients ? plan.local_gradients()
                    : low     ? plan.precision.linear
                              : plan.precision.compute;

@@ -52,7 +52,7 @@ Quantizer::Quantizer(ProgramBuilder& builder, const Plan& plan, const LayerLayou
       const auto copy = [&]() {
         return Ref{quantized_frame(layouts), buffer++, plan.precision.linear, found.weight.count};
       };
-      if (!plan.precision.low_weights) cast.by_rows = copy();
+      if (!plan.precision.fp8_primary_weights) cast.by_rows = copy();
       if (plan.precision.keeps_copies()) {
         cast.by_columns = plan.precision.one_copy ? cast.by_rows : copy();
       }
@@ -174,7 +174,7 @@ void Quantizer::declare_weights(LayoutWriter& forward, LayoutWriter& backward) {
 
 void Quantizer::quantize_weights(SegmentWriter& w, bool forward, bool backward) {
   for (const Cast& cast : x_casts) {
-    if (x_plan.precision.low_weights) {
+    if (x_plan.precision.fp8_primary_weights) {
       if (backward) turn(w, cast.name + ".turn_weights", cast.weight, cast.rows, cast.by_columns);
       continue;
     }
@@ -204,7 +204,7 @@ FrameLayout quantized_layout(const ParameterLayouts& parameters, const Precision
       out.buffers.push_back(buffer_of(found.name + which, BufferKind::kParameters, precision.linear,
                                       found.weight.count, true));
     };
-    if (!precision.low_weights) add(" by rows");
+    if (!precision.fp8_primary_weights) add(" by rows");
     if (precision.keeps_copies() && !precision.one_copy) add(" by columns");
   }
   return out;

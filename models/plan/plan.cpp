@@ -165,7 +165,7 @@ class PlanDeriver {
       p.units.reshard = p.units.reduce_each = false;
     }
     derive_buckets(x_model, p);
-    derive_low_weights(x_request.low_weights, x_model, p, x_violations);
+    derive_fp8_primary_weights(x_request.fp8_primary_weights, x_model, p, x_violations);
     // A host that waited for its stage's passes would not reach what other stages wait for.
     if (p.spreads_vocabulary()) p.host_waits = HostWaits::kNone;
     derive_messages(x_model, p);

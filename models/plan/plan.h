@@ -32,15 +32,15 @@ enum class Schedule : std::uint8_t {
   kSharedVocabulary,
   kVocabulary1,
   kVocabulary2,
-  kRecycling,
+  k3F1B,
   kFile,
 };
 
 /// Where the chunks of the pipeline stand.
 enum class ChunkPlacement : std::uint8_t {
-  kRound,     ///< round the stages: chunk c on stage c mod p
-  kV,         ///< down the stages and up again: chunks s and 2p - 1 - s on stage s, then as before
-  kBothWays,  ///< one pipeline down and one up: stage s holds chunks s and p - 1 - s of p
+  kRound,  ///< round the stages: chunk c on stage c mod p
+  kV,      ///< down the stages and up again: chunks s and 2p - 1 - s on stage s, then as before
+  kBidirectional,  ///< one pipeline down and one up: stage s holds chunks s and p - 1 - s of p
 };
 
 enum class PassKind : std::uint8_t {
@@ -218,11 +218,11 @@ struct Units {
   bool reduce_waits = false;           ///< compute goes on when they are reduced
   DType reduce = DType::kFp32;         ///< type in which gradients are reduced
   // ZeRO++ (arXiv 2306.10209), see models/units/quantized.cpp:
-  bool narrow_gathers = false;    ///< shards of parameters travel in 8 bits (qwZ)
-  bool casts_shards = false;      ///< those of layers in fp8, as their linears read them
-  bool copies_out = false;        ///< gathered into an array that compute copies them out of
-  std::int64_t secondary = 0;     ///< ranks that share a copy for backward passes (hpZ); 0 = none
-  bool narrow_reduction = false;  ///< gradients are exchanged in 4 bits, then summed (qgZ)
+  bool quantized_gathers = false;  ///< shards of parameters travel in 8 bits (qwZ)
+  bool casts_shards = false;       ///< those of layers in fp8, as their linears read them
+  bool copies_out = false;         ///< gathered into an array that compute copies them out of
+  std::int64_t secondary = 0;      ///< ranks that share a copy for backward passes (hpZ); 0 = none
+  bool quantized_reduction = false;  ///< gradients are exchanged in 4 bits, then summed (qgZ)
   bool operator==(const Units&) const = default;
 };
 
@@ -288,9 +288,10 @@ struct Plan {
   /// Every backward pass writes gradients in the compute type, which are added to those before when
   /// it has ended: models/gradients/buckets.cpp.
   bool sums_after_pass = false;
-  bool flat_update = false;   ///< a rank's part of 16-bit gradients is flattened, then widened
-  bool unscales = false;      ///< fp16's scale leaves the gradients in a pass of its own
-  bool keep_outputs = false;  ///< a stage lets go of what it sent after that microbatch's backward
+  bool flat_update = false;  ///< a rank's part of 16-bit gradients is flattened, then widened
+  bool unscales = false;     ///< fp16's scale leaves the gradients in a pass of its own
+  bool retain_outputs =
+      false;  ///< a stage lets go of what it sent after that microbatch's backward
   bool scatter_gather = false;          ///< tensor ranks send a part each of what they hold alike
   std::vector<std::string> rank_order;  ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
@@ -324,9 +325,9 @@ struct Plan {
   LossForm loss = LossForm::kFused;
   ContextExchange context_exchange = ContextExchange::kRing;
   Optimizer optimizer = Optimizer::kFusedAdam;
-  bool copies_back = false;     ///< 16-bit weights are cast from fp32 ones after the update
-  double dropout = -1;          ///< overrides the model's; -1: see `dropout_of`
-  double clip_norm = 1;         ///< 0 = no gradient clipping
+  bool copies_master_to_model = false;  ///< 16-bit weights are cast from fp32 ones after the update
+  double dropout = -1;                  ///< overrides the model's; -1: see `dropout_of`
+  double clip_norm = 1;                 ///< 0 = no gradient clipping
   Time data_time, loader_time;  ///< to prepare a microbatch: of the host, of workers beside it
   Time pass_time;               ///< host time of each pass of a microbatch through a chunk
   Time step_time;               ///< host time a step outside of kernels' launches
@@ -349,18 +350,18 @@ struct Plan {
   std::int64_t chunks() const { return pipeline * virtual_pipeline; }
   ChunkPlacement placement() const;
   /// Pipelines that run over the same stages, each with a copy of the parameters.
-  std::int64_t ways() const { return placement() == ChunkPlacement::kBothWays ? 2 : 1; }
-  std::int64_t chunks_of_stage() const { return virtual_pipeline * ways(); }
+  std::int64_t directions() const { return placement() == ChunkPlacement::kBidirectional ? 2 : 1; }
+  std::int64_t chunks_of_stage() const { return virtual_pipeline * directions(); }
   /// The second half of the microbatches goes up the stages where there are two ways.
   std::int64_t way_of(std::int64_t microbatch) const {
-    return ways() * microbatch / microbatches();
+    return directions() * microbatch / microbatches();
   }
   /// The chunk of the pipeline that stands as `index` on `stage`.
   std::int64_t chunk_at(std::int64_t stage, std::int64_t index) const;
   /// The stage of a chunk, in one of the ways.
   std::int64_t stage_of(std::int64_t chunk, std::int64_t way = 0) const;
   /// Passes that run as one hide each other's exchanges of tokens.
-  bool weaves() const;
+  bool interleaves_pairs() const;
   /// Every stage holds a part of the vocabulary: models/step/passes/spread_vocabulary.cpp.
   bool shares_vocabulary() const {
     return schedule == Schedule::kSharedVocabulary || spreads_vocabulary();
@@ -383,7 +384,7 @@ struct Plan {
   std::int64_t tokens() const { return micro_batch * sequence_length / context; }
   std::int64_t target() const { return target_length > 0 ? target_length : sequence_length; }
   /// Ranks that hold the same parameters.
-  std::int64_t holders() const { return data * ways(); }
+  std::int64_t replica_ranks() const { return data * directions(); }
   /// `scatter_gather`, where a message is not a part anyway: models/emit/messages.cpp.
   bool scatters_messages() const {
     return scatter_gather && pipeline > 1 && tensor > 1 && shard() == 1;
@@ -411,14 +412,16 @@ struct Plan {
   /// Ranks that share one copy of what is sharded.
   std::int64_t shards() const {
     if (sharding == Sharding::kNone) return 1;
-    return shard_group == 0 ? holders() : shard_group;
+    return shard_group == 0 ? replica_ranks() : shard_group;
   }
-  std::int64_t replicas() const { return holders() / shards(); }  ///< copies of what is sharded
+  std::int64_t replicas() const {
+    return replica_ranks() / shards();
+  }  ///< copies of what is sharded
   std::int64_t norm_ranks() const { return shards() * tensor * pipeline; }  ///< of the gradients
   /// Ranks that share the states of the same experts: a group holds all (`check_expert_plan`).
   std::int64_t expert_shards() const {
     if (sharding == Sharding::kNone) return 1;
-    return expert_data() * ways() / replicas();
+    return expert_data() * directions() / replicas();
   }
   bool updates_on_host() const {
     return offload.optimizer != Memory::kDevice && offload.device_share < 1;
@@ -435,7 +438,7 @@ struct Plan {
     return sharding == Sharding::kParameters || (sharding == Sharding::kGradients && !contiguous());
   }
   /// Gradients are reduced to the rank that updates their parameters, which are broadcast by it.
-  bool to_owners() const {
+  bool reduces_to_owner() const {
     return reduction == GradientReduction::kReduce && sharding != Sharding::kNone &&
            sharding != Sharding::kParameters;
   }
@@ -462,7 +465,7 @@ struct Plan {
   }
   /// Parameters are copied out of what they were gathered in: `units.copies_out`, where it goes.
   bool copies_out() const {
-    return shards_parameters() && units.copies_out && !units.narrow_gathers &&
+    return shards_parameters() && units.copies_out && !units.quantized_gathers &&
            units.secondary == 0 && units.inner_group == 1;
   }
   /// Layers' parameters arrive in fp8, which their linears read.

@@ -8,9 +8,9 @@ namespace {
 
 /// States that lie in buckets instead of units.
 void check_in_buckets(const Model& model, const Plan& p, Violations& out) {
-  if (p.sharding == Sharding::kNone && p.holders() > 1) {
+  if (p.sharding == Sharding::kNone && p.replica_ranks() > 1) {
     out.unsupported("offload/optimizer",
-                    "with sharding.level none each of " + text(p.holders()) +
+                    "with sharding.level none each of " + text(p.replica_ranks()) +
                         " ranks that hold the same would update all of it on its host: set "
                         "sharding.level to optimizer, gradients or parameters");
   } else if (p.sharding == Sharding::kNone && model.has_experts()) {

@@ -92,7 +92,7 @@ void derive_autocast(Asked asked, const Model& model, Plan& plan, Violations& ou
 
 namespace {
 
-void check_low_weights(const Model& model, const Plan& plan, Violations& out) {
+void check_fp8_primary_weights(const Model& model, const Plan& plan, Violations& out) {
   constexpr const char* kKey = "kernels/fp8_weights";
   if (!plan.precision.by_tensor()) {
     out.add(kKey,
@@ -106,7 +106,7 @@ void check_low_weights(const Model& model, const Plan& plan, Violations& out) {
       "a copy of weights in fp8 alone",
       {{plan.by_units(), kKey, "sharding.level gradients and parameters"},
        {plan.offload.states(), kKey, "offload.optimizer"},
-       {plan.to_owners(), kKey, "gradients.reduction reduce"},
+       {plan.reduces_to_owner(), kKey, "gradients.reduction reduce"},
        {plan.buckets.cut != Bucketing::kRanges, kKey, "gradients.bucketing other than ranges"},
        {model.is_network() || model.is_encoder_decoder(), kKey,
         "networks of layers and encoder-decoders"}});
@@ -114,11 +114,11 @@ void check_low_weights(const Model& model, const Plan& plan, Violations& out) {
 
 }  // namespace
 
-void derive_low_weights(Asked asked, const Model& model, Plan& plan, Violations& out) {
+void derive_fp8_primary_weights(Asked asked, const Model& model, Plan& plan, Violations& out) {
   if (asked == Asked::kNo) return;
   Violations why_not;
-  check_low_weights(model, plan, why_not);
-  plan.precision.low_weights = why_not.empty();
+  check_fp8_primary_weights(model, plan, why_not);
+  plan.precision.fp8_primary_weights = why_not.empty();
   if (asked == Asked::kYes) out.append(why_not);
 }
 

@@ -32,7 +32,7 @@ void check_autocast(const Model& model, const Plan& plan, Violations& out);
 void derive_autocast(Asked asked, const Model& model, Plan& plan, Violations& out);
 
 /// The same of weights that are kept in fp8 alone: models/emit/fp8_weights.cpp.
-void derive_low_weights(Asked asked, const Model& model, Plan& plan, Violations& out);
+void derive_fp8_primary_weights(Asked asked, const Model& model, Plan& plan, Violations& out);
 
 /// What int8 does not go with.
 void check_precision(const Model& model, const Plan& plan, Violations& out);

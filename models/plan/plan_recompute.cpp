@@ -72,7 +72,7 @@ void check_blocks(const Model& model, const Plan& plan, Violations& out) {
               {plan.by_units(), key, "sharded gradients or parameters"},
               {plan.offload.activation_layers > 0, key, "offload.activation_layers"},
               {plan.overlap.tensor_slices > 1, key, "overlap.tensor_slices"},
-              {plan.weaves(), key, "passes that run as one"},
+              {plan.interleaves_pairs(), key, "passes that run as one"},
               {plan.forwards > 1, key, "passes that come back"}});
 }
 

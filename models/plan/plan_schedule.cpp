@@ -30,7 +30,7 @@ const std::vector<std::string>& schedule_names() {
 
 namespace {
 
-constexpr std::int64_t kRecyclingForwards = 3;  ///< what the name says
+constexpr std::int64_t k3F1BForwards = 3;  ///< what the name says
 
 /// Without whole microbatches the batch is refused, and its schedule not looked at.
 bool whole_microbatches(const Plan& p) {
@@ -87,7 +87,7 @@ void check_virtual(const Plan& p, Violations& out) {
 
 /// A copy of the parameters on a second stage.
 void check_copies(const Model& model, const Plan& p, Violations& out) {
-  if (p.ways() == 1) return;
+  if (p.directions() == 1) return;
   out.beside("a schedule that keeps two copies of the parameters (" + name_of(p) + ")",
              {{model.tied_embeddings, "schedule", "a tied embedding"},
               {p.by_units(), "sharding/level", "sharded gradients"},
@@ -133,7 +133,7 @@ void check_schedule_keys(JsonReader& run, const ScheduleRequest& asked, Schedule
   const auto refuse = [&](const char* key, bool given, bool known) {
     if (given && !known) run.fail(std::string("schedule/") + key, "is no key of " + name);
   };
-  const bool recycles = schedule == Schedule::kRecycling;
+  const bool recycles = schedule == Schedule::k3F1B;
   const bool fits = fits_durations(schedule);
   refuse("forwards", asked.forwards.has_value(), recycles);
   refuse("activations", asked.activations.has_value(), schedule == Schedule::kZbAuto);
@@ -172,8 +172,8 @@ void derive_schedule(JsonReader& run, const ScheduleRequest& asked, Plan& plan) 
                                : Status(file.error()));
   }
   check_schedule_keys(run, asked, plan.schedule);
-  if (plan.schedule == Schedule::kRecycling) {
-    plan.forwards = asked.forwards.value_or(kRecyclingForwards);
+  if (plan.schedule == Schedule::k3F1B) {
+    plan.forwards = asked.forwards.value_or(k3F1BForwards);
   }
   plan.automatic.activations = asked.activations.value_or(plan.automatic.activations);
   plan.automatic.weight_share = asked.weight_share.value_or(plan.automatic.weight_share);
@@ -189,7 +189,7 @@ void check_deferral(const Plan& plan, Violations& out) {
              {{plan.splits_backward(), kKey,
                "schedules with passes of their own for gradients of weights"},
               {plan.shares_vocabulary(), kKey, "a vocabulary that all stages share"},
-              {plan.ways() == 2, kKey, "schedules with two copies"},
+              {plan.directions() == 2, kKey, "schedules with two copies"},
               {plan.by_units(), kKey, "sharded gradients or parameters"},
               {plan.reduces_each_pass(), kKey,
                "gradients that are reduced in every pass (no_sync false)"}});
@@ -200,7 +200,7 @@ void check_validation(const Model& model, const Plan& plan, Violations& out) {
   if (!plan.overlap.post_validation || plan.pipeline == 1) return;
   constexpr const char* kKey = "overlap/post_validation";
   out.beside("validation after the update",
-             {{plan.ways() == 2, kKey, "schedules with two copies"},
+             {{plan.directions() == 2, kKey, "schedules with two copies"},
               {plan.shares_vocabulary(), kKey, "a vocabulary that all stages share"},
               {plan.by_units(), kKey, "sharded gradients or parameters"},
               {plan.offload.states(), kKey, "offloaded states"},
@@ -216,7 +216,8 @@ void check_schedule(const Model& model, const Plan& plan, Violations& out) {
   check_recycling(model, plan, out);
   check_deferral(plan, out);
   check_validation(model, plan, out);
-  const bool whole = plan.schedule == Schedule::kFile && plan.weaves() && !plan.splits_backward();
+  const bool whole =
+      plan.schedule == Schedule::kFile && plan.interleaves_pairs() && !plan.splits_backward();
   if (whole && (plan.by_units() || plan.offload.activation_layers > 0)) {
     out.unsupported(
         "schedule",

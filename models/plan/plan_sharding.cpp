@@ -57,19 +57,19 @@ void check_group(const Model&, const Plan& p, Violations& out) {
 }
 
 /// What of parameters and gradients travels in fewer bits, and a second copy of the parameters.
-void check_narrow(const Model& model, const Plan& p, Violations& out) {
+void check_quantized(const Model& model, const Plan& p, Violations& out) {
   const Units& u = p.units;
-  const char* place = u.narrow_gathers  ? "sharding/gather_dtype"
-                      : u.secondary > 0 ? "sharding/secondary_group"
-                                        : "gradients/reduce_dtype";
-  const bool gathers = u.narrow_gathers || u.secondary > 0;
-  if (!gathers && !u.narrow_reduction) return;
+  const char* place = u.quantized_gathers ? "sharding/gather_dtype"
+                      : u.secondary > 0   ? "sharding/secondary_group"
+                                          : "gradients/reduce_dtype";
+  const bool gathers = u.quantized_gathers || u.secondary > 0;
+  if (!gathers && !u.quantized_reduction) return;
   if (gathers && p.sharding != Sharding::kParameters) {
     out.add(place, "needs sharding.level parameters");
   } else if (!p.by_units()) {
     out.add(place, "int4 needs sharding.level gradients or parameters");
   }
-  if (u.narrow_reduction && p.to_owners()) {
+  if (u.quantized_reduction && p.reduces_to_owner()) {
     out.unsupported("gradients/reduction",
                     "reduce is not modelled with gradients.reduce_dtype int4");
   }
@@ -91,7 +91,7 @@ void check_narrow(const Model& model, const Plan& p, Violations& out) {
                                             "the " +
                                             text(p.shards()) + " that share the parameters");
   }
-  if (u.narrow_reduction && p.replicas() > 1) {
+  if (u.quantized_reduction && p.replicas() > 1) {
     out.unsupported("gradients/reduce_dtype",
                     "int4 is not modelled with sharding.group_size: its exchanges run over all "
                     "data-parallel ranks, in two levels with gradients.inner_group");
@@ -110,7 +110,7 @@ void check_levels(const Model& model, const Plan& p, Violations& out) {
     out.add(place, "found " + text(u.inner_group) + ", expected a divisor of the " +
                        text(p.shards()) + " ranks that share the parameters, less than all");
   }
-  if (model.has_experts() || u.narrow_gathers || u.secondary > 0) {
+  if (model.has_experts() || u.quantized_gathers || u.secondary > 0) {
     out.unsupported(place,
                     "is not modelled with experts, gather_dtype int8 or fp8, secondary_group");
   }
@@ -121,7 +121,7 @@ GradientBuckets of_shards(const Plan& p) {
   GradientBuckets out;
   out.bytes = p.buckets.bytes;
   out.first_bytes = p.buckets.first_bytes;
-  if (p.units.narrow_reduction) out.inner_group = p.buckets.inner_group;
+  if (p.units.quantized_reduction) out.inner_group = p.buckets.inner_group;
   if (p.contiguous()) out.cut = p.buckets.cut;
   return out;
 }
@@ -234,7 +234,7 @@ bool can_copy_into_buckets(const Model& model, const Plan& p) {
   const bool level =
       p.sharding == Sharding::kOptimizer ||
       (p.sharding == Sharding::kGradients && p.chunks() == 1 && p.schedule != Schedule::kFile &&
-       p.units.reduce_each && !p.units.narrow_reduction);
+       p.units.reduce_each && !p.units.quantized_reduction);
   // What stays on the device, and what fills pages, are whole units.
   const bool units = p.offload.states() && (p.offload.device_share != 0 || p.offload.page > 0);
   return plain && one_place && !own_passes && shared && level && !units;
@@ -268,9 +268,9 @@ void derive_compression(Plan& plan) {
 
 /// Each in the compute type, in one level, with nothing else kept of it.
 bool Plan::shards_by_parameter() const {
-  return shards_parameters() && units.gather_elements > 0 && !units.narrow_gathers &&
+  return shards_parameters() && units.gather_elements > 0 && !units.quantized_gathers &&
          !units.casts_shards && units.secondary == 0 && units.inner_group == 1 &&
-         !units.narrow_reduction;
+         !units.quantized_reduction;
 }
 
 void derive_chunks(const Model& model, Plan& plan) {
@@ -300,11 +300,11 @@ void check_unit_chunks(const Model& model, const Plan& p, Violations& out) {
   constexpr const char* kKey = "sharding/chunk_elements";
   out.beside(
       "a unit in chunks",
-      {{u.narrow_gathers || u.casts_shards, kKey, "sharding.gather_dtype other than compute"},
+      {{u.quantized_gathers || u.casts_shards, kKey, "sharding.gather_dtype other than compute"},
        {u.secondary > 0, kKey, "sharding.secondary_group"},
        {u.inner_group > 1, kKey, "sharding.inner_group"},
        {u.gather_elements > 0, kKey, "sharding.gather_elements (set it to 0)"},
-       {u.narrow_reduction, kKey, "gradients.reduce_dtype int4"},
+       {u.quantized_reduction, kKey, "gradients.reduce_dtype int4"},
        {tied, kKey, "a table that is tied across pipeline stages"}});
   // Each is an op of the unit's segments.
   const std::int64_t elements = reduced_elements(model, p);
@@ -330,7 +330,7 @@ void check_reduction(const Model& model, const Plan& plan, Violations& out) {
         "schedules whose backward passes are whole and whose chunks go round the stages");
   }
   constexpr std::int64_t kMostOwners = 1024;
-  if (plan.to_owners() && plan.shards() > kMostOwners) {
+  if (plan.reduces_to_owner() && plan.shards() > kMostOwners) {
     out.add("gradients/reduction", "reduce makes a reduction for each of " + text(plan.shards()) +
                                        " ranks that share the states; expected at most " +
                                        text(kMostOwners));
@@ -349,8 +349,8 @@ void check_reduction(const Model& model, const Plan& plan, Violations& out) {
 }  // namespace
 
 void check_sharding(const Model& model, const Plan& plan, Violations& out) {
-  for (const auto check : {check_group, check_kinds, check_narrow, check_levels, check_unit_chunks,
-                           check_reduction, check_buckets}) {
+  for (const auto check : {check_group, check_kinds, check_quantized, check_levels,
+                           check_unit_chunks, check_reduction, check_buckets}) {
     check(model, plan, out);
   }
 }

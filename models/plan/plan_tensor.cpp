@@ -92,7 +92,7 @@ void check_grid(const Model& m, const Plan& p, Violations& out) {
               {m.is_encoder_decoder(), "parallel/tensor_mode", "encoder-decoders"},
               {p.precision.low(), "precision", "less than 16 bits"},
               {p.by_units(), "sharding/level", "sharded gradients or parameters"},
-              {p.ways() == 2, "schedule", "two copies of the parameters"}},
+              {p.directions() == 2, "schedule", "two copies of the parameters"}},
              ": set parallel.tensor_mode to 1d");
   if (!check_shape(p, out)) return;
   const std::int64_t q = p.side();

@@ -69,7 +69,7 @@ struct Request {
   bool one_copy = false, selective_by_operations = false;
   std::optional<ContextExchange> context_exchange;
   std::optional<Fp8Recipe> recipe;
-  Asked autocast = Asked::kNo, low_weights = Asked::kNo;
+  Asked autocast = Asked::kNo, fp8_primary_weights = Asked::kNo;
   ExpertRequest experts;
   CudaGraph graph = CudaGraph::kNone;
   Time checkpoint_time;

@@ -254,7 +254,7 @@ std::vector<Pass> passes_of(const Plan& plan, std::int64_t stage) {
     case Schedule::kVocabulary1:
     case Schedule::kVocabulary2:
       return vocabulary_passes(plan, stage);
-    case Schedule::kRecycling:
+    case Schedule::k3F1B:
       return recycling_passes(plan, stage);
     default:
       return schedule_passes(plan.schedule, stage, plan.pipeline, plan.virtual_pipeline,
@@ -269,7 +269,7 @@ ChunkPlacement Plan::placement() const {
       return ChunkPlacement::kV;
     case Schedule::kDualPipe:
     case Schedule::kChimera:
-      return ChunkPlacement::kBothWays;
+      return ChunkPlacement::kBidirectional;
     case Schedule::kFile:
       return file_placement;
     default:
@@ -284,7 +284,7 @@ std::int64_t Plan::chunk_at(std::int64_t stage, std::int64_t index) const {
     case ChunkPlacement::kV:
       if (index % 2 == 1) return (index + 1) * pipeline - 1 - stage;
       break;
-    case ChunkPlacement::kBothWays:
+    case ChunkPlacement::kBidirectional:
       return index == 0 ? stage : pipeline - 1 - stage;
   }
   return index * pipeline + stage;
@@ -296,7 +296,7 @@ std::int64_t Plan::stage_of(std::int64_t chunk, std::int64_t way) const {
   return up ? pipeline - 1 - at : at;
 }
 
-bool Plan::weaves() const {
+bool Plan::interleaves_pairs() const {
   const auto joins = [](const std::vector<Pass>& list) {
     return std::any_of(list.begin(), list.end(), [](const Pass& pass) { return pass.joined; });
   };

@@ -24,11 +24,11 @@ struct Durations {
 struct Passes {
   explicit Passes(const Plan& p)
       : plan(p),
-        microbatches(p.microbatches() / p.ways()),
+        microbatches(p.microbatches() / p.directions()),
         deepest(p.chunks() - 1),
         backward(p.splits_backward() ? PassKind::kInputGradients : PassKind::kBackward) {}
 
-  bool both_ways() const { return plan.ways() == 2; }
+  bool both_ways() const { return plan.directions() == 2; }
   /// A list of what is done for each way, kind and chunk.
   std::size_t place(std::int64_t index, PassKind kind, std::int64_t chunk) const {
     const std::int64_t way = both_ways() ? index : 0;
@@ -279,7 +279,7 @@ std::vector<std::vector<Pass>> ranked_passes(const Plan& plan) {
   const AutoSchedule& given = plan.automatic;
   const Ps backward =
       given.input_gradients.ps + (plan.splits_backward() ? 0 : given.weight_gradients.ps);
-  const Ps parts = plan.ways() == 2 ? 1 : plan.virtual_pipeline;
+  const Ps parts = plan.directions() == 2 ? 1 : plan.virtual_pipeline;
   const Durations real{std::max<Ps>(1, given.forward.ps / parts), std::max<Ps>(1, backward / parts),
                        std::max<Ps>(1, given.weight_gradients.ps / parts), given.transfer.ps};
   Lists best;

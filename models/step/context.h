@@ -12,8 +12,8 @@ struct StageContext {
   const Model& model;
   const Plan& plan;
   std::int64_t stage;
-  const std::vector<Chunk>& chunks;      ///< experts' chunks behind the others
-  const std::vector<UnitShape>& shapes;  ///< of sharded units
+  const std::vector<Chunk>& chunks;        ///< experts' chunks behind the others
+  const std::vector<ShardLayout>& shapes;  ///< of sharded units
   const EndLayouts& embedding;
   const EndLayouts& head;
   std::vector<std::vector<const LayerLayouts*>> kinds;  ///< by chunk and layer of it
@@ -22,7 +22,7 @@ struct StageContext {
   const LayerLayouts& kind(std::int32_t c, std::int64_t l) const {
     return *kinds[static_cast<std::size_t>(c)][static_cast<std::size_t>(l)];
   }
-  const UnitShape& shape(const Unit& unit) const { return shapes[unit.shape]; }
+  const ShardLayout& shape(const Unit& unit) const { return shapes[unit.shape]; }
 };
 
 /// The token table is also the output matrix, and another stage has one of the two.

@@ -45,7 +45,7 @@ class Expansion {
 
   std::vector<PassPlace> places() const {
     std::vector<PassPlace> out;
-    const std::int64_t all = x_s.plan.microbatches() / x_s.plan.ways();
+    const std::int64_t all = x_s.plan.microbatches() / x_s.plan.directions();
     std::map<std::int32_t, std::int64_t> forwards;
     std::map<std::int32_t, std::int64_t> backwards;
     for (const Pass& pass : passes_of(x_s.plan, x_s.stage)) {

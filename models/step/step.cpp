@@ -24,7 +24,7 @@ const std::vector<StagePass>& stage_passes() {
       {"defer head", [](C s) { return s.plan.defers_head(); }, defer_head},
       {"scatter messages", [](C s) { return s.plan.scatters_messages(); }, scatter_messages},
       {"release casts", [](C s) { return s.plan.precision.autocast; }, release_casts},
-      {"retain outputs", [](C s) { return s.plan.keep_outputs; }, retain_outputs},
+      {"retain outputs", [](C s) { return s.plan.retain_outputs; }, retain_outputs},
       {"host time",
        [](C s) { return s.plan.host_waits != HostWaits::kNone || s.plan.pass_time.ps > 0; },
        host_time},

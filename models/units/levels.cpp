@@ -19,7 +19,7 @@ constexpr std::int16_t kAcross = 2;  ///< buffer of a unit's weights: gathered a
 
 /// `part` is this rank's shard of `whole`; of the all-gathers, calls [first, second), 0: to the
 /// end.
-void gather_whole(Stage& stage, const UnitShape& shape, const View& part, const Ref& whole,
+void gather_whole(Stage& stage, const ShardLayout& shape, const View& part, const Ref& whole,
                   std::pair<std::int16_t, std::int16_t> calls, Segment& segment) {
   const auto gather = [&](const char* name, const char* group, std::int64_t count, const View& from,
                           const View& to, std::vector<std::int64_t> runs = {}) {

@@ -40,19 +40,19 @@ Opaque moves(const char* name, const Ref& from, const Ref& to) {
 }  // namespace
 
 /// Buffers for what travels in fewer bits, behind those that every unit has.
-void add_narrow(Stage& stage, const UnitShape& shape, FrameLayout& weights,
-                FrameLayout& gradients) {
+void add_quantized(Stage& stage, const ShardLayout& shape, FrameLayout& weights,
+                   FrameLayout& gradients) {
   const auto add = [](FrameLayout& layout, const char* name, DType type, std::int64_t count) {
     layout.buffers.push_back(buffer_of(name, BufferKind::kCommunication, type, count));
   };
-  if (gathers_narrow(stage, shape)) {
+  if (gathers_quantized(stage, shape)) {
     FT_CHECK(weights.buffers.size() == kGathered8, "buffers of a unit's weights");
     weights.buffers[kShard8].dtype = DType::kUint8;
     add(weights, "gathered in 8 bits", DType::kUint8, shape.elements);
     const std::int64_t matrices = kMatrices * shape.layers;
     if (stage.plan.units.casts_shards) add(weights, "largest values", DType::kFp32, matrices);
   }
-  if (!stage.plan.units.narrow_reduction) return;
+  if (!stage.plan.units.quantized_reduction) return;
   FT_CHECK(gradients.buffers.size() == kSent4, "buffers of a unit's gradients");
   const std::int64_t bytes = shape.elements / 2;
   const std::int64_t inner = stage.plan.buckets.inner_group;
@@ -66,14 +66,14 @@ void add_narrow(Stage& stage, const UnitShape& shape, FrameLayout& weights,
 }
 
 /// The ends are no linears in fp8.
-bool gathers_narrow(Stage& stage, const UnitShape& shape) {
+bool gathers_quantized(Stage& stage, const ShardLayout& shape) {
   const bool ends = stage.plan.units.casts_shards && shape.layers == 0;
-  return stage.plan.units.narrow_gathers && !shape.whole && !ends;
+  return stage.plan.units.quantized_gathers && !shape.whole && !ends;
 }
 
 /// Gathers `whole` from the ranks' shards, of which this one's is `shard`, in 8 bits.
-void gather_narrow(Stage& stage, const UnitShape& shape, const Ref& shard, const Ref& whole,
-                   Segment& segment) {
+void gather_quantized(Stage& stage, const ShardLayout& shape, const Ref& shard, const Ref& whole,
+                      Segment& segment) {
   const Ref sent{0, kShard8, DType::kUint8, shard.count};
   const Ref gathered{0, kGathered8, DType::kUint8, whole.count};
   const auto push = [&](const std::string& name, Work work, const Ref& from, const Ref& to) {
@@ -106,7 +106,7 @@ void gather_narrow(Stage& stage, const UnitShape& shape, const Ref& shard, const
 }
 
 /// After a forward gather of `whole`, and for backward passes instead of one.
-void write_secondary(Stage& stage, UnitShape& shape, const Ref& whole, Segment& forward) {
+void write_secondary(Stage& stage, ShardLayout& shape, const Ref& whole, Segment& forward) {
   const Ref kept = shape.secondary;
   Op keep = unit_op(stage, shape.holders.stream, "parameters.keep",
                     kernel_of(KernelKind::kCast, 1, kept.count, kept.dtype), Phase::kForward);
@@ -130,8 +130,8 @@ void write_secondary(Stage& stage, UnitShape& shape, const Ref& whole, Segment& 
 }
 
 /// Sums `whole` over the ranks: this one's part into `part`.
-void reduce_narrow(Stage& stage, const UnitShape& shape, const Ref& whole, const Ref& part,
-                   const PushOp& push) {
+void reduce_quantized(Stage& stage, const ShardLayout& shape, const Ref& whole, const Ref& part,
+                      const PushOp& push) {
   const char* stream = shape.holders.stream;
   const std::int64_t inner = stage.plan.buckets.inner_group;
   const bool within = inner > 1;

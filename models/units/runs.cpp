@@ -71,7 +71,7 @@ void UnitContent::append(const UnitContent& back) {
 }
 
 /// Empty: one run.
-std::vector<std::int64_t> unit_runs(Stage& stage, const UnitShape& shape,
+std::vector<std::int64_t> unit_runs(Stage& stage, const ShardLayout& shape,
                                     const UnitContent& content) {
   const Units& u = stage.plan.units;
   const std::int64_t shards = shape.holders.shards;
@@ -94,16 +94,16 @@ std::vector<std::int64_t> unit_runs(Stage& stage, const UnitShape& shape,
 }
 
 /// Of equal shards of each run, each of whole bytes in what travels.
-std::int64_t unit_elements(Stage& stage, const UnitShape& shape) {
+std::int64_t unit_elements(Stage& stage, const ShardLayout& shape) {
   if (!shape.runs.empty()) {
     return std::accumulate(shape.runs.begin(), shape.runs.end(), std::int64_t{0});
   }
   const std::int64_t shards = shape.holders.shards;
-  return round_up(shape.filled, stage.plan.units.narrow_reduction ? 2 * shards : shards);
+  return round_up(shape.filled, stage.plan.units.quantized_reduction ? 2 * shards : shards);
 }
 
 /// Runs of a unit, first to last.
-std::vector<UnitRuns> gathered_together(Stage& stage, const UnitShape& shape) {
+std::vector<UnitRuns> gathered_together(Stage& stage, const ShardLayout& shape) {
   if (shape.runs.empty()) return {{0, shape.elements, {}}};
   const std::int64_t least = shape.whole ? 0 : stage.plan.units.gather_elements;
   std::vector<UnitRuns> out;
@@ -118,7 +118,7 @@ std::vector<UnitRuns> gathered_together(Stage& stage, const UnitShape& shape) {
 }
 
 /// The same, last to first: so the backward pass writes their gradients.
-std::vector<UnitRuns> reduced_together(Stage& stage, const UnitShape& shape) {
+std::vector<UnitRuns> reduced_together(Stage& stage, const ShardLayout& shape) {
   if (shape.runs.empty()) return {{0, shape.elements, {}}};
   const bool alone = stage.plan.units.chunk_elements > 0;
   const std::int64_t most = stage.plan.bucket_elements;

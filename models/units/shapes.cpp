@@ -9,19 +9,19 @@
 
 namespace foretrain {
 
-static void mark_shard(Stage& stage, Buffer& buffer, const UnitShape& shape);
-static bool copies_out(Stage& stage, const UnitShape& shape);
-static SegmentId write_copy_out(Stage& stage, const UnitShape& shape);
-static FrameLayout weights_layout(Stage& stage, const UnitShape& shape);
-static void write_shape(Stage& stage, UnitShape& shape, const std::vector<Piece>& pieces);
-static SegmentId write_gather(Stage& stage, UnitShape& shape,
+static void mark_shard(Stage& stage, Buffer& buffer, const ShardLayout& shape);
+static bool copies_out(Stage& stage, const ShardLayout& shape);
+static SegmentId write_copy_out(Stage& stage, const ShardLayout& shape);
+static FrameLayout weights_layout(Stage& stage, const ShardLayout& shape);
+static void write_shape(Stage& stage, ShardLayout& shape, const std::vector<Piece>& pieces);
+static SegmentId write_gather(Stage& stage, ShardLayout& shape,
                               std::pair<std::int16_t, std::int16_t> calls);
-static void sum_shared(Stage& stage, const UnitShape& shape, Segment& segment);
-static void sum_copies_of_unit(Stage& stage, const UnitShape& shape, const View& part,
+static void sum_shared(Stage& stage, const ShardLayout& shape, Segment& segment);
+static void sum_copies_of_unit(Stage& stage, const ShardLayout& shape, const View& part,
                                std::int64_t count, Segment& segment);
-static Ref as_it_travels(Stage& stage, const UnitShape& shape, Ref whole, const PushOp& push);
-static void note_calls(Stage& stage, UnitShape& shape);
-static SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool first);
+static Ref as_it_travels(Stage& stage, const ShardLayout& shape, Ref whole, const PushOp& push);
+static void note_calls(Stage& stage, ShardLayout& shape);
+static SegmentId write_reduction(Stage& stage, const ShardLayout& shape, bool first);
 
 namespace {
 
@@ -39,8 +39,8 @@ void add(FrameLayout& layout, const char* name, BufferKind kind, DType type, std
 
 /// The host's views of every parameter for every rank: DeepSpeed's reduce_scatter_coalesced, which
 /// its reductions in 4 bits do not call.
-Time time_of_views(const Plan& plan, const UnitShape& shape) {
-  if (!plan.shards_parameters() || plan.units.narrow_reduction || shape.holders.shards == 1) {
+Time time_of_views(const Plan& plan, const ShardLayout& shape) {
+  if (!plan.shards_parameters() || plan.units.quantized_reduction || shape.holders.shards == 1) {
     return {};
   }
   constexpr double kMost = 1e18;  // ps: more than any step may take
@@ -52,14 +52,14 @@ Time time_of_views(const Plan& plan, const UnitShape& shape) {
 }  // namespace
 
 /// The shape of a unit of which holders, layers and where it is kept are given.
-std::size_t shape_of(Stage& stage, UnitShape shape, const UnitContent& content) {
+std::size_t shape_of(Stage& stage, ShardLayout shape, const UnitContent& content) {
   shape.filled = content.elements;
   shape.runs = unit_runs(stage, shape, content);
   shape.elements = unit_elements(stage, shape);
   shape.alike = content.alike;
   shape.partial = content.partial;
   for (std::size_t s = 0; s < stage.holds.shapes.size(); ++s) {
-    const UnitShape& known = stage.holds.shapes[s];
+    const ShardLayout& known = stage.holds.shapes[s];
     if (known.holders.expert != shape.holders.expert || known.root != shape.root) continue;
     if (known.layers != shape.layers || known.filled != shape.filled) continue;
     if (known.whole != shape.whole || known.on_host != shape.on_host) continue;
@@ -73,25 +73,25 @@ std::size_t shape_of(Stage& stage, UnitShape shape, const UnitContent& content) 
 }
 
 /// What a unit's shards are parts of; layers of different kinds may be as large.
-const std::vector<Piece>& pieces_of(Stage& stage, const UnitShape& shape) {
+const std::vector<Piece>& pieces_of(Stage& stage, const ShardLayout& shape) {
   return stage.builder.program().layouts[shape.states.index()].buffers[0].pieces;
 }
 
 /// The buffer holds the rank's part of a unit.
-void mark_shard(Stage& stage, Buffer& buffer, const UnitShape& shape) {
+void mark_shard(Stage& stage, Buffer& buffer, const ShardLayout& shape) {
   const View own = own_shard(stage, 0, 0, shape, buffer.dtype);
   buffer.shards = own.shards;
   buffer.shard_group = own.shard_group;
   buffer.runs = shape.runs;
 }
 
-bool copies_out(Stage& stage, const UnitShape& shape) {
+bool copies_out(Stage& stage, const ShardLayout& shape) {
   return stage.plan.copies_out() && shape.holders.shards > 1 && !stays_whole(stage.plan, shape);
 }
 
 /// FSDP2: one array holds what came from every rank, and compute copies each parameter out of it
 /// (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather_copy_out).
-SegmentId write_copy_out(Stage& stage, const UnitShape& shape) {
+SegmentId write_copy_out(Stage& stage, const ShardLayout& shape) {
   const DType type = stage.plan.precision.compute;
   LayoutWriter events("copy out", 1);
   SegmentWriter w(stage.builder, "copy parameters out", events);
@@ -105,7 +105,7 @@ SegmentId write_copy_out(Stage& stage, const UnitShape& shape) {
 }
 
 /// The whole parameters of a unit, and what travels for them.
-FrameLayout weights_layout(Stage& stage, const UnitShape& shape) {
+FrameLayout weights_layout(Stage& stage, const ShardLayout& shape) {
   const DType type = stage.plan.precision.compute;
   FrameLayout weights;
   weights.name = "unit weights";
@@ -129,7 +129,7 @@ FrameLayout weights_layout(Stage& stage, const UnitShape& shape) {
 }
 
 /// A rank's part of a unit's gradients.
-static FrameLayout shards_layout(Stage& stage, const UnitShape& shape) {
+static FrameLayout shards_layout(Stage& stage, const ShardLayout& shape) {
   const std::int64_t own = shape.elements / shape.holders.shards;
   const bool on_host = shape.on_host;
   FrameLayout shards;
@@ -147,7 +147,7 @@ static FrameLayout shards_layout(Stage& stage, const UnitShape& shape) {
   return shards;
 }
 
-void write_shape(Stage& stage, UnitShape& shape, const std::vector<Piece>& pieces) {
+void write_shape(Stage& stage, ShardLayout& shape, const std::vector<Piece>& pieces) {
   const Precision& p = stage.plan.precision;
   const std::int64_t own = shape.elements / shape.holders.shards;
   const bool sharded = sharded_parameters(stage);
@@ -171,7 +171,7 @@ void write_shape(Stage& stage, UnitShape& shape, const std::vector<Piece>& piece
         false);
     gradients.buffers.back().memory = Memory::kHost;
   }
-  if (shape.holders.shards > 1) add_narrow(stage, shape, weights, gradients);
+  if (shape.holders.shards > 1) add_quantized(stage, shape, weights, gradients);
   shape.weights = stage.builder.layout(std::move(weights));
   shape.gradients = stage.builder.layout(std::move(gradients));
 
@@ -237,7 +237,7 @@ Op unit_op(Stage& stage, const char* stream, const char* name, Work work, Phase 
   return op;
 }
 
-View own_shard(Stage& stage, std::int16_t frame, std::int16_t buffer, const UnitShape& shape,
+View own_shard(Stage& stage, std::int16_t frame, std::int16_t buffer, const ShardLayout& shape,
                DType type) {
   const std::int64_t shards = shape.holders.shards;
   View view{frame, buffer, 0, bytes_of(type, shape.elements / shards), 1, GroupSlot()};
@@ -251,7 +251,7 @@ View own_shard(Stage& stage, std::int16_t frame, std::int16_t buffer, const Unit
 
 /// Formal frames: the whole weights, the states. The shard is cast where it is wider than what
 /// travels; ranks that share with nobody only cast.
-SegmentId write_gather(Stage& stage, UnitShape& shape,
+SegmentId write_gather(Stage& stage, ShardLayout& shape,
                        std::pair<std::int16_t, std::int16_t> calls) {
   const DType type = stage.plan.precision.compute;
   const std::int64_t own = shape.elements / shape.holders.shards;
@@ -269,10 +269,10 @@ SegmentId write_gather(Stage& stage, UnitShape& shape,
     shard_from_host(stage, segment, part, here);
     part = here;
   }
-  const bool narrow = !alone && gathers_narrow(stage, shape);
+  const bool narrow = !alone && gathers_quantized(stage, shape);
   if (narrow)
-    gather_narrow(stage, shape, Ref{formal::kShard, kOnlyBuffer, stage.plan.shard_type(), own},
-                  whole, segment);
+    gather_quantized(stage, shape, Ref{formal::kShard, kOnlyBuffer, stage.plan.shard_type(), own},
+                     whole, segment);
   if (sharded_parameters(stage) && !offloaded && !narrow &&
       (alone || stage.plan.shard_type() != type)) {
     const Ref narrowed = alone ? whole : Ref{formal::kUnit, kNarrowed, type, own};
@@ -283,7 +283,7 @@ SegmentId write_gather(Stage& stage, UnitShape& shape,
     if (calls.first == 0) segment.ops.push_back(std::move(cast));
     part = narrowed.view();
   }
-  if (!alone && stage.plan.to_owners()) {
+  if (!alone && stage.plan.reduces_to_owner()) {
     segment.ops =
         from_owners(stage, shape.holders, whole.view(), shape.elements, type, Phase::kForward);
   } else if (!alone && !narrow) {
@@ -304,10 +304,10 @@ SegmentId write_gather(Stage& stage, UnitShape& shape,
 
 /// The all-gathers that may be issued apart: those of parameters cut one by one, which lie on the
 /// device and travel in the compute type from all ranks at once.
-void note_calls(Stage& stage, UnitShape& shape) {
+void note_calls(Stage& stage, ShardLayout& shape) {
   const bool plain = !shape.runs.empty() && stage.plan.shards_by_parameter() &&
                      shard_memory(stage, shape) == Memory::kDevice &&
-                     !gathers_in_levels(stage, shape) && !gathers_narrow(stage, shape) &&
+                     !gathers_in_levels(stage, shape) && !gathers_quantized(stage, shape) &&
                      !shape.secondary.valid();
   if (!plain || shape.whole || shape.root) return;
   for (const UnitRuns& runs : gathered_together(stage, shape))
@@ -316,14 +316,14 @@ void note_calls(Stage& stage, UnitShape& shape) {
 
 /// All-gathers [from, to) of a unit's gather; 0: to the end.
 SegmentId gather_part(Stage& stage, std::size_t shape, std::int16_t from, std::int16_t to) {
-  UnitShape& of = stage.holds.shapes[shape];
+  ShardLayout& of = stage.holds.shapes[shape];
   SegmentId& known = of.gather.parts[{from, to}];
   if (!known.valid()) known = write_gather(stage, of, {from, to});
   return known;
 }
 
 /// Gradients that every tensor rank holds but computed in part: their sum over tensor ranks.
-void sum_shared(Stage& stage, const UnitShape& shape, Segment& segment) {
+void sum_shared(Stage& stage, const ShardLayout& shape, Segment& segment) {
   const DType type = stage.plan.local_gradients();
   for (const auto& [begin, end] : shape.partial) {
     Op op = unit_op(stage, "tensor", "gradients.shared.reduce",
@@ -339,8 +339,8 @@ void sum_shared(Stage& stage, const UnitShape& shape, Segment& segment) {
 }
 
 /// What a rank holds of a unit's sum, all of it where it shares with nobody, over the other copies.
-void sum_copies_of_unit(Stage& stage, const UnitShape& shape, const View& part, std::int64_t count,
-                        Segment& segment) {
+void sum_copies_of_unit(Stage& stage, const ShardLayout& shape, const View& part,
+                        std::int64_t count, Segment& segment) {
   EventRef before;
   if (!segment.ops.empty())
     segment.ops.back().records = before = EventRef{formal::kUnit, kScattered};
@@ -349,7 +349,7 @@ void sum_copies_of_unit(Stage& stage, const UnitShape& shape, const View& part, 
 }
 
 /// A unit's gradients in the type that is reduced, divided where that comes before.
-Ref as_it_travels(Stage& stage, const UnitShape& shape, Ref whole, const PushOp& push) {
+Ref as_it_travels(Stage& stage, const ShardLayout& shape, Ref whole, const PushOp& push) {
   const DType reduced = stage.plan.units.reduce;
   const bool shared = shape.holders.shards > 1 || shape.holders.shards < shape.holders.ranks;
   if ((shared || shape.on_host) && reduced != whole.dtype) {
@@ -369,7 +369,7 @@ Ref as_it_travels(Stage& stage, const UnitShape& shape, Ref whole, const PushOp&
 
 /// Formal frames: the whole gradients, the shard. The first reduction of a step sets the shard,
 /// later ones add to it.
-SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool first) {
+SegmentId write_reduction(Stage& stage, const ShardLayout& shape, bool first) {
   const std::int64_t own = shape.elements / shape.holders.shards;
   const DType reduced = stage.plan.units.reduce;
   Segment segment;
@@ -399,14 +399,14 @@ SegmentId write_reduction(Stage& stage, const UnitShape& shape, bool first) {
   const Ref shard{1, 0, stage.plan.precision.gradients, own};
   const bool alone = shape.holders.shards == 1;
   const bool on_host = shape.on_host;
-  const bool narrow = !alone && stage.plan.units.narrow_reduction;
+  const bool narrow = !alone && stage.plan.units.quantized_reduction;
   const bool copies = shape.holders.shards < shape.holders.ranks;
   if (!narrow) whole = as_it_travels(stage, shape, whole, push);
   const bool at_once = first && reduced == shard.dtype && !on_host;
   const Ref part = alone ? whole : at_once ? shard : Ref{formal::kUnit, kPart, reduced, own};
   const char* stream = shape.holders.stream;
   if (narrow) {
-    reduce_narrow(stage, shape, whole, part, push);
+    reduce_quantized(stage, shape, whole, part, push);
   } else if (!alone) {
     for (const UnitRuns& runs : reduced_together(stage, shape)) {
       const View from = whole.part(runs.begin, runs.count);

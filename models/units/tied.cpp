@@ -22,8 +22,8 @@ ElementRange tied_table(const ParameterLayouts& end) {
 
 /// Formal frames: the rank's part, what is gathered.
 StreamWait sum_tied(Stage& stage, Unit& unit) {
-  const UnitShape& shape = stage.holds.shapes[unit.shape];
-  const Holders& holders = shape.holders;
+  const ShardLayout& shape = stage.holds.shapes[unit.shape];
+  const ReplicaGroup& holders = shape.holders;
   const DType type = stage.plan.precision.gradients;
   const bool alone = holders.shards == 1;
   const Ref own{0, 0, type, shape.elements / holders.shards};

@@ -15,7 +15,7 @@ namespace foretrain {
 
 static void add_unit(Stage& stage, Chunk& chunk, std::int64_t first, std::int64_t last,
                      UnitContent& small);
-static void append_owners(Stage& stage, std::size_t shape, std::vector<LayoutId>& out);
+static void append_owner_reductions(Stage& stage, std::size_t shape, std::vector<LayoutId>& out);
 static std::size_t root_shape(Stage& stage, Chunk& chunk, UnitContent& small);
 
 namespace {
@@ -56,14 +56,15 @@ void make_units(Stage& stage, Chunk& chunk) {
   std::vector<std::size_t> ends;
   if (chunk.has_embedding || chunk.has_head) ends.push_back(root_shape(stage, chunk, small));
   if (small.elements > 0) {
-    UnitShape shape;
+    ShardLayout shape;
     shape.holders = chunk.holders;
     shape.whole = true;
     shape.on_host = kept_on_host(stage, chunk, 0);
     ends.push_back(shape_of(stage, shape, small));
   }
   stage.holds.embedding.owners.clear();
-  for (const std::size_t shape : ends) append_owners(stage, shape, stage.holds.embedding.owners);
+  for (const std::size_t shape : ends)
+    append_owner_reductions(stage, shape, stage.holds.embedding.owners);
   stage.holds.head.owners = stage.holds.embedding.owners;
   if (chunk.has_embedding || chunk.has_head) write_ends(stage, chunk.has_embedding, chunk.has_head);
   for (const std::size_t shape : ends) push_unit(stage, chunk, shape, 0, 0);
@@ -96,7 +97,7 @@ void add_unit(Stage& stage, Chunk& chunk, std::int64_t first, std::int64_t last,
     chunk.parts[p].cut_begin += shared.elements;
     chunk.parts[p].cut_end += shared.elements;
   }
-  UnitShape shape;
+  ShardLayout shape;
   shape.holders = chunk.holders;
   shape.whole = whole;
   shape.on_host = kept_on_host(stage, chunk, last);
@@ -107,17 +108,17 @@ void add_unit(Stage& stage, Chunk& chunk, std::int64_t first, std::int64_t last,
 }
 
 /// Adds the frames that own the parameters of a unit and their gradients.
-void append_owners(Stage& stage, std::size_t shape, std::vector<LayoutId>& out) {
+void append_owner_reductions(Stage& stage, std::size_t shape, std::vector<LayoutId>& out) {
   out.push_back(stage.holds.shapes[shape].weights);
   out.push_back(stage.holds.shapes[shape].gradients);
 }
 
 std::vector<LayoutId> owners_of(Stage& stage, Chunk& chunk, std::int64_t layer) {
   std::vector<LayoutId> out;
-  append_owners(stage, unit_of(chunk, layer).shape, out);
-  if (const Unit* small = small_unit(chunk)) append_owners(stage, small->shape, out);
+  append_owner_reductions(stage, unit_of(chunk, layer).shape, out);
+  if (const Unit* small = small_unit(chunk)) append_owner_reductions(stage, small->shape, out);
   if (const Unit* experts = expert_unit(stage, chunk, layer))
-    append_owners(stage, experts->shape, out);
+    append_owner_reductions(stage, experts->shape, out);
   return out;
 }
 
@@ -146,7 +147,7 @@ std::size_t root_shape(Stage& stage, Chunk& chunk, UnitContent& small) {
   }
   chunk.embedding.cut_begin = own.elements;
   chunk.head.cut_begin += own.elements;
-  UnitShape shape;
+  ShardLayout shape;
   shape.holders = chunk.holders;
   shape.root = true;
   shape.tensors = static_cast<std::int64_t>(tensors);
@@ -163,7 +164,7 @@ std::size_t root_shape(Stage& stage, Chunk& chunk, UnitContent& small) {
 
 void push_unit(Stage& stage, Chunk& chunk, std::size_t shape, std::int64_t first,
                std::int64_t last) {
-  const UnitShape& s = stage.holds.shapes[shape];
+  const ShardLayout& s = stage.holds.shapes[shape];
   Unit unit;
   unit.shape = shape;
   unit.first = first;
@@ -215,7 +216,7 @@ StreamWait zero_units(Stage& stage) {
   for (const Chunk& chunk : stage.holds.chunks) {
     for (const Unit& unit : chunk.units) {
       if (stage.plan.fresh_gradients()) continue;
-      const UnitShape& shape = stage.holds.shapes[unit.shape];
+      const ShardLayout& shape = stage.holds.shapes[unit.shape];
       const auto frame = static_cast<std::int16_t>(frames.size());
       frames.push_back(unit.gradients);
       zero("gradients.zero", Ref{frame, kOnlyBuffer, stage.plan.local_gradients(), shape.elements});
@@ -226,7 +227,7 @@ StreamWait zero_units(Stage& stage) {
 
 /// Gathers a unit's parameters for a pass.
 void open_unit(Stage& stage, Unit& unit, const Task& task) {
-  const UnitShape& shape = stage.holds.shapes[unit.shape];
+  const ShardLayout& shape = stage.holds.shapes[unit.shape];
   const bool parts = unit.begun > 0 || task.form > 0;
   if (unit.begun == 0) unit.weights = stage.builder.frame(shape.weights);
   unit.waited = false;
@@ -240,7 +241,7 @@ void open_unit(Stage& stage, Unit& unit, const Task& task) {
 }
 
 void gather_weights(Stage& stage, Unit& unit, StreamWait after) {
-  const UnitShape& shape = stage.holds.shapes[unit.shape];
+  const ShardLayout& shape = stage.holds.shapes[unit.shape];
   if (!stays_whole(stage.plan, shape) || !shape.gather.all.valid()) return;
   Call call{shape.gather.all, -1, -1, {unit.weights, unit.states}, {}};
   after.stream = stage.builder.program().segments[shape.gather.all.index()].ops.front().stream;
@@ -249,7 +250,7 @@ void gather_weights(Stage& stage, Unit& unit, StreamWait after) {
   stage.builder.call(std::move(call));
 }
 void reduce_unit(Stage& stage, Unit& unit, std::int32_t mb, StreamWait after) {
-  const UnitShape& shape = stage.holds.shapes[unit.shape];
+  const ShardLayout& shape = stage.holds.shapes[unit.shape];
   const SegmentId segment = unit.reduced.valid() ? shape.reduce_next : shape.reduce_first;
   after.stream = stage.builder.program().segments[segment.index()].ops.front().stream;
   const FrameId gradients = gradients_of(stage, unit, mb);
@@ -349,7 +350,7 @@ void bind_units(Stage& stage, SegmentWriter& w, Call& call, std::vector<UpdatedA
   };
   for (const Chunk& chunk : stage.holds.chunks) {
     for (const Unit& unit : chunk.units) {
-      const UnitShape& shape = stage.holds.shapes[unit.shape];
+      const ShardLayout& shape = stage.holds.shapes[unit.shape];
       if (shape.on_host) continue;
       const std::int64_t own = shape.elements / shape.holders.shards;
       UpdatedArrays u;

@@ -8,11 +8,11 @@
 namespace foretrain {
 
 /// Gathers of MiCS: models/units/levels.cpp.
-inline bool gathers_in_levels(const Stage& stage, const UnitShape& shape) {
+inline bool gathers_in_levels(const Stage& stage, const ShardLayout& shape) {
   return stage.plan.units.inner_group > 1 && shape.holders.shards > 1;
 }
 /// Where the shards of a unit's parameters lie.
-inline Memory shard_memory(const Stage& stage, const UnitShape& shape) {
+inline Memory shard_memory(const Stage& stage, const ShardLayout& shape) {
   return shape.on_host ? stage.plan.offload.parameters : Memory::kDevice;
 }
 
@@ -20,12 +20,12 @@ inline Memory shard_memory(const Stage& stage, const UnitShape& shape) {
 FrameId gradients_of(Stage& stage, Unit& unit, std::int32_t mb);
 
 // models/units/shapes.cpp
-std::size_t shape_of(Stage& stage, UnitShape shape, const UnitContent& content);
-const std::vector<Piece>& pieces_of(Stage& stage, const UnitShape& shape);
+std::size_t shape_of(Stage& stage, ShardLayout shape, const UnitContent& content);
+const std::vector<Piece>& pieces_of(Stage& stage, const ShardLayout& shape);
 SegmentId gather_part(Stage& stage, std::size_t shape, std::int16_t from, std::int16_t to);
 void add_host_states(Stage& stage, FrameLayout& states, std::int64_t own);
 Op unit_op(Stage& stage, const char* stream, const char* name, Work work, Phase phase);
-View own_shard(Stage& stage, std::int16_t frame, std::int16_t buffer, const UnitShape& shape,
+View own_shard(Stage& stage, std::int16_t frame, std::int16_t buffer, const ShardLayout& shape,
                DType type);
 
 // models/units/tied.cpp
@@ -51,24 +51,25 @@ const LayerSegments& layer_segments(Stage& stage, Chunk& chunk, std::int64_t lay
 void bind_units(Stage& stage, SegmentWriter& w, Call& call, std::vector<UpdatedArrays>& out);
 
 // models/units/quantized.cpp
-void add_narrow(Stage& stage, const UnitShape& shape, FrameLayout& weights, FrameLayout& gradients);
-bool gathers_narrow(Stage& stage, const UnitShape& shape);
-void gather_narrow(Stage& stage, const UnitShape& shape, const Ref& shard, const Ref& whole,
-                   Segment& segment);
-void write_secondary(Stage& stage, UnitShape& shape, const Ref& whole, Segment& forward);
-void reduce_narrow(Stage& stage, const UnitShape& shape, const Ref& whole, const Ref& part,
-                   const PushOp& push);
+void add_quantized(Stage& stage, const ShardLayout& shape, FrameLayout& weights,
+                   FrameLayout& gradients);
+bool gathers_quantized(Stage& stage, const ShardLayout& shape);
+void gather_quantized(Stage& stage, const ShardLayout& shape, const Ref& shard, const Ref& whole,
+                      Segment& segment);
+void write_secondary(Stage& stage, ShardLayout& shape, const Ref& whole, Segment& forward);
+void reduce_quantized(Stage& stage, const ShardLayout& shape, const Ref& whole, const Ref& part,
+                      const PushOp& push);
 
 // models/units/runs.cpp
 void append_layout(Stage& stage, UnitContent& out, const FrameLayout& layout, std::int64_t layer);
-std::vector<std::int64_t> unit_runs(Stage& stage, const UnitShape& shape,
+std::vector<std::int64_t> unit_runs(Stage& stage, const ShardLayout& shape,
                                     const UnitContent& content);
-std::int64_t unit_elements(Stage& stage, const UnitShape& shape);
-std::vector<UnitRuns> gathered_together(Stage& stage, const UnitShape& shape);
-std::vector<UnitRuns> reduced_together(Stage& stage, const UnitShape& shape);
+std::int64_t unit_elements(Stage& stage, const ShardLayout& shape);
+std::vector<UnitRuns> gathered_together(Stage& stage, const ShardLayout& shape);
+std::vector<UnitRuns> reduced_together(Stage& stage, const ShardLayout& shape);
 
 // models/units/levels.cpp
-void gather_whole(Stage& stage, const UnitShape& shape, const View& part, const Ref& whole,
+void gather_whole(Stage& stage, const ShardLayout& shape, const View& part, const Ref& whole,
                   std::pair<std::int16_t, std::int16_t> calls, Segment& segment);
 
 }  // namespace foretrain

@@ -24,6 +24,7 @@ enum class KeyType : std::uint8_t { kFlag, kCount, kNumber, kText, kChoice, kNam
 /// What another system calls a key. `says` stands behind the key in the answer to a user.
 struct KeyAlias {
   std::string name, says;
+  bool former = false;  ///< a path that the key itself had before: still read, with a note
 };
 
 /// A change that must move a result, beside changes that bring a run to where it matters.

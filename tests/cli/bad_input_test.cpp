@@ -253,6 +253,38 @@ TEST(Memory, IsAnsweredHoweverManyBucketsThereWouldBe) {
   EXPECT_NE(told.out.find("wider than gradients.bucket_elements"), std::string::npos) << told.out;
 }
 
+// A file of before is read under the key's present name, and says so; both names are one too many.
+TEST(Keys, AreReadUnderTheirFormerNames) {
+  const Workplace place;
+  const std::string run = R"({"model": {"preset": "llama-2-7b", "num_hidden_layers": 4},
+      "cluster": {"preset": "dgx-h100", "accelerators": 8}, "recompute": "full",
+      "parallel": {"pipeline": 2, "OUTPUTS": true}, "batch": {"global": 64, "sequence": 512}})";
+  const auto with = [&run](const std::string& key) {
+    return std::string(run).replace(run.find("OUTPUTS"), 7, key);
+  };
+  place.write("now.json", with("retain_outputs"));
+  place.write("before.json", with("keep_outputs"));
+  place.write("both.json", with("keep_outputs\": false, \"retain_outputs"));
+  const auto retained = [&place](const std::vector<std::string>& args) {
+    std::vector<std::string> all = {"show"};
+    all.insert(all.end(), args.begin(), args.end());
+    const CommandResult result = place.run(all);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::size_t key = result.out.find("\nparallel.retain_outputs ");
+    const std::string line = result.out.substr(key + 1, result.out.find('\n', key + 1) - key - 1);
+    return line.find(" true ") != std::string::npos;
+  };
+  EXPECT_TRUE(retained({"now.json"}));
+  EXPECT_TRUE(retained({"before.json"}));
+  EXPECT_FALSE(retained({"now.json", "--set", "parallel.keep_outputs=false"}));
+  const std::string told = place.run({"simulate", "before.json"}).out;
+  EXPECT_NE(told.find("parallel.keep_outputs is read as parallel.retain_outputs"),
+            std::string::npos);
+  expect_refused(place, place.run({"simulate", "both.json"}),
+                 {"/parallel/retain_outputs", "parallel.keep_outputs", "both given"},
+                 {"before.json", "both.json", "now.json"});
+}
+
 // A plan is told of every rule that it breaks, of one mechanism or several.
 TEST(Rules, AreToldAllAtOnce) {
   const Workplace place;
@@ -342,7 +374,8 @@ TEST(Gradients, AreAddedAfterPassesWhereThatIsModelled) {
   expect_refused(place, with("schedule=zb-h1"), {"/gradients/accumulation", "after-pass"});
   expect_refused(place, with("gradients.accumulation=later"),
                  {"/gradients/accumulation", "\"later\"", "fused, separate, after-pass"});
-  expect_refused(place, with("parallel.keep_outputs=2"), {"/parallel/keep_outputs", "2", "true"});
+  expect_refused(place, with("parallel.retain_outputs=2"),
+                 {"/parallel/retain_outputs", "2", "true"});
   expect_refused(place, with("gradients.flat_update=x"), {"/gradients/flat_update", "\"x\""});
   expect_refused(place, with("gradients.unscale=2"),
                  {"/gradients/unscale", "apart, with-clipping, none"});

@@ -93,9 +93,9 @@ TEST(IdleKeysOf, RunsAreNamedByEveryVerb) {
       "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 128},
       "cluster": {"preset": "host", "accelerators": 1}, "precision": "fp32",
       "kernels": {"attention": "unfused"},
-      "batch": {"sequence": 16}, "parallel": {"keep_outputs": true}})");
+      "batch": {"sequence": 16}, "parallel": {"retain_outputs": true}})");
   const std::string line =
-      "foretrain: warning: run.json: /parallel/keep_outputs has no effect: parallel.pipeline is "
+      "foretrain: warning: run.json: /parallel/retain_outputs has no effect: parallel.pipeline is "
       "1\n";
   const std::vector<std::vector<std::string>> verbs = {
       {"show", "run.json"},
@@ -129,7 +129,7 @@ TEST(IdleKeysOf, DefaultsAreNotNamed) {
   const Workplace place;
   place.write("run.json", kSmallRun);
   const CommandResult shown = place.run({"show", "run.json", "--set", "sharding.persist_elements=0",
-                                         "--set", "parallel.keep_outputs=false", "--set",
+                                         "--set", "parallel.retain_outputs=false", "--set",
                                          "offload.page_mib=0", "--set", "overlap.expert=null"});
   EXPECT_EQ(shown.exit_code, 0);
   EXPECT_EQ(shown.err, "");

@@ -132,7 +132,7 @@ std::vector<DeviceCase> many_rank_cases() {
   Plan copied = plan;
   copied.sharding = Sharding::kOptimizer;
   copied.units.gather_elements = 0;
-  copied.precision.master = copied.copies_back = true;
+  copied.precision.master = copied.copies_master_to_model = true;
   out.push_back({"llama tensor 2 data 2, ZeRO-1, weights copied back", llama, copied});
   Model deep = device_sized(small_gpt());
   deep.layers = 4;
@@ -165,7 +165,7 @@ std::vector<DeviceCase> many_rank_cases() {
   out.push_back({"gpt tensor 2 in parts", deep, plan});
   plan = tiny_plan(deep, {1, 2, 1, 1}, AttentionKernel::kFlash, 0.1);
   plan.global_batch = 4;
-  plan.schedule = Schedule::kRecycling;
+  plan.schedule = Schedule::k3F1B;
   plan.forwards = 3;
   out.push_back({"gpt pipeline 2, recycling", deep, plan});
   return out;

@@ -107,8 +107,8 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   }
   std::int64_t& level = p.units.inner_group;
   if (level >= p.shards() || p.shards() % level != 0) level = 1;
-  if (p.units.narrow_reduction) p.buckets.inner_group = 1;
-  p.units.narrow_gathers = p.units.narrow_reduction = false;  // not the same numbers
+  if (p.units.quantized_reduction) p.buckets.inner_group = 1;
+  p.units.quantized_gathers = p.units.quantized_reduction = false;  // not the same numbers
   p.units.reduce = DType::kFp32;
   p.sequence_length = 4 * (1 + rng.below(4));
   while (p.sequence_length % (2 * p.context) != 0 || p.tokens() % p.shard() != 0) {
@@ -134,7 +134,7 @@ Drawn draw_small(Rng& rng, DrawnKind kind) {
   fit_buckets(m, p);
   if (Rng(rng).below(3) == 0)
     p.pipeline_layout = balanced_layout({parameter_weights(m, p)}, p.chunks());
-  const bool whole = !p.splits_backward() && !p.shares_vocabulary() && p.ways() == 1;
+  const bool whole = !p.splits_backward() && !p.shares_vocabulary() && p.directions() == 1;
   const bool once = !p.by_units() && !p.reduces_each_pass() && !p.sums_after_pass;
   if (p.pipeline > 1 && whole && once) p.overlap.head_deferral = rng.below(5);
   draw_offloaded_buckets(Rng(rng), m, p);

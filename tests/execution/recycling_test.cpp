@@ -20,7 +20,7 @@ TEST(Recycling, TrainsAsOneRank) {
         for (const std::int64_t microbatches : {1, 5}) {
           model.tied_embeddings = forwards == 2;
           Plan plan = small_plan(model, degrees, microbatches);
-          plan.schedule = Schedule::kRecycling;
+          plan.schedule = Schedule::k3F1B;
           plan.forwards = forwards;
           plan.sequence_length = 8;
           plan.sequence = degrees.tensor > 1 && forwards == 3;
@@ -49,7 +49,7 @@ TEST(Recycling, OnePassIsPlain) {
   Plan plan = in_fp32(small_plan(model, {1, 2, 1, 1}, 3));
   plan.sequence_length = 8;
   const Trained plain = trained(model, plan);
-  plan.schedule = Schedule::kRecycling;
+  plan.schedule = Schedule::k3F1B;
   const Trained once = trained(model, plan);
   expect_same(plain, once, 1e-12);
   plan.forwards = 2;

@@ -83,7 +83,7 @@ TEST(ScatterGather, TrainsAsOneRank) {
       Plan plan = small_plan(model, {bit(2) ? 4 : 2, 2, bit(0) && bit(1) ? 2 : 1, 1}, 4);
       plan.sequence_length = 8;
       plan.scatter_gather = true;
-      plan.keep_outputs = bit(0);
+      plan.retain_outputs = bit(0);
       plan.overlap.pipeline = bit(1);
       plan.host_waits = bit(2) ? HostWaits::kPasses : HostWaits::kNone;
       plan.recompute.layer = bit(1);
@@ -98,17 +98,17 @@ TEST(ScatterGather, TrainsAsOneRankUnderOtherSchedules) {
   Model model = narrowed(small_llama(), 4);
   model.tied_embeddings = false;
   for (const Schedule schedule :
-       {Schedule::k1F1B, Schedule::kRecycling, Schedule::kDualPipe, Schedule::kDualPipeV,
+       {Schedule::k1F1B, Schedule::k3F1B, Schedule::kDualPipe, Schedule::kDualPipeV,
         Schedule::kChimera, Schedule::kSharedVocabulary, Schedule::kVocabulary1,
         Schedule::kVocabulary2}) {
     for (const bool keeps : {false, true}) {
       const bool v = schedule == Schedule::kDualPipeV;
       Plan plan = small_plan(model, {2, 2, v ? 2 : 1, 1}, 4);
       plan.schedule = schedule;
-      plan.forwards = schedule == Schedule::kRecycling ? 2 : 1;
+      plan.forwards = schedule == Schedule::k3F1B ? 2 : 1;
       plan.sequence_length = 8;
       plan.scatter_gather = true;
-      plan.keep_outputs = keeps;
+      plan.retain_outputs = keeps;
       plan.overlap.pipeline = !keeps;
       plan.overlap.passes = schedule == Schedule::k1F1B;
       expect_as_one_rank(model, in_fp32(plan));

@@ -397,7 +397,7 @@ TEST(SumsAfterPasses, TrainAsOneRank) {
       plan.sharding = plan.data > 1 ? Sharding::kOptimizer : Sharding::kNone;
       plan.recompute.layer = tied;
       plan.clip_norm = 0.3;
-      plan.sums_after_pass = plan.keep_outputs = true;
+      plan.sums_after_pass = plan.retain_outputs = true;
       expect_as_one_rank(model, plan);
     }
   }
@@ -472,7 +472,7 @@ TEST(Refusals, NarrowUnits) {
   plan.sharding = Sharding::kParameters;
   plan.units.reduce = DType::kFp32;
   ASSERT_TRUE(check_executable(lower(model, in_fp32(plan))).ok());
-  plan.units.narrow_reduction = true;
+  plan.units.quantized_reduction = true;
   EXPECT_NE(refusal(model, plan).find("reduce_dtype int4"), std::string::npos);
 }
 

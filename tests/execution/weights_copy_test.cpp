@@ -34,7 +34,7 @@ TEST(WeightsCopy, TrainsAsOneKernelForBoth) {
     Plan plan = with_copies(sharding);
     EXPECT_EQ(count(lower(model, plan), "optimizer.weights"), 0);
     const auto fused = train<double>(model, plan);
-    plan.copies_back = true;
+    plan.copies_master_to_model = true;
     const Workload workload = lower(model, plan);
     EXPECT_GT(count(workload, "optimizer.weights"), 0);
     EXPECT_EQ(count(workload, "optimizer.weights"), count(workload, "optimizer.adam"));
@@ -49,7 +49,7 @@ TEST(WeightsCopy, TrainsAsOneKernelForBoth) {
 TEST(WeightsCopy, NeedsAnFp32Copy) {
   Plan plan = with_copies(Sharding::kOptimizer);
   plan.precision.master = false;
-  plan.copies_back = true;
+  plan.copies_master_to_model = true;
   EXPECT_EQ(count(lower(narrowed(small_llama(), 2), plan), "optimizer.weights"), 0);
 }
 
@@ -58,7 +58,7 @@ TEST(WeightsCopy, MovesFourBytesMore) {
   const Model model = narrowed(small_llama(), 2);
   const auto bytes = [&](bool apart) {
     Plan plan = small_plan(model, {}, 1);
-    plan.copies_back = apart;
+    plan.copies_master_to_model = apart;
     const Workload workload = lower(model, plan);
     Bytes out = 0;
     std::int64_t updated = 0;

@@ -16,11 +16,11 @@
 namespace foretrain {
 namespace {
 
-Plan plan_in_fp8(const Model& model, Degrees degrees, bool low_weights, bool one_copy) {
+Plan plan_in_fp8(const Model& model, Degrees degrees, bool fp8_primary_weights, bool one_copy) {
   Plan plan = small_plan(model, degrees, 2);
   if (degrees.data > 1) plan.sharding = Sharding::kOptimizer;
   plan.precision.linear = DType::kFp8;
-  plan.precision.low_weights = low_weights;
+  plan.precision.fp8_primary_weights = fp8_primary_weights;
   plan.precision.one_copy = one_copy;
   return plan;
 }
@@ -98,7 +98,7 @@ TEST(LowWeights, TravelAsTheyAreKept) {
     plan.overlap.parameter_gather = plan.overlap.gradient_reduce = overlap;
     plan.bucket_elements = 100'000;
     const Named wide = of_name(verified(model, plan).programs[0], "parameters.gather");
-    plan.precision.low_weights = true;
+    plan.precision.fp8_primary_weights = true;
     const Workload workload = verified(model, plan);
     const Named low = of_name(workload.programs[0], "parameters.gather");
     EXPECT_EQ(low.ops, wide.ops);

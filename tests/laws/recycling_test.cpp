@@ -19,7 +19,7 @@ using Ps = std::int64_t;
 
 Plan recycling_plan(const Model& model, std::int64_t p, std::int64_t m, std::int64_t forwards) {
   Plan plan = small_plan(model, {1, p, 1, 1}, m);
-  plan.schedule = Schedule::kRecycling;
+  plan.schedule = Schedule::k3F1B;
   plan.forwards = forwards;
   return plan;
 }

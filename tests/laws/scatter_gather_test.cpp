@@ -69,7 +69,7 @@ TEST(ScatterGather, KeepsThePart) {
   const auto peak = [&model](bool keeps, bool scatters) {
     Plan plan = small_plan(model, {4, 4, 1, 1}, 8);
     plan.recompute.layer = true;
-    plan.keep_outputs = keeps;
+    plan.retain_outputs = keeps;
     plan.scatter_gather = scatters;
     return memory_peak(lower(model, plan).programs[0]).bytes;
   };

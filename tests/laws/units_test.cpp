@@ -193,7 +193,7 @@ TEST(UnitsByParameter, TakeTheHostsTimeNowhereElse) {
   gradients.sharding = Sharding::kGradients;
   EXPECT_EQ(longest(gradients).ps, 0);
   Plan narrow = plan;
-  narrow.units.narrow_reduction = true;
+  narrow.units.quantized_reduction = true;
   EXPECT_EQ(longest(narrow).ps, 0);
   plan.scatter_time = Time{std::numeric_limits<std::int64_t>::max() / 2};
   EXPECT_GT(longest(plan).seconds(), 1e5);

@@ -187,7 +187,7 @@ TEST(DataParallelVolume, ZeroPlusPlus) {
   Plan plan = small_plan(model, {1, 1, 1, 8}, 1);
   plan.sharding = Sharding::kParameters;
   plan.units.reduce = plan.precision.compute;
-  plan.units.narrow_gathers = plan.units.narrow_reduction = true;
+  plan.units.quantized_gathers = plan.units.quantized_reduction = true;
   plan.units.secondary = plan.buckets.inner_group = 4;
   const Workload workload = lower(model, plan);
   ASSERT_TRUE(verify(workload).ok()) << verify(workload).error().message;
@@ -252,10 +252,10 @@ TEST(DataParallelVolume, GathersInFp8) {
   };
   for (const bool current : {false, true}) {
     plan.precision.current_scaling = current;
-    plan.units.narrow_gathers = plan.units.casts_shards = false;
+    plan.units.quantized_gathers = plan.units.casts_shards = false;
     const Carried wide = gathered();
     EXPECT_EQ(count(".quantize_weights"), 2 * 4 * model.layers);
-    plan.units.narrow_gathers = plan.units.casts_shards = true;
+    plan.units.quantized_gathers = plan.units.casts_shards = true;
     const Carried narrow = gathered();
     EXPECT_EQ(count(".quantize_weights"), 0);
     EXPECT_EQ(count(".turn_weights"), 4 * model.layers);

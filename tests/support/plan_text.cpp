@@ -61,8 +61,8 @@ std::string describe(const Model& model, const Plan& plan) {
       " cut " + n(static_cast<int>(plan.buckets.cut)) + (plan.buckets.copy ? " copied" : "") +
       (plan.buckets.last_pass_only ? "" : " every pass") +
       (plan.buckets.averages ? " divided" : "") + (plan.buckets.checks ? " checked" : "") +
-      flags({plan.flat_update, plan.copies_back, plan.unscales, plan.sums_after_pass,
-             plan.keep_outputs}) +
+      flags({plan.flat_update, plan.copies_master_to_model, plan.unscales, plan.sums_after_pass,
+             plan.retain_outputs}) +
       " inner " + n(plan.buckets.inner_group) + " compression " +
       n(static_cast<int>(plan.buckets.compression)) + " order " + plan.rank_order.front() +
       " dropout " + (plan.dropout > 0 ? "on" : "off") + " overlap " + n(plan.overlap.tensor_slices);

@@ -7,13 +7,13 @@ namespace {
 
 /// Whether a drawn plan's last stage can leave its output matrix' gradients to the end.
 bool can_defer(const Plan& p) {
-  const bool whole = !p.splits_backward() && !p.shares_vocabulary() && p.ways() == 1;
+  const bool whole = !p.splits_backward() && !p.shares_vocabulary() && p.directions() == 1;
   return p.pipeline > 1 && whole && !p.by_units() && !p.reduces_each_pass() && !p.sums_after_pass;
 }
 
 /// Whether its stages can hand the norm of the gradients on.
 bool can_validate_later(const Model& m, const Plan& p) {
-  return p.pipeline > 1 && p.ways() == 1 && !p.shares_vocabulary() && !p.by_units() &&
+  return p.pipeline > 1 && p.directions() == 1 && !p.shares_vocabulary() && !p.by_units() &&
          !p.offload.states() && !p.in_grid() && !m.has_experts();
 }
 
@@ -33,7 +33,7 @@ void add_rare(Rng rng, Drawn& drawn) {
   const bool gathers = p.sharding == Sharding::kParameters && p.units.secondary == 0 &&
                        p.units.inner_group == 1 && !p.offload.states() && !m.has_experts();
   if (gathers && p.precision.linear == DType::kFp8 && !p.precision.blocks) {
-    p.units.narrow_gathers = p.units.casts_shards = rng.below(2) == 0;
+    p.units.quantized_gathers = p.units.casts_shards = rng.below(2) == 0;
   }
   if (m.has_experts() && p.experts.routing == Routing::kNatural && rng.below(2) == 0) {
     for (std::int64_t e = 0; e < m.experts.count; ++e) {
@@ -43,7 +43,7 @@ void add_rare(Rng rng, Drawn& drawn) {
   p.units.reduce_waits = p.by_units() && rng.below(4) == 0;
   p.precision.one_copy = p.precision.by_tensor() && rng.below(2) == 0;
   Violations ignored;
-  if (rng.below(2) == 0) derive_low_weights(Asked::kWhereModelled, m, p, ignored);
+  if (rng.below(2) == 0) derive_fp8_primary_weights(Asked::kWhereModelled, m, p, ignored);
   draw_offloaded_buckets(rng, m, p);
 }
 

@@ -27,11 +27,11 @@ void draw_narrow(Rng rng, Plan& p) {
   };
   if (p.offload.states()) return;
   if (p.sharding == Sharding::kParameters) {
-    u.narrow_gathers = rng.below(3) == 0;
+    u.quantized_gathers = rng.below(3) == 0;
     if (p.shards() > 1 && rng.below(2) == 0) u.secondary = divisor(p.shards(), 2);
   }
   if (p.replicas() > 1 || rng.below(3) > 0) return;
-  u.narrow_reduction = true;
+  u.quantized_reduction = true;
   p.buckets.inner_group = divisor(p.shards(), 1);
 }
 
@@ -47,7 +47,7 @@ void draw_placement(Rng rng, Offload& o) {
 /// Gathers in two levels. What is drawn later does not depend on it.
 void draw_levels(Rng rng, Plan& p) {
   Units& u = p.units;
-  const bool goes = p.sharding == Sharding::kParameters && !u.narrow_gathers && u.secondary == 0;
+  const bool goes = p.sharding == Sharding::kParameters && !u.quantized_gathers && u.secondary == 0;
   if (!goes || rng.below(2) == 0) return;
   u.inner_group = 1 + rng.below(p.shards());
   if (u.inner_group == p.shards() || p.shards() % u.inner_group != 0) u.inner_group = 1;
@@ -57,7 +57,7 @@ void draw_levels(Rng rng, Plan& p) {
 void draw_chunks(Rng rng, const Model& model, Plan& p) {
   Units& u = p.units;
   const bool tied = model.tied_embeddings && p.stage_of(0) != p.stage_of(p.chunks() - 1);
-  const bool goes = !u.narrow_gathers && !u.casts_shards && !u.narrow_reduction &&
+  const bool goes = !u.quantized_gathers && !u.casts_shards && !u.quantized_reduction &&
                     u.secondary == 0 && u.inner_group == 1 && !tied;
   if (p.sharding != Sharding::kParameters || rng.below(2) == 0) return;
   const bool chunks = rng.below(2) == 0 && goes;
@@ -82,7 +82,7 @@ void draw_offloaded_buckets(Rng rng, const Model& model, Plan& p) {
   if (p.offload.activation_layers > 0 && rng.below(2) == 0) {
     p.offload.activations = Memory::kStorage;
   }
-  if (p.by_units() || p.precision.low_weights || rng.below(2) == 0) return;
+  if (p.by_units() || p.precision.fp8_primary_weights || rng.below(2) == 0) return;
   const Offload before = p.offload;
   p.offload.optimizer = rng.below(2) == 0 ? Memory::kHost : Memory::kStorage;
   p.offload.delayed_update = rng.below(3) == 0;
@@ -98,7 +98,7 @@ Drawn draw_sharded_plan(Rng& rng) {
   p.overlap.tensor_slices = 1;
   p.buckets = GradientBuckets();
   p.sums_after_pass = false;
-  if (p.ways() == 2 || p.shares_vocabulary()) {
+  if (p.directions() == 2 || p.shares_vocabulary()) {
     p.schedule = p.virtual_pipeline > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
     fit_schedule(out.model, p);
   }

@@ -77,12 +77,12 @@ void fit_schedule(Model& model, Plan& p) {
   const std::int64_t stages = p.pipeline;
   if (stages == 1) p.virtual_pipeline = 1;
   const bool chunks = p.virtual_pipeline > 1 || model.predict_layers > 0;
-  if (p.schedule == Schedule::kRecycling && chunks) p.schedule = Schedule::k1F1B;
-  if (p.schedule != Schedule::kRecycling) p.forwards = 1;
+  if (p.schedule == Schedule::k3F1B && chunks) p.schedule = Schedule::k1F1B;
+  if (p.schedule != Schedule::k3F1B) p.forwards = 1;
   const bool placed = p.placement() == ChunkPlacement::kRound || stages > 1;
   const bool ends = p.shares_vocabulary() && (stages == 1 || model.predict_layers > 0);
-  if (!placed || ends || (p.ways() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
-  if (p.ways() == 2) model.tied_embeddings = false;
+  if (!placed || ends || (p.directions() == 2 && stages % 2 != 0)) p.schedule = Schedule::k1F1B;
+  if (p.directions() == 2) model.tied_embeddings = false;
   if (p.schedule != Schedule::k1F1B && p.schedule != Schedule::kInterleaved)
     p.overlap.passes = false;
   std::int64_t m = std::max<std::int64_t>(1, p.microbatches());
@@ -90,7 +90,7 @@ void fit_schedule(Model& model, Plan& p) {
     m = std::max(m, 2 * stages);
   }
   const bool groups = p.schedule == Schedule::kInterleaved && p.virtual_pipeline > 1;
-  const std::int64_t unit = groups ? stages : p.ways();
+  const std::int64_t unit = groups ? stages : p.directions();
   p.global_batch = p.micro_batch * p.batch_ranks() * ((m + unit - 1) / unit * unit);
   p.sums_after_pass = p.sums_after_pass && can_sum_after_pass(model, p);
   derive_messages(model, p);
@@ -216,7 +216,7 @@ void draw_buckets(Rng& rng, Plan& p) {
   b.first_bytes = 1 + rng.below(100'000);
   b.copy = rng.below(2) == 0;
   b.last_pass_only = p.pipeline > 1 || p.tensor > 1 || rng.below(2) == 0;
-  if (p.ways() == 1 && p.data % 2 == 0 && rng.below(2) == 0)
+  if (p.directions() == 1 && p.data % 2 == 0 && rng.below(2) == 0)
     b.inner_group = rng.below(2) == 0 ? 2 : p.data;
   if (rng.below(3) == 0) b.cycle = Time{1 + rng.below(1'000'000)};
   if (rng.below(2) == 0) return;
@@ -264,7 +264,7 @@ void draw_parts(Rng rng, const Model& model, Plan& p) {
 /// Forward passes whose output comes back. Later draws do not depend on it.
 void draw_recycling(Rng rng, Plan& p) {
   if (p.schedule != Schedule::k1F1B || p.virtual_pipeline > 1 || rng.below(2) == 0) return;
-  p.schedule = Schedule::kRecycling;
+  p.schedule = Schedule::k3F1B;
   p.forwards = 1 + rng.below(4);
   p.overlap.passes = false;
 }
@@ -290,8 +290,8 @@ void draw_autocast(Rng rng, const Model& model, Plan& p) {
 /// What frameworks keep or copy that others do not. What is drawn later does not depend on it.
 void draw_habits(Rng rng, const Model& model, Plan& p) {
   p.sums_after_pass = rng.below(3) == 0 && can_sum_after_pass(model, p);
-  for (bool* habit : {&p.flat_update, &p.unscales, &p.keep_outputs, &p.buckets.averages,
-                      &p.buckets.checks, &p.copies_back}) {
+  for (bool* habit : {&p.flat_update, &p.unscales, &p.retain_outputs, &p.buckets.averages,
+                      &p.buckets.checks, &p.copies_master_to_model}) {
     *habit = rng.below(3) == 0;
   }
   p.scatter_gather = rng.below(2) == 0 && can_scatter_messages(model, p);
@@ -394,7 +394,7 @@ Drawn draw_grid_plan(Rng& rng, std::int64_t most_ranks) {
     p.schedule = Schedule::k1F1B;
     p.pipeline_layout = default_layout(out.model.layers, 1);
   }
-  if (p.ways() == 2 || p.shares_vocabulary()) p.schedule = Schedule::k1F1B;
+  if (p.directions() == 2 || p.shares_vocabulary()) p.schedule = Schedule::k1F1B;
   while (p.tensor * p.pipeline * p.data > most_ranks) --p.data;
   p.accelerators = p.tensor * p.pipeline * p.data;
   if (p.data % p.buckets.inner_group != 0) p.buckets.inner_group = 1;
@@ -461,7 +461,7 @@ void draw_latent(Rng& rng, Model& m, Plan& p) {
 
 /// Groups of shards that hold all experts.
 void draw_groups(Rng rng, Plan& p) {
-  if (p.sharding == Sharding::kNone || p.ways() == 2 || p.to_owners()) return;
+  if (p.sharding == Sharding::kNone || p.directions() == 2 || p.reduces_to_owner()) return;
   std::vector<std::string> order = p.rank_order;
   std::erase(order, "pp");
   if (order.back() != "dp" || (order.front() != "tp" && p.context > 1)) return;
@@ -479,7 +479,7 @@ Drawn draw_sparse_plan(Rng& rng) {
   p.shard_group = p.units.secondary = 0;
   p.overlap.tensor_slices = 1;
   p.units.inner_group = 1;
-  p.units.narrow_gathers = p.units.narrow_reduction = false;
+  p.units.quantized_gathers = p.units.quantized_reduction = false;
   p.buckets = GradientBuckets();
   if (p.precision.forward_only()) p.precision.linear = DType::kFp8;
   keep_nothing(p.recompute);

@@ -114,7 +114,7 @@ std::int64_t most_in_flight(Schedule schedule, std::int64_t p, std::int64_t m) {
       return 2 * p + 1;
     case Schedule::kSharedVocabulary:
       return std::min(m, 3 * p / 2);
-    case Schedule::kRecycling:
+    case Schedule::k3F1B:
       return std::min(m, p);
     default:
       return -1;
@@ -126,14 +126,14 @@ void expect_runs_through(Schedule schedule, std::int64_t p, std::int64_t m) {
   Plan plan = plan_of(schedule, p, 1, m);
   if (plan.placement() == ChunkPlacement::kV) plan.virtual_pipeline = 2;
   if (schedule == Schedule::kBreadthFirst && p > 1) plan.virtual_pipeline = 1 + m % 3;
-  if (schedule == Schedule::kRecycling) plan.forwards = 1 + m % 4;
+  if (schedule == Schedule::k3F1B) plan.forwards = 1 + m % 4;
   const auto passes = passes_of(plan);
   const Status status = check_passes(plan, passes);
   ASSERT_TRUE(status.ok()) << status.error().message;
   const std::int64_t most = most_in_flight(schedule, p, m);
   if (most < 0) return;
-  const bool uneven = plan.ways() == 2 || schedule == Schedule::kDualPipeV ||
-                      schedule == Schedule::kSharedVocabulary || schedule == Schedule::kRecycling;
+  const bool uneven = plan.directions() == 2 || schedule == Schedule::kDualPipeV ||
+                      schedule == Schedule::kSharedVocabulary || schedule == Schedule::k3F1B;
   std::int64_t found = 0;
   for (const auto& list : passes) {
     const std::int64_t here = in_flight(list);
@@ -152,7 +152,7 @@ TEST(Schedule, AllRunThrough) {
            {Schedule::kGpipe, Schedule::k1F1B, Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
             Schedule::kZbAuto, Schedule::kDualPipe, Schedule::kDualPipeV, Schedule::kChimera,
             Schedule::kBreadthFirst, Schedule::kSharedVocabulary, Schedule::kVocabulary1,
-            Schedule::kVocabulary2, Schedule::kRecycling}) {
+            Schedule::kVocabulary2, Schedule::k3F1B}) {
         if (possible(schedule, p, m)) expect_runs_through(schedule, p, m);
       }
     }
@@ -219,7 +219,7 @@ TEST(Schedule, DualPipe) {
 
 /// "2F0": the second forward pass of microbatch 0, of which only the last is "F".
 std::string recycling(std::int64_t stage, std::int64_t p, std::int64_t m, std::int64_t forwards) {
-  Plan plan = plan_of(Schedule::kRecycling, p, 1, m);
+  Plan plan = plan_of(Schedule::k3F1B, p, 1, m);
   plan.forwards = forwards;
   std::string out;
   for (const Pass& pass : recycling_passes(plan, stage)) {
@@ -240,7 +240,7 @@ TEST(Schedule, Recycling) {
   EXPECT_EQ(recycling(0, 1, 2, 3), "1F0 2F0 F0 B0 1F1 2F1 F1 B1");
   for (const std::int64_t stage : {0, 1, 2}) {
     EXPECT_EQ(recycling(stage, 3, 5, 1), text(Schedule::k1F1B, stage, 3, 1, 5));
-    Plan plan = plan_of(Schedule::kRecycling, 3, 1, 7);
+    Plan plan = plan_of(Schedule::k3F1B, 3, 1, 7);
     plan.forwards = 3;
     EXPECT_EQ(in_flight(recycling_passes(plan, stage)), 3 - stage);
   }
@@ -248,7 +248,7 @@ TEST(Schedule, Recycling) {
 
 // What comes back must be taken in the order in which it is sent, and after it is sent.
 TEST(Schedule, RecyclingFaultsAreNamed) {
-  Plan plan = plan_of(Schedule::kRecycling, 2, 1, 2);
+  Plan plan = plan_of(Schedule::k3F1B, 2, 1, 2);
   plan.forwards = 2;
   const auto message = [&plan](const std::vector<std::vector<Pass>>& passes) {
     const Status status = check_passes(plan, passes);

@@ -225,7 +225,7 @@ std::vector<Kind> kinds_of(const Run& run) {
   out.push_back(more_ranks("parallel.tensor", plan.tensor, run.cluster.accelerators_per_node));
   out.push_back(more_ranks("parallel.pipeline", plan.pipeline, run.model.layers));
   out.push_back(more_ranks("parallel.context", plan.context, plan.data));
-  const bool alone = plan.holders() == 1;
+  const bool alone = plan.replica_ranks() == 1;
   for (const Sharding least : {alone ? Sharding::kNone : Sharding::kOptimizer, Sharding::kGradients,
                                Sharding::kParameters}) {
     out.push_back(offloading(run, least));

@@ -10,7 +10,7 @@ namespace {
 std::int64_t most_layers_of_a_stage(const Plan& p) {
   std::vector<std::int64_t> layers(static_cast<std::size_t>(p.pipeline));
   for (std::int64_t chunk = 0; chunk < p.chunks(); ++chunk) {
-    for (std::int64_t way = 0; way < p.ways(); ++way) {
+    for (std::int64_t way = 0; way < p.directions(); ++way) {
       layers[static_cast<std::size_t>(p.stage_of(chunk, way))] +=
           p.pipeline_layout[static_cast<std::size_t>(chunk)];
     }

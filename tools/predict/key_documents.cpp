@@ -246,7 +246,8 @@ std::string values_text(const KeyFacts& key) {
 std::string row(const KeyFacts& key) {
   std::vector<std::string> names;
   for (const KeyAlias& alias : key.aliases) {
-    names.push_back("`" + alias.name + "`" + alias.says);
+    names.push_back("`" + alias.name + "`" + alias.says +
+                    (alias.former ? " (its former name)" : ""));
   }
   return "| `" + key.name + "` | " + key.doc + " | " + values_text(key) + " | " +
          default_text(key) + " | " + join_names(names) + " |\n";

@@ -79,7 +79,7 @@ std::string kernels_text(const Run& run) {
   const Precision& precision = run.plan.precision;
   if (precision.autocast) out += ", autocast";
   if (precision.low()) {
-    out += precision.low_weights ? ", linears and their weights in " : ", linears in ";
+    out += precision.fp8_primary_weights ? ", linears and their weights in " : ", linears in ";
     out += name_of(precision.linear);
   }
   return out;

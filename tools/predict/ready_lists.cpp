@@ -69,7 +69,7 @@ std::vector<ReadyList> lists_at_cycles(const std::vector<Time>& ready, Time cycl
 Status list_ready(Run& run) {
   const Plan& p = run.plan;
   const GradientBuckets& b = p.buckets;
-  const bool one_chunk = p.chunks() == 1 && p.ways() == 1 && !run.model.has_experts();
+  const bool one_chunk = p.chunks() == 1 && p.directions() == 1 && !run.model.has_experts();
   if (b.cycle.ps == 0 || b.cut != Bucketing::kReady || !b.last_pass_only) return ok_status();
   if (!one_chunk || !p.overlap.gradient_reduce || p.data == 1) return ok_status();
   Plan alone = p;

@@ -101,7 +101,7 @@ Status apply_set(Json& run, const std::string& text, std::map<std::string, std::
     return input_error("--set " + text + ": " + parsed.error().message);
   }
   const Json value = parsed.ok() ? parsed.value() : Json(value_text);
-  std::string path = text.substr(0, equals);
+  std::string path = current_path(text.substr(0, equals));
   Json* at = &run;
   std::string pointer;
   while (true) {
@@ -434,6 +434,7 @@ Result<Run> resolve(const Json& json, const std::string& source,
   Run run;
   run.source = source;
   Json user = json;
+  FT_ASSIGN(run.notes, rename_former_keys(user, source));
   FT_TRY(take_unknown_keys(user, source, unknown));
   for (const char* remark : {"$schema", "schema"}) user.erase(remark);
   std::map<std::string, std::string> set_origins;

@@ -160,7 +160,7 @@ PlanKeys gradient_type_keys() {
           .probe("reduce")
           .idle_if(
               [](const KeyContext& c) {
-                return !c.plan.contiguous() && !c.plan.to_owners() &&
+                return !c.plan.contiguous() && !c.plan.reduces_to_owner() &&
                        c.plan.sharding != Sharding::kOptimizer;
               },
               "sharding.level is not optimizer", {"sharding.level=none"}),
@@ -174,7 +174,7 @@ PlanKeys gradient_type_keys() {
       PlanKey::choice<int>("gradients.reduce_dtype", {"fp32", "compute", "int4"},
                            [](Request& r, int v) {
                              r.gradients.reduced_as_compute = v >= 1;
-                             r.plan.units.narrow_reduction = v == 2;
+                             r.plan.units.quantized_reduction = v == 2;
                            })
           .fallback_to("fp32")
           .says("The type in which gradients are reduced; int4: those of units are exchanged in 4 "
@@ -292,7 +292,7 @@ PlanKeys bucket_keys() {
               {"parallel.pipeline=1", "parallel.tensor=4", "cluster.accelerators=4"})
           .idle_if(
               [](const KeyContext& c) {
-                return c.plan.units.narrow_reduction &&
+                return c.plan.units.quantized_reduction &&
                        c.asks("gradients", "average", Json("before"));
               },
               "gradients.reduce_dtype is int4", with(kSharded, {"gradients.reduce_dtype=int4"})),

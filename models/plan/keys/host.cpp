@@ -41,7 +41,7 @@ PlanKeys host_keys() {
                 "(DeepSpeed's views).")
           .probe("1000", kSharded)
           .idle(if_not_parameters(kShardedGradients))
-          .idle_if([](const KeyContext& c) { return c.plan.units.narrow_reduction; },
+          .idle_if([](const KeyContext& c) { return c.plan.units.quantized_reduction; },
                    "gradients.reduce_dtype is int4",
                    with(kSharded, {"gradients.reduce_dtype=int4"})),
       PlanKey::choice<HostWaits>("host.synchronize", {"none", "forward", "transfers", "passes"},

@@ -30,7 +30,7 @@ bool has_no_copies(const KeyContext& c) {
 }
 
 bool asks_for_fp8_weights(const KeyContext& c) {
-  return !c.plan.precision.low_weights && !c.asks("kernels", "fp8_weights", Json(false));
+  return !c.plan.precision.fp8_primary_weights && !c.asks("kernels", "fp8_weights", Json(false));
 }
 
 bool asks_for_autocast(const KeyContext& c) {
@@ -139,7 +139,7 @@ PlanKeys attention_keys() {
 
 PlanKeys low_precision_keys() {
   return {
-      asked_key("kernels.fp8_weights", [](Request& r, Asked v) { r.low_weights = v; })
+      asked_key("kernels.fp8_weights", [](Request& r, Asked v) { r.fp8_primary_weights = v; })
           .fallback_to(false)
           .says("Matrices scaled by tensor have no 16-bit values; auto: where it is modelled.")
           .probe("false", in_fp8())
@@ -208,7 +208,7 @@ PlanKeys low_precision_keys() {
           .says("How tensors of precision fp8 are scaled.")
           .probe("current", in_fp8()),
       PlanKey::choice<int>("kernels.weights_copy", {"fused", "apart"},
-                           [](Request& r, int v) { r.plan.copies_back = v == 1; })
+                           [](Request& r, int v) { r.plan.copies_master_to_model = v == 1; })
           .else_("fused")
           .says("Who writes the 16-bit weights: the update, or a copy from the fp32 ones after "
                 "it.")

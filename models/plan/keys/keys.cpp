@@ -133,6 +133,58 @@ void read_request(JsonReader& run, Request& out) {
   out.experts.given = run.has("moe");
 }
 
+PlanKey formerly(std::string path, PlanKey key) {
+  key.aliases.push_back({std::move(path), "", true});
+  return key;
+}
+
+namespace {
+
+/// Gives the value at the former path to the key. Returns whether there was one.
+Result<bool> rename_former_key(Json& run, const std::string& source, const PlanKey& key,
+                               const std::string& former) {
+  const std::size_t dot = former.find('.');
+  Json* const old_section = run.find(former.substr(0, dot));
+  const std::string old_name = former.substr(dot + 1);
+  if (old_section == nullptr || old_section->object() == nullptr) return false;
+  const Json* const found = old_section->find(old_name);
+  if (found == nullptr) return false;
+  const Json value = *found;
+  old_section->erase(old_name);
+  Json* section = run.find(key.section);
+  if (section == nullptr) section = &run.set(key.section, Json(Json::Object{}));
+  if (section->object() == nullptr || section->find(key.name) != nullptr) {
+    return input_error(source + ": " + key.pointer() + " and its former name " + former +
+                       " are both given; leave out " + former);
+  }
+  section->set(key.name, value);
+  return true;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> rename_former_keys(Json& run, const std::string& source) {
+  std::vector<std::string> notes;
+  for (const PlanKey& key : all_run_keys()) {
+    for (const KeyAlias& alias : key.aliases) {
+      if (!alias.former) continue;
+      FT_ASSIGN(const bool renamed, rename_former_key(run, source, key, alias.name));
+      if (!renamed) continue;
+      notes.push_back(alias.name + " is read as " + key.path() + ", the key's present name");
+    }
+  }
+  return notes;
+}
+
+std::string current_path(const std::string& path) {
+  for (const PlanKey& key : all_run_keys()) {
+    for (const KeyAlias& alias : key.aliases) {
+      if (alias.former && alias.name == path) return key.path();
+    }
+  }
+  return path;
+}
+
 Sets with(Sets base, const Sets& more) {
   base.insert(base.end(), more.begin(), more.end());
   return base;

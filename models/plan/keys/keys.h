@@ -51,8 +51,18 @@ const std::vector<KeySection>& run_sections();
 /// The default of every key that has one; a RUN's system and the RUN lie over it.
 Json default_run();
 
+/// Gives values at keys' former paths to the paths that the keys have now. Returns a note for each;
+/// a file that has a key at both paths is an error.
+Result<std::vector<std::string>> rename_former_keys(Json& run, const std::string& source);
+
+/// The path that a key has now: of a former path, else as given.
+std::string current_path(const std::string& path);
+
 /// Reads all keys of a plan; every value that is wrong is an error.
 void read_request(JsonReader& run, Request& out);
+
+/// The path that a key had before. Files with the old path are read, with a note.
+PlanKey formerly(std::string path, PlanKey key);
 
 /// true, false or "auto".
 PlanKey asked_key(const std::string& path, PlanKey::Setter<Asked> set);

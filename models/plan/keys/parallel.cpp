@@ -103,11 +103,14 @@ PlanKeys parallel_keys() {
           .probe("parameters", {"parallel.pipeline=4"})
           .probe("profiled", {"parallel.pipeline=4", "parallel.pipeline_partition=parameters"})
           .idle(if_no_pipeline()),
-      PlanKey::flag("parallel.keep_outputs", [](Request& r, bool v) { r.plan.keep_outputs = v; })
-          .fallback_to(false)
-          .says("A stage lets go of what it sent only after that microbatch's backward pass.")
-          .probe("true", {"parallel.pipeline=2", "recompute=full"})
-          .idle(if_no_pipeline()),
+      formerly(
+          "parallel.keep_outputs",
+          PlanKey::flag("parallel.retain_outputs",
+                        [](Request& r, bool v) { r.plan.retain_outputs = v; })
+              .fallback_to(false)
+              .says("A stage lets go of what it sent only after that microbatch's backward pass.")
+              .probe("true", {"parallel.pipeline=2", "recompute=full"})
+              .idle(if_no_pipeline())),
       PlanKey::flag("parallel.scatter_gather",
                     [](Request& r, bool v) { r.plan.scatter_gather = v; })
           .fallback_to(false)

@@ -35,7 +35,7 @@ void set_schedule(const PlanKey& key, JsonReader& reader, Request& out) {
 
 void set_name(const PlanKey& key, JsonReader& reader, Request& out) {
   static constexpr Schedule kNamed[] = {Schedule::kZbAuto, Schedule::kZbV, Schedule::kChimera,
-                                        Schedule::kRecycling};
+                                        Schedule::k3F1B};
   int choice = 0;
   out.schedule.as_object = true;
   if (reader.read_choice(key.name, choice, key.choices)) out.schedule.name = kNamed[choice];

@@ -58,7 +58,7 @@ PlanKey::Idle if_gathered_by_units(GatheredBy what, Sets base) {
       out.why = of + "gradients.reduce_dtype int4";
       out.base = with(std::move(base), {"gradients.reduce_dtype=int4"});
       out.holds = [](const KeyContext& c) {
-        return by_whole_units(c) && c.plan.units.narrow_reduction;
+        return by_whole_units(c) && c.plan.units.quantized_reduction;
       };
       break;
     case GatheredBy::kNarrow:
@@ -227,7 +227,7 @@ PlanKeys sharding_keys() {
           .idle(if_not_parameters(kShardedGradients)),
       PlanKey::choice<GatherType>("sharding.gather_dtype", {"compute", "int8", "fp8"},
                                   [](Request& r, GatherType v) {
-                                    r.plan.units.narrow_gathers = v != GatherType::kCompute;
+                                    r.plan.units.quantized_gathers = v != GatherType::kCompute;
                                     r.plan.units.casts_shards = v == GatherType::kFp8;
                                   })
           .else_("compute")

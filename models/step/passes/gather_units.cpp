@@ -71,7 +71,7 @@ class Gathers {
   /// one's parameters are let go where more must not be in flight; where that one's pass is still
   /// to come, as with a prefetch beside a limit of one, until those before it are.
   void open(std::int32_t c, std::int32_t u, bool back) {
-    const UnitShape& shape = x_s.shape(unit_at(c, u));
+    const ShardLayout& shape = x_s.shape(unit_at(c, u));
     if (x_begun.erase({c, u}) > 0) {
       gather(c, u, back);
       return;
@@ -118,7 +118,7 @@ class Gathers {
   }
 
   void close(std::int32_t c, std::int32_t u, TaskId behind) {
-    const UnitShape& shape = x_s.shape(unit_at(c, u));
+    const ShardLayout& shape = x_s.shape(unit_at(c, u));
     if (shape.whole || state(c, u) == kClosed) return;
     add(TaskKind::kRelease, c, u, x_at->direction);
     if (!shape.root) {
@@ -160,7 +160,7 @@ class Gathers {
 
   /// Of a unit that does not stay gathered, and of its experts.
   std::int64_t elements_of(std::int32_t c, const Unit& unit) const {
-    const UnitShape& shape = x_s.shape(unit);
+    const ShardLayout& shape = x_s.shape(unit);
     std::int64_t out = shape.whole ? 0 : shape.filled;
     const std::int32_t experts = x_s.chunk(c).experts;
     if (experts < 0) return out;

@@ -44,7 +44,7 @@ std::vector<Task> gathers(const StageContext& s, TaskId after, bool ahead) {
     const Chunk& chunk = s.chunk(task.chunk);
     const auto i = static_cast<std::size_t>(task.index);
     if (!s.plan.by_units()) return chunk.buckets[i].begin == chunk.buckets[i].end;
-    const UnitShape& shape = s.shape(chunk.units[i]);
+    const ShardLayout& shape = s.shape(chunk.units[i]);
     return !stays_whole(s.plan, shape) || !shape.gather.all.valid();
   };
   std::erase_if(out, idle);

@@ -39,8 +39,9 @@ class Moves {
           at.kind == TaskKind::kEmbedding || at.kind == TaskKind::kGradientsReady;
       if (layers == 0 && behind_layers && at.direction == Direction::kBackward) release(at);
       // Blocks of a pass that is interleaved with another go in between: it lets go of its own.
-      const bool woven = at.pass >= 0 && at.kind == TaskKind::kEnd && x_s.plan.weaves() &&
-                         x_s.model.has_experts() && x_step.place_of(at).in_pair >= 0;
+      const bool woven = at.pass >= 0 && at.kind == TaskKind::kEnd &&
+                         x_s.plan.interleaves_pairs() && x_s.model.has_experts() &&
+                         x_step.place_of(at).in_pair >= 0;
       if (woven && at.direction == Direction::kForward) release(at);
       x_order.push_back(id);
       if (layer && at.direction == Direction::kForward && keeps_anything(at)) keep(at);

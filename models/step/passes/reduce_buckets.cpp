@@ -182,7 +182,7 @@ class Reductions {
       order.push_back(c);
     }
     // Where two stages hold the same two chunks, both must begin with the same one.
-    if (x_s.plan.ways() == 2) {
+    if (x_s.plan.directions() == 2) {
       std::stable_sort(order.begin(), order.end(), [this](std::int32_t a, std::int32_t b) {
         return x_s.chunk(a).first_layer < x_s.chunk(b).first_layer;
       });

@@ -1,5 +1,5 @@
 // A framework that runs its backward passes from the tensors that it sent keeps them until then
-// (`keep_outputs`: DeepSpeed's runtime/pipe/engine.py).
+// (`retain_outputs`: DeepSpeed's runtime/pipe/engine.py).
 #include "models/step/passes.h"
 
 namespace foretrain {

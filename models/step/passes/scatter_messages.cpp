@@ -4,10 +4,10 @@
 // `parallel.scatter_gather` each sends its part of it alone, over its own network card, and gathers
 // what the others of its group received before the pass begins (Narayanan et al., SC'21, section
 // 4.1; DeepSpeed's PartitionedTensor, runtime/pipe/engine.py and runtime/utils.py, v0.6.4, with
-// which `keep_outputs` keeps the part, and the backward pass gathers the output again, whose values
-// nothing reads). The gather stands at the begin of the pass and not where the message is received:
-// collectives of a group have one order. Left out: its other copies of parts, and the mask that it
-// sends along.
+// which `retain_outputs` keeps the part, and the backward pass gathers the output again, whose
+// values nothing reads). The gather stands at the begin of the pass and not where the message is
+// received: collectives of a group have one order. Left out: its other copies of parts, and the
+// mask that it sends along.
 #include <map>
 
 #include "models/step/passes.h"
@@ -37,7 +37,7 @@ void scatter_messages(const StageContext& s, StageStep& step) {
     const Task& at = step[id];
     order.push_back(id);
     const bool layers = step.through_layers(at);
-    const bool sends = layers && s.plan.keep_outputs && goes_on(s, step, at);
+    const bool sends = layers && s.plan.retain_outputs && goes_on(s, step, at);
     if (sends && at.kind == TaskKind::kEnd && at.direction == Direction::kForward) {
       order.push_back(step.make(beside(at, TaskKind::kKeepPart, Direction::kForward)));
     }
