@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hardware/kernel_constants.h"
+#include "hardware/keys/device_keys.h"
 #include "hardware/presets.h"
 
 namespace foretrain {
@@ -24,8 +25,6 @@ std::string joined_architectures() {
   return text;
 }
 
-constexpr double kTiny = 1e-6, kHuge = 1e9;
-
 void require_all(JsonReader& reader) {
   reader.require("architecture", "one of " + joined_architectures());
   reader.require("sm_count", "the number of SMs (compute units, AI cores, TensorCores)");
@@ -39,35 +38,6 @@ void rename_changed(const DeviceSpec& base, DeviceSpec& device) {
   DeviceSpec of_base_size = device;
   of_base_size.memory_gib = base.memory_gib;
   if (device.name == base.name && !(of_base_size == base)) device.name += " changed";
-}
-
-constexpr DType kMultiplied[] = {DType::kFp32, DType::kTf32, DType::kBf16, DType::kFp16,
-                                 DType::kFp8,  DType::kFp4,  DType::kInt8};
-
-/// One number for products of all types, or an object of numbers by type.
-void read_relative_rate(JsonReader& reader, RelativeRates& out) {
-  constexpr std::string_view kKey = "relative_rate";
-  const Json* json = reader.take(kKey);
-  if (json == nullptr) return;
-  constexpr JsonReader::Range kRange{0.01, 2};
-  if (json->object() == nullptr) {
-    double rate = 1;
-    if (json->is_number()) {
-      reader.read(kKey, rate, kRange);
-    } else {
-      reader.fail(kKey, "found " + describe(*json) +
-                            ", expected a number from 0.01 to 2, or an object of them by type");
-    }
-    out = RelativeRates(rate);
-    return;
-  }
-  JsonReader types(*json, reader.source(), reader.pointer(kKey));
-  for (const DType type : kMultiplied) {
-    double rate = out.of(type);
-    types.read(name_of(type), rate, kRange);
-    out.set(type, rate);
-  }
-  reader.adopt(types.finish());
 }
 
 Json to_json(const RelativeRates& rates) {
@@ -84,35 +54,13 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
   DeviceSpec device = base;
   JsonReader reader(json, source, pointer);
   ignore_remarks(reader);
-  for (const char* key : {"preset", "cuda_names", "usual_cluster"}) reader.ignore(key);
   if (base.sm_count == 0) require_all(reader);
-  reader.read("name", device.name);
-  reader.read_enum("architecture", device.architecture, architecture_names());
-  reader.read("sm_count", device.sm_count, {1, 4096});
-  reader.read("clock_mhz", device.clock_mhz, {1, 1e5});
-  reader.read("fp32_tflops", device.fp32_tflops, {kTiny, kHuge});
-  reader.read("tf32_tflops", device.tf32_tflops, {kTiny, kHuge});
-  reader.read("fp16_tflops", device.fp16_tflops, {kTiny, kHuge});
-  reader.read("bf16_tflops", device.bf16_tflops, {kTiny, kHuge});
-  reader.read("fp8_tflops", device.fp8_tflops, {kTiny, kHuge});
-  reader.read("fp4_tflops", device.fp4_tflops, {kTiny, kHuge});
-  reader.read("int8_tops", device.int8_tops, {kTiny, kHuge});
-  reader.read("memory_gib", device.memory_gib, {1e-3, 1e6});
-  reader.read("memory_gb_per_s", device.memory_gb_per_s, {1e-3, 1e7});
-  reader.read("l2_mib", device.l2_mib, {0, 1e6});
-  reader.read("scale_up_links", device.scale_up_links, {0, 4096});
-  reader.read("scale_up_gb_per_s", device.scale_up_gb_per_s, {1e-3, 1e7});
-  if (base.sm_count == 0 || device.scale_up_gb_per_s != base.scale_up_gb_per_s) {
+  const bool nccl = reader.has("nccl_scale_up_gb_per_s");
+  for (const DeviceKey& key : device_keys()) key.read(reader, device);
+  const bool other_links = device.scale_up_gb_per_s != base.scale_up_gb_per_s;
+  if (!nccl && (base.sm_count == 0 || other_links)) {
     device.nccl_scale_up_gb_per_s = shared_constants().nccl_share * device.scale_up_gb_per_s;
   }
-  reader.read("nccl_scale_up_gb_per_s", device.nccl_scale_up_gb_per_s, {1e-3, 1e7});
-  reader.read("pcie_gb_per_s", device.pcie_gb_per_s, {1e-3, 1e6});
-  reader.read("power_w", device.power_w, {0, 1e6});
-  reader.read("power_limit_w", device.power_limit_w, {0, 1e6});
-  read_relative_rate(reader, device.relative_rate);
-  if (device.relative_rate != base.relative_rate) device.rate_note.clear();
-  reader.read("rate_note", device.rate_note);
-  reader.read("exponentials_per_clock", device.exponentials_per_clock, {1, 1e4});
   if (device.fp16_tflops <= 0 && device.bf16_tflops <= 0) {
     reader.fail("bf16_tflops", "a device needs bf16_tflops or fp16_tflops");
   }

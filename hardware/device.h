@@ -33,6 +33,10 @@ std::string_view name_of(Architecture architecture);
 /// All names, in the order of the values.
 const std::vector<std::string>& architecture_names();
 
+/// The types of operands that devices multiply.
+inline constexpr DType kMultiplied[] = {DType::kFp32, DType::kTf32, DType::kBf16, DType::kFp16,
+                                        DType::kFp8,  DType::kFp4,  DType::kInt8};
+
 /// Rates of products by type of operands that a device keeps up, of what configs/kernels/ has for
 /// its architecture at the device's peak: 1 where nothing says otherwise.
 class RelativeRates {

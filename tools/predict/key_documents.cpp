@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "hardware/keys/cluster_keys.h"
+#include "hardware/keys/device_keys.h"
 #include "hardware/presets.h"
 #include "models/plan/keys/keys.h"
 
@@ -96,6 +97,7 @@ Json value_schema(const KeyFacts& key) {
 }
 
 Json section_schema(const std::string& section);
+Json device_schema();
 
 Json key_schema(const KeyFacts& key) {
   Json out{Json::Object{}};
@@ -105,6 +107,7 @@ Json key_schema(const KeyFacts& key) {
   Json::Array any;
   if (Json own = value_schema(key); !own.is_null()) any.push_back(std::move(own));
   if (section) any.push_back(section_schema(key.path()));
+  if (key.path() == "cluster.device") any.push_back(device_schema());
   if (any.empty()) return out;
   for (const std::string& choice : key.choices) {
     if (!is_word(choice)) any.push_back(one("pattern", "\\.json$"));
@@ -185,6 +188,14 @@ Json system_schema() {
   return out;
 }
 
+Json device_schema() {
+  Json properties{Json::Object{}};
+  add_remarks(properties);
+  for (const char* key : {"sources", "figures_changed"}) properties.set(key, Json(Json::Object{}));
+  for (const DeviceKey& key : device_keys()) properties.set(key.name, key_schema(key));
+  return closed_object(std::move(properties));
+}
+
 Json cluster_schema() {
   Json out = section_schema("cluster");
   Json& properties = *out.find("properties");
@@ -253,10 +264,20 @@ std::string row(const KeyFacts& key) {
          default_text(key) + " | " + join_names(names) + " |\n";
 }
 
+std::string head_of_table(const std::string& section, const std::string& doc) {
+  return "\n## " + (section.empty() ? "The file" : "`" + section + "`") + "\n\n" + doc +
+         "\n\n| key | meaning | values | default | elsewhere |\n| --- | --- | --- | --- | --- |\n";
+}
+
+std::string table_of_device() {
+  std::string out =
+      head_of_table("cluster.device", "A preset's name, a path, or an object of these.");
+  for (const DeviceKey& key : device_keys()) out += row(key);
+  return out;
+}
+
 std::string table(const std::string& section, const std::string& doc) {
-  std::string out = "\n## " + (section.empty() ? "The file" : "`" + section + "`") + "\n\n" + doc +
-                    "\n\n| key | meaning | values | default | elsewhere |\n| --- | --- | --- | --- "
-                    "| --- |\n";
+  std::string out = head_of_table(section, doc);
   for (const KeyFacts* key : every_key()) {
     const bool whole = key->section.empty() && key->name == section && key->or_object;
     const bool elsewhere = section.empty() && key->or_object;
@@ -278,13 +299,14 @@ std::string values_of(const KeyFacts& key) {
 }  // namespace
 
 const std::vector<std::string>& schema_kinds() {
-  static const std::vector<std::string> all = {"run", "cluster", "system"};
+  static const std::vector<std::string> all = {"run", "cluster", "device", "system"};
   return all;
 }
 
 Json schema_of(const std::string& kind) {
   const Json body = kind == "run"       ? run_schema()
                     : kind == "cluster" ? cluster_schema()
+                    : kind == "device"  ? device_schema()
                                         : system_schema();
   Json out = one("$schema", "https://json-schema.org/draft/2020-12/schema");
   out.set("title", "foretrain " + kind);
@@ -295,12 +317,13 @@ Json schema_of(const std::string& kind) {
 std::string keys_page() {
   std::string out =
       "# Keys of a RUN\n\n"
-      "Made from their declarations (`models/plan/keys/`, `hardware/keys/cluster_keys.cpp`) by\n"
+      "Made from their declarations (`models/plan/keys/`, `hardware/keys/`) by\n"
       "`foretrain schema run --page > docs/reference/keys.md`; do not edit it. A key is written\n"
       "`section.key` for `--set`. \"Elsewhere\" lists what other systems call it.\n";
   for (const KeySection& section : run_sections()) out += table(section.name, section.doc);
   out += table("cluster", "The machine, beside a preset.");
   out += table("cluster.network", "What joins the nodes.");
+  out += table_of_device();
   return out;
 }
 

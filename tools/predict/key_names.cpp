@@ -23,7 +23,9 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& names_witho
 template <typename Keys>
 void add_names(const Keys& keys, std::map<std::string, std::string>& out) {
   for (const auto& key : keys) {
-    for (const KeyAlias& alias : key.aliases) out[alias.name] = key.path() + alias.says;
+    for (const KeyAlias& alias : key.aliases) {
+      if (!alias.former) out[alias.name] = key.path() + alias.says;  // former names are read
+    }
   }
 }
 
