@@ -7,6 +7,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "sim/base/file.h"
+
 namespace foretrain {
 namespace {
 
@@ -108,6 +110,48 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 };
 
+/// `text` as strict JSON: comments and commas before a closing bracket become spaces, so that
+/// positions stay, and Infinity (which Python writes) the largest round double, 1e308.
+std::string strict_json(std::string_view text) {
+  std::string out(text);
+  const auto blank = [&out](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      if (out[i] != '\n') out[i] = ' ';
+    }
+  };
+  constexpr std::string_view kInfinity = "Infinity";
+  std::size_t comma = std::string::npos;  // after a value, with nothing but spaces behind it
+  char before = '[';                      // the last that is neither space nor comment
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::string_view rest = text.substr(i);
+    if (out[i] == '"') {
+      for (++i; i < out.size() && out[i] != '"'; ++i) i += out[i] == '\\' ? 1 : 0;
+      comma = std::string::npos;
+      before = '"';
+    } else if (rest.starts_with("//") || rest.starts_with("/*")) {
+      const bool line = rest[1] == '/';
+      const std::size_t close = text.find(line ? "\n" : "*/", i + 2);
+      const std::size_t end = close == std::string::npos ? out.size() : close + (line ? 0 : 2);
+      blank(i, end);
+      i = end - 1;
+    } else if (rest.starts_with(kInfinity)) {
+      out.replace(i, kInfinity.size(), "1e308   ");
+      i += kInfinity.size() - 1;
+      comma = std::string::npos;
+      before = '8';
+    } else if ((out[i] == '}' || out[i] == ']') && comma != std::string::npos) {
+      out[comma] = ' ';
+      comma = std::string::npos;
+      before = out[i];
+    } else if (std::string_view(" \t\r\n").find(out[i]) == std::string_view::npos) {
+      const bool value = before != '[' && before != '{' && before != ',' && before != ':';
+      comma = out[i] == ',' && value ? i : std::string::npos;
+      before = out[i];
+    }
+  }
+  return out;
+}
+
 nlohmann::ordered_json to_library(const Json& json) {
   struct Visitor {
     nlohmann::ordered_json operator()(std::nullptr_t) const { return nullptr; }
@@ -176,17 +220,24 @@ Result<Json> parse_json(std::string_view text, const std::string& source) {
   if (text.find('\0') != std::string_view::npos) {
     return input_error(source + ": not a JSON text (it holds zero bytes)");
   }
-  Builder builder;
-  const bool good = nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
-  if (!good || !builder.problem.empty()) {
-    return input_error(source + ": " + builder.problem);
-  }
-  return std::move(builder.root);
+  const auto parse = [](std::string_view all) {
+    Builder builder;
+    const bool good = nlohmann::json::sax_parse(all.begin(), all.end(), &builder);
+    if (good && builder.problem.empty()) return Result<Json>(std::move(builder.root));
+    return Result<Json>(Error{builder.problem});
+  };
+  Result<Json> strict = parse(text);
+  if (strict.ok()) return strict;
+  const std::string plain = strict_json(text);
+  Result<Json> read = plain == text ? std::move(strict) : parse(plain);
+  if (read.ok()) return read;
+  return input_error(source + ": " + read.error().message);
 }
 
 Result<std::string> read_text_file(const std::string& path) {
   errno = 0;
-  std::FILE* file = std::fopen(path.c_str(), "rb");
+  const bool input = path == kStandardInput;
+  std::FILE* file = input ? stdin : std::fopen(path.c_str(), "rb");
   if (file == nullptr) return input_error(path + ": cannot be read: " + std::strerror(errno));
   std::string text;
   std::vector<char> chunk(std::size_t{1} << 16);
@@ -197,7 +248,7 @@ Result<std::string> read_text_file(const std::string& path) {
   }
   const bool bad = std::ferror(file) != 0;
   const int reason = errno;
-  std::fclose(file);
+  if (!input) std::fclose(file);
   if (bad) return input_error(path + ": cannot be read: " + std::strerror(reason));
   if (text.size() > kFileLimit) return input_error(path + ": larger than 1 GiB");
   return text;
@@ -205,7 +256,10 @@ Result<std::string> read_text_file(const std::string& path) {
 
 Result<Json> read_json_file(const std::string& path) {
   FT_ASSIGN(const std::string text, read_text_file(path));
-  return parse_json(text, path);
+  const bool compressed = text.starts_with("\x1f\x8b") && path != kStandardInput;
+  if (!compressed) return parse_json(text, path == kStandardInput ? "standard input" : path);
+  FT_ASSIGN(const std::string plain, read_compressed_file(path));
+  return parse_json(plain, path);
 }
 
 std::string dump_json(const Json& json, int indent) {

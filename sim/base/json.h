@@ -56,14 +56,18 @@ struct Json {
   void erase(std::string_view key);
 };
 
-/// Parses one document. `source` names it in messages. Fails on duplicate keys, more than 64
+/// The path that stands for standard input.
+inline constexpr std::string_view kStandardInput = "-";
+
+/// Parses one document. `source` names it in messages. Comments (// and /* */) and a comma after
+/// the last element are read over, and Infinity is 1e308. Fails on duplicate keys, more than 64
 /// levels, numbers that overflow, anything after the value.
 Result<Json> parse_json(std::string_view text, const std::string& source);
 
-/// Reads and parses a file of at most 1 GiB.
+/// Reads and parses a file of at most 1 GiB, or standard input; gzip is uncompressed.
 Result<Json> read_json_file(const std::string& path);
 
-/// Reads a whole file; the message names it and the system's reason.
+/// Reads a whole file, or standard input; the message names it and the system's reason.
 Result<std::string> read_text_file(const std::string& path);
 
 /// Writes `json`; `indent` < 0 gives one line. Doubles are the shortest text that reads back equal.

@@ -12,6 +12,7 @@ namespace foretrain {
 
 enum class ErrorKind {
   kInput,        ///< The user's file, flag or environment is at fault; exit code 1.
+  kCondition,    ///< What the user asked to hold does not; exit code 3.
   kUnsupported,  ///< Valid input that this version does not model; exit code 1, `score` counts it.
 };
 

@@ -290,7 +290,7 @@ TEST_F(Execution, ValidationComparesAndGates) {
   std::vector<std::string> gated = base;
   gated.insert(gated.end(), {"--max-error", "0", "--quiet"});
   const CommandResult failed = x_place.run(gated);
-  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_EQ(failed.exit_code, 3);
   EXPECT_NE(failed.err.find("--max-error"), std::string::npos);
 }
 

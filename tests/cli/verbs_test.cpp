@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "sim/base/file.h"
 #include "tests/cli/run_command.h"
 #include "tests/support/sanitized.h"
 
@@ -24,6 +25,56 @@ TEST(Verbs, HelpHasAnExample) {
   }
   EXPECT_EQ(place.run({"--version"}).exit_code, 0);
   EXPECT_NE(place.run({"--version"}).out, "");
+}
+
+TEST(Verbs, AWordThatIsNoneIsAnsweredInOneLine) {
+  const Workplace place;
+  const CommandResult near = place.run({"simualte", "run.json"});
+  EXPECT_EQ(near.exit_code, 2);
+  EXPECT_EQ(near.err, "foretrain: no verb \"simualte\"; did you mean \"simulate\"?\n");
+  const CommandResult far = place.run({"zzzzzzzzzz"});
+  EXPECT_EQ(far.exit_code, 2);
+  EXPECT_NE(far.err.find("`foretrain --help` lists the verbs"), std::string::npos) << far.err;
+}
+
+// A RUN by hand, with remarks; through a pipe; compressed.
+TEST(Verbs, ReadARunHoweverItComes) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const std::string plain = place.run({"simulate", "run.json", "--json", "-"}).out;
+  place.write("hand.json", "// by hand\n" + std::string(kSmallRun));
+  ASSERT_TRUE(write_text_file(place.path("in/run.json.gz").string(), kSmallRun).ok());
+  const std::string piped = "cd '" + place.path("in").string() + "' && cat run.json | " +
+                            FORETRAIN_BINARY + " simulate - --json piped.json --quiet";
+  ASSERT_EQ(std::system(piped.c_str()), 0);
+  const auto step = [](const std::string& text) {
+    return at(parse_json(text, "result").value(), "iteration_time_s");
+  };
+  EXPECT_EQ(step(place.read("piped.json")), step(plain));
+  for (const char* run : {"hand.json", "run.json.gz"}) {
+    const CommandResult result = place.run({"simulate", run, "--json", "-"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(step(result.out), step(plain)) << run;
+  }
+}
+
+// Conditions that were asked for: 3 where they do not hold, after all results are written.
+TEST(Verbs, ExitWithThreeWhereAConditionDoesNotHold) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-70b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "batch": {"global": 8, "micro": 1, "sequence": 512}})");
+  EXPECT_EQ(place.run({"simulate", "run.json", "--no-advice"}).exit_code, 0);
+  const CommandResult fit =
+      place.run({"simulate", "run.json", "--no-advice", "--require-fit", "--json", "r.json"});
+  EXPECT_EQ(fit.exit_code, 3);
+  EXPECT_NE(fit.err.find("run.json: the run does not fit"), std::string::npos) << fit.err;
+  EXPECT_NE(place.read("r.json"), "");
+  const CommandResult slow =
+      place.run({"simulate", "run.json", "--no-advice", "--max-step-s", "0.01"});
+  EXPECT_EQ(slow.exit_code, 3);
+  EXPECT_NE(slow.err.find("more than --max-step-s 10"), std::string::npos) << slow.err;
+  EXPECT_EQ(place.run({"simulate", "run.json", "--no-advice", "--max-step-s", "1e6"}).exit_code, 0);
+  EXPECT_EQ(place.run({"simulate", "run.json", "--max-step-s", "0"}).exit_code, 2);
 }
 
 TEST(Verbs, StartAtOnce) {

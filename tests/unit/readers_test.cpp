@@ -422,6 +422,27 @@ TEST(ReadPlan, BucketsAndOffloadThatDoNotFit) {
                {"/offload/parameters", "level parameters"}, ErrorKind::kUnsupported);
 }
 
+// As people write JSON by hand, and as Python writes floats. Positions of faults stay.
+TEST(ParseJson, ReadsCommentsTrailingCommasAndInfinity) {
+  const char* text = R"({ // a plan
+    "a": [1, 2, /* none */ ], "b": "no // comment, /* nor */ this,]", "c\\": {"d": Infinity,},
+    "e": [-Infinity, "x\",}"], })";
+  const Json strict = parse_json(R"({"a": [1, 2], "b": "no // comment, /* nor */ this,]",
+    "c\\": {"d": 1e308}, "e": [-1e308, "x\",}"]})",
+                                 "strict")
+                          .value();
+  const Result<Json> read = parse_json(text, "hand");
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(read.value(), strict);
+  for (const char* wrong : {"[,]", "[1,,]", "{,}", R"({"a":,})", "[1] // end\n2", "[1 /* open",
+                            "// nothing else", "[1, NaN]", "[/ 1]", R"(["a, // b)"}) {
+    EXPECT_FALSE(parse_json(wrong, "hand").ok()) << wrong;
+  }
+  const Result<Json> far = parse_json("{ // one\n \"a\": 1,\n \"b\": oops}", "hand");
+  ASSERT_FALSE(far.ok());
+  EXPECT_NE(far.error().message.find("line 3"), std::string::npos) << far.error().message;
+}
+
 TEST(ParseJson, Errors) {
   expect_error(parse_json("{\"a\":1,\"a\":2}", "f"), {"f", "\"a\""});
   expect_error(parse_json("{\"a\":", "f"), {"f"});
@@ -432,7 +453,7 @@ TEST(ParseJson, Errors) {
   expect_error(parse_json(std::string("{\"a\":1}\0", 8), "f"), {"f"});
   expect_error(parse_json(std::string(100'000, '['), "f"), {"f"});
   expect_error(parse_json("{'a':1}", "f"), {"f"});
-  expect_error(parse_json("[1,]", "f"), {"f"});
+  expect_error(parse_json("[1,,]", "f"), {"f"});
   expect_error(parse_json("[NaN]", "f"), {"f"});
   expect_error(parse_json("[\"\xff\"]", "f"), {"f"});
   const std::string deep = std::string(64, '[') + std::string(64, ']');

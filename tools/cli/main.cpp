@@ -62,6 +62,10 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
                  "Check the programs for races, leaks and mismatched communication first");
   verb->add_flag("--no-advice", args.no_advice,
                  "Leave out what would make it fit and what a step gains: faster, for sweeps");
+  verb->add_flag("--require-fit", args.require_fit, "Exit 3 where the run does not fit");
+  verb->add_option("--max-step-s", args.max_step_s, "Exit 3 where a step takes longer")
+      ->type_name("SECONDS")
+      ->check(CLI::PositiveNumber);
   verb->add_flag("--quiet", args.quiet, "No report, no progress");
   add_json(verb, args.json);
   return {verb, [&args] { return foretrain::simulate(args); }};
@@ -267,16 +271,19 @@ Verb add_completion(CLI::App& app, foretrain::CompletionArgs& args) {
 }
 
 /// Says which verb `word` may have meant, if it is none.
-void suggest_verb(CLI::App& app, const std::string& word) {
-  if (word.empty() || word.front() == '-') return;
+/// Answers a first word that is no verb. Returns whether it is none.
+bool suggest_verb(CLI::App& app, const std::string& word) {
+  if (word.empty() || word.front() == '-') return false;
   std::vector<std::string> verbs;
   for (const CLI::App* verb : app.get_subcommands({})) {
-    if (verb->get_name() == word) return;
+    if (verb->get_name() == word) return false;
     verbs.push_back(verb->get_name());
   }
   const std::string near = foretrain::nearest_name(word, verbs);
   std::fprintf(stderr, "foretrain: no verb \"%s\"%s\n", word.c_str(),
-               near.empty() ? "" : ("; did you mean \"" + near + "\"?").c_str());
+               near.empty() ? "; `foretrain --help` lists the verbs"
+                            : ("; did you mean \"" + near + "\"?").c_str());
+  return true;
 }
 
 }  // namespace
@@ -287,7 +294,11 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version",
                        std::string(foretrain::kVersion) + " (" + foretrain::kRevision + ")");
   app.require_subcommand(1);
-  app.footer("Example:\n  foretrain simulate llama-3-8b-8-h100");
+  app.footer(
+      "Exit codes: 0 done, 1 an input is at fault, 2 wrong usage, 3 a condition that was asked "
+      "for\n"
+      "does not hold (--require-fit, --max-step-s, --max-error).\n\n"
+      "Example:\n  foretrain simulate llama-3-8b-8-h100");
   foretrain::SimulateArgs simulate_args;
   foretrain::ExecuteArgs execute_args;
   foretrain::CalibrateArgs calibrate_args;
@@ -311,9 +322,8 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error) == 0 ? 0 : 2;
-    if (code != 0 && argc > 1) suggest_verb(app, argv[1]);
-    return code;
+    if (error.get_exit_code() != 0 && argc > 1 && suggest_verb(app, argv[1])) return 2;
+    return app.exit(error) == 0 ? 0 : 2;
   }
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;
@@ -323,7 +333,7 @@ int main(int argc, char** argv) {
     for (const foretrain::Error& one : status.error().more) {
       std::fprintf(stderr, "foretrain: %s\n", one.message.c_str());
     }
-    return 1;
+    return status.error().kind == foretrain::ErrorKind::kCondition ? 3 : 1;
   }
   return 2;
 }

@@ -25,6 +25,25 @@ void warn_of_idle_keys(bool quiet, const Run& run) {
   }
 }
 
+namespace {
+
+/// What the user asked to hold of a run, once its results are written.
+Status check_conditions(const SimulateArgs& args, const Run& run, const Prediction& prediction) {
+  if (args.require_fit && !prediction.memory.fits) {
+    return Error{run.source + ": the run does not fit, as --require-fit asks",
+                 ErrorKind::kCondition};
+  }
+  const double seconds = prediction.iteration_time_s;
+  if (args.max_step_s > 0 && seconds > args.max_step_s) {
+    return Error{run.source + ": a step takes " + seconds_text(seconds) +
+                     ", more than --max-step-s " + seconds_text(args.max_step_s),
+                 ErrorKind::kCondition};
+  }
+  return ok_status();
+}
+
+}  // namespace
+
 Status simulate(const SimulateArgs& args) {
   const std::vector<Output> outputs = {
       {"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}};
@@ -79,7 +98,7 @@ Status simulate(const SimulateArgs& args) {
                   args.trace.c_str());
     }
   }
-  return ok_status();
+  return check_conditions(args, run, prediction);
 }
 
 }  // namespace foretrain

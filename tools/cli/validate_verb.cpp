@@ -45,8 +45,9 @@ Status validate(const ValidateArgs& args) {
     }
     const double percent = 100 * std::abs(result.step_error());
     if (status.ok() && args.max_error >= 0 && percent > args.max_error) {
-      status = input_error("the step is predicted " + fixed(percent, 1) +
-                           " % off, more than --max-error " + fixed(args.max_error, 1));
+      status = Error{"the step is predicted " + fixed(percent, 1) +
+                         " % off, more than --max-error " + fixed(args.max_error, 1),
+                     ErrorKind::kCondition};
     }
   }
   if (job.world.finish) job.world.finish();

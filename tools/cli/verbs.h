@@ -18,6 +18,8 @@ struct SimulateArgs {
   std::string profile;                ///< measured prices: a path or a name
   std::vector<std::int64_t> trace_ranks;
   bool full = false, quiet = false, verify = false;
+  bool require_fit = false;
+  double max_step_s = 0;   ///< 0: any
   bool no_advice = false;  ///< of what would make it fit and what a step gains
 };
 Status simulate(const SimulateArgs& args);

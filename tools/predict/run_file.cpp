@@ -398,7 +398,8 @@ bool asks(const Run& run, const char* pointer, const Json& value) {
 
 Result<Json> load_preset(const std::string& kind, const std::string& name_or_path,
                          const std::string& where) {
-  if (is_file(name_or_path)) return read_json_file(name_or_path);
+  const bool input = name_or_path == kStandardInput;
+  if (input || is_file(name_or_path)) return read_json_file(name_or_path);
   const std::string_view text = find_asset(kind + "/" + name_or_path + ".json");
   if (!text.empty()) return parse_json(text, name_or_path);
   if (is_folder(name_or_path)) {

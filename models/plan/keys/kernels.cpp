@@ -46,6 +46,7 @@ PlanKeys attention_keys() {
                 "to flash, else to unfused.")
           .alias({"attn_implementation"})
           .alias({"use_flash_attn"}, ": flash")
+          .value("fused", "cudnn")
           .probe("unfused"),
       PlanKey::choice<FlashKernel>("kernels.flash", {"newest", "flash2", "flash1", "triton"},
                                    [](Request& r, auto v) { r.flash = v; })
