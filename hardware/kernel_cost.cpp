@@ -114,10 +114,11 @@ Result<Cost> scan_cost(const DeviceSpec& device, const Scan& work, std::ostream*
   if (peak <= 0) {
     return unsupported("a scan in " + std::string(name_of(work.dtype)) + " on " + device.name);
   }
+  const double scalar = device.fp32_tflops * 1e12 * c.memory.arithmetic_efficiency;
   const double rate = device.memory_gb_per_s * 1e9 * c.memory.default_efficiency;
   Cost cost;
   for (const ScanKernel& kernel : kernels_of(work)) {
-    const Time compute = bounded(kernel.flops / peak);
+    const Time compute = bounded(kernel.flops / (kernel.scalar && scalar > 0 ? scalar : peak));
     const Time memory = bounded(kernel.bytes / rate);
     cost.latency += Time::from_us(c.memory.latency_us);
     cost.compute += compute;

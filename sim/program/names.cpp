@@ -88,12 +88,21 @@ constexpr std::array<std::string_view, static_cast<std::size_t>(KernelKind::kCou
      "gate-rows",
      "gate-rows-backward",
      "gated-conv",
-     "gated-conv-backward"};
+     "gated-conv-backward",
+     "unit-rows",
+     "unit-rows-backward",
+     "sigmoid-gate",
+     "sigmoid-gate-backward"};
 
 }  // namespace
 
 std::string_view name_of(KernelKind kind) {
   return kKernelNames.at(static_cast<std::size_t>(kind));
+}
+
+std::string_view name_of(ScanRule rule) {
+  constexpr std::array<std::string_view, 4> kNames = {"", "selective", "delta", "channel-delta"};
+  return kNames.at(static_cast<std::size_t>(rule));
 }
 
 std::string_view name_of(CollectiveKind kind) {

@@ -205,7 +205,7 @@ std::optional<Work> read_attention(Words& words) {
   return out;
 }
 
-/// "scan-backward batch 2 length 4096 heads 128/8 dim 64 state 128 chunk 256 bf16".
+/// "scan-backward delta batch 2 length 4096 heads 128/8 dim 64 state 128 chunk 256 bf16".
 std::optional<Work> read_scan(Words& words) {
   Scan out;
   out.backward = words.take() == "scan-backward";
@@ -216,6 +216,9 @@ std::optional<Work> read_scan(Words& words) {
     value = number.value_or(0);
     return number.has_value();
   };
+  for (const ScanRule rule : {ScanRule::kSelective, ScanRule::kDelta, ScanRule::kChannelDelta}) {
+    if (words.take(name_of(rule))) out.rule = rule;
+  }
   if (!take("batch", out.batch) || !take("length", out.length)) return std::nullopt;
   if (!words.take("heads") || !words.take_sizes('/', heads)) return std::nullopt;
   out.heads = heads[0];

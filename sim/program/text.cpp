@@ -105,7 +105,9 @@ std::string text_of(const Convolution& w) {
 }
 
 std::string text_of(const Scan& w) {
-  return "scan" + std::string(w.backward ? "-backward" : "") + " batch " + number(w.batch) +
+  const std::string rule =
+      w.rule == ScanRule::kStateSpace ? "" : " " + std::string(name_of(w.rule));
+  return "scan" + std::string(w.backward ? "-backward" : "") + rule + " batch " + number(w.batch) +
          " length " + number(w.length) + " heads " + number(w.heads) + "/" + number(w.groups) +
          " dim " + number(w.head_dim) + " state " + number(w.state) + " chunk " + number(w.chunk) +
          " " + std::string(name_of(w.dtype));

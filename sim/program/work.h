@@ -150,17 +150,37 @@ struct Attention {
   bool operator==(const Attention&) const = default;
 };
 
-/// A state space scanned in chunks (Mamba-2's SSD, arXiv 2405.21060). Each of `heads` heads has a
-/// state of head_dim x state elements; heads of one of `groups` groups share B and C:
+/// How a scan's state goes from token to token.
+enum class ScanRule : std::uint8_t {
+  kStateSpace,    ///< Mamba-2
+  kSelective,     ///< Mamba: a step for every channel
+  kDelta,         ///< the gated delta rule
+  kChannelDelta,  ///< likewise, with a decay for every channel of a key
+};
+
+/// A recurrence over the tokens of a sequence. kStateSpace is scanned in chunks (Mamba-2's SSD,
+/// arXiv 2405.21060). Each of `heads` heads has a state of head_dim x state elements; heads of one
+/// of `groups` groups share B and C:
 ///     h_t = exp(a dt_t) h_(t-1) + dt_t x_t B_t^T,   y_t = h_t C_t + D x_t,   dt = softplus(. +
 ///     bias)
 /// Forward reads [tokens, heads head_dim + 2 groups state] of x, B, C, the steps dt [tokens,
 /// heads], a, D and the bias of steps [heads]; writes y. Backward reads d y and the same; writes d
-/// of x, B and C, of dt, and adds to those of a, D and the bias. The kernels that it is: scan.h.
+/// of x, B and C, of dt, and adds to those of a, D and the bias.
+/// kSelective (arXiv 2312.00752): channels are heads of one element, each with steps and a [state]
+/// of its own, and a group shares B and C; z is read beside x, and y silu(z) written. One kernel.
+/// kDelta (arXiv 2412.06464), of values of head_dim and keys of `state` elements; heads of one
+/// group have one query and key, which are read once for each head:
+///     S_t = exp(g_t) S_(t-1) (1 - b_t k_t k_t^T) + b_t v_t k_t^T,   y_t = S_t q_t
+/// Forward reads q, k, v, what decays and strengths come from (of kChannelDelta one number for
+/// every element of a key), a and the bias: g = -exp(a) softplus(. + bias), b = sigmoid(.); writes
+/// y, the sums of g in fp32 and the inverse [chunk] of every token. Backward reads d y and all of
+/// these; writes d of q, k, v and those inputs, and adds to d of a and the bias. The kernels:
+/// scan.h.
 struct Scan {
   bool backward = false;
   std::int64_t batch = 1, length = 1, heads = 1, groups = 1, head_dim = 1, state = 1, chunk = 1;
   DType dtype = DType::kBf16;
+  ScanRule rule = ScanRule::kStateSpace;
   bool operator==(const Scan&) const = default;
 };
 
@@ -240,6 +260,10 @@ enum class KernelKind : std::uint8_t {
   kGateRowsBackward,
   kGatedConv,  ///< c conv(b x), channel by channel, over a few tokens up to this one
   kGatedConvBackward,
+  kUnitRows,  ///< rows divided by their lengths
+  kUnitRowsBackward,
+  kSigmoidGate,  ///< y sigmoid(gate), element by element or one gate for a head's elements
+  kSigmoidGateBackward,
   kCount
 };
 
@@ -398,6 +422,7 @@ std::string_view name_of(CollectiveKind kind);
 std::string_view name_of(AttentionKernel kernel);
 std::string_view name_of(AttentionStep step);
 std::string_view name_of(ConvolutionPass pass);
+std::string_view name_of(ScanRule rule);
 std::string_view name_of(Memory memory);
 
 /// FLOPs that arithmetic units execute for this work (a multiply-add counts two); 0 for
