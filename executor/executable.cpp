@@ -38,6 +38,11 @@ Status check_tensors(const Program& program, const std::string& backend) {
       Refused{"attention.sinks", "attention sinks"},
       Refused{"moe.experts.up.bias", "biases of experts"},
       Refused{"predict1.", "multi-token prediction"},
+      Refused{" of shape ", "layers of several shapes"},
+      Refused{"moe.latent.", "experts in a latent space"},
+      Refused{"moe.shared.norm", "an MLP beside experts"},
+      Refused{"mlp.activation.", "activations with weights"},
+      Refused{"head.transform", "a transform before the output matrix"},
   };
   for (const Tensor& tensor : program.tensors) {
     for (const Refused& refused : kRefused) {

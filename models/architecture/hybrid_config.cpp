@@ -9,16 +9,19 @@ namespace foretrain {
 namespace {
 
 /// A letter of `hybrid_override_pattern` or a word of `layer_types` or `layers_block_type`.
-bool read_kind(const std::string& name, FeedForward behind, bool one_sublayer, LayerKind& out) {
-  if (name == "M" || name == "mamba") {
-    out = {Mixer::kMamba2, behind};
+bool read_kind(const std::string& name, const HybridForm& form, FeedForward behind,
+               LayerKind& out) {
+  if (name == "M" || name == "mamba" || name == "hybrid") {
+    out = {form.other, behind};
   } else if (name == "conv") {
     out = {Mixer::kConv, behind};
+  } else if (name == "linear_attention") {
+    out = {Mixer::kDelta, behind};
   } else if (name == "*" || name == "attention" || name == "full_attention") {
     out = {Mixer::kAttention, behind};
-  } else if (one_sublayer && (name == "-" || name == "mlp")) {
+  } else if (form.one_sublayer && (name == "-" || name == "mlp")) {
     out = {Mixer::kNone, FeedForward::kMlp};
-  } else if (one_sublayer && (name == "E" || name == "moe")) {
+  } else if (form.one_sublayer && (name == "E" || name == "moe")) {
     out = {Mixer::kNone, FeedForward::kExperts};
   } else {
     return false;
@@ -59,7 +62,54 @@ void read_indices(JsonReader& reader, const char* key, Mixer other, Model& m) {
   }
 }
 
-void read_pattern(const Json& json, JsonReader& reader, bool one_sublayer, Model& m) {
+/// Layers of attention at a period: every so many-th, or those at a place of each period.
+bool read_period(const Json& json, const HybridForm& form, JsonReader& reader, Model& m) {
+  std::int64_t period = 0;
+  std::int64_t place = 0;
+  if (json.find("attn_layer_period") != nullptr) {
+    reader.read("attn_layer_period", period, kConfigSize);
+    reader.read("attn_layer_offset", place, JsonReader::IntRange{0, kConfigSize.high});
+  } else if (json.find("full_attention_interval") != nullptr) {
+    reader.read("full_attention_interval", period, kConfigSize);
+    place = period - 1;
+  }
+  if (period == 0) return false;
+  std::vector<LayerKind> layers;
+  for (std::int64_t l = 0; l < m.layers; ++l) {
+    const Mixer mixer = l % period == place ? Mixer::kAttention : form.other;
+    layers.push_back({mixer, m.kind(l).feed_forward});
+  }
+  m.hybrid.layers = std::move(layers);
+  return true;
+}
+
+/// The layers in the order in which the file lists them.
+void read_listed(const std::string& key, const Json& pattern, const HybridForm& form,
+                 JsonReader& reader, Model& m) {
+  reader.take(key);
+  const std::vector<std::string> names = names_in(pattern);
+  if (static_cast<std::int64_t>(names.size()) != m.layers) {
+    reader.fail(key, "found " + std::to_string(names.size()) + " kinds of layers, expected one " +
+                         "for each of " + std::to_string(m.layers) + " layers");
+    return;
+  }
+  std::vector<LayerKind> layers;
+  for (std::size_t l = 0; l < names.size(); ++l) {
+    const std::string& name = names[l];
+    const FeedForward own = m.kind(static_cast<std::int64_t>(l)).feed_forward;
+    LayerKind kind;
+    if (!read_kind(name, form, form.one_sublayer ? FeedForward::kNone : own, kind)) {
+      reader.fail(key, "found the kind of layer \"" + name + "\", expected " +
+                           (form.one_sublayer ? "M (mamba), * (attention), - (mlp) or E (moe)"
+                                              : "mamba, conv, linear_attention or attention"));
+      return;
+    }
+    layers.push_back(kind);
+  }
+  m.hybrid.layers = std::move(layers);
+}
+
+void read_pattern(const Json& json, const HybridForm& form, JsonReader& reader, Model& m) {
   constexpr std::int64_t kMostListed = 1 << 16;
   if (m.layers > kMostListed) {
     reader.fail("num_hidden_layers", "found " + std::to_string(m.layers) +
@@ -70,37 +120,31 @@ void read_pattern(const Json& json, JsonReader& reader, bool one_sublayer, Model
   constexpr std::pair<const char*, Mixer> kIndices[] = {{"attn_layer_indices", Mixer::kMamba2},
                                                         {"full_attn_idxs", Mixer::kConv}};
   for (const auto& [key, other] : kIndices) {
-    if (json.find(key) != nullptr) return read_indices(reader, key, other, m);
+    const Json* indices = json.find(key);
+    if (indices == nullptr || (indices->is_null() && form.other == Mixer::kBeside)) continue;
+    return read_indices(reader, key, other, m);
   }
   const auto* const found =
-      std::find_if(kLayerLists.begin(), kLayerLists.end(),
-                   [&json](const char* name) { return json.find(name) != nullptr; });
+      std::find_if(kLayerLists.begin(), kLayerLists.end(), [&json](const char* name) {
+        const Json* list = json.find(name);
+        return list != nullptr && !list->is_null();
+      });
   const std::string key = found == kLayerLists.end() ? kLayerLists.back() : *found;
-  if (found == kLayerLists.end() && one_sublayer) {
-    m.hybrid.layers.assign(static_cast<std::size_t>(m.layers),
-                           {Mixer::kMamba2, FeedForward::kNone});
-    return;  // a state space and nothing else
-  }
-  const Json* pattern = reader.require(key, "the kind of every layer");
-  if (pattern == nullptr) return;
-  reader.take(key);
-  const std::vector<std::string> names = names_in(*pattern);
-  if (static_cast<std::int64_t>(names.size()) != m.layers) {
-    reader.fail(key, "found " + std::to_string(names.size()) + " kinds of layers, expected one " +
-                         "for each of " + std::to_string(m.layers) + " layers");
-    return;
-  }
-  for (std::size_t l = 0; l < names.size(); ++l) {
-    const std::string& name = names[l];
-    const FeedForward own = m.kind(static_cast<std::int64_t>(l)).feed_forward;
-    LayerKind kind;
-    if (!read_kind(name, one_sublayer ? FeedForward::kNone : own, one_sublayer, kind)) {
-      reader.fail(key, "found the kind of layer \"" + name + "\", expected " +
-                           (one_sublayer ? "M (mamba), * (attention), - (mlp) or E (moe)"
-                                         : "mamba, conv or attention"));
+  if (found == kLayerLists.end()) {
+    if (read_period(json, form, reader, m)) return;
+    const bool alike = form.one_sublayer || form.other == Mixer::kBeside;
+    if (alike) {
+      const FeedForward behind = form.one_sublayer ? FeedForward::kNone : FeedForward::kMlp;
+      m.hybrid.layers.assign(static_cast<std::size_t>(m.layers), {form.other, behind});
       return;
     }
-    m.hybrid.layers.push_back(kind);
+  }
+  if (const Json* pattern = reader.require(key, "the kind of every layer")) {
+    for (const char* period :
+         {"attn_layer_period", "attn_layer_offset", "full_attention_interval"}) {
+      reader.ignore(period);
+    }
+    read_listed(key, *pattern, form, reader, m);
   }
 }
 
@@ -124,6 +168,13 @@ void read_state_space(const Json& json, const ModelType& type, JsonReader& reade
   reader.read(key_of(json, type, "mamba_head_dim"), s.head_dim, kConfigSize);
   reader.read(key_of(json, type, "mamba_conv_bias"), s.conv_bias);
   reader.read(key_of(json, type, "mamba_proj_bias"), s.bias);
+  reader.read("mamba_rms_norm", s.norm);
+  const std::string width = key_of(json, type, "mamba_width");
+  std::int64_t stated = s.width();
+  if (reader.read(width, stated, kConfigSize) && stated != s.width()) {
+    reader.fail(width, "found " + std::to_string(stated) + ", which is not " +
+                           std::to_string(s.heads) + " heads of " + std::to_string(s.head_dim));
+  }
   if (s.heads % s.groups != 0) {
     reader.fail(key_of(json, type, "mamba_groups"),
                 std::to_string(s.groups) + " groups do not divide " + std::to_string(s.heads) +
@@ -133,14 +184,24 @@ void read_state_space(const Json& json, const ModelType& type, JsonReader& reade
 
 }  // namespace
 
-void read_hybrid(const Json& json, const ModelType& type, bool one_sublayer, JsonReader& reader,
+void read_hybrid(const Json& json, const ModelType& type, HybridForm form, JsonReader& reader,
                  Model& m) {
   if (!m.has_experts()) {
     reader.read(key_of(json, type, "shared_expert_intermediate_size"), m.intermediate, kConfigSize);
   }
-  read_pattern(json, reader, one_sublayer, m);
+  const Json* nested = json.find("linear_attn_config");
+  if (nested != nullptr && !nested->is_null()) {
+    read_nested_delta(reader, m);
+  } else {
+    read_pattern(json, form, reader, m);
+  }
   const bool listed = static_cast<std::int64_t>(m.hybrid.layers.size()) == m.layers;
-  if (!listed || m.has_mixer(Mixer::kMamba2)) read_state_space(json, type, reader, m);
+  const bool scans = m.has_mixer(Mixer::kMamba2) || m.has_mixer(Mixer::kBeside) ||
+                     (!listed && form.other == Mixer::kMamba2);
+  if (scans) read_state_space(json, type, reader, m);
+  if (m.has_mixer(Mixer::kMamba1)) read_selective(json, type, form.step_norms, reader, m);
+  if (m.has_mixer(Mixer::kDelta) && nested == nullptr) read_delta(json, type, reader, m);
+  if (form.shared_block) read_shared_block(json, reader, m);
   reader.read(key_of(json, type, "conv_taps"), m.hybrid.conv_taps,
               JsonReader::IntRange{1, 1 << 10});
   reader.read("conv_bias", m.hybrid.conv_bias);

@@ -27,7 +27,7 @@ std::int64_t active(const Model& model, const Parameter& p) {
 
 void add_attention(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t h = model.hidden;
-  const std::int64_t qkv = model.query_width() + 2 * model.kv_width();
+  const std::int64_t qkv = model.qkv_width();
   out.push_back({"attention.qkv.weight", qkv, h, Split::kRows, Init::kNormal});
   if (model.biases.qkv) out.push_back({"attention.qkv.bias", qkv, 1, Split::kRows, Init::kZeros});
   if (model.qk_norm && model.norms.heads != HeadNorms::kWeightless) {
@@ -39,11 +39,11 @@ void add_attention(const Model& model, std::vector<Parameter>& out) {
     out.push_back({"attention.k_norm.weight", k, 1, split, Init::kOnes});
   }
   out.push_back(
-      {"attention.projection.weight", h, model.query_width(), Split::kCols, Init::kNormal});
+      {"attention.projection.weight", h, model.value_width(), Split::kCols, Init::kNormal});
   if (model.biases.projection) {
     out.push_back({"attention.projection.bias", h, 1, Split::kNone, Init::kZeros});
   }
-  if (model.attention_sinks) {
+  if (model.attention.sinks) {
     out.push_back({"attention.sinks.weight", model.heads, 1, Split::kRows, Init::kZeros});
   }
 }
@@ -65,28 +65,103 @@ void add_latent_attention(const Model& model, std::vector<Parameter>& out) {
   norm("attention.kv_down_norm.weight", l.kv_rank);
   out.push_back({"attention.kv_up.weight", model.heads * (l.nope + l.value), l.kv_rank,
                  Split::kRows, Init::kNormal});
+  if (l.index_heads > 0) {
+    out.push_back({"attention.index.q.weight", l.index_heads * l.index_dim, q_in, Split::kRows,
+                   Init::kNormal});
+    out.push_back({"attention.index.k.weight", l.index_dim, h, Split::kNone, Init::kNormal});
+    norm("attention.index.norm.weight", l.index_dim);
+    norm("attention.index.norm.bias", l.index_dim);
+    out.push_back({"attention.index.heads.weight", l.index_heads, h, Split::kNone, Init::kNormal});
+  }
   out.push_back(
       {"attention.projection.weight", h, model.value_width(), Split::kCols, Init::kNormal});
 }
 
-/// Heads, groups and channels are cut alike, so that every matrix is cut by rows or by columns.
+/// Adds parameters that are cut by rows.
+void add_rows(std::vector<Parameter>& out, const std::string& name, std::int64_t rows,
+              std::int64_t cols, Init init) {
+  out.push_back({name, rows, cols, Split::kRows, init});
+}
+
+/// What stands between the linears of a Mamba-2 mixer. Heads, groups and channels are cut alike, so
+/// that every matrix is cut by rows or by columns.
+void add_state_space(const StateSpace& s, std::vector<Parameter>& out) {
+  add_rows(out, "mamba.conv.weight", s.conv_width(), s.taps, Init::kNormal);
+  if (s.conv_bias) add_rows(out, "mamba.conv.bias", s.conv_width(), 1, Init::kZeros);
+  add_rows(out, "mamba.decay", s.heads, 1, Init::kOnes);
+  add_rows(out, "mamba.skip", s.heads, 1, Init::kOnes);
+  add_rows(out, "mamba.step.bias", s.heads, 1, Init::kZeros);
+  if (s.norm) add_rows(out, "mamba.gate_norm.weight", s.width(), 1, Init::kOnes);
+}
+
 void add_mamba(const Model& model, std::vector<Parameter>& out) {
   const StateSpace& s = model.hybrid.state_space;
   const std::int64_t h = model.hidden;
-  const auto add = [&out](const char* name, std::int64_t rows, std::int64_t cols, Init init) {
-    out.push_back({name, rows, cols, Split::kRows, init});
-  };
   add_norm(model, "mamba.norm", h, out);
-  add("mamba.in.weight", s.in_width(), h, Init::kNormal);
-  if (s.bias) add("mamba.in.bias", s.in_width(), 1, Init::kZeros);
-  add("mamba.conv.weight", s.conv_width(), s.taps, Init::kNormal);
-  if (s.conv_bias) add("mamba.conv.bias", s.conv_width(), 1, Init::kZeros);
-  add("mamba.decay", s.heads, 1, Init::kOnes);
-  add("mamba.skip", s.heads, 1, Init::kOnes);
-  add("mamba.step.bias", s.heads, 1, Init::kZeros);
-  add("mamba.gate_norm.weight", s.width(), 1, Init::kOnes);
+  add_rows(out, "mamba.in.weight", s.in_width(), h, Init::kNormal);
+  if (s.bias) add_rows(out, "mamba.in.bias", s.in_width(), 1, Init::kZeros);
+  add_state_space(s, out);
   out.push_back({"mamba.out.weight", h, s.width(), Split::kCols, Init::kNormal});
   if (s.bias) out.push_back({"mamba.out.bias", h, 1, Split::kNone, Init::kZeros});
+}
+
+/// Attention and Mamba-2 side by side: their linears in are rows of one matrix, their linears back
+/// columns of one, whose products are the sum of both results.
+void add_beside(const Model& model, std::vector<Parameter>& out) {
+  const StateSpace& s = model.hybrid.state_space;
+  const std::int64_t h = model.hidden;
+  add_norm(model, "beside.norm", h, out);
+  add_rows(out, "beside.in.weight", model.qkv_width() + s.in_width(), h, Init::kNormal);
+  if (model.biases.qkv || s.bias) {
+    const std::int64_t rows =
+        (model.biases.qkv ? model.qkv_width() : 0) + (s.bias ? s.in_width() : 0);
+    add_rows(out, "beside.in.bias", rows, 1, Init::kZeros);
+  }
+  add_state_space(s, out);
+  out.push_back(
+      {"beside.out.weight", h, model.query_width() + s.width(), Split::kCols, Init::kNormal});
+  if (model.biases.projection || s.bias) {
+    const std::int64_t both = (model.biases.projection ? 1 : 0) + (s.bias ? 1 : 0);
+    out.push_back({"beside.out.bias", both * h, 1, Split::kNone, Init::kZeros});
+  }
+}
+
+void add_selective(const Model& model, std::vector<Parameter>& out) {
+  const SelectiveScan& s = model.hybrid.selective;
+  const std::int64_t h = model.hidden;
+  add_norm(model, "mamba1.norm", h, out);
+  add_rows(out, "mamba1.in.weight", 2 * s.width, h, Init::kNormal);
+  if (s.bias) add_rows(out, "mamba1.in.bias", 2 * s.width, 1, Init::kZeros);
+  add_rows(out, "mamba1.conv.weight", s.width, s.taps, Init::kNormal);
+  if (s.conv_bias) add_rows(out, "mamba1.conv.bias", s.width, 1, Init::kZeros);
+  out.push_back({"mamba1.select.weight", s.selected(), s.width, Split::kCols, Init::kNormal});
+  if (s.norms) {
+    out.push_back({"mamba1.select_norms.weight", s.selected(), 1, Split::kNone, Init::kOnes});
+  }
+  add_rows(out, "mamba1.steps.weight", s.width, s.step_rank, Init::kNormal);
+  add_rows(out, "mamba1.steps.bias", s.width, 1, Init::kZeros);
+  add_rows(out, "mamba1.decay", s.width * s.state, 1, Init::kOnes);
+  add_rows(out, "mamba1.skip", s.width, 1, Init::kOnes);
+  out.push_back({"mamba1.out.weight", h, s.width, Split::kCols, Init::kNormal});
+  if (s.bias) out.push_back({"mamba1.out.bias", h, 1, Split::kNone, Init::kZeros});
+}
+
+/// The norm has the weights of one head for all.
+void add_delta(const Model& model, std::vector<Parameter>& out) {
+  const DeltaNet& d = model.hybrid.delta;
+  const std::int64_t h = model.hidden;
+  add_norm(model, "delta.norm", h, out);
+  add_rows(out, "delta.in.weight", d.in_width(), h, Init::kNormal);
+  add_rows(out, "delta.conv.weight", d.conv_width(), d.taps, Init::kNormal);
+  add_rows(out, "delta.decay", d.value_heads, 1, Init::kOnes);
+  const std::int64_t decays = d.by_channel() ? d.value_heads * d.key_dim : d.value_heads;
+  add_rows(out, "delta.step.bias", decays, 1, Init::kZeros);
+  if (d.by_channel()) {
+    add_rows(out, "delta.decays.weight", decays, d.gate_rank, Init::kNormal);
+    add_rows(out, "delta.gates.weight", d.values(), d.gate_rank, Init::kNormal);
+  }
+  out.push_back({"delta.gate_norm.weight", d.value_dim, 1, Split::kNone, Init::kOnes});
+  out.push_back({"delta.out.weight", h, d.values(), Split::kCols, Init::kNormal});
 }
 
 void add_convolution(const Model& model, std::vector<Parameter>& out) {
@@ -112,6 +187,22 @@ void add_mlp(const Model& model, std::vector<Parameter>& out) {
   if (model.biases.mlp) out.push_back({"mlp.up.bias", up, 1, Split::kRows, Init::kZeros, parts});
   out.push_back({"mlp.down.weight", h, model.intermediate, Split::kCols, Init::kNormal});
   if (model.biases.mlp) out.push_back({"mlp.down.bias", h, 1, Split::kNone, Init::kZeros});
+  if (model.biases.activation > 0) {
+    out.push_back({"mlp.activation.weight", model.biases.activation, 1, Split::kNone, Init::kOnes});
+  }
+}
+
+/// What experts beside an MLP have besides: its norm, those of both results, the router's scales.
+void add_beside_experts(const Model& model, std::vector<Parameter>& out) {
+  const Experts& e = model.experts;
+  if (e.more.beside) add_norm(model, "moe.shared.norm", model.hidden, out);
+  if (e.more.norms_after) {
+    add_norm(model, "moe.shared.after_norm", model.hidden, out);
+    add_norm(model, "moe.experts.after_norm", model.hidden, out);
+  }
+  if (!e.more.scales) return;
+  out.push_back({"moe.router.input_scale", model.hidden, 1, Split::kNone, Init::kOnes});
+  out.push_back({"moe.router.expert_scale", e.count, 1, Split::kNone, Init::kOnes});
 }
 
 /// Experts' matrices lie one below the other, [inputs, outputs] of the first, so that ranks hold
@@ -123,23 +214,43 @@ void add_experts(const Model& model, std::vector<Parameter>& out) {
   const std::int64_t up = halves * e.width;
   out.push_back({"moe.router.weight", e.count, h, Split::kNone, Init::kNormal});
   if (e.router_bias) out.push_back({"moe.router.bias", e.count, 1, Split::kNone, Init::kZeros});
+  add_beside_experts(model, out);
+  if (e.more.latent > 0) {
+    out.push_back({"moe.latent.down.weight", e.more.latent, h, Split::kNone, Init::kNormal});
+    out.push_back({"moe.latent.up.weight", h, e.more.latent, Split::kNone, Init::kNormal});
+  }
+  const std::int64_t token = e.token_width(h);
   if (e.shared_width > 0) {
     out.push_back(
         {"moe.shared.up.weight", halves * e.shared_width, h, Split::kRows, Init::kNormal, halves});
     out.push_back({"moe.shared.down.weight", h, e.shared_width, Split::kCols, Init::kNormal});
-    if (e.shared_gate) {
+    if (e.more.shared_gate) {
       out.push_back({"moe.shared.gate.weight", 1, h, Split::kNone, Init::kNormal});
     }
   }
-  out.push_back({"moe.experts.up.weight", e.count * h, up, Split::kCols, Init::kNormal, 1, true});
   out.push_back(
-      {"moe.experts.down.weight", e.count * h, e.width, Split::kCols, Init::kNormal, 1, true});
+      {"moe.experts.up.weight", e.count * token, up, Split::kCols, Init::kNormal, 1, true});
+  out.push_back(
+      {"moe.experts.down.weight", e.count * token, e.width, Split::kCols, Init::kNormal, 1, true});
   if (!e.bias) return;
   out.push_back({"moe.experts.up.bias", e.count, up, Split::kCols, Init::kZeros, 1, true});
-  out.push_back({"moe.experts.down.bias", e.count, h, Split::kNone, Init::kZeros, 1, true});
+  out.push_back({"moe.experts.down.bias", e.count, token, Split::kNone, Init::kZeros, 1, true});
 }
 
 }  // namespace
+
+Model Model::of(LayerKind kind) const {
+  Model out = *this;
+  if (kind.shape == 0) return out;
+  const LayerShape& shape = hybrid.shapes.at(kind.shape - std::size_t{1});
+  out.heads = shape.heads;
+  out.kv_heads = shape.kv_heads;
+  out.head_dim = shape.head_dim;
+  out.intermediate = shape.intermediate;
+  out.attention.key_is_value = shape.key_is_value;
+  out.attention.sinks = shape.sinks;
+  return out;
+}
 
 LayerKind Model::kind(std::int64_t index) const {
   LayerKind out;
@@ -205,10 +316,14 @@ bool Model::has_windowed(bool windowed) const {
   return false;
 }
 
-std::vector<Parameter> layer_parameters(const Model& model, LayerKind kind) {
+std::vector<Parameter> layer_parameters(const Model& whole, LayerKind kind) {
   std::vector<Parameter> out;
+  const Model model = whole.of(kind);
   if (kind.mixer == Mixer::kMamba2) add_mamba(model, out);
   if (kind.mixer == Mixer::kConv) add_convolution(model, out);
+  if (kind.mixer == Mixer::kDelta) add_delta(model, out);
+  if (kind.mixer == Mixer::kMamba1) add_selective(model, out);
+  if (kind.mixer == Mixer::kBeside) add_beside(model, out);
   if (kind.mixer == Mixer::kAttention) {
     if (model.norms.before) add_norm(model, "attention.norm", model.hidden, out);
     if (model.is_latent()) {
@@ -278,24 +393,45 @@ std::vector<Parameter> block_parameters(const NetworkBlock& block) {
 
 std::vector<Parameter> embedding_parameters(const Model& model) {
   std::vector<Parameter> out;
-  out.push_back({"embedding.tokens", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
-  if (model.positions > 0) {
-    out.push_back(
-        {"embedding.positions", model.positions, model.hidden, Split::kNone, Init::kNormal});
+  const Ends& e = model.ends;
+  const std::int64_t width = e.embedding_width > 0 ? e.embedding_width : model.hidden;
+  if (e.patch > 0) {
+    out.push_back({"embedding.patches.weight", width, e.patch, Split::kNone, Init::kNormal});
+    out.push_back({"embedding.patches.bias", width, 1, Split::kNone, Init::kZeros});
+    out.push_back({"embedding.class", width, 1, Split::kNone, Init::kNormal});
+  } else {
+    out.push_back({"embedding.tokens", model.vocabulary, width, Split::kRows, Init::kNormal});
   }
-  if (model.embedding_norm) add_norm(model, "embedding.norm", model.hidden, out);
+  if (model.positions > 0) {
+    out.push_back({"embedding.positions", model.positions, width, Split::kNone, Init::kNormal});
+  }
+  if (model.embedding_norm) add_norm(model, "embedding.norm", width, out);
+  if (width == model.hidden) return out;
+  out.push_back({"embedding.widen.weight", model.hidden, width, Split::kNone, Init::kNormal});
+  if (e.embedding_bias) {
+    out.push_back({"embedding.widen.bias", model.hidden, 1, Split::kNone, Init::kZeros});
+  }
   return out;
 }
 
 std::vector<Parameter> head_parameters(const Model& model) {
   std::vector<Parameter> out;
-  add_norm(model, "head.norm", model.hidden, out);
+  const Ends& e = model.ends;
+  // Behind a transform the head works in the width of the tables.
+  const bool narrow = e.embedding_width > 0 && e.embedding_width != model.hidden;
+  const std::int64_t width = narrow && e.classes == 0 ? e.embedding_width : model.hidden;
+  if (e.transform) {
+    out.push_back({"head.transform.weight", width, model.hidden, Split::kNone, Init::kNormal});
+    out.push_back({"head.transform.bias", width, 1, Split::kNone, Init::kZeros});
+  } else if (width != model.hidden) {
+    out.push_back({"head.narrow.weight", width, model.hidden, Split::kNone, Init::kNormal});
+  }
+  if (e.final_norm) add_norm(model, "head.norm", e.transform ? width : model.hidden, out);
+  const std::int64_t rows = e.classes > 0 ? e.classes : model.vocabulary;
   if (!model.tied_embeddings) {
-    out.push_back({"head.output", model.vocabulary, model.hidden, Split::kRows, Init::kNormal});
+    out.push_back({"head.output", rows, width, Split::kRows, Init::kNormal});
   }
-  if (model.biases.head) {
-    out.push_back({"head.bias", model.vocabulary, 1, Split::kRows, Init::kZeros});
-  }
+  if (model.biases.head) out.push_back({"head.bias", rows, 1, Split::kRows, Init::kZeros});
   return out;
 }
 
@@ -311,6 +447,18 @@ std::vector<Parameter> prediction_parameters(const Model& model) {
   return out;
 }
 
+/// A block (Hugging Face's zamba2): the norm of 2 h columns, queries, keys and values of as many,
+/// the way back to h, a norm and a gated MLP. A use: h x h, and adapters down to the rank and up.
+std::int64_t shared_block_parameters(const Model& model) {
+  const SharedBlock& s = model.hybrid.shared;
+  const std::int64_t h = model.hidden;
+  const std::int64_t wide = 2 * h;
+  const std::int64_t block = wide + 3 * wide * wide + wide * h + h + 3 * h * model.intermediate;
+  std::int64_t use = h * h + s.rank * (h + 2 * model.intermediate);
+  if (s.attention_adapters) use += 3 * 2 * wide * s.rank;
+  return s.blocks * block + s.uses * use;
+}
+
 std::int64_t parameter_count(const Model& model) {
   if (model.is_network()) return parameter_count(model.network);
   std::int64_t sum = count(embedding_parameters(model)) + count(head_parameters(model));
@@ -320,9 +468,10 @@ std::int64_t parameter_count(const Model& model) {
            model.decoder_layers * (layer + count(cross_parameters(model)));
   }
   for (const LayersOfKind& of : model.kinds(false)) {
-    sum += of.layers * count(layer_parameters(model, of.kind));
+    const std::int64_t layers = model.hybrid.one_layer ? 1 : of.layers;
+    sum += layers * count(layer_parameters(model, of.kind));
   }
-  return sum;
+  return sum + shared_block_parameters(model);
 }
 
 std::int64_t active_parameter_count(const Model& model) {
@@ -341,9 +490,21 @@ namespace {
 /// Elements of the matrices that every token is multiplied with: the layers' and the output matrix,
 /// tied or not.
 std::int64_t active_matrices(const Model& model, std::int64_t sequence) {
-  const bool few = model.masked > 0 && model.masked < sequence;
-  std::int64_t matrices = model.vocabulary * model.hidden;
-  if (few) matrices = matrices * model.masked / sequence;
+  const bool few = model.ends.masked > 0 && model.ends.masked < sequence;
+  std::int64_t matrices = 0;
+  for (const Parameter& p : head_parameters(model)) {
+    if (p.cols > 1) matrices += p.count();
+  }
+  if (model.tied_embeddings) {
+    const std::int64_t narrow = model.ends.embedding_width;
+    matrices += model.vocabulary * (narrow > 0 ? narrow : model.hidden);
+  }
+  if (few) matrices = matrices * model.ends.masked / sequence;
+  for (const Parameter& p : embedding_parameters(model)) {
+    if (p.name == "embedding.widen.weight" || p.name == "embedding.patches.weight") {
+      matrices += p.count();
+    }
+  }
   for (const LayersOfKind& of : model.kinds(true)) {
     for (const Parameter& p : layer_parameters(model, of.kind)) {
       if (p.cols > 1 && !p.name.ends_with(".bias")) matrices += of.layers * active(model, p);
@@ -384,6 +545,60 @@ FlopConventions flops_of_stacks(const Model& model, double tokens, double sequen
           sequences * 8 * (linear + width * (seen + own))};
 }
 
+/// Sum over the layers of attention with a window, or without one, of the mean of the widths of
+/// queries and values.
+double attention_width(const Model& model, bool narrow) {
+  double out = 0;
+  const bool alike = model.hybrid.shapes.empty();
+  const double own = static_cast<double>(model.query_width() + model.value_width()) / 2;
+  for (std::int64_t l = 0; l < model.layers + model.predict_layers; ++l) {
+    const LayerKind kind = model.kind(l);
+    if (!kind.attends() || model.windowed(l) != narrow) continue;
+    if (alike || kind.shape == 0) {
+      out += own;
+      continue;
+    }
+    const LayerShape& s = model.hybrid.shapes[kind.shape - std::size_t{1}];
+    out += static_cast<double>(s.heads * s.head_dim);
+  }
+  return out;
+}
+
+/// FLOPs a token of the scans of all layers.
+void add_scans(const Model& model, FlopConventions& out) {
+  const Hybrid& h = model.hybrid;
+  for (const LayersOfKind& of : model.kinds(true)) {
+    const Mixer mixer = of.kind.mixer;
+    const StateSpace& s = h.state_space;
+    const DeltaNet& d = h.delta;
+    Scan scan{false, 1, 1, s.heads, s.groups, s.head_dim, s.state, s.chunk, DType::kBf16};
+    const bool state_space = mixer == Mixer::kMamba2 || mixer == Mixer::kBeside;
+    if (mixer == Mixer::kDelta) {
+      scan = {false,       1,         1,       d.value_heads, d.value_heads,
+              d.value_dim, d.key_dim, d.chunk, DType::kBf16,  ScanRule::kDelta};
+    } else if (mixer == Mixer::kMamba1) {
+      scan = {false,
+              1,
+              1,
+              h.selective.width,
+              1,
+              1,
+              h.selective.state,
+              1,
+              DType::kBf16,
+              ScanRule::kSelective};
+    } else if (!state_space) {
+      continue;
+    }
+    const auto layers = static_cast<double>(of.layers);
+    const double forward = layers * flops_of(Work{scan});
+    out.causal += 3 * forward;
+    out.full +=
+        state_space ? 3 * 7 * layers * static_cast<double>(s.width() * s.state) : 3 * forward;
+    out.recomputed += 4 * forward;
+  }
+}
+
 }  // namespace
 
 FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_t sequence,
@@ -396,24 +611,10 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
     const double forward = static_cast<double>(tokens) * forward_flops(model.network);
     return {3 * forward, 3 * forward, 4 * forward};
   }
-  double causal = 0;
-  double full = 0;
-  double again = 0;
-  const std::int64_t all = model.layers + model.predict_layers;
-  std::int64_t with_window = 0;
-  std::int64_t attention = 0;
-  std::int64_t scans = 0;
-  for (const LayersOfKind& of : model.kinds(true)) {
-    attention += of.kind.mixer == Mixer::kAttention ? of.layers : 0;
-    scans += of.kind.mixer == Mixer::kMamba2 ? of.layers : 0;
-  }
-  for (std::int64_t l = 0; l < all; ++l) {
-    with_window += model.windowed(l) && model.kind(l).mixer == Mixer::kAttention ? 1 : 0;
-  }
+  FlopConventions out;
   const std::vector<std::int64_t> lengths = documents.empty() ? std::vector{sequence} : documents;
   for (const bool narrow : {false, true}) {
-    const double width = static_cast<double>(narrow ? with_window : attention - with_window) *
-                         static_cast<double>(model.query_width() + model.value_width()) / 2;
+    const double width = attention_width(model, narrow);
     for (const std::int64_t length : lengths) {
       const bool windowed = narrow && model.sliding_window < length;
       const auto keys = static_cast<double>(windowed ? model.sliding_window : length);
@@ -421,22 +622,15 @@ FlopConventions model_flops(const Model& model, std::int64_t tokens, std::int64_
       const double hidden = keys * keys / (2 * static_cast<double>(length));
       const double seen = model.bidirectional ? keys : keys - hidden;
       const double share = width * (static_cast<double>(length) / static_cast<double>(sequence));
-      causal += 12 * share * seen;
-      full += 12 * share * keys;
-      again += 16 * share * keys;
+      out.causal += 12 * share * seen;
+      out.full += 12 * share * keys;
+      out.recomputed += 16 * share * keys;
     }
   }
-  if (scans > 0) {
-    const StateSpace& s = model.hybrid.state_space;
-    const Scan scan{false, 1, 1, s.heads, s.groups, s.head_dim, s.state, s.chunk, DType::kBf16};
-    const double forward = static_cast<double>(scans) * flops_of(Work{scan});
-    causal += 3 * forward;
-    full += 3 * 7 * static_cast<double>(scans * s.width() * s.state);
-    again += 4 * forward;
-  }
+  add_scans(model, out);
   const auto p = static_cast<double>(active_matrices(model, sequence));
   const auto t = static_cast<double>(tokens);
-  return {t * (6 * p + causal), t * (6 * p + full), t * (8 * p + again)};
+  return {t * (6 * p + out.causal), t * (6 * p + out.full), t * (8 * p + out.recomputed)};
 }
 
 }  // namespace foretrain

@@ -16,6 +16,16 @@ enum class Norm : std::uint8_t { kLayerNorm, kRmsNorm };
 enum class Activation : std::uint8_t { kGelu, kSwiglu, kRelu, kRelu2, kGeglu };
 enum class Position : std::uint8_t { kLearned, kRope, kAlibi, kNone };
 
+/// What some experts have besides.
+struct ExpertExtras {
+  std::int64_t latent = 0;   ///< width of the space that experts work in; 0: the hidden width
+  bool shared_gate = false;  ///< a number for each token weighs the shared experts
+  bool beside = false;       ///< the shared experts are an MLP that reads through its own norm
+  bool norms_after = false;  ///< beside: either result is normed before the sum
+  bool scales = false;       ///< the router scales its input and each expert's result
+  bool operator==(const ExpertExtras&) const = default;
+};
+
 /// Mixture of experts in place of the MLP: every token goes through `top_k` of `experts` gated MLPs
 /// of `width`, and through `shared_width` more that all tokens share.
 struct Experts {
@@ -25,33 +35,90 @@ struct Experts {
   bool bias = false;                         ///< of the experts' matrices
   std::int64_t groups = 1, group_top_k = 1;  ///< a token's experts are of so many of the groups
   bool router_bias = false;
-  bool shared_gate = false;       ///< a number for each token weighs the shared experts
   std::vector<bool> layers = {};  ///< which have experts; empty: as first_dense and step say
+  ExpertExtras more = {};
   bool operator==(const Experts&) const = default;
+  /// Of a token as experts see it, where the model's is `hidden` wide.
+  std::int64_t token_width(std::int64_t hidden) const {
+    return more.latent > 0 ? more.latent : hidden;
+  }
 };
 
 /// Multi-head latent attention (DeepSeek-V2): queries and keys-values pass through narrow
 /// projections; `rope` elements of a key are shared by all heads. kv_rank 0: plain attention.
 struct LatentAttention {
   std::int64_t q_rank = 0, kv_rank = 0, nope = 0, rope = 0, value = 0;
+  /// Of an indexer, which chooses the keys that a query sees (DeepSeek-V3.2); counted, not lowered.
+  std::int64_t index_heads = 0, index_dim = 0;
   bool operator==(const LatentAttention&) const = default;
 };
 
 /// Mamba-2's mixer (Dao and Gu, arXiv 2405.21060): a linear to z, x, B, C and steps; a convolution
 /// of `taps` tokens over x, B and C; the scan of a state of head_dim x state elements a head, of
-/// which heads of one group share B and C; the norm of each group of y silu(z); a linear back.
+/// which heads of one group share B and C; the norm of each group of y silu(z), or that product
+/// without a `norm`; a linear back.
 struct StateSpace {
   std::int64_t heads = 0, head_dim = 0, state = 0, groups = 1, taps = 4;
   std::int64_t chunk = 256;  ///< tokens that the scan takes at once
-  bool conv_bias = true, bias = false;
+  bool conv_bias = true, bias = false, norm = true;
   bool operator==(const StateSpace&) const = default;
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t conv_width() const { return width() + 2 * groups * state; }
   std::int64_t in_width() const { return width() + conv_width() + heads; }
 };
 
+/// Mamba's mixer (Gu and Dao, arXiv 2312.00752): a linear to x and z, each of `width`; a
+/// convolution of `taps` tokens over x; a linear from x to `step_rank` numbers, B and C; a linear
+/// from those numbers to a step for every channel; the scan of `state` numbers a channel; y
+/// silu(z); a linear back. With `norms` the three outputs of the second linear are normed (Jamba).
+struct SelectiveScan {
+  std::int64_t width = 0, state = 16, taps = 4, step_rank = 0;
+  bool conv_bias = true, bias = false, norms = false;
+  bool operator==(const SelectiveScan&) const = default;
+  std::int64_t selected() const { return step_rank + 2 * state; }
+};
+
+/// A gated delta net (Yang et al., arXiv 2412.06464, as in Qwen3-Next): a linear to queries, keys
+/// and values, gates z, and two numbers a value head; a convolution of `taps` tokens over queries,
+/// keys and values; the gated delta rule on states of key_dim x value_dim elements a value head;
+/// the norm of each value head, times silu(z); a linear back. With `gate_rank` > 0 every channel
+/// of a key decays on its own, and decays and gates come from the hidden width by way of so many
+/// numbers each (Kimi delta attention, arXiv 2510.26692).
+struct DeltaNet {
+  std::int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0, taps = 4;
+  std::int64_t gate_rank = 0;
+  std::int64_t chunk = 64;  ///< tokens that the kernels take at once
+  bool operator==(const DeltaNet&) const = default;
+  bool by_channel() const { return gate_rank > 0; }
+  std::int64_t keys() const { return key_heads * key_dim; }
+  std::int64_t values() const { return value_heads * value_dim; }
+  std::int64_t conv_width() const { return 2 * keys() + values(); }
+  std::int64_t in_width() const {
+    return conv_width() + (by_channel() ? 2 * gate_rank : values() + value_heads) + value_heads;
+  }
+};
+
+/// A transformer block on 2 x hidden columns, the stream and the embedding side by side, that
+/// several layers share (Zamba2): `blocks` of them take turns at `uses` layers, each of which has
+/// a linear of its own and low-rank adapters of `rank` to the block's MLP, or to queries, keys and
+/// values too. Counted, not lowered.
+struct SharedBlock {
+  std::int64_t blocks = 0, uses = 0, rank = 0;
+  bool attention_adapters = false;
+  bool operator==(const SharedBlock&) const = default;
+};
+
 /// How a layer mixes the tokens of a sequence, and what every token goes through alone after that.
-enum class Mixer : std::uint8_t { kNone, kAttention, kMamba2, kConv };
+/// kBeside: attention and Mamba-2 read the same input, and their results are added.
+enum class Mixer : std::uint8_t {
+  kNone,
+  kAttention,
+  kMamba2,
+  kConv,
+  kDelta,
+  kMamba1,
+  kBeside,
+};
 enum class FeedForward : std::uint8_t { kNone, kMlp, kExperts };
 
 /// A layer is a mixer and a feed-forward, each with a norm before it and added to the residual
@@ -59,18 +126,33 @@ enum class FeedForward : std::uint8_t { kNone, kMlp, kExperts };
 struct LayerKind {
   Mixer mixer = Mixer::kAttention;
   FeedForward feed_forward = FeedForward::kMlp;
+  std::uint16_t shape = 0;  ///< 0: the model's own; i: Hybrid::shapes[i - 1]
+  /// It has queries, keys and values.
+  bool attends() const { return mixer == Mixer::kAttention || mixer == Mixer::kBeside; }
   bool mixes() const { return mixer != Mixer::kNone; }
   bool feeds() const { return feed_forward != FeedForward::kNone; }
   bool sparse() const { return feed_forward == FeedForward::kExperts; }
   auto operator<=>(const LayerKind&) const = default;
 };
 
-/// Layers of several mixers.
+/// Sizes of layers that differ from the model's.
+struct LayerShape {
+  std::int64_t heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
+  bool key_is_value = false, sinks = false;
+  bool operator==(const LayerShape&) const = default;
+};
+
+/// Layers of several mixers or shapes.
 struct Hybrid {
   StateSpace state_space;
+  SelectiveScan selective;
+  DeltaNet delta;
+  SharedBlock shared;
   std::int64_t conv_taps = 3;     ///< of gated short convolutions
   bool conv_bias = false;         ///< of them and of their linears
   std::vector<LayerKind> layers;  ///< the kind of each; empty: as experts say
+  std::vector<LayerShape> shapes;
+  bool one_layer = false;  ///< all layers have the weights of one (ALBERT); counted, not lowered
   bool operator==(const Hybrid&) const = default;
 };
 
@@ -86,6 +168,7 @@ enum class Stack : std::uint8_t { kEncoder, kTurn, kCross, kDecoder };
 /// Which linears, norms and output matrices have biases.
 struct Biases {
   bool qkv = false, projection = false, mlp = false, norm = false, head = false;
+  std::int64_t activation = 0;  ///< numbers of an MLP's activation that are trained
   bool operator==(const Biases&) const = default;
 };
 
@@ -100,6 +183,35 @@ struct BlockNorms {
   HeadNorms heads = HeadNorms::kOneHead;
   bool plain() const { return before && !after; }
   bool operator==(const BlockNorms&) const = default;
+};
+
+/// What multiplies the result of attention before its linear back, by way of a sigmoid: nothing, a
+/// number for each element or one for each head, which the linear to queries gives too.
+enum class OutputGate : std::uint8_t { kNone, kElements, kHeads };
+
+/// What attention has beside queries, keys and values.
+struct AttentionExtras {
+  bool sinks = false;         ///< one logit a head beside those of the keys
+  bool key_is_value = false;  ///< values are the keys before their norm: no matrix of their own
+  OutputGate gate = OutputGate::kNone;
+  std::int64_t value_dim = 0;  ///< of a head's values, where not head_dim; counted, not lowered
+  bool plain() const { return !key_is_value && gate == OutputGate::kNone; }
+  bool operator==(const AttentionExtras&) const = default;
+};
+
+/// Both ends of a model, where they are more than a table and an output matrix.
+struct Ends {
+  std::int64_t masked = 0;  ///< tokens of a sequence that the head predicts; 0 = all
+  /// Of the tables; a matrix follows them, and another one stands before the output matrix.
+  std::int64_t embedding_width = 0;
+  bool embedding_bias = false;  ///< of that matrix
+  /// The head has a matrix [hidden, hidden] with a bias, and a gelu, before its norm (BERT).
+  bool transform = false;
+  bool final_norm = true;    ///< a norm stands before the output matrix
+  std::int64_t classes = 0;  ///< rows of the output matrix; 0 = the vocabulary
+  std::int64_t patch = 0;    ///< elements of an image's patch, in place of a table of tokens
+  bool plain() const { return embedding_width == 0 && classes == 0 && patch == 0; }
+  bool operator==(const Ends&) const = default;
 };
 
 /// What a reader tells about a file.
@@ -127,8 +239,8 @@ struct Model {
   bool tied_embeddings = false;
   Biases biases;
   BlockNorms norms;
-  bool qk_norm = false;            ///< norms of queries and keys
-  bool attention_sinks = false;    ///< one logit a head beside those of the keys
+  bool qk_norm = false;  ///< norms of queries and keys
+  AttentionExtras attention;
   bool parallel_residual = false;  ///< attention and MLP both read the layer's input
   bool shared_norm = false;        ///< through one norm, with parallel_residual
   bool embedding_norm = false;     ///< a norm after the embedding (BLOOM)
@@ -141,17 +253,28 @@ struct Model {
   std::int64_t encoder_layers = 0, decoder_layers = 0;
   std::int64_t relative_buckets = 0;  ///< of distances, with a bias for each head in both stacks
   bool bidirectional = false;         ///< tokens see those after them too
-  std::int64_t masked = 0;            ///< tokens of a sequence that the head predicts; 0 = all
-  std::int64_t predict_layers = 0;    ///< layers for multi-token prediction, beside `layers`
+  Ends ends;
+  std::int64_t predict_layers = 0;  ///< layers for multi-token prediction, beside `layers`
   double hidden_dropout = -1, attention_dropout = -1;  ///< -1: the file does not say
   ModelNotes notes;
   bool operator==(const Model&) const = default;
 
   std::int64_t query_width() const { return heads * head_dim; }
   std::int64_t kv_width() const { return kv_heads * head_dim; }
+  std::int64_t gate_width() const {
+    if (attention.gate == OutputGate::kNone) return 0;
+    return attention.gate == OutputGate::kHeads ? heads : query_width();
+  }
+  /// Rows of the linear to queries, keys, values and gates.
+  std::int64_t qkv_width() const {
+    const std::int64_t values =
+        attention.value_dim > 0 ? kv_heads * attention.value_dim : kv_width();
+    return query_width() + kv_width() + (attention.key_is_value ? 0 : values) + gate_width();
+  }
   /// Width of the values of all heads: what the output projection reads.
   std::int64_t value_width() const {
-    return latent.kv_rank > 0 ? heads * latent.value : query_width();
+    const std::int64_t own = latent.kv_rank > 0 ? latent.value : attention.value_dim;
+    return own > 0 ? heads * own : query_width();
   }
   bool gated() const {
     return activation == Activation::kSwiglu || activation == Activation::kGeglu;
@@ -167,6 +290,8 @@ struct Model {
   /// Some layers are other than attention and a feed-forward.
   bool is_hybrid() const { return !hybrid.layers.empty(); }
   bool has_mixer(Mixer mixer) const;
+  /// Itself with the sizes that layers of a kind have.
+  Model of(LayerKind kind) const;
   /// Of layer `index`; of those of multi-token prediction from `layers` on.
   LayerKind kind(std::int64_t index) const;
   /// The kinds that the layers are of, in the order of their first layer; those of multi-token
@@ -185,9 +310,8 @@ struct Model {
 };
 
 /// Reads the keys of a `config.json` (see configs/README.md), or `image` and `layers`.
-/// Encoder-decoders are refused as unsupported. Of BERT's parameters the pooler, the transform
-/// before the output matrix and the bias after it are left out (0.6 % of bert-large), and norms
-/// stand before what they stand after.
+/// Of BERT's parameters the pooler, the transform before the output matrix and the bias after it
+/// are left out (0.6 % of bert-large), and norms stand before what they stand after.
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer);
 
 /// All the names that the key of a config goes by, itself among them.
@@ -223,8 +347,11 @@ std::vector<Parameter> turn_parameters(const Model& model);
 std::vector<Parameter> block_parameters(const NetworkBlock& block);
 /// Token table, position table, embedding norm.
 std::vector<Parameter> embedding_parameters(const Model& model);
-/// Final norm, and the output matrix unless tied.
+/// Final norm, the transform before it, the output matrix unless tied, and its bias.
 std::vector<Parameter> head_parameters(const Model& model);
+
+/// Blocks that layers share, with what every use has of its own.
+std::int64_t shared_block_parameters(const Model& model);
 
 /// What multi-token prediction adds to the head: for each later token the norms of its two inputs,
 /// the matrix that joins them and a final norm. Its layers are `predict_layers` more, its embedding
@@ -246,8 +373,8 @@ std::int64_t active_parameter_count(const Model& model);
 /// A network of layers: 3 times the forward FLOPs of an image by the first two, 4 times by the
 /// third.
 /// Of sequences that pack `documents` s is what their tokens see in the mean, sum d^2 / sum d.
-/// A scan of a state space adds its own FLOPs to each: the chunks' of sim/program/scan.h in the
-/// first and third, 7 d state a token forward in the second, as Megatron-LM counts.
+/// A scan adds its own FLOPs to each: the chunks' of sim/program/scan.h in the first and third; in
+/// the second 7 d state a token forward of state spaces, as Megatron-LM counts, the chunks' else.
 struct FlopConventions {
   double causal = 0;      ///< 6 P + 6 L q s a token: attention halved (what `mfu` uses)
   double full = 0;        ///< 6 P + 12 L q s a token: as Megatron-LM and PaLM print it

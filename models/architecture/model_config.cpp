@@ -75,6 +75,17 @@ const Json* text_part(const Json& json, const char*& key) {
   return nullptr;
 }
 
+/// Puts the members of an object beside the others, of which they are none yet.
+void open_nested(const std::string& key, Json& json) {
+  const Json* found = json.find(key);
+  if (found == nullptr || found->object() == nullptr) return;
+  const Json::Object members = *found->object();
+  json.erase(key);
+  for (const auto& [name, value] : members) {
+    if (json.find(name) == nullptr) json.set(name, value);
+  }
+}
+
 /// The number of layers, where the file lists their kinds alone.
 void count_listed_layers(Json& json, const ModelType& type) {
   if (json.find(key_of(json, type, "num_hidden_layers")) != nullptr) return;
@@ -146,13 +157,18 @@ std::string key_of(const Json& json, const ModelType& type, const std::string& n
 namespace {
 
 /// Traits that are switches, and what they set.
-Status read_traits(const ModelType& type, Model& m, std::vector<std::string>& forms) {
+Status read_traits(const ModelType& type, Model& m, Mixer& other, std::vector<std::string>& forms) {
   const Json json(type.traits);
   JsonReader reader(json, "model_types/" + type.name + ".json", "/traits");
   reader.read_enum("norm", m.norm, {"layer-norm", "rms-norm"});
   reader.read_enum("activation", m.activation, {"gelu", "swiglu", "relu", "relu2", "geglu"});
   reader.read_enum("position", m.position, {"learned", "rope", "alibi", "none"});
   reader.read_enum("head_norms", m.norms.heads, {"one-head", "each-head", "width", "weightless"});
+  reader.read_enum("output_gate", m.attention.gate, {"none", "elements", "heads"});
+  reader.read_enum("other_mixer", other,
+                   {"none", "attention", "mamba2", "conv", "delta", "mamba", "beside"});
+  reader.read("activation_weights", m.biases.activation, JsonReader::IntRange{0, 1 << 10});
+  reader.read("classes", m.ends.classes, JsonReader::IntRange{0, kMost});
   const std::pair<const char*, bool*> switches[] = {{"norm_bias", &m.biases.norm},
                                                     {"norm_weights", &m.norms.weights},
                                                     {"norms_before", &m.norms.before},
@@ -167,17 +183,43 @@ Status read_traits(const ModelType& type, Model& m, std::vector<std::string>& fo
                                                     {"parallel_residual", &m.parallel_residual},
                                                     {"shared_norm", &m.shared_norm},
                                                     {"qk_norm", &m.qk_norm},
-                                                    {"attention_sinks", &m.attention_sinks}};
+                                                    {"attention_sinks", &m.attention.sinks},
+                                                    {"one_layer", &m.hybrid.one_layer},
+                                                    {"final_norm", &m.ends.final_norm},
+                                                    {"head_transform", &m.ends.transform},
+                                                    {"embedding_bias", &m.ends.embedding_bias}};
   for (const auto& [name, out] : switches) reader.read(name, *out);
-  for (const char* form : {"gated", "latent", "mixers", "one_sublayer", "segments", "attn_config",
-                           "encoder_decoder", "relative_positions", "embedding_projection",
-                           "intermediate_halves", "intermediate_two_thirds"}) {
+  for (const char* form :
+       {"gated", "latent", "mixers", "one_sublayer", "segments", "attn_config", "encoder_decoder",
+        "relative_positions", "embedding_projection", "intermediate_halves",
+        "intermediate_two_thirds", "step_norms", "shared_block", "global_shape", "listed_shapes",
+        "window_shape", "block_configs", "patches"}) {
     bool on = false;
     if (reader.read(form, on) && on) forms.emplace_back(form);
   }
   reader.read("attention_chunk", m.attention_chunk, JsonReader::IntRange{1, kMost});
   for (const char* number : {"full_every", "more_positions"}) reader.take(number);
   return reader.finish();
+}
+
+/// Roughly the parameters of all mixers, of sizes whose products may be large.
+double largest_mixers(const Model& m) {
+  const auto wide = [](std::int64_t a, std::int64_t b) {
+    return static_cast<double>(a) * static_cast<double>(b);
+  };
+  const StateSpace& s = m.hybrid.state_space;
+  const SelectiveScan& c = m.hybrid.selective;
+  const DeltaNet& d = m.hybrid.delta;
+  const double hidden = static_cast<double>(m.hidden) + static_cast<double>(s.taps);
+  double out = hidden * (3 * wide(s.heads, s.head_dim) + 2 * wide(s.groups, s.state));
+  out += hidden * (2 * wide(d.key_heads, d.key_dim) + 3 * wide(d.value_heads, d.value_dim));
+  out += static_cast<double>(c.width) *
+         (3 * hidden + 3 * static_cast<double>(c.state) + 2 * static_cast<double>(c.step_rank));
+  for (const LayerShape& shape : m.hybrid.shapes) {
+    out = std::max(out, hidden * 4 * wide(shape.heads, shape.head_dim) +
+                            hidden * 3 * static_cast<double>(shape.intermediate));
+  }
+  return static_cast<double>(m.layers) * out;
 }
 
 class ModelReader {
@@ -192,14 +234,23 @@ class ModelReader {
     if (const Json* layers = x_reader.take("layers")) return read_layers(*layers);
     x_reader.read("model_type", x_model.type);
     FT_TRY(refuse_experts());
-    FT_TRY(read_traits(x_config.type, x_model, x_forms));
+    Mixer other = Mixer::kMamba2;
+    FT_TRY(read_traits(x_config.type, x_model, other, x_forms));
     x_model.notes.left_out = x_config.type.left_out;
     refuse_keys();
     read_shapes();
     read_switches();
     if (has_experts(x_json, x_config.type)) read_sparse(x_json, x_config.type, x_reader, x_model);
     if (is("latent")) read_latent(x_json, x_reader, x_model);
-    if (is("mixers")) read_hybrid(x_json, x_config.type, is("one_sublayer"), x_reader, x_model);
+    if (is("mixers")) {
+      const HybridForm form{other, is("one_sublayer"), is("step_norms"), is("shared_block")};
+      read_hybrid(x_json, x_config.type, form, x_reader, x_model);
+    }
+    if (is("global_shape")) read_global_shape(x_json, x_reader, x_model);
+    if (is("listed_shapes")) read_listed_shapes(x_reader, x_model);
+    if (is("window_shape")) read_window_shape(x_reader, x_model);
+    if (is("block_configs")) read_block_configs(x_reader, x_model);
+    read_ends(x_json, x_config.type, is("embedding_projection"), is("patches"), x_reader, x_model);
     if (is("attn_config")) read_attn_config();
     FT_TRY(ignore_the_rest());
     check();
@@ -345,7 +396,7 @@ class ModelReader {
     std::int64_t segments = 2;
     x_reader.read("type_vocab_size", segments, JsonReader::IntRange{0, kMost});
     x_model.positions += segments;
-    x_reader.read("max_predictions_per_seq", x_model.masked, JsonReader::IntRange{0, kMost});
+    x_reader.read("max_predictions_per_seq", x_model.ends.masked, JsonReader::IntRange{0, kMost});
   }
 
   /// Which layers have the window: as `layer_types` lists them, as a pattern says, or all.
@@ -415,18 +466,6 @@ class ModelReader {
     x_reader.read(key("hidden_dropout"), m.hidden_dropout, JsonReader::Range{0, 1});
     x_reader.read(key("attention_dropout"), m.attention_dropout, JsonReader::Range{0, 1});
     read_activation();
-    if (is("embedding_projection")) {
-      std::int64_t width = m.hidden;
-      x_reader.read("word_embed_proj_dim", width, JsonReader::IntRange{1, kMost});
-      bool before = true;
-      x_reader.read("do_layer_norm_before", before);
-      if (width != m.hidden || !before) {
-        x_reader.fail("word_embed_proj_dim",
-                      "an embedding projection or norms behind branches are not modelled for this "
-                      "type",
-                      ErrorKind::kUnsupported);
-      }
-    }
   }
 
   /// Falcon's key.
@@ -443,7 +482,7 @@ class ModelReader {
   void read_activation() {
     static const std::vector<std::string> names = {
         "gelu",  "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python", "quick_gelu", "silu",
-        "swish", "relu",     "relu2",     "squared_relu"};
+        "swish", "relu",     "relu2",     "squared_relu",      "xielu"};
     int index = -1;
     x_reader.read_choice(key("hidden_act"), index, names);
     if (index < 0) return;
@@ -505,11 +544,7 @@ class ModelReader {
         (static_cast<double>(m.intermediate) * 3 + static_cast<double>(m.query_width()) * 4 +
          static_cast<double>(m.experts.count) * static_cast<double>(m.experts.width) * 3 +
          static_cast<double>(m.experts.shared_width) * 3);
-    const StateSpace& s = m.hybrid.state_space;
-    const double scans = static_cast<double>(m.layers) *
-                         (static_cast<double>(m.hidden) + static_cast<double>(s.taps)) *
-                         (3 * static_cast<double>(s.heads) * static_cast<double>(s.head_dim) +
-                          2 * static_cast<double>(s.groups) * static_cast<double>(s.state));
+    const double scans = largest_mixers(m);
     const double tables = static_cast<double>(m.vocabulary) * static_cast<double>(m.hidden) * 2;
     if (biggest + scans + tables > 1e16) {
       x_reader.fail("hidden_size", "the model would have more than 10^16 parameters");
@@ -573,6 +608,7 @@ Result<Model> read_model(const Json& json, const std::string& source, const std:
       }
       config.type.left_out.push_back("parts beside " + std::string(key));
     }
+    for (const std::string& nested : config.type.nested) open_nested(nested, config.json);
     count_listed_layers(config.json, config.type);
     apply_rules(config);
   }

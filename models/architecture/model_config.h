@@ -29,10 +29,39 @@ void read_sparse(const Json& json, const ModelType& type, JsonReader& reader, Mo
 /// Reads latent attention, where the file states its ranks.
 void read_latent(const Json& json, JsonReader& reader, Model& model);
 
-/// Reads the state space of a model whose layers have mixers of several kinds, and the kind of
-/// every layer; `one_sublayer`: a layer is a mixer or a feed-forward.
-void read_hybrid(const Json& json, const ModelType& type, bool one_sublayer, JsonReader& reader,
+/// What a type says of layers of several mixers: the mixer `other` than attention; a layer is a
+/// mixer or a feed-forward; the steps, B and C of Mamba are normed; layers share a block.
+struct HybridForm {
+  Mixer other = Mixer::kMamba2;
+  bool one_sublayer = false, step_norms = false, shared_block = false;
+};
+
+/// Reads the kind of every layer of such a model, and the sizes of its mixers.
+void read_hybrid(const Json& json, const ModelType& type, HybridForm form, JsonReader& reader,
                  Model& model);
+
+/// Reads the sizes of Mamba's mixers, of gated delta nets, of Kimi's with their layers
+/// (`linear_attn_config`), of a block that layers share.
+void read_selective(const Json& json, const ModelType& type, bool norms, JsonReader& reader,
+                    Model& model);
+void read_delta(const Json& json, const ModelType& type, JsonReader& reader, Model& model);
+void read_nested_delta(JsonReader& reader, Model& model);
+void read_shared_block(const Json& json, JsonReader& reader, Model& model);
+
+/// Reads the sizes of layers that see all keys, where the others have a window.
+void read_global_shape(const Json& json, JsonReader& reader, Model& model);
+/// Reads heads and the factor of the MLP's width of every layer (`ffn_multipliers`).
+void read_listed_shapes(JsonReader& reader, Model& model);
+
+/// Reads the sizes of layers with a window (`hybrid_layer_pattern`, `swa_...`).
+void read_window_shape(JsonReader& reader, Model& model);
+/// Reads what each layer has of a model that a search pruned (`block_configs`).
+void read_block_configs(JsonReader& reader, Model& model);
+
+/// Reads what both ends have besides a table and an output matrix: `projected`, tables of a width
+/// of their own; `patches`, an image's patches in place of tokens.
+void read_ends(const Json& json, const ModelType& type, bool projected, bool patches,
+               JsonReader& reader, Model& model);
 
 /// Reads what an encoder-decoder has beside the keys of all, of which `model` holds the encoder's;
 /// `relative`: its stacks have biases of relative positions, and its keys are T5's.

@@ -63,6 +63,7 @@ Status add(const std::string& name, int depth, ModelType& out) {
   if (const Json* rules = reader.take("rules"); rules != nullptr && rules->array() != nullptr) {
     out.rules.insert(out.rules.end(), rules->array()->begin(), rules->array()->end());
   }
+  read_strings(reader, "nested", out.nested);
   read_strings(reader, "ignored", out.ignored);
   read_strings(reader, "left_out", out.left_out);
   return reader.finish();

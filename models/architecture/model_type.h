@@ -17,6 +17,7 @@ namespace foretrain {
 ///             true), these keys and traits hold
 ///   experts   how it names and forms experts; absent: it has none
 ///   refused   keys whose presence is not modelled, and what they mean
+///   nested    objects of files whose members are read as keys beside them
 ///   ignored   keys that change neither shapes nor costs; left_out: parts that no Program has
 struct ModelType {
   std::string name;
@@ -24,6 +25,7 @@ struct ModelType {
   Json::Array rules;
   Json experts;  ///< null: none
   std::vector<std::string> ignored, left_out;
+  std::vector<std::string> nested;  ///< objects whose members count as keys of the file
 };
 
 /// All types, and the type of a name. Unknown keys of a type's file are errors.

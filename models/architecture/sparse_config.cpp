@@ -13,6 +13,9 @@ struct ExpertForm {
   bool shared_gate = false, router_bias = false, bias = false;
   bool groups = false;    ///< a file without them has 8 groups, of which a token reaches 4
   bool optional = false;  ///< only files that state their number have experts
+  /// An MLP stands beside the experts: of the hidden width, or of `intermediate_size`.
+  enum class Beside : std::uint8_t { kNone, kHidden, kIntermediate } beside = Beside::kNone;
+  bool norms_after = false, scales = false;
 };
 
 ExpertForm form_of(const ModelType& type, JsonReader& errors) {
@@ -24,8 +27,11 @@ ExpertForm form_of(const ModelType& type, JsonReader& errors) {
                                                     {"router_bias", &out.router_bias},
                                                     {"bias", &out.bias},
                                                     {"groups", &out.groups},
+                                                    {"norms_after", &out.norms_after},
+                                                    {"scales", &out.scales},
                                                     {"optional", &out.optional}};
   for (const auto& [name, value] : switches) reader.read(name, *value);
+  reader.read_enum("beside", out.beside, {"none", "hidden", "intermediate"});
   errors.adopt(reader.finish());
   return out;
 }
@@ -84,13 +90,37 @@ void read_layers(JsonReader& reader, Model& m) {
   }
 }
 
+/// Layers with experts: those at a place of each period.
+void read_expert_period(JsonReader& reader, Model& m) {
+  std::int64_t period = 1;
+  std::int64_t place = 0;
+  reader.read("expert_layer_period", period, kConfigSize);
+  reader.read("expert_layer_offset", place, JsonReader::IntRange{0, kConfigSize.high});
+  m.experts.layers.clear();
+  for (std::int64_t l = 0; l < std::min<std::int64_t>(m.layers, 1 << 16); ++l) {
+    m.experts.layers.push_back(l % period == place);
+  }
+}
+
 /// Where experts stand among the layers.
 void read_places(const Json& json, const ModelType& type, JsonReader& reader, Model& m) {
   Experts& e = m.experts;
   reader.read(key_of(json, type, "first_k_dense_replace"), e.first_dense,
               JsonReader::IntRange{0, kConfigSize.high});
-  reader.read(key_of(json, type, "decoder_sparse_step"), e.step, kConfigSize);
+  const std::string step = key_of(json, type, "decoder_sparse_step");
+  const Json* steps = json.find(step);
+  if (steps != nullptr && steps->array() != nullptr) {
+    reader.take(step);
+    for (const Json& sparse : *steps->array()) e.layers.push_back(sparse.number() > 0);
+    if (static_cast<std::int64_t>(e.layers.size()) != m.layers) {
+      e.layers.clear();
+      reader.fail(step, "found a list of other than " + std::to_string(m.layers) + " layers");
+    }
+  } else {
+    reader.read(step, e.step, kConfigSize);
+  }
   reader.read("num_nextn_predict_layers", m.predict_layers, JsonReader::IntRange{0, 1 << 10});
+  if (json.find("expert_layer_period") != nullptr) read_expert_period(reader, m);
   read_layers(reader, m);
 }
 
@@ -125,7 +155,22 @@ void read_sparse(const Json& json, const ModelType& type, JsonReader& reader, Mo
   e.shared_width = shared * e.width;
   reader.read(key_of(json, type, "shared_expert_intermediate_size"), e.shared_width,
               JsonReader::IntRange{0, kConfigSize.high});
-  e.shared_gate = form.shared_gate && e.shared_width > 0;
+  e.more.shared_gate = form.shared_gate && e.shared_width > 0;
+  e.more.beside = form.beside != ExpertForm::Beside::kNone;
+  if (e.more.beside) {
+    e.shared_width = form.beside == ExpertForm::Beside::kHidden ? m.hidden : m.intermediate;
+  }
+  e.more.norms_after = form.norms_after;
+  e.more.scales = form.scales;
+  const Json* latent = json.find("moe_latent_size");
+  if (latent != nullptr && latent->is_null()) reader.ignore("moe_latent_size");
+  if (latent != nullptr && !latent->is_null()) {
+    reader.read("moe_latent_size", e.more.latent, JsonReader::IntRange{0, kConfigSize.high});
+  }
+  if (e.more.latent > 0 && e.bias) {
+    reader.fail("moe_latent_size", "experts with biases in a latent space are not modelled",
+                ErrorKind::kUnsupported);
+  }
   if (e.shared_width > 0 && e.bias) {
     reader.fail("n_shared_experts", "shared experts with biases are not modelled",
                 ErrorKind::kUnsupported);
@@ -153,6 +198,12 @@ void read_latent(const Json& json, JsonReader& reader, Model& m) {
   reader.read("qk_nope_head_dim", l.nope, kConfigSize);
   reader.read("qk_rope_head_dim", l.rope, kConfigSize);
   reader.read("v_head_dim", l.value, kConfigSize);
+  if (json.find("index_n_heads") != nullptr) {
+    reader.read("index_n_heads", l.index_heads, kConfigSize);
+    l.index_dim = 128;
+    reader.read("index_head_dim", l.index_dim, kConfigSize);
+    reader.ignore("index_topk");
+  }
   m.head_dim = l.nope + l.rope;
   m.kv_heads = m.heads;
 }

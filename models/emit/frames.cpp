@@ -167,7 +167,8 @@ void write_segments(Stage& stage) {
   for (const LayersOfKind& of : stage.model.kinds(true)) {
     LayerLayouts& layer = stage.holds.kinds.emplace_back(stage.holds.layer);
     layer.kind = of.kind;
-    parameter_frames(stage, layer, "layer", layer_parameters(stage.model, of.kind));
+    const std::string shape = of.kind.shape > 0 ? " of shape " + std::to_string(of.kind.shape) : "";
+    parameter_frames(stage, layer, "layer" + shape, layer_parameters(stage.model, of.kind));
     if (of.kind.sparse()) {
       layer.experts = stage.builder.layout(layer.parameters.experts);
       layer.expert_gradients = stage.builder.layout(layer.parameter_gradients.experts);

@@ -101,7 +101,7 @@ class EndWriter {
 
   /// Of `all` the rows of masked tokens: where only these are predicted, x_rows.
   Ref select_rows(SegmentWriter& w, const Ref& all) {
-    if (x_model.masked == 0) return all;
+    if (x_model.ends.masked == 0) return all;
     const Ref out = keep("masked rows", x_plan.precision.compute, x_rows * x_model.hidden);
     w.compute("head.select", kernel(KernelKind::kPermute, x_rows, x_model.hidden), {all.view()},
               {out.view()});

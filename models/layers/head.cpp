@@ -1,5 +1,6 @@
 #include "models/layers/autocast.h"
 #include "models/layers/end_writer.h"
+#include "models/layers/ends/head_transform.h"
 
 namespace foretrain {
 namespace {
@@ -18,7 +19,7 @@ class HeadWriter : EndWriter {
       x_vocabulary_group = inner_axes(plan).columns;
     }
     if (plan.tensor_mode == TensorMode::k3D) x_vocabulary *= plan.side();
-    if (model.masked > 0) x_tokens = x_rows = plan.micro_batch * model.masked;
+    if (model.ends.masked > 0) x_tokens = x_rows = plan.micro_batch * model.ends.masked;
   }
 
   EndSegments run() {
@@ -99,7 +100,11 @@ class HeadWriter : EndWriter {
   Prediction predict(SegmentWriter& w, const std::string& at, bool later) {
     Prediction p;
     Ref in = later ? Ref() : select_rows(w, hidden(kHeadHidden));
-    if (!later) x_selected = in;
+    if (!later && x_model.ends.transform) {
+      x_selected.transform.emplace(x_plan, norm("head.transform"), x_rows, x_model.hidden);
+      in = x_selected.transform->forward(w, x_saved, in);
+    }
+    if (!later) x_selected.rows = in;
     if (later) {
       join_inputs(w, at, p);
       in = p.joined;
@@ -259,10 +264,13 @@ class HeadWriter : EndWriter {
       d_y = wide;
     }
     if (!p.joined.valid()) {
-      const bool some = x_model.masked > 0;
+      const bool some = x_model.ends.masked > 0;
       const Ref d_in = some ? temp(x_backward, "d masked rows", x_rows * x_model.hidden)
                             : hidden(kHeadHiddenGradient);
-      norm_gradient(w, "head.norm", norm("head.norm"), d_y, x_selected, p.stats, d_in);
+      const Ref d_normed =
+          x_selected.transform ? temp(x_backward, "d head activation", x_rows * x_hidden) : d_in;
+      norm_gradient(w, "head.norm", norm("head.norm"), d_y, x_selected.rows, p.stats, d_normed);
+      if (x_selected.transform) x_selected.transform->backward(w, x_backward, d_normed, d_in);
       if (some) scatter_rows(w, d_in, hidden(kHeadHiddenGradient), x_all_rows);
       return;
     }
@@ -490,7 +498,12 @@ class HeadWriter : EndWriter {
   Ref x_cast;
   std::int64_t x_vocabulary;
   std::int64_t x_all_rows;  ///< of the residual stream; x_rows are those that the head predicts
-  Ref x_selected;
+  /// What the head's norm reads, and what stands before it.
+  struct Selected {
+    Ref rows;
+    std::optional<HeadTransform> transform;
+  };
+  Selected x_selected;
   EventRef x_done;
   /// Of Vocab-1 and Vocab-2: statistics; the head's input; its gradient.
   EventRef x_joined, x_sent, x_summed;

@@ -175,8 +175,8 @@ class LayerWriter : LayerOps {
     }
     if (repeats_core() || again.attention) forward_core(w);
     if (again.keep_core && !again.keep_projection) {  // the way out reads it by rows
-      x_quantizer.quantize(w, "attention.projection.quantize", x_b.context, x_tokens,
-                           x_b.context_x.in, Ref{});
+      x_quantizer.quantize(w, "attention.projection.quantize", x_mixers.mixed(x_b.context),
+                           x_tokens, x_b.context_x.in, Ref{});
     }
     if (whole && (x_layouts.kind.feeds() || !stops_early(w))) attention_output(w);
   }
@@ -337,9 +337,10 @@ class LayerWriter : LayerOps {
     if (joins()) backward_out(w, d_both, d_act, d_context);
     Ref d_y2;
     if (x_layouts.kind.feeds()) {
-      d_y2 = backward_branch(w, d_both, d_act, d_up);
+      Ref d_stream = d_out;
+      d_y2 = backward_branch(w, d_both, d_act, d_up, d_stream);
       if (!x_model.shared_norm) {
-        backward_norm(w, "mlp.norm", x_norm2, x_b.x2, x_b.stats2, d_y2, d_out, d_x2);
+        backward_norm(w, "mlp.norm", x_norm2, x_b.x2, x_b.stats2, d_y2, d_stream, d_x2);
       }
     }
     // With parallel branches the attention branch sees the gradient of the output itself.
@@ -362,14 +363,14 @@ class LayerWriter : LayerOps {
       const Ref d_out = norm_after_gradient(w, names.block, x_norm1, x_b.attention_out, d.out);
       backward_row(w, names.out, x_projection, d_out, x_b.mask1, x_b.context_x.kept, d.context);
     }
-    backward_core(w, d.context, d.qkv);
+    const Ref d_qkv = backward_core(w, d.context, d.qkv);
     Ref d_y1;
     if (shares_input()) {  // the feed-forward's gradient is added to
       d_y1 =
-          backward_column(w, names.in, x_qkv, d.qkv, x_b.y1_x.kept, x_b.y1_full, Turn::kLast, d.y2);
+          backward_column(w, names.in, x_qkv, d_qkv, x_b.y1_x.kept, x_b.y1_full, Turn::kLast, d.y2);
     } else {
-      d_y1 = x_mixers.latent ? x_mixers.latent->backward(w, x_b.y1_x, d.qkv)
-                             : backward_column(w, names.in, x_qkv, d.qkv, x_b.y1_x.kept,
+      d_y1 = x_mixers.latent ? x_mixers.latent->backward(w, x_b.y1_x, d_qkv)
+                             : backward_column(w, names.in, x_qkv, d_qkv, x_b.y1_x.kept,
                                                x_b.y1_full, Turn::kAlone);
       if (x_model.shared_norm) {
         w.compute("attention.norm.d_sum", kernel(KernelKind::kAdd, x_rows, x_hidden),
@@ -394,10 +395,14 @@ class LayerWriter : LayerOps {
     weight_gradient(w, attention, x_projection, all.columns, x_b.context_x.kept);
   }
 
-  /// From the gradient of the residual stream to that of the branch's normed input.
-  Ref backward_branch(SegmentWriter& w, const Ref& d_out, const Ref& d_act, const Ref& d_up) {
+  /// From the gradient of the residual stream to that of the branch's normed input; an MLP beside
+  /// experts adds to that of the stream before the norm.
+  Ref backward_branch(SegmentWriter& w, const Ref& d_out, const Ref& d_act, const Ref& d_up,
+                      Ref& d_stream) {
     const Ref d = norm_after_gradient(w, "mlp", x_norm2, x_b.down, d_out);
-    if (x_moe) return x_moe->backward(w, x_b.y2, x_b.y2_x, dropped(w, "moe", d, x_b.mask2));
+    if (x_moe) {
+      return x_moe->backward(w, x_b.y2, x_b.y2_x, dropped(w, "moe", d, x_b.mask2), d_stream);
+    }
     if (!joins()) backward_row(w, "mlp.down", x_down, d, x_b.mask2, x_b.act_x.kept, d_act);
     backward_activation(w, d_act, d_up);
     const Ref d_y2 = backward_column(w, "mlp.up", x_up, d_up, x_b.y2_x.kept, x_b.y2_full,
@@ -468,7 +473,8 @@ class LayerWriter : LayerOps {
 LayerSegments write_layer(ProgramBuilder& builder, const Model& model, const Plan& plan,
                           const LayerLayouts& layouts, bool recompute) {
   if (plan.recompute.parts > 1) return write_co_shard(builder, model, plan, layouts);
-  return LayerWriter(builder, model, plan, layouts, recompute).run();
+  const Model own = model.of(layouts.kind);
+  return LayerWriter(builder, own, plan, layouts, recompute).run();
 }
 
 }  // namespace foretrain

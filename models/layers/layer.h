@@ -65,10 +65,11 @@ ParameterLayouts parameter_layouts(ProgramBuilder& builder, const std::string& n
                                    const std::vector<Parameter>& parameters, const Plan& plan,
                                    bool gradients);
 
-/// Whether a buffer holds a norm of query or key heads, whose gradient every tensor rank has of its
-/// own heads alone.
+/// Whether a buffer holds a norm of query, key or value heads, whose gradient every tensor rank has
+/// of its own heads alone.
 inline bool is_head_norm(const std::string& buffer) {
-  return buffer == "attention.q_norm.weight" || buffer == "attention.k_norm.weight";
+  return buffer == "attention.q_norm.weight" || buffer == "attention.k_norm.weight" ||
+         buffer == "delta.gate_norm.weight";
 }
 
 /// Finds a parameter's buffer in the layouts: a Ref to formal frame `cut_frame` or `shared_frame`.

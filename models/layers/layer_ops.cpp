@@ -95,7 +95,13 @@ Ref LayerOps::norm_after_gradient(SegmentWriter& w, const std::string& block,
 }
 
 void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
-  if (x_layouts.kind.mixer != Mixer::kAttention) return;
+  if (!x_layouts.kind.attends()) return;
+  const bool rotates = x_model.position == Position::kRope;
+  if (x_mixers.beside) raw = {x_mixers.beside->heads(raw.front())};
+  if (x_mixers.beside && !rotates && !x_model.qk_norm) {
+    w.compute("attention.heads", kernel(KernelKind::kCast, x_tokens, x_qkv_width), views_of(raw),
+              {x_b.qkv.view()});
+  }
   if (x_model.qk_norm) {
     std::vector<View> reads = views_of(raw);
     for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
@@ -106,9 +112,7 @@ void LayerOps::forward_positions(SegmentWriter& w, std::vector<Ref> raw) {
               std::move(reads), {x_b.qkv.view()});
     raw = {x_b.qkv};
   }
-  if (x_model.position == Position::kRope) {
-    w.compute("attention.rope", rope(false), views_of(raw), {x_b.qkv.view()});
-  }
+  if (rotates) w.compute("attention.rope", rope(false), views_of(raw), {x_b.qkv.view()});
 }
 
 void LayerOps::forward_core(SegmentWriter& w) {
@@ -121,13 +125,16 @@ void LayerOps::forward_core(SegmentWriter& w) {
     writes.insert(writes.begin(), x_b.context.view());
     w.compute("attention.core", core_of_slice(false), {x_b.qkv.view()}, std::move(writes));
   }
-  x_quantizer.quantize(w, mixer_names(x_layouts.kind).out + std::string(".quantize"), x_b.context,
-                       x_tokens, x_b.context_x);
+  if (x_mixers.beside) x_mixers.beside->forward(w, x_b.qkv_raw, x_b.context);
+  x_quantizer.quantize(w, mixer_names(x_layouts.kind).out + std::string(".quantize"),
+                       x_mixers.mixed(x_b.context), x_tokens, x_b.context_x);
 }
 
 void LayerOps::forward_activation(SegmentWriter& w) {
   std::vector<View> reads = views_of(raw_up());
   if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
+  const Ref trained = weight("mlp.activation.weight");
+  if (trained.valid()) reads.push_back(trained.view());
   w.compute("mlp.activation",
             kernel(activation_kind(x_model.activation, false), x_tokens, x_down.in),
             std::move(reads), {x_b.act.view()});
@@ -194,9 +201,14 @@ void LayerOps::backward_activation(SegmentWriter& w, const Ref& d_act, const Ref
   std::vector<View> reads = views_of(raw_up());
   reads.insert(reads.begin(), d_act.view());
   if (!x_model.gated() && x_up.bias.valid()) reads.push_back(x_up.bias.view());
+  std::vector<View> writes = {d_up.view()};
+  if (const Ref trained = weight("mlp.activation.weight"); trained.valid()) {
+    reads.push_back(trained.view());
+    add_gradients(x_plan, {gradient("mlp.activation.weight")}, reads, writes);
+  }
   w.compute("mlp.activation_gradient",
             kernel(activation_kind(x_model.activation, true), x_tokens, x_down.in),
-            std::move(reads), {d_up.view()});
+            std::move(reads), std::move(writes));
   let_go_composed(w, "mlp.activation", x_b.composed_act);
 }
 
@@ -219,9 +231,15 @@ void LayerOps::backward_norm(SegmentWriter& w, const std::string& name, const No
   let_go_composed(w, name, norm.composed);
 }
 
-void LayerOps::backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv) {
-  if (x_mixers.replace_core([&](auto& core) { core.backward(w, d_context, x_b.qkv, d_qkv); })) {
-    return;
+Ref LayerOps::backward_core(SegmentWriter& w, const Ref& d_mixed, const Ref& d_qkv) {
+  if (x_mixers.replace_core([&](auto& core) { core.backward(w, d_mixed, x_b.qkv, d_qkv); })) {
+    return d_qkv;
+  }
+  Ref d_context = d_mixed;
+  Ref d_raw = d_qkv;
+  if (x_mixers.beside) {
+    d_raw = scratch("d qkv raw", x_tokens * x_qkv.out);
+    d_context = x_mixers.beside->backward(w, d_mixed, x_b.qkv_raw, x_b.context, d_raw);
   }
   if (x_plan.context > 1) {
     context_backward(w, d_context, d_qkv);
@@ -231,8 +249,8 @@ void LayerOps::backward_core(SegmentWriter& w, const Ref& d_context, const Ref& 
     reads.insert(reads.end(), statistics.begin(), statistics.end());
     w.compute("attention.core_gradient", core_of_slice(true), std::move(reads), {d_qkv.view()});
   }
-  if (x_mixers.latent) return;
-  if (x_model.attention_sinks) {
+  if (x_mixers.latent) return d_qkv;
+  if (x_model.attention.sinks) {
     const Ref sinks = gradient("attention.sinks.weight").slice(x_part, x_plan.recompute.parts);
     std::vector<View> reads = {d_context.view()};
     std::vector<View> writes;
@@ -240,22 +258,30 @@ void LayerOps::backward_core(SegmentWriter& w, const Ref& d_context, const Ref& 
     w.compute("attention.sinks.gradient", kernel(KernelKind::kBiasGrad, x_tokens, x_q_heads),
               std::move(reads), std::move(writes));
   }
-  backward_positions(w, d_qkv);
+  backward_positions(w, d_qkv, x_mixers.beside ? x_mixers.beside->heads(d_raw) : d_qkv);
+  return d_raw;
 }
 
-void LayerOps::backward_positions(SegmentWriter& w, const Ref& d_qkv) {
-  if (x_model.position == Position::kRope) {
-    w.compute("attention.rope_gradient", rope(true), {d_qkv.view()}, {d_qkv.view()});
+void LayerOps::backward_positions(SegmentWriter& w, const Ref& d_qkv, const Ref& d_raw) {
+  const bool rotates = x_model.position == Position::kRope;
+  if (rotates) {
+    const Ref& out = x_model.qk_norm ? d_qkv : d_raw;
+    w.compute("attention.rope_gradient", rope(true), {d_qkv.view()}, {out.view()});
+  } else if (x_mixers.beside && !x_model.qk_norm) {
+    w.compute("attention.heads.gradient", kernel(KernelKind::kCast, x_tokens, x_qkv_width),
+              {d_qkv.view()}, {d_raw.view()});
   }
   if (!x_model.qk_norm) return;
   const Ref q = gradient("attention.q_norm.weight");
   const Ref k = gradient("attention.k_norm.weight");
-  std::vector<View> normed = views_of(raw_heads());
+  std::vector<Ref> raw = raw_heads();
+  if (x_mixers.beside) raw = {x_mixers.beside->heads(raw.front())};
+  std::vector<View> normed = views_of(raw);
   normed.insert(normed.begin(), d_qkv.view());
   for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"}) {
     if (const Ref own = weight(name); own.valid()) normed.push_back(own.view());
   }
-  std::vector<View> writes = {d_qkv.view()};
+  std::vector<View> writes = {d_raw.view()};
   // Every part of the heads adds to what the parts before gave.
   if (x_part > 0 && x_plan.writes_fresh() && q.valid())
     normed.insert(normed.end(), {q.view(), k.view()});

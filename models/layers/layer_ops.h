@@ -56,14 +56,17 @@ class LayerOps : public LinearParts {
   /// d_in = d_residual + norm'(d_out): the residual's gradient is added by the same kernel.
   void backward_norm(SegmentWriter& w, const std::string& name, const NormRefs& norm, const Ref& in,
                      const Ref& stats, const Ref& d_out, const Ref& d_residual, const Ref& d_in);
-  void backward_core(SegmentWriter& w, const Ref& d_context, const Ref& d_qkv);
+  /// Returns the gradient of what the linear in gives: d_qkv, where that is queries, keys and
+  /// values alone.
+  Ref backward_core(SegmentWriter& w, const Ref& d_mixed, const Ref& d_qkv);
 
   std::int64_t x_slice = 0;
 
  private:
   Attention core_of_slice(bool backward) const;
   Kernel dropout(KernelKind kind) const;
-  void backward_positions(SegmentWriter& w, const Ref& d_qkv);
+  /// To `d_raw`, or in place.
+  void backward_positions(SegmentWriter& w, const Ref& d_qkv, const Ref& d_raw);
 };
 
 }  // namespace foretrain

@@ -8,7 +8,7 @@ namespace {
 /// What of `again` a layer of this kind has.
 Recompute of_kind(Recompute again, LayerKind kind, bool latent) {
   if (!latent) again.latent_up = false;
-  if (kind.mixer != Mixer::kAttention) {
+  if (!kind.attends()) {
     again.attention = again.latent_up = again.keep_heads = again.keep_core = false;
     again.keep_projection = false;
   }
@@ -34,9 +34,15 @@ static std::int64_t norm_statistics(const Model& model) {
 
 /// What tells a layer of this kind from one of attention and an MLP.
 static std::string text_of_kind(LayerKind kind) {
-  constexpr std::array kMixers = {" without a mixer", "", " with a state space",
-                                  " with a convolution"};
+  constexpr std::array kMixers = {" without a mixer",
+                                  "",
+                                  " with a state space",
+                                  " with a convolution",
+                                  " with a delta net",
+                                  " with a selective scan",
+                                  " with attention and a state space"};
   std::string out = kMixers.at(static_cast<std::size_t>(kind.mixer));
+  if (kind.shape > 0) out += " of shape " + std::to_string(kind.shape);
   if (kind.sparse()) out += " with experts";
   if (kind.feed_forward == FeedForward::kNone) out += " without a feed-forward";
   return out;
@@ -124,6 +130,13 @@ LayerParts::LayerParts(ProgramBuilder& builder, const Model& model, const Plan& 
   x_again.parts = plan.recompute.parts;
   if (layouts.kind.mixer == Mixer::kMamba2) x_mixers.mamba.emplace(builder, model, plan, layouts);
   if (layouts.kind.mixer == Mixer::kConv) x_mixers.conv.emplace(builder, model, plan, layouts);
+  if (layouts.kind.mixer == Mixer::kDelta) x_mixers.delta.emplace(builder, model, plan, layouts);
+  if (layouts.kind.mixer == Mixer::kMamba1) {
+    x_mixers.selective.emplace(builder, model, plan, layouts);
+  }
+  if (BesideCore::used(model, layouts.kind) && !model.is_latent()) {
+    x_mixers.beside.emplace(builder, model, plan, layouts);
+  }
   set_linears();
   if (TensorGrid::used(plan)) x_grid.emplace(builder, model, plan);
   if (layouts.kind.sparse()) x_moe.emplace(builder, model, plan, layouts, x_again);
@@ -149,7 +162,11 @@ void LayerParts::set_linears() {
     x_qkv = linear(names.in, x_qkv_width, h);
     x_projection = linear(names.out, h, core.out_width());
   });
-  if (!other && x_plan.separate_projections) {
+  if (x_mixers.beside) {
+    x_qkv = linear(names.in, x_mixers.beside->in_width(), h);
+    x_projection =
+        linear(names.out, h, x_model.value_width() / t + x_mixers.beside->more_columns());
+  } else if (!other && x_plan.separate_projections) {
     const std::int64_t kv = x_kv_heads * x_model.head_dim;
     x_qkv.parts = {x_q_heads * x_model.head_dim, kv, kv};
   }
@@ -226,7 +243,7 @@ void LayerParts::declare_mixer(Buffers& b, LayoutWriter& saved, LayoutWriter& lo
   if (composes_norms()) {
     x_norm1.composed = place.add(name + " input in fp32", DType::kFp32, flat(), norm);
   }
-  if (x_layouts.kind.mixer == Mixer::kAttention) return declare_attention(b, saved, local);
+  if (x_layouts.kind.attends()) return declare_attention(b, saved, local);
   const DType type = x_plan.precision.branch();
   b.qkv = place.add("packed mixer inputs", type, x_tokens * x_qkv_width, whole);
   x_mixers.replace_core([&](auto& core) { core.declare(saved, local, whole); });
@@ -244,15 +261,19 @@ void LayerParts::declare_attention(Buffers& b, LayoutWriter& saved, LayoutWriter
   const bool core = repeats_core() || again.attention;
   b.qkv = place.add("qkv", type, x_tokens * x_qkv_width,
                     repeats_heads() || again.latent_up || (exchanges_heads() && !core));
-  if (x_model.qk_norm)
-    b.qkv_raw = place.add("qkv raw", type, x_tokens * x_qkv_width, repeats_heads());
-  b.context = place.add("context", type, x_tokens * x_projection.in, repeats_core());
+  if (x_model.qk_norm || x_mixers.beside) {
+    const std::int64_t width = x_mixers.beside ? x_qkv.out : x_qkv_width;
+    b.qkv_raw = place.add("qkv raw", type, x_tokens * width, repeats_heads());
+  }
+  b.context = x_mixers.beside
+                  ? x_mixers.beside->declare(saved, local, repeats_core())
+                  : place.add("context", type, x_tokens * x_projection.in, repeats_core());
   if (exchanges_heads()) {
     b.qkv_heads = place.add("qkv of own heads", type, b.qkv.count, core);
     b.out_heads = place.add("context of own heads", type, b.context.count, core);
   }
   declare_operations(b, place);
-  b.context_x = place.operand("context quantized", b.context, core);
+  b.context_x = place.operand("context quantized", x_mixers.mixed(b.context), core);
   if (x_plan.attention != AttentionKernel::kUnfused) {
     b.row_stats = place.add("log-sum-exp", DType::kFp32, x_tokens * x_q_heads, core);
     return;
@@ -302,7 +323,7 @@ void LayerParts::declare_branch(Buffers& b, LayoutWriter& saved, LayoutWriter& l
       x_norm2.composed = place.add("mlp.norm input in fp32", DType::kFp32, flat(), norm);
     }
   }
-  if (x_moe) return x_moe->declare(saved, local);
+  if (x_moe) return x_moe->declare(saved, local, b.x2);
   const bool whole = again.layer || again.mlp || again.parts > 1;
   b.up = place.add("mlp up", type, x_tokens * x_up.out / (keeps_products() ? 2 : 1),
                    whole && !again.keep_up);

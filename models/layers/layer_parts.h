@@ -8,9 +8,12 @@
 #include <vector>
 
 #include "models/layers/layer.h"
+#include "models/layers/mixers/beside_core.h"
 #include "models/layers/mixers/conv_block.h"
+#include "models/layers/mixers/delta_block.h"
 #include "models/layers/mixers/latent_block.h"
 #include "models/layers/mixers/mamba_block.h"
+#include "models/layers/mixers/selective_block.h"
 #include "models/layers/moe_block.h"
 #include "models/layers/tensor_grid.h"
 
@@ -71,15 +74,23 @@ struct MixerBlocks {
   std::optional<LatentBlock> latent;  ///< in place of one linear to queries, keys and values
   std::optional<MambaBlock> mamba;    ///< in place of the core of attention
   std::optional<ConvBlock> conv;      ///< likewise
+  std::optional<DeltaBlock> delta;
+  std::optional<SelectiveBlock> selective;
+  std::optional<BesideCore> beside;  ///< the core of attention
   /// Calls `visit` with what stands in place of the core of attention; false if nothing does.
   template <typename Visit>
   bool replace_core(Visit visit) {
     if (mamba) visit(*mamba);
     if (conv) visit(*conv);
-    return mamba.has_value() || conv.has_value();
+    if (delta) visit(*delta);
+    if (selective) visit(*selective);
+    return mamba || conv || delta || selective;
   }
+  /// What the linear back reads, of the core's result.
+  const Ref& mixed(const Ref& context) const { return beside ? beside->mixed() : context; }
   void write_to(LayoutWriter& local, Quantizer& quantizer) {
     if (latent) latent->write_to(local, quantizer);
+    if (beside) beside->write_to(local, quantizer);
     replace_core([&](auto& core) { core.write_to(local, quantizer); });
   }
 };
@@ -91,6 +102,9 @@ struct MixerNames {
 inline MixerNames mixer_names(LayerKind kind) {
   if (kind.mixer == Mixer::kConv) return {"conv", "conv.norm", "conv.in", "conv.out"};
   if (kind.mixer == Mixer::kMamba2) return {"mamba", "mamba.norm", "mamba.in", "mamba.out"};
+  if (kind.mixer == Mixer::kDelta) return {"delta", "delta.norm", "delta.in", "delta.out"};
+  if (kind.mixer == Mixer::kMamba1) return {"mamba1", "mamba1.norm", "mamba1.in", "mamba1.out"};
+  if (kind.mixer == Mixer::kBeside) return {"beside", "beside.norm", "beside.in", "beside.out"};
   return {"attention", "attention.norm", "attention.qkv", "attention.projection"};
 }
 

@@ -69,10 +69,13 @@ MoeBlock::MoeBlock(ProgramBuilder& builder, const Model& model, const Plan& plan
       x_width(model.experts.width / plan.experts.tensor),
       x_shared(model.experts.shared_width / plan.tensor) {
   x_router = matrix("moe.router", model.experts.count, model.hidden);
+  x_more.width = model.experts.token_width(model.hidden);
+  if (model.experts.more.latent > 0) x_more.latent.emplace(builder, model, plan, layouts);
+  if (model.experts.more.beside) x_more.beside.emplace(builder, model, plan, layouts);
   if (x_shared == 0) return;
   x_shared_up = matrix("moe.shared.up", raised(x_shared), model.hidden);
   x_shared_down = matrix("moe.shared.down", model.hidden, x_shared);
-  if (model.experts.shared_gate) x_gate.emplace(builder, model, plan, layouts);
+  if (model.experts.more.shared_gate) x_more.gate.emplace(builder, model, plan, layouts);
 }
 
 bool MoeBlock::sorts() const {
@@ -104,7 +107,7 @@ Ref MoeBlock::expert(const std::string& name, bool of_gradients, const char* par
   return Ref();
 }
 
-void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
+void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local, const Ref& stream) {
   const Placer place{saved, local, x_plan.precision};
   const bool whole = x_again.layer || x_again.moe;
   const DType type = x_plan.precision.compute;
@@ -114,8 +117,10 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
   x_scores = place.add("router scores", DType::kFp32, x_rows * experts, whole);
   x_map = place.add("routing map", DType::kUint8, x_rows * experts, whole);
   if (!cast_first()) {
-    x_input = place.add("expert input", type, rows * x_model.hidden, whole || low);
+    x_input = place.add("expert input", type, rows * x_more.width, whole || low);
   }
+  if (x_more.latent) x_more.latent->declare(place, whole);
+  if (x_more.beside) x_more.beside->declare(place, whole, stream);
   x_in = place.operand("expert input quantized", x_input, whole);
   if (masks()) {
     declare_masks(place, whole);
@@ -132,7 +137,7 @@ void MoeBlock::declare(LayoutWriter& saved, LayoutWriter& local) {
   x_s_up = place.add("shared expert up", type, x_tokens * raised(x_shared), shared);
   x_s_act = place.add("shared expert activation", type, x_tokens * x_shared, low || shared);
   x_s_activated = place.operand("shared expert activation quantized", x_s_act, shared);
-  if (x_gate) x_gate->declare(place, whole);
+  if (x_more.gate) x_more.gate->declare(place, whole);
 }
 
 void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int64_t rows,
@@ -147,7 +152,8 @@ void MoeBlock::bias_gradient(SegmentWriter& w, const std::string& name, std::int
 // --- Forward -----------------------------------------------------------------------------------
 void MoeBlock::route(SegmentWriter& w, const Ref& in) {
   const Ref logits = temporary("router logits", x_rows * x_router.out);
-  linear(w, "moe.router", x_router, x_rows, in, logits);
+  const Ref read = x_more.beside ? x_more.beside->scaled(w, in) : in;
+  linear(w, "moe.router", x_router, x_rows, read, logits);
   Kernel choose = of_experts(KernelKind::kRoute, x_rows, x_router.out);
   choose.launches = moe_constants().router_launches;
   if (x_plan.sequence) choose.split_over = x_tensor;
@@ -175,8 +181,9 @@ void MoeBlock::count_tokens(SegmentWriter& w) {
   w.compute("moe.counts.check", HostSync{}, {counts.view()}, {}).category = Category::kHost;
 }
 
-void MoeBlock::dispatch(SegmentWriter& w, const Ref& in) {
-  const std::int64_t h = x_model.hidden;
+void MoeBlock::dispatch(SegmentWriter& w, const Ref& normed) {
+  const std::int64_t h = x_more.width;
+  const Ref in = x_more.latent ? x_more.latent->down(w, normed) : normed;
   if (cast_first()) {
     const Ref own = temporary("tokens quantized", in.count, x_in.in.dtype);
     x_quantizer->quantize(w, "moe.dispatch.quantize", in, x_rows, own, Ref());
@@ -221,7 +228,7 @@ void MoeBlock::grouped(SegmentWriter& w, const std::string& name, Gemm gemm, con
 Ref MoeBlock::padded(SegmentWriter& w, const std::string& name, const Ref& rows) {
   if (!pads()) return rows;
   const Ref out = temporary(name, rows.count);
-  w.compute(name, kernel(KernelKind::kCast, x_sizes.worked(), x_model.hidden), {rows.view()},
+  w.compute(name, kernel(KernelKind::kCast, x_sizes.worked(), x_more.width), {rows.view()},
             {out.view()});
   return out;
 }
@@ -235,8 +242,9 @@ void MoeBlock::activation(SegmentWriter& w) {
   x_quantizer->quantize(w, "moe.experts.down.quantize", x_act, x_sizes.worked(), x_activated);
 }
 
-void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
-  const std::int64_t h = x_model.hidden;
+void MoeBlock::experts_forward(SegmentWriter& w, const Ref& routed) {
+  const std::int64_t h = x_more.width;
+  const Ref out = x_more.latent ? x_more.latent->joined() : routed;
   const std::int64_t m = x_sizes.per_expert;
   const Ref up = expert("moe.experts.up", false);
   const Ref narrow = expert("moe.experts.down", false);
@@ -254,6 +262,7 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   const Ref results = padded(w, "moe.experts.unpad", down);
   if (direct()) {
     from_experts(w, "moe.combine", {{results, out, h}});
+    if (x_more.latent) x_more.latent->up(w, routed);
     return;
   }
   Ref back = results;
@@ -264,6 +273,7 @@ void MoeBlock::experts_forward(SegmentWriter& w, const Ref& out) {
   if (masks()) return join(w, out);
   w.compute("moe.unpermute", of_experts(KernelKind::kUnpermute, x_rows, h),
             {back.view(), x_map.view()}, {out.view()});
+  if (x_more.latent) x_more.latent->up(w, routed);
 }
 
 void MoeBlock::shared_up(SegmentWriter& w, const LinearOperand& x) {
@@ -275,13 +285,13 @@ void MoeBlock::shared_up(SegmentWriter& w, const LinearOperand& x) {
 }
 
 Ref MoeBlock::shared_down(SegmentWriter& w) {
-  const Ref full = x_gate && !x_plan.sequence
-                       ? x_gate->results()
+  const Ref full = x_more.gate && !x_plan.sequence
+                       ? x_more.gate->results()
                        : temporary("shared expert output", x_tokens * x_model.hidden);
   linear(w, "moe.shared.down", x_shared_down, x_tokens, x_s_activated.in, full);
   if (!x_plan.sequence) return full;
-  const Ref part =
-      x_gate ? x_gate->results() : temporary("shared expert reduced", x_rows * x_model.hidden);
+  const Ref part = x_more.gate ? x_more.gate->results()
+                               : temporary("shared expert reduced", x_rows * x_model.hidden);
   w.collective("moe.shared.reduce", over_tensor(CollectiveKind::kReduceScatter, full.count),
                {full.view()}, {part.view()});
   return part;
@@ -318,14 +328,18 @@ Ref SharedGate::backward(SegmentWriter& w, const Ref& in, const Ref& d_out,
   return d_shared;
 }
 
-void MoeBlock::forward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out) {
+void MoeBlock::forward(SegmentWriter& w, const Ref& in, const LinearOperand& normed,
+                       const Ref& out) {
+  if (x_more.latent) x_more.latent->write_to(*x_local, *x_quantizer);
+  if (x_more.beside) x_more.beside->write_to(*x_local, *x_quantizer);
+  const LinearOperand x = x_more.beside ? x_more.beside->read(w) : normed;
   route(w, in);
   count_tokens(w);
   if (x_shared == 0) {
     dispatch(w, in);
     return experts_forward(w, out);
   }
-  const Ref routed = temporary("routed output", out.count);
+  Ref routed = temporary("routed output", out.count);
   Ref shared;
   if (!overlaps()) {
     dispatch(w, in);
@@ -340,9 +354,14 @@ void MoeBlock::forward(SegmentWriter& w, const Ref& in, const LinearOperand& x, 
     experts_forward(w, routed);
     run_waiting();
   }
-  if (x_gate) {
-    x_gate->write_to(*x_local, *x_quantizer);
-    shared = x_gate->forward(w, in);
+  if (x_more.gate) {
+    x_more.gate->write_to(*x_local, *x_quantizer);
+    shared = x_more.gate->forward(w, in);
+  }
+  if (x_more.beside) {
+    const BesideMlp::Results results = x_more.beside->after(w, {routed, shared});
+    routed = results.routed;
+    shared = results.shared;
   }
   w.compute("moe.add", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
             {routed.view(), shared.view()}, {out.view()});
@@ -351,7 +370,9 @@ void MoeBlock::forward(SegmentWriter& w, const Ref& in, const LinearOperand& x, 
 void MoeBlock::again(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out) {
   if (x_again.layer || x_again.moe) return forward(w, in, x, out);
   if (x_again.expert_activation) activation(w);
-  if (x_again.shared_experts && x_shared > 0) shared_up(w, x);
+  if (x_again.shared_experts && x_shared > 0) {
+    shared_up(w, x_more.beside ? x_more.beside->input() : x);
+  }
 }
 
 // --- Backward ----------------------------------------------------------------------------------
@@ -375,7 +396,7 @@ Quantizer::Copies MoeBlock::gradient_of(SegmentWriter& w, const std::string& nam
 
 /// The gradient of the experts' results, from where these went.
 Quantizer::Copies MoeBlock::result_gradient(SegmentWriter& w, const Ref& d_back) {
-  const std::int64_t count = x_sizes.worked() * x_model.hidden;
+  const std::int64_t count = x_sizes.worked() * x_more.width;
   Ref from = d_back;
   if (cast_first()) {
     from = temporary("d results quantized", d_back.count, x_plan.precision.linear);
@@ -384,7 +405,7 @@ Quantizer::Copies MoeBlock::result_gradient(SegmentWriter& w, const Ref& d_back)
   Ref d_down = from;
   if (!way().steps.empty()) {
     d_down = temporary("d expert output", count, from.dtype);
-    to_experts(w, "moe.combine_gradient", {{from, d_down, x_model.hidden}});
+    to_experts(w, "moe.combine_gradient", {{from, d_down, x_more.width}});
   }
   if (!cast_first()) {
     return gradient_of(w, "moe.experts.down", padded(w, "moe.experts.pad_gradient", d_down));
@@ -397,7 +418,7 @@ Quantizer::Copies MoeBlock::result_gradient(SegmentWriter& w, const Ref& d_back)
 
 MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref& d_out,
                                                     std::function<void()> beside) {
-  const std::int64_t h = x_model.hidden;
+  const std::int64_t h = x_more.width;
   const std::int64_t m = x_sizes.per_expert;
   const std::int64_t rows = x_sizes.worked();
   const Way path = way();
@@ -482,7 +503,11 @@ Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_prob
                   parameter_ref(x_layouts.parameter_gradients, "moe.router.bias", kGradients,
                                 kSharedGradients));
   }
-  return linear_backward(w, "moe.router", x_router, x_rows, d_logits, in);
+  if (!x_more.beside) return linear_backward(w, "moe.router", x_router, x_rows, d_logits, in);
+  x_more.beside->scale_gradient(w, d_logits);
+  const Ref read = x_more.beside->router_input(in);
+  return x_more.beside->scaled_backward(
+      w, in, linear_backward(w, "moe.router", x_router, x_rows, d_logits, read));
 }
 
 Ref MoeBlock::shared_down_backward(SegmentWriter& w, const Ref& d_out) {
@@ -499,14 +524,21 @@ Ref MoeBlock::shared_down_backward(SegmentWriter& w, const Ref& d_out) {
   return d_up;
 }
 
-Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& d_out) {
+Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const LinearOperand& normed,
+                       const Ref& d_sum, Ref& d_stream) {
+  if (x_more.latent) x_more.latent->write_to(*x_local, *x_quantizer);
+  if (x_more.beside) x_more.beside->write_to(*x_local, *x_quantizer);
+  const LinearOperand& x = x_more.beside ? x_more.beside->input() : normed;
+  BesideMlp::Results results{d_sum, d_sum};
+  if (x_more.beside) results = x_more.beside->after_backward(w, d_sum);
+  const Ref& d_out = results.shared;
   Ref d_shared_up;
   Ref d_shared;
   std::vector<View> d_inputs;
   Ref d_of_shared = d_out;
-  if (x_gate) {
-    x_gate->write_to(*x_local, *x_quantizer);
-    d_of_shared = x_gate->backward(w, in, d_out, d_inputs);
+  if (x_more.gate) {
+    x_more.gate->write_to(*x_local, *x_quantizer);
+    d_of_shared = x_more.gate->backward(w, in, d_out, d_inputs);
   }
   const auto down = [&] { d_shared_up = shared_down_backward(w, d_of_shared); };
   const auto up = [&] {
@@ -520,11 +552,15 @@ Ref MoeBlock::backward(SegmentWriter& w, const Ref& in, const LinearOperand& x, 
     down();
     up();
   }
-  const InputGradients d = experts_backward(w, d_out, std::move(beside_last));
+  const Ref d_routed =
+      x_more.latent ? x_more.latent->up_backward(w, results.routed) : results.routed;
+  InputGradients d = experts_backward(w, d_routed, std::move(beside_last));
   run_waiting();
+  if (x_more.latent) d.tokens = x_more.latent->down_backward(w, d.tokens, in);
+  if (x_more.beside) d_stream = x_more.beside->add_to_stream(w, d_shared, d_stream);
   const Ref d_router = router_backward(w, in, d.probabilities);
   std::vector<View> reads = {d.tokens.view(), d_router.view()};
-  if (d_shared.valid()) reads.push_back(d_shared.view());
+  if (d_shared.valid() && !x_more.beside) reads.push_back(d_shared.view());
   reads.insert(reads.end(), d_inputs.begin(), d_inputs.end());
   w.compute("moe.input_gradient", kernel(KernelKind::kAdd, x_rows, x_model.hidden),
             std::move(reads), {d.tokens.view()});

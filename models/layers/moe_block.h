@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "models/layers/block.h"
+#include "models/layers/experts/beside_mlp.h"
+#include "models/layers/experts/latent_way.h"
 
 namespace foretrain {
 
@@ -62,15 +64,18 @@ class MoeBlock : public Block {
   MoeBlock(ProgramBuilder& builder, const Model& model, const Plan& plan,
            const LayerLayouts& layouts, const Recompute& again);
 
-  void declare(LayoutWriter& saved, LayoutWriter& local);
+  /// `stream`: what the layer's feed-forward reads, before its norm.
+  void declare(LayoutWriter& saved, LayoutWriter& local, const Ref& stream);
   /// From the normed `in` of this rank's tokens to the branch `out` of the same tokens; `x` is `in`
   /// as the shared experts read it.
   void forward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out);
   /// Computes again what forward did not keep.
   void again(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& out);
-  /// Returns the gradient of `in`.
-  Ref backward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& d_out);
-  bool shares() const { return x_shared > 0; }
+  /// Returns the gradient of `in`; an MLP beside the experts adds its own to that of the stream.
+  Ref backward(SegmentWriter& w, const Ref& in, const LinearOperand& x, const Ref& d_out,
+               Ref& d_stream);
+  /// Shared experts read the normed input.
+  bool shares() const { return x_shared > 0 && !x_more.beside; }
   /// Elements that the first matrix of an expert of this width gives: gate and up, or up alone.
   std::int64_t raised(std::int64_t width) const { return x_model.gated() ? 2 * width : width; }
 
@@ -168,7 +173,14 @@ class MoeBlock : public Block {
   std::int64_t x_width, x_shared;
   Matrix x_router, x_shared_up, x_shared_down;
   Ref x_scores, x_map, x_input, x_probabilities, x_up, x_act, x_s_up, x_s_act;
-  std::optional<SharedGate> x_gate;
+  /// What some models have besides.
+  struct More {
+    std::optional<SharedGate> gate;
+    std::optional<BesideMlp> beside;
+    std::optional<LatentWay> latent;
+    std::int64_t width = 0;  ///< of a token as experts see it
+  };
+  More x_more;
   struct Masks {
     Ref mask, weights, results, d_weights;
   };

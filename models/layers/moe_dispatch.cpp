@@ -35,7 +35,7 @@ void MoeBlock::sort(SegmentWriter& w, const std::string& name, const Payload& pa
     writes.push_back(rows.to.view());
   }
   Kernel sort = of_experts(back ? KernelKind::kUnpermute : KernelKind::kPermute, x_sizes.worked(),
-                           x_model.hidden);
+                           x_more.width);
   sort.rows_of.experts = x_sizes.local;
   sort.rows_of.sources = group_size();
   if (gathers()) {

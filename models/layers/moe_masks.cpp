@@ -20,7 +20,7 @@ void MoeBlock::declare_masks(const Placer& place, bool again) {
   const DType type = x_plan.precision.compute;
   x_masks.mask = place.add("token mask", type, x_rows * x_sizes.sent, again);
   x_masks.weights = place.add("combine weights", type, x_rows * x_sizes.sent, again);
-  x_masks.results = place.add("expert results", type, x_sizes.sent * x_model.hidden, again);
+  x_masks.results = place.add("expert results", type, x_sizes.sent * x_more.width, again);
 }
 
 void MoeBlock::pick(SegmentWriter& w, const Ref& in, const Ref& tokens) {
@@ -35,14 +35,14 @@ void MoeBlock::pick(SegmentWriter& w, const Ref& in, const Ref& tokens) {
   pass("moe.masks.weights", 4 * all, x_scores, wide);
   pass("moe.masks.mask", 4 * all + 2 * all + narrow, wide, x_masks.mask);
   pass("moe.masks.cast", 4 * all + narrow, wide, x_masks.weights);
-  Gemm product{x_sizes.sent, x_model.hidden, x_rows};
+  Gemm product{x_sizes.sent, x_more.width, x_rows};
   product.transpose_a = true;
   product.in = product.out = x_plan.precision.compute;
   w.compute("moe.masks.pick", product, {x_masks.mask.view(), in.view()}, {tokens.view()});
 }
 
 void MoeBlock::join(SegmentWriter& w, const Ref& out) {
-  Gemm product{x_rows, x_model.hidden, x_sizes.sent};
+  Gemm product{x_rows, x_more.width, x_sizes.sent};
   product.in = product.out = x_plan.precision.compute;
   w.compute("moe.masks.join", product, {x_masks.weights.view(), x_masks.results.view()},
             {out.view()});
@@ -50,8 +50,8 @@ void MoeBlock::join(SegmentWriter& w, const Ref& out) {
 
 void MoeBlock::join_gradient(SegmentWriter& w, const Ref& d_out, const Ref& d_results) {
   x_masks.d_weights = temporary("d combine weights", x_rows * x_sizes.sent);
-  Gemm of_weights{x_rows, x_sizes.sent, x_model.hidden, 1, false, true};
-  Gemm of_results{x_sizes.sent, x_model.hidden, x_rows};
+  Gemm of_weights{x_rows, x_sizes.sent, x_more.width, 1, false, true};
+  Gemm of_results{x_sizes.sent, x_more.width, x_rows};
   of_results.transpose_a = true;
   for (Gemm* product : {&of_weights, &of_results}) {
     product->in = product->out = x_plan.precision.compute;
@@ -64,9 +64,9 @@ void MoeBlock::join_gradient(SegmentWriter& w, const Ref& d_out, const Ref& d_re
 
 MoeBlock::InputGradients MoeBlock::pick_gradient(SegmentWriter& w, const Ref& d_picked) {
   const std::int64_t all = x_rows * x_sizes.sent;
-  const Ref d_tokens = temporary("d dispatched", x_rows * x_model.hidden);
+  const Ref d_tokens = temporary("d dispatched", x_rows * x_more.width);
   const Ref d_scores = temporary("d scores", x_rows * x_model.experts.count, DType::kFp32);
-  Gemm product{x_rows, x_model.hidden, x_sizes.sent};
+  Gemm product{x_rows, x_more.width, x_sizes.sent};
   product.in = product.out = x_plan.precision.compute;
   w.compute("moe.masks.pick_gradient", product, {x_masks.mask.view(), d_picked.view()},
             {d_tokens.view()});

@@ -83,7 +83,7 @@ class PlanDeriver {
   void derive_sequence() {
     Plan& p = x_plan;
     if (p.tensor == 1 && p.tensor_depth == 1) p.tensor_mode = TensorMode::k1D;
-    const bool usual = !p.in_grid() && !x_model.is_encoder_decoder() && x_model.masked == 0;
+    const bool usual = !p.in_grid() && !x_model.is_encoder_decoder() && x_model.ends.masked == 0;
     p.sequence = p.tensor > 1 && x_request.sequence.value_or(usual);
     if (x_model.is_network()) p.sequence_length = 1;
   }
@@ -329,11 +329,12 @@ class PlanDeriver {
   }
 
   void check_masked() {
-    if (x_model.masked > x_plan.sequence_length) {
+    if (x_model.ends.masked > x_plan.sequence_length) {
       refuse("batch/sequence", text(x_plan.sequence_length) + " tokens are fewer than the " +
-                                   text(x_model.masked) + " that the model predicts of a sequence");
+                                   text(x_model.ends.masked) +
+                                   " that the model predicts of a sequence");
     }
-    if (x_model.masked > 0 && (x_plan.sequence || x_plan.context > 1)) {
+    if (x_model.ends.masked > 0 && (x_plan.sequence || x_plan.context > 1)) {
       refuse(x_plan.sequence ? "parallel/sequence" : "parallel/context",
              "the head of masked tokens is not modelled with sequence or context parallelism; "
              "model.max_predictions_per_seq 0 predicts every token",

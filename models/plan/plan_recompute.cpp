@@ -13,8 +13,8 @@ namespace {
 
 bool knows_operations(const Model& model, const Plan& plan) {
   return model.gated() && model.position == Position::kRope && !model.has_experts() &&
-         !model.is_latent() && !model.is_hybrid() && plan.attention != AttentionKernel::kUnfused &&
-         plan.context == 1 && !plan.in_grid();
+         !model.is_latent() && !model.is_hybrid() && model.attention.plain() &&
+         plan.attention != AttentionKernel::kUnfused && plan.context == 1 && !plan.in_grid();
 }
 
 /// A layer in parts.
@@ -101,8 +101,8 @@ void check_recompute(const Model& model, const Plan& plan, Violations& out) {
   } else if (again.keeps() && parts) {
     out.add("recompute/keep", "goes with the module \"layer\" alone");
   }
-  const bool other =
-      model.has_experts() || model.is_latent() || model.is_hybrid() || plan.in_grid();
+  const bool other = model.has_experts() || model.is_latent() || model.is_hybrid() ||
+                     !model.attention.plain() || plan.in_grid();
   if (again.keeps() && other) {
     out.add("recompute/keep",
             "is modelled for layers of attention and an MLP, without experts and latent "

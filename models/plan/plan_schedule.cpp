@@ -101,7 +101,7 @@ void check_shared_vocabulary(const Model& model, const Plan& p, Violations& out)
   if (p.pipeline == 1) return out.add("schedule", name_of(p.schedule) + " needs pipeline > 1");
   out.beside("the vocabulary on all stages (" + name_of(p.schedule) + ")",
              {{p.in_grid(), "parallel/tensor_mode", "grids"},
-              {model.masked > 0, "schedule", "the head of masked tokens"},
+              {model.ends.masked > 0, "schedule", "the head of masked tokens"},
               {model.predict_layers > 0, "schedule", "multi-token prediction"},
               {model.is_encoder_decoder(), "schedule", "encoder-decoders"},
               {p.by_units(), "sharding/level", "sharded gradients"},

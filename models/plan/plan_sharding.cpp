@@ -226,7 +226,7 @@ void derive_accumulation(const Model& model, const GradientKeys& keys, Plan& pla
 
 bool can_copy_into_buckets(const Model& model, const Plan& p) {
   const bool plain = !p.in_grid() && !model.has_experts() && !model.is_encoder_decoder() &&
-                     !model.is_network() && model.masked == 0 && model.predict_layers == 0;
+                     !model.is_network() && model.ends.masked == 0 && model.predict_layers == 0;
   const bool own_passes = p.splits_backward() || p.shares_vocabulary() || p.sums_after_pass ||
                           p.overlap.tensor_slices > 1 || p.forwards > 1;
   const bool one_place = p.placement() == ChunkPlacement::kRound;

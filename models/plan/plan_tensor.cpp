@@ -1,9 +1,12 @@
 #include "models/plan/plan_tensor.h"
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/plan/plan_reading.h"
@@ -34,11 +37,18 @@ void check_divided(const Plan& p, const Widths& widths, Violations& out) {
   }
 }
 
-void check_1d(const Model& m, const Plan& p, Violations& out) {
+void check_widths(const Model& m, const Plan& p, Violations& out) {
   const std::array<Width, 3> widths = {{{"the model's attention heads", m.heads, p.tensor},
                                         {"the model's key-value heads", m.kv_heads, p.tensor},
                                         {"intermediate_size", m.intermediate, p.tensor}}};
   check_divided(p, widths, out);
+}
+
+void check_1d(const Model& m, const Plan& p, Violations& out) {
+  if (m.hybrid.shapes.empty()) check_widths(m, p, out);
+  for (const LayersOfKind& of : m.kinds(false)) {
+    if (!m.hybrid.shapes.empty()) check_widths(m.of(of.kind), p, out);
+  }
   if (p.sequence && p.tokens() % p.tensor != 0) {
     out.add("parallel/sequence", "a microbatch of " + text(p.tokens()) +
                                      " tokens does not divide among tensor " + text(p.tensor));
@@ -86,9 +96,9 @@ void check_grid(const Model& m, const Plan& p, Violations& out) {
               {m.has_experts(), "parallel/tensor_mode", "experts"},
               {m.is_latent(), "parallel/tensor_mode", "latent attention"},
               {m.qk_norm, "parallel/tensor_mode", "norms of queries and keys"},
-              {m.attention_sinks, "parallel/tensor_mode", "attention sinks"},
+              {m.attention.sinks, "parallel/tensor_mode", "attention sinks"},
               {m.predict_layers > 0, "parallel/tensor_mode", "multi-token prediction"},
-              {m.masked > 0, "parallel/tensor_mode", "the head of masked tokens"},
+              {m.ends.masked > 0, "parallel/tensor_mode", "the head of masked tokens"},
               {m.is_encoder_decoder(), "parallel/tensor_mode", "encoder-decoders"},
               {p.precision.low(), "precision", "less than 16 bits"},
               {p.by_units(), "sharding/level", "sharded gradients or parameters"},
@@ -136,25 +146,82 @@ void check_slices(const Model& m, const Plan& p, Violations& out) {
        {p.offload.activation_layers > 0, "offload/activation_layers", "activations on the host"}});
 }
 
+/// Parts of a model that are counted and not lowered.
+void check_counted(const Model& m, Violations& out) {
+  const std::pair<bool, std::string> parts[] = {
+      {m.hybrid.shared.blocks > 0, "a block that several layers share"},
+      {m.ends.patch > 0, "patches of images in place of tokens"},
+      {m.ends.embedding_width > 0, "tables narrower than the hidden width"},
+      {m.ends.classes > 0, "a head of " + text(m.ends.classes) + " classes"},
+      {m.latent.index_heads > 0, "an indexer that chooses the keys of a query"},
+      {m.attention.value_dim > 0, "values of another width than keys"},
+      {m.hybrid.one_layer, "layers that share their weights"},
+      {!m.ends.final_norm, "a last layer without a norm behind it"}};
+  std::vector<std::string> found;
+  for (const auto& [has, name] : parts) {
+    if (has) found.push_back(name);
+  }
+  if (!found.empty()) out.unsupported("model", enumerated(found) + ": counted, not simulated");
+}
+
+/// Whole heads, or heads and groups, of a mixer on every tensor rank.
+void check_heads(const Plan& p, const std::string& mixer, std::int64_t heads, std::int64_t groups,
+                 Violations& out) {
+  if (heads % p.tensor == 0 && groups % p.tensor == 0) return;
+  out.add("parallel/tensor", "every rank holds whole heads and groups of a " + mixer + ", and " +
+                                 text(p.tensor) + " does not divide " + text(heads) +
+                                 " heads and " + text(groups) + " groups; try " +
+                                 text(std::gcd(p.tensor, std::gcd(heads, groups))));
+}
+
+/// The mixers beside attention. Megatron Core gives every tensor rank whole heads and groups of a
+/// state space (ssm/mamba_mixer.py), of a delta net whole heads of keys and of values
+/// (ssm/gated_delta_net/common.py).
+void check_mixers(const Model& m, const Plan& p, Violations& out) {
+  const Hybrid& h = m.hybrid;
+  const bool delta = m.has_mixer(Mixer::kDelta);
+  const bool selects = m.has_mixer(Mixer::kMamba1);
+  if (p.tensor > 1 && (selects || (delta && h.delta.by_channel()))) {
+    out.unsupported("parallel/tensor",
+                    std::string(selects ? "Mamba's mixer" : "a delta net with decays by channel") +
+                        " is not modelled over tensor ranks: set parallel.tensor to 1");
+  }
+  if (m.has_mixer(Mixer::kMamba2) || m.has_mixer(Mixer::kBeside)) {
+    check_heads(p, "state space", h.state_space.heads, h.state_space.groups, out);
+  }
+  if (delta) check_heads(p, "delta net", h.delta.value_heads, h.delta.key_heads, out);
+}
+
 /// Models whose layers are not all attention and a feed-forward, each with a norm before it.
-/// Megatron Core gives every tensor rank whole heads and groups of a state space
-/// (ssm/mamba_mixer.py).
 void check_hybrid(const Model& m, const Plan& p, Violations& out) {
-  const bool scans = m.has_mixer(Mixer::kMamba2);
+  check_counted(m, out);
+  const Mixer others[] = {Mixer::kMamba2, Mixer::kBeside, Mixer::kConv, Mixer::kDelta,
+                          Mixer::kMamba1};
+  const bool mixes = std::any_of(std::begin(others), std::end(others),
+                                 [&m](Mixer mixer) { return m.has_mixer(mixer); });
   out.beside("a model with layers of these kinds",
              {{p.in_grid(), "parallel/tensor_mode", "grids: set parallel.tensor_mode to 1d"},
               {p.overlap.tensor_slices > 1, "overlap/tensor_slices", "slices of a microbatch"},
               {p.overlap.passes, "overlap/passes", "passes that run beside each other"},
               {p.recompute.parts > 1, "recompute/co_shard", "parts of a layer"},
-              {p.context > 1 && (scans || m.has_mixer(Mixer::kConv)), "parallel/context",
+              {m.ends.transform && p.shares_vocabulary(), "schedule",
+               "a vocabulary that all stages share"},
+              {m.experts.more.latent > 0 && p.overlap.expert, "overlap/expert",
+               "shared experts beside the exchange of latent tokens"},
+              {p.context > 1 && mixes, "parallel/context",
                "context parallelism of a state space or convolution"}});
-  if (!scans) return;
-  const StateSpace& s = m.hybrid.state_space;
-  if (s.heads % p.tensor == 0 && s.groups % p.tensor == 0) return;
-  out.add("parallel/tensor", "every rank holds whole heads and groups of a state space, and " +
-                                 text(p.tensor) + " does not divide " + text(s.heads) +
-                                 " heads and " + text(s.groups) + " groups; try " +
-                                 text(std::gcd(p.tensor, std::gcd(s.heads, s.groups))));
+  check_mixers(m, p, out);
+}
+
+/// More than layers of attention and a feed-forward, each with a norm before it, between a table
+/// and an output matrix.
+bool has_more(const Model& m) {
+  const bool norms = !m.norms.plain() || !m.norms.weights;
+  const bool ends = !m.ends.plain() || m.ends.transform || !m.ends.final_norm || m.biases.head;
+  const bool experts = m.experts.more.latent > 0 || m.experts.more.beside;
+  const bool counted = m.latent.index_heads > 0 || m.attention.value_dim > 0 ||
+                       m.hybrid.one_layer || m.biases.activation > 0;
+  return m.is_hybrid() || norms || ends || experts || counted || !m.attention.plain();
 }
 
 }  // namespace
@@ -165,9 +232,7 @@ std::string_view name_of(TensorMode mode) {
 }
 
 void check_tensor(const Model& model, const Plan& plan, Violations& out) {
-  if (model.is_hybrid() || !model.norms.plain() || !model.norms.weights || model.biases.head) {
-    check_hybrid(model, plan, out);
-  }
+  if (has_more(model)) check_hybrid(model, plan, out);
   plan.in_grid() ? check_grid(model, plan, out) : check_1d(model, plan, out);
   check_slices(model, plan, out);
 }

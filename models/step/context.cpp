@@ -25,7 +25,7 @@ std::vector<ElementRange> partial_gradients(const Model& model, const Plan& plan
   if (plan.tensor == 1 || shared == 0 || plan.in_grid()) return {};
   if (plan.sequence) return {{0, shared}};
   std::vector<ElementRange> out;
-  if (!model.qk_norm) return out;
+  if (!model.qk_norm && !model.has_mixer(Mixer::kDelta)) return out;
   std::int64_t begin = before;
   for (const LayerLayouts* layer : layers) {
     for (const Buffer& buffer : layer->parameter_gradients.shared.buffers) {

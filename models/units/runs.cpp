@@ -37,7 +37,7 @@ void append_layout(Stage& stage, UnitContent& out, const FrameLayout& layout, st
     const bool cut = std::any_of(buffer.pieces.begin(), buffer.pieces.end(), [](const Piece& p) {
       return p.rows_split_over.valid() || p.cols_split_over.valid();
     });
-    const bool of_heads = stage.model.qk_norm && is_head_norm(buffer.name);
+    const bool of_heads = is_head_norm(buffer.name);
     if (!cut && stage.plan.tensor > 1) {
       extend(out.alike, buffer.count);
       if (stage.plan.sequence || of_heads) extend(out.partial, buffer.count);

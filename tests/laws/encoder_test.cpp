@@ -24,7 +24,7 @@ Model bert_large() {
 Program program_of(std::int64_t masked) {
   Model model = bert_large();
   model.layers = 2;
-  model.masked = masked;
+  model.ends.masked = masked;
   Plan plan = small_plan(model, {1, 1, 1, 1}, 1);
   plan.sequence_length = kLength;
   plan.micro_batch = plan.global_batch = 4;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "models/lower.h"
+#include "sim/program/read_work.h"
 #include "sim/program/scan.h"
 #include "sim/program/verify.h"
 #include "tests/support/small_plans.h"
@@ -46,29 +47,96 @@ double flops_on_rank(const Workload& workload) {
   return out;
 }
 
-/// Elements of the matrices that GEMMs multiply a token with: all but the convolution's.
+/// Elements of the matrices that GEMMs multiply a token with: all but those of convolutions.
 double multiplied(const Model& model, const Plan& plan) {
   double out = static_cast<double>(round_up(model.vocabulary, 128 * plan.tensor) * model.hidden);
   for (const LayersOfKind& of : model.kinds(false)) {
     for (const Parameter& p : layer_parameters(model, of.kind)) {
-      const bool convolution = p.name == "mamba.conv.weight";
+      const bool convolution = p.name.ends_with(".conv.weight");
       if (p.cols > 1 && !convolution) out += static_cast<double>(of.layers * p.count());
     }
   }
   return out;
 }
 
+/// The scan of a token in a layer's mixer, whose `batch` is 0 where there is none.
+Scan scan_of(const Model& model, Mixer mixer) {
+  const StateSpace& s = model.hybrid.state_space;
+  const DeltaNet& d = model.hybrid.delta;
+  const SelectiveScan& c = model.hybrid.selective;
+  if (mixer == Mixer::kMamba2 || mixer == Mixer::kBeside) {
+    return {false, 1, s.chunk, s.heads, s.groups, s.head_dim, s.state, s.chunk};
+  }
+  if (mixer == Mixer::kDelta) {
+    return {false,       1,         d.chunk, d.value_heads, d.value_heads,
+            d.value_dim, d.key_dim, d.chunk, DType::kBf16,  ScanRule::kDelta};
+  }
+  if (mixer == Mixer::kMamba1) {
+    return {false, 1, 1, c.width, 1, 1, c.state, 1, DType::kBf16, ScanRule::kSelective};
+  }
+  return {false, 0};
+}
+
 /// FLOPs of the scans of a token, forward and backward.
 double scanned(const Model& model) {
-  const StateSpace& s = model.hybrid.state_space;
   double out = 0;
-  for (const bool backward : {false, true}) {
-    const Scan one{backward, 1, s.chunk, s.heads, s.groups, s.head_dim, s.state, s.chunk};
-    out += flops_of(Work{one}) / static_cast<double>(s.chunk);
+  for (const LayerKind& kind : model.hybrid.layers) {
+    Scan one = scan_of(model, kind.mixer);
+    if (one.batch == 0) continue;
+    for (const bool backward : {false, true}) {
+      one.backward = backward;
+      out += flops_of(Work{one}) / static_cast<double>(one.length);
+    }
   }
-  std::int64_t layers = 0;
-  for (const LayerKind& kind : model.hybrid.layers) layers += kind.mixer == Mixer::kMamba2 ? 1 : 0;
-  return out * static_cast<double>(layers);
+  return out;
+}
+
+/// A small model whose layers have mixers of these kinds.
+Model with_mixers(std::vector<Mixer> mixers) {
+  Model model = small_hybrid(false);
+  model.hybrid.delta = {2, 4, 16, 16, 4, 0, 16};
+  model.hybrid.selective = {2 * model.hidden, 8, 4, 4, true, false, true};
+  for (std::size_t l = 0; l < model.hybrid.layers.size(); ++l) {
+    model.hybrid.layers[l].mixer = mixers[l % mixers.size()];
+  }
+  return model;
+}
+
+/// The same with decays of every channel.
+Model with_channel_decays() {
+  Model model = with_mixers({Mixer::kDelta, Mixer::kAttention});
+  model.hybrid.delta = {4, 4, 16, 16, 4, 8, 16};
+  return model;
+}
+
+/// Attention of two shapes, one of which has values that are its keys.
+Model with_shapes() {
+  Model model = small_llama();
+  model.qk_norm = true;
+  model.hybrid.shapes = {{model.heads, 2, 2 * model.head_dim, model.intermediate / 2, true}};
+  model.hybrid.layers.assign(static_cast<std::size_t>(model.layers), {});
+  model.hybrid.layers[0].shape = 1;
+  return model;
+}
+
+Model with_gate(OutputGate gate) {
+  Model model = small_llama();
+  model.attention.gate = gate;
+  return model;
+}
+
+/// Experts of half the hidden width's space, or beside an MLP with norms of its own.
+Model with_latent_experts() {
+  Model model = small_moe();
+  model.experts.more.latent = model.hidden / 2;
+  return model;
+}
+Model with_mlp_beside(bool norms) {
+  Model model = small_moe();
+  model.experts.more.beside = true;
+  model.experts.shared_width = model.hidden;
+  model.experts.more.norms_after = model.experts.more.scales = norms;
+  return model;
 }
 
 // A mixer: its norm, a linear to z, x, B, C and steps, the convolution and its bias, three numbers
@@ -116,6 +184,112 @@ TEST(HybridLayers, RanksShareProductsAndScans) {
         EXPECT_GT(flops_on_rank<Attention>(workload), 0);
       }
     }
+  }
+}
+
+// Delta nets, Mamba's mixers, attention beside a state space, gates and shapes: every rank has its
+// share of the products of all matrices, and of the scans.
+TEST(Mixers, RanksShareProductsAndScans) {
+  struct Case {
+    Model model;
+    std::int64_t most;
+  };
+  const Case cases[] = {{with_mixers({Mixer::kDelta, Mixer::kAttention}), 2},
+                        {with_mixers({Mixer::kBeside}), 2},
+                        {with_mixers({Mixer::kMamba1, Mixer::kAttention}), 1},
+                        {with_channel_decays(), 1},
+                        {with_shapes(), 2},
+                        {with_gate(OutputGate::kElements), 2},
+                        {with_gate(OutputGate::kHeads), 2}};
+  for (const Case& one : cases) {
+    for (std::int64_t tensor = 1; tensor <= one.most; ++tensor) {
+      Plan plan = small_plan(one.model, {tensor, 1, 1, 1}, 1);
+      plan.sequence = tensor > 1;
+      const Workload workload = lower(one.model, plan);
+      const Status fault = verify(workload);
+      ASSERT_TRUE(fault.ok()) << fault.error().message;
+      const double tokens = static_cast<double>(plan.global_batch * plan.sequence_length);
+      EXPECT_DOUBLE_EQ(flops_on_rank<Gemm>(workload) * static_cast<double>(tensor),
+                       6 * tokens * multiplied(one.model, plan));
+      EXPECT_DOUBLE_EQ(flops_on_rank<Scan>(workload) * static_cast<double>(tensor),
+                       tokens * scanned(one.model));
+    }
+  }
+}
+
+// A gated delta net (arXiv 2412.06464; Hugging Face's qwen3_next): its norm, a linear to queries,
+// keys, values, gates and two numbers a value head, the convolution, two numbers a head, the norm
+// of one head, the linear back. Kimi's has two low ranks in place of gates and decays.
+TEST(Mixers, DeltaNetsHaveTheParametersOfTheirDefinition) {
+  const Model model = with_mixers({Mixer::kDelta});
+  const std::int64_t h = model.hidden;
+  const std::int64_t k = 2 * 16;
+  const std::int64_t v = 4 * 16;
+  EXPECT_EQ(elements(model, {Mixer::kDelta, FeedForward::kNone}),
+            h + h * (2 * k + 2 * v + 2 * 4) + 4 * (2 * k + v) + 2 * 4 + 16 + v * h);
+  const Model kimi = with_channel_decays();
+  EXPECT_EQ(elements(kimi, {Mixer::kDelta, FeedForward::kNone}),
+            h + h * (3 * v + 4 + 2 * 8) + 4 * 3 * v + 4 + v + 2 * 8 * v + 16 + v * h);
+}
+
+TEST(Mixers, SelectiveScansHaveTheParametersOfTheirDefinition) {
+  const Model model = with_mixers({Mixer::kMamba1});
+  const std::int64_t h = model.hidden;
+  const std::int64_t d = 2 * h;
+  EXPECT_EQ(elements(model, {Mixer::kMamba1, FeedForward::kNone}),
+            h + 2 * h * d + 5 * d + (4 + 16) * d + (4 + 16) + 5 * d + 8 * d + d + d * h);
+}
+
+// The linears of both mixers: their products are the sums of either.
+TEST(Mixers, AttentionBesideAStateSpaceHasTheParametersOfBoth) {
+  const Model model = with_mixers({Mixer::kBeside});
+  const LayerKind both{Mixer::kBeside, FeedForward::kNone};
+  EXPECT_EQ(elements(model, both),
+            elements(model, kAttentionAlone) + elements(model, kMamba) - model.hidden);
+}
+
+// q, k and v per token and head: states 6 q v, squares 4 C v + 21/4 C k + C^2 / 2, forward.
+TEST(Scans, DeltaRulesHaveTheFlopsOfTheirKernels) {
+  Scan scan{false, 1, 64, 2, 2, 32, 16, 64, DType::kBf16, ScanRule::kDelta};
+  const double token = 2 * (6.0 * 16 * 32 + 4.0 * 64 * 32 + 5.25 * 64 * 16 + 64.0 * 64 / 2);
+  EXPECT_DOUBLE_EQ(flops_of(Work{scan}), 64 * token);
+  scan.backward = true;
+  const double back = 2 * (16.0 * 16 * 32 + 10.0 * 64 * 32 + 18.0 * 64 * 16 + 4.0 * 64 * 64);
+  EXPECT_DOUBLE_EQ(flops_of(Work{scan}), 64 * back);
+  Scan channels = scan;
+  channels.rule = ScanRule::kChannelDelta;
+  EXPECT_DOUBLE_EQ(flops_of(Work{channels}), flops_of(Work{scan}));
+  for (std::size_t i = 0; i < kernels_of(scan).size(); ++i) {
+    EXPECT_GE(kernels_of(channels)[i].bytes, kernels_of(scan)[i].bytes);
+  }
+  const Scan selective{false, 1, 10, 6, 1, 1, 8, 1, DType::kBf16, ScanRule::kSelective};
+  EXPECT_DOUBLE_EQ(flops_of(Work{selective}), 9.0 * 10 * 6 * 8);
+}
+
+TEST(Scans, AreReadAsTheyAreWritten) {
+  for (const ScanRule rule :
+       {ScanRule::kStateSpace, ScanRule::kSelective, ScanRule::kDelta, ScanRule::kChannelDelta}) {
+    const Work work = Scan{true, 2, 64, 4, 2, 8, 16, 32, DType::kBf16, rule};
+    const Result<Work> read = read_work(text_of(work));
+    ASSERT_TRUE(read.ok()) << text_of(work);
+    EXPECT_EQ(read.value(), work);
+  }
+}
+
+// Experts work on latent tokens: matrices to the latent space and back for every token, experts'
+// matrices of that width.
+TEST(LatentExperts, MultiplyInTheirSpace) {
+  const Model model = with_latent_experts();
+  const Experts& e = model.experts;
+  const LayerKind sparse{Mixer::kNone, FeedForward::kExperts};
+  const std::int64_t l = model.hidden / 2;
+  EXPECT_EQ(elements(model, sparse) - elements(small_moe(), sparse),
+            2 * l * model.hidden - e.count * 3 * e.width * (model.hidden - l));
+  for (const std::int64_t tensor : {1, 2}) {
+    Plan plan = small_plan(model, {tensor, 1, 1, 1}, 1);
+    plan.sequence = tensor > 1;
+    const Status fault = verify(lower(model, plan));
+    EXPECT_TRUE(fault.ok()) << fault.error().message;
   }
 }
 
@@ -172,14 +346,30 @@ TEST(Blocks, LowerUnderEveryCut) {
   for (const HeadNorms heads : {HeadNorms::kEachHead, HeadNorms::kWidth, HeadNorms::kWeightless}) {
     add([heads](Model& m) { m.qk_norm = true, m.norms.heads = heads; }, llama);
   }
-  add([](Model& m) { m.experts.shared_gate = true; }, small_moe());
+  add([](Model& m) { m.experts.more.shared_gate = true; }, small_moe());
   add([](Model& m) { m.norms.after = true, m.norms.before = false; }, small_moe());
   add([](Model& m) { m.hybrid.layers[1] = {Mixer::kNone, FeedForward::kMlp}; }, small_hybrid(true));
   add([](Model& m) { m.hybrid.layers[0] = {Mixer::kConv}; }, small_hybrid(false));
   add([](Model& m) { m.hybrid.layers[0] = {Mixer::kConv}, m.hybrid.conv_bias = true; },
       small_hybrid(false));
+  for (const Mixer mixer : {Mixer::kDelta, Mixer::kMamba1, Mixer::kBeside}) {
+    models.push_back(with_mixers({mixer, Mixer::kAttention}));
+  }
+  models.push_back(with_channel_decays());
+  models.push_back(with_shapes());
+  models.push_back(with_gate(OutputGate::kElements));
+  models.push_back(with_latent_experts());
+  add([](Model& m) { m.experts.shared_width = 0; }, with_latent_experts());
+  models.push_back(with_mlp_beside(false));
+  models.push_back(with_mlp_beside(true));
+  add([](Model& m) { m.hybrid.state_space.norm = false; }, with_mixers({Mixer::kBeside}));
+  add([](Model& m) { m.attention.gate = OutputGate::kElements, m.position = Position::kNone; },
+      llama);
+  add([](Model& m) { m.ends.transform = m.biases.head = true; }, llama);
   for (const Model& model : models) {
+    const bool whole = model.has_mixer(Mixer::kMamba1) || model.hybrid.delta.by_channel();
     for (const std::int64_t tensor : {1, 2}) {
+      if (whole && tensor > 1) continue;
       for (const int variant : {0, 1, 2, 3}) {
         Plan plan = small_plan(model, {tensor, variant == 2 ? 1 : 2, 1, 2}, 2);
         plan.sequence = tensor > 1;

@@ -62,8 +62,8 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
                  "Check the programs for races, leaks and mismatched communication first");
   verb->add_flag("--no-advice", args.no_advice,
                  "Leave out what would make it fit and what a step gains: faster, for sweeps");
-  verb->add_flag("--require-fit", args.require_fit, "Exit 3 where the run does not fit");
-  verb->add_option("--max-step-s", args.max_step_s, "Exit 3 where a step takes longer")
+  verb->add_flag("--require-fit", args.conditions.fit, "Exit 3 where the run does not fit");
+  verb->add_option("--max-step-s", args.conditions.max_step_s, "Exit 3 where a step takes longer")
       ->type_name("SECONDS")
       ->check(CLI::PositiveNumber);
   verb->add_flag("--quiet", args.quiet, "No report, no progress");

@@ -28,15 +28,15 @@ void warn_of_idle_keys(bool quiet, const Run& run) {
 namespace {
 
 /// What the user asked to hold of a run, once its results are written.
-Status check_conditions(const SimulateArgs& args, const Run& run, const Prediction& prediction) {
-  if (args.require_fit && !prediction.memory.fits) {
+Status check_conditions(const Conditions& asked, const Run& run, const Prediction& prediction) {
+  if (asked.fit && !prediction.memory.fits) {
     return Error{run.source + ": the run does not fit, as --require-fit asks",
                  ErrorKind::kCondition};
   }
   const double seconds = prediction.iteration_time_s;
-  if (args.max_step_s > 0 && seconds > args.max_step_s) {
+  if (asked.max_step_s > 0 && seconds > asked.max_step_s) {
     return Error{run.source + ": a step takes " + seconds_text(seconds) +
-                     ", more than --max-step-s " + seconds_text(args.max_step_s),
+                     ", more than --max-step-s " + seconds_text(asked.max_step_s),
                  ErrorKind::kCondition};
   }
   return ok_status();
@@ -98,7 +98,7 @@ Status simulate(const SimulateArgs& args) {
                   args.trace.c_str());
     }
   }
-  return check_conditions(args, run, prediction);
+  return check_conditions(args.conditions, run, prediction);
 }
 
 }  // namespace foretrain

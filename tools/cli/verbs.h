@@ -11,6 +11,12 @@
 
 namespace foretrain {
 
+/// What a user asks to hold of a run.
+struct Conditions {
+  bool fit = false;
+  double max_step_s = 0;  ///< 0: any
+};
+
 struct SimulateArgs {
   std::string run;
   std::vector<std::string> sets;
@@ -18,8 +24,7 @@ struct SimulateArgs {
   std::string profile;                ///< measured prices: a path or a name
   std::vector<std::int64_t> trace_ranks;
   bool full = false, quiet = false, verify = false;
-  bool require_fit = false;
-  double max_step_s = 0;   ///< 0: any
+  Conditions conditions;
   bool no_advice = false;  ///< of what would make it fit and what a step gains
 };
 Status simulate(const SimulateArgs& args);

@@ -20,6 +20,7 @@ MambaBlock::MambaBlock(ProgramBuilder& builder, const Model& model, const Plan& 
 void MambaBlock::declare(LayoutWriter& saved, LayoutWriter& local, bool again) {
   const Placer place{saved, local, x_plan.precision};
   x_scanned = place.add("scanned", x_plan.precision.branch(), x_tokens * out_width(), again);
+  if (!x_model.hybrid.state_space.norm) return;
   x_roots = place.add("gated norm statistics", DType::kFp32, x_tokens * x_groups, again);
 }
 
@@ -60,16 +61,26 @@ void MambaBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {
   std::vector<View> reads = {channels.view(), packed.steps};
   for (const char* name : kOfScan) reads.push_back(parameter(name).view());
   w.compute("mamba.scan", scan(false), std::move(reads), {x_scanned.view()});
+  if (!x_model.hybrid.state_space.norm) {
+    w.compute("mamba.gate", kernel(KernelKind::kSwiglu, x_tokens, out_width()),
+              {packed.gate, x_scanned.view()}, {out.view()});
+    return;
+  }
   w.compute("mamba.gate_norm",
             kernel(KernelKind::kGatedNorm, x_tokens * x_groups, out_width() / x_groups),
             {x_scanned.view(), packed.gate, parameter("mamba.gate_norm.weight").view()},
             {out.view(), x_roots.view()});
 }
 
-void MambaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, const Ref& d_in) {
-  const Packed packed = parts_of(in);
-  const Packed d_packed = parts_of(d_in);
+/// Of y silu(z), normed or not: returns that of y, and writes that of z.
+Ref MambaBlock::gate_backward(SegmentWriter& w, const Ref& d_out, const Packed& packed,
+                              const Packed& d_packed) {
   const Ref d_scanned = temporary("d scanned", x_tokens * out_width());
+  if (!x_model.hybrid.state_space.norm) {
+    w.compute("mamba.gate.gradient", kernel(KernelKind::kSwigluBackward, x_tokens, out_width()),
+              {d_out.view(), packed.gate, x_scanned.view()}, {d_packed.gate, d_scanned.view()});
+    return d_scanned;
+  }
   std::vector<View> reads = {d_out.view(), x_scanned.view(), packed.gate, x_roots.view(),
                              parameter("mamba.gate_norm.weight").view()};
   std::vector<View> writes = {d_scanned.view(), d_packed.gate};
@@ -77,12 +88,18 @@ void MambaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, con
   w.compute("mamba.gate_norm.gradient",
             kernel(KernelKind::kGatedNormBackward, x_tokens * x_groups, out_width() / x_groups),
             std::move(reads), std::move(writes));
+  return d_scanned;
+}
 
+void MambaBlock::backward(SegmentWriter& w, const Ref& d_out, const Ref& in, const Ref& d_in) {
+  const Packed packed = parts_of(in);
+  const Packed d_packed = parts_of(d_in);
+  const Ref d_scanned = gate_backward(w, d_out, packed, d_packed);
   const Ref channels = convolve(w, "mamba.conv.again", in);
   const Ref d_channels = temporary("d channels", x_tokens * x_channels);
-  reads = {d_scanned.view(), channels.view(), packed.steps};
+  std::vector<View> reads = {d_scanned.view(), channels.view(), packed.steps};
   for (const char* name : kOfScan) reads.push_back(parameter(name).view());
-  writes = {d_channels.view(), d_packed.steps};
+  std::vector<View> writes = {d_channels.view(), d_packed.steps};
   std::vector<Ref> gradients;
   for (const char* name : kOfScan) gradients.push_back(parameter_gradient(name));
   add_gradients(x_plan, gradients, reads, writes);

@@ -5,9 +5,9 @@
 // ranks as those of attention are: a rank has its heads, its groups and their channels. A token's
 // packed inputs are z [width], x, B, C [width + 2 groups state] and steps [heads]. Between them
 // stand a causal convolution over x, B and C, the scan of the state and the gated norm of each
-// group, y silu(z). Kept for the backward pass are the packed inputs, y and the norm's roots; the
-// convolution and the states are computed again there. Left out: context parallelism (refused by
-// the plan's rules), parameters that stay in fp32.
+// group, y silu(z), or that product alone. Kept for the backward pass are the packed inputs, y and
+// the norm's roots; the convolution and the states are computed again there. Left out: context
+// parallelism (refused by the plan's rules), parameters that stay in fp32.
 #pragma once
 
 #include "models/layers/block.h"
@@ -36,6 +36,8 @@ class MambaBlock : public Block {
   };
   Packed parts_of(const Ref& in) const;
   Scan scan(bool backward) const;
+  Ref gate_backward(SegmentWriter& w, const Ref& d_out, const Packed& packed,
+                    const Packed& d_packed);
   Ref convolve(SegmentWriter& w, const std::string& name, const Ref& in);
 
   std::int64_t x_heads, x_groups, x_channels;  ///< of this rank; channels of the convolution

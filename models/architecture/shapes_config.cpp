@@ -1,0 +1,206 @@
+// Layers of several sizes: what config.json says of each.
+#include <algorithm>
+#include <utility>
+
+#include "models/architecture/model_config.h"
+
+namespace foretrain {
+namespace {
+
+/// The kind `like` in this shape, which is added where no layer had it before.
+LayerKind with_shape(LayerKind like, const LayerShape& shape, Model& m) {
+  const LayerShape own{
+      m.heads, m.kv_heads, m.head_dim, m.intermediate, m.attention.key_is_value, m.attention.sinks};
+  if (shape == own) return like;
+  std::vector<LayerShape>& all = m.hybrid.shapes;
+  const auto known = std::find(all.begin(), all.end(), shape);
+  like.shape = static_cast<std::uint16_t>(known - all.begin() + 1);
+  if (known == all.end()) all.push_back(shape);
+  return like;
+}
+
+/// A list of whole numbers, one for each layer.
+std::vector<std::int64_t> list_of(const char* key, JsonReader& reader, std::int64_t layers) {
+  const Json* json = reader.take(key);
+  std::vector<std::int64_t> out;
+  const Json::Array* list = json == nullptr ? nullptr : json->array();
+  bool good = list != nullptr && static_cast<std::int64_t>(list->size()) == layers;
+  for (std::size_t i = 0; good && i < list->size(); ++i) {
+    const auto* number = std::get_if<std::int64_t>(&(*list)[i].value);
+    good = number != nullptr && *number >= 1 && *number <= kConfigSize.high;
+    if (good) out.push_back(*number);
+  }
+  if (good || json == nullptr) return out;
+  reader.fail(key, "found " + describe(*json) + ", expected a whole number for each of " +
+                       std::to_string(layers) + " layers");
+  return {};
+}
+
+}  // namespace
+
+void read_global_shape(const Json& json, JsonReader& reader, Model& m) {
+  LayerShape global{m.heads, m.kv_heads, m.head_dim, m.intermediate, false, m.attention.sinks};
+  const auto given = [&json](const char* key) {
+    const Json* value = json.find(key);
+    return value != nullptr && !value->is_null();
+  };
+  if (given("global_head_dim")) reader.read("global_head_dim", global.head_dim, kConfigSize);
+  reader.read("attention_k_eq_v", global.key_is_value);
+  reader.take("num_global_key_value_heads");
+  if (global.key_is_value && given("num_global_key_value_heads")) {
+    reader.read("num_global_key_value_heads", global.kv_heads, kConfigSize);
+  }
+  std::vector<LayerKind> layers;
+  for (std::int64_t l = 0; l < std::min<std::int64_t>(m.layers, 1 << 16); ++l) {
+    const LayerKind kind = m.kind(l);
+    layers.push_back(m.windowed(l) ? kind : with_shape(kind, global, m));
+  }
+  if (!m.hybrid.shapes.empty()) m.hybrid.layers = std::move(layers);
+}
+
+void read_listed_shapes(JsonReader& reader, Model& m) {
+  const std::vector<std::int64_t> heads = list_of("num_query_heads", reader, m.layers);
+  const std::vector<std::int64_t> kv_heads = list_of("num_kv_heads", reader, m.layers);
+  std::int64_t divisor = 256;
+  reader.read("ffn_dim_divisor", divisor, kConfigSize);
+  const Json* multipliers = reader.take("ffn_multipliers");
+  const Json::Array* factors = multipliers == nullptr ? nullptr : multipliers->array();
+  const auto layers = static_cast<std::size_t>(m.layers);
+  const bool factored = factors != nullptr && factors->size() == layers;
+  if (heads.size() != layers || kv_heads.size() != layers || !factored) {
+    reader.fail("ffn_multipliers",
+                "expected lists num_query_heads, num_kv_heads and "
+                "ffn_multipliers with a number for each of " +
+                    std::to_string(m.layers) + " layers");
+    return;
+  }
+  const auto width = [&](std::size_t l) {  // to the nearest multiple, and never below nine tenths
+    const double wanted = (*factors)[l].number() * static_cast<double>(m.hidden);
+    const std::int64_t near =
+        static_cast<std::int64_t>(wanted + static_cast<double>(divisor) / 2) / divisor * divisor;
+    const std::int64_t out = std::max(divisor, near);
+    return static_cast<double>(out) < 0.9 * wanted ? out + divisor : out;
+  };
+  m.heads = heads[0];
+  m.kv_heads = kv_heads[0];
+  m.intermediate = width(0);
+  std::vector<LayerKind> kinds;
+  for (std::size_t l = 0; l < layers; ++l) {
+    const LayerShape shape{heads[l], kv_heads[l], m.head_dim, width(l)};
+    kinds.push_back(with_shape(m.kind(static_cast<std::int64_t>(l)), shape, m));
+  }
+  if (!m.hybrid.shapes.empty()) m.hybrid.layers = std::move(kinds);
+}
+
+void read_window_shape(JsonReader& reader, Model& m) {
+  const Json* pattern = reader.require("hybrid_layer_pattern", "1 for layers with a window, or 0");
+  const Json::Array* list = pattern == nullptr ? nullptr : pattern->array();
+  if (list == nullptr || static_cast<std::int64_t>(list->size()) != m.layers) {
+    reader.fail("hybrid_layer_pattern",
+                "expected 0 or 1 for each of " + std::to_string(m.layers) + " layers");
+    return;
+  }
+  reader.take("hybrid_layer_pattern");
+  std::int64_t values = m.head_dim;
+  reader.read("v_head_dim", values, kConfigSize);
+  if (values != m.head_dim) m.attention.value_dim = values;
+  bool sinks = false;
+  reader.read("add_full_attention_sink_bias", m.attention.sinks);
+  reader.read("add_swa_attention_sink_bias", sinks);
+  LayerShape window{m.heads, m.kv_heads, m.head_dim, m.intermediate, false, sinks};
+  reader.read("swa_num_attention_heads", window.heads, kConfigSize);
+  reader.read("swa_num_key_value_heads", window.kv_heads, kConfigSize);
+  reader.read("swa_head_dim", window.head_dim, kConfigSize);
+  std::int64_t own = values;
+  if (reader.read("swa_v_head_dim", own, kConfigSize) && own != values) {
+    reader.fail("swa_v_head_dim", "values of two widths are not modelled", ErrorKind::kUnsupported);
+  }
+  std::vector<LayerKind> layers;
+  m.full_attention.clear();
+  for (std::size_t l = 0; l < list->size(); ++l) {
+    const LayerKind kind = m.kind(static_cast<std::int64_t>(l));
+    const bool windowed = (*list)[l].number() > 0;
+    m.full_attention.push_back(!windowed);
+    layers.push_back(windowed ? with_shape(kind, window, m) : kind);
+  }
+  if (!m.hybrid.shapes.empty()) m.hybrid.layers = std::move(layers);
+}
+
+namespace {
+
+/// One of `block_configs`: heads of a group, the factor of the MLP's width, or no such branch.
+bool read_block(const Json& block, Model& m) {
+  LayerKind kind;
+  LayerShape shape{m.heads, m.kv_heads, m.head_dim, m.intermediate};
+  const auto branch = [&block](const char* name, const char* key) -> const Json* {
+    const Json* of = block.find(name);
+    return of == nullptr ? nullptr : of->find(key);
+  };
+  const auto set = [](const Json* json) { return json != nullptr && *json == Json(true); };
+  if (set(branch("attention", "replace_with_linear")) ||
+      set(branch("ffn", "replace_with_linear"))) {
+    return false;
+  }
+  if (set(branch("attention", "no_op"))) {
+    kind.mixer = Mixer::kNone;
+  } else {
+    const Json* group = branch("attention", "n_heads_in_group");
+    if (group == nullptr || group->number() < 1) return false;
+    shape.kv_heads = m.heads / static_cast<std::int64_t>(group->number());
+  }
+  if (set(branch("ffn", "no_op"))) {
+    kind.feed_forward = FeedForward::kNone;
+  } else {
+    const Json* factor = branch("ffn", "ffn_mult");
+    if (factor == nullptr || factor->number() <= 0) return false;
+    const double width = 2 * factor->number() * static_cast<double>(m.hidden) / 3;
+    shape.intermediate = round_up(static_cast<std::int64_t>(width), 256);
+  }
+  m.hybrid.layers.push_back(with_shape(kind, shape, m));
+  return shape.kv_heads > 0;
+}
+
+}  // namespace
+
+void read_block_configs(JsonReader& reader, Model& m) {
+  const Json* blocks = reader.require("block_configs", "what each layer has");
+  const Json::Array* list = blocks == nullptr ? nullptr : blocks->array();
+  bool good = list != nullptr && static_cast<std::int64_t>(list->size()) == m.layers;
+  reader.take("block_configs");
+  for (std::size_t l = 0; good && l < list->size(); ++l) good = read_block((*list)[l], m);
+  if (good) return;
+  reader.fail("block_configs",
+              "expected attention with n_heads_in_group or no_op and ffn with "
+              "ffn_mult or no_op for each of " +
+                  std::to_string(m.layers) + " layers");
+}
+
+void read_ends(const Json& json, const ModelType& type, bool projected, bool patches,
+               JsonReader& reader, Model& m) {
+  Ends& e = m.ends;
+  if (projected) {
+    const std::string key = key_of(json, type, "word_embed_proj_dim");
+    std::int64_t width = m.hidden;
+    reader.read(key, width, kConfigSize);
+    if (width != m.hidden) e.embedding_width = width;
+    bool before = true;  // OPT's: norms behind branches have none behind the last layer
+    reader.read("do_layer_norm_before", before);
+    if (!before) e.final_norm = false;
+  }
+  if (const Json* names = reader.take("id2label"); names != nullptr && e.classes > 0) {
+    if (names->object() != nullptr && e.classes > 1) {
+      e.classes = static_cast<std::int64_t>(names->object()->size());
+    }
+  }
+  if (!patches) return;
+  std::int64_t side = 16;
+  std::int64_t channels = 3;
+  std::int64_t image = 224;
+  reader.read("patch_size", side, JsonReader::IntRange{1, 1 << 12});
+  reader.read("num_channels", channels, JsonReader::IntRange{1, 1 << 12});
+  reader.read("image_size", image, JsonReader::IntRange{1, 1 << 16});
+  e.patch = channels * side * side;
+  m.positions = (image / side) * (image / side) + 1;
+}
+
+}  // namespace foretrain
