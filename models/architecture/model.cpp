@@ -403,7 +403,9 @@ std::vector<Parameter> embedding_parameters(const Model& model) {
     out.push_back({"embedding.tokens", model.vocabulary, width, Split::kRows, Init::kNormal});
   }
   if (model.positions > 0) {
-    out.push_back({"embedding.positions", model.positions, width, Split::kNone, Init::kNormal});
+    const std::int64_t of_positions = e.wide_positions ? model.hidden : width;
+    out.push_back(
+        {"embedding.positions", model.positions, of_positions, Split::kNone, Init::kNormal});
   }
   if (model.embedding_norm) add_norm(model, "embedding.norm", width, out);
   if (width == model.hidden) return out;

@@ -205,6 +205,7 @@ struct Ends {
   /// Of the tables; a matrix follows them, and another one stands before the output matrix.
   std::int64_t embedding_width = 0;
   bool embedding_bias = false;  ///< of that matrix
+  bool wide_positions = false;  ///< positions are added behind it (OPT), else before
   /// The head has a matrix [hidden, hidden] with a bias, and a gelu, before its norm (BERT).
   bool transform = false;
   bool final_norm = true;    ///< a norm stands before the output matrix

@@ -187,6 +187,7 @@ Status read_traits(const ModelType& type, Model& m, Mixer& other, std::vector<st
                                                     {"one_layer", &m.hybrid.one_layer},
                                                     {"final_norm", &m.ends.final_norm},
                                                     {"head_transform", &m.ends.transform},
+                                                    {"wide_positions", &m.ends.wide_positions},
                                                     {"embedding_bias", &m.ends.embedding_bias}};
   for (const auto& [name, out] : switches) reader.read(name, *out);
   for (const char* form :
@@ -361,7 +362,7 @@ class ModelReader {
     size("num_attention_heads", m.heads, true);
     size("vocab_size", m.vocabulary, true);
     m.kv_heads = m.heads;
-    size("num_key_value_heads", m.kv_heads, false);
+    if (!is("listed_shapes")) size("num_key_value_heads", m.kv_heads, false);
     m.head_dim = m.heads > 0 ? m.hidden / m.heads : 0;
     size("head_dim", m.head_dim, false);
     m.intermediate = 4 * m.hidden;
