@@ -108,6 +108,124 @@ TEST(ModelTypes, NormsAreWhereTheTypeHasThem) {
   EXPECT_EQ(typed_parameters(of_type("arcee")), plain - 4 * 64 * 128);
 }
 
+// Files of the hub as their publishers count them; of Kimi Linear all but the 6656 biases by which
+// its router corrects its choice, which are no parameters here.
+TEST(ModelTypes, FilesAreCountedAsTheirPublishersDo) {
+  struct Case {
+    const char* config;
+    std::int64_t parameters;
+  };
+  const Case cases[] = {
+      {R"({"model_type":"dbrx","d_model":6144,"n_heads":48,"n_layers":40,"vocab_size":100352,
+           "attn_config":{"kv_n_heads":8,"clip_qkv":8,"rope_theta":500000},
+           "ffn_config":{"ffn_hidden_size":10752,"moe_num_experts":16,"moe_top_k":4}})",
+       131596523520},
+      {R"({"model_type":"apertus","hidden_size":4096,"intermediate_size":21504,"vocab_size":131072,
+           "num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":8,
+           "hidden_act":"xielu"})",
+       8053338176},
+      {R"({"model_type":"falcon_mamba","hidden_size":4096,"intermediate_size":8192,"state_size":16,
+           "num_hidden_layers":64,"vocab_size":65024,"time_step_rank":256,"conv_kernel":4,
+           "tie_word_embeddings":false})",
+       7272665088},
+      {R"({"model_type":"mamba","hidden_size":768,"num_hidden_layers":24,"vocab_size":50280,
+           "state_size":16})",
+       129135360},
+      {R"({"model_type":"jamba","hidden_size":4096,"intermediate_size":14336,"vocab_size":65536,
+           "num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":8,
+           "num_experts":16,"num_experts_per_tok":2,"mamba_d_state":16,"mamba_d_conv":4,
+           "mamba_expand":2,"mamba_dt_rank":256})",
+       51570323328},
+      {R"({"model_type":"bert","architectures":["BertForMaskedLM"],"hidden_size":768,
+           "intermediate_size":3072,"num_hidden_layers":12,"num_attention_heads":12,
+           "vocab_size":30522,"max_position_embeddings":512,"type_vocab_size":2,
+           "hidden_act":"gelu"})",
+       109514298},
+      {R"({"model_type":"distilbert","dim":768,"hidden_dim":3072,"n_layers":6,"n_heads":12,
+           "vocab_size":30522,"max_position_embeddings":512,"activation":"gelu"})",
+       66985530},
+      {R"({"model_type":"albert","embedding_size":128,"hidden_size":768,"intermediate_size":3072,
+           "num_hidden_layers":12,"num_attention_heads":12,"vocab_size":30000,
+           "max_position_embeddings":512,"type_vocab_size":2,"hidden_act":"gelu_new"})",
+       11221680},
+      {R"({"model_type":"opt","hidden_size":1024,"word_embed_proj_dim":512,"ffn_dim":4096,
+           "num_hidden_layers":24,"num_attention_heads":16,"vocab_size":50272,
+           "max_position_embeddings":2048,"do_layer_norm_before":false})",
+       331196416},
+      {R"({"model_type":"kimi_linear","hidden_size":2304,"intermediate_size":9216,
+           "moe_intermediate_size":1024,"vocab_size":163840,"num_hidden_layers":27,
+           "num_attention_heads":32,"kv_lora_rank":512,"q_lora_rank":null,"qk_nope_head_dim":128,
+           "qk_rope_head_dim":64,"v_head_dim":128,"num_experts":256,"num_experts_per_token":8,
+           "num_shared_experts":1,"first_k_dense_replace":1,"moe_layer_freq":1,
+           "linear_attn_config":{"head_dim":128,"num_heads":32,"short_conv_kernel_size":4,
+             "full_attn_layers":[4,8,12,16,20,24,27],
+             "kda_layers":[1,2,3,5,6,7,9,10,11,13,14,15,17,18,19,21,22,23,25,26]}})",
+       49122675072},
+      {R"({"model_type":"openai-gpt","n_embd":768,"n_layer":12,"n_head":12,"n_positions":512,
+           "vocab_size":40478})",
+       116534784},
+      {R"({"model_type":"openelm","model_dim":1280,"num_transformer_layers":16,"vocab_size":32000,
+           "head_dim":64,"ffn_dim_divisor":256,
+           "num_query_heads":[12,12,12,12,12,16,16,16,16,16,16,16,20,20,20,20],
+           "num_kv_heads":[3,3,3,3,3,4,4,4,4,4,4,4,5,5,5,5],
+           "ffn_multipliers":[0.5,0.73,0.97,1.2,1.43,1.67,1.9,2.13,2.37,2.6,2.83,3.07,3.3,3.53,
+                              3.77,4.0]})",
+       271527168},
+  };
+  for (const Case& one : cases) EXPECT_EQ(typed_parameters(one.config), one.parameters);
+}
+
+// DeepSeek-V3.2 adds an indexer to each layer: queries from their rank, a key and its norm, a
+// weight for each of its heads.
+TEST(ModelTypes, IndexersAreCounted) {
+  const std::string latent =
+      ",\"moe_intermediate_size\":32,\"n_routed_experts\":8,\"num_experts_per_tok\":2,"
+      "\"n_group\":1,\"topk_group\":1,\"kv_lora_rank\":16,\"q_lora_rank\":24";
+  const std::string index = ",\"index_n_heads\":4,\"index_head_dim\":16";
+  EXPECT_EQ(typed_parameters(of_type("deepseek_v32", latent + index)),
+            typed_parameters(of_type("deepseek_v3", latent)) +
+                4 * (4 * 16 * 24 + 64 * 16 + 2 * 16 + 64 * 4));
+}
+
+// Two shapes, and values narrower than keys: full layers have 4 (q + kv) 16 + (1 + 4) 8 columns.
+TEST(ModelTypes, LayersWithAWindowMayHaveSizesOfTheirOwn) {
+  const std::string text = of_type(
+      "mimo_v2_flash",
+      ",\"head_dim\":16,\"v_head_dim\":8,\"num_key_value_heads\":1,\"swa_num_key_value_heads\":2,"
+      "\"swa_head_dim\":16,\"swa_v_head_dim\":8,\"swa_num_attention_heads\":4,"
+      "\"hybrid_layer_pattern\":[0,1,1,0],\"sliding_window\":32,\"moe_layer_freq\":[0,1,1,1],"
+      "\"n_routed_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":32,"
+      "\"add_swa_attention_sink_bias\":true");
+  const std::int64_t h = 64;
+  const std::int64_t common = 2 * h + h * 4 * 8;
+  const std::int64_t full = common + h * (4 * 16 + 16 + 8);
+  const std::int64_t window = common + h * (4 * 16 + 2 * 16 + 2 * 8) + 4;
+  const std::int64_t sparse = 4 * 3 * h * 32 + 4 * h;
+  EXPECT_EQ(typed_parameters(text),
+            2 * full + 2 * window + 3 * h * 128 + 3 * sparse + 2 * 100 * h + h);
+}
+
+// What a search left of each layer: fewer key-value heads, another width, or no branch.
+TEST(ModelTypes, BlockConfigsSayWhatALayerHas) {
+  const std::string blocks =
+      ",\"hidden_size\":384,\"block_configs\":["
+      "{\"attention\":{\"n_heads_in_group\":2},\"ffn\":{\"ffn_mult\":1.0}},"
+      "{\"attention\":{\"no_op\":true},\"ffn\":{\"ffn_mult\":2.0}},"
+      "{\"attention\":{\"n_heads_in_group\":4},\"ffn\":{\"no_op\":true}}]}";
+  const std::string text =
+      "{\"model_type\":\"nemotron-nas\",\"num_hidden_layers\":3,\"num_attention_heads\":4,"
+      "\"vocab_size\":100" +
+      blocks;
+  const std::int64_t h = 384;
+  EXPECT_EQ(typed_parameters(text), 2 * 100 * h + h + (h + 2 * h * h + 2 * h * h / 2) +
+                                        (h + 3 * h * 256) + (h + 3 * h * 512) +
+                                        (h + 2 * h * h + 2 * h * h / 4));
+  EXPECT_TRUE(is_named(typed_model("{\"model_type\":\"nemotron-nas\",\"num_hidden_layers\":3,"
+                                   "\"num_attention_heads\":4,\"vocab_size\":100,"
+                                   "\"hidden_size\":384,\"block_configs\":[]}"),
+                       "block_configs"));
+}
+
 const char* const kHybrid =
     ",\"mamba_num_heads\":4,\"mamba_head_dim\":16,\"ssm_state_size\":8,\"n_groups\":2,"
     "\"hybrid_override_pattern\":";
