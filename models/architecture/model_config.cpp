@@ -530,7 +530,8 @@ class ModelReader {
   void check() {
     const Model& m = x_model;
     if (x_reader.failed()) return;
-    if (x_json.find("head_dim") == nullptr && m.hidden % m.heads != 0) {
+    const bool stated = x_json.find("head_dim") != nullptr || m.is_latent();
+    if (!stated && m.hidden % m.heads != 0) {
       x_reader.fail(key("num_attention_heads"),
                     std::to_string(m.heads) + " heads do not divide hidden_size " +
                         std::to_string(m.hidden) + "; give head_dim if that is meant");

@@ -161,6 +161,10 @@ TEST(ModelTypes, FilesAreCountedAsTheirPublishersDo) {
              "full_attn_layers":[4,8,12,16,20,24,27],
              "kda_layers":[1,2,3,5,6,7,9,10,11,13,14,15,17,18,19,21,22,23,25,26]}})",
        49122675072},
+      {R"({"model_type":"mt5","d_model":768,"d_ff":2048,"d_kv":64,"num_layers":12,
+           "num_decoder_layers":12,"num_heads":12,"vocab_size":250112,
+           "relative_attention_num_buckets":32})",
+       582401280},
       {R"({"model_type":"openai-gpt","n_embd":768,"n_layer":12,"n_head":12,"n_positions":512,
            "vocab_size":40478})",
        116534784},
@@ -185,6 +189,18 @@ TEST(ModelTypes, IndexersAreCounted) {
   EXPECT_EQ(typed_parameters(of_type("deepseek_v32", latent + index)),
             typed_parameters(of_type("deepseek_v3", latent)) +
                 4 * (4 * 16 * 24 + 64 * 16 + 2 * 16 + 64 * 4));
+}
+
+// The ranks of latent attention say how wide its heads are: these need not divide the hidden width.
+TEST(ModelTypes, LatentHeadsNeedNotDivideTheWidth) {
+  const std::string latent =
+      ",\"moe_intermediate_size\":32,\"n_routed_experts\":8,\"num_experts_per_tok\":2,"
+      "\"n_group\":1,\"topk_group\":1,\"kv_lora_rank\":16,\"q_lora_rank\":24";
+  const std::string text = of_type("glm4_moe_lite", latent);
+  const std::string heads = "\"num_attention_heads\":";
+  std::string three = text;
+  three.replace(three.find(heads), heads.size() + 1, heads + "3");
+  EXPECT_EQ(typed_parameters(text) - typed_parameters(three), 4 * (192 * 24 + 256 * 16 + 128 * 64));
 }
 
 // Two shapes, and values narrower than keys: full layers have 4 (q + kv) 16 + (1 + 4) 8 columns.
