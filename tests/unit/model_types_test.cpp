@@ -108,8 +108,8 @@ TEST(ModelTypes, NormsAreWhereTheTypeHasThem) {
   EXPECT_EQ(typed_parameters(of_type("arcee")), plain - 4 * 64 * 128);
 }
 
-// Files of the hub as their publishers count them; of Kimi Linear all but the 6656 biases by which
-// its router corrects its choice, which are no parameters here.
+// Files of the hub as their publishers count them, files and counts from memory; of Kimi Linear all
+// but the 6656 biases by which its router corrects its choice, which are no parameters here.
 TEST(ModelTypes, FilesAreCountedAsTheirPublishersDo) {
   struct Case {
     const char* config;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 
 #include "hardware/cluster.h"
 #include "hardware/device.h"
@@ -52,17 +53,17 @@ void add_kinds(const Model& m, Json& out) {
     out.set("norms", m.norms.before ? "before and behind branches" : "behind branches");
   }
   if (!m.is_hybrid()) return;
-  static const char* const mixers[] = {"",
-                                       "attention",
-                                       "mamba2",
-                                       "short convolution",
-                                       "gated delta net",
-                                       "mamba",
-                                       "attention beside mamba2"};
+  constexpr std::array kMixers = {"",
+                                  "attention",
+                                  "mamba2",
+                                  "short convolution",
+                                  "gated delta net",
+                                  "mamba",
+                                  "attention beside mamba2"};
   static const char* const feed_forwards[] = {"", "mlp", "experts"};
   Json kinds{Json::Object{}};
   for (const LayersOfKind& of : m.kinds(false)) {
-    std::string name = mixers[static_cast<std::size_t>(of.kind.mixer)];
+    std::string name = kMixers.at(static_cast<std::size_t>(of.kind.mixer));
     if (of.kind.mixes() && of.kind.feeds()) name += " and ";
     name += feed_forwards[static_cast<std::size_t>(of.kind.feed_forward)];
     if (of.kind.shape > 0) name += " of shape " + std::to_string(of.kind.shape);

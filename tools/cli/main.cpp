@@ -280,9 +280,8 @@ bool suggest_verb(CLI::App& app, const std::string& word) {
     verbs.push_back(verb->get_name());
   }
   const std::string near = foretrain::nearest_name(word, verbs);
-  std::fprintf(stderr, "foretrain: no verb \"%s\"%s\n", word.c_str(),
-               near.empty() ? "; `foretrain --help` lists the verbs"
-                            : ("; did you mean \"" + near + "\"?").c_str());
+  std::fprintf(stderr, "foretrain: no verb \"%s\"%s (foretrain --help lists the verbs)\n",
+               word.c_str(), near.empty() ? "" : ("; did you mean \"" + near + "\"?").c_str());
   return true;
 }
 
