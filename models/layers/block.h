@@ -46,6 +46,8 @@ struct Placer {
 
 class Block {
  public:
+  Block(ProgramBuilder& builder, const Model& model, const Plan& plan, const LayerLayouts& layouts);
+
   /// Temporary buffers made from now on belong to `local`; operands are cast by `quantizer`.
   void write_to(LayoutWriter& local, Quantizer& quantizer) {
     x_local = &local;
@@ -53,8 +55,6 @@ class Block {
   }
 
  protected:
-  Block(ProgramBuilder& builder, const Model& model, const Plan& plan, const LayerLayouts& layouts);
-
   /// A parameter by its whole name, and its gradient; invalid where the layer has none.
   Ref parameter(const std::string& name) const {
     return parameter_ref(x_layouts.parameters, name, kWeights, kShared);

@@ -35,10 +35,14 @@ struct Ref {
     return View{frame, buffer,     bytes_of(dtype, first + begin), bytes_of(dtype, size),
                 1,     GroupSlot()};
   }
+  /// The elements [begin, begin + size), as a Ref of their own.
+  Ref range(std::int64_t begin, std::int64_t size) const {
+    return {frame, buffer, dtype, size, first + begin};
+  }
   /// The i-th of `parts` equal parts.
   Ref slice(std::int64_t i, std::int64_t parts) const {
     const std::int64_t size = count / parts;
-    return {frame, buffer, dtype, size, first + i * size};
+    return range(i * size, size);
   }
   bool operator==(const Ref&) const = default;
 };

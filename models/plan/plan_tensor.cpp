@@ -45,9 +45,10 @@ void check_widths(const Model& m, const Plan& p, Violations& out) {
 }
 
 void check_1d(const Model& m, const Plan& p, Violations& out) {
-  if (m.hybrid.shapes.empty()) check_widths(m, p, out);
-  for (const LayersOfKind& of : m.kinds(false)) {
-    if (!m.hybrid.shapes.empty()) check_widths(m.of(of.kind), p, out);
+  if (m.hybrid.shapes.empty()) {
+    check_widths(m, p, out);
+  } else {
+    for (const LayersOfKind& of : m.kinds(false)) check_widths(m.of(of.kind), p, out);
   }
   if (p.sequence && p.tokens() % p.tensor != 0) {
     out.add("parallel/sequence", "a microbatch of " + text(p.tokens()) +

@@ -25,11 +25,10 @@ NormRefs BesideMlp::norm_of(const std::string& name) const {
           parameter_gradient(name + ".weight"), parameter_gradient(name + ".bias")};
 }
 
-Ref BesideMlp::norm(SegmentWriter& w, const std::string& name, const Normed& kept) {
-  const Ref out = temporary(name + " out", flat());
+void BesideMlp::norm(SegmentWriter& w, const std::string& name, const Normed& kept,
+                     const Ref& out) {
   w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
             norm_reads(kept.in, norm_of(name)), {out.view(), kept.statistics.view()});
-  return out;
 }
 
 Ref BesideMlp::norm_backward(SegmentWriter& w, const std::string& name, const Normed& kept,
@@ -48,8 +47,7 @@ Ref BesideMlp::norm_backward(SegmentWriter& w, const std::string& name, const No
 
 const LinearOperand& BesideMlp::read(SegmentWriter& w) {
   const std::string name = "moe.shared.norm";
-  w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
-            norm_reads(x_read.in, norm_of(name)), {x_normed.view(), x_read.statistics.view()});
+  norm(w, name, x_read, x_normed);
   x_quantizer->quantize(w, name + ".quantize", x_normed, x_rows, x_operand);
   return x_operand;
 }
@@ -61,8 +59,13 @@ BesideMlp::Results BesideMlp::after(SegmentWriter& w, const Results& given) {
   };
   keep("moe.experts.keep", given.routed, x_routed.in);
   keep("moe.shared.keep", given.shared, x_shared.in);
-  const Ref routed = norm(w, "moe.experts.after_norm", x_routed);
-  return {routed, norm(w, "moe.shared.after_norm", x_shared)};
+  const auto normed = [&](const std::string& name, const Normed& kept) {
+    const Ref out = temporary(name + " out", flat());
+    norm(w, name, kept, out);
+    return out;
+  };
+  const Ref routed = normed("moe.experts.after_norm", x_routed);
+  return {routed, normed("moe.shared.after_norm", x_shared)};
 }
 
 BesideMlp::Results BesideMlp::after_backward(SegmentWriter& w, const Ref& d_out) {

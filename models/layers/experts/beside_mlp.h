@@ -11,9 +11,7 @@ namespace foretrain {
 
 class BesideMlp : public Block {
  public:
-  BesideMlp(ProgramBuilder& builder, const Model& model, const Plan& plan,
-            const LayerLayouts& layouts)
-      : Block(builder, model, plan, layouts) {}
+  using Block::Block;
 
   /// `stream`: what the layer's feed-forward reads, before its norm.
   void declare(const Placer& place, bool again, const Ref& stream);
@@ -41,7 +39,7 @@ class BesideMlp : public Block {
     Ref in, statistics;
   };
   NormRefs norm_of(const std::string& name) const;
-  Ref norm(SegmentWriter& w, const std::string& name, const Normed& kept);
+  void norm(SegmentWriter& w, const std::string& name, const Normed& kept, const Ref& out);
   Ref norm_backward(SegmentWriter& w, const std::string& name, const Normed& kept, const Ref& d_out,
                     const Ref& d_more);
   std::int64_t flat() const { return x_rows * x_model.hidden; }

@@ -9,11 +9,7 @@ namespace foretrain {
 
 class LatentWay : public Block {
  public:
-  LatentWay(ProgramBuilder& builder, const Model& model, const Plan& plan,
-            const LayerLayouts& layouts)
-      : Block(builder, model, plan, layouts),
-        x_down(matrix("moe.latent.down", model.experts.more.latent, model.hidden)),
-        x_up(matrix("moe.latent.up", model.hidden, model.experts.more.latent)) {}
+  using Block::Block;
 
   /// What both matrices give and take: `again`: computed again, so not kept.
   void declare(const Placer& place, bool again);
@@ -27,7 +23,8 @@ class LatentWay : public Block {
   Ref down_backward(SegmentWriter& w, const Ref& d_low, const Ref& in);
 
  private:
-  Matrix x_down, x_up;
+  Matrix x_down = matrix("moe.latent.down", x_model.experts.more.latent, x_model.hidden);
+  Matrix x_up = matrix("moe.latent.up", x_model.hidden, x_model.experts.more.latent);
   Ref x_low, x_joined;
 };
 

@@ -1,14 +1,6 @@
 #include "models/layers/mixers/beside_core.h"
 
 namespace foretrain {
-namespace {
-
-Ref from(const Ref& whole, std::int64_t begin, std::int64_t size) {
-  return {whole.frame, whole.buffer, whole.dtype, size, whole.first + begin};
-}
-
-}  // namespace
-
 BesideCore::BesideCore(ProgramBuilder& builder, const Model& model, const Plan& plan,
                        const LayerLayouts& layouts)
     : Block(builder, model, plan, layouts),
@@ -28,23 +20,23 @@ Ref BesideCore::declare(LayoutWriter& saved, LayoutWriter& local, bool again) {
   if (x_mamba) {
     x_mamba->declare(saved, local, again);
     x_mixed = place.add("results of both mixers", type, count + x_tokens * more_columns(), again);
-    return from(x_mixed, 0, count);
+    return x_mixed.range(0, count);
   }
   const Ref context = place.add("context", type, count, again);
   x_mixed = gates() ? place.add("gated context", type, count, again) : context;
   return context;
 }
 
-Ref BesideCore::heads(const Ref& raw) const { return from(raw, 0, x_tokens * x_heads_width); }
+Ref BesideCore::heads(const Ref& raw) const { return raw.range(0, x_tokens * x_heads_width); }
 
 Ref BesideCore::rest(const Ref& raw) const {
   const std::int64_t before = x_tokens * x_heads_width;
-  return from(raw, before, raw.count - before);
+  return raw.range(before, raw.count - before);
 }
 
 Ref BesideCore::scanned(const Ref& all) const {
   const std::int64_t before = x_tokens * x_core_width;
-  return from(all, before, all.count - before);
+  return all.range(before, all.count - before);
 }
 
 void BesideCore::forward(SegmentWriter& w, const Ref& raw, const Ref& context) {
@@ -58,7 +50,7 @@ Ref BesideCore::backward(SegmentWriter& w, const Ref& d_mixed, const Ref& raw, c
                          const Ref& d_raw) {
   if (x_mamba) {
     x_mamba->backward(w, scanned(d_mixed), rest(raw), rest(d_raw));
-    return from(d_mixed, 0, context.count);
+    return d_mixed.range(0, context.count);
   }
   if (!gates()) return d_mixed;
   const Ref d_context = temporary("d ungated context", context.count, d_mixed.dtype);

@@ -12,9 +12,7 @@ namespace foretrain {
 
 class ConvBlock : public Block {
  public:
-  ConvBlock(ProgramBuilder& builder, const Model& model, const Plan& plan,
-            const LayerLayouts& layouts)
-      : Block(builder, model, plan, layouts), x_channels(model.hidden / plan.tensor) {}
+  using Block::Block;
 
   /// Elements of a token's packed inputs on this rank, and of what the linear back reads.
   std::int64_t in_width() const { return 3 * x_channels; }
@@ -30,7 +28,7 @@ class ConvBlock : public Block {
   Kernel convolution(KernelKind kind, std::int64_t passes) const;
   Ref taps() const { return weight("conv.taps"); }
 
-  std::int64_t x_channels;  ///< of this rank
+  std::int64_t x_channels = x_model.hidden / x_plan.tensor;  ///< of this rank
   Ref x_gated, x_convolved;
 };
 

@@ -5,11 +5,6 @@
 namespace foretrain {
 namespace {
 
-/// Elements [begin, begin + size) of `whole`.
-Ref run_of(const Ref& whole, std::int64_t begin, std::int64_t size) {
-  return {whole.frame, whole.buffer, whole.dtype, size, whole.first + begin};
-}
-
 DeltaNet of_rank(DeltaNet whole, std::int64_t tensor) {
   whole.key_heads /= tensor;
   whole.value_heads /= tensor;
@@ -50,7 +45,7 @@ DeltaBlock::Packed DeltaBlock::parts_of(const Ref& in) const {
   std::int64_t at = 0;
   const auto next = [&](std::int64_t width) {
     at += x_tokens * width;
-    return run_of(in, at - x_tokens * width, x_tokens * width);
+    return in.range(at - x_tokens * width, x_tokens * width);
   };
   Packed out;
   out.channels = next(d.conv_width());
@@ -62,7 +57,7 @@ DeltaBlock::Packed DeltaBlock::parts_of(const Ref& in) const {
 
 DeltaBlock::Channels DeltaBlock::channels_of(const Ref& all) const {
   const std::int64_t heads = x_tokens * 2 * x_sizes.keys();
-  return {run_of(all, 0, heads), run_of(all, heads, x_tokens * x_sizes.values())};
+  return {all.range(0, heads), all.range(heads, x_tokens * x_sizes.values())};
 }
 
 Scan DeltaBlock::scan(bool backward) const {

@@ -31,12 +31,12 @@ Scan SelectiveBlock::scan(bool backward) const {
 }
 
 Ref SelectiveBlock::step_inputs(const Ref& all) const {
-  return {all.frame, all.buffer, all.dtype, x_tokens * x_sizes.step_rank, all.first};
+  return all.range(0, x_tokens * x_sizes.step_rank);
 }
 
 Ref SelectiveBlock::b_and_c(const Ref& all) const {
   const std::int64_t before = x_tokens * x_sizes.step_rank;
-  return {all.frame, all.buffer, all.dtype, all.count - before, all.first + before};
+  return all.range(before, all.count - before);
 }
 
 void SelectiveBlock::forward(SegmentWriter& w, const Ref& in, const Ref& out) {

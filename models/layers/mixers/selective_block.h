@@ -15,9 +15,7 @@ namespace foretrain {
 
 class SelectiveBlock : public Block {
  public:
-  SelectiveBlock(ProgramBuilder& builder, const Model& model, const Plan& plan,
-                 const LayerLayouts& layouts)
-      : Block(builder, model, plan, layouts), x_sizes(model.hybrid.selective) {}
+  using Block::Block;
 
   /// Elements of a token's packed inputs on this rank, and of what the linear back reads.
   std::int64_t in_width() const { return 2 * x_sizes.width; }
@@ -37,7 +35,7 @@ class SelectiveBlock : public Block {
   Ref step_inputs(const Ref& all) const;
   Ref b_and_c(const Ref& all) const;
 
-  SelectiveScan x_sizes;
+  SelectiveScan x_sizes = x_model.hybrid.selective;
   Ref x_channels, x_raw, x_selected, x_steps, x_roots;
 };
 
