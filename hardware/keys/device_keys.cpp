@@ -8,7 +8,8 @@ namespace foretrain {
 namespace {
 
 DeviceKey number_of(const std::string& name, double DeviceSpec::*member, double low, double high) {
-  return DeviceKey::number("device." + name, [member](DeviceSpec& d, double v) { d.*member = v; })
+  return DeviceKey::number("cluster.device." + name,
+                           [member](DeviceSpec& d, double v) { d.*member = v; })
       .range(low, high);
 }
 
@@ -17,11 +18,11 @@ DeviceKey count_of(const std::string& name, std::int32_t DeviceSpec::*member, do
   const auto set = [member](DeviceSpec& d, std::int64_t v) {
     d.*member = static_cast<std::int32_t>(v);
   };
-  return DeviceKey::count("device." + name, set).range(low, high);
+  return DeviceKey::count("cluster.device." + name, set).range(low, high);
 }
 
 DeviceKey text_of(const std::string& name, std::string DeviceSpec::*member) {
-  return DeviceKey::text("device." + name,
+  return DeviceKey::text("cluster.device." + name,
                          [member](DeviceSpec& d, const std::string& v) { d.*member = v; });
 }
 
@@ -60,7 +61,7 @@ void read_relative_rate(JsonReader& reader, RelativeRates& out) {
 
 /// A rate of one's own has none of the preset's doubts.
 DeviceKey relative_rate() {
-  return DeviceKey("device.relative_rate", KeyType::kAny,
+  return DeviceKey("cluster.device.relative_rate", KeyType::kAny,
                    [](const DeviceKey&, JsonReader& reader, DeviceSpec& d) {
                      const RelativeRates before = d.relative_rate;
                      read_relative_rate(reader, d.relative_rate);
@@ -70,10 +71,10 @@ DeviceKey relative_rate() {
 
 std::vector<DeviceKey> keys() {
   return {
-      DeviceKey::elsewhere("device.preset", KeyType::kText)
+      DeviceKey::elsewhere("cluster.device.preset", KeyType::kText)
           .says("A device preset or a path, whose fields the other keys override."),
       text_of("name", &DeviceSpec::name).says("A name for reports."),
-      DeviceKey::choice<Architecture>("device.architecture", architecture_names(),
+      DeviceKey::choice<Architecture>("cluster.device.architecture", architecture_names(),
                                       [](DeviceSpec& d, Architecture v) { d.architecture = v; })
           .says("The generation, whose kernel rates hold (configs/kernels/)."),
       count_of("sm_count", &DeviceSpec::sm_count, 1, 4096)
@@ -108,9 +109,9 @@ std::vector<DeviceKey> keys() {
       text_of("rate_note", &DeviceSpec::rate_note).says("What is doubtful about the rates."),
       number_of("exponentials_per_clock", &DeviceSpec::exponentials_per_clock, 1, 1e4)
           .says("Exponentials of an SM in a clock, in fp32."),
-      DeviceKey::elsewhere("device.cuda_names")
+      DeviceKey::elsewhere("cluster.device.cuda_names")
           .says("The names by which drivers know the device, a list."),
-      DeviceKey::elsewhere("device.usual_cluster", KeyType::kText)
+      DeviceKey::elsewhere("cluster.device.usual_cluster", KeyType::kText)
           .says("The cluster preset that a machine with this device is taken for."),
   };
 }

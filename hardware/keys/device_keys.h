@@ -10,7 +10,7 @@ namespace foretrain {
 
 using DeviceKey = Key<DeviceSpec, DeviceSpec>;
 
-/// Keys of section `device`, as a device's file and `cluster.device` have them.
+/// Keys of section `cluster.device`, as a device's file and `cluster.device` have them.
 const std::vector<DeviceKey>& device_keys();
 
 }  // namespace foretrain

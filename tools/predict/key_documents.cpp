@@ -12,11 +12,16 @@ namespace {
 
 using Facts = std::vector<const KeyFacts*>;
 
+constexpr std::string_view kDeviceSection = "cluster.device";
+
 const Facts& every_key() {
   static const Facts all = [] {
     Facts out;
     for (const PlanKey& key : all_run_keys()) out.push_back(&key);
-    for (const ClusterKey& key : cluster_keys()) out.push_back(&key);
+    for (const ClusterKey& key : cluster_keys()) {
+      if (key.section != kDeviceSection) out.push_back(&key);  // declared with the device's
+    }
+    for (const DeviceKey& key : device_keys()) out.push_back(&key);
     return out;
   }();
   return all;
@@ -97,17 +102,15 @@ Json value_schema(const KeyFacts& key) {
 }
 
 Json section_schema(const std::string& section);
-Json device_schema();
 
 Json key_schema(const KeyFacts& key) {
   Json out{Json::Object{}};
   if (!key.doc.empty()) out.set("description", key.doc);
   if (key.fallback) out.set("default", *key.fallback);
-  const bool section = is_section(key.path()) && key.path() != "cluster.device";
+  const bool section = is_section(key.path());
   Json::Array any;
   if (Json own = value_schema(key); !own.is_null()) any.push_back(std::move(own));
   if (section) any.push_back(section_schema(key.path()));
-  if (key.path() == "cluster.device") any.push_back(device_schema());
   if (any.empty()) return out;
   for (const std::string& choice : key.choices) {
     if (!is_word(choice)) any.push_back(one("pattern", "\\.json$"));
@@ -126,10 +129,21 @@ Json closed_object(Json properties) {
   return out;
 }
 
+void add_remarks(Json& properties) {
+  for (const char* key : {"$schema", "schema"}) properties.set(key, one("type", "string"));
+}
+
 Json section_schema(const std::string& section) {
   Json properties{Json::Object{}};
   for (const KeyFacts* key : every_key()) {
     if (key->section == section) properties.set(key->name, key_schema(*key));
+  }
+  // Those may be files of their own, which name their sources.
+  if (section == "cluster" || section == kDeviceSection) {
+    add_remarks(properties);
+    for (const char* key : {"sources", "figures_changed"}) {
+      properties.set(key, Json(Json::Object{}));
+    }
   }
   return closed_object(std::move(properties));
 }
@@ -149,10 +163,6 @@ Json plan_properties() {
     if (!machine) out.set(key.name, key_schema(key));
   }
   return out;
-}
-
-void add_remarks(Json& properties) {
-  for (const char* key : {"$schema", "schema"}) properties.set(key, one("type", "string"));
 }
 
 Json run_schema() {
@@ -185,22 +195,6 @@ Json system_schema() {
   properties.set("architectures", closed_object(std::move(architectures)));
   Json out = closed_object(std::move(properties));
   out.set("$defs", one("plan", closed_object(plan_properties())));
-  return out;
-}
-
-Json device_schema() {
-  Json properties{Json::Object{}};
-  add_remarks(properties);
-  for (const char* key : {"sources", "figures_changed"}) properties.set(key, Json(Json::Object{}));
-  for (const DeviceKey& key : device_keys()) properties.set(key.name, key_schema(key));
-  return closed_object(std::move(properties));
-}
-
-Json cluster_schema() {
-  Json out = section_schema("cluster");
-  Json& properties = *out.find("properties");
-  add_remarks(properties);
-  for (const char* key : {"sources", "figures_changed"}) properties.set(key, Json(Json::Object{}));
   return out;
 }
 
@@ -264,20 +258,10 @@ std::string row(const KeyFacts& key) {
          default_text(key) + " | " + join_names(names) + " |\n";
 }
 
-std::string head_of_table(const std::string& section, const std::string& doc) {
-  return "\n## " + (section.empty() ? "The file" : "`" + section + "`") + "\n\n" + doc +
-         "\n\n| key | meaning | values | default | elsewhere |\n| --- | --- | --- | --- | --- |\n";
-}
-
-std::string table_of_device() {
-  std::string out =
-      head_of_table("cluster.device", "A preset's name, a path, or an object of these.");
-  for (const DeviceKey& key : device_keys()) out += row(key);
-  return out;
-}
-
 std::string table(const std::string& section, const std::string& doc) {
-  std::string out = head_of_table(section, doc);
+  std::string out = "\n## " + (section.empty() ? "The file" : "`" + section + "`") + "\n\n" + doc +
+                    "\n\n| key | meaning | values | default | elsewhere |\n| --- | --- | --- | --- "
+                    "| --- |\n";
   for (const KeyFacts* key : every_key()) {
     const bool whole = key->section.empty() && key->name == section && key->or_object;
     const bool elsewhere = section.empty() && key->or_object;
@@ -305,8 +289,8 @@ const std::vector<std::string>& schema_kinds() {
 
 Json schema_of(const std::string& kind) {
   const Json body = kind == "run"       ? run_schema()
-                    : kind == "cluster" ? cluster_schema()
-                    : kind == "device"  ? device_schema()
+                    : kind == "cluster" ? section_schema("cluster")
+                    : kind == "device"  ? section_schema("cluster.device")
                                         : system_schema();
   Json out = one("$schema", "https://json-schema.org/draft/2020-12/schema");
   out.set("title", "foretrain " + kind);
@@ -323,7 +307,7 @@ std::string keys_page() {
   for (const KeySection& section : run_sections()) out += table(section.name, section.doc);
   out += table("cluster", "The machine, beside a preset.");
   out += table("cluster.network", "What joins the nodes.");
-  out += table_of_device();
+  out += table("cluster.device", "A preset's name, a path, or an object of these.");
   return out;
 }
 
