@@ -51,9 +51,7 @@ class MemoryWriter {
     out.value = x_dropout.hidden;
     return out;
   }
-  std::int64_t statistics(std::int64_t tokens) const {
-    return tokens * (x_model.norm == Norm::kLayerNorm ? 2 : 1);
-  }
+  std::int64_t statistics(std::int64_t tokens) const { return tokens * norm_statistics(x_model); }
   bool cut() const { return x_plan.tensor > 1; }
   /// `part` becomes the sum over the tensor ranks, beside what compute does until it waits for it.
   EventRef summed(SegmentWriter& w, const std::string& name, const Ref& part) {

@@ -165,7 +165,7 @@ class EndWriter {
     w.compute(name, norm_kernel(x_model, x_rows, x_model.hidden, x_plan.precision.compute, false),
               norm_reads(in, norm(name)), {out.view(), stats.view()});
   }
-  std::int64_t statistics() const { return x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1); }
+  std::int64_t statistics() const { return x_rows * norm_statistics(x_model); }
 
   /// Stages that come to an exchange at different times wait for each other in a collective of one
   /// element, which holds few SMs, and not in that of all tokens (Yeung et al., whose code does so

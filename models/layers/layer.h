@@ -15,6 +15,11 @@
 
 namespace foretrain {
 
+/// Numbers that a norm keeps of a token.
+inline std::int64_t norm_statistics(const Model& model) {
+  return model.norm == Norm::kLayerNorm ? 2 : 1;
+}
+
 /// Formal frames of a layer's segments.
 enum LayerFrame : std::int16_t {
   kWeights,  ///< cut by tensor parallelism

@@ -27,11 +27,6 @@ Recompute of_kind(Recompute again, LayerKind kind, bool latent) {
 
 static std::string suffix(bool recompute) { return recompute ? " recomputed" : ""; }
 
-/// Numbers that a norm keeps of a token.
-static std::int64_t norm_statistics(const Model& model) {
-  return model.norm == Norm::kLayerNorm ? 2 : 1;
-}
-
 /// What tells a layer of this kind from one of attention and an MLP.
 static std::string text_of_kind(LayerKind kind) {
   constexpr std::array kMixers = {" without a mixer",

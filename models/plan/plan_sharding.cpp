@@ -248,9 +248,9 @@ void widen_buckets(const Model& model, Plan& plan) {
 }
 
 bool has_widened_buckets(const Model& model, const Plan& plan) {
+  if (!in_ranges(plan)) return false;
   const std::int64_t elements = reduced_elements(model, plan);
-  return in_ranges(plan) && fits_no_device(elements, plan) &&
-         plan.bucket_elements == elements / kMostBuckets + 1;
+  return fits_no_device(elements, plan) && plan.bucket_elements == elements / kMostBuckets + 1;
 }
 
 void derive_buckets(const Model& model, Plan& plan) {

@@ -6,7 +6,7 @@ namespace foretrain {
 
 void BesideMlp::declare(const Placer& place, bool again, const Ref& stream) {
   const DType type = x_plan.precision.compute;
-  const std::int64_t statistics = x_rows * (x_model.norm == Norm::kLayerNorm ? 2 : 1);
+  const std::int64_t statistics = x_rows * norm_statistics(x_model);
   const auto roots = [&](const char* name) {
     return place.add(name, DType::kFp32, statistics, again);
   };
