@@ -2,6 +2,8 @@
 // device and on the host, bit by bit, however many threads draw.
 #pragma once
 
+#include <variant>
+
 #include "executor/cuda/storage.h"
 #include "executor/random.h"
 
@@ -45,5 +47,29 @@ struct Fill {
     return mix(seed, static_cast<std::uint64_t>(2 * i + half));
   }
 };
+
+/// What elements of a slice of a logical tensor start with: each a function of the seed, of the
+/// tensor's name and layer, and of its place in the whole tensor, so that every plan starts alike.
+/// `count` elements from `at` on, of one buffer.
+struct ParameterDraw {
+  std::uint64_t key = 0;
+  double deviation = 0;
+  bool ones = false;
+  std::int64_t at = 0, count = 0;
+  std::int64_t begin = 0;                     ///< number of the first one in its slice, row-major
+  std::int64_t cols = 1;                      ///< of the slice
+  std::int64_t first_row = 0, first_col = 0;  ///< of the slice in the tensor
+  std::int64_t rows = 0, width = 0;           ///< of the tensor; what pads it is zero
+
+  FT_DEVICE float real(std::int64_t i) const {
+    const std::int64_t row = first_row + (begin + i) / cols;
+    if (row >= rows) return 0;
+    const std::int64_t index = row * width + first_col + (begin + i) % cols;
+    return ones ? 1.0F : static_cast<float>(deviation * normal_at(key, index));
+  }
+};
+
+/// What elements of memory become; a draw's are of its slice alone.
+using Content = std::variant<Fill, ParameterDraw>;
 
 }  // namespace foretrain

@@ -77,10 +77,9 @@ Status HostMemory<T>::set_up(std::uint64_t seed) {
     }
   }
   for (const TensorSlice& slice : x_layout.slices()) {
-    T* const out = values(slice.owner);
-    draw_parameters(slice, seed, [out](std::int64_t element, float value) {
-      out[element] = static_cast<T>(value);
-    });
+    const ParameterDraw draw = draw_of(slice, seed);
+    T* const out = values(slice.owner) + draw.at;
+    for (std::int64_t i = 0; i < draw.count; ++i) out[i] = static_cast<T>(draw.real(i));
   }
   return ok_status();
 }

@@ -90,20 +90,23 @@ void MemoryLayout::keep_slice(const TensorSlice& slice) {
   if (std::none_of(x_slices.begin(), x_slices.end(), same)) x_slices.push_back(slice);
 }
 
-void draw_parameters(const TensorSlice& slice, std::uint64_t seed,
-                     const std::function<void(std::int64_t, float)>& take) {
+ParameterDraw draw_of(const TensorSlice& slice, std::uint64_t seed) {
   const Tensor& tensor = *slice.tensor;
-  if (tensor.init == Init::kZeros) return;
-  const std::uint64_t key = mix(mix(mix(seed, "parameters"), tensor.name),
-                                static_cast<std::uint64_t>(std::int64_t{slice.layer}));
-  for (std::int64_t i = slice.begin; i < slice.end; ++i) {
-    const std::int64_t row = slice.first_row + i / slice.cols;
-    if (row >= tensor.rows) continue;  // padding stays zero
-    const std::int64_t index = row * tensor.cols + slice.first_col + i % slice.cols;
-    const bool ones = tensor.init == Init::kOnes;
-    take(slice.element + i,
-         ones ? 1.0F : static_cast<float>(tensor.deviation * normal_at(key, index)));
-  }
+  ParameterDraw out;
+  if (tensor.init == Init::kZeros) return out;
+  out.key = mix(mix(mix(seed, "parameters"), tensor.name),
+                static_cast<std::uint64_t>(std::int64_t{slice.layer}));
+  out.deviation = tensor.deviation;
+  out.ones = tensor.init == Init::kOnes;
+  out.at = slice.element + slice.begin;
+  out.count = slice.end - slice.begin;
+  out.begin = slice.begin;
+  out.cols = slice.cols;
+  out.first_row = slice.first_row;
+  out.first_col = slice.first_col;
+  out.rows = tensor.rows;
+  out.width = tensor.cols;
+  return out;
 }
 
 }  // namespace foretrain

@@ -2,9 +2,9 @@
 // tensors a persistent buffer starts with.
 #pragma once
 
-#include <functional>
 #include <vector>
 
+#include "executor/fill.h"
 #include "executor/operands.h"
 #include "sim/program/program.h"
 
@@ -57,8 +57,7 @@ class MemoryLayout {
   std::vector<TensorSlice> x_slices;
 };
 
-/// Hands out what a slice starts with: (element of its buffer, value).
-void draw_parameters(const TensorSlice& slice, std::uint64_t seed,
-                     const std::function<void(std::int64_t, float)>& take);
+/// What a slice starts with; no elements where that is zero.
+ParameterDraw draw_of(const TensorSlice& slice, std::uint64_t seed);
 
 }  // namespace foretrain

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "executor/cuda/storage.h"
 #include "sim/base/rng.h"
 
 namespace foretrain {
@@ -30,12 +31,12 @@ inline std::uint64_t threshold_of(double rate) {
 }
 
 /// Uniform on [0, 1), element `index` of the sequence named `key`.
-inline double uniform_at(std::uint64_t key, std::int64_t index) {
+FT_DEVICE inline double uniform_at(std::uint64_t key, std::int64_t index) {
   return static_cast<double>(bits_at(key, index)) * 0x1.0p-53;
 }
 
 /// Standard normal (Box and Muller 1958).
-inline double normal_at(std::uint64_t key, std::int64_t index) {
+FT_DEVICE inline double normal_at(std::uint64_t key, std::int64_t index) {
   const double u = 1.0 - uniform_at(key, 2 * index);  // never 0
   const double v = uniform_at(key, 2 * index + 1);
   constexpr double kTwoPi = 6.283185307179586;

@@ -137,10 +137,11 @@ Status CudaDevice::read(void* to, const std::byte* from, std::size_t bytes) {
   return cuda_status(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy");
 }
 
-Status CudaDevice::fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) {
+Status CudaDevice::fill_random(std::byte* to, DType type, std::int64_t count,
+                               const Content& content) {
   FT_TRY(x_session->make_current());
   x_problem.reset();
-  device::fill_on_cuda(nullptr, *this, to, type, count, fill);
+  device::fill_on_cuda(nullptr, *this, to, type, count, content);
   if (x_problem) return *x_problem;
   return cuda_status(cudaStreamSynchronize(nullptr), "random content");
 }

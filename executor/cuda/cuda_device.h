@@ -39,7 +39,8 @@ class CudaDevice final : public Device, private device::LaunchSupport {
   Result<std::byte*> take_host(std::size_t bytes) override;
   Status write(std::byte* to, const void* from, std::size_t bytes) override;
   Status read(void* to, const std::byte* from, std::size_t bytes) override;
-  Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) override;
+  Status fill_random(std::byte* to, DType type, std::int64_t count,
+                     const Content& content) override;
   void time_marks(bool on) override { x_timed = on; }
   Status hold_back() override;
   void let_go() override { x_go.store(true); }

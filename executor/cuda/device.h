@@ -48,8 +48,9 @@ class Device {
   /// Between steps; done on return.
   virtual Status write(std::byte* to, const void* from, std::size_t bytes) = 0;
   virtual Status read(void* to, const std::byte* from, std::size_t bytes) = 0;
-  /// Elements of memory of the device become random. Between steps; done on return.
-  virtual Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) = 0;
+  /// Elements of memory of the device get random content. Between steps; done on return.
+  virtual Status fill_random(std::byte* to, DType type, std::int64_t count,
+                             const Content& content) = 0;
 
   /// Whether marks of the next steps have times; they have until it is called.
   virtual void time_marks(bool /*on*/) {}

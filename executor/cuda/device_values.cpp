@@ -7,6 +7,27 @@
 #include "executor/cuda/packing.h"
 
 namespace foretrain {
+namespace {
+
+Status fill(Device& device, const Operand& to, const Content& content) {
+  if (is_on_device(to)) return device.fill_random(to.data, to.buffer->dtype, to.count, content);
+  device::HostLoops loops;
+  device::fill_random(loops, to.data, to.buffer->dtype, to.count, content);
+  return ok_status();
+}
+
+/// Both lie on the device.
+Status cast(Device& device, std::size_t stream, const Operand& from, const Operand& to) {
+  Kernel work;
+  work.kind = KernelKind::kCast;
+  work.cols = to.count;
+  DeviceOperands x;
+  x.reads = {from};
+  x.writes = {to};
+  return device.compute(stream, Work{work}, OpContext{}, x);
+}
+
+}  // namespace
 
 Status DeviceRank::write(const Operand& to, const void* from, std::size_t bytes) {
   if (is_on_device(to)) return x_device->write(to.data, from, bytes);
@@ -20,22 +41,16 @@ Status DeviceRank::read(void* to, const Operand& from, std::size_t bytes) {
   return ok_status();
 }
 
+/// All memory is zero until now.
 Status DeviceRank::draw() {
-  for (std::size_t b = 0; b < x_layout.size(); ++b) {
-    const Buffer& buffer = x_layout.buffer(b);
-    if (x_plan.buffers[b].bytes == 0 || !is_real(buffer.dtype)) continue;
-    std::vector<float> values(static_cast<std::size_t>(buffer.count), 0.0F);
-    bool any = false;
-    for (const TensorSlice& slice : x_layout.slices()) {
-      if (x_layout.index_of(slice.owner, 0) != b) continue;
-      any = true;
-      draw_parameters(slice, x_options.training.seed, [&](std::int64_t element, float value) {
-        values[static_cast<std::size_t>(element)] = value;
-      });
-    }
-    if (!any) continue;
-    const std::vector<std::byte> packed = pack(values, buffer.dtype);
-    FT_TRY(write(whole(b), packed.data(), packed.size()));
+  for (const TensorSlice& slice : x_layout.slices()) {
+    const std::size_t b = x_layout.index_of(slice.owner, 0);
+    if (x_plan.buffers[b].bytes == 0 || !is_real(x_layout.buffer(b).dtype)) continue;
+    const ParameterDraw draw = draw_of(slice, x_options.training.seed);
+    Operand to = whole(b);
+    to.data += bytes_of(to.buffer->dtype, draw.at);
+    to.count = draw.count;
+    FT_TRY(fill(*x_device, to, draw));
   }
   return ok_status();
 }
@@ -46,12 +61,17 @@ Status DeviceRank::start_masters() {
     const std::optional<UpdatedWeights> update = updated_weights(x_list, *launch.task);
     if (!update || !update->master) continue;
     const Operand weights = kept(launch, update->weights);
+    const Operand master = kept(launch, *update->master);
+    if (is_on_device(weights) && is_on_device(master)) {
+      FT_TRY(cast(*x_device, launch.stream, weights, master));
+      continue;
+    }
     std::vector<std::byte> bytes(bytes_of(weights));
     FT_TRY(read(bytes.data(), weights, bytes.size()));
     const std::vector<float> values = unpack(bytes, weights.buffer->dtype);
-    FT_TRY(write(kept(launch, *update->master), values.data(), values.size() * sizeof(float)));
+    FT_TRY(write(master, values.data(), values.size() * sizeof(float)));
   }
-  return ok_status();
+  return x_device->finish();
 }
 
 Status DeviceRank::set_values(FrameId frame, std::int16_t buffer,
@@ -79,12 +99,8 @@ DType DeviceRank::type_of(FrameId frame, std::int16_t buffer) const {
   return x_layout.buffer(x_layout.index_of(frame, buffer)).dtype;
 }
 
-Status DeviceRank::fill_values(FrameId frame, std::int16_t buffer, const Fill& fill) {
-  const Operand to = whole(x_layout.index_of(frame, buffer));
-  if (is_on_device(to)) return x_device->fill_random(to.data, to.buffer->dtype, to.count, fill);
-  device::HostLoops loops;
-  device::fill_random(loops, to.data, to.buffer->dtype, to.count, fill);
-  return ok_status();
+Status DeviceRank::fill_values(FrameId frame, std::int16_t buffer, const Fill& fill_with) {
+  return fill(*x_device, whole(x_layout.index_of(frame, buffer)), fill_with);
 }
 
 Result<std::vector<float>> DeviceRank::values(FrameId frame) {

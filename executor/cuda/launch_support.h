@@ -34,8 +34,8 @@ void compute_on_cuda(cudaStream_t stream, std::size_t index, LaunchSupport& supp
 void add_bias_on_cuda(cudaStream_t stream, std::size_t index, LaunchSupport& support,
                       const Product& product);
 
-/// Random content; see Fill.
+/// Random content.
 void fill_on_cuda(cudaStream_t stream, LaunchSupport& support, std::byte* to, DType type,
-                  std::int64_t count, const Fill& fill);
+                  std::int64_t count, const Content& content);
 
 }  // namespace foretrain::device

@@ -48,6 +48,7 @@ std::vector<float> unpack(const std::vector<std::byte>& bytes, DType type) {
   with_type(type, [&](auto tag) {
     using T = typename decltype(tag)::Type;
     const auto* const from = reinterpret_cast<const T*>(bytes.data());
+    out.reserve(bytes.size() / sizeof(T));
     for (std::size_t i = 0; i < bytes.size() / sizeof(T); ++i) out.push_back(to_float(from[i]));
   });
   return out;

@@ -143,9 +143,10 @@ class HostKernels final : public Device {
     std::memcpy(to, from, bytes);
     return ok_status();
   }
-  Status fill_random(std::byte* to, DType type, std::int64_t count, const Fill& fill) override {
+  Status fill_random(std::byte* to, DType type, std::int64_t count,
+                     const Content& content) override {
     device::HostLoops loops;
-    device::fill_random(loops, to, type, count, fill);
+    device::fill_random(loops, to, type, count, content);
     return ok_status();
   }
   Status begin() override { return ok_status(); }

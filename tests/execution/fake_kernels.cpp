@@ -70,9 +70,9 @@ void add_bias_on_cuda(cudaStream_t stream, std::size_t index, LaunchSupport& sup
 }
 
 void fill_on_cuda(cudaStream_t stream, LaunchSupport& support, std::byte* to, DType type,
-                  std::int64_t count, const Fill& fill) {
+                  std::int64_t count, const Content& content) {
   FakeLauncher launcher(support, stream, 0);
-  fill_random(launcher, to, type, count, fill);
+  fill_random(launcher, to, type, count, content);
 }
 
 }  // namespace foretrain::device
