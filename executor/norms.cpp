@@ -236,18 +236,18 @@ void head_norm_backward(const Kernel& w, const OpContext& context, const Operand
   }
 }
 
-/// Pairs (i, i + d/2) of every query and key turn by position / base^(2i/d) (Su et al. 2021, in the
-/// order of GPT-NeoX); backward turns back.
+/// Of the first d elements of every query and key, pairs (i, i + d/2) turn by position /
+/// base^(2i/d) (Su et al. 2021, in the order of GPT-NeoX); backward turns back.
 template <typename T>
 void rope(const Kernel& w, const OpContext& context, const Operands<T>& x, double direction) {
   const std::int64_t d = w.head_dim;
-  const std::int64_t half = d / 2;
+  const std::int64_t half = turned_of(w) / 2;
   const std::int64_t length = context.batch.length;
   const Heads heads = heads_of(x.reads[0].count, w.rows, w.cols / d, d);
   std::vector<T> cosine(static_cast<std::size_t>(length * half));
   std::vector<T> sine(cosine.size());
   for (std::int64_t i = 0; i < half; ++i) {
-    const double rate = std::pow(kRopeBase, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+    const double rate = std::pow(kRopeBase, -static_cast<double>(i) / static_cast<double>(half));
     for (std::int64_t t = 0; t < length; ++t) {
       const double angle = static_cast<double>(t) * rate;
       cosine[static_cast<std::size_t>(t * half + i)] = static_cast<T>(std::cos(angle));

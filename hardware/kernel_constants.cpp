@@ -115,6 +115,9 @@ MemoryConstants read_memory(const Json& json) {
   }
   memory.deviation = number_at(json, "deviation");
   memory.arithmetic_efficiency = number_at(json, "arithmetic_efficiency");
+  if (json.find("unvectorized_clocks") != nullptr) {
+    memory.unvectorized_clocks = number_at(json, "unvectorized_clocks");
+  }
   return memory;
 }
 

@@ -91,6 +91,8 @@ struct MemoryConstants {
   std::array<double, static_cast<std::size_t>(KernelKind::kCount)> start_us{};
   double default_efficiency = 1;
   double latency_us = 0, deviation = 0, arithmetic_efficiency = 1;
+  /// Clocks of an SM for an element of a pass that loads one element at a time; 0: bytes tell all.
+  double unvectorized_clocks = 0;
 };
 
 struct KernelConstants {

@@ -51,6 +51,15 @@ void explain_roofline(const DeviceSpec& device, const Roofline& r, const Cost& c
   steps << "\n" << kernel_constants(device.architecture).source("memory/efficiency");
 }
 
+/// A pass that loads one element at a time is bound by instructions where memory is fast.
+double unvectorized_seconds(const DeviceSpec& device, const Kernel& work) {
+  const double clocks = kernel_constants(device.architecture).memory.unvectorized_clocks;
+  if (work.between.unvectorized_passes == 0 || clocks == 0 || device.clock_mhz <= 0) return 0;
+  const double elements =
+      static_cast<double>(work.rows * work.cols) * work.between.unvectorized_passes;
+  return elements * clocks / (device.sm_count * device.clock_mhz * 1e6);
+}
+
 }  // namespace
 
 Result<Cost> kernel_cost(const DeviceSpec& device, const Kernel& work, std::ostream* steps) {
@@ -70,8 +79,19 @@ Result<Cost> kernel_cost(const DeviceSpec& device, const Kernel& work, std::ostr
       work.flops == 0
           ? 0
           : static_cast<double>(work.flops) / (device.fp32_tflops * 1e12 * c.arithmetic_efficiency);
+  // What unvectorized passes take longer than their bytes.
+  const double unvectorized = unvectorized_seconds(device, work);
+  const double of_them =
+      static_cast<double>(work.rows * work.cols * work.between.unvectorized_bytes) / rate;
+  const double longer = std::max(0.0, unvectorized - of_them);
   const Cost cost =
-      untiled(latency_us, compute, static_cast<double>(work.bytes) / rate, c.deviation);
+      untiled(latency_us, compute, static_cast<double>(work.bytes) / rate + longer, c.deviation);
+  if (steps != nullptr && longer > 0) {
+    *steps << work.between.unvectorized_passes
+           << " passes load one element at a time: " << unvectorized * 1e6 << " us instead of "
+           << of_them * 1e6 << " us\n"
+           << kernel_constants(device.architecture).source("memory/unvectorized_clocks");
+  }
   if (steps != nullptr) {
     explain_roofline(device,
                      {static_cast<double>(work.bytes), efficiency, static_cast<double>(work.flops),

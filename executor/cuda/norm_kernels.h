@@ -328,11 +328,11 @@ struct Rope {
   TokenPlaces places;
   float direction;
   Heads heads;
+  std::int64_t half;  ///< of what turns in a head
   template <typename Team>
   FT_DEVICE void operator()(Team& team, std::int64_t row) const {
-    const std::int64_t half = heads.dim / 2;
     const float* angles = table + places.position(row) * half * 2;
-    for (std::int64_t p = team.rank(); p < heads.width / 2; p += team.size()) {
+    for (std::int64_t p = team.rank(); p < heads.width / heads.dim * half; p += team.size()) {
       const std::int64_t head = p / half;
       const std::int64_t i = p % half;
       if (heads.kind(head * heads.dim) == 2) continue;
@@ -415,12 +415,12 @@ template <typename L>
 void run_norm(L& launcher, const Kernel& w, const OpContext& context, const DeviceOperands& x) {
   if (w.kind == KernelKind::kRope || w.kind == KernelKind::kRopeBackward) {
     const Heads heads = heads_of(x.reads[0].count, w.rows, w.cols / w.head_dim, w.head_dim);
-    const float* const table = launcher.rope_table(context.batch.length, w.head_dim);
+    const float* const table = launcher.rope_table(context.batch.length, turned_of(w));
     const float direction = w.kind == KernelKind::kRope ? 1.0F : -1.0F;
     return with_type(x.type_out(0), [&](auto tag) {
       using T = typename decltype(tag)::Type;
       launcher.rows(w.rows, Rope<T>{x.out<T>(0), table, token_places(context, GroupSlot(), w.rows),
-                                    direction, heads});
+                                    direction, heads, turned_of(w) / 2});
     });
   }
   if (w.kind >= KernelKind::kNormSums) return norm_sums(launcher, w, x);

@@ -192,6 +192,7 @@ enum class OutputGate : std::uint8_t { kNone, kElements, kHeads };
 /// What attention has beside queries, keys and values.
 struct AttentionExtras {
   bool sinks = false;         ///< one logit a head beside those of the keys
+  double rotary_share = 1;    ///< of a head, what rotary positions turn
   bool key_is_value = false;  ///< values are the keys before their norm: no matrix of their own
   OutputGate gate = OutputGate::kNone;
   std::int64_t value_dim = 0;  ///< of a head's values, where not head_dim; counted, not lowered

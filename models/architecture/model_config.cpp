@@ -26,6 +26,7 @@ const std::vector<Spelling>& all_spellings() {
       {"intermediate_size",
        {"n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim", "ffn_hidden_size", "intermediate_dim"}},
       {"max_position_embeddings", {"n_positions", "max_seq_len"}},
+      {"partial_rotary_factor", {"rotary_pct", "rotary_percentage", "rope_pct", "rope_percent"}},
       {"hidden_act", {"activation_function", "mlp_hidden_act", "hidden_activation"}},
       {"attention_dropout",
        {"attn_pdrop", "attention_probs_dropout_prob", "attn_dropout_prob",
@@ -368,6 +369,7 @@ class ModelReader {
     m.intermediate = 4 * m.hidden;
     size("intermediate_size", m.intermediate, m.type == "llama" || m.type == "mistral");
     if (is("intermediate_halves")) m.intermediate /= 2;
+    read_rotary();
     if (is("intermediate_two_thirds")) {
       std::int64_t multiple = 256;
       x_reader.read("block_multiple_of", multiple, JsonReader::IntRange{1, 1 << 20});
@@ -389,6 +391,17 @@ class ModelReader {
     if (chunk != nullptr && chunk->is_null()) m.attention_chunk = 0;
     x_reader.read("attention_chunk_size", m.attention_chunk, JsonReader::IntRange{1, kMost});
     if (!is("mixers")) read_layer_types();
+  }
+
+  /// What rotary positions turn of a head: a share, or elements.
+  void read_rotary() {
+    double& share = x_model.attention.rotary_share;
+    x_reader.read(key("partial_rotary_factor"), share, JsonReader::Range{1e-3, 1});
+    std::int64_t turned = 0;
+    if (x_reader.read("rotary_dim", turned, JsonReader::IntRange{1, kMost}) &&
+        x_model.head_dim > 0) {
+      share = std::min(1.0, static_cast<double>(turned) / static_cast<double>(x_model.head_dim));
+    }
   }
 
   /// The table of segments lies behind that of positions; `max_predictions_per_seq` is the key of

@@ -333,7 +333,7 @@ void write_updates(Stage& stage, SegmentWriter& w, const std::vector<UpdatedArra
     adam.dtype = DType::kFp32;
     // Multi-tensor implementations launch once for many tensors, the plain one eight times.
     adam.launches = stage.plan.optimizer == Optimizer::kFusedAdam ? 1 : 8;
-    adam.intermediate_bytes = update_bytes_beside(stage.plan.optimizer);
+    adam.between.bytes = update_bytes_beside(stage.plan.optimizer);
     w.compute(name, adam, std::move(reads), std::move(writes));
   }
   for (const auto& [master, u] : copied) {

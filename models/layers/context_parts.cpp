@@ -15,6 +15,7 @@ Kernel ContextParts::rope(bool backward) const {
   Kernel out = kernel(backward ? KernelKind::kRopeBackward : KernelKind::kRope, x_tokens,
                       (x_q_heads + x_kv_heads) * x_model.head_dim);
   out.head_dim = x_model.head_dim;
+  out.value = x_model.attention.rotary_share;
   return out;
 }
 

@@ -1,6 +1,7 @@
 #include "models/layers/kernel_forms.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace foretrain {
 namespace {
@@ -13,11 +14,11 @@ KernelForm wide_form(KernelKind kind) {
   switch (kind) {
     // square r4 w4, mean r4, x rsqrt r4 w4, x weight r4 w4: 28 - 8.
     case KernelKind::kRmsNorm:
-      return {3, 20};
+      return {3, {20, 8 + 8, 2}};  // x rsqrt, x weight
     // weight r4 w4, its gradient r8 w4 r4, x rsqrt r4 w4, the sum of d x r8 w4 r4, mean w4, square
     // r8 w4, both paths r8 w4, the residual's r8 w4 less its r4: 84 - 16.
     case KernelKind::kRmsNormBackward:
-      return {5, 68};
+      return {5, {68, 8 + 8 + 4 + 12, 4}};  // weight, x rsqrt, mean, square
     default:
       return {};
   }
@@ -25,30 +26,34 @@ KernelForm wide_form(KernelKind kind) {
 
 KernelForm eager_form(KernelKind kind, std::int64_t element) {
   if (element == 4) {
-    if (const KernelForm form = wide_form(kind); form.intermediate_bytes > 0) return form;
+    if (const KernelForm form = wide_form(kind); form.between.bytes > 0) return form;
   }
   const auto of = [element](std::int64_t bytes) { return bytes * element / 2; };
   switch (kind) {
     // to fp32 r2 w4, square r4 w4, mean r4, x rsqrt r4 w4, to bf16 r4 w2, x weight r2 w2: 36 - 4.
     case KernelKind::kRmsNorm:
-      return {3, 32};
+      return {3, {32, 8 + 4, 2}};
     // weight r2 w2, its gradient r4 w2 r2, to fp32 r2 w4, x rsqrt r4 w4, the sum of d x r8 w4 r4,
     // mean w4, square r8 w4, both paths r8 w4, to bf16 r4 w2; the residual's r4 w2 less its r2:
     // 80 - 8.
     case KernelKind::kRmsNormBackward:
-      return {5, 72};
+      return {5, {72, 4 + 8 + 4 + 12, 4}};
     // The gradients of weight and bias read d y and x again; the residual's gradient is a kernel.
     case KernelKind::kLayerNormBackward:
-      return {2, of(8)};
-    // x cos r2 w2, rotated half r2 w2 twice, x sin r2 w2, sum r4 w2: 22 - 4.
+      return {2, {of(8)}};
+    // x cos r2 w2, rotated half r2 w2 twice, x sin r2 w2, sum r4 w2: 22 - 4. Cosines and sines are
+    // broadcast, halves are slices, and the sum's terms lie differently.
     case KernelKind::kRope:
+      return {4, {of(18), of(4 + 4 + 4 + 6), 4}};
+    // x cos, x sin r2 w2 each, a half negated r1 w1, both halves into zeros w2 r1 w1 each, their
+    // sum and that of both paths r4 w2 each: 30 - 4.
     case KernelKind::kRopeBackward:
-      return {4, of(18)};
+      return {4, {of(26), of(4 + 4 + 2 + 4), 4}};
     // silu r2 w2, product r4 w2: 10 - 6; backward two products r4 w2, silu r4 w2: 18 - 10.
     case KernelKind::kSwiglu:
-      return {1, of(4)};
+      return {1, {of(4)}};
     case KernelKind::kSwigluBackward:
-      return {1, of(8)};
+      return {1, {of(8)}};
     default:
       return {};
   }
@@ -60,14 +65,27 @@ bool besides_norms(KernelKind kind) {
          kind == KernelKind::kSwiglu || kind == KernelKind::kSwigluBackward;
 }
 
+/// Of a head whose first part alone turns: the rest is joined to it again, r2 w2 over all.
+KernelForm partly_turned(KernelForm form, const Kernel& kernel) {
+  const auto element = static_cast<std::int64_t>(bits_of(kernel.dtype) / 8);
+  const double share = kernel.value;
+  const auto part = [share](std::int64_t bytes) {
+    return std::llround(share * static_cast<double>(bytes));
+  };
+  form.between.bytes = part(form.between.bytes) + 2 * element;
+  form.between.unvectorized_bytes = part(form.between.unvectorized_bytes);
+  form.between.unvectorized_passes *= share;
+  return form;
+}
+
 /// Llama's rotary embedding under autocast: cosines and sines are fp32, and so is what they give,
 /// which attention casts.
 KernelForm autocast_rope(bool backward) {
-  // To fp32 r2 w4, x cos r4 w4, x sin r4 w4, each to 16 bits r4 w2, rotated half r2 w2 twice, sum
-  // r4 w2: 48 - 4.
-  if (backward) return {5, 44};
+  // To fp32 r2 w4, x cos r4 w4, x sin r4 w4, each to 16 bits r4 w2, a half negated r1 w1, both
+  // halves into zeros w2 r1 w1 each, two sums r4 w2: 56 - 4.
+  if (backward) return {5, {52, 8 + 8 + 2 + 4, 4}};
   // x cos r2 w4, rotated half r2 w2 twice, x sin r2 w4, sum r8 w4, to 16 bits r4 w2: 38 - 4.
-  return {5, 34};
+  return {5, {34, 6 + 4 + 6 + 12, 4}};
 }
 
 /// The loss as a composition. Of the 14 bytes that the three kernels move themselves (2, 6, 6):
@@ -76,16 +94,16 @@ KernelForm loss_form(LossForm form, KernelKind kind) {
   switch (kind) {
     // To fp32 r2 w4; maximum r4.
     case KernelKind::kLossMax:
-      return {1, 8};
+      return {1, {8}};
     // Megatron's: less maximum r4 w4, exp r4 w4, sum r4, quotient r4 w4, besides a dozen operations
-    // on the targets. log_softmax: r4 for the sum, r4 w4.
+    // on the targets; the maximum and the sum are broadcast. log_softmax: r4 for the sum, r4 w4.
     case KernelKind::kLossSumExp:
-      return parallel ? KernelForm{4, 28 - 6} : KernelForm{2, 12 - 6};
+      return parallel ? KernelForm{4, {28 - 6, 8 + 8, 2}} : KernelForm{2, {12 - 6}};
     case KernelKind::kLossMean:
-      return {3, 0};
+      return {3, {0}};
     // Megatron's: x d loss r4 w4, to bf16 r4 w2. log_softmax: r8 w4 (of 8 in fp32).
     case KernelKind::kLossBackward:
-      return parallel ? KernelForm{3, 14 - 6} : KernelForm{1, 4};
+      return parallel ? KernelForm{3, {14 - 6, 8, 1}} : KernelForm{1, {4}};
     default:
       return {};
   }
@@ -182,17 +200,19 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   const bool eager = plan.fusion == Fusion::kEager;
   // dropout r2 w2 and its mask, sum r4 w2: what passes through memory is the dropped branch.
   if (kind == KernelKind::kResidualAdd && kernel.value > 0 && eager) {
-    return {2, 2 * static_cast<std::int64_t>(bits_of(plan.precision.branch()) / 8)};
+    return {2, {2 * static_cast<std::int64_t>(bits_of(plan.precision.branch()) / 8)}};
   }
   const bool composed = eager || (plan.fusion == Fusion::kNorms && besides_norms(kind));
   const bool backward = kind == KernelKind::kRopeBackward;
-  if (plan.precision.autocast && composed && (backward || kind == KernelKind::kRope)) {
-    return autocast_rope(backward);
+  const auto element = static_cast<std::int64_t>(bits_of(kernel.dtype) / 8);
+  if (composed && (backward || kind == KernelKind::kRope)) {
+    const KernelForm form =
+        plan.precision.autocast ? autocast_rope(backward) : eager_form(kind, element);
+    return kernel.value < 1 ? partly_turned(form, kernel) : form;
   }
   // Statistics first, then values: x twice; d y and x twice.
-  const auto element = static_cast<std::int64_t>(bits_of(kernel.dtype) / 8);
-  if (kind == KernelKind::kBatchNorm) return {1, element};
-  if (kind == KernelKind::kBatchNormBackward) return {1, 2 * element};
+  if (kind == KernelKind::kBatchNorm) return {1, {element}};
+  if (kind == KernelKind::kBatchNormBackward) return {1, {2 * element}};
   if (of_loss(kind)) {
     return plan.loss == LossForm::kFused ? KernelForm{} : loss_form(plan.loss, kind);
   }
@@ -210,8 +230,10 @@ void form_kernels(const Plan& plan, Program& program) {
     if (kernel == nullptr) continue;
     const KernelForm form = kernel_form(plan, *kernel);
     kernel->launches = std::max(kernel->launches, form.launches);
-    kernel->intermediate_bytes += form.intermediate_bytes;
-    kernel->bytes += kernel->rows * kernel->cols * form.intermediate_bytes;
+    kernel->between.bytes += form.between.bytes;
+    kernel->between.unvectorized_bytes += form.between.unvectorized_bytes;
+    kernel->between.unvectorized_passes += form.between.unvectorized_passes;
+    kernel->bytes += kernel->rows * kernel->cols * form.between.bytes;
   }
 }
 

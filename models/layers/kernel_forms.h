@@ -5,9 +5,11 @@
 // norm, rotary embedding, gated activations, dropout and the loss from elementwise operations whose
 // results pass through memory; `kernel_form` counts the bytes that they move besides, for each
 // element, and the launches, in operations of a Program (two to three kernels each, see
-// docs/explanation). Unfused attention is composed likewise: `attention_form` counts the copies
-// that batched products need, the passes over the scores beside softmax and dropout, and casts. Of
-// ring self-attention it counts what blocks take to come together, which no form goes without.
+// docs/explanation). PyTorch's pointwise kernels load several elements at once only where all
+// operands are contiguous; passes over slices and over operands that are broadcast do not. Unfused
+// attention is composed likewise: `attention_form` counts the copies that batched products need,
+// the passes over the scores beside softmax and dropout, and casts. Of ring self-attention it
+// counts what blocks take to come together, which no form goes without.
 #pragma once
 
 #include "models/plan/plan.h"
@@ -16,7 +18,7 @@ namespace foretrain {
 
 struct KernelForm {
   std::int32_t launches = 1;
-  std::int64_t intermediate_bytes = 0;  ///< for every element of rows x cols
+  BetweenKernels between;  ///< bytes of 0: the fused kernel's
 };
 
 KernelForm kernel_form(const Plan& plan, const Kernel& kernel);

@@ -54,7 +54,7 @@ Ref LayerOps::cast_input_gradient(SegmentWriter& w, const std::string& name, con
   const auto others = static_cast<std::int64_t>(more.size());
   constexpr std::int64_t kCastAndAdd = (2 + 4) + (8 + 4);  // r2 w4, then r8 w4
   cast.launches = static_cast<std::int32_t>(1 + 2 * others);
-  cast.intermediate_bytes = others * kCastAndAdd;
+  cast.between.bytes = others * kCastAndAdd;
   std::vector<View> reads = {d.view()};
   for (const Ref& copy : more) reads.push_back(copy.part(0, 0));  // kept until here
   w.compute(name + ".cast_input_gradient", cast, std::move(reads), {wide.view()});

@@ -160,7 +160,7 @@ std::string_view name_of(Phase phase) {
 }
 
 Bytes kernel_bytes(const Kernel& kernel, const Op& op) {
-  Bytes sum = kernel.rows * kernel.cols * kernel.intermediate_bytes;
+  Bytes sum = kernel.rows * kernel.cols * kernel.between.bytes;
   const bool in_part =
       kernel.kind >= KernelKind::kPackKeys && kernel.kind <= KernelKind::kAddQueries;
   const bool keys = kernel.kind == KernelKind::kPackKeys || kernel.kind == KernelKind::kUnpackKeys;

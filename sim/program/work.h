@@ -285,6 +285,14 @@ struct ExpertRows {
   bool operator==(const ExpertRows&) const = default;
 };
 
+/// What the kernels that compose one move besides its operands, for each of rows x cols, and of all
+/// that is moved what goes an element at a time, in so many passes.
+struct BetweenKernels {
+  std::int64_t bytes = 0, unvectorized_bytes = 0;
+  double unvectorized_passes = 0;
+  bool operator==(const BetweenKernels&) const = default;
+};
+
 /// One launch of a memory-bound kernel (or `launches` of them, one per tensor, for unfused forms).
 /// `bytes` is what it moves, from the views the op reads and writes (`kernel_bytes` in program.h):
 /// the builder fills it in, `verify` checks it.
@@ -295,10 +303,12 @@ struct Kernel {
   Bytes bytes = 0;
   std::int64_t flops = 0;
   std::int32_t launches = 1;
-  std::int64_t intermediate_bytes = 0;  ///< moved besides the operands, for each of rows x cols
-  std::int64_t head_dim = 0;            ///< of rope
-  std::int64_t first_row = 0;           ///< of dropouts: among the tokens that the rank holds
-  double value = 0;  ///< the rate of a dropout, the norm that `scale` and `adam` clip to
+  BetweenKernels between;
+  std::int64_t head_dim = 0;   ///< of rope
+  std::int64_t first_row = 0;  ///< of dropouts: among the tokens that the rank holds
+  /// The rate of a dropout, the norm that `scale` and `adam` clip to, the share of a head that rope
+  /// turns.
+  double value = 0;
   /// The rank holds its equal part of: the microbatch's tokens (dropouts, positions, routing), the
   /// vocabulary (embedding, loss), the experts (sorts of gathered tokens). None = all of them. Of
   /// heads split and joined: who exchanges them, none = the Batch's context ranks.
@@ -309,6 +319,12 @@ struct Kernel {
   ExpertRows rows_of;  ///< where experts get them
   bool operator==(const Kernel&) const = default;
 };
+
+/// Of a head, the elements that rope turns: pairs, at least one.
+inline std::int64_t turned_of(const Kernel& rope) {
+  const auto all = static_cast<double>(rope.head_dim);
+  return std::max<std::int64_t>(2, static_cast<std::int64_t>(all * rope.value + 0.5) / 2 * 2);
+}
 
 enum class CollectiveKind : std::uint8_t {
   kAllReduce,

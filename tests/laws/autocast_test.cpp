@@ -351,18 +351,18 @@ TEST(Autocast, FormsOfKernels) {
   std::map<KernelKind, std::int64_t> beside;
   const Program program = lowered_program(model, plan);
   for (const Work& work : program.works) {
-    if (const auto* k = std::get_if<Kernel>(&work)) beside[k->kind] = k->intermediate_bytes;
+    if (const auto* k = std::get_if<Kernel>(&work)) beside[k->kind] = k->between.bytes;
   }
   EXPECT_EQ(beside[KernelKind::kRmsNorm], (8 + 4 + 8 + 8) - 8);
   EXPECT_EQ(beside[KernelKind::kRmsNormBackward], (8 + 16 + 8 + 16 + 4 + 12 + 12 + 8) - 16);
   EXPECT_EQ(beside[KernelKind::kRope], (6 + 4 + 4 + 6 + 12 + 6) - 4);
-  EXPECT_EQ(beside[KernelKind::kRopeBackward], (6 + 8 + 6 + 8 + 6 + 4 + 4 + 6) - 4);
+  EXPECT_EQ(beside[KernelKind::kRopeBackward], (6 + 8 + 8 + 6 + 6 + 2 + 4 + 4 + 6 + 6) - 4);
   EXPECT_EQ(beside[KernelKind::kSwiglu], 10 - 6);      // behind a linear: 16 bits
   EXPECT_EQ(beside[KernelKind::kResidualAdd], 2 + 2);  // the dropped branch, too
   const Model gpt = small_gpt();
   const Program layers = lowered_program(gpt, under_autocast(eager_plan(gpt, {}, 1)));
   for (const Work& work : layers.works) {
-    if (const auto* k = std::get_if<Kernel>(&work)) beside[k->kind] = k->intermediate_bytes;
+    if (const auto* k = std::get_if<Kernel>(&work)) beside[k->kind] = k->between.bytes;
   }
   // The gradients of weight and bias read both operands again, the residual's is a sum.
   EXPECT_EQ(beside[KernelKind::kLayerNormBackward], 8 + 8);

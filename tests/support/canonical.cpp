@@ -49,9 +49,13 @@ class CanonicalText {
 
   std::string more(Kernel& k) const {
     return named(k.split_over) + named(k.cols_split_over) + " flops " + number(k.flops) +
-           " between " + number(k.intermediate_bytes) + " head " + number(k.head_dim) + " value " +
-           std::to_string(k.value) + " chosen " + number(static_cast<int>(k.rows_of.choice)) + " " +
-           number(k.rows_of.top_k);
+           " between " + number(k.between.bytes) +
+           (k.between.unvectorized_passes == 0
+                ? ""
+                : " in " + std::to_string(k.between.unvectorized_passes) + " passes " +
+                      number(k.between.unvectorized_bytes)) +
+           " head " + number(k.head_dim) + " value " + std::to_string(k.value) + " chosen " +
+           number(static_cast<int>(k.rows_of.choice)) + " " + number(k.rows_of.top_k);
   }
 
   /// With all that the work's own text leaves out.

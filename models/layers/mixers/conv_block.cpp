@@ -17,7 +17,7 @@ Kernel ConvBlock::convolution(KernelKind kind, std::int64_t passes) const {
   Kernel out = kernel(kind, x_tokens, x_channels);
   const bool backward = kind == KernelKind::kGatedConvBackward;
   out.launches = backward ? 5 : 3;
-  out.intermediate_bytes = passes * bits_of(out.dtype) / 8;
+  out.between.bytes = passes * bits_of(out.dtype) / 8;
   out.flops = (backward ? 4 : 2) * x_model.hybrid.conv_taps * x_tokens * x_channels;
   return out;
 }
