@@ -53,7 +53,7 @@ MORE_ATTENTION = [(1, 32, 32, 2048, 128), (1, 32, 8, 4096, 128), (2, 32, 32, 204
 BACKENDS = {"flash2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "unfused": "MATH"}
 LONGEST_UNFUSED = 4096
 # Bytes an element that eager PyTorch moves besides the operands (docs/explanation/memory-bound-prices.md).
-EAGER = {"rms-norm": 32, "rms-norm-backward": 72, "swiglu": 4, "swiglu-backward": 8, "rope": 18, "rope-backward": 18}
+EAGER = {"rms-norm": 32, "rms-norm-backward": 72, "swiglu": 4, "swiglu-backward": 8, "rope": 18, "rope-backward": 26}
 
 
 class Item:
