@@ -1,4 +1,4 @@
-// The global queue: a total order by (time, sequence), so ties never depend on the heap's shape.
+// Queues of events: a total order by (time, sequence), so ties never depend on the heap's shape.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,15 @@
 
 namespace foretrain {
 
-class EventQueue {
+/// On a clock of `At`, of events of `KindOf`.
+template <typename At, typename KindOf>
+class TimedQueue {
  public:
-  enum class Kind : std::uint8_t { kTransferStart, kTransferEnd, kKernelEnd };
+  using Kind = KindOf;
   struct Event {
-    Time at;
+    At at{};
     std::uint64_t sequence = 0;
-    Kind kind = Kind::kTransferStart;
+    Kind kind{};
     std::int32_t subject = 0;   ///< transfer, or actor
     std::int32_t detail = 0;    ///< stream of the actor
     std::uint32_t version = 0;  ///< stale if the subject has moved on
@@ -24,7 +26,7 @@ class EventQueue {
     }
   };
 
-  void push(Time at, Kind kind, std::int32_t subject, std::int32_t detail, std::uint32_t version) {
+  void push(At at, Kind kind, std::int32_t subject, std::int32_t detail, std::uint32_t version) {
     const Event event{at, x_sequence++, kind, subject, detail, version};
     std::size_t hole = x_heap.size();
     x_heap.push_back(event);
@@ -37,6 +39,7 @@ class EventQueue {
     x_heap[hole] = event;
   }
   bool empty() const { return x_heap.empty(); }
+  const Event& top() const { return x_heap.front(); }
   Event pop() {
     const Event first = x_heap.front();
     const Event last = x_heap.back();
@@ -65,5 +68,8 @@ class EventQueue {
   std::vector<Event> x_heap;
   std::uint64_t x_sequence = 0;
 };
+
+enum class ReplayEvent : std::uint8_t { kTransferStart, kTransferEnd, kKernelEnd };
+using EventQueue = TimedQueue<Time, ReplayEvent>;
 
 }  // namespace foretrain

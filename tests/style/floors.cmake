@@ -2,18 +2,20 @@
 # A folder includes only lower floors; siblings do not see each other.
 cmake_minimum_required(VERSION 3.25)
 
-set(folders sim/base sim/program sim/timeline sim/cost sim/engine hardware models traces executor
+set(folders sim/base sim/program sim/timeline sim/cost sim/engine sim/campaign hardware models traces executor
             tools tests)
 set(may_include_sim/base sim/base)
 set(may_include_sim/program sim/base sim/program)
 set(may_include_sim/timeline sim/base sim/program sim/timeline)
 set(may_include_sim/cost sim/base sim/program sim/timeline sim/cost)
 set(may_include_sim/engine sim/base sim/program sim/timeline sim/cost sim/engine)
+# Weeks of a run: it knows lengths of steps, and of what is below the engine's queue and numbers.
+set(may_include_sim/campaign sim/base sim/engine sim/campaign)
 foreach(folder hardware models traces)
   set(may_include_${folder} ${may_include_sim/engine} ${folder})
 endforeach()
 set(may_include_executor ${may_include_sim/engine} hardware executor)
-set(may_include_tools ${may_include_sim/engine} hardware models traces executor tools)
+set(may_include_tools ${may_include_sim/engine} sim/campaign hardware models traces executor tools)
 set(may_include_tests ${may_include_tools} tests)
 
 set(faults 0)
@@ -51,8 +53,8 @@ endforeach()
 
 file(GLOB_RECURSE sim_files RELATIVE ${ROOT} ${ROOT}/sim/*.h ${ROOT}/sim/*.cpp)
 foreach(file IN LISTS sim_files)
-  if(NOT file MATCHES "^sim/(base|program|timeline|cost|engine)/")
-    message("${file}: no floor; its folder must be one of sim/{base,program,timeline,cost,engine}")
+  if(NOT file MATCHES "^sim/(base|program|timeline|cost|engine|campaign)/")
+    message("${file}: no floor; its folder must be one of sim/{base,program,timeline,cost,engine,campaign}")
     math(EXPR faults "${faults} + 1")
   endif()
 endforeach()

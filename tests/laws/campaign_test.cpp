@@ -1,0 +1,315 @@
+// Do campaigns obey what is known of failures, checkpoints and restarts in closed form?
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+
+#include "sim/campaign/campaign.h"
+#include "sim/campaign/interval.h"
+#include "sim/campaign/statistics.h"
+
+namespace foretrain {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+/// 54 days of steps of 10 s on 128 nodes, saved every 30 min in 60 s; nothing fails.
+CampaignPlan quiet_campaign() {
+  CampaignPlan plan;
+  plan.work.phases = {{54 * 8640, 10}};
+  plan.saving.every_steps = 180;
+  plan.saving.stall_s = 60;
+  plan.fleet.nodes = 128;
+  plan.fleet.replicas = 16;
+  return plan;
+}
+
+/// The same with so many failures a day that each take a node, which is back at once.
+CampaignPlan failing_campaign(double per_day) {
+  CampaignPlan plan = quiet_campaign();
+  plan.failures.processes = {{"node", per_day, 1, 0}};
+  plan.recovery.start_s = 300;
+  return plan;
+}
+
+CampaignStatistics many(const CampaignPlan& plan, std::uint64_t count = 300) {
+  std::vector<CampaignOutcome> outcomes;
+  for (std::uint64_t i = 0; i < count; ++i) outcomes.push_back(simulate_campaign(plan, 1, i));
+  return statistics_of(outcomes);
+}
+
+double mean_days(const CampaignPlan& plan, std::uint64_t count = 300) {
+  return many(plan, count).days.mean;
+}
+
+double share(const CampaignStatistics& all, CampaignPart part) {
+  return all.parts[static_cast<std::size_t>(part)];
+}
+
+TEST(Campaign, WithoutFailuresIsStepsTimesStep) {
+  CampaignPlan plan = quiet_campaign();
+  plan.saving.every_steps = 0;
+  const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
+  EXPECT_EQ(outcome.wall(), nanos(54 * kSecondsPerDay));
+  EXPECT_EQ(outcome.ettr(), 1);
+  plan.work.phases = {{1000, 2}, {500, 3.5}};
+  EXPECT_EQ(simulate_campaign(plan, 1, 0).wall(), nanos(1000 * 2 + 500 * 3.5));
+}
+
+TEST(Campaign, WithoutFailuresPaysTheStallOfEveryCheckpointButTheLast) {
+  const CampaignPlan plan = quiet_campaign();
+  const std::int64_t saves = 54 * 8640 / 180 - 1;
+  EXPECT_EQ(simulate_campaign(plan, 1, 0).wall(), nanos(54 * kSecondsPerDay) + saves * nanos(60));
+}
+
+TEST(Campaign, AgreesWithTheClosedFormOfRscWithinItsAssumptions) {
+  for (const double per_day : {0.2, 0.5, 1.0}) {
+    for (const std::int64_t steps : {90, 180, 360}) {
+      CampaignPlan plan = failing_campaign(per_day);
+      plan.saving.every_steps = steps;
+      const double closed =
+          expected_ettr(per_day / kSecondsPerDay, 300, static_cast<double>(steps) * 10, 60);
+      EXPECT_NEAR(many(plan, 500).ettr.mean / closed, 1, 0.01) << per_day << " " << steps;
+    }
+  }
+}
+
+TEST(Campaign, AgreesWithTheExactFormWhereFailuresAreFrequent) {
+  for (const double per_day : {2.0, 8.0, 24.0}) {
+    const CampaignPlan plan = failing_campaign(per_day);
+    const double exact = 54 * expected_wall(per_day / kSecondsPerDay, 300, 1800, 60);
+    EXPECT_NEAR(mean_days(plan) / exact, 1, 0.01) << per_day;
+  }
+}
+
+TEST(Campaign, TheBestIntervalIsYoungsAndDalys) {
+  const double per_day = 4;
+  const double mttf = kSecondsPerDay / per_day;
+  CampaignPlan plan = failing_campaign(per_day);
+  const auto days_at = [&plan](double interval_s) {
+    plan.saving.every_steps = std::llround(interval_s / 10);
+    return mean_days(plan, 600);
+  };
+  const double young = days_at(young_interval(60, mttf));
+  const double daly = days_at(daly_interval(60, mttf));
+  for (const double factor : {0.3, 3.0}) {
+    EXPECT_GT(days_at(young_interval(60, mttf) * factor), 1.005 * young);
+    EXPECT_GT(days_at(daly_interval(60, mttf) * factor), 1.005 * daly);
+  }
+  EXPECT_NEAR(daly / young, 1, 0.005);
+}
+
+TEST(Campaign, PartsAddUpToTheWall) {
+  CampaignPlan plan = failing_campaign(6);
+  plan.failures.processes.push_back({"software", 2, 0, 0});
+  plan.failures.processes.push_back({"switch", 0.1, 8, 7200});
+  plan.failures.slow = {{1, 1.3, 3600}};
+  plan.work.evaluate_every = 1000;
+  plan.work.evaluation_s = 600;
+  plan.fleet.spares = 2;
+  plan.saving.ready_s = {0, 90, 200};
+  plan.saving.interference = 0.05;
+  plan.recovery.detect_s = 120;
+  plan.recovery.warm_up_steps = 3;
+  for (const PolicyKind policy : {PolicyKind::kWait, PolicyKind::kSpares, PolicyKind::kShrink,
+                                  PolicyKind::kDropReplica, PolicyKind::kReroute}) {
+    plan.fleet.policy = policy;
+    plan.fleet.pace = {1, 1.08, 1.17, 1.3};
+    CampaignTimeline timeline;
+    const CampaignOutcome outcome = simulate_campaign(plan, 3, 5, &timeline);
+    EXPECT_TRUE(outcome.ended);
+    EXPECT_EQ(outcome.parts[0], nanos(54 * kSecondsPerDay));  // every step counts once
+    Nanos at = 0;
+    for (const CampaignSpan& span : timeline.spans) {
+      ASSERT_EQ(span.start, at);
+      ASSERT_GT(span.end, span.start);
+      at = span.end;
+    }
+    EXPECT_EQ(at, outcome.wall());
+    const auto counted =
+        std::accumulate(outcome.failures.begin(), outcome.failures.end(), std::int64_t{0});
+    EXPECT_EQ(static_cast<std::int64_t>(timeline.failures.size()), counted);
+    const CampaignStatistics all = many(plan, 20);
+    EXPECT_NEAR(std::accumulate(all.parts.begin(), all.parts.end(), 0.0), 1, 1e-12);
+  }
+}
+
+TEST(Campaign, ATimelineChangesNothing) {
+  // Without one, runs and checkpoints that nothing disturbs are taken at once.
+  CampaignPlan plan = failing_campaign(3);
+  plan.work.evaluate_every = 700;
+  plan.work.evaluation_s = 100;
+  plan.work.phases = {{100'000, 10}, {200'000, 12}};
+  for (const double ready : {0.0, 120.0}) {
+    plan.saving.ready_s = {0, ready, ready};
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      CampaignTimeline timeline;
+      EXPECT_EQ(simulate_campaign(plan, 1, i).parts,
+                simulate_campaign(plan, 1, i, &timeline).parts);
+    }
+  }
+}
+
+TEST(Campaign, SameSeedSameCampaign) {
+  const CampaignPlan plan = failing_campaign(5);
+  EXPECT_EQ(simulate_campaign(plan, 7, 3).parts, simulate_campaign(plan, 7, 3).parts);
+  EXPECT_NE(simulate_campaign(plan, 7, 3).parts, simulate_campaign(plan, 7, 4).parts);
+  EXPECT_NE(simulate_campaign(plan, 7, 3).parts, simulate_campaign(plan, 8, 3).parts);
+}
+
+TEST(Campaign, TwiceOfAnythingBadNeverHelps) {
+  CampaignPlan plan = failing_campaign(3);
+  plan.failures.processes[0].repair_s = 900;
+  plan.failures.slow = {{2, 1.2, 1800}};
+  plan.recovery.detect_s = 60;
+  plan.recovery.diagnose_s = 60;
+  plan.recovery.warm_up_steps = 5;
+  plan.saving.load_s = {60, 60, 60};
+  const double days = mean_days(plan);
+  const auto twice = [&](auto change) {
+    CampaignPlan other = plan;
+    change(other);
+    return mean_days(other);
+  };
+  EXPECT_GT(twice([](auto& p) { p.failures.processes[0].per_day *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) { p.failures.processes[0].repair_s *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) { p.failures.slow[0].per_day *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) { p.failures.slow[0].lasts_s *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) { p.saving.stall_s *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) { p.saving.load_s = {120, 120, 120}; }), days);
+  EXPECT_GT(twice([](auto& p) { p.recovery.detect_s *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) { p.recovery.diagnose_s *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) { p.recovery.start_s *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) { p.recovery.warm_up_steps *= 2; }), days);
+  EXPECT_GT(twice([](auto& p) {
+              p.failures.wear_in_factor = 5;
+              p.failures.wear_in_days = 10;
+            }),
+            days);
+}
+
+TEST(Campaign, MoreSparesNeverHurt) {
+  CampaignPlan plan = failing_campaign(4);
+  plan.failures.processes[0].repair_s = 86400;
+  plan.fleet.policy = PolicyKind::kSpares;
+  double before = kInfinite;
+  for (const std::int64_t spares : {0, 1, 2, 4, 8, 16}) {
+    plan.fleet.spares = spares;
+    const double days = mean_days(plan);
+    EXPECT_LE(days, before * 1.001) << spares;
+    before = days;
+  }
+  // With as many as can be in repair at once nothing is waited for.
+  EXPECT_EQ(share(many(plan), CampaignPart::kWaiting), 0);
+}
+
+TEST(Campaign, ASpareIsNotWaitedForAndComesBackRepaired) {
+  CampaignPlan plan = quiet_campaign();
+  plan.saving.stall_s = 0;
+  plan.failures.traced_components = {"gpu"};
+  // The second failure finds the spare in repair until 10,000 + 20,000 s.
+  plan.failures.trace = {{10000, 0, 1, 20000}, {20000, 0, 1, 20000}, {60000, 0, 1, 20000}};
+  plan.fleet.policy = PolicyKind::kSpares;
+  plan.fleet.spares = 1;
+  const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
+  EXPECT_EQ(outcome.parts[static_cast<std::size_t>(CampaignPart::kWaiting)], nanos(10000));
+  EXPECT_EQ(outcome.failures, std::vector<std::int64_t>{3});
+  // 10,000 s = 5 intervals of 1,800 s and 1,000 s; 20,000 s is 11,000 s of work on; and so on.
+  EXPECT_GT(outcome.parts[static_cast<std::size_t>(CampaignPart::kRepeated)], nanos(1000));
+}
+
+TEST(Campaign, AFailureUndoesTheWorkSinceTheCheckpoint) {
+  CampaignPlan plan = quiet_campaign();
+  plan.failures.traced_components = {"software"};
+  plan.failures.trace = {{1860 * 3 + 500, 0, 0, 0}};
+  plan.recovery.start_s = 300;
+  plan.saving.load_s = {40, 41, 42};
+  const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
+  EXPECT_EQ(outcome.parts[static_cast<std::size_t>(CampaignPart::kRepeated)], nanos(500));
+  EXPECT_EQ(outcome.parts[static_cast<std::size_t>(CampaignPart::kRecovery)], nanos(340));
+}
+
+TEST(Campaign, ACopyThatIsUnderWayIsLost) {
+  CampaignPlan plan = quiet_campaign();
+  plan.failures.traced_components = {"gpu"};
+  plan.saving.load_s = {1, 2, 3};
+  // 100 s after the third checkpoint, of which the store has all after 200 s.
+  plan.failures.trace = {{1860 * 3 + 100, 0, 1, 0}};
+  const auto repeated = [&plan](double host, double store, std::int32_t nodes) {
+    plan.saving.ready_s = {host, store, store};
+    plan.failures.trace[0].nodes = nodes;
+    return seconds_of(
+        simulate_campaign(plan, 1, 0).parts[static_cast<std::size_t>(CampaignPart::kRepeated)]);
+  };
+  EXPECT_EQ(repeated(0, 50, 1), 100);
+  EXPECT_EQ(repeated(0, 200, 1), 1900);
+  EXPECT_EQ(repeated(0, 200, 0), 100);  // the host's memory survives the process
+  EXPECT_EQ(repeated(200, 200, 0), 1900);
+  EXPECT_EQ(repeated(0, kInfinite, 1), 1860 * 3 + 100 - 180);  // to the first step
+}
+
+TEST(Campaign, PoliciesStandInTheOrderThatTheoryGives) {
+  // Repairs of two days; a job that is short of a replica, here a node, keeps 15/16 of its speed.
+  CampaignPlan plan = failing_campaign(0.5);
+  plan.fleet.nodes = plan.fleet.replicas = 16;
+  plan.failures.processes[0].repair_s = 2 * 86400;
+  plan.recovery.detect_s = 60;
+  plan.recovery.diagnose_s = 300;
+  for (int lost = 1; lost <= 8; ++lost) plan.fleet.pace.push_back(16.0 / (16 - lost));
+  const auto days_of = [&plan](PolicyKind policy, std::int64_t spares = 0) {
+    plan.fleet.policy = policy;
+    plan.fleet.spares = spares;
+    return mean_days(plan, 100);
+  };
+  const double wait = days_of(PolicyKind::kWait);
+  const double shrink = days_of(PolicyKind::kShrink);
+  const double drop = days_of(PolicyKind::kDropReplica);
+  const double spares = days_of(PolicyKind::kSpares, 20);
+  EXPECT_LT(shrink, 0.8 * wait);  // it works while nodes are repaired
+  EXPECT_LT(drop, shrink);        // the same without starts and repeated work
+  EXPECT_LT(spares, shrink);      // it keeps all replicas
+  EXPECT_LE(days_of(PolicyKind::kReroute), drop);
+  EXPECT_EQ(days_of(PolicyKind::kSpares, 0), wait);
+}
+
+TEST(Campaign, AJobWithoutAReplicaTakesThatMuchLonger) {
+  CampaignPlan plan = quiet_campaign();
+  plan.saving.every_steps = 0;
+  plan.failures.traced_components = {"gpu"};
+  plan.failures.trace = {{1000, 0, 1, 11000}};
+  plan.fleet.policy = PolicyKind::kDropReplica;
+  plan.fleet.pace = {1, 1.1};
+  const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
+  EXPECT_NEAR(seconds_of(outcome.wall()), 54 * kSecondsPerDay + 1000, 1e-6);
+  EXPECT_NEAR(seconds_of(outcome.parts[static_cast<std::size_t>(CampaignPart::kSlow)]), 1000, 1e-6);
+}
+
+TEST(Campaign, ASlowNodeSetsThePace) {
+  CampaignPlan plan = quiet_campaign();
+  plan.failures.slow = {{1e4, 1.06, 1e9}};  // from the first minutes on
+  const CampaignStatistics all = many(plan, 3);
+  EXPECT_NEAR(share(all, CampaignPart::kSlow) / share(all, CampaignPart::kProductive), 0.06, 1e-4);
+}
+
+TEST(Campaign, ThatCannotEndIsGivenUp) {
+  CampaignPlan plan = failing_campaign(2000);
+  plan.longest = 3;
+  EXPECT_FALSE(simulate_campaign(plan, 1, 0).ended);
+  // Nothing replaces the node.
+  plan = quiet_campaign();
+  plan.failures.traced_components = {"gpu"};
+  plan.failures.trace = {{1000, 0, 1, 1e9}};
+  plan.longest = 3;
+  EXPECT_FALSE(simulate_campaign(plan, 1, 0).ended);
+}
+
+TEST(Campaign, FailuresComeAtTheirRates) {
+  CampaignPlan plan = quiet_campaign();
+  plan.failures.processes = {{"gpu", 3, 0, 0}, {"software", 1, 0, 0}};
+  const CampaignStatistics all = many(plan, 400);
+  EXPECT_NEAR(all.failures[0] / all.days.mean, 3, 0.05);
+  EXPECT_NEAR(all.failures[1] / all.days.mean, 1, 0.03);
+}
+
+}  // namespace
+}  // namespace foretrain
