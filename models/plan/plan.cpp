@@ -363,6 +363,7 @@ Result<Plan> read_plan(const Json& run, const std::string& source, const Model& 
   Request request;
   request.plan.global_batch = 0;  // one microbatch for every data-parallel rank
   read_request(reader, request);
+  reader.take("campaign");  // of many steps: no step depends on it
   FT_TRY(reader.finish());
   return PlanDeriver(reader, request, model).derive(accelerators);
 }

@@ -77,6 +77,9 @@ CampaignKeys work_keys() {
           .else_("nothing fails")
           .says("What fails how often: a preset, a path, or an object with its keys.")
           .probe(R"({"failures_per_node_day":0.02})"),
+      CampaignKey::elsewhere("campaign.checkpoint")
+          .says("An object of the keys below, or \"best\": the best interval."),
+      CampaignKey::elsewhere("campaign.recovery").says("An object of the keys below."),
       CampaignKey::count("campaign.spares", [](auto& r, std::int64_t v) { r.spares = v; })
           .range(0, 1e6)
           .fallback_to(0)
@@ -265,9 +268,27 @@ const std::vector<std::pair<std::string, std::string>>& campaign_sections() {
   return all;
 }
 
-Result<CampaignRequest> read_campaign(const Json& json, const std::string& source,
-                                      const std::string& pointer) {
-  CampaignRequest out;
+namespace {
+
+/// The default of every key that has one.
+Json default_campaign() {
+  Json out{Json::Object{}};
+  for (const CampaignKey& key : campaign_keys()) {
+    if (!key.fallback) continue;
+    Json* section = &out;
+    if (const std::size_t dot = key.section.find('.'); dot != std::string::npos) {
+      const std::string name = key.section.substr(dot + 1);
+      section = out.find(name);
+      if (section == nullptr) section = &out.set(name, Json(Json::Object{}));
+    }
+    section->set(key.name, *key.fallback);
+  }
+  return out;
+}
+
+/// Lays the section over `out`.
+Status read_over(const Json& json, const std::string& source, const std::string& pointer,
+                 CampaignRequest& out) {
   JsonReader reader(json, source, pointer);
   if (const Json* reliability = reader.take("reliability")) out.reliability = *reliability;
   for (const CampaignKey& key : campaign_keys()) {
@@ -282,7 +303,16 @@ Result<CampaignRequest> read_campaign(const Json& json, const std::string& sourc
     }
     reader.adopt(section.finish());
   }
-  FT_TRY(reader.finish());
+  return reader.finish();
+}
+
+}  // namespace
+
+Result<CampaignRequest> read_campaign(const Json& json, const std::string& source,
+                                      const std::string& pointer) {
+  CampaignRequest out;
+  FT_TRY(read_over(default_campaign(), source, pointer, out));
+  FT_TRY(read_over(json, source, pointer, out));
   return out;
 }
 

@@ -7,7 +7,8 @@ namespace foretrain {
 Spread spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   Spread out;
-  for (const double value : values) out.mean += value / static_cast<double>(values.size());
+  for (const double value : values) out.mean += value;
+  out.mean /= static_cast<double>(values.size());
   const auto at = [&values](double share) {
     const double place = share * static_cast<double>(values.size() - 1);
     const auto below = static_cast<std::size_t>(place);
@@ -34,10 +35,11 @@ CampaignStatistics statistics_of(const std::vector<CampaignOutcome>& outcomes) {
       out.parts[part] += static_cast<double>(one.parts[part]) / static_cast<double>(wall) / count;
     }
     for (std::size_t c = 0; c < out.failures.size(); ++c) {
-      out.failures[c] += static_cast<double>(one.failures[c]) / count;
+      out.failures[c] += static_cast<double>(one.failures[c]);
     }
     out.ended = out.ended && one.ended;
   }
+  for (double& failures : out.failures) failures /= count;
   out.ettr = spread_of(std::move(ettr));
   out.days = spread_of(std::move(days));
   return out;

@@ -51,6 +51,7 @@ void list_unknown(const Json& json, const Json& schema, const Json& root, const 
 
 TEST(KeyDocuments, SchemasKnowEveryKeyOfShippedFiles) {
   for (const std::string& kind : schema_kinds()) {
+    if (kind == "campaign") continue;  // a section of RUNs, of which no files ship
     const Json schema = schema_of(kind);
     int files = 0;
     for (const auto& entry :

@@ -19,8 +19,8 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& kinds() {
-  static const std::vector<std::string> names = {"models",  "clusters", "devices", "fabrics",
-                                                 "systems", "profiles", "runs"};
+  static const std::vector<std::string> names = {"models",  "clusters",    "devices",  "fabrics",
+                                                 "systems", "reliability", "profiles", "runs"};
   return names;
 }
 
@@ -321,10 +321,10 @@ std::string kind_of_file(const Json& file) {
   return "";
 }
 
-/// Models, clusters, devices, fabrics or systems: what a RUN is made of, a preset or a file; "" for
-/// what is none.
+/// Models, clusters, devices, fabrics, systems or reliability: what a RUN is made of, a preset or a
+/// file; "" for what is none.
 std::string kind_of_part(const std::string& name) {
-  for (const char* kind : {"models", "clusters", "devices", "fabrics", "systems"}) {
+  for (const char* kind : {"models", "clusters", "devices", "fabrics", "systems", "reliability"}) {
     if (has(kind, name)) return kind;
   }
   if (has("runs", name)) return "";
@@ -393,7 +393,7 @@ Status show_part(const std::string& kind, const ShowArgs& args) {
     return print_object(std::move(json), args, sources);
   }
   if (kind == "fabrics") return show_fabric(args);
-  FT_ASSIGN(const Json json, load_preset("systems", args.name, "show"));
+  FT_ASSIGN(const Json json, load_preset(kind, args.name, "show"));
   return print_object(json, args);
 }
 
@@ -426,7 +426,8 @@ Status list(const ListArgs& args) {
       const std::string near = nearest_name(args.kind, wanted);
       return input_error(
           "list: found \"" + args.kind +
-          "\", expected models, clusters, devices, fabrics, systems, profiles or runs" +
+          "\", expected models, clusters, devices, fabrics, systems, reliability, profiles or "
+          "runs" +
           (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
     }
     wanted = {args.kind};

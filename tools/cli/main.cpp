@@ -71,6 +71,34 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
   return {verb, [&args] { return foretrain::simulate(args); }};
 }
 
+Verb add_goodput(CLI::App& app, foretrain::GoodputArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "goodput", "Weeks of a run with failures, checkpoints, recovery, and the bill");
+  verb->footer(
+      "The RUN's section `campaign` says what there is to do and what goes wrong.\n"
+      "Example:\n  foretrain goodput llama-3.1-405b-16384-h100 --set campaign.tokens=2e12 "
+      "--set campaign.reliability=llama-3-405b");
+  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("--set", args.sets, "Override a field, e.g. campaign.spares=8 (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("--campaigns", args.campaigns, "Campaigns to simulate (default: the RUN's)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10'000'000));
+  verb->add_option("--seed", args.seed, "Of the random numbers (default: the RUN's)")
+      ->type_name("N")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{9'000'000'000'000'000}));
+  verb->add_option("--threads", args.threads,
+                   "Campaigns simulated at once (default: all cores); the result is the same")
+      ->check(CLI::Range(1, 1024));
+  add_output(verb, "--trace", args.trace, "Write one campaign as a Chrome trace");
+  verb->add_flag("--no-advice", args.no_advice,
+                 "Leave out the best interval and what helps: faster, for sweeps");
+  verb->add_flag("--quiet", args.quiet, "No report");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::goodput(args); }};
+}
+
 void add_device(CLI::App* verb, std::string& device) {
   verb->add_option("--device", device, "host or cuda")
       ->check(CLI::IsMember({"host", "cuda"}))
@@ -193,11 +221,11 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
 }
 
 Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
-  CLI::App* verb =
-      app.add_subcommand("list", "What ships: models, clusters, devices, fabrics, systems, runs");
+  CLI::App* verb = app.add_subcommand(
+      "list", "What ships: models, clusters, devices, fabrics, systems, reliability, runs");
   verb->footer("Example:\n  foretrain list models");
   verb->add_option("KIND", args.kind,
-                   "models, clusters, devices, fabrics, systems, profiles or runs");
+                   "models, clusters, devices, fabrics, systems, reliability, profiles or runs");
   add_json(verb, args.json);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::list(args); }};
@@ -257,7 +285,7 @@ Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
 Verb add_schema(CLI::App& app, foretrain::SchemaArgs& args) {
   CLI::App* verb = app.add_subcommand("schema", "The JSON Schema of a kind of file, for editors");
   verb->footer("Example:\n  foretrain schema run > run.schema.json");
-  verb->add_option("KIND", args.kind, "run, cluster, device or system")->required();
+  verb->add_option("KIND", args.kind, "run, cluster, device, system or campaign")->required();
   verb->add_flag("--page", args.page, "Print docs/reference/keys.md instead");
   return {verb, [&args] { return foretrain::schema(args); }};
 }
@@ -299,6 +327,7 @@ int main(int argc, char** argv) {
       "does not hold (--require-fit, --max-step-s, --max-error).\n\n"
       "Example:\n  foretrain simulate llama-3-8b-8-h100");
   foretrain::SimulateArgs simulate_args;
+  foretrain::GoodputArgs goodput_args;
   foretrain::ExecuteArgs execute_args;
   foretrain::CalibrateArgs calibrate_args;
   foretrain::ValidateArgs validate_args;
@@ -310,11 +339,17 @@ int main(int argc, char** argv) {
   foretrain::DoctorArgs doctor_args;
   foretrain::SchemaArgs schema_args;
   foretrain::CompletionArgs completion_args;
-  const Verb verbs[] = {add_simulate(app, simulate_args), add_calibrate(app, calibrate_args),
-                        add_execute(app, execute_args),   add_validate(app, validate_args),
-                        add_score(app, score_args),       add_list(app, list_args),
-                        add_show(app, show_args),         add_doctor(app, doctor_args),
-                        add_schema(app, schema_args),     add_completion(app, completion_args)};
+  const Verb verbs[] = {add_simulate(app, simulate_args),
+                        add_goodput(app, goodput_args),
+                        add_calibrate(app, calibrate_args),
+                        add_execute(app, execute_args),
+                        add_validate(app, validate_args),
+                        add_score(app, score_args),
+                        add_list(app, list_args),
+                        add_show(app, show_args),
+                        add_doctor(app, doctor_args),
+                        add_schema(app, schema_args),
+                        add_completion(app, completion_args)};
   app.failure_message([](const CLI::App* of, const CLI::Error& error) {
     return "foretrain: " + CLI::FailureMessage::simple(of, error);
   });

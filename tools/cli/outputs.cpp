@@ -41,14 +41,15 @@ class Inputs {
         add(*text);
         add(folder / *text);
       }
-      if (names || key == "network" || key == "run") add_named(value, folder);
+      if (names || key == "network" || key == "run" || key == "campaign") add_named(value, folder);
     }
   }
   std::vector<std::string> paths;
 
  private:
-  static constexpr std::string_view kNaming[] = {"model",    "cluster", "system", "profile",
-                                                 "schedule", "preset",  "device", "topology"};
+  static constexpr std::string_view kNaming[] = {"model",       "cluster", "system", "profile",
+                                                 "schedule",    "preset",  "device", "topology",
+                                                 "reliability", "trace"};
   std::set<fs::path> x_places;
 };
 

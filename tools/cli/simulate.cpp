@@ -4,6 +4,7 @@
 
 #include "sim/base/file.h"
 #include "tools/cli/verbs.h"
+#include "tools/goodput/bill.h"
 #include "tools/predict/fitting.h"
 #include "tools/predict/idle_keys.h"
 #include "tools/predict/predict.h"
@@ -87,12 +88,16 @@ Status simulate(const SimulateArgs& args) {
     FT_TRY(save_timeline(*prediction.timeline, file));
     FT_TRY(file.commit());
   }
+  FT_ASSIGN(const std::optional<Bill> bill, simple_bill(run, prediction.iteration_time_s));
   if (!args.json.empty()) {
-    FT_TRY(write_output(args.json, dump_json(json_report(run, prediction)) + "\n"));
+    Json json = json_report(run, prediction);
+    if (bill) json.set("bill", json_of(*bill));
+    FT_TRY(write_output(args.json, dump_json(json) + "\n"));
   }
   const bool stdout_taken = args.json == "-" || args.trace == "-" || args.timeline == "-";
   if (!args.quiet && !stdout_taken) {
-    FT_TRY(write_output("-", text_report(run, prediction)));
+    const std::string report = text_report(run, prediction);
+    FT_TRY(write_output("-", report + (bill ? text_of(*bill) : "")));
     if (!args.trace.empty()) {
       std::printf("Trace: %s (open it at https://ui.perfetto.dev or chrome://tracing)\n",
                   args.trace.c_str());

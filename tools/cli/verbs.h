@@ -29,6 +29,17 @@ struct SimulateArgs {
 };
 Status simulate(const SimulateArgs& args);
 
+struct GoodputArgs {
+  std::string run;
+  std::vector<std::string> sets;
+  std::string json, trace;
+  std::int64_t campaigns = 0, seed = -1;  ///< 0, < 0: as the RUN says
+  int threads = 0;                        ///< 0: as many as there are cores
+  bool no_advice = false;                 ///< neither the best interval nor what helps
+  bool quiet = false;
+};
+Status goodput(const GoodputArgs& args);
+
 struct ExecuteArgs {
   std::string run, device = "host", blas;
   std::vector<std::string> sets;

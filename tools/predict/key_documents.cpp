@@ -6,6 +6,7 @@
 #include "hardware/keys/device_keys.h"
 #include "hardware/presets.h"
 #include "models/plan/keys/keys.h"
+#include "sim/campaign/request.h"
 
 namespace foretrain {
 namespace {
@@ -22,6 +23,7 @@ const Facts& every_key() {
       if (key.section != kDeviceSection) out.push_back(&key);  // declared with the device's
     }
     for (const DeviceKey& key : device_keys()) out.push_back(&key);
+    for (const CampaignKey& key : campaign_keys()) out.push_back(&key);
     return out;
   }();
   return all;
@@ -175,6 +177,9 @@ Json run_schema() {
   }
   const Json plan = plan_properties();
   for (const auto& [name, schema] : *plan.object()) properties.set(name, schema);
+  Json campaign = section_schema("campaign");
+  campaign.set("description", campaign_sections().front().second);
+  properties.set("campaign", std::move(campaign));
   Json out = closed_object(std::move(properties));
   out.set("required", Json::Array{"model", "cluster"});
   return out;
@@ -283,15 +288,16 @@ std::string values_of(const KeyFacts& key) {
 }  // namespace
 
 const std::vector<std::string>& schema_kinds() {
-  static const std::vector<std::string> all = {"run", "cluster", "device", "system"};
+  static const std::vector<std::string> all = {"run", "cluster", "device", "system", "campaign"};
   return all;
 }
 
 Json schema_of(const std::string& kind) {
-  const Json body = kind == "run"       ? run_schema()
-                    : kind == "cluster" ? section_schema("cluster")
-                    : kind == "device"  ? section_schema("cluster.device")
-                                        : system_schema();
+  const Json body = kind == "run"        ? run_schema()
+                    : kind == "cluster"  ? section_schema("cluster")
+                    : kind == "device"   ? section_schema("cluster.device")
+                    : kind == "campaign" ? section_schema("campaign")
+                                         : system_schema();
   Json out = one("$schema", "https://json-schema.org/draft/2020-12/schema");
   out.set("title", "foretrain " + kind);
   for (const auto& [key, value] : *body.object()) out.set(key, value);
@@ -301,13 +307,15 @@ Json schema_of(const std::string& kind) {
 std::string keys_page() {
   std::string out =
       "# Keys of a RUN\n\n"
-      "Made from their declarations (`models/plan/keys/`, `hardware/keys/`) by\n"
+      "Made from their declarations (`models/plan/keys/`, `hardware/keys/`, "
+      "`sim/campaign/request.cpp`) by\n"
       "`foretrain schema run --page > docs/reference/keys.md`; do not edit it. A key is written\n"
       "`section.key` for `--set`. \"Elsewhere\" lists what other systems call it.\n";
   for (const KeySection& section : run_sections()) out += table(section.name, section.doc);
   out += table("cluster", "The machine, beside a preset.");
   out += table("cluster.network", "What joins the nodes.");
   out += table("cluster.device", "A preset's name, a path, or an object of these.");
+  for (const auto& [section, doc] : campaign_sections()) out += table(section, doc);
   return out;
 }
 

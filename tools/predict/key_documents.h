@@ -8,7 +8,7 @@
 
 namespace foretrain {
 
-/// Kinds of files that have a schema: run, cluster, device, system.
+/// Kinds of files that have a schema: run, cluster, device, system, campaign.
 const std::vector<std::string>& schema_kinds();
 
 /// The JSON Schema (draft 2020-12) of a kind.

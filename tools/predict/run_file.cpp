@@ -40,6 +40,13 @@ void look_beside(Json& run, const std::filesystem::path& folder) {
     look(value);
     if (value != nullptr && value->object() != nullptr) look(value->find("preset"));
   }
+  Json* campaign = run.find("campaign");
+  Json* reliability = campaign == nullptr ? nullptr : campaign->find("reliability");
+  look(reliability);
+  if (reliability != nullptr && reliability->object() != nullptr) {
+    look(reliability->find("preset"));
+    look(reliability->find("trace"));
+  }
 }
 
 constexpr const char* kPrecision = "/precision";
@@ -82,7 +89,8 @@ void overlay(Json& base, const Json& over, const std::string& origin, const std:
 
 /// Keys whose text names a preset: it becomes an object where a field of it is set.
 bool names_a_preset(const std::string& key) {
-  return key == "cluster" || key == "model" || key == "device" || key == "topology";
+  return key == "cluster" || key == "model" || key == "device" || key == "topology" ||
+         key == "reliability";
 }
 
 Status apply_set(Json& run, const std::string& text, std::map<std::string, std::string>& origins) {
@@ -213,7 +221,8 @@ Status check_keys(const Json& json, const std::string& source) {
                        "here}, \"cluster\": {\"preset\": \"dgx-h100\", \"accelerators\": 64}}");
   }
   JsonReader reader(json, source, "");
-  for (const char* key : {"name", "model", "cluster", "system", "profile", "$schema", "schema"}) {
+  for (const char* key :
+       {"name", "model", "cluster", "system", "profile", "campaign", "$schema", "schema"}) {
     reader.ignore(key);
     reader.take(key);
   }

@@ -1,0 +1,218 @@
+// Does `goodput` keep its word: its JSON, its messages, its keys?
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/campaign/request.h"
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+/// Eight A100 in pairs of tensor ranks: four replicas; failures enough that everything matters.
+const char* const kCampaign = R"({
+  "model": "gpt3-350m", "cluster": {"preset": "dgx-a100-80gb", "accelerators": 32},
+  "parallel": {"tensor": 2}, "batch": {"global": 64, "micro": 1, "sequence": 1024},
+  "campaign": {
+    "tokens": 1e11, "step_time_s": 0.9, "campaigns": 20,
+    "reliability": {"failures_per_node_day": 0.5, "repair_s": 20000},
+    "checkpoint": {"interval_s": 600, "stall_s": 20},
+    "recovery": {"detect_s": 100, "diagnose_s": 50, "warm_up_steps": 4},
+    "price_per_gpu_hour": 1.5}})";
+
+Workplace& campaign_place() {
+  static Workplace place;
+  if (!place.has("run.json")) place.write("run.json", kCampaign);
+  return place;
+}
+
+CommandResult goodput(const std::vector<std::string>& sets) {
+  return campaign_place().run(with_sets({"goodput", "run.json", "--json", "-"}, sets));
+}
+
+Json goodput_json(const std::vector<std::string>& sets) {
+  const CommandResult result = goodput(sets);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return parse_json(result.out, "goodput").value();
+}
+
+double number_at(const Json& json, const std::string& first, const std::string& second = "") {
+  const Json* found = json.find(first);
+  if (found != nullptr && !second.empty()) found = found->find(second);
+  EXPECT_NE(found, nullptr) << first << " " << second;
+  return found == nullptr ? std::nan("") : found->number();
+}
+
+TEST(Goodput, HasTheNamesThatScriptsRelyOn) {
+  const Json json = goodput_json({});
+  for (const char* key : {"ettr", "days"}) {
+    for (const char* of : {"mean", "p10", "p50", "p90"}) EXPECT_GT(number_at(json, key, of), 0);
+  }
+  double sum = 0;
+  for (const char* part :
+       {"productive", "checkpoint", "recovery", "repeated", "waiting", "slow", "evaluation"}) {
+    sum += number_at(json, "parts", part);
+  }
+  EXPECT_NEAR(sum, 1, 1e-12);
+  for (const char* key : {"bytes_gib", "stall_s", "load_s", "interval_s", "best_interval_s",
+                          "young_daly_interval_s"}) {
+    EXPECT_GT(number_at(json, "checkpoint", key), 0) << key;
+  }
+  EXPECT_EQ(number_at(json, "step_time_s"), 0.9);
+  EXPECT_EQ(number_at(json, "steps"), std::ceil(1e11 / (64 * 1024)));
+  EXPECT_EQ(number_at(json, "mttf_hours"), 24 / (0.5 * 4));
+  EXPECT_NEAR(number_at(json, "gpu_hours"), number_at(json, "days", "mean") * 24 * 32, 1e-6);
+  EXPECT_NEAR(number_at(json, "cost"), 1.5 * number_at(json, "gpu_hours"), 1e-6);
+  EXPECT_NEAR(number_at(json, "energy_mwh"), 400e-6 * number_at(json, "gpu_hours"), 1e-6);
+  EXPECT_NEAR(number_at(json, "failures", "node") / number_at(json, "days", "mean"), 2, 0.3);
+  EXPECT_NE(json.find("sensitivity")->find("failures"), nullptr);
+}
+
+TEST(Goodput, IsTheSameOnAnyNumberOfThreads) {
+  const auto on = [](const char* threads) {
+    return campaign_place()
+        .run({"goodput", "run.json", "--json", "-", "--threads", threads, "--seed", "5"})
+        .out;
+  };
+  EXPECT_EQ(on("1"), on("7"));
+  EXPECT_NE(on("1"), goodput({}).out);
+}
+
+class CampaignProbes : public testing::TestWithParam<Probe> {};
+
+TEST_P(CampaignProbes, MoveTheResult) {
+  std::vector<std::string> sets = GetParam().base;
+  const std::string& set = GetParam().set;
+  if (set.starts_with("campaign.steps=") || set.starts_with("campaign.batch_ramp=") ||
+      set.starts_with("campaign.sequence_phases=")) {
+    sets.push_back(set.starts_with("campaign.steps=") ? "campaign.tokens=null"
+                                                      : "campaign.step_time_s=null");
+  }
+  if (set.starts_with("campaign.checkpoint.interval_steps=")) {
+    sets.emplace_back("campaign.checkpoint.interval_s=null");
+  }
+  if (set.find("store_gb_per_s") != std::string::npos) {
+    sets.emplace_back("campaign.checkpoint.stall_s=null");
+  }
+  const std::string before = goodput(sets).out;
+  sets.push_back(set);
+  const CommandResult after = goodput(sets);
+  ASSERT_EQ(after.exit_code, 0) << after.err;
+  EXPECT_NE(before, after.out);
+}
+
+std::vector<Probe> campaign_probes() {
+  std::vector<Probe> out;
+  for (const CampaignKey& key : campaign_keys()) {
+    out.insert(out.end(), key.probes.begin(), key.probes.end());
+  }
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Each, CampaignProbes, testing::ValuesIn(campaign_probes()));
+
+struct BadCampaign {
+  std::vector<std::string> sets;
+  std::vector<std::string> parts;  ///< of the message
+};
+void PrintTo(const BadCampaign& bad, std::ostream* out) { *out << bad.sets.front(); }
+
+class BadCampaigns : public testing::TestWithParam<BadCampaign> {};
+
+TEST_P(BadCampaigns, AreToldInOneClearMessage) {
+  const CommandResult result = goodput(GetParam().sets);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out, "");
+  for (const std::string& part : GetParam().parts) {
+    EXPECT_NE(result.err.find(part), std::string::npos) << part << "\n" << result.err;
+  }
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+}
+
+const std::string kRates = "campaign.reliability=";
+INSTANTIATE_TEST_SUITE_P(
+    Each, BadCampaigns,
+    testing::Values(
+        BadCampaign{{kRates + R"({"failures_per_node_day":-1})"},
+                    {"/campaign/reliability/failures_per_node_day", "-1"}},
+        BadCampaign{{kRates + R"({"components":{"gpuu":{"per_unit_day":1}}})"},
+                    {"/campaign/reliability/components/gpuu", "\"gpu\""}},
+        BadCampaign{{kRates + R"({"components":{"gpu":{"per_unit_day":1,"scope":"pod"}}})"},
+                    {"/components/gpu/scope", "rack"}},
+        BadCampaign{{kRates + R"({"trace":[{"at_s":9,"component":"gpu"},
+                                           {"at_s":3,"component":"gpu"}]})"},
+                    {"/campaign/reliability/trace/1/at_s", "before the 9"}},
+        BadCampaign{{kRates + "no-such-fleet"}, {"/campaign/reliability", "no-such-fleet"}},
+        BadCampaign{{"campaign.checkpoint.interval_s=1e8"},
+                    {"/campaign/checkpoint/interval_s", "not less than the campaign's"}},
+        BadCampaign{{"campaign.checkpoint.interval_steps=9"}, {"beside interval_s"}},
+        BadCampaign{{"campaign.checkpoint.interval_s=\"bst\""}, {"\"bst\"", "\"best\""}},
+        BadCampaign{{"campaign.policy=spares", kRates + R"({"failures_per_node_day":0.5})"},
+                    {"/campaign/spares", "no spares and no queue"}},
+        BadCampaign{{"campaign.policy=templates"}, {"/campaign/policy", "not modelled yet"}},
+        BadCampaign{{"campaign.tokens=null"}, {"/campaign/tokens", "is missing"}},
+        BadCampaign{{"campaign.steps=5"}, {"/campaign/steps", "beside tokens"}},
+        BadCampaign{{"campaign.recovery.start_s=-1"}, {"/campaign/recovery/start_s", "-1"}},
+        BadCampaign{{"campaign.tokns=5"}, {"/campaign/tokns", "tokens"}},
+        BadCampaign{{kRates + R"({"failures_per_node_day":500})"}, {"would not end", "failure"}},
+        BadCampaign{{kRates + R"({"trace":[{"at_s":9,"component":"gpu","repair_s":9e8}]})"},
+                    {"does not end"}}));
+
+TEST(Goodput, WithoutACampaignSaysWhatIsMissing) {
+  const CommandResult result = small_place().run({"goodput", "run.json"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.err.find("run.json: /campaign: is missing"), std::string::npos) << result.err;
+}
+
+TEST(Goodput, ReadsATraceThatLiesBesideTheRun) {
+  const Workplace place;
+  place.write("failures.json", R"([{"at_s": 5000, "component": "hbm"},
+                                   {"at_s": 90000, "component": "software"}])");
+  Json run = parse_json(kCampaign, "test").value();
+  run.find("campaign")
+      ->set("reliability", parse_json(R"({"trace": "failures.json"})", "t").value());
+  place.write("run.json", dump_json(run));
+  const CommandResult result =
+      place.run({"goodput", "run.json", "--json", "-", "--trace", "t.json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json json = parse_json(result.out, "goodput").value();
+  EXPECT_EQ(number_at(json, "failures", "hbm"), 1);
+  EXPECT_EQ(number_at(json, "failures", "software"), 1);
+  EXPECT_EQ(number_at(json, "days", "p10"), number_at(json, "days", "p90"));
+  const Json trace = parse_json(place.read("t.json"), "trace").value();
+  double wall_us = 0;
+  for (const Json& event : *trace.find("traceEvents")->array()) {
+    if (*event.find("ph") == Json("X")) wall_us += event.find("dur")->number();
+  }
+  EXPECT_NEAR(wall_us / 1e6 / 86400, number_at(json, "days", "mean"), 1e-6);
+}
+
+TEST(Goodput, SparesAndPoliciesDoWhatTheyAreFor) {
+  const std::string rare = kRates + R"({"failures_per_node_day":0.1,"repair_s":80000})";
+  const auto days = [&rare](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = {rare, "campaign.campaigns=60"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return number_at(goodput_json(sets), "days", "mean");
+  };
+  const double wait = days({});
+  EXPECT_LT(days({"campaign.spares=4"}), wait);
+  EXPECT_LT(days({"campaign.policy=shrink"}), wait);
+  EXPECT_LE(days({"campaign.spares=4"}), days({"campaign.spares=1"}));
+}
+
+TEST(Simulate, PrintsTheSimpleBill) {
+  const CommandResult result = campaign_place().run(
+      {"simulate", "run.json", "--no-advice", "--set", "campaign.step_time_s=null"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("Bill        "), std::string::npos) << result.out;
+  const Json json =
+      parse_json(campaign_place().run({"simulate", "run.json", "--no-advice", "--json", "-"}).out,
+                 "simulate")
+          .value();
+  const double days = number_at(json, "bill", "steps") * 0.9 / 86400;
+  EXPECT_NEAR(number_at(json, "bill", "days"), days, 1e-9);
+  EXPECT_NEAR(number_at(json, "bill", "cost"), days * 24 * 32 * 1.5, 1e-6);
+}
+
+}  // namespace
+}  // namespace foretrain
