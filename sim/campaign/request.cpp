@@ -187,7 +187,7 @@ CampaignKeys saving_keys() {
       open_number(
           "campaign.checkpoint.store_gb_per_s",
           [](auto& r, double v) { r.saving.store_gb_per_s = v; }, 1e-3, 1e7)
-          .else_("1.2 for each node, as BLOOM's 48 had")
+          .else_("1.28 for each node, as BLOOM's 48 had")
           .says("What the shared store takes from the job and gives back, 1e9 bytes a second.")
           .probe("5"),
       open_number(
@@ -228,7 +228,7 @@ CampaignKeys recovery_keys() {
       open_number(
           "campaign.recovery.queue_s", [](auto& r, double v) { r.recovery.queue_s = v; }, 0,
           kLongestSeconds)
-          .else_("the node's repair; none where that is not known")
+          .else_("as long as the repair; where that is not known, none for `wait`, else a day")
           .says("From there until another node is given.")
           .probe("3600"),
       open_number(
