@@ -1,6 +1,7 @@
 #include "sim/campaign/reliability.h"
 
 #include <algorithm>
+#include <filesystem>
 
 namespace foretrain {
 namespace {
@@ -67,6 +68,11 @@ Status read_slow(const Json& json, const std::string& source, const std::string&
   reader.read("lasts_s", slow.lasts_s, JsonReader::Range{0, kMostSeconds});
   reader.read_enum("unit", unit, failure_scopes());
   slow.per_day = per_unit_day * static_cast<double>(units_of(unit, job));
+  constexpr double kMostSlowPerDay = 1e4;  // more would take long to simulate
+  if (slow.per_day > kMostSlowPerDay) {
+    reader.fail("per_unit_day", "found " + describe(Json(slow.per_day)) +
+                                    " a day of all units, expected at most 10000");
+  }
   out.slow.push_back(slow);
   return reader.finish();
 }
@@ -110,10 +116,16 @@ Status read_traced(const Json& json, const std::string& source, const std::strin
 /// A list of failures, or the file that has it.
 Status read_trace(const Json& json, const std::string& source, const std::string& pointer,
                   const JobUnits& job, FailureModel& out) {
-  if (const std::string* path = json.string()) {
-    FT_ASSIGN(const Json file, read_json_file(*path));
-    if (file.string() != nullptr) return input_error(*path + ": found a text, expected a list");
-    return read_trace(file, *path, "", job, out);
+  if (const std::string* name = json.string()) {
+    // Beside the file that names it, where it does not lie there from the working directory.
+    const std::filesystem::path beside = std::filesystem::path(source).parent_path() / *name;
+    std::error_code ignored;
+    const bool is_beside =
+        !std::filesystem::exists(*name, ignored) && std::filesystem::exists(beside, ignored);
+    const std::string path = is_beside ? beside.string() : *name;
+    FT_ASSIGN(const Json file, read_json_file(path));
+    if (file.string() != nullptr) return input_error(path + ": found a text, expected a list");
+    return read_trace(file, path, "", job, out);
   }
   const Json* list = json.object() == nullptr ? &json : json.find("failures");
   if (list == nullptr || list->array() == nullptr) {

@@ -200,6 +200,34 @@ TEST(Goodput, SparesAndPoliciesDoWhatTheyAreFor) {
   EXPECT_LE(days({"campaign.spares=4"}), days({"campaign.spares=1"}));
 }
 
+TEST(Goodput, ComparesClusters) {
+  const std::vector<std::string> more = {"--clusters",  "dgx-a100-80gb,dgx-h100",
+                                         "--set",       "campaign.step_time_s=null",
+                                         "--campaigns", "5",
+                                         "--no-advice"};
+  std::vector<std::string> arguments = {"goodput", "run.json", "--json", "-"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  const CommandResult result = campaign_place().run(arguments);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json json = parse_json(result.out, "goodput").value();
+  const Json::Array& rows = *json.find("clusters")->array();
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_EQ(*rows[1].find("cluster"), Json("dgx-h100"));
+  EXPECT_LT(number_at(rows[1], "step_time_s"), number_at(rows[0], "step_time_s"));
+  EXPECT_LT(number_at(rows[1], "days", "mean"), number_at(rows[0], "days", "mean"));
+  EXPECT_NEAR(number_at(rows[0], "energy_mwh"), 400e-6 * number_at(rows[0], "gpu_hours"), 1e-6);
+  arguments[2] = "--quiet";
+  arguments.erase(arguments.begin() + 3);
+  EXPECT_EQ(campaign_place().run(arguments).out, "");
+}
+
+TEST(Goodput, SaysHowManySparesAreBest) {
+  const Json json = goodput_json(
+      {kRates + R"({"failures_per_node_day":0.2,"repair_s":80000})", "campaign.spares=1"});
+  EXPECT_GT(number_at(json, "spares", "best"), 0);
+  EXPECT_EQ(number_at(json, "spares", "nodes"), 1);
+}
+
 TEST(Simulate, PrintsTheSimpleBill) {
   const CommandResult result = campaign_place().run(
       {"simulate", "run.json", "--no-advice", "--set", "campaign.step_time_s=null"});

@@ -7,17 +7,56 @@
 
 namespace foretrain {
 
+namespace {
+
+GoodputOptions options_of(const GoodputArgs& args) {
+  GoodputOptions out;
+  if (args.campaigns > 0) out.campaigns = args.campaigns;
+  if (args.seed >= 0) out.seed = args.seed;
+  out.threads = static_cast<std::size_t>(args.threads);
+  out.advice = !args.no_advice;
+  return out;
+}
+
+/// The same campaign on as many accelerators of each of the clusters.
+Status compare_clusters(const GoodputArgs& args) {
+  FT_ASSIGN(const Run own, load_run(args.run, args.sets));
+  std::vector<ClusterGoodput> rows;
+  for (const std::string& cluster : args.clusters) {
+    std::vector<std::string> sets = args.sets;
+    sets.push_back(R"(cluster={"preset":")" + cluster + R"(","accelerators":)" +
+                   std::to_string(own.cluster.accelerators) + "}");
+    FT_ASSIGN(const Run run, load_run(args.run, sets));
+    FT_ASSIGN(Goodput result, goodput_of(run, options_of(args)));
+    rows.push_back({cluster, std::move(result)});
+  }
+  if (!args.json.empty()) {
+    Json::Array list;
+    for (const ClusterGoodput& row : rows) {
+      Json one = json_report(row.goodput);
+      one.set("cluster", row.cluster);
+      list.push_back(std::move(one));
+    }
+    Json json{Json::Object{}};
+    json.set("schema", "foretrain/goodput-clusters/1");
+    json.set("clusters", std::move(list));
+    FT_TRY(write_output(args.json, dump_json(json) + "\n"));
+  }
+  return print(args.quiet || args.json == "-", cluster_table(own, rows));
+}
+
+}  // namespace
+
 Status goodput(const GoodputArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json}, {"--trace", args.trace}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
+  if (!args.clusters.empty()) {
+    if (args.trace.empty()) return compare_clusters(args);
+    return input_error("--trace is of one campaign, --clusters of several; give one of them");
+  }
   FT_ASSIGN(const Run run, load_run(args.run, args.sets));
   warn_of_idle_keys(args.quiet, run);
-  GoodputOptions options;
-  if (args.campaigns > 0) options.campaigns = args.campaigns;
-  if (args.seed >= 0) options.seed = args.seed;
-  options.threads = static_cast<std::size_t>(args.threads);
-  options.advice = !args.no_advice;
-  FT_ASSIGN(const Goodput result, goodput_of(run, options));
+  FT_ASSIGN(const Goodput result, goodput_of(run, options_of(args)));
   if (!args.trace.empty()) {
     FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
     FT_TRY(file.append(campaign_trace(run, result)));

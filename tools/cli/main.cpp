@@ -82,6 +82,10 @@ Verb add_goodput(CLI::App& app, foretrain::GoodputArgs& args) {
   verb->add_option("--set", args.sets, "Override a field, e.g. campaign.spares=8 (repeatable)")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+  verb->add_option("--clusters", args.clusters,
+                   "Compare as many accelerators of each of these clusters")
+      ->delimiter(',')
+      ->type_name("NAME,...");
   verb->add_option("--campaigns", args.campaigns, "Campaigns to simulate (default: the RUN's)")
       ->type_name("N")
       ->check(CLI::Range(1, 10'000'000));

@@ -31,7 +31,7 @@ Status simulate(const SimulateArgs& args);
 
 struct GoodputArgs {
   std::string run;
-  std::vector<std::string> sets;
+  std::vector<std::string> sets, clusters;
   std::string json, trace;
   std::int64_t campaigns = 0, seed = -1;  ///< 0, < 0: as the RUN says
   int threads = 0;                        ///< 0: as many as there are cores

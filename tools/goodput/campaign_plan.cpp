@@ -20,8 +20,8 @@ constexpr double kUnknownRepair = 86400;
 
 std::string where(const Run& run) { return run.source + ": /campaign/"; }
 
-/// Step time of the run with changes.
-Result<double> step_with(const Run& run, const Sets& sets) {
+/// Step time of the run with changes; `fits` tells whether it fits into memory.
+Result<double> step_with(const Run& run, const Sets& sets, bool* fits = nullptr) {
   const auto prices = [&run](Run& other) {
     other.profile = run.profile;
     other.profile_source = run.profile_source;
@@ -31,6 +31,7 @@ Result<double> step_with(const Run& run, const Sets& sets) {
   PredictOptions options;
   options.sensitivity = options.verify = false;
   FT_ASSIGN(const Prediction prediction, predict(changed, options));
+  if (fits != nullptr) *fits = prediction.memory.fits;
   return prediction.iteration_time_s;
 }
 
@@ -93,7 +94,12 @@ Status plan_work(const Run& run, const WorkRequest& work, Goodput& out) {
   if (work.step_time_s) {
     out.step_time_s = *work.step_time_s;
   } else {
-    FT_ASSIGN(out.step_time_s, step_with(run, {}));
+    bool fits = true;
+    FT_ASSIGN(out.step_time_s, step_with(run, {}, &fits));
+    if (!fits) {
+      out.notes.push_back(
+          "the plan does not fit into memory: `foretrain simulate` says what would");
+    }
   }
   out.plan.work.phases = {{out.steps, out.step_time_s}};
   constexpr double kMostDays = 1e4;

@@ -164,6 +164,24 @@ std::vector<Lever> levers(const Goodput& g, std::size_t threads) {
   return out;
 }
 
+/// Spares with which the campaign takes the fewest GPU-hours, its spares counted: of 0, 1, 2, 4,
+/// ...
+std::int64_t best_spares(const Goodput& g, std::size_t threads) {
+  CampaignPlan plan = g.plan;
+  std::int64_t best = 0;
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t spares = 0; spares <= std::max<std::int64_t>(64, 2 * g.plan.fleet.spares);
+       spares = spares == 0 ? 1 : 2 * spares) {
+    plan.fleet.spares = spares;
+    const double days = days_of(plan, g, threads);
+    const double nodes = static_cast<double>(plan.fleet.nodes + spares) * days;
+    if (nodes >= least) continue;
+    least = nodes;
+    best = spares;
+  }
+  return best;
+}
+
 }  // namespace
 
 std::vector<std::string> component_names(const FailureModel& failures) {
@@ -217,7 +235,12 @@ Result<Goodput> goodput_of(const Run& run, const GoodputOptions& options) {
   if (!out.statistics.ended) return no_end(run, out);
   out.bill = bill_of(run, request->price, out.statistics.days.mean, request->spares);
   out.bill.steps = out.steps;
-  if (options.advice) out.sensitivity = levers(out, options.threads);
+  if (options.advice) {
+    out.sensitivity = levers(out, options.threads);
+    if (out.plan.fleet.policy != PolicyKind::kWait && out.mttf_s) {
+      out.best_spares = best_spares(out, options.threads);
+    }
+  }
   return out;
 }
 

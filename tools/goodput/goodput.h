@@ -41,6 +41,7 @@ struct Goodput {
   std::optional<double> mttf_s;
   CheckpointReport checkpoint;
   Bill bill;
+  std::optional<std::int64_t> best_spares;  ///< with which GPU-hours are fewest, where some help
   std::vector<Lever> sensitivity;
   std::vector<std::string> notes;
 };
@@ -54,6 +55,13 @@ std::vector<std::string> component_names(const FailureModel& failures);
 /// Mean and percentiles of so many campaigns of a plan, on so many threads: the same on any.
 CampaignStatistics simulate_campaigns(const CampaignPlan& plan, std::uint64_t seed,
                                       std::int64_t campaigns, std::size_t threads);
+
+/// The same campaign on a cluster of that name.
+struct ClusterGoodput {
+  std::string cluster;
+  Goodput goodput;
+};
+std::string cluster_table(const Run& run, const std::vector<ClusterGoodput>& rows);
 
 std::string text_report(const Run& run, const Goodput& goodput);
 Json json_report(const Goodput& goodput);

@@ -110,9 +110,35 @@ std::string text_report(const Run& run, const Goodput& g) {
   out += ", at most " + fixed(g.bill.energy_mwh, 1) + " MWh\n\n";
   out +=
       parts_text(all) + "\n" + failures_text(g) + "\n" + checkpoint_text(g) + "\n" + helps_text(g);
+  if (g.best_spares) {
+    out += "Spares      " + std::to_string(*g.best_spares) +
+           " of 0, 1, 2, 4, ... take the fewest GPU-hours\n";
+  }
   for (const std::string& note : g.notes) out += "Note: " + note + "\n";
   out += "Simulated " + count_text(g.campaigns) + " campaigns of seed " + std::to_string(g.seed) +
          "\n";
+  return out;
+}
+
+std::string cluster_table(const Run& run, const std::vector<ClusterGoodput>& rows) {
+  const auto line = [](const std::string& name, const std::vector<std::string>& cells) {
+    std::string out = "  " + name + std::string(name.size() < 24 ? 24 - name.size() : 1, ' ');
+    for (const std::string& cell : cells) {
+      out += std::string(cell.size() < 14 ? 14 - cell.size() : 1, ' ') + cell;
+    }
+    return out + "\n";
+  };
+  std::string out = run.name + " on " + count_text(run.cluster.accelerators) + " accelerators\n" +
+                    line("cluster", {"step", "days", "90 %", "ETTR", "GPU-hours", "cost", "MWh"});
+  for (const ClusterGoodput& row : rows) {
+    const Goodput& g = row.goodput;
+    out +=
+        line(row.cluster, {seconds_text(g.step_time_s), fixed(g.statistics.days.mean, 2),
+                           fixed(g.statistics.days.p90, 2), share_text(g.statistics.ettr.mean),
+                           count_text(std::llround(g.bill.gpu_hours)),
+                           g.bill.cost ? count_text(std::llround(*g.bill.cost)) : std::string("-"),
+                           fixed(g.bill.energy_mwh, 1)});
+  }
   return out;
 }
 
@@ -151,6 +177,10 @@ Json json_report(const Goodput& g) {
   checkpoint.set("young_daly_interval_s", maybe(g.checkpoint.young_s));
   checkpoint.set("daly_interval_s", maybe(g.checkpoint.daly_s));
   out.set("checkpoint", std::move(checkpoint));
+  Json spares{Json::Object{}};
+  spares.set("nodes", g.plan.fleet.spares);
+  spares.set("best", g.best_spares ? Json(*g.best_spares) : Json());
+  out.set("spares", std::move(spares));
   Json gains{Json::Object{}};
   for (const Lever& lever : g.sensitivity) gains.set(lever.name, lever.days);
   out.set("sensitivity", std::move(gains));
