@@ -93,13 +93,24 @@ Result<std::unique_ptr<Execution>> Execution::create(const Workload& workload, R
                                                      const ExecuteOptions& options) {
   auto made = options.make_rank ? options.make_rank(workload, rank, transport, options.host)
                                 : make_host_rank(workload, rank, transport, options.host);
-  const Status ready = made.ok() ? made.value()->set_up() : Status(made.error());
+  Status ready = made.ok() ? made.value()->set_up() : Status(made.error());
+  std::optional<StateMeasure> load;
+  const std::int64_t first = options.host.training.first_step;
+  if (ready.ok() && options.states && first > 0) {
+    const auto read = load_state(*options.states, workload, *made.value(), rank, first);
+    if (read.ok()) {
+      load = read.value();
+    } else {
+      ready = read.error();
+    }
+  }
   if (!ready.ok()) {
     transport.abort("rank " + std::to_string(rank.value) + ": " + ready.error().message);
     return ready.error();
   }
   std::unique_ptr<Execution> out(new Execution(workload, rank, transport, options));
   out->x_runner = std::move(made).value();
+  out->x_load = load;
   return out;
 }  // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): `made` gave its value away, or still owns it
 
@@ -111,12 +122,26 @@ Status Execution::run(std::int64_t steps) {
     FT_TRY(x_runner->step());
     x_shown = x_shown || (marks && x_done > 0);
     ++x_done;
+    FT_TRY(save_after_step());
     FT_ASSIGN(const auto gathered, x_transport.gather(x_rank, pack(*x_runner)));
     if (x_rank.value != 0) continue;
     Step step;
     step.measure = unpack(x_workload, gathered, step.ranks);
     x_steps.push_back(std::move(step));
   }
+  return ok_status();
+}
+
+Status Execution::save_after_step() {
+  const std::int64_t done = x_options.host.training.first_step + x_done;
+  if (!x_options.states || done % x_options.states->every != 0) return ok_status();
+  Result<StateMeasure> saved =
+      save_state(*x_options.states, x_workload, *x_runner, x_rank, x_transport, done);
+  if (!saved.ok()) {
+    x_transport.abort("rank " + std::to_string(x_rank.value) + ": " + saved.error().message);
+    return saved.error();
+  }
+  x_saves.push_back(saved.value());
   return ok_status();
 }
 
@@ -133,6 +158,8 @@ std::vector<std::size_t> counted_steps(const std::vector<StepMeasure>& steps) {
 Executed Execution::result() const {
   Executed out;
   if (x_steps.empty()) return out;
+  out.saves = x_saves;
+  out.load = x_load;
   for (const Step& step : x_steps) out.steps.push_back(step.measure);
   const auto sort = [&out](std::vector<std::size_t>& steps) {
     std::sort(steps.begin(), steps.end(), [&](std::size_t a, std::size_t b) {

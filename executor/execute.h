@@ -4,10 +4,12 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "executor/host_rank.h"
+#include "executor/state/saved_state.h"
 #include "sim/timeline/timeline.h"
 
 namespace foretrain {
@@ -17,6 +19,8 @@ struct ExecuteOptions {
   MakeRank make_rank;      ///< none: on the host
   std::int64_t steps = 5;  ///< the first warms up and is not counted when there are more
   std::function<std::string(RankId)> name_of;
+  /// Where states are written; `host.training.first_step` > 0: where that state is read.
+  std::optional<StateFolder> states;
 };
 
 struct StepMeasure {
@@ -33,6 +37,8 @@ struct Executed {
   std::size_t median = 0;                 ///< the step that `timeline` shows: of those with marks
   double median_seconds = 0, spread = 0;  ///< of the counted steps; (p90 - p10) / median
   Timeline timeline;
+  std::vector<StateMeasure> saves;  ///< of rank 0
+  std::optional<StateMeasure> load;
 };
 
 /// Those whose time counts, if there are any: not the first, which warms up, where there are more;
@@ -61,6 +67,7 @@ class Execution {
   struct Step;
   Execution(const Workload& workload, RankId rank, Transport& transport,
             const ExecuteOptions& options);
+  Status save_after_step();
   const Workload& x_workload;
   RankId x_rank;
   Transport& x_transport;
@@ -69,6 +76,8 @@ class Execution {
   std::vector<Step> x_steps;
   std::int64_t x_done = 0;
   bool x_shown = false;  ///< a step after the first had marks
+  std::vector<StateMeasure> x_saves;
+  std::optional<StateMeasure> x_load;
 };
 
 /// This process' part. All ranks call it.

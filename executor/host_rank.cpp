@@ -280,7 +280,7 @@ Status HostRank<T>::dispatch(const Call& call, const Op& op, Arrival& there) {
   OpContext context;
   context.batch = x_program.batch;
   context.training = x_options.training;
-  context.step = x_step;
+  context.step = x_options.training.first_step + x_step;
   context.layer = call.layer;
   context.microbatch = call.microbatch;
   context.op = &op;

@@ -58,6 +58,7 @@ struct Place {
 /// How the executor trains; part of no Program because it costs no time.
 struct Training {
   std::uint64_t seed = 1;
+  std::int64_t first_step = 0;  ///< steps that a loaded state had done
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
 };
 

@@ -126,9 +126,7 @@ ExecuteOptions execute_options(const HostRun& host, std::int64_t steps) {
   return options;
 }
 
-Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps, bool records) {
-  ExecuteOptions options = execute_options(host, steps);
-  options.host.records = records;
+Result<Executed> execute_job(const HostRun& host, Job& job, const ExecuteOptions& options) {
   if (!job.joined()) return execute_threads(host.workload, options);
   return execute_rank(host.workload, job.world.rank, *job.world.transport, options);
 }

@@ -54,7 +54,7 @@ Status relaunched_status(const Job& job);
 ExecuteOptions execute_options(const HostRun& host, std::int64_t steps);
 
 /// Executes as the job says; rank 0's result is whole.
-Result<Executed> execute_job(const HostRun& host, Job& job, std::int64_t steps, bool records);
+Result<Executed> execute_job(const HostRun& host, Job& job, const ExecuteOptions& options);
 
 /// Median and number of the steps that count: the clean ones (CPU over wall time >= 0.98), all when
 /// there are none.

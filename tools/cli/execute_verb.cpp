@@ -46,7 +46,57 @@ Json to_json(const HostRun& host, const Job& job, const Executed& executed) {
   return out;
 }
 
-std::string report(const HostRun& host, const Job& job, const Executed& executed) {
+/// Of rank 0, which waits for the others.
+Json states_json(const Executed& executed, std::int64_t first) {
+  Json out{Json::Object{}};
+  out.set("resumed_after", first);
+  out.set("load_s", executed.load ? Json(executed.load->seconds) : Json());
+  Json::Array saves;
+  for (const StateMeasure& save : executed.saves) saves.emplace_back(save.seconds);
+  out.set("save_s", std::move(saves));
+  const StateMeasure* one = executed.saves.empty() ? nullptr : &executed.saves.front();
+  if (one == nullptr && executed.load) one = &*executed.load;
+  out.set("rank_gib", one == nullptr ? Json() : Json(static_cast<double>(one->bytes) / kGiB));
+  return out;
+}
+
+std::string states_text(const Executed& executed, const ExecuteArgs& args) {
+  std::string out;
+  const std::string& path = args.only.states.path;
+  if (executed.load)
+    out += "Read        the state in " + seconds_text(executed.load->seconds) + "\n";
+  if (executed.saves.empty()) return out;
+  double sum = 0;
+  for (const StateMeasure& save : executed.saves) sum += save.seconds;
+  const auto count = static_cast<double>(executed.saves.size());
+  return out + "Wrote       " + std::to_string(executed.saves.size()) + " states to " + path +
+         ", " + fixed(static_cast<double>(executed.saves.front().bytes) / kMiB, 1) +
+         " MiB of rank 0 in " + seconds_text(sum / count) + " each\n";
+}
+
+/// Where the run goes on, and where its states go.
+Status set_states(const ExecuteArgs& args, const HostRun& host, std::vector<std::string>& notes,
+                  ExecuteOptions& options) {
+  const ExecuteOnly& only = args.only;
+  if (only.states.path.empty()) return ok_status();
+  if (host.on_cuda()) {
+    return unsupported("--checkpoint: states of devices are not saved yet; leave out --device");
+  }
+  options.states = only.states;
+  if (!only.resume) return ok_status();
+  FT_ASSIGN(const std::int64_t first, newest_state(only.states, host.workload, notes));
+  if (first >= args.steps) {
+    return input_error("--steps " + std::to_string(args.steps) + ": the state in " +
+                       only.states.path + " has done " + std::to_string(first) +
+                       " already; ask for more");
+  }
+  options.host.training.first_step = first;
+  options.steps = args.steps - first;
+  return ok_status();
+}
+
+std::string report(const HostRun& host, const Job& job, const Executed& executed,
+                   std::int64_t first) {
   const CountedSteps counted = count_steps(executed);
   std::string out = host.run.name + " on this machine: " + std::to_string(job.ranks) +
                     (job.ranks == 1 ? " rank" : " ranks");
@@ -62,7 +112,8 @@ std::string report(const HostRun& host, const Job& job, const Executed& executed
   for (std::size_t s = 0; s < executed.steps.size(); ++s) {
     const StepMeasure& step = executed.steps[s];
     char line[128];
-    const int end = std::snprintf(line, sizeof line, "  %4zu %12.6f %11s", s + 1, step.loss,
+    const int end = std::snprintf(line, sizeof line, "  %4zu %12.6f %11s",
+                                  s + 1 + static_cast<std::size_t>(first), step.loss,
                                   seconds_text(step.seconds).c_str());
     FT_CHECK(end > 0 && end < 100, "a line of the report");
     if (!cuda) std::snprintf(line + end, sizeof line - 100, "   %.3f", step.clean);
@@ -85,7 +136,7 @@ std::string report(const HostRun& host, const Job& job, const Executed& executed
 }
 
 Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
-                   const Executed& executed) {
+                   const Executed& executed, std::int64_t first) {
   if (!args.trace.empty()) {
     FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
     TraceOptions trace;
@@ -99,7 +150,9 @@ Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
     FT_TRY(file.commit());
   }
   if (args.json.empty()) return ok_status();
-  return write_output(args.json, dump_json(to_json(host, job, executed)) + "\n");
+  Json json = to_json(host, job, executed);
+  if (!args.only.states.path.empty()) json.set("checkpoint", states_json(executed, first));
+  return write_output(args.json, dump_json(json) + "\n");
 }
 
 }  // namespace
@@ -112,24 +165,34 @@ Status execute(const ExecuteArgs& args) {
   FT_ASSIGN(CudaModule cuda, open_device(args.device));
   FT_ASSIGN(const HostRun host, prepare_host_run(args.run, args.sets, args.ranks, std::move(cuda)));
   FT_TRY(check_outputs(outputs, {profile_path(host.run.profile_source)}));
-  if (args.records && !host.on_cuda()) {
+  if (args.only.records && !host.on_cuda()) {
     return input_error("--records: the host's times are those of the ops; needs --device cuda");
   }
+  ExecuteOptions options = execute_options(host, args.steps);
+  options.host.records = args.only.records;
+  std::vector<std::string> notes;
+  FT_TRY(set_states(args, host, notes, options));
   FT_ASSIGN(Job job, start_job(host, args.threads, args.command_line));
   if (job.kind == Job::Kind::kRelaunched) return relaunched_status(job);
   if (job.speaks()) warn_of_idle_keys(args.quiet, host.run);
-  if (args.records && job.speaks() && !host.cuda.no_records.empty() && !args.quiet) {
+  for (const std::string& note : notes) {
+    if (job.speaks() && !args.quiet) {
+      std::fprintf(stderr, "foretrain: --resume: %s\n", note.c_str());
+    }
+  }
+  if (args.only.records && job.speaks() && !host.cuda.no_records.empty() && !args.quiet) {
     std::fprintf(stderr, "foretrain: --records: %s; times are of CUDA events alone\n",
                  host.cuda.no_records.c_str());
   }
-  FT_ASSIGN(Executed executed, execute_job(host, job, args.steps, args.records));
+  const std::int64_t first = options.host.training.first_step;
+  FT_ASSIGN(Executed executed, execute_job(host, job, options));
   executed.timeline.name = host.run.name;
   Status written = ok_status();
   if (job.speaks()) {
-    written = write_files(args, host, job, executed);
+    written = write_files(args, host, job, executed, first);
     const bool taken = args.json == "-" || args.trace == "-" || args.timeline == "-";
     if (written.ok() && !args.quiet && !taken) {
-      written = write_output("-", report(host, job, executed));
+      written = write_output("-", report(host, job, executed, first) + states_text(executed, args));
     }
   }
   if (job.world.finish) job.world.finish();

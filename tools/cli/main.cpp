@@ -144,7 +144,21 @@ Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
   add_execution(verb, args);
   add_output(verb, "--trace", args.trace, "Write a Chrome trace of the median step");
   add_output(verb, "--timeline", args.timeline, "Write the lossless timeline of that step");
-  verb->add_flag("--records", args.records,
+  CLI::Option* states = verb->add_option("--checkpoint", args.only.states.path,
+                                         "Write the state of all ranks into FOLDER, host only")
+                            ->type_name("FOLDER");
+  verb->add_option("--every", args.only.states.every, "Steps between two of them")
+      ->check(CLI::Range(1, 100000))
+      ->needs(states)
+      ->capture_default_str();
+  verb->add_option("--keep", args.only.states.keep, "How many are kept")
+      ->check(CLI::Range(1, 1000))
+      ->needs(states)
+      ->capture_default_str();
+  verb->add_flag("--resume", args.only.resume,
+                 "Go on from the newest whole one; --steps counts those before it too")
+      ->needs(states);
+  verb->add_flag("--records", args.only.records,
                  "CUDA: tell from CUPTI's records what of the ops' time is queueing");
   return {verb, [&args] { return foretrain::execute(args); }};
 }

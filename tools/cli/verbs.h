@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "executor/state/saved_state.h"
 #include "sim/base/result.h"
 #include "tools/predict/run_file.h"
 
@@ -40,13 +41,20 @@ struct GoodputArgs {
 };
 Status goodput(const GoodputArgs& args);
 
+/// What `execute` has and `validate` has not.
+struct ExecuteOnly {
+  StateFolder states;    ///< of `--checkpoint`; no path: none are written
+  bool resume = false;   ///< from the newest of them
+  bool records = false;  ///< of a device: what of its ops' time is queueing
+};
+
 struct ExecuteArgs {
   std::string run, device = "host", blas;
   std::vector<std::string> sets;
   std::string json, trace, timeline;
   std::int64_t steps = 6, ranks = 0;  ///< ranks 0: as many as the RUN has accelerators
   bool threads = false, quiet = false;
-  bool records = false;                   ///< of a device: what of its ops' time is queueing
+  ExecuteOnly only;
   std::vector<std::string> command_line;  ///< of this process, less its name; for mpirun
 };
 Status execute(const ExecuteArgs& args);
