@@ -487,8 +487,10 @@ void Job::handle(const CampaignQueue::Event& event) {
 }
 
 CampaignOutcome Job::run() {
+  // The clock has room for what may follow the limit: a wait of decades.
+  constexpr double kLatest = 4e18;
   const double most = static_cast<double>(x_line.end()) * x_plan.longest;
-  const Nanos limit = most < 9e18 ? static_cast<Nanos>(most) : kNoNanos;
+  const auto limit = static_cast<Nanos>(std::min(most, kLatest));
   begin_run();
   while (x_progress.position < x_line.end() || x_activity != Activity::kRun) {
     const Nanos next = x_happenings.next();

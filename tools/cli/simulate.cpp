@@ -59,6 +59,7 @@ Status simulate(const SimulateArgs& args) {
   FT_ASSIGN(const Run run, load_run(args.run, args.sets, prices));
   FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
   warn_of_idle_keys(args.quiet, run);
+  FT_TRY(simple_bill(run, 0));  // what is wrong with its section is told before anything runs
   PredictOptions options;
   options.full = args.full;
   options.verify = args.verify;
