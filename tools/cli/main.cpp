@@ -238,6 +238,69 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
   return {verb, [&args] { return foretrain::score(args); }};
 }
 
+/// What of the space a user fixes, frees or bounds.
+void add_space(CLI::App* verb, foretrain::SearchRequest& request) {
+  const auto list = [verb](const char* name, std::vector<std::string>& out, const char* help) {
+    return verb->add_option(name, out, help)->allow_extra_args(false);
+  };
+  list("--fix", request.fix, "Keep a key as the RUN or its system has it (repeatable)")
+      ->type_name("KEY");
+  list("--free", request.free, "Search a key although the RUN states it, or nobody asked")
+      ->type_name("KEY");
+  list("--range", request.range, "Search a key, or only values within bounds (repeatable)")
+      ->type_name("KEY=A..B");
+  list("--where", request.where, "Only plans of which this holds: \"memory.peak_gib <= 72\"")
+      ->type_name("EXPR");
+  list("--over", request.over, "Search these sections or keys alone, e.g. recompute,offload")
+      ->delimiter(',')
+      ->type_name("KEY,...");
+  verb->add_flag("--allow-numerics", request.allow_numerics,
+                 "Search precision and the type of gradients too: they change the training");
+  list("--clusters", request.clusters, "Search on each of these in place of the RUN's cluster")
+      ->delimiter(',')
+      ->type_name("NAME,...");
+  verb->add_option("--accelerators", request.accelerators, "Search with each of these numbers")
+      ->delimiter(',')
+      ->type_name("N,...")
+      ->check(CLI::Range(1, 1 << 24));
+}
+
+Verb add_search(CLI::App& app, foretrain::SearchArgs& args) {
+  CLI::App* verb = app.add_subcommand("search", "Find the best plan that fits, with a proof");
+  verb->footer(
+      "What the RUN states stays; what it leaves out is searched.\n"
+      "Examples:\n  foretrain search run.json --out best.json\n"
+      "  foretrain search run.json --free parallel.tensor --where \"memory.peak_gib <= 72\"\n"
+      "  foretrain search run.json --over recompute,offload --budget 20");
+  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("--set", args.sets, "Override a field, which is then stated (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  add_space(verb, args.request);
+  verb->add_option("--objective", args.request.objective,
+                   "What is least: time, cost, energy or days (default: time)")
+      ->check(CLI::IsMember(foretrain::kObjectiveNames));
+  verb->add_option("--price", args.request.price,
+                   "An accelerator's hour, of any cluster or of one (repeatable)")
+      ->type_name("PRICE|CLUSTER=PRICE")
+      ->allow_extra_args(false);
+  verb->add_option("--budget", args.request.budget, "Stop after so many seconds (default: 60)")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.001, 1e6));
+  verb->add_option("--explain", args.explain, "The best plan with that value: why it is not mine")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("--profile", args.profile, "Prices that `foretrain calibrate` measured")
+      ->type_name("FILE");
+  verb->add_option("--threads", args.threads, "Plans looked at at once (default: all cores)")
+      ->check(CLI::Range(1, 1024));
+  add_output(verb, "--out", args.out, "Write the best plan as a RUN");
+  add_output(verb, "--csv", args.csv, "Write a table of all plans that were simulated");
+  verb->add_flag("--quiet", args.quiet, "No table, no progress");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::search(args); }};
+}
+
 Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
   CLI::App* verb = app.add_subcommand(
       "list", "What ships: models, clusters, devices, fabrics, systems, reliability, runs");
@@ -342,7 +405,8 @@ int main(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 done, 1 an input is at fault, 2 wrong usage, 3 a condition that was asked "
       "for\n"
-      "does not hold (--require-fit, --max-step-s, --max-error).\n\n"
+      "does not hold (--require-fit, --max-step-s, --max-error, no plan that fits), 130 "
+      "interrupted.\n\n"
       "Example:\n  foretrain simulate llama-3-8b-8-h100");
   foretrain::SimulateArgs simulate_args;
   foretrain::GoodputArgs goodput_args;
@@ -352,12 +416,14 @@ int main(int argc, char** argv) {
   execute_args.command_line.assign(argv + std::min(argc, 1), argv + argc);
   validate_args.execute.command_line = execute_args.command_line;
   foretrain::ScoreArgs score_args;
+  foretrain::SearchArgs search_args;
   foretrain::ListArgs list_args;
   foretrain::ShowArgs show_args;
   foretrain::DoctorArgs doctor_args;
   foretrain::SchemaArgs schema_args;
   foretrain::CompletionArgs completion_args;
   const Verb verbs[] = {add_simulate(app, simulate_args),
+                        add_search(app, search_args),
                         add_goodput(app, goodput_args),
                         add_calibrate(app, calibrate_args),
                         add_execute(app, execute_args),
@@ -380,6 +446,7 @@ int main(int argc, char** argv) {
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;
     const Status status = run_guarded(verb);
+    if (search_args.interrupted) return 130;
     if (status.ok()) return 0;
     std::fprintf(stderr, "foretrain: %s\n", status.error().message.c_str());
     for (const foretrain::Error& one : status.error().more) {

@@ -9,6 +9,7 @@
 #include "executor/state/saved_state.h"
 #include "sim/base/result.h"
 #include "tools/predict/run_file.h"
+#include "tools/search/search_request.h"
 
 namespace foretrain {
 
@@ -86,6 +87,18 @@ struct ScoreArgs {
   bool quiet = false;
 };
 Status score(const ScoreArgs& args);
+
+struct SearchArgs {
+  std::string run;
+  std::vector<std::string> sets;
+  SearchRequest request;             ///< what flags say; the RUN may say more
+  std::vector<std::string> explain;  ///< KEY=VALUE: why the best plan has it not
+  std::string profile, json, csv, out;
+  int threads = 0;  ///< 0: as many as there are cores
+  bool quiet = false;
+  bool interrupted = false;  ///< written: a signal ended it
+};
+Status search(SearchArgs& args);
 
 struct ListArgs {
   std::string kind, json;

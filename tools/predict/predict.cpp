@@ -306,6 +306,23 @@ Result<Timeline> first_step(const Workload& workload, CostModel& model, bool ful
   return recorder.take(workload, prepared, result, track_name);
 }
 
+/// The allocator's waits for the device, in every Program that has some.
+void add_retries(const MemoryReport& memory, Workload& workload) {
+  for (const auto& [program, retries] : memory.retries) {
+    Program& retried = workload.programs[program];
+    retried = with_retries(std::move(retried), retries, memory.retry_per_gib);
+  }
+}
+
+/// What of a step that is replayed with no eye on where its time goes.
+Status fill_step(const Run& run, const Workload& workload, const Workload& timed,
+                 const Prepared& prepared, Prediction& out) {
+  FT_ASSIGN(const Time step, step_time(timed, prepared, steps_of(run.plan)));
+  out.iteration_time_s = step.seconds();
+  fill_rates(run, workload, out);
+  return ok_status();
+}
+
 }  // namespace
 
 Result<Prediction> predict(const Run& run, const PredictOptions& options) {
@@ -325,16 +342,17 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   if (out.memory.peak_gib > out.memory.capacity_gib) {
     FT_ASSIGN(out.memory.least_gib, least_memory(run, workload, out.memory));
   }
-  for (const auto& [program, retries] : out.memory.retries) {
-    Program& retried = workload.programs[program];
-    retried = with_retries(std::move(retried), retries, out.memory.retry_per_gib);
-  }
+  add_retries(out.memory, workload);
   const std::int32_t steps = steps_of(run.plan);
   const Workload several = steps > 1 ? repeated(workload, steps) : Workload();
   const Workload& timed = steps > 1 ? several : workload;
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Prepared prepared, prepare(timed, *model, options.full));
   FT_TRY(check_length(run, timed, prepared));
+  if (options.step_alone) {
+    FT_TRY(fill_step(run, workload, timed, prepared, out));
+    return out;
+  }
   const std::size_t critical = critical_actor(timed, prepared);
   std::vector<std::uint8_t> wanted;
   FT_TRY(choose_actors(prepared, options, wanted));

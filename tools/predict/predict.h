@@ -23,6 +23,7 @@ struct PredictOptions {
   bool verify = true;       ///< check the Workload before replaying it
   bool sensitivity = true;  ///< replay again with each resource 10 % faster
   double most_memory = 0;   ///< of the capacity; above it memory is all that is predicted; 0: any
+  bool step_alone = false;  ///< how long a step takes, and memory; not where its time goes
   bool timeline = false;    ///< keep a Timeline of `trace_ranks`
   std::vector<std::int64_t> trace_ranks;  ///< empty: the first rank of each class
   /// Called now and then during a replay with (operations done, operations in all); may be empty.

@@ -427,12 +427,29 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
   return error;
 }
 
-Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
-                     const ChoosePrices& prices) {
+namespace {
+
+Result<Json> written_run(const std::string& name_or_path) {
   FT_ASSIGN(Json json, load_preset("runs", name_or_path, "RUN"));
   if (is_file(name_or_path)) {
     look_beside(json, std::filesystem::path(name_or_path).parent_path());
   }
+  return json;
+}
+
+}  // namespace
+
+Result<Json> read_run(const std::string& name_or_path, const std::vector<std::string>& sets) {
+  FT_ASSIGN(Json json, written_run(name_or_path));
+  FT_ASSIGN(const std::vector<std::string> notes, rename_former_keys(json, name_or_path));
+  std::map<std::string, std::string> origins;
+  for (const std::string& set : sets) FT_TRY(apply_set(json, set, origins));
+  return json;
+}
+
+Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
+                     const ChoosePrices& prices) {
+  FT_ASSIGN(const Json json, written_run(name_or_path));
   return resolve_run(json, name_or_path, sets, prices);
 }
 
@@ -446,7 +463,7 @@ Result<Run> resolve(const Json& json, const std::string& source,
   Json user = json;
   FT_ASSIGN(run.notes, rename_former_keys(user, source));
   FT_TRY(take_unknown_keys(user, source, unknown));
-  for (const char* remark : {"$schema", "schema"}) user.erase(remark);
+  for (const char* other : {"$schema", "schema", "search"}) user.erase(other);
   std::map<std::string, std::string> set_origins;
   for (const std::string& set : sets) FT_TRY(apply_set(user, set, set_origins));
   FT_TRY(take_unknown_keys(user, source + " with --set", unknown));

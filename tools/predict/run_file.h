@@ -63,6 +63,10 @@ Result<Run> load_run(const std::string& name_or_path, const std::vector<std::str
 Result<Run> resolve_run(const Json& json, const std::string& source,
                         const std::vector<std::string>& sets, const ChoosePrices& prices = {});
 
+/// A RUN as it is written, nothing filled in: a path, or the name of a shipped one, files beside it
+/// by their paths, keys by their names of today, `sets` laid over it.
+Result<Json> read_run(const std::string& name_or_path, const std::vector<std::string>& sets);
+
 /// The folder of the user's profiles: $XDG_DATA_HOME/foretrain/profiles, else below ~/.local/share;
 /// "" where the environment names neither.
 std::string profile_folder();

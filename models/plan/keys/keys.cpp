@@ -38,6 +38,9 @@ PlanKeys run_keys() {
       PlanKey::elsewhere("profile", KeyType::kText)
           .else_("of the cluster's device: the user's own, else the shipped one")
           .says("Measured prices: a profile's name or path."),
+      PlanKey::elsewhere("search")
+          .else_("what the flags of `foretrain search` say")
+          .says("What `foretrain search` may change and must keep, by the names of its flags."),
       PlanKey::number("dropout", [](Request& r, double v) { r.plan.dropout = v; })
           .range(0, 1)
           .else_("the model's, else 0.1 with unfused attention, else 0")

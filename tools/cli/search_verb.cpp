@@ -1,0 +1,102 @@
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "tools/calibrate/calibration.h"
+#include "tools/cli/verbs.h"
+#include "tools/report/report.h"
+#include "tools/search/search_report.h"
+
+namespace foretrain {
+namespace {
+
+constexpr std::size_t kShown = 10;
+
+/// Tells how far the search is, a few times a second, and stops it when a signal has asked to.
+SearchWatch watch_of(bool progress) {
+  return [progress, told = -1.0](const SearchProgress& now) mutable {
+    constexpr double kEvery = 0.25;
+    if (progress && now.seconds - told > kEvery) {
+      std::fprintf(stderr, "\r\033[K%s", progress_text(now).c_str());
+      told = now.seconds;
+    }
+    return !interrupted();
+  };
+}
+
+/// The values of what a search of other values is compared with.
+std::string explanation(const SearchResult& mine, const SearchResult& asked,
+                        const std::string& text) {
+  std::string out = "\nWith " + text + "\n";
+  if (asked.plans.empty()) {
+    out += "  no plan fits";
+    if (asked.nearest) {
+      out += "; the nearest takes " + fixed(asked.nearest->memory.peak_gib, 1) + " of " +
+             fixed(asked.nearest->memory.capacity_gib, 1) +
+             " GiB: " + sets_text(sets_of(*asked.nearest));
+    }
+    out += "\n";
+    for (const std::string& reason : asked.reasons) out += "  " + reason + "\n";
+    return out;
+  }
+  const FoundPlan& best = asked.plans.front();
+  out += "  " + seconds_text(best.iteration_time_s) + " at best, " +
+         fixed(best.memory.peak_gib, 1) + " GiB: " + sets_text(sets_of(best)) + "\n";
+  if (!mine.plans.empty()) {
+    const double worse = best.iteration_time_s / mine.plans.front().iteration_time_s - 1;
+    out += "  " + fixed(100 * worse, 1) + " % slower than the best of all\n";
+  }
+  return out;
+}
+
+}  // namespace
+
+Status search(SearchArgs& args) {
+  const std::vector<Output> outputs = {
+      {"--json", args.json}, {"--csv", args.csv}, {"--out", args.out}};
+  FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
+  FT_ASSIGN(Json run, read_run(args.run, args.sets));
+  FT_ASSIGN(SearchRequest section, take_section(run, args.run));
+  FT_ASSIGN(SearchOptions options, options_of(merged(std::move(section), args.request)));
+  options.threads = static_cast<std::size_t>(args.threads);
+  if (!args.profile.empty()) {
+    options.profile = [&args](Run& of) { return use_profile(of, args.profile, "--profile"); };
+  }
+  note_interrupts();
+  const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
+  FT_ASSIGN(const SearchResult result, search_plans(run, args.run, options, watch_of(progress)));
+  std::string explained;
+  for (const std::string& set : args.explain) {
+    FT_ASSIGN(const Json asked, read_run(args.run, [&] {
+                std::vector<std::string> sets = args.sets;
+                sets.push_back(set);
+                return sets;
+              }()));
+    Json without = asked;
+    without.erase("search");
+    SearchOptions narrowed = options;
+    narrowed.space.fixed.push_back(set.substr(0, set.find('=')));
+    FT_ASSIGN(const SearchResult other,
+              search_plans(without, args.run, narrowed, watch_of(progress)));
+    explained += explanation(result, other, set);
+  }
+  if (progress) std::fprintf(stderr, "\r\033[K");
+  args.interrupted = result.interrupted;
+  if (!args.json.empty()) {
+    FT_TRY(write_output(args.json, dump_json(search_json(result, options)) + "\n"));
+  }
+  if (!args.csv.empty()) FT_TRY(write_output(args.csv, search_csv(result)));
+  if (!args.out.empty() && !result.plans.empty()) {
+    FT_TRY(write_output(args.out, dump_json(result.plans.front().run) + "\n"));
+  }
+  const bool stdout_taken = args.json == "-" || args.csv == "-" || args.out == "-";
+  if (!args.quiet && !stdout_taken) {
+    FT_TRY(write_output("-", search_text(result, options, kShown) + explained));
+  }
+  if (!result.plans.empty() || result.interrupted) return ok_status();
+  return Error{args.run + ": no plan was found that fits" +
+                   (result.certificate.complete ? "" : " in --budget seconds"),
+               ErrorKind::kCondition};
+}
+
+}  // namespace foretrain
