@@ -457,7 +457,7 @@ namespace {
 
 Result<Run> resolve(const Json& json, const std::string& source,
                     const std::vector<std::string>& sets, const ChoosePrices& prices,
-                    std::optional<Error>& unknown) {
+                    const KnownParts& known, std::optional<Error>& unknown) {
   Run run;
   run.source = source;
   Json user = json;
@@ -491,7 +491,9 @@ Result<Run> resolve(const Json& json, const std::string& source,
                          ": is missing, expected a preset's name or an object");
     }
   }
-  Result<Cluster> cluster = read_cluster(*user.find("cluster"), source, "/cluster");
+  Result<Cluster> cluster = known.cluster != nullptr
+                                ? Result<Cluster>(*known.cluster)
+                                : read_cluster(*user.find("cluster"), source, "/cluster");
   if (!cluster.ok()) {
     Error error = cluster.error();
     const Result<Model> model = load_model(*user.find("model"), source);
@@ -516,7 +518,8 @@ Result<Run> resolve(const Json& json, const std::string& source,
     run.name = *name->string();
   }
   if (run.name.empty()) run.name = source;
-  FT_ASSIGN(run.model, load_model(*user.find("model"), source));
+  FT_ASSIGN(run.model, known.model != nullptr ? Result<Model>(*known.model)
+                                              : load_model(*user.find("model"), source));
   FT_TRY(drop_sequence(run));
   drop_unused(run);
   drop_buckets(run);
@@ -553,9 +556,10 @@ Status decide(Run& run) {
 }  // namespace
 
 Result<Run> resolve_run(const Json& json, const std::string& source,
-                        const std::vector<std::string>& sets, const ChoosePrices& prices) {
+                        const std::vector<std::string>& sets, const ChoosePrices& prices,
+                        const KnownParts& known) {
   std::optional<Error> unknown;
-  Result<Run> run = resolve(json, source, sets, prices, unknown);
+  Result<Run> run = resolve(json, source, sets, prices, known, unknown);
   if (unknown) {
     if (!run.ok()) append(*unknown, run.error());
     return with_our_name(*unknown);

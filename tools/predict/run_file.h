@@ -59,9 +59,16 @@ using ChoosePrices = std::function<Status(Run&)>;
 Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
                      const ChoosePrices& prices = {});
 
+/// What RUNs that differ in their plans have alike, so that it is read once; null: it is read.
+struct KnownParts {
+  const Model* model = nullptr;
+  const Cluster* cluster = nullptr;
+};
+
 /// The same from a value; `source` names it in messages.
 Result<Run> resolve_run(const Json& json, const std::string& source,
-                        const std::vector<std::string>& sets, const ChoosePrices& prices = {});
+                        const std::vector<std::string>& sets, const ChoosePrices& prices = {},
+                        const KnownParts& known = {});
 
 /// A RUN as it is written, nothing filled in: a path, or the name of a shipped one, files beside it
 /// by their paths, keys by their names of today, `sets` laid over it.

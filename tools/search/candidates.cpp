@@ -151,7 +151,10 @@ std::vector<Json> candidates(const Run& seed, const std::string& key) {
   if (key == "sharding.level") return {"none", "optimizer", "gradients", "parameters"};
   if (key == "recompute") return recomputations(seed);
   if (key == "overlap.tensor") return {Json(false), Json(true)};
-  if (key == "kernels.context") return {Json(), "allgather", "alltoall"};
+  if (key == "kernels.context") {
+    const bool named = value_at(seed.usual, "/kernels/context") != nullptr;
+    return {named ? Json("ring") : Json(), "allgather", "alltoall"};
+  }
   if (key == "offload.optimizer" || key == "offload.parameters") return {"none", "cpu"};
   if (key == "offload.activation_layers") return offloaded_layers(seed);
   if (key == "precision") return precisions(seed);
@@ -177,6 +180,9 @@ bool may_be(const std::string& key, const Json& value, const Degrees& d, const R
     return d.expert_tensor == 1 || d.expert_tensor == d.tensor;
   }
   const std::int64_t of_stage = most_layers(seed.model, d.pipeline);
+  if (key == "kernels.context" && value == Json("alltoall")) {
+    return seed.model.kv_heads % (d.tensor * d.context) == 0;
+  }
   if (key == "recompute") return layers_in(value) < of_stage;
   if (key == "offload.activation_layers") return value.number() <= static_cast<double>(of_stage);
   return true;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <queue>
@@ -94,7 +93,7 @@ class Evaluator {
     const SearchCase& of = x_cases[item.of_case];
     const Point point = of.space.at(item.plan);
     const Json written = of.space.run_of(point);
-    const Result<Run> run = resolve_run(written, of.seed.source, {}, of.profile());
+    const Result<Run> run = of.resolve(written);
     Outcome out;
     if (!run.ok()) {
       out.fate = Fate::kRefused;
@@ -215,17 +214,13 @@ class Searcher {
   void make_bounds() {
     for (const SearchCase& one : x_cases) {
       CaseBounds& bounds = *x_bounds.emplace_back(std::make_unique<CaseBounds>(one));
-      bool goes_on = true;
-      for (std::size_t first = 0; first < bounds.samples() && goes_on; first += kSamplesAtOnce) {
-        const std::size_t count = std::min(kSamplesAtOnce, bounds.samples() - first);
-        in_parallel(
-            count, [&](std::size_t i) { bounds.price(first + i); }, x_options.threads);
-        x_out.bounds += static_cast<std::int64_t>(count);
-        goes_on = may_go_on();
-      }
+      // What memory rules out needs no bound of its time.
+      price_samples(bounds, 0);
+      const std::size_t known = bounds.samples();
+      bounds.sample_times();
+      price_samples(bounds, known);
       x_out.certificate.plans += static_cast<std::int64_t>(one.space.size());
     }
-    std::fprintf(stderr, "DBG samples %lld at %.2f\n", static_cast<long long>(x_out.bounds), seconds());
     std::vector<Item> items;
     for (std::size_t c = 0; c < x_cases.size(); ++c) {
       for (std::size_t p = 0; p < x_cases[c].space.size(); ++p) {
@@ -243,7 +238,17 @@ class Searcher {
       }
     }
     x_open = std::priority_queue<Item>(std::less<Item>(), std::move(items));
-    std::fprintf(stderr, "DBG heap %zu at %.2f\n", x_open.size(), seconds());
+  }
+
+  void price_samples(CaseBounds& bounds, std::size_t from) {
+    bool goes_on = true;
+    for (std::size_t first = from; first < bounds.samples() && goes_on; first += kSamplesAtOnce) {
+      const std::size_t count = std::min(kSamplesAtOnce, bounds.samples() - first);
+      in_parallel(
+          count, [&](std::size_t i) { bounds.price(first + i); }, x_options.threads);
+      x_out.bounds += static_cast<std::int64_t>(count);
+      goes_on = may_go_on();
+    }
   }
 
   void take_round() {
@@ -314,7 +319,7 @@ class Searcher {
       const SearchCase& of = x_cases[item.of_case];
       const Point point = of.space.at(item.plan);
       const Json written = of.space.run_of(point);
-      const Result<Run> run = resolve_run(written, of.seed.source, {}, of.profile());
+      const Result<Run> run = of.resolve(written);
       if (!run.ok()) continue;
       Outcome one = x_evaluator.simulate(of, run.value(), written, of.space.changes(point), true);
       const bool nearer = one.found && (!x_out.nearest || one.found->memory.peak_gib <

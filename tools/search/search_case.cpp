@@ -110,12 +110,24 @@ Status check_weights(const std::vector<SearchCase>& cases, Objective objective) 
 
 }  // namespace
 
-ChoosePrices SearchCase::profile() const {
-  return [this](Run& priced) {
-    priced.profile = seed.profile;
-    priced.profile_source = seed.profile_source;
+namespace {
+
+ChoosePrices profile_of(const Run& seed) {
+  return [&seed](Run& run) {
+    run.profile = seed.profile;
+    run.profile_source = seed.profile_source;
     return ok_status();
   };
+}
+
+}  // namespace
+
+Result<Run> SearchCase::resolve(const Json& written) const {
+  return resolve_run(written, seed.source, {}, profile_of(seed), {&seed.model, &seed.cluster});
+}
+
+Result<Run> SearchCase::resolve_sample(const Json& written) const {
+  return resolve_run(written, seed.source, {}, profile_of(seed), {&seed.model, nullptr});
 }
 
 Result<std::vector<SearchCase>> search_cases(const Json& run, const std::string& source,
@@ -171,59 +183,86 @@ const Json* CaseBounds::value(Point point, const char* key) const {
   return nullptr;
 }
 
-/// The sample of a point, with `recompute` in place of its own where that is given.
-std::int32_t CaseBounds::sample(Point point, const Json* recompute) {
+/// The sample of a point, with `recompute` in place of its own where that is given. `of_memory`:
+/// one sequence a microbatch, and tensor ranks' communication as it comes.
+std::int32_t CaseBounds::sample(Point point, const Json* recompute, bool of_memory) {
   const std::vector<Dimension>& dimensions = x_case.space.dimensions();
-  const Degrees degrees = x_case.space.degrees(point);
+  Degrees degrees = x_case.space.degrees(point);
+  if (of_memory) degrees.micro = 1;
   // A sample has no more stages than tell one from several.
-  const bool even = degrees.pipeline % 2 == 0;
-  std::string key = std::to_string(even ? 2 : degrees.pipeline) + ':';
+  std::string key = std::to_string(degrees.pipeline % 2 == 0 ? 2 : degrees.pipeline) + ':' +
+                    std::to_string(degrees.micro) + ':';
   if (recompute != nullptr) key += dump_json(*recompute, -1);
   for (std::size_t d = 0; d < dimensions.size(); ++d) {
     const std::string& name = dimensions[d].key;
     if (is_beside(name) || (recompute != nullptr && name == "recompute")) continue;
-    // Whether the optimizer's states are sharded is nothing to the passes.
-    const bool none = name == "sharding.level" && dimensions[d].values[point[d]] == Json("none");
-    key += none ? dump_json(Json("optimizer"), -1) : dump_json(dimensions[d].values[point[d]], -1);
+    if (name == "sharding.level" || (of_memory && name == "overlap.tensor")) continue;
+    key += dump_json(dimensions[d].values[point[d]], -1) + ',';
   }
   const auto [it, fresh] = x_known.try_emplace(key, static_cast<std::int32_t>(x_samples.size()));
-  if (fresh) {
-    Json run = x_case.space.run_of(point);
-    if (recompute != nullptr) set_key(run, "recompute", *recompute);
-    x_samples.push_back(sample_of(std::move(run), degrees, x_case.seed));
+  if (!fresh) return it->second;
+  Json run = x_case.space.run_of(point);
+  if (recompute != nullptr) set_key(run, "recompute", *recompute);
+  if (of_memory && value(point, "overlap.tensor") != nullptr) {
+    set_key(run, "overlap.tensor", Json(false));
   }
+  // Whose passes write gradients and need not add to them.
+  if (value(point, "sharding.level") != nullptr) set_key(run, "sharding.level", "gradients");
+  x_samples.push_back(sample_of(std::move(run), degrees, x_case.seed));
   return it->second;
+}
+
+CaseBounds::Samples CaseBounds::samples_of(Point point, bool of_memory) {
+  static const Json kNone("none");
+  static const Json kFull("full");
+  const bool some = layers_again(value(point, "recompute")) > 0;
+  Samples out;
+  out.plain = sample(point, some ? &kNone : nullptr, of_memory);
+  if (some) out.all = sample(point, &kFull, of_memory);
+  return out;
 }
 
 CaseBounds::CaseBounds(const SearchCase& of) : x_case(of) {
   if (!is_bounded(of.seed)) return;
-  const Json kNone("none");
-  const Json kFull("full");
   for (std::size_t i = 0; i < of.space.size(); ++i) {
     const Point point = of.space.at(i);
-    Samples& samples = x_samples_of.emplace_back();
-    if (least_gib(i) > of.seed.cluster.device.memory_gib) continue;
     const Degrees degrees = of.space.degrees(point);
-    samples.layers = layers_again(value(point, "recompute"));
-    samples.plain = sample(point, samples.layers > 0 ? &kNone : nullptr);
-    if (samples.layers > 0) samples.all = sample(point, &kFull);
+    Samples& samples = x_of_memory.emplace_back();
     const std::pair chunks(degrees.pipeline, degrees.virtual_pipeline);
+    if (chunks.first * chunks.second > of.seed.model.layers + 2) continue;
+    samples = samples_of(point, true);
     if (x_layouts.find(chunks) != x_layouts.end()) continue;
     Plan plan = of.seed.plan;
     plan.pipeline = degrees.pipeline;
     plan.virtual_pipeline = degrees.virtual_pipeline;
-    if (plan.chunks() > of.seed.model.layers + 2) continue;
     x_layouts[chunks] = even_layout(of.seed.model, plan);
   }
   x_times.resize(x_samples.size());
 }
 
+void CaseBounds::sample_times() {
+  if (x_of_memory.empty()) return;
+  const double capacity = x_case.seed.cluster.device.memory_gib;
+  for (std::size_t i = 0; i < x_case.space.size(); ++i) {
+    Samples& samples = x_of_time.emplace_back();
+    const bool known = x_of_memory[i].plain >= 0;
+    if (known && least_gib(i) <= capacity) samples = samples_of(x_case.space.at(i), false);
+  }
+  x_times.resize(x_samples.size());
+}
+
 void CaseBounds::price(std::size_t sample) {
-  const Result<Run> resolved =
-      resolve_run(x_samples[sample], x_case.seed.source, {}, x_case.profile());
+  const Result<Run> resolved = x_case.resolve_sample(x_samples[sample]);
   if (!resolved.ok() || !is_bounded(resolved.value())) return;
   Result<LayerTimes> times = layer_times(resolved.value());
   if (times.ok()) x_times[sample] = std::move(times.value());
+}
+
+bool CaseBounds::stands_in_turn(Point point) const {
+  const Json* schedule = value(point, "schedule");
+  const Schedule own = x_case.seed.plan.schedule;
+  if (schedule == nullptr) return own == Schedule::k1F1B || own == Schedule::kInterleaved;
+  return schedule->is_null() || *schedule == Json("1f1b") || *schedule == Json("interleaved-1f1b");
 }
 
 bool CaseBounds::stands_round(Point point) const {
@@ -233,41 +272,67 @@ bool CaseBounds::stands_round(Point point) const {
   return name == "1f1b" || name == "interleaved-1f1b" || name == "gpipe" || name == "bfs";
 }
 
+const std::vector<std::int64_t>* CaseBounds::layout(const Degrees& degrees) const {
+  const auto found = x_layouts.find({degrees.pipeline, degrees.virtual_pipeline});
+  return found == x_layouts.end() ? nullptr : &found->second;
+}
+
+std::optional<LayerTimes> CaseBounds::times(Point point, const Samples& samples) const {
+  if (samples.plain < 0) return {};
+  const std::optional<LayerTimes>& plain = x_times[static_cast<std::size_t>(samples.plain)];
+  if (!plain || samples.all < 0) return plain;
+  const std::optional<LayerTimes>& all = x_times[static_cast<std::size_t>(samples.all)];
+  if (!all) return {};
+  const Degrees degrees = x_case.space.degrees(point);
+  return with_recomputed(*plain, *all, layers_again(value(point, "recompute")), degrees.pipeline,
+                         *layout(degrees));
+}
+
 double CaseBounds::seconds(std::size_t plan) const {
   const Point point = x_case.space.at(plan);
-  if (x_samples_of.empty() || !stands_round(point)) return 0;
-  const Samples& samples = x_samples_of[plan];
+  if (x_of_time.empty() || !stands_round(point)) return 0;
+  const std::optional<LayerTimes> known = times(point, x_of_time[plan]);
   const Degrees degrees = x_case.space.degrees(point);
-  const auto layout = x_layouts.find({degrees.pipeline, degrees.virtual_pipeline});
-  if (samples.plain < 0 || layout == x_layouts.end()) return 0;
-  const std::optional<LayerTimes>& times = x_times[static_cast<std::size_t>(samples.plain)];
-  if (!times) return 0;
-  const bool again = samples.all >= 0 && x_times[static_cast<std::size_t>(samples.all)].has_value();
-  if (!again) return least_step_s(*times, degrees, layout->second);
-  const LayerTimes& all = *x_times[static_cast<std::size_t>(samples.all)];
-  const LayerTimes mixed =
-      with_recomputed(*times, all, samples.layers, degrees.pipeline, layout->second);
-  return least_step_s(mixed, degrees, layout->second);
+  return known ? least_step_s(*known, degrees, *layout(degrees)) : 0;
+}
+
+std::string CaseBounds::level(Point point) const {
+  static constexpr const char* kLevels[] = {"none", "optimizer", "gradients", "parameters"};
+  const Json* searched = value(point, "sharding.level");
+  if (searched != nullptr && searched->string() != nullptr) return *searched->string();
+  return kLevels[static_cast<std::size_t>(x_case.seed.plan.sharding)];
+}
+
+/// Of parameters, gradients and optimizer states; 0 where some of them may be on the host.
+double CaseBounds::states_gib(Point point, const LayerTimes& known) const {
+  const Plan& own = x_case.seed.plan;
+  const bool offloads = own.offload.states() || value(point, "offload.parameters") != nullptr ||
+                        value(point, "offload.optimizer") != nullptr;
+  if (offloads) return 0;
+  const Degrees d = x_case.space.degrees(point);
+  const std::string sharding = level(point);
+  const auto ranks = static_cast<double>(d.batch_ranks * d.context);
+  const bool grouped = own.shard_group > 0 || value(point, "sharding.group_size") != nullptr;
+  double each = 0;
+  if (sharding != "parameters") each += known.weight_bytes;
+  if (sharding == "none" || sharding == "optimizer") each += known.gradient_bytes;
+  if (sharding == "none") each += known.state_bytes;
+  if (sharding == "optimizer" && !grouped) each += known.state_bytes / ranks;
+  const auto cut = static_cast<double>(d.pipeline * std::max(d.tensor, d.expert * d.expert_tensor));
+  return each * static_cast<double>(parameter_count(x_case.seed.model)) / cut / kGiB;
 }
 
 double CaseBounds::least_gib(std::size_t plan) const {
   const Point point = x_case.space.at(plan);
-  const Plan& p = x_case.seed.plan;
-  const bool offloads = p.offload.states() || value(point, "offload.parameters") != nullptr ||
-                        value(point, "offload.optimizer") != nullptr;
-  const bool wide = p.precision.compute != DType::kBf16 || p.precision.matrix != DType::kBf16;
-  if (offloads || wide || value(point, "precision") != nullptr) return 0;
-  const Json* level = value(point, "sharding.level");
-  const std::string sharding =
-      level != nullptr && level->string() != nullptr ? *level->string() : "";
-  const bool whole = level == nullptr ? p.sharding < Sharding::kGradients
-                                      : sharding == "none" || sharding == "optimizer";
-  if (!whole) return 0;
-  // Weights and gradients in 16 bits at least.
-  constexpr double kBytes = 4;
+  if (x_of_memory.empty()) return 0;
+  const std::optional<LayerTimes> known = times(point, x_of_memory[plan]);
+  if (!known) return 0;
   const Degrees d = x_case.space.degrees(point);
-  const auto cut = static_cast<double>(d.pipeline * std::max(d.tensor, d.expert * d.expert_tensor));
-  return kBytes * static_cast<double>(parameter_count(x_case.seed.model)) / cut / kGiB;
+  const bool stays = x_case.seed.plan.offload.activation_layers == 0 && stands_in_turn(point) &&
+                     value(point, "offload.activation_layers") == nullptr;
+  // Of a microbatch of several sequences so many times as much.
+  const double each = stays ? least_saved_bytes(*known, d, *layout(d)) : 0;
+  return states_gib(point, *known) + each * static_cast<double>(d.micro) / kGiB;
 }
 
 }  // namespace foretrain

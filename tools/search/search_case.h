@@ -23,7 +23,10 @@ struct SearchCase {
   double price_per_gpu_hour = 0;
   double weight = 1;  ///< the objective of a step's second
 
-  ChoosePrices profile() const;
+  /// A RUN of another plan.
+  Result<Run> resolve(const Json& written) const;
+  /// The same on fewer accelerators.
+  Result<Run> resolve_sample(const Json& written) const;
 };
 
 /// Of every cluster and size that the options name.
@@ -31,29 +34,39 @@ Result<std::vector<SearchCase>> search_cases(const Json& run, const std::string&
                                              const SearchOptions& options);
 
 /// Bounds of a case's plans, from samples that are priced once for all plans that share them.
+/// Those of memory, which a microbatch of one sequence tells, come first: `sample_times` makes
+/// samples for the plans that they leave.
 class CaseBounds {
  public:
   explicit CaseBounds(const SearchCase& of);
   std::size_t samples() const { return x_samples.size(); }
   /// Prices one; different ones may be priced at once.
   void price(std::size_t sample);
+  void sample_times();
   /// The bound of a plan in seconds, once its samples are priced; 0 where none is known.
   double seconds(std::size_t plan) const;
-  /// GiB of parameters and of gradients that no rank keeps in parts, on a mean stage.
+  /// GiB that the plan takes at least: states of a mean stage, activations of the first.
   double least_gib(std::size_t plan) const;
 
  private:
-  /// What a plan's samples are, by number; none: -1. `all`: of all layers computed again.
+  /// A plan's samples by number, -1 none: of its layers, and where only some are computed again, of
+  /// all of them computed again.
   struct Samples {
     std::int32_t plain = -1, all = -1;
-    std::int64_t layers = 0;  ///< of a stage that are computed again
   };
-  bool stands_round(Point point) const;  ///< its schedule is one that bounds are of
+  bool stands_round(Point point) const;    ///< its schedule is one that bounds are of
+  bool stands_in_turn(Point point) const;  ///< it is 1F1B, interleaved or not
   const Json* value(Point point, const char* key) const;
-  std::int32_t sample(Point point, const Json* recompute);
+  std::string level(Point point) const;
+  Samples samples_of(Point point, bool of_memory);
+  std::int32_t sample(Point point, const Json* recompute, bool of_memory);
+  const std::vector<std::int64_t>* layout(const Degrees& degrees) const;
+  /// Of priced samples; nothing where they are not, or no bounds are of the plan.
+  std::optional<LayerTimes> times(Point point, const Samples& samples) const;
+  double states_gib(Point point, const LayerTimes& known) const;
 
   const SearchCase& x_case;
-  std::vector<Samples> x_samples_of;  ///< by plan
+  std::vector<Samples> x_of_memory, x_of_time;  ///< by plan
   std::map<std::string, std::int32_t> x_known;
   std::vector<Json> x_samples;  ///< RUNs
   std::vector<std::optional<LayerTimes>> x_times;

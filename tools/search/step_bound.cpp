@@ -5,7 +5,9 @@
 
 #include "models/lower.h"
 #include "models/plan/plan_layout.h"
+#include "sim/base/key.h"
 #include "sim/engine/prepared.h"
+#include "sim/program/memory.h"
 
 namespace foretrain {
 namespace {
@@ -52,7 +54,24 @@ SegmentTime time_of(const Program& program, const Segment& segment, const Prepar
 struct StageTimes {
   std::vector<Time> forward, backward;
   Time ends_forward, ends_backward;
+  std::vector<Bytes> saved;
 };
+
+/// Activations that the forward passes of a microbatch leave, by layer.
+std::vector<Bytes> saved_of(const Program& program, const std::vector<SegmentTime>& segments,
+                            std::int64_t layers, std::int32_t microbatch) {
+  std::vector<Bytes> out(static_cast<std::size_t>(layers));
+  for (const MemoryChange& change : memory_changes(program)) {
+    const Call& call = program.calls[static_cast<std::size_t>(change.call)];
+    const bool counts = call.microbatch == microbatch && call.layer >= 0 && call.layer < layers &&
+                        change.kind == BufferKind::kActivations;
+    if (counts && segments[call.segment.index()].forward) {
+      out[static_cast<std::size_t>(call.layer)] += change.bytes;
+    }
+  }
+  for (Bytes& bytes : out) bytes = std::max<Bytes>(bytes, 0);
+  return out;
+}
 
 StageTimes times_of(const Program& program, const PreparedPrices& prices, std::int64_t layers,
                     std::int32_t microbatch) {
@@ -72,6 +91,7 @@ StageTimes times_of(const Program& program, const PreparedPrices& prices, std::i
                             : (of_layer ? out.backward[layer] : out.ends_backward);
     sum = sum + one.span;
   }
+  out.saved = saved_of(program, segments, layers, microbatch);
   return out;
 }
 
@@ -82,13 +102,15 @@ StageTimes lower_of(const StageTimes& a, const StageTimes& b) {
   for (std::size_t l = 0; l < a.forward.size(); ++l) {
     out.forward[l] = least(a.forward[l], b.forward[l]);
     out.backward[l] = least(a.backward[l], b.backward[l]);
+    out.saved[l] = std::min(a.saved[l], b.saved[l]);
   }
   out.ends_forward = least(a.ends_forward, b.ends_forward);
   out.ends_backward = least(a.ends_backward, b.ends_backward);
   return out;
 }
 
-void add_to(std::vector<Time>& sum, const std::vector<Time>& more) {
+template <typename Value>
+void add_to(std::vector<Value>& sum, const std::vector<Value>& more) {
   sum.resize(more.size());
   for (std::size_t l = 0; l < more.size(); ++l) sum[l] = sum[l] + more[l];
 }
@@ -113,6 +135,16 @@ Pattern pattern_of(const Model& model) {
   if (model.is_hybrid() || !model.full_attention.empty()) return {model.layers, 1};
   if (!model.has_experts()) return {};
   return {model.experts.first_dense, model.experts.step};
+}
+
+/// Where nothing is offloaded. Optimizers but Adam keep less.
+void set_parameter_bytes(const Plan& plan, LayerTimes& out) {
+  if (plan.offload.states()) return;
+  constexpr double kBits = 8;
+  const bool adam = plan.optimizer == Optimizer::kAdam || plan.optimizer == Optimizer::kFusedAdam;
+  out.weight_bytes = plan.precision.compute == DType::kBf16 ? 2 : 1;
+  out.gradient_bytes = static_cast<double>(bits_of(plan.precision.gradients)) / kBits;
+  out.state_bytes = adam ? 2 * sizeof(float) : 0;
 }
 
 }  // namespace
@@ -177,17 +209,21 @@ Result<LayerTimes> layer_times(Run sample) {
     const StageTimes one = lower_of(of(0), of(1));
     add_to(few.forward, one.forward);
     add_to(few.backward, one.backward);
+    add_to(few.saved, one.saved);
     (p == 0 ? few.first_forward : few.last_forward) = one.ends_forward;
     (p == 0 ? few.first_backward : few.last_backward) = one.ends_backward;
   }
   LayerTimes out = few;
   out.forward.clear();
   out.backward.clear();
+  out.saved.clear();
   for (std::int64_t l = 0; l < layers; ++l) {
     const std::size_t place = kept < layers ? pattern.place_of(l) : static_cast<std::size_t>(l);
     out.forward.push_back(few.forward[place]);
     out.backward.push_back(few.backward[place]);
+    out.saved.push_back(few.saved[place]);
   }
+  set_parameter_bytes(sample.plan, out);
   return out;
 }
 
@@ -199,8 +235,33 @@ LayerTimes with_recomputed(const LayerTimes& none, const LayerTimes& again, std:
   for (std::size_t c = 0; c < layout.size(); ++c) {
     std::int64_t& more = left[c % left.size()];
     for (std::int64_t l = 0; l < layout[c]; ++l, ++layer) {
-      if (more-- > 0) out.backward[layer] = max(none.backward[layer], again.backward[layer]);
+      if (more-- <= 0) continue;
+      out.backward[layer] = max(none.backward[layer], again.backward[layer]);
+      out.saved[layer] = std::min(none.saved[layer], again.saved[layer]);
     }
+  }
+  return out;
+}
+
+double least_saved_bytes(const LayerTimes& times, const Degrees& d,
+                         const std::vector<std::int64_t>& layout) {
+  const auto stages = static_cast<std::size_t>(d.pipeline);
+  std::vector<double> of_chunk;  // of the first stage
+  std::size_t layer = 0;
+  for (std::size_t c = 0; c < layout.size(); ++c) {
+    double saved = 0;
+    for (std::int64_t l = 0; l < layout[c]; ++l, ++layer) {
+      saved += static_cast<double>(times.saved[layer]);
+    }
+    if (c % stages == 0) of_chunk.push_back(saved);
+  }
+  const std::int64_t all = d.microbatches * d.virtual_pipeline;
+  const std::int64_t warm = d.virtual_pipeline == 1
+                                ? d.pipeline
+                                : 2 * (d.pipeline - 1) + (d.virtual_pipeline - 1) * d.pipeline + 1;
+  double out = 0;
+  for (std::int64_t pass = 0; pass < std::min(all, warm); ++pass) {
+    out += of_chunk[static_cast<std::size_t>(pass / d.pipeline) % of_chunk.size()];
   }
   return out;
 }

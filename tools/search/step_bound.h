@@ -28,6 +28,9 @@ struct LayerTimes {
   std::vector<Time> forward, backward;  ///< by layer
   /// What no layer is: of the first stage and the last; all of it stands at the first of one stage.
   Time first_forward, first_backward, last_forward, last_backward;
+  std::vector<Bytes> saved;  ///< by layer: activations that wait for the backward pass
+  /// Of a parameter: what a rank that shares nothing keeps of it.
+  double weight_bytes = 0, gradient_bytes = 0, state_bytes = 0;
 };
 
 /// The RUN of a sample for a plan of `degrees`: `run` with few ranks and microbatches.
@@ -44,6 +47,11 @@ LayerTimes with_recomputed(const LayerTimes& none, const LayerTimes& again, std:
 /// The bound in seconds for layers cut into `layout`, chunk-major (`Plan::pipeline_layout`).
 double least_step_s(const LayerTimes& times, const Degrees& degrees,
                     const std::vector<std::int64_t>& layout);
+
+/// Least bytes of activations of the first stage at the begin of its first backward pass, in 1F1B
+/// or its interleaved form: it has run as many forward passes as warm the pipeline up.
+double least_saved_bytes(const LayerTimes& times, const Degrees& degrees,
+                         const std::vector<std::int64_t>& layout);
 
 /// Whether bounds hold of plans of the RUN: of models that are one stack of layers, in schedules
 /// whose chunks stand round the stages, divided by number.
