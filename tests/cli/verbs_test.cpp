@@ -12,8 +12,8 @@ namespace {
 
 TEST(Verbs, HelpHasAnExample) {
   const Workplace place;
-  for (const char* verb :
-       {"", "simulate", "calibrate", "execute", "validate", "score", "list", "show", "doctor"}) {
+  for (const char* verb : {"", "simulate", "search", "calibrate", "execute", "validate", "score",
+                           "list", "show", "doctor"}) {
     std::vector<std::string> arguments = {"--help"};
     if (*verb != '\0') arguments.insert(arguments.begin(), verb);
     const CommandResult result = place.run(arguments);

@@ -314,13 +314,13 @@ void add_retries(const MemoryReport& memory, Workload& workload) {
   }
 }
 
-/// What of a step that is replayed with no eye on where its time goes.
-Status fill_step(const Run& run, const Workload& workload, const Workload& timed,
-                 const Prepared& prepared, Prediction& out) {
+/// `out` with how long a step takes, replayed with no eye on where its time goes.
+Result<Prediction> with_step(const Run& run, const Workload& workload, const Workload& timed,
+                             const Prepared& prepared, Prediction out) {
   FT_ASSIGN(const Time step, step_time(timed, prepared, steps_of(run.plan)));
   out.iteration_time_s = step.seconds();
   fill_rates(run, workload, out);
-  return ok_status();
+  return out;
 }
 
 }  // namespace
@@ -349,10 +349,7 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Prepared prepared, prepare(timed, *model, options.full));
   FT_TRY(check_length(run, timed, prepared));
-  if (options.step_alone) {
-    FT_TRY(fill_step(run, workload, timed, prepared, out));
-    return out;
-  }
+  if (options.step_alone) return with_step(run, workload, timed, prepared, std::move(out));
   const std::size_t critical = critical_actor(timed, prepared);
   std::vector<std::uint8_t> wanted;
   FT_TRY(choose_actors(prepared, options, wanted));

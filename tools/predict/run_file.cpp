@@ -222,7 +222,7 @@ Status check_keys(const Json& json, const std::string& source) {
   }
   JsonReader reader(json, source, "");
   for (const char* key :
-       {"name", "model", "cluster", "system", "profile", "campaign", "$schema", "schema"}) {
+       {"name", "model", "cluster", "system", "profile", "campaign", "search", "$schema", "schema"}) {
     reader.ignore(key);
     reader.take(key);
   }

@@ -184,8 +184,9 @@ class Dimensions {
       it = out.values.insert(out.values.begin(), usual);
     }
     constexpr std::size_t kMostValues = 255;
+    out.usual = static_cast<std::size_t>(it - out.values.begin());
     if (out.values.size() > kMostValues) out.values.resize(kMostValues);
-    out.usual = it == out.values.end() ? 0 : static_cast<std::size_t>(it - out.values.begin());
+    out.usual = std::min(out.usual, out.values.size());
     return out;
   }
 
@@ -246,7 +247,9 @@ bool Space::divides(const Degrees& d, const Run& seed) const {
   const std::int64_t layers = seed.model.layers;
   if (d.virtual_pipeline > 1) {
     const std::int64_t chunks = d.pipeline * d.virtual_pipeline;
-    const bool own = d.virtual_pipeline == whole(x_dimensions[3].values[x_dimensions[3].usual]);
+    const Dimension& chunked = x_dimensions[3];
+    const bool own = chunked.usual < chunked.values.size() &&
+                     d.virtual_pipeline == whole(chunked.values[chunked.usual]);
     if (d.pipeline == 1 || chunks > layers + 2) return false;
     if (!own && layers % chunks != 0 && (layers + 2) % chunks != 0) return false;
   }
@@ -280,7 +283,8 @@ Status Space::enumerate(const Run& seed) {
     const Degrees d = degrees(point.data());
     if (at == std::size(kDegrees) && !divides(d, seed)) return;
     if (at >= std::size(kDegrees) && is_idle(dimension, d)) {
-      point[at] = static_cast<std::uint8_t>(dimension.usual);
+      const bool own = dimension.usual < dimension.values.size();
+      point[at] = static_cast<std::uint8_t>(own ? dimension.usual : 0);
       return rest(at + 1);
     }
     for (std::size_t v = 0; v < dimension.values.size(); ++v) {

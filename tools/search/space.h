@@ -16,7 +16,7 @@ namespace foretrain {
 struct Dimension {
   std::string key;
   std::vector<Json> values;
-  std::size_t usual = 0;  ///< index of the RUN's own value
+  std::size_t usual = 0;  ///< index of the RUN's own value; their number where it is not among them
 };
 
 /// KEY=A..B.

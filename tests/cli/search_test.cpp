@@ -1,0 +1,235 @@
+// A search finds what brute force finds, and its bounds are below what is simulated.
+#include "tools/search/search.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tools/search/memory_bound.h"
+#include "tools/search/search_case.h"
+
+namespace foretrain {
+namespace {
+
+/// A RUN that is simulated in a millisecond: so many layers, ranks and GiB of a device.
+Json small_run(std::int64_t layers, std::int64_t ranks, double gib, bool experts) {
+  const std::string common = R"("num_hidden_layers": )" + std::to_string(layers) +
+                             R"(, "hidden_size": 2048, "num_attention_heads": 16,
+      "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000)";
+  const std::string model =
+      experts ? R"({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+                    "moe_intermediate_size": 1024, )" +
+                    common + "}"
+              : R"({"model_type": "llama", "intermediate_size": 5632, )" + common + "}";
+  const std::string text = R"({"model": )" + model +
+                           R"(, "cluster": {"preset": "dgx-h100", "accelerators": )" +
+                           std::to_string(ranks) + R"(, "device": {"preset": "h100-sxm-80gb",
+      "memory_gib": )" + std::to_string(gib) +
+                           R"(}}, "batch": {"global": 16, "sequence": 4096}})";
+  return parse_json(text, "a small RUN").value();
+}
+
+struct SmallSpace {
+  std::int64_t layers, ranks;
+  double gib;
+  bool experts;
+  std::vector<std::string> fixed;
+};
+
+/// Thirty spaces: of each model and cluster some with much memory, little and too little, some keys
+/// of each left to the RUN so that they stay small.
+std::vector<SmallSpace> small_spaces() {
+  const std::vector<std::vector<std::string>> fixes = {
+      {"recompute", "overlap.tensor", "parallel.context", "parallel.virtual_pipeline"},
+      {"recompute", "batch.micro", "parallel.context", "sharding.level"},
+      {"parallel.tensor", "batch.micro", "parallel.context", "parallel.virtual_pipeline",
+       "overlap.tensor"}};
+  std::vector<SmallSpace> out;
+  for (const bool experts : {false, true}) {
+    for (const auto& [layers, ranks] : {std::pair(4, 4), std::pair(6, 8)}) {
+      for (const double gib : {80.0, 9.0, 5.0}) {
+        for (std::vector<std::string> fixed : fixes) {
+          // The ways to spread experts multiply the space.
+          if (experts) fixed.emplace_back("parallel.expert_tensor");
+          if (experts && ranks == 8) fixed.emplace_back("sharding.level");
+          out.push_back({layers, ranks, gib, experts, fixed});
+        }
+      }
+    }
+  }
+  return out;
+}
+
+SearchOptions options_of(const SmallSpace& space) {
+  SearchOptions out;
+  out.space.fixed = space.fixed;
+  out.budget_s = 1e6;
+  return out;
+}
+
+class SearchOfSmallSpace : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(SearchOfSmallSpace, FindsWhatBruteForceFinds) {
+  const SmallSpace small = small_spaces()[GetParam()];
+  const Json run = small_run(small.layers, small.ranks, small.gib, small.experts);
+  const SearchOptions options = options_of(small);
+  const Result<std::vector<SearchCase>> cases = search_cases(run, "small", options);
+  ASSERT_TRUE(cases.ok()) << cases.error().message;
+  const SearchCase& of = cases.value().front();
+  CaseBounds bounds(of);
+  for (std::size_t s = 0; s < bounds.samples(); ++s) bounds.price(s);
+  const std::size_t known = bounds.samples();
+  bounds.sample_times();
+  for (std::size_t s = known; s < bounds.samples(); ++s) bounds.price(s);
+  PredictOptions alone;
+  alone.verify = alone.sensitivity = false;
+  alone.step_alone = true;
+  double best = 0;
+  std::int64_t refused = 0;
+  std::int64_t bounded = 0;
+  for (std::size_t p = 0; p < of.space.size(); ++p) {
+    const Json written = of.space.run_of(of.space.at(p));
+    const Result<foretrain::Run> one = resolve_run(written, "small", {});
+    if (!one.ok()) {
+      ++refused;
+      continue;
+    }
+    const Result<Prediction> predicted = predict(one.value(), alone);
+    ASSERT_TRUE(predicted.ok()) << predicted.error().message;
+    const double seconds = predicted.value().iteration_time_s;
+    const double gib = predicted.value().memory.peak_gib;
+    EXPECT_LE(bounds.seconds(p), seconds) << dump_json(written);
+    EXPECT_LE(bounds.least_gib(p), gib) << dump_json(written);
+    EXPECT_LE(least_memory_gib(one.value()), gib) << dump_json(written);
+    bounded += bounds.seconds(p) > 0.5 * seconds ? 1 : 0;
+    if (predicted.value().memory.fits && (best == 0 || seconds < best)) best = seconds;
+  }
+  EXPECT_GT(bounded, 0) << "no bound is near what it bounds";
+  const Result<SearchResult> found = search_plans(run, "small", options, {});
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  const SearchResult& result = found.value();
+  const Certificate& c = result.certificate;
+  EXPECT_TRUE(c.complete);
+  EXPECT_EQ(c.gap, 0);
+  EXPECT_EQ(c.plans, static_cast<std::int64_t>(of.space.size()));
+  EXPECT_EQ(c.plans, c.refused + c.excluded + c.too_large + c.bounded + c.simulated + c.open);
+  EXPECT_EQ(c.open, 0);
+  EXPECT_LE(c.refused, refused);
+  ASSERT_EQ(result.plans.empty(), best == 0);
+  if (result.plans.empty()) return;
+  EXPECT_EQ(result.plans.front().iteration_time_s, best);
+  for (const FoundPlan& plan : result.plans) {
+    const Result<foretrain::Run> again = resolve_run(plan.run, "found", {});
+    ASSERT_TRUE(again.ok()) << again.error().message;
+    EXPECT_TRUE(plan.memory.fits);
+    EXPECT_LE(plan.memory.peak_gib, small.gib);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Thirty, SearchOfSmallSpace,
+                         testing::Range<std::size_t>(0, small_spaces().size()));
+
+/// A space that a search takes several rounds for.
+SearchOptions some_options() {
+  SearchOptions out;
+  out.space.fixed = {"parallel.context", "overlap.tensor"};
+  out.budget_s = 1e6;
+  return out;
+}
+
+TEST(Search, HasTheSameAnswerForAnyNumberOfThreads) {
+  const Json run = small_run(6, 8, 8, false);
+  SearchOptions options = some_options();
+  std::vector<SearchResult> results;
+  for (const std::size_t threads : {1U, 3U}) {
+    options.threads = threads;
+    Result<SearchResult> one = search_plans(run, "small", options, {});
+    ASSERT_TRUE(one.ok()) << one.error().message;
+    results.push_back(std::move(one.value()));
+  }
+  const SearchResult& a = results[0];
+  const SearchResult& b = results[1];
+  ASSERT_EQ(a.plans.size(), b.plans.size());
+  ASSERT_FALSE(a.plans.empty());
+  for (std::size_t i = 0; i < a.plans.size(); ++i) {
+    EXPECT_EQ(a.plans[i].run, b.plans[i].run);
+    EXPECT_EQ(a.plans[i].iteration_time_s, b.plans[i].iteration_time_s);
+  }
+  EXPECT_EQ(a.certificate.simulated, b.certificate.simulated);
+  EXPECT_EQ(a.certificate.bounded, b.certificate.bounded);
+}
+
+// Bounds spare most of the simulations; a search that stops early says how much is open.
+TEST(Search, StopsWhenAskedAndSaysWhatIsOpen) {
+  const Json run = small_run(6, 8, 80, false);
+  const SearchOptions options = some_options();
+  const Result<SearchResult> whole = search_plans(run, "small", options, {});
+  ASSERT_TRUE(whole.ok()) << whole.error().message;
+  const Certificate& all = whole.value().certificate;
+  EXPECT_LT(all.simulated, all.plans / 2);
+  const auto until_one = [](const SearchProgress& now) { return now.best == nullptr; };
+  const Result<SearchResult> early = search_plans(run, "small", options, until_one);
+  ASSERT_TRUE(early.ok()) << early.error().message;
+  EXPECT_TRUE(early.value().interrupted);
+  const Certificate& some = early.value().certificate;
+  EXPECT_EQ(some.plans, some.refused + some.excluded + some.too_large + some.bounded +
+                            some.simulated + some.open);
+  ASSERT_FALSE(early.value().plans.empty());
+  const double best = whole.value().plans.front().iteration_time_s;
+  const double found = early.value().plans.front().iteration_time_s;
+  EXPECT_GE(found, best);
+  if (!some.complete) {
+    EXPECT_GT(some.open, 0);
+    EXPECT_GE(best, found * (1 - some.gap) * (1 - 1e-12));
+  }
+}
+
+TEST(Search, TheFrontHasWhatNoOtherPlanBeats) {
+  const Result<SearchResult> found =
+      search_plans(small_run(4, 4, 80, false), "small", some_options(), {});
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  const std::vector<FoundPlan>& plans = found.value().plans;
+  const std::vector<std::size_t> front = pareto_front(plans);
+  ASSERT_FALSE(front.empty());
+  EXPECT_EQ(plans[front.front()].iteration_time_s, plans.front().iteration_time_s);
+  for (const FoundPlan& plan : plans) {
+    const bool covered = std::any_of(front.begin(), front.end(), [&](std::size_t i) {
+      return plans[i].iteration_time_s <= plan.iteration_time_s &&
+             plans[i].memory.peak_gib <= plan.memory.peak_gib;
+    });
+    EXPECT_TRUE(covered);
+  }
+}
+
+TEST(SearchCondition, IsAnExpressionOfNamedValues) {
+  const std::vector<std::string> names = {"memory.peak_gib", "parallel.tensor", "schedule"};
+  const Json gib(71.5);
+  const Json tensor(8);
+  const Json schedule("interleaved-1f1b");
+  const auto values = [&](const std::string& name) -> const Json* {
+    return name == "parallel.tensor" ? &tensor : name == "schedule" ? &schedule : nullptr;
+  };
+  const auto all = [&](const std::string& name) {
+    return name == "memory.peak_gib" ? &gib : values(name);
+  };
+  const auto holds = [&](const char* text, const Condition::Values& of) {
+    const Result<Condition> one = Condition::parse(text, names);
+    EXPECT_TRUE(one.ok()) << text;
+    return one.ok() ? one.value().holds(of) : std::nullopt;
+  };
+  EXPECT_EQ(holds("memory.peak_gib <= 72", all), std::optional(true));
+  EXPECT_EQ(holds("memory.peak_gib <= 72", values), std::nullopt);
+  EXPECT_EQ(holds("parallel.tensor > 8 and memory.peak_gib <= 72", values), std::optional(false));
+  EXPECT_EQ(holds("parallel.tensor * 2 - 1 == 15", values), std::optional(true));
+  EXPECT_EQ(holds("schedule == interleaved-1f1b", values), std::optional(true));
+  EXPECT_EQ(holds("not (schedule != 1f1b or parallel.tensor < 2)", values), std::optional(false));
+  for (const char* wrong :
+       {"memory.peak <= 72", "parallel.tensor <=", "<= 8", "(parallel.tensor < 2",
+        "parallel.tensor < 2 )", "parallel.tensor == pp.x"}) {
+    EXPECT_FALSE(Condition::parse(wrong, names).ok()) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace foretrain
