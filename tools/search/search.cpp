@@ -20,6 +20,12 @@ constexpr std::size_t kRound = 64, kRoundSimulations = 8;
 /// Samples that are priced before the clock is looked at.
 constexpr std::size_t kSamplesAtOnce = 64;
 
+/// Before there are bounds: plans that lie evenly in the space, of which so many are made better,
+/// and most that are looked at in all.
+constexpr std::size_t kSpread = 48, kDives = 2, kMostJudged = 400;
+/// More samples of memory take longer than such a look.
+constexpr std::size_t kManySamples = 1000;
+
 enum class Fate : std::uint8_t { kOpen, kRefused, kExcluded, kTooLarge, kSimulated };
 
 /// A plan of a case, and what is known of it.
@@ -176,8 +182,13 @@ class Searcher {
 
   SearchResult run() && {
     look_at_own();
+    for (const SearchCase& one : x_cases) x_bounds.push_back(std::make_unique<CaseBounds>(one));
+    // Where bounds take long a good plan comes first.
+    for (std::uint32_t c = 0; c < x_cases.size(); ++c) {
+      if (x_bounds[c]->samples() > kManySamples) dive(c);
+    }
     make_bounds();
-    bool goes_on = true;
+    bool goes_on = may_go_on();
     while (goes_on && !x_open.empty() && x_open.top().bound < best()) {
       take_round();
       goes_on = may_go_on();
@@ -211,15 +222,88 @@ class Searcher {
     if (own.found) x_out.own = own.found;
   }
 
+  /// Good plans early, before there are bounds: the better of some plans that lie evenly in the
+  /// space, then whatever single change makes them better, as long as one does. What does not fit
+  /// is the better the less it lacks.
+  void dive(std::uint32_t c) {
+    const std::size_t plans = x_cases[c].space.size();
+    std::vector<std::uint32_t> spread;
+    for (std::size_t i = 0; i < std::min(plans, kSpread); ++i) {
+      spread.push_back(static_cast<std::uint32_t>(i * plans / std::min(plans, kSpread)));
+    }
+    judge(c, spread);
+    const auto score = [&](std::uint32_t plan) { return x_scores.at({c, plan}); };
+    std::stable_sort(spread.begin(), spread.end(),
+                     [&](std::uint32_t a, std::uint32_t b) { return score(a) < score(b); });
+    if (spread.size() > kDives) spread.resize(kDives);
+    for (std::uint32_t start : spread) {
+      for (bool better = true; better && may_dive();) {
+        const std::uint32_t next = best_neighbour(c, start);
+        better = score(next) < score(start);
+        if (better) start = next;
+      }
+    }
+  }
+
+  /// Half of the time is left for what follows.
+  bool may_dive() { return may_go_on() && 2 * seconds() < x_options.budget_s; }
+
+  /// One change after the other, each to the best value of its key.
+  std::uint32_t best_neighbour(std::uint32_t c, std::uint32_t start) {
+    const Space& space = x_cases[c].space;
+    const std::size_t width = space.dimensions().size();
+    std::uint32_t best = start;
+    for (std::size_t d = 0; d < width && x_scores.size() < kMostJudged; ++d) {
+      std::vector<std::uint32_t> near;
+      for (std::size_t v = 0; v < space.dimensions()[d].values.size(); ++v) {
+        std::vector<std::uint8_t> point(space.at(best), space.at(best) + width);
+        point[d] = static_cast<std::uint8_t>(v);
+        const std::optional<std::size_t> plan = space.find(std::move(point));
+        if (plan) near.push_back(static_cast<std::uint32_t>(*plan));
+      }
+      judge(c, near);
+      for (const std::uint32_t plan : near) {
+        if (x_scores.at({c, plan}) < x_scores.at({c, best})) best = plan;
+      }
+      if (!may_dive()) break;
+    }
+    return best;
+  }
+
+  /// Looks at plans in full, and scores them: what is refused last, then what does not fit.
+  void judge(std::uint32_t c, const std::vector<std::uint32_t>& plans) {
+    constexpr double kTooLarge = 1e12;
+    std::vector<Item> fresh;
+    for (const std::uint32_t plan : plans) {
+      const bool known = !x_scores.try_emplace({c, plan}, kNoLimit).second;
+      if (!known) fresh.push_back({0, false, c, plan});
+    }
+    std::vector<Outcome> outcomes(fresh.size());
+    const auto look = [&](std::size_t i) {
+      outcomes[i] = x_evaluator.look_at(fresh[i]);
+      if (outcomes[i].fate != Fate::kOpen) return;
+      Item checked = fresh[i];
+      checked.checked = true;
+      outcomes[i] = x_evaluator.look_at(checked);
+    };
+    in_parallel(fresh.size(), look, x_options.threads);
+    for (std::size_t i = 0; i < fresh.size(); ++i) {
+      double& score = x_scores[{c, fresh[i].plan}];
+      if (outcomes[i].fate == Fate::kTooLarge) score = kTooLarge * outcomes[i].least_gib;
+      if (outcomes[i].found) score = outcomes[i].found->objective;
+      note(fresh[i], std::move(outcomes[i]));
+    }
+  }
+
   void make_bounds() {
-    for (const SearchCase& one : x_cases) {
-      CaseBounds& bounds = *x_bounds.emplace_back(std::make_unique<CaseBounds>(one));
+    for (std::size_t c = 0; c < x_cases.size(); ++c) {
+      CaseBounds& bounds = *x_bounds[c];
       // What memory rules out needs no bound of its time.
       price_samples(bounds, 0);
       const std::size_t known = bounds.samples();
       bounds.sample_times();
       price_samples(bounds, known);
-      x_out.certificate.plans += static_cast<std::int64_t>(one.space.size());
+      x_out.certificate.plans += static_cast<std::int64_t>(x_cases[c].space.size());
     }
     std::vector<Item> items;
     for (std::size_t c = 0; c < x_cases.size(); ++c) {
@@ -227,6 +311,7 @@ class Searcher {
         Item item;
         item.of_case = static_cast<std::uint32_t>(c);
         item.plan = static_cast<std::uint32_t>(p);
+        if (x_scores.count({item.of_case, item.plan}) > 0) continue;
         const double least_gib = x_bounds[c]->least_gib(p);
         if (least_gib > x_cases[c].seed.cluster.device.memory_gib) {
           ++x_out.certificate.too_large;
@@ -360,6 +445,8 @@ class Searcher {
   std::chrono::steady_clock::time_point x_begin = std::chrono::steady_clock::now();
   std::vector<std::unique_ptr<CaseBounds>> x_bounds;
   std::priority_queue<Item> x_open;
+  /// Of plans that were looked at before there were bounds, by case and plan.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, double> x_scores;
   std::size_t x_best = 0;
   std::map<std::string, std::int64_t> x_reasons;
   std::vector<std::pair<double, Item>> x_large;

@@ -196,7 +196,9 @@ std::int32_t CaseBounds::sample(Point point, const Json* recompute, bool of_memo
   for (std::size_t d = 0; d < dimensions.size(); ++d) {
     const std::string& name = dimensions[d].key;
     if (is_beside(name) || (recompute != nullptr && name == "recompute")) continue;
-    if (name == "sharding.level" || (of_memory && name == "overlap.tensor")) continue;
+    if (name == "sharding.level" || name == "batch.micro" ||
+        (of_memory && name == "overlap.tensor"))
+      continue;
     key += dump_json(dimensions[d].values[point[d]], -1) + ',';
   }
   const auto [it, fresh] = x_known.try_emplace(key, static_cast<std::int32_t>(x_samples.size()));

@@ -319,6 +319,31 @@ Degrees Space::degrees(Point point) const {
   return out;
 }
 
+/// Points stand in the order of their values.
+std::optional<std::size_t> Space::find(std::vector<std::uint8_t> point) const {
+  constexpr std::size_t kVirtual = 3;
+  const std::size_t width = x_dimensions.size();
+  for (const bool one_chunk : {false, true}) {
+    if (one_chunk) point[kVirtual] = 0;
+    const Degrees d = degrees(point.data());
+    for (std::size_t i = std::size(kDegrees); i < width; ++i) {
+      const Dimension& dimension = x_dimensions[i];
+      const bool own = dimension.usual < dimension.values.size();
+      if (is_idle(dimension, d)) point[i] = static_cast<std::uint8_t>(own ? dimension.usual : 0);
+    }
+    std::size_t low = 0;
+    std::size_t high = size();
+    while (low < high) {
+      const std::size_t middle = (low + high) / 2;
+      const bool before =
+          std::lexicographical_compare(at(middle), at(middle) + width, point.begin(), point.end());
+      (before ? low : high) = before ? middle + 1 : middle;
+    }
+    if (low < size() && std::equal(point.begin(), point.end(), at(low))) return low;
+  }
+  return {};
+}
+
 std::vector<std::pair<std::string, Json>> Space::changes(Point point) const {
   std::vector<std::pair<std::string, Json>> out;
   for (std::size_t d = 0; d < x_dimensions.size(); ++d) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +57,9 @@ class Space {
   Point at(std::size_t index) const { return &x_points[index * x_dimensions.size()]; }
   const std::vector<Dimension>& dimensions() const { return x_dimensions; }
   Degrees degrees(Point point) const;
+  /// The plan with those values; where there is none the one that differs in what they leave idle
+  /// or has one chunk a stage. Nothing where that is none either.
+  std::optional<std::size_t> find(std::vector<std::uint8_t> point) const;
   /// The RUN with the values of a point where they are others than its own.
   Json run_of(Point point) const;
   /// Those values.
