@@ -1,6 +1,7 @@
 #include "tools/search/search.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -31,10 +32,13 @@ enum class Fate : std::uint8_t { kOpen, kRefused, kExcluded, kTooLarge, kSimulat
 /// A plan of a case, and what is known of it.
 struct Item {
   double bound = 0;
+  double estimate = 0;   ///< what plans are taken by, the lowest first; at least the bound
   bool checked = false;  ///< legal, and not too large for all that is known
   std::uint32_t of_case = 0, plan = 0;
 
-  std::tuple<double, std::uint32_t, std::uint32_t> order() const { return {bound, of_case, plan}; }
+  std::tuple<double, std::uint32_t, std::uint32_t> order() const {
+    return {estimate, of_case, plan};
+  }
   bool operator<(const Item& other) const { return order() > other.order(); }  // lowest first
 };
 
@@ -174,11 +178,55 @@ class Evaluator {
   std::vector<Condition> x_conditions;
 };
 
+/// How much longer than their bounds plans take that are alike in what bounds leave out.
+class Excess {
+ public:
+  explicit Excess(const std::vector<SearchCase>& cases) : x_cases(cases) {}
+  /// The least of those that were simulated; 1 where none was.
+  double of(const Item& item) const {
+    const auto known = x_least.find(like(item));
+    return known == x_least.end() ? 1 : known->second;
+  }
+  void learn(const Item& item, double objective) {
+    if (item.bound <= 0) return;
+    const double ratio = std::max(1.0, objective / item.bound);
+    const auto [it, fresh] = x_least.try_emplace(like(item), ratio);
+    if (!fresh) it->second = std::min(it->second, ratio);
+  }
+
+ private:
+  /// Case, sharding, stages, tensor ranks.
+  using Like = std::array<std::int64_t, 4>;
+  Like like(const Item& item) const {
+    const Space& space = x_cases[item.of_case].space;
+    const Point point = space.at(item.plan);
+    const Degrees degrees = space.degrees(point);
+    Like out = {item.of_case, -1, degrees.pipeline, degrees.tensor};
+    for (std::size_t d = 0; d < space.dimensions().size(); ++d) {
+      if (space.dimensions()[d].key == "sharding.level") out[1] = point[d];
+    }
+    return out;
+  }
+
+  const std::vector<SearchCase>& x_cases;
+  std::map<Like, double> x_least;
+};
+
+/// Why plans failed, and those that lack least memory.
+struct Failures {
+  std::map<std::string, std::int64_t> reasons;
+  std::vector<std::pair<double, Item>> large;
+};
+
 class Searcher {
  public:
   Searcher(const std::vector<SearchCase>& cases, const Evaluator& evaluator,
            const SearchOptions& options, const SearchWatch& watch)
-      : x_cases(cases), x_evaluator(evaluator), x_options(options), x_watch(watch) {}
+      : x_cases(cases),
+        x_evaluator(evaluator),
+        x_options(options),
+        x_watch(watch),
+        x_excess(cases) {}
 
   SearchResult run() && {
     look_at_own();
@@ -189,7 +237,7 @@ class Searcher {
     }
     make_bounds();
     bool goes_on = may_go_on();
-    while (goes_on && !x_open.empty() && x_open.top().bound < best()) {
+    while (goes_on && !x_open.empty()) {
       take_round();
       goes_on = may_go_on();
     }
@@ -276,7 +324,7 @@ class Searcher {
     std::vector<Item> fresh;
     for (const std::uint32_t plan : plans) {
       const bool known = !x_scores.try_emplace({c, plan}, kNoLimit).second;
-      if (!known) fresh.push_back({0, false, c, plan});
+      if (!known) fresh.push_back({0, 0, false, c, plan});
     }
     std::vector<Outcome> outcomes(fresh.size());
     const auto look = [&](std::size_t i) {
@@ -319,6 +367,7 @@ class Searcher {
           continue;
         }
         item.bound = x_bounds[c]->seconds(p) * x_cases[c].weight;
+        item.estimate = item.bound;
         items.push_back(item);
       }
     }
@@ -339,11 +388,22 @@ class Searcher {
   void take_round() {
     std::vector<Item> round;
     std::size_t simulations = 0;
-    while (!x_open.empty() && round.size() < kRound && simulations < kRoundSimulations &&
-           x_open.top().bound < best()) {
-      round.push_back(x_open.top());
-      simulations += round.back().checked ? 1 : 0;
+    while (!x_open.empty() && round.size() < kRound && simulations < kRoundSimulations) {
+      Item item = x_open.top();
       x_open.pop();
+      if (item.bound >= best()) {
+        ++x_out.certificate.bounded;
+        continue;
+      }
+      // What is known of its like by now may put it behind others.
+      const double estimate = item.bound * x_excess.of(item);
+      if (estimate > item.estimate) {
+        item.estimate = estimate;
+        x_open.push(item);
+        continue;
+      }
+      round.push_back(item);
+      simulations += item.checked ? 1 : 0;
     }
     std::vector<Outcome> outcomes(round.size());
     in_parallel(
@@ -361,7 +421,7 @@ class Searcher {
         break;
       case Fate::kRefused:
         ++c.refused;
-        ++x_reasons[outcome.reason];
+        ++x_failures.reasons[outcome.reason];
         break;
       case Fate::kExcluded:
         ++c.excluded;
@@ -372,6 +432,7 @@ class Searcher {
         break;
       case Fate::kSimulated:
         ++c.simulated;
+        x_excess.learn(item, outcome.found->objective);
         x_out.plans.push_back(std::move(*outcome.found));
         if (is_better(x_out.plans.back(), x_out.plans[x_best])) x_best = x_out.plans.size() - 1;
         break;
@@ -386,13 +447,13 @@ class Searcher {
   /// Keeps the few that lack least memory, for what is said where nothing fits.
   void note_large(const Item& item, double least_gib) {
     constexpr std::size_t kKept = 8;
-    x_large.emplace_back(least_gib, item);
-    if (x_large.size() < 2 * kKept) return;
+    x_failures.large.emplace_back(least_gib, item);
+    if (x_failures.large.size() < 2 * kKept) return;
     sort_large();
-    x_large.resize(kKept);
+    x_failures.large.resize(kKept);
   }
   void sort_large() {
-    std::sort(x_large.begin(), x_large.end(), [](const auto& a, const auto& b) {
+    std::sort(x_failures.large.begin(), x_failures.large.end(), [](const auto& a, const auto& b) {
       return std::pair(a.first, a.second.order()) < std::pair(b.first, b.second.order());
     });
   }
@@ -400,7 +461,7 @@ class Searcher {
   /// The plan of those that comes nearest to the device's memory.
   void find_nearest() {
     sort_large();
-    for (const auto& [least, item] : x_large) {
+    for (const auto& [least, item] : x_failures.large) {
       const SearchCase& of = x_cases[item.of_case];
       const Point point = of.space.at(item.plan);
       const Json written = of.space.run_of(point);
@@ -417,19 +478,17 @@ class Searcher {
     Certificate& c = x_out.certificate;
     const double found = best();
     double lowest = found;
-    const auto left = static_cast<std::int64_t>(x_open.size());
-    if (!x_open.empty()) lowest = std::min(lowest, x_open.top().bound);
-    c.complete = x_open.empty() || x_open.top().bound >= found;
-    while (!x_open.empty() && x_open.top().bound < found) {
-      ++c.open;
-      x_open.pop();
+    for (; !x_open.empty(); x_open.pop()) {
+      const double bound = x_open.top().bound;
+      lowest = std::min(lowest, bound);
+      ++(bound < found ? c.open : c.bounded);
     }
-    c.bounded = left - c.open;
+    c.complete = c.open == 0;
     c.gap = c.complete ? 0 : x_out.plans.empty() ? 1 : (found - lowest) / found;
     std::stable_sort(x_out.plans.begin(), x_out.plans.end(), is_better);
     if (x_out.plans.empty()) find_nearest();
     std::vector<std::pair<std::int64_t, std::string>> reasons;
-    for (const auto& [reason, count] : x_reasons) reasons.emplace_back(-count, reason);
+    for (const auto& [reason, count] : x_failures.reasons) reasons.emplace_back(-count, reason);
     std::sort(reasons.begin(), reasons.end());
     constexpr std::size_t kShown = 5;
     for (std::size_t i = 0; i < std::min(kShown, reasons.size()); ++i) {
@@ -442,14 +501,14 @@ class Searcher {
   const Evaluator& x_evaluator;
   const SearchOptions& x_options;
   const SearchWatch& x_watch;
+  Excess x_excess;
   std::chrono::steady_clock::time_point x_begin = std::chrono::steady_clock::now();
   std::vector<std::unique_ptr<CaseBounds>> x_bounds;
   std::priority_queue<Item> x_open;
   /// Of plans that were looked at before there were bounds, by case and plan.
   std::map<std::pair<std::uint32_t, std::uint32_t>, double> x_scores;
   std::size_t x_best = 0;
-  std::map<std::string, std::int64_t> x_reasons;
-  std::vector<std::pair<double, Item>> x_large;
+  Failures x_failures;
   SearchResult x_out;
 };
 
