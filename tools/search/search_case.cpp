@@ -4,6 +4,7 @@
 
 #include "models/plan/partition.h"
 #include "models/plan/plan_layout.h"
+#include "models/plan/plan_schedule.h"
 
 namespace foretrain {
 namespace {
@@ -271,7 +272,8 @@ bool CaseBounds::stands_round(Point point) const {
   const Json* schedule = value(point, "schedule");
   if (schedule == nullptr || schedule->is_null()) return true;
   const std::string name = schedule->string() == nullptr ? "" : *schedule->string();
-  return name == "1f1b" || name == "interleaved-1f1b" || name == "gpipe" || name == "bfs";
+  return name == "1f1b" || name == "interleaved-1f1b" || name == name_of(Schedule::kGpipe) ||
+         name == "bfs";
 }
 
 const std::vector<std::int64_t>* CaseBounds::layout(const Degrees& degrees) const {
