@@ -1,9 +1,12 @@
 // Do campaigns obey what is known of failures, checkpoints and restarts in closed form?
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 
+#include "sim/base/rng.h"
 #include "sim/campaign/campaign.h"
 #include "sim/campaign/interval.h"
 #include "sim/campaign/statistics.h"
@@ -148,6 +151,68 @@ TEST(Campaign, ATimelineChangesNothing) {
                 simulate_campaign(plan, 1, i, &timeline).parts);
     }
   }
+}
+
+/// Anything that a RUN may ask for, and some that it may not.
+CampaignPlan drawn_campaign(Rng& rng) {
+  CampaignPlan plan;
+  const auto up_to = [&rng](double most) { return most * rng.uniform(); };
+  for (std::int64_t i = rng.below(3); i >= 0; --i) {
+    plan.work.phases.push_back({1 + rng.below(20000), 0.1 + up_to(10)});
+  }
+  plan.work.evaluate_every = rng.below(3) > 0 ? 0 : 1 + rng.below(500);
+  plan.work.evaluation_s = up_to(100);
+  plan.saving.every_steps = rng.below(4) > 0 ? 1 + rng.below(300) : 0;
+  plan.saving.stall_s = rng.below(3) > 0 ? up_to(60) : 0;
+  for (std::size_t loss = 0; loss < kLosses; ++loss) {
+    plan.saving.ready_s[loss] = std::array{0.0, 50.0, 2000.0, kInfinite}[rng.next() % 4];
+    plan.saving.load_s[loss] = up_to(100);
+  }
+  plan.saving.waits_for_writer = rng.below(2) > 0;
+  plan.saving.interference = rng.below(2) > 0 ? 0.2 : 0;
+  plan.fleet.nodes = 1 + rng.below(64);
+  plan.fleet.spares = rng.below(4);
+  plan.fleet.replicas = 1 + rng.below(32);
+  plan.fleet.policy = static_cast<PolicyKind>(rng.below(5));
+  for (std::int64_t lost = rng.below(6); lost > 0; --lost) {
+    plan.fleet.pace.push_back(plan.fleet.pace.back() + 0.1);
+  }
+  for (std::int64_t i = rng.below(4); i > 0; --i) {
+    const auto nodes =
+        static_cast<std::int32_t>(rng.below(std::min<std::int64_t>(4, plan.fleet.nodes)));
+    plan.failures.processes.push_back({"any", up_to(20), nodes, up_to(4000)});
+  }
+  if (rng.below(3) == 0) plan.failures.slow = {{up_to(20), 1 + up_to(1), up_to(5000)}};
+  plan.failures.wear_in_factor = 1 + up_to(2);
+  plan.failures.wear_in_days = rng.below(2) > 0 ? 0.5 : 0;
+  plan.failures.traced_components = {"traced"};
+  double at_s = 0;
+  for (std::int64_t i = rng.below(20); i > 0; --i) {
+    at_s += up_to(3000);
+    plan.failures.trace.push_back({at_s, 0, static_cast<std::int32_t>(rng.below(2)), up_to(4000)});
+  }
+  plan.recovery.detect_s = up_to(100);
+  plan.recovery.start_s = up_to(300);
+  plan.recovery.warm_up_steps = rng.below(5);
+  if (rng.below(2) > 0) plan.recovery.queue_s = up_to(2000);
+  plan.longest = 50;
+  return plan;
+}
+
+TEST(Campaign, DrawnOnesKeepTheirBooks) {
+  Rng rng(9);
+  int ended = 0;
+  for (std::uint64_t i = 0; i < 400; ++i) {
+    const CampaignPlan plan = drawn_campaign(rng);
+    const CampaignOutcome outcome = simulate_campaign(plan, 1, i);
+    for (const Nanos part : outcome.parts) ASSERT_GE(part, 0) << i;
+    if (!outcome.ended) continue;  // where it is given up depends on what is taken at once
+    ++ended;
+    ASSERT_EQ(outcome.parts[0], work_of(plan.work)) << i;
+    CampaignTimeline timeline;
+    ASSERT_EQ(outcome.parts, simulate_campaign(plan, 1, i, &timeline).parts) << i;
+  }
+  EXPECT_GT(ended, 200);
 }
 
 TEST(Campaign, SameSeedSameCampaign) {
