@@ -13,13 +13,13 @@
 namespace foretrain {
 namespace {
 
-constexpr std::int32_t kNone = -1;
+constexpr std::int32_t kNoBlock = -1;
 
 /// Part of a segment.
 struct Block {
   Bytes size = 0;
-  Bytes unmapped = 0;                          ///< of a free block that was given back in part
-  std::int32_t before = kNone, after = kNone;  ///< neighbours in the segment
+  Bytes unmapped = 0;  ///< of a free block that was given back in part
+  std::int32_t before = kNoBlock, after = kNoBlock;  ///< neighbours in the segment
   bool free = false;
   std::uint8_t pool = 0;  ///< 2 x the buffers' pool + (0: small blocks, 1: large ones)
   bool small() const { return pool % 2 == 0; }
@@ -31,15 +31,15 @@ class Allocator {
  public:
   Allocator(const AllocatorRules& rules, Bytes limit) : x_rules(rules), x_limit(limit) {}
 
-  /// The block's index; kNone where there is no room.
+  /// The block's index; kNoBlock where there is no room.
   std::int32_t allocate(const Buffer& buffer) {
     const Bytes size = rounded_up(std::max<Bytes>(buffer.bytes(), 1), x_rules.round);
     const bool small = size <= x_rules.small_limit;
     const auto pool = static_cast<std::uint8_t>(2 * buffer.pool + (small ? 0 : 1));
     std::int32_t block = take_free(pool, size);
-    if (block == kNone && lacks_room(small, size)) heard(x_call);
-    if (block == kNone) block = take_segment(pool, size);
-    if (block == kNone || !map(block, size)) return kNone;
+    if (block == kNoBlock && lacks_room(small, size)) heard(x_call);
+    if (block == kNoBlock) block = take_segment(pool, size);
+    if (block == kNoBlock || !map(block, size)) return kNoBlock;
     const Bytes rest = x_blocks[at(block)].size - size;
     const bool splits =
         small || x_rules.expandable ? rest >= x_rules.round : rest > x_rules.small_limit;
@@ -52,12 +52,12 @@ class Allocator {
   void release(std::int32_t block) {
     Block& b = x_blocks[at(block)];
     x_allocated -= b.size;
-    if (b.before != kNone && x_blocks[at(b.before)].free) {
+    if (b.before != kNoBlock && x_blocks[at(b.before)].free) {
       unlist(b.before);
       block = joined(b.before, block);
     }
     const std::int32_t after = x_blocks[at(block)].after;
-    if (after != kNone && x_blocks[at(after)].free) {
+    if (after != kNoBlock && x_blocks[at(after)].free) {
       unlist(after);
       joined(block, after);
     }
@@ -127,8 +127,8 @@ class Allocator {
 
   std::int32_t take_free(std::uint8_t from, Bytes size) {
     const std::set<Free>& free = pool(from);
-    const auto found = free.lower_bound(Free{size, kNone});
-    if (found == free.end()) return kNone;
+    const auto found = free.lower_bound(Free{size, kNoBlock});
+    if (found == free.end()) return kNoBlock;
     const std::int32_t block = found->block;
     unlist(block);
     return block;
@@ -143,7 +143,7 @@ class Allocator {
   std::int32_t take_segment(std::uint8_t of, Bytes size) {
     if (x_rules.expandable) return grow(of, size);
     const Bytes segment = segment_size(of % 2 == 0, size);
-    if (!has_room(segment)) return kNone;
+    if (!has_room(segment)) return kNoBlock;
     Block block;
     block.size = segment;
     block.pool = of;
@@ -161,10 +161,10 @@ class Allocator {
   /// The pool's one segment becomes longer, its last block large enough.
   std::int32_t grow(std::uint8_t of, Bytes size) {
     std::int32_t& last = x_last[static_cast<std::size_t>(of)];
-    const bool joins = last != kNone && x_blocks[at(last)].free;
+    const bool joins = last != kNoBlock && x_blocks[at(last)].free;
     const Bytes has = joins ? x_blocks[at(last)].size : 0;
     const Bytes more = rounded_up(size - has, page_of(of % 2 == 0));
-    if (!has_room(more)) return kNone;
+    if (!has_room(more)) return kNoBlock;
     add_reserved(more);
     if (joins) {
       unlist(last);
@@ -176,7 +176,7 @@ class Allocator {
     block.pool = of;
     block.before = last;
     const std::int32_t index = new_block(block);
-    if (last != kNone) x_blocks[at(last)].after = index;
+    if (last != kNoBlock) x_blocks[at(last)].after = index;
     last = index;
     return index;
   }
@@ -206,7 +206,7 @@ class Allocator {
     for (std::set<Free>& free : x_free) {
       for (auto f = free.begin(); f != free.end();) {
         Block& b = x_blocks[at(f->block)];
-        const bool whole = b.before == kNone && b.after == kNone && !x_rules.expandable;
+        const bool whole = b.before == kNoBlock && b.after == kNoBlock && !x_rules.expandable;
         if (x_rules.expandable) give_back_pages(b);
         if (whole) {
           x_reserved -= b.size;
@@ -238,7 +238,7 @@ class Allocator {
     rest.size -= size;
     rest.before = block;
     const std::int32_t index = new_block(rest);
-    if (rest.after != kNone) x_blocks[at(rest.after)].before = index;
+    if (rest.after != kNoBlock) x_blocks[at(rest.after)].before = index;
     x_blocks[at(block)].size = size;
     x_blocks[at(block)].unmapped = 0;
     x_blocks[at(block)].after = index;
@@ -254,7 +254,7 @@ class Allocator {
     to.size += from.size;
     to.unmapped += from.unmapped;
     to.after = from.after;
-    if (from.after != kNone) x_blocks[at(from.after)].before = first;
+    if (from.after != kNoBlock) x_blocks[at(from.after)].before = first;
     std::int32_t& last = x_last[static_cast<std::size_t>(to.pool)];
     if (last == second) last = first;
     x_unused.push_back(second);
@@ -271,7 +271,7 @@ class Allocator {
   static constexpr std::size_t kPools = 2 * Buffer::kPools;
   std::array<std::set<Free>, kPools> x_free;
   std::vector<std::int32_t> x_last =
-      std::vector<std::int32_t>(kPools, kNone);  ///< end of a pool's expandable segment
+      std::vector<std::int32_t>(kPools, kNoBlock);  ///< end of a pool's expandable segment
 };
 
 /// Where the blocks of a Program's buffers are.
@@ -284,7 +284,7 @@ class Places {
       x_first.push_back(buffers);
       buffers += program.layouts[frame.layout.index()].buffers.size();
     }
-    x_block.assign(buffers, kNone);
+    x_block.assign(buffers, kNoBlock);
   }
 
   std::int32_t& of(FrameId frame, std::size_t buffer) {
@@ -402,13 +402,13 @@ class Walk {
       const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
       const auto b = static_cast<std::size_t>(ref.buffer);
       std::int32_t& block = x_places.of(frame, b);
-      if (block == kNone) continue;
+      if (block == kNoBlock) continue;
       if (x_records_streams && x_places.buffer(frame, b).pool != 0) {
         x_allocator.hold(block);
       } else {
         x_allocator.release(block);
       }
-      block = kNone;
+      block = kNoBlock;
     }
   }
 

@@ -422,18 +422,12 @@ int main(int argc, char** argv) {
   foretrain::DoctorArgs doctor_args;
   foretrain::SchemaArgs schema_args;
   foretrain::CompletionArgs completion_args;
-  const Verb verbs[] = {add_simulate(app, simulate_args),
-                        add_search(app, search_args),
-                        add_goodput(app, goodput_args),
-                        add_calibrate(app, calibrate_args),
-                        add_execute(app, execute_args),
-                        add_validate(app, validate_args),
-                        add_score(app, score_args),
-                        add_list(app, list_args),
-                        add_show(app, show_args),
-                        add_doctor(app, doctor_args),
-                        add_schema(app, schema_args),
-                        add_completion(app, completion_args)};
+  const Verb verbs[] = {add_simulate(app, simulate_args), add_search(app, search_args),
+                        add_goodput(app, goodput_args),   add_calibrate(app, calibrate_args),
+                        add_execute(app, execute_args),   add_validate(app, validate_args),
+                        add_score(app, score_args),       add_list(app, list_args),
+                        add_show(app, show_args),         add_doctor(app, doctor_args),
+                        add_schema(app, schema_args),     add_completion(app, completion_args)};
   app.failure_message([](const CLI::App* of, const CLI::Error& error) {
     return "foretrain: " + CLI::FailureMessage::simple(of, error);
   });

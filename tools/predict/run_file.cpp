@@ -221,8 +221,8 @@ Status check_keys(const Json& json, const std::string& source) {
                        "here}, \"cluster\": {\"preset\": \"dgx-h100\", \"accelerators\": 64}}");
   }
   JsonReader reader(json, source, "");
-  for (const char* key :
-       {"name", "model", "cluster", "system", "profile", "campaign", "search", "$schema", "schema"}) {
+  for (const char* key : {"name", "model", "cluster", "system", "profile", "campaign", "search",
+                          "$schema", "schema"}) {
     reader.ignore(key);
     reader.take(key);
   }
