@@ -16,7 +16,7 @@ struct Situation {
   std::int64_t most_missing = 0;  ///< nodes without which its plan still has step times
 };
 
-/// The nodes lost, shared out: what is left over is waited for.
+/// How a policy shares out the lost nodes. The job waits for the rest of them.
 struct Reaction {
   std::int64_t from_pool = 0;
   std::int64_t without = 0;  ///< the job runs on without them

@@ -278,7 +278,7 @@ Verb add_search(CLI::App& app, foretrain::SearchArgs& args) {
       ->allow_extra_args(false);
   add_space(verb, args.request);
   verb->add_option("--objective", args.request.objective,
-                   "What is least: time, cost, energy or days (default: time)")
+                   "Minimize time, cost, energy or days (default: time)")
       ->check(CLI::IsMember(foretrain::kObjectiveNames));
   verb->add_option("--price", args.request.price,
                    "An accelerator's hour, of any cluster or of one (repeatable)")

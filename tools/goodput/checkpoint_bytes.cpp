@@ -53,8 +53,8 @@ CheckpointBytes checkpoint_bytes(const Run& run) {
     all.states += held.states;
     out.rank = std::max(out.rank, held.weights + held.states);
   }
-  // Every parameter is there so many times over. What is there once more, such as norms on every
-  // tensor rank, padding and tied tables on two stages, is so in weights and states alike.
+  // `copies`: of every parameter, over all ranks. Further copies, such as norms on every
+  // tensor rank, padding and tied tables on two stages, multiply weights and states alike.
   const Plan& plan = run.plan;
   const auto total = static_cast<double>(parameter_count(run.model));
   const double experts = expert_parameters(run.model);

@@ -318,7 +318,8 @@ class Searcher {
     return best;
   }
 
-  /// Looks at plans in full, and scores them: what is refused last, then what does not fit.
+  /// Simulates plans and scores them. Plans that fit come first, then larger ones, then refused
+  /// ones.
   void judge(std::uint32_t c, const std::vector<std::uint32_t>& plans) {
     constexpr double kTooLarge = 1e12;
     std::vector<Item> fresh;
@@ -395,7 +396,7 @@ class Searcher {
         ++x_out.certificate.bounded;
         continue;
       }
-      // What is known of its like by now may put it behind others.
+      // Similar plans that were simulated since may raise the estimate above those of others.
       const double estimate = item.bound * x_excess.of(item);
       if (estimate > item.estimate) {
         item.estimate = estimate;
