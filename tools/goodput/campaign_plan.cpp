@@ -30,6 +30,7 @@ Result<double> step_with(const Run& run, const Sets& sets, bool* fits = nullptr)
   FT_ASSIGN(const Run changed, resolve_run(run.resolved, run.source, sets, prices));
   PredictOptions options;
   options.sensitivity = options.verify = false;
+  options.step_alone = true;
   FT_ASSIGN(const Prediction prediction, predict(changed, options));
   if (fits != nullptr) *fits = prediction.memory.fits;
   return prediction.iteration_time_s;
