@@ -52,11 +52,6 @@ Status fill(RankRunner& rank, const MicroOp& micro, std::int64_t sets) {
   return ok_status();
 }
 
-/// Whether the library of matrix products works in it.
-bool multiplies(const Work& work) {
-  return std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work);
-}
-
 /// Of what the op works on: its first operand.
 std::string dtype_of(const MicroOp& micro) {
   const std::vector<View>& views = micro.op.reads.empty() ? micro.op.writes : micro.op.reads;
@@ -65,6 +60,10 @@ std::string dtype_of(const MicroOp& micro) {
 }
 
 }  // namespace
+
+bool multiplies(const Work& work) {
+  return std::holds_alternative<Gemm>(work) || std::holds_alternative<Attention>(work);
+}
 
 Calibration::Calibration(const std::vector<MicroOp>& ops, std::int64_t ranks, RankId self,
                          Transport& transport, CalibrateOptions options)

@@ -56,6 +56,9 @@ struct CalibrateOptions {
   std::function<Status()> save;  ///< on rank 0, about every second and at the end
 };
 
+/// Whether the library of matrix products works in it.
+bool multiplies(const Work& work);
+
 /// Measures a list of operations, dispatch and event costs first (of devices those of launches and
 /// of CUDA graphs too), in one round or in several with
 /// other work between: each round times every op again, and samples are of all rounds together. So

@@ -59,9 +59,7 @@ Result<std::vector<double>> train_on_one(const HostRun& host, std::size_t steps)
 std::vector<MicroOp> ops_of(const HostRun& host) {
   std::vector<MicroOp> out = distinct_ops(host.workload);
   for (MicroOp& op : out) {
-    const bool multiplies =
-        std::holds_alternative<Gemm>(op.work) || std::holds_alternative<Attention>(op.work);
-    if (host.on_cuda() && multiplies) op.key.state = kSustained;
+    if (host.on_cuda() && multiplies(op.work)) op.key.state = kSustained;
   }
   return out;
 }

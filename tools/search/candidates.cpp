@@ -112,12 +112,13 @@ bool is_numeric_key(const std::string& key) {
   return key == "precision" || key == "gradients.dtype";
 }
 
-std::int64_t layers_in(const Json& recompute) {
-  const Json* layers = recompute.object() == nullptr ? nullptr : recompute.find("layers");
+}  // namespace
+
+std::int64_t layers_again(const Json* recompute) {
+  const Json* layers =
+      recompute == nullptr || recompute->object() == nullptr ? nullptr : recompute->find("layers");
   return layers == nullptr ? 0 : static_cast<std::int64_t>(layers->number());
 }
-
-}  // namespace
 
 const std::vector<std::string>& searched_keys() {
   static const std::vector<std::string> all = {"sharding.level",
@@ -183,7 +184,7 @@ bool may_be(const std::string& key, const Json& value, const Degrees& d, const R
   if (key == "kernels.context" && value == Json("alltoall")) {
     return seed.model.kv_heads % (d.tensor * d.context) == 0;
   }
-  if (key == "recompute") return layers_in(value) < of_stage;
+  if (key == "recompute") return layers_again(&value) < of_stage;
   if (key == "offload.activation_layers") return value.number() <= static_cast<double>(of_stage);
   return true;
 }

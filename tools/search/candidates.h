@@ -19,6 +19,9 @@ bool is_asked_for_only(const std::string& key, bool numerics);
 /// where nothing is known of the key.
 std::vector<Json> candidates(const Run& seed, const std::string& key);
 
+/// Layers of a stage that are computed again, of a value of `recompute`; 0: all, or no layers.
+std::int64_t layers_again(const Json* recompute);
+
 /// Whether the system has no such value.
 bool is_lacked(const Run& seed, const std::string& key, const Json& value);
 

@@ -5,18 +5,14 @@
 #include "models/plan/partition.h"
 #include "models/plan/plan_layout.h"
 #include "models/plan/plan_schedule.h"
+#include "tools/search/candidates.h"
 
 namespace foretrain {
 namespace {
 
 Json with_cluster(Json run, const std::string& preset, std::int64_t accelerators) {
-  Json* cluster = run.find("cluster");
-  if (cluster == nullptr) return run;
-  if (cluster->object() == nullptr) {
-    Json object{Json::Object{}};
-    object.set("preset", *cluster);
-    *cluster = std::move(object);
-  }
+  if (run.find("cluster") == nullptr) return run;
+  Json* cluster = &cluster_object(run);
   if (!preset.empty()) {
     // What the RUN says of its own cluster is none of another's, but for the number.
     Json object{Json::Object{}};
@@ -109,10 +105,6 @@ Status check_weights(const std::vector<SearchCase>& cases, Objective objective) 
   return ok_status();
 }
 
-}  // namespace
-
-namespace {
-
 ChoosePrices profile_of(const Run& seed) {
   return [&seed](Run& run) {
     run.profile = seed.profile;
@@ -165,13 +157,6 @@ bool is_beside(const std::string& key) {
   return key == "parallel.pipeline" || key == "parallel.virtual_pipeline" || key == "schedule" ||
          key == "parallel.rank_order" || key == "overlap.gradient_reduce" ||
          key == "overlap.parameter_gather" || key == "overlap.pipeline";
-}
-
-/// Layers of a stage that are computed again, of a value of `recompute`; 0: all, or no layers.
-std::int64_t layers_again(const Json* recompute) {
-  const Json* layers =
-      recompute == nullptr || recompute->object() == nullptr ? nullptr : recompute->find("layers");
-  return layers == nullptr ? 0 : static_cast<std::int64_t>(layers->number());
 }
 
 }  // namespace

@@ -226,6 +226,16 @@ void set_key(Json& run, const std::string& key, const Json& value) {
   set_key(*in, key.substr(dot + 1), value);
 }
 
+Json& cluster_object(Json& run) {
+  Json& cluster = *run.find("cluster");
+  if (cluster.object() == nullptr) {
+    Json object{Json::Object{}};
+    object.set("preset", cluster);
+    cluster = std::move(object);
+  }
+  return cluster;
+}
+
 std::int64_t most_layers(const Model& model, std::int64_t stages) {
   return (model.layers + stages - 1) / stages;
 }

@@ -80,6 +80,8 @@ class Space {
 const Json* value_of_key(const Json& run, const std::string& key);
 /// Sets it, and the section where there is none.
 void set_key(Json& run, const std::string& key, const Json& value);
+/// The cluster of a RUN that has one; a preset's name becomes an object with that preset.
+Json& cluster_object(Json& run);
 
 /// Layers of the stage with most of them, of so many stages.
 std::int64_t most_layers(const Model& model, std::int64_t stages);

@@ -174,13 +174,7 @@ Json sample_of(Json run, const Degrees& degrees, const Run& seed) {
   set_key(run, "parallel.virtual_pipeline", Json(1));
   set_key(run, "batch.micro", Json(degrees.micro));
   set_key(run, "batch.global", Json(2 * degrees.micro * ranks / each));
-  Json* cluster = run.find("cluster");
-  if (cluster->object() == nullptr) {
-    Json object{Json::Object{}};
-    object.set("preset", *cluster);
-    *cluster = std::move(object);
-  }
-  cluster->set("accelerators", Json(ranks * stages));
+  cluster_object(run).set("accelerators", Json(ranks * stages));
   run.erase("schedule");
   return run;
 }
