@@ -9,6 +9,13 @@
 // goes on alone; the last stage's normed hidden states are broadcast to all, and the gradients of
 // these reduced to it.
 //
+// With chunks (kernels.loss_chunks) the head's forward pass ends at its norm. The backward pass
+// takes the rows in parts: logits, loss, the logits' gradient, and from that the gradients of the
+// rows and of the table, which adds up over the parts. Liger Kernel's fused linear cross entropy
+// does the same within the forward pass, and torchtitan's chunked loss at its end; the last stage's
+// forward pass of a microbatch stands beside its backward pass, so it is the same work at the same
+// time.
+//
 // Vocab-1 and Vocab-2 (Yeung et al., arXiv 2411.05288, algorithms 1 and 2), of rank r that holds
 // the rows W_r, for tokens' hidden states X and one-hot labels G:
 //   S  Y = X W_r^T, m_r = max Y, e = exp(Y - m_r), s_r = sum e; Vocab-2 also e W_r and G W_r

@@ -1,9 +1,24 @@
 #include "models/layers/autocast.h"
 #include "models/layers/end_writer.h"
 #include "models/layers/ends/head_transform.h"
+#include "models/layers/ends/loss.h"
 
 namespace foretrain {
 namespace {
+
+constexpr Ref kLossOut{kHeadScalars, kLoss, DType::kFp32, 1};
+
+/// What the mean and the gradient of a loss read.
+LossRows loss_rows(const Ref& exp, const Ref& sum, const Ref& target, const View& labels,
+                   std::int64_t rows) {
+  LossRows out;
+  out.exp = exp;
+  out.sum = sum;
+  out.target = target;
+  out.labels = labels;
+  out.rows = rows;
+  return out;
+}
 
 class HeadWriter : EndWriter {
  public:
@@ -11,7 +26,6 @@ class HeadWriter : EndWriter {
              const EndLayouts& layouts, std::string table)
       : EndWriter(builder, model, plan, layouts, "head", kHeadSaved, kHeadLocal),
         x_table(std::move(table)),
-        x_branch(plan.precision.branch()),
         x_vocabulary(weight(x_table.c_str()).count / x_hidden),
         x_all_rows(x_rows) {
     if (plan.in_grid()) {
@@ -20,6 +34,9 @@ class HeadWriter : EndWriter {
     }
     if (plan.tensor_mode == TensorMode::k3D) x_vocabulary *= plan.side();
     if (model.ends.masked > 0) x_tokens = x_rows = plan.micro_batch * model.ends.masked;
+    std::optional<GroupSlot> split;
+    if (cut()) split = builder.group(x_vocabulary_group);
+    x_loss.emplace(plan, x_vocabulary, branch(), split);
   }
 
   EndSegments run() {
@@ -57,6 +74,7 @@ class HeadWriter : EndWriter {
     Ref input;        ///< y of all tokens, on all stages where they share the vocabulary
     Ref target, all;  ///< of Vocab-1 and Vocab-2: the labels' logits and the sums of all ranks
     GridKept kept;
+    EventRef ready;  ///< with a loss in chunks: y is there
   };
 
   static std::string prefix(std::int64_t d) {
@@ -110,25 +128,31 @@ class HeadWriter : EndWriter {
       in = p.joined;
     }
     keep_forward(at, p, in.count);
+    if (x_plan.loss.chunks > 0) {  // all else is done in the backward pass
+      norm_forward(w, at + "head.norm", in, p.normed, p.stats);
+      p.ready = record_last(w, x_saved.event(at + "normed"));
+      return p;
+    }
     const Ref maximum = row(at + "maximum");
     const Ref target = row(at + "target logit");
     write_logits(w, at, p, in, maximum, target, true);
     join(w, at + "loss.target.reduce", target, false);
     join(w, at + "loss.sum.reduce", p.sum, false);
-    mean(w, at, target, p.sum);
+    x_loss->mean(w, at, loss_rows(Ref(), p.sum, target, labels(), x_tokens), kLossOut);
     return p;
   }
 
   /// What every prediction keeps; `count` elements of its input.
   void keep_forward(const std::string& at, Prediction& p, std::int64_t count) {
     if (x_at_end) {
-      p.y = keep(at + "head.norm out", x_branch, count);
+      p.y = keep(at + "head.norm out", branch(), count);
       p.normed = casts() ? temp(x_forward, at + "head.norm out in fp32", count) : p.y;
       p.stats = keep(at + "head.norm statistics", DType::kFp32, statistics());
     }
+    if (x_plan.loss.chunks > 0) return;
     p.exp = keep(at + "exponentials", DType::kFp32, x_tokens * x_vocabulary);
     p.sum = keep(at + "sum of exponentials", DType::kFp32, x_tokens);
-    if (autocast()) x_cast = keep("output matrix in 16 bits", x_branch, table().count);
+    if (autocast()) x_cast = keep("output matrix in 16 bits", branch(), table().count);
   }
 
   /// One number a token.
@@ -137,34 +161,21 @@ class HeadWriter : EndWriter {
   /// The rank's logits, their maximum (with `joined` that of all ranks) and exponentials.
   void write_logits(SegmentWriter& w, const std::string& at, Prediction& p, const Ref& in,
                     const Ref& maximum, const Ref& target, bool joined) {
-    const Ref logits = temp(x_forward, at + "logits", x_branch, x_tokens * x_vocabulary);
+    const Ref logits = temp(x_forward, at + "logits", branch(), x_tokens * x_vocabulary);
     if (x_at_end) norm_forward(w, at + "head.norm", in, p.normed, p.stats);
     if (casts()) write_casts(w, "head.output.cast_input", {}, x_hidden, p.normed, p.y);
     if (autocast()) {
       write_casts(w, "head.output.cast_weight", {}, x_hidden, own_table(), x_cast);
     }
     output_forward(w, at, p, head_input(w, at, p), logits);
-    std::vector<View> largest = {maximum.view()};
-    std::vector<View> reads = {logits.view(), maximum.view(), labels()};
-    if (widens()) {
-      const Ref wide = temp(x_forward, at + "logits in fp32", DType::kFp32, logits.count);
-      largest.push_back(wide.part(0, 0));
-      reads.push_back(wide.part(0, 0));
+    Ref wide;
+    if (x_loss->widens()) {
+      wide = temp(x_forward, at + "logits in fp32", DType::kFp32, logits.count);
     }
-    w.compute(at + "loss.maximum", of_logits(KernelKind::kLossMax, x_branch), {logits.view()},
-              std::move(largest));
+    const LossRows of{logits, wide, p.exp, p.sum, maximum, target, labels(), x_tokens};
+    x_loss->maximum(w, at, of);
     if (joined) join(w, at + "loss.maximum.reduce", maximum, true);
-    w.compute(at + "loss.exponentials", of_logits(KernelKind::kLossSumExp, x_branch),
-              std::move(reads), {p.exp.view(), p.sum.view(), target.view()});
-  }
-  Kernel of_logits(KernelKind kind, DType type) const {
-    return vocabulary_kernel(kind, x_tokens, x_vocabulary, type);
-  }
-
-  void mean(SegmentWriter& w, const std::string& at, const Ref& target, const Ref& sum) {
-    const Ref loss{kHeadScalars, kLoss, DType::kFp32, 1};
-    w.compute(at + "loss.mean", kernel(KernelKind::kLossMean, x_tokens, 1),
-              {target.view(), sum.view(), loss.view()}, {loss.view()});
+    x_loss->exponentials(w, at, of);
   }
 
   /// The normed hidden states of all tokens.
@@ -191,10 +202,6 @@ class HeadWriter : EndWriter {
     }
     return p.input = y;
   }
-
-  /// cross_entropy on a copy of the logits in fp32. Its copies are there (views without bytes);
-  /// what they move is in the kernels' forms.
-  bool widens() const { return x_plan.loss == LossForm::kTorch && bits_of(x_branch) < 32; }
 
   void join(SegmentWriter& w, const std::string& name, const Ref& values, bool maximum) {
     if (!cut()) return;
@@ -237,19 +244,26 @@ class HeadWriter : EndWriter {
   }
 
   void write_backward(SegmentWriter& w, const std::string& at, const Prediction& p) {
-    const Ref d_logits = temp(x_backward, at + "d logits", x_branch, x_tokens * x_vocabulary);
+    const bool chunks = x_plan.loss.chunks > 0;
+    const Ref d_logits =
+        chunks ? Ref() : temp(x_backward, at + "d logits", branch(), x_tokens * x_vocabulary);
     Ref d_y =
-        x_at_end ? temp(x_backward, at + "d head.norm out", x_branch, x_rows * x_hidden) : Ref();
+        x_at_end ? temp(x_backward, at + "d head.norm out", branch(), x_rows * x_hidden) : Ref();
     const Ref full = x_plan.sequence || x_plan.shares_vocabulary()
                          ? temp(x_backward, at + "d head input full", x_tokens * x_model.hidden)
                          : d_y;
-    logits_gradient(w, at, p, d_logits);
+    if (chunks) {
+      write_chunks(w, at, p, full, d_y);
+      return write_norm_backward(w, at, p, d_y);
+    }
+    x_loss->gradient(w, x_backward, at, loss_rows(p.exp, p.sum, Ref(), labels(), x_tokens),
+                     d_logits);
     if (const Ref bias = gradient("head.bias"); bias.valid()) {
       std::vector<View> reads = {d_logits.view()};
       std::vector<View> writes;
       add_gradients(x_plan, {bias}, reads, writes);
       w.compute(at + "head.bias_gradient",
-                kernel_of(KernelKind::kBiasGrad, x_tokens, x_vocabulary, x_branch),
+                kernel_of(KernelKind::kBiasGrad, x_tokens, x_vocabulary, branch()),
                 std::move(reads), std::move(writes));
     }
     if (x_plan.shares_vocabulary()) {
@@ -263,6 +277,12 @@ class HeadWriter : EndWriter {
       write_casts(w, "head.output.cast_input_gradient", {}, x_hidden, d_y, wide);
       d_y = wide;
     }
+    write_norm_backward(w, at, p, d_y);
+  }
+
+  /// From the gradient of what the output matrix takes to that of the head's input.
+  void write_norm_backward(SegmentWriter& w, const std::string& at, const Prediction& p,
+                           const Ref& d_y) {
     if (!p.joined.valid()) {
       const bool some = x_model.ends.masked > 0;
       const Ref d_in = some ? temp(x_backward, "d masked rows", x_rows * x_model.hidden)
@@ -279,24 +299,69 @@ class HeadWriter : EndWriter {
     join_backward(w, at, p, d_joined);
   }
 
-  void logits_gradient(SegmentWriter& w, const std::string& at, const Prediction& p,
-                       const Ref& d_logits) {
-    const DType narrow = x_branch;
-    const DType wide = x_plan.loss == LossForm::kTorch ? DType::kFp32 : narrow;
-    // cross_entropy: in fp32 that of log_softmax' result, then of the logits; then in 16 bits.
-    const Ref d_wide =
-        widens() ? temp(x_backward, at + "d logits in fp32", wide, d_logits.count) : d_logits;
-    std::vector<View> gradients = {d_wide.view()};
-    if (x_plan.loss == LossForm::kTorch) {
-      const Ref targets = temp(x_backward, at + "d targets", wide, d_logits.count);
-      w.compute(at + "loss.targets", of_logits(KernelKind::kFill, wide), {}, {targets.view()});
-      gradients.push_back(targets.part(0, 0));
+  struct Chunk {
+    std::int64_t begin = 0, rows = 0;
+  };
+
+  /// Logits, loss and gradients of a chunk of the rows of `y`; its part of `full`.
+  void write_chunk(SegmentWriter& w, const std::string& at, const Prediction& p, const Chunk& of,
+                   const Ref& y, const Ref& full) {
+    const auto wide = [&](const char* name, DType type) {
+      return temp(x_backward, at + name, type, of.rows * x_vocabulary);
+    };
+    const auto row = [&](const char* name) {
+      return temp(x_backward, at + name, DType::kFp32, of.rows);
+    };
+    LossRows rows;
+    rows.rows = of.rows;
+    rows.logits = wide("logits", branch());
+    if (x_loss->widens()) rows.wide = wide("logits in fp32", DType::kFp32);
+    rows.exp = wide("exponentials", DType::kFp32);
+    rows.sum = row("sum of exponentials");
+    rows.maximum = row("maximum");
+    rows.target = row("target logit");
+    rows.labels = Ref{kHeadInputs, kLabels, DType::kInt64, x_tokens}.part(of.begin, of.rows);
+    const Ref in = y.range(of.begin * x_hidden, of.rows * x_hidden);
+    w.compute(at + "head.output", forward_gemm(x_plan, of.rows, x_vocabulary, x_hidden),
+              {in.view(), table().view()}, {rows.logits.view()});
+    x_loss->maximum(w, at, rows);
+    join(w, at + "loss.maximum.reduce", rows.maximum, true);
+    x_loss->exponentials(w, at, rows);
+    join(w, at + "loss.target.reduce", rows.target, false);
+    join(w, at + "loss.sum.reduce", rows.sum, false);
+    x_loss->mean(w, at, rows, kLossOut);
+    const Ref d_logits = wide("d logits", branch());
+    x_loss->gradient(w, x_backward, at, rows, d_logits);
+    w.compute(at + "head.output.input_gradient",
+              input_gradient_gemm(x_plan, of.rows, x_vocabulary, x_hidden),
+              {d_logits.view(), table().view()},
+              {full.range(of.begin * x_hidden, of.rows * x_hidden).view()});
+    Gemm gemm = weight_gradient_gemm(x_plan, of.rows, x_vocabulary, x_hidden);
+    gemm.accumulate = p.joined.valid() || of.begin > 0;
+    write_weight_gradient(w, x_plan, at + "head.output", gemm, d_logits, in,
+                          gradient(x_table.c_str()));
+  }
+
+  /// Head, loss and their gradients, chunk by chunk of the rows: what is as wide as the vocabulary
+  /// is as long as a chunk.
+  void write_chunks(SegmentWriter& w, const std::string& at, const Prediction& p, const Ref& full,
+                    const Ref& d_y) {
+    const DType type = x_plan.precision.compute;
+    Ref y = p.y;
+    if (x_plan.sequence) {
+      y = temp(x_backward, at + "head input gathered", x_tokens * x_model.hidden);
+      w.wait(p.ready);
+      w.collective(at + "head.gather", over_tensor(CollectiveKind::kAllGather, y.count, type),
+                   {p.y.view()}, {y.view()});
     }
-    w.compute(at + "loss.gradient", of_logits(KernelKind::kLossBackward, wide),
-              {p.exp.view(), p.sum.view(), labels()}, std::move(gradients));
-    if (!widens()) return;
-    w.compute(at + "loss.narrow", of_logits(KernelKind::kCast, narrow), {d_wide.view()},
-              {d_logits.view()});
+    const std::int64_t most = (x_tokens + x_plan.loss.chunks - 1) / x_plan.loss.chunks;
+    for (std::int64_t begin = 0; begin < x_tokens; begin += most) {
+      write_chunk(w, at, p, {begin, std::min(most, x_tokens - begin)}, y, full);
+    }
+    if (!cut()) return;
+    const auto kind = x_plan.sequence ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+    w.collective(at + "head.reduce", over_tensor(kind, full.count, type), {full.view()},
+                 {d_y.view()});
   }
 
   /// Both gradients of the output matrix' GEMM. A second prediction adds to the matrix' gradient.
@@ -391,6 +456,8 @@ class HeadWriter : EndWriter {
     return out;
   }
 
+  /// The type of what the output matrix takes and gives.
+  DType branch() const { return x_plan.precision.branch(); }
   bool one_barrier() const { return x_plan.vocabulary_barriers() == 1; }
 
   Prediction spread_forward(SegmentWriter& w) {
@@ -463,9 +530,10 @@ class HeadWriter : EndWriter {
   void spread_backward(SegmentWriter& w, const Prediction& p) {
     w.wait(x_joined);
     if (x_at_end) w.wait(x_sent);
-    mean(w, "", p.target, p.all);
+    x_loss->mean(w, "", loss_rows(Ref(), p.all, p.target, labels(), x_tokens), kLossOut);
     const Ref d_logits = temp(x_backward, "d logits", x_tokens * x_vocabulary);
-    logits_gradient(w, "", p, d_logits);
+    x_loss->gradient(w, x_backward, "", loss_rows(p.exp, p.sum, Ref(), labels(), x_tokens),
+                     d_logits);
     if (!one_barrier()) {
       const Ref part = temp(x_backward, "d head input", x_tokens * x_hidden);
       input_gradient(w, d_logits, part);
@@ -493,8 +561,8 @@ class HeadWriter : EndWriter {
   /// What products read: itself, or under autocast its 16-bit copy.
   Ref table() const { return x_cast.valid() ? x_cast : own_table(); }
 
+  std::optional<LossWriter> x_loss;
   std::string x_table;
-  DType x_branch;  ///< of what the output matrix takes and gives
   Ref x_cast;
   std::int64_t x_vocabulary;
   std::int64_t x_all_rows;  ///< of the residual stream; x_rows are those that the head predicts

@@ -214,7 +214,7 @@ KernelForm kernel_form(const Plan& plan, const Kernel& kernel) {
   if (kind == KernelKind::kBatchNorm) return {1, {element}};
   if (kind == KernelKind::kBatchNormBackward) return {1, {2 * element}};
   if (of_loss(kind)) {
-    return plan.loss == LossForm::kFused ? KernelForm{} : loss_form(plan.loss, kind);
+    return plan.loss.form == LossForm::kFused ? KernelForm{} : loss_form(plan.loss.form, kind);
   }
   return composed ? eager_form(kind, element) : KernelForm{};
 }

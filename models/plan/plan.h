@@ -134,7 +134,8 @@ struct ExpertPlan {
   bool single_kernel = false;  ///< one computes the products of all experts of a rank
   std::int32_t sms = 0;        ///< that fused dispatchers hold
   bool cast_first = false;  ///< tokens, and the gradients of results, travel in the linears' 8 bits
-  bool masks = false;       ///< they are picked by products with masks: models/layers/moe_masks.cpp
+  bool fused_router = false;  ///< one kernel chooses, scales and adds up the auxiliary loss
+  bool masks = false;  ///< they are picked by products with masks: models/layers/moe_masks.cpp
   /// One kernel sorts and sends.
   bool fused() const {
     return dispatcher == Dispatcher::kDeepEp || dispatcher == Dispatcher::kHybridEp;
@@ -274,6 +275,15 @@ struct Offload {
   bool operator==(const Offload&) const = default;
 };
 
+/// How the head's loss is worked out.
+struct LossPlan {
+  LossForm form = LossForm::kFused;
+  /// Head and loss go by so many parts of the tokens, gradients and all (models/layers/ends.h); 0:
+  /// whole.
+  std::int64_t chunks = 0;
+  bool operator==(const LossPlan&) const = default;
+};
+
 struct Plan {
   std::int64_t accelerators = 1, tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
   std::int64_t data = 1;  ///< ranks of a stage that hold the same: data- times context-parallel
@@ -322,7 +332,7 @@ struct Plan {
   bool channels_first = false;  ///< order of images in memory: models/layers/network_block.cpp
   bool plain_products = false;  ///< an unfused attention's run off the tensor cores
   Fusion fusion = Fusion::kFused;
-  LossForm loss = LossForm::kFused;
+  LossPlan loss;
   ContextExchange context_exchange = ContextExchange::kRing;
   Optimizer optimizer = Optimizer::kFusedAdam;
   bool copies_master_to_model = false;  ///< 16-bit weights are cast from fp32 ones after the update

@@ -195,6 +195,28 @@ void check_deferral(const Plan& plan, Violations& out) {
                "gradients that are reduced in every pass (no_sync false)"}});
 }
 
+/// Head and loss by parts of the tokens: what follows stands for itself there.
+void check_loss_chunks(const Model& model, const Plan& plan, Violations& out) {
+  if (plan.loss.chunks == 0) return;
+  constexpr const char* kKey = "kernels/loss_chunks";
+  if (model.is_network()) return out.add(kKey, "the model has no vocabulary");
+  if (plan.loss.chunks > plan.tokens()) {
+    out.add(kKey, "found " + text(plan.loss.chunks) + ", but a microbatch has " +
+                      text(plan.tokens()) + " tokens");
+  }
+  out.beside("a loss in chunks",
+             {{plan.splits_backward(), kKey,
+               "schedules with passes of their own for gradients of weights"},
+              {plan.defers_head(), kKey, "overlap.head_deferral"},
+              {plan.shares_vocabulary(), kKey, "a vocabulary that all stages share"},
+              {plan.in_grid(), kKey, "grids"},
+              {plan.precision.autocast, kKey, "kernels.autocast"},
+              {plan.forwards > 1, kKey, "recycled outputs"},
+              {model.biases.head, kKey, "heads with a bias"},
+              {model.ends.masked > 0, kKey, "heads of masked tokens"}},
+             "; set kernels.loss_chunks to 0");
+}
+
 /// Norms that stages hand on.
 void check_validation(const Model& model, const Plan& plan, Violations& out) {
   if (!plan.overlap.post_validation || plan.pipeline == 1) return;
@@ -215,6 +237,7 @@ void check_schedule(const Model& model, const Plan& plan, Violations& out) {
   check_shared_vocabulary(model, plan, out);
   check_recycling(model, plan, out);
   check_deferral(plan, out);
+  check_loss_chunks(model, plan, out);
   check_validation(model, plan, out);
   const bool whole =
       plan.schedule == Schedule::kFile && plan.interleaves_pairs() && !plan.splits_backward();

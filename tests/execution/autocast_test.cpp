@@ -25,7 +25,7 @@ Plan cast_plan(const Model& model, Degrees degrees, std::int64_t microbatches) {
   Plan plan = in_fp32(under_autocast(small_plan(model, degrees, microbatches)));
   plan.sequence_length = 8;
   plan.fusion = Fusion::kEager;
-  plan.loss = LossForm::kTorch;
+  plan.loss.form = LossForm::kTorch;
   return plan;
 }
 

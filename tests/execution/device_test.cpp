@@ -270,7 +270,7 @@ TEST(DeviceRefusals, ByName) {
   };
   EXPECT_EQ(refusal([](Plan&) {}), "");
   EXPECT_EQ(refusal([](Plan& p) { p.attention = AttentionKernel::kCudnn; }), "");
-  EXPECT_EQ(refusal([](Plan& p) { p.loss = LossForm::kTorch; }), "");
+  EXPECT_EQ(refusal([](Plan& p) { p.loss.form = LossForm::kTorch; }), "");
   const std::string fp8 = refusal([](Plan& p) { p.precision.linear = DType::kFp8; });
   EXPECT_NE(fp8.find("set precision to one of these"), std::string::npos) << fp8;
   const std::string sum = refusal([](Plan& p) { p = under_autocast(p); });

@@ -50,6 +50,7 @@ Plan on_one_rank(const Plan& plan) {
   one.sharding = Sharding::kNone;
   one.buckets = GradientBuckets();
   one.recompute = Recompute{};
+  one.loss.chunks = 0;
   one.offload = Offload();
   one.experts.expert = one.experts.tensor = 1;
   one.experts.dispatcher = Dispatcher::kAllToAll;

@@ -20,7 +20,7 @@ Plan eager_plan(const Model& model, Degrees degrees, std::int64_t microbatches) 
   Plan plan = small_plan(model, degrees, microbatches);
   plan.precision.compute = plan.precision.matrix = plan.precision.linear = DType::kFp16;
   plan.fusion = Fusion::kEager;
-  plan.loss = LossForm::kTorch;
+  plan.loss.form = LossForm::kTorch;
   plan.attention = AttentionKernel::kUnfused;
   plan.optimizer = Optimizer::kAdam;
   plan.dropout = 0.1;

@@ -149,7 +149,7 @@ TEST(Loss, GradientsOfTorchAreKernelsOfTheirOwn) {
   const Model model = small_gpt();
   for (const DType type : {DType::kBf16, DType::kFp32}) {
     Plan plan = small_plan(model, {1, 1, 1, 1}, 1);
-    plan.loss = LossForm::kTorch;
+    plan.loss.form = LossForm::kTorch;
     plan.precision.compute = plan.precision.matrix = type;
     std::vector<std::string> names;
     const Workload workload = lower(model, plan);

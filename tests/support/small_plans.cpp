@@ -283,7 +283,7 @@ void draw_autocast(Rng rng, const Model& model, Plan& p) {
   if (!found_by(check_autocast, model, p).empty() || rng.below(3) == 0) return;
   p.fusion = std::array{Fusion::kEager, Fusion::kFused, Fusion::kCompiled}.at(rng.below(3));
   p = under_autocast(p);
-  p.loss = rng.below(2) == 0 ? LossForm::kTorch : LossForm::kFused;
+  p.loss.form = rng.below(2) == 0 ? LossForm::kTorch : LossForm::kFused;
   p.separate_projections = rng.below(2) == 0;
 }
 

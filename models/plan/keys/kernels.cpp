@@ -91,11 +91,17 @@ PlanKeys attention_keys() {
           .idle_if(differs_in_norms_alone,
                    "the model has no rotary embedding and no gated activation", {}, "norms"),
       PlanKey::choice<LossForm>("kernels.loss", {"fused", "parallel", "torch"},
-                                [](Request& r, auto v) { r.plan.loss = v; })
+                                [](Request& r, auto v) { r.plan.loss.form = v; })
           .fallback_to("fused")
           .says("The loss: one kernel a pass, Megatron-LM's operations, PyTorch's cross_entropy.")
           .probe("parallel")
           .probe("torch"),
+      PlanKey::count("kernels.loss_chunks", [](Request& r, auto v) { r.plan.loss.chunks = v; })
+          .range(0, 256)
+          .else_("0")
+          .says("Parts of a microbatch's tokens that head and loss take one after another, with "
+                "their gradients, so that no more logits are stored; 0: whole.")
+          .probe("4", {"parallel.pipeline=1"}),
       PlanKey::flag("kernels.compile", [](Request& r, bool v) { r.compile = v; })
           .fallback_to(false)
           .says("A compiler fuses elementwise work.")
