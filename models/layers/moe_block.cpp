@@ -155,7 +155,7 @@ void MoeBlock::route(SegmentWriter& w, const Ref& in) {
   const Ref read = x_more.beside ? x_more.beside->scaled(w, in) : in;
   linear(w, "moe.router", x_router, x_rows, read, logits);
   Kernel choose = of_experts(KernelKind::kRoute, x_rows, x_router.out);
-  choose.launches = moe_constants().router_launches;
+  choose.launches = router_launches(x_plan.experts).forward;
   if (x_plan.sequence) choose.split_over = x_tensor;
   w.compute("moe.route", choose, {logits.view()}, {x_scores.view(), x_map.view()});
 }
@@ -495,7 +495,7 @@ MoeBlock::InputGradients MoeBlock::experts_backward(SegmentWriter& w, const Ref&
 Ref MoeBlock::router_backward(SegmentWriter& w, const Ref& in, const Ref& d_probabilities) {
   const Ref d_logits = temporary("d router logits", x_rows * x_router.out);
   Kernel choose = of_experts(KernelKind::kRouteBackward, x_rows, x_router.out);
-  choose.launches = moe_constants().router_gradient_launches;
+  choose.launches = router_launches(x_plan.experts).backward;
   w.compute("moe.route_gradient", choose, {d_probabilities.view(), x_scores.view(), x_map.view()},
             {d_logits.view()});
   if (x_model.experts.router_bias) {

@@ -115,12 +115,19 @@ const MoeConstants& moe_constants() {
   static const MoeConstants constants = [] {
     const Json root = load_constants("moe.json");
     const Json& sms = member(root, "dispatcher_sms");
-    const Json& launches = member(root, "router_launches");
+    const auto launches = [&root](const char* key) {
+      const Json& of = member(root, key);
+      return MoeConstants::Launches{count_at(of, "forward"), count_at(of, "backward")};
+    };
     return MoeConstants{number_at(root, "load_spread"), count_at(sms, "deepep"),
-                        count_at(sms, "hybridep"), count_at(launches, "forward"),
-                        count_at(launches, "backward")};
+                        count_at(sms, "hybridep"), launches("router_launches"),
+                        launches("fused_router_launches")};
   }();
   return constants;
+}
+
+const MoeConstants::Launches& router_launches(const ExpertPlan& plan) {
+  return plan.fused_router ? moe_constants().fused_router : moe_constants().router;
 }
 
 std::int32_t enough_sms(Dispatcher dispatcher) {

@@ -18,9 +18,16 @@ inline const std::vector<std::string> kRoutingNames = {"balanced", "natural", "c
 struct MoeConstants {
   double load_spread = 0;  ///< of an expert, of the mean
   std::int32_t deepep_sms = 0, hybridep_sms = 0;
-  std::int32_t router_launches = 0, router_gradient_launches = 0;
+  /// Kernels of a router, forward and backward, that PyTorch runs and that is one piece.
+  struct Launches {
+    std::int32_t forward = 0, backward = 0;
+  };
+  Launches router, fused_router;
 };
 const MoeConstants& moe_constants();
+
+/// Of the router that the plan has.
+const MoeConstants::Launches& router_launches(const ExpertPlan& plan);
 
 /// SMs with which a dispatcher's kernels carry what links do, and by default hold. That fewer carry
 /// their part of it is taken. 0: other dispatchers.

@@ -31,6 +31,9 @@ class PlanDeriver {
 
   Result<Plan> derive(std::int64_t accelerators) {
     x_plan.accelerators = accelerators;
+    if (x_request.experts.tensor_follows) {
+      x_plan.experts.tensor = x_model.has_experts() ? x_plan.tensor : 1;
+    }
     derive_order();
     derive_sequence();
     derive_gradient_types();

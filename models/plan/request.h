@@ -43,6 +43,7 @@ struct ScheduleRequest {
 
 /// Keys of `moe`.
 struct ExpertRequest {
+  bool tensor_follows = false;  ///< as many ranks cut an expert as cut a layer
   bool given = false;
   std::optional<Routing> routing;
   std::optional<double> imbalance, capacity_factor;

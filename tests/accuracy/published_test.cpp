@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "tools/score/fit_intervals.h"
+#include "tools/score/ranking.h"
 #include "tools/score/score.h"
 
 namespace foretrain {
@@ -85,6 +87,77 @@ TEST(Accuracy, EveryRowIsReadable) {
   ASSERT_TRUE(rows.ok());
   EXPECT_EQ(rows.value().size(), 934U);
   for (const Row& row : rows.value()) EXPECT_TRUE(row.step_time_s > 0 || row.peak_memory_gib > 0);
+}
+
+// The widths that ship cover what they say of published runs: every ninth, dense and with experts.
+TEST(Accuracy, IntervalsCoverPublishedRuns) {
+  const Result<std::vector<Row>> rows =
+      read_rows({std::string(FORETRAIN_SOURCE_DIR) + "/configs/published"});
+  ASSERT_TRUE(rows.ok()) << rows.error().message;
+  std::vector<Row> some;
+  std::vector<RowResult> results;
+  for (std::size_t i = 0; i < rows.value().size(); i += 9) {
+    some.push_back(rows.value()[i]);
+    results.push_back(score_row(rows.value()[i]));
+  }
+  const Coverage all = coverage(some, results);
+  ASSERT_GE(all.rows, 100U);
+  const double share = static_cast<double>(all.inside) / static_cast<double>(all.rows);
+  EXPECT_GT(share, 0.85);
+  EXPECT_LT(share, 0.98);
+}
+
+// Widths of one source say nothing of another alone: fitted on what is known they are what they
+// should be.
+TEST(Accuracy, IntervalsAreWeightedPercentiles) {
+  std::vector<Row> rows;
+  std::vector<RowResult> results;
+  for (int i = -50; i <= 50; ++i) {
+    Row row;
+    row.source = "repository" + std::to_string((i + 50) % 4) + ":file";
+    row.group = "group";
+    row.step_time_s = std::exp(0.01 * i);
+    RowResult result;
+    result.step_time_s = 1;
+    result.facts.price_deviation = 0.001;
+    rows.push_back(row);
+    results.push_back(result);
+  }
+  const FittedIntervals fitted = fit_intervals(rows, results);
+  EXPECT_NEAR(fitted.widths.dense.low, -0.45, 0.011);
+  EXPECT_NEAR(fitted.widths.dense.high, 0.45, 0.011);
+  EXPECT_EQ(fitted.dense, 101U);
+  EXPECT_EQ(fitted.experts, 0U);
+  EXPECT_NEAR(static_cast<double>(fitted.left_out.inside), 91, 3);
+}
+
+TEST(Accuracy, ProbabilityWithinIsHalfAtTheLimit) {
+  const Deviation published{-0.2, 0.1};
+  EXPECT_DOUBLE_EQ(probability_within(80, 80, published), 0.5);
+  EXPECT_NEAR(probability_within(80, 80 * std::exp(0.1), published), 0.95, 1e-9);
+  EXPECT_NEAR(probability_within(80, 80 * std::exp(-0.2), published), 0.05, 1e-9);
+  EXPECT_EQ(probability_within(80, 81, Deviation()), 1);
+  EXPECT_EQ(probability_within(80, 79, Deviation()), 0);
+}
+
+// Three plans: the one predicted best is the second, two of three pairs are in order.
+TEST(Accuracy, RankingSaysWhatAChoiceCosts) {
+  std::vector<Row> rows(3);
+  std::vector<RowResult> results(3);
+  const double measured[] = {1.0, 1.2, 2.0};
+  const double predicted[] = {1.1, 1.0, 1.5};
+  for (std::size_t i = 0; i < 3; ++i) {
+    rows[i].group = "one model";
+    rows[i].step_time_s = measured[i];
+    results[i].step_time_s = predicted[i];
+    results[i].facts.accelerators = 8;
+    results[i].facts.tokens = 1000;
+  }
+  const std::vector<Ranking> all = rankings(rows, results);
+  ASSERT_EQ(all.size(), 1U);
+  EXPECT_NEAR(all[0].regret, 0.2, 1e-12);
+  EXPECT_NEAR(all[0].ordered, 2.0 / 3, 1e-12);
+  EXPECT_NEAR(all[0].tau, 1.0 / 3, 1e-12);
 }
 
 }  // namespace

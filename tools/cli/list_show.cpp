@@ -19,8 +19,9 @@ namespace foretrain {
 namespace {
 
 const std::vector<std::string>& kinds() {
-  static const std::vector<std::string> names = {"models",  "clusters",    "devices",  "fabrics",
-                                                 "systems", "reliability", "profiles", "runs"};
+  static const std::vector<std::string> names = {"models",      "clusters", "devices",
+                                                 "fabrics",     "systems",  "software",
+                                                 "reliability", "profiles", "runs"};
   return names;
 }
 
@@ -296,11 +297,12 @@ std::string kind_of_file(const Json& file) {
     const char* kind;
     std::array<const char*, 3> keys;
   };
-  constexpr std::array<Mark, 5> kMarks = {
+  constexpr std::array<Mark, 6> kMarks = {
       {{"foretrain/device/1", "devices", {"architecture"}},
        {"foretrain/cluster/1", "clusters", {"device", "accelerators_per_node"}},
        {"foretrain/fabric/1", "fabrics", {"kind", "levels"}},
        {"", "models", {"model_type", "num_hidden_layers", "layers"}},
+       {"foretrain/software/1", "software", {"date"}},
        {"", "systems", {"defaults", "architectures"}}}};
   if (file.find("model") != nullptr || file.find("cluster") != nullptr) return "";
   // A file that builds on a preset is of its kind.
@@ -321,10 +323,11 @@ std::string kind_of_file(const Json& file) {
   return "";
 }
 
-/// Models, clusters, devices, fabrics, systems or reliability: what a RUN is made of, a preset or a
-/// file; "" for what is none.
+/// Models, clusters, devices, fabrics, systems, software or reliability: what a RUN is made of, a
+/// preset or a file; "" for what is none.
 std::string kind_of_part(const std::string& name) {
-  for (const char* kind : {"models", "clusters", "devices", "fabrics", "systems", "reliability"}) {
+  for (const char* kind :
+       {"models", "clusters", "devices", "fabrics", "systems", "software", "reliability"}) {
     if (has(kind, name)) return kind;
   }
   if (has("runs", name)) return "";

@@ -62,7 +62,10 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
                  "Check the programs for races, leaks and mismatched communication first");
   verb->add_flag("--no-advice", args.no_advice,
                  "Leave out what would make it fit and what a step gains: faster, for sweeps");
-  verb->add_flag("--require-fit", args.conditions.fit, "Exit 3 where the run does not fit");
+  verb->add_option("--require-fit", args.conditions.fit,
+                   "Exit 3 where the run is less likely to fit than this; 0.5 if left out")
+      ->type_name("P")
+      ->check(CLI::Range(1e-6, 1.0));
   verb->add_option("--max-step-s", args.conditions.max_step_s, "Exit 3 where a step takes longer")
       ->type_name("SECONDS")
       ->check(CLI::PositiveNumber);
@@ -229,6 +232,8 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
       ->type_name("N")
       ->check(CLI::Range(0, 1000000));
   add_output(verb, "--csv", args.csv, "Write a table of all rows");
+  add_output(verb, "--fit-intervals", args.fit_intervals,
+             "Write the widths of 90 % intervals that these rows give");
   verb->add_option("--only", args.only, "Only rows whose id or group contains TEXT")
       ->type_name("TEXT");
   verb->add_option("--threads", args.threads, "Rows predicted at once (default: all cores)")
@@ -394,6 +399,20 @@ bool suggest_verb(CLI::App& app, const std::string& word) {
   return true;
 }
 
+/// The arguments, the last first, as CLI11 takes them. What follows --require-fit may be the RUN:
+/// it is the option's value where it is a number, else the value is a half.
+std::vector<std::string> arguments_of(int argc, char** argv) {
+  std::vector<std::string> out(argv + std::min(argc, 1), argv + argc);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (out[i] != "--require-fit") continue;
+    const bool number = i + 1 < out.size() && !out[i + 1].empty() &&
+                        out[i + 1].find_first_not_of("0123456789.eE-") == std::string::npos;
+    if (!number) out[i] += "=0.5";
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
 }  // namespace
 
 // NOLINTNEXTLINE(bugprone-exception-escape): a broken command description should end the program
@@ -432,7 +451,7 @@ int main(int argc, char** argv) {
     return "foretrain: " + CLI::FailureMessage::simple(of, error);
   });
   try {
-    app.parse(argc, argv);
+    app.parse(arguments_of(argc, argv));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() != 0 && argc > 1 && suggest_verb(app, argv[1])) return 2;
     return app.exit(error) == 0 ? 0 : 2;

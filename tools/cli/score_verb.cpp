@@ -1,14 +1,27 @@
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdio>
+#include <ctime>
 
 #include "tools/cli/verbs.h"
 #include "tools/predict/parallel.h"
+#include "tools/score/fit_intervals.h"
 #include "tools/score/score.h"
 
 namespace foretrain {
 namespace {
+
+/// "2026-11".
+std::string this_month() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  std::array<char, 16> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m", &parts);
+  return text.data();
+}
 
 std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool progress) {
   std::vector<RowResult> results(rows.size());
@@ -26,7 +39,8 @@ std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool
 }  // namespace
 
 Status score(const ScoreArgs& args) {
-  const std::vector<Output> outputs = {{"--json", args.json}, {"--csv", args.csv}};
+  const std::vector<Output> outputs = {
+      {"--json", args.json}, {"--csv", args.csv}, {"--fit-intervals", args.fit_intervals}};
   FT_TRY(check_outputs(outputs, read_with_rows(outputs, args.rows)));
   FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
   if (rows.empty()) return input_error(args.rows.front() + ": there is no row in it");
@@ -43,6 +57,10 @@ Status score(const ScoreArgs& args) {
     FT_TRY(write_output(args.json, dump_json(score_json(rows, results)) + "\n"));
   }
   if (!args.csv.empty()) FT_TRY(write_output(args.csv, score_csv(rows, results)));
+  if (!args.fit_intervals.empty()) {
+    const Json widths = intervals_json(fit_intervals(rows, results), this_month());
+    FT_TRY(write_output(args.fit_intervals, dump_json(widths) + "\n"));
+  }
   if (args.quiet || args.json == "-" || args.csv == "-") return ok_status();
   return write_output("-", score_table(rows, results, static_cast<std::size_t>(args.worst)));
 }

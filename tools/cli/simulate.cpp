@@ -30,8 +30,11 @@ namespace {
 
 /// What the user asked to hold of a run, once its results are written.
 Status check_conditions(const Conditions& asked, const Run& run, const Prediction& prediction) {
-  if (asked.fit && !prediction.memory.fits) {
-    return Error{run.source + ": the run does not fit, as --require-fit asks",
+  const double likely = odds_of(run, prediction.memory).fits;
+  if (asked.fit > 0 && likely < asked.fit) {
+    return Error{run.source + ": the run is " + fixed(100 * likely, 1) +
+                     " % likely to fit, less than the " + fixed(100 * asked.fit, 1) +
+                     " % that --require-fit asks for",
                  ErrorKind::kCondition};
   }
   const double seconds = prediction.iteration_time_s;

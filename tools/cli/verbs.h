@@ -15,7 +15,7 @@ namespace foretrain {
 
 /// What a user asks to hold of a run.
 struct Conditions {
-  bool fit = false;
+  double fit = 0;         ///< the least probability that the run fits; 0: any
   double max_step_s = 0;  ///< 0: any
 };
 
@@ -82,6 +82,7 @@ Status validate(const ValidateArgs& args);
 struct ScoreArgs {
   std::vector<std::string> rows;  ///< rows files
   std::string json, csv, only;    ///< `only`: rows whose id or group contains it
+  std::string fit_intervals;      ///< where the widths of intervals go; "": nowhere
   std::int64_t worst = 0;
   int threads = 0;  ///< 0: as many as there are cores
   bool quiet = false;

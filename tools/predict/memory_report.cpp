@@ -183,6 +183,13 @@ void fill_host(const Run& run, const Workload& workload, MemoryReport& out) {
   out.fits = out.fits && out.host_fits() && out.storage_fits();
 }
 
+MemoryOdds odds_of(const Run& run, const MemoryReport& memory) {
+  const Deviation published = memory_deviation(run.cluster);
+  const bool others = memory.host_fits() && memory.storage_fits();
+  return {interval_around(memory.peak_gib, 0, published),
+          others ? probability_within(memory.peak_gib, memory.capacity_gib, published) : 0};
+}
+
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   FT_ASSIGN(const LibraryMemory library, library_memory(run));
   std::vector<MemoryPeak> peaks;

@@ -11,6 +11,7 @@
 #include "sim/program/allocator.h"
 #include "sim/program/memory.h"
 #include "sim/program/program.h"
+#include "tools/predict/interval.h"
 #include "tools/predict/run_file.h"
 
 namespace foretrain {
@@ -54,6 +55,14 @@ struct MemoryReport {
   double fragments_gib() const { return reserved_gib - allocated_gib; }
   double framework_gib() const { return context_gib + fragments_gib(); }
 };
+
+/// What published runs say of the peak: its 90 % interval, and the probability that the device has
+/// room for what is measured; 0 where host or storage have not by the prediction.
+struct MemoryOdds {
+  Interval peak_gib;
+  double fits = 1;
+};
+MemoryOdds odds_of(const Run& run, const MemoryReport& memory);
 
 /// Of the lowered run. Refuses groups that the cluster cannot place.
 Result<MemoryReport> report_memory(const Run& run, const Workload& workload);

@@ -11,6 +11,7 @@
 #include "sim/engine/step_ends.h"
 #include "sim/program/repeat.h"
 #include "sim/program/verify.h"
+#include "tools/predict/interval.h"
 #include "tools/predict/parallel.h"
 #include "tools/report/report.h"
 
@@ -173,10 +174,11 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
   return out;
 }
 
-/// 5th and 95th percentile: within a family of work errors go together, between families they do
-/// not. The share of a family is its part of the critical rank's time; waiting follows the rest.
-void set_interval(const Workload& workload, const Prepared& prepared, const Timeline& timeline,
-                  std::size_t actor, Prediction& out) {
+/// Of the prices' deviations the 95th percentile: within a family of work errors go together,
+/// between families they do not. The share of a family is its part of the critical rank's time;
+/// waiting follows the rest. The interval has that at least.
+void set_interval(const Run& run, const Workload& workload, const Prepared& prepared,
+                  const Timeline& timeline, std::size_t actor, Prediction& out) {
   const PreparedPrices& prices =
       prepared.prices[static_cast<std::size_t>(prepared.prices_of[actor])];
   const Program& program = workload.programs[prepared.quotient.actors[actor].program.index()];
@@ -204,8 +206,12 @@ void set_interval(const Workload& workload, const Prepared& prepared, const Time
   }
   const double relative = busy_share > 0 ? std::sqrt(variance) / busy_share : 0;
   constexpr double kSpread = 1.645;  // 95th percentile of a normal distribution
-  out.interval_s[0] = out.iteration_time_s * std::exp(-kSpread * relative);
-  out.interval_s[1] = out.iteration_time_s * std::exp(kSpread * relative);
+  StepInterval& interval = out.interval;
+  interval.prices = kSpread * relative;
+  const Interval around = interval_around(out.iteration_time_s, interval.prices,
+                                          time_deviation(run.model, run.cluster));
+  interval.low_s = around.low;
+  interval.high_s = around.high;
   for (double& share : out.provenance) share = total > 0 ? share / total : 0;
 }
 
@@ -373,7 +379,7 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   out.critical_rank = prepared.quotient.actors[critical].rank.value;
   out.breakdown = break_down(own, 0);
   fill_rates(run, workload, out);
-  set_interval(timed, prepared, own, critical, out);
+  set_interval(run, timed, prepared, own, critical, out);
   if (options.sensitivity) {
     const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
     const bool waits = data.ps > step.ps / 100;

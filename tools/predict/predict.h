@@ -50,9 +50,15 @@ struct Fitting {
   std::vector<std::string> lacking;  ///< what the system has not, so that it was not tried
 };
 
+/// Of a step's time, the 5th and the 95th percentile (tools/predict/interval.h), and what the
+/// prices alone allow, in log(time).
+struct StepInterval {
+  double low_s = 0, high_s = 0, prices = 0;
+};
+
 struct Prediction {
   double iteration_time_s = 0;
-  double interval_s[2] = {0, 0};  ///< 5th and 95th percentile
+  StepInterval interval;
   double tokens_per_s = 0;
   double model_tflops_per_accelerator = 0;
   double mfu = 0, hfu = 0;

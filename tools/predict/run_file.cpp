@@ -7,6 +7,7 @@
 #include "hardware/presets.h"
 #include "models/plan/keys/keys.h"
 #include "sim/base/assets.h"
+#include "tools/predict/defaults.h"
 #include "tools/predict/divide.h"
 #include "tools/predict/kernel_defaults.h"
 #include "tools/predict/key_names.h"
@@ -46,44 +47,6 @@ void look_beside(Json& run, const std::filesystem::path& folder) {
   if (reliability != nullptr && reliability->object() != nullptr) {
     look(reliability->find("preset"));
     look(reliability->find("trace"));
-  }
-}
-
-constexpr const char* kPrecision = "/precision";
-
-/// A precision that is a name is the `compute` of one that is an object.
-Json spelt_out(const Json& precision) {
-  if (precision.string() == nullptr) return precision;
-  Json out{Json::Object{}};
-  out.set("compute", precision);
-  return out;
-}
-
-/// Lays `over` onto `base`: objects member by member, everything else whole. Notes where values
-/// come from.
-void overlay(Json& base, const Json& over, const std::string& origin, const std::string& pointer,
-             std::map<std::string, std::string>& origins) {
-  if (over.is_null() && base.object() != nullptr) return;  // null: not given
-  if (over.object() == nullptr || base.object() == nullptr) {
-    base = over;
-    // Values below are no longer what they were.
-    for (auto it = origins.lower_bound(pointer); it != origins.end();) {
-      it = it->first.starts_with(pointer + "/") ? origins.erase(it) : std::next(it);
-    }
-    origins[pointer] = origin;
-    return;
-  }
-  for (const auto& [key, value] : *over.object()) {
-    const std::string at = pointer + "/" + key;
-    if (Json* old = base.find(key)) {
-      const bool unlike = (old->object() == nullptr) != (value.object() == nullptr);
-      const bool spell = at == kPrecision && unlike;
-      if (spell) *old = spelt_out(*old);
-      overlay(*old, spell ? spelt_out(value) : value, origin, at, origins);
-    } else {
-      base.set(key, value);
-      origins[at] = origin;
-    }
   }
 }
 
@@ -138,78 +101,21 @@ Status apply_set(Json& run, const std::string& text, std::map<std::string, std::
   return ok_status();
 }
 
-/// A system supplies keys of plans alone: neither a model nor a cluster.
-Status check_plan_keys(const Json& json, const std::string& source, const std::string& pointer) {
-  JsonReader reader(json, source, pointer);
-  for (const std::string& key : plan_keys()) reader.take(key);
-  return reader.finish();
+/// Of an entry of `Run::origins`: whether a system, or a release of it, set the value.
+bool is_layered(const std::string& origin) {
+  return origin.starts_with("system ") || origin.starts_with("software ");
 }
 
 /// Names the system where it, and not the RUN, set what a plan cannot be read from.
 Error with_origin(Error error, const Run& run) {
   const auto say = [&run](Error& one) {
     const auto of = run.origins.find(one.pointer);
-    if (of == run.origins.end() || !of->second.starts_with("system ")) return;
+    if (of == run.origins.end() || !is_layered(of->second)) return;
     one.message += " (set by " + of->second + ")";
   };
   say(error);
   for (Error& one : error.more) say(one);
   return error;
-}
-
-/// What a system has not: keys of plans, or of one a value.
-Status read_lacking(const Json* lacks, const std::string& source, Run& run) {
-  if (lacks == nullptr) return ok_status();
-  if (lacks->array() == nullptr) {
-    return input_error(source + ": /lacks: found " + describe(*lacks) +
-                       ", expected a list of keys or KEY=VALUE");
-  }
-  for (std::size_t i = 0; i < lacks->array()->size(); ++i) {
-    const Json& entry = (*lacks->array())[i];
-    const std::string where = source + ": /lacks/" + std::to_string(i) + ": found ";
-    const std::string* text = entry.string();
-    if (text == nullptr) {
-      return input_error(where + describe(entry) + ", expected a key or KEY=VALUE");
-    }
-    const std::vector<std::string>& keys = plan_keys();
-    const std::string key = text->substr(0, text->find_first_of(".="));
-    if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
-      const std::string near = nearest_name(key, keys);
-      return input_error(where + "\"" + *text + "\", which begins with no key of a plan" +
-                         (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
-    }
-    run.lacking.push_back(*text);
-  }
-  return ok_status();
-}
-
-/// Lays what a system supplies onto `run.resolved`: its defaults, then those of the device's
-/// architecture.
-Status lay_system(Run& run, const Json& file) {
-  const std::string source = "system " + run.system;
-  JsonReader reader(file, source, "");
-  for (const char* key : {"name", "description", "sources", "schema", "$schema"}) reader.take(key);
-  const Json* defaults = reader.take("defaults");
-  const Json* by_architecture = reader.take("architectures");
-  const Json* lacks = reader.take("lacks");
-  reader.read("framework", run.framework);
-  FT_TRY(read_devices(reader.take("devices"), source, run));
-  FT_TRY(reader.finish());
-  FT_TRY(read_lacking(lacks, source, run));
-  if (defaults != nullptr) {
-    FT_TRY(check_plan_keys(*defaults, source, "/defaults"));
-    overlay(run.resolved, *defaults, source, "", run.origins);
-  }
-  if (by_architecture == nullptr) return ok_status();
-  JsonReader architectures(*by_architecture, source, "/architectures");
-  for (const std::string& name : architecture_names()) {
-    const Json* of_one = architectures.take(name);
-    if (of_one == nullptr) continue;
-    FT_TRY(check_plan_keys(*of_one, source, "/architectures/" + name));
-    if (name != name_of(run.cluster.device.architecture)) continue;
-    overlay(run.resolved, *of_one, source + " on " + name, "", run.origins);
-  }
-  return architectures.finish();
 }
 
 /// The keys a RUN may have, refused early so that a misspelt one is not taken for a preset's.
@@ -221,8 +127,8 @@ Status check_keys(const Json& json, const std::string& source) {
                        "here}, \"cluster\": {\"preset\": \"dgx-h100\", \"accelerators\": 64}}");
   }
   JsonReader reader(json, source, "");
-  for (const char* key : {"name", "model", "cluster", "system", "profile", "campaign", "search",
-                          "$schema", "schema"}) {
+  for (const char* key : {"name", "model", "cluster", "system", "software", "profile", "campaign",
+                          "search", "$schema", "schema"}) {
     reader.ignore(key);
     reader.take(key);
   }
@@ -306,7 +212,7 @@ void drop_buckets(Run& run) {
                           "compression_rank", "cycle_us"}) {
     const std::string pointer = std::string("/gradients/") + key;
     const auto of = run.origins.find(pointer);
-    if (of == run.origins.end() || !of->second.starts_with("system ")) continue;
+    if (of == run.origins.end() || !is_layered(of->second)) continue;
     if (asks(run, pointer.c_str(), Json("contiguous"))) continue;  // of shards too
     run.origins.erase(of);
     gradients->erase(key);
@@ -502,11 +408,19 @@ Result<Run> resolve(const Json& json, const std::string& source,
   }
   run.cluster = std::move(cluster.value());
   FT_TRY(lay_system(run, system_file));
+  if (const Json* software = user.find("software"); software != nullptr && !software->is_null()) {
+    if (software->string() == nullptr) {
+      return input_error(source + ": /software: found " + describe(*software) +
+                         ", expected a release or a date");
+    }
+    FT_TRY(lay_software(run, *software->string(), source));
+  }
   run.usual = run.resolved;
   overlay(run.resolved, user, "RUN", "", run.origins);
   for (const auto& [pointer, origin] : set_origins) {
     const Json* given = value_at(user, pointer);
-    const bool spelt = pointer == kPrecision && given != nullptr && given->string() != nullptr &&
+    const bool spelt = pointer == kPrecisionPointer && given != nullptr &&
+                       given->string() != nullptr &&
                        value_at(run.resolved, pointer)->object() != nullptr;
     run.origins[spelt ? pointer + "/compute" : pointer] = origin;
   }

@@ -8,6 +8,7 @@
 
 #include "models/plan/expert_plan.h"
 #include "models/plan/plan_sharding.h"
+#include "tools/predict/defaults.h"
 
 namespace foretrain {
 namespace {
@@ -186,11 +187,6 @@ void note_limits(Run& run) {
         "the figures of " + run.cluster.device.name +
         " are generic, not of this machine; `foretrain calibrate --device host` measures it");
   }
-  if (run.model.has_experts()) {
-    run.notes.emplace_back(
-        "runs with experts miss by more than the interval beside the step says, which is that of "
-        "prices alone (README, Measured error)");
-  }
   if (const std::string& note = run.cluster.device.rate_note; !note.empty()) {
     run.notes.push_back(run.cluster.device.name + ": " + note);
   }
@@ -219,6 +215,10 @@ void note_limits(Run& run) {
                   "mean (moe.routing natural, moe.%s)",
                   experts.factor, experts.load.empty() ? "imbalance" : "load");
     run.notes.emplace_back(text.data());
+  }
+  for (const std::string& set : unlike_release(run)) {
+    run.notes.push_back("the release that the run names does " + set +
+                        " alone; what the RUN sets stands");
   }
   note_precision(run);
   note_dispatcher(run);

@@ -91,16 +91,21 @@ std::string least_text(const MemoryReport& m) {
   return ", at least " + fixed(m.least_gib, 1) + " are needed";
 }
 
-std::string verdict_text(const MemoryReport& m) {
-  if (m.peak_gib > m.capacity_gib) return "DOES NOT FIT" + least_text(m);
+std::string verdict_text(const MemoryReport& m, double likely) {
+  constexpr double kSure = 0.9;
+  const std::string odds = ", close to the edge: " + fixed(100 * likely, 0) + " % likely to fit";
+  if (m.peak_gib > m.capacity_gib) {
+    return (likely <= 1 - kSure ? "DOES NOT FIT" : "DOES NOT FIT" + odds) + least_text(m);
+  }
   std::string fits = "fits, " + fixed(m.capacity_gib - m.peak_gib, 1) + " GiB left";
-  if (m.fits) return fits;
+  if (m.fits) return likely < kSure ? fits + odds : fits;
   return fits + ", but " + (m.host_fits() ? "storage" : "the host") + " DOES NOT (below)";
 }
 
-std::string memory_text(const MemoryReport& m) {
+std::string memory_text(const Run& run, const MemoryReport& m) {
   std::string out = "Memory      " + fixed(m.peak_gib, 1) + " of " + fixed(m.capacity_gib, 1) +
-                    " GiB on rank " + std::to_string(m.peak_rank) + ": " + verdict_text(m) + "\n";
+                    " GiB on rank " + std::to_string(m.peak_rank) + ": " +
+                    verdict_text(m, odds_of(run, m).fits) + "\n";
   const auto line = [&out, &m](const std::string& name, double gib) {
     if (gib < 0.005) return;
     out += "  " + pad(name, 30) + pad_left(fixed(gib, 2), 9) + " GiB  " +
@@ -241,7 +246,7 @@ Json hashed(const Run& run) {
   return out;
 }
 
-Json memory_json(const MemoryReport& m) {
+Json memory_json(const Run& run, const MemoryReport& m) {
   Json kinds{Json::Object{}};
   for (std::size_t k = 0; k < m.by_kind_gib.size(); ++k) {
     kinds.set(name_of(static_cast<BufferKind>(k)), m.by_kind_gib[k]);
@@ -257,6 +262,9 @@ Json memory_json(const MemoryReport& m) {
   out.set("peak_gib", m.peak_gib);
   out.set("capacity_gib", m.capacity_gib);
   out.set("fits", m.fits);
+  const MemoryOdds odds = odds_of(run, m);
+  out.set("fits_probability", odds.fits);
+  out.set("peak_interval_gib", Json::Array{odds.peak_gib.low, odds.peak_gib.high});
   if (m.least_gib > 0) out.set("least_gib", m.least_gib);
   out.set("by_kind_gib", std::move(kinds));
   out.set("peak_rank", m.peak_rank);
@@ -312,8 +320,8 @@ std::string text_report(const Run& run, const Prediction& p) {
                  "  ");
   out += wrapped(plan_text(run), "  ") + "\n";
   out += "Step        " + seconds_text(p.iteration_time_s) + "   (" +
-         seconds_text(p.interval_s[0]) + " to " + seconds_text(p.interval_s[1]) +
-         ", 90 % of what its prices' deviations allow)\n";
+         seconds_text(p.interval.low_s) + " to " + seconds_text(p.interval.high_s) +
+         " in 90 % of runs like published ones)\n";
   if (!p.memory.fits) out += "            were there room for it, which there is not\n";
   out += "Throughput  " + count_text(std::llround(p.tokens_per_s)) +
          (run.model.is_network() ? " images/s, " : " tokens/s, ") +
@@ -321,7 +329,7 @@ std::string text_report(const Run& run, const Prediction& p) {
   out += "Efficiency  " + fixed(p.model_tflops_per_accelerator, 1) +
          " model TFLOP/s per accelerator, MFU " + percent(p.mfu) + ", HFU " + percent(p.hfu) +
          (run.plan.precision.low() ? " of the 16-bit peak" : "") + "\n\n";
-  out += memory_text(p.memory) + fitting_text(run, p) + "\n" + time_text(p);
+  out += memory_text(run, p.memory) + fitting_text(run, p) + "\n" + time_text(p);
   if (!p.sensitivity.empty()) {
     out += "\nA step gains, if 10 % faster\n";
     for (const Sensitivity& s : p.sensitivity) {
@@ -350,14 +358,14 @@ Json json_report(const Run& run, const Prediction& p) {
   out.set("accelerators", p.ranks);
   out.set("accelerator", run.cluster.device.name);
   out.set("iteration_time_s", p.iteration_time_s);
-  out.set("iteration_time_interval_s", Json::Array{p.interval_s[0], p.interval_s[1]});
+  out.set("iteration_time_interval_s", Json::Array{p.interval.low_s, p.interval.high_s});
   out.set("tokens_per_s", p.tokens_per_s);
   out.set("tokens_per_s_per_accelerator", p.tokens_per_s / static_cast<double>(p.ranks));
   out.set("model_tflops_per_accelerator", p.model_tflops_per_accelerator);
   out.set("mfu", p.mfu);
   out.set("hfu", p.hfu);
   out.set("parameters", p.parameters);
-  out.set("memory", memory_json(p.memory));
+  out.set("memory", memory_json(run, p.memory));
   if (p.fitting) out.set("would_fit", fitting_json(*p.fitting));
   Json parts{Json::Object{}};
   for (const PartName& part : kParts) {

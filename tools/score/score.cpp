@@ -5,11 +5,27 @@
 #include <filesystem>
 #include <new>
 
+#include "models/plan/keys/keys.h"
+#include "tools/predict/defaults.h"
 #include "tools/predict/fitting.h"
 #include "tools/predict/predict.h"
 
 namespace foretrain {
 namespace {
+
+/// A RUN that names no software has that of its source, where the source says or implies which.
+void name_software(const Json& row, Json& run) {
+  const Json* called = value_at(row, "/facts/software");
+  if (called == nullptr || called->string() == nullptr || run.object() == nullptr) return;
+  if (run.find("software") != nullptr) return;
+  const Json* stated = run.find("system");
+  const Json usual = default_run();
+  const Json* system =
+      stated != nullptr && stated->string() != nullptr ? stated : usual.find("system");
+  const std::string of = *system->string();
+  const std::string software = software_called(*called->string(), of);
+  if (!software.empty()) run.set("software", Json(software));
+}
 
 Result<Row> read_row(const Json& json, const std::string& source, std::size_t index) {
   Row row;
@@ -21,6 +37,7 @@ Result<Row> read_row(const Json& json, const std::string& source, std::size_t in
   reader.read("bulk", row.bulk);
   for (const char* key : {"facts", "notes"}) reader.ignore(key);
   if (const Json* run = reader.require("run", "a RUN")) row.run = *run;
+  name_software(json, row.run);
   if (const Json* measured = reader.require("measured", "an object with step_time_s")) {
     JsonReader inner(*measured, source, reader.pointer("measured"));
     constexpr JsonReader::Range kPositive{1e-9, 1e12};
@@ -97,6 +114,16 @@ Sets usual_recomputation(const Row& row) {
   return usual == nullptr ? Sets() : Sets{"recompute=" + dump_json(*usual, -1)};
 }
 
+/// A run that was measured did what its release can do.
+Run as_released(const Row& row, Run run, Sets& assumed) {
+  const Sets sets = unlike_release(run);
+  if (sets.empty()) return run;
+  Result<Run> other = resolve_run(row.run, row.id, sets, use_shipped_profile);
+  if (!other.ok() || other.value().plan == run.plan) return run;
+  assumed = sets;
+  return std::move(other.value());
+}
+
 Result<Prediction> predict_measured(const Row& row, const Run& run, const PredictOptions& options,
                                     Sets& assumed) {
   FT_ASSIGN(Prediction as_given, predict(run, options));
@@ -108,14 +135,15 @@ Result<Prediction> predict_measured(const Row& row, const Run& run, const Predic
   if (const Sets usual = usual_recomputation(row); !usual.empty()) {
     Result<Prediction> prediction = changed(usual);
     if (prediction.ok() && prediction.value().memory.within(kFits)) {
-      assumed = usual;
+      assumed.insert(assumed.end(), usual.begin(), usual.end());
       return prediction;
     }
   }
   const Fitting fitting = find_unsaid(run, as_given, kFits);
   if (fitting.changes.empty()) return as_given;
-  assumed = fitting.changes.front().sets;
-  return changed(assumed);
+  const Sets& sets = fitting.changes.front().sets;
+  assumed.insert(assumed.end(), sets.begin(), sets.end());
+  return changed(sets);
 }
 
 RowResult score_unguarded(const Row& row) {
@@ -126,8 +154,9 @@ RowResult score_unguarded(const Row& row) {
     out.reason = error.message;
     return out;
   };
-  const Result<Run> run = resolve_run(row.run, row.id, {}, use_shipped_profile);
+  Result<Run> run = resolve_run(row.run, row.id, {}, use_shipped_profile);
   if (!run.ok()) return refuse(run.error());
+  if (row.step_time_s > 0) run = as_released(row, std::move(run.value()), out.assumed);
   PredictOptions options;
   options.sensitivity = false;
   options.verify = false;
@@ -137,9 +166,12 @@ RowResult score_unguarded(const Row& row) {
   if (!prediction.ok()) return refuse(prediction.error());
   const Prediction& p = prediction.value();
   out.step_time_s = p.iteration_time_s;
-  out.interval_s[0] = p.interval_s[0];
-  out.interval_s[1] = p.interval_s[1];
+  out.interval_s[0] = p.interval.low_s;
+  out.interval_s[1] = p.interval.high_s;
   out.peak_memory_gib = memory_by(p.memory, row.memory_metric);
+  out.facts = {p.interval.prices, run.value().model.has_experts(),
+               bits_of(run.value().plan.precision.linear) <= 8, run.value().cluster.accelerators,
+               p.tokens_per_s * p.iteration_time_s};
   if (row.step_time_s > 0) out.time_error = out.step_time_s / row.step_time_s - 1;
   if (row.peak_memory_gib > 0) out.memory_error = out.peak_memory_gib / row.peak_memory_gib - 1;
   return out;

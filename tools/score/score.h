@@ -19,6 +19,14 @@ struct Row {
   std::string memory_metric;   ///< allocated, reserved, device, logged, theoretical
 };
 
+/// Of the run that was predicted, for tables.
+struct RowFacts {
+  double price_deviation = 0;            ///< of the interval what the prices alone allow
+  bool experts = false, narrow = false;  ///< of the model; arithmetic in 8 bits or fewer
+  std::int64_t accelerators = 0;
+  double tokens = 0;  ///< of a step
+};
+
 struct RowResult {
   enum class State : std::uint8_t { kOk, kUnsupported, kError };
   State state = State::kOk;
@@ -28,6 +36,7 @@ struct RowResult {
   double step_time_s = 0, peak_memory_gib = 0;
   double interval_s[2] = {0, 0};
   double time_error = 0, memory_error = 0;  ///< (predicted - measured) / measured
+  RowFacts facts;
 };
 
 /// Reads rows from files, or from all .json files of folders (sorted by name).

@@ -3,6 +3,8 @@
 #include <map>
 
 #include "tools/report/report.h"
+#include "tools/score/fit_intervals.h"
+#include "tools/score/ranking.h"
 #include "tools/score/score.h"
 
 namespace foretrain {
@@ -121,24 +123,86 @@ std::string assumed_lines(const std::vector<RowResult>& results) {
     out += cell(std::to_string(count), 6) + "  with " + key + "\n";
   }
   return out.empty() ? out
-                     : "\nMeasured, but too large for memory as published: predicted with a "
-                       "change that fits\n" +
+                     : "\nMeasured, but not as the row has it, for its memory or its release: "
+                       "predicted with\n" +
                            out;
 }
 
-/// How many measured times lie in the interval that their prices' deviations allow.
-std::string interval_line(const std::vector<Row>& rows, const std::vector<RowResult>& results) {
-  std::size_t timed = 0;
-  std::size_t inside = 0;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (results[i].state != RowResult::State::kOk || rows[i].step_time_s <= 0) continue;
-    ++timed;
-    const double* bounds = results[i].interval_s;
-    if (bounds[0] <= rows[i].step_time_s && rows[i].step_time_s <= bounds[1]) ++inside;
+std::string of_rows(const Coverage& of) {
+  return std::to_string(of.inside) + " of " + std::to_string(of.rows) + " (" +
+         fixed(100.0 * static_cast<double>(of.inside) / static_cast<double>(of.rows), 0) + " %)";
+}
+
+/// How many measured times lie in the intervals that were predicted.
+std::string interval_lines(const std::vector<Row>& rows, const std::vector<RowResult>& results) {
+  const Coverage all = coverage(rows, results);
+  if (all.rows == 0) return "";
+  std::string out = "\n" + of_rows(all) + " step times lie in their 90 % intervals\n";
+  const FittedIntervals fitted = fit_intervals(rows, results);
+  out += of_rows(fitted.left_out) +
+         " do with widths from these rows without the source that published them:\n";
+  constexpr std::size_t kFew = 20;
+  for (const auto& [stratum, of] : fitted.strata) {
+    if (of.rows >= kFew) out += "  " + stratum + ": " + of_rows(of) + "\n";
   }
-  if (timed == 0) return "";
-  return "\n" + std::to_string(inside) + " of " + std::to_string(timed) +
-         " step times lie in the 90 % interval of their prices' deviations alone\n";
+  return out;
+}
+
+/// How well predictions choose among plans.
+std::string ranking_lines(const std::vector<Row>& rows, const std::vector<RowResult>& results) {
+  std::vector<Ranking> all = rankings(rows, results);
+  if (all.empty()) return "";
+  const auto mean = [&all](double Ranking::*of) {
+    double sum = 0;
+    for (const Ranking& one : all) sum += one.*of;
+    return sum / static_cast<double>(all.size());
+  };
+  std::string out = "\nPlans of one model (" + std::to_string(all.size()) +
+                    " groups of three or more): the plan predicted fastest takes " +
+                    fixed(100 * mean(&Ranking::regret), 1) + " % more than the fastest, " +
+                    fixed(100 * mean(&Ranking::ordered), 0) +
+                    " % of pairs are in their order, Kendall's tau " +
+                    fixed(mean(&Ranking::tau), 2) + ", means of groups\n";
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Ranking& a, const Ranking& b) { return a.regret > b.regret; });
+  constexpr double kMuch = 0.02;
+  for (const Ranking& one : all) {
+    if (one.regret < kMuch) break;
+    out += "  " + one.group + ": " + std::to_string(one.plans) + " plans, " +
+           fixed(100 * one.regret, 1) + " % more, tau " + fixed(one.tau, 2) + "\n";
+  }
+  return out;
+}
+
+Json coverage_json(const Coverage& of) {
+  Json out{Json::Object{}};
+  out.set("rows", static_cast<std::int64_t>(of.rows));
+  out.set("inside", static_cast<std::int64_t>(of.inside));
+  return out;
+}
+
+Json coverage_json(const std::vector<Row>& rows, const std::vector<RowResult>& results) {
+  const FittedIntervals fitted = fit_intervals(rows, results);
+  Json out = coverage_json(coverage(rows, results));
+  out.set("source_left_out", coverage_json(fitted.left_out));
+  Json strata{Json::Object{}};
+  for (const auto& [stratum, of] : fitted.strata) strata.set(stratum, coverage_json(of));
+  out.set("strata_left_out", std::move(strata));
+  return out;
+}
+
+Json ranking_json(const std::vector<Row>& rows, const std::vector<RowResult>& results) {
+  Json::Array out;
+  for (const Ranking& one : rankings(rows, results)) {
+    Json group{Json::Object{}};
+    group.set("group", one.group);
+    group.set("plans", static_cast<std::int64_t>(one.plans));
+    group.set("regret", one.regret);
+    group.set("kendall_tau", one.tau);
+    group.set("pairs_in_order", one.ordered);
+    out.push_back(std::move(group));
+  }
+  return Json(std::move(out));
 }
 
 std::string quoted(const std::string& text) {
@@ -171,7 +235,8 @@ std::string score_table(const std::vector<Row>& rows, const std::vector<RowResul
     out += statistics_line(weighted ? "all, weighted" : "all", table.rows["all"],
                            table.predicted["all"], table.time["all"], table.memory["all"]);
   }
-  out += interval_line(rows, results);
+  out += interval_lines(rows, results);
+  out += ranking_lines(rows, results);
   const auto why = reasons(results);
   if (!why.empty()) {
     out += "\nNot predicted\n";
@@ -238,6 +303,8 @@ Json score_json(const std::vector<Row>& rows, const std::vector<RowResult>& resu
     one.set("peak_memory_gib", statistics_json(table.memory["all"]));
     summary.set(weighted ? "weighted" : "plain", std::move(one));
   }
+  summary.set("coverage", coverage_json(rows, results));
+  summary.set("ranking", ranking_json(rows, results));
   Json out{Json::Object{}};
   out.set("schema", "foretrain/score/1");
   out.set("rows", std::move(list));

@@ -180,6 +180,9 @@ class Dimensions {
       drop_lacking(x_seed, out);
     }
     auto it = std::find(out.values.begin(), out.values.end(), usual);
+    // "auto" stands for one of the others.
+    const bool derived = usual == Json("auto") && !out.values.empty();
+    if (derived) it = out.values.begin();
     if (it == out.values.end() && (range_of(key) == nullptr || out.values.empty())) {
       it = out.values.insert(out.values.begin(), usual);
     }

@@ -35,6 +35,12 @@ PlanKeys run_keys() {
           .value("jax", "maxtext")
           .value("zero", "deepspeed")
           .probe("deepspeed"),
+      PlanKey::elsewhere("software", KeyType::kText)
+          .else_("the system as it is today")
+          .says("A release of the system (nemo-25.09), or a date (2025, 2025-09) whose release is "
+                "taken: what was there and what was the default (`foretrain list software`).")
+          .probe("nemo-25.09", {"model.preset=qwen3-30b-a3b", "model.num_hidden_layers=4",
+                                "parallel.pipeline=1", "parallel.tensor=1", "parallel.expert=8"}),
       PlanKey::elsewhere("profile", KeyType::kText)
           .else_("of the cluster's device: the user's own, else the shipped one")
           .says("Measured prices: a profile's name or path."),

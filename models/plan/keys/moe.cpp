@@ -61,6 +61,13 @@ PlanKeys moe_keys() {
           .says("Whether tokens are picked by index or by products with dense masks.")
           .probe("masks", with(of_deepseek(), {"moe.routing=capacity"}))
           .idle(if_no_capacity()),
+      PlanKey::flag("moe.router_fusion",
+                    [](Request& r, bool v) { r.plan.experts.fused_router = v; })
+          .else_("false")
+          .says("One kernel scores tokens and chooses their experts, where PyTorch runs a row of "
+                "them (Megatron-LM's --moe-router-fusion).")
+          .alias({"moe_router_fusion"})
+          .probe("true", of_deepseek()),
       PlanKey::number("moe.imbalance", [](Request& r, double v) { r.experts.imbalance = v; })
           .range(1, 1e3)
           .else_("what training with an auxiliary loss leaves")

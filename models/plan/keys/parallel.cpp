@@ -20,6 +20,15 @@ void set_layout(const PlanKey& key, JsonReader& reader, Request& out) {
   }
 }
 
+void read_expert_tensor(const PlanKey& key, JsonReader& reader, Request& out) {
+  const Json* json = reader.take(key.name);
+  out.experts.tensor_follows = json != nullptr && *json == Json("auto");
+  if (out.experts.tensor_follows) return;
+  const JsonReader::IntRange range{static_cast<std::int64_t>(key.low),
+                                   static_cast<std::int64_t>(key.high)};
+  reader.read(key.name, out.plan.experts.tensor, range);
+}
+
 bool scatters_nothing(const KeyContext& c) {
   return !c.plan.scatter_gather && c.asks("parallel", "scatter_gather", Json(true));
 }
@@ -77,9 +86,11 @@ PlanKeys parallel_keys() {
           .alias({"ep", "ep_size", "expert_model_parallel_size", "expert_parallel_degree"})
           .probe("4", {"model.preset=deepseek-v2", "model.num_hidden_layers=4",
                        "parallel.pipeline=1", "parallel.tensor=1", "parallel.expert=8"}),
-      degree("parallel.expert_tensor", [](Request& r, auto v) { r.plan.experts.tensor = v; })
+      PlanKey("parallel.expert_tensor", KeyType::kCount, read_expert_tensor)
+          .range(1, kMostDegree)
+          .auto_too()
           .fallback_to(1)
-          .says("Ranks that cut every expert among them.")
+          .says("Ranks that cut every expert among them; auto: as many as parallel.tensor.")
           .alias({"etp", "expert_tensor_parallel_size"})
           .probe("2", {"model.preset=deepseek-v2", "model.num_hidden_layers=4",
                        "parallel.pipeline=1", "parallel.tensor=1", "parallel.expert=4"}),

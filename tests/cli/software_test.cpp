@@ -1,0 +1,103 @@
+// Do releases of a system lie between the system and the RUN?
+#include <gtest/gtest.h>
+
+#include "hardware/presets.h"
+#include "tests/cli/run_command.h"
+#include "tools/predict/defaults.h"
+#include "tools/score/score.h"
+
+namespace foretrain {
+namespace {
+
+constexpr const char* kOnFour = R"({
+  "model": {"preset": "qwen3-30b-a3b", "num_hidden_layers": 4},
+  "cluster": {"preset": "dgx-h100", "accelerators": 8}, "parallel": {"expert": 8})";
+
+Result<Run> run_with(const std::string& more, const std::vector<std::string>& sets = {}) {
+  const Result<Json> json = parse_json(kOnFour + more + "}", "run.json");
+  return json.ok() ? resolve_run(json.value(), "run.json", sets) : Result<Run>(json.error());
+}
+
+bool says(const Run& run, const std::string& text) {
+  for (const std::string& note : run.notes) {
+    if (note.find(text) != std::string::npos) return true;
+  }
+  return false;
+}
+
+TEST(Software, LiesOverTheSystemAndUnderTheRun) {
+  const auto run = run_with(R"(, "software": "nemo-25.11")");
+  ASSERT_TRUE(run.ok()) << run.error().message;
+  EXPECT_EQ(run.value().origins.at("/moe"), "software nemo-25.11");
+  EXPECT_EQ(run.value().plan.experts.routing, Routing::kBalanced);
+  EXPECT_TRUE(run.value().plan.experts.fused_router);
+  const auto own = run_with(R"(, "software": "nemo-25.11", "moe": {"routing": "natural"})");
+  ASSERT_TRUE(own.ok()) << own.error().message;
+  EXPECT_EQ(own.value().plan.experts.routing, Routing::kNatural);
+  EXPECT_TRUE(own.value().plan.experts.fused_router);
+  // Without one the system is as it is.
+  const auto today = run_with("");
+  ASSERT_TRUE(today.ok()) << today.error().message;
+  EXPECT_FALSE(today.value().plan.experts.fused_router);
+}
+
+TEST(Software, FindsTheReleaseOfADate) {
+  const auto run = run_with(R"(, "software": "2025-11")");
+  ASSERT_TRUE(run.ok()) << run.error().message;
+  EXPECT_TRUE(says(run.value(), "taken as megatron-core-0.14"));
+  const auto old = run_with(R"(, "software": "2019")");
+  ASSERT_TRUE(old.ok()) << old.error().message;
+  EXPECT_TRUE(says(old.value(), "no release of megatron-lm is described that is as old"));
+}
+
+TEST(Software, RefusesWhatIsNoReleaseOfTheSystem) {
+  const auto unknown = run_with(R"(, "software": "nemo-25.1")");
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_NE(unknown.error().message.find("did you mean \"nemo-25.11\""), std::string::npos)
+      << unknown.error().message;
+  const auto other = run_with(R"(, "software": "torchtitan-2025-06")");
+  ASSERT_FALSE(other.ok());
+  EXPECT_NE(other.error().message.find("no release of megatron-lm"), std::string::npos)
+      << other.error().message;
+  EXPECT_FALSE(run_with(R"(, "software": 25)").ok());
+}
+
+TEST(Software, SaysWhatAReleaseHasNot) {
+  const auto run = run_with(R"(, "software": "nemo-25.09", "moe": {"dispatcher": "hybridep"})");
+  ASSERT_TRUE(run.ok()) << run.error().message;
+  EXPECT_TRUE(says(run.value(), "moe.dispatcher"));
+  const auto cut = run_with(R"(, "software": "dgxc-24.11.1")",
+                            {"parallel.tensor=2", "parallel.expert=4", "parallel.expert_tensor=1"});
+  ASSERT_TRUE(cut.ok()) << cut.error().message;
+  EXPECT_TRUE(says(cut.value(), "expert_tensor"));
+  EXPECT_EQ(unlike_release(cut.value()).size(), 1U);
+}
+
+// Every file is of a system there is, and its keys can be laid over the system's.
+TEST(Software, EveryReleaseIsARelease) {
+  const std::vector<std::string> names = preset_names("software");
+  EXPECT_GE(names.size(), 30U);
+  for (const std::string& name : names) {
+    const Json file = load_preset("software", name, "test", "/software").value().json;
+    const std::string system = *file.find("system")->string();
+    const std::string text =
+        R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100", "accelerators": 8},)"
+        R"( "system": ")" +
+        system + R"(", "software": ")" + name + "\"}";
+    const auto run = resolve_run(parse_json(text, "run.json").value(), "run.json", {});
+    EXPECT_TRUE(run.ok()) << name << ": " << (run.ok() ? "" : run.error().message);
+  }
+}
+
+TEST(Software, RowsSayWhatTheirSourceRan) {
+  EXPECT_EQ(software_called("~nemo-25.09", "megatron-lm"), "nemo-25.09");
+  EXPECT_EQ(software_called("nemo-24.07+vboost", "megatron-lm"), "nemo-24.07");
+  // The last of the family that is not younger, else the date.
+  EXPECT_EQ(software_called("nemo-25.10", "megatron-lm"), "nemo-25.09");
+  EXPECT_EQ(software_called("~torchtitan-2024", "torchtitan"), "torchtitan-2024-12");
+  EXPECT_EQ(software_called("~llm-foundry-2024-01", "composer"), "2024-01");
+  EXPECT_EQ(software_called("mlperf-5.1", "megatron-lm"), "");
+}
+
+}  // namespace
+}  // namespace foretrain
