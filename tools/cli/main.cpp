@@ -306,6 +306,36 @@ Verb add_search(CLI::App& app, foretrain::SearchArgs& args) {
   return {verb, [&args] { return foretrain::search(args); }};
 }
 
+Verb add_compare(CLI::App& app, foretrain::CompareArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "compare", "Where the time of two steps goes, predicted or measured; or of one");
+  verb->footer(
+      "A and B are each a RUN, a result of simulate --json, a timeline, a trace of PyTorch's "
+      "profiler\n"
+      "(.json, .json.gz), or a folder of the traces of several ranks.\n"
+      "Examples:\n  foretrain compare run.json trace.json.gz\n"
+      "  foretrain compare trace.json.gz --json -");
+  verb->add_option("A", args.a, "What is compared")->required();
+  verb->add_option("B", args.b, "With what; without it A alone is taken apart");
+  verb->add_option("--set", args.sets, "Override a field of RUNs (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_option("--steps", args.steps,
+                   "How many steps a trace without annotations of them holds")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000));
+  verb->add_option("--step-name", args.step_name,
+                   "Annotations of traces that begin so are steps (default: ProfilerStep#)")
+      ->type_name("TEXT");
+  verb->add_flag("--gpu-steps", args.gpu_steps,
+                 "A step of a trace ends when the GPU has done what its annotation launched, not "
+                 "when the annotation ends");
+  add_output(verb, "--trace", args.trace, "Write both as one Chrome trace (.json or .json.gz)");
+  verb->add_flag("--quiet", args.quiet, "No table, no progress");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::compare(args); }};
+}
+
 Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
   CLI::App* verb = app.add_subcommand(
       "list", "What ships: models, clusters, devices, fabrics, systems, reliability, runs");
@@ -436,17 +466,25 @@ int main(int argc, char** argv) {
   validate_args.execute.command_line = execute_args.command_line;
   foretrain::ScoreArgs score_args;
   foretrain::SearchArgs search_args;
+  foretrain::CompareArgs compare_args;
   foretrain::ListArgs list_args;
   foretrain::ShowArgs show_args;
   foretrain::DoctorArgs doctor_args;
   foretrain::SchemaArgs schema_args;
   foretrain::CompletionArgs completion_args;
-  const Verb verbs[] = {add_simulate(app, simulate_args), add_search(app, search_args),
-                        add_goodput(app, goodput_args),   add_calibrate(app, calibrate_args),
-                        add_execute(app, execute_args),   add_validate(app, validate_args),
-                        add_score(app, score_args),       add_list(app, list_args),
-                        add_show(app, show_args),         add_doctor(app, doctor_args),
-                        add_schema(app, schema_args),     add_completion(app, completion_args)};
+  const Verb verbs[] = {add_simulate(app, simulate_args),
+                        add_search(app, search_args),
+                        add_goodput(app, goodput_args),
+                        add_calibrate(app, calibrate_args),
+                        add_execute(app, execute_args),
+                        add_validate(app, validate_args),
+                        add_score(app, score_args),
+                        add_compare(app, compare_args),
+                        add_list(app, list_args),
+                        add_show(app, show_args),
+                        add_doctor(app, doctor_args),
+                        add_schema(app, schema_args),
+                        add_completion(app, completion_args)};
   app.failure_message([](const CLI::App* of, const CLI::Error& error) {
     return "foretrain: " + CLI::FailureMessage::simple(of, error);
   });

@@ -101,6 +101,16 @@ struct SearchArgs {
 };
 Status search(SearchArgs& args);
 
+struct CompareArgs {
+  std::string a, b;  ///< no `b`: A alone
+  std::vector<std::string> sets;
+  std::string json, trace, profile;
+  std::string step_name;   ///< of traces: annotations that bound steps
+  std::int64_t steps = 0;  ///< of traces without annotations
+  bool gpu_steps = false, quiet = false;
+};
+Status compare(const CompareArgs& args);
+
 struct ListArgs {
   std::string kind, json;
   bool quiet = false;  ///< as everywhere: nothing but what --json asks for

@@ -1,0 +1,83 @@
+// `compare`: two steps, predicted or measured, family by family; or one alone.
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "sim/base/file.h"
+#include "tools/cli/verbs.h"
+#include "tools/compare/comparison.h"
+#include "tools/version.h"
+#include "traces/chrome_trace.h"
+
+namespace foretrain {
+namespace {
+
+SideOptions side_options(const CompareArgs& args) {
+  SideOptions out;
+  out.sets = args.sets;
+  out.step_name = args.step_name;
+  out.steps = args.steps;
+  out.gpu_steps = args.gpu_steps;
+  out.shapes = !args.profile.empty();
+  out.timeline = !args.trace.empty();
+  if (!args.quiet && isatty(STDERR_FILENO) != 0) {
+    out.progress = [](std::int64_t done, std::int64_t all) {
+      constexpr std::int64_t kMiBytes = 1 << 20;
+      std::fprintf(stderr, "\r\033[K%3d %% of %lld MiB read",
+                   static_cast<int>(all > 0 ? 100 * done / all : 0),
+                   static_cast<long long>(all / kMiBytes));
+    };
+  }
+  return out;
+}
+
+/// Flags that mean something for traces alone, where neither is one.
+Status check_flags(const CompareArgs& args, const Comparison& found) {
+  if (found.a.measured() || (found.b && found.b->measured())) return ok_status();
+  const char* const flag = args.steps > 0            ? "--steps"
+                           : args.gpu_steps          ? "--gpu-steps"
+                           : !args.step_name.empty() ? "--step-name"
+                           : !args.profile.empty()   ? "--profile"
+                                                     : nullptr;
+  if (flag == nullptr) return ok_status();
+  return input_error(std::string(flag) +
+                     " is of traces that a profiler wrote; neither of these is one");
+}
+
+Status write_trace(const CompareArgs& args, const Comparison& found) {
+  for (const Side* side : {&found.a, found.b ? &*found.b : nullptr}) {
+    if (side == nullptr || side->timeline) continue;
+    return input_error("--trace: " + side->source +
+                       " is a result, which has no times of operations to draw; give its RUN");
+  }
+  FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
+  TraceOptions trace;
+  trace.about = {{"foretrain", kVersion}, {"revision", kRevision}};
+  FT_TRY(write_chrome_trace(merged_timeline(found), trace, file));
+  return file.commit();
+}
+
+}  // namespace
+
+Status compare(const CompareArgs& args) {
+  const std::vector<Output> outputs = {
+      {"--json", args.json}, {"--trace", args.trace}, {"--profile", args.profile}};
+  std::vector<std::string> inputs = read_with(outputs, args.a, args.sets);
+  for (std::string& input : read_with(outputs, args.b, {})) inputs.push_back(std::move(input));
+  FT_TRY(check_outputs(outputs, inputs));
+  const SideOptions options = side_options(args);
+  FT_ASSIGN(Side a, load_side(args.a, options));
+  std::optional<Side> b;
+  if (!args.b.empty()) {
+    FT_ASSIGN(b, load_side(args.b, options));
+  }
+  if (options.progress) std::fprintf(stderr, "\r\033[K");
+  const Comparison found = compare_sides(std::move(a), std::move(b));
+  FT_TRY(check_flags(args, found));
+  if (!args.trace.empty()) FT_TRY(write_trace(args, found));
+  if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(comparison_json(found)) + "\n"));
+  const bool taken = args.json == "-" || args.trace == "-" || args.profile == "-";
+  return print(args.quiet || taken, comparison_text(found));
+}
+
+}  // namespace foretrain
