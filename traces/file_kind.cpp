@@ -1,6 +1,7 @@
 #include "traces/file_kind.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <string_view>
 
@@ -70,6 +71,22 @@ Result<FileContent> recognise(const std::string& path) {
     }
     if (!json.skip(value)) return FileContent{FileKind::kRun, ""};
   }
+}
+
+bool is_trace(const std::string& path) {
+  std::error_code ignored;
+  // What is read from a pipe to look at it is gone.
+  if (!std::filesystem::is_regular_file(path, ignored)) return false;
+  const Result<FileContent> found = recognise(path);
+  if (!found.ok()) return false;
+  return found.value().kind == FileKind::kEvents || found.value().kind == FileKind::kSqlite;
+}
+
+Status refuse_trace(const std::string& path) {
+  if (!is_trace(path)) return ok_status();
+  return input_error(path + ": a trace that a profiler wrote; `foretrain compare " + path +
+                     "` takes it apart, `foretrain compare RUN " + path +
+                     "` puts a prediction beside it");
 }
 
 }  // namespace foretrain

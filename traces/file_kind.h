@@ -1,6 +1,7 @@
 // What kind of file something is, by its content.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "sim/base/result.h"
@@ -25,5 +26,11 @@ struct FileContent {
 /// By the first bytes of a SQLite database, else by the keys of a JSON object, as far as is needed.
 /// Errors are those of the file: it cannot be read, or is damaged.
 Result<FileContent> recognise(const std::string& path);
+
+/// Whether a profiler wrote it.
+bool is_trace(const std::string& path);
+
+/// An error where a profiler wrote the file: what takes it.
+Status refuse_trace(const std::string& path);
 
 }  // namespace foretrain

@@ -233,6 +233,29 @@ TEST(Compare, SaysWhatIsWrong) {
   }
 }
 
+// Whoever gives a trace to another verb is told which one takes it.
+TEST(Compare, IsNamedWhereATraceIsGivenToAnotherVerb) {
+  const Workplace& place = small_place();
+  place.write("trace.json", kTrace);
+  place.write("nsight.sqlite", "SQLite format 3");
+  const std::vector<std::vector<std::string>> cases = {
+      {"simulate", "trace.json"},
+      {"search", "trace.json"},
+      {"goodput", "trace.json", "--json", "out.json"},
+      {"show", "trace.json"},
+      {"score", "trace.json"},
+      {"simulate", "run.json", "--profile", "trace.json"},
+      {"simulate", "nsight.sqlite"}};
+  for (const std::vector<std::string>& arguments : cases) {
+    const CommandResult result = place.run(arguments);
+    EXPECT_EQ(result.exit_code, 1) << arguments[0];
+    EXPECT_NE(result.err.find("a trace that a profiler wrote; `foretrain compare "),
+              std::string::npos)
+        << arguments[0] << "\n"
+        << result.err;
+  }
+}
+
 /// Traces that others published, where a checkout has them beside it.
 TEST(Compare, TakesPublishedTracesApart) {
   const std::string folder = FORETRAIN_SOURCE_DIR "/../shared/data/traces/";

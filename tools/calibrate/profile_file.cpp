@@ -5,6 +5,7 @@
 #include "hardware/presets.h"
 #include "sim/base/assets.h"
 #include "tools/predict/run_file.h"
+#include "traces/file_kind.h"
 
 namespace foretrain {
 
@@ -56,6 +57,7 @@ Result<Profile> load_profile(const std::string& name_or_path, const std::string&
     return input_error(where + ": no profile \"" + name_or_path +
                        "\" and no such file; `foretrain calibrate --out FILE` measures one");
   }
+  FT_TRY(refuse_trace(path));
   FT_ASSIGN(const Json json, read_json_file(path));
   return read_profile(json, path);
 }

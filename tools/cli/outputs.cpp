@@ -5,6 +5,7 @@
 #include "sim/base/file.h"
 #include "sim/base/json.h"
 #include "tools/cli/verbs.h"
+#include "traces/file_kind.h"
 
 namespace foretrain {
 namespace {
@@ -78,6 +79,7 @@ std::vector<std::string> read_with(const std::vector<Output>& outputs, const std
   }
   for (std::size_t i = 0; i < inputs.paths.size(); ++i) {  // what they name in turn
     const fs::path path = inputs.paths[i];
+    if (is_trace(path.string())) continue;  // names no files, and may be too large to hold
     const Result<Json> json = read_json_file(path.string());
     if (json.ok()) inputs.add_named(json.value(), path.parent_path());
   }

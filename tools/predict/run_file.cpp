@@ -14,6 +14,7 @@
 #include "tools/predict/memory_report.h"
 #include "tools/predict/ready_lists.h"
 #include "tools/predict/run_notes.h"
+#include "traces/file_kind.h"
 
 namespace foretrain {
 namespace {
@@ -314,6 +315,7 @@ bool asks(const Run& run, const char* pointer, const Json& value) {
 Result<Json> load_preset(const std::string& kind, const std::string& name_or_path,
                          const std::string& where) {
   const bool input = name_or_path == kStandardInput;
+  if (!input && is_file(name_or_path)) FT_TRY(refuse_trace(name_or_path));
   if (input || is_file(name_or_path)) return read_json_file(name_or_path);
   const std::string_view text = find_asset(kind + "/" + name_or_path + ".json");
   if (!text.empty()) return parse_json(text, name_or_path);

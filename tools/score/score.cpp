@@ -9,6 +9,7 @@
 #include "tools/predict/defaults.h"
 #include "tools/predict/fitting.h"
 #include "tools/predict/predict.h"
+#include "traces/file_kind.h"
 
 namespace foretrain {
 namespace {
@@ -55,6 +56,7 @@ Result<Row> read_row(const Json& json, const std::string& source, std::size_t in
 }
 
 Status add_rows(const std::string& path, std::vector<Row>& rows) {
+  FT_TRY(refuse_trace(path));
   FT_ASSIGN(const Json json, read_json_file(path));
   if (json.array() == nullptr) {
     return input_error(path + ": found " + describe(json) + ", expected a list of rows");
