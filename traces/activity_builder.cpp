@@ -40,6 +40,22 @@ HostPhase phase_of_annotation(std::string_view name) {
   return HostPhase::kUnknown;
 }
 
+std::vector<StepWindow> merged_steps(std::vector<NamedStep> steps) {
+  std::stable_sort(steps.begin(), steps.end(),
+                   [](const NamedStep& a, const NamedStep& b) { return a.begin < b.begin; });
+  std::vector<StepWindow> out;
+  const NamedStep* last = nullptr;
+  for (const NamedStep& step : steps) {
+    if (last != nullptr && step.begin < out.back().end) {
+      if (step.name == last->name) out.back().end = std::max(out.back().end, step.end);
+      if (step.name == last->name || step.end <= out.back().end) continue;
+    }
+    out.push_back({out.empty() ? step.begin : std::max(step.begin, out.back().end), step.end});
+    last = &step;
+  }
+  return out;
+}
+
 std::uint32_t ActivityBuilder::named(const std::string& name, KernelClass of) {
   const auto [at, fresh] =
       x_numbers.names.try_emplace(name, static_cast<std::uint32_t>(x_names.size()));
@@ -165,6 +181,7 @@ std::vector<ActivityTrace> ActivityBuilder::by_device() {
   const bool any = std::any_of(kernels.begin(), kernels.end(),
                                [](const auto& entry) { return entry.second > 0; });
   if (any) std::erase_if(kernels, [](const auto& entry) { return entry.second == 0; });
+  const std::vector<StepWindow> steps = merged_steps(std::move(facts.steps));
   std::vector<ActivityTrace> out;
   std::unordered_map<std::uint32_t, std::size_t> place;
   for (const auto& entry : kernels) {
@@ -177,7 +194,7 @@ std::vector<ActivityTrace> ActivityBuilder::by_device() {
       trace.device = facts.devices.begin()->second;
     trace.rank = facts.rank;
     trace.world_size = facts.world_size;
-    trace.steps = facts.steps;
+    trace.steps = steps;
     trace.notes = out.size() == 1 ? facts.notes : std::vector<std::string>();
   }
   for (const RawEvent& raw : events) {
@@ -198,8 +215,6 @@ std::vector<ActivityTrace> ActivityBuilder::take() {
   launches = {};
   spans = {};
   if (facts.steps.empty()) facts.steps = std::move(facts.gpu_steps);
-  std::sort(facts.steps.begin(), facts.steps.end(),
-            [](const StepWindow& a, const StepWindow& b) { return a.begin < b.begin; });
   std::vector<ActivityTrace> out = by_device();
   events = {};
   return out;

@@ -40,14 +40,24 @@ struct RawEvent {
 /// The phase that an annotation of that name is, kUnknown if none.
 HostPhase phase_of_annotation(std::string_view name);
 
+/// An annotation that bounds a step.
+struct NamedStep {
+  std::int64_t begin = 0, end = 0;
+  std::string name;
+};
+
+/// The steps in order, apart: annotations of one name that overlap are one step (several threads or
+/// streams have it), what lies within another step is none, a begin before the last end is moved to
+/// it.
+std::vector<StepWindow> merged_steps(std::vector<NamedStep> steps);
+
 /// What a file says of itself.
 struct TraceFacts {
   std::string source;
   std::unordered_map<std::uint32_t, std::string> devices;  ///< names by number
   std::int64_t rank = -1, world_size = 0;
-  std::vector<StepWindow> steps;  ///< as the host annotates them
-  std::vector<StepWindow>
-      gpu_steps;  ///< as they are drawn on the GPU; where the host's are missing
+  std::vector<NamedStep> steps;      ///< as the host annotates them
+  std::vector<NamedStep> gpu_steps;  ///< as drawn on the GPU; where the host's are missing
   std::vector<std::string> notes;
 };
 
@@ -57,6 +67,7 @@ class ActivityBuilder {
 
   /// Index of a name, which is classified once.
   std::uint32_t name(const std::string& name);
+  FamilyClass class_of_name(std::uint32_t name) const { return class_of(x_names[name].of.family); }
   std::uint32_t thread(const std::string& process, const std::string& thread);
   std::uint16_t stream(std::uint32_t device, const std::string& stream);
   std::int32_t detail(LaunchDetail detail);

@@ -4,7 +4,6 @@
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
-#include <map>
 #include <optional>
 
 #include "traces/activity_builder.h"
@@ -115,7 +114,6 @@ class EventTaker {
   void take_annotation(const Event& event);
 
   const ActivityOptions& x_options;
-  std::map<std::string, StepWindow> x_steps, x_gpu_steps;  ///< by annotation
 };
 
 bool EventTaker::take(Event& event) {
@@ -157,8 +155,10 @@ void EventTaker::take_gpu(Event& event, bool copy) {
   RawEvent raw;
   raw.event.begin = *event.at;
   raw.event.end = *event.at + *event.lasts;
-  const bool known = class_of(classify_kernel(event.name).family) == FamilyClass::kCopy;
-  raw.event.name = builder.name(copy && !known ? "Memcpy " + event.name : event.name);
+  raw.event.name = builder.name(event.name);
+  if (copy && builder.class_of_name(raw.event.name) != FamilyClass::kCopy) {
+    raw.event.name = builder.name("Memcpy " + event.name);
+  }
   const std::string& device = event.device.empty() ? event.process : event.device;
   raw.device = static_cast<std::uint32_t>(std::strtoul(device.c_str(), nullptr, 10));
   raw.event.stream = builder.stream(raw.device, event.stream.empty() ? event.thread : event.stream);
@@ -202,10 +202,8 @@ void EventTaker::take_annotation(const Event& event) {
   const bool on_gpu = kind_of(event.cat) == Kind::kGpuAnnotation;
   if (event.name.starts_with(x_options.step_name)) {
     if (*event.lasts == 0) return;  // what the profiler did not see end
-    std::map<std::string, StepWindow>& steps = on_gpu ? x_gpu_steps : x_steps;
-    const auto [at, fresh] = steps.try_emplace(event.name, StepWindow{*event.at, end});
-    at->second.begin = std::min(at->second.begin, *event.at);
-    at->second.end = std::max(at->second.end, end);
+    TraceFacts& facts = builder.facts;
+    (on_gpu ? facts.gpu_steps : facts.steps).push_back({*event.at, end, event.name});
     if (!on_gpu) builder.drives(builder.thread(event.process, event.thread));
     return;
   }
@@ -230,8 +228,6 @@ std::vector<ActivityTrace> EventTaker::finish() {
     builder.facts.notes.push_back(std::to_string(negative) +
                                   " events of negative duration were left out");
   }
-  for (const auto& [name, window] : x_steps) builder.facts.steps.push_back(window);
-  for (const auto& [name, window] : x_gpu_steps) builder.facts.gpu_steps.push_back(window);
   return builder.take();
 }
 

@@ -1,14 +1,18 @@
 // Files that profilers write: read token by token, their kernels classified, their steps found.
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "sim/base/json.h"
+#include "traces/activity_builder.h"
 #include "traces/json_stream.h"
 #include "traces/kernel_families.h"
 #include "traces/kineto.h"
+#include "traces/nsight.h"
 
 namespace foretrain {
 namespace {
@@ -215,6 +219,94 @@ TEST(Kineto, SaysWhatIsWrong) {
   EXPECT_NE(message(R"({"otherData": {"schema": "foretrain/trace/1"}, "traceEvents": []})")
                 .find("it compares timelines"),
             std::string::npos);
+}
+
+TEST(Steps, StandApartInOrder) {
+  const auto steps = [](std::vector<NamedStep> given) {
+    std::vector<std::int64_t> out;
+    for (const StepWindow& step : merged_steps(std::move(given))) {
+      out.insert(out.end(), {step.begin, step.end});
+    }
+    return out;
+  };
+  using Times = std::vector<std::int64_t>;
+  // Of two threads or streams; inside another; running into the next.
+  EXPECT_EQ(steps({{100, 200, "b"}, {0, 100, "a"}, {5, 90, "a"}}), (Times{0, 100, 100, 200}));
+  EXPECT_EQ(steps({{0, 50, "a"}, {40, 100, "a"}}), (Times{0, 100}));
+  EXPECT_EQ(steps({{0, 100, "a"}, {10, 20, "c"}, {90, 200, "b"}}), (Times{0, 100, 100, 200}));
+  // One name for all of them.
+  EXPECT_EQ(steps({{0, 10, "step"}, {10, 20, "step"}}), (Times{0, 10, 10, 20}));
+}
+
+/// A database of what Nsight Systems writes of two processes, each with a GPU that it calls 0.
+std::string nsight_export(const char* more = "") {
+  const std::string path = ::testing::TempDir() + "foretrain-nsight.sqlite";
+  std::filesystem::remove(path);
+  sqlite3* base = nullptr;
+  EXPECT_EQ(sqlite3_open(path.c_str(), &base), SQLITE_OK);
+  const std::string script = std::string(R"(
+    CREATE TABLE StringIds (id INTEGER, value TEXT);
+    INSERT INTO StringIds VALUES (1, 'nvjet_tst_128x256'), (2, 'ncclDevKernel_AllReduce_Sum_bf16'),
+      (3, 'ProfilerStep#1'), (4, 'Optimizer.step#AdamW.step');
+    CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT);
+    INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA H200');
+    CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
+      streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER);
+    INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES
+      (100, 300, 0, 7, 1, 0x1000000, 1), (250, 500, 0, 9, 2, 0x1000000, 2),
+      (100, 200, 0, 7, 1, 0x2000000, 1);
+    CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
+      streamId INTEGER, correlationId INTEGER, globalPid INTEGER, copyKind INTEGER);
+    INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (600, 700, 0, 7, 3, 0x1000000, 1);
+    CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, correlationId INTEGER,
+      globalTid INTEGER);
+    INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (90, 1, 0x1000001), (240, 2, 0x1000001),
+      (90, 1, 0x2000001);
+    CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, text TEXT, textId INTEGER,
+      globalTid INTEGER);
+    INSERT INTO NVTX_EVENTS VALUES (50, 800, NULL, 3, 0x1000001), (50, 400, 'ProfilerStep#1', NULL,
+      0x2000001), (230, 260, NULL, 4, 0x1000001), (20, NULL, 'mark', NULL, 0x1000001);
+  )") + more;
+  char* error = nullptr;
+  EXPECT_EQ(sqlite3_exec(base, script.c_str(), nullptr, nullptr, &error), SQLITE_OK) << error;
+  sqlite3_close(base);
+  return path;
+}
+
+TEST(Nsight, ReadsEveryProcess) {
+  const Result<std::vector<ActivityTrace>> read = read_nsight(nsight_export(), {});
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  ASSERT_EQ(read.value().size(), 2U);
+  const ActivityTrace& first = read.value()[0];
+  EXPECT_EQ(first.device, "NVIDIA H200");
+  ASSERT_EQ(first.events.size(), 3U);
+  EXPECT_EQ(first.names[first.events[0].name].of.family, Family::kGemm);
+  EXPECT_EQ(first.names[first.events[1].name].of.family, Family::kAllReduce);
+  EXPECT_EQ(first.names[first.events[2].name].of.family, Family::kHostToDevice);
+  EXPECT_EQ(first.events[0].launched, 90);
+  EXPECT_EQ(first.events[1].phase, HostPhase::kOptimizer);
+  ASSERT_EQ(first.steps.size(), 1U);
+  EXPECT_EQ(first.steps[0].end, 800);
+  ASSERT_EQ(read.value()[1].events.size(), 1U);
+  EXPECT_EQ(read.value()[1].steps.at(0).end, 400);
+}
+
+TEST(Nsight, SaysWhatIsWrong) {
+  const auto message = [](const char* more) {
+    const Result<std::vector<ActivityTrace>> read = read_nsight(nsight_export(more), {});
+    return read.ok() ? std::string("read") : read.error().message;
+  };
+  EXPECT_NE(message("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL;").find("has no table"),
+            std::string::npos);
+  EXPECT_NE(message("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN start TO begin;")
+                .find("has no column start"),
+            std::string::npos);
+  EXPECT_EQ(message("DROP TABLE NVTX_EVENTS; DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME;"
+                    "DROP TABLE StringIds; DROP TABLE TARGET_INFO_GPU;"),
+            "read");
+  const std::string path = nsight_export();
+  std::filesystem::resize_file(path, 5000);
+  EXPECT_FALSE(read_nsight(path, {}).ok());
 }
 
 // Whatever is cut off or changed, the reader ends with a message or a trace.

@@ -312,7 +312,8 @@ Verb add_compare(CLI::App& app, foretrain::CompareArgs& args) {
   verb->footer(
       "A and B are each a RUN, a result of simulate --json, a timeline, a trace of PyTorch's "
       "profiler\n"
-      "(.json, .json.gz), or a folder of the traces of several ranks.\n"
+      "(.json, .json.gz), an export of Nsight Systems (.sqlite), or a folder of the traces of "
+      "several ranks.\n"
       "Examples:\n  foretrain compare run.json trace.json.gz\n"
       "  foretrain compare trace.json.gz --json -");
   verb->add_option("A", args.a, "What is compared")->required();

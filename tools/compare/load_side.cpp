@@ -6,6 +6,7 @@
 #include "tools/compare/side.h"
 #include "traces/file_kind.h"
 #include "traces/kineto.h"
+#include "traces/nsight.h"
 #include "traces/timeline_json.h"
 
 namespace foretrain {
@@ -51,9 +52,7 @@ Result<std::vector<ActivityTrace>> read_trace(const std::string& path, FileKind 
   how.details = options.shapes;
   if (!options.step_name.empty()) how.step_name = options.step_name;
   how.progress = options.progress;
-  if (kind == FileKind::kSqlite) {
-    return unsupported(path + ": an export of Nsight Systems; this version reads none yet");
-  }
+  if (kind == FileKind::kSqlite) return read_nsight(path, how);
   FT_ASSIGN(ByteStream bytes, ByteStream::open(path));
   return read_kineto(bytes, how);
 }
@@ -83,8 +82,8 @@ std::string_view name_of(SideKind kind) {
 Result<Side> load_side(const std::string& what, const SideOptions& options) {
   FT_ASSIGN(const std::vector<std::string> files, files_of(what));
   std::error_code ignored;
-  if (files.size() == 1 && !fs::exists(files.front(), ignored)) {
-    return side_of_run(what, options);  // the name of a shipped RUN, or an error that says so
+  if (files.size() == 1 && !fs::is_regular_file(files.front(), ignored)) {
+    return side_of_run(what, options);  // a shipped RUN, a pipe, or an error that says so
   }
   std::vector<std::string> traces;
   FileKind kind = FileKind::kUnknown;

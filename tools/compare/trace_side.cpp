@@ -77,6 +77,8 @@ struct Sums {
   std::vector<std::int64_t> exposed = std::vector<std::int64_t>(kGroups);
   std::vector<std::int64_t> count = std::vector<std::int64_t>(kGroups);
   std::vector<std::int64_t> least = std::vector<std::int64_t>(kGroups, -1);  ///< of one rank
+  std::vector<std::int64_t> each = std::vector<std::int64_t>(kGroups, -1);   ///< count of a rank
+  std::vector<char> unlike = std::vector<char>(kGroups);  ///< ranks have different counts
   std::int64_t length = 0, idle = 0, short_idle = 0, steps = 0;
   std::unordered_map<std::string, KernelTime> kernels;
 };
@@ -87,6 +89,7 @@ void add_trace(const ActivityTrace& trace, const SideOptions& options, Sums& sum
   busy.reserve(trace.events.size());
   std::vector<std::int64_t> by_name(trace.names.size());
   std::vector<std::int64_t> counts(trace.names.size());
+  std::vector<std::int64_t> of_rank(kGroups);
   for (const GpuEvent& event : trace.events) {
     const Family family = trace.names[event.name].of.family;
     const std::size_t group =
@@ -96,12 +99,15 @@ void add_trace(const ActivityTrace& trace, const SideOptions& options, Sums& sum
     if (inside == 0) continue;
     by_name[event.name] += inside;
     counts[event.name] += 1;
-    sums.count[group] += 1;
+    of_rank[group] += 1;
   }
   const Attribution found = attribute(busy, windows, kGroups, kShortGapNs);
   for (std::size_t group = 0; group < kGroups; ++group) {
     sums.busy[group] += found.busy[group];
     sums.exposed[group] += found.exposed[group];
+    sums.count[group] += of_rank[group];
+    if (sums.each[group] < 0) sums.each[group] = of_rank[group];
+    if (sums.each[group] != of_rank[group]) sums.unlike[group] = 1;
     std::int64_t& least = sums.least[group];
     least = least < 0 ? found.busy[group] : std::min(least, found.busy[group]);
   }
@@ -139,7 +145,8 @@ void set_trace_times(Sums& sums, std::size_t ranks, StepTimes& out) {
     time.exposed_s = seconds(sums.exposed[group]);
     time.count = static_cast<double>(sums.count[group]) / steps;
     // All members of a collective end together: who comes last waits for nobody.
-    if (ranks > 1 && class_of(family) == FamilyClass::kCommunication) {
+    const bool communicates = class_of(family) == FamilyClass::kCommunication;
+    if (ranks > 1 && communicates && sums.unlike[group] == 0) {
       time.waiting_s = time.seconds - static_cast<double>(ranks) * seconds(sums.least[group]);
       time.waiting_s = std::max(0.0, time.waiting_s);
     }
