@@ -23,18 +23,18 @@ struct GpuEvent {
   std::int64_t launched = -1;  ///< when the host launched it; -1: not known
   std::uint32_t name = 0;      ///< index into ActivityTrace::names
   std::int32_t detail = -1;    ///< index into ActivityTrace::details
+  std::int32_t call = -1;      ///< the same of all that one call of an operator launched
   std::uint16_t stream = 0;
   HostPhase phase = HostPhase::kUnknown;
 };
 
-/// The operands of what launched a kernel, as PyTorch writes them with `record_shapes`; or what a
-/// collective moved.
+/// The operands of what launched a kernel, as PyTorch writes them with `record_shapes`.
 struct LaunchDetail {
-  std::string op;       ///< "aten::mm"; "all_reduce"
-  std::string dims;     ///< "[[4096,1024],[1024,512]]"
-  std::string types;    ///< "[\"c10::BFloat16\",...]"
-  std::string strides;  ///< like `dims`; "" in older traces
-  std::int64_t elements_in = 0, elements_out = 0, group_size = 0;  ///< of collectives
+  std::string op;        ///< "aten::mm"
+  std::string dims;      ///< "[[4096,1024],[1024,512]]"
+  std::string types;     ///< "[\"c10::BFloat16\",...]"
+  std::string strides;   ///< like `dims`; "" in older traces
+  std::string concrete;  ///< values of scalars, in their places; "" in older traces
   bool operator==(const LaunchDetail&) const = default;
 };
 

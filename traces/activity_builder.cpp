@@ -81,9 +81,7 @@ std::uint16_t ActivityBuilder::stream(std::uint32_t device, const std::string& s
 
 std::int32_t ActivityBuilder::detail(LaunchDetail detail) {
   const std::string key = detail.op + '\n' + detail.dims + '\n' + detail.types + '\n' +
-                          detail.strides + '\n' + std::to_string(detail.elements_in) + '\n' +
-                          std::to_string(detail.elements_out) + '\n' +
-                          std::to_string(detail.group_size);
+                          detail.strides + '\n' + detail.concrete;
   const auto next = static_cast<std::int32_t>(x_details.size());
   const auto [at, fresh] = x_numbers.details.try_emplace(key, next);
   if (fresh) x_details.push_back(std::move(detail));
@@ -99,7 +97,10 @@ ActivityBuilder::Host ActivityBuilder::host_of(const Launch& launch,
     const HostSpan& span = *open[open.size() - 1 - level];
     if (span.thread != launch.thread || span.end < launch.at) continue;
     if (host.phase == HostPhase::kUnknown) host.phase = span.phase;
-    if (span.role == HostRole::kOperator && host.detail < 0) host.detail = span.detail;
+    if (span.role == HostRole::kOperator && host.detail < 0) {
+      host.detail = span.detail;
+      host.call = span.call;
+    }
     if (span.role == HostRole::kCollective && host.collective == Family::kOther) {
       host.collective = span.collective;
     }
@@ -159,7 +160,8 @@ void ActivityBuilder::find_launches() {
       const Host& host = hosts[static_cast<std::size_t>(at - launches.begin())];
       raw.event.launched = at->at;
       raw.event.phase = host.phase;
-      if (raw.event.detail < 0) raw.event.detail = host.detail;
+      raw.event.detail = host.detail;
+      raw.event.call = host.call;
       if (collective == Family::kOther) collective = host.collective;
     }
     const KernelName known = x_names[raw.event.name];

@@ -20,7 +20,7 @@ struct HostSpan {
   HostRole role = HostRole::kPhase;
   HostPhase phase = HostPhase::kUnknown;   ///< of kPhase
   Family collective = Family::kNcclOther;  ///< of kCollective
-  std::int32_t detail = -1;                ///< of kOperator
+  std::int32_t detail = -1, call = -1;     ///< of kOperator
 };
 
 struct Launch {
@@ -86,7 +86,7 @@ class ActivityBuilder {
  private:
   struct Host {
     HostPhase phase = HostPhase::kUnknown;
-    std::int32_t detail = -1;
+    std::int32_t detail = -1, call = -1;
     Family collective = Family::kOther;
   };
   std::vector<Host> hosts_of_launches();

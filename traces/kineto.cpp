@@ -163,12 +163,7 @@ void EventTaker::take_gpu(Event& event, bool copy) {
   raw.device = static_cast<std::uint32_t>(std::strtoul(device.c_str(), nullptr, 10));
   raw.event.stream = builder.stream(raw.device, event.stream.empty() ? event.thread : event.stream);
   raw.correlation = event.correlation;
-  if (!event.detail.op.empty()) {
-    raw.collective = classify_collective(event.detail.op);
-    if (x_options.details) {
-      raw.event.detail = builder.detail(event.detail);
-    }
-  }
+  if (!event.detail.op.empty()) raw.collective = classify_collective(event.detail.op);
   builder.events.push_back(raw);
 }
 
@@ -190,7 +185,8 @@ void EventTaker::take_operator(Event& event) {
     span.thread = builder.thread(event.process, event.thread);
     span.role = HostRole::kOperator;
     event.detail.op = event.name;
-    span.detail = builder.detail(event.detail);
+    span.detail = builder.detail(std::move(event.detail));
+    span.call = static_cast<std::int32_t>(builder.spans.size());
   } else {
     return;
   }
@@ -294,6 +290,7 @@ bool KinetoReader::arguments(Event& event) {
     if (key == "Input Dims") return compact(x_json, token, event.detail.dims);
     if (key == "Input type") return compact(x_json, token, event.detail.types);
     if (key == "Input Strides") return compact(x_json, token, event.detail.strides);
+    if (key == "Concrete Inputs") return compact(x_json, token, event.detail.concrete);
     if (!scalar(x_json, token, text)) return false;
     if (key == "correlation") {
       event.correlation = std::strtoull(text.c_str(), nullptr, 10);
@@ -303,14 +300,6 @@ bool KinetoReader::arguments(Event& event) {
       event.device = text;
     } else if (key == "Collective name") {
       event.detail.op = text;
-    } else if (key == "In msg nelems" && bounded(text)) {
-      event.detail.elements_in = whole(text);
-    } else if (key == "Out msg nelems" && bounded(text)) {
-      event.detail.elements_out = whole(text);
-    } else if (key == "Group size" && bounded(text)) {
-      event.detail.group_size = whole(text);
-    } else if (key == "dtype") {
-      event.detail.types = text;
     }
     return true;
   });

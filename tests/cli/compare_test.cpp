@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <random>
 
 #include "tests/cli/run_command.h"
@@ -231,6 +232,98 @@ TEST(Compare, SaysWhatIsWrong) {
     EXPECT_EQ(result.exit_code, 1) << says;
     EXPECT_NE(result.err.find(says), std::string::npos) << says << "\n" << result.err;
   }
+}
+
+// Two calls of one product, the second with a part added up in a kernel of its own; an attention;
+// one product whose layout nobody tells.
+constexpr const char* kShapes =
+    R"json({
+ "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
+ "traceEvents": [
+  {"ph": "X", "cat": "cpu_op", "name": "aten::linear", "pid": 1, "tid": 1, "ts": 0, "dur": 30,
+   "args": {"Input Dims": [[8, 64, 128], [32, 128], []], "Input type": ["c10::BFloat16", "", ""]}},
+  {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 4,
+   "args": {"Input Dims": [[512, 128], [128, 32]], "Input Strides": [[128, 1], [1, 128]],
+            "Input type": ["c10::BFloat16", "c10::BFloat16"], "External id": 5}},
+  {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 11, "dur": 4,
+   "args": {"Input Dims": [[512, 128], [128, 32]], "Input Strides": [[128, 1], [1, 128]],
+            "Input type": ["c10::BFloat16", "c10::BFloat16"]}},
+  {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 21, "dur": 4,
+   "args": {"Input Dims": [[16, 16], [16, 16]], "Input type": ["float", "float"]}},
+  {"ph": "X", "cat": "cpu_op", "name": "aten::_flash_attention_forward", "pid": 1, "tid": 1,
+   "ts": 31, "dur": 4, "args": {"Input Dims": [[2, 512, 8, 64], [2, 512, 4, 64], [2, 512, 4, 64]],
+   "Input type": ["c10::BFloat16", "c10::BFloat16", "c10::BFloat16"],
+   "Concrete Inputs": ["", "", "", "", "", "512", "512", "0.", "True", "False"]}},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 2,
+   "dur": 1, "args": {"correlation": 1}},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 12,
+   "dur": 1, "args": {"correlation": 2}},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 13,
+   "dur": 1, "args": {"correlation": 3}},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 22,
+   "dur": 1, "args": {"correlation": 4}},
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 32,
+   "dur": 1, "args": {"correlation": 5}},
+  {"ph": "X", "cat": "kernel", "name": "nvjet_a", "pid": 0, "tid": 7, "ts": 40, "dur": 10,
+   "args": {"correlation": 1}},
+  {"ph": "X", "cat": "kernel", "name": "nvjet_a", "pid": 0, "tid": 7, "ts": 50, "dur": 11,
+   "args": {"correlation": 2}},
+  {"ph": "X", "cat": "kernel", "name": "cublasLt::splitKreduce_kernel", "pid": 0, "tid": 7,
+   "ts": 61, "dur": 1, "args": {"correlation": 3}},
+  {"ph": "X", "cat": "kernel", "name": "mystery_gemm", "pid": 0, "tid": 7, "ts": 70, "dur": 1,
+   "args": {"correlation": 4}},
+  {"ph": "X", "cat": "kernel", "name": "pytorch_flash::flash_fwd_kernel", "pid": 0, "tid": 7,
+   "ts": 80, "dur": 20.5, "args": {"correlation": 5}}]})json";
+
+TEST(Compare, MakesAProfileOfMeasuredKernels) {
+  const Workplace& place = small_place();
+  place.write("shapes.json", kShapes);
+  const CommandResult made = place.run({"compare", "shapes.json", "--profile", "p.json"});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_NE(made.err.find("2 shapes of 3 calls; 1 calls of products"), std::string::npos)
+      << made.err;
+  const Json profile = parse_json(place.read("p.json"), "p.json").value();
+  EXPECT_EQ(at(profile, "machine/device"), Json("h100-sxm-80gb"));
+  std::map<std::string, double> means;
+  for (const Json& sample : *profile.find("samples")->array()) {
+    means[*sample.find("shape")->string()] = sample.find("mean_us")->number();
+  }
+  const std::map<std::string, double> expected = {
+      {"gemm 512x32x128 nt bf16->bf16", 11},
+      {"attention batch 2 heads 8/4 length 512x512 head 64 causal flash2 bf16", 20.5}};
+  EXPECT_EQ(means, expected);
+  const CommandResult priced =
+      place.run({"simulate", "run.json", "--profile", "p.json", "--no-advice", "--set",
+                 R"(cluster={"preset":"dgx-h100","accelerators":8})"});
+  EXPECT_EQ(priced.exit_code, 0) << priced.err;
+  EXPECT_NE(priced.out.find("priced from p.json"), std::string::npos) << priced.out;
+  place.write("trace.json", kTrace);
+  const CommandResult none = place.run({"compare", "trace.json", "--profile", "q.json"});
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_NE(none.err.find("record_shapes=True"), std::string::npos) << none.err;
+  EXPECT_FALSE(place.has("q.json"));
+}
+
+// Both steps in one trace, A's processes before B's.
+TEST(Compare, DrawsBothSteps) {
+  const Workplace& place = small_place();
+  place.write("trace.json", kTrace);
+  const CommandResult drawn =
+      place.run({"compare", "run.json", "trace.json", "--trace", "both.json", "--quiet"});
+  ASSERT_EQ(drawn.exit_code, 0) << drawn.err;
+  const Json trace = parse_json(place.read("both.json"), "both.json").value();
+  std::vector<std::string> processes;
+  bool kernel = false;
+  for (const Json& event : *trace.find("traceEvents")->array()) {
+    if (*event.find("name") == Json("process_name")) {
+      processes.push_back(*at(event, "args/name").string());
+    }
+    kernel = kernel || *event.find("name") == Json("nvjet_a");
+  }
+  ASSERT_EQ(processes.size(), 2U);
+  EXPECT_EQ(processes[0].substr(0, 7), "A: rank");
+  EXPECT_EQ(processes[1], "B: rank 0, measured");
+  EXPECT_TRUE(kernel);
 }
 
 // Whoever gives a trace to another verb is told which one takes it.

@@ -57,6 +57,23 @@ Status write_trace(const CompareArgs& args, const Comparison& found) {
   return file.commit();
 }
 
+/// Of the side that was measured; of both, B's.
+Status write_profile(const CompareArgs& args, const Comparison& found) {
+  const bool of_b = found.b && found.b->measured();
+  const Side& side = of_b ? *found.b : found.a;
+  const Side& other = of_b ? found.a : (found.b ? *found.b : found.a);
+  FT_ASSIGN(const MeasuredProfile measured,
+            profile_of(side, other.run ? other.device : "", "foretrain compare " + side.source));
+  FT_TRY(write_output(args.profile, dump_json(to_json(measured.profile)) + "\n"));
+  if (args.quiet) return ok_status();
+  std::fprintf(stderr,
+               "foretrain: %s: %zu shapes of %lld calls; %lld calls of products and attention were "
+               "left out: their shapes, layouts or masks are not known\n",
+               args.profile.c_str(), measured.profile.samples.size(),
+               static_cast<long long>(measured.taken), static_cast<long long>(measured.left_out));
+  return ok_status();
+}
+
 }  // namespace
 
 Status compare(const CompareArgs& args) {
@@ -75,6 +92,7 @@ Status compare(const CompareArgs& args) {
   const Comparison found = compare_sides(std::move(a), std::move(b));
   FT_TRY(check_flags(args, found));
   if (!args.trace.empty()) FT_TRY(write_trace(args, found));
+  if (!args.profile.empty()) FT_TRY(write_profile(args, found));
   if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(comparison_json(found)) + "\n"));
   const bool taken = args.json == "-" || args.trace == "-" || args.profile == "-";
   return print(args.quiet || taken, comparison_text(found));

@@ -332,6 +332,8 @@ Verb add_compare(CLI::App& app, foretrain::CompareArgs& args) {
                  "A step of a trace ends when the GPU has done what its annotation launched, not "
                  "when the annotation ends");
   add_output(verb, "--trace", args.trace, "Write both as one Chrome trace (.json or .json.gz)");
+  add_output(verb, "--profile", args.profile,
+             "Write the products and attention of the trace as a profile that simulate takes");
   verb->add_flag("--quiet", args.quiet, "No table, no progress");
   add_json(verb, args.json);
   return {verb, [&args] { return foretrain::compare(args); }};

@@ -44,13 +44,15 @@ std::string comparison_text(const Comparison& comparison);
 /// Both sides as one timeline, A's tracks before B's.
 Timeline merged_timeline(const Comparison& comparison);
 
-/// Kernels that a profile can say.
+/// Kernels that a profile can say: products and attention whose operands the trace has.
 struct MeasuredProfile {
   Profile profile;
-  std::int64_t taken = 0, left_out = 0;  ///< kernels and collectives
+  std::int64_t taken = 0, left_out = 0;  ///< calls of operators
 };
-/// From the traces of a side that keeps them (SideOptions::shapes). An error where no shape is
-/// known.
-Result<MeasuredProfile> profile_of(const Side& side, const std::string& command);
+/// From the traces of a side that keeps them (SideOptions::shapes). `device`: the preset where the
+/// trace names none that is known; "": none. `command` stands in the profile. An error where no
+/// shape or no device is known. Left out: collectives, whose times hold waiting for partners.
+Result<MeasuredProfile> profile_of(const Side& side, const std::string& device,
+                                   const std::string& command);
 
 }  // namespace foretrain
