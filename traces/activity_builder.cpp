@@ -213,6 +213,11 @@ std::vector<ActivityTrace> ActivityBuilder::by_device() {
 }
 
 std::vector<ActivityTrace> ActivityBuilder::take() {
+  if (facts.world_size <= 0 && facts.largest_group > 1) {
+    facts.world_size = facts.largest_group;
+    facts.notes.push_back("the world's size is taken to be that of the largest group, " +
+                          std::to_string(facts.largest_group));
+  }
   find_launches();
   launches = {};
   spans = {};

@@ -56,6 +56,7 @@ struct TraceFacts {
   std::string source;
   std::unordered_map<std::uint32_t, std::string> devices;  ///< names by number
   std::int64_t rank = -1, world_size = 0;
+  std::int64_t largest_group = 0;    ///< of a collective: the world is no smaller
   std::vector<NamedStep> steps;      ///< as the host annotates them
   std::vector<NamedStep> gpu_steps;  ///< as drawn on the GPU; where the host's are missing
   std::vector<std::string> notes;

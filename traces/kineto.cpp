@@ -300,6 +300,9 @@ bool KinetoReader::arguments(Event& event) {
       event.device = text;
     } else if (key == "Collective name") {
       event.detail.op = text;
+    } else if (key == "Group size" && bounded(text)) {
+      std::int64_t& largest = x_taker.builder.facts.largest_group;
+      largest = std::max(largest, whole(text));
     }
     return true;
   });

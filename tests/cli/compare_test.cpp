@@ -27,7 +27,7 @@ TEST(Attribution, GivesEveryInstantToOne) {
                      [](const Busy& a, const Busy& b) { return a.begin < b.begin; });
     const std::vector<Window> windows = {{0, 30}, {40, 41}, {41, 90}};
     std::vector<std::int64_t> exposed(4);
-    std::vector<std::int64_t> all(4);
+    std::vector<double> all(4);
     std::int64_t idle = 0;
     for (const Window& window : windows) {
       for (std::int64_t at = window.begin; at < window.end; ++at) {

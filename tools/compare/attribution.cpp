@@ -46,7 +46,7 @@ class Sweep {
       const std::int64_t begin = std::max(one.begin, x_window.begin);
       const std::int64_t end = std::min(one.end, x_window.end);
       if (end <= begin) continue;
-      x_out.busy[one.group] += end - begin;
+      x_out.busy[one.group] += static_cast<double>(end - begin);
       x_running[static_cast<std::size_t>(one.of)].push(x_next);
     }
   }

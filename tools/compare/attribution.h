@@ -21,7 +21,7 @@ struct Window {
 
 /// Sums over the windows. Those of `exposed` and `idle` are the windows' length exactly.
 struct Attribution {
-  std::vector<std::int64_t> busy;     ///< by group: all its time, whatever runs beside it
+  std::vector<double> busy;           ///< by group: all its time, whatever runs beside it
   std::vector<std::int64_t> exposed;  ///< by group: instants that are its own
   std::int64_t length = 0, idle = 0;
   std::int64_t short_idle = 0;  ///< of `idle`, what lies in gaps shorter than the limit

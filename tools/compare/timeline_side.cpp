@@ -125,7 +125,7 @@ StepTimes times_of(const Timeline& timeline, std::int32_t track) {
   const Attribution found = attribute(busy, {{0, timeline.end.ps}}, times.size(), kShortGapPs);
   for (std::size_t group = 0; group < times.size(); ++group) {
     if (times[group].count == 0) continue;
-    times[group].seconds = Time{found.busy[group]}.seconds();
+    times[group].seconds = found.busy[group] * 1e-12;
     times[group].exposed_s = Time{found.exposed[group]}.seconds();
     out.families[{std::string(name_of(static_cast<Family>(group / kSpanPhases))),
                   std::string(name_of(static_cast<Phase>(group % kSpanPhases)))}] = times[group];

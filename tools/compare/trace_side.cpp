@@ -73,21 +73,35 @@ std::int64_t time_within(const GpuEvent& event, const std::vector<Window>& windo
 
 /// What the traces of all ranks add up to.
 struct Sums {
-  std::vector<std::int64_t> busy = std::vector<std::int64_t>(kGroups);
+  std::vector<double> busy = std::vector<double>(kGroups);
   std::vector<std::int64_t> exposed = std::vector<std::int64_t>(kGroups);
   std::vector<std::int64_t> count = std::vector<std::int64_t>(kGroups);
-  std::vector<std::int64_t> least = std::vector<std::int64_t>(kGroups, -1);  ///< of one rank
-  std::vector<std::int64_t> each = std::vector<std::int64_t>(kGroups, -1);   ///< count of a rank
+  std::vector<double> least = std::vector<double>(kGroups, -1);             ///< of one rank
+  std::vector<std::int64_t> each = std::vector<std::int64_t>(kGroups, -1);  ///< count of a rank
   std::vector<char> unlike = std::vector<char>(kGroups);  ///< ranks have different counts
   std::int64_t length = 0, idle = 0, short_idle = 0, steps = 0;
   std::unordered_map<std::string, KernelTime> kernels;
 };
 
-void add_trace(const ActivityTrace& trace, const SideOptions& options, Sums& sums, StepTimes& out) {
+/// Refuses what is no step, and would not fit into sums of nanoseconds and a drawing's picoseconds.
+Status check_windows(const ActivityTrace& trace, const std::vector<Window>& windows) {
+  constexpr std::int64_t kLongestNs = 1'000'000'000'000'000;
+  for (const Window& window : windows) {
+    if (window.end - window.begin <= kLongestNs) continue;
+    return input_error(trace.source + ": a step of " +
+                       seconds_text(static_cast<double>(window.end - window.begin) * kNanosecond) +
+                       ", more than 11 days; found a time out of proportion");
+  }
+  return ok_status();
+}
+
+Status add_trace(const ActivityTrace& trace, const SideOptions& options, Sums& sums,
+                 StepTimes& out) {
   const std::vector<Window> windows = windows_of(trace, options, sums.steps);
+  FT_TRY(check_windows(trace, windows));
   std::vector<Busy> busy;
   busy.reserve(trace.events.size());
-  std::vector<std::int64_t> by_name(trace.names.size());
+  std::vector<double> by_name(trace.names.size());
   std::vector<std::int64_t> counts(trace.names.size());
   std::vector<std::int64_t> of_rank(kGroups);
   for (const GpuEvent& event : trace.events) {
@@ -97,7 +111,7 @@ void add_trace(const ActivityTrace& trace, const SideOptions& options, Sums& sum
     busy.push_back({event.begin, event.end, static_cast<std::uint32_t>(group), class_of(family)});
     const std::int64_t inside = time_within(event, windows);
     if (inside == 0) continue;
-    by_name[event.name] += inside;
+    by_name[event.name] += static_cast<double>(inside);
     counts[event.name] += 1;
     of_rank[group] += 1;
   }
@@ -108,8 +122,12 @@ void add_trace(const ActivityTrace& trace, const SideOptions& options, Sums& sum
     sums.count[group] += of_rank[group];
     if (sums.each[group] < 0) sums.each[group] = of_rank[group];
     if (sums.each[group] != of_rank[group]) sums.unlike[group] = 1;
-    std::int64_t& least = sums.least[group];
+    double& least = sums.least[group];
     least = least < 0 ? found.busy[group] : std::min(least, found.busy[group]);
+  }
+  constexpr std::int64_t kMostNs = std::int64_t{1} << 62;
+  if (found.length > kMostNs - sums.length) {
+    return input_error(trace.source + ": the steps of all ranks take more than 146 years");
   }
   sums.length += found.length;
   sums.idle += found.idle;
@@ -120,20 +138,18 @@ void add_trace(const ActivityTrace& trace, const SideOptions& options, Sums& sum
     KernelTime& kernel = sums.kernels[name.name];
     kernel.name = name.name;
     kernel.family = name_of(name.of.family);
-    kernel.seconds += static_cast<double>(by_name[i]) * kNanosecond;
+    kernel.seconds += by_name[i] * kNanosecond;
     kernel.count += static_cast<double>(counts[i]);
     if (!name.of.kind.empty()) {
-      out.kinds[kernel.family][std::string(name.of.kind)] +=
-          static_cast<double>(by_name[i]) * kNanosecond;
+      out.kinds[kernel.family][std::string(name.of.kind)] += by_name[i] * kNanosecond;
     }
   }
+  return ok_status();
 }
 
 void set_trace_times(Sums& sums, std::size_t ranks, StepTimes& out) {
   const double steps = static_cast<double>(sums.steps);
-  const auto seconds = [steps](std::int64_t ns) {
-    return static_cast<double>(ns) * kNanosecond / steps;
-  };
+  const auto seconds = [steps](auto ns) { return static_cast<double>(ns) * kNanosecond / steps; };
   double kernels = 0;
   double unknown = 0;
   for (std::size_t group = 0; group < kGroups; ++group) {
@@ -257,7 +273,7 @@ Result<Side> side_of(std::vector<ActivityTrace> traces, SideKind kind, const Sid
     if (options.gpu_steps && trace.steps.empty()) {
       return input_error("--gpu-steps: " + trace.source + " has no annotations of steps");
     }
-    add_trace(trace, options, sums, out.time);
+    FT_TRY(add_trace(trace, options, sums, out.time));
     out.ranks = std::max(out.ranks, trace.world_size);
     if (out.device.empty()) out.device = trace.device;
     if (!trace.device.empty() && trace.device != out.device) {
