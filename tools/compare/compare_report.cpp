@@ -130,18 +130,26 @@ std::string table_head(const std::string& what, bool both) {
   return out + to_right(both ? "B exposed" : "of the step", kNumber) + "\n";
 }
 
-FamilyRow idle_row(const Comparison& c) {
+/// What belongs to no family: idle, and of it the launch gaps.
+FamilyRow row_of(const Comparison& c, double StepTimes::*what) {
   FamilyRow row;
-  row.a = FamilyTime{c.a.time.idle_s, c.a.time.idle_s, 0, 0};
-  if (c.b) row.b = FamilyTime{c.b->time.idle_s, c.b->time.idle_s, 0, 0};
+  row.a = FamilyTime{c.a.time.*what, c.a.time.*what, 0, 0};
+  if (c.b) row.b = FamilyTime{c.b->time.*what, c.b->time.*what, 0, 0};
   return row;
 }
 
-FamilyRow step_row(const Comparison& c) {
-  FamilyRow row;
-  row.a = FamilyTime{c.a.time.step_s, c.a.time.step_s, 0, 0};
-  if (c.b) row.b = FamilyTime{c.b->time.step_s, c.b->time.step_s, 0, 0};
-  return row;
+/// The phases, and of each the families that take a hundredth of the step and more.
+std::string phase_lines(const Comparison& c, bool both, double step) {
+  constexpr double kShownShare = 0.01;
+  std::string out = table_head("phase", both);
+  for (const PhaseRow& phase : c.phases) {
+    out += table_line(phase.phase, phase.all, both, step);
+    for (const FamilyRow& row : phase.families) {
+      const double longer = std::max(exposed_of(row.a), exposed_of(row.b));
+      if (longer >= kShownShare * step) out += table_line("  " + row.family, row, both, step);
+    }
+  }
+  return out;
 }
 
 }  // namespace
@@ -184,11 +192,10 @@ std::string comparison_text(const Comparison& c) {
   std::string out = side_text("A", c.a) + (both ? side_text("B", *c.b) : "");
   out += table_head("family", both);
   for (const FamilyRow& row : c.families) out += table_line(row.family, row, both, step);
-  out += table_line("idle", idle_row(c), both, step) + table_line("step", step_row(c), both, step);
-  if (!c.phases.empty()) {
-    out += table_head("phase", both);
-    for (const PhaseRow& phase : c.phases) out += table_line(phase.phase, phase.all, both, step);
-  }
+  out += table_line("idle", row_of(c, &StepTimes::idle_s), both, step);
+  out += table_line("  in launch gaps", row_of(c, &StepTimes::launch_gaps_s), both, step);
+  out += table_line("step", row_of(c, &StepTimes::step_s), both, step);
+  if (!c.phases.empty()) out += phase_lines(c, both, step);
   if (!both && c.a.measured()) {
     out += "\n  longest kernels\n";
     for (const KernelTime& kernel : longest_kernels(c.a.time, kKernelsShown)) {

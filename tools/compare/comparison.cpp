@@ -26,8 +26,8 @@ Family family_called(const std::string& name) {
   return Family::kOther;
 }
 
-/// The part of `simulate`'s breakdown that a family of a trace belongs to.
-std::string part_of_family(const std::string& name) {
+/// The part of `simulate`'s breakdown that a family of a trace, launched in that phase, belongs to.
+std::string part_of_family(const std::string& name, const std::string& phase) {
   const Family family = family_called(name);
   switch (class_of(family)) {
     case FamilyClass::kCommunication:
@@ -38,6 +38,7 @@ std::string part_of_family(const std::string& name) {
     case FamilyClass::kCount:
       break;
   }
+  if (phase == name_of(HostPhase::kOptimizer)) return std::string(name_of(Part::kOptimizer));
   const bool own =
       family == Family::kGemm || family == Family::kAttention || family == Family::kOptimizer;
   return own ? name : "memory_bound";
@@ -48,7 +49,7 @@ void put_into_parts(StepTimes& time, bool together) {
   std::map<std::pair<std::string, std::string>, FamilyTime> parts;
   if (time.parts.empty()) {
     for (const auto& [key, one] : time.families) {
-      FamilyTime& part = parts[{part_of_family(key.first), ""}];
+      FamilyTime& part = parts[{part_of_family(key.first, key.second), ""}];
       const bool hidden = class_of(family_called(key.first)) == FamilyClass::kCommunication;
       part += {hidden ? one.exposed_s : one.seconds, one.exposed_s, 0, one.count};
     }
