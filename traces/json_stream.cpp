@@ -87,29 +87,28 @@ JsonToken JsonStream::next() {
   if (c == kNothing) {
     return x_open.empty() ? fault("the file is empty, expected JSON") : ended();
   }
-  const bool in_object = !x_open.empty() && x_open.back() == '}';
   if (x_expects == Expects::kColon) {
     if (c != ':') return fault("found " + shown(c) + ", expected ':'");
     ++x_at;
     return value(space());
   }
-  if (x_expects == Expects::kComma || x_expects == Expects::kFirst) {
-    if (c == x_open.back()) return close(static_cast<char>(c));
-    if (x_expects == Expects::kComma) {
-      if (c != ',') {
-        return fault("found " + shown(c) + ", expected ',' or '" + x_open.back() + "'");
-      }
-      ++x_at;
-    }
-    const int begin = space();
-    if (begin == kNothing) return ended();
-    if (!in_object) return value(begin);
-    if (begin != '"') return fault("found " + shown(begin) + ", expected a key");
-    const JsonToken key = quoted(JsonToken::kKey);
-    if (key == JsonToken::kKey) x_expects = Expects::kColon;
-    return key;
+  return x_expects == Expects::kValue ? value(c) : element(c);
+}
+
+/// What stands in an object or a list from `c` on: its end, or the next key or value.
+JsonToken JsonStream::element(int c) {
+  if (c == x_open.back()) return close(static_cast<char>(c));
+  if (x_expects == Expects::kComma) {
+    if (c != ',') return fault("found " + shown(c) + ", expected ',' or '" + x_open.back() + "'");
+    ++x_at;
   }
-  return value(c);
+  const int begin = space();
+  if (begin == kNothing) return ended();
+  if (x_open.back() == ']') return value(begin);
+  if (begin != '"') return fault("found " + shown(begin) + ", expected a key");
+  const JsonToken key = quoted(JsonToken::kKey);
+  if (key == JsonToken::kKey) x_expects = Expects::kColon;
+  return key;
 }
 
 JsonToken JsonStream::value(int c) {

@@ -49,6 +49,7 @@ class JsonStream {
   int peek();
   int space();
   JsonToken ended();
+  JsonToken element(int c);
   JsonToken value(int c);
   JsonToken open(char closing, JsonToken token);
   JsonToken close(char closing);

@@ -69,28 +69,38 @@ bool scalar(JsonStream& json, JsonToken token, std::string& out) {
   return text || json.skip(token);
 }
 
-/// The value that `token` begins, as compact JSON.
+bool opens(JsonToken token) { return token == JsonToken::kObject || token == JsonToken::kArray; }
+bool closes(JsonToken token) {
+  return token == JsonToken::kObjectEnd || token == JsonToken::kArrayEnd;
+}
+
+void append_token(JsonToken token, const std::string& text, std::string& out) {
+  constexpr std::string_view kBrackets = "{}[]";  // in the order of the tokens
+  if (opens(token) || closes(token)) {
+    out += kBrackets[static_cast<std::size_t>(token)];
+  } else if (token == JsonToken::kString || token == JsonToken::kKey) {
+    append_string(out, text);
+    if (token == JsonToken::kKey) out += ':';
+  } else {
+    out += text;
+  }
+}
+
+/// The value that `token` begins, as compact JSON; of a longer one than 16 KiB its begin.
 bool compact(JsonStream& json, JsonToken token, std::string& out) {
   constexpr std::size_t kLongestShape = 1 << 14;
   out.clear();
   int level = 0;
   bool comma = false;
   for (;; token = json.next()) {
-    const bool opens = token == JsonToken::kObject || token == JsonToken::kArray;
-    const bool closes = token == JsonToken::kObjectEnd || token == JsonToken::kArrayEnd;
     if (token == JsonToken::kFault || token == JsonToken::kEnd) return false;
     if (out.size() < kLongestShape) {
-      if (comma && !closes) out += ',';
-      if (opens) out += token == JsonToken::kObject ? '{' : '[';
-      if (closes) out += token == JsonToken::kObjectEnd ? '}' : ']';
-      if (token == JsonToken::kString || token == JsonToken::kKey) {
-        append_string(out, json.text());
-        if (token == JsonToken::kKey) out += ':';
-      }
-      if (token == JsonToken::kNumber || token == JsonToken::kWord) out += json.text();
+      if (comma && !closes(token)) out += ',';
+      append_token(token, json.text(), out);
     }
-    comma = !opens && token != JsonToken::kKey;
-    level += opens ? 1 : closes ? -1 : 0;
+    comma = !opens(token) && token != JsonToken::kKey;
+    if (opens(token)) ++level;
+    if (closes(token)) --level;
     if (level == 0 && token != JsonToken::kKey) return true;
   }
 }
@@ -463,45 +473,44 @@ Result<std::vector<ActivityTrace>> KinetoReader::read() {
   return x_taker.finish();
 }
 
+constexpr std::int64_t kNsInUs = 1000;
+
+/// The digits behind the point of microseconds, in nanoseconds, rounded.
+bool parse_fraction(std::string_view digits, std::int64_t& ns) {
+  constexpr std::size_t kKept = 3;
+  ns = 0;
+  for (std::size_t i = 0; i < std::max(digits.size(), kKept); ++i) {
+    const char digit = i < digits.size() ? digits[i] : '0';
+    if (digit < '0' || digit > '9') return false;
+    if (i < kKept) ns = ns * 10 + (digit - '0');
+    if (i == kKept && digit >= '5') ++ns;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool parse_us(std::string_view text, std::int64_t& ns) {
-  constexpr std::int64_t kNanoseconds = 1000;
+  constexpr std::int64_t kMostUs = kLatest / kNsInUs - 1;
   std::int64_t us = 0;
   const char* end = text.data() + text.size();
   const auto [point, error] = std::from_chars(text.data(), end, us);
-  const bool negative = text.starts_with("-");
-  constexpr std::int64_t kMostUs = kLatest / kNanoseconds - 1;
-  if (error == std::errc() && us <= kMostUs && us >= -kMostUs) {
-    if (point == end) {
-      ns = us * kNanoseconds;
-      return true;
-    }
-    if (*point == '.' && text.find_first_of("eE") == std::string_view::npos) {
-      std::int64_t fraction = 0;
-      std::int64_t unit = kNanoseconds;
-      const char* digit = point + 1;
-      for (; digit != end && *digit >= '0' && *digit <= '9'; ++digit) {
-        unit /= 10;
-        if (unit > 0) {
-          fraction += unit * (*digit - '0');
-        } else if (digit == point + 4) {
-          fraction += *digit >= '5' ? 1 : 0;  // the first digit below a nanosecond
-        }
-      }
-      if (digit != end) return false;
-      ns = us * kNanoseconds + (negative ? -fraction : fraction);
-      return true;
-    }
+  if (error == std::errc() && us <= kMostUs && us >= -kMostUs && point == end) {
+    ns = us * kNsInUs;
+    return true;
+  }
+  const bool exact = error == std::errc() && us <= kMostUs && us >= -kMostUs && *point == '.';
+  std::int64_t fraction = 0;
+  if (exact && parse_fraction({point + 1, static_cast<std::size_t>(end - point - 1)}, fraction)) {
+    ns = us * kNsInUs + (text.starts_with("-") ? -fraction : fraction);
+    return true;
   }
   const std::string copy(text);
   char* rest = nullptr;
   const double value = std::strtod(copy.c_str(), &rest);
-  const bool number = !copy.empty() && *rest == 0;
-  if (!number || !(value > -static_cast<double>(kMostUs) && value < static_cast<double>(kMostUs))) {
-    return false;
-  }
-  ns = static_cast<std::int64_t>(value * static_cast<double>(kNanoseconds));
+  const auto most = static_cast<double>(kMostUs);
+  if (copy.empty() || *rest != 0 || !(value > -most && value < most)) return false;
+  ns = static_cast<std::int64_t>(value * static_cast<double>(kNsInUs));
   return true;
 }
 

@@ -12,6 +12,17 @@
 namespace foretrain {
 namespace {
 
+/// Whose an instant is, by looking at all; what runs is counted.
+const Busy* owner_at(const std::vector<Busy>& busy, std::int64_t at, std::vector<double>& all) {
+  const Busy* owner = nullptr;
+  for (const Busy& one : busy) {
+    if (one.begin > at || one.end <= at) continue;
+    all[one.group] += 1;
+    if (owner == nullptr || one.of < owner->of) owner = &one;
+  }
+  return owner;
+}
+
 // Of each instant the owner, looked up one by one.
 TEST(Attribution, GivesEveryInstantToOne) {
   std::mt19937 draw(7);
@@ -31,12 +42,7 @@ TEST(Attribution, GivesEveryInstantToOne) {
     std::int64_t idle = 0;
     for (const Window& window : windows) {
       for (std::int64_t at = window.begin; at < window.end; ++at) {
-        const Busy* owner = nullptr;
-        for (const Busy& one : busy) {
-          if (one.begin > at || one.end <= at) continue;
-          ++all[one.group];
-          if (owner == nullptr || one.of < owner->of) owner = &one;
-        }
+        const Busy* owner = owner_at(busy, at, all);
         ++(owner == nullptr ? idle : exposed[owner->group]);
       }
     }

@@ -240,7 +240,7 @@ TEST(Steps, StandApartInOrder) {
 
 /// A database of what Nsight Systems writes of two processes, each with a GPU that it calls 0.
 std::string nsight_export(const char* more = "") {
-  const std::string path = ::testing::TempDir() + "foretrain-nsight.sqlite";
+  std::string path = ::testing::TempDir() + "foretrain-nsight.sqlite";
   std::filesystem::remove(path);
   sqlite3* base = nullptr;
   EXPECT_EQ(sqlite3_open(path.c_str(), &base), SQLITE_OK);

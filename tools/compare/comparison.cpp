@@ -168,7 +168,7 @@ Comparison compare_sides(Side a, std::optional<Side> b) {
       if (measured && !by_parts) fold_phases(side->time);
     }
     if (by_parts && measured) {
-      out.notes.push_back(
+      out.notes.emplace_back(
           "a result knows parts of a breakdown: kernels are put into these, and of communication "
           "what nothing hides is compared");
     }

@@ -60,7 +60,7 @@ std::string reason_of(const FamilyRow& row) {
   const double each =
       count_of(row.a) > 0 && count_of(row.b) > 0 ? count_of(row.b) / count_of(row.a) : 0;
   if (each == 0) return "";
-  const std::string counts =
+  std::string counts =
       fixed(count_of(row.a), 0) + " operations a step in A, " + fixed(count_of(row.b), 0) + " in B";
   if (each > 1.25 || each < 0.8) return counts;
   return counts + ": each takes " + fixed(b / count_of(row.b) / (a / count_of(row.a)), 2) +

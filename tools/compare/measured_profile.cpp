@@ -1,5 +1,6 @@
 // Kernels of a trace as samples of a profile.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -114,21 +115,21 @@ std::optional<Work> product_of(const LaunchDetail& detail, const std::string& ke
 struct AttentionForm {
   const char* op;
   std::size_t query;   ///< which operand; key and value follow
-  bool heads_first;    ///< [batch, heads, length, head], else [batch, length, heads, head]
   std::size_t causal;  ///< which argument says so
+  bool heads_first;    ///< [batch, heads, length, head], else [batch, length, heads, head]
   bool backward;
   AttentionKernel kernel;
 };
 
 /// Arguments: aten/src/ATen/native/native_functions.yaml of PyTorch 2.5.
 constexpr AttentionForm kForms[] = {
-    {"aten::_flash_attention_forward", 0, false, 8, false, AttentionKernel::kFlash2},
-    {"aten::_flash_attention_backward", 1, false, 11, true, AttentionKernel::kFlash2},
-    {"aten::_scaled_dot_product_flash_attention", 0, true, 4, false, AttentionKernel::kFlash2},
-    {"aten::_scaled_dot_product_flash_attention_backward", 1, true, 11, true,
+    {"aten::_flash_attention_forward", 0, 8, false, false, AttentionKernel::kFlash2},
+    {"aten::_flash_attention_backward", 1, 11, false, true, AttentionKernel::kFlash2},
+    {"aten::_scaled_dot_product_flash_attention", 0, 4, true, false, AttentionKernel::kFlash2},
+    {"aten::_scaled_dot_product_flash_attention_backward", 1, 11, true, true,
      AttentionKernel::kFlash2},
-    {"aten::_scaled_dot_product_cudnn_attention", 0, true, 6, false, AttentionKernel::kCudnn},
-    {"aten::_scaled_dot_product_cudnn_attention_backward", 1, true, 14, true,
+    {"aten::_scaled_dot_product_cudnn_attention", 0, 6, true, false, AttentionKernel::kCudnn},
+    {"aten::_scaled_dot_product_cudnn_attention_backward", 1, 14, true, true,
      AttentionKernel::kCudnn},
 };
 
@@ -175,7 +176,7 @@ struct Calls {
 
 double at_share(const std::vector<double>& sorted, double share) {
   const auto last = static_cast<double>(sorted.size() - 1);
-  return sorted[static_cast<std::size_t>(last * share + 0.5)];
+  return sorted[static_cast<std::size_t>(std::lround(last * share))];
 }
 
 Sample sample_of(SampleKey key, Calls calls) {

@@ -148,7 +148,7 @@ Status add_trace(const ActivityTrace& trace, const SideOptions& options, Sums& s
 }
 
 void set_trace_times(Sums& sums, std::size_t ranks, StepTimes& out) {
-  const double steps = static_cast<double>(sums.steps);
+  const auto steps = static_cast<double>(sums.steps);
   const auto seconds = [steps](auto ns) { return static_cast<double>(ns) * kNanosecond / steps; };
   double kernels = 0;
   double unknown = 0;
@@ -184,18 +184,25 @@ void set_trace_times(Sums& sums, std::size_t ranks, StepTimes& out) {
   }
 }
 
-/// A step to be drawn: of each rank a track, of each stream a row.
-Timeline drawn(const std::vector<ActivityTrace>& traces, const SideOptions& options) {
-  Timeline out;
-  constexpr std::size_t kMostRanks = 16;
-  std::unordered_map<std::string, std::int32_t> infos;
-  for (std::size_t t = 0; t < std::min(traces.size(), kMostRanks); ++t) {
-    const ActivityTrace& trace = traces[t];
-    std::int64_t steps = 0;
-    const Window window = windows_of(trace, options, steps).front();
+SpanInfo info_of(const KernelName& name, HostPhase phase) {
+  SpanInfo out;
+  out.name = name.name;
+  out.work = name_of(name.of.family);
+  const FamilyClass of = class_of(name.of.family);
+  if (of == FamilyClass::kCommunication) out.category = Category::kData;
+  if (of == FamilyClass::kCopy) out.category = Category::kMemory;
+  if (phase == HostPhase::kBackward) out.phase = Phase::kBackward;
+  if (phase == HostPhase::kOptimizer) out.phase = Phase::kOptimizer;
+  return out;
+}
+
+/// Draws the first steps of ranks: of each a track, of each stream a row.
+class Drawing {
+ public:
+  void add(const ActivityTrace& trace, const Window& window) {
+    const auto index = static_cast<std::int32_t>(timeline.tracks.size());
     Track track;
-    track.rank = RankId(
-        static_cast<std::int32_t>(trace.rank < 0 ? static_cast<std::int64_t>(t) : trace.rank));
+    track.rank = RankId(static_cast<std::int32_t>(trace.rank < 0 ? index : trace.rank));
     track.name = "rank " + std::to_string(track.rank.value) + ", measured";
     std::unordered_map<std::uint16_t, std::int32_t> streams;
     std::vector<Span> spans;
@@ -203,30 +210,13 @@ Timeline drawn(const std::vector<ActivityTrace>& traces, const SideOptions& opti
       const std::int64_t begin = std::max(event.begin, window.begin);
       const std::int64_t end = std::min(event.end, window.end);
       if (end <= begin) continue;
-      const KernelName& name = trace.names[event.name];
-      const auto [info, fresh] = infos.try_emplace(
-          name.name + "\n" + std::string(name_of(event.phase)), std::ssize(out.infos));
-      if (fresh) {
-        const FamilyClass of = class_of(name.of.family);
-        SpanInfo one;
-        one.name = name.name;
-        one.work = name_of(name.of.family);
-        one.category = of == FamilyClass::kCompute         ? Category::kCompute
-                       : of == FamilyClass::kCommunication ? Category::kData
-                                                           : Category::kMemory;
-        one.phase = event.phase == HostPhase::kBackward    ? Phase::kBackward
-                    : event.phase == HostPhase::kOptimizer ? Phase::kOptimizer
-                                                           : Phase::kForward;
-        out.infos.push_back(one);
-      }
-      const auto stream = streams.try_emplace(event.stream, std::ssize(streams)).first->second;
       Span span;
-      span.track = static_cast<std::int32_t>(t);
-      span.stream = StreamId(stream);
-      span.info = info->second;
-      span.begin = span.start = Time{(begin - window.begin) * 1000};
-      span.end = Time{(end - window.begin) * 1000};
-      out.end = max(out.end, span.end);
+      span.track = index;
+      span.stream = StreamId(streams.try_emplace(event.stream, std::ssize(streams)).first->second);
+      span.info = info(trace.names[event.name], event.phase);
+      span.begin = span.start = Time{(begin - window.begin) * kPsInNs};
+      span.end = Time{(end - window.begin) * kPsInNs};
+      timeline.end = max(timeline.end, span.end);
       spans.push_back(span);
     }
     for (std::size_t s = 0; s < streams.size(); ++s) {
@@ -234,10 +224,33 @@ Timeline drawn(const std::vector<ActivityTrace>& traces, const SideOptions& opti
     }
     std::stable_sort(spans.begin(), spans.end(),
                      [](const Span& a, const Span& b) { return a.stream < b.stream; });
-    out.spans.insert(out.spans.end(), spans.begin(), spans.end());
-    out.tracks.push_back(std::move(track));
+    timeline.spans.insert(timeline.spans.end(), spans.begin(), spans.end());
+    timeline.tracks.push_back(std::move(track));
   }
-  return out;
+
+  Timeline timeline;
+
+ private:
+  static constexpr std::int64_t kPsInNs = 1000;
+
+  std::int32_t info(const KernelName& name, HostPhase phase) {
+    const std::string key = name.name + "\n" + std::string(name_of(phase));
+    const auto [at, fresh] = x_infos.try_emplace(key, std::ssize(timeline.infos));
+    if (fresh) timeline.infos.push_back(info_of(name, phase));
+    return at->second;
+  }
+
+  std::unordered_map<std::string, std::int32_t> x_infos;
+};
+
+Timeline drawn(const std::vector<ActivityTrace>& traces, const SideOptions& options) {
+  constexpr std::size_t kMostRanks = 16;
+  Drawing drawing;
+  for (std::size_t t = 0; t < std::min(traces.size(), kMostRanks); ++t) {
+    std::int64_t steps = 0;
+    drawing.add(traces[t], windows_of(traces[t], options, steps).front());
+  }
+  return std::move(drawing.timeline);
 }
 
 /// What a reader should know of how the steps were found.
