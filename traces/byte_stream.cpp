@@ -70,8 +70,9 @@ Result<std::string_view> ByteStream::next() {
   in.done = static_cast<std::int64_t>(gzoffset(in.file));
   if (got > 0) return std::string_view(in.chunk.data(), static_cast<std::size_t>(got));
   int code = Z_OK;
-  const char* reason = gzerror(in.file, &code);
+  std::string reason = gzerror(in.file, &code);
   if (code == Z_ERRNO) reason = std::strerror(errno);
+  if (reason.starts_with(in.path + ": ")) reason.erase(0, in.path.size() + 2);  // zlib names it too
   // At the end of a truncated archive gzread returns what there is; gzerror tells.
   if (code != Z_OK) return input_error(in.path + ": cannot be read: " + reason);
   return std::string_view();

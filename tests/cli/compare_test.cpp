@@ -230,6 +230,7 @@ TEST(Compare, SaysWhatIsWrong) {
       {{"run.json", "--steps", "3"}, "--steps is of traces"},
       {{"trace.json,run.json"}, "run.json is no trace"},
       {{"trace.json", "--json", "trace.json"}, "would be overwritten"},
+      {{"cut.json,trace.json", "--json", "trace.json"}, "would be overwritten"},
   };
   for (const auto& [arguments, says] : cases) {
     std::vector<std::string> all = arguments;

@@ -81,6 +81,10 @@ Status compare(const CompareArgs& args) {
       {"--json", args.json}, {"--trace", args.trace}, {"--profile", args.profile}};
   std::vector<std::string> inputs = read_with(outputs, args.a, args.sets);
   for (std::string& input : read_with(outputs, args.b, {})) inputs.push_back(std::move(input));
+  for (const std::string& what : {args.a, args.b}) {
+    const Result<std::vector<std::string>> files = files_of_side(what);
+    if (files.ok()) inputs.insert(inputs.end(), files.value().begin(), files.value().end());
+  }
   FT_TRY(check_outputs(outputs, inputs));
   const SideOptions options = side_options(args);
   FT_ASSIGN(Side a, load_side(args.a, options));

@@ -18,34 +18,6 @@ constexpr const char* kAccepted =
     "accepted are a RUN, a result of `simulate --json`, a timeline of `--timeline`, a trace of "
     "PyTorch's profiler (.json, .json.gz) and an export of Nsight Systems (.sqlite)";
 
-/// The files that are named: those between commas, those of a folder in the order of their names.
-Result<std::vector<std::string>> files_of(const std::string& what) {
-  std::error_code ignored;
-  if (fs::exists(what, ignored) && !fs::is_directory(what, ignored)) {
-    return std::vector<std::string>{what};
-  }
-  std::vector<std::string> out;
-  if (!fs::is_directory(what, ignored)) {
-    for (std::size_t at = 0; at <= what.size();) {
-      const std::size_t comma = std::min(what.find(',', at), what.size());
-      if (comma > at) out.push_back(what.substr(at, comma - at));
-      at = comma + 1;
-    }
-    return out;
-  }
-  for (const fs::directory_entry& entry : fs::directory_iterator(what, ignored)) {
-    const std::string path = entry.path().string();
-    for (const char* ending : {".json", ".json.gz", ".sqlite"}) {
-      if (path.ends_with(ending)) out.push_back(path);
-    }
-  }
-  std::sort(out.begin(), out.end());
-  if (out.empty()) {
-    return input_error(what + ": found no .json, .json.gz or .sqlite in this folder; " + kAccepted);
-  }
-  return out;
-}
-
 Result<std::vector<ActivityTrace>> read_trace(const std::string& path, FileKind kind,
                                               const SideOptions& options) {
   ActivityOptions how;
@@ -79,8 +51,35 @@ std::string_view name_of(SideKind kind) {
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
+Result<std::vector<std::string>> files_of_side(const std::string& what) {
+  std::error_code ignored;
+  if (fs::exists(what, ignored) && !fs::is_directory(what, ignored)) {
+    return std::vector<std::string>{what};
+  }
+  std::vector<std::string> out;
+  if (!fs::is_directory(what, ignored)) {
+    for (std::size_t at = 0; at <= what.size();) {
+      const std::size_t comma = std::min(what.find(',', at), what.size());
+      if (comma > at) out.push_back(what.substr(at, comma - at));
+      at = comma + 1;
+    }
+    return out;
+  }
+  for (const fs::directory_entry& entry : fs::directory_iterator(what, ignored)) {
+    const std::string path = entry.path().string();
+    for (const char* ending : {".json", ".json.gz", ".sqlite"}) {
+      if (path.ends_with(ending)) out.push_back(path);
+    }
+  }
+  std::sort(out.begin(), out.end());
+  if (out.empty()) {
+    return input_error(what + ": found no .json, .json.gz or .sqlite in this folder; " + kAccepted);
+  }
+  return out;
+}
+
 Result<Side> load_side(const std::string& what, const SideOptions& options) {
-  FT_ASSIGN(const std::vector<std::string> files, files_of(what));
+  FT_ASSIGN(const std::vector<std::string> files, files_of_side(what));
   std::error_code ignored;
   if (files.size() == 1 && !fs::is_regular_file(files.front(), ignored)) {
     return side_of_run(what, options);  // a shipped RUN, a pipe, or an error that says so

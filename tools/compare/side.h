@@ -91,6 +91,9 @@ Result<Side> side_of_run(const std::string& name_or_path, const SideOptions& opt
 /// a folder of them, or paths with commas between. The content tells the kind.
 Result<Side> load_side(const std::string& what, const SideOptions& options);
 
+/// The files that it names: those between commas, or those of a folder in the order of their names.
+Result<std::vector<std::string>> files_of_side(const std::string& what);
+
 /// The family of an operation of ours, and the kind within it; nothing of what the GPU has no part
 /// in (host work, waits for data).
 std::optional<KernelClass> classify_operation(const SpanInfo& info);
