@@ -339,6 +339,30 @@ Verb add_compare(CLI::App& app, foretrain::CompareArgs& args) {
   return {verb, [&args] { return foretrain::compare(args); }};
 }
 
+Verb add_import(CLI::App& app, foretrain::ImportArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "import", "Turn launch files of training frameworks into a RUN: scripts, YAML, TOML, JSON");
+  verb->footer(
+      "Scripts are expanded, never executed. What has no counterpart in a RUN is listed.\n"
+      "Example:\n  foretrain import train_gpt3.sh --cluster dgx-h100 --out run.json");
+  verb->add_option("FILE", args.files, "Launch files, and a config.json (- for stdin)")->required();
+  verb->add_option("--from", args.from, "The framework, where its files do not tell")
+      ->type_name("SYSTEM");
+  verb->add_option("--cluster", args.cluster, "The machine (default: a marked place in the RUN)")
+      ->type_name("NAME");
+  verb->add_option("--accelerators", args.accelerators, "How many (default: as the files say)")
+      ->type_name("N")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  verb->add_option("--set", args.sets, "Override a field of the RUN (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  add_output(verb, "--out", args.out, "Write the RUN to FILE (default: stdout)");
+  verb->add_flag("--strict", args.strict, "Exit 3 where anything is not modelled");
+  verb->add_flag("--quiet", args.quiet, "No lists on stderr");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::import_files(args); }};
+}
+
 Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
   CLI::App* verb = app.add_subcommand(
       "list", "What ships: models, clusters, devices, fabrics, systems, reliability, runs");
@@ -457,7 +481,7 @@ int main(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 done, 1 an input is at fault, 2 wrong usage, 3 a condition that was asked "
       "for\n"
-      "does not hold (--require-fit, --max-step-s, --max-error, no plan that fits), 130 "
+      "does not hold (--require-fit, --max-step-s, --max-error, --strict, no plan that fits), 130 "
       "interrupted.\n\n"
       "Example:\n  foretrain simulate llama-3-8b-8-h100");
   foretrain::SimulateArgs simulate_args;
@@ -470,6 +494,7 @@ int main(int argc, char** argv) {
   foretrain::ScoreArgs score_args;
   foretrain::SearchArgs search_args;
   foretrain::CompareArgs compare_args;
+  foretrain::ImportArgs import_args;
   foretrain::ListArgs list_args;
   foretrain::ShowArgs show_args;
   foretrain::DoctorArgs doctor_args;
@@ -478,6 +503,7 @@ int main(int argc, char** argv) {
   const Verb verbs[] = {add_simulate(app, simulate_args),
                         add_search(app, search_args),
                         add_goodput(app, goodput_args),
+                        add_import(app, import_args),
                         add_calibrate(app, calibrate_args),
                         add_execute(app, execute_args),
                         add_validate(app, validate_args),

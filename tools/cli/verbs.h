@@ -111,6 +111,14 @@ struct CompareArgs {
 };
 Status compare(const CompareArgs& args);
 
+struct ImportArgs {
+  std::vector<std::string> files, sets;
+  std::string from, cluster, out, json;
+  std::int64_t accelerators = 0;  ///< 0: as the files say
+  bool strict = false, quiet = false;
+};
+Status import_files(const ImportArgs& args);
+
 struct ListArgs {
   std::string kind, json;
   bool quiet = false;  ///< as everywhere: nothing but what --json asks for

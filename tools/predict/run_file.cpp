@@ -249,6 +249,15 @@ Result<Model> load_model(const Json& json, const std::string& source) {
   return read_model(whole, source, "/model");
 }
 
+/// The place of a cluster that nobody named yet.
+Status refuse_open_cluster(const Json& cluster, const std::string& source) {
+  const Json* preset = cluster.object() != nullptr ? cluster.find("preset") : &cluster;
+  if (preset == nullptr || !(*preset == Json(kOpenCluster))) return ok_status();
+  return input_error(source + ": /cluster: found \"" + std::string(kOpenCluster) +
+                     "\", the place that `foretrain import` left for the machine; name it by --set "
+                     "cluster.preset=NAME, for example dgx-h100 (`foretrain list clusters`)");
+}
+
 /// launch.cuda_graph: none, layer or full.
 std::string cuda_graph(const Json& run) {
   const Json* launch = run.find("launch");
@@ -293,6 +302,26 @@ Status find_profile(Run& run, const Json& user, const std::string& source) {
   return use_shipped_profile(run);
 }
 
+/// What a file is that is no JSON but may be a launch file of a framework; "": neither.
+std::string launch_form_of(const std::string& path) {
+  const auto ends = [&path](std::string_view tail) { return path.ends_with(tail); };
+  if (ends(".sh") || ends(".bash") || ends(".sbatch")) return "a shell script";
+  if (ends(".yaml") || ends(".yml")) return "YAML";
+  if (ends(".toml")) return "TOML";
+  const Result<std::string> text = read_text_file(path);
+  if (!text.ok() || !text.value().starts_with("#!")) return "";
+  return "a shell script";
+}
+
+/// A file of JSON; one that may be a launch file is sent to the verb that reads those.
+Result<Json> read_run_file(const std::string& path) {
+  Result<Json> json = read_json_file(path);
+  const std::string form = json.ok() || path == kStandardInput ? "" : launch_form_of(path);
+  if (form.empty()) return json;
+  return input_error(path + ": is " + form + ", expected JSON; `foretrain import " + path +
+                     " --out run.json` makes a RUN of a framework's launch file");
+}
+
 }  // namespace
 
 bool is_users(const std::string& origin) { return origin == "RUN" || origin == "--set"; }
@@ -316,7 +345,7 @@ Result<Json> load_preset(const std::string& kind, const std::string& name_or_pat
                          const std::string& where) {
   const bool input = name_or_path == kStandardInput;
   if (!input && is_file(name_or_path)) FT_TRY(refuse_trace(name_or_path));
-  if (input || is_file(name_or_path)) return read_json_file(name_or_path);
+  if (input || is_file(name_or_path)) return read_run_file(name_or_path);
   const std::string_view text = find_asset(kind + "/" + name_or_path + ".json");
   if (!text.empty()) return parse_json(text, name_or_path);
   if (is_folder(name_or_path)) {
@@ -399,6 +428,7 @@ Result<Run> resolve(const Json& json, const std::string& source,
                          ": is missing, expected a preset's name or an object");
     }
   }
+  FT_TRY(refuse_open_cluster(*user.find("cluster"), source));
   Result<Cluster> cluster = known.cluster != nullptr
                                 ? Result<Cluster>(*known.cluster)
                                 : read_cluster(*user.find("cluster"), source, "/cluster");

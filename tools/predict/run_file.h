@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hardware/cluster.h"
@@ -16,6 +17,9 @@
 #include "sim/base/json.h"
 
 namespace foretrain {
+
+/// The preset of a cluster that a user has yet to name: what `import` writes in its place.
+inline constexpr std::string_view kOpenCluster = "SET-A-CLUSTER";
 
 /// A RUN, resolved and read.
 struct Run {

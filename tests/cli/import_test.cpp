@@ -1,0 +1,211 @@
+// The verb `import`: launch files of training frameworks as RUNs.
+#include <gtest/gtest.h>
+
+#include "tests/cli/run_command.h"
+
+namespace foretrain {
+namespace {
+
+std::string launch_file(const std::string& name) {
+  return std::string(FORETRAIN_SOURCE_DIR "/tests/data/import/") + name;
+}
+
+/// What `import FILE --json -` says.
+Json imported(const Workplace& place, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "import");
+  arguments.insert(arguments.end(), {"--json", "-"});
+  const CommandResult result = place.run(arguments);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const Result<Json> json = parse_json(result.out, "stdout");
+  EXPECT_TRUE(json.ok()) << result.out;
+  return json.ok() ? json.value() : Json();
+}
+
+/// Whether a text of the list, or the `from` of an entry, contains that.
+bool lists(const Json& json, const char* list, const std::string& what) {
+  const Json* found = json.find(list);
+  if (found == nullptr || found->array() == nullptr) return false;
+  for (const Json& one : *found->array()) {
+    const Json* from = one.find("from");
+    const std::string* text = from != nullptr ? from->string() : one.string();
+    if (text != nullptr && text->find(what) != std::string::npos) return true;
+  }
+  return false;
+}
+
+TEST(ImportMegatron, FlagsThatAreAbsentAreOff) {
+  const Workplace place;
+  const Json json = imported(place, {launch_file("gpt3_175b.sh")});
+  EXPECT_EQ(at(json, "run/parallel/sequence"), Json(false));
+  EXPECT_EQ(at(json, "run/sharding/level"), Json("none"));
+  EXPECT_EQ(at(json, "run/overlap/gradient_reduce"), Json(false));
+  EXPECT_EQ(at(json, "run/recompute"), Json("none"));
+  EXPECT_EQ(at(json, "run/precision"), Json("fp16"));
+  EXPECT_EQ(at(json, "run/gradients/dtype"), Json("compute"));
+  EXPECT_EQ(at(json, "run/dropout"), Json(0.1));
+  EXPECT_EQ(at(json, "run/model"), Json("gpt3-175b"));
+  EXPECT_EQ(at(json, "run/cluster/accelerators"), Json(128));
+  EXPECT_TRUE(json.find("not_modelled")->array()->empty());
+  EXPECT_TRUE(lists(json, "unresolved", "cluster"));
+  EXPECT_TRUE(lists(json, "no_effect", "--lr 6.0e-5"));
+  EXPECT_TRUE(lists(json, "translated", "--tensor-model-parallel-size 8"));
+}
+
+TEST(ImportMegatron, MemoryIsThatOfTheScriptNotOfTheSystemsDefaults) {
+  const Workplace place;
+  const CommandResult result = place.run(
+      {"import", launch_file("gpt3_175b.sh"), "--cluster", "dgx-a100-80gb", "--out", "run.json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<std::string> fast = {"--no-advice"};
+  const double written = at(simulated(place, "run.json", {}, fast), "memory/peak_gib").number();
+  const double wrong =
+      at(simulated(place, "run.json",
+                   {"parallel.sequence=true", "sharding.level=optimizer", "gradients.dtype=fp32"},
+                   fast),
+         "memory/peak_gib")
+          .number();
+  EXPECT_GT(written, 50);
+  EXPECT_LT(wrong, 0.8 * written);
+}
+
+TEST(ImportMegatron, AMixtureOfExpertsHasTheFrameworksTensorDegreeOfExperts) {
+  const Workplace place;
+  const Json json = imported(place, {launch_file("mixtral_8x7b.sh"), "--cluster", "dgx-h100"});
+  EXPECT_EQ(at(json, "run/model"), Json("mixtral-8x7b"));
+  EXPECT_EQ(at(json, "run/parallel/expert"), Json(8));
+  EXPECT_EQ(at(json, "run/parallel/expert_tensor"), Json(1));
+  EXPECT_EQ(at(json, "run/parallel/virtual_pipeline"), Json(2));
+  EXPECT_EQ(at(json, "run/moe/dispatcher"), Json("alltoall"));
+  EXPECT_EQ(at(json, "run/batch/global"), Json(256));
+  EXPECT_EQ(at(json, "run/cluster/accelerators"), Json(32));  // of #SBATCH
+  EXPECT_EQ(at(json, "run/sharding/level"), Json("optimizer"));
+  EXPECT_EQ(at(json, "run/overlap/parameter_gather"), Json(true));
+  EXPECT_FALSE(lists(json, "unresolved", "refuses"));
+  const Json tensor =
+      imported(place, {launch_file("mixtral_8x7b.sh"), "--set", "parallel.tensor=2"});
+  EXPECT_EQ(at(tensor, "run/parallel/tensor"), Json(2));
+}
+
+TEST(ImportMegatron, ReadsFp8AndSaysWhatIsMissing) {
+  const Workplace place;
+  const std::string file = launch_file("llama3_8b_fp8.sh");
+  const Json json = imported(place, {file});
+  EXPECT_EQ(at(json, "run/model"), Json("llama-3-8b"));
+  EXPECT_EQ(at(json, "run/precision"), Json("fp8"));
+  EXPECT_EQ(at(json, "run/kernels/fp8_recipe"), Json("delayed"));
+  EXPECT_EQ(at(json, "run/kernels/fp8_weights"), Json(true));
+  EXPECT_EQ(at(json, "run/kernels/attention"), Json("cudnn"));
+  EXPECT_EQ(at(json, "run/kernels/loss"), Json("fused"));
+  EXPECT_EQ(at(json, "run/gradients/dtype"), Json("compute"));  // --grad-reduce-in-bf16
+  EXPECT_EQ(at(json, "run/parallel/sequence"), Json(true));
+  EXPECT_TRUE(lists(json, "unresolved", "CONTEXT_RANKS"));
+  EXPECT_TRUE(lists(json, "not_modelled", "--empty-unused-memory-level"));
+  EXPECT_EQ(place.run({"import", file, "--strict"}).exit_code, 3);
+  EXPECT_EQ(place.run({"import", launch_file("gpt3_175b.sh"), "--strict"}).exit_code, 0);
+}
+
+TEST(ImportMegatron, ReadsListsOfArguments) {
+  const Workplace place;
+  place.write("args.txt",
+              "--num-layers 61\n--hidden-size 7168\n--num-attention-heads 128\n"
+              "--ffn-hidden-size 18432 --swiglu --normalization RMSNorm --disable-bias-linear\n"
+              "--position-embedding-type rope --untie-embeddings-and-output-weights\n"
+              "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-layernorm\n"
+              "--num-experts 256 --moe-router-topk 8 --moe-ffn-hidden-size 2048 "
+              "--moe-layer-freq [0]*3+[1]*58 --moe-grouped-gemm\n"
+              "--moe-shared-expert-intermediate-size 2048 --moe-router-num-groups 8 "
+              "--moe-router-group-topk 4 --moe-token-dispatcher-type flex "
+              "--moe-flex-dispatcher-backend hybridep\n"
+              "--tokenizer-type HuggingFaceTokenizer --tokenizer-model deepseek-ai/DeepSeek-V3\n"
+              "--hidden-dropout 0 --attention-dropout 0 --bf16 --micro-batch-size 1\n"
+              "--global-batch-size 8192 --seq-length 4096 --expert-model-parallel-size 64\n"
+              "--pipeline-model-parallel-size 16 --num-layer 61\n"
+              "--recompute-granularity selective --recompute-modules mla_up_proj mlp\n");
+  const Json json = imported(place, {"args.txt", "--accelerators", "1024"});
+  EXPECT_EQ(at(json, "run/model"), Json("deepseek-v3"));
+  EXPECT_EQ(at(json, "run/moe/dispatcher"), Json("hybridep"));
+  EXPECT_EQ(at(json, "run/recompute/modules"), Json(Json::Array{Json("mla_up_proj"), Json("mlp")}));
+  // A flag with a slip is loud, with what was meant.
+  ASSERT_TRUE(lists(json, "not_modelled", "--num-layer 61"));
+  const std::string why = dump_json(*json.find("not_modelled"), -1);
+  EXPECT_NE(why.find("did you mean num_layers"), std::string::npos) << why;
+}
+
+TEST(ImportMegatron, DefaultsWithoutBatchAreListed) {
+  const Workplace place;
+  place.write("args.txt", "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --bf16\n");
+  const Json json = imported(place, {"args.txt"});
+  for (const char* what :
+       {"batch.sequence", "batch.global", "batch.micro", "vocab_size", "accelerators"}) {
+    EXPECT_TRUE(lists(json, "unresolved", what)) << what;
+  }
+}
+
+TEST(ImportVerb, WritesTheRunToStdoutAndListsToStderr) {
+  const Workplace place;
+  const CommandResult result = place.run({"import", launch_file("gpt3_175b.sh")});
+  ASSERT_EQ(result.exit_code, 0);
+  EXPECT_TRUE(parse_json(result.out, "stdout").ok());
+  EXPECT_NE(result.err.find("Translated"), std::string::npos);
+  EXPECT_NE(result.err.find("UNRESOLVED"), std::string::npos);
+  EXPECT_EQ(place.run({"import", launch_file("gpt3_175b.sh"), "--quiet"}).err, "");
+}
+
+TEST(ImportVerb, APlaceForTheClusterIsNamedByOtherVerbs) {
+  const Workplace place;
+  ASSERT_EQ(place.run({"import", launch_file("gpt3_175b.sh"), "--out", "run.json"}).exit_code, 0);
+  const CommandResult refused = place.run({"simulate", "run.json"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("cluster.preset=NAME"), std::string::npos) << refused.err;
+  const CommandResult named =
+      place.run({"simulate", "run.json", "--set", "cluster.preset=dgx-h100", "--no-advice"});
+  EXPECT_EQ(named.exit_code, 0) << named.err;
+}
+
+TEST(ImportVerb, OtherVerbsSendLaunchFilesHere) {
+  const Workplace place;
+  place.write("train.sh", "#!/bin/bash\ntorchrun pretrain_gpt.py --num-layers 4\n");
+  place.write("train", "#!/bin/bash\ntorchrun pretrain_gpt.py --num-layers 4\n");
+  place.write("train.yaml", "model:\n  num_layers: 4\n");
+  place.write("train.toml", "[model]\nflavor = \"8B\"\n");
+  for (const char* verb : {"simulate", "search", "goodput", "show"}) {
+    for (const char* file : {"train.sh", "train", "train.yaml", "train.toml"}) {
+      const CommandResult result = place.run({verb, file});
+      EXPECT_EQ(result.exit_code, 1);
+      EXPECT_NE(result.err.find("`foretrain import "), std::string::npos) << verb << result.err;
+    }
+  }
+}
+
+TEST(ImportVerb, FaultsNameFileAndLine) {
+  const Workplace place;
+  place.write("open.sh", "echo a\nARGS=(\n  --num-layers 2\n");
+  const CommandResult open = place.run({"import", "open.sh"});
+  EXPECT_EQ(open.exit_code, 1);
+  EXPECT_NE(open.err.find("open.sh:2"), std::string::npos) << open.err;
+  place.write("none.sh", "echo nothing\n");
+  EXPECT_EQ(place.run({"import", "none.sh"}).exit_code, 1);
+  EXPECT_EQ(place.run({"import", "absent.sh"}).exit_code, 1);
+  EXPECT_EQ(place.run({"import"}).exit_code, 2);
+  const CommandResult from =
+      place.run({"import", launch_file("gpt3_175b.sh"), "--from", "megatron"});
+  EXPECT_EQ(from.exit_code, 1);
+  EXPECT_NE(from.err.find("megatron-lm"), std::string::npos) << from.err;
+  const CommandResult over =
+      place.run({"import", launch_file("gpt3_175b.sh"), "--cluster", "dgx-h101"});
+  EXPECT_EQ(over.exit_code, 1);
+  EXPECT_NE(over.err.find("dgx-h100"), std::string::npos) << over.err;
+}
+
+TEST(ImportVerb, NothingInAScriptIsRun) {
+  const Workplace place;
+  place.write("train.sh",
+              "touch a\nX=$(touch b)\nY=`touch c`\ntorchrun pretrain_gpt.py --num-layers $(touch "
+              "d; echo 4) "
+              "--hidden-size 256 --num-attention-heads 4\n");
+  EXPECT_EQ(place.run({"import", "train.sh"}).exit_code, 1);  // a model without layers
+  EXPECT_EQ(place.files(), std::vector<std::string>{"train.sh"});
+}
+
+}  // namespace
+}  // namespace foretrain
