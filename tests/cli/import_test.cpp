@@ -141,6 +141,147 @@ TEST(ImportMegatron, DefaultsWithoutBatchAreListed) {
   }
 }
 
+TEST(ImportFrameworks, TorchtitanAndTheFlagsOfItsScript) {
+  const Workplace place;
+  const Json json =
+      imported(place, {launch_file("torchtitan_llama3_8b.toml"), launch_file("torchtitan_run.sh")});
+  EXPECT_EQ(at(json, "run/system"), Json("torchtitan"));
+  EXPECT_EQ(at(json, "run/model"), Json("llama-3-8b"));
+  EXPECT_EQ(at(json, "run/cluster/accelerators"), Json(32));
+  EXPECT_EQ(at(json, "run/batch/micro"), Json(2));  // the flag comes before the file
+  EXPECT_EQ(at(json, "run/batch/global"), Json(32));
+  EXPECT_EQ(at(json, "run/sharding/group_size"), Json(8));  // two copies of 16 data ranks
+  EXPECT_EQ(at(json, "run/sharding/gather_dtype"), Json("fp8"));
+  EXPECT_EQ(at(json, "run/recompute"), Json("selective"));
+  EXPECT_EQ(at(json, "run/overlap/tensor"), Json(true));
+  EXPECT_EQ(at(json, "run/kernels/compile"), Json(true));
+  EXPECT_TRUE(json.find("not_modelled")->array()->empty());
+  EXPECT_FALSE(lists(json, "unresolved", "refuses"));
+}
+
+TEST(ImportFrameworks, DeepSpeedWithAModelOfTheHub) {
+  const Workplace place;
+  const Json json = imported(place, {launch_file("deepspeed_zero3.json"),
+                                     launch_file("config.json"), "--accelerators", "16"});
+  EXPECT_EQ(at(json, "run/system"), Json("deepspeed"));
+  EXPECT_EQ(at(json, "run/model"), Json("llama-2-7b"));
+  EXPECT_EQ(at(json, "run/sharding/level"), Json("parameters"));
+  EXPECT_EQ(at(json, "run/sharding/persist_elements"), Json(100000));
+  EXPECT_EQ(at(json, "run/offload/optimizer"), Json("cpu"));
+  EXPECT_EQ(at(json, "run/batch/accumulation"), Json(4));
+  EXPECT_EQ(at(json, "run/precision"), Json("bf16"));
+  EXPECT_TRUE(lists(json, "unresolved", "train_batch_size: auto"));
+  EXPECT_TRUE(lists(json, "unresolved", "recompute"));
+  EXPECT_TRUE(lists(json, "not_modelled", "cpu_checkpointing"));
+  EXPECT_FALSE(lists(json, "unresolved", "refuses"));
+  EXPECT_EQ(place.run({"import", launch_file("config.json")}).exit_code, 1);
+}
+
+TEST(ImportFrameworks, AccelerateChoosesTheSystem) {
+  const Workplace place;
+  const Json json =
+      imported(place, {launch_file("accelerate_fsdp.yaml"), launch_file("config.json")});
+  EXPECT_EQ(at(json, "run/system"), Json("pytorch-fsdp"));
+  EXPECT_EQ(at(json, "run/sharding/level"), Json("parameters"));
+  EXPECT_EQ(at(json, "run/cluster/accelerators"), Json(16));
+  EXPECT_EQ(at(json, "run/recompute"), Json("full"));
+  EXPECT_FALSE(lists(json, "unresolved", "refuses"));
+}
+
+TEST(ImportFrameworks, MaxTextsMeshAndFlags) {
+  const Workplace place;
+  const Json file = imported(place, {launch_file("maxtext_16b.yml")});
+  EXPECT_EQ(at(file, "run/system"), Json("maxtext"));
+  EXPECT_EQ(at(file, "run/cluster/accelerators"), Json(512));
+  EXPECT_EQ(at(file, "run/sharding/group_size"), Json(256));
+  EXPECT_EQ(at(file, "run/batch/global"), Json(3072));
+  EXPECT_EQ(at(file, "run/model/hidden_act"), Json("relu"));
+  EXPECT_FALSE(lists(file, "unresolved", "refuses"));
+  const Json flags = imported(place, {launch_file("maxtext_70b.sh"), "--cluster", "dgx-h100"});
+  EXPECT_EQ(at(flags, "run/model"), Json("llama-2-70b"));
+  EXPECT_EQ(at(flags, "run/cluster/accelerators"), Json(64));
+  EXPECT_EQ(at(flags, "run/kernels/attention"), Json("cudnn"));
+  EXPECT_EQ(at(flags, "run/recompute/keep"), Json(Json::Array{Json("qkv")}));
+  EXPECT_FALSE(lists(flags, "unresolved", "refuses"));
+}
+
+TEST(ImportFrameworks, ComposersReferences) {
+  const Workplace place;
+  const Json json = imported(place, {launch_file("composer_mpt_7b.yaml"), "--accelerators", "8"});
+  EXPECT_EQ(at(json, "run/system"), Json("composer"));
+  EXPECT_EQ(at(json, "run/model"), Json("mpt-7b"));
+  EXPECT_EQ(at(json, "run/batch/sequence"), Json(2048));  // ${variables.max_seq_len}
+  EXPECT_EQ(at(json, "run/batch/micro"), Json(6));
+  EXPECT_EQ(at(json, "run/gradients/reduce_dtype"), Json("compute"));  // PURE
+  EXPECT_EQ(at(json, "run/kernels/flash"), Json("triton"));
+  EXPECT_EQ(at(json, "run/campaign/steps"), Json(63900));
+  EXPECT_TRUE(json.find("not_modelled")->array()->empty());
+}
+
+TEST(ImportFrameworks, NemosKeys) {
+  const Workplace place;
+  const Json json = imported(place, {launch_file("nemo_gpt_5b.yaml")});
+  EXPECT_EQ(at(json, "run/system"), Json("megatron-lm"));
+  EXPECT_EQ(at(json, "run/cluster/accelerators"), Json(16));
+  EXPECT_EQ(at(json, "run/sharding/level"), Json("optimizer"));
+  EXPECT_EQ(at(json, "run/overlap/parameter_gather"), Json(true));
+  EXPECT_EQ(at(json, "run/overlap/tensor"), Json(true));
+  EXPECT_EQ(at(json, "run/model/max_position_embeddings"), Json(2048));  // ${.encoder_seq_length}
+  EXPECT_TRUE(lists(json, "unresolved", "oc.env:SEQUENCE"));
+  EXPECT_TRUE(lists(json, "unresolved", "multiply"));
+  // The same by dotted overrides.
+  place.write("launch.sh",
+              "python pretrain.py trainer.devices=8 trainer.num_nodes=4 trainer.precision=bf16 "
+              "model.tensor_model_parallel_size=4 model.num_layers=32 model.hidden_size=4096 "
+              "++model.num_attention_heads=32 model.micro_batch_size=1 model.global_batch_size=64 "
+              "model.encoder_seq_length=4096 model.sequence_parallel=True\n");
+  const Json dotted = imported(place, {"launch.sh"});
+  EXPECT_EQ(at(dotted, "run/parallel/tensor"), Json(4));
+  EXPECT_EQ(at(dotted, "run/parallel/sequence"), Json(true));
+  EXPECT_EQ(at(dotted, "run/cluster/accelerators"), Json(32));
+}
+
+TEST(ImportFrameworks, MegatronsYaml) {
+  const Workplace place;
+  place.write("gpt.yaml",
+              "language_model:\n  num_layers: 24\n  hidden_size: 1024\n  num_attention_heads: 16\n"
+              "  activation_func: swiglu\n  normalization: RMSNorm\n"
+              "model_parallel:\n  tensor_model_parallel_size: 2\n  sequence_parallel: true\n"
+              "  bf16: true\nmicro_batch_size: 2\nglobal_batch_size: 128\nseq_length: 4096\n"
+              "use_distributed_optimizer: true\nposition_embedding_type: rope\n");
+  const Json json = imported(place, {"gpt.yaml", "--accelerators", "16"});
+  EXPECT_EQ(at(json, "run/parallel/tensor"), Json(2));
+  EXPECT_EQ(at(json, "run/parallel/sequence"), Json(true));
+  EXPECT_EQ(at(json, "run/sharding/level"), Json("optimizer"));
+  EXPECT_EQ(at(json, "run/batch/global"), Json(128));
+  EXPECT_FALSE(lists(json, "unresolved", "refuses"));
+}
+
+TEST(ImportFrameworks, DocumentsAreBounded) {
+  const Workplace place;
+  std::string bomb = "model:\n  a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n";
+  for (char c = 'b'; c < 'k'; ++c) {
+    const std::string below(1, static_cast<char>(c - 1));
+    bomb += std::string("  ") + c + ": &" + c + " [";
+    for (int i = 0; i < 9; ++i) bomb += (i > 0 ? ", *" : "*") + below;
+    bomb += "]\n";
+  }
+  place.write("bomb.yaml", bomb);
+  place.write("deep.yaml", "a: " + std::string(10000, '['));
+  place.write("deep.toml", "a = " + std::string(10000, '['));
+  place.write("self.yaml", "model: &m {a: *m}\n");
+  for (const char* file : {"bomb.yaml", "deep.yaml", "deep.toml", "self.yaml"}) {
+    const CommandResult result = place.run({"import", file});
+    EXPECT_EQ(result.exit_code, 1) << file;
+    EXPECT_NE(result.err.find(file), std::string::npos) << result.err;
+    EXPECT_LT(result.wall_s, 10) << file;
+  }
+  place.write("broken.yaml", "model:\n  a: [1\n");
+  EXPECT_NE(place.run({"import", "broken.yaml"}).err.find("broken.yaml:"), std::string::npos);
+  place.write("broken.toml", "[training]\nseq_len = \n");
+  EXPECT_NE(place.run({"import", "broken.toml"}).err.find("broken.toml:2"), std::string::npos);
+}
+
 TEST(ImportVerb, WritesTheRunToStdoutAndListsToStderr) {
   const Workplace place;
   const CommandResult result = place.run({"import", launch_file("gpt3_175b.sh")});

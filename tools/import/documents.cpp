@@ -129,7 +129,8 @@ constexpr std::size_t kMostReferences = 16;
 
 /// The text with ${a.b} in place of what stands there; the whole value where nothing else stands
 /// beside it.
-Json referred(const Json& document, const Json& value, std::set<std::string>& missing) {
+Json referred(const Json& document, const Json& value, const std::string& path,
+              std::set<std::string>& missing) {
   Json at = value;
   for (std::size_t i = 0; i < kMostReferences; ++i) {
     const std::string* text = at.string();
@@ -137,7 +138,10 @@ Json referred(const Json& document, const Json& value, std::set<std::string>& mi
     const std::size_t begin = text->find("${");
     const std::size_t end = begin == std::string::npos ? begin : text->find('}', begin);
     if (end == std::string::npos) return at;
-    const std::string name = text->substr(begin + 2, end - begin - 2);
+    std::string name = text->substr(begin + 2, end - begin - 2);
+    if (name.starts_with('.') && path.find('.') != std::string::npos) {  // beside this one
+      name = path.substr(0, path.rfind('.')) + name;
+    }
     const Json* found = find_path(document, name);
     const bool plain = found != nullptr && found->object() == nullptr && found->array() == nullptr;
     if (!plain) {
@@ -174,7 +178,7 @@ void list_settings(const Json& document, const Json& at, const std::string& path
   }
   if (path.empty()) return;
   Setting setting{path, {}, "", source, {}};
-  setting.value = referred(document, at, setting.missing);
+  setting.value = referred(document, at, path, setting.missing);
   constexpr std::size_t kLongest = 100;
   std::string text = at.string() != nullptr ? *at.string() : dump_json(at, -1);
   if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";

@@ -198,9 +198,30 @@ void tidy(const Table& table, Draft& draft) {
   draft.translated = std::move(kept);
 }
 
-Status finish(const Table& table, std::int64_t accelerators, Draft& draft) {
-  const std::string finish = text_at(table.json(), "finish");
-  if (finish == "megatron") return finish_megatron(table, accelerators, draft);
+Status finish(const FinishContext& context, Draft& draft) {
+  using Finish = Status (*)(const FinishContext&, Draft&);
+  constexpr std::pair<std::string_view, Finish> kAll[] = {
+      {"megatron", finish_megatron},   {"torchtitan", finish_torchtitan},
+      {"deepspeed", finish_deepspeed}, {"accelerate", finish_accelerate},
+      {"maxtext", finish_maxtext},     {"composer", finish_composer}};
+  const std::string name = text_at(context.table.json(), "finish");
+  for (const auto& [of, run] : kAll) {
+    if (of == name) return run(context, draft);
+  }
+  return ok_status();
+}
+
+/// The model of a config.json, of a framework's name, or of sizes.
+Status choose_model(const Launch& launch, Draft& draft) {
+  if (!launch.models.empty()) return write_model(launch.models.back(), draft);
+  const std::string preset = text_at(draft.run, "job.preset");
+  if (preset.empty()) {
+    if (find_path(draft.run, "model.hidden_size") == nullptr && launch.framework == "accelerate") {
+      return input_error("import: no file says what the model is; give its config.json as well");
+    }
+    return write_model(draft);
+  }
+  draft.run.set("model", Json(preset));
   return ok_status();
 }
 
@@ -227,11 +248,12 @@ Result<Draft> import_launch(const std::vector<LaunchFile>& files, const ImportOp
     draft.unresolved.push_back("software: decides the defaults of " + table.framework() +
                                " here; a RUN has no such key");
   }
+  if (launch.framework == "maxtext") count_mesh(draft);
   const std::int64_t accelerators = find_world(shell, options, draft);
-  FT_TRY(finish(table, accelerators, draft));
+  FT_TRY(finish({table, accelerators, !launch.models.empty()}, draft));
   draft.run.set("name", Json(table.framework() + ", from " + files.front().path));
-  draft.run.set("system", Json(table.system()));
-  FT_TRY(launch.models.empty() ? write_model(draft) : write_model(launch.models.back(), draft));
+  if (draft.run.find("system") == nullptr) draft.run.set("system", Json(table.system()));
+  FT_TRY(choose_model(launch, draft));
   write_batch(accelerators, draft);
   FT_TRY(write_cluster(options, accelerators, draft));
   FT_TRY(apply_sets(options, draft));

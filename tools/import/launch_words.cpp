@@ -107,8 +107,9 @@ void add_words(const std::vector<ShellWord>& words, const std::string& source, L
                               [](const ShellWord& word) { return is_program(word.text); });
   for (std::size_t i = 0; i < words.size(); ++i) {
     const ShellWord& word = words[i];
-    if (is_program(word.text) || (i > 0 && words[i - 1].text == "-m")) {
-      out.programs.push_back(word.text);
+    if (is_program(word.text)) {
+      const bool module = word.text == "-m" && i + 1 < words.size();
+      out.programs.push_back(module ? words[++i].text : word.text);
       launches = false;
       continue;
     }

@@ -9,14 +9,26 @@ namespace {
 
 constexpr const char* kBy = "as Megatron-LM has it";
 
-std::int64_t data_ranks(const Draft& draft, std::int64_t accelerators) {
-  const std::int64_t model = whole_at(draft.run, "parallel.tensor", 1) *
-                             whole_at(draft.run, "parallel.pipeline", 1) *
-                             whole_at(draft.run, "parallel.context", 1);
-  return std::max<std::int64_t>(1, accelerators / std::max<std::int64_t>(1, model));
-}
-
 bool states(const Draft& draft, const char* path) { return find_path(draft.run, path) != nullptr; }
+
+/// NeMo's names of precisions are several flags of Megatron-LM.
+void name_precision(Draft& draft) {
+  Json& run = draft.run;
+  const std::string name = text_at(run, "job.precision");
+  if (name.empty() || name == "fp32") return;
+  if (!true_at(run, "job.bf16")) {
+    set_path(run, name == "fp16" ? "job.fp16" : "job.bf16", Json(true));
+  }
+  if (name == "bf16" || name == "fp16") return;
+  set_path(run, "job.fp8", Json(true));
+  const std::string recipe = name == "fp8"           ? "delayed"
+                             : name == "fp8-current" ? "current"
+                             : name == "mxfp8"       ? "mxfp8"
+                                                     : "blockwise";
+  if (!states(draft, "job.fp8_recipe")) set_path(run, "job.fp8_recipe", Json(recipe));
+  // Recipes of NeMo and Megatron Bridge gather fp8 weights (configs/systems/megatron-lm.json).
+  if (!states(draft, "job.fp8_weights")) set_path(run, "job.fp8_weights", Json(true));
+}
 
 void finish_precision(Draft& draft) {
   const Json& run = draft.run;
@@ -328,14 +340,15 @@ void finish_kernels(Draft& draft) {
 
 }  // namespace
 
-Status finish_megatron(const Table& table, std::int64_t accelerators, Draft& draft) {
+Status finish_megatron(const FinishContext& context, Draft& draft) {
+  name_precision(draft);
   finish_precision(draft);
   finish_layout(draft);
   finish_parallel(draft);
-  finish_sharding(accelerators, draft);
+  finish_sharding(context.accelerators, draft);
   finish_recompute(draft);
-  finish_vocabulary(table, draft);
-  finish_sizes(table, draft);
+  finish_vocabulary(context.table, draft);
+  finish_sizes(context.table, draft);
   finish_experts(draft);
   finish_kernels(draft);
   return ok_status();

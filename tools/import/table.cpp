@@ -1,6 +1,7 @@
 #include "tools/import/table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "sim/base/assets.h"
@@ -66,25 +67,33 @@ Result<Table> Table::load(const std::string& name) {
   return base;
 }
 
-std::string Table::leaf(const std::string& key) const {
-  if (!true_at(x_json, "leaf")) return key;
-  return key.substr(key.rfind('.') + 1);  // npos + 1 = 0
+std::vector<std::string> Table::names_of(const std::string& key) const {
+  std::vector<std::string> out = {key};
+  if (!true_at(x_json, "leaf")) return out;
+  for (std::size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1)) {
+    out.push_back(key.substr(dot + 1));
+  }
+  return out;
 }
 
 const Json* Table::row(const std::string& key) const {
   const Json* rows = x_json.find("rows");
-  const Json* whole = rows->find(key);
-  return whole != nullptr ? whole : rows->find(leaf(key));
+  for (const std::string& name : names_of(key)) {
+    if (const Json* found = rows->find(name)) return found;
+  }
+  return nullptr;
 }
 
 bool Table::has_no_effect(const std::string& key) const {
   const Json* list = x_json.find("no_effect");
-  const std::string last = leaf(key);
+  const std::vector<std::string> names = names_of(key);
+  const auto is = [](const std::string& pattern, const std::string& name) {
+    if (!pattern.ends_with('*')) return name == pattern;
+    return name.starts_with(std::string_view(pattern).substr(0, pattern.size() - 1));
+  };
   return std::any_of(list->array()->begin(), list->array()->end(), [&](const Json& one) {
-    const std::string& name = *one.string();
-    if (!name.ends_with('*')) return key == name || last == name;
-    const std::string_view head = std::string_view(name).substr(0, name.size() - 1);
-    return key.starts_with(head) || last.starts_with(head);
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return is(*one.string(), name); });
   });
 }
 
@@ -110,12 +119,18 @@ void Table::apply_one(const Setting& setting, Draft& draft) const {
     draft.unresolved.push_back(at + ": nothing sets " + names);
     return;
   }
+  if (entry != nullptr && setting.value == Json("auto") &&
+      (entry->find("values") == nullptr || entry->find("values")->find("auto") == nullptr)) {
+    draft.unresolved.push_back(at + ": the program that is started fills it in");
+    return;
+  }
   if (entry == nullptr) {
     if (has_no_effect(setting.key)) return draft.no_effect.push_back(setting.from);
     const Json* whys = x_json.find("not_modelled");
-    const Json* why = whys == nullptr ? nullptr : whys->find(setting.key);
-    if (why == nullptr && whys != nullptr) why = whys->find(leaf(setting.key));
-    if (why != nullptr) return draft.not_modelled.push_back({setting.from, *why->string()});
+    for (const std::string& name : names_of(setting.key)) {
+      const Json* why = whys == nullptr ? nullptr : whys->find(name);
+      if (why != nullptr) return draft.not_modelled.push_back({setting.from, *why->string()});
+    }
     std::vector<std::string> names;
     for (const auto& [key, unused] : *x_json.find("rows")->object()) names.push_back(key);
     const std::string near = nearest_name(setting.key, names);
@@ -136,6 +151,13 @@ void Table::apply_one(const Setting& setting, Draft& draft) const {
     }
     if (ours->is_null()) return draft.no_effect.push_back(setting.from);
     value = *ours;
+  }
+  // 5e8 is a number of elements.
+  constexpr double kMostExact = 9007199254740992.0;
+  const auto* number = std::get_if<double>(&value.value);
+  if (number != nullptr && *number >= 1000 && *number < kMostExact &&
+      *number == std::floor(*number)) {
+    value = Json(static_cast<std::int64_t>(*number));
   }
   draft.translated.push_back({setting.from, to, value, false});
   set_path(draft.run, to, std::move(value));

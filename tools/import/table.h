@@ -5,7 +5,7 @@
 // `default`, what holds where the setting is absent; `was`, [{"before": "YYYY-MM", "default": V}],
 // where an older release had another. `no_effect` lists settings, also as PREFIX*, that change
 // neither speed nor memory; `not_modelled` says why others are left out. `like` names the table
-// that another one builds on; `leaf` says that a dotted key is known by its last part alone.
+// that another one builds on; `leaf` says that a dotted key is known by its last parts alone.
 #pragma once
 
 #include <string>
@@ -41,7 +41,8 @@ class Table {
   std::string system() const { return text_at(x_json, "system"); }
 
  private:
-  std::string leaf(const std::string& key) const;
+  /// The names by which rows may know a setting.
+  std::vector<std::string> names_of(const std::string& key) const;
   void apply_one(const Setting& setting, Draft& draft) const;
   Json default_of(const Json& row, const Draft& draft) const;
 

@@ -1,0 +1,149 @@
+// DeepSpeed's JSON, as deepspeed/runtime/config.py and zero/config.py have it; Accelerate's YAML,
+// which chooses among DDP, FSDP, DeepSpeed and Megatron-LM.
+#include <algorithm>
+
+#include "tools/import/frameworks.h"
+
+namespace foretrain {
+namespace {
+
+/// train_batch_size = micro x accumulation x ranks: two of the three tell the last.
+void finish_batches(const FinishContext& context, Draft& draft) {
+  Json& run = draft.run;
+  const std::int64_t data = data_ranks(draft, context.accelerators);
+  const std::int64_t steps = whole_at(run, "batch.accumulation", 0);
+  const std::int64_t global = whole_at(run, "batch.global", 0);
+  if (global > 0 && find_path(run, "batch.micro") == nullptr) {
+    const std::int64_t micro =
+        global / std::max<std::int64_t>(1, data) / std::max<std::int64_t>(1, steps);
+    conclude(draft, "train_batch_size, gradient_accumulation_steps", "batch.micro",
+             Json(std::max<std::int64_t>(1, micro)));
+  }
+  if (global > 0) erase_path(run, "batch.accumulation");
+}
+
+/// Keys of stage 3 mean nothing below it.
+void drop_stage_3(Draft& draft) {
+  if (text_at(draft.run, "sharding.level") == "parameters") return;
+  for (const char* key : {"gather_elements", "persist_elements", "live_elements", "reuse_elements",
+                          "secondary_group", "gather_dtype"}) {
+    erase_path(draft.run, std::string("sharding.") + key);
+  }
+}
+
+void finish_offload(Draft& draft) {
+  Json& run = draft.run;
+  const bool offloads = text_at(run, "offload.optimizer", "none") != "none";
+  if (!offloads) {
+    erase_path(run, "offload.pageable");
+    return;
+  }
+  if (find_path(run, "offload.pageable") == nullptr) {
+    conclude(draft, "default of DeepSpeed, without pin_memory", "offload.pageable", Json(true));
+  }
+  if (const Json* ratio = find_path(run, "job.offloaded_share")) {
+    conclude(draft, "offload_optimizer.ratio", "offload.device_share",
+             Json(1.0 - std::clamp(ratio->number(), 0.0, 1.0)));
+  }
+}
+
+}  // namespace
+
+Status finish_deepspeed(const FinishContext& context, Draft& draft) {
+  Json& run = draft.run;
+  const bool fp16 = true_at(run, "job.fp16");
+  const bool bf16 = true_at(run, "job.bf16");
+  conclude(draft, "default of DeepSpeed, without bf16 and fp16", "precision",
+           Json(fp16   ? "fp16"
+                : bf16 ? "bf16"
+                       : "fp32"));
+  const bool stage_3 = text_at(run, "sharding.level") == "parameters";
+  if (find_path(run, "overlap.gradient_reduce") == nullptr) {
+    conclude(draft, "default of DeepSpeed, without overlap_comm", "overlap.gradient_reduce",
+             Json(stage_3));
+  }
+  drop_stage_3(draft);
+  finish_offload(draft);
+  finish_batches(context, draft);
+  if (find_path(run, "recompute") == nullptr) {
+    draft.unresolved.push_back(
+        "recompute: DeepSpeed's file does not say whether the script checkpoints activations; "
+        "taken as none");
+    set_path(run, "recompute", Json("none"));
+  }
+  if (!context.has_config) return ok_status();
+  // The model is Hugging Face's code, not Megatron-DeepSpeed's.
+  const std::string from = "the code of Hugging Face's models";
+  if (text_at(run, "kernels.attention", "flash") == "flash") {
+    conclude(draft, from, "kernels.flash", Json("flash2"));
+  }
+  conclude(draft, from, "kernels.fusion", Json("eager"));
+  conclude(draft, from, "kernels.loss", Json("torch"));
+  return ok_status();
+}
+
+Status finish_accelerate(const FinishContext& context, Draft& draft) {
+  Json& run = draft.run;
+  const std::string system = text_at(run, "job.type", "pytorch-ddp");
+  conclude(draft, "distributed_type", "system", Json(system));
+  if (system == "pytorch-fsdp") {
+    if (find_path(run, "job.strategy") == nullptr) set_path(run, "job.strategy", Json("full"));
+    conclude_strategy(draft);
+    if (const Json* reshard = find_path(run, "job.reshard")) {
+      const Json value = *reshard;
+      conclude(draft, "fsdp_reshard_after_forward", "sharding.reshard_after_forward", value);
+    }
+    if (true_at(run, "job.offload")) {
+      conclude(draft, "fsdp_offload_params", "offload.parameters", Json("cpu"));
+      conclude(draft, "fsdp_offload_params", "offload.optimizer", Json("cpu"));
+    }
+  }
+  if (system == "deepspeed") {
+    drop_stage_3(draft);
+    finish_offload(draft);
+  }
+  if (system == "megatron-lm" && find_path(run, "sharding.level") == nullptr) {
+    conclude(draft, "default of Megatron-LM, without the distributed optimizer", "sharding.level",
+             Json("none"));
+  }
+  finish_batches(context, draft);
+  return ok_status();
+}
+
+std::int64_t data_ranks(const Draft& draft, std::int64_t accelerators) {
+  const std::int64_t model = whole_at(draft.run, "parallel.tensor", 1) *
+                             whole_at(draft.run, "parallel.pipeline", 1) *
+                             whole_at(draft.run, "parallel.context", 1);
+  return std::max<std::int64_t>(1, accelerators / std::max<std::int64_t>(1, model));
+}
+
+void conclude_strategy(Draft& draft) {
+  const std::string strategy = text_at(draft.run, "job.strategy", "full");
+  const bool gradients = strategy.ends_with("gradients");
+  conclude(draft, "sharding_strategy", "sharding.level",
+           Json(strategy == "none" ? "none"
+                : gradients        ? "gradients"
+                                   : "parameters"));
+  if (!strategy.starts_with("hybrid")) return;
+  constexpr int kNode = 8;
+  draft.unresolved.push_back(
+      "sharding.group_size: HYBRID_SHARD shards within a node; taken as 8 accelerators");
+  set_path(draft.run, "sharding.group_size", Json(kNode));
+}
+
+Status conclude_preset(const FinishContext& context, const std::string& name, Draft& draft) {
+  const Json* models = context.table.json().find("models");
+  const Json* preset = models == nullptr ? nullptr : models->find(name);
+  if (preset != nullptr) {
+    set_path(draft.run, "job.preset", *preset);
+    return ok_status();
+  }
+  std::vector<std::string> names;
+  for (const auto& [key, unused] : *models->object()) names.push_back(key);
+  const std::string near = nearest_name(name, names);
+  return input_error("import: no model ships for " + context.table.framework() + "'s \"" + name +
+                     "\"" + (near.empty() ? "" : " (did you mean \"" + near + "\"?)") +
+                     "; give its config.json to `import` as well");
+}
+
+}  // namespace foretrain
