@@ -363,6 +363,27 @@ Verb add_import(CLI::App& app, foretrain::ImportArgs& args) {
   return {verb, [&args] { return foretrain::import_files(args); }};
 }
 
+Verb add_export(CLI::App& app, foretrain::ExportArgs& args) {
+  CLI::App* verb = app.add_subcommand(
+      "export", "Write the launch files that a training framework needs to run the plan");
+  verb->footer(
+      "What the framework's files do not say is listed.\n"
+      "Example:\n  foretrain export gpt3-175b-1024-a100 --to megatron-lm --out train.sh");
+  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("--to", args.to, "megatron-lm, deepspeed, torchtitan, maxtext or composer")
+      ->required()
+      ->type_name("SYSTEM");
+  verb->add_option("--set", args.sets, "Override a field, e.g. parallel.tensor=4 (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  add_output(verb, "--out", args.out,
+             "Write the file there, or all files into that folder (default: the first to stdout)");
+  verb->add_flag("--strict", args.strict, "Exit 3 where anything is not expressed");
+  verb->add_flag("--quiet", args.quiet, "No list on stderr");
+  add_json(verb, args.json);
+  return {verb, [&args] { return foretrain::export_files(args); }};
+}
+
 Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
   CLI::App* verb = app.add_subcommand(
       "list", "What ships: models, clusters, devices, fabrics, systems, reliability, runs");
@@ -495,6 +516,7 @@ int main(int argc, char** argv) {
   foretrain::SearchArgs search_args;
   foretrain::CompareArgs compare_args;
   foretrain::ImportArgs import_args;
+  foretrain::ExportArgs export_args;
   foretrain::ListArgs list_args;
   foretrain::ShowArgs show_args;
   foretrain::DoctorArgs doctor_args;
@@ -504,6 +526,7 @@ int main(int argc, char** argv) {
                         add_search(app, search_args),
                         add_goodput(app, goodput_args),
                         add_import(app, import_args),
+                        add_export(app, export_args),
                         add_calibrate(app, calibrate_args),
                         add_execute(app, execute_args),
                         add_validate(app, validate_args),

@@ -119,6 +119,13 @@ struct ImportArgs {
 };
 Status import_files(const ImportArgs& args);
 
+struct ExportArgs {
+  std::string run, to, out, json;
+  std::vector<std::string> sets;
+  bool strict = false, quiet = false;
+};
+Status export_files(const ExportArgs& args);
+
 struct ListArgs {
   std::string kind, json;
   bool quiet = false;  ///< as everywhere: nothing but what --json asks for

@@ -62,6 +62,9 @@ Status finish_deepspeed(const FinishContext& context, Draft& draft) {
     conclude(draft, "default of DeepSpeed, without overlap_comm", "overlap.gradient_reduce",
              Json(stage_3));
   }
+  if (whole_at(run, "parallel.tensor", 1) > 1) {
+    conclude(draft, "DeepSpeed's tensor parallelism", "parallel.sequence", Json(false));
+  }
   drop_stage_3(draft);
   finish_offload(draft);
   finish_batches(context, draft);

@@ -54,7 +54,7 @@ void finish_axes(const FinishContext& context, Draft& draft) {
   if (open)
     fsdp = std::max<std::int64_t>(1, ranks / std::max<std::int64_t>(1, mesh.data * mesh.expert));
   conclude(draft, "ici_fsdp_parallelism", "sharding.level", Json(fsdp > 1 ? "parameters" : "none"));
-  if (fsdp > 1 && fsdp < ranks) {
+  if (fsdp > 1 && (!open || fsdp < ranks)) {
     conclude(draft, "ici_fsdp_parallelism", "sharding.group_size", Json(fsdp));
   }
 }

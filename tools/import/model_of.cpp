@@ -180,8 +180,9 @@ std::optional<Attempt> try_type(const Candidate& candidate, const Json& facts, c
   return out;
 }
 
-/// A model by all that matters here.
-Model bare(Model model) {
+}  // namespace
+
+Model bare_model(Model model) {
   model.name.clear();
   model.type.clear();
   model.notes = {};
@@ -190,18 +191,20 @@ Model bare(Model model) {
   return model;
 }
 
+namespace {
+
 /// The preset that is the same model; "": none is.
 std::string preset_of(const Json& config) {
   const Result<Model> mine = read_model(config, "import", "/model");
   if (!mine.ok()) return "";
-  const Model model = bare(mine.value());
+  const Model model = bare_model(mine.value());
   constexpr std::string_view kFolder = "models/";
   for (const Asset& asset : assets()) {
     if (!asset.path.starts_with(kFolder)) continue;
     const Result<Json> json = parse_json(asset.text, std::string(asset.path));
     if (!json.ok() || json.value().find("model_type") == nullptr) continue;
     const Result<Model> other = read_model(json.value(), std::string(asset.path), "");
-    if (!other.ok() || !(bare(other.value()) == model)) continue;
+    if (!other.ok() || !(bare_model(other.value()) == model)) continue;
     std::string name(asset.path.substr(kFolder.size()));
     return name.substr(0, name.size() - std::string_view(".json").size());
   }

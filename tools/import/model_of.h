@@ -1,6 +1,7 @@
 // The model of a launch file as a RUN names it.
 #pragma once
 
+#include "models/architecture/model.h"
 #include "tools/import/draft.h"
 
 namespace foretrain {
@@ -11,6 +12,9 @@ namespace foretrain {
 /// in configs/model_types the nearest is taken; what it has otherwise is told as not modelled. A
 /// preset that is the same model stands by its name.
 Status write_model(Draft& draft);
+
+/// A model by all that matters here: without names, notes and rates of dropout.
+Model bare_model(Model model);
 
 /// The same of a config.json.
 Status write_model(const Json& config, Draft& draft);

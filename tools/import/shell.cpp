@@ -129,7 +129,7 @@ Truth truth_of(const std::vector<ShellWord>& words, std::set<std::string>& assum
   std::vector<std::string> text;
   for (const ShellWord& word : words) {
     const auto is_unset = [](const std::string& name) {
-      return is_name("_" + name) || name == "@" || name == "#";
+      return is_name("_" + name) || name == "#";
     };
     if (!std::all_of(word.missing.begin(), word.missing.end(), is_unset)) return Truth::kUnknown;
     assumed.insert(word.missing.begin(), word.missing.end());
@@ -430,6 +430,7 @@ Result<std::vector<ShellWord>> Shell::expand(const std::vector<ShellPart>& parts
   using PartKind = ShellPart::Kind;
   Words words(line);
   std::size_t letters = 0;
+  bool nothing = false;  // "${A[@]}" of no elements
   for (const ShellPart& part : parts) {
     if (part.kind == PartKind::kText) {
       words.add({part.text, line, {}}, true);
@@ -457,6 +458,7 @@ Result<std::vector<ShellWord>> Shell::expand(const std::vector<ShellPart>& parts
     }
     const bool all = part.text.ends_with("[@]") || part.text == "@";
     FT_ASSIGN(const ShellValue value, variable(part.text, line));
+    nothing = nothing || (all && value.empty());
     for (const ShellWord& word : value) {
       letters += word.text.size() + 1;
       const bool more = &word != &value.front();
@@ -466,7 +468,9 @@ Result<std::vector<ShellWord>> Shell::expand(const std::vector<ShellPart>& parts
     }
   }
   FT_TRY(grow(letters, line));
-  return words.take();
+  std::vector<ShellWord> out = words.take();
+  if (nothing && out.size() == 1 && out.front().text.empty()) out.clear();
+  return out;
 }
 
 /// What ${inner} stands for.
@@ -522,6 +526,7 @@ Result<ShellValue> Shell::variable(const std::string& inner, std::int64_t line) 
     if (how == '=') variables[name] = out;
     return out;
   }
+  if (found == variables.end() && name == "@") return ShellValue{};  // started without arguments
   if (found == variables.end()) return ShellValue{untold};
   if (rest.empty() || how == '?') return value;
   if ((rest == ",," || rest == "^^") && !value.empty()) {
