@@ -87,6 +87,16 @@ TEST(ImportShell, NamesWhatOnlyRunningItWouldTell) {
   EXPECT_TRUE(words[3].missing.contains("C"));
 }
 
+TEST(ImportShell, WhatIsMissingIsMissingWhereItStands) {
+  Shell shell;
+  ASSERT_TRUE(shell.read("ARGS=\"--save $1 --tp 8\"\nrun $ARGS", "test.sh").ok());
+  const std::vector<ShellWord>& words = shell.commands.back().words;
+  ASSERT_EQ(words.size(), 5U);
+  EXPECT_TRUE(words[2].missing.contains("1"));
+  EXPECT_TRUE(words[4].missing.empty());
+  EXPECT_EQ(last_words("run a \"$@\" $@ b"), "run|a|b");  // started without arguments
+}
+
 TEST(ImportShell, RefusesWhatGrowsWithoutEnd) {
   std::string doubling = "X=0123456789abcdef\n";
   for (int i = 0; i < 40; ++i) doubling += "X=\"$X$X\"\n";

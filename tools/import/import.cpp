@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "models/plan/keys/keys.h"
 #include "tools/import/frameworks.h"
@@ -26,17 +27,32 @@ std::int64_t count_of(const Json* value) {
   return whole_at(holder, "n", 0);
 }
 
-/// Ranks that the plan needs at least.
-std::int64_t least_ranks(const Json& run) {
-  const std::int64_t context = whole_at(run, "parallel.context", 1);
-  const std::int64_t ranks = std::max<std::int64_t>(1, whole_at(run, "parallel.tensor", 1)) *
-                             std::max<std::int64_t>(1, whole_at(run, "parallel.pipeline", 1)) *
-                             std::max<std::int64_t>(1, context);
+/// Ranks of one copy of the model.
+std::int64_t model_ranks(const Json& run) {
   constexpr std::int64_t kMost = 1 << 20;
+  const auto degree = [&run](const char* path) {
+    return std::max<std::int64_t>(1, whole_at(run, path, 1));
+  };
+  const std::int64_t ranks =
+      degree("parallel.tensor") * degree("parallel.pipeline") * degree("parallel.context");
   return std::min(ranks, kMost);
 }
 
-std::int64_t find_world(const Shell& shell, const ImportOptions& options, Draft& draft) {
+/// Ranks that the plan needs at least: experts are cut over ranks of the same stage.
+std::int64_t least_ranks(const Json& run, bool experts_as_tensor) {
+  const std::int64_t ranks = model_ranks(run);
+  const std::int64_t expert = whole_at(run, "parallel.expert", 1);
+  const std::int64_t tensor = experts_as_tensor ? whole_at(run, "parallel.tensor", 1) : 1;
+  const std::int64_t cut = expert * whole_at(run, "parallel.expert_tensor", tensor);
+  constexpr std::int64_t kMost = 1 << 20;
+  if (expert < 2 || cut <= 0 || cut > kMost || ranks <= 0) return ranks;
+  const std::int64_t stage = cut * std::max<std::int64_t>(1, whole_at(run, "parallel.pipeline", 1));
+  const std::int64_t both = std::lcm(ranks, std::min(stage, kMost));
+  return both <= kMost ? both : ranks;
+}
+
+std::int64_t find_world(const Shell& shell, const ImportOptions& options, bool experts_as_tensor,
+                        Draft& draft) {
   if (options.accelerators > 0) return options.accelerators;
   const auto fact = [&draft](const char* path) { return count_of(find_path(draft.run, path)); };
   std::int64_t each = fact("job.per_node");
@@ -57,11 +73,11 @@ std::int64_t find_world(const Shell& shell, const ImportOptions& options, Draft&
         "accelerators: nothing says how many nodes there are; taken as 1 (--accelerators says)");
     world = each;
   }
-  const std::int64_t least = least_ranks(draft.run);
+  const std::int64_t least = least_ranks(draft.run, experts_as_tensor);
   if (world <= 0) {
     draft.unresolved.push_back("accelerators: nothing says how many there are; taken as " +
                                std::to_string(least) +
-                               ", which one copy of the model needs (--accelerators says)");
+                               ", which the plan needs (--accelerators says)");
     return least;
   }
   if (world % least != 0) {
@@ -98,7 +114,7 @@ void write_batch(std::int64_t accelerators, Draft& draft) {
   }
   if (find_path(run, "batch.global") == nullptr &&
       find_path(run, "batch.accumulation") == nullptr) {
-    const std::int64_t data = std::max<std::int64_t>(1, accelerators / least_ranks(run));
+    const std::int64_t data = std::max<std::int64_t>(1, accelerators / model_ranks(run));
     const std::int64_t global = whole_at(run, "batch.micro", 1) * data;
     draft.unresolved.push_back("batch.global: no file says it; taken as " + std::to_string(global) +
                                ", one microbatch of every data-parallel rank");
@@ -211,6 +227,16 @@ Status finish(const FinishContext& context, Draft& draft) {
   return ok_status();
 }
 
+/// Programs that train other models than decoders.
+void note_programs(const Launch& launch, Draft& draft) {
+  for (const std::string& program : launch.programs) {
+    for (const char* other : {"bert", "t5", "mamba", "hybrid", "vlm", "retro", "vision", "ict"}) {
+      if (program.find(std::string("pretrain_") + other) == std::string::npos) continue;
+      draft.not_modelled.push_back({program, "its model is taken as a GPT's; give a config.json"});
+    }
+  }
+}
+
 /// The model of a config.json, of a framework's name, or of sizes.
 Status choose_model(const Launch& launch, Draft& draft) {
   if (!launch.models.empty()) return write_model(launch.models.back(), draft);
@@ -249,11 +275,17 @@ Result<Draft> import_launch(const std::vector<LaunchFile>& files, const ImportOp
                                " here; a RUN has no such key");
   }
   if (launch.framework == "maxtext") count_mesh(draft);
-  const std::int64_t accelerators = find_world(shell, options, draft);
+  const bool megatron = text_at(table.json(), "finish") == "megatron";
+  const std::int64_t accelerators = find_world(shell, options, megatron, draft);
   FT_TRY(finish({table, accelerators, !launch.models.empty()}, draft));
   draft.run.set("name", Json(table.framework() + ", from " + files.front().path));
   if (draft.run.find("system") == nullptr) draft.run.set("system", Json(table.system()));
-  FT_TRY(choose_model(launch, draft));
+  note_programs(launch, draft);
+  if (const Status model = choose_model(launch, draft); !model.ok()) {
+    Error error = model.error();  // what nobody knows may be what is missing
+    for (const std::string& text : draft.unresolved) append(error, input_error(text));
+    return error;
+  }
   write_batch(accelerators, draft);
   FT_TRY(write_cluster(options, accelerators, draft));
   FT_TRY(apply_sets(options, draft));

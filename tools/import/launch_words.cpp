@@ -38,10 +38,8 @@ void add_apart(const ShellWord& word, std::vector<ShellWord>& out) {
   char quote = '\0';
   const auto close = [&] {
     if (one.text.empty()) return;
-    // What is missing is named where it stands.
     for (const std::string& name : word.missing) {
-      const bool stands = one.text.find(name) != std::string::npos;
-      if (!stands) one.missing.erase(name);
+      if (!stands_in(name, one.text)) one.missing.erase(name);
     }
     out.push_back(one);
     one = {"", word.line, word.missing};

@@ -63,6 +63,13 @@ void finish_sharding(std::int64_t accelerators, Draft& draft) {
     conclude(draft, "--use-megatron-fsdp, --data-parallel-sharding-strategy", "sharding.level",
              Json(text_at(draft.run, "job.fsdp_level", "parameters")));
   }
+  const std::string level = text_at(draft.run, "sharding.level");
+  if (true_at(draft.run, "kernels.fp8_weights") &&
+      (level == "gradients" || level == "parameters")) {
+    draft.not_modelled.push_back(
+        {"--fp8-param-gather", "beside FSDP weights have 16-bit values, too"});
+    conclude(draft, "FSDP", "kernels.fp8_weights", Json(false));
+  }
   const std::int64_t instances = whole_at(draft.run, "job.optimizer_instances", 1);
   if (instances > 1 && text_at(draft.run, "sharding.level") != "none") {
     const std::int64_t ranks =

@@ -76,7 +76,9 @@ std::vector<std::pair<int, std::string>> unlike(const Model& model, const Wanted
   compare(2, "biases of output projections", yes(wanted.bias), yes(model.biases.projection));
   const bool mlp = model.has_experts() ? model.experts.bias : model.biases.mlp;
   compare(2, "biases of MLPs", yes(wanted.bias), yes(mlp));
-  compare(kShape, "norms of queries and keys", yes(wanted.qk_norm), yes(model.qk_norm));
+  if (!model.is_latent()) {  // which has its norms in any case
+    compare(kShape, "norms of queries and keys", yes(wanted.qk_norm), yes(model.qk_norm));
+  }
   if (model.parallel_residual) out.emplace_back(kShape, "the residual becomes parallel");
   if (model.embedding_norm) out.emplace_back(2, "a norm follows the embedding");
   return out;
@@ -104,8 +106,10 @@ Json sizes_of(const Json& facts) {
         "head_dim", "intermediate_size", "vocab_size", "max_position_embeddings",
         "partial_rotary_factor", "num_nextn_predict_layers", "sliding_window"}) {
     const Json* value = facts.find(key);
-    if (value != nullptr) out.set(key, *value);
+    if (value != nullptr && !(*value == Json(0))) out.set(key, *value);
   }
+  // Of models with experts alone.
+  if (facts.find("num_experts") == nullptr) out.erase("num_nextn_predict_layers");
   return out;
 }
 
@@ -248,6 +252,9 @@ Status write_model(Draft& draft) {
     const Result<Model> model = read_model(config, "import", "/model");
     if (!model.ok()) return model.error();
     return input_error("import: no model type has these sizes together");
+  }
+  if (whole_at(facts, "num_nextn_predict_layers", 0) > 0 && facts.find("num_experts") == nullptr) {
+    draft.not_modelled.push_back({"multi-token prediction", "of models with experts alone"});
   }
   for (const auto& [unused, text] : best->differences) {
     draft.not_modelled.push_back({"model", "no model type has all of it: " + text});

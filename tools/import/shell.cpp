@@ -107,7 +107,9 @@ class Words {
   void put(const std::string& text, const std::set<std::string>& missing) {
     x_word.line = x_line;
     x_word.text += text;
-    x_word.missing.insert(missing.begin(), missing.end());
+    for (const std::string& name : missing) {
+      if (stands_in(name, text)) x_word.missing.insert(name);
+    }
     x_open = true;
   }
   std::int64_t x_line;
@@ -157,6 +159,11 @@ Truth truth_of(const std::vector<ShellWord>& words, std::set<std::string>& assum
 }
 
 }  // namespace
+
+bool stands_in(const std::string& missing, const std::string& text) {
+  const bool is_command = missing.starts_with("$(");
+  return text.find(is_command ? missing : "${" + missing + "}") != std::string::npos;
+}
 
 std::string Shell::place(std::int64_t line) const {
   return x_source + ":" + std::to_string(line) + ": ";

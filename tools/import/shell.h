@@ -29,6 +29,9 @@ struct ShellCommand {
 /// Values of a variable: one, or those of an array.
 using ShellValue = std::vector<ShellWord>;
 
+/// Whether what nobody could tell, by its name, stands in a text.
+bool stands_in(const std::string& missing, const std::string& text);
+
 enum class ShellTruth : std::uint8_t { kFalse, kTrue, kUnknown };
 
 /// Reads scripts one after the other; later ones see the variables of earlier ones.
