@@ -131,6 +131,22 @@ TEST(ImportMegatron, ReadsListsOfArguments) {
   EXPECT_NE(why.find("did you mean num_layers"), std::string::npos) << why;
 }
 
+TEST(ImportMegatron, DefaultsAreThoseOfTheRelease) {
+  const Workplace place;
+  const std::string file = launch_file("gpt3_175b.sh");
+  const auto attention = [&](const std::string& software) {
+    const Json json = imported(place, {file, "--set", "software=" + software});
+    const Json found = at(json, "run/kernels/attention");
+    return found.is_null() ? std::string("the system's") : *found.string();
+  };
+  EXPECT_EQ(attention("megatron-core-0.5"), "unfused");
+  EXPECT_EQ(attention("2023"), "unfused");
+  EXPECT_EQ(attention("megatron-core-0.6"), "the system's");
+  EXPECT_EQ(attention("2025-06"), "the system's");
+  const Json old = imported(place, {file, "--set", "software=2023"});
+  EXPECT_TRUE(lists(old, "translated", "(2023)"));
+}
+
 TEST(ImportMegatron, DefaultsWithoutBatchAreListed) {
   const Workplace place;
   place.write("args.txt", "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --bf16\n");

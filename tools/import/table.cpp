@@ -125,7 +125,9 @@ void Table::apply_one(const Setting& setting, Draft& draft) const {
     return;
   }
   if (entry == nullptr) {
-    if (has_no_effect(setting.key)) return draft.no_effect.push_back(setting.from);
+    const bool asks =
+        !(setting.value == Json(false) || setting.value == Json(0) || setting.value == Json(""));
+    if (!asks || has_no_effect(setting.key)) return draft.no_effect.push_back(setting.from);
     const Json* whys = x_json.find("not_modelled");
     for (const std::string& name : names_of(setting.key)) {
       const Json* why = whys == nullptr ? nullptr : whys->find(name);

@@ -21,7 +21,8 @@ class Table {
   /// The names of all tables.
   static std::vector<std::string> names();
 
-  /// Translates settings; each lands in one of the draft's lists.
+  /// Translates settings; each lands in one of the draft's lists. One without a row that is false,
+  /// 0 or empty asks for nothing.
   void apply(const std::vector<Setting>& settings, Draft& draft) const;
   /// What the framework does where no setting says otherwise.
   void add_defaults(Draft& draft) const;
