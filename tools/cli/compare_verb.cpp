@@ -6,6 +6,7 @@
 #include "sim/base/file.h"
 #include "tools/cli/verbs.h"
 #include "tools/compare/comparison.h"
+#include "tools/report/pages.h"
 #include "tools/version.h"
 #include "traces/chrome_trace.h"
 
@@ -77,8 +78,10 @@ Status write_profile(const CompareArgs& args, const Comparison& found) {
 }  // namespace
 
 Status compare(const CompareArgs& args) {
-  const std::vector<Output> outputs = {
-      {"--json", args.json}, {"--trace", args.trace}, {"--profile", args.profile}};
+  const std::vector<Output> outputs = {{"--json", args.json},
+                                       {"--trace", args.trace},
+                                       {"--profile", args.profile},
+                                       {"--report", args.report}};
   std::vector<std::string> inputs = read_with(outputs, args.a, args.sets);
   for (std::string& input : read_with(outputs, args.b, {})) inputs.push_back(std::move(input));
   for (const std::string& what : {args.a, args.b}) {
@@ -98,7 +101,11 @@ Status compare(const CompareArgs& args) {
   if (!args.trace.empty()) FT_TRY(write_trace(args, found));
   if (!args.profile.empty()) FT_TRY(write_profile(args, found));
   if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(comparison_json(found)) + "\n"));
-  const bool taken = args.json == "-" || args.trace == "-" || args.profile == "-";
+  if (!args.report.empty()) {
+    FT_TRY(write_output(args.report, comparison_page(comparison_json(found))));
+  }
+  const bool taken =
+      args.json == "-" || args.trace == "-" || args.profile == "-" || args.report == "-";
   return print(args.quiet || taken, comparison_text(found));
 }
 

@@ -4,6 +4,7 @@
 #include "sim/base/file.h"
 #include "tools/cli/verbs.h"
 #include "tools/goodput/goodput.h"
+#include "tools/report/pages.h"
 
 namespace foretrain {
 
@@ -48,7 +49,8 @@ Status compare_clusters(const GoodputArgs& args) {
 }  // namespace
 
 Status goodput(const GoodputArgs& args) {
-  const std::vector<Output> outputs = {{"--json", args.json}, {"--trace", args.trace}};
+  const std::vector<Output> outputs = {
+      {"--json", args.json}, {"--trace", args.trace}, {"--report", args.report}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
   if (!args.clusters.empty()) {
     if (args.trace.empty()) return compare_clusters(args);
@@ -63,7 +65,8 @@ Status goodput(const GoodputArgs& args) {
     FT_TRY(file.commit());
   }
   if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(json_report(result)) + "\n"));
-  const bool stdout_taken = args.json == "-" || args.trace == "-";
+  if (!args.report.empty()) FT_TRY(write_output(args.report, goodput_page(json_report(result))));
+  const bool stdout_taken = args.json == "-" || args.trace == "-" || args.report == "-";
   return print(args.quiet || stdout_taken, text_report(run, result));
 }
 

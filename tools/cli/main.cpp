@@ -40,6 +40,10 @@ void add_json(CLI::App* app, std::string& path) {
   add_output(app, "--json", path, "Write the machine-readable result to FILE (- for stdout)");
 }
 
+void add_report(CLI::App* app, std::string& path) {
+  add_output(app, "--report", path, "Write a page to look at to FILE.html: one file, no network");
+}
+
 Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
   CLI::App* verb = app.add_subcommand("simulate", "Predict one run: time, memory, where both go");
   verb->footer(
@@ -49,8 +53,9 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
   verb->add_option("--set", args.sets, "Override a field, e.g. parallel.tensor=4 (repeatable)")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
-  add_output(verb, "--trace", args.trace, "Write a Chrome trace (.json or .json.gz)");
-  add_output(verb, "--timeline", args.timeline, "Write the lossless timeline (.json or .json.gz)");
+  add_output(verb, "--trace", args.files.trace, "Write a Chrome trace (.json or .json.gz)");
+  add_output(verb, "--timeline", args.files.timeline,
+             "Write the lossless timeline (.json or .json.gz)");
   verb->add_option("--trace-ranks", args.trace_ranks,
                    "Ranks to trace (default: one of each class of equal ranks)")
       ->delimiter(',')
@@ -70,7 +75,8 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
       ->type_name("SECONDS")
       ->check(CLI::PositiveNumber);
   verb->add_flag("--quiet", args.quiet, "No report, no progress");
-  add_json(verb, args.json);
+  add_report(verb, args.files.report);
+  add_json(verb, args.files.json);
   return {verb, [&args] { return foretrain::simulate(args); }};
 }
 
@@ -102,6 +108,7 @@ Verb add_goodput(CLI::App& app, foretrain::GoodputArgs& args) {
   verb->add_flag("--no-advice", args.no_advice,
                  "Leave out the best interval and what helps: faster, for sweeps");
   verb->add_flag("--quiet", args.quiet, "No report");
+  add_report(verb, args.report);
   add_json(verb, args.json);
   return {verb, [&args] { return foretrain::goodput(args); }};
 }
@@ -239,6 +246,7 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
   verb->add_option("--threads", args.threads, "Rows predicted at once (default: all cores)")
       ->check(CLI::Range(1, 1024));
   verb->add_flag("--quiet", args.quiet, "No table, no progress");
+  add_report(verb, args.report);
   add_json(verb, args.json);
   return {verb, [&args] { return foretrain::score(args); }};
 }
@@ -302,6 +310,7 @@ Verb add_search(CLI::App& app, foretrain::SearchArgs& args) {
   add_output(verb, "--out", args.out, "Write the best plan as a RUN");
   add_output(verb, "--csv", args.csv, "Write a table of all plans that were simulated");
   verb->add_flag("--quiet", args.quiet, "No table, no progress");
+  add_report(verb, args.report);
   add_json(verb, args.json);
   return {verb, [&args] { return foretrain::search(args); }};
 }
@@ -335,6 +344,7 @@ Verb add_compare(CLI::App& app, foretrain::CompareArgs& args) {
   add_output(verb, "--profile", args.profile,
              "Write the products and attention of the trace as a profile that simulate takes");
   verb->add_flag("--quiet", args.quiet, "No table, no progress");
+  add_report(verb, args.report);
   add_json(verb, args.json);
   return {verb, [&args] { return foretrain::compare(args); }};
 }

@@ -7,6 +7,7 @@
 
 #include "tools/cli/verbs.h"
 #include "tools/predict/parallel.h"
+#include "tools/report/pages.h"
 #include "tools/score/fit_intervals.h"
 #include "tools/score/score.h"
 
@@ -39,8 +40,10 @@ std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool
 }  // namespace
 
 Status score(const ScoreArgs& args) {
-  const std::vector<Output> outputs = {
-      {"--json", args.json}, {"--csv", args.csv}, {"--fit-intervals", args.fit_intervals}};
+  const std::vector<Output> outputs = {{"--json", args.json},
+                                       {"--csv", args.csv},
+                                       {"--fit-intervals", args.fit_intervals},
+                                       {"--report", args.report}};
   FT_TRY(check_outputs(outputs, read_with_rows(outputs, args.rows)));
   FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
   if (rows.empty()) return input_error(args.rows.front() + ": there is no row in it");
@@ -57,6 +60,9 @@ Status score(const ScoreArgs& args) {
     FT_TRY(write_output(args.json, dump_json(score_json(rows, results)) + "\n"));
   }
   if (!args.csv.empty()) FT_TRY(write_output(args.csv, score_csv(rows, results)));
+  if (!args.report.empty()) {
+    FT_TRY(write_output(args.report, score_page(score_json(rows, results))));
+  }
   if (!args.fit_intervals.empty()) {
     const Json widths = intervals_json(fit_intervals(rows, results), this_month());
     FT_TRY(write_output(args.fit_intervals, dump_json(widths) + "\n"));

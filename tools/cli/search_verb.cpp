@@ -4,6 +4,7 @@
 
 #include "tools/calibrate/calibration.h"
 #include "tools/cli/verbs.h"
+#include "tools/report/pages.h"
 #include "tools/report/report.h"
 #include "tools/search/search_report.h"
 
@@ -53,7 +54,7 @@ std::string explanation(const SearchResult& mine, const SearchResult& asked,
 
 Status search(SearchArgs& args) {
   const std::vector<Output> outputs = {
-      {"--json", args.json}, {"--csv", args.csv}, {"--out", args.out}};
+      {"--json", args.json}, {"--csv", args.csv}, {"--out", args.out}, {"--report", args.report}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
   FT_ASSIGN(Json run, read_run(args.run, args.sets));
   FT_ASSIGN(SearchRequest section, take_section(run, args.run));
@@ -82,6 +83,9 @@ Status search(SearchArgs& args) {
   }
   if (progress) std::fprintf(stderr, "\r\033[K");
   args.interrupted = result.interrupted;
+  if (!args.report.empty()) {
+    FT_TRY(write_output(args.report, search_page(search_json(result, options))));
+  }
   if (!args.json.empty()) {
     FT_TRY(write_output(args.json, dump_json(search_json(result, options)) + "\n"));
   }
@@ -89,7 +93,8 @@ Status search(SearchArgs& args) {
   if (!args.out.empty() && !result.plans.empty()) {
     FT_TRY(write_output(args.out, dump_json(result.plans.front().run) + "\n"));
   }
-  const bool stdout_taken = args.json == "-" || args.csv == "-" || args.out == "-";
+  const bool stdout_taken =
+      args.json == "-" || args.csv == "-" || args.out == "-" || args.report == "-";
   if (!args.quiet && !stdout_taken) {
     FT_TRY(write_output("-", search_text(result, options, kShown) + explained));
   }

@@ -8,6 +8,7 @@
 #include "tools/predict/fitting.h"
 #include "tools/predict/idle_keys.h"
 #include "tools/predict/predict.h"
+#include "tools/report/pages.h"
 #include "tools/report/report.h"
 #include "tools/version.h"
 #include "traces/chrome_trace.h"
@@ -49,10 +50,12 @@ Status check_conditions(const Conditions& asked, const Run& run, const Predictio
 }  // namespace
 
 Status simulate(const SimulateArgs& args) {
-  const std::vector<Output> outputs = {
-      {"--json", args.json}, {"--trace", args.trace}, {"--timeline", args.timeline}};
+  const std::vector<Output> outputs = {{"--json", args.files.json},
+                                       {"--trace", args.files.trace},
+                                       {"--timeline", args.files.timeline},
+                                       {"--report", args.files.report}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
-  if (!args.trace_ranks.empty() && args.trace.empty() && args.timeline.empty()) {
+  if (!args.trace_ranks.empty() && args.files.trace.empty() && args.files.timeline.empty()) {
     return input_error("--trace-ranks chooses what --trace and --timeline write; give one of them");
   }
   ChoosePrices prices;
@@ -67,7 +70,8 @@ Status simulate(const SimulateArgs& args) {
   options.full = args.full;
   options.verify = args.verify;
   options.sensitivity = !args.no_advice;
-  options.timeline = !args.trace.empty() || !args.timeline.empty();
+  options.timeline =
+      !args.files.trace.empty() || !args.files.timeline.empty() || !args.files.report.empty();
   options.trace_ranks = args.trace_ranks;
   const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
   if (progress) {
@@ -77,34 +81,41 @@ Status simulate(const SimulateArgs& args) {
     };
   }
   FT_ASSIGN(Prediction prediction, predict(run, options));
-  const bool reported = !args.no_advice && (!args.quiet || !args.json.empty());
+  const bool reported = !args.no_advice && (!args.quiet || !args.files.json.empty());
   if (!prediction.memory.fits && reported) prediction.fitting = find_fitting(run, prediction);
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
-  if (!args.trace.empty()) {
-    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
+  if (!args.files.trace.empty()) {
+    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.files.trace));
     TraceOptions trace;
     trace.about = {{"run", run.name}, {"foretrain", kVersion}, {"revision", kRevision}};
     FT_TRY(write_chrome_trace(*prediction.timeline, trace, file));
     FT_TRY(file.commit());
   }
-  if (!args.timeline.empty()) {
-    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.timeline));
+  if (!args.files.timeline.empty()) {
+    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.files.timeline));
     FT_TRY(save_timeline(*prediction.timeline, file));
     FT_TRY(file.commit());
   }
   FT_ASSIGN(const std::optional<Bill> bill, simple_bill(run, prediction.iteration_time_s));
-  if (!args.json.empty()) {
+  if (!args.files.json.empty()) {
     Json json = json_report(run, prediction);
     if (bill) json.set("bill", json_of(*bill));
-    FT_TRY(write_output(args.json, dump_json(json) + "\n"));
+    FT_TRY(write_output(args.files.json, dump_json(json) + "\n"));
   }
-  const bool stdout_taken = args.json == "-" || args.trace == "-" || args.timeline == "-";
+  if (!args.files.report.empty()) {
+    Json json = json_report(run, prediction);
+    if (bill) json.set("bill", json_of(*bill));
+    const Timeline* shown = prediction.timeline ? &*prediction.timeline : nullptr;
+    FT_TRY(write_output(args.files.report, simulation_page(json, run.resolved, shown)));
+  }
+  const bool stdout_taken = args.files.report == "-" || args.files.json == "-" ||
+                            args.files.trace == "-" || args.files.timeline == "-";
   if (!args.quiet && !stdout_taken) {
     const std::string report = text_report(run, prediction);
     FT_TRY(write_output("-", report + (bill ? text_of(*bill) : "")));
-    if (!args.trace.empty()) {
+    if (!args.files.trace.empty()) {
       std::printf("Trace: %s (open it at https://ui.perfetto.dev or chrome://tracing)\n",
-                  args.trace.c_str());
+                  args.files.trace.c_str());
     }
   }
   return check_conditions(args.conditions, run, prediction);

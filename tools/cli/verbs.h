@@ -19,11 +19,16 @@ struct Conditions {
   double max_step_s = 0;  ///< 0: any
 };
 
+/// What `simulate` writes: paths, "" = none, "-" = stdout.
+struct SimulatedFiles {
+  std::string json, trace, timeline, report;
+};
+
 struct SimulateArgs {
   std::string run;
   std::vector<std::string> sets;
-  std::string json, trace, timeline;  ///< output paths, "" = none, "-" = stdout
-  std::string profile;                ///< measured prices: a path or a name
+  SimulatedFiles files;
+  std::string profile;  ///< measured prices: a path or a name
   std::vector<std::int64_t> trace_ranks;
   bool full = false, quiet = false, verify = false;
   Conditions conditions;
@@ -32,6 +37,7 @@ struct SimulateArgs {
 Status simulate(const SimulateArgs& args);
 
 struct GoodputArgs {
+  std::string report;  ///< the page, "": none
   std::string run;
   std::vector<std::string> sets, clusters;
   std::string json, trace;
@@ -80,6 +86,7 @@ struct ValidateArgs {
 Status validate(const ValidateArgs& args);
 
 struct ScoreArgs {
+  std::string report;             ///< the page; "": none
   std::vector<std::string> rows;  ///< rows files
   std::string json, csv, only;    ///< `only`: rows whose id or group contains it
   std::string fit_intervals;      ///< where the widths of intervals go; "": nowhere
@@ -90,6 +97,7 @@ struct ScoreArgs {
 Status score(const ScoreArgs& args);
 
 struct SearchArgs {
+  std::string report;  ///< the page, "": none
   std::string run;
   std::vector<std::string> sets;
   SearchRequest request;             ///< what flags say; the RUN may say more
@@ -102,7 +110,8 @@ struct SearchArgs {
 Status search(SearchArgs& args);
 
 struct CompareArgs {
-  std::string a, b;  ///< no `b`: A alone
+  std::string report;  ///< the page, "": none
+  std::string a, b;    ///< no `b`: A alone
   std::vector<std::string> sets;
   std::string json, trace, profile;
   std::string step_name;   ///< of traces: annotations that bound steps

@@ -14,7 +14,7 @@ std::string padded(const std::string& text, std::size_t width) {
   return text.size() >= width ? text : std::string(width - text.size(), ' ') + text;
 }
 
-std::string signed_percent(double fraction) {
+std::string percent_changed(double fraction) {
   const std::string text = fixed(100 * fraction, 1);
   return (fraction > 0 ? "+" : "") + text + " %";
 }
@@ -39,7 +39,7 @@ std::string row(const FoundPlan& plan, const SearchResult& result, const SearchO
   out += padded(fixed(100 * plan.mfu, 1) + " %", 9);
   out += padded(fixed(plan.memory.peak_gib, 1) + " GiB", 11);
   if (result.own) {
-    out += padded(signed_percent(plan.iteration_time_s / result.own->iteration_time_s - 1), 10);
+    out += padded(percent_changed(plan.iteration_time_s / result.own->iteration_time_s - 1), 10);
   }
   if (has_costs(result)) out += padded(fixed(plan.cost, 2), 10);
   if (has_machines(options)) {

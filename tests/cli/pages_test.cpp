@@ -1,0 +1,98 @@
+// Does every verb with a result give a page, whole, with the result in it?
+#include <gtest/gtest.h>
+
+#include "tests/cli/run_command.h"
+#include "tools/report/page.h"
+
+namespace foretrain {
+namespace {
+
+/// What the page keeps of the result.
+Json kept_result(const std::string& page) {
+  const std::string open = "<script type=\"application/json\" id=\"result\">\n";
+  const std::size_t begin = page.find(open);
+  const std::size_t end = page.find("\n</script>", begin);
+  EXPECT_NE(begin, std::string::npos);
+  EXPECT_NE(end, std::string::npos);
+  const std::string text = page.substr(begin + open.size(), end - begin - open.size());
+  const Result<Json> json = parse_json(text, "page");
+  EXPECT_TRUE(json.ok());
+  return json.ok() ? json.value() : Json();
+}
+
+/// One file that needs no other: nothing is fetched, nothing runs.
+void expect_whole(const std::string& page) {
+  EXPECT_TRUE(page.starts_with("<!DOCTYPE html>"));
+  EXPECT_TRUE(page.ends_with("</html>\n"));
+  for (const char* outside : {"http://", "https://", "src=", "@import", "url(", "<link"}) {
+    EXPECT_EQ(page.find(outside), std::string::npos) << outside;
+  }
+  for (const char* element : {"table", "dl", "svg", "div", "pre", "h2"}) {
+    std::size_t opened = 0;
+    std::size_t closed = 0;
+    for (const std::string& mark :
+         {std::string("<") + element + ">", std::string("<") + element + " "}) {
+      for (std::size_t i = page.find(mark); i != std::string::npos; i = page.find(mark, i + 1)) {
+        ++opened;
+      }
+    }
+    const std::string end = std::string("</") + element + ">";
+    for (std::size_t i = page.find(end); i != std::string::npos; i = page.find(end, i + 1)) {
+      ++closed;
+    }
+    EXPECT_EQ(opened, closed) << element;
+  }
+}
+
+constexpr const char* kRun = R"({"name": "a </script> & <b>",
+  "model": "llama-3-8b", "cluster": {"preset": "dgx-h100", "accelerators": 16},
+  "parallel": {"tensor": 2, "pipeline": 2}, "batch": {"global": 32, "micro": 1, "sequence": 2048},
+  "campaign": {"steps": 1000, "reliability": "llama-3-405b"}})";
+
+TEST(Pages, OfASimulationShowsTheResultsNumbers) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const CommandResult run = place.run(
+      {"simulate", "run.json", "--report", "p.html", "--json", "r.json", "--no-advice", "--quiet"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const std::string page = place.read("p.html");
+  expect_whole(page);
+  Json kept = kept_result(page);
+  Json result = parse_json(place.read("r.json"), "r.json").value();
+  for (Json* json : {&kept, &result}) json->erase("simulation");
+  EXPECT_EQ(kept, result);
+  const auto shows = [&page](const Json& number) {
+    return page.find("<data value=\"" + dump_json(number, -1) + "\">") != std::string::npos;
+  };
+  EXPECT_TRUE(shows(*result.find("iteration_time_s")));
+  EXPECT_TRUE(shows(*result.find("memory")->find("peak_gib")));
+  for (const auto& [part, seconds] : *result.find("breakdown_s")->object()) {
+    EXPECT_TRUE(seconds.number() == 0 || shows(seconds)) << part;
+  }
+  // The schedule is drawn, and names of the user's are text.
+  EXPECT_NE(page.find("microbatch 3"), std::string::npos);
+  EXPECT_NE(page.find("a &lt;/script&gt; &amp; &lt;b&gt;"), std::string::npos);
+}
+
+TEST(Pages, OfOtherVerbs) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"search", "run.json", "--budget", "1"},
+        std::vector<std::string>{"goodput", "run.json"},
+        std::vector<std::string>{"compare", "run.json", "run.json"},
+        std::vector<std::string>{"score", std::string(FORETRAIN_SOURCE_DIR) + "/configs/published",
+                                 "--only", "kor"}}) {
+    std::vector<std::string> whole = command;
+    whole.insert(whole.end(), {"--quiet", "--report", "p.html"});
+    const CommandResult run = place.run(whole);
+    ASSERT_EQ(run.exit_code, 0) << command.front() << ": " << run.err;
+    const std::string page = place.read("p.html");
+    expect_whole(page);
+    EXPECT_NE(kept_result(page).object(), nullptr) << command.front();
+    EXPECT_NE(page.find("<data value="), std::string::npos) << command.front();
+  }
+}
+
+}  // namespace
+}  // namespace foretrain

@@ -1,0 +1,320 @@
+#include "tools/report/pages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "tools/report/page.h"
+#include "tools/report/report.h"
+
+namespace foretrain {
+namespace {
+
+/// What stands at "/a/b"; null if nothing.
+const Json* found(const Json& json, const std::string& pointer) {
+  const Json* at = &json;
+  for (std::size_t begin = 1; at != nullptr && begin <= pointer.size();) {
+    const std::size_t end = std::min(pointer.find('/', begin), pointer.size());
+    at = at->object() == nullptr ? nullptr : at->find(pointer.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return at;
+}
+
+double number_of(const Json& json, const std::string& pointer) {
+  const Json* at = found(json, pointer);
+  return at == nullptr || !at->is_number() ? 0 : at->number();
+}
+
+std::string text_at(const Json& json, const std::string& pointer) {
+  const Json* at = found(json, pointer);
+  if (at == nullptr || at->is_null()) return "";
+  return at->string() != nullptr ? *at->string() : dump_json(*at, -1);
+}
+
+Shown seconds(double value) { return {value, seconds_text(value)}; }
+Shown gibibytes(double value) { return {value, fixed(value, 2) + " GiB"}; }
+Shown percent_of(double share) { return {share, fixed(100 * share, 1) + " %"}; }
+Shown plain(double value, int decimals = 1) { return {value, fixed(value, decimals)}; }
+
+/// "memory_bound" and "exposed_tensor" as words.
+std::string words(std::string key) {
+  std::replace(key.begin(), key.end(), '_', ' ');
+  return key;
+}
+
+/// A bar for each number of an object that is not zero.
+std::vector<Bar> bars_of(const Json& json, const std::string& pointer, Shown (*shown)(double)) {
+  std::vector<Bar> out;
+  const Json* at = found(json, pointer);
+  if (at == nullptr || at->object() == nullptr) return out;
+  for (const auto& [key, value] : *at->object()) {
+    if (value.is_number() && value.number() != 0)
+      out.push_back({words(key), shown(value.number())});
+  }
+  return out;
+}
+
+void add_notes(Page& page, const Json& result) {
+  const Json* notes = found(result, "/notes");
+  if (notes == nullptr || notes->array() == nullptr || notes->array()->empty()) return;
+  page.heading("Notes");
+  for (const Json& note : *notes->array()) {
+    if (note.string() != nullptr) page.paragraph(*note.string());
+  }
+}
+
+// --- The schedule ------------------------------------------------------------------------------
+
+/// Passes are neighbours on a compute stream of one microbatch and phase.
+struct DrawnPass {
+  std::int32_t microbatch = -1;
+  Phase phase = Phase::kForward;
+  Time begin, end;
+};
+
+Box box_of(const DrawnPass& pass, std::size_t row) {
+  const bool forward = pass.phase == Phase::kForward;
+  const bool backward = pass.phase == Phase::kBackward;
+  const char* const name = forward ? "F" : backward ? "B" : "";
+  Box out;
+  out.row = row;
+  out.begin = pass.begin.seconds();
+  out.end = pass.end.seconds();
+  out.colour = forward ? 0 : backward ? 1 : 3;
+  if (*name != '\0') out.label = name + std::to_string(pass.microbatch);
+  out.note = (forward    ? "forward"
+              : backward ? "backward"
+                         : "other work") +
+             (pass.microbatch >= 0 ? ", microbatch " + std::to_string(pass.microbatch) : "") +
+             ", " + seconds_text(pass.begin.seconds()) + " to " + seconds_text(pass.end.seconds());
+  return out;
+}
+
+constexpr std::size_t kMostLanes = 64;
+constexpr std::size_t kMostBoxes = 20'000;
+
+void add_schedule(Page& page, const Timeline& timeline) {
+  std::vector<std::string> rows;
+  std::vector<Box> boxes;
+  std::map<std::int32_t, std::size_t> row_of;
+  DrawnPass open;
+  std::int32_t track = -1;
+  const auto close = [&] {
+    if (track >= 0 && open.end > open.begin) boxes.push_back(box_of(open, row_of.at(track)));
+    open = DrawnPass();
+  };
+  for (const Span& span : timeline.spans) {
+    const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
+    if (info.category != Category::kCompute) continue;
+    if (!row_of.contains(span.track)) {
+      if (rows.size() == kMostLanes) break;
+      row_of[span.track] = rows.size();
+      rows.push_back(
+          "rank " +
+          std::to_string(timeline.tracks[static_cast<std::size_t>(span.track)].rank.value));
+    }
+    const bool same = span.track == track && span.microbatch == open.microbatch &&
+                      info.phase == open.phase && open.end > open.begin;
+    if (!same) {
+      close();
+      track = span.track;
+      open = {span.microbatch, info.phase, span.start, span.end};
+    }
+    open.end = span.end;
+    if (boxes.size() >= kMostBoxes) break;
+  }
+  close();
+  if (boxes.empty()) return;
+  page.heading("Schedule");
+  page.paragraph(
+      "Passes on the compute stream of the ranks that stand for all: forward blue, backward "
+      "orange. "
+      "Gaps are waiting and exposed communication." +
+      std::string(boxes.size() >= kMostBoxes ? " Only the first passes are drawn." : ""));
+  page.lanes(rows, boxes, timeline.end.seconds());
+}
+
+}  // namespace
+
+std::string simulation_page(const Json& result, const Json& run, const Timeline* timeline) {
+  Page page(text_at(result, "/name"));
+  page.paragraph(text_at(result, "/accelerators") + " " + text_at(result, "/accelerator") + ", " +
+                 text_at(result, "/system") + " in " + text_at(result, "/precision"));
+  const Json* interval = found(result, "/iteration_time_interval_s");
+  const auto bound = [&](std::size_t i) {
+    return interval == nullptr || interval->array() == nullptr ? 0
+                                                               : (*interval->array())[i].number();
+  };
+  page.figures({{"step", seconds(number_of(result, "/iteration_time_s"))},
+                {"nine of ten runs: from", seconds(bound(0))},
+                {"to", seconds(bound(1))},
+                {"tokens/s", plain(number_of(result, "/tokens_per_s"), 0)},
+                {"MFU", percent_of(number_of(result, "/mfu"))},
+                {"peak memory", gibibytes(number_of(result, "/memory/peak_gib"))},
+                {"capacity", gibibytes(number_of(result, "/memory/capacity_gib"))},
+                {"likely to fit", percent_of(number_of(result, "/memory/fits_probability"))}});
+  page.heading("Time of the busiest rank");
+  page.bars(bars_of(result, "/breakdown_s", seconds));
+  if (timeline != nullptr) add_schedule(page, *timeline);
+  page.heading("Memory at the peak");
+  page.bars(bars_of(result, "/memory/by_kind_gib", gibibytes));
+  page.paragraph("The peak is at " + text_at(result, "/memory/peak_at") + " on rank " +
+                 text_at(result, "/memory/peak_rank") + ".");
+  if (const std::vector<Bar> gains = bars_of(result, "/sensitivity", seconds); !gains.empty()) {
+    page.heading("What a step gains if a resource is 10 % faster");
+    page.bars(gains);
+  }
+  page.heading("Where prices come from");
+  page.bars(bars_of(result, "/provenance", percent_of));
+  add_notes(page, result);
+  page.heading("The RUN, all defaults filled in");
+  page.text(dump_json(run));
+  return page.html(result);
+}
+
+std::string search_page(const Json& result) {
+  Page page("The best plans");
+  const bool any = found(result, "/best") != nullptr && found(result, "/best")->object() != nullptr;
+  if (any) {
+    page.figures({{"best step", seconds(number_of(result, "/best/iteration_time_s"))},
+                  {"tokens/s", plain(number_of(result, "/best/tokens_per_s"), 0)},
+                  {"MFU", percent_of(number_of(result, "/best/mfu"))},
+                  {"peak memory", gibibytes(number_of(result, "/best/memory/peak_gib"))},
+                  {"plans", plain(number_of(result, "/certificate/plans"), 0)},
+                  {"simulated", plain(number_of(result, "/certificate/simulated"), 0)},
+                  {"gap left", percent_of(number_of(result, "/certificate/gap"))}});
+  } else {
+    page.paragraph("No plan fits.");
+  }
+  const Json* plans = found(result, "/plans");
+  const Json* front = found(result, "/front");
+  const auto add_points = [](const Json* list, bool marked, std::vector<Dot>& points) {
+    if (list == nullptr || list->array() == nullptr) return;
+    for (const Json& plan : *list->array()) {
+      const std::string changes = text_at(plan, "/changes");
+      points.push_back({number_of(plan, "/memory/peak_gib"), number_of(plan, "/iteration_time_s"),
+                        seconds_text(number_of(plan, "/iteration_time_s")) + " " + changes,
+                        marked});
+    }
+  };
+  std::vector<Dot> points;
+  add_points(plans, false, points);
+  add_points(front, true, points);
+  page.heading("Step time over memory");
+  page.paragraph("Marked plans are on the front: no other is faster with less memory.");
+  page.scatter("peak memory, GiB", "step, s", points);
+  if (plans != nullptr && plans->array() != nullptr) {
+    std::vector<std::vector<std::string>> rows;
+    constexpr std::size_t kMost = 200;
+    for (const Json& plan : *plans->array()) {
+      if (rows.size() == kMost) break;
+      rows.push_back({seconds_text(number_of(plan, "/iteration_time_s")),
+                      fixed(number_of(plan, "/memory/peak_gib"), 1),
+                      fixed(100 * number_of(plan, "/mfu"), 1), text_at(plan, "/changes")});
+    }
+    page.heading("Plans, the best first");
+    page.table({"step", "GiB", "MFU %", "changes"}, rows);
+  }
+  page.heading("Certificate");
+  page.bars(bars_of(result, "/certificate", [](double value) { return plain(value, 0); }));
+  if (any) {
+    page.heading("The best plan as a RUN");
+    page.text(dump_json(*found(result, "/best/run")));
+  }
+  return page.html(result);
+}
+
+std::string goodput_page(const Json& result) {
+  Page page("The campaign");
+  page.figures({{"days, mean", plain(number_of(result, "/days/mean"), 2)},
+                {"days, nine of ten below", plain(number_of(result, "/days/p90"), 2)},
+                {"effective training time", percent_of(number_of(result, "/ettr/mean"))},
+                {"step", seconds(number_of(result, "/step_time_s"))},
+                {"GPU-hours", plain(number_of(result, "/gpu_hours"), 0)},
+                {"cost", plain(number_of(result, "/cost"), 0)},
+                {"energy, MWh", plain(number_of(result, "/energy_mwh"), 1)},
+                {"mean hours to a failure", plain(number_of(result, "/mttf_hours"), 2)}});
+  page.heading("Where the time goes");
+  page.bars(bars_of(result, "/parts", percent_of));
+  page.heading("Failures of a campaign, by component");
+  page.bars(bars_of(result, "/failures", [](double value) { return plain(value, 1); }));
+  page.heading("Checkpoints");
+  page.figures({{"bytes", gibibytes(number_of(result, "/checkpoint/bytes_gib"))},
+                {"stall", seconds(number_of(result, "/checkpoint/stall_s"))},
+                {"load", seconds(number_of(result, "/checkpoint/load_s"))},
+                {"interval", seconds(number_of(result, "/checkpoint/interval_s"))},
+                {"best interval", seconds(number_of(result, "/checkpoint/best_interval_s"))}});
+  page.heading("What each cause costs");
+  page.bars(bars_of(result, "/sensitivity", [](double value) { return plain(value, 3); }));
+  add_notes(page, result);
+  return page.html(result);
+}
+
+std::string comparison_page(const Json& result) {
+  const bool two = found(result, "/b") != nullptr && found(result, "/b")->object() != nullptr;
+  Page page(two ? "Two steps beside each other" : "A step taken apart");
+  std::vector<Bar> figures = {
+      {text_at(result, "/a/source"), seconds(number_of(result, "/a/step_s"))}};
+  if (two)
+    figures.push_back({text_at(result, "/b/source"), seconds(number_of(result, "/b/step_s"))});
+  figures.push_back({"idle", seconds(number_of(result, "/idle_s"))});
+  figures.push_back({"not classified", percent_of(number_of(result, "/unclassified_share"))});
+  page.figures(figures);
+  for (const auto& [key, of, title] :
+       {std::tuple("/families", "family", "Families"), std::tuple("/phases", "phase", "Phases")}) {
+    const Json* list = found(result, key);
+    if (list == nullptr || list->array() == nullptr || list->array()->empty()) continue;
+    std::vector<std::vector<std::string>> rows;
+    for (const Json& one : *list->array()) {
+      std::vector<std::string> row = {text_at(one, std::string("/") + of),
+                                      seconds_text(number_of(one, "/a_s")),
+                                      seconds_text(number_of(one, "/a_exposed_s"))};
+      if (two) {
+        row.push_back(seconds_text(number_of(one, "/b_s")));
+        row.push_back(seconds_text(number_of(one, "/b_exposed_s")));
+        row.push_back(seconds_text(number_of(one, "/difference_s")));
+      }
+      rows.push_back(std::move(row));
+    }
+    std::vector<std::string> header = {of, "A", "A exposed"};
+    if (two) header.insert(header.end(), {"B", "B exposed", "B - A"});
+    page.heading(title);
+    page.table(header, rows);
+  }
+  add_notes(page, result);
+  return page.html(result);
+}
+
+std::string score_page(const Json& result) {
+  Page page("Predicted beside published runs");
+  page.figures(
+      {{"rows", plain(number_of(result, "/summary/plain/rows"), 0)},
+       {"median error", percent_of(number_of(result, "/summary/plain/step_time_s/median"))},
+       {"90th percentile", percent_of(number_of(result, "/summary/plain/step_time_s/p90"))},
+       {"bias", percent_of(number_of(result, "/summary/plain/step_time_s/bias"))},
+       {"in their intervals", plain(number_of(result, "/summary/coverage/inside"), 0)}});
+  const Json* list = found(result, "/rows");
+  std::vector<Dot> points;
+  std::vector<std::vector<std::string>> rows;
+  if (list != nullptr && list->array() != nullptr) {
+    for (const Json& row : *list->array()) {
+      const double measured = number_of(row, "/measured/step_time_s");
+      const double predicted = number_of(row, "/predicted/step_time_s");
+      const bool both = measured > 0 && predicted > 0;
+      if (both) {
+        points.push_back({std::log10(measured), predicted / measured, text_at(row, "/id"), false});
+      }
+      rows.push_back({text_at(row, "/id"), text_at(row, "/group"), text_at(row, "/status"),
+                      both ? seconds_text(measured) : "", both ? seconds_text(predicted) : "",
+                      both ? fixed(100 * (predicted / measured - 1), 1) : text_at(row, "/reason")});
+    }
+  }
+  page.heading("Predicted over measured step time");
+  page.scatter("log10 of the measured step in s", "predicted / measured", points);
+  page.heading("Rows");
+  page.table({"row", "group", "status", "measured", "predicted", "error %"}, rows);
+  return page.html(result);
+}
+
+}  // namespace foretrain
