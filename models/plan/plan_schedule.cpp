@@ -199,10 +199,10 @@ void check_deferral(const Plan& plan, Violations& out) {
 void check_loss_chunks(const Model& model, const Plan& plan, Violations& out) {
   if (plan.loss.chunks == 0) return;
   constexpr const char* kKey = "kernels/loss_chunks";
-  if (model.is_network()) return out.add(kKey, "the model has no vocabulary");
+  if (model.is_network()) return out.add(kKey, "the model has no vocabulary: set it to 0");
   if (plan.loss.chunks > plan.tokens()) {
     out.add(kKey, "found " + text(plan.loss.chunks) + ", but a microbatch has " +
-                      text(plan.tokens()) + " tokens");
+                      text(plan.tokens()) + " tokens; set it to that or less");
   }
   out.beside("a loss in chunks",
              {{plan.splits_backward(), kKey,

@@ -49,6 +49,28 @@ TEST(SearchVerb, WritesTheBestPlanAsARunThatSimulatesAlike) {
             1 + std::ssize(*result.find("plans")->array()));
 }
 
+// Experts that follow the tensor degree are one plan, whole experts another.
+TEST(SearchVerb, KnowsWhatAutoStandsFor) {
+  const Workplace place;
+  place.write("run.json", R"({"model": {"preset": "mixtral-8x7b", "num_hidden_layers": 4},
+    "cluster": {"preset": "dgx-h100", "accelerators": 16},
+    "parallel": {"tensor": 2, "expert": 8, "pipeline": 1},
+    "batch": {"global": 32, "micro": 1, "sequence": 2048}})");
+  const CommandResult found =
+      place.run({"search", "run.json", "--over", "parallel.expert_tensor", "--json", "-"});
+  ASSERT_EQ(found.exit_code, 0) << found.err;
+  const Json result = parse_json(found.out, "stdout").value();
+  ASSERT_EQ(result.find("plans")->array()->size(), 2U);
+  for (const Json& plan : *result.find("plans")->array()) {
+    const Json* cut = plan.find("changes")->find("/parallel/expert_tensor");
+    const CommandResult simulated =
+        place.run({"simulate", "run.json", "--no-advice", "--quiet", "--json", "-", "--set",
+                   "parallel.expert_tensor=" + (cut == nullptr ? "2" : dump_json(*cut, -1))});
+    const Json again = parse_json(simulated.out, "stdout").value();
+    EXPECT_EQ(*again.find("iteration_time_s"), *plan.find("iteration_time_s"));
+  }
+}
+
 TEST(SearchVerb, KeepsWhatTheRunStatesUnlessItIsFree) {
   const Workplace place;
   place.write("run.json", kSearchedRun);

@@ -57,15 +57,26 @@ TEST(Software, RefusesWhatIsNoReleaseOfTheSystem) {
       << unknown.error().message;
   const auto other = run_with(R"(, "software": "torchtitan-2025-06")");
   ASSERT_FALSE(other.ok());
-  EXPECT_NE(other.error().message.find("no release of megatron-lm"), std::string::npos)
+  EXPECT_NE(other.error().message.find("a release of torchtitan, not of megatron-lm"),
+            std::string::npos)
       << other.error().message;
   EXPECT_FALSE(run_with(R"(, "software": 25)").ok());
+}
+
+// A date is a text, as --set reads it too, and a whole number is a year.
+TEST(Software, TakesDatesFromTheCommandLine) {
+  for (const char* set : {"software=2025-11", "software=2025"}) {
+    const auto run = run_with("", {set});
+    ASSERT_TRUE(run.ok()) << set << ": " << run.error().message;
+    EXPECT_TRUE(says(run.value(), "taken as megatron-core-0.1")) << set;
+  }
+  EXPECT_TRUE(run_with(R"(, "software": 2025)").ok());
 }
 
 TEST(Software, SaysWhatAReleaseHasNot) {
   const auto run = run_with(R"(, "software": "nemo-25.09", "moe": {"dispatcher": "hybridep"})");
   ASSERT_TRUE(run.ok()) << run.error().message;
-  EXPECT_TRUE(says(run.value(), "moe.dispatcher"));
+  EXPECT_TRUE(says(run.value(), "nemo-25.09 has no moe.dispatcher"));
   const auto cut = run_with(R"(, "software": "dgxc-24.11.1")",
                             {"parallel.tensor=2", "parallel.expert=4", "parallel.expert_tensor=1"});
   ASSERT_TRUE(cut.ok()) << cut.error().message;

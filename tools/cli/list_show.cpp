@@ -429,8 +429,8 @@ Status list(const ListArgs& args) {
       const std::string near = nearest_name(args.kind, wanted);
       return input_error(
           "list: found \"" + args.kind +
-          "\", expected models, clusters, devices, fabrics, systems, reliability, profiles or "
-          "runs" +
+          "\", expected models, clusters, devices, fabrics, systems, software, reliability, "
+          "profiles or runs" +
           (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
     }
     wanted = {args.kind};

@@ -40,6 +40,12 @@ void add_json(CLI::App* app, std::string& path) {
   add_output(app, "--json", path, "Write the machine-readable result to FILE (- for stdout)");
 }
 
+/// Ranges let "nan" through, with which no condition would ever fail.
+std::string is_number(const std::string& text) {
+  const bool has_digit = text.find_first_of("0123456789") != std::string::npos;
+  return has_digit ? "" : "found " + text + ", expected a number";
+}
+
 void add_report(CLI::App* app, std::string& path) {
   add_output(app, "--report", path, "Write a page to look at to FILE.html: one file, no network");
 }
@@ -70,10 +76,12 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
   verb->add_option("--require-fit", args.conditions.fit,
                    "Exit 3 where the run is less likely to fit than this; 0.5 if left out")
       ->type_name("P")
-      ->check(CLI::Range(1e-6, 1.0));
+      ->check(CLI::Range(1e-6, 1.0))
+      ->check(is_number);
   verb->add_option("--max-step-s", args.conditions.max_step_s, "Exit 3 where a step takes longer")
       ->type_name("SECONDS")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->check(is_number);
   verb->add_flag("--quiet", args.quiet, "No report, no progress");
   add_report(verb, args.files.report);
   add_json(verb, args.files.json);
@@ -396,10 +404,12 @@ Verb add_export(CLI::App& app, foretrain::ExportArgs& args) {
 
 Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
   CLI::App* verb = app.add_subcommand(
-      "list", "What ships: models, clusters, devices, fabrics, systems, reliability, runs");
+      "list",
+      "What ships: models, clusters, devices, fabrics, systems, software, reliability, runs");
   verb->footer("Example:\n  foretrain list models");
   verb->add_option("KIND", args.kind,
-                   "models, clusters, devices, fabrics, systems, reliability, profiles or runs");
+                   "models, clusters, devices, fabrics, systems, software, reliability, profiles "
+                   "or runs");
   add_json(verb, args.json);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::list(args); }};
@@ -494,7 +504,7 @@ std::vector<std::string> arguments_of(int argc, char** argv) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (out[i] != "--require-fit") continue;
     const bool number = i + 1 < out.size() && !out[i + 1].empty() &&
-                        out[i + 1].find_first_not_of("0123456789.eE-") == std::string::npos;
+                        out[i + 1].find_first_not_of("0123456789.eE") == std::string::npos;
     if (!number) out[i] += "=0.5";
   }
   std::reverse(out.begin(), out.end());

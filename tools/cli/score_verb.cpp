@@ -67,7 +67,9 @@ Status score(const ScoreArgs& args) {
     const Json widths = intervals_json(fit_intervals(rows, results), this_month());
     FT_TRY(write_output(args.fit_intervals, dump_json(widths) + "\n"));
   }
-  if (args.quiet || args.json == "-" || args.csv == "-") return ok_status();
+  const bool taken =
+      args.json == "-" || args.csv == "-" || args.fit_intervals == "-" || args.report == "-";
+  if (args.quiet || taken) return ok_status();
   return write_output("-", score_table(rows, results, static_cast<std::size_t>(args.worst)));
 }
 

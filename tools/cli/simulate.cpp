@@ -33,8 +33,8 @@ namespace {
 Status check_conditions(const Conditions& asked, const Run& run, const Prediction& prediction) {
   const double likely = odds_of(run, prediction.memory).fits;
   if (asked.fit > 0 && likely < asked.fit) {
-    return Error{run.source + ": the run is " + fixed(100 * likely, 1) +
-                     " % likely to fit, less than the " + fixed(100 * asked.fit, 1) +
+    return Error{run.source + ": the run is " + fixed(100 * likely, 2) +
+                     " % likely to fit, less than the " + fixed(100 * asked.fit, 2) +
                      " % that --require-fit asks for",
                  ErrorKind::kCondition};
   }

@@ -94,6 +94,13 @@ Json side_json(const Side& side) {
   return out;
 }
 
+/// Without bytes that drive a terminal.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
 std::string side_text(const char* letter, const Side& side) {
   std::string out = std::string(letter) + "  " + side.source + " (" +
                     std::string(name_of(side.kind)) + ")\n   step " +
@@ -202,7 +209,7 @@ std::string comparison_text(const Comparison& c) {
       constexpr std::size_t kShown = 60;
       out += "  " + to_right(seconds_text(kernel.seconds), kNumber) +
              to_right(fixed(kernel.count, 0), 7) + "  " + kernel.family + "  " +
-             kernel.name.substr(0, kShown) + "\n";
+             printable(kernel.name.substr(0, kShown)) + "\n";
     }
   }
   if (!c.findings.empty()) out += "\n";

@@ -76,6 +76,11 @@ Status lay_defaults(Run& run, const Json* defaults, const Json* by_architecture,
 
 constexpr const char* kReleases = "software";
 
+/// The shipped file: a file of that name in the working directory is none.
+std::string_view release_text(const std::string& name) {
+  return find_asset(std::string(kReleases) + "/" + name + ".json");
+}
+
 /// A release, as configs/software/ has it.
 struct Release {
   std::string name, system;
@@ -90,8 +95,7 @@ const std::vector<Release>& releases() {
   static const std::vector<Release> all = [] {
     std::vector<Release> out;
     for (const std::string& name : preset_names(kReleases)) {
-      const Result<Json> file =
-          parse_json(find_asset(std::string(kReleases) + "/" + name + ".json"), name);
+      const Result<Json> file = parse_json(release_text(name), name);
       if (!file.ok()) continue;
       const auto text = [&file](const char* key) {
         const Json* value = file.value().find(key);
@@ -164,11 +168,18 @@ std::string release_of(const std::string& software, const std::string& system) {
 }
 
 Error unknown_release(const Run& run, const std::string& software, const std::string& where) {
-  const std::vector<std::string> names = preset_names(kReleases);
-  Error error = input_error(
-      where + ": found \"" + software + "\", which is no release of " + run.system +
-      "; expected one that `foretrain list software` names, or " + "a date (2025, 2025-09)");
-  const std::string near = nearest_name(software, names);
+  std::vector<std::string> names;
+  std::string other;
+  for (const Release& one : releases()) {
+    if (one.system == run.system) names.push_back(one.name);
+    if (one.name == software) other = one.system;
+  }
+  const std::string is = other.empty() ? "no release of " + run.system
+                                       : "a release of " + other + ", not of " + run.system;
+  Error error = input_error(where + ": found \"" + software + "\", which is " + is +
+                            "; expected one of its releases, which `foretrain list software` "
+                            "names, or a date (2025, 2025-09)");
+  const std::string near = other.empty() ? nearest_name(software, names) : "";
   if (!near.empty()) error.hint = " (did you mean \"" + near + "\"?)";
   error.message += error.hint;
   error.found = "\"" + software + "\"";
@@ -229,9 +240,9 @@ Status lay_software(Run& run, const std::string& software, const std::string& so
     return ok_status();
   }
   if (name != software) run.notes.push_back("software " + software + ": taken as " + name);
-  FT_ASSIGN(const NamedJson file, load_preset(kReleases, name, source, "/software"));
+  FT_ASSIGN(const Json file, parse_json(release_text(name), name));
   const std::string of = "software " + name;
-  JsonReader reader(file.json, of, "");
+  JsonReader reader(file, of, "");
   for (const char* key : {"name", "description", "system", "date", "versions", "found_by_date"})
     reader.take(key);
   ignore_remarks(reader);
@@ -245,14 +256,20 @@ Status lay_software(Run& run, const std::string& software, const std::string& so
   return required == nullptr ? ok_status() : lay_defaults(run, required, nullptr, of);
 }
 
+std::string release_in(const Run& run) {
+  const Json* software = run.resolved.find("software");
+  if (software == nullptr) return "";
+  const auto* year = std::get_if<std::int64_t>(&software->value);
+  if (year != nullptr) return release_of(std::to_string(*year), run.system);
+  return software->string() == nullptr ? "" : release_of(*software->string(), run.system);
+}
+
 std::vector<std::string> unlike_release(const Run& run) {
   std::vector<std::string> out;
-  const Json* software = run.resolved.find("software");
-  if (software == nullptr || software->string() == nullptr) return out;
-  const std::string name = release_of(*software->string(), run.system);
-  if (name.empty()) return out;
-  const Result<NamedJson> file = load_preset(kReleases, name, run.source, "/software");
-  const Json* required = file.ok() ? file.value().json.find("required") : nullptr;
+  const std::string name = release_in(run);
+  if (name.empty() || !run.model.has_experts()) return out;
+  const Result<Json> file = parse_json(release_text(name), name);
+  const Json* required = file.ok() ? file.value().find("required") : nullptr;
   if (required == nullptr || required->object() == nullptr) return out;
   for (const auto& [section, keys] : *required->object()) {
     if (keys.object() == nullptr) continue;
@@ -261,6 +278,8 @@ std::vector<std::string> unlike_release(const Run& run) {
       const auto origin = run.origins.find(pointer);
       if (origin == run.origins.end() || !is_users(origin->second)) continue;
       if (asks(run, pointer.c_str(), value)) continue;
+      const Json tensor(run.plan.tensor);
+      if (pointer == "/parallel/expert_tensor" && asks(run, pointer.c_str(), tensor)) continue;
       out.push_back(section + "." + key + "=" + dump_json(value, -1));
     }
   }

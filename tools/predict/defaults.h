@@ -26,6 +26,9 @@ Status lay_system(Run& run, const Json& file);
 /// that no file has, or a release of another system, is an error at `source`: /software.
 Status lay_software(Run& run, const std::string& software, const std::string& source);
 
+/// The release that `software` of the run names or means; "" if there is none.
+std::string release_in(const Run& run);
+
 /// What the run's release cannot do otherwise and the RUN says otherwise, as `--set` takes what the
 /// release does.
 std::vector<std::string> unlike_release(const Run& run);

@@ -64,15 +64,18 @@ Status apply_set(Json& run, const std::string& text, std::map<std::string, std::
   }
   const std::string value_text = text.substr(equals + 1);
   const Result<Json> parsed = parse_json(value_text, "--set");
-  // What looks like a number or starts like a structure was meant as JSON; anything else is a text.
+  // What looks like a number or starts like a structure was meant as JSON; anything else is a text,
+  // and so is a date.
+  const bool date = text.starts_with("software=");
   const bool meant_as_json =
-      !value_text.empty() &&
+      !value_text.empty() && !date &&
       (std::string_view("{[\"").find(value_text[0]) != std::string_view::npos ||
        value_text.find_first_not_of("-+.0123456789eE") == std::string::npos);
   if (!parsed.ok() && meant_as_json && !is_file(value_text)) {
     return input_error("--set " + text + ": " + parsed.error().message);
   }
-  const Json value = parsed.ok() ? parsed.value() : Json(value_text);
+  const bool as_text = !parsed.ok() || (date && parsed.value().is_number());
+  const Json value = as_text ? Json(value_text) : parsed.value();
   std::string path = current_path(text.substr(0, equals));
   Json* at = &run;
   std::string pointer;
@@ -441,11 +444,13 @@ Result<Run> resolve(const Json& json, const std::string& source,
   run.cluster = std::move(cluster.value());
   FT_TRY(lay_system(run, system_file));
   if (const Json* software = user.find("software"); software != nullptr && !software->is_null()) {
-    if (software->string() == nullptr) {
+    const auto* year = std::get_if<std::int64_t>(&software->value);
+    if (software->string() == nullptr && year == nullptr) {
       return input_error(source + ": /software: found " + describe(*software) +
-                         ", expected a release or a date");
+                         ", expected a release or a date, such as \"nemo-25.09\" or \"2025-09\"");
     }
-    FT_TRY(lay_software(run, *software->string(), source));
+    FT_TRY(
+        lay_software(run, year != nullptr ? std::to_string(*year) : *software->string(), source));
   }
   run.usual = run.resolved;
   overlay(run.resolved, user, "RUN", "", run.origins);

@@ -114,7 +114,9 @@ void note_lacking(Run& run) {
     if (const std::string lacked = lacked_by(run, set); !lacked.empty()) asked.insert(lacked);
   }
   for (const std::string& lacked : asked) {
-    run.notes.push_back(run.system + " has no " + lacked + ": simulated as others have it");
+    const std::string release = release_in(run);
+    run.notes.push_back((release.empty() ? run.system : release) + " has no " + lacked +
+                        ": simulated as others have it");
   }
 }
 
@@ -217,8 +219,8 @@ void note_limits(Run& run) {
     run.notes.emplace_back(text.data());
   }
   for (const std::string& set : unlike_release(run)) {
-    run.notes.push_back("the release that the run names does " + set +
-                        " alone; what the RUN sets stands");
+    run.notes.push_back(release_in(run) + " always has " + set +
+                        "; this run sets another value, which is simulated");
   }
   note_precision(run);
   note_dispatcher(run);

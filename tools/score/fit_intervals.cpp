@@ -145,8 +145,8 @@ Json intervals_json(const FittedIntervals& fitted, const std::string& month) {
   out.set("memory", pair_json(fitted.widths.memory));
   const auto from = [](std::size_t rows) {
     return std::to_string(rows) +
-           " published runs (configs/published): 5th and 95th percentile of log(measured / "
-           "predicted), `foretrain score configs/published --fit-intervals configs/intervals.json`";
+           " published runs: 5th and 95th percentile of log(measured / predicted), written by "
+           "`foretrain score ROWS --fit-intervals FILE`";
   };
   out.set("figures_changed", month);
   Json sources{Json::Object{}};

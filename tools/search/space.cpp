@@ -180,9 +180,6 @@ class Dimensions {
       drop_lacking(x_seed, out);
     }
     auto it = std::find(out.values.begin(), out.values.end(), usual);
-    // "auto" stands for one of the others.
-    const bool derived = usual == Json("auto") && !out.values.empty();
-    if (derived) it = out.values.begin();
     if (it == out.values.end() && (range_of(key) == nullptr || out.values.empty())) {
       it = out.values.insert(out.values.begin(), usual);
     }
@@ -302,7 +299,13 @@ Status Space::enumerate(const Run& seed) {
     }
     for (std::size_t v = 0; v < dimension.values.size(); ++v) {
       point[at] = static_cast<std::uint8_t>(v);
-      if (may_be(dimension.key, dimension.values[v], degrees(point.data()), seed)) rest(at + 1);
+      const Degrees with = degrees(point.data());
+      // The number that "auto" stands for is the same plan.
+      const bool twice = dimension.key == "parallel.expert_tensor" &&
+                         dimension.values[v].is_number() && with.expert_tensor == with.tensor &&
+                         dimension.usual < dimension.values.size() &&
+                         dimension.values[dimension.usual] == Json("auto");
+      if (!twice && may_be(dimension.key, dimension.values[v], with, seed)) rest(at + 1);
     }
     point[at] = 0;
   };
@@ -324,7 +327,9 @@ Status Space::enumerate(const Run& seed) {
 Degrees Space::degrees(Point point) const {
   Degrees out;
   for (std::size_t d = 0; d < std::size(kDegrees); ++d) {
-    member(out, d) = whole(x_dimensions[d].values[point[d]]);
+    const Json& value = x_dimensions[d].values[point[d]];
+    // parallel.expert_tensor, which follows the degrees before it.
+    member(out, d) = value == Json("auto") ? out.tensor : whole(value);
   }
   const std::int64_t ranks = out.pipeline * out.tensor * out.context;
   out.batch_ranks = std::max<std::int64_t>(1, x_accelerators / ranks);
