@@ -467,8 +467,8 @@ Result<std::vector<ActivityTrace>> KinetoReader::read() {
   }
   if (x_taker.builder.events.empty()) {
     return input_error(path + ": found " + std::to_string(x_events) +
-                       " events, none of them a kernel or copy of a GPU; profile with "
-                       "ProfilerActivity.CUDA");
+                       " events, none of them a kernel or copy of a GPU with a time and a "
+                       "duration; profile with ProfilerActivity.CUDA");
   }
   return x_taker.finish();
 }

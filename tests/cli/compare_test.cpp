@@ -224,7 +224,7 @@ TEST(Compare, SaysWhatIsWrong) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"nowhere.json"}, "no such file"},
       {{"cut.json"}, "cut.json: byte 500: the file ends here"},
-      {{"words.txt"}, "words.txt: is neither JSON nor SQLite"},
+      {{"words.txt"}, "words.txt: is neither JSON with known keys nor SQLite"},
       {{"profile.json"}, "found the schema foretrain/profile/2; accepted are a RUN"},
       {{"trace.json", "--steps", "3"}, "has annotations of 2 steps"},
       {{"run.json", "--steps", "3"}, "--steps is of traces"},

@@ -34,6 +34,10 @@ SideOptions side_options(const CompareArgs& args) {
 
 /// Flags that mean something for traces alone, where neither is one.
 Status check_flags(const CompareArgs& args, const Comparison& found) {
+  const bool runs = found.a.run || (found.b && found.b->run);
+  if (!args.sets.empty() && !runs) {
+    return input_error("--set overrides fields of RUNs; neither of these is one");
+  }
   if (found.a.measured() || (found.b && found.b->measured())) return ok_status();
   const char* const flag = args.steps > 0            ? "--steps"
                            : args.gpu_steps          ? "--gpu-steps"

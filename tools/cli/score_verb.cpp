@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -64,7 +65,15 @@ Status score(const ScoreArgs& args) {
     FT_TRY(write_output(args.report, score_page(score_json(rows, results))));
   }
   if (!args.fit_intervals.empty()) {
-    const Json widths = intervals_json(fit_intervals(rows, results), this_month());
+    const FittedIntervals fitted = fit_intervals(rows, results);
+    constexpr std::size_t kFewest = 20;
+    if (std::min({fitted.dense, fitted.experts, fitted.memory}) < kFewest) {
+      return input_error("--fit-intervals: found " + std::to_string(fitted.dense) +
+                         " step times of dense models, " + std::to_string(fitted.experts) +
+                         " of models with experts and " + std::to_string(fitted.memory) +
+                         " memories that were read and predicted; expected at least 20 of each");
+    }
+    const Json widths = intervals_json(fitted, this_month());
     FT_TRY(write_output(args.fit_intervals, dump_json(widths) + "\n"));
   }
   const bool taken =

@@ -54,8 +54,12 @@ std::string reason_of(const FamilyRow& row) {
   const double waiting_a = row.a->waiting_s;
   const double waiting_b = row.b->waiting_s;
   if (communicates(row.family) && std::max(waiting_a, waiting_b) > 0.2 * std::fabs(a - b)) {
-    return "waiting for partners is " + seconds_text(waiting_a) + " of it in A, " +
-           (waiting_b > 0 ? seconds_text(waiting_b) : std::string("not known")) + " in B";
+    const auto of = [](double waiting, double whole) {
+      return (waiting > 0 ? seconds_text(waiting) : std::string("not known")) + " of its " +
+             seconds_text(whole);
+    };
+    return "waiting for partners is " + of(waiting_a, a) + " in A, " + of(waiting_b, b) +
+           " in B, hidden parts included";
   }
   const double each =
       count_of(row.a) > 0 && count_of(row.b) > 0 ? count_of(row.b) / count_of(row.a) : 0;

@@ -63,6 +63,11 @@ Result<std::vector<std::string>> files_of_side(const std::string& what) {
       if (comma > at) out.push_back(what.substr(at, comma - at));
       at = comma + 1;
     }
+    if (out.empty()) return input_error("found no name of a file or RUN, \"" + what + "\"");
+    std::vector<std::string> sorted = out;
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    if (twice != sorted.end()) return input_error(what + ": " + *twice + " is named twice");
     return out;
   }
   for (const fs::directory_entry& entry : fs::directory_iterator(what, ignored)) {
@@ -100,7 +105,7 @@ Result<Side> load_side(const std::string& what, const SideOptions& options) {
                          (trace ? " is of another kind" : " is no trace"));
     }
     if (content.kind == FileKind::kUnknown) {
-      return input_error(file + ": is neither JSON nor SQLite; " + kAccepted);
+      return input_error(file + ": is neither JSON with known keys nor SQLite; " + kAccepted);
     }
     if (content.kind == FileKind::kOtherOwn) {
       return input_error(file + ": found the schema " + content.schema + "; " + kAccepted);

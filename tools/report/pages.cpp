@@ -10,24 +10,13 @@
 namespace foretrain {
 namespace {
 
-/// What stands at "/a/b"; null if nothing.
-const Json* found(const Json& json, const std::string& pointer) {
-  const Json* at = &json;
-  for (std::size_t begin = 1; at != nullptr && begin <= pointer.size();) {
-    const std::size_t end = std::min(pointer.find('/', begin), pointer.size());
-    at = at->object() == nullptr ? nullptr : at->find(pointer.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return at;
-}
-
 double number_of(const Json& json, const std::string& pointer) {
-  const Json* at = found(json, pointer);
+  const Json* at = value_at(json, pointer);
   return at == nullptr || !at->is_number() ? 0 : at->number();
 }
 
 std::string text_at(const Json& json, const std::string& pointer) {
-  const Json* at = found(json, pointer);
+  const Json* at = value_at(json, pointer);
   if (at == nullptr || at->is_null()) return "";
   return at->string() != nullptr ? *at->string() : dump_json(*at, -1);
 }
@@ -46,7 +35,7 @@ std::string words(std::string key) {
 /// A bar for each number of an object that is not zero.
 std::vector<Bar> bars_of(const Json& json, const std::string& pointer, Shown (*shown)(double)) {
   std::vector<Bar> out;
-  const Json* at = found(json, pointer);
+  const Json* at = value_at(json, pointer);
   if (at == nullptr || at->object() == nullptr) return out;
   for (const auto& [key, value] : *at->object()) {
     if (value.is_number() && value.number() != 0)
@@ -56,7 +45,7 @@ std::vector<Bar> bars_of(const Json& json, const std::string& pointer, Shown (*s
 }
 
 void add_notes(Page& page, const Json& result) {
-  const Json* notes = found(result, "/notes");
+  const Json* notes = value_at(result, "/notes");
   if (notes == nullptr || notes->array() == nullptr || notes->array()->empty()) return;
   page.heading("Notes");
   for (const Json& note : *notes->array()) {
@@ -141,7 +130,7 @@ std::string simulation_page(const Json& result, const Json& run, const Timeline*
   Page page(text_at(result, "/name"));
   page.paragraph(text_at(result, "/accelerators") + " " + text_at(result, "/accelerator") + ", " +
                  text_at(result, "/system") + " in " + text_at(result, "/precision"));
-  const Json* interval = found(result, "/iteration_time_interval_s");
+  const Json* interval = value_at(result, "/iteration_time_interval_s");
   const auto bound = [&](std::size_t i) {
     return interval == nullptr || interval->array() == nullptr ? 0
                                                                : (*interval->array())[i].number();
@@ -175,7 +164,8 @@ std::string simulation_page(const Json& result, const Json& run, const Timeline*
 
 std::string search_page(const Json& result) {
   Page page("The best plans");
-  const bool any = found(result, "/best") != nullptr && found(result, "/best")->object() != nullptr;
+  const bool any =
+      value_at(result, "/best") != nullptr && value_at(result, "/best")->object() != nullptr;
   if (any) {
     page.figures({{"best step", seconds(number_of(result, "/best/iteration_time_s"))},
                   {"tokens/s", plain(number_of(result, "/best/tokens_per_s"), 0)},
@@ -187,8 +177,8 @@ std::string search_page(const Json& result) {
   } else {
     page.paragraph("No plan fits.");
   }
-  const Json* plans = found(result, "/plans");
-  const Json* front = found(result, "/front");
+  const Json* plans = value_at(result, "/plans");
+  const Json* front = value_at(result, "/front");
   const auto add_points = [](const Json* list, bool marked, std::vector<Dot>& points) {
     if (list == nullptr || list->array() == nullptr) return;
     for (const Json& plan : *list->array()) {
@@ -220,7 +210,7 @@ std::string search_page(const Json& result) {
   page.bars(bars_of(result, "/certificate", [](double value) { return plain(value, 0); }));
   if (any) {
     page.heading("The best plan as a RUN");
-    page.text(dump_json(*found(result, "/best/run")));
+    page.text(dump_json(*value_at(result, "/best/run")));
   }
   return page.html(result);
 }
@@ -252,7 +242,7 @@ std::string goodput_page(const Json& result) {
 }
 
 std::string comparison_page(const Json& result) {
-  const bool two = found(result, "/b") != nullptr && found(result, "/b")->object() != nullptr;
+  const bool two = value_at(result, "/b") != nullptr && value_at(result, "/b")->object() != nullptr;
   Page page(two ? "Two steps beside each other" : "A step taken apart");
   std::vector<Bar> figures = {
       {text_at(result, "/a/source"), seconds(number_of(result, "/a/step_s"))}};
@@ -263,7 +253,7 @@ std::string comparison_page(const Json& result) {
   page.figures(figures);
   for (const auto& [key, of, title] :
        {std::tuple("/families", "family", "Families"), std::tuple("/phases", "phase", "Phases")}) {
-    const Json* list = found(result, key);
+    const Json* list = value_at(result, key);
     if (list == nullptr || list->array() == nullptr || list->array()->empty()) continue;
     std::vector<std::vector<std::string>> rows;
     for (const Json& one : *list->array()) {
@@ -294,7 +284,7 @@ std::string score_page(const Json& result) {
        {"90th percentile", percent_of(number_of(result, "/summary/plain/step_time_s/p90"))},
        {"bias", percent_of(number_of(result, "/summary/plain/step_time_s/bias"))},
        {"in their intervals", plain(number_of(result, "/summary/coverage/inside"), 0)}});
-  const Json* list = found(result, "/rows");
+  const Json* list = value_at(result, "/rows");
   std::vector<Dot> points;
   std::vector<std::vector<std::string>> rows;
   if (list != nullptr && list->array() != nullptr) {

@@ -100,6 +100,7 @@ Coverage& operator+=(Coverage& sum, bool inside) {
 void leave_out(const Misses& times, FittedIntervals& out) {
   std::set<std::string> sources;
   for (const Miss& one : times) sources.insert(one.source);
+  out.sources = sources.size();
   for (const std::string& source : sources) {
     Deviation by_kind[2];
     for (const bool experts : {false, true}) {

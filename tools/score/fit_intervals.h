@@ -22,6 +22,7 @@ struct FittedIntervals {
   /// Of times, of rows whose whole source is left out from what gives the widths: all, and by
   /// experts, bits of the arithmetic and number of accelerators.
   Coverage left_out;
+  std::size_t sources = 0;
   std::map<std::string, Coverage> strata;
 };
 

@@ -139,8 +139,9 @@ std::string interval_lines(const std::vector<Row>& rows, const std::vector<RowRe
   if (all.rows == 0) return "";
   std::string out = "\n" + of_rows(all) + " step times lie in their 90 % intervals\n";
   const FittedIntervals fitted = fit_intervals(rows, results);
+  if (fitted.sources < 2) return out;
   out += of_rows(fitted.left_out) +
-         " do with widths from these rows without the source that published them:\n";
+         " do with widths from these rows without the source that published them\n";
   constexpr std::size_t kFew = 20;
   for (const auto& [stratum, of] : fitted.strata) {
     if (of.rows >= kFew) out += "  " + stratum + ": " + of_rows(of) + "\n";
@@ -158,7 +159,7 @@ std::string ranking_lines(const std::vector<Row>& rows, const std::vector<RowRes
     return sum / static_cast<double>(all.size());
   };
   std::string out = "\nPlans of one model (" + std::to_string(all.size()) +
-                    " groups of three or more): the plan predicted fastest takes " +
+                    " groups of three rows or more): the plan predicted fastest takes " +
                     fixed(100 * mean(&Ranking::regret), 1) + " % more than the fastest, " +
                     fixed(100 * mean(&Ranking::ordered), 0) +
                     " % of pairs are in their order, Kendall's tau " +
