@@ -78,7 +78,7 @@ TEST(Pages, OfOtherVerbs) {
   const Workplace place;
   place.write("run.json", kRun);
   for (const std::vector<std::string>& command :
-       {std::vector<std::string>{"search", "run.json", "--budget", "1"},
+       {std::vector<std::string>{"search", "run.json", "--over", "sharding"},
         std::vector<std::string>{"goodput", "run.json"},
         std::vector<std::string>{"compare", "run.json", "run.json"},
         std::vector<std::string>{"score", std::string(FORETRAIN_SOURCE_DIR) + "/configs/published",
