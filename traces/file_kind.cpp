@@ -75,7 +75,7 @@ Result<FileContent> recognise(const std::string& path) {
 
 bool is_trace(const std::string& path) {
   std::error_code ignored;
-  // What is read from a pipe to look at it is gone.
+  // A look at a pipe would take bytes from its reader.
   if (!std::filesystem::is_regular_file(path, ignored)) return false;
   const Result<FileContent> found = recognise(path);
   if (!found.ok()) return false;

@@ -342,8 +342,8 @@ class HeadWriter : EndWriter {
                           gradient(x_table.c_str()));
   }
 
-  /// Head, loss and their gradients, chunk by chunk of the rows: what is as wide as the vocabulary
-  /// is as long as a chunk.
+  /// Head, loss and their gradients, one chunk of the rows after another: logits, exponentials and
+  /// gradients of logits have the rows of a chunk.
   void write_chunks(SegmentWriter& w, const std::string& at, const Prediction& p, const Ref& full,
                     const Ref& d_y) {
     const DType type = x_plan.precision.compute;

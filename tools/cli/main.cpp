@@ -361,7 +361,8 @@ Verb add_import(CLI::App& app, foretrain::ImportArgs& args) {
   CLI::App* verb = app.add_subcommand(
       "import", "Turn launch files of training frameworks into a RUN: scripts, YAML, TOML, JSON");
   verb->footer(
-      "Scripts are expanded, never executed. What has no counterpart in a RUN is listed.\n"
+      "Scripts are expanded, never executed. The verb lists each setting that no key of a RUN "
+      "holds.\n"
       "Example:\n  foretrain import train_gpt3.sh --cluster dgx-h100 --out run.json");
   verb->add_option("FILE", args.files, "Launch files, and a config.json (- for stdin)")->required();
   verb->add_option("--from", args.from, "The framework, where its files do not tell")
@@ -385,7 +386,7 @@ Verb add_export(CLI::App& app, foretrain::ExportArgs& args) {
   CLI::App* verb = app.add_subcommand(
       "export", "Write the launch files that a training framework needs to run the plan");
   verb->footer(
-      "What the framework's files do not say is listed.\n"
+      "The verb lists each key of the plan that the framework's files do not hold.\n"
       "Example:\n  foretrain export gpt3-175b-1024-a100 --to megatron-lm --out train.sh");
   verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
   verb->add_option("--to", args.to, "megatron-lm, deepspeed, torchtitan, maxtext or composer")

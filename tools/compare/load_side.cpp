@@ -1,4 +1,4 @@
-// What is named on the command line, by its content.
+// Reads each file that the command line names by the kind of its content.
 #include <algorithm>
 #include <array>
 #include <filesystem>

@@ -76,16 +76,12 @@ Status lay_defaults(Run& run, const Json* defaults, const Json* by_architecture,
 
 constexpr const char* kReleases = "software";
 
-/// The shipped file: a file of that name in the working directory is none.
-std::string_view release_text(const std::string& name) {
-  return find_asset(std::string(kReleases) + "/" + name + ".json");
-}
-
-/// A release, as configs/software/ has it.
+/// A release, as configs/software/ has it: a file in the working directory is none.
 struct Release {
   std::string name, system;
   std::string date;            ///< "2025-09"
   bool found_by_date = false;  ///< else by name alone: a recipe, a fork
+  Json file;
   /// What the names of its like begin with: "nemo-".
   std::string family() const { return name.substr(0, name.find_first_of("0123456789")); }
 };
@@ -95,15 +91,16 @@ const std::vector<Release>& releases() {
   static const std::vector<Release> all = [] {
     std::vector<Release> out;
     for (const std::string& name : preset_names(kReleases)) {
-      const Result<Json> file = parse_json(release_text(name), name);
+      Result<Json> file =
+          parse_json(find_asset(std::string(kReleases) + "/" + name + ".json"), name);
       if (!file.ok()) continue;
       const auto text = [&file](const char* key) {
         const Json* value = file.value().find(key);
         return value == nullptr || value->string() == nullptr ? "" : *value->string();
       };
       const Json* by_date = file.value().find("found_by_date");
-      out.push_back(
-          {name, text("system"), text("date"), by_date != nullptr && *by_date == Json(true)});
+      out.push_back({name, text("system"), text("date"),
+                     by_date != nullptr && *by_date == Json(true), std::move(file.value())});
     }
     const auto by_date = [](const Release& a, const Release& b) { return a.date < b.date; };
     std::stable_sort(out.begin(), out.end(), by_date);
@@ -112,9 +109,11 @@ const std::vector<Release>& releases() {
   return all;
 }
 
-bool has_release(const std::string& name, const std::string& system) {
-  return std::any_of(releases().begin(), releases().end(),
-                     [&](const Release& one) { return one.name == name && one.system == system; });
+/// The release of that name; null if the system has none.
+const Release* release_named(const std::string& name, const std::string& system) {
+  const auto is = [&](const Release& one) { return one.name == name && one.system == system; };
+  const auto found = std::find_if(releases().begin(), releases().end(), is);
+  return found == releases().end() ? nullptr : &*found;
 }
 
 bool are_digits(const std::string& text, std::size_t begin, std::size_t count) {
@@ -159,12 +158,22 @@ std::string date_in(const std::string& name) {
   return "";
 }
 
-/// The release that `software` of a RUN names or means; "" if there is none.
-std::string release_of(const std::string& software, const std::string& system) {
+/// `software` of a RUN as a text: a whole number is a year; "" where the value is neither.
+std::string software_text(const Json& software) {
+  if (const auto* year = std::get_if<std::int64_t>(&software.value)) return std::to_string(*year);
+  return software.string() == nullptr ? "" : *software.string();
+}
+
+/// The release that `software` of a RUN names or means; null if there is none.
+const Release* release_of(const std::string& software, const std::string& system) {
   const std::string month = month_of(software);
-  if (month.empty()) return has_release(software, system) ? software : "";
-  const Release* release = current_at(system, month);
-  return release == nullptr ? "" : release->name;
+  return month.empty() ? release_named(software, system) : current_at(system, month);
+}
+
+/// The release of a run; null if its RUN names none.
+const Release* release_of(const Run& run) {
+  const Json* software = run.resolved.find("software");
+  return software == nullptr ? nullptr : release_of(software_text(*software), run.system);
 }
 
 Error unknown_release(const Run& run, const std::string& software, const std::string& where) {
@@ -229,9 +238,14 @@ Status lay_system(Run& run, const Json& file) {
   return lay_defaults(run, defaults, by_architecture, source);
 }
 
-Status lay_software(Run& run, const std::string& software, const std::string& source) {
-  const std::string name = release_of(software, run.system);
-  if (name.empty()) {
+Status lay_software(Run& run, const Json& value, const std::string& source) {
+  const std::string software = software_text(value);
+  if (software.empty()) {
+    return input_error(source + ": /software: found " + describe(value) +
+                       ", expected a release or a date, such as \"nemo-25.09\" or \"2025-09\"");
+  }
+  const Release* release = release_of(software, run.system);
+  if (release == nullptr) {
     if (month_of(software).empty()) {
       return unknown_release(run, software, source + ": /software");
     }
@@ -239,10 +253,11 @@ Status lay_software(Run& run, const std::string& software, const std::string& so
                         " is described that is as old; its system's defaults stand");
     return ok_status();
   }
-  if (name != software) run.notes.push_back("software " + software + ": taken as " + name);
-  FT_ASSIGN(const Json file, parse_json(release_text(name), name));
-  const std::string of = "software " + name;
-  JsonReader reader(file, of, "");
+  if (release->name != software) {
+    run.notes.push_back("software " + software + ": taken as " + release->name);
+  }
+  const std::string of = "software " + release->name;
+  JsonReader reader(release->file, of, "");
   for (const char* key : {"name", "description", "system", "date", "versions", "found_by_date"})
     reader.take(key);
   ignore_remarks(reader);
@@ -257,19 +272,15 @@ Status lay_software(Run& run, const std::string& software, const std::string& so
 }
 
 std::string release_in(const Run& run) {
-  const Json* software = run.resolved.find("software");
-  if (software == nullptr) return "";
-  const auto* year = std::get_if<std::int64_t>(&software->value);
-  if (year != nullptr) return release_of(std::to_string(*year), run.system);
-  return software->string() == nullptr ? "" : release_of(*software->string(), run.system);
+  const Release* release = release_of(run);
+  return release == nullptr ? "" : release->name;
 }
 
 std::vector<std::string> unlike_release(const Run& run) {
   std::vector<std::string> out;
-  const std::string name = release_in(run);
-  if (name.empty() || !run.model.has_experts()) return out;
-  const Result<Json> file = parse_json(release_text(name), name);
-  const Json* required = file.ok() ? file.value().find("required") : nullptr;
+  const Release* release = release_of(run);
+  if (release == nullptr || !run.model.has_experts()) return out;
+  const Json* required = release->file.find("required");
   if (required == nullptr || required->object() == nullptr) return out;
   for (const auto& [section, keys] : *required->object()) {
     if (keys.object() == nullptr) continue;
@@ -289,7 +300,7 @@ std::vector<std::string> unlike_release(const Run& run) {
 std::string software_called(const std::string& text, const std::string& system) {
   const std::string bare = text.starts_with('~') ? text.substr(1) : text;
   const std::string name = bare.substr(0, bare.find('+'));
-  if (has_release(name, system)) return name;
+  if (release_named(name, system) != nullptr) return name;
   const std::string date = date_in(name);
   if (date.empty()) return "";
   const std::string family = name.substr(0, name.find_first_of("0123456789"));

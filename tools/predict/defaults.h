@@ -24,7 +24,7 @@ Status lay_system(Run& run, const Json& file);
 /// release ("nemo-25.09") or a date ("2025", "2025-09"): the release that was current then. A date
 /// before the first release, or of a system without releases, changes nothing and is noted. A name
 /// that no file has, or a release of another system, is an error at `source`: /software.
-Status lay_software(Run& run, const std::string& software, const std::string& source);
+Status lay_software(Run& run, const Json& software, const std::string& source);
 
 /// The release that `software` of the run names or means; "" if there is none.
 std::string release_in(const Run& run);

@@ -444,13 +444,7 @@ Result<Run> resolve(const Json& json, const std::string& source,
   run.cluster = std::move(cluster.value());
   FT_TRY(lay_system(run, system_file));
   if (const Json* software = user.find("software"); software != nullptr && !software->is_null()) {
-    const auto* year = std::get_if<std::int64_t>(&software->value);
-    if (software->string() == nullptr && year == nullptr) {
-      return input_error(source + ": /software: found " + describe(*software) +
-                         ", expected a release or a date, such as \"nemo-25.09\" or \"2025-09\"");
-    }
-    FT_TRY(
-        lay_software(run, year != nullptr ? std::to_string(*year) : *software->string(), source));
+    FT_TRY(lay_software(run, *software, source));
   }
   run.usual = run.resolved;
   overlay(run.resolved, user, "RUN", "", run.origins);

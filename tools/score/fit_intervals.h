@@ -28,8 +28,8 @@ struct FittedIntervals {
 
 /// From the rows that were predicted: weighted 5th and 95th percentiles of log(measured /
 /// predicted), a row of a group of n weighs 1 / sqrt(n). A source is what stands in a row's
-/// `source` before the file: a repository. Memory: of what devices, allocators or frameworks were
-/// read to hold, not of what a paper works out.
+/// `source` before the file: a repository. Memory counts the peaks that a
+/// device, an allocator or a framework reported, not those that a paper works out.
 FittedIntervals fit_intervals(const std::vector<Row>& rows, const std::vector<RowResult>& results);
 
 /// As configs/intervals.json has it; `month`: of today ("2026-11").
