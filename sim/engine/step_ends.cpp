@@ -1,7 +1,6 @@
 #include "sim/engine/step_ends.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace foretrain {
 
@@ -42,22 +41,6 @@ Result<Time> step_time(const Workload& workload, const Prepared& prepared, std::
   StepEnds ends(workload, prepared, steps, nullptr);
   FT_ASSIGN(const Replay result, replay(workload, prepared, steps > 1 ? &ends : nullptr));
   return steps > 1 ? ends.longest() : result.end;
-}
-
-Timeline window_of(Timeline timeline, Time begin, Time length) {
-  const Time end = begin + length;
-  std::vector<Span> spans;
-  for (Span span : timeline.spans) {
-    if (span.end <= begin || span.begin >= end) continue;
-    for (Time* time : {&span.begin, &span.start, &span.end}) {
-      *time = std::clamp(*time, begin, end) - begin;
-    }
-    spans.push_back(span);
-  }
-  timeline.spans = std::move(spans);
-  timeline.flows.clear();
-  timeline.end = length;
-  return timeline;
 }
 
 }  // namespace foretrain

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "sim/engine/replay.h"
-#include "sim/timeline/timeline.h"
 
 namespace foretrain {
 
@@ -30,8 +29,5 @@ class StepEnds : public SpanSink {
 
 /// Of a prepared workload that holds `steps` steps: the last one, or with 1 the whole replay.
 Result<Time> step_time(const Workload& workload, const Prepared& prepared, std::int32_t steps);
-
-/// Its spans in the `length` from `begin` on, which is where it begins then; without flows.
-Timeline window_of(Timeline timeline, Time begin, Time length);
 
 }  // namespace foretrain

@@ -4,9 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <deque>
-#include <iterator>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -32,10 +30,10 @@ class Allocator {
   Allocator(const AllocatorRules& rules, Bytes limit) : x_rules(rules), x_limit(limit) {}
 
   /// The block's index; kNoBlock where there is no room.
-  std::int32_t allocate(const Buffer& buffer) {
-    const Bytes size = rounded_up(std::max<Bytes>(buffer.bytes(), 1), x_rules.round);
+  std::int32_t allocate(Bytes bytes, std::int8_t of_pool) {
+    const Bytes size = rounded_up(std::max<Bytes>(bytes, 1), x_rules.round);
     const bool small = size <= x_rules.small_limit;
-    const auto pool = static_cast<std::uint8_t>(2 * buffer.pool + (small ? 0 : 1));
+    const auto pool = static_cast<std::uint8_t>(2 * of_pool + (small ? 0 : 1));
     std::int32_t block = take_free(pool, size);
     if (block == kNoBlock && lacks_room(small, size)) heard(x_call);
     if (block == kNoBlock) block = take_segment(pool, size);
@@ -100,18 +98,21 @@ class Allocator {
 
   static std::size_t at(std::int32_t block) { return static_cast<std::size_t>(block); }
 
-  std::set<Free>& pool(std::uint8_t index) { return x_free[static_cast<std::size_t>(index)]; }
+  std::vector<Free>& pool(std::uint8_t index) { return x_free[static_cast<std::size_t>(index)]; }
 
   void list(std::int32_t block) {
     Block& b = x_blocks[at(block)];
     b.free = true;
-    pool(b.pool).insert(Free{b.size, block});
+    const Free free{b.size, block};
+    std::vector<Free>& of = pool(b.pool);
+    of.insert(std::lower_bound(of.begin(), of.end(), free), free);
   }
 
   void unlist(std::int32_t block) {
     Block& b = x_blocks[at(block)];
     b.free = false;
-    pool(b.pool).erase(Free{b.size, block});
+    std::vector<Free>& of = pool(b.pool);
+    of.erase(std::lower_bound(of.begin(), of.end(), Free{b.size, block}));
   }
 
   std::int32_t new_block(const Block& block) {
@@ -126,8 +127,8 @@ class Allocator {
   }
 
   std::int32_t take_free(std::uint8_t from, Bytes size) {
-    const std::set<Free>& free = pool(from);
-    const auto found = free.lower_bound(Free{size, kNoBlock});
+    const std::vector<Free>& free = pool(from);
+    const auto found = std::lower_bound(free.begin(), free.end(), Free{size, kNoBlock});
     if (found == free.end()) return kNoBlock;
     const std::int32_t block = found->block;
     unlist(block);
@@ -203,17 +204,17 @@ class Allocator {
   bool has_room(Bytes bytes) {
     if (x_limit == 0 || x_reserved + bytes <= x_limit) return true;
     const Bytes before = x_reserved;
-    for (std::set<Free>& free : x_free) {
-      for (auto f = free.begin(); f != free.end();) {
-        Block& b = x_blocks[at(f->block)];
+    for (std::vector<Free>& free : x_free) {
+      std::erase_if(free, [this](const Free& f) {
+        Block& b = x_blocks[at(f.block)];
         const bool whole = b.before == kNoBlock && b.after == kNoBlock && !x_rules.expandable;
         if (x_rules.expandable) give_back_pages(b);
         if (whole) {
           x_reserved -= b.size;
-          x_unused.push_back(f->block);
+          x_unused.push_back(f.block);
         }
-        f = whole ? free.erase(f) : std::next(f);
-      }
+        return whole;
+      });
     }
     x_use.retries.push_back({x_call, before - x_reserved});
     x_use.fits = x_use.fits && x_reserved + bytes <= x_limit;
@@ -269,7 +270,7 @@ class Allocator {
   std::vector<std::int32_t> x_unused;
   std::deque<Held> x_held;  ///< in the order of their calls
   static constexpr std::size_t kPools = 2 * Buffer::kPools;
-  std::array<std::set<Free>, kPools> x_free;
+  std::array<std::vector<Free>, kPools> x_free;  ///< sorted: few blocks are free at once
   std::vector<std::int32_t> x_last =
       std::vector<std::int32_t>(kPools, kNoBlock);  ///< end of a pool's expandable segment
 };
@@ -277,7 +278,7 @@ class Allocator {
 /// Where the blocks of a Program's buffers are.
 class Places {
  public:
-  explicit Places(const Program& program) : x_program(program) {
+  explicit Places(const Program& program) {
     x_first.reserve(program.frames.size());
     std::size_t buffers = 0;
     for (const Frame& frame : program.frames) {
@@ -290,12 +291,8 @@ class Places {
   std::int32_t& of(FrameId frame, std::size_t buffer) {
     return x_block[x_first[frame.index()] + buffer];
   }
-  const Buffer& buffer(FrameId frame, std::size_t buffer) const {
-    return x_program.layouts[x_program.frames[frame.index()].layout.index()].buffers[buffer];
-  }
 
  private:
-  const Program& x_program;
   std::vector<std::size_t> x_first;
   std::vector<std::int32_t> x_block;
 };
@@ -307,7 +304,7 @@ void allocate_persistent(const Program& program, Places& places, Allocator& allo
     const auto& buffers = program.layouts[program.frames[f].layout.index()].buffers;
     for (std::size_t b = 0; b < buffers.size(); ++b) {
       if (!buffers[b].persistent || buffers[b].memory != Memory::kDevice) continue;
-      places.of(frame, b) = allocator.allocate(buffers[b]);
+      places.of(frame, b) = allocator.allocate(buffers[b].bytes(), buffers[b].pool);
       if (!allocator.use().fits) return;
     }
   }
@@ -360,6 +357,30 @@ class Hearing {
   std::map<std::pair<FrameId, std::int16_t>, std::int32_t> x_recorded;  ///< by which call
 };
 
+/// What the ops of a segment do to buffers of the device, in order.
+struct BufferStep {
+  bool takes = false;  ///< else gives back
+  std::int8_t pool = 0;
+  BufferRef ref;
+  Bytes bytes = 0;
+};
+
+std::vector<BufferStep> buffer_steps(const Program& program, const Segment& segment) {
+  std::vector<BufferStep> out;
+  const auto add = [&](const BufferRef& ref, bool takes) {
+    const LayoutId layout = segment.frames[static_cast<std::size_t>(ref.frame)];
+    const Buffer& buffer =
+        program.layouts[layout.index()].buffers[static_cast<std::size_t>(ref.buffer)];
+    if (buffer.memory != Memory::kDevice) return;
+    out.push_back({takes, buffer.pool, ref, buffer.bytes()});
+  };
+  for (const Op& op : segment.ops) {
+    for (const BufferRef& ref : op.allocates) add(ref, true);
+    for (const BufferRef& ref : op.frees) add(ref, false);
+  }
+  return out;
+}
+
 /// The blocks of one step, call by call.
 class Walk {
  public:
@@ -367,7 +388,12 @@ class Walk {
       : x_program(program),
         x_records_streams(records_streams),
         x_places(places),
-        x_allocator(allocator) {}
+        x_allocator(allocator) {
+    x_steps.reserve(program.segments.size());
+    for (const Segment& segment : program.segments) {
+      x_steps.push_back(buffer_steps(program, segment));
+    }
+  }
 
   void run() {
     Hearing hearing(x_program);
@@ -375,47 +401,36 @@ class Walk {
       const Call& call = x_program.calls[c];
       x_allocator.enter(c);
       if (x_records_streams) hearing.enter(c, x_allocator);
-      for (const Op& op : x_program.segments[call.segment.index()].ops) {
-        if (!take(call, op)) return;
-        give_back(call, op);
+      for (const BufferStep& step : x_steps[call.segment.index()]) {
+        const FrameId frame = call.frames[static_cast<std::size_t>(step.ref.frame)];
+        std::int32_t& block = x_places.of(frame, static_cast<std::size_t>(step.ref.buffer));
+        if (step.takes) {
+          block = x_allocator.allocate(step.bytes, step.pool);
+          if (!x_allocator.use().fits) return;
+        } else {
+          give_back(block, step.pool);
+        }
       }
       if (x_records_streams) hearing.leave(c, x_allocator);
     }
   }
 
  private:
-  /// False where there is no room.
-  bool take(const Call& call, const Op& op) {
-    for (const BufferRef& ref : op.allocates) {
-      const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
-      const auto b = static_cast<std::size_t>(ref.buffer);
-      const Buffer& buffer = x_places.buffer(frame, b);
-      if (buffer.memory != Memory::kDevice) continue;
-      x_places.of(frame, b) = x_allocator.allocate(buffer);
-      if (!x_allocator.use().fits) return false;
+  void give_back(std::int32_t& block, std::int8_t pool) {
+    if (block == kNoBlock) return;
+    if (x_records_streams && pool != 0) {
+      x_allocator.hold(block);
+    } else {
+      x_allocator.release(block);
     }
-    return true;
-  }
-
-  void give_back(const Call& call, const Op& op) {
-    for (const BufferRef& ref : op.frees) {
-      const FrameId frame = call.frames[static_cast<std::size_t>(ref.frame)];
-      const auto b = static_cast<std::size_t>(ref.buffer);
-      std::int32_t& block = x_places.of(frame, b);
-      if (block == kNoBlock) continue;
-      if (x_records_streams && x_places.buffer(frame, b).pool != 0) {
-        x_allocator.hold(block);
-      } else {
-        x_allocator.release(block);
-      }
-      block = kNoBlock;
-    }
+    block = kNoBlock;
   }
 
   const Program& x_program;
   bool x_records_streams;
   Places& x_places;
   Allocator& x_allocator;
+  std::vector<std::vector<BufferStep>> x_steps;  ///< by segment
 };
 
 }  // namespace

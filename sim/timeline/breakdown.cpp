@@ -7,11 +7,46 @@
 namespace foretrain {
 namespace {
 
-struct Edge {
+/// From `at` on a stream does what `part` says: kHost stands for nothing.
+struct Change {
   Time at;
   Part part = Part::kHost;
-  int change = 0;
 };
+
+/// What one stream does, change by change.
+class StreamParts {
+ public:
+  StreamParts() = default;
+  explicit StreamParts(const std::vector<PartSpan>& spans) {
+    x_changes.reserve(2 * spans.size() + 1);
+    for (const PartSpan& span : spans) {
+      if (span.part == Part::kData) continue;
+      add(Part::kBubble, span.begin, span.start);
+      add(span.part, span.start, span.end);
+    }
+  }
+  /// In order; what an earlier one has stays with it.
+  void add(Part part, Time from, Time to) {
+    if (!x_changes.empty()) from = max(from, x_changes.back().at);
+    if (to <= from) return;
+    if (!x_changes.empty() && x_changes.back().at == from) x_changes.pop_back();
+    x_changes.push_back({from, part});
+    x_changes.push_back({to, Part::kHost});
+  }
+  /// The part of `now`, which never goes back.
+  Part part_at(Time now) {
+    while (x_next < x_changes.size() && x_changes[x_next].at <= now) ++x_next;
+    return x_next == 0 ? Part::kHost : x_changes[x_next - 1].part;
+  }
+  /// When the part changes after the `now` that was last asked for.
+  Time change() const { return x_next < x_changes.size() ? x_changes[x_next].at : kNever; }
+
+ private:
+  std::vector<Change> x_changes;
+  std::size_t x_next = 0;
+};
+
+}  // namespace
 
 /// How long the host prepares data before it issues what follows; zero for anything else. The text
 /// is that of a HostDelay (sim/program/text.cpp): "host-delay 5000 ps".
@@ -23,8 +58,6 @@ Time data_delay(const SpanInfo& info) {
   std::from_chars(info.work.data() + kDelay.size(), end, time.ps);
   return time;
 }
-
-}  // namespace
 
 std::string_view name_of(Part part) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(Part::kCount)> kNames = {
@@ -79,46 +112,51 @@ Part part_of(const SpanInfo& info) {
   return Part::kMemoryBound;
 }
 
-Breakdown break_down(const Timeline& timeline, std::int32_t track) {
-  std::vector<Edge> edges;
-  const auto add = [&edges](Part part, Time from, Time to) {
-    if (to <= from) return;
-    edges.push_back({from, part, 1});
-    edges.push_back({to, part, -1});
-  };
+Breakdown break_down(const std::vector<std::vector<PartSpan>>& spans, Time end) {
+  std::vector<StreamParts> streams;
+  std::vector<std::pair<Time, Time>> delays;
   Time last;
   Time loaded;  // what workers prepare beside the step counts where nothing else is left
-  for (const Span& span : timeline.spans) {
-    if (span.track != track) continue;
-    const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
-    if (part_of(info) == Part::kData) {
-      loaded = max(loaded, span.end);
-      continue;
+  for (const std::vector<PartSpan>& of_stream : spans) {
+    streams.emplace_back(of_stream);
+    for (const PartSpan& span : of_stream) {
+      Time& latest = span.part == Part::kData ? loaded : last;
+      latest = max(latest, span.end);
+      if (span.part == Part::kData || span.data.ps == 0) continue;
+      delays.emplace_back(max(Time(), span.begin - span.data), span.begin);
     }
-    add(Part::kData, max(Time(), span.begin - data_delay(info)), span.begin);
-    add(Part::kBubble, span.begin, span.start);
-    add(part_of(info), span.start, span.end);
-    last = max(last, span.end);
   }
-  add(Part::kData, last, loaded);
-  last = max(last, loaded);
-  add(Part::kBubble, last, timeline.end);
-  std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
+  std::sort(delays.begin(), delays.end());
+  StreamParts& data = streams.emplace_back();
+  for (const auto& [from, to] : delays) data.add(Part::kData, from, to);
+  StreamParts& rest = streams.emplace_back();
+  rest.add(Part::kData, last, loaded);
+  rest.add(Part::kBubble, max(last, loaded), end);
   Breakdown out{};
-  std::array<int, static_cast<std::size_t>(Part::kCount)> active{};
   Time now;
-  std::size_t i = 0;
-  while (now < timeline.end) {
-    for (; i < edges.size() && edges[i].at <= now; ++i) {
-      active[static_cast<std::size_t>(edges[i].part)] += edges[i].change;
+  while (now < end) {
+    Part part = Part::kHost;
+    Time next = end;
+    for (StreamParts& stream : streams) {
+      part = std::min(part, stream.part_at(now));
+      next = min(next, stream.change());
     }
-    const Time next = i < edges.size() ? min(edges[i].at, timeline.end) : timeline.end;
-    std::size_t part = 0;
-    while (part < static_cast<std::size_t>(Part::kHost) && active[part] == 0) ++part;
-    out[part] += next - now;
+    out[static_cast<std::size_t>(part)] += next - now;
     now = next;
   }
   return out;
+}
+
+Breakdown break_down(const Timeline& timeline, std::int32_t track) {
+  std::vector<std::vector<PartSpan>> streams;
+  for (const Span& span : timeline.spans) {
+    if (span.track != track) continue;
+    const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
+    if (span.stream.index() >= streams.size()) streams.resize(span.stream.index() + 1);
+    streams[span.stream.index()].push_back(
+        {part_of(info), data_delay(info), span.begin, span.start, span.end});
+  }
+  return break_down(streams, timeline.end);
 }
 
 }  // namespace foretrain

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "sim/timeline/timeline.h"
 
@@ -41,5 +42,17 @@ Breakdown break_down(const Timeline& timeline, std::int32_t track);
 
 /// The part that a span counts for while it runs.
 Part part_of(const SpanInfo& info);
+/// How long the host prepares data before it issues what follows such a span; zero for most.
+Time data_delay(const SpanInfo& info);
+
+/// All that a breakdown needs to know of a span.
+struct PartSpan {
+  Part part = Part::kHost;
+  Time data;  ///< `data_delay`
+  Time begin, start, end;
+};
+
+/// Breakdown over [0, end] of a rank whose streams ran these, each in order.
+Breakdown break_down(const std::vector<std::vector<PartSpan>>& streams, Time end);
 
 }  // namespace foretrain

@@ -68,37 +68,59 @@ Result<LibraryMemory> library_memory(const Run& run) {
 
 double gib(Bytes bytes) { return static_cast<double>(bytes) / kGiB; }
 
-/// Of one rank: its groups, those it exchanges messages with, and the group of all ranks, over
-/// which every framework meets once.
-Result<double> communicators_gib(const Run& run, const Workload& workload, std::size_t rank,
-                                 const CommunicatorBuffers& buffers) {
-  if (workload.ranks.size() < 2) return 0.0;
-  Bytes sum = 0;
-  std::vector<std::vector<RankId>> known;
-  const auto add = [&](const std::vector<RankId>& members) -> Status {
-    if (std::find(known.begin(), known.end(), members) != known.end()) return ok_status();
-    known.push_back(members);
-    FT_ASSIGN(const Placement at, placement_of(run.cluster, members));
-    sum += communicator_bytes(run.cluster, at, buffers);
-    return ok_status();
-  };
-  std::vector<RankId> all;
-  for (std::size_t r = 0; r < workload.ranks.size(); ++r) all.emplace_back(r);
-  FT_TRY(add(all));
-  const RankBinding& binding = workload.ranks[rank];
-  for (const GroupId group : binding.groups) {
-    if (group.valid()) FT_TRY(add(workload.groups[group.index()]));
+/// Bytes that communicators take of ranks.
+class Communicators {
+ public:
+  Communicators(const Run& run, const Workload& workload, const CommunicatorBuffers& buffers)
+      : x_run(run), x_workload(workload), x_buffers(buffers) {}
+
+  /// Of one rank: its groups, those it exchanges messages with, and the group of all ranks, over
+  /// which every framework meets once.
+  Result<double> gib_of(std::size_t rank) {
+    if (x_workload.ranks.size() < 2) return 0.0;
+    if (x_all.empty()) {
+      for (std::size_t r = 0; r < x_workload.ranks.size(); ++r) x_all.emplace_back(r);
+      FT_ASSIGN(x_of_all, bytes_of_group(x_all));
+    }
+    Bytes sum = x_of_all;
+    std::vector<const std::vector<RankId>*> known = {&x_all};
+    const RankBinding& binding = x_workload.ranks[rank];
+    for (const GroupId group : binding.groups) {
+      if (!group.valid()) continue;
+      const std::vector<RankId>& members = x_workload.groups[group.index()];
+      const auto is_same = [&members](const auto* other) { return *other == members; };
+      if (std::any_of(known.begin(), known.end(), is_same)) continue;
+      known.push_back(&members);
+      FT_ASSIGN(const Bytes bytes, bytes_of_group(members));
+      sum += bytes;
+    }
+    return gib(sum + message_bytes(x_run.cluster, RankId(rank), peers_of(rank), x_buffers));
   }
-  std::vector<RankId> peers;
-  for (const ChannelId id : binding.channels) {
-    if (!id.valid()) continue;
-    const Channel& channel = workload.channels[id.index()];
-    peers.push_back(channel.source.index() == rank ? channel.destination : channel.source);
+
+ private:
+  Result<Bytes> bytes_of_group(const std::vector<RankId>& members) const {
+    FT_ASSIGN(const Placement at, placement_of(x_run.cluster, members));
+    return communicator_bytes(x_run.cluster, at, x_buffers);
   }
-  std::sort(peers.begin(), peers.end());
-  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  return gib(sum + message_bytes(run.cluster, RankId(rank), peers, buffers));
-}
+
+  std::vector<RankId> peers_of(std::size_t rank) const {
+    std::vector<RankId> peers;
+    for (const ChannelId id : x_workload.ranks[rank].channels) {
+      if (!id.valid()) continue;
+      const Channel& channel = x_workload.channels[id.index()];
+      peers.push_back(channel.source.index() == rank ? channel.destination : channel.source);
+    }
+    std::sort(peers.begin(), peers.end());
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    return peers;
+  }
+
+  const Run& x_run;
+  const Workload& x_workload;
+  const CommunicatorBuffers& x_buffers;
+  std::vector<RankId> x_all;
+  Bytes x_of_all = 0;
+};
 
 std::string place_of(const Program& program, const MemoryPeak& peak) {
   if (peak.call < 0) return "the start";
@@ -122,17 +144,20 @@ std::size_t first_rank(const Workload& workload, std::size_t program) {
 void reserve(const Program& program, const AllocatorRules& rules, double others_gib, std::size_t p,
              MemoryReport& out) {
   const double room = (out.capacity_gib - others_gib) * kGiB;
-  AllocatorUse use;
-  use.fits = false;
-  if (room >= 1) use = caching_allocator(program, rules, static_cast<Bytes>(room));
-  if (use.fits && !use.retries.empty()) out.retries[p] = use.retries;
-  if (!use.fits) use = caching_allocator(program, rules, 0);
+  AllocatorUse use = caching_allocator(program, rules, 0);
+  // With this much room a limit changes nothing.
+  if (room >= 1 && use.reserved > static_cast<Bytes>(room)) {
+    AllocatorUse limited = caching_allocator(program, rules, static_cast<Bytes>(room));
+    if (limited.fits) use = std::move(limited);
+  }
+  if (!use.retries.empty()) out.retries[p] = use.retries;
   out.reserved_gib = gib(use.reserved) + out.workspace_gib;
 }
 
 /// Of the first rank of Program `p`, whose tensors peak at `peak`.
 Result<MemoryReport> report_program(const Run& run, const Workload& workload, std::size_t p,
-                                    const MemoryPeak& peak, const LibraryMemory& library) {
+                                    const MemoryPeak& peak, const LibraryMemory& library,
+                                    Communicators& communicators) {
   const Program& program = workload.programs[p];
   const std::size_t rank = first_rank(workload, p);
   const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
@@ -144,7 +169,7 @@ Result<MemoryReport> report_program(const Run& run, const Workload& workload, st
   out.capacity_gib = run.cluster.device.memory_gib;
   out.context_gib = torus ? 0 : run.plan.context_gib;
   out.workspace_gib = torus ? 0 : library.workspace_gib;
-  FT_ASSIGN(out.communication_gib, communicators_gib(run, workload, rank, library.nccl));
+  FT_ASSIGN(out.communication_gib, communicators.gib_of(rank));
   out.allocated_gib = gib(peak.bytes) + out.workspace_gib;
   const double others = out.context_gib + out.workspace_gib + out.communication_gib;
   out.reserved_gib = out.allocated_gib;
@@ -201,11 +226,13 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   // Fragments and communicators differ between stages by less than this share of tensors.
   constexpr double kNear = 0.95;
   std::optional<MemoryReport> out;
+  Communicators communicators(run, workload, library.nccl);
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
   bool all_fit = true;
   for (std::size_t p = 0; p < peaks.size(); ++p) {
     if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
-    FT_ASSIGN(const MemoryReport one, report_program(run, workload, p, peaks[p], library));
+    FT_ASSIGN(const MemoryReport one,
+              report_program(run, workload, p, peaks[p], library, communicators));
     retries.insert(one.retries.begin(), one.retries.end());
     all_fit = all_fit && one.fits;
     if (out && one.peak_gib <= out->peak_gib) continue;

@@ -7,6 +7,7 @@
 
 #include "models/lower.h"
 #include "models/plan/expert_plan.h"
+#include "sim/engine/account.h"
 #include "sim/engine/recorder.h"
 #include "sim/engine/step_ends.h"
 #include "sim/program/repeat.h"
@@ -177,32 +178,14 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
 /// Of the prices' deviations the 95th percentile: within a family of work errors go together,
 /// between families they do not. The share of a family is its part of the critical rank's time;
 /// waiting follows the rest. The interval has that at least.
-void set_interval(const Run& run, const Workload& workload, const Prepared& prepared,
-                  const Timeline& timeline, std::size_t actor, Prediction& out) {
-  const PreparedPrices& prices =
-      prepared.prices[static_cast<std::size_t>(prepared.prices_of[actor])];
-  const Program& program = workload.programs[prepared.quotient.actors[actor].program.index()];
-  std::array<double, static_cast<std::size_t>(Part::kCount)> busy{};
-  std::array<double, static_cast<std::size_t>(Part::kCount)> error{};
-  double total = 0;
-  for (const Span& span : timeline.spans) {
-    const Call& call = program.calls[static_cast<std::size_t>(span.call)];
-    const Op& op = program.segments[call.segment.index()].ops[static_cast<std::size_t>(span.op)];
-    const double seconds = (span.end - span.start).seconds();
-    out.provenance[static_cast<std::size_t>(span.provenance)] += seconds;
-    total += seconds;
-    const auto part =
-        static_cast<std::size_t>(part_of(timeline.infos[static_cast<std::size_t>(span.info)]));
-    busy[part] += seconds;
-    error[part] += seconds * static_cast<double>(prices.costs[op.work.index()].deviation);
-  }
+void set_interval(const Run& run, const Account& account, Prediction& out) {
   double busy_share = 0;
   double variance = 0;
-  for (std::size_t part = 0; part < busy.size(); ++part) {
+  for (std::size_t part = 0; part < account.busy_s.size(); ++part) {
     const double exposed = out.breakdown[part].seconds();
-    if (busy[part] <= 0) continue;
+    if (account.busy_s[part] <= 0) continue;
     busy_share += exposed;
-    variance += std::pow(exposed * error[part] / busy[part], 2);
+    variance += std::pow(exposed * account.error_s[part] / account.busy_s[part], 2);
   }
   const double relative = busy_share > 0 ? std::sqrt(variance) / busy_share : 0;
   constexpr double kSpread = 1.645;  // 95th percentile of a normal distribution
@@ -212,7 +195,10 @@ void set_interval(const Run& run, const Workload& workload, const Prepared& prep
                                           time_deviation(run.model, run.cluster));
   interval.low_s = around.low;
   interval.high_s = around.high;
-  for (double& share : out.provenance) share = total > 0 ? share / total : 0;
+  if (account.all_s <= 0) return;
+  for (std::size_t i = 0; i < out.provenance.size(); ++i) {
+    out.provenance[i] = account.provenance_s[i] / account.all_s;
+  }
 }
 
 /// Hands every span to two sinks.
@@ -297,12 +283,6 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   out.hfu = executed / seconds / accelerators / 1e12 / peak_tflops(run);
 }
 
-Recorder recorder_of(std::size_t actor, std::size_t actors) {
-  std::vector<std::uint8_t> wanted(actors, 0);
-  wanted[actor] = 1;
-  return Recorder(std::move(wanted));
-}
-
 /// Of a step that all ranks begin together, where the one predicted is not such a one.
 Result<Timeline> first_step(const Workload& workload, CostModel& model, bool full,
                             Recorder& recorder,
@@ -359,7 +339,7 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   const std::size_t critical = critical_actor(timed, prepared);
   std::vector<std::uint8_t> wanted;
   FT_TRY(choose_actors(prepared, options, wanted));
-  Recorder of_critical = recorder_of(critical, wanted.size());
+  Accountant of_critical(critical);
   Recorder of_shown(wanted);
   Tee tee(of_critical, of_shown);
   const bool shows = options.timeline && steps == 1;
@@ -373,13 +353,12 @@ Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   const auto track_name = [&run](RankId rank) {
     return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(run.plan, rank));
   };
-  Timeline own = of_critical.take(timed, prepared, result, track_name);
-  if (steps > 1) own = window_of(std::move(own), ends.begin(critical), step);
+  const Account account = of_critical.take(timed, prepared, ends.begin(critical), step);
   out.iteration_time_s = step.seconds();
   out.critical_rank = prepared.quotient.actors[critical].rank.value;
-  out.breakdown = break_down(own, 0);
+  out.breakdown = account.breakdown;
   fill_rates(run, workload, out);
-  set_interval(run, timed, prepared, own, critical, out);
+  set_interval(run, account, out);
   if (options.sensitivity) {
     const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
     const bool waits = data.ps > step.ps / 100;

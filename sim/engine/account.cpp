@@ -1,0 +1,73 @@
+#include "sim/engine/account.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace foretrain {
+namespace {
+
+/// What the ops of a Program count for, each worked out when it is first met.
+class OpParts {
+ public:
+  struct OpPart {
+    Part part = Part::kHost;
+    Time data;
+  };
+
+  explicit OpParts(const Program& program) : x_program(program), x_parts(program.segments.size()) {}
+
+  const OpPart& of(SegmentId segment, std::int32_t op) {
+    auto& parts = x_parts[segment.index()];
+    const std::vector<Op>& ops = x_program.segments[segment.index()].ops;
+    if (parts.empty()) parts.resize(ops.size());
+    std::optional<OpPart>& known = parts[static_cast<std::size_t>(op)];
+    if (known) return *known;
+    const Op& one = ops[static_cast<std::size_t>(op)];
+    SpanInfo info;
+    info.work = text_of(x_program.works[one.work.index()]);
+    info.category = one.category;
+    info.phase = one.phase;
+    return known.emplace(OpPart{part_of(info), data_delay(info)});
+  }
+
+ private:
+  const Program& x_program;
+  std::vector<std::vector<std::optional<OpPart>>> x_parts;  ///< by segment and op
+};
+
+}  // namespace
+
+Account Accountant::take(const Workload& workload, const Prepared& prepared, Time begin,
+                         Time length) const {
+  const auto actor = static_cast<std::size_t>(x_actor);
+  const Program& program = workload.programs[prepared.quotient.actors[actor].program.index()];
+  const PreparedPrices& prices =
+      prepared.prices[static_cast<std::size_t>(prepared.prices_of[actor])];
+  OpParts parts(program);
+  const Time end = begin + length;
+  const auto in_window = [&](Time at) { return std::clamp(at, begin, end) - begin; };
+  Account out;
+  std::vector<std::vector<PartSpan>> streams;
+  for (const std::vector<OpTimes>& of_stream : x_streams) {
+    std::vector<PartSpan>& spans = streams.emplace_back();
+    spans.reserve(of_stream.size());
+    for (const OpTimes& times : of_stream) {
+      if (times.end <= begin || times.begin >= end) continue;
+      const Call& call = program.calls[static_cast<std::size_t>(times.call)];
+      const OpParts::OpPart& op = parts.of(call.segment, times.op);
+      const PartSpan& span = spans.emplace_back(PartSpan{
+          op.part, op.data, in_window(times.begin), in_window(times.start), in_window(times.end)});
+      const Cost& cost = prices.costs[static_cast<std::size_t>(times.work)];
+      const double seconds = (span.end - span.start).seconds();
+      out.busy_s[static_cast<std::size_t>(op.part)] += seconds;
+      out.error_s[static_cast<std::size_t>(op.part)] +=
+          seconds * static_cast<double>(cost.deviation);
+      out.provenance_s[static_cast<std::size_t>(cost.provenance)] += seconds;
+      out.all_s += seconds;
+    }
+  }
+  out.breakdown = break_down(streams, length);
+  return out;
+}
+
+}  // namespace foretrain
