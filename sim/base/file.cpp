@@ -6,14 +6,17 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include "sim/base/temporaries.h"
 
 namespace foretrain {
 namespace {
@@ -23,7 +26,8 @@ constexpr std::size_t kReadLimit = std::size_t{1} << 30;
 constexpr int kGzipWindow = 15 + 16;  // zlib: 16 asks for a gzip header
 
 Error cannot(const std::string& verb, const std::string& path, const std::string& reason) {
-  return input_error(path + ": cannot be " + verb + ": " + reason);
+  return input_error((path == "-" ? "standard output" : path) + ": cannot be " + verb + ": " +
+                     reason);
 }
 
 Error cannot_write(const std::string& path, int reason) {
@@ -35,13 +39,43 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? std::string() : path.substr(0, slash + 1);
 }
 
-/// Where a symbolic link leads; the path itself if it is none, or leads nowhere.
-std::string follow(const std::string& path) {
-  char* real = ::realpath(path.c_str(), nullptr);
-  if (real == nullptr) return path;
-  std::string target(real);
-  std::free(real);  // NOLINT(cppcoreguidelines-no-malloc): realpath allocates with malloc
-  return target;
+/// Where a symbolic link leads, be there a file or not; the path itself if it is none. `path` has
+/// been found to end somewhere: links that lead in a circle do not come here.
+std::string follow(std::string path) {
+  constexpr int kMostLinks = 40;  // as many as Linux follows
+  std::array<char, PATH_MAX> target{};
+  for (int i = 0; i < kMostLinks; ++i) {
+    const ssize_t size = ::readlink(path.c_str(), target.data(), target.size());
+    if (size <= 0) break;
+    const std::string to(target.data(), static_cast<std::size_t>(size));
+    path = to.front() == '/' ? to : directory_of(path) + to;
+  }
+  return path;
+}
+
+/// The open file that a path stands for: "-" and /dev/stdout, /dev/stderr, /dev/fd/N; -1: none. To
+/// open such a path anew would forget how far the file was written.
+int descriptor_of(const std::string& path) {
+  if (path == "-" || path == "/dev/stdout") return STDOUT_FILENO;
+  if (path == "/dev/stderr") return STDERR_FILENO;
+  for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!path.starts_with(folder)) continue;
+    const std::string number = path.substr(folder.size());
+    const bool digits = !number.empty() && number.size() < 8 &&
+                        number.find_first_not_of("0123456789") == std::string::npos;
+    if (digits) return std::stoi(number);
+  }
+  return -1;
+}
+
+/// The permissions that a new file gets: read and write, less the user's mask.
+mode_t usual_mode() {
+  static const mode_t mask = [] {
+    const mode_t now = ::umask(077);  // the mask cannot be read without being set
+    ::umask(now);
+    return now;
+  }();
+  return 0666 & ~mask;
 }
 
 }  // namespace
@@ -61,7 +95,7 @@ class AtomicFile::Impl {
   const std::string& path() const { return x_path; }
 
  private:
-  Status open_directly();
+  Status open_directly(int descriptor);
   Status open_beside(const struct stat* existing);
   Status flush(bool last);
   Status compress(bool last);
@@ -72,6 +106,8 @@ class AtomicFile::Impl {
   std::string x_path;       ///< as the user wrote it, for messages
   std::string x_target;     ///< links followed
   std::string x_temporary;  ///< empty when writing directly
+  int x_note = -1;          ///< of the temporary, for signals
+  mode_t x_mode = 0;        ///< what the target gets
   int x_fd = -1;
   std::string x_buffer;
   std::vector<char> x_packed;
@@ -82,26 +118,32 @@ class AtomicFile::Impl {
 Status AtomicFile::Impl::open() {
   std::signal(SIGXFSZ, SIG_IGN);
   if (x_path.empty()) return input_error("the name of the output file is empty");
-  const bool standard_output = x_path == "-";
+  const int descriptor = descriptor_of(x_path);
   struct stat info {};
-  const bool exists = !standard_output && ::stat(x_path.c_str(), &info) == 0;
+  const bool exists = descriptor < 0 && ::stat(x_path.c_str(), &info) == 0;
+  if (descriptor < 0 && !exists && errno != ENOENT) return cannot_write(x_path, errno);
   if (exists && S_ISDIR(info.st_mode)) return cannot_write(x_path, EISDIR);
-  if (standard_output || x_path.rfind("/dev/", 0) == 0 || (exists && !S_ISREG(info.st_mode))) {
-    FT_TRY(open_directly());
+  if (descriptor >= 0 || (exists && !S_ISREG(info.st_mode))) {
+    FT_TRY(open_directly(descriptor));
   } else {
     FT_TRY(open_beside(exists ? &info : nullptr));
   }
   if (x_path.size() > 3 && x_path.compare(x_path.size() - 3, 3, ".gz") == 0) {
     x_gzip = std::make_unique<z_stream>();
     const int made = deflateInit2(x_gzip.get(), 1, Z_DEFLATED, kGzipWindow, 9, Z_DEFAULT_STRATEGY);
+    if (made == Z_MEM_ERROR) {
+      x_gzip.reset();
+      return fail(ENOMEM);
+    }
     FT_CHECK(made == Z_OK, "zlib refused its own constants");
     x_packed.resize(kBufferBytes);
   }
   return ok_status();
 }
 
-Status AtomicFile::Impl::open_directly() {
-  x_fd = x_path == "-" ? ::dup(STDOUT_FILENO) : ::open(x_path.c_str(), O_WRONLY | O_CLOEXEC);
+Status AtomicFile::Impl::open_directly(int descriptor) {
+  x_fd = descriptor >= 0 ? ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0)
+                         : ::open(x_path.c_str(), O_WRONLY | O_CLOEXEC);
   return x_fd < 0 ? Status(cannot_write(x_path, errno)) : ok_status();
 }
 
@@ -110,21 +152,30 @@ Status AtomicFile::Impl::open_beside(const struct stat* existing) {
   if (existing != nullptr && ::access(x_path.c_str(), W_OK) != 0)
     return cannot_write(x_path, errno);
   x_target = follow(x_path);
+  x_mode = existing == nullptr ? usual_mode() : existing->st_mode & 07777;
   static std::atomic<int> counter{0};
-  // A short name of its own: appended to the target's name it could exceed what the system allows.
-  const std::string name = directory_of(x_target) + ".foretrain-" + std::to_string(::getpid()) +
-                           "-" + std::to_string(++counter) + ".tmp";
-  x_fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (x_fd < 0) {
-    const int reason = errno;
-    const std::string directory = directory_of(x_target);
-    return cannot(
-        "written", x_path,
-        "directory " + (directory.empty() ? "." : directory) + ": " + std::strerror(reason));
+  constexpr int kTries = 100;  // names of an earlier process of this number may stand there
+  for (int i = 0; i < kTries && x_fd < 0 && (i == 0 || errno == EEXIST); ++i) {
+    // A short name of its own: appended to the target's name it could exceed what the system
+    // allows.
+    std::string name = directory_of(x_target) + ".foretrain-" + std::to_string(::getpid()) + "-" +
+                       std::to_string(++counter) + ".tmp";
+    x_note = note_temporary(name);
+    x_fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (x_fd >= 0) {
+      x_temporary = std::move(name);
+    } else {
+      const int reason = errno;
+      forget_temporary(std::exchange(x_note, -1));
+      errno = reason;
+    }
   }
-  x_temporary = name;
-  if (existing != nullptr && ::fchmod(x_fd, existing->st_mode & 07777) != 0) return fail(errno);
-  return ok_status();
+  if (x_fd >= 0) return ok_status();
+  const int reason = errno;
+  const std::string directory = directory_of(x_target);
+  return cannot(
+      "written", x_path,
+      "directory " + (directory.empty() ? "." : directory) + ": " + std::strerror(reason));
 }
 
 Status AtomicFile::Impl::fail(int reason) {
@@ -140,6 +191,7 @@ void AtomicFile::Impl::discard() {
   x_fd = -1;
   if (!x_temporary.empty()) ::unlink(x_temporary.c_str());
   x_temporary.clear();
+  forget_temporary(std::exchange(x_note, -1));
 }
 
 Status AtomicFile::Impl::append(std::string_view text) {
@@ -194,12 +246,17 @@ Status AtomicFile::Impl::commit() {
   if (x_error) return *x_error;
   FT_CHECK(x_fd >= 0, "commit of a file that was committed");
   FT_TRY(flush(true));
+  // Private until whole. A file system without permissions keeps its own.
+  if (!x_temporary.empty() && ::fchmod(x_fd, x_mode) != 0 && errno != EPERM && errno != ENOTSUP) {
+    return fail(errno);
+  }
   const int fd = std::exchange(x_fd, -1);
   if (::close(fd) != 0) return fail(errno);
   if (!x_temporary.empty() && ::rename(x_temporary.c_str(), x_target.c_str()) != 0) {
     return fail(errno);
   }
   x_temporary.clear();
+  forget_temporary(std::exchange(x_note, -1));
   return ok_status();
 }
 
@@ -230,7 +287,7 @@ Result<std::string> read_compressed_file(const std::string& path) {
     void operator()(gzFile file) const { gzclose(file); }
   };
   const std::unique_ptr<gzFile_s, Closer> file(gzopen(path.c_str(), "rb"));
-  if (!file) return cannot("read", path, std::strerror(errno));
+  if (!file) return cannot("read", path, std::strerror(errno == 0 ? ENOMEM : errno));
   std::string text;
   std::vector<char> chunk(kBufferBytes);
   int got = 0;

@@ -13,14 +13,17 @@ namespace foretrain {
 /// (or a full disk) never meets half of it. Without `commit` the destructor removes what was
 /// written.
 ///
-/// Devices, pipes, anything below /dev, and "-" (standard output) cannot be renamed: they are
-/// written to directly. A name that ends in ".gz" is compressed. A symbolic link is followed, not
-/// replaced; an existing file keeps its permissions.
+/// Devices and pipes cannot be renamed: they are written to directly, as are "-" (standard output),
+/// /dev/stdout, /dev/stderr and /dev/fd/N. A name that ends in ".gz" is compressed. A symbolic link
+/// is followed, not replaced, and makes the file that it leads to; links in a circle are an error.
+/// An existing file keeps its permissions. A new one has the usual ones once it is whole; until
+/// then only its owner reads it.
 ///
 /// Errors (missing or unwritable directory, target is a directory, full disk, file size limit) name
 /// the path and the system's reason. SIGXFSZ is set to be ignored, or the size limit would kill the
-/// process. Left out: no fsync, so a power failure may lose the file; killed by a signal, the
-/// temporary stays.
+/// process. A signal that ends the process removes the temporary (sim/base/temporaries.h). Left
+/// out: no fsync, so a power failure may lose the file; a file that replaces one of several hard
+/// links leaves the others as they are; owner and attributes are those of a new file.
 class AtomicFile {
  public:
   static Result<AtomicFile> create(const std::string& path);

@@ -5,12 +5,15 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "sim/base/json.h"
 
@@ -37,6 +40,14 @@ class FileTest : public ::testing::Test {
  private:
   fs::path x_folder;
 };
+
+void expect_failure(const std::string& path, const std::string& reason) {
+  const Status status = write_text_file(path, "text");
+  ASSERT_FALSE(status.ok()) << path;
+  EXPECT_EQ(status.error().kind, ErrorKind::kInput);
+  EXPECT_NE(status.error().message.find(path), std::string::npos) << status.error().message;
+  EXPECT_NE(status.error().message.find(reason), std::string::npos) << status.error().message;
+}
 
 TEST_F(FileTest, AppearsOnCommitAndNotBefore) {
   const std::string path = in_folder("a.txt");
@@ -75,6 +86,102 @@ TEST_F(FileTest, FollowsLinksAndKeepsPermissions) {
   EXPECT_EQ(static_cast<int>(fs::status(path).permissions()), 0640);
 }
 
+// /dev is a folder like others: its shared memory holds files, and may be full of old ones.
+TEST_F(FileTest, TheFileSystemSaysWhatIsADevice) {
+  if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm here";
+  std::string folder = "/dev/shm/foretrain-file-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/a.json";
+  EXPECT_TRUE(write_text_file(path, std::string(100000, 'x')).ok());
+  EXPECT_TRUE(write_text_file(path, "{}").ok());
+  EXPECT_EQ(read_text_file(path).value(), "{}");
+  fs::remove_all(folder);
+}
+
+TEST_F(FileTest, OpenFilesAreWrittenOnNotAnew) {
+  const std::string path = in_folder("a.txt");
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
+  ASSERT_EQ(::write(file, "one ", 4), 4);
+  EXPECT_TRUE(write_text_file("/dev/fd/" + std::to_string(file), "two ").ok());
+  EXPECT_TRUE(write_text_file("/proc/self/fd/" + std::to_string(file), "three").ok());
+  ::close(file);
+  EXPECT_EQ(read_text_file(path).value(), "one two three");
+  expect_failure("/dev/fd/12345", "Bad file descriptor");
+}
+
+TEST_F(FileTest, LinksAreFollowedWhereverTheyLead) {
+  fs::create_directory(in_folder("there"));
+  fs::create_symlink("there/a.txt", in_folder("relative"));  // there is no such file yet
+  fs::create_symlink(in_folder("relative"), in_folder("twice"));
+  ASSERT_TRUE(write_text_file(in_folder("twice"), "new").ok());
+  EXPECT_TRUE(fs::is_symlink(in_folder("twice")));
+  EXPECT_TRUE(fs::is_symlink(in_folder("relative")));
+  EXPECT_EQ(read_text_file(in_folder("there/a.txt")).value(), "new");
+  fs::create_symlink("absent/a.txt", in_folder("nowhere"));
+  expect_failure(in_folder("nowhere"), "No such file or directory");
+  fs::create_symlink("loop2", in_folder("loop1"));
+  fs::create_symlink("loop1", in_folder("loop2"));
+  expect_failure(in_folder("loop1"), "Too many levels of symbolic links");
+  EXPECT_TRUE(fs::is_symlink(in_folder("loop1")));
+}
+
+TEST_F(FileTest, AreTheirOwnersUntilTheyAreWhole) {
+  const mode_t mask = ::umask(022);
+  const auto modes = [this] {
+    std::vector<int> out;
+    for (const auto& entry : fs::directory_iterator(in_folder(""))) {
+      out.push_back(static_cast<int>(entry.status().permissions()));
+    }
+    return out;
+  };
+  {
+    auto file = AtomicFile::create(in_folder("a.txt"));
+    EXPECT_EQ(modes(), std::vector<int>{0600});
+    EXPECT_TRUE(file.value().commit().ok());
+    EXPECT_EQ(modes(), std::vector<int>{0644});
+  }
+  ::umask(mask);
+}
+
+// An earlier process of this number may have been killed.
+TEST_F(FileTest, NamesThatAreTakenAreNotTaken) {
+  std::string name;
+  {
+    const auto file = AtomicFile::create(in_folder("a.txt"));
+    name = fs::directory_iterator(in_folder(""))->path().filename().string();
+  }
+  const std::size_t dash = name.rfind('-');
+  const int next = std::stoi(name.substr(dash + 1)) + 1;
+  const std::string taken = name.substr(0, dash + 1) + std::to_string(next) + ".tmp";
+  std::ofstream(in_folder(taken)) << "of another";
+  EXPECT_TRUE(write_text_file(in_folder("a.txt"), "whole").ok());
+  EXPECT_EQ(read_text_file(in_folder(taken)).value(), "of another");
+  EXPECT_EQ(read_text_file(in_folder("a.txt")).value(), "whole");
+}
+
+TEST_F(FileTest, SignalsRemoveWhatIsNotWhole) {
+  ASSERT_TRUE(write_text_file(in_folder("a.txt"), "old").ok());
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGPIPE, SIGQUIT, SIGXCPU, SIGABRT}) {
+    struct sigaction now {};
+    ::sigaction(signal, nullptr, &now);
+    if (now.sa_handler == SIG_IGN) continue;  // as in a shell's background
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const rlimit none{0, 0};
+      ::setrlimit(RLIMIT_CORE, &none);
+      auto file = AtomicFile::create(in_folder("a.txt"));
+      const bool begun = file.ok() && file.value().append("new").ok() && files() == 2;
+      if (begun) ::raise(signal);
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << signal;
+    EXPECT_EQ(files(), 1) << signal;
+    EXPECT_EQ(read_text_file(in_folder("a.txt")).value(), "old");
+  }
+}
+
 TEST_F(FileTest, LargeTextsSurviveCompression) {
   std::string text;
   for (int i = 0; i < 300000; ++i) text += std::to_string(i) + "\n";
@@ -101,14 +208,6 @@ TEST_F(FileTest, TruncatedArchiveIsAnError) {
   const auto read = read_compressed_file(path);
   ASSERT_FALSE(read.ok());
   EXPECT_NE(read.error().message.find(path), std::string::npos) << read.error().message;
-}
-
-void expect_failure(const std::string& path, const std::string& reason) {
-  const Status status = write_text_file(path, "text");
-  ASSERT_FALSE(status.ok()) << path;
-  EXPECT_EQ(status.error().kind, ErrorKind::kInput);
-  EXPECT_NE(status.error().message.find(path), std::string::npos) << status.error().message;
-  EXPECT_NE(status.error().message.find(reason), std::string::npos) << status.error().message;
 }
 
 TEST_F(FileTest, FailuresNamePathAndReason) {
