@@ -1,4 +1,9 @@
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <optional>
 #include <string>
+#include <type_traits>
 
 #include "executor/kernels.h"
 #include "executor/onednn_module.h"
@@ -29,21 +34,61 @@ void plain_loops(const Matrices<T>& x) {
 blasint size(std::int64_t v) { return static_cast<blasint>(v); }
 CBLAS_TRANSPOSE flag(bool transpose) { return transpose ? CblasTrans : CblasNoTrans; }
 
+struct OpenBlas {
+  decltype(&cblas_sgemm) sgemm = nullptr;
+  decltype(&cblas_dgemm) dgemm = nullptr;
+  decltype(&openblas_set_num_threads) set_threads = nullptr;
+  std::string name;
+};
+
+std::optional<OpenBlas> load_open_blas() {
+  // Ranks and streams are the parallelism here: the library need not make threads of its own.
+  setenv("OPENBLAS_NUM_THREADS", "1", 0);
+  void* library = nullptr;
+  for (const char* name : {"libopenblas.so.0", FORETRAIN_OPENBLAS}) {
+    if (library == nullptr) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  }
+  if (library == nullptr) return std::nullopt;
+  OpenBlas out;
+  const auto find = [library](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    return function != nullptr;
+  };
+  decltype(&openblas_get_config) config = nullptr;
+  const bool whole = find(out.sgemm, "cblas_sgemm") && find(out.dgemm, "cblas_dgemm") &&
+                     find(out.set_threads, "openblas_set_num_threads") &&
+                     find(config, "openblas_get_config");
+  if (!whole) return std::nullopt;
+  out.name = config();
+  return out;
+}
+
+/// Loaded when it is first asked for: a process that multiplies nothing pays for none of it. Null
+/// where the library that the build found is not on this machine.
+const OpenBlas* open_blas_library() {
+  static const std::optional<OpenBlas> only = load_open_blas();
+  return only ? &*only : nullptr;
+}
+
 void open_blas(const Matrices<float>& x) {
-  cblas_sgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
+  const OpenBlas* const blas = open_blas_library();
+  if (blas == nullptr) return plain_loops(x);
+  blas->sgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
               size(x.k), x.alpha, x.a, size(x.lda), x.b, size(x.ldb), x.beta, x.c, size(x.ldc));
 }
 void blas(const Matrices<double>& x) {
-  cblas_dgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
+  const OpenBlas* const blas = open_blas_library();
+  if (blas == nullptr) return plain_loops(x);
+  blas->dgemm(CblasRowMajor, flag(x.transpose_a), flag(x.transpose_b), size(x.m), size(x.n),
               size(x.k), x.alpha, x.a, size(x.lda), x.b, size(x.ldb), x.beta, x.c, size(x.ldc));
 }
-std::string open_blas_name() { return openblas_get_config(); }
-constexpr bool kOpenBlas = true;
+bool has_open_blas() { return open_blas_library() != nullptr; }
+std::string open_blas_name() { return has_open_blas() ? open_blas_library()->name : "plain loops"; }
 #else
 void open_blas(const Matrices<float>& x) { plain_loops(x); }
 void blas(const Matrices<double>& x) { plain_loops(x); }
 std::string open_blas_name() { return "plain loops"; }
-constexpr bool kOpenBlas = false;
+bool has_open_blas() { return false; }
 #endif
 
 /// What multiplies fp32 in this process.
@@ -81,10 +126,10 @@ Status choose_blas(const std::string& name) {
     chosen() = {plain_loops<float>, "plain loops"};
     return ok_status();
   }
-  if (name == "openblas" && !kOpenBlas) {
+  if (name == "openblas" && !has_open_blas()) {
     return input_error(
-        "--blas openblas: this build has no OpenBLAS; install libopenblas-dev and "
-        "build again, or use --blas plain");
+        "--blas openblas: there is no OpenBLAS; install libopenblas-dev and build again, or use "
+        "--blas plain");
   }
   if (!name.empty() && name != "openblas") {
     return input_error("--blas: found \"" + name +
@@ -103,7 +148,7 @@ std::string blas_name() { return chosen().name; }
 
 void use_one_blas_thread() {
 #ifdef FORETRAIN_OPENBLAS
-  openblas_set_num_threads(1);
+  if (has_open_blas()) open_blas_library()->set_threads(1);
 #endif
 }
 
