@@ -229,7 +229,8 @@ void ProfileTable::list_besides() {
     sums.gb_per_s += sample.beside_gb_per_s;
     ++sums.rates;
   }
-  for (const auto& [family, by_sms] : all) {
+  for (const auto& each : all) {
+    const auto& by_sms = each.second;  // a lambda captures no structured binding in clang 14
     const auto spin_at = [&by_sms](std::int32_t sms) {
       std::pair<double, double> below{0, 1};
       for (const auto& [held, sums] : by_sms) {
@@ -244,7 +245,7 @@ void ProfileTable::list_besides() {
       }
       return below.first > 0 ? below.second : 0;
     };
-    std::vector<Beside>& out = x_beside[family];
+    std::vector<Beside>& out = x_beside[each.first];
     for (const auto& [sms, sums] : by_sms) {
       if (sums.copies == 0) continue;
       if (out.size() == kMostSlowdowns) break;

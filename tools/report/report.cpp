@@ -156,10 +156,10 @@ std::string tried_text(const Fitting& f) {
                                                        {"parallel.context", "context"},
                                                        {"offload", "offload"}};
   std::string out;
-  for (const auto& [key, name] : kinds) {
+  for (const auto& kind : kinds) {  // a lambda captures no structured binding in clang 14
     const bool lacks = std::any_of(f.lacking.begin(), f.lacking.end(),
-                                   [&](const auto& lacked) { return lacked == key; });
-    if (!lacks) out += (out.empty() ? "" : ", ") + std::string(name);
+                                   [&kind](const auto& lacked) { return lacked == kind.first; });
+    if (!lacks) out += (out.empty() ? "" : ", ") + std::string(kind.second);
   }
   return out + (f.stopped ? "" : ", in pairs");
 }
