@@ -137,7 +137,7 @@ Status Loader::objects(std::string_view key, Each each) {
 Status Loader::info(const Json& json, const std::string& where) {
   JsonReader reader(json, x_source, where);
   SpanInfo info;
-  reader.read("name", info.name);
+  read_any_text(reader, "name", info.name);
   reader.read("work", info.work);
   reader.read_enum("category", info.category, all_names<Category>());
   reader.read_enum("phase", info.phase, all_names<Phase>());
@@ -152,7 +152,7 @@ Status Loader::track(const Json& json, const std::string& where) {
   JsonReader reader(json, x_source, where);
   Track track;
   reader.read("rank", track.rank.value, {-1, kInt32Max});
-  reader.read("name", track.name);
+  read_any_text(reader, "name", track.name);
   reader.read("ranks_alike", track.ranks_alike, {1, kInt64Max});
   FT_TRY(names(reader, "streams", track.streams));
   FT_TRY(reader.finish());
@@ -229,7 +229,7 @@ Result<Timeline> Loader::load() {
     return input_error(x_source + ": /schema: found \"" + schema + "\", accepted is \"" +
                        std::string(kTimelineSchema) + "\"");
   }
-  x_root.read("name", x_timeline.name);
+  read_any_text(x_root, "name", x_timeline.name);
   x_root.read("end_ps", x_timeline.end.ps, {std::numeric_limits<std::int64_t>::min(), kInt64Max});
   FT_TRY(objects("infos", [&](const Json& j, const std::string& at) { return info(j, at); }));
   FT_TRY(objects("tracks", [&](const Json& j, const std::string& at) { return track(j, at); }));

@@ -8,11 +8,13 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/file.h"
+#include "sim/base/printable.h"
 
 namespace foretrain {
 namespace {
 
 constexpr std::size_t kDepthLimit = 64;
+constexpr std::size_t kShown = 60;  // of a key or number in a message
 constexpr std::size_t kFileLimit = std::size_t{1} << 30;
 
 /// Builds a Json from nlohmann's events; stops at the first offence.
@@ -32,9 +34,10 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     return put(static_cast<std::int64_t>(v));
   }
   bool number_float(number_float_t v, const string_t& text) override {
-    if (!std::isfinite(v)) return refuse("the number " + text + " at " + here() + " overflows");
+    const std::string shown = shortened(text, kShown);
+    if (!std::isfinite(v)) return refuse("the number " + shown + " at " + here() + " overflows");
     if (text.find_first_of(".eE") == string_t::npos) {
-      return refuse("the number " + text + " at " + here() + " does not fit in 64 bits");
+      return refuse("the number " + shown + " at " + here() + " does not fit in 64 bits");
     }
     return put(v);
   }
@@ -46,15 +49,18 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
     if (x_stack.back()->find(name) != nullptr) {
-      return refuse("duplicate key \"" + name + "\" in " + here());
+      return refuse("duplicate key \"" + shortened(name, kShown) + "\" in " + here());
     }
     x_keys.back() = std::move(name);
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& e) override {
+    constexpr std::size_t kLongest = 300;  // it quotes the document
     std::string text = e.what();
-    const std::size_t bracket = text.find("] ");
-    return refuse(bracket == std::string::npos ? text : text.substr(bracket + 2));
+    if (const std::size_t bracket = text.find("] "); bracket != std::string::npos) {
+      text.erase(0, bracket + 2);
+    }
+    return refuse(shortened(text, kLongest) + ", at " + here());
   }
 
  private:
@@ -65,7 +71,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     std::string pointer;
     for (std::size_t i = 0; i < x_stack.size(); ++i) {
       if (x_stack[i]->object() != nullptr && !x_keys[i].empty() && i + 1 < x_stack.size()) {
-        pointer += "/" + x_keys[i];
+        pointer += "/" + shortened(x_keys[i], kShown);
       } else if (const Json::Array* array = x_stack[i]->array(); array && i + 1 < x_stack.size()) {
         pointer += "/" + std::to_string(array->size() - 1);
       }
@@ -263,7 +269,8 @@ Result<Json> read_json_file(const std::string& path) {
 }
 
 std::string dump_json(const Json& json, int indent) {
-  return to_library(json).dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+  return printable_json(
+      to_library(json).dump(indent, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 }  // namespace foretrain

@@ -20,8 +20,27 @@ namespace foretrain {
 struct Json {
   using Array = std::vector<Json>;
   using Object = std::vector<std::pair<std::string, Json>>;
-  std::variant<std::nullptr_t, bool, std::int64_t, double, std::string, Array, Object> value =
-      nullptr;
+  using Alternatives =
+      std::variant<std::nullptr_t, bool, std::int64_t, double, std::string, Array, Object>;
+  /// A variant whose copies may run out of memory: that of libstdc++ 12, where all alternatives can
+  /// be moved without exceptions, destroys in its copy constructor what was never made.
+  struct Value : Alternatives {
+    using Alternatives::variant;
+    using Alternatives::operator=;
+    Value(const Value& other) : Alternatives(nullptr) {
+      std::visit(
+          [this](const auto& held) {
+            auto copy = held;
+            Alternatives::operator=(std::move(copy));
+          },
+          static_cast<const Alternatives&>(other));
+    }
+    Value(Value&&) noexcept = default;
+    Value& operator=(const Value& other) { return *this = Value(other); }
+    Value& operator=(Value&&) noexcept = default;
+    ~Value() = default;
+  };
+  Value value = nullptr;
 
   Json() = default;
   Json(std::nullptr_t) {}                               // NOLINT: literals read as values
@@ -150,5 +169,15 @@ class JsonReader {
   std::vector<Error> x_errors;
   bool x_missing = false;  ///< the first error is of a key that is missing
 };
+
+/// Like `reader.read`, for names that other programs gave: of any characters.
+void read_any_text(JsonReader& reader, std::string_view key, std::string& out);
+
+/// Reads "schema", which says what a file is: where there is one it must be `expected`, such as
+/// "foretrain/device/1". "$schema", which is for editors, may be anything.
+void read_schema(JsonReader& reader, const std::string& expected);
+
+/// "SOURCE: /pointer: ", or without the pointer where it is empty: a message begins so.
+std::string place_in(const std::string& source, const std::string& pointer);
 
 }  // namespace foretrain

@@ -4,6 +4,7 @@
 
 #include "sim/base/json.h"
 #include "sim/base/key.h"
+#include "sim/base/printable.h"
 
 namespace foretrain {
 namespace {
@@ -47,9 +48,12 @@ std::string short_number(double v) {
 std::string describe(const Json& json) {
   if (json.object() != nullptr) return "an object";
   if (json.array() != nullptr) return "a list";
+  constexpr std::size_t kLongest = 60;
   std::string text = dump_json(json, -1);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
+  if (text.size() <= kLongest) return text;
+  std::size_t end = kLongest - 3;
+  while ((static_cast<unsigned char>(text[end]) & 0xc0U) == 0x80) --end;  // a whole character
+  return text.substr(0, end) + "...";
 }
 
 std::string nearest_name(std::string_view wrong, const std::vector<std::string>& accepted) {
@@ -177,6 +181,10 @@ bool JsonReader::read(std::string_view key, std::string& out) {
     fail_value(key, "a text");
     return false;
   }
+  if (printable_line(*json->string()) != *json->string()) {
+    fail_value(key, "a text of one line, without control characters");
+    return false;
+  }
   out = *json->string();
   return true;
 }
@@ -258,6 +266,26 @@ Status JsonReader::finish() {
     x_errors.back().unknown_key = true;
   }
   return status();
+}
+
+void read_any_text(JsonReader& reader, std::string_view key, std::string& out) {
+  const Json* json = reader.take(key);
+  if (json == nullptr) return;
+  if (json->string() == nullptr) {
+    return reader.fail(key, "found " + describe(*json) + ", expected a text");
+  }
+  out = *json->string();
+}
+
+void read_schema(JsonReader& reader, const std::string& expected) {
+  reader.ignore("$schema");
+  const Json* schema = reader.take("schema");
+  if (schema == nullptr || *schema == Json(expected)) return;
+  reader.fail("schema", "found " + describe(*schema) + ", expected \"" + expected + "\"");
+}
+
+std::string place_in(const std::string& source, const std::string& pointer) {
+  return source + ": " + (pointer.empty() ? "" : pointer + ": ");
 }
 
 std::vector<std::size_t> read_names(JsonReader& reader, const std::string& key,
