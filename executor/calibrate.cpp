@@ -9,6 +9,7 @@
 #include "executor/host_rank.h"
 #include "executor/kernels.h"
 #include "executor/random.h"
+#include "sim/base/threads.h"
 
 namespace foretrain {
 namespace {
@@ -326,15 +327,13 @@ Result<bool> calibrate_threads(const std::vector<MicroOp>& ops, std::int64_t ran
   const std::unique_ptr<Transport> transport = make_thread_transport(world);
   std::vector<Result<bool>> results(static_cast<std::size_t>(ranks), true);
   std::vector<Profile> others(results.size());
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < results.size(); ++r) {
-    threads.emplace_back([&, r] {
-      results[r] =
-          calibrate_rank(ops, ranks, RankId(r), *transport, options, r == 0 ? profile : others[r]);
-      if (!results[r].ok()) transport->abort(results[r].error().message);
+  FT_TRY(all_at_once(results.size(), [&](std::size_t r) {
+    results[r] = or_want([&] {
+      return calibrate_rank(ops, ranks, RankId(r), *transport, options,
+                            r == 0 ? profile : others[r]);
     });
-  }
-  for (std::thread& thread : threads) thread.join();
+    if (!results[r].ok()) transport->abort(results[r].error().message);
+  }));
   for (const Result<bool>& result : results) {
     if (!result.ok()) return result.error();
   }

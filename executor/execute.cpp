@@ -4,10 +4,10 @@
 #include <bit>
 #include <cmath>
 #include <fstream>
-#include <thread>
 
 #include "executor/kernels.h"
 #include "executor/measured.h"
+#include "sim/base/threads.h"
 #include "sim/program/memory.h"
 
 namespace foretrain {
@@ -198,12 +198,10 @@ Result<Executed> execute_rank(const Workload& workload, RankId rank, Transport& 
 Result<Executed> execute_threads(const Workload& workload, const ExecuteOptions& options) {
   const std::unique_ptr<Transport> transport = make_thread_transport(workload);
   std::vector<Result<Executed>> results(workload.ranks.size(), Executed{});
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < results.size(); ++r) {
-    threads.emplace_back(
-        [&, r] { results[r] = execute_rank(workload, RankId(r), *transport, options); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  FT_TRY(all_at_once(results.size(), [&](std::size_t r) {
+    results[r] = or_want([&] { return execute_rank(workload, RankId(r), *transport, options); });
+    if (!results[r].ok()) transport->abort(results[r].error().message);
+  }));
   for (const Result<Executed>& result : results) {
     if (!result.ok()) return result.error();
   }

@@ -4,11 +4,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <system_error>
 #include <thread>
 
 #include "executor/kernels.h"
 #include "executor/token_data.h"
 #include "sim/base/check.h"
+#include "sim/base/threads.h"
 
 namespace foretrain {
 namespace {
@@ -17,6 +19,20 @@ double cpu_now(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// A thread for each stream that has tasks.
+template <typename Run>
+Status start_streams(std::vector<std::jthread>& threads, const TaskList& list, const Run& run) {
+  threads.reserve(list.tasks.size());
+  try {
+    for (std::size_t s = 0; s < list.tasks.size(); ++s) {
+      if (!list.tasks[s].empty()) threads.emplace_back(run, s);
+    }
+  } catch (const std::system_error& reason) {
+    return input_error("a stream needs a thread: " + reason.code().message());
+  }
+  return ok_status();
 }
 
 }  // namespace
@@ -148,18 +164,22 @@ Status HostRank<T>::step() {
   x_records.assign(streams, {});
   for (std::size_t s = 0; s < streams; ++s) x_records[s].reserve(x_list.tasks[s].size());
   x_cpu_seconds = x_wall_seconds = 0;
-  std::vector<std::thread> workers;
-  for (std::size_t s = 0; s < streams; ++s) {
-    if (!x_list.tasks[s].empty()) workers.emplace_back([this, s] { run_stream(s); });
-  }
-  const Status together = x_transport.barrier(x_rank);
-  x_start = std::chrono::steady_clock::now();
-  if (together.ok()) {
+  std::vector<std::jthread> workers;
+  const Status done = or_want([&]() -> Status {
+    FT_TRY(start_streams(workers, x_list, [this](std::size_t s) {
+      const Status ran = or_want([this, s] {
+        run_stream(s);
+        return ok_status();
+      });
+      if (!ran.ok()) fail(ran.error().message);
+    }));
+    FT_TRY(x_transport.barrier(x_rank));
+    x_start = std::chrono::steady_clock::now();
     issue();
-  } else {
-    fail(together.error().message);
-  }
-  for (std::thread& worker : workers) worker.join();
+    return ok_status();
+  });
+  if (!done.ok()) fail(done.error().message);  // the streams end, and the other ranks
+  workers.clear();
   ++x_step;
   return x_failed ? Status(input_error(x_failure)) : ok_status();
 }

@@ -1,7 +1,8 @@
 #include "executor/side_by_side.h"
 
 #include <algorithm>
-#include <thread>
+
+#include "sim/base/threads.h"
 
 namespace foretrain {
 
@@ -32,17 +33,15 @@ Result<Executed> measure_and_execute_threads(const std::vector<MicroOp>& ops,
   const std::unique_ptr<Transport> transport = make_thread_transport(workload);
   std::vector<Result<Executed>> results(workload.ranks.size(), Executed{});
   std::vector<Profile> others(results.size());
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < results.size(); ++r) {
-    threads.emplace_back([&, r] {
-      results[r] = measure_and_execute_rank(ops, workload, RankId(r), *micro, *transport, options,
-                                            r == 0 ? profile : others[r]);
-      if (results[r].ok()) return;
-      micro->abort(results[r].error().message);
-      transport->abort(results[r].error().message);
+  FT_TRY(all_at_once(results.size(), [&](std::size_t r) {
+    results[r] = or_want([&] {
+      return measure_and_execute_rank(ops, workload, RankId(r), *micro, *transport, options,
+                                      r == 0 ? profile : others[r]);
     });
-  }
-  for (std::thread& thread : threads) thread.join();
+    if (results[r].ok()) return;
+    micro->abort(results[r].error().message);
+    transport->abort(results[r].error().message);
+  }));
   for (const Result<Executed>& result : results) {
     if (!result.ok()) return result.error();
   }

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
 #include "executor/kernels.h"
 #include "sim/base/check.h"
+#include "sim/base/threads.h"
 
 namespace foretrain {
 
@@ -28,11 +28,10 @@ Result<std::unique_ptr<ThreadRun<T>>> ThreadRun<T>::create(const Workload& workl
 template <typename T>
 Result<double> ThreadRun<T>::step() {
   std::vector<Status> results(x_ranks.size(), ok_status());
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < x_ranks.size(); ++r) {
-    threads.emplace_back([this, r, &results] { results[r] = x_ranks[r]->step(); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  FT_TRY(all_at_once(x_ranks.size(), [this, &results](std::size_t r) {
+    results[r] = or_want([&] { return x_ranks[r]->step(); });
+    if (!results[r].ok()) x_transport->abort(results[r].error().message);
+  }));
   for (const Status& status : results) {
     if (!status.ok()) return status.error();
   }

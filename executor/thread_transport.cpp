@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <mutex>
 
 #include "executor/transport.h"
@@ -39,7 +40,8 @@ struct Rendezvous {
 
 struct Pending {
   MessageCall call;
-  bool* done = nullptr;
+  std::shared_ptr<bool[]> done;  ///< of all messages of one exchange, which may end in an exception
+  std::size_t index = 0;
 };
 struct Mailbox {
   std::mutex mutex;
@@ -71,7 +73,7 @@ class ThreadTransport : public Transport {
   }
 
   Status exchange(RankId self, std::span<const MessageCall> messages, Arrival*) override {
-    std::unique_ptr<bool[]> done = std::make_unique<bool[]>(messages.size());
+    const auto done = std::make_shared<bool[]>(messages.size());
     for (std::size_t i = 0; i < messages.size(); ++i) {
       const Channel& channel = x_workload.channels[messages[i].channel.index()];
       FT_CHECK((messages[i].send ? channel.source : channel.destination) == self,
@@ -79,7 +81,7 @@ class ThreadTransport : public Transport {
       Mailbox& box = x_channels[messages[i].channel.index()];
       const std::lock_guard lock(box.mutex);
       if (x_aborted) return failure();
-      (messages[i].send ? box.sends : box.receives).push_back({messages[i], &done[i]});
+      (messages[i].send ? box.sends : box.receives).push_back({messages[i], done, i});
       deliver(box);
     }
     for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -148,7 +150,7 @@ class ThreadTransport : public Transport {
       box.sends.pop_front();
       box.receives.pop_front();
       std::memcpy(receive.call.data, send.call.data, static_cast<std::size_t>(send.call.bytes));
-      *send.done = *receive.done = true;
+      send.done[send.index] = receive.done[receive.index] = true;
       box.changed.notify_all();
     }
   }

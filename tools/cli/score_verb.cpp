@@ -5,9 +5,11 @@
 #include <atomic>
 #include <cstdio>
 #include <ctime>
+#include <mutex>
+#include <new>
 
+#include "sim/base/threads.h"
 #include "tools/cli/verbs.h"
-#include "tools/predict/parallel.h"
 #include "tools/report/pages.h"
 #include "tools/score/fit_intervals.h"
 #include "tools/score/score.h"
@@ -28,12 +30,20 @@ std::string this_month() {
 std::vector<RowResult> score_all(const std::vector<Row>& rows, int threads, bool progress) {
   std::vector<RowResult> results(rows.size());
   std::atomic<std::size_t> done{0};
+  std::vector<std::size_t> again;  // what found no memory beside others
+  std::mutex mutex;
   const auto work = [&](std::size_t i) {
-    results[i] = score_row(rows[i]);
+    try {
+      results[i] = score_row(rows[i]);
+    } catch (const std::bad_alloc&) {
+      const std::lock_guard lock(mutex);
+      again.push_back(i);
+    }
     const std::size_t count = ++done;
     if (progress) std::fprintf(stderr, "\r%zu of %zu rows", count, rows.size());
   };
   in_parallel(rows.size(), work, static_cast<std::size_t>(threads));
+  for (const std::size_t i : again) results[i] = score_row(rows[i]);
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   return results;
 }
@@ -79,7 +89,7 @@ Status score(const ScoreArgs& args) {
   const bool taken =
       args.json == "-" || args.csv == "-" || args.fit_intervals == "-" || args.report == "-";
   if (args.quiet || taken) return ok_status();
-  return write_output("-", score_table(rows, results, static_cast<std::size_t>(args.worst)));
+  return print(false, score_table(rows, results, static_cast<std::size_t>(args.worst)));
 }
 
 }  // namespace foretrain

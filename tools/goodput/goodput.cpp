@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/base/threads.h"
 #include "sim/campaign/interval.h"
 #include "tools/goodput/campaign_plan.h"
-#include "tools/predict/parallel.h"
 #include "tools/report/report.h"
 
 namespace foretrain {

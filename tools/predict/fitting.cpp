@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "tools/predict/parallel.h"
+#include "sim/base/threads.h"
 #include "tools/predict/run_notes.h"
 
 namespace foretrain {

@@ -7,13 +7,13 @@
 
 #include "models/lower.h"
 #include "models/plan/expert_plan.h"
+#include "sim/base/threads.h"
 #include "sim/engine/account.h"
 #include "sim/engine/recorder.h"
 #include "sim/engine/step_ends.h"
 #include "sim/program/repeat.h"
 #include "sim/program/verify.h"
 #include "tools/predict/interval.h"
-#include "tools/predict/parallel.h"
 #include "tools/report/report.h"
 
 namespace foretrain {

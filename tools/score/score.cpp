@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <new>
+#include <set>
 
 #include "models/plan/keys/keys.h"
 #include "tools/predict/defaults.h"
@@ -79,10 +79,18 @@ double memory_by(const MemoryReport& memory, const std::string& metric) {
 
 Result<std::vector<Row>> read_rows(const std::vector<std::string>& paths) {
   std::vector<Row> rows;
+  std::set<std::filesystem::path> known;
+  const auto add = [&](const std::string& path) -> Status {
+    std::error_code none;
+    if (!known.insert(std::filesystem::weakly_canonical(path, none)).second) {
+      return input_error(path + ": is given twice, and its rows would count twice");
+    }
+    return add_rows(path, rows);
+  };
   for (const std::string& path : paths) {
     std::error_code problem;
     if (!std::filesystem::is_directory(path, problem)) {
-      FT_TRY(add_rows(path, rows));
+      FT_TRY(add(path));
       continue;
     }
     std::vector<std::string> files;
@@ -92,7 +100,7 @@ Result<std::vector<Row>> read_rows(const std::vector<std::string>& paths) {
     if (problem) return input_error(path + ": cannot be read: " + problem.message());
     if (files.empty()) return input_error(path + ": holds no .json file");
     std::sort(files.begin(), files.end());
-    for (const std::string& file : files) FT_TRY(add_rows(file, rows));
+    for (const std::string& file : files) FT_TRY(add(file));
   }
   return rows;
 }
@@ -148,7 +156,9 @@ Result<Prediction> predict_measured(const Row& row, const Run& run, const Predic
   return changed(sets);
 }
 
-RowResult score_unguarded(const Row& row) {
+}  // namespace
+
+RowResult score_row(const Row& row) {
   RowResult out;
   const auto refuse = [&out](const Error& error) {
     out.state = error.kind == ErrorKind::kUnsupported ? RowResult::State::kUnsupported
@@ -177,19 +187,6 @@ RowResult score_unguarded(const Row& row) {
   if (row.step_time_s > 0) out.time_error = out.step_time_s / row.step_time_s - 1;
   if (row.peak_memory_gib > 0) out.memory_error = out.peak_memory_gib / row.peak_memory_gib - 1;
   return out;
-}
-
-}  // namespace
-
-RowResult score_row(const Row& row) {
-  try {
-    return score_unguarded(row);
-  } catch (const std::bad_alloc&) {
-    RowResult out;
-    out.state = RowResult::State::kError;
-    out.reason = row.id + ": needs more memory than the machine gives";
-    return out;
-  }
 }
 
 ErrorStatistics statistics(const std::vector<double>& errors, const std::vector<double>& weights) {

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "models/plan/keys/keys.h"
-#include "tools/predict/parallel.h"
+#include "sim/base/threads.h"
 #include "tools/search/memory_bound.h"
 #include "tools/search/search_case.h"
 

@@ -1,0 +1,111 @@
+#include "sim/base/threads.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace foretrain {
+namespace {
+
+/// The first exception of several threads.
+class FirstException {
+ public:
+  void take() {
+    const std::lock_guard lock(x_mutex);
+    if (!x_first) x_first = std::current_exception();
+    x_any = true;
+  }
+  bool any() const { return x_any; }
+  void throw_again() const {
+    if (x_first) std::rethrow_exception(x_first);
+  }
+
+ private:
+  std::mutex x_mutex;
+  std::exception_ptr x_first;
+  std::atomic<bool> x_any{false};
+};
+
+/// Whether threads may begin what they were made for.
+class Gate {
+ public:
+  void open(bool go) {
+    x_state = go ? State::kGo : State::kStop;
+    x_state.notify_all();
+  }
+  bool pass() const {
+    x_state.wait(State::kClosed);
+    return x_state == State::kGo;
+  }
+
+ private:
+  enum class State : int { kClosed, kGo, kStop };
+  std::atomic<State> x_state{State::kClosed};
+};
+
+}  // namespace
+
+void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work,
+                 std::size_t threads) {
+  if (threads == 0) threads = std::max(1U, std::thread::hardware_concurrency());
+  std::atomic<std::size_t> next{0};
+  FirstException first;
+  const auto take = [&] {
+    try {
+      for (std::size_t i = next++; i < count && !first.any(); i = next++) work(i);
+    } catch (...) {
+      first.take();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    others.reserve(std::min(threads, count));
+    try {
+      while (others.size() + 1 < std::min(threads, count)) others.emplace_back(take);
+    } catch (const std::system_error&) {
+      // Those that are there do the work.
+    } catch (const std::bad_alloc&) {
+    }
+    take();
+  }
+  first.throw_again();
+}
+
+Status all_at_once(std::size_t count, const std::function<void(std::size_t)>& work) {
+  Gate gate;
+  FirstException first;
+  std::optional<Error> error;
+  {
+    std::vector<std::jthread> threads;
+    threads.reserve(count);
+    try {
+      for (std::size_t i = 0; i < count; ++i) {
+        threads.emplace_back([&, i] {
+          if (!gate.pass()) return;
+          try {
+            work(i);
+          } catch (...) {
+            first.take();
+          }
+        });
+      }
+    } catch (const std::system_error& reason) {
+      error = Error{std::to_string(count) + " threads are needed and the system gives " +
+                    std::to_string(threads.size()) + ": " + reason.code().message()};
+    } catch (const std::bad_alloc&) {
+      error = Error{kNoMemory};
+    }
+    gate.open(!error);
+  }
+  if (error) return *error;
+  first.throw_again();
+  return ok_status();
+}
+
+}  // namespace foretrain
