@@ -15,7 +15,7 @@ Status check_links(const Cluster& cluster, const std::string& source, const std:
   if (cluster.scale_up == ScaleUp::kFullMesh) needed = cluster.accelerators_per_node - 1;
   for (const std::int32_t extent : cluster.topology.dims) needed += extent > 1 ? 2 : 0;
   if (needed <= cluster.device.scale_up_links) return ok_status();
-  return input_error(source + ": " + pointer + ": scale_up " +
+  return input_error(place_in(source, pointer) + "scale_up " +
                      std::string(name_of(cluster.scale_up)) + " needs " + std::to_string(needed) +
                      " links a device (a peer each, or two an axis), and " + cluster.device.name +
                      " has scale_up_links " + std::to_string(cluster.device.scale_up_links) +
@@ -84,7 +84,7 @@ double rate_spread_of(const Cluster& cluster) {
 Status check_complete(const Cluster& cluster, const std::string& source,
                       const std::string& pointer) {
   const auto lacks = [&](std::string_view key) {
-    return input_error(source + ": " + pointer + ": without a preset a cluster needs \"" +
+    return input_error(place_in(source, pointer) + "without a preset a cluster needs \"" +
                        std::string(key) + "\"");
   };
   if (cluster.device.sm_count == 0) return lacks("device");
@@ -96,7 +96,7 @@ Status check_complete(const Cluster& cluster, const std::string& source,
                        "node with its links to each; see configs/clusters/dgx-1v.json");
   }
   if ((cluster.scale_up == ScaleUp::kTorus) != (cluster.topology.kind == TopologyKind::kTorus)) {
-    return input_error(source + ": " + pointer + ": scale_up is " +
+    return input_error(place_in(source, pointer) + "scale_up is " +
                        std::string(name_of(cluster.scale_up)) + " and network/topology is " +
                        std::string(name_of(cluster.topology.kind)) +
                        "; accepted: \"torus\" for both or for neither");
@@ -114,7 +114,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
                               const std::string& pointer, int depth) {
   if (const std::string* name = json.string()) return read_preset(*name, source, pointer, depth);
   if (json.object() == nullptr) {
-    return input_error(source + ": " + pointer + ": found " + describe(json) +
+    return input_error(place_in(source, pointer) + "found " + describe(json) +
                        "; accepted: a cluster's name, a path, or an object");
   }
   JsonReader reader(json, source, pointer);
@@ -125,7 +125,7 @@ Result<Cluster> read_at_depth(const Json& json, const std::string& source,
     if (reader.failed()) return reader.status().error();
     FT_ASSIGN(cluster, read_preset(preset, source, reader.pointer("preset"), depth));
   }
-  ignore_remarks(reader);
+  read_remarks(reader, "foretrain/cluster/1");
   if (const Json* device = reader.take("device")) {
     FT_ASSIGN(cluster.device,
               read_device(*device, source, reader.pointer("device"), cluster.device));

@@ -53,7 +53,7 @@ Result<DeviceSpec> read_fields(const Json& json, const std::string& source,
                                const std::string& pointer, const DeviceSpec& base = {}) {
   DeviceSpec device = base;
   JsonReader reader(json, source, pointer);
-  ignore_remarks(reader);
+  read_remarks(reader, "foretrain/device/1");
   if (base.sm_count == 0) require_all(reader);
   const bool nccl = reader.has("nccl_scale_up_gb_per_s");
   for (const DeviceKey& key : device_keys()) key.read(reader, device);
@@ -76,7 +76,7 @@ Result<DeviceSpec> read_at_depth(const Json& json, const std::string& source,
     return read_at_depth(preset.json, preset.source, "", {}, depth + 1);
   }
   if (json.object() == nullptr) {
-    return input_error(source + ": " + pointer + ": found " + describe(json) +
+    return input_error(place_in(source, pointer) + "found " + describe(json) +
                        "; accepted: a device's name, a path, or an object");
   }
   const Json* preset = json.find("preset");

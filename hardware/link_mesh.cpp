@@ -132,7 +132,7 @@ void count_exchange(const LinkMatrix& links, Members members, MeshUse& out) {
 }
 
 Error misread(const std::string& source, const std::string& pointer, const std::string& text) {
-  return input_error(source + ": " + pointer + ": " + text +
+  return input_error(place_in(source, pointer) + text +
                      "; accepted: a row for each accelerator of a node with its links to each, as "
                      "[[0, 2], [2, 0]]");
 }

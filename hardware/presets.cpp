@@ -47,7 +47,7 @@ Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
     const std::string which = near.empty() ? "; accepted: a path or one of " + joined(names)
                                            : " (did you mean \"" + near + "\"?); `foretrain list " +
                                                  std::string(folder) + "` lists them";
-    return input_error(source + ": " + pointer + ": no preset \"" + name + "\" in " +
+    return input_error(place_in(source, pointer) + "no preset \"" + name + "\" in " +
                        std::string(folder) + which);
   }
   FT_ASSIGN(Json json, parse_json(text, "preset " + name));
@@ -58,14 +58,15 @@ Result<NamedJson> load_base(std::string_view folder, const std::string& name,
                             const std::string& source, const std::string& pointer, int depth) {
   constexpr int kMostDepth = 8;
   if (depth >= kMostDepth) {
-    return input_error(source + ": " + pointer + ": presets build on each other without end at \"" +
+    return input_error(place_in(source, pointer) + "presets build on each other without end at \"" +
                        name + "\"");
   }
   return load_preset(folder, name, source, pointer);
 }
 
-void ignore_remarks(JsonReader& reader) {
-  for (const char* key : {"$schema", "schema", "sources", "figures_changed"}) reader.ignore(key);
+void read_remarks(JsonReader& reader, const std::string& expected) {
+  read_schema(reader, expected);
+  for (const char* key : {"sources", "figures_changed"}) reader.ignore(key);
 }
 
 std::string figures_changed(const std::string& folder, const std::string& name) {

@@ -31,8 +31,9 @@ Result<NamedJson> load_preset(std::string_view folder, const std::string& name,
 Result<NamedJson> load_base(std::string_view folder, const std::string& name,
                             const std::string& source, const std::string& pointer, int depth);
 
-/// Marks as known what a data file says of itself: `schema`, `sources`, `figures_changed`.
-void ignore_remarks(JsonReader& reader);
+/// Reads what a data file says of itself: `schema`, which must be `expected` ("foretrain/device/1")
+/// where there is one. Marks `sources` and `figures_changed` as known.
+void read_remarks(JsonReader& reader, const std::string& expected);
 
 /// `figures_changed` of such a file, the month in which its figures were last read or changed
 /// ("2026-11"); "" where it has none.

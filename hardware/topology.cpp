@@ -74,7 +74,7 @@ Status read_levels(const Json& json, const std::string& source, const std::strin
                    std::vector<NetworkLevel>& out) {
   const Json::Array* items = json.array();
   if (items == nullptr || items->empty() || items->size() > kMaxLevels) {
-    return input_error(source + ": " + pointer + ": found " + describe(json) +
+    return input_error(place_in(source, pointer) + "found " + describe(json) +
                        "; accepted: 1 to 3 levels, innermost first, each {\"nodes\", "
                        "\"oversubscription\", \"latency_us\"}");
   }
@@ -137,7 +137,7 @@ Status read_at_depth(const Json& json, const std::string& source, const std::str
     return read_preset(*name, source, pointer, topology, latency_us, depth);
   }
   if (json.object() == nullptr) {
-    return input_error(source + ": " + pointer + ": found " + describe(json) +
+    return input_error(place_in(source, pointer) + "found " + describe(json) +
                        "; accepted: a fabric's name, a path, or an object with \"kind\"");
   }
   JsonReader reader(json, source, pointer);
@@ -147,7 +147,7 @@ Status read_at_depth(const Json& json, const std::string& source, const std::str
     if (reader.failed()) return reader.status();
     FT_TRY(read_preset(preset, source, reader.pointer("preset"), topology, latency_us, depth));
   }
-  ignore_remarks(reader);
+  read_remarks(reader, "foretrain/fabric/1");
   reader.ignore("name");
   const TopologyKind before = topology.kind;
   reader.read_enum("kind", topology.kind, kind_names());

@@ -90,7 +90,7 @@ class NetworkReader {
   };
 
   Error fail(const std::string& pointer, const std::string& message) const {
-    return input_error(x_source + ": " + pointer + ": " + message);
+    return input_error(place_in(x_source, pointer) + message);
   }
 
   Status count(std::int64_t more, const std::string& pointer) {

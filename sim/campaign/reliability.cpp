@@ -192,8 +192,8 @@ Result<FailureModel> read_reliability(const Json& json, const std::string& sourc
                                       const std::string& pointer, JobUnits job) {
   FailureModel out;
   JsonReader reader(json, source, pointer);
-  for (const char* remark :
-       {"schema", "$schema", "name", "description", "sources", "figures_changed"}) {
+  read_schema(reader, "foretrain/reliability/1");
+  for (const char* remark : {"name", "description", "sources", "figures_changed"}) {
     reader.take(remark);
   }
   reader.read("nodes_per_rack", job.nodes_per_rack, JsonReader::IntRange{1, 1 << 20});

@@ -227,7 +227,8 @@ void overlay(Json& base, const Json& over, const std::string& origin, const std:
 Status lay_system(Run& run, const Json& file) {
   const std::string source = "system " + run.system;
   JsonReader reader(file, source, "");
-  for (const char* key : {"name", "description", "sources", "schema", "$schema"}) reader.take(key);
+  read_schema(reader, "foretrain/system/1");
+  for (const char* key : {"name", "description", "sources"}) reader.take(key);
   const Json* defaults = reader.take("defaults");
   const Json* by_architecture = reader.take("architectures");
   const Json* lacks = reader.take("lacks");
@@ -260,7 +261,7 @@ Status lay_software(Run& run, const Json& value, const std::string& source) {
   JsonReader reader(release->file, of, "");
   for (const char* key : {"name", "description", "system", "date", "versions", "found_by_date"})
     reader.take(key);
-  ignore_remarks(reader);
+  read_remarks(reader, "foretrain/software/1");
   const Json* defaults = reader.take("defaults");
   const Json* by_architecture = reader.take("architectures");
   const Json* lacks = reader.take("lacks");

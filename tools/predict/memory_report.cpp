@@ -59,7 +59,7 @@ Result<LibraryMemory> library_memory(const Run& run) {
     rules.read("retry_ms_per_gib", retry_ms, {0, 1e3});
     out.retry_per_gib = Time::from_us(1e3 * retry_ms);
   });
-  ignore_remarks(reader);
+  read_remarks(reader, "foretrain/kernels/1");
   FT_TRY(reader.finish());
   out.allocator.expandable = run.plan.expandable_segments;
   out.allocator.records_streams = run.plan.records_streams;

@@ -7,6 +7,7 @@
 #include "hardware/presets.h"
 #include "models/plan/keys/keys.h"
 #include "sim/base/assets.h"
+#include "sim/base/printable.h"
 #include "tools/predict/defaults.h"
 #include "tools/predict/divide.h"
 #include "tools/predict/kernel_defaults.h"
@@ -131,8 +132,9 @@ Status check_keys(const Json& json, const std::string& source) {
                        "here}, \"cluster\": {\"preset\": \"dgx-h100\", \"accelerators\": 64}}");
   }
   JsonReader reader(json, source, "");
-  for (const char* key : {"name", "model", "cluster", "system", "software", "profile", "campaign",
-                          "search", "$schema", "schema"}) {
+  read_schema(reader, "foretrain/run/1");
+  for (const char* key :
+       {"name", "model", "cluster", "system", "software", "profile", "campaign", "search"}) {
     reader.ignore(key);
     reader.take(key);
   }
@@ -461,6 +463,10 @@ Result<Run> resolve(const Json& json, const std::string& source,
       return input_error(source + ": /name: found " + describe(*name) + ", expected a text");
     }
     run.name = *name->string();
+    if (printable_line(run.name) != run.name) {
+      return input_error(source + ": /name: found " + describe(*name) +
+                         ", expected a text of one line, without control characters");
+    }
   }
   if (run.name.empty()) run.name = source;
   FT_ASSIGN(run.model, known.model != nullptr ? Result<Model>(*known.model)
