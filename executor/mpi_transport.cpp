@@ -18,6 +18,7 @@
 
 #include "executor/mpi_module.h"
 #include "sim/base/check.h"
+#include "sim/base/printable.h"
 
 namespace foretrain {
 namespace {
@@ -180,7 +181,7 @@ class MpiTransport : public Transport {
   /// Ends every process of the job.
   void abort(const std::string& reason) override {
     if (x_aborted.exchange(true)) return;
-    std::fprintf(stderr, "foretrain: %s\n", reason.c_str());
+    warn(reason);
     std::fflush(stderr);
     MPI_Abort(MPI_COMM_WORLD, 1);
   }

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "sim/base/printable.h"
+
 namespace foretrain {
 namespace {
 
@@ -314,7 +316,7 @@ void TcpMesh::read_all() {
 void TcpMesh::look_at_end(std::chrono::steady_clock::time_point now) {
   const std::lock_guard lock(x_mutex);
   if (std::chrono::duration<double>(now - x_failed_at).count() < x_ends_process) return;
-  std::fprintf(stderr, "foretrain: %s\n", x_reason.c_str());
+  warn(x_reason);
   std::fflush(stderr);
   _exit(1);
 }

@@ -9,6 +9,7 @@
 #include "executor/launch.h"
 #include "hardware/presets.h"
 #include "models/lower.h"
+#include "sim/base/printable.h"
 #include "sim/program/verify.h"
 
 namespace foretrain {
@@ -100,8 +101,7 @@ Result<Job> start_job(const HostRun& host, bool threads,
     FT_ASSIGN(job.exit_code, run_under_mpirun(job.ranks, arguments));
   } else if (start.by == By::kProcesses) {
     if (std::find(arguments.begin(), arguments.end(), "--quiet") == arguments.end()) {
-      std::fprintf(stderr, "foretrain: %s; going on with processes that TCP connects\n",
-                   start.note.c_str());
+      warn(start.note + "; going on with processes that TCP connects");
     }
     FT_ASSIGN(job.exit_code, run_as_processes(job.ranks, arguments));
   }

@@ -32,7 +32,8 @@ std::string states_of(const Profile& profile) {
 
 std::string profile_folder() {
   const char* data = std::getenv("XDG_DATA_HOME");
-  if (data != nullptr && *data != '\0') return std::string(data) + "/foretrain/profiles";
+  // A folder that is not absolute is to be ignored: XDG Base Directory Specification.
+  if (data != nullptr && *data == '/') return std::string(data) + "/foretrain/profiles";
   const char* home = std::getenv("HOME");
   if (home == nullptr || *home == '\0') return "";
   return std::string(home) + "/.local/share/foretrain/profiles";

@@ -9,6 +9,7 @@
 #include "executor/side_by_side.h"
 #include "hardware/hardware_cost_model.h"
 #include "models/lower.h"
+#include "sim/base/printable.h"
 #include "tools/calibrate/calibration.h"
 #include "tools/report/report.h"
 #include "tools/version.h"
@@ -202,9 +203,8 @@ Result<Validation> validate_here(HostRun& host, Job& job, const ValidateOptions&
   const Json here = identity_of(host);
   if (!same_machine(profile.machine, here)) {
     if (!profile.samples.empty() && job.speaks() && !options.quiet) {
-      std::fprintf(stderr,
-                   "foretrain: %s is of another machine or library; everything is measured anew\n",
-                   host.run.profile_source.c_str());
+      warn(host.run.profile_source +
+           " is of another machine or library; everything is measured anew");
     }
     profile = Profile{};
     profile.machine = here;

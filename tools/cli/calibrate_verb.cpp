@@ -6,6 +6,7 @@
 #include "executor/kernels.h"
 #include "executor/launch.h"
 #include "hardware/presets.h"
+#include "sim/base/printable.h"
 #include "tools/calibrate/calibration.h"
 #include "tools/calibrate/run_shapes.h"
 #include "tools/cli/verbs.h"
@@ -93,8 +94,7 @@ Status keep_beside(const std::string& path, bool quiet) {
   std::filesystem::copy_file(path, kept, std::filesystem::copy_options::overwrite_existing, error);
   if (error) return input_error(kept + ": " + error.message());
   if (!quiet) {
-    std::fprintf(stderr, "foretrain: %s is measured anew; the old one is %s (--resume goes on)\n",
-                 path.c_str(), kept.c_str());
+    warn(path + " is measured anew; the old one is " + kept + " (--resume goes on)");
   }
   return ok_status();
 }
@@ -265,10 +265,9 @@ Status calibrate(const CalibrateArgs& args) {
   if (!args.name.empty() && !args.quiet &&
       std::find(known.begin(), known.end(), args.name) == known.end()) {
     const std::string near = nearest_name(args.name, known);
-    std::fprintf(stderr,
-                 "foretrain: --name %s is no shipped device%s: a device file of your own "
-                 "must have that name\n",
-                 args.name.c_str(), near.empty() ? "" : (" (did you mean " + near + "?)").c_str());
+    warn("--name " + args.name + " is no shipped device" +
+         (near.empty() ? "" : " (did you mean " + near + "?)") +
+         ": a device file of your own must have that name");
   }
   FT_TRY(check_runs(args));
   FT_ASSIGN(const std::string device, device_name(args, cuda));

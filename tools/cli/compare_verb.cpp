@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "sim/base/file.h"
+#include "sim/base/printable.h"
 #include "tools/cli/verbs.h"
 #include "tools/compare/comparison.h"
 #include "tools/report/pages.h"
@@ -71,11 +72,10 @@ Status write_profile(const CompareArgs& args, const Comparison& found) {
             profile_of(side, other.run ? other.device : "", "foretrain compare " + side.source));
   FT_TRY(write_output(args.profile, dump_json(to_json(measured.profile)) + "\n"));
   if (args.quiet) return ok_status();
-  std::fprintf(stderr,
-               "foretrain: %s: %zu shapes of %lld calls; %lld calls of products and attention were "
-               "left out: their shapes, layouts or masks are not known\n",
-               args.profile.c_str(), measured.profile.samples.size(),
-               static_cast<long long>(measured.taken), static_cast<long long>(measured.left_out));
+  warn(args.profile + ": " + std::to_string(measured.profile.samples.size()) + " shapes of " +
+       std::to_string(measured.taken) + " calls; " + std::to_string(measured.left_out) +
+       " calls of products and attention were left out: their shapes, layouts or masks are not "
+       "known");
   return ok_status();
 }
 

@@ -3,6 +3,7 @@
 
 #include "executor/calibrate.h"
 #include "executor/kernels.h"
+#include "sim/base/printable.h"
 #include "tools/calibrate/host_run.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
@@ -177,12 +178,11 @@ Status execute(const ExecuteArgs& args) {
   if (job.speaks()) warn_of_idle_keys(args.quiet, host.run);
   for (const std::string& note : notes) {
     if (job.speaks() && !args.quiet) {
-      std::fprintf(stderr, "foretrain: --resume: %s\n", note.c_str());
+      warn("--resume: " + note);
     }
   }
   if (args.only.records && job.speaks() && !host.cuda.no_records.empty() && !args.quiet) {
-    std::fprintf(stderr, "foretrain: --records: %s; times are of CUDA events alone\n",
-                 host.cuda.no_records.c_str());
+    warn("--records: " + host.cuda.no_records + "; times are of CUDA events alone");
   }
   const std::int64_t first = options.host.training.first_step;
   FT_ASSIGN(Executed executed, execute_job(host, job, options));
@@ -192,7 +192,7 @@ Status execute(const ExecuteArgs& args) {
     written = write_files(args, host, job, executed, first);
     const bool taken = args.json == "-" || args.trace == "-" || args.timeline == "-";
     if (written.ok() && !args.quiet && !taken) {
-      written = write_output("-", report(host, job, executed, first) + states_text(executed, args));
+      written = print(false, report(host, job, executed, first) + states_text(executed, args));
     }
   }
   if (job.world.finish) job.world.finish();

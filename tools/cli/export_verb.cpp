@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "sim/base/printable.h"
 #include "tools/cli/verbs.h"
 #include "tools/import/export.h"
 
@@ -27,10 +28,10 @@ Status export_files(const ExportArgs& args) {
   }
   if (args.json.empty() && args.out.empty()) FT_TRY(write_output("-", exported.files.front().text));
   if (!args.quiet) {
-    std::fputs(export_text(exported).c_str(), stderr);
+    std::fputs(printable(export_text(exported)).c_str(), stderr);
     for (std::size_t i = 1; i < exported.files.size() && args.out.empty(); ++i) {
-      std::fprintf(stderr, "%s goes with it: --out FOLDER writes all files\n",
-                   exported.files[i].path.c_str());
+      const std::string path = printable_line(exported.files[i].path);
+      std::fprintf(stderr, "%s goes with it: --out FOLDER writes all files\n", path.c_str());
     }
   }
   if (!args.strict || exported.not_expressed.empty()) return ok_status();

@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "sim/base/json.h"
+#include "sim/base/printable.h"
 #include "tools/cli/verbs.h"
 #include "tools/import/import.h"
 
@@ -20,7 +21,7 @@ Status import_files(const ImportArgs& args) {
   const std::string run = dump_json(draft.run) + "\n";
   if (!args.out.empty()) FT_TRY(write_output(args.out, run));
   if (args.json.empty() && args.out.empty()) FT_TRY(write_output("-", run));
-  if (!args.quiet) std::fputs(import_text(draft).c_str(), stderr);
+  if (!args.quiet) std::fputs(printable(import_text(draft)).c_str(), stderr);
   if (!args.strict || draft.not_modelled.empty()) return ok_status();
   return Error{args.files.front() + ": " + std::to_string(draft.not_modelled.size()) +
                    " settings are not modelled, and --strict asks for all",

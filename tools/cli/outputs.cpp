@@ -12,9 +12,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where a path leads, if a file can stand there: devices and pipes may be written to twice.
-fs::path place_of(const std::string& path) {
+/// Where links lead to no file yet, the file that they would make.
+fs::path end_of_links(fs::path path) {
+  constexpr int kMostLinks = 40;
   std::error_code error;
+  for (int i = 0; i < kMostLinks && !fs::exists(path, error); ++i) {
+    if (!fs::is_symlink(fs::symlink_status(path, error))) break;
+    path = path.parent_path() / fs::read_symlink(path, error);
+  }
+  return path;
+}
+
+/// Where a path leads, if a file can stand there: devices and pipes may be written to twice.
+fs::path place_of(const std::string& name) {
+  std::error_code error;
+  const fs::path path = end_of_links(name);
   const fs::path place = fs::weakly_canonical(fs::absolute(path, error), error);
   const bool other = fs::exists(place, error) && !fs::is_regular_file(place, error);
   return other ? fs::path() : place;

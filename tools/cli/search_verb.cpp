@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "sim/base/printable.h"
 #include "tools/calibrate/calibration.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/pages.h"
@@ -18,7 +19,7 @@ SearchWatch watch_of(bool progress) {
   return [progress, told = -1.0](const SearchProgress& now) mutable {
     constexpr double kEvery = 0.25;
     if (progress && now.seconds - told > kEvery) {
-      std::fprintf(stderr, "\r\033[K%s", progress_text(now).c_str());
+      std::fprintf(stderr, "\r\033[K%s", printable_line(progress_text(now)).c_str());
       told = now.seconds;
     }
     return !interrupted();
@@ -96,7 +97,7 @@ Status search(SearchArgs& args) {
   const bool stdout_taken =
       args.json == "-" || args.csv == "-" || args.out == "-" || args.report == "-";
   if (!args.quiet && !stdout_taken) {
-    FT_TRY(write_output("-", search_text(result, options, kShown) + explained));
+    FT_TRY(print(false, search_text(result, options, kShown) + explained));
   }
   if (!result.plans.empty() || result.interrupted) return ok_status();
   return Error{args.run + ": no plan was found that fits" +

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "sim/base/file.h"
+#include "sim/base/printable.h"
 #include "tools/cli/verbs.h"
 #include "tools/goodput/bill.h"
 #include "tools/predict/fitting.h"
@@ -17,13 +18,13 @@
 namespace foretrain {
 
 Status print(bool quiet, const std::string& text) {
-  return quiet ? ok_status() : write_output("-", text);
+  return quiet ? ok_status() : write_output("-", printable(text));
 }
 
 void warn_of_idle_keys(bool quiet, const Run& run) {
   if (quiet) return;
   for (const std::string& line : idle_keys(run)) {
-    std::fprintf(stderr, "foretrain: warning: %s: %s\n", run.source.c_str(), line.c_str());
+    warn("warning: " + run.source + ": " + line);
   }
 }
 
@@ -112,11 +113,10 @@ Status simulate(const SimulateArgs& args) {
                             args.files.trace == "-" || args.files.timeline == "-";
   if (!args.quiet && !stdout_taken) {
     const std::string report = text_report(run, prediction);
-    FT_TRY(write_output("-", report + (bill ? text_of(*bill) : "")));
-    if (!args.files.trace.empty()) {
-      std::printf("Trace: %s (open it at https://ui.perfetto.dev or chrome://tracing)\n",
-                  args.files.trace.c_str());
-    }
+    const std::string viewers = "(open it at https://ui.perfetto.dev or chrome://tracing)";
+    const std::string trace =
+        args.files.trace.empty() ? "" : "Trace: " + args.files.trace + " " + viewers + "\n";
+    FT_TRY(print(false, report + (bill ? text_of(*bill) : "") + trace));
   }
   return check_conditions(args.conditions, run, prediction);
 }

@@ -193,7 +193,7 @@ std::vector<std::string> read_with(const std::vector<Output>& outputs, const std
 std::vector<std::string> read_with_rows(const std::vector<Output>& outputs,
                                         const std::vector<std::string>& rows);
 
-/// Writes `text` to stdout unless `quiet`.
+/// Writes `text` to stdout unless `quiet`. What a terminal would obey is written out.
 Status print(bool quiet, const std::string& text);
 
 /// Warns on stderr, unless `quiet`, of what the RUN sets without an effect.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/base/printable.h"
 #include "tools/compare/comparison.h"
 #include "tools/report/report.h"
 
@@ -94,20 +95,13 @@ Json side_json(const Side& side) {
   return out;
 }
 
-/// Without bytes that drive a terminal.
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return text;
-}
-
 std::string side_text(const char* letter, const Side& side) {
-  std::string out = std::string(letter) + "  " + side.source + " (" +
+  std::string out = std::string(letter) + "  " + printable_line(side.source) + " (" +
                     std::string(name_of(side.kind)) + ")\n   step " +
                     seconds_text(side.time.step_s) + ", " + count_text(side.ranks) +
                     (side.ranks == 1 ? " rank" : " ranks");
-  out +=
-      " of " + (side.device.empty() ? std::string("a device that it does not name") : side.device);
+  out += " of " + (side.device.empty() ? std::string("a device that it does not name")
+                                       : printable_line(side.device));
   if (side.measured()) {
     out += "; mean of " + count_text(side.steps) + (side.steps == 1 ? " step" : " steps") + " on " +
            count_text(side.ranks_read) + (side.ranks_read == 1 ? " rank" : " ranks");
@@ -209,11 +203,11 @@ std::string comparison_text(const Comparison& c) {
       constexpr std::size_t kShown = 60;
       out += "  " + to_right(seconds_text(kernel.seconds), kNumber) +
              to_right(fixed(kernel.count, 0), 7) + "  " + kernel.family + "  " +
-             printable(kernel.name.substr(0, kShown)) + "\n";
+             printable_line(kernel.name.substr(0, kShown)) + "\n";
     }
   }
   if (!c.findings.empty()) out += "\n";
-  for (const std::string& finding : c.findings) out += "  - " + finding + "\n";
+  for (const std::string& finding : c.findings) out += "  - " + printable_line(finding) + "\n";
   for (const std::string& note : c.notes) out += "Note: " + note + "\n";
   for (const std::string& note : c.a.notes) out += "Note: A: " + note + "\n";
   if (!both) return out;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "models/plan/keys/keys.h"
+#include "sim/base/printable.h"
 #include "tools/import/frameworks.h"
 #include "tools/import/kinds.h"
 #include "tools/import/launch_words.h"
@@ -324,20 +325,21 @@ Json import_json(const Draft& draft) {
 std::string import_text(const Draft& draft) {
   std::string out = "Translated\n";
   for (const Translation& one : draft.translated) {
-    out += "  " + one.from + "  ->  " + one.to + " = " + dump_json(one.value, -1) + "\n";
+    out += "  " + printable_line(one.from) + "  ->  " + printable_line(one.to) + " = " +
+           dump_json(one.value, -1) + "\n";
   }
   if (!draft.no_effect.empty()) {
     out += "Without effect on speed and memory\n";
-    for (const std::string& one : draft.no_effect) out += "  " + one + "\n";
+    for (const std::string& one : draft.no_effect) out += "  " + printable_line(one) + "\n";
   }
   if (!draft.unresolved.empty()) {
     out += "UNRESOLVED: only running it, or you, can tell\n";
-    for (const std::string& one : draft.unresolved) out += "  " + one + "\n";
+    for (const std::string& one : draft.unresolved) out += "  " + printable_line(one) + "\n";
   }
   if (!draft.not_modelled.empty()) {
     out += "NOT MODELLED: the prediction is without these\n";
     for (const NotModelled& one : draft.not_modelled) {
-      out += "  " + one.from + ": " + one.why + "\n";
+      out += "  " + printable_line(one.from) + ": " + printable_line(one.why) + "\n";
     }
   }
   return out;

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdio>
 
+#include "sim/base/printable.h"
+
 namespace foretrain {
 namespace {
 
@@ -67,19 +69,18 @@ Extent extent_of(const std::vector<Dot>& points, double Dot::*of) {
   return out;
 }
 
-/// JSON inside a script element must not end it.
-std::string in_script(std::string text) {
-  for (std::size_t i = text.find("</"); i != std::string::npos; i = text.find("</", i + 3)) {
-    text.replace(i, 2, "<\\/");
-  }
-  return text;
+/// JSON inside a script element must neither end it nor open a comment in it: it has no "<".
+std::string in_script(const std::string& text) {
+  std::string out;
+  for (const char c : text) out += c == '<' ? "\\u003c" : std::string(1, c);
+  return out;
 }
 
 }  // namespace
 
 std::string escaped(const std::string& text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : printable(text)) {
     switch (c) {
       case '<':
         out += "&lt;";
@@ -92,6 +93,9 @@ std::string escaped(const std::string& text) {
         break;
       case '"':
         out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
         break;
       default:
         out += c;

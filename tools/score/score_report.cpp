@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 
+#include "sim/base/printable.h"
 #include "tools/report/report.h"
 #include "tools/score/fit_intervals.h"
 #include "tools/score/ranking.h"
@@ -206,12 +207,6 @@ Json ranking_json(const std::vector<Row>& rows, const std::vector<RowResult>& re
   return Json(std::move(out));
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return out + "\"";
-}
-
 }  // namespace
 
 std::string score_table(const std::vector<Row>& rows, const std::vector<RowResult>& results,
@@ -245,7 +240,7 @@ std::string score_table(const std::vector<Row>& rows, const std::vector<RowResul
     for (const auto& [reason, count] : why) sorted.emplace_back(count, reason);
     std::sort(sorted.rbegin(), sorted.rend());
     for (const auto& [count, reason] : sorted) {
-      out += cell(std::to_string(count), 6) + "  " + reason + "\n";
+      out += cell(std::to_string(count), 6) + "  " + printable_line(reason) + "\n";
     }
   }
   out += assumed_lines(results);
@@ -325,11 +320,11 @@ std::string score_csv(const std::vector<Row>& rows, const std::vector<RowResult>
     };
     const bool time = rows[i].step_time_s > 0;
     const bool memory = rows[i].peak_memory_gib > 0;
-    out += quoted(rows[i].id) + "," + quoted(rows[i].group) + "," + name_of(r.state) + "," +
+    out += csv_cell(rows[i].id) + "," + csv_cell(rows[i].group) + "," + name_of(r.state) + "," +
            number(ok, r.step_time_s) + "," + number(time, rows[i].step_time_s) + "," +
            number(ok && time, r.time_error) + "," + number(ok, r.peak_memory_gib) + "," +
            number(memory, rows[i].peak_memory_gib) + "," + number(ok && memory, r.memory_error) +
-           "," + quoted(r.reason) + "," + quoted(sets_text(r.assumed)) + "\n";
+           "," + csv_cell(r.reason) + "," + csv_cell(sets_text(r.assumed)) + "\n";
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "sim/base/printable.h"
 #include "tools/report/report.h"
 
 namespace foretrain {
@@ -152,7 +153,7 @@ std::string search_text(const SearchResult& result, const SearchOptions& options
   }
   if (result.plans.empty() && !result.reasons.empty()) {
     out += "\nWhat most often refuses a plan\n";
-    for (const std::string& reason : result.reasons) out += "  " + reason + "\n";
+    for (const std::string& reason : result.reasons) out += "  " + printable_line(reason) + "\n";
   }
   return out + certificate_text(result);
 }
@@ -194,13 +195,11 @@ std::string search_csv(const SearchResult& result) {
   for (const FoundPlan& plan : result.plans) {
     std::string changes;
     for (const std::string& set : sets_of(plan)) changes += (changes.empty() ? "" : " ") + set;
-    std::string quoted;
-    for (const char c : changes) quoted += c == '"' ? "\"\"" : std::string(1, c);
     char line[256];
-    std::snprintf(line, sizeof line, "%.6g,%.6g,%.4f,%.3f,%.6g,%s,%lld,", plan.iteration_time_s,
-                  plan.tokens_per_s, plan.mfu, plan.memory.peak_gib, plan.cost,
-                  plan.cluster.c_str(), static_cast<long long>(plan.accelerators));
-    out += line + ("\"" + quoted + "\"\n");
+    std::snprintf(line, sizeof line, "%.6g,%.6g,%.4f,%.3f,%.6g,", plan.iteration_time_s,
+                  plan.tokens_per_s, plan.mfu, plan.memory.peak_gib, plan.cost);
+    out += line + csv_cell(plan.cluster) + "," + std::to_string(plan.accelerators) + "," +
+           csv_cell(changes) + "\n";
   }
   return out;
 }
