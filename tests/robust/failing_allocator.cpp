@@ -1,0 +1,65 @@
+#include "tests/robust/failing_allocator.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace foretrain {
+namespace {
+
+std::atomic<long> calls{0};
+std::atomic<long> failing{0};
+std::atomic<bool> goes_on{false};
+
+bool fails() {
+  const long call = ++calls;
+  const long nth = failing;
+  return nth > 0 && (goes_on ? call >= nth : call == nth);
+}
+
+void* allocate(std::size_t size, std::size_t alignment) {
+  if (fails()) return nullptr;
+  if (alignment <= __STDCPP_DEFAULT_NEW_ALIGNMENT__) return std::malloc(size == 0 ? 1 : size);
+  return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+void* allocate_or_throw(std::size_t size, std::size_t alignment) {
+  void* const out = allocate(size, alignment);
+  if (out == nullptr) throw std::bad_alloc();
+  return out;
+}
+
+}  // namespace
+
+void fail_allocation(long nth, bool lasting) {
+  failing = 0;
+  calls = 0;
+  goes_on = lasting;
+  failing = nth;
+}
+
+long allocations() { return calls; }
+
+}  // namespace foretrain
+
+using foretrain::allocate;
+using foretrain::allocate_or_throw;
+
+void* operator new(std::size_t size) { return allocate_or_throw(size, 1); }
+void* operator new[](std::size_t size) { return allocate_or_throw(size, 1); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return allocate_or_throw(size, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t size, std::align_val_t alignment) {
+  return allocate_or_throw(size, static_cast<std::size_t>(alignment));
+}
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return allocate(size, 1); }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return allocate(size, 1); }
+void operator delete(void* at) noexcept { std::free(at); }
+void operator delete[](void* at) noexcept { std::free(at); }
+void operator delete(void* at, std::size_t) noexcept { std::free(at); }
+void operator delete[](void* at, std::size_t) noexcept { std::free(at); }
+void operator delete(void* at, std::align_val_t) noexcept { std::free(at); }
+void operator delete[](void* at, std::align_val_t) noexcept { std::free(at); }
+void operator delete(void* at, std::size_t, std::align_val_t) noexcept { std::free(at); }
+void operator delete[](void* at, std::size_t, std::align_val_t) noexcept { std::free(at); }
