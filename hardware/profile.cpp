@@ -308,6 +308,10 @@ Result<Profile> read_profile(const Json& json, const std::string& source) {
   reader.read("schema", schema);
   if (const Json* machine = reader.require("machine", "an object: what was measured")) {
     out.machine = *machine;
+    if (machine->object() == nullptr) {
+      reader.fail("machine",
+                  "found " + describe(*machine) + ", expected an object: what was measured");
+    }
   }
   const Json* samples = reader.require("samples", "a list of samples");
   reader.ignore("fits");

@@ -186,6 +186,13 @@ TEST(Hostile, PlacesOfFaultsAreNamed) {
   }
 }
 
+TEST(Hostile, ProfilesSayOfWhatTheyAre) {
+  const Workplace place;
+  place.write("p.json", R"({"schema": "foretrain/profile/2", "machine": 0, "samples": []})");
+  expect_refused(place, place.run({"simulate", "gpt-small-host", "--profile", "p.json"}),
+                 {"p.json: /machine: found 0, expected an object"}, {"p.json"});
+}
+
 TEST(Hostile, RowsAreCountedOnce) {
   const Workplace place;
   place.write("rows.json", R"([{"id": "a", "run": {"model": "gpt2"}, "measured": {}}])");
