@@ -273,22 +273,24 @@ Status add_gemm(const DeviceSpec& device, const Attention& work, std::int64_t m,
 /// The matrices that an unfused attention, or a step of one, multiplies: rows of the scores times
 /// heads, columns times heads.
 std::vector<std::array<std::int64_t, 3>> products_of(const Attention& w) {
-  const std::array<std::int64_t, 3> scores = {w.q_len, w.kv_len, w.head_dim};
-  const std::array<std::int64_t, 3> rows = {w.q_len, w.head_dim, w.kv_len};
-  const std::array<std::int64_t, 3> columns = {w.kv_len, w.head_dim, w.q_len};
+  const std::int64_t q = w.q_len, kv = w.kv_len, keys = w.head_dim, values = w.value_width();
   switch (w.step) {
     case AttentionStep::kWhole:
-      if (w.backward) return {scores, columns, rows, columns};  // d P, d V, d Q, d K
-      return {scores, rows};
+      // d P, d V, d Q, d K
+      if (w.backward) return {{q, kv, values}, {kv, values, q}, {q, keys, kv}, {kv, keys, q}};
+      return {{q, kv, keys}, {q, values, kv}};
     case AttentionStep::kScores:
+      return {{q, kv, keys}};
     case AttentionStep::kProbabilityGradient:
-      return {scores};
+      return {{q, kv, values}};
     case AttentionStep::kValues:
+      return {{q, values, kv}};
     case AttentionStep::kQueryGradient:
-      return {rows};
+      return {{q, keys, kv}};
     case AttentionStep::kValueGradient:
+      return {{kv, values, q}};
     case AttentionStep::kKeyGradient:
-      return {columns};
+      return {{kv, keys, q}};
     case AttentionStep::kSoftmax:
       return {};
   }

@@ -36,7 +36,7 @@ Attention ContextParts::core(bool backward) const {
   a.documents = x_plan.documents;
   a.kernel = x_plan.attention;
   a.dtype = x_plan.precision.attention();
-  a.plain = x_plan.plain_products;
+  a.plain = x_plan.stored_scores.plain_products;
   if (x_plan.tensor > 1) a.heads_split_over = x_tensor;
   if (x_plan.recompute.parts > 1 && (a.dropout > 0 || a.alibi)) {
     a.head_part = static_cast<std::int32_t>(x_part);

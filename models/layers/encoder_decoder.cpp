@@ -135,7 +135,7 @@ class CrossWriter : MemoryWriter {
     out.dropout = x_dropout.attention;
     out.kernel = x_plan.attention;
     out.dtype = x_plan.precision.attention();
-    out.plain = x_plan.plain_products;
+    out.plain = x_plan.stored_scores.plain_products;
     return out;
   }
 

@@ -141,10 +141,12 @@ Ref parameter_ref(const ParameterLayouts& layouts, const std::string& name, std:
 }
 
 DropoutRates dropout_of(const Model& model, const Plan& plan) {
-  const auto rate = [&plan](double of_model) {
+  const bool of_gpt =
+      plan.attention == AttentionKernel::kUnfused && !model.is_latent() && !model.attention.sinks;
+  const auto rate = [&plan, of_gpt](double of_model) {
     if (plan.dropout >= 0) return plan.dropout;
     if (of_model >= 0) return of_model;
-    return plan.attention == AttentionKernel::kUnfused ? 0.1 : 0.0;
+    return of_gpt ? 0.1 : 0.0;
   };
   return {rate(model.hidden_dropout), rate(model.attention_dropout)};
 }

@@ -317,8 +317,9 @@ void check_expert_kernels(const Model& model, const Plan& plan, Violations& out)
     out.unsupported("model/num_nextn_predict_layers",
                     "multi-token prediction with tied embeddings is not modelled yet");
   }
-  if (plan.attention == AttentionKernel::kUnfused && model.is_latent()) {
-    out.unsupported("kernels/attention", "unfused latent attention is not modelled yet");
+  if (plan.attention == AttentionKernel::kUnfused && model.is_latent() && plan.context > 1) {
+    out.unsupported("kernels/attention",
+                    "unfused latent attention over context ranks is not modelled yet");
   }
 }
 

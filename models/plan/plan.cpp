@@ -119,7 +119,8 @@ class PlanDeriver {
   void derive_kernels() {
     Plan& p = x_plan;
     p.attention = attention_of(x_request);
-    p.plain_products = x_request.plain_products && p.attention == AttentionKernel::kUnfused;
+    p.stored_scores.plain_products =
+        x_request.plain_products && p.attention == AttentionKernel::kUnfused;
     if (x_request.context_exchange) p.context_exchange = *x_request.context_exchange;
     if (x_request.compile) p.fusion = Fusion::kCompiled;
     // XLA and Inductor assign the layouts of convolutions themselves, by what the device reads.

@@ -284,6 +284,15 @@ struct LossPlan {
   bool operator==(const LossPlan&) const = default;
 };
 
+/// Scores of attention that are stored.
+struct StoredScores {
+  bool plain_products = false;  ///< the products run off the tensor cores
+  /// Kinds of attention that a release's fused kernels do not have: one more logit a head, queries
+  /// wider than values.
+  bool of_sinks = false, of_latent = false;
+  bool operator==(const StoredScores&) const = default;
+};
+
 struct Plan {
   std::int64_t accelerators = 1, tensor = 1, pipeline = 1, virtual_pipeline = 1, context = 1;
   std::int64_t data = 1;  ///< ranks of a stage that hold the same: data- times context-parallel
@@ -328,9 +337,9 @@ struct Plan {
   Overlap overlap;
   HostWaits host_waits = HostWaits::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;
+  StoredScores stored_scores;
   bool separate_projections = false;  ///< q, k and v, a gated MLP's halves are linears of their own
   bool channels_first = false;  ///< order of images in memory: models/layers/network_block.cpp
-  bool plain_products = false;  ///< an unfused attention's run off the tensor cores
   Fusion fusion = Fusion::kFused;
   LossPlan loss;
   ContextExchange context_exchange = ContextExchange::kRing;

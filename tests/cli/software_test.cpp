@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "hardware/presets.h"
+#include "models/layers/layer.h"
 #include "tests/cli/run_command.h"
 #include "tools/predict/defaults.h"
 #include "tools/score/score.h"
@@ -82,6 +83,43 @@ TEST(Software, SaysWhatAReleaseHasNot) {
   ASSERT_TRUE(cut.ok()) << cut.error().message;
   EXPECT_TRUE(says(cut.value(), "expert_tensor"));
   EXPECT_EQ(unlike_release(cut.value()).size(), 1U);
+}
+
+/// A model on eight accelerators of a preset.
+Result<Run> attention_with(const std::string& model, const std::string& cluster,
+                           const std::string& more) {
+  const std::string text = R"({"batch": {"global": 8, "micro": 1}, "parallel": {"expert": 8}, )"
+                           R"("model": ")" +
+                           model + R"(", "cluster": {"preset": ")" + cluster +
+                           R"(", "accelerators": 8})" + more + "}";
+  return resolve_run(parse_json(text, "run.json").value(), "run.json", {});
+}
+
+// What a release's fused kernels lack is taken as unfused, unless the RUN says otherwise.
+TEST(Software, StoresScoresWhereNoFusedKernelHasTheAttention) {
+  const auto kernel = [](const auto& run) {
+    EXPECT_TRUE(run.ok()) << (run.ok() ? "" : run.error().message);
+    return run.value().plan.attention;
+  };
+  const std::string spring = R"(, "software": "nemo-25.04")";
+  const auto latent = attention_with("deepseek-v2", "gb200-nvl72", spring);
+  EXPECT_EQ(kernel(latent), AttentionKernel::kUnfused);
+  EXPECT_TRUE(says(latent.value(),
+                   "kernels.attention: unfused, as software nemo-25.04 on blackwell has no fused "
+                   "kernel for latent attention"));
+  // The dropout of GPT's time does not come with it.
+  EXPECT_EQ(dropout_of(latent.value().model, latent.value().plan).attention, 0);
+  EXPECT_NE(kernel(attention_with("deepseek-v2", "dgx-h100", spring)), AttentionKernel::kUnfused);
+  EXPECT_NE(kernel(attention_with("qwen3-30b-a3b", "gb200-nvl72", spring)),
+            AttentionKernel::kUnfused);
+  EXPECT_NE(kernel(attention_with("deepseek-v2", "gb200-nvl72", R"(, "software": "nemo-25.11")")),
+            AttentionKernel::kUnfused);
+  EXPECT_NE(kernel(attention_with("deepseek-v2", "gb200-nvl72",
+                                  spring + R"(, "kernels": {"attention": "cudnn"})")),
+            AttentionKernel::kUnfused);
+  const auto sinks = attention_with("gpt-oss-20b", "dgx-h100", R"(, "software": "nemo-25.09")");
+  EXPECT_EQ(kernel(sinks), AttentionKernel::kUnfused);
+  EXPECT_TRUE(says(sinks.value(), "software nemo-25.09 has no fused kernel for attention sinks"));
 }
 
 // Every file is of a system there is, and its keys can be laid over the system's.

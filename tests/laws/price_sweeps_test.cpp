@@ -260,6 +260,24 @@ TEST(PriceSweeps, HeadsArePaddedToTheKernels) {
   EXPECT_DOUBLE_EQ(seconds(40), seconds(64));
 }
 
+// Queries wider than values: where scores are stored one of two products is narrower forward, two
+// of four backward, and no pass over the scores is.
+TEST(PriceSweeps, StoredScoresMultiplyValuesAsWideAsTheyAre) {
+  const DeviceSpec device = read_device(Json("gb200-186gb"), "test", "").value();
+  for (const bool backward : {false, true}) {
+    const auto microseconds = [&](std::int64_t keys, std::int64_t values) {
+      Attention work = heads_of(AttentionKernel::kUnfused, backward, false, DType::kBf16);
+      work.q_len = work.kv_len = 4096;
+      work.head_dim = keys;
+      work.value_dim = values;
+      return attention_cost(device, work, nullptr).value().duration.us();
+    };
+    const double wide = microseconds(256, 256), narrow = microseconds(128, 128);
+    EXPECT_LT(narrow, wide);
+    EXPECT_NEAR(microseconds(256, 128), (wide + narrow) / 2, 0.05 * wide) << backward;
+  }
+}
+
 // An odd sample (4096 x 4096 x 7168 on B200, 1.4 times the law) makes no larger product cheaper.
 TEST(PriceSweeps, AnOddSampleFades) {
   const DeviceSpec device = read_device(Json("b200-sxm-180gb"), "test", "").value();

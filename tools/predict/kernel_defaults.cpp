@@ -20,6 +20,34 @@ bool is_users_key(const Run& run, const char* pointer) {
   return origin != run.origins.end() && is_users(origin->second);
 }
 
+/// What of the model's attention the release's fused kernels do not have; "" if they have all.
+std::string lacking_kind(const Model& model, const Plan& plan) {
+  if (plan.stored_scores.of_latent && model.is_latent()) return "latent attention";
+  return plan.stored_scores.of_sinks && model.attention.sinks ? "attention sinks" : "";
+}
+
+/// Who says so.
+std::string origin_above(const Run& run, std::string pointer) {
+  while (!pointer.empty()) {
+    const auto origin = run.origins.find(pointer);
+    if (origin != run.origins.end()) return origin->second;
+    pointer.resize(pointer.rfind('/'));
+  }
+  return "the run";
+}
+
+/// Scores are stored where no fused kernel of the release has the model's attention. Parts of
+/// sequences on context ranks have no other kernel.
+bool store_scores(Run& run, const Plan& plan, Json& kernels) {
+  const std::string kind = lacking_kind(run.model, plan);
+  if (kind.empty() || plan.context > 1) return false;
+  kernels.set("attention", Json("unfused"));
+  const std::string who = origin_above(run, "/kernels/fused_attention_lacks");
+  run.origins["/kernels/attention"] = who;
+  run.notes.push_back("kernels.attention: unfused, as " + who + " has no fused kernel for " + kind);
+  return true;
+}
+
 }  // namespace
 
 bool derive_attention(Run& run, const Plan& plan) {
@@ -27,8 +55,10 @@ bool derive_attention(Run& run, const Plan& plan) {
   const DeviceSpec& device = run.cluster.device;
   const DType type = plan.precision.compute;
   if (kernels == nullptr || run.model.is_network()) return false;
-  if (is_users_key(run, "/kernels/attention") || is_users_key(run, "/kernels/flash")) return false;
+  if (is_users_key(run, "/kernels/attention")) return false;
   if (plan.attention == AttentionKernel::kUnfused) return false;
+  if (store_scores(run, plan, *kernels)) return true;
+  if (is_users_key(run, "/kernels/flash")) return false;
   if (has_attention(device, plan.attention, type)) return false;
   const char* const instead =
       has_attention(device, AttentionKernel::kFlash, type) ? "flash" : "unfused";

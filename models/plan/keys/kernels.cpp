@@ -8,6 +8,17 @@ const Sets& in_fp8() {
   return sets;
 }
 
+const Sets& of_latent_attention() {
+  static const Sets sets = {"model.preset=deepseek-v2", "model.num_hidden_layers=4",
+                            "parallel.pipeline=1", "parallel.tensor=1", "parallel.expert=8"};
+  return sets;
+}
+
+/// Whether fused kernels are asked for and none of the model's attention is among what they lack.
+bool has_fused_attention(const KeyContext& c) {
+  return !c.model.is_latent() && !c.model.attention.sinks;
+}
+
 PlanKey::Idle if_not_by_tensor(std::string value) {
   PlanKey::Idle out;
   out.why = "nothing is in fp8 with one scale for a matrix";
@@ -53,6 +64,17 @@ PlanKeys attention_keys() {
           .fallback_to("newest")
           .says("The generation of flash attention.")
           .probe("flash1"),
+      PlanKey::names("kernels.fused_attention_lacks", {"sinks", "latent"},
+                     [](Request& r, std::size_t index) {
+                       static constexpr bool StoredScores::*kKinds[] = {&StoredScores::of_sinks,
+                                                                        &StoredScores::of_latent};
+                       r.plan.stored_scores.*kKinds[index] = true;
+                     })
+          .else_("none")
+          .says("Kinds of attention that a release's fused kernels do not have: where nothing else "
+                "is said such models store their scores.")
+          .probe("[\"latent\"]", of_latent_attention())
+          .idle_if(has_fused_attention, "the model's attention is none that such kernels lack"),
       PlanKey::choice<int>("kernels.attention_products", {"tensor-cores", "plain"},
                            [](Request& r, int v) { r.plain_products = v == 1; })
           .fallback_to("tensor-cores")
