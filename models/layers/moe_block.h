@@ -128,11 +128,13 @@ class MoeBlock : public Block {
   bool cast_first() const { return x_plan.experts.cast_first && group_size() > 1; }
   /// Products in low precision take multiples of 16 or 32 rows an expert: Transformer Engine's
   /// grouped linears get them, and give their results back, by passes over all rows. HybridEP pads
-  /// on the way.
+  /// on the way, and a capacity that is such a multiple needs no padding.
   bool pads() const {
+    constexpr std::int64_t kRowsOfProducts = 32;
     const ExpertPlan& p = x_plan.experts;
+    const bool fits = p.routing == Routing::kCapacity && x_sizes.per_expert % kRowsOfProducts == 0;
     return x_plan.precision.low() && !p.single_kernel && p.dispatcher != Dispatcher::kHybridEp &&
-           !cast_first();
+           !cast_first() && !fits;
   }
   Ref padded(SegmentWriter& w, const std::string& name, const Ref& rows);
   /// Tokens of experts with a capacity are picked, and their results joined, by products with dense
