@@ -347,6 +347,17 @@ std::string name_of(const Coordinates& at) {
          ", pipeline " + std::to_string(at.pipeline);
 }
 
+Status lowerable(const Model& model, const Plan& plan) {
+  constexpr std::int64_t kMostPasses = 1'000'000;
+  const std::int64_t layers = model.layers / plan.pipeline;
+  if (plan.microbatches() * layers <= kMostPasses / plan.forwards) return ok_status();
+  return input_error(
+      "/batch/global: " + std::to_string(plan.microbatches()) + " microbatches through " +
+      std::to_string(layers) +
+      " layers of a stage are more than a million layer passes, each of which has to "
+      "be looked at here; take fewer sequences");
+}
+
 Workload lower(const Model& model, const Plan& plan) { return Lowering(model, plan).run(); }
 
 }  // namespace foretrain

@@ -33,6 +33,11 @@ ExpertCoordinates expert_coordinates(const Plan& plan, const Coordinates& at);
 /// "tensor 3, data 0, pipeline 7".
 std::string name_of(const Coordinates& at);
 
+/// Refuses steps whose Programs would fill memory: a pass of a layer takes about 10 kB, and a
+/// million of them is the most.
+Status lowerable(const Model& model, const Plan& plan);
+
+/// The Programs of a step, and what each rank's slots are. `lowerable` is to be asked first.
 Workload lower(const Model& model, const Plan& plan);
 
 }  // namespace foretrain

@@ -316,12 +316,12 @@ class PlanDeriver {
       refuse("batch/sequence", text(p.sequence_length) + " is longer than the model's " +
                                    text(x_model.positions) + " positions");
     }
-    // A pass of a layer takes about 10 kB of Program.
-    constexpr std::int64_t kMostPasses = 1'000'000;
+    // The passes of a stage are listed, with some 20 bytes each.
+    constexpr std::int64_t kMostPasses = 100'000'000;
     if (p.microbatches() * x_model.layers / p.pipeline > kMostPasses / p.forwards) {
       refuse("batch/global", text(p.microbatches()) + " microbatches through " +
                                  text(x_model.layers / p.pipeline) +
-                                 " layers of a stage are more than a million layer passes");
+                                 " layers of a stage are more than a hundred million layer passes");
     }
     const auto passes = static_cast<double>((p.forwards + 1) * p.chunks_of_stage());
     const double waits =

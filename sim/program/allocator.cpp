@@ -5,8 +5,12 @@
 #include <cstddef>
 #include <deque>
 #include <map>
+#include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "sim/base/rng.h"
 
 namespace foretrain {
 namespace {
@@ -15,6 +19,8 @@ constexpr std::int32_t kNoBlock = -1;
 
 /// Part of a segment.
 struct Block {
+  std::int32_t segment = 0;
+  Bytes offset = 0;  ///< in the segment
   Bytes size = 0;
   Bytes unmapped = 0;  ///< of a free block that was given back in part
   std::int32_t before = kNoBlock, after = kNoBlock;  ///< neighbours in the segment
@@ -25,6 +31,140 @@ struct Block {
 
 Bytes rounded_up(Bytes bytes, Bytes to) { return (bytes + to - 1) / to * to; }
 
+std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
+  return hash_u64(a * 0x9e3779b97f4a7c15ULL + b + 0x632be59bd9b4e019ULL);
+}
+
+/// The blocks of all segments: neighbours, and those that are free, by pool.
+class Blocks {
+ public:
+  Block& operator[](std::int32_t block) { return x_all[at(block)]; }
+  const Block& operator[](std::int32_t block) const { return x_all[at(block)]; }
+  /// The end of a pool's expandable segment.
+  std::int32_t& last(std::uint8_t pool) { return x_last[static_cast<std::size_t>(pool)]; }
+
+  void list(std::int32_t block) {
+    Block& b = x_all[at(block)];
+    b.free = true;
+    const Free free = free_of(block);
+    std::vector<Free>& of = pool(b.pool);
+    of.insert(std::lower_bound(of.begin(), of.end(), free), free);
+  }
+
+  void unlist(std::int32_t block) {
+    Block& b = x_all[at(block)];
+    b.free = false;
+    std::vector<Free>& of = pool(b.pool);
+    of.erase(std::lower_bound(of.begin(), of.end(), free_of(block)));
+  }
+
+  std::int32_t add(const Block& block) {
+    if (x_unused.empty()) {
+      x_all.push_back(block);
+      return static_cast<std::int32_t>(x_all.size()) - 1;
+    }
+    const std::int32_t index = x_unused.back();
+    x_unused.pop_back();
+    x_all[at(index)] = block;
+    return index;
+  }
+
+  std::int32_t take_free(std::uint8_t from, Bytes size) {
+    const std::vector<Free>& free = pool(from);
+    const auto found = std::lower_bound(free.begin(), free.end(), Free{size, -1, 0, kNoBlock});
+    if (found == free.end()) return kNoBlock;
+    const std::int32_t block = found->block;
+    unlist(block);
+    return block;
+  }
+
+  /// Cuts `block` to `size`; the rest is free.
+  void split(std::int32_t block, Bytes size) {
+    Block rest = x_all[at(block)];
+    rest.offset += size;
+    rest.size -= size;
+    rest.before = block;
+    const std::int32_t index = add(rest);
+    if (rest.after != kNoBlock) x_all[at(rest.after)].before = index;
+    x_all[at(block)].size = size;
+    x_all[at(block)].unmapped = 0;
+    x_all[at(block)].after = index;
+    std::int32_t& last = x_last[static_cast<std::size_t>(rest.pool)];
+    if (last == block) last = index;
+    list(index);
+  }
+
+  /// `second` becomes part of `first`, its neighbour before.
+  std::int32_t joined(std::int32_t first, std::int32_t second) {
+    Block& to = x_all[at(first)];
+    const Block& from = x_all[at(second)];
+    to.size += from.size;
+    to.unmapped += from.unmapped;
+    to.after = from.after;
+    if (from.after != kNoBlock) x_all[at(from.after)].before = first;
+    std::int32_t& last = x_last[static_cast<std::size_t>(to.pool)];
+    if (last == second) last = first;
+    x_unused.push_back(second);
+    return first;
+  }
+
+  /// Forgets the free blocks for which `drop` says so.
+  template <typename Drop>
+  void drop_free_if(const Drop& drop) {
+    for (std::vector<Free>& of_pool : x_free) {
+      std::erase_if(of_pool, [&](const Free& free) {
+        const bool drops = drop(x_all[at(free.block)]);
+        if (drops) x_unused.push_back(free.block);
+        return drops;
+      });
+    }
+  }
+
+  /// Where a block is, as one number.
+  std::uint64_t address(std::int32_t block) const {
+    if (block == kNoBlock) return 0;
+    const Block& b = x_all[at(block)];
+    return mixed(static_cast<std::uint64_t>(b.segment) + 1, static_cast<std::uint64_t>(b.offset));
+  }
+  /// Of the blocks that are free: a sum, since where they are listed does not matter.
+  std::uint64_t state() const {
+    std::uint64_t sum = 0;
+    for (const std::vector<Free>& of_pool : x_free) {
+      for (const Free& free : of_pool) {
+        const auto unmapped = static_cast<std::uint64_t>(x_all[at(free.block)].unmapped);
+        sum += mixed(mixed(address(free.block), static_cast<std::uint64_t>(free.size)), unmapped);
+      }
+    }
+    return sum;
+  }
+
+ private:
+  /// Free blocks of a pool by size, then by address.
+  struct Free {
+    Bytes size;
+    std::int32_t segment;
+    Bytes offset;
+    std::int32_t block;
+    bool operator<(const Free& other) const {
+      return std::tie(size, segment, offset) < std::tie(other.size, other.segment, other.offset);
+    }
+  };
+  Free free_of(std::int32_t block) const {
+    const Block& b = x_all[at(block)];
+    return {b.size, b.segment, b.offset, block};
+  }
+
+  static std::size_t at(std::int32_t block) { return static_cast<std::size_t>(block); }
+
+  std::vector<Free>& pool(std::uint8_t index) { return x_free[static_cast<std::size_t>(index)]; }
+
+  static constexpr std::size_t kPools = 2 * Buffer::kPools;
+  std::vector<Block> x_all;
+  std::vector<std::int32_t> x_unused;
+  std::array<std::vector<Free>, kPools> x_free;  ///< sorted: few blocks are free at once
+  std::vector<std::int32_t> x_last = std::vector<std::int32_t>(kPools, kNoBlock);
+};
+
 class Allocator {
  public:
   Allocator(const AllocatorRules& rules, Bytes limit) : x_rules(rules), x_limit(limit) {}
@@ -34,32 +174,32 @@ class Allocator {
     const Bytes size = rounded_up(std::max<Bytes>(bytes, 1), x_rules.round);
     const bool small = size <= x_rules.small_limit;
     const auto pool = static_cast<std::uint8_t>(2 * of_pool + (small ? 0 : 1));
-    std::int32_t block = take_free(pool, size);
+    std::int32_t block = x_blocks.take_free(pool, size);
     if (block == kNoBlock && lacks_room(small, size)) heard(x_call);
     if (block == kNoBlock) block = take_segment(pool, size);
     if (block == kNoBlock || !map(block, size)) return kNoBlock;
-    const Bytes rest = x_blocks[at(block)].size - size;
+    const Bytes rest = x_blocks[block].size - size;
     const bool splits =
         small || x_rules.expandable ? rest >= x_rules.round : rest > x_rules.small_limit;
-    if (splits) split(block, size);
-    x_allocated += x_blocks[at(block)].size;
+    if (splits) x_blocks.split(block, size);
+    x_allocated += x_blocks[block].size;
     x_use.allocated = std::max(x_use.allocated, x_allocated);
     return block;
   }
 
   void release(std::int32_t block) {
-    Block& b = x_blocks[at(block)];
+    Block& b = x_blocks[block];
     x_allocated -= b.size;
-    if (b.before != kNoBlock && x_blocks[at(b.before)].free) {
-      unlist(b.before);
-      block = joined(b.before, block);
+    if (b.before != kNoBlock && x_blocks[b.before].free) {
+      x_blocks.unlist(b.before);
+      block = x_blocks.joined(b.before, block);
     }
-    const std::int32_t after = x_blocks[at(block)].after;
-    if (after != kNoBlock && x_blocks[at(after)].free) {
-      unlist(after);
-      joined(block, after);
+    const std::int32_t after = x_blocks[block].after;
+    if (after != kNoBlock && x_blocks[after].free) {
+      x_blocks.unlist(after);
+      x_blocks.joined(block, after);
     }
-    list(block);
+    x_blocks.list(block);
   }
 
   /// Free once the host has heard that call `number`, the one that is entered, is over.
@@ -79,6 +219,24 @@ class Allocator {
     x_use.retries.clear();
     for (Held& held : x_held) held.call = -1;
   }
+  /// All that was so far was `calls` earlier.
+  void move_back(std::int32_t calls) {
+    for (Held& held : x_held) held.call -= calls;
+  }
+  /// Of all that decides what will be allocated where.
+  std::uint64_t state() const {
+    std::uint64_t hash = mixed(static_cast<std::uint64_t>(x_reserved), x_blocks.state());
+    for (const Held& held : x_held) {
+      hash =
+          mixed(mixed(hash, static_cast<std::uint64_t>(held.call)), x_blocks.address(held.block));
+    }
+    return hash;
+  }
+  std::uint64_t address(std::int32_t block) const { return x_blocks.address(block); }
+  /// Of what is not free yet the earliest call; else `now`.
+  std::int32_t earliest_held(std::int32_t now) const {
+    return x_held.empty() ? now : x_held.front().call;
+  }
   /// What is allocated from now on is so by call `number`.
   void enter(std::size_t number) { x_call = static_cast<std::int32_t>(number); }
   const AllocatorUse& use() const { return x_use; }
@@ -87,54 +245,6 @@ class Allocator {
   struct Held {
     std::int32_t call, block;
   };
-  /// Free blocks of a pool by size, then in the order in which they came.
-  struct Free {
-    Bytes size;
-    std::int32_t block;
-    bool operator<(const Free& other) const {
-      return size != other.size ? size < other.size : block < other.block;
-    }
-  };
-
-  static std::size_t at(std::int32_t block) { return static_cast<std::size_t>(block); }
-
-  std::vector<Free>& pool(std::uint8_t index) { return x_free[static_cast<std::size_t>(index)]; }
-
-  void list(std::int32_t block) {
-    Block& b = x_blocks[at(block)];
-    b.free = true;
-    const Free free{b.size, block};
-    std::vector<Free>& of = pool(b.pool);
-    of.insert(std::lower_bound(of.begin(), of.end(), free), free);
-  }
-
-  void unlist(std::int32_t block) {
-    Block& b = x_blocks[at(block)];
-    b.free = false;
-    std::vector<Free>& of = pool(b.pool);
-    of.erase(std::lower_bound(of.begin(), of.end(), Free{b.size, block}));
-  }
-
-  std::int32_t new_block(const Block& block) {
-    if (x_unused.empty()) {
-      x_blocks.push_back(block);
-      return static_cast<std::int32_t>(x_blocks.size()) - 1;
-    }
-    const std::int32_t index = x_unused.back();
-    x_unused.pop_back();
-    x_blocks[at(index)] = block;
-    return index;
-  }
-
-  std::int32_t take_free(std::uint8_t from, Bytes size) {
-    const std::vector<Free>& free = pool(from);
-    const auto found = std::lower_bound(free.begin(), free.end(), Free{size, kNoBlock});
-    if (found == free.end()) return kNoBlock;
-    const std::int32_t block = found->block;
-    unlist(block);
-    return block;
-  }
-
   Bytes segment_size(bool small, Bytes size) const {
     if (small) return x_rules.small_segment;
     if (size < x_rules.middle_limit) return x_rules.middle_segment;
@@ -146,10 +256,11 @@ class Allocator {
     const Bytes segment = segment_size(of % 2 == 0, size);
     if (!has_room(segment)) return kNoBlock;
     Block block;
+    block.segment = x_segments++;
     block.size = segment;
     block.pool = of;
     add_reserved(segment);
-    return new_block(block);
+    return x_blocks.add(block);
   }
 
   /// Whether memory would have to be given back for a block of `size`, which waits for the device.
@@ -161,39 +272,41 @@ class Allocator {
 
   /// The pool's one segment becomes longer, its last block large enough.
   std::int32_t grow(std::uint8_t of, Bytes size) {
-    std::int32_t& last = x_last[static_cast<std::size_t>(of)];
-    const bool joins = last != kNoBlock && x_blocks[at(last)].free;
-    const Bytes has = joins ? x_blocks[at(last)].size : 0;
+    std::int32_t& last = x_blocks.last(of);
+    const bool joins = last != kNoBlock && x_blocks[last].free;
+    const Bytes has = joins ? x_blocks[last].size : 0;
     const Bytes more = rounded_up(size - has, page_of(of % 2 == 0));
     if (!has_room(more)) return kNoBlock;
     add_reserved(more);
     if (joins) {
-      unlist(last);
-      x_blocks[at(last)].size += more;
+      x_blocks.unlist(last);
+      x_blocks[last].size += more;
       return last;
     }
     Block block;
+    block.segment = of;
     block.size = more;
     block.pool = of;
     block.before = last;
-    const std::int32_t index = new_block(block);
-    if (last != kNoBlock) x_blocks[at(last)].after = index;
+    if (last != kNoBlock) block.offset = x_blocks[last].offset + x_blocks[last].size;
+    const std::int32_t index = x_blocks.add(block);
+    if (last != kNoBlock) x_blocks[last].after = index;
     last = index;
     return index;
   }
 
   /// Maps again what of the taken block's first `size` bytes had been given back.
   bool map(std::int32_t block, Bytes size) {
-    const Bytes lacking = size - (x_blocks[at(block)].size - x_blocks[at(block)].unmapped);
+    const Bytes lacking = size - (x_blocks[block].size - x_blocks[block].unmapped);
     if (lacking <= 0) return true;
-    const Bytes page = page_of(x_blocks[at(block)].small());
-    const Bytes more = std::min(rounded_up(lacking, page), x_blocks[at(block)].unmapped);
+    const Bytes page = page_of(x_blocks[block].small());
+    const Bytes more = std::min(rounded_up(lacking, page), x_blocks[block].unmapped);
     if (!has_room(more)) {
-      list(block);
+      x_blocks.list(block);
       return false;
     }
     add_reserved(more);
-    x_blocks[at(block)].unmapped -= more;
+    x_blocks[block].unmapped -= more;
     return true;
   }
 
@@ -204,18 +317,12 @@ class Allocator {
   bool has_room(Bytes bytes) {
     if (x_limit == 0 || x_reserved + bytes <= x_limit) return true;
     const Bytes before = x_reserved;
-    for (std::vector<Free>& free : x_free) {
-      std::erase_if(free, [this](const Free& f) {
-        Block& b = x_blocks[at(f.block)];
-        const bool whole = b.before == kNoBlock && b.after == kNoBlock && !x_rules.expandable;
-        if (x_rules.expandable) give_back_pages(b);
-        if (whole) {
-          x_reserved -= b.size;
-          x_unused.push_back(f.block);
-        }
-        return whole;
-      });
-    }
+    x_blocks.drop_free_if([this](Block& b) {
+      const bool whole = b.before == kNoBlock && b.after == kNoBlock && !x_rules.expandable;
+      if (x_rules.expandable) give_back_pages(b);
+      if (whole) x_reserved -= b.size;
+      return whole;
+    });
     x_use.retries.push_back({x_call, before - x_reserved});
     x_use.fits = x_use.fits && x_reserved + bytes <= x_limit;
     return x_reserved + bytes <= x_limit;
@@ -233,46 +340,12 @@ class Allocator {
     x_use.reserved = std::max(x_use.reserved, x_reserved);
   }
 
-  /// Cuts `block` to `size`; the rest is free.
-  void split(std::int32_t block, Bytes size) {
-    Block rest = x_blocks[at(block)];
-    rest.size -= size;
-    rest.before = block;
-    const std::int32_t index = new_block(rest);
-    if (rest.after != kNoBlock) x_blocks[at(rest.after)].before = index;
-    x_blocks[at(block)].size = size;
-    x_blocks[at(block)].unmapped = 0;
-    x_blocks[at(block)].after = index;
-    std::int32_t& last = x_last[static_cast<std::size_t>(rest.pool)];
-    if (last == block) last = index;
-    list(index);
-  }
-
-  /// `second` becomes part of `first`, its neighbour before.
-  std::int32_t joined(std::int32_t first, std::int32_t second) {
-    Block& to = x_blocks[at(first)];
-    const Block& from = x_blocks[at(second)];
-    to.size += from.size;
-    to.unmapped += from.unmapped;
-    to.after = from.after;
-    if (from.after != kNoBlock) x_blocks[at(from.after)].before = first;
-    std::int32_t& last = x_last[static_cast<std::size_t>(to.pool)];
-    if (last == second) last = first;
-    x_unused.push_back(second);
-    return first;
-  }
-
   AllocatorRules x_rules;
   Bytes x_limit, x_reserved = 0, x_allocated = 0;
-  std::int32_t x_call = 0;
+  std::int32_t x_call = 0, x_segments = 0;
   AllocatorUse x_use;
-  std::vector<Block> x_blocks;
-  std::vector<std::int32_t> x_unused;
+  Blocks x_blocks;
   std::deque<Held> x_held;  ///< in the order of their calls
-  static constexpr std::size_t kPools = 2 * Buffer::kPools;
-  std::array<std::vector<Free>, kPools> x_free;  ///< sorted: few blocks are free at once
-  std::vector<std::int32_t> x_last =
-      std::vector<std::int32_t>(kPools, kNoBlock);  ///< end of a pool's expandable segment
 };
 
 /// Where the blocks of a Program's buffers are.
@@ -292,7 +365,33 @@ class Places {
     return x_block[x_first[frame.index()] + buffer];
   }
 
+  /// The blocks of frames that others follow are now those of the others, which have none.
+  void follow(const Program& program, const std::vector<FrameId>& next) {
+    const std::vector<std::int32_t> before = x_block;
+    for (const FrameId after : next) {
+      if (after.valid()) fill(program, after, [](std::size_t) { return kNoBlock; });
+    }
+    for (std::size_t f = 0; f < next.size(); ++f) {
+      if (!next[f].valid()) continue;
+      const std::size_t from = x_first[next[f].index()];
+      fill(program, FrameId(f), [&before, from](std::size_t b) { return before[from + b]; });
+    }
+  }
+
+  std::uint64_t state(const Allocator& allocator) const {
+    std::uint64_t hash = allocator.state();
+    for (const std::int32_t block : x_block) hash = mixed(hash, allocator.address(block));
+    return hash;
+  }
+
  private:
+  template <typename BlockOf>
+  void fill(const Program& program, FrameId frame, const BlockOf& block_of) {
+    const std::size_t buffers =
+        program.layouts[program.frames[frame.index()].layout.index()].buffers.size();
+    for (std::size_t b = 0; b < buffers; ++b) of(frame, b) = block_of(b);
+  }
+
   std::vector<std::size_t> x_first;
   std::vector<std::int32_t> x_block;
 };
@@ -336,6 +435,40 @@ class Hearing {
       if (!op.records.valid()) continue;
       const FrameId frame = call.frames[static_cast<std::size_t>(op.records.frame)];
       x_recorded[{frame, op.records.event}] = number;
+    }
+  }
+
+  /// What was before call `earliest` is over, whenever it was.
+  std::uint64_t state(std::uint64_t hash, std::int32_t earliest) const {
+    for (const auto& [key, call] : x_recorded) {
+      if (call < earliest) continue;
+      hash = mixed(hash, static_cast<std::uint64_t>(key.first.value));
+      hash = mixed(
+          hash, (static_cast<std::uint64_t>(call) << 16) | static_cast<std::uint64_t>(key.second));
+    }
+    return hash;
+  }
+
+  /// All that was so far was `calls` earlier, and by frames that others follow what it was by
+  /// those.
+  void move_back(const std::vector<FrameId>& next, std::int32_t calls) {
+    std::map<std::pair<FrameId, std::int16_t>, std::int32_t> before;
+    std::swap(before, x_recorded);
+    std::vector<std::vector<FrameId>> followed(next.size());
+    std::vector<bool> follows(next.size());
+    for (std::size_t f = 0; f < next.size(); ++f) {
+      if (!next[f].valid()) continue;
+      followed[next[f].index()].push_back(FrameId(f));
+      follows[f] = true;
+    }
+    for (const auto& [key, call] : before) {
+      const auto& [frame, event] = key;
+      for (const FrameId earlier : followed[frame.index()]) {
+        x_recorded[{earlier, event}] = call - calls;
+      }
+      if (followed[frame.index()].empty() && !follows[frame.index()]) {
+        x_recorded[key] = call - calls;
+      }
     }
   }
 
@@ -384,11 +517,14 @@ std::vector<BufferStep> buffer_steps(const Program& program, const Segment& segm
 /// The blocks of one step, call by call.
 class Walk {
  public:
-  Walk(const Program& program, bool records_streams, Places& places, Allocator& allocator)
+  Walk(const Program& program, bool records_streams, const MoreRounds& more, Places& places,
+       Allocator& allocator)
       : x_program(program),
         x_records_streams(records_streams),
+        x_more(more),
         x_places(places),
         x_allocator(allocator) {
+    if (more.times > 0) x_next = next_frames(program, more.rounds);
     x_steps.reserve(program.segments.size());
     for (const Segment& segment : program.segments) {
       x_steps.push_back(buffer_steps(program, segment));
@@ -397,7 +533,17 @@ class Walk {
 
   void run() {
     Hearing hearing(x_program);
-    for (std::size_t c = 0; c < x_program.calls.size(); ++c) {
+    const auto calls = static_cast<std::int32_t>(x_program.calls.size());
+    const std::int32_t end = x_more.times > 0 ? x_more.rounds.end() : calls;
+    if (!run_calls(0, end, hearing)) return;
+    if (!run_more(hearing)) return;
+    run_calls(end, calls, hearing);
+  }
+
+ private:
+  /// False where there is no room.
+  bool run_calls(std::int32_t begin, std::int32_t end, Hearing& hearing) {
+    for (auto c = static_cast<std::size_t>(begin); c < static_cast<std::size_t>(end); ++c) {
       const Call& call = x_program.calls[c];
       x_allocator.enter(c);
       if (x_records_streams) hearing.enter(c, x_allocator);
@@ -406,16 +552,40 @@ class Walk {
         std::int32_t& block = x_places.of(frame, static_cast<std::size_t>(step.ref.buffer));
         if (step.takes) {
           block = x_allocator.allocate(step.bytes, step.pool);
-          if (!x_allocator.use().fits) return;
+          if (!x_allocator.use().fits) return false;
         } else {
           give_back(block, step.pool);
         }
       }
       if (x_records_streams) hearing.leave(c, x_allocator);
     }
+    return true;
   }
 
- private:
+  /// The last round again and again, until it leaves what it left before; the rest of the times
+  /// that are no whole number of such cycles is run as well.
+  bool run_more(Hearing& hearing) {
+    const Rounds& rounds = x_more.rounds;
+    std::unordered_map<std::uint64_t, std::int64_t> seen;
+    bool cycles = false;
+    std::int64_t left = x_more.times;
+    while (left > 0) {
+      x_places.follow(x_program, x_next);
+      x_allocator.move_back(rounds.length);
+      if (x_records_streams) hearing.move_back(x_next, rounds.length);
+      if (!run_calls(rounds.end() - rounds.length, rounds.end(), hearing)) return false;
+      --left;
+      if (cycles) continue;
+      std::uint64_t state = x_places.state(x_allocator);
+      state = hearing.state(state, x_allocator.earliest_held(rounds.end()));
+      const auto [found, fresh] = seen.try_emplace(state, left);
+      if (fresh) continue;
+      left %= found->second - left;
+      cycles = true;
+    }
+    return true;
+  }
+
   void give_back(std::int32_t& block, std::int8_t pool) {
     if (block == kNoBlock) return;
     if (x_records_streams && pool != 0) {
@@ -428,17 +598,20 @@ class Walk {
 
   const Program& x_program;
   bool x_records_streams;
+  MoreRounds x_more;
   Places& x_places;
   Allocator& x_allocator;
   std::vector<std::vector<BufferStep>> x_steps;  ///< by segment
+  std::vector<FrameId> x_next;                   ///< of `next_frames`
 };
 
 }  // namespace
 
-AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit) {
+AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit,
+                               const MoreRounds& more) {
   Places places(program);
   Allocator allocator(rules, limit);
-  Walk step(program, rules.records_streams, places, allocator);
+  Walk step(program, rules.records_streams, more, places, allocator);
   allocate_persistent(program, places, allocator);
   if (allocator.use().fits) step.run();
   allocator.next_step();

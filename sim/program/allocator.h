@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "sim/program/program.h"
+#include "sim/program/rounds.h"
 
 namespace foretrain {
 
@@ -43,7 +44,9 @@ struct AllocatorUse {
 /// pool that they name. Left out: blocks of compute's pool that other streams use
 /// (`record_stream`), tensors inside operations, `max_split_size_mb`, `roundup_power2_divisions`,
 /// where in a free block its pages begin, and that expandable segments prefer holes to their end.
-AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit);
+/// With `more` rounds the Program stands for a longer one; calls of retries are its own.
+AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rules, Bytes limit,
+                               const MoreRounds& more = {});
 
 /// The Program with what its retries cost: before the call in which some take place the host waits
 /// once for all streams of the device, then gives memory back and takes it again, `per_gib` of it.

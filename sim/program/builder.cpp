@@ -8,11 +8,12 @@
 namespace foretrain {
 namespace {
 
-template <typename IdType>
-IdType find_or_add(std::vector<std::string>& names, const std::string& name) {
-  const auto it = std::find(names.begin(), names.end(), name);
-  if (it != names.end()) return IdType(static_cast<std::size_t>(it - names.begin()));
-  return push_id<IdType>(names, name);
+/// The place of what equals `item`, added at the end if nothing does.
+template <typename IdType, typename T>
+IdType find_or_push(std::vector<T>& table, T item) {
+  const auto it = std::find(table.begin(), table.end(), item);
+  if (it != table.end()) return IdType(static_cast<std::size_t>(it - table.begin()));
+  return push_id<IdType>(table, std::move(item));
 }
 
 /// Where a buffer is first and last touched: (call, op in its segment, formal frame).
@@ -154,13 +155,13 @@ class LifeDeriver {
 ProgramBuilder::ProgramBuilder(std::string name) { x_program.name = std::move(name); }
 
 StreamId ProgramBuilder::stream(const std::string& name) {
-  return find_or_add<StreamId>(x_program.streams, name);
+  return find_or_push<StreamId>(x_program.streams, name);
 }
 GroupSlot ProgramBuilder::group(const std::string& name) {
-  return find_or_add<GroupSlot>(x_program.group_slots, name);
+  return find_or_push<GroupSlot>(x_program.group_slots, name);
 }
 ChannelSlot ProgramBuilder::channel(const std::string& name) {
-  return find_or_add<ChannelSlot>(x_program.channel_slots, name);
+  return find_or_push<ChannelSlot>(x_program.channel_slots, name);
 }
 
 TensorId ProgramBuilder::tensor(Tensor tensor) {
@@ -173,7 +174,7 @@ TensorId ProgramBuilder::tensor(Tensor tensor) {
 }
 
 LayoutId ProgramBuilder::layout(FrameLayout layout) {
-  return push_id<LayoutId>(x_program.layouts, std::move(layout));
+  return find_or_push<LayoutId>(x_program.layouts, std::move(layout));
 }
 
 FrameId ProgramBuilder::frame(LayoutId layout, std::int32_t layer, std::int32_t microbatch) {
@@ -204,7 +205,7 @@ SegmentId ProgramBuilder::segment(Segment segment) {
     kernel.bytes = kernel_bytes(kernel, op);
     op.work = work(kernel);
   }
-  return push_id<SegmentId>(x_program.segments, std::move(segment));
+  return find_or_push<SegmentId>(x_program.segments, std::move(segment));
 }
 
 std::vector<Call> ProgramBuilder::take_calls(std::size_t first) {

@@ -21,13 +21,14 @@ class ProgramBuilder {
   GroupSlot group(const std::string& name);      ///< likewise
   ChannelSlot channel(const std::string& name);  ///< likewise
   TensorId tensor(Tensor tensor);                ///< the tensor of that name, new if need be
-  LayoutId layout(FrameLayout layout);
+  LayoutId layout(FrameLayout layout);           ///< the one equal to it, new if need be
   FrameId frame(LayoutId layout, std::int32_t layer = -1, std::int32_t microbatch = -1);
   /// A frame whose buffers lie in `buffer` of `owner` from `offset` on.
   FrameId alias(LayoutId layout, FrameId owner, std::int16_t buffer, Bytes offset,
                 std::int32_t layer = -1);
 
-  /// Adds a segment; ops whose Work is a Kernel get their bytes here.
+  /// The segment equal to this one, new if need be; ops whose Work is a Kernel get their bytes
+  /// here.
   SegmentId segment(Segment segment);
   WorkId work(Work work);
   void call(Call call) { x_program.calls.push_back(std::move(call)); }

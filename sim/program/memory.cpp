@@ -62,6 +62,27 @@ BytesByKind persistent_bytes(const Program& program, Memory where) {
   return out;
 }
 
+bool keeps_level(const Program& program, const Rounds& rounds) {
+  std::array<Bytes, 3 * static_cast<std::size_t>(BufferKind::kCount)> level{};
+  Bytes saved = 0;
+  for (std::int32_t c = rounds.at(rounds.count - 1); c < rounds.end(); ++c) {
+    const Call& call = program.calls[static_cast<std::size_t>(c)];
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      const auto each = [&](const std::vector<BufferRef>& refs, int sign) {
+        for (const BufferRef& ref : refs) {
+          const Buffer& buffer = buffer_of(program, call, ref);
+          level[3 * static_cast<std::size_t>(buffer.kind) +
+                static_cast<std::size_t>(buffer.memory)] += sign * buffer.bytes();
+          if (buffer.saved) saved += sign * buffer.bytes();
+        }
+      };
+      each(op.allocates, 1);
+      each(op.frees, -1);
+    }
+  }
+  return saved == 0 && std::all_of(level.begin(), level.end(), [](Bytes b) { return b == 0; });
+}
+
 MemoryPeak memory_peak(const Program& program, Memory where) {
   MemoryPeak peak;
   BytesByKind live = persistent_bytes(program, where);

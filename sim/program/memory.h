@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/program/program.h"
+#include "sim/program/rounds.h"
 
 namespace foretrain {
 
@@ -20,6 +21,9 @@ struct MemoryPeak {
   Bytes saved = 0;       ///< most bytes of buffers kept from forward to backward, at any moment
   Bytes persistent = 0;  ///< parameters, gradients, optimizer states: live throughout
 };
+
+/// Whether every round leaves as many bytes of each kind, wherever they lie, as it found.
+bool keeps_level(const Program& program, const Rounds& rounds);
 
 /// One walk over the Program; of what lives in `where`.
 MemoryPeak memory_peak(const Program& program, Memory where = Memory::kDevice);

@@ -39,27 +39,6 @@ void expect_equal(const Replayed& folded, const Replayed& full) {
   }
 }
 
-Rates draw_rates(Rng& rng, bool holds, bool ports) {
-  Rates r = plain_rates();
-  r.launch = Time{rng.below(3) * 1'300'001};
-  r.latency = Time{1 + rng.below(5'000'000)};
-  r.kiloflop = 1 + rng.below(40);
-  r.kilobyte = 1 + rng.below(3'000);
-  r.link_kilobyte = 1 + rng.below(20'000);
-  r.nic_kilobyte = 1 + rng.below(100'000);
-  r.node = 1 << rng.below(4);
-  r.tiles = rng.below(2) == 0;
-  if (holds) {
-    r.sms_held = static_cast<std::int32_t>(1 + rng.below(6));
-    r.memory_share = static_cast<std::int32_t>(rng.below(20'000));
-  }
-  if (ports) {
-    r.port_share = static_cast<std::int32_t>(1 + rng.below(kWhole));
-    r.ranks_per_nic = 1 << rng.below(3);
-  }
-  return r;
-}
-
 /// The same workload with its ranks numbered anew: rank r of `workload` is `renamed[r]`.
 Workload rename(const Workload& workload, const std::vector<RankId>& renamed) {
   Workload out = workload;

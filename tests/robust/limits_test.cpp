@@ -102,8 +102,9 @@ TEST_F(Limits, OfThreadsAreTold) {
 
 TEST_F(Limits, OfFilesAreTold) {
   for (const int files : {4, 5, 6, 8}) {
-    expect_told("ulimit -n " + std::to_string(files) +
-                "; $F simulate run.json --quiet --json o.json");
+    const std::string limit = "ulimit -n " + std::to_string(files) + "; ";
+    if (shell(limit + "$F --version") == 127) continue;  // not even its libraries
+    expect_told(limit + "$F simulate run.json --quiet --json o.json");
   }
   expect_told("ulimit -f 1; $F simulate run.json --quiet --json o.json --trace t.json");
   EXPECT_NE(err().find("File too large"), std::string::npos) << err();

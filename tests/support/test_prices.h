@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "sim/base/rng.h"
 #include "sim/cost/cost_model.h"
 
 namespace foretrain {
@@ -76,5 +77,7 @@ Rates plain_rates();
 Rates holding_rates();
 /// Transfers meet on ports: two ranks a NIC, every transfer wants more than half of it.
 Rates sharing_rates();
+/// Drawn; communication holds SMs and memory bandwidth, transfers meet on ports.
+Rates draw_rates(Rng& rng, bool holds, bool ports);
 
 }  // namespace foretrain

@@ -40,6 +40,15 @@ void expect_sound_in_every_schedule(const Model& model, std::int64_t tensor, std
   }
 }
 
+// 8 layers of small_gpt: a step that is no longer looked at pass by pass.
+TEST(Lowering, HasAnEnd) {
+  const Model model = small_gpt();
+  EXPECT_TRUE(lowerable(model, small_plan(model, Degrees(), 125'000)).ok());
+  const Status status = lowerable(model, small_plan(model, Degrees(), 125'001));
+  ASSERT_FALSE(status.ok());
+  EXPECT_NE(status.error().message.find("/batch/global"), std::string::npos);
+}
+
 TEST(Lowering, EveryScheduleAndDegree) {
   for (const Model& model : {small_gpt(), small_llama()}) {
     for (const std::int64_t tensor : {1, 2, 4}) {

@@ -260,7 +260,8 @@ TEST(ReadPlan, Errors) {
   expect_error(plan_of("{\"batch\":{\"global\":9223372036854775807}}", 1), {"global"});
   expect_error(plan_of("{\"parallel\":{\"tensor\":1048576,\"pipeline\":1048576}}", 8),
                {"needs 1099511627776 accelerators"});
-  expect_error(plan_of("{\"batch\":{\"global\":1000000000}}", 1), {"a million"});
+  expect_error(plan_of("{\"batch\":{\"global\":1000000000}}", 1),
+               {"a hundred million layer passes"});
 }
 
 TEST(ReadPlan, NumbersThatMultiplyPastTheLimit) {

@@ -55,6 +55,7 @@ Result<HostRun> prepare_host_run(const std::string& name_or_path, std::vector<st
   run.plan.overlap.tensor_streams = 1;
   run.plan.overlap.tensor_copy_engines = false;
   HostRun out{std::move(run), {}, std::move(cuda)};
+  FT_TRY(lowerable(out.run.model, out.run.plan));
   out.workload = lower(out.run.model, out.run.plan);
   if (!out.on_cuda()) {
     FT_TRY(check_memory(out.workload, static_cast<std::int64_t>(out.workload.ranks.size())));

@@ -109,6 +109,7 @@ bool is_alone(const MicroOp& op) {
 
 Status add_on_device(const Run& run, const CalibrationScope& scope, ShapeList& out) {
   const auto model = make_cost_model(run.cluster, price_options(run));
+  FT_TRY(lowerable(run.model, run.plan));
   const Workload workload = lower(run.model, run.plan);
   std::map<SampleKey, double> times;
   each_op(workload, [&](const Op&, const Work& work, double count) {
@@ -126,6 +127,7 @@ Status add_on_device(const Run& run, const CalibrationScope& scope, ShapeList& o
 
 Status add_on_host(const Run& run, ShapeList& out) {
   const auto model = make_cost_model(run.cluster, price_options(run));
+  FT_TRY(lowerable(run.model, run.plan));
   const Workload workload = lower(run.model, run.plan);
   std::map<std::pair<std::string, std::string>, double> times;
   each_op(workload, [&](const Op&, const Work& work, double count) {

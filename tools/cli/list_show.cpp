@@ -211,6 +211,7 @@ Status show_program(const Run& run, const ShowArgs& args) {
     return input_error("--program " + std::to_string(args.program_rank) + ": there are " +
                        std::to_string(run.cluster.accelerators) + " ranks, from 0");
   }
+  FT_TRY(lowerable(run.model, run.plan));
   const Workload workload = lower(run.model, run.plan);
   const RankBinding& rank = workload.ranks[static_cast<std::size_t>(args.program_rank)];
   std::string out =
@@ -260,6 +261,7 @@ Error no_such_operation(const std::string& asked, const std::vector<std::string>
 
 /// How each distinct work of the ops named `args.why` is priced on the first rank of every Program.
 Status show_why(const Run& run, const ShowArgs& args) {
+  FT_TRY(lowerable(run.model, run.plan));
   const Workload workload = lower(run.model, run.plan);
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Quotient quotient, make_quotient(workload, *model, false));

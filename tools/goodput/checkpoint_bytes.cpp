@@ -41,7 +41,12 @@ double expert_parameters(const Model& model) {
 }  // namespace
 
 CheckpointBytes checkpoint_bytes(const Run& run) {
-  const Workload workload = lower(run.model, run.plan);
+  Plan lowered = run.plan;
+  // What is saved does not depend on how many microbatches there are, as long as there are several.
+  if (!lowerable(run.model, lowered).ok()) {
+    lowered.global_batch = 2 * lowered.pipeline * lowered.micro_batch * lowered.batch_ranks();
+  }
+  const Workload workload = lower(run.model, lowered);
   std::vector<Held> of_program;
   for (const Program& program : workload.programs) of_program.push_back(held_by(program));
   CheckpointBytes out;

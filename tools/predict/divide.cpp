@@ -179,6 +179,7 @@ Result<std::vector<LayerWeights>> pass_times(const Run& run) {
   Plan even = run.plan;
   even.pipeline_layout = even_layout(run.model, even);
   even.offload.device_share = std::max(even.offload.device_share, 0.0);  // not yet known
+  FT_TRY(lowerable(run.model, even));
   PricedStages stages(run, even);
   FT_TRY(stages.price());
   Items items(static_cast<std::size_t>(run.model.layers + 2));
@@ -203,6 +204,7 @@ Status order_by_time(Run& run) {
   if (!fits_durations(p.schedule) || p.automatic.given || p.pipeline == 1) return ok_status();
   Plan priced = p;
   priced.offload.device_share = std::max(priced.offload.device_share, 0.0);  // not yet known
+  FT_TRY(lowerable(run.model, priced));
   PricedStages stages(run, priced);
   FT_TRY(stages.price());
   StageTimes busiest;

@@ -141,13 +141,15 @@ std::size_t first_rank(const Workload& workload, std::size_t program) {
 
 /// What the allocator reserves for the Program beside `others_gib`; without a limit where it does
 /// not fit.
-void reserve(const Program& program, const AllocatorRules& rules, double others_gib, std::size_t p,
+void reserve(const LoweredStep& step, const AllocatorRules& rules, double others_gib, std::size_t p,
              MemoryReport& out) {
+  const Program& program = step.workload.programs[p];
+  const MoreRounds more = step.more_of(p);
   const double room = (out.capacity_gib - others_gib) * kGiB;
-  AllocatorUse use = caching_allocator(program, rules, 0);
+  AllocatorUse use = caching_allocator(program, rules, 0, more);
   // With this much room a limit changes nothing.
   if (room >= 1 && use.reserved > static_cast<Bytes>(room)) {
-    AllocatorUse limited = caching_allocator(program, rules, static_cast<Bytes>(room));
+    AllocatorUse limited = caching_allocator(program, rules, static_cast<Bytes>(room), more);
     if (limited.fits) use = std::move(limited);
   }
   if (!use.retries.empty()) out.retries[p] = use.retries;
@@ -155,11 +157,11 @@ void reserve(const Program& program, const AllocatorRules& rules, double others_
 }
 
 /// Of the first rank of Program `p`, whose tensors peak at `peak`.
-Result<MemoryReport> report_program(const Run& run, const Workload& workload, std::size_t p,
+Result<MemoryReport> report_program(const Run& run, const LoweredStep& step, std::size_t p,
                                     const MemoryPeak& peak, const LibraryMemory& library,
                                     Communicators& communicators) {
-  const Program& program = workload.programs[p];
-  const std::size_t rank = first_rank(workload, p);
+  const Program& program = step.workload.programs[p];
+  const std::size_t rank = first_rank(step.workload, p);
   const bool torus = run.cluster.scale_up == ScaleUp::kTorus;
   MemoryReport out;
   for (std::size_t k = 0; k < out.by_kind_gib.size(); ++k)
@@ -174,7 +176,7 @@ Result<MemoryReport> report_program(const Run& run, const Workload& workload, st
   const double others = out.context_gib + out.workspace_gib + out.communication_gib;
   out.reserved_gib = out.allocated_gib;
   const bool planned = torus || run.plan.planned_memory;
-  if (!planned) reserve(program, library.allocator, others, p, out);
+  if (!planned) reserve(step, library.allocator, others, p, out);
   out.peak_gib = out.reserved_gib + out.communication_gib + out.context_gib;
   out.fits = out.peak_gib <= out.capacity_gib;
   return out;
@@ -215,7 +217,8 @@ MemoryOdds odds_of(const Run& run, const MemoryReport& memory) {
           others ? probability_within(memory.peak_gib, memory.capacity_gib, published) : 0};
 }
 
-Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
+Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
+  const Workload& workload = step.workload;
   FT_ASSIGN(const LibraryMemory library, library_memory(run));
   std::vector<MemoryPeak> peaks;
   Bytes most = 0;
@@ -232,7 +235,7 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   for (std::size_t p = 0; p < peaks.size(); ++p) {
     if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
     FT_ASSIGN(const MemoryReport one,
-              report_program(run, workload, p, peaks[p], library, communicators));
+              report_program(run, step, p, peaks[p], library, communicators));
     retries.insert(one.retries.begin(), one.retries.end());
     all_fit = all_fit && one.fits;
     if (out && one.peak_gib <= out->peak_gib) continue;
@@ -249,18 +252,31 @@ Result<MemoryReport> report_memory(const Run& run, const Workload& workload) {
   return *out;
 }
 
-Result<double> least_memory(const Run& run, const Workload& workload, const MemoryReport& memory) {
+Result<double> least_memory(const Run& run, const LoweredStep& step, const MemoryReport& memory) {
+  const Workload& workload = step.workload;
   FT_ASSIGN(const LibraryMemory library, library_memory(run));
   const auto rank = static_cast<std::size_t>(memory.peak_rank);
-  const Program& program = workload.programs[workload.ranks[rank].program.index()];
+  const std::size_t p = workload.ranks[rank].program.index();
   constexpr Bytes kStep = Bytes{1} << 26;
   auto least = static_cast<Bytes>((memory.allocated_gib - memory.workspace_gib) * kGiB);
   auto most = static_cast<Bytes>((memory.reserved_gib - memory.workspace_gib) * kGiB);
   while (most - least > kStep) {
     const Bytes middle = least + (most - least) / 2;
-    (caching_allocator(program, library.allocator, middle).fits ? most : least) = middle;
+    const AllocatorUse use =
+        caching_allocator(workload.programs[p], library.allocator, middle, step.more_of(p));
+    (use.fits ? most : least) = middle;
   }
   return memory.peak_gib - memory.reserved_gib + memory.workspace_gib + gib(most);
+}
+
+/// By Programs with fewer microbatches, where these are of rounds.
+Result<MemoryReport> memory_of(const Run& run) {
+  for (const std::int64_t few : fewer_microbatches(run.plan)) {
+    const std::optional<LoweredStep> fewer = lower_fewer(run.model, run.plan, few);
+    if (fewer) return report_memory(run, *fewer);
+  }
+  FT_TRY(lowerable(run.model, run.plan));
+  return report_memory(run, lower_step(run.model, run.plan));
 }
 
 Status place_states(Run& run) {
@@ -272,7 +288,7 @@ Status place_states(Run& run) {
   while (least < most) {
     const int middle = (least + most + 1) / 2;
     share = static_cast<double>(middle) / kSteps;
-    FT_ASSIGN(const MemoryReport memory, report_memory(run, lower(run.model, run.plan)));
+    FT_ASSIGN(const MemoryReport memory, memory_of(run));
     const bool fits = memory.fits && memory.allocator_retries == 0;
     (fits ? least : most) = fits ? middle : middle - 1;
   }

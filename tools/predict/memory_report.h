@@ -12,6 +12,7 @@
 #include "sim/program/memory.h"
 #include "sim/program/program.h"
 #include "tools/predict/interval.h"
+#include "tools/predict/lowered_step.h"
 #include "tools/predict/run_file.h"
 
 namespace foretrain {
@@ -65,11 +66,15 @@ struct MemoryOdds {
 MemoryOdds odds_of(const Run& run, const MemoryReport& memory);
 
 /// Of the lowered run. Refuses groups that the cluster cannot place.
-Result<MemoryReport> report_memory(const Run& run, const Workload& workload);
+Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step);
+
+/// The same of a run; of one whose allocator gives segments back, how often it does may be said of
+/// fewer microbatches.
+Result<MemoryReport> memory_of(const Run& run);
 
 /// GiB of a device on which the rank with the peak of `memory` gets by, though its allocator gives
 /// segments back: at most `peak_gib`, which is what it takes where there is no end. To 1/16 GiB.
-Result<double> least_memory(const Run& run, const Workload& workload, const MemoryReport& memory);
+Result<double> least_memory(const Run& run, const LoweredStep& step, const MemoryReport& memory);
 
 /// Decides `offload.device_share` `auto`, once, where a run is read: as many layers' states on the
 /// device as there is room for without giving segments back. A note says how many.

@@ -10,6 +10,7 @@
 #include "sim/base/threads.h"
 #include "sim/engine/account.h"
 #include "sim/engine/recorder.h"
+#include "sim/engine/steady.h"
 #include "sim/engine/step_ends.h"
 #include "sim/program/repeat.h"
 #include "sim/program/verify.h"
@@ -19,35 +20,30 @@
 namespace foretrain {
 namespace {
 
-/// Steps that are replayed to know one. Where ranks begin one as they have ended the one before,
-/// the first, which all begin together, is forgotten by the third.
-std::int32_t steps_of(const Plan& plan) { return plan.validates_later() ? 3 : 1; }
-
-/// Busy time of an actor's compute stream by its prices: who has most is critical.
-double compute_seconds(const Workload& workload, const Prepared& prepared, std::size_t actor) {
-  const Program& program = workload.programs[prepared.quotient.actors[actor].program.index()];
+/// Busy picoseconds of an actor's compute stream by its prices: who has most is critical.
+std::int64_t busy_ps(const LoweredStep& step, const Prepared& prepared, std::size_t actor) {
+  const std::size_t p = prepared.quotient.actors[actor].program.index();
+  const Program& program = step.workload.programs[p];
   const PreparedPrices& prices =
       prepared.prices[static_cast<std::size_t>(prepared.prices_of[actor])];
-  std::vector<double> of_segment(program.segments.size());
+  std::vector<std::int64_t> of_segment(program.segments.size());
   for (std::size_t s = 0; s < program.segments.size(); ++s) {
     for (const Op& op : program.segments[s].ops) {
       if (op.stream.value != 0) continue;
-      of_segment[s] += prices.costs[op.work.index()].duration.seconds();
+      of_segment[s] += prices.costs[op.work.index()].duration.ps;
     }
   }
-  double sum = 0;
-  for (const Call& call : program.calls) sum += of_segment[call.segment.index()];
-  return sum;
+  return sum_over_calls(step, p, of_segment);
 }
 
-std::size_t critical_actor(const Workload& workload, const Prepared& prepared) {
+std::size_t critical_actor(const LoweredStep& step, const Prepared& prepared) {
   // All actors with one Program and one set of prices are equally busy.
-  std::vector<double> known(prepared.prices.size(), -1);
+  std::vector<std::int64_t> known(prepared.prices.size(), -1);
   std::size_t best = 0;
-  double most = -1;
+  std::int64_t most = -1;
   for (std::size_t a = 0; a < prepared.quotient.actors.size(); ++a) {
-    double& busy = known[static_cast<std::size_t>(prepared.prices_of[a])];
-    if (busy < 0) busy = compute_seconds(workload, prepared, a);
+    std::int64_t& busy = known[static_cast<std::size_t>(prepared.prices_of[a])];
+    if (busy < 0) busy = busy_ps(step, prepared, a);
     if (busy <= most) continue;
     most = busy;
     best = a;
@@ -57,15 +53,15 @@ std::size_t critical_actor(const Workload& workload, const Prepared& prepared) {
 
 /// Refuses steps that Time, an integer number of picoseconds, may not hold: were every operation of
 /// every stage to run after the other, they must take less than a million seconds.
-Status check_length(const Run& run, const Workload& workload, const Prepared& prepared) {
+Status check_length(const Run& run, const LoweredStep& step, const Prepared& prepared) {
   constexpr double kLongest = 1e6;
   std::vector<std::uint8_t> known(prepared.prices.size());
   for (std::size_t a = 0; a < prepared.quotient.actors.size(); ++a) {
     const auto prices_of = static_cast<std::size_t>(prepared.prices_of[a]);
     if (known[prices_of]++ > 0) continue;
-    known[prices_of] = 1;
     const PreparedPrices& prices = prepared.prices[prices_of];
-    const Program& program = workload.programs[prepared.quotient.actors[a].program.index()];
+    const std::size_t p = prepared.quotient.actors[a].program.index();
+    const Program& program = step.workload.programs[p];
     std::vector<double> of_segment(program.segments.size());
     for (std::size_t s = 0; s < program.segments.size(); ++s) {
       for (const Op& op : program.segments[s].ops) {
@@ -73,8 +69,7 @@ Status check_length(const Run& run, const Workload& workload, const Prepared& pr
         of_segment[s] += cost.duration.seconds() + launch_of(op, cost).seconds();
       }
     }
-    double sum = 0;
-    for (const Call& call : program.calls) sum += of_segment[call.segment.index()];
+    const double sum = sum_over_calls(step, p, of_segment);
     if (sum * static_cast<double>(run.plan.pipeline) < kLongest) continue;
     return input_error(run.source + ": a step would take up to " +
                        seconds_text(sum * static_cast<double>(run.plan.pipeline)) +
@@ -85,7 +80,8 @@ Status check_length(const Run& run, const Workload& workload, const Prepared& pr
 
 /// FLOPs that a mean rank's tensor cores execute in a step. Where every rank is taken as the one
 /// with most tokens for its experts, `load` times the mean, their products are those of so many.
-double executed_flops(const Program& program, double load) {
+double executed_flops(const LoweredStep& step, std::size_t p, double load) {
+  const Program& program = step.workload.programs[p];
   std::vector<double> of_segment(program.segments.size());
   for (std::size_t s = 0; s < program.segments.size(); ++s) {
     for (const Op& op : program.segments[s].ops) {
@@ -93,9 +89,7 @@ double executed_flops(const Program& program, double load) {
       of_segment[s] += flops_of(program.works[op.work.index()]) / of_rank;
     }
   }
-  double sum = 0;
-  for (const Call& call : program.calls) sum += of_segment[call.segment.index()];
-  return sum;
+  return sum_over_calls(step, p, of_segment);
 }
 
 double peak_tflops(const Run& run) {
@@ -103,12 +97,11 @@ double peak_tflops(const Run& run) {
 }
 
 /// The same plan with data that is there sooner.
-Workload with_faster_data(const Run& run, double faster) {
-  Plan plan = run.plan;
+Plan with_faster_data(Plan plan, double faster) {
   for (Time* time : {&plan.data_time, &plan.loader_time}) {
     time->ps = static_cast<std::int64_t>(std::llround(static_cast<double>(time->ps) / faster));
   }
-  return repeated(lower(run.model, plan), steps_of(plan));
+  return plan;
 }
 
 bool uses_storage(const Offload& offload) {
@@ -118,7 +111,7 @@ bool uses_storage(const Offload& offload) {
 
 /// Gains from one resource at a time at 11/10 of its rate; from that of data where it is waited
 /// for.
-Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& workload, Time base,
+Result<std::vector<Sensitivity>> sensitivities(const Run& run, const LoweredStep& step, Time base,
                                                bool waits_for_data) {
   constexpr double kFaster = 1.1;
   struct Case {
@@ -134,17 +127,18 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
   struct What {
     std::string name;
     PriceOptions options;
-    const Workload* workload;
+    const LoweredStep* step;
     const Run* run;
+    const Plan* plan;  ///< that the step stands for
   };
   const PriceOptions usual = price_options(run);
   std::vector<What> all;
   for (const Case& one : kCases) {
     if (one.rate == &PriceOptions::host_rate && !offloads) continue;
-    all.push_back({one.name, usual, &workload, &run});
+    all.push_back({one.name, usual, &step, &run, &run.plan});
     all.back().options.*one.rate = kFaster;
   }
-  all.push_back({"host launches", usual, &workload, &run});
+  all.push_back({"host launches", usual, &step, &run, &run.plan});
   Time& dispatch = all.back().options.dispatch_per_kernel;
   dispatch =
       Time{static_cast<std::int64_t>(std::llround(static_cast<double>(dispatch.ps) / kFaster))};
@@ -153,17 +147,28 @@ Result<std::vector<Sensitivity>> sensitivities(const Run& run, const Workload& w
     with_storage = run;
     with_storage.cluster.storage_gb_per_s *= kFaster;
     with_storage.cluster.storage_write_gb_per_s *= kFaster;
-    all.push_back({"storage", usual, &workload, &with_storage});
+    all.push_back({"storage", usual, &step, &with_storage, &run.plan});
   }
-  Workload with_data;
+  std::optional<LoweredStep> with_data;
+  const Plan sooner = with_faster_data(run.plan, kFaster);
   if (waits_for_data) {
-    with_data = with_faster_data(run, kFaster);
-    all.push_back({"data loading", usual, &with_data, &run});
+    if (step.more > 0) with_data = lower_fewer(run.model, sooner, step.plan.microbatches());
+    if (!with_data) {
+      FT_TRY(lowerable(run.model, sooner));
+      with_data = lower_step(run.model, sooner);
+    }
+    all.push_back({"data loading", usual, &*with_data, &run, &sooner});
   }
   const auto step_of = [&run](const What& what) -> Result<Time> {
     const std::unique_ptr<CostModel> model = cost_model_of(*what.run, what.options);
-    FT_ASSIGN(const Prepared prepared, prepare(*what.workload, *model, false));
-    return step_time(*what.workload, prepared, steps_of(run.plan));
+    FT_ASSIGN(const Prepared prepared, prepare(what.step->replayed(), *model, false));
+    FT_ASSIGN(const std::optional<Time> time, step_time(*what.step, prepared));
+    if (time) return *time;
+    FT_TRY(lowerable(run.model, *what.plan));
+    const LoweredStep whole = lower_step(run.model, *what.plan);
+    FT_ASSIGN(const Prepared of_whole, prepare(whole.replayed(), *model, false));
+    FT_ASSIGN(const std::optional<Time> of_all, step_time(whole, of_whole));
+    return *of_all;
   };
   std::vector<std::optional<Result<Time>>> steps(all.size());
   in_parallel(all.size(), [&](std::size_t i) { steps[i] = step_of(all[i]); });
@@ -201,40 +206,38 @@ void set_interval(const Run& run, const Account& account, Prediction& out) {
   }
 }
 
-/// Hands every span to two sinks.
-class Tee : public SpanSink {
+/// Hands every span to several sinks.
+class Sinks : public SpanSink {
  public:
-  Tee(SpanSink& a, SpanSink& b) : x_a(a), x_b(b) {}
+  explicit Sinks(SpanSink* first) : x_all{first} {}
+  void add(SpanSink* sink) { x_all.push_back(sink); }
   void span(const OpTimes& times) override {
-    x_a.span(times);
-    x_b.span(times);
+    for (SpanSink* sink : x_all) sink->span(times);
   }
 
  private:
-  SpanSink& x_a;
-  SpanSink& x_b;
+  std::vector<SpanSink*> x_all;
 };
 
-/// Passes spans on and reports progress every million.
+/// Reports progress every million spans.
 class Counter : public SpanSink {
  public:
-  Counter(SpanSink& next, std::int64_t total,
-          const std::function<void(std::int64_t, std::int64_t)>& report)
-      : x_next(next), x_total(total), x_report(report) {}
-  void span(const OpTimes& times) override {
-    x_next.span(times);
+  Counter(std::int64_t total, const std::function<void(std::int64_t, std::int64_t)>& report)
+      : x_total(total), x_report(report) {}
+  void span(const OpTimes&) override {
     if ((++x_done & 0xfffff) == 0) x_report(x_done, x_total);
   }
 
  private:
-  SpanSink& x_next;
   std::int64_t x_total, x_done = 0;
   const std::function<void(std::int64_t, std::int64_t)>& x_report;
 };
 
-std::int64_t operations_in_all(const Workload& workload, const Prepared& prepared) {
+std::int64_t operations_in_all(const LoweredStep& step, const Prepared& prepared) {
   std::vector<std::int64_t> of_program;
-  for (const Program& program : workload.programs) of_program.push_back(count_ops(program));
+  for (std::size_t p = 0; p < step.workload.programs.size(); ++p) {
+    of_program.push_back(count_ops(step, p) * step.steps);
+  }
   std::int64_t sum = 0;
   for (const Actor& actor : prepared.quotient.actors) sum += of_program[actor.program.index()];
   return sum;
@@ -260,7 +263,7 @@ Status choose_actors(const Prepared& prepared, const PredictOptions& options,
   return ok_status();
 }
 
-void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
+void fill_rates(const Run& run, const LoweredStep& step, Prediction& out) {
   const double seconds = out.iteration_time_s;
   const double tokens =
       static_cast<double>(run.plan.global_batch) * static_cast<double>(run.plan.sequence_length);
@@ -278,8 +281,9 @@ void fill_rates(const Run& run, const Workload& workload, Prediction& out) {
   out.mfu = out.model_tflops_per_accelerator / peak_tflops(run);
   const double load = busiest_load(run.plan.experts);
   double executed = 0;
-  for (const Program& program : workload.programs) executed += executed_flops(program, load);
-  executed *= accelerators / static_cast<double>(workload.programs.size());
+  const std::size_t programs = step.workload.programs.size();
+  for (std::size_t p = 0; p < programs; ++p) executed += executed_flops(step, p, load);
+  executed *= accelerators / static_cast<double>(programs);
   out.hfu = executed / seconds / accelerators / 1e12 / peak_tflops(run);
 }
 
@@ -300,82 +304,175 @@ void add_retries(const MemoryReport& memory, Workload& workload) {
   }
 }
 
-/// `out` with how long a step takes, replayed with no eye on where its time goes.
-Result<Prediction> with_step(const Run& run, const Workload& workload, const Workload& timed,
-                             const Prepared& prepared, Prediction out) {
-  FT_ASSIGN(const Time step, step_time(timed, prepared, steps_of(run.plan)));
-  out.iteration_time_s = step.seconds();
-  fill_rates(run, workload, out);
+/// What the rounds that were left out add to the account of a step's critical rank.
+void add_rounds(const LoweredStep& step, const Account& round, Account& out) {
+  const auto times = static_cast<double>(step.more);
+  for (std::size_t part = 0; part < out.breakdown.size(); ++part) {
+    out.breakdown[part].ps += step.more * round.breakdown[part].ps;
+    out.busy_s[part] += times * round.busy_s[part];
+    out.error_s[part] += times * round.error_s[part];
+  }
+  for (std::size_t i = 0; i < out.provenance_s.size(); ++i) {
+    out.provenance_s[i] += times * round.provenance_s[i];
+  }
+  out.all_s += times * round.all_s;
+}
+
+/// What a step's replay says.
+struct TimedStep {
+  Time time;
+  Account account;  ///< of the critical rank
+};
+
+/// The memory of `step`, unless it is `known`, and in its Programs what the allocator's retries
+/// take. False where they do not stand for what the run does.
+Result<bool> add_memory(const Run& run, LoweredStep& step, std::optional<MemoryReport>& known) {
+  if (!known) {
+    FT_ASSIGN(known, report_memory(run, step));
+    if (known->peak_gib > known->capacity_gib) {
+      FT_ASSIGN(known->least_gib, least_memory(run, step, *known));
+    }
+  }
+  if (known->retries.empty()) return true;
+  if (step.more > 0) {
+    known.reset();
+    return false;
+  }
+  add_retries(*known, step.workload);
+  if (step.steps > 1) step.several = repeated(step.workload, step.steps);
+  return true;
+}
+
+/// Replays, with `shown` among those who look on. None where the time of what `step` stands for is
+/// not proved.
+Result<std::optional<TimedStep>> time_step(const LoweredStep& step, const Prepared& prepared,
+                                           std::size_t critical, Recorder* shown,
+                                           const PredictOptions& options, Prediction& out,
+                                           std::optional<Replay>& result) {
+  const Workload& timed = step.replayed();
+  Accountant of_critical(critical);
+  std::optional<RoundTimes> rounds;
+  if (step.more > 0) rounds.emplace(timed, prepared);
+  StepEnds ends(timed, prepared, step.steps, nullptr);
+  Sinks sinks{&of_critical};
+  if (shown != nullptr) sinks.add(shown);
+  if (rounds) sinks.add(&*rounds);
+  if (step.steps > 1) sinks.add(&ends);
+  Counter counter(out.operations, options.progress);
+  if (options.progress) sinks.add(&counter);
+  FT_ASSIGN(result, replay(timed, prepared, &sinks));
+  out.events = result->events;
+  TimedStep of_step;
+  of_step.time = step.steps > 1 ? ends.longest() : result->end;
+  of_step.account = of_critical.take(timed, prepared, ends.begin(critical), of_step.time);
+  if (!rounds) return std::optional<TimedStep>(of_step);
+  const auto steady = rounds->steady(*result, step.rounds, critical);
+  if (!steady) return std::optional<TimedStep>();
+  add_rounds(step, of_critical.take(timed, prepared, steady->from, steady->round), of_step.account);
+  of_step.time += Time{steady->round.ps * step.more};
+  return std::optional<TimedStep>(of_step);
+}
+
+/// Of the actors that were recorded; where a step is the last of several, of a step that all ranks
+/// begin together.
+Result<Timeline> timeline_of(const Run& run, const LoweredStep& step, const Prepared& prepared,
+                             const Replay& result, bool full, CostModel& model,
+                             Recorder& recorder) {
+  const auto track_name = [&run](RankId rank) {
+    return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(run.plan, rank));
+  };
+  Timeline out;
+  if (step.steps == 1) {
+    out = recorder.take(step.workload, prepared, result, track_name);
+  } else {
+    FT_ASSIGN(out, first_step(step.workload, model, full, recorder, track_name));
+  }
+  out.name = run.name;
   return out;
+}
+
+Status check_programs(const Workload& workload) {
+  const Status status = verify(workload);
+  if (status.ok()) return status;
+  return input_error(
+      "the lowered program is not well-formed (a bug of foretrain, please report): " +
+      status.error().message);
+}
+
+/// `run` by the Programs of `step`; none where these do not prove what the run does. Its memory is
+/// `known` after that, if it is proved.
+Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOptions& options,
+                                               LoweredStep step,
+                                               std::optional<MemoryReport>& known) {
+  using Found = std::optional<Prediction>;
+  Prediction out;
+  if (options.verify) FT_TRY(check_programs(step.workload));
+  for (std::size_t p = 0; p < step.workload.programs.size(); ++p) out.lowered += count_ops(step, p);
+  FT_ASSIGN(const bool stands, add_memory(run, step, known));
+  if (!stands) return Found();
+  out.memory = *known;
+  if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return Found(out);
+  const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
+  FT_ASSIGN(const Prepared prepared, prepare(step.replayed(), *model, options.full));
+  FT_TRY(check_length(run, step, prepared));
+  out.ranks_simulated = std::ssize(prepared.quotient.actors);
+  out.operations = operations_in_all(step, prepared);
+  if (options.step_alone) {
+    FT_ASSIGN(const std::optional<Time> time, step_time(step, prepared));
+    if (!time) return Found();
+    out.iteration_time_s = time->seconds();
+    fill_rates(run, step, out);
+    return Found(std::move(out));
+  }
+  const std::size_t critical = critical_actor(step, prepared);
+  std::vector<std::uint8_t> wanted;
+  FT_TRY(choose_actors(prepared, options, wanted));
+  Recorder shown(wanted);
+  const bool shows = options.timeline && step.steps == 1;
+  std::optional<Replay> result;
+  FT_ASSIGN(const std::optional<TimedStep> timed,
+            time_step(step, prepared, critical, shows ? &shown : nullptr, options, out, result));
+  if (!timed) return Found();
+  out.iteration_time_s = timed->time.seconds();
+  out.critical_rank = prepared.quotient.actors[critical].rank.value;
+  out.breakdown = timed->account.breakdown;
+  fill_rates(run, step, out);
+  set_interval(run, timed->account, out);
+  if (options.sensitivity) {
+    const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
+    FT_ASSIGN(out.sensitivity,
+              sensitivities(run, step, timed->time, data.ps > timed->time.ps / 100));
+  }
+  out.ranks = run.cluster.accelerators;
+  if (options.timeline) {
+    FT_ASSIGN(out.timeline, timeline_of(run, step, prepared, *result, options.full, *model, shown));
+  }
+  return Found(std::move(out));
+}
+
+/// By Programs with fewer microbatches, where these prove what the run does; else by its own.
+Result<Prediction> predict_any(const Run& run, const PredictOptions& options) {
+  std::optional<MemoryReport> memory;
+  if (!options.timeline && !options.whole) {
+    for (const std::int64_t few : fewer_microbatches(run.plan)) {
+      std::optional<LoweredStep> fewer = lower_fewer(run.model, run.plan, few);
+      if (!fewer) continue;
+      FT_ASSIGN(std::optional<Prediction> found,
+                predict_step(run, options, std::move(*fewer), memory));
+      if (found) return std::move(*found);
+    }
+  }
+  FT_TRY(lowerable(run.model, run.plan));
+  FT_ASSIGN(std::optional<Prediction> found,
+            predict_step(run, options, lower_step(run.model, run.plan), memory));
+  return std::move(*found);
 }
 
 }  // namespace
 
 Result<Prediction> predict(const Run& run, const PredictOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  Prediction out;
-  Workload workload = lower(run.model, run.plan);
-  if (options.verify) {
-    if (const Status status = verify(workload); !status.ok()) {
-      return input_error(
-          "the lowered program is not well-formed (a bug of foretrain, please report): " +
-          status.error().message);
-    }
-  }
-  for (const Program& program : workload.programs) out.lowered += count_ops(program);
-  FT_ASSIGN(out.memory, report_memory(run, workload));
-  if (options.most_memory > 0 && !out.memory.within(options.most_memory)) return out;
-  if (out.memory.peak_gib > out.memory.capacity_gib) {
-    FT_ASSIGN(out.memory.least_gib, least_memory(run, workload, out.memory));
-  }
-  add_retries(out.memory, workload);
-  const std::int32_t steps = steps_of(run.plan);
-  const Workload several = steps > 1 ? repeated(workload, steps) : Workload();
-  const Workload& timed = steps > 1 ? several : workload;
-  const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
-  FT_ASSIGN(const Prepared prepared, prepare(timed, *model, options.full));
-  FT_TRY(check_length(run, timed, prepared));
-  if (options.step_alone) return with_step(run, workload, timed, prepared, std::move(out));
-  const std::size_t critical = critical_actor(timed, prepared);
-  std::vector<std::uint8_t> wanted;
-  FT_TRY(choose_actors(prepared, options, wanted));
-  Accountant of_critical(critical);
-  Recorder of_shown(wanted);
-  Tee tee(of_critical, of_shown);
-  const bool shows = options.timeline && steps == 1;
-  StepEnds ends(timed, prepared, steps, &of_critical);
-  SpanSink& sink = shows       ? static_cast<SpanSink&>(tee)
-                   : steps > 1 ? static_cast<SpanSink&>(ends)
-                               : of_critical;
-  Counter counter(sink, operations_in_all(timed, prepared), options.progress);
-  FT_ASSIGN(const Replay result, replay(timed, prepared, options.progress ? &counter : &sink));
-  const Time step = steps > 1 ? ends.longest() : result.end;
-  const auto track_name = [&run](RankId rank) {
-    return "rank " + std::to_string(rank.value) + ": " + name_of(coordinates_of(run.plan, rank));
-  };
-  const Account account = of_critical.take(timed, prepared, ends.begin(critical), step);
-  out.iteration_time_s = step.seconds();
-  out.critical_rank = prepared.quotient.actors[critical].rank.value;
-  out.breakdown = account.breakdown;
-  fill_rates(run, workload, out);
-  set_interval(run, account, out);
-  if (options.sensitivity) {
-    const Time data = out.breakdown[static_cast<std::size_t>(Part::kData)];
-    const bool waits = data.ps > step.ps / 100;
-    FT_ASSIGN(out.sensitivity, sensitivities(run, timed, step, waits));
-  }
-  out.ranks = run.cluster.accelerators;
-  out.ranks_simulated = static_cast<std::int64_t>(prepared.quotient.actors.size());
-  out.operations = result.operations;
-  out.events = result.events;
-  if (options.timeline) {
-    if (shows) {
-      out.timeline = of_shown.take(timed, prepared, result, track_name);
-    } else {
-      FT_ASSIGN(out.timeline, first_step(workload, *model, options.full, of_shown, track_name));
-    }
-    out.timeline->name = run.name;
-  }
+  FT_ASSIGN(Prediction out, predict_any(run, options));
   out.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return out;
 }

@@ -22,6 +22,7 @@ struct PredictOptions {
   bool full = false;        ///< every rank unfolded
   bool verify = true;       ///< check the Workload before replaying it
   bool sensitivity = true;  ///< replay again with each resource 10 % faster
+  bool whole = false;       ///< every microbatch is lowered and replayed, equal or not
   double most_memory = 0;   ///< of the capacity; above it memory is all that is predicted; 0: any
   bool step_alone = false;  ///< how long a step takes, and memory; not where its time goes
   bool timeline = false;    ///< keep a Timeline of `trace_ranks`

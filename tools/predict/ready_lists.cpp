@@ -74,6 +74,7 @@ Status list_ready(Run& run) {
   if (!one_chunk || !p.overlap.gradient_reduce || p.data == 1) return ok_status();
   Plan alone = p;
   alone.buckets.bytes = alone.buckets.first_bytes = Bytes{1} << 60;  // one bucket for each part
+  FT_TRY(lowerable(run.model, alone));
   const Workload workload = lower(run.model, alone);
   const std::unique_ptr<CostModel> model = cost_model_of(run, price_options(run));
   FT_ASSIGN(const Prepared prepared, prepare(workload, *model, false));
