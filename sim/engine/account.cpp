@@ -52,11 +52,13 @@ Account Accountant::take(const Workload& workload, const Prepared& prepared, Tim
     std::vector<PartSpan>& spans = streams.emplace_back();
     spans.reserve(of_stream.size());
     for (const OpTimes& times : of_stream) {
-      if (times.end <= begin || times.begin >= end) continue;
+      if (times.end <= begin) continue;
       const Call& call = program.calls[static_cast<std::size_t>(times.call)];
       const OpParts::OpPart& op = parts.of(call.segment, times.op);
+      // Of what begins behind the window the data may be prepared within it.
+      const Time data = max(Time(), op.data - max(Time(), times.begin - end));
       const PartSpan& span = spans.emplace_back(PartSpan{
-          op.part, op.data, in_window(times.begin), in_window(times.start), in_window(times.end)});
+          op.part, data, in_window(times.begin), in_window(times.start), in_window(times.end)});
       const Cost& cost = prices.costs[static_cast<std::size_t>(times.work)];
       const double seconds = (span.end - span.start).seconds();
       out.busy_s[static_cast<std::size_t>(op.part)] += seconds;

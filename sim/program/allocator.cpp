@@ -226,6 +226,9 @@ class Allocator {
   /// Of all that decides what will be allocated where.
   std::uint64_t state() const {
     std::uint64_t hash = mixed(static_cast<std::uint64_t>(x_reserved), x_blocks.state());
+    for (const std::int32_t segment : x_unused_segments) {
+      hash = mixed(hash, static_cast<std::uint64_t>(segment));
+    }
     for (const Held& held : x_held) {
       hash =
           mixed(mixed(hash, static_cast<std::uint64_t>(held.call)), x_blocks.address(held.block));
@@ -256,7 +259,13 @@ class Allocator {
     const Bytes segment = segment_size(of % 2 == 0, size);
     if (!has_room(segment)) return kNoBlock;
     Block block;
-    block.segment = x_segments++;
+    block.segment = x_segments;
+    if (x_unused_segments.empty()) {
+      ++x_segments;
+    } else {
+      block.segment = x_unused_segments.back();
+      x_unused_segments.pop_back();
+    }
     block.size = segment;
     block.pool = of;
     add_reserved(segment);
@@ -321,6 +330,7 @@ class Allocator {
       const bool whole = b.before == kNoBlock && b.after == kNoBlock && !x_rules.expandable;
       if (x_rules.expandable) give_back_pages(b);
       if (whole) x_reserved -= b.size;
+      if (whole) x_unused_segments.push_back(b.segment);
       return whole;
     });
     x_use.retries.push_back({x_call, before - x_reserved});
@@ -343,6 +353,7 @@ class Allocator {
   AllocatorRules x_rules;
   Bytes x_limit, x_reserved = 0, x_allocated = 0;
   std::int32_t x_call = 0, x_segments = 0;
+  std::vector<std::int32_t> x_unused_segments;  ///< given back: their addresses are had again
   AllocatorUse x_use;
   Blocks x_blocks;
   std::deque<Held> x_held;  ///< in the order of their calls

@@ -150,6 +150,16 @@ TEST(SteadyState, OfShippedRunsIsExact) {
   std::printf("%d runs, %d by fewer microbatches\n", runs, fewer);
 }
 
+// What the host prepares for a microbatch lies before the operations that it then issues.
+TEST(SteadyState, OfHostsThatPrepareDataIsExact) {
+  int fewer = 0;
+  for (const char* time : {"200", "400000"}) {
+    const auto run = load_run("llama-3-8b-8-h100", {"host.data_us=" + std::string(time)});
+    ASSERT_TRUE(run.ok()) << run.error().message;
+    expect_equal_predictions(run.value(), fewer);
+  }
+}
+
 // Four million sequences a step, whose Programs would not fit into memory.
 TEST(SteadyState, HasNoLongestStep) {
   const auto run = load_run("llama-3-8b-8-h100", {"batch.global=4194304"});
