@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <sstream>
+#include <unordered_map>
 #include <utility>
 
 #include "hardware/collective_cost.h"
@@ -35,9 +37,13 @@ class HardwareCostModel final : public CostModel {
   int sm_count() const override { return x_cluster.device.sm_count; }
 
   Result<PlacementId> place(std::span<const RankId> ranks) override {
+    const std::optional<std::uint64_t> pair = pair_key(ranks);
+    const auto known = pair ? x_pairs.find(*pair) : x_pairs.end();
+    if (known != x_pairs.end()) return known->second;
     FT_ASSIGN(const Placement placement, placement_of(x_cluster, ranks));
     const auto [found, fresh] = x_ids.try_emplace(placement, PlacementId(x_placements.size()));
     if (fresh) x_placements.push_back(placement);
+    if (pair) x_pairs.emplace(*pair, found->second);
     return found->second;
   }
 
@@ -70,6 +76,25 @@ class HardwareCostModel final : public CostModel {
   }
 
  private:
+  /// All that the placement of two ranks depends on where nodes are switched: their places within
+  /// their nodes, and which levels of the network lie between them.
+  std::optional<std::uint64_t> pair_key(std::span<const RankId> ranks) const {
+    if (ranks.size() != 2 || x_cluster.topology.slice_size() > 0) return std::nullopt;
+    const auto [first, second] = std::minmax(ranks[0], ranks[1]);
+    if (first.value < 0 || first == second || second.value >= x_cluster.accelerators) {
+      return std::nullopt;
+    }
+    const std::int32_t a = x_cluster.node_of(ranks[0]);
+    const std::int32_t b = x_cluster.node_of(ranks[1]);
+    std::uint64_t key = a == b ? 0 : 1;
+    for (const auto& level : x_cluster.topology.levels) {
+      key = 2 * key + (a / level.nodes == b / level.nodes ? 0 : 1);
+    }
+    const auto node = static_cast<std::uint64_t>(x_cluster.accelerators_per_node);
+    key = key * node + static_cast<std::uint64_t>(x_cluster.local_of(ranks[0]));
+    return key * node + static_cast<std::uint64_t>(x_cluster.local_of(ranks[1]));
+  }
+
   static std::string_view text_of_kind(const Work& work) {
     constexpr std::array<std::string_view, 12> kNames = {
         "gemm",      "attention",  "kernel", "collective", "messages",    "copy",
@@ -165,6 +190,7 @@ class HardwareCostModel final : public CostModel {
   PriceOptions x_options;
   std::vector<Placement> x_placements;
   std::map<Placement, PlacementId> x_ids;
+  std::unordered_map<std::uint64_t, PlacementId> x_pairs;  ///< by `pair_key`
 };
 
 }  // namespace

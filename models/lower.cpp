@@ -12,32 +12,82 @@
 namespace foretrain {
 namespace {
 
-std::int64_t size_of(const Plan& plan, const std::string& dimension) {
-  if (dimension == "tp") return plan.tensor;
-  if (dimension == "dp") return plan.batch_ranks();
-  if (dimension == "cp") return plan.context;
-  if (dimension == "pp") return plan.pipeline;
-  return 1;
-}
-
-/// The rank's number; without the stages, among the ranks of its stage.
-std::int64_t number_of(const Plan& plan, const Coordinates& at, bool stages) {
-  std::int64_t rank = 0;
-  std::int64_t stride = 1;
-  for (const std::string& dimension : plan.rank_order) {
-    if (dimension == "pp" && !stages) continue;
-    if (dimension == "tp") rank += stride * at.tensor;
-    if (dimension == "dp") rank += stride * (at.data / plan.context);
-    if (dimension == "cp") rank += stride * (at.data % plan.context);
-    if (dimension == "pp") rank += stride * at.pipeline;
-    stride *= size_of(plan, dimension);
+/// The dimensions of `Plan::rank_order`, fastest first, as strides.
+class RankOrder {
+ public:
+  explicit RankOrder(const Plan& plan) : x_context(plan.context) {
+    std::int64_t stride = 1;
+    std::int64_t in_stage = 1;
+    for (const std::string& name : plan.rank_order) {
+      const Axis axis = axis_of(plan, name, stride, in_stage);
+      if (axis.size > 1) x_axes.push_back(axis);
+      stride *= axis.size;
+      if (axis.dimension != Dimension::kPipeline) in_stage *= axis.size;
+    }
   }
-  return rank;
-}
+
+  /// The rank's number.
+  std::int64_t number(const Coordinates& at) const {
+    std::int64_t rank = 0;
+    for (const Axis& axis : x_axes) rank += axis.stride * place(at, axis.dimension);
+    return rank;
+  }
+  /// Its number among the ranks of its stage.
+  std::int64_t number_in_stage(const Coordinates& at) const {
+    std::int64_t rank = 0;
+    for (const Axis& axis : x_axes) rank += axis.stride_in_stage * place(at, axis.dimension);
+    return rank;
+  }
+  Coordinates coordinates(std::int64_t rank) const {
+    Coordinates at;
+    for (const Axis& axis : x_axes) {
+      const std::int64_t place = rank / axis.stride % axis.size;
+      if (axis.dimension == Dimension::kTensor) at.tensor = place;
+      if (axis.dimension == Dimension::kBatch) at.data += place * x_context;
+      if (axis.dimension == Dimension::kContext) at.data += place;
+      if (axis.dimension == Dimension::kPipeline) at.pipeline = place;
+    }
+    return at;
+  }
+
+ private:
+  enum class Dimension : std::uint8_t { kTensor, kBatch, kContext, kPipeline };
+  struct Axis {
+    Dimension dimension = Dimension::kTensor;
+    std::int64_t size = 1, stride = 1;
+    std::int64_t stride_in_stage = 0;  ///< 0: of the stages themselves
+  };
+
+  static Axis axis_of(const Plan& plan, const std::string& name, std::int64_t stride,
+                      std::int64_t in_stage) {
+    if (name == "tp") return {Dimension::kTensor, plan.tensor, stride, in_stage};
+    if (name == "dp") return {Dimension::kBatch, plan.batch_ranks(), stride, in_stage};
+    if (name == "cp") return {Dimension::kContext, plan.context, stride, in_stage};
+    if (name == "pp") return {Dimension::kPipeline, plan.pipeline, stride, 0};
+    return {};  // experts lie within the others
+  }
+
+  std::int64_t place(const Coordinates& at, Dimension dimension) const {
+    switch (dimension) {
+      case Dimension::kTensor:
+        return at.tensor;
+      case Dimension::kBatch:
+        return at.data / x_context;
+      case Dimension::kContext:
+        return at.data % x_context;
+      case Dimension::kPipeline:
+        break;
+    }
+    return at.pipeline;
+  }
+
+  std::int64_t x_context;
+  std::vector<Axis> x_axes;  ///< of more than one place
+};
 
 class Lowering {
  public:
-  Lowering(const Model& model, const Plan& plan) : x_model(model), x_plan(plan) {}
+  Lowering(const Model& model, const Plan& plan) : x_model(model), x_plan(plan), x_order(plan) {}
 
   Workload run() {
     for (std::int64_t s = 0; s < x_plan.pipeline; ++s) {
@@ -45,7 +95,7 @@ class Lowering {
     }
     x_out.ranks.resize(static_cast<std::size_t>(x_plan.accelerators));
     for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      x_at.push_back(coordinates_of(x_plan, RankId(r)));
+      x_at.push_back(x_order.coordinates(static_cast<std::int64_t>(r)));
       const Coordinates& at = x_at.back();
       RankBinding& rank = x_out.ranks[r];
       rank.program = ProgramId(static_cast<std::size_t>(at.pipeline));
@@ -240,65 +290,77 @@ class Lowering {
     bind(kExpertNormGroup, [place](const Coordinates& at) { return Key{place(at).data, 0, 0}; });
   }
 
-  void join(const Coordinates& from, const std::string& from_slot, const Coordinates& to,
-            const std::string& to_slot) {
-    const int a = slot_in(program(from).channel_slots, from_slot);
-    const int b = slot_in(program(to).channel_slots, to_slot);
-    FT_CHECK((a < 0) == (b < 0), "a channel with one end");
-    if (a < 0) return;
-    const RankId source = rank_at(x_plan, from);
-    const RankId destination = rank_at(x_plan, to);
-    const auto out = static_cast<std::size_t>(a);
-    const auto in = static_cast<std::size_t>(b);
-    const auto id = push_id<ChannelId>(
-        x_out.channels, Channel{source, destination, ChannelSlot(out), ChannelSlot(in)});
-    x_out.ranks[source.index()].channels[out] = id;
-    x_out.ranks[destination.index()].channels[in] = id;
+  /// A channel from slot `from_slot` of every rank that has it to `to_slot` of the one that
+  /// `next_of` its coordinates gives; `reverse`: from that one to the rank.
+  template <typename NextOf>
+  void join(const std::string& from_slot, const std::string& to_slot, const NextOf& next_of,
+            bool reverse = false) {
+    std::vector<int> out, in;  // by stage
+    for (const Program& program : x_out.programs) {
+      out.push_back(slot_in(program.channel_slots, from_slot));
+      in.push_back(slot_in(program.channel_slots, to_slot));
+    }
+    const auto none = [](int slot) { return slot < 0; };
+    if (std::all_of(out.begin(), out.end(), none) && std::all_of(in.begin(), in.end(), none))
+      return;
+    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
+      const Coordinates there = next_of(x_at[r]);
+      const Coordinates& from = reverse ? there : x_at[r];
+      const Coordinates& to = reverse ? x_at[r] : there;
+      const int a = out[static_cast<std::size_t>(from.pipeline)];
+      const int b = in[static_cast<std::size_t>(to.pipeline)];
+      FT_CHECK((a < 0) == (b < 0), "a channel with one end");
+      if (a < 0) continue;
+      const auto source = static_cast<std::size_t>(x_order.number(from));
+      const auto destination = static_cast<std::size_t>(x_order.number(to));
+      const auto id =
+          push_id<ChannelId>(x_out.channels, Channel{RankId(source), RankId(destination),
+                                                     ChannelSlot(static_cast<std::size_t>(a)),
+                                                     ChannelSlot(static_cast<std::size_t>(b))});
+      x_out.ranks[source].channels[static_cast<std::size_t>(a)] = id;
+      x_out.ranks[destination].channels[static_cast<std::size_t>(b)] = id;
+    }
   }
 
   /// Around the ring of each context-parallel group.
   void bind_context() {
     if (x_plan.context == 1) return;
-    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      const Coordinates& at = x_at[r];
+    join(kContextToNext, kContextFromPrevious, [this](Coordinates at) {
       const std::int64_t place = at.data % x_plan.context;
-      Coordinates next = at;
-      next.data = at.data - place + (place + x_plan.context_inner) % x_plan.context;
-      join(at, kContextToNext, next, kContextFromPrevious);
-    }
+      at.data += (place + x_plan.context_inner) % x_plan.context - place;
+      return at;
+    });
   }
 
   /// From every member of a tensor group to every other.
   void bind_rings() {
     if (!x_plan.rings()) return;
-    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      const Coordinates& at = x_at[r];
-      for (std::int64_t i = 1; i < x_plan.tensor; ++i) {
-        Coordinates there = at;
-        there.tensor = (at.tensor + i) % x_plan.tensor;
-        join(at, ring_channel(true, i), there, ring_channel(false, i));
-      }
+    for (std::int64_t i = 1; i < x_plan.tensor; ++i) {
+      join(ring_channel(true, i), ring_channel(false, i), [this, i](Coordinates at) {
+        at.tensor = (at.tensor + i) % x_plan.tensor;
+        return at;
+      });
     }
   }
 
   /// Around the ring of stages: the last one sends to the first when chunks are interleaved.
   void bind_channels() {
     if (x_plan.pipeline == 1) return;
-    for (std::size_t r = 0; r < x_out.ranks.size(); ++r) {
-      const Coordinates& at = x_at[r];
-      Coordinates next = at;
-      next.pipeline = (at.pipeline + 1) % x_plan.pipeline;
-      join(at, kToNext, next, kFromPrevious);
-      join(next, kToPrevious, at, kFromNext);
-      join(next, kUpToPrevious, at, kUpFromNext);
-      join(at, kUpToNext, next, kUpFromPrevious);
-      join(at, kNormToNext, next, kNormFromPrevious);
-      join(next, kStateToPrevious, at, kStateFromNext);
-    }
+    const auto next = [this](Coordinates at) {
+      at.pipeline = (at.pipeline + 1) % x_plan.pipeline;
+      return at;
+    };
+    join(kToNext, kFromPrevious, next);
+    join(kToPrevious, kFromNext, next, true);
+    join(kUpToPrevious, kUpFromNext, next, true);
+    join(kUpToNext, kUpFromPrevious, next);
+    join(kNormToNext, kNormFromPrevious, next);
+    join(kStateToPrevious, kStateFromNext, next, true);
   }
 
   const Model& x_model;
   const Plan& x_plan;
+  RankOrder x_order;
   Workload x_out;
   std::vector<Coordinates> x_at;  ///< by rank
 };
@@ -306,26 +368,16 @@ class Lowering {
 }  // namespace
 
 Coordinates coordinates_of(const Plan& plan, RankId rank) {
-  Coordinates at;
-  std::int64_t rest = rank.value;
-  for (const std::string& dimension : plan.rank_order) {
-    const std::int64_t size = size_of(plan, dimension);
-    if (dimension == "tp") at.tensor = rest % size;
-    if (dimension == "dp") at.data += rest % size * plan.context;
-    if (dimension == "cp") at.data += rest % size;
-    if (dimension == "pp") at.pipeline = rest % size;
-    rest /= size;
-  }
-  return at;
+  return RankOrder(plan).coordinates(rank.value);
 }
 
 RankId rank_at(const Plan& plan, const Coordinates& at) {
-  return RankId(static_cast<std::size_t>(number_of(plan, at, true)));
+  return RankId(static_cast<std::size_t>(RankOrder(plan).number(at)));
 }
 
 ExpertCoordinates expert_coordinates(const Plan& plan, const Coordinates& at) {
   // The rank's number within its stage, then that number read with the experts' degrees.
-  std::int64_t rest = number_of(plan, at, false);
+  std::int64_t rest = RankOrder(plan).number_in_stage(at);
   ExpertCoordinates out;
   const auto take = [&rest](std::int64_t size) {
     const std::int64_t place = rest % size;

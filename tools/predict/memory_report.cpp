@@ -147,8 +147,9 @@ void reserve(const LoweredStep& step, const AllocatorRules& rules, double others
   const MoreRounds more = step.more_of(p);
   const double room = (out.capacity_gib - others_gib) * kGiB;
   AllocatorUse use = caching_allocator(program, rules, 0, more);
-  // With this much room a limit changes nothing.
-  if (room >= 1 && use.reserved > static_cast<Bytes>(room)) {
+  // With this much room a limit changes nothing, with less than the tensors nothing helps.
+  const double tensors = (out.allocated_gib - out.workspace_gib) * kGiB;
+  if (room >= std::max(1.0, tensors) && use.reserved > static_cast<Bytes>(room)) {
     AllocatorUse limited = caching_allocator(program, rules, static_cast<Bytes>(room), more);
     if (limited.fits) use = std::move(limited);
   }
