@@ -60,18 +60,16 @@ std::optional<FewerMicrobatches> with_fewer_microbatches(const Plan& plan,
                     !fits_durations(plan.schedule) && plan.directions() == 1;
   const std::int64_t all = plan.microbatches();
   if (!sums || all > std::numeric_limits<std::int32_t>::max()) return std::nullopt;
-  std::vector<PassList> passes;
   for (const std::int64_t per_round : {std::int64_t{1}, plan.pipeline}) {
     const std::int64_t rounds = (all - microbatches) / per_round;
     if (rounds < 1) continue;
-    if (passes.empty()) passes = passes_of(plan);
     FewerMicrobatches out{plan, static_cast<std::int32_t>(per_round), rounds};
     const std::int64_t left_out = rounds * per_round;
     out.plan.global_batch -= left_out * plan.micro_batch * plan.batch_ranks();
-    const std::vector<PassList> few = passes_of(out.plan);
     bool alike = true;
-    for (std::size_t s = 0; s < passes.size() && alike; ++s) {
-      alike = is_longer(few[s], passes[s], out.per_round, static_cast<std::int32_t>(left_out));
+    for (std::int64_t s = 0; s < plan.pipeline && alike; ++s) {
+      alike = is_longer(passes_of(out.plan, s), passes_of(plan, s), out.per_round,
+                        static_cast<std::int32_t>(left_out));
     }
     if (alike) return out;
   }

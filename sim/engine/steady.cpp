@@ -23,9 +23,8 @@ class RoundProof {
       if (!forgets(a) || !outruns_host(a)) return std::nullopt;
     }
     if (!partners_alike() || (x_replay.events > 0 && !alike_at_once())) return std::nullopt;
-    const Time from = x_before[actor];
-    if (from + x_round > first_after(actor)) return std::nullopt;
-    return RoundTimes::Steady{x_round, from};
+    if (alike_from(actor) + x_round > alike_to(actor)) return std::nullopt;
+    return RoundTimes::Steady{x_round, alike_from(actor)};
   }
 
  private:
@@ -100,6 +99,24 @@ class RoundProof {
     return first_begin(actor, first_op(actor, x_alike[actor].end()), x_times.x_times[actor].size());
   }
 
+  /// From then on everything that runs is as it is a round later: what was before is over, and so
+  /// is what one more round before the first that is alike would still do.
+  Time alike_from(std::size_t actor) const {
+    const Rounds& r = x_alike[actor];
+    Time first;
+    for (std::size_t i = first_op(actor, r.begin); i < first_op(actor, r.at(1)); ++i) {
+      first = max(first, x_times.x_times[actor][i].end);
+    }
+    return max(x_before[actor], first - x_round);
+  }
+  /// Until then likewise: neither what follows nor one more round behind the last has begun.
+  Time alike_to(std::size_t actor) const {
+    const Rounds& r = x_alike[actor];
+    const Time last =
+        first_begin(actor, first_op(actor, r.at(r.count - 1)), first_op(actor, r.end()));
+    return min(first_after(actor), last + x_round);
+  }
+
   /// Nothing that comes waits for what was before the rounds that are alike.
   bool forgets(std::size_t actor) const {
     const Rounds& r = x_alike[actor];
@@ -172,7 +189,7 @@ class RoundProof {
     return Time();
   }
 
-  /// How often a slot is used before the rounds that are alike, and up to the end of the rounds.
+  /// How often a slot is used up to the end of the first round that is alike, and of the last.
   struct Uses {
     std::int64_t before = 0, end = 0;
   };
@@ -219,7 +236,7 @@ class RoundProof {
     for (std::int32_t c = 0; c < r.end(); ++c) {
       const std::size_t s = program.calls[static_cast<std::size_t>(c)].segment.index();
       ++all[s];
-      if (c < r.begin) ++before[s];
+      if (c < r.at(1)) ++before[s];
     }
     for (std::size_t s = 0; s < program.segments.size(); ++s) {
       if (all[s] == 0) continue;
@@ -241,8 +258,8 @@ class RoundProof {
   bool alike_at_once() const {
     Time from, to = kNever;
     for (std::size_t a = 0; a < x_before.size(); ++a) {
-      from = max(from, x_before[a]);
-      to = min(to, first_after(a));
+      from = max(from, alike_from(a));
+      to = min(to, alike_to(a));
     }
     return from + x_round + x_round <= to;
   }

@@ -3,8 +3,8 @@
 // The replay is a function of times that knows no absolute ones. Where some rounds of every actor
 // are each what the one before was, D later, one more of them is D later again, and so is what
 // follows, if nothing that follows hangs on what does not move with the rounds: on what was before
-// these rounds, on a host that is slower than they are, or on work of another actor that is not of
-// rounds that were looked at. Each of these is checked. Where the event queue was needed (transfers
+// these rounds, on a host that is slower than they are, or on rounds of another actor that are not
+// alike. Each of these is checked. Where the event queue was needed (transfers
 // that share ports, kernels beside communication whose end was not known), the rounds of all actors
 // must also be alike at the same time, for two rounds. Where a check fails there is no answer, and
 // a longer step is to be tried.
@@ -31,7 +31,7 @@ class RoundTimes : public SpanSink {
 
   struct Steady {
     Time round;  ///< that one more round takes
-    Time from;   ///< of the actor asked for: a time from which on a round is as all that follow
+    Time from;   ///< from here on a round's length of the actor asked for is as every later one
   };
   /// `rounds`: by Program. None where the replay does not prove it.
   std::optional<Steady> steady(const Replay& replay, const std::vector<Rounds>& rounds,

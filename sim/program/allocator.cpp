@@ -542,12 +542,18 @@ class Walk {
     }
   }
 
+  /// Whether the rounds have repeated, or all were walked.
+  bool known() const { return x_known; }
+
   void run() {
     Hearing hearing(x_program);
     const auto calls = static_cast<std::int32_t>(x_program.calls.size());
     const std::int32_t end = x_more.times > 0 ? x_more.rounds.end() : calls;
     if (!run_calls(0, end, hearing)) return;
-    if (!run_more(hearing)) return;
+    if (!run_more(hearing)) {
+      x_known = !x_allocator.use().fits;
+      return;
+    }
     run_calls(end, calls, hearing);
   }
 
@@ -574,8 +580,10 @@ class Walk {
   }
 
   /// The last round again and again, until it leaves what it left before; the rest of the times
-  /// that are no whole number of such cycles is run as well.
+  /// that are no whole number of such cycles is run as well. False where there is no room, or no
+  /// such cycle in many rounds.
   bool run_more(Hearing& hearing) {
+    constexpr std::size_t kMostRounds = 256;
     const Rounds& rounds = x_more.rounds;
     std::unordered_map<std::uint64_t, std::int64_t> seen;
     bool cycles = false;
@@ -590,6 +598,7 @@ class Walk {
       std::uint64_t state = x_places.state(x_allocator);
       state = hearing.state(state, x_allocator.earliest_held(rounds.end()));
       const auto [found, fresh] = seen.try_emplace(state, left);
+      if (fresh && seen.size() > kMostRounds) return false;
       if (fresh) continue;
       left %= found->second - left;
       cycles = true;
@@ -614,6 +623,7 @@ class Walk {
   Allocator& x_allocator;
   std::vector<std::vector<BufferStep>> x_steps;  ///< by segment
   std::vector<FrameId> x_next;                   ///< of `next_frames`
+  bool x_known = true;
 };
 
 }  // namespace
@@ -624,10 +634,13 @@ AllocatorUse caching_allocator(const Program& program, const AllocatorRules& rul
   Allocator allocator(rules, limit);
   Walk step(program, rules.records_streams, more, places, allocator);
   allocate_persistent(program, places, allocator);
-  if (allocator.use().fits) step.run();
-  allocator.next_step();
-  if (allocator.use().fits) step.run();
-  return allocator.use();
+  for (int steps = 0; steps < 2; ++steps) {
+    if (steps > 0) allocator.next_step();
+    if (allocator.use().fits && step.known()) step.run();
+  }
+  AllocatorUse out = allocator.use();
+  out.known = step.known();
+  return out;
 }
 
 }  // namespace foretrain

@@ -37,6 +37,7 @@ struct AllocatorUse {
   Bytes allocated = 0;                  ///< most bytes of blocks, rounded
   std::vector<AllocatorRetry> retries;  ///< of the second step, in order (`num_alloc_retries`)
   bool fits = true;                     ///< false: not even then; the walk ends there
+  bool known = true;  ///< false: more rounds than were walked, and they have not repeated
 };
 
 /// Two steps, so that the second finds what the first left: the persistent buffers, then the

@@ -151,8 +151,10 @@ void reserve(const LoweredStep& step, const AllocatorRules& rules, double others
   const double tensors = (out.allocated_gib - out.workspace_gib) * kGiB;
   if (room >= std::max(1.0, tensors) && use.reserved > static_cast<Bytes>(room)) {
     AllocatorUse limited = caching_allocator(program, rules, static_cast<Bytes>(room), more);
+    limited.known = limited.known && use.known;
     if (limited.fits) use = std::move(limited);
   }
+  out.allocator.known = use.known;
   if (!use.retries.empty()) out.retries[p] = use.retries;
   out.reserved_gib = gib(use.reserved) + out.workspace_gib;
 }
@@ -233,17 +235,20 @@ Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
   Communicators communicators(run, workload, library.nccl);
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
   bool all_fit = true;
+  bool known = true;
   for (std::size_t p = 0; p < peaks.size(); ++p) {
     if (static_cast<double>(peaks[p].bytes) < kNear * static_cast<double>(most)) continue;
     FT_ASSIGN(const MemoryReport one,
               report_program(run, step, p, peaks[p], library, communicators));
     retries.insert(one.retries.begin(), one.retries.end());
     all_fit = all_fit && one.fits;
+    known = known && one.allocator.known;
     if (out && one.peak_gib <= out->peak_gib) continue;
     out = one;
   }
-  out->retry_per_gib = library.retry_per_gib;
+  out->allocator.retry_per_gib = library.retry_per_gib;
   out->retries.clear();
+  out->allocator.known = known;
   if (all_fit && !run.graphs && !run.graphs_by_layer) out->retries = std::move(retries);
   for (const auto& [program, of_program] : out->retries) {
     out->allocator_retries = std::max<std::int64_t>(out->allocator_retries, std::ssize(of_program));
@@ -253,7 +258,7 @@ Result<MemoryReport> report_memory(const Run& run, const LoweredStep& step) {
   return *out;
 }
 
-Result<double> least_memory(const Run& run, const LoweredStep& step, const MemoryReport& memory) {
+Result<double> least_memory(const Run& run, const LoweredStep& step, MemoryReport& memory) {
   const Workload& workload = step.workload;
   FT_ASSIGN(const LibraryMemory library, library_memory(run));
   const auto rank = static_cast<std::size_t>(memory.peak_rank);
@@ -266,6 +271,8 @@ Result<double> least_memory(const Run& run, const LoweredStep& step, const Memor
     const AllocatorUse use =
         caching_allocator(workload.programs[p], library.allocator, middle, step.more_of(p));
     (use.fits ? most : least) = middle;
+    memory.allocator.known = memory.allocator.known && use.known;
+    if (!memory.allocator.known) break;
   }
   return memory.peak_gib - memory.reserved_gib + memory.workspace_gib + gib(most);
 }
@@ -274,7 +281,10 @@ Result<double> least_memory(const Run& run, const LoweredStep& step, const Memor
 Result<MemoryReport> memory_of(const Run& run) {
   for (const std::int64_t few : fewer_microbatches(run.plan)) {
     const std::optional<LoweredStep> fewer = lower_fewer(run.model, run.plan, few);
-    if (fewer) return report_memory(run, *fewer);
+    if (!fewer) continue;
+    FT_ASSIGN(MemoryReport memory, report_memory(run, *fewer));
+    if (!memory.allocator.known) break;
+    return memory;
   }
   FT_TRY(lowerable(run.model, run.plan));
   return report_memory(run, lower_step(run.model, run.plan));

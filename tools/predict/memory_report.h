@@ -40,9 +40,13 @@ struct MemoryReport {
   /// what it holds would not fit otherwise: of the Program with most. None where one does not fit,
   /// and with CUDA graphs, which have their memory.
   std::int64_t allocator_retries = 0;
-  /// Those of every Program that holds nearly the most, and the host's time of a GiB given back.
+  /// Those of every Program that holds nearly the most.
   std::map<std::size_t, std::vector<AllocatorRetry>> retries;
-  Time retry_per_gib;
+  struct OfAllocator {
+    Time retry_per_gib;  ///< the host's time of a GiB given back
+    bool known = true;   ///< false: few microbatches do not tell what it does with many
+  };
+  OfAllocator allocator;
   /// Where the device has too little: how much it needs, with segments given back (least_memory).
   double least_gib = 0;
   double theoretical_gib = 0;  ///< model states and activations kept for backward, first stage
@@ -74,7 +78,8 @@ Result<MemoryReport> memory_of(const Run& run);
 
 /// GiB of a device on which the rank with the peak of `memory` gets by, though its allocator gives
 /// segments back: at most `peak_gib`, which is what it takes where there is no end. To 1/16 GiB.
-Result<double> least_memory(const Run& run, const LoweredStep& step, const MemoryReport& memory);
+/// Sets `memory.allocator.known`.
+Result<double> least_memory(const Run& run, const LoweredStep& step, MemoryReport& memory);
 
 /// Decides `offload.device_share` `auto`, once, where a run is read: as many layers' states on the
 /// device as there is room for without giving segments back. A note says how many.

@@ -300,7 +300,7 @@ Result<Timeline> first_step(const Workload& workload, CostModel& model, bool ful
 void add_retries(const MemoryReport& memory, Workload& workload) {
   for (const auto& [program, retries] : memory.retries) {
     Program& retried = workload.programs[program];
-    retried = with_retries(std::move(retried), retries, memory.retry_per_gib);
+    retried = with_retries(std::move(retried), retries, memory.allocator.retry_per_gib);
   }
 }
 
@@ -333,11 +333,11 @@ Result<bool> add_memory(const Run& run, LoweredStep& step, std::optional<MemoryR
       FT_ASSIGN(known->least_gib, least_memory(run, step, *known));
     }
   }
-  if (known->retries.empty()) return true;
-  if (step.more > 0) {
+  if (!known->allocator.known || (step.more > 0 && !known->retries.empty())) {
     known.reset();
     return false;
   }
+  if (known->retries.empty()) return true;
   add_retries(*known, step.workload);
   if (step.steps > 1) step.several = repeated(step.workload, step.steps);
   return true;
@@ -359,7 +359,7 @@ Result<std::optional<TimedStep>> time_step(const LoweredStep& step, const Prepar
   if (rounds) sinks.add(&*rounds);
   if (step.steps > 1) sinks.add(&ends);
   Counter counter(out.operations, options.progress);
-  if (options.progress) sinks.add(&counter);
+  if (options.progress && step.more == 0) sinks.add(&counter);
   FT_ASSIGN(result, replay(timed, prepared, &sinks));
   out.events = result->events;
   TimedStep of_step;
@@ -453,13 +453,14 @@ Result<std::optional<Prediction>> predict_step(const Run& run, const PredictOpti
 /// By Programs with fewer microbatches, where these prove what the run does; else by its own.
 Result<Prediction> predict_any(const Run& run, const PredictOptions& options) {
   std::optional<MemoryReport> memory;
-  if (!options.timeline && !options.whole) {
+  if (!options.timeline && !options.whole && !options.full) {
     for (const std::int64_t few : fewer_microbatches(run.plan)) {
       std::optional<LoweredStep> fewer = lower_fewer(run.model, run.plan, few);
       if (!fewer) continue;
       FT_ASSIGN(std::optional<Prediction> found,
                 predict_step(run, options, std::move(*fewer), memory));
       if (found) return std::move(*found);
+      if (!memory) break;  // more microbatches would not tell more of the allocator
     }
   }
   FT_TRY(lowerable(run.model, run.plan));
