@@ -69,7 +69,7 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work
     try {
       while (others.size() + 1 < std::min(threads, count)) others.emplace_back(take);
     } catch (const std::system_error&) {
-      // Those that are there do the work.
+      // The threads that have been made share the work.
     } catch (const std::bad_alloc&) {
     }
     take();

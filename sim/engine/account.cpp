@@ -55,7 +55,7 @@ Account Accountant::take(const Workload& workload, const Prepared& prepared, Tim
       if (times.end <= begin) continue;
       const Call& call = program.calls[static_cast<std::size_t>(times.call)];
       const OpParts::OpPart& op = parts.of(call.segment, times.op);
-      // Of what begins behind the window the data may be prepared within it.
+      // The host may prepare data within the window for an op that begins behind the window.
       const Time data = max(Time(), op.data - max(Time(), times.begin - end));
       const PartSpan& span = spans.emplace_back(PartSpan{
           op.part, data, in_window(times.begin), in_window(times.start), in_window(times.end)});

@@ -6,7 +6,7 @@ namespace foretrain {
 namespace {
 
 /// How many calls ago the frames of every call were last used, by call and slot; waits behind them.
-/// A frame is its own in every round, or as old as that of the round before.
+/// Two slots are alike where they name one frame, or frames that were last used equally long ago.
 class Ages {
  public:
   explicit Ages(const Program& program) {

@@ -42,7 +42,7 @@ double expert_parameters(const Model& model) {
 
 CheckpointBytes checkpoint_bytes(const Run& run) {
   Plan lowered = run.plan;
-  // What is saved does not depend on how many microbatches there are, as long as there are several.
+  // A step of few microbatches has the same states, as long as it has several of them.
   if (!lowerable(run.model, lowered).ok()) {
     lowered.global_batch = 2 * lowered.pipeline * lowered.micro_batch * lowered.batch_ranks();
   }
