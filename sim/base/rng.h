@@ -13,6 +13,11 @@ constexpr std::uint64_t hash_u64(std::uint64_t z) {
   return z ^ (z >> 31);
 }
 
+/// A hash of both, in this order.
+constexpr std::uint64_t mix_u64(std::uint64_t a, std::uint64_t b) {
+  return hash_u64(a * 0x9e3779b97f4a7c15ULL + b + 0x632be59bd9b4e019ULL);
+}
+
 class Rng {
  public:
   explicit Rng(std::uint64_t seed) : x_state(seed) {}

@@ -10,9 +10,7 @@ namespace {
 
 using Color = std::uint64_t;
 
-Color mix(Color a, Color b) {
-  return hash_u64(a * 0x9e3779b97f4a7c15ULL + b + 0x632be59bd9b4e019ULL);
-}
+Color mix(Color a, Color b) { return mix_u64(a, b); }
 Color mix(Color a, std::int32_t b) {
   return mix(a, static_cast<Color>(static_cast<std::uint32_t>(b)));
 }

@@ -31,10 +31,6 @@ struct Block {
 
 Bytes rounded_up(Bytes bytes, Bytes to) { return (bytes + to - 1) / to * to; }
 
-std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
-  return hash_u64(a * 0x9e3779b97f4a7c15ULL + b + 0x632be59bd9b4e019ULL);
-}
-
 /// The blocks of all segments: neighbours, and those that are free, by pool.
 class Blocks {
  public:
@@ -124,7 +120,7 @@ class Blocks {
   std::uint64_t address(std::int32_t block) const {
     if (block == kNoBlock) return 0;
     const Block& b = x_all[at(block)];
-    return mixed(static_cast<std::uint64_t>(b.segment) + 1, static_cast<std::uint64_t>(b.offset));
+    return mix_u64(static_cast<std::uint64_t>(b.segment) + 1, static_cast<std::uint64_t>(b.offset));
   }
   /// Of the blocks that are free: a sum, since where they are listed does not matter.
   std::uint64_t state() const {
@@ -132,7 +128,8 @@ class Blocks {
     for (const std::vector<Free>& of_pool : x_free) {
       for (const Free& free : of_pool) {
         const auto unmapped = static_cast<std::uint64_t>(x_all[at(free.block)].unmapped);
-        sum += mixed(mixed(address(free.block), static_cast<std::uint64_t>(free.size)), unmapped);
+        sum +=
+            mix_u64(mix_u64(address(free.block), static_cast<std::uint64_t>(free.size)), unmapped);
       }
     }
     return sum;
@@ -225,13 +222,13 @@ class Allocator {
   }
   /// Of all that decides what will be allocated where.
   std::uint64_t state() const {
-    std::uint64_t hash = mixed(static_cast<std::uint64_t>(x_reserved), x_blocks.state());
+    std::uint64_t hash = mix_u64(static_cast<std::uint64_t>(x_reserved), x_blocks.state());
     for (const std::int32_t segment : x_unused_segments) {
-      hash = mixed(hash, static_cast<std::uint64_t>(segment));
+      hash = mix_u64(hash, static_cast<std::uint64_t>(segment));
     }
     for (const Held& held : x_held) {
-      hash =
-          mixed(mixed(hash, static_cast<std::uint64_t>(held.call)), x_blocks.address(held.block));
+      hash = mix_u64(mix_u64(hash, static_cast<std::uint64_t>(held.call)),
+                     x_blocks.address(held.block));
     }
     return hash;
   }
@@ -391,7 +388,7 @@ class Places {
 
   std::uint64_t state(const Allocator& allocator) const {
     std::uint64_t hash = allocator.state();
-    for (const std::int32_t block : x_block) hash = mixed(hash, allocator.address(block));
+    for (const std::int32_t block : x_block) hash = mix_u64(hash, allocator.address(block));
     return hash;
   }
 
@@ -453,8 +450,8 @@ class Hearing {
   std::uint64_t state(std::uint64_t hash, std::int32_t earliest) const {
     for (const auto& [key, call] : x_recorded) {
       if (call < earliest) continue;
-      hash = mixed(hash, static_cast<std::uint64_t>(key.first.value));
-      hash = mixed(
+      hash = mix_u64(hash, static_cast<std::uint64_t>(key.first.value));
+      hash = mix_u64(
           hash, (static_cast<std::uint64_t>(call) << 16) | static_cast<std::uint64_t>(key.second));
     }
     return hash;
