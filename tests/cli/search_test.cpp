@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tools/search/case_bounds.h"
 #include "tools/search/memory_bound.h"
 #include "tools/search/search_case.h"
 
@@ -78,10 +79,6 @@ TEST_P(SearchOfSmallSpace, FindsWhatBruteForceFinds) {
   ASSERT_TRUE(cases.ok()) << cases.error().message;
   const SearchCase& of = cases.value().front();
   CaseBounds bounds(of);
-  for (std::size_t s = 0; s < bounds.samples(); ++s) bounds.price(s);
-  const std::size_t known = bounds.samples();
-  bounds.sample_times();
-  for (std::size_t s = known; s < bounds.samples(); ++s) bounds.price(s);
   PredictOptions alone;
   alone.verify = alone.sensitivity = false;
   alone.step_alone = true;
@@ -99,6 +96,11 @@ TEST_P(SearchOfSmallSpace, FindsWhatBruteForceFinds) {
     ASSERT_TRUE(predicted.ok()) << predicted.error().message;
     const double seconds = predicted.value().iteration_time_s;
     const double gib = predicted.value().memory.peak_gib;
+    for (const Ask ask : {Ask::kFirst, Ask::kMemory, Ask::kTime}) {
+      for (const std::size_t sample : bounds.lacking(p, ask)) bounds.price(sample);
+      EXPECT_TRUE(bounds.lacking(p, ask).empty());
+    }
+    EXPECT_LE(bounds.first_seconds(p), seconds) << dump_json(written);
     EXPECT_LE(bounds.seconds(p), seconds) << dump_json(written);
     EXPECT_LE(bounds.least_gib(p), gib) << dump_json(written);
     EXPECT_LE(least_memory_gib(one.value()), gib) << dump_json(written);

@@ -29,8 +29,9 @@ std::vector<Json> as_json(const std::vector<std::int64_t>& numbers) {
 std::vector<std::int64_t> tensor_degrees(const Run& seed) {
   std::vector<std::int64_t> out =
       divisors(seed.cluster.accelerators, seed.cluster.accelerators_per_node);
-  const std::int64_t heads = seed.model.heads;
-  std::erase_if(out, [heads](std::int64_t t) { return heads > 0 && heads % t != 0; });
+  for (const std::int64_t heads : {seed.model.heads, seed.model.kv_heads}) {
+    std::erase_if(out, [heads](std::int64_t t) { return heads > 0 && heads % t != 0; });
+  }
   return out;
 }
 
@@ -101,7 +102,7 @@ std::vector<Json> precisions(const Run& seed) {
 }
 
 std::vector<Json> expert_values(const Run& seed, const std::string& key) {
-  if (!seed.model.has_experts()) return {Json(1)};
+  if (!seed.model.has_experts()) return {};
   if (key == "parallel.expert") {
     return as_json(divisors(seed.model.experts.count, seed.cluster.accelerators));
   }

@@ -6,35 +6,33 @@
 #include <map>
 #include <memory>
 #include <queue>
+#include <set>
 #include <tuple>
 
 #include "models/plan/keys/keys.h"
 #include "sim/base/threads.h"
+#include "tools/search/case_bounds.h"
 #include "tools/search/memory_bound.h"
 #include "tools/search/search_case.h"
 
 namespace foretrain {
 namespace {
 
-/// What a round takes: plans of any kind, and simulations among them.
-constexpr std::size_t kRound = 64, kRoundSimulations = 8;
-/// Samples that are priced before the clock is looked at.
-constexpr std::size_t kSamplesAtOnce = 64;
+/// What a round does before the clock is looked at: simulations, samples that are priced.
+constexpr std::size_t kRoundSimulations = 8, kRoundSamples = 64;
 
-/// Before there are bounds: plans that lie evenly in the space, of which so many are made better,
-/// and most that are looked at in all.
-constexpr std::size_t kSpread = 48, kDives = 2, kMostJudged = 400;
-/// More samples of memory take longer than such a look.
-constexpr std::size_t kManySamples = 1000;
+enum class Fate : std::uint8_t { kRefused, kExcluded, kTooLarge, kSimulated };
 
-enum class Fate : std::uint8_t { kOpen, kRefused, kExcluded, kTooLarge, kSimulated };
+/// What is known of a plan, and so what is asked next.
+enum class Known : std::uint8_t { kDegrees, kFits };
 
 /// A plan of a case, and what is known of it.
 struct Item {
   double bound = 0;
-  double estimate = 0;   ///< what plans are taken by, the lowest first; at least the bound
-  bool checked = false;  ///< legal, and not too large for all that is known
+  double estimate = 0;   ///< what plans are taken by, the lowest first
+  double least_gib = 0;  ///< of memory
   std::uint32_t of_case = 0, plan = 0;
+  Known known = Known::kDegrees;
 
   std::tuple<double, std::uint32_t, std::uint32_t> order() const {
     return {estimate, of_case, plan};
@@ -43,7 +41,7 @@ struct Item {
 };
 
 struct Outcome {
-  Fate fate = Fate::kOpen;
+  Fate fate = Fate::kRefused;
   double least_gib = 0;  ///< of a plan that is too large
   std::string reason;
   std::optional<FoundPlan> found;
@@ -114,10 +112,9 @@ class Evaluator {
       out.fate = Fate::kExcluded;
       return out;
     }
-    if (!item.checked) {
-      out.least_gib = least_memory_gib(run.value());
-      const bool large = out.least_gib > run.value().cluster.device.memory_gib;
-      if (large) out.fate = Fate::kTooLarge;
+    out.least_gib = least_memory_gib(run.value());
+    if (out.least_gib > run.value().cluster.device.memory_gib) {
+      out.fate = Fate::kTooLarge;
       return out;
     }
     return simulate(of, run.value(), written, of.space.changes(point), false);
@@ -178,25 +175,51 @@ class Evaluator {
   std::vector<Condition> x_conditions;
 };
 
-/// How much longer than their bounds plans take that are alike in what bounds leave out.
+/// How much more than their bounds plans take that are alike in what bounds leave out: time and
+/// memory. Order alone follows it.
 class Excess {
  public:
   explicit Excess(const std::vector<SearchCase>& cases) : x_cases(cases) {}
-  /// The least of those that were simulated; 1 where none was.
-  double of(const Item& item) const {
+
+  double of_all() const { return x_of_all.ratio.value_or(1); }
+  /// What to take the plan by: its bound, stretched by the least of plans like it that were
+  /// simulated, or else of all; later where it lacks memory if it takes as much more as these, and
+  /// by its chunks: their messages are in no bound, and the more there are the longer a look takes.
+  double estimate(const Item& item, double seconds) const {
+    constexpr double kDoubt = 1.05;
+    constexpr double kChunk = 5e-4;
+    const Space& space = x_cases[item.of_case].space;
+    const auto chunks =
+        static_cast<double>(space.degrees(space.at(item.plan)).virtual_pipeline - 1);
     const auto known = x_least.find(like(item));
-    return known == x_least.end() ? 1 : known->second;
+    const Least& least = known == x_least.end() ? x_of_all : known->second;
+    const double gib = item.least_gib + least.gib.value_or(0);
+    const bool doubtful = gib > x_cases[item.of_case].seed.cluster.device.memory_gib;
+    return seconds * least.ratio.value_or(of_all()) * (doubtful ? kDoubt : 1) *
+           (1 + kChunk * chunks);
   }
-  void learn(const Item& item, double objective) {
+  void learn_time(const Item& item, double objective) {
     if (item.bound <= 0) return;
     const double ratio = std::max(1.0, objective / item.bound);
-    const auto [it, fresh] = x_least.try_emplace(like(item), ratio);
-    if (!fresh) it->second = std::min(it->second, ratio);
+    lower(x_of_all.ratio, ratio);
+    lower(x_least[like(item)].ratio, ratio);
+  }
+  void learn_memory(const Item& item, double gib) {
+    lower(x_of_all.gib, gib - item.least_gib);
+    lower(x_least[like(item)].gib, gib - item.least_gib);
   }
 
  private:
+  /// The least that were seen.
+  struct Least {
+    std::optional<double> ratio, gib;
+  };
   /// Case, sharding, stages, tensor ranks.
   using Like = std::array<std::int64_t, 4>;
+
+  static void lower(std::optional<double>& least, double value) {
+    least = least ? std::min(*least, value) : value;
+  }
   Like like(const Item& item) const {
     const Space& space = x_cases[item.of_case].space;
     const Point point = space.at(item.plan);
@@ -209,7 +232,8 @@ class Excess {
   }
 
   const std::vector<SearchCase>& x_cases;
-  std::map<Like, double> x_least;
+  std::map<Like, Least> x_least;
+  Least x_of_all;
 };
 
 /// Why plans failed, and those that lack least memory.
@@ -231,13 +255,9 @@ class Searcher {
   SearchResult run() && {
     look_at_own();
     for (const SearchCase& one : x_cases) x_bounds.push_back(std::make_unique<CaseBounds>(one));
-    // Where bounds take long a good plan comes first.
-    for (std::uint32_t c = 0; c < x_cases.size(); ++c) {
-      if (x_bounds[c]->samples() > kManySamples) dive(c);
-    }
-    make_bounds();
+    for (std::uint32_t c = 0; c < x_cases.size(); ++c) open_case(c);
     bool goes_on = may_go_on();
-    while (goes_on && !x_open.empty()) {
+    while (goes_on && !(x_next.open.empty() && x_next.ready.empty())) {
       take_round();
       goes_on = may_go_on();
     }
@@ -270,156 +290,130 @@ class Searcher {
     if (own.found) x_out.own = own.found;
   }
 
-  /// Good plans early, before there are bounds: the better of some plans that lie evenly in the
-  /// space, then whatever single change makes them better, as long as one does. What does not fit
-  /// is the better the less it lacks.
-  void dive(std::uint32_t c) {
+  /// All plans of a case, with the bounds of their degrees; where these take long some have none.
+  void open_case(std::uint32_t c) {
+    constexpr double kShareOfBudget = 0.3;
+    CaseBounds& bounds = *x_bounds[c];
     const std::size_t plans = x_cases[c].space.size();
-    std::vector<std::uint32_t> spread;
-    for (std::size_t i = 0; i < std::min(plans, kSpread); ++i) {
-      spread.push_back(static_cast<std::uint32_t>(i * plans / std::min(plans, kSpread)));
+    x_out.certificate.plans += static_cast<std::int64_t>(plans);
+    std::set<Wanted> wanted;
+    for (std::size_t p = 0; p < plans; ++p) {
+      for (const std::size_t sample : bounds.lacking(p, Ask::kFirst)) wanted.insert({c, sample});
     }
-    judge(c, spread);
-    const auto score = [&](std::uint32_t plan) { return x_scores.at({c, plan}); };
-    std::stable_sort(spread.begin(), spread.end(),
-                     [&](std::uint32_t a, std::uint32_t b) { return score(a) < score(b); });
-    if (spread.size() > kDives) spread.resize(kDives);
-    for (std::uint32_t start : spread) {
-      for (bool better = true; better && may_dive();) {
-        const std::uint32_t next = best_neighbour(c, start);
-        better = score(next) < score(start);
-        if (better) start = next;
-      }
+    const std::vector<Wanted> all(wanted.begin(), wanted.end());
+    const double until = seconds() + kShareOfBudget * (x_options.budget_s - seconds());
+    for (std::size_t first = 0; first < all.size(); first += kRoundSamples) {
+      if (!may_go_on() || seconds() > until) break;
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
+      const auto left = static_cast<std::size_t>(all.end() - begin);
+      run_jobs({begin, begin + static_cast<std::ptrdiff_t>(std::min(kRoundSamples, left))}, {});
+    }
+    for (std::size_t p = 0; p < plans; ++p) {
+      Item item;
+      item.of_case = c;
+      item.plan = static_cast<std::uint32_t>(p);
+      const double first = bounds.first_seconds(p) * x_cases[c].weight;
+      if (bounds.bounds(p)) item.bound = first;
+      // What no sample can be made of is mostly what no plan can be made of: it comes last.
+      item.estimate = first > 0 ? first + bounds.again_seconds(p) * x_cases[c].weight : kNoLimit;
+      x_next.open.push(item);
     }
   }
 
-  /// Half of the time is left for what follows.
-  bool may_dive() { return may_go_on() && 2 * seconds() < x_options.budget_s; }
+  /// A sample of a case.
+  using Wanted = std::pair<std::uint32_t, std::size_t>;
 
-  /// One change after the other, each to the best value of its key.
-  std::uint32_t best_neighbour(std::uint32_t c, std::uint32_t start) {
-    const Space& space = x_cases[c].space;
-    const std::size_t width = space.dimensions().size();
-    std::uint32_t best = start;
-    for (std::size_t d = 0; d < width && x_scores.size() < kMostJudged; ++d) {
-      std::vector<std::uint32_t> near;
-      for (std::size_t v = 0; v < space.dimensions()[d].values.size(); ++v) {
-        std::vector<std::uint8_t> point(space.at(best), space.at(best) + width);
-        point[d] = static_cast<std::uint8_t>(v);
-        const std::optional<std::size_t> plan = space.find(std::move(point));
-        if (plan) near.push_back(static_cast<std::uint32_t>(*plan));
+  /// Prices samples and simulates plans, on all threads.
+  void run_jobs(const std::vector<Wanted>& samples, const std::vector<Item>& plans) {
+    std::vector<Outcome> outcomes(plans.size());
+    const auto work = [&](std::size_t i) {
+      if (i < plans.size()) {  // these take longer
+        outcomes[i] = x_evaluator.look_at(plans[i]);
+        return;
       }
-      judge(c, near);
-      for (const std::uint32_t plan : near) {
-        if (x_scores.at({c, plan}) < x_scores.at({c, best})) best = plan;
-      }
-      if (!may_dive()) break;
-    }
-    return best;
-  }
-
-  /// Simulates plans and scores them. Plans that fit come first, then larger ones, then refused
-  /// ones.
-  void judge(std::uint32_t c, const std::vector<std::uint32_t>& plans) {
-    constexpr double kTooLarge = 1e12;
-    std::vector<Item> fresh;
-    for (const std::uint32_t plan : plans) {
-      const bool known = !x_scores.try_emplace({c, plan}, kNoLimit).second;
-      if (!known) fresh.push_back({0, 0, false, c, plan});
-    }
-    std::vector<Outcome> outcomes(fresh.size());
-    const auto look = [&](std::size_t i) {
-      outcomes[i] = x_evaluator.look_at(fresh[i]);
-      if (outcomes[i].fate != Fate::kOpen) return;
-      Item checked = fresh[i];
-      checked.checked = true;
-      outcomes[i] = x_evaluator.look_at(checked);
+      const auto& [c, sample] = samples[i - plans.size()];
+      x_bounds[c]->price(sample);
     };
-    in_parallel(fresh.size(), look, x_options.threads);
-    for (std::size_t i = 0; i < fresh.size(); ++i) {
-      double& score = x_scores[{c, fresh[i].plan}];
-      if (outcomes[i].fate == Fate::kTooLarge) score = kTooLarge * outcomes[i].least_gib;
-      if (outcomes[i].found) score = outcomes[i].found->objective;
-      note(fresh[i], std::move(outcomes[i]));
-    }
+    in_parallel(plans.size() + samples.size(), work, x_options.threads);
+    x_out.bounds += static_cast<std::int64_t>(samples.size());
+    for (std::size_t i = 0; i < plans.size(); ++i) note(plans[i], std::move(outcomes[i]));
   }
 
-  void make_bounds() {
-    for (std::size_t c = 0; c < x_cases.size(); ++c) {
-      CaseBounds& bounds = *x_bounds[c];
-      // What memory rules out needs no bound of its time.
-      price_samples(bounds, 0);
-      const std::size_t known = bounds.samples();
-      bounds.sample_times();
-      price_samples(bounds, known);
-      x_out.certificate.plans += static_cast<std::int64_t>(x_cases[c].space.size());
-    }
-    std::vector<Item> items;
-    for (std::size_t c = 0; c < x_cases.size(); ++c) {
-      for (std::size_t p = 0; p < x_cases[c].space.size(); ++p) {
-        Item item;
-        item.of_case = static_cast<std::uint32_t>(c);
-        item.plan = static_cast<std::uint32_t>(p);
-        if (x_scores.count({item.of_case, item.plan}) > 0) continue;
-        const double least_gib = x_bounds[c]->least_gib(p);
-        if (least_gib > x_cases[c].seed.cluster.device.memory_gib) {
-          ++x_out.certificate.too_large;
-          note_large(item, least_gib);
-          continue;
-        }
-        item.bound = x_bounds[c]->seconds(p) * x_cases[c].weight;
-        item.estimate = item.bound;
-        items.push_back(item);
-      }
-    }
-    x_open = std::priority_queue<Item>(std::less<Item>(), std::move(items));
-  }
-
-  void price_samples(CaseBounds& bounds, std::size_t from) {
-    bool goes_on = true;
-    for (std::size_t first = from; first < bounds.samples() && goes_on; first += kSamplesAtOnce) {
-      const std::size_t count = std::min(kSamplesAtOnce, bounds.samples() - first);
-      in_parallel(
-          count, [&](std::size_t i) { bounds.price(first + i); }, x_options.threads);
-      x_out.bounds += static_cast<std::int64_t>(count);
-      goes_on = may_go_on();
-    }
-  }
-
+  /// Plans in the order of their estimates: more is asked of some, others are simulated. Where what
+  /// is asked promises more than what could be simulated every second round only asks.
   void take_round() {
-    std::vector<Item> round;
-    std::size_t simulations = 0;
-    while (!x_open.empty() && round.size() < kRound && simulations < kRoundSimulations) {
-      Item item = x_open.top();
-      x_open.pop();
+    const std::vector<Item> waiting = ask_of_open();
+    std::vector<Item> plans;
+    const bool promises =
+        !x_next.open.empty() && !x_next.ready.empty() &&
+        x_next.open.top().estimate * x_excess.of_all() < x_next.ready.top().estimate;
+    x_next.asks_alone = promises && !x_next.asks_alone;
+    while (!x_next.asks_alone && plans.size() < kRoundSimulations && !x_next.ready.empty()) {
+      Item item = x_next.ready.top();
+      x_next.ready.pop();
+      // Similar plans that were simulated since may raise the estimate above those of others.
+      const double estimate = x_excess.estimate(item, item.bound);
       if (item.bound >= best()) {
         ++x_out.certificate.bounded;
-        continue;
-      }
-      // Similar plans that were simulated since may raise the estimate above those of others.
-      const double estimate = item.bound * x_excess.of(item);
-      if (estimate > item.estimate) {
+      } else if (estimate > item.estimate) {
         item.estimate = estimate;
-        x_open.push(item);
-        continue;
+        x_next.ready.push(item);
+      } else {
+        plans.push_back(item);
       }
-      round.push_back(item);
-      simulations += item.checked ? 1 : 0;
     }
-    std::vector<Outcome> outcomes(round.size());
-    in_parallel(
-        round.size(), [&](std::size_t i) { outcomes[i] = x_evaluator.look_at(round[i]); },
-        x_options.threads);
-    for (std::size_t i = 0; i < round.size(); ++i) note(round[i], std::move(outcomes[i]));
+    run_jobs({x_next.wanted.begin(), x_next.wanted.end()}, plans);
+    x_next.wanted.clear();
+    for (const Item& item : waiting) x_next.open.push(item);
   }
 
-  void note(Item item, Outcome outcome) {
+  /// Asks as much of open plans as the samples of one round answer; returns those that wait for
+  /// samples.
+  std::vector<Item> ask_of_open() {
+    constexpr std::size_t kMostAsked = 100'000;
+    std::vector<Item> waiting;
+    for (std::size_t asked = 0; asked < kMostAsked && !x_next.open.empty(); ++asked) {
+      if (x_next.wanted.size() >= kRoundSamples) break;
+      const Item item = x_next.open.top();
+      x_next.open.pop();
+      if (item.bound >= best()) {
+        ++x_out.certificate.bounded;
+      } else if (!ask(item)) {
+        waiting.push_back(item);
+      }
+    }
+    return waiting;
+  }
+
+  /// Asks the next question of a plan; false where samples are wanted first.
+  bool ask(Item item) {
+    CaseBounds& bounds = *x_bounds[item.of_case];
+    const bool fits = item.known == Known::kFits;
+    const std::vector<std::size_t> lacking =
+        bounds.lacking(item.plan, fits ? Ask::kTime : Ask::kMemory);
+    for (const std::size_t sample : lacking) x_next.wanted.insert({item.of_case, sample});
+    if (!lacking.empty()) return false;
+    if (fits) {
+      const double seconds = bounds.seconds(item.plan) * x_cases[item.of_case].weight;
+      if (bounds.bounds(item.plan)) item.bound = std::max(item.bound, seconds);
+      item.estimate = seconds > 0 ? x_excess.estimate(item, seconds) : kNoLimit;
+      x_next.ready.push(item);
+      return true;
+    }
+    item.least_gib = bounds.least_gib(item.plan);
+    if (item.least_gib > x_cases[item.of_case].seed.cluster.device.memory_gib) {
+      ++x_out.certificate.too_large;
+      note_large(item, item.least_gib);
+      return true;
+    }
+    item.known = Known::kFits;
+    x_next.open.push(item);
+    return true;
+  }
+
+  void note(const Item& item, Outcome outcome) {
     Certificate& c = x_out.certificate;
     switch (outcome.fate) {
-      case Fate::kOpen:
-        item.checked = true;
-        x_open.push(item);
-        break;
       case Fate::kRefused:
         ++c.refused;
         ++x_failures.reasons[outcome.reason];
@@ -429,11 +423,13 @@ class Searcher {
         break;
       case Fate::kTooLarge:
         ++c.too_large;
+        x_excess.learn_memory(item, outcome.least_gib);
         note_large(item, outcome.least_gib);
         break;
       case Fate::kSimulated:
         ++c.simulated;
-        x_excess.learn(item, outcome.found->objective);
+        x_excess.learn_time(item, outcome.found->objective);
+        x_excess.learn_memory(item, outcome.least_gib);
         x_out.plans.push_back(std::move(*outcome.found));
         if (is_better(x_out.plans.back(), x_out.plans[x_best])) x_best = x_out.plans.size() - 1;
         break;
@@ -479,10 +475,12 @@ class Searcher {
     Certificate& c = x_out.certificate;
     const double found = best();
     double lowest = found;
-    for (; !x_open.empty(); x_open.pop()) {
-      const double bound = x_open.top().bound;
-      lowest = std::min(lowest, bound);
-      ++(bound < found ? c.open : c.bounded);
+    for (std::priority_queue<Item>* queue : {&x_next.open, &x_next.ready}) {
+      for (; !queue->empty(); queue->pop()) {
+        const double bound = queue->top().bound;
+        lowest = std::min(lowest, bound);
+        ++(bound < found ? c.open : c.bounded);
+      }
     }
     c.complete = c.open == 0;
     c.gap = c.complete ? 0 : x_out.plans.empty() ? 1 : (found - lowest) / found;
@@ -505,9 +503,12 @@ class Searcher {
   Excess x_excess;
   std::chrono::steady_clock::time_point x_begin = std::chrono::steady_clock::now();
   std::vector<std::unique_ptr<CaseBounds>> x_bounds;
-  std::priority_queue<Item> x_open;
-  /// Of plans that were looked at before there were bounds, by case and plan.
-  std::map<std::pair<std::uint32_t, std::uint32_t>, double> x_scores;
+  struct {
+    std::priority_queue<Item> open;   ///< of which more is asked
+    std::priority_queue<Item> ready;  ///< to be simulated
+    std::set<Wanted> wanted;          ///< before more can be asked
+    bool asks_alone = false;          ///< nothing is simulated in this round
+  } x_next;
   std::size_t x_best = 0;
   Failures x_failures;
   SearchResult x_out;

@@ -1,12 +1,12 @@
 // The best plan of a space, with a proof.
 //
-// Every plan has a bound that its objective never falls below (step_bound.h). The plan with the
-// lowest bound, stretched by what plans like it were found to take beyond theirs, is looked at
-// next: is it legal (the rules of plans alone say so), may it fit (memory_bound.h), then in full,
-// by the simulator. What is simulated is the best so far or not. The search ends when no bound is
-// below the best: nothing that is left can be better. Plans are taken in rounds of a fixed size,
-// whatever the number of threads, so the answer is the same for any; where time ends the search
-// before the proof, the answer depends on how far it came.
+// Every plan has a bound that its objective never falls below (case_bounds.h): at first one of its
+// degrees, then, if it may fit, one of all its keys. Of the plan with the lowest bound more is
+// asked next. Plans with all their bounds are simulated, those first that promise most: their
+// bounds are stretched by what plans like them were found to take beyond theirs. The search ends
+// when no bound is below the best plan: nothing that is left can be better. Plans are taken in
+// rounds of a fixed size, whatever the number of threads, so the answer is the same for any; where
+// time ends the search before the proof, the answer depends on how far it came.
 #pragma once
 
 #include <cstdint>

@@ -55,6 +55,9 @@ class Space {
 
   std::size_t size() const { return x_points.size() / x_dimensions.size(); }
   Point at(std::size_t index) const { return &x_points[index * x_dimensions.size()]; }
+  std::size_t index(Point point) const {
+    return static_cast<std::size_t>(point - x_points.data()) / x_dimensions.size();
+  }
   const std::vector<Dimension>& dimensions() const { return x_dimensions; }
   Degrees degrees(Point point) const;
   /// The plan with those values; where there is none the one that differs in what they leave idle

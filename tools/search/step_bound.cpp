@@ -1,12 +1,14 @@
 #include "tools/search/step_bound.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <memory>
+#include <span>
 
 #include "models/lower.h"
 #include "models/plan/plan_layout.h"
 #include "sim/base/key.h"
-#include "sim/engine/prepared.h"
 #include "sim/program/memory.h"
 
 namespace foretrain {
@@ -15,17 +17,28 @@ namespace {
 /// What a segment takes of stream 0, and whether it belongs to the forward pass.
 struct SegmentTime {
   Time span;
-  bool forward = true;
+  Time host;  ///< to issue it
+  bool forward = true, waits = false;
 };
 
-/// Collectives that do not depend on how many data-parallel ranks there are.
-bool is_of_layer(Category category) {
-  return category == Category::kCompute || category == Category::kTensor;
+/// Collectives of ranks that a sample places as the plan does.
+bool counts(const Op& op, const Work& work, Counted counted) {
+  switch (op.category) {
+    case Category::kCompute:
+      return counted.attention || !std::holds_alternative<Attention>(work);
+    case Category::kTensor:
+    case Category::kContext:
+    case Category::kExpert:
+      return counted.exchanges;
+    default:
+      return false;
+  }
 }
 
 /// The operations of one segment alone, in the order in which they are issued: each begins when its
 /// stream is free and the events of the segment that it waits for are there.
-SegmentTime time_of(const Program& program, const Segment& segment, const PreparedPrices& prices) {
+SegmentTime time_of(const Program& program, const Segment& segment, const std::vector<Cost>& alone,
+                    Counted counted) {
   SegmentTime out;
   std::vector<Time> free(program.streams.size());
   std::map<std::pair<std::int16_t, std::int16_t>, Time> events;
@@ -37,8 +50,11 @@ SegmentTime time_of(const Program& program, const Segment& segment, const Prepar
       const auto known = events.find({wait.frame, wait.event});
       if (known != events.end()) start = max(start, known->second);
     }
-    const Cost& cost = prices.costs[op.work.index()];
-    const Time end = start + (is_of_layer(op.category) ? cost.duration : Time{});
+    const bool takes = counts(op, program.works[op.work.index()], counted);
+    const Cost& cost = alone[op.work.index()];
+    const Time end = start + (takes ? cost.duration : Time{});
+    out.host += launch_of(op, cost);
+    out.waits = out.waits || std::holds_alternative<HostSync>(program.works[op.work.index()]);
     free[op.stream.index()] = end;
     if (op.records.valid()) events[{op.records.frame, op.records.event}] = end;
     if (op.stream.index() != 0) continue;
@@ -50,69 +66,87 @@ SegmentTime time_of(const Program& program, const Segment& segment, const Prepar
   return out;
 }
 
-/// Forward and backward of one microbatch on one stage, by layer and beside the layers.
+/// Of one microbatch on one stage, by layer and beside the layers.
 struct StageTimes {
-  std::vector<Time> forward, backward;
+  std::vector<LayerTime> layers;
   Time ends_forward, ends_backward;
-  std::vector<Bytes> saved;
+  bool waits = false;
 };
 
-/// Activations that the forward passes of a microbatch leave, by layer.
-std::vector<Bytes> saved_of(const Program& program, const std::vector<SegmentTime>& segments,
-                            std::int64_t layers, std::int32_t microbatch) {
-  std::vector<Bytes> out(static_cast<std::size_t>(layers));
+/// Activations that the forward passes of a microbatch leave.
+void add_saved(const Program& program, const std::vector<SegmentTime>& segments,
+               std::int32_t microbatch, std::vector<LayerTime>& layers) {
+  const auto count = static_cast<std::int64_t>(layers.size());
   for (const MemoryChange& change : memory_changes(program)) {
     const Call& call = program.calls[static_cast<std::size_t>(change.call)];
-    const bool counts = call.microbatch == microbatch && call.layer >= 0 && call.layer < layers &&
+    const bool counts = call.microbatch == microbatch && call.layer >= 0 && call.layer < count &&
                         change.kind == BufferKind::kActivations;
     if (counts && segments[call.segment.index()].forward) {
-      out[static_cast<std::size_t>(call.layer)] += change.bytes;
+      layers[static_cast<std::size_t>(call.layer)].saved += change.bytes;
     }
   }
-  for (Bytes& bytes : out) bytes = std::max<Bytes>(bytes, 0);
-  return out;
+  for (LayerTime& layer : layers) layer.saved = std::max<Bytes>(layer.saved, 0);
 }
 
-StageTimes times_of(const Program& program, const PreparedPrices& prices, std::int64_t layers,
-                    std::int32_t microbatch) {
-  std::vector<SegmentTime> segments;
-  for (const Segment& segment : program.segments) {
-    segments.push_back(time_of(program, segment, prices));
-  }
+StageTimes times_of(const Program& program, const std::vector<SegmentTime>& segments,
+                    std::int64_t layers, std::int32_t microbatch) {
   StageTimes out;
-  out.forward.resize(static_cast<std::size_t>(layers));
-  out.backward.resize(static_cast<std::size_t>(layers));
+  out.layers.resize(static_cast<std::size_t>(layers));
   for (const Call& call : program.calls) {
     if (call.microbatch != microbatch) continue;
     const SegmentTime& one = segments[call.segment.index()];
-    const bool of_layer = call.layer >= 0 && call.layer < layers;
-    const auto layer = static_cast<std::size_t>(of_layer ? call.layer : 0);
-    Time& sum = one.forward ? (of_layer ? out.forward[layer] : out.ends_forward)
-                            : (of_layer ? out.backward[layer] : out.ends_backward);
-    sum = sum + one.span;
+    if (call.layer < 0 || call.layer >= layers) {
+      (one.forward ? out.ends_forward : out.ends_backward) += one.span;
+      continue;
+    }
+    LayerTime& layer = out.layers[static_cast<std::size_t>(call.layer)];
+    (one.forward ? layer.forward : layer.backward) += one.span;
+    (one.forward ? layer.host_forward : layer.host_backward) += one.host;
+    out.waits = out.waits || one.waits;
   }
-  out.saved = saved_of(program, segments, layers, microbatch);
+  add_saved(program, segments, microbatch, out.layers);
   return out;
+}
+
+/// What lives of activations and workspaces at their peak beside what so many microbatches saved.
+Bytes passing_of(const Program& program, const std::vector<LayerTime>& layers, Bytes microbatches) {
+  Bytes live = 0;
+  Bytes most = 0;
+  for (const MemoryChange& change : memory_changes(program)) {
+    if (change.kind != BufferKind::kActivations && change.kind != BufferKind::kWorkspace) continue;
+    live += change.bytes;
+    most = std::max(most, live);
+  }
+  for (const LayerTime& layer : layers) most -= microbatches * layer.saved;
+  return std::max<Bytes>(most, 0);
 }
 
 /// The lower of two microbatches: the first may write what others add to.
 StageTimes lower_of(const StageTimes& a, const StageTimes& b) {
-  const auto least = [](Time x, Time y) { return x < y ? x : y; };
   StageTimes out = a;
-  for (std::size_t l = 0; l < a.forward.size(); ++l) {
-    out.forward[l] = least(a.forward[l], b.forward[l]);
-    out.backward[l] = least(a.backward[l], b.backward[l]);
-    out.saved[l] = std::min(a.saved[l], b.saved[l]);
+  for (std::size_t l = 0; l < a.layers.size(); ++l) {
+    const LayerTime& other = b.layers[l];
+    LayerTime& least = out.layers[l];
+    least = {min(least.forward, other.forward), min(least.backward, other.backward),
+             min(least.host_forward, other.host_forward),
+             min(least.host_backward, other.host_backward), std::min(least.saved, other.saved)};
   }
-  out.ends_forward = least(a.ends_forward, b.ends_forward);
-  out.ends_backward = least(a.ends_backward, b.ends_backward);
+  out.ends_forward = min(a.ends_forward, b.ends_forward);
+  out.ends_backward = min(a.ends_backward, b.ends_backward);
+  out.waits = a.waits && b.waits;
   return out;
 }
 
-template <typename Value>
-void add_to(std::vector<Value>& sum, const std::vector<Value>& more) {
+/// Stages have different layers of one model.
+void add_to(std::vector<LayerTime>& sum, const std::vector<LayerTime>& more) {
   sum.resize(more.size());
-  for (std::size_t l = 0; l < more.size(); ++l) sum[l] = sum[l] + more[l];
+  for (std::size_t l = 0; l < more.size(); ++l) {
+    sum[l].forward += more[l].forward;
+    sum[l].backward += more[l].backward;
+    sum[l].host_forward += more[l].host_forward;
+    sum[l].host_backward += more[l].host_backward;
+    sum[l].saved += more[l].saved;
+  }
 }
 
 std::int64_t least_divisor(std::int64_t of) {
@@ -120,21 +154,6 @@ std::int64_t least_divisor(std::int64_t of) {
     if (of % d == 0) return d;
   }
   return of;
-}
-
-/// Layers before kinds repeat, and after how many they do.
-struct Pattern {
-  std::int64_t first = 0, period = 1;
-  std::size_t place_of(std::int64_t layer) const {
-    return static_cast<std::size_t>(layer < first ? layer : first + (layer - first) % period);
-  }
-};
-
-/// Nothing repeats in models whose layers a list gives.
-Pattern pattern_of(const Model& model) {
-  if (model.is_hybrid() || !model.full_attention.empty()) return {model.layers, 1};
-  if (!model.has_experts()) return {};
-  return {model.experts.first_dense, model.experts.step};
 }
 
 /// Where nothing is offloaded. Optimizers but Adam keep less.
@@ -149,6 +168,58 @@ void set_parameter_bytes(const Plan& plan, LayerTimes& out) {
 
 }  // namespace
 
+Pattern Pattern::of(const Model& model) {
+  if (model.is_hybrid() || !model.full_attention.empty()) return {model.layers, 1};
+  if (!model.has_experts()) return {};
+  return {model.experts.first_dense, model.experts.step};
+}
+
+Result<std::vector<Cost>> costs_alone(const Workload& workload, std::size_t program,
+                                      CostModel& model, const CountsOp& counts) {
+  const Program& of = workload.programs[program];
+  std::size_t first = 0;
+  while (workload.ranks[first].program.index() != program) ++first;
+  const RankBinding& rank = workload.ranks[first];
+  std::vector<Cost> out(of.works.size());
+  std::vector<bool> known(of.works.size());
+  const auto take = [&](std::size_t w, std::span<const PlacementId> places) -> Status {
+    FT_ASSIGN(out[w], model.price(of.works[w], places));
+    return ok_status();
+  };
+  const auto price = [&](std::size_t w) -> Status {
+    if (const auto* collective = std::get_if<Collective>(&of.works[w])) {
+      const GroupId group = rank.groups[collective->group.index()];
+      FT_ASSIGN(const PlacementId place, model.place(workload.groups[group.index()]));
+      return take(w, std::span(&place, 1));
+    }
+    const auto* batch = std::get_if<P2PBatch>(&of.works[w]);
+    if (batch == nullptr) return take(w, {});
+    for (const Message& message : batch->messages) {
+      const Channel& channel = workload.channels[rank.channels[message.channel.index()].index()];
+      const std::array<RankId, 2> ends = {channel.source, channel.destination};
+      FT_ASSIGN(const PlacementId place, model.place(ends));
+      FT_ASSIGN(const Cost cost, model.price(P2PBatch{{message}}, std::span(&place, 1)));
+      out[w].launch += cost.launch;
+      out[w].captured += cost.captured;
+      out[w].duration = max(out[w].duration, cost.duration);
+    }
+    return ok_status();
+  };
+  for (const Segment& segment : of.segments) {
+    for (const Op& op : segment.ops) {
+      const std::size_t w = op.work.index();
+      if (known[w] || !counts(op, of.works[w])) continue;
+      known[w] = true;
+      FT_TRY(price(w));
+    }
+  }
+  return out;
+}
+
+std::int64_t sample_stages(const Degrees& degrees) {
+  return degrees.pipeline == 1 ? 1 : least_divisor(degrees.pipeline);
+}
+
 bool is_bounded(const Run& run) {
   const Plan& p = run.plan;
   const bool stack = !run.model.is_network() && !run.model.is_encoder_decoder() &&
@@ -161,7 +232,7 @@ bool is_bounded(const Run& run) {
 }
 
 Json sample_of(Json run, const Degrees& degrees, const Run& seed) {
-  const std::int64_t stages = degrees.pipeline == 1 ? 1 : least_divisor(degrees.pipeline);
+  const std::int64_t stages = sample_stages(degrees);
   const std::int64_t each = degrees.tensor * degrees.context;
   const std::int64_t all = seed.cluster.accelerators / degrees.pipeline;
   std::int64_t ranks = each;
@@ -179,8 +250,8 @@ Json sample_of(Json run, const Degrees& degrees, const Run& seed) {
   return run;
 }
 
-Result<LayerTimes> layer_times(Run sample) {
-  const Pattern pattern = pattern_of(sample.model);
+Result<LayerTimes> layer_times(Run sample, Counted counted) {
+  const Pattern pattern = Pattern::of(sample.model);
   const std::int64_t layers = sample.model.layers;
   const std::int64_t kept = pattern.first + std::max(pattern.period, 2 * sample.plan.pipeline);
   if (kept < layers) {
@@ -189,33 +260,32 @@ Result<LayerTimes> layer_times(Run sample) {
   }
   const Workload workload = lower(sample.model, sample.plan);
   const std::unique_ptr<CostModel> model = cost_model_of(sample, price_options(sample));
-  FT_ASSIGN(const Prepared prepared, prepare(workload, *model, false));
   LayerTimes few;
   for (std::size_t p = 0; p < workload.programs.size(); ++p) {
-    const auto& actors = prepared.quotient.actors;
-    std::size_t actor = 0;
-    while (actors[actor].program.index() != p) ++actor;
-    const PreparedPrices& prices =
-        prepared.prices[static_cast<std::size_t>(prepared.prices_of[actor])];
+    const Program& program = workload.programs[p];
+    FT_ASSIGN(const std::vector<Cost> alone,
+              costs_alone(workload, p, *model, [counted](const Op& op, const Work& work) {
+                return counts(op, work, counted);
+              }));
+    std::vector<SegmentTime> segments;
+    for (const Segment& segment : program.segments) {
+      segments.push_back(time_of(program, segment, alone, counted));
+    }
     const auto of = [&](std::int32_t microbatch) {
-      return times_of(workload.programs[p], prices, sample.model.layers, microbatch);
+      return times_of(program, segments, sample.model.layers, microbatch);
     };
     const StageTimes one = lower_of(of(0), of(1));
-    add_to(few.forward, one.forward);
-    add_to(few.backward, one.backward);
-    add_to(few.saved, one.saved);
+    add_to(few.layers, one.layers);
+    few.host_waits = few.host_waits || one.waits;
+    if (p == 0) few.passing = passing_of(program, one.layers, workload.programs.size() > 1 ? 2 : 1);
     (p == 0 ? few.first_forward : few.last_forward) = one.ends_forward;
     (p == 0 ? few.first_backward : few.last_backward) = one.ends_backward;
   }
   LayerTimes out = few;
-  out.forward.clear();
-  out.backward.clear();
-  out.saved.clear();
+  out.layers.clear();
   for (std::int64_t l = 0; l < layers; ++l) {
     const std::size_t place = kept < layers ? pattern.place_of(l) : static_cast<std::size_t>(l);
-    out.forward.push_back(few.forward[place]);
-    out.backward.push_back(few.backward[place]);
-    out.saved.push_back(few.saved[place]);
+    out.layers.push_back(few.layers[place]);
   }
   set_parameter_bytes(sample.plan, out);
   return out;
@@ -230,10 +300,14 @@ LayerTimes with_recomputed(const LayerTimes& none, const LayerTimes& again, std:
     std::int64_t& more = left[c % left.size()];
     for (std::int64_t l = 0; l < layout[c]; ++l, ++layer) {
       if (more-- <= 0) continue;
-      out.backward[layer] = max(none.backward[layer], again.backward[layer]);
-      out.saved[layer] = std::min(none.saved[layer], again.saved[layer]);
+      const LayerTime& other = again.layers[layer];
+      LayerTime& of = out.layers[layer];
+      of.backward = max(of.backward, other.backward);
+      of.host_backward = max(of.host_backward, other.host_backward);
+      of.saved = std::min(of.saved, other.saved);
     }
   }
+  out.passing = std::min(none.passing, again.passing);
   return out;
 }
 
@@ -245,7 +319,7 @@ double least_saved_bytes(const LayerTimes& times, const Degrees& d,
   for (std::size_t c = 0; c < layout.size(); ++c) {
     double saved = 0;
     for (std::int64_t l = 0; l < layout[c]; ++l, ++layer) {
-      saved += static_cast<double>(times.saved[layer]);
+      saved += static_cast<double>(times.layers[layer].saved);
     }
     if (c % stages == 0) of_chunk.push_back(saved);
   }
@@ -254,34 +328,56 @@ double least_saved_bytes(const LayerTimes& times, const Degrees& d,
                                 ? d.pipeline
                                 : 2 * (d.pipeline - 1) + (d.virtual_pipeline - 1) * d.pipeline + 1;
   double out = 0;
+  out += static_cast<double>(times.passing);
   for (std::int64_t pass = 0; pass < std::min(all, warm); ++pass) {
     out += of_chunk[static_cast<std::size_t>(pass / d.pipeline) % of_chunk.size()];
   }
   return out;
 }
 
-double least_step_s(const LayerTimes& times, const Degrees& degrees,
-                    const std::vector<std::int64_t>& layout) {
-  const auto stages = static_cast<std::size_t>(degrees.pipeline);
-  std::vector<Time> of_stage(stages);
-  std::vector<Time> of_first;  // F + B of the first chunk of every stage
+std::vector<StageLoad> stage_loads(const LayerTimes& times, std::int64_t stages,
+                                   const std::vector<std::int64_t>& layout) {
+  const auto p = static_cast<std::size_t>(stages);
+  std::vector<StageLoad> out(p);
   std::size_t layer = 0;
   for (std::size_t c = 0; c < layout.size(); ++c) {
-    Time sum;
+    Time forward;
+    Time backward;
     for (std::int64_t l = 0; l < layout[c]; ++l, ++layer) {
-      sum = sum + times.forward[layer] + times.backward[layer];
+      const LayerTime& of = times.layers[layer];
+      // The first layer's launches may begin before what is before it ends.
+      const bool paced = times.host_waits && l > 0;
+      forward += paced ? max(of.host_forward, of.forward) : of.forward;
+      backward += of.backward;
+      out[c % p].host += of.host_forward + of.host_backward;
     }
-    if (c == 0) sum = sum + times.first_forward + times.first_backward;
-    if (c + 1 == layout.size()) sum = sum + times.last_forward + times.last_backward;
-    of_stage[c % stages] = of_stage[c % stages] + sum;
-    if (c < stages) of_first.push_back(sum);
+    if (c == 0) {
+      forward = forward + times.first_forward;
+      backward = backward + times.first_backward;
+    }
+    if (c + 1 == layout.size()) {
+      forward = forward + times.last_forward;
+      backward = backward + times.last_backward;
+    }
+    StageLoad& of = out[c % p];
+    of.layers += layout[c];
+    of.forward = of.forward + forward;
+    of.backward = of.backward + backward;
+    of.last_chunk_backward = backward;
+    if (c >= p) continue;
+    of.first_chunk = forward + backward;
+    of.first_chunk_forward = forward;
   }
+  return out;
+}
+
+double least_step_s(const std::vector<StageLoad>& loads, std::int64_t microbatches) {
   double most = 0;
-  Time before;
-  for (std::size_t s = 0; s < stages; ++s) {
-    const double busy = static_cast<double>(degrees.microbatches) * of_stage[s].seconds();
-    most = std::max(most, busy + before.seconds());
-    before = before + of_first[s];
+  double fill = 0;
+  for (const StageLoad& load : loads) {
+    const double each = max(load.forward + load.backward, load.host).seconds();
+    most = std::max(most, static_cast<double>(microbatches) * each + fill);
+    fill += load.first_chunk.seconds();
   }
   return most;
 }

@@ -11,45 +11,93 @@
 //     step >= microbatches * sum over its chunks (F + B) + sum over chunks c < s (F + B)
 //
 // since stage s begins when chunks 0 .. s - 1 have seen the first microbatch, and what follows its
-// last backward pass are theirs. Left out, which makes it lower: the data-parallel ranks'
-// communication, messages between stages, the host, the update.
+// last backward pass are theirs. The host issues all of it: a step takes no less than that either.
+// Where the host waits for the device in every layer, as experts without a capacity have it, no
+// layer takes less than its launches. Left out, which makes it lower: messages between stages, the
+// host, the update. What data-parallel ranks exchange is in exchange_bound.h.
 #pragma once
 
-#include <map>
+#include <functional>
 #include <vector>
 
 #include "sim/base/units.h"
+#include "sim/cost/cost_model.h"
 #include "tools/search/space.h"
 
 namespace foretrain {
 
-/// Least times of the compute stream for one microbatch.
+/// Of one microbatch in one layer, at least.
+struct LayerTime {
+  Time forward, backward;            ///< of the compute stream
+  Time host_forward, host_backward;  ///< to issue them
+  Bytes saved = 0;                   ///< activations that wait for the backward pass
+};
+
+/// Least times of one microbatch.
 struct LayerTimes {
-  std::vector<Time> forward, backward;  ///< by layer
+  std::vector<LayerTime> layers;
+  bool host_waits = false;  ///< for the device in every forward pass of a layer: it is never ahead
   /// What no layer is: of the first stage and the last; all of it stands at the first of one stage.
   Time first_forward, first_backward, last_forward, last_backward;
-  std::vector<Bytes> saved;  ///< by layer: activations that wait for the backward pass
+  Bytes passing = 0;  ///< of activations, beside what is saved, at the peak of the first stage
   /// Of a parameter: what a rank that shares nothing keeps of it.
   double weight_bytes = 0, gradient_bytes = 0, state_bytes = 0;
 };
 
+/// Layers before kinds repeat, and after how many they do; of models whose layers a list gives
+/// nothing repeats.
+struct Pattern {
+  std::int64_t first = 0, period = 1;
+  static Pattern of(const Model& model);
+  std::size_t place_of(std::int64_t layer) const {
+    return static_cast<std::size_t>(layer < first ? layer : first + (layer - first) % period);
+  }
+};
+
+/// Stages of a sample for a plan of several: so many tell the first from the last.
+std::int64_t sample_stages(const Degrees& degrees);
+
 /// The RUN of a sample for a plan of `degrees`: `run` with few ranks and microbatches.
 Json sample_of(Json run, const Degrees& degrees, const Run& seed);
 
+/// What every work of a Program costs alone on the first rank that runs it; nothing for works that
+/// no op does which `counts`.
+using CountsOp = std::function<bool(const Op&, const Work&)>;
+Result<std::vector<Cost>> costs_alone(const Workload& workload, std::size_t program,
+                                      CostModel& model, const CountsOp& counts);
+
+/// What of a sample's compute stream counts.
+struct Counted {
+  bool exchanges = true;  ///< of tensor, context and expert ranks
+  bool attention = true;
+};
+
 /// Of a sample, whose layers are cut down to one of each kind. Fails where it cannot be priced.
-Result<LayerTimes> layer_times(Run sample);
+Result<LayerTimes> layer_times(Run sample, Counted counted);
 
 /// Those of plans whose stages compute so many layers again, `again` being of all of them: the
 /// first layers of every stage (`layout` as below).
 LayerTimes with_recomputed(const LayerTimes& none, const LayerTimes& again, std::int64_t layers,
                            std::int64_t stages, const std::vector<std::int64_t>& layout);
 
-/// The bound in seconds for layers cut into `layout`, chunk-major (`Plan::pipeline_layout`).
-double least_step_s(const LayerTimes& times, const Degrees& degrees,
-                    const std::vector<std::int64_t>& layout);
+/// What one microbatch takes of a stage's compute stream at least.
+struct StageLoad {
+  std::int64_t layers = 0;
+  Time forward, backward;                 ///< of all chunks
+  Time host;                              ///< of both
+  Time first_chunk, first_chunk_forward;  ///< of the first; forward and backward, and the first
+  Time last_chunk_backward;
+};
 
-/// Least bytes of activations of the first stage at the begin of its first backward pass, in 1F1B
-/// or its interleaved form: it has run as many forward passes as warm the pipeline up.
+/// Of layers cut into `layout`, chunk-major (`Plan::pipeline_layout`).
+std::vector<StageLoad> stage_loads(const LayerTimes& times, std::int64_t stages,
+                                   const std::vector<std::int64_t>& layout);
+
+/// The bound in seconds.
+double least_step_s(const std::vector<StageLoad>& loads, std::int64_t microbatches);
+
+/// Least bytes of activations of the first stage at its first backward pass, in 1F1B or its
+/// interleaved form: it has run as many forward passes as warm the pipeline up.
 double least_saved_bytes(const LayerTimes& times, const Degrees& degrees,
                          const std::vector<std::int64_t>& layout);
 

@@ -1,0 +1,291 @@
+#include "tools/search/case_bounds.h"
+
+#include <algorithm>
+
+#include "models/lower.h"
+#include "models/plan/plan_layout.h"
+#include "models/plan/plan_schedule.h"
+#include "tools/search/candidates.h"
+
+namespace foretrain {
+namespace {
+
+/// Keys that change nothing of what a sample of layers is read for.
+bool is_beside(const std::string& key) {
+  return key == "parallel.pipeline" || key == "parallel.virtual_pipeline" || key == "schedule" ||
+         key == "parallel.rank_order" || key == "overlap.gradient_reduce" ||
+         key == "overlap.parameter_gather" || key == "overlap.pipeline" ||
+         key == "sharding.level" || key == "batch.micro";
+}
+
+/// Keys that change what data-parallel ranks exchange, the number of stages apart.
+bool is_of_exchange(const std::string& key) {
+  return key == "parallel.tensor" || key == "parallel.context" || key == "parallel.expert" ||
+         key == "parallel.expert_tensor" || key.starts_with("sharding.") ||
+         key.starts_with("gradients.") || key.starts_with("precision") ||
+         key == "overlap.gradient_reduce" || key == "overlap.parameter_gather" ||
+         key.starts_with("offload.");
+}
+
+/// Keys that a first bound is of.
+bool is_of_first(const std::string& key) {
+  return key == "parallel.tensor" || key == "parallel.context" || key == "parallel.expert" ||
+         key == "parallel.expert_tensor" || key.starts_with("precision");
+}
+
+/// Whether ranks of one stage stand together, so that fewer stages place them alike.
+bool stages_are_outermost(const Plan& plan) {
+  return !plan.rank_order.empty() && plan.rank_order.back() == "pp";
+}
+
+}  // namespace
+
+CaseBounds::CaseBounds(const SearchCase& of) : x_case(of) {
+  x_known = is_bounded(of.seed);
+  const bool fixed_order =
+      std::none_of(of.space.dimensions().begin(), of.space.dimensions().end(),
+                   [](const Dimension& one) { return one.key == "parallel.rank_order"; });
+  x_exchange_known = x_known && fixed_order && stages_are_outermost(of.seed.plan);
+}
+
+const Json* CaseBounds::value(Point point, const char* key) const {
+  const std::vector<Dimension>& dimensions = x_case.space.dimensions();
+  for (std::size_t d = 0; d < dimensions.size(); ++d) {
+    if (dimensions[d].key == key) return &dimensions[d].values[point[d]];
+  }
+  return nullptr;
+}
+
+std::int64_t CaseBounds::keep(std::string key, Ask ask, bool exchange, Json run) {
+  const auto number = static_cast<std::int64_t>(x_samples.size());
+  Sample& fresh = x_samples.emplace_back();
+  fresh.run = std::move(run);
+  fresh.ask = ask;
+  fresh.exchange = exchange;
+  x_by_key.emplace(std::move(key), number);
+  return number;
+}
+
+/// The sample of a point, with `recompute` in place of its own where that is given.
+std::int64_t CaseBounds::sample(Point point, Ask ask, const Json* recompute) {
+  const std::vector<Dimension>& dimensions = x_case.space.dimensions();
+  Degrees degrees = x_case.space.degrees(point);
+  if (ask == Ask::kMemory) degrees.micro = 1;
+  if (ask == Ask::kFirst) degrees.pipeline = degrees.pipeline == 1 ? 1 : 2;
+  // A sample has no more stages than tell one from several.
+  std::string key(1, static_cast<char>(ask));
+  key += static_cast<char>(sample_stages(degrees));
+  key += static_cast<char>(degrees.micro);
+  key += static_cast<char>(recompute == nullptr ? 0 : *recompute == Json("none") ? 1 : 2);
+  const auto is_left = [&](const std::string& name) {
+    return is_beside(name) || (recompute != nullptr && name == "recompute") ||
+           (ask == Ask::kFirst && !is_of_first(name)) ||
+           (ask == Ask::kMemory && name == "overlap.tensor");
+  };
+  for (std::size_t d = 0; d < dimensions.size(); ++d) {
+    if (!is_left(dimensions[d].key)) key += static_cast<char>(point[d]);
+  }
+  const auto known = x_by_key.find(key);
+  if (known != x_by_key.end()) return known->second;
+  Json run = x_case.space.run_of(point);
+  if (recompute != nullptr) set_key(run, "recompute", *recompute);
+  if (ask != Ask::kTime && value(point, "overlap.tensor") != nullptr) {
+    set_key(run, "overlap.tensor", Json(false));
+  }
+  // Whose passes write gradients and need not add to them.
+  if (value(point, "sharding.level") != nullptr) set_key(run, "sharding.level", "gradients");
+  return keep(std::move(key), ask, false, sample_of(std::move(run), degrees, x_case.seed));
+}
+
+std::int64_t CaseBounds::exchange_sample(Point point) {
+  if (!x_exchange_known) return -1;
+  const std::vector<Dimension>& dimensions = x_case.space.dimensions();
+  const Degrees degrees = x_case.space.degrees(point);
+  if (degrees.batch_ranks * degrees.context == 1) return -1;
+  std::string key = "x" + std::to_string(degrees.pipeline) + ':';
+  for (std::size_t d = 0; d < dimensions.size(); ++d) {
+    if (is_of_exchange(dimensions[d].key)) key += static_cast<char>(point[d]);
+  }
+  const auto known = x_by_key.find(key);
+  if (known != x_by_key.end()) return known->second;
+  Json run = x_case.space.run_of(point);
+  if (value(point, "overlap.tensor") != nullptr) set_key(run, "overlap.tensor", Json(false));
+  return keep(std::move(key), Ask::kTime, true,
+              exchange_sample_of(std::move(run), degrees, x_case.seed));
+}
+
+CaseBounds::Samples CaseBounds::samples_of(std::size_t plan, Ask ask) {
+  static const Json kNone("none");
+  static const Json kFull("full");
+  Samples out;
+  const Point point = x_case.space.at(plan);
+  const Degrees degrees = x_case.space.degrees(point);
+  const bool fits = degrees.pipeline * degrees.virtual_pipeline <= x_case.seed.model.layers + 2;
+  if (!x_known || !fits) return out;
+  if (ask == Ask::kFirst) {
+    out.plain = sample(point, ask, value(point, "recompute") == nullptr ? nullptr : &kNone);
+    return out;
+  }
+  const bool some = layers_again(value(point, "recompute")) > 0;
+  out.plain = sample(point, ask, some ? &kNone : nullptr);
+  if (some) out.all = sample(point, ask, &kFull);
+  if (ask == Ask::kTime) out.exchange = exchange_sample(point);
+  return out;
+}
+
+std::vector<std::size_t> CaseBounds::lacking(std::size_t plan, Ask ask) {
+  const Samples samples = samples_of(plan, ask);
+  std::vector<std::size_t> out;
+  for (const std::int64_t one : {samples.plain, samples.all, samples.exchange}) {
+    if (one >= 0 && !x_samples[static_cast<std::size_t>(one)].priced) {
+      out.push_back(static_cast<std::size_t>(one));
+    }
+  }
+  return out;
+}
+
+void CaseBounds::price(std::size_t number) {
+  Sample& sample = x_samples[number];
+  sample.priced = true;
+  const Result<Run> resolved = x_case.resolve_sample(sample.run);
+  sample.run = Json();
+  if (!resolved.ok() || !is_bounded(resolved.value())) return;
+  if (sample.exchange) {
+    Result<ExchangeTimes> times = exchange_times(resolved.value());
+    if (times.ok()) sample.times = std::move(times.value());
+    return;
+  }
+  // Exchanges of keys and where tokens' ranks wait are the plan's own keys' business.
+  Counted counted;
+  if (sample.ask == Ask::kFirst) counted = {false, resolved.value().plan.context == 1};
+  Result<LayerTimes> times = layer_times(resolved.value(), counted);
+  if (times.ok()) sample.layers = std::move(times.value());
+}
+
+bool CaseBounds::stands_in_turn(Point point) const {
+  const Json* schedule = value(point, "schedule");
+  const Schedule own = x_case.seed.plan.schedule;
+  if (schedule == nullptr) return own == Schedule::k1F1B || own == Schedule::kInterleaved;
+  return schedule->is_null() || *schedule == Json("1f1b") || *schedule == Json("interleaved-1f1b");
+}
+
+bool CaseBounds::bounds(std::size_t plan) const {
+  const Json* schedule = value(x_case.space.at(plan), "schedule");
+  if (schedule == nullptr || schedule->is_null()) return true;
+  const std::string name = schedule->string() == nullptr ? "" : *schedule->string();
+  return name == "1f1b" || name == "interleaved-1f1b" || name == name_of(Schedule::kGpipe) ||
+         name == "bfs";
+}
+
+const std::vector<std::int64_t>& CaseBounds::layout(const Degrees& degrees) {
+  const auto [it, fresh] = x_layouts.try_emplace({degrees.pipeline, degrees.virtual_pipeline});
+  if (fresh) {
+    Plan plan = x_case.seed.plan;
+    plan.pipeline = degrees.pipeline;
+    plan.virtual_pipeline = degrees.virtual_pipeline;
+    it->second = even_layout(x_case.seed.model, plan);
+  }
+  return it->second;
+}
+
+std::optional<LayerTimes> CaseBounds::times(Point point, const Samples& samples) {
+  if (samples.plain < 0) return {};
+  const std::optional<LayerTimes>& plain =
+      x_samples[static_cast<std::size_t>(samples.plain)].layers;
+  if (!plain || samples.all < 0) return plain;
+  const std::optional<LayerTimes>& all = x_samples[static_cast<std::size_t>(samples.all)].layers;
+  if (!all) return {};
+  const Degrees degrees = x_case.space.degrees(point);
+  return with_recomputed(*plain, *all, layers_again(value(point, "recompute")), degrees.pipeline,
+                         layout(degrees));
+}
+
+const CaseBounds::First& CaseBounds::first_of(Point point) {
+  const Degrees degrees = x_case.space.degrees(point);
+  if (x_first.known && x_first.degrees == degrees) return x_first;
+  x_first = {degrees, 0, 0, true};
+  const std::size_t plan = x_case.space.index(point);
+  const std::optional<LayerTimes> known = times(point, samples_of(plan, Ask::kFirst));
+  if (!known) return x_first;
+  const std::vector<StageLoad> loads = stage_loads(*known, degrees.pipeline, layout(degrees));
+  x_first.seconds = least_step_s(loads, degrees.microbatches);
+  for (const StageLoad& load : loads) {
+    x_first.forward = std::max(x_first.forward, load.forward.seconds());
+  }
+  x_first.forward *= static_cast<double>(degrees.microbatches);
+  return x_first;
+}
+
+double CaseBounds::first_seconds(std::size_t plan) {
+  return first_of(x_case.space.at(plan)).seconds;
+}
+
+double CaseBounds::again_seconds(std::size_t plan) {
+  const Point point = x_case.space.at(plan);
+  const Json* recompute = value(point, "recompute");
+  if (recompute == nullptr) return 0;
+  const Degrees degrees = x_case.space.degrees(point);
+  const auto most = static_cast<double>(most_layers(x_case.seed.model, degrees.pipeline));
+  const double share =
+      *recompute == Json("full") ? 1 : static_cast<double>(layers_again(recompute)) / most;
+  return std::min(1.0, share) * first_of(point).forward;
+}
+
+double CaseBounds::seconds(std::size_t plan) {
+  const Samples samples = samples_of(plan, Ask::kTime);
+  const Point point = x_case.space.at(plan);
+  const std::optional<LayerTimes> known = times(point, samples);
+  if (!known) return 0;
+  const Degrees degrees = x_case.space.degrees(point);
+  const std::vector<StageLoad> loads = stage_loads(*known, degrees.pipeline, layout(degrees));
+  const double alone = least_step_s(loads, degrees.microbatches);
+  if (samples.exchange < 0) return alone;
+  const auto& exchange = x_samples[static_cast<std::size_t>(samples.exchange)].times;
+  return exchange ? std::max(alone, least_step_s(loads, degrees.microbatches, *exchange)) : alone;
+}
+
+std::string CaseBounds::level(Point point) const {
+  static constexpr const char* kLevels[] = {"none", "optimizer", "gradients", "parameters"};
+  const Json* searched = value(point, "sharding.level");
+  if (searched != nullptr && searched->string() != nullptr) return *searched->string();
+  return kLevels[static_cast<std::size_t>(x_case.seed.plan.sharding)];
+}
+
+/// Of parameters, gradients and optimizer states; 0 where some of them may be on the host.
+double CaseBounds::states_gib(Point point, const LayerTimes& known) const {
+  const Plan& own = x_case.seed.plan;
+  const bool offloads = own.offload.states() || value(point, "offload.parameters") != nullptr ||
+                        value(point, "offload.optimizer") != nullptr;
+  if (offloads) return 0;
+  const Degrees d = x_case.space.degrees(point);
+  const std::string sharding = level(point);
+  const auto ranks = static_cast<double>(d.batch_ranks * d.context);
+  const bool grouped = own.shard_group > 0 || value(point, "sharding.group_size") != nullptr;
+  const bool weights = sharding == "parameters";
+  const bool gradients = weights || sharding == "gradients";
+  const bool states = sharding != "none";
+  double shared = 0;  // by the ranks
+  double each = 0;
+  (weights ? shared : each) += known.weight_bytes;
+  (gradients ? shared : each) += known.gradient_bytes;
+  (states ? shared : each) += known.state_bytes;
+  if (!grouped) each += shared / ranks;
+  const auto cut = static_cast<double>(d.pipeline * std::max(d.tensor, d.expert * d.expert_tensor));
+  return each * static_cast<double>(parameter_count(x_case.seed.model)) / cut / kGiB;
+}
+
+double CaseBounds::least_gib(std::size_t plan) {
+  const Point point = x_case.space.at(plan);
+  const std::optional<LayerTimes> known = times(point, samples_of(plan, Ask::kMemory));
+  if (!known) return 0;
+  const Degrees d = x_case.space.degrees(point);
+  const bool stays = x_case.seed.plan.offload.activation_layers == 0 && stands_in_turn(point) &&
+                     value(point, "offload.activation_layers") == nullptr;
+  // Of a microbatch of several sequences so many times as much.
+  const double each = stays ? least_saved_bytes(*known, d, layout(d)) : 0;
+  const bool torus = x_case.seed.cluster.scale_up == ScaleUp::kTorus;
+  const double held = torus ? 0 : x_case.seed.plan.context_gib;
+  return held + states_gib(point, *known) + each * static_cast<double>(d.micro) / kGiB;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,91 @@
+// Bounds of a case's plans, and the samples that they are made of.
+//
+// A sample is priced when the first plan needs it, once for all plans that share it: plans that are
+// never looked at cost no sample. A plan's first bound comes from a sample of its degrees alone.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tools/search/exchange_bound.h"
+#include "tools/search/search_case.h"
+#include "tools/search/step_bound.h"
+
+namespace foretrain {
+
+/// A question about a plan: each needs samples of its own.
+enum class Ask : std::uint8_t {
+  kFirst,   ///< seconds, from its degrees alone
+  kMemory,  ///< GiB, from a microbatch of one sequence
+  kTime,    ///< seconds, from all of its keys and what data-parallel ranks exchange
+};
+
+class CaseBounds {
+ public:
+  explicit CaseBounds(const SearchCase& of);
+
+  /// Samples that an answer needs and that are not priced yet, by number.
+  std::vector<std::size_t> lacking(std::size_t plan, Ask ask);
+  /// Prices one; different ones may be priced at once.
+  void price(std::size_t sample);
+  std::size_t samples() const { return x_samples.size(); }
+
+  /// Whether its times are below a plan's step: its schedule is one that bounds are of. Those of
+  /// other schedules only tell which plans promise most.
+  bool bounds(std::size_t plan) const;
+  /// A plan's time in seconds; 0 where none is known.
+  double first_seconds(std::size_t plan);
+  double seconds(std::size_t plan);
+  /// What the layers that are computed again add to it at least, about: 0 where that is not known.
+  double again_seconds(std::size_t plan);
+  /// GiB that the plan takes at least: states of a mean stage, activations of the first.
+  double least_gib(std::size_t plan);
+
+ private:
+  /// What a sample is priced for, and what it gave; nothing where it cannot be priced.
+  struct Sample {
+    Json run;
+    Ask ask = Ask::kTime;
+    bool exchange = false;
+    bool priced = false;
+    std::optional<LayerTimes> layers;
+    std::optional<ExchangeTimes> times;
+  };
+  /// A plan's samples by number, -1 none: of its layers, where only some are computed again of all
+  /// of them computed again, and of what its ranks exchange.
+  struct Samples {
+    std::int64_t plain = -1, all = -1, exchange = -1;
+  };
+  Samples samples_of(std::size_t plan, Ask ask);
+  std::int64_t sample(Point point, Ask ask, const Json* recompute);
+  std::int64_t exchange_sample(Point point);
+  std::int64_t keep(std::string key, Ask ask, bool exchange, Json run);
+
+  bool stands_in_turn(Point point) const;  ///< 1F1B, interleaved or not
+  const Json* value(Point point, const char* key) const;
+  std::string level(Point point) const;
+  const std::vector<std::int64_t>& layout(const Degrees& degrees);
+  /// Of priced samples; nothing where they are not, or no bounds are of the plan.
+  std::optional<LayerTimes> times(Point point, const Samples& samples);
+  double states_gib(Point point, const LayerTimes& known) const;
+
+  const SearchCase& x_case;
+  bool x_known = false, x_exchange_known = false;
+  std::deque<Sample> x_samples;
+  std::unordered_map<std::string, std::int64_t> x_by_key;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::int64_t>> x_layouts;
+  /// The last answer of `first_seconds`: plans of equal degrees follow each other.
+  struct First {
+    Degrees degrees;
+    double seconds = 0, forward = 0;
+    bool known = false;
+  } x_first;
+  const First& first_of(Point point);
+};
+
+}  // namespace foretrain

@@ -1,0 +1,224 @@
+#include "tools/search/exchange_bound.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "models/lower.h"
+#include "models/plan/plan_layout.h"
+
+namespace foretrain {
+namespace {
+
+/// A collective is priced as such a part of a larger one.
+constexpr std::int64_t kPart = 64;
+constexpr std::int64_t kFewMicrobatches = 2;
+
+void enlarge(Workload& workload) {
+  for (Program& program : workload.programs) {
+    for (Work& work : program.works) {
+      auto* collective = std::get_if<Collective>(&work);
+      if (collective == nullptr) continue;
+      collective->count *= kPart;
+      for (std::int64_t& run : collective->runs) run *= kPart;
+    }
+  }
+}
+
+/// By stream, and by port below zero.
+using Sums = std::map<std::int16_t, double>;
+std::int16_t line_of(int port) { return static_cast<std::int16_t>(-1 - port); }
+
+struct StageSums {
+  Sums gathers, reductions;
+};
+
+bool exchanges(const Op& op) {
+  return op.category == Category::kData && op.phase != Phase::kOptimizer;
+}
+
+StageSums sums_of(const Program& program, const std::vector<Cost>& alone) {
+  StageSums out;
+  for (const Call& call : program.calls) {
+    for (const Op& op : program.segments[call.segment.index()].ops) {
+      if (!exchanges(op)) continue;
+      const bool large = std::holds_alternative<Collective>(program.works[op.work.index()]);
+      const double part = large ? 1.0 / static_cast<double>(kPart) : 1;
+      const Cost& cost = alone[op.work.index()];
+      Sums& sums = op.phase == Phase::kGradients ? out.reductions : out.gathers;
+      sums[static_cast<std::int16_t>(op.stream.index())] += part * cost.duration.seconds();
+      // What shares a port takes turns on it.
+      for (int port = 0; port < kPortCount; ++port) {
+        const auto share = static_cast<double>(cost.port_share[static_cast<std::size_t>(port)]);
+        if (share <= 0) continue;
+        sums[line_of(port)] +=
+            part * (cost.duration - cost.latency).seconds() * share / static_cast<double>(kWhole);
+      }
+    }
+  }
+  return out;
+}
+
+/// Of the first stage and the last of a sample with so many layers and microbatches.
+Result<std::vector<StageSums>> exchange_of(Run sample, std::int64_t layers,
+                                           std::int64_t microbatches) {
+  Plan& plan = sample.plan;
+  sample.model.layers = layers;
+  plan.pipeline_layout = even_layout(sample.model, plan);
+  plan.global_batch = microbatches * plan.micro_batch * plan.batch_ranks();
+  Workload workload = lower(sample.model, plan);
+  enlarge(workload);
+  const std::unique_ptr<CostModel> model = cost_model_of(sample, price_options(sample));
+  std::vector<StageSums> out;
+  for (const std::size_t p : {std::size_t{0}, workload.programs.size() - 1}) {
+    FT_ASSIGN(
+        const std::vector<Cost> alone,
+        costs_alone(workload, p, *model, [](const Op& op, const Work&) { return exchanges(op); }));
+    out.push_back(sums_of(workload.programs[p], alone));
+  }
+  return out;
+}
+
+double of_stream(const Sums& sums, std::int16_t stream) {
+  const auto found = sums.find(stream);
+  return found == sums.end() ? 0 : found->second;
+}
+
+/// Layers of a stage of a sample, and how many more a second one has.
+struct SampleLayers {
+  double base = 1, more = 1;
+};
+
+/// From the sums of base layers and few microbatches, of more layers, of a microbatch more, of
+/// both.
+std::map<std::int16_t, ExchangeLine> lines_of(const std::array<const Sums*, 4>& sums,
+                                              SampleLayers layers) {
+  constexpr auto kMicrobatches = static_cast<double>(kFewMicrobatches);
+  std::map<std::int16_t, ExchangeLine> out;
+  for (const auto& [stream, unused] : *sums[3]) {
+    const double base = of_stream(*sums[0], stream);
+    const double longer = of_stream(*sums[1], stream);
+    const double later = of_stream(*sums[2], stream);
+    const double both = of_stream(*sums[3], stream);
+    ExchangeLine line;
+    line.of_both = std::max(0.0, both - longer - later + base) / layers.more;
+    line.of_layer = std::max(0.0, (longer - base) / layers.more - kMicrobatches * line.of_both);
+    line.of_microbatch = std::max(0.0, later - base - line.of_both * layers.base);
+    line.fixed =
+        std::max(0.0, base - line.of_layer * layers.base -
+                          kMicrobatches * (line.of_microbatch + line.of_both * layers.base));
+    out[stream] = line;
+  }
+  return out;
+}
+
+StageExchange stage_exchange(const std::array<StageSums, 4>& sums, SampleLayers layers) {
+  StageExchange out;
+  std::array<const Sums*, 4> gathers{};
+  std::array<const Sums*, 4> reductions{};
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    gathers[i] = &sums[i].gathers;
+    reductions[i] = &sums[i].reductions;
+  }
+  out.gathers = lines_of(gathers, layers);
+  out.reductions = lines_of(reductions, layers);
+  return out;
+}
+
+/// What a stage exchanges, in seconds.
+struct Exchanged {
+  double longest = 0;  ///< on one stream besides the compute stream, or through one port
+  double in_line = 0;  ///< on the compute stream
+  double gathers = 0, reductions = 0;
+  double once = 0;  ///< reductions that begin after the last microbatch
+};
+
+Exchanged exchanged(const ExchangeTimes& times, std::size_t stage, std::size_t stages,
+                    double layers, double microbatches) {
+  const bool ends = stage == 0 || stage + 1 == stages;
+  const StageExchange& of = stage == 0 ? times.first : times.last;
+  if (stage == 0) layers = std::max(0.0, layers - static_cast<double>(times.uncounted));
+  std::map<std::int16_t, double> by_stream;
+  Exchanged out;
+  const auto add = [&](std::int16_t stream, const ExchangeLine& line, double& sum) {
+    const double seconds = (ends ? line : line.of_layers_alone()).seconds(layers, microbatches);
+    by_stream[stream] += seconds;
+    if (stream > 0) sum += seconds;
+  };
+  for (const auto& [stream, line] : of.gathers) add(stream, line, out.gathers);
+  for (const auto& [stream, line] : of.reductions) {
+    add(stream, line, out.reductions);
+    const bool once = stream > 0 && line.of_microbatch == 0 && line.of_both == 0;
+    if (once) out.once = std::max(out.once, by_stream[stream]);
+  }
+  for (const auto& [stream, seconds] : by_stream) {
+    double& most = stream == 0 ? out.in_line : out.longest;
+    most = std::max(most, seconds);
+  }
+  return out;
+}
+
+}  // namespace
+
+Json exchange_sample_of(Json run, const Degrees& degrees, const Run& seed) {
+  const std::int64_t stages = sample_stages(degrees);
+  const std::int64_t ranks = seed.cluster.accelerators / degrees.pipeline;
+  const std::int64_t batch_ranks = ranks / (degrees.tensor * degrees.context);
+  set_key(run, "parallel.pipeline", Json(stages));
+  set_key(run, "parallel.virtual_pipeline", Json(1));
+  set_key(run, "batch.micro", Json(1));
+  set_key(run, "batch.global", Json(kFewMicrobatches * batch_ranks));
+  set_key(run, "recompute", Json("none"));
+  cluster_object(run).set("accelerators", Json(ranks * stages));
+  run.erase("schedule");
+  return run;
+}
+
+Result<ExchangeTimes> exchange_times(const Run& sample) {
+  const Pattern pattern = Pattern::of(sample.model);
+  const std::int64_t stages = sample.plan.pipeline;
+  const std::int64_t period = stages * pattern.period;
+  const std::int64_t base = pattern.first + period;
+  if (base + period > sample.model.layers) return input_error("too few layers are alike");
+  std::array<std::array<StageSums, 4>, 2> sums;
+  for (std::size_t i = 0; i < 4; ++i) {
+    FT_ASSIGN(const std::vector<StageSums> one,
+              exchange_of(sample, base + static_cast<std::int64_t>(i % 2) * period,
+                          kFewMicrobatches + static_cast<std::int64_t>(i / 2)));
+    sums[0][i] = one.front();
+    sums[1][i] = one.back();
+  }
+  const SampleLayers layers{static_cast<double>(pattern.period),
+                            static_cast<double>(pattern.period)};
+  ExchangeTimes out;
+  out.first = stage_exchange(sums[0], layers);
+  out.last = stage_exchange(sums[1], layers);
+  out.uncounted = pattern.first;
+  out.hides_reductions = sample.plan.overlap.gradient_reduce;
+  out.hides_gathers = sample.plan.overlap.parameter_gather;
+  return out;
+}
+
+double least_step_s(const std::vector<StageLoad>& loads, std::int64_t microbatches,
+                    const ExchangeTimes& exchange) {
+  const auto m = static_cast<double>(microbatches);
+  double most = 0;
+  double fill = 0;
+  double fill_forward = 0;
+  for (std::size_t s = 0; s < loads.size(); ++s) {
+    const StageLoad& load = loads[s];
+    const Exchanged of = exchanged(exchange, s, loads.size(), static_cast<double>(load.layers), m);
+    const double forward = load.forward.seconds();
+    const double shown =
+        (exchange.hides_reductions ? 0 : of.reductions) + (exchange.hides_gathers ? 0 : of.gathers);
+    const double compute = fill + m * (forward + load.backward.seconds());
+    most = std::max(
+        {most, of.longest, compute + of.in_line + shown,
+         fill_forward + m * forward + (m - 1) * load.last_chunk_backward.seconds() + of.once});
+    fill += load.first_chunk.seconds();
+    fill_forward += load.first_chunk_forward.seconds();
+  }
+  return most;
+}
+
+}  // namespace foretrain
