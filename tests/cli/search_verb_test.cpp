@@ -88,6 +88,76 @@ TEST(SearchVerb, KeepsWhatTheRunStatesUnlessItIsFree) {
   EXPECT_EQ(best({"--free", "parallel.tensor", "--where", "parallel.tensor == 2"}), Json(2));
 }
 
+// A search that goes on simulates nothing again, and ends as if it had never stopped.
+TEST(SearchVerb, GoesOnFromWhatWasKept) {
+  const Workplace place;
+  place.write("run.json", kSearchedRun);
+  const std::vector<std::string> all = {"search",      "run.json", "--fix",
+                                        "batch.micro", "--json",   "-"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), all.begin(), all.end());
+    return place.run(more);
+  };
+  const CommandResult whole = with({});
+  const CommandResult first = with({"--resume", "state.json"});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const Json state = parse_json(place.read("state.json"), "state").value();
+  // As if it had been stopped halfway, with a result that only the file can know.
+  Json half = state;
+  Json::Array kept = *state.find("plans")->array();
+  kept.resize(kept.size() / 2 + 1);
+  bool marked = false;
+  for (Json& plan : kept) {
+    marked = plan.find("mfu") != nullptr;
+    if (!marked) continue;
+    plan.set("mfu", Json(0.125));
+    break;
+  }
+  ASSERT_TRUE(marked);
+  half.set("plans", Json(kept));
+  place.write("half.json", dump_json(half));
+  const CommandResult again = with({"--resume", "half.json"});
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  const auto plans = [](const CommandResult& of) {
+    return *parse_json(of.out, "stdout").value().find("plans")->array();
+  };
+  const Json::Array a = plans(whole);
+  const Json::Array b = plans(again);
+  ASSERT_EQ(a, plans(first));
+  ASSERT_EQ(a.size(), b.size());
+  std::size_t from_file = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(*a[i].find("changes"), *b[i].find("changes"));
+    EXPECT_EQ(*a[i].find("iteration_time_s"), *b[i].find("iteration_time_s"));
+    from_file += *b[i].find("mfu") == Json(0.125) ? 1 : 0;
+  }
+  EXPECT_EQ(from_file, 1U);
+  EXPECT_EQ(parse_json(place.read("half.json"), "half").value().find("plans")->array()->size(),
+            state.find("plans")->array()->size());
+}
+
+TEST(SearchVerb, RefusesWhatAnotherSearchKept) {
+  const Workplace place;
+  place.write("run.json", kSearchedRun);
+  const auto with = [&](const std::string& file, const std::string& micro) {
+    return place.run({"search", "run.json", "--set", "batch.micro=" + micro, "--fix", "recompute",
+                      "--quiet", "--resume", file});
+  };
+  ASSERT_EQ(with("state.json", "1").exit_code, 0);
+  const std::string before = place.read("state.json");
+  const CommandResult other = with("state.json", "2");
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_NE(other.err.find("state.json: /question"), std::string::npos) << other.err;
+  EXPECT_EQ(place.read("state.json"), before);
+  for (const char* broken : {"{", "[]", "{}", R"({"schema": "foretrain/search/1"})",
+                             R"({"schema": "foretrain/search-state/1", "plans": 3})"}) {
+    place.write("broken.json", broken);
+    EXPECT_EQ(with("broken.json", "1").exit_code, 1) << broken;
+    EXPECT_EQ(place.read("broken.json"), broken);
+  }
+  EXPECT_EQ(with("-", "1").exit_code, 1);
+}
+
 // The section of a RUN says the same as the flags; `simulate` reads over it.
 TEST(SearchVerb, ReadsTheSectionOfTheRun) {
   const Workplace place;

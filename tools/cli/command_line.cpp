@@ -350,6 +350,9 @@ Verb add_search(CLI::App& app, foretrain::SearchArgs& args) {
   verb->add_option("--budget", args.request.budget, "Stop after so many seconds (default: 60)")
       ->type_name("SECONDS")
       ->check(CLI::Range(0.001, 1e6));
+  verb->add_option("--resume", args.request.resume,
+                   "Keep what was simulated in a file, and go on from the file where it is there")
+      ->type_name("FILE");
   verb->add_option("--explain", args.explain, "The best plan with that value: why it is not mine")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);

@@ -54,9 +54,15 @@ std::string explanation(const SearchResult& mine, const SearchResult& asked,
 }  // namespace
 
 Status search(SearchArgs& args) {
-  const std::vector<Output> outputs = {
-      {"--json", args.json}, {"--csv", args.csv}, {"--out", args.out}, {"--report", args.report}};
+  const std::vector<Output> outputs = {{"--json", args.json},
+                                       {"--csv", args.csv},
+                                       {"--out", args.out},
+                                       {"--report", args.report},
+                                       {"--resume", args.request.resume}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
+  if (args.request.resume == "-") {
+    return input_error("--resume -: a search is kept in a file; name one");
+  }
   FT_ASSIGN(Json run, read_run(args.run, args.sets));
   FT_ASSIGN(SearchRequest section, take_section(run, args.run));
   FT_ASSIGN(SearchOptions options, options_of(merged(std::move(section), args.request)));
@@ -77,6 +83,7 @@ Status search(SearchArgs& args) {
     Json without = asked;
     without.erase("search");
     SearchOptions narrowed = options;
+    narrowed.state.clear();
     narrowed.space.fixed.push_back(set.substr(0, set.find('=')));
     FT_ASSIGN(const SearchResult other,
               search_plans(without, args.run, narrowed, watch_of(progress)));

@@ -14,14 +14,13 @@
 #include "tools/search/case_bounds.h"
 #include "tools/search/memory_bound.h"
 #include "tools/search/search_case.h"
+#include "tools/search/search_state.h"
 
 namespace foretrain {
 namespace {
 
 /// What a round does before the clock is looked at: simulations, samples that are priced.
 constexpr std::size_t kRoundSimulations = 8, kRoundSamples = 64;
-
-enum class Fate : std::uint8_t { kRefused, kExcluded, kTooLarge, kSimulated };
 
 /// What is known of a plan, and so what is asked next.
 enum class Known : std::uint8_t { kDegrees, kFits };
@@ -38,13 +37,6 @@ struct Item {
     return {estimate, of_case, plan};
   }
   bool operator<(const Item& other) const { return order() > other.order(); }  // lowest first
-};
-
-struct Outcome {
-  Fate fate = Fate::kRefused;
-  double least_gib = 0;  ///< of a plan that is too large
-  std::string reason;
-  std::optional<FoundPlan> found;
 };
 
 /// The first words of a refusal: without the file's name and what is said after the rule.
@@ -100,8 +92,7 @@ class Evaluator {
   Outcome look_at(const Item& item) const {
     const SearchCase& of = x_cases[item.of_case];
     const Point point = of.space.at(item.plan);
-    const Json written = of.space.run_of(point);
-    const Result<Run> run = of.resolve(written);
+    const Result<Run> run = of.resolve(of.space.run_of(point));
     Outcome out;
     if (!run.ok()) {
       out.fate = Fate::kRefused;
@@ -117,12 +108,18 @@ class Evaluator {
       out.fate = Fate::kTooLarge;
       return out;
     }
-    return simulate(of, run.value(), written, of.space.changes(point), false);
+    out = simulate(of, run.value(), false);
+    if (out.found) describe_plan(of, point, *out.found);
+    return out;
+  }
+
+  static void describe_plan(const SearchCase& of, Point point, FoundPlan& plan) {
+    plan.run = of.space.run_of(point);
+    plan.changes = of.space.changes(point);
   }
 
   /// `any`: also what does not fit, with its memory alone.
-  Outcome simulate(const SearchCase& of, const Run& run, const Json& written,
-                   std::vector<std::pair<std::string, Json>> changes, bool any) const {
+  Outcome simulate(const SearchCase& of, const Run& run, bool any) const {
     Outcome out;
     PredictOptions options;
     options.verify = options.sensitivity = false;
@@ -134,9 +131,10 @@ class Evaluator {
       out.reason = reason_of(prediction.error(), of.seed.source);
       return out;
     }
-    FoundPlan found = found_of(of, prediction.value());
-    found.run = written;
-    found.changes = std::move(changes);
+    FoundPlan found = found_plan(of, prediction.value().iteration_time_s);
+    found.tokens_per_s = prediction.value().tokens_per_s;
+    found.mfu = prediction.value().mfu;
+    found.memory = prediction.value().memory;
     out.least_gib = found.memory.peak_gib;
     out.fate = Fate::kTooLarge;
     if (any || found.memory.within(1)) {
@@ -155,22 +153,6 @@ class Evaluator {
   }
 
  private:
-  static FoundPlan found_of(const SearchCase& of, const Prediction& prediction) {
-    FoundPlan out;
-    constexpr double kHour = 3600, kKwh = 3.6e6;
-    out.cluster = of.cluster;
-    out.accelerators = of.seed.cluster.accelerators;
-    out.iteration_time_s = prediction.iteration_time_s;
-    out.tokens_per_s = prediction.tokens_per_s;
-    out.mfu = prediction.mfu;
-    out.memory = prediction.memory;
-    const double seconds = static_cast<double>(out.accelerators) * out.iteration_time_s;
-    out.cost = seconds / kHour * of.price_per_gpu_hour;
-    out.energy_kwh = seconds * of.seed.cluster.device.power_w / kKwh;
-    out.objective = out.iteration_time_s * of.weight;
-    return out;
-  }
-
   const std::vector<SearchCase>& x_cases;
   std::vector<Condition> x_conditions;
 };
@@ -244,23 +226,30 @@ struct Failures {
 
 class Searcher {
  public:
-  Searcher(const std::vector<SearchCase>& cases, const Evaluator& evaluator,
+  Searcher(const std::vector<SearchCase>& cases, const Evaluator& evaluator, SearchState& state,
            const SearchOptions& options, const SearchWatch& watch)
       : x_cases(cases),
         x_evaluator(evaluator),
+        x_state(state),
         x_options(options),
         x_watch(watch),
         x_excess(cases) {}
 
-  SearchResult run() && {
+  Result<SearchResult> run() && {
     look_at_own();
     for (const SearchCase& one : x_cases) x_bounds.push_back(std::make_unique<CaseBounds>(one));
     for (std::uint32_t c = 0; c < x_cases.size(); ++c) open_case(c);
     bool goes_on = may_go_on();
+    constexpr double kSaveEvery = 10;
+    double saved = seconds();
     while (goes_on && !(x_next.open.empty() && x_next.ready.empty())) {
       take_round();
       goes_on = may_go_on();
+      if (seconds() - saved < kSaveEvery) continue;
+      saved = seconds();
+      FT_TRY(x_state.save());
     }
+    FT_TRY(x_state.save());
     finish();
     return std::move(x_out);
   }
@@ -286,8 +275,8 @@ class Searcher {
   void look_at_own() {
     const SearchCase& first = x_cases.front();
     if (!first.own) return;
-    const Outcome own = x_evaluator.simulate(first, first.seed, first.run, {}, true);
-    if (own.found) x_out.own = own.found;
+    x_out.own = x_evaluator.simulate(first, first.seed, true).found;
+    if (x_out.own) x_out.own->run = first.run;
   }
 
   /// All plans of a case, with the bounds of their degrees; where these take long some have none.
@@ -328,7 +317,8 @@ class Searcher {
     std::vector<Outcome> outcomes(plans.size());
     const auto work = [&](std::size_t i) {
       if (i < plans.size()) {  // these take longer
-        outcomes[i] = x_evaluator.look_at(plans[i]);
+        std::optional<Outcome> known = x_state.find(plans[i].of_case, plans[i].plan);
+        outcomes[i] = known ? std::move(*known) : x_evaluator.look_at(plans[i]);
         return;
       }
       const auto& [c, sample] = samples[i - plans.size()];
@@ -336,7 +326,10 @@ class Searcher {
     };
     in_parallel(plans.size() + samples.size(), work, x_options.threads);
     x_out.bounds += static_cast<std::int64_t>(samples.size());
-    for (std::size_t i = 0; i < plans.size(); ++i) note(plans[i], std::move(outcomes[i]));
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      x_state.add(plans[i].of_case, plans[i].plan, outcomes[i]);
+      note(plans[i], std::move(outcomes[i]));
+    }
   }
 
   /// Plans in the order of their estimates: more is asked of some, others are simulated. Where what
@@ -461,10 +454,10 @@ class Searcher {
     for (const auto& [least, item] : x_failures.large) {
       const SearchCase& of = x_cases[item.of_case];
       const Point point = of.space.at(item.plan);
-      const Json written = of.space.run_of(point);
-      const Result<Run> run = of.resolve(written);
+      const Result<Run> run = of.resolve(of.space.run_of(point));
       if (!run.ok()) continue;
-      Outcome one = x_evaluator.simulate(of, run.value(), written, of.space.changes(point), true);
+      Outcome one = x_evaluator.simulate(of, run.value(), true);
+      if (one.found) Evaluator::describe_plan(of, point, *one.found);
       const bool nearer = one.found && (!x_out.nearest || one.found->memory.peak_gib <
                                                               x_out.nearest->memory.peak_gib);
       if (nearer) x_out.nearest = std::move(one.found);
@@ -498,6 +491,7 @@ class Searcher {
 
   const std::vector<SearchCase>& x_cases;
   const Evaluator& x_evaluator;
+  SearchState& x_state;
   const SearchOptions& x_options;
   const SearchWatch& x_watch;
   Excess x_excess;
@@ -548,7 +542,8 @@ Result<SearchResult> search_plans(const Json& run, const std::string& source,
   }
   FT_ASSIGN(const std::vector<SearchCase> cases, search_cases(run, source, options));
   const Evaluator evaluator(cases, std::move(conditions));
-  return Searcher(cases, evaluator, options, watch).run();
+  FT_ASSIGN(SearchState state, SearchState::open(options.state, cases, options));
+  return Searcher(cases, evaluator, state, options, watch).run();
 }
 
 }  // namespace foretrain

@@ -41,6 +41,7 @@ struct SearchOptions {
   double budget_s = 60;
   std::size_t threads = 0;  ///< 0: as many as there are cores
   ChoosePrices profile;     ///< in place of what the RUN says
+  std::string state;        ///< a file of what was looked at (search_state.h); "": none
 };
 
 /// A plan that was simulated.

@@ -112,11 +112,13 @@ SearchRequest merged(SearchRequest section, const SearchRequest& flags) {
   if (!flags.objective.empty()) section.objective = flags.objective;
   if (flags.budget > 0) section.budget = flags.budget;
   section.allow_numerics = section.allow_numerics || flags.allow_numerics;
+  section.resume = flags.resume;
   return section;
 }
 
 Result<SearchOptions> options_of(const SearchRequest& request) {
   SearchOptions out;
+  out.state = request.resume;
   out.space.free = request.free;
   out.space.fixed = request.fix;
   out.space.over = request.over;

@@ -16,6 +16,7 @@ struct SearchRequest {
   std::string objective;  ///< "": time
   double budget = 0;      ///< s; 0: 60
   bool allow_numerics = false;
+  std::string resume;  ///< a file that keeps what was simulated, "": none; of flags alone
 };
 
 /// Takes the section out of a RUN; an empty request where there is none.
