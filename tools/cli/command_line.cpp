@@ -291,6 +291,8 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
       ->type_name("N")
       ->check(CLI::Range(0, 1000000));
   add_output(verb, "--csv", args.csv, "Write a table of all rows");
+  verb->add_flag("--explain", args.explain,
+                 "Also split the errors of each group by family of time, as far as its plans tell");
   add_output(verb, "--fit-intervals", args.fit_intervals,
              "Write the widths of 90 % intervals that these rows give");
   verb->add_option("--only", args.only, "Only rows whose id or group contains TEXT")

@@ -11,6 +11,7 @@
 #include "sim/base/threads.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/pages.h"
+#include "tools/score/explanation.h"
 #include "tools/score/fit_intervals.h"
 #include "tools/score/score.h"
 
@@ -67,8 +68,12 @@ Status score(const ScoreArgs& args) {
   }
   const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
   const std::vector<RowResult> results = score_all(rows, args.threads, progress);
+  std::vector<Explanation> explained;
+  if (args.explain) explained = explanations(rows, results);
   if (!args.json.empty()) {
-    FT_TRY(write_output(args.json, dump_json(score_json(rows, results)) + "\n"));
+    Json json = score_json(rows, results);
+    if (args.explain) json.set("explanations", explanations_json(explained));
+    FT_TRY(write_output(args.json, dump_json(json) + "\n"));
   }
   if (!args.csv.empty()) FT_TRY(write_output(args.csv, score_csv(rows, results)));
   if (!args.report.empty()) {
@@ -89,7 +94,8 @@ Status score(const ScoreArgs& args) {
   const bool taken =
       args.json == "-" || args.csv == "-" || args.fit_intervals == "-" || args.report == "-";
   if (args.quiet || taken) return ok_status();
-  return print(false, score_table(rows, results, static_cast<std::size_t>(args.worst)));
+  const std::string table = score_table(rows, results, static_cast<std::size_t>(args.worst));
+  return print(false, table + (args.explain ? explanation_lines(explained) : ""));
 }
 
 }  // namespace foretrain

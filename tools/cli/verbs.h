@@ -92,7 +92,7 @@ struct ScoreArgs {
   std::string fit_intervals;      ///< where the widths of intervals go; "": nowhere
   std::int64_t worst = 0;
   int threads = 0;  ///< 0: as many as there are cores
-  bool quiet = false;
+  bool explain = false, quiet = false;
 };
 Status score(const ScoreArgs& args);
 

@@ -181,9 +181,15 @@ RowResult score_row(const Row& row) {
   out.interval_s[0] = p.interval.low_s;
   out.interval_s[1] = p.interval.high_s;
   out.peak_memory_gib = memory_by(p.memory, row.memory_metric);
-  out.facts = {p.interval.prices, run.value().model.has_experts(),
-               bits_of(run.value().plan.precision.linear) <= 8, run.value().cluster.accelerators,
-               p.tokens_per_s * p.iteration_time_s};
+  out.facts = {p.interval.prices,
+               run.value().model.has_experts(),
+               bits_of(run.value().plan.precision.linear) <= 8,
+               run.value().cluster.accelerators,
+               p.tokens_per_s * p.iteration_time_s,
+               {}};
+  for (std::size_t k = 0; k < p.breakdown.size(); ++k) {
+    out.facts.parts_s[k] = p.breakdown[k].seconds();
+  }
   if (row.step_time_s > 0) out.time_error = out.step_time_s / row.step_time_s - 1;
   if (row.peak_memory_gib > 0) out.memory_error = out.peak_memory_gib / row.peak_memory_gib - 1;
   return out;

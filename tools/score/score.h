@@ -1,11 +1,13 @@
 // Scoring: predicts published runs and compares.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
 #include "sim/base/json.h"
 #include "sim/base/result.h"
+#include "sim/timeline/breakdown.h"
 
 namespace foretrain {
 
@@ -25,6 +27,8 @@ struct RowFacts {
   bool experts = false, narrow = false;  ///< of the model; arithmetic in 8 bits or fewer
   std::int64_t accelerators = 0;
   double tokens = 0;  ///< of a step
+  /// Seconds of the critical rank's step by `Part`.
+  std::array<double, static_cast<std::size_t>(Part::kCount)> parts_s{};
 };
 
 struct RowResult {
