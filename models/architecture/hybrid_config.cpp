@@ -11,7 +11,7 @@ namespace {
 /// A letter of `hybrid_override_pattern` or a word of `layer_types` or `layers_block_type`.
 bool read_kind(const std::string& name, const HybridForm& form, FeedForward behind,
                LayerKind& out) {
-  if (name == "M" || name == "mamba" || name == "hybrid") {
+  if (name == "M" || name == "mamba" || name == "hybrid" || name == "recurrent") {
     out = {form.other, behind};
   } else if (name == "conv") {
     out = {Mixer::kConv, behind};

@@ -249,6 +249,7 @@ Model Model::of(LayerKind kind) const {
   out.intermediate = shape.intermediate;
   out.attention.key_is_value = shape.key_is_value;
   out.attention.sinks = shape.sinks;
+  out.attention.gate = shape.gate;
   return out;
 }
 
@@ -461,24 +462,36 @@ std::int64_t shared_block_parameters(const Model& model) {
   return s.blocks * block + s.uses * use;
 }
 
+namespace {
+
+std::int64_t counted_parameters(const Model& model) {
+  std::int64_t sum = 0;
+  for (const CountedPart& part : model.notes.counted) sum += part.parameters;
+  return sum;
+}
+
+}  // namespace
+
 std::int64_t parameter_count(const Model& model) {
   if (model.is_network()) return parameter_count(model.network);
   std::int64_t sum = count(embedding_parameters(model)) + count(head_parameters(model));
   if (model.is_encoder_decoder()) {
     const std::int64_t layer = count(layer_parameters(model));
-    return sum + model.encoder_layers * layer + count(turn_parameters(model)) +
+    sum += model.encoder_layers * layer + count(turn_parameters(model)) +
            model.decoder_layers * (layer + count(cross_parameters(model)));
+    return sum + counted_parameters(model);
   }
   for (const LayersOfKind& of : model.kinds(false)) {
     const std::int64_t layers = model.hybrid.one_layer ? 1 : of.layers;
     sum += layers * count(layer_parameters(model, of.kind));
   }
-  return sum + shared_block_parameters(model);
+  return sum + shared_block_parameters(model) + counted_parameters(model);
 }
 
 std::int64_t active_parameter_count(const Model& model) {
   std::int64_t idle = 0;
-  if (!model.has_experts()) return parameter_count(model);
+  for (const CountedPart& part : model.notes.counted) idle += part.parameters - part.active;
+  if (!model.has_experts()) return parameter_count(model) - idle;
   for (const LayersOfKind& of : model.kinds(false)) {
     for (const Parameter& p : layer_parameters(model, of.kind)) {
       idle += of.layers * (p.count() - active(model, p));

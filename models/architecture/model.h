@@ -135,10 +135,15 @@ struct LayerKind {
   auto operator<=>(const LayerKind&) const = default;
 };
 
+/// What multiplies the result of attention before its linear back, by way of a sigmoid: nothing, a
+/// number for each element or one for each head, which the linear to queries gives too.
+enum class OutputGate : std::uint8_t { kNone, kElements, kHeads };
+
 /// Sizes of layers that differ from the model's.
 struct LayerShape {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
   bool key_is_value = false, sinks = false;
+  OutputGate gate = OutputGate::kNone;
   bool operator==(const LayerShape&) const = default;
 };
 
@@ -185,10 +190,6 @@ struct BlockNorms {
   bool operator==(const BlockNorms&) const = default;
 };
 
-/// What multiplies the result of attention before its linear back, by way of a sigmoid: nothing, a
-/// number for each element or one for each head, which the linear to queries gives too.
-enum class OutputGate : std::uint8_t { kNone, kElements, kHeads };
-
 /// What attention has beside queries, keys and values.
 struct AttentionExtras {
   bool sinks = false;         ///< one logit a head beside those of the keys
@@ -216,11 +217,21 @@ struct Ends {
   bool operator==(const Ends&) const = default;
 };
 
+/// Parameters that the model has and none of its layers: they are counted, of which `active` of a
+/// token, and take no memory, time or FLOPs. Fewer than none: those of a piece that is not there.
+struct CountedPart {
+  std::string what;
+  std::int64_t parameters = 0, active = 0;
+  bool operator==(const CountedPart&) const = default;
+};
+
 /// What a reader tells about a file.
 struct ModelNotes {
   std::vector<std::string> ignored;   ///< keys that do not matter here
   std::vector<std::string> unknown;   ///< keys of a publisher's file that no reader knows
   std::vector<std::string> left_out;  ///< what its family has and is not here
+  std::vector<CountedPart> counted;   ///< what is counted and not lowered
+  std::string not_lowered;            ///< what keeps all of it from being lowered
   bool operator==(const ModelNotes&) const = default;
 };
 

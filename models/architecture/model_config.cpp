@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <sstream>
 
 #include "models/architecture/model_config.h"
 #include "models/architecture/model_type.h"
@@ -46,8 +47,13 @@ const std::vector<Spelling>& all_spellings() {
   return kAll;
 }
 
-/// Keys under which a file of several parts has its language model.
-constexpr std::array kTextParts = {"text_config", "llm_config", "language_config"};
+/// Keys under which a file of several parts has its language model, or parts that have one.
+constexpr std::array kTextParts = {"text_config", "llm_config", "language_config",
+                                   "thinker_config"};
+
+/// Sizes that some files give as lists, with one number for each layer.
+constexpr std::array kListedSizes = {"intermediate_size", "moe_intermediate_size", "num_experts",
+                                     "moe_topk", "num_shared_expert"};
 
 /// A config file made ready: its text part, with defaults and rules of its type.
 struct Config {
@@ -65,13 +71,14 @@ bool is_published(const Json& json) {
                      [&json](const char* key) { return json.find(key) != nullptr; });
 }
 
-const Json* text_part(const Json& json, const char*& key) {
+/// The language model of a file of several parts; its place is added to `place`.
+const Json* text_part(const Json& json, std::string& place) {
   for (const char* part : kTextParts) {
     const Json* found = json.find(part);
-    if (found != nullptr && found->object() != nullptr) {
-      key = part;
-      return found;
-    }
+    if (found == nullptr || found->object() == nullptr) continue;
+    place += "/" + std::string(part);
+    const Json* inner = text_part(*found, place);
+    return inner == nullptr ? found : inner;
   }
   return nullptr;
 }
@@ -87,6 +94,66 @@ void open_nested(const std::string& key, Json& json) {
   }
 }
 
+/// The kinds of all layers, where the file has those of a period (`block_types`), or where layers
+/// that share a block stand: the third, and one of each period of those behind it (Zamba).
+void list_blocks(Json& json, const ModelType& type) {
+  const Json* period = json.find("block_types");
+  const Json* every = json.find("attn_layer_period");
+  const Json* place = json.find("attn_layer_offset");
+  const Json* layers = json.find(key_of(json, type, "num_hidden_layers"));
+  const Json traits(type.traits);
+  const Json* shared = traits.find("shared_block");
+  if (layers == nullptr || json.find("layers_block_type") != nullptr) return;
+  const double count = layers->number();
+  if (!(count >= 1 && count <= 1 << 16)) return;
+  Json::Array kinds;
+  if (period != nullptr && period->array() != nullptr && !period->array()->empty()) {
+    for (std::size_t l = 0; l < static_cast<std::size_t>(count); ++l) {
+      kinds.push_back((*period->array())[l % period->array()->size()]);
+    }
+    json.erase("block_types");
+  } else if (shared != nullptr && every != nullptr && place != nullptr && every->number() >= 1) {
+    for (std::int64_t l = 0; l < static_cast<std::int64_t>(count); ++l) {
+      const bool first = l == 2;
+      const bool later = l > 2 && (l - 3) % static_cast<std::int64_t>(every->number()) ==
+                                      static_cast<std::int64_t>(place->number());
+      kinds.emplace_back(first || later ? "hybrid" : "mamba");
+    }
+    json.erase("attn_layer_period");
+    json.erase("attn_layer_offset");
+  }
+  if (!kinds.empty()) json.set("layers_block_type", Json(std::move(kinds)));
+}
+
+/// Numbers of layers in a text ("3,4,5") as the list `moe_layers`; those of multi-token prediction
+/// behind the model's own are left away.
+void list_sparse_layers(Json& json, const ModelType& type) {
+  const Json* stated = json.find("moe_layers_enum");
+  const Json* layers = json.find(key_of(json, type, "num_hidden_layers"));
+  if (stated == nullptr || stated->string() == nullptr || layers == nullptr) return;
+  Json::Array list;
+  for (std::istringstream text(*stated->string()); text.good();) {
+    std::int64_t layer = -1;
+    char comma = 0;
+    text >> layer;
+    if (text.fail() || layer < 0) return;
+    if (static_cast<double>(layer) < layers->number()) list.emplace_back(layer);
+    text >> comma;
+  }
+  json.erase("moe_layers_enum");
+  json.set("moe_layers", Json(std::move(list)));
+}
+
+/// One number in place of a list that has the same for every layer.
+void fold_list(const std::string& key, Json& json) {
+  const Json* list = json.find(key);
+  if (list == nullptr || list->array() == nullptr || list->array()->empty()) return;
+  const Json first = list->array()->front();
+  const bool alike = std::all_of(list->array()->begin(), list->array()->end(),
+                                 [&first](const Json& item) { return item == first; });
+  if (alike) json.set(key, first);
+}
+
 /// The number of layers, where the file lists their kinds alone.
 void count_listed_layers(Json& json, const ModelType& type) {
   if (json.find(key_of(json, type, "num_hidden_layers")) != nullptr) return;
@@ -100,11 +167,28 @@ void count_listed_layers(Json& json, const ModelType& type) {
   }
 }
 
+/// Whether the file has the key by any of its names, be it null.
+bool mentions(const Config& c, const std::string& native) {
+  std::vector<std::string> names = spellings_of(native);
+  for (const auto& [name, others] : c.type.keys) {
+    if (name != native || others.array() == nullptr) continue;
+    for (const Json& other : *others.array()) {
+      if (other.string() != nullptr) names.push_back(*other.string());
+    }
+  }
+  names.push_back(native);
+  return std::any_of(names.begin(), names.end(),
+                     [&c](const std::string& name) { return c.json.find(name) != nullptr; });
+}
+
 /// What its type says where the file is silent, and where its switches stand so.
 void apply_rules(Config& c) {
   for (const auto& [key, value] : c.type.defaults) {
     const Json* stated = c.json.find(key_of(c.json, c.type, key));
     if (stated == nullptr || stated->is_null()) c.json.set(key, value);
+  }
+  for (const auto& [key, value] : c.type.class_defaults) {
+    if (c.published && !mentions(c, key)) c.json.set(key, value);
   }
   Json traits(c.type.traits);
   for (const Json& rule : c.type.rules) {
@@ -169,6 +253,7 @@ Status read_traits(const ModelType& type, Model& m, Mixer& other, std::vector<st
   reader.read_enum("other_mixer", other,
                    {"none", "attention", "mamba2", "conv", "delta", "mamba", "beside"});
   reader.read("activation_weights", m.biases.activation, JsonReader::IntRange{0, 1 << 10});
+  reader.read("not_lowered", m.notes.not_lowered);
   reader.read("classes", m.ends.classes, JsonReader::IntRange{0, kMost});
   const std::pair<const char*, bool*> switches[] = {{"norm_bias", &m.biases.norm},
                                                     {"norm_weights", &m.norms.weights},
@@ -191,11 +276,27 @@ Status read_traits(const ModelType& type, Model& m, Mixer& other, std::vector<st
                                                     {"wide_positions", &m.ends.wide_positions},
                                                     {"embedding_bias", &m.ends.embedding_bias}};
   for (const auto& [name, out] : switches) reader.read(name, *out);
-  for (const char* form :
-       {"gated", "latent", "mixers", "one_sublayer", "segments", "attn_config", "encoder_decoder",
-        "relative_positions", "embedding_projection", "intermediate_halves",
-        "intermediate_two_thirds", "step_norms", "shared_block", "global_shape", "listed_shapes",
-        "window_shape", "block_configs", "patches"}) {
+  for (const char* form : {"gated",
+                           "latent",
+                           "mixers",
+                           "one_sublayer",
+                           "segments",
+                           "attn_config",
+                           "encoder_decoder",
+                           "relative_positions",
+                           "embedding_projection",
+                           "intermediate_halves",
+                           "intermediate_two_thirds",
+                           "step_norms",
+                           "shared_block",
+                           "global_shape",
+                           "listed_shapes",
+                           "window_shape",
+                           "block_configs",
+                           "patches",
+                           "listed_heads",
+                           "lightning",
+                           "counted_experts"}) {
     bool on = false;
     if (reader.read(form, on) && on) forms.emplace_back(form);
   }
@@ -251,9 +352,12 @@ class ModelReader {
     if (is("global_shape")) read_global_shape(x_json, x_reader, x_model);
     if (is("listed_shapes")) read_listed_shapes(x_reader, x_model);
     if (is("window_shape")) read_window_shape(x_reader, x_model);
+    if (is("listed_heads")) read_listed_heads(x_reader, x_model);
+    if (is("lightning")) read_lightning(x_reader, x_model);
     if (is("block_configs")) read_block_configs(x_reader, x_model);
     read_ends(x_json, x_config.type, is("embedding_projection"), is("patches"), x_reader, x_model);
     if (is("attn_config")) read_attn_config();
+    read_counted(x_json, x_config.type, x_reader, x_model);
     FT_TRY(ignore_the_rest());
     check();
     FT_TRY(x_reader.finish());
@@ -335,7 +439,9 @@ class ModelReader {
 
   /// Of types that have none.
   Status refuse_experts() {
-    if (!x_config.type.experts.is_null()) return ok_status();
+    const Json traits(x_config.type.traits);
+    const bool counted = traits.find("counted_experts") != nullptr;
+    if (!x_config.type.experts.is_null() || counted) return ok_status();
     for (const std::string& key : spellings_of("num_experts")) {
       const Json* experts = x_json.find(key);
       if (experts != nullptr && experts->number() > 1) {
@@ -383,14 +489,18 @@ class ModelReader {
     }
     if (is("segments")) read_segments();
     if (pair) read_encoder_decoder(is("relative_positions"), x_reader, m);
-    x_reader.read("sliding_window", m.sliding_window, JsonReader::IntRange{1, kMost});
+    x_reader.read(key("sliding_window"), m.sliding_window, JsonReader::IntRange{1, kMost});
     if (const Json* use = x_json.find("use_sliding_window"); use && *use == Json(false)) {
       m.sliding_window = 0;
     }
     const Json* chunk = x_json.find("attention_chunk_size");
     if (chunk != nullptr && chunk->is_null()) m.attention_chunk = 0;
     x_reader.read("attention_chunk_size", m.attention_chunk, JsonReader::IntRange{1, kMost});
-    if (!is("mixers")) read_layer_types();
+    if (!m.notes.not_lowered.empty()) {
+      x_reader.take("layer_types");
+    } else if (!is("mixers") && !is("lightning")) {
+      read_layer_types();
+    }
   }
 
   /// What rotary positions turn of a head: a share, or elements.
@@ -409,7 +519,12 @@ class ModelReader {
   void read_segments() {
     std::int64_t segments = 2;
     x_reader.read("type_vocab_size", segments, JsonReader::IntRange{0, kMost});
-    x_model.positions += segments;
+    if (x_model.position == Position::kLearned) {
+      x_model.positions += segments;
+    } else if (segments > 0) {
+      const std::int64_t table = segments * x_model.hidden;
+      x_model.notes.counted.push_back({"embeddings of segments", table, table});
+    }
     x_reader.read("max_predictions_per_seq", x_model.ends.masked, JsonReader::IntRange{0, kMost});
   }
 
@@ -445,8 +560,11 @@ class ModelReader {
 
   void read_listed_types(const Json& types) {
     const Json::Array* list = types.array();
-    bool good = list != nullptr && static_cast<std::int64_t>(list->size()) == x_model.layers;
-    for (std::size_t l = 0; good && l < list->size(); ++l) {
+    std::int64_t predicted = 0;  // kinds of layers for multi-token prediction may follow
+    x_reader.read("num_nextn_predict_layers", predicted, JsonReader::IntRange{0, 1 << 10});
+    const auto size = list == nullptr ? -1 : static_cast<std::int64_t>(list->size());
+    bool good = size == x_model.layers || size == x_model.layers + predicted;
+    for (std::size_t l = 0; good && l < static_cast<std::size_t>(x_model.layers); ++l) {
       const std::string* type = (*list)[l].string();
       good = type != nullptr && (*type == "full_attention" || *type == "sliding_attention" ||
                                  *type == "chunked_attention" || *type == "attention");
@@ -495,18 +613,20 @@ class ModelReader {
 
   void read_activation() {
     static const std::vector<std::string> names = {
-        "gelu",  "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python", "quick_gelu", "silu",
-        "swish", "relu",     "relu2",     "squared_relu",      "xielu"};
+        "gelu",        "gelu_new",    "gelu_fast", "gelu_pytorch_tanh",
+        "gelu_python", "quick_gelu",  "geglu",     "silu",
+        "swish",       "swiglu",      "relu",      "relu2",
+        "xielu",       "squared_relu"};
     int index = -1;
     x_reader.read_choice(key("hidden_act"), index, names);
     if (index < 0) return;
     constexpr int kGelus = 6;
-    constexpr int kSilus = 8;
+    constexpr int kSilus = 10;
     Activation& a = x_model.activation;
-    if (index < kGelus) {
-      a = is("gated") ? Activation::kGeglu : Activation::kGelu;
-    } else if (index < kSilus) {
-      a = Activation::kSwiglu;
+    if (index <= kGelus) {
+      a = is("gated") || index == kGelus ? Activation::kGeglu : Activation::kGelu;
+    } else if (index < kSilus || is("gated")) {
+      a = Activation::kSwiglu;  // a ReLU that gates has the same matrices
     } else {
       a = index == kSilus ? Activation::kRelu : Activation::kRelu2;
     }
@@ -543,7 +663,8 @@ class ModelReader {
   void check() {
     const Model& m = x_model;
     if (x_reader.failed()) return;
-    const bool stated = x_json.find("head_dim") != nullptr || m.is_latent();
+    const bool stated =
+        x_json.find("head_dim") != nullptr || m.is_latent() || is("relative_positions");
     if (!stated && m.hidden % m.heads != 0) {
       x_reader.fail(key("num_attention_heads"),
                     std::to_string(m.heads) + " heads do not divide hidden_size " +
@@ -607,9 +728,8 @@ Result<std::string> type_of(const Json& whole, const Json& part, const std::stri
 Result<Model> read_model(const Json& json, const std::string& source, const std::string& pointer) {
   Config config{json, pointer, {}, {}, is_published(json)};
   if (json.object() != nullptr && json.find("layers") == nullptr) {
-    const char* key = nullptr;
-    const Json* part = text_part(json, key);
-    const std::string place = part == nullptr ? pointer : pointer + "/" + key;
+    std::string place = pointer;
+    const Json* part = text_part(json, place);
     FT_ASSIGN(const std::string type, type_of(json, part == nullptr ? json : *part, source, place));
     FT_ASSIGN(config.type, load_model_type(type));
     if (part != nullptr) {
@@ -621,11 +741,14 @@ Result<Model> read_model(const Json& json, const std::string& source, const std:
         const Json* value = json.find(outer);
         if (value != nullptr && part->find(outer) == nullptr) config.json.set(outer, *value);
       }
-      config.type.left_out.push_back("parts beside " + std::string(key));
+      config.type.left_out.push_back("parts beside " + place.substr(place.rfind('/') + 1));
     }
     for (const std::string& nested : config.type.nested) open_nested(nested, config.json);
     count_listed_layers(config.json, config.type);
+    for (const char* key : kListedSizes) fold_list(key, config.json);
     apply_rules(config);
+    list_blocks(config.json, config.type);
+    list_sparse_layers(config.json, config.type);
   }
   return ModelReader(config, source).run();
 }

@@ -53,10 +53,19 @@ void read_global_shape(const Json& json, JsonReader& reader, Model& model);
 /// Reads heads and the factor of the MLP's width of every layer (`ffn_multipliers`).
 void read_listed_shapes(JsonReader& reader, Model& model);
 
+/// Reads the heads of every layer (`num_attention_heads_per_layer`).
+void read_listed_heads(JsonReader& reader, Model& model);
+/// Reads which layers have lightning attention, linear in the length of a sequence: here attention
+/// in blocks, with gates and as many key-value heads as heads.
+void read_lightning(JsonReader& reader, Model& model);
+
 /// Reads the sizes of layers with a window (`hybrid_layer_pattern`, `swa_...`).
 void read_window_shape(JsonReader& reader, Model& model);
 /// Reads what each layer has of a model that a search pruned (`block_configs`).
 void read_block_configs(JsonReader& reader, Model& model);
+
+/// Reads the parameters that a type has beside those of the model's pieces.
+void read_counted(const Json& json, const ModelType& type, JsonReader& reader, Model& model);
 
 /// Reads what both ends have besides a table and an output matrix: `projected`, tables of a width
 /// of their own; `patches`, an image's patches in place of tokens.

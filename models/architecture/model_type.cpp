@@ -1,6 +1,7 @@
 #include "models/architecture/model_type.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "sim/base/assets.h"
 
@@ -57,11 +58,14 @@ Status add(const std::string& name, int depth, ModelType& out) {
   if (!reader.read("source", source)) reader.require("source", "where this is written");
   read_object(reader, "keys", out.keys);
   read_object(reader, "defaults", out.defaults);
+  read_object(reader, "class_defaults", out.class_defaults);
   read_object(reader, "traits", out.traits);
   read_object(reader, "refused", out.refused);
   if (const Json* experts = reader.take("experts")) out.experts = *experts;
-  if (const Json* rules = reader.take("rules"); rules != nullptr && rules->array() != nullptr) {
-    out.rules.insert(out.rules.end(), rules->array()->begin(), rules->array()->end());
+  for (const auto& [key, list] : {std::pair{"rules", &out.rules}, {"counted", &out.counted}}) {
+    const Json* items = reader.take(key);
+    if (items == nullptr || items->array() == nullptr) continue;
+    list->insert(list->end(), items->array()->begin(), items->array()->end());
   }
   read_strings(reader, "nested", out.nested);
   read_strings(reader, "ignored", out.ignored);

@@ -18,11 +18,14 @@ namespace foretrain {
 ///   experts   how it names and forms experts; absent: it has none
 ///   refused   keys whose presence is not modelled, and what they mean
 ///   nested    objects of files whose members are read as keys beside them
-///   ignored   keys that change neither shapes nor costs; left_out: parts that no Program has
+///   class_defaults  the same, where a publisher's file or a part of one leaves them out
+///   counted   parameters beside those of the model's pieces: `what`, and the factors of their
+///   `size` ignored   keys that change neither shapes nor costs; left_out: parts that no Program
+///   has
 struct ModelType {
   std::string name;
-  Json::Object keys, defaults, traits, refused;
-  Json::Array rules;
+  Json::Object keys, defaults, class_defaults, traits, refused;
+  Json::Array rules, counted;
   Json experts;  ///< null: none
   std::vector<std::string> ignored, left_out;
   std::vector<std::string> nested;  ///< objects whose members count as keys of the file

@@ -7,10 +7,16 @@
 namespace foretrain {
 namespace {
 
+/// The model's own sizes.
+LayerShape shape_of(const Model& m) {
+  return {m.heads, m.kv_heads,        m.head_dim,      m.intermediate,
+          false,   m.attention.sinks, m.attention.gate};
+}
+
 /// The kind `like` in this shape, which is added where no layer had it before.
 LayerKind with_shape(LayerKind like, const LayerShape& shape, Model& m) {
-  const LayerShape own{
-      m.heads, m.kv_heads, m.head_dim, m.intermediate, m.attention.key_is_value, m.attention.sinks};
+  LayerShape own = shape_of(m);
+  own.key_is_value = m.attention.key_is_value;
   if (shape == own) return like;
   std::vector<LayerShape>& all = m.hybrid.shapes;
   const auto known = std::find(all.begin(), all.end(), shape);
@@ -36,10 +42,18 @@ std::vector<std::int64_t> list_of(const char* key, JsonReader& reader, std::int6
   return {};
 }
 
+/// What a layer lacks that takes its keys and values from an earlier one: their matrices and the
+/// norm of its keys.
+std::int64_t keys_of(const LayerShape& shape, const Model& m) {
+  const std::int64_t matrices = shape.key_is_value ? 1 : 2;
+  const std::int64_t norm = m.qk_norm ? shape.head_dim : 0;
+  return matrices * shape.kv_heads * shape.head_dim * m.hidden + norm;
+}
+
 }  // namespace
 
 void read_global_shape(const Json& json, JsonReader& reader, Model& m) {
-  LayerShape global{m.heads, m.kv_heads, m.head_dim, m.intermediate, false, m.attention.sinks};
+  LayerShape global = shape_of(m);
   const auto given = [&json](const char* key) {
     const Json* value = json.find(key);
     return value != nullptr && !value->is_null();
@@ -50,12 +64,23 @@ void read_global_shape(const Json& json, JsonReader& reader, Model& m) {
   if (global.key_is_value && given("num_global_key_value_heads")) {
     reader.read("num_global_key_value_heads", global.kv_heads, kConfigSize);
   }
+  std::int64_t sharing = 0;
+  bool wide = false;
+  reader.read("num_kv_shared_layers", sharing, JsonReader::IntRange{0, m.layers - 1});
+  reader.read("use_double_wide_mlp", wide);
+  std::int64_t lacking = 0;
   std::vector<LayerKind> layers;
   for (std::int64_t l = 0; l < std::min<std::int64_t>(m.layers, 1 << 16); ++l) {
-    const LayerKind kind = m.kind(l);
-    layers.push_back(m.windowed(l) ? kind : with_shape(kind, global, m));
+    LayerShape shape = m.windowed(l) ? shape_of(m) : global;
+    if (l >= m.layers - sharing) {
+      lacking += keys_of(shape, m);
+      if (wide) shape.intermediate *= 2;
+    }
+    layers.push_back(with_shape(m.kind(l), shape, m));
   }
   if (!m.hybrid.shapes.empty()) m.hybrid.layers = std::move(layers);
+  if (lacking == 0) return;
+  m.notes.counted.push_back({"keys and values that layers share", -lacking, -lacking});
 }
 
 void read_listed_shapes(JsonReader& reader, Model& m) {
@@ -86,8 +111,69 @@ void read_listed_shapes(JsonReader& reader, Model& m) {
   m.intermediate = width(0);
   std::vector<LayerKind> kinds;
   for (std::size_t l = 0; l < layers; ++l) {
-    const LayerShape shape{heads[l], kv_heads[l], m.head_dim, width(l)};
+    LayerShape shape = shape_of(m);
+    shape.heads = heads[l];
+    shape.kv_heads = kv_heads[l];
+    shape.intermediate = width(l);
     kinds.push_back(with_shape(m.kind(static_cast<std::int64_t>(l)), shape, m));
+  }
+  if (!m.hybrid.shapes.empty()) m.hybrid.layers = std::move(kinds);
+}
+
+void read_listed_heads(JsonReader& reader, Model& m) {
+  std::vector<std::int64_t> heads = list_of("num_attention_heads_per_layer", reader, m.layers);
+  const std::vector<std::int64_t> kv_heads =
+      list_of("num_key_value_heads_per_layer", reader, m.layers);
+  std::int64_t of_windows = m.heads;
+  reader.read("num_sliding_attention_heads", of_windows, kConfigSize);
+  if (const Json* other = reader.take("attention_other_setting")) {
+    const Json* stated = other->find("num_attention_heads");
+    if (stated != nullptr && stated->number() >= 1 && stated->number() <= 1 << 20) {
+      of_windows = static_cast<std::int64_t>(stated->number());
+    }
+  }
+  for (std::int64_t l = 0; of_windows != m.heads && l < std::min<std::int64_t>(m.layers, 1 << 16);
+       ++l) {
+    heads.push_back(m.windowed(l) ? of_windows : m.heads);
+  }
+  std::vector<LayerKind> layers;
+  for (std::size_t l = 0; l < std::max(heads.size(), kv_heads.size()); ++l) {
+    LayerShape shape = shape_of(m);
+    if (!heads.empty()) shape.heads = heads[l];
+    if (!kv_heads.empty()) shape.kv_heads = kv_heads[l];
+    layers.push_back(with_shape(m.kind(static_cast<std::int64_t>(l)), shape, m));
+  }
+  if (!m.hybrid.shapes.empty()) m.hybrid.layers = std::move(layers);
+}
+
+void read_lightning(JsonReader& reader, Model& m) {
+  const Json* named = reader.take("layer_types");
+  const Json* numbered = reader.take("attn_type_list");
+  const Json* stated = named != nullptr ? named : numbered;
+  const Json::Array* list = stated == nullptr ? nullptr : stated->array();
+  const auto layers = static_cast<std::size_t>(std::min<std::int64_t>(m.layers, 1 << 16));
+  if (stated != nullptr && (list == nullptr || list->size() != layers)) {
+    reader.fail(named != nullptr ? "layer_types" : "attn_type_list",
+                "expected the kind of each of " + std::to_string(m.layers) + " layers");
+    return;
+  }
+  m.sliding_window = 256;
+  reader.read("block_size", m.sliding_window, kConfigSize);
+  LayerShape linear = shape_of(m);
+  linear.kv_heads = linear.heads;
+  linear.gate = OutputGate::kElements;
+  std::vector<LayerKind> kinds;
+  m.full_attention.clear();
+  for (std::size_t l = 0; l < layers; ++l) {
+    const bool full = list == nullptr
+                          ? l % 2 == 0
+                          : (*list)[l] == Json("full_attention") || (*list)[l] == Json(1);
+    const LayerKind kind = m.kind(static_cast<std::int64_t>(l));
+    m.full_attention.push_back(full);
+    kinds.push_back(full ? kind : with_shape(kind, linear, m));
+    if (full) continue;
+    const std::int64_t norm = linear.heads * linear.head_dim;
+    m.notes.counted.push_back({"norms behind lightning attention", norm, norm});
   }
   if (!m.hybrid.shapes.empty()) m.hybrid.layers = std::move(kinds);
 }
@@ -107,7 +193,8 @@ void read_window_shape(JsonReader& reader, Model& m) {
   bool sinks = false;
   reader.read("add_full_attention_sink_bias", m.attention.sinks);
   reader.read("add_swa_attention_sink_bias", sinks);
-  LayerShape window{m.heads, m.kv_heads, m.head_dim, m.intermediate, false, sinks};
+  LayerShape window = shape_of(m);
+  window.sinks = sinks;
   reader.read("swa_num_attention_heads", window.heads, kConfigSize);
   reader.read("swa_num_key_value_heads", window.kv_heads, kConfigSize);
   reader.read("swa_head_dim", window.head_dim, kConfigSize);
@@ -131,7 +218,7 @@ namespace {
 /// One of `block_configs`: heads of a group, the factor of the MLP's width, or no such branch.
 bool read_block(const Json& block, Model& m) {
   LayerKind kind;
-  LayerShape shape{m.heads, m.kv_heads, m.head_dim, m.intermediate};
+  LayerShape shape = shape_of(m);
   const auto branch = [&block](const char* name, const char* key) -> const Json* {
     const Json* of = block.find(name);
     return of == nullptr ? nullptr : of->find(key);

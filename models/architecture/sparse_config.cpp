@@ -16,6 +16,7 @@ struct ExpertForm {
   /// An MLP stands beside the experts: of the hidden width, or of `intermediate_size`.
   enum class Beside : std::uint8_t { kNone, kHidden, kIntermediate } beside = Beside::kNone;
   bool norms_after = false, scales = false;
+  bool pairs = false;  ///< a layer is two, of which the first has experts beside its MLP
 };
 
 ExpertForm form_of(const ModelType& type, JsonReader& errors) {
@@ -29,6 +30,7 @@ ExpertForm form_of(const ModelType& type, JsonReader& errors) {
                                                     {"groups", &out.groups},
                                                     {"norms_after", &out.norms_after},
                                                     {"scales", &out.scales},
+                                                    {"pairs", &out.pairs},
                                                     {"optional", &out.optional}};
   for (const auto& [name, value] : switches) reader.read(name, *value);
   reader.read_enum("beside", out.beside, {"none", "hidden", "intermediate"});
@@ -90,6 +92,36 @@ void read_layers(JsonReader& reader, Model& m) {
   }
 }
 
+/// The kind of every layer by name: "sparse" or "dense".
+void read_layer_words(JsonReader& reader, Model& m) {
+  const Json* json = reader.take("mlp_layer_types");
+  if (json == nullptr) return;
+  std::vector<bool> layers;
+  bool good =
+      json->array() != nullptr && static_cast<std::int64_t>(json->array()->size()) == m.layers;
+  for (std::size_t i = 0; good && i < json->array()->size(); ++i) {
+    const Json& word = (*json->array())[i];
+    layers.push_back(word == Json("sparse") || word == Json("moe") || word == Json("hash_moe"));
+    good = layers[i] || word == Json("dense");
+  }
+  if (good) {
+    m.experts.layers = std::move(layers);
+  } else {
+    reader.fail("mlp_layer_types", "expected \"sparse\" or \"dense\" for each of " +
+                                       std::to_string(m.layers) + " layers");
+  }
+}
+
+/// Layers that come in pairs, whose first has its MLP beside the experts.
+void pair_layers(Model& m) {
+  m.experts.shared_width = m.intermediate;
+  m.layers *= 2;
+  m.experts.layers.clear();
+  for (std::int64_t l = 0; l < std::min<std::int64_t>(m.layers, 1 << 16); ++l) {
+    m.experts.layers.push_back(l % 2 == 0);
+  }
+}
+
 /// Layers with experts: those at a place of each period.
 void read_expert_period(JsonReader& reader, Model& m) {
   std::int64_t period = 1;
@@ -122,6 +154,7 @@ void read_places(const Json& json, const ModelType& type, JsonReader& reader, Mo
   reader.read("num_nextn_predict_layers", m.predict_layers, JsonReader::IntRange{0, 1 << 10});
   if (json.find("expert_layer_period") != nullptr) read_expert_period(reader, m);
   read_layers(reader, m);
+  read_layer_words(reader, m);
 }
 
 }  // namespace
@@ -176,6 +209,7 @@ void read_sparse(const Json& json, const ModelType& type, JsonReader& reader, Mo
                 ErrorKind::kUnsupported);
   }
   read_places(json, type, reader, m);
+  if (form.pairs) pair_layers(m);
   if (e.top_k > e.count) {
     reader.fail(chosen, std::to_string(e.top_k) + " experts of " + std::to_string(e.count));
     return;

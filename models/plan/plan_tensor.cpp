@@ -157,6 +157,7 @@ void check_counted(const Model& m, Violations& out) {
       {m.latent.index_heads > 0, "an indexer that chooses the keys of a query"},
       {m.attention.value_dim > 0, "values of another width than keys"},
       {m.hybrid.one_layer, "layers that share their weights"},
+      {!m.notes.not_lowered.empty(), m.notes.not_lowered},
       {!m.ends.final_norm, "a last layer without a norm behind it"}};
   std::vector<std::string> found;
   for (const auto& [has, name] : parts) {
@@ -221,7 +222,8 @@ bool has_more(const Model& m) {
   const bool ends = !m.ends.plain() || m.ends.transform || !m.ends.final_norm || m.biases.head;
   const bool experts = m.experts.more.latent > 0 || m.experts.more.beside;
   const bool counted = m.latent.index_heads > 0 || m.attention.value_dim > 0 ||
-                       m.hybrid.one_layer || m.biases.activation > 0;
+                       m.hybrid.one_layer || m.biases.activation > 0 ||
+                       !m.notes.not_lowered.empty();
   return m.is_hybrid() || norms || ends || experts || counted || !m.attention.plain();
 }
 

@@ -57,8 +57,8 @@ TEST(ModelTypes, KeysThatNothingReadsAreTold) {
 }
 
 TEST(ModelTypes, PartsBesideTheTextAreLeftOut) {
-  const std::string text = of_type("qwen3", ",\"tie_word_embeddings\":true");
-  const std::string inner = of_type("qwen3_vl_text");
+  const std::string text = of_type("qwen3", ",\"tie_word_embeddings\":true,\"head_dim\":16");
+  const std::string inner = of_type("qwen3_vl_text", ",\"head_dim\":16");
   const std::string whole =
       "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":true,"
       "\"vision_config\":{\"depth\":3},\"text_config\":" +
@@ -177,6 +177,80 @@ TEST(ModelTypes, FilesAreCountedAsTheirPublishersDo) {
        271527168},
   };
   for (const Case& one : cases) EXPECT_EQ(typed_parameters(one.config), one.parameters);
+}
+
+// `tests/data/model_types.json`: the count of each is the sum over the shapes of the type's code,
+// by a program that shares nothing with this one; beside it what its publisher says, from memory.
+TEST(ModelTypes, FilesOfTheTableAreCountedExactly) {
+  const Result<Json> rows =
+      read_json_file(std::string(FORETRAIN_SOURCE_DIR) + "/tests/data/model_types.json");
+  ASSERT_TRUE(rows.ok()) << rows.error().message;
+  for (const Json& row : *rows.value().array()) {
+    const std::string& id = *row.find("id")->string();
+    const Result<Model> model = read_model(*row.find("config"), id, "");
+    ASSERT_TRUE(model.ok()) << model.error().message;
+    EXPECT_EQ(parameter_count(model.value()),
+              static_cast<std::int64_t>(row.find("parameters")->number()))
+        << id;
+    EXPECT_TRUE(model.value().notes.unknown.empty()) << id << model.value().notes.unknown.front();
+    const Json* active = row.find("active_parameters");
+    if (active == nullptr) continue;
+    EXPECT_EQ(active_parameter_count(model.value()), static_cast<std::int64_t>(active->number()))
+        << id;
+  }
+  EXPECT_GT(rows.value().array()->size(), 20U);
+}
+
+// What is counted alone is named, once for each thing, and takes part in no layer.
+TEST(ModelTypes, CountedPartsAreNamed) {
+  const Model plain = typed_model(of_type("llama")).value();
+  const Model more = typed_model(of_type("diffllama")).value();
+  EXPECT_EQ(parameter_count(more), parameter_count(plain) + 4 * 4 * 16);
+  EXPECT_EQ(layer_parameters(more), layer_parameters(plain));
+  ASSERT_EQ(more.notes.counted.size(), 1U);
+  EXPECT_EQ(more.notes.left_out.back(),
+            "differences of two attentions: counted, without memory, time or FLOPs");
+  EXPECT_TRUE(is_named(typed_model(of_type("gemma3n_text",
+                                           ",\"laurel_rank\":1000000000,\"altup_num_inputs\":"
+                                           "1000000000")),
+                       "10^16"));
+}
+
+// Class defaults stand for what a publisher's file leaves out, not for what one written here does.
+TEST(ModelTypes, ClassDefaultsAreThoseOfPublishersFiles) {
+  const std::string file = "{\"model_type\":\"llama\",\"vocab_size\":100";
+  EXPECT_TRUE(is_named(typed_model(file + "}"), "num_hidden_layers"));
+  const Result<Model> published = typed_model(file + ",\"transformers_version\":\"4.40.0\"}");
+  ASSERT_TRUE(published.ok()) << published.error().message;
+  EXPECT_EQ(published.value().hidden, 4096);
+  EXPECT_EQ(published.value().layers, 32);
+}
+
+TEST(ModelTypes, ListsOfLayersAreAsLongAsTheModel) {
+  const std::string sparse = ",\"num_experts\":4,\"num_experts_per_tok\":2";
+  const std::string width = sparse + ",\"moe_intermediate_size\":32";
+  EXPECT_TRUE(is_named(typed_model(of_type("mellum", width + ",\"mlp_layer_types\":[\"dense\"]")),
+                       "mlp_layer_types"));
+  EXPECT_TRUE(is_named(
+      typed_model(of_type("laguna", width + ",\"num_attention_heads_per_layer\":[4,4,0,4]")),
+      "num_attention_heads_per_layer"));
+  EXPECT_TRUE(is_named(typed_model(of_type("minimax", sparse + ",\"attn_type_list\":[1]")),
+                       "attn_type_list"));
+  const Model linear =
+      typed_model(of_type("minimax", sparse + ",\"attn_type_list\":[0,1,0,1]")).value();
+  EXPECT_TRUE(linear.windowed(0));
+  EXPECT_FALSE(linear.windowed(1));
+  EXPECT_EQ(linear.of(linear.kind(0)).attention.gate, OutputGate::kElements);
+  EXPECT_EQ(linear.of(linear.kind(1)).attention.gate, OutputGate::kNone);
+}
+
+// The language model of a part of a part.
+TEST(ModelTypes, PartsMayHaveParts) {
+  const std::string text = of_type("qwen2", ",\"num_key_value_heads\":2");
+  EXPECT_EQ(
+      typed_parameters(
+          "{\"model_type\":\"qwen2_5_omni\",\"thinker_config\":{\"text_config\":" + text + "}}"),
+      typed_parameters(text));
 }
 
 // DeepSeek-V3.2 adds an indexer to each layer: queries from their rank, a key and its norm, a
