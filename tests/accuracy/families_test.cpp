@@ -90,7 +90,8 @@ TEST(Families, FilesOfFurtherTypesAreLowered) {
   const Result<Json> rows =
       read_json_file(std::string(FORETRAIN_SOURCE_DIR) + "/tests/data/model_types.json");
   ASSERT_TRUE(rows.ok()) << rows.error().message;
-  EXPECT_EQ(refused_of(rows.value()), (std::set<std::string>{"beit", "deit", "dinov2", "zamba"}));
+  EXPECT_EQ(refused_of(rows.value()), (std::set<std::string>{"beit", "deepseek_v4", "deit",
+                                                             "dinov2", "dinov3_vit", "zamba"}));
 }
 
 }  // namespace
