@@ -94,12 +94,19 @@ void open_nested(const std::string& key, Json& json) {
   }
 }
 
+bool whole(const Json& json, const char* key, std::int64_t& out) {
+  const Json* stated = json.find(key);
+  const auto* number = stated == nullptr ? nullptr : std::get_if<std::int64_t>(&stated->value);
+  if (number != nullptr) out = *number;
+  return number != nullptr;
+}
+
 /// The kinds of all layers, where the file has those of a period (`block_types`), or where layers
 /// that share a block stand: the third, and one of each period of those behind it (Zamba).
 void list_blocks(Json& json, const ModelType& type) {
   const Json* period = json.find("block_types");
-  const Json* every = json.find("attn_layer_period");
-  const Json* place = json.find("attn_layer_offset");
+  std::int64_t every = 0;
+  std::int64_t place = 0;
   const Json* layers = json.find(key_of(json, type, "num_hidden_layers"));
   const Json traits(type.traits);
   const Json* shared = traits.find("shared_block");
@@ -112,12 +119,11 @@ void list_blocks(Json& json, const ModelType& type) {
       kinds.push_back((*period->array())[l % period->array()->size()]);
     }
     json.erase("block_types");
-  } else if (shared != nullptr && every != nullptr && place != nullptr && every->number() >= 1) {
+  } else if (shared != nullptr && whole(json, "attn_layer_period", every) && every >= 1 &&
+             whole(json, "attn_layer_offset", place)) {
     for (std::int64_t l = 0; l < static_cast<std::int64_t>(count); ++l) {
-      const bool first = l == 2;
-      const bool later = l > 2 && (l - 3) % static_cast<std::int64_t>(every->number()) ==
-                                      static_cast<std::int64_t>(place->number());
-      kinds.emplace_back(first || later ? "hybrid" : "mamba");
+      const bool hybrid = l == 2 || (l > 2 && (l - 3) % every == place);
+      kinds.emplace_back(hybrid ? "hybrid" : "mamba");
     }
     json.erase("attn_layer_period");
     json.erase("attn_layer_offset");
