@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "sim/base/stop.h"
+
 namespace foretrain {
 namespace {
 
@@ -56,7 +58,9 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work
   if (threads == 0) threads = std::max(1U, std::thread::hardware_concurrency());
   std::atomic<std::size_t> next{0};
   FirstException first;
+  const std::atomic<bool>* const stop = stop_flag();
   const auto take = [&] {
+    const StopScope scope(stop);
     try {
       for (std::size_t i = next++; i < count && !first.any(); i = next++) work(i);
     } catch (...) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/base/stop.h"
 #include "sim/engine/event_queue.h"
 #include "sim/engine/replay_state.h"
 #include "sim/engine/transfers.h"
@@ -27,6 +28,11 @@ class Replayer {
         x_to_run.pop_back();
         actor_state(actor).queued = false;
         run_actor(actor);
+      }
+      constexpr std::int64_t kEventsBetweenLooks = 1 << 14;
+      if (--x_until_look < 0) {
+        if (stop_asked()) return input_error("stopped before its end");
+        x_until_look = kEventsBetweenLooks;
       }
       if (x_queue.empty()) break;
       take(x_queue.pop());
@@ -447,6 +453,7 @@ class Replayer {
   std::int32_t x_deciding = -1;    ///< actor whose kernel end the queue has just confirmed
   Waiter x_posting = {-1, -1, 0};  ///< inside `post`
   Replay x_result;
+  std::int64_t x_until_look = 0;  ///< events until it looks whether to stop
 };
 
 }  // namespace

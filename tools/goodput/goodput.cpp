@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/base/stop.h"
 #include "sim/base/threads.h"
 #include "sim/campaign/interval.h"
 #include "tools/goodput/campaign_plan.h"
@@ -198,12 +199,15 @@ CampaignStatistics simulate_campaigns(const CampaignPlan& plan, std::uint64_t se
   in_parallel((outcomes.size() + kAtOnce - 1) / kAtOnce,
               [&](std::size_t block) {
                 const std::size_t end = std::min(outcomes.size(), (block + 1) * kAtOnce);
-                for (std::size_t i = block * kAtOnce; i < end; ++i) {
+                for (std::size_t i = block * kAtOnce; i < end && !stop_asked(); ++i) {
                   outcomes[i] = simulate_campaign(plan, seed, i);
                 }
               },
               threads);
-  return statistics_of(outcomes);
+  if (!stop_asked()) return statistics_of(outcomes);
+  CampaignStatistics none;
+  none.ended = false;
+  return none;
 }
 
 Result<Goodput> goodput_of(const Run& run, const GoodputOptions& options) {
@@ -232,6 +236,7 @@ Result<Goodput> goodput_of(const Run& run, const GoodputOptions& options) {
   }
   FT_TRY(check_end(run, out));
   out.statistics = simulate_campaigns(out.plan, out.seed, out.campaigns, options.threads);
+  if (stop_asked()) return input_error("stopped before its end");
   if (!out.statistics.ended) return no_end(run, out);
   out.bill = bill_of(run, request->price, out.statistics.days.mean, request->spares);
   out.bill.steps = out.steps;

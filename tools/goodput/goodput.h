@@ -53,6 +53,7 @@ Result<Goodput> goodput_of(const Run& run, const GoodputOptions& options);
 std::vector<std::string> component_names(const FailureModel& failures);
 
 /// Mean and percentiles of so many campaigns of a plan, on so many threads: the same on any.
+/// None has ended where it is asked to stop.
 CampaignStatistics simulate_campaigns(const CampaignPlan& plan, std::uint64_t seed,
                                       std::int64_t campaigns, std::size_t threads);
 

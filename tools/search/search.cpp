@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "models/plan/keys/keys.h"
+#include "sim/base/stop.h"
 #include "sim/base/threads.h"
 #include "tools/search/case_bounds.h"
 #include "tools/search/memory_bound.h"
@@ -90,6 +91,7 @@ class Evaluator {
       : x_cases(cases), x_conditions(std::move(conditions)) {}
 
   Outcome look_at(const Item& item) const {
+    if (stop_asked()) return {};
     const SearchCase& of = x_cases[item.of_case];
     const Point point = of.space.at(item.plan);
     const Result<Run> run = of.resolve(of.space.run_of(point));
