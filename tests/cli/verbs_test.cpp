@@ -282,6 +282,20 @@ TEST(Verbs, APathWinsOverAName) {
   EXPECT_NE(result.out.find("mine"), std::string::npos) << result.out;
 }
 
+TEST(Verbs, ARunMayStandOnTheCommandLine) {
+  const Workplace place;
+  place.write("run.json", kSmallRun);
+  const std::vector<std::string> apart = {"simulation", "name"};
+  const Json of_file = without(simulated(place, "run.json", {}), apart);
+  const Json of_text = without(simulated(place, std::string(" ") + kSmallRun, {}), apart);
+  EXPECT_EQ(dump_json(of_file), dump_json(of_text));
+  const CommandResult wrong = place.run({"simulate", R"({"modle": "gpt3-125m"})"});
+  EXPECT_EQ(wrong.exit_code, 1);
+  EXPECT_NE(wrong.err.find("RUN: /modle: unknown key"), std::string::npos) << wrong.err;
+  place.write("{odd}", kSmallRun);
+  EXPECT_EQ(place.run({"simulate", "{odd}"}).exit_code, 0);
+}
+
 TEST(Verbs, PipedOutputHoldsTheResultAlone) {
   const Workplace place;
   place.write("run.json", kSmallRun);

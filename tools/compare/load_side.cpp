@@ -43,6 +43,16 @@ Result<Side> load_traces(const std::string& what, const std::vector<std::string>
   return out;
 }
 
+/// A RUN or a result that stands there itself.
+Result<Side> load_inline(const std::string& what, const SideOptions& options) {
+  FT_ASSIGN(const Json json, parse_json(what, "RUN"));
+  const Json* schema = json.find("schema");
+  if (schema != nullptr && *schema == Json("foretrain/prediction/1")) {
+    return side_of_result(json, "result");
+  }
+  return side_of_run(what, options);
+}
+
 }  // namespace
 
 std::string_view name_of(SideKind kind) {
@@ -52,6 +62,7 @@ std::string_view name_of(SideKind kind) {
 }
 
 Result<std::vector<std::string>> files_of_side(const std::string& what) {
+  if (is_inline_run(what)) return std::vector<std::string>();
   std::error_code ignored;
   if (fs::exists(what, ignored) && !fs::is_directory(what, ignored)) {
     return std::vector<std::string>{what};
@@ -84,6 +95,7 @@ Result<std::vector<std::string>> files_of_side(const std::string& what) {
 }
 
 Result<Side> load_side(const std::string& what, const SideOptions& options) {
+  if (is_inline_run(what)) return load_inline(what, options);
   FT_ASSIGN(const std::vector<std::string> files, files_of_side(what));
   std::error_code ignored;
   if (files.size() == 1 && !fs::is_regular_file(files.front(), ignored)) {

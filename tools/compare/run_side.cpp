@@ -34,7 +34,7 @@ Result<Side> side_of_run(const std::string& name_or_path, const SideOptions& opt
   FT_ASSIGN(Prediction shown, predict(run, how));
   Timeline& timeline = *shown.timeline;
   Side out;
-  out.source = name_or_path;
+  out.source = source_of_run(name_or_path);
   out.kind = SideKind::kRun;
   out.device = run.cluster.device.name;
   out.ranks = run.cluster.accelerators;

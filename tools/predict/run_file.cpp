@@ -329,6 +329,13 @@ Result<Json> read_run_file(const std::string& path) {
 
 }  // namespace
 
+bool is_inline_run(const std::string& run) {
+  const std::size_t first = run.find_first_not_of(" \t\r\n");
+  return first != std::string::npos && run[first] == '{' && !is_file(run);
+}
+
+std::string source_of_run(const std::string& run) { return is_inline_run(run) ? "RUN" : run; }
+
 bool is_users(const std::string& origin) { return origin == "RUN" || origin == "--set"; }
 
 const Json* value_at(const Json& json, const std::string& pointer) {
@@ -348,6 +355,7 @@ bool asks(const Run& run, const char* pointer, const Json& value) {
 
 Result<Json> load_preset(const std::string& kind, const std::string& name_or_path,
                          const std::string& where) {
+  if (kind == "runs" && is_inline_run(name_or_path)) return parse_json(name_or_path, "RUN");
   const bool input = name_or_path == kStandardInput;
   if (!input && is_file(name_or_path)) FT_TRY(refuse_trace(name_or_path));
   if (input || is_file(name_or_path)) return read_run_file(name_or_path);
@@ -383,7 +391,8 @@ Result<Json> written_run(const std::string& name_or_path) {
 
 Result<Json> read_run(const std::string& name_or_path, const std::vector<std::string>& sets) {
   FT_ASSIGN(Json json, written_run(name_or_path));
-  FT_ASSIGN(const std::vector<std::string> notes, rename_former_keys(json, name_or_path));
+  FT_ASSIGN(const std::vector<std::string> notes,
+            rename_former_keys(json, source_of_run(name_or_path)));
   std::map<std::string, std::string> origins;
   for (const std::string& set : sets) FT_TRY(apply_set(json, set, origins));
   return json;
@@ -392,7 +401,7 @@ Result<Json> read_run(const std::string& name_or_path, const std::vector<std::st
 Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
                      const ChoosePrices& prices) {
   FT_ASSIGN(const Json json, written_run(name_or_path));
-  return resolve_run(json, name_or_path, sets, prices);
+  return resolve_run(json, source_of_run(name_or_path), sets, prices);
 }
 
 namespace {

@@ -58,8 +58,13 @@ bool asks(const Run& run, const char* pointer, const Json& value);
 /// is decided.
 using ChoosePrices = std::function<Status(Run&)>;
 
-/// Loads a RUN: a path, or the name of a shipped one. `sets` are "pointer.path=value" overrides,
-/// applied last; the value is JSON, or else a text.
+/// Whether it is a RUN itself, an object as JSON, and no path or name of one.
+bool is_inline_run(const std::string& run);
+/// What messages call it: "RUN" where it is one itself.
+std::string source_of_run(const std::string& run);
+
+/// Loads a RUN: a path, the name of a shipped one, or the object itself. `sets` are
+/// "pointer.path=value" overrides, applied last; the value is JSON, or else a text.
 Result<Run> load_run(const std::string& name_or_path, const std::vector<std::string>& sets,
                      const ChoosePrices& prices = {});
 
@@ -74,8 +79,8 @@ Result<Run> resolve_run(const Json& json, const std::string& source,
                         const std::vector<std::string>& sets, const ChoosePrices& prices = {},
                         const KnownParts& known = {});
 
-/// A RUN as it is written, nothing filled in: a path, or the name of a shipped one, files beside it
-/// by their paths, keys by their names of today, `sets` laid over it.
+/// A RUN as it is written, nothing filled in: a path, the name of a shipped one, or the object
+/// itself; files beside it by their paths, keys by their names of today, `sets` laid over it.
 Result<Json> read_run(const std::string& name_or_path, const std::vector<std::string>& sets);
 
 /// The folder of the user's profiles: $XDG_DATA_HOME/foretrain/profiles, else below ~/.local/share;
