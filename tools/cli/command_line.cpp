@@ -19,6 +19,7 @@
 #include "sim/base/printable.h"
 #include "sim/base/temporaries.h"
 #include "sim/base/threads.h"
+#include "tools/calibrate/calibration.h"
 #include "tools/cli/verbs.h"
 #include "tools/version.h"
 
@@ -105,7 +106,7 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
   verb->footer(
       "Example:\n  foretrain simulate llama-3.1-405b-16384-h100 --set parallel.tensor=4 --trace "
       "out.json.gz");
-  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("RUN", args.run, "A RUN: a file, a shipped one's name, or its JSON")->required();
   add_sets(verb, args.sets, "Override a field, e.g. parallel.tensor=4 (repeatable)");
   add_output(verb, "--trace", args.files.trace, "Write a Chrome trace (.json or .json.gz)");
   add_output(verb, "--timeline", args.files.timeline,
@@ -143,7 +144,7 @@ Verb add_goodput(CLI::App& app, foretrain::GoodputArgs& args) {
       "The RUN's section `campaign` says what there is to do and what goes wrong.\n"
       "Example:\n  foretrain goodput llama-3.1-405b-16384-h100 --set campaign.tokens=2e12 "
       "--set campaign.reliability=llama-3-405b");
-  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("RUN", args.run, "A RUN: a file, a shipped one's name, or its JSON")->required();
   add_sets(verb, args.sets, "Override a field, e.g. campaign.spares=8 (repeatable)");
   verb->add_option("--clusters", args.clusters,
                    "Compare as many accelerators of each of these clusters")
@@ -181,7 +182,7 @@ void add_blas(CLI::App* verb, std::string& blas) {
 }
 
 void add_execution(CLI::App* verb, foretrain::ExecuteArgs& args) {
-  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("RUN", args.run, "A RUN: a file, a shipped one's name, or its JSON")->required();
   add_device(verb, args.device);
   add_blas(verb, args.blas);
   add_sets(verb, args.sets, "Override a field, e.g. parallel.tensor=2 (repeatable)");
@@ -339,7 +340,7 @@ Verb add_search(CLI::App& app, foretrain::SearchArgs& args) {
       "Examples:\n  foretrain search run.json --out best.json\n"
       "  foretrain search run.json --free parallel.tensor --where \"memory.peak_gib <= 72\"\n"
       "  foretrain search run.json --over recompute,offload --budget 20");
-  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("RUN", args.run, "A RUN: a file, a shipped one's name, or its JSON")->required();
   add_sets(verb, args.sets, "Override a field, which is then stated (repeatable)");
   add_space(verb, args.request);
   verb->add_option("--objective", args.request.objective,
@@ -431,7 +432,7 @@ Verb add_export(CLI::App& app, foretrain::ExportArgs& args) {
   verb->footer(
       "The verb lists each key of the plan that the framework's files do not hold.\n"
       "Example:\n  foretrain export gpt3-175b-1024-a100 --to megatron-lm --out train.sh");
-  verb->add_option("RUN", args.run, "A RUN file, or the name of a shipped one")->required();
+  verb->add_option("RUN", args.run, "A RUN: a file, a shipped one's name, or its JSON")->required();
   verb->add_option("--to", args.to, "megatron-lm, deepspeed, torchtitan, maxtext or composer")
       ->required()
       ->type_name("SYSTEM");
@@ -616,7 +617,7 @@ int run_command_line(int argc, char** argv) {
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;
     const Status status = verb.run();
-    if (search_args.interrupted) return 130;
+    if (verb.app->get_name() == "search" && foretrain::interrupted()) return 130;
     if (status.ok()) return 0;
     tell(status.error());
     return code_of(status.error());

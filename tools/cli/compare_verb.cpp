@@ -104,7 +104,7 @@ Status compare(const CompareArgs& args) {
   FT_TRY(check_flags(args, found));
   if (!args.trace.empty()) FT_TRY(write_trace(args, found));
   if (!args.profile.empty()) FT_TRY(write_profile(args, found));
-  if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(comparison_json(found)) + "\n"));
+  FT_TRY(give_json(args.json, args.caller, [&found] { return comparison_json(found); }));
   if (!args.report.empty()) {
     FT_TRY(write_output(args.report, comparison_page(comparison_json(found))));
   }

@@ -16,7 +16,7 @@ Status export_files(const ExportArgs& args) {
   FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
   FT_ASSIGN(const Run run, load_run(args.run, args.sets));
   FT_ASSIGN(const Exported exported, export_run(run, args.to));
-  if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(export_json(exported)) + "\n"));
+  FT_TRY(give_json(args.json, args.caller, [&exported] { return export_json(exported); }));
   if (!args.out.empty() && !folder && exported.files.size() > 1) {
     std::string names;
     for (const LaunchFile& file : exported.files) names += (names.empty() ? "" : ", ") + file.path;
@@ -26,7 +26,8 @@ Status export_files(const ExportArgs& args) {
     if (args.out.empty()) break;
     FT_TRY(write_output(folder ? args.out + "/" + file.path : args.out, file.text));
   }
-  if (args.json.empty() && args.out.empty()) FT_TRY(write_output("-", exported.files.front().text));
+  const bool elsewhere = !args.json.empty() || !args.out.empty() || args.caller != nullptr;
+  if (!elsewhere) FT_TRY(write_output("-", exported.files.front().text));
   if (!args.quiet) {
     std::fputs(printable(export_text(exported)).c_str(), stderr);
     for (std::size_t i = 1; i < exported.files.size() && args.out.empty(); ++i) {
@@ -35,7 +36,7 @@ Status export_files(const ExportArgs& args) {
     }
   }
   if (!args.strict || exported.not_expressed.empty()) return ok_status();
-  return Error{args.run + ": " + std::to_string(exported.not_expressed.size()) +
+  return Error{run.source + ": " + std::to_string(exported.not_expressed.size()) +
                    " keys are not expressed, and --strict asks for all",
                ErrorKind::kCondition};
 }

@@ -31,7 +31,7 @@ Status compare_clusters(const GoodputArgs& args) {
     FT_ASSIGN(Goodput result, goodput_of(run, options_of(args)));
     rows.push_back({cluster, std::move(result)});
   }
-  if (!args.json.empty()) {
+  const auto result = [&rows] {
     Json::Array list;
     for (const ClusterGoodput& row : rows) {
       Json one = json_report(row.goodput);
@@ -41,8 +41,9 @@ Status compare_clusters(const GoodputArgs& args) {
     Json json{Json::Object{}};
     json.set("schema", "foretrain/goodput-clusters/1");
     json.set("clusters", std::move(list));
-    FT_TRY(write_output(args.json, dump_json(json) + "\n"));
-  }
+    return json;
+  };
+  FT_TRY(give_json(args.json, args.caller, result));
   return print(args.quiet || args.json == "-", cluster_table(own, rows));
 }
 
@@ -57,14 +58,14 @@ Status goodput(const GoodputArgs& args) {
     return input_error("--trace is of one campaign, --clusters of several; give one of them");
   }
   FT_ASSIGN(const Run run, load_run(args.run, args.sets));
-  warn_of_idle_keys(args.quiet, run);
+  warn_of_idle_keys(args.quiet, run, args.caller);
   FT_ASSIGN(const Goodput result, goodput_of(run, options_of(args)));
   if (!args.trace.empty()) {
     FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
     FT_TRY(file.append(campaign_trace(run, result)));
     FT_TRY(file.commit());
   }
-  if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(json_report(result)) + "\n"));
+  FT_TRY(give_json(args.json, args.caller, [&result] { return json_report(result); }));
   if (!args.report.empty()) FT_TRY(write_output(args.report, goodput_page(json_report(result))));
   const bool stdout_taken = args.json == "-" || args.trace == "-" || args.report == "-";
   return print(args.quiet || stdout_taken, text_report(run, result));

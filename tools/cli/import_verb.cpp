@@ -17,10 +17,11 @@ Status import_files(const ImportArgs& args) {
   }
   const ImportOptions options{args.from, args.cluster, args.accelerators, args.sets};
   FT_ASSIGN(const Draft draft, import_launch(files, options));
-  if (!args.json.empty()) FT_TRY(write_output(args.json, dump_json(import_json(draft)) + "\n"));
+  FT_TRY(give_json(args.json, args.caller, [&draft] { return import_json(draft); }));
   const std::string run = dump_json(draft.run) + "\n";
   if (!args.out.empty()) FT_TRY(write_output(args.out, run));
-  if (args.json.empty() && args.out.empty()) FT_TRY(write_output("-", run));
+  const bool elsewhere = !args.json.empty() || !args.out.empty() || args.caller != nullptr;
+  if (!elsewhere) FT_TRY(write_output("-", run));
   if (!args.quiet) std::fputs(printable(import_text(draft)).c_str(), stderr);
   if (!args.strict || draft.not_modelled.empty()) return ok_status();
   return Error{args.files.front() + ": " + std::to_string(draft.not_modelled.size()) +

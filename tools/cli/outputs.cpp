@@ -118,6 +118,14 @@ Status write_output(const std::string& path, const std::string& text) {
   return write_text_file(path, text);
 }
 
+Status give_json(const std::string& path, Caller* caller, const std::function<Json()>& result) {
+  if (path.empty() && caller == nullptr) return ok_status();
+  Json json = result();
+  if (!path.empty()) FT_TRY(write_output(path, dump_json(json) + "\n"));
+  if (caller != nullptr) caller->result = std::move(json);
+  return ok_status();
+}
+
 Status check_outputs(const std::vector<Output>& outputs, const std::vector<std::string>& inputs) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Output& one = outputs[i];

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "sim/base/printable.h"
+#include "sim/base/stop.h"
 #include "tools/calibrate/calibration.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/pages.h"
@@ -22,7 +23,7 @@ SearchWatch watch_of(bool progress) {
       std::fprintf(stderr, "\r\033[K%s", printable_line(progress_text(now)).c_str());
       told = now.seconds;
     }
-    return !interrupted();
+    return !interrupted() && !stop_asked();
   };
 }
 
@@ -53,7 +54,7 @@ std::string explanation(const SearchResult& mine, const SearchResult& asked,
 
 }  // namespace
 
-Status search(SearchArgs& args) {
+Status search(const SearchArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json},
                                        {"--csv", args.csv},
                                        {"--out", args.out},
@@ -63,16 +64,17 @@ Status search(SearchArgs& args) {
   if (args.request.resume == "-") {
     return input_error("--resume -: a search is kept in a file; name one");
   }
+  const std::string source = source_of_run(args.run);
   FT_ASSIGN(Json run, read_run(args.run, args.sets));
-  FT_ASSIGN(SearchRequest section, take_section(run, args.run));
+  FT_ASSIGN(SearchRequest section, take_section(run, source));
   FT_ASSIGN(SearchOptions options, options_of(merged(std::move(section), args.request)));
   options.threads = static_cast<std::size_t>(args.threads);
   if (!args.profile.empty()) {
     options.profile = [&args](Run& of) { return use_profile(of, args.profile, "--profile"); };
   }
-  note_interrupts();
+  if (args.caller == nullptr) note_interrupts();
   const bool progress = !args.quiet && isatty(STDERR_FILENO) != 0;
-  FT_ASSIGN(const SearchResult result, search_plans(run, args.run, options, watch_of(progress)));
+  FT_ASSIGN(const SearchResult result, search_plans(run, source, options, watch_of(progress)));
   std::string explained;
   for (const std::string& set : args.explain) {
     FT_ASSIGN(const Json asked, read_run(args.run, [&] {
@@ -86,17 +88,14 @@ Status search(SearchArgs& args) {
     narrowed.state.clear();
     narrowed.space.fixed.push_back(set.substr(0, set.find('=')));
     FT_ASSIGN(const SearchResult other,
-              search_plans(without, args.run, narrowed, watch_of(progress)));
+              search_plans(without, source, narrowed, watch_of(progress)));
     explained += explanation(result, other, set);
   }
   if (progress) std::fprintf(stderr, "\r\033[K");
-  args.interrupted = result.interrupted;
   if (!args.report.empty()) {
     FT_TRY(write_output(args.report, search_page(search_json(result, options))));
   }
-  if (!args.json.empty()) {
-    FT_TRY(write_output(args.json, dump_json(search_json(result, options)) + "\n"));
-  }
+  FT_TRY(give_json(args.json, args.caller, [&] { return search_json(result, options); }));
   if (!args.csv.empty()) FT_TRY(write_output(args.csv, search_csv(result)));
   if (!args.out.empty() && !result.plans.empty()) {
     FT_TRY(write_output(args.out, dump_json(result.plans.front().run) + "\n"));
@@ -107,7 +106,7 @@ Status search(SearchArgs& args) {
     FT_TRY(print(false, search_text(result, options, kShown) + explained));
   }
   if (!result.plans.empty() || result.interrupted) return ok_status();
-  return Error{args.run + ": no plan was found that fits" +
+  return Error{source + ": no plan was found that fits" +
                    (result.certificate.complete ? "" : " in --budget seconds"),
                ErrorKind::kCondition};
 }

@@ -21,10 +21,15 @@ Status print(bool quiet, const std::string& text) {
   return quiet ? ok_status() : write_output("-", printable(text));
 }
 
-void warn_of_idle_keys(bool quiet, const Run& run) {
-  if (quiet) return;
+void warn_of_idle_keys(bool quiet, const Run& run, Caller* caller) {
+  if (quiet && caller == nullptr) return;
   for (const std::string& line : idle_keys(run)) {
-    warn("warning: " + run.source + ": " + line);
+    const std::string text = run.source + ": " + line;
+    if (caller != nullptr) {
+      caller->warnings.push_back(text);
+    } else {
+      warn("warning: " + text);
+    }
   }
 }
 
@@ -65,7 +70,7 @@ Status simulate(const SimulateArgs& args) {
   }
   FT_ASSIGN(const Run run, load_run(args.run, args.sets, prices));
   FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
-  warn_of_idle_keys(args.quiet, run);
+  warn_of_idle_keys(args.quiet, run, args.caller);
   FT_TRY(simple_bill(run, 0));  // what is wrong with its section is told before anything runs
   PredictOptions options;
   options.full = args.full;
@@ -82,7 +87,8 @@ Status simulate(const SimulateArgs& args) {
     };
   }
   FT_ASSIGN(Prediction prediction, predict(run, options));
-  const bool reported = !args.no_advice && (!args.quiet || !args.files.json.empty());
+  const bool reported =
+      !args.no_advice && (!args.quiet || !args.files.json.empty() || args.caller != nullptr);
   if (!prediction.memory.fits && reported) prediction.fitting = find_fitting(run, prediction);
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   if (!args.files.trace.empty()) {
@@ -98,16 +104,15 @@ Status simulate(const SimulateArgs& args) {
     FT_TRY(file.commit());
   }
   FT_ASSIGN(const std::optional<Bill> bill, simple_bill(run, prediction.iteration_time_s));
-  if (!args.files.json.empty()) {
+  const auto result = [&] {
     Json json = json_report(run, prediction);
     if (bill) json.set("bill", json_of(*bill));
-    FT_TRY(write_output(args.files.json, dump_json(json) + "\n"));
-  }
+    return json;
+  };
+  FT_TRY(give_json(args.files.json, args.caller, result));
   if (!args.files.report.empty()) {
-    Json json = json_report(run, prediction);
-    if (bill) json.set("bill", json_of(*bill));
     const Timeline* shown = prediction.timeline ? &*prediction.timeline : nullptr;
-    FT_TRY(write_output(args.files.report, simulation_page(json, run.resolved, shown)));
+    FT_TRY(write_output(args.files.report, simulation_page(result(), run.resolved, shown)));
   }
   const bool stdout_taken = args.files.report == "-" || args.files.json == "-" ||
                             args.files.trace == "-" || args.files.timeline == "-";

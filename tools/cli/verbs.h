@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,12 @@
 #include "tools/search/search_request.h"
 
 namespace foretrain {
+
+/// Who runs a verb in the same process, and takes what it says there.
+struct Caller {
+  Json result;                        ///< what --json writes; null: nothing is known
+  std::vector<std::string> warnings;  ///< what stderr would tell, were the verb not quiet
+};
 
 /// What a user asks to hold of a run.
 struct Conditions {
@@ -33,6 +40,7 @@ struct SimulateArgs {
   bool full = false, quiet = false, verify = false;
   Conditions conditions;
   bool no_advice = false;  ///< of what would make it fit and what a step gains
+  Caller* caller = nullptr;
 };
 Status simulate(const SimulateArgs& args);
 
@@ -45,6 +53,7 @@ struct GoodputArgs {
   int threads = 0;                        ///< 0: as many as there are cores
   bool no_advice = false;                 ///< neither the best interval nor what helps
   bool quiet = false;
+  Caller* caller = nullptr;
 };
 Status goodput(const GoodputArgs& args);
 
@@ -105,9 +114,9 @@ struct SearchArgs {
   std::string profile, json, csv, out;
   int threads = 0;  ///< 0: as many as there are cores
   bool quiet = false;
-  bool interrupted = false;  ///< written: a signal ended it
+  Caller* caller = nullptr;
 };
-Status search(SearchArgs& args);
+Status search(const SearchArgs& args);
 
 struct CompareArgs {
   std::string report;  ///< the page, "": none
@@ -117,6 +126,7 @@ struct CompareArgs {
   std::string step_name;   ///< of traces: annotations that bound steps
   std::int64_t steps = 0;  ///< of traces without annotations
   bool gpu_steps = false, quiet = false;
+  Caller* caller = nullptr;
 };
 Status compare(const CompareArgs& args);
 
@@ -125,6 +135,7 @@ struct ImportArgs {
   std::string from, cluster, out, json;
   std::int64_t accelerators = 0;  ///< 0: as the files say
   bool strict = false, quiet = false;
+  Caller* caller = nullptr;
 };
 Status import_files(const ImportArgs& args);
 
@@ -132,6 +143,7 @@ struct ExportArgs {
   std::string run, to, out, json;
   std::vector<std::string> sets;
   bool strict = false, quiet = false;
+  Caller* caller = nullptr;
 };
 Status export_files(const ExportArgs& args);
 
@@ -175,6 +187,10 @@ Status doctor(const DoctorArgs& args);
 /// Writes `text` to a path, or to stdout for "-".
 Status write_output(const std::string& path, const std::string& text);
 
+/// Writes a result to the path, if there is one, and gives the caller that, if there is one. The
+/// result is made where anybody wants that.
+Status give_json(const std::string& path, Caller* caller, const std::function<Json()>& result);
+
 /// A file that a verb writes: the option that names it, and its path; "" = none.
 struct Output {
   const char* option;
@@ -196,7 +212,7 @@ std::vector<std::string> read_with_rows(const std::vector<Output>& outputs,
 /// Writes `text` to stdout unless `quiet`. What a terminal would obey is written out.
 Status print(bool quiet, const std::string& text);
 
-/// Warns on stderr, unless `quiet`, of what the RUN sets without an effect.
-void warn_of_idle_keys(bool quiet, const Run& run);
+/// Warns the caller, or else on stderr unless `quiet`, of what the RUN sets without an effect.
+void warn_of_idle_keys(bool quiet, const Run& run, Caller* caller = nullptr);
 
 }  // namespace foretrain
