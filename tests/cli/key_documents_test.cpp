@@ -77,12 +77,58 @@ COMP_WORDS=(foretrain simulate --set sharding.le); COMP_CWORD=3; _foretrain; ech
 COMP_WORDS=(foretrain simulate --set overlap.pipeline = t); COMP_CWORD=5; _foretrain
 echo ${COMPREPLY[@]}
 COMP_WORDS=(foretrain sch); COMP_CWORD=1; _foretrain; echo ${COMPREPLY[@]}
+COMP_WORDS=(foretrain simulate --no); COMP_CWORD=2; _foretrain; echo ${COMPREPLY[@]}
+COMP_WORDS=(foretrain search --objective e); COMP_CWORD=3; _foretrain; echo ${COMPREPLY[@]}
+COMP_WORDS=(foretrain list clu); COMP_CWORD=2; _foretrain; echo ${COMPREPLY[@]}
 )");
   const std::string command = "bash " + place.path("in/in.sh").string() + " > " +
                               place.path("in/out.txt").string() + " 2>&1";
   if (std::system("bash -c 'compgen -W a' > /dev/null 2>&1") != 0) GTEST_SKIP() << "no bash";
   ASSERT_EQ(std::system(command.c_str()), 0) << place.read("out.txt");
-  EXPECT_EQ(place.read("out.txt"), "sharding.level=\ntrue\nschema\n");
+  EXPECT_EQ(place.read("out.txt"),
+            "sharding.level=\ntrue\nschema\n--no-advice\nenergy\nclusters\n");
+}
+
+TEST(KeyDocuments, FishCompletesVerbsOptionsKeysAndValues) {
+  if (std::system("fish --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "no fish";
+  const Workplace place;
+  place.write("in.fish", place.run({"completion", "fish"}).out + R"(
+complete -C 'foretrain sch' | cut -f 1
+complete -C 'foretrain simulate --set sharding.le' | cut -f 1
+complete -C 'foretrain simulate --set overlap.pipeline=t' | cut -f 1
+complete -C 'foretrain simulate --no' | cut -f 1
+complete -C 'foretrain search --objective e' | cut -f 1
+)");
+  const std::string command = "HOME=" + place.path("in").string() + " fish " +
+                              place.path("in/in.fish").string() + " > " +
+                              place.path("in/out.txt").string() + " 2>&1";
+  ASSERT_EQ(std::system(command.c_str()), 0) << place.read("out.txt");
+  EXPECT_EQ(place.read("out.txt"),
+            "schema\nsharding.level=\noverlap.pipeline=true\n--no-advice\nenergy\n");
+}
+
+TEST(KeyDocuments, ZshReadsItsScript) {
+  if (std::system("zsh --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "no zsh";
+  const Workplace place;
+  const std::string script = place.run({"completion", "zsh"}).out;
+  EXPECT_TRUE(script.starts_with("#compdef foretrain\n"));
+  for (const char* part : {"'simulate:Predict one run", "'parallel.tensor:", "*--objective["}) {
+    EXPECT_NE(script.find(part), std::string::npos) << part;
+  }
+  // Its functions are defined where there is no completion system; `compdef` stands for that.
+  place.write("in.zsh",
+              "compdef() { print $1 $2 }\n" + script + "functions -m _foretrain | wc -l\n");
+  const std::string command = "zsh -f " + place.path("in/in.zsh").string() + " > " +
+                              place.path("in/out.txt").string() + " 2>&1";
+  ASSERT_EQ(std::system(command.c_str()), 0) << place.read("out.txt");
+  EXPECT_TRUE(place.read("out.txt").starts_with("_foretrain foretrain\n")) << place.read("out.txt");
+}
+
+TEST(KeyDocuments, CompletionKnowsThreeShells) {
+  const Workplace place;
+  const CommandResult other = place.run({"completion", "tcsh"});
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_NE(other.err.find("expected bash, zsh or fish"), std::string::npos) << other.err;
 }
 
 TEST(KeyDocuments, FilesMayNameTheirSchema) {

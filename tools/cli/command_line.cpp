@@ -515,11 +515,41 @@ Verb add_schema(CLI::App& app, foretrain::SchemaArgs& args) {
   return {verb, [&args] { return foretrain::schema(args); }};
 }
 
+/// What a shell offers behind a verb.
+foretrain::OfferedVerb offered(const CLI::App& verb) {
+  foretrain::OfferedVerb out;
+  out.name = verb.get_name();
+  out.help = verb.get_description();
+  for (const CLI::Option* option : verb.get_options()) {
+    if (!option->get_positional() && !option->get_lnames().empty() &&
+        !option->get_group().empty()) {
+      foretrain::OfferedOption one;
+      one.name = "--" + option->get_lnames().front();
+      one.help = option->get_description();
+      one.takes_value = option->get_type_size() != 0;
+      const std::string type = option->get_type_name();  // "TEXT:{time,cost}" of few values
+      const std::size_t open = type.find('{');
+      if (open != std::string::npos) {
+        std::istringstream list(type.substr(open + 1, type.find('}') - open - 1));
+        for (std::string value; std::getline(list, value, ',');) one.choices.push_back(value);
+      }
+      out.options.push_back(std::move(one));
+    }
+    const std::string first = option->get_positional() ? option->get_name() : "";
+    if (first == "RUN" || first == "A" || first == "B") out.names = "runs";
+    if (first == "NAME") out.names = "all";
+    if (first == "KIND" && out.name == "list") out.names = "kinds";
+  }
+  return out;
+}
+
 Verb add_completion(CLI::App& app, foretrain::CompletionArgs& args) {
-  CLI::App* verb = app.add_subcommand("completion", "A script that completes keys of --set");
-  verb->footer("Example:\n  source <(foretrain completion bash)");
-  verb->add_option("SHELL", args.shell, "bash")->required();
-  for (const CLI::App* other : app.get_subcommands({})) args.verbs.push_back(other->get_name());
+  CLI::App* verb = app.add_subcommand(
+      "completion", "A script that completes verbs, options, names and keys of --set in a shell");
+  verb->footer(
+      "Examples:\n  source <(foretrain completion bash)\n  foretrain completion fish | source");
+  verb->add_option("SHELL", args.shell, "bash, zsh or fish")->required();
+  for (const CLI::App* other : app.get_subcommands({})) args.verbs.push_back(offered(*other));
   return {verb, [&args] { return foretrain::completion(args); }};
 }
 

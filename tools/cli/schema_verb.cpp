@@ -1,6 +1,7 @@
 // `schema` and `completion`: what is made from the declarations of keys.
 #include <algorithm>
 
+#include "tools/cli/completion.h"
 #include "tools/cli/verbs.h"
 #include "tools/predict/key_documents.h"
 
@@ -19,10 +20,8 @@ Status schema(const SchemaArgs& args) {
 }
 
 Status completion(const CompletionArgs& args) {
-  if (args.shell != "bash") {
-    return input_error("completion: found \"" + args.shell + "\", expected bash");
-  }
-  return print(false, bash_completion(args.verbs));
+  FT_ASSIGN(const std::string script, completion_script(args.shell, args.verbs));
+  return write_output("-", script);
 }
 
 }  // namespace foretrain

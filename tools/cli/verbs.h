@@ -9,6 +9,7 @@
 
 #include "executor/state/saved_state.h"
 #include "sim/base/result.h"
+#include "tools/cli/completion.h"
 #include "tools/predict/run_file.h"
 #include "tools/search/search_request.h"
 
@@ -174,7 +175,7 @@ Status schema(const SchemaArgs& args);
 
 struct CompletionArgs {
   std::string shell;
-  std::vector<std::string> verbs;
+  std::vector<OfferedVerb> verbs;
 };
 Status completion(const CompletionArgs& args);
 

@@ -15,7 +15,9 @@ using Facts = std::vector<const KeyFacts*>;
 
 constexpr std::string_view kDeviceSection = "cluster.device";
 
-const Facts& every_key() {
+}  // namespace
+
+const std::vector<const KeyFacts*>& every_key() {
   static const Facts all = [] {
     Facts out;
     for (const PlanKey& key : all_run_keys()) out.push_back(&key);
@@ -28,6 +30,8 @@ const Facts& every_key() {
   }();
   return all;
 }
+
+namespace {
 
 bool is_section(const std::string& name) {
   for (const KeyFacts* key : every_key()) {
@@ -275,16 +279,6 @@ std::string table(const std::string& section, const std::string& doc) {
   return out;
 }
 
-// --- Completion ---
-std::string values_of(const KeyFacts& key) {
-  std::string out;
-  if (key.type == KeyType::kFlag) out = "true false";
-  for (const std::string& choice : key.choices) {
-    if (is_word(choice) && key.type == KeyType::kChoice) out += (out.empty() ? "" : " ") + choice;
-  }
-  return key.or_auto ? out + " auto" : out;
-}
-
 }  // namespace
 
 const std::vector<std::string>& schema_kinds() {
@@ -317,43 +311,6 @@ std::string keys_page() {
   out += table("cluster.device", "A preset's name, a path, or an object of these.");
   for (const auto& [section, doc] : campaign_sections()) out += table(section, doc);
   return out;
-}
-
-std::string bash_completion(const std::vector<std::string>& verbs) {
-  std::string words;
-  std::string cases;
-  for (const KeyFacts* key : every_key()) {
-    words += (words.empty() ? "" : " ") + key->path() + "=";
-    if (const std::string values = values_of(*key); !values.empty()) {
-      cases += "    " + key->path() + ") values=\"" + values + "\" ;;\n";
-    }
-  }
-  std::string names;
-  for (const std::string& verb : verbs) names += (names.empty() ? "" : " ") + verb;
-  return R"(# source <(foretrain completion bash)
-_foretrain() {
-  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" key="" values=""
-  # bash makes words of KEY, = and VALUE.
-  if [ "$word" = "=" ]; then key="$before"; word=""; fi
-  if [ "$before" = "=" ]; then key="${COMP_WORDS[COMP_CWORD-2]}"; fi
-  case "$key" in
-)" + cases +
-         R"(  esac
-  if [ -n "$key" ]; then
-    COMPREPLY=($(compgen -W "$values" -- "$word"))
-  elif [ "$before" = "--set" ]; then
-    compopt -o nospace 2> /dev/null
-    COMPREPLY=($(compgen -W ")" +
-         words + R"(" -- "$word"))
-  elif [ "$COMP_CWORD" = 1 ]; then
-    COMPREPLY=($(compgen -W ")" +
-         names + R"(" -- "$word"))
-  else
-    COMPREPLY=($(compgen -f -- "$word"))
-  fi
-}
-complete -F _foretrain foretrain
-)";
 }
 
 }  // namespace foretrain

@@ -1,10 +1,11 @@
-// What is made from the declarations of keys: JSON Schemas, the reference page, shell completion.
+// What is made from the declarations of keys: JSON Schemas, the reference page.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "sim/base/json.h"
+#include "sim/base/key.h"
 
 namespace foretrain {
 
@@ -17,7 +18,7 @@ Json schema_of(const std::string& kind);
 /// docs/reference/keys.md.
 std::string keys_page();
 
-/// A script for bash that completes the verbs in `verbs`, and keys and values of --set.
-std::string bash_completion(const std::vector<std::string>& verbs);
+/// The declarations of all keys of a RUN.
+const std::vector<const KeyFacts*>& every_key();
 
 }  // namespace foretrain
