@@ -14,6 +14,7 @@ function(foretrain_module name)
   target_link_libraries(
     foretrain_${name} PUBLIC ${ARG_DEPENDS} PRIVATE $<BUILD_INTERFACE:foretrain_warnings>
                                                    ${ARG_PRIVATE_DEPENDS})
-  install(TARGETS foretrain_${name} EXPORT foretrain_targets FILE_SET HEADERS
-          DESTINATION include/foretrain)
+  install(TARGETS foretrain_${name} EXPORT foretrain_targets
+          ARCHIVE COMPONENT development
+          FILE_SET HEADERS DESTINATION include/foretrain COMPONENT development)
 endfunction()

@@ -2,7 +2,8 @@
 include(CMakePackageConfigHelpers)
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/foretrain)
-install(EXPORT foretrain_targets NAMESPACE foretrain:: DESTINATION ${package_folder})
+install(EXPORT foretrain_targets NAMESPACE foretrain:: DESTINATION ${package_folder}
+        COMPONENT development)
 configure_package_config_file(
   ${CMAKE_CURRENT_LIST_DIR}/foretrain-config.cmake.in
   ${PROJECT_BINARY_DIR}/foretrain-config.cmake
@@ -11,9 +12,14 @@ configure_package_config_file(
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/foretrain-config-version.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/foretrain-config.cmake
-              ${PROJECT_BINARY_DIR}/foretrain-config-version.cmake DESTINATION ${package_folder})
+              ${PROJECT_BINARY_DIR}/foretrain-config-version.cmake DESTINATION ${package_folder}
+        COMPONENT development)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs
         DESTINATION ${CMAKE_INSTALL_DATADIR}/foretrain
+        COMPONENT development
         FILES_MATCHING
         PATTERN "*.json"
         PATTERN "README.md")
+if(PROJECT_IS_TOP_LEVEL)
+  include(tools/cmake/package.cmake)
+endif()
