@@ -104,6 +104,50 @@ TEST(Verbs, ListAndDoctorAnswerInJsonToo) {
   }
 }
 
+TEST(Verbs, ListTellsSizesAndTakesWords) {
+  const Workplace place;
+  EXPECT_NE(place.run({"list", "models", "llama-3.1-405b"}).out.find("405.9 B  Llama-3.1-405B"),
+            std::string::npos);
+  const std::string both = place.run({"list", "clusters,devices", "H100", "8"}).out;
+  EXPECT_NE(both.find("dgx-h100"), std::string::npos) << both;
+  EXPECT_NE(both.find("80 GiB  989 TFLOP/s"), std::string::npos) << both;
+  EXPECT_EQ(both.find("a100"), std::string::npos) << both;
+  const Json json =
+      parse_json(place.run({"list", "models", "mixtral", "--json", "-"}).out, "").value();
+  ASSERT_EQ(at(json, "models").array()->size(), at(json, "about/models").object()->size());
+  EXPECT_EQ(at(json, "about/models/mixtral-8x7b/size"), Json("46.7 B"));
+  const CommandResult none = place.run({"list", "all", "no such words"});
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_NE(none.err.find("nothing that ships has \"no such words\""), std::string::npos)
+      << none.err;
+}
+
+TEST(Verbs, ShowChangedPrintsWhatTheSystemWouldNotDo) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "gpt3-125m", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "system": "megatron-lm", "parallel": {"tensor": 2, "pipeline": 1},
+      "batch": {"global": 32, "micro": 1}})");
+  const std::string out =
+      place.run({"show", "run.json", "--changed", "--set", "recompute=full"}).out;
+  EXPECT_NE(out.find("parallel.tensor                          2   (RUN; usual 1)"),
+            std::string::npos)
+      << out;
+  EXPECT_NE(out.find("recompute                                \"full\"   (--set; usual \"none\")"),
+            std::string::npos)
+      << out;
+  EXPECT_NE(out.find("\"gpt3-125m\"   (RUN)"), std::string::npos) << out;
+  for (const char* usual : {"pipeline", "micro", "sharding", "overlap"}) {
+    EXPECT_EQ(out.find(usual), std::string::npos) << usual << "\n" << out;
+  }
+  // What it prints is the RUN again.
+  const CommandResult json = place.run({"show", "run.json", "--changed", "--json", "-", "--quiet"});
+  place.write("again.json", dump_json(at(parse_json(json.out, "").value(), "run")));
+  const std::vector<std::string> apart = {"simulation", "name"};
+  EXPECT_EQ(dump_json(without(simulated(place, "again.json", {}), apart)),
+            dump_json(without(simulated(place, "run.json", {}), apart)));
+  EXPECT_EQ(place.run({"show", "dgx-h100", "--changed"}).exit_code, 1);
+}
+
 TEST(Verbs, ShowPrintsTheLinksOfAMeshWithTheirSource) {
   const Workplace place;
   const std::string shown = place.run({"show", "dgx-1v"}).out;

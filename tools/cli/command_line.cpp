@@ -242,7 +242,7 @@ Verb add_validate(CLI::App& app, foretrain::ValidateArgs& args) {
       ->check(CLI::Range(0.001, 60.0))
       ->capture_default_str();
   verb->add_option("--max-error", args.max_error,
-                   "Exit 1 if the step is predicted worse than this, in percent")
+                   "Exit 3 if the step is predicted worse than this, in percent")
       ->type_name("PERCENT")
       ->check(CLI::Range(0.0, 1e6));
   return {verb, [&args] { return foretrain::validate(args); }};
@@ -449,10 +449,12 @@ Verb add_list(CLI::App& app, foretrain::ListArgs& args) {
   CLI::App* verb = app.add_subcommand(
       "list",
       "What ships: models, clusters, devices, fabrics, systems, software, reliability, runs");
-  verb->footer("Example:\n  foretrain list models");
-  verb->add_option("KIND", args.kind,
-                   "models, clusters, devices, fabrics, systems, software, reliability, profiles "
-                   "or runs");
+  verb->footer("Examples:\n  foretrain list models\n  foretrain list clusters,devices h100");
+  verb->add_option("KIND", args.kinds,
+                   "models, clusters, devices, fabrics, systems, software, reliability, profiles, "
+                   "runs, or several with commas; all: each of them");
+  verb->add_option("WORD", args.filter,
+                   "Only what has these words in its name, size or description");
   add_json(verb, args.json);
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::list(args); }};
@@ -468,6 +470,8 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
       "  foretrain show run.json --step --after \"reduce buckets\"");
   verb->add_option("NAME", args.name, "A preset's name, or a RUN file")->required();
   add_sets(verb, args.sets, "Override a field of a RUN (repeatable)");
+  verb->add_flag("--changed", args.changed,
+                 "Print only what the RUN does otherwise than its system would by itself");
   verb->add_option("--program", args.program_rank, "Print the Program of RANK")
       ->type_name("RANK")
       ->check(CLI::Range(0, 1 << 30));
@@ -475,6 +479,7 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
       ->type_name("OP");
   verb->add_flag("--schedule", args.schedule,
                  "Print the order of every stage's passes, as a file that `schedule` takes")
+      ->excludes("--changed")
       ->excludes("--why")
       ->excludes("--program");
   CLI::Option* step = verb->add_flag("--step", args.step,
@@ -493,6 +498,7 @@ Verb add_show(CLI::App& app, foretrain::ShowArgs& args) {
   // These are texts, of which there is no JSON.
   for (const char* text : {"--program", "--why", "--step"}) {
     verb->get_option("--json")->excludes(text);
+    verb->get_option("--changed")->excludes(text);
   }
   verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::show(args); }};

@@ -1,13 +1,11 @@
 #include "tools/cli/completion.h"
 
 #include "hardware/presets.h"
+#include "tools/cli/verbs.h"
 #include "tools/predict/key_documents.h"
 
 namespace foretrain {
 namespace {
-
-constexpr const char* kKinds[] = {"models",   "clusters",    "devices",  "fabrics", "systems",
-                                  "software", "reliability", "profiles", "runs"};
 
 /// Words as a shell takes them, with spaces between.
 std::string joined(const std::vector<std::string>& words) {
@@ -48,10 +46,10 @@ std::vector<std::string> values_of(const KeyFacts& key) {
 
 /// What `list KIND` and `show NAME` may name.
 std::vector<std::string> names_of(const std::string& kind) {
-  if (kind == "kinds") return {std::begin(kKinds), std::end(kKinds)};
+  if (kind == "kinds") return preset_kinds();
   if (kind != "all") return preset_names(kind);
   std::vector<std::string> out;
-  for (const char* one : kKinds) {
+  for (const std::string& one : preset_kinds()) {
     for (const std::string& name : preset_names(one)) out.push_back(name);
   }
   return out;

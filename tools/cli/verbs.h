@@ -149,10 +149,14 @@ struct ExportArgs {
 Status export_files(const ExportArgs& args);
 
 struct ListArgs {
-  std::string kind, json;
+  std::string kinds;                ///< with commas between; "", "all": all
+  std::vector<std::string> filter;  ///< words; none: all
+  std::string json;
   bool quiet = false;  ///< as everywhere: nothing but what --json asks for
 };
 Status list(const ListArgs& args);
+/// models, clusters, ...: folders of presets.
+const std::vector<std::string>& preset_kinds();
 
 struct ShowArgs {
   std::string name, json;
@@ -161,6 +165,7 @@ struct ShowArgs {
   std::string why;                 ///< print how this op was priced
   bool schedule = false;           ///< print the order of every stage's passes
   bool step = false;               ///< print the tasks of a stage
+  bool changed = false;            ///< print only what its system would not do by itself
   std::string after;               ///< after that pass alone
   std::int64_t stage = 0;
   bool quiet = false;

@@ -18,13 +18,6 @@
 namespace foretrain {
 namespace {
 
-const std::vector<std::string>& kinds() {
-  static const std::vector<std::string> names = {"models",      "clusters", "devices",
-                                                 "fabrics",     "systems",  "software",
-                                                 "reliability", "profiles", "runs"};
-  return names;
-}
-
 /// Experts and latent attention, where the model has them.
 void add_sparse(const Model& m, Json& out) {
   if (m.is_latent()) {
@@ -152,6 +145,38 @@ void print_fields(const Json& json, const std::string& pointer,
   out += "\n";
 }
 
+/// The same of what is not as in `usual`, with what it is there.
+void print_changed(const Json& json, const Json* usual, const std::string& pointer,
+                   const std::map<std::string, std::string>& origins, const std::string& inherited,
+                   std::string& out) {
+  if (usual != nullptr && *usual == json) return;
+  const auto own = origins.find(pointer);
+  const std::string& origin = own != origins.end() ? own->second : inherited;
+  const Json::Object* object = json.object();
+  if (object != nullptr && !object->empty()) {
+    for (const auto& [key, value] : *object) {
+      print_changed(value, usual == nullptr ? nullptr : usual->find(key), pointer + "/" + key,
+                    origins, origin, out);
+    }
+    return;
+  }
+  const bool known = usual != nullptr && !usual->is_null() && usual->object() == nullptr;
+  print_fields(json, pointer, {}, known ? origin + "; usual " + dump_json(*usual, -1) : origin,
+               out);
+}
+
+/// What of the resolved RUN its system would not do by itself.
+Json changed_json(const Json& json, const Json* usual) {
+  const Json::Object* object = json.object();
+  if (object == nullptr || usual == nullptr || usual->object() == nullptr) return json;
+  Json out{Json::Object{}};
+  for (const auto& [key, value] : *object) {
+    const Json* other = usual->find(key);
+    if (other == nullptr || !(*other == value)) out.set(key, changed_json(value, other));
+  }
+  return out;
+}
+
 /// With `sources` beside the fields, or as a member `sources` of the JSON.
 Status print_object(Json json, const ShowArgs& args,
                     const std::map<std::string, std::string>& sources = {}) {
@@ -203,6 +228,17 @@ Status show_run(const Run& run, const ShowArgs& args) {
   for (const std::int64_t layers : run.plan.pipeline_layout) out += " " + std::to_string(layers);
   out += "\n" + derived_text(run);
   for (const std::string& note : run.notes) out += "Note: " + note + "\n";
+  return print(args.quiet, out);
+}
+
+Status show_changed(const Run& run, const ShowArgs& args) {
+  if (!args.json.empty()) {
+    Json out{Json::Object{}};
+    out.set("run", changed_json(run.resolved, &run.usual));
+    return write_output(args.json, dump_json(out) + "\n");
+  }
+  std::string out;
+  print_changed(run.resolved, &run.usual, "", run.origins, "RUN", out);
   return print(args.quiet, out);
 }
 
@@ -413,7 +449,7 @@ Status check_run_name(const std::string& name) {
   }
   if (run.ok() || has("runs", name)) return ok_status();
   std::vector<std::string> all;
-  for (const std::string& kind : kinds()) {
+  for (const std::string& kind : preset_kinds()) {
     for (const std::string& preset : preset_names(kind)) all.push_back(preset);
   }
   const std::string near = nearest_name(name, all);
@@ -424,50 +460,22 @@ Status check_run_name(const std::string& name) {
 
 }  // namespace
 
-Status list(const ListArgs& args) {
-  std::vector<std::string> wanted = kinds();
-  if (!args.kind.empty()) {
-    if (std::find(wanted.begin(), wanted.end(), args.kind) == wanted.end()) {
-      const std::string near = nearest_name(args.kind, wanted);
-      return input_error(
-          "list: found \"" + args.kind +
-          "\", expected models, clusters, devices, fabrics, systems, software, reliability, "
-          "profiles or runs" +
-          (near.empty() ? "" : " (did you mean \"" + near + "\"?)"));
-    }
-    wanted = {args.kind};
-  }
-  Json json{Json::Object{}};
-  std::string out;
-  for (const std::string& kind : wanted) {
-    Json::Array names;
-    out += kind + "\n";
-    for (const std::string& name : preset_names(kind)) {
-      names.emplace_back(name);
-      out += "  " + name + "\n";
-    }
-    if (names.empty()) out += "  (none yet)\n";
-    json.set(kind, std::move(names));
-  }
-  if (args.json.empty()) return print(args.quiet, out);
-  return write_output(args.json, dump_json(json) + "\n");
-}
-
 Status show(const ShowArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.name, args.sets)));
   const bool wants_run = args.program_rank >= 0 || !args.why.empty() || args.schedule ||
-                         args.step || !args.sets.empty();
+                         args.step || args.changed || !args.sets.empty();
   if (!wants_run) {
     if (const std::string kind = kind_of_part(args.name); !kind.empty()) {
       return show_part(kind, args);
     }
     FT_TRY(check_run_name(args.name));
   } else if (!kind_of_part(args.name).empty()) {
-    return input_error("show: " + args.name +
-                       " is no RUN, which --set, --program, --why, --schedule and --step need; "
-                       "`foretrain list runs` "
-                       "lists the shipped ones");
+    return input_error(
+        "show: " + args.name +
+        " is no RUN, which --set, --changed, --program, --why, --schedule and --step need; "
+        "`foretrain list runs` "
+        "lists the shipped ones");
   }
   FT_ASSIGN(const Run run, load_run(args.name, args.sets));
   FT_TRY(check_outputs(outputs, {profile_path(run.profile_source)}));
@@ -476,6 +484,7 @@ Status show(const ShowArgs& args) {
   if (!args.why.empty()) return show_why(run, args);
   if (args.schedule) return show_schedule(run, args);
   if (args.step) return show_step(run, args);
+  if (args.changed) return show_changed(run, args);
   return show_run(run, args);
 }
 
