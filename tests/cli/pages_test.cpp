@@ -3,6 +3,7 @@
 
 #include "tests/cli/run_command.h"
 #include "tools/report/page.h"
+#include "traces/timeline_json.h"
 
 namespace foretrain {
 namespace {
@@ -92,6 +93,43 @@ TEST(Pages, OfOtherVerbs) {
     EXPECT_NE(kept_result(page).object(), nullptr) << command.front();
     EXPECT_NE(page.find("<data value="), std::string::npos) << command.front();
   }
+}
+
+// The page of a trace has every span of the timeline, to the picosecond.
+TEST(Pages, OfATraceHasEverySpan) {
+  const Workplace place;
+  place.write("run.json", kRun);
+  const CommandResult run = place.run({"simulate", "run.json", "--no-advice", "--quiet", "--trace",
+                                       "t.html", "--timeline", "line.json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const std::string page = place.read("t.html");
+  EXPECT_EQ(page.find("http"), std::string::npos);
+  const std::string open = "id=\"trace\">";
+  const std::size_t begin = page.find(open);
+  ASSERT_NE(begin, std::string::npos);
+  const std::size_t from = begin + open.size();
+  const Json kept = parse_json(page.substr(from, page.find("</script>", from) - from), "t").value();
+  EXPECT_EQ(*kept.find("name"), Json("a </script> & <b>"));
+  const Timeline timeline = load_timeline(place.path("in/line.json").string()).value();
+  EXPECT_DOUBLE_EQ(kept.find("end")->number(), timeline.end.us());
+  std::size_t span = 0;
+  for (const Json& row : *kept.find("rows")->array()) {
+    const Json::Array& numbers = *row.find("spans")->array();
+    for (std::size_t i = 0; i + 5 < numbers.size(); i += 6, ++span) {
+      ASSERT_LT(span, timeline.spans.size());
+      const Span& is = timeline.spans[span];
+      ASSERT_EQ(*row.find("track"), Json(timeline.tracks[static_cast<std::size_t>(is.track)].name));
+      ASSERT_DOUBLE_EQ(numbers[i].number(), is.begin.us());
+      ASSERT_DOUBLE_EQ(numbers[i + 2].number(), is.end.us());
+      const std::string& name = timeline.infos[static_cast<std::size_t>(is.info)].name;
+      const auto info = static_cast<std::size_t>(numbers[i + 3].number());
+      ASSERT_EQ(*(*kept.find("infos")->array())[info].find("n"), Json(name));
+    }
+  }
+  EXPECT_EQ(span, timeline.spans.size());
+  const CommandResult weeks = place.run({"goodput", "run.json", "--trace", "t.html"});
+  EXPECT_EQ(weeks.exit_code, 1);
+  EXPECT_NE(weeks.err.find("is a page, which is of one step"), std::string::npos) << weeks.err;
 }
 
 }  // namespace

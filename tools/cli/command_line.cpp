@@ -108,7 +108,8 @@ Verb add_simulate(CLI::App& app, foretrain::SimulateArgs& args) {
       "out.json.gz");
   verb->add_option("RUN", args.run, "A RUN: a file, a shipped one's name, or its JSON")->required();
   add_sets(verb, args.sets, "Override a field, e.g. parallel.tensor=4 (repeatable)");
-  add_output(verb, "--trace", args.files.trace, "Write a Chrome trace (.json or .json.gz)");
+  add_output(verb, "--trace", args.files.trace,
+             "Write a Chrome trace (.json or .json.gz), or a page that draws it (.html)");
   add_output(verb, "--timeline", args.files.timeline,
              "Write the lossless timeline (.json or .json.gz)");
   verb->add_option("--trace-ranks", args.trace_ranks,
@@ -205,7 +206,8 @@ Verb add_execute(CLI::App& app, foretrain::ExecuteArgs& args) {
       "Example:\n  foretrain execute gpt-small-host --ranks 2 --set parallel.tensor=2 "
       "--trace out.json.gz");
   add_execution(verb, args);
-  add_output(verb, "--trace", args.trace, "Write a Chrome trace of the median step");
+  add_output(verb, "--trace", args.trace,
+             "Write a Chrome trace of the median step, or a page that draws it (.html)");
   add_output(verb, "--timeline", args.timeline, "Write the lossless timeline of that step");
   CLI::Option* states = verb->add_option("--checkpoint", args.only.states.path,
                                          "Write the state of all ranks into FOLDER, host only")
@@ -394,7 +396,9 @@ Verb add_compare(CLI::App& app, foretrain::CompareArgs& args) {
   verb->add_flag("--gpu-steps", args.gpu_steps,
                  "A step of a trace ends when the GPU has done what its annotation launched, not "
                  "when the annotation ends");
-  add_output(verb, "--trace", args.trace, "Write both as one Chrome trace (.json or .json.gz)");
+  add_output(
+      verb, "--trace", args.trace,
+      "Write both as one Chrome trace (.json or .json.gz), or a page that draws them (.html)");
   add_output(verb, "--profile", args.profile,
              "Write the products and attention of the trace as a profile that simulate takes");
   verb->add_flag("--quiet", args.quiet, "No table, no progress");

@@ -8,8 +8,6 @@
 #include "tools/cli/verbs.h"
 #include "tools/compare/comparison.h"
 #include "tools/report/pages.h"
-#include "tools/version.h"
-#include "traces/chrome_trace.h"
 
 namespace foretrain {
 namespace {
@@ -56,11 +54,7 @@ Status write_trace(const CompareArgs& args, const Comparison& found) {
     return input_error("--trace: " + side->source +
                        " is a result, which has no times of operations to draw; give its RUN");
   }
-  FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
-  TraceOptions trace;
-  trace.about = {{"foretrain", kVersion}, {"revision", kRevision}};
-  FT_TRY(write_chrome_trace(merged_timeline(found), trace, file));
-  return file.commit();
+  return write_trace(args.trace, merged_timeline(found), "");
 }
 
 /// Of the side that was measured; of both, B's.

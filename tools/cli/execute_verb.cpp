@@ -7,8 +7,6 @@
 #include "tools/calibrate/host_run.h"
 #include "tools/cli/verbs.h"
 #include "tools/report/report.h"
-#include "tools/version.h"
-#include "traces/chrome_trace.h"
 #include "traces/timeline_json.h"
 
 namespace foretrain {
@@ -139,11 +137,7 @@ std::string report(const HostRun& host, const Job& job, const Executed& executed
 Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
                    const Executed& executed, std::int64_t first) {
   if (!args.trace.empty()) {
-    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.trace));
-    TraceOptions trace;
-    trace.about = {{"run", host.run.name}, {"foretrain", kVersion}, {"revision", kRevision}};
-    FT_TRY(write_chrome_trace(executed.timeline, trace, file));
-    FT_TRY(file.commit());
+    FT_TRY(write_trace(args.trace, executed.timeline, host.run.name));
   }
   if (!args.timeline.empty()) {
     FT_ASSIGN(AtomicFile file, AtomicFile::create(args.timeline));

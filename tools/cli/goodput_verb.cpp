@@ -5,6 +5,7 @@
 #include "tools/cli/verbs.h"
 #include "tools/goodput/goodput.h"
 #include "tools/report/pages.h"
+#include "traces/trace_page.h"
 
 namespace foretrain {
 
@@ -56,6 +57,10 @@ Status goodput(const GoodputArgs& args) {
   if (!args.clusters.empty()) {
     if (args.trace.empty()) return compare_clusters(args);
     return input_error("--trace is of one campaign, --clusters of several; give one of them");
+  }
+  if (asks_for_page(args.trace)) {
+    return input_error("--trace: " + args.trace +
+                       " is a page, which is of one step; a campaign goes to .json or .json.gz");
   }
   FT_ASSIGN(const Run run, load_run(args.run, args.sets));
   warn_of_idle_keys(args.quiet, run, args.caller);

@@ -5,7 +5,10 @@
 #include "sim/base/file.h"
 #include "sim/base/json.h"
 #include "tools/cli/verbs.h"
+#include "tools/version.h"
+#include "traces/chrome_trace.h"
 #include "traces/file_kind.h"
+#include "traces/trace_page.h"
 
 namespace foretrain {
 namespace {
@@ -124,6 +127,20 @@ Status give_json(const std::string& path, Caller* caller, const std::function<Js
   if (!path.empty()) FT_TRY(write_output(path, dump_json(json) + "\n"));
   if (caller != nullptr) caller->result = std::move(json);
   return ok_status();
+}
+
+Status write_trace(const std::string& path, const Timeline& timeline, const std::string& run) {
+  FT_ASSIGN(AtomicFile file, AtomicFile::create(path));
+  if (asks_for_page(path)) {
+    FT_TRY(write_trace_page(timeline, file));
+  } else {
+    TraceOptions trace;
+    if (!run.empty()) trace.about.emplace_back("run", run);
+    trace.about.emplace_back("foretrain", kVersion);
+    trace.about.emplace_back("revision", kRevision);
+    FT_TRY(write_chrome_trace(timeline, trace, file));
+  }
+  return file.commit();
 }
 
 Status check_outputs(const std::vector<Output>& outputs, const std::vector<std::string>& inputs) {

@@ -11,9 +11,8 @@
 #include "tools/predict/predict.h"
 #include "tools/report/pages.h"
 #include "tools/report/report.h"
-#include "tools/version.h"
-#include "traces/chrome_trace.h"
 #include "traces/timeline_json.h"
+#include "traces/trace_page.h"
 
 namespace foretrain {
 
@@ -92,11 +91,7 @@ Status simulate(const SimulateArgs& args) {
   if (!prediction.memory.fits && reported) prediction.fitting = find_fitting(run, prediction);
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   if (!args.files.trace.empty()) {
-    FT_ASSIGN(AtomicFile file, AtomicFile::create(args.files.trace));
-    TraceOptions trace;
-    trace.about = {{"run", run.name}, {"foretrain", kVersion}, {"revision", kRevision}};
-    FT_TRY(write_chrome_trace(*prediction.timeline, trace, file));
-    FT_TRY(file.commit());
+    FT_TRY(write_trace(args.files.trace, *prediction.timeline, run.name));
   }
   if (!args.files.timeline.empty()) {
     FT_ASSIGN(AtomicFile file, AtomicFile::create(args.files.timeline));
@@ -118,7 +113,9 @@ Status simulate(const SimulateArgs& args) {
                             args.files.trace == "-" || args.files.timeline == "-";
   if (!args.quiet && !stdout_taken) {
     const std::string report = text_report(run, prediction);
-    const std::string viewers = "(open it at https://ui.perfetto.dev or chrome://tracing)";
+    const std::string viewers = asks_for_page(args.files.trace)
+                                    ? "(open it in a browser)"
+                                    : "(open it at https://ui.perfetto.dev or chrome://tracing)";
     const std::string trace =
         args.files.trace.empty() ? "" : "Trace: " + args.files.trace + " " + viewers + "\n";
     FT_TRY(print(false, report + (bill ? text_of(*bill) : "") + trace));

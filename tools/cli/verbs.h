@@ -202,6 +202,9 @@ struct Output {
   const char* option;
   std::string path;
 };
+/// Writes a timeline of the run: a page where the path ends in .html, else a Chrome trace.
+Status write_trace(const std::string& path, const Timeline& timeline, const std::string& run);
+
 /// Refuses outputs that would be written to one place, or over a file that is read. Names of
 /// shipped files are no paths: nothing stands there.
 Status check_outputs(const std::vector<Output>& outputs, const std::vector<std::string>& inputs);

@@ -1,0 +1,22 @@
+// A timeline as a page: one HTML file that draws it, without a network.
+#pragma once
+
+#include <string_view>
+
+#include "sim/base/file.h"
+#include "sim/timeline/timeline.h"
+
+namespace foretrain {
+
+/// Whether a path asks for a page: it ends in .html or .htm.
+bool asks_for_page(std::string_view path);
+
+/// Appends the page to `file` and leaves `commit` to the caller. Errors are those of the file.
+///
+/// A row is a stream of a track, a block a span over [begin, end], pale until its partners are
+/// there. The wheel zooms, dragging moves, a click shows a block's layer, microbatch, work and
+/// bytes. Times are exact. Left out: arrows, memory, and what Chrome
+/// traces have for SQL.
+Status write_trace_page(const Timeline& timeline, AtomicFile& file);
+
+}  // namespace foretrain
