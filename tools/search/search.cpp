@@ -327,6 +327,7 @@ class Searcher {
       x_bounds[c]->price(sample);
     };
     in_parallel(plans.size() + samples.size(), work, x_options.threads);
+    if (stop_asked()) return;  // what stopped halfway says nothing of its plan
     x_out.bounds += static_cast<std::int64_t>(samples.size());
     for (std::size_t i = 0; i < plans.size(); ++i) {
       x_state.add(plans[i].of_case, plans[i].plan, outcomes[i]);

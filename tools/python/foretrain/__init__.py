@@ -189,7 +189,8 @@ def search(run, *, sets=None, fix=None, free=None, range=None, where=None, over=
     return _call("search", {
         "run": _run_text(run), "sets": _flat_sets(sets, keys),
         "search": {key: value for key, value in section.items() if value is not None},
-        "threads": threads, "resume": _path(resume), "out": _path(out), "csv": _path(csv), "report": _path(report)})
+        "threads": threads, "resume": _path(resume), "out": _path(out), "csv": _path(csv),
+        "report": _path(report)})
 
 
 def goodput(run, *, sets=None, clusters=None, campaigns=None, seed=None, threads=None, advice=True,
