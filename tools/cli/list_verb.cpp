@@ -58,18 +58,35 @@ void add_model(const Json& json, Entry& out) {
                " at work on a token";
 }
 
-void add_cluster(Entry& out) {
+/// From the file itself, or where that builds on another, from all that it says with these.
+void add_cluster(const Json& json, Entry& out) {
+  const Json* per_node = json.find("accelerators_per_node");
+  out.about = text_at(json, "/device");
+  if (per_node != nullptr && !out.about.empty()) {
+    out.size = whole_text(per_node->number()) + " a node";
+    return;
+  }
   const Result<Cluster> cluster = read_cluster(Json(out.name), out.name, "");
   if (!cluster.ok()) return;
   out.size = whole_text(static_cast<double>(cluster.value().accelerators_per_node)) + " a node";
   out.about = cluster.value().device.name;
 }
 
-void add_device(Entry& out) {
-  const Result<DeviceSpec> device = read_device(Json(out.name), out.name, "");
-  if (!device.ok()) return;
-  out.size = fixed(device.value().memory_gib, 0) + " GiB";
-  const double half = std::max(device.value().bf16_tflops, device.value().fp16_tflops);
+/// The same.
+void add_device(const Json& json, Entry& out) {
+  const auto number = [&json](const char* key) {
+    const Json* value = json.find(key);
+    return value == nullptr ? 0.0 : value->number();
+  };
+  double memory = number("memory_gib");
+  double half = std::max(number("bf16_tflops"), number("fp16_tflops"));
+  if (json.find("preset") != nullptr || memory == 0) {
+    const Result<DeviceSpec> device = read_device(Json(out.name), out.name, "");
+    if (!device.ok()) return;
+    memory = device.value().memory_gib;
+    half = std::max(device.value().bf16_tflops, device.value().fp16_tflops);
+  }
+  out.size = fixed(memory, 0) + " GiB";
   if (half >= 1) out.about = fixed(half, 0) + " TFLOP/s in 16 bits";
 }
 
@@ -89,12 +106,11 @@ void add_run(const Json& json, Entry& out) {
 Entry entry_of(const std::string& kind, const std::string& name) {
   Entry out;
   out.name = name;
-  if (kind == "clusters") add_cluster(out);
-  if (kind == "devices") add_device(out);
-  if (kind == "clusters" || kind == "devices") return out;
   const Result<Json> json = load_preset(kind, name, "list");
   if (!json.ok()) return out;
   if (kind == "models") add_model(json.value(), out);
+  if (kind == "clusters") add_cluster(json.value(), out);
+  if (kind == "devices") add_device(json.value(), out);
   if (kind == "runs") add_run(json.value(), out);
   if (kind == "fabrics") out.about = text_at(json.value(), "/kind");
   if (kind == "software") out.size = text_at(json.value(), "/date");
