@@ -6,6 +6,7 @@
 #include "hardware/keys/device_keys.h"
 #include "hardware/presets.h"
 #include "models/plan/keys/keys.h"
+#include "sim/base/assets.h"
 #include "sim/campaign/request.h"
 
 namespace foretrain {
@@ -282,11 +283,18 @@ std::string table(const std::string& section, const std::string& doc) {
 }  // namespace
 
 const std::vector<std::string>& schema_kinds() {
-  static const std::vector<std::string> all = {"run", "cluster", "device", "system", "campaign"};
+  static const std::vector<std::string> all = {"run",      "cluster", "device",   "system",
+                                               "campaign", "profile", "timeline", "result"};
   return all;
 }
 
 Json schema_of(const std::string& kind) {
+  // Of what the program writes the schemas are files; of what people write they follow from keys.
+  if (const std::string_view text = find_asset("schemas/" + kind + ".json"); !text.empty()) {
+    const Result<Json> file = parse_json(text, kind);
+    FT_CHECK(file.ok(), "an embedded schema is JSON");
+    return file.value();
+  }
   const Json body = kind == "run"        ? run_schema()
                     : kind == "cluster"  ? section_schema("cluster")
                     : kind == "device"   ? section_schema("cluster.device")

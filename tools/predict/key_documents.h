@@ -9,7 +9,8 @@
 
 namespace foretrain {
 
-/// Kinds of files that have a schema: run, cluster, device, system, campaign.
+/// Kinds of files that have a schema: run, cluster, device, system, campaign, profile, timeline,
+/// result.
 const std::vector<std::string>& schema_kinds();
 
 /// The JSON Schema (draft 2020-12) of a kind.
