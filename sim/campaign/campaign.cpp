@@ -34,14 +34,15 @@ enum class Activity : std::uint8_t {
   kDiagnose,
   kWait,
   kStart,
-  kGrow,  ///< a start with more nodes, of a job that has lost nothing
+  kGrow,     ///< a start with more nodes, of a job that has lost nothing
+  kRegroup,  ///< of a job that goes on without a start
 };
 
 CampaignPart part_of(Activity activity) {
-  constexpr std::array<CampaignPart, 8> kParts = {
+  constexpr std::array<CampaignPart, 9> kParts = {
       CampaignPart::kProductive, CampaignPart::kCheckpoint, CampaignPart::kEvaluation,
       CampaignPart::kRecovery,   CampaignPart::kRecovery,   CampaignPart::kWaiting,
-      CampaignPart::kRecovery,   CampaignPart::kRecovery};
+      CampaignPart::kRecovery,   CampaignPart::kRecovery,   CampaignPart::kRecovery};
   return kParts[static_cast<std::size_t>(activity)];
 }
 
@@ -205,7 +206,7 @@ class Job {
     x_nodes.pool = plan.fleet.spares;
     const auto steps = static_cast<std::int64_t>(plan.fleet.pace.size());
     while (x_nodes.most_missing + 1 < plan.fleet.nodes &&
-           x_policy->replicas_lost(x_nodes.most_missing + 1, plan.fleet) < steps) {
+           x_policy->pace_index(x_nodes.most_missing + 1, plan.fleet) < steps) {
       ++x_nodes.most_missing;
     }
   }
@@ -245,12 +246,9 @@ class Job {
 };
 
 double Job::pace() const {
-  const std::int64_t lost = x_policy->replicas_lost(x_nodes.missing, x_plan.fleet);
-  double out = x_happenings.slowest();
-  if (lost > 0) {
-    const std::vector<double>& pace = x_plan.fleet.pace;
-    out *= pace[std::min(static_cast<std::size_t>(lost), pace.size() - 1)];
-  }
+  const auto index = static_cast<std::size_t>(x_policy->pace_index(x_nodes.missing, x_plan.fleet));
+  const std::vector<double>& pace = x_plan.fleet.pace;
+  double out = x_happenings.slowest() * pace[std::min(index, pace.size() - 1)];
   if (x_saves.busy_until() > x_now) out *= 1 + x_plan.saving.interference;
   return out;
 }
@@ -335,6 +333,7 @@ void Job::finish() {
       return begin_run();
     case Activity::kEvaluate:
     case Activity::kGrow:
+    case Activity::kRegroup:
     case Activity::kWait:
       return begin_run();
   }
@@ -395,6 +394,9 @@ void Job::fail(std::size_t component, std::int32_t nodes, double repair_s, bool 
   // A node that the job has not cannot fail in it.
   if (drawn && nodes > 0 && x_happenings.hits(x_nodes.missing, x_plan.fleet.nodes)) return;
   x_ledger.count(component, x_now);
+  const std::int64_t absent = x_nodes.missing + x_nodes.lost + x_nodes.need;
+  const bool exposed = nodes > 0 && x_happenings.hits(x_policy->exposed(absent),
+                                                      x_plan.fleet.nodes - x_nodes.missing);
   const RecoveryPlan& recovery = x_plan.recovery;
   double back_s = repair_s;
   if (recovery.queue_s && (repair_s <= 0 || *recovery.queue_s < repair_s)) {
@@ -404,14 +406,15 @@ void Job::fail(std::size_t component, std::int32_t nodes, double repair_s, bool 
   for (std::int32_t n = 0; n < nodes; ++n) x_happenings.push(back, CampaignEvent::kNodeBack);
   x_nodes.lost += nodes + x_nodes.need;
   x_nodes.need = 0;
-  const bool keeps = nodes > 0 && x_policy->keeps_running(x_nodes.missing + x_nodes.lost,
-                                                          x_nodes.most_missing + x_nodes.pool);
+  const Blow blow = {nodes, x_nodes.lost, x_nodes.missing, x_nodes.most_missing + x_nodes.pool,
+                     exposed};
+  const bool keeps = nodes > 0 && x_policy->survives(blow, x_plan.fleet);
   x_nodes.restart = x_nodes.restart || !keeps;
   if (x_nodes.restart) {
     const Loss loss = nodes == 0 ? Loss::kProcesses : nodes == 1 ? Loss::kNode : Loss::kNodes;
     x_nodes.loss = std::max(x_nodes.loss, loss);
     x_progress.position = x_saves.restore(x_nodes.loss);
-  } else {
+  } else if (x_policy->redoes_step()) {
     x_progress.position = x_line.at_step(x_line.steps_before(x_progress.position));
   }
   begin(Activity::kDetect, nanos(recovery.detect_s));
@@ -429,7 +432,7 @@ void Job::react() {
 }
 
 void Job::start_or_go_on() {
-  if (!x_nodes.restart) return begin_run();
+  if (!x_nodes.restart) return begin(Activity::kRegroup, nanos(x_plan.fleet.pause_s));
   const Nanos warm_up = x_plan.recovery.warm_up_steps * x_line.step_at(x_progress.position);
   const double load_s = x_plan.saving.load_s[static_cast<std::size_t>(x_nodes.loss)];
   begin(Activity::kStart, nanos(x_plan.recovery.start_s + load_s) + warm_up);
@@ -441,13 +444,16 @@ void Job::node_back() {
   } else if (x_nodes.need > 0) {
     if (--x_nodes.need == 0) start_or_go_on();
   } else if (x_nodes.missing > 0) {
-    const std::int64_t before = x_policy->replicas_lost(x_nodes.missing, x_plan.fleet);
+    const std::int64_t before = x_policy->pace_index(x_nodes.missing, x_plan.fleet);
     --x_nodes.missing;
-    const std::int64_t after = x_policy->replicas_lost(x_nodes.missing, x_plan.fleet);
+    const std::int64_t after = x_policy->pace_index(x_nodes.missing, x_plan.fleet);
     const bool runs = x_activity == Activity::kRun || x_activity == Activity::kSave ||
                       x_activity == Activity::kEvaluate;
-    const bool restarts = !x_policy->keeps_running(x_nodes.missing, x_nodes.most_missing);
-    if (after == before || !runs || !restarts) return;
+    if (after == before || !runs) return;
+    if (x_policy->goes_on()) {
+      const bool pauses = x_plan.fleet.pause_s > 0 && x_activity == Activity::kRun;
+      return pauses ? begin(Activity::kRegroup, nanos(x_plan.fleet.pause_s)) : void();
+    }
     const double saves_s = x_plan.saving.stall_s + x_plan.saving.load_s[0];
     begin(Activity::kGrow, nanos(saves_s + x_plan.recovery.start_s) +
                                x_plan.recovery.warm_up_steps * x_line.step_at(x_progress.position));

@@ -113,14 +113,25 @@ struct RecoveryPlan {
   std::int64_t warm_up_steps = 0;  ///< after a start, without progress
 };
 
-enum class PolicyKind : std::uint8_t { kWait, kSpares, kShrink, kDropReplica, kReroute };
+enum class PolicyKind : std::uint8_t {
+  kWait,
+  kSpares,
+  kShrink,
+  kDropReplica,
+  kReroute,
+  kTemplates,
+  kRedundant,
+};
 
 struct Fleet {
   std::int64_t nodes = 1, spares = 0, replicas = 1;
   PolicyKind policy = PolicyKind::kWait;
   /// Time of the same work with so many replicas less, of that with all: [0] is 1. A job that
-  /// would have fewer than this has waits.
+  /// would have fewer than this has waits. With `kTemplates` it is so many nodes less. With
+  /// `kRedundant` [0] is what the redundant passes make of it, [1] what a stage of two does.
   std::vector<double> pace = {1};
+  std::vector<std::int64_t> pipelines;  ///< of `kTemplates`, as `pace`
+  double pause_s = 0;  ///< a job that goes on without a start stands still so long first
 };
 
 struct CampaignPlan {

@@ -55,6 +55,11 @@ CampaignKey changes(const std::string& path, const char* what,
   return CampaignKey(path, KeyType::kAny, read);
 }
 
+/// A RUN's changes with which its pipelines can have other depths.
+Sets templates_base() {
+  return {"campaign.policy=templates", "sharding.level=none", "parallel.tensor=8"};
+}
+
 CampaignKeys work_keys() {
   return {
       open_number(
@@ -88,8 +93,14 @@ CampaignKeys work_keys() {
       CampaignKey::choice<PolicyKind>("campaign.policy", policy_names(),
                                       [](auto& r, PolicyKind v) { r.policy = v; })
           .else_("`spares` where there are some, else `wait`")
-          .says("What a job does about nodes that it lost. The last two are not modelled yet.")
+          .says("What a job does about nodes that it lost.")
           .probe("drop-replica"),
+      CampaignKey::count("campaign.failures_at_once",
+                         [](auto& r, std::int64_t v) { r.failures_at_once = v; })
+          .range(1, 64)
+          .else_("1")
+          .says("With `templates`: nodes that may fail at once; one more pipeline is kept.")
+          .probe("3", templates_base()),
       changes("campaign.batch_ramp", "global", &WorkRequest::batch_ramp)
           .else_("the RUN's batch throughout")
           .says("Global batches from so many tokens on: a list of from_tokens and global.")
@@ -237,6 +248,12 @@ CampaignKeys recovery_keys() {
           .fallback_to(300.0)
           .says("Processes, communicators and compilation, without loading the checkpoint.")
           .probe("900"),
+      open_number(
+          "campaign.recovery.regroup_s", [](auto& r, double v) { r.regroup_s = v; }, 0,
+          kLongestSeconds)
+          .else_("start_s for `templates`, which bounds it; none for `redundant`")
+          .says("New communicators of a job that goes on, with `templates` and `redundant`.")
+          .probe("2000", templates_base()),
       CampaignKey::count("campaign.recovery.warm_up_steps",
                          [](auto& r, std::int64_t v) { r.recovery.warm_up_steps = v; })
           .range(0, 1e6)

@@ -61,11 +61,13 @@ struct CampaignRequest {
   RecoveryPlan recovery;
   std::int64_t spares = 0;
   std::optional<PolicyKind> policy;
+  std::optional<std::int64_t> failures_at_once;
+  std::optional<double> regroup_s;
   PriceRequest price;
   Sampling sampling;
 };
 
-/// What a user names a value. Policies that are not modelled yet stand last.
+/// What a user names a value.
 const std::vector<std::string>& policy_names();
 const std::vector<std::string>& save_mode_names();
 

@@ -149,7 +149,22 @@ INSTANTIATE_TEST_SUITE_P(
         BadCampaign{{"campaign.checkpoint.interval_s=\"bst\""}, {"\"bst\"", "\"best\""}},
         BadCampaign{{"campaign.policy=spares", kRates + R"({"failures_per_node_day":0.5})"},
                     {"/campaign/spares", "no spares and no queue"}},
-        BadCampaign{{"campaign.policy=templates"}, {"/campaign/policy", "not modelled yet"}},
+        BadCampaign{{"campaign.policy=templates"}, {"/campaign/policy", "sharding.level none"}},
+        BadCampaign{{"campaign.policy=templates", "sharding.level=none"},
+                    {"/campaign/policy", "whole nodes", "16 pipelines"}},
+        BadCampaign{{"campaign.policy=templates", "sharding.level=none", "parallel.tensor=8",
+                     "campaign.failures_at_once=4"},
+                    {"/campaign/policy", "5 pipelines", "the run has 4", "failures_at_once"}},
+        BadCampaign{{"campaign.failures_at_once=2"},
+                    {"/campaign/failures_at_once", "templates, found wait"}},
+        BadCampaign{{"campaign.recovery.regroup_s=5"},
+                    {"/campaign/recovery/regroup_s", "redundant, found wait"}},
+        BadCampaign{{"campaign.policy=redundant"}, {"/campaign/policy", "parallel.pipeline of 2"}},
+        BadCampaign{
+            {"campaign.policy=redundant", "parallel.pipeline=2", "parallel.virtual_pipeline=2"},
+            {"/campaign/policy", "one chunk", "has 2"}},
+        BadCampaign{{"campaign.policy=redundant", "parallel.pipeline=8"},
+                    {"/campaign/policy", "stages of whole nodes"}},
         BadCampaign{{"campaign.tokens=null"}, {"/campaign/tokens", "is missing"}},
         BadCampaign{{"campaign.steps=5"}, {"/campaign/steps", "beside tokens"}},
         BadCampaign{{"campaign.recovery.start_s=-1"}, {"/campaign/recovery/start_s", "-1"}},
@@ -198,6 +213,52 @@ TEST(Goodput, SparesAndPoliciesDoWhatTheyAreFor) {
   EXPECT_LT(days({"campaign.spares=4"}), wait);
   EXPECT_LT(days({"campaign.policy=shrink"}), wait);
   EXPECT_LE(days({"campaign.spares=4"}), days({"campaign.spares=1"}));
+}
+
+std::vector<double> numbers_at(const Json& json, const std::string& first,
+                               const std::string& second) {
+  std::vector<double> out;
+  for (const Json& one : *json.find(first)->find(second)->array()) out.push_back(one.number());
+  return out;
+}
+
+TEST(Goodput, TemplatesShareTheNodesThatAreLeft) {
+  const std::vector<std::string> nodes = {"sharding.level=none", "parallel.tensor=8"};
+  const auto with = [&nodes](std::vector<std::string> more) {
+    more.insert(more.end(), nodes.begin(), nodes.end());
+    return goodput_json(more);
+  };
+  const Json json = with({"campaign.policy=templates"});
+  EXPECT_EQ(*json.find("policy")->find("name"), Json("templates"));
+  EXPECT_EQ(numbers_at(json, "policy", "pipelines"), (std::vector<double>{4, 3, 2}));
+  // A node is a replica: those that are left take 64 microbatches, in whole ones.
+  const std::vector<double> pace = numbers_at(json, "policy", "pace");
+  ASSERT_EQ(pace.size(), 3U);
+  EXPECT_EQ(pace[0], 1);
+  EXPECT_NEAR(pace[1], 22 / 16.0, 1e-9);
+  EXPECT_NEAR(pace[2], 2, 1e-9);
+  // Nothing is loaded, and nodes are away for 20,000 s.
+  const double days = number_at(json, "days", "mean");
+  EXPECT_LT(days, number_at(with({}), "days", "mean"));
+  EXPECT_LT(days, number_at(with({"campaign.policy=shrink"}), "days", "mean"));
+  EXPECT_GT(number_at(json, "policy", "pause_s"), 300);
+}
+
+TEST(Goodput, RedundantStagesPayForTheirForwardPasses) {
+  const std::vector<std::string> quiet = {"campaign.policy=redundant", "parallel.tensor=8",
+                                          "parallel.pipeline=2", "campaign.reliability=null",
+                                          "campaign.checkpoint.stall_s=0"};
+  const Json json = goodput_json(quiet);
+  const std::vector<double> pace = numbers_at(json, "policy", "pace");
+  ASSERT_EQ(pace.size(), 2U);
+  EXPECT_GT(pace[0], 1.1);
+  EXPECT_LT(pace[0], 1.5);  // a forward pass is not longer than a backward pass
+  // 32 microbatches of 2 stages: 64 passes in place of 33.
+  EXPECT_NEAR(pace[1], 64 / 33.0, 1e-9);
+  EXPECT_NEAR(number_at(json, "days", "mean"), number_at(json, "steps") * 0.9 * pace[0] / 86400,
+              1e-6);
+  EXPECT_NEAR(number_at(json, "ettr", "mean"), 1 / pace[0], 1e-9);
+  EXPECT_GT(number_at(json, "policy", "pause_s"), 0);
 }
 
 TEST(Goodput, ComparesClusters) {

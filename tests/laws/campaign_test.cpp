@@ -10,6 +10,7 @@
 #include "sim/campaign/campaign.h"
 #include "sim/campaign/interval.h"
 #include "sim/campaign/statistics.h"
+#include "sim/campaign/template_mix.h"
 
 namespace foretrain {
 namespace {
@@ -114,10 +115,13 @@ TEST(Campaign, PartsAddUpToTheWall) {
   plan.saving.interference = 0.05;
   plan.recovery.detect_s = 120;
   plan.recovery.warm_up_steps = 3;
-  for (const PolicyKind policy : {PolicyKind::kWait, PolicyKind::kSpares, PolicyKind::kShrink,
-                                  PolicyKind::kDropReplica, PolicyKind::kReroute}) {
+  for (const PolicyKind policy :
+       {PolicyKind::kWait, PolicyKind::kSpares, PolicyKind::kShrink, PolicyKind::kDropReplica,
+        PolicyKind::kReroute, PolicyKind::kTemplates, PolicyKind::kRedundant}) {
     plan.fleet.policy = policy;
     plan.fleet.pace = {1, 1.08, 1.17, 1.3};
+    plan.fleet.pipelines = {16, 15, 15, 15};
+    plan.fleet.pause_s = 45;
     CampaignTimeline timeline;
     const CampaignOutcome outcome = simulate_campaign(plan, 3, 5, &timeline);
     EXPECT_TRUE(outcome.ended);
@@ -173,9 +177,11 @@ CampaignPlan drawn_campaign(Rng& rng) {
   plan.fleet.nodes = 1 + rng.below(64);
   plan.fleet.spares = rng.below(4);
   plan.fleet.replicas = 1 + rng.below(32);
-  plan.fleet.policy = static_cast<PolicyKind>(rng.below(5));
+  plan.fleet.policy = static_cast<PolicyKind>(rng.below(7));
+  plan.fleet.pause_s = rng.below(2) > 0 ? up_to(200) : 0;
   for (std::int64_t lost = rng.below(6); lost > 0; --lost) {
     plan.fleet.pace.push_back(plan.fleet.pace.back() + 0.1);
+    plan.fleet.pipelines.push_back(1 + lost / 2);
   }
   for (std::int64_t i = rng.below(4); i > 0; --i) {
     const auto nodes =
@@ -347,6 +353,189 @@ TEST(Campaign, AJobWithoutAReplicaTakesThatMuchLonger) {
   const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
   EXPECT_NEAR(seconds_of(outcome.wall()), 54 * kSecondsPerDay + 1000, 1e-6);
   EXPECT_NEAR(seconds_of(outcome.parts[static_cast<std::size_t>(CampaignPart::kSlow)]), 1000, 1e-6);
+}
+
+constexpr CampaignPart kRecoveryPart = CampaignPart::kRecovery;
+
+double seconds_in(const CampaignOutcome& outcome, CampaignPart part) {
+  return seconds_of(outcome.parts[static_cast<std::size_t>(part)]);
+}
+
+TEST(Campaign, TemplatesGoOnWithoutACheckpoint) {
+  CampaignPlan plan = quiet_campaign();
+  plan.saving.load_s = {1000, 1000, 1000};
+  plan.failures.traced_components = {"gpu"};
+  plan.failures.trace = {{1005, 0, 1, 11000}};
+  plan.fleet.policy = PolicyKind::kTemplates;
+  plan.fleet.pace = {1, 1.1};
+  plan.fleet.pipelines = {16, 15};
+  plan.fleet.pause_s = 70;
+  const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
+  // A pause for the failure and one for the node's return; half a step is done again.
+  EXPECT_EQ(seconds_in(outcome, kRecoveryPart), 2 * 70);
+  EXPECT_EQ(seconds_in(outcome, CampaignPart::kRepeated), 5);
+  EXPECT_GT(seconds_in(outcome, CampaignPart::kSlow), 900);
+}
+
+TEST(Campaign, TemplatesLoadACheckpointOnceEveryPipelineIsHit) {
+  CampaignPlan plan = quiet_campaign();
+  plan.saving.load_s = {1000, 1000, 1000};
+  plan.failures.traced_components = {"rack"};
+  plan.failures.trace = {{10000, 0, 3, 3600}};
+  plan.fleet.policy = PolicyKind::kTemplates;
+  plan.fleet.pace = {1, 1.1, 1.2, 1.3, 1.4};
+  const auto recovery = [&plan](std::int64_t pipelines) {
+    plan.fleet.pipelines.assign(5, pipelines);
+    return seconds_in(simulate_campaign(plan, 1, 0), kRecoveryPart);
+  };
+  EXPECT_EQ(recovery(4), 0);
+  EXPECT_GE(recovery(3), 1000);
+}
+
+TEST(Campaign, RedundantStagesCostTheirPassesWhereNothingFails) {
+  CampaignPlan plan = quiet_campaign();
+  plan.saving.every_steps = 0;
+  plan.fleet.policy = PolicyKind::kRedundant;
+  plan.fleet.pace = {1.25, 2};
+  const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
+  EXPECT_EQ(outcome.wall(), nanos(1.25 * 54 * kSecondsPerDay));
+  EXPECT_EQ(outcome.ettr(), 0.8);
+}
+
+TEST(Campaign, RedundantStagesRepeatNothingUnlessNeighboursFail) {
+  CampaignPlan plan = quiet_campaign();
+  plan.failures.traced_components = {"gpu"};
+  plan.saving.load_s = {1000, 1000, 1000};
+  plan.fleet.policy = PolicyKind::kRedundant;
+  plan.fleet.pace = {1.25, 2};
+  plan.fleet.pause_s = 7;
+  plan.failures.trace = {{1003, 0, 1, 600}, {50003, 0, 1, 600}};
+  const CampaignOutcome apart = simulate_campaign(plan, 1, 0);
+  EXPECT_EQ(seconds_in(apart, CampaignPart::kRepeated), 0);
+  EXPECT_EQ(seconds_in(apart, kRecoveryPart), 4 * 7);
+  // Both nodes that are left are neighbours of the one that is missing.
+  plan.fleet.nodes = 3;
+  plan.failures.trace = {{1003, 0, 1, 5000}, {3003, 0, 1, 5000}};
+  const CampaignOutcome beside = simulate_campaign(plan, 1, 0);
+  EXPECT_GT(seconds_in(beside, CampaignPart::kRepeated), 0);
+  EXPECT_GE(seconds_in(beside, kRecoveryPart), 1000);
+}
+
+TEST(Campaign, NeighboursOfMissingNodesFailAsOftenAsTheyAreMany) {
+  // One of 101 nodes is missing: the next failure hits one of its two neighbours among 100.
+  CampaignPlan plan = quiet_campaign();
+  plan.work.phases = {{1000, 10}};
+  plan.saving.every_steps = 0;
+  plan.fleet.nodes = 101;
+  plan.fleet.policy = PolicyKind::kRedundant;
+  plan.fleet.pace = {1, 1};
+  plan.failures.traced_components = {"gpu"};
+  plan.failures.trace = {{1000, 0, 1, 1e6}, {2000, 0, 1, 1e6}};
+  int fatal = 0;
+  constexpr int kDraws = 4000;
+  for (std::uint64_t i = 0; i < kDraws; ++i) {
+    const CampaignOutcome outcome = simulate_campaign(plan, 1, i);
+    fatal += seconds_in(outcome, CampaignPart::kRepeated) > 0 ? 1 : 0;
+  }
+  EXPECT_NEAR(fatal / static_cast<double>(kDraws), 2.0 / 100, 0.007);
+}
+
+TEST(Campaign, WhatGoesOnWithoutACheckpointBeatsWhatLoadsOne) {
+  // Replicas of four nodes; the same paces throughout, so that only the way of recovery differs.
+  CampaignPlan plan = failing_campaign(2);
+  plan.fleet.nodes = 64;
+  plan.failures.processes[0].repair_s = 40000;
+  plan.recovery.detect_s = 60;
+  plan.fleet.pipelines = {16};
+  for (int lost = 1; lost <= 32; ++lost) {
+    plan.fleet.pace.push_back(64.0 / (64 - lost));
+    plan.fleet.pipelines.push_back((64 - lost) / 4);
+  }
+  const auto days_of = [&plan](PolicyKind policy, double pause_s) {
+    CampaignPlan other = plan;
+    other.fleet.policy = policy;
+    other.fleet.pause_s = pause_s;
+    if (policy == PolicyKind::kWait) other.fleet.pace = {1};
+    if (policy == PolicyKind::kShrink) {
+      other.fleet.pace = {1};
+      for (int lost = 1; lost <= 8; ++lost) other.fleet.pace.push_back(16.0 / (16 - lost));
+    }
+    return mean_days(other, 100);
+  };
+  const double templates = days_of(PolicyKind::kTemplates, 100);
+  EXPECT_LT(templates, days_of(PolicyKind::kShrink, 0));
+  EXPECT_LT(templates, days_of(PolicyKind::kWait, 0));
+  EXPECT_LT(days_of(PolicyKind::kTemplates, 0), templates);
+  // Redundant passes are worth it where failures are many and a node is back soon, and not else.
+  plan.fleet.pace = {1.2, 1.9};
+  plan.failures.processes[0].repair_s = 300;
+  const auto gain = [&](double per_day) {
+    plan.failures.processes[0].per_day = per_day;
+    return days_of(PolicyKind::kWait, 0) - days_of(PolicyKind::kRedundant, 10);
+  };
+  EXPECT_LT(gain(0.5), 0);
+  EXPECT_GT(gain(60), 0);
+}
+
+TEST(Campaign, MoreFailuresNeverHelpPoliciesThatGoOn) {
+  CampaignPlan plan = failing_campaign(1);
+  plan.failures.processes[0].repair_s = 7200;
+  plan.fleet.pause_s = 30;
+  for (const PolicyKind policy : {PolicyKind::kTemplates, PolicyKind::kRedundant}) {
+    plan.fleet.policy = policy;
+    plan.fleet.pace = {1.1, 1.2, 1.3};
+    plan.fleet.pipelines = {16, 15, 15};
+    double before = 0;
+    for (const double per_day : {0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0}) {
+      plan.failures.processes[0].per_day = per_day;
+      const double days = mean_days(plan, 100);
+      EXPECT_GT(days, before) << per_day;
+      before = days;
+    }
+  }
+}
+
+TEST(TemplateMix, SharesABatchInProportionOfSpeed) {
+  // Pipelines of 2 and of 3 nodes, as fast as they have nodes.
+  const std::vector<PipelineTemplate> two = {{2, 1.5}, {3, 1}};
+  const std::vector<TemplateMix> mixes = template_mixes(two, 8, 96, 2);
+  ASSERT_GE(mixes.size(), 5U);
+  // 8 nodes: 96 microbatches at 8/3 a second.
+  EXPECT_NEAR(mixes[0].step_s, 36, 1e-9);
+  EXPECT_NEAR(mixes[2].step_s, 48, 1e-9);  // 6 nodes
+  EXPECT_EQ(mixes[3].count, 2);            // 5 nodes: 2 and 3
+  EXPECT_EQ(mixes.size(), 5U);             // 4 nodes are the fewest that hold two pipelines
+}
+
+TEST(TemplateMix, FewerNodesAreNeverFasterAndWholeMicrobatchesNeverBeatParts) {
+  Rng rng(4);
+  for (int draw = 0; draw < 100; ++draw) {
+    std::vector<PipelineTemplate> templates;
+    const std::int64_t least = 1 + rng.below(4);
+    for (std::int64_t n = least; n < 2 * least; ++n) {
+      templates.push_back({n, (0.8 + 0.4 * rng.uniform()) / static_cast<double>(n)});
+    }
+    const std::int64_t nodes = 2 * least + rng.below(30);
+    const std::int64_t microbatches = 1 + rng.below(500);
+    const auto mixes = template_mixes(templates, nodes, microbatches, 2);
+    ASSERT_EQ(static_cast<std::int64_t>(mixes.size()), nodes - 2 * least + 1);
+    double before = 0;
+    for (std::size_t missing = 0; missing < mixes.size(); ++missing) {
+      double speed = 0;
+      std::int64_t used = 0;
+      for (std::size_t t = 0; t < templates.size(); ++t) {
+        const std::int64_t pipelines = mixes[missing].pipelines[t];
+        used += pipelines * templates[t].nodes;
+        speed += static_cast<double>(pipelines) / templates[t].microbatch_s;
+      }
+      EXPECT_LE(used, nodes - static_cast<std::int64_t>(missing));
+      EXPECT_GE(mixes[missing].count, 2);
+      const double even_s = static_cast<double>(microbatches) / speed;
+      EXPECT_GE(mixes[missing].step_s, even_s * (1 - 1e-9));
+      EXPECT_GE(even_s, before * (1 - 1e-9));
+      before = even_s;
+    }
+  }
 }
 
 TEST(Campaign, ASlowNodeSetsThePace) {

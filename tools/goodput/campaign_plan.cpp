@@ -7,9 +7,41 @@
 
 #include "hardware/presets.h"
 #include "sim/campaign/reliability.h"
-#include "tools/predict/predict.h"
+#include "tools/goodput/pipeline_policies.h"
 
 namespace foretrain {
+namespace {
+
+/// Seconds for `bytes` at a rate in GB/s; none where the rate is not known.
+double transfer_s(double bytes, double gb_per_s) {
+  return gb_per_s > 0 ? bytes / (1e9 * gb_per_s) : 0;
+}
+
+}  // namespace
+
+Result<Prediction> predict_with(const Run& run, const Sets& sets) {
+  const auto prices = [&run](Run& other) {
+    other.profile = run.profile;
+    other.profile_source = run.profile_source;
+    return ok_status();
+  };
+  FT_ASSIGN(const Run changed, resolve_run(run.resolved, run.source, sets, prices));
+  PredictOptions options;
+  options.sensitivity = options.verify = false;
+  options.step_alone = true;
+  return predict(changed, options);
+}
+
+std::string set_text(const char* key, std::int64_t value) {
+  return std::string(key) + "=" + std::to_string(value);
+}
+
+double peer_copy_s(const Run& run, const CheckpointBytes& bytes) {
+  const Cluster& cluster = run.cluster;
+  const std::int64_t ranks = std::min(cluster.accelerators, cluster.accelerators_per_node);
+  return transfer_s(bytes.rank * static_cast<double>(ranks), cluster.node_network_gb_per_s());
+}
+
 namespace {
 
 /// GB/s of a shared store for each node where nobody says: BLOOM's 48 nodes wrote 2294.77 GiB in
@@ -22,22 +54,9 @@ std::string where(const Run& run) { return run.source + ": /campaign/"; }
 
 /// Step time of the run with changes; `fits` tells whether it fits into memory.
 Result<double> step_with(const Run& run, const Sets& sets, bool* fits = nullptr) {
-  const auto prices = [&run](Run& other) {
-    other.profile = run.profile;
-    other.profile_source = run.profile_source;
-    return ok_status();
-  };
-  FT_ASSIGN(const Run changed, resolve_run(run.resolved, run.source, sets, prices));
-  PredictOptions options;
-  options.sensitivity = options.verify = false;
-  options.step_alone = true;
-  FT_ASSIGN(const Prediction prediction, predict(changed, options));
+  FT_ASSIGN(const Prediction prediction, predict_with(run, sets));
   if (fits != nullptr) *fits = prediction.memory.fits;
   return prediction.iteration_time_s;
-}
-
-std::string set_text(const char* key, std::int64_t value) {
-  return std::string(key) + "=" + std::to_string(value);
 }
 
 /// The value that holds from `tokens` on; `first` where no change is that early.
@@ -207,6 +226,21 @@ Status plan_elastic(const Run& run, Goodput& out) {
   return ok_status();
 }
 
+/// Keys that only some policies read stand with these.
+Status check_policy_keys(const Run& run, const CampaignRequest& request, PolicyKind policy) {
+  const bool templates = policy == PolicyKind::kTemplates;
+  if (request.failures_at_once && !templates) {
+    return input_error(where(run) + "failures_at_once: goes with policy templates, found " +
+                       policy_names()[static_cast<std::size_t>(policy)]);
+  }
+  if (request.regroup_s && !templates && policy != PolicyKind::kRedundant) {
+    return input_error(where(run) +
+                       "recovery/regroup_s: goes with policies templates and redundant, found " +
+                       policy_names()[static_cast<std::size_t>(policy)]);
+  }
+  return ok_status();
+}
+
 /// What replaces nodes, and how long that takes where nobody says.
 Status plan_fleet(const Run& run, const CampaignRequest& request, Goodput& out) {
   Fleet& fleet = out.plan.fleet;
@@ -215,12 +249,7 @@ Status plan_fleet(const Run& run, const CampaignRequest& request, Goodput& out) 
   fleet.replicas = std::max<std::int64_t>(1, run.plan.data / run.plan.context);
   fleet.policy =
       request.policy.value_or(request.spares > 0 ? PolicyKind::kSpares : PolicyKind::kWait);
-  if (fleet.policy > PolicyKind::kReroute) {
-    return unsupported(where(run) +
-                       "policy: " + policy_names()[static_cast<std::size_t>(fleet.policy)] +
-                       " is not modelled yet; expected wait, spares, shrink, drop-replica or "
-                       "reroute");
-  }
+  FT_TRY(check_policy_keys(run, request, fleet.policy));
   const bool waits = fleet.policy == PolicyKind::kWait;
   bool unknown = false;
   const auto look = [&](std::int32_t nodes, double& repair_s) {
@@ -241,25 +270,30 @@ Status plan_fleet(const Run& run, const CampaignRequest& request, Goodput& out) 
         "nodes are taken to be repaired in a day, as neither recovery.queue_s nor "
         "a repair_s says otherwise");
   }
-  const bool elastic = fleet.policy >= PolicyKind::kShrink;
-  return elastic ? plan_elastic(run, out) : ok_status();
-}
-
-/// Seconds for `bytes` at a rate in GB/s; none where the rate is not known.
-double transfer_s(double bytes, double gb_per_s) {
-  return gb_per_s > 0 ? bytes / (1e9 * gb_per_s) : 0;
+  switch (fleet.policy) {
+    case PolicyKind::kWait:
+    case PolicyKind::kSpares:
+      return ok_status();
+    case PolicyKind::kShrink:
+    case PolicyKind::kDropReplica:
+    case PolicyKind::kReroute:
+      return plan_elastic(run, out);
+    case PolicyKind::kTemplates:
+      return plan_templates(run, request, out);
+    case PolicyKind::kRedundant:
+      return plan_redundant(run, request, out);
+  }
+  return ok_status();
 }
 
 void plan_saving(const Run& run, const SavingRequest& asked, Goodput& out) {
-  out.checkpoint.bytes = checkpoint_bytes(run);
   const CheckpointBytes& bytes = out.checkpoint.bytes;
   const Cluster& cluster = run.cluster;
   const double nodes = cluster.nodes();
   const double store =
       transfer_s(bytes.total, asked.store_gb_per_s.value_or(kStorePerNode * nodes));
   const double to_host = transfer_s(bytes.rank, cluster.device.pcie_gb_per_s);
-  const double of_node = bytes.rank * std::min(cluster.accelerators, cluster.accelerators_per_node);
-  const double to_peer = transfer_s(of_node, cluster.node_network_gb_per_s());
+  const double to_peer = peer_copy_s(run, bytes);
   SavingPlan& saving = out.plan.saving;
   saving.interference = asked.interference;
   saving.waits_for_writer = asked.mode == SaveMode::kSync || asked.mode == SaveMode::kAsync;
@@ -316,6 +350,7 @@ Status plan_campaign(const Run& run, const CampaignRequest& request, Goodput& go
   goodput.plan.recovery = request.recovery;
   FT_TRY(plan_failures(run, request, goodput));
   FT_TRY(plan_work(run, request.work, goodput));
+  goodput.checkpoint.bytes = checkpoint_bytes(run);
   FT_TRY(plan_fleet(run, request, goodput));
   plan_saving(run, request.saving, goodput);
   return plan_interval(run, request.saving, goodput);

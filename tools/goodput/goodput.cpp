@@ -34,18 +34,23 @@ double recovery_of(const CampaignPlan& plan, double step_s) {
 }
 
 /// Refuses campaigns that do not get on: failures come faster than recovery and an interval pass.
+/// Where policies go on without a checkpoint, a failure costs the pause and a step.
 Status check_end(const Run& run, const Goodput& g) {
   const double per_s = failures_per_day(g.plan.failures) / kSecondsPerDay;
   if (per_s <= 0) return ok_status();
+  const bool goes_on = g.plan.fleet.policy > PolicyKind::kShrink;
   const double interval_s =
-      static_cast<double>(std::max<std::int64_t>(1, g.plan.saving.every_steps)) * g.step_time_s;
-  const double recovery_s = recovery_of(g.plan, g.step_time_s);
-  const double wall = expected_wall(per_s, recovery_s, interval_s, g.plan.saving.stall_s);
+      goes_on ? g.step_time_s
+              : static_cast<double>(std::max<std::int64_t>(1, g.plan.saving.every_steps)) *
+                    g.step_time_s;
+  const double recovery_s = goes_on ? g.plan.recovery.detect_s + g.plan.fleet.pause_s
+                                    : recovery_of(g.plan, g.step_time_s);
+  const double stall_s = goes_on ? 0 : g.plan.saving.stall_s;
+  const double wall = expected_wall(per_s, recovery_s, interval_s, stall_s);
   if (std::isfinite(wall) && wall < g.plan.longest) return ok_status();
   return input_error(run.source + ": /campaign: it would not end: a failure comes every " +
                      seconds_text(1 / per_s) + ", a recovery takes " + seconds_text(recovery_s) +
-                     " and an interval with its checkpoint " +
-                     seconds_text(interval_s + g.plan.saving.stall_s) +
+                     " and an interval with its checkpoint " + seconds_text(interval_s + stall_s) +
                      "; expected fewer failures, a faster recovery or a shorter interval");
 }
 
@@ -135,6 +140,7 @@ std::vector<Lever> levers(const Goodput& g, std::size_t threads) {
       {"detection", [](auto& p) { halve(p.recovery.detect_s); }},
       {"diagnosis", [](auto& p) { halve(p.recovery.diagnose_s); }},
       {"start", [](auto& p) { halve(p.recovery.start_s); }},
+      {"pause", [](auto& p) { halve(p.fleet.pause_s); }},
       {"warm-up", [](auto& p) { p.recovery.warm_up_steps /= 2; }},
       {"replacement",
        [](auto& p) {

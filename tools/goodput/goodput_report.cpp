@@ -79,6 +79,20 @@ std::string checkpoint_text(const Goodput& g) {
   return out;
 }
 
+/// `pace`: time of the work without 0, 1, ... replicas, or nodes where `pipelines` are told.
+Json policy_json(const Fleet& fleet) {
+  Json::Array pace;
+  for (const double one : fleet.pace) pace.emplace_back(one);
+  Json::Array pipelines;
+  for (const std::int64_t one : fleet.pipelines) pipelines.emplace_back(one);
+  Json out{Json::Object{}};
+  out.set("name", policy_names()[static_cast<std::size_t>(fleet.policy)]);
+  out.set("pace", std::move(pace));
+  out.set("pipelines", std::move(pipelines));
+  out.set("pause_s", fleet.pause_s);
+  return out;
+}
+
 std::string helps_text(const Goodput& g) {
   if (g.sensitivity.empty()) return "";
   std::string out = "A campaign gains, if half as much\n";
@@ -181,6 +195,7 @@ Json json_report(const Goodput& g) {
   spares.set("nodes", g.plan.fleet.spares);
   spares.set("best", g.best_spares ? Json(*g.best_spares) : Json());
   out.set("spares", std::move(spares));
+  out.set("policy", policy_json(g.plan.fleet));
   Json gains{Json::Object{}};
   for (const Lever& lever : g.sensitivity) gains.set(lever.name, lever.days);
   out.set("sensitivity", std::move(gains));

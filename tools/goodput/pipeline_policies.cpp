@@ -1,0 +1,157 @@
+#include "tools/goodput/pipeline_policies.h"
+
+#include <algorithm>
+
+#include "sim/campaign/template_mix.h"
+#include "tools/report/report.h"
+
+namespace foretrain {
+namespace {
+
+/// A template has at most so many nodes more or less than the run's own pipeline.
+constexpr std::int64_t kMostOther = 8;
+
+Error policy_error(const Run& run, const std::string& text) {
+  return input_error(run.source + ": /campaign/policy: " + text);
+}
+
+/// Faults of a run whose pipelines cannot change.
+Status check_templates(const Run& run, const Fleet& fleet, std::int64_t fewest) {
+  if (run.plan.sharding != Sharding::kNone) {
+    return policy_error(run,
+                        "templates copies states from another replica, and sharding.level leaves "
+                        "each only a part of them; expected sharding.level none");
+  }
+  if (fleet.replicas < fewest) {
+    return policy_error(run, "templates keeps " + std::to_string(fewest) +
+                                 " pipelines so that a copy of every state is left, and the run "
+                                 "has " +
+                                 std::to_string(fleet.replicas) +
+                                 "; expected more data-parallel replicas or fewer "
+                                 "failures_at_once");
+  }
+  if (fleet.nodes % fleet.replicas == 0) return ok_status();
+  return policy_error(run, "templates shares out whole nodes, and " +
+                               std::to_string(fleet.replicas) + " pipelines have " +
+                               std::to_string(fleet.nodes) +
+                               " nodes; expected as many nodes for each");
+}
+
+/// The run's own pipeline, and those of fewer and more nodes that its model, its schedule and its
+/// memory go with. As many replicas as the run has, of that depth, tell the time of a microbatch.
+Result<std::vector<PipelineTemplate>> templates_of(const Run& run, const Fleet& fleet) {
+  const std::int64_t own = fleet.nodes / fleet.replicas;
+  const auto microbatches = static_cast<double>(run.plan.microbatches());
+  std::vector<PipelineTemplate> out;
+  const std::int64_t first = std::max<std::int64_t>(1, own - kMostOther);
+  for (std::int64_t nodes = first; nodes <= std::min(2 * own, own + kMostOther); ++nodes) {
+    if (nodes * run.plan.pipeline % own != 0) continue;
+    Sets sets;
+    if (nodes != own) {
+      sets = {set_text("parallel.pipeline", nodes * run.plan.pipeline / own),
+              set_text("cluster.accelerators", run.plan.accelerators / own * nodes)};
+    }
+    const Result<Prediction> step = predict_with(run, sets);
+    if (nodes == own && !step.ok()) return step.error();
+    if (!step.ok() || (nodes != own && !step.value().memory.fits)) continue;
+    out.push_back({nodes, step.value().iteration_time_s / microbatches});
+  }
+  return out;
+}
+
+/// Whether every node holds one stage.
+bool one_stage_a_node(const Run& run) {
+  const Plan& plan = run.plan;
+  const std::int64_t of_node = run.cluster.accelerators_per_node;
+  if (plan.rank_order.empty() || plan.rank_order.back() == "pp") {
+    return plan.accelerators / plan.pipeline % of_node == 0;
+  }
+  std::int64_t stride = 1;
+  for (const std::string& axis : plan.rank_order) {
+    if (axis == "pp") break;
+    if (axis == "tp") stride *= plan.tensor;
+    if (axis == "cp") stride *= plan.context;
+    if (axis == "dp") stride *= plan.batch_ranks();
+  }
+  return stride % of_node == 0;
+}
+
+Status check_redundant(const Run& run) {
+  const Plan& plan = run.plan;
+  if (plan.pipeline < 2) {
+    return policy_error(run,
+                        "redundant has every stage stand in for the next one, and the run has one "
+                        "stage; expected parallel.pipeline of 2 or more");
+  }
+  if (plan.chunks_of_stage() > 1) {
+    return policy_error(run, "redundant goes with one chunk of layers a rank, and the run has " +
+                                 std::to_string(plan.chunks_of_stage()) +
+                                 "; expected parallel.virtual_pipeline 1 and schedule 1f1b");
+  }
+  if (one_stage_a_node(run)) return ok_status();
+  return policy_error(run,
+                      "redundant survives a node that holds one stage, and here a node holds "
+                      "several; expected stages of whole nodes");
+}
+
+}  // namespace
+
+Status plan_templates(const Run& run, const CampaignRequest& request, Goodput& out) {
+  Fleet& fleet = out.plan.fleet;
+  const std::int64_t fewest = request.failures_at_once.value_or(1) + 1;
+  FT_TRY(check_templates(run, fleet, fewest));
+  FT_ASSIGN(const std::vector<PipelineTemplate> templates, templates_of(run, fleet));
+  const std::int64_t own = fleet.nodes / fleet.replicas;
+  double step_s = 0;
+  std::string sizes;
+  for (const PipelineTemplate& one : templates) {
+    if (one.nodes == own) step_s = one.microbatch_s * static_cast<double>(run.plan.microbatches());
+    sizes += (sizes.empty() ? "" : ", ") + std::to_string(one.nodes);
+  }
+  const std::vector<TemplateMix> mixes =
+      template_mixes(templates, fleet.nodes, run.plan.microbatches() * fleet.replicas, fewest);
+  // All nodes run the plan as it is; what is left never runs faster.
+  fleet.pace = {1};
+  fleet.pipelines = {fleet.replicas};
+  for (std::size_t missing = 1; missing < mixes.size(); ++missing) {
+    fleet.pace.push_back(std::max(fleet.pace.back(), mixes[missing].step_s / step_s));
+    fleet.pipelines.push_back(mixes[missing].count);
+  }
+  fleet.pause_s =
+      request.regroup_s.value_or(request.recovery.start_s) + peer_copy_s(run, out.checkpoint.bytes);
+  out.notes.push_back(
+      "pipeline templates have " + sizes + " nodes, and the job goes on with down to " +
+      std::to_string(fleet.nodes + 1 - static_cast<std::int64_t>(fleet.pace.size())) + " nodes");
+  return ok_status();
+}
+
+Status plan_redundant(const Run& run, const CampaignRequest& request, Goodput& out) {
+  FT_TRY(check_redundant(run));
+  FT_ASSIGN(const Prediction step, predict_with(run, {}));
+  FT_ASSIGN(const Prediction once, predict_with(run, {"recompute=none"}));
+  FT_ASSIGN(const Prediction twice, predict_with(run, {"recompute=full"}));
+  const auto stages = static_cast<double>(run.plan.pipeline);
+  const auto microbatches = static_cast<double>(run.plan.microbatches());
+  const double passes = microbatches + stages - 1;
+  const double step_s = step.iteration_time_s;
+  // A backward pass is no shorter than a forward pass.
+  const double forward_s = std::clamp((twice.iteration_time_s - once.iteration_time_s) / passes,
+                                      0.0, step_s / passes / 2);
+  const double overhead = microbatches * forward_s / step_s;
+  Fleet& fleet = out.plan.fleet;
+  fleet.pace = {1 + overhead, std::max(1 + overhead, (2 * microbatches + stages - 2) / passes)};
+  const double backward_s = step_s / passes - forward_s;
+  fleet.pause_s = request.regroup_s.value_or(0) + std::min(microbatches, stages) * backward_s;
+  const double more_gib = out.checkpoint.bytes.rank / kGiB;
+  const double peak_gib = step.memory.peak_gib + more_gib;
+  out.notes.push_back("redundant forward passes make a step " + fixed(100 * overhead, 1) +
+                      " % longer; copies of the next stage's states take " + fixed(more_gib, 1) +
+                      " GiB of a rank, " + fixed(peak_gib, 1) + " of " +
+                      fixed(step.memory.capacity_gib, 1) + " with all else");
+  if (peak_gib > step.memory.capacity_gib) {
+    out.notes.push_back("the plan does not fit into memory beside the copies of redundant stages");
+  }
+  return ok_status();
+}
+
+}  // namespace foretrain
