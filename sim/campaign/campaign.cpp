@@ -53,6 +53,8 @@ enum class CampaignEvent : std::uint8_t {
   kCopied,     ///< subject: the Loss that a checkpoint survives from now on
   kSlowBegin,  ///< subject: which process
   kSlowEnd,
+  kDailyBegin,
+  kDailyEnd,
 };
 using CampaignQueue = TimedQueue<Nanos, CampaignEvent>;
 
@@ -91,8 +93,10 @@ std::vector<double> rates_of(const std::vector<SlowProcess>& processes) {
 /// The campaign's queue, and what fills it: failures, a trace, slow-downs.
 class Happenings {
  public:
-  Happenings(const FailureModel& model, std::uint64_t seed, std::uint64_t index)
+  Happenings(const FailureModel& model, const DailySlow& daily, std::uint64_t seed,
+             std::uint64_t index)
       : x_model(model),
+        x_daily(daily),
         x_failures(rates_of(model.processes), stream_seed(seed, index, 0), model.wear_in_factor,
                    model.wear_in_days),
         x_slowness(rates_of(model.slow), stream_seed(seed, index, 1)),
@@ -100,6 +104,13 @@ class Happenings {
     push_failure(0);
     push_slow(0);
     push_traced(0);
+    if (daily.hours <= 0 || daily.factor <= 1) return;
+    push(hours(daily.at_hour), CampaignEvent::kDailyBegin);
+    // What began the day before lasts into the first one.
+    const double rest = daily.at_hour + daily.hours - 24;
+    if (rest <= 0) return;
+    x_day_slow = true;
+    push(hours(rest), CampaignEvent::kDailyEnd);
   }
 
   Nanos next() const { return x_queue.empty() ? kNoNanos : x_queue.top().at; }
@@ -124,13 +135,20 @@ class Happenings {
     push_slow(now);
   }
   void end_slow(std::int32_t which) { --x_active[static_cast<std::size_t>(which)]; }
-  /// Of the slow-downs of this moment the worst: the slowest rank sets the pace.
+  void begin_daily(Nanos now) {
+    x_day_slow = true;
+    push(now + hours(x_daily.hours), CampaignEvent::kDailyEnd);
+    push(now + hours(24), CampaignEvent::kDailyBegin);
+  }
+  void end_daily() { x_day_slow = false; }
+  /// Of the slow-downs of this moment the worst: the slowest rank sets the pace. Those of every day
+  /// make all ranks slower.
   double slowest() const {
     double out = 1;
     for (std::size_t i = 0; i < x_active.size(); ++i) {
       if (x_active[i] > 0) out = std::max(out, x_model.slow[i].factor);
     }
-    return out;
+    return x_day_slow ? out * x_daily.factor : out;
   }
   /// Whether a node drawn from `nodes` is one of `some`.
   bool hits(std::int64_t some, std::int64_t nodes) {
@@ -138,6 +156,7 @@ class Happenings {
   }
 
  private:
+  static Nanos hours(double count) { return nanos(count * 3600); }
   void push_failure(Nanos after) {
     const Nanos at = x_failures.next(after);
     if (at != kNoNanos) push(at, CampaignEvent::kFailure);
@@ -154,6 +173,8 @@ class Happenings {
   }
 
   const FailureModel& x_model;
+  const DailySlow& x_daily;
+  bool x_day_slow = false;
   PoissonSource x_failures, x_slowness;
   std::vector<std::int32_t> x_active;
   CampaignQueue x_queue;
@@ -202,7 +223,7 @@ class Job {
         x_policy(make_policy(plan.fleet.policy)),
         x_ledger(plan.failures.processes.size() + plan.failures.traced_components.size(), timeline),
         x_saves(plan.saving),
-        x_happenings(plan.failures, seed, index) {
+        x_happenings(plan.failures, plan.work.daily, seed, index) {
     x_nodes.pool = plan.fleet.spares;
     const auto steps = static_cast<std::int64_t>(plan.fleet.pace.size());
     while (x_nodes.most_missing + 1 < plan.fleet.nodes &&
@@ -487,6 +508,12 @@ void Job::handle(const CampaignQueue::Event& event) {
       break;
     case CampaignEvent::kSlowEnd:
       x_happenings.end_slow(event.subject);
+      break;
+    case CampaignEvent::kDailyBegin:
+      x_happenings.begin_daily(event.at);
+      break;
+    case CampaignEvent::kDailyEnd:
+      x_happenings.end_daily();
       break;
   }
   if (x_activity == Activity::kRun) set_run_end();

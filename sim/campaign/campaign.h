@@ -55,8 +55,16 @@ struct WorkPhase {
   double step_s = 0;
 };
 
+/// Steps that are longer at the same hours of every day, as where a network or a store is shared.
+struct DailySlow {
+  double at_hour = 0;  ///< of the campaign's clock, whose days begin with the first step
+  double hours = 0;
+  double factor = 1;  ///< of a step's length
+};
+
 struct CampaignWork {
   std::vector<WorkPhase> phases;
+  DailySlow daily;
   std::int64_t evaluate_every = 0;  ///< steps; 0: never
   double evaluation_s = 0;
 };

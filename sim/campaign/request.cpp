@@ -101,6 +101,33 @@ CampaignKeys work_keys() {
           .else_("1")
           .says("With `templates`: nodes that may fail at once; one more pipeline is kept.")
           .probe("3", templates_base()),
+  };
+}
+
+/// {"at_hour": ..., "hours": ..., "factor": ...}.
+CampaignKey daily_key() {
+  const auto read = [](const CampaignKey& key, JsonReader& reader, CampaignRequest& out) {
+    const Json* json = reader.take(key.name);
+    if (json == nullptr) return;
+    JsonReader one(*json, reader.source(), reader.pointer(key.name));
+    one.require("at_hour", "the hour from which steps are longer");
+    one.read("at_hour", out.work.daily.at_hour, JsonReader::Range{0, 23.99});
+    one.require("hours", "how many hours that lasts");
+    one.read("hours", out.work.daily.hours, JsonReader::Range{0, 23.99});
+    one.require("factor", "of a step's length then");
+    one.read("factor", out.work.daily.factor, JsonReader::Range{1, 100});
+    reader.adopt(one.finish());
+  };
+  return CampaignKey("campaign.daily_slow", KeyType::kAny, read)
+      .else_("none")
+      .says("Hours of every day in which steps are longer: at_hour, hours and factor.")
+      .probe(R"({"at_hour":8,"hours":10,"factor":1.2})");
+}
+
+/// What changes with time.
+CampaignKeys changing_keys() {
+  return {
+      daily_key(),
       changes("campaign.batch_ramp", "global", &WorkRequest::batch_ramp)
           .else_("the RUN's batch throughout")
           .says("Global batches from so many tokens on: a list of from_tokens and global.")
@@ -268,7 +295,8 @@ CampaignKeys recovery_keys() {
 const CampaignKeys& campaign_keys() {
   static const CampaignKeys all = [] {
     CampaignKeys out;
-    for (CampaignKeys (*section)() : {work_keys, price_keys, saving_keys, recovery_keys}) {
+    for (CampaignKeys (*section)() :
+         {work_keys, changing_keys, price_keys, saving_keys, recovery_keys}) {
       for (CampaignKey& key : section()) out.push_back(std::move(key));
     }
     return out;

@@ -42,6 +42,7 @@ struct WorkRequest {
   std::vector<PhaseChange> batch_ramp, sequence_phases;
   std::int64_t evaluate_every = 0;  ///< steps
   double evaluation_s = 0;
+  DailySlow daily;
 };
 
 struct PriceRequest {

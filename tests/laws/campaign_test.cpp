@@ -166,6 +166,7 @@ CampaignPlan drawn_campaign(Rng& rng) {
   }
   plan.work.evaluate_every = rng.below(3) > 0 ? 0 : 1 + rng.below(500);
   plan.work.evaluation_s = up_to(100);
+  if (rng.below(3) == 0) plan.work.daily = {up_to(23), up_to(23), 1 + up_to(1)};
   plan.saving.every_steps = rng.below(4) > 0 ? 1 + rng.below(300) : 0;
   plan.saving.stall_s = rng.below(3) > 0 ? up_to(60) : 0;
   for (std::size_t loss = 0; loss < kLosses; ++loss) {
@@ -543,6 +544,21 @@ TEST(Campaign, ASlowNodeSetsThePace) {
   plan.failures.slow = {{1e4, 1.06, 1e9}};  // from the first minutes on
   const CampaignStatistics all = many(plan, 3);
   EXPECT_NEAR(share(all, CampaignPart::kSlow) / share(all, CampaignPart::kProductive), 0.06, 1e-4);
+}
+
+TEST(Campaign, SomeHoursOfEveryDayAreSlow) {
+  CampaignPlan plan = quiet_campaign();
+  plan.saving.every_steps = 0;
+  plan.work.phases = {{2 * 18 * 360, 10}};
+  // Of 24 hours 12 are half as fast: 18 hours of work. Hours that go over midnight are the same.
+  for (const double at_hour : {0.0, 6.0, 12.0, 18.0}) {
+    plan.work.daily = {at_hour, 12, 2};
+    const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
+    EXPECT_NEAR(seconds_of(outcome.wall()), 2 * kSecondsPerDay, 1e-6) << at_hour;
+    EXPECT_NEAR(seconds_in(outcome, CampaignPart::kSlow), 2 * 6 * 3600, 1e-6) << at_hour;
+  }
+  plan.work.daily = {6, 12, 1};
+  EXPECT_EQ(simulate_campaign(plan, 1, 0).wall(), nanos(2 * 18 * 3600));
 }
 
 TEST(Campaign, ThatCannotEndIsGivenUp) {

@@ -107,6 +107,7 @@ Status plan_phases(const Run& run, const WorkRequest& work, Goodput& out) {
 Status plan_work(const Run& run, const WorkRequest& work, Goodput& out) {
   out.plan.work.evaluate_every = work.evaluate_every;
   out.plan.work.evaluation_s = work.evaluation_s;
+  out.plan.work.daily = work.daily;
   if (!work.batch_ramp.empty() || !work.sequence_phases.empty()) {
     return plan_phases(run, work, out);
   }
