@@ -74,12 +74,13 @@ double step_of(const std::vector<PipelineTemplate>& templates,
 
 std::vector<TemplateMix> template_mixes(const std::vector<PipelineTemplate>& templates,
                                         std::int64_t nodes, std::int64_t microbatches,
-                                        std::int64_t fewest) {
+                                        std::int64_t fewest, std::int64_t most_missing) {
   const auto most = static_cast<std::size_t>(std::max<std::int64_t>(0, nodes));
   const auto needed = static_cast<std::size_t>(std::max<std::int64_t>(1, fewest));
   const Covers covers = covers_of(templates, most, needed);
   std::vector<TemplateMix> out;
-  for (std::size_t n = most; n > 0 && covers[n][needed].speed > 0; --n) {
+  const std::size_t last = most - std::min(most, static_cast<std::size_t>(most_missing));
+  for (std::size_t n = most; n > 0 && n >= last && covers[n][needed].speed > 0; --n) {
     TemplateMix mix;
     mix.pipelines.assign(templates.size(), 0);
     std::size_t at = n;

@@ -19,12 +19,12 @@ struct TemplateMix {
   double step_s = 0;
 };
 
-/// The fastest mixes of a job without 0, 1, 2, ... of its nodes, up to where `fewest` pipelines
-/// need more nodes. Nodes may be left idle. A mix has the highest sum of speeds 1 / microbatch_s;
-/// its pipelines share the microbatches in proportion of speed, in whole ones, and the last one to
-/// end sets the step.
+/// The fastest mixes of a job without 0, 1, 2, ... of its nodes, up to `most_missing` or to where
+/// `fewest` pipelines need more nodes. Nodes may be left idle. A mix has the highest sum of speeds
+/// 1 / microbatch_s; its pipelines share the microbatches in proportion of speed, in whole ones,
+/// and the last one to end sets the step.
 std::vector<TemplateMix> template_mixes(const std::vector<PipelineTemplate>& templates,
                                         std::int64_t nodes, std::int64_t microbatches,
-                                        std::int64_t fewest);
+                                        std::int64_t fewest, std::int64_t most_missing);
 
 }  // namespace foretrain

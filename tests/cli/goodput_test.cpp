@@ -159,6 +159,12 @@ INSTANTIATE_TEST_SUITE_P(
                     {"/campaign/failures_at_once", "templates, found wait"}},
         BadCampaign{{"campaign.recovery.regroup_s=5"},
                     {"/campaign/recovery/regroup_s", "redundant, found wait"}},
+        BadCampaign{{R"(campaign.daily_slow={"at_hour":25,"hours":2,"factor":1.1})"},
+                    {"/campaign/daily_slow/at_hour", "25"}},
+        BadCampaign{{R"(campaign.daily_slow={"at_hour":5,"hours":2,"factor":0.5})"},
+                    {"/campaign/daily_slow/factor", "0.5"}},
+        BadCampaign{{R"(campaign.daily_slow={"at_hour":5,"hours":2})"},
+                    {"/campaign/daily_slow", "factor"}},
         BadCampaign{{"campaign.policy=redundant"}, {"/campaign/policy", "parallel.pipeline of 2"}},
         BadCampaign{
             {"campaign.policy=redundant", "parallel.pipeline=2", "parallel.virtual_pipeline=2"},

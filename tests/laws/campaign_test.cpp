@@ -499,13 +499,14 @@ TEST(Campaign, MoreFailuresNeverHelpPoliciesThatGoOn) {
 TEST(TemplateMix, SharesABatchInProportionOfSpeed) {
   // Pipelines of 2 and of 3 nodes, as fast as they have nodes.
   const std::vector<PipelineTemplate> two = {{2, 1.5}, {3, 1}};
-  const std::vector<TemplateMix> mixes = template_mixes(two, 8, 96, 2);
+  const std::vector<TemplateMix> mixes = template_mixes(two, 8, 96, 2, 8);
   ASSERT_GE(mixes.size(), 5U);
   // 8 nodes: 96 microbatches at 8/3 a second.
   EXPECT_NEAR(mixes[0].step_s, 36, 1e-9);
   EXPECT_NEAR(mixes[2].step_s, 48, 1e-9);  // 6 nodes
   EXPECT_EQ(mixes[3].count, 2);            // 5 nodes: 2 and 3
   EXPECT_EQ(mixes.size(), 5U);             // 4 nodes are the fewest that hold two pipelines
+  EXPECT_EQ(template_mixes(two, 8, 96, 2, 3).size(), 4U);
 }
 
 TEST(TemplateMix, FewerNodesAreNeverFasterAndWholeMicrobatchesNeverBeatParts) {
@@ -518,7 +519,7 @@ TEST(TemplateMix, FewerNodesAreNeverFasterAndWholeMicrobatchesNeverBeatParts) {
     }
     const std::int64_t nodes = 2 * least + rng.below(30);
     const std::int64_t microbatches = 1 + rng.below(500);
-    const auto mixes = template_mixes(templates, nodes, microbatches, 2);
+    const auto mixes = template_mixes(templates, nodes, microbatches, 2, nodes);
     ASSERT_EQ(static_cast<std::int64_t>(mixes.size()), nodes - 2 * least + 1);
     double before = 0;
     for (std::size_t missing = 0; missing < mixes.size(); ++missing) {

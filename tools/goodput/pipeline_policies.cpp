@@ -10,6 +10,8 @@ namespace {
 
 /// A template has at most so many nodes more or less than the run's own pipeline.
 constexpr std::int64_t kMostOther = 8;
+/// A job with templates waits where more nodes are missing.
+constexpr std::int64_t kMostMissing = 256;
 
 Error policy_error(const Run& run, const std::string& text) {
   return input_error(run.source + ": /campaign/policy: " + text);
@@ -108,8 +110,8 @@ Status plan_templates(const Run& run, const CampaignRequest& request, Goodput& o
     if (one.nodes == own) step_s = one.microbatch_s * static_cast<double>(run.plan.microbatches());
     sizes += (sizes.empty() ? "" : ", ") + std::to_string(one.nodes);
   }
-  const std::vector<TemplateMix> mixes =
-      template_mixes(templates, fleet.nodes, run.plan.microbatches() * fleet.replicas, fewest);
+  const std::vector<TemplateMix> mixes = template_mixes(
+      templates, fleet.nodes, run.plan.microbatches() * fleet.replicas, fewest, kMostMissing);
   // All nodes run the plan as it is; what is left never runs faster.
   fleet.pace = {1};
   fleet.pipelines = {fleet.replicas};
