@@ -248,6 +248,10 @@ TEST(Goodput, TemplatesShareTheNodesThatAreLeft) {
   EXPECT_LT(days, number_at(with({}), "days", "mean"));
   EXPECT_LT(days, number_at(with({"campaign.policy=shrink"}), "days", "mean"));
   EXPECT_GT(number_at(json, "policy", "pause_s"), 300);
+  std::vector<std::string> sets = nodes;
+  sets.insert(sets.end(), {"campaign.policy=templates", "campaign.recovery.regroup_s=600"});
+  const std::string text = campaign_place().run(with_sets({"goodput", "run.json"}, sets)).out;
+  EXPECT_NE(text.find("pause of one that is survived     10.0 min"), std::string::npos) << text;
 }
 
 TEST(Goodput, RedundantStagesPayForTheirForwardPasses) {

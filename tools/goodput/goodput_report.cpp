@@ -60,7 +60,10 @@ std::string failures_text(const Goodput& g) {
   }
   std::string out = "Failures    " + fixed(sum, 1) + " of a campaign";
   if (g.mttf_s) out += ", one every " + long_time(*g.mttf_s);
-  return out + "\n" + rows;
+  out += "\n" + rows;
+  const double pause_s = g.plan.fleet.pause_s;
+  if (pause_s > 0) out += row("pause of one that is survived", long_time(pause_s));
+  return out;
 }
 
 std::string checkpoint_text(const Goodput& g) {
