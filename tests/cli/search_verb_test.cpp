@@ -156,6 +156,15 @@ TEST(SearchVerb, RefusesWhatAnotherSearchKept) {
     EXPECT_EQ(place.read("broken.json"), broken);
   }
   EXPECT_EQ(with("-", "1").exit_code, 1);
+  // Plans without what became of them are no plans.
+  Json state = parse_json(before, "state").value();
+  Json::Array plans = *state.find("plans")->array();
+  for (Json& plan : plans) plan.erase("fate");
+  state.set("plans", Json(std::move(plans)));
+  place.write("fateless.json", dump_json(state));
+  const CommandResult fateless = with("fateless.json", "1");
+  EXPECT_EQ(fateless.exit_code, 1);
+  EXPECT_NE(fateless.err.find("/plans/0/fate"), std::string::npos) << fateless.err;
 }
 
 // The section of a RUN says the same as the flags; `simulate` reads over it.

@@ -60,7 +60,8 @@ std::vector<std::size_t> parts_of(const Group& group, Shares& mean) {
   return out;
 }
 
-Explanation explain(const std::string& name, const Group& group) {
+/// With so much noise in measured steps.
+Explanation explain(const std::string& name, const Group& group, double noise) {
   Explanation out;
   out.group = name;
   out.rows = group.shares.size();
@@ -72,7 +73,7 @@ Explanation explain(const std::string& name, const Group& group) {
   for (std::size_t i = 0; i < n; ++i) precision[i][i] = 1 / (kPrior * kPrior);
   for (std::size_t r = 0; r < group.shares.size(); ++r) {
     for (std::size_t i = 0; i < n; ++i) {
-      const double own = group.shares[r][parts[i]] / (kNoise * kNoise);
+      const double own = group.shares[r][parts[i]] / (noise * noise);
       seen[i] += own * group.excess[r];
       for (std::size_t j = 0; j < n; ++j) precision[i][j] += own * group.shares[r][parts[j]];
     }
@@ -92,6 +93,21 @@ Explanation explain(const std::string& name, const Group& group) {
   std::stable_sort(out.untold.begin(), out.untold.end(),
                    [](const auto& a, const auto& b) { return a.share > b.share; });
   return out;
+}
+
+/// The root of the mean square of what factors leave of the rows' errors.
+double left_of(const Group& group, const Explanation& factors) {
+  double sum = 0;
+  for (std::size_t r = 0; r < group.shares.size(); ++r) {
+    double left = group.excess[r];
+    for (const auto* parts : {&factors.told, &factors.untold}) {
+      for (const PartFactor& one : *parts) {
+        left -= (one.factor - 1) * group.shares[r][static_cast<std::size_t>(one.part)];
+      }
+    }
+    sum += left * left;
+  }
+  return std::sqrt(sum / static_cast<double>(group.shares.size()));
 }
 
 std::string percent(double share) { return fixed(100 * share, 0) + " %"; }
@@ -139,7 +155,9 @@ std::vector<Explanation> explanations(const std::vector<Row>& rows,
   }
   std::vector<Explanation> out;
   for (const auto& [name, group] : groups) {
-    if (group.shares.size() >= kFewest) out.push_back(explain(name, group));
+    if (group.shares.size() < kFewest) continue;
+    const Explanation first = explain(name, group, kNoise);
+    out.push_back(explain(name, group, std::max(kNoise, left_of(group, first))));
   }
   return out;
 }

@@ -27,10 +27,10 @@ bool is_of_exchange(const std::string& key) {
          key.starts_with("offload.");
 }
 
-/// Keys that a first bound is of.
-bool is_of_first(const std::string& key) {
-  return key == "parallel.tensor" || key == "parallel.context" || key == "parallel.expert" ||
-         key == "parallel.expert_tensor" || key.starts_with("precision");
+/// Keys that a first sample is made without: it computes nothing again, and counts neither
+/// exchanges nor, where sequences are cut, anything but products.
+bool is_beside_first(const std::string& key) {
+  return key == "recompute" || key == "overlap.tensor" || key == "kernels.context";
 }
 
 /// Whether ranks of one stage stand together, so that fewer stages place them alike.
@@ -73,13 +73,14 @@ std::int64_t CaseBounds::sample(Point point, Ask ask, const Json* recompute) {
   if (ask == Ask::kMemory) degrees.micro = 1;
   if (ask == Ask::kFirst) degrees.pipeline = degrees.pipeline == 1 ? 1 : 2;
   // A sample has no more stages than tell one from several.
-  std::string key(1, static_cast<char>(ask));
-  key += static_cast<char>(sample_stages(degrees));
-  key += static_cast<char>(degrees.micro);
-  key += static_cast<char>(recompute == nullptr ? 0 : *recompute == Json("none") ? 1 : 2);
+  std::string key = std::to_string(static_cast<int>(ask)) + ':' +
+                    std::to_string(sample_stages(degrees)) + ':' + std::to_string(degrees.micro) +
+                    (recompute == nullptr         ? ':'
+                     : *recompute == Json("none") ? 'n'
+                                                  : 'f');
   const auto is_left = [&](const std::string& name) {
     return is_beside(name) || (recompute != nullptr && name == "recompute") ||
-           (ask == Ask::kFirst && !is_of_first(name)) ||
+           (ask == Ask::kFirst && is_beside_first(name)) ||
            (ask == Ask::kMemory && name == "overlap.tensor");
   };
   for (std::size_t d = 0; d < dimensions.size(); ++d) {
@@ -155,9 +156,8 @@ void CaseBounds::price(std::size_t number) {
     if (times.ok()) sample.times = std::move(times.value());
     return;
   }
-  // Exchanges of keys and where tokens' ranks wait are the plan's own keys' business.
   Counted counted;
-  if (sample.ask == Ask::kFirst) counted = {false, resolved.value().plan.context == 1};
+  if (sample.ask == Ask::kFirst) counted = {false, resolved.value().plan.context > 1};
   Result<LayerTimes> times = layer_times(resolved.value(), counted);
   if (times.ok()) sample.layers = std::move(times.value());
 }
@@ -202,10 +202,10 @@ std::optional<LayerTimes> CaseBounds::times(Point point, const Samples& samples)
 
 const CaseBounds::First& CaseBounds::first_of(Point point) {
   const Degrees degrees = x_case.space.degrees(point);
-  if (x_first.known && x_first.degrees == degrees) return x_first;
-  x_first = {degrees, 0, 0, true};
-  const std::size_t plan = x_case.space.index(point);
-  const std::optional<LayerTimes> known = times(point, samples_of(plan, Ask::kFirst));
+  const Samples samples = samples_of(x_case.space.index(point), Ask::kFirst);
+  if (x_first.sample == samples.plain && x_first.degrees == degrees) return x_first;
+  x_first = {degrees, samples.plain, 0, 0};
+  const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return x_first;
   const std::vector<StageLoad> loads = stage_loads(*known, degrees.pipeline, layout(degrees));
   x_first.seconds = least_step_s(loads, degrees.microbatches);

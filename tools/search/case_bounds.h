@@ -79,11 +79,11 @@ class CaseBounds {
   std::deque<Sample> x_samples;
   std::unordered_map<std::string, std::int64_t> x_by_key;
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::int64_t>> x_layouts;
-  /// The last answer of `first_seconds`: plans of equal degrees follow each other.
+  /// The last answer of `first_seconds`: plans of one sample follow each other.
   struct First {
     Degrees degrees;
+    std::int64_t sample = -2;
     double seconds = 0, forward = 0;
-    bool known = false;
   } x_first;
   const First& first_of(Point point);
 };

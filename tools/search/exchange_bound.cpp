@@ -137,7 +137,7 @@ Exchanged exchanged(const ExchangeTimes& times, std::size_t stage, std::size_t s
                     double layers, double microbatches) {
   const bool ends = stage == 0 || stage + 1 == stages;
   const StageExchange& of = stage == 0 ? times.first : times.last;
-  if (stage == 0) layers = std::max(0.0, layers - static_cast<double>(times.uncounted));
+  layers = std::max(0.0, layers - static_cast<double>(times.uncounted));
   std::map<std::int16_t, double> by_stream;
   Exchanged out;
   const auto add = [&](std::int16_t stream, const ExchangeLine& line, double& sum) {
@@ -149,7 +149,9 @@ Exchanged exchanged(const ExchangeTimes& times, std::size_t stage, std::size_t s
   for (const auto& [stream, line] : of.reductions) {
     add(stream, line, out.reductions);
     const bool once = stream > 0 && line.of_microbatch == 0 && line.of_both == 0;
-    if (once) out.once = std::max(out.once, by_stream[stream]);
+    if (!once) continue;
+    const ExchangeLine& own = ends ? line : line.of_layers_alone();
+    out.once = std::max(out.once, own.seconds(layers, microbatches));
   }
   for (const auto& [stream, seconds] : by_stream) {
     double& most = stream == 0 ? out.in_line : out.longest;
@@ -194,8 +196,10 @@ Result<ExchangeTimes> exchange_times(const Run& sample) {
   out.first = stage_exchange(sums[0], layers);
   out.last = stage_exchange(sums[1], layers);
   out.uncounted = pattern.first;
-  out.hides_reductions = sample.plan.overlap.gradient_reduce;
-  out.hides_gathers = sample.plan.overlap.parameter_gather;
+  // Units are gathered and reduced beside the passes whatever the keys say.
+  const bool units = sample.plan.by_units();
+  out.hides_reductions = units || sample.plan.overlap.gradient_reduce;
+  out.hides_gathers = units || sample.plan.overlap.parameter_gather;
   return out;
 }
 
@@ -203,19 +207,18 @@ double least_step_s(const std::vector<StageLoad>& loads, std::int64_t microbatch
                     const ExchangeTimes& exchange) {
   const auto m = static_cast<double>(microbatches);
   double most = 0;
-  double fill = 0;
   double fill_forward = 0;
   for (std::size_t s = 0; s < loads.size(); ++s) {
     const StageLoad& load = loads[s];
     const Exchanged of = exchanged(exchange, s, loads.size(), static_cast<double>(load.layers), m);
     const double forward = load.forward.seconds();
-    const double shown =
-        (exchange.hides_reductions ? 0 : of.reductions) + (exchange.hides_gathers ? 0 : of.gathers);
-    const double compute = fill + m * (forward + load.backward.seconds());
+    const double compute = m * (forward + load.backward.seconds()) + of.in_line;
+    const double gathers = exchange.hides_gathers ? 0 : of.gathers;
+    const double reductions = exchange.hides_reductions ? 0 : of.reductions;
     most = std::max(
-        {most, of.longest, compute + of.in_line + shown,
+        {most, of.longest, gathers + compute + reductions,
+         fill_forward + compute - of.in_line + reductions,
          fill_forward + m * forward + (m - 1) * load.last_chunk_backward.seconds() + of.once});
-    fill += load.first_chunk.seconds();
     fill_forward += load.first_chunk_forward.seconds();
   }
   return most;

@@ -32,7 +32,7 @@ struct StageExchange {
 
 struct ExchangeTimes {
   StageExchange first, last;   ///< stages, the same of one
-  std::int64_t uncounted = 0;  ///< layers of the first stage that are of another kind
+  std::int64_t uncounted = 0;  ///< layers that are of another kind, at most so many of a stage
   /// Whether passes run on while gradients are reduced, and while parameters are gathered.
   bool hides_reductions = true, hides_gathers = true;
 };
@@ -51,7 +51,10 @@ Result<ExchangeTimes> exchange_times(const Run& sample);
 ///     step >= fill + microbatches F + (microbatches - 1) B + R   where R is once a step: no
 ///     gradient
 ///                                                               is whole before
-///     step >= compute + what it exchanges on the compute stream, or cannot hide
+///     step >= compute + what it exchanges on the compute stream + G and R where nothing hides them
+///     step >= fill + compute + R                                where nothing hides R
+///
+/// fill being the forward passes of the stages before.
 double least_step_s(const std::vector<StageLoad>& loads, std::int64_t microbatches,
                     const ExchangeTimes& exchange);
 

@@ -237,7 +237,7 @@ class Searcher {
         x_watch(watch),
         x_excess(cases) {}
 
-  Result<SearchResult> run() && {
+  SearchResult run() && {
     look_at_own();
     for (const SearchCase& one : x_cases) x_bounds.push_back(std::make_unique<CaseBounds>(one));
     for (std::uint32_t c = 0; c < x_cases.size(); ++c) open_case(c);
@@ -249,9 +249,9 @@ class Searcher {
       goes_on = may_go_on();
       if (seconds() - saved < kSaveEvery) continue;
       saved = seconds();
-      FT_TRY(x_state.save());
+      save();
     }
-    FT_TRY(x_state.save());
+    save();
     finish();
     return std::move(x_out);
   }
@@ -273,6 +273,12 @@ class Searcher {
     return !x_out.interrupted && progress.seconds < x_options.budget_s;
   }
 
+  /// What cannot be written any more ends no search.
+  void save() {
+    const Status saved = x_state.save();
+    if (!saved.ok()) x_out.state_fault = saved.error().message;
+  }
+
   /// The RUN as it is: what changes are measured against, and the first to be beaten.
   void look_at_own() {
     const SearchCase& first = x_cases.front();
@@ -287,9 +293,11 @@ class Searcher {
     CaseBounds& bounds = *x_bounds[c];
     const std::size_t plans = x_cases[c].space.size();
     x_out.certificate.plans += static_cast<std::int64_t>(plans);
+    constexpr std::size_t kPlansAtOnce = 1 << 14;
     std::set<Wanted> wanted;
-    for (std::size_t p = 0; p < plans; ++p) {
-      for (const std::size_t sample : bounds.lacking(p, Ask::kFirst)) wanted.insert({c, sample});
+    std::size_t seen = 0;
+    for (; seen < plans && (seen % kPlansAtOnce != 0 || may_go_on()); ++seen) {
+      for (const std::size_t sample : bounds.lacking(seen, Ask::kFirst)) wanted.insert({c, sample});
     }
     const std::vector<Wanted> all(wanted.begin(), wanted.end());
     const double until = seconds() + kShareOfBudget * (x_options.budget_s - seconds());
@@ -303,7 +311,7 @@ class Searcher {
       Item item;
       item.of_case = c;
       item.plan = static_cast<std::uint32_t>(p);
-      const double first = bounds.first_seconds(p) * x_cases[c].weight;
+      const double first = p < seen ? bounds.first_seconds(p) * x_cases[c].weight : 0;
       if (bounds.bounds(p)) item.bound = first;
       // What no sample can be made of is mostly what no plan can be made of: it comes last.
       item.estimate = first > 0 ? first + bounds.again_seconds(p) * x_cases[c].weight : kNoLimit;
@@ -327,7 +335,10 @@ class Searcher {
       x_bounds[c]->price(sample);
     };
     in_parallel(plans.size() + samples.size(), work, x_options.threads);
-    if (stop_asked()) return;  // what stopped halfway says nothing of its plan
+    if (stop_asked()) {  // what stopped halfway says nothing of its plan
+      for (const Item& item : plans) x_next.ready.push(item);
+      return;
+    }
     x_out.bounds += static_cast<std::int64_t>(samples.size());
     for (std::size_t i = 0; i < plans.size(); ++i) {
       x_state.add(plans[i].of_case, plans[i].plan, outcomes[i]);
@@ -546,6 +557,7 @@ Result<SearchResult> search_plans(const Json& run, const std::string& source,
   FT_ASSIGN(const std::vector<SearchCase> cases, search_cases(run, source, options));
   const Evaluator evaluator(cases, std::move(conditions));
   FT_ASSIGN(SearchState state, SearchState::open(options.state, cases, options));
+  FT_TRY(state.save());
   return Searcher(cases, evaluator, state, options, watch).run();
 }
 

@@ -85,6 +85,7 @@ struct SearchResult {
   Certificate certificate;
   std::int64_t bounds = 0;  ///< samples that bounds were made of
   bool interrupted = false;
+  std::string state_fault;  ///< why the file of `SearchOptions::state` could not be written
   double wall_s = 0;
 };
 

@@ -24,7 +24,16 @@ std::string question_of(const std::vector<SearchCase>& cases, const SearchOption
   for (const SearchCase& one : cases) {
     add(dump_json(one.run, -1));
     add(dump_json(one.seed.resolved, -1));
-    add(one.seed.profile_source);
+    add(dump_json(to_json(one.seed.cluster), -1));
+    if (one.seed.profile != nullptr) add(dump_json(to_json(*one.seed.profile), -1));
+    const Model& m = one.seed.model;
+    for (const std::int64_t size :
+         {parameter_count(m), active_parameter_count(m), m.layers, m.hidden, m.heads, m.kv_heads,
+          m.head_dim, m.intermediate, m.vocabulary}) {
+      add(std::to_string(size));
+    }
+    add(dump_json(Json(one.price_per_gpu_hour), -1));
+    add(dump_json(Json(one.weight), -1));
     add(one.cluster);
     for (const Dimension& dimension : one.space.dimensions()) {
       add(dimension.key);
@@ -62,6 +71,9 @@ Result<SearchState> SearchState::open(std::string path, const std::vector<Search
   out.x_question = question_of(cases, options);
   std::error_code none;
   if (!std::filesystem::exists(out.x_path, none)) return out;
+  if (!std::filesystem::is_regular_file(out.x_path, none)) {
+    return input_error("--resume " + out.x_path + ": is no file; name one");
+  }
   FT_ASSIGN(const Json file, read_json_file(out.x_path));
   FT_TRY(out.read(file));
   return out;
@@ -91,7 +103,8 @@ Status SearchState::read(const Json& file) {
 }
 
 Status SearchState::read_plan(const Json& json, const std::string& where) {
-  constexpr JsonReader::Range kAny{0, 1e300};
+  constexpr JsonReader::Range kAny{0, 1e18};
+  constexpr JsonReader::Range kSome{1e-12, 1e18};
   JsonReader reader(json, x_path, where);
   std::int64_t of_case = 0;
   std::int64_t plan = 0;
@@ -101,16 +114,24 @@ Status SearchState::read_plan(const Json& json, const std::string& where) {
   const SearchCase& of = (*x_cases)[static_cast<std::size_t>(of_case)];
   const auto plans = static_cast<std::int64_t>(of.space.size()) - 1;
   const bool has_plan = reader.read("plan", plan, JsonReader::IntRange{0, plans});
-  reader.read_enum("fate", kept.fate, kFates);
-  reader.read("least_gib", kept.least_gib, kAny);
+  int fate = 0;
+  const bool has_fate = reader.read_choice("fate", fate, kFates);
+  kept.fate = static_cast<Fate>(fate);
+  const bool has_memory = reader.read("least_gib", kept.least_gib, kAny);
   read_any_text(reader, "reason", kept.reason);
-  reader.read("iteration_time_s", kept.iteration_time_s, kAny);
+  const bool has_time = reader.read("iteration_time_s", kept.iteration_time_s, kSome);
   reader.read("tokens_per_s", kept.tokens_per_s, kAny);
-  reader.read("mfu", kept.mfu, kAny);
-  reader.read("capacity_gib", kept.capacity_gib, kAny);
+  reader.read("mfu", kept.mfu, JsonReader::Range{0, 1});
+  const bool has_capacity = reader.read("capacity_gib", kept.capacity_gib, kSome);
   reader.read("host_gib", kept.host_gib, kAny);
   if (!known) reader.require("case", "a number of a cluster and size");
   if (!has_plan) reader.require("plan", "a number of a plan");
+  if (!has_fate) reader.require("fate", "what became of the plan");
+  if (has_fate && kept.fate == Fate::kSimulated) {
+    if (!has_time) reader.require("iteration_time_s", "the step of a simulated plan");
+    if (!has_memory) reader.require("least_gib", "the memory of a simulated plan");
+    if (!has_capacity) reader.require("capacity_gib", "the memory of a device");
+  }
   FT_TRY(reader.finish());
   x_kept[{static_cast<std::uint32_t>(of_case), static_cast<std::uint32_t>(plan)}] = kept;
   return ok_status();

@@ -272,7 +272,6 @@ bool Space::divides(const Degrees& d, const Run& seed) const {
 
 bool Space::is_idle(const Dimension& dimension, const Degrees& d) {
   const std::string& key = dimension.key;
-  if (key == "sharding.level") return d.batch_ranks * d.context == 1;
   if (key == "kernels.context") return d.context == 1;
   if (key.starts_with("overlap.tensor") || key == "parallel.sequence") return d.tensor == 1;
   if (key == "overlap.pipeline" || key == "schedule") return d.pipeline == 1;

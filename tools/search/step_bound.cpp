@@ -25,7 +25,7 @@ struct SegmentTime {
 bool counts(const Op& op, const Work& work, Counted counted) {
   switch (op.category) {
     case Category::kCompute:
-      return counted.attention || !std::holds_alternative<Attention>(work);
+      return !counted.products_alone || std::holds_alternative<Gemm>(work);
     case Category::kTensor:
     case Category::kContext:
     case Category::kExpert:
@@ -169,7 +169,8 @@ void set_parameter_bytes(const Plan& plan, LayerTimes& out) {
 }  // namespace
 
 Pattern Pattern::of(const Model& model) {
-  if (model.is_hybrid() || !model.full_attention.empty()) return {model.layers, 1};
+  const bool listed = !model.full_attention.empty() || !model.experts.layers.empty();
+  if (model.is_hybrid() || listed) return {model.layers, 1};
   if (!model.has_experts()) return {};
   return {model.experts.first_dense, model.experts.step};
 }

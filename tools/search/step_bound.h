@@ -44,8 +44,8 @@ struct LayerTimes {
   double weight_bytes = 0, gradient_bytes = 0, state_bytes = 0;
 };
 
-/// Layers before kinds repeat, and after how many they do; of models whose layers a list gives
-/// nothing repeats.
+/// Layers before kinds repeat, and after how many they do. Where lists give the layers nothing
+/// repeats.
 struct Pattern {
   std::int64_t first = 0, period = 1;
   static Pattern of(const Model& model);
@@ -69,7 +69,7 @@ Result<std::vector<Cost>> costs_alone(const Workload& workload, std::size_t prog
 /// What of a sample's compute stream counts.
 struct Counted {
   bool exchanges = true;  ///< of tensor, context and expert ranks
-  bool attention = true;
+  bool products_alone = false;
 };
 
 /// Of a sample, whose layers are cut down to one of each kind. Fails where it cannot be priced.
