@@ -177,6 +177,37 @@ TEST(Fitting, TakesAsFewLayersAsFit) {
   EXPECT_NE(layers % 20, 0);              // no quarter of 80
 }
 
+// What is told to be faster is, by as much as it says, and fits; without advice nothing is told.
+TEST(Fitting, TellsWhatIsFaster) {
+  const Workplace place;
+  place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",
+      "accelerators": 8}, "parallel": {"tensor": 4}, "recompute": "full",
+      "batch": {"global": 16, "micro": 1, "sequence": 8192}})");
+  const Json result = simulated(place, "run.json", {});
+  EXPECT_EQ(result.find("would_fit"), nullptr);
+  const Json changes = at(at(result, "faster"), "changes");
+  ASSERT_GE(changes.array()->size(), 2U);
+  const double most = 0.98 * at(result, "iteration_time_s").number();
+  std::vector<std::string> keys;
+  for (const Json& change : *changes.array()) {
+    std::vector<std::string> sets;
+    const Json told = at(change, "set");
+    for (const Json& set : *told.array()) sets.push_back(*set.string());
+    const Json again = simulated(place, "run.json", sets);
+    EXPECT_EQ(at(again, "iteration_time_s"), at(change, "iteration_time_s"));
+    EXPECT_EQ(at(at(again, "memory"), "peak_gib"), at(change, "peak_gib"));
+    EXPECT_EQ(at(at(again, "memory"), "fits"), Json(true));
+    keys.push_back(sets.front().substr(0, sets.front().find('=')));
+  }
+  EXPECT_LE(at(changes.array()->front(), "iteration_time_s").number(), most);
+  EXPECT_NE(std::find(keys.begin(), keys.end(), "recompute"), keys.end());
+  const CommandResult plain =
+      place.run({"simulate", "run.json", "--no-advice", "--quiet", "--json", "-"});
+  EXPECT_EQ(parse_json(plain.out, "stdout").value().find("faster"), nullptr);
+  EXPECT_NE(place.run({"simulate", "run.json"}).out.find("Faster, one change at a time"),
+            std::string::npos);
+}
+
 // For sweeps: the same prediction without what it takes many more to find.
 TEST(Fitting, NoAdviceLeavesOnlyAdviceOut) {
   const Workplace place;

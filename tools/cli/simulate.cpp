@@ -88,7 +88,10 @@ Status simulate(const SimulateArgs& args) {
   FT_ASSIGN(Prediction prediction, predict(run, options));
   const bool reported =
       !args.no_advice && (!args.quiet || !args.files.json.empty() || args.caller != nullptr);
-  if (!prediction.memory.fits && reported) prediction.fitting = find_fitting(run, prediction);
+  if (reported) {
+    prediction.fitting =
+        prediction.memory.fits ? find_faster(run, prediction) : find_fitting(run, prediction);
+  }
   if (progress) std::fprintf(stderr, "\r%*s\r", 40, "");
   if (!args.files.trace.empty()) {
     FT_TRY(write_trace(args.files.trace, *prediction.timeline, run.name));

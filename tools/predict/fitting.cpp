@@ -19,7 +19,7 @@ constexpr std::int64_t kEnough = 3;  ///< changes alone, before pairs are tried
 constexpr double kWorst = 3;         ///< times the step: what takes longer helps few
 
 using Sets = std::vector<std::string>;
-/// Changes of one kind, the mildest first.
+/// Changes of one kind, the mildest first; what makes a plan faster, the fastest.
 using Kind = std::vector<Sets>;
 
 /// Of `sharding.level`.
@@ -233,6 +233,61 @@ std::vector<Kind> kinds_of(const Run& run) {
   out.push_back(offloaded_activations(plan));
   out.push_back(stored_activations(plan));
   return out;
+}
+
+Kind less_recomputation(const Plan& plan) {
+  if (!plan.recompute.any()) return {};
+  Kind out = {{"recompute=none"}};
+  if (!plan.recompute.layer) return out;
+  for (const std::int64_t layers : parts_of_stage(plan)) {
+    const bool fewer = plan.recompute.layers == 0 || layers < plan.recompute.layers;
+    if (fewer && layers < layers_of_stage(plan))
+      out.push_back(recomputed_layers(plan).sets(layers));
+  }
+  return out;
+}
+
+Kind fewer_ranks(const char* key, std::int64_t now) {
+  Kind out;
+  if (now % 2 == 0) out.push_back({set_of(key, now / 2)});
+  return out;
+}
+
+Kind more_overlap(const Plan& plan) {
+  const bool may = plan.tensor > 1 && plan.sequence && !plan.overlap.tensor;
+  return may ? Kind{{"overlap.tensor=true"}} : Kind();
+}
+
+/// Exchanges of data-parallel ranks beside passes.
+Kind hidden_exchanges(const Plan& plan) {
+  Sets sets;
+  if (plan.data == 1 || plan.by_units()) return {};
+  if (!plan.overlap.gradient_reduce) sets.emplace_back("overlap.gradient_reduce=true");
+  const bool gathers = plan.sharding != Sharding::kNone && !plan.overlap.parameter_gather;
+  if (gathers) sets.emplace_back("overlap.parameter_gather=true");
+  return sets.empty() ? Kind() : Kind{sets};
+}
+
+Kind larger_microbatches(const Plan& plan) {
+  const bool even = plan.microbatches() % 2 == 0;
+  return even ? Kind{{set_of("batch.micro", 2 * plan.micro_batch)}} : Kind();
+}
+
+Kind less_sharding(const Run& run) {
+  const bool whole = run.plan.sharding == Sharding::kParameters && !run.plan.offload.states();
+  return whole ? Kind{{"sharding.level=optimizer"}} : Kind();
+}
+
+std::vector<Kind> faster_kinds(const Run& run) {
+  const Plan& plan = run.plan;
+  return {less_recomputation(plan),
+          more_overlap(plan),
+          fewer_ranks("parallel.tensor", plan.tensor),
+          hidden_exchanges(plan),
+          larger_microbatches(plan),
+          fewer_ranks("parallel.pipeline", plan.pipeline),
+          fewer_ranks("parallel.context", plan.context),
+          less_sharding(run)};
 }
 
 bool is_slow(const Change& change, double base_s) {
@@ -470,6 +525,26 @@ class Search {
 Fitting find_fitting(const Run& run, const Prediction& prediction) {
   return Search(run, prediction, 1)
       .run(kinds_of(run), kEnough, {recomputed_layers(run.plan), offloaded_layers(run.plan)});
+}
+
+Fitting find_faster(const Run& run, const Prediction& prediction) {
+  constexpr std::int64_t kOperations = 600'000;
+  constexpr std::int64_t kFewest = 3;
+  constexpr double kWorthwhile = 0.98;
+  constexpr std::size_t kMostTold = 3;
+  std::vector<Kind> kinds = faster_kinds(run);
+  std::erase_if(kinds, [](const Kind& kind) { return kind.empty(); });
+  const std::int64_t each = std::max<std::int64_t>(1, prediction.lowered + prediction.operations);
+  const auto most = static_cast<std::size_t>(std::max(kFewest, kOperations / each));
+  const bool left_out = kinds.size() > most;
+  if (left_out) kinds.resize(most);
+  Fitting out = Search(run, prediction, 1).run(kinds, 0);
+  out.stopped = out.stopped || left_out;
+  std::erase_if(out.changes, [&prediction](const Change& change) {
+    return change.iteration_time_s > kWorthwhile * prediction.iteration_time_s;
+  });
+  if (out.changes.size() > kMostTold) out.changes.resize(kMostTold);
+  return out;
 }
 
 Fitting find_unsaid(const Run& run, const Prediction& prediction, double most_memory) {

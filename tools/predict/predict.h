@@ -39,7 +39,7 @@ struct Sensitivity {
 /// Of the memory: what a plan may take and still have a few per cent to spare.
 inline constexpr double kRoomyShare = 0.97;
 
-/// Changes of a RUN with which it fits: tools/predict/fitting.h.
+/// Changes of a RUN with which it fits, or is faster: tools/predict/fitting.h.
 struct Change {
   std::vector<std::string> sets;
   double iteration_time_s = 0, peak_gib = 0;
@@ -73,7 +73,7 @@ struct Prediction {
   std::int64_t lowered = 0;  ///< operations of the Programs, each once
   double wall_s = 0;
   std::optional<Timeline> timeline;
-  std::optional<Fitting> fitting;  ///< of what does not fit
+  std::optional<Fitting> fitting;  ///< of what does not fit; of what does, what is faster
 };
 
 /// What offload.device_share `auto` leaves open is chosen by the device's memory.

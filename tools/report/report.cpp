@@ -164,10 +164,24 @@ std::string tried_text(const Fitting& f) {
   return out + (f.stopped ? "" : ", in pairs");
 }
 
-/// What would make it fit, the fastest first.
+std::string change_line(const Change& change, const Prediction& p) {
+  const double more = change.iteration_time_s / p.iteration_time_s - 1;
+  return "  " + pad_left(seconds_text(change.iteration_time_s), 9) +
+         pad_left((more < 0 ? "" : "+") + percent(more), 10) +
+         pad_left(fixed(change.peak_gib, 1), 7) + " GiB  " + command_text(change.sets) +
+         (change.peak_gib > kRoomyShare * p.memory.capacity_gib ? "   (close to the edge)" : "") +
+         "\n";
+}
+
+/// What would make it fit, the fastest first; of what fits, what would make it faster.
 std::string fitting_text(const Run& run, const Prediction& p) {
   if (!p.fitting) return "";
   const Fitting& f = *p.fitting;
+  if (p.memory.fits) {
+    std::string out = f.changes.empty() ? "" : "Faster, one change at a time\n";
+    for (const Change& change : f.changes) out += change_line(change, p);
+    return out;
+  }
   std::string out = "Would fit, of " + std::to_string(f.tried) + " changes tried" +
                     (f.stopped ? ", where the search stopped" : "") + "\n";
   if (!f.lacking.empty()) {
@@ -179,13 +193,7 @@ std::string fitting_text(const Run& run, const Prediction& p) {
     return out + "  none: " + tried_text(f) + "\n";
   }
   for (std::size_t c = 0; c < f.changes.size() && c < 5; ++c) {
-    const Change& change = f.changes[c];
-    const double more = change.iteration_time_s / p.iteration_time_s - 1;
-    out += "  " + pad_left(seconds_text(change.iteration_time_s), 9) +
-           pad_left((more < 0 ? "" : "+") + percent(more), 10) +
-           pad_left(fixed(change.peak_gib, 1), 7) + " GiB  " + command_text(change.sets) +
-           (change.peak_gib > kRoomyShare * p.memory.capacity_gib ? "   (close to the edge)" : "") +
-           "\n";
+    out += change_line(f.changes[c], p);
   }
   return out;
 }
@@ -366,7 +374,7 @@ Json json_report(const Run& run, const Prediction& p) {
   out.set("hfu", p.hfu);
   out.set("parameters", p.parameters);
   out.set("memory", memory_json(run, p.memory));
-  if (p.fitting) out.set("would_fit", fitting_json(*p.fitting));
+  if (p.fitting) out.set(p.memory.fits ? "faster" : "would_fit", fitting_json(*p.fitting));
   Json parts{Json::Object{}};
   for (const PartName& part : kParts) {
     parts.set(name_of(part.part), p.breakdown[static_cast<std::size_t>(part.part)].seconds());

@@ -60,9 +60,11 @@ Status find_seed(const std::string& source, const ChoosePrices& profile, SearchC
 }
 
 Result<std::int64_t> global_batch_of(const SearchCase& of) {
-  if (const Json* stated = value_of_key(of.run, "batch.global")) {
-    return static_cast<std::int64_t>(stated->number());
-  }
+  const Json* stated = value_of_key(of.run, "batch.global");
+  // A batch that is none has been refused with the RUN.
+  const bool whole = stated != nullptr && stated->is_number() && stated->number() >= 1;
+  if (whole) return static_cast<std::int64_t>(stated->number());
+  if (stated != nullptr && of.own_fault) return *of.own_fault;
   if (of.own) return of.seed.plan.global_batch;
   return *of.own_fault;
 }
