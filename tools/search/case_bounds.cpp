@@ -200,19 +200,27 @@ std::optional<LayerTimes> CaseBounds::times(Point point, const Samples& samples)
                          layout(degrees));
 }
 
+/// A layer that is computed again runs all products of its forward pass again but those whose
+/// results nothing needs, the last of the layer: half of its time and more.
 const CaseBounds::First& CaseBounds::first_of(Point point) {
   const Degrees degrees = x_case.space.degrees(point);
   const Samples samples = samples_of(x_case.space.index(point), Ask::kFirst);
-  if (x_first.sample == samples.plain && x_first.degrees == degrees) return x_first;
-  x_first = {degrees, samples.plain, 0, 0};
+  const Json* recompute = value(point, "recompute");
+  const bool full = recompute != nullptr && *recompute == Json("full");
+  const std::int64_t again = full ? x_case.seed.model.layers : layers_again(recompute);
+  const bool same = x_first.sample == samples.plain && x_first.again == again;
+  if (same && x_first.degrees == degrees) return x_first;
+  x_first = {degrees, samples.plain, again, 0, 0};
   const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return x_first;
-  const std::vector<StageLoad> loads = stage_loads(*known, degrees.pipeline, layout(degrees));
+  LayerTimes twice = *known;
+  for (LayerTime& layer : twice.layers) layer.backward += Time{layer.forward.ps / 2};
+  const LayerTimes some = with_recomputed(*known, twice, again, degrees.pipeline, layout(degrees));
+  const std::vector<StageLoad> loads = stage_loads(some, degrees.pipeline, layout(degrees));
+  const double least =
+      least_step_s(stage_loads(*known, degrees.pipeline, layout(degrees)), degrees.microbatches);
   x_first.seconds = least_step_s(loads, degrees.microbatches);
-  for (const StageLoad& load : loads) {
-    x_first.forward = std::max(x_first.forward, load.forward.seconds());
-  }
-  x_first.forward *= static_cast<double>(degrees.microbatches);
+  x_first.rest = x_first.seconds - least;
   return x_first;
 }
 
@@ -220,16 +228,7 @@ double CaseBounds::first_seconds(std::size_t plan) {
   return first_of(x_case.space.at(plan)).seconds;
 }
 
-double CaseBounds::again_seconds(std::size_t plan) {
-  const Point point = x_case.space.at(plan);
-  const Json* recompute = value(point, "recompute");
-  if (recompute == nullptr) return 0;
-  const Degrees degrees = x_case.space.degrees(point);
-  const auto most = static_cast<double>(most_layers(x_case.seed.model, degrees.pipeline));
-  const double share =
-      *recompute == Json("full") ? 1 : static_cast<double>(layers_again(recompute)) / most;
-  return std::min(1.0, share) * first_of(point).forward;
-}
+double CaseBounds::again_seconds(std::size_t plan) { return first_of(x_case.space.at(plan)).rest; }
 
 double CaseBounds::seconds(std::size_t plan) {
   const Samples samples = samples_of(plan, Ask::kTime);

@@ -41,7 +41,7 @@ class CaseBounds {
   /// A plan's time in seconds; 0 where none is known.
   double first_seconds(std::size_t plan);
   double seconds(std::size_t plan);
-  /// What the layers that are computed again add to it at least, about: 0 where that is not known.
+  /// What the layers that are computed again add to the first, beyond the half that is in it.
   double again_seconds(std::size_t plan);
   /// GiB that the plan takes at least: states of a mean stage, activations of the first.
   double least_gib(std::size_t plan);
@@ -82,8 +82,9 @@ class CaseBounds {
   /// The last answer of `first_seconds`: plans of one sample follow each other.
   struct First {
     Degrees degrees;
-    std::int64_t sample = -2;
-    double seconds = 0, forward = 0;
+    std::int64_t sample = -2, again = 0;
+    double seconds = 0;
+    double rest = 0;  ///< of what is computed again
   } x_first;
   const First& first_of(Point point);
 };
