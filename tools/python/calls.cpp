@@ -54,12 +54,19 @@ void read_unless(JsonReader& reader, const char* key, bool& out) {
   out = !wanted;
 }
 
-Status run_simulate(JsonReader& reader, Caller& caller) {
-  SimulateArgs args;
+/// Options that every verb has: nothing is printed, and keys of the RUN are set.
+template <typename Args>
+Args args_for(JsonReader& reader, Caller& caller) {
+  Args args;
   args.quiet = true;
   args.caller = &caller;
-  reader.read("run", args.run);
   read_texts(reader, "sets", args.sets);
+  return args;
+}
+
+Status run_simulate(JsonReader& reader, Caller& caller) {
+  auto args = args_for<SimulateArgs>(reader, caller);
+  reader.read("run", args.run);
   reader.read("trace", args.files.trace);
   reader.read("timeline", args.files.timeline);
   reader.read("report", args.files.report);
@@ -74,11 +81,8 @@ Status run_simulate(JsonReader& reader, Caller& caller) {
 }
 
 Status run_search(JsonReader& reader, Caller& caller) {
-  SearchArgs args;
-  args.quiet = true;
-  args.caller = &caller;
+  auto args = args_for<SearchArgs>(reader, caller);
   reader.read("run", args.run);
-  read_texts(reader, "sets", args.sets);
   Json section{Json::Object{}};
   if (const Json* asked = reader.take("search")) section.set("search", *asked);
   Result<SearchRequest> request = take_section(section, "search");
@@ -94,11 +98,8 @@ Status run_search(JsonReader& reader, Caller& caller) {
 }
 
 Status run_goodput(JsonReader& reader, Caller& caller) {
-  GoodputArgs args;
-  args.quiet = true;
-  args.caller = &caller;
+  auto args = args_for<GoodputArgs>(reader, caller);
   reader.read("run", args.run);
-  read_texts(reader, "sets", args.sets);
   read_texts(reader, "clusters", args.clusters);
   reader.read("campaigns", args.campaigns, {1, 10'000'000});
   reader.read("seed", args.seed, {0, 9'000'000'000'000'000});
@@ -111,12 +112,9 @@ Status run_goodput(JsonReader& reader, Caller& caller) {
 }
 
 Status run_compare(JsonReader& reader, Caller& caller) {
-  CompareArgs args;
-  args.quiet = true;
-  args.caller = &caller;
+  auto args = args_for<CompareArgs>(reader, caller);
   reader.read("a", args.a);
   reader.read("b", args.b);
-  read_texts(reader, "sets", args.sets);
   reader.read("steps", args.steps, {1, 1'000'000});
   reader.read("step_name", args.step_name);
   reader.read("gpu_steps", args.gpu_steps);
@@ -128,11 +126,8 @@ Status run_compare(JsonReader& reader, Caller& caller) {
 }
 
 Status run_import(JsonReader& reader, Caller& caller) {
-  ImportArgs args;
-  args.quiet = true;
-  args.caller = &caller;
+  auto args = args_for<ImportArgs>(reader, caller);
   read_texts(reader, "files", args.files);
-  read_texts(reader, "sets", args.sets);
   reader.read("from", args.from);
   reader.read("cluster", args.cluster);
   reader.read("accelerators", args.accelerators, {1, std::int64_t{1} << 20});
@@ -144,11 +139,8 @@ Status run_import(JsonReader& reader, Caller& caller) {
 }
 
 Status run_export(JsonReader& reader, Caller& caller) {
-  ExportArgs args;
-  args.quiet = true;
-  args.caller = &caller;
+  auto args = args_for<ExportArgs>(reader, caller);
   reader.read("run", args.run);
-  read_texts(reader, "sets", args.sets);
   reader.read("to", args.to);
   reader.read("out", args.out);
   reader.read("strict", args.strict);

@@ -213,14 +213,18 @@ const CaseBounds::First& CaseBounds::first_of(Point point) {
   x_first = {degrees, samples.plain, again, 0, 0};
   const std::optional<LayerTimes> known = times(point, samples);
   if (!known) return x_first;
+  const auto least_of = [&](const LayerTimes& layers) {
+    const std::vector<StageLoad> loads = stage_loads(layers, degrees.pipeline, layout(degrees));
+    return least_step_s(loads, degrees.microbatches);
+  };
+  const double once = least_of(*known);
+  x_first.seconds = once;
+  if (again == 0) return x_first;
   LayerTimes twice = *known;
   for (LayerTime& layer : twice.layers) layer.backward += Time{layer.forward.ps / 2};
-  const LayerTimes some = with_recomputed(*known, twice, again, degrees.pipeline, layout(degrees));
-  const std::vector<StageLoad> loads = stage_loads(some, degrees.pipeline, layout(degrees));
-  const double least =
-      least_step_s(stage_loads(*known, degrees.pipeline, layout(degrees)), degrees.microbatches);
-  x_first.seconds = least_step_s(loads, degrees.microbatches);
-  x_first.rest = x_first.seconds - least;
+  x_first.seconds =
+      least_of(with_recomputed(*known, twice, again, degrees.pipeline, layout(degrees)));
+  x_first.rest = x_first.seconds - once;
   return x_first;
 }
 

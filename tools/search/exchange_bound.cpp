@@ -84,15 +84,10 @@ double of_stream(const Sums& sums, std::int16_t stream) {
   return found == sums.end() ? 0 : found->second;
 }
 
-/// Layers of a stage of a sample, and how many more a second one has.
-struct SampleLayers {
-  double base = 1, more = 1;
-};
-
-/// From the sums of base layers and few microbatches, of more layers, of a microbatch more, of
-/// both.
+/// From the sums of a sample whose stages have `layers` layers, in few microbatches, of one with
+/// twice as many, of one with a microbatch more, of one with both.
 std::map<std::int16_t, ExchangeLine> lines_of(const std::array<const Sums*, 4>& sums,
-                                              SampleLayers layers) {
+                                              double layers) {
   constexpr auto kMicrobatches = static_cast<double>(kFewMicrobatches);
   std::map<std::int16_t, ExchangeLine> out;
   for (const auto& [stream, unused] : *sums[3]) {
@@ -101,18 +96,17 @@ std::map<std::int16_t, ExchangeLine> lines_of(const std::array<const Sums*, 4>& 
     const double later = of_stream(*sums[2], stream);
     const double both = of_stream(*sums[3], stream);
     ExchangeLine line;
-    line.of_both = std::max(0.0, both - longer - later + base) / layers.more;
-    line.of_layer = std::max(0.0, (longer - base) / layers.more - kMicrobatches * line.of_both);
-    line.of_microbatch = std::max(0.0, later - base - line.of_both * layers.base);
-    line.fixed =
-        std::max(0.0, base - line.of_layer * layers.base -
-                          kMicrobatches * (line.of_microbatch + line.of_both * layers.base));
+    line.of_both = std::max(0.0, both - longer - later + base) / layers;
+    line.of_layer = std::max(0.0, (longer - base) / layers - kMicrobatches * line.of_both);
+    line.of_microbatch = std::max(0.0, later - base - line.of_both * layers);
+    line.fixed = std::max(0.0, base - line.of_layer * layers -
+                                   kMicrobatches * (line.of_microbatch + line.of_both * layers));
     out[stream] = line;
   }
   return out;
 }
 
-StageExchange stage_exchange(const std::array<StageSums, 4>& sums, SampleLayers layers) {
+StageExchange stage_exchange(const std::array<StageSums, 4>& sums, double layers) {
   StageExchange out;
   std::array<const Sums*, 4> gathers{};
   std::array<const Sums*, 4> reductions{};
@@ -190,8 +184,7 @@ Result<ExchangeTimes> exchange_times(const Run& sample) {
     sums[0][i] = one.front();
     sums[1][i] = one.back();
   }
-  const SampleLayers layers{static_cast<double>(pattern.period),
-                            static_cast<double>(pattern.period)};
+  const auto layers = static_cast<double>(pattern.period);
   ExchangeTimes out;
   out.first = stage_exchange(sums[0], layers);
   out.last = stage_exchange(sums[1], layers);
