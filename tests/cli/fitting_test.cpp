@@ -177,7 +177,7 @@ TEST(Fitting, TakesAsFewLayersAsFit) {
   EXPECT_NE(layers % 20, 0);              // no quarter of 80
 }
 
-// What is told to be faster is, by as much as it says, and fits; without advice nothing is told.
+// Every change that `simulate` tells fits and takes as long as told; --no-advice tells none.
 TEST(Fitting, TellsWhatIsFaster) {
   const Workplace place;
   place.write("run.json", R"({"model": "llama-3-8b", "cluster": {"preset": "dgx-h100",

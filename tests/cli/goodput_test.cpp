@@ -237,7 +237,7 @@ TEST(Goodput, TemplatesShareTheNodesThatAreLeft) {
   const Json json = with({"campaign.policy=templates"});
   EXPECT_EQ(*json.find("policy")->find("name"), Json("templates"));
   EXPECT_EQ(numbers_at(json, "policy", "pipelines"), (std::vector<double>{4, 3, 2}));
-  // A node is a replica: those that are left take 64 microbatches, in whole ones.
+  // Each node is a replica. The replicas that are left share 64 whole microbatches.
   const std::vector<double> pace = numbers_at(json, "policy", "pace");
   ASSERT_EQ(pace.size(), 3U);
   EXPECT_EQ(pace[0], 1);

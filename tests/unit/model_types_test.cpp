@@ -201,7 +201,7 @@ TEST(ModelTypes, FilesOfTheTableAreCountedExactly) {
   EXPECT_GT(rows.value().array()->size(), 20U);
 }
 
-// What is counted alone is named, once for each thing, and takes part in no layer.
+// A run names each part that is only counted, once; no layer has such a part.
 TEST(ModelTypes, CountedPartsAreNamed) {
   const Model plain = typed_model(of_type("llama")).value();
   const Model more = typed_model(of_type("diffllama")).value();

@@ -289,7 +289,7 @@ const std::vector<std::string>& schema_kinds() {
 }
 
 Json schema_of(const std::string& kind) {
-  // Of what the program writes the schemas are files; of what people write they follow from keys.
+  // Assets hold the schemas of files that the program writes; keys give those that people write.
   if (const std::string_view text = find_asset("schemas/" + kind + ".json"); !text.empty()) {
     const Result<Json> file = parse_json(text, kind);
     FT_CHECK(file.ok(), "an embedded schema is JSON");

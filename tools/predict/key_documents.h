@@ -1,4 +1,4 @@
-// What is made from the declarations of keys: JSON Schemas, the reference page.
+// JSON Schemas and the reference page, made from the declarations of keys.
 #pragma once
 
 #include <string>
