@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "models/layers/kernel_forms.h"
+#include "models/plan/layout/plan_stages.h"
 #include "sim/base/check.h"
 #include "sim/base/json.h"
 
@@ -423,19 +424,21 @@ Stage new_stage(const Model& model, const Plan& plan, std::int64_t number) {
 }  // namespace
 
 Program write_stage(const Model& model, const Plan& plan, std::int64_t number) {
-  Stage stage = new_stage(model, plan, number);
+  const Plan own = plan_of_stage(plan, number);
+  Stage stage = new_stage(model, own, number);
   stage.step = lowered_step(context(stage));
   stage.values.done.resize(stage.step.made());
   for (const TaskId id : stage.step.order()) emit(stage, id);
   stage.builder.batch(batch(stage));
   Program program = std::move(stage.builder).build();
-  form_kernels(plan, program);
+  form_kernels(own, program);
   return program;
 }
 
 StageStep step_of(const Model& model, const Plan& plan, std::int64_t number,
                   const std::string& until, bool verified) {
-  Stage stage = new_stage(model, plan, number);
+  const Plan own = plan_of_stage(plan, number);
+  Stage stage = new_stage(model, own, number);
   return lowered_step(context(stage), until, verified);
 }
 

@@ -5,7 +5,8 @@
 #include "models/plan/documents.h"
 #include "models/plan/expert_plan.h"
 #include "models/plan/keys/keys.h"
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
+#include "models/plan/layout/plan_stages.h"
 #include "models/plan/plan_network.h"
 #include "models/plan/plan_precision.h"
 #include "models/plan/plan_reading.h"
@@ -41,13 +42,14 @@ class PlanDeriver {
     derive_overlap();
     derive_kernels();
     derive_recompute(x_request, x_model, x_plan);
+    x_reader.adopt(derive_stages(x_request.lists.stages, x_reader.source(), x_model, x_plan));
     derive_experts(x_reader, x_request.experts, x_model, x_plan.experts);
     derive_launch();
     check_request();
     FT_TRY(status());
     derive_degrees();
     FT_TRY(status());
-    derive_documents(x_request.documents, x_plan, x_violations);
+    derive_documents(x_request.lists.documents, x_plan, x_violations);
     check_network(x_model, x_plan, x_violations);
     FT_TRY(status());
     derive_rest();
@@ -55,7 +57,9 @@ class PlanDeriver {
     FT_TRY(status());
     derive_passes(x_reader, x_model, x_plan);
     derive_layout(x_reader, x_model, x_plan);
-    FT_TRY(x_reader.status());
+    check_stages(x_model, x_plan, x_violations);
+    FT_TRY(status());
+    FT_TRY(check_levels_of_stages(accelerators));
     return x_plan;
   }
 
@@ -195,6 +199,26 @@ class PlanDeriver {
       x_reader.fail(one.key, one.message, one.kind);
     }
     return x_reader.status();
+  }
+
+  /// A stage with a level of its own is what a plan with that level would have there: what follows
+  /// from the level, such as the way of the buckets, must be alike.
+  Status check_levels_of_stages(std::int64_t accelerators) {
+    for (std::size_t stage = 0; stage < x_plan.stages.size(); ++stage) {
+      const std::optional<Sharding> level = x_plan.stages[stage].sharding;
+      if (!level || *level == x_plan.sharding) continue;
+      Request request = x_request;
+      for (Json& one : std::get<Json::Array>(request.lists.stages.value)) one.erase("sharding");
+      request.plan.sharding = *level;
+      FT_ASSIGN(const Plan all, PlanDeriver(x_reader, request, x_model).derive(accelerators));
+      const auto number = static_cast<std::int64_t>(stage);
+      if (plan_of_stage(all, number) == plan_of_stage(x_plan, number)) continue;
+      return Error{x_reader.source() + ": /pipeline_stages/" + text(number) +
+                       ": sharding of this stage would change how gradients are added up or "
+                       "travel, which is not modelled beside stages of another level",
+                   ErrorKind::kUnsupported};
+    }
+    return ok_status();
   }
 
   /// What keys do not go with each other, whatever follows.
@@ -379,6 +403,7 @@ const std::vector<std::string>& plan_keys() {
       if (!section.name.empty()) out.push_back(section.name);
     }
     out.emplace_back("dropout");
+    out.emplace_back("pipeline_stages");
     return out;
   }();
   return keys;

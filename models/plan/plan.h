@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -275,6 +276,21 @@ struct Offload {
   bool operator==(const Offload&) const = default;
 };
 
+/// What a stage of the pipeline does otherwise than the plan says (`pipeline_stages` of a RUN).
+struct StageChoice {
+  std::optional<std::int64_t> recompute_layers = {}, activation_layers = {};  ///< first so many
+  std::optional<double> device_share = {};  ///< of its layers, whose states stay on the device
+  std::optional<Sharding> sharding = {};
+  bool operator==(const StageChoice&) const = default;
+};
+
+/// A file that lists the passes of every stage, where `schedule` is kFile.
+struct ScheduleFile {
+  std::string path;
+  ChunkPlacement placement = ChunkPlacement::kRound;
+  bool operator==(const ScheduleFile&) const = default;
+};
+
 /// How the head's loss is worked out.
 struct LossPlan {
   LossForm form = LossForm::kFused;
@@ -314,7 +330,8 @@ struct Plan {
   bool scatter_gather = false;          ///< tensor ranks send a part each of what they hold alike
   std::vector<std::string> rank_order;  ///< fastest first: tp, cp, ep, dp, pp
   std::vector<std::int64_t> pipeline_layout;  ///< layers of every chunk, chunk-major; filled in
-  Partition partition = Partition::kLayers;   ///< how, where no RUN gives it
+  std::vector<StageChoice> stages;  ///< empty where all do as the plan says: `plan_of_stage`
+  Partition partition = Partition::kLayers;  ///< how, where no RUN gives it
   std::int64_t shard_group = 0;  ///< ranks that share one copy of the states; 0 = all data ranks
   Units units;
   std::int64_t bucket_elements = 0;  ///< parameters of a gradient bucket; 0 = one bucket
@@ -326,8 +343,7 @@ struct Plan {
   Precision precision;
   Recompute recompute;
   ExpertPlan experts;
-  std::string schedule_file;
-  ChunkPlacement file_placement = ChunkPlacement::kRound;
+  ScheduleFile file;
   std::vector<std::vector<Pass>> passes;  ///< by stage, where a file or a search made them
   Schedule schedule = Schedule::k1F1B;
   AutoSchedule automatic;

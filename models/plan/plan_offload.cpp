@@ -21,8 +21,11 @@ void check_in_buckets(const Model& model, const Plan& p, Violations& out) {
   if (p.optimizer == Optimizer::kAdafactor) {
     out.unsupported("offload/optimizer", "is not modelled with kernels.optimizer adafactor");
   }
-  const char* units =
-      "goes unit by unit: set sharding.level to gradients or parameters, or it to 0";
+  const char* const units =
+      p.stages.empty()
+          ? "goes unit by unit: set sharding.level to gradients or parameters, or it to 0"
+          : "goes unit by unit: set sharding.level to gradients or parameters, or leave "
+            "offload.optimizer out of pipeline_stages";
   if (p.offload.device_share != 0) out.unsupported("offload/device_share", units);
   if (p.offload.page > 0) out.unsupported("offload/page_mib", units);
 }

@@ -151,7 +151,7 @@ std::string name_of(Schedule schedule) {
 }
 
 std::string name_of(const Plan& plan) {
-  return plan.schedule == Schedule::kFile ? plan.schedule_file : name_of(plan.schedule);
+  return plan.schedule == Schedule::kFile ? plan.file.path : name_of(plan.schedule);
 }
 
 /// zb-v and dualpipev have no others.
@@ -166,7 +166,7 @@ void derive_schedule(JsonReader& run, const ScheduleRequest& asked, Plan& plan) 
   plan.schedule = asked.name.value_or(chunks ? Schedule::kInterleaved : Schedule::k1F1B);
   if (!asked.text.empty()) {
     plan.schedule = Schedule::kFile;
-    plan.schedule_file = asked.text;
+    plan.file.path = asked.text;
     const Result<Json> file = read_json_file(asked.text);
     return run.adopt(file.ok() ? read_schedule_file(file.value(), asked.text, plan)
                                : Status(file.error()));

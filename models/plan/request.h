@@ -58,7 +58,9 @@ struct Request {
   std::optional<bool> sequence;
   GradientKeys gradients;
   std::int64_t accumulation = 1;  ///< microbatches of a rank, where no global batch is given
-  Json documents;
+  struct {
+    Json documents, stages;
+  } lists;  ///< not read yet
   NamedPrecision precision = NamedPrecision::kBf16;
   std::optional<bool> compute_gradients, master;
   NamedRecompute recompute = NamedRecompute::kNone;

@@ -271,7 +271,7 @@ ChunkPlacement Plan::placement() const {
     case Schedule::kChimera:
       return ChunkPlacement::kBidirectional;
     case Schedule::kFile:
-      return file_placement;
+      return file.placement;
     default:
       return ChunkPlacement::kRound;
   }

@@ -32,12 +32,12 @@ class FileReader {
       if (schema != kOrderSchema) {
         reader.fail("schema", "found \"" + schema + "\", expected \"" + kOrderSchema + "\"");
       }
-      reader.read_enum("placement", x_plan.file_placement, placement_names());
+      reader.read_enum("placement", x_plan.file.placement, placement_names());
       stages = reader.require("stages", "the list of every stage's passes");
       FT_TRY(reader.finish());
       place += "/stages";
     }
-    if (x_plan.file_placement == ChunkPlacement::kV) {
+    if (x_plan.file.placement == ChunkPlacement::kV) {
       x_plan.virtual_pipeline = std::max<std::int64_t>(x_plan.virtual_pipeline, 2);
     }
     return read_stages(*stages, place);
@@ -180,7 +180,7 @@ Status check_schedule_file(const Model& model, const Plan& plan) {
     for (std::size_t i = 0; i < plan.passes[s].size(); ++i) {
       const std::int64_t found = plan.passes[s][i].microbatch;
       if (found < plan.microbatches()) continue;
-      return input_error(plan.schedule_file + ": found microbatch " + text(found) + " in pass " +
+      return input_error(plan.file.path + ": found microbatch " + text(found) + " in pass " +
                          text(static_cast<std::int64_t>(i)) + " of stage " +
                          text(static_cast<std::int64_t>(s)) + ", expected one of " +
                          text(plan.microbatches()) + " microbatches, the first is 0");
@@ -189,7 +189,7 @@ Status check_schedule_file(const Model& model, const Plan& plan) {
   const auto named = [&plan](const Status& status) {
     if (status.ok()) return status;
     Error error = status.error();
-    error.message = plan.schedule_file + ": " + error.message;
+    error.message = plan.file.path + ": " + error.message;
     return Status(error);
   };
   FT_TRY(named(check_passes(plan, plan.passes)));

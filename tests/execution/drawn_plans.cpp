@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "models/plan/partition.h"
+#include "models/plan/layout/partition.h"
 
 namespace foretrain {
 namespace {

@@ -47,6 +47,7 @@ Plan on_one_rank(const Plan& plan) {
   one.tensor_mode = TensorMode::k1D;
   one.tensor_depth = 1;
   one.pipeline_layout.clear();
+  one.stages.clear();
   one.sharding = Sharding::kNone;
   one.buckets = GradientBuckets();
   one.recompute = Recompute{};

@@ -1,5 +1,5 @@
 // Do stages with as many parameters, not as many layers, train as one rank?
-#include "models/plan/partition.h"
+#include "models/plan/layout/partition.h"
 
 #include <gtest/gtest.h>
 

@@ -73,7 +73,7 @@ TEST(ScheduleFiles, OfAVThatTurnsAgainTrainAsOneRank) {
         plan.sequence_length = 8;
         if (sharded) plan.sharding = Sharding::kOptimizer;
         plan.schedule = Schedule::kFile;
-        plan.file_placement = ChunkPlacement::kV;
+        plan.file.placement = ChunkPlacement::kV;
         plan.passes = one_by_one(plan, split);
         const Status status = check_schedule_file(model, plan);
         ASSERT_TRUE(status.ok()) << status.error().message;

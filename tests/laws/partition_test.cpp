@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "models/lower.h"
-#include "models/plan/partition.h"
+#include "models/plan/layout/partition.h"
 #include "tests/support/small_plans.h"
 
 namespace foretrain {

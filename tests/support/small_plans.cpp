@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
 #include "models/plan/plan_precision.h"
 #include "models/plan/plan_sharding.h"
 

@@ -1,5 +1,5 @@
 // Are layers divided as the best of all ways to cut them would be?
-#include "models/plan/partition.h"
+#include "models/plan/layout/partition.h"
 
 #include <gtest/gtest.h>
 

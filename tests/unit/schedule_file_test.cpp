@@ -13,7 +13,7 @@ namespace {
 Plan with_order(Plan plan, const std::string& text, std::string* error = nullptr) {
   const Model model = small_llama();
   plan.schedule = Schedule::kFile;
-  plan.schedule_file = "order.json";
+  plan.file.path = "order.json";
   plan.passes.clear();
   const Result<Json> json = parse_json(text, "order.json");
   EXPECT_TRUE(json.ok()) << json.error().message;

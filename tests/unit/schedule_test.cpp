@@ -1,6 +1,6 @@
 // Are schedules and layouts those written out by hand?
 #include "models/schedule/schedule.h"
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "models/lower.h"
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
 #include "models/schedule/schedule.h"
 #include "sim/engine/prepared.h"
 

@@ -1,7 +1,7 @@
 // How a pipeline's layers are divided, and its passes ordered, by the time that they take.
 #pragma once
 
-#include "models/plan/partition.h"
+#include "models/plan/layout/partition.h"
 #include "tools/predict/run_file.h"
 
 namespace foretrain {

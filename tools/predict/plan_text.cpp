@@ -2,8 +2,9 @@
 #include <algorithm>
 #include <functional>
 
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
 #include "models/plan/plan_schedule.h"
+#include "models/plan/violations.h"
 #include "tools/report/report.h"
 
 namespace foretrain {
@@ -37,9 +38,24 @@ std::string layout_text(const Plan& p) {
   return p.partition == Partition::kLayers ? out : out + " (" + name_of(p.partition) + ")";
 }
 
+/// "2, 1, 0 and 0": the first so many layers of the stages, where each has its own number.
+std::string by_stage(const Plan& plan) {
+  std::vector<std::string> layers;
+  for (std::size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    const std::int64_t own = plan.stages[stage].recompute_layers.value_or(plan.recompute.layers);
+    const std::int64_t all = plan.pipeline_layout[stage];
+    layers.push_back(std::to_string(own < 0 ? all : std::min(own, all)));
+  }
+  return enumerated(layers);
+}
+
 std::string recompute_text(const Plan& plan) {
   const Recompute& r = plan.recompute;
   if (!r.any()) return "";
+  const auto own = [](const StageChoice& one) { return one.recompute_layers.has_value(); };
+  if (std::any_of(plan.stages.begin(), plan.stages.end(), own) && plan.chunks() == plan.pipeline) {
+    return ", " + by_stage(plan) + " layers of the stages computed again in backward passes";
+  }
   if (r.in_blocks()) {
     const std::int64_t most =
         *std::max_element(plan.pipeline_layout.begin(), plan.pipeline_layout.end());

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "models/lower.h"
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
 #include "models/plan/plan_schedule.h"
 #include "tools/search/candidates.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "models/lower.h"
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
 
 namespace foretrain {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "models/plan/partition.h"
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/partition.h"
+#include "models/plan/layout/plan_layout.h"
 #include "models/plan/plan_schedule.h"
 #include "tools/search/candidates.h"
 

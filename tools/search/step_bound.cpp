@@ -7,7 +7,7 @@
 #include <span>
 
 #include "models/lower.h"
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
 #include "sim/base/key.h"
 #include "sim/program/memory.h"
 
@@ -228,7 +228,7 @@ bool is_bounded(const Run& run) {
   const bool round = p.schedule == Schedule::k1F1B || p.schedule == Schedule::kInterleaved ||
                      p.schedule == Schedule::kGpipe || p.schedule == Schedule::kBreadthFirst;
   const bool plain = !p.overlap.passes && p.overlap.tensor_slices == 1 && !p.in_grid();
-  return stack && round && plain && p.partition == Partition::kLayers &&
+  return stack && round && plain && p.stages.empty() && p.partition == Partition::kLayers &&
          value_of_key(run.resolved, "parallel.pipeline_layout") == nullptr;
 }
 

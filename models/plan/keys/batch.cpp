@@ -50,7 +50,7 @@ PlanKeys batch_keys() {
                  {"model=t5-small", "parallel.tensor=1", "parallel.pipeline=1", "batch.global=64"}),
       PlanKey("batch.documents", KeyType::kAny,
               [](const PlanKey& key, JsonReader& reader, Request& out) {
-                if (const Json* json = reader.take(key.name)) out.documents = *json;
+                if (const Json* json = reader.take(key.name)) out.lists.documents = *json;
               })
           .else_("one")
           .says("Every sequence packs several documents, with attention inside each alone: tokens "

@@ -47,6 +47,14 @@ PlanKeys run_keys() {
       PlanKey::elsewhere("search")
           .else_("what the flags of `foretrain search` say")
           .says("What `foretrain search` may change and must keep, by the names of its flags."),
+      PlanKey("pipeline_stages", KeyType::kAny,
+              [](const PlanKey& key, JsonReader& reader, Request& out) {
+                if (const Json* json = reader.take(key.name)) out.lists.stages = *json;
+              })
+          .else_("all alike")
+          .says("What each stage of the pipeline does otherwise, first to last: a list of objects "
+                "with layers, recompute, sharding and offload (docs/plans.md).")
+          .probe(R"([{"recompute":1},{}])"),
       PlanKey::number("dropout", [](Request& r, double v) { r.plan.dropout = v; })
           .range(0, 1)
           .else_("the model's, else 0.1 with unfused attention, else 0")

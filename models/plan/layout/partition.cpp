@@ -1,4 +1,4 @@
-#include "models/plan/partition.h"
+#include "models/plan/layout/partition.h"
 
 #include <algorithm>
 #include <limits>

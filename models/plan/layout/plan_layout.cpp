@@ -1,9 +1,9 @@
-#include "models/plan/plan_layout.h"
+#include "models/plan/layout/plan_layout.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "models/plan/partition.h"
+#include "models/plan/layout/partition.h"
 #include "models/plan/plan_reading.h"
 
 namespace foretrain {
