@@ -8,6 +8,7 @@
 
 #include "tools/search/case_bounds.h"
 #include "tools/search/memory_bound.h"
+#include "tools/search/robustness.h"
 #include "tools/search/search_case.h"
 
 namespace foretrain {
@@ -254,6 +255,136 @@ TEST(Search, TheFrontHasWhatNoOtherPlanBeats) {
     });
     EXPECT_TRUE(covered);
   }
+}
+
+/// Every number of layers that each of two stages may compute again, with every layout.
+double best_of_all_stages(const SearchCase& of, const Json& run, std::int64_t layers) {
+  PredictOptions alone;
+  alone.verify = alone.sensitivity = false;
+  alone.step_alone = true;
+  double best = 1e9;
+  for (std::int64_t first = 1; first < layers; ++first) {
+    for (std::int64_t again = 0; again <= first; ++again) {
+      for (std::int64_t other = 0; other <= layers - first; ++other) {
+        Json written = run;
+        const std::string stages = R"([{"layers":)" + std::to_string(first) + R"(,"recompute":)" +
+                                   std::to_string(again) + R"(},{"layers":)" +
+                                   std::to_string(layers - first) + R"(,"recompute":)" +
+                                   std::to_string(other) + "}]";
+        written.set("pipeline_stages", parse_json(stages, "stages").value());
+        const Result<Run> resolved = of.resolve(written);
+        EXPECT_TRUE(resolved.ok()) << resolved.error().message;
+        if (!resolved.ok()) return best;
+        const Result<Prediction> one = predict(resolved.value(), alone);
+        if (one.ok() && one.value().memory.within(1)) {
+          best = std::min(best, one.value().iteration_time_s);
+        }
+      }
+    }
+  }
+  return best;
+}
+
+// Two stages that lack memory: the search's stages are as good as any, and better than even ones.
+TEST(Search, TunesStagesAsWellAsBruteForce) {
+  for (const double gib : {9.0, 10.0, 11.0}) {
+    Json run = small_run(8, 2, gib, false);
+    run.set("parallel", parse_json(R"({"tensor":1,"pipeline":2})", "parallel").value());
+    SearchOptions options;
+    options.space.over = {"recompute"};
+    options.budget_s = 1e6;
+    const Result<SearchResult> found = search_plans(run, "small", options, {});
+    ASSERT_TRUE(found.ok()) << found.error().message;
+    ASSERT_FALSE(found.value().plans.empty());
+    const FoundPlan& best = found.value().plans.front();
+    const Json* stages = best.run.find("pipeline_stages");
+    ASSERT_NE(stages, nullptr) << gib;
+    EXPECT_EQ(best.changes.back().first, "pipeline_stages");
+    EXPECT_TRUE(best.memory.within(1));
+    const auto even = std::find_if(
+        found.value().plans.begin(), found.value().plans.end(),
+        [](const FoundPlan& one) { return one.run.find("pipeline_stages") == nullptr; });
+    EXPECT_LT(best.objective, even->objective);
+    const Result<std::vector<SearchCase>> cases = search_cases(run, "small", options);
+    ASSERT_TRUE(cases.ok()) << cases.error().message;
+    const double of_all = best_of_all_stages(cases.value().front(), run, 8);
+    EXPECT_LE(best.iteration_time_s, 1.002 * of_all) << gib;
+    EXPECT_GE(best.iteration_time_s, 0.999999 * of_all) << gib;
+  }
+}
+
+// What the user fixed stays; nobody tunes stages who was not asked to.
+TEST(Search, TunesNoStagesUnasked) {
+  Json run = small_run(8, 2, 15, false);
+  run.set("parallel", parse_json(R"({"tensor":1,"pipeline":2})", "parallel").value());
+  SearchOptions options;
+  options.budget_s = 1e6;
+  for (const bool fixed : {false, true}) {
+    if (fixed) {
+      options.space.over = {"recompute"};
+      options.space.fixed = {"pipeline_stages"};
+    }
+    const Result<SearchResult> found = search_plans(run, "small", options, {});
+    ASSERT_TRUE(found.ok()) << found.error().message;
+    for (const FoundPlan& plan : found.value().plans) {
+      EXPECT_EQ(plan.run.find("pipeline_stages"), nullptr);
+    }
+  }
+}
+
+UnsurePlan unsure(double objective, double first, double second) {
+  UnsurePlan out;
+  out.objective = objective;
+  out.by_part[0] = first;
+  out.by_part[1] = second;
+  return out;
+}
+
+// One plan wins always; equal work in equal shares keeps its order; a plan that is better by as
+// much as the kinds of work that differ deviate together wins in 84 % of draws, as one deviation
+// of a normal distribution says.
+TEST(SearchRobustness, PricesOfPartsMissTogether) {
+  constexpr std::size_t kDraws = 20000;
+  EXPECT_EQ(shares_of_wins({unsure(1, 0.1, 0.1)}, 0, kDraws), std::vector<double>{1});
+  EXPECT_EQ(shares_of_wins({unsure(1, 0.1, 0.2), unsure(1.01, 0.1, 0.2)}, 0, kDraws),
+            (std::vector<double>{1, 0}));
+  const double apart = 0.05 * std::sqrt(2.0);
+  const std::vector<double> wins =
+      shares_of_wins({unsure(1, 0.05, 0), unsure(1 + apart, 0, 0.05 / (1 + apart))}, 0, kDraws);
+  EXPECT_NEAR(wins[0], 0.8413, 0.01);
+  EXPECT_NEAR(wins[0] + wins[1], 1, 1e-12);
+}
+
+// Plans with the same shares err alike. Shares that differ by d in two parts make errors whose
+// difference deviates by sigma sqrt(2 d): a plan better by so much wins in 84 % of draws.
+TEST(SearchRobustness, PlansErrApartByWhatTheyDifferIn) {
+  constexpr std::size_t kDraws = 20000;
+  UnsurePlan one = unsure(1, 0, 0);
+  one.shares[0] = 0.7;
+  one.shares[1] = 0.3;
+  UnsurePlan other = one;
+  other.objective = 1.0001;
+  EXPECT_EQ(shares_of_wins({one, other}, 0.05, kDraws), (std::vector<double>{1, 0}));
+  other.shares[0] = 0.6;
+  other.shares[1] = 0.4;
+  const double apart = 0.05 * std::sqrt(2 * 0.1);
+  other.objective = 1 + apart;
+  EXPECT_NEAR(shares_of_wins({one, other}, 0.05, kDraws)[0], 0.8413, 0.015);
+}
+
+TEST(Search, SaysHowOftenTheBestPlanWins) {
+  SearchOptions options;
+  options.budget_s = 1e6;
+  const Result<SearchResult> found = search_plans(small_run(4, 4, 80, false), "small", options, {});
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  const SearchResult& result = found.value();
+  EXPECT_GT(result.draws, 0);
+  double sum = 0;
+  for (std::int64_t i = 0; i < result.drawn_plans; ++i) {
+    sum += result.plans[static_cast<std::size_t>(i)].wins;
+  }
+  EXPECT_NEAR(sum, 1, 1e-12);
+  EXPECT_GT(result.plans.front().wins, 0);
 }
 
 TEST(SearchCondition, IsAnExpressionOfNamedValues) {

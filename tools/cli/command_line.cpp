@@ -522,7 +522,8 @@ Verb add_schema(CLI::App& app, foretrain::SchemaArgs& args) {
   verb->footer("Example:\n  foretrain schema run > run.schema.json");
   verb->add_option(
           "KIND", args.kind,
-          "run, cluster, device, system, campaign, profile, timeline or result (of simulate)")
+          "run, cluster, device, system, campaign, profile, timeline, result (of simulate) or "
+          "search")
       ->required();
   verb->add_flag("--page", args.page, "Print docs/reference/keys.md instead");
   return {verb, [&args] { return foretrain::schema(args); }};

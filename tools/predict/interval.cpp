@@ -16,13 +16,18 @@ Deviation deviation_at(const Json& root, const char* key) {
   return both.size() == 2 ? Deviation{both[0], both[1]} : Deviation{};
 }
 
+double number_at_first(const Json& root, const char* key) {
+  const std::vector<double> all = numbers_at(root, key);
+  return all.empty() ? 0 : all.front();
+}
+
 }  // namespace
 
 const IntervalWidths& interval_widths() {
   static const IntervalWidths widths = [] {
     const Json root = load_constants("intervals.json");
     return IntervalWidths{deviation_at(root, "dense"), deviation_at(root, "experts"),
-                          deviation_at(root, "memory")};
+                          deviation_at(root, "memory"), number_at_first(root, "plans")};
   }();
   return widths;
 }
@@ -35,6 +40,11 @@ Deviation time_deviation(const Model& model, const Cluster& cluster) {
 Deviation memory_deviation(const Cluster& cluster) {
   const bool host = cluster.device.architecture == Architecture::kCpu;
   return host ? Deviation() : interval_widths().memory;
+}
+
+double plans_deviation(const Cluster& cluster) {
+  const bool host = cluster.device.architecture == Architecture::kCpu;
+  return host ? 0 : interval_widths().plans;
 }
 
 Interval interval_around(double value, double prices, const Deviation& published) {

@@ -5,7 +5,8 @@
 // --fit-intervals` writes, and says how it is checked). Where prices alone deviate by more
 // (docs/prices.md), their deviation is the side's width: conformal prediction with a floor (Vovk,
 // Gammerman and Shafer 2005; by strata: Romano et al. 2020).
-// Left out: that errors of plans of one model go together, which is what a ranking needs.
+// Errors of plans of one model go together: their deviation among themselves, the median of the
+// groups of published runs, is a width of its own.
 #pragma once
 
 #include "hardware/cluster.h"
@@ -22,12 +23,16 @@ struct Deviation {
 struct IntervalWidths {
   Deviation dense, experts;  ///< of a step's time
   Deviation memory;          ///< of a device's peak
+  /// One deviation, as a logarithm, of step times of plans of one model among themselves.
+  double plans = 0;
 };
 const IntervalWidths& interval_widths();
 
 /// The widths of step times and of memory; none on a host, whose own measurements price it.
 Deviation time_deviation(const Model& model, const Cluster& cluster);
 Deviation memory_deviation(const Cluster& cluster);
+/// `IntervalWidths::plans`; none on a host.
+double plans_deviation(const Cluster& cluster);
 
 /// The 90 % interval around `value`: on each side the wider of `prices`, a logarithm, and
 /// `published`.

@@ -283,8 +283,8 @@ std::string table(const std::string& section, const std::string& doc) {
 }  // namespace
 
 const std::vector<std::string>& schema_kinds() {
-  static const std::vector<std::string> all = {"run",      "cluster", "device",   "system",
-                                               "campaign", "profile", "timeline", "result"};
+  static const std::vector<std::string> all = {
+      "run", "cluster", "device", "system", "campaign", "profile", "timeline", "result", "search"};
   return all;
 }
 

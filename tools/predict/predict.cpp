@@ -193,6 +193,11 @@ void set_interval(const Run& run, const Account& account, Prediction& out) {
     variance += std::pow(exposed * account.error_s[part] / account.busy_s[part], 2);
   }
   const double relative = busy_share > 0 ? std::sqrt(variance) / busy_share : 0;
+  for (std::size_t part = 0; part < account.busy_s.size() && busy_share > 0; ++part) {
+    if (account.busy_s[part] <= 0) continue;
+    out.interval.by_part[part] =
+        out.breakdown[part].seconds() * account.error_s[part] / (account.busy_s[part] * busy_share);
+  }
   constexpr double kSpread = 1.645;  // 95th percentile of a normal distribution
   StepInterval& interval = out.interval;
   interval.prices = kSpread * relative;

@@ -51,10 +51,14 @@ struct Fitting {
   std::vector<std::string> lacking;  ///< what the system has not, so that it was not tried
 };
 
+/// What one deviation of the prices of each part of the work adds to a step, as a share of it.
+using PartDeviations = std::array<double, static_cast<std::size_t>(Part::kCount)>;
+
 /// Of a step's time, the 5th and the 95th percentile (tools/predict/interval.h), and what the
 /// prices alone allow, in log(time).
 struct StepInterval {
   double low_s = 0, high_s = 0, prices = 0;
+  PartDeviations by_part{};
 };
 
 struct Prediction {

@@ -15,6 +15,7 @@ struct Miss {
   double weight = 1;
   double error = 0;   ///< log(measured / predicted)
   double prices = 0;  ///< what the prices alone allow
+  const Row* row = nullptr;
 };
 using Misses = std::vector<Miss>;
 using Chosen = std::function<bool(const Miss&)>;
@@ -48,7 +49,8 @@ Misses residuals_of_times(const std::vector<Row>& rows, const std::vector<RowRes
     if (r.state != RowResult::State::kOk || rows[i].step_time_s <= 0) continue;
     out.push_back({source_of(rows[i]), stratum_of(rows[i], r), r.facts.experts,
                    1 / std::sqrt(sizes.at(rows[i].group)),
-                   std::log(rows[i].step_time_s / r.step_time_s), r.facts.price_deviation});
+                   std::log(rows[i].step_time_s / r.step_time_s), r.facts.price_deviation,
+                   &rows[i]});
   }
   return out;
 }
@@ -91,6 +93,28 @@ Deviation fitted(const Misses& all, const Chosen& chosen) {
           std::max(0.0, quantile(sorted, total, 0.95))};
 }
 
+/// Standard deviations of log(measured / predicted) within groups of three rows or more, sorted.
+std::vector<double> within_groups(const std::vector<Row>& rows, const Misses& times) {
+  std::map<std::string, std::vector<double>> groups;
+  std::size_t next = 0;
+  for (const Row& row : rows) {
+    if (next < times.size() && times[next].row == &row)
+      groups[row.group].push_back(times[next++].error);
+  }
+  std::vector<double> out;
+  for (const auto& [group, errors] : groups) {
+    if (errors.size() < 3) continue;
+    const auto count = static_cast<double>(errors.size());
+    double mean = 0;
+    for (const double error : errors) mean += error / count;
+    double squares = 0;
+    for (const double error : errors) squares += (error - mean) * (error - mean);
+    out.push_back(std::sqrt(squares / (count - 1)));
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 Coverage& operator+=(Coverage& sum, bool inside) {
   ++sum.rows;
   sum.inside += inside ? 1 : 0;
@@ -118,8 +142,9 @@ void leave_out(const Misses& times, FittedIntervals& out) {
   }
 }
 
+double rounded(double value) { return std::round(value * 1e4) / 1e4; }
+
 Json pair_json(const Deviation& deviation) {
-  const auto rounded = [](double value) { return std::round(value * 1e4) / 1e4; };
   return Json::Array{rounded(deviation.low), rounded(deviation.high)};
 }
 
@@ -134,6 +159,9 @@ FittedIntervals fit_intervals(const std::vector<Row>& rows, const std::vector<Ro
   out.widths.memory = fitted(memory, [](const Miss&) { return true; });
   for (const Miss& one : times) ++(one.experts ? out.experts : out.dense);
   out.memory = memory.size();
+  const std::vector<double> groups = within_groups(rows, times);
+  out.groups = groups.size();
+  if (!groups.empty()) out.widths.plans = groups[groups.size() / 2];
   leave_out(times, out);
   return out;
 }
@@ -144,6 +172,7 @@ Json intervals_json(const FittedIntervals& fitted, const std::string& month) {
   out.set("dense", pair_json(fitted.widths.dense));
   out.set("experts", pair_json(fitted.widths.experts));
   out.set("memory", pair_json(fitted.widths.memory));
+  out.set("plans", Json::Array{rounded(fitted.widths.plans)});
   const auto from = [](std::size_t rows) {
     return std::to_string(rows) +
            " published runs: 5th and 95th percentile of log(measured / predicted), written by "
@@ -154,6 +183,9 @@ Json intervals_json(const FittedIntervals& fitted, const std::string& month) {
   sources.set("dense", from(fitted.dense));
   sources.set("experts", from(fitted.experts));
   sources.set("memory", from(fitted.memory));
+  sources.set("plans", std::to_string(fitted.groups) +
+                           " groups of three published runs or more: median of the standard "
+                           "deviations of log(measured / predicted) within them, written likewise");
   out.set("sources", std::move(sources));
   return out;
 }

@@ -19,6 +19,7 @@ struct Coverage {
 struct FittedIntervals {
   IntervalWidths widths;
   std::size_t dense = 0, experts = 0, memory = 0;  ///< rows that each is from
+  std::size_t groups = 0;                          ///< of three rows or more: `widths.plans`
   /// Of times, of rows whose whole source is left out from what gives the widths: all, and by
   /// experts, bits of the arithmetic and number of accelerators.
   Coverage left_out;
@@ -29,7 +30,8 @@ struct FittedIntervals {
 /// From the rows that were predicted: weighted 5th and 95th percentiles of log(measured /
 /// predicted), a row of a group of n weighs 1 / sqrt(n). A source is what stands in a row's
 /// `source` before the file: a repository. Memory counts the peaks that a
-/// device, an allocator or a framework reported, not those that a paper works out.
+/// device, an allocator or a framework reported, not those that a paper works out. Of plans: the
+/// median over groups of three rows or more of their standard deviation.
 FittedIntervals fit_intervals(const std::vector<Row>& rows, const std::vector<RowResult>& results);
 
 /// As configs/intervals.json has it; `month`: of today ("2026-11").

@@ -17,6 +17,13 @@ struct Ranking {
   double ordered = 0;  ///< share of pairs in the same order
 };
 
+/// Pairs of plans of one group, and those that are predicted in the order of their measurements.
+struct PairsInOrder {
+  std::size_t pairs = 0, ordered = 0;
+};
+/// Of all groups with two or more measured rows that were predicted.
+PairsInOrder pairs_in_order(const std::vector<Row>& rows, const std::vector<RowResult>& results);
+
 /// Of every group with three or more measured rows that were predicted, in the groups' order.
 std::vector<Ranking> rankings(const std::vector<Row>& rows, const std::vector<RowResult>& results);
 

@@ -152,19 +152,23 @@ std::string interval_lines(const std::vector<Row>& rows, const std::vector<RowRe
 
 /// How well predictions choose among plans.
 std::string ranking_lines(const std::vector<Row>& rows, const std::vector<RowResult>& results) {
+  const PairsInOrder pairs = pairs_in_order(rows, results);
+  if (pairs.pairs == 0) return "";
+  std::string out = "\n" + std::to_string(pairs.ordered) + " of " + std::to_string(pairs.pairs) +
+                    " pairs of plans of one group are in the order of their measurements\n";
   std::vector<Ranking> all = rankings(rows, results);
-  if (all.empty()) return "";
+  if (all.empty()) return out;
   const auto mean = [&all](double Ranking::*of) {
     double sum = 0;
     for (const Ranking& one : all) sum += one.*of;
     return sum / static_cast<double>(all.size());
   };
-  std::string out = "\nPlans of one model (" + std::to_string(all.size()) +
-                    " groups of three rows or more): the plan predicted fastest takes " +
-                    fixed(100 * mean(&Ranking::regret), 1) + " % more than the fastest, " +
-                    fixed(100 * mean(&Ranking::ordered), 0) +
-                    " % of pairs are in their order, Kendall's tau " +
-                    fixed(mean(&Ranking::tau), 2) + ", means of groups\n";
+  out += "Plans of one model (" + std::to_string(all.size()) +
+         " groups of three rows or more): the plan predicted fastest takes " +
+         fixed(100 * mean(&Ranking::regret), 1) + " % more than the fastest, " +
+         fixed(100 * mean(&Ranking::ordered), 0) +
+         " % of pairs are in their order, Kendall's tau " + fixed(mean(&Ranking::tau), 2) +
+         ", means of groups\n";
   std::stable_sort(all.begin(), all.end(),
                    [](const Ranking& a, const Ranking& b) { return a.regret > b.regret; });
   constexpr double kMuch = 0.02;
@@ -301,6 +305,11 @@ Json score_json(const std::vector<Row>& rows, const std::vector<RowResult>& resu
   }
   summary.set("coverage", coverage_json(rows, results));
   summary.set("ranking", ranking_json(rows, results));
+  const PairsInOrder pairs = pairs_in_order(rows, results);
+  Json counts{Json::Object{}};
+  counts.set("count", static_cast<std::int64_t>(pairs.pairs));
+  counts.set("in_order", static_cast<std::int64_t>(pairs.ordered));
+  summary.set("pairs", std::move(counts));
   Json out{Json::Object{}};
   out.set("schema", "foretrain/score/1");
   out.set("rows", std::move(list));

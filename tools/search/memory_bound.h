@@ -10,4 +10,7 @@ namespace foretrain {
 /// Left out, which makes it lower: fragments, NCCL's buffers, stages between.
 double least_memory_gib(const Run& run);
 
+/// The same plan with no more microbatches than keep as much alive as all of them.
+Plan of_few_microbatches(Plan plan);
+
 }  // namespace foretrain

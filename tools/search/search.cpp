@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
 #include <queue>
 #include <set>
+#include <thread>
 #include <tuple>
 
 #include "models/plan/keys/keys.h"
@@ -14,8 +16,10 @@
 #include "sim/base/threads.h"
 #include "tools/search/case_bounds.h"
 #include "tools/search/memory_bound.h"
+#include "tools/search/robustness.h"
 #include "tools/search/search_case.h"
 #include "tools/search/search_state.h"
+#include "tools/search/stage_tuning.h"
 
 namespace foretrain {
 namespace {
@@ -147,6 +151,24 @@ class Evaluator {
     return out;
   }
 
+  /// The plan with what its prices' deviations add.
+  UnsurePlan unsure(const SearchCase& of, const FoundPlan& plan) const {
+    UnsurePlan out;
+    out.objective = plan.objective;
+    PredictOptions options;
+    options.verify = options.sensitivity = false;
+    const Result<Run> run = of.resolve(plan.run);
+    if (!run.ok()) return out;
+    const Result<Prediction> prediction = predict(run.value(), options);
+    if (!prediction.ok()) return out;
+    const Prediction& known = prediction.value();
+    out.by_part = known.interval.by_part;
+    for (std::size_t part = 0; part < out.shares.size(); ++part) {
+      out.shares[part] = known.breakdown[part].seconds() / known.iteration_time_s;
+    }
+    return out;
+  }
+
   bool excludes(const Run& run, const FoundPlan* found) const {
     const PlanValues values(run, found);
     return std::any_of(x_conditions.begin(), x_conditions.end(), [&](const Condition& one) {
@@ -226,6 +248,140 @@ struct Failures {
   std::vector<std::pair<double, Item>> large;
 };
 
+const SearchCase& case_of_plan(const std::vector<SearchCase>& cases, const FoundPlan& plan) {
+  return *std::find_if(cases.begin(), cases.end(), [&plan](const SearchCase& one) {
+    return one.cluster == plan.cluster && one.seed.cluster.accelerators == plan.accelerators;
+  });
+}
+
+/// Of the search's wall time: what simulations took, and what is left.
+class Clock {
+ public:
+  Clock(double budget_s, std::size_t threads)
+      : x_budget_s(budget_s),
+        x_threads(threads > 0 ? threads : std::max(1U, std::thread::hardware_concurrency())) {}
+
+  double seconds() const { return since(x_begin); }
+  /// Calls `simulate` and learns how long that takes.
+  template <typename Simulate>
+  auto timed(const Simulate& simulate) {
+    const auto begin = std::chrono::steady_clock::now();
+    auto out = simulate();
+    x_simulated_us += static_cast<std::int64_t>(1e6 * since(begin));
+    ++x_simulations;
+    return out;
+  }
+  /// How many simulations, each `times` as long as the mean, end before so large a share of the
+  /// budget is spent: at most `most`.
+  std::size_t room_for(std::size_t most, double share, double times = 1) const {
+    const double each = times * 1e-6 * static_cast<double>(x_simulated_us) /
+                        std::max(1.0, static_cast<double>(x_simulations));
+    const double left = share * x_budget_s - seconds();
+    const double room = each > 0 ? left * static_cast<double>(x_threads) / each : kNoLimit;
+    return room < static_cast<double>(most) ? static_cast<std::size_t>(std::max(0.0, room)) : most;
+  }
+
+ private:
+  using Instant = std::chrono::steady_clock::time_point;
+  static double since(Instant begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  double x_budget_s;
+  std::size_t x_threads;
+  Instant x_begin = std::chrono::steady_clock::now();
+  std::atomic<std::int64_t> x_simulated_us = 0, x_simulations = 0;
+};
+
+/// Counts how often each of the best plans wins when predictions are off, of as many as `most`.
+void count_wins(const std::vector<SearchCase>& cases, const Evaluator& evaluator,
+                std::size_t threads, std::size_t most, SearchResult& result) {
+  constexpr std::size_t kDraws = 2000;
+  const std::size_t count = std::min(most, result.plans.size());
+  if (count == 0 || (count == 1 && result.plans.size() > 1)) return;
+  std::vector<UnsurePlan> plans(count);
+  const auto ask = [&](std::size_t i) {
+    const FoundPlan& plan = result.plans[i];
+    plans[i] = evaluator.unsure(case_of_plan(cases, plan), plan);
+  };
+  in_parallel(count, ask, threads);
+  if (stop_asked()) return;
+  const std::vector<double> wins = shares_of_wins(
+      plans, plans_deviation(case_of_plan(cases, result.plans.front()).seed.cluster), kDraws);
+  for (std::size_t i = 0; i < count; ++i) result.plans[i].wins = wins[i];
+  result.draws = kDraws;
+  result.drawn_plans = static_cast<std::int64_t>(count);
+}
+
+/// Makes more of plans that were found: stages of their own.
+class PlanTuner {
+ public:
+  PlanTuner(const std::vector<SearchCase>& cases, const Evaluator& evaluator,
+            std::function<bool()> may_go_on)
+      : x_cases(cases), x_evaluator(evaluator), x_may_go_on(std::move(may_go_on)) {}
+
+  /// The plan with one chunk a stage, and with everything computed again where that is searched:
+  /// its stages find what they need.
+  std::optional<FoundPlan> with_one_chunk(const FoundPlan& plan) const {
+    const char* const key = "parallel.virtual_pipeline";
+    const Json* chunks = value_of_key(plan.run, key);
+    if (chunks == nullptr || *chunks == Json(1)) return {};
+    std::vector<std::pair<std::string, Json>> changes = {{key, Json(1)}};
+    if (searches_recompute(plan)) changes.emplace_back("recompute", Json("full"));
+    return changed(plan, changes);
+  }
+
+  /// The best that is found of the plan's stages; nothing where the plan itself is as good.
+  std::optional<FoundPlan> tuned_plan(const FoundPlan& plan) const {
+    const Result<Run> even = case_of(plan).resolve(plan.run);
+    if (!even.ok()) return {};
+    std::optional<FoundPlan> best;
+    const auto ask = [&](const Json& stages) -> std::optional<double> {
+      std::optional<FoundPlan> one = changed(plan, {{kStagesKey, stages}});
+      if (!one) return {};
+      const double objective = one->objective;
+      if (!best || objective < best->objective) best = std::move(one);
+      return objective;
+    };
+    tune_stages(even.value(), plan.memory, plan.objective, searches_recompute(plan),
+                {ask, x_may_go_on});
+    if (best && best->objective >= plan.objective) best.reset();
+    return best;
+  }
+
+ private:
+  const SearchCase& case_of(const FoundPlan& plan) const { return case_of_plan(x_cases, plan); }
+  /// The plan with `changes` more, if it fits and nothing excludes it.
+  std::optional<FoundPlan> changed(const FoundPlan& plan,
+                                   const std::vector<std::pair<std::string, Json>>& changes) const {
+    if (!x_may_go_on()) return {};
+    const SearchCase& of = case_of(plan);
+    FoundPlan out = plan;
+    for (const auto& [key, value] : changes) {
+      set_key(out.run, key, value);
+      std::erase_if(out.changes, [&key = key](const auto& one) { return one.first == key; });
+      out.changes.emplace_back(key, value);
+    }
+    const Result<Run> run = of.resolve(out.run);
+    if (!run.ok()) return {};
+    Outcome outcome = x_evaluator.simulate(of, run.value(), false);
+    if (outcome.fate != Fate::kSimulated) return {};
+    outcome.found->run = std::move(out.run);
+    outcome.found->changes = std::move(out.changes);
+    return std::move(outcome.found);
+  }
+
+  bool searches_recompute(const FoundPlan& plan) const {
+    const std::vector<Dimension>& all = case_of(plan).space.dimensions();
+    return std::any_of(all.begin(), all.end(),
+                       [](const Dimension& one) { return one.key == "recompute"; });
+  }
+
+  const std::vector<SearchCase>& x_cases;
+  const Evaluator& x_evaluator;
+  std::function<bool()> x_may_go_on;
+};
+
 class Searcher {
  public:
   Searcher(const std::vector<SearchCase>& cases, const Evaluator& evaluator, SearchState& state,
@@ -235,7 +391,8 @@ class Searcher {
         x_state(state),
         x_options(options),
         x_watch(watch),
-        x_excess(cases) {}
+        x_excess(cases),
+        x_clock(options.budget_s, options.threads) {}
 
   SearchResult run() && {
     look_at_own();
@@ -259,8 +416,13 @@ class Searcher {
  private:
   double best() const { return x_out.plans.empty() ? kNoLimit : x_out.plans[x_best].objective; }
 
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - x_begin).count();
+  double seconds() const { return x_clock.seconds(); }
+
+  /// Of the budget that is left to the search when the clock says so: stages are tuned in what
+  /// remains, and wins are counted.
+  double share() const {
+    constexpr double kTuned = 0.65, kAlone = 0.9;
+    return tunes_stages(x_options.space) ? kTuned : kAlone;
   }
 
   /// Whether there is time left and nobody has asked to stop.
@@ -270,7 +432,7 @@ class Searcher {
     progress.so_far = x_out.certificate;
     progress.best = x_out.plans.empty() ? nullptr : &x_out.plans[x_best];
     if (x_watch && !x_watch(progress)) x_out.interrupted = true;
-    return !x_out.interrupted && progress.seconds < x_options.budget_s;
+    return !x_out.interrupted && progress.seconds < share() * x_options.budget_s;
   }
 
   /// What cannot be written any more ends no search.
@@ -328,7 +490,8 @@ class Searcher {
     const auto work = [&](std::size_t i) {
       if (i < plans.size()) {  // these take longer
         std::optional<Outcome> known = x_state.find(plans[i].of_case, plans[i].plan);
-        outcomes[i] = known ? std::move(*known) : x_evaluator.look_at(plans[i]);
+        const auto look = [&] { return x_evaluator.look_at(plans[i]); };
+        outcomes[i] = known ? std::move(*known) : x_clock.timed(look);
         return;
       }
       const auto& [c, sample] = samples[i - plans.size()];
@@ -355,7 +518,9 @@ class Searcher {
         !x_next.open.empty() && !x_next.ready.empty() &&
         x_next.open.top().estimate * x_excess.of_all() < x_next.ready.top().estimate;
     x_next.asks_alone = promises && !x_next.asks_alone;
-    while (!x_next.asks_alone && plans.size() < kRoundSimulations && !x_next.ready.empty()) {
+    // The last rounds are as short as what is left.
+    const std::size_t most = std::max<std::size_t>(1, x_clock.room_for(kRoundSimulations, share()));
+    while (!x_next.asks_alone && plans.size() < most && !x_next.ready.empty()) {
       Item item = x_next.ready.top();
       x_next.ready.pop();
       // Similar plans that were simulated since may raise the estimate above those of others.
@@ -478,6 +643,31 @@ class Searcher {
     }
   }
 
+  /// From the best plans, and what they are with one chunk a stage, those in which each stage does
+  /// what it needs. They stand beside the plans that the certificate counts.
+  void tune_best() {
+    constexpr std::size_t kTuned = 8;
+    const PlanTuner tuner(x_cases, x_evaluator, [this] {
+      constexpr double kSpent = 0.9;
+      return !stop_asked() && seconds() < kSpent * x_options.budget_s;
+    });
+    std::vector<FoundPlan> starts;
+    for (std::size_t i = 0; i < std::min(kTuned, x_out.plans.size()); ++i) {
+      starts.push_back(x_out.plans[i]);
+      if (std::optional<FoundPlan> one = tuner.with_one_chunk(x_out.plans[i])) {
+        starts.push_back(std::move(*one));
+      }
+    }
+    std::vector<std::optional<FoundPlan>> tuned(starts.size());
+    const auto tune = [&](std::size_t i) { tuned[i] = tuner.tuned_plan(starts[i]); };
+    in_parallel(starts.size(), tune, x_options.threads);
+    for (std::optional<FoundPlan>& plan : tuned) {
+      const auto same = [&plan](const FoundPlan& one) { return one.run == plan->run; };
+      if (!plan || std::any_of(x_out.plans.begin(), x_out.plans.end(), same)) continue;
+      x_out.plans.push_back(std::move(*plan));
+    }
+  }
+
   void finish() {
     Certificate& c = x_out.certificate;
     const double found = best();
@@ -492,7 +682,15 @@ class Searcher {
     c.complete = c.open == 0;
     c.gap = c.complete ? 0 : x_out.plans.empty() ? 1 : (found - lowest) / found;
     std::stable_sort(x_out.plans.begin(), x_out.plans.end(), is_better);
+    if (tunes_stages(x_options.space) && !x_out.interrupted) {
+      tune_best();
+      std::stable_sort(x_out.plans.begin(), x_out.plans.end(), is_better);
+    }
     if (x_out.plans.empty()) find_nearest();
+    // With what each part of a step takes a plan costs as much again.
+    constexpr std::size_t kCompared = 10;
+    const std::size_t most = x_clock.room_for(kCompared, 1, 2);
+    if (!x_out.interrupted) count_wins(x_cases, x_evaluator, x_options.threads, most, x_out);
     std::vector<std::pair<std::int64_t, std::string>> reasons;
     for (const auto& [reason, count] : x_failures.reasons) reasons.emplace_back(-count, reason);
     std::sort(reasons.begin(), reasons.end());
@@ -509,7 +707,7 @@ class Searcher {
   const SearchOptions& x_options;
   const SearchWatch& x_watch;
   Excess x_excess;
-  std::chrono::steady_clock::time_point x_begin = std::chrono::steady_clock::now();
+  Clock x_clock;
   std::vector<std::unique_ptr<CaseBounds>> x_bounds;
   struct {
     std::priority_queue<Item> open;   ///< of which more is asked

@@ -54,6 +54,7 @@ struct FoundPlan {
   double cost = 0;        ///< of a step, in the currency of the prices; 0: no price is known
   double energy_kwh = 0;  ///< of a step, if every accelerator draws what it may
   double objective = 0;   ///< the less the better
+  double wins = -1;  ///< share of draws of prices in which it is the best (robustness.h); -1: ?
   MemoryReport memory;
 };
 
@@ -83,6 +84,8 @@ struct SearchResult {
   std::optional<FoundPlan> nearest;  ///< the plan that lacks least memory, where none fits
   std::vector<std::string> reasons;  ///< the commonest rules that refused plans, the first words
   Certificate certificate;
+  /// Draws of prices that `FoundPlan::wins` counts, among so many of the best plans; 0: none.
+  std::int64_t draws = 0, drawn_plans = 0;
   std::int64_t bounds = 0;  ///< samples that bounds were made of
   bool interrupted = false;
   std::string state_fault;  ///< why the file of `SearchOptions::state` could not be written

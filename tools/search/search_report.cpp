@@ -43,6 +43,9 @@ std::string row(const FoundPlan& plan, const SearchResult& result, const SearchO
     out += padded(percent_changed(plan.iteration_time_s / result.own->iteration_time_s - 1), 10);
   }
   if (has_costs(result)) out += padded(fixed(plan.cost, 2), 10);
+  if (result.draws > 0) {
+    out += padded(plan.wins < 0 ? "" : fixed(100 * plan.wins, 0) + " %", 7);
+  }
   if (has_machines(options)) {
     out += "  " + std::to_string(plan.accelerators) + " of " + plan.cluster;
   }
@@ -54,6 +57,7 @@ std::string header(const SearchResult& result, const SearchOptions& options) {
   std::string out = "  " + padded("step", 9) + padded("MFU", 9) + padded("memory", 11);
   if (result.own) out += padded("to RUN", 10);
   if (has_costs(result)) out += padded("cost", 10);
+  if (result.draws > 0) out += padded("wins", 7);
   if (has_machines(options)) out += "  accelerators";
   return out + "  changes\n";
 }
@@ -76,6 +80,26 @@ std::string certificate_text(const SearchResult& result) {
   if (c.complete && result.plans.empty())
     return out + "Looked for " + seconds_text(result.wall_s) + ".\n";
   return out + ", in " + seconds_text(result.wall_s) + ".\n";
+}
+
+/// Of the best plans those that win in one of twenty draws or more.
+std::size_t not_told_apart(const SearchResult& result) {
+  constexpr double kOften = 0.05;
+  return static_cast<std::size_t>(
+      std::count_if(result.plans.begin(), result.plans.end(),
+                    [](const FoundPlan& plan) { return plan.wins >= kOften; }));
+}
+
+std::string robustness_text(const SearchResult& result) {
+  if (result.draws == 0 || result.drawn_plans < 2) return "";
+  std::string out = "\nWith errors drawn from their deviations the best plan is the best of " +
+                    count_text(result.drawn_plans) + " in " +
+                    fixed(100 * result.plans.front().wins, 0) + " % of draws";
+  const std::size_t several = not_told_apart(result);
+  if (several > 1) {
+    out += "; " + std::to_string(several) + " win in 5 % or more and cannot be told apart";
+  }
+  return out + ".\n";
 }
 
 std::string front_text(const SearchResult& result, const SearchOptions& options) {
@@ -111,6 +135,7 @@ Json plan_json(const FoundPlan& plan) {
   out.set("memory", std::move(memory));
   out.set("cost", plan.cost > 0 ? Json(plan.cost) : Json());
   out.set("energy_kwh", plan.energy_kwh > 0 ? Json(plan.energy_kwh) : Json());
+  if (plan.wins >= 0) out.set("wins", plan.wins);
   return out;
 }
 
@@ -144,7 +169,7 @@ std::string search_text(const SearchResult& result, const SearchOptions& options
     for (std::size_t i = 0; i < std::min(shown, result.plans.size()); ++i) {
       out += row(result.plans[i], result, options);
     }
-    out += front_text(result, options);
+    out += robustness_text(result) + front_text(result, options);
   } else if (result.nearest) {
     out += "No plan fits. The nearest: " + verdict(*result.nearest) + "\n" +
            header(result, options) + row(*result.nearest, result, options);
@@ -173,6 +198,12 @@ Json search_json(const SearchResult& result, const SearchOptions& options) {
   out.set("front", Json(std::move(front)));
   out.set("own", result.own ? plan_json(*result.own) : Json());
   out.set("nearest", result.nearest ? plan_json(*result.nearest) : Json());
+  Json robustness{Json::Object{}};
+  robustness.set("draws", result.draws);
+  robustness.set("plans", result.drawn_plans);
+  robustness.set("best_wins", result.draws > 0 ? Json(result.plans.front().wins) : Json());
+  robustness.set("not_told_apart", static_cast<std::int64_t>(not_told_apart(result)));
+  out.set("robustness", std::move(robustness));
   const Certificate& c = result.certificate;
   Json certificate{Json::Object{}};
   certificate.set("plans", Json(c.plans));

@@ -108,7 +108,8 @@ class Dimensions {
       if (!contains(keys, key)) keys.push_back(key);
     }
     for (const std::string& key : x_options.free) {
-      if (!contains(keys, key)) keys.push_back(key);
+      // No list of values: worked out for the best plans (stage_tuning.h).
+      if (!contains(keys, key) && key != kStagesKey) keys.push_back(key);
     }
     for (const KeyRange& range : x_options.ranges) {
       if (!contains(keys, range.key)) keys.push_back(range.key);
@@ -209,6 +210,13 @@ std::int64_t& member(Degrees& degrees, std::size_t index) {
 
 }  // namespace
 
+bool tunes_stages(const SpaceOptions& options) {
+  const auto named = [](const std::vector<std::string>& all) { return contains(all, kStagesKey); };
+  if (named(options.fixed)) return false;
+  return named(options.free) || named(options.over) || contains(options.over, "recompute") ||
+         contains(options.over, "offload");
+}
+
 const Json* value_of_key(const Json& run, const std::string& key) {
   const Json* out = value_at(run, pointer_of(key));
   return out == nullptr || out->is_null() ? nullptr : out;
@@ -246,6 +254,8 @@ Result<Space> Space::of(Json run, const Run& seed, std::int64_t global_batch,
   FT_ASSIGN(out.x_dimensions, Dimensions(run, seed, options).make());
   out.x_accelerators = seed.cluster.accelerators;
   out.x_global_batch = global_batch;
+  // What the search works out is not what the RUN says.
+  if (contains(options.free, kStagesKey)) run.erase(kStagesKey);
   out.x_run = std::move(run);
   set_key(out.x_run, "batch.global", Json(global_batch));
   FT_TRY(out.enumerate(seed));

@@ -79,6 +79,10 @@ class Space {
   std::vector<std::uint8_t> x_points;
 };
 
+/// The key of what each stage does otherwise, and whether the search works it out.
+inline constexpr const char* kStagesKey = "pipeline_stages";
+bool tunes_stages(const SpaceOptions& options);
+
 /// What stands at "section.key" of a RUN; null if nothing.
 const Json* value_of_key(const Json& run, const std::string& key);
 /// Sets it, and the section where there is none.
