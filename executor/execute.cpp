@@ -97,7 +97,7 @@ Result<std::unique_ptr<Execution>> Execution::create(const Workload& workload, R
   std::optional<StateMeasure> load;
   const std::int64_t first = options.host.training.first_step;
   if (ready.ok() && options.states && first > 0) {
-    const auto read = load_state(*options.states, workload, *made.value(), rank, first);
+    const auto read = load_state(*options.states, *made.value(), rank, transport, first);
     if (read.ok()) {
       load = read.value();
     } else {

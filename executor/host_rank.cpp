@@ -89,9 +89,15 @@ std::vector<typename HostRank<T>::Updated> HostRank<T>::updated() const {
     const QueuedOp& task = x_list.tasks[static_cast<std::size_t>(stream)][index];
     const std::optional<UpdatedWeights> update = updated_weights(x_list, task);
     if (!update) continue;
-    const Kept weights = kept(x_list.call_of(task), update->weights);
-    out.push_back(
-        {weights.frame, weights.operand.begin, weights.operand.begin + weights.operand.count});
+    const Call& call = x_list.call_of(task);
+    const auto values = [&](const View& view) {
+      return reinterpret_cast<T*>(kept(call, view).operand.data);
+    };
+    const Kept weights = kept(call, update->weights);
+    const std::int64_t begin = weights.operand.begin;
+    out.push_back({weights.frame, begin, begin + weights.operand.count,
+                   reinterpret_cast<T*>(weights.operand.data), values(update->momentum),
+                   values(update->variance), update->master ? values(*update->master) : nullptr});
   }
   return out;
 }

@@ -40,10 +40,15 @@ class HostRank final : public RankRunner {
   HostMemory<T>& memory() { return x_memory; }
   const Program& program() const { return x_program; }
   HostOptions& options() { return x_options; }
-  /// Weights that this rank's optimizer wrote: intervals of elements of parameter buffers.
+  /// Weights that this rank's optimizer writes: intervals of elements of parameter buffers, and the
+  /// optimizer's states of these elements.
   struct Updated {
     FrameId owner;
     std::int64_t begin = 0, end = 0;
+    T* weights = nullptr;
+    T* momentum = nullptr;
+    T* variance = nullptr;
+    T* master = nullptr;  ///< none where there is no copy
   };
   std::vector<Updated> updated() const;
 

@@ -91,9 +91,11 @@ std::optional<UpdatedWeights> updated_weights(const TaskList& list, const Queued
     return cast != nullptr && cast->kind == KernelKind::kCast && other.reads[0] == op.writes[0];
   };
   const auto cast = std::find_if(ops.begin() + task.op + 1, ops.end(), casts);
-  if (cast != ops.end()) return UpdatedWeights{cast->writes[0], op.writes[0]};
-  if (op.writes.size() < 4) return UpdatedWeights{op.writes[0], std::nullopt};
-  return UpdatedWeights{op.writes[0], op.writes[3]};
+  const View& momentum = op.writes[1];
+  const View& variance = op.writes[2];
+  if (cast != ops.end()) return UpdatedWeights{cast->writes[0], op.writes[0], momentum, variance};
+  if (op.writes.size() < 4) return UpdatedWeights{op.writes[0], {}, momentum, variance};
+  return UpdatedWeights{op.writes[0], op.writes[3], momentum, variance};
 }
 
 std::vector<Place> places_of(const Workload& workload, RankId rank) {

@@ -53,10 +53,11 @@ struct KeptView {
 /// copied from or to one that stays.
 KeptView kept_view(const TaskList& list, const Call& call, const View& view);
 
-/// The weights of an update, and the fp32 copies that they equal after it, if any.
+/// The weights of an update, the fp32 copies that they equal after it, if any, and its moments.
 struct UpdatedWeights {
   View weights;
   std::optional<View> master;
+  View momentum, variance;
 };
 /// Of an Adam; none of other ops. Where it updates the copies alone, a cast of its call follows.
 std::optional<UpdatedWeights> updated_weights(const TaskList& list, const QueuedOp& task);

@@ -1,9 +1,14 @@
-// Real checkpoints of host ranks: every rank writes its persistent buffers into a file of its own.
+// Real checkpoints of host ranks: every rank writes its weights and optimizer states into a file of
+// its own.
 //
-// FOLDER/step-N/rank-R.state is written beside its place and renamed; FOLDER/step-N/state.json is
-// written last, by rank 0, with a checksum of every file: a folder without it is none. Killed at
-// any moment, the states before stay whole.
-// Left out: devices; a state of another plan; no fsync, so a power failure may lose the newest.
+// FOLDER/step-N/rank-R.state is written beside its place and renamed, and rank-R.json, which says
+// which elements of the model's tensors it has; FOLDER/step-N/state.json is written last, by rank
+// 0, with a checksum of every file: a folder without it is none. Killed at any moment, the states
+// before stay whole.
+//
+// The plan that wrote a state reads the files back as they are. Another plan of the same model and
+// batch reads ranges of tensors (state_map.h), whatever ranks have them.
+// Left out: devices; every copy is written; no fsync, so a power failure may lose the newest.
 #pragma once
 
 #include <string>
@@ -18,12 +23,22 @@ namespace foretrain {
 struct StateFolder {
   std::string path;
   std::int64_t every = 1, keep = 2;
+  std::string model;              ///< tells models apart whose tensors are alike
+  bool of_other_plan = false;     ///< the state that is read
+  std::uint64_t fingerprint = 0;  ///< of the Workload; 0: it is made with every state
 };
 
-/// Of what was written or read by this rank.
+/// Of what was written or read, until all ranks were done.
 struct StateMeasure {
   double seconds = 0;
-  Bytes bytes = 0;
+  Bytes bytes = 0;      ///< of this rank
+  Bytes all_bytes = 0;  ///< of all ranks; on rank 0 alone
+};
+
+/// A state that a run can go on from.
+struct SavedPoint {
+  std::int64_t steps = 0;  ///< 0: there is none
+  bool of_other_plan = false;
 };
 
 /// Tells plans apart: a hash of all Programs and of what ranks they are bound to.
@@ -35,13 +50,13 @@ Result<StateMeasure> save_state(const StateFolder& folder, const Workload& workl
                                 RankRunner& runner, RankId rank, Transport& transport,
                                 std::int64_t steps);
 
-/// Steps of the newest whole state of this Workload, before any rank runs: damaged ones are left
-/// out, with a note for each. 0: there is none.
-Result<std::int64_t> newest_state(const StateFolder& folder, const Workload& workload,
-                                  std::vector<std::string>& notes);
+/// The newest whole state, before any rank runs: damaged ones are left out, with a note for each.
+/// One of another model or batch is an error.
+Result<SavedPoint> newest_state(const StateFolder& folder, const Workload& workload,
+                                std::vector<std::string>& notes);
 
-/// Reads the state after so many steps into a rank that is set up.
-Result<StateMeasure> load_state(const StateFolder& folder, const Workload& workload,
-                                RankRunner& runner, RankId rank, std::int64_t steps);
+/// Reads the state after so many steps into a rank that is set up. All ranks call it.
+Result<StateMeasure> load_state(const StateFolder& folder, RankRunner& runner, RankId rank,
+                                Transport& transport, std::int64_t steps);
 
 }  // namespace foretrain

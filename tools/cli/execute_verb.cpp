@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -6,6 +7,7 @@
 #include "sim/base/printable.h"
 #include "tools/calibrate/host_run.h"
 #include "tools/cli/verbs.h"
+#include "tools/goodput/host_store.h"
 #include "tools/report/report.h"
 #include "traces/timeline_json.h"
 
@@ -45,32 +47,96 @@ Json to_json(const HostRun& host, const Job& job, const Executed& executed) {
   return out;
 }
 
-/// Of rank 0, which waits for the others.
-Json states_json(const Executed& executed, std::int64_t first) {
+/// What states took, beside what the model of a shared store says of as many bytes.
+struct StatesMeasured {
+  std::int64_t first = 0;  ///< steps that a state had done which was read
+  bool of_other_plan = false;
+  std::vector<StateMeasure> saves;
+  std::optional<StateMeasure> load;
+  StoreRates store;
+
+  double save_s() const {
+    std::vector<double> all;
+    for (const StateMeasure& save : saves) all.push_back(save.seconds);
+    std::sort(all.begin(), all.end());
+    return all.empty() ? 0 : all[all.size() / 2];
+  }
+  double all_bytes() const {
+    if (!saves.empty()) return static_cast<double>(saves.front().all_bytes);
+    return load ? static_cast<double>(load->all_bytes) : 0;
+  }
+  double predicted_save_s() const { return transfer_s(all_bytes(), store.write_gb_per_s); }
+  double predicted_load_s() const {
+    return load ? transfer_s(static_cast<double>(load->all_bytes), store.read_gb_per_s) : 0;
+  }
+};
+
+Result<std::optional<StatesMeasured>> measure_states(const ExecuteArgs& args, const HostRun& host,
+                                                     const ExecuteOptions& options,
+                                                     const Executed& executed) {
+  if (!options.states) return std::optional<StatesMeasured>();
+  StatesMeasured out;
+  out.first = options.host.training.first_step;
+  out.of_other_plan = options.states->of_other_plan;
+  out.saves = executed.saves;
+  out.load = executed.load;
+  if (out.saves.empty() && !out.load) return std::optional<StatesMeasured>(std::move(out));
+  const auto ranks = static_cast<std::int64_t>(host.workload.ranks.size());
+  FT_ASSIGN(out.store, store_rates(host.run, args.only.states.path, ranks,
+                                   out.all_bytes() / static_cast<double>(ranks)));
+  return std::optional<StatesMeasured>(std::move(out));
+}
+
+Json states_json(const StatesMeasured& states) {
+  const auto when = [](bool known, double value) { return known ? Json(value) : Json(); };
+  const bool saved = !states.saves.empty();
+  const bool loaded = states.load.has_value();
+  const StateMeasure one = saved ? states.saves.front() : loaded ? *states.load : StateMeasure();
   Json out{Json::Object{}};
-  out.set("resumed_after", first);
-  out.set("load_s", executed.load ? Json(executed.load->seconds) : Json());
+  out.set("resumed_after", states.first);
+  out.set("of_other_plan", states.of_other_plan);
+  out.set("load_s", when(loaded, loaded ? states.load->seconds : 0));
+  out.set("predicted_load_s", when(loaded, states.predicted_load_s()));
   Json::Array saves;
-  for (const StateMeasure& save : executed.saves) saves.emplace_back(save.seconds);
+  for (const StateMeasure& save : states.saves) saves.emplace_back(save.seconds);
   out.set("save_s", std::move(saves));
-  const StateMeasure* one = executed.saves.empty() ? nullptr : &executed.saves.front();
-  if (one == nullptr && executed.load) one = &*executed.load;
-  out.set("rank_gib", one == nullptr ? Json() : Json(static_cast<double>(one->bytes) / kGiB));
+  out.set("predicted_save_s", when(saved, states.predicted_save_s()));
+  const bool any = saved || loaded;
+  out.set("bytes_gib", when(any, states.all_bytes() / kGiB));
+  out.set("rank_gib", when(any, static_cast<double>(one.bytes) / kGiB));
+  out.set("store_write_gb_per_s", when(any, states.store.write_gb_per_s));
+  out.set("store_read_gb_per_s", when(any, states.store.read_gb_per_s));
+  out.set("store_measured", states.store.measured);
   return out;
 }
 
-std::string states_text(const Executed& executed, const ExecuteArgs& args) {
+std::string states_text(const StatesMeasured& states, const std::string& path) {
+  const auto mib = [](double bytes) { return fixed(bytes / kMiB, 1) + " MiB"; };
   std::string out;
-  const std::string& path = args.only.states.path;
-  if (executed.load)
-    out += "Read        the state in " + seconds_text(executed.load->seconds) + "\n";
-  if (executed.saves.empty()) return out;
-  double sum = 0;
-  for (const StateMeasure& save : executed.saves) sum += save.seconds;
-  const auto count = static_cast<double>(executed.saves.size());
-  return out + "Wrote       " + std::to_string(executed.saves.size()) + " states to " + path +
-         ", " + fixed(static_cast<double>(executed.saves.front().bytes) / kMiB, 1) +
-         " MiB of rank 0 in " + seconds_text(sum / count) + " each\n";
+  if (states.saves.empty() && !states.load) return out;
+  if (states.load) {
+    out += "Read        " + mib(static_cast<double>(states.load->all_bytes)) + " of " + path +
+           (states.of_other_plan ? ", which another plan wrote," : "") + " in " +
+           seconds_text(states.load->seconds) + ", predicted " +
+           seconds_text(states.predicted_load_s()) + "\n";
+  }
+  if (!states.saves.empty()) {
+    out += "Wrote       " + std::to_string(states.saves.size()) + " states to " + path + ", " +
+           mib(states.all_bytes()) + " of all ranks in " + seconds_text(states.save_s()) +
+           " (median), predicted " + seconds_text(states.predicted_save_s()) + "\n";
+  }
+  return out + "            predicted at " + fixed(states.store.write_gb_per_s * 1e9 / kGiB, 2) +
+         " GiB/s to write and " + fixed(states.store.read_gb_per_s * 1e9 / kGiB, 2) + " to read, " +
+         (states.store.measured ? "measured in that folder" : "as the RUN says") + "\n";
+}
+
+/// What tensors do not tell of a model.
+std::string model_text(const Model& model) {
+  return std::to_string(model.layers) + " layers of " + std::to_string(model.hidden) + ", " +
+         std::to_string(model.heads) + " heads of " + std::to_string(model.head_dim) + ", " +
+         std::to_string(model.kv_heads) + " of keys, " + std::to_string(model.vocabulary) +
+         " tokens, " + std::to_string(model.experts.count) + " experts, " +
+         std::to_string(model.experts.top_k) + " of a token";
 }
 
 /// Where the run goes on, and where its states go.
@@ -82,8 +148,12 @@ Status set_states(const ExecuteArgs& args, const HostRun& host, std::vector<std:
     return unsupported("--checkpoint: states of devices are not saved yet; leave out --device");
   }
   options.states = only.states;
+  options.states->model = model_text(host.run.model);
+  options.states->fingerprint = fingerprint_of(host.workload);
   if (!only.resume) return ok_status();
-  FT_ASSIGN(const std::int64_t first, newest_state(only.states, host.workload, notes));
+  FT_ASSIGN(const SavedPoint point, newest_state(*options.states, host.workload, notes));
+  const std::int64_t first = point.steps;
+  options.states->of_other_plan = point.of_other_plan;
   if (first >= args.steps) {
     return input_error("--steps " + std::to_string(args.steps) + ": the state in " +
                        only.states.path + " has done " + std::to_string(first) +
@@ -135,7 +205,7 @@ std::string report(const HostRun& host, const Job& job, const Executed& executed
 }
 
 Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
-                   const Executed& executed, std::int64_t first) {
+                   const Executed& executed, const std::optional<StatesMeasured>& states) {
   if (!args.trace.empty()) {
     FT_TRY(write_trace(args.trace, executed.timeline, host.run.name));
   }
@@ -146,7 +216,7 @@ Status write_files(const ExecuteArgs& args, const HostRun& host, const Job& job,
   }
   if (args.json.empty()) return ok_status();
   Json json = to_json(host, job, executed);
-  if (!args.only.states.path.empty()) json.set("checkpoint", states_json(executed, first));
+  if (states) json.set("checkpoint", states_json(*states));
   return write_output(args.json, dump_json(json) + "\n");
 }
 
@@ -183,10 +253,14 @@ Status execute(const ExecuteArgs& args) {
   executed.timeline.name = host.run.name;
   Status written = ok_status();
   if (job.speaks()) {
-    written = write_files(args, host, job, executed, first);
+    const auto states = measure_states(args, host, options, executed);
+    written = states.ok() ? write_files(args, host, job, executed, states.value())
+                          : Status(states.error());
     const bool taken = args.json == "-" || args.trace == "-" || args.timeline == "-";
     if (written.ok() && !args.quiet && !taken) {
-      written = print(false, report(host, job, executed, first) + states_text(executed, args));
+      std::string text = report(host, job, executed, first);
+      if (states.value()) text += states_text(*states.value(), args.only.states.path);
+      written = print(false, text);
     }
   }
   if (job.world.finish) job.world.finish();

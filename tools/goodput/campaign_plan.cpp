@@ -7,18 +7,10 @@
 
 #include "hardware/presets.h"
 #include "sim/campaign/reliability.h"
+#include "tools/goodput/host_store.h"
 #include "tools/goodput/pipeline_policies.h"
 
 namespace foretrain {
-namespace {
-
-/// Seconds for `bytes` at a rate in GB/s; none where the rate is not known.
-double transfer_s(double bytes, double gb_per_s) {
-  return gb_per_s > 0 ? bytes / (1e9 * gb_per_s) : 0;
-}
-
-}  // namespace
-
 Result<Prediction> predict_with(const Run& run, const Sets& sets) {
   const auto prices = [&run](Run& other) {
     other.profile = run.profile;
