@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "sim/campaign/failure_source.h"
 #include "sim/campaign/policy.h"
@@ -58,10 +59,14 @@ enum class CampaignEvent : std::uint8_t {
 };
 using CampaignQueue = TimedQueue<Nanos, CampaignEvent>;
 
+/// What a failure or a node that came back broke off, at the end of the same step.
+enum class Due : std::uint8_t { kNothing, kSave, kEvaluation };
+
 struct WorkDone {
   Nanos position = 0;  ///< on the line of work
   Nanos target = 0;    ///< where the present run ends
   Nanos highest = 0;   ///< what lies before it is work that is done again
+  Due due = Due::kNothing;
 };
 
 struct Nodes {
@@ -70,9 +75,16 @@ struct Nodes {
   std::int64_t missing = 0;  ///< that the job runs without
   std::int64_t pool = 0;     ///< spares
   std::int64_t most_missing = 0;
-  bool restart = false;  ///< the job has to start from a checkpoint
+  bool restart = false;    ///< the job has to start from a checkpoint
+  std::int64_t loads = 0;  ///< the plan that wrote this checkpoint
   Loss loss = Loss::kProcesses;
 };
+
+/// What is broken off begins again once the job goes on, where it still stands at that step.
+Due broken_off(Activity activity, Due before) {
+  if (activity == Activity::kSave) return Due::kSave;
+  return activity == Activity::kEvaluate ? Due::kEvaluation : before;
+}
 
 std::uint64_t stream_seed(std::uint64_t seed, std::uint64_t index, std::uint64_t stream) {
   return hash_u64(hash_u64(seed + 0x9e3779b97f4a7c15ULL) + 2 * index + stream);
@@ -247,6 +259,9 @@ class Job {
   void finish();
   void begin_save();
   void end_save();
+  void end_grow();
+  void go_on();
+  Saves::Point point() const;
   bool skip_cycles(std::int64_t step);
   void handle(const CampaignQueue::Event& event);
   void fail(std::size_t component, std::int32_t nodes, double repair_s, bool drawn);
@@ -351,13 +366,38 @@ void Job::finish() {
     case Activity::kStart:
       x_nodes.restart = false;
       x_nodes.loss = Loss::kProcesses;
-      return begin_run();
-    case Activity::kEvaluate:
+      return go_on();
     case Activity::kGrow:
+      return end_grow();
+    case Activity::kEvaluate:
+      return begin_run();
     case Activity::kRegroup:
     case Activity::kWait:
-      return begin_run();
+      return go_on();
   }
+}
+
+Saves::Point Job::point() const {
+  return {x_progress.position, x_policy->plan_index(x_nodes.missing, x_plan.fleet)};
+}
+
+void Job::go_on() {
+  const Due due = std::exchange(x_progress.due, Due::kNothing);
+  if (due == Due::kSave) return begin_save();
+  if (due == Due::kEvaluation) {
+    return begin(Activity::kEvaluate, nanos(x_plan.work.evaluation_s));
+  }
+  begin_run();
+}
+
+/// All ranks have written their states and read them as the larger plan shares them out.
+void Job::end_grow() {
+  x_saves.settle(point());
+  if (x_progress.due == Due::kSave) {
+    const bool evaluates = evaluates_at(x_plan.work, x_line.steps_before(x_progress.position));
+    x_progress.due = evaluates ? Due::kEvaluation : Due::kNothing;
+  }
+  go_on();
 }
 
 void Job::end_save() {
@@ -367,11 +407,11 @@ void Job::end_save() {
     const Nanos before = x_progress.position;
     if (skip_cycles(step)) {
       const Nanos run = x_line.at_step(step + x_plan.saving.every_steps) - before;
-      x_saves.settle(x_progress.position - run);
+      x_saves.settle({x_progress.position - run, point().plan});
     }
   }
   std::size_t count = 0;
-  const Saves::Copies copies = x_saves.take(x_progress.position, x_now, count);
+  const Saves::Copies copies = x_saves.take(point(), x_now, count);
   for (std::size_t i = 0; i < count; ++i) {
     x_happenings.push(copies[i].at, CampaignEvent::kCopied,
                       static_cast<std::int32_t>(copies[i].loss), x_saves.version());
@@ -431,10 +471,14 @@ void Job::fail(std::size_t component, std::int32_t nodes, double repair_s, bool 
                      exposed};
   const bool keeps = nodes > 0 && x_policy->survives(blow, x_plan.fleet);
   x_nodes.restart = x_nodes.restart || !keeps;
+  x_progress.due = broken_off(x_activity, x_progress.due);
   if (x_nodes.restart) {
     const Loss loss = nodes == 0 ? Loss::kProcesses : nodes == 1 ? Loss::kNode : Loss::kNodes;
     x_nodes.loss = std::max(x_nodes.loss, loss);
-    x_progress.position = x_saves.restore(x_nodes.loss);
+    const Saves::Point restored = x_saves.restore(x_nodes.loss);
+    if (restored.position != x_progress.position) x_progress.due = Due::kNothing;
+    x_progress.position = restored.position;
+    x_nodes.loads = restored.plan;
   } else if (x_policy->redoes_step()) {
     x_progress.position = x_line.at_step(x_line.steps_before(x_progress.position));
   }
@@ -455,7 +499,10 @@ void Job::react() {
 void Job::start_or_go_on() {
   if (!x_nodes.restart) return begin(Activity::kRegroup, nanos(x_plan.fleet.pause_s));
   const Nanos warm_up = x_plan.recovery.warm_up_steps * x_line.step_at(x_progress.position);
-  const double load_s = x_plan.saving.load_s[static_cast<std::size_t>(x_nodes.loss)];
+  double load_s = x_plan.saving.load_s[static_cast<std::size_t>(x_nodes.loss)];
+  if (x_progress.position > 0 && x_nodes.loads != point().plan) {
+    load_s = std::max(load_s, x_plan.saving.reshard_s);
+  }
   begin(Activity::kStart, nanos(x_plan.recovery.start_s + load_s) + warm_up);
 }
 
@@ -475,7 +522,9 @@ void Job::node_back() {
       const bool pauses = x_plan.fleet.pause_s > 0 && x_activity == Activity::kRun;
       return pauses ? begin(Activity::kRegroup, nanos(x_plan.fleet.pause_s)) : void();
     }
-    const double saves_s = x_plan.saving.stall_s + x_plan.saving.load_s[0];
+    x_progress.due = broken_off(x_activity, x_progress.due);
+    const SavingPlan& saving = x_plan.saving;
+    const double saves_s = saving.stall_s + std::max(saving.load_s[0], saving.reshard_s);
     begin(Activity::kGrow, nanos(saves_s + x_plan.recovery.start_s) +
                                x_plan.recovery.warm_up_steps * x_line.step_at(x_progress.position));
   } else {

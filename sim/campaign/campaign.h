@@ -107,6 +107,7 @@ struct SavingPlan {
   /// From the end of the stall until the checkpoint survives such a loss; infinite: it never does.
   std::array<double, kLosses> ready_s{};
   std::array<double, kLosses> load_s{};
+  double reshard_s = 0;  ///< the least time to load what another plan of the job wrote
   /// A checkpoint waits until the one before is written; else it is not written to the store then.
   bool waits_for_writer = true;
   double interference = 0;  ///< by how much longer a step takes while one is written

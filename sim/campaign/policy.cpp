@@ -89,6 +89,9 @@ class RedundantPolicy : public ShrinkPolicy {
     if (2 * missing > fleet.nodes) return 2;
     return std::min<std::int64_t>(missing, 1);
   }
+  std::int64_t plan_index(std::int64_t /*missing*/, const Fleet& /*fleet*/) const override {
+    return 0;  // the stages stay
+  }
 };
 
 }  // namespace

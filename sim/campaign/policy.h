@@ -45,6 +45,11 @@ class Policy {
   virtual std::int64_t exposed(std::int64_t /*missing*/) const { return 0; }
   /// Which of `Fleet::pace` a job without so many nodes has: here, how many replicas less.
   virtual std::int64_t pace_index(std::int64_t missing, const Fleet& fleet) const;
+  /// Tells apart the plans that a job without so many nodes has: another one loads what it does not
+  /// share out as the one that saved.
+  virtual std::int64_t plan_index(std::int64_t missing, const Fleet& fleet) const {
+    return pace_index(missing, fleet);
+  }
 };
 
 std::unique_ptr<Policy> make_policy(PolicyKind kind);

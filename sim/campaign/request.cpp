@@ -241,6 +241,12 @@ CampaignKeys saving_keys() {
           .says("Seconds to read a checkpoint.")
           .probe("600"),
       open_number(
+          "campaign.checkpoint.reshard_s", [](auto& r, double v) { r.saving.reshard_s = v; }, 0,
+          kLongestSeconds)
+          .else_("load_s where it is given, else from the bytes")
+          .says("Seconds to read one after the job's nodes changed, no less than load_s.")
+          .probe("3000", {"campaign.policy=shrink"}),
+      open_number(
           "campaign.checkpoint.interference", [](auto& r, double v) { r.saving.interference = v; },
           0, 10)
           .fallback_to(0.0)

@@ -25,7 +25,7 @@ struct SavingRequest {
   std::optional<double> interval_s;
   std::optional<std::int64_t> interval_steps;
   SaveMode mode = SaveMode::kSync;
-  std::optional<double> store_gb_per_s, stall_s, load_s;
+  std::optional<double> store_gb_per_s, stall_s, load_s, reshard_s;
   double interference = 0;
 };
 

@@ -173,6 +173,7 @@ INSTANTIATE_TEST_SUITE_P(
                     {"/campaign/policy", "stages of whole nodes"}},
         BadCampaign{{"campaign.tokens=null"}, {"/campaign/tokens", "is missing"}},
         BadCampaign{{"campaign.steps=5"}, {"/campaign/steps", "beside tokens"}},
+        BadCampaign{{"campaign.checkpoint.reshard_s=-1"}, {"/campaign/checkpoint/reshard_s", "-1"}},
         BadCampaign{{"campaign.recovery.start_s=-1"}, {"/campaign/recovery/start_s", "-1"}},
         BadCampaign{{"campaign.tokns=5"}, {"/campaign/tokns", "tokens"}},
         BadCampaign{{kRates + R"({"failures_per_node_day":500})"}, {"would not end", "failure"}},

@@ -50,6 +50,10 @@ double share(const CampaignStatistics& all, CampaignPart part) {
   return all.parts[static_cast<std::size_t>(part)];
 }
 
+double seconds_in(const CampaignOutcome& outcome, CampaignPart part) {
+  return seconds_of(outcome.parts[static_cast<std::size_t>(part)]);
+}
+
 TEST(Campaign, WithoutFailuresIsStepsTimesStep) {
   CampaignPlan plan = quiet_campaign();
   plan.saving.every_steps = 0;
@@ -173,6 +177,7 @@ CampaignPlan drawn_campaign(Rng& rng) {
     plan.saving.ready_s[loss] = std::array{0.0, 50.0, 2000.0, kInfinite}[rng.next() % 4];
     plan.saving.load_s[loss] = up_to(100);
   }
+  plan.saving.reshard_s = rng.below(2) > 0 ? up_to(300) : 0;
   plan.saving.waits_for_writer = rng.below(2) > 0;
   plan.saving.interference = rng.below(2) > 0 ? 0.2 : 0;
   plan.fleet.nodes = 1 + rng.below(64);
@@ -258,6 +263,11 @@ TEST(Campaign, TwiceOfAnythingBadNeverHelps) {
               p.failures.wear_in_days = 10;
             }),
             days);
+  plan.fleet.policy = PolicyKind::kShrink;
+  plan.fleet.pace = {1, 1.1, 1.2};
+  plan.saving.reshard_s = 600;
+  const double shrunk = mean_days(plan);
+  EXPECT_GT(twice([](auto& p) { p.saving.reshard_s *= 2; }), shrunk);
 }
 
 TEST(Campaign, MoreSparesNeverHurt) {
@@ -344,6 +354,53 @@ TEST(Campaign, PoliciesStandInTheOrderThatTheoryGives) {
   EXPECT_EQ(days_of(PolicyKind::kSpares, 0), wait);
 }
 
+TEST(Campaign, ASaveThatIsBrokenOffIsWrittenAgain) {
+  // A node fails 30 s into the third save, and the others go on; later all processes stop.
+  CampaignPlan plan = quiet_campaign();
+  plan.work.phases = {{2000, 10}};
+  plan.failures.traced_components = {"any"};
+  plan.failures.trace = {{1860 * 2 + 1830, 0, 1, 1e6}, {1860 * 3 + 600, 0, 0, 0}};
+  plan.fleet.pace = {1, 1};
+  plan.fleet.pause_s = 20;
+  plan.fleet.policy = PolicyKind::kDropReplica;
+  const CampaignOutcome outcome = simulate_campaign(plan, 1, 0);
+  // 30 s of the save are lost, 20 s pass, and the save of 60 s follows.
+  EXPECT_NEAR(seconds_in(outcome, CampaignPart::kRepeated), 600 - 30 - 20, 1e-6);
+  const double saves = 2000 / 180;
+  EXPECT_NEAR(seconds_in(outcome, CampaignPart::kCheckpoint), 60 * saves + 30, 1e-6);
+  // The same of an evaluation.
+  plan.saving.every_steps = 0;
+  plan.work.evaluate_every = 500;
+  plan.work.evaluation_s = 100;
+  plan.failures.trace = {{5040, 0, 1, 1e6}};
+  EXPECT_NEAR(seconds_in(simulate_campaign(plan, 1, 0), CampaignPart::kEvaluation), 3 * 100 + 40,
+              1e-6);
+}
+
+TEST(Campaign, AnotherNumberOfReplicasLoadsWhatTheOthersWrote) {
+  CampaignPlan plan = quiet_campaign();
+  plan.work.phases = {{2000, 10}};
+  plan.saving.load_s = {40, 40, 40};
+  plan.saving.reshard_s = 700;
+  plan.fleet.pace = {1, 1, 1};
+  plan.fleet.policy = PolicyKind::kShrink;
+  plan.failures.traced_components = {"any"};
+  const auto recovery = [&plan](std::vector<TracedFailure> trace) {
+    plan.failures.trace = std::move(trace);
+    return seconds_in(simulate_campaign(plan, 1, 0), CampaignPart::kRecovery);
+  };
+  EXPECT_NEAR(recovery({{3000, 0, 0, 0}}), 40, 1e-6);                            // the same nodes
+  EXPECT_NEAR(recovery({{3000, 0, 1, 1e6}}), 700, 1e-6);                         // a replica less
+  EXPECT_NEAR(recovery({{3000, 0, 1, 1e6}, {3800, 0, 0, 0}}), 700 + 700, 1e-6);  // not saved since
+  EXPECT_NEAR(recovery({{3000, 0, 1, 1e6}, {9000, 0, 0, 0}}), 700 + 40, 1e-6);   // saved since
+  // It grows again once the node is back: saves, and loads what fewer wrote.
+  EXPECT_NEAR(recovery({{3000, 0, 1, 9000}}), 700 + 60 + 700, 1e-6);
+  // What it had then is saved: a failure soon after undoes what follows alone.
+  plan.failures.trace = {{3000, 0, 1, 9000}, {12860, 0, 0, 0}};
+  EXPECT_NEAR(seconds_in(simulate_campaign(plan, 1, 0), CampaignPart::kRepeated),
+              (3000 - 1860) + 100, 1e-6);
+}
+
 TEST(Campaign, AJobWithoutAReplicaTakesThatMuchLonger) {
   CampaignPlan plan = quiet_campaign();
   plan.saving.every_steps = 0;
@@ -357,10 +414,6 @@ TEST(Campaign, AJobWithoutAReplicaTakesThatMuchLonger) {
 }
 
 constexpr CampaignPart kRecoveryPart = CampaignPart::kRecovery;
-
-double seconds_in(const CampaignOutcome& outcome, CampaignPart part) {
-  return seconds_of(outcome.parts[static_cast<std::size_t>(part)]);
-}
 
 TEST(Campaign, TemplatesGoOnWithoutACheckpoint) {
   CampaignPlan plan = quiet_campaign();

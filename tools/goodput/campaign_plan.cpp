@@ -313,8 +313,16 @@ void plan_saving(const Run& run, const SavingRequest& asked, Goodput& out) {
       saving.load_s[0] = transfer_s(bytes.rank, cluster.storage_gb_per_s);
       break;
   }
+  // Another plan reads ranges that other ranks wrote, so from the store, whatever lies nearer:
+  // every byte once, and every node gets what its ranks hold (Wan et al., ByteCheckpoint, NSDI
+  // 2025).
+  const bool moves =
+      run.plan.sharding != Sharding::kNone || out.plan.fleet.policy == PolicyKind::kTemplates;
+  if (moves) saving.reshard_s = std::max(store, to_peer);
   if (asked.stall_s) saving.stall_s = *asked.stall_s;
   if (asked.load_s) saving.load_s.fill(*asked.load_s);
+  if (asked.load_s && moves) saving.reshard_s = *asked.load_s;
+  if (asked.reshard_s) saving.reshard_s = *asked.reshard_s;
 }
 
 Status plan_interval(const Run& run, const SavingRequest& asked, Goodput& out) {

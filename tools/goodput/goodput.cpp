@@ -151,6 +151,7 @@ std::vector<Lever> levers(const Goodput& g, std::size_t threads) {
       {"checkpoint load",
        [](auto& p) {
          for (double& s : p.saving.load_s) halve(s);
+         halve(p.saving.reshard_s);
        }},
       {"slow-downs",
        [](auto& p) {

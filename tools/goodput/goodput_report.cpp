@@ -72,6 +72,10 @@ std::string checkpoint_text(const Goodput& g) {
   std::string out = "Checkpoint  " + fixed(c.bytes.total / kGiB, 1) + " GiB, " +
                     fixed(c.bytes.rank / kGiB, 2) + " of the rank with most; the job stalls " +
                     long_time(saving.stall_s) + ", loads in " + long_time(saving.load_s[1]) + "\n";
+  const PolicyKind policy = g.plan.fleet.policy;
+  const bool changes = policy > PolicyKind::kSpares && policy != PolicyKind::kRedundant;
+  const double other_s = std::max(saving.reshard_s, saving.load_s[1]);
+  if (changes) out += row("loaded by other nodes", long_time(other_s));
   if (c.interval_s <= 0) return out + row("interval", "none is written");
   out += row("interval",
              long_time(c.interval_s) + ", " + std::to_string(saving.every_steps) + " steps");
@@ -188,6 +192,7 @@ Json json_report(const Goodput& g) {
   checkpoint.set("rank_gib", g.checkpoint.bytes.rank / kGiB);
   checkpoint.set("stall_s", g.plan.saving.stall_s);
   checkpoint.set("load_s", g.plan.saving.load_s[1]);
+  checkpoint.set("reshard_s", std::max(g.plan.saving.reshard_s, g.plan.saving.load_s[1]));
   checkpoint.set("interval_s", g.checkpoint.interval_s);
   checkpoint.set("interval_steps", g.plan.saving.every_steps);
   checkpoint.set("best_interval_s", maybe(g.checkpoint.best_s));
