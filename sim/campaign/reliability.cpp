@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "sim/base/file.h"
+#include "sim/campaign/trace_table.h"
+
 namespace foretrain {
 namespace {
 
@@ -14,11 +17,11 @@ struct Component {
   FailureScope scope;  ///< where the file says none
 };
 constexpr Component kComponents[] = {
-    {"gpu", FailureScope::kRank},        {"hbm", FailureScope::kRank},
-    {"nic", FailureScope::kNode},        {"link", FailureScope::kNode},
-    {"switch", FailureScope::kLeaf},     {"host", FailureScope::kNode},
-    {"software", FailureScope::kJob},    {"storage", FailureScope::kJob},
-    {"maintenance", FailureScope::kNode}};
+    {"gpu", FailureScope::kRank},         {"hbm", FailureScope::kRank},
+    {"nic", FailureScope::kNode},         {"link", FailureScope::kNode},
+    {"switch", FailureScope::kLeaf},      {"host", FailureScope::kNode},
+    {"software", FailureScope::kJob},     {"storage", FailureScope::kJob},
+    {"maintenance", FailureScope::kNode}, {"preemption", FailureScope::kNode}};
 
 std::int64_t at_least_one(std::int64_t count, std::int64_t of) { return (count + of - 1) / of; }
 
@@ -113,7 +116,16 @@ Status read_traced(const Json& json, const std::string& source, const std::strin
   return ok_status();
 }
 
-/// A list of failures, or the file that has it.
+Status read_table(const std::string& text, const std::string& path, const JobUnits& job,
+                  FailureModel& out) {
+  FT_ASSIGN(const std::vector<TableRow> rows, trace_of_table(text, path));
+  for (const TableRow& row : rows) {
+    FT_TRY(read_traced(row.failure, line_of_table(path, row.line), "", job, out));
+  }
+  return ok_status();
+}
+
+/// A list of failures, or the file that has it: JSON or a table, as its first letter says.
 Status read_trace(const Json& json, const std::string& source, const std::string& pointer,
                   const JobUnits& job, FailureModel& out) {
   if (const std::string* name = json.string()) {
@@ -123,15 +135,19 @@ Status read_trace(const Json& json, const std::string& source, const std::string
     const bool is_beside =
         !std::filesystem::exists(*name, ignored) && std::filesystem::exists(beside, ignored);
     const std::string path = is_beside ? beside.string() : *name;
-    FT_ASSIGN(const Json file, read_json_file(path));
-    if (file.string() != nullptr) return input_error(path + ": found a text, expected a list");
+    FT_ASSIGN(std::string text, read_text_file(path));
+    if (text.starts_with("\x1f\x8b")) {
+      FT_ASSIGN(text, read_compressed_file(path));
+    }
+    if (is_table(text)) return read_table(text, path, job, out);
+    FT_ASSIGN(const Json file, parse_json(text, path));
     return read_trace(file, path, "", job, out);
   }
   const Json* list = json.object() == nullptr ? &json : json.find("failures");
   if (list == nullptr || list->array() == nullptr) {
-    return input_error(source + ": " + (pointer.empty() ? "/" : pointer) + ": found " +
-                       describe(json) +
-                       R"(, expected a list of {"at_s": S, "component": NAME} or a file of one)");
+    return input_error(
+        source + ": " + (pointer.empty() ? "/" : pointer) + ": found " + describe(json) +
+        R"(, expected a list of {"at_s": S, "component": NAME} or a file of one, JSON or CSV)");
   }
   for (std::size_t i = 0; i < list->array()->size(); ++i) {
     FT_TRY(read_traced((*list->array())[i], source, pointer + "/" + std::to_string(i), job, out));

@@ -209,6 +209,59 @@ TEST(Goodput, ReadsATraceThatLiesBesideTheRun) {
   EXPECT_NEAR(wall_us / 1e6 / 86400, number_at(json, "days", "mean"), 1e-6);
 }
 
+/// The result with a file of that content as the trace.
+CommandResult with_trace(const std::string& content) {
+  const Workplace place;
+  place.write("failures.csv", content);
+  Json run = parse_json(kCampaign, "test").value();
+  run.find("campaign")->set("reliability", parse_json(R"({"trace": "failures.csv"})", "t").value());
+  place.write("run.json", dump_json(run));
+  return place.run({"goodput", "run.json", "--json", "-", "--no-advice"});
+}
+
+TEST(Goodput, ReadsATraceThatIsATable) {
+  const CommandResult list = with_trace(
+      R"([{"at_s": 5000, "component": "hbm", "repair_s": 3600}, {"at_s": 9e4, "component": "link",
+           "nodes": 2}])");
+  const CommandResult table = with_trace(
+      "# of last May\r\n\r\nat_s, component ,repair_s,nodes\r\n5000,hbm,3600,\r\n"
+      "9e4,\"link\",,2\r\n");
+  ASSERT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_EQ(table.out, list.out);
+  // Nodes that a cloud takes and gives back: two go at 3,600 s, the second is back at 9,000 s.
+  const CommandResult live = with_trace("at_s,live\n0,4\n3600,2\n7200,3\n9000,4\n");
+  ASSERT_EQ(live.exit_code, 0) << live.err;
+  EXPECT_EQ(live.out, with_trace(R"([{"at_s": 3600, "component": "preemption", "repair_s": 3600},
+      {"at_s": 3600, "component": "preemption", "repair_s": 5400}])")
+                          .out);
+  EXPECT_EQ(number_at(parse_json(live.out, "goodput").value(), "failures", "preemption"), 2);
+}
+
+TEST(Goodput, TellsWhatIsWrongInATable) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"at_s,component\n5,gpuu\n", "failures.csv, line 2: /component: found \"gpuu\""},
+      {"at_s,component\n9,gpu\n\n3,gpu\n",
+       "failures.csv, line 4: /at_s: found 3.0, which is before"},
+      {"at_s,component\nnoon,gpu\n", "failures.csv, line 2: /at_s: found \"noon\""},
+      {"at_s,component\n-5,gpu\n", "failures.csv, line 2: /at_s: found -5"},
+      {"at_s,component\n5,gpu,1\n", "failures.csv, line 2: found 3 cells, expected 2 as in line 1"},
+      {"at_s,compnent\n5,gpu\n",
+       "failures.csv, line 1: column 2: found \"compnent\", expected at_s, component, nodes and "
+       "repair_s, or at_s and live; did you mean \"component\"?"},
+      {"at_s,component,at_s\n", "failures.csv, line 1: column 3: found \"at_s\" a second time"},
+      {"at_s,nodes\n5,1\n", "failures.csv, line 1: found columns without what a trace needs"},
+      {"at_s,component,nodes\n5,gpu,99\n", "failures.csv, line 2: /nodes: found 99"},
+      {"at_s,live\n0,4\n5,-1\n", "failures.csv, line 3: /live: found -1"},
+      {"at_s,live\n9,4\n5,3\n", "failures.csv, line 3: /at_s: found 5.0, which is before the 9.0"},
+      {"# nothing\n", "failures.csv: found no line of a table"}};
+  for (const auto& [content, message] : cases) {
+    const CommandResult result = with_trace(content);
+    EXPECT_EQ(result.exit_code, 1) << content;
+    EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+}
+
 TEST(Goodput, SparesAndPoliciesDoWhatTheyAreFor) {
   const std::string rare = kRates + R"({"failures_per_node_day":0.1,"repair_s":80000})";
   const auto days = [&rare](const std::vector<std::string>& more) {
