@@ -62,6 +62,8 @@ struct CampaignRequest {
   RecoveryPlan recovery;
   std::int64_t spares = 0;
   std::optional<PolicyKind> policy;
+  /// `wait` takes repairs of unknown length to be as long as the other policies do; no key.
+  bool waits_for_repair = false;
   std::optional<std::int64_t> failures_at_once;
   std::optional<double> regroup_s;
   PriceRequest price;

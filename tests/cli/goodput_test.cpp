@@ -262,6 +262,78 @@ TEST(Goodput, TellsWhatIsWrongInATable) {
   }
 }
 
+TEST(Goodput, ComparesPoliciesInOneTable) {
+  const Workplace place;
+  place.write("run.json", kCampaign);
+  const std::vector<std::string> arguments = {
+      "goodput",     "run.json", "--campaigns",       "20",
+      "--no-advice", "--set",    "campaign.spares=1", "--policies"};
+  const auto run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = arguments;
+    all.insert(all.end(), more.begin(), more.end());
+    return place.run(all);
+  };
+  const CommandResult result = run({"all", "--json", "t.json", "--report", "t.html"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json json = parse_json(place.read("t.json"), "table").value();
+  const Json::Array& rows = *json.find("clusters")->array();
+  ASSERT_EQ(rows.size(), 5U);
+  double wait = 0;
+  for (const Json& row : rows) {
+    EXPECT_EQ(*row.find("cluster"), Json("dgx-a100-80gb"));
+    const std::string& policy = *row.find("policy")->find("name")->string();
+    EXPECT_NE(result.out.find("  dgx-a100-80gb         " + policy), std::string::npos)
+        << result.out;
+    EXPECT_NE(place.read("t.html").find("dgx-a100-80gb, " + policy), std::string::npos);
+    if (policy == "wait") wait = number_at(row, "days", "mean");
+    EXPECT_LE(number_at(row, "days", "mean"), wait) << policy;
+    // A row is what the RUN alone gives.
+    if (policy != "shrink") continue;
+    const Json alone =
+        parse_json(place
+                       .run({"goodput", "run.json", "--campaigns", "20", "--no-advice", "--set",
+                             "campaign.spares=1", "--set", "campaign.policy=shrink", "--json", "-"})
+                       .out,
+                   "alone")
+            .value();
+    EXPECT_EQ(without(row, {"cluster"}), alone);
+  }
+  const Json::Array& refused = *json.find("refused")->array();
+  ASSERT_EQ(refused.size(), 2U);
+  EXPECT_EQ(*refused[0].find("policy"), Json("templates"));
+  EXPECT_NE(result.out.find("Refused: dgx-a100-80gb, templates: "), std::string::npos);
+  // Clusters and policies together; keys of one policy alone do not stop the others.
+  const CommandResult both = run({"wait,redundant", "--clusters", "dgx-a100-80gb,dgx-h100", "--set",
+                                  "campaign.recovery.regroup_s=20", "--set",
+                                  "parallel={\"tensor\":8,\"pipeline\":2}", "--json", "-"});
+  ASSERT_EQ(both.exit_code, 0) << both.err;
+  EXPECT_EQ(parse_json(both.out, "both").value().find("clusters")->array()->size(), 4U);
+  // Where nobody says how long a node is away, it is as long with every policy.
+  const CommandResult unknown =
+      run({"wait,spares", "--set", kRates + R"({"failures_per_node_day":0.2})", "--json", "-"});
+  const Json pair = parse_json(unknown.out, "pair").value();
+  const Json::Array& two = *pair.find("clusters")->array();
+  EXPECT_GT(number_at(two[0], "days", "mean"), number_at(two[1], "days", "mean"));
+  const CommandResult none = run({"templates"});
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_NE(none.err.find("sharding.level none"), std::string::npos) << none.err;
+  EXPECT_EQ(run({"waits"}).exit_code, 2);
+  EXPECT_NE(run({"wait", "--trace", "t.json"}).err.find("--policies of several"),
+            std::string::npos);
+}
+
+TEST(Goodput, DrawsACampaign) {
+  const Workplace place;
+  place.write("run.json", kCampaign);
+  const CommandResult result =
+      place.run({"goodput", "run.json", "--campaigns", "3", "--no-advice", "--report", "p.html"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string page = place.read("p.html");
+  for (const char* part : {"One campaign", "day 0.0", "recovery from day ", "repeated from day "}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+}
+
 TEST(Goodput, SparesAndPoliciesDoWhatTheyAreFor) {
   const std::string rare = kRates + R"({"failures_per_node_day":0.1,"repair_s":80000})";
   const auto days = [&rare](const std::vector<std::string>& more) {

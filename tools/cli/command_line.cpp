@@ -19,6 +19,7 @@
 #include "sim/base/printable.h"
 #include "sim/base/temporaries.h"
 #include "sim/base/threads.h"
+#include "sim/campaign/request.h"
 #include "tools/calibrate/calibration.h"
 #include "tools/cli/verbs.h"
 #include "tools/version.h"
@@ -147,9 +148,19 @@ Verb add_goodput(CLI::App& app, foretrain::GoodputArgs& args) {
       "--set campaign.reliability=llama-3-405b");
   verb->add_option("RUN", args.run, "A RUN: a file, a shipped one's name, or its JSON")->required();
   add_sets(verb, args.sets, "Override a field, e.g. campaign.spares=8 (repeatable)");
-  verb->add_option("--clusters", args.clusters,
+  verb->add_option("--clusters", args.beside.clusters,
                    "Compare as many accelerators of each of these clusters")
       ->delimiter(',')
+      ->type_name("NAME,...");
+  verb->add_option("--policies", args.beside.policies,
+                   "Compare these policies, or all: wait, spares, shrink, drop-replica, reroute, "
+                   "templates, redundant")
+      ->delimiter(',')
+      ->check(CLI::IsMember([] {
+        std::vector<std::string> names = foretrain::policy_names();
+        names.emplace_back("all");
+        return names;
+      }()))
       ->type_name("NAME,...");
   verb->add_option("--campaigns", args.campaigns, "Campaigns to simulate (default: the RUN's)")
       ->type_name("N")

@@ -1,4 +1,5 @@
 // `goodput`: weeks of a run, with failures, checkpoints, recovery and the bill.
+#include <algorithm>
 #include <cstdio>
 
 #include "sim/base/file.h"
@@ -20,32 +21,22 @@ GoodputOptions options_of(const GoodputArgs& args) {
   return out;
 }
 
-/// The same campaign on as many accelerators of each of the clusters.
-Status compare_clusters(const GoodputArgs& args) {
-  FT_ASSIGN(const Run own, load_run(args.run, args.sets));
-  std::vector<ClusterGoodput> rows;
-  for (const std::string& cluster : args.clusters) {
-    std::vector<std::string> sets = args.sets;
-    sets.push_back(R"(cluster={"preset":")" + cluster + R"(","accelerators":)" +
-                   std::to_string(own.cluster.accelerators) + "}");
-    FT_ASSIGN(const Run run, load_run(args.run, sets));
-    FT_ASSIGN(Goodput result, goodput_of(run, options_of(args)));
-    rows.push_back({cluster, std::move(result)});
+/// The same campaign on as many accelerators of each of the clusters, and with each policy.
+Status compare_campaigns(const GoodputArgs& args) {
+  const std::vector<std::string> own = {""};
+  std::vector<std::string> policies = args.beside.policies.empty() ? own : args.beside.policies;
+  if (std::count(policies.begin(), policies.end(), "all") > 0) policies = policy_names();
+  FT_ASSIGN(const Run run, load_run(args.run, args.sets));
+  warn_of_idle_keys(args.quiet, run, args.caller);
+  FT_ASSIGN(
+      const GoodputTable table,
+      goodput_table(args.run, args.sets, args.beside.clusters.empty() ? own : args.beside.clusters,
+                    policies, options_of(args)));
+  FT_TRY(give_json(args.json, args.caller, [&table] { return json_of(table); }));
+  if (!args.report.empty()) {
+    FT_TRY(write_output(args.report, goodput_table_page(json_of(table))));
   }
-  const auto result = [&rows] {
-    Json::Array list;
-    for (const ClusterGoodput& row : rows) {
-      Json one = json_report(row.goodput);
-      one.set("cluster", row.cluster);
-      list.push_back(std::move(one));
-    }
-    Json json{Json::Object{}};
-    json.set("schema", "foretrain/goodput-clusters/1");
-    json.set("clusters", std::move(list));
-    return json;
-  };
-  FT_TRY(give_json(args.json, args.caller, result));
-  return print(args.quiet || args.json == "-", cluster_table(own, rows));
+  return print(args.quiet || args.json == "-" || args.report == "-", text_of(run, table));
 }
 
 }  // namespace
@@ -54,9 +45,11 @@ Status goodput(const GoodputArgs& args) {
   const std::vector<Output> outputs = {
       {"--json", args.json}, {"--trace", args.trace}, {"--report", args.report}};
   FT_TRY(check_outputs(outputs, read_with(outputs, args.run, args.sets)));
-  if (!args.clusters.empty()) {
-    if (args.trace.empty()) return compare_clusters(args);
-    return input_error("--trace is of one campaign, --clusters of several; give one of them");
+  if (args.beside.any()) {
+    if (args.trace.empty()) return compare_campaigns(args);
+    return input_error("--trace is of one campaign, " +
+                       std::string(args.beside.clusters.empty() ? "--policies" : "--clusters") +
+                       " of several; give one of them");
   }
   if (asks_for_page(args.trace)) {
     return input_error("--trace: " + args.trace +
@@ -71,7 +64,9 @@ Status goodput(const GoodputArgs& args) {
     FT_TRY(file.commit());
   }
   FT_TRY(give_json(args.json, args.caller, [&result] { return json_report(result); }));
-  if (!args.report.empty()) FT_TRY(write_output(args.report, goodput_page(json_report(result))));
+  if (!args.report.empty()) {
+    FT_TRY(write_output(args.report, goodput_page(json_report(result), campaign_timeline(result))));
+  }
   const bool stdout_taken = args.json == "-" || args.trace == "-" || args.report == "-";
   return print(args.quiet || stdout_taken, text_report(run, result));
 }

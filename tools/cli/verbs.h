@@ -45,10 +45,17 @@ struct SimulateArgs {
 };
 Status simulate(const SimulateArgs& args);
 
+/// Of `--clusters` and `--policies`: what stands beside each other in a table.
+struct GoodputBeside {
+  std::vector<std::string> clusters, policies;
+  bool any() const { return !clusters.empty() || !policies.empty(); }
+};
+
 struct GoodputArgs {
   std::string report;  ///< the page, "": none
   std::string run;
-  std::vector<std::string> sets, clusters;
+  std::vector<std::string> sets;
+  GoodputBeside beside;
   std::string json, trace;
   std::int64_t campaigns = 0, seed = -1;  ///< 0, < 0: as the RUN says
   int threads = 0;                        ///< 0: as many as there are cores

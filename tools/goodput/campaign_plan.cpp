@@ -243,7 +243,7 @@ Status plan_fleet(const Run& run, const CampaignRequest& request, Goodput& out) 
   fleet.policy =
       request.policy.value_or(request.spares > 0 ? PolicyKind::kSpares : PolicyKind::kWait);
   FT_TRY(check_policy_keys(run, request, fleet.policy));
-  const bool waits = fleet.policy == PolicyKind::kWait;
+  const bool waits = fleet.policy == PolicyKind::kWait && !request.waits_for_repair;
   bool unknown = false;
   const auto look = [&](std::int32_t nodes, double& repair_s) {
     if (nodes == 0 || repair_s > 0 || out.plan.recovery.queue_s || waits) return;

@@ -218,7 +218,8 @@ CampaignStatistics simulate_campaigns(const CampaignPlan& plan, std::uint64_t se
 }
 
 Result<Goodput> goodput_of(const Run& run, const GoodputOptions& options) {
-  FT_ASSIGN(const std::optional<CampaignRequest> request, campaign_of(run));
+  FT_ASSIGN(std::optional<CampaignRequest> request, campaign_of(run));
+  if (request) request->waits_for_repair = options.same_repair;
   if (!request) {
     return input_error(run.source +
                        R"(: /campaign: is missing, expected {"tokens": N, "reliability": PRESET})");

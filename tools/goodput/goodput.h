@@ -16,6 +16,7 @@ struct GoodputOptions {
   std::optional<std::int64_t> campaigns, seed;  ///< in place of the RUN's
   std::size_t threads = 0;                      ///< 0: as many as there are cores
   bool advice = true;                           ///< the best interval, and what helps
+  bool same_repair = false;  ///< of unknown length: with `wait` as long as with other policies
 };
 
 /// How long checkpoints take, and how often one is written.
@@ -57,16 +58,34 @@ std::vector<std::string> component_names(const FailureModel& failures);
 CampaignStatistics simulate_campaigns(const CampaignPlan& plan, std::uint64_t seed,
                                       std::int64_t campaigns, std::size_t threads);
 
-/// The same campaign on a cluster of that name.
+/// The same campaign on a cluster of that name, with a policy.
 struct ClusterGoodput {
   std::string cluster;
   Goodput goodput;
 };
-std::string cluster_table(const Run& run, const std::vector<ClusterGoodput>& rows);
+/// One that cannot be: the plan does not go with the policy, or the campaign has no end.
+struct RefusedGoodput {
+  std::string cluster, policy, why;
+};
+struct GoodputTable {
+  std::vector<ClusterGoodput> rows;
+  std::vector<RefusedGoodput> refused;
+};
+/// The campaign of a RUN on each of the clusters ("": its own) with each of the policies ("": its
+/// own). What goes with other policies alone is left out of a row. An error where every row is
+/// refused.
+Result<GoodputTable> goodput_table(const std::string& run, const Sets& sets,
+                                   const std::vector<std::string>& clusters,
+                                   const std::vector<std::string>& policies,
+                                   const GoodputOptions& options);
+std::string text_of(const Run& run, const GoodputTable& table);
+Json json_of(const GoodputTable& table);
 
 std::string text_report(const Run& run, const Goodput& goodput);
 Json json_report(const Goodput& goodput);
-/// One campaign as a Chrome trace.
+/// The first campaign, event by event.
+CampaignTimeline campaign_timeline(const Goodput& goodput);
+/// The same as a Chrome trace.
 std::string campaign_trace(const Run& run, const Goodput& goodput);
 
 }  // namespace foretrain

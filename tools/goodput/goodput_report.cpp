@@ -141,28 +141,6 @@ std::string text_report(const Run& run, const Goodput& g) {
   return out;
 }
 
-std::string cluster_table(const Run& run, const std::vector<ClusterGoodput>& rows) {
-  const auto line = [](const std::string& name, const std::vector<std::string>& cells) {
-    std::string out = "  " + name + std::string(name.size() < 24 ? 24 - name.size() : 1, ' ');
-    for (const std::string& cell : cells) {
-      out += std::string(cell.size() < 14 ? 14 - cell.size() : 1, ' ') + cell;
-    }
-    return out + "\n";
-  };
-  std::string out = run.name + " on " + count_text(run.cluster.accelerators) + " accelerators\n" +
-                    line("cluster", {"step", "days", "90 %", "ETTR", "GPU-hours", "cost", "MWh"});
-  for (const ClusterGoodput& row : rows) {
-    const Goodput& g = row.goodput;
-    out +=
-        line(row.cluster, {seconds_text(g.step_time_s), fixed(g.statistics.days.mean, 2),
-                           fixed(g.statistics.days.p90, 2), share_text(g.statistics.ettr.mean),
-                           count_text(std::llround(g.bill.gpu_hours)),
-                           g.bill.cost ? count_text(std::llround(*g.bill.cost)) : std::string("-"),
-                           fixed(g.bill.energy_mwh, 1)});
-  }
-  return out;
-}
-
 Json json_report(const Goodput& g) {
   const CampaignStatistics& all = g.statistics;
   Json out{Json::Object{}};
@@ -218,9 +196,14 @@ Json json_report(const Goodput& g) {
   return out;
 }
 
+CampaignTimeline campaign_timeline(const Goodput& g) {
+  CampaignTimeline out;
+  simulate_campaign(g.plan, g.seed, 0, &out);
+  return out;
+}
+
 std::string campaign_trace(const Run& run, const Goodput& g) {
-  CampaignTimeline timeline;
-  simulate_campaign(g.plan, g.seed, 0, &timeline);
+  const CampaignTimeline timeline = campaign_timeline(g);
   const auto us = [](Nanos at) { return static_cast<double>(at) / 1e3; };
   Json::Array events;
   const auto event = [&events](const char* phase, std::string_view name, double at) -> Json& {

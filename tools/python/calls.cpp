@@ -100,7 +100,8 @@ Status run_search(JsonReader& reader, Caller& caller) {
 Status run_goodput(JsonReader& reader, Caller& caller) {
   auto args = args_for<GoodputArgs>(reader, caller);
   reader.read("run", args.run);
-  read_texts(reader, "clusters", args.clusters);
+  read_texts(reader, "clusters", args.beside.clusters);
+  read_texts(reader, "policies", args.beside.policies);
   reader.read("campaigns", args.campaigns, {1, 10'000'000});
   reader.read("seed", args.seed, {0, 9'000'000'000'000'000});
   reader.read("threads", args.threads, kThreads);

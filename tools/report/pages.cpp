@@ -215,7 +215,94 @@ std::string search_page(const Json& result) {
   return page.html(result);
 }
 
-std::string goodput_page(const Json& result) {
+namespace {
+
+constexpr std::size_t kMostSpans = 6000;
+
+/// Colours of a campaign: training, work that is done again or slowly, checkpoints, the rest.
+int colour_of(CampaignPart part) {
+  if (part == CampaignPart::kProductive) return 0;
+  if (part == CampaignPart::kRepeated || part == CampaignPart::kSlow) return 1;
+  return part == CampaignPart::kCheckpoint ? 2 : 3;
+}
+
+/// The campaign in rows of equal length; a span that goes over the end of a row is drawn in both.
+void add_campaign(Page& page, const CampaignTimeline& timeline) {
+  if (timeline.spans.empty()) return;
+  const double wall_s = seconds_of(timeline.spans.back().end);
+  constexpr double kMostRows = 28;
+  const double rows = std::clamp(std::ceil(wall_s / kSecondsPerDay), 1.0, kMostRows);
+  const double row_s = wall_s / rows;
+  std::vector<std::string> names;
+  for (double row = 0; row < rows; ++row) {
+    names.push_back("day " + fixed(row * row_s / kSecondsPerDay, 1));
+  }
+  const bool all = timeline.spans.size() <= kMostSpans;
+  std::vector<Box> boxes;
+  for (const CampaignSpan& span : timeline.spans) {
+    if (!all && span.part == CampaignPart::kCheckpoint) continue;
+    if (boxes.size() >= 2 * kMostSpans) break;
+    double begin = seconds_of(span.start);
+    const double end = seconds_of(span.end);
+    for (auto row = static_cast<std::size_t>(begin / row_s); begin < end && row < names.size();
+         ++row) {
+      const double offset = static_cast<double>(row) * row_s;
+      const double until = std::min(end, offset + row_s);
+      boxes.push_back({row, begin - offset, until - offset, colour_of(span.part), "",
+                       std::string(name_of(span.part)) + " from day " +
+                           fixed(seconds_of(span.start) / kSecondsPerDay, 3) + ", " +
+                           fixed((end - seconds_of(span.start)) / 3600, 3) + " h"});
+      begin = until;
+    }
+  }
+  page.heading("One campaign");
+  page.paragraph(
+      "The first of those that were simulated. Blue is training, orange work that is done again or "
+      "slowly, the third colour a checkpoint; recovery, waiting and evaluation are grey." +
+      std::string(all ? "" : " Checkpoints are too many to be drawn."));
+  page.lanes(names, boxes, row_s);
+}
+
+}  // namespace
+
+std::string goodput_table_page(const Json& result) {
+  Page page("Campaigns beside each other");
+  std::vector<std::vector<std::string>> rows;
+  std::vector<Dot> points;
+  const Json* list = value_at(result, "/clusters");
+  if (list != nullptr && list->array() != nullptr) {
+    for (const Json& row : *list->array()) {
+      const std::string cluster = text_at(row, "/cluster");
+      const std::string policy = text_at(row, "/policy/name");
+      const double days = number_of(row, "/days/mean");
+      const double cost = number_of(row, "/cost");
+      const double hours = number_of(row, "/gpu_hours");
+      rows.push_back({cluster, policy, seconds_text(number_of(row, "/step_time_s")), fixed(days, 2),
+                      fixed(number_of(row, "/days/p90"), 2),
+                      fixed(100 * number_of(row, "/ettr/mean"), 2), fixed(hours, 0),
+                      cost > 0 ? fixed(cost, 0) : "", fixed(number_of(row, "/energy_mwh"), 1)});
+      points.push_back({cost > 0 ? cost : hours, days, cluster + ", " + policy, false});
+    }
+  }
+  page.table(
+      {"cluster", "policy", "step", "days", "90 % below", "ETTR %", "GPU-hours", "cost", "MWh"},
+      rows);
+  page.heading("Days over cost");
+  page.paragraph("Over GPU-hours where the RUN gives no price.");
+  page.scatter("cost", "days", points);
+  const Json* refused = value_at(result, "/refused");
+  if (refused != nullptr && refused->array() != nullptr && !refused->array()->empty()) {
+    page.heading("Refused");
+    std::vector<std::vector<std::string>> why;
+    for (const Json& one : *refused->array()) {
+      why.push_back({text_at(one, "/cluster"), text_at(one, "/policy"), text_at(one, "/why")});
+    }
+    page.table({"cluster", "policy", "why"}, why);
+  }
+  return page.html(result);
+}
+
+std::string goodput_page(const Json& result, const CampaignTimeline& timeline) {
   Page page("The campaign");
   page.figures({{"days, mean", plain(number_of(result, "/days/mean"), 2)},
                 {"days, nine of ten below", plain(number_of(result, "/days/p90"), 2)},
@@ -227,6 +314,7 @@ std::string goodput_page(const Json& result) {
                 {"mean hours to a failure", plain(number_of(result, "/mttf_hours"), 2)}});
   page.heading("Where the time goes");
   page.bars(bars_of(result, "/parts", percent_of));
+  add_campaign(page, timeline);
   page.heading("Failures of a campaign, by component");
   page.bars(bars_of(result, "/failures", [](double value) { return plain(value, 1); }));
   page.heading("Checkpoints");

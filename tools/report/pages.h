@@ -4,6 +4,7 @@
 #include <string>
 
 #include "sim/base/json.h"
+#include "sim/campaign/campaign.h"
 #include "sim/timeline/timeline.h"
 
 namespace foretrain {
@@ -13,8 +14,11 @@ namespace foretrain {
 std::string simulation_page(const Json& result, const Json& run, const Timeline* timeline);
 /// Of `search`: the ranked plans, step time over memory with the front marked, the certificate.
 std::string search_page(const Json& result);
-/// Of `goodput`: days, parts of the time, failures, checkpoints, sensitivities.
-std::string goodput_page(const Json& result);
+/// Of `goodput`: days, parts of the time, failures, checkpoints, sensitivities, and one campaign
+/// drawn.
+std::string goodput_page(const Json& result, const CampaignTimeline& timeline);
+/// Of `goodput` on several clusters and with several policies: a table, days over cost.
+std::string goodput_table_page(const Json& result);
 /// Of `compare`: families of both sides, phases.
 std::string comparison_page(const Json& result);
 /// Of `score`: errors, predicted over measured, coverage, ranking, all rows.

@@ -193,21 +193,22 @@ def search(run, *, sets=None, fix=None, free=None, range=None, where=None, over=
         "report": _path(report)})
 
 
-def goodput(run, *, sets=None, clusters=None, campaigns=None, seed=None, threads=None, advice=True,
-            trace=None, report=None, **keys):
+def goodput(run, *, sets=None, clusters=None, policies=None, campaigns=None, seed=None, threads=None,
+            advice=True, trace=None, report=None, **keys):
     """Weeks of a run with failures, checkpoints, recovery and the bill.
 
     The dict of `foretrain goodput --json`. The RUN's section `campaign` says what there is to do and
     what goes wrong: `campaign__tokens=2e12, campaign__reliability="llama-3-405b"`.
 
     clusters: the same campaign on as many accelerators of each of these.
+    policies: the same campaign with each of these, or ["all"].
     campaigns: how many are simulated; seed: of the random numbers; threads: at once (all cores).
     advice: the best interval of checkpoints and what helps; False is faster.
     trace, report: files to write.
     """
     return _call("goodput", {
         "run": _run_text(run), "sets": _flat_sets(sets, keys), "clusters": _texts(clusters),
-        "campaigns": campaigns, "seed": seed, "threads": threads, "advice": advice,
+        "policies": _texts(policies), "campaigns": campaigns, "seed": seed, "threads": threads, "advice": advice,
         "trace": _path(trace), "report": _path(report)})
 
 

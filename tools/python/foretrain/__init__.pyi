@@ -66,6 +66,7 @@ def goodput(
     *,
     sets: _Sets = ...,
     clusters: Optional[_Texts] = ...,
+    policies: Optional[_Texts] = ...,
     campaigns: Optional[int] = ...,
     seed: Optional[int] = ...,
     threads: Optional[int] = ...,
