@@ -52,18 +52,20 @@ void list_unknown(const Json& json, const Json& schema, const Json& root, const 
 TEST(KeyDocuments, SchemasKnowEveryKeyOfShippedFiles) {
   for (const std::string& kind : schema_kinds()) {
     // A section of RUNs, and what the program writes: no files of these ship.
-    if (kind == "campaign" || kind == "timeline" || kind == "result" || kind == "search") continue;
+    static const std::set<std::string> kWritten = {"campaign", "timeline", "result", "search",
+                                                   "goodput"};
+    if (kWritten.contains(kind)) continue;
     const Json schema = schema_of(kind);
     int files = 0;
-    for (const auto& entry :
-         std::filesystem::directory_iterator(kRoot + "/configs/" + kind + "s")) {
+    const std::string folder = kind == "reliability" ? kind : kind + "s";
+    for (const auto& entry : std::filesystem::directory_iterator(kRoot + "/configs/" + folder)) {
       const Json file = read_json_file(entry.path().string()).value();
       std::vector<std::string> unknown;
       list_unknown(file, schema, schema, "", unknown);
       EXPECT_EQ(unknown, std::vector<std::string>{}) << entry.path();
       ++files;
     }
-    EXPECT_GT(files, kind == "profile" ? 1 : 10) << kind;
+    EXPECT_GT(files, kind == "profile" ? 1 : kind == "reliability" ? 4 : 10) << kind;
   }
   std::vector<std::string> unknown;
   const Json wrong = parse_json(R"({"parallel": {"tensr": 2}})", "test").value();
@@ -152,7 +154,25 @@ TEST(KeyDocuments, SchemasAreOfWhatIsWritten) {
       "batch":{"global":64},"search":{"price":["2"],"fix":["parallel.context","recompute"]}})");
   ASSERT_EQ(place.run({"search", "s.json", "--quiet", "--json", "s.out"}).exit_code, 0);
   expect_known(place.read("s.out"), "search");
+  const std::vector<std::vector<std::string>> campaigns = {
+      {"campaign.steps=20000", "campaign.reliability=meta-rsc-1", "campaign.price_per_gpu_hour=2"},
+      {"campaign.steps=20000"},
+      {"campaign.steps=20000", "campaign.reliability=llama-3-405b", "campaign.policy=shrink",
+       "campaign.spares=2"}};
+  for (const std::vector<std::string>& sets : campaigns) {
+    const CommandResult result = place.run(
+        with_sets({"goodput", "llama-3-8b-8-h100", "--campaigns", "5", "--json", "-"}, sets));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    expect_known(result.out, "goodput");
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(kRoot + "/configs/reliability")) {
+    expect_known(read_text_file(entry.path().string()).value(), "reliability");
+  }
   std::vector<std::string> wrong;
+  list_wrong(parse_json(R"({"components": {"gpu": {"repair_s": 3}}})", "").value(),
+             schema_of("reliability"), "", wrong);
+  EXPECT_EQ(wrong, std::vector<std::string>{"/components/gpu lacks per_unit_day"});
+  wrong.clear();
   list_wrong(parse_json(R"({"schema": "x", "name": 3})", "").value(), schema_of("result"), "",
              wrong);
   EXPECT_GT(wrong.size(), 3U);

@@ -531,10 +531,9 @@ Verb add_doctor(CLI::App& app, foretrain::DoctorArgs& args) {
 Verb add_schema(CLI::App& app, foretrain::SchemaArgs& args) {
   CLI::App* verb = app.add_subcommand("schema", "The JSON Schema of a kind of file, for editors");
   verb->footer("Example:\n  foretrain schema run > run.schema.json");
-  verb->add_option(
-          "KIND", args.kind,
-          "run, cluster, device, system, campaign, profile, timeline, result (of simulate) or "
-          "search")
+  verb->add_option("KIND", args.kind,
+                   "run, cluster, device, system, campaign, profile, timeline, result (of "
+                   "simulate), search, goodput or reliability")
       ->required();
   verb->add_flag("--page", args.page, "Print docs/reference/keys.md instead");
   return {verb, [&args] { return foretrain::schema(args); }};

@@ -283,8 +283,9 @@ std::string table(const std::string& section, const std::string& doc) {
 }  // namespace
 
 const std::vector<std::string>& schema_kinds() {
-  static const std::vector<std::string> all = {
-      "run", "cluster", "device", "system", "campaign", "profile", "timeline", "result", "search"};
+  static const std::vector<std::string> all = {"run",      "cluster", "device",     "system",
+                                               "campaign", "profile", "timeline",   "result",
+                                               "search",   "goodput", "reliability"};
   return all;
 }
 

@@ -10,7 +10,7 @@
 namespace foretrain {
 
 /// Kinds of files that have a schema: run, cluster, device, system, campaign, profile, timeline,
-/// result.
+/// result, goodput, reliability.
 const std::vector<std::string>& schema_kinds();
 
 /// The JSON Schema (draft 2020-12) of a kind.
