@@ -389,8 +389,9 @@ TEST(Goodput, RedundantStagesPayForTheirForwardPasses) {
   ASSERT_EQ(pace.size(), 2U);
   EXPECT_GT(pace[0], 1.1);
   EXPECT_LT(pace[0], 1.5);  // a forward pass is not longer than a backward pass
-  // 32 microbatches of 2 stages: 64 passes in place of 33.
-  EXPECT_NEAR(pace[1], 64 / 33.0, 1e-9);
+  // 32 microbatches of 2 stages: 64 passes in place of 33, less where the stages differ.
+  EXPECT_NEAR(pace[1], 64 / 33.0, 0.2);
+  EXPECT_LE(pace[1], 64 / 33.0 + 1e-9);
   EXPECT_NEAR(number_at(json, "days", "mean"), number_at(json, "steps") * 0.9 * pace[0] / 86400,
               1e-6);
   EXPECT_NEAR(number_at(json, "ettr", "mean"), 1 / pace[0], 1e-9);

@@ -9,6 +9,7 @@
 #include "sim/base/rng.h"
 #include "sim/campaign/campaign.h"
 #include "sim/campaign/interval.h"
+#include "sim/campaign/redundant_passes.h"
 #include "sim/campaign/statistics.h"
 #include "sim/campaign/template_mix.h"
 
@@ -546,6 +547,44 @@ TEST(Campaign, MoreFailuresNeverHelpPoliciesThatGoOn) {
       EXPECT_GT(days, before) << per_day;
       before = days;
     }
+  }
+}
+
+TEST(RedundantPasses, OfEqualStagesHaveFewBubblesToHideIn) {
+  // How many of a step's redundant passes bubbles hide: the last node's wait for its first input,
+  // or fewer where a node before it has less time.
+  for (const auto& [stages, hidden] : {std::pair(2, 1), std::pair(3, 2), std::pair(8, 3)}) {
+    for (const int microbatches : {8, 32}) {
+      const std::vector<StagePass> equal(static_cast<std::size_t>(stages), {1, 2});
+      const double plain = pipeline_step(equal, microbatches, false);
+      EXPECT_NEAR(plain, 3.0 * (microbatches + stages - 1), 1e-9);
+      EXPECT_NEAR(pipeline_step(equal, microbatches, true), plain + microbatches - hidden, 1e-9)
+          << stages << " " << microbatches;
+      EXPECT_NEAR(merged_step(equal, microbatches), 3.0 * (2 * microbatches + stages - 2), 1e-9);
+    }
+  }
+}
+
+TEST(RedundantPasses, BubblesOfLightStagesHideThem) {
+  // The first stage sets the pace; the others wait as long as a redundant pass takes, or longer.
+  const std::vector<StagePass> light = {{2, 4}, {0.5, 1}, {0.5, 1}};
+  const double plain = pipeline_step(light, 24, false);
+  EXPECT_NEAR(pipeline_step(light, 24, true) / plain, 1 + 0.5 / 6, 0.02);  // its own, of the next
+  // Never shorter than without, never longer than if bubbles hid none.
+  Rng rng(6);
+  for (int draw = 0; draw < 200; ++draw) {
+    std::vector<StagePass> stages;
+    double most = 0;
+    for (std::int64_t s = 2 + rng.below(6); s > 0; --s) {
+      stages.push_back({0.5 + rng.uniform(), 1 + 2 * rng.uniform()});
+      most = std::max(most, stages.back().forward_s);
+    }
+    const std::int64_t microbatches = 1 + rng.below(30);
+    const double without = pipeline_step(stages, microbatches, false);
+    const double with = pipeline_step(stages, microbatches, true);
+    EXPECT_GE(with, without - 1e-9);
+    EXPECT_LE(with, without + most * static_cast<double>(microbatches + 7) + 1e-9);
+    EXPECT_GE(merged_step(stages, microbatches), without - 1e-9);
   }
 }
 

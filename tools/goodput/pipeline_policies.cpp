@@ -1,7 +1,11 @@
 #include "tools/goodput/pipeline_policies.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
 
+#include "sim/campaign/redundant_passes.h"
 #include "sim/campaign/template_mix.h"
 #include "tools/report/report.h"
 
@@ -61,12 +65,10 @@ Result<std::vector<PipelineTemplate>> templates_of(const Run& run, const Fleet& 
   return out;
 }
 
-/// Whether every node holds one stage.
-bool one_stage_a_node(const Run& run) {
-  const Plan& plan = run.plan;
-  const std::int64_t of_node = run.cluster.accelerators_per_node;
+/// Ranks from one stage to the next.
+std::int64_t stage_stride(const Plan& plan) {
   if (plan.rank_order.empty() || plan.rank_order.back() == "pp") {
-    return plan.accelerators / plan.pipeline % of_node == 0;
+    return plan.accelerators / plan.pipeline;
   }
   std::int64_t stride = 1;
   for (const std::string& axis : plan.rank_order) {
@@ -75,7 +77,66 @@ bool one_stage_a_node(const Run& run) {
     if (axis == "cp") stride *= plan.context;
     if (axis == "dp") stride *= plan.batch_ranks();
   }
-  return stride % of_node == 0;
+  return stride;
+}
+
+/// Whether every node holds one stage.
+bool one_stage_a_node(const Run& run) {
+  return stage_stride(run.plan) % run.cluster.accelerators_per_node == 0;
+}
+
+/// Seconds that intervals cover together.
+double covered_s(std::vector<std::pair<Time, Time>> intervals) {
+  std::sort(intervals.begin(), intervals.end());
+  Time end;
+  Time sum;
+  for (const auto& [from, to] : intervals) {
+    if (to > end) sum = sum + (to - max(from, end));
+    end = max(end, to);
+  }
+  return sum.seconds();
+}
+
+/// Passes of a stage: the median of its microbatches.
+StagePass pass_of(const Timeline& timeline, std::int32_t track) {
+  using Intervals = std::vector<std::pair<Time, Time>>;
+  std::map<std::int32_t, std::array<Intervals, 2>> of_microbatch;
+  for (const Span& span : timeline.spans) {
+    const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
+    const bool moves = info.category == Category::kPipeline || info.category == Category::kData ||
+                       info.category == Category::kMemory || info.category == Category::kHost;
+    const bool update = info.phase == Phase::kOptimizer || info.phase == Phase::kInput;
+    if (span.track != track || span.microbatch < 0 || moves || update) continue;
+    const std::size_t backward = info.phase == Phase::kForward ? 0 : 1;
+    of_microbatch[span.microbatch][backward].emplace_back(span.start, span.end);
+  }
+  std::array<std::vector<double>, 2> all;
+  for (auto& [microbatch, intervals] : of_microbatch) {
+    for (std::size_t i = 0; i < 2; ++i) all[i].push_back(covered_s(std::move(intervals[i])));
+  }
+  const auto median = [](std::vector<double>& values) {
+    std::sort(values.begin(), values.end());
+    return values.empty() ? 0 : values[values.size() / 2];
+  };
+  return {median(all[0]), median(all[1])};
+}
+
+/// The passes of every stage, from the Timeline of a rank of each.
+Result<std::vector<StagePass>> stage_passes(const Run& run, double& step_s, MemoryReport& memory) {
+  PredictOptions options;
+  options.sensitivity = options.verify = false;
+  options.timeline = true;
+  for (std::int64_t stage = 0; stage < run.plan.pipeline; ++stage) {
+    options.trace_ranks.push_back(stage * stage_stride(run.plan));
+  }
+  FT_ASSIGN(const Prediction prediction, predict(run, options));
+  step_s = prediction.iteration_time_s;
+  memory = prediction.memory;
+  std::vector<StagePass> out;
+  for (std::size_t stage = 0; stage < options.trace_ranks.size(); ++stage) {
+    out.push_back(pass_of(*prediction.timeline, static_cast<std::int32_t>(stage)));
+  }
+  return out;
 }
 
 Status check_redundant(const Run& run) {
@@ -129,28 +190,32 @@ Status plan_templates(const Run& run, const CampaignRequest& request, Goodput& o
 
 Status plan_redundant(const Run& run, const CampaignRequest& request, Goodput& out) {
   FT_TRY(check_redundant(run));
-  FT_ASSIGN(const Prediction step, predict_with(run, {}));
-  FT_ASSIGN(const Prediction once, predict_with(run, {"recompute=none"}));
-  FT_ASSIGN(const Prediction twice, predict_with(run, {"recompute=full"}));
-  const auto stages = static_cast<double>(run.plan.pipeline);
-  const auto microbatches = static_cast<double>(run.plan.microbatches());
-  const double passes = microbatches + stages - 1;
-  const double step_s = step.iteration_time_s;
-  // A backward pass is no shorter than a forward pass.
-  const double forward_s = std::clamp((twice.iteration_time_s - once.iteration_time_s) / passes,
-                                      0.0, step_s / passes / 2);
-  const double overhead = microbatches * forward_s / step_s;
+  double step_s = 0;
+  MemoryReport memory;
+  FT_ASSIGN(const std::vector<StagePass> stages, stage_passes(run, step_s, memory));
+  const std::int64_t microbatches = run.plan.microbatches();
+  const double plain = pipeline_step(stages, microbatches, false);
+  const double redundant = pipeline_step(stages, microbatches, true) / plain;
+  const double merged = merged_step(stages, microbatches) / plain;
   Fleet& fleet = out.plan.fleet;
-  fleet.pace = {1 + overhead, std::max(1 + overhead, (2 * microbatches + stages - 2) / passes)};
-  const double backward_s = step_s / passes - forward_s;
-  fleet.pause_s = request.regroup_s.value_or(0) + std::min(microbatches, stages) * backward_s;
+  fleet.pace = {redundant, std::max(redundant, merged)};
+  double forward_s = 0;
+  double backward_s = 0;
+  for (const StagePass& stage : stages) {
+    forward_s = std::max(forward_s, stage.forward_s);
+    backward_s = std::max(backward_s, stage.backward_s);
+  }
+  const auto waiting = static_cast<double>(std::min(microbatches, run.plan.pipeline));
+  fleet.pause_s = request.regroup_s.value_or(0) + waiting * backward_s;
+  const double most = static_cast<double>(microbatches) * forward_s / plain;
   const double more_gib = out.checkpoint.bytes.rank / kGiB;
-  const double peak_gib = step.memory.peak_gib + more_gib;
-  out.notes.push_back("redundant forward passes make a step " + fixed(100 * overhead, 1) +
-                      " % longer; copies of the next stage's states take " + fixed(more_gib, 1) +
-                      " GiB of a rank, " + fixed(peak_gib, 1) + " of " +
-                      fixed(step.memory.capacity_gib, 1) + " with all else");
-  if (peak_gib > step.memory.capacity_gib) {
+  const double peak_gib = memory.peak_gib + more_gib;
+  out.notes.push_back("redundant forward passes make a step " + fixed(100 * (redundant - 1), 1) +
+                      " % longer, where " + fixed(100 * most, 1) +
+                      " % would be if bubbles hid none; copies of the next stage's states take " +
+                      fixed(more_gib, 1) + " GiB of a rank, " + fixed(peak_gib, 1) + " of " +
+                      fixed(memory.capacity_gib, 1) + " with all else");
+  if (peak_gib > memory.capacity_gib) {
     out.notes.push_back("the plan does not fit into memory beside the copies of redundant stages");
   }
   return ok_status();
