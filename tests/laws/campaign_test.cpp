@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ctime>
 #include <limits>
 #include <numeric>
 
@@ -12,6 +13,7 @@
 #include "sim/campaign/redundant_passes.h"
 #include "sim/campaign/statistics.h"
 #include "sim/campaign/template_mix.h"
+#include "tests/support/sanitized.h"
 
 namespace foretrain {
 namespace {
@@ -586,6 +588,24 @@ TEST(RedundantPasses, BubblesOfLightStagesHideThem) {
     EXPECT_LE(with, without + most * static_cast<double>(microbatches + 7) + 1e-9);
     EXPECT_GE(merged_step(stages, microbatches), without - 1e-9);
   }
+}
+
+TEST(Campaign, TenThousandOf54DaysTakeSecondsOfTwoCores) {
+  if (kSanitized) GTEST_SKIP() << "of a release build";
+  // 466 failures each, as on Llama 3's 16,384 GPUs.
+  CampaignPlan plan = failing_campaign(466 / 54.0);
+  plan.failures.processes[0].repair_s = 3600;
+  plan.recovery.queue_s = 600;
+  plan.fleet.nodes = 2048;
+  constexpr std::uint64_t kCampaigns = 500;
+  const std::clock_t begin = std::clock();
+  double failures = 0;
+  for (std::uint64_t i = 0; i < kCampaigns; ++i) {
+    failures += static_cast<double>(simulate_campaign(plan, 1, i).failures[0]);
+  }
+  const double cpu_s = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_GT(failures / kCampaigns, 450);
+  EXPECT_LT(cpu_s * 10'000 / kCampaigns / 2, 10);  // on two cores
 }
 
 TEST(TemplateMix, SharesABatchInProportionOfSpeed) {
