@@ -2,6 +2,7 @@
 // plans write, one rank reads and writes, the drawn plan reads again: every weight and moment must
 // stay what it was, and the next step must be the one that nothing disturbed.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <map>
@@ -117,7 +118,8 @@ void expect_state_moves(std::uint64_t seed, DrawnKind kind) {
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(drawn.model, drawn.plan));
   const Workload many = state_workload(drawn.model, drawn.plan);
   const Workload one = state_workload(drawn.model, on_one_rank(drawn.plan));
-  const fs::path place = fs::path(testing::TempDir()) / ("states-" + std::to_string(seed));
+  const fs::path place = fs::path(testing::TempDir()) /
+                         ("states-" + std::to_string(getpid()) + "-" + std::to_string(seed));
   fs::remove_all(place);
   const auto folder = [&place](const char* name) { return (place / name).string(); };
   const std::vector<double> whole = losses_of(many, 0, 3, "", "");
