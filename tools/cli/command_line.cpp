@@ -153,8 +153,7 @@ Verb add_goodput(CLI::App& app, foretrain::GoodputArgs& args) {
       ->delimiter(',')
       ->type_name("NAME,...");
   verb->add_option("--policies", args.beside.policies,
-                   "Compare these policies, or all: wait, spares, shrink, drop-replica, reroute, "
-                   "templates, redundant")
+                   "Compare what these policies make of it, or all of them")
       ->delimiter(',')
       ->check(CLI::IsMember([] {
         std::vector<std::string> names = foretrain::policy_names();

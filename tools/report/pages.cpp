@@ -226,6 +226,23 @@ int colour_of(CampaignPart part) {
   return part == CampaignPart::kCheckpoint ? 2 : 3;
 }
 
+/// Spans as they are drawn: where they are too many, checkpoints are left out, and what goes on
+/// after one is one with what came before it.
+std::vector<CampaignSpan> drawn_spans(const CampaignTimeline& timeline) {
+  if (timeline.spans.size() <= kMostSpans) return timeline.spans;
+  std::vector<CampaignSpan> out;
+  for (const CampaignSpan& span : timeline.spans) {
+    if (span.part == CampaignPart::kCheckpoint) continue;
+    if (!out.empty() && out.back().part == span.part) {
+      out.back().end = span.end;
+    } else {
+      out.push_back(span);
+    }
+  }
+  if (out.size() > kMostSpans) out.resize(kMostSpans);
+  return out;
+}
+
 /// The campaign in rows of equal length; a span that goes over the end of a row is drawn in both.
 void add_campaign(Page& page, const CampaignTimeline& timeline) {
   if (timeline.spans.empty()) return;
@@ -237,11 +254,9 @@ void add_campaign(Page& page, const CampaignTimeline& timeline) {
   for (double row = 0; row < rows; ++row) {
     names.push_back("day " + fixed(row * row_s / kSecondsPerDay, 1));
   }
-  const bool all = timeline.spans.size() <= kMostSpans;
+  const std::vector<CampaignSpan> spans = drawn_spans(timeline);
   std::vector<Box> boxes;
-  for (const CampaignSpan& span : timeline.spans) {
-    if (!all && span.part == CampaignPart::kCheckpoint) continue;
-    if (boxes.size() >= 2 * kMostSpans) break;
+  for (const CampaignSpan& span : spans) {
     double begin = seconds_of(span.start);
     const double end = seconds_of(span.end);
     for (auto row = static_cast<std::size_t>(begin / row_s); begin < end && row < names.size();
@@ -258,8 +273,10 @@ void add_campaign(Page& page, const CampaignTimeline& timeline) {
   page.heading("One campaign");
   page.paragraph(
       "The first of those that were simulated. Blue is training, orange work that is done again or "
-      "slowly, the third colour a checkpoint; recovery, waiting and evaluation are grey." +
-      std::string(all ? "" : " Checkpoints are too many to be drawn."));
+      "slowly, violet a checkpoint; recovery, waiting and evaluation are grey." +
+      std::string(
+          spans.size() == timeline.spans.size() ? "" : " Checkpoints are too many to be drawn.") +
+      std::string(spans.size() == kMostSpans ? " Only the first spans are drawn." : ""));
   page.lanes(names, boxes, row_s);
 }
 
@@ -304,14 +321,20 @@ std::string goodput_table_page(const Json& result) {
 
 std::string goodput_page(const Json& result, const CampaignTimeline& timeline) {
   Page page("The campaign");
-  page.figures({{"days, mean", plain(number_of(result, "/days/mean"), 2)},
-                {"days, nine of ten below", plain(number_of(result, "/days/p90"), 2)},
-                {"effective training time", percent_of(number_of(result, "/ettr/mean"))},
-                {"step", seconds(number_of(result, "/step_time_s"))},
-                {"GPU-hours", plain(number_of(result, "/gpu_hours"), 0)},
-                {"cost", plain(number_of(result, "/cost"), 0)},
-                {"energy, MWh", plain(number_of(result, "/energy_mwh"), 1)},
-                {"mean hours to a failure", plain(number_of(result, "/mttf_hours"), 2)}});
+  std::vector<Bar> figures = {
+      {"days, mean", plain(number_of(result, "/days/mean"), 2)},
+      {"days, nine of ten below", plain(number_of(result, "/days/p90"), 2)},
+      {"effective training time", percent_of(number_of(result, "/ettr/mean"))},
+      {"step", seconds(number_of(result, "/step_time_s"))},
+      {"GPU-hours", plain(number_of(result, "/gpu_hours"), 0)},
+      {"energy, MWh", plain(number_of(result, "/energy_mwh"), 1)}};
+  if (!text_at(result, "/cost").empty()) {
+    figures.push_back({"cost", plain(number_of(result, "/cost"), 0)});
+  }
+  if (!text_at(result, "/mttf_hours").empty()) {
+    figures.push_back({"mean hours to a failure", plain(number_of(result, "/mttf_hours"), 2)});
+  }
+  page.figures(figures);
   page.heading("Where the time goes");
   page.bars(bars_of(result, "/parts", percent_of));
   add_campaign(page, timeline);
