@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 
 #include "sim/base/json.h"
 #include "tests/cli/run_command.h"
