@@ -23,6 +23,7 @@ void add_infos(Timeline& timeline) {
       Phase::kGradients, 33554432, 0);
   add("send", "p2p send 33554432", Category::kPipeline, Phase::kForward, 33554432, 0);
   add("receive", "p2p receive 33554432", Category::kPipeline, Phase::kForward, 33554432, 0);
+  add("launch layer", "launches of a call", Category::kHost, Phase::kForward, 0, 0);
 }
 
 void add_track(Timeline& timeline, Rng& rng, std::int32_t track, std::int32_t spans_per_stream) {
@@ -54,6 +55,12 @@ void add_track(Timeline& timeline, Rng& rng, std::int32_t track, std::int32_t sp
       timeline.spans.push_back(span);
     }
     timeline.end = max(timeline.end, at);
+  }
+  Time issued;
+  for (std::int32_t i = 0; i < spans_per_stream / 8; ++i) {
+    const Time begin = issued + Time{rng.below(2) * rng.below(3'000'000)};
+    issued = begin + Time{rng.below(200'000'000)};
+    timeline.host.push_back({track, 5, i % 4 - 1, i % 8, begin, issued});
   }
   Bytes live = 0;
   for (std::int32_t i = 0; i < spans_per_stream / 4; ++i) {

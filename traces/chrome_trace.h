@@ -21,13 +21,16 @@ struct TraceOptions {
 /// Appends the whole timeline to `file` and leaves `commit` to the caller. Errors are those of the
 /// file.
 ///
-/// One process per track and one thread per stream, numbered from 1 (viewers take thread 0 for the
-/// process itself). A span becomes one complete event over [begin, end]; times are microseconds
-/// with six digits, that is picoseconds. Arguments: layer, microbatch, phase, work, bytes,
-/// provenance, and `waited_us` when partners were late (start - begin). Flows leave the sender when
+/// One process per track. Its threads are rows in one order (`trace_rows.h`), numbered from 1
+/// (viewers take thread 0 for the process itself): the passes of the schedule (`F3`, `B3`, `W3`;
+/// sim/timeline/passes.h), what the host does, and the streams. A span becomes one complete event
+/// over [start, end], behind one called "wait: NAME" over [begin, start] where partners were late;
+/// one that ends as it begins is an instant. Colours (`cname`) tell phases, grey is waiting. Times
+/// are microseconds with six digits, that is picoseconds. Arguments: layer, microbatch, phase,
+/// work, bytes, provenance, and `waited_us` (start - begin). Flows leave the sender when
 /// its transfer starts and arrive just before the receiver's end. Durations are cut by less than 1
 /// ns where a viewer that rounds to nanoseconds would see an overlap. Left out: arrows from or to
-/// spans below 4 ns, which viewers cannot bind; FLOPs and the identity (call, op) of spans.
+/// transfers below 4 ns, which viewers cannot bind; FLOPs and the identity (call, op) of spans.
 /// `timeline_json.h` keeps everything.
 ///
 /// The timeline must be consistent: indices in range, begin <= start <= end, as interpreters and

@@ -17,6 +17,8 @@ inline const std::vector<std::string> kSpanColumns = {
 };
 inline const std::vector<std::string> kFlowColumns = {"from", "to"};
 inline const std::vector<std::string> kMemoryColumns = {"track", "at_ps", "kind", "bytes"};
+inline const std::vector<std::string> kHostColumns = {"track",      "info",     "layer",
+                                                      "microbatch", "begin_ps", "end_ps"};
 
 /// The names of all values of an enumeration that ends in kCount.
 template <typename Enum>

@@ -71,7 +71,7 @@ bool is_label(std::int64_t value) { return value >= -1 && value <= kInt32Max; }
 class Loader {
  public:
   Loader(const Json& json, const std::string& source)
-      : x_source(source), x_root(json, source, "") {}
+      : x_json(json), x_source(source), x_root(json, source, "") {}
 
   Result<Timeline> load();
 
@@ -85,9 +85,11 @@ class Loader {
   std::string span(const std::vector<std::int64_t>& row);
   std::string flow(const std::vector<std::int64_t>& row);
   std::string sample(const std::vector<std::int64_t>& row);
+  std::string host(const std::vector<std::int64_t>& row);
   template <typename Each>
   Status table(std::string_view key, const std::vector<std::string>& columns, Each each);
 
+  const Json& x_json;
   std::string x_source;
   JsonReader x_root;
   Timeline x_timeline;
@@ -213,6 +215,30 @@ std::string Loader::sample(const std::vector<std::int64_t>& row) {
   return "";
 }
 
+std::string Loader::host(const std::vector<std::int64_t>& row) {
+  if (!in_table(row[0], x_timeline.tracks.size())) return "there is no such track";
+  if (!in_table(row[1], x_timeline.infos.size())) return "there is no such info";
+  for (std::size_t i = 2; i < 4; ++i) {
+    if (!is_label(row[i])) return kHostColumns[i] + " must be -1 or an index";
+  }
+  if (row[4] < -kTimeLimit || row[5] > kTimeLimit) return "times go up to 2^62 ps";
+  if (row[4] > row[5]) return "begin_ps <= end_ps does not hold";
+  const IssueSpan span{static_cast<std::int32_t>(row[0]),
+                       static_cast<std::int32_t>(row[1]),
+                       static_cast<std::int32_t>(row[2]),
+                       static_cast<std::int32_t>(row[3]),
+                       Time{row[4]},
+                       Time{row[5]}};
+  if (!x_timeline.host.empty()) {
+    const IssueSpan& last = x_timeline.host.back();
+    if (last.track > span.track || (last.track == span.track && last.end > span.begin)) {
+      return "spans of hosts are not sorted by track and begin, or overlap";
+    }
+  }
+  x_timeline.host.push_back(span);
+  return "";
+}
+
 template <typename Each>
 Status Loader::table(std::string_view key, const std::vector<std::string>& columns_of_key,
                      Each each) {
@@ -242,6 +268,9 @@ Result<Timeline> Loader::load() {
   FT_TRY(table("spans", kSpanColumns, [&](const Row& row) { return span(row); }));
   FT_TRY(table("flows", kFlowColumns, [&](const Row& row) { return flow(row); }));
   FT_TRY(table("memory", kMemoryColumns, [&](const Row& row) { return sample(row); }));
+  if (x_json.find("host") != nullptr) {  // files of earlier versions have none
+    FT_TRY(table("host", kHostColumns, [&](const Row& row) { return host(row); }));
+  }
   FT_TRY(x_root.finish());
   return std::move(x_timeline);
 }

@@ -120,6 +120,10 @@ Status save_timeline(const Timeline& timeline, AtomicFile& file) {
   out.list("flows_columns", kFlowColumns);
   out.raw(",\n");
   out.list("memory_columns", kMemoryColumns);
+  if (!timeline.host.empty()) {
+    out.raw(",\n");
+    out.list("host_columns", kHostColumns);
+  }
   FT_TRY(out.array("infos", timeline.infos, [&](const SpanInfo& info) { save_info(out, info); }));
   FT_TRY(out.array("tracks", timeline.tracks, [&](const Track& track) { save_track(out, track); }));
   FT_TRY(out.array("spans", timeline.spans, [&](const Span& s) {
@@ -130,6 +134,11 @@ Status save_timeline(const Timeline& timeline, AtomicFile& file) {
   FT_TRY(out.array("memory", timeline.memory, [&](const MemorySample& m) {
     out.row({m.track, m.at.ps, static_cast<std::int64_t>(m.kind), m.bytes});
   }));
+  if (!timeline.host.empty()) {
+    FT_TRY(out.array("host", timeline.host, [&](const IssueSpan& s) {
+      out.row({s.track, s.info, s.layer, s.microbatch, s.begin.ps, s.end.ps});
+    }));
+  }
   out.raw("}\n");
   return out.flush();
 }

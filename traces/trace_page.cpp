@@ -1,9 +1,13 @@
 #include "traces/trace_page.h"
 
+#include <algorithm>
+#include <map>
 #include <string>
+#include <vector>
 
-#include "sim/base/printable.h"
+#include "sim/timeline/passes.h"
 #include "traces/json_text.h"
+#include "traces/trace_rows.h"
 
 namespace foretrain {
 namespace {
@@ -19,17 +23,19 @@ constexpr const char* kHead = R"HTML(<!DOCTYPE html>
 @media (prefers-color-scheme: dark) {
   :root { --ink: #ddd; --paper: #16181c; --line: #333; --soft: #999; }
 }
-body { margin: 0; font: 13px/1.4 system-ui, sans-serif;
+body { margin: 0; font: 13px/1.4 system-ui, sans-serif; height: 100vh; display: flex;
+       flex-direction: column;
        color: var(--ink); background: var(--paper); }
 header { padding: 8px 12px; border-bottom: 1px solid var(--line); }
 h1 { font-size: 15px; margin: 0; }
 p { margin: 2px 0; color: var(--soft); }
+#key { max-height: 5.6em; overflow: auto; }
 #key span { display: inline-block; margin-right: 12px; white-space: nowrap; }
 #key i { display: inline-block; width: 10px; height: 10px; margin-right: 4px; border-radius: 2px; }
-#view { overflow-y: auto; height: calc(100vh - 190px); touch-action: none; }
+#view { overflow-y: auto; overflow-x: hidden; touch-action: none; flex: 1; }
 canvas { display: block; cursor: grab; }
 #told { height: 76px; overflow: auto; padding: 6px 12px; border-top: 1px solid var(--line);
-        white-space: pre-wrap; }
+        white-space: pre-wrap; overflow-wrap: anywhere; flex: none; }
 </style>
 </head>
 <body>
@@ -48,20 +54,37 @@ constexpr const char* kTail = R"HTML(
 const trace = JSON.parse(document.getElementById("trace").textContent);
 const view = document.getElementById("view"), canvas = document.querySelector("canvas");
 const told = document.getElementById("told"), pen = canvas.getContext("2d");
-const hues = {forward: "#4c8dd6", backward: "#57a773", recompute: "#8fc1e3", gradients: "#b07cc6",
-              optimizer: "#d9a441", input: "#9aa0a6"};
-const moves = {tensor: "#d1605e", pipeline: "#e08b3e", data: "#c2569a", expert: "#8c6d46",
-               context: "#5aa7a7", memory: "#7f7f7f", host: "#a3a33a"};
+const hues = {forward: "#3b7dd8", backward: "#d9822b", weights: "#8a63d2", recompute: "#7fb2dd",
+              gradients: "#57a773", optimizer: "#c9a227", input: "#9aa0a6"};
+const moves = {tensor: "#d1605e", pipeline: "#b5523b", data: "#c2569a", expert: "#8c6d46",
+               context: "#3f9a9a", memory: "#7f7f7f", host: "#8f8f2e"};
+const said = {weights: "gradients of weights alone", input: "input", host: "host"};
 const name = document.querySelector("h1");
 name.textContent = trace.name;
 document.title = trace.name;
-for (const [text, colour] of [...Object.entries(hues), ...Object.entries(moves)]) {
-  const entry = document.createElement("span"), box = document.createElement("i");
-  box.style.background = colour;
-  entry.append(box, text);
-  document.getElementById("key").append(entry);
+/** Colours of kernels by phase, of what moves data by what it is for; pale while it waits. */
+function legend() {
+  const part = (title, all) => {
+    const line = document.createElement("div");
+    line.append(title + ": ");
+    for (const [text, colour, opacity] of all) {
+      const entry = document.createElement("span"), box = document.createElement("i");
+      box.style.background = colour;
+      box.style.opacity = opacity || 1;
+      entry.append(box, said[text] || text);
+      line.append(entry);
+    }
+    document.getElementById("key").append(line);
+  };
+  const used = (table, of) => Object.entries(table).filter(([text]) =>
+    trace.infos.some((info) => of(info) === text));
+  part("kernels", used(hues, (info) => moves[info.c] ? "" : info.p));
+  part("transfers", [...used(moves, (info) => info.c),
+                     ["pale: waiting for partners", moves.pipeline, 0.3]]);
 }
-const left = 150, high = 20, gap = 26;
+legend();
+let left = 150;
+const high = 20, gap = 26;
 const rows = [];
 let height = 20;
 trace.rows.forEach((row) => {
@@ -71,6 +94,7 @@ trace.rows.forEach((row) => {
 });
 height += 10;
 let from = 0, to = trace.end, chosen = null;
+const label = (info, batch) => info.n + (batch >= 0 ? batch : "");
 const colour = (info) => moves[info.c] || hues[info.p] || "#888";
 function time(us) {
   const big = Math.abs(us);
@@ -88,6 +112,7 @@ function first(spans, at) {
 }
 function draw() {
   const width = view.clientWidth, scale = devicePixelRatio || 1;
+  left = Math.min(150, Math.round(width / 4));
   canvas.width = width * scale;
   canvas.height = height * scale;
   canvas.style.width = width + "px";
@@ -98,18 +123,18 @@ function draw() {
   pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
   const wide = width - left, per = wide / (to - from), x = (at) => left + (at - from) * per;
-  const step = 10 ** Math.floor(Math.log10((to - from) / 4 || 1));
+  const least = 90 * (to - from) / wide, power = 10 ** Math.floor(Math.log10(least));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= least);
   for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
     pen.fillStyle = "#8883";
     pen.fillRect(x(at), 14, 1, height);
-    if ((to - from) / step > 12 && Math.round(at / step) % 5) continue;
     pen.fillStyle = style.color;
-    pen.fillText(time(at), x(at) + 2, 8);
+    pen.fillText(time(at).replace(/\.?0+ /, " "), x(at) + 2, 8);
   }
   for (const row of rows) {
     pen.fillStyle = style.color;
     if (row.first) pen.fillText(row.track, 4, row.y - 10);
-    pen.fillText(row.name, 12, row.y + high / 2);
+    pen.fillText(row.name, 12, row.y + high / 2, left - 16);
     pen.save();
     pen.beginPath();
     pen.rect(left, row.y, wide, high);
@@ -137,8 +162,11 @@ function draw() {
       if (b - a > 36) {
         pen.fillStyle = "#fff";
         const place = (batch >= 0 ? batch + " " : "") + (layer >= 0 ? "L" + layer + " " : "");
-        const text = place + info.n;
+        const text = info.c === "schedule" ? label(info, batch) : place + info.n;
         pen.fillText(text.slice(0, (b - a) / 6), Math.max(a, left) + 3, row.y + high / 2);
+      } else if (info.c === "schedule" && b - a > 8 + 6 * label(info, batch).length) {
+        pen.fillStyle = "#fff";
+        pen.fillText(label(info, batch), a + 3, row.y + high / 2);
       }
     }
     pen.restore();
@@ -158,7 +186,8 @@ function tell() {
   const [begin, start, end, kind, layer, batch] = chosen.row.spans.slice(at, at + 6);
   const info = trace.infos[kind];
   const waits = start > begin ? ", of it " + time(start - begin) + " waiting for partners" : "";
-  told.textContent = info.n + "   " + info.c + ", " + info.p +
+  const called = info.c === "schedule" ? label(info, batch) : info.n;
+  told.textContent = called + "   " + info.c + ", " + info.p +
     (layer >= 0 ? ", layer " + layer : "") + (batch >= 0 ? ", microbatch " + batch : "") + "\n" +
     time(begin) + " to " + time(end) + ": " + time(end - begin) + waits + "\n" + info.w +
     (info.b ? "   " + info.b.toLocaleString("en") + " bytes" : "");
@@ -236,35 +265,183 @@ Status put(AtomicFile& file, std::string& out, bool last) {
   return file.append(safe);
 }
 
-void append_infos(const Timeline& timeline, std::string& out) {
-  out += ",\"infos\":[";
-  for (std::size_t i = 0; i < timeline.infos.size(); ++i) {
-    const SpanInfo& info = timeline.infos[i];
-    out += i == 0 ? "\n{\"n\":" : ",\n{\"n\":";
-    append_string(out, info.name.empty() ? info.work : info.name);
-    out += ",\"w\":";
-    append_string(out, info.work);
-    out += ",\"c\":";
-    append_string(out, name_of(info.category));
-    out += ",\"p\":";
-    append_string(out, name_of(info.phase));
-    out += ",\"b\":";
-    append_number(out, static_cast<std::int64_t>(info.bytes));
-    out += "}";
-  }
-  out += "]";
+void append_info(const SpanInfo& info, std::string_view category, std::string_view phase,
+                 bool first, std::string& out) {
+  out += first ? "\n{\"n\":" : ",\n{\"n\":";
+  append_string(out, info.name.empty() ? info.work : info.name);
+  out += ",\"w\":";
+  append_string(out, info.work);
+  out += ",\"c\":";
+  append_string(out, category);
+  out += ",\"p\":";
+  append_string(out, phase);
+  out += ",\"b\":";
+  append_number(out, static_cast<std::int64_t>(info.bytes));
+  out += "}";
 }
 
-void append_span(const Span& span, std::string& out) {
-  for (const Time time : {span.begin, span.start, span.end}) {
-    append_millionths(out, time.ps);
-    out += ',';
+/// What a pass is called without its microbatch, where it is of one alone.
+std::string name_without_microbatch(const SchedulePass& pass) {
+  return pass.of.size() == 1 ? std::string(letter_of(pass.of.front().direction)) : label_of(pass);
+}
+
+std::string_view hue_of(PassDirection kind) {
+  switch (kind) {
+    case PassDirection::kForward:
+      return "forward";
+    case PassDirection::kBackward:
+      return "backward";
+    case PassDirection::kWeights:
+      return "weights";
+    case PassDirection::kUpdate:
+    case PassDirection::kCount:
+      break;
   }
-  append_number(out, static_cast<std::int64_t>(span.info));
-  out += ',';
-  append_number(out, static_cast<std::int64_t>(span.layer));
-  out += ',';
-  append_number(out, static_cast<std::int64_t>(span.microbatch));
+  return "optimizer";
+}
+
+/// The infos of spans, then those of passes, whose numbers are given back by name.
+std::map<std::string, std::size_t> append_infos(const Timeline& timeline,
+                                                const std::vector<SchedulePass>& passes,
+                                                std::string& out) {
+  out += ",\"infos\":[";
+  std::size_t count = 0;
+  for (const SpanInfo& info : timeline.infos) {
+    append_info(info, name_of(info.category), name_of(info.phase), count++ == 0, out);
+  }
+  std::map<std::string, std::size_t> numbers;
+  for (const SchedulePass& pass : passes) {
+    SpanInfo info;
+    info.name = name_without_microbatch(pass);
+    if (!numbers.emplace(info.name, count).second) continue;
+    info.work = "a pass of the schedule";
+    append_info(info, "schedule", hue_of(pass.of.front().direction), count++ == 0, out);
+  }
+  out += "]";
+  return numbers;
+}
+
+Span drawn_as_span(const IssueSpan& host, bool waits) {
+  Span span;
+  span.info = host.info;
+  span.layer = host.layer;
+  span.microbatch = host.microbatch;
+  span.begin = host.begin;
+  span.start = waits ? host.end : host.begin;  // pale
+  span.end = host.end;
+  return span;
+}
+
+Span drawn_as_span(const SchedulePass& pass, const std::map<std::string, std::size_t>& numbers) {
+  Span span;
+  span.info = static_cast<std::int32_t>(numbers.at(name_without_microbatch(pass)));
+  if (pass.of.size() == 1) span.microbatch = pass.of.front().microbatch;
+  span.begin = span.start = pass.begin;
+  span.end = pass.end;
+  return span;
+}
+
+/// Rows as JSON: the spans of each, six numbers a span.
+class RowWriter {
+ public:
+  explicit RowWriter(AtomicFile& file, std::string text) : x_file(file), x_out(std::move(text)) {}
+
+  void next_track(std::string name) {
+    x_track = std::move(name);
+    x_first_of_track = true;
+  }
+  void open(std::string_view name, std::string_view kind) {
+    x_out += x_any ? ",\n{\"track\":" : "\n{\"track\":";
+    x_any = true;
+    append_string(x_out, x_track);
+    x_out += ",\"name\":";
+    append_string(x_out, name);
+    x_out += ",\"kind\":";
+    append_string(x_out, kind);
+    x_out += x_first_of_track ? ",\"first\":true,\"spans\":[" : ",\"first\":false,\"spans\":[";
+    x_first_of_track = false;
+    x_first_span = true;
+  }
+  Status add(const Span& span) {
+    if (!x_first_span) x_out += ',';
+    x_first_span = false;
+    for (const Time time : {span.begin, span.start, span.end}) {
+      append_millionths(x_out, time.ps);
+      x_out += ',';
+    }
+    append_number(x_out, static_cast<std::int64_t>(span.info));
+    x_out += ',';
+    append_number(x_out, static_cast<std::int64_t>(span.layer));
+    x_out += ',';
+    append_number(x_out, static_cast<std::int64_t>(span.microbatch));
+    return put(x_file, x_out, false);
+  }
+  void close() { x_out += "]}"; }
+  Status finish() {
+    x_out += "]}";
+    return put(x_file, x_out, true);
+  }
+
+ private:
+  AtomicFile& x_file;
+  std::string x_out, x_track;
+  bool x_any = false, x_first_of_track = true, x_first_span = true;
+};
+
+/// Where the spans of each stream of a track begin: they lie one stream after another.
+std::vector<std::size_t> stream_begins(const Timeline& timeline, std::size_t track,
+                                       std::size_t& at) {
+  std::vector<std::size_t> begins;
+  for (std::size_t s = 0; s < timeline.tracks[track].streams.size(); ++s) {
+    begins.push_back(at);
+    while (at < timeline.spans.size() &&
+           static_cast<std::size_t>(timeline.spans[at].track) == track &&
+           timeline.spans[at].stream.index() == s) {
+      ++at;
+    }
+  }
+  begins.push_back(at);
+  return begins;
+}
+
+Status write_rows(const Timeline& timeline, const std::vector<SchedulePass>& passes,
+                  const std::map<std::string, std::size_t>& numbers, RowWriter& to) {
+  const TraceRows rows = trace_rows(timeline);
+  std::size_t at = 0, pass = 0, host = 0;
+  for (std::size_t t = 0; t < timeline.tracks.size(); ++t) {
+    const Track& track = timeline.tracks[t];
+    to.next_track(track.name);
+    const auto here = [t](const auto& all, std::size_t i) {
+      return i < all.size() && static_cast<std::size_t>(all[i].track) == t;
+    };
+    if (here(passes, pass)) {
+      to.open(rows.names[kScheduleRow], "schedule");
+      for (; here(passes, pass); ++pass) FT_TRY(to.add(drawn_as_span(passes[pass], numbers)));
+      to.close();
+    }
+    if (here(timeline.host, host)) {
+      to.open(rows.names[kHostRow], "host");
+      for (; here(timeline.host, host); ++host) {
+        const IssueSpan& span = timeline.host[host];
+        FT_TRY(to.add(drawn_as_span(span, waits_for_device(timeline, span))));
+      }
+      to.close();
+    }
+    const std::vector<std::size_t> begins = stream_begins(timeline, t, at);
+    std::vector<std::size_t> order(track.streams.size());
+    for (std::size_t s = 0; s < order.size(); ++s) order[s] = s;
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return rows.of_streams[t][a] < rows.of_streams[t][b];
+    });
+    for (const std::size_t s : order) {
+      to.open(track.streams[s], "stream");
+      for (std::size_t i = begins[s]; i < begins[s + 1]; ++i) {
+        FT_TRY(to.add(timeline.spans[i]));
+      }
+      to.close();
+    }
+  }
+  return to.finish();
 }
 
 }  // namespace
@@ -279,31 +456,11 @@ Status write_trace_page(const Timeline& timeline, AtomicFile& file) {
   append_string(out, timeline.name);
   out += ",\"end\":";
   append_millionths(out, timeline.end.ps);
-  append_infos(timeline, out);
+  const std::vector<SchedulePass> passes = schedule_passes(timeline);
+  const std::map<std::string, std::size_t> numbers = append_infos(timeline, passes, out);
   out += ",\"rows\":[";
-  std::size_t at = 0;
-  bool any = false;
-  for (std::size_t t = 0; t < timeline.tracks.size(); ++t) {
-    const Track& track = timeline.tracks[t];
-    for (std::size_t s = 0; s < track.streams.size(); ++s) {
-      out += any ? ",\n{\"track\":" : "\n{\"track\":";
-      any = true;
-      append_string(out, track.name);
-      out += ",\"name\":";
-      append_string(out, track.streams[s]);
-      out += s == 0 ? ",\"first\":true,\"spans\":[" : ",\"first\":false,\"spans\":[";
-      for (bool first = true; at < timeline.spans.size(); ++at, first = false) {
-        const Span& span = timeline.spans[at];
-        if (static_cast<std::size_t>(span.track) != t || span.stream.index() != s) break;
-        if (!first) out += ',';
-        append_span(span, out);
-        FT_TRY(put(file, out, false));
-      }
-      out += "]}";
-    }
-  }
-  out += "]}";
-  FT_TRY(put(file, out, true));
+  RowWriter to(file, std::move(out));
+  FT_TRY(write_rows(timeline, passes, numbers, to));
   return file.append(kTail);
 }
 

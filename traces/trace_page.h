@@ -13,10 +13,10 @@ bool asks_for_page(std::string_view path);
 
 /// Appends the page to `file` and leaves `commit` to the caller. Errors are those of the file.
 ///
-/// A row is a stream of a track, a block a span over [begin, end], pale until its partners are
-/// there. The wheel zooms, dragging moves, a click shows a block's layer, microbatch, work and
-/// bytes. Times are exact. Left out: arrows, memory, and what Chrome
-/// traces have for SQL.
+/// Rows are those of `trace_rows.h`: the schedule's passes, the host, the streams. A block is a
+/// span over [begin, end], pale until its partners are there. The wheel zooms, dragging moves, a
+/// click shows a block's layer, microbatch, work and bytes. Times are exact. Left out: arrows,
+/// memory, and what Chrome traces have for SQL.
 Status write_trace_page(const Timeline& timeline, AtomicFile& file);
 
 }  // namespace foretrain

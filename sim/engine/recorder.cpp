@@ -38,7 +38,10 @@ class TimelineMaker {
       add_span(op);
     }
     add_flows();
-    for (std::size_t track = 0; track < x_out.tracks.size(); ++track) add_memory(track);
+    for (std::size_t track = 0; track < x_out.tracks.size(); ++track) {
+      add_memory(track);
+      add_host(track);
+    }
     return std::move(x_out);
   }
 
@@ -66,7 +69,7 @@ class TimelineMaker {
     Span span;
     span.track = static_cast<std::int32_t>(x_out.tracks.size() - 1);
     span.stream = StreamId(times.stream);
-    span.info = info_of(call, times);
+    span.info = info_of(call, times.op);
     span.call = times.call;
     span.op = times.op;
     span.layer = call.layer;
@@ -80,13 +83,13 @@ class TimelineMaker {
     x_out.spans.push_back(span);
   }
 
-  std::int32_t info_of(const Call& call, const OpTimes& times) {
+  std::int32_t info_of(const Call& call, std::int32_t op_index) {
     const Actor& actor = x_prepared.quotient.actors[static_cast<std::size_t>(x_actor)];
-    const std::array<std::int32_t, 3> key = {actor.program.value, call.segment.value, times.op};
+    const std::array<std::int32_t, 3> key = {actor.program.value, call.segment.value, op_index};
     const auto next = static_cast<std::int32_t>(x_out.infos.size());
     const auto [it, fresh] = x_info.try_emplace(key, next);
     if (!fresh) return it->second;
-    const Op& op = program().segments[call.segment.index()].ops[static_cast<std::size_t>(times.op)];
+    const Op& op = program().segments[call.segment.index()].ops[static_cast<std::size_t>(op_index)];
     const Work& work = program().works[op.work.index()];
     x_out.infos.push_back(
         SpanInfo{op.name, text_of(work), op.category, op.phase, bytes_moved(work), flops_of(work)});
@@ -120,12 +123,91 @@ class TimelineMaker {
     }
   }
 
+  /// When the host came to each of its waits for the device, and when the wait ended.
+  std::map<std::pair<std::int32_t, std::int32_t>, Time> ends_of_waits(std::size_t track,
+                                                                      const Program& p) const {
+    std::map<std::pair<std::int32_t, std::int32_t>, Time> out;
+    for (std::size_t i = x_first_span[track]; i < end_of_spans(track); ++i) {
+      const Span& span = x_out.spans[i];
+      const Call& call = p.calls[static_cast<std::size_t>(span.call)];
+      const Op& op = p.segments[call.segment.index()].ops[static_cast<std::size_t>(span.op)];
+      if (!std::holds_alternative<HostSync>(p.works[op.work.index()])) continue;
+      out.emplace(std::pair{span.call, span.op}, span.end);
+    }
+    return out;
+  }
+
+  /// The host issues ops in the order of the Program, one after another (engine/prepared.cpp).
+  void add_host(std::size_t track) {
+    const std::int32_t a = x_actors[track];
+    const Actor& actor = x_prepared.quotient.actors[static_cast<std::size_t>(a)];
+    const Program& p = x_workload.programs[actor.program.index()];
+    const PreparedPrices& prices =
+        x_prepared
+            .prices[static_cast<std::size_t>(x_prepared.prices_of[static_cast<std::size_t>(a)])];
+    if (prices.host_total.ps == 0) return;
+    x_actor = a;
+    const auto waits = ends_of_waits(track, p);
+    Time at;
+    for (std::size_t c = 0; c < p.calls.size(); ++c) {
+      const Call& call = p.calls[c];
+      const Segment& segment = p.segments[call.segment.index()];
+      const auto add = [&](std::int32_t info, Time begin) {
+        if (begin < at) {
+          x_out.host.push_back(
+              {static_cast<std::int32_t>(track), info, call.layer, call.microbatch, begin, at});
+        }
+      };
+      Time begin = at;
+      for (std::size_t o = 0; o < segment.ops.size(); ++o) {
+        const Op& op = segment.ops[o];
+        const Work& work = p.works[op.work.index()];
+        const Time launch = launch_of(op, prices.costs[op.work.index()]);
+        const bool delay = std::holds_alternative<HostDelay>(work);
+        const bool sync = std::holds_alternative<HostSync>(work);
+        if (sync) at += launch;
+        if (delay || sync) {
+          add(launches_of(call), begin);
+          begin = at;
+          const auto wait =
+              waits.find({static_cast<std::int32_t>(c), static_cast<std::int32_t>(o)});
+          at = delay ? at + launch : wait != waits.end() ? max(at, wait->second) : at;
+          add(info_of(call, static_cast<std::int32_t>(o)), begin);
+          begin = at;
+        } else {
+          at += launch;
+        }
+      }
+      add(launches_of(call), begin);
+    }
+  }
+
+  /// The info of the launches of a call's ops.
+  std::int32_t launches_of(const Call& call) {
+    const Actor& actor = x_prepared.quotient.actors[static_cast<std::size_t>(x_actor)];
+    const auto next = static_cast<std::int32_t>(x_out.infos.size());
+    const auto [it, fresh] =
+        x_info.try_emplace({actor.program.value, call.segment.value, -1}, next);
+    if (!fresh) return it->second;
+    const Segment& segment = program().segments[call.segment.index()];
+    SpanInfo info;
+    info.name = "launch " + segment.name;
+    info.work = "launches of a call";
+    info.category = Category::kHost;
+    if (!segment.ops.empty()) info.phase = segment.ops.front().phase;
+    x_out.infos.push_back(std::move(info));
+    return next;
+  }
+
+  std::size_t end_of_spans(std::size_t track) const {
+    return track + 1 < x_first_span.size() ? x_first_span[track + 1] : x_out.spans.size();
+  }
+
   void add_memory(std::size_t track) {
     const Actor& actor = x_prepared.quotient.actors[static_cast<std::size_t>(x_actors[track])];
     const Program& p = x_workload.programs[actor.program.index()];
     const std::size_t begin = x_first_span[track];
-    const std::size_t end =
-        track + 1 < x_first_span.size() ? x_first_span[track + 1] : x_out.spans.size();
+    const std::size_t end = end_of_spans(track);
     std::map<std::pair<std::int32_t, std::int32_t>, std::size_t> span_of;
     for (std::size_t i = begin; i < end; ++i) {
       span_of.emplace(std::pair{x_out.spans[i].call, x_out.spans[i].op}, i);

@@ -36,6 +36,16 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
+/// What a rank's host does meanwhile: it launches the ops of a call, prepares data, or waits for
+/// the device. Nothing is known of it where a step was measured.
+struct IssueSpan {
+  std::int32_t track = 0;
+  std::int32_t info = 0;
+  std::int32_t layer = -1, microbatch = -1;
+  Time begin, end;
+  bool operator==(const IssueSpan&) const = default;
+};
+
 /// A message: from the span that sends to the span that receives (indices into Timeline::spans).
 struct Flow {
   std::int32_t from = 0, to = 0;
@@ -60,7 +70,8 @@ struct Track {
   bool operator==(const Track&) const = default;
 };
 
-/// Spans are sorted by (track, stream, begin); memory samples by (track, at).
+/// Spans are sorted by (track, stream, begin); memory samples by (track, at), spans of hosts by
+/// (track, begin).
 struct Timeline {
   std::string name;
   std::vector<SpanInfo> infos;
@@ -68,6 +79,7 @@ struct Timeline {
   std::vector<Span> spans;
   std::vector<Flow> flows;
   std::vector<MemorySample> memory;
+  std::vector<IssueSpan> host;
   Time end;  ///< of the step
   bool operator==(const Timeline&) const = default;
 };

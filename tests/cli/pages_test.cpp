@@ -1,6 +1,9 @@
 // Does every verb with a result give a page, whole, with the result in it?
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+
 #include "tests/cli/run_command.h"
 #include "tools/report/page.h"
 #include "traces/timeline_json.h"
@@ -112,21 +115,31 @@ TEST(Pages, OfATraceHasEverySpan) {
   EXPECT_EQ(*kept.find("name"), Json("a </script> & <b>"));
   const Timeline timeline = load_timeline(place.path("in/line.json").string()).value();
   EXPECT_DOUBLE_EQ(kept.find("end")->number(), timeline.end.us());
-  std::size_t span = 0;
+  std::size_t drawn = 0;
+  std::map<std::string, int> kinds;
   for (const Json& row : *kept.find("rows")->array()) {
+    ++kinds[*row.find("kind")->string()];
+    if (*row.find("kind")->string() != "stream") continue;
     const Json::Array& numbers = *row.find("spans")->array();
-    for (std::size_t i = 0; i + 5 < numbers.size(); i += 6, ++span) {
-      ASSERT_LT(span, timeline.spans.size());
-      const Span& is = timeline.spans[span];
-      ASSERT_EQ(*row.find("track"), Json(timeline.tracks[static_cast<std::size_t>(is.track)].name));
-      ASSERT_DOUBLE_EQ(numbers[i].number(), is.begin.us());
-      ASSERT_DOUBLE_EQ(numbers[i + 2].number(), is.end.us());
-      const std::string& name = timeline.infos[static_cast<std::size_t>(is.info)].name;
+    // The row of a stream has that stream's spans, which lie together.
+    const auto is_here = [&](const Span& one) {
+      const Track& track = timeline.tracks[static_cast<std::size_t>(one.track)];
+      return track.name == *row.find("track")->string() &&
+             track.streams[one.stream.index()] == *row.find("name")->string();
+    };
+    auto span = std::find_if(timeline.spans.begin(), timeline.spans.end(), is_here);
+    for (std::size_t i = 0; i + 5 < numbers.size(); i += 6, ++span, ++drawn) {
+      ASSERT_TRUE(span != timeline.spans.end() && is_here(*span));
+      ASSERT_DOUBLE_EQ(numbers[i].number(), span->begin.us());
+      ASSERT_DOUBLE_EQ(numbers[i + 2].number(), span->end.us());
+      const std::string& name = timeline.infos[static_cast<std::size_t>(span->info)].name;
       const auto info = static_cast<std::size_t>(numbers[i + 3].number());
       ASSERT_EQ(*(*kept.find("infos")->array())[info].find("n"), Json(name));
     }
   }
-  EXPECT_EQ(span, timeline.spans.size());
+  EXPECT_EQ(drawn, timeline.spans.size());
+  EXPECT_EQ(kinds["schedule"], static_cast<int>(timeline.tracks.size()));
+  EXPECT_EQ(kinds["host"], static_cast<int>(timeline.tracks.size()));
   const CommandResult weeks = place.run({"goodput", "run.json", "--trace", "t.html"});
   EXPECT_EQ(weeks.exit_code, 1);
   EXPECT_NE(weeks.err.find("is a page, which is of one step"), std::string::npos) << weeks.err;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "sim/base/file.h"
+#include "sim/timeline/passes.h"
 #include "tests/sample_timeline.h"
 #include "traces/chrome_trace.h"
 
@@ -38,7 +39,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", status.error().message.c_str());
     return 1;
   }
-  std::printf("slices=%zu flows=%zu write_s=%.3f\n", timeline.spans.size(), timeline.flows.size(),
-              wall.count());
+  std::size_t slices = foretrain::schedule_passes(timeline).size() + timeline.host.size();
+  for (const foretrain::Span& span : timeline.spans) {
+    slices += span.begin < span.start ? 2 : 1;  // what it waits stands apart
+  }
+  std::printf("slices=%zu flows=%zu write_s=%.3f\n", slices, timeline.flows.size(), wall.count());
   return 0;
 }

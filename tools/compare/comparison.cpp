@@ -203,6 +203,11 @@ Timeline merged_timeline(const Comparison& comparison) {
       sample.track += tracks;
       out.memory.push_back(sample);
     }
+    for (IssueSpan span : in.host) {
+      span.track += tracks;
+      span.info += infos;
+      out.host.push_back(span);
+    }
     out.end = max(out.end, in.end);
   };
   take(comparison.a, "A");

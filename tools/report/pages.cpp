@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
+#include "sim/timeline/passes.h"
 #include "tools/report/page.h"
 #include "tools/report/report.h"
 
@@ -55,28 +55,37 @@ void add_notes(Page& page, const Json& result) {
 
 // --- The schedule ------------------------------------------------------------------------------
 
-/// Passes are neighbours on a compute stream of one microbatch and phase.
-struct DrawnPass {
-  std::int32_t microbatch = -1;
-  Phase phase = Phase::kForward;
-  Time begin, end;
-};
+int colour_of(PassDirection direction) {
+  switch (direction) {
+    case PassDirection::kForward:
+      return 0;
+    case PassDirection::kBackward:
+      return 1;
+    case PassDirection::kWeights:
+      return 2;
+    case PassDirection::kUpdate:
+    case PassDirection::kCount:
+      break;
+  }
+  return 3;
+}
 
-Box box_of(const DrawnPass& pass, std::size_t row) {
-  const bool forward = pass.phase == Phase::kForward;
-  const bool backward = pass.phase == Phase::kBackward;
-  const char* const name = forward ? "F" : backward ? "B" : "";
+Box box_of(const SchedulePass& pass, std::size_t row) {
   Box out;
   out.row = row;
   out.begin = pass.begin.seconds();
   out.end = pass.end.seconds();
-  out.colour = forward ? 0 : backward ? 1 : 3;
-  if (*name != '\0') out.label = name + std::to_string(pass.microbatch);
-  out.note = (forward    ? "forward"
-              : backward ? "backward"
-                         : "other work") +
-             (pass.microbatch >= 0 ? ", microbatch " + std::to_string(pass.microbatch) : "") +
-             ", " + seconds_text(pass.begin.seconds()) + " to " + seconds_text(pass.end.seconds());
+  out.colour = colour_of(pass.of.front().direction);
+  out.label = label_of(pass);
+  for (const SchedulePass::Of& of : pass.of) {
+    if (!out.note.empty()) out.note += " and ";
+    out.note += of.direction == PassDirection::kForward    ? "forward"
+                : of.direction == PassDirection::kBackward ? "backward"
+                : of.direction == PassDirection::kWeights  ? "gradients of weights"
+                                                           : "update";
+    if (of.microbatch >= 0) out.note += ", microbatch " + std::to_string(of.microbatch);
+  }
+  out.note += ", " + seconds_text(pass.begin.seconds()) + " to " + seconds_text(pass.end.seconds());
   return out;
 }
 
@@ -86,41 +95,25 @@ constexpr std::size_t kMostBoxes = 20'000;
 void add_schedule(Page& page, const Timeline& timeline) {
   std::vector<std::string> rows;
   std::vector<Box> boxes;
-  std::map<std::int32_t, std::size_t> row_of;
-  DrawnPass open;
   std::int32_t track = -1;
-  const auto close = [&] {
-    if (track >= 0 && open.end > open.begin) boxes.push_back(box_of(open, row_of.at(track)));
-    open = DrawnPass();
-  };
-  for (const Span& span : timeline.spans) {
-    const SpanInfo& info = timeline.infos[static_cast<std::size_t>(span.info)];
-    if (info.category != Category::kCompute) continue;
-    if (!row_of.contains(span.track)) {
-      if (rows.size() == kMostLanes) break;
-      row_of[span.track] = rows.size();
-      rows.push_back(
-          "rank " +
-          std::to_string(timeline.tracks[static_cast<std::size_t>(span.track)].rank.value));
+  bool all = true;
+  for (const SchedulePass& pass : schedule_passes(timeline)) {
+    all = boxes.size() < kMostBoxes && (pass.track == track || rows.size() < kMostLanes);
+    if (!all) break;
+    if (pass.track != track) {
+      track = pass.track;
+      const RankId rank = timeline.tracks[static_cast<std::size_t>(track)].rank;
+      rows.push_back("rank " + std::to_string(rank.value));
     }
-    const bool same = span.track == track && span.microbatch == open.microbatch &&
-                      info.phase == open.phase && open.end > open.begin;
-    if (!same) {
-      close();
-      track = span.track;
-      open = {span.microbatch, info.phase, span.start, span.end};
-    }
-    open.end = span.end;
-    if (boxes.size() >= kMostBoxes) break;
+    boxes.push_back(box_of(pass, rows.size() - 1));
   }
-  close();
   if (boxes.empty()) return;
   page.heading("Schedule");
   page.paragraph(
-      "Passes on the compute stream of the ranks that stand for all: forward blue, backward "
-      "orange. "
-      "Gaps are waiting and exposed communication." +
-      std::string(boxes.size() >= kMostBoxes ? " Only the first passes are drawn." : ""));
+      "Passes on the compute stream of the ranks that stand for all: F forward, B backward, W "
+      "gradients of weights alone, U the update, each with its microbatch. Gaps are waiting and "
+      "exposed communication." +
+      std::string(all ? "" : " Only the first passes are drawn."));
   page.lanes(rows, boxes, timeline.end.seconds());
 }
 
