@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "tools/score/fit_intervals.h"
+#include "tools/score/published_errors.h"
 #include "tools/score/ranking.h"
 #include "tools/score/score.h"
 
@@ -105,6 +107,35 @@ TEST(Accuracy, IntervalsCoverPublishedRuns) {
   const double share = static_cast<double>(all.inside) / static_cast<double>(all.rows);
   EXPECT_GT(share, 0.85);
   EXPECT_LT(share, 0.98);
+}
+
+// What ships of runs like yours is what this version predicts: every 31st row, to the last digit.
+// `foretrain score configs/published --errors configs/published_errors.json` renews the file.
+TEST(Accuracy, ErrorsOfPublishedRunsAreCurrent) {
+  const Result<std::vector<Row>> rows =
+      read_rows({std::string(FORETRAIN_SOURCE_DIR) + "/configs/published"});
+  ASSERT_TRUE(rows.ok()) << rows.error().message;
+  std::vector<Row> some;
+  std::vector<RowResult> results;
+  for (std::size_t i = 0; i < rows.value().size(); i += 31) {
+    some.push_back(rows.value()[i]);
+    results.push_back(score_row(rows.value()[i]));
+  }
+  const std::vector<PublishedRun> now = published_errors(some, results);
+  ASSERT_GE(now.size(), 25U);
+  std::map<std::string, PublishedRun> shipped;
+  for (const PublishedRun& run : published_runs()) shipped[run.id] = run;
+  EXPECT_EQ(shipped.size(), published_runs().size());
+  EXPECT_GT(shipped.size(), 900U);
+  for (const PublishedRun& run : now) {
+    ASSERT_TRUE(shipped.contains(run.id)) << run.id;
+    const PublishedRun& other = shipped.at(run.id);
+    EXPECT_EQ(run.error, other.error) << run.id;
+    EXPECT_EQ(run.inside, other.inside) << run.id;
+    EXPECT_EQ(run.step_time_s, other.step_time_s) << run.id;
+    EXPECT_EQ(run.model, other.model) << run.id;
+    EXPECT_TRUE(run.traits == other.traits) << run.id;
+  }
 }
 
 // Widths of one source say nothing of another alone: fitted on what is known they are what they

@@ -355,5 +355,41 @@ TEST(Verbs, PipedOutputHoldsTheResultAlone) {
   EXPECT_EQ(place.files(), (std::vector<std::string>{"out.json", "run.json", "t.json"}));
 }
 
+// What scripts rely on: every verb writes a result as JSON, and is silent where it is asked to be.
+TEST(Verbs, AllHaveJsonAndQuiet) {
+  const Workplace place;
+  const CommandResult run = place.run({"completion", "bash", "--json", "-"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json all = parse_json(run.out, "stdout").value();
+  std::size_t verbs = 0;
+  for (const Json& verb : *all.find("verbs")->array()) {
+    const std::string& name = *verb.find("name")->string();
+    ++verbs;
+    for (const char* wanted : {"--json", "--quiet"}) {
+      bool has = name == "completion";  // is not among those that it offers to itself
+      for (const Json& option : *verb.find("options")->array()) {
+        has = has || *option.find("name") == Json(wanted);
+      }
+      EXPECT_TRUE(has) << name << " " << wanted;
+    }
+  }
+  EXPECT_GE(verbs, 13U);
+}
+
+TEST(Verbs, SchemaAndCompletionWriteJsonAndAreSilent) {
+  const Workplace place;
+  const CommandResult schema = place.run({"schema", "run", "--json", "s.json", "--quiet"});
+  EXPECT_EQ(schema.exit_code, 0) << schema.err;
+  EXPECT_EQ(schema.out, "");
+  EXPECT_EQ(place.read("s.json"), place.run({"schema", "run"}).out);
+  EXPECT_EQ(place.run({"schema", "run", "--json", "-"}).out, place.read("s.json"));
+  EXPECT_EQ(place.run({"schema", "run", "--page", "--json", "-"}).exit_code, 2);
+  const CommandResult fish = place.run({"completion", "fish", "--json", "c.json", "--quiet"});
+  EXPECT_EQ(fish.exit_code, 0) << fish.err;
+  EXPECT_EQ(fish.out, "");
+  const Json table = parse_json(place.read("c.json"), "c.json").value();
+  EXPECT_EQ(*table.find("schema"), Json("foretrain/command-line/1"));
+}
+
 }  // namespace
 }  // namespace foretrain

@@ -308,6 +308,8 @@ Verb add_score(CLI::App& app, foretrain::ScoreArgs& args) {
                  "Also split the errors of each group by family of time, as far as its plans tell");
   add_output(verb, "--fit-intervals", args.fit_intervals,
              "Write the widths of 90 % intervals that these rows give");
+  add_output(verb, "--errors", args.errors,
+             "Write what simulate tells of runs like yours: the error of every row");
   verb->add_option("--only", args.only, "Only rows whose id or group contains TEXT")
       ->type_name("TEXT");
   verb->add_option("--threads", args.threads, "Rows predicted at once (default: all cores)")
@@ -534,7 +536,10 @@ Verb add_schema(CLI::App& app, foretrain::SchemaArgs& args) {
                    "run, cluster, device, system, campaign, profile, timeline, result (of "
                    "simulate), search, goodput or reliability")
       ->required();
-  verb->add_flag("--page", args.page, "Print docs/reference/keys.md instead");
+  CLI::Option* page = verb->add_flag("--page", args.page, "Print docs/reference/keys.md instead");
+  add_json(verb, args.json);
+  verb->get_option("--json")->excludes(page);
+  verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   return {verb, [&args] { return foretrain::schema(args); }};
 }
 
@@ -572,6 +577,8 @@ Verb add_completion(CLI::App& app, foretrain::CompletionArgs& args) {
   verb->footer(
       "Examples:\n  source <(foretrain completion bash)\n  foretrain completion fish | source");
   verb->add_option("SHELL", args.shell, "bash, zsh or fish")->required();
+  add_json(verb, args.json);
+  verb->add_flag("--quiet", args.quiet, "Print nothing; useful with --json");
   for (const CLI::App* other : app.get_subcommands({})) args.verbs.push_back(offered(*other));
   return {verb, [&args] { return foretrain::completion(args); }};
 }

@@ -13,6 +13,7 @@
 #include "tools/report/pages.h"
 #include "tools/score/explanation.h"
 #include "tools/score/fit_intervals.h"
+#include "tools/score/published_errors.h"
 #include "tools/score/score.h"
 
 namespace foretrain {
@@ -55,6 +56,7 @@ Status score(const ScoreArgs& args) {
   const std::vector<Output> outputs = {{"--json", args.json},
                                        {"--csv", args.csv},
                                        {"--fit-intervals", args.fit_intervals},
+                                       {"--errors", args.errors},
                                        {"--report", args.report}};
   FT_TRY(check_outputs(outputs, read_with_rows(outputs, args.rows)));
   FT_ASSIGN(std::vector<Row> rows, read_rows(args.rows));
@@ -91,8 +93,12 @@ Status score(const ScoreArgs& args) {
     const Json widths = intervals_json(fitted, this_month());
     FT_TRY(write_output(args.fit_intervals, dump_json(widths) + "\n"));
   }
-  const bool taken =
-      args.json == "-" || args.csv == "-" || args.fit_intervals == "-" || args.report == "-";
+  if (!args.errors.empty()) {
+    const std::vector<PublishedRun> runs = published_errors(rows, results);
+    FT_TRY(write_output(args.errors, published_errors_text(runs, this_month())));
+  }
+  const bool taken = args.json == "-" || args.csv == "-" || args.fit_intervals == "-" ||
+                     args.errors == "-" || args.report == "-";
   if (args.quiet || taken) return ok_status();
   const std::string table = score_table(rows, results, static_cast<std::size_t>(args.worst));
   return print(false, table + (args.explain ? explanation_lines(explained) : ""));

@@ -11,6 +11,7 @@
 #include "tools/predict/predict.h"
 #include "tools/report/pages.h"
 #include "tools/report/report.h"
+#include "tools/score/runs_like.h"
 #include "traces/timeline_json.h"
 #include "traces/trace_page.h"
 
@@ -50,6 +51,13 @@ Status check_conditions(const Conditions& asked, const Run& run, const Predictio
                  ErrorKind::kCondition};
   }
   return ok_status();
+}
+
+std::string trace_text(const std::string& path) {
+  if (path.empty()) return "";
+  return "Trace: " + path +
+         (asks_for_page(path) ? " (open it in a browser)\n"
+                              : " (open it at https://ui.perfetto.dev or chrome://tracing)\n");
 }
 
 }  // namespace
@@ -105,6 +113,7 @@ Status simulate(const SimulateArgs& args) {
   const auto result = [&] {
     Json json = json_report(run, prediction);
     if (bill) json.set("bill", json_of(*bill));
+    json.set("runs_like_yours", runs_like_json(runs_like(traits_of(run))));
     return json;
   };
   FT_TRY(give_json(args.files.json, args.caller, result));
@@ -115,13 +124,10 @@ Status simulate(const SimulateArgs& args) {
   const bool stdout_taken = args.files.report == "-" || args.files.json == "-" ||
                             args.files.trace == "-" || args.files.timeline == "-";
   if (!args.quiet && !stdout_taken) {
-    const std::string report = text_report(run, prediction);
-    const std::string viewers = asks_for_page(args.files.trace)
-                                    ? "(open it in a browser)"
-                                    : "(open it at https://ui.perfetto.dev or chrome://tracing)";
-    const std::string trace =
-        args.files.trace.empty() ? "" : "Trace: " + args.files.trace + " " + viewers + "\n";
-    FT_TRY(print(false, report + (bill ? text_of(*bill) : "") + trace));
+    constexpr std::size_t kShown = 3;
+    FT_TRY(print(false, text_report(run, prediction) + (bill ? text_of(*bill) : "") +
+                            runs_like_text(runs_like(traits_of(run), kShown)) +
+                            trace_text(args.files.trace)));
   }
   return check_conditions(args.conditions, run, prediction);
 }

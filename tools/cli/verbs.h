@@ -107,6 +107,7 @@ struct ScoreArgs {
   std::vector<std::string> rows;  ///< rows files
   std::string json, csv, only;    ///< `only`: rows whose id or group contains it
   std::string fit_intervals;      ///< where the widths of intervals go; "": nowhere
+  std::string errors;             ///< where the errors of all runs go, for simulate; "": nowhere
   std::int64_t worst = 0;
   int threads = 0;  ///< 0: as many as there are cores
   bool explain = false, quiet = false;
@@ -182,12 +183,16 @@ Status show(const ShowArgs& args);
 struct SchemaArgs {
   std::string kind;
   bool page = false;  ///< print the reference page of keys instead
+  std::string json;   ///< where the schema goes too; "": nowhere
+  bool quiet = false;
 };
 Status schema(const SchemaArgs& args);
 
 struct CompletionArgs {
   std::string shell;
   std::vector<OfferedVerb> verbs;
+  std::string json;  ///< where the verbs and their options go; "": nowhere
+  bool quiet = false;
 };
 Status completion(const CompletionArgs& args);
 

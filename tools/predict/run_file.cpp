@@ -348,6 +348,14 @@ const Json* value_at(const Json& json, const std::string& pointer) {
   return out;
 }
 
+std::string precision_text(const Run& run) {
+  const Json* whole = value_at(run.resolved, "/precision");
+  const Json* part = value_at(run.resolved, "/precision/compute");
+  const Json* named = whole != nullptr && whole->string() != nullptr ? whole : part;
+  const bool text = named != nullptr && named->string() != nullptr;
+  return text ? *named->string() : std::string(name_of(run.plan.precision.matrix));
+}
+
 bool asks(const Run& run, const char* pointer, const Json& value) {
   const Json* asked = value_at(run.resolved, pointer);
   return asked != nullptr && *asked == value;

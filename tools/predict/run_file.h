@@ -51,6 +51,9 @@ const Json* value_at(const Json& json, const std::string& pointer);
 /// Of an entry of `Run::origins`: whether the value is the user's own, not a default.
 bool is_users(const std::string& origin);
 
+/// As the RUN, or its system, names its precision; of parts, what computes.
+std::string precision_text(const Run& run);
+
 /// Whether the value at the pointer, wherever it is from, is this one.
 bool asks(const Run& run, const char* pointer, const Json& value);
 

@@ -117,6 +117,30 @@ void add_schedule(Page& page, const Timeline& timeline) {
   page.lanes(rows, boxes, timeline.end.seconds());
 }
 
+void add_runs_like(Page& page, const Json& result) {
+  const Json* runs = value_at(result, "/runs_like_yours");
+  if (runs == nullptr || runs->array() == nullptr) return;
+  page.heading("Runs like yours");
+  if (runs->array()->empty()) {
+    page.paragraph("No published run is near: nothing tells how well this one is predicted.");
+    return;
+  }
+  page.paragraph("Published runs that are near, and how far their predicted steps are off.");
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& run : *runs->array()) {
+    const bool inside = text_at(run, "/in_interval") == "true";
+    const double error = 100 * number_of(run, "/error");
+    rows.push_back({(error < 0 ? "" : "+") + fixed(error, 1) + " %",
+                    text_at(run, "/model") + " on " + text_at(run, "/accelerators") + " " +
+                        text_at(run, "/device") + ", " + text_at(run, "/precision") + ", " +
+                        text_at(run, "/system"),
+                    seconds_text(number_of(run, "/measured_step_time_s")), inside ? "yes" : "no",
+                    text_at(run, "/name"), text_at(run, "/source")});
+  }
+  page.table({"predicted - measured", "run", "measured step", "in its interval", "row", "source"},
+             rows);
+}
+
 }  // namespace
 
 std::string simulation_page(const Json& result, const Json& run, const Timeline* timeline) {
@@ -149,6 +173,7 @@ std::string simulation_page(const Json& result, const Json& run, const Timeline*
   }
   page.heading("Where prices come from");
   page.bars(bars_of(result, "/provenance", percent_of));
+  add_runs_like(page, result);
   add_notes(page, result);
   page.heading("The RUN, all defaults filled in");
   page.text(dump_json(run));

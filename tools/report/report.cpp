@@ -57,15 +57,6 @@ constexpr std::array<PartName, static_cast<std::size_t>(Part::kCount)> kParts = 
     {Part::kHost, "host launches and waits"},
 }};
 
-/// As the RUN, or its system, names it; of parts, what computes.
-std::string precision_text(const Run& run) {
-  const Json* whole = value_at(run.resolved, "/precision");
-  const Json* part = value_at(run.resolved, "/precision/compute");
-  const Json* named = whole != nullptr && whole->string() != nullptr ? whole : part;
-  const bool text = named != nullptr && named->string() != nullptr;
-  return text ? *named->string() : std::string(name_of(run.plan.precision.matrix));
-}
-
 /// Broken behind commas, so that no line is longer than 100 characters where that can be.
 std::string wrapped(const std::string& text, const std::string& indent) {
   constexpr std::size_t kWidth = 100;

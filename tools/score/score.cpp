@@ -186,6 +186,8 @@ RowResult score_row(const Row& row) {
                bits_of(run.value().plan.precision.linear) <= 8,
                run.value().cluster.accelerators,
                p.tokens_per_s * p.iteration_time_s,
+               traits_of(run.value()),
+               run.value().model.name,
                {}};
   for (std::size_t k = 0; k < p.breakdown.size(); ++k) {
     out.facts.parts_s[k] = p.breakdown[k].seconds();

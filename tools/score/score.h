@@ -8,6 +8,7 @@
 #include "sim/base/json.h"
 #include "sim/base/result.h"
 #include "sim/timeline/breakdown.h"
+#include "tools/score/runs_like.h"
 
 namespace foretrain {
 
@@ -27,6 +28,8 @@ struct RowFacts {
   bool experts = false, narrow = false;  ///< of the model; arithmetic in 8 bits or fewer
   std::int64_t accelerators = 0;
   double tokens = 0;  ///< of a step
+  RunTraits traits;
+  std::string model;  ///< its name
   /// Seconds of the critical rank's step by `Part`.
   std::array<double, static_cast<std::size_t>(Part::kCount)> parts_s{};
 };
