@@ -46,6 +46,26 @@ TEST(ImportShell, JoinsLinesAndLeavesOutCommentsAndHereDocuments) {
   EXPECT_EQ(last_words("run 1\ncat <<EOF\nrun 2\nEOF\n"), "cat");
 }
 
+/// What a script writes into a file, without being run.
+std::string written(const std::string& script, const std::string& file) {
+  Shell shell;
+  const Status read = shell.read(script, "test.sh");
+  if (!read.ok()) return "error: " + read.error().message;
+  const auto found = shell.documents.find(file);
+  return found == shell.documents.end() ? "nothing" : found->second.text;
+}
+
+TEST(ImportShell, KeepsHereDocumentsThatBecomeFiles) {
+  EXPECT_EQ(written("A=2\ncat <<EOT > f.json\n{\"a\": $A, \"b\": '${A}'}\nEOT\nrun", "f.json"),
+            "{\"a\": 2, \"b\": '2'}\n");
+  EXPECT_EQ(written("F=g\ncat > $F.json <<-\"EOT\"\n\t$A\n\tEOT\n", "g.json"), "\t$A\n");
+  EXPECT_EQ(written("tee h.json <<E\n\\$x $((1+2))\nE\n", "h.json"), "$x 3\n");
+  EXPECT_EQ(written("cat <<E\nx\nE\n", "E"), "nothing");
+  EXPECT_EQ(written("python <<E > f.json\nx\nE\n", "f.json"), "nothing");  // is a program's
+  EXPECT_EQ(written("cat <<E > f\nx", "f"), "x");                          // nothing ends it
+  EXPECT_EQ(last_words("cat <<A > f\n$(rm x)\nA\nrun a"), "run|a");
+}
+
 TEST(ImportShell, ComputesWholeNumbers) {
   EXPECT_EQ(last_words("A=8; B=4\nrun $((A*$B)) $(( (A + 2) / 3 ))"), "run|32|3");
   const auto none = [](const std::string&) { return std::optional<std::int64_t>(); };

@@ -131,6 +131,95 @@ TEST(ImportMegatron, ReadsListsOfArguments) {
   EXPECT_NE(why.find("did you mean num_layers"), std::string::npos) << why;
 }
 
+// Megatron's arguments beside an engine's configuration that the script writes.
+TEST(ImportMegatronDeepSpeed, ReadsTheConfigurationThatTheScriptWrites) {
+  const Workplace place;
+  const std::string file = launch_file("bloom_176b.sh");
+  const Json json = imported(place, {file, "--cluster", "dgx-a100-80gb"});
+  EXPECT_EQ(at(json, "run/system"), Json("deepspeed"));
+  EXPECT_EQ(at(json, "run/model"), Json("bloom-176b"));
+  EXPECT_EQ(at(json, "run/cluster/accelerators"), Json(384));
+  EXPECT_EQ(at(json, "run/parallel/tensor"), Json(4));
+  EXPECT_EQ(at(json, "run/parallel/pipeline"), Json(12));
+  EXPECT_EQ(at(json, "run/parallel/pipeline_layout").array()->front(), Json(5));
+  EXPECT_EQ(at(json, "run/batch/global"), Json(2048));
+  EXPECT_EQ(at(json, "run/batch/micro"), Json(2));
+  EXPECT_EQ(at(json, "run/precision"), Json("bf16"));
+  EXPECT_EQ(at(json, "run/sharding/level"), Json("optimizer"));  // by the bf16 optimizer
+  EXPECT_EQ(at(json, "run/recompute"), Json("full"));
+  EXPECT_EQ(at(json, "run/kernels/attention"), Json("unfused"));
+  EXPECT_TRUE(lists(json, "translated", "zero_optimization.stage: 0"));
+  EXPECT_TRUE(lists(json, "no_effect", "--deepspeed-activation-checkpointing"));
+  EXPECT_TRUE(lists(json, "unresolved", "SLURM_NNODES"));
+  EXPECT_FALSE(lists(json, "unresolved", "refuses"));
+  ASSERT_EQ(json.find("not_modelled")->array()->size(), 1U);
+  EXPECT_TRUE(lists(json, "not_modelled", "--rampup-batch-size"));
+}
+
+TEST(ImportMegatronDeepSpeed, ReadsTheConfigurationOfAFile) {
+  const Workplace place;
+  const std::string arguments =
+      "deepspeed pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 "
+      "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size "
+      "64 --fp16 --tensor-model-parallel-size 2 --zero-stage 1 --deepspeed --deepspeed_config "
+      "ds.json --use-flash-attn-v2 --num-gpus 8\n";
+  place.write("train.sh", arguments);
+  place.write("ds.json", R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4,
+      "zero_optimization": {"stage": 2, "overlap_comm": true}, "fp16": {"enabled": true}})");
+  const Json both = imported(place, {"train.sh", "ds.json"});
+  EXPECT_EQ(at(both, "run/sharding/level"), Json("gradients"));  // the engine's word counts
+  EXPECT_EQ(at(both, "run/overlap/gradient_reduce"), Json(true));
+  EXPECT_EQ(at(both, "run/gradients/clip_norm"), Json(0.0));
+  EXPECT_EQ(at(both, "run/kernels/attention"), Json("flash"));
+  EXPECT_EQ(at(both, "run/kernels/flash"), Json("flash2"));
+  EXPECT_EQ(at(both, "run/parallel/tensor"), Json(2));
+  const Json alone = imported(place, {"train.sh"});
+  EXPECT_EQ(at(alone, "run/sharding/level"), Json("optimizer"));
+  EXPECT_TRUE(lists(alone, "unresolved", "ds.json: is not read; give that file"));
+}
+
+// A number that only running the script would tell says nothing; the others hold.
+TEST(ImportMegatronDeepSpeed, WhatIsMissingInTheConfigurationIsNamed) {
+  const Workplace place;
+  place.write("train.sh",
+              "cat <<EOT > ds.json\n{\"train_batch_size\": $1, \"zero_optimization\": "
+              "{\"stage\": 1}}\nEOT\npython pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
+              "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+              "--micro-batch-size 4 --global-batch-size 64 --bf16 --deepspeed --deepspeed_config "
+              "ds.json\n");
+  const Json json = imported(place, {"train.sh"});
+  EXPECT_EQ(at(json, "run/sharding/level"), Json("optimizer"));
+  EXPECT_EQ(at(json, "run/batch/global"), Json(64));
+  EXPECT_TRUE(lists(json, "unresolved", "ds.json, which the script writes: nothing sets 1"));
+}
+
+std::string layout_arguments(const std::string& layout, int pipeline) {
+  return "--num-layers 16 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
+         "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 "
+         "--pipeline-model-parallel-size " +
+         std::to_string(pipeline) + " --pipeline-model-parallel-layout '" + layout + "'\n";
+}
+
+TEST(ImportMegatron, PipelineLayoutsAreTranslated) {
+  const Workplace place;
+  place.write("args.txt", layout_arguments("Et*3|(tt|)*5,t|tt,L", 4));
+  const Json json = imported(place, {"args.txt"});
+  EXPECT_EQ(dump_json(at(json, "run/parallel/pipeline_layout"), -1), "[3,2,2,2,2,2,1,2]");
+  EXPECT_EQ(at(json, "run/parallel/virtual_pipeline"), Json(2));
+  EXPECT_TRUE(json.find("not_modelled")->array()->empty());
+  EXPECT_FALSE(lists(json, "unresolved", "refuses"));
+  for (const auto& [layout, why] :
+       {std::pair("E|t*16|L", "3 stages do not divide by 4"),
+        std::pair("E,t*4|t*4|t*4L|t*4", "loss"), std::pair("Ex|t|t|L", "cannot be read"),
+        std::pair("(E|t*9999999999", "cannot be read")}) {
+    place.write("args.txt", layout_arguments(layout, 4));
+    const Json refused = imported(place, {"args.txt"});
+    ASSERT_TRUE(lists(refused, "not_modelled", "--pipeline-model-parallel-layout")) << layout;
+    EXPECT_NE(dump_json(*refused.find("not_modelled"), -1).find(why), std::string::npos) << layout;
+    EXPECT_TRUE(at(refused, "run/parallel/pipeline_layout").is_null()) << layout;
+  }
+}
+
 TEST(ImportMegatron, DefaultsAreThoseOfTheRelease) {
   const Workplace place;
   const std::string file = launch_file("gpt3_175b.sh");

@@ -2,7 +2,9 @@
 // which chooses among DDP, FSDP, DeepSpeed and Megatron-LM.
 #include <algorithm>
 
+#include "tools/import/documents.h"
 #include "tools/import/frameworks.h"
+#include "tools/import/kinds.h"
 
 namespace foretrain {
 namespace {
@@ -47,7 +49,113 @@ void finish_offload(Draft& draft) {
   }
 }
 
+// --- The engine beside Megatron's arguments -----------------------------------------------------
+
+const Setting* setting_of(const std::vector<Setting>& settings, const std::string& key) {
+  const auto found = std::find_if(settings.rbegin(), settings.rend(),
+                                  [&key](const Setting& one) { return one.key == key; });
+  return found == settings.rend() ? nullptr : &*found;
+}
+
+bool asks_megatron(const std::vector<Setting>& settings) {
+  return setting_of(settings, "num_layers") != nullptr &&
+         setting_of(settings, "hidden_size") != nullptr;
+}
+
+/// The file of the engine's configuration, as arguments name it; "": none do.
+std::string engine_file(const std::vector<Setting>& settings) {
+  for (const char* key : {"deepspeed_config", "deepspeed"}) {
+    const Setting* setting = setting_of(settings, key);
+    if (setting != nullptr && setting->value.string() != nullptr) return *setting->value.string();
+  }
+  return "";
+}
+
+/// What nobody can tell stands as ${NAME} or $(...): null, which says nothing.
+std::string without_missing(const ShellWord& document) {
+  std::string text = document.text;
+  for (const std::string& name : document.missing) {
+    const std::string written = name.starts_with("$(") ? name : "${" + name + "}";
+    for (std::size_t at = text.find(written); at != std::string::npos; at = text.find(written)) {
+      text.replace(at, written.size(), "null");
+    }
+  }
+  return text;
+}
+
+/// Settings of the engine's configuration that a script writes by a here-document.
+std::vector<Setting> written_engine(const Shell& shell, const std::string& script,
+                                    const std::string& asked, Launch& launch) {
+  for (const auto& [file, document] : shell.documents) {
+    if (!asked.empty() && file != asked && shell.documents.size() > 1) continue;
+    const std::string source = script + ":" + std::to_string(document.line);
+    const Result<Json> json = parse_json(without_missing(document), source);
+    if (!json.ok()) {
+      if (asked.empty() || file != asked) continue;
+      launch.unresolved.push_back(file + ", which the script writes: " + json.error().message);
+      continue;
+    }
+    if (!is_engine_config(json.value())) continue;
+    std::string missing;
+    for (const std::string& name : document.missing) {
+      missing += (missing.empty() ? "" : ", ") + name;
+    }
+    if (!missing.empty()) {
+      launch.unresolved.push_back(file + ", which the script writes: nothing sets " + missing);
+    }
+    return settings_of(json.value(), file + " of " + script);
+  }
+  return {};
+}
+
 }  // namespace
+
+void find_engine(const Shell& shell, const std::string& script, std::size_t documented,
+                 Launch& launch) {
+  std::vector<Setting>& settings = launch.settings;
+  const bool megatron = asks_megatron(settings);
+  const auto has = [&settings](const char* key) { return setting_of(settings, key) != nullptr; };
+  const bool engine = has("deepspeed") || has("deepspeed_config") || has("zero_stage") ||
+                      has("deepspeed_activation_checkpointing");
+  if (launch.framework == "deepspeed" && megatron) {  // its file is given
+    const auto end = settings.begin() + static_cast<std::ptrdiff_t>(documented);
+    launch.engine.assign(settings.begin(), end);
+    settings.erase(settings.begin(), end);
+    launch.framework = "megatron-deepspeed";
+    return;
+  }
+  const bool open = launch.framework.empty() || launch.framework == "megatron-deepspeed";
+  if (!open || !engine) return;
+  const std::string asked = engine_file(settings);
+  std::vector<Setting> written = written_engine(shell, script, asked, launch);
+  if (megatron) {
+    launch.framework = "megatron-deepspeed";
+    launch.engine = std::move(written);
+    if (launch.engine.empty()) {
+      launch.unresolved.push_back(
+          (asked.empty() ? "the engine's configuration" : asked) +
+          ": is not read; give that file to `import` as well. ZeRO is taken from --zero-stage");
+    }
+  } else if (!written.empty()) {
+    launch.framework = "deepspeed";
+    settings.insert(settings.begin(), written.begin(), written.end());
+  }
+}
+
+Status apply_engine(const Launch& launch, Draft& draft) {
+  if (launch.engine.empty()) return ok_status();
+  FT_ASSIGN(const Table table, Table::load("deepspeed"));
+  erase_path(draft.run, "gradients.clip_norm");  // the engine clips, not Megatron's optimizer
+  table.apply(launch.engine, draft);
+  table.add_defaults(draft);
+  return ok_status();
+}
+
+void finish_engine(const FinishContext& context, Draft& draft) {
+  drop_stage_3(draft);
+  finish_offload(draft);
+  finish_batches(context, draft);
+}
 
 Status finish_deepspeed(const FinishContext& context, Draft& draft) {
   Json& run = draft.run;
@@ -65,9 +173,7 @@ Status finish_deepspeed(const FinishContext& context, Draft& draft) {
   if (whole_at(run, "parallel.tensor", 1) > 1) {
     conclude(draft, "DeepSpeed's tensor parallelism", "parallel.sequence", Json(false));
   }
-  drop_stage_3(draft);
-  finish_offload(draft);
-  finish_batches(context, draft);
+  finish_engine(context, draft);
   if (find_path(run, "recompute") == nullptr) {
     draft.unresolved.push_back(
         "recompute: DeepSpeed's file does not say whether the script checkpoints activations; "

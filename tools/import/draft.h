@@ -24,6 +24,7 @@ struct Setting {
 struct Launch {
   std::string framework;  ///< a table of configs/import; "" where nothing tells
   std::vector<Setting> settings;
+  std::vector<Setting> engine;          ///< DeepSpeed's configuration beside Megatron's arguments
   std::vector<Json> models;             ///< what config.json files hold
   std::vector<std::string> programs;    ///< what the launch would run: "pretrain_gpt.py"
   std::vector<std::string> unresolved;  ///< what only running it would tell

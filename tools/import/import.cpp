@@ -218,9 +218,13 @@ void tidy(const Table& table, Draft& draft) {
 Status finish(const FinishContext& context, Draft& draft) {
   using Finish = Status (*)(const FinishContext&, Draft&);
   constexpr std::pair<std::string_view, Finish> kAll[] = {
-      {"megatron", finish_megatron},   {"torchtitan", finish_torchtitan},
-      {"deepspeed", finish_deepspeed}, {"accelerate", finish_accelerate},
-      {"maxtext", finish_maxtext},     {"composer", finish_composer}};
+      {"megatron", finish_megatron},
+      {"torchtitan", finish_torchtitan},
+      {"megatron-deepspeed", finish_megatron_deepspeed},
+      {"deepspeed", finish_deepspeed},
+      {"accelerate", finish_accelerate},
+      {"maxtext", finish_maxtext},
+      {"composer", finish_composer}};
   const std::string name = text_at(context.table.json(), "finish");
   for (const auto& [of, run] : kAll) {
     if (of == name) return run(context, draft);
@@ -263,13 +267,18 @@ Result<Draft> import_launch(const std::vector<LaunchFile>& files, const ImportOp
     FT_TRY(read_launch_text(file.text, file.path, options.from, shell, launch));
     if (launch.settings.size() + launch.models.size() == before) script = file.path;
   }
-  if (!script.empty()) FT_TRY(add_launch(shell, script, launch));
+  if (!script.empty()) {
+    const std::size_t documented = launch.settings.size();
+    FT_TRY(add_launch(shell, script, launch));
+    find_engine(shell, script, documented, launch);
+  }
   FT_TRY(settle_framework(options.from, launch));
   FT_ASSIGN(const Table table, Table::load(launch.framework));
   Draft draft;
   draft.software = software_of(options);
   draft.unresolved = launch.unresolved;
   table.apply(launch.settings, draft);
+  FT_TRY(apply_engine(launch, draft));
   table.add_defaults(draft);
   if (!draft.software.empty() && !is_run_key("software")) {
     draft.unresolved.push_back("software: decides the defaults of " + table.framework() +

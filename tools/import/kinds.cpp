@@ -49,9 +49,7 @@ std::string framework_of(const Json& json, Form form) {
     return has("training") || has("parallelism") || has("job") ? "torchtitan" : "";
   }
   if (form == Form::kJson) {
-    const bool deepspeed = has("zero_optimization") || has("train_micro_batch_size_per_gpu") ||
-                           has("train_batch_size") || has("gradient_accumulation_steps");
-    return deepspeed ? "deepspeed" : "";
+    return is_engine_config(json) ? "deepspeed" : "";
   }
   if (has("compute_environment") || has("distributed_type")) return "accelerate";
   if (has("max_seq_len") && (has("fsdp_config") || has("device_train_microbatch_size") ||
@@ -114,6 +112,14 @@ Status read_document(const Json& json, Form form, const std::string& path, const
 }
 
 }  // namespace
+
+bool is_engine_config(const Json& json) {
+  constexpr const char* kKeys[] = {"zero_optimization", "train_micro_batch_size_per_gpu",
+                                   "train_batch_size", "gradient_accumulation_steps"};
+  return json.object() != nullptr &&
+         std::any_of(std::begin(kKeys), std::end(kKeys),
+                     [&json](const char* key) { return find_path(json, key) != nullptr; });
+}
 
 Status read_launch_text(std::string_view text, const std::string& path, const std::string& from,
                         Shell& shell, Launch& out) {

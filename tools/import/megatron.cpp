@@ -79,9 +79,119 @@ void finish_sharding(std::int64_t accelerators, Draft& draft) {
   }
 }
 
+/// What stages hold, one after the other: "E" the embedding, "t" a layer, "m" one of multi-token
+/// prediction, "L" the loss. Of "Et*3|(tt|)*2,mL": {"Ettt", "tt", "tt", "mL"}. Empty: it cannot be
+/// read, or is longer than any model.
+std::vector<std::string> stages_of(const std::string& layout) {
+  constexpr std::size_t kLongest = 1 << 14;
+  std::size_t at = 0;
+  bool good = true;
+  const auto times = [&] {
+    if (at >= layout.size() || layout[at] != '*') return std::size_t{1};
+    std::size_t count = 0;
+    for (++at; at < layout.size() && layout[at] >= '0' && layout[at] <= '9'; ++at) {
+      count = std::min(kLongest, count * 10 + static_cast<std::size_t>(layout[at] - '0'));
+    }
+    return count;
+  };
+  const auto repeat = [&](std::string& out, const std::string& text, std::size_t count) {
+    good = good && (text.empty() || count <= kLongest / text.size()) &&
+           out.size() + text.size() * count <= kLongest;
+    for (std::size_t i = 0; good && i < count; ++i) out += text;
+  };
+  std::string flat;
+  std::string group;
+  bool grouped = false;
+  while (good && at < layout.size()) {
+    const char c = layout[at++];
+    if (c == ',' || c == ' ') continue;
+    if (c == '(' && !grouped) {
+      grouped = true;
+      group.clear();
+    } else if (c == ')' && grouped) {
+      grouped = false;
+      repeat(flat, group, times());
+    } else if (std::string_view("EtmL|").find(c) != std::string_view::npos) {
+      repeat(grouped ? group : flat, std::string(1, c), times());
+    } else {
+      good = false;
+    }
+  }
+  if (!good || grouped) return {};
+  std::vector<std::string> out(1);
+  for (const char c : flat) {
+    if (c == '|') {
+      out.emplace_back();
+    } else {
+      out.back() += c;
+    }
+  }
+  return out;
+}
+
+/// The same of a list of lists of names, as YAML has it.
+std::vector<std::string> stages_of(const Json::Array& lists) {
+  std::vector<std::string> out;
+  for (const Json& list : lists) {
+    out.emplace_back();
+    if (list.array() == nullptr) return {};
+    for (const Json& name : *list.array()) {
+      const std::string text = name.string() == nullptr ? "" : *name.string();
+      const char letter = text == "embedding" ? 'E'
+                          : text == "decoder" ? 't'
+                          : text == "mtp"     ? 'm'
+                          : text == "loss"    ? 'L'
+                                              : '\0';
+      if (letter == '\0') return {};
+      out.back() += letter;
+    }
+  }
+  return out;
+}
+
+/// --pipeline-model-parallel-layout: layers of every chunk, the embedding before the first and the
+/// loss behind the last. Other places of these are not modelled.
+void finish_stated_layout(Draft& draft) {
+  Json& run = draft.run;
+  const Json layout = *find_path(run, "job.layout");
+  const std::string from = "--pipeline-model-parallel-layout";
+  const std::vector<std::string> stages = layout.array() != nullptr    ? stages_of(*layout.array())
+                                          : layout.string() != nullptr ? stages_of(*layout.string())
+                                                                       : std::vector<std::string>();
+  const std::int64_t pipeline = std::max<std::int64_t>(1, whole_at(run, "parallel.pipeline", 1));
+  const auto chunks = static_cast<std::int64_t>(stages.size());
+  const auto refuse = [&](const std::string& why) {
+    draft.not_modelled.push_back(
+        {from, why + "; the default layout is taken, parallel.pipeline_layout has another"});
+  };
+  if (stages.empty()) return refuse("it cannot be read");
+  if (chunks % pipeline != 0) {
+    return refuse("its " + std::to_string(chunks) + " stages do not divide by " +
+                  std::to_string(pipeline) + " ranks of the pipeline");
+  }
+  Json::Array list;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const auto count = [&stages, i](char c) {
+      return std::count(stages[i].begin(), stages[i].end(), c);
+    };
+    const bool last = i + 1 == stages.size();
+    if ((count('E') > 0) != (i == 0) || (count('L') > 0) != last) {
+      return refuse("the embedding stands before the first chunk and the loss behind the last one");
+    }
+    if (count('m') > 0 && !last) {
+      draft.not_modelled.push_back(
+          {from, "layers of multi-token prediction are computed in the last chunk"});
+    }
+    list.emplace_back(static_cast<std::int64_t>(count('t')));
+  }
+  conclude(draft, from, "parallel.virtual_pipeline", Json(chunks / pipeline));
+  conclude(draft, from, "parallel.pipeline_layout", Json(std::move(list)));
+}
+
 /// Layers of the first and the last stage, where those have other numbers than the rest.
 void finish_layout(Draft& draft) {
   Json& run = draft.run;
+  if (states(draft, "job.layout")) return finish_stated_layout(draft);
   const std::int64_t stages = whole_at(run, "parallel.pipeline", 1);
   std::int64_t virtual_stages = whole_at(run, "parallel.virtual_pipeline", 1);
   const std::int64_t layers = whole_at(run, "model.num_hidden_layers", 0);
@@ -345,7 +455,73 @@ void finish_kernels(Draft& draft) {
   }
 }
 
+/// Experts of DeepSpeed: every second layer has them unless --expert-interval says otherwise.
+void finish_deepspeed_experts(Draft& draft) {
+  Json& run = draft.run;
+  if (whole_at(run, "model.num_experts", 1) < 2) {
+    erase_path(run, "model.num_experts");
+    erase_path(run, "moe");
+    return erase_path(run, "parallel.expert");
+  }
+  constexpr std::int64_t kInterval = 2;
+  const std::int64_t interval = whole_at(run, "job.expert_interval", kInterval);
+  const std::int64_t layers = whole_at(run, "model.num_hidden_layers", 0);
+  constexpr std::int64_t kMostLayers = 1 << 14;
+  Json::Array list;
+  for (std::int64_t i = 0; interval > 0 && i < std::min(layers, kMostLayers); ++i) {
+    list.emplace_back((i + 1) % interval == 0 ? 1 : 0);
+  }
+  conclude(draft, "--num-experts, --expert-interval", "model.moe_layers", Json(std::move(list)));
+  if (const Json* width = find_path(run, "model.intermediate_size")) {
+    const Json value = *width;
+    set_path(run, "model.moe_intermediate_size", value);
+  }
+}
+
 }  // namespace
+
+Status finish_megatron_deepspeed(const FinishContext& context, Draft& draft) {
+  Json& run = draft.run;
+  const bool fp16 = true_at(run, "job.fp16");
+  const bool bf16 = true_at(run, "job.bf16");
+  conclude(draft, "bf16.enabled and fp16.enabled, --bf16, --fp16", "precision",
+           Json(fp16   ? "fp16"
+                : bf16 ? "bf16"
+                       : "fp32"));
+  if (!states(draft, "sharding.level")) {
+    conclude(draft, "--zero-stage", "sharding.level", Json(text_at(run, "job.zero_level", "none")));
+  }
+  if (bf16 && text_at(run, "sharding.level") == "none") {
+    conclude(draft, "DeepSpeed's bf16 optimizer, which shards its states at stage 0 too",
+             "sharding.level", Json("optimizer"));
+  }
+  if (!states(draft, "overlap.gradient_reduce")) {
+    conclude(draft, "default of DeepSpeed, without overlap_comm", "overlap.gradient_reduce",
+             Json(text_at(run, "sharding.level") == "parameters"));
+  }
+  if (true_at(run, "job.ends_count")) {
+    set_path(run, "job.embedding_counts", Json(true));
+    set_path(run, "job.loss_counts", Json(true));
+  }
+  finish_layout(draft);
+  if (text_at(run, "job.recompute") == "full" && states(draft, "job.recompute_layers") &&
+      !states(draft, "job.recompute_method")) {
+    set_path(run, "job.recompute_method", Json("uniform"));
+  }
+  finish_recompute(draft);
+  finish_vocabulary(context.table, draft);
+  if (states(draft, "model.num_key_value_heads")) set_path(run, "model.grouped", Json(true));
+  finish_sizes(context.table, draft);
+  finish_deepspeed_experts(draft);
+  if (states(draft, "kernels.flash")) {
+    conclude(draft, "--use-flash-attn-v1, -v2", "kernels.attention", Json("flash"));
+  } else if (!states(draft, "kernels.attention")) {
+    conclude(draft, "default of Megatron-DeepSpeed, without --use-flash-attn", "kernels.attention",
+             Json("unfused"));
+  }
+  finish_engine(context, draft);
+  return ok_status();
+}
 
 Status finish_megatron(const FinishContext& context, Draft& draft) {
   name_precision(draft);

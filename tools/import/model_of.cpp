@@ -12,7 +12,7 @@ namespace {
 /// What a model of a launch file is beside its sizes.
 struct Wanted {
   std::string norm, position, activation;
-  bool bias = false, qkv_bias = false, tied = false, qk_norm = false;
+  bool bias = false, qkv_bias = false, tied = false, qk_norm = false, embedding_norm = false;
 };
 
 /// A type that may stand for it, and keys that only this type needs.
@@ -40,6 +40,7 @@ std::vector<Candidate> candidates(bool experts, bool latent) {
           {"stablelm", {{"partial_rotary_factor", one}}},
           {"gemma", {}},
           {"mpt", {}},
+          {"bloom", {}},
           {"opt", {}}};
 }
 
@@ -80,7 +81,7 @@ std::vector<std::pair<int, std::string>> unlike(const Model& model, const Wanted
     compare(kShape, "norms of queries and keys", yes(wanted.qk_norm), yes(model.qk_norm));
   }
   if (model.parallel_residual) out.emplace_back(kShape, "the residual becomes parallel");
-  if (model.embedding_norm) out.emplace_back(2, "a norm follows the embedding");
+  compare(2, "a norm behind the embedding", yes(wanted.embedding_norm), yes(model.embedding_norm));
   return out;
 }
 
@@ -95,6 +96,7 @@ Wanted wanted_of(const Json& facts) {
   const Json* tied = facts.find("tie_word_embeddings");
   out.tied = tied == nullptr || *tied == Json(true);
   out.qk_norm = true_at(facts, "qk_norm");
+  out.embedding_norm = true_at(facts, "embedding_norm");
   return out;
 }
 

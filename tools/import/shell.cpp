@@ -257,11 +257,16 @@ Status Shell::run_simple(std::size_t& at, std::size_t end) {
     return ok_status();
   }
   ShellCommand command{x_tokens[begin].line, {}};
-  bool leads = true;  // assignments stand before the command
+  std::size_t target = at, document = at;  // none
+  bool leads = true;                       // assignments stand before the command
   for (std::size_t i = begin; i < at; ++i) {
     const ShellToken& token = x_tokens[i];
     if (token.kind == TokenKind::kOperator) {  // where output goes
-      ++i;
+      if (++i < at) target = i;
+      continue;
+    }
+    if (token.kind == TokenKind::kDocument) {
+      document = i;
       continue;
     }
     const std::string plain = token.plain();
@@ -278,6 +283,7 @@ Status Shell::run_simple(std::size_t& at, std::size_t end) {
   }
   if (command.words.empty()) return ok_status();
   const std::string name = command.words.front().text;
+  if (document < at) FT_TRY(keep_document(command, document, target < at ? target : begin));
   if (const auto of = x_functions.find(name); of != x_functions.end()) {
     for (std::size_t i = 0; i < command.words.size(); ++i) {
       variables[std::to_string(i)] = {command.words[i]};
@@ -291,6 +297,25 @@ Status Shell::run_simple(std::size_t& at, std::size_t end) {
   }
   if (name == "unset" && command.words.size() > 1) variables.erase(command.words[1].text);
   commands.push_back(std::move(command));
+  return ok_status();
+}
+
+/// `cat <<EOT > FILE` and `tee FILE <<EOT` write a file. `to`: the token behind `>`, or that of the
+/// command itself.
+Status Shell::keep_document(const ShellCommand& command, std::size_t body, std::size_t to) {
+  const ShellToken& token = x_tokens[body];
+  const std::string& name = command.words.front().text;
+  ShellWord file;
+  if (name == "tee" && command.words.size() > 1) {
+    file = command.words.back();
+  } else if (name == "cat" && x_tokens[to].line == command.line && x_tokens[to].plain() != name) {
+    FT_ASSIGN(const std::vector<ShellWord> words, expand(x_tokens[to].parts, token.line));
+    file = joined(words, token.line);
+  } else {
+    return ok_status();  // what reads it is a program
+  }
+  FT_ASSIGN(const std::vector<ShellWord> words, expand(token.parts, token.line));
+  documents[file.text] = joined(words, token.line);
   return ok_status();
 }
 

@@ -47,6 +47,7 @@ class Shell {
   std::vector<ShellCommand> commands;
   std::map<std::string, ShellValue> variables;
   std::map<std::string, std::string> directives;  ///< of #SBATCH, without dashes
+  std::map<std::string, ShellWord> documents;     ///< here-documents, by the file they are led to
   std::vector<std::string> left_out;              ///< what was not followed, and why
 
  private:
@@ -57,6 +58,7 @@ class Shell {
 
   Status run(Range range);
   Status run_simple(std::size_t& at, std::size_t end);
+  Status keep_document(const ShellCommand& command, std::size_t body, std::size_t to);
   Status follow_if(std::size_t& at, std::size_t end);
   Status follow_case(std::size_t& at, std::size_t end);
   Status skip_loop(std::size_t& at, std::size_t end);

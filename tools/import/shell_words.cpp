@@ -34,7 +34,7 @@ class Cutter {
       FT_TRY(skip_blanks(out.directives));
       if (at_end()) break;
       if (ends_word(peek())) {
-        read_operator(out.tokens);
+        FT_TRY(read_operator(out.tokens));
       } else {
         FT_TRY(read_token(out));
       }
@@ -56,6 +56,22 @@ class Cutter {
         FT_TRY(expansion(parts, false));
       } else {
         add(parts, std::string(1, next()), false);
+      }
+    }
+    return ok_status();
+  }
+
+  /// The body of a here-document: quotes are letters.
+  Status document(std::vector<ShellPart>& parts) {
+    while (!at_end()) {
+      const char c = peek();
+      if (c == '\\' && x_at + 1 < x_text.size() &&
+          std::string_view("\\$`\n").find(peek(1)) != std::string_view::npos) {
+        escape(parts);
+      } else if (c == '$' || c == '`') {
+        FT_TRY(expansion(parts, true));
+      } else {
+        add(parts, std::string(1, next()), true);
       }
     }
     return ok_status();
@@ -102,48 +118,66 @@ class Cutter {
     return ok_status();
   }
 
-  void read_operator(std::vector<ShellToken>& out) {
+  Status read_operator(std::vector<ShellToken>& out) {
     const std::int64_t line = x_line;
     std::string text(1, next());
     const bool doubles = text != "\n" && text != "(" && text != ")";
     if (doubles && !at_end() && peek() == text[0]) text += next();
-    if (text == "<<") return here_document();
+    if (text == "<<") {
+      here_document(out);
+      return ok_status();
+    }
     if (text[0] == '<' || text[0] == '>') {
       if (peek() == '&' || peek() == '|') next();
       text = ">";
     }
     out.push_back({ShellToken::Kind::kOperator, line, {}, text, {}});
-    if (text == "\n") skip_bodies();
+    return text == "\n" ? read_bodies(out) : ok_status();
   }
 
   /// Notes the word that ends a here-document, whose body begins behind the line.
-  void here_document() {
+  void here_document(std::vector<ShellToken>& out) {
     if (peek() == '<') {  // <<< word: as any other word
       next();
       return;
     }
     if (peek() == '-') next();
     while (is_blank(peek())) next();
-    std::string end;
+    Body body{"", false, out.size()};
     while (!at_end() && !ends_word(peek())) {
       const char c = next();
-      if (c != '\'' && c != '"' && c != '\\') end += c;
+      const bool quotes = c == '\'' || c == '"' || c == '\\';
+      body.plain = body.plain || quotes;
+      if (!quotes) body.end += c;
     }
-    if (!end.empty()) x_bodies.push_back(end);
+    if (body.end.empty()) return;
+    x_bodies.push_back(body);
+    out.push_back({ShellToken::Kind::kDocument, x_line, {}, "", {}});
   }
 
-  void skip_bodies() {
-    for (const std::string& end : x_bodies) {
+  Status read_bodies(std::vector<ShellToken>& out) {
+    for (const Body& body : std::exchange(x_bodies, {})) {
+      const std::size_t begin = x_at;
+      std::size_t end = x_at;
       while (!at_end()) {
+        end = x_at;
         std::string line;
         while (!at_end() && peek() != '\n') line += next();
         if (!at_end()) next();
-        const std::size_t begin = line.find_first_not_of(" \t");
+        const std::size_t first = line.find_first_not_of(" \t");
         const std::size_t last = line.find_last_not_of(" \t\r");
-        if (begin != std::string::npos && line.substr(begin, last + 1 - begin) == end) break;
+        if (first != std::string::npos && line.substr(first, last + 1 - first) == body.end) break;
+        end = x_at;
+      }
+      const std::string_view text = x_text.substr(begin, end - begin);
+      std::vector<ShellPart>& parts = out[body.token].parts;
+      if (body.plain) {
+        parts.push_back({ShellPart::Kind::kText, true, std::string(text)});
+      } else {
+        FT_TRY(Cutter(text, x_source).document(parts));
       }
     }
-    x_bodies.clear();
+    return ok_status();
   }
 
   Status read_token(ShellTokens& out) {
@@ -284,7 +318,13 @@ class Cutter {
   const std::string& x_source;
   std::size_t x_at = 0;
   std::int64_t x_line = 1;
-  std::vector<std::string> x_bodies;  ///< ends of here-documents that begin behind this line
+  /// A here-document that begins behind this line.
+  struct Body {
+    std::string end;
+    bool plain = false;  ///< nothing in it is expanded
+    std::size_t token = 0;
+  };
+  std::vector<Body> x_bodies;
 };
 
 }  // namespace

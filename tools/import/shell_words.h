@@ -18,12 +18,12 @@ struct ShellPart {
   std::string text;     ///< of a variable what stands in ${...}, of the others what stands inside
 };
 
-/// A word, an operator such as ";" or "&&", or an array that is assigned.
+/// A word, an operator such as ";" or "&&", an array that is assigned, or a here-document.
 struct ShellToken {
-  enum class Kind : std::uint8_t { kWord, kOperator, kArray };
+  enum class Kind : std::uint8_t { kWord, kOperator, kArray, kDocument };
   Kind kind = Kind::kWord;
   std::int64_t line = 0;
-  std::vector<ShellPart> parts;     ///< of a word
+  std::vector<ShellPart> parts;     ///< of a word; of a here-document, its body
   std::string text;                 ///< an operator; of an array what stands before its bracket
   std::vector<ShellToken> members;  ///< of an array
   /// The letters of a word that nothing expands and nothing quotes; "" otherwise.
@@ -35,8 +35,8 @@ struct ShellTokens {
   std::vector<std::string> directives;  ///< lines of comments that begin with #SBATCH
 };
 
-/// Cuts a script. Comments and the bodies of here-documents are left out. Brackets nest up to 32
-/// deep.
+/// Cuts a script. Comments are left out. The body of a here-document stands where its `<<` does.
+/// Brackets nest up to 32 deep.
 Result<ShellTokens> cut_shell(std::string_view text, const std::string& source);
 
 /// The parts of a word that is given alone, as in the default of ${X:-default}.
