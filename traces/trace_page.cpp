@@ -1,8 +1,12 @@
 #include "traces/trace_page.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <map>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/timeline/passes.h"
@@ -134,6 +138,7 @@ function draw() {
   for (const row of rows) {
     pen.fillStyle = style.color;
     if (row.first) pen.fillText(row.track, 4, row.y - 10);
+    if (row.kind === "memory") { memory(row, x, wide); continue; }
     pen.fillText(row.name, 12, row.y + high / 2, left - 16);
     pen.save();
     pen.beginPath();
@@ -170,6 +175,56 @@ function draw() {
       }
     }
     pen.restore();
+  }
+  arrows(x);
+}
+/** Live bytes of a rank over time, beside the most that it has. */
+function memory(row, x, wide) {
+  const style = getComputedStyle(document.body), all = row.samples, bottom = row.y + high - 2;
+  const text = row.name + ", up to " + row.most.toFixed(1) + " GiB";
+  pen.fillText(text, 12, row.y + high / 2, left - 16);
+  pen.save();
+  pen.beginPath();
+  pen.rect(left, row.y, wide, high);
+  pen.clip();
+  pen.fillStyle = "#8884";
+  pen.beginPath();
+  pen.moveTo(x(0), bottom);
+  let drawn = -1, value = 0;
+  for (let i = 0; i < all.length; i += 2) {
+    const at = x(all[i]), y = bottom - (high - 4) * all[i + 1] / (row.most || 1);
+    if (at > drawn + 0.5 || i + 2 >= all.length) {
+      pen.lineTo(at, value || bottom);
+      pen.lineTo(at, y);
+      drawn = at;
+    }
+    value = y;
+  }
+  pen.lineTo(x(trace.end), value || bottom);
+  pen.lineTo(x(trace.end), bottom);
+  pen.fill();
+  pen.strokeStyle = style.color;
+  pen.globalAlpha = 0.5;
+  pen.stroke();
+  pen.restore();
+}
+/** Lines from where the chosen block's messages leave to where they arrive. */
+function arrows(x) {
+  if (!chosen) return;
+  const number = rows.indexOf(chosen.row);
+  pen.strokeStyle = getComputedStyle(document.body).color;
+  for (let f = 0; f < trace.flows.length; f += 4) {
+    const [a, i, b, j] = trace.flows.slice(f, f + 4);
+    if (!(a === number && i === chosen.i) && !(b === number && j === chosen.i)) continue;
+    const left_at = x(rows[a].spans[6 * i + 1]), there = x(rows[b].spans[6 * j + 2]);
+    const from_y = rows[a].y + high / 2, to_y = rows[b].y + high / 2;
+    pen.beginPath();
+    pen.moveTo(left_at, from_y);
+    pen.lineTo(there, to_y);
+    pen.stroke();
+    pen.beginPath();
+    pen.arc(there, to_y, 3, 0, 2 * Math.PI);
+    pen.stroke();
   }
 }
 function span_at(event) {
@@ -358,6 +413,7 @@ class RowWriter {
     append_string(x_out, name);
     x_out += ",\"kind\":";
     append_string(x_out, kind);
+    ++x_rows;
     x_out += x_first_of_track ? ",\"first\":true,\"spans\":[" : ",\"first\":false,\"spans\":[";
     x_first_of_track = false;
     x_first_span = true;
@@ -377,7 +433,48 @@ class RowWriter {
     return put(x_file, x_out, false);
   }
   void close() { x_out += "]}"; }
-  Status finish() {
+  /// Live bytes of the track from `at` on, in GiB: two numbers a sample.
+  Status memory(const Timeline& timeline, std::size_t track, std::size_t& at) {
+    std::array<Bytes, static_cast<std::size_t>(BufferKind::kCount)> live{};
+    Bytes most = 0;
+    std::string samples;
+    const auto gib = [](Bytes bytes) {
+      return std::llround(static_cast<double>(bytes) * (1e6 / kGiB));
+    };
+    const auto& all = timeline.memory;
+    for (; at < all.size() && static_cast<std::size_t>(all[at].track) == track; ++at) {
+      live.at(static_cast<std::size_t>(all[at].kind)) = all[at].bytes;
+      const bool more =
+          at + 1 < all.size() && all[at + 1].at == all[at].at && all[at + 1].track == all[at].track;
+      if (more) continue;
+      const Bytes sum = std::accumulate(live.begin(), live.end(), Bytes{0});
+      most = std::max(most, sum);
+      samples += samples.empty() ? "" : ",";
+      append_millionths(samples, all[at].at.ps);
+      samples += ',';
+      append_millionths(samples, gib(sum));
+    }
+    if (samples.empty()) return ok_status();
+    open("memory", "memory");
+    x_out += "],\"most\":";
+    append_millionths(x_out, gib(most));
+    x_out += ",\"samples\":[" + samples;
+    close();
+    return put(x_file, x_out, false);
+  }
+  std::size_t rows() const { return x_rows; }
+  /// Where messages leave and arrive, each a row and a span of it.
+  Status finish(const std::vector<std::pair<std::size_t, std::size_t>>& ends) {
+    x_out += "],\"flows\":[";
+    bool first = true;
+    for (const auto& [row, span] : ends) {
+      if (!first) x_out += ',';
+      first = false;
+      append_number(x_out, static_cast<std::int64_t>(row));
+      x_out += ',';
+      append_number(x_out, static_cast<std::int64_t>(span));
+      FT_TRY(put(x_file, x_out, false));
+    }
     x_out += "]}";
     return put(x_file, x_out, true);
   }
@@ -385,6 +482,7 @@ class RowWriter {
  private:
   AtomicFile& x_file;
   std::string x_out, x_track;
+  std::size_t x_rows = 0;
   bool x_any = false, x_first_of_track = true, x_first_span = true;
 };
 
@@ -407,7 +505,8 @@ std::vector<std::size_t> stream_begins(const Timeline& timeline, std::size_t tra
 Status write_rows(const Timeline& timeline, const std::vector<SchedulePass>& passes,
                   const std::map<std::string, std::size_t>& numbers, RowWriter& to) {
   const TraceRows rows = trace_rows(timeline);
-  std::size_t at = 0, pass = 0, host = 0;
+  std::size_t at = 0, pass = 0, host = 0, sample = 0;
+  std::vector<std::pair<std::size_t, std::size_t>> places(timeline.spans.size());
   for (std::size_t t = 0; t < timeline.tracks.size(); ++t) {
     const Track& track = timeline.tracks[t];
     to.next_track(track.name);
@@ -436,12 +535,19 @@ Status write_rows(const Timeline& timeline, const std::vector<SchedulePass>& pas
     for (const std::size_t s : order) {
       to.open(track.streams[s], "stream");
       for (std::size_t i = begins[s]; i < begins[s + 1]; ++i) {
+        places[i] = {to.rows() - 1, i - begins[s]};
         FT_TRY(to.add(timeline.spans[i]));
       }
       to.close();
     }
+    FT_TRY(to.memory(timeline, t, sample));
   }
-  return to.finish();
+  std::vector<std::pair<std::size_t, std::size_t>> ends;
+  for (const Flow& flow : timeline.flows) {
+    ends.push_back(places.at(static_cast<std::size_t>(flow.from)));
+    ends.push_back(places.at(static_cast<std::size_t>(flow.to)));
+  }
+  return to.finish(ends);
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ bool asks_for_page(std::string_view path);
 ///
 /// Rows are those of `trace_rows.h`: the schedule's passes, the host, the streams. A block is a
 /// span over [begin, end], pale until its partners are there. The wheel zooms, dragging moves, a
-/// click shows a block's layer, microbatch, work and bytes. Times are exact. Left out: arrows,
-/// memory, and what Chrome traces have for SQL.
+/// click shows a block's layer, microbatch, work, bytes and messages. A row of each rank has its
+/// live bytes. Times are exact. Left out: kinds of memory, and what Chrome traces have for SQL.
 Status write_trace_page(const Timeline& timeline, AtomicFile& file);
 
 }  // namespace foretrain

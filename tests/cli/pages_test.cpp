@@ -95,6 +95,9 @@ TEST(Pages, OfOtherVerbs) {
     expect_whole(page);
     EXPECT_NE(kept_result(page).object(), nullptr) << command.front();
     EXPECT_NE(page.find("<data value="), std::string::npos) << command.front();
+    if (command.front() != "goodput") {  // cells of tables are numbers of the result, too
+      EXPECT_NE(page.find("<td class=\"n\"><data value="), std::string::npos) << command.front();
+    }
   }
 }
 
@@ -140,6 +143,22 @@ TEST(Pages, OfATraceHasEverySpan) {
   EXPECT_EQ(drawn, timeline.spans.size());
   EXPECT_EQ(kinds["schedule"], static_cast<int>(timeline.tracks.size()));
   EXPECT_EQ(kinds["host"], static_cast<int>(timeline.tracks.size()));
+  EXPECT_EQ(kinds["memory"], static_cast<int>(timeline.tracks.size()));
+  // A message goes from a span that sends to one that receives.
+  const Json::Array& flows = *kept.find("flows")->array();
+  ASSERT_EQ(flows.size(), 4 * timeline.flows.size());
+  const auto name_at = [&kept, &flows](std::size_t at) {
+    const auto row = static_cast<std::size_t>(flows[at].number());
+    const auto span = static_cast<std::size_t>(flows[at + 1].number());
+    const Json& of = (*kept.find("rows")->array())[row];
+    const auto info = static_cast<std::size_t>((*of.find("spans")->array())[6 * span + 3].number());
+    return *(*kept.find("infos")->array())[info].find("n")->string();
+  };
+  ASSERT_GT(flows.size(), 0U);
+  for (std::size_t i = 0; i < flows.size(); i += 4) {
+    EXPECT_TRUE(name_at(i).starts_with("send")) << name_at(i);
+    EXPECT_TRUE(name_at(i + 2).starts_with("receive")) << name_at(i + 2);
+  }
   const CommandResult weeks = place.run({"goodput", "run.json", "--trace", "t.html"});
   EXPECT_EQ(weeks.exit_code, 1);
   EXPECT_NE(weeks.err.find("is a page, which is of one step"), std::string::npos) << weeks.err;

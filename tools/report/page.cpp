@@ -23,16 +23,20 @@ th, td { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px so
 td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 td.b { width: 45%; } td.b i { display: block; height: .8rem; min-width: 1px; background: var(--bar);
   margin-top: .3rem; }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); gap: .8rem;
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.2rem, 1fr)); gap: .6rem;
   margin: 0; }
-dl div { border: 1px solid var(--line); border-radius: 6px; padding: .5rem .8rem; }
+dl div { border: 1px solid var(--line); border-radius: 6px; padding: .5rem .8rem;
+  overflow-wrap: anywhere; }
+h1, p { overflow-wrap: anywhere; } .wide td { overflow-wrap: anywhere; min-width: 4.2rem; }
+.wide td.n { text-align: left; } .wide td:last-child:not(.n) { min-width: 11rem; }
 dt { color: var(--soft); font-size: .85rem; } dd { margin: 0; font-size: 1.15rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line);
   border-radius: 6px; padding: .8rem; font-size: .85rem; }
-svg { width: 100%; height: auto; } svg text { fill: var(--ink); font: 11px system-ui, sans-serif; }
+svg { width: 100%; min-width: 34rem; height: auto; }
+svg text { fill: var(--ink); font: 11px system-ui, sans-serif; }
 svg .axis { stroke: var(--line); } circle { fill: var(--c3); } circle.m { fill: var(--c1); }
 .c0 { fill: var(--c0); } .c1 { fill: var(--c1); } .c2 { fill: var(--c2); } .c3 { fill: var(--c3); }
-@media print { body { max-width: none; } h2 { break-after: avoid; }
+@media print { svg { min-width: 0; } body { max-width: none; } h2 { break-after: avoid; }
   tr, dl div { break-inside: avoid; } }
 )";
 
@@ -129,13 +133,16 @@ void Page::bars(const std::vector<Bar>& all) {
 }
 
 void Page::table(const std::vector<std::string>& header,
-                 const std::vector<std::vector<std::string>>& rows) {
+                 const std::vector<std::vector<Cell>>& rows) {
   x_body += "<div class=\"wide\"><table>\n<tr>";
   for (const std::string& name : header) x_body += "<th>" + escaped(name) + "</th>";
   x_body += "</tr>\n";
-  for (const std::vector<std::string>& row : rows) {
+  for (const std::vector<Cell>& row : rows) {
     x_body += "<tr>";
-    for (const std::string& cell : row) x_body += "<td>" + escaped(cell) + "</td>";
+    for (const Cell& cell : row) {
+      x_body += cell.value ? "<td class=\"n\">" + data_of({*cell.value, cell.text}) + "</td>"
+                           : "<td>" + escaped(cell.text) + "</td>";
+    }
     x_body += "</tr>\n";
   }
   x_body += "</table></div>\n";
@@ -148,8 +155,8 @@ void Page::scatter(const std::string& x, const std::string& y, const std::vector
   constexpr double kLeft = 60;
   constexpr double kWidth = 700;
   constexpr double kHeight = 300;
-  std::string svg = "<svg viewBox=\"0 0 800 360\" role=\"img\" aria-label=\"" + escaped(y) +
-                    " over " + escaped(x) +
+  std::string svg = "<div class=\"wide\"><svg viewBox=\"0 0 800 360\" role=\"img\" aria-label=\"" +
+                    escaped(y) + " over " + escaped(x) +
                     "\">\n<path class=\"axis\" fill=\"none\" d=\"M60 10V310H760\"/>\n";
   svg += "<text x=\"60\" y=\"325\">" + tick(across.low) +
          "</text><text x=\"760\" y=\"325\" "
@@ -167,7 +174,7 @@ void Page::scatter(const std::string& x, const std::string& y, const std::vector
            at(10 + kHeight * (1 - up.share(point.y))) + "\"><title>" + escaped(point.note) +
            "</title></circle>\n";
   }
-  x_body += svg + "</svg>\n";
+  x_body += svg + "</svg></div>\n";
 }
 
 void Page::lanes(const std::vector<std::string>& rows, const std::vector<Box>& boxes, double end) {
@@ -176,7 +183,7 @@ void Page::lanes(const std::vector<std::string>& rows, const std::vector<Box>& b
   constexpr double kWidth = 900;
   constexpr double kRow = 22;
   const double height = kRow * static_cast<double>(rows.size());
-  std::string svg = "<svg viewBox=\"0 0 1000 " + at(height + 4) +
+  std::string svg = "<div class=\"wide\"><svg viewBox=\"0 0 1000 " + at(height + 4) +
                     "\" role=\"img\" aria-label=\"passes of every stage over the step\">\n";
   for (std::size_t r = 0; r < rows.size(); ++r) {
     svg += "<text x=\"0\" y=\"" + at(kRow * static_cast<double>(r) + 15) + "\">" +
@@ -194,7 +201,7 @@ void Page::lanes(const std::vector<std::string>& rows, const std::vector<Box>& b
     svg += "<text x=\"" + at(x + width / 2) + "\" y=\"" + at(y + 13) +
            "\" text-anchor=\"middle\">" + escaped(box.label) + "</text>\n";
   }
-  x_body += svg + "</svg>\n";
+  x_body += svg + "</svg></div>\n";
 }
 
 void Page::text(const std::string& preformatted) {

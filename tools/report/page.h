@@ -2,7 +2,9 @@
 // on a phone, follows the reader's light or dark setting, and prints.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/base/json.h"
@@ -16,6 +18,14 @@ std::string escaped(const std::string& text);
 struct Shown {
   double value = 0;
   std::string text;
+};
+
+/// A cell of a table: words, or a number of the result.
+struct Cell {
+  Cell(std::string words) : text(std::move(words)) {}                     // NOLINT
+  Cell(Shown shown) : text(std::move(shown.text)), value(shown.value) {}  // NOLINT
+  std::string text;
+  std::optional<double> value;
 };
 
 struct Bar {
@@ -48,8 +58,7 @@ class Page {
   void figures(const std::vector<Bar>& all);
   /// A table with a bar of each amount beside the largest.
   void bars(const std::vector<Bar>& all);
-  void table(const std::vector<std::string>& header,
-             const std::vector<std::vector<std::string>>& rows);
+  void table(const std::vector<std::string>& header, const std::vector<std::vector<Cell>>& rows);
   void scatter(const std::string& x, const std::string& y, const std::vector<Dot>& points);
   /// Rows over time from 0 to `end`.
   void lanes(const std::vector<std::string>& rows, const std::vector<Box>& boxes, double end);

@@ -24,12 +24,35 @@ std::string text_at(const Json& json, const std::string& pointer) {
 Shown seconds(double value) { return {value, seconds_text(value)}; }
 Shown gibibytes(double value) { return {value, fixed(value, 2) + " GiB"}; }
 Shown percent_of(double share) { return {share, fixed(100 * share, 1) + " %"}; }
-Shown plain(double value, int decimals = 1) { return {value, fixed(value, decimals)}; }
+/// With thousands apart; of small numbers two digits that are not zero.
+Shown plain(double value, int decimals = 1) {
+  if (decimals == 0) return {value, count_text(std::llround(value))};
+  const double size = std::fabs(value);
+  if (size > 0 && size < std::pow(10, 1 - decimals)) {
+    decimals = std::min(6, 1 - static_cast<int>(std::floor(std::log10(size))));
+  }
+  return {value, fixed(value, decimals)};
+}
 
 /// "memory_bound" and "exposed_tensor" as words.
 std::string words(std::string key) {
   std::replace(key.begin(), key.end(), '_', ' ');
   return key;
+}
+
+/// "sharding.level = gradients" for each change of a searched plan.
+std::string changes_of(const Json& plan) {
+  const Json* changes = value_at(plan, "/changes");
+  if (changes == nullptr || changes->object() == nullptr) return "";
+  std::string out;
+  for (const auto& [pointer, value] : *changes->object()) {
+    std::string key = pointer.substr(pointer.find_first_not_of('/'));
+    std::replace(key.begin(), key.end(), '/', '.');
+    const std::string* text = value.string();
+    out +=
+        (out.empty() ? "" : ", ") + key + " = " + (text != nullptr ? *text : dump_json(value, -1));
+  }
+  return out.empty() ? "the RUN's own plan" : out;
 }
 
 /// A bar for each number of an object that is not zero.
@@ -126,19 +149,19 @@ void add_runs_like(Page& page, const Json& result) {
     return;
   }
   page.paragraph("Published runs that are near, and how far their predicted steps are off.");
-  std::vector<std::vector<std::string>> rows;
+  std::vector<std::vector<Cell>> rows;
   for (const Json& run : *runs->array()) {
     const bool inside = text_at(run, "/in_interval") == "true";
-    const double error = 100 * number_of(run, "/error");
-    rows.push_back({(error < 0 ? "" : "+") + fixed(error, 1) + " %",
+    const double error = number_of(run, "/error");
+    rows.push_back({Shown{error, (error < 0 ? "" : "+") + fixed(100 * error, 1) + " %"},
                     text_at(run, "/model") + " on " + text_at(run, "/accelerators") + " " +
                         text_at(run, "/device") + ", " + text_at(run, "/precision") + ", " +
                         text_at(run, "/system"),
-                    seconds_text(number_of(run, "/measured_step_time_s")), inside ? "yes" : "no",
-                    text_at(run, "/name"), text_at(run, "/source")});
+                    seconds(number_of(run, "/measured_step_time_s")),
+                    std::string(inside ? "yes" : "no"), text_at(run, "/name"),
+                    text_at(run, "/source")});
   }
-  page.table({"predicted - measured", "run", "measured step", "in its interval", "row", "source"},
-             rows);
+  page.table({"error", "run", "measured", "in its interval", "row", "source"}, rows);
 }
 
 }  // namespace
@@ -200,7 +223,7 @@ std::string search_page(const Json& result) {
   const auto add_points = [](const Json* list, bool marked, std::vector<Dot>& points) {
     if (list == nullptr || list->array() == nullptr) return;
     for (const Json& plan : *list->array()) {
-      const std::string changes = text_at(plan, "/changes");
+      const std::string changes = changes_of(plan);
       points.push_back({number_of(plan, "/memory/peak_gib"), number_of(plan, "/iteration_time_s"),
                         seconds_text(number_of(plan, "/iteration_time_s")) + " " + changes,
                         marked});
@@ -213,13 +236,14 @@ std::string search_page(const Json& result) {
   page.paragraph("Marked plans are on the front: no other is faster with less memory.");
   page.scatter("peak memory, GiB", "step, s", points);
   if (plans != nullptr && plans->array() != nullptr) {
-    std::vector<std::vector<std::string>> rows;
+    std::vector<std::vector<Cell>> rows;
     constexpr std::size_t kMost = 200;
     for (const Json& plan : *plans->array()) {
       if (rows.size() == kMost) break;
-      rows.push_back({seconds_text(number_of(plan, "/iteration_time_s")),
-                      fixed(number_of(plan, "/memory/peak_gib"), 1),
-                      fixed(100 * number_of(plan, "/mfu"), 1), text_at(plan, "/changes")});
+      const double mfu = number_of(plan, "/mfu");
+      rows.push_back({seconds(number_of(plan, "/iteration_time_s")),
+                      plain(number_of(plan, "/memory/peak_gib")), Shown{mfu, fixed(100 * mfu, 1)},
+                      changes_of(plan)});
     }
     page.heading("Plans, the best first");
     page.table({"step", "GiB", "MFU %", "changes"}, rows);
@@ -374,9 +398,10 @@ std::string comparison_page(const Json& result) {
   const bool two = value_at(result, "/b") != nullptr && value_at(result, "/b")->object() != nullptr;
   Page page(two ? "Two steps beside each other" : "A step taken apart");
   std::vector<Bar> figures = {
-      {text_at(result, "/a/source"), seconds(number_of(result, "/a/step_s"))}};
+      {"A: " + text_at(result, "/a/source"), seconds(number_of(result, "/a/step_s"))}};
   if (two)
-    figures.push_back({text_at(result, "/b/source"), seconds(number_of(result, "/b/step_s"))});
+    figures.push_back(
+        {"B: " + text_at(result, "/b/source"), seconds(number_of(result, "/b/step_s"))});
   figures.push_back({"idle", seconds(number_of(result, "/idle_s"))});
   figures.push_back({"not classified", percent_of(number_of(result, "/unclassified_share"))});
   page.figures(figures);
@@ -384,15 +409,15 @@ std::string comparison_page(const Json& result) {
        {std::tuple("/families", "family", "Families"), std::tuple("/phases", "phase", "Phases")}) {
     const Json* list = value_at(result, key);
     if (list == nullptr || list->array() == nullptr || list->array()->empty()) continue;
-    std::vector<std::vector<std::string>> rows;
+    std::vector<std::vector<Cell>> rows;
     for (const Json& one : *list->array()) {
-      std::vector<std::string> row = {text_at(one, std::string("/") + of),
-                                      seconds_text(number_of(one, "/a_s")),
-                                      seconds_text(number_of(one, "/a_exposed_s"))};
+      std::vector<Cell> row = {words(text_at(one, std::string("/") + of)),
+                               seconds(number_of(one, "/a_s")),
+                               seconds(number_of(one, "/a_exposed_s"))};
       if (two) {
-        row.push_back(seconds_text(number_of(one, "/b_s")));
-        row.push_back(seconds_text(number_of(one, "/b_exposed_s")));
-        row.push_back(seconds_text(number_of(one, "/difference_s")));
+        row.emplace_back(seconds(number_of(one, "/b_s")));
+        row.emplace_back(seconds(number_of(one, "/b_exposed_s")));
+        row.emplace_back(seconds(number_of(one, "/difference_s")));
       }
       rows.push_back(std::move(row));
     }
@@ -415,7 +440,7 @@ std::string score_page(const Json& result) {
        {"in their intervals", plain(number_of(result, "/summary/coverage/inside"), 0)}});
   const Json* list = value_at(result, "/rows");
   std::vector<Dot> points;
-  std::vector<std::vector<std::string>> rows;
+  std::vector<std::vector<Cell>> rows;
   if (list != nullptr && list->array() != nullptr) {
     for (const Json& row : *list->array()) {
       const double measured = number_of(row, "/measured/step_time_s");
@@ -424,9 +449,12 @@ std::string score_page(const Json& result) {
       if (both) {
         points.push_back({std::log10(measured), predicted / measured, text_at(row, "/id"), false});
       }
-      rows.push_back({text_at(row, "/id"), text_at(row, "/group"), text_at(row, "/status"),
-                      both ? seconds_text(measured) : "", both ? seconds_text(predicted) : "",
-                      both ? fixed(100 * (predicted / measured - 1), 1) : text_at(row, "/reason")});
+      const double error = number_of(row, "/error/step_time_s");
+      const Cell none{std::string()};
+      rows.push_back(
+          {text_at(row, "/id"), text_at(row, "/group"), text_at(row, "/status"),
+           both ? Cell(seconds(measured)) : none, both ? Cell(seconds(predicted)) : none,
+           both ? Cell(Shown{error, fixed(100 * error, 1)}) : Cell(text_at(row, "/reason"))});
     }
   }
   page.heading("Predicted over measured step time");
