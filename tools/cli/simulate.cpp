@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "sim/base/file.h"
 #include "sim/base/printable.h"
@@ -18,7 +19,10 @@
 namespace foretrain {
 
 Status print(bool quiet, const std::string& text) {
-  return quiet ? ok_status() : write_output("-", printable(text));
+  if (quiet) return ok_status();
+  const char* const plain = std::getenv("NO_COLOR");  // no-color.org
+  const bool colours = isatty(STDOUT_FILENO) != 0 && (plain == nullptr || *plain == '\0');
+  return write_output("-", colours ? coloured(printable(text)) : printable(text));
 }
 
 void warn_of_idle_keys(bool quiet, const Run& run, Caller* caller) {

@@ -6,6 +6,7 @@
 #include "hardware/keys/cluster_keys.h"
 #include "models/plan/keys/keys.h"
 #include "sim/base/assets.h"
+#include "sim/base/constants.h"
 
 namespace foretrain {
 namespace {
@@ -63,11 +64,32 @@ void say(Error& error, const std::string& known) {
   error.hint = known;
 }
 
+/// What `import` makes of an argument of Megatron-LM; "": nothing, or not the whole of a key.
+std::string argument_here(const std::string& name) {
+  static const Json table = load_constants("import/megatron-lm.json");
+  if (const Json* row = member(table, "rows").find(name)) {
+    const std::string to = *row->find("to")->string();
+    const Json* decides = member(table, "facts").find(to);
+    if (to.starts_with("model.")) return "; Megatron-LM's: here a key of the model's config.json";
+    return "; Megatron-LM's: here " + (decides != nullptr ? *decides->string() : to) +
+           ", which `foretrain import` writes";
+  }
+  const Json* why = member(table, "not_modelled").find(name);
+  return why == nullptr ? "" : "; Megatron-LM's: not modelled, " + *why->string();
+}
+
 void say_key(Error& error) {
   const std::string_view pointer = error.pointer;
   const std::string_view key = pointer.substr(pointer.rfind('/') + 1);
-  const auto ours = names_of_others().find(spelt(key));
-  if (ours == names_of_others().end() || !may_stand_for(pointer, key, ours->second)) return;
+  const std::string name = spelt(key);
+  const auto ours = names_of_others().find(name);
+  if (ours == names_of_others().end()) {
+    // Names of one word are too common to be Megatron-LM's.
+    const bool may = name.find('_') != std::string::npos && may_stand_for(pointer, key, "model");
+    const std::string here = may ? argument_here(name) : "";
+    return here.empty() ? void() : say(error, here);
+  }
+  if (!may_stand_for(pointer, key, ours->second)) return;
   say(error, "; here it is " + ours->second);
 }
 

@@ -8,6 +8,7 @@
 
 #include "models/plan/expert_plan.h"
 #include "models/plan/plan_sharding.h"
+#include "sim/base/assets.h"
 #include "tools/predict/defaults.h"
 
 namespace foretrain {
@@ -46,6 +47,42 @@ void note_model(Run& run) {
         "model.hidden_act other than silu: an MLP without a gate, as here; that " +
         ("of Hugging Face's " + type) + " keeps its gate");
   }
+}
+
+/// Positions that the file of a model states, which rotary ones may go beyond.
+void note_positions(Run& run) {
+  const Json* model = value_at(run.resolved, "/model");
+  if (model == nullptr) return;
+  const Json* named = model->string() != nullptr ? model : model->find("preset");
+  Json file = model->object() != nullptr ? *model : Json(Json::Object{});
+  if (file.find("max_position_embeddings") == nullptr && named != nullptr &&
+      named->string() != nullptr) {
+    const std::string path = "models/" + *named->string() + ".json";
+    const Result<Json> shipped = parse_json(find_asset(path), path);
+    if (shipped.ok() && shipped.value().object() != nullptr) file = shipped.value();
+  }
+  const Json* stated = file.find("max_position_embeddings");
+  const std::int64_t longest = run.plan.sequence_length;
+  if (stated == nullptr || !stated->is_number() || stated->number() <= 0) return;
+  if (static_cast<double>(longest) <= stated->number()) return;
+  run.notes.push_back("batch.sequence " + std::to_string(longest) +
+                      " is longer than the model's max_position_embeddings, " +
+                      dump_json(*stated, -1) + "; simulated all the same");
+}
+
+/// Layers that nobody laid out and that do not divide among the chunks of a pipeline.
+void note_layout(Run& run) {
+  const Plan& p = run.plan;
+  const std::int64_t chunks = p.chunks();
+  const std::int64_t layers = run.model.layers;
+  if (chunks < 2 || run.model.is_network() || run.model.is_encoder_decoder()) return;
+  if (layers % chunks == 0 || (layers + 2) % chunks == 0) return;
+  const Json* stated = value_at(run.resolved, "/parallel/pipeline_layout");
+  if (stated != nullptr && stated->array() != nullptr && !stated->array()->empty()) return;
+  run.notes.push_back(std::to_string(layers) + " layers do not divide by " +
+                      std::to_string(chunks) +
+                      " chunks (parallel.pipeline x parallel.virtual_pipeline): the shorter chunks "
+                      "stand first and last; Megatron-LM refuses such a run");
 }
 
 /// Precisions that the device has not, priced as if it had.
@@ -203,6 +240,8 @@ void note_limits(Run& run) {
         run.cluster.device.name + " needs is not known");
   }
   note_model(run);
+  note_positions(run);
+  note_layout(run);
   note_lacking(run);
   note_buckets(run);
   note_widened_buckets(run);

@@ -311,6 +311,21 @@ std::string count_text(std::int64_t count) {
   return count < 0 ? "-" + digits : digits;
 }
 
+std::string coloured(std::string text) {
+  constexpr std::string_view kEnd = "\x1b[0m";
+  constexpr std::pair<std::string_view, std::string_view> kAll[] = {
+      {"DOES NOT FIT", "\x1b[31m"}, {": fits", "\x1b[32m"}, {"\nNote:", "\x1b[33m"}};
+  for (const auto& [words, colour] : kAll) {
+    const std::size_t lead = words.find_first_not_of(": \n");
+    for (std::size_t at = text.find(words); at != std::string::npos;
+         at = text.find(words, at + words.size() + colour.size())) {
+      text.insert(at + words.size(), kEnd);
+      text.insert(at + lead, colour);
+    }
+  }
+  return text;
+}
+
 std::string text_report(const Run& run, const Prediction& p) {
   std::string out = run.name + "\n";
   out += wrapped(run.model.name + ", " + count_text(p.parameters) + " parameters, on " +

@@ -16,6 +16,8 @@ std::string text_report(const Run& run, const Prediction& prediction);
 /// same on every run of one version.
 Json json_report(const Run& run, const Prediction& prediction);
 
+/// A report with its verdict and notes in colour, as a terminal takes it.
+std::string coloured(std::string text);
 /// "12.3 ms", "4.56 s", "18.7 us".
 std::string seconds_text(double seconds);
 /// A number with thousands separated by commas.

@@ -177,6 +177,9 @@ PlanKeys gradient_type_keys() {
                              r.plan.units.quantized_reduction = v == 2;
                            })
           .fallback_to("fp32")
+          .value("bf16", "compute")
+          .value("fp16", "compute")
+          .value("float32", "fp32")
           .says("The type in which gradients are reduced; int4: those of units are exchanged in 4 "
                 "bits (ZeRO++).")
           .probe("compute", kSharded)
