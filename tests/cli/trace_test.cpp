@@ -125,7 +125,8 @@ TEST(Trace, WaitingStandsBesideTheTransfer) {
   const Timeline timeline = load_timeline(place.path("in/line.json").string()).value();
   std::size_t waits = 0;
   std::size_t written = 0;
-  for (const auto& [row, events] : drawn_rows(trace).events) {
+  const DrawnRows rows = drawn_rows(trace);
+  for (const auto& [row, events] : rows.events) {
     if (row.second == "schedule" || row.second == "host") continue;
     written += events.size();
     for (std::size_t i = 0; i < events.size(); ++i) {
@@ -150,7 +151,8 @@ TEST(Trace, HostRowHasDelaysAndLaunches) {
   const Workplace place;
   const Json trace = trace_of_run(place, {"host.data_us=2000"});
   const double step = event_number(*trace.find("otherData"), "step_us");
-  const auto& events = drawn_rows(trace).events.at({1, "host"});
+  const DrawnRows rows = drawn_rows(trace);
+  const auto& events = rows.events.at({1, "host"});
   int prepared = 0;
   int launched = 0;
   double last = 0;

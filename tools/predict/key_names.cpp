@@ -64,18 +64,32 @@ void say(Error& error, const std::string& known) {
   error.hint = known;
 }
 
-/// What `import` makes of an argument of Megatron-LM; "": nothing, or not the whole of a key.
+/// What `import` makes of another framework's argument; "": nothing, or not the whole of a key.
 std::string argument_here(const std::string& name) {
-  static const Json table = load_constants("import/megatron-lm.json");
-  if (const Json* row = member(table, "rows").find(name)) {
-    const std::string to = *row->find("to")->string();
-    const Json* decides = member(table, "facts").find(to);
-    if (to.starts_with("model.")) return "; Megatron-LM's: here a key of the model's config.json";
-    return "; Megatron-LM's: here " + (decides != nullptr ? *decides->string() : to) +
-           ", which `foretrain import` writes";
+  for (const Asset& asset : assets()) {
+    if (!asset.path.starts_with("import/")) continue;
+    const Result<Json> table = parse_json(asset.text, std::string(asset.path));
+    if (!table.ok()) continue;
+    const auto text_in = [&table](const char* list, const std::string& key) {
+      const Json* found = table.value().find(list);
+      found = found == nullptr ? nullptr : found->find(key);
+      return found == nullptr || found->string() == nullptr ? "" : *found->string();
+    };
+    const std::string whose = "; " + member(table.value(), "framework").string()[0] + "'s: ";
+    const Json* row = table.value().find("rows");
+    row = row == nullptr ? nullptr : row->find(name);
+    if (row != nullptr) {
+      const std::string to = *row->find("to")->string();
+      if (to == "job.unused") continue;
+      if (to.starts_with("model.")) return whose + "here a key of the model's config.json";
+      const std::string decides = text_in("facts", to);
+      return whose + "here " + (decides.empty() ? to : decides) +
+             ", which `foretrain import` writes";
+    }
+    const std::string why = text_in("not_modelled", name);
+    if (!why.empty()) return whose + "not modelled, " + why;
   }
-  const Json* why = member(table, "not_modelled").find(name);
-  return why == nullptr ? "" : "; Megatron-LM's: not modelled, " + *why->string();
+  return "";
 }
 
 void say_key(Error& error) {
@@ -84,7 +98,7 @@ void say_key(Error& error) {
   const std::string name = spelt(key);
   const auto ours = names_of_others().find(name);
   if (ours == names_of_others().end()) {
-    // Names of one word are too common to be Megatron-LM's.
+    // Names of one word are too common to be anybody's.
     const bool may = name.find('_') != std::string::npos && may_stand_for(pointer, key, "model");
     const std::string here = may ? argument_here(name) : "";
     return here.empty() ? void() : say(error, here);

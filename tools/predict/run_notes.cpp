@@ -82,7 +82,7 @@ void note_layout(Run& run) {
   run.notes.push_back(std::to_string(layers) + " layers do not divide by " +
                       std::to_string(chunks) +
                       " chunks (parallel.pipeline x parallel.virtual_pipeline): the shorter chunks "
-                      "stand first and last; Megatron-LM refuses such a run");
+                      "stand first and last; some frameworks refuse such a run");
 }
 
 /// Precisions that the device has not, priced as if it had.
