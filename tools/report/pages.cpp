@@ -326,7 +326,7 @@ void add_campaign(Page& page, const CampaignTimeline& timeline) {
 
 std::string goodput_table_page(const Json& result) {
   Page page("Campaigns beside each other");
-  std::vector<std::vector<std::string>> rows;
+  std::vector<std::vector<Cell>> rows;
   std::vector<Dot> points;
   const Json* list = value_at(result, "/clusters");
   if (list != nullptr && list->array() != nullptr) {
@@ -336,15 +336,16 @@ std::string goodput_table_page(const Json& result) {
       const double days = number_of(row, "/days/mean");
       const double cost = number_of(row, "/cost");
       const double hours = number_of(row, "/gpu_hours");
-      rows.push_back({cluster, policy, seconds_text(number_of(row, "/step_time_s")), fixed(days, 2),
-                      fixed(number_of(row, "/days/p90"), 2),
-                      fixed(100 * number_of(row, "/ettr/mean"), 2), fixed(hours, 0),
-                      cost > 0 ? fixed(cost, 0) : "", fixed(number_of(row, "/energy_mwh"), 1)});
+      rows.push_back({cluster, policy, seconds(number_of(row, "/step_time_s")), plain(days, 2),
+                      plain(number_of(row, "/days/p90"), 2),
+                      percent_of(number_of(row, "/ettr/mean")), plain(hours, 0),
+                      cost > 0 ? Cell(plain(cost, 0)) : Cell(std::string()),
+                      plain(number_of(row, "/energy_mwh"), 1)});
       points.push_back({cost > 0 ? cost : hours, days, cluster + ", " + policy, false});
     }
   }
   page.table(
-      {"cluster", "policy", "step", "days", "90 % below", "ETTR %", "GPU-hours", "cost", "MWh"},
+      {"cluster", "policy", "step", "days", "90 % below", "ETTR", "GPU-hours", "cost", "MWh"},
       rows);
   page.heading("Days over cost");
   page.paragraph("Over GPU-hours where the RUN gives no price.");
@@ -352,7 +353,7 @@ std::string goodput_table_page(const Json& result) {
   const Json* refused = value_at(result, "/refused");
   if (refused != nullptr && refused->array() != nullptr && !refused->array()->empty()) {
     page.heading("Refused");
-    std::vector<std::vector<std::string>> why;
+    std::vector<std::vector<Cell>> why;
     for (const Json& one : *refused->array()) {
       why.push_back({text_at(one, "/cluster"), text_at(one, "/policy"), text_at(one, "/why")});
     }
