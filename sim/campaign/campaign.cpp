@@ -54,6 +54,7 @@ enum class CampaignEvent : std::uint8_t {
   kCopied,     ///< subject: the Loss that a checkpoint survives from now on
   kSlowBegin,  ///< subject: which process
   kSlowEnd,
+  kSlowFound,
   kDailyBegin,
   kDailyEnd,
 };
@@ -143,7 +144,10 @@ class Happenings {
   void begin_slow(std::int32_t which, Nanos now) {
     const auto at = static_cast<std::size_t>(which);
     ++x_active[at];
-    push(now + nanos(x_model.slow[at].lasts_s), CampaignEvent::kSlowEnd, which);
+    const SlowProcess& slow = x_model.slow[at];
+    const bool found = slow.found_s && *slow.found_s < slow.lasts_s;
+    push(now + nanos(found ? *slow.found_s : slow.lasts_s),
+         found ? CampaignEvent::kSlowFound : CampaignEvent::kSlowEnd, which);
     push_slow(now);
   }
   void end_slow(std::int32_t which) { --x_active[static_cast<std::size_t>(which)]; }
@@ -459,11 +463,15 @@ void Job::fail(std::size_t component, std::int32_t nodes, double repair_s, bool 
   const bool exposed = nodes > 0 && x_happenings.hits(x_policy->exposed(absent),
                                                       x_plan.fleet.nodes - x_nodes.missing);
   const RecoveryPlan& recovery = x_plan.recovery;
+  const std::vector<FailureProcess>& processes = x_plan.failures.processes;
+  const double detect_s = component < processes.size()
+                              ? processes[component].detect_s.value_or(recovery.detect_s)
+                              : recovery.detect_s;
   double back_s = repair_s;
   if (recovery.queue_s && (repair_s <= 0 || *recovery.queue_s < repair_s)) {
     back_s = *recovery.queue_s;
   }
-  const Nanos back = x_now + nanos(recovery.detect_s + recovery.diagnose_s + back_s);
+  const Nanos back = x_now + nanos(detect_s + recovery.diagnose_s + back_s);
   for (std::int32_t n = 0; n < nodes; ++n) x_happenings.push(back, CampaignEvent::kNodeBack);
   x_nodes.lost += nodes + x_nodes.need;
   x_nodes.need = 0;
@@ -482,7 +490,7 @@ void Job::fail(std::size_t component, std::int32_t nodes, double repair_s, bool 
   } else if (x_policy->redoes_step()) {
     x_progress.position = x_line.at_step(x_line.steps_before(x_progress.position));
   }
-  begin(Activity::kDetect, nanos(recovery.detect_s));
+  begin(Activity::kDetect, nanos(detect_s));
 }
 
 void Job::react() {
@@ -538,6 +546,13 @@ void Job::handle(const CampaignQueue::Event& event) {
       const std::size_t which = x_happenings.take_failure(event.at);
       const FailureProcess& process = x_plan.failures.processes[which];
       fail(which, process.nodes, process.repair_s, true);
+      break;
+    }
+    case CampaignEvent::kSlowFound: {
+      x_happenings.end_slow(event.subject);
+      const std::size_t as = x_plan.failures.slow[static_cast<std::size_t>(event.subject)].taken_as;
+      const FailureProcess& process = x_plan.failures.processes[as];
+      fail(as, process.nodes, process.repair_s, true);
       break;
     }
     case CampaignEvent::kTracedFailure: {

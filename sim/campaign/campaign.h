@@ -73,8 +73,9 @@ struct CampaignWork {
 struct FailureProcess {
   std::string component;
   double per_day = 0;
-  std::int32_t nodes = 0;  ///< that a failure takes out of the job
-  double repair_s = 0;     ///< until they are back, from the diagnosis on
+  std::int32_t nodes = 0;               ///< that a failure takes out of the job
+  double repair_s = 0;                  ///< until they are back, from the diagnosis on
+  std::optional<double> detect_s = {};  ///< in place of what holds for all components
 };
 
 /// One failure of a trace.
@@ -90,6 +91,10 @@ struct SlowProcess {
   double per_day = 0;
   double factor = 1;  ///< of a step's length
   double lasts_s = 0;
+  /// The slow unit is found after so long, if it is still slow, and fails then: the job stops and
+  /// goes on without it. `taken_as` is the process in the model that says what it takes out.
+  std::optional<double> found_s = {};
+  std::size_t taken_as = 0;
 };
 
 struct FailureModel {

@@ -25,6 +25,11 @@ constexpr Component kComponents[] = {
 
 std::int64_t at_least_one(std::int64_t count, std::int64_t of) { return (count + of - 1) / of; }
 
+void read_seconds(JsonReader& reader, const char* key, std::optional<double>& out) {
+  double seconds = 0;
+  if (reader.read(key, seconds, JsonReader::Range{0, kMostSeconds})) out = seconds;
+}
+
 Status read_component(const Json& json, const std::string& source, const std::string& pointer,
                       const JobUnits& job, const Component& component, FailureModel& out) {
   JsonReader reader(json, source, pointer);
@@ -35,6 +40,7 @@ Status read_component(const Json& json, const std::string& source, const std::st
   reader.require("per_unit_day", "failures of a unit in a day");
   reader.read("per_unit_day", per_unit_day, JsonReader::Range{0, kMostPerDay});
   reader.read("repair_s", process.repair_s, JsonReader::Range{0, kMostSeconds});
+  read_seconds(reader, "detect_s", process.detect_s);
   reader.read_enum("scope", scope, failure_scopes());
   FailureScope unit = scope;
   reader.read_enum("unit", unit, failure_scopes());
@@ -67,14 +73,27 @@ Status read_slow(const Json& json, const std::string& source, const std::string&
   reader.read("per_unit_day", per_unit_day, JsonReader::Range{0, kMostPerDay});
   reader.require("factor", "by how much a step takes longer");
   reader.read("factor", slow.factor, JsonReader::Range{1, 1000});
-  reader.require("lasts_s", "seconds until it is gone, or noticed and mended");
+  reader.require("lasts_s", "seconds until it is gone by itself");
   reader.read("lasts_s", slow.lasts_s, JsonReader::Range{0, kMostSeconds});
   reader.read_enum("unit", unit, failure_scopes());
+  read_seconds(reader, "found_s", slow.found_s);
+  double repair_s = 0;
+  if (reader.read("repair_s", repair_s, JsonReader::Range{0, kMostSeconds}) && !slow.found_s) {
+    reader.fail("repair_s", "goes with found_s: a slow unit that is never found is never mended");
+  }
   slow.per_day = per_unit_day * static_cast<double>(units_of(unit, job));
   constexpr double kMostSlowPerDay = 1e4;  // more would take long to simulate
   if (slow.per_day > kMostSlowPerDay) {
     reader.fail("per_unit_day", "found " + describe(Json(slow.per_day)) +
                                     " a day of all units, expected at most 10000");
+  }
+  if (slow.found_s) {
+    // Its own events are no failures; it is known when it is taken out.
+    const std::string number = out.slow.empty() ? "" : " " + std::to_string(out.slow.size() + 1);
+    FailureProcess taken{"slow" + number, 0, static_cast<std::int32_t>(nodes_of(unit, job)),
+                         repair_s, 0.0};
+    slow.taken_as = out.processes.size();
+    out.processes.push_back(std::move(taken));
   }
   out.slow.push_back(slow);
   return reader.finish();

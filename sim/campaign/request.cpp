@@ -282,6 +282,12 @@ CampaignKeys recovery_keys() {
           .says("Processes, communicators and compilation, without loading the checkpoint.")
           .probe("900"),
       open_number(
+          "campaign.recovery.start_ms_per_rank",
+          [](auto& r, double v) { r.start_per_rank_s = 1e-3 * v; }, 0, 1e6)
+          .fallback_to(0.0)
+          .says("What start_s grows by with every rank: communicators are set up one by one.")
+          .probe("500"),
+      open_number(
           "campaign.recovery.regroup_s", [](auto& r, double v) { r.regroup_s = v; }, 0,
           kLongestSeconds)
           .else_("start_s for `templates`, which bounds it; none for `redundant`")

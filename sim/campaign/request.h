@@ -60,6 +60,7 @@ struct CampaignRequest {
   std::optional<Json> reliability;  ///< a preset's name, a path, or an object
   SavingRequest saving;
   RecoveryPlan recovery;
+  double start_per_rank_s = 0;  ///< beside recovery.start_s
   std::int64_t spares = 0;
   std::optional<PolicyKind> policy;
   /// `wait` takes repairs of unknown length to be as long as the other policies do; no key.

@@ -659,6 +659,48 @@ TEST(Campaign, ASlowNodeSetsThePace) {
   EXPECT_NEAR(share(all, CampaignPart::kSlow) / share(all, CampaignPart::kProductive), 0.06, 1e-4);
 }
 
+// One slow-down a day of nodes that would be slow for weeks. Found after an hour each node is
+// replaced: it is slow for that hour, then it counts as a failure. Found later than it is gone it
+// is what it is where nobody looks.
+TEST(Campaign, ASlowNodeThatIsFoundIsReplaced) {
+  CampaignPlan plan = quiet_campaign();
+  plan.fleet.spares = 1000;
+  plan.fleet.policy = PolicyKind::kSpares;
+  plan.failures.slow = {{1, 2, 3e6}};
+  const CampaignOutcome never = simulate_campaign(plan, 1, 0);
+  plan.failures.processes.push_back({"slow", 0, 1, 3600, 0.0});
+  const std::size_t slow = plan.failures.processes.size() - 1;
+  plan.failures.slow[0].found_s = 4e6;
+  plan.failures.slow[0].taken_as = slow;
+  const CampaignOutcome late = simulate_campaign(plan, 1, 0);
+  EXPECT_EQ(late.wall(), never.wall());
+  EXPECT_EQ(late.failures[slow], 0);
+  plan.failures.slow[0].found_s = 3600;
+  const CampaignOutcome found = simulate_campaign(plan, 1, 0);
+  EXPECT_LT(found.wall(), never.wall());
+  ASSERT_GT(found.failures[slow], 0);
+  // An hour at half speed adds half an hour for each, no more where two overlap.
+  const double slow_s = seconds_in(found, CampaignPart::kSlow);
+  EXPECT_LE(slow_s, 1800.0 * static_cast<double>(found.failures[slow] + 1));
+  EXPECT_GT(slow_s, 0.5 * 1800.0 * static_cast<double>(found.failures[slow]));
+  // Finding sooner never makes a campaign longer by more than what is done again.
+  plan.failures.slow[0].found_s = 0;
+  EXPECT_EQ(seconds_in(simulate_campaign(plan, 1, 0), CampaignPart::kSlow), 0);
+}
+
+// A component whose failures are noticed late costs that much more, each.
+TEST(Campaign, ComponentsMayBeDetectedApart) {
+  CampaignPlan plan = failing_campaign(5);
+  plan.recovery.detect_s = 0;
+  const CampaignOutcome soon = simulate_campaign(plan, 1, 0);
+  for (FailureProcess& one : plan.failures.processes) one.detect_s = 100;
+  const CampaignOutcome late = simulate_campaign(plan, 1, 0);
+  plan.recovery.detect_s = 100;
+  for (FailureProcess& one : plan.failures.processes) one.detect_s.reset();
+  EXPECT_EQ(simulate_campaign(plan, 1, 0).wall(), late.wall());
+  EXPECT_GT(late.wall(), soon.wall());
+}
+
 TEST(Campaign, SomeHoursOfEveryDayAreSlow) {
   CampaignPlan plan = quiet_campaign();
   plan.saving.every_steps = 0;

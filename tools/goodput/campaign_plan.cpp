@@ -349,6 +349,8 @@ Status plan_interval(const Run& run, const SavingRequest& asked, Goodput& out) {
 
 Status plan_campaign(const Run& run, const CampaignRequest& request, Goodput& goodput) {
   goodput.plan.recovery = request.recovery;
+  goodput.plan.recovery.start_s +=
+      request.start_per_rank_s * static_cast<double>(run.cluster.accelerators);
   FT_TRY(plan_failures(run, request, goodput));
   FT_TRY(plan_work(run, request.work, goodput));
   goodput.checkpoint.bytes = checkpoint_bytes(run);

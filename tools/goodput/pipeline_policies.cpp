@@ -180,8 +180,8 @@ Status plan_templates(const Run& run, const CampaignRequest& request, Goodput& o
     fleet.pace.push_back(std::max(fleet.pace.back(), mixes[missing].step_s / step_s));
     fleet.pipelines.push_back(mixes[missing].count);
   }
-  fleet.pause_s =
-      request.regroup_s.value_or(request.recovery.start_s) + peer_copy_s(run, out.checkpoint.bytes);
+  fleet.pause_s = request.regroup_s.value_or(out.plan.recovery.start_s) +
+                  peer_copy_s(run, out.checkpoint.bytes);
   out.notes.push_back(
       "pipeline templates have " + sizes + " nodes, and the job goes on with down to " +
       std::to_string(fleet.nodes + 1 - static_cast<std::int64_t>(fleet.pace.size())) + " nodes");
