@@ -1,5 +1,6 @@
 #include "sim/base/printable.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -86,6 +87,59 @@ std::string shortened(std::string_view text, std::size_t most) {
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0U) == 0x80) --end;
   return printable_line(text.substr(0, end)) + "... (" + std::to_string(text.size() - end) +
          " more bytes)";
+}
+
+namespace {
+
+/// Characters of UTF-8: bytes that begin one.
+std::size_t characters_of(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0U) != 0x80;
+  }));
+}
+
+/// Without the spaces at its end.
+std::string_view stripped(std::string_view text) {
+  return text.substr(0, text.find_last_not_of(' ') + 1);
+}
+
+void fold_line(std::string_view line, std::size_t width, std::string& out) {
+  constexpr std::size_t kDeeper = 4;
+  const std::size_t first = std::min(line.find_first_not_of(' '), line.size());
+  std::string indent(std::min(first + kDeeper, width / 2), ' ');
+  bool broken = false;
+  while (characters_of(stripped(line)) + (broken ? indent.size() : 0) > width) {
+    const std::size_t room = width - (broken ? indent.size() : 0);
+    // The last space behind the line's own that leaves no more than there is room for, else the
+    // first.
+    std::size_t at = std::string_view::npos;
+    for (std::size_t space = line.find(' ', broken ? 0 : first); space != std::string_view::npos;
+         space = line.find(' ', space + 1)) {
+      if (at != std::string_view::npos && characters_of(line.substr(0, space)) > room) break;
+      at = space;
+    }
+    if (at == std::string_view::npos) break;
+    if (broken) out += indent;
+    out += stripped(line.substr(0, at));
+    out += '\n';
+    line.remove_prefix(std::min(line.find_first_not_of(' ', at), line.size()));
+    broken = true;
+  }
+  if (broken) out += indent;
+  out += stripped(line);
+}
+
+}  // namespace
+
+std::string folded(std::string_view text, std::size_t width) {
+  std::string out;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    fold_line(text.substr(at, end - at), std::max<std::size_t>(width, 1), out);
+    if (end < text.size()) out += '\n';
+    at = end + 1;
+  }
+  return out;
 }
 
 void warn(std::string_view text) {

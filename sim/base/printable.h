@@ -18,6 +18,10 @@ std::string printable_line(std::string_view text);
 /// `printable_line` of at most `most` bytes and what stands for the rest: "abc... (12 more bytes)".
 std::string shortened(std::string_view text, std::size_t most);
 
+/// `text` with lines of more than `width` characters broken at spaces. What follows a break stands
+/// four characters deeper than its line; a word that is too long stays whole.
+std::string folded(std::string_view text, std::size_t width);
+
 /// Prints "foretrain: TEXT" on stderr, `shortened` to 4,000 bytes: every message of the program.
 void warn(std::string_view text);
 

@@ -60,6 +60,27 @@ TEST(Printable, JsonMeansTheSame) {
   EXPECT_EQ(parse_json(text, "t").value(), json);
 }
 
+TEST(Printable, LinesAreFoldedToAWidth) {
+  EXPECT_EQ(folded("short\n  also short\n", 20), "short\n  also short\n");
+  EXPECT_EQ(folded("  one two three four\n", 12), "  one two\n      three\n      four\n");
+  EXPECT_EQ(folded("averyveryverylongword x", 8), "averyveryverylongword\n    x");
+  EXPECT_EQ(folded("          deep words here", 12), "          deep\n      words\n      here");
+  // Characters count, not bytes; spaces at an end never make a line longer.
+  EXPECT_EQ(folded("\xe2\x96\x88\xe2\x96\x88\xe2\x96\x88 a b", 7),
+            "\xe2\x96\x88\xe2\x96\x88\xe2\x96\x88 a b");
+  EXPECT_EQ(folded("abc   \n", 3), "abc\n");
+  EXPECT_EQ(folded("", 5), "");
+  for (std::size_t width = 1; width < 60; ++width) {
+    const std::string text = "  step  12.0 s   parallel.tensor=4 and more words than fit\n\n  end";
+    std::string words = folded(text, width);
+    std::string whole = text;
+    const auto blank = [](char c) { return c == ' ' || c == '\n'; };
+    std::erase_if(words, blank);
+    std::erase_if(whole, blank);
+    EXPECT_EQ(words, whole) << width;
+  }
+}
+
 // What a document holds is quoted in messages, of which it decides neither the length nor more.
 TEST(Printable, MessagesOfParsersAreShortAndPlain) {
   const auto message = [](const std::string& text) {

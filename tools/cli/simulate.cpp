@@ -1,5 +1,7 @@
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -20,9 +22,16 @@ namespace foretrain {
 
 Status print(bool quiet, const std::string& text) {
   if (quiet) return ok_status();
+  if (isatty(STDOUT_FILENO) == 0) return write_output("-", printable(text));
   const char* const plain = std::getenv("NO_COLOR");  // no-color.org
-  const bool colours = isatty(STDOUT_FILENO) != 0 && (plain == nullptr || *plain == '\0');
-  return write_output("-", colours ? coloured(printable(text)) : printable(text));
+  const bool colours = plain == nullptr || *plain == '\0';
+  winsize window = {};
+  constexpr std::size_t kLeast = 40;  // tables that are broken more often cannot be read
+  std::string out = printable(text);
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0) {
+    out = folded(out, std::max<std::size_t>(kLeast, window.ws_col));
+  }
+  return write_output("-", colours ? coloured(std::move(out)) : out);
 }
 
 void warn_of_idle_keys(bool quiet, const Run& run, Caller* caller) {
